@@ -1,0 +1,73 @@
+// Comm: a group of ranks that exchange bytes. The only way ranks talk.
+//
+// Implementations: mpi_comm (Open MPI, the only file that includes <mpi.h>) and
+// local_comm (N ranks = N threads of one process, for tests). Collectives are
+// called by every rank of the group in the same order. No global state: a Comm
+// can be destroyed and a new one made.
+//
+// Threads: one thread at a time uses a Comm. Reductions are deterministic: for
+// a given group size and element count the result has the same bits every time
+// and on every rank.
+//
+// Errors: a dead peer is not reported (Open MPI 4.1 cannot); the daemon ends
+// the whole rank set instead. Sizes that differ between ranks are a
+// programmer's error.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "proto/base/status.h"
+
+namespace remesh::comm {
+
+enum class Op { kSum, kMax, kMin };
+
+// A non-blocking operation under way. wait() returns once the buffers are the
+// caller's again; test() progresses it and says whether it is done. Destroying
+// an unfinished request waits.
+class Request {
+ public:
+  virtual ~Request() = default;
+  virtual void wait() = 0;
+  virtual bool test() = 0;
+};
+using RequestPtr = std::unique_ptr<Request>;
+
+class Comm {
+ public:
+  virtual ~Comm() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual void barrier() = 0;
+  virtual void broadcast(std::span<std::byte> data, int root) = 0;
+  // In place, element-wise over the group.
+  virtual void all_reduce(std::span<float> data, Op op) = 0;
+  virtual void all_reduce(std::span<double> data, Op op) = 0;
+  virtual void all_reduce(std::span<int64_t> data, Op op) = 0;
+  // Every rank's `mine` (same length) concatenated by rank into `all`.
+  virtual void all_gather(std::span<const std::byte> mine,
+                          std::span<std::byte> all) = 0;
+  // `mine` (length n) = rank's n-element part of the sum over ranks of `all`
+  // (length n * size()).
+  virtual void reduce_scatter(std::span<const float> all,
+                              std::span<float> mine) = 0;
+  virtual void send(std::span<const std::byte> data, int to, int tag) = 0;
+  virtual void recv(std::span<std::byte> data, int from, int tag) = 0;
+
+  // Non-blocking; the buffers must stay until wait().
+  virtual RequestPtr start_all_reduce(std::span<float> data, Op op) = 0;
+  virtual RequestPtr start_send(std::span<const std::byte> data, int to,
+                                int tag) = 0;
+  virtual RequestPtr start_recv(std::span<std::byte> data, int from,
+                                int tag) = 0;
+
+  // The sub-group of ranks that give the same color, ordered by (key, rank).
+  // color < 0: this rank gets nullptr.
+  virtual std::unique_ptr<Comm> split(int color, int key) = 0;
+};
+
+}  // namespace remesh::comm

@@ -1,0 +1,74 @@
+#include "parallel/geometry/layout.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <set>
+
+namespace remesh::geometry {
+
+Coord Layout::coord(int rank) const {
+  CHECK(rank >= 0 && rank < world());
+  Coord c;
+  c.tp = rank % tp;
+  rank /= tp;
+  c.cp = rank % cp;
+  rank /= cp;
+  c.dp = rank % dp;
+  c.pp = rank / dp;
+  return c;
+}
+
+int Layout::rank(const Coord& c) const {
+  CHECK(c.dp >= 0 && c.dp < dp && c.pp >= 0 && c.pp < pp);
+  CHECK(c.tp >= 0 && c.tp < tp && c.cp >= 0 && c.cp < cp);
+  return ((c.pp * dp + c.dp) * cp + c.cp) * tp + c.tp;
+}
+
+std::string Layout::to_string() const {
+  std::string out = fmt::format("dp{},pp{},tp{}", dp, pp, tp);
+  if (cp != 1) out += fmt::format(",cp{}", cp);
+  return out;
+}
+
+Result<Layout> Layout::parse(std::string_view text) {
+  const auto fail = [&](const std::string& why) {
+    return invalid_argument(fmt::format(
+        "layout '{}': {}; write axes dp, pp, tp, cp with degrees 1 to 65536, "
+        "like dp2,pp2,tp2",
+        text, why));
+  };
+  Layout layout;
+  std::set<std::string_view> seen;
+  std::string_view rest = text;
+  while (true) {
+    const size_t comma = rest.find(',');
+    const std::string_view part = rest.substr(0, comma);
+    if (part.size() < 3) return fail(fmt::format("'{}' is no axis", part));
+    const std::string_view axis = part.substr(0, 2);
+    int degree = 0;
+    const auto [end, error] = std::from_chars(
+        part.data() + 2, part.data() + part.size(), degree);
+    if (error != std::errc() || end != part.data() + part.size() ||
+        degree < 1 || degree > 65536)
+      return fail(fmt::format("bad degree in '{}'", part));
+    if (!seen.insert(axis).second)
+      return fail(fmt::format("axis '{}' twice", axis));
+    if (axis == "dp") {
+      layout.dp = degree;
+    } else if (axis == "pp") {
+      layout.pp = degree;
+    } else if (axis == "tp") {
+      layout.tp = degree;
+    } else if (axis == "cp") {
+      layout.cp = degree;
+    } else {
+      return fail(fmt::format("unknown axis '{}'", axis));
+    }
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return layout;
+}
+
+}  // namespace remesh::geometry

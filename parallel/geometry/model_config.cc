@@ -1,0 +1,49 @@
+#include "parallel/geometry/model_config.h"
+
+#include <fmt/format.h>
+
+namespace remesh::geometry {
+
+Status ModelConfig::validate() const {
+  const struct {
+    const char* name;
+    int64_t value;
+  } sizes[] = {{"dim", dim},
+               {"n_layers", n_layers},
+               {"n_heads", n_heads},
+               {"n_kv_heads", n_kv_heads},
+               {"hidden_dim", hidden_dim},
+               {"vocab_size", vocab_size}};
+  for (const auto& s : sizes)
+    if (s.value < 1 || s.value > (int64_t{1} << 31))
+      return invalid_argument(fmt::format(
+          "model.{} = {}: must be from 1 to 2^31", s.name, s.value));
+  if (dim % n_heads != 0)
+    return invalid_argument(fmt::format(
+        "model.n_heads = {}: must divide model.dim = {}", n_heads, dim));
+  if (head_dim() % 2 != 0)
+    return invalid_argument(fmt::format(
+        "model.dim / model.n_heads = {}: rotary embedding needs an even head "
+        "size",
+        head_dim()));
+  if (n_heads % n_kv_heads != 0)
+    return invalid_argument(
+        fmt::format("model.n_kv_heads = {}: must divide model.n_heads = {}",
+                    n_kv_heads, n_heads));
+  if (!(norm_eps > 0) || !(norm_eps < 1))
+    return invalid_argument(
+        fmt::format("model.norm_eps = {}: must be in (0, 1)", norm_eps));
+  if (!(rope_theta > 1))
+    return invalid_argument(
+        fmt::format("model.rope_theta = {}: must be above 1", rope_theta));
+  if (rope_scaled &&
+      (!(rope_scaling.factor >= 1) || !(rope_scaling.low_freq_factor > 0) ||
+       !(rope_scaling.high_freq_factor > rope_scaling.low_freq_factor) ||
+       rope_scaling.original_max_position < 1))
+    return invalid_argument(
+        "model.rope_scaling: needs factor >= 1, 0 < low_freq_factor < "
+        "high_freq_factor, original_max_position >= 1");
+  return ok_status();
+}
+
+}  // namespace remesh::geometry

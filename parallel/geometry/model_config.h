@@ -1,0 +1,44 @@
+// ModelConfig: the sizes of a Llama model, as one plain value.
+//
+// Field names follow torchtitan's ModelArgs; the golden files and checkpoints
+// use the Hugging Face names given beside each.
+#pragma once
+
+#include <cstdint>
+
+#include "proto/base/status.h"
+
+namespace remesh::geometry {
+
+// Frequency scaling of Llama 3.1 ("rope_type": "llama3" in Hugging Face).
+struct RopeScaling {
+  double factor = 8.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position = 8192;
+  friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
+};
+
+struct ModelConfig {
+  int64_t dim = 0;         // hidden_size
+  int64_t n_layers = 0;    // num_hidden_layers
+  int64_t n_heads = 0;     // num_attention_heads
+  int64_t n_kv_heads = 0;  // num_key_value_heads
+  int64_t hidden_dim = 0;  // intermediate_size
+  int64_t vocab_size = 0;
+  double norm_eps = 1e-5;       // rms_norm_eps
+  double rope_theta = 10000.0;  // rope_theta
+  bool tie_embeddings = false;  // tie_word_embeddings
+  bool rope_scaled = false;     // rope_scaling present, rope_type llama3
+  RopeScaling rope_scaling;
+
+  int64_t head_dim() const { return dim / n_heads; }
+  int64_t kv_dim() const { return n_kv_heads * head_dim(); }
+  friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
+
+  // Names the field, its value and what is allowed: positive sizes, n_heads
+  // divides dim, n_kv_heads divides n_heads, head_dim even.
+  Status validate() const;
+};
+
+}  // namespace remesh::geometry

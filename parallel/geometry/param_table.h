@@ -1,0 +1,87 @@
+// ParamTable: every parameter of the model, once. The single source for
+// allocation, initialisation, sharding, gradients, optimizer, checkpoint,
+// resharding and the memory estimate. Independent of any mesh.
+//
+// The canonical flat order is the order of the table: parameter i occupies
+// elements [offset(i), offset(i) + numel(i)) of a flat fp32 vector of
+// num_elements(). With tied embeddings there is no lm_head entry.
+//
+// Names and shapes are Hugging Face's for Llama: a linear layer's weight is
+// (out_features, in_features), row-major; q/k rows in half-split rotary order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "parallel/geometry/model_config.h"
+
+namespace remesh::geometry {
+
+enum class Init { kNormal, kOnes };
+
+// How tensor parallelism splits a parameter (Shoeybi et al. 2019).
+enum class TensorSplit {
+  kNone,     // replicated (norms)
+  kRows,     // dim 0: column-parallel linear (q, k, v, gate, up), embedding
+  kColumns,  // dim 1: row-parallel linear (o, down)
+};
+
+// Where in the model a parameter stands.
+enum class Role {
+  kEmbedding,
+  kInputNorm,
+  kQuery,
+  kKey,
+  kValue,
+  kOutput,
+  kPostNorm,
+  kGate,
+  kUp,
+  kDown,
+  kFinalNorm,
+  kHead,
+};
+
+struct ParamSpec {
+  std::string name;
+  std::vector<int64_t> shape;  // whole, 1 or 2 dims
+  Role role = Role::kEmbedding;
+  int64_t layer = -1;  // 0..n_layers-1 for block parameters, else -1
+  TensorSplit split = TensorSplit::kNone;
+  int64_t split_unit = 1;  // elements along the split dim that stay together
+                           // (head_dim for q, k, v, o; else 1)
+  Init init = Init::kNormal;
+  double init_std = 0.02;
+  bool decay = true;  // weight decay: tensors of two dims only
+  int64_t numel() const;
+};
+
+class ParamTable {
+ public:
+  // REQUIRES: config.validate().ok(). Order: embedding, then layer by layer
+  // (input norm, q, k, v, o, post norm, gate, up, down), final norm, head.
+  static ParamTable llama(const ModelConfig& config);
+
+  const ModelConfig& config() const { return config_; }
+  size_t size() const { return specs_.size(); }
+  const ParamSpec& operator[](size_t i) const { return specs_[i]; }
+  const std::vector<ParamSpec>& specs() const { return specs_; }
+  int64_t offset(size_t i) const { return offsets_[i]; }
+  int64_t num_elements() const { return offsets_.back(); }
+  // Index of the parameter with that role (and layer), or -1.
+  int find(Role role, int64_t layer = -1) const;
+  int find(const std::string& name) const;
+  // The parameter that holds flat element e, 0 <= e < num_elements().
+  size_t param_at(int64_t e) const;
+
+  // Initial value of element e of parameter i: a function of (seed, name, e).
+  float initial_value(uint64_t seed, size_t i, int64_t e) const;
+
+ private:
+  ModelConfig config_;
+  std::vector<ParamSpec> specs_;
+  std::vector<int64_t> offsets_;  // size() + 1 entries
+};
+
+}  // namespace remesh::geometry

@@ -1,0 +1,76 @@
+// Structured logging on spdlog: one line an event, "event key=value ...".
+//
+// A Logger is an object that its owner passes down; there is no global one.
+// Values with spaces, quotes or '=' are quoted. Thread-safe.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace spdlog {
+class logger;
+}
+
+namespace remesh {
+
+enum class LogLevel { kDebug, kInfo, kWarn, kError };
+
+struct LogOptions {
+  std::string name;             // program, e.g. "worker a"
+  std::string path;             // file, rotated; empty: none
+  size_t max_bytes = 16 << 20;  // a file, before it is rotated
+  size_t max_files = 4;
+  bool to_stderr = false;
+  LogLevel level = LogLevel::kInfo;
+};
+
+// One key=value of a log line.
+struct Kv {
+  template <typename T>
+    requires requires(const T& v) { fmt::format("{}", v); }
+  Kv(std::string_view k, const T& v) : key(k), value(fmt::format("{}", v)) {}
+  std::string_view key;
+  std::string value;
+};
+
+// "event k=v k=\"v v\"": the form of every log line.
+std::string format_event(std::string_view event, const std::vector<Kv>& kvs);
+
+class Logger {
+ public:
+  // Fails when the file cannot be opened.
+  static Result<std::shared_ptr<Logger>> open(const LogOptions& options);
+  // Discards everything; for tests and tools.
+  static std::shared_ptr<Logger> null();
+  ~Logger();
+
+  void log(LogLevel level, std::string_view event,
+           const std::vector<Kv>& kvs = {});
+  void debug(std::string_view e, const std::vector<Kv>& kvs = {}) {
+    log(LogLevel::kDebug, e, kvs);
+  }
+  void info(std::string_view e, const std::vector<Kv>& kvs = {}) {
+    log(LogLevel::kInfo, e, kvs);
+  }
+  void warn(std::string_view e, const std::vector<Kv>& kvs = {}) {
+    log(LogLevel::kWarn, e, kvs);
+  }
+  void error(std::string_view e, const std::vector<Kv>& kvs = {}) {
+    log(LogLevel::kError, e, kvs);
+  }
+  void flush();
+
+ private:
+  Logger() = default;
+  std::shared_ptr<spdlog::logger> impl_;
+};
+
+}  // namespace remesh

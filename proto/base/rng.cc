@@ -1,0 +1,45 @@
+#include "proto/base/rng.h"
+
+#include <Random123/philox.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace remesh {
+
+std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_hi,
+                               uint64_t counter_lo) {
+  using Rng = r123::Philox4x32;
+  const Rng::ctr_type c = {{static_cast<uint32_t>(counter_lo),
+                            static_cast<uint32_t>(counter_lo >> 32),
+                            static_cast<uint32_t>(counter_hi),
+                            static_cast<uint32_t>(counter_hi >> 32)}};
+  const Rng::key_type k = {
+      {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)}};
+  const Rng::ctr_type r = Rng()(c, k);
+  return {r[0], r[1], r[2], r[3]};
+}
+
+uint64_t random_u64(uint64_t key, uint64_t stream, uint64_t index) {
+  const auto r = philox(key, stream, index);
+  return (uint64_t{r[1]} << 32) | r[0];
+}
+
+float random_normal(uint64_t key, uint64_t stream, uint64_t index) {
+  // Two normals from a block; even elements take the cosine branch.
+  const auto r = philox(key, stream, index / 2);
+  const double u1 = (static_cast<double>(r[0]) + 1.0) / 4294967297.0;
+  const double u2 = static_cast<double>(r[1]) / 4294967296.0;
+  const double radius = std::sqrt(-2.0 * std::log(u1));
+  const double angle = 2.0 * std::numbers::pi * u2;
+  return static_cast<float>(
+      radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
+}
+
+uint64_t hash64(std::string_view text) {
+  return XXH3_64bits(text.data(), text.size());
+}
+
+}  // namespace remesh

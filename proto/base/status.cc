@@ -1,0 +1,57 @@
+#include "proto/base/status.h"
+
+#include <cerrno>
+#include <cstring>
+
+namespace remesh {
+
+const char* code_name(Code code) {
+  switch (code) {
+    case Code::kOk: return "ok";
+    case Code::kInvalidArgument: return "invalid_argument";
+    case Code::kNotFound: return "not_found";
+    case Code::kAlreadyExists: return "already_exists";
+    case Code::kCorrupt: return "corrupt";
+    case Code::kIo: return "io";
+    case Code::kUnavailable: return "unavailable";
+    case Code::kExhausted: return "exhausted";
+    case Code::kCancelled: return "cancelled";
+    case Code::kInternal: return "internal";
+  }
+  return "unknown";
+}
+
+std::string Status::to_string() const {
+  if (ok()) return "ok";
+  return std::string(code_name(code_)) + ": " + message_;
+}
+
+Status Status::with_context(const std::string& context) const {
+  if (ok()) return *this;
+  return {code_, context + ": " + message_};
+}
+
+Status invalid_argument(std::string m) {
+  return {Code::kInvalidArgument, std::move(m)};
+}
+Status not_found(std::string m) { return {Code::kNotFound, std::move(m)}; }
+Status already_exists(std::string m) {
+  return {Code::kAlreadyExists, std::move(m)};
+}
+Status corrupt(std::string m) { return {Code::kCorrupt, std::move(m)}; }
+Status io_error(std::string m) { return {Code::kIo, std::move(m)}; }
+Status errno_error(const std::string& what, int err) {
+  const Code code = err == ENOENT                    ? Code::kNotFound
+                    : err == EEXIST                  ? Code::kAlreadyExists
+                    : err == ENOSPC || err == ENOMEM ? Code::kExhausted
+                                                     : Code::kIo;
+  return {code, what + ": " + std::strerror(err)};
+}
+Status unavailable(std::string m) {
+  return {Code::kUnavailable, std::move(m)};
+}
+Status exhausted(std::string m) { return {Code::kExhausted, std::move(m)}; }
+Status cancelled(std::string m) { return {Code::kCancelled, std::move(m)}; }
+Status internal(std::string m) { return {Code::kInternal, std::move(m)}; }
+
+}  // namespace remesh

@@ -1,0 +1,26 @@
+// Small pure helpers for text that people read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace remesh {
+
+// The candidate with the smallest edit distance to `word`, or "" when none is
+// near (distance over a third of the word's length, at least 2).
+std::string nearest_name(std::string_view word,
+                         const std::vector<std::string>& candidates);
+
+// "a, b, c".
+std::string join(const std::vector<std::string>& parts,
+                 std::string_view separator = ", ");
+
+// "1.5 GiB".
+std::string format_bytes(uint64_t bytes);
+
+// "2h05m", "3m20s", "4.2s".
+std::string format_duration(double seconds);
+
+}  // namespace remesh
