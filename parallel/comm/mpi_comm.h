@@ -1,0 +1,56 @@
+// mpi_comm: Comm over Open MPI. mpi_comm.cc and mpi_world.cc are the only
+// files that include <mpi.h>.
+//
+// One MpiWorld a process: MPI cannot be initialised twice. All of its Comms
+// are used, and finalize() called, by the thread that made it
+// (MPI_THREAD_FUNNELED).
+//
+// Reductions: see reduce_order.h for the order in which ranks are added.
+//
+// Progress: Open MPI has no progress thread. A non-blocking operation moves
+// while some call of this library runs, so computing code calls
+// Request::test() now and then (every few hundred microseconds is plenty);
+// without it most of the work is done inside wait().
+//
+// Errors inside MPI end the process (MPI_ERRORS_ARE_FATAL): there is nothing a
+// rank could still do in a broken world; its worker sees the exit.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "parallel/comm/comm.h"
+#include "proto/base/status.h"
+
+namespace remesh::comm {
+
+struct MpiExpect {
+  int size = -1;  // ranks the mesh has; -1: any
+  int rank = -1;  // this process's rank; -1: any
+};
+
+class MpiWorld {
+ public:
+  // Initialises MPI, or finds that the world is not the one expected ("world
+  // of 1, expected 4": MPI that finds no launcher silently starts a world of
+  // its own). On failure MPI is finalised again where that can be done
+  // without waiting for peers.
+  static Result<std::unique_ptr<MpiWorld>> init(const MpiExpect& expect);
+
+  // Finalises when finalize() was not called. REQUIRES: its Comms are gone.
+  virtual ~MpiWorld() = default;
+
+  // The group of all ranks; owned by this object.
+  virtual Comm& world() = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Collective; waits for every rank. After it no Comm may be used.
+  virtual void finalize() = 0;
+  // Ends all ranks of the world at once, this one with `exit_code`. Does not
+  // return. The message goes to stderr.
+  [[noreturn]] virtual void abort(int exit_code,
+                                  const std::string& message) = 0;
+};
+
+}  // namespace remesh::comm

@@ -1,0 +1,73 @@
+// deal_mesh: which mesh a job gets from the slots there are, and which worker
+// runs which rank. A pure function: the same request in any order of its
+// workers gives the same deal.
+//
+// Ranks of one tensor-parallel group talk most, so they are put on one host
+// where that can be done; a worker's ranks are contiguous as far as possible.
+// A worker that had a place in the previous mesh of the same size gets the
+// same ranks back, so that its state in memory serves again and only what
+// really left moves.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "parallel/geometry/layout.h"
+#include "proto/base/status.h"
+
+namespace remesh::planner {
+
+// What one live worker offers. cores is the worker's view of its host, so
+// workers of one host share them; ranks of the host divide them.
+struct WorkerSlots {
+  std::string worker;  // unique name
+  std::string host;
+  int slots = 0;
+  int cores = 0;
+};
+
+// Degrees of the mesh; -1 means "choose".
+struct Degrees {
+  int dp = -1;
+  int tp = -1;
+  int pp = -1;
+  int cp = -1;
+};
+
+// One rank's place.
+struct RankPlace {
+  int rank = 0;
+  std::string worker;
+  int local_slot = 0;  // 0 .. slots-1 of that worker, each at most once
+  int threads = 1;     // compute threads the rank may use
+  friend bool operator==(const RankPlace&, const RankPlace&) = default;
+};
+
+struct DealRequest {
+  std::vector<WorkerSlots> workers;
+  Degrees degrees;
+  int64_t microbatches = 1;  // of one global batch
+  int min_slots = 1;         // refuse a smaller mesh
+  int max_slots = -1;        // use no more; -1: no limit
+  // The previous generation's places, for stability; may be empty, and may
+  // name workers that are gone.
+  std::vector<RankPlace> previous;
+  // The largest degrees that trainers can run; -1: any.
+  Degrees executable = {.dp = -1, .tp = 1, .pp = 1, .cp = 1};
+};
+
+struct Deal {
+  geometry::Layout layout;
+  std::vector<RankPlace> ranks;  // by rank, world() of them
+  int spares = 0;                // slots left unused
+  std::string reason;            // one line for people
+};
+
+// Fails: invalid_argument when the request can never be met (bad degrees,
+// a degree above `executable`, two workers of one name, dp above the number of
+// microbatches, max_slots below min_slots), exhausted when there are too few
+// slots now.
+Result<Deal> deal_mesh(const DealRequest& request);
+
+}  // namespace remesh::planner
