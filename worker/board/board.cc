@@ -1,0 +1,204 @@
+#include "worker/board/board.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+namespace remesh::board {
+namespace {
+
+constexpr uint64_t kMagic = 0x31645242686d6572ULL;  // "remhBRd1"
+constexpr size_t kRing = 4096;
+constexpr size_t kText = 2048;
+
+// Text with a version: odd while it is being written.
+struct Text {
+  std::atomic<uint32_t> version{0};
+  std::atomic<uint32_t> length{0};
+  std::array<std::atomic<char>, kText> data{};
+
+  void write(std::string_view s) {
+    version.fetch_add(1, std::memory_order_acq_rel);
+    const size_t n = std::min(s.size(), kText);
+    for (size_t i = 0; i < n; ++i)
+      data[i].store(s[i], std::memory_order_relaxed);
+    length.store(static_cast<uint32_t>(n), std::memory_order_relaxed);
+    version.fetch_add(1, std::memory_order_release);
+  }
+  std::string read() const {
+    // A writer that died half way leaves an odd version: then what is there
+    // is better than nothing.
+    for (int tries = 0;; ++tries) {
+      const uint32_t before = version.load(std::memory_order_acquire);
+      std::string out(
+          std::min<size_t>(length.load(std::memory_order_relaxed), kText),
+          '\0');
+      for (size_t i = 0; i < out.size(); ++i)
+        out[i] = data[i].load(std::memory_order_relaxed);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if ((before % 2 == 0 && before == version.load()) || tries == 3)
+        return out;
+    }
+  }
+};
+
+}  // namespace
+
+struct Board::Page {
+  uint64_t magic = kMagic;
+  int64_t generation = 0;
+  int32_t rank = 0;
+  std::atomic<uint32_t> phase{0};
+  std::atomic<uint64_t> progress{0};
+  std::atomic<int64_t> step{0};
+  std::atomic<int64_t> microbatch{0};
+  std::atomic<int64_t> committed_step{-1};
+  std::atomic<int64_t> checkpoint_step{-1};
+  std::atomic<int64_t> refused_stops{0};
+  std::atomic<uint32_t> request{0};
+  std::atomic<int64_t> checkpoint_request{0};
+  std::atomic<int64_t> daemon_beat_ms{0};
+  std::atomic<uint64_t> ring_head{0};  // next to write
+  std::atomic<uint64_t> ring_tail{0};  // next to read
+  Text error;
+  Text checkpoint_error;
+  std::array<StepRecord, kRing> ring{};
+};
+
+const char* phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::kStarting: return "starting";
+    case Phase::kConnecting: return "connecting";
+    case Phase::kRestoring: return "restoring";
+    case Phase::kCompute: return "compute";
+    case Phase::kReduce: return "reduce";
+    case Phase::kUpdate: return "update";
+    case Phase::kValidate: return "validate";
+    case Phase::kCheckpoint: return "checkpoint";
+    case Phase::kStopping: return "stopping";
+    case Phase::kEnded: return "ended";
+  }
+  return "unknown";
+}
+
+Result<std::unique_ptr<Board>> Board::create(int64_t generation, int rank) {
+  const int fd = memfd_create("remesh-board", MFD_CLOEXEC);
+  if (fd < 0) return errno_error("board: memfd_create", errno);
+  if (ftruncate(fd, sizeof(Page)) != 0) {
+    const int err = errno;
+    close(fd);
+    return errno_error("board: ftruncate", err);
+  }
+  void* p = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
+                 fd, 0);
+  if (p == MAP_FAILED) {
+    const int err = errno;
+    close(fd);
+    return errno_error("board: mmap", err);
+  }
+  Page* page = new (p) Page;
+  page->generation = generation;
+  page->rank = rank;
+  return std::unique_ptr<Board>(new Board(fd, page));
+}
+
+Result<std::unique_ptr<Board>> Board::open(int fd) {
+  struct stat st {};
+  if (fstat(fd, &st) != 0) return errno_error("board: fstat", errno);
+  if (st.st_size != static_cast<off_t>(sizeof(Page)))
+    return invalid_argument("board: descriptor has another size: daemon and "
+                            "trainer are of different versions");
+  void* p = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
+                 fd, 0);
+  if (p == MAP_FAILED) return errno_error("board: mmap", errno);
+  Page* page = static_cast<Page*>(p);
+  if (page->magic != kMagic) {
+    munmap(p, sizeof(Page));
+    return invalid_argument("board: wrong magic: daemon and trainer are of "
+                            "different versions");
+  }
+  return std::unique_ptr<Board>(new Board(fd, page));
+}
+
+Board::~Board() {
+  munmap(page_, sizeof(Page));
+  close(fd_);
+}
+
+int64_t Board::generation() const { return page_->generation; }
+int Board::rank() const { return page_->rank; }
+
+void Board::set_phase(Phase phase) {
+  page_->phase.store(static_cast<uint32_t>(phase));
+  tick();
+}
+void Board::set_step(int64_t step) { page_->step.store(step); }
+void Board::set_microbatch(int64_t microbatch) {
+  page_->microbatch.store(microbatch);
+  tick();
+}
+void Board::tick() { page_->progress.fetch_add(1); }
+void Board::commit_step(int64_t step) {
+  page_->committed_step.store(step);
+  tick();
+}
+void Board::set_checkpoint_step(int64_t step) {
+  page_->checkpoint_step.store(step);
+}
+void Board::refuse_stop() { page_->refused_stops.fetch_add(1); }
+void Board::set_error(std::string_view text) { page_->error.write(text); }
+void Board::set_checkpoint_error(std::string_view text) {
+  page_->checkpoint_error.write(text);
+}
+
+bool Board::push_step(const StepRecord& record) {
+  const uint64_t head = page_->ring_head.load(std::memory_order_relaxed);
+  if (head - page_->ring_tail.load(std::memory_order_acquire) >= kRing)
+    return false;
+  page_->ring[head % kRing] = record;
+  page_->ring_head.store(head + 1, std::memory_order_release);
+  return true;
+}
+
+uint32_t Board::request() const { return page_->request.load(); }
+int64_t Board::checkpoint_request() const {
+  return page_->checkpoint_request.load();
+}
+int64_t Board::daemon_beat_ms() const { return page_->daemon_beat_ms.load(); }
+
+Snapshot Board::snapshot() const {
+  Snapshot s;
+  s.phase = static_cast<Phase>(page_->phase.load());
+  s.progress = page_->progress.load();
+  s.step = page_->step.load();
+  s.microbatch = page_->microbatch.load();
+  s.committed_step = page_->committed_step.load();
+  s.checkpoint_step = page_->checkpoint_step.load();
+  s.refused_stops = page_->refused_stops.load();
+  s.error = page_->error.read();
+  s.checkpoint_error = page_->checkpoint_error.read();
+  return s;
+}
+
+std::vector<StepRecord> Board::pop_steps() {
+  std::vector<StepRecord> out;
+  uint64_t tail = page_->ring_tail.load(std::memory_order_relaxed);
+  const uint64_t head = page_->ring_head.load(std::memory_order_acquire);
+  for (; tail != head && out.size() < kRing; ++tail)
+    out.push_back(page_->ring[tail % kRing]);
+  page_->ring_tail.store(head, std::memory_order_release);
+  return out;
+}
+
+void Board::set_request(uint32_t bits) { page_->request.store(bits); }
+void Board::set_checkpoint_request(int64_t number) {
+  page_->checkpoint_request.store(number);
+}
+void Board::beat(int64_t now_ms) { page_->daemon_beat_ms.store(now_ms); }
+
+}  // namespace remesh::board

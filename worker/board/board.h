@@ -1,0 +1,131 @@
+// Board: a page of shared memory between a worker daemon and one rank.
+//
+// The rank writes how far it is; the daemon reads it without the rank's help,
+// so that a stuck or stopped rank is noticed, and its last words survive a
+// SIGKILL. The daemon writes requests (stop, save). The memory is a memfd that
+// the rank inherits: nothing is left behind when both are dead.
+//
+// Threads: single writer per field; readers see each field atomically but not
+// all fields at one instant. The step ring has one producer (the rank) and one
+// consumer (the daemon).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::board {
+
+// What a rank is doing.
+enum class Phase : uint32_t {
+  kStarting = 0,   // before MPI_Init
+  kConnecting,     // in MPI_Init
+  kRestoring,      // reading or making the initial state
+  kCompute,        // forward/backward of a microbatch
+  kReduce,         // gradient reduction
+  kUpdate,         // norm, clip, optimizer
+  kValidate,
+  kCheckpoint,     // waiting for a checkpoint (saving at a stop)
+  kStopping,       // finalizing
+  kEnded,
+};
+const char* phase_name(Phase phase);
+
+// Exit codes of remesh-trainer.
+enum ExitCode : int {
+  kExitOk = 0,              // trained to the end, or stopped as asked
+  kExitInternal = 1,        // anything else; tried again
+  kExitUsage = 2,
+  kExitCannotContinue = 3,  // the job as given cannot run: do not try again
+  kExitBadSource = 65,      // the checkpoint to start from does not load
+  kExitWorld = 67,          // MPI world differs from the mesh
+  kExitSaveFailed = 68,     // had to stop, and could not save
+  kExitOrphan = 69,         // the daemon is gone
+};
+
+// Bits of the daemon's request.
+enum Request : uint32_t {
+  kRequestNone = 0,
+  kRequestStop = 1,  // save and stop at the next boundary, if saving works
+  kRequestMust = 2,  // with kRequestStop: stop even if saving fails
+};
+
+// One finished step, written by rank 0.
+struct StepRecord {
+  int64_t step = 0;
+  double loss = 0;
+  double grad_norm = 0;
+  double lr = 0;
+  double tokens_per_s = 0;
+  double step_s = 0;
+  double time = 0;  // unix seconds
+  double val_loss = 0;  // NaN: not validated at this step
+  int64_t tokens = 0;
+};
+
+// A snapshot, as the daemon reads it.
+struct Snapshot {
+  Phase phase = Phase::kStarting;
+  uint64_t progress = 0;
+  int64_t step = 0;
+  int64_t microbatch = 0;
+  int64_t committed_step = -1;
+  int64_t checkpoint_step = -1;
+  int64_t refused_stops = 0;
+  std::string error;
+  std::string checkpoint_error;
+};
+
+class Board {
+ public:
+  // Daemon: a fresh board; fd() is to be inherited by the rank.
+  static Result<std::unique_ptr<Board>> create(int64_t generation, int rank);
+  // Rank: maps the inherited descriptor; fails on a wrong size or magic.
+  static Result<std::unique_ptr<Board>> open(int fd);
+  ~Board();
+  Board(const Board&) = delete;
+  Board& operator=(const Board&) = delete;
+
+  int fd() const { return fd_; }
+  int64_t generation() const;
+  int rank() const;
+
+  // --- rank side
+  void set_phase(Phase phase);  // also moves progress
+  void set_step(int64_t step);
+  void set_microbatch(int64_t microbatch);  // also moves progress
+  void tick();                              // progress moves
+  void commit_step(int64_t step);
+  void set_checkpoint_step(int64_t step);
+  void refuse_stop();
+  void set_error(std::string_view text);             // truncated to 2 KiB
+  void set_checkpoint_error(std::string_view text);  // "" clears
+  // Blocks never; false when the ring (4096 steps) is full.
+  bool push_step(const StepRecord& record);
+  uint32_t request() const;
+  int64_t checkpoint_request() const;
+  // Milliseconds of the monotonic clock at the daemon's last sign.
+  int64_t daemon_beat_ms() const;
+
+  // --- daemon side
+  Snapshot snapshot() const;
+  std::vector<StepRecord> pop_steps();
+  void set_request(uint32_t bits);
+  void set_checkpoint_request(int64_t number);
+  void beat(int64_t now_ms);
+
+ private:
+  struct Page;
+  Board(int fd, Page* page) : fd_(fd), page_(page) {}
+  int fd_;
+  Page* page_;
+};
+
+}  // namespace remesh::board
