@@ -1,0 +1,81 @@
+// FileSystem: the operating system as checkpoints see it, behind a seam that a
+// test can make fail, fill up or crash at any call. Everything a checkpoint
+// reads or writes goes through it, the bytes of HDF5 files included.
+//
+// Durability is explicit, as POSIX has it: bytes of a file are safe after
+// File::sync, and the entries of a directory (created, renamed or removed
+// names) after FileSystem::sync_dir of that directory (Pillai et al., OSDI'14).
+//
+// Threads: a FileSystem may be used by several threads at once; a File by one
+// at a time. Errors: every failure is a Status that names the path; disk full
+// is Code::kExhausted, a missing file Code::kNotFound, else Code::kIo.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::manifest {
+
+// An open file. Closing happens in the destructor too, without an answer;
+// a writer calls close() to learn of late errors.
+class File {
+ public:
+  virtual ~File() = default;
+  // Writes all bytes at `offset`, or fails.
+  virtual Status write_at(uint64_t offset,
+                          std::span<const std::byte> bytes) = 0;
+  // Fills all of `bytes` from `offset`; Corrupt when the file ends before.
+  virtual Status read_at(uint64_t offset, std::span<std::byte> bytes) = 0;
+  virtual Result<uint64_t> size() = 0;
+  virtual Status truncate(uint64_t size) = 0;
+  virtual Status sync() = 0;
+  virtual Status close() = 0;
+};
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+
+  virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
+  // Empty, readable and writable; an existing file is emptied.
+  virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
+  // Makes the directory and its parents; fine when it exists. Does not sync.
+  virtual Status create_dirs(const std::string& path) = 0;
+  // Names in a directory, sorted, without "." and "..".
+  virtual Result<std::vector<std::string>> list(const std::string& path) = 0;
+  // False also for what cannot be looked at.
+  virtual bool exists(const std::string& path) = 0;
+  // Size of a regular file.
+  virtual Result<uint64_t> size(const std::string& path) = 0;
+  // Atomic; replaces a file, or an empty directory.
+  virtual Status rename(const std::string& from, const std::string& to) = 0;
+  // A file or an empty directory.
+  virtual Status remove(const std::string& path) = 0;
+  virtual Status sync_dir(const std::string& path) = 0;
+};
+
+// The real one. Stateless.
+std::unique_ptr<FileSystem> posix_file_system();
+
+// "dir/name".
+std::string path_join(std::string_view dir, std::string_view name);
+// Creates, writes, syncs and closes. Not atomic: write elsewhere and rename.
+Status write_file(FileSystem& fs, const std::string& path,
+                  std::string_view bytes);
+// The whole file; Corrupt when it is longer than max_bytes.
+Result<std::string> read_file(FileSystem& fs, const std::string& path,
+                              uint64_t max_bytes);
+// A file, or a directory with all below it. Fine when there is nothing.
+Status remove_all(FileSystem& fs, const std::string& path);
+// 32 hex digits, as `xxhsum -H2` prints them.
+std::string xxh128_text(std::string_view bytes);
+Result<std::string> xxh128_file(FileSystem& fs, const std::string& path);
+
+}  // namespace remesh::manifest

@@ -1,0 +1,98 @@
+// The manifest of a checkpoint, the names of its files, and the decisions about
+// them. Everything here is a pure function; reading directories is scan.h.
+//
+//   FOLDER/step-00000100/manifest.json      truth: what the checkpoint holds
+//                        shard-00000.h5     one a rank, slices of the state
+//                        index.h5           every parameter whole (h5py,
+//                        h5dump)
+//   FOLDER/.tmp-step-00000100.g3/           being written by generation 3
+//   FOLDER/.old-step-00000100/              being removed
+//
+// A checkpoint is independent of the mesh that wrote it: its shards hold boxes
+// of parameters, together every element of every parameter exactly once.
+//
+// No HDF5 and no MPI here: the coordinator links this.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "parallel/geometry/param_table.h"
+#include "proto/base/status.h"
+#include "proto/manifest.pb.h"
+
+namespace remesh::manifest {
+
+inline constexpr int32_t kFormat = 1;
+inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr char kIndexName[] = "index.h5";
+
+// "step-00000100" and back (nothing else parses).
+std::string step_name(int64_t step);
+std::optional<int64_t> parse_step_name(std::string_view name);
+// ".tmp-step-00000100.g3" and back.
+struct TmpName {
+  int64_t step = 0;
+  int64_t generation = 0;
+  friend bool operator==(const TmpName&, const TmpName&) = default;
+};
+std::string tmp_name(const TmpName& name);
+std::optional<TmpName> parse_tmp_name(std::string_view name);
+// ".old-step-00000100", where a checkpoint goes to be removed.
+std::string old_name(int64_t step);
+bool is_old_name(std::string_view name);
+// "shard-00000.h5", and the note beside it while the checkpoint is written.
+std::string shard_name(int rank);
+std::string sidecar_name(int rank);
+
+// The text of manifest.json: JSON whose first line carries the xxh128 and the
+// length of the body; every byte of the text is covered. Doubles (also NaN and
+// infinities) survive exactly.
+std::string encode(const pb::Manifest& manifest);
+// Corrupt when any byte differs from what encode wrote, or for a format or a
+// content that this version does not know.
+Result<pb::Manifest> decode(std::string_view text);
+
+// Sizes of the model as the manifest keeps them. The second fails when they
+// are not a valid model.
+pb::ModelInfo model_info(const geometry::ModelConfig& config);
+Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info);
+
+// Ok when the shards' slices cover every element of every parameter of the
+// table exactly once; else Corrupt, naming parameter, shard and place.
+Status check_coverage(const pb::Manifest& manifest,
+                      const geometry::ParamTable& table);
+
+// Flat elements [begin, end) of the table's canonical order as slices: a row
+// range of each parameter, with the ragged first and last row apart (so at
+// most three slices a parameter). REQUIRES: 0 <= begin <= end <= num_elements.
+std::vector<pb::Slice> slices_of_range(const geometry::ParamTable& table,
+                                       int64_t begin, int64_t end);
+// Every parameter whole.
+std::vector<pb::Slice> whole_slices(const geometry::ParamTable& table);
+
+// What a job needs a checkpoint to agree with.
+struct JobFacts {
+  geometry::ModelConfig model;
+  uint64_t seed = 0;
+  std::string data_id;
+  int64_t global_batch_size = 0;
+  int64_t seq_len = 0;
+};
+// "train.seed: checkpoint 1, job 2", one line a difference; empty: it fits.
+std::vector<std::string> differences(const pb::Manifest& manifest,
+                                     const JobFacts& job);
+
+// What retention removes. `valid` and `invalid` are the steps found in a
+// folder (any order). Kept are the keep_latest_k newest valid ones and, when
+// keep_every_n > 0, every valid one divisible by it. An invalid one is removed
+// when a newer valid one exists. The newest valid one always stays.
+// Ascending. REQUIRES: keep_latest_k >= 1, keep_every_n >= 0.
+std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
+                               const std::vector<int64_t>& invalid,
+                               int64_t keep_latest_k, int64_t keep_every_n);
+
+}  // namespace remesh::manifest

@@ -1,0 +1,36 @@
+// Looking at a checkpoint: a description, and a check of every byte.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest/file_system.h"
+#include "checkpoint/manifest/manifest.h"
+
+namespace remesh::store {
+
+struct VerifyReport {
+  bool ok = false;
+  std::vector<std::string> problems;  // each names the file; empty when ok
+  std::vector<std::string> warnings;  // NaN or infinite elements, stray files
+  int64_t step = 0;
+  int64_t num_files = 0;
+  uint64_t bytes = 0;         // of the files read
+  int64_t num_elements = 0;   // of the parameters
+  int64_t num_nonfinite = 0;  // weights that are NaN or infinite
+  double seconds = 0;
+};
+
+// Reads everything in the directory `path`: manifest, sizes and checksums of
+// all files, HDF5 contents, and whether every parameter is there exactly once.
+// Damage is a problem in the report, never a failure of the call.
+VerifyReport verify(manifest::FileSystem& fs, const std::string& path);
+
+// Several lines for a person: step, mesh, model, data, parameters, shards.
+std::string describe(const pb::Manifest& manifest);
+std::string describe(const VerifyReport& report);
+// The same as JSON (one object), for programs.
+std::string describe_json(const pb::Manifest& manifest);
+std::string describe_json(const VerifyReport& report);
+
+}  // namespace remesh::store
