@@ -1,0 +1,45 @@
+// Tokenizer: text to token ids and back, behind one interface.
+//
+// A tokenizer is immutable once made, so any number of threads may use one.
+// Ids are 0 .. vocab_size() - 1. Its id string is written into every token
+// shard, so that a data set names the tokenizer it was made with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::data {
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // Stable name, at most 63 bytes, e.g. "bytes".
+  virtual std::string id() const = 0;
+  virtual int64_t vocab_size() const = 0;
+  // The token that ends a document.
+  virtual int32_t end_of_text() const = 0;
+  // Appends the tokens of `text` to `out`. Never adds end_of_text().
+  virtual Status encode(std::string_view text,
+                        std::vector<int32_t>& out) const = 0;
+  // The text of `tokens`; end_of_text() gives "<|endoftext|>" on a line of
+  // its own. Fails on a token outside the vocabulary.
+  virtual Result<std::string> decode(std::span<const int32_t> tokens) const = 0;
+};
+
+// One token a byte, 0..255, and 256 for end of text.
+inline constexpr int32_t kByteEndOfText = 256;
+
+// The names make_tokenizer() takes.
+std::vector<std::string> tokenizer_names();
+
+// Fails on an unknown name, saying which there are.
+Result<std::unique_ptr<Tokenizer>> make_tokenizer(std::string_view name);
+
+}  // namespace remesh::data
