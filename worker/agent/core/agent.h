@@ -1,0 +1,206 @@
+// Agent: everything a worker daemon decides, as a pure state machine.
+//
+// on(event, now) returns what the shell shall do, in order. No sockets, files,
+// processes, clocks, threads here. The shell samples the ranks' boards and
+// gives the samples with each Tick.
+//
+// What it keeps true: ranks of one generation at a time; never ranks of a
+// generation below the highest one it was fenced at; QUIESCED is said only
+// when every rank of the generation is reaped and its PMIx namespace is gone.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "proto/control.pb.h"
+
+namespace remesh::agent {
+
+// ------------------------------------------------------------------ events
+
+// What one rank's board and process show; the fields of pb::RankStatus that
+// the shell can see, plus the steps popped from the ring.
+struct RankSample {
+  pb::RankStatus status;  // rank set; exit fields unset
+  std::vector<pb::StepMetrics> steps;
+};
+// At least every report_every_ms() and soon after a board changed.
+struct Tick {
+  std::vector<RankSample> samples;
+};
+struct DirectiveReceived {
+  pb::Directive directive;
+};
+struct FenceOutReceived {
+  pb::FenceOut fence;
+};
+// All local ranks have entered PMIx fence number `index` of the generation.
+struct LocalFence {
+  int64_t generation = 0;
+  int64_t index = 0;
+  std::string blob;
+};
+struct RankStarted {
+  int64_t generation = 0;
+  int rank = 0;
+  int pid = 0;
+};
+// Starting failed altogether (exec, PMIx, descriptors): in words.
+struct SpawnFailed {
+  int64_t generation = 0;
+  int rank = -1;
+  std::string error;
+};
+// A rank was reaped. `sample` is its board's last state.
+struct RankExited {
+  int64_t generation = 0;
+  int rank = 0;
+  int exit_code = 0;
+  int signal = 0;  // 0: exited by itself
+  double exit_time = 0;
+  std::string last_log;
+  RankSample sample;
+};
+// Answer to TearDown: PMIx namespace and scratch of the generation are gone.
+struct TornDown {
+  int64_t generation = 0;
+};
+// SIGTERM: leave after the current step, nothing lost. A second one: at once.
+struct Terminate {};
+
+using Event = std::variant<Tick, DirectiveReceived, FenceOutReceived,
+                           LocalFence, RankStarted, SpawnFailed, RankExited,
+                           TornDown, Terminate>;
+
+// ----------------------------------------------------------------- actions
+
+struct SendReport {
+  pb::Report report;
+};
+struct SendFence {
+  pb::FenceIn fence;
+};
+// Register the namespace and start this worker's ranks of the assignment.
+// Answers: RankStarted for each, or SpawnFailed once.
+struct Spawn {
+  pb::Assignment assignment;
+};
+// SIGKILL every live rank of the generation (idempotent).
+struct KillRanks {
+  int64_t generation = 0;
+};
+// All its ranks are reaped: fail open fences, deregister, delete scratch.
+struct TearDown {
+  int64_t generation = 0;
+};
+struct CompleteFence {
+  int64_t generation = 0;
+  int64_t index = 0;
+  std::string blob;
+};
+// Put into every local rank's board.
+struct SetRequest {
+  uint32_t bits = 0;
+  int64_t checkpoint_request = 0;
+};
+struct LogEvent {
+  std::string event;
+  std::string detail;
+};
+struct Exit {
+  int code = 0;
+  std::string message;
+};
+
+using Action = std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
+                            CompleteFence, SetRequest, LogEvent, Exit>;
+
+// ------------------------------------------------------------------- core
+
+struct Options {
+  std::string worker;
+  uint64_t incarnation = 0;  // larger than any earlier life's
+  std::string host;
+  int pid = 0;
+  int slots = 1;
+  int cores = 1;
+  std::string version;
+};
+
+class Agent {
+ public:
+  explicit Agent(Options options) : options_(std::move(options)) {}
+
+  std::vector<Action> on(const Event& event, int64_t now_ms);
+
+  // The shell ticks at least this often.
+  int64_t report_every_ms() const { return report_every_ms_; }
+  int64_t generation() const { return generation_; }
+  pb::Report::State state() const { return state_; }
+  bool exited() const { return exited_; }
+
+ private:
+  void handle(const Tick& e);
+  void handle(const DirectiveReceived& e);
+  void handle(const FenceOutReceived& e);
+  void handle(const LocalFence& e);
+  void handle(const RankStarted& e);
+  void handle(const SpawnFailed& e);
+  void handle(const RankExited& e);
+  void handle(const TornDown& e);
+  void handle(const Terminate& e);
+
+  void obey();  // drives the state towards the newest directive
+  void fence_at(int64_t generation);
+  void start_ranks();
+  void kill_ranks();
+  void settle();  // all ranks reaped: tear down, then quiesced
+  bool any_alive() const;
+  void absorb(const RankSample& sample);
+  void push_request();
+  void report();
+  void exit_with(int code, const std::string& message);
+  template <typename A>
+  void act(A action) {
+    actions_.push_back(std::move(action));
+  }
+
+  Options options_;
+  int64_t now_ms_ = 0;
+  std::vector<Action> actions_;
+  uint64_t seq_ = 0;
+  uint64_t epoch_ = 0;           // newest coordinator heard
+  uint64_t directive_seq_ = 0;   // newest of that epoch
+  std::optional<pb::Directive> directive_;
+  int64_t directive_ms_ = -1;
+  int64_t generation_ = 0;
+  pb::Report::State state_ = pb::Report::IDLE;
+  std::optional<pb::Assignment> assignment_;  // of generation_
+  std::map<int, pb::RankStatus> ranks_;       // of ranks_generation_
+  int64_t ranks_generation_ = 0;
+  bool spawned_ = false;      // Spawn was acted in ranks_generation_
+  bool killing_ = false;
+  bool tearing_down_ = false;
+  std::string error_;
+  std::map<int64_t, std::string> fences_;  // own contributions, by index
+  std::map<int64_t, bool> fence_done_;
+  int64_t fence_sent_ms_ = 0;
+  std::deque<pb::StepMetrics> metrics_;  // not acknowledged
+  int64_t metrics_acked_ = 0;
+  SetRequest request_;
+  bool leaving_ = false;
+  int64_t leaving_ms_ = 0;
+  bool dirty_ = true;  // report now
+  int64_t reported_ms_ = -1;
+  int64_t report_every_ms_ = 100;
+  int64_t dead_after_ms_ = 2000;
+  uint64_t dropped_ = 0;
+  bool exited_ = false;
+};
+
+}  // namespace remesh::agent
