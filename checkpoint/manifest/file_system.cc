@@ -1,0 +1,271 @@
+#include "checkpoint/manifest/file_system.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+
+namespace remesh::manifest {
+namespace {
+
+Status os_error(const std::string& what, int err) {
+  const Status s = errno_error(what, err);
+  if (err == ENOSPC || err == EDQUOT || err == ENOMEM || err == EMFILE ||
+      err == ENFILE)
+    return exhausted(s.message());
+  if (err == ENOENT) return not_found(s.message());
+  return s;
+}
+
+class PosixFile final : public File {
+ public:
+  PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  ~PosixFile() override {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  PosixFile(const PosixFile&) = delete;
+  PosixFile& operator=(const PosixFile&) = delete;
+
+  Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n =
+          ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return os_error("write " + path_, errno);
+      // POSIX allows it for no file we write; never loop on it.
+      if (n == 0) return io_error("write " + path_ + ": nothing written");
+      offset += static_cast<uint64_t>(n);
+      bytes = bytes.subspan(static_cast<size_t>(n));
+    }
+    return ok_status();
+  }
+
+  Status read_at(uint64_t offset, std::span<std::byte> bytes) override {
+    while (!bytes.empty()) {
+      const ssize_t n =
+          ::pread(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) return os_error("read " + path_, errno);
+      if (n == 0) return corrupt(path_ + ": ends at " + std::to_string(offset));
+      offset += static_cast<uint64_t>(n);
+      bytes = bytes.subspan(static_cast<size_t>(n));
+    }
+    return ok_status();
+  }
+
+  Result<uint64_t> size() override {
+    struct stat st = {};
+    if (::fstat(fd_, &st) != 0) return os_error("stat " + path_, errno);
+    return static_cast<uint64_t>(st.st_size);
+  }
+
+  Status truncate(uint64_t size) override {
+    while (::ftruncate(fd_, static_cast<off_t>(size)) != 0)
+      if (errno != EINTR) return os_error("truncate " + path_, errno);
+    return ok_status();
+  }
+
+  Status sync() override {
+    while (::fsync(fd_) != 0)
+      if (errno != EINTR) return os_error("fsync " + path_, errno);
+    return ok_status();
+  }
+
+  Status close() override {
+    const int fd = fd_;
+    fd_ = -1;
+    // EINTR: Linux has closed it all the same.
+    if (fd >= 0 && ::close(fd) != 0 && errno != EINTR)
+      return os_error("close " + path_, errno);
+    return ok_status();
+  }
+
+ private:
+  int fd_;
+  std::string path_;
+};
+
+Result<std::unique_ptr<File>> open_file(const std::string& path, int flags) {
+  int fd = -1;
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+  while (fd < 0 && errno == EINTR);
+  if (fd < 0) return os_error("open " + path, errno);
+  return std::unique_ptr<File>(std::make_unique<PosixFile>(fd, path));
+}
+
+class PosixFileSystem final : public FileSystem {
+ public:
+  Result<std::unique_ptr<File>> open(const std::string& path) override {
+    ASSIGN_OR_RETURN(auto file, open_file(path, O_RDONLY));
+    // A directory opens for reading too, and fails only later, obscurely.
+    struct stat st = {};
+    if (::stat(path.c_str(), &st) == 0 && !S_ISREG(st.st_mode))
+      return io_error("open " + path + ": not a regular file");
+    return file;
+  }
+
+  Result<std::unique_ptr<File>> create(const std::string& path) override {
+    return open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+  }
+
+  Status create_dirs(const std::string& path) override {
+    for (size_t i = 1; i <= path.size(); ++i) {
+      if (i != path.size() && path[i] != '/') continue;
+      const std::string part = path.substr(0, i);
+      if (::mkdir(part.c_str(), 0755) == 0 || errno == EEXIST) continue;
+      const int err = errno;
+      if (!is_dir(part)) return os_error("create directory " + part, err);
+    }
+    if (!is_dir(path))
+      return already_exists("create directory " + path +
+                            ": the name is taken by a file");
+    return ok_status();
+  }
+
+  Result<std::vector<std::string>> list(const std::string& path) override {
+    DIR* dir = ::opendir(path.c_str());
+    if (dir == nullptr) return os_error("list " + path, errno);
+    std::vector<std::string> names;
+    errno = 0;
+    while (const dirent* e = ::readdir(dir)) {
+      const std::string name = e->d_name;
+      if (name != "." && name != "..") names.push_back(name);
+      errno = 0;
+    }
+    const int err = errno;
+    ::closedir(dir);
+    if (err != 0) return os_error("list " + path, err);
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  bool exists(const std::string& path) override {
+    struct stat st = {};
+    return ::lstat(path.c_str(), &st) == 0;
+  }
+
+  Result<uint64_t> size(const std::string& path) override {
+    struct stat st = {};
+    if (::stat(path.c_str(), &st) != 0) return os_error("stat " + path, errno);
+    if (!S_ISREG(st.st_mode)) return io_error(path + ": not a regular file");
+    return static_cast<uint64_t>(st.st_size);
+  }
+
+  Status rename(const std::string& from, const std::string& to) override {
+    if (::rename(from.c_str(), to.c_str()) != 0)
+      return os_error("rename " + from + " to " + to, errno);
+    return ok_status();
+  }
+
+  Status remove(const std::string& path) override {
+    if (::remove(path.c_str()) != 0) return os_error("remove " + path, errno);
+    return ok_status();
+  }
+
+  Status sync_dir(const std::string& path) override {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return os_error("open directory " + path, errno);
+    const int rc = ::fsync(fd);
+    const int err = errno;
+    ::close(fd);
+    // Some network file systems cannot sync a directory, and need not.
+    if (rc != 0 && err != EINVAL)
+      return os_error("fsync directory " + path, err);
+    return ok_status();
+  }
+
+ private:
+  static bool is_dir(const std::string& path) {
+    struct stat st = {};
+    return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
+  }
+};
+
+std::string hex(XXH128_hash_t hash) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, hash);
+  std::string text;
+  for (const unsigned char byte : canonical.digest) {
+    constexpr char kDigits[] = "0123456789abcdef";
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<FileSystem> posix_file_system() {
+  return std::make_unique<PosixFileSystem>();
+}
+
+std::string path_join(std::string_view dir, std::string_view name) {
+  std::string path(dir);
+  if (!path.empty() && path.back() != '/') path += '/';
+  return path.append(name);
+}
+
+Status write_file(FileSystem& fs, const std::string& path,
+                  std::string_view bytes) {
+  ASSIGN_OR_RETURN(const auto file, fs.create(path));
+  RETURN_IF_ERROR(
+      file->write_at(0, std::as_bytes(std::span(bytes.data(), bytes.size()))));
+  RETURN_IF_ERROR(file->sync());
+  return file->close();
+}
+
+Result<std::string> read_file(FileSystem& fs, const std::string& path,
+                              uint64_t max_bytes) {
+  ASSIGN_OR_RETURN(const auto file, fs.open(path));
+  ASSIGN_OR_RETURN(const uint64_t size, file->size());
+  if (size > max_bytes)
+    return corrupt(path + ": " + std::to_string(size) + " bytes, at most " +
+                   std::to_string(max_bytes) + " expected");
+  std::string text(size, '\0');
+  RETURN_IF_ERROR(file->read_at(
+      0, std::as_writable_bytes(std::span(text.data(), text.size()))));
+  return text;
+}
+
+Status remove_all(FileSystem& fs, const std::string& path) {
+  if (!fs.exists(path)) return ok_status();
+  // A file cannot be listed; a link to a directory is listed, but then its
+  // entries would be someone else's: we make no links, so none is followed.
+  const auto names =
+      fs.size(path).ok()
+          ? Result<std::vector<std::string>>(std::vector<std::string>())
+          : fs.list(path);
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names)
+    RETURN_IF_ERROR(remove_all(fs, path_join(path, name)));
+  return fs.remove(path);
+}
+
+std::string xxh128_text(std::string_view bytes) {
+  return hex(XXH3_128bits(bytes.data(), bytes.size()));
+}
+
+Result<std::string> xxh128_file(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(const auto file, fs.open(path));
+  ASSIGN_OR_RETURN(const uint64_t size, file->size());
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
+      XXH3_createState(), &XXH3_freeState);
+  if (state == nullptr) return exhausted("memory for the checksum of " + path);
+  XXH3_128bits_reset(state.get());
+  std::vector<std::byte> buffer(std::min<uint64_t>(size, uint64_t{1} << 20));
+  for (uint64_t at = 0; at < size; at += buffer.size()) {
+    const auto part = std::span(buffer).first(
+        static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at)));
+    RETURN_IF_ERROR(file->read_at(at, part));
+    XXH3_128bits_update(state.get(), part.data(), part.size());
+  }
+  return hex(XXH3_128bits_digest(state.get()));
+}
+
+}  // namespace remesh::manifest

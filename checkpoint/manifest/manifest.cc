@@ -1,0 +1,250 @@
+#include "checkpoint/manifest/manifest.h"
+
+#include <fmt/format.h>
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+#include "checkpoint/manifest/file_system.h"
+
+namespace remesh::manifest {
+namespace {
+
+// The frame around the body, so that the whole text is one JSON object and the
+// body's bytes are known without parsing.
+constexpr char kTail[] = "}\n";
+std::string header(std::string_view checksum, size_t body_bytes) {
+  return fmt::format("{{\"xxh128\":\"{}\",\"bytes\":{},\"manifest\":\n",
+                     checksum, body_bytes);
+}
+
+// Digits only, no sign, no superfluous zeros but those of `min_digits`.
+std::optional<int64_t> parse_number(std::string_view text, size_t min_digits) {
+  int64_t value = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < 0)
+    return std::nullopt;
+  if (fmt::format("{:0{}}", value, min_digits) != text) return std::nullopt;
+  return value;
+}
+
+bool is_checksum(std::string_view text) {
+  return text.size() == 32 &&
+         text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
+Status check_slice(const pb::Slice& s, const std::string& shard) {
+  const int dims = s.start_size();
+  bool good = (dims == 1 || dims == 2) && s.count_size() == dims;
+  for (int d = 0; good && d < dims; ++d)
+    good = s.start(d) >= 0 && s.count(d) >= 1;
+  if (good) return ok_status();
+  return corrupt(shard + ": malformed slice of " + s.param());
+}
+
+// What every reader relies on, beyond the checksum.
+Status check_content(const pb::Manifest& m) {
+  if (m.format() != kFormat)
+    return corrupt(fmt::format("format {}, this version reads format {}",
+                               m.format(), kFormat));
+  if (m.step() < 0 || m.generation() < 0)
+    return corrupt("negative step or generation");
+  for (int i = 0; i < m.shards_size(); ++i) {
+    const pb::ShardFile& f = m.shards(i);
+    // The name becomes part of a path: nothing but our own form is taken.
+    if (f.name() != shard_name(i) || f.rank() != i)
+      return corrupt(fmt::format("shard {} is called '{}' rank {}, not '{}'", i,
+                                 f.name(), f.rank(), shard_name(i)));
+    if (!is_checksum(f.xxh128()))
+      return corrupt(f.name() + ": its checksum is not 32 hex digits");
+    for (const pb::Slice& s : f.slices())
+      RETURN_IF_ERROR(check_slice(s, f.name()));
+  }
+  if (m.has_index() &&
+      (m.index().name() != kIndexName || !is_checksum(m.index().xxh128())))
+    return corrupt("malformed entry of the index");
+  return ok_status();
+}
+
+}  // namespace
+
+std::string step_name(int64_t step) {
+  CHECK(step >= 0);
+  return fmt::format("step-{:08}", step);
+}
+
+std::optional<int64_t> parse_step_name(std::string_view name) {
+  if (name.substr(0, 5) != "step-") return std::nullopt;
+  return parse_number(name.substr(5), 8);
+}
+
+std::string tmp_name(const TmpName& name) {
+  return fmt::format(".tmp-{}.g{}", step_name(name.step), name.generation);
+}
+
+std::optional<TmpName> parse_tmp_name(std::string_view name) {
+  if (name.substr(0, 5) != ".tmp-") return std::nullopt;
+  const size_t dot = name.find(".g", 5);
+  if (dot == std::string_view::npos) return std::nullopt;
+  const auto step = parse_step_name(name.substr(5, dot - 5));
+  const auto generation = parse_number(name.substr(dot + 2), 1);
+  if (!step || !generation) return std::nullopt;
+  return TmpName{.step = *step, .generation = *generation};
+}
+
+std::string old_name(int64_t step) { return ".old-" + step_name(step); }
+
+bool is_old_name(std::string_view name) {
+  return name.substr(0, 5) == ".old-" &&
+         parse_step_name(name.substr(5)).has_value();
+}
+
+std::string shard_name(int rank) { return fmt::format("shard-{:05}.h5", rank); }
+std::string sidecar_name(int rank) {
+  return fmt::format("shard-{:05}.meta", rank);
+}
+
+std::string encode(const pb::Manifest& manifest) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  std::string body;
+  const auto status =
+      google::protobuf::util::MessageToJsonString(manifest, &body, options);
+  CHECK_MSG(status.ok(), status.ToString().c_str());
+  return header(xxh128_text(body), body.size()) + body + kTail;
+}
+
+Result<pb::Manifest> decode(std::string_view text) {
+  const size_t line = text.find('\n');
+  const std::string_view tail = kTail;
+  if (line == std::string_view::npos || text.size() < line + 1 + tail.size())
+    return corrupt("not a manifest, or cut short");
+  const std::string_view body =
+      text.substr(line + 1, text.size() - line - 1 - tail.size());
+  // The frame is made anew and compared, so that no byte of it is unchecked.
+  if (text.substr(0, line + 1) != header(xxh128_text(body), body.size()))
+    return corrupt("the checksum in the first line does not fit the content");
+  if (text.substr(line + 1 + body.size()) != tail)
+    return corrupt("the end is damaged");
+  pb::Manifest manifest;
+  const auto status = google::protobuf::util::JsonStringToMessage(
+      {body.data(), body.size()}, &manifest);
+  if (!status.ok())
+    return corrupt("written by another version? " + status.ToString());
+  RETURN_IF_ERROR(check_content(manifest));
+  return manifest;
+}
+
+pb::ModelInfo model_info(const geometry::ModelConfig& c) {
+  pb::ModelInfo info;
+  info.set_dim(c.dim);
+  info.set_n_layers(c.n_layers);
+  info.set_n_heads(c.n_heads);
+  info.set_n_kv_heads(c.n_kv_heads);
+  info.set_hidden_dim(c.hidden_dim);
+  info.set_vocab_size(c.vocab_size);
+  info.set_norm_eps(c.norm_eps);
+  info.set_rope_theta(c.rope_theta);
+  info.set_tie_embeddings(c.tie_embeddings);
+  info.set_rope_scaled(c.rope_scaled);
+  if (c.rope_scaled) {
+    info.set_rope_factor(c.rope_scaling.factor);
+    info.set_rope_low_freq_factor(c.rope_scaling.low_freq_factor);
+    info.set_rope_high_freq_factor(c.rope_scaling.high_freq_factor);
+    info.set_rope_original_max_position(c.rope_scaling.original_max_position);
+  }
+  return info;
+}
+
+Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
+  geometry::ModelConfig c;
+  c.dim = info.dim();
+  c.n_layers = info.n_layers();
+  c.n_heads = info.n_heads();
+  c.n_kv_heads = info.n_kv_heads();
+  c.hidden_dim = info.hidden_dim();
+  c.vocab_size = info.vocab_size();
+  c.norm_eps = info.norm_eps();
+  c.rope_theta = info.rope_theta();
+  c.tie_embeddings = info.tie_embeddings();
+  c.rope_scaled = info.rope_scaled();
+  if (c.rope_scaled)
+    c.rope_scaling = {
+        .factor = info.rope_factor(),
+        .low_freq_factor = info.rope_low_freq_factor(),
+        .high_freq_factor = info.rope_high_freq_factor(),
+        .original_max_position = info.rope_original_max_position()};
+  const Status valid = c.validate();
+  if (!valid.ok()) return corrupt("model in the manifest: " + valid.message());
+  // Bounds that a job file has too: a table of parameters is made from these.
+  if (c.n_layers > 1024 || c.dim > 65536 || c.hidden_dim > 1048576 ||
+      c.vocab_size > (int64_t{1} << 31))
+    return corrupt("model in the manifest: sizes beyond any model");
+  return c;
+}
+
+std::vector<std::string> differences(const pb::Manifest& manifest,
+                                     const JobFacts& job) {
+  std::vector<std::string> found;
+  const auto compare = [&](const char* what, const auto& saved,
+                           const auto& wanted) {
+    if (saved != wanted)
+      found.push_back(
+          fmt::format("{}: checkpoint {}, job {}", what, saved, wanted));
+  };
+  const pb::ModelInfo& a = manifest.model();
+  const pb::ModelInfo b = model_info(job.model);
+  compare("model.dim", a.dim(), b.dim());
+  compare("model.n_layers", a.n_layers(), b.n_layers());
+  compare("model.n_heads", a.n_heads(), b.n_heads());
+  compare("model.n_kv_heads", a.n_kv_heads(), b.n_kv_heads());
+  compare("model.hidden_dim", a.hidden_dim(), b.hidden_dim());
+  compare("model.vocab_size", a.vocab_size(), b.vocab_size());
+  compare("model.norm_eps", a.norm_eps(), b.norm_eps());
+  compare("model.rope_theta", a.rope_theta(), b.rope_theta());
+  compare("model.tie_embeddings", a.tie_embeddings(), b.tie_embeddings());
+  // Without scaling the factor is 1, and the other three mean nothing.
+  compare("model.rope_scaling_factor", a.rope_scaled() ? a.rope_factor() : 1.0,
+          b.rope_scaled() ? b.rope_factor() : 1.0);
+  if (a.rope_scaled() && b.rope_scaled()) {
+    compare("model.rope_low_freq_factor", a.rope_low_freq_factor(),
+            b.rope_low_freq_factor());
+    compare("model.rope_high_freq_factor", a.rope_high_freq_factor(),
+            b.rope_high_freq_factor());
+    compare("model.rope_original_max_position", a.rope_original_max_position(),
+            b.rope_original_max_position());
+  }
+  compare("train.seed", manifest.seed(), job.seed);
+  compare("data set", manifest.data_id(), job.data_id);
+  compare("train.global_batch_size", manifest.global_batch_size(),
+          job.global_batch_size);
+  compare("train.seq_len", manifest.seq_len(), job.seq_len);
+  return found;
+}
+
+std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
+                               const std::vector<int64_t>& invalid,
+                               int64_t keep_latest_k, int64_t keep_every_n) {
+  CHECK(keep_latest_k >= 1 && keep_every_n >= 0);
+  const std::set<int64_t, std::greater<>> newest_first(valid.begin(),
+                                                       valid.end());
+  std::set<int64_t> removed;
+  int64_t rank = 0;
+  for (const int64_t step : newest_first) {
+    const bool latest = rank++ < keep_latest_k;
+    const bool milestone = keep_every_n > 0 && step % keep_every_n == 0;
+    if (!latest && !milestone) removed.insert(step);
+  }
+  for (const int64_t step : invalid)
+    if (!newest_first.empty() && step < *newest_first.begin() &&
+        newest_first.count(step) == 0)
+      removed.insert(step);
+  return {removed.begin(), removed.end()};
+}
+
+}  // namespace remesh::manifest
