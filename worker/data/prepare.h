@@ -7,10 +7,11 @@
 //
 // The held-out split. The text is cut into blocks of about val_block_bytes
 // (a block ends at a line's end, or at a document's end when it is at least
-// half full). Of each 1 / val_fraction consecutive blocks, one, chosen by
-// (seed, its number), goes to the validation split. So validation text comes
+// half full). One in 1 / val_fraction of them, at equal distances from a
+// start that `seed` chooses, goes to the validation split: it comes
 // evenly from the whole input, whether it has few large documents or many
-// small ones, and the share is exact to one block. Where a document is cut
+// small ones, and the share is exact to one block
+// (systematic sampling). Where a document is cut
 // because the split changes, an end-of-text token closes the piece, so no
 // sequence runs over a gap unmarked.
 //

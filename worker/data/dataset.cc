@@ -1,0 +1,129 @@
+#include "worker/data/dataset.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+#include "worker/data/index.h"
+#include "worker/data/shard.h"
+
+namespace remesh::data {
+namespace {
+
+constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
+
+// Opens one shard and holds it against its line of the index.
+Result<MappedShard> open_entry(const std::string& dir, const Index& index,
+                               const ShardEntry& entry) {
+  const std::string path = dir + "/" + entry.file;
+  ASSIGN_OR_RETURN(MappedShard shard, MappedShard::open(path));
+  const ShardInfo& info = shard.info();
+  if (info.vocab_size != index.vocab_size)
+    return corrupt(fmt::format("{}: vocabulary of {}: the data set's has {}",
+                               path, info.vocab_size, index.vocab_size));
+  if (info.tokenizer != index.tokenizer)
+    return corrupt(fmt::format("{}: tokenizer '{}': the data set's is '{}'",
+                               path, info.tokenizer, index.tokenizer));
+  if (info.num_tokens != entry.tokens || info.checksum != entry.checksum)
+    return corrupt(fmt::format(
+        "{}: {} tokens with checksum {}: the index says {} with {} (is it "
+        "another data set's?)",
+        path, info.num_tokens, info.checksum, entry.tokens, entry.checksum));
+  return shard;
+}
+
+}  // namespace
+
+Split::Split() = default;
+Split::~Split() = default;
+Split::Split(Split&&) noexcept = default;
+Split& Split::operator=(Split&&) noexcept = default;
+
+Status Split::read(int64_t begin, std::span<int32_t> out) const {
+  const auto count = static_cast<int64_t>(out.size());
+  if (begin < 0 || count > num_tokens_ || begin > num_tokens_ - count)
+    return invalid_argument(fmt::format(
+        "tokens {} to {}: the split has {}", begin,
+        static_cast<__int128>(begin) + count > INT64_MAX ? INT64_MAX
+                                                         : begin + count,
+        num_tokens_));
+  // The last shard that begins at or before `begin`.
+  size_t i = static_cast<size_t>(
+      std::upper_bound(begins_.begin(), begins_.end(), begin) -
+      begins_.begin());
+  for (size_t done = 0; done < out.size(); ++i) {
+    const MappedShard& shard = shards_[i - 1];
+    const int64_t at = begin + static_cast<int64_t>(done) - begins_[i - 1];
+    const auto n = static_cast<size_t>(std::min<int64_t>(
+        shard.info().num_tokens - at, count - static_cast<int64_t>(done)));
+    RETURN_IF_ERROR(shard.read(at, out.subspan(done, n)));
+    done += n;
+  }
+  return ok_status();
+}
+
+Status Split::read_window(int64_t window, int64_t seq_len,
+                          std::span<int32_t> input,
+                          std::span<int32_t> target) const {
+  CHECK(seq_len >= 1);
+  const auto length = static_cast<size_t>(seq_len);
+  CHECK(input.size() == length && target.size() == length);
+  const int64_t windows = num_tokens_ == 0 ? 0 : (num_tokens_ - 1) / seq_len;
+  if (window < 0 || window >= windows)
+    return invalid_argument(fmt::format(
+        "window {}: the split has {} of {} tokens", window, windows, seq_len));
+  RETURN_IF_ERROR(read(window * seq_len, input));
+  std::copy(input.begin() + 1, input.end(), target.begin());
+  return read((window + 1) * seq_len, target.last(1));
+}
+
+Result<Dataset> Dataset::open(const std::string& dir) {
+  auto text = read_file(dir + "/" + kIndexName, kMaxIndexBytes);
+  if (!text.ok() && text.status().code() == Code::kNotFound)
+    return not_found(fmt::format(
+        "{}: no data set there (no {}); `remesh data prepare` makes one", dir,
+        kIndexName));
+  if (!text.ok()) return text.status();
+  ASSIGN_OR_RETURN(const Index index,
+                   parse_index(*text, dir + "/" + kIndexName));
+  Dataset dataset;
+  dataset.dir_ = dir;
+  dataset.tokenizer_id_ = index.tokenizer;
+  dataset.data_id_ = index.data_id;
+  dataset.vocab_size_ = index.vocab_size;
+  dataset.end_of_text_ = index.end_of_text;
+  const auto fill = [&](const std::vector<ShardEntry>& entries,
+                        Split& split) -> Status {
+    split.vocab_size_ = index.vocab_size;
+    for (const ShardEntry& entry : entries) {
+      ASSIGN_OR_RETURN(MappedShard shard, open_entry(dir, index, entry));
+      split.begins_.push_back(split.num_tokens_);
+      split.num_tokens_ += shard.info().num_tokens;
+      split.shards_.push_back(std::move(shard));
+    }
+    return ok_status();
+  };
+  RETURN_IF_ERROR(fill(index.train, dataset.train_));
+  RETURN_IF_ERROR(fill(index.val, dataset.val_));
+  return dataset;
+}
+
+Status Dataset::verify(
+    const std::function<void(uint64_t, uint64_t)>& progress) const {
+  uint64_t total = 0;
+  for (const Split* split : {&train_, &val_})
+    for (const MappedShard& shard : split->shards_)
+      total += shard.payload_bytes();
+  uint64_t done = 0;
+  for (const Split* split : {&train_, &val_}) {
+    for (const MappedShard& shard : split->shards_) {
+      RETURN_IF_ERROR(shard.verify());
+      done += shard.payload_bytes();
+      if (progress) progress(done, total);
+    }
+  }
+  return ok_status();
+}
+
+}  // namespace remesh::data

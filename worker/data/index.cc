@@ -1,0 +1,190 @@
+#include "worker/data/index.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <span>
+
+#include "worker/data/shard.h"
+
+namespace remesh::data {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kFormat[] = "remesh-dataset";
+constexpr int64_t kVersion = 1;
+// Keeps sums of tokens far from overflow.
+constexpr int64_t kMaxCount = int64_t{1} << 53;
+
+int64_t total_tokens(const std::vector<ShardEntry>& shards) {
+  return std::accumulate(
+      shards.begin(), shards.end(), int64_t{0},
+      [](int64_t sum, const ShardEntry& s) { return sum + s.tokens; });
+}
+
+bool is_hash(const std::string& text) {
+  return text.size() == 32 &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+// Typed look-ups in one object; the first failure sticks.
+class Fields {
+ public:
+  Fields(const Json& object, std::string name)
+      : object_(object), name_(std::move(name)) {
+    if (!object_.is_object()) fail("", "must be an object");
+  }
+
+  std::string text(const char* key) {
+    const Json* v = find(key);
+    if (v == nullptr) return {};
+    if (!v->is_string()) return fail(key, "must be a string"), std::string();
+    return v->get<std::string>();
+  }
+  std::string hash(const char* key) {
+    std::string value = text(key);
+    if (ok() && !is_hash(value)) fail(key, "must be 32 hex digits");
+    return value;
+  }
+  int64_t count(const char* key, int64_t max = kMaxCount) {
+    const Json* v = find(key);
+    if (v == nullptr) return 0;
+    if (!v->is_number_unsigned() ||
+        v->get<uint64_t>() > static_cast<uint64_t>(max))
+      return fail(key, fmt::format("must be an integer from 0 to {}", max)), 0;
+    return v->get<int64_t>();
+  }
+  const Json& array(const char* key) {
+    static const Json kEmpty = Json::array();
+    const Json* v = find(key);
+    if (v == nullptr) return kEmpty;
+    if (!v->is_array()) return fail(key, "must be an array"), kEmpty;
+    return *v;
+  }
+  void fail(std::string_view key, std::string_view what) {
+    if (status_.ok())
+      status_ = corrupt(
+          fmt::format("{}: {}{}{}", name_, key, key.empty() ? "" : ": ", what));
+  }
+  bool ok() const { return status_.ok(); }
+  const Status& status() const { return status_; }
+
+ private:
+  const Json* find(const char* key) {
+    if (!ok()) return nullptr;
+    const auto it = object_.find(key);
+    if (it == object_.end()) return fail(key, "is missing"), nullptr;
+    return &*it;
+  }
+
+  const Json& object_;
+  std::string name_;
+  Status status_;
+};
+
+Result<std::vector<ShardEntry>> parse_shards(const Json& array,
+                                             const std::string& name) {
+  std::vector<ShardEntry> shards;
+  for (const Json& item : array) {
+    Fields f(item, fmt::format("{}[{}]", name, shards.size()));
+    ShardEntry s;
+    s.file = f.text("file");
+    s.tokens = f.count("tokens");
+    s.checksum = f.hash("checksum");
+    if (s.file.empty() || s.file[0] == '.' ||
+        s.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
+      f.fail("file", "must be the name of a file in the data set's folder");
+    RETURN_IF_ERROR(f.status());
+    shards.push_back(std::move(s));
+    if (total_tokens(shards) > kMaxCount)
+      return corrupt(name + ": more than 2^53 tokens");
+  }
+  return shards;
+}
+
+Json shards_to_json(const std::vector<ShardEntry>& shards) {
+  Json array = Json::array();
+  for (const ShardEntry& s : shards)
+    array.push_back(
+        {{"file", s.file}, {"tokens", s.tokens}, {"checksum", s.checksum}});
+  return array;
+}
+
+}  // namespace
+
+int64_t Index::train_tokens() const { return total_tokens(train); }
+int64_t Index::val_tokens() const { return total_tokens(val); }
+
+std::string data_id_of(const Index& index) {
+  std::string text = fmt::format("{} {} {}\n", index.tokenizer,
+                                 index.vocab_size, index.end_of_text);
+  for (const ShardEntry& s : index.train)
+    text += fmt::format("train {} {}\n", s.tokens, s.checksum);
+  for (const ShardEntry& s : index.val)
+    text += fmt::format("val {} {}\n", s.tokens, s.checksum);
+  return hash128_hex(std::as_bytes(std::span(text)));
+}
+
+std::string index_to_json(const Index& index) {
+  Json inputs = Json::array();
+  for (const InputEntry& i : index.inputs)
+    inputs.push_back(
+        {{"file", i.file}, {"bytes", i.bytes}, {"xxh128", i.xxh128}});
+  const Json json = {{"format", kFormat},
+                     {"version", kVersion},
+                     {"data_id", index.data_id},
+                     {"source_id", index.source_id},
+                     {"tokenizer", index.tokenizer},
+                     {"vocab_size", index.vocab_size},
+                     {"end_of_text", index.end_of_text},
+                     {"documents", index.documents},
+                     {"text_bytes", index.text_bytes},
+                     {"train", shards_to_json(index.train)},
+                     {"val", shards_to_json(index.val)},
+                     {"inputs", inputs}};
+  // File names need not be UTF-8; JSON must be.
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+Result<Index> parse_index(std::string_view text, const std::string& name) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (json.is_discarded()) return corrupt(name + ": not JSON (truncated?)");
+  Fields f(json, name);
+  if (f.text("format") != kFormat)
+    f.fail("format", fmt::format("must be \"{}\"", kFormat));
+  if (const int64_t version = f.count("version"); version != kVersion)
+    f.fail("version",
+           fmt::format("{}: this program reads {}", version, kVersion));
+  Index index;
+  index.data_id = f.hash("data_id");
+  index.source_id = f.hash("source_id");
+  index.tokenizer = f.text("tokenizer");
+  index.vocab_size = f.count("vocab_size", int64_t{1} << 31);
+  index.end_of_text = static_cast<int32_t>(
+      f.count("end_of_text", std::numeric_limits<int32_t>::max()));
+  if (index.end_of_text >= index.vocab_size)
+    f.fail("end_of_text", "must be below vocab_size");
+  index.documents = f.count("documents");
+  index.text_bytes = static_cast<uint64_t>(f.count("text_bytes"));
+  const Json& train = f.array("train");
+  const Json& val = f.array("val");
+  for (const Json& item : f.array("inputs")) {
+    Fields g(item, name + ": inputs");
+    index.inputs.push_back({g.text("file"),
+                            static_cast<uint64_t>(g.count("bytes")),
+                            g.hash("xxh128")});
+    RETURN_IF_ERROR(g.status());
+  }
+  RETURN_IF_ERROR(f.status());
+  ASSIGN_OR_RETURN(index.train, parse_shards(train, name + ": train"));
+  ASSIGN_OR_RETURN(index.val, parse_shards(val, name + ": val"));
+  if (index.data_id != data_id_of(index))
+    return corrupt(name + ": data_id does not match the shards listed");
+  return index;
+}
+
+}  // namespace remesh::data

@@ -1,0 +1,58 @@
+// The index of a data set: dataset.json, which names the shards and says what
+// they were made from. JSON, so that people and scripts can read it.
+//
+// A plain value; parsing and printing are pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::data {
+
+inline constexpr char kIndexName[] = "dataset.json";
+
+struct ShardEntry {
+  std::string file;  // a plain name, in the data set's folder
+  int64_t tokens = 0;
+  std::string checksum;  // of the tokens, 32 hex digits
+  friend bool operator==(const ShardEntry&, const ShardEntry&) = default;
+};
+
+struct InputEntry {
+  std::string file;  // as it was given
+  uint64_t bytes = 0;
+  std::string xxh128;  // of the file as stored, 32 hex digits
+  friend bool operator==(const InputEntry&, const InputEntry&) = default;
+};
+
+struct Index {
+  std::string data_id;    // data_id_of() this index
+  std::string source_id;  // of inputs and options: the same, the same data
+  std::string tokenizer;
+  int64_t vocab_size = 0;
+  int32_t end_of_text = 0;
+  int64_t documents = 0;
+  uint64_t text_bytes = 0;
+  std::vector<ShardEntry> train;
+  std::vector<ShardEntry> val;
+  std::vector<InputEntry> inputs;
+  friend bool operator==(const Index&, const Index&) = default;
+
+  int64_t train_tokens() const;
+  int64_t val_tokens() const;
+};
+
+// 32 hex digits over tokenizer, vocabulary and the shards' checksums.
+std::string data_id_of(const Index& index);
+
+std::string index_to_json(const Index& index);
+
+// Fails (corrupt, naming `name` and the key) on anything but a whole, sound
+// index: its data_id is checked too.
+Result<Index> parse_index(std::string_view json, const std::string& name);
+
+}  // namespace remesh::data

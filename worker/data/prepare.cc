@@ -1,0 +1,498 @@
+#include "worker/data/prepare.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "proto/base/rng.h"
+#include "worker/data/dataset.h"
+#include "worker/data/index.h"
+#include "worker/data/shard.h"
+#include "worker/data/text_reader.h"
+#include "worker/data/tokenizer.h"
+
+namespace remesh::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMinBlock = 64;
+constexpr int64_t kUsualBlock = 16 << 10;
+constexpr int64_t kMaxBlock = 1 << 24;
+constexpr size_t kPortion = size_t{1} << 20;
+constexpr char kPartial[] = ".partial";
+
+Status check_options(const PrepareOptions& o) {
+  if (o.inputs.empty())
+    return invalid_argument("prepare: no input: give one file or more");
+  if (o.out_dir.empty()) return invalid_argument("prepare: no output folder");
+  if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5))
+    return invalid_argument(fmt::format(
+        "val_fraction = {}: must be from 0 to 0.5", o.val_fraction));
+  if (o.val_block_bytes != 0 &&
+      (o.val_block_bytes < kMinBlock || o.val_block_bytes > kMaxBlock))
+    return invalid_argument(
+        fmt::format("val_block_bytes = {}: must be 0 or from {} to {}",
+                    o.val_block_bytes, kMinBlock, kMaxBlock));
+  if (o.shard_tokens < 1)
+    return invalid_argument(
+        fmt::format("shard_tokens = {}: must be at least 1", o.shard_tokens));
+  return ok_status();
+}
+
+// Whether block number `block` is held out: one in 1 / fraction, evenly.
+bool held_out(double fraction, double phase, int64_t block) {
+  const auto b = static_cast<double>(block);
+  return std::floor((b + 1) * fraction + phase) >
+         std::floor(b * fraction + phase);
+}
+
+// Blocks small enough that some eight of them are held out, judging by the
+// stored size; text compresses to about a quarter.
+int64_t choose_block_bytes(const PrepareOptions& o,
+                           const std::vector<TextReader>& inputs) {
+  if (o.val_block_bytes != 0) return o.val_block_bytes;
+  double text = 0;
+  for (const TextReader& r : inputs)
+    text += static_cast<double>(r.file_bytes()) * (r.compressed() ? 4 : 1);
+  if (o.val_fraction == 0) return kUsualBlock;
+  return std::clamp(static_cast<int64_t>(text * o.val_fraction / 8), kMinBlock,
+                    kUsualBlock);
+}
+
+std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
+                         const std::vector<InputEntry>& inputs) {
+  std::string text = fmt::format(
+      "prepare 1\ntokenizer {}\nval_fraction {}\nval_block_bytes {}\n"
+      "shard_tokens {}\nseed {}\nraw_bytes {}\n",
+      o.tokenizer, o.val_fraction, block_bytes, o.shard_tokens, o.seed,
+      o.raw_bytes);
+  for (const InputEntry& i : inputs)
+    text += fmt::format("input {} {}\n", i.bytes, i.xxh128);
+  return hash128_hex(std::as_bytes(std::span(text)));
+}
+
+// Counts bytes read over all inputs.
+class Progress {
+ public:
+  Progress(const PrepareProgress& sink, const std::vector<TextReader>& inputs)
+      : sink_(sink) {
+    for (const TextReader& r : inputs) total_ += r.file_bytes();
+  }
+  void add(uint64_t bytes) {
+    done_ += bytes;
+    if (sink_) sink_(done_, std::max(done_, total_));
+  }
+  uint64_t total() const { return total_; }
+
+ private:
+  const PrepareProgress& sink_;
+  uint64_t done_ = 0;
+  uint64_t total_ = 0;
+};
+
+Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
+  std::vector<TextReader> readers;
+  for (const std::string& path : o.inputs) {
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
+    if (reader.file_bytes() == 0)
+      return invalid_argument(path + ": empty: there is no text in it");
+    readers.push_back(std::move(reader));
+  }
+  return readers;
+}
+
+// The shards of one split, under their temporary names.
+class SplitWriter {
+ public:
+  SplitWriter(std::string dir, std::string split, const Tokenizer& tokenizer,
+              int64_t shard_tokens)
+      : dir_(std::move(dir)),
+        split_(std::move(split)),
+        tokenizer_(tokenizer),
+        shard_tokens_(shard_tokens) {}
+  // Removes what is not yet renamed.
+  ~SplitWriter() {
+    for (const std::string& name : names_)
+      ::unlink((dir_ + "/" + name + kPartial).c_str());
+  }
+  SplitWriter(const SplitWriter&) = delete;
+  SplitWriter& operator=(const SplitWriter&) = delete;
+
+  Status append(std::span<const int32_t> tokens) {
+    while (!tokens.empty()) {
+      if (!writer_) RETURN_IF_ERROR(begin_shard());
+      const auto room =
+          static_cast<size_t>(shard_tokens_ - writer_->num_tokens());
+      const size_t n = std::min(room, tokens.size());
+      RETURN_IF_ERROR(writer_->append(tokens.first(n)));
+      tokens = tokens.subspan(n);
+      if (writer_->num_tokens() == shard_tokens_) RETURN_IF_ERROR(end_shard());
+    }
+    return ok_status();
+  }
+  Status finish() { return writer_ ? end_shard() : ok_status(); }
+  const std::vector<ShardEntry>& entries() const { return entries_; }
+  Status rename() {
+    for (const std::string& name : names_)
+      RETURN_IF_ERROR(
+          rename_file(dir_ + "/" + name + kPartial, dir_ + "/" + name));
+    return ok_status();
+  }
+
+ private:
+  Status begin_shard() {
+    const std::string name = fmt::format("{}-{:05}.tok", split_, names_.size());
+    names_.push_back(name);
+    ASSIGN_OR_RETURN(
+        ShardWriter writer,
+        ShardWriter::create(dir_ + "/" + name + kPartial, tokenizer_.id(),
+                            tokenizer_.vocab_size()));
+    writer_ = std::move(writer);
+    return ok_status();
+  }
+  Status end_shard() {
+    ASSIGN_OR_RETURN(const ShardInfo info, writer_->finish());
+    entries_.push_back({names_.back(), info.num_tokens, info.checksum});
+    writer_.reset();
+    return ok_status();
+  }
+
+  std::string dir_;
+  std::string split_;
+  const Tokenizer& tokenizer_;
+  int64_t shard_tokens_;
+  std::vector<std::string> names_;
+  std::vector<ShardEntry> entries_;
+  std::optional<ShardWriter> writer_;
+};
+
+// Sends blocks to the two splits, and ends documents in the right one.
+class BlockRouter {
+ public:
+  BlockRouter(double fraction, uint64_t seed, const Tokenizer& tokenizer,
+              SplitWriter& train, SplitWriter& val)
+      : fraction_(fraction),
+        phase_(static_cast<double>(
+                   random_u64(seed, hash64("remesh.held_out"), 0) >> 11) *
+               0x1p-53),
+        tokenizer_(tokenizer),
+        train_(train),
+        val_(val) {}
+
+  Status add(const TextBlock& block) {
+    SplitWriter* to =
+        held_out(fraction_, phase_, next_block_++) ? &val_ : &train_;
+    size_t begin = 0;
+    size_t k = 0;
+    if (!block.ends.empty() && block.ends[0] == 0) {
+      k = 1;
+      RETURN_IF_ERROR(close());
+    } else if (open_ != nullptr && open_ != to) {
+      RETURN_IF_ERROR(close());  // the document is cut here
+    }
+    for (; k < block.ends.size(); ++k) {
+      RETURN_IF_ERROR(append(to, block, begin, block.ends[k]));
+      RETURN_IF_ERROR(close());
+      begin = block.ends[k];
+    }
+    return append(to, block, begin, block.text.size());
+  }
+
+ private:
+  Status append(SplitWriter* to, const TextBlock& block, size_t begin,
+                size_t end) {
+    if (begin == end) return ok_status();
+    open_ = to;
+    tokens_.clear();
+    RETURN_IF_ERROR(tokenizer_.encode(
+        std::string_view(block.text).substr(begin, end - begin), tokens_));
+    return to->append(tokens_);
+  }
+  // Ends the open document in the split that has the end of it.
+  Status close() {
+    SplitWriter* split = std::exchange(open_, nullptr);
+    if (split == nullptr) return ok_status();
+    const int32_t token = tokenizer_.end_of_text();
+    return split->append({&token, 1});
+  }
+
+  double fraction_;
+  double phase_;
+  const Tokenizer& tokenizer_;
+  SplitWriter& train_;
+  SplitWriter& val_;
+  SplitWriter* open_ = nullptr;
+  int64_t next_block_ = 0;
+  std::vector<int32_t> tokens_;
+};
+
+// Streams one input through the cutter; adds its text bytes to `text_bytes`.
+Status stream_input(TextReader& reader, bool raw_bytes, BlockCutter& cutter,
+                    Progress& progress, uint64_t& text_bytes) {
+  std::vector<char> portion(kPortion);
+  Utf8Check utf8;
+  const auto not_utf8 = [&] {
+    return invalid_argument(fmt::format(
+        "{}: not UTF-8 at byte {} of the text (raw bytes can be allowed)",
+        reader.path(), utf8.bad_offset()));
+  };
+  for (;;) {
+    const uint64_t before = reader.bytes_done();
+    ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+    if (got == 0) break;
+    const std::string_view text(portion.data(), got);
+    if (!raw_bytes && !utf8.feed(text)) return not_utf8();
+    RETURN_IF_ERROR(cutter.feed(text));
+    text_bytes += got;
+    progress.add(reader.bytes_done() - before);
+  }
+  if (!raw_bytes && !utf8.finish()) return not_utf8();
+  return cutter.end_file();
+}
+
+Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
+                                            Progress& progress) {
+  std::vector<InputEntry> entries;
+  std::vector<char> portion(kPortion);
+  for (const std::string& path : o.inputs) {
+    ASSIGN_OR_RETURN(File file, File::open_regular(path));
+    Hash128 hash;
+    uint64_t bytes = 0;
+    for (;;) {
+      ASSIGN_OR_RETURN(const size_t got,
+                       file.read(portion.data(), portion.size()));
+      if (got == 0) break;
+      hash.update(portion.data(), got);
+      bytes += got;
+      progress.add(got);
+    }
+    entries.push_back({path, bytes, hash.hex()});
+  }
+  return entries;
+}
+
+// The output folder: made when missing, locked, and left as it was on failure.
+class OutDir {
+ public:
+  static Result<std::unique_ptr<OutDir>> open(const std::string& path) {
+    std::error_code ec;
+    const bool existed = fs::exists(path, ec);
+    if (!existed) fs::create_directories(path, ec);
+    if (ec)
+      return io_error(fmt::format("make folder {}: {}", path, ec.message()));
+    auto dir = std::unique_ptr<OutDir>(new OutDir(path, !existed));
+    dir->fd_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (dir->fd_ < 0) return errno_error("open folder " + path, errno);
+    if (::flock(dir->fd_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return errno_error("lock " + path, errno);
+      dir->made_ = false;  // it is the other one's
+      return unavailable(path + ": another prepare is writing there");
+    }
+    return dir;
+  }
+  ~OutDir() {
+    if (made_) ::rmdir(path_.c_str());  // only succeeds while empty
+    if (fd_ >= 0) ::close(fd_);
+  }
+  OutDir(const OutDir&) = delete;
+  OutDir& operator=(const OutDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  bool has_index() const {
+    return ::access((path_ + "/" + kIndexName).c_str(), F_OK) == 0;
+  }
+  // Names in the folder, sorted: those prepare could have written, others.
+  Status list(std::vector<std::string>& own,
+              std::vector<std::string>& foreign) const {
+    std::error_code ec;
+    for (fs::directory_iterator it(path_, ec), end; !ec && it != end;
+         it.increment(ec)) {
+      std::string name = it->path().filename().string();
+      (is_own(name) ? own : foreign).push_back(std::move(name));
+    }
+    if (ec) return io_error(fmt::format("list {}: {}", path_, ec.message()));
+    std::sort(own.begin(), own.end());
+    std::sort(foreign.begin(), foreign.end());
+    return ok_status();
+  }
+
+ private:
+  OutDir(std::string path, bool made) : path_(std::move(path)), made_(made) {}
+  static bool is_own(std::string_view name) {
+    if (name.ends_with(kPartial)) name.remove_suffix(sizeof(kPartial) - 1);
+    if (name == kIndexName) return true;
+    return name.ends_with(".tok") &&
+           (name.starts_with("train-") || name.starts_with("val-"));
+  }
+
+  std::string path_;
+  bool made_;
+  int fd_ = -1;
+};
+
+PrepareSummary summarize(const Index& index, uint64_t input_bytes) {
+  PrepareSummary s;
+  s.data_id = index.data_id;
+  s.tokenizer = index.tokenizer;
+  s.vocab_size = index.vocab_size;
+  s.input_bytes = input_bytes;
+  s.text_bytes = index.text_bytes;
+  s.documents = index.documents;
+  s.train_tokens = index.train_tokens();
+  s.val_tokens = index.val_tokens();
+  s.train_shards = static_cast<int64_t>(index.train.size());
+  s.val_shards = static_cast<int64_t>(index.val.size());
+  return s;
+}
+
+// What to do about a data set that is already in the folder: a summary when
+// it is the very one wanted, nothing when the way is free.
+Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
+                                                     const OutDir& out,
+                                                     int64_t block_bytes,
+                                                     Progress& progress) {
+  std::vector<std::string> own;
+  std::vector<std::string> foreign;
+  RETURN_IF_ERROR(out.list(own, foreign));
+  if (!foreign.empty() && !out.has_index() && !o.overwrite)
+    return already_exists(fmt::format(
+        "{}: not empty and not a data set (it has {}): choose another folder, "
+        "or overwrite to write beside it",
+        out.path(), foreign[0]));
+  if (!out.has_index()) return std::optional<PrepareSummary>();
+  auto text = read_file(out.path() + "/" + kIndexName, uint64_t{64} << 20);
+  if (!text.ok()) return text.status();
+  const auto index = parse_index(*text, out.path() + "/" + kIndexName);
+  Status why = index.status();
+  if (index.ok()) {
+    ASSIGN_OR_RETURN(const std::vector<InputEntry> inputs,
+                     hash_inputs(o, progress));
+    if (index->source_id != source_id_of(o, block_bytes, inputs)) {
+      why = already_exists("made from other inputs or options");
+    } else if (const auto opened = Dataset::open(out.path()); opened.ok()) {
+      PrepareSummary summary = summarize(*index, progress.total());
+      summary.up_to_date = true;
+      return std::optional<PrepareSummary>(summary);
+    } else {
+      why = opened.status();
+    }
+  }
+  if (o.overwrite) return std::optional<PrepareSummary>();
+  return already_exists(fmt::format(
+      "{}: a data set is there already ({}): choose another folder, or "
+      "overwrite it",
+      out.path(), why.message()));
+}
+
+Status write_partial_index(const Index& index, const std::string& path) {
+  ASSIGN_OR_RETURN(File file, File::create(path));
+  const std::string json = index_to_json(index);
+  Status status = file.write(json.data(), json.size());
+  if (status.ok()) status = file.sync();
+  if (!status.ok()) ::unlink(path.c_str());
+  return status;
+}
+
+// Puts the finished files in place, the index last.
+Status commit(const Index& index, const OutDir& out, SplitWriter& train,
+              SplitWriter& val) {
+  const std::string path = out.path() + "/" + kIndexName;
+  RETURN_IF_ERROR(write_partial_index(index, path + kPartial));
+  std::vector<std::string> before;
+  std::vector<std::string> foreign;
+  RETURN_IF_ERROR(out.list(before, foreign));
+  if (out.has_index()) {
+    // From here to the last rename there is no data set in the folder.
+    if (::unlink(path.c_str()) != 0)
+      return errno_error("remove " + path, errno);
+    RETURN_IF_ERROR(sync_directory(out.path()));
+  }
+  RETURN_IF_ERROR(train.rename());
+  RETURN_IF_ERROR(val.rename());
+  RETURN_IF_ERROR(sync_directory(out.path()));
+  RETURN_IF_ERROR(rename_file(path + kPartial, path));
+  RETURN_IF_ERROR(sync_directory(out.path()));
+  for (const std::string& name : before) {
+    const auto is_name = [&](const ShardEntry& e) { return e.file == name; };
+    if (name != kIndexName &&
+        std::none_of(index.train.begin(), index.train.end(), is_name) &&
+        std::none_of(index.val.begin(), index.val.end(), is_name))
+      ::unlink((out.path() + "/" + name).c_str());
+  }
+  return ok_status();
+}
+
+Status check_splits(const Index& index, const PrepareOptions& o,
+                    int64_t block_bytes) {
+  if (index.documents == 0)
+    return invalid_argument(fmt::format(
+        "{}: no text: nothing but document separators", o.inputs[0]));
+  if (o.val_fraction > 0 && (index.val.empty() || index.train.empty()))
+    return invalid_argument(fmt::format(
+        "{} bytes of text: too little for a {} split with val_fraction = {} "
+        "in blocks of {} bytes; use 0 for no held-out split, or smaller "
+        "val_block_bytes (least {})",
+        index.text_bytes, index.val.empty() ? "validation" : "training",
+        o.val_fraction, block_bytes, kMinBlock));
+  return ok_status();
+}
+
+}  // namespace
+
+Result<PrepareSummary> prepare(const PrepareOptions& options,
+                               const PrepareProgress& progress) {
+  RETURN_IF_ERROR(check_options(options));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
+                   make_tokenizer(options.tokenizer));
+  ASSIGN_OR_RETURN(std::vector<TextReader> inputs, open_inputs(options));
+  const int64_t block_bytes = choose_block_bytes(options, inputs);
+  ASSIGN_OR_RETURN(const std::unique_ptr<OutDir> out,
+                   OutDir::open(options.out_dir));
+  {
+    Progress reading(progress, inputs);
+    ASSIGN_OR_RETURN(const std::optional<PrepareSummary> existing,
+                     check_existing(options, *out, block_bytes, reading));
+    if (existing) return *existing;
+  }
+  SplitWriter train(out->path(), "train", *tokenizer, options.shard_tokens);
+  SplitWriter val(out->path(), "val", *tokenizer, options.shard_tokens);
+  BlockRouter router(options.val_fraction, options.seed, *tokenizer, train,
+                     val);
+  BlockCutter cutter(static_cast<size_t>(block_bytes),
+                     [&](const TextBlock& b) { return router.add(b); });
+  Progress reading(progress, inputs);
+  Index index;
+  for (TextReader& reader : inputs) {
+    RETURN_IF_ERROR(stream_input(reader, options.raw_bytes, cutter, reading,
+                                 index.text_bytes));
+    index.inputs.push_back(
+        {reader.path(), reader.bytes_done(), reader.file_hash()});
+  }
+  RETURN_IF_ERROR(cutter.finish());
+  RETURN_IF_ERROR(train.finish());
+  RETURN_IF_ERROR(val.finish());
+  index.tokenizer = tokenizer->id();
+  index.vocab_size = tokenizer->vocab_size();
+  index.end_of_text = tokenizer->end_of_text();
+  index.documents = cutter.documents();
+  index.train = train.entries();
+  index.val = val.entries();
+  index.source_id = source_id_of(options, block_bytes, index.inputs);
+  index.data_id = data_id_of(index);
+  RETURN_IF_ERROR(check_splits(index, options, block_bytes));
+  RETURN_IF_ERROR(commit(index, *out, train, val));
+  return summarize(index, reading.total());
+}
+
+}  // namespace remesh::data

@@ -1,0 +1,249 @@
+#include "worker/data/shard.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/check.h"
+
+namespace remesh::data {
+namespace {
+
+constexpr size_t kBufferBytes = size_t{1} << 20;
+constexpr int64_t kMaxVocab = int64_t{1} << 31;
+
+std::string hex(const uint8_t* bytes, size_t size) {
+  std::string text;
+  for (size_t i = 0; i < size; ++i) text += fmt::format("{:02x}", bytes[i]);
+  return text;
+}
+
+uint64_t header_checksum(const ShardHeader& h) {
+  return XXH3_64bits(&h, offsetof(ShardHeader, header_checksum));
+}
+
+// Widens `out.size()` tokens from `from`; the largest of them.
+template <typename T>
+uint32_t widen(const std::byte* from, std::span<int32_t> out) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < out.size(); ++i) {
+    T token;
+    std::memcpy(&token, from + i * sizeof(T), sizeof(T));
+    largest = std::max<uint32_t>(largest, token);
+    out[i] = static_cast<int32_t>(token);
+  }
+  return largest;
+}
+
+}  // namespace
+
+uint32_t token_width(int64_t vocab_size) {
+  return vocab_size <= int64_t{1} << 16 ? 2 : 4;
+}
+
+std::string hash128_hex(std::span<const std::byte> bytes) {
+  Hash128 hash;
+  hash.update(bytes.data(), bytes.size());
+  return hash.hex();
+}
+
+struct Hash128::State {
+  XXH3_state_t xxh;
+};
+Hash128::Hash128() : state_(std::make_unique<State>()) {
+  XXH3_128bits_reset(&state_->xxh);
+}
+Hash128::~Hash128() = default;
+Hash128::Hash128(Hash128&&) noexcept = default;
+Hash128& Hash128::operator=(Hash128&&) noexcept = default;
+
+void Hash128::update(const void* bytes, size_t size) {
+  if (size > 0) XXH3_128bits_update(&state_->xxh, bytes, size);
+}
+
+void Hash128::digest(uint8_t out[16]) const {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state_->xxh));
+  std::memcpy(out, canonical.digest, 16);
+}
+
+std::string Hash128::hex() const {
+  uint8_t bytes[16];
+  digest(bytes);
+  return data::hex(bytes, 16);
+}
+
+Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
+                                     uint64_t file_bytes,
+                                     const std::string& name) {
+  if (header.size() < sizeof(ShardHeader))
+    return corrupt(
+        fmt::format("{}: truncated: {} bytes, a token shard has a header of {}",
+                    name, header.size(), sizeof(ShardHeader)));
+  ShardHeader h;
+  std::memcpy(&h, header.data(), sizeof(h));
+  if (std::memcmp(h.magic, kShardMagic, sizeof(h.magic)) != 0)
+    return corrupt(name + ": wrong magic: not a token shard");
+  if (h.version != kShardVersion)
+    return corrupt(fmt::format("{}: shard version {}: this program reads {}",
+                               name, h.version, kShardVersion));
+  if (h.header_checksum != header_checksum(h))
+    return corrupt(name + ": header does not match its checksum");
+  if (h.vocab_size < 1 || h.vocab_size > static_cast<uint64_t>(kMaxVocab))
+    return corrupt(fmt::format("{}: vocab_size {}: must be from 1 to 2^31",
+                               name, h.vocab_size));
+  const auto vocab_size = static_cast<int64_t>(h.vocab_size);
+  if (h.token_width != token_width(vocab_size))
+    return corrupt(fmt::format(
+        "{}: token width {}: a vocabulary of {} has tokens of {} bytes", name,
+        h.token_width, vocab_size, token_width(vocab_size)));
+  if (h.tokenizer[0] == 0 || h.tokenizer[sizeof(h.tokenizer) - 1] != 0)
+    return corrupt(name + ": tokenizer id: must be 1 to 63 bytes");
+  const uint64_t room = file_bytes - sizeof(ShardHeader);
+  if (h.num_tokens != room / h.token_width || room % h.token_width != 0)
+    return corrupt(fmt::format(
+        "{}: {} bytes: the header says {} tokens of {} bytes, so {} (is it "
+        "truncated?)",
+        name, file_bytes, h.num_tokens, h.token_width,
+        fmt::format("{} + {} * {}", sizeof(ShardHeader), h.num_tokens,
+                    h.token_width)));
+  return ShardInfo{h.token_width, static_cast<int64_t>(h.num_tokens),
+                   vocab_size, h.tokenizer, hex(h.checksum, 16)};
+}
+
+ShardWriter::ShardWriter(File file, std::string tokenizer, int64_t vocab_size)
+    : file_(std::move(file)),
+      tokenizer_(std::move(tokenizer)),
+      vocab_size_(vocab_size),
+      width_(token_width(vocab_size)) {
+  buffer_.reserve(kBufferBytes + 4);
+}
+
+Result<ShardWriter> ShardWriter::create(const std::string& path,
+                                        const std::string& tokenizer,
+                                        int64_t vocab_size) {
+  CHECK(vocab_size >= 1 && vocab_size <= kMaxVocab);
+  CHECK(!tokenizer.empty() && tokenizer.size() < 64);
+  ASSIGN_OR_RETURN(File file, File::create(path));
+  // A header of zeros until finish(): an unfinished file is no shard.
+  const ShardHeader blank{};
+  RETURN_IF_ERROR(file.write(&blank, sizeof(blank)));
+  return ShardWriter(std::move(file), tokenizer, vocab_size);
+}
+
+Status ShardWriter::append(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) {
+    CHECK_MSG(token >= 0 && token < vocab_size_,
+              "the tokenizer made a token outside its vocabulary");
+    const size_t at = buffer_.size();
+    buffer_.resize(at + width_);
+    std::memcpy(buffer_.data() + at, &token, width_);  // little-endian
+    if (buffer_.size() >= kBufferBytes) RETURN_IF_ERROR(flush());
+  }
+  num_tokens_ += static_cast<int64_t>(tokens.size());
+  return ok_status();
+}
+
+Status ShardWriter::flush() {
+  hash_.update(buffer_.data(), buffer_.size());
+  RETURN_IF_ERROR(file_.write(buffer_.data(), buffer_.size()));
+  buffer_.clear();
+  return ok_status();
+}
+
+Result<ShardInfo> ShardWriter::finish() {
+  RETURN_IF_ERROR(flush());
+  ShardHeader h{};
+  std::memcpy(h.magic, kShardMagic, sizeof(h.magic));
+  h.version = kShardVersion;
+  h.token_width = width_;
+  h.num_tokens = static_cast<uint64_t>(num_tokens_);
+  h.vocab_size = static_cast<uint64_t>(vocab_size_);
+  std::memcpy(h.tokenizer, tokenizer_.data(), tokenizer_.size());
+  hash_.digest(h.checksum);
+  h.header_checksum = header_checksum(h);
+  RETURN_IF_ERROR(file_.write_at(0, &h, sizeof(h)));
+  RETURN_IF_ERROR(file_.sync());
+  return ShardInfo{width_, num_tokens_, vocab_size_, tokenizer_, hash_.hex()};
+}
+
+Result<MappedShard> MappedShard::open(const std::string& path) {
+  ASSIGN_OR_RETURN(File file, File::open_regular(path));
+  ASSIGN_OR_RETURN(const uint64_t size, file.size());
+  if (size < sizeof(ShardHeader))
+    return corrupt(
+        fmt::format("{}: truncated: {} bytes, a token shard has a header of {}",
+                    path, size, sizeof(ShardHeader)));
+  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd(), 0);
+  if (map == MAP_FAILED) return errno_error("map " + path, errno);
+  MappedShard shard;
+  shard.path_ = path;
+  shard.map_ = static_cast<const std::byte*>(map);
+  shard.map_bytes_ = size;
+  ASSIGN_OR_RETURN(
+      shard.info_,
+      parse_shard_header({shard.map_, sizeof(ShardHeader)}, size, path));
+  return shard;
+}
+
+MappedShard::MappedShard(MappedShard&& other) noexcept
+    : path_(std::move(other.path_)),
+      info_(std::move(other.info_)),
+      map_(std::exchange(other.map_, nullptr)),
+      map_bytes_(std::exchange(other.map_bytes_, 0)) {}
+
+MappedShard& MappedShard::operator=(MappedShard&& other) noexcept {
+  std::swap(path_, other.path_);
+  std::swap(info_, other.info_);
+  std::swap(map_, other.map_);
+  std::swap(map_bytes_, other.map_bytes_);
+  return *this;
+}
+
+MappedShard::~MappedShard() {
+  if (map_ != nullptr) ::munmap(const_cast<std::byte*>(map_), map_bytes_);
+}
+
+Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
+  const auto count = static_cast<int64_t>(out.size());
+  CHECK(begin >= 0 && count <= info_.num_tokens &&
+        begin <= info_.num_tokens - count);
+  const std::byte* from = map_ + sizeof(ShardHeader) +
+                          static_cast<size_t>(begin) * info_.token_width;
+  const uint32_t largest = info_.token_width == 2 ? widen<uint16_t>(from, out)
+                                                  : widen<uint32_t>(from, out);
+  if (largest < static_cast<uint64_t>(info_.vocab_size)) return ok_status();
+  const auto bad = std::find_if(out.begin(), out.end(), [&](int32_t token) {
+    return static_cast<uint32_t>(token) >=
+           static_cast<uint64_t>(info_.vocab_size);
+  });
+  return corrupt(fmt::format("{}: token {} at {}: the vocabulary has {}", path_,
+                             static_cast<uint32_t>(*bad),
+                             begin + (bad - out.begin()), info_.vocab_size));
+}
+
+Status MappedShard::verify() const {
+  const std::string found = hash128_hex(
+      {map_ + sizeof(ShardHeader), map_bytes_ - sizeof(ShardHeader)});
+  if (found != info_.checksum)
+    return corrupt(fmt::format(
+        "{}: the tokens do not match their checksum: {} stored, {} found",
+        path_, info_.checksum, found));
+  std::vector<int32_t> block(1 << 16);
+  for (int64_t at = 0; at < info_.num_tokens;) {
+    const int64_t n = std::min<int64_t>(static_cast<int64_t>(block.size()),
+                                        info_.num_tokens - at);
+    RETURN_IF_ERROR(read(at, std::span(block).first(static_cast<size_t>(n))));
+    at += n;
+  }
+  return ok_status();
+}
+
+}  // namespace remesh::data

@@ -1,0 +1,134 @@
+// Token shards: the file form, its writer, and its memory-mapped reader.
+//
+// A shard is one ShardHeader, then num_tokens unsigned integers of
+// token_width bytes. All numbers are little-endian (so is every host we build
+// for; asserted). The header's checksum covers the bytes before it; the
+// tokens' covers all bytes after the header. Both are from xxHash.
+//
+// A ShardWriter owns one file and belongs to one thread. A MappedShard is
+// immutable. Truncating a shard while it is mapped makes reads raise SIGBUS:
+// data sets are replaced by rename (prepare.h), never in place.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "proto/base/status.h"
+#include "worker/data/file.h"
+
+namespace remesh::data {
+
+inline constexpr char kShardMagic[8] = {'R', 'M', 'S', 'H',
+                                        'T', 'O', 'K', '\n'};
+inline constexpr uint32_t kShardVersion = 1;
+
+struct ShardHeader {
+  char magic[8];             //  0: "RMSHTOK\n"
+  uint32_t version;          //  8: 1
+  uint32_t token_width;      // 12: bytes a token, 2 or 4
+  uint64_t num_tokens;       // 16
+  uint64_t vocab_size;       // 24: every token is below it
+  char tokenizer[64];        // 32: id, padded with zeros, at least one
+  uint8_t checksum[16];      // 96: XXH3-128 of the tokens' bytes, big-endian
+  uint64_t reserved;         // 112: 0
+  uint64_t header_checksum;  // 120: XXH3-64 of bytes 0 to 119
+};
+static_assert(sizeof(ShardHeader) == 128);
+static_assert(std::is_trivially_copyable_v<ShardHeader>);
+static_assert(std::endian::native == std::endian::little);
+
+// Bytes a token for that vocabulary: 2 up to 65,536 entries, then 4.
+uint32_t token_width(int64_t vocab_size);
+
+// What a header says, checked against itself.
+struct ShardInfo {
+  uint32_t token_width = 0;
+  int64_t num_tokens = 0;
+  int64_t vocab_size = 0;
+  std::string tokenizer;
+  std::string checksum;  // of the tokens, 32 hex digits
+};
+
+// Checks magic, version, checksum and ranges of a header that stands in a
+// file of `file_bytes`. `name` is for errors (corrupt).
+Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
+                                     uint64_t file_bytes,
+                                     const std::string& name);
+
+// 32 hex digits of XXH3-128.
+std::string hash128_hex(std::span<const std::byte> bytes);
+
+// XXH3-128 of a stream.
+class Hash128 {
+ public:
+  Hash128();
+  ~Hash128();
+  Hash128(Hash128&&) noexcept;
+  Hash128& operator=(Hash128&&) noexcept;
+  void update(const void* bytes, size_t size);
+  void digest(uint8_t out[16]) const;  // big-endian
+  std::string hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Writes one shard: tokens in any portions, then finish().
+class ShardWriter {
+ public:
+  // Makes the file. The vocabulary decides the token width.
+  static Result<ShardWriter> create(const std::string& path,
+                                    const std::string& tokenizer,
+                                    int64_t vocab_size);
+  // REQUIRES: every token is in [0, vocab_size).
+  Status append(std::span<const int32_t> tokens);
+  // Writes what is buffered and the header, and syncs.
+  Result<ShardInfo> finish();
+  int64_t num_tokens() const { return num_tokens_; }
+
+ private:
+  ShardWriter(File file, std::string tokenizer, int64_t vocab_size);
+  Status flush();
+
+  File file_;
+  std::string tokenizer_;
+  int64_t vocab_size_;
+  uint32_t width_;
+  int64_t num_tokens_ = 0;
+  std::vector<std::byte> buffer_;
+  Hash128 hash_;
+};
+
+class MappedShard {
+ public:
+  static Result<MappedShard> open(const std::string& path);
+  MappedShard(MappedShard&& other) noexcept;
+  MappedShard& operator=(MappedShard&& other) noexcept;
+  ~MappedShard();
+
+  const ShardInfo& info() const { return info_; }
+  const std::string& path() const { return path_; }
+  // Copies tokens [begin, begin + out.size()); corrupt when one is not in
+  // the vocabulary. REQUIRES: the range is inside the shard.
+  Status read(int64_t begin, std::span<int32_t> out) const;
+  // Compares the tokens with the checksum and the vocabulary.
+  Status verify() const;
+  uint64_t payload_bytes() const {
+    return static_cast<uint64_t>(info_.num_tokens) * info_.token_width;
+  }
+
+ private:
+  MappedShard() = default;
+  std::string path_;
+  ShardInfo info_;
+  const std::byte* map_ = nullptr;  // the whole file
+  size_t map_bytes_ = 0;
+};
+
+}  // namespace remesh::data

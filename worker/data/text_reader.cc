@@ -1,0 +1,238 @@
+#include "worker/data/text_reader.h"
+
+#include <fmt/format.h>
+#include <lzma.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/text.h"
+
+namespace remesh::data {
+namespace {
+
+constexpr unsigned char kXzMagic[6] = {0xFD, '7', 'z', 'X', 'Z', 0};
+constexpr size_t kInputBytes = size_t{1} << 18;
+constexpr uint64_t kXzMemory = uint64_t{1} << 30;
+
+Status xz_error(const std::string& path, lzma_ret ret) {
+  switch (ret) {
+    case LZMA_MEMLIMIT_ERROR:
+      return exhausted(
+          fmt::format("{}: decompressing needs more than {} of memory", path,
+                      format_bytes(kXzMemory)));
+    case LZMA_MEM_ERROR:
+      return exhausted(path + ": not enough memory to decompress");
+    case LZMA_BUF_ERROR:
+      return corrupt(path + ": truncated .xz file");
+    case LZMA_OPTIONS_ERROR:
+      return corrupt(path + ": .xz file with options liblzma does not know");
+    default:
+      return corrupt(fmt::format("{}: corrupt .xz file (liblzma error {})",
+                                 path, static_cast<int>(ret)));
+  }
+}
+
+}  // namespace
+
+struct TextReader::Impl {
+  explicit Impl(File f) : file(std::move(f)) {}
+  ~Impl() { lzma_end(&stream); }
+  Result<size_t> read_raw(void* out, size_t bytes) {
+    ASSIGN_OR_RETURN(const size_t got, file.read(out, bytes));
+    hash.update(out, got);
+    done += got;
+    return got;
+  }
+
+  File file;
+  uint64_t size = 0;
+  uint64_t done = 0;
+  Hash128 hash;
+  std::vector<uint8_t> input;  // bytes read ahead; consumed from `position`
+  size_t position = 0;
+  bool compressed = false;
+  bool ended = false;
+  lzma_stream stream = LZMA_STREAM_INIT;
+};
+
+TextReader::TextReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+TextReader::TextReader(TextReader&&) noexcept = default;
+TextReader& TextReader::operator=(TextReader&&) noexcept = default;
+TextReader::~TextReader() = default;
+bool TextReader::compressed() const { return impl_->compressed; }
+const std::string& TextReader::path() const { return impl_->file.path(); }
+uint64_t TextReader::file_bytes() const { return impl_->size; }
+uint64_t TextReader::bytes_done() const { return impl_->done; }
+std::string TextReader::file_hash() const { return impl_->hash.hex(); }
+
+Result<TextReader> TextReader::open(const std::string& path) {
+  ASSIGN_OR_RETURN(File file, File::open_regular(path));
+  auto impl = std::make_unique<Impl>(std::move(file));
+  ASSIGN_OR_RETURN(impl->size, impl->file.size());
+  impl->input.resize(kInputBytes);
+  ASSIGN_OR_RETURN(const size_t got,
+                   impl->read_raw(impl->input.data(), sizeof(kXzMagic)));
+  impl->input.resize(got);
+  impl->compressed = got == sizeof(kXzMagic) &&
+                     std::memcmp(impl->input.data(), kXzMagic, got) == 0;
+  if (!impl->compressed && path.ends_with(".xz") && got > 0)
+    return corrupt(path + ": named .xz, but it does not begin as one");
+  if (impl->compressed) {
+    const lzma_ret ret =
+        lzma_stream_decoder(&impl->stream, kXzMemory, LZMA_CONCATENATED);
+    if (ret != LZMA_OK) return xz_error(path, ret);
+  }
+  return TextReader(std::move(impl));
+}
+
+Result<size_t> TextReader::read(std::span<char> out) {
+  Impl& m = *impl_;
+  if (m.ended || out.empty()) return size_t{0};
+  if (!m.compressed) {
+    const size_t ahead = std::min(out.size(), m.input.size() - m.position);
+    if (ahead > 0) std::memcpy(out.data(), &m.input[m.position], ahead);
+    m.position += ahead;
+    ASSIGN_OR_RETURN(const size_t got,
+                     m.read_raw(out.data() + ahead, out.size() - ahead));
+    return ahead + got;
+  }
+  m.stream.next_out = reinterpret_cast<uint8_t*>(out.data());
+  m.stream.avail_out = out.size();
+  while (m.stream.avail_out > 0 && !m.ended) {
+    if (m.position == m.input.size()) {
+      m.input.resize(kInputBytes);
+      ASSIGN_OR_RETURN(const size_t got,
+                       m.read_raw(m.input.data(), kInputBytes));
+      m.input.resize(got);
+      m.position = 0;
+    }
+    const size_t have = m.input.size() - m.position;
+    m.stream.next_in = m.input.data() + m.position;
+    m.stream.avail_in = have;
+    const lzma_ret ret =
+        lzma_code(&m.stream, have == 0 ? LZMA_FINISH : LZMA_RUN);
+    m.position += have - m.stream.avail_in;
+    if (ret == LZMA_STREAM_END)
+      m.ended = true;
+    else if (ret != LZMA_OK)
+      return xz_error(path(), ret);
+  }
+  return out.size() - m.stream.avail_out;
+}
+
+bool Utf8Check::feed(std::string_view bytes) {
+  for (const char c : bytes) {
+    const auto b = static_cast<unsigned char>(c);
+    if (missing_ == 0) {
+      char_offset_ = offset_;
+      low_ = 0x80;
+      high_ = 0xBF;
+      if (b < 0x80) {
+        ++offset_;
+        continue;
+      }
+      if (b < 0xC2 || b > 0xF4) return false;
+      missing_ = b < 0xE0 ? 1 : b < 0xF0 ? 2 : 3;
+      if (b == 0xE0) low_ = 0xA0;   // overlong
+      if (b == 0xED) high_ = 0x9F;  // surrogates
+      if (b == 0xF0) low_ = 0x90;   // overlong
+      if (b == 0xF4) high_ = 0x8F;  // above U+10FFFF
+    } else {
+      if (b < low_ || b > high_) return false;
+      low_ = 0x80;
+      high_ = 0xBF;
+      --missing_;
+    }
+    ++offset_;
+  }
+  return true;
+}
+
+bool Utf8Check::finish() { return missing_ == 0; }
+
+BlockCutter::BlockCutter(size_t block_bytes, Sink sink)
+    : block_bytes_(block_bytes), sink_(std::move(sink)) {
+  CHECK(block_bytes >= 64);  // above any separator line
+}
+
+Status BlockCutter::feed(std::string_view text) {
+  while (!text.empty()) {
+    const size_t newline = text.find('\n');
+    const bool whole = newline != std::string_view::npos;
+    const size_t wanted = whole ? newline + 1 : text.size();
+    const size_t room = 2 * block_bytes_ - block_.text.size();
+    const size_t n = std::min(wanted, room);
+    block_.text.append(text.substr(0, n));
+    text.remove_prefix(n);
+    if (whole && n == wanted)
+      RETURN_IF_ERROR(end_line());
+    else if (n == room)
+      RETURN_IF_ERROR(cut_long_line());
+  }
+  return ok_status();
+}
+
+Status BlockCutter::end_line() {
+  std::string_view line = std::string_view(block_.text).substr(line_begin_);
+  if (line.ends_with('\n')) line.remove_suffix(1);
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  const bool separator = !line_cut_ && line == kDocumentSeparator;
+  line_cut_ = false;
+  if (separator) {
+    block_.text.resize(line_begin_);
+    return end_document();
+  }
+  document_open_ = true;
+  line_begin_ = block_.text.size();
+  return block_.text.size() >= block_bytes_ ? emit() : ok_status();
+}
+
+Status BlockCutter::end_document() {
+  if (!document_open_) return ok_status();  // no text: no document
+  document_open_ = false;
+  ++documents_;
+  block_.ends.push_back(block_.text.size());
+  return block_.text.size() >= block_bytes_ / 2 ? emit() : ok_status();
+}
+
+// The block is full and has no end of line in its second half: the line is
+// too long to be a separator. Cut it, but not inside a character.
+Status BlockCutter::cut_long_line() {
+  size_t cut = block_.text.size();
+  for (size_t back = 1; back <= 3; ++back) {
+    const auto b = static_cast<unsigned char>(block_.text[cut - back]);
+    if ((b & 0xC0) == 0x80) continue;  // continuation byte
+    const size_t length = b < 0xC0 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+    if (length > back) cut -= back;
+    break;
+  }
+  const std::string rest = block_.text.substr(cut);
+  block_.text.resize(cut);
+  RETURN_IF_ERROR(emit());
+  document_open_ = true;
+  line_cut_ = true;
+  block_.text = rest;
+  return ok_status();
+}
+
+Status BlockCutter::emit() {
+  if (block_.text.empty() && block_.ends.empty()) return ok_status();
+  const Status status = sink_(block_);
+  block_.text.clear();
+  block_.ends.clear();
+  line_begin_ = 0;
+  return status;
+}
+
+Status BlockCutter::end_file() {
+  if (line_cut_ || block_.text.size() > line_begin_)
+    RETURN_IF_ERROR(end_line());
+  return end_document();
+}
+
+Status BlockCutter::finish() { return emit(); }
+
+}  // namespace remesh::data
