@@ -5,9 +5,10 @@
 // called by every rank of the group in the same order. No global state: a Comm
 // can be destroyed and a new one made.
 //
-// Threads: one thread at a time uses a Comm. Reductions are deterministic: for
-// a given group size and element count the result has the same bits every time
-// and on every rank.
+// Threads: one thread at a time uses a Comm and those split from it.
+// Reductions are deterministic: every element is ((x_0 + x_1) + x_2) + ... by
+// rank, so the result has the same bits every time and on every rank, whatever
+// the element count, and a vector may be reduced whole or in pieces.
 //
 // Errors: a dead peer is not reported (Open MPI 4.1 cannot); the daemon ends
 // the whole rank set instead. Sizes that differ between ranks are a

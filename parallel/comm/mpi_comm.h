@@ -1,16 +1,25 @@
-// mpi_comm: Comm over Open MPI. mpi_comm.cc and mpi_world.cc are the only
-// files that include <mpi.h>.
+// mpi_comm: Comm over Open MPI. mpi_comm.cc is the only file that includes
+// <mpi.h>.
 //
-// One MpiWorld a process: MPI cannot be initialised twice. All of its Comms
-// are used, and finalize() called, by the thread that made it
-// (MPI_THREAD_FUNNELED).
+// One MpiWorld a process: MPI cannot be initialised twice. One thread at a
+// time uses it and its Comms (MPI_THREAD_SERIALIZED).
 //
-// Reductions: see reduce_order.h for the order in which ranks are added.
+// Reductions use point-to-point messages and add in rank order (fold.h), not
+// MPI_Allreduce: Open MPI picks its order of addition by message size and
+// tuning variables (and, for some components, by placement on hosts), and its
+// non-blocking all-reduce in place is a tree that moves the whole vector log p
+// times. Here sums have the same bits whatever the bucket size or placement.
 //
 // Progress: Open MPI has no progress thread. A non-blocking operation moves
-// while some call of this library runs, so computing code calls
-// Request::test() now and then (every few hundred microseconds is plenty);
-// without it most of the work is done inside wait().
+// only while some call of this library runs, so computing code calls
+// Request::test() now and then (an all-reduce wants a call for every 256 KiB
+// or so that it moves; between calls at most the messages already handed to
+// the kernel or laid in shared memory move). Without it nearly all the work is
+// done inside wait(). Every call advances all operations of the process, so
+// ranks may wait for different ones in any order.
+//
+// split() and destroying a Comm are collective and block; no request may be
+// under way then.
 //
 // Errors inside MPI end the process (MPI_ERRORS_ARE_FATAL): there is nothing a
 // rank could still do in a broken world; its worker sees the exit.

@@ -1,0 +1,228 @@
+// DirectReduce: all-reduce and reduce-scatter over point-to-point messages, as
+// a state machine that is advanced by polling. Private to parallel/comm.
+//
+// Method: the vector is cut into one part a rank. Every rank sends each part
+// straight to its owner; the owner folds the copies in rank order (fold.h) and,
+// for an all-reduce, sends the result to everyone. Bytes a rank sends:
+// 2 (p-1)/p of the vector, as for a ring, the least possible (Thakur,
+// Rabenseifner and Gropp 2005, section 4.5), in two rounds instead of 2 (p-1),
+// and with a fixed order of addition that a ring has not. The price is p - 1
+// messages at once instead of one. Short vectors go whole to everyone, one
+// round.
+//
+// Parts are cut into blocks; two blocks are under way at a time, so that the
+// addition of one overlaps the messages of the other, in bounded scratch.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "parallel/comm/comm.h"
+#include "parallel/comm/fold.h"
+#include "proto/base/check.h"
+
+namespace remesh::comm {
+
+// Messages under way together. Buffers must stay until test() says true.
+class Batch {
+ public:
+  virtual ~Batch() = default;
+  virtual void send(const void* data, size_t bytes, int to, int tag) = 0;
+  virtual void recv(void* data, size_t bytes, int from, int tag) = 0;
+  // Progresses; true once every message of the batch is complete.
+  virtual bool test() = 0;
+};
+
+// An operation that moves on when polled.
+class Machine {
+ public:
+  virtual ~Machine() = default;
+  // Does what can be done now; true once finished.
+  virtual bool advance() = 0;
+};
+
+struct Group {
+  int rank = 0;
+  int size = 1;
+  int base_tag = 0;  // four tags from here belong to this operation
+  std::function<std::unique_ptr<Batch>()> new_batch;
+};
+
+// Vectors up to this size go whole to everyone: the second round costs more
+// than the bytes it saves.
+constexpr size_t kWholeBytes = 8 << 10;
+// Scratch of one block, shared by the p - 1 copies in it.
+constexpr size_t kBlockScratch = 2 << 20;
+constexpr size_t kMaxChunk = 256 << 10;
+constexpr size_t kMinChunk = 16 << 10;
+
+template <typename T>
+class DirectReduce final : public Machine {
+ public:
+  static std::unique_ptr<Machine> all_reduce(Group group, Op op, T* data,
+                                             size_t n) {
+    auto m = std::unique_ptr<DirectReduce>(new DirectReduce(group, op));
+    m->src_ = data;
+    m->total_ = n;
+    if (n * sizeof(T) <= kWholeBytes) {
+      m->part_ = n;
+      m->dst_ = data;
+    } else {
+      const auto p = static_cast<size_t>(group.size);
+      m->part_ = m->stride_ = (n + p - 1) / p;
+      m->gather_ = data;
+      m->dst_ = data + m->begin(group.rank);
+    }
+    m->start();
+    return m;
+  }
+
+  // `all` has n elements a rank.
+  static std::unique_ptr<Machine> reduce_scatter(Group group, Op op,
+                                                 const T* all, T* mine,
+                                                 size_t n) {
+    auto m = std::unique_ptr<DirectReduce>(new DirectReduce(group, op));
+    m->src_ = all;
+    m->dst_ = mine;
+    m->total_ = n * static_cast<size_t>(group.size);
+    m->part_ = m->stride_ = n;
+    m->start();
+    return m;
+  }
+
+  bool advance() override {
+    bool done = true;
+    for (Lane& lane : lanes_) {
+      while (lane.state != State::kDone && lane.batch->test()) step(lane);
+      done = done && lane.state == State::kDone;
+    }
+    return done;
+  }
+
+ private:
+  enum class State { kReduce, kGather, kDone };
+  struct Lane {
+    int index = 0;
+    size_t block = 0;
+    State state = State::kDone;
+    std::unique_ptr<Batch> batch;
+    std::unique_ptr<T[]> scratch;
+  };
+
+  DirectReduce(Group group, Op op) : group_(std::move(group)), op_(op) {}
+
+  // Part j of the vector: [begin(j), begin(j) + length(j)).
+  size_t begin(int j) const {
+    return std::min(total_, static_cast<size_t>(j) * stride_);
+  }
+  size_t length(int j) const { return std::min(part_, total_ - begin(j)); }
+  // Elements of part j that lie in a block, from block * chunk_ on.
+  size_t block_length(int j, size_t block) const {
+    const size_t at = block * chunk_;
+    return at >= length(j) ? 0 : std::min(chunk_, length(j) - at);
+  }
+
+  void start() {
+    const auto p = static_cast<size_t>(group_.size);
+    chunk_ = std::clamp(kBlockScratch / p, kMinChunk, kMaxChunk) / sizeof(T);
+    chunk_ = std::max<size_t>(1, std::min(chunk_, part_));
+    blocks_ = (part_ + chunk_ - 1) / chunk_;
+    for (int i = 0; i < 2; ++i) {
+      Lane& lane = lanes_[i];
+      lane.index = i;
+      lane.block = static_cast<size_t>(i);
+      if (lane.block < blocks_) start_block(lane);
+    }
+    advance();
+  }
+
+  void start_block(Lane& lane) {
+    if (!lane.scratch) {
+      lane.batch = group_.new_batch();
+      lane.scratch.reset(new T[chunk_ * static_cast<size_t>(group_.size)]);
+    }
+    lane.state = State::kReduce;
+    const int tag = group_.base_tag + 2 * lane.index;
+    const size_t at = lane.block * chunk_;
+    const size_t mine = block_length(group_.rank, lane.block);
+    // Each rank starts with its next neighbour, so that no rank is hit by all
+    // at once.
+    for (int d = 1; d < group_.size; ++d) {
+      const int from = (group_.rank - d + group_.size) % group_.size;
+      if (mine > 0)
+        lane.batch->recv(slot(lane, from), mine * sizeof(T), from, tag);
+    }
+    for (int d = 1; d < group_.size; ++d) {
+      const int to = (group_.rank + d) % group_.size;
+      const size_t len = block_length(to, lane.block);
+      if (len > 0)
+        lane.batch->send(src_ + begin(to) + at, len * sizeof(T), to, tag);
+    }
+  }
+
+  // What follows once all messages of the lane's state are complete. The sends
+  // are too, so this block of the vector may be overwritten.
+  void step(Lane& lane) {
+    if (lane.state == State::kReduce) {
+      fold_block(lane);
+      if (gather_ != nullptr) {
+        start_gather(lane);
+        return;
+      }
+    }
+    lane.block += lanes_.size();
+    if (lane.block < blocks_)
+      start_block(lane);
+    else
+      lane.state = State::kDone;
+  }
+
+  void fold_block(Lane& lane) {
+    const size_t at = lane.block * chunk_;
+    std::vector<const T*> parts(static_cast<size_t>(group_.size));
+    for (int j = 0; j < group_.size; ++j)
+      parts[static_cast<size_t>(j)] =
+          j == group_.rank ? src_ + begin(j) + at : slot(lane, j);
+    fold<T>(op_, parts, dst_ + at, block_length(group_.rank, lane.block));
+  }
+
+  void start_gather(Lane& lane) {
+    lane.state = State::kGather;
+    const int tag = group_.base_tag + 2 * lane.index + 1;
+    const size_t at = lane.block * chunk_;
+    const size_t mine = block_length(group_.rank, lane.block);
+    for (int d = 1; d < group_.size; ++d) {
+      const int from = (group_.rank - d + group_.size) % group_.size;
+      const size_t len = block_length(from, lane.block);
+      if (len > 0)
+        lane.batch->recv(gather_ + begin(from) + at, len * sizeof(T), from,
+                         tag);
+    }
+    for (int d = 1; d < group_.size; ++d) {
+      const int to = (group_.rank + d) % group_.size;
+      if (mine > 0) lane.batch->send(dst_ + at, mine * sizeof(T), to, tag);
+    }
+  }
+
+  T* slot(Lane& lane, int j) const {
+    return lane.scratch.get() + static_cast<size_t>(j) * chunk_;
+  }
+
+  Group group_;
+  Op op_;
+  const T* src_ = nullptr;
+  T* dst_ = nullptr;     // this rank's part of the result
+  T* gather_ = nullptr;  // whole result, when it is wanted
+  size_t total_ = 0;     // elements of the vector
+  size_t part_ = 0;      // of the longest part
+  size_t stride_ = 0;    // between parts; 0: each part is the whole vector
+  size_t chunk_ = 0;     // of one part in one block
+  size_t blocks_ = 0;
+  std::array<Lane, 2> lanes_;
+};
+
+}  // namespace remesh::comm

@@ -1,0 +1,106 @@
+#include "parallel/comm/local_comm.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <thread>
+
+#include "parallel/comm/mesh.h"
+#include "tests/unit/comm/comm_contract.h"
+
+namespace remesh::comm {
+namespace {
+
+void on_ranks(int n, const std::function<void(Comm&)>& body) {
+  auto comms = make_local_comms(n);
+  std::vector<std::jthread> threads;
+  for (auto& c : comms) threads.emplace_back([&body, &c] { body(*c); });
+}
+
+TEST(LocalComm, KeepsTheContractUnderRandomOperations) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  for (const int n : {1, 2, 3, 5}) {
+    std::vector<std::vector<std::string>> failures(static_cast<size_t>(n));
+    on_ranks(n, [&](Comm& c) {
+      failures[static_cast<size_t>(c.rank())] =
+          check_contract(c, seed, 60, 20000);
+    });
+    for (const auto& of_rank : failures)
+      for (const auto& f : of_rank) ADD_FAILURE() << f;
+  }
+}
+
+TEST(LocalComm, SendWaitsForItsReceiver) {
+  on_ranks(2, [](Comm& c) {
+    const std::byte b{1};
+    std::byte in{0};
+    if (c.rank() == 0) {
+      auto request = c.start_send({&b, 1}, 1, 0);
+      EXPECT_FALSE(request->test());
+      c.barrier();
+      request->wait();
+    } else {
+      c.barrier();
+      c.recv({&in, 1}, 0, 0);
+      EXPECT_EQ(in, b);
+    }
+  });
+}
+
+TEST(LocalCommDeathTest, DifferentCollectivesAreCaught) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_DEATH(on_ranks(2,
+                        [](Comm& c) {
+                          std::vector<float> x(c.rank() == 0 ? 3 : 4);
+                          c.all_reduce(std::span(x), Op::kSum);
+                        }),
+               "ranks call different collectives");
+}
+
+TEST(Mesh, GroupsAreTheAxesOfTheLayout) {
+  for (const geometry::Layout layout :
+       {geometry::Layout{.dp = 2, .pp = 2, .tp = 2},
+        geometry::Layout{.dp = 3, .pp = 1, .tp = 2, .cp = 2},
+        geometry::Layout{}}) {
+    on_ranks(layout.world(), [&](Comm& world) {
+      auto made = Mesh::make(world, layout);
+      ASSERT_TRUE(made.ok());
+      Mesh& mesh = **made;
+      const geometry::Coord me = layout.coord(world.rank());
+      EXPECT_EQ(mesh.coord(), me);
+      const auto expect_axis = [&](Comm& axis, int degree, int index,
+                                   int geometry::Coord::*coordinate) {
+        EXPECT_EQ(axis.size(), degree);
+        EXPECT_EQ(axis.rank(), index);
+        int64_t sum = world.rank();
+        axis.all_reduce(std::span(&sum, 1), Op::kSum);
+        int64_t want = 0;
+        for (int i = 0; i < degree; ++i) {
+          geometry::Coord peer = me;
+          peer.*coordinate = i;
+          want += layout.rank(peer);
+        }
+        EXPECT_EQ(sum, want);
+      };
+      expect_axis(mesh.dp(), layout.dp, me.dp, &geometry::Coord::dp);
+      expect_axis(mesh.pp(), layout.pp, me.pp, &geometry::Coord::pp);
+      expect_axis(mesh.tp(), layout.tp, me.tp, &geometry::Coord::tp);
+      expect_axis(mesh.cp(), layout.cp, me.cp, &geometry::Coord::cp);
+    });
+  }
+}
+
+TEST(Mesh, RefusesAWorldOfAnotherSize) {
+  on_ranks(3, [](Comm& world) {
+    const auto made = Mesh::make(world, {.dp = 4});
+    ASSERT_FALSE(made.ok());
+    EXPECT_EQ(made.status().message(),
+              "mesh dp4,pp1,tp1: needs 4 ranks, the "
+              "world has 3");
+  });
+}
+
+}  // namespace
+}  // namespace remesh::comm
