@@ -156,13 +156,16 @@ class Agent {
   void handle(const Terminate& e);
 
   void obey();  // drives the state towards the newest directive
+  void leave_alone();
   void fence_at(int64_t generation);
   void start_ranks();
   void kill_ranks();
-  void settle();  // all ranks reaped: tear down, then quiesced
+  void settle();  // all ranks reaped: tear down
   bool any_alive() const;
   void absorb(const RankSample& sample);
   void push_request();
+  void send_fences(bool all);
+  void set_state(pb::Report::State state);
   void report();
   void exit_with(int code, const std::string& message);
   template <typename A>
@@ -173,32 +176,44 @@ class Agent {
   Options options_;
   int64_t now_ms_ = 0;
   std::vector<Action> actions_;
-  uint64_t seq_ = 0;
-  uint64_t epoch_ = 0;           // newest coordinator heard
-  uint64_t directive_seq_ = 0;   // newest of that epoch
+
+  // The coordinator, as last heard.
+  uint64_t epoch_ = 0;
+  uint64_t directive_seq_ = 0;  // newest of that epoch
   std::optional<pb::Directive> directive_;
   int64_t directive_ms_ = -1;
+  int64_t report_every_ms_ = 100;
+  int64_t dead_after_ms_ = 2000;
+
+  // The generation it is fenced at.
   int64_t generation_ = 0;
   pb::Report::State state_ = pb::Report::IDLE;
-  std::optional<pb::Assignment> assignment_;  // of generation_
-  std::map<int, pb::RankStatus> ranks_;       // of ranks_generation_
-  int64_t ranks_generation_ = 0;
-  bool spawned_ = false;      // Spawn was acted in ranks_generation_
+  std::optional<pb::Assignment> assignment_;
+  int64_t ran_generation_ = 0;  // newest one started or given up
+
+  // The ranks, from Spawn until TornDown (busy_), and their last state after.
+  bool busy_ = false;
   bool killing_ = false;
   bool tearing_down_ = false;
-  std::string error_;
+  int64_t ranks_generation_ = 0;
+  std::map<int, pb::RankStatus> ranks_;
   std::map<int64_t, std::string> fences_;  // own contributions, by index
   std::map<int64_t, bool> fence_done_;
   int64_t fence_sent_ms_ = 0;
+  SetRequest request_;
+  int64_t request_base_ = 0;
+  SetRequest sent_request_;
+  int64_t sent_request_generation_ = 0;
+
   std::deque<pb::StepMetrics> metrics_;  // not acknowledged
   int64_t metrics_acked_ = 0;
-  SetRequest request_;
+  std::string error_;
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;
-  bool dirty_ = true;  // report now
+  uint64_t seq_ = 0;
+  bool dirty_ = false;
+  bool urgent_ = false;
   int64_t reported_ms_ = -1;
-  int64_t report_every_ms_ = 100;
-  int64_t dead_after_ms_ = 2000;
   uint64_t dropped_ = 0;
   bool exited_ = false;
 };

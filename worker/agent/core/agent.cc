@@ -1,0 +1,379 @@
+#include "worker/agent/core/agent.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr int64_t kFenceResendMs = 200;
+constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
+constexpr size_t kMaxMetrics = 100'000;
+
+// Bits of board::Request, which this library does not link.
+constexpr uint32_t kStop = 1;
+constexpr uint32_t kMust = 2;
+
+bool failed(const pb::RankStatus& s) {
+  return s.exited() && !s.killed_by_worker() &&
+         (s.signal() != 0 || s.exit_code() != 0);
+}
+
+}  // namespace
+
+std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
+  actions_.clear();
+  if (exited_) return {};
+  now_ms_ = now_ms;
+  std::visit([this](const auto& e) { handle(e); }, event);
+  obey();
+  if (!exited_ && (urgent_ || (dirty_ && now_ms_ - reported_ms_ >= kReportGapMs) ||
+                   reported_ms_ < 0 ||
+                   now_ms_ - reported_ms_ >= report_every_ms_))
+    report();
+  return std::move(actions_);
+}
+
+// ---------------------------------------------------------------- handlers
+
+void Agent::handle(const Tick& e) {
+  for (const RankSample& s : e.samples) absorb(s);
+  const bool fences_open =
+      busy_ && std::any_of(fences_.begin(), fences_.end(), [this](auto& f) {
+        return !fence_done_.contains(f.first);
+      });
+  if (fences_open && now_ms_ - fence_sent_ms_ >= kFenceResendMs)
+    send_fences(/*all=*/false);
+  if (leaving_) leave_alone();
+}
+
+// A coordinator that is gone must not keep us from leaving: the stop request
+// spreads to every rank of the generation through the step's own collective.
+void Agent::leave_alone() {
+  const int64_t heard = std::max(directive_ms_, leaving_ms_);
+  const bool never = directive_ms_ < 0;
+  if (!never && now_ms_ - heard < 3 * dead_after_ms_) return;
+  if (busy_) {
+    request_.bits = kStop | kMust;
+    push_request();
+    return;
+  }
+  exit_with(0, "left; the coordinator did not answer");
+}
+
+void Agent::handle(const DirectiveReceived& e) {
+  const pb::Directive& d = e.directive;
+  const bool mine = d.worker() == options_.worker &&
+                    d.incarnation() == options_.incarnation;
+  const bool old = d.epoch() < epoch_ ||
+                   (d.epoch() == epoch_ && d.seq() <= directive_seq_) ||
+                   d.generation() < generation_;
+  if (!mine || old) {
+    ++dropped_;
+    return;
+  }
+  const bool new_coordinator = d.epoch() > epoch_ && epoch_ != 0;
+  epoch_ = d.epoch();
+  directive_seq_ = d.seq();
+  directive_ms_ = now_ms_;
+  directive_ = d;
+  if (d.report_every_ms() > 0) report_every_ms_ = d.report_every_ms();
+  if (d.dead_after_ms() > 0) dead_after_ms_ = d.dead_after_ms();
+  metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
+  while (!metrics_.empty() && metrics_.front().step() <= metrics_acked_)
+    metrics_.pop_front();
+  if (new_coordinator) {
+    // What the one before had collected died with it.
+    if (busy_) send_fences(/*all=*/true);
+    urgent_ = true;
+  }
+}
+
+void Agent::handle(const FenceOutReceived& e) {
+  const pb::FenceOut& f = e.fence;
+  if (!busy_ || f.generation() != ranks_generation_ ||
+      !fences_.contains(f.index()) || fence_done_.contains(f.index())) {
+    ++dropped_;
+    return;
+  }
+  fence_done_[f.index()] = true;
+  act(CompleteFence{f.generation(), f.index(), f.blob()});
+}
+
+void Agent::handle(const LocalFence& e) {
+  if (!busy_ || e.generation != ranks_generation_) return;
+  fences_[e.index] = e.blob;
+  send_fences(/*all=*/false);
+}
+
+void Agent::handle(const RankStarted& e) {
+  if (e.generation != ranks_generation_) return;
+  ranks_[e.rank].set_pid(e.pid);
+  dirty_ = true;
+}
+
+void Agent::handle(const SpawnFailed& e) {
+  if (!busy_ || e.generation != ranks_generation_) return;
+  error_ = e.error;
+  for (auto& [rank, s] : ranks_) {
+    if (s.exited() || (s.pid() != 0 && rank != e.rank)) continue;
+    // Never started: nothing to reap.
+    s.set_exited(true);
+    if (rank == e.rank || e.rank < 0) {
+      s.set_exit_code(1);
+      s.set_error(e.error);
+    } else {
+      s.set_killed_by_worker(true);
+    }
+  }
+  urgent_ = true;
+  kill_ranks();
+  settle();
+}
+
+void Agent::handle(const RankExited& e) {
+  if (!busy_ || e.generation != ranks_generation_) return;
+  absorb(e.sample);
+  pb::RankStatus& s = ranks_[e.rank];
+  s.set_exited(true);
+  s.set_exit_code(e.exit_code);
+  s.set_signal(e.signal);
+  s.set_exit_time(e.exit_time);
+  s.set_last_log(e.last_log);
+  if (killing_ && e.signal == 9) s.set_killed_by_worker(true);
+  urgent_ = true;
+  // Peers of a dead rank hang for ever: end the whole local set at once.
+  if (failed(s)) kill_ranks();
+  settle();
+}
+
+void Agent::handle(const TornDown& e) {
+  if (!busy_ || e.generation != ranks_generation_) return;
+  busy_ = false;
+  tearing_down_ = false;
+  killing_ = false;
+  fences_.clear();
+  fence_done_.clear();
+  if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
+  urgent_ = true;
+}
+
+void Agent::handle(const Terminate&) {
+  if (leaving_) {
+    if (busy_) kill_ranks();
+    exit_with(130, "interrupted twice: left at once");
+    return;
+  }
+  leaving_ = true;
+  leaving_ms_ = now_ms_;
+  urgent_ = true;
+  act(LogEvent{"leaving", "asked to stop: leaves after the current step"});
+  if (directive_ms_ < 0 && !busy_) exit_with(0, "left; never had a job");
+}
+
+// ---------------------------------------------------------------- decisions
+
+void Agent::obey() {
+  if (exited_ || !directive_) return;
+  const pb::Directive& d = *directive_;
+  if (d.goal() == pb::Directive::LEAVE ||
+      d.goal() == pb::Directive::SHUTDOWN) {
+    if (busy_) {
+      kill_ranks();
+      return;
+    }
+    exit_with(0, d.goal() == pb::Directive::LEAVE ? "left" : "job ended");
+    return;
+  }
+  if (d.generation() > generation_) fence_at(d.generation());
+  if (busy_ && ranks_generation_ < generation_) {
+    kill_ranks();
+    return;
+  }
+  switch (d.goal()) {
+    case pb::Directive::IDLE:
+      if (busy_) {
+        kill_ranks();
+      } else if (state_ != pb::Report::IDLE) {
+        ranks_.clear();
+        set_state(pb::Report::IDLE);
+      }
+      break;
+    case pb::Directive::PREPARE:
+      if (state_ == pb::Report::IDLE && ran_generation_ < generation_) {
+        assignment_ = d.assignment();
+        set_state(pb::Report::PREPARED);
+      }
+      break;
+    case pb::Directive::RUN:
+      if (state_ == pb::Report::PREPARED) start_ranks();
+      push_request();
+      break;
+    case pb::Directive::FINISH:
+      push_request();
+      break;
+    case pb::Directive::ABORT:
+      if (busy_) {
+        kill_ranks();
+      } else if (state_ != pb::Report::QUIESCED) {
+        ran_generation_ = generation_;
+        set_state(pb::Report::QUIESCED);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+void Agent::fence_at(int64_t generation) {
+  generation_ = generation;
+  assignment_.reset();
+  error_.clear();
+  metrics_.clear();
+  if (!busy_) ranks_.clear();
+  set_state(pb::Report::IDLE);
+  request_ = SetRequest{};
+}
+
+void Agent::start_ranks() {
+  CHECK(!busy_ && ran_generation_ < generation_ && assignment_);
+  ran_generation_ = generation_;
+  ranks_generation_ = generation_;
+  ranks_.clear();
+  fences_.clear();
+  fence_done_.clear();
+  for (const pb::RankPlace& p : assignment_->ranks()) {
+    if (p.worker() != options_.worker) continue;
+    pb::RankStatus s;
+    s.set_rank(p.rank());
+    s.set_committed_step(-1);
+    s.set_checkpoint_step(-1);
+    ranks_[p.rank()] = s;
+  }
+  request_ = SetRequest{};
+  request_.checkpoint_request = directive_->checkpoint_request();
+  request_base_ = directive_->checkpoint_request();
+  if (ranks_.empty()) {
+    set_state(pb::Report::QUIESCED);  // none of its ranks is alive: trivially
+    return;
+  }
+  busy_ = true;
+  killing_ = false;
+  tearing_down_ = false;
+  set_state(pb::Report::RUNNING);
+  act(Spawn{*assignment_});
+}
+
+void Agent::kill_ranks() {
+  if (!busy_ || killing_) return;
+  killing_ = true;
+  if (any_alive()) act(KillRanks{ranks_generation_});
+  settle();
+}
+
+void Agent::settle() {
+  if (!busy_ || tearing_down_ || any_alive()) return;
+  tearing_down_ = true;
+  act(TearDown{ranks_generation_});
+}
+
+bool Agent::any_alive() const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [](const auto& r) { return !r.second.exited(); });
+}
+
+void Agent::absorb(const RankSample& sample) {
+  const auto it = ranks_.find(sample.status.rank());
+  if (!busy_ || it == ranks_.end() || it->second.exited()) return;
+  pb::RankStatus& s = it->second;
+  const int64_t committed = s.committed_step();
+  const int pid = s.pid();
+  s = sample.status;
+  if (!s.has_pid()) s.set_pid(pid);
+  if (s.committed_step() != committed) dirty_ = true;
+  for (const pb::StepMetrics& m : sample.steps) {
+    if (m.step() <= metrics_acked_ || ranks_generation_ != generation_)
+      continue;
+    metrics_.push_back(m);
+    if (metrics_.size() > kMaxMetrics) metrics_.pop_front();
+    dirty_ = true;
+  }
+}
+
+// What the ranks' boards shall ask for, told to the shell when it changes.
+void Agent::push_request() {
+  SetRequest wanted = request_;
+  if (directive_ && ranks_generation_ == directive_->generation()) {
+    if (directive_->goal() == pb::Directive::FINISH)
+      wanted.bits = kStop | (directive_->must_stop() ? kMust : 0);
+    else if (directive_->goal() == pb::Directive::RUN)
+      wanted.bits = 0;
+    wanted.checkpoint_request =
+        directive_->checkpoint_request() - request_base_;
+  }
+  if (leaving_ && request_.bits == (kStop | kMust)) wanted.bits = request_.bits;
+  if (!busy_) return;
+  if (wanted.bits == sent_request_.bits &&
+      wanted.checkpoint_request == sent_request_.checkpoint_request &&
+      sent_request_generation_ == ranks_generation_)
+    return;
+  sent_request_ = wanted;
+  sent_request_generation_ = ranks_generation_;
+  act(wanted);
+}
+
+void Agent::send_fences(bool all) {
+  fence_sent_ms_ = now_ms_;
+  for (const auto& [index, blob] : fences_) {
+    if (!all && fence_done_.contains(index)) continue;
+    pb::FenceIn f;
+    f.set_worker(options_.worker);
+    f.set_incarnation(options_.incarnation);
+    f.set_generation(ranks_generation_);
+    f.set_index(index);
+    f.set_blob(blob);
+    act(SendFence{std::move(f)});
+  }
+}
+
+void Agent::set_state(pb::Report::State state) {
+  if (state_ != state) urgent_ = true;
+  state_ = state;
+}
+
+void Agent::report() {
+  pb::Report r;
+  r.set_worker(options_.worker);
+  r.set_incarnation(options_.incarnation);
+  r.set_seq(++seq_);
+  r.set_host(options_.host);
+  r.set_pid(options_.pid);
+  r.set_slots(options_.slots);
+  r.set_cores(options_.cores);
+  r.set_generation(generation_);
+  r.set_state(state_);
+  if (ranks_generation_ == generation_)
+    for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
+  r.set_leaving(leaving_);
+  for (const pb::StepMetrics& m : metrics_) *r.add_metrics() = m;
+  r.set_coordinator_epoch(epoch_);
+  if (!error_.empty()) r.set_error(error_);
+  r.set_version(options_.version);
+  r.set_dropped(dropped_);
+  act(SendReport{std::move(r)});
+  reported_ms_ = now_ms_;
+  dirty_ = false;
+  urgent_ = false;
+}
+
+void Agent::exit_with(int code, const std::string& message) {
+  if (exited_) return;
+  report();  // the last word, for whoever listens
+  act(Exit{code, message});
+  exited_ = true;
+}
+
+}  // namespace remesh::agent
