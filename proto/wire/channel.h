@@ -8,9 +8,15 @@
 // protocols above repeat themselves (control.proto). Frames are limited to
 // kMaxFrameBytes.
 //
+// A connection that is silent for 3 s (ZMTP heartbeats, answered by ZeroMQ's
+// own thread) counts as broken; a client connects again by itself, at least
+// every 200 ms. Destruction waits up to half a second for what was sent to
+// leave.
+//
 // Threads: a channel belongs to one thread. fd() becomes readable when there
-// may be something to receive; drain with receive() until it returns nothing
-// (ZeroMQ's descriptor is edge-triggered), also after every send().
+// may be something to receive; each time, drain with receive() until it
+// returns nothing (ZeroMQ's own descriptor is edge-triggered). Neither end
+// authenticates or encrypts: for trusted networks.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +43,8 @@ struct Received {
 class Server {
  public:
   // `address`: "tcp://127.0.0.1:0" (0: any free port), "tcp://0.0.0.0:5710".
-  // Fails naming the address when it is taken.
+  // A host may be an address or the name of a network interface. Fails naming
+  // the address when it is taken.
   static Result<std::unique_ptr<Server>> bind(const std::string& address);
   virtual ~Server() = default;
   // The address bound, with the real port.
@@ -50,18 +57,27 @@ class Server {
   virtual std::vector<PeerId> take_lost() = 0;
   // Descriptor that is readable when take_lost() may have something.
   virtual int lost_fd() const = 0;
+  // Messages that were no envelope. (An oversize frame never gets that far:
+  // its connection is closed.)
   virtual uint64_t dropped_frames() const = 0;
 };
 
 class Client {
  public:
-  // Connects in the background and again whenever the connection breaks.
+  // Connects in the background and again whenever the connection breaks; what
+  // is sent meanwhile waits in a short queue. Fails on a malformed address
+  // only.
   static Result<std::unique_ptr<Client>> connect(const std::string& address);
   virtual ~Client() = default;
   virtual int fd() const = 0;
   virtual std::optional<pb::Envelope> receive() = 0;
   // Never blocks; false when the queue is full (no connection for long).
   virtual bool send(const pb::Envelope& envelope) = 0;
+  virtual uint64_t dropped_frames() const = 0;
 };
+
+// What is in a frame; for tests and tools.
+std::string encode_frame(const pb::Envelope& envelope);
+std::optional<pb::Envelope> decode_frame(const void* data, size_t size);
 
 }  // namespace remesh::wire

@@ -1,0 +1,362 @@
+#include "proto/wire/channel.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "proto/base/clock.h"
+
+namespace remesh::wire {
+namespace {
+
+pb::Envelope report(const std::string& worker, uint64_t seq = 1) {
+  pb::Envelope e;
+  e.set_job("j");
+  e.mutable_report()->set_worker(worker);
+  e.mutable_report()->set_seq(seq);
+  return e;
+}
+
+bool readable(int fd, int ms) {
+  pollfd p{fd, POLLIN, 0};
+  return poll(&p, 1, ms) == 1;
+}
+
+std::optional<Received> receive(Server& s, int ms = 3000) {
+  const int64_t end = monotonic_ms() + ms;
+  do {
+    if (auto r = s.receive()) return r;
+    readable(s.fd(),
+             static_cast<int>(std::max<int64_t>(0, end - monotonic_ms())));
+  } while (monotonic_ms() < end);
+  return std::nullopt;
+}
+
+std::optional<pb::Envelope> receive(Client& c, int ms = 3000) {
+  const int64_t end = monotonic_ms() + ms;
+  do {
+    if (auto r = c.receive()) return r;
+    readable(c.fd(),
+             static_cast<int>(std::max<int64_t>(0, end - monotonic_ms())));
+  } while (monotonic_ms() < end);
+  return std::nullopt;
+}
+
+std::unique_ptr<Server> bind_or_die(
+    const std::string& address = "tcp://127.0.0.1:0") {
+  return std::move(Server::bind(address)).value();
+}
+
+std::unique_ptr<Client> connect_or_die(const std::string& address) {
+  return std::move(Client::connect(address)).value();
+}
+
+int num_fds() {
+  int n = 0;
+  DIR* d = opendir("/proc/self/fd");
+  while (readdir(d) != nullptr) ++n;
+  closedir(d);
+  return n;
+}
+
+TEST(Channel, CarriesEnvelopesBothWays) {
+  auto server = bind_or_die();
+  EXPECT_EQ(server->address().rfind("tcp://127.0.0.1:", 0), 0u);
+  EXPECT_NE(server->address(), "tcp://127.0.0.1:0");
+  auto client = connect_or_die(server->address());
+  for (uint64_t i = 0; i < 50; ++i) {
+    ASSERT_TRUE(client->send(report("a", i)));
+    auto r = receive(*server);
+    ASSERT_TRUE(r);
+    EXPECT_EQ(r->envelope.report().seq(), i);
+    ASSERT_TRUE(server->send(r->peer, report("b", i)));
+    auto back = receive(*client);
+    ASSERT_TRUE(back);
+    EXPECT_EQ(back->report().worker(), "b");
+  }
+  EXPECT_EQ(server->dropped_frames(), 0u);
+}
+
+TEST(Channel, CarriesLargeBlobs) {
+  auto server = bind_or_die();
+  auto client = connect_or_die(server->address());
+  pb::Envelope e;
+  e.mutable_fence_in()->set_blob(std::string(5 << 20, 'x'));
+  ASSERT_TRUE(client->send(e));
+  auto r = receive(*server);
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->envelope.fence_in().blob(), e.fence_in().blob());
+}
+
+// The descriptor of ZeroMQ itself falls silent after a send that looked at
+// the socket; ours must not.
+TEST(Channel, DescriptorStaysReadableAfterASend) {
+  auto server = bind_or_die();
+  auto client = connect_or_die(server->address());
+  ASSERT_TRUE(client->send(report("a")));
+  auto r = receive(*server);
+  ASSERT_TRUE(r);
+  while (server->receive()) {
+  }
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(client->send(report("a", i)));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ASSERT_TRUE(server->send(r->peer, report("s")));
+    ASSERT_TRUE(readable(server->fd(), 2000)) << i;
+    while (server->receive()) {
+    }
+  }
+}
+
+TEST(Channel, ClientFindsARestartedServerSoon) {
+  auto server = bind_or_die();
+  const std::string address = server->address();
+  auto client = connect_or_die(address);
+  ASSERT_TRUE(client->send(report("a", 1)));
+  ASSERT_TRUE(receive(*server));
+  server.reset();
+  std::this_thread::sleep_for(std::chrono::milliseconds(700));
+  server = bind_or_die(address);
+  const int64_t start = monotonic_ms();
+  ASSERT_TRUE(client->send(report("a", 2)));
+  auto r = receive(*server);
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->envelope.report().seq(), 2u);
+  EXPECT_LT(monotonic_ms() - start, 500);
+  RecordProperty("found_again_ms", static_cast<int>(monotonic_ms() - start));
+}
+
+TEST(Channel, ClientMayConnectBeforeTheServerListens) {
+  std::string address;
+  { address = bind_or_die()->address(); }
+  auto client = connect_or_die(address);
+  ASSERT_TRUE(client->send(report("early")));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  auto server = bind_or_die(address);
+  ASSERT_TRUE(receive(*server));
+}
+
+TEST(Channel, QueueOfAnAbsentServerIsBounded) {
+  std::string address;
+  { address = bind_or_die()->address(); }
+  auto client = connect_or_die(address);
+  int sent = 0;
+  while (sent < 100000 && client->send(report("a", sent))) ++sent;
+  EXPECT_GT(sent, 10);
+  EXPECT_LT(sent, 10000);
+}
+
+// The child is killed with its connection open: the server hears of it at
+// once, from the kernel, not from a heartbeat.
+TEST(Channel, KilledPeerIsLostWithin100Ms) {
+  auto server = bind_or_die();
+  auto steady = connect_or_die(server->address());
+  ASSERT_TRUE(steady->send(report("steady")));
+  ASSERT_TRUE(receive(*server));
+  for (int round = 0; round < 5; ++round) {
+    const pid_t child = fork();
+    if (child == 0) {
+      auto c = Client::connect(server->address());
+      if (!c.ok() || !(*c)->send(report("child"))) _exit(1);
+      while (true) pause();
+    }
+    auto r = receive(*server);
+    ASSERT_TRUE(r);
+    ASSERT_EQ(r->envelope.report().worker(), "child");
+    EXPECT_TRUE(server->take_lost().empty());
+    const int64_t start = monotonic_ms();
+    kill(child, SIGKILL);
+    std::vector<PeerId> lost;
+    while (lost.empty() && monotonic_ms() - start < 3000) {
+      readable(server->lost_fd(), 100);
+      lost = server->take_lost();
+    }
+    waitpid(child, nullptr, 0);
+    ASSERT_EQ(lost, std::vector<PeerId>{r->peer});
+    EXPECT_LT(monotonic_ms() - start, 100);
+    while (server->send(r->peer, report("x")) && monotonic_ms() - start < 3000)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_LT(monotonic_ms() - start, 1000);
+  }
+  EXPECT_TRUE(server->take_lost().empty());
+}
+
+TEST(Channel, DescriptorsUsedAgainAreNotConfused) {
+  auto server = bind_or_die();
+  for (int i = 0; i < 30; ++i) {
+    auto a = connect_or_die(server->address());
+    ASSERT_TRUE(a->send(report("a", i)));
+    auto first = receive(*server);
+    ASSERT_TRUE(first);
+    a.reset();
+    auto b = connect_or_die(server->address());
+    ASSERT_TRUE(b->send(report("b", i)));
+    auto second = receive(*server);
+    ASSERT_TRUE(second);
+    std::vector<PeerId> lost;
+    const int64_t end = monotonic_ms() + 2000;
+    while (lost.empty() && monotonic_ms() < end) {
+      readable(server->lost_fd(), 10);
+      lost = server->take_lost();
+    }
+    ASSERT_EQ(lost, std::vector<PeerId>{first->peer}) << i;
+    ASSERT_TRUE(server->send(second->peer, report("s", i)));
+    ASSERT_TRUE(receive(*b));
+    b.reset();
+    lost.clear();
+    while (lost.empty() && monotonic_ms() < end) {
+      readable(server->lost_fd(), 10);
+      lost = server->take_lost();
+    }
+    ASSERT_EQ(lost, std::vector<PeerId>{second->peer}) << i;
+  }
+}
+
+TEST(Channel, LastMessageBeforeDestructionGetsOut) {
+  auto server = bind_or_die();
+  for (int i = 0; i < 20; ++i) {
+    {
+      auto c = connect_or_die(server->address());
+      ASSERT_TRUE(c->send(report("last", i)));
+    }
+    auto r = receive(*server);
+    ASSERT_TRUE(r);
+    EXPECT_EQ(r->envelope.report().seq(), static_cast<uint64_t>(i));
+  }
+}
+
+TEST(Channel, SecondServerOnOneAddressIsRefused) {
+  auto server = bind_or_die();
+  auto second = Server::bind(server->address());
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+  EXPECT_NE(second.status().message().find(server->address()),
+            std::string::npos);
+}
+
+TEST(Channel, BadAddressesAreNamed) {
+  for (const char* bad :
+       {"", "127.0.0.1:5", "http://x:1", "tcp://", "tcp://127.0.0.1",
+        "tcp://127.0.0.1:x", "tcp://127.0.0.1:99999"}) {
+    auto s = Server::bind(bad);
+    ASSERT_FALSE(s.ok()) << bad;
+    EXPECT_NE(s.status().message().find(bad), std::string::npos) << bad;
+  }
+  EXPECT_FALSE(Client::connect("nonsense").ok());
+  EXPECT_FALSE(Client::connect("tcp://127.0.0.1:port").ok());
+}
+
+TEST(Channel, LeavesNoDescriptors) {
+  {
+    auto server = bind_or_die();
+    auto client = connect_or_die(server->address());
+  }
+  const int before = num_fds();
+  for (int i = 0; i < 10; ++i) {
+    auto server = bind_or_die();
+    auto client = connect_or_die(server->address());
+    ASSERT_TRUE(client->send(report("a")));
+    ASSERT_TRUE(receive(*server));
+  }
+  EXPECT_EQ(num_fds(), before);
+}
+
+// A peer that speaks ZMTP 3.0 by hand.
+class RawPeer {
+ public:
+  explicit RawPeer(const std::string& address) {
+    fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(
+        std::stoi(address.substr(address.rfind(':') + 1))));
+    inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+    if (connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0)
+      abort();
+  }
+  ~RawPeer() { close(fd_); }
+  void send_bytes(const std::string& bytes) {
+    (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  void handshake() {
+    std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL", 16);
+    greeting.resize(64, '\0');
+    send_bytes(greeting);
+    const std::string body = std::string("\5READY\13Socket-Type", 18) +
+                             std::string("\0\0\0\6DEALER", 10);
+    send_bytes(std::string("\4") + static_cast<char>(body.size()) + body);
+  }
+  // True when the other side closes within the time.
+  bool closed_within(int ms) {
+    const int64_t end = monotonic_ms() + ms;
+    char buf[4096];
+    while (monotonic_ms() < end) {
+      if (!readable(fd_, 50)) continue;
+      if (read(fd_, buf, sizeof(buf)) <= 0) return true;
+    }
+    return false;
+  }
+
+ private:
+  int fd_ = -1;
+};
+
+TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
+  auto server = bind_or_die();
+  auto good = connect_or_die(server->address());
+  ASSERT_TRUE(good->send(report("good")));
+  ASSERT_TRUE(receive(*server));
+  RawPeer raw(server->address());
+  raw.handshake();
+  raw.send_bytes(std::string("\2\0\0\1\0\0\0\0\0", 9));  // 2^40 bytes follow
+  EXPECT_TRUE(raw.closed_within(2000));
+  ASSERT_TRUE(good->send(report("good", 2)));
+  ASSERT_TRUE(receive(*server));
+}
+
+TEST(Channel, FramesThatAreNoEnvelopesAreCountedAndDropped) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  raw.send_bytes(std::string("\0\5hello", 7));        // wrong head
+  raw.send_bytes(std::string("\0\0", 2));             // empty
+  raw.send_bytes(std::string("\1\1a\1\1b\0\1c", 9));  // three parts
+  std::string wrong = encode_frame(report("w"));
+  wrong[4] = 2;  // another version
+  raw.send_bytes(std::string("\0", 1) + static_cast<char>(wrong.size()) +
+                 wrong);
+  const std::string right = encode_frame(report("right"));
+  raw.send_bytes(std::string("\0", 1) + static_cast<char>(right.size()) +
+                 right);
+  auto r = receive(*server);
+  ASSERT_TRUE(r) << server->dropped_frames();
+  EXPECT_EQ(r->envelope.report().worker(), "right");
+  EXPECT_EQ(server->dropped_frames(), 4u);
+}
+
+TEST(Channel, BytesThatAreNoZmtpDoNoHarm) {
+  auto server = bind_or_die();
+  {
+    RawPeer raw(server->address());
+    raw.send_bytes("GET / HTTP/1.1\r\nHost: x\r\n\r\n" +
+                   std::string(2000, 'z'));
+    RawPeer idle(server->address());
+    auto good = connect_or_die(server->address());
+    ASSERT_TRUE(good->send(report("good")));
+    ASSERT_TRUE(receive(*server));
+  }
+}
+
+}  // namespace
+}  // namespace remesh::wire
