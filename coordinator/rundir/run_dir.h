@@ -1,0 +1,86 @@
+// A run directory: its layout, who owns it, and how to find one.
+//
+//   RUN/job.toml           the job as resolved
+//   RUN/metrics.jsonl      one line a finished step (lines.h)
+//   RUN/events.jsonl       one line an event
+//   RUN/journal.db         the coordinator's memory
+//   RUN/coordinator.lock   flock'ed by the living coordinator; holds its pid
+//   RUN/coordinator.addr   where it listens: first line the address, then
+//                          "pid=..." and "host=..."; gone when the job ended
+//   RUN/checkpoints/ RUN/logs/
+//
+// Functions here touch the file system and nothing else. Errors name the path.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "proto/base/status.h"
+
+namespace remesh::rundir {
+
+std::string job_path(const std::string& run);
+std::string metrics_path(const std::string& run);
+std::string events_path(const std::string& run);
+std::string journal_path(const std::string& run);
+std::string lock_path(const std::string& run);
+std::string endpoint_path(const std::string& run);
+std::string logs_path(const std::string& run);
+
+// Makes the directory and logs/ in it.
+Status create(const std::string& run);
+// Writes beside it, syncs, renames.
+Status write_file_atomic(const std::string& path, const std::string& text);
+Result<std::string> read_file(const std::string& path);
+// Absolute, without "." and ".."; links are left as they are.
+std::string absolute(const std::string& path);
+
+// Where a coordinator listens.
+struct Endpoint {
+  std::string address;  // tcp://host:port
+  std::string host;     // its own name, as gethostname() says
+  int pid = 0;
+  friend bool operator==(const Endpoint&, const Endpoint&) = default;
+};
+std::string endpoint_text(const Endpoint& endpoint);
+Result<Endpoint> parse_endpoint(const std::string& text);
+Status write_endpoint(const std::string& run, const Endpoint& endpoint);
+Result<Endpoint> read_endpoint(const std::string& run);
+void remove_endpoint(const std::string& run);
+
+std::string host_name();
+// Of this host. A zombie counts as dead.
+bool process_alive(int pid);
+
+// Held by the one coordinator of a run directory, and by the kernel dropped
+// with its process, however that ends.
+class RunLock {
+ public:
+  // AlreadyExists, naming the pid of the holder, when it is held.
+  static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
+  // The pid of the holder, 0 when nobody holds it.
+  static int holder(const std::string& run);
+  ~RunLock();
+  RunLock(const RunLock&) = delete;
+  RunLock& operator=(const RunLock&) = delete;
+
+ private:
+  explicit RunLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
+// "<name>-20261121-161810" for a run begun at `unix_s` (local time).
+std::string new_run_name(const std::string& job_name, double unix_s);
+// Makes <dump_folder>/latest point to the run. Best effort: a file of that
+// name which is no link stays.
+void point_latest(const std::string& dump_folder, const std::string& run);
+// The newest run below the folder of the job of that name (any job when the
+// name is empty), by the time in its name. NotFound names the folder.
+Result<std::string> newest_run(const std::string& dump_folder,
+                               const std::string& job_name);
+bool is_run(const std::string& path);
+// What a user named as RUN: a run directory; nothing: the newest below ./runs.
+Result<std::string> find_run(const std::string& named);
+
+}  // namespace remesh::rundir
