@@ -272,7 +272,7 @@ TEST(Channel, LeavesNoDescriptors) {
   EXPECT_EQ(num_fds(), before);
 }
 
-// A peer that speaks ZMTP 3.0 by hand.
+// A peer that speaks ZMTP 3.1 by hand.
 class RawPeer {
  public:
   explicit RawPeer(const std::string& address) {
@@ -289,13 +289,23 @@ class RawPeer {
   void send_bytes(const std::string& bytes) {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
+  void send_frame(const std::string& frame) {  // below 256 bytes
+    send_bytes(std::string("\0", 1) + static_cast<char>(frame.size()) + frame);
+  }
   void handshake() {
-    std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\0NULL", 16);
+    std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL", 16);
     greeting.resize(64, '\0');
     send_bytes(greeting);
+    char theirs[64];
+    (void)!recv(fd_, theirs, sizeof(theirs), MSG_WAITALL);
     const std::string body = std::string("\5READY\13Socket-Type", 18) +
                              std::string("\0\0\0\6DEALER", 10);
     send_bytes(std::string("\4") + static_cast<char>(body.size()) + body);
+    // Their READY: a command of less than 256 bytes.
+    unsigned char head[2] = {};
+    (void)!recv(fd_, head, sizeof(head), MSG_WAITALL);
+    std::string rest(head[1], '\0');
+    (void)!recv(fd_, rest.data(), rest.size(), MSG_WAITALL);
   }
   // True when the other side closes within the time.
   bool closed_within(int ms) {
@@ -319,6 +329,8 @@ TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
   ASSERT_TRUE(receive(*server));
   RawPeer raw(server->address());
   raw.handshake();
+  raw.send_frame(encode_frame(report("raw")));
+  ASSERT_TRUE(receive(*server));
   raw.send_bytes(std::string("\2\0\0\1\0\0\0\0\0", 9));  // 2^40 bytes follow
   EXPECT_TRUE(raw.closed_within(2000));
   ASSERT_TRUE(good->send(report("good", 2)));
@@ -334,11 +346,8 @@ TEST(Channel, FramesThatAreNoEnvelopesAreCountedAndDropped) {
   raw.send_bytes(std::string("\1\1a\1\1b\0\1c", 9));  // three parts
   std::string wrong = encode_frame(report("w"));
   wrong[4] = 2;  // another version
-  raw.send_bytes(std::string("\0", 1) + static_cast<char>(wrong.size()) +
-                 wrong);
-  const std::string right = encode_frame(report("right"));
-  raw.send_bytes(std::string("\0", 1) + static_cast<char>(right.size()) +
-                 right);
+  raw.send_frame(wrong);
+  raw.send_frame(encode_frame(report("right")));
   auto r = receive(*server);
   ASSERT_TRUE(r) << server->dropped_frames();
   EXPECT_EQ(r->envelope.report().worker(), "right");
