@@ -78,7 +78,7 @@ struct Respond {
   uint64_t client = 0;
   pb::Reply reply;
 };
-// events.jsonl and the log; the shell fills in the time.
+// events.jsonl and the log.
 struct EmitEvent {
   pb::EventRecord record;
 };
@@ -113,6 +113,11 @@ struct Options {
   // `remesh run --resume` of an ended or stopped job: go on from the newest
   // checkpoint instead of reporting the end again.
   bool resume = false;
+  // Smallest epoch of this life (unix seconds), so that workers follow it even
+  // when the journal was lost.
+  uint64_t epoch_floor = 0;
+  // Seconds of unix time at monotonic zero, for the times in events.
+  double unix_offset_s = 0;
 };
 
 class Coordinator {
@@ -137,27 +142,29 @@ class Coordinator {
   struct Member {
     pb::Report report;  // newest
     int64_t heard_ms = 0;
-    int64_t joined_ms = 0;
     int64_t lost_ms = -1;  // connection broke, not heard since
     bool alive = true;
     bool draining = false;
     bool reported = false;  // in this life of the coordinator
+    std::string death;      // why it is not alive
     uint64_t directive_seq = 0;
     int64_t directive_ms = -1;
     std::string directive_key;  // what the last one said, to spot a change
-    std::map<int, Progress> progress;
+    std::map<int, Progress> progress;  // by rank
+    bool leaving() const { return draining || report.leaving(); }
   };
+  // Why a generation ended out of order.
   struct Cause {
     std::string text;
     int rank = -1;
     std::string worker;
+    int64_t step = -1;  // being computed
     double exit_time = 0;
-    bool fatal = false;       // stop the job
-    bool bad_source = false;  // the checkpoint does not load
-    int64_t step = -1;
+    bool by_signal = false;
+    int exit_code = 0;
+    bool failure = true;  // false: a change of plan before anything ran
   };
 
-  // Event handlers.
   void handle(const Tick&) {}
   void handle(const ReportReceived& e);
   void handle(const FenceReceived& e);
@@ -172,35 +179,53 @@ class Coordinator {
   void reconcile_preparing();
   void reconcile_live();  // running and finishing
   void reconcile_aborting();
+  void reconcile_ended();
   void send_directives();
   pb::Directive directive_for(const std::string& name, const Member& m) const;
 
-  // Pieces of the decisions.
+  // Members.
+  bool participates(const std::string& name, uint64_t incarnation) const;
+  bool has_ranks(const std::string& name) const;
+  const Member* live_participant(const std::string& name) const;
+  bool quiesced(const Member& m) const;
+  bool all_quiesced() const;
+  void worker_gone(const std::string& name, const Member& m,
+                   const std::string& why);
+
+  // Planning.
   Result<planner::Deal> deal() const;
   bool wants_other_mesh(std::string* why, bool* must) const;
   void plan(const CheckpointsScanned& scan);
-  void choose_source(const CheckpointsScanned& scan, pb::Source* source);
-  void fill_metrics(const std::vector<pb::StepMetrics>& recent,
-                    int64_t up_to);
-  bool find_failure(Cause* cause) const;
-  bool find_hang(Cause* cause) const;
+  bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
+  void fill_metrics(const std::vector<pb::StepMetrics>& recent, int64_t up_to);
+
+  // Ends of generations.
+  std::optional<Cause> find_exit() const;
+  std::optional<Cause> find_loss() const;
+  std::optional<Cause> find_hang() const;
+  Cause settled_cause() const;
+  int64_t hang_after_ms() const;
   void begin_abort(const Cause& cause);
-  void note_better_cause();
-  void end_generation(bool in_order);
-  void account_failure(const Cause& cause);
-  void take_metrics();
-  bool job_finished() const;
+  void end_generation();
+  void account_failure();
   void terminate(pb::Durable::Phase phase, const std::string& why);
   void finish_with(const std::string& reason, bool must);
-  bool participant(const std::string& name) const;
-  bool all_quiesced() const;
+
+  // Steps.
+  void take_metrics();
+  void append_metrics(const pb::StepMetrics& m);
+  void watch_checkpoints();
   int64_t min_committed() const;
-  int64_t hang_after_ms() const;
-  void set_phase(pb::Durable::Phase phase);
-  void persist();
-  void emit(pb::EventRecord record);
+  int64_t total_steps() const { return options_.job.train().steps(); }
+  bool job_finished() const { return last_finished_ >= total_steps(); }
+
+  void set_phase(pb::Durable::Phase phase);  // persists
+  void persist() { act(Persist{durable_}); }
   pb::EventRecord event(const std::string& name) const;
+  void emit(pb::EventRecord record);
   pb::Reply answer(const pb::Command& command);
+  void fill_worker_status(const std::string& name, const Member& m,
+                          pb::WorkerStatus* out) const;
 
   template <typename A>
   void act(A action) {
@@ -212,31 +237,28 @@ class Coordinator {
   std::vector<Action> actions_;
   pb::Durable durable_;
   std::map<std::string, Member> members_;
-  std::map<std::string, pb::Durable::Member> participants_;
   // Relay of fences of the current generation: index -> worker -> blob.
   std::map<int64_t, std::map<std::string, std::string>> fences_;
 
+  int64_t started_ms_ = 0;
+  int64_t phase_since_ms_ = 0;
   bool scanning_ = false;
-  int64_t scan_sent_ms_ = 0;
-  bool waited_for_slots_ = true;  // the join window applies
+  bool finish_checked_ = false;
+  bool gathering_ = true;  // the join window applies to the next plan
   int64_t last_join_ms_ = 0;
   int64_t not_before_ms_ = 0;  // back-off after repeated failures
-  int64_t phase_since_ms_ = 0;
-  int64_t started_ms_ = 0;
   std::string waiting_for_;
-  std::optional<Cause> cause_;
-  int64_t failure_noticed_ms_ = -1;
-  int64_t change_began_ms_ = -1;  // training stands since
-  int64_t step_at_change_ = 0;
-  bool refused_join_ = false;  // saving failed: optional stops are off
-  int64_t refused_base_ = 0;
-  int64_t refused_until_ms_ = 0;
+  std::optional<Cause> cause_;       // of the abort under way
+  int64_t change_began_ms_ = -1;     // training stands since
+  int64_t lost_steps_ = 0;           // by the change under way
+  int64_t refused_until_ms_ = 0;     // optional stops are off: saving fails
+  std::map<int, int64_t> refused_;   // stops refused so far, by rank
   int64_t last_finished_ = 0;
   std::optional<pb::StepMetrics> last_metrics_;
   std::map<int64_t, pb::StepMetrics> pending_metrics_;
   std::deque<double> step_times_;
   int64_t steps_in_generation_ = 0;
-  int64_t checkpoint_step_ = 0;
+  int64_t checkpoint_step_ = -1;
   int64_t checkpoint_request_ = 0;
   std::string checkpoint_error_;
   std::deque<pb::EventRecord> events_;

@@ -1,0 +1,136 @@
+// What the coordinator tells people.
+#include <fmt/format.h>
+
+#include "coordinator/core/coordinator.h"
+#include "proto/base/text.h"
+
+namespace remesh::core {
+namespace {
+
+const char* phase_text(pb::Durable::Phase p) {
+  switch (p) {
+    case pb::Durable::WAITING: return "waiting";
+    case pb::Durable::PREPARING: return "preparing";
+    case pb::Durable::RUNNING: return "running";
+    case pb::Durable::FINISHING: return "finishing";
+    case pb::Durable::ABORTING: return "aborting";
+    case pb::Durable::DONE: return "done";
+    case pb::Durable::FAILED: return "failed";
+    case pb::Durable::STOPPED: return "stopped";
+  }
+  return "unknown";
+}
+
+const char* state_text(pb::Report::State s) {
+  switch (s) {
+    case pb::Report::IDLE: return "idle";
+    case pb::Report::PREPARED: return "prepared";
+    case pb::Report::RUNNING: return "running";
+    case pb::Report::QUIESCED: return "quiesced";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+void Coordinator::fill_worker_status(const std::string& name, const Member& m,
+                                     pb::WorkerStatus* out) const {
+  out->set_name(name);
+  out->set_incarnation(m.report.incarnation());
+  out->set_host(m.report.host());
+  out->set_pid(m.report.pid());
+  out->set_slots(m.report.slots());
+  out->set_cores(m.report.cores());
+  out->set_age_s(
+      std::max(0.0, static_cast<double>(now_ms_ - m.heard_ms) / 1000));
+  out->set_state(!m.alive      ? "dead"
+                 : !m.reported ? "awaited"
+                               : state_text(m.report.state()));
+  out->set_draining(m.leaving());
+  for (const pb::RankStatus& s : m.report.ranks()) *out->add_ranks() = s;
+}
+
+pb::JobStatus Coordinator::status(int64_t now_ms) const {
+  (void)now_ms;
+  pb::JobStatus s;
+  s.set_job(options_.job.job().name());
+  s.set_state(phase_text(durable_.phase()));
+  switch (durable_.phase()) {
+    case pb::Durable::WAITING: s.set_detail(waiting_for_); break;
+    case pb::Durable::FINISHING: s.set_detail(durable_.finish_reason()); break;
+    default: s.set_detail(durable_.cause()); break;
+  }
+  s.set_generation(durable_.generation());
+  if (durable_.assignment().ranks_size() > 0)
+    *s.mutable_mesh() = durable_.assignment().mesh();
+  s.set_coordinator_host(options_.host);
+  s.set_coordinator_pid(options_.pid);
+  s.set_epoch(durable_.epoch());
+  s.set_run_dir(options_.run_dir);
+  s.set_address(options_.address);
+  s.set_step(last_finished_);
+  s.set_steps(total_steps());
+  if (last_metrics_) *s.mutable_last() = *last_metrics_;
+  s.set_checkpoint_step(checkpoint_step_);
+  int slots = 0;
+  for (const auto& [name, m] : members_) {
+    fill_worker_status(name, m, s.add_workers());
+    if (m.alive) slots += m.report.slots();
+  }
+  s.set_spares(std::max(0, slots - durable_.assignment().ranks_size()));
+  for (const pb::EventRecord& e : events_) *s.add_events() = e;
+  s.set_dropped(dropped_);
+  return s;
+}
+
+pb::Reply Coordinator::answer(const pb::Command& c) {
+  pb::Reply reply;
+  reply.set_id(c.id());
+  reply.set_ok(true);
+  const auto refuse = [&](const std::string& why) {
+    reply.set_ok(false);
+    reply.set_error(why);
+  };
+  switch (c.kind()) {
+    case pb::Command::STATUS:
+      break;
+    case pb::Command::DRAIN: {
+      const auto it = members_.find(c.worker());
+      if (it == members_.end() || !it->second.alive) {
+        std::vector<std::string> names;
+        for (const auto& [name, m] : members_)
+          if (m.alive) names.push_back(name);
+        refuse(fmt::format("no worker '{}'; the workers are: {}", c.worker(),
+                           names.empty() ? "none" : join(names)));
+        break;
+      }
+      if (it->second.draining) break;
+      it->second.draining = true;
+      for (pb::Durable::Member& p : *durable_.mutable_participants())
+        if (p.name() == c.worker()) p.set_draining(true);
+      persist();
+      pb::EventRecord e = event("drain");
+      e.set_worker(c.worker());
+      emit(std::move(e));
+      break;
+    }
+    case pb::Command::CHECKPOINT:
+      if (durable_.phase() != pb::Durable::RUNNING) {
+        refuse(fmt::format("nothing to save now: the job is {}",
+                           phase_text(durable_.phase())));
+        break;
+      }
+      ++checkpoint_request_;
+      break;
+    case pb::Command::STOP:
+      if (durable_.stop_requested()) break;
+      durable_.set_stop_requested(true);
+      persist();
+      emit(event("stop_requested"));
+      break;
+  }
+  *reply.mutable_status() = status(now_ms_);
+  return reply;
+}
+
+}  // namespace remesh::core
