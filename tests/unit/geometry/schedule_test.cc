@@ -1,0 +1,171 @@
+#include "parallel/geometry/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace remesh::geometry {
+namespace {
+
+struct Case {
+  ScheduleKind kind;
+  int pp, m, v;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const int pp : {1, 2, 3, 4, 7, 8})
+    for (const int m : {1, 2, 3, 4, 8, 12, 21, 32}) {
+      for (const auto kind :
+           {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+            ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1})
+        all.push_back({kind, pp, m, 1});
+      for (const int v : {2, 3, 4})
+        if (m % pp == 0)
+          all.push_back({ScheduleKind::kInterleaved1F1B, pp, m, v});
+    }
+  return all;
+}
+
+constexpr PassCosts kEqual{};  // forward = backward = weight = 1
+
+TEST(Schedule, EveryOneRunsEveryPassOnceAndCannotDeadlock) {
+  for (const Case& c : cases()) {
+    const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
+    ASSERT_TRUE(s.ok()) << s.status().to_string();
+    const auto t = simulate(*s, {.transfer = 0.3});
+    EXPECT_TRUE(t.ok()) << schedule_name(c.kind) << " pp " << c.pp << " m "
+                        << c.m << " v " << c.v << ": "
+                        << t.status().to_string();
+  }
+}
+
+TEST(Schedule, BubblesAreAsPublished) {
+  for (const Case& c : cases()) {
+    const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
+    const PipeTiming t = *simulate(*s, kEqual);
+    const double p1 = c.pp - 1;
+    SCOPED_TRACE(testing::Message() << schedule_name(c.kind) << " pp " << c.pp
+                                    << " m " << c.m << " v " << c.v);
+    if (c.kind != ScheduleKind::kZbH1) {
+      // (p - 1) / (v m) of the ideal time.
+      EXPECT_NEAR(t.bubble_overhead, p1 / (c.v * c.m), 1e-9);
+    } else if (c.m >= c.pp) {
+      // (p - 1)(F + B - W): a third of 1F1B's when all are equal.
+      EXPECT_NEAR(t.bubble_overhead, p1 / c.m / 3, 1e-9);
+    } else {
+      EXPECT_LE(t.bubble_overhead, p1 / c.m + 1e-9);
+    }
+    EXPECT_NEAR(t.bubble_share, 1 - 1 / (1 + t.bubble_overhead), 1e-9);
+  }
+}
+
+TEST(Schedule, LiveMicrobatchesAreBounded) {
+  for (const Case& c : cases()) {
+    const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
+    const PipeTiming t = *simulate(*s, kEqual);
+    for (int r = 0; r < c.pp; ++r) {
+      const int live = t.peak_live[static_cast<size_t>(r)];
+      if (c.kind == ScheduleKind::kGpipe) {
+        EXPECT_EQ(live, c.m);
+      } else if (c.v == 1 && c.kind != ScheduleKind::kZbH1) {
+        EXPECT_EQ(live, std::min(c.m, c.pp - r));
+      } else if (c.kind == ScheduleKind::kZbH1) {
+        EXPECT_LE(live, c.pp);
+      } else {
+        // Warm-up and the one in hand (Narayanan et al., SC'21).
+        EXPECT_LE(live, 2 * (c.pp - 1 - r) + (c.v - 1) * c.pp + 1);
+      }
+    }
+  }
+}
+
+TEST(Schedule, ReadsAsInThePapers) {
+  const auto s = make_schedule(ScheduleKind::k1F1B, 3, 4);
+  EXPECT_EQ(s->to_string(0), "F0 F1 F2 B0 F3 B1 B2 B3");
+  EXPECT_EQ(s->to_string(2), "F0 B0 F1 B1 F2 B2 F3 B3");
+  const auto i = make_schedule(ScheduleKind::kInterleaved1F1B, 2, 2, 2);
+  EXPECT_EQ(i->to_string(1), "F0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0");
+  const auto z = make_schedule(ScheduleKind::kZbH1, 2, 3);
+  EXPECT_EQ(z->to_string(1), "F0 B0 F1 B1 W0 F2 B2 W1 W2");
+}
+
+TEST(Schedule, SimulationRefusesListsThatAreNoSchedule) {
+  const Schedule good = *make_schedule(ScheduleKind::k1F1B, 2, 2);
+  Schedule s = good;
+  s.ranks[1].pop_back();
+  EXPECT_NE(simulate(s, {}).status().message().find("rank 1: 3 ops, needs 4"),
+            std::string::npos);
+  s = good;
+  s.ranks[0][1] = s.ranks[0][0];
+  EXPECT_NE(simulate(s, {}).status().message().find("rank 0: F0 twice"),
+            std::string::npos);
+  s = good;  // backward before its forward
+  std::swap(s.ranks[1][0], s.ranks[1][1]);
+  EXPECT_NE(simulate(s, {}).status().message().find(
+                "deadlock: rank 0 waits for ever at B0"),
+            std::string::npos);
+}
+
+TEST(Schedule, RefusesWhatItCannotMake) {
+  EXPECT_FALSE(make_schedule(ScheduleKind::k1F1B, 0, 1).ok());
+  EXPECT_FALSE(make_schedule(ScheduleKind::k1F1B, 2, 4, 2).ok());
+  EXPECT_NE(make_schedule(ScheduleKind::kInterleaved1F1B, 4, 6, 2)
+                .status()
+                .message()
+                .find("multiple of the stages"),
+            std::string::npos);
+  for (const auto kind : {ScheduleKind::kGpipe, ScheduleKind::kZbH1})
+    EXPECT_EQ(*parse_schedule(schedule_name(kind)), kind);
+  EXPECT_NE(parse_schedule("zb").status().message().find("1f1b"),
+            std::string::npos);
+}
+
+// All ways to place the bounds.
+double least_largest_load(int64_t layers, int stages, double first,
+                          double last) {
+  if (stages == 1) return static_cast<double>(layers) + first + last;
+  double best = 1e30;
+  for (int64_t k = 1; k <= layers - (stages - 1); ++k)
+    best = std::min(
+        best, std::max(static_cast<double>(k) + first,
+                       least_largest_load(layers - k, stages - 1, 0, last)));
+  return best;
+}
+
+TEST(SplitLayers, MakesTheLargestLoadAsSmallAsCanBe) {
+  for (int64_t n = 1; n <= 9; ++n)
+    for (int p = 1; p <= n && p <= 5; ++p)
+      for (const double embedding : {0.0, 0.5, 2.0})
+        for (const double head : {0.0, 1.5, 4.0}) {
+          const auto b =
+              *split_layers(n, p, {.embedding = embedding, .head = head});
+          ASSERT_EQ(b.size(), static_cast<size_t>(p) + 1);
+          EXPECT_EQ(b.front(), 0);
+          EXPECT_EQ(b.back(), n);
+          double largest = 0;
+          for (size_t s = 0; s + 1 < b.size(); ++s) {
+            ASSERT_LT(b[s], b[s + 1]);
+            largest = std::max(largest, static_cast<double>(b[s + 1] - b[s]) +
+                                            (s == 0 ? embedding : 0) +
+                                            (s + 2 == b.size() ? head : 0));
+          }
+          EXPECT_DOUBLE_EQ(largest, least_largest_load(n, p, embedding, head));
+        }
+}
+
+TEST(SplitLayers, IsEvenWithoutEndCostsAndRefusesTooManyStages) {
+  for (int64_t n = 1; n <= 40; ++n)
+    for (int p = 1; p <= n && p <= 9; ++p) {
+      const auto b = *split_layers(n, p);
+      for (size_t s = 0; s + 1 < b.size(); ++s) {
+        EXPECT_GE(b[s + 1] - b[s], n / p);
+        EXPECT_LE(b[s + 1] - b[s], (n + p - 1) / p);
+      }
+    }
+  EXPECT_NE(split_layers(3, 4).status().message().find("allowed: 1 to 3"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::geometry
