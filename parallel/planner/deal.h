@@ -6,7 +6,11 @@
 // where that can be done; a worker's ranks are contiguous as far as possible.
 // A worker that had a place in the previous mesh of the same size gets the
 // same ranks back, so that its state in memory serves again and only what
-// really left moves.
+// really left moves. When the size changes, those who stay keep their order
+// and come first, so that joiners take the last ranks.
+//
+// threads follows from how many ranks share a host, so a rank may get another
+// number when the mesh changes or it moves to another host.
 #pragma once
 
 #include <cstdint>
