@@ -3,7 +3,9 @@
 // proto/job.proto is the only list of keys: names, types, defaults, bounds,
 // allowed values and help come from it by reflection. In a loaded job just
 // the keys that the user gave are present; accessors give the defaults. In a
-// resolved job every key is present.
+// resolved job every key is present. (One exception: a path with a default,
+// job.dump_folder, is present after loading, made absolute from the current
+// folder.)
 //
 // Everything here is pure but load_job(), which reads one file and asks for
 // the current folder. Nothing here knows of workers, data sets or meshes.

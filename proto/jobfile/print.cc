@@ -1,0 +1,73 @@
+#include <fmt/format.h>
+
+#include <sstream>
+
+#include "proto/jobfile/jobfile.h"
+#include "proto/jobfile/schema.h"
+
+namespace remesh::jobfile {
+namespace {
+
+constexpr size_t kWidth = 78;
+
+// Lines of "# text", broken between words.
+std::string comment(const std::string& text) {
+  std::istringstream words(text);
+  std::string out;
+  std::string line = "#";
+  for (std::string word; words >> word;) {
+    if (line.size() > 1 && line.size() + 1 + word.size() > kWidth) {
+      out += line + "\n";
+      line.resize(1);
+    }
+    line += " " + word;
+  }
+  return out + line + "\n";
+}
+
+std::string capitalized(std::string text) {
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z')
+    text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
+}  // namespace
+
+std::string to_toml(const pb::Job& job) {
+  std::string out = "# The job, every key as the run uses it.\n";
+  for (const Field* section : sections()) {
+    out += fmt::format("\n[{}]\n", section->name());
+    for (const Field* key : keys(*section))
+      out += fmt::format("{} = {}\n", key->name(),
+                         to_toml_value(get_key(job, *key)));
+  }
+  return out;
+}
+
+std::string commented_example() {
+  std::string out =
+      "# Every key of a job file, with its default.\n"
+      "#\n"
+      "# A key left out, or commented out as here, has its default; only\n"
+      "# data.path must be given. Relative paths start at this file's folder\n"
+      "# (job.dump_folder, when left out, at the current one).\n"
+      "# Any key can be set on the command line:\n"
+      "#   remesh run JOB.toml --set train.steps=200\n"
+      "# (Written from proto/job.proto; a test compares the two.)\n";
+  for (const Field* section : sections()) {
+    out += fmt::format("\n[{}]\n", section->name());
+    for (const Field* key : keys(*section)) {
+      out += '\n';
+      out += comment(key->options().GetExtension(pb::help));
+      const bool required = key->options().GetExtension(pb::required);
+      out += comment(capitalized(allowed_text(*key)) +
+                     (required ? "; required." : "."));
+      out += required ? fmt::format("{} = \"data\"\n", key->name())
+                      : fmt::format("# {} = {}\n", key->name(),
+                                    to_toml_value(default_value(*key)));
+    }
+  }
+  return out;
+}
+
+}  // namespace remesh::jobfile

@@ -1,0 +1,215 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+#include "proto/base/text.h"
+#include "proto/jobfile/jobfile.h"
+#include "proto/jobfile/schema.h"
+
+namespace remesh::jobfile {
+namespace {
+
+// tiny to 110m: the sizes of the golden files and of llama2.c's models.
+// 1b: Llama 3.2 1B; 8b, 70b: Llama 3.1 (config.json of each on Hugging Face).
+struct Flavor {
+  const char* name;
+  int64_t dim, n_layers, n_heads, n_kv_heads, hidden_dim;
+  double rope_theta;
+  bool tie_embeddings;
+  double rope_scaling_factor;
+};
+constexpr Flavor kFlavors[] = {
+    {"tiny", 64, 4, 8, 4, 192, 1e4, false, 1},
+    {"15m", 288, 6, 6, 6, 768, 1e4, false, 1},
+    {"42m", 512, 8, 8, 8, 1376, 1e4, false, 1},
+    {"110m", 768, 12, 12, 12, 2048, 1e4, false, 1},
+    {"1b", 2048, 16, 32, 8, 8192, 5e5, true, 32},
+    {"8b", 4096, 32, 32, 8, 14336, 5e5, false, 8},
+    {"70b", 8192, 80, 64, 8, 28672, 5e5, false, 8},
+};
+
+void expand_flavor(pb::Model& m) {
+  for (const Flavor& f : kFlavors) {
+    if (m.flavor() != f.name) continue;
+    if (!m.has_dim()) m.set_dim(f.dim);
+    if (!m.has_n_layers()) m.set_n_layers(f.n_layers);
+    if (!m.has_n_heads()) m.set_n_heads(f.n_heads);
+    if (!m.has_n_kv_heads()) m.set_n_kv_heads(f.n_kv_heads);
+    if (!m.has_hidden_dim()) m.set_hidden_dim(f.hidden_dim);
+    if (!m.has_rope_theta()) m.set_rope_theta(f.rope_theta);
+    if (!m.has_tie_embeddings()) m.set_tie_embeddings(f.tie_embeddings);
+    if (!m.has_rope_scaling_factor())
+      m.set_rope_scaling_factor(f.rope_scaling_factor);
+  }
+}
+
+void fill_in(pb::Job& job, const DataInfo& data) {
+  pb::Model& m = *job.mutable_model();
+  expand_flavor(m);
+  if (m.n_kv_heads() == -1) m.set_n_kv_heads(m.n_heads());
+  if (m.hidden_dim() == -1) m.set_hidden_dim((8 * m.dim() / 3 + 31) / 32 * 32);
+  if (m.vocab_size() == -1) m.set_vocab_size(data.vocab_size);
+  pb::Schedule& s = *job.mutable_schedule();
+  if (s.total_steps() == -1) s.set_total_steps(job.train().steps());
+  // Defaults that would contradict a short run or a data set without held-out
+  // text give way; the same, given by the user, is an error (check_*).
+  if (!s.has_warmup_steps())
+    s.set_warmup_steps(std::min(s.warmup_steps(), s.total_steps()));
+  pb::Train& t = *job.mutable_train();
+  if (!t.has_eval_sequences() && data.val_tokens >= 0 &&
+      data.val_tokens <= t.seq_len())
+    t.set_eval_sequences(0);
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section))
+      if (!has_key(job, *key)) {
+        const std::string problem = set_key(job, *key, get_key(job, *key));
+        CHECK_MSG(problem.empty() || full_name(*key) == "data.path",
+                  "job.proto: a default that is not allowed");
+      }
+}
+
+using Problems = std::vector<std::string>;
+
+void check_model(const pb::Job& job, const DataInfo& data, Problems& out) {
+  const pb::Model& m = job.model();
+  const Status status = model_config(job).validate();
+  if (!status.ok()) out.push_back(status.message());
+  if (m.rope_high_freq_factor() <= m.rope_low_freq_factor())
+    out.push_back(
+        fmt::format("model.rope_high_freq_factor = {}: must be above "
+                    "model.rope_low_freq_factor = {}",
+                    m.rope_high_freq_factor(), m.rope_low_freq_factor()));
+  if (m.vocab_size() < data.vocab_size)
+    out.push_back(fmt::format(
+        "model.vocab_size = {}: the data set at {} has a vocabulary of {}; "
+        "must be at least that, or -1",
+        m.vocab_size(), job.data().path(), data.vocab_size));
+}
+
+void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
+  const pb::Train& t = job.train();
+  const pb::Schedule& s = job.schedule();
+  if (t.global_batch_size() % t.local_batch_size() != 0)
+    out.push_back(fmt::format(
+        "train.local_batch_size = {}: must divide train.global_batch_size = "
+        "{}",
+        t.local_batch_size(), t.global_batch_size()));
+  if (data.train_tokens >= 0 && data.train_tokens <= t.seq_len())
+    out.push_back(fmt::format(
+        "train.seq_len = {}: the data set at {} has {} training tokens; must "
+        "be below that",
+        t.seq_len(), job.data().path(), data.train_tokens));
+  if (t.eval_sequences() > 0 && data.val_tokens >= 0 &&
+      data.val_tokens <= t.seq_len())
+    out.push_back(fmt::format(
+        "train.eval_sequences = {}: the data set at {} has {} held-out tokens "
+        "and a sequence has {}: must be 0, or prepare the data with a "
+        "validation split",
+        t.eval_sequences(), job.data().path(), data.val_tokens, t.seq_len()));
+  if (t.eval_every() > 0 && t.eval_sequences() == 0)
+    out.push_back(fmt::format(
+        "train.eval_every = {}: must be 0 where train.eval_sequences is 0 or "
+        "the data set has no validation split",
+        t.eval_every()));
+  if (s.warmup_steps() > s.total_steps())
+    out.push_back(fmt::format(
+        "schedule.warmup_steps = {}: must be at most the {} steps of the "
+        "schedule",
+        s.warmup_steps(), s.total_steps()));
+}
+
+void check_mesh(const pb::Job& job, Problems& out) {
+  const pb::Parallel& p = job.parallel();
+  const pb::Elastic& e = job.elastic();
+  const pb::Model& m = job.model();
+  const int64_t tp = p.tensor_parallel_degree();
+  const int64_t batches =
+      job.train().global_batch_size() / job.train().local_batch_size();
+  if (p.data_parallel_degree() > batches)
+    out.push_back(fmt::format(
+        "parallel.data_parallel_degree = {}: a step has {} microbatches "
+        "(train.global_batch_size / train.local_batch_size); must be at most "
+        "that",
+        p.data_parallel_degree(), batches));
+  if (tp > 1 && (m.n_heads() % tp != 0 || m.hidden_dim() % tp != 0))
+    out.push_back(fmt::format(
+        "parallel.tensor_parallel_degree = {}: must divide model.n_heads = {} "
+        "and model.hidden_dim = {}",
+        tp, m.n_heads(), m.hidden_dim()));
+  if (p.pipeline_parallel_degree() > m.n_layers())
+    out.push_back(
+        fmt::format("parallel.pipeline_parallel_degree = {}: must be at most "
+                    "model.n_layers = {}",
+                    p.pipeline_parallel_degree(), m.n_layers()));
+  const int64_t cp = p.context_parallel_degree();
+  if (cp > 1 && job.train().seq_len() % cp != 0)
+    out.push_back(
+        fmt::format("parallel.context_parallel_degree = {}: must divide "
+                    "train.seq_len = {}",
+                    cp, job.train().seq_len()));
+  if (e.max_slots() != -1 && e.max_slots() < e.min_slots())
+    out.push_back(fmt::format(
+        "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = "
+        "{}",
+        e.max_slots(), e.min_slots()));
+  // Each degree is at most 65,536, so the product of four fits.
+  int64_t ranks = 1;
+  for (const int64_t degree :
+       {p.data_parallel_degree(), tp, p.pipeline_parallel_degree(), cp})
+    ranks *= std::max<int64_t>(degree, 1);
+  if (e.max_slots() != -1 && ranks > e.max_slots())
+    out.push_back(fmt::format(
+        "elastic.max_slots = {}: must be -1 or at least {}, the ranks of the "
+        "degrees in [parallel]",
+        e.max_slots(), ranks));
+  if (e.dead_after_ms() <= e.report_every_ms())
+    out.push_back(fmt::format(
+        "elastic.dead_after_ms = {}: must be above elastic.report_every_ms = "
+        "{}",
+        e.dead_after_ms(), e.report_every_ms()));
+}
+
+}  // namespace
+
+geometry::ModelConfig model_config(const pb::Job& resolved) {
+  const pb::Model& m = resolved.model();
+  geometry::ModelConfig c;
+  c.dim = m.dim();
+  c.n_layers = m.n_layers();
+  c.n_heads = m.n_heads();
+  c.n_kv_heads = m.n_kv_heads();
+  c.hidden_dim = m.hidden_dim();
+  c.vocab_size = m.vocab_size();
+  c.norm_eps = m.norm_eps();
+  c.rope_theta = m.rope_theta();
+  c.tie_embeddings = m.tie_embeddings();
+  c.rope_scaled = m.rope_scaling_factor() != 1;
+  if (c.rope_scaled)
+    c.rope_scaling = {m.rope_scaling_factor(), m.rope_low_freq_factor(),
+                      m.rope_high_freq_factor(),
+                      m.rope_original_max_position()};
+  return c;
+}
+
+Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
+  if (data.vocab_size < 1)
+    return invalid_argument(fmt::format(
+        "the data set's vocab_size = {}: must be at least 1", data.vocab_size));
+  Problems problems;
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section))
+      if (const std::string p = check_key(job, *key); !p.empty())
+        problems.push_back(fmt::format("{} = {}: {}", full_name(*key),
+                                       to_toml_value(get_key(job, *key)), p));
+  if (!problems.empty()) return invalid_argument(join(problems, "\n"));
+  pb::Job resolved = job;
+  fill_in(resolved, data);
+  check_model(resolved, data, problems);
+  check_train(resolved, data, problems);
+  check_mesh(resolved, problems);
+  if (!problems.empty()) return invalid_argument(join(problems, "\n"));
+  return resolved;
+}
+
+}  // namespace remesh::jobfile

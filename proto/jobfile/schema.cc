@@ -1,0 +1,303 @@
+#include "proto/jobfile/schema.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "proto/base/check.h"
+#include "proto/base/text.h"
+
+namespace remesh::jobfile {
+namespace {
+
+using google::protobuf::FieldOptions;
+
+const FieldOptions& options(const Field& key) { return key.options(); }
+
+std::vector<std::string> allowed_values(const Field& key) {
+  std::vector<std::string> values;
+  std::string_view rest = options(key).GetExtension(pb::allowed);
+  while (!rest.empty()) {
+    const size_t bar = rest.find('|');
+    values.emplace_back(rest.substr(0, bar));
+    rest = bar == std::string_view::npos ? "" : rest.substr(bar + 1);
+  }
+  return values;
+}
+
+bool is_integer(const Field& key) {
+  return key.cpp_type() == Field::CPPTYPE_INT64 ||
+         key.cpp_type() == Field::CPPTYPE_UINT64;
+}
+
+// A bound as the user would write it: 1048576, 1e-08.
+std::string bound_text(double bound) {
+  if (bound == std::floor(bound) && std::fabs(bound) < 1e15)
+    return fmt::format("{}", static_cast<int64_t>(bound));
+  return fmt::format("{}", bound);
+}
+
+// Keys with -1 as least value use it for "not given" or "chosen"; what is
+// between that and the first sensible value is not allowed.
+bool has_sentinel(const Field& key) {
+  return options(key).HasExtension(pb::min) &&
+         options(key).GetExtension(pb::min) == -1;
+}
+
+std::string range_text(const Field& key) {
+  const FieldOptions& o = options(key);
+  std::string text;
+  if (has_sentinel(key)) {
+    text = is_integer(key) ? ", -1 or from 1" : ", -1 or above 0";
+  } else if (o.HasExtension(pb::min)) {
+    text =
+        fmt::format(" {} {}", o.GetExtension(pb::above_min) ? "above" : "from",
+                    bound_text(o.GetExtension(pb::min)));
+  } else if (key.cpp_type() == Field::CPPTYPE_UINT64) {
+    return " from 0 to 2^63 - 1";
+  }
+  if (o.HasExtension(pb::max))
+    text += fmt::format(" to {}", bound_text(o.GetExtension(pb::max)));
+  return text;
+}
+
+bool in_range(const Field& key, double value) {
+  const FieldOptions& o = options(key);
+  if (!std::isfinite(value)) return false;
+  if (has_sentinel(key)) {
+    if (value != -1 && value <= 0) return false;
+  } else if (o.HasExtension(pb::min)) {
+    const double min = o.GetExtension(pb::min);
+    if (value < min || (o.GetExtension(pb::above_min) && value == min))
+      return false;
+  }
+  return !o.HasExtension(pb::max) || value <= o.GetExtension(pb::max);
+}
+
+bool is_name(const std::string& text) {
+  const auto good = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+           (c >= '0' && c <= '9') || c == '-' || c == '_' || c == '.';
+  };
+  return !text.empty() && text.size() <= 64 && text[0] != '.' &&
+         std::all_of(text.begin(), text.end(), good);
+}
+
+std::string check_text(const Field& key, const std::string& text) {
+  const std::vector<std::string> allowed = allowed_values(key);
+  if (!allowed.empty()) {
+    if (std::find(allowed.begin(), allowed.end(), text) != allowed.end())
+      return "";
+    std::string near = nearest_name(text, allowed);
+    if (text == "bfloat16") near = "bf16";
+    if (text == "float32") near = "fp32";
+    std::string problem = "must be " + allowed_text(key);
+    const bool known =
+        std::find(allowed.begin(), allowed.end(), near) != allowed.end();
+    if (known) problem += fmt::format("; did you mean \"{}\"?", near);
+    return problem;
+  }
+  if (text.find('\0') != std::string::npos) return "must not have a NUL in it";
+  if (full_name(key) == "job.name" && !is_name(text))
+    return "must be 1 to 64 letters, digits, '-', '_' or '.', not beginning "
+           "with '.'";
+  const bool folder = options(key).GetExtension(pb::is_path) ||
+                      full_name(key) == "checkpoint.folder";
+  if (folder && text.empty()) return "must not be empty";
+  return "";
+}
+
+// The problem with a value of the key's own type, or "".
+std::string check_value(const Field& key, const Value& value) {
+  if (const auto* text = std::get_if<std::string>(&value))
+    return check_text(key, *text);
+  double number = 0;
+  if (const auto* i = std::get_if<int64_t>(&value))
+    number = static_cast<double>(*i);
+  if (const auto* d = std::get_if<double>(&value)) number = *d;
+  const bool negative = key.cpp_type() == Field::CPPTYPE_UINT64 && number < 0;
+  const bool boolean = std::holds_alternative<bool>(value);
+  if (negative || (!boolean && !in_range(key, number)))
+    return "must be " + allowed_text(key);
+  return "";
+}
+
+google::protobuf::Message* section_of(pb::Job& job, const Field& key) {
+  const Field* section = nullptr;
+  for (const Field* s : sections())
+    if (s->message_type() == key.containing_type()) section = s;
+  CHECK(section != nullptr);
+  return job.GetReflection()->MutableMessage(&job, section);
+}
+
+const google::protobuf::Message& section_of(const pb::Job& job,
+                                            const Field& key) {
+  const Field* section = nullptr;
+  for (const Field* s : sections())
+    if (s->message_type() == key.containing_type()) section = s;
+  CHECK(section != nullptr);
+  return job.GetReflection()->GetMessage(job, section);
+}
+
+}  // namespace
+
+std::vector<const Field*> sections() {
+  std::vector<const Field*> all;
+  const Section& job = *pb::Job::descriptor();
+  for (int i = 0; i < job.field_count(); ++i) all.push_back(job.field(i));
+  return all;
+}
+
+std::vector<const Field*> keys(const Field& section) {
+  std::vector<const Field*> all;
+  const Section& type = *section.message_type();
+  for (int i = 0; i < type.field_count(); ++i) all.push_back(type.field(i));
+  return all;
+}
+
+const Field* find_section(std::string_view name) {
+  return pb::Job::descriptor()->FindFieldByName(std::string(name));
+}
+
+const Field* find_key(const Field& section, std::string_view name) {
+  return section.message_type()->FindFieldByName(std::string(name));
+}
+
+std::string full_name(const Field& key) {
+  for (const Field* s : sections())
+    if (s->message_type() == key.containing_type())
+      return s->name() + "." + key.name();
+  return key.name();
+}
+
+std::string allowed_text(const Field& key) {
+  switch (key.cpp_type()) {
+    case Field::CPPTYPE_BOOL:
+      return "true or false";
+    case Field::CPPTYPE_STRING: {
+      const std::vector<std::string> values = allowed_values(key);
+      if (values.size() == 1) return fmt::format("\"{}\"", values[0]);
+      if (!values.empty())
+        return fmt::format("one of \"{}\"", join(values, "\", \""));
+      return options(key).GetExtension(pb::is_path) ? "a path in quotes"
+                                                    : "text in quotes";
+    }
+    default:
+      return (is_integer(key) ? "an integer" : "a number") + range_text(key);
+  }
+}
+
+std::string set_key(pb::Job& job, const Field& key, const Value& value) {
+  Value typed = value;
+  bool right = false;
+  switch (key.cpp_type()) {
+    case Field::CPPTYPE_BOOL:
+      right = std::holds_alternative<bool>(value);
+      break;
+    case Field::CPPTYPE_STRING:
+      right = std::holds_alternative<std::string>(value);
+      break;
+    case Field::CPPTYPE_DOUBLE:
+      if (const auto* i = std::get_if<int64_t>(&value))
+        typed = static_cast<double>(*i);
+      right = std::holds_alternative<double>(typed);
+      break;
+    default:
+      right = std::holds_alternative<int64_t>(value);
+  }
+  if (!right) return "must be " + allowed_text(key);
+  if (std::string problem = check_value(key, typed); !problem.empty())
+    return problem;
+  google::protobuf::Message* section = section_of(job, key);
+  const google::protobuf::Reflection& set = *section->GetReflection();
+  switch (key.cpp_type()) {
+    case Field::CPPTYPE_BOOL:
+      set.SetBool(section, &key, std::get<bool>(typed));
+      break;
+    case Field::CPPTYPE_STRING:
+      set.SetString(section, &key, std::get<std::string>(typed));
+      break;
+    case Field::CPPTYPE_DOUBLE:
+      set.SetDouble(section, &key, std::get<double>(typed));
+      break;
+    case Field::CPPTYPE_UINT64:
+      set.SetUInt64(section, &key,
+                    static_cast<uint64_t>(std::get<int64_t>(typed)));
+      break;
+    case Field::CPPTYPE_INT64:
+      set.SetInt64(section, &key, std::get<int64_t>(typed));
+      break;
+    default:
+      CHECK_MSG(false, "job.proto: a type job files do not have");
+  }
+  return "";
+}
+
+std::string check_key(const pb::Job& job, const Field& key) {
+  const Value value = get_key(job, key);
+  if (std::holds_alternative<std::monostate>(value))
+    return "must be " + allowed_text(key);
+  if (!has_key(job, key) && options(key).GetExtension(pb::required))
+    return "is required: give " + allowed_text(key);
+  return check_value(key, value);
+}
+
+bool has_key(const pb::Job& job, const Field& key) {
+  const google::protobuf::Message& section = section_of(job, key);
+  return section.GetReflection()->HasField(section, &key);
+}
+
+Value get_key(const pb::Job& job, const Field& key) {
+  const google::protobuf::Message& section = section_of(job, key);
+  const google::protobuf::Reflection& get = *section.GetReflection();
+  switch (key.cpp_type()) {
+    case Field::CPPTYPE_BOOL:
+      return get.GetBool(section, &key);
+    case Field::CPPTYPE_STRING:
+      return get.GetString(section, &key);
+    case Field::CPPTYPE_DOUBLE:
+      return get.GetDouble(section, &key);
+    case Field::CPPTYPE_INT64:
+      return get.GetInt64(section, &key);
+    case Field::CPPTYPE_UINT64: {
+      const uint64_t value = get.GetUInt64(section, &key);
+      // TOML has no integer beyond that; no job file can have set it.
+      if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+        return std::monostate();
+      return static_cast<int64_t>(value);
+    }
+    default:
+      CHECK_MSG(false, "job.proto: a type job files do not have");
+      return std::monostate();
+  }
+}
+
+Value default_value(const Field& key) { return get_key(pb::Job(), key); }
+
+std::string to_toml_value(const Value& value) {
+  if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
+  if (const auto* i = std::get_if<int64_t>(&value))
+    return fmt::format("{}", *i);
+  if (const auto* d = std::get_if<double>(&value)) {
+    std::string text = fmt::format("{}", *d);
+    if (text.find_first_of(".einf") == std::string::npos) text += ".0";
+    return text;
+  }
+  const auto* s = std::get_if<std::string>(&value);
+  if (s == nullptr) return "(not a value)";
+  std::string text = "\"";
+  for (const char c : *s) {
+    const auto b = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\')
+      text += {'\\', c};
+    else if (b < 0x20 || b == 0x7F)
+      text += fmt::format("\\u{:04X}", b);
+    else
+      text += c;
+  }
+  return text + "\"";
+}
+
+}  // namespace remesh::jobfile

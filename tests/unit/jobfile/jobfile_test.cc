@@ -1,0 +1,337 @@
+#include "proto/jobfile/jobfile.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <random>
+#include <sstream>
+
+#include "proto/jobfile/schema.h"
+
+namespace remesh::jobfile {
+namespace {
+
+namespace fs = std::filesystem;
+
+const Source kSource{"job.toml", "/jobs"};
+constexpr char kLeast[] = "[data]\npath = \"books\"\n";
+
+std::string problem(const std::string& toml,
+                    const std::vector<std::string>& overrides = {}) {
+  const auto job = parse_job(toml, kSource, overrides, "/here");
+  return job.ok() ? "" : job.status().message();
+}
+
+pb::Job good(const std::string& toml,
+             const std::vector<std::string>& overrides = {}) {
+  auto job = parse_job(toml, kSource, overrides, "/here");
+  EXPECT_TRUE(job.ok()) << job.status().to_string();
+  return job.ok() ? *job : pb::Job();
+}
+
+std::string resolve_problem(const std::string& toml,
+                            const DataInfo& data = {257}) {
+  const auto job = resolve(good(kLeast + toml), data);
+  return job.ok() ? "" : job.status().message();
+}
+
+TEST(Job, KeysGivenArePresentAndTheRestHasDefaults) {
+  const pb::Job job = good(
+      std::string(kLeast) +
+      "[train]\nsteps = 7\nmax_norm = 2\n[model]\ntie_embeddings = true\n");
+  EXPECT_EQ(job.train().steps(), 7);
+  EXPECT_EQ(job.train().max_norm(), 2.0);  // an integer for a number
+  EXPECT_TRUE(job.model().tie_embeddings());
+  EXPECT_FALSE(job.train().has_seq_len());
+  EXPECT_EQ(job.train().seq_len(), 256);
+}
+
+TEST(Job, PathsStartAtTheFileAndInOverridesAtTheCurrentFolder) {
+  EXPECT_EQ(good(kLeast).data().path(), "/jobs/books");
+  EXPECT_EQ(good(kLeast).job().dump_folder(), "/here/runs");
+  EXPECT_EQ(good(kLeast, {"data.path=../b"}).data().path(), "/b");
+  EXPECT_EQ(good("[data]\npath = \"/abs/./x\"\n").data().path(), "/abs/x");
+}
+
+TEST(Job, OverridesTakeTomlOrABareWordAndTheLastWins) {
+  const pb::Job job =
+      good(kLeast, {"train.steps=5", "train.steps = 6", "train.dtype=fp32",
+                    "job.name=2024", "job.description=\"a b\"",
+                    "optimizer.lr=3e-4", "model.tie_embeddings=true"});
+  EXPECT_EQ(job.train().steps(), 6);
+  EXPECT_EQ(job.train().dtype(), "fp32");
+  EXPECT_EQ(job.job().name(), "2024");
+  EXPECT_EQ(job.job().description(), "a b");
+  EXPECT_EQ(job.optimizer().lr(), 3e-4);
+  EXPECT_TRUE(job.model().tie_embeddings());
+}
+
+TEST(Job, AnOverrideCannotSmuggleInASecondKey) {
+  EXPECT_EQ(good(kLeast, {"job.description=1\nx = 2"}).job().description(),
+            "1\nx = 2");
+  EXPECT_NE(problem(kLeast, {"train.steps=1\nx = 2"}), "");
+}
+
+TEST(Job, ErrorsNameLineKeyValueAndWhatIsAllowed) {
+  EXPECT_EQ(problem("[data]\npath = \"x\"\n\n[train]\nsteps = \"many\"\n"),
+            "job.toml:5: train.steps = \"many\": must be an integer from 1");
+  EXPECT_EQ(problem(std::string(kLeast) + "[train]\ndtype = \"fp16\"\n"),
+            "job.toml:4: train.dtype = \"fp16\": must be one of \"fp32\", "
+            "\"bf16\"; did you mean \"fp32\"?");
+  EXPECT_EQ(problem(kLeast, {"train.steps=0"}),
+            "--set train.steps=0: must be an integer from 1");
+  EXPECT_EQ(problem(kLeast, {"model.n_kv_heads=0"}),
+            "--set model.n_kv_heads=0: must be an integer, -1 or from 1 to "
+            "1024");
+  EXPECT_EQ(problem(kLeast, {"optimizer.eps=0"}),
+            "--set optimizer.eps=0: must be a number above 0");
+  EXPECT_EQ(problem(kLeast, {"train.seed=-1"}),
+            "--set train.seed=-1: must be an integer from 0 to 2^63 - 1");
+  EXPECT_NE(problem(kLeast, {"optimizer.lr=nan"}), "");
+  EXPECT_NE(problem(kLeast, {"optimizer.lr=inf"}), "");
+  EXPECT_NE(problem(kLeast, {"elastic.hang_after_s=-0.5"}), "");
+  EXPECT_NE(problem(kLeast, {"train.steps=1.5"}), "");
+  EXPECT_NE(problem(kLeast, {"train.steps=[1]"}), "");
+  EXPECT_NE(problem(kLeast, {"job.name=a b"}), "");
+  EXPECT_NE(problem(kLeast, {"job.name=../x"}), "");
+  EXPECT_NE(problem("[data]\npath = \"\"\n"), "");
+  EXPECT_EQ(problem("[train]\nsteps = 2\n"),
+            "job.toml: data.path: is required: give a path in quotes");
+  EXPECT_EQ(problem("[train\n").substr(0, 20), "job.toml:1: not TOML");
+  EXPECT_EQ(problem("train = 5\n" + std::string(kLeast)),
+            "job.toml:1: train = 5: must be a section: [train]");
+}
+
+TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
+  EXPECT_EQ(
+      problem(std::string(kLeast) + "[train]\nsteps = 0\n[model]\ndim = 1\n",
+              {"train.x=1"}),
+      "job.toml:4: train.steps = 0: must be an integer from 1\n"
+      "job.toml:6: model.dim = 1: must be an integer from 2 to 65536\n"
+      "--set train.x=1: no key 'x'; [train] has steps, seq_len, "
+      "global_batch_size, local_batch_size, max_norm, seed, dtype, "
+      "recompute, threads, eval_every, eval_sequences, log_every");
+}
+
+TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
+  const auto says = [&](const std::string& toml, const std::string& what) {
+    const std::string text = problem(kLeast + toml);
+    EXPECT_NE(text.find(what), std::string::npos) << toml << " -> " << text;
+  };
+  says("[train]\nstesp = 1\n", "did you mean train.steps?");
+  says("[trian]\nsteps = 1\n", "did you mean [train]?");
+  says("[training]\nsteps = 1\n", "the section is [train] here");
+  says("[training]\nbatch_size = 1\n", "use train.local_batch_size");
+  says("[train]\nbatch_size = 1\n", "use train.local_batch_size");
+  says("[lr_scheduler]\nwarmup_steps = 1\n", "the section is [schedule]");
+  says("[parallelism]\ndata_parallel_shard_degree = 1\n",
+       "use parallel.data_parallel_degree");
+  says("[optimizer]\nwarmup_steps = 1\n", "there is schedule.warmup_steps");
+  says("[model]\nhidden_size = 64\n", "use model.dim");
+  EXPECT_NE(problem("steps = 3\n").find("it is a key of [train]"),
+            std::string::npos);
+}
+
+TEST(Job, EveryHintNamesKeysThatExist) {
+  const std::string words =
+      "training parallelism experimental lr_scheduler scheduler "
+      "activation_checkpoint validation metrics fault_tolerance";
+  std::istringstream in(words);
+  for (std::string w; in >> w;) EXPECT_NE(hint(w, ""), "") << w;
+  for (const Field* s : sections()) {
+    EXPECT_EQ(hint(s->name(), ""), "") << s->name();
+    for (const Field* k : keys(*s))
+      EXPECT_EQ(hint(s->name(), k->name()), "") << full_name(*k);
+  }
+}
+
+TEST(Job, LoadsAFileAndSaysWhenThereIsNone) {
+  const fs::path dir =
+      fs::temp_directory_path() / ("jobfile_test." + std::to_string(getpid()));
+  fs::create_directories(dir);
+  std::ofstream(dir / "a.toml") << kLeast;
+  const auto job = load_job((dir / "a.toml").string(), {"train.steps=3"});
+  ASSERT_TRUE(job.ok()) << job.status().to_string();
+  EXPECT_EQ(job->data().path(), (dir / "books").string());
+  EXPECT_EQ(job->train().steps(), 3);
+  EXPECT_EQ(load_job((dir / "b.toml").string()).status().code(),
+            Code::kNotFound);
+  EXPECT_EQ(load_job(dir.string()).status().code(), Code::kInvalidArgument);
+  fs::remove_all(dir);
+}
+
+TEST(Resolve, FlavorsExpandAndKeysGivenWin) {
+  const struct {
+    const char* flavor;
+    int64_t dim, layers, heads, kv, hidden;
+  } sizes[] = {{"tiny", 64, 4, 8, 4, 192},     {"15m", 288, 6, 6, 6, 768},
+               {"42m", 512, 8, 8, 8, 1376},    {"110m", 768, 12, 12, 12, 2048},
+               {"1b", 2048, 16, 32, 8, 8192},  {"8b", 4096, 32, 32, 8, 14336},
+               {"70b", 8192, 80, 64, 8, 28672}};
+  for (const auto& s : sizes) {
+    const auto job =
+        resolve(good(kLeast, {std::string("model.flavor=") + s.flavor}), {257});
+    ASSERT_TRUE(job.ok()) << job.status().to_string();
+    const geometry::ModelConfig c = model_config(*job);
+    EXPECT_TRUE(c.validate().ok());
+    EXPECT_EQ(c.dim, s.dim);
+    EXPECT_EQ(c.n_layers, s.layers);
+    EXPECT_EQ(c.n_heads, s.heads);
+    EXPECT_EQ(c.n_kv_heads, s.kv);
+    EXPECT_EQ(c.hidden_dim, s.hidden);
+    EXPECT_EQ(c.vocab_size, 257);
+  }
+  const auto job =
+      resolve(good(kLeast, {"model.flavor=1b", "model.n_layers=3"}), {257});
+  EXPECT_EQ(job->model().n_layers(), 3);
+  EXPECT_TRUE(model_config(*job).rope_scaled);
+  EXPECT_EQ(model_config(*job).rope_scaling.factor, 32);
+}
+
+TEST(Resolve, FillsInWhatMinusOneStandsFor) {
+  const auto job = resolve(good(kLeast, {"train.steps=20"}), {257, 1000, 0});
+  ASSERT_TRUE(job.ok()) << job.status().to_string();
+  EXPECT_EQ(job->model().n_kv_heads(), 4);
+  EXPECT_EQ(job->model().hidden_dim(), 704);  // 682.67 up to 32s
+  EXPECT_EQ(job->model().vocab_size(), 257);
+  EXPECT_EQ(job->schedule().total_steps(), 20);
+  EXPECT_EQ(job->schedule().warmup_steps(), 20);
+  EXPECT_EQ(job->train().eval_sequences(), 0);
+  EXPECT_EQ(job->parallel().data_parallel_degree(), -1);
+  for (const Field* s : sections())
+    for (const Field* k : keys(*s)) EXPECT_TRUE(has_key(*job, *k));
+}
+
+TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
+  const auto says = [&](const std::string& toml, const std::string& what,
+                        const DataInfo& data = {257}) {
+    const std::string text = resolve_problem(toml, data);
+    EXPECT_NE(text.find(what), std::string::npos) << toml << " -> " << text;
+  };
+  says("[train]\nglobal_batch_size = 6\n", "must divide train.global_batch");
+  says("[model]\nn_heads = 3\n", "model.n_heads = 3: must divide");
+  says("[model]\nn_kv_heads = 3\n", "model.n_kv_heads = 3: must divide");
+  says("[model]\nvocab_size = 100\n", "has a vocabulary of 257");
+  says("[model]\nrope_low_freq_factor = 9\n", "rope_high_freq_factor = 4");
+  says("[train]\nsteps = 9\n[schedule]\nwarmup_steps = 10\n",
+       "schedule.warmup_steps = 10: must be at most the 9");
+  says("[parallel]\ndata_parallel_degree = 5\n", "has 4 microbatches");
+  says("[parallel]\ntensor_parallel_degree = 3\n", "must divide model.n_h");
+  says("[parallel]\npipeline_parallel_degree = 5\n", "model.n_layers = 4");
+  says("[elastic]\nmin_slots = 3\nmax_slots = 2\n", "elastic.max_slots = 2");
+  says("[elastic]\nmax_slots = 2\n[parallel]\ndata_parallel_degree = 4\n",
+       "at least 4");
+  says("[elastic]\ndead_after_ms = 100\n", "must be above elastic.report_");
+  says("", "has 200 training tokens", {257, 200, 200});
+  says("[train]\neval_sequences = 4\n", "held-out", {257, 2000, 0});
+  says("[train]\neval_every = 4\n", "must be 0", {257, 2000, 0});
+  EXPECT_EQ(resolve_problem(""), "");
+}
+
+// A random value, allowed or nearly so, for the key.
+Value random_value(const Field& key, std::mt19937_64& rng) {
+  const auto& o = key.options();
+  const auto pick = [&](int64_t n) {
+    return static_cast<int64_t>(rng() % static_cast<uint64_t>(n));
+  };
+  switch (key.cpp_type()) {
+    case Field::CPPTYPE_BOOL:
+      return pick(2) == 1;
+    case Field::CPPTYPE_STRING: {
+      const std::string allowed = o.GetExtension(pb::allowed);
+      if (!allowed.empty()) {
+        std::istringstream in(allowed);
+        std::vector<std::string> all;
+        for (std::string s; std::getline(in, s, '|');) all.push_back(s);
+        return all[static_cast<size_t>(pick(static_cast<int64_t>(all.size())))];
+      }
+      if (full_name(key) == "job.name") return std::string("n-1_.x");
+      std::string text = o.GetExtension(pb::is_path) ? "/p" : "";
+      for (int64_t n = pick(12) + 1; n > 0; --n)
+        text +=
+            std::vector<std::string>{
+                "a",    "\"", "\\", "\n", "\t", "é",
+                "\x7f", "#",  "=",  " ",  "'",  "\x01"}[static_cast<size_t>(
+                pick(12))];
+      return text;
+    }
+    case Field::CPPTYPE_DOUBLE:
+      return std::ldexp(static_cast<double>(rng() >> 11), -53) *
+             std::pow(10.0, static_cast<double>(pick(9) - 6));
+    default:
+      if (full_name(key) == "train.seed")
+        return static_cast<int64_t>(rng() >> 1);
+      return (int64_t{1} << pick(12)) * (1 + pick(3)) - pick(2);
+  }
+}
+
+TEST(Toml, RandomResolvedJobsComeBackTheSame) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  int resolved_jobs = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    pb::Job job = good(kLeast);
+    for (const Field* s : sections())
+      for (const Field* k : keys(*s))
+        if (rng() % 12 == 0) (void)set_key(job, *k, random_value(*k, rng));
+    const auto resolved = resolve(job, {257});
+    if (!resolved.ok()) continue;
+    ++resolved_jobs;
+    const std::string toml = to_toml(*resolved);
+    const auto back = parse_job(toml, kSource);
+    ASSERT_TRUE(back.ok()) << back.status().to_string() << "\n" << toml;
+    ASSERT_EQ(back->SerializeAsString(), resolved->SerializeAsString()) << toml;
+    const auto again = resolve(*back, {257});
+    ASSERT_TRUE(again.ok()) << again.status().to_string();
+    ASSERT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
+  }
+  EXPECT_GT(resolved_jobs, 100);
+}
+
+TEST(Toml, FieldNumbersKeepThePathsAndSeedExact) {
+  pb::Job job = good(kLeast, {"train.seed=9223372036854775807",
+                              "optimizer.lr=0.1", "model.norm_eps=1e-6"});
+  const auto resolved = resolve(job, {257});
+  ASSERT_TRUE(resolved.ok());
+  const pb::Job back = good(to_toml(*resolved));
+  EXPECT_EQ(back.train().seed(), 9223372036854775807ULL);
+  EXPECT_EQ(back.model().norm_eps(), 1e-6);
+  EXPECT_EQ(back.data().path(), "/jobs/books");
+}
+
+TEST(Example, TheCommittedFileIsWhatTheSchemaSays) {
+  std::ifstream in("deploy/examples/defaults.toml");
+  std::stringstream text;
+  text << in.rdbuf();
+  EXPECT_EQ(text.str(), commented_example())
+      << "run: remesh_jobfile_example > deploy/examples/defaults.toml";
+}
+
+TEST(Example, UncommentedItLoadsAsAllDefaults) {
+  const std::string text = commented_example();
+  const pb::Job plain = good(text);
+  EXPECT_FALSE(plain.train().has_steps());
+  std::istringstream in(text);
+  std::string bare;
+  for (std::string line; std::getline(in, line);) {
+    const bool key = line.starts_with("# ") && line.find(" = ") < 40 &&
+                     line.find('`') == std::string::npos;
+    std::string name = key ? line.substr(2, line.find(" = ") - 2) : "";
+    if (key && name.find(' ') == std::string::npos) line = line.substr(2);
+    bare += line + "\n";
+  }
+  const pb::Job all = good(bare);
+  for (const Field* s : sections())
+    for (const Field* k : keys(*s)) {
+      EXPECT_TRUE(has_key(all, *k)) << full_name(*k);
+      if (k->options().GetExtension(pb::is_path)) continue;
+      EXPECT_EQ(get_key(all, *k), default_value(*k)) << full_name(*k);
+    }
+}
+
+}  // namespace
+}  // namespace remesh::jobfile
