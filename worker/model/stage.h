@@ -19,6 +19,7 @@
 
 #include "parallel/geometry/param_table.h"
 #include "proto/base/status.h"
+#include "worker/kernels/dtype.h"
 
 namespace remesh::kernels {
 class Backend;
@@ -26,7 +27,7 @@ class Backend;
 
 namespace remesh::model {
 
-enum class Dtype { kFp32, kBf16 };
+using Dtype = kernels::Dtype;
 enum class Recompute { kNone, kFull };
 
 struct StageOptions {
@@ -52,8 +53,9 @@ struct MicroBatch {
 
 class Stage {
  public:
-  // Fails when sizes are refused or memory is short. `backend` and `table`
-  // must outlive the stage.
+  // Fails when sizes are refused, memory is short, or the backend cannot do
+  // the dtype on this machine (kernels::Backend::supports_bf16()). `backend`
+  // and `table` must outlive the stage.
   static Result<std::unique_ptr<Stage>> create(
       const geometry::ParamTable& table, const StageOptions& options,
       kernels::Backend& backend);
@@ -75,9 +77,10 @@ class Stage {
   // by `loss_scale` (usually 1 / tokens of the global batch); else dy_out is
   // the gradient of output(slot). ADDS parameter gradients into `grads` (flat
   // fp32, table order). Returns the gradient of x_in, or nullptr on the first
-  // stage. `on_ready(i)`, when given, is called once the gradient of parameter
-  // i will not change any more in this call, in a fixed order (roughly last
-  // parameter first); with tied embeddings the shared one is called last.
+  // stage; the gradient is readable until the next call. `on_ready(i)`, when
+  // given, is called once the gradient of parameter i will not change any more
+  // in this call, in a fixed order (roughly last parameter first); with tied
+  // embeddings the shared one is called last.
   virtual const void* backward(int slot, double loss_scale, const void* dy_out,
                                std::span<float> grads,
                                const std::function<void(size_t)>& on_ready) = 0;
@@ -87,6 +90,7 @@ class Stage {
 
   // Logits of the last evaluate()/forward() for the first `rows` token
   // positions, fp32 rows x vocab; recomputed, for checks only. Last stage.
+  // After evaluate() `slot` is ignored.
   virtual void logits(int slot, int64_t rows, std::span<float> out) = 0;
 
   // Bytes held, by category, for the memory report.

@@ -1,0 +1,215 @@
+// Backend: every operation on tensors that the model and the optimizer need.
+//
+// It is the seam between what is computed and where: nothing above it may know
+// the device. Two implementations exist: the reference (naive, double
+// accumulation, the definition of correct) and the CPU one (oneDNN for matrix
+// products, OpenMP and SIMD for the rest). A GPU one is a third folder.
+//
+// Ownership: pointers passed to an operation are borrowed for the call and lie
+// in memory the backend can reach (allocate(), or any host memory on a CPU).
+// Weight objects belong to the caller and must not outlive their backend.
+// Threads: one Backend belongs to one thread at a time; several Backends may
+// live in different threads of one process, each with its own worker threads.
+// Determinism: the same call with the same inputs, on the same machine and
+// thread count, gives the same bits. No operation depends on what ran before.
+// Memory: after an operation ran once with some sizes, it allocates nothing
+// when run again with sizes no larger.
+//
+// Types: activations are `d` (fp32 or bf16); weights of norms, statistics,
+// parameter gradients and optimizer state are always fp32. Sums inside an
+// operation are fp32 or better. All matrices are dense and row-major.
+//
+// Shape letters: B sequences, T tokens a sequence, N rows (B*T tokens),
+// D model dimension, F hidden dimension, V vocabulary.
+// Errors: sizes and pointers that do not fit are programmer errors (CHECK).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "worker/kernels/dtype.h"
+
+namespace remesh::kernels {
+
+// A linear layer's weight (out, in) as one backend likes to hold it.
+class Weight {
+ public:
+  virtual ~Weight() = default;
+  virtual Dtype dtype() const = 0;
+  virtual int64_t out() const = 0;
+  virtual int64_t in() const = 0;
+  virtual uint64_t bytes() const = 0;
+};
+
+// Grouped-query attention (Ainslie et al. 2023): query head h reads key/value
+// head h / (num_heads / num_kv_heads). Token n = b * T + t of q, k, v starts
+// `stride` elements after token n - 1; inside a token, heads are contiguous.
+struct AttentionShape {
+  int64_t B = 0, T = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int64_t stride = 0;
+};
+
+// One AdamW update (Loshchilov & Hutter 2019), as torch.optim.AdamW:
+//   g' = g * grad_scale;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
+//   p = p (1 - lr wd) - lr / (1 - b1^step) * m / (sqrt(v / (1 - b2^step)) +
+//   eps)
+struct AdamWOptions {
+  double lr = 0;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  int64_t step = 1;         // this update's number, from 1
+  double grad_scale = 1.0;  // clip factor
+  bool clear_grad = false;  // leave g zero, for the next accumulation
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual const char* name() const = 0;
+  // What the machine offers, for logs: "avx512_bf16 + amx, 2 threads".
+  virtual const char* description() const = 0;
+  // False: bf16 would be slower than fp32 here or is not possible.
+  virtual bool supports_bf16() const = 0;
+  virtual int threads() const = 0;
+
+  // --- memory ---
+  // Zeroed, 64-byte aligned (2 MiB for large blocks); nullptr when short.
+  virtual void* allocate(size_t bytes) = 0;
+  // REQUIRES: `p` came from allocate() of this backend, or is nullptr.
+  virtual void release(void* p) = 0;
+  virtual void copy(void* dst, const void* src, size_t bytes) = 0;
+  virtual void zero(void* dst, size_t bytes) = 0;
+  // Returns when everything asked for before has finished.
+  virtual void synchronize() = 0;
+
+  // --- linear layers ---
+  // nullptr when memory is short.
+  virtual std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
+                                              int64_t in) = 0;
+  // master: fp32 (out, in).
+  virtual void load_weight(Weight& w, const float* master) = 0;
+  // y (rows, out) = x (rows, in) W^T.
+  virtual void linear(const Weight& w, const void* x, int64_t rows,
+                      void* y) = 0;
+  // dx (rows, in) = dy (rows, out) W.
+  virtual void linear_backward_input(const Weight& w, const void* dy,
+                                     int64_t rows, void* dx) = 0;
+  // The same, added into fp32 dx.
+  virtual void linear_backward_input_add(const Weight& w, const void* dy,
+                                         int64_t rows, float* dx) = 0;
+  // dw (out, in) += dy^T (out, rows) x (rows, in).
+  virtual void linear_backward_weight(Dtype d, const void* dy, const void* x,
+                                      int64_t rows, int64_t out, int64_t in,
+                                      float* dw) = 0;
+
+  // --- RMSNorm (Zhang & Sennrich 2019) ---
+  // sum = x + residual (when residual is given; sum may alias either), else
+  // sum is not written and x is normalised.
+  // y = s * rstd * weight, rstd (rows) = 1 / sqrt(mean(s^2) + eps).
+  virtual void rmsnorm(Dtype d, const void* x, const void* residual,
+                       const float* weight, double eps, int64_t rows,
+                       int64_t dim, void* sum, void* y, float* rstd) = 0;
+  // dx = gradient through the norm of its input x, plus `dresidual` when
+  // given (dx may alias it); dweight += the gradient of the weight.
+  virtual void rmsnorm_backward(Dtype d, const void* dy, const void* x,
+                                const float* rstd, const float* weight,
+                                const void* dresidual, int64_t rows,
+                                int64_t dim, void* dx, float* dweight) = 0;
+
+  // --- rotary embedding (Su et al. 2021), half-split order ---
+  // In place on the first `heads` heads of each token; token n has position
+  // n % T. cos, sin: (T, head_dim / 2). inverse: rotates back, which is the
+  // backward.
+  virtual void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
+                    int64_t head_dim, int64_t stride, const float* cos,
+                    const float* sin, bool inverse) = 0;
+
+  // --- causal attention (Dao et al. 2022: tiles, no score matrix) ---
+  // out (N, num_heads * head_dim), lse (B, num_heads, T): log of the softmax
+  // denominators. Scores are scaled by 1 / sqrt(head_dim).
+  virtual void attention(Dtype d, const AttentionShape& s, const void* q,
+                         const void* k, const void* v, void* out,
+                         float* lse) = 0;
+  // dq, dk, dv are written, with the stride of q, k, v.
+  virtual void attention_backward(Dtype d, const AttentionShape& s,
+                                  const void* q, const void* k, const void* v,
+                                  const void* out, const float* lse,
+                                  const void* dout, void* dq, void* dk,
+                                  void* dv) = 0;
+
+  // --- SwiGLU (Shazeer 2020) ---
+  // gu (rows, 2 * dim): gate, then up. y (rows, dim) = silu(gate) * up.
+  virtual void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
+                      void* y) = 0;
+  // dgu may alias gu. y is written again, as the forward did.
+  virtual void swiglu_backward(Dtype d, const void* gu, const void* dy,
+                               int64_t rows, int64_t dim, void* dgu,
+                               void* y) = 0;
+
+  // --- embedding ---
+  // y (rows, dim) = table[token]; table is of type d.
+  virtual void embedding(Dtype d, const void* table, const int32_t* tokens,
+                         int64_t rows, int64_t dim, void* y) = 0;
+  // dtable[token] += dy, equal tokens added in row order.
+  virtual void embedding_backward(Dtype d, const void* dy,
+                                  const int32_t* tokens, int64_t rows,
+                                  int64_t dim, float* dtable) = 0;
+
+  // --- softmax cross-entropy over pieces of the vocabulary ---
+  // The logits are never needed all at once: each piece (rows, cols), whose
+  // first column is vocabulary entry col0, updates the running statistics
+  // (online softmax, Milakov & Gimelshein 2018). Split vocabularies of
+  // several ranks combine the same way. `first` starts the statistics.
+  virtual void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
+                                 int64_t cols, int64_t col0,
+                                 const int32_t* targets, bool first,
+                                 float* row_max, float* row_sum,
+                                 float* target_logit) = 0;
+  // lse = row_max + log(row_sum); returns the sum over rows of
+  // lse - target_logit, added in row order in double.
+  virtual double cross_entropy_finish(int64_t rows, const float* row_max,
+                                      const float* row_sum,
+                                      const float* target_logit,
+                                      float* lse) = 0;
+  // dlogits = (exp(logits - lse) - [column is the target]) * scale; may alias
+  // logits.
+  virtual void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
+                                      int64_t cols, int64_t col0,
+                                      const int32_t* targets, const float* lse,
+                                      double scale, void* dlogits) = 0;
+
+  // --- elementwise ---
+  // out = a + b; may alias.
+  virtual void add(Dtype d, int64_t n, const void* a, const void* b,
+                   void* out) = 0;
+  virtual void convert(int64_t n, Dtype from, const void* src, Dtype to,
+                       void* dst) = 0;
+  // x *= a.
+  virtual void scale(int64_t n, double a, float* x) = 0;
+  // y += a * x.
+  virtual void accumulate(int64_t n, double a, const float* x, float* y) = 0;
+  // Sum of squares in double; its order depends on n alone, not on threads.
+  virtual double sum_of_squares(int64_t n, const float* x) = 0;
+
+  // --- optimizer ---
+  // Reads p, m, v and g; writes new_p, new_m, new_v, each of which may be the
+  // buffer it updates or lie apart from all inputs. g is changed only when
+  // clear_grad is set.
+  virtual void adamw(const AdamWOptions& options, int64_t n, float* g,
+                     const float* p, const float* m, const float* v,
+                     float* new_p, float* new_m, float* new_v) = 0;
+};
+
+// Naive twin of every operation, one thread, double accumulation.
+std::unique_ptr<Backend> make_reference_backend();
+
+// The fast CPU backend with its own `threads` OpenMP threads. REQUIRES:
+// threads >= 1. One binary picks the instruction set of the host it runs on.
+std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+}  // namespace remesh::kernels

@@ -1,0 +1,287 @@
+// The vectorised loops, compiled once for each instruction set by
+// simd_<level>.cc, which defines REMESH_SIMD_LEVEL (function name) and
+// REMESH_LANES (floats in a vector register) first. Not a public header.
+//
+// Everything here is in an unnamed namespace and uses no library templates:
+// an inline function shared with other files could be merged by the linker
+// into code that an older host cannot run.
+#include <cstdint>
+
+#include "worker/kernels/simd.h"
+
+#define REMESH_INLINE static inline __attribute__((always_inline))
+
+namespace remesh::kernels {
+namespace {
+
+// --- elements ---
+
+REMESH_INLINE float get(const float* p, int64_t i) { return p[i]; }
+REMESH_INLINE void put(float* p, int64_t i, float v) { p[i] = v; }
+REMESH_INLINE float get(const Bf16* p, int64_t i) {
+  return __builtin_bit_cast(float, static_cast<uint32_t>(p[i].bits) << 16);
+}
+REMESH_INLINE void put(Bf16* p, int64_t i, float v) {
+  const uint32_t u = __builtin_bit_cast(uint32_t, v);
+  const uint32_t rounded = (u + 0x7FFFU + ((u >> 16) & 1U)) >> 16;
+  const uint32_t nan = (u >> 16) | 0x40U;
+  p[i].bits =
+      static_cast<uint16_t>((u & 0x7FFFFFFFU) > 0x7F800000U ? nan : rounded);
+}
+// e^x to about 2e-7 relative (polynomial of Cephes' expf, Moshier), clamped to
+// finite results; NaN stays NaN.
+REMESH_INLINE float fast_exp(float x) {
+  x = x < -87.3F ? -87.3F : x;
+  x = x > 88.3F ? 88.3F : x;
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adds round to integer
+  const float n = (x * 1.44269504088896341F + kRound) - kRound;
+  const float r = (x - n * 0.693359375F) + n * 2.12194440e-4F;
+  float p = 1.9875691500e-4F;
+  p = p * r + 1.3981999507e-3F;
+  p = p * r + 8.3334519073e-3F;
+  p = p * r + 4.1665795894e-2F;
+  p = p * r + 1.6666665459e-1F;
+  p = p * r + 5.0000001201e-1F;
+  p = p * r * r + r + 1.0F;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  return p * __builtin_bit_cast(float, bits);
+}
+
+// --- RMSNorm ---
+
+template <typename T>
+void add(int64_t n, const T* a, const T* b, T* out) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) put(out, i, get(a, i) + get(b, i));
+}
+
+template <typename T>
+void rmsnorm(const T* x, const T* residual, const float* w, float eps,
+             int64_t rows, int64_t dim, T* sum, T* y, float* rstd) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* s = x + i * dim;
+    if (residual != nullptr) {
+      T* out = sum + i * dim;
+      add(dim, s, residual + i * dim, out);
+      s = out;
+    }
+    // One loop for both cases: with and without a residual the same rows give
+    // the same bits, which recomputation of activations relies on.
+    float ss = 0;
+#pragma omp simd reduction(+ : ss)
+    for (int64_t j = 0; j < dim; ++j) ss += get(s, j) * get(s, j);
+    const float r = 1.0F / __builtin_sqrtf(ss / static_cast<float>(dim) + eps);
+    rstd[i] = r;
+    T* out = y + i * dim;
+#pragma omp simd
+    for (int64_t j = 0; j < dim; ++j) put(out, j, get(s, j) * r * w[j]);
+  }
+}
+
+template <typename T>
+void rmsnorm_backward(const T* dy, const T* x, const float* rstd,
+                      const float* w, const T* dres, int64_t rows, int64_t dim,
+                      T* dx, float* dw) {
+  for (int64_t j = 0; j < dim; ++j) dw[j] = 0;
+  for (int64_t i = 0; i < rows; ++i, dy += dim, x += dim, dx += dim) {
+    const float r = rstd[i];
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int64_t j = 0; j < dim; ++j) {
+      const float g = get(dy, j) * get(x, j);
+      dot += g * w[j];
+      dw[j] += g * r;
+    }
+    const float c = dot * r * r * r / static_cast<float>(dim);
+    if (dres != nullptr) {
+#pragma omp simd
+      for (int64_t j = 0; j < dim; ++j)
+        put(dx, j, get(dres, j) + get(dy, j) * w[j] * r - get(x, j) * c);
+      dres += dim;
+    } else {
+#pragma omp simd
+      for (int64_t j = 0; j < dim; ++j)
+        put(dx, j, get(dy, j) * w[j] * r - get(x, j) * c);
+    }
+  }
+}
+
+// --- rotary embedding ---
+
+template <typename T>
+void rope(T* x, int64_t row0, int64_t rows, int64_t seq, int64_t heads,
+          int64_t hd, int64_t stride, const float* cos, const float* sin,
+          float sign) {
+  const int64_t half = hd / 2;
+  for (int64_t n = row0; n < row0 + rows; ++n) {
+    const float* c = cos + (n % seq) * half;
+    const float* s = sin + (n % seq) * half;
+    for (int64_t h = 0; h < heads; ++h) {
+      T* lo = x + n * stride + h * hd;
+      T* hi = lo + half;
+#pragma omp simd
+      for (int64_t j = 0; j < half; ++j) {
+        const float a = get(lo, j);
+        const float b = get(hi, j);
+        const float sj = sign * s[j];
+        put(lo, j, a * c[j] - b * sj);
+        put(hi, j, b * c[j] + a * sj);
+      }
+    }
+  }
+}
+
+// --- SwiGLU ---
+
+template <typename T>
+void swiglu(const T* gu, int64_t rows, int64_t dim, T* y) {
+  for (int64_t i = 0; i < rows; ++i, gu += 2 * dim, y += dim) {
+#pragma omp simd
+    for (int64_t j = 0; j < dim; ++j) {
+      const float g = get(gu, j);
+      put(y, j, g / (1.0F + fast_exp(-g)) * get(gu, dim + j));
+    }
+  }
+}
+
+template <typename T>
+void swiglu_backward(const T* gu, const T* dy, int64_t rows, int64_t dim,
+                     T* dgu, T* y) {
+  for (int64_t i = 0; i < rows; ++i) {
+#pragma omp simd
+    for (int64_t j = 0; j < dim; ++j) {
+      const float g = get(gu, j);
+      const float u = get(gu, dim + j);
+      const float d = get(dy, j);
+      const float sigmoid = 1.0F / (1.0F + fast_exp(-g));
+      const float silu = g / (1.0F + fast_exp(-g));
+      put(y, j, silu * u);
+      put(dgu, j, d * u * sigmoid * (1.0F + g * (1.0F - sigmoid)));
+      put(dgu, dim + j, d * silu);
+    }
+    gu += 2 * dim;
+    dgu += 2 * dim;
+    dy += dim;
+    y += dim;
+  }
+}
+
+// --- cross-entropy ---
+
+template <typename T>
+void cross_entropy_add(const T* logits, int64_t rows, int64_t cols,
+                       int64_t col0, const int32_t* targets, bool first,
+                       float* row_max, float* row_sum, float* target) {
+  for (int64_t i = 0; i < rows; ++i, logits += cols) {
+    float top = get(logits, 0);
+#pragma omp simd reduction(max : top)
+    for (int64_t j = 0; j < cols; ++j) {
+      const float v = get(logits, j);
+      top = v > top ? v : top;
+    }
+    if (!first && row_max[i] > top) top = row_max[i];
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < cols; ++j) sum += fast_exp(get(logits, j) - top);
+    row_sum[i] = first ? sum : row_sum[i] * fast_exp(row_max[i] - top) + sum;
+    row_max[i] = top;
+    const int64_t t = targets[i] - col0;
+    if (t >= 0 && t < cols) target[i] = get(logits, t);
+  }
+}
+
+template <typename T>
+void cross_entropy_backward(const T* logits, int64_t rows, int64_t cols,
+                            int64_t col0, const int32_t* targets,
+                            const float* lse, float scale, T* dlogits) {
+  for (int64_t i = 0; i < rows; ++i, logits += cols, dlogits += cols) {
+    const float l = lse[i];
+    const int64_t t = targets[i] - col0;
+    const bool mine = t >= 0 && t < cols;
+    const float at_target = mine ? get(logits, t) : 0.0F;
+#pragma omp simd
+    for (int64_t j = 0; j < cols; ++j)
+      put(dlogits, j, fast_exp(get(logits, j) - l) * scale);
+    if (mine) put(dlogits, t, (fast_exp(at_target - l) - 1.0F) * scale);
+  }
+}
+
+// --- elementwise ---
+
+template <typename T>
+void add_row(int64_t n, const T* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += get(x, i);
+}
+
+void convert_to_bf16(int64_t n, const float* src, Bf16* dst) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) put(dst, i, src[i]);
+}
+
+void convert_to_fp32(int64_t n, const Bf16* src, float* dst) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) dst[i] = get(src, i);
+}
+
+void scale(int64_t n, float a, float* x) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) x[i] *= a;
+}
+
+void accumulate(int64_t n, float a, const float* x, float* y) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+double sum_of_squares(int64_t n, const float* x) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    const double v = x[i];
+    sum += v * v;
+  }
+  return sum;
+}
+
+}  // namespace
+}  // namespace remesh::kernels
+
+#include "worker/kernels/simd_adamw.h"
+#include "worker/kernels/simd_attention.h"
+
+namespace remesh::kernels {
+namespace {
+
+template <typename T>
+constexpr SimdTyped<T> typed_table() {
+  return {.rmsnorm = rmsnorm<T>,
+          .rmsnorm_backward = rmsnorm_backward<T>,
+          .rope = rope<T>,
+          .swiglu = swiglu<T>,
+          .swiglu_backward = swiglu_backward<T>,
+          .add_row = add_row<T>,
+          .cross_entropy_add = cross_entropy_add<T>,
+          .cross_entropy_backward = cross_entropy_backward<T>,
+          .add = add<T>,
+          .attention = attention<T>,
+          .attention_backward = attention_backward<T>};
+}
+
+}  // namespace
+
+const SimdOps& REMESH_SIMD_LEVEL() {
+  static constexpr SimdOps kOps = {.name = REMESH_SIMD_NAME,
+                                   .fp32 = typed_table<float>(),
+                                   .bf16 = typed_table<Bf16>(),
+                                   .to_bf16 = convert_to_bf16,
+                                   .to_fp32 = convert_to_fp32,
+                                   .scale = scale,
+                                   .accumulate = accumulate,
+                                   .sum_of_squares = sum_of_squares,
+                                   .adamw = adamw,
+                                   .attention_scratch = attention_scratch};
+  return kOps;
+}
+
+}  // namespace remesh::kernels
