@@ -49,8 +49,8 @@ std::string shard_name(int rank);
 std::string sidecar_name(int rank);
 
 // The text of manifest.json: JSON whose first line carries the xxh128 and the
-// length of the body; every byte of the text is covered. Doubles (also NaN and
-// infinities) survive exactly.
+// length of the body; every byte of the text is covered. Doubles survive
+// exactly, infinities too; of NaN and of zero the sign is lost.
 std::string encode(const pb::Manifest& manifest);
 // Corrupt when any byte differs from what encode wrote, or for a format or a
 // content that this version does not know.

@@ -25,7 +25,7 @@ Status check_file(FileSystem& fs, const std::string& dir,
 
 }  // namespace
 
-Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path) {
+Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path) {
   const std::string manifest_path = path_join(path, kManifestName);
   ASSIGN_OR_RETURN(const std::string text,
                    read_file(fs, manifest_path, kMaxManifestBytes));
@@ -35,9 +35,14 @@ Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path) {
   if (step && *step != decoded->step())
     return corrupt(
         fmt::format("{}: is of step {}", manifest_path, decoded->step()));
-  for (const pb::ShardFile& file : decoded->shards())
-    RETURN_IF_ERROR(check_file(fs, path, file));
   return decoded;
+}
+
+Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(auto m, read_manifest(fs, path));
+  for (const pb::ShardFile& file : m.shards())
+    RETURN_IF_ERROR(check_file(fs, path, file));
+  return m;
 }
 
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {

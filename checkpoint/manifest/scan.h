@@ -20,8 +20,12 @@ struct Found {
   Status status;          // else why it does not count
 };
 
+// The manifest in directory `path` alone: checksum and content, and that it is
+// of the step in the directory's name (when that is step-*).
+Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path);
+
 // The checkpoint in directory `path` by the cheap checks. Corrupt or NotFound
-// with the file named; also when the directory's name says another step.
+// with the file named.
 Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path);
 
 // Every step-* directory, newest first, valid or not. A missing folder is an

@@ -1,0 +1,413 @@
+#include "checkpoint/store/hdf5_file.h"
+
+#include <hdf5.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "checkpoint/store/hdf5_driver.h"
+
+namespace remesh::store {
+namespace {
+
+using manifest::Box;
+using manifest::FileSystem;
+
+// Turns HDF5's own printing off in this thread while it lives.
+class QuietErrors {
+ public:
+  QuietErrors() {
+    H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
+    H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
+  }
+  ~QuietErrors() { H5Eset_auto2(H5E_DEFAULT, print_, data_); }
+  QuietErrors(const QuietErrors&) = delete;
+  QuietErrors& operator=(const QuietErrors&) = delete;
+
+ private:
+  H5E_auto2_t print_ = nullptr;
+  void* data_ = nullptr;
+};
+
+// An HDF5 identifier with the function that closes it.
+class Id {
+ public:
+  using Close = herr_t (*)(hid_t);
+  Id() = default;
+  Id(hid_t id, Close close) : id_(id), close_(close) {}
+  Id(Id&& other) noexcept { *this = std::move(other); }
+  Id& operator=(Id&& other) noexcept {
+    std::swap(id_, other.id_);
+    std::swap(close_, other.close_);
+    return *this;
+  }
+  ~Id() { close(); }
+  bool close() {
+    const hid_t id = std::exchange(id_, -1);
+    return id < 0 || close_(id) >= 0;
+  }
+  bool ok() const { return id_ >= 0; }
+  hid_t get() const { return id_; }
+
+ private:
+  hid_t id_ = -1;
+  Close close_ = nullptr;
+};
+
+// The innermost reason on HDF5's error stack of this thread.
+std::string reason() {
+  std::string text;
+  const auto take = [](unsigned n, const H5E_error2_t* e, void* out) -> herr_t {
+    if (n == 0 && e->desc != nullptr) *static_cast<std::string*>(out) = e->desc;
+    return 0;
+  };
+  H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, take, &text);
+  H5Eclear2(H5E_DEFAULT);
+  return text.empty() ? "HDF5 gave no reason" : text;
+}
+
+std::vector<hsize_t> sizes(const Dims& dims) {
+  return {dims.begin(), dims.end()};
+}
+
+Id simple_space(const Dims& dims) {
+  return {H5Screate_simple(static_cast<int>(dims.size()), sizes(dims).data(),
+                           nullptr),
+          H5Sclose};
+}
+
+Id access_list(const std::shared_ptr<DriverState>& state) {
+  Id fapl(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
+  if (!fapl.ok() || !set_driver(fapl.get(), state) ||
+      H5Pset_libver_bounds(fapl.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) < 0 ||
+      // Closing the file closes what a failure left open in it.
+      H5Pset_fclose_degree(fapl.get(), H5F_CLOSE_STRONG) < 0)
+    return {};
+  return fapl;
+}
+
+// A creation list of that class whose objects carry no time stamps.
+Id creation_list(hid_t cls) {
+  Id list(H5Pcreate(cls), H5Pclose);
+  if (!list.ok() || H5Pset_obj_track_times(list.get(), false) < 0) return {};
+  return list;
+}
+
+// Memory in which row i begins at i * stride, the box selected.
+Id memory_space(int64_t rows, int64_t cols, int64_t stride) {
+  stride = rows == 1 ? cols : stride;
+  Id space = simple_space({rows, stride});
+  const hsize_t start[2] = {0, 0};
+  const hsize_t count[2] = {static_cast<hsize_t>(rows),
+                            static_cast<hsize_t>(cols)};
+  if (!space.ok() || H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, start,
+                                         nullptr, count, nullptr) < 0)
+    return {};
+  return space;
+}
+
+bool select(hid_t space, const Dims& start, const Dims& count) {
+  return H5Sselect_hyperslab(space, H5S_SELECT_SET, sizes(start).data(),
+                             nullptr, sizes(count).data(), nullptr) >= 0;
+}
+
+// Room for one of our chunks, so that one is unpacked once.
+Id chunk_cache() {
+  Id dapl(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
+  if (!dapl.ok() || H5Pset_chunk_cache(dapl.get(), 1,
+                                       kChunkElements * sizeof(float), 1.0) < 0)
+    return {};
+  return dapl;
+}
+
+}  // namespace
+
+Dims chunk_of(const Dims& dims) {
+  const auto balanced = [](int64_t n, int64_t most) {
+    const int64_t parts = (n + most - 1) / most;
+    return (n + parts - 1) / parts;
+  };
+  if (dims.size() == 1) return {balanced(dims[0], kChunkElements)};
+  const int64_t cols = balanced(dims[1], kChunkElements);
+  const int64_t rows = std::max<int64_t>(1, kChunkElements / cols);
+  return {balanced(dims[0], rows), cols};
+}
+
+// --- writer ---------------------------------------------------------------
+
+struct Hdf5Writer::Impl {
+  std::string path;
+  std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
+  Id file;
+
+  // What went wrong: the file's own trouble before HDF5's view of it.
+  Status failed(const std::string& what) {
+    const std::string why = reason();
+    if (!state->error.ok()) return state->error;
+    return internal("write " + path + ": " + what + ": " + why);
+  }
+  Status check() { return state->error; }
+};
+
+Hdf5Writer::Hdf5Writer() : impl_(std::make_unique<Impl>()) {}
+
+Hdf5Writer::~Hdf5Writer() {
+  const QuietErrors quiet;
+  // Unfinished means abandoned: nothing more needs to reach the disk.
+  if (impl_->file.ok() && impl_->state->error.ok())
+    impl_->state->error = cancelled("write " + impl_->path);
+  impl_->file.close();
+  impl_->state->file.reset();
+}
+
+Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
+    FileSystem& fs, const std::string& path) {
+  const QuietErrors quiet;
+  std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
+  Impl& m = *w->impl_;
+  m.path = path;
+  ASSIGN_OR_RETURN(m.state->file, fs.create(path));
+  const Id fapl = access_list(m.state);
+  const Id fcpl = creation_list(H5P_FILE_CREATE);
+  if (!fapl.ok() || !fcpl.ok()) return m.failed("set up");
+  m.file = Id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()),
+              H5Fclose);
+  if (!m.file.ok()) return m.failed("create");
+  return w;
+}
+
+Status Hdf5Writer::set_attribute(const std::string& object,
+                                 const std::string& name,
+                                 std::span<const int64_t> values) {
+  const QuietErrors quiet;
+  const Id space = simple_space({static_cast<int64_t>(values.size())});
+  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
+                                  name.c_str(), H5T_STD_I64LE, space.get(),
+                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_INT64, values.data()) < 0)
+    return impl_->failed("attribute " + name + " of " + object);
+  return impl_->check();
+}
+
+Status Hdf5Writer::set_attribute(const std::string& object,
+                                 const std::string& name, double value) {
+  const QuietErrors quiet;
+  const Id space(H5Screate(H5S_SCALAR), H5Sclose);
+  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
+                                  name.c_str(), H5T_IEEE_F64LE, space.get(),
+                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_DOUBLE, &value) < 0)
+    return impl_->failed("attribute " + name + " of " + object);
+  return impl_->check();
+}
+
+Status Hdf5Writer::set_attribute(const std::string& object,
+                                 const std::string& name,
+                                 const std::string& value) {
+  const QuietErrors quiet;
+  const Id space(H5Screate(H5S_SCALAR), H5Sclose);
+  const Id type(H5Tcopy(H5T_C_S1), H5Tclose);
+  // A string of no length is not allowed; the terminating zero is stored.
+  if (!type.ok() || H5Tset_size(type.get(), value.size() + 1) < 0 ||
+      H5Tset_cset(type.get(), H5T_CSET_UTF8) < 0)
+    return impl_->failed("attribute " + name);
+  const Id attr(H5Acreate_by_name(impl_->file.get(), object.c_str(),
+                                  name.c_str(), type.get(), space.get(),
+                                  H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  if (!attr.ok() || H5Awrite(attr.get(), type.get(), value.c_str()) < 0)
+    return impl_->failed("attribute " + name + " of " + object);
+  return impl_->check();
+}
+
+Status Hdf5Writer::make_group(const std::string& path) {
+  const QuietErrors quiet;
+  const Id gcpl = creation_list(H5P_GROUP_CREATE);
+  const Id group(H5Gcreate2(impl_->file.get(), path.c_str(), H5P_DEFAULT,
+                            gcpl.get(), H5P_DEFAULT),
+                 H5Gclose);
+  if (!group.ok()) return impl_->failed("group " + path);
+  return impl_->check();
+}
+
+Status Hdf5Writer::write_floats(const std::string& path, const Dims& dims,
+                                const float* data, int64_t row_stride) {
+  const QuietErrors quiet;
+  const Dims chunk = chunk_of(dims);
+  const Id space = simple_space(dims);
+  const Id dcpl = creation_list(H5P_DATASET_CREATE);
+  const Id dapl = chunk_cache();
+  if (!space.ok() || !dcpl.ok() || !dapl.ok() ||
+      H5Pset_chunk(dcpl.get(), static_cast<int>(dims.size()),
+                   sizes(chunk).data()) < 0 ||
+      H5Pset_fletcher32(dcpl.get()) < 0)
+    return impl_->failed(path);
+  const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
+                          space.get(), H5P_DEFAULT, dcpl.get(), dapl.get()),
+               H5Dclose);
+  if (!set.ok()) return impl_->failed(path);
+  const bool flat = dims.size() == 1;
+  const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
+  const int64_t chunk_rows = flat ? 1 : chunk[0], chunk_cols = chunk.back();
+  // Chunk by chunk, each written whole: HDF5 keeps none for later.
+  for (int64_t r = 0; r < rows; r += chunk_rows)
+    for (int64_t c = 0; c < cols; c += chunk_cols) {
+      const int64_t nr = std::min(chunk_rows, rows - r);
+      const int64_t nc = std::min(chunk_cols, cols - c);
+      const Id memory = memory_space(nr, nc, row_stride);
+      if (!memory.ok() ||
+          !(flat ? select(space.get(), {c}, {nc})
+                 : select(space.get(), {r, c}, {nr, nc})) ||
+          H5Dwrite(set.get(), H5T_NATIVE_FLOAT, memory.get(), space.get(),
+                   H5P_DEFAULT, data + r * row_stride + c) < 0)
+        return impl_->failed(path);
+      RETURN_IF_ERROR(impl_->check());
+    }
+  return ok_status();
+}
+
+Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
+                                 const std::vector<VirtualPart>& parts) {
+  const QuietErrors quiet;
+  const Id space = simple_space(dims);
+  const Id dcpl = creation_list(H5P_DATASET_CREATE);
+  const float fill = std::numeric_limits<float>::quiet_NaN();
+  if (!space.ok() || !dcpl.ok() ||
+      H5Pset_fill_value(dcpl.get(), H5T_NATIVE_FLOAT, &fill) < 0)
+    return impl_->failed(path);
+  for (const VirtualPart& part : parts) {
+    const Id source = simple_space(part.count);
+    const Id target = simple_space(dims);
+    if (!source.ok() || !target.ok() ||
+        !select(target.get(), part.start, part.count) ||
+        H5Pset_virtual(dcpl.get(), target.get(), part.file.c_str(),
+                       part.dataset.c_str(), source.get()) < 0)
+      return impl_->failed(path);
+  }
+  Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
+                    space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
+         H5Dclose);
+  if (!set.ok() || !set.close()) return impl_->failed(path);
+  return impl_->check();
+}
+
+Status Hdf5Writer::finish() {
+  const QuietErrors quiet;
+  if (!impl_->file.close()) return impl_->failed("close");
+  RETURN_IF_ERROR(impl_->check());
+  RETURN_IF_ERROR(impl_->state->file->sync());
+  return impl_->state->file->close();
+}
+
+// --- reader ---------------------------------------------------------------
+
+struct Hdf5Reader::Impl {
+  std::string path;
+  std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
+  Id file;
+  std::string open_path;  // of the dataset kept open
+  Id set;
+
+  Status failed(const std::string& what) {
+    const std::string why = reason();
+    if (!state->error.ok()) return state->error;
+    return corrupt(path + ": " + what + ": " + why);
+  }
+
+  Status open_set(const std::string& name) {
+    if (set.ok() && name == open_path) return ok_status();
+    const Id dapl = chunk_cache();
+    set = Id(H5Dopen2(file.get(), name.c_str(), dapl.get()), H5Dclose);
+    open_path = name;
+    if (!set.ok()) return failed(name);
+    const Id type(H5Dget_type(set.get()), H5Tclose);
+    if (!type.ok()) return failed(name);
+    if (H5Tequal(type.get(), H5T_IEEE_F32LE) <= 0)
+      return corrupt(path + ": " + name + " is not float32");
+    return ok_status();
+  }
+};
+
+Hdf5Reader::Hdf5Reader() : impl_(std::make_unique<Impl>()) {}
+
+Hdf5Reader::~Hdf5Reader() {
+  const QuietErrors quiet;
+  impl_->set.close();
+  impl_->file.close();
+  impl_->state->file.reset();
+}
+
+Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
+                                                     const std::string& path) {
+  const QuietErrors quiet;
+  std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
+  Impl& m = *r->impl_;
+  m.path = path;
+  ASSIGN_OR_RETURN(m.state->file, fs.open(path));
+  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
+  const Id fapl = access_list(m.state);
+  if (!fapl.ok()) return m.failed("set up");
+  m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose);
+  if (!m.file.ok()) return m.failed("open");
+  return r;
+}
+
+Result<Dims> Hdf5Reader::dims(const std::string& path) {
+  const QuietErrors quiet;
+  RETURN_IF_ERROR(impl_->open_set(path));
+  const Id space(H5Dget_space(impl_->set.get()), H5Sclose);
+  const int rank = space.ok() ? H5Sget_simple_extent_ndims(space.get()) : -1;
+  if (rank != 1 && rank != 2)
+    return corrupt(impl_->path + ": " + path + " has not 1 or 2 dims");
+  hsize_t extent[2] = {};
+  if (H5Sget_simple_extent_dims(space.get(), extent, nullptr) != rank)
+    return impl_->failed(path);
+  Dims dims;
+  for (int d = 0; d < rank; ++d) {
+    if (extent[d] < 1 || extent[d] > (hsize_t{1} << 62))
+      return corrupt(impl_->path + ": " + path + " has no elements");
+    dims.push_back(static_cast<int64_t>(extent[d]));
+  }
+  return dims;
+}
+
+Status Hdf5Reader::read_floats(const std::string& path, const Box& box,
+                               float* out, int64_t row_stride) {
+  const QuietErrors quiet;
+  RETURN_IF_ERROR(impl_->open_set(path));
+  const Id space(H5Dget_space(impl_->set.get()), H5Sclose);
+  const Id memory = memory_space(box.rows, box.cols, row_stride);
+  if (!space.ok() || !memory.ok()) return impl_->failed(path);
+  const bool flat = H5Sget_simple_extent_ndims(space.get()) == 1;
+  if (!(flat ? select(space.get(), {box.col}, {box.cols})
+             : select(space.get(), {box.row, box.col}, {box.rows, box.cols})))
+    return impl_->failed(path);
+  if (H5Dread(impl_->set.get(), H5T_NATIVE_FLOAT, memory.get(), space.get(),
+              H5P_DEFAULT, out) < 0)
+    return impl_->failed(path);
+  return ok_status();
+}
+
+Result<std::vector<int64_t>> Hdf5Reader::attribute(const std::string& object,
+                                                   const std::string& name) {
+  const QuietErrors quiet;
+  const std::string what = "attribute " + name + " of " + object;
+  const Id attr(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(),
+                                H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  if (!attr.ok()) return impl_->failed(what);
+  const Id space(H5Aget_space(attr.get()), H5Sclose);
+  const hssize_t n =
+      space.ok() ? H5Sget_simple_extent_npoints(space.get()) : -1;
+  constexpr hssize_t kMost = 64;
+  if (n < 0 || n > kMost) return corrupt(impl_->path + ": " + what);
+  std::vector<int64_t> values(static_cast<size_t>(n));
+  if (H5Aread(attr.get(), H5T_NATIVE_INT64, values.data()) < 0)
+    return impl_->failed(what);
+  return values;
+}
+
+}  // namespace remesh::store

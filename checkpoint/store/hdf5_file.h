@@ -1,0 +1,96 @@
+// HDF5 as checkpoints use it: files written and read through a FileSystem,
+// every failure a Status with HDF5's own reason, nothing printed.
+//
+// Files are written in the 1.10 format, where every piece of metadata carries
+// a checksum, without time stamps: the same state gives the same bytes.
+//
+// Threads: one object belongs to one thread at a time; different objects in
+// different threads are serialised by HDF5's global lock.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest/file_system.h"
+#include "checkpoint/manifest/read_plan.h"
+#include "proto/base/status.h"
+
+namespace remesh::store {
+
+using Dims = std::vector<int64_t>;
+
+// Elements a chunk of a stored slice has at most: 4 MiB of fp32.
+inline constexpr int64_t kChunkElements = int64_t{1} << 20;
+// The chunk of a dataset: whole rows where they fit, balanced so that little
+// of the last one is empty. Same number of dims as `dims`.
+Dims chunk_of(const Dims& dims);
+
+// A stored dataset seen through a virtual one.
+struct VirtualPart {
+  Dims start, count;    // where it stands in the whole
+  std::string file;     // beside the virtual file
+  std::string dataset;  // path in that file
+};
+
+class Hdf5Writer {
+ public:
+  static Result<std::unique_ptr<Hdf5Writer>> create(manifest::FileSystem& fs,
+                                                    const std::string& path);
+  // Gives up what was not finished.
+  ~Hdf5Writer();
+  Hdf5Writer(const Hdf5Writer&) = delete;
+  Hdf5Writer& operator=(const Hdf5Writer&) = delete;
+
+  // `object` is the path of a group or dataset that exists; "/" the file.
+  Status set_attribute(const std::string& object, const std::string& name,
+                       std::span<const int64_t> values);
+  Status set_attribute(const std::string& object, const std::string& name,
+                       double value);
+  Status set_attribute(const std::string& object, const std::string& name,
+                       const std::string& value);
+  // Makes the group at `path`, whose parent exists.
+  Status make_group(const std::string& path);
+  // fp32, chunked, fletcher32. Row i (dim 0; one dim is one row) begins at
+  // data + i * row_stride. The parent group exists.
+  Status write_floats(const std::string& path, const Dims& dims,
+                      const float* data, int64_t row_stride);
+  // fp32 of shape dims; what no part covers reads as NaN.
+  Status write_virtual(const std::string& path, const Dims& dims,
+                       const std::vector<VirtualPart>& parts);
+  // Flushes, syncs and closes. The file is good only if this says ok.
+  Status finish();
+
+ private:
+  Hdf5Writer();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+class Hdf5Reader {
+ public:
+  static Result<std::unique_ptr<Hdf5Reader>> open(manifest::FileSystem& fs,
+                                                  const std::string& path);
+  ~Hdf5Reader();
+  Hdf5Reader(const Hdf5Reader&) = delete;
+  Hdf5Reader& operator=(const Hdf5Reader&) = delete;
+
+  // The dataset's shape. Corrupt when it is missing or not fp32.
+  Result<Dims> dims(const std::string& path);
+  // Reads `box` (in coordinates of the dataset) so that its row i begins at
+  // out + i * row_stride. REQUIRES: dims(path) holds the box.
+  Status read_floats(const std::string& path, const manifest::Box& box,
+                     float* out, int64_t row_stride);
+  Result<std::vector<int64_t>> attribute(const std::string& object,
+                                         const std::string& name);
+
+ private:
+  Hdf5Reader();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace remesh::store

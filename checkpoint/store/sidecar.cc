@@ -1,0 +1,39 @@
+#include "checkpoint/store/sidecar.h"
+
+namespace remesh::store {
+
+using manifest::path_join;
+
+std::string tmp_path(const std::string& folder, const SaveId& id) {
+  return path_join(folder, manifest::tmp_name(
+                               {.step = id.step, .generation = id.generation}));
+}
+
+Status write_sidecar(FileSystem& fs, const std::string& dir,
+                     const pb::ShardFile& shard) {
+  const std::string path = path_join(dir, manifest::sidecar_name(shard.rank()));
+  const std::string body = shard.SerializeAsString();
+  RETURN_IF_ERROR(manifest::write_file(fs, path + ".part",
+                                       manifest::xxh128_text(body) + body));
+  RETURN_IF_ERROR(fs.rename(path + ".part", path));
+  return fs.sync_dir(dir);
+}
+
+Result<pb::ShardFile> read_sidecar(FileSystem& fs, const std::string& dir,
+                                   int rank) {
+  constexpr uint64_t kMaxBytes = uint64_t{1} << 30;
+  constexpr size_t kChecksum = 32;
+  const std::string path = path_join(dir, manifest::sidecar_name(rank));
+  ASSIGN_OR_RETURN(const std::string text,
+                   manifest::read_file(fs, path, kMaxBytes));
+  pb::ShardFile shard;
+  if (text.size() < kChecksum ||
+      manifest::xxh128_text(text.substr(kChecksum)) !=
+          text.substr(0, kChecksum) ||
+      !shard.ParseFromString(text.substr(kChecksum)) || shard.rank() != rank ||
+      shard.name() != manifest::shard_name(rank))
+    return corrupt(path + ": damaged");
+  return shard;
+}
+
+}  // namespace remesh::store

@@ -1,0 +1,153 @@
+#include "checkpoint/store/verify.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+
+#include "checkpoint/manifest/read_plan.h"
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/shard_layout.h"
+
+namespace remesh::store {
+namespace {
+
+using manifest::FileSystem;
+using manifest::path_join;
+
+constexpr size_t kWeights = 0;
+
+// Reads a dataset in bands of whole chunks; counts what is not finite.
+Status read_dataset(Hdf5Reader& reader, const std::string& path,
+                    const pb::Slice& slice, int64_t& num_nonfinite) {
+  ASSIGN_OR_RETURN(const Dims dims, reader.dims(path));
+  if (dims != count_of(slice))
+    return corrupt(path + " has not the shape of its slice");
+  ASSIGN_OR_RETURN(const Dims start, reader.attribute(path, "start"));
+  if (start != start_of(slice))
+    return corrupt(path + " is not the slice that the manifest says");
+  const Dims chunk = chunk_of(dims);
+  const bool flat = dims.size() == 1;
+  const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
+  const int64_t step_rows = flat ? 1 : chunk[0], step_cols = chunk.back();
+  std::vector<float> values(static_cast<size_t>(step_rows * step_cols));
+  for (int64_t r = 0; r < rows; r += step_rows)
+    for (int64_t c = 0; c < cols; c += step_cols) {
+      const manifest::Box box{.row = r,
+                              .col = c,
+                              .rows = std::min(step_rows, rows - r),
+                              .cols = std::min(step_cols, cols - c)};
+      RETURN_IF_ERROR(reader.read_floats(path, box, values.data(), box.cols));
+      num_nonfinite +=
+          std::count_if(values.begin(), values.begin() + box.numel(),
+                        [](float v) { return !std::isfinite(v); });
+    }
+  return ok_status();
+}
+
+class Verifier {
+ public:
+  Verifier(FileSystem& fs, std::string path)
+      : fs_(fs), path_(std::move(path)) {}
+
+  VerifyReport run() {
+    const auto begin = std::chrono::steady_clock::now();
+    // Without a manifest there is nothing to check against.
+    const auto m = manifest::read_manifest(fs_, path_);
+    if (m.ok())
+      check(*m);
+    else
+      problem(m.status());
+    report_.ok = report_.problems.empty();
+    report_.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+            .count();
+    return std::move(report_);
+  }
+
+ private:
+  void problem(const Status& s) {
+    if (!s.ok()) report_.problems.push_back(s.message());
+  }
+
+  void check(const pb::Manifest& m) {
+    report_.step = m.step();
+    check_parameters(m);
+    for (const pb::ShardFile& shard : m.shards())
+      if (check_bytes(shard)) check_shard(shard, m.step());
+    if (m.has_index()) check_bytes(m.index());
+    check_strays(m);
+    if (report_.num_nonfinite > 0)
+      report_.warnings.push_back(
+          fmt::format("{} weights are NaN or infinite", report_.num_nonfinite));
+  }
+
+  void check_parameters(const pb::Manifest& m) {
+    const auto config = manifest::model_config(m.model());
+    if (!config.ok()) return problem(config.status());
+    const auto table = geometry::ParamTable::llama(*config);
+    report_.num_elements = table.num_elements();
+    problem(manifest::check_coverage(m, table));
+  }
+
+  // True when the file is bytewise what the manifest says.
+  bool check_bytes(const pb::ShardFile& file) {
+    const std::string path = path_join(path_, file.name());
+    const auto size = fs_.size(path);
+    if (!size.ok()) return problem(size.status()), false;
+    ++report_.num_files;
+    report_.bytes += *size;
+    const auto sum = manifest::xxh128_file(fs_, path);
+    if (!sum.ok()) return problem(sum.status()), false;
+    if (*size == file.bytes() && *sum == file.xxh128()) return true;
+    problem(corrupt(
+        fmt::format("{}: {} bytes, xxh128 {}; the manifest says {} bytes, {}",
+                    path, *size, *sum, file.bytes(), file.xxh128())));
+    return false;
+  }
+
+  void check_shard(const pb::ShardFile& shard, int64_t step) {
+    const std::string file = path_join(path_, shard.name());
+    const auto reader = Hdf5Reader::open(fs_, file);
+    if (!reader.ok()) return problem(reader.status());
+    const auto saved = (*reader)->attribute("/", "step");
+    if (!saved.ok() || *saved != std::vector<int64_t>{step})
+      problem(corrupt(file + ": is not of this step"));
+    const std::vector<std::string> names = slice_names(shard);
+    for (size_t t = 0; t < kTensors.size(); ++t)
+      for (size_t i = 0; i < names.size(); ++i) {
+        int64_t nonfinite = 0;
+        problem(read_dataset(**reader, dataset_path(t, names[i]),
+                             shard.slices(static_cast<int>(i)), nonfinite)
+                    .with_context(file));
+        if (t == kWeights) report_.num_nonfinite += nonfinite;
+      }
+  }
+
+  void check_strays(const pb::Manifest& m) {
+    std::set<std::string> known = {manifest::kManifestName,
+                                   manifest::kIndexName};
+    for (const pb::ShardFile& shard : m.shards()) known.insert(shard.name());
+    const auto names = fs_.list(path_);
+    if (!names.ok()) return problem(names.status());
+    for (const std::string& name : *names)
+      if (known.count(name) == 0)
+        report_.warnings.push_back(path_join(path_, name) +
+                                   ": not part of the checkpoint");
+  }
+
+  FileSystem& fs_;
+  const std::string path_;
+  VerifyReport report_;
+};
+
+}  // namespace
+
+VerifyReport verify(FileSystem& fs, const std::string& path) {
+  return Verifier(fs, path).run();
+}
+
+}  // namespace remesh::store

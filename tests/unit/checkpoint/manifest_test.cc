@@ -1,0 +1,440 @@
+#include "checkpoint/manifest/manifest.h"
+
+#include <google/protobuf/util/message_differencer.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "checkpoint/manifest/read_plan.h"
+#include "checkpoint/manifest/scan.h"
+#include "tests/unit/checkpoint/fixture.h"
+#include "tests/unit/checkpoint/memory_file_system.h"
+
+namespace remesh::manifest {
+namespace {
+
+using geometry::ParamTable;
+
+constexpr uint64_t kSeed = 20240601;
+
+pb::Manifest example() {
+  pb::Manifest m;
+  m.set_format(kFormat);
+  m.set_job("a \"job\" with \n and ü");
+  m.set_step(100);
+  m.set_generation(3);
+  m.mutable_mesh()->set_dp(2);
+  *m.mutable_model() = model_info(store::tiny_model());
+  m.set_tokens(std::numeric_limits<int64_t>::max());
+  m.set_seed(std::numeric_limits<uint64_t>::max());
+  pb::ShardFile* f = m.add_shards();
+  f->set_name(shard_name(0));
+  f->set_rank(0);
+  f->set_bytes(12345);
+  f->set_xxh128(std::string(32, 'a'));
+  for (const pb::Slice& s :
+       whole_slices(ParamTable::llama(store::tiny_model())))
+    *f->add_slices() = s;
+  return m;
+}
+
+TEST(Names, ParseOnlyWhatTheyPrint) {
+  EXPECT_EQ(step_name(100), "step-00000100");
+  EXPECT_EQ(tmp_name({100, 3}), ".tmp-step-00000100.g3");
+  for (const int64_t step : {int64_t{0}, int64_t{7}, int64_t{99999999},
+                             int64_t{100000000}, int64_t{1} << 60}) {
+    EXPECT_EQ(parse_step_name(step_name(step)), step);
+    EXPECT_EQ(parse_tmp_name(tmp_name({step, 12})), (TmpName{step, 12}));
+    EXPECT_TRUE(is_old_name(old_name(step)));
+  }
+  for (const char* bad :
+       {"", "step-", "step-100", "step-000000100", "step-0000010x",
+        "step--0000100", "step-+0000100", " step-00000100", "step-00000100 ",
+        "step-99999999999999999999", ".tmp-step-00000100.g3"})
+    EXPECT_FALSE(parse_step_name(bad)) << bad;
+  for (const char* bad : {"", ".tmp-", ".tmp-step-00000100", ".tmp-step-1.g1",
+                          ".tmp-step-00000100.g", ".tmp-step-00000100.g01",
+                          ".tmp-step-00000100.g1x", "step-00000100"})
+    EXPECT_FALSE(parse_tmp_name(bad)) << bad;
+}
+
+TEST(Encoding, RoundTripsAndIsJson) {
+  const pb::Manifest m = example();
+  const std::string text = encode(m);
+  const auto back = decode(text);
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_TRUE(google::protobuf::util::MessageDifferencer::Equals(m, *back));
+  const auto json = nlohmann::json::parse(text);
+  EXPECT_EQ(json["manifest"]["step"], "100");
+  EXPECT_EQ(json["xxh128"].get<std::string>().size(), 32U);
+}
+
+TEST(Encoding, DoublesRoundTripExactly) {
+  std::mt19937_64 rng(kSeed);
+  std::vector<double> values = {0.0,
+                                1e-5,
+                                0.1,
+                                5e-324,
+                                1.7e308,
+                                std::numeric_limits<double>::infinity(),
+                                -std::numeric_limits<double>::infinity()};
+  for (int i = 0; i < 3000; ++i) {
+    const uint64_t bits = rng();
+    double x = 0;
+    std::memcpy(&x, &bits, sizeof x);
+    if (!std::isnan(x)) values.push_back(x);
+  }
+  pb::Manifest m = example();
+  for (const double x : values) m.add_recent()->set_loss(x);
+  m.add_recent()->set_loss(std::numeric_limits<double>::quiet_NaN());
+  const auto back = decode(encode(m));
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double x = back->recent(static_cast<int>(i)).loss();
+    EXPECT_EQ(std::memcmp(&x, &values[i], sizeof x), 0) << values[i];
+  }
+  EXPECT_TRUE(std::isnan(back->recent(m.recent_size() - 1).loss()));
+}
+
+TEST(Encoding, EveryChangedByteAndEveryCutIsNoticed) {
+  pb::Manifest m = example();
+  m.mutable_shards(0)->clear_slices();
+  const std::string text = encode(m);
+  for (size_t i = 0; i < text.size(); ++i) {
+    for (const char flip : {1, 32, -128}) {
+      std::string bad = text;
+      bad[i] = static_cast<char>(bad[i] ^ flip);
+      EXPECT_EQ(decode(bad).status().code(), Code::kCorrupt) << i;
+    }
+    EXPECT_FALSE(decode(text.substr(0, i)).ok()) << i;
+  }
+  EXPECT_FALSE(decode(text + " ").ok());
+}
+
+TEST(Encoding, RefusesContentThatWouldLeadAstray) {
+  const auto refused = [](auto change) {
+    pb::Manifest m = example();
+    change(m);
+    const Status s = decode(encode(m)).status();
+    EXPECT_EQ(s.code(), Code::kCorrupt) << s.to_string();
+    return s.message();
+  };
+  EXPECT_NE(refused([](auto& m) { m.set_format(2); }).find("format 2"),
+            std::string::npos);
+  EXPECT_NE(refused([](auto& m) {
+              m.mutable_shards(0)->set_name("../../etc/passwd");
+            }).find("passwd"),
+            std::string::npos);
+  refused([](auto& m) { m.mutable_shards(0)->set_rank(1); });
+  refused([](auto& m) { m.mutable_shards(0)->set_xxh128("x"); });
+  refused([](auto& m) { m.set_step(-1); });
+  refused(
+      [](auto& m) { m.mutable_shards(0)->mutable_slices(0)->add_start(0); });
+  refused(
+      [](auto& m) { m.mutable_shards(0)->mutable_slices(0)->set_count(0, 0); });
+}
+
+// --- coverage, against counting every element ------------------------------
+
+// Guillotine cuts of the parameter: a random exact tiling.
+void cut(const Box& box, std::mt19937_64& rng, int depth,
+         std::vector<Box>& out) {
+  const bool rows = rng() % 2 == 0;
+  const int64_t extent = rows ? box.rows : box.cols;
+  if (depth == 0 || extent < 2) {
+    out.push_back(box);
+    return;
+  }
+  const auto at = 1 + static_cast<int64_t>(rng() % (extent - 1));
+  Box a = box, b = box;
+  (rows ? a.rows : a.cols) = at;
+  (rows ? b.rows : b.cols) -= at;
+  (rows ? b.row : b.col) += at;
+  cut(a, rng, depth - 1, out);
+  cut(b, rng, depth - 1, out);
+}
+
+pb::Slice slice_of(const geometry::ParamSpec& spec, const Box& box) {
+  pb::Slice s;
+  s.set_param(spec.name);
+  if (spec.shape.size() == 2) {
+    s.add_start(box.row);
+    s.add_count(box.rows);
+  }
+  s.add_start(box.col);
+  s.add_count(box.cols);
+  return s;
+}
+
+Box whole_box(const geometry::ParamSpec& spec) {
+  return {.rows = spec.shape.size() == 2 ? spec.shape[0] : 1,
+          .cols = spec.shape.back()};
+}
+
+pb::Manifest random_tiling(const ParamTable& table, int shards,
+                           std::mt19937_64& rng) {
+  pb::Manifest m;
+  for (int r = 0; r < shards; ++r) m.add_shards()->set_name(shard_name(r));
+  for (const geometry::ParamSpec& spec : table.specs()) {
+    std::vector<Box> boxes;
+    cut(whole_box(spec), rng, static_cast<int>(rng() % 4), boxes);
+    for (const Box& box : boxes)
+      *m.mutable_shards(static_cast<int>(rng() % shards))->add_slices() =
+          slice_of(spec, box);
+  }
+  return m;
+}
+
+// The dumb twin: counts how often each element is stored.
+bool covers_by_counting(const pb::Manifest& m, const ParamTable& table) {
+  std::vector<int> count(static_cast<size_t>(table.num_elements()));
+  for (const pb::ShardFile& f : m.shards())
+    for (const pb::Slice& s : f.slices()) {
+      const int i = table.find(s.param());
+      if (i < 0) return false;
+      const Box all = whole_box(table[static_cast<size_t>(i)]);
+      const Box box = box_of(s);
+      for (int64_t r = box.row; r < box.row + box.rows; ++r)
+        for (int64_t c = box.col; c < box.col + box.cols; ++c) {
+          if (r >= all.rows || c >= all.cols) return false;
+          ++count[static_cast<size_t>(table.offset(static_cast<size_t>(i)) +
+                                      r * all.cols + c)];
+        }
+    }
+  return std::all_of(count.begin(), count.end(), [](int n) { return n == 1; });
+}
+
+TEST(Coverage, AgreesWithCountingOnRandomTilingsRightAndWrong) {
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  std::mt19937_64 rng(kSeed);
+  int right = 0, wrong = 0;
+  for (int trial = 0; trial < 600; ++trial) {
+    pb::Manifest m = random_tiling(table, 1 + trial % 4, rng);
+    pb::ShardFile& f =
+        *m.mutable_shards(static_cast<int>(rng() % m.shards_size()));
+    if (trial % 3 != 0 && f.slices_size() > 0) {
+      pb::Slice& s =
+          *f.mutable_slices(static_cast<int>(rng() % f.slices_size()));
+      const int d = static_cast<int>(rng() % s.start_size());
+      switch (rng() % 4) {
+        case 0:
+          s.set_start(d, s.start(d) + 1);
+          break;
+        case 1:
+          s.set_count(d, s.count(d) + 1);
+          break;
+        case 2:
+          if (s.count(d) > 1) s.set_count(d, s.count(d) - 1);
+          break;
+        default:
+          *f.add_slices() = s;
+      }
+    }
+    const bool expected = covers_by_counting(m, table);
+    EXPECT_EQ(check_coverage(m, table).ok(), expected)
+        << "seed " << kSeed << " trial " << trial;
+    ++(expected ? right : wrong);
+  }
+  EXPECT_GT(right, 150);
+  EXPECT_GT(wrong, 150);
+}
+
+TEST(Coverage, NamesWhatIsMissingOrTwice) {
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  pb::Manifest m = example();
+  m.mutable_shards(0)->mutable_slices()->RemoveLast();
+  EXPECT_NE(check_coverage(m, table).message().find(
+                "lm_head.weight: row 0, column 0 is in no shard"),
+            std::string::npos);
+  m = example();
+  *m.mutable_shards(0)->add_slices() = m.shards(0).slices(1);
+  EXPECT_NE(check_coverage(m, table).message().find(
+                "input_layernorm.weight: row 0, column 0 is stored twice"),
+            std::string::npos);
+  m = example();
+  m.mutable_shards(0)->mutable_slices(0)->set_param("what");
+  EXPECT_NE(check_coverage(m, table).message().find("'what'"),
+            std::string::npos);
+  m = example();
+  m.mutable_shards(0)->mutable_slices(0)->set_start(
+      0, std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(check_coverage(m, table).code(), Code::kCorrupt);
+}
+
+TEST(SlicesOfRange, TileAnyRangeOnce) {
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  std::mt19937_64 rng(kSeed);
+  const int64_t n = table.num_elements();
+  for (int trial = 0; trial < 500; ++trial) {
+    int64_t begin = static_cast<int64_t>(rng() % (n + 1));
+    int64_t end = static_cast<int64_t>(rng() % (n + 1));
+    if (begin > end) std::swap(begin, end);
+    if (trial % 2) end = std::min<int64_t>(n, begin + trial % 20);
+    std::vector<int> count(static_cast<size_t>(n));
+    std::map<std::string, int> per_param;
+    for (const pb::Slice& s : slices_of_range(table, begin, end)) {
+      ASSERT_TRUE(check_in_table(s, table).ok());
+      EXPECT_LE(++per_param[s.param()], 3);
+      const auto i = static_cast<size_t>(table.find(s.param()));
+      const Box box = box_of(s);
+      for (int64_t r = box.row; r < box.row + box.rows; ++r)
+        for (int64_t c = box.col; c < box.col + box.cols; ++c)
+          ++count[static_cast<size_t>(table.offset(i) +
+                                      r * table[i].shape.back() + c)];
+    }
+    for (int64_t e = 0; e < n; ++e)
+      ASSERT_EQ(count[static_cast<size_t>(e)], e >= begin && e < end ? 1 : 0)
+          << begin << " " << end << " " << e;
+  }
+}
+
+TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  std::mt19937_64 rng(kSeed);
+  for (int trial = 0; trial < 100; ++trial) {
+    const pb::Manifest m = random_tiling(table, 1 + trial % 5, rng);
+    const pb::Manifest other = random_tiling(table, 1, rng);
+    std::vector<pb::Slice> wanted(other.shards(0).slices().begin(),
+                                  other.shards(0).slices().end());
+    wanted.resize(1 + rng() % wanted.size());
+    const auto reads = plan_reads(m, table, wanted);
+    ASSERT_TRUE(reads.ok()) << reads.status().to_string();
+    std::vector<std::set<std::pair<int64_t, int64_t>>> filled(wanted.size());
+    for (const Read& read : *reads) {
+      const pb::Slice& source = m.shards(read.shard).slices(read.slice);
+      EXPECT_EQ(source.param(), wanted[read.wanted].param());
+      EXPECT_EQ(intersect(box_of(source), read.box), read.box);
+      EXPECT_EQ(intersect(box_of(wanted[read.wanted]), read.box), read.box);
+      for (int64_t r = 0; r < read.box.rows; ++r)
+        for (int64_t c = 0; c < read.box.cols; ++c)
+          EXPECT_TRUE(filled[read.wanted]
+                          .insert({read.box.row + r, read.box.col + c})
+                          .second);
+    }
+    for (size_t w = 0; w < wanted.size(); ++w)
+      EXPECT_EQ(static_cast<int64_t>(filled[w].size()),
+                box_of(wanted[w]).numel());
+  }
+}
+
+// --- compatibility, retention, scanning ------------------------------------
+
+TEST(Differences, NamesEachOneWithBothValues) {
+  const store::SaveId id{.step = 1, .generation = 1};
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  pb::Manifest m = store::manifest_of(table, id);
+  m.set_global_batch_size(16);
+  m.set_seq_len(32);
+  JobFacts job{.model = store::tiny_model(),
+               .seed = 1,
+               .data_id = "words",
+               .global_batch_size = 16,
+               .seq_len = 32};
+  EXPECT_TRUE(differences(m, job).empty());
+  job.seed = 2;
+  job.model.n_layers = 5;
+  job.model.rope_scaled = true;
+  job.data_id = "other";
+  EXPECT_EQ(differences(m, job),
+            (std::vector<std::string>{
+                "model.n_layers: checkpoint 1, job 5",
+                "model.rope_scaling_factor: checkpoint 1, job 8",
+                "train.seed: checkpoint 1, job 2",
+                "data set: checkpoint words, job other"}));
+}
+
+TEST(Model, RoundTripsAndRefusesNonsense) {
+  geometry::ModelConfig c = store::tiny_model();
+  c.rope_scaled = true;
+  c.rope_scaling.factor = 32;
+  EXPECT_EQ(*model_config(model_info(c)), c);
+  c = store::tiny_model();
+  EXPECT_EQ(*model_config(model_info(c)), c);
+  pb::ModelInfo info = model_info(c);
+  info.set_n_heads(3);
+  EXPECT_EQ(model_config(info).status().code(), Code::kCorrupt);
+  info = model_info(c);
+  info.set_vocab_size(int64_t{1} << 40);
+  EXPECT_EQ(model_config(info).status().code(), Code::kCorrupt);
+  EXPECT_FALSE(model_config(pb::ModelInfo()).ok());
+}
+
+TEST(Retention, KeepsTheNewestAndTheMilestonesAndNothingElse) {
+  std::mt19937_64 rng(kSeed);
+  for (int trial = 0; trial < 2000; ++trial) {
+    std::vector<int64_t> valid, invalid;
+    for (int64_t step = 0; step < 40; ++step) {
+      if (rng() % 3 == 0)
+        valid.push_back(step);
+      else if (rng() % 6 == 0)
+        invalid.push_back(step);
+    }
+    std::shuffle(valid.begin(), valid.end(), rng);
+    const int64_t k = 1 + static_cast<int64_t>(rng() % 4);
+    const int64_t n = static_cast<int64_t>(rng() % 7);
+    const auto removed = to_remove(valid, invalid, k, n);
+    const std::set<int64_t> gone(removed.begin(), removed.end());
+    ASSERT_TRUE(std::is_sorted(removed.begin(), removed.end()));
+    for (const int64_t step : valid) {
+      const auto newer = std::count_if(valid.begin(), valid.end(),
+                                       [&](int64_t s) { return s > step; });
+      const bool keep = newer < k || (n > 0 && step % n == 0);
+      EXPECT_EQ(gone.count(step) == 0, keep) << "trial " << trial;
+    }
+    for (const int64_t step : invalid)
+      EXPECT_EQ(gone.count(step) == 1,
+                std::any_of(valid.begin(), valid.end(),
+                            [&](int64_t s) { return s > step; }));
+  }
+}
+
+TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
+  MemoryFileSystem fs;
+  EXPECT_TRUE(scan(fs, "ckpt")->empty());  // no folder, no checkpoint
+  const auto put = [&](const std::string& dir, int64_t step) {
+    ASSERT_TRUE(fs.create_dirs("ckpt/" + dir).ok());
+    pb::Manifest m = example();
+    m.set_step(step);
+    ASSERT_TRUE(
+        write_file(fs, "ckpt/" + dir + "/manifest.json", encode(m)).ok());
+    ASSERT_TRUE(write_file(fs, "ckpt/" + dir + "/" + shard_name(0),
+                           std::string(12345, 'x'))
+                    .ok());
+  };
+  put("step-00000001", 1);
+  put("step-00000002", 2);
+  put("step-00000003", 4);  // says another step
+  put("step-00000005", 5);
+  put(".tmp-step-00000006.g1", 6);
+  put("notes", 7);
+  ASSERT_TRUE(fs.create_dirs("ckpt/step-00000008").ok());
+  ASSERT_TRUE(fs.remove("ckpt/step-00000005/" + shard_name(0)).ok());
+  const auto found = scan(fs, "ckpt");
+  ASSERT_TRUE(found.ok());
+  ASSERT_EQ(found->size(), 5U);
+  const std::vector<std::pair<int64_t, const char*>> expected = {
+      {8, "manifest.json"},
+      {5, "shard-00000.h5"},
+      {3, "is of step 4"},
+      {2, ""},
+      {1, ""}};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ((*found)[i].step, expected[i].first);
+    EXPECT_EQ((*found)[i].status.ok(), *expected[i].second == '\0');
+    EXPECT_NE((*found)[i].status.message().find(expected[i].second),
+              std::string::npos)
+        << (*found)[i].status.message();
+  }
+  ASSERT_NE(choose_newest_valid(*found), nullptr);
+  EXPECT_EQ(choose_newest_valid(*found)->step, 2);
+  EXPECT_EQ(choose_newest_valid({}), nullptr);
+}
+
+}  // namespace
+}  // namespace remesh::manifest

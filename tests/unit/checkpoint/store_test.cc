@@ -1,0 +1,423 @@
+// Saving and loading on the real file system.
+#include "checkpoint/store/store.h"
+
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "checkpoint/manifest/read_plan.h"
+#include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/verify.h"
+#include "tests/unit/checkpoint/fixture.h"
+
+namespace remesh::store {
+namespace {
+
+using geometry::ParamTable;
+using manifest::path_join;
+
+constexpr uint64_t kSeed = 77;
+
+class StoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "remesh-store-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    folder_ = root_ + "/run/checkpoints";
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  static std::string slurp(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  static void spill(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+  }
+
+  std::unique_ptr<FileSystem> fs_ = manifest::posix_file_system();
+  const ParamTable table_ = ParamTable::llama(tiny_model());
+  const State state_ = random_state(table_.num_elements(), kSeed);
+  std::string root_, folder_;
+};
+
+TEST_F(StoreTest, SavedByAnyRanksLoadsBitExactUnderAnyOther) {
+  const int64_t n = table_.num_elements();
+  for (int k = 1; k <= 5; ++k) {
+    const SaveId id{.step = k, .generation = 1};
+    const auto done =
+        save(*fs_, folder_, id, table_, state_, k, {.keep_latest_k = 9});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
+    const auto m = manifest::read_checkpoint(*fs_, done->path);
+    ASSERT_TRUE(m.ok()) << m.status().to_string();
+    EXPECT_EQ(m->SerializeAsString(), done->manifest.SerializeAsString());
+    for (int other = 1; other <= 5; ++other)
+      for (const Check check : {Check::kWholeFile, Check::kTouched}) {
+        State loaded(n, 42);
+        for (int r = 0; r < other; ++r) {
+          const auto [begin, end] = share(n, other, r);
+          // Each rank has memory for its own share alone.
+          const auto count = static_cast<size_t>(end - begin);
+          State mine(end - begin);
+          FlatState<float> view = mine.view();
+          view.begin = begin;
+          const Status s =
+              load(*fs_, done->path, *m, table_,
+                   pieces_of_range(table_, begin, end, view), check);
+          ASSERT_TRUE(s.ok()) << s.to_string();
+          std::copy_n(mine.weights.begin(), count,
+                      loaded.weights.begin() + begin);
+          std::copy_n(mine.exp_avg.begin(), count,
+                      loaded.exp_avg.begin() + begin);
+          std::copy_n(mine.exp_avg_sq.begin(), count,
+                      loaded.exp_avg_sq.begin() + begin);
+        }
+        EXPECT_TRUE(same_bits(loaded, state_)) << k << " to " << other;
+      }
+  }
+}
+
+TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
+  const auto done = save(*fs_, folder_, {3, 1}, table_, state_, 3);
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  for (size_t i = 0; i < table_.size(); ++i) {
+    if (table_[i].shape.size() != 2) continue;
+    const int64_t rows = table_[i].shape[0], cols = table_[i].shape[1];
+    Piece<float> piece;
+    piece.slice.set_param(table_[i].name);
+    piece.slice.add_start(1);
+    piece.slice.add_start(cols / 2);
+    piece.slice.add_count(rows - 2);
+    piece.slice.add_count(cols - cols / 2 - 1);
+    const int64_t width = piece.slice.count(1);
+    piece.row_stride = width + 2;  // a gap that must stay as it is
+    std::vector<float> out(static_cast<size_t>((rows - 2) * (width + 2)), 42);
+    piece.exp_avg = out.data();  // the moments of one only
+    const Status s = load(*fs_, done->path, done->manifest, table_, {piece});
+    ASSERT_TRUE(s.ok()) << s.to_string();
+    for (int64_t r = 0; r < rows - 2; ++r)
+      for (int64_t c = 0; c < width + 2; ++c) {
+        const float got = out[static_cast<size_t>(r * (width + 2) + c)];
+        const float want =
+            c >= width ? 42
+                       : state_.exp_avg[static_cast<size_t>(
+                             table_.offset(i) + (r + 1) * cols + cols / 2 + c)];
+        ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0) << r << " " << c;
+      }
+  }
+}
+
+TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
+  // Several chunks a parameter, an odd last one; one dim beyond a chunk.
+  EXPECT_EQ(chunk_of({3, 5}), (Dims{3, 5}));
+  EXPECT_EQ(chunk_of({kChunkElements + 1}), (Dims{kChunkElements / 2 + 1}));
+  EXPECT_EQ(chunk_of({2, 2 * kChunkElements}), (Dims{1, kChunkElements}));
+  for (const Dims& d : {Dims{5000, 1000}, Dims{7, 999999}, Dims{1, 1}}) {
+    const Dims c = chunk_of(d);
+    EXPECT_LE(c[0] * c[1], kChunkElements);
+  }
+  const ParamTable table = ParamTable::llama({.dim = 1000,
+                                              .n_layers = 1,
+                                              .n_heads = 2,
+                                              .n_kv_heads = 1,
+                                              .hidden_dim = 10,
+                                              .vocab_size = 2501,
+                                              .tie_embeddings = true});
+  const State state = random_state(table.num_elements(), kSeed);
+  const auto done = save(*fs_, folder_, {1, 1}, table, state, 2);
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  State loaded;
+  ASSERT_TRUE(load_whole(*fs_, done->path, table, loaded).ok());
+  EXPECT_TRUE(same_bits(loaded, state));
+  EXPECT_TRUE(verify(*fs_, done->path).ok);
+}
+
+TEST_F(StoreTest, SameStateGivesTheSameBytes) {
+  for (const char* folder : {"/a", "/b"})
+    ASSERT_TRUE(save(*fs_, root_ + folder, {1, 1}, table_, state_, 2).ok());
+  for (const char* file :
+       {"shard-00000.h5", "shard-00001.h5", "index.h5", "manifest.json"})
+    EXPECT_EQ(slurp(root_ + "/a/step-00000001/" + file),
+              slurp(root_ + "/b/step-00000001/" + file))
+        << file;
+}
+
+// Runs `script` with h5py if there is one; -1: there is none.
+int run_h5py(const std::string& script, const std::string& arguments) {
+  if (std::system("/usr/bin/python3 -c 'import h5py' >/dev/null 2>&1") != 0)
+    return -1;
+  const int rc = std::system(("cd / && /usr/bin/python3 - " + arguments +
+                              " <<'END'\n" + script + "\nEND\n")
+                                 .c_str());
+  return WIFEXITED(rc) ? WEXITSTATUS(rc) : 255;
+}
+
+TEST_F(StoreTest, OtherProgramsReadEveryParameterWholeFromTheIndex) {
+  for (int k : {1, 3}) {
+    const auto done = save(*fs_, folder_, {k, 1}, table_, state_, k);
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    std::string names;
+    for (size_t i = 0; i < table_.size(); ++i) names += table_[i].name + "\n";
+    spill(root_ + "/names", names);
+    const auto raw = [](const std::vector<float>& v) {
+      return std::string(reinterpret_cast<const char*>(v.data()),
+                         v.size() * sizeof(float));
+    };
+    spill(root_ + "/weights", raw(state_.weights));
+    spill(root_ + "/exp_avg", raw(state_.exp_avg));
+    spill(root_ + "/exp_avg_sq", raw(state_.exp_avg_sq));
+    const int rc = run_h5py(R"(
+import sys, os, h5py, numpy
+root, path = sys.argv[1:]
+names = open(root + '/names').read().split()
+f = h5py.File(path + '/index.h5', 'r')
+assert f.attrs['job'] in ('test', b'test'), f.attrs['job']
+for tensor in ('weights', 'exp_avg', 'exp_avg_sq'):
+    assert sorted(f[tensor]) == sorted(names)
+    flat = numpy.concatenate([f[tensor][n][...].ravel() for n in names])
+    want = numpy.fromfile(root + '/' + tensor, '<f4')
+    assert (flat.view('u4') == want.view('u4')).all(), tensor
+n = f['weights/model.embed_tokens.weight']
+assert n.shape == (11, 8) and n.dtype == numpy.float32
+# Without its shard a slice reads as NaN, the rest as it was.
+os.rename(path + '/shard-00000.h5', root + '/away')
+g = h5py.File(path + '/index.h5', 'r')
+assert numpy.isnan(g['weights/model.embed_tokens.weight'][0]).all()
+os.rename(root + '/away', path + '/shard-00000.h5')
+)",
+                            root_ + " " + done->path);
+    if (rc == -1) GTEST_SKIP() << "no h5py for /usr/bin/python3";
+    EXPECT_EQ(rc, 0);
+  }
+}
+
+// --- damage ---------------------------------------------------------------
+
+TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
+  const auto done = save(*fs_, folder_, {1, 1}, table_, state_, 2);
+  ASSERT_TRUE(done.ok());
+  const auto expect_damage = [&](const std::string& name, bool cheap) {
+    const auto found = manifest::scan(*fs_, folder_);
+    ASSERT_TRUE(found.ok());
+    EXPECT_EQ((*found)[0].status.ok(), !cheap) << name;
+    if (cheap) {
+      EXPECT_NE((*found)[0].status.message().find(name), std::string::npos);
+    }
+    State loaded;
+    const Status s = load_whole(*fs_, done->path, table_, loaded);
+    EXPECT_FALSE(s.ok());
+    EXPECT_NE(s.message().find(name), std::string::npos) << s.to_string();
+    const VerifyReport report = verify(*fs_, done->path);
+    EXPECT_FALSE(report.ok);
+    EXPECT_NE(describe(report).find(name), std::string::npos);
+  };
+  for (const char* name :
+       {"shard-00000.h5", "shard-00001.h5", "manifest.json"}) {
+    const std::string path = path_join(done->path, name);
+    const std::string good = slurp(path);
+    std::filesystem::remove(path);
+    expect_damage(name, true);
+    for (const size_t keep : {size_t{0}, good.size() / 2, good.size() - 1}) {
+      spill(path, good.substr(0, keep));
+      expect_damage(name, true);
+    }
+    spill(path, good + "x");
+    expect_damage(name, true);
+    std::string flipped = good;
+    flipped[good.size() / 2] ^= 4;
+    spill(path, flipped);
+    expect_damage(name, std::string(name) == "manifest.json");
+    std::filesystem::remove(path);
+    std::filesystem::create_directory(path);  // a thing of another kind
+    expect_damage(name, true);
+    std::filesystem::remove(path);
+    spill(path, good);
+  }
+  EXPECT_TRUE(verify(*fs_, done->path).ok);
+  // The index is for people: its damage is told, but does not stop a restore.
+  const std::string index = path_join(done->path, "index.h5");
+  spill(index, slurp(index).substr(1));
+  EXPECT_FALSE(verify(*fs_, done->path).ok);
+  State loaded;
+  EXPECT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
+}
+
+TEST_F(StoreTest, ASwappedShardOfAnotherStepIsNamed) {
+  const auto one = save(*fs_, folder_, {1, 1}, table_, state_, 1);
+  const auto two = save(*fs_, folder_, {2, 1}, table_, state_, 1);
+  ASSERT_TRUE(one.ok() && two.ok());
+  std::filesystem::copy_file(one->path + "/shard-00000.h5",
+                             two->path + "/shard-00000.h5",
+                             std::filesystem::copy_options::overwrite_existing);
+  State loaded;
+  EXPECT_EQ(load_whole(*fs_, two->path, table_, loaded).code(), Code::kCorrupt);
+  const Status s = load_whole(*fs_, two->path, table_, loaded, Check::kTouched);
+  EXPECT_NE(s.message().find("is not of step 2"), std::string::npos)
+      << s.to_string();
+}
+
+TEST_F(StoreTest, VerifyWarnsOfWhatIsNotFiniteAndOfStrays) {
+  State state(table_.num_elements(), 1.0F);
+  state.weights[3] = std::numeric_limits<float>::quiet_NaN();
+  state.weights[500] = std::numeric_limits<float>::infinity();
+  state.exp_avg[9] = std::numeric_limits<float>::quiet_NaN();
+  const auto done = save(*fs_, folder_, {1, 1}, table_, state, 2);
+  ASSERT_TRUE(done.ok());
+  spill(done->path + "/notes.txt", "hello");
+  const VerifyReport report = verify(*fs_, done->path);
+  EXPECT_TRUE(report.ok) << describe(report);
+  EXPECT_EQ(report.num_nonfinite, 2);
+  EXPECT_EQ(report.warnings.size(), 2U) << describe(report);
+  EXPECT_EQ(report.num_files, 3);
+  EXPECT_EQ(report.num_elements, table_.num_elements());
+  const auto json = nlohmann::json::parse(describe_json(report));
+  EXPECT_EQ(json["nonfinite"], 2);
+  EXPECT_EQ(nlohmann::json::parse(describe_json(done->manifest))["step"], 1);
+  EXPECT_NE(describe(done->manifest).find("shard-00001.h5"), std::string::npos);
+}
+
+// --- commit ---------------------------------------------------------------
+
+TEST_F(StoreTest, CommitWaitsForEveryShard) {
+  const SaveId id{.step = 5, .generation = 2};
+  ASSERT_TRUE(write_shards(*fs_, folder_, id, table_, state_, 3).ok());
+  EXPECT_TRUE(missing_shards(*fs_, folder_, id, 3).empty());
+  EXPECT_EQ(missing_shards(*fs_, folder_, id, 5), (std::vector<int>{3, 4}));
+  const auto early =
+      commit(*fs_, folder_, manifest_of(table_, id), 5, table_, {});
+  EXPECT_EQ(early.status().code(), Code::kUnavailable);
+  EXPECT_NE(early.status().message().find("rank 3, 4"), std::string::npos);
+  // Shards that do not make a whole are refused too.
+  EXPECT_EQ(commit(*fs_, folder_, manifest_of(table_, id), 2, table_, {})
+                .status()
+                .code(),
+            Code::kCorrupt);
+  EXPECT_TRUE(manifest::scan(*fs_, folder_)->empty());
+  EXPECT_TRUE(
+      commit(*fs_, folder_, manifest_of(table_, id), 3, table_, {}).ok());
+}
+
+TEST_F(StoreTest, CommitKeepsAValidOneAndReplacesADamagedOne) {
+  const auto first = save(*fs_, folder_, {1, 1}, table_, state_, 2);
+  ASSERT_TRUE(first.ok());
+  const auto again = save(*fs_, folder_, {1, 2}, table_, state_, 3);
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_TRUE(again->existed);
+  EXPECT_EQ(again->manifest.generation(), 1);
+  // A flipped byte that only reading everything shows.
+  std::string bytes = slurp(first->path + "/shard-00001.h5");
+  bytes[bytes.size() / 2] ^= 1;
+  spill(first->path + "/shard-00001.h5", bytes);
+  const auto mended = save(*fs_, folder_, {1, 3}, table_, state_, 3);
+  ASSERT_TRUE(mended.ok()) << mended.status().to_string();
+  EXPECT_FALSE(mended->existed);
+  EXPECT_TRUE(verify(*fs_, mended->path).ok);
+  EXPECT_EQ(*fs_->list(folder_), (std::vector<std::string>{"step-00000001"}));
+}
+
+TEST_F(StoreTest, CommitRetainsAndClearsWhatOlderGenerationsLeft) {
+  ASSERT_TRUE(write_shards(*fs_, folder_, {9, 1}, table_, state_, 1).ok());
+  ASSERT_TRUE(write_shards(*fs_, folder_, {9, 4}, table_, state_, 1).ok());
+  ASSERT_TRUE(fs_->create_dirs(folder_ + "/.old-step-00000001/x").ok());
+  ASSERT_TRUE(fs_->create_dirs(folder_ + "/mine").ok());
+  for (int step = 1; step <= 7; ++step) {
+    const auto done = save(*fs_, folder_, {step, 3}, table_, state_, 1,
+                           {.keep_latest_k = 2, .keep_every_n = 3});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
+    if (step == 6) {
+      EXPECT_EQ(done->removed, (std::vector<int64_t>{4}));
+    }
+  }
+  EXPECT_EQ(*fs_->list(folder_),
+            (std::vector<std::string>{".tmp-step-00000009.g4", "mine",
+                                      "step-00000003", "step-00000006",
+                                      "step-00000007"}));
+  ASSERT_TRUE(abandon(*fs_, folder_, {9, 4}).ok());
+  EXPECT_FALSE(fs_->exists(folder_ + "/.tmp-step-00000009.g4"));
+}
+
+TEST_F(StoreTest, TwoThreadsSaveAtOnceAndBothAreRight) {
+  std::vector<std::thread> threads;
+  std::vector<Status> outcome(4);
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      const std::string folder = root_ + "/" + std::to_string(t);
+      const auto fs = manifest::posix_file_system();
+      for (int step = 1; step <= 2; ++step) {
+        const auto done = save(*fs, folder, {step, 1}, table_, state_, 2);
+        outcome[t] = done.status();
+        State loaded;
+        if (done.ok()) outcome[t] = load_whole(*fs, done->path, table_, loaded);
+        if (outcome[t].ok() && !same_bits(loaded, state_))
+          outcome[t] = internal("differs");
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  for (const Status& s : outcome) EXPECT_TRUE(s.ok()) << s.to_string();
+}
+
+TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
+  const std::string small = root_ + "/small";
+  ASSERT_TRUE(fs_->create_dirs(small).ok());
+  if (mount("none", small.c_str(), "tmpfs", 0, "size=256k") != 0)
+    GTEST_SKIP() << "mounting a tmpfs is not permitted here";
+  const std::string folder = small + "/checkpoints";
+  const auto first = save(*fs_, folder, {1, 1}, table_, state_, 2);
+  const ParamTable big = ParamTable::llama({.dim = 64,
+                                            .n_layers = 2,
+                                            .n_heads = 2,
+                                            .n_kv_heads = 2,
+                                            .hidden_dim = 128,
+                                            .vocab_size = 300});
+  const State state = random_state(big.num_elements(), kSeed);
+  const auto second = save(*fs_, folder, {2, 1}, big, state, 2);
+  const auto found = manifest::scan(*fs_, folder);
+  const VerifyReport report = verify(*fs_, folder + "/step-00000001");
+  const bool abandoned = abandon(*fs_, folder, {2, 1}).ok();
+  const auto third = save(*fs_, folder, {3, 1}, table_, state_, 2);
+  EXPECT_EQ(umount2(small.c_str(), MNT_DETACH), 0);
+  ASSERT_TRUE(first.ok()) << first.status().to_string();
+  EXPECT_EQ(second.status().code(), Code::kExhausted)
+      << second.status().to_string();
+  EXPECT_NE(second.status().message().find("No space left"), std::string::npos);
+  EXPECT_EQ(found->size(), 1U);
+  EXPECT_TRUE(report.ok) << describe(report);
+  EXPECT_TRUE(abandoned);
+  EXPECT_TRUE(third.ok()) << third.status().to_string();
+}
+
+TEST_F(StoreTest, ErrorsNameThePathAndHdf5NeverPrints) {
+  testing::internal::CaptureStderr();
+  spill(root_ + "/bad.h5", "not an HDF5 file at all");
+  const auto bad = Hdf5Reader::open(*fs_, root_ + "/bad.h5");
+  EXPECT_EQ(bad.status().code(), Code::kCorrupt);
+  EXPECT_NE(bad.status().message().find("bad.h5"), std::string::npos);
+  EXPECT_EQ(Hdf5Reader::open(*fs_, root_ + "/none.h5").status().code(),
+            Code::kNotFound);
+  spill(root_ + "/file", "");
+  EXPECT_FALSE(write_shard(*fs_, root_ + "/file", {1, 1}, 0, table_, {}).ok());
+  Piece<const float> piece;
+  piece.slice.set_param("nothing");
+  EXPECT_NE(write_shard(*fs_, folder_, {1, 1}, 0, table_, {piece})
+                .status()
+                .message()
+                .find("'nothing'"),
+            std::string::npos);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+}  // namespace
+}  // namespace remesh::store
