@@ -43,7 +43,7 @@ LineFile::~LineFile() {
 }
 
 Status LineFile::repair(const Valid& valid) {
-  struct stat st{};
+  struct stat st {};
   if (fstat(fd_, &st) != 0) return errno_error(path_ + ": fstat", errno);
   const auto size = static_cast<uint64_t>(st.st_size);
   // A window twice the cut limit holds the last good line and all behind it.
@@ -96,7 +96,7 @@ Status LineFile::append(std::string_view text) {
 }
 
 LineTail::LineTail(std::string path, bool from_end) : path_(std::move(path)) {
-  struct stat st{};
+  struct stat st {};
   if (from_end && stat(path_.c_str(), &st) == 0) {
     offset_ = static_cast<uint64_t>(st.st_size);
   }
@@ -110,7 +110,7 @@ std::vector<std::string> LineTail::poll() {
   std::vector<std::string> lines;
   if (fd_ < 0) fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ < 0) return lines;
-  struct stat st{};
+  struct stat st {};
   // A torn tail was cut off: what was read of it is void.
   if (fstat(fd_, &st) == 0 && static_cast<uint64_t>(st.st_size) < offset_) {
     offset_ = static_cast<uint64_t>(st.st_size);

@@ -55,9 +55,7 @@ std::string metrics_path(const std::string& run) {
 std::string events_path(const std::string& run) {
   return run + "/events.jsonl";
 }
-std::string journal_path(const std::string& run) {
-  return run + "/journal.db";
-}
+std::string journal_path(const std::string& run) { return run + "/journal.db"; }
 std::string lock_path(const std::string& run) {
   return run + "/coordinator.lock";
 }
@@ -77,8 +75,8 @@ Status create(const std::string& run) {
 
 Status write_file_atomic(const std::string& path, const std::string& text) {
   const std::string beside = fmt::format("{}.{}.tmp", path, getpid());
-  const int fd = open(beside.c_str(),
-                      O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  const int fd =
+      open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (fd < 0) return errno_error(beside + ": open", errno);
   size_t done = 0;
   int err = 0;
@@ -122,7 +120,8 @@ std::string absolute(const std::string& path) {
 }
 
 std::string endpoint_text(const Endpoint& e) {
-  return fmt::format("{}\npid={}\nhost={}\n", e.address, e.pid, e.host);
+  return fmt::format("{}\npid={}\nhost={}\nbound={}\n", e.address, e.pid,
+                     e.host, e.bound);
 }
 
 Result<Endpoint> parse_endpoint(const std::string& text) {
@@ -132,6 +131,7 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
   for (std::string line; std::getline(in, line);) {
     if (line.starts_with("pid=")) e.pid = parse_pid(line.substr(4));
     if (line.starts_with("host=")) e.host = line.substr(5);
+    if (line.starts_with("bound=")) e.bound = line.substr(6);
   }
   if (!e.address.starts_with("tcp://")) {
     return corrupt("not an address: \"" + e.address.substr(0, 60) +
@@ -197,9 +197,8 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
         run, pid > 0 ? std::to_string(pid) : "unknown", run, run));
   }
   const std::string text = fmt::format("{}\n", getpid());
-  if (ftruncate(fd, 0) != 0 ||
-      pwrite(fd, text.data(), text.size(), 0) !=
-          static_cast<ssize_t>(text.size())) {
+  if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) !=
+                                   static_cast<ssize_t>(text.size())) {
     return errno_error(path + ": write", errno);
   }
   return lock;
@@ -276,6 +275,20 @@ Result<std::string> newest_run(const std::string& dump_folder,
         job_name.empty() ? "" : " of job \"" + job_name + "\"", dump_folder));
   }
   return dump_folder + "/" + best;
+}
+
+Result<std::string> choose_run(const std::string& dump_folder,
+                               const std::string& job_name,
+                               const std::string& given, bool resume,
+                               double unix_s) {
+  if (!given.empty()) return absolute(given);
+  if (resume) {
+    Result<std::string> newest = newest_run(dump_folder, job_name);
+    if (newest.ok()) return absolute(*newest);
+    return not_found("nothing to resume: " + newest.status().message() +
+                     "; name one with --run-dir, or begin without --resume");
+  }
+  return absolute(dump_folder + "/" + new_run_name(job_name, unix_s));
 }
 
 Result<std::string> find_run(const std::string& named) {

@@ -6,7 +6,8 @@
 //   RUN/journal.db         the coordinator's memory
 //   RUN/coordinator.lock   flock'ed by the living coordinator; holds its pid
 //   RUN/coordinator.addr   where it listens: first line the address, then
-//                          "pid=..." and "host=..."; gone when the job ended
+//                          "pid=...", "host=...", "bound=..."; gone when the
+//                          job ended
 //   RUN/checkpoints/ RUN/logs/
 //
 // Functions here touch the file system and nothing else. Errors name the path.
@@ -41,6 +42,7 @@ struct Endpoint {
   std::string address;  // tcp://host:port
   std::string host;     // its own name, as gethostname() says
   int pid = 0;
+  std::string bound;  // as bound; differs from address when advertised so
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 std::string endpoint_text(const Endpoint& endpoint);
@@ -79,6 +81,12 @@ void point_latest(const std::string& dump_folder, const std::string& run);
 // name is empty), by the time in its name. NotFound names the folder.
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name);
+// Where a job runs: `given`; else, to resume, its newest run; else a new
+// directory of its dump_folder. Absolute; not made yet.
+Result<std::string> choose_run(const std::string& dump_folder,
+                               const std::string& job_name,
+                               const std::string& given, bool resume,
+                               double unix_s);
 bool is_run(const std::string& path);
 // What a user named as RUN: a run directory; nothing: the newest below ./runs.
 Result<std::string> find_run(const std::string& named);

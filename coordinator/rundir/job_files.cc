@@ -1,0 +1,144 @@
+#include "coordinator/rundir/job_files.h"
+
+#include <fmt/format.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "coordinator/rundir/run_dir.h"
+
+namespace remesh::rundir {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+using Json = nlohmann::json;
+
+// Sum of "tokens" over the shards of a split, -1 when it is not that.
+int64_t split_tokens(const Json& index, const char* split) {
+  const auto it = index.find(split);
+  if (it == index.end() || !it->is_array()) return -1;
+  int64_t sum = 0;
+  for (const Json& shard : *it) {
+    const auto tokens = shard.is_object() ? shard.find("tokens") : shard.end();
+    if (!shard.is_object() || tokens == shard.end() ||
+        !tokens->is_number_integer() || tokens->get<int64_t>() < 0) {
+      return -1;
+    }
+    sum += tokens->get<int64_t>();
+  }
+  return sum;
+}
+
+std::string value_text(const Message& section, const FieldDescriptor* field) {
+  const Reflection* r = section.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT64:
+      return fmt::format("{}", r->GetInt64(section, field));
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return fmt::format("{}", r->GetUInt64(section, field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return fmt::format("{}", r->GetDouble(section, field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return r->GetBool(section, field) ? "true" : "false";
+    default:
+      return fmt::format("\"{}\"", r->GetString(section, field));
+  }
+}
+
+bool free_to_change(const std::string& section, const std::string& key,
+                    bool schedule_follows) {
+  static const std::set<std::string> kSections = {"parallel", "elastic",
+                                                  "checkpoint"};
+  static const std::set<std::string> kKeys = {
+      "job.description",  "job.dump_folder", "data.path",
+      "train.steps",      "train.threads",   "train.recompute",
+      "train.eval_every", "train.log_every", "train.eval_sequences"};
+  const std::string name = section + "." + key;
+  return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
+         (schedule_follows && name == "schedule.total_steps");
+}
+
+bool schedule_follows_steps(const pb::Job& job) {
+  return job.schedule().total_steps() == job.train().steps() ||
+         job.schedule().total_steps() < 0;
+}
+
+}  // namespace
+
+Result<jobfile::DataInfo> parse_data_info(std::string_view text,
+                                          const std::string& name) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const auto vocab = json.is_object() ? json.find("vocab_size") : json.end();
+  if (!json.is_object() || vocab == json.end() || !vocab->is_number_integer()) {
+    return corrupt(name + ": not the index of a data set (no vocab_size)");
+  }
+  jobfile::DataInfo info;
+  info.vocab_size = vocab->get<int64_t>();
+  info.train_tokens = split_tokens(json, "train");
+  info.val_tokens = split_tokens(json, "val");
+  if (info.vocab_size < 1 || info.train_tokens < 0 || info.val_tokens < 0) {
+    return corrupt(name +
+                   ": vocab_size, train or val is damaged; run `remesh "
+                   "data prepare` again");
+  }
+  return info;
+}
+
+Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
+  const std::string path = dir + "/dataset.json";
+  Result<std::string> text = read_file(path);
+  if (!text.ok()) {
+    if (text.status().code() != Code::kNotFound) return text.status();
+    return not_found("data.path: " + dir +
+                     " holds no data set (no dataset.json); make one with "
+                     "`remesh data prepare --input TEXT --out " +
+                     dir + "`");
+  }
+  return parse_data_info(*text, path);
+}
+
+Result<pb::Job> load_resolved(const std::string& path,
+                              const std::vector<std::string>& overrides) {
+  ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(path, overrides));
+  Result<jobfile::DataInfo> info = read_data_info(job.data().path());
+  if (!info.ok()) {
+    if (info.status().code() != Code::kNotFound ||
+        job.model().vocab_size() <= 0) {
+      return info.status();
+    }
+    jobfile::DataInfo unknown;
+    unknown.vocab_size = job.model().vocab_size();
+    return jobfile::resolve(job, unknown);
+  }
+  return jobfile::resolve(job, *info);
+}
+
+std::vector<std::string> forbidden_differences(const pb::Job& run,
+                                               const pb::Job& given) {
+  const bool follows =
+      schedule_follows_steps(run) && schedule_follows_steps(given);
+  std::vector<std::string> out;
+  const auto* descriptor = pb::Job::descriptor();
+  for (int i = 0; i < descriptor->field_count(); ++i) {
+    const FieldDescriptor* section = descriptor->field(i);
+    const Message& a = run.GetReflection()->GetMessage(run, section);
+    const Message& b = given.GetReflection()->GetMessage(given, section);
+    for (int k = 0; k < section->message_type()->field_count(); ++k) {
+      const FieldDescriptor* key = section->message_type()->field(k);
+      const std::string was = value_text(a, key);
+      const std::string is = value_text(b, key);
+      if (was == is || free_to_change(section->name(), key->name(), follows)) {
+        continue;
+      }
+      out.push_back(fmt::format("{}.{}: the run has {}, given is {}",
+                                section->name(), key->name(), was, is));
+    }
+  }
+  return out;
+}
+
+}  // namespace remesh::rundir

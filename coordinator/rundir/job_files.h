@@ -1,0 +1,37 @@
+// Job files as the programs of a run use them: resolved against the data set,
+// and compared with the job that a run directory already holds.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+#include "proto/job.pb.h"
+#include "proto/jobfile/jobfile.h"
+
+namespace remesh::rundir {
+
+// Vocabulary and size of the data set in folder `dir`, from its index. Pure
+// but for reading that one file; checks only what it uses, the ranks check the
+// rest when they open the data.
+Result<jobfile::DataInfo> read_data_info(const std::string& dir);
+Result<jobfile::DataInfo> parse_data_info(std::string_view json,
+                                          const std::string& name);
+
+// load_job() and resolve(). When the data set is not on this host, the job
+// must say model.vocab_size.
+Result<pb::Job> load_resolved(const std::string& path,
+                              const std::vector<std::string>& overrides);
+
+// Keys that differ between the job of a run and the one given for going on
+// with it, where a difference would make it another training:
+// "train.seed: the run has 1, given is 2". Free to change are what the run is
+// called in words, where things lie, how long it trains (with
+// schedule.total_steps as long as it follows train.steps), how often it
+// validates and logs, and everything about machines: [parallel], [elastic],
+// [checkpoint], train.threads, train.recompute. Both must be resolved.
+std::vector<std::string> forbidden_differences(const pb::Job& run,
+                                               const pb::Job& given);
+
+}  // namespace remesh::rundir

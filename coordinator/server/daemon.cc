@@ -1,0 +1,450 @@
+#include "coordinator/server/daemon.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/manifest/file_system.h"
+#include "coordinator/core/coordinator.h"
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
+#include "coordinator/server/listen.h"
+#include "coordinator/server/scanner.h"
+#include "coordinator/server/syncer.h"
+#include "proto/base/clock.h"
+#include "proto/base/log.h"
+#include "proto/base/text.h"
+#include "proto/wire/channel.h"
+#include "proto/wire/loop.h"
+
+namespace remesh::server {
+namespace {
+
+constexpr int kTickMs = 20;
+constexpr int kSyncPeriodMs = 1000;
+constexpr int kListenPatienceMs = 5000;
+constexpr int kWritePauseMs = 100;
+
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+std::string checkpoint_folder(const pb::Job& job, const std::string& run) {
+  const std::string& folder = job.checkpoint().folder();
+  return folder.starts_with('/') ? folder : manifest::path_join(run, folder);
+}
+
+// The job that the run directory holds must be the one given, but for what may
+// change; then job.toml becomes the one given.
+Status adopt_job(const pb::Job& job, const std::string& run) {
+  const std::string path = rundir::job_path(run);
+  const std::string text = jobfile::to_toml(job);
+  const Result<std::string> before = rundir::read_file(path);
+  if (before.ok()) {
+    if (*before == text) return ok_status();
+    ASSIGN_OR_RETURN(const pb::Job loaded, jobfile::load_job(path));
+    jobfile::DataInfo info;
+    info.vocab_size = loaded.model().vocab_size();
+    ASSIGN_OR_RETURN(const pb::Job held, jobfile::resolve(loaded, info));
+    const auto differences = rundir::forbidden_differences(held, job);
+    if (!differences.empty()) {
+      return invalid_argument(fmt::format(
+          "{} holds another training; give its own values, or begin a new run "
+          "with another --run-dir:\n  {}",
+          run, join(differences, "\n  ")));
+    }
+  } else if (before.status().code() != Code::kNotFound) {
+    return before.status();
+  }
+  return rundir::write_file_atomic(path, text);
+}
+
+bool terminal(pb::Durable::Phase p) {
+  return p == pb::Durable::DONE || p == pb::Durable::FAILED ||
+         p == pb::Durable::STOPPED;
+}
+
+class DaemonImpl : public Daemon {
+ public:
+  explicit DaemonImpl(DaemonOptions options)
+      : options_(std::move(options)), loop_(kTickMs) {}
+
+  Status start() {
+    // First of all: threads inherit the mask.
+    RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT},
+                                        [this](int s) { asked_to_end(s); }));
+    RETURN_IF_ERROR(rundir::create(options_.run_dir));
+    ASSIGN_OR_RETURN(lock_, rundir::RunLock::acquire(options_.run_dir));
+    RETURN_IF_ERROR(adopt_job(options_.job, options_.run_dir));
+    RETURN_IF_ERROR(open_files());
+    RETURN_IF_ERROR(open_socket());
+    scanner_ = std::make_unique<Scanner>(
+        checkpoint_folder(options_.job, options_.run_dir));
+    syncer_ = std::make_unique<Syncer>(
+        std::vector<int>{metrics_->sync_fd(), events_->sync_fd()},
+        kSyncPeriodMs);
+    make_core();
+    return ok_status();
+  }
+
+  const std::string& address() const override { return address_; }
+  bool had_ended() const override {
+    return journal_->restored() && terminal(journal_->restored()->phase()) &&
+           !options_.resume;
+  }
+  const std::string& message() const override { return message_; }
+
+  int run() override {
+    loop_.watch(server_->fd(), [this] { drain(); });
+    loop_.watch(server_->lost_fd(), [this] { take_lost(); });
+    loop_.watch(scanner_->fd(), [this] { take_scan(); });
+    loop_.on_tick([this] { tick(); });
+    execute(core_->start(monotonic_ms()));
+    const int code = ended_ ? code_ : loop_.run();
+    log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
+    log_->flush();
+    // The port is kept for a next life as long as the job goes on.
+    if (code == 0 || code == 3) rundir::remove_endpoint(options_.run_dir);
+    return code;
+  }
+
+ private:
+  Status open_files() {
+    const std::string& run = options_.run_dir;
+    ASSIGN_OR_RETURN(
+        log_, Logger::open({.name = "coordinator",
+                            .path = rundir::logs_path(run) + "/coordinator.log",
+                            .to_stderr = options_.log_to_stderr}));
+    ASSIGN_OR_RETURN(journal_, Journal::open(rundir::journal_path(run)));
+    ASSIGN_OR_RETURN(metrics_,
+                     rundir::LineFile::open(
+                         rundir::metrics_path(run), [](std::string_view line) {
+                           return rundir::parse_metrics_line(line).ok();
+                         }));
+    ASSIGN_OR_RETURN(events_,
+                     rundir::LineFile::open(
+                         rundir::events_path(run), [](std::string_view line) {
+                           return rundir::parse_event_line(line).ok();
+                         }));
+    for (const auto* file : {metrics_.get(), events_.get()}) {
+      if (file->cut_bytes() > 0) {
+        log_->warn("torn_tail_cut", {{"bytes", file->cut_bytes()}});
+      }
+    }
+    return ok_status();
+  }
+
+  Status open_socket() {
+    std::string previous;
+    if (const auto e = rundir::read_endpoint(options_.run_dir); e.ok()) {
+      previous = e.value().bound;
+    }
+    ASSIGN_OR_RETURN(
+        server_, listen(options_.bind, previous, kListenPatienceMs, sleep_ms));
+    const std::string host = rundir::host_name();
+    address_ = advertised_address(server_->address(), options_.advertise, host);
+    return rundir::write_endpoint(options_.run_dir,
+                                  {.address = address_,
+                                   .host = host,
+                                   .pid = getpid(),
+                                   .bound = server_->address()});
+  }
+
+  void make_core() {
+    core::Options o;
+    o.job = options_.job;
+    o.run_dir = options_.run_dir;
+    o.host = rundir::host_name();
+    o.pid = getpid();
+    o.address = address_;
+    o.resume = options_.resume;
+    o.restored = journal_->restored();
+    o.epoch_floor = static_cast<uint64_t>(unix_seconds());
+    o.unix_offset_s =
+        unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;
+    if (const auto last = rundir::parse_metrics_line(metrics_->last_line());
+        last.ok()) {
+      o.last_finished_step = last.value().step();
+      o.last_metrics = last.value();
+    }
+    log_->info("coordinator_starts", {{"job", o.job.job().name()},
+                                      {"run_dir", o.run_dir},
+                                      {"address", address_},
+                                      {"pid", o.pid},
+                                      {"last_step", o.last_finished_step},
+                                      {"restarted", o.restored.has_value()}});
+    core_ = std::make_unique<core::Coordinator>(std::move(o));
+  }
+
+  // ----------------------------------------------------------------- events
+
+  void asked_to_end(int signal) {
+    message_ =
+        fmt::format("signal {}: the daemon ends, the job goes on", signal);
+    end(-signal);
+  }
+
+  void tick() {
+    const int64_t now = monotonic_ms();
+    drain();
+    take_lost();
+    if (now - ticked_ms_ < kTickMs / 2) return;
+    ticked_ms_ = now;
+    give(core::Tick{});
+  }
+
+  void drain() {
+    while (!ended_) {
+      auto received = server_->receive();
+      if (!received) return;
+      handle(received->peer, received->envelope);
+    }
+  }
+
+  void handle(const wire::PeerId& peer, const pb::Envelope& envelope) {
+    const std::string& job = options_.job.job().name();
+    if (!envelope.job().empty() && envelope.job() != job) {
+      refuse_other_job(peer, envelope);
+      return;
+    }
+    switch (envelope.body_case()) {
+      case pb::Envelope::kReport:
+        note_peer(peer, envelope.report());
+        give(core::ReportReceived{envelope.report()});
+        break;
+      case pb::Envelope::kFenceIn:
+        give(core::FenceReceived{envelope.fence_in()});
+        break;
+      case pb::Envelope::kCommand: {
+        const uint64_t token = ++tokens_;
+        clients_[token] = {peer, envelope.command().id()};
+        give(core::CommandReceived{token, envelope.command()});
+        break;
+      }
+      default:  // a coordinator's own messages: not for us
+        break;
+    }
+  }
+
+  void refuse_other_job(const wire::PeerId& peer,
+                        const pb::Envelope& envelope) {
+    if (refused_.insert(peer).second) {
+      log_->warn("other_job_refused", {{"job", envelope.job()}});
+    }
+    if (!envelope.has_command()) return;
+    pb::Envelope out;
+    pb::Reply* reply = out.mutable_reply();
+    reply->set_id(envelope.command().id());
+    reply->set_ok(false);
+    reply->set_error(fmt::format("this coordinator runs job \"{}\", not \"{}\"",
+                                 options_.job.job().name(), envelope.job()));
+    server_->send(peer, out);
+  }
+
+  // A worker's newest life and message says where it is to be found.
+  void note_peer(const wire::PeerId& peer, const pb::Report& report) {
+    Place& place = places_[report.worker()];
+    if (std::pair(report.incarnation(), report.seq()) <
+        std::pair(place.incarnation, place.seq)) {
+      return;
+    }
+    place = {peer, report.incarnation(), report.seq()};
+  }
+
+  void take_lost() {
+    for (const wire::PeerId& peer : server_->take_lost()) {
+      refused_.erase(peer);
+      std::erase_if(clients_,
+                    [&](const auto& c) { return c.second.peer == peer; });
+      std::vector<std::string> workers;
+      for (const auto& [name, place] : places_) {
+        if (place.peer == peer) workers.push_back(name);
+      }
+      for (std::string& name : workers) give(core::PeerLost{std::move(name)});
+    }
+  }
+
+  void take_scan() {
+    if (const auto note = scanner_->take_note()) {
+      log_->error("scan_failed", {{"cause", *note}});
+      pb::EventRecord e;
+      e.set_time(unix_seconds());
+      e.set_event("scan_failed");
+      e.set_cause(*note);
+      event_lines_ += rundir::event_line(e) + "\n";
+      if (!flush_lines()) return;
+    }
+    if (auto scan = scanner_->take()) give(std::move(*scan));
+  }
+
+  void give(const core::Event& event) {
+    if (!ended_) execute(core_->on(event, monotonic_ms()));
+  }
+
+  // ---------------------------------------------------------------- actions
+
+  // In order; lines are collected and written before anything that may tell
+  // others of them.
+  void execute(const std::vector<core::Action>& actions) {
+    for (const core::Action& action : actions) {
+      const bool line = std::holds_alternative<core::AppendMetrics>(action) ||
+                        std::holds_alternative<core::EmitEvent>(action);
+      if (!line && !flush_lines()) return;
+      std::visit([this](const auto& a) { act(a); }, action);
+      if (ended_) break;
+    }
+    flush_lines();
+  }
+
+  void act(const core::Persist& a) {
+    persistently("journal",
+                 [&] { return journal_->persist(a.durable, unix_seconds()); });
+  }
+
+  void act(const core::SendDirective& a) {
+    pb::Envelope out;
+    *out.mutable_directive() = a.directive;
+    send_to_worker(a.directive.worker(), std::move(out));
+  }
+
+  void act(const core::SendFence& a) {
+    pb::Envelope out;
+    *out.mutable_fence_out() = a.fence;
+    send_to_worker(a.worker, std::move(out));
+  }
+
+  void act(const core::Respond& a) {
+    const auto client = clients_.find(a.client);
+    if (client == clients_.end()) return;  // gone meanwhile
+    pb::Envelope out;
+    *out.mutable_reply() = a.reply;
+    out.mutable_reply()->set_id(client->second.id);
+    out.set_job(options_.job.job().name());
+    server_->send(client->second.peer, out);
+    clients_.erase(client);
+  }
+
+  void act(const core::EmitEvent& a) {
+    pb::EventRecord record = a.record;
+    if (!record.has_time()) record.set_time(unix_seconds());
+    const std::string line = rundir::event_line(record);
+    log_->info(record.event(), {{"record", line}});
+    event_lines_ += line + "\n";
+  }
+
+  void act(const core::AppendMetrics& a) {
+    metric_lines_ += rundir::metrics_line(a.metrics) + "\n";
+  }
+
+  void act(const core::ScanCheckpoints&) { scanner_->request(); }
+
+  void act(const core::Exit& a) {
+    message_ = a.message;
+    end(a.code);
+  }
+
+  void send_to_worker(const std::string& worker, pb::Envelope out) {
+    const auto place = places_.find(worker);
+    if (place == places_.end()) return;  // not heard in this life
+    out.set_job(options_.job.job().name());
+    // Lost messages are sent again by the core, so the answer is not needed.
+    server_->send(place->second.peer, out);
+  }
+
+  // False when it cannot be done, and the daemon ends.
+  template <typename Write>
+  bool persistently(const char* what, const Write& write) {
+    const int64_t begin = monotonic_ms();
+    for (;;) {
+      const Status status = write();
+      if (status.ok()) return true;
+      log_->error("write_failed",
+                  {{"what", what}, {"cause", status.message()}});
+      if (monotonic_ms() - begin >= kWriteRetryMs) {
+        message_ = "cannot write: " + status.message();
+        end(kExitRestart);
+        return false;
+      }
+      sleep_ms(kWritePauseMs);
+    }
+  }
+
+  bool flush_lines() {
+    if (metric_lines_.empty() && event_lines_.empty()) return !ended_;
+    const bool ok =
+        persistently("metrics",
+                     [&] { return append(*metrics_, metric_lines_); }) &&
+        persistently("events", [&] { return append(*events_, event_lines_); });
+    if (ok) syncer_->touch();
+    return ok && !ended_;
+  }
+
+  static Status append(rundir::LineFile& file, std::string& lines) {
+    if (lines.empty()) return ok_status();
+    RETURN_IF_ERROR(file.append(lines));
+    lines.clear();
+    return ok_status();
+  }
+
+  void end(int code) {
+    if (ended_) return;
+    ended_ = true;
+    code_ = code;
+    loop_.stop(code);
+  }
+
+  struct Place {
+    wire::PeerId peer;
+    uint64_t incarnation = 0;
+    uint64_t seq = 0;
+  };
+  struct Asker {
+    wire::PeerId peer;
+    uint64_t id = 0;
+  };
+
+  DaemonOptions options_;
+  std::unique_ptr<rundir::RunLock> lock_;
+  std::shared_ptr<Logger> log_;
+  std::unique_ptr<Journal> journal_;
+  std::unique_ptr<rundir::LineFile> metrics_;
+  std::unique_ptr<rundir::LineFile> events_;
+  std::unique_ptr<wire::Server> server_;
+  std::unique_ptr<Scanner> scanner_;
+  std::unique_ptr<Syncer> syncer_;  // after the files it syncs
+  wire::Loop loop_;
+  std::unique_ptr<core::Coordinator> core_;
+
+  std::string address_;
+  std::map<std::string, Place> places_;  // by worker
+  std::map<uint64_t, Asker> clients_;    // by token
+  uint64_t tokens_ = 0;
+  std::set<wire::PeerId> refused_;
+  std::string metric_lines_;
+  std::string event_lines_;
+  int64_t ticked_ms_ = 0;
+  bool ended_ = false;
+  int code_ = 0;
+  std::string message_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Daemon>> Daemon::open(DaemonOptions options) {
+  auto daemon = std::make_unique<DaemonImpl>(std::move(options));
+  RETURN_IF_ERROR(daemon->start());
+  return std::unique_ptr<Daemon>(std::move(daemon));
+}
+
+}  // namespace remesh::server

@@ -1,0 +1,300 @@
+#include "coordinator/server/journal.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+
+#include "proto/base/rng.h"
+
+namespace remesh::server {
+namespace {
+
+constexpr int kApplicationId = 0x524d4a4c;  // "RMJL", in the file's header
+constexpr int kVersion = 1;
+constexpr int kBusyMs = 1000;
+
+constexpr const char* kSchema = R"sql(
+  CREATE TABLE state (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    durable BLOB NOT NULL,
+    checksum INTEGER NOT NULL);
+  CREATE TABLE history (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    time REAL NOT NULL,
+    generation INTEGER NOT NULL,
+    phase TEXT NOT NULL,
+    detail TEXT NOT NULL);
+)sql";
+
+struct CloseDb {
+  void operator()(sqlite3* db) const { sqlite3_close_v2(db); }
+};
+struct Finalize {
+  void operator()(sqlite3_stmt* s) const { sqlite3_finalize(s); }
+};
+using Db = std::unique_ptr<sqlite3, CloseDb>;
+using Statement = std::unique_ptr<sqlite3_stmt, Finalize>;
+
+int64_t checksum_of(const std::string& bytes) {
+  return static_cast<int64_t>(hash64(bytes));
+}
+
+std::string column_bytes(sqlite3_stmt* s, int column) {
+  const auto* data = static_cast<const char*>(sqlite3_column_blob(s, column));
+  const int size = sqlite3_column_bytes(s, column);
+  return data == nullptr ? std::string() : std::string(data, size);
+}
+
+std::string detail_of(const pb::Durable& d) {
+  if (!d.cause().empty()) return d.cause();
+  if (!d.finish_reason().empty()) return d.finish_reason();
+  return d.assignment().source().reason();
+}
+
+Status sync_folder_of(const std::string& path) {
+  const std::string dir = std::filesystem::path(path).parent_path().string();
+  const int fd = ::open(dir.empty() ? "." : dir.c_str(),
+                        O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno_error(dir + ": open", errno);
+  const int err = fsync(fd) == 0 ? 0 : errno;
+  close(fd);
+  return err == 0 ? ok_status() : errno_error(dir + ": fsync", err);
+}
+
+class SqliteJournal : public Journal {
+ public:
+  SqliteJournal(std::string path, int64_t max_history)
+      : path_(std::move(path)), max_history_(max_history) {}
+
+  // Opens the file that is there.
+  Status start() {
+    RETURN_IF_ERROR(connect());
+    RETURN_IF_ERROR(check_sound());
+    RETURN_IF_ERROR(set_durability());
+    return load();
+  }
+
+  // Makes an empty journal.
+  Status make() {
+    RETURN_IF_ERROR(connect());
+    RETURN_IF_ERROR(set_durability());
+    return exec(fmt::format("BEGIN IMMEDIATE; PRAGMA application_id={}; "
+                            "PRAGMA user_version={}; {} COMMIT",
+                            kApplicationId, kVersion, kSchema)
+                    .c_str());
+  }
+
+  const std::optional<pb::Durable>& restored() const override {
+    return restored_;
+  }
+
+  Status persist(const pb::Durable& durable, double unix_s) override {
+    RETURN_IF_ERROR(exec("BEGIN IMMEDIATE"));
+    Status status = write(durable, unix_s);
+    if (status.ok()) status = exec("COMMIT");
+    if (!status.ok() && sqlite3_get_autocommit(db_.get()) == 0) {
+      // Best effort: the first failure is the one to tell.
+      (void)exec("ROLLBACK").ok();
+    }
+    return status;
+  }
+
+  Result<std::vector<JournalEntry>> history(int64_t limit) const override {
+    ASSIGN_OR_RETURN(
+        Statement s,
+        prepare("SELECT id, time, generation, phase, detail FROM history "
+                "WHERE id IN (SELECT id FROM history ORDER BY id DESC LIMIT "
+                "?) ORDER BY id"));
+    sqlite3_bind_int64(s.get(), 1, limit);
+    std::vector<JournalEntry> out;
+    int code = 0;
+    while ((code = sqlite3_step(s.get())) == SQLITE_ROW) {
+      out.push_back({.id = sqlite3_column_int64(s.get(), 0),
+                     .time = sqlite3_column_double(s.get(), 1),
+                     .generation = sqlite3_column_int64(s.get(), 2),
+                     .phase = column_bytes(s.get(), 3),
+                     .detail = column_bytes(s.get(), 4)});
+    }
+    if (code != SQLITE_DONE) return failure("read the history", code);
+    return out;
+  }
+
+ private:
+  Status connect() {
+    sqlite3* raw = nullptr;
+    const int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+    const int code = sqlite3_open_v2(path_.c_str(), &raw, flags, nullptr);
+    db_.reset(raw);
+    if (code != SQLITE_OK) return failure("open", code);
+    sqlite3_extended_result_codes(db_.get(), 1);
+    sqlite3_busy_timeout(db_.get(), kBusyMs);
+    // A table definition from a damaged file is not to be trusted.
+    sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
+    sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr);
+    RETURN_IF_ERROR(exec("PRAGMA locking_mode=EXCLUSIVE"));
+    return exec("PRAGMA cell_size_check=ON");
+  }
+
+  Status set_durability() {
+    RETURN_IF_ERROR(exec("PRAGMA journal_mode=TRUNCATE"));
+    return exec("PRAGMA synchronous=FULL");
+  }
+
+  Status damaged(const std::string& what) const {
+    return corrupt(fmt::format(
+        "{}: the journal is damaged: {}. It is left as it is. To go on from "
+        "the newest checkpoint: stop all workers of this run, move the file "
+        "away (mv {} {}.damaged), and start again with --resume",
+        path_, what, path_, path_));
+  }
+
+  Status failure(const std::string& what, int code) const {
+    const std::string text =
+        db_ == nullptr ? sqlite3_errstr(code) : sqlite3_errmsg(db_.get());
+    switch (code & 0xff) {
+      case SQLITE_CORRUPT:
+      case SQLITE_NOTADB:
+      case SQLITE_FORMAT:
+        return damaged(text);
+      case SQLITE_FULL:
+        return exhausted(path_ + ": " + what + ": the disk is full");
+      case SQLITE_BUSY:
+      case SQLITE_LOCKED:
+        return unavailable(path_ + ": " + what +
+                           ": another program has the journal open");
+      default:
+        return io_error(path_ + ": " + what + ": " + text);
+    }
+  }
+
+  Status exec(const char* sql) const {
+    const int code = sqlite3_exec(db_.get(), sql, nullptr, nullptr, nullptr);
+    return code == SQLITE_OK ? ok_status() : failure(sql, code);
+  }
+
+  Result<Statement> prepare(const char* sql) const {
+    sqlite3_stmt* s = nullptr;
+    const int code = sqlite3_prepare_v2(db_.get(), sql, -1, &s, nullptr);
+    if (code == SQLITE_OK) return Statement(s);
+    // A sound file of ours has every table and column there is.
+    if ((code & 0xff) == SQLITE_ERROR)
+      return damaged(sqlite3_errmsg(db_.get()));
+    return failure(sql, code);
+  }
+
+  Result<int64_t> read_int(const char* sql) const {
+    ASSIGN_OR_RETURN(Statement s, prepare(sql));
+    const int code = sqlite3_step(s.get());
+    if (code == SQLITE_ROW) return int64_t{sqlite3_column_int64(s.get(), 0)};
+    if (code == SQLITE_DONE) return damaged("a row is missing");
+    return failure(sql, code);
+  }
+
+  Status check_sound() {
+    ASSIGN_OR_RETURN(const int64_t id, read_int("PRAGMA application_id"));
+    ASSIGN_OR_RETURN(const int64_t version, read_int("PRAGMA user_version"));
+    if (id != kApplicationId) return damaged("it is not a journal of remesh");
+    if (version != kVersion) {
+      return invalid_argument(
+          fmt::format("{}: a journal of version {}, this program reads {}",
+                      path_, version, kVersion));
+    }
+    ASSIGN_OR_RETURN(Statement s, prepare("PRAGMA integrity_check(1)"));
+    const int code = sqlite3_step(s.get());
+    if (code != SQLITE_ROW) return failure("check", code);
+    const std::string answer = column_bytes(s.get(), 0);
+    return answer == "ok" ? ok_status() : damaged(answer);
+  }
+
+  Status load() {
+    ASSIGN_OR_RETURN(Statement s,
+                     prepare("SELECT durable, checksum FROM state"));
+    const int code = sqlite3_step(s.get());
+    if (code == SQLITE_DONE) return ok_status();
+    if (code != SQLITE_ROW) return failure("read the state", code);
+    const std::string bytes = column_bytes(s.get(), 0);
+    if (sqlite3_column_int64(s.get(), 1) != checksum_of(bytes)) {
+      return damaged("the state does not match its checksum");
+    }
+    pb::Durable durable;
+    if (!durable.ParseFromString(bytes)) {
+      return damaged("the state cannot be decoded");
+    }
+    restored_ = std::move(durable);
+    return ok_status();
+  }
+
+  Status run(Statement& s) const {
+    const int code = sqlite3_step(s.get());
+    return code == SQLITE_DONE ? ok_status() : failure("write", code);
+  }
+
+  // Inside a transaction.
+  Status write(const pb::Durable& durable, double unix_s) {
+    const std::string bytes = durable.SerializeAsString();
+    ASSIGN_OR_RETURN(Statement state,
+                     prepare("INSERT OR REPLACE INTO state VALUES (1, ?, ?)"));
+    sqlite3_bind_blob64(state.get(), 1, bytes.data(), bytes.size(),
+                        SQLITE_STATIC);
+    sqlite3_bind_int64(state.get(), 2, checksum_of(bytes));
+    RETURN_IF_ERROR(run(state));
+    ASSIGN_OR_RETURN(Statement entry,
+                     prepare("INSERT INTO history (time, generation, phase, "
+                             "detail) VALUES (?, ?, ?, ?)"));
+    const std::string phase = pb::Durable::Phase_Name(durable.phase());
+    const std::string detail = detail_of(durable);
+    sqlite3_bind_double(entry.get(), 1, unix_s);
+    sqlite3_bind_int64(entry.get(), 2, durable.generation());
+    sqlite3_bind_text(entry.get(), 3, phase.data(),
+                      static_cast<int>(phase.size()), SQLITE_STATIC);
+    sqlite3_bind_text(entry.get(), 4, detail.data(),
+                      static_cast<int>(detail.size()), SQLITE_STATIC);
+    RETURN_IF_ERROR(run(entry));
+    ASSIGN_OR_RETURN(Statement compact,
+                     prepare("DELETE FROM history WHERE id <= (SELECT "
+                             "MAX(id) FROM history) - ?"));
+    sqlite3_bind_int64(compact.get(), 1, max_history_);
+    return run(compact);
+  }
+
+  std::string path_;
+  int64_t max_history_;
+  Db db_;
+  std::optional<pb::Durable> restored_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Journal>> Journal::open(const std::string& path,
+                                               int64_t max_history) {
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    // Made under another name, so that a journal that is there is whole and an
+    // empty file is damage, not a beginning.
+    const std::string beside = path + ".new";
+    for (const char* suffix : {"", "-journal"}) {
+      std::filesystem::remove(beside + suffix, error);
+    }
+    {
+      SqliteJournal fresh(beside, max_history);
+      RETURN_IF_ERROR(fresh.make());
+    }
+    std::filesystem::remove(beside + "-journal", error);
+    // One left behind by a journal that was moved away is not this one's.
+    std::filesystem::remove(path + "-journal", error);
+    if (rename(beside.c_str(), path.c_str()) != 0) {
+      return errno_error(path + ": rename", errno);
+    }
+    RETURN_IF_ERROR(sync_folder_of(path));
+  }
+  auto journal = std::make_unique<SqliteJournal>(path, max_history);
+  RETURN_IF_ERROR(journal->start());
+  return std::unique_ptr<Journal>(std::move(journal));
+}
+
+}  // namespace remesh::server

@@ -1,0 +1,95 @@
+#include "coordinator/server/listen.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+namespace remesh::server {
+namespace {
+
+constexpr int kRetryMs = 50;
+constexpr int kMaxPort = 65535;
+
+bool parse_port(std::string_view text, int* port) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *port);
+  return parsed.ec == std::errc() && parsed.ptr == end && *port >= 0 &&
+         *port <= kMaxPort;
+}
+
+// Tries one address until it is had, another failure comes, or time is up.
+Result<std::unique_ptr<wire::Server>> try_for(
+    const std::string& address, int patience_ms,
+    const std::function<void(int)>& sleep_ms) {
+  for (int waited = 0;; waited += kRetryMs) {
+    auto server = wire::Server::bind(address);
+    if (server.ok() || server.status().code() != Code::kAlreadyExists ||
+        waited >= patience_ms) {
+      return server;
+    }
+    sleep_ms(kRetryMs);
+  }
+}
+
+}  // namespace
+
+Result<HostPort> parse_address(const std::string& address) {
+  const std::string kPrefix = "tcp://";
+  const size_t colon = address.rfind(':');
+  HostPort out;
+  if (!address.starts_with(kPrefix) || colon <= kPrefix.size() ||
+      colon == std::string::npos ||
+      !parse_port(std::string_view(address).substr(colon + 1), &out.port)) {
+    return invalid_argument(fmt::format(
+        "\"{}\" is not an address; allowed: tcp://HOST:PORT, for example "
+        "tcp://0.0.0.0:5710 (port 0: any free one)",
+        address));
+  }
+  out.host = address.substr(kPrefix.size(), colon - kPrefix.size());
+  return out;
+}
+
+std::string make_address(const HostPort& a) {
+  return fmt::format("tcp://{}:{}", a.host, a.port);
+}
+
+Result<std::unique_ptr<wire::Server>> listen(
+    const std::string& bind, const std::string& previous, int patience_ms,
+    const std::function<void(int)>& sleep_ms) {
+  ASSIGN_OR_RETURN(const HostPort wanted, parse_address(bind));
+  if (wanted.port != 0) return try_for(bind, patience_ms, sleep_ms);
+  if (!previous.empty()) {
+    ASSIGN_OR_RETURN(HostPort again, parse_address(previous));
+    again.host = wanted.host;
+    auto server = try_for(make_address(again), patience_ms, sleep_ms);
+    if (server.ok() || server.status().code() != Code::kAlreadyExists) {
+      return server;
+    }
+  }
+  return wire::Server::bind(bind);
+}
+
+std::string advertised_address(const std::string& bound,
+                               const std::string& advertise,
+                               const std::string& host) {
+  const Result<HostPort> parsed = parse_address(bound);
+  if (!parsed.ok()) return bound;
+  HostPort out = *parsed;
+  if (advertise.empty()) {
+    if (out.host == "0.0.0.0" || out.host == "*" || out.host == "[::]") {
+      out.host = host;
+    }
+    return make_address(out);
+  }
+  const std::string given =
+      advertise.starts_with("tcp://") ? advertise : "tcp://" + advertise;
+  const Result<HostPort> with_port = parse_address(given);
+  if (with_port.ok()) {
+    const int port = with_port.value().port;
+    return make_address({with_port.value().host, port > 0 ? port : out.port});
+  }
+  out.host = given.substr(6);
+  return make_address(out);
+}
+
+}  // namespace remesh::server

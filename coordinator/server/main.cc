@@ -1,0 +1,134 @@
+// remesh-coordinator: one job's coordinator daemon.
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/daemon.h"
+#include "proto/base/clock.h"
+
+namespace remesh::server {
+namespace {
+
+constexpr int kExitUsage = 2;
+constexpr int kExitCannotContinue = 3;
+
+constexpr const char* kFooter = R"(
+Examples:
+  remesh-coordinator job.toml
+      a new run below the job's dump_folder, for workers on this machine
+  remesh-coordinator job.toml --bind tcp://0.0.0.0:5710 --run-dir /shared/run
+      for workers on other machines: remesh-worker --connect tcp://HOST:5710
+  remesh-coordinator job.toml --run-dir /shared/run --resume
+      goes on with a run that has ended or stopped, from its newest checkpoint
+
+On a run directory whose job has not ended it takes the job over, with or
+without --resume: running ranks are found again and lose nothing.
+
+Signals: SIGTERM and SIGINT end the daemon, not the job: the ranks train on, and
+the next coordinator on the run directory takes them over. `remesh stop` ends
+the job.
+
+Exit codes: 0 the job is done or stopped; 2 wrong usage or job file; 3 the job
+cannot continue (the reason is on the last line); 75 start it again.)";
+
+struct Arguments {
+  std::string job_file;
+  std::string run_dir;
+  std::string bind = "tcp://127.0.0.1:0";
+  std::string advertise;
+  std::vector<std::string> set;
+  bool resume = false;
+  bool verbose = false;
+};
+
+void declare(CLI::App& app, Arguments* a) {
+  app.footer(kFooter);
+  app.add_option("JOB", a->job_file, "Job file (TOML)")->required();
+  app.add_option("--run-dir", a->run_dir,
+                 "Run directory; must be visible to all workers. Default: a "
+                 "new one below job.dump_folder, with --resume the newest");
+  app.add_flag("--resume", a->resume,
+               "Go on from the newest checkpoint of a run that ended");
+  app.add_option("--bind", a->bind, "Address to listen on")
+      ->capture_default_str();
+  app.add_option("--advertise", a->advertise,
+                 "HOST or HOST:PORT that workers connect to, when it is not "
+                 "the one bound");
+  app.add_option("--set", a->set,
+                 "section.key=value, wins over the job file; may be repeated")
+      ->allow_extra_args(false);
+  app.add_flag("--verbose", a->verbose, "Log to stderr too");
+}
+
+int fail(const Status& status) {
+  fmt::print(stderr, "remesh-coordinator: {}\n", status.message());
+  return status.code() == Code::kInvalidArgument ||
+                 status.code() == Code::kNotFound
+             ? kExitUsage
+             : kExitCannotContinue;
+}
+
+// Ends as the signal would have ended it, so that who started it can tell a
+// stopped daemon from an ended job.
+[[noreturn]] void die_by(int signal) {
+  ::signal(signal, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, signal);
+  raise(signal);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  _exit(128 + signal);
+}
+
+int run(const Arguments& a) {
+  auto job = rundir::load_resolved(a.job_file, a.set);
+  if (!job.ok()) return fail(job.status());
+  DaemonOptions options{.job = std::move(*job),
+                        .bind = a.bind,
+                        .advertise = a.advertise,
+                        .resume = a.resume,
+                        .log_to_stderr = a.verbose};
+  auto run_dir = rundir::choose_run(options.job.job().dump_folder(),
+                                    options.job.job().name(), a.run_dir,
+                                    a.resume, unix_seconds());
+  if (!run_dir.ok()) return fail(run_dir.status());
+  options.run_dir = *run_dir;
+  auto daemon = Daemon::open(std::move(options));
+  if (!daemon.ok()) return fail(daemon.status());
+  fmt::print(
+      "run directory: {}\nworkers connect with: remesh-worker --connect "
+      "{}\n",
+      *run_dir, (*daemon)->address());
+  if ((*daemon)->had_ended()) {
+    fmt::print("this run has ended before; --resume goes on with it\n");
+  }
+  std::fflush(stdout);
+  const int code = (*daemon)->run();
+  const std::string message = (*daemon)->message();
+  daemon->reset();
+  if (code < 0) die_by(-code);
+  if (!message.empty()) fmt::print(stderr, "{}\n", message);
+  return code;
+}
+
+}  // namespace
+}  // namespace remesh::server
+
+int main(int argc, char** argv) {
+  CLI::App app("Coordinates the workers of one training job.");
+  remesh::server::Arguments arguments;
+  remesh::server::declare(app, &arguments);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : remesh::server::kExitUsage;
+  }
+  return remesh::server::run(arguments);
+}

@@ -1,0 +1,103 @@
+#include "coordinator/server/scanner.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <utility>
+
+#include "checkpoint/manifest/scan.h"
+#include "proto/base/check.h"
+
+namespace remesh::server {
+namespace {
+
+constexpr auto kRetryAfter = std::chrono::seconds(1);
+
+}  // namespace
+
+Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
+                                                  const std::string& folder) {
+  ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
+                   manifest::scan(fs, folder));
+  core::CheckpointsScanned out;
+  for (manifest::Found& f : found) {
+    if (!f.status.ok()) {
+      out.invalid.push_back(f.path + ": " + f.status.message());
+      continue;
+    }
+    core::CheckpointInfo info{.step = f.step, .path = std::move(f.path)};
+    for (pb::StepMetrics& m : *f.manifest.mutable_recent()) {
+      info.recent.push_back(std::move(m));
+    }
+    out.valid.push_back(std::move(info));
+  }
+  return out;
+}
+
+Scanner::Scanner(std::string folder)
+    : folder_(std::move(folder)),
+      fs_(manifest::posix_file_system()),
+      event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  CHECK(event_fd_ >= 0);
+  thread_ = std::thread([this] { work(); });
+}
+
+Scanner::~Scanner() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  close(event_fd_);
+}
+
+void Scanner::request() {
+  {
+    const std::lock_guard lock(mutex_);
+    requested_ = true;
+  }
+  wake_.notify_all();
+}
+
+std::optional<core::CheckpointsScanned> Scanner::take() {
+  uint64_t n = 0;
+  (void)!read(event_fd_, &n, sizeof(n));  // not readable: nothing to clear
+  const std::lock_guard lock(mutex_);
+  return std::exchange(result_, std::nullopt);
+}
+
+std::optional<std::string> Scanner::take_note() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(note_, std::nullopt);
+}
+
+void Scanner::wake_owner() {
+  const uint64_t one = 1;
+  CHECK(write(event_fd_, &one, sizeof(one)) == sizeof(one));
+}
+
+void Scanner::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    wake_.wait(lock, [this] { return requested_ || stopping_; });
+    if (stopping_) return;
+    lock.unlock();
+    Result<core::CheckpointsScanned> scanned = scan_checkpoints(*fs_, folder_);
+    lock.lock();
+    if (scanned.ok()) {
+      requested_ = false;
+      result_ = std::move(*scanned);
+      last_note_.clear();
+    } else if (scanned.status().message() != last_note_) {
+      note_ = last_note_ = scanned.status().message();
+    }
+    wake_owner();
+    if (requested_) {
+      wake_.wait_for(lock, kRetryAfter, [this] { return stopping_; });
+    }
+  }
+}
+
+}  // namespace remesh::server
