@@ -247,15 +247,16 @@ Status stream_input(TextReader& reader, bool raw_bytes, BlockCutter& cutter,
         "{}: not UTF-8 at byte {} of the text (raw bytes can be allowed)",
         reader.path(), utf8.bad_offset()));
   };
+  uint64_t reported = 0;
   for (;;) {
-    const uint64_t before = reader.bytes_done();
     ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+    progress.add(reader.bytes_done() - reported);
+    reported = reader.bytes_done();
     if (got == 0) break;
     const std::string_view text(portion.data(), got);
     if (!raw_bytes && !utf8.feed(text)) return not_utf8();
     RETURN_IF_ERROR(cutter.feed(text));
     text_bytes += got;
-    progress.add(reader.bytes_done() - before);
   }
   if (!raw_bytes && !utf8.finish()) return not_utf8();
   return cutter.end_file();

@@ -1,0 +1,483 @@
+#include "worker/data/dataset.h"
+
+#include <cstddef>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "tests/unit/data/data_test_util.h"
+#include "worker/data/index.h"
+#include "worker/data/prepare.h"
+#include "worker/data/shard.h"
+#include "worker/data/tokenizer.h"
+
+namespace remesh::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string words(size_t bytes, uint64_t seed = 1) {
+  std::mt19937_64 rng(seed);
+  std::string text;
+  while (text.size() < bytes) {
+    text += "word" + std::to_string(rng() % 1000);
+    text += rng() % 10 == 0 ? "\n" : " ";
+    if (rng() % 200 == 0) text += "\n<|endoftext|>\n";
+  }
+  return text + "\n";
+}
+
+std::vector<int32_t> tokens_of(const Split& split) {
+  std::vector<int32_t> tokens(static_cast<size_t>(split.num_tokens()));
+  EXPECT_TRUE(split.read(0, tokens).ok());
+  return tokens;
+}
+
+// What the byte tokenizer makes of a whole text with nothing held out.
+std::vector<int32_t> naive_tokens(const std::string& text) {
+  std::vector<int32_t> tokens;
+  std::string rest = text;
+  const std::string mark = "<|endoftext|>\n";
+  for (;;) {
+    const size_t at = rest.find(mark);
+    const std::string document = rest.substr(0, at);
+    for (const char c : document)
+      tokens.push_back(static_cast<unsigned char>(c));
+    if (!document.empty()) tokens.push_back(kByteEndOfText);
+    if (at == std::string::npos) return tokens;
+    rest = rest.substr(at + mark.size());
+  }
+}
+
+class DatasetTest : public testing::Test {
+ protected:
+  PrepareOptions options(const std::string& text) {
+    PrepareOptions o;
+    o.inputs = {dir_.write("in.txt", text)};
+    o.out_dir = dir_ / "out";
+    return o;
+  }
+  void make(const PrepareOptions& o) {
+    const auto made = prepare(o);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+  }
+  std::string open_problem() {
+    const auto d = Dataset::open(dir_ / "out");
+    return d.ok() ? "" : d.status().message();
+  }
+  // Rewrites a file of the data set with `change` made to its bytes.
+  void damage(const std::string& name,
+              const std::function<void(std::string&)>& change) {
+    std::string bytes = read_all(dir_ / ("out/" + name));
+    change(bytes);
+    dir_.write("out/" + name, bytes);
+  }
+  TempDir dir_;
+};
+
+TEST_F(DatasetTest, WithoutHoldingOutItIsTheTextAndItsEnds) {
+  const std::string text = words(50'000);
+  PrepareOptions o = options(text);
+  o.val_fraction = 0;
+  o.shard_tokens = 7919;  // many shards
+  make(o);
+  const auto d = Dataset::open(o.out_dir);
+  ASSERT_TRUE(d.ok()) << d.status().to_string();
+  EXPECT_EQ(tokens_of(d->train()), naive_tokens(text));
+  EXPECT_EQ(d->val().num_tokens(), 0);
+  EXPECT_EQ(d->vocab_size(), 257);
+  EXPECT_EQ(d->tokenizer_id(), "bytes");
+  EXPECT_EQ(d->end_of_text(), 256);
+  EXPECT_EQ(d->data_id().size(), 32U);
+  EXPECT_TRUE(d->verify().ok());
+}
+
+TEST_F(DatasetTest, WindowsReadTheSameAcrossShardBorders) {
+  const std::string text = words(2'000);
+  PrepareOptions o = options(text);
+  o.val_fraction = 0;
+  o.shard_tokens = 97;
+  make(o);
+  const auto d = Dataset::open(o.out_dir);
+  ASSERT_TRUE(d.ok()) << d.status().to_string();
+  const std::vector<int32_t> all = naive_tokens(text);
+  std::mt19937_64 rng(3);
+  for (int trial = 0; trial < 500; ++trial) {
+    const size_t n = rng() % 200;
+    const size_t begin = rng() % (all.size() - n + 1);
+    std::vector<int32_t> out(n);
+    ASSERT_TRUE(d->train().read(static_cast<int64_t>(begin), out).ok());
+    ASSERT_TRUE(std::equal(out.begin(), out.end(),
+                           all.begin() + static_cast<ptrdiff_t>(begin)));
+  }
+  std::vector<int32_t> in(64);
+  std::vector<int32_t> target(64);
+  const auto last = (static_cast<int64_t>(all.size()) - 1) / 64 - 1;
+  for (const int64_t w : {int64_t{0}, int64_t{5}, last}) {
+    ASSERT_TRUE(d->train().read_window(w, 64, in, target).ok());
+    for (size_t k = 0; k < 64; ++k) {
+      ASSERT_EQ(in[k], all[static_cast<size_t>(w) * 64 + k]);
+      ASSERT_EQ(target[k], all[static_cast<size_t>(w) * 64 + k + 1]);
+    }
+  }
+  EXPECT_FALSE(d->train().read_window(last + 1, 64, in, target).ok());
+  EXPECT_FALSE(d->train().read_window(-1, 64, in, target).ok());
+  EXPECT_FALSE(d->train().read(d->train().num_tokens(), in).ok());
+  EXPECT_FALSE(d->train().read(INT64_MAX, in).ok());
+  EXPECT_FALSE(d->train().read(-1, in).ok());
+  EXPECT_TRUE(d->train().read(d->train().num_tokens(), {}).ok());
+}
+
+TEST_F(DatasetTest, TheHeldOutShareIsRightSpreadAndLosesNoText) {
+  const std::string text = words(400'000);
+  PrepareOptions o = options(text);
+  o.val_fraction = 0.05;
+  o.val_block_bytes = 1024;
+  make(o);
+  const auto d = Dataset::open(o.out_dir);
+  ASSERT_TRUE(d.ok()) << d.status().to_string();
+  const auto train = tokens_of(d->train());
+  const auto val = tokens_of(d->val());
+  const double share = static_cast<double>(val.size()) /
+                       static_cast<double>(val.size() + train.size());
+  EXPECT_NEAR(share, 0.05, 0.006);
+  EXPECT_EQ(val.back(), kByteEndOfText);
+  EXPECT_EQ(train.back(), kByteEndOfText);
+  // Every byte is in one split; every held-out piece is a piece of the text,
+  // and they come in order from all over it.
+  const auto bytes = [](const std::vector<int32_t>& t) {
+    return t.size() - static_cast<size_t>(std::count(t.begin(), t.end(), 256));
+  };
+  const auto whole = naive_tokens(text);
+  EXPECT_EQ(bytes(train) + bytes(val), bytes(whole));
+  std::string piece;
+  size_t at = 0;
+  size_t widest = 0;
+  for (const int32_t token : val) {
+    if (token != kByteEndOfText) {
+      piece.push_back(static_cast<char>(token));
+      continue;
+    }
+    const size_t found = text.find(piece, at);
+    ASSERT_NE(found, std::string::npos) << piece;
+    widest = std::max(widest, found - at);
+    at = found + piece.size();
+    piece.clear();
+  }
+  EXPECT_GT(at, text.size() * 9 / 10);
+  EXPECT_LT(widest, size_t{25} * 1024);
+}
+
+TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
+  PrepareOptions o = options(words(200'000));
+  std::vector<std::string> ids;
+  for (const uint64_t seed : {1, 2, 1}) {
+    o.seed = seed;
+    o.out_dir = dir_ / ("out" + std::to_string(ids.size()));
+    const auto made = prepare(o);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    EXPECT_GT(made->val_tokens, 0);
+    ids.push_back(made->data_id);
+  }
+  EXPECT_NE(ids[0], ids[1]);
+  EXPECT_EQ(ids[0], ids[2]);
+}
+
+TEST_F(DatasetTest, XzInputGivesTheSameTokens) {
+  const std::string text = words(100'000);
+  PrepareOptions o = options(text);
+  o.val_block_bytes = 512;
+  make(o);
+  o.inputs = {dir_.write("in.txt.xz", xz(text))};
+  o.out_dir = dir_ / "out2";
+  make(o);
+  EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(),
+            Dataset::open(dir_ / "out2")->data_id());
+}
+
+TEST_F(DatasetTest, ProgressRisesToTheTotal) {
+  PrepareOptions o = options(words(3'000'000));
+  uint64_t last = 0;
+  uint64_t total = 0;
+  int calls = 0;
+  const auto made = prepare(o, [&](uint64_t done, uint64_t all) {
+    EXPECT_GE(done, last);
+    last = done;
+    total = all;
+    ++calls;
+  });
+  ASSERT_TRUE(made.ok());
+  EXPECT_EQ(last, fs::file_size(o.inputs[0]));
+  EXPECT_EQ(total, last);
+  EXPECT_GE(calls, 3);
+  EXPECT_EQ(made->input_bytes, last);
+  EXPECT_EQ(made->text_bytes, last);
+  EXPECT_GT(made->documents, 10);
+}
+
+TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
+  const auto says = [&](PrepareOptions o, const std::string& what) {
+    const auto made = prepare(o);
+    ASSERT_FALSE(made.ok());
+    EXPECT_NE(made.status().message().find(what), std::string::npos)
+        << made.status().message();
+    EXPECT_FALSE(fs::exists(dir_ / "out")) << what;
+  };
+  says(options(""), "in.txt: empty");
+  says(options("<|endoftext|>\n<|endoftext|>\n"), "no text");
+  says(options(std::string(20'000, 'a') + "\xFFz"),
+       "in.txt: not UTF-8 at byte 20000");
+  says(options("tiny"), "too little for a validation split");
+  PrepareOptions o = options("x");
+  o.inputs = {dir_ / "none.txt"};
+  says(o, "none.txt: no such file");
+  o = options(words(10'000));
+  o.tokenizer = "byte";
+  says(o, "tokenizer 'byte': there is bytes");
+  o = options(words(10'000));
+  o.val_fraction = 0.6;
+  says(o, "val_fraction = 0.6: must be from 0 to 0.5");
+  o = options(words(10'000));
+  o.shard_tokens = 0;
+  says(o, "shard_tokens = 0");
+  o = options(words(10'000));
+  const std::string half = xz(words(100'000));
+  o.inputs = {dir_.write("b.xz", half.substr(0, half.size() / 2))};
+  says(o, "truncated .xz");
+  o = options("x");
+  o.inputs.clear();
+  says(o, "no input");
+}
+
+TEST_F(DatasetTest, RawBytesCanBeAllowed) {
+  PrepareOptions o = options(
+      "ab\xFF\x80"
+      "c\n");
+  o.val_fraction = 0;
+  o.raw_bytes = true;
+  make(o);
+  EXPECT_EQ(tokens_of(Dataset::open(o.out_dir)->train()),
+            (std::vector<int32_t>{'a', 'b', 0xFF, 0x80, 'c', '\n', 256}));
+}
+
+TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
+  PrepareOptions o = options(words(100'000));
+  make(o);
+  const auto before = names_in(o.out_dir);
+  const auto again = prepare(o);
+  ASSERT_TRUE(again.ok());
+  EXPECT_TRUE(again->up_to_date);
+  EXPECT_EQ(again->data_id, Dataset::open(o.out_dir)->data_id());
+  o.seed = 5;
+  EXPECT_EQ(prepare(o).status().code(), Code::kAlreadyExists);
+  EXPECT_EQ(names_in(o.out_dir), before);
+  // A reader of the old data goes on undisturbed while they are replaced.
+  const auto old = Dataset::open(o.out_dir);
+  o.overwrite = true;
+  o.shard_tokens = 1 << 20;
+  const auto replaced = prepare(o);
+  ASSERT_TRUE(replaced.ok()) << replaced.status().to_string();
+  EXPECT_FALSE(replaced->up_to_date);
+  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced->data_id);
+  EXPECT_TRUE(old->verify().ok());
+}
+
+TEST_F(DatasetTest, FewerShardsReplaceMoreWithoutRemains) {
+  PrepareOptions o = options(words(50'000));
+  o.shard_tokens = 10'000;
+  make(o);
+  o.shard_tokens = 1 << 20;
+  o.overwrite = true;
+  make(o);
+  EXPECT_EQ(names_in(o.out_dir),
+            (std::vector<std::string>{"dataset.json", "train-00000.tok",
+                                      "val-00000.tok"}));
+}
+
+TEST_F(DatasetTest, AFailedOverwriteLeavesTheOldDataSet) {
+  PrepareOptions o = options(words(50'000));
+  make(o);
+  const std::string id = Dataset::open(o.out_dir)->data_id();
+  const auto before = names_in(o.out_dir);
+  o = options(words(50'000) + "\xFF");
+  o.overwrite = true;
+  EXPECT_FALSE(prepare(o).ok());
+  EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), id);
+  EXPECT_EQ(names_in(o.out_dir), before);
+}
+
+TEST_F(DatasetTest, OtherPeoplesFilesAreNeverTouched) {
+  PrepareOptions o = options(words(50'000));
+  fs::create_directories(o.out_dir);
+  dir_.write("out/notes.txt", "mine");
+  EXPECT_EQ(prepare(o).status().code(), Code::kAlreadyExists);
+  o.overwrite = true;
+  make(o);
+  EXPECT_EQ(read_all(dir_ / "out/notes.txt"), "mine");
+}
+
+TEST_F(DatasetTest, RemainsOfAKilledPrepareAreReplaced) {
+  PrepareOptions o = options(words(50'000));
+  fs::create_directories(o.out_dir);
+  dir_.write("out/train-00000.tok.partial", "junk");
+  dir_.write("out/train-00007.tok", "junk");
+  dir_.write("out/dataset.json.partial", "junk");
+  EXPECT_NE(open_problem().find("no data set there"), std::string::npos);
+  make(o);
+  EXPECT_EQ(names_in(o.out_dir),
+            (std::vector<std::string>{"dataset.json", "train-00000.tok",
+                                      "val-00000.tok"}));
+}
+
+TEST_F(DatasetTest, EveryDamageToAShardIsNoticed) {
+  PrepareOptions o = options(words(50'000));
+  const std::string shard = "train-00000.tok";
+  const auto says = [&](const std::string& what,
+                        const std::function<void(std::string&)>& change) {
+    o.overwrite = true;
+    fs::remove_all(o.out_dir);
+    make(o);
+    damage(shard, change);
+    EXPECT_NE(open_problem().find(what), std::string::npos) << open_problem();
+  };
+  says("truncated", [](std::string& b) { b.resize(b.size() - 2); });
+  says("truncated", [](std::string& b) { b.resize(b.size() - 1); });
+  says("truncated", [](std::string& b) { b.resize(20); });
+  says("truncated", [](std::string& b) { b.clear(); });
+  says("truncated", [](std::string& b) { b += "xx"; });
+  says("wrong magic", [](std::string& b) { b[0] = 'X'; });
+  says("version 2", [](std::string& b) { b[8] = 2; });
+  says("checksum", [](std::string& b) { b[33] = 'z'; });
+  fs::remove(dir_ / ("out/" + shard));
+  EXPECT_NE(open_problem().find("no such file"), std::string::npos);
+}
+
+TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
+  make(options(words(50'000)));
+  damage("train-00000.tok", [](std::string& b) {
+    b[sizeof(ShardHeader) + 2 * 77 + 1] = 2;  // 512 and more
+  });
+  auto d = Dataset::open(dir_ / "out");
+  ASSERT_TRUE(d.ok());
+  std::vector<int32_t> out(100);
+  const Status status = d->train().read(0, out);
+  EXPECT_EQ(status.code(), Code::kCorrupt);
+  EXPECT_NE(status.message().find(" at 77: the vocabulary has 257"),
+            std::string::npos)
+      << status.message();
+  EXPECT_TRUE(d->train().read(100, out).ok());
+  EXPECT_EQ(d->verify().code(), Code::kCorrupt);
+  damage("train-00000.tok", [](std::string& b) {
+    b[sizeof(ShardHeader) + 2 * 77 + 1] = 0;
+    b.back() = static_cast<char>(b.back() ^ 1);
+  });
+  d = Dataset::open(dir_ / "out");
+  ASSERT_TRUE(d.ok());
+  EXPECT_EQ(d->verify().code(), Code::kCorrupt);
+}
+
+TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
+  make(options(words(50'000, 1)));
+  PrepareOptions o = options(words(50'000, 2));
+  o.out_dir = dir_ / "other";
+  make(o);
+  fs::copy_file(dir_ / "other/train-00000.tok", dir_ / "out/train-00000.tok",
+                fs::copy_options::overwrite_existing);
+  EXPECT_NE(open_problem().find("another data set's"), std::string::npos);
+  auto writer = ShardWriter::create(dir_ / "out/train-00000.tok", "bytes", 300);
+  ASSERT_TRUE(writer.ok() && writer->append(std::vector<int32_t>{299}).ok() &&
+              writer->finish().ok());
+  EXPECT_NE(open_problem().find("vocabulary of 300: the data set's has 257"),
+            std::string::npos);
+}
+
+TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
+  for (const int64_t vocab : {2, 65'536, 65'537, 200'000}) {
+    const std::string path = dir_ / "wide.tok";
+    auto writer = ShardWriter::create(path, "test", vocab);
+    ASSERT_TRUE(writer.ok());
+    std::mt19937_64 rng(1);
+    std::vector<int32_t> tokens(700'000);
+    for (int32_t& t : tokens)
+      t = static_cast<int32_t>(rng() % static_cast<uint64_t>(vocab));
+    tokens[0] = static_cast<int32_t>(vocab - 1);
+    ASSERT_TRUE(writer->append(tokens).ok());
+    ASSERT_TRUE(writer->finish().ok());
+    const auto shard = MappedShard::open(path);
+    ASSERT_TRUE(shard.ok()) << shard.status().to_string();
+    EXPECT_EQ(shard->info().token_width, vocab > 65'536 ? 4U : 2U);
+    std::vector<int32_t> out(tokens.size());
+    ASSERT_TRUE(shard->read(0, out).ok());
+    EXPECT_EQ(out, tokens);
+    EXPECT_TRUE(shard->verify().ok());
+  }
+}
+
+TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
+  Index index;
+  const std::string hash(32, 'a');
+  index.tokenizer = "bytes";
+  index.vocab_size = 257;
+  index.end_of_text = 256;
+  index.documents = 3;
+  index.text_bytes = 99;
+  index.source_id = hash;
+  index.train = {{"train-00000.tok", 5, hash}, {"train-00001.tok", 7, hash}};
+  index.val = {{"val-00000.tok", 2, hash}};
+  index.inputs = {{"/x/\"y\".txt", 99, hash}};
+  index.data_id = data_id_of(index);
+  const auto back = parse_index(index_to_json(index), "i");
+  ASSERT_TRUE(back.ok()) << back.status().to_string();
+  EXPECT_EQ(*back, index);
+  EXPECT_EQ(back->train_tokens(), 12);
+  const auto says = [&](const std::string& from, const std::string& to,
+                        const std::string& what) {
+    std::string json = index_to_json(index);
+    json.replace(json.find(from), from.size(), to);
+    const auto bad = parse_index(json, "i");
+    ASSERT_FALSE(bad.ok()) << to;
+    EXPECT_EQ(bad.status().code(), Code::kCorrupt);
+    EXPECT_NE(bad.status().message().find(what), std::string::npos)
+        << bad.status().message();
+  };
+  says("\"tokens\": 7", "\"tokens\": 8", "data_id");
+  says("\"tokens\": 7", "\"tokens\": -8", "i: train[1]: tokens: must be");
+  says("val-00000", "../val", "must be the name of a file");
+  says("\"version\": 1", "\"version\": 2", "version: 2");
+  says("remesh-dataset", "other", "format");
+  says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");
+  says("\"vocab_size\": 257,", "", "vocab_size: is missing");
+  says("{", "", "not JSON");
+}
+
+TEST(Tokenizer, BytesGoThereAndBack) {
+  const auto t = make_tokenizer("bytes");
+  ASSERT_TRUE(t.ok());
+  std::string all;
+  for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
+  std::vector<int32_t> tokens;
+  ASSERT_TRUE((*t)->encode(all, tokens).ok());
+  ASSERT_EQ(tokens.size(), 256U);
+  EXPECT_EQ(tokens[255], 255);
+  EXPECT_EQ((*t)->decode(tokens).value(), all);
+  const std::vector<int32_t> end{'a', 256, 'b'};
+  EXPECT_EQ((*t)->decode(end).value(), "a\n<|endoftext|>\nb");
+  EXPECT_FALSE((*t)->decode(std::vector<int32_t>{257}).ok());
+  EXPECT_FALSE((*t)->decode(std::vector<int32_t>{-1}).ok());
+}
+
+TEST(Corpus, TheShippedTextMakesADataSet) {
+  const TempDir dir;
+  PrepareOptions o;
+  o.inputs = {"deploy/data/books.txt.xz"};
+  o.out_dir = dir / "books";
+  const auto made = prepare(o);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  EXPECT_EQ(made->text_bytes, 20'118'430U);
+  EXPECT_EQ(made->documents, 370);
+  EXPECT_NEAR(static_cast<double>(made->val_tokens), 201'000, 20'000);
+  EXPECT_TRUE(Dataset::open(o.out_dir)->verify().ok());
+}
+
+}  // namespace
+}  // namespace remesh::data

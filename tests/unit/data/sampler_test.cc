@@ -1,0 +1,159 @@
+#include "worker/data/sampler.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+#include <set>
+#include <vector>
+
+namespace remesh::data {
+namespace {
+
+std::vector<uint64_t> permutation(uint64_t key, uint64_t tweak, uint64_t n) {
+  std::vector<uint64_t> p(n);
+  for (uint64_t i = 0; i < n; ++i) p[i] = keyed_permutation(key, tweak, n, i);
+  return p;
+}
+
+TEST(KeyedPermutation, IsABijectionForEverySizeAndSeed) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  std::vector<uint64_t> sizes(150);
+  std::iota(sizes.begin(), sizes.end(), uint64_t{1});
+  for (const uint64_t n : {255, 256, 257, 1000, 1023, 1024, 1025, 4097, 20000})
+    sizes.push_back(n);
+  for (const uint64_t n : sizes) {
+    std::vector<uint64_t> p = permutation(rng(), rng(), n);
+    std::sort(p.begin(), p.end());
+    for (uint64_t i = 0; i < n; ++i) ASSERT_EQ(p[i], i) << "size " << n;
+  }
+}
+
+TEST(KeyedPermutation, HugeDomainsStayInsideAndDoNotCollide) {
+  for (const uint64_t n :
+       {uint64_t{1} << 62, (uint64_t{1} << 61) + 1, uint64_t{1} << 33}) {
+    std::set<uint64_t> seen;
+    for (uint64_t i = 0; i < 2000; ++i) {
+      const uint64_t x = keyed_permutation(3, 4, n, n - 1 - i);
+      EXPECT_LT(x, n);
+      EXPECT_TRUE(seen.insert(x).second);
+    }
+  }
+}
+
+// The known answers pin the order of the data: a change here changes what
+// every resumed run trains on.
+TEST(KeyedPermutation, GivesTheKnownAnswers) {
+  EXPECT_EQ(permutation(1, 0, 10),
+            (std::vector<uint64_t>{0, 4, 2, 9, 1, 6, 7, 5, 3, 8}));
+  EXPECT_EQ(keyed_permutation(7, 3, 1'000'000'007, 12345), 189953485U);
+}
+
+// Every element lands everywhere about as often: chi-squared over keys.
+TEST(KeyedPermutation, IsUniformOverKeys) {
+  for (const uint64_t n : {2, 3, 5, 7, 16, 37}) {
+    constexpr uint64_t kKeys = 4000;
+    std::vector<double> count(n * n);
+    for (uint64_t key = 0; key < kKeys; ++key)
+      for (uint64_t i = 0; i < n; ++i)
+        ++count[i * n + keyed_permutation(key, 1, n, i)];
+    const double expected = static_cast<double>(kKeys) / static_cast<double>(n);
+    double chi2 = 0;
+    for (const double c : count)
+      chi2 += (c - expected) * (c - expected) / expected;
+    const auto df = static_cast<double>((n - 1) * (n - 1));
+    EXPECT_LT(chi2, df + 6 * std::sqrt(2 * df)) << "size " << n;
+  }
+}
+
+TEST(KeyedPermutation, NeighboursAreScattered) {
+  constexpr uint64_t kSize = 10000;
+  const std::vector<uint64_t> p = permutation(5, 0, kSize);
+  double distance = 0;
+  int ascents = 0;
+  for (size_t i = 1; i < p.size(); ++i) {
+    distance +=
+        std::abs(static_cast<double>(p[i]) - static_cast<double>(p[i - 1]));
+    ascents += p[i] > p[i - 1] ? 1 : 0;
+  }
+  EXPECT_NEAR(distance / kSize, kSize / 3.0, kSize * 0.01);
+  EXPECT_NEAR(ascents, kSize / 2.0, 200);
+}
+
+TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
+  for (const int64_t windows : {1, 2, 7, 64, 333}) {
+    for (const int64_t batch : {1, 3, 8, 50, 400}) {
+      const auto sampler = Sampler::make(9, windows * 16 + 1, 16, batch);
+      ASSERT_TRUE(sampler.ok());
+      ASSERT_EQ(sampler->windows(), windows);
+      constexpr int64_t kPasses = 3;
+      std::vector<std::vector<int>> used(
+          kPasses, std::vector<int>(static_cast<size_t>(windows)));
+      for (int64_t n = 0; n < kPasses * windows; ++n) {
+        const auto s = sampler->at(n / batch, n % batch);
+        ASSERT_EQ(s.pass, n / windows);
+        ++used[static_cast<size_t>(s.pass)][static_cast<size_t>(s.window)];
+      }
+      for (const auto& pass : used)
+        for (const int count : pass) ASSERT_EQ(count, 1);
+    }
+  }
+}
+
+// The order of sequences does not depend on how they are cut into steps.
+TEST(Sampler, TheOrderIsTheSameForEveryBatchSize) {
+  const auto a = Sampler::make(4, 1601, 16, 1);
+  const auto b = Sampler::make(4, 1601, 16, 7);
+  for (int64_t n = 0; n < 500; ++n) ASSERT_EQ(a->at(n, 0), b->at(n / 7, n % 7));
+}
+
+TEST(Sampler, PassesAndSeedsHaveDifferentOrders) {
+  constexpr int64_t kWindows = 100;
+  const auto order = [&](uint64_t seed, int64_t pass) {
+    const auto s = Sampler::make(seed, kWindows * 8 + 1, 8, kWindows);
+    std::vector<int64_t> windows;
+    for (int64_t i = 0; i < kWindows; ++i)
+      windows.push_back(s->at(pass, i).window);
+    return windows;
+  };
+  std::set<std::vector<int64_t>> orders;
+  for (uint64_t seed = 0; seed < 4; ++seed)
+    for (int64_t pass = 0; pass < 4; ++pass) orders.insert(order(seed, pass));
+  EXPECT_EQ(orders.size(), 16U);
+}
+
+TEST(Sampler, DataTooShortForOneWindowAreRefused) {
+  EXPECT_EQ(num_windows(0, 4), 0);
+  EXPECT_EQ(num_windows(4, 4), 0);
+  EXPECT_EQ(num_windows(5, 4), 1);
+  EXPECT_EQ(num_windows(8, 4), 1);
+  EXPECT_EQ(num_windows(9, 4), 2);
+  EXPECT_NE(Sampler::make(1, 256, 256, 4).status().message().find("256 tokens"),
+            std::string::npos);
+  EXPECT_FALSE(Sampler::make(1, 256, 0, 4).ok());
+  EXPECT_FALSE(Sampler::make(1, 256, 8, 0).ok());
+}
+
+TEST(ValidationWindows, AreEvenlySpreadAscendingAndDistinct) {
+  EXPECT_EQ(validation_windows(10, 0), std::vector<int64_t>{});
+  EXPECT_EQ(validation_windows(0, 10), std::vector<int64_t>{});
+  EXPECT_EQ(validation_windows(10, 2), (std::vector<int64_t>{2, 7}));
+  EXPECT_EQ(validation_windows(3, 10), (std::vector<int64_t>{0, 1, 2}));
+  for (const int64_t count : {1, 5, 64, 99, 100}) {
+    const auto w = validation_windows(100, count);
+    ASSERT_EQ(static_cast<int64_t>(w.size()), count);
+    for (size_t i = 1; i < w.size(); ++i) {
+      EXPECT_GE(w[i] - w[i - 1], 100 / count);
+      EXPECT_LE(w[i] - w[i - 1], 100 / count + 1);
+    }
+    EXPECT_GE(w.front(), 0);
+    EXPECT_LT(w.back(), 100);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::data

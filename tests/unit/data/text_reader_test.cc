@@ -1,0 +1,216 @@
+#include "worker/data/text_reader.h"
+
+#include <random>
+
+#include "tests/unit/data/data_test_util.h"
+
+namespace remesh::data {
+namespace {
+
+std::string read_whole(const std::string& path, size_t portion, Status* why) {
+  auto reader = TextReader::open(path);
+  *why = reader.status();
+  std::string text;
+  if (!reader.ok()) return text;
+  std::vector<char> buffer(portion);
+  for (;;) {
+    const auto got = reader->read(buffer);
+    *why = got.status();
+    if (!got.ok() || *got == 0) return text;
+    text.append(buffer.data(), *got);
+  }
+}
+
+std::string random_bytes(size_t size, uint64_t seed) {
+  std::mt19937_64 rng(seed);
+  std::string text(size, ' ');
+  for (char& c : text) c = static_cast<char>('a' + rng() % 20);
+  return text;
+}
+
+TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
+  const TempDir dir;
+  for (const size_t size : {1, 3, 6, 7, 1000, 700'000}) {
+    const std::string text = random_bytes(size, size);
+    dir.write("a.txt", text);
+    dir.write("a.xz", xz(text));
+    dir.write("two.xz", xz(text) + xz(text));  // streams one after another
+    for (const size_t portion : {1, 7, 4096, 1 << 20}) {
+      if (size * 10 / portion > 100'000) continue;
+      Status why;
+      EXPECT_EQ(read_whole(dir / "a.txt", portion, &why), text);
+      EXPECT_TRUE(why.ok());
+      EXPECT_EQ(read_whole(dir / "a.xz", portion, &why), text);
+      EXPECT_TRUE(why.ok());
+      EXPECT_EQ(read_whole(dir / "two.xz", portion, &why), text + text);
+    }
+  }
+}
+
+TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
+  const TempDir dir;
+  const std::string good = xz(random_bytes(100'000, 1));
+  Status why;
+  read_whole(dir.write("cut.xz", good.substr(0, good.size() / 2)), 4096, &why);
+  EXPECT_EQ(why.code(), Code::kCorrupt);
+  EXPECT_NE(why.message().find("truncated"), std::string::npos);
+  std::string bad = good;
+  bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
+  read_whole(dir.write("bad.xz", bad), 4096, &why);
+  EXPECT_EQ(why.code(), Code::kCorrupt);
+  read_whole(dir.write("tail.xz", good + "tail"), 4096, &why);
+  EXPECT_EQ(why.code(), Code::kCorrupt);
+  read_whole(dir.write("not.xz", "plain text"), 4096, &why);
+  EXPECT_EQ(why.message(),
+            dir / "not.xz" + std::string(": named .xz, but it does not "
+                                         "begin as one"));
+  read_whole(dir / "none.txt", 4096, &why);
+  EXPECT_EQ(why.code(), Code::kNotFound);
+  read_whole(dir / ".", 4096, &why);
+  EXPECT_EQ(why.code(), Code::kInvalidArgument);
+}
+
+// The naive twin: decode by the bit patterns, then look at the code point.
+bool naive_utf8(const std::string& s) {
+  for (size_t i = 0; i < s.size();) {
+    const auto b = static_cast<unsigned char>(s[i]);
+    const size_t n = b < 0x80             ? 1
+                     : (b & 0xE0) == 0xC0 ? 2
+                     : (b & 0xF0) == 0xE0 ? 3
+                     : (b & 0xF8) == 0xF0 ? 4
+                                          : 0;
+    if (n == 0 || i + n > s.size()) return false;
+    uint32_t point = n == 1 ? b : b & (0xFFU >> (n + 1));
+    for (size_t k = 1; k < n; ++k) {
+      const auto c = static_cast<unsigned char>(s[i + k]);
+      if ((c & 0xC0) != 0x80) return false;
+      point = point << 6 | (c & 0x3F);
+    }
+    constexpr uint32_t kLeast[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (point < kLeast[n] || point > 0x10FFFF ||
+        (point >= 0xD800 && point <= 0xDFFF))
+      return false;
+    i += n;
+  }
+  return true;
+}
+
+TEST(Utf8, AgreesWithTheNaiveTwinOnRandomBytes) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  // Bytes at the edges of the ranges make valid characters likely enough.
+  const std::string bytes =
+      "a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc1\xc2\xdf\xe0\xe1\xed\xee\xef\xf0\xf1"
+      "\xf4\xf5";
+  int valid = 0;
+  for (int trial = 0; trial < 200'000; ++trial) {
+    std::string s;
+    for (size_t n = 1 + rng() % 5; n > 0; --n) s += bytes[rng() % bytes.size()];
+    Utf8Check check;
+    const size_t cut = rng() % (s.size() + 1);
+    const bool ok = check.feed(s.substr(0, cut)) && check.feed(s.substr(cut)) &&
+                    check.finish();
+    ASSERT_EQ(ok, naive_utf8(s)) << testing::PrintToString(s);
+    valid += ok ? 1 : 0;
+  }
+  EXPECT_GT(valid, 1000);
+}
+
+TEST(Utf8, TheOffsetIsWhereTheWrongCharacterBegins) {
+  Utf8Check a;
+  EXPECT_FALSE(a.feed("ab\xC3\xA9\xE2\x82x"));
+  EXPECT_EQ(a.bad_offset(), 4U);
+  Utf8Check b;
+  EXPECT_TRUE(b.feed("ab\xE2\x82"));
+  EXPECT_FALSE(b.finish());
+  EXPECT_EQ(b.bad_offset(), 2U);
+}
+
+// Text of lines short and long, empty, separators, and near separators.
+std::string random_text(std::mt19937_64& rng) {
+  static const char* const kLines[] = {"<|endoftext|>\n",
+                                       "<|endoftext|>\r\n",
+                                       "<|endoftext|> \n",
+                                       " <|endoftext|>\n",
+                                       "\n",
+                                       "\r\n",
+                                       "é€𝄞\n",
+                                       "<|endoftext|>",
+                                       "<|endoftext|>\n",
+                                       "some words\n"};
+  std::string text;
+  for (size_t n = rng() % 30; n > 0; --n) {
+    if (rng() % 3 != 0) {
+      text += kLines[rng() % std::size(kLines)];
+    } else {
+      for (size_t k = rng() % 300; k > 0; --k)
+        text += rng() % 8 == 0 ? "€" : "x";
+      if (rng() % 4 != 0) text += "\n";
+    }
+  }
+  return text;
+}
+
+std::vector<std::string> naive_documents(const std::string& text) {
+  std::vector<std::string> documents(1);
+  for (size_t i = 0; i < text.size();) {
+    const size_t end = std::min(text.find('\n', i), text.size() - 1) + 1;
+    std::string line = text.substr(i, end - i);
+    i = end;
+    if (line == "<|endoftext|>\n" || line == "<|endoftext|>\r\n" ||
+        line == "<|endoftext|>" || line == "<|endoftext|>\r")
+      documents.emplace_back();
+    else
+      documents.back() += line;
+  }
+  std::erase(documents, "");
+  return documents;
+}
+
+TEST(BlockCutter, DocumentsComeOutWholeWhateverThePortions) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  for (int trial = 0; trial < 1500; ++trial) {
+    const std::string text = random_text(rng);
+    const size_t block = 64 + rng() % 100;
+    std::vector<TextBlock> blocks[2];
+    for (const bool whole : {true, false}) {
+      BlockCutter cutter(block, [&](const TextBlock& b) {
+        blocks[whole].push_back(b);
+        return ok_status();
+      });
+      for (size_t i = 0; i < text.size();) {
+        const size_t n = whole ? text.size() : 1 + rng() % 40;
+        ASSERT_TRUE(cutter.feed(std::string_view(text).substr(i, n)).ok());
+        i += std::min(n, text.size() - i);
+      }
+      ASSERT_TRUE(cutter.end_file().ok());
+      ASSERT_TRUE(cutter.finish().ok());
+    }
+    std::vector<std::string> documents(1);
+    ASSERT_EQ(blocks[0].size(), blocks[1].size());
+    for (size_t i = 0; i < blocks[0].size(); ++i) {
+      const TextBlock& b = blocks[0][i];
+      ASSERT_EQ(b.text, blocks[1][i].text);
+      ASSERT_EQ(b.ends, blocks[1][i].ends);
+      ASSERT_LE(b.text.size(), 2 * block);
+      Utf8Check utf8;
+      ASSERT_TRUE(utf8.feed(b.text) && utf8.finish());  // no cut character
+      size_t begin = 0;
+      for (const size_t end : b.ends) {
+        documents.back() += b.text.substr(begin, end - begin);
+        documents.emplace_back();
+        begin = end;
+      }
+      documents.back() += b.text.substr(begin);
+    }
+    ASSERT_EQ(documents.back(), "");
+    documents.pop_back();
+    ASSERT_EQ(documents, naive_documents(text));
+  }
+}
+
+}  // namespace
+}  // namespace remesh::data
