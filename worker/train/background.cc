@@ -1,0 +1,70 @@
+#include "worker/train/background.h"
+
+#include <chrono>
+#include <utility>
+
+#include "proto/base/check.h"
+
+namespace remesh::train {
+
+Background::~Background() {
+  {
+    const std::lock_guard lock(mutex_);
+    quit_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Background::start(std::function<Status()> job) {
+  CHECK(!busy_);
+  busy_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    job_ = std::move(job);
+  }
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  changed_.notify_all();
+}
+
+std::optional<Status> Background::result() const {
+  const std::lock_guard lock(mutex_);
+  return result_;
+}
+
+Status Background::wait(const std::function<void()>& tick) {
+  CHECK(busy_);
+  std::unique_lock lock(mutex_);
+  while (!result_) {
+    changed_.wait_for(lock, std::chrono::milliseconds(10));
+    lock.unlock();
+    tick();
+    lock.lock();
+  }
+  Status status = *std::exchange(result_, std::nullopt);
+  busy_ = false;
+  return status;
+}
+
+void Background::take() {
+  const std::lock_guard lock(mutex_);
+  CHECK(result_.has_value());
+  result_.reset();
+  busy_ = false;
+}
+
+void Background::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return quit_ || job_; });
+    if (!job_) return;
+    const std::function<Status()> job = std::exchange(job_, nullptr);
+    lock.unlock();
+    Status status = job();
+    lock.lock();
+    result_ = std::move(status);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace remesh::train

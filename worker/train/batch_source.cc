@@ -1,0 +1,74 @@
+#include "worker/train/batch_source.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "parallel/geometry/batch.h"
+
+namespace remesh::train {
+
+Result<BatchSource> BatchSource::make(data::Dataset dataset,
+                                      const BatchOptions& o) {
+  if (o.local_batch < 1 || o.global_batch < 1 ||
+      o.global_batch % o.local_batch != 0)
+    return invalid_argument(
+        fmt::format("train.local_batch_size: {} must divide "
+                    "train.global_batch_size, {}",
+                    o.local_batch, o.global_batch));
+  ASSIGN_OR_RETURN(data::Sampler sampler,
+                   data::Sampler::make(o.seed, dataset.train().num_tokens(),
+                                       o.seq_len, o.global_batch));
+  BatchSource source(std::move(dataset), std::move(sampler), o);
+  source.eval_windows_ = data::validation_windows(
+      data::num_windows(source.dataset_.val().num_tokens(), o.seq_len),
+      o.eval_sequences);
+  return source;
+}
+
+Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
+  const geometry::MicrobatchRange mine =
+      geometry::deal(options_.global_batch / options_.local_batch, options_.dp,
+                     options_.dp_index);
+  std::vector<int64_t> windows;
+  for (int64_t i = mine.begin * options_.local_batch;
+       i < mine.end * options_.local_batch; ++i)
+    windows.push_back(sampler_.at(step, i).window);
+  RETURN_IF_ERROR(read(dataset_.train(), windows));
+  return std::span<const model::MicroBatch>(microbatches_);
+}
+
+Result<std::span<const model::MicroBatch>> BatchSource::validation() {
+  const int64_t n = eval_sequences();
+  const int64_t each = options_.local_batch;
+  const geometry::MicrobatchRange mine =
+      geometry::deal((n + each - 1) / each, options_.dp, options_.dp_index);
+  const auto begin = static_cast<size_t>(std::min(n, mine.begin * each));
+  const auto end = static_cast<size_t>(std::min(n, mine.end * each));
+  RETURN_IF_ERROR(read(dataset_.val(),
+                       std::span(eval_windows_).subspan(begin, end - begin)));
+  return std::span<const model::MicroBatch>(microbatches_);
+}
+
+Status BatchSource::read(const data::Split& split,
+                         std::span<const int64_t> windows) {
+  const auto T = static_cast<size_t>(options_.seq_len);
+  tokens_.resize(windows.size() * T);
+  targets_.resize(windows.size() * T);
+  for (size_t w = 0; w < windows.size(); ++w)
+    RETURN_IF_ERROR(split.read_window(windows[w], options_.seq_len,
+                                      std::span(tokens_).subspan(w * T, T),
+                                      std::span(targets_).subspan(w * T, T)));
+  microbatches_.clear();
+  const auto each = static_cast<size_t>(options_.local_batch);
+  for (size_t w = 0; w < windows.size(); w += each)
+    microbatches_.push_back(
+        {.tokens_BT = tokens_.data() + w * T,
+         .targets_BT = targets_.data() + w * T,
+         .B = static_cast<int64_t>(std::min(each, windows.size() - w)),
+         .T = options_.seq_len});
+  return ok_status();
+}
+
+}  // namespace remesh::train

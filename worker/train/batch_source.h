@@ -1,0 +1,69 @@
+// BatchSource: this rank's microbatches of a step, and of a validation, as
+// token arrays, read from the data set by the sampler's order.
+//
+// Microbatch j of a step holds sequences [j * B, (j + 1) * B) of the global
+// batch, B = local_batch; which rank takes it is geometry/batch.h. The answer
+// depends on (seed, step) alone, not on the mesh.
+//
+// Ownership: owns the data set and the arrays; a span returned stays until the
+// next call. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "proto/base/status.h"
+#include "worker/data/dataset.h"
+#include "worker/data/sampler.h"
+#include "worker/model/stage.h"
+
+namespace remesh::train {
+
+struct BatchOptions {
+  uint64_t seed = 1;
+  int64_t seq_len = 1;
+  int64_t global_batch = 1;  // sequences a step
+  int64_t local_batch = 1;   // sequences a microbatch; divides global_batch
+  int64_t eval_sequences = 0;
+  int dp = 1;
+  int dp_index = 0;
+};
+
+class BatchSource {
+ public:
+  // Fails when the data set has no whole sequence, or sizes do not fit.
+  static Result<BatchSource> make(data::Dataset dataset,
+                                  const BatchOptions& options);
+
+  const data::Dataset& dataset() const { return dataset_; }
+  // This rank's microbatches of step `step`, counted from 0; may be none.
+  // Fails on damaged data.
+  Result<std::span<const model::MicroBatch>> step(int64_t step);
+  // Held-out sequences of a validation, of all ranks; 0: there is none.
+  int64_t eval_sequences() const {
+    return static_cast<int64_t>(eval_windows_.size());
+  }
+  // This rank's microbatches of the validation; the same every time, the last
+  // of all may be smaller.
+  Result<std::span<const model::MicroBatch>> validation();
+
+ private:
+  BatchSource(data::Dataset dataset, data::Sampler sampler,
+              const BatchOptions& options)
+      : options_(options),
+        dataset_(std::move(dataset)),
+        sampler_(std::move(sampler)) {}
+  // Reads `windows` and cuts them into microbatches of at most local_batch.
+  Status read(const data::Split& split, std::span<const int64_t> windows);
+
+  BatchOptions options_;
+  data::Dataset dataset_;
+  data::Sampler sampler_;
+  std::vector<int64_t> eval_windows_;
+  std::vector<int32_t> tokens_, targets_;
+  std::vector<model::MicroBatch> microbatches_;
+};
+
+}  // namespace remesh::train

@@ -1,0 +1,62 @@
+#include "worker/train/boundary.h"
+
+#include "proto/base/check.h"
+
+namespace remesh::train {
+
+StopPolicy::Answer StopPolicy::on_step(const Facts& agreed) {
+  if (agreed.must_stop > 0) return Answer::kMustStop;
+  if (agreed.stop <= 0) {
+    refused_ = false;
+    return Answer::kGoOn;
+  }
+  return refused_ ? Answer::kGoOn : Answer::kStop;
+}
+
+SavePlan::Decision SavePlan::on_step(int64_t step, const Facts& agreed,
+                                     bool stops_here) {
+  Decision d;
+  if (phase_ == Phase::kWriting && agreed.shard_saved + agreed.shard_failed ==
+                                       static_cast<double>(options_.world)) {
+    d.commit = agreed.shard_failed == 0;
+    d.abandon = !d.commit;
+    written();
+  } else if (phase_ == Phase::kEnding &&
+             agreed.committed + agreed.gave_up > 0) {
+    d.ended = agreed.committed > 0;
+    d.ended_step = saving_step_;
+    ended(*d.ended);
+  }
+  if (stops_here) return d;
+  const bool due = options_.interval > 0 && step % options_.interval == 0;
+  const bool asked = agreed.checkpoint_request > served_request_;
+  if (!due && !asked) return d;
+  if (phase_ == Phase::kIdle) {
+    d.begin = true;
+    served_request_ = agreed.checkpoint_request;
+    begin(step);
+  } else {
+    d.skipped = due;
+  }
+  return d;
+}
+
+void SavePlan::begin(int64_t step) {
+  CHECK(phase_ == Phase::kIdle);
+  phase_ = Phase::kWriting;
+  saving_step_ = step;
+}
+
+void SavePlan::written() {
+  CHECK(phase_ == Phase::kWriting);
+  phase_ = Phase::kEnding;
+}
+
+void SavePlan::ended(bool counts) {
+  CHECK(phase_ == Phase::kEnding);
+  phase_ = Phase::kIdle;
+  if (counts) saved_step_ = saving_step_;
+  saving_step_ = -1;
+}
+
+}  // namespace remesh::train

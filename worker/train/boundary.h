@@ -1,0 +1,73 @@
+// What is decided at a step boundary: stop or go on, begin a checkpoint, commit
+// one. Pure: functions of the agreed facts (agreement.h), which are the same on
+// every rank, so every rank takes the same decision without asking.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "worker/train/agreement.h"
+
+namespace remesh::train {
+
+// Whether to stop here. A stop that could not save is refused once, not at
+// every step: it is forgotten until nobody asks any more, or somebody insists.
+class StopPolicy {
+ public:
+  enum class Answer { kGoOn, kStop, kMustStop };
+  Answer on_step(const Facts& agreed);
+  // The stop just answered was refused since saving failed.
+  void refused() { refused_ = true; }
+
+ private:
+  bool refused_ = false;
+};
+
+// The life of background saves, at most one at a time:
+//   idle -> writing (every rank its shard) -> ending (rank 0 commits, or
+//   removes what was written when a rank failed) -> idle
+class SavePlan {
+ public:
+  enum class Phase { kIdle, kWriting, kEnding };
+  struct Options {
+    int64_t interval = 0;  // steps; 0: only when asked for
+    int world = 1;         // ranks that write
+  };
+  struct Decision {
+    bool commit = false;        // rank 0: complete the save under way
+    bool abandon = false;       // rank 0: remove it; a shard failed
+    std::optional<bool> ended;  // it ended; true: it counts
+    int64_t ended_step = 0;
+    bool begin = false;    // begin a save of this step now
+    bool skipped = false;  // one is due, and the one before is not done
+  };
+
+  explicit SavePlan(const Options& options) : options_(options) {}
+
+  // After step `step`. `stops_here`: a synchronous save follows, so none is
+  // begun. A checkpoint asked for by number is begun as soon as none is under
+  // way.
+  Decision on_step(int64_t step, const Facts& agreed, bool stops_here);
+
+  // The same transitions for a save that everybody waits for.
+  // REQUIRES: idle.
+  void begin(int64_t step);
+  // REQUIRES: writing; all shards are written or failed.
+  void written();
+  // REQUIRES: ending.
+  void ended(bool counts);
+
+  Phase phase() const { return phase_; }
+  int64_t saving_step() const { return saving_step_; }
+  // Newest step that is in a committed checkpoint of this run, or -1.
+  int64_t saved_step() const { return saved_step_; }
+
+ private:
+  Options options_;
+  Phase phase_ = Phase::kIdle;
+  int64_t saving_step_ = -1;
+  int64_t saved_step_ = -1;
+  double served_request_ = 0;
+};
+
+}  // namespace remesh::train

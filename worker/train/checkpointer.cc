@@ -1,0 +1,255 @@
+#include "worker/train/checkpointer.h"
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "worker/train/watched_fs.h"
+
+namespace remesh::train {
+namespace {
+
+// How long a single disk operation, or the wait for other ranks' disks, may
+// take before this rank stops saying that it moves.
+constexpr int64_t kQuietLimitMs = 600'000;
+
+}  // namespace
+
+Checkpointer::Checkpointer(CheckpointerOptions options,
+                           manifest::FileSystem& fs,
+                           const geometry::ParamTable& table,
+                           kernels::Backend& backend, comm::Comm& world,
+                           board::Board& board, TrainLog& log)
+    : options_(std::move(options)),
+      table_(table),
+      backend_(backend),
+      world_(world),
+      board_(board),
+      log_(log),
+      fs_(watched_file_system(
+          fs, [this] { disk_moved_ms_.store(monotonic_ms()); })),
+      share_(share_of(table.num_elements(), world.size(), world.rank())),
+      plan_({.interval = options_.interval, .world = world.size()}) {}
+
+Checkpointer::~Checkpointer() = default;
+
+void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
+  if (world_.rank() == 0) recent_.push_back(metrics);
+}
+
+Facts Checkpointer::facts() const {
+  Facts f;
+  const bool writing = plan_.phase() == SavePlan::Phase::kWriting;
+  const bool ending = plan_.phase() == SavePlan::Phase::kEnding;
+  if (writing) {
+    // Not even staged: failed. Else what the disk thread says, once it does.
+    const std::optional<Status> r =
+        disk_.busy() ? disk_.result() : std::optional(write_status_);
+    if (r) (r->ok() ? f.shard_saved : f.shard_failed) = 1;
+  } else if (ending && world_.rank() == 0) {
+    const std::optional<Status> r = disk_.result();
+    if (r) (r->ok() && write_status_.ok() ? f.committed : f.gave_up) = 1;
+  }
+  return f;
+}
+
+void Checkpointer::on_step(const Facts& agreed, bool stops_here,
+                           const TrainState& state) {
+  const SavePlan::Decision d = plan_.on_step(state.step, agreed, stops_here);
+  if (d.commit || d.abandon) {
+    if (disk_.busy()) {
+      write_status_ = *disk_.result();
+      disk_.take();
+    }
+    if (!write_status_.ok()) report_failure(plan_.saving_step(), write_status_);
+    if (world_.rank() == 0) {
+      if (d.abandon && write_status_.ok())
+        write_status_ = unavailable("another rank could not write its shard");
+      if (d.commit) start_commit(std::move(manifest_));
+      if (d.abandon) start_abandon(plan_.saving_step());
+    }
+  }
+  if (d.ended) {
+    if (disk_.busy()) {
+      const Status status = *disk_.result();
+      disk_.take();
+      if (!status.ok()) report_failure(d.ended_step, status);
+    }
+    note_end(d.ended_step, *d.ended);
+  }
+  if (d.skipped)
+    log_.warn("checkpoint_skipped",
+              {{"reason", "the one before is still being written"},
+               {"writing_step", plan_.saving_step()}});
+  if (!d.begin) return;
+  reported_ = false;
+  write_status_ = stage(state);
+  if (world_.rank() == 0) manifest_ = manifest_of(state.step);
+  if (!write_status_.ok()) return;
+  start_write(state.step, {.begin = share_.begin,
+                           .weights = std::as_const(staged_[0]).span(),
+                           .exp_avg = std::as_const(staged_[1]).span(),
+                           .exp_avg_sq = std::as_const(staged_[2]).span()});
+}
+
+Status Checkpointer::stage(const TrainState& state) {
+  if (!have_staging_) {
+    for (FlatBuffer& b : staged_) {
+      ASSIGN_OR_RETURN(
+          b, FlatBuffer::make(backend_, share_.size(), share_.size()));
+    }
+    have_staging_ = true;
+  }
+  const FlatBuffer* const from[3] = {&state.weights, &state.exp_avg,
+                                     &state.exp_avg_sq};
+  for (int i = 0; i < 3; ++i)
+    backend_.copy(staged_[i].data(), from[i]->span().data() + share_.begin,
+                  staged_[i].span().size_bytes());
+  backend_.synchronize();
+  return ok_status();
+}
+
+void Checkpointer::start_write(int64_t step,
+                               const store::FlatState<const float>& from) {
+  disk_moved_ms_.store(monotonic_ms());
+  const store::SaveId id{.step = step,
+                         .generation = options_.manifest.generation()};
+  disk_.start([this, id, from] {
+    const auto pieces = store::pieces_of_range<const float>(
+        table_, share_.begin, share_.end, from);
+    return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
+                              pieces)
+        .status();
+  });
+}
+
+void Checkpointer::start_commit(pb::Manifest manifest) {
+  disk_moved_ms_.store(monotonic_ms());
+  disk_.start([this, manifest = std::move(manifest)] {
+    const int64_t step = manifest.step();
+    const store::SaveId id{.step = step, .generation = manifest.generation()};
+    auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
+                              table_, options_.retention);
+    if (!done.ok()) {
+      const Status removed = store::abandon(*fs_, options_.folder, id);
+      if (!removed.ok())
+        log_.warn("checkpoint_left_behind", {{"error", removed.to_string()}});
+      return done.status();
+    }
+    if (!done->cleanup.ok())
+      log_.warn("checkpoint_cleanup", {{"error", done->cleanup.to_string()}});
+    board_.set_checkpoint_step(step);
+    return ok_status();
+  });
+}
+
+void Checkpointer::start_abandon(int64_t step) {
+  disk_moved_ms_.store(monotonic_ms());
+  const store::SaveId id{.step = step,
+                         .generation = options_.manifest.generation()};
+  disk_.start([this, id] { return store::abandon(*fs_, options_.folder, id); });
+}
+
+pb::Manifest Checkpointer::manifest_of(int64_t step) const {
+  pb::Manifest m = options_.manifest;
+  m.set_step(step);
+  m.set_tokens(options_.first_tokens +
+               (step - options_.first_step) * options_.tokens_per_step);
+  m.set_sequences(step * options_.sequences_per_step);
+  m.set_time(unix_seconds());
+  for (const pb::StepMetrics& r : recent_) *m.add_recent() = r;
+  return m;
+}
+
+void Checkpointer::report_failure(int64_t step, const Status& status) {
+  if (std::exchange(reported_, true)) return;
+  log_.error("checkpoint_failed",
+             {{"checkpoint", step}, {"error", status.to_string()}});
+  board_.set_checkpoint_error(status.to_string());
+  board_.tick();
+}
+
+void Checkpointer::note_end(int64_t step, bool counts) {
+  if (!counts) return;
+  std::erase_if(recent_,
+                [&](const pb::StepMetrics& m) { return m.step() <= step; });
+  board_.set_checkpoint_error("");
+  board_.tick();
+  log_.info("checkpoint_saved", {{"checkpoint", step}});
+}
+
+bool Checkpointer::all_agree(bool ok) {
+  float count = ok ? 1 : 0;
+  const comm::RequestPtr r =
+      world_.start_all_reduce(std::span<float>(&count, 1), comm::Op::kSum);
+  const int64_t since = monotonic_ms();
+  while (!r->test()) {
+    if (monotonic_ms() - since < kQuietLimitMs) board_.tick();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return count == static_cast<float>(world_.size());
+}
+
+Status Checkpointer::wait_for_disk() {
+  if (!disk_.busy()) return ok_status();
+  return disk_.wait([this] {
+    if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
+  });
+}
+
+// From writing or ending to idle, with everybody waiting.
+Status Checkpointer::finish_under_way() {
+  const int64_t step = plan_.saving_step();
+  if (plan_.phase() == SavePlan::Phase::kWriting) {
+    if (disk_.busy()) write_status_ = wait_for_disk();
+    if (!write_status_.ok()) report_failure(step, write_status_);
+    const bool all_written = all_agree(write_status_.ok());
+    plan_.written();
+    if (world_.rank() == 0) {
+      if (all_written) {
+        start_commit(std::move(manifest_));
+      } else {
+        start_abandon(step);
+        if (write_status_.ok())
+          write_status_ = unavailable("another rank could not write its shard");
+      }
+    }
+  }
+  Status status = write_status_;
+  if (world_.rank() == 0) {
+    const Status ended = wait_for_disk();
+    if (status.ok()) status = ended;
+    if (!status.ok()) report_failure(step, status);
+  }
+  const bool counts = all_agree(status.ok());
+  plan_.ended(counts);
+  note_end(step, counts);
+  if (counts) return ok_status();
+  if (!status.ok()) return status;
+  return unavailable("another rank could not save");
+}
+
+Status Checkpointer::save_and_wait(const TrainState& state) {
+  board_.set_phase(board::Phase::kCheckpoint);
+  // A failure of an older step's save does not matter any more.
+  if (plan_.phase() != SavePlan::Phase::kIdle) {
+    const Status before = finish_under_way();
+    if (!before.ok())
+      log_.warn("checkpoint_before_failed", {{"error", before.to_string()}});
+  }
+  if (plan_.saved_step() == state.step) return ok_status();
+  reported_ = false;
+  write_status_ = ok_status();
+  plan_.begin(state.step);
+  if (world_.rank() == 0) manifest_ = manifest_of(state.step);
+  // Nothing changes the state meanwhile, so it is written from where it is.
+  start_write(state.step, {.begin = 0,
+                           .weights = state.weights.span(),
+                           .exp_avg = state.exp_avg.span(),
+                           .exp_avg_sq = state.exp_avg_sq.span()});
+  return finish_under_way();
+}
+
+}  // namespace remesh::train

@@ -1,0 +1,101 @@
+// Checkpointer: one rank's part in saving the training state, in the background
+// or while everybody waits. What is decided is boundary.h; what is written is
+// checkpoint/store.
+//
+// In the background: at the boundary this rank's share of the state is copied
+// aside (staged), a thread writes it, and flags that ride in the next steps'
+// agreement tell rank 0 when all shards are there; then rank 0's thread
+// commits. Training never waits for a disk.
+//
+// Threads: one owner thread, which alone talks to other ranks; the file work
+// runs in one thread of its own, which never touches MPI. A failed save is
+// reported on the board and in the log and leaves nothing behind; training goes
+// on.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/store/store.h"
+#include "parallel/comm/comm.h"
+#include "parallel/geometry/param_table.h"
+#include "proto/manifest.pb.h"
+#include "worker/board/board.h"
+#include "worker/train/background.h"
+#include "worker/train/boundary.h"
+#include "worker/train/share.h"
+#include "worker/train/state.h"
+#include "worker/train/train_log.h"
+
+namespace remesh::train {
+
+struct CheckpointerOptions {
+  std::string folder;  // of the checkpoints
+  int64_t interval = 0;
+  store::Retention retention;
+  // What every manifest of this generation has in common: all but step,
+  // tokens, sequences, time, recent and the shards.
+  pb::Manifest manifest;
+  int64_t tokens_per_step = 0;
+  int64_t sequences_per_step = 0;
+  int64_t first_step = 0;    // the state that this generation began with
+  int64_t first_tokens = 0;  // ... and the tokens it had seen
+};
+
+class Checkpointer {
+ public:
+  // Borrows everything; `world`'s ranks each hold all of the state.
+  Checkpointer(CheckpointerOptions options, manifest::FileSystem& fs,
+               const geometry::ParamTable& table, kernels::Backend& backend,
+               comm::Comm& world, board::Board& board, TrainLog& log);
+  ~Checkpointer();
+
+  // Rank 0: a finished step, to be kept with the next checkpoint.
+  void add_metrics(const pb::StepMetrics& metrics);
+
+  // This rank's flags for the next agreement.
+  Facts facts() const;
+  // After each step, with what was agreed in it. Never waits.
+  void on_step(const Facts& agreed, bool stops_here, const TrainState& state);
+  // Collective: completes what is under way, then saves `state` unless that
+  // very step is saved already. Waits for the disk, moving the board as long
+  // as the disk moves. The same answer on every rank: ok, or why not (in words
+  // on the rank it happened to).
+  Status save_and_wait(const TrainState& state);
+  int64_t saved_step() const { return plan_.saved_step(); }
+
+ private:
+  Status stage(const TrainState& state);
+  void start_write(int64_t step, const store::FlatState<const float>& from);
+  void start_commit(pb::Manifest manifest);
+  void start_abandon(int64_t step);
+  pb::Manifest manifest_of(int64_t step) const;
+  void note_end(int64_t step, bool counts);
+  void report_failure(int64_t step, const Status& status);
+  Status finish_under_way();
+  Status wait_for_disk();
+  bool all_agree(bool ok);
+
+  const CheckpointerOptions options_;
+  const geometry::ParamTable& table_;
+  kernels::Backend& backend_;
+  comm::Comm& world_;
+  board::Board& board_;
+  TrainLog& log_;
+  std::atomic<int64_t> disk_moved_ms_{0};
+  std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
+  const Share share_;
+  SavePlan plan_;
+  std::vector<pb::StepMetrics> recent_;  // rank 0: since the last checkpoint
+  pb::Manifest manifest_;                // rank 0: of the save under way
+  Status write_status_;                  // of this rank's shard
+  FlatBuffer staged_[3];                 // weights, moments; made when needed
+  bool have_staging_ = false;
+  bool reported_ = false;  // the failure of the save under way
+  Background disk_;        // last: its jobs use what is above
+};
+
+}  // namespace remesh::train

@@ -1,0 +1,139 @@
+// remesh-trainer: the process of one rank. Its worker starts it with a
+// serialized RankSpec and a board (worker/board); for trying things out it also
+// runs under mpirun, or alone, without a board.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <ctime>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <sstream>
+
+#include "proto/base/clock.h"
+#include "worker/train/trainer.h"
+#include "worker/train/watchdog.h"
+
+namespace remesh::train {
+namespace {
+
+struct Arguments {
+  std::string spec;
+  int board_fd = -1;
+};
+
+// When this process was started, on the monotonic clock in ms; now, when /proc
+// does not tell.
+int64_t process_start_ms() {
+  const int64_t now = monotonic_ms();
+  std::ifstream in("/proc/self/stat");
+  std::string text((std::istreambuf_iterator<char>(in)), {});
+  const size_t paren = text.rfind(')');
+  if (paren == std::string::npos) return now;
+  std::istringstream fields(text.substr(paren + 1));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;  // 22: starttime, proc(5)
+  timespec boot{};
+  clock_gettime(CLOCK_BOOTTIME, &boot);
+  const int64_t boot_ms = boot.tv_sec * 1000 + boot.tv_nsec / 1'000'000;
+  const int64_t age =
+      boot_ms - std::atoll(field.c_str()) * 1000 / sysconf(_SC_CLK_TCK);
+  return age >= 0 && age < 60'000 ? now - age : now;
+}
+
+Result<pb::RankSpec> read_spec(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return errno_error(path, errno);
+  pb::RankSpec spec;
+  if (!spec.ParseFromIstream(&in) || !spec.has_assignment())
+    return corrupt(path + ": not a rank specification");
+  return spec;
+}
+
+// Prints where nothing else can be told.
+int usage_failure(const std::string& text) {
+  std::fprintf(stderr, "remesh-trainer: %s\n", text.c_str());
+  return board::kExitUsage;
+}
+
+int run(const Arguments& args, int64_t exec_ms) {
+  auto spec = read_spec(args.spec);
+  if (!spec.ok()) return usage_failure(spec.status().to_string());
+  const int64_t generation = spec->assignment().generation();
+  const bool has_daemon = args.board_fd >= 0;
+  auto board = has_daemon ? board::Board::open(args.board_fd)
+                          : board::Board::create(generation, spec->rank());
+  if (!board.ok()) return usage_failure(board.status().to_string());
+  board::Board& page = **board;
+  auto logger = Logger::open({.name = "trainer",
+                              .path = spec->log_path(),
+                              .to_stderr = spec->log_path().empty()});
+  if (!logger.ok()) {
+    page.set_error(logger.status().to_string());
+    return usage_failure(logger.status().to_string());
+  }
+  TrainLog log(*logger, generation, spec->rank());
+  const auto end = [&](board::ExitCode code, const std::string& reason) {
+    page.set_error(reason);
+    log.error("failed", {{"code", static_cast<int>(code)}, {"reason", reason}});
+    log.flush();
+    _exit(code);
+  };
+  std::optional<OrphanGuard> guard;
+  if (has_daemon)
+    guard.emplace(page, [&] {
+      end(board::kExitOrphan,
+          "no sign of the daemon and no progress for a minute");
+    });
+  try {
+    // Peers wait for a rank that fails, in MPI_Finalize too: a failure ends the
+    // process at once, and its worker ends the others.
+    Trainer trainer(std::move(spec).value(), page, log, exec_ms);
+    if (const Outcome o = trainer.run()) end(o->code, o->reason);
+  } catch (const std::exception& e) {
+    end(board::kExitInternal, e.what());
+  }
+  log.flush();
+  return board::kExitOk;
+}
+
+}  // namespace
+}  // namespace remesh::train
+
+int main(int argc, char** argv) {
+  const int64_t exec_ms = remesh::train::process_start_ms();
+  // Started by a worker, it must not outlive it, and leaves when the worker
+  // says so: a signal to the whole process group or service is not for it.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  signal(SIGPIPE, SIG_IGN);
+  CLI::App app(
+      "One rank of a generation; started by remesh-worker.\n"
+      "Exit codes: 0 done, 1 failed (try again), 2 usage, 3 cannot continue,\n"
+      "65 checkpoint does not load, 67 wrong MPI world, 68 could not save,\n"
+      "69 orphan.\n"
+      "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
+  remesh::train::Arguments args;
+  app.add_option("--spec", args.spec, "file with a serialized RankSpec")
+      ->required();
+  app.add_option("--board-fd", args.board_fd,
+                 "inherited descriptor of the board; without it the trainer "
+                 "runs on its own");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    const int rc = app.exit(e);
+    return rc == 0 ? 0 : remesh::board::kExitUsage;
+  }
+  if (args.board_fd >= 0) {
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGINT, SIG_IGN);
+    // Not to be inherited by anything that MPI may start.
+    fcntl(args.board_fd, F_SETFD, FD_CLOEXEC);
+  }
+  return remesh::train::run(args, exec_ms);
+}

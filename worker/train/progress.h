@@ -1,0 +1,28 @@
+// Progress: the board as computing code sees it; does nothing without one.
+#pragma once
+
+#include <cstdint>
+
+#include "worker/board/board.h"
+
+namespace remesh::train {
+
+class Progress {
+ public:
+  Progress() = default;
+  explicit Progress(board::Board* board) : board_(board) {}
+  void phase(board::Phase p) const {
+    if (board_ != nullptr) board_->set_phase(p);
+  }
+  void microbatch(int64_t i) const {
+    if (board_ != nullptr) board_->set_microbatch(i);
+  }
+  void tick() const {
+    if (board_ != nullptr) board_->tick();
+  }
+
+ private:
+  board::Board* board_ = nullptr;
+};
+
+}  // namespace remesh::train

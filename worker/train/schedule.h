@@ -1,0 +1,42 @@
+// Learning-rate schedule and gradient clipping: the two numbers that scale an
+// update. Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "proto/base/status.h"
+
+namespace remesh::train {
+
+enum class Decay { kConstant, kCosine, kLinear, kWsd };
+
+struct Schedule {
+  double lr = 1e-3;  // peak
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 1;  // where the decay ends
+  Decay decay = Decay::kCosine;
+  double decay_ratio = 0.2;    // kWsd: share of total_steps that decays
+  double min_lr_factor = 0.1;  // last rate, as a share of lr
+};
+
+// Learning rate of update `i`, counted from 0. Warm-up: lr * (i + 1) /
+// warmup_steps while i < warmup_steps. Then, with u the share of the decay that
+// is behind (0 at its first step, 1 at total_steps and after):
+//   kCosine  from warm-up to total_steps, min + (1 - min) (1 + cos(pi u)) / 2
+//            (Loshchilov and Hutter 2017)
+//   kLinear  from warm-up to total_steps, 1 - (1 - min) u
+//   kWsd     lr, then linear over the last decay_ratio of the steps (Hu et al.
+//            2024, MiniCPM)
+//   kConstant  lr
+// REQUIRES: i >= 0.
+double learning_rate(const Schedule& schedule, int64_t i);
+
+// Fails on an unknown name, saying which there are.
+Result<Decay> parse_decay(std::string_view name);
+
+// What gradients of global L2 norm `norm` are multiplied with: min(1, max_norm
+// / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
+double clip_coefficient(double max_norm, double norm);
+
+}  // namespace remesh::train

@@ -1,0 +1,189 @@
+#include "worker/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "worker/train/schedule.h"
+
+namespace remesh::train {
+namespace {
+
+using board::Phase;
+
+Schedule schedule_of(const pb::Job& job, Decay decay) {
+  const pb::Schedule& s = job.schedule();
+  return {.lr = job.optimizer().lr(),
+          .warmup_steps = s.warmup_steps(),
+          .total_steps =
+              s.total_steps() > 0 ? s.total_steps() : job.train().steps(),
+          .decay = decay,
+          .decay_ratio = s.decay_ratio(),
+          .min_lr_factor = s.min_lr_factor()};
+}
+
+}  // namespace
+
+Outcome Trainer::run() {
+  log_start("exec_ms");
+  using Part = Outcome (Trainer::*)();
+  for (const Part part :
+       {&Trainer::check_spec, &Trainer::connect, &Trainer::open_data,
+        &Trainer::build, &Trainer::restore, &Trainer::train}) {
+    if (Outcome o = (this->*part)()) return o;
+  }
+  board_.set_phase(Phase::kStopping);
+  checkpointer_.reset();
+  step_.reset();
+  mesh_.reset();
+  mpi_->finalize();
+  board_.set_phase(Phase::kEnded);
+  return {};
+}
+
+Outcome Trainer::train() {
+  const int64_t steps = job_.train().steps();
+  bool stop = false;
+  while (!stop && state_.step < steps) {
+    const int64_t step = state_.step + 1;
+    board_.set_step(step);
+    log_.set_step(step);
+    if (Outcome o = one_step(step, stop)) return o;
+  }
+  log_.info("finished", {{"reason", state_.step >= steps ? "trained to the end"
+                                                         : "stopped as asked"},
+                         {"steps", state_.step}});
+  return {};
+}
+
+Facts Trainer::facts() const {
+  Facts f = checkpointer_->facts();
+  const uint32_t request = board_.request();
+  if ((request & board::kRequestStop) != 0) {
+    f.stop = 1;
+    if ((request & board::kRequestMust) != 0) f.must_stop = 1;
+  }
+  if (mpi_->rank() == 0)
+    f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
+  return f;
+}
+
+Outcome Trainer::one_step(int64_t step, bool& stop) {
+  const pb::Train& t = job_.train();
+  const int64_t began_ns = monotonic_ns();
+  const auto decay = parse_decay(job_.schedule().decay_type());
+  if (!decay.ok())
+    return Failure{board::kExitCannotContinue, decay.status().to_string()};
+  const double lr = learning_rate(schedule_of(job_, *decay), step - 1);
+  auto microbatches = batches_->step(step - 1);
+  if (!microbatches.ok())
+    return Failure{board::kExitInternal, microbatches.status().to_string()};
+  const int64_t tokens = t.global_batch_size() * t.seq_len();
+  auto r = step_->run({.lr = lr,
+                       .microbatches = *microbatches,
+                       .global_tokens = tokens,
+                       .facts = [this] { return facts(); }},
+                      state_);
+  // A flipped bit in hardware makes a NaN as well as a bad job does: ending
+  // with "try again" lets the coordinator find out which.
+  if (!r.ok()) return Failure{board::kExitInternal, r.status().to_string()};
+  const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
+  board::StepRecord record{
+      .step = step,
+      .loss = r->loss,
+      .grad_norm = r->grad_norm,
+      .lr = lr,
+      .tokens_per_s = static_cast<double>(tokens) / step_s,
+      .step_s = step_s,
+      .val_loss = std::numeric_limits<double>::quiet_NaN(),
+      .tokens = first_tokens_ + (step - first_step_) * tokens};
+  if (step == first_step_ + 1) {
+    log_start("first_step_ms");
+    start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
+    log_.info("started", start_parts_);
+  }
+  const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
+  if (batches_->eval_sequences() > 0 && (due || step == t.steps()))
+    if (Outcome o = validate(record.val_loss)) return o;
+  record.time = unix_seconds();
+  board_.commit_step(step);
+  publish(record);
+  if (step % t.log_every() == 0 && mpi_->rank() == 0)
+    log_.info("step", {{"loss", record.loss},
+                       {"grad_norm", record.grad_norm},
+                       {"lr", lr},
+                       {"step_s", step_s},
+                       {"compute_s", r->compute_s},
+                       {"reduce_s", r->reduce_s},
+                       {"update_s", r->update_s}});
+  return boundary(r->agreed, stop);
+}
+
+Outcome Trainer::validate(double& loss) {
+  board_.set_phase(Phase::kValidate);
+  auto microbatches = batches_->validation();
+  if (!microbatches.ok())
+    return Failure{board::kExitInternal, microbatches.status().to_string()};
+  double sums[2] = {0, 0};
+  for (const model::MicroBatch& mb : *microbatches) {
+    sums[0] += stage_->evaluate(mb, nullptr);
+    sums[1] += static_cast<double>(mb.B * mb.T);
+    board_.tick();
+  }
+  mesh_->dp().all_reduce(std::span<double>(sums), comm::Op::kSum);
+  board_.tick();
+  loss = sums[0] / sums[1];
+  return {};
+}
+
+void Trainer::publish(const board::StepRecord& record) {
+  if (mpi_->rank() != 0) return;
+  // Steps enter the world in order, and none is left out: what the daemon has
+  // no room for yet waits here.
+  unpushed_.push_back(record);
+  size_t pushed = 0;
+  while (pushed < unpushed_.size() && board_.push_step(unpushed_[pushed]))
+    ++pushed;
+  unpushed_.erase(unpushed_.begin(),
+                  unpushed_.begin() + static_cast<std::ptrdiff_t>(pushed));
+  pb::StepMetrics m;
+  m.set_step(record.step);
+  m.set_loss(record.loss);
+  m.set_grad_norm(record.grad_norm);
+  m.set_lr(record.lr);
+  m.set_tokens(record.tokens);
+  m.set_tokens_per_s(record.tokens_per_s);
+  m.set_step_s(record.step_s);
+  m.set_generation(assignment_.generation());
+  *m.mutable_mesh() = assignment_.mesh();
+  m.set_time(record.time);
+  if (!std::isnan(record.val_loss)) m.set_val_loss(record.val_loss);
+  checkpointer_->add_metrics(m);
+}
+
+Outcome Trainer::boundary(const Facts& agreed, bool& stop) {
+  const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
+  const bool last = state_.step >= job_.train().steps();
+  const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
+  checkpointer_->on_step(agreed, stops_here, state_);
+  if (!stops_here) return {};
+  const Status saved = checkpointer_->save_and_wait(state_);
+  if (saved.ok()) {
+    stop = true;
+    return {};
+  }
+  const std::string why = fmt::format("step {} could not be saved: {}",
+                                      state_.step, saved.to_string());
+  if (last || answer == StopPolicy::Answer::kMustStop)
+    return Failure{board::kExitSaveFailed, why};
+  stop_policy_.refused();
+  board_.refuse_stop();
+  board_.set_checkpoint_error(why);
+  log_.warn("stop_refused", {{"reason", why}});
+  return {};
+}
+
+}  // namespace remesh::train

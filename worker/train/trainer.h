@@ -1,0 +1,92 @@
+// Trainer: one MPI rank of one generation, from its start to its end.
+//
+// It is told everything by the RankSpec: mesh, job, where the state comes from.
+// It checks the world against the mesh, restores, makes steps up to train.steps
+// or until the board asks it to stop, saves, and ends with one of
+// board::ExitCode. It never reaches the coordinator: what it has to say stands
+// on the board, in its log and in the checkpoints.
+//
+// Threads: run() and all of MPI in the calling thread; one more thread writes
+// files, one more watches that the daemon is there.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest/file_system.h"
+#include "parallel/comm/mesh.h"
+#include "parallel/comm/mpi_comm.h"
+#include "parallel/geometry/param_table.h"
+#include "proto/control.pb.h"
+#include "worker/board/board.h"
+#include "worker/train/batch_source.h"
+#include "worker/train/checkpointer.h"
+#include "worker/train/state.h"
+#include "worker/train/step.h"
+#include "worker/train/train_log.h"
+
+namespace remesh::train {
+
+struct Failure {
+  board::ExitCode code = board::kExitInternal;
+  std::string reason;
+};
+// Empty: went well.
+using Outcome = std::optional<Failure>;
+
+class Trainer {
+ public:
+  // `board` and `log` must outlive it. `exec_ms`: when the process was
+  // started, on the monotonic clock, for the account of the start.
+  Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
+          int64_t exec_ms);
+  ~Trainer();
+
+  // Not empty: the process shall end at once (_exit) with the code given,
+  // without destroying this object: MPI would wait for its peers.
+  Outcome run();
+
+ private:
+  Outcome check_spec();
+  Outcome connect();
+  Outcome open_data();
+  Outcome build();
+  Outcome restore();
+  Outcome train();
+  Outcome one_step(int64_t step, bool& stop);
+  Outcome validate(double& loss);
+  void publish(const board::StepRecord& record);
+  Outcome boundary(const Facts& agreed, bool& stop);
+  Facts facts() const;
+  void log_start(const std::string& part);
+
+  const pb::RankSpec spec_;
+  const pb::Assignment& assignment_;
+  const pb::Job& job_;
+  board::Board& board_;
+  TrainLog& log_;
+  const Progress progress_;
+  geometry::Layout layout_;
+
+  std::unique_ptr<comm::MpiWorld> mpi_;
+  std::unique_ptr<comm::Mesh> mesh_;
+  std::optional<BatchSource> batches_;
+  std::unique_ptr<kernels::Backend> backend_;
+  std::optional<geometry::ParamTable> table_;
+  std::unique_ptr<model::Stage> stage_;
+  TrainState state_;
+  std::unique_ptr<manifest::FileSystem> fs_;
+  std::unique_ptr<Step> step_;
+  std::unique_ptr<Checkpointer> checkpointer_;
+  StopPolicy stop_policy_;
+  int64_t first_step_ = 0;
+  int64_t first_tokens_ = 0;
+  std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
+  int64_t exec_ms_;
+  std::vector<Kv> start_parts_;  // milliseconds of each part of the start
+  int64_t start_at_ms_;
+};
+
+}  // namespace remesh::train

@@ -1,0 +1,49 @@
+#include "worker/train/watchdog.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "proto/base/clock.h"
+
+namespace remesh::train {
+namespace {
+constexpr int64_t kLimitMs = 60'000;
+}  // namespace
+
+bool OrphanRule::on_sample(int64_t now_ms, int64_t beat_ms, uint64_t progress) {
+  if (progress != progress_) {
+    progress_ = progress;
+    moved_ms_ = now_ms;
+  }
+  const int64_t heard_ms = std::max(beat_ms, started_ms_);
+  return now_ms - heard_ms > limit_ms_ && now_ms - moved_ms_ > limit_ms_;
+}
+
+OrphanGuard::OrphanGuard(const board::Board& board,
+                         std::function<void()> on_orphan)
+    : board_(board),
+      on_orphan_(std::move(on_orphan)),
+      thread_([this] { loop(); }) {}
+
+OrphanGuard::~OrphanGuard() {
+  {
+    const std::lock_guard lock(mutex_);
+    quit_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void OrphanGuard::loop() {
+  OrphanRule rule(monotonic_ms(), kLimitMs);
+  std::unique_lock lock(mutex_);
+  while (!changed_.wait_for(lock, std::chrono::seconds(1),
+                            [this] { return quit_; })) {
+    if (rule.on_sample(monotonic_ms(), board_.daemon_beat_ms(),
+                       board_.snapshot().progress))
+      on_orphan_();
+  }
+}
+
+}  // namespace remesh::train
