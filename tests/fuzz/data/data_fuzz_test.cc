@@ -1,0 +1,267 @@
+// Mutational fuzzing of everything here that reads bytes from outside: job
+// files, overrides, the data set's index, token shards, .xz and text. Valid
+// inputs are changed by bit flips, cuts, splices and repeats; whatever comes
+// of it, the answer is a Status or a value, never a crash. Runs under the
+// sanitizers to say more. The seed is fixed; REMESH_FUZZ_SEED and
+// REMESH_FUZZ_ROUNDS change it and the length.
+#include <gtest/gtest.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <span>
+
+#include "proto/jobfile/jobfile.h"
+#include "tests/unit/data/data_test_util.h"
+#include "worker/data/dataset.h"
+#include "worker/data/index.h"
+#include "worker/data/prepare.h"
+#include "worker/data/shard.h"
+#include "worker/data/text_reader.h"
+
+namespace remesh {
+namespace {
+
+using data::TempDir;
+
+uint64_t from_env(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+class Mutator {
+ public:
+  explicit Mutator(uint64_t seed) : rng_(seed) {}
+
+  // One to four changes of `text`; pieces may come from `other`.
+  std::string operator()(std::string text, const std::string& other) {
+    for (uint64_t n = 1 + below(4); n > 0; --n) change(text, other);
+    return text;
+  }
+  uint64_t below(uint64_t n) { return n == 0 ? 0 : rng_() % n; }
+
+ private:
+  void change(std::string& text, const std::string& other) {
+    const size_t at = below(text.size() + 1);
+    const size_t n = std::min(below(16) + 1, text.size() - at);
+    switch (below(7)) {
+      case 0:  // flip a bit
+        if (at < text.size())
+          text[at] = static_cast<char>(text[at] ^ (1 << below(8)));
+        break;
+      case 1:  // cut off
+        text.resize(at);
+        break;
+      case 2:  // take out
+        text.erase(at, n);
+        break;
+      case 3:  // repeat
+        text.insert(at, text.substr(at, n));
+        break;
+      case 4: {  // splice in
+        const size_t from = below(other.size() + 1);
+        text.insert(at, other.substr(from, below(32)));
+        break;
+      }
+      case 5: {  // an interesting number, as bytes or as text
+        static const char* const kNumbers[] = {"-1",
+                                               "0",
+                                               "9223372036854775808",
+                                               "1e999",
+                                               "\xff\xff\xff\xff",
+                                               "\"",
+                                               "[",
+                                               "{",
+                                               "nan",
+                                               "\n",
+                                               "="};
+        text.insert(at, kNumbers[below(std::size(kNumbers))]);
+        break;
+      }
+      default:  // overwrite with random bytes
+        for (size_t i = at; i < at + n; ++i)
+          text[i] = static_cast<char>(below(256));
+    }
+  }
+  std::mt19937_64 rng_;
+};
+
+// Calls `target` on `rounds` mutants of the inputs. `target` says whether the
+// mutant was refused; both must happen, or the fuzzer does not reach far.
+void fuzz(const std::vector<std::string>& inputs, uint64_t rounds,
+          const std::function<Status(const std::string&)>& target) {
+  const uint64_t seed = from_env("REMESH_FUZZ_SEED", 1);
+  rounds = rounds * from_env("REMESH_FUZZ_ROUNDS", 100) / 100;
+  SCOPED_TRACE("REMESH_FUZZ_SEED=" + std::to_string(seed));
+  std::printf("seed %llu, %llu rounds\n", static_cast<unsigned long long>(seed),
+              static_cast<unsigned long long>(rounds));
+  Mutator mutate(seed);
+  uint64_t refused = 0;
+  for (const std::string& input : inputs)
+    ASSERT_TRUE(target(input).ok()) << target(input).to_string();
+  for (uint64_t i = 0; i < rounds; ++i) {
+    const std::string& a = inputs[mutate.below(inputs.size())];
+    const std::string& b = inputs[mutate.below(inputs.size())];
+    const Status status = target(mutate(a, b));
+    if (status.ok()) continue;
+    ++refused;
+    ASSERT_FALSE(status.message().empty());
+    ASSERT_NE(status.code(), Code::kInternal) << status.to_string();
+  }
+  EXPECT_GT(refused, rounds / 100);
+}
+
+TEST(Fuzz, JobFiles) {
+  const jobfile::Source source{"job.toml", "/jobs"};
+  const auto plain = jobfile::parse_job(
+      "[data]\npath = \"x\"\n[train]\nsteps = 9\n[model]\nflavor = \"tiny\"\n",
+      source);
+  ASSERT_TRUE(plain.ok());
+  const auto resolved = jobfile::resolve(*plain, {257});
+  ASSERT_TRUE(resolved.ok());
+  const std::vector<std::string> inputs = {
+      "[data]\npath = \"x\"\n[train]\nsteps = 9\nmax_norm = 1e-3\n",
+      "data = { path = 'x' }\ntrain.dtype = \"bf16\"\n# comment\n",
+      jobfile::to_toml(*resolved), jobfile::commented_example()};
+  fuzz(inputs, 6000, [&](const std::string& text) {
+    const auto job = jobfile::parse_job(text, source);
+    if (!job.ok()) return job.status();
+    const auto full = jobfile::resolve(*job, {257, 10'000, 1000});
+    if (!full.ok()) return full.status();
+    // What is accepted can be written and read again.
+    const auto back = jobfile::parse_job(jobfile::to_toml(*full), source);
+    EXPECT_TRUE(back.ok()) << back.status().to_string();
+    if (!back.ok()) return back.status();
+    EXPECT_EQ(back->SerializeAsString(), full->SerializeAsString());
+    return full.status();
+  });
+}
+
+TEST(Fuzz, Overrides) {
+  const std::vector<std::string> inputs = {"train.steps=12",
+                                           "optimizer.lr=3e-4",
+                                           "data.path=../a b",
+                                           "job.description=\"q\\\"\"",
+                                           "model.tie_embeddings=true",
+                                           "train.dtype=fp32"};
+  fuzz(inputs, 10'000, [&](const std::string& text) {
+    return jobfile::parse_job("[data]\npath = \"x\"\n", {}, {text}).status();
+  });
+}
+
+class DataFuzz : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string text;
+    for (int i = 0; i < 4000; ++i)
+      text += "wörd" + std::to_string(i * i % 977) +
+              (i % 500 == 0 ? "\n<|endoftext|>\n"
+               : i % 9 == 0 ? "\n"
+                            : " ");
+    text_ = text;
+    data::PrepareOptions options;
+    options.inputs = {dir_.write("in.txt", text)};
+    options.out_dir = dir_ / "set";
+    options.val_fraction = 0.1;
+    const auto made = data::prepare(options);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+  }
+  TempDir dir_;
+  std::string text_;
+};
+
+TEST_F(DataFuzz, Index) {
+  const std::string json = data::read_all(dir_ / "set/dataset.json");
+  fuzz({json}, 20'000, [&](const std::string& text) {
+    const auto index = data::parse_index(text, "dataset.json");
+    if (!index.ok()) return index.status();
+    EXPECT_TRUE(data::parse_index(data::index_to_json(*index), "again").ok());
+    return index.status();
+  });
+}
+
+TEST_F(DataFuzz, ShardHeaders) {
+  const std::string file = data::read_all(dir_ / "set/train-00000.tok");
+  const std::string head = file.substr(0, sizeof(data::ShardHeader));
+  fuzz({head}, 50'000, [&](const std::string& text) {
+    return data::parse_shard_header(std::as_bytes(std::span(text)), file.size(),
+                                    "shard")
+        .status();
+  });
+}
+
+// Headers whose checksum is right but whose fields are not.
+TEST_F(DataFuzz, ShardHeadersResealed) {
+  const std::string file = data::read_all(dir_ / "set/train-00000.tok");
+  const std::string head = file.substr(0, sizeof(data::ShardHeader));
+  fuzz({head}, 50'000, [&](std::string text) {
+    text.resize(sizeof(data::ShardHeader));
+    const uint64_t sum =
+        XXH3_64bits(text.data(), offsetof(data::ShardHeader, header_checksum));
+    std::memcpy(text.data() + offsetof(data::ShardHeader, header_checksum),
+                &sum, sizeof(sum));
+    const auto info = data::parse_shard_header(std::as_bytes(std::span(text)),
+                                               file.size(), "shard");
+    if (info.ok()) {
+      EXPECT_EQ(sizeof(data::ShardHeader) +
+                    static_cast<uint64_t>(info->num_tokens) * info->token_width,
+                file.size());
+    }
+    return info.status();
+  });
+}
+
+// Every file of a data set, changed on disk: opened, read and verified.
+TEST_F(DataFuzz, DataSetsOnDisk) {
+  for (const char* name : {"train-00000.tok", "val-00000.tok"}) {
+    const std::string path = std::string("set/") + name;
+    const std::string good = data::read_all(dir_ / path);
+    fuzz({good}, 200, [&](const std::string& bytes) -> Status {
+      dir_.write(path, bytes);
+      ASSIGN_OR_RETURN(const data::Dataset set,
+                       data::Dataset::open(dir_ / "set"));
+      std::vector<int32_t> all(static_cast<size_t>(set.train().num_tokens()));
+      RETURN_IF_ERROR(set.train().read(0, all));
+      for (const int32_t token : all) EXPECT_LT(token, 257);
+      RETURN_IF_ERROR(set.verify());
+      EXPECT_EQ(bytes, good);  // nothing else verifies
+      return ok_status();
+    });
+    dir_.write(path, good);
+  }
+}
+
+TEST_F(DataFuzz, XzAndText) {
+  const std::string packed = data::xz(text_);
+  fuzz({packed, text_}, 300, [&](const std::string& bytes) -> Status {
+    const std::string path = dir_.write("fuzz.in", bytes);
+    ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
+    data::Utf8Check utf8;
+    size_t out = 0;
+    data::BlockCutter cutter(512, [&](const data::TextBlock& block) {
+      EXPECT_LE(block.text.size(), 1024U);
+      for (const size_t end : block.ends) EXPECT_LE(end, block.text.size());
+      out += block.text.size();
+      return ok_status();
+    });
+    std::vector<char> portion(3000);
+    for (;;) {
+      ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+      if (got == 0) break;
+      const std::string_view text(portion.data(), got);
+      if (!utf8.feed(text)) return invalid_argument("not UTF-8");
+      RETURN_IF_ERROR(cutter.feed(text));
+    }
+    RETURN_IF_ERROR(cutter.end_file());
+    return cutter.finish();
+  });
+}
+
+}  // namespace
+}  // namespace remesh
