@@ -15,20 +15,21 @@
 
 namespace remesh::comm {
 
-// acc[i] = acc[i] op in[i]. The maximum or minimum of anything and NaN is NaN.
+// out[i] = a[i] op b[i]; `out` may be a or b. The maximum or minimum of
+// anything and NaN is NaN.
 template <typename T>
-void combine(Op op, T* __restrict__ acc, const T* __restrict__ in, size_t n) {
+void combine_two(Op op, const T* a, const T* b, T* out, size_t n) {
   switch (op) {
     case Op::kSum:
-      for (size_t i = 0; i < n; ++i) acc[i] += in[i];
+      for (size_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
       return;
     case Op::kMax:
       for (size_t i = 0; i < n; ++i)
-        acc[i] = (acc[i] < in[i] || in[i] != in[i]) ? in[i] : acc[i];
+        out[i] = (a[i] < b[i] || b[i] != b[i]) ? b[i] : a[i];
       return;
     case Op::kMin:
       for (size_t i = 0; i < n; ++i)
-        acc[i] = (in[i] < acc[i] || in[i] != in[i]) ? in[i] : acc[i];
+        out[i] = (b[i] < a[i] || b[i] != b[i]) ? b[i] : a[i];
       return;
   }
 }
@@ -39,12 +40,20 @@ template <typename T>
 void fold(Op op, std::span<const T* const> parts, T* out, size_t n) {
   constexpr size_t kTile = 2048;
   T tile[kTile];
+  const size_t last = parts.size() - 1;
   for (size_t at = 0; at < n; at += kTile) {
     const size_t len = std::min(kTile, n - at);
-    std::copy_n(parts[0] + at, len, tile);
-    for (size_t p = 1; p < parts.size(); ++p)
-      combine(op, tile, parts[p] + at, len);
-    std::copy_n(tile, len, out + at);
+    if (last == 0) {
+      if (parts[0] != out) std::copy_n(parts[0] + at, len, out + at);
+      continue;
+    }
+    const T* acc = parts[0] + at;
+    for (size_t p = 1; p <= last; ++p) {
+      // Only the last sum may go to `out`, which may be a part still unread.
+      T* to = p == last ? out + at : tile;
+      combine_two(op, acc, parts[p] + at, to, len);
+      acc = tile;
+    }
   }
 }
 

@@ -131,10 +131,12 @@ class Progress {
   bool contains(const Machine* m) const {
     return std::find(active_.begin(), active_.end(), m) != active_.end();
   }
-  // Spins for a while, since answers mostly come in microseconds, then lets
-  // others on this core run between looks.
+  // Spins for about a millisecond, then lets others on this core run between
+  // looks. Giving the core away sooner costs a time slice a message where other
+  // programs compete for it; where ranks outnumber cores, Open MPI's
+  // mpi_yield_when_idle yields at once.
   void wait(const Machine* m) {
-    constexpr int kSpins = 200;
+    constexpr int kSpins = 10000;
     for (int spins = 0; contains(m); ++spins) {
       if (spins > kSpins) sched_yield();
       poll();
