@@ -59,6 +59,25 @@ MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) {
   root_->is_dir = true;
 }
 
+std::shared_ptr<MemoryFileSystem::Node> MemoryFileSystem::copy(
+    const Node& node) {
+  auto twin = std::make_shared<Node>(node);
+  // A name that is synced and there is one node, not two.
+  for (auto& [name, child] : twin->names) child = copy(*child);
+  for (auto& [name, child] : twin->synced_names) {
+    const auto it = node.names.find(name);
+    child = it != node.names.end() && it->second == child ? twin->names[name]
+                                                          : copy(*child);
+  }
+  return twin;
+}
+
+std::unique_ptr<MemoryFileSystem> MemoryFileSystem::clone() const {
+  auto fs = std::make_unique<MemoryFileSystem>();
+  fs->root_ = copy(*root_);
+  return fs;
+}
+
 void MemoryFileSystem::fail_at(int64_t call, Fault fault) {
   calls_ = 0;
   fail_call_ = call;
@@ -66,6 +85,10 @@ void MemoryFileSystem::fail_at(int64_t call, Fault fault) {
 }
 
 Status MemoryFileSystem::step(Kind kind, const std::string& what, bool* half) {
+  // Crashing before a read or before the next change is the same.
+  if (fault_ == Fault::kCrash && kind == Kind::kRead && calls_ <= fail_call_)
+    return ok_status();
+  if (fault_ == Fault::kFull && kind != Kind::kGrow) return ok_status();
   const int64_t call = calls_++;
   if (fault_ == Fault::kNone || call < fail_call_) return ok_status();
   switch (fault_) {
@@ -76,9 +99,7 @@ Status MemoryFileSystem::step(Kind kind, const std::string& what, bool* half) {
       if (call == fail_call_) return io_error(what + ": Input/output error");
       break;
     case Fault::kFull:
-      if (kind == Kind::kGrow)
-        return exhausted(what + ": No space left on device");
-      break;
+      return exhausted(what + ": No space left on device");
     case Fault::kNone:
       break;
   }

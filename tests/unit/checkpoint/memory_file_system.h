@@ -30,7 +30,11 @@ class MemoryFileSystem final : public FileSystem {
 
   MemoryFileSystem();
 
-  // Calls are counted from 0, anew from here.
+  // A deep copy, durable state and all; no fault set.
+  std::unique_ptr<MemoryFileSystem> clone() const;
+
+  // Calls are counted from 0, anew from here: those that change something for
+  // a crash, those that need room for a full disk, else all.
   void fail_at(int64_t call, Fault fault);
   int64_t calls() const { return calls_; }
   // The machine is up again.
@@ -54,6 +58,7 @@ class MemoryFileSystem final : public FileSystem {
     std::map<std::string, std::shared_ptr<Node>> names, synced_names;
   };
   enum class Kind { kRead, kGrow, kOther };
+  static std::shared_ptr<Node> copy(const Node& node);
   // Counts the call. Not ok: it fails; *half: it crashes half done.
   Status step(Kind kind, const std::string& what, bool* half = nullptr);
   std::shared_ptr<Node> find(const std::string& path) const;

@@ -1,0 +1,164 @@
+// Mutates what a checkpoint is made of and reads it: a clean Status or the
+// right data, never a crash, never wrong data reported as right.
+//
+// REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS (a multiplier) make longer hunts.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "checkpoint/store/sidecar.h"
+#include "checkpoint/store/verify.h"
+#include "tests/unit/checkpoint/fixture.h"
+#include "tests/unit/checkpoint/memory_file_system.h"
+
+namespace remesh::store {
+namespace {
+
+using manifest::MemoryFileSystem;
+using manifest::path_join;
+
+uint64_t number_from(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+// One to a few of: flipped bit, changed byte, cut, insertion, a piece copied
+// over another, a run of zeros.
+std::string mutate(std::string text, std::mt19937_64& rng) {
+  const auto pick = [&](size_t n) { return n == 0 ? 0 : rng() % n; };
+  for (size_t i = 0, n = 1 + rng() % 4; i < n; ++i) {
+    const size_t at = pick(text.size());
+    const size_t length = 1 + pick(std::min<size_t>(64, text.size()));
+    switch (text.empty() ? 3 : rng() % 6) {
+      case 0:
+        text[at] = static_cast<char>(text[at] ^ (1 << (rng() % 8)));
+        break;
+      case 1:
+        text[at] = static_cast<char>(rng());
+        break;
+      case 2:
+        text.resize(at);
+        break;
+      case 3:
+        text.insert(at, std::string(length, static_cast<char>(rng())));
+        break;
+      case 4:
+        text.replace(at, length, text.substr(pick(text.size()), length));
+        break;
+      default:
+        for (size_t k = at; k < std::min(at + length, text.size()); ++k)
+          text[k] = 0;
+    }
+  }
+  return text;
+}
+
+class CheckpointFuzz : public testing::Test {
+ protected:
+  void SetUp() override {
+    RecordProperty("seed", std::to_string(seed_));
+    const auto done = save(fs_, "c", {1, 1}, table_, state_, 2);
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    path_ = done->path;
+    manifest_ = done->manifest;
+  }
+  void put(const std::string& path, const std::string& bytes) {
+    ASSERT_TRUE(manifest::write_file(fs_, path, bytes).ok());
+  }
+  std::string get(const std::string& path) {
+    return *manifest::read_file(fs_, path, uint64_t{1} << 30);
+  }
+
+  const uint64_t seed_ = number_from("REMESH_FUZZ_SEED", 1);
+  const uint64_t rounds_ = number_from("REMESH_FUZZ_ROUNDS", 1);
+  std::mt19937_64 rng_{seed_};
+  const geometry::ParamTable table_ =
+      geometry::ParamTable::llama({.dim = 2,
+                                   .n_layers = 1,
+                                   .n_heads = 1,
+                                   .n_kv_heads = 1,
+                                   .hidden_dim = 1,
+                                   .vocab_size = 3,
+                                   .tie_embeddings = true});
+  const State state_ = random_state(table_.num_elements(), 9);
+  MemoryFileSystem fs_;
+  std::string path_;
+  pb::Manifest manifest_;
+};
+
+TEST_F(CheckpointFuzz, AnyChangeOfTheManifestsTextIsRefused) {
+  const std::string text = manifest::encode(manifest_);
+  for (uint64_t i = 0; i < 20000 * rounds_; ++i) {
+    const std::string bad = mutate(text, rng_);
+    if (bad == text) continue;
+    ASSERT_EQ(manifest::decode(bad).status().code(), Code::kCorrupt)
+        << "seed " << seed_ << " round " << i;
+  }
+}
+
+// Beyond accidents: the body is changed and its checksum made anew.
+TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
+  const std::string text = manifest::encode(manifest_);
+  const size_t line = text.find('\n') + 1;
+  const std::string body = text.substr(line, text.size() - line - 2);
+  for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
+    const std::string bad = mutate(body, rng_);
+    const std::string whole = "{\"xxh128\":\"" + manifest::xxh128_text(bad) +
+                              "\",\"bytes\":" + std::to_string(bad.size()) +
+                              ",\"manifest\":\n" + bad + "}\n";
+    const auto m = manifest::decode(whole);
+    if (!m.ok()) continue;
+    (void)describe(*m);
+    (void)describe_json(*m);
+    put(path_join(path_, manifest::kManifestName), whole);
+    (void)verify(fs_, path_);
+    State loaded;
+    // The state is intact, so what loads must be it.
+    if (load_whole(fs_, path_, table_, loaded).ok()) {
+      ASSERT_TRUE(same_bits(loaded, state_))
+          << "seed " << seed_ << " round " << i;
+    }
+  }
+}
+
+TEST_F(CheckpointFuzz, AnyChangeOfAShardIsRefusedOrHarmless) {
+  for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
+    const std::string file = path_join(path_, manifest::shard_name(i % 2));
+    const std::string good = get(file);
+    std::string bad = mutate(good, rng_);
+    if (bad == good) continue;
+    put(file, bad);
+    State loaded;
+    EXPECT_EQ(load_whole(fs_, path_, table_, loaded).code(), Code::kCorrupt)
+        << "seed " << seed_ << " round " << i;
+    // With no whole-file check HDF5 itself meets the damage; its size is made
+    // right, or it would not get that far.
+    bad.resize(good.size(), '\0');
+    put(file, bad);
+    if (load_whole(fs_, path_, table_, loaded, Check::kTouched).ok()) {
+      ASSERT_TRUE(same_bits(loaded, state_))
+          << "seed " << seed_ << " round " << i;
+    }
+    put(file, good);
+  }
+}
+
+TEST_F(CheckpointFuzz, AnyChangeOfASidecarIsRefused) {
+  const SaveId id{.step = 2, .generation = 1};
+  ASSERT_TRUE(write_shards(fs_, "c", id, table_, state_, 1).ok());
+  const std::string dir = tmp_path("c", id);
+  const std::string file = path_join(dir, manifest::sidecar_name(0));
+  const std::string good = get(file);
+  for (uint64_t i = 0; i < 5000 * rounds_; ++i) {
+    const std::string bad = mutate(good, rng_);
+    if (bad == good) continue;
+    put(file, bad);
+    ASSERT_EQ(read_sidecar(fs_, dir, 0).status().code(), Code::kCorrupt)
+        << "seed " << seed_ << " round " << i;
+  }
+}
+
+}  // namespace
+}  // namespace remesh::store
