@@ -15,9 +15,11 @@
 // Memory: after an operation ran once with some sizes, it allocates nothing
 // when run again with sizes no larger.
 //
-// Types: activations are `d` (fp32 or bf16); weights of norms, statistics,
-// parameter gradients and optimizer state are always fp32. Sums inside an
-// operation are fp32 or better. All matrices are dense and row-major.
+// Types: operands of matrix products and what lies between them are `d` (fp32
+// or bf16). The residual stream and its gradient, weights of norms, the
+// embedding, statistics, parameter gradients and optimizer state are always
+// fp32. Sums inside an operation are fp32 or better. All matrices are dense and
+// row-major.
 //
 // Shape letters: B sequences, T tokens a sequence, N rows (B*T tokens),
 // D model dimension, F hidden dimension, V vocabulary.
@@ -91,35 +93,42 @@ class Backend {
   // nullptr when memory is short.
   virtual std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
                                               int64_t in) = 0;
-  // master: fp32 (out, in).
+  // master: fp32 (out, in). It must stay as it is until the next load: an
+  // fp32 weight may be read from there instead of copied.
   virtual void load_weight(Weight& w, const float* master) = 0;
   // y (rows, out) = x (rows, in) W^T.
   virtual void linear(const Weight& w, const void* x, int64_t rows,
                       void* y) = 0;
+  // The same in fp32.
+  virtual void linear_fp32(const Weight& w, const void* x, int64_t rows,
+                           float* y) = 0;
   // dx (rows, in) = dy (rows, out) W.
   virtual void linear_backward_input(const Weight& w, const void* dy,
                                      int64_t rows, void* dx) = 0;
-  // The same, added into fp32 dx.
-  virtual void linear_backward_input_add(const Weight& w, const void* dy,
-                                         int64_t rows, float* dx) = 0;
+  // The same in fp32; `add`: added into dx.
+  virtual void linear_backward_input_fp32(const Weight& w, const void* dy,
+                                          int64_t rows, bool add,
+                                          float* dx) = 0;
   // dw (out, in) += dy^T (out, rows) x (rows, in).
   virtual void linear_backward_weight(Dtype d, const void* dy, const void* x,
                                       int64_t rows, int64_t out, int64_t in,
                                       float* dw) = 0;
 
   // --- RMSNorm (Zhang & Sennrich 2019) ---
-  // sum = x + residual (when residual is given; sum may alias either), else
-  // sum is not written and x is normalised.
+  // s = x + branch when branch is given, and then also written to sum (which
+  // may alias x); else s = x. x, sum: the residual stream, fp32.
   // y = s * rstd * weight, rstd (rows) = 1 / sqrt(mean(s^2) + eps).
-  virtual void rmsnorm(Dtype d, const void* x, const void* residual,
+  virtual void rmsnorm(Dtype d, const float* x, const float* branch,
                        const float* weight, double eps, int64_t rows,
-                       int64_t dim, void* sum, void* y, float* rstd) = 0;
+                       int64_t dim, float* sum, void* y, float* rstd) = 0;
   // dx = gradient through the norm of its input x, plus `dresidual` when
-  // given (dx may alias it); dweight += the gradient of the weight.
-  virtual void rmsnorm_backward(Dtype d, const void* dy, const void* x,
+  // given (dx may alias it); dx_d, when given, is dx as type d. dweight +=
+  // the gradient of the weight.
+  virtual void rmsnorm_backward(Dtype d, const float* dy, const float* x,
                                 const float* rstd, const float* weight,
-                                const void* dresidual, int64_t rows,
-                                int64_t dim, void* dx, float* dweight) = 0;
+                                const float* dresidual, int64_t rows,
+                                int64_t dim, float* dx, void* dx_d,
+                                float* dweight) = 0;
 
   // --- rotary embedding (Su et al. 2021), half-split order ---
   // In place on the first `heads` heads of each token; token n has position
@@ -152,13 +161,12 @@ class Backend {
                                void* y) = 0;
 
   // --- embedding ---
-  // y (rows, dim) = table[token]; table is of type d.
-  virtual void embedding(Dtype d, const void* table, const int32_t* tokens,
-                         int64_t rows, int64_t dim, void* y) = 0;
+  // y (rows, dim) = table[token].
+  virtual void embedding(const float* table, const int32_t* tokens,
+                         int64_t rows, int64_t dim, float* y) = 0;
   // dtable[token] += dy, equal tokens added in row order.
-  virtual void embedding_backward(Dtype d, const void* dy,
-                                  const int32_t* tokens, int64_t rows,
-                                  int64_t dim, float* dtable) = 0;
+  virtual void embedding_backward(const float* dy, const int32_t* tokens,
+                                  int64_t rows, int64_t dim, float* dtable) = 0;
 
   // --- softmax cross-entropy over pieces of the vocabulary ---
   // The logits are never needed all at once: each piece (rows, cols), whose
@@ -185,8 +193,7 @@ class Backend {
 
   // --- elementwise ---
   // out = a + b; may alias.
-  virtual void add(Dtype d, int64_t n, const void* a, const void* b,
-                   void* out) = 0;
+  virtual void add(int64_t n, const float* a, const float* b, float* out) = 0;
   virtual void convert(int64_t n, Dtype from, const void* src, Dtype to,
                        void* dst) = 0;
   // x *= a.

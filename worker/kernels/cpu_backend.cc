@@ -43,22 +43,31 @@ class Workspace {
   int64_t size_ = 0;
 };
 
+// fp32 weights are read where the master lies; bf16 ones are a copy.
 class CpuWeight final : public Weight {
  public:
-  CpuWeight(Dtype d, int64_t out, int64_t in, HostBlock values)
-      : dtype_(d), out_(out), in_(in), values_(std::move(values)) {}
+  CpuWeight(Dtype d, int64_t out, int64_t in, HostBlock copy)
+      : dtype_(d), out_(out), in_(in), copy_(std::move(copy)) {}
   Dtype dtype() const override { return dtype_; }
   int64_t out() const override { return out_; }
   int64_t in() const override { return in_; }
   uint64_t bytes() const override {
-    return static_cast<uint64_t>(out_ * in_) * dtype_size(dtype_);
+    return copy_ == nullptr
+               ? 0
+               : static_cast<uint64_t>(out_ * in_) * dtype_size(dtype_);
   }
-  void* values() const { return values_.get(); }
+  void* copy() const { return copy_.get(); }
+  void view(const float* master) { master_ = master; }
+  // (out, in) of dtype.
+  const void* values() const {
+    return copy_ != nullptr ? copy_.get() : static_cast<const void*>(master_);
+  }
 
  private:
   Dtype dtype_;
   int64_t out_, in_;
-  HostBlock values_;  // (out, in) of dtype_
+  HostBlock copy_;
+  const float* master_ = nullptr;
 };
 
 const CpuWeight& own(const Weight& w) {
@@ -123,42 +132,35 @@ class CpuBackend final : public Backend {
   std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
                                       int64_t in) override {
     CHECK(out > 0 && in > 0);
-    HostBlock block(
-        host_allocate(static_cast<size_t>(out * in) * dtype_size(d)));
-    if (block == nullptr) return nullptr;
+    HostBlock block;
+    if (d != Dtype::kFp32) {
+      block.reset(host_allocate(static_cast<size_t>(out * in) * dtype_size(d)));
+      if (block == nullptr) return nullptr;
+    }
     return std::make_unique<CpuWeight>(d, out, in, std::move(block));
   }
-  void load_weight(Weight& w, const float* master) override {
-    convert(w.out() * w.in(), Dtype::kFp32, master, w.dtype(), own(w).values());
+  void load_weight(Weight& weight, const float* master) override {
+    auto& w = static_cast<CpuWeight&>(weight);
+    if (w.dtype() == Dtype::kFp32)
+      w.view(master);
+    else
+      convert(w.out() * w.in(), Dtype::kFp32, master, w.dtype(), w.copy());
   }
 
   void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    gemm({.m = rows,
-          .n = w.out(),
-          .k = w.in(),
-          .in = w.dtype(),
-          .out = w.dtype(),
-          .b_transposed = true},
-         x, own(w).values(), y);
+    gemm(forward_key(w, rows, w.dtype()), x, own(w).values(), y);
+  }
+  void linear_fp32(const Weight& w, const void* x, int64_t rows,
+                   float* y) override {
+    gemm(forward_key(w, rows, Dtype::kFp32), x, own(w).values(), y);
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
                              void* dx) override {
-    gemm({.m = rows,
-          .n = w.in(),
-          .k = w.out(),
-          .in = w.dtype(),
-          .out = w.dtype()},
-         dy, own(w).values(), dx);
+    gemm(backward_key(w, rows, w.dtype(), false), dy, own(w).values(), dx);
   }
-  void linear_backward_input_add(const Weight& w, const void* dy, int64_t rows,
-                                 float* dx) override {
-    gemm({.m = rows,
-          .n = w.in(),
-          .k = w.out(),
-          .in = w.dtype(),
-          .out = Dtype::kFp32,
-          .add = true},
-         dy, own(w).values(), dx);
+  void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
+                                  bool add, float* dx) override {
+    gemm(backward_key(w, rows, Dtype::kFp32, add), dy, own(w).values(), dx);
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,
@@ -173,23 +175,24 @@ class CpuBackend final : public Backend {
          dy, x, dw);
   }
 
-  void rmsnorm(Dtype d, const void* x, const void* residual,
+  void rmsnorm(Dtype d, const float* x, const float* branch,
                const float* weight, double eps, int64_t rows, int64_t dim,
-               void* sum, void* y, float* rstd) override {
+               float* sum, void* y, float* rstd) override {
     typed(d, [&](auto ops, auto tag) {
       using T = decltype(tag);
       parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
-        ops->rmsnorm(at<T>(x, r0 * dim), at<T>(residual, r0 * dim), weight,
-                     static_cast<float>(eps), r1 - r0, dim,
-                     at<T>(sum, r0 * dim), at<T>(y, r0 * dim), rstd + r0);
+        const int64_t e = r0 * dim;
+        ops->rmsnorm(x + e, at<float>(branch, e), weight,
+                     static_cast<float>(eps), r1 - r0, dim, at<float>(sum, e),
+                     at<T>(y, e), rstd + r0);
       });
     });
   }
 
-  void rmsnorm_backward(Dtype d, const void* dy, const void* x,
+  void rmsnorm_backward(Dtype d, const float* dy, const float* x,
                         const float* rstd, const float* weight,
-                        const void* dresidual, int64_t rows, int64_t dim,
-                        void* dx, float* dweight) override {
+                        const float* dresidual, int64_t rows, int64_t dim,
+                        float* dx, void* dx_d, float* dweight) override {
     const int64_t blocks = ceil_div(rows, kNormBlockRows);
     float* partial = workspace_.reserve(blocks * dim);
     typed(d, [&](auto ops, auto tag) {
@@ -199,9 +202,9 @@ class CpuBackend final : public Backend {
           const int64_t r0 = b * kNormBlockRows;
           const int64_t n = std::min(kNormBlockRows, rows - r0);
           const int64_t e = r0 * dim;
-          ops->rmsnorm_backward(at<T>(dy, e), at<T>(x, e), rstd + r0, weight,
-                                at<T>(dresidual, e), n, dim, at<T>(dx, e),
-                                partial + b * dim);
+          ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
+                                at<float>(dresidual, e), n, dim, dx + e,
+                                at<T>(dx_d, e), partial + b * dim);
         }
       });
     });
@@ -269,31 +272,25 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void embedding(Dtype d, const void* table, const int32_t* tokens,
-                 int64_t rows, int64_t dim, void* y) override {
-    const size_t row_bytes = static_cast<size_t>(dim) * dtype_size(d);
+  void embedding(const float* table, const int32_t* tokens, int64_t rows,
+                 int64_t dim, float* y) override {
     parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
       for (int64_t i = r0; i < r1; ++i)
-        std::memcpy(static_cast<char*>(y) + static_cast<size_t>(i) * row_bytes,
-                    static_cast<const char*>(table) +
-                        static_cast<size_t>(tokens[i]) * row_bytes,
-                    row_bytes);
+        std::memcpy(y + i * dim, table + tokens[i] * dim,
+                    static_cast<size_t>(dim) * sizeof(float));
     });
   }
-  void embedding_backward(Dtype d, const void* dy, const int32_t* tokens,
-                          int64_t rows, int64_t dim, float* dtable) override {
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t rows,
+                          int64_t dim, float* dtable) override {
     // Each table row belongs to one thread, which adds in row order.
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      const int64_t owners =
-          std::min<int64_t>(threads_, ceil_div(rows * dim, kGrain));
-      parallel(owners, 1, [&](int64_t o0, int64_t o1, int) {
-        for (int64_t i = 0; i < rows; ++i) {
-          const int64_t owner = tokens[i] % owners;
-          if (owner >= o0 && owner < o1)
-            ops->add_row(dim, at<T>(dy, i * dim), dtable + tokens[i] * dim);
-        }
-      });
+    const int64_t owners =
+        std::min<int64_t>(threads_, ceil_div(rows * dim, kGrain));
+    parallel(owners, 1, [&](int64_t o0, int64_t o1, int) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t owner = tokens[i] % owners;
+        if (owner >= o0 && owner < o1)
+          simd_.accumulate(dim, 1.0F, dy + i * dim, dtable + tokens[i] * dim);
+      }
     });
   }
 
@@ -335,13 +332,9 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void add(Dtype d, int64_t n, const void* a, const void* b,
-           void* out) override {
-    typed(d, [&](auto ops, auto tag) {
-      using T = decltype(tag);
-      parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
-        ops->add(i1 - i0, at<T>(a, i0), at<T>(b, i0), at<T>(out, i0));
-      });
+  void add(int64_t n, const float* a, const float* b, float* out) override {
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      simd_.add(i1 - i0, a + i0, b + i0, out + i0);
     });
   }
   void convert(int64_t n, Dtype from, const void* src, Dtype to,
@@ -414,6 +407,24 @@ class CpuBackend final : public Backend {
   template <typename T>
   static T* at(void* p, int64_t i) {
     return p == nullptr ? nullptr : static_cast<T*>(p) + i;
+  }
+
+  static GemmKey forward_key(const Weight& w, int64_t rows, Dtype out) {
+    return {.m = rows,
+            .n = w.out(),
+            .k = w.in(),
+            .in = w.dtype(),
+            .out = out,
+            .b_transposed = true};
+  }
+  static GemmKey backward_key(const Weight& w, int64_t rows, Dtype out,
+                              bool add) {
+    return {.m = rows,
+            .n = w.in(),
+            .k = w.out(),
+            .in = w.dtype(),
+            .out = out,
+            .add = add};
   }
 
   static int64_t row_grain(int64_t dim) {

@@ -91,12 +91,15 @@ class ReferenceBackend final : public Backend {
               void* y) override {
     const ReferenceWeight& w = own(weight);
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t o = 0; o < w.out(); ++o) {
-        double sum = 0;
-        for (int64_t k = 0; k < w.in(); ++k)
-          sum += at(w.dtype(), x, i * w.in() + k) * w.w(o, k);
-        set(w.dtype(), y, i * w.out() + o, sum);
-      }
+      for (int64_t o = 0; o < w.out(); ++o)
+        set(w.dtype(), y, i * w.out() + o, output(w, x, i, o));
+  }
+  void linear_fp32(const Weight& weight, const void* x, int64_t rows,
+                   float* y) override {
+    const ReferenceWeight& w = own(weight);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t o = 0; o < w.out(); ++o)
+        y[i * w.out() + o] = static_cast<float>(output(w, x, i, o));
   }
 
   void linear_backward_input(const Weight& weight, const void* dy, int64_t rows,
@@ -106,13 +109,14 @@ class ReferenceBackend final : public Backend {
       for (int64_t k = 0; k < w.in(); ++k)
         set(w.dtype(), dx, i * w.in() + k, input_gradient(w, dy, i, k));
   }
-  void linear_backward_input_add(const Weight& weight, const void* dy,
-                                 int64_t rows, float* dx) override {
+  void linear_backward_input_fp32(const Weight& weight, const void* dy,
+                                  int64_t rows, bool add, float* dx) override {
     const ReferenceWeight& w = own(weight);
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t k = 0; k < w.in(); ++k) {
         float& target = dx[i * w.in() + k];
-        target = static_cast<float>(target + input_gradient(w, dy, i, k));
+        target = static_cast<float>((add ? target : 0.0F) +
+                                    input_gradient(w, dy, i, k));
       }
   }
 
@@ -128,45 +132,45 @@ class ReferenceBackend final : public Backend {
       }
   }
 
-  void rmsnorm(Dtype d, const void* x, const void* residual,
+  void rmsnorm(Dtype d, const float* x, const float* branch,
                const float* weight, double eps, int64_t rows, int64_t dim,
-               void* sum, void* y, float* rstd) override {
+               float* sum, void* y, float* rstd) override {
     for (int64_t i = 0; i < rows; ++i) {
-      const void* s = x;
-      if (residual != nullptr) {
+      const float* s = x + i * dim;
+      if (branch != nullptr) {
         for (int64_t j = i * dim; j < (i + 1) * dim; ++j)
-          set(d, sum, j, at(d, x, j) + at(d, residual, j));
-        s = sum;
+          sum[j] = x[j] + branch[j];
+        s = sum + i * dim;
       }
       double ss = 0;
-      for (int64_t j = 0; j < dim; ++j)
-        ss += at(d, s, i * dim + j) * at(d, s, i * dim + j);
+      for (int64_t j = 0; j < dim; ++j) ss += static_cast<double>(s[j]) * s[j];
       const double r = 1.0 / std::sqrt(ss / static_cast<double>(dim) + eps);
       rstd[i] = static_cast<float>(r);
       for (int64_t j = 0; j < dim; ++j)
-        set(d, y, i * dim + j, at(d, s, i * dim + j) * r * weight[j]);
+        set(d, y, i * dim + j, s[j] * r * weight[j]);
     }
   }
 
-  void rmsnorm_backward(Dtype d, const void* dy, const void* x,
+  void rmsnorm_backward(Dtype d, const float* dy, const float* x,
                         const float* rstd, const float* weight,
-                        const void* dresidual, int64_t rows, int64_t dim,
-                        void* dx, float* dweight) override {
+                        const float* dresidual, int64_t rows, int64_t dim,
+                        float* dx, void* dx_d, float* dweight) override {
     std::vector<double> dw(static_cast<size_t>(dim));
     for (int64_t i = 0; i < rows; ++i) {
       const double r = rstd[i];
       double dot = 0;
       for (int64_t j = 0; j < dim; ++j) {
-        const double g = at(d, dy, i * dim + j) * at(d, x, i * dim + j);
+        const double g = static_cast<double>(dy[i * dim + j]) * x[i * dim + j];
         dot += g * weight[j];
         dw[static_cast<size_t>(j)] += g * r;
       }
       for (int64_t j = 0; j < dim; ++j) {
         const int64_t e = i * dim + j;
-        const double g =
-            at(d, dy, e) * weight[j] * r -
-            at(d, x, e) * dot * r * r * r / static_cast<double>(dim);
-        set(d, dx, e, g + (dresidual != nullptr ? at(d, dresidual, e) : 0.0));
+        const double g = static_cast<double>(dy[e]) * weight[j] * r -
+                         x[e] * dot * r * r * r / static_cast<double>(dim);
+        dx[e] = static_cast<float>(
+            g + (dresidual != nullptr ? dresidual[e] : 0.0F));
+        if (dx_d != nullptr) set(d, dx_d, e, dx[e]);
       }
     }
     for (int64_t j = 0; j < dim; ++j)
@@ -272,19 +276,18 @@ class ReferenceBackend final : public Backend {
       }
   }
 
-  void embedding(Dtype d, const void* table, const int32_t* tokens,
-                 int64_t rows, int64_t dim, void* y) override {
+  void embedding(const float* table, const int32_t* tokens, int64_t rows,
+                 int64_t dim, float* y) override {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < dim; ++j)
-        set(d, y, i * dim + j, at(d, table, tokens[i] * dim + j));
+        y[i * dim + j] = table[tokens[i] * dim + j];
   }
 
-  void embedding_backward(Dtype d, const void* dy, const int32_t* tokens,
-                          int64_t rows, int64_t dim, float* dtable) override {
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t rows,
+                          int64_t dim, float* dtable) override {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < dim; ++j)
-        dtable[tokens[i] * dim + j] +=
-            static_cast<float>(at(d, dy, i * dim + j));
+        dtable[tokens[i] * dim + j] += dy[i * dim + j];
   }
 
   void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
@@ -330,9 +333,8 @@ class ReferenceBackend final : public Backend {
       }
   }
 
-  void add(Dtype d, int64_t n, const void* a, const void* b,
-           void* out) override {
-    for (int64_t i = 0; i < n; ++i) set(d, out, i, at(d, a, i) + at(d, b, i));
+  void add(int64_t n, const float* a, const float* b, float* out) override {
+    for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
   }
   void convert(int64_t n, Dtype from, const void* src, Dtype to,
                void* dst) override {
@@ -370,6 +372,14 @@ class ReferenceBackend final : public Backend {
   }
 
  private:
+  static double output(const ReferenceWeight& w, const void* x, int64_t i,
+                       int64_t o) {
+    double sum = 0;
+    for (int64_t k = 0; k < w.in(); ++k)
+      sum += at(w.dtype(), x, i * w.in() + k) * w.w(o, k);
+    return sum;
+  }
+
   static double input_gradient(const ReferenceWeight& w, const void* dy,
                                int64_t i, int64_t k) {
     double sum = 0;

@@ -42,26 +42,25 @@ struct AttentionTask {
 // Same signature with T = float or Bf16.
 template <typename T>
 struct SimdTyped {
-  void (*rmsnorm)(const T* x, const T* residual, const float* w, float eps,
-                  int64_t rows, int64_t dim, T* sum, T* y, float* rstd);
+  void (*rmsnorm)(const float* x, const float* branch, const float* w,
+                  float eps, int64_t rows, int64_t dim, float* sum, T* y,
+                  float* rstd);
   // dw_partial (dim) is overwritten.
-  void (*rmsnorm_backward)(const T* dy, const T* x, const float* rstd,
-                           const float* w, const T* dres, int64_t rows,
-                           int64_t dim, T* dx, float* dw_partial);
+  void (*rmsnorm_backward)(const float* dy, const float* x, const float* rstd,
+                           const float* w, const float* dres, int64_t rows,
+                           int64_t dim, float* dx, T* dx_d, float* dw_partial);
   void (*rope)(T* x, int64_t row0, int64_t rows, int64_t seq, int64_t heads,
                int64_t hd, int64_t stride, const float* cos, const float* sin,
                float sign);
   void (*swiglu)(const T* gu, int64_t rows, int64_t dim, T* y);
   void (*swiglu_backward)(const T* gu, const T* dy, int64_t rows, int64_t dim,
                           T* dgu, T* y);
-  void (*add_row)(int64_t n, const T* x, float* y);  // y += x
   void (*cross_entropy_add)(const T* logits, int64_t rows, int64_t cols,
                             int64_t col0, const int32_t* targets, bool first,
                             float* row_max, float* row_sum, float* target);
   void (*cross_entropy_backward)(const T* logits, int64_t rows, int64_t cols,
                                  int64_t col0, const int32_t* targets,
                                  const float* lse, float scale, T* dlogits);
-  void (*add)(int64_t n, const T* a, const T* b, T* out);
   void (*attention)(const AttentionTask& t);
   void (*attention_backward)(const AttentionTask& t);
 };
@@ -74,6 +73,7 @@ struct SimdOps {
   void (*to_fp32)(int64_t n, const Bf16* src, float* dst);
   void (*scale)(int64_t n, float a, float* x);
   void (*accumulate)(int64_t n, float a, const float* x, float* y);
+  void (*add)(int64_t n, const float* a, const float* b, float* out);
   double (*sum_of_squares)(int64_t n, const float* x);
   void (*adamw)(const AdamWConstants& c, int64_t n, float* g, const float* p,
                 const float* m, const float* v, float* new_p, float* new_m,

@@ -49,46 +49,44 @@ REMESH_INLINE float fast_exp(float x) {
 
 // --- RMSNorm ---
 
-template <typename T>
-void add(int64_t n, const T* a, const T* b, T* out) {
+void add(int64_t n, const float* a, const float* b, float* out) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) put(out, i, get(a, i) + get(b, i));
+  for (int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
 }
 
 template <typename T>
-void rmsnorm(const T* x, const T* residual, const float* w, float eps,
-             int64_t rows, int64_t dim, T* sum, T* y, float* rstd) {
+void rmsnorm(const float* x, const float* branch, const float* w, float eps,
+             int64_t rows, int64_t dim, float* sum, T* y, float* rstd) {
   for (int64_t i = 0; i < rows; ++i) {
-    const T* s = x + i * dim;
-    if (residual != nullptr) {
-      T* out = sum + i * dim;
-      add(dim, s, residual + i * dim, out);
-      s = out;
+    const float* s = x + i * dim;
+    if (branch != nullptr) {
+      add(dim, s, branch + i * dim, sum + i * dim);
+      s = sum + i * dim;
     }
-    // One loop for both cases: with and without a residual the same rows give
+    // One loop for both cases: with and without a branch the same rows give
     // the same bits, which recomputation of activations relies on.
     float ss = 0;
 #pragma omp simd reduction(+ : ss)
-    for (int64_t j = 0; j < dim; ++j) ss += get(s, j) * get(s, j);
+    for (int64_t j = 0; j < dim; ++j) ss += s[j] * s[j];
     const float r = 1.0F / __builtin_sqrtf(ss / static_cast<float>(dim) + eps);
     rstd[i] = r;
     T* out = y + i * dim;
 #pragma omp simd
-    for (int64_t j = 0; j < dim; ++j) put(out, j, get(s, j) * r * w[j]);
+    for (int64_t j = 0; j < dim; ++j) put(out, j, s[j] * r * w[j]);
   }
 }
 
 template <typename T>
-void rmsnorm_backward(const T* dy, const T* x, const float* rstd,
-                      const float* w, const T* dres, int64_t rows, int64_t dim,
-                      T* dx, float* dw) {
+void rmsnorm_backward(const float* dy, const float* x, const float* rstd,
+                      const float* w, const float* dres, int64_t rows,
+                      int64_t dim, float* dx, T* dx_d, float* dw) {
   for (int64_t j = 0; j < dim; ++j) dw[j] = 0;
   for (int64_t i = 0; i < rows; ++i, dy += dim, x += dim, dx += dim) {
     const float r = rstd[i];
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t j = 0; j < dim; ++j) {
-      const float g = get(dy, j) * get(x, j);
+      const float g = dy[j] * x[j];
       dot += g * w[j];
       dw[j] += g * r;
     }
@@ -96,12 +94,16 @@ void rmsnorm_backward(const T* dy, const T* x, const float* rstd,
     if (dres != nullptr) {
 #pragma omp simd
       for (int64_t j = 0; j < dim; ++j)
-        put(dx, j, get(dres, j) + get(dy, j) * w[j] * r - get(x, j) * c);
+        dx[j] = dres[j] + dy[j] * w[j] * r - x[j] * c;
       dres += dim;
     } else {
 #pragma omp simd
-      for (int64_t j = 0; j < dim; ++j)
-        put(dx, j, get(dy, j) * w[j] * r - get(x, j) * c);
+      for (int64_t j = 0; j < dim; ++j) dx[j] = dy[j] * w[j] * r - x[j] * c;
+    }
+    if (dx_d != nullptr) {
+#pragma omp simd
+      for (int64_t j = 0; j < dim; ++j) put(dx_d, j, dx[j]);
+      dx_d += dim;
     }
   }
 }
@@ -208,12 +210,6 @@ void cross_entropy_backward(const T* logits, int64_t rows, int64_t cols,
 
 // --- elementwise ---
 
-template <typename T>
-void add_row(int64_t n, const T* x, float* y) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) y[i] += get(x, i);
-}
-
 void convert_to_bf16(int64_t n, const float* src, Bf16* dst) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) put(dst, i, src[i]);
@@ -260,10 +256,8 @@ constexpr SimdTyped<T> typed_table() {
           .rope = rope<T>,
           .swiglu = swiglu<T>,
           .swiglu_backward = swiglu_backward<T>,
-          .add_row = add_row<T>,
           .cross_entropy_add = cross_entropy_add<T>,
           .cross_entropy_backward = cross_entropy_backward<T>,
-          .add = add<T>,
           .attention = attention<T>,
           .attention_backward = attention_backward<T>};
 }
@@ -278,6 +272,7 @@ const SimdOps& REMESH_SIMD_LEVEL() {
                                    .to_fp32 = convert_to_fp32,
                                    .scale = scale,
                                    .accumulate = accumulate,
+                                   .add = add,
                                    .sum_of_squares = sum_of_squares,
                                    .adamw = adamw,
                                    .attention_scratch = attention_scratch};

@@ -1,7 +1,5 @@
 #include "worker/model/block.h"
 
-#include <algorithm>
-
 #include "proto/base/check.h"
 
 namespace remesh::model {
@@ -25,7 +23,7 @@ BlockActivations make_block_activations(Pool& pool, const Sizes& sizes, Dtype d,
   a.qkv = pool.get(rows * sizes.qkv_dim(), d);
   a.lse = pool.floats(rows * sizes.heads);
   a.o = pool.get(rows * sizes.q_dim(), d);
-  a.x1 = pool.get(rows * sizes.dim, d);
+  a.x1 = pool.floats(rows * sizes.dim);
   a.h2 = pool.get(rows * sizes.dim, d);
   a.rstd2 = pool.floats(rows);
   a.gu = pool.get(rows * 2 * sizes.hidden, d);
@@ -35,10 +33,11 @@ BlockActivations make_block_activations(Pool& pool, const Sizes& sizes, Dtype d,
 BlockScratch make_block_scratch(Pool& pool, const Sizes& sizes, Dtype d,
                                 int64_t rows) {
   BlockScratch s;
-  s.branch = pool.get(rows * sizes.dim, d);
+  s.branch = pool.floats(rows * sizes.dim);
   s.s = pool.get(rows * sizes.hidden, d);
   s.ds = pool.get(rows * sizes.hidden, d);
-  s.dbranch = pool.get(rows * std::max(sizes.dim, sizes.q_dim()), d);
+  s.dh = pool.floats(rows * sizes.dim);
+  s.dattention = pool.get(rows * sizes.q_dim(), d);
   s.dqkv = pool.get(rows * sizes.qkv_dim(), d);
   return s;
 }
@@ -106,31 +105,31 @@ kernels::AttentionShape Block::attention_shape(int64_t B, int64_t T) const {
           .stride = sizes_.qkv_dim()};
 }
 
-void Block::forward(int64_t B, int64_t T, const RopeView& rope, const void* x,
-                    const void* residual, const BlockActivations& a,
+void Block::forward(int64_t B, int64_t T, const RopeView& rope, const float* x,
+                    const float* branch, const BlockActivations& a,
                     const BlockScratch& scratch, bool stop_before_down) {
   const int64_t N = B * T;
   const Sizes& s = sizes_;
-  backend_.rmsnorm(d_, residual != nullptr ? x : a.x, residual, norm1_,
-                   s.norm_eps, N, s.dim, a.x, a.h1, a.rstd1);
+  backend_.rmsnorm(d_, branch != nullptr ? x : a.x, branch, norm1_, s.norm_eps,
+                   N, s.dim, a.x, a.h1, a.rstd1);
   backend_.linear(*qkv_, a.h1, N, a.qkv);
   backend_.rope(d_, a.qkv, N, T, s.heads + s.kv_heads, s.head_dim, s.qkv_dim(),
                 rope.cos, rope.sin, /*inverse=*/false);
   const void* k = offset(a.qkv, d_, s.q_dim());
   const void* v = offset(a.qkv, d_, s.q_dim() + s.kv_dim());
   backend_.attention(d_, attention_shape(B, T), a.qkv, k, v, a.o, a.lse);
-  backend_.linear(*o_, a.o, N, scratch.branch);
+  backend_.linear_fp32(*o_, a.o, N, scratch.branch);
   backend_.rmsnorm(d_, a.x, scratch.branch, norm2_, s.norm_eps, N, s.dim, a.x1,
                    a.h2, a.rstd2);
   backend_.linear(*gate_up_, a.h2, N, a.gu);
   if (stop_before_down) return;
   backend_.swiglu(d_, a.gu, N, s.hidden, scratch.s);
-  backend_.linear(*down_, scratch.s, N, scratch.branch);
+  backend_.linear_fp32(*down_, scratch.s, N, scratch.branch);
 }
 
 void Block::backward(int64_t B, int64_t T, const RopeView& rope,
                      const BlockActivations& a, const BlockScratch& scratch,
-                     void* dx, std::span<float> grads,
+                     const StreamGradient& dx, std::span<float> grads,
                      const std::function<void(size_t)>& on_ready) {
   const int64_t N = B * T;
   const Sizes& s = sizes_;
@@ -138,36 +137,39 @@ void Block::backward(int64_t B, int64_t T, const RopeView& rope,
     if (on_ready)
       for (const Role r : roles) on_ready(param(r));
   };
-  backend_.linear_backward_input(*down_, dx, N, scratch.ds);
+  backend_.linear_backward_input(*down_, dx.d, N, scratch.ds);
   backend_.swiglu_backward(d_, a.gu, scratch.ds, N, s.hidden, a.gu, scratch.s);
-  backend_.linear_backward_weight(d_, dx, scratch.s, N, s.dim, s.hidden,
+  backend_.linear_backward_weight(d_, dx.d, scratch.s, N, s.dim, s.hidden,
                                   grad(grads, Role::kDown));
   backend_.linear_backward_weight(d_, a.gu, a.h2, N, 2 * s.hidden, s.dim,
                                   grad(grads, Role::kGate));
   ready({Role::kDown, Role::kUp, Role::kGate});
-  backend_.linear_backward_input(*gate_up_, a.gu, N, scratch.dbranch);
-  backend_.rmsnorm_backward(d_, scratch.dbranch, a.x1, a.rstd2, norm2_, dx, N,
-                            s.dim, dx, grad(grads, Role::kPostNorm));
+  backend_.linear_backward_input_fp32(*gate_up_, a.gu, N, false, scratch.dh);
+  backend_.rmsnorm_backward(d_, scratch.dh, a.x1, a.rstd2, norm2_, dx.fp32, N,
+                            s.dim, dx.fp32, dx.rounded(),
+                            grad(grads, Role::kPostNorm));
   ready({Role::kPostNorm});
 
-  backend_.linear_backward_input(*o_, dx, N, scratch.dbranch);
-  backend_.linear_backward_weight(d_, dx, a.o, N, s.dim, s.q_dim(),
+  backend_.linear_backward_input(*o_, dx.d, N, scratch.dattention);
+  backend_.linear_backward_weight(d_, dx.d, a.o, N, s.dim, s.q_dim(),
                                   grad(grads, Role::kOutput));
   ready({Role::kOutput});
   const int64_t k0 = s.q_dim();
   const int64_t v0 = s.q_dim() + s.kv_dim();
   backend_.attention_backward(
       d_, attention_shape(B, T), a.qkv, offset(a.qkv, d_, k0),
-      offset(a.qkv, d_, v0), a.o, a.lse, scratch.dbranch, scratch.dqkv,
+      offset(a.qkv, d_, v0), a.o, a.lse, scratch.dattention, scratch.dqkv,
       offset(scratch.dqkv, d_, k0), offset(scratch.dqkv, d_, v0));
   backend_.rope(d_, scratch.dqkv, N, T, s.heads + s.kv_heads, s.head_dim,
                 s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/true);
   backend_.linear_backward_weight(d_, scratch.dqkv, a.h1, N, s.qkv_dim(), s.dim,
                                   grad(grads, Role::kQuery));
   ready({Role::kValue, Role::kKey, Role::kQuery});
-  backend_.linear_backward_input(*qkv_, scratch.dqkv, N, scratch.dbranch);
-  backend_.rmsnorm_backward(d_, scratch.dbranch, a.x, a.rstd1, norm1_, dx, N,
-                            s.dim, dx, grad(grads, Role::kInputNorm));
+  backend_.linear_backward_input_fp32(*qkv_, scratch.dqkv, N, false,
+                                      scratch.dh);
+  backend_.rmsnorm_backward(d_, scratch.dh, a.x, a.rstd1, norm1_, dx.fp32, N,
+                            s.dim, dx.fp32, dx.rounded(),
+                            grad(grads, Role::kInputNorm));
   ready({Role::kInputNorm});
 }
 

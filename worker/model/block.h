@@ -21,14 +21,14 @@ namespace remesh::model {
 
 // What a microbatch leaves in one layer for its backward. N rows.
 struct BlockActivations {
-  void* x = nullptr;   // (N, D)
+  float* x = nullptr;  // (N, D)
   void* h1 = nullptr;  // (N, D) norm(x)
   float* rstd1 = nullptr;
   void* qkv = nullptr;  // (N, q + 2 kv), q and k rotated
   float* lse = nullptr;
-  void* o = nullptr;   // (N, q)
-  void* x1 = nullptr;  // (N, D)
-  void* h2 = nullptr;  // (N, D) norm(x1)
+  void* o = nullptr;    // (N, q)
+  float* x1 = nullptr;  // (N, D)
+  void* h2 = nullptr;   // (N, D) norm(x1)
   float* rstd2 = nullptr;
   void* gu = nullptr;  // (N, 2 F)
 };
@@ -38,14 +38,24 @@ BlockActivations make_block_activations(Pool& pool, const Sizes& sizes,
 
 // Buffers that live only inside one call; all layers share them.
 struct BlockScratch {
-  void* branch = nullptr;   // (N, D) output of a branch, before its residual
-  void* s = nullptr;        // (N, F)
-  void* ds = nullptr;       // (N, F)
-  void* dbranch = nullptr;  // (N, D), also gradient of o (N, q)
-  void* dqkv = nullptr;     // (N, q + 2 kv)
+  float* branch = nullptr;     // (N, D) a branch before its residual
+  void* s = nullptr;           // (N, F)
+  void* ds = nullptr;          // (N, F)
+  float* dh = nullptr;         // (N, D) gradient of a norm's output
+  void* dattention = nullptr;  // (N, q) gradient of o
+  void* dqkv = nullptr;        // (N, q + 2 kv)
 };
 BlockScratch make_block_scratch(Pool& pool, const Sizes& sizes,
                                 kernels::Dtype d, int64_t rows);
+
+// Gradient of the residual stream, (N, D): in fp32, and the same in the type
+// of the products (one buffer when that is fp32).
+struct StreamGradient {
+  float* fp32 = nullptr;
+  void* d = nullptr;
+  // Where a kernel has to write the second form, or nullptr.
+  void* rounded() const { return d == fp32 ? nullptr : d; }
+};
 
 struct RopeView {
   const float* cos = nullptr;
@@ -62,18 +72,18 @@ class Block {
   uint64_t weight_bytes() const;
   void load(std::span<const float> master);
 
-  // Input: x + residual (written to a.x) when residual is given, else a.x.
+  // Input: x + branch (written to a.x) when branch is given, else a.x.
   // Leaves x1 in a.x1 and, unless `stop_before_down`, the second branch in
   // scratch.branch.
-  void forward(int64_t B, int64_t T, const RopeView& rope, const void* x,
-               const void* residual, const BlockActivations& a,
+  void forward(int64_t B, int64_t T, const RopeView& rope, const float* x,
+               const float* branch, const BlockActivations& a,
                const BlockScratch& scratch, bool stop_before_down);
 
-  // dx (N, D): gradient of the layer's output, replaced by that of its input.
+  // dx: gradient of the layer's output, replaced by that of its input.
   // Overwrites a.gu.
   void backward(int64_t B, int64_t T, const RopeView& rope,
                 const BlockActivations& a, const BlockScratch& scratch,
-                void* dx, std::span<float> grads,
+                const StreamGradient& dx, std::span<float> grads,
                 const std::function<void(size_t)>& on_ready);
 
  private:

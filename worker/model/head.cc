@@ -16,7 +16,7 @@ constexpr int64_t kPieceColumns = 4096;
 HeadActivations make_head_activations(Pool& pool, const Sizes& sizes, Dtype d,
                                       int64_t rows, bool keep_logits) {
   HeadActivations a;
-  a.x = pool.get(rows * sizes.dim, d);
+  a.x = pool.floats(rows * sizes.dim);
   a.h = pool.get(rows * sizes.dim, d);
   a.rstd = pool.floats(rows);
   a.lse = pool.floats(rows);
@@ -36,7 +36,6 @@ Head::Head(const geometry::ParamTable& table, size_t param, const Sizes& sizes,
       backend_(backend),
       norm_(weights.floats(sizes.dim)),
       piece_(scratch.get(rows * std::min(kPieceColumns, sizes.vocab), d)),
-      dh_fp32_(scratch.floats(rows * sizes.dim)),
       row_max_(scratch.floats(rows)),
       row_sum_(scratch.floats(rows)),
       target_logit_(scratch.floats(rows)) {
@@ -72,9 +71,9 @@ void* Head::piece_logits(const Piece& piece, int64_t N,
          N * piece.col0 * static_cast<int64_t>(kernels::dtype_size(d_));
 }
 
-double Head::forward(int64_t N, const void* x, const void* residual,
+double Head::forward(int64_t N, const float* x, const float* branch,
                      const HeadActivations& a) {
-  backend_.rmsnorm(d_, x, residual, norm_, sizes_.norm_eps, N, sizes_.dim, a.x,
+  backend_.rmsnorm(d_, x, branch, norm_, sizes_.norm_eps, N, sizes_.dim, a.x,
                    a.h, a.rstd);
   for (const Piece& p : pieces_) {
     void* logits = piece_logits(p, N, a);
@@ -87,22 +86,21 @@ double Head::forward(int64_t N, const void* x, const void* residual,
 }
 
 void Head::backward(int64_t N, double loss_scale, const HeadActivations& a,
-                    void* dh, void* dx, std::span<float> grads) {
-  const auto elements = static_cast<size_t>(N * sizes_.dim);
-  backend_.zero(dh_fp32_, elements * sizeof(float));
+                    float* dh, const StreamGradient& dx,
+                    std::span<float> grads) {
   float* dw = grads.data() + table_.offset(param_);
   for (const Piece& p : pieces_) {
     void* logits = piece_logits(p, N, a);
     if (a.logits == nullptr) backend_.linear(*p.weight, a.h, N, logits);
     backend_.cross_entropy_backward(d_, logits, N, p.cols, p.col0, a.targets,
                                     a.lse, loss_scale, logits);
-    backend_.linear_backward_input_add(*p.weight, logits, N, dh_fp32_);
+    backend_.linear_backward_input_fp32(*p.weight, logits, N, p.col0 > 0, dh);
     backend_.linear_backward_weight(d_, logits, a.h, N, p.cols, sizes_.dim,
                                     dw + p.col0 * sizes_.dim);
   }
-  backend_.convert(N * sizes_.dim, Dtype::kFp32, dh_fp32_, d_, dh);
   backend_.rmsnorm_backward(d_, dh, a.x, a.rstd, norm_, nullptr, N, sizes_.dim,
-                            dx, grads.data() + table_.offset(norm_param_));
+                            dx.fp32, dx.rounded(),
+                            grads.data() + table_.offset(norm_param_));
 }
 
 void Head::logits(int64_t rows, const void* h, std::span<float> out) {

@@ -14,6 +14,7 @@
 
 #include "parallel/geometry/param_table.h"
 #include "worker/kernels/backend.h"
+#include "worker/model/block.h"
 #include "worker/model/pool.h"
 #include "worker/model/sizes.h"
 
@@ -21,8 +22,8 @@ namespace remesh::model {
 
 // What a microbatch leaves in the head for its backward. N rows.
 struct HeadActivations {
-  void* x = nullptr;  // (N, D)
-  void* h = nullptr;  // (N, D) norm(x)
+  float* x = nullptr;  // (N, D)
+  void* h = nullptr;   // (N, D) norm(x)
   float* rstd = nullptr;
   float* lse = nullptr;
   int32_t* targets = nullptr;
@@ -43,12 +44,12 @@ class Head {
   uint64_t weight_bytes() const;
   void load(std::span<const float> master);
 
-  // Loss of x + residual, summed over N rows; a.targets must be filled.
-  double forward(int64_t N, const void* x, const void* residual,
+  // Loss of x + branch, summed over N rows; a.targets must be filled.
+  double forward(int64_t N, const float* x, const float* branch,
                  const HeadActivations& a);
-  // Writes dx (N, D). dh (N, D) is scratch. Overwrites a.logits.
+  // Writes dx. dh (N, D) is scratch. Overwrites a.logits.
   void backward(int64_t N, double loss_scale, const HeadActivations& a,
-                void* dh, void* dx, std::span<float> grads);
+                float* dh, const StreamGradient& dx, std::span<float> grads);
   // fp32 logits (rows, V) of normalised rows h.
   void logits(int64_t rows, const void* h, std::span<float> out);
 
@@ -68,7 +69,6 @@ class Head {
   kernels::Backend& backend_;
   float* norm_ = nullptr;
   void* piece_ = nullptr;     // logits of one piece
-  float* dh_fp32_ = nullptr;  // (N, D)
   float* row_max_ = nullptr;  // (N) each
   float* row_sum_ = nullptr;
   float* target_logit_ = nullptr;

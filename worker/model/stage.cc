@@ -24,7 +24,7 @@ struct Slot {
   bool forwarded = false;
   std::vector<BlockActivations> blocks;  // with full recompute only x is set
   HeadActivations head;                  // last stage
-  void* output = nullptr;                // other stages, (N, D)
+  float* output = nullptr;               // other stages, (N, D)
   int32_t* tokens = nullptr;             // first stage
   int64_t N() const { return B * T; }
 };
@@ -65,12 +65,12 @@ class LlamaStage final : public Stage {
   Status init();
 
   void load_weights(std::span<const float> master) override;
-  double forward(int slot, const MicroBatch& mb, const void* x_in) override;
-  const void* output(int slot) const override;
-  const void* backward(int slot, double loss_scale, const void* dy_out,
-                       std::span<float> grads,
-                       const std::function<void(size_t)>& on_ready) override;
-  double evaluate(const MicroBatch& mb, const void* x_in) override;
+  double forward(int slot, const MicroBatch& mb, const float* x_in) override;
+  const float* output(int slot) const override;
+  const float* backward(int slot, double loss_scale, const float* dy_out,
+                        std::span<float> grads,
+                        const std::function<void(size_t)>& on_ready) override;
+  double evaluate(const MicroBatch& mb, const float* x_in) override;
   void logits(int slot, int64_t rows, std::span<float> out) override;
   Memory memory() const override;
 
@@ -81,8 +81,8 @@ class LlamaStage final : public Stage {
   Slot& slot_at(int slot);
   void place_rope_tables();
   // Fills the slot's first x from tokens or x_in.
-  void enter(Slot& s, const MicroBatch& mb, const void* x_in);
-  double run_forward(Slot& s, const MicroBatch& mb, const void* x_in);
+  void enter(Slot& s, const MicroBatch& mb, const float* x_in);
+  double run_forward(Slot& s, const MicroBatch& mb, const float* x_in);
   // The activations layer i of the slot works in: its own or the shared ones.
   BlockActivations working(const Slot& s, size_t i) const;
 
@@ -92,14 +92,14 @@ class LlamaStage final : public Stage {
   kernels::Backend& backend_;
   Pool weights_, activations_, buffers_;
   RopeView rope_;
-  void* embedding_ = nullptr;  // (V, D) of dtype
+  const float* embedding_ = nullptr;  // (V, D), in the master weights
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Head> head_;
   std::vector<Slot> slots_;
   Slot scratch_slot_;        // evaluate()
   BlockActivations shared_;  // one layer: recomputation and evaluate()
   BlockScratch block_scratch_;
-  void* dx_ = nullptr;           // (N, D) running gradient
+  StreamGradient dx_;
   bool evaluated_last_ = false;  // whose logits logits() gives
 };
 
@@ -125,16 +125,14 @@ Slot LlamaStage::make_slot(bool keep) {
   Slot s;
   const int64_t rows = max_rows();
   const bool full = o_.recompute == Recompute::kFull;
-  void* alternate[2] = {nullptr, nullptr};
+  float* alternate[2] = {nullptr, nullptr};
   if (!keep)
-    for (void*& x : alternate)
-      x = activations_.get(rows * sizes_.dim, o_.dtype);
+    for (float*& x : alternate) x = activations_.floats(rows * sizes_.dim);
   for (int64_t i = 0; i < o_.num_layers; ++i) {
     BlockActivations a;
     if (keep && !full)
       a = make_block_activations(activations_, sizes_, o_.dtype, rows);
-    a.x =
-        keep ? activations_.get(rows * sizes_.dim, o_.dtype) : alternate[i % 2];
+    a.x = keep ? activations_.floats(rows * sizes_.dim) : alternate[i % 2];
     s.blocks.push_back(a);
   }
   if (o_.has_head) {
@@ -142,7 +140,7 @@ Slot LlamaStage::make_slot(bool keep) {
     s.head = make_head_activations(activations_, sizes_, o_.dtype, rows,
                                    keep_logits);
   } else {
-    s.output = activations_.get(rows * sizes_.dim, o_.dtype);
+    s.output = activations_.floats(rows * sizes_.dim);
   }
   if (o_.has_embedding) s.tokens = activations_.ints(rows);
   return s;
@@ -150,8 +148,6 @@ Slot LlamaStage::make_slot(bool keep) {
 
 Status LlamaStage::init() {
   place_rope_tables();
-  if (o_.has_embedding)
-    embedding_ = weights_.get(sizes_.vocab * sizes_.dim, o_.dtype);
   for (int64_t i = 0; i < o_.num_layers; ++i)
     blocks_.push_back(std::make_unique<Block>(
         table_, o_.first_layer + i, sizes_, o_.dtype, backend_, weights_));
@@ -165,7 +161,10 @@ Status LlamaStage::init() {
   scratch_slot_ = make_slot(false);
   shared_ = make_block_activations(buffers_, sizes_, o_.dtype, max_rows());
   block_scratch_ = make_block_scratch(buffers_, sizes_, o_.dtype, max_rows());
-  dx_ = buffers_.get(max_rows() * sizes_.dim, o_.dtype);
+  dx_.fp32 = buffers_.floats(max_rows() * sizes_.dim);
+  dx_.d = o_.dtype == Dtype::kFp32
+              ? dx_.fp32
+              : buffers_.get(max_rows() * sizes_.dim, o_.dtype);
   for (const Pool* pool : {&weights_, &activations_, &buffers_})
     RETURN_IF_ERROR(pool->status());
   const bool complete = std::all_of(blocks_.begin(), blocks_.end(),
@@ -178,9 +177,7 @@ Status LlamaStage::init() {
 void LlamaStage::load_weights(std::span<const float> master) {
   CHECK(static_cast<int64_t>(master.size()) == table_.num_elements());
   if (o_.has_embedding)
-    backend_.convert(sizes_.vocab * sizes_.dim, Dtype::kFp32,
-                     master.data() + table_.offset(param(Role::kEmbedding)),
-                     o_.dtype, embedding_);
+    embedding_ = master.data() + table_.offset(param(Role::kEmbedding));
   for (const auto& block : blocks_) block->load(master);
   if (head_ != nullptr) head_->load(master);
 }
@@ -197,21 +194,21 @@ BlockActivations LlamaStage::working(const Slot& s, size_t i) const {
   return a;
 }
 
-void LlamaStage::enter(Slot& s, const MicroBatch& mb, const void* x_in) {
+void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
   s.B = mb.B;
   s.T = mb.T;
   const size_t token_bytes = static_cast<size_t>(s.N()) * sizeof(int32_t);
-  void* x = s.blocks.front().x;
+  float* x = s.blocks.front().x;
   if (o_.has_embedding) {
     CHECK(mb.tokens_BT != nullptr);
     backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
-    backend_.embedding(o_.dtype, embedding_, s.tokens, s.N(), sizes_.dim, x);
+    CHECK_MSG(embedding_ != nullptr, "load_weights comes first");
+    backend_.embedding(embedding_, s.tokens, s.N(), sizes_.dim, x);
   } else {
     CHECK(x_in != nullptr);
     backend_.copy(x, x_in,
-                  static_cast<size_t>(s.N() * sizes_.dim) *
-                      kernels::dtype_size(o_.dtype));
+                  static_cast<size_t>(s.N() * sizes_.dim) * sizeof(float));
   }
   if (o_.has_head) {
     CHECK(mb.targets_BT != nullptr);
@@ -220,9 +217,9 @@ void LlamaStage::enter(Slot& s, const MicroBatch& mb, const void* x_in) {
 }
 
 double LlamaStage::run_forward(Slot& s, const MicroBatch& mb,
-                               const void* x_in) {
+                               const float* x_in) {
   enter(s, mb, x_in);
-  const void* x1 = nullptr;
+  const float* x1 = nullptr;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     const BlockActivations a = working(s, i);
     blocks_[i]->forward(s.B, s.T, rope_, x1,
@@ -232,31 +229,30 @@ double LlamaStage::run_forward(Slot& s, const MicroBatch& mb,
   }
   if (o_.has_head)
     return head_->forward(s.N(), x1, block_scratch_.branch, s.head);
-  backend_.add(o_.dtype, s.N() * sizes_.dim, x1, block_scratch_.branch,
-               s.output);
+  backend_.add(s.N() * sizes_.dim, x1, block_scratch_.branch, s.output);
   return 0;
 }
 
-double LlamaStage::forward(int slot, const MicroBatch& mb, const void* x_in) {
+double LlamaStage::forward(int slot, const MicroBatch& mb, const float* x_in) {
   Slot& s = slot_at(slot);
   evaluated_last_ = false;
   s.forwarded = true;
   return run_forward(s, mb, x_in);
 }
 
-double LlamaStage::evaluate(const MicroBatch& mb, const void* x_in) {
+double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in) {
   evaluated_last_ = true;
   return run_forward(scratch_slot_, mb, x_in);
 }
 
-const void* LlamaStage::output(int slot) const {
+const float* LlamaStage::output(int slot) const {
   CHECK(slot >= 0 && slot < o_.num_slots && !o_.has_head);
   return slots_[static_cast<size_t>(slot)].output;
 }
 
-const void* LlamaStage::backward(int slot, double loss_scale,
-                                 const void* dy_out, std::span<float> grads,
-                                 const std::function<void(size_t)>& on_ready) {
+const float* LlamaStage::backward(int slot, double loss_scale,
+                                  const float* dy_out, std::span<float> grads,
+                                  const std::function<void(size_t)>& on_ready) {
   CHECK(static_cast<int64_t>(grads.size()) == table_.num_elements());
   Slot& s = slot_at(slot);
   CHECK_MSG(s.forwarded, "backward without a forward in this slot");
@@ -267,14 +263,15 @@ const void* LlamaStage::backward(int slot, double loss_scale,
     if (on_ready) on_ready(param(role));
   };
   if (o_.has_head) {
-    head_->backward(N, loss_scale, s.head, block_scratch_.dbranch, dx_, grads);
+    head_->backward(N, loss_scale, s.head, block_scratch_.dh, dx_, grads);
     if (!tied) ready(Role::kHead);
     ready(Role::kFinalNorm);
   } else {
     CHECK(dy_out != nullptr);
-    backend_.copy(
-        dx_, dy_out,
-        static_cast<size_t>(N * sizes_.dim) * kernels::dtype_size(o_.dtype));
+    backend_.copy(dx_.fp32, dy_out,
+                  static_cast<size_t>(N * sizes_.dim) * sizeof(float));
+    if (dx_.rounded() != nullptr)
+      backend_.convert(N * sizes_.dim, Dtype::kFp32, dx_.fp32, o_.dtype, dx_.d);
   }
   for (size_t i = blocks_.size(); i-- > 0;) {
     const BlockActivations a = working(s, i);
@@ -286,10 +283,10 @@ const void* LlamaStage::backward(int slot, double loss_scale,
   }
   if (o_.has_embedding)
     backend_.embedding_backward(
-        o_.dtype, dx_, s.tokens, N, sizes_.dim,
+        dx_.fp32, s.tokens, N, sizes_.dim,
         grads.data() + table_.offset(param(Role::kEmbedding)));
   if (o_.has_embedding || (tied && o_.has_head)) ready(Role::kEmbedding);
-  return o_.has_embedding ? nullptr : dx_;
+  return o_.has_embedding ? nullptr : dx_.fp32;
 }
 
 void LlamaStage::logits(int slot, int64_t rows, std::span<float> out) {

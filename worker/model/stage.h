@@ -62,16 +62,19 @@ class Stage {
   virtual ~Stage() = default;
 
   // Refreshes the compute copies from `master` (flat fp32, table order,
-  // num_elements long). Call after every change of the weights.
+  // num_elements long). Call after every change of the weights. `master` must
+  // stay valid and unchanged until the next load: what is computed in fp32
+  // (everything with Dtype::kFp32; the embedding with bf16) is read from it.
   virtual void load_weights(std::span<const float> master) = 0;
 
   // Forward of one microbatch into `slot`. Input: tokens on the first stage,
-  // else the activation x_in (B*T*dim, the compute type, from the stage
-  // before). Output: on the last stage the summed loss (nats) over the B*T
-  // tokens is returned; else 0 and the activation is readable at
+  // else the activation x_in from the stage before: the residual stream,
+  // (B*T, dim), fp32 whatever the dtype, so that cutting a model into stages
+  // changes no bit. Output: on the last stage the summed loss (nats) over the
+  // B*T tokens is returned; else 0 and the activation is readable at
   // output(slot).
-  virtual double forward(int slot, const MicroBatch& mb, const void* x_in) = 0;
-  virtual const void* output(int slot) const = 0;
+  virtual double forward(int slot, const MicroBatch& mb, const float* x_in) = 0;
+  virtual const float* output(int slot) const = 0;
 
   // Backward of the microbatch in `slot`. On the last stage the loss is scaled
   // by `loss_scale` (usually 1 / tokens of the global batch); else dy_out is
@@ -81,12 +84,12 @@ class Stage {
   // given, is called once the gradient of parameter i will not change any more
   // in this call, in a fixed order (roughly last parameter first); with tied
   // embeddings the shared one is called last.
-  virtual const void* backward(int slot, double loss_scale, const void* dy_out,
-                               std::span<float> grads,
-                               const std::function<void(size_t)>& on_ready) = 0;
+  virtual const float* backward(
+      int slot, double loss_scale, const float* dy_out, std::span<float> grads,
+      const std::function<void(size_t)>& on_ready) = 0;
 
   // Forward without keeping anything for backward; as forward() otherwise.
-  virtual double evaluate(const MicroBatch& mb, const void* x_in) = 0;
+  virtual double evaluate(const MicroBatch& mb, const float* x_in) = 0;
 
   // Logits of the last evaluate()/forward() for the first `rows` token
   // positions, fp32 rows x vocab; recomputed, for checks only. Last stage.

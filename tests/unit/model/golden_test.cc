@@ -23,7 +23,9 @@ double relative_l2(const float* a, const float* b, int64_t n) {
 }
 
 struct Bounds {
-  double loss, grad, logits;
+  double loss, logits;
+  double gradient;  // all tensors as one vector
+  double tensor;    // each tensor by itself
 };
 
 void check_golden(const std::string& name, Dtype dtype,
@@ -56,16 +58,24 @@ void check_golden(const std::string& name, Dtype dtype,
     const int64_t at = table.offset(i);
     const double e =
         relative_l2(grads.data() + at, g.grads.data() + at, table[i].numel());
-    EXPECT_LT(e, bounds.grad) << table[i].name;
+    EXPECT_LT(e, bounds.tensor) << table[i].name;
     worst = std::max(worst, e);
   }
-  std::printf("%-14s %-9s %s: loss off by %.1e, worst gradient by %.1e\n",
-              name.c_str(), backend.name(), kernels::dtype_name(dtype),
-              std::abs(loss / g.loss - 1), worst);
+  const double whole =
+      relative_l2(grads.data(), g.grads.data(), table.num_elements());
+  EXPECT_LT(whole, bounds.gradient);
+  std::printf(
+      "%-14s %-9s %s: off by: loss %.1e, gradient %.1e, worst tensor %.1e\n",
+      name.c_str(), backend.name(), kernels::dtype_name(dtype),
+      std::abs(loss / g.loss - 1), whole, worst);
 }
 
-constexpr Bounds kFp32 = {.loss = 1e-5, .grad = 1e-4, .logits = 1e-4};
-constexpr Bounds kBf16 = {.loss = 2e-2, .grad = 2e-2, .logits = 2e-2};
+constexpr Bounds kFp32 = {
+    .loss = 1e-5, .logits = 1e-4, .gradient = 1e-4, .tensor = 1e-4};
+// Rounding the weights to bf16 alone, all else in float64, moves single
+// tensors of odd_sizes by 1.8e-2; PyTorch's autocast moves them by 2.7e-2.
+constexpr Bounds kBf16 = {
+    .loss = 1e-3, .logits = 2e-2, .gradient = 2e-2, .tensor = 3.5e-2};
 
 class Golden : public testing::TestWithParam<const char*> {};
 
