@@ -13,9 +13,11 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "checkpoint/manifest/read_plan.h"
+#include "checkpoint/store/fletcher32.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/verify.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -142,6 +144,25 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
   ASSERT_TRUE(load_whole(*fs_, done->path, table, loaded).ok());
   EXPECT_TRUE(same_bits(loaded, state));
   EXPECT_TRUE(verify(*fs_, done->path).ok);
+}
+
+TEST(Fletcher32, AgreesWithAddingWordByWord) {
+  std::mt19937_64 rng(kSeed);
+  for (int trial = 0; trial < 300; ++trial) {
+    std::vector<std::byte> bytes(2 * (rng() % 5000));
+    const int kind = trial % 3;  // random, zeros, all ones
+    for (std::byte& b : bytes)
+      b = kind == 0 ? static_cast<std::byte>(rng())
+                    : static_cast<std::byte>(kind == 1 ? 0 : 255);
+    uint32_t sum1 = 0, sum2 = 0;
+    const auto fold = [](uint32_t s) { return (s & 0xffff) + (s >> 16); };
+    for (size_t i = 0; i < bytes.size(); i += 2) {
+      sum1 = fold(sum1 + (std::to_integer<uint32_t>(bytes[i]) << 8 |
+                          std::to_integer<uint32_t>(bytes[i + 1])));
+      sum2 = fold(sum2 + sum1);
+    }
+    EXPECT_EQ(fletcher32(bytes), sum2 << 16 | sum1) << bytes.size();
+  }
 }
 
 TEST_F(StoreTest, SameStateGivesTheSameBytes) {
