@@ -1,0 +1,412 @@
+// bench_step: the speed of one training step of one rank: forward, backward,
+// clipping and AdamW on a Llama of a named size, without communication.
+//
+// Prints tokens/s of the best step after warm-up, where the time went, the
+// rate of plain matrix products of the same shapes measured in the same run,
+// and, with --peer, the same step of another program beside it. Steps of the
+// two alternate in rounds, because machines are shared.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "bench/step/profiling_backend.h"
+#include "parallel/geometry/param_table.h"
+#include "proto/base/clock.h"
+#include "proto/base/rng.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/stage.h"
+
+namespace remesh::bench {
+namespace {
+
+using geometry::ModelConfig;
+using geometry::ParamTable;
+using kernels::Dtype;
+
+struct Options {
+  std::string size = "42m";
+  int64_t batch = 8;
+  int64_t seq = 256;
+  int threads = 2;
+  std::string dtype = "bf16";
+  int steps = 4;
+  int rounds = 1;
+  bool recompute = false;
+  bool json = false;
+  std::string peer;
+};
+
+const std::map<std::string, ModelConfig>& sizes() {
+  static const std::map<std::string, ModelConfig> kSizes = {
+      {"tiny",
+       {.dim = 64,
+        .n_layers = 4,
+        .n_heads = 8,
+        .n_kv_heads = 4,
+        .hidden_dim = 192,
+        .vocab_size = 256}},
+      {"15m",
+       {.dim = 288,
+        .n_layers = 6,
+        .n_heads = 6,
+        .n_kv_heads = 6,
+        .hidden_dim = 768,
+        .vocab_size = 32000}},
+      {"42m",
+       {.dim = 512,
+        .n_layers = 8,
+        .n_heads = 8,
+        .n_kv_heads = 8,
+        .hidden_dim = 1376,
+        .vocab_size = 32000}},
+      {"110m",
+       {.dim = 768,
+        .n_layers = 12,
+        .n_heads = 12,
+        .n_kv_heads = 12,
+        .hidden_dim = 2048,
+        .vocab_size = 32000}},
+  };
+  return kSizes;
+}
+
+double seconds_since(int64_t start_ns) {
+  return static_cast<double>(monotonic_ns() - start_ns) * 1e-9;
+}
+
+// A flat fp32 vector from the backend's memory.
+class Flat {
+ public:
+  Flat(kernels::Backend& backend, int64_t n)
+      : backend_(backend),
+        data_(static_cast<float*>(
+            backend.allocate(static_cast<size_t>(n) * sizeof(float)))),
+        size_(static_cast<size_t>(n)) {
+    CHECK_MSG(data_ != nullptr, "no memory for the model's state");
+  }
+  ~Flat() { backend_.release(data_); }
+  Flat(const Flat&) = delete;
+  Flat& operator=(const Flat&) = delete;
+  float* data() { return data_; }
+  std::span<float> span() { return {data_, size_}; }
+
+ private:
+  kernels::Backend& backend_;
+  float* data_;
+  size_t size_;
+};
+
+// Parameters and moments; the optimizer reads one set and writes the other,
+// as training does.
+struct State {
+  State(kernels::Backend& b, int64_t n) : p(b, n), m(b, n), v(b, n) {}
+  Flat p, m, v;
+};
+
+class Trainer {
+ public:
+  Trainer(const ModelConfig& config, const Options& o,
+          ProfilingBackend& backend)
+      : o_(o),
+        table_(ParamTable::llama(config)),
+        backend_(backend),
+        a_(backend, table_.num_elements()),
+        b_(backend, table_.num_elements()),
+        grads_(backend, table_.num_elements()) {
+    for (size_t i = 0; i < table_.size(); ++i)
+      for (int64_t e = 0; e < table_[i].numel(); ++e)
+        a_.p.data()[table_.offset(i) + e] = table_.initial_value(0, i, e);
+    auto made = model::Stage::create(
+        table_,
+        {.num_layers = config.n_layers,
+         .dtype = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32,
+         .recompute =
+             o.recompute ? model::Recompute::kFull : model::Recompute::kNone,
+         .max_batch = o.batch,
+         .max_seq = o.seq},
+        backend);
+    if (!made.ok()) {
+      fmt::print(stderr, "bench_step: {}\n", made.status().message());
+      std::exit(3);
+    }
+    stage_ = std::move(made).value();
+    stage_->load_weights(now().p.span());
+  }
+
+  // One step on random tokens; returns its seconds and sets phases().
+  double step(int64_t number) {
+    make_tokens(number);
+    const auto tokens = static_cast<double>(o_.batch * o_.seq);
+    backend_.reset();
+    phases_.clear();
+    const int64_t start = monotonic_ns();
+    phase("forward", [&] {
+      loss_ = stage_->forward(
+          0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr);
+    });
+    phase("backward", [&] {
+      stage_->backward(0, 1.0 / tokens, nullptr, grads_.span(), nullptr);
+    });
+    double norm = 0;
+    phase("clip", [&] {
+      norm = std::sqrt(
+          backend_.sum_of_squares(table_.num_elements(), grads_.data()));
+    });
+    phase("adamw", [&] { update(number, std::min(1.0, 1.0 / (norm + 1e-6))); });
+    phase("load", [&] { stage_->load_weights(now().p.span()); });
+    loss_ /= tokens;
+    return seconds_since(start);
+  }
+
+  const ParamTable& table() const { return table_; }
+  const std::map<std::string, double>& phases() const { return phases_; }
+  double loss() const { return loss_; }
+  uint64_t bytes() const {
+    const auto m = stage_->memory();
+    return m.weights + m.activations + m.buffers;
+  }
+
+ private:
+  State& now() { return flipped_ ? b_ : a_; }
+  State& next() { return flipped_ ? a_ : b_; }
+
+  void update(int64_t number, double grad_scale) {
+    kernels::AdamWOptions adamw{.lr = 1e-4,
+                                .step = number + 1,
+                                .grad_scale = grad_scale,
+                                .clear_grad = true};
+    for (size_t i = 0; i < table_.size(); ++i) {
+      adamw.weight_decay = table_[i].decay ? 0.01 : 0.0;
+      const int64_t at = table_.offset(i);
+      backend_.adamw(adamw, table_[i].numel(), grads_.data() + at,
+                     now().p.data() + at, now().m.data() + at,
+                     now().v.data() + at, next().p.data() + at,
+                     next().m.data() + at, next().v.data() + at);
+    }
+    flipped_ = !flipped_;
+  }
+
+  void make_tokens(int64_t number) {
+    const int64_t vocab = table_.config().vocab_size;
+    inputs_.clear();
+    targets_.clear();
+    for (int64_t b = 0; b < o_.batch; ++b)
+      for (int64_t t = 0; t < o_.seq; ++t) {
+        const auto token = [&](int64_t at) {
+          return static_cast<int32_t>(
+              random_u64(1, static_cast<uint64_t>(number * o_.batch + b),
+                         static_cast<uint64_t>(at)) %
+              static_cast<uint64_t>(vocab));
+        };
+        inputs_.push_back(token(t));
+        targets_.push_back(token(t + 1));
+      }
+  }
+
+  template <typename F>
+  void phase(const char* name, const F& f) {
+    const int64_t start = monotonic_ns();
+    f();
+    phases_[name] += seconds_since(start);
+  }
+
+  Options o_;
+  ParamTable table_;
+  ProfilingBackend& backend_;
+  State a_, b_;
+  Flat grads_;
+  bool flipped_ = false;
+  std::unique_ptr<model::Stage> stage_;
+  std::vector<int32_t> inputs_, targets_;
+  std::map<std::string, double> phases_;
+  double loss_ = 0;
+};
+
+// As torch_llama.py counts: 6 for each weight used in a product, and causal
+// attention at half.
+double flops_per_token(const ParamTable& table, int64_t seq) {
+  const ModelConfig& c = table.config();
+  const auto body =
+      static_cast<double>(table.num_elements() - c.vocab_size * c.dim);
+  return 6 * body + 6 * static_cast<double>(c.n_layers * c.dim * seq);
+}
+
+// Rate of the products alone: forward, input and weight gradient of the
+// widest layer of a block, best of a few, in FLOP/s.
+double plain_gemm_rate(const ModelConfig& c, int64_t rows, Dtype d,
+                       kernels::Backend& backend) {
+  const int64_t out = 2 * c.hidden_dim;
+  const auto block = [&](int64_t n, Dtype type) {
+    return backend.allocate(static_cast<size_t>(n) * kernels::dtype_size(type));
+  };
+  void* x = block(rows * c.dim, d);
+  void* y = block(rows * out, d);
+  auto* master = static_cast<float*>(block(out * c.dim, Dtype::kFp32));
+  auto* dw = static_cast<float*>(block(out * c.dim, Dtype::kFp32));
+  const auto w = backend.make_weight(d, out, c.dim);
+  CHECK(x != nullptr && y != nullptr && master != nullptr && dw != nullptr &&
+        w != nullptr);
+  backend.load_weight(*w, master);
+  double best = 1e9;
+  for (int i = 0; i < 6; ++i) {
+    const int64_t start = monotonic_ns();
+    backend.linear(*w, x, rows, y);
+    backend.linear_backward_input(*w, y, rows, x);
+    backend.linear_backward_weight(d, y, x, rows, out, c.dim, dw);
+    if (i > 0) best = std::min(best, seconds_since(start));
+  }
+  for (void* p : {x, y, static_cast<void*>(master), static_cast<void*>(dw)})
+    backend.release(p);
+  return 6.0 * static_cast<double>(rows * out * c.dim) / best;
+}
+
+// tokens/s of the peer program, or 0 when it failed.
+double run_peer(const Options& o) {
+  const std::string command = fmt::format(
+      "/usr/bin/python3 '{}' --size {} --batch {} --seq {} "
+      "--threads {} --steps {}{}",
+      o.peer, o.size, o.batch, o.seq, o.threads, o.steps,
+      o.dtype == "bf16" ? " --bf16" : "");
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return 0;
+  std::string text;
+  char buffer[512];
+  while (std::fgets(buffer, sizeof(buffer), pipe) != nullptr) text += buffer;
+  const int status = ::pclose(pipe);
+  std::smatch match;
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 ||
+      !std::regex_search(text, match, std::regex("tokens/s=([0-9.]+)")))
+    return 0;
+  return std::stod(match[1]);
+}
+
+struct Best {
+  double seconds = 1e30;
+  std::map<std::string, double> phases, operations;
+};
+
+void print_table(const char* title, const std::map<std::string, double>& rows,
+                 double total) {
+  fmt::print("{}\n", title);
+  for (const auto& [name, s] : rows)
+    fmt::print("  {:<20} {:8.1f} ms  {:5.1f} %\n", name, s * 1e3,
+               100 * s / total);
+}
+
+int run(const Options& o) {
+  const ModelConfig& config = sizes().at(o.size);
+  const Dtype d = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32;
+  const auto backend = kernels::make_cpu_backend(o.threads);
+  const auto profiler = make_profiling_backend(*backend);
+  Trainer trainer(config, o, *profiler);
+  const auto tokens = static_cast<double>(o.batch * o.seq);
+  const double flops = tokens * flops_per_token(trainer.table(), o.seq);
+  double gemm = 0;
+  double peer = 0;
+  Best best;
+  int64_t number = 0;
+  for (int round = 0; round < o.rounds; ++round) {
+    // The first step of all compiles products and touches memory.
+    for (int i = 0; i < (round == 0 ? o.steps : o.steps - 1); ++i) {
+      const double s = trainer.step(number++);
+      if (number > 1 && s < best.seconds)
+        best = {s, trainer.phases(), profiler->seconds()};
+    }
+    gemm =
+        std::max(gemm, plain_gemm_rate(config, o.batch * o.seq, d, *backend));
+    if (!o.peer.empty()) peer = std::max(peer, run_peer(o));
+  }
+  const double rate = tokens / best.seconds;
+  if (o.json) {
+    nlohmann::json j = {{"size", o.size},
+                        {"batch", o.batch},
+                        {"seq", o.seq},
+                        {"threads", o.threads},
+                        {"dtype", o.dtype},
+                        {"backend", backend->description()},
+                        {"tokens_per_s", rate},
+                        {"step_s", best.seconds},
+                        {"gflops", flops / best.seconds / 1e9},
+                        {"gemm_gflops", gemm / 1e9},
+                        {"gemm_share", flops / best.seconds / gemm},
+                        {"loss", trainer.loss()},
+                        {"stage_bytes", trainer.bytes()},
+                        {"phases_s", best.phases},
+                        {"operations_s", best.operations}};
+    if (!o.peer.empty()) {
+      j["peer_tokens_per_s"] = peer;
+      if (peer > 0) j["ratio"] = rate / peer;
+    }
+    fmt::print("{}\n", j.dump());
+  } else {
+    fmt::print("size={} params={:.1f}M dtype={} backend: {}\n", o.size,
+               static_cast<double>(trainer.table().num_elements()) / 1e6,
+               o.dtype, backend->description());
+    fmt::print("step={:.4f}s tokens/s={:.0f} GFLOP/s={:.1f}\n", best.seconds,
+               rate, flops / best.seconds / 1e9);
+    fmt::print(
+        "plain products {:.1f} GFLOP/s: the step runs at {:.1f} % of "
+        "that\n",
+        gemm / 1e9, 100 * flops / best.seconds / gemm);
+    print_table("phases", best.phases, best.seconds);
+    print_table("operations", best.operations, best.seconds);
+    if (!o.peer.empty() && peer > 0)
+      fmt::print("peer tokens/s={:.0f}, ratio {:.2f}\n", peer, rate / peer);
+  }
+  if (!o.peer.empty() && peer == 0) {
+    fmt::print(stderr, "bench_step: the peer program {} failed\n", o.peer);
+    return 3;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace remesh::bench
+
+int main(int argc, char** argv) {
+  remesh::bench::Options o;
+  CLI::App app{
+      "Speed of one training step of one rank.\n\nExample:\n  bench_step "
+      "--size 42m --batch 8 --seq 256 --threads 2 --dtype bf16\n"};
+  std::vector<std::string> names;
+  for (const auto& [name, config] : remesh::bench::sizes())
+    names.push_back(name);
+  app.add_option("--size", o.size, "Model")
+      ->check(CLI::IsMember(names))
+      ->capture_default_str();
+  app.add_option("--batch", o.batch, "Sequences a step")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  app.add_option("--seq", o.seq, "Tokens a sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--threads", o.threads, "CPU threads")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  app.add_option("--dtype", o.dtype, "Type of the products")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--steps", o.steps, "Steps a round; the first is warm-up")
+      ->check(CLI::Range(2, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--rounds", o.rounds, "Rounds; the peer runs once in each")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_flag("--recompute", o.recompute, "Recompute activations");
+  app.add_flag("--json", o.json, "One JSON object on one line");
+  app.add_option("--peer", o.peer,
+                 "PyTorch program to run beside it, with the same arguments")
+      ->check(CLI::ExistingFile);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  return remesh::bench::run(o);
+}
