@@ -9,9 +9,10 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kLostGraceMs = 250;     // broken connection -> dead
+constexpr int64_t kLostGraceMs = 250;        // broken connection -> dead
 constexpr int64_t kReconnectSlackMs = 3000;  // after our own restart
-constexpr int64_t kGoodbyeMs = 3000;      // workers' time to hear SHUTDOWN
+constexpr int64_t kGoodbyeMs = 3000;         // workers' time to hear SHUTDOWN
+constexpr int64_t kOwnAbsenceMs = 300;       // several missed ticks
 constexpr size_t kKeptEvents = 50;
 
 bool terminal(pb::Durable::Phase p) {
@@ -76,10 +77,23 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
 std::vector<Action> Coordinator::on(const Event& event, int64_t now_ms) {
   actions_.clear();
   if (exited_) return {};
+  notice_own_absence(now_ms);
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, event);
   reconcile();
   return std::move(actions_);
+}
+
+// When this process itself stood still (stopped, swapped, suspended host), the
+// workers were not silent: nobody was listening.
+void Coordinator::notice_own_absence(int64_t now_ms) {
+  const int64_t gap = now_ms - now_ms_;
+  if (gap < kOwnAbsenceMs) return;
+  for (auto& [name, m] : members_) {
+    m.heard_ms += gap;
+    if (m.lost_ms >= 0) m.lost_ms += gap;
+    for (auto& [rank, p] : m.progress) p.since_ms += gap;
+  }
 }
 
 // ---------------------------------------------------------------- handlers
@@ -89,10 +103,10 @@ void Coordinator::handle(const ReportReceived& e) {
   auto it = members_.find(r.worker());
   const bool known = it != members_.end();
   if (r.worker().empty() ||
-      (known && (r.incarnation() < it->second.report.incarnation() ||
-                 (r.incarnation() == it->second.report.incarnation() &&
-                  it->second.reported &&
-                  r.seq() <= it->second.report.seq())))) {
+      (known &&
+       (r.incarnation() < it->second.report.incarnation() ||
+        (r.incarnation() == it->second.report.incarnation() &&
+         it->second.reported && r.seq() <= it->second.report.seq())))) {
     ++dropped_;
     return;
   }
@@ -106,11 +120,12 @@ void Coordinator::handle(const ReportReceived& e) {
     if (it == members_.end())
       it = members_.insert_or_assign(r.worker(), Member{}).first;
     it->second.alive = true;
+    it->second.death.clear();
     last_join_ms_ = now_ms_;
     pb::EventRecord j = event(back ? "worker_back" : "worker_joined");
     j.set_worker(r.worker());
     j.set_detail(fmt::format("{} slots on {}", r.slots(), r.host()));
-    emit(std::move(j));
+    if (!terminal(durable_.phase())) emit(std::move(j));
   }
   Member& m = it->second;
   if (!m.report.leaving() && r.leaving()) {
@@ -222,13 +237,24 @@ bool Coordinator::all_quiesced() const {
   return true;
 }
 
+bool Coordinator::all_started() const {
+  for (const pb::Durable::Member& p : durable_.participants()) {
+    const Member* m = live_participant(p.name());
+    if (m != nullptr &&
+        (!m->reported || m->report.generation() != durable_.generation() ||
+         m->report.state() == pb::Report::PREPARED))
+      return false;
+  }
+  return true;
+}
+
 void Coordinator::worker_gone(const std::string& name, const Member& m,
                               const std::string& why) {
   const bool expected =
-      m.leaving() && !(participates(name, m.report.incarnation()) &&
-                       has_ranks(name) &&
-                       durable_.phase() != pb::Durable::WAITING);
-  if (!m.alive) return;
+      m.leaving() &&
+      !(participates(name, m.report.incarnation()) && has_ranks(name) &&
+        durable_.phase() != pb::Durable::WAITING);
+  if (!m.alive || terminal(durable_.phase())) return;
   pb::EventRecord e = event(expected ? "worker_left" : "worker_lost");
   e.set_worker(name);
   if (!expected) e.set_cause(why);
@@ -255,15 +281,13 @@ void Coordinator::expire_members() {
         m.alive = false;
       }
     }
-    const bool needed =
-        participates(it->first, m.report.incarnation()) &&
-        durable_.phase() != pb::Durable::WAITING &&
-        !terminal(durable_.phase());
+    const bool needed = participates(it->first, m.report.incarnation()) &&
+                        durable_.phase() != pb::Durable::WAITING &&
+                        !terminal(durable_.phase());
     // A dead participant is kept for its last words until the generation ends.
     if (!m.alive && !needed) {
       it = members_.erase(it);
     } else {
-      if (m.alive) m.death.clear();
       ++it;
     }
   }
@@ -277,12 +301,21 @@ void Coordinator::reconcile() {
   watch_checkpoints();
   take_metrics();
   switch (durable_.phase()) {
-    case pb::Durable::WAITING: reconcile_waiting(); break;
-    case pb::Durable::PREPARING: reconcile_preparing(); break;
+    case pb::Durable::WAITING:
+      reconcile_waiting();
+      break;
+    case pb::Durable::PREPARING:
+      reconcile_preparing();
+      break;
     case pb::Durable::RUNNING:
-    case pb::Durable::FINISHING: reconcile_live(); break;
-    case pb::Durable::ABORTING: reconcile_aborting(); break;
-    default: break;
+    case pb::Durable::FINISHING:
+      reconcile_live();
+      break;
+    case pb::Durable::ABORTING:
+      reconcile_aborting();
+      break;
+    default:
+      break;
   }
   send_directives();
   if (terminal(durable_.phase())) reconcile_ended();
@@ -324,15 +357,19 @@ void Coordinator::reconcile_preparing() {
   bool must = false;
   if (const auto lost = find_loss()) return begin_abort(*lost);
   if (durable_.stop_requested() || (wants_other_mesh(&why, &must) && must)) {
-    return begin_abort({.text = durable_.stop_requested() ? "stop" : why,
-                        .failure = false});
+    return begin_abort(
+        {.text = durable_.stop_requested() ? "stop" : why, .failure = false});
   }
-  for (const pb::Durable::Member& p : durable_.participants()) {
-    const Member* m = live_participant(p.name());
-    if (m == nullptr) continue;  // no ranks, and gone
-    if (!m->reported || m->report.generation() != durable_.generation() ||
-        m->report.state() != pb::Report::PREPARED)
-      return;
+  for (const auto& [name, m] : members_) {
+    if (!m.alive) continue;
+    if (!m.reported) return;
+    const pb::Report& r = m.report;
+    // Who came back from silence may still have ranks of an older generation.
+    const bool quiet = live_participant(name) != nullptr
+                           ? r.generation() == durable_.generation() &&
+                                 r.state() == pb::Report::PREPARED
+                           : !r.busy();
+    if (!quiet) return;
   }
   set_phase(pb::Durable::RUNNING);
 }
@@ -346,7 +383,8 @@ void Coordinator::reconcile_live() {
   bool must = false;
   const bool wanted = wants_other_mesh(&why, &must);
   if (durable_.phase() == pb::Durable::RUNNING) {
-    if (wanted) finish_with(why, must);
+    // RUN must have reached everybody before FINISH takes its place.
+    if (wanted && all_started()) finish_with(why, must);
     return;
   }
   if (must && !durable_.must_stop()) return finish_with(why, true);
@@ -376,9 +414,8 @@ void Coordinator::reconcile_aborting() {
 
 void Coordinator::reconcile_ended() {
   if (terminal_since_ms_ < 0) terminal_since_ms_ = now_ms_;
-  const bool alone =
-      std::none_of(members_.begin(), members_.end(),
-                   [](const auto& m) { return m.second.alive; });
+  const bool alone = std::none_of(members_.begin(), members_.end(),
+                                  [](const auto& m) { return m.second.alive; });
   if (!alone && now_ms_ - terminal_since_ms_ < kGoodbyeMs) return;
   exited_ = true;
   act(Exit{durable_.phase() == pb::Durable::FAILED ? 3 : 0, durable_.cause()});
@@ -395,9 +432,8 @@ pb::Directive Coordinator::directive_for(const std::string& name,
   if (terminal(durable_.phase())) {
     d.set_goal(pb::Directive::SHUTDOWN);
     d.set_reason(durable_.cause());
-  } else if (m.leaving() &&
-             (!part || !has_ranks(name) ||
-              durable_.phase() == pb::Durable::WAITING)) {
+  } else if (m.leaving() && (!part || !has_ranks(name) ||
+                             durable_.phase() == pb::Durable::WAITING)) {
     d.set_goal(pb::Directive::LEAVE);
   } else if (part) {
     switch (durable_.phase()) {
@@ -405,16 +441,24 @@ pb::Directive Coordinator::directive_for(const std::string& name,
         d.set_goal(pb::Directive::PREPARE);
         *d.mutable_assignment() = durable_.assignment();
         break;
-      case pb::Durable::RUNNING: d.set_goal(pb::Directive::RUN); break;
+      case pb::Durable::RUNNING:
+        d.set_goal(pb::Directive::RUN);
+        break;
       case pb::Durable::FINISHING:
         d.set_goal(pb::Directive::FINISH);
         d.set_must_stop(durable_.must_stop());
         break;
-      case pb::Durable::ABORTING: d.set_goal(pb::Directive::ABORT); break;
-      default: break;
+      case pb::Durable::ABORTING:
+        d.set_goal(pb::Directive::ABORT);
+        break;
+      default:
+        break;
     }
   }
   d.set_checkpoint_request(checkpoint_request_);
+  if (d.goal() == pb::Directive::RUN || d.goal() == pb::Directive::FINISH)
+    for (const auto& [index, in] : fences_)
+      if (has_ranks(name) && !in.contains(name)) d.set_want_fences(true);
   return d;
 }
 
@@ -424,9 +468,9 @@ void Coordinator::send_directives() {
     if (!m.alive || !m.reported) continue;
     pb::Directive d = directive_for(name, m);
     const std::string key =
-        fmt::format("{}/{}/{}/{}/{}", m.report.incarnation(), d.generation(),
+        fmt::format("{}/{}/{}/{}/{}/{}", m.report.incarnation(), d.generation(),
                     static_cast<int>(d.goal()), d.must_stop(),
-                    d.checkpoint_request());
+                    d.checkpoint_request(), d.want_fences());
     if (key == m.directive_key && now_ms_ - m.directive_ms < kResendMs)
       continue;
     m.directive_key = key;

@@ -50,7 +50,7 @@ struct CommandReceived {
 struct CheckpointInfo {
   int64_t step = 0;
   std::string path;
-  std::vector<pb::StepMetrics> recent;
+  std::vector<pb::StepMetrics> recent;  // the last steps before it
 };
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // any order
@@ -93,9 +93,8 @@ struct Exit {
   std::string message;
 };
 
-using Action =
-    std::variant<Persist, SendDirective, SendFence, Respond, EmitEvent,
-                 AppendMetrics, ScanCheckpoints, Exit>;
+using Action = std::variant<Persist, SendDirective, SendFence, Respond,
+                            EmitEvent, AppendMetrics, ScanCheckpoints, Exit>;
 
 // ------------------------------------------------------------------- core
 
@@ -174,6 +173,7 @@ class Coordinator {
 
   // Level-triggered part, run after every event.
   void reconcile();
+  void notice_own_absence(int64_t now_ms);
   void expire_members();
   void reconcile_waiting();
   void reconcile_preparing();
@@ -189,6 +189,7 @@ class Coordinator {
   const Member* live_participant(const std::string& name) const;
   bool quiesced(const Member& m) const;
   bool all_quiesced() const;
+  bool all_started() const;
   void worker_gone(const std::string& name, const Member& m,
                    const std::string& why);
 
@@ -197,7 +198,7 @@ class Coordinator {
   bool wants_other_mesh(std::string* why, bool* must) const;
   void plan(const CheckpointsScanned& scan);
   bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
-  void fill_metrics(const std::vector<pb::StepMetrics>& recent, int64_t up_to);
+  void fill_metrics(int64_t up_to);
 
   // Ends of generations.
   std::optional<Cause> find_exit() const;
@@ -248,11 +249,11 @@ class Coordinator {
   int64_t last_join_ms_ = 0;
   int64_t not_before_ms_ = 0;  // back-off after repeated failures
   std::string waiting_for_;
-  std::optional<Cause> cause_;       // of the abort under way
-  int64_t change_began_ms_ = -1;     // training stands since
-  int64_t lost_steps_ = 0;           // by the change under way
-  int64_t refused_until_ms_ = 0;     // optional stops are off: saving fails
-  std::map<int, int64_t> refused_;   // stops refused so far, by rank
+  std::optional<Cause> cause_;      // of the abort under way
+  int64_t change_began_ms_ = -1;    // training stands since
+  int64_t lost_steps_ = 0;          // by the change under way
+  int64_t refused_until_ms_ = 0;    // optional stops are off: saving fails
+  std::map<int, int64_t> refused_;  // stops refused so far, by rank
   int64_t last_finished_ = 0;
   std::optional<pb::StepMetrics> last_metrics_;
   std::map<int64_t, pb::StepMetrics> pending_metrics_;

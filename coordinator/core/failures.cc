@@ -9,9 +9,9 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kAutoHangMs = 10'000;       // least, once steps are made
-constexpr int64_t kStartHangMs = 120'000;     // before the first step
-constexpr int64_t kSetStartHangMs = 30'000;   // same, hang_after_s given
+constexpr int64_t kAutoHangMs = 10'000;      // least, once steps are made
+constexpr int64_t kStartHangMs = 120'000;    // before the first step
+constexpr int64_t kSetStartHangMs = 30'000;  // same, hang_after_s given
 constexpr int64_t kFirstBackoffMs = 250;
 constexpr int64_t kMaxBackoffMs = 30'000;
 
@@ -21,11 +21,10 @@ constexpr int kExitCannotContinue = 3;
 constexpr int kExitBadSource = 65;
 
 std::string exit_text(const pb::RankStatus& s) {
-  std::string how =
-      s.signal() != 0
-          ? fmt::format("killed by signal {} ({})", s.signal(),
-                        strsignal(s.signal()))
-          : fmt::format("exit code {}", s.exit_code());
+  std::string how = s.signal() != 0
+                        ? fmt::format("killed by signal {} ({})", s.signal(),
+                                      strsignal(s.signal()))
+                        : fmt::format("exit code {}", s.exit_code());
   if (!s.error().empty()) {
     how += ": " + s.error();
   } else if (!s.last_log().empty()) {
@@ -79,8 +78,7 @@ std::optional<Coordinator::Cause> Coordinator::find_exit() const {
 // one does.
 std::optional<Coordinator::Cause> Coordinator::find_loss() const {
   for (const pb::Durable::Member& p : durable_.participants()) {
-    if (live_participant(p.name()) != nullptr || !has_ranks(p.name()))
-      continue;
+    if (live_participant(p.name()) != nullptr || !has_ranks(p.name())) continue;
     const auto it = members_.find(p.name());
     const bool here = it != members_.end();
     std::string why = "gone";
@@ -104,8 +102,7 @@ int64_t Coordinator::hang_after_ms() const {
   if (steps_in_generation_ == 0 || step_times_.empty()) return kStartHangMs;
   std::vector<double> t(step_times_.begin(), step_times_.end());
   std::nth_element(t.begin(), t.begin() + t.size() / 2, t.end());
-  return std::max(kAutoHangMs,
-                  static_cast<int64_t>(10'000 * t[t.size() / 2]));
+  return std::max(kAutoHangMs, static_cast<int64_t>(10'000 * t[t.size() / 2]));
 }
 
 // Every rank stands when one does; the culprit is the one whose process is
@@ -184,7 +181,6 @@ void Coordinator::end_generation() {
     if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   }
   fences_.clear();
-  pending_metrics_.clear();
   refused_.clear();
   steps_in_generation_ = 0;
   durable_.clear_participants();
@@ -217,10 +213,9 @@ void Coordinator::account_failure() {
   if (c.exit_code == kExitCannotContinue)
     return terminate(pb::Durable::FAILED, c.text);
   if (c.rank >= 0 && durable_.same_failures() >= elastic.max_same_failures())
-    return terminate(
-        pb::Durable::FAILED,
-        fmt::format("the same failure {} times at step {}: {}",
-                    durable_.same_failures(), c.step, c.text));
+    return terminate(pb::Durable::FAILED,
+                     fmt::format("the same failure {} times at step {}: {}",
+                                 durable_.same_failures(), c.step, c.text));
   if (durable_.failures() >= elastic.max_failures_without_progress())
     return terminate(
         pb::Durable::FAILED,
@@ -228,9 +223,8 @@ void Coordinator::account_failure() {
                     durable_.failures(), c.text));
   if (durable_.failures() >= 3)
     not_before_ms_ =
-        now_ms_ + std::min(kMaxBackoffMs,
-                           kFirstBackoffMs << std::min<int64_t>(
-                               durable_.failures() - 3, 10));
+        now_ms_ + std::min(kMaxBackoffMs, kFirstBackoffMs << std::min<int64_t>(
+                                              durable_.failures() - 3, 10));
 }
 
 }  // namespace remesh::core

@@ -95,7 +95,12 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
                  : fmt::format("newest checkpoint that verifies; {} newer or "
                                "older ones do not",
                                bad));
-    fill_metrics(best->recent, best->step);
+    // A committed checkpoint proves that every rank committed its step, also
+    // where reports that said so were lost.
+    for (const CheckpointInfo& c : scan.valid)
+      for (const pb::StepMetrics& m : c.recent)
+        pending_metrics_.emplace(m.step(), m);
+    fill_metrics(best->step);
     return true;
   }
   if (bad > 0) {
@@ -116,19 +121,16 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
   return true;
 }
 
-// Steps that only the checkpoint knows of (their reports were lost).
-void Coordinator::fill_metrics(const std::vector<pb::StepMetrics>& recent,
-                               int64_t up_to) {
-  if (up_to <= last_finished_) return;
-  std::map<int64_t, pb::StepMetrics> by_step;
-  for (const pb::StepMetrics& m : recent) by_step[m.step()] = m;
+// Steps up to the checkpoint's that were not yet known to be finished.
+void Coordinator::fill_metrics(int64_t up_to) {
   while (last_finished_ < up_to) {
-    const auto it = by_step.find(last_finished_ + 1);
-    if (it == by_step.end()) {
+    const auto it = pending_metrics_.find(last_finished_ + 1);
+    if (it == pending_metrics_.end()) {
       pb::EventRecord e = event("metrics_gap");
-      e.set_detail(fmt::format("steps {} to {} are finished, their metrics are "
-                               "lost",
-                               last_finished_ + 1, up_to));
+      e.set_detail(
+          fmt::format("steps {} to {} are finished, their metrics are "
+                      "lost",
+                      last_finished_ + 1, up_to));
       emit(std::move(e));
       last_finished_ = up_to;
       return;
@@ -172,6 +174,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   }
   *a.mutable_job() = options_.job;
   a.set_run_dir(options_.run_dir);
+  pending_metrics_.clear();
   durable_.set_generation(a.generation());
   lost_steps_ = std::max<int64_t>(0, last_finished_ - a.source().step());
   pb::EventRecord e = event("mesh");
@@ -215,9 +218,10 @@ void Coordinator::take_metrics() {
     if (m.step() <= last_finished_) continue;
     if (m.step() > last_finished_ + 1) {
       pb::EventRecord e = event("metrics_gap");
-      e.set_detail(fmt::format("steps {} to {} are finished, their metrics are "
-                               "lost",
-                               last_finished_ + 1, m.step() - 1));
+      e.set_detail(
+          fmt::format("steps {} to {} are finished, their metrics are "
+                      "lost",
+                      last_finished_ + 1, m.step() - 1));
       emit(std::move(e));
     }
     append_metrics(m);
@@ -226,8 +230,7 @@ void Coordinator::take_metrics() {
     if (step_times_.size() > 101) step_times_.pop_front();
     durable_.set_failures(0);
     durable_.set_same_failures(0);
-    if (change_began_ms_ >= 0 &&
-        durable_.phase() == pb::Durable::RUNNING) {
+    if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING) {
       pb::EventRecord e = event("training");
       *e.mutable_mesh() = durable_.assignment().mesh();
       e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
@@ -247,8 +250,7 @@ void Coordinator::append_metrics(const pb::StepMetrics& m) {
 
 void Coordinator::watch_checkpoints() {
   for (const auto& [name, m] : members_) {
-    if (!m.reported || m.report.generation() != durable_.generation())
-      continue;
+    if (!m.reported || m.report.generation() != durable_.generation()) continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
       if (s.has_checkpoint_step() && s.checkpoint_step() > checkpoint_step_) {
         checkpoint_step_ = s.checkpoint_step();

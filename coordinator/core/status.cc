@@ -9,24 +9,36 @@ namespace {
 
 const char* phase_text(pb::Durable::Phase p) {
   switch (p) {
-    case pb::Durable::WAITING: return "waiting";
-    case pb::Durable::PREPARING: return "preparing";
-    case pb::Durable::RUNNING: return "running";
-    case pb::Durable::FINISHING: return "finishing";
-    case pb::Durable::ABORTING: return "aborting";
-    case pb::Durable::DONE: return "done";
-    case pb::Durable::FAILED: return "failed";
-    case pb::Durable::STOPPED: return "stopped";
+    case pb::Durable::WAITING:
+      return "waiting";
+    case pb::Durable::PREPARING:
+      return "preparing";
+    case pb::Durable::RUNNING:
+      return "running";
+    case pb::Durable::FINISHING:
+      return "finishing";
+    case pb::Durable::ABORTING:
+      return "aborting";
+    case pb::Durable::DONE:
+      return "done";
+    case pb::Durable::FAILED:
+      return "failed";
+    case pb::Durable::STOPPED:
+      return "stopped";
   }
   return "unknown";
 }
 
 const char* state_text(pb::Report::State s) {
   switch (s) {
-    case pb::Report::IDLE: return "idle";
-    case pb::Report::PREPARED: return "prepared";
-    case pb::Report::RUNNING: return "running";
-    case pb::Report::QUIESCED: return "quiesced";
+    case pb::Report::IDLE:
+      return "idle";
+    case pb::Report::PREPARED:
+      return "prepared";
+    case pb::Report::RUNNING:
+      return "running";
+    case pb::Report::QUIESCED:
+      return "quiesced";
   }
   return "unknown";
 }
@@ -56,9 +68,15 @@ pb::JobStatus Coordinator::status(int64_t now_ms) const {
   s.set_job(options_.job.job().name());
   s.set_state(phase_text(durable_.phase()));
   switch (durable_.phase()) {
-    case pb::Durable::WAITING: s.set_detail(waiting_for_); break;
-    case pb::Durable::FINISHING: s.set_detail(durable_.finish_reason()); break;
-    default: s.set_detail(durable_.cause()); break;
+    case pb::Durable::WAITING:
+      s.set_detail(waiting_for_);
+      break;
+    case pb::Durable::FINISHING:
+      s.set_detail(durable_.finish_reason());
+      break;
+    default:
+      s.set_detail(durable_.cause());
+      break;
   }
   s.set_generation(durable_.generation());
   if (durable_.assignment().ranks_size() > 0)

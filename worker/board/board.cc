@@ -72,16 +72,26 @@ struct Board::Page {
 
 const char* phase_name(Phase phase) {
   switch (phase) {
-    case Phase::kStarting: return "starting";
-    case Phase::kConnecting: return "connecting";
-    case Phase::kRestoring: return "restoring";
-    case Phase::kCompute: return "compute";
-    case Phase::kReduce: return "reduce";
-    case Phase::kUpdate: return "update";
-    case Phase::kValidate: return "validate";
-    case Phase::kCheckpoint: return "checkpoint";
-    case Phase::kStopping: return "stopping";
-    case Phase::kEnded: return "ended";
+    case Phase::kStarting:
+      return "starting";
+    case Phase::kConnecting:
+      return "connecting";
+    case Phase::kRestoring:
+      return "restoring";
+    case Phase::kCompute:
+      return "compute";
+    case Phase::kReduce:
+      return "reduce";
+    case Phase::kUpdate:
+      return "update";
+    case Phase::kValidate:
+      return "validate";
+    case Phase::kCheckpoint:
+      return "checkpoint";
+    case Phase::kStopping:
+      return "stopping";
+    case Phase::kEnded:
+      return "ended";
   }
   return "unknown";
 }
@@ -94,8 +104,8 @@ Result<std::unique_ptr<Board>> Board::create(int64_t generation, int rank) {
     close(fd);
     return errno_error("board: ftruncate", err);
   }
-  void* p = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
-                 fd, 0);
+  void* p =
+      mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) {
     const int err = errno;
     close(fd);
@@ -111,16 +121,18 @@ Result<std::unique_ptr<Board>> Board::open(int fd) {
   struct stat st {};
   if (fstat(fd, &st) != 0) return errno_error("board: fstat", errno);
   if (st.st_size != static_cast<off_t>(sizeof(Page)))
-    return invalid_argument("board: descriptor has another size: daemon and "
-                            "trainer are of different versions");
-  void* p = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
-                 fd, 0);
+    return invalid_argument(
+        "board: descriptor has another size: daemon and "
+        "trainer are of different versions");
+  void* p =
+      mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return errno_error("board: mmap", errno);
   Page* page = static_cast<Page*>(p);
   if (page->magic != kMagic) {
     munmap(p, sizeof(Page));
-    return invalid_argument("board: wrong magic: daemon and trainer are of "
-                            "different versions");
+    return invalid_argument(
+        "board: wrong magic: daemon and trainer are of "
+        "different versions");
   }
   return std::unique_ptr<Board>(new Board(fd, page));
 }
@@ -184,6 +196,8 @@ Snapshot Board::snapshot() const {
   s.checkpoint_error = page_->checkpoint_error.read();
   return s;
 }
+
+int64_t Board::committed_step() const { return page_->committed_step.load(); }
 
 std::vector<StepRecord> Board::pop_steps() {
   std::vector<StepRecord> out;

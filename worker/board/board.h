@@ -25,23 +25,23 @@ namespace remesh::board {
 
 // What a rank is doing.
 enum class Phase : uint32_t {
-  kStarting = 0,   // before MPI_Init
-  kConnecting,     // in MPI_Init
-  kRestoring,      // reading or making the initial state
-  kCompute,        // forward/backward of a microbatch
-  kReduce,         // gradient reduction
-  kUpdate,         // norm, clip, optimizer
+  kStarting = 0,  // before MPI_Init
+  kConnecting,    // in MPI_Init
+  kRestoring,     // reading or making the initial state
+  kCompute,       // forward/backward of a microbatch
+  kReduce,        // gradient reduction
+  kUpdate,        // norm, clip, optimizer
   kValidate,
-  kCheckpoint,     // waiting for a checkpoint (saving at a stop)
-  kStopping,       // finalizing
+  kCheckpoint,  // waiting for a checkpoint (saving at a stop)
+  kStopping,    // finalizing
   kEnded,
 };
 const char* phase_name(Phase phase);
 
 // Exit codes of remesh-trainer.
 enum ExitCode : int {
-  kExitOk = 0,              // trained to the end, or stopped as asked
-  kExitInternal = 1,        // anything else; tried again
+  kExitOk = 0,        // trained to the end, or stopped as asked
+  kExitInternal = 1,  // anything else; tried again
   kExitUsage = 2,
   kExitCannotContinue = 3,  // the job as given cannot run: do not try again
   kExitBadSource = 65,      // the checkpoint to start from does not load
@@ -65,7 +65,7 @@ struct StepRecord {
   double lr = 0;
   double tokens_per_s = 0;
   double step_s = 0;
-  double time = 0;  // unix seconds
+  double time = 0;      // unix seconds
   double val_loss = 0;  // NaN: not validated at this step
   int64_t tokens = 0;
 };
@@ -116,6 +116,7 @@ class Board {
 
   // --- daemon side
   Snapshot snapshot() const;
+  int64_t committed_step() const;  // as in snapshot(), but cheap
   std::vector<StepRecord> pop_steps();
   void set_request(uint32_t bits);
   void set_checkpoint_request(int64_t number);

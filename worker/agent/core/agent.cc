@@ -11,6 +11,7 @@ namespace {
 
 constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
+constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
 // Bits of board::Request, which this library does not link.
@@ -30,9 +31,9 @@ std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, event);
   obey();
-  if (!exited_ && (urgent_ || (dirty_ && now_ms_ - reported_ms_ >= kReportGapMs) ||
-                   reported_ms_ < 0 ||
-                   now_ms_ - reported_ms_ >= report_every_ms_))
+  if (!exited_ &&
+      (urgent_ || (dirty_ && now_ms_ - reported_ms_ >= kReportGapMs) ||
+       reported_ms_ < 0 || now_ms_ - reported_ms_ >= report_every_ms_))
     report();
   return std::move(actions_);
 }
@@ -48,6 +49,14 @@ void Agent::handle(const Tick& e) {
   if (fences_open && now_ms_ - fence_sent_ms_ >= kFenceResendMs)
     send_fences(/*all=*/false);
   if (leaving_) leave_alone();
+  // A job that ended while nobody could tell us, or a world whose other half
+  // is gone: ranks that do nothing and that nobody asks for.
+  if (busy_ && now_ms_ - directive_ms_ > kAbandonedMs &&
+      now_ms_ - progress_ms_ > kAbandonedMs) {
+    act(LogEvent{"abandoned",
+                 "no coordinator and no progress: ranks are killed"});
+    kill_ranks();
+  }
 }
 
 // A coordinator that is gone must not keep us from leaving: the stop request
@@ -66,8 +75,8 @@ void Agent::leave_alone() {
 
 void Agent::handle(const DirectiveReceived& e) {
   const pb::Directive& d = e.directive;
-  const bool mine = d.worker() == options_.worker &&
-                    d.incarnation() == options_.incarnation;
+  const bool mine =
+      d.worker() == options_.worker && d.incarnation() == options_.incarnation;
   const bool old = d.epoch() < epoch_ ||
                    (d.epoch() == epoch_ && d.seq() <= directive_seq_) ||
                    d.generation() < generation_;
@@ -85,11 +94,9 @@ void Agent::handle(const DirectiveReceived& e) {
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
   while (!metrics_.empty() && metrics_.front().step() <= metrics_acked_)
     metrics_.pop_front();
-  if (new_coordinator) {
-    // What the one before had collected died with it.
-    if (busy_) send_fences(/*all=*/true);
-    urgent_ = true;
-  }
+  if (d.want_fences() && busy_ && d.generation() == ranks_generation_)
+    send_fences(/*all=*/true);
+  if (new_coordinator) urgent_ = true;
 }
 
 void Agent::handle(const FenceOutReceived& e) {
@@ -179,8 +186,7 @@ void Agent::handle(const Terminate&) {
 void Agent::obey() {
   if (exited_ || !directive_) return;
   const pb::Directive& d = *directive_;
-  if (d.goal() == pb::Directive::LEAVE ||
-      d.goal() == pb::Directive::SHUTDOWN) {
+  if (d.goal() == pb::Directive::LEAVE || d.goal() == pb::Directive::SHUTDOWN) {
     if (busy_) {
       kill_ranks();
       return;
@@ -263,6 +269,7 @@ void Agent::start_ranks() {
   busy_ = true;
   killing_ = false;
   tearing_down_ = false;
+  progress_ms_ = now_ms_;
   set_state(pb::Report::RUNNING);
   act(Spawn{*assignment_});
 }
@@ -290,6 +297,7 @@ void Agent::absorb(const RankSample& sample) {
   if (!busy_ || it == ranks_.end() || it->second.exited()) return;
   pb::RankStatus& s = it->second;
   const int64_t committed = s.committed_step();
+  if (s.progress() != sample.status.progress()) progress_ms_ = now_ms_;
   const int pid = s.pid();
   s = sample.status;
   if (!s.has_pid()) s.set_pid(pid);
@@ -363,6 +371,7 @@ void Agent::report() {
   if (!error_.empty()) r.set_error(error_);
   r.set_version(options_.version);
   r.set_dropped(dropped_);
+  r.set_busy(busy_);
   act(SendReport{std::move(r)});
   reported_ms_ = now_ms_;
   dirty_ = false;

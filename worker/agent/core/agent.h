@@ -73,9 +73,9 @@ struct TornDown {
 // SIGTERM: leave after the current step, nothing lost. A second one: at once.
 struct Terminate {};
 
-using Event = std::variant<Tick, DirectiveReceived, FenceOutReceived,
-                           LocalFence, RankStarted, SpawnFailed, RankExited,
-                           TornDown, Terminate>;
+using Event =
+    std::variant<Tick, DirectiveReceived, FenceOutReceived, LocalFence,
+                 RankStarted, SpawnFailed, RankExited, TornDown, Terminate>;
 
 // ----------------------------------------------------------------- actions
 
@@ -195,6 +195,7 @@ class Agent {
   bool busy_ = false;
   bool killing_ = false;
   bool tearing_down_ = false;
+  int64_t progress_ms_ = 0;  // some local rank did something
   int64_t ranks_generation_ = 0;
   std::map<int, pb::RankStatus> ranks_;
   std::map<int64_t, std::string> fences_;  // own contributions, by index

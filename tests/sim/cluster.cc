@@ -1,0 +1,843 @@
+#include "tests/sim/cluster.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "proto/base/rng.h"
+
+namespace remesh::sim {
+namespace {
+
+constexpr int64_t kWorkerTickMs = 50;
+constexpr int64_t kCoordinatorTickMs = 50;
+constexpr uint32_t kStop = 1;
+constexpr uint32_t kMust = 2;
+
+double as_loss(uint64_t state) {
+  return static_cast<double>(state >> 11) * 0x1p-53;
+}
+
+}  // namespace
+
+struct Cluster::Rank {
+  int rank = 0;
+  int64_t generation = 0;
+  bool alive = true;
+  bool stopped = false;  // SIGSTOP
+  bool stuck = false;    // hangs in the next collective
+  uint64_t progress = 1;
+  int64_t step = 0;
+  int64_t committed = -1;
+  int64_t checkpoint = -1;
+  int64_t refused = 0;
+  uint32_t request = 0;
+  uint32_t declined = 0;
+  int64_t save_request = 0;
+  int exit_code = 0;
+  int signal = 0;
+  std::vector<pb::StepMetrics> ring;
+};
+
+struct Cluster::Worker {
+  std::string name;
+  uint64_t incarnation = 0;
+  int slots = 1;
+  std::unique_ptr<agent::Agent> agent;  // null: not running
+  int64_t frozen_until = 0;
+  std::vector<agent::Event> inbox_while_frozen;
+  std::map<int, Rank> ranks;  // of the generation spawned last
+  int64_t ranks_generation = 0;
+  std::set<int64_t> spawned;  // in this life
+  bool restart = true;
+  bool left = false;
+};
+
+struct Cluster::World {
+  pb::Assignment assignment;
+  bool connected = false;
+  bool given_up = false;  // the coordinator took one of its workers for dead
+  int64_t step = 0;       // finished
+  int64_t saved = -1;
+  int64_t save_seen = 0;
+  std::vector<pb::StepMetrics> recent;
+  std::map<std::string, std::set<int64_t>> fences_done;  // by worker
+};
+
+Cluster::Cluster(const SimOptions& options)
+    : options_(options), rng_(options.seed * 0x9E3779B97F4A7C15ULL + 1) {
+  auto* e = job_.mutable_elastic();
+  job_.mutable_job()->set_name("sim");
+  job_.mutable_train()->set_steps(uniform(8, 25));
+  job_.mutable_train()->set_global_batch_size(8);
+  job_.mutable_train()->set_local_batch_size(1);
+  job_.mutable_checkpoint()->set_interval(uniform(2, 8));
+  e->set_join_window_ms(uniform(0, 600));
+  e->set_dead_after_ms(uniform(600, 1500));
+  e->set_report_every_ms(uniform(50, 200));
+  e->set_hang_after_s(static_cast<double>(uniform(15, 30)) / 10);
+  e->set_max_same_failures(1000);
+  e->set_max_failures_without_progress(10000);
+  e->set_min_slots(uniform(1, 2));
+  loss_ = chance(0.5) ? 0.0 : static_cast<double>(uniform(1, 30)) / 100;
+  duplicate_ = chance(0.5) ? 0.0 : 0.1;
+  max_latency_ms_ = chance(0.5) ? 2 : uniform(5, 200);
+  crash_between_actions_ = chance(0.5) ? 0.0 : 0.001;
+  chain_.push_back(hash64("initial weights"));
+}
+
+Cluster::~Cluster() = default;
+
+void Cluster::at(int64_t delay_ms, std::function<void()> what) {
+  queue_.push(
+      {now_ + std::max<int64_t>(0, delay_ms), ++order_, std::move(what)});
+}
+
+int64_t Cluster::uniform(int64_t low, int64_t high) {
+  return low +
+         static_cast<int64_t>(rng_() % static_cast<uint64_t>(high - low + 1));
+}
+
+bool Cluster::chance(double p) {
+  return static_cast<double>(rng_() >> 11) * 0x1p-53 < p;
+}
+
+void Cluster::violated(const std::string& what) {
+  if (violation_.empty())
+    violation_ = fmt::format("seed {}, t={} ms: {}", options_.seed, now_, what);
+}
+
+void Cluster::trace(const std::string& what) {
+  if (options_.trace)
+    std::printf("%8ld %s\n", static_cast<long>(now_), what.c_str());
+}
+
+std::string Cluster::run() {
+  start_coordinator();
+  const int64_t n = uniform(1, 4);
+  for (int64_t i = 0; i < n; ++i) {
+    Worker& w = add_worker();
+    at(uniform(0, 300), [this, &w] { start_worker(w); });
+  }
+  schedule_fault();
+  at(options_.fault_ms, [this] { heal(); });
+  while (!queue_.empty() && violation_.empty() && !done_) {
+    if (queue_.top().when > options_.end_ms) break;
+    step_once();
+  }
+  stats_.end_ms = now_;
+  stats_.steps = static_cast<int64_t>(metrics_.size());
+  if (!violation_.empty()) return violation_;
+  if (!done_) {
+    violated(fmt::format("faults stopped at {} ms and the job is not done: {}",
+                         options_.fault_ms,
+                         coordinator_
+                             ? coordinator_->status(now_).ShortDebugString()
+                             : "no coordinator"));
+    return violation_;
+  }
+  if (exit_code_ != 0) violated(fmt::format("job ended with {}", exit_code_));
+  if (static_cast<int64_t>(metrics_.size()) != job_.train().steps())
+    violated(fmt::format("{} steps in metrics, {} wanted", metrics_.size(),
+                         job_.train().steps()));
+  check_leftovers();
+  return violation_;
+}
+
+void Cluster::step_once() {
+  Timed next = queue_.top();
+  queue_.pop();
+  now_ = next.when;
+  next.what();
+}
+
+// Also a worker that could not be told of the end lets its ranks go, in time.
+void Cluster::check_leftovers() {
+  faults_on_ = false;
+  const auto left = [this]() -> std::string {
+    for (const auto& [name, w] : workers_)
+      for (const auto& [rank, r] : w->ranks)
+        if (r.alive && w->agent) return fmt::format("{} on {}", rank, name);
+    return "";
+  };
+  const int64_t until = now_ + 130'000;
+  while (!queue_.empty() && violation_.empty() && !left().empty() &&
+         now_ < until)
+    step_once();
+  if (!left().empty()) violated("outlived the job: rank " + left());
+}
+
+// ------------------------------------------------------------- coordinator
+
+void Cluster::start_coordinator() {
+  core::Options o;
+  o.job = job_;
+  o.run_dir = "/run";
+  o.host = "c";
+  if (!metrics_.empty()) {
+    o.last_finished_step = metrics_.back().step();
+    o.last_metrics = metrics_.back();
+  }
+  o.restored = journal_;
+  coordinator_ = std::make_unique<core::Coordinator>(std::move(o));
+  const uint64_t life = ++coordinator_life_;
+  trace("coordinator starts");
+  for (const core::Action& a : coordinator_->start(now_)) {
+    do_action(a);
+    if (coordinator_life_ != life || !coordinator_) return;
+  }
+  at(uniform(0, kCoordinatorTickMs), [this, life] { coordinator_tick(life); });
+}
+
+void Cluster::crash_coordinator() {
+  if (!coordinator_ || done_) return;
+  trace("coordinator crashes");
+  coordinator_.reset();
+  ++coordinator_life_;
+  at(uniform(10, 2500), [this] {
+    if (!coordinator_) start_coordinator();
+  });
+}
+
+void Cluster::coordinator_tick(uint64_t life) {
+  if (life != coordinator_life_ || !coordinator_) return;
+  if (now_ >= coordinator_frozen_until_) drive_coordinator(core::Tick{});
+  at(kCoordinatorTickMs, [this, life] { coordinator_tick(life); });
+}
+
+void Cluster::drive_coordinator(const core::Event& event) {
+  if (!coordinator_) return;
+  const uint64_t life = coordinator_life_;
+  for (const core::Action& a : coordinator_->on(event, now_)) {
+    if (faults_on_ && chance(crash_between_actions_)) {
+      ++stats_.faults;
+      return crash_coordinator();
+    }
+    do_action(a);
+    if (life != coordinator_life_ || done_) return;
+  }
+}
+
+core::CheckpointsScanned Cluster::scan() const {
+  core::CheckpointsScanned s;
+  for (const auto& [step, saved] : checkpoints_)
+    s.valid.push_back({.step = step,
+                       .path = fmt::format("step-{}", step),
+                       .recent = saved.recent});
+  return s;
+}
+
+// A generation may run only when no live member has an older rank.
+void Cluster::check_quiet(int64_t generation) {
+  for (auto& [g, world] : worlds_)
+    for (const pb::RankPlace& p : world->assignment.ranks())
+      if (!coordinator_ || !coordinator_->considers_live(
+                               p.worker(), workers_[p.worker()]->incarnation))
+        world->given_up = true;
+  for (const auto& [name, w] : workers_)
+    if (w->agent && coordinator_ &&
+        coordinator_->considers_live(name, w->incarnation))
+      for (const auto& [rank, r] : w->ranks)
+        if (r.alive && r.generation < generation)
+          violated(
+              fmt::format("generation {} runs while rank {} of generation {} "
+                          "is alive on {}",
+                          generation, rank, r.generation, name));
+}
+
+void Cluster::do_action(const core::Action& action) {
+  if (const auto* p = std::get_if<core::Persist>(&action)) {
+    const auto& d = p->durable;
+    if (d.phase() == pb::Durable::RUNNING &&
+        journal_->phase() == pb::Durable::PREPARING)
+      check_quiet(d.generation());
+    journal_ = d;
+    stats_.generations = std::max(stats_.generations, d.generation());
+    if (d.has_assignment() && d.phase() == pb::Durable::PREPARING) {
+      const auto [it, fresh] = assignments_.emplace(
+          d.assignment().generation(), d.assignment().SerializeAsString());
+      if (!fresh && it->second != d.assignment().SerializeAsString())
+        violated(fmt::format("generation {} planned twice, differently",
+                             d.generation()));
+    }
+  } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
+    const pb::Directive& d = s->directive;
+    if (d.goal() == pb::Directive::RUN &&
+        (!journal_ || journal_->generation() != d.generation() ||
+         journal_->phase() != pb::Durable::RUNNING))
+      violated("RUN was sent before it was journaled");
+    deliver_to_worker(d.worker(), agent::DirectiveReceived{d});
+  } else if (const auto* f = std::get_if<core::SendFence>(&action)) {
+    deliver_to_worker(f->worker, agent::FenceOutReceived{f->fence});
+  } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
+    const int64_t expected = metrics_.empty() ? 1 : metrics_.back().step() + 1;
+    if (m->metrics.step() != expected)
+      violated(fmt::format("metrics: step {} after step {}", m->metrics.step(),
+                           expected - 1));
+    if (m->metrics.loss() != as_loss(chain(m->metrics.step())))
+      violated(fmt::format("metrics: step {} was computed from a wrong state",
+                           m->metrics.step()));
+    metrics_.push_back(m->metrics);
+  } else if (std::get_if<core::ScanCheckpoints>(&action) != nullptr) {
+    const uint64_t life = coordinator_life_;
+    at(uniform(1, 20), [this, life] {
+      if (life == coordinator_life_) drive_coordinator(scan());
+    });
+  } else if (const auto* v = std::get_if<core::EmitEvent>(&action)) {
+    trace("event " + v->record.ShortDebugString());
+    if (v->record.event() == "metrics_gap") violated("metrics have a gap");
+  } else if (const auto* x = std::get_if<core::Exit>(&action)) {
+    trace("coordinator exits " + x->message);
+    done_ = true;
+    exit_code_ = x->code;
+  }
+}
+
+// ----------------------------------------------------------------- network
+
+int64_t Cluster::latency() {
+  if (!faults_on_) return uniform(0, 2);
+  return chance(0.9) ? uniform(0, std::min<int64_t>(5, max_latency_ms_))
+                     : uniform(0, max_latency_ms_);
+}
+
+bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
+
+void Cluster::deliver_to_coordinator(const std::string& from,
+                                     core::Event event) {
+  const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
+  for (int i = 0; i < copies; ++i) {
+    if (network_eats() || partitioned_until_[from] > now_) continue;
+    ++stats_.messages;
+    at(latency(), [this, event] {
+      if (now_ >= coordinator_frozen_until_) {
+        drive_coordinator(event);
+      } else {
+        at(coordinator_frozen_until_ - now_,
+           [this, event] { drive_coordinator(event); });
+      }
+    });
+  }
+}
+
+void Cluster::deliver_to_worker(const std::string& to, agent::Event event) {
+  const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
+  for (int i = 0; i < copies; ++i) {
+    if (network_eats() || partitioned_until_[to] > now_) continue;
+    ++stats_.messages;
+    at(latency(), [this, to, event] {
+      const auto it = workers_.find(to);
+      if (it == workers_.end()) return;
+      Worker& w = *it->second;
+      if (now_ < w.frozen_until)
+        w.inbox_while_frozen.push_back(event);
+      else
+        drive_worker(w, event);
+    });
+  }
+}
+
+// ----------------------------------------------------------------- workers
+
+Cluster::Worker& Cluster::add_worker() {
+  auto w = std::make_unique<Worker>();
+  w->name = fmt::format("w{}", workers_.size());
+  w->slots = static_cast<int>(uniform(1, 2));
+  Worker& ref = *w;
+  workers_[w->name] = std::move(w);
+  return ref;
+}
+
+void Cluster::start_worker(Worker& w) {
+  if (w.agent || w.left || done_) return;
+  agent::Options o;
+  o.worker = w.name;
+  o.incarnation = w.incarnation =
+      static_cast<uint64_t>(now_) * 1000 + order_ % 1000 + 1;
+  o.host = "h";
+  o.slots = w.slots;
+  o.cores = 2;
+  w.agent = std::make_unique<agent::Agent>(o);
+  w.ranks.clear();
+  w.spawned.clear();
+  w.frozen_until = 0;
+  w.inbox_while_frozen.clear();
+  trace("worker " + w.name + " starts");
+  const std::string name = w.name;
+  const uint64_t incarnation = w.incarnation;
+  at(0, [this, name, incarnation] { worker_tick(name, incarnation); });
+}
+
+// Its ranks die with it (PR_SET_PDEATHSIG).
+void Cluster::crash_worker(Worker& w) {
+  if (!w.agent) return;
+  trace("worker " + w.name + " dies");
+  w.agent.reset();
+  for (auto& [rank, r] : w.ranks) r.alive = false;
+  const std::string name = w.name;
+  if (chance(0.7))  // the transport notices, mostly
+    at(uniform(0, 30), [this, name] {
+      if (partitioned_until_[name] <= now_)
+        drive_coordinator(core::PeerLost{name});
+    });
+  if (w.restart)
+    at(uniform(5, 3000), [this, name] { start_worker(*workers_[name]); });
+}
+
+void Cluster::worker_tick(const std::string& name, uint64_t incarnation) {
+  Worker& w = *workers_[name];
+  if (!w.agent || w.incarnation != incarnation) return;
+  if (now_ >= w.frozen_until) {
+    auto inbox = std::move(w.inbox_while_frozen);
+    w.inbox_while_frozen.clear();
+    for (const agent::Event& e : inbox) {
+      drive_worker(w, e);
+      if (!w.agent || w.incarnation != incarnation) return;
+    }
+    agent::Tick tick;
+    for (auto& [rank, r] : w.ranks)
+      if (r.generation == w.ranks_generation) {
+        if (r.alive && !r.stopped && !r.stuck &&
+            worlds_[r.generation]->connected && intact(*worlds_[r.generation]))
+          ++r.progress;
+        tick.samples.push_back(sample(r));
+      }
+    drive_worker(w, tick);
+    if (!w.agent || w.incarnation != incarnation) return;
+  }
+  at(kWorkerTickMs,
+     [this, name, incarnation] { worker_tick(name, incarnation); });
+}
+
+agent::RankSample Cluster::sample(Rank& r) {
+  agent::RankSample s;
+  s.status.set_rank(r.rank);
+  s.status.set_step(r.step);
+  s.status.set_committed_step(r.committed);
+  s.status.set_progress(r.progress);
+  s.status.set_checkpoint_step(r.checkpoint);
+  s.status.set_refused_stops(r.refused);
+  s.status.set_os_state(r.stopped ? "T" : "S");
+  s.steps = std::move(r.ring);
+  r.ring.clear();
+  return s;
+}
+
+void Cluster::drive_worker(Worker& w, const agent::Event& event) {
+  if (!w.agent) return;
+  const uint64_t life = w.incarnation;
+  for (const agent::Action& a : w.agent->on(event, now_)) {
+    if (faults_on_ && chance(crash_between_actions_)) {
+      ++stats_.faults;
+      return crash_worker(w);
+    }
+    do_action(w, a);
+    if (!w.agent || w.incarnation != life) return;
+  }
+}
+
+void Cluster::check_report(const Worker& w, const pb::Report& r) {
+  for (const auto& [rank, k] : w.ranks) {
+    if (!k.alive) continue;
+    if (r.state() == pb::Report::PREPARED || r.state() == pb::Report::IDLE) {
+      const bool older_dying =
+          r.state() == pb::Report::IDLE && k.generation < r.generation();
+      const bool told_idle = r.state() == pb::Report::IDLE;
+      if (!older_dying && !told_idle)
+        violated(fmt::format("{} says prepared, rank {} of {} is alive", w.name,
+                             rank, k.generation));
+    }
+    if (r.state() == pb::Report::QUIESCED && k.generation == r.generation())
+      violated(fmt::format("{} says quiesced, rank {} of {} is alive", w.name,
+                           rank, k.generation));
+  }
+}
+
+void Cluster::do_action(Worker& w, const agent::Action& action) {
+  const std::string name = w.name;
+  const uint64_t life = w.incarnation;
+  if (const auto* s = std::get_if<agent::SendReport>(&action)) {
+    check_report(w, s->report);
+    deliver_to_coordinator(name, core::ReportReceived{s->report});
+  } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
+    deliver_to_coordinator(name, core::FenceReceived{f->fence});
+  } else if (const auto* p = std::get_if<agent::Spawn>(&action)) {
+    spawn(w, p->assignment);
+  } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {
+    for (auto& [rank, r] : w.ranks)
+      if (r.alive && r.generation == k->generation)
+        rank_ends(r, 0, 9, uniform(0, 30));
+  } else if (const auto* t = std::get_if<agent::TearDown>(&action)) {
+    const int64_t g = t->generation;
+    at(uniform(0, 20), [this, name, life, g] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life) drive_worker(x, agent::TornDown{g});
+    });
+  } else if (const auto* c = std::get_if<agent::CompleteFence>(&action)) {
+    World& world = *worlds_[c->generation];
+    // The result must hold every contribution.
+    size_t expected = 0;
+    std::set<std::string> with_ranks;
+    for (const auto& r : world.assignment.ranks())
+      with_ranks.insert(r.worker());
+    for (const auto& x : with_ranks) expected += x.size();
+    if (c->blob.size() != expected) violated("a fence lacks contributions");
+    if (!world.fences_done[name].insert(c->index).second)
+      violated("a fence was completed twice");
+    if (c->index == 0) {
+      const int64_t g = c->generation;
+      at(uniform(1, 10), [this, name, life, g] {
+        Worker& x = *workers_[name];
+        if (x.agent && x.incarnation == life)
+          drive_worker(x, agent::LocalFence{g, 1, name});
+      });
+    }
+    maybe_connect(world);
+  } else if (const auto* q = std::get_if<agent::SetRequest>(&action)) {
+    for (auto& [rank, r] : w.ranks) {
+      r.request = q->bits;
+      r.save_request = q->checkpoint_request;
+    }
+  } else if (std::get_if<agent::Exit>(&action) != nullptr) {
+    trace("worker " + name + " exits");
+    for (auto& [rank, r] : w.ranks) r.alive = false;
+    w.agent.reset();
+    w.left = true;
+    if (chance(0.7)) drive_coordinator(core::PeerLost{name});
+  }
+}
+
+// ---------------------------------------------------------------- training
+
+uint64_t Cluster::chain(int64_t step) {
+  while (static_cast<int64_t>(chain_.size()) <= step)
+    chain_.push_back(random_u64(chain_.back(), 1, chain_.size()));
+  return chain_[static_cast<size_t>(step)];
+}
+
+void Cluster::spawn(Worker& w, const pb::Assignment& a) {
+  const int64_t g = a.generation();
+  for (const auto& [rank, r] : w.ranks)
+    if (r.alive)
+      violated(fmt::format("{} spawns generation {}, rank {} of {} is alive",
+                           w.name, g, rank, r.generation));
+  if (!w.spawned.insert(g).second)
+    violated(fmt::format("{} spawns generation {} twice", w.name, g));
+  if (assignments_[g] != a.SerializeAsString())
+    violated(
+        fmt::format("{} spawns another generation {} than planned", w.name, g));
+  auto& world = worlds_[g];
+  if (!world) {
+    world = std::make_unique<World>();
+    world->assignment = a;
+    world->step = world->saved = a.source().step();
+  }
+  w.ranks.clear();
+  w.ranks_generation = g;
+  const std::string name = w.name;
+  const uint64_t life = w.incarnation;
+  if (faults_on_ && chance(0.02)) {
+    at(uniform(0, 5), [this, name, life, g] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life)
+        drive_worker(x, agent::SpawnFailed{g, -1, "no such file"});
+    });
+    return;
+  }
+  for (const pb::RankPlace& p : a.ranks()) {
+    if (p.worker() != w.name) continue;
+    Rank r;
+    r.rank = p.rank();
+    r.generation = g;
+    r.committed = a.source().step();
+    r.step = a.source().step();
+    w.ranks[p.rank()] = r;
+    const int rank = p.rank();
+    at(0, [this, name, life, g, rank] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life)
+        drive_worker(x, agent::RankStarted{g, rank, 1000 + rank});
+    });
+  }
+  at(uniform(5, 60), [this, name, life, g] {
+    Worker& x = *workers_[name];
+    if (x.agent && x.incarnation == life && x.ranks_generation == g)
+      drive_worker(x, agent::LocalFence{g, 0, name});
+  });
+}
+
+void Cluster::rank_ends(Rank& r, int code, int signal, int64_t delay_ms) {
+  r.exit_code = code;
+  r.signal = signal;
+  const int64_t g = r.generation;
+  const int rank = r.rank;
+  for (auto& [name, w] : workers_) {
+    const auto it = w->ranks.find(rank);
+    if (it == w->ranks.end() || &it->second != &r) continue;
+    const std::string worker = name;
+    const uint64_t life = w->incarnation;
+    at(delay_ms, [this, worker, life, g, rank] {
+      Worker& x = *workers_[worker];
+      if (!x.agent || x.incarnation != life || x.ranks_generation != g) return;
+      if (!x.ranks.at(rank).alive) return;
+      x.ranks.at(rank).alive = false;
+      reap(worker, life, g, rank);
+    });
+  }
+}
+
+// SIGCHLD waits while the daemon is frozen.
+void Cluster::reap(const std::string& worker, uint64_t life, int64_t g,
+                   int rank) {
+  Worker& w = *workers_[worker];
+  if (!w.agent || w.incarnation != life || w.ranks_generation != g) return;
+  if (now_ < w.frozen_until) {
+    at(w.frozen_until - now_,
+       [this, worker, life, g, rank] { reap(worker, life, g, rank); });
+    return;
+  }
+  Rank& r = w.ranks.at(rank);
+  agent::RankExited e{.generation = g,
+                      .rank = rank,
+                      .exit_code = r.exit_code,
+                      .signal = r.signal,
+                      .exit_time = static_cast<double>(now_) / 1000,
+                      .last_log = "",
+                      .sample = sample(r)};
+  drive_worker(w, e);
+}
+
+bool Cluster::intact(const World& world) const {
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const auto w = workers_.find(p.worker());
+    if (w == workers_.end() || !w->second->agent) return false;
+    const auto r = w->second->ranks.find(p.rank());
+    if (r == w->second->ranks.end() || !r->second.alive || r->second.stopped ||
+        r->second.stuck ||
+        r->second.generation != world.assignment.generation())
+      return false;
+  }
+  return true;
+}
+
+void Cluster::maybe_connect(World& world) {
+  if (world.connected || !intact(world)) return;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (!world.fences_done[p.worker()].contains(1)) return;
+  world.connected = true;
+  trace(
+      fmt::format("generation {} is connected", world.assignment.generation()));
+  schedule_step(world);
+}
+
+void Cluster::schedule_step(World& world) {
+  const int64_t g = world.assignment.generation();
+  const int64_t step = world.step + 1;
+  at(uniform(20, 80), [this, g, step] { finish_step(g, step); });
+}
+
+void Cluster::finish_step(int64_t g, int64_t step) {
+  World& world = *worlds_[g];
+  if (!intact(world)) {
+    // A stopped rank may be continued: look again.
+    at(100, [this, g, step] {
+      World& x = *worlds_[g];
+      if (x.step + 1 == step) finish_step(g, step);
+    });
+    return;
+  }
+  for (const auto& [other, o] : worlds_) {
+    if (other != g && o->connected && !o->given_up && !world.given_up &&
+        intact(*o))
+      violated(
+          fmt::format("generations {} and {} are live together", other, g));
+  }
+  world.step = step;
+  pb::StepMetrics m;
+  m.set_step(step);
+  m.set_loss(as_loss(chain(step)));
+  m.set_step_s(0.05);
+  m.set_generation(g);
+  world.recent.push_back(m);
+  // Ranks commit one after another; rank 0 tells the numbers when it does.
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const std::string name = p.worker();
+    const uint64_t life = workers_[name]->incarnation;
+    const int rank = p.rank();
+    at(uniform(0, 10), [this, name, life, rank, g, step, m] {
+      Worker& w = *workers_[name];
+      if (w.incarnation != life || !w.ranks.contains(rank)) return;
+      Rank& r = w.ranks.at(rank);
+      if (!r.alive || r.generation != g) return;
+      r.committed = step;
+      r.step = step;
+      if (rank == 0) r.ring.push_back(m);
+    });
+  }
+  at(11, [this, g] { boundary(*worlds_[g]); });
+}
+
+void Cluster::boundary(World& world) {
+  const int64_t g = world.assignment.generation();
+  if (!intact(world)) {
+    at(50, [this, g] { boundary(*worlds_[g]); });
+    return;
+  }
+  uint32_t bits = 0;
+  int64_t save_request = 0;
+  std::vector<Rank*> ranks;
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    Rank& r = workers_[p.worker()]->ranks.at(p.rank());
+    ranks.push_back(&r);
+    if (r.request == 0) r.declined = 0;
+    bits |= r.request & ~r.declined;
+    save_request = std::max(save_request, r.save_request);
+  }
+  const bool last = world.step >= job_.train().steps();
+  if (last || (bits & kStop) != 0) {
+    const bool failed = disk_full_ && world.saved != world.step;
+    if (failed && !last && (bits & kMust) == 0) {
+      for (Rank* r : ranks) {
+        r->declined = r->request;
+        ++r->refused;
+      }
+      schedule_step(world);
+      return;
+    }
+    if (!failed) save(world);
+    for (Rank* r : ranks) rank_ends(*r, failed ? 68 : 0, 0, uniform(0, 20));
+    return;
+  }
+  const bool asked = save_request > world.save_seen;
+  world.save_seen = save_request;
+  if ((asked || world.step % job_.checkpoint().interval() == 0) &&
+      !disk_full_) {
+    // In the background: it commits only if the ranks live that long.
+    const int64_t step = world.step;
+    at(uniform(5, 60), [this, g, step] {
+      World& x = *worlds_[g];
+      if (intact(x) && x.step - step <= 3 && x.saved < step) {
+        World copy = x;
+        copy.step = step;
+        std::erase_if(copy.recent,
+                      [&](const auto& m) { return m.step() > step; });
+        save(copy);
+        x.saved = step;
+      }
+    });
+  }
+  schedule_step(world);
+}
+
+void Cluster::save(World& world) {
+  if (world.saved == world.step && checkpoints_.contains(world.step)) return;
+  checkpoints_[world.step] = {chain(world.step), world.recent};
+  while (checkpoints_.size() > 3) checkpoints_.erase(checkpoints_.begin());
+  world.saved = world.step;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (p.rank() == 0 && workers_[p.worker()]->ranks.contains(0))
+      workers_[p.worker()]->ranks.at(0).checkpoint = world.step;
+}
+
+// ------------------------------------------------------------------ faults
+
+void Cluster::schedule_fault() {
+  at(uniform(50, 1200), [this] {
+    if (!faults_on_) return;
+    ++stats_.faults;
+    random_fault();
+    schedule_fault();
+  });
+}
+
+void Cluster::random_fault() {
+  std::vector<Worker*> up;
+  std::vector<Rank*> ranks;
+  for (auto& [name, w] : workers_) {
+    if (w->agent) up.push_back(w.get());
+    if (w->agent)
+      for (auto& [rank, r] : w->ranks)
+        if (r.alive) ranks.push_back(&r);
+  }
+  const auto worker = [&]() -> Worker* {
+    return up.empty() ? nullptr
+                      : up[static_cast<size_t>(
+                            uniform(0, static_cast<int64_t>(up.size()) - 1))];
+  };
+  const auto rank = [&]() -> Rank* {
+    return ranks.empty() ? nullptr
+                         : ranks[static_cast<size_t>(uniform(
+                               0, static_cast<int64_t>(ranks.size()) - 1))];
+  };
+  const int64_t kind = uniform(0, 12);
+  trace(fmt::format("fault {}", kind));
+  switch (kind) {
+    case 0:
+    case 1:
+      if (Rank* r = rank()) rank_ends(*r, 0, 9, 0);
+      break;
+    case 2:
+      if (Rank* r = rank()) rank_ends(*r, 1, 0, 0);
+      break;
+    case 3:
+      if (Rank* r = rank()) r->stopped = true;
+      break;
+    case 4:
+      if (Rank* r = rank()) r->stuck = true;
+      break;
+    case 5:
+    case 6:
+      if (Worker* w = worker()) crash_worker(*w);
+      break;
+    case 7:
+      if (Worker* w = worker()) w->frozen_until = now_ + uniform(100, 4000);
+      break;
+    case 8:
+      crash_coordinator();
+      break;
+    case 9:
+      coordinator_frozen_until_ = now_ + uniform(100, 2500);
+      break;
+    case 10:
+      if (Worker* w = worker())
+        partitioned_until_[w->name] = now_ + uniform(100, 4000);
+      break;
+    case 11:
+      if (workers_.size() < 6) start_worker(add_worker());
+      break;
+    case 12:
+      if (chance(0.5)) {
+        disk_full_ = !disk_full_;
+      } else if (up.size() > 1) {
+        Worker* w = worker();
+        if (chance(0.5)) {
+          drive_worker(*w, agent::Terminate{});
+        } else if (coordinator_) {
+          pb::Command c;
+          c.set_kind(pb::Command::DRAIN);
+          c.set_worker(w->name);
+          drive_coordinator(core::CommandReceived{1, c});
+        }
+      }
+      break;
+  }
+}
+
+// No more faults; what was down comes up, and there is always a worker.
+void Cluster::heal() {
+  trace("faults stop");
+  faults_on_ = false;
+  disk_full_ = false;
+  partitioned_until_.clear();
+  coordinator_frozen_until_ = 0;
+  if (!coordinator_ && !done_) start_coordinator();
+  for (auto& [name, w] : workers_) {
+    w->frozen_until = 0;
+    start_worker(*w);
+  }
+  start_worker(add_worker());
+  start_worker(add_worker());
+}
+
+}  // namespace remesh::sim

@@ -1,0 +1,157 @@
+// Cluster: a whole remesh cluster in one thread, from a seed.
+//
+// Real coordinator and agent cores; everything around them is simulated:
+// clocks, a network that loses, delays, duplicates and reorders, processes that
+// crash between any two actions, freeze and come back, ranks that die, stop or
+// fail, a journal, a metrics file and checkpoints that survive. Training is a
+// chain of hashes, so a step that is skipped, repeated or computed from a wrong
+// state shows in its "loss".
+//
+// run() returns the first violated invariant, or "" for a clean run. The same
+// seed and options give the same run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/coordinator.h"
+#include "worker/agent/core/agent.h"
+
+namespace remesh::sim {
+
+struct SimOptions {
+  uint64_t seed = 1;
+  bool trace = false;        // print what happens to stdout
+  int64_t fault_ms = 6'000;  // faults happen until then
+  int64_t end_ms = 120'000;  // the job must be done by then
+};
+
+struct SimStats {
+  int64_t end_ms = 0;
+  int64_t generations = 0;
+  int64_t steps = 0;
+  int64_t faults = 0;
+  int64_t messages = 0;
+};
+
+class Cluster {
+ public:
+  explicit Cluster(const SimOptions& options);
+  ~Cluster();
+  std::string run();
+  const SimStats& stats() const { return stats_; }
+
+ private:
+  struct Worker;
+  struct World;
+  struct Rank;
+
+  // ---- time
+  void step_once();
+  void check_leftovers();
+  void at(int64_t delay_ms, std::function<void()> what);
+  int64_t uniform(int64_t low, int64_t high);  // both included
+  bool chance(double p);
+
+  // ---- coordinator process
+  void start_coordinator();
+  void crash_coordinator();
+  void drive_coordinator(const core::Event& event);
+  void coordinator_tick(uint64_t life);
+  void do_action(const core::Action& action);
+  core::CheckpointsScanned scan() const;
+  void check_quiet(int64_t generation);
+
+  // ---- worker processes
+  Worker& add_worker();
+  void start_worker(Worker& w);
+  void crash_worker(Worker& w);
+  void drive_worker(Worker& w, const agent::Event& event);
+  void worker_tick(const std::string& name, uint64_t incarnation);
+  void do_action(Worker& w, const agent::Action& action);
+  agent::RankSample sample(Rank& r);
+  void check_report(const Worker& w, const pb::Report& r);
+
+  // ---- network
+  void deliver_to_coordinator(const std::string& from, core::Event event);
+  void deliver_to_worker(const std::string& to, agent::Event event);
+  bool network_eats();
+  int64_t latency();
+
+  // ---- training
+  void spawn(Worker& w, const pb::Assignment& a);
+  void rank_ends(Rank& r, int code, int signal, int64_t delay_ms);
+  void reap(const std::string& worker, uint64_t incarnation, int64_t generation,
+            int rank);
+  void maybe_connect(World& world);
+  void schedule_step(World& world);
+  void finish_step(int64_t generation, int64_t step);
+  void boundary(World& world);
+  void save(World& world);
+  bool intact(const World& world) const;
+  uint64_t chain(int64_t step);
+
+  // ---- faults
+  void schedule_fault();
+  void random_fault();
+  void heal();
+
+  void violated(const std::string& what);
+  void trace(const std::string& what);
+
+  SimOptions options_;
+  SimStats stats_;
+  std::mt19937_64 rng_;
+  int64_t now_ = 0;
+  uint64_t order_ = 0;
+  struct Timed {
+    int64_t when;
+    uint64_t order;
+    std::function<void()> what;
+    bool operator<(const Timed& o) const {
+      return std::tie(when, order) > std::tie(o.when, o.order);
+    }
+  };
+  std::priority_queue<Timed> queue_;
+  std::string violation_;
+
+  // The network's mood in this run.
+  double loss_ = 0;
+  double duplicate_ = 0;
+  int64_t max_latency_ms_ = 1;
+  double crash_between_actions_ = 0;
+  std::map<std::string, int64_t> partitioned_until_;
+
+  // Survives crashes.
+  pb::Job job_;
+  std::optional<pb::Durable> journal_;
+  std::vector<pb::StepMetrics> metrics_;
+  struct Saved {
+    uint64_t state;
+    std::vector<pb::StepMetrics> recent;
+  };
+  std::map<int64_t, Saved> checkpoints_;
+  std::vector<uint64_t> chain_;
+
+  std::unique_ptr<core::Coordinator> coordinator_;
+  uint64_t coordinator_life_ = 0;
+  int64_t coordinator_frozen_until_ = 0;
+  bool done_ = false;
+  int exit_code_ = -1;
+
+  std::map<std::string, std::unique_ptr<Worker>> workers_;
+  std::map<int64_t, std::unique_ptr<World>> worlds_;  // by generation
+  std::map<int64_t, std::string> assignments_;        // serialized
+  bool faults_on_ = true;
+  bool disk_full_ = false;
+};
+
+}  // namespace remesh::sim

@@ -1,0 +1,74 @@
+// cluster_sim: many simulated clusters, one a seed. Prints the figure, and for
+// a failing seed the invariant and how to see it again.
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <cstdio>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "proto/base/clock.h"
+#include "tests/sim/cluster.h"
+
+int main(int argc, char** argv) {
+  CLI::App app{
+      "Runs simulated clusters: real coordinator and worker cores, simulated "
+      "network, clocks, processes and faults. Exit code 1 when an invariant is "
+      "violated.\n\nExample: cluster_sim --seeds 100000\n"
+      "         cluster_sim --first 4711 --seeds 1 --trace"};
+  uint64_t first = 1;
+  uint64_t seeds = 1000;
+  unsigned jobs = std::max(1U, std::thread::hardware_concurrency());
+  bool trace = false;
+  app.add_option("--first", first, "first seed")->capture_default_str();
+  app.add_option("--seeds", seeds, "how many")->capture_default_str();
+  app.add_option("--jobs", jobs, "threads")->capture_default_str();
+  app.add_flag("--trace", trace, "print what happens");
+  CLI11_PARSE(app, argc, argv);
+  if (trace) jobs = 1;
+
+  std::atomic<uint64_t> next{first};
+  std::atomic<uint64_t> clean{0};
+  std::atomic<uint64_t> bad{0};
+  remesh::sim::SimStats total;
+  std::mutex mutex;
+  const double began = remesh::unix_seconds();
+  const auto work = [&] {
+    while (true) {
+      const uint64_t seed = next.fetch_add(1);
+      if (seed >= first + seeds || bad > 20) return;
+      remesh::sim::Cluster cluster({.seed = seed, .trace = trace});
+      const std::string violation = cluster.run();
+      const std::lock_guard lock(mutex);
+      total.steps += cluster.stats().steps;
+      total.faults += cluster.stats().faults;
+      total.generations += cluster.stats().generations;
+      total.messages += cluster.stats().messages;
+      total.end_ms += cluster.stats().end_ms;
+      if (violation.empty()) {
+        ++clean;
+      } else {
+        ++bad;
+        std::printf(
+            "VIOLATED %s\n  see: cluster_sim --first %llu --seeds 1 "
+            "--trace\n",
+            violation.c_str(), static_cast<unsigned long long>(seed));
+      }
+    }
+  };
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < jobs; ++i) threads.emplace_back(work);
+  for (auto& t : threads) t.join();
+  std::printf(
+      "%llu seeds clean, %llu violated: %lld faults, %lld generations, %lld "
+      "steps, %lld messages, %.1f simulated hours in %.1f s\n",
+      static_cast<unsigned long long>(clean.load()),
+      static_cast<unsigned long long>(bad.load()),
+      static_cast<long long>(total.faults),
+      static_cast<long long>(total.generations),
+      static_cast<long long>(total.steps),
+      static_cast<long long>(total.messages),
+      static_cast<double>(total.end_ms) / 3.6e6,
+      remesh::unix_seconds() - began);
+  return bad == 0 ? 0 : 1;
+}
