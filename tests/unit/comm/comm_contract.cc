@@ -67,7 +67,8 @@ class Checker {
   void expect_same(const std::vector<T>& got, const std::vector<T>& want,
                    const std::string& what) {
     if (got.size() == want.size() &&
-        std::memcmp(got.data(), want.data(), got.size() * sizeof(T)) == 0)
+        (got.empty() ||
+         std::memcmp(got.data(), want.data(), got.size() * sizeof(T)) == 0))
       return;
     size_t i = 0;
     while (i < got.size() && got[i] == want[i]) ++i;
