@@ -6,14 +6,13 @@
 // tokenizer's end-of-text token. Empty documents are skipped.
 //
 // The held-out split. The text is cut into blocks of about val_block_bytes
-// (a block ends at a line's end, or at a document's end when it is at least
-// half full). One in 1 / val_fraction of them, at equal distances from a
-// start that `seed` chooses, goes to the validation split: it comes
-// evenly from the whole input, whether it has few large documents or many
-// small ones, and the share is exact to one block
-// (systematic sampling). Where a document is cut
-// because the split changes, an end-of-text token closes the piece, so no
-// sequence runs over a gap unmarked.
+// (a block ends at a line's end, a document's end when it is at least half
+// full, or a word's end in a very long line). One in 1 / val_fraction of them,
+// at equal distances from a start that `seed` chooses, goes to the validation
+// split. So validation text comes evenly from the whole input, whether it has
+// few large documents or many small ones, and the share is exact to one block
+// (systematic sampling). Where a document is cut because the split changes, an
+// end-of-text token closes the piece, so no sequence runs over a gap unmarked.
 //
 // Files get their names by rename after fsync, the index last: whatever the
 // moment of a crash, the folder holds the old data set, the new one, or none

@@ -42,6 +42,18 @@ uint32_t widen(const std::byte* from, std::span<int32_t> out) {
   return largest;
 }
 
+// Stores the tokens as T, little-endian; the largest of them.
+template <typename T>
+uint32_t narrow(std::span<const int32_t> tokens, std::byte* to) {
+  uint32_t largest = 0;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    largest = std::max(largest, static_cast<uint32_t>(tokens[i]));
+    const auto token = static_cast<T>(tokens[i]);
+    std::memcpy(to + i * sizeof(T), &token, sizeof(T));
+  }
+  return largest;
+}
+
 }  // namespace
 
 uint32_t token_width(int64_t vocab_size) {
@@ -123,7 +135,7 @@ ShardWriter::ShardWriter(File file, std::string tokenizer, int64_t vocab_size)
       tokenizer_(std::move(tokenizer)),
       vocab_size_(vocab_size),
       width_(token_width(vocab_size)) {
-  buffer_.reserve(kBufferBytes + 4);
+  buffer_.reserve(2 * kBufferBytes);
 }
 
 Result<ShardWriter> ShardWriter::create(const std::string& path,
@@ -139,15 +151,19 @@ Result<ShardWriter> ShardWriter::create(const std::string& path,
 }
 
 Status ShardWriter::append(std::span<const int32_t> tokens) {
-  for (const int32_t token : tokens) {
-    CHECK_MSG(token >= 0 && token < vocab_size_,
-              "the tokenizer made a token outside its vocabulary");
-    const size_t at = buffer_.size();
-    buffer_.resize(at + width_);
-    std::memcpy(buffer_.data() + at, &token, width_);  // little-endian
-    if (buffer_.size() >= kBufferBytes) RETURN_IF_ERROR(flush());
-  }
   num_tokens_ += static_cast<int64_t>(tokens.size());
+  while (!tokens.empty()) {
+    const size_t n = std::min(tokens.size(), kBufferBytes / width_);
+    const size_t at = buffer_.size();
+    buffer_.resize(at + n * width_);
+    const uint32_t largest =
+        width_ == 2 ? narrow<uint16_t>(tokens.first(n), &buffer_[at])
+                    : narrow<uint32_t>(tokens.first(n), &buffer_[at]);
+    CHECK_MSG(largest < static_cast<uint64_t>(vocab_size_),
+              "the tokenizer made a token outside its vocabulary");
+    if (buffer_.size() >= kBufferBytes) RETURN_IF_ERROR(flush());
+    tokens = tokens.subspan(n);
+  }
   return ok_status();
 }
 

@@ -35,6 +35,17 @@ Status xz_error(const std::string& path, lzma_ret ret) {
   }
 }
 
+// Bytes of `text` without the character begun but not ended at its end.
+size_t whole_characters(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto b = static_cast<unsigned char>(text[text.size() - back]);
+    if ((b & 0xC0) == 0x80) continue;  // continuation byte
+    const size_t length = b < 0xC0 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
+    return length > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
 }  // namespace
 
 struct TextReader::Impl {
@@ -199,22 +210,18 @@ Status BlockCutter::end_document() {
 }
 
 // The block is full and has no end of line in its second half: the line is
-// too long to be a separator. Cut it, but not inside a character.
+// too long to be a separator. Cut it between words, or else between
+// characters.
 Status BlockCutter::cut_long_line() {
-  size_t cut = block_.text.size();
-  for (size_t back = 1; back <= 3; ++back) {
-    const auto b = static_cast<unsigned char>(block_.text[cut - back]);
-    if ((b & 0xC0) == 0x80) continue;  // continuation byte
-    const size_t length = b < 0xC0 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
-    if (length > back) cut -= back;
-    break;
-  }
-  const std::string rest = block_.text.substr(cut);
+  const size_t space = block_.text.find(' ', block_bytes_);
+  const size_t cut =
+      space == std::string::npos ? whole_characters(block_.text) : space + 1;
+  std::string rest = block_.text.substr(cut);
   block_.text.resize(cut);
   RETURN_IF_ERROR(emit());
   document_open_ = true;
   line_cut_ = true;
-  block_.text = rest;
+  block_.text = std::move(rest);
   return ok_status();
 }
 

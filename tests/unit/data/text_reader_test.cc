@@ -144,8 +144,9 @@ std::string random_text(std::mt19937_64& rng) {
     if (rng() % 3 != 0) {
       text += kLines[rng() % std::size(kLines)];
     } else {
+      const uint64_t spaces = rng() % 2 == 0 ? 10 : 1000;
       for (size_t k = rng() % 300; k > 0; --k)
-        text += rng() % 8 == 0 ? "€" : "x";
+        text += rng() % 8 == 0 ? "€" : rng() % spaces == 0 ? " " : "x";
       if (rng() % 4 != 0) text += "\n";
     }
   }
