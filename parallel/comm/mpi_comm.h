@@ -12,8 +12,8 @@
 //
 // Progress: Open MPI has no progress thread. A non-blocking operation moves
 // only while some call of this library runs, so computing code calls
-// Request::test() now and then (an all-reduce wants a call for every 256 KiB
-// or so that it moves; between calls at most the messages already handed to
+// Request::test() now and then (an all-reduce wants a few calls for every 512
+// KiB or so that it moves; between calls at most the messages already handed to
 // the kernel or laid in shared memory move). Without it nearly all the work is
 // done inside wait(). Every call advances all operations of the process, so
 // ranks may wait for different ones in any order.
