@@ -1,0 +1,42 @@
+// Golden files: a small Llama with weights, tokens and what training it gives,
+// computed elsewhere in float64 (attributes `source` and `optimizer.note`).
+//
+//   attributes  config.*, optimizer.*
+//   /tokens               int32 (steps, sequences, T + 1)
+//   /weights/NAME         before the first step
+//   /first/loss, /first/grads/NAME, /first/logits_row0 (T, V)
+//   /train/{loss,grad_norm,lr} (steps), /train/weights_after/NAME
+//
+// Flat vectors are in the order of the ParamTable.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "parallel/geometry/param_table.h"
+#include "proto/base/status.h"
+#include "worker/train/schedule.h"
+#include "worker/train/step.h"
+
+namespace remesh::golden {
+
+struct Golden {
+  geometry::ModelConfig config;
+  train::Schedule schedule;
+  train::StepOptions optimizer;
+  int64_t steps = 0, sequences = 0, seq_len = 0;
+  std::vector<int32_t> tokens;  // steps * sequences * (seq_len + 1)
+  std::vector<float> weights;
+  double first_loss = 0;
+  std::vector<float> first_grads;
+  std::vector<float> first_logits;  // seq_len * vocab_size, sequence 0
+  std::vector<double> loss, grad_norm, lr;
+  std::vector<float> weights_after;
+};
+
+// Fails, naming file and object, on a file that is missing, not HDF5, or not
+// of this form (sizes that do not fit the configuration, tokens out of range).
+Result<Golden> read_golden(const std::string& path);
+
+}  // namespace remesh::golden

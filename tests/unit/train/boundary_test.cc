@@ -1,0 +1,127 @@
+#include "worker/train/boundary.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <vector>
+
+namespace remesh::train {
+namespace {
+
+using Answer = StopPolicy::Answer;
+
+TEST(StopPolicy, ARefusedStopIsForgottenUntilAskedAnew) {
+  StopPolicy p;
+  EXPECT_EQ(p.on_step({}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
+  p.refused();
+  EXPECT_EQ(p.on_step({.stop = 2}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 2, .must_stop = 1}), Answer::kMustStop);
+  EXPECT_EQ(p.on_step({.stop = 1}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
+}
+
+TEST(Facts, SurviveTheArray) {
+  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  const auto a = f.to_array();
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_EQ(a[i], static_cast<double>(i + 1));
+  EXPECT_EQ(Facts::from_array(a).to_array(), a);
+}
+
+TEST(SavePlan, BeginsWhenDueAndCommitsWhenAllAreDone) {
+  SavePlan p({.interval = 2, .world = 3});
+  EXPECT_FALSE(p.on_step(1, {}, false).begin);
+  EXPECT_TRUE(p.on_step(2, {}, false).begin);
+  EXPECT_FALSE(p.on_step(3, {.shard_saved = 2}, false).commit);
+  const auto d = p.on_step(4, {.shard_saved = 3}, false);
+  EXPECT_TRUE(d.commit);
+  EXPECT_TRUE(d.skipped);
+  EXPECT_FALSE(d.begin);
+  EXPECT_FALSE(p.on_step(5, {}, false).ended.has_value());
+  const auto e = p.on_step(6, {.committed = 1}, false);
+  EXPECT_EQ(e.ended, true);
+  EXPECT_EQ(e.ended_step, 2);
+  EXPECT_TRUE(e.begin);
+  EXPECT_EQ(p.saved_step(), 2);
+}
+
+TEST(SavePlan, OneFailedShardGivesTheSaveUp) {
+  SavePlan p({.interval = 1, .world = 2});
+  EXPECT_TRUE(p.on_step(1, {}, false).begin);
+  // Nothing may be removed while the other still writes.
+  EXPECT_FALSE(p.on_step(2, {.shard_failed = 1}, false).abandon);
+  const auto d = p.on_step(3, {.shard_saved = 1, .shard_failed = 1}, false);
+  EXPECT_TRUE(d.abandon);
+  EXPECT_FALSE(d.commit);
+  EXPECT_EQ(p.on_step(4, {.gave_up = 1}, false).ended, false);
+  EXPECT_EQ(p.saved_step(), -1);
+}
+
+TEST(SavePlan, AnAskedForCheckpointWaitsItsTurnAndIsMadeOnce) {
+  SavePlan p({.interval = 0, .world = 1});
+  EXPECT_TRUE(p.on_step(1, {.checkpoint_request = 1}, false).begin);
+  // A second one is asked for while the first is written.
+  auto d = p.on_step(2, {.shard_saved = 1, .checkpoint_request = 2}, false);
+  EXPECT_FALSE(d.begin);
+  EXPECT_FALSE(d.skipped);
+  d = p.on_step(3, {.committed = 1, .checkpoint_request = 2}, false);
+  EXPECT_TRUE(d.begin);
+  p.on_step(4, {.shard_saved = 1, .checkpoint_request = 2}, false);
+  d = p.on_step(5, {.committed = 1, .checkpoint_request = 2}, false);
+  EXPECT_FALSE(d.begin);
+}
+
+TEST(SavePlan, NoneIsBegunWhereEverybodyStops) {
+  SavePlan p({.interval = 1, .world = 1});
+  EXPECT_FALSE(p.on_step(1, {.checkpoint_request = 1}, true).begin);
+  EXPECT_EQ(p.phase(), SavePlan::Phase::kIdle);
+}
+
+// Ranks whose disks take any time: saves never overlap, each ends, and what is
+// due is begun or said to be skipped.
+TEST(SavePlan, AnyDiskSpeedsKeepTheOrder) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  const auto upto = [&](int n) { return static_cast<int>(rng() % n); };
+  for (int round = 0; round < 200; ++round) {
+    const int world = 1 + upto(4);
+    SavePlan p({.interval = 1 + upto(5), .world = world});
+    std::vector<int> left(static_cast<size_t>(world), -1);
+    int ending = -1, begun = 0, ended = 0;
+    bool will_commit = false;
+    int fails = 0;
+    for (int64_t step = 1; step < 100; ++step) {
+      Facts agreed;
+      if (p.phase() == SavePlan::Phase::kWriting)
+        for (int r = 0; r < world; ++r)
+          if (left[static_cast<size_t>(r)]-- <= 0)
+            (r < fails ? agreed.shard_failed : agreed.shard_saved) += 1;
+      if (p.phase() == SavePlan::Phase::kEnding && ending-- <= 0)
+        (will_commit ? agreed.committed : agreed.gave_up) = 1;
+      const auto before = p.phase();
+      const auto d = p.on_step(step, agreed, false);
+      if (d.commit || d.abandon) {
+        EXPECT_EQ(d.commit, fails == 0);
+        EXPECT_EQ(before, SavePlan::Phase::kWriting);
+        will_commit = d.commit;
+        ending = upto(3);
+      }
+      if (d.ended) {
+        EXPECT_EQ(*d.ended, will_commit);
+        ++ended;
+      }
+      if (d.begin) {
+        EXPECT_EQ(++begun, ended + 1);
+        for (int& l : left) l = upto(6);
+        fails = upto(5) == 0 ? 1 : 0;
+      }
+    }
+    EXPECT_GE(begun, 2);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::train

@@ -1,0 +1,84 @@
+#include "worker/train/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace remesh::train {
+namespace {
+
+Schedule schedule(Decay decay) {
+  return {.lr = 3e-3,
+          .warmup_steps = 2,
+          .total_steps = 10,
+          .decay = decay,
+          .decay_ratio = 0.25,
+          .min_lr_factor = 0.1};
+}
+
+TEST(Schedule, CosineIsAsInTheGoldenFiles) {
+  const Schedule s = schedule(Decay::kCosine);
+  const double want[] = {0.0015,     0.003,      0.003,
+                         0.00289724, 0.00260459, 0.00216662};
+  for (int i = 0; i < 6; ++i)
+    EXPECT_NEAR(learning_rate(s, i), want[i], 5e-9) << i;
+  EXPECT_NEAR(learning_rate(s, 10), 3e-4, 1e-15);
+  EXPECT_NEAR(learning_rate(s, 1000), 3e-4, 1e-15);
+}
+
+TEST(Schedule, LinearReachesItsEnd) {
+  const Schedule s = schedule(Decay::kLinear);
+  EXPECT_DOUBLE_EQ(learning_rate(s, 2), 3e-3);
+  EXPECT_NEAR(learning_rate(s, 6), 3e-3 * 0.55, 1e-15);
+  EXPECT_NEAR(learning_rate(s, 10), 3e-4, 1e-15);
+}
+
+TEST(Schedule, WsdIsFlatThenFalls) {
+  const Schedule s = schedule(Decay::kWsd);
+  for (int i = 1; i <= 7; ++i) EXPECT_DOUBLE_EQ(learning_rate(s, i), 3e-3);
+  EXPECT_NEAR(learning_rate(s, 8), 3e-3 * (1 - 0.9 * 0.2), 1e-15);
+  EXPECT_NEAR(learning_rate(s, 10), 3e-4, 1e-15);
+}
+
+TEST(Schedule, AnyCourseRisesToItsPeakAndNeverRisesAfter) {
+  for (const Decay d :
+       {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd})
+    for (int64_t warmup : {0, 1, 5, 40})
+      for (int64_t total : {1, 5, 40})
+        for (double ratio : {0.0, 0.3, 1.0}) {
+          Schedule s = schedule(d);
+          s.warmup_steps = warmup;
+          s.total_steps = total;
+          s.decay_ratio = ratio;
+          for (int64_t i = 0; i < 60; ++i) {
+            const double now = learning_rate(s, i);
+            EXPECT_GT(now, 0);
+            EXPECT_LE(now, s.lr);
+            if (i == 0) continue;
+            const double before = learning_rate(s, i - 1);
+            if (i < warmup) {
+              EXPECT_GT(now, before);
+            } else if (i > warmup) {
+              EXPECT_LE(now, before);
+            }
+          }
+        }
+}
+
+TEST(Schedule, NamesAreReadAndUnknownOnesRefused) {
+  EXPECT_EQ(*parse_decay("wsd"), Decay::kWsd);
+  EXPECT_EQ(*parse_decay("constant"), Decay::kConstant);
+  const auto bad = parse_decay("cosin");
+  ASSERT_FALSE(bad.ok());
+  EXPECT_NE(bad.status().message().find("allowed: cosine"), std::string::npos);
+}
+
+TEST(Clip, ShortensOnlyWhatIsTooLong) {
+  EXPECT_DOUBLE_EQ(clip_coefficient(1.0, 0.5), 1.0);
+  EXPECT_DOUBLE_EQ(clip_coefficient(1.0, 4.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_DOUBLE_EQ(clip_coefficient(0.0, 1e9), 1.0);
+}
+
+}  // namespace
+}  // namespace remesh::train

@@ -1,0 +1,245 @@
+#include "tests/unit/train/trainer_fixture.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
+
+#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest/scan.h"
+#include "proto/base/clock.h"
+#include "proto/base/rng.h"
+#include "proto/jobfile/jobfile.h"
+#include "worker/data/dataset.h"
+#include "worker/data/prepare.h"
+
+namespace remesh::train {
+namespace {
+
+constexpr char kJob[] = R"(
+[job]
+name = "trainer-test"
+[model]
+dim = 32
+n_layers = 2
+n_heads = 4
+n_kv_heads = 2
+hidden_dim = 64
+[data]
+path = "data"
+[train]
+steps = 12
+seq_len = 32
+global_batch_size = 6
+local_batch_size = 1
+dtype = "fp32"
+eval_every = 5
+eval_sequences = 5
+[optimizer]
+lr = 0.005
+[schedule]
+warmup_steps = 2
+[parallel]
+bucket_mb = 1
+[checkpoint]
+interval = 4
+)";
+
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+std::string text_of(int64_t sentences) {
+  const char* const words[] = {"the ", "sea ",  "was ",    "calm ", "and ",
+                               "old ", "ship ", "sailed ", "on.\n"};
+  std::string text;
+  for (int64_t i = 0; i < sentences * 9; ++i)
+    text += words[(i + static_cast<int64_t>(
+                           random_u64(1, 2, static_cast<uint64_t>(i)) % 3)) %
+                  9];
+  return text;
+}
+
+}  // namespace
+
+RankProcess::RankProcess(std::vector<std::string> argv, board::Board* board,
+                         const std::string& output) {
+  std::vector<char*> args;
+  for (std::string& a : argv) args.push_back(a.data());
+  args.push_back(nullptr);
+  const int board_fd = board == nullptr ? -1 : board->fd();
+  pid_ = fork();
+  if (pid_ != 0) return;
+  setpgid(0, 0);
+  const int out = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  dup2(out, 1);
+  dup2(out, 2);
+  if (board_fd >= 0) fcntl(board_fd, F_SETFD, 0);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+  setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+  setenv("OMPI_MCA_btl", "self,vader", 1);
+  setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+  setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1);
+  setenv("OMPI_MCA_hwloc_base_binding_policy", "none", 1);
+  execvp(args[0], args.data());
+  _exit(127);
+}
+
+RankProcess::~RankProcess() {
+  if (reaped_) return;
+  kill_it();
+  waitpid(pid_, nullptr, 0);
+}
+
+void RankProcess::kill_it() { kill(-pid_, SIGKILL); }
+
+bool RankProcess::ended() {
+  if (reaped_) return true;
+  int status = 0;
+  if (waitpid(pid_, &status, WNOHANG) != pid_) return false;
+  reaped_ = true;
+  code_ = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return true;
+}
+
+int RankProcess::wait() {
+  const int64_t until = monotonic_ms() + 60'000;
+  while (!ended()) {
+    if (monotonic_ms() > until) {
+      ADD_FAILURE() << "the trainer did not end within a minute";
+      kill_it();
+    }
+    sleep_ms(2);
+  }
+  return code_;
+}
+
+void TrainerTest::SetUp() {
+  std::string pattern =
+      (std::filesystem::temp_directory_path() / "remesh-train-XXXXXX").string();
+  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+  dir_ = pattern;
+  std::ofstream(dir_ + "/text.txt") << text_of(500);
+  const auto made = data::prepare({.inputs = {dir_ + "/text.txt"},
+                                   .out_dir = dir_ + "/data",
+                                   .val_fraction = 0.1,
+                                   .val_block_bytes = 256});
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+}
+
+void TrainerTest::TearDown() { std::filesystem::remove_all(dir_); }
+
+pb::RankSpec TrainerTest::spec(const std::vector<std::string>& overrides,
+                               int dp) {
+  const auto job = jobfile::parse_job(
+      kJob, {.name = "job.toml", .base_dir = dir_}, overrides, dir_);
+  EXPECT_TRUE(job.ok()) << job.status().to_string();
+  const auto dataset = data::Dataset::open(dir_ + "/data");
+  EXPECT_TRUE(dataset.ok()) << dataset.status().to_string();
+  const auto resolved =
+      jobfile::resolve(*job, {.vocab_size = dataset->vocab_size()});
+  EXPECT_TRUE(resolved.ok()) << resolved.status().to_string();
+  pb::RankSpec s;
+  pb::Assignment& a = *s.mutable_assignment();
+  a.set_generation(1);
+  a.mutable_mesh()->set_dp(dp);
+  a.mutable_source()->set_kind(pb::Source::INIT);
+  *a.mutable_job() = *resolved;
+  a.set_run_dir(dir_);
+  s.set_threads(1);
+  s.set_log_path(dir_ + "/rank.log");
+  if (dp == 1) s.set_rank(0);
+  return s;
+}
+
+void TrainerTest::from_checkpoint(pb::RankSpec& spec, const std::string& path,
+                                  int64_t step) {
+  pb::Assignment& a = *spec.mutable_assignment();
+  a.set_generation(a.generation() + 1);
+  a.mutable_source()->set_kind(pb::Source::CHECKPOINT);
+  a.mutable_source()->set_path(path);
+  a.mutable_source()->set_step(step);
+}
+
+std::string TrainerTest::checkpoint(int64_t step) const {
+  return dir_ + "/checkpoints/" + manifest::step_name(step);
+}
+
+std::string TrainerTest::write_spec(const pb::RankSpec& spec) {
+  const std::string path = dir_ + "/spec-" + std::to_string(++number_);
+  std::ofstream out(path, std::ios::binary);
+  spec.SerializeToOstream(&out);
+  return path;
+}
+
+std::unique_ptr<board::Board> TrainerTest::make_board(
+    const pb::RankSpec& spec) {
+  auto b = board::Board::create(spec.assignment().generation(), spec.rank());
+  EXPECT_TRUE(b.ok());
+  return std::move(b).value();
+}
+
+std::unique_ptr<RankProcess> TrainerTest::start(const pb::RankSpec& spec,
+                                                board::Board& board) {
+  return std::make_unique<RankProcess>(
+      std::vector<std::string>{REMESH_TRAINER, "--spec", write_spec(spec),
+                               "--board-fd", std::to_string(board.fd())},
+      &board, dir_ + "/output");
+}
+
+Ended TrainerTest::run(
+    const pb::RankSpec& spec,
+    const std::function<void(const board::Snapshot&, board::Board&,
+                             RankProcess&)>& watch) {
+  const auto board = make_board(spec);
+  const auto rank = start(spec, *board);
+  Ended e;
+  const auto collect = [&] {
+    for (const auto& r : board->pop_steps()) e.steps.push_back(r);
+  };
+  const int64_t until = monotonic_ms() + 60'000;
+  while (!rank->ended() && monotonic_ms() < until) {
+    collect();
+    if (watch) watch(board->snapshot(), *board, *rank);
+    sleep_ms(1);
+  }
+  e.code = rank->wait();
+  collect();
+  e.board = board->snapshot();
+  return e;
+}
+
+int TrainerTest::run_mpi(const pb::RankSpec& spec, int n) {
+  RankProcess p({"mpirun", "-n", std::to_string(n), REMESH_TRAINER, "--spec",
+                 write_spec(spec)},
+                nullptr, dir_ + "/output");
+  return p.wait();
+}
+
+std::string TrainerTest::output() const {
+  std::string all;
+  for (const char* name : {"/output", "/rank.log"}) {
+    std::ifstream in(dir_ + name);
+    all.append(std::istreambuf_iterator<char>(in), {});
+  }
+  return all;
+}
+
+std::map<int64_t, double> recent_losses(const std::string& checkpoint) {
+  const auto fs = manifest::posix_file_system();
+  const auto m = manifest::read_checkpoint(*fs, checkpoint);
+  EXPECT_TRUE(m.ok()) << m.status().to_string();
+  std::map<int64_t, double> out;
+  if (m.ok())
+    for (const auto& r : m->recent()) out[r.step()] = r.loss();
+  return out;
+}
+
+}  // namespace remesh::train

@@ -1,0 +1,74 @@
+// TrainerTest: remesh-trainer as its worker sees it: a process, a board, a run
+// directory. Everything is in one temporary folder and removed afterwards.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/control.pb.h"
+#include "worker/board/board.h"
+
+namespace remesh::train {
+
+// A rank under test; killed when it still lives at the end.
+class RankProcess {
+ public:
+  // Starts `argv`; with a board the descriptor is inherited.
+  RankProcess(std::vector<std::string> argv, board::Board* board,
+              const std::string& output);
+  ~RankProcess();
+  RankProcess(const RankProcess&) = delete;
+  RankProcess& operator=(const RankProcess&) = delete;
+  void kill_it();
+  // Exit code, or -signal. Fails the test after a minute.
+  int wait();
+  bool ended();
+
+ private:
+  int pid_ = -1;
+  bool reaped_ = false;
+  int code_ = 0;
+};
+
+struct Ended {
+  int code = 0;
+  board::Snapshot board;
+  std::vector<board::StepRecord> steps;
+};
+
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override;
+  void TearDown() override;
+
+  // The job, with `overrides` ("train.steps=5").
+  pb::RankSpec spec(const std::vector<std::string>& overrides = {}, int dp = 1);
+  static void from_checkpoint(pb::RankSpec& spec, const std::string& path,
+                              int64_t step);
+  std::string checkpoint(int64_t step) const;
+  std::string write_spec(const pb::RankSpec& spec);
+  std::unique_ptr<board::Board> make_board(const pb::RankSpec& spec);
+  std::unique_ptr<RankProcess> start(const pb::RankSpec& spec,
+                                     board::Board& board);
+  // Starts one and follows it: `watch` sees each snapshot, and may act. Any of
+  // the steps popped are returned.
+  Ended run(const pb::RankSpec& spec,
+            const std::function<void(const board::Snapshot&, board::Board&,
+                                     RankProcess&)>& watch = {});
+  // `n` ranks under mpirun, without boards; the exit code.
+  int run_mpi(const pb::RankSpec& spec, int n);
+  std::string output() const;  // of the last process
+
+  std::string dir_;
+  int number_ = 0;
+};
+
+// Losses by step of the checkpoint's manifest.
+std::map<int64_t, double> recent_losses(const std::string& checkpoint);
+
+}  // namespace remesh::train

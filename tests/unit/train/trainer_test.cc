@@ -1,0 +1,216 @@
+#include "worker/train/trainer.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/manifest/scan.h"
+#include "tests/unit/train/trainer_fixture.h"
+
+namespace remesh::train {
+namespace {
+
+using board::Board;
+using board::Snapshot;
+
+std::map<int64_t, double> losses(const Ended& e) {
+  std::map<int64_t, double> out;
+  for (const auto& s : e.steps) out[s.step] = s.loss;
+  return out;
+}
+
+TEST_F(TrainerTest, TrainsToTheEndValidatesAndSaves) {
+  const Ended e = run(spec());
+  ASSERT_EQ(e.code, 0) << output();
+  ASSERT_EQ(e.steps.size(), 12U);
+  for (size_t i = 0; i < e.steps.size(); ++i) {
+    const board::StepRecord& s = e.steps[i];
+    EXPECT_EQ(s.step, static_cast<int64_t>(i) + 1);
+    EXPECT_EQ(s.tokens, s.step * 6 * 32);
+    EXPECT_EQ(std::isnan(s.val_loss), s.step % 5 != 0 && s.step != 12);
+    EXPECT_GT(s.grad_norm, 0);
+    EXPECT_GT(s.time, 1.7e9);
+  }
+  EXPECT_LT(e.steps.back().loss, e.steps.front().loss - 0.3);
+  EXPECT_LT(e.steps.back().val_loss, e.steps[4].val_loss);
+  EXPECT_EQ(e.board.committed_step, 12);
+  EXPECT_EQ(e.board.checkpoint_step, 12);
+  EXPECT_EQ(e.board.phase, board::Phase::kEnded);
+  EXPECT_EQ(e.board.error, "");
+  EXPECT_TRUE(std::filesystem::exists(checkpoint(12)));
+}
+
+TEST_F(TrainerTest, KilledAndStartedAgainItGivesTheSameBits) {
+  const std::vector<std::string> longer = {"train.steps=60",
+                                           "train.eval_every=0"};
+  const Ended whole = run(spec(longer));
+  ASSERT_EQ(whole.code, 0) << output();
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  // Killed anywhere after its first checkpoint.
+  pb::RankSpec s = spec(longer);
+  const Ended killed =
+      run(s, [](const Snapshot& now, Board&, RankProcess& rank) {
+        if (now.checkpoint_step > 0) rank.kill_it();
+      });
+  ASSERT_EQ(killed.code, -9) << output();
+  const int64_t from = killed.board.checkpoint_step;
+  from_checkpoint(s, checkpoint(from), from);
+  const Ended rest = run(s);
+  ASSERT_EQ(rest.code, 0) << output();
+  ASSERT_EQ(rest.steps.front().step, from + 1);
+  const auto want = losses(whole);
+  for (const auto& [step, loss] : losses(killed))
+    EXPECT_EQ(loss, want.at(step)) << step;
+  for (const auto& [step, loss] : losses(rest))
+    EXPECT_EQ(loss, want.at(step)) << step;
+  EXPECT_EQ(rest.steps.back().val_loss, whole.steps.back().val_loss);
+  EXPECT_EQ(rest.steps.back().tokens, whole.steps.back().tokens);
+}
+
+TEST_F(TrainerTest, StopsAtABoundaryWithEverythingSaved) {
+  pb::RankSpec s = spec({"train.steps=5000", "checkpoint.interval=0"});
+  const Ended e = run(s, [](const Snapshot& now, Board& board, RankProcess&) {
+    if (now.committed_step >= 3) board.set_request(board::kRequestStop);
+  });
+  ASSERT_EQ(e.code, 0) << output();
+  const int64_t at = e.board.committed_step;
+  EXPECT_LT(at, 5000);
+  EXPECT_EQ(e.steps.back().step, at);
+  EXPECT_EQ(e.board.checkpoint_step, at);
+  // The manifest has every step, so that none is lost with the rank.
+  const auto kept = recent_losses(checkpoint(at));
+  EXPECT_EQ(kept, losses(e));
+}
+
+TEST_F(TrainerTest, SavesWhenAskedAndInTheBackground) {
+  pb::RankSpec s = spec({"train.steps=5000", "checkpoint.interval=0"});
+  int64_t first = -1;
+  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
+    if (now.committed_step >= 2) board.set_checkpoint_request(1);
+    if (first < 0 && now.checkpoint_step > 0) first = now.checkpoint_step;
+    if (first > 0 && now.committed_step > first + 3)
+      board.set_request(board::kRequestStop);
+  });
+  ASSERT_EQ(e.code, 0) << output();
+  EXPECT_GE(first, 3);
+  EXPECT_TRUE(std::filesystem::exists(checkpoint(first)));
+  // What the first checkpoint holds is not in the second again.
+  EXPECT_EQ(recent_losses(checkpoint(e.board.committed_step)).begin()->first,
+            first + 1);
+}
+
+TEST_F(TrainerTest, AStopThatCannotSaveIsRefusedUnlessItMustBe) {
+  pb::RankSpec s = spec({"train.steps=100000", "checkpoint.interval=0",
+                         "checkpoint.folder=blocked"});
+  std::ofstream(dir_ + "/blocked") << "a file where the folder should be";
+  int64_t refused_at = -1;
+  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
+    if (now.committed_step == 0) return;
+    if (refused_at < 0) board.set_request(board::kRequestStop);
+    if (now.refused_stops == 0) return;
+    if (refused_at < 0) refused_at = now.committed_step;
+    if (now.committed_step > refused_at + 5)
+      board.set_request(board::kRequestStop | board::kRequestMust);
+  });
+  EXPECT_EQ(e.code, board::kExitSaveFailed) << output();
+  EXPECT_EQ(e.board.refused_stops, 1);
+  EXPECT_NE(e.board.checkpoint_error.find("blocked"), std::string::npos)
+      << e.board.checkpoint_error;
+  EXPECT_NE(e.board.error.find("could not be saved"), std::string::npos);
+}
+
+TEST_F(TrainerTest, AFailedBackgroundSaveDoesNotStopTraining) {
+  pb::RankSpec s = spec({"train.steps=5000", "checkpoint.folder=later"});
+  std::ofstream(dir_ + "/later") << "a file where the folder should be";
+  bool mended = false;
+  const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
+    if (!mended && !now.checkpoint_error.empty()) {
+      std::filesystem::remove(dir_ + "/later");
+      mended = true;
+    }
+    if (now.checkpoint_step > 0) board.set_request(board::kRequestStop);
+  });
+  EXPECT_TRUE(mended);
+  EXPECT_EQ(e.code, 0) << output();
+  EXPECT_EQ(e.board.checkpoint_error, "");
+  EXPECT_EQ(recent_losses(dir_ + "/later/" +
+                          manifest::step_name(e.board.checkpoint_step))
+                .rbegin()
+                ->first,
+            e.board.committed_step);
+}
+
+TEST_F(TrainerTest, ABadSourceIsNamed) {
+  pb::RankSpec s = spec({"train.steps=2"});
+  ASSERT_EQ(run(s).code, 0) << output();
+  pb::RankSpec other = spec({"train.steps=2", "train.seed=9"});
+  from_checkpoint(other, checkpoint(2), 2);
+  Ended e = run(other);
+  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_NE(e.board.error.find("seed"), std::string::npos) << e.board.error;
+
+  from_checkpoint(s, checkpoint(1), 1);
+  e = run(s);
+  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_NE(e.board.error.find("step-00000001"), std::string::npos);
+
+  const std::string shard = checkpoint(2) + "/shard-00000.h5";
+  std::fstream f(shard, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekp(20000);
+  f.put('\x5a');
+  f.close();
+  from_checkpoint(s, checkpoint(2), 2);
+  e = run(s);
+  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_NE(e.board.error.find("shard-00000.h5"), std::string::npos)
+      << e.board.error;
+}
+
+TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
+  pb::RankSpec s = spec({}, 2);
+  s.set_rank(0);
+  Ended e = run(s);
+  EXPECT_EQ(e.code, board::kExitWorld);
+  EXPECT_NE(e.board.error.find("world"), std::string::npos) << e.board.error;
+  s = spec();
+  s.mutable_assignment()->mutable_mesh()->set_tp(2);
+  e = run(s);
+  EXPECT_EQ(e.code, board::kExitCannotContinue);
+}
+
+TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
+  pb::RankSpec s = spec();
+  s.mutable_assignment()->mutable_job()->mutable_model()->set_vocab_size(100);
+  const Ended e = run(s);
+  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_NE(e.board.error.find("model.vocab_size: 100"), std::string::npos);
+}
+
+TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
+  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no mpirun";
+  const std::vector<std::string> more = {"train.steps=10",
+                                         "checkpoint.keep_latest_k=9"};
+  const Ended one = run(spec(more));
+  ASSERT_EQ(one.code, 0) << output();
+  std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
+  ASSERT_EQ(run_mpi(spec(more, 4), 4), 0) << output();
+  const auto fs = manifest::posix_file_system();
+  const auto m = manifest::read_checkpoint(*fs, checkpoint(10));
+  ASSERT_TRUE(m.ok()) << m.status().to_string();
+  EXPECT_EQ(m->shards_size(), 4);
+  const auto want = losses(one);
+  for (const auto& [step, loss] : recent_losses(checkpoint(10)))
+    EXPECT_NEAR(loss / want.at(step), 1, 1e-5);
+  // What four wrote, one goes on from.
+  pb::RankSpec s = spec({"train.steps=12"});
+  from_checkpoint(s, checkpoint(10), 10);
+  EXPECT_EQ(run(s).code, 0) << output();
+  // And what one wrote, three.
+  s = spec({"train.steps=12"}, 3);
+  from_checkpoint(s, dir_ + "/one/step-00000010", 10);
+  EXPECT_EQ(run_mpi(s, 3), 0) << output();
+}
+
+}  // namespace
+}  // namespace remesh::train
