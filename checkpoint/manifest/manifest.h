@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "parallel/geometry/param_table.h"
+#include "parallel/geometry/slice.h"
 #include "proto/base/status.h"
 #include "proto/manifest.pb.h"
 
@@ -66,6 +67,8 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info);
 Status check_coverage(const pb::Manifest& manifest,
                       const geometry::ParamTable& table);
 
+// A box of a parameter as the manifest keeps it.
+pb::Slice make_slice(const geometry::ParamSpec& spec, const geometry::Box& box);
 // Flat elements [begin, end) of the table's canonical order as slices: a row
 // range of each parameter, with the ragged first and last row apart (so at
 // most three slices a parameter). REQUIRES: 0 <= begin <= end <= num_elements.

@@ -14,7 +14,8 @@
 
 namespace remesh::manifest {
 
-// A rectangle of a parameter; a parameter of one dim is a single row.
+// A rectangle of a parameter as rows and columns, whatever its dims: one of one
+// dim is a single row. (geometry::Box keeps the dims.)
 struct Box {
   int64_t row = 0, col = 0;    // first
   int64_t rows = 0, cols = 0;  // extent, at least 1 each

@@ -23,7 +23,7 @@ NameIndex index_of(const ParamTable& table) {
   return index;
 }
 
-Box whole(const ParamSpec& spec) {
+Box whole_box(const ParamSpec& spec) {
   if (spec.shape.size() == 1) return {.rows = 1, .cols = spec.shape[0]};
   return {.rows = spec.shape[0], .cols = spec.shape[1]};
 }
@@ -85,7 +85,7 @@ Status check_tiling(const ParamSpec& spec, std::vector<Placed> boxes,
     rows.push_back(p.box.row);
     rows.push_back(p.box.row + p.box.rows);
   }
-  const Box all = whole(spec);
+  const Box all = whole_box(spec);
   rows.push_back(0);
   rows.push_back(all.rows);
   std::sort(rows.begin(), rows.end());
@@ -118,37 +118,6 @@ Status check_tiling(const ParamSpec& spec, std::vector<Placed> boxes,
                                  spec.name, rows[r], col));
   }
   return ok_status();
-}
-
-pb::Slice slice_2d(const ParamSpec& spec, int64_t row, int64_t rows,
-                   int64_t col, int64_t cols) {
-  pb::Slice s;
-  s.set_param(spec.name);
-  if (spec.shape.size() == 2) {
-    s.add_start(row);
-    s.add_count(rows);
-  }
-  s.add_start(col);
-  s.add_count(cols);
-  return s;
-}
-
-// Elements [begin, end) of one parameter, begin < end.
-void append_range(const ParamSpec& spec, int64_t begin, int64_t end,
-                  std::vector<pb::Slice>& out) {
-  const int64_t cols = whole(spec).cols;
-  // A ragged start, up to the end of its row.
-  if (begin % cols != 0 || end - begin < cols) {
-    const int64_t stop = std::min(end, (begin / cols + 1) * cols);
-    out.push_back(slice_2d(spec, begin / cols, 1, begin % cols, stop - begin));
-    begin = stop;
-  }
-  if (const int64_t rows = (end - begin) / cols; rows > 0) {
-    out.push_back(slice_2d(spec, begin / cols, rows, 0, cols));
-    begin += rows * cols;
-  }
-  if (begin < end)
-    out.push_back(slice_2d(spec, begin / cols, 1, 0, end - begin));
 }
 
 }  // namespace
@@ -184,17 +153,21 @@ Status check_coverage(const pb::Manifest& manifest, const ParamTable& table) {
   return ok_status();
 }
 
+pb::Slice make_slice(const ParamSpec& spec, const geometry::Box& box) {
+  CHECK(box.start.size() == spec.shape.size() &&
+        box.count.size() == spec.shape.size());
+  pb::Slice s;
+  s.set_param(spec.name);
+  s.mutable_start()->Assign(box.start.begin(), box.start.end());
+  s.mutable_count()->Assign(box.count.begin(), box.count.end());
+  return s;
+}
+
 std::vector<pb::Slice> slices_of_range(const ParamTable& table, int64_t begin,
                                        int64_t end) {
-  CHECK(0 <= begin && begin <= end && end <= table.num_elements());
   std::vector<pb::Slice> slices;
-  if (begin == end) return slices;
-  for (size_t i = table.param_at(begin); i < table.size(); ++i) {
-    const int64_t first = table.offset(i);
-    if (first >= end) break;
-    append_range(table[i], std::max(begin, first) - first,
-                 std::min(end - first, table[i].numel()), slices);
-  }
+  for (const geometry::Piece& p : geometry::boxes_of_range(table, begin, end))
+    slices.push_back(make_slice(table[p.param], p.box));
   return slices;
 }
 
