@@ -1,0 +1,426 @@
+// Every operation of the CPU backend against the naive reference, for odd
+// sizes, both types and several thread counts.
+#include "worker/kernels/backend.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/unit/kernels/tensor.h"
+
+namespace remesh::kernels {
+namespace {
+
+// ThreadSanitizer cannot see OpenMP's barriers, so it gets one thread.
+#ifdef __SANITIZE_THREAD__
+constexpr int kMostThreads = 1;
+#else
+constexpr int kMostThreads = 3;
+#endif
+
+struct Case {
+  Dtype d;
+  int threads;
+};
+
+class BackendTest : public testing::TestWithParam<Case> {
+ protected:
+  void SetUp() override {
+    if (d_ == Dtype::kBf16 && !cpu_->supports_bf16())
+      GTEST_SKIP() << cpu_->description();
+  }
+  // One rounding of the type, and a few for fp32's sums.
+  double tolerance() const { return d_ == Dtype::kFp32 ? 1e-5 : 8e-3; }
+  Tensor random(int64_t n, uint64_t stream, float std = 1.0F) const {
+    return {d_, n, stream, std};
+  }
+  Tensor zeros(int64_t n) const { return {d_, n, 0}; }
+  static Tensor random_fp32(int64_t n, uint64_t stream) {
+    return {Dtype::kFp32, n, stream};
+  }
+  static Tensor zeros_fp32(int64_t n) { return {Dtype::kFp32, n, 0}; }
+  static std::vector<int32_t> ids(int64_t n, int64_t below) {
+    std::vector<int32_t> v;
+    for (int64_t i = 0; i < n; ++i)
+      v.push_back(
+          static_cast<int32_t>(random_u64(3, 1, static_cast<uint64_t>(i)) %
+                               static_cast<uint64_t>(below)));
+    return v;
+  }
+
+  Dtype d_ = GetParam().d;
+  std::unique_ptr<Backend> cpu_ = make_cpu_backend(GetParam().threads);
+  std::unique_ptr<Backend> ref_ = make_reference_backend();
+};
+
+// Runs f(backend, outputs...) on both backends with copies of the same
+// starting contents and expects every output to agree.
+template <typename F, typename... T>
+void expect_agreement(Backend& cpu, Backend& ref, double tolerance, const F& f,
+                      T... outputs) {
+  std::vector<Tensor> a = {outputs...};
+  std::vector<Tensor> b = {outputs...};
+  f(cpu, a);
+  f(ref, b);
+  for (size_t i = 0; i < a.size(); ++i)
+    EXPECT_LT(difference(a[i], b[i]), tolerance) << "output " << i;
+}
+
+struct GemmSize {
+  int64_t rows, out, in;
+};
+constexpr GemmSize kGemmSizes[] = {
+    {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {130, 48, 96}, {64, 509, 40}};
+
+TEST_P(BackendTest, LinearForwardAndBothGradients) {
+  for (const GemmSize& s : kGemmSizes) {
+    SCOPED_TRACE(testing::Message()
+                 << s.rows << " x " << s.out << " x " << s.in);
+    Tensor master = random_fp32(s.out * s.in, 1);
+    const Tensor x = random(s.rows * s.in, 2);
+    const Tensor dy = random(s.rows * s.out, 3);
+    expect_agreement(
+        *cpu_, *ref_, tolerance(),
+        [&](Backend& b, std::vector<Tensor>& o) {
+          const auto w = b.make_weight(d_, s.out, s.in);
+          ASSERT_NE(w, nullptr);
+          b.load_weight(*w, master.floats());
+          b.linear(*w, x.data(), s.rows, o[0].data());
+          b.linear_fp32(*w, x.data(), s.rows, o[1].floats());
+          b.linear_backward_input(*w, dy.data(), s.rows, o[2].data());
+          b.linear_backward_input_fp32(*w, dy.data(), s.rows, true,
+                                       o[3].floats());
+          b.linear_backward_input_fp32(*w, dy.data(), s.rows, false,
+                                       o[4].floats());
+          b.linear_backward_weight(d_, dy.data(), x.data(), s.rows, s.out, s.in,
+                                   o[5].floats());
+        },
+        zeros(s.rows * s.out), zeros_fp32(s.rows * s.out), zeros(s.rows * s.in),
+        random_fp32(s.rows * s.in, 4), random_fp32(s.rows * s.in, 4),
+        random_fp32(s.out * s.in, 5));
+  }
+}
+
+TEST_P(BackendTest, NormWithAndWithoutBranch) {
+  for (const int64_t rows : {1, 3, 70})
+    for (const int64_t dim : {2, 40, 129}) {
+      Tensor x = random_fp32(rows * dim, 1);
+      Tensor branch = random_fp32(rows * dim, 2);
+      Tensor w = random_fp32(dim, 3);
+      expect_agreement(
+          *cpu_, *ref_, tolerance(),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.rmsnorm(d_, x.floats(), nullptr, w.floats(), 1e-5, rows, dim,
+                      nullptr, o[0].data(), o[1].floats());
+            b.rmsnorm(d_, x.floats(), branch.floats(), w.floats(), 1e-5, rows,
+                      dim, o[2].floats(), o[3].data(), o[4].floats());
+          },
+          zeros(rows * dim), zeros_fp32(rows), zeros_fp32(rows * dim),
+          zeros(rows * dim), zeros_fp32(rows));
+    }
+}
+
+TEST_P(BackendTest, NormBackwardInPlaceAndApart) {
+  for (const int64_t rows : {1, 33, 70})
+    for (const int64_t dim : {2, 40, 129}) {
+      Tensor x = random_fp32(rows * dim, 1);
+      Tensor dy = random_fp32(rows * dim, 2);
+      Tensor w = random_fp32(dim, 3);
+      Tensor rstd = random_fp32(rows, 4);
+      expect_agreement(
+          *cpu_, *ref_, tolerance(),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.rmsnorm_backward(d_, dy.floats(), x.floats(), rstd.floats(),
+                               w.floats(), o[0].floats(), rows, dim,
+                               o[0].floats(), o[1].data(), o[2].floats());
+            b.rmsnorm_backward(d_, dy.floats(), x.floats(), rstd.floats(),
+                               w.floats(), nullptr, rows, dim, o[3].floats(),
+                               nullptr, o[2].floats());
+          },
+          random_fp32(rows * dim, 5), zeros(rows * dim), random_fp32(dim, 6),
+          zeros_fp32(rows * dim));
+    }
+}
+
+TEST_P(BackendTest, RopeTurnsAndTurnsBack) {
+  constexpr int64_t kB = 3, kT = 5, kHeads = 3, kHead = 10, kStride = 37;
+  Tensor cos = zeros_fp32(kT * kHead / 2);
+  Tensor sin = zeros_fp32(kT * kHead / 2);
+  for (int64_t i = 0; i < cos.size(); ++i) {
+    cos.set(i, std::cos(0.1F * static_cast<float>(i)));
+    sin.set(i, std::sin(0.1F * static_cast<float>(i)));
+  }
+  const auto turn = [&](Backend& b, Tensor& x, bool inverse) {
+    b.rope(d_, x.data(), kB * kT, kT, kHeads, kHead, kStride, cos.floats(),
+           sin.floats(), inverse);
+  };
+  expect_agreement(
+      *cpu_, *ref_, tolerance(),
+      [&](Backend& b, std::vector<Tensor>& o) { turn(b, o[0], false); },
+      random(kB * kT * kStride, 1));
+  Tensor x = random(kB * kT * kStride, 1);
+  const Tensor before = x;
+  turn(*cpu_, x, false);
+  EXPECT_GT(difference(x, before), 0.1);
+  turn(*cpu_, x, true);
+  EXPECT_LT(difference(x, before), 2 * tolerance());
+}
+
+struct AttentionSize {
+  int64_t B, T, heads, kv_heads, head_dim;
+};
+constexpr AttentionSize kAttentionSizes[] = {
+    {1, 1, 1, 1, 2},     {2, 5, 4, 2, 6},   {1, 63, 3, 1, 16},
+    {2, 64, 2, 2, 32},   {1, 65, 2, 1, 48}, {1, 130, 4, 2, 64},
+    {1, 200, 2, 1, 128},
+};
+
+TEST_P(BackendTest, AttentionForwardAndBackward) {
+  for (const AttentionSize& z : kAttentionSizes) {
+    SCOPED_TRACE(testing::Message()
+                 << "T " << z.T << " heads " << z.heads << "/" << z.kv_heads
+                 << " of " << z.head_dim);
+    const int64_t q = z.heads * z.head_dim;
+    const int64_t kv = z.kv_heads * z.head_dim;
+    const AttentionShape s{.B = z.B,
+                           .T = z.T,
+                           .num_heads = z.heads,
+                           .num_kv_heads = z.kv_heads,
+                           .head_dim = z.head_dim,
+                           .stride = q + 2 * kv};
+    const int64_t N = z.B * z.T;
+    const Tensor qkv = random(N * s.stride, 1, 1.5F);
+    const Tensor dout = random(N * q, 2);
+    const auto at = [&](const Tensor& t, int64_t e) -> void* {
+      return static_cast<char*>(const_cast<void*>(t.data())) +
+             e * static_cast<int64_t>(dtype_size(d_));
+    };
+    // The backward starts from the reference's output in both backends.
+    Tensor out = zeros(N * q);
+    Tensor lse = zeros_fp32(N * z.heads);
+    ref_->attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv), out.data(),
+                    lse.floats());
+    expect_agreement(
+        *cpu_, *ref_, tolerance(),
+        [&](Backend& b, std::vector<Tensor>& o) {
+          b.attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
+                      o[0].data(), o[1].floats());
+          b.attention_backward(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
+                               out.data(), lse.floats(), dout.data(),
+                               o[2].data(), at(o[2], q), at(o[2], q + kv));
+        },
+        zeros(N * q), zeros_fp32(N * z.heads), zeros(N * s.stride));
+  }
+}
+
+TEST_P(BackendTest, AttentionSurvivesLargeScores) {
+  const AttentionShape s{.B = 1,
+                         .T = 70,
+                         .num_heads = 1,
+                         .num_kv_heads = 1,
+                         .head_dim = 8,
+                         .stride = 24};
+  const Tensor qkv = random(s.T * s.stride, 1, 30.0F);
+  const auto at = [&](int64_t e) {
+    return static_cast<const char*>(qkv.data()) +
+           e * static_cast<int64_t>(dtype_size(d_));
+  };
+  expect_agreement(
+      *cpu_, *ref_, 4 * tolerance(),
+      [&](Backend& b, std::vector<Tensor>& o) {
+        b.attention(d_, s, at(0), at(8), at(16), o[0].data(), o[1].floats());
+      },
+      zeros(s.T * 8), zeros_fp32(s.T));
+}
+
+TEST_P(BackendTest, SwigluForwardAndBackwardInPlace) {
+  for (const int64_t rows : {1, 9, 40})
+    for (const int64_t dim : {1, 31, 300}) {
+      const Tensor gu = random(rows * 2 * dim, 1, 4.0F);
+      const Tensor dy = random(rows * dim, 2);
+      expect_agreement(
+          *cpu_, *ref_, tolerance(),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.swiglu(d_, gu.data(), rows, dim, o[0].data());
+            b.swiglu_backward(d_, o[1].data(), dy.data(), rows, dim,
+                              o[1].data(), o[2].data());
+          },
+          zeros(rows * dim), gu, zeros(rows * dim));
+    }
+}
+
+TEST_P(BackendTest, EmbeddingGathersAndAddsRepeatedTokensInOrder) {
+  constexpr int64_t kVocab = 11, kDim = 70, kRows = 400;
+  Tensor table = random_fp32(kVocab * kDim, 1);
+  Tensor dy = random_fp32(kRows * kDim, 2);
+  const std::vector<int32_t> tokens = ids(kRows, kVocab);
+  const auto f = [&](Backend& b, std::vector<Tensor>& o) {
+    b.embedding(table.floats(), tokens.data(), kRows, kDim, o[0].floats());
+    b.embedding_backward(dy.floats(), tokens.data(), kRows, kDim,
+                         o[1].floats());
+  };
+  std::vector<Tensor> a = {zeros_fp32(kRows * kDim),
+                           random_fp32(kVocab * kDim, 3)};
+  std::vector<Tensor> b = a;
+  f(*cpu_, a);
+  f(*ref_, b);
+  EXPECT_TRUE(same_bits(a[0], b[0]));
+  EXPECT_TRUE(same_bits(a[1], b[1]));
+}
+
+TEST_P(BackendTest, CrossEntropyInPieces) {
+  constexpr int64_t kRows = 37;
+  for (const int64_t vocab : {1, 100, 1031}) {
+    const int64_t cut = (vocab + 1) / 2;
+    const std::vector<int32_t> targets = ids(kRows, vocab);
+    const Tensor left = random(kRows * cut, 1, 5.0F);
+    const Tensor right = random(kRows * (vocab - cut), 2, 5.0F);
+    double loss[2] = {0, 0};
+    int call = 0;
+    expect_agreement(
+        *cpu_, *ref_, tolerance(),
+        [&](Backend& b, std::vector<Tensor>& o) {
+          Tensor top = zeros_fp32(kRows);
+          Tensor sum = zeros_fp32(kRows);
+          Tensor target = zeros_fp32(kRows);
+          b.cross_entropy_add(d_, left.data(), kRows, cut, 0, targets.data(),
+                              true, top.floats(), sum.floats(),
+                              target.floats());
+          if (vocab > cut)
+            b.cross_entropy_add(d_, right.data(), kRows, vocab - cut, cut,
+                                targets.data(), false, top.floats(),
+                                sum.floats(), target.floats());
+          loss[call++] =
+              b.cross_entropy_finish(kRows, top.floats(), sum.floats(),
+                                     target.floats(), o[0].floats());
+          // In place on a copy.
+          b.cross_entropy_backward(d_, o[1].data(), kRows, cut, 0,
+                                   targets.data(), o[0].floats(), 0.25,
+                                   o[1].data());
+        },
+        zeros_fp32(kRows), left);
+    EXPECT_NEAR(loss[0], loss[1], 1e-5 * (1 + std::abs(loss[1])));
+  }
+}
+
+TEST_P(BackendTest, ElementwiseAndSums) {
+  for (const int64_t n : {1, 7, 1000, 70001}) {
+    Tensor x = random_fp32(n, 1);
+    Tensor y = random_fp32(n, 2);
+    const Tensor half = random(n, 3);
+    double squares[2];
+    int call = 0;
+    expect_agreement(
+        *cpu_, *ref_, tolerance(),
+        [&](Backend& b, std::vector<Tensor>& o) {
+          b.add(n, x.floats(), y.floats(), o[0].floats());
+          b.convert(n, Dtype::kFp32, x.floats(), d_, o[1].data());
+          b.convert(n, d_, half.data(), Dtype::kFp32, o[2].floats());
+          b.scale(n, 0.3, o[3].floats());
+          b.accumulate(n, -0.7, x.floats(), o[3].floats());
+          b.copy(o[4].floats(), x.floats(), static_cast<size_t>(n) * 4);
+          b.zero(o[3].floats(), 4);
+          squares[call++] = b.sum_of_squares(n, x.floats());
+        },
+        zeros_fp32(n), zeros(n), zeros_fp32(n), random_fp32(n, 4),
+        zeros_fp32(n));
+    EXPECT_NEAR(squares[0] / squares[1], 1.0, 1e-12);
+  }
+}
+
+TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
+  for (const int64_t n : {1, 100, 30011}) {
+    // Starts off a cache line, as parameters in a flat vector do.
+    constexpr int64_t kOff = 3;
+    const auto buffer = [&](uint64_t stream) {
+      return random_fp32(n + kOff, stream);
+    };
+    Tensor v = buffer(3);
+    for (int64_t i = 0; i < v.size(); ++i) v.set(i, v[i] * v[i]);
+    AdamWOptions options{.lr = 3e-3,
+                         .weight_decay = 0.1,
+                         .step = 3,
+                         .grad_scale = 0.5,
+                         .clear_grad = n == 100};
+    const auto f = [&](Backend& b, std::vector<Tensor>& o, bool in_place) {
+      const int to = in_place ? 0 : 4;
+      b.adamw(options, n, o[3].floats() + kOff, o[0].floats() + kOff,
+              o[1].floats() + kOff, o[2].floats() + kOff,
+              o[static_cast<size_t>(to)].floats() + kOff,
+              o[static_cast<size_t>(to + 1)].floats() + kOff,
+              o[static_cast<size_t>(to + 2)].floats() + kOff);
+    };
+    for (const bool in_place : {true, false})
+      expect_agreement(
+          *cpu_, *ref_, 1e-5,
+          [&](Backend& b, std::vector<Tensor>& o) { f(b, o, in_place); },
+          buffer(1), buffer(2), v, buffer(4), zeros_fp32(n + kOff),
+          zeros_fp32(n + kOff), zeros_fp32(n + kOff));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, BackendTest,
+                         testing::Values(Case{Dtype::kFp32, 1},
+                                         Case{Dtype::kFp32, kMostThreads},
+                                         Case{Dtype::kBf16, 1},
+                                         Case{Dtype::kBf16, kMostThreads}),
+                         [](const auto& info) {
+                           return std::string(dtype_name(info.param.d)) + "_" +
+                                  std::to_string(info.index);
+                         });
+
+TEST(Backend, SumsDoNotDependOnThreads) {
+  const int64_t rows = 300, dim = 40;
+  Tensor x(Dtype::kFp32, rows * dim, 1);
+  Tensor dy(Dtype::kFp32, rows * dim, 2);
+  Tensor w(Dtype::kFp32, dim, 3);
+  Tensor rstd(Dtype::kFp32, rows, 4);
+  std::vector<Tensor> dw;
+  std::vector<double> squares;
+  for (const int threads : {1, kMostThreads}) {
+    const auto b = make_cpu_backend(threads);
+    Tensor dx(Dtype::kFp32, rows * dim, 0);
+    dw.emplace_back(Dtype::kFp32, dim, 0);
+    b->rmsnorm_backward(Dtype::kFp32, dy.floats(), x.floats(), rstd.floats(),
+                        w.floats(), nullptr, rows, dim, dx.floats(), nullptr,
+                        dw.back().floats());
+    squares.push_back(b->sum_of_squares(rows * dim, x.floats()));
+  }
+  EXPECT_TRUE(same_bits(dw[0], dw[1]));
+  EXPECT_EQ(squares[0], squares[1]);
+}
+
+TEST(Backend, SeveralInOneProcessDoNotDisturbEachOther) {
+  constexpr int64_t kN = 64;
+  Tensor master(Dtype::kFp32, kN * kN, 1);
+  const Tensor x(Dtype::kFp32, kN * kN, 2);
+  const auto work = [&] {
+    const auto b = make_cpu_backend(kMostThreads > 1 ? 2 : 1);
+    const auto w = b->make_weight(Dtype::kFp32, kN, kN);
+    b->load_weight(*w, master.floats());
+    Tensor y(Dtype::kFp32, kN * kN, 0);
+    for (int i = 0; i < 20; ++i) b->linear(*w, x.data(), kN, y.data());
+    return y;
+  };
+  const Tensor expected = work();
+  std::vector<Tensor> results(4, Tensor(Dtype::kFp32, kN * kN, 0));
+  std::vector<std::thread> threads;
+  for (Tensor& r : results) threads.emplace_back([&] { r = work(); });
+  for (std::thread& t : threads) t.join();
+  for (const Tensor& r : results) EXPECT_TRUE(same_bits(r, expected));
+}
+
+TEST(Backend, AllocatesZeroedAlignedMemory) {
+  const auto b = make_cpu_backend(1);
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{5} << 20}) {
+    auto* p = static_cast<char*>(b->allocate(bytes));
+    ASSERT_NE(p, nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 64, 0U);
+    for (size_t i = 0; i < bytes; i += 4096) EXPECT_EQ(p[i], 0);
+    b->release(p);
+  }
+  b->release(nullptr);
+}
+
+}  // namespace
+}  // namespace remesh::kernels

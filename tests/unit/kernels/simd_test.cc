@@ -1,0 +1,92 @@
+// The loops of every instruction set this machine can run agree with each
+// other: one binary must compute the same model on hosts of different age.
+#include "worker/kernels/simd.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/kernels/tensor.h"
+
+namespace remesh::kernels {
+namespace {
+
+std::vector<const SimdOps*> runnable() {
+  std::vector<const SimdOps*> levels = {&simd_base()};
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    levels.push_back(&simd_v3());
+  if (&select_simd() == &simd_v4()) levels.push_back(&simd_v4());
+  return levels;
+}
+
+TEST(Simd, LevelsAgreeOnElementwiseLoops) {
+  constexpr int64_t kRows = 3, kDim = 77;
+  Tensor gu(Dtype::kFp32, kRows * 2 * kDim, 1, 6.0F);
+  Tensor dy(Dtype::kFp32, kRows * kDim, 2);
+  std::vector<Tensor> first;
+  for (const SimdOps* s : runnable()) {
+    SCOPED_TRACE(s->name);
+    std::vector<Tensor> o(3, Tensor(Dtype::kFp32, kRows * 2 * kDim, 0));
+    s->fp32.swiglu(gu.floats(), kRows, kDim, o[0].floats());
+    s->fp32.swiglu_backward(gu.floats(), dy.floats(), kRows, kDim,
+                            o[1].floats(), o[2].floats());
+    if (first.empty()) first = o;
+    for (size_t i = 0; i < o.size(); ++i)
+      EXPECT_LT(difference(o[i], first[i]), 1e-6);
+  }
+}
+
+TEST(Simd, LevelsRoundToBf16Alike) {
+  Tensor x(Dtype::kFp32, 1000, 1);
+  x.set(0, INFINITY);
+  x.set(1, NAN);
+  x.set(2, std::bit_cast<float>(0x3F808000U));  // halfway, to even
+  x.set(3, std::bit_cast<float>(0x3F818000U));
+  for (const SimdOps* s : runnable()) {
+    std::vector<Bf16> y(1000);
+    s->to_bf16(1000, x.floats(), y.data());
+    for (size_t i = 0; i < y.size(); ++i)
+      EXPECT_EQ(y[i].bits, to_bf16(x[static_cast<int64_t>(i)]).bits)
+          << s->name << " " << i;
+  }
+  EXPECT_EQ(to_bf16(x[2]).bits, 0x3F80);
+  EXPECT_EQ(to_bf16(x[3]).bits, 0x3F82);
+}
+
+TEST(Simd, LevelsAgreeOnAttention) {
+  const AttentionShape shape{.B = 1,
+                             .T = 100,
+                             .num_heads = 2,
+                             .num_kv_heads = 1,
+                             .head_dim = 20,
+                             .stride = 80};
+  Tensor qkv(Dtype::kFp32, shape.T * shape.stride, 1);
+  Tensor dout(Dtype::kFp32, shape.T * 40, 2);
+  std::vector<Tensor> first;
+  for (const SimdOps* s : runnable()) {
+    SCOPED_TRACE(s->name);
+    std::vector<Tensor> o = {Tensor(Dtype::kFp32, shape.T * 40, 0),
+                             Tensor(Dtype::kFp32, shape.T * 2, 0),
+                             Tensor(Dtype::kFp32, qkv.size(), 0)};
+    Tensor scratch(Dtype::kFp32, s->attention_scratch(shape), 0);
+    AttentionTask t{.shape = shape,
+                    .q = qkv.floats(),
+                    .k = qkv.floats() + 40,
+                    .v = qkv.floats() + 60,
+                    .out = o[0].floats(),
+                    .dout = dout.floats(),
+                    .o = o[0].floats(),
+                    .dq = o[2].floats(),
+                    .dk = o[2].floats() + 40,
+                    .dv = o[2].floats() + 60,
+                    .lse = o[1].floats(),
+                    .scratch = scratch.floats()};
+    s->fp32.attention(t);
+    s->fp32.attention_backward(t);
+    if (first.empty()) first = o;
+    for (size_t i = 0; i < o.size(); ++i)
+      EXPECT_LT(difference(o[i], first[i]), 1e-5) << i;
+  }
+}
+
+}  // namespace
+}  // namespace remesh::kernels
