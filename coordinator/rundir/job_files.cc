@@ -4,6 +4,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -59,12 +60,19 @@ bool free_to_change(const std::string& section, const std::string& key,
       "train.eval_every", "train.log_every", "train.eval_sequences"};
   const std::string name = section + "." + key;
   return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
-         (schedule_follows && name == "schedule.total_steps");
+         (schedule_follows &&
+          (name == "schedule.total_steps" || name == "schedule.warmup_steps"));
 }
 
+// Whether total and warm-up steps are what resolve() makes of train.steps, so
+// that a change of train.steps alone changes them.
+
 bool schedule_follows_steps(const pb::Job& job) {
-  return job.schedule().total_steps() == job.train().steps() ||
-         job.schedule().total_steps() < 0;
+  const pb::Schedule& s = job.schedule();
+  return s.total_steps() == job.train().steps() &&
+         s.warmup_steps() ==
+             std::min(pb::Schedule::default_instance().warmup_steps(),
+                      s.total_steps());
 }
 
 }  // namespace

@@ -281,6 +281,10 @@ Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
                                const std::string& given, bool resume,
                                double unix_s) {
+  if (!given.empty() && resume && !is_run(absolute(given))) {
+    return not_found("nothing to resume: " + absolute(given) +
+                     " is not a run directory (it has no job.toml)");
+  }
   if (!given.empty()) return absolute(given);
   if (resume) {
     Result<std::string> newest = newest_run(dump_folder, job_name);

@@ -1,0 +1,45 @@
+// The commands of `remesh` that look at a run or tell it something. Each
+// returns the process's exit code and prints errors on stderr.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace remesh::ctl {
+
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitBadUsage = 2;
+inline constexpr int kExitCannot = 3;
+
+struct StatusOptions {
+  std::string run;
+  bool watch = false;
+  bool json = false;
+};
+// Exit code 3 when the coordinator does not answer; what the run's files say
+// is shown then.
+int status_command(const StatusOptions& options);
+int drain_command(const std::string& worker, const std::string& run);
+// Waits until the new checkpoint is committed, and prints its path.
+int checkpoint_command(const std::string& run);
+// Waits until the job has ended.
+int stop_command(const std::string& run);
+
+struct CkptOptions {
+  std::string target;   // a run directory, or one checkpoint
+  long long step = -1;  // of a run: which one; -1: the newest
+  bool json = false;
+};
+int ckpt_list_command(const CkptOptions& options);
+int ckpt_inspect_command(const CkptOptions& options);
+// Exit code 3 when it does not verify.
+int ckpt_verify_command(const CkptOptions& options);
+
+// Prints the job as it would run.
+int job_check_command(const std::string& job_file,
+                      const std::vector<std::string>& set);
+int job_defaults_command();
+// Becomes remesh-data; returns only when that fails.
+int data_command(const std::vector<std::string>& arguments);
+
+}  // namespace remesh::ctl

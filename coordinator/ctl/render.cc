@@ -1,0 +1,207 @@
+#include "coordinator/ctl/render.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+
+#include "coordinator/rundir/lines.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+// " (why)" or nothing.
+std::string in_brackets(const std::string& text) {
+  return text.empty() ? "" : " (" + text + ")";
+}
+
+std::string after_colon(const std::string& text) {
+  return text.empty() ? "" : ": " + text;
+}
+
+std::string plural(int64_t n, const std::string& thing) {
+  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
+}
+
+std::string mesh_event(const pb::EventRecord& e) {
+  std::string out = fmt::format("generation {}: mesh {}, from {}",
+                                e.generation(), rundir::mesh_text(e.mesh()),
+                                e.source().empty() ? "?" : e.source());
+  if (e.lost_steps() > 0) {
+    out += fmt::format(", {} computed again", plural(e.lost_steps(), "step"));
+  }
+  return out + in_brackets(e.detail());
+}
+
+std::string failure_event(const pb::EventRecord& e) {
+  std::string where;
+  if (e.has_rank()) where = fmt::format(" of rank {}", e.rank());
+  if (!e.worker().empty()) {
+    where +=
+        fmt::format("{} worker {}", e.has_rank() ? " on" : " of", e.worker());
+  }
+  return "failure" + where + after_colon(e.cause());
+}
+
+std::string training_event(const pb::EventRecord& e) {
+  return fmt::format("training on {} again, it stood for {}",
+                     rundir::mesh_text(e.mesh()), format_duration(e.seconds()));
+}
+
+// Everything an event says, for the ones without words of their own.
+std::string any_event(const pb::EventRecord& e) {
+  std::string name = e.event();
+  std::replace(name.begin(), name.end(), '_', ' ');
+  std::string out = name;
+  if (!e.worker().empty()) out += " " + e.worker();
+  out += after_colon(e.cause());
+  return out + after_colon(e.detail());
+}
+
+}  // namespace
+
+std::string toned(const std::string& text, Tone tone, const Style& style) {
+  if (!style.color || tone == Tone::kPlain) return text;
+  const char* code = "";
+  switch (tone) {
+    case Tone::kGood:
+      code = "32";
+      break;
+    case Tone::kNotice:
+      code = "36";
+      break;
+    case Tone::kBad:
+      code = "31";
+      break;
+    default:
+      code = "2";
+      break;
+  }
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+std::string short_number(double value) {
+  if (!std::isfinite(value)) return "-";
+  if (std::fabs(value) < 1000) return fmt::format("{:.0f}", value);
+  static constexpr const char* kUnits[] = {"k", "M", "G", "T"};
+  size_t unit = 0;
+  value /= 1000;
+  while (std::fabs(value) >= 999.5 && unit + 1 < std::size(kUnits)) {
+    value /= 1000;
+    ++unit;
+  }
+  const int decimals = std::fabs(value) < 9.995   ? 2
+                       : std::fabs(value) < 99.95 ? 1
+                                                  : 0;
+  return fmt::format("{:.{}f}{}", value, decimals, kUnits[unit]);
+}
+
+std::string step_line(const pb::StepMetrics& m, int64_t steps) {
+  const std::string total = fmt::format("{}", steps);
+  std::string out = fmt::format(
+      "step {:>{}}/{}  loss {:.4f}  |g| {:.3f}  lr {:.2e}  {:>5} tok/s  "
+      "{:.3f} s  {}  gen {}",
+      m.step(), total.size(), total, m.loss(), m.grad_norm(), m.lr(),
+      short_number(m.tokens_per_s()), m.step_s(), rundir::mesh_text(m.mesh()),
+      m.generation());
+  if (m.has_val_loss()) out += fmt::format("  val {:.4f}", m.val_loss());
+  return out;
+}
+
+std::string event_text(const pb::EventRecord& e) {
+  const std::string& name = e.event();
+  const std::string worker = "worker " + e.worker();
+  if (name == "worker_joined")
+    return worker + " joined" + after_colon(e.detail());
+  if (name == "worker_back")
+    return worker + " is back" + after_colon(e.detail());
+  if (name == "worker_left") return worker + " left";
+  if (name == "worker_leaving") return worker + " wants to leave";
+  if (name == "worker_lost") return worker + " lost" + after_colon(e.cause());
+  if (name == "drain") return worker + " is drained";
+  if (name == "mesh") return mesh_event(e);
+  if (name == "training") return training_event(e);
+  if (name == "failure") return failure_event(e);
+  if (name == "generation_ended") {
+    return fmt::format("generation {} ended in order{}", e.generation(),
+                       after_colon(e.detail()));
+  }
+  if (name == "checkpoint") {
+    return fmt::format("checkpoint of step {} saved", e.step());
+  }
+  if (name == "checkpoint_failed") {
+    return "checkpoint not saved" + after_colon(e.cause());
+  }
+  if (name == "waiting") return "waiting for workers" + after_colon(e.detail());
+  if (name == "stop_requested") return "asked to stop: saves and ends";
+  if (name == "job_done") return fmt::format("done at step {}", e.step());
+  if (name == "job_stopped") return fmt::format("stopped at step {}", e.step());
+  if (name == "job_failed") return "the job failed" + after_colon(e.cause());
+  return any_event(e);
+}
+
+Tone event_tone(const pb::EventRecord& e) {
+  const std::string& name = e.event();
+  if (name == "failure" || name == "worker_lost" || name == "job_failed" ||
+      name == "checkpoint_failed" || name == "scan_failed" ||
+      name == "metrics_gap") {
+    return Tone::kBad;
+  }
+  if (name == "training" || name == "job_done" || name == "checkpoint") {
+    return Tone::kGood;
+  }
+  return Tone::kNotice;
+}
+
+std::string clock_text(double unix_s) {
+  const auto seconds = static_cast<time_t>(std::floor(unix_s));
+  tm parts{};
+  localtime_r(&seconds, &parts);
+  return fmt::format("{:02}:{:02}:{:02}", parts.tm_hour, parts.tm_min,
+                     parts.tm_sec);
+}
+
+std::string progress_line(const Progress& p, const Style& style) {
+  const double share = p.steps > 0
+                           ? std::clamp(static_cast<double>(p.step) /
+                                            static_cast<double>(p.steps),
+                                        0.0, 1.0)
+                           : 0.0;
+  std::string tail = fmt::format(" {:>3.0f}%  step {}/{}",
+                                 std::floor(share * 100), p.step, p.steps);
+  if (!p.note.empty()) {
+    tail += "  " + p.note;
+  } else if (p.step > 0) {
+    tail += fmt::format("  loss {:.4f}", p.loss);
+    if (p.left_s >= 0) tail += "  " + format_duration(p.left_s) + " left";
+  }
+  constexpr size_t kMaxBar = 40;
+  constexpr size_t kMinBar = 5;
+  const size_t width = std::max(style.width, 1);
+  const size_t taken = display_width(tail) + 2;
+  if (taken + kMinBar > width) {
+    // Too narrow for a bar. Only ASCII is cut here: a note is our own text.
+    return tail.substr(1, width);
+  }
+  const size_t bar = std::min(kMaxBar, width - taken);
+  const auto full = static_cast<size_t>(share * static_cast<double>(bar));
+  std::string out;
+  for (size_t i = 0; i < bar; ++i) {
+    if (style.unicode) {
+      out += i < full ? "\u2588" : "\u2591";
+    } else {
+      out += i < full ? "=" : (i == full ? ">" : ".");
+    }
+  }
+  return "[" + out + "]" + tail;
+}
+
+size_t display_width(const std::string& text) {
+  return static_cast<size_t>(std::count_if(
+      text.begin(), text.end(),
+      [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+}  // namespace remesh::ctl

@@ -1,0 +1,74 @@
+#include "coordinator/ctl/screen.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+namespace remesh::ctl {
+namespace {
+
+constexpr int kDefaultWidth = 80;
+
+int terminal_width() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+    return size.ws_col;
+  }
+  return kDefaultWidth;
+}
+
+bool locale_is_utf8() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    std::string text(value);
+    std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+      return static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    });
+    return text.find("UTF-8") != std::string::npos ||
+           text.find("UTF8") != std::string::npos;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
+
+Style style_of_stdout() {
+  Style style;
+  style.unicode = locale_is_utf8();
+  if (!stdout_is_terminal()) return style;
+  const char* term = std::getenv("TERM");
+  const char* no_color = std::getenv("NO_COLOR");
+  style.color = term != nullptr && std::string(term) != "dumb" &&
+                (no_color == nullptr || *no_color == '\0');
+  style.width = terminal_width();
+  return style;
+}
+
+void Screen::resize() {
+  if (terminal_) style_.width = terminal_width();
+}
+
+void Screen::line(const std::string& text, Tone tone) {
+  if (!bottom_.empty()) std::fputs("\r\x1b[K", stdout);
+  const std::string shown = toned(text, tone, style_) + "\n";
+  std::fwrite(shown.data(), 1, shown.size(), stdout);
+  if (!bottom_.empty()) std::fwrite(bottom_.data(), 1, bottom_.size(), stdout);
+}
+
+void Screen::bottom(const std::string& text) {
+  if (!terminal_ || text == bottom_) return;
+  std::fputs("\r\x1b[K", stdout);
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  bottom_ = text;
+  flush();
+}
+
+void Screen::flush() { std::fflush(stdout); }
+
+}  // namespace remesh::ctl

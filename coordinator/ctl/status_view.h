@@ -1,0 +1,22 @@
+// `remesh status` as text and as JSON: pure functions of the coordinator's
+// answer.
+#pragma once
+
+#include <string>
+
+#include "coordinator/ctl/render.h"
+#include "proto/control.pb.h"
+
+namespace remesh::ctl {
+
+// A page for people, several lines.
+std::string status_text(const pb::JobStatus& s, const Style& style);
+
+// One JSON object: job, state, detail, generation, mesh, step, steps, loss,
+// tokens_per_s, last (a line of metrics.jsonl), checkpoint_step, run_dir,
+// address, coordinator {host, pid, epoch}, workers [{name, host, pid, slots,
+// cores, age_s, state, draining, incarnation, ranks [{rank, host, pid, phase,
+// step, committed_step, ...}]}], events (lines of events.jsonl).
+std::string status_json(const pb::JobStatus& s);
+
+}  // namespace remesh::ctl

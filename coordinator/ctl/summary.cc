@@ -1,0 +1,161 @@
+#include "coordinator/ctl/summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "coordinator/rundir/lines.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+constexpr int kCurveHeight = 10;
+constexpr int kMaxCurveWidth = 78;
+constexpr size_t kMaxFailures = 5;
+
+std::string row(const std::string& label, const std::string& text) {
+  return fmt::format("  {:<12}{}\n", label, text);
+}
+
+std::string loss_rows(const RunSummary& s) {
+  if (s.metrics.empty()) return row("loss", "no step was finished");
+  const pb::StepMetrics& first = s.metrics.front();
+  const pb::StepMetrics& last = s.metrics.back();
+  std::string out = row(
+      "loss", fmt::format("{:.4f} at step {}, {:.4f} at step {}", first.loss(),
+                          first.step(), last.loss(), last.step()));
+  const auto validated =
+      std::find_if(s.metrics.rbegin(), s.metrics.rend(),
+                   [](const auto& m) { return m.has_val_loss(); });
+  if (validated != s.metrics.rend()) {
+    out += row("validation",
+               fmt::format("{:.4f} nats a token at step {}",
+                           validated->val_loss(), validated->step()));
+  }
+  return out;
+}
+
+std::string speed_row(const RunSummary& s) {
+  // Of this session: tokens of its steps over the time those steps took.
+  double seconds = 0;
+  double tokens = 0;
+  int64_t steps = 0;
+  for (const pb::StepMetrics& m : s.metrics) {
+    if (m.time() < s.began) continue;
+    ++steps;
+    seconds += m.step_s();
+    tokens += m.tokens_per_s() * m.step_s();
+  }
+  if (steps == 0 || seconds <= 0) return "";
+  return row("speed",
+             fmt::format("{} tokens/s, {:.3f} s a step (mean of {} steps)",
+                         short_number(tokens / seconds),
+                         seconds / static_cast<double>(steps), steps));
+}
+
+std::string mesh_rows(const RunSummary& s, const Style& style) {
+  std::vector<std::string> meshes;
+  int64_t changes = 0;
+  double lost_s = 0;
+  int64_t lost_steps = 0;
+  for (const pb::EventRecord& e : s.events) {
+    if (e.time() < s.began) continue;
+    if (e.event() == "mesh") meshes.push_back(rundir::mesh_text(e.mesh()));
+    if (e.event() == "training") {
+      ++changes;
+      lost_s += e.seconds();
+      lost_steps += e.lost_steps();
+    }
+  }
+  std::string out;
+  if (!meshes.empty()) {
+    out += row("meshes", join(meshes, style.unicode ? " \u2192 " : " -> "));
+  }
+  if (changes > 0) {
+    out += row(
+        "time lost",
+        fmt::format("{} to {} change{}, {} step{} computed again",
+                    format_duration(lost_s), changes, changes == 1 ? "" : "s",
+                    lost_steps, lost_steps == 1 ? "" : "s"));
+  }
+  return out;
+}
+
+std::string event_rows(const RunSummary& s) {
+  int joined = 0;
+  int left = 0;
+  std::vector<std::string> bad;
+  for (const pb::EventRecord& e : s.events) {
+    if (e.time() < s.began) continue;
+    joined += e.event() == "worker_joined" || e.event() == "worker_back";
+    left += e.event() == "worker_left" || e.event() == "worker_lost";
+    if (event_tone(e) == Tone::kBad && e.event() != "job_failed") {
+      bad.push_back(clock_text(e.time()) + " " + event_text(e));
+    }
+  }
+  std::string out =
+      row("workers", fmt::format("{} joined, {} went", joined, left));
+  const size_t shown = std::min(bad.size(), kMaxFailures);
+  for (size_t i = 0; i < shown; ++i) {
+    out += row(i == 0 ? "trouble" : "", bad[bad.size() - shown + i]);
+  }
+  if (bad.size() > shown) {
+    out += row(
+        "", fmt::format("and {} more, see events.jsonl", bad.size() - shown));
+  }
+  return out;
+}
+
+std::string next_rows(const RunSummary& s) {
+  std::vector<std::string> next;
+  if (s.outcome == "done") {
+    next.push_back(
+        fmt::format("remesh run {} --resume --run-dir {} --set train.steps={}",
+                    s.job_file, s.run_dir, 2 * s.steps));
+  } else {
+    next.push_back(fmt::format("remesh run {} --resume --run-dir {}",
+                               s.job_file, s.run_dir));
+  }
+  if (s.outcome == "failed") {
+    next.push_back(fmt::format("less {}/logs/coordinator.log", s.run_dir));
+  }
+  if (!s.checkpoint.empty()) {
+    next.push_back(fmt::format("remesh ckpt inspect {}", s.run_dir));
+  }
+  next.push_back(fmt::format("remesh status {}", s.run_dir));
+  std::string out = "\nWhat to try next:\n";
+  for (const std::string& line : next) out += "  " + line + "\n";
+  return out;
+}
+
+}  // namespace
+
+std::string summary_text(const RunSummary& s, const Style& style) {
+  std::vector<std::pair<int64_t, double>> points;
+  for (const pb::StepMetrics& m : s.metrics) {
+    points.emplace_back(m.step(), m.loss());
+  }
+  std::string out = "\n";
+  for (const std::string& line :
+       loss_curve(points, std::min(style.width, kMaxCurveWidth), kCurveHeight,
+                  style.unicode)) {
+    out += line + "\n";
+  }
+  out += "\n";
+  const int64_t step = s.metrics.empty() ? 0 : s.metrics.back().step();
+  const int64_t tokens = s.metrics.empty() ? 0 : s.metrics.back().tokens();
+  out += row("run", s.run_dir);
+  out += row("outcome",
+             fmt::format("{} at step {} of {}, {} tokens", s.outcome, step,
+                         s.steps, short_number(static_cast<double>(tokens))));
+  out += loss_rows(s);
+  out += speed_row(s);
+  out += mesh_rows(s, style);
+  out += event_rows(s);
+  out += row("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
+  return out + next_rows(s);
+}
+
+}  // namespace remesh::ctl
