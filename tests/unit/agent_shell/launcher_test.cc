@@ -1,0 +1,285 @@
+#include "worker/agent/shell/launcher.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <fstream>
+
+#include "proto/base/clock.h"
+#include "tests/unit/agent_shell/temp_dir.h"
+#include "worker/agent/shell/process.h"
+
+namespace remesh::agent {
+namespace {
+
+// One launcher with the ranks of one worker; the "coordinator" gives each
+// fence's blob straight back.
+class LauncherTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    world_ = std::make_unique<World>();
+    auto scratch = Scratch::open(world_->dir.path(), "w.0-a");
+    ASSERT_TRUE(scratch.ok()) << scratch.status().message();
+    world_->scratch = std::move(scratch).value();
+    LauncherOptions o;
+    o.worker = "w.0-a";
+    o.trainer = TEST_RANK;
+    o.cores = 2;
+    auto launcher =
+        Launcher::make(o, world_->scratch.get(), &world_->loop,
+                       [](Event e) { world_->on_event(std::move(e)); });
+    ASSERT_TRUE(launcher.ok()) << launcher.status().message();
+    world_->launcher = std::move(launcher).value();
+    world_->loop.on_tick([] { world_->launcher->beat(monotonic_ms()); });
+  }
+  static void TearDownTestSuite() {
+    world_->launcher.reset();
+    const std::string folder = world_->scratch->folder();
+    world_->scratch.reset();
+    EXPECT_FALSE(std::filesystem::exists(folder));
+    world_.reset();
+  }
+  void SetUp() override {
+    ASSERT_TRUE(world_ && world_->launcher);
+    world_->answer_fences = true;
+    world_->events.clear();
+  }
+  void TearDown() override { clean_up(); }
+
+  struct World {
+    TempDir dir;
+    wire::Loop loop{10};
+    std::unique_ptr<Scratch> scratch;
+    std::unique_ptr<Launcher> launcher;
+    std::vector<Event> events;
+    int64_t generation = 0;
+    bool answer_fences = true;
+    std::function<bool()> until;
+
+    void on_event(Event e) {
+      if (const auto* f = std::get_if<LocalFence>(&e);
+          f != nullptr && answer_fences)
+        launcher->complete_fence(f->generation, f->index, f->blob);
+      events.push_back(std::move(e));
+    }
+  };
+
+  static pb::Assignment assignment(int ranks, const std::string& script) {
+    pb::Assignment a;
+    a.set_generation(++world_->generation);
+    a.mutable_mesh()->set_dp(ranks);
+    a.add_workers("w.0-a");
+    a.add_hosts("here");
+    a.set_run_dir(world_->dir / "run");
+    a.mutable_job()->mutable_job()->set_name("test");
+    a.mutable_job()->mutable_job()->set_description(script);
+    for (int r = 0; r < ranks; ++r) {
+      auto* p = a.add_ranks();
+      p->set_rank(r);
+      p->set_worker("w.0-a");
+      p->set_threads(1);
+    }
+    return a;
+  }
+
+  template <typename E>
+  static std::vector<E> seen() {
+    std::vector<E> out;
+    for (const Event& e : world_->events)
+      if (const E* x = std::get_if<E>(&e)) out.push_back(*x);
+    return out;
+  }
+
+  static bool run_until(const std::function<bool()>& done, int ms = 20000) {
+    const int64_t end = monotonic_ms() + ms;
+    world_->loop.on_tick([&] {
+      world_->launcher->beat(monotonic_ms());
+      if (done() || monotonic_ms() > end) world_->loop.stop(0);
+    });
+    world_->loop.run();
+    return done();
+  }
+  static bool run_until_exits(size_t n, int ms = 20000) {
+    return run_until([n] { return seen<RankExited>().size() >= n; }, ms);
+  }
+  static int64_t committed(int rank) {
+    for (const RankSample& s : world_->launcher->samples())
+      if (s.status.rank() == rank) return s.status.committed_step();
+    return -1;
+  }
+  static void clean_up() {
+    Launcher& l = *world_->launcher;
+    if (l.idle()) return;
+    l.kill(world_->generation);
+    EXPECT_TRUE(run_until([&l] { return !l.running(); }));
+    l.tear_down(world_->generation);
+    EXPECT_EQ(num_entries(world_->scratch->folder()), 2);  // lock, pmix
+  }
+
+  static std::unique_ptr<World> world_;
+};
+std::unique_ptr<LauncherTest::World> LauncherTest::world_;
+
+TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
+  world_->launcher->spawn(assignment(3, "steps=5"));
+  EXPECT_EQ(seen<RankStarted>().size(), 3u);
+  EXPECT_TRUE(seen<SpawnFailed>().empty());
+  ASSERT_TRUE(run_until_exits(3));
+  std::vector<pb::StepMetrics> steps;
+  for (const RankExited& e : seen<RankExited>()) {
+    EXPECT_EQ(e.exit_code, 0) << e.rank << ": " << e.last_log;
+    EXPECT_EQ(e.signal, 0);
+    EXPECT_EQ(e.sample.status.committed_step(), 5);
+    EXPECT_EQ(e.sample.status.phase(), static_cast<int>(board::Phase::kEnded));
+    for (const auto& m : e.sample.steps) steps.push_back(m);
+  }
+  ASSERT_EQ(steps.size(), 5u);
+  EXPECT_EQ(steps[4].step(), 5);
+  EXPECT_EQ(steps[4].loss(), 6.0);  // 1 + 2 + 3
+  EXPECT_EQ(steps[4].generation(), world_->generation);
+  EXPECT_EQ(steps[4].mesh().dp(), 3);
+  EXPECT_FALSE(steps[4].has_val_loss());
+  // Among ranks of one worker PMIx settles the fences by itself.
+  EXPECT_TRUE(seen<LocalFence>().empty());
+  world_->launcher->tear_down(world_->generation);
+  EXPECT_EQ(seen<TornDown>().size(), 1u);
+  EXPECT_TRUE(std::filesystem::exists(world_->dir / "run/logs/gen-" +
+                                      std::to_string(world_->generation) +
+                                      "/rank-2.log"));
+}
+
+TEST_F(LauncherTest, StopRequestEndsAllRanksAtTheSameStep) {
+  world_->launcher->spawn(assignment(2, "step_ms=1"));
+  ASSERT_TRUE(run_until([] { return committed(0) > 3; }));
+  world_->launcher->set_request(board::kRequestStop, 0);
+  ASSERT_TRUE(run_until_exits(2));
+  const auto e = seen<RankExited>();
+  EXPECT_EQ(e[0].exit_code, 0);
+  EXPECT_EQ(e[1].exit_code, 0);
+  EXPECT_EQ(e[0].sample.status.committed_step(),
+            e[1].sample.status.committed_step());
+}
+
+TEST_F(LauncherTest, KilledRankIsReportedAtOnceAndTheRestGoesQuickly) {
+  world_->launcher->spawn(assignment(3, "step_ms=1"));
+  ASSERT_TRUE(run_until([] { return committed(2) > 2; }));
+  const pid_t victim = seen<RankStarted>()[1].pid;
+  const int64_t start = monotonic_ms();
+  ::kill(victim, SIGKILL);
+  ASSERT_TRUE(run_until_exits(1));
+  EXPECT_LT(monotonic_ms() - start, 200);
+  EXPECT_EQ(seen<RankExited>()[0].signal, SIGKILL);
+  EXPECT_EQ(seen<RankExited>()[0].rank, 1);
+  world_->launcher->kill(world_->generation);
+  ASSERT_TRUE(run_until_exits(3));
+  world_->launcher->tear_down(world_->generation);
+  RecordProperty("kill_to_torn_down_ms",
+                 static_cast<int>(monotonic_ms() - start));
+  EXPECT_LT(monotonic_ms() - start, 1000);
+  EXPECT_EQ(seen<TornDown>().size(), 1u);
+  for (const auto& s : seen<RankStarted>())
+    EXPECT_FALSE(read_proc_stat(s.pid)) << s.pid;
+}
+
+TEST_F(LauncherTest, StoppedRankShowsItsStateAndDies) {
+  world_->launcher->spawn(assignment(2, "step_ms=1"));
+  ASSERT_TRUE(run_until([] { return committed(0) > 2; }));
+  ::kill(seen<RankStarted>()[0].pid, SIGSTOP);
+  ASSERT_TRUE(run_until(
+      [] { return world_->launcher->samples()[0].status.os_state() == "T"; }));
+  EXPECT_GT(world_->launcher->samples()[1].status.rss_bytes(), 1u << 20);
+}
+
+TEST_F(LauncherTest, ExitCodeAndLastWordsAreKept) {
+  world_->launcher->spawn(assignment(2, "exit=1@3:65"));
+  ASSERT_TRUE(run_until_exits(1));
+  const RankExited e = seen<RankExited>()[0];
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.exit_code, 65);
+  EXPECT_EQ(e.last_log, "rank 1 leaves as told");
+}
+
+TEST_F(LauncherTest, AbortShowsAsTheExitOfTheRank) {
+  world_->launcher->spawn(assignment(2, "abort=0@2"));
+  ASSERT_TRUE(run_until_exits(1));
+  const RankExited e = seen<RankExited>()[0];
+  EXPECT_EQ(e.rank, 0);
+  EXPECT_TRUE(e.exit_code != 0 || e.signal != 0);
+}
+
+// Ranks that hang in MPI_Init, because another worker's never come.
+TEST_F(LauncherTest, UnansweredFenceDoesNotHinderTheNextGeneration) {
+  world_->answer_fences = false;
+  pb::Assignment a = assignment(3, "steps=1");
+  a.add_workers("other");
+  a.add_hosts("here");
+  a.mutable_ranks(2)->set_worker("other");
+  world_->launcher->spawn(a);
+  ASSERT_TRUE(run_until([] { return !seen<LocalFence>().empty(); }));
+  const LocalFence modex = seen<LocalFence>()[0];
+  EXPECT_EQ(modex.generation, world_->generation);
+  EXPECT_EQ(modex.index, 0);
+  EXPECT_FALSE(modex.blob.empty());
+  clean_up();
+  world_->events.clear();
+  world_->launcher->spawn(assignment(2, "steps=1"));
+  ASSERT_TRUE(run_until_exits(2));
+  for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.exit_code, 0);
+}
+
+TEST_F(LauncherTest, RankKilledBeforeItSpeaksToPmix) {
+  world_->launcher->spawn(assignment(2, "steps=1"));
+  world_->launcher->kill(world_->generation);
+  ASSERT_TRUE(run_until_exits(2));
+  for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.signal, SIGKILL);
+}
+
+TEST_F(LauncherTest, NonsenseAssignmentFailsToSpawn) {
+  pb::Assignment a = assignment(2, "");
+  a.mutable_ranks(1)->set_worker("stranger");
+  world_->launcher->spawn(a);
+  ASSERT_EQ(seen<SpawnFailed>().size(), 1u);
+  EXPECT_NE(seen<SpawnFailed>()[0].error.find("stranger"), std::string::npos);
+  world_->launcher->tear_down(world_->generation);
+  pb::Assignment b = assignment(1, "");
+  b.set_run_dir("/proc/nowhere");
+  world_->launcher->spawn(b);
+  ASSERT_EQ(seen<SpawnFailed>().size(), 2u);
+  EXPECT_NE(seen<SpawnFailed>()[1].error.find("/proc/nowhere"),
+            std::string::npos);
+}
+
+TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
+  int fds = 0;
+  uint64_t rss = 0;
+  const int64_t start = monotonic_ms();
+  for (int i = 0; i < 55; ++i) {
+    world_->events.clear();
+    // Some end in order, some in the middle of everything.
+    world_->launcher->spawn(assignment(1 + i % 2, "steps=1 nofinalize=1"));
+    if (i % 3 == 0) {
+      clean_up();
+    } else {
+      ASSERT_TRUE(run_until_exits(1 + i % 2));
+      for (const RankExited& e : seen<RankExited>())
+        ASSERT_EQ(e.exit_code, 0) << i << ": " << e.last_log;
+      world_->launcher->tear_down(world_->generation);
+    }
+    if (i == 4) {
+      fds = num_open_fds();
+      rss = read_proc_stat(getpid())->rss_bytes;
+    }
+  }
+  RecordProperty("ms_a_generation",
+                 static_cast<int>((monotonic_ms() - start) / 55));
+  EXPECT_EQ(num_open_fds(), fds);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(read_proc_stat(getpid())->rss_bytes, rss + (4 << 20));
+#endif
+  EXPECT_EQ(num_entries(world_->scratch->folder()), 2);  // lock, pmix
+  EXPECT_LE(num_entries(world_->dir / "run/logs"), 20);
+}
+
+}  // namespace
+}  // namespace remesh::agent

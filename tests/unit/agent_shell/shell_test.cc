@@ -1,0 +1,348 @@
+// The parts of the worker's shell that need no MPI.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "proto/base/clock.h"
+#include "tests/unit/agent_shell/temp_dir.h"
+#include "worker/agent/shell/address.h"
+#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/rank_env.h"
+#include "worker/agent/shell/rank_logs.h"
+#include "worker/agent/shell/scratch.h"
+
+namespace remesh::agent {
+namespace {
+
+// --------------------------------------------------------------- processes
+
+ChildOptions shell(const TempDir& dir, const std::string& script) {
+  ChildOptions c;
+  c.argv = {"/bin/sh", "-c", script};
+  c.env = {"PATH=/usr/bin:/bin"};
+  c.output = dir / "out";
+  return c;
+}
+
+std::string output_of(const ChildOptions& options) {
+  auto child = start_child(options);
+  EXPECT_TRUE(child.ok()) << child.status().message();
+  if (!child.ok()) return "";
+  close(child->pidfd);
+  waitpid(child->pid, nullptr, 0);
+  std::ifstream in(options.output);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(Process, ChildHasNoDescriptorsButItsOwn) {
+  TempDir dir;
+  const int leaky = dup(1);  // not close-on-exec
+  ChildOptions c = shell(dir, "");
+  c.argv = {"/bin/ls", "/proc/self/fd"};
+  EXPECT_EQ(output_of(c), "0\n1\n2\n3\n");  // 3: the folder that ls reads
+  c.pass_fd = leaky;
+  EXPECT_EQ(output_of(c), "0\n1\n2\n3\n4\n");
+  close(leaky);
+}
+
+TEST(Process, ChildHasItsOwnGroupCleanSignalsAndDiesFirst) {
+  TempDir dir;
+  sigset_t set, before;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &set, &before);
+  signal(SIGPIPE, SIG_IGN);
+  ChildOptions c = shell(dir, "");
+  c.argv = {"/bin/grep", "-hE", "Sig(Blk|Ign)|^500$", "/proc/self/status",
+            "/proc/self/oom_score_adj"};
+  const std::string out = output_of(c);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  signal(SIGPIPE, SIG_DFL);
+  EXPECT_EQ(out, "SigBlk:\t0000000000000000\nSigIgn:\t0000000000000000\n500\n");
+  std::istringstream ids(
+      output_of(shell(dir, "cut -d' ' -f1,5 /proc/$$/stat")));
+  int pid = 0, group = 1;
+  ids >> pid >> group;
+  EXPECT_EQ(pid, group);
+}
+
+TEST(Process, ProgramThatCannotRunIsNamed) {
+  TempDir dir;
+  ChildOptions c = shell(dir, "");
+  c.argv = {"/no/such/program"};
+  auto child = start_child(c);
+  ASSERT_FALSE(child.ok());
+  EXPECT_NE(child.status().message().find("/no/such/program"),
+            std::string::npos);
+  c = shell(dir, "");
+  c.output = "/no/such/folder/out";
+  EXPECT_FALSE(start_child(c).ok());
+}
+
+TEST(Process, PidfdTellsTheEnd) {
+  TempDir dir;
+  auto child = start_child(shell(dir, "exit 5"));
+  ASSERT_TRUE(child.ok());
+  ASSERT_GE(child->pidfd, 0);
+  int status = 0;
+  waitpid(child->pid, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 5);
+  close(child->pidfd);
+}
+
+TEST(Process, StatOfNamesWithParenthesesIsRead) {
+  const auto s = parse_proc_stat(
+      "17 (a) R (b c) S 1 17 17 0 -1 4194560 1 0 0 0 5 6 0 0 20 0 1 0 4711 "
+      "1000 25 184467");
+  ASSERT_TRUE(s);
+  EXPECT_EQ(s->state, 'S');
+  EXPECT_EQ(s->start_time, 4711u);
+  EXPECT_EQ(s->rss_bytes, 25u * static_cast<uint64_t>(sysconf(_SC_PAGESIZE)));
+  EXPECT_FALSE(parse_proc_stat("17 (a"));
+  EXPECT_FALSE(parse_proc_stat("17 (a) S 1 2"));
+  EXPECT_TRUE(read_proc_stat(getpid()));
+}
+
+TEST(Process, LeftoversAreKilledButNeverAStranger) {
+  TempDir dir;
+  auto child = start_child(shell(dir, "sleep 100"));
+  ASSERT_TRUE(child.ok());
+  close(child->pidfd);
+  const auto stat = read_proc_stat(child->pid);
+  ASSERT_TRUE(stat);
+  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time + 1}}, 100), 0);
+  EXPECT_EQ(waitpid(child->pid, nullptr, WNOHANG), 0);
+  EXPECT_EQ(kill_leftovers({{child->pid, stat->start_time}}, 5000), 1);
+  int status = 0;
+  EXPECT_EQ(waitpid(child->pid, &status, 0), child->pid);
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+// ------------------------------------------------------------------ scratch
+
+TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
+  TempDir dir;
+  {
+    auto first = Scratch::open(dir / "s", "a");
+    ASSERT_TRUE(first.ok()) << first.status().message();
+    EXPECT_EQ((*first)->cleaned(), "");
+    auto second = Scratch::open(dir / "s", "a");
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+    EXPECT_NE(second.status().message().find(std::to_string(getpid())),
+              std::string::npos);
+    EXPECT_TRUE(Scratch::open(dir / "s", "b").ok());
+    auto g = (*first)->make_generation(7, 1 << 20);
+    ASSERT_TRUE(g.ok());
+    std::ofstream(g->shared + "/segment") << "x";
+    EXPECT_EQ(g->shared.rfind("/dev/shm/remesh-", 0), 0u);
+    (*first)->remove_generation(7);
+    EXPECT_FALSE(std::filesystem::exists(g->folder));
+    EXPECT_FALSE(std::filesystem::exists(g->shared));
+    auto huge = (*first)->make_generation(8, uint64_t{1} << 60);
+    ASSERT_TRUE(huge.ok());
+    EXPECT_EQ(huge->shared.rfind(dir.path(), 0), 0u);
+  }
+  EXPECT_EQ(num_entries(dir / "s"), 0);
+}
+
+TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
+  TempDir dir;
+  const pid_t child = fork();
+  if (child == 0) {
+    auto s = Scratch::open(dir / "s", "dead");
+    auto g = (*s)->make_generation(3, 1 << 20);
+    std::ofstream(g->shared + "/segment") << "x";
+    kill(getpid(), SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(std::filesystem::exists(dir / "s/dead/g3"));
+  const std::string shared = shared_root_of(dir / "s/dead");
+  EXPECT_TRUE(std::filesystem::exists(shared + "/g3/segment"));
+  auto s = Scratch::open(dir / "s", "alive");
+  ASSERT_TRUE(s.ok());
+  EXPECT_EQ(num_entries(dir / "s"), 1);
+  EXPECT_FALSE(std::filesystem::exists(shared));
+}
+
+TEST(Scratch, RanksOfAKilledPredecessorDie) {
+  TempDir dir;
+  auto orphan = start_child(shell(dir, "sleep 100"));
+  ASSERT_TRUE(orphan.ok());
+  close(orphan->pidfd);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto s = Scratch::open(dir / "s", "a");
+    (*s)->note_rank(orphan->pid);
+    kill(getpid(), SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  auto s = Scratch::open(dir / "s", "a");
+  ASSERT_TRUE(s.ok());
+  EXPECT_NE((*s)->cleaned().find("1 ranks killed"), std::string::npos)
+      << (*s)->cleaned();
+  int status = 0;
+  EXPECT_EQ(waitpid(orphan->pid, &status, 0), orphan->pid);
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+TEST(Scratch, RootThatIsNotOursIsRefused) {
+  TempDir dir;
+  std::ofstream(dir / "file") << "x";
+  auto s = Scratch::open(dir / "file", "a");
+  ASSERT_FALSE(s.ok());
+  EXPECT_NE(s.status().message().find("--scratch"), std::string::npos);
+  std::filesystem::create_symlink(dir.path(), dir / "link");
+  EXPECT_FALSE(Scratch::open(dir / "link", "a").ok());
+}
+
+// -------------------------------------------------------------- environment
+
+bool has(const std::vector<std::string>& env, const std::string& entry) {
+  return std::count(env.begin(), env.end(), entry) == 1;
+}
+
+TEST(RankEnv, OtherLaunchersLeaveNoTrace) {
+  MpiSettings s;
+  s.shared_folder = "/shm/x";
+  s.tcp_interfaces = "lo";
+  s.threads = 3;
+  const auto env = rank_environment(
+      {"HOME=/root", "SLURM_JOB_ID=1", "PMI_RANK=0", "PMIX_RANK=4",
+       "OMPI_MCA_btl=tcp", "OMP_NUM_THREADS=64", "FLUX_X=1", "PATH=/bin"},
+      {"PMIX_RANK=2", "PMIX_NAMESPACE=job.g1"}, s);
+  EXPECT_TRUE(has(env, "HOME=/root"));
+  EXPECT_TRUE(has(env, "PATH=/bin"));
+  EXPECT_TRUE(has(env, "PMIX_RANK=2"));
+  EXPECT_TRUE(has(env, "OMPI_MCA_btl=self,vader,tcp"));
+  EXPECT_TRUE(has(env, "OMPI_MCA_btl_tcp_if_include=lo"));
+  EXPECT_TRUE(has(env, "OMPI_MCA_btl_vader_backing_directory=/shm/x"));
+  EXPECT_TRUE(has(env, "OMP_NUM_THREADS=3"));
+  std::set<std::string> keys;
+  for (const std::string& e : env) {
+    EXPECT_EQ(e.find("SLURM"), std::string::npos);
+    EXPECT_EQ(e.find("FLUX"), std::string::npos);
+    EXPECT_TRUE(keys.insert(e.substr(0, e.find('='))).second) << e;
+  }
+  EXPECT_FALSE(keys.contains("OMPI_MCA_mpi_yield_when_idle"));
+}
+
+pb::Assignment two_workers(const std::string& host_a,
+                           const std::string& host_b) {
+  pb::Assignment a;
+  a.set_generation(1);
+  for (const char* w : {"a", "spare", "b"}) a.add_workers(w);
+  a.add_hosts(host_a);
+  a.add_hosts("far");
+  a.add_hosts(host_b);
+  for (int r = 0; r < 3; ++r) {
+    auto* p = a.add_ranks();
+    p->set_rank(r);
+    p->set_worker(r < 2 ? "b" : "a");
+    p->set_threads(2);
+  }
+  return a;
+}
+
+TEST(RankEnv, PlacementFollowsTheAssignment) {
+  auto p = place(two_workers("h", "h"), "b", 8);
+  ASSERT_TRUE(p.ok());
+  EXPECT_TRUE(p->one_host);  // the spare has no ranks
+  EXPECT_FALSE(p->crowded);
+  ASSERT_EQ(p->local.size(), 2u);
+  EXPECT_EQ(p->local[1].rank, 1);
+  EXPECT_EQ(p->local[1].threads, 2);
+  ASSERT_EQ(p->nodes.size(), 2u);
+  EXPECT_EQ(p->nodes[0].first, "a");
+  EXPECT_EQ(p->nodes[0].second, std::vector<int>{2});
+  EXPECT_EQ(p->nodes[1].second, (std::vector<int>{0, 1}));
+  EXPECT_TRUE(place(two_workers("h", "h"), "b", 6)->crowded);
+  EXPECT_FALSE(place(two_workers("h", "i"), "b", 5)->crowded);
+  EXPECT_FALSE(place(two_workers("h", "i"), "b", 8)->one_host);
+  EXPECT_TRUE(place(two_workers("h", "i"), "spare", 8)->local.empty());
+}
+
+TEST(RankEnv, SenselessAssignmentsAreNamed) {
+  auto a = two_workers("h", "h");
+  a.mutable_ranks(1)->set_rank(0);
+  EXPECT_FALSE(place(a, "a", 1).ok());
+  a.mutable_ranks(1)->set_rank(-1);
+  EXPECT_FALSE(place(a, "a", 1).ok());
+  a.mutable_ranks(1)->set_rank(3);
+  EXPECT_FALSE(place(a, "a", 1).ok());
+  a.mutable_ranks(1)->set_rank(1);
+  EXPECT_TRUE(place(a, "a", 1).ok());
+  a.mutable_ranks(1)->set_worker("x");
+  EXPECT_NE(place(a, "a", 1).status().message().find("'x'"), std::string::npos);
+}
+
+TEST(RankEnv, NetworkTowardsLoopbackIsNone) {
+  EXPECT_EQ(network_towards("tcp://127.0.0.1:5710"), "");
+  EXPECT_EQ(network_towards("tcp://localhost:5710"), "");
+  EXPECT_EQ(network_towards("nonsense"), "");
+}
+
+// --------------------------------------------------------------------- logs
+
+TEST(RankLogs, LastLineIsTheLastThatSaysSomething) {
+  EXPECT_EQ(last_line("one\ntwo\n\n  \n", 100), "two");
+  EXPECT_EQ(last_line("only", 100), "only");
+  EXPECT_EQ(last_line("", 100), "");
+  EXPECT_EQ(last_line("\n\n", 100), "");
+  EXPECT_EQ(last_line("\x1b[31mred\tx\r\n", 100), "[31mred x");
+  EXPECT_EQ(last_line("abcdef", 3), "abc");
+  EXPECT_EQ(last_line("ab\xc3\xa9", 3), "ab");  // not half a character
+}
+
+TEST(RankLogs, LastWordsComeFromTheFileWrittenLast) {
+  TempDir dir;
+  const RankLogPaths p{dir / "l", dir / "o"};
+  EXPECT_EQ(last_words(p, 100), "");
+  std::ofstream(p.log) << "step 1\n";
+  EXPECT_EQ(last_words(p, 100), "step 1");
+  std::ofstream(p.out) << "";
+  EXPECT_EQ(last_words(p, 100), "step 1");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(p.out) << "Segmentation fault\n";
+  EXPECT_EQ(last_words(p, 100), "Segmentation fault");
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(p.log, std::ios::app) << "step 2\n";
+  EXPECT_EQ(last_words(p, 100), "step 2");
+}
+
+TEST(RankLogs, OldGenerationsArePruned) {
+  TempDir dir;
+  for (int g = 1; g <= 12; ++g)
+    ASSERT_TRUE(make_log_folder(dir.path(), g, 5).ok());
+  std::filesystem::create_directory(dir / "logs/gen-x");
+  ASSERT_TRUE(make_log_folder(dir.path(), 13, 5).ok());
+  EXPECT_EQ(num_entries(dir / "logs"), 6);
+  EXPECT_TRUE(std::filesystem::exists(dir / "logs/gen-9"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "logs/gen-8"));
+}
+
+// ------------------------------------------------------------------ address
+
+TEST(Address, NamesAndAddressesAreChecked) {
+  EXPECT_TRUE(valid_name("node-7.rack_2"));
+  for (const char* bad : {"", "-a", ".", "a b", "a/b", "a,b"})
+    EXPECT_FALSE(valid_name(bad)) << bad;
+  EXPECT_FALSE(valid_name(std::string(65, 'a')));
+  EXPECT_FALSE(CoordinatorAddress::parse("nowhere").ok());
+  TempDir dir;
+  auto a = CoordinatorAddress::parse(dir.path());
+  ASSERT_TRUE(a.ok());
+  EXPECT_TRUE(a->may_change());
+  EXPECT_FALSE(a->read().ok());
+  std::ofstream(dir / "coordinator.addr") << "tcp://h:1\npid=3\n";
+  EXPECT_EQ(*a->read(), "tcp://h:1");
+}
+
+}  // namespace
+}  // namespace remesh::agent

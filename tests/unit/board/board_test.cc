@@ -1,0 +1,172 @@
+#include "worker/board/board.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <set>
+#include <string>
+#include <thread>
+
+namespace remesh::board {
+namespace {
+
+struct Pair {
+  std::unique_ptr<Board> daemon;
+  std::unique_ptr<Board> rank;
+};
+Pair make_pair() {
+  Pair p;
+  p.daemon = std::move(Board::create(7, 3)).value();
+  p.rank = std::move(Board::open(dup(p.daemon->fd()))).value();
+  return p;
+}
+
+TEST(Board, RankAndDaemonSeeEachOther) {
+  Pair p = make_pair();
+  EXPECT_EQ(p.rank->generation(), 7);
+  EXPECT_EQ(p.rank->rank(), 3);
+  EXPECT_EQ(p.daemon->snapshot().committed_step, -1);
+  p.rank->set_phase(Phase::kCompute);
+  p.rank->set_step(11);
+  p.rank->set_microbatch(2);
+  p.rank->commit_step(10);
+  p.rank->set_checkpoint_step(5);
+  p.rank->refuse_stop();
+  p.rank->set_error("bad thing");
+  p.rank->set_checkpoint_error("disk full");
+  const Snapshot s = p.daemon->snapshot();
+  EXPECT_EQ(s.phase, Phase::kCompute);
+  EXPECT_EQ(s.step, 11);
+  EXPECT_EQ(s.microbatch, 2);
+  EXPECT_EQ(s.committed_step, 10);
+  EXPECT_EQ(p.daemon->committed_step(), 10);
+  EXPECT_EQ(s.checkpoint_step, 5);
+  EXPECT_EQ(s.refused_stops, 1);
+  EXPECT_EQ(s.error, "bad thing");
+  EXPECT_EQ(s.checkpoint_error, "disk full");
+  EXPECT_GT(s.progress, 2u);
+  p.rank->set_checkpoint_error("");
+  EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "");
+  p.daemon->set_request(kRequestStop | kRequestMust);
+  p.daemon->set_checkpoint_request(4);
+  p.daemon->beat(99);
+  EXPECT_EQ(p.rank->request(), kRequestStop | kRequestMust);
+  EXPECT_EQ(p.rank->checkpoint_request(), 4);
+  EXPECT_EQ(p.rank->daemon_beat_ms(), 99);
+}
+
+TEST(Board, ProgressMovesWithEverySign) {
+  Pair p = make_pair();
+  uint64_t last = p.daemon->snapshot().progress;
+  const auto moved = [&] {
+    const uint64_t now = p.daemon->snapshot().progress;
+    return std::exchange(last, now) < now;
+  };
+  EXPECT_FALSE(moved());
+  p.rank->tick();
+  EXPECT_TRUE(moved());
+  p.rank->set_phase(Phase::kReduce);
+  EXPECT_TRUE(moved());
+  p.rank->set_microbatch(1);
+  EXPECT_TRUE(moved());
+  p.rank->commit_step(1);
+  EXPECT_TRUE(moved());
+}
+
+TEST(Board, LongTextIsCut) {
+  Pair p = make_pair();
+  p.rank->set_error(std::string(100000, 'x'));
+  EXPECT_EQ(p.daemon->snapshot().error, std::string(2048, 'x'));
+}
+
+TEST(Board, FullRingRefusesAndKeepsOrder) {
+  Pair p = make_pair();
+  int64_t pushed = 0;
+  while (p.rank->push_step({.step = pushed})) ++pushed;
+  EXPECT_EQ(pushed, 4096);
+  auto steps = p.daemon->pop_steps();
+  ASSERT_EQ(steps.size(), 4096u);
+  for (int64_t i = 0; i < pushed; ++i)
+    ASSERT_EQ(steps[static_cast<size_t>(i)].step, i);
+  EXPECT_TRUE(p.daemon->pop_steps().empty());
+  EXPECT_TRUE(p.rank->push_step({.step = pushed}));
+  EXPECT_EQ(p.daemon->pop_steps().size(), 1u);
+}
+
+TEST(Board, OtherMemoryIsRefused) {
+  EXPECT_FALSE(Board::open(-1).ok());
+  const int small = memfd_create("x", MFD_CLOEXEC);
+  EXPECT_FALSE(Board::open(small).ok());
+  close(small);
+  Pair p = make_pair();
+  char zeros[8] = {};
+  ASSERT_EQ(pwrite(p.daemon->fd(), zeros, sizeof(zeros), 0), 8);
+  const int fd = dup(p.daemon->fd());
+  auto wrong = Board::open(fd);
+  ASSERT_FALSE(wrong.ok());
+  EXPECT_NE(wrong.status().message().find("magic"), std::string::npos);
+  close(fd);
+}
+
+// One rank thread writes all it can while the daemon's reads: no step lost,
+// doubled or torn. ThreadSanitizer watches.
+TEST(Board, ConcurrentUseLosesNothing) {
+  Pair p = make_pair();
+  constexpr int64_t kSteps = 20000;
+  std::thread rank([&] {
+    for (int64_t i = 0; i < kSteps; ++i) {
+      p.rank->set_step(i);
+      p.rank->set_error(std::string(100, static_cast<char>('a' + i % 26)));
+      while (!p.rank->push_step(
+          {.step = i, .loss = static_cast<double>(i), .tokens = 3 * i}))
+        std::this_thread::yield();
+      p.rank->commit_step(i);
+    }
+  });
+  int64_t next = 0;
+  while (next < kSteps) {
+    const int64_t committed = p.daemon->committed_step();
+    p.daemon->beat(next);
+    p.daemon->set_request(kRequestStop);
+    for (const StepRecord& r : p.daemon->pop_steps()) {
+      ASSERT_EQ(r.step, next);
+      ASSERT_EQ(r.loss, static_cast<double>(next));
+      ASSERT_EQ(r.tokens, 3 * next);
+      ++next;
+    }
+    // What was committed before the look into the ring was in the ring.
+    ASSERT_LT(committed, next);
+    const Snapshot s = p.daemon->snapshot();
+    ASSERT_LE(s.error.size(), 100u);
+  }
+  rank.join();
+  EXPECT_EQ(p.daemon->snapshot().error.size(), 100u);
+}
+
+TEST(Board, LastWordsSurviveAKill) {
+  Pair p = make_pair();
+  const pid_t child = fork();
+  if (child == 0) {
+    p.rank->set_error("last words");
+    p.rank->push_step({.step = 1});
+    kill(getpid(), SIGKILL);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_EQ(p.daemon->snapshot().error, "last words");
+  EXPECT_EQ(p.daemon->pop_steps().size(), 1u);
+}
+
+TEST(Board, EveryPhaseHasAName) {
+  std::set<std::string> names;
+  for (uint32_t i = 0; i <= static_cast<uint32_t>(Phase::kEnded); ++i)
+    names.insert(phase_name(static_cast<Phase>(i)));
+  EXPECT_EQ(names.size(), static_cast<size_t>(Phase::kEnded) + 1);
+  EXPECT_EQ(std::string(phase_name(static_cast<Phase>(99))), "unknown");
+}
+
+}  // namespace
+}  // namespace remesh::board

@@ -1,0 +1,382 @@
+#include "worker/agent/shell/launcher.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <thread>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/rank_env.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr size_t kLastWordsBytes = 500;
+// What Open MPI's shared-memory transport may take for each rank.
+constexpr uint64_t kSharedBytesPerRank = 32 << 20;
+constexpr int kReapTimeoutMs = 5000;
+
+// Kills the rank and whatever it has started.
+void kill_group(pid_t pid) {
+  ::kill(-pid, SIGKILL);
+  ::kill(pid, SIGKILL);
+}
+
+Status write_spec(const std::string& path, const pb::RankSpec& spec) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  if (!out || !spec.SerializeToOstream(&out) || !out.flush())
+    return io_error(path + ": cannot write");
+  return ok_status();
+}
+
+// Only what has a name in PMIx: at most 255 bytes, and no '@', ':' or '/'.
+std::string namespace_of(const std::string& job, int64_t generation) {
+  return fmt::format("{}.g{}", job.substr(0, 200), generation);
+}
+
+pb::StepMetrics to_metrics(const board::StepRecord& r, int64_t generation,
+                           const pb::Mesh& mesh) {
+  pb::StepMetrics m;
+  m.set_step(r.step);
+  m.set_loss(r.loss);
+  m.set_grad_norm(r.grad_norm);
+  m.set_lr(r.lr);
+  m.set_tokens(r.tokens);
+  m.set_tokens_per_s(r.tokens_per_s);
+  m.set_step_s(r.step_s);
+  m.set_generation(generation);
+  *m.mutable_mesh() = mesh;
+  m.set_time(r.time);
+  if (!std::isnan(r.val_loss)) m.set_val_loss(r.val_loss);
+  return m;
+}
+
+}  // namespace
+
+Launcher::Launcher(LauncherOptions options, Scratch* scratch, wire::Loop* loop,
+                   Sink sink)
+    : options_(std::move(options)),
+      scratch_(scratch),
+      loop_(loop),
+      sink_(std::move(sink)),
+      log_(Logger::null()),
+      cma_(cma_works()) {}
+
+Result<std::unique_ptr<Launcher>> Launcher::make(LauncherOptions options,
+                                                 Scratch* scratch,
+                                                 wire::Loop* loop, Sink sink) {
+  std::unique_ptr<Launcher> out(
+      new Launcher(std::move(options), scratch, loop, std::move(sink)));
+  out->base_env_ = own_environment();
+  ASSIGN_OR_RETURN(out->pmix_, PmixServer::start({out->options_.worker,
+                                                  scratch->pmix_folder()}));
+  Launcher* self = out.get();
+  loop->watch(self->pmix_->event_fd(), [self] { self->on_pmix(); });
+  return out;
+}
+
+Launcher::~Launcher() {
+  shut_down();
+  if (pmix_) loop_->unwatch(pmix_->event_fd());
+}
+
+void Launcher::set_logger(std::shared_ptr<Logger> logger) {
+  log_ = std::move(logger);
+}
+
+void Launcher::set_tcp_interfaces(const std::string& interfaces) {
+  options_.tcp_interfaces = interfaces;
+}
+
+// ------------------------------------------------------------------ starting
+
+void Launcher::spawn(const pb::Assignment& assignment) {
+  CHECK(generation_ == 0 && ranks_.empty());
+  CHECK(assignment.generation() > 0);
+  generation_ = assignment.generation();
+  mesh_ = assignment.mesh();
+  request_bits_ = 0;
+  checkpoint_request_ = 0;
+  const int64_t start = monotonic_ms();
+  int failed = -1;
+  const Status status = start_generation(assignment, &failed);
+  for (const auto& [rank, r] : ranks_)
+    sink_(RankStarted{generation_, rank, r.pid});
+  if (!status.ok()) {
+    log_->error("spawn_failed", {{"generation", generation_},
+                                 {"rank", failed},
+                                 {"error", status.message()}});
+    sink_(SpawnFailed{generation_, failed, status.message()});
+    return;
+  }
+  log_->info("ranks_started", {{"generation", generation_},
+                               {"ranks", ranks_.size()},
+                               {"ms", monotonic_ms() - start}});
+}
+
+Status Launcher::start_generation(const pb::Assignment& assignment,
+                                  int* failed) {
+  ASSIGN_OR_RETURN(const Placement placement,
+                   place(assignment, options_.worker, options_.cores));
+  if (placement.local.empty())
+    return invalid_argument(fmt::format("generation {} has no rank for '{}'",
+                                        generation_, options_.worker));
+  ASSIGN_OR_RETURN(
+      const Scratch::Generation folders,
+      scratch_->make_generation(generation_,
+                                kSharedBytesPerRank * placement.local.size()));
+  ASSIGN_OR_RETURN(const std::string log_folder,
+                   make_log_folder(assignment.run_dir(), generation_,
+                                   options_.keep_generation_logs));
+  PmixNamespace space;
+  // The same on every worker, hence of the assignment's own words.
+  space.name = namespace_of(assignment.job().job().name(), generation_);
+  space.scratch = folders.folder;
+  for (const auto& [worker, ranks] : placement.nodes)
+    space.nodes.push_back({worker, ranks});
+  RETURN_IF_ERROR(pmix_->register_namespace(space));
+  space_ = space.name;
+  for (const Placement::Local& l : placement.local) {
+    *failed = l.rank;
+    RETURN_IF_ERROR(start_rank(assignment, l.rank, l.threads,
+                               placement.one_host, placement.crowded, folders,
+                               log_folder));
+  }
+  return ok_status();
+}
+
+Status Launcher::start_rank(const pb::Assignment& assignment, int rank,
+                            int threads, bool one_host, bool crowded,
+                            const Scratch::Generation& folders,
+                            const std::string& log_folder) {
+  Rank r;
+  r.rank = rank;
+  r.logs = rank_log_paths(log_folder, rank);
+  ASSIGN_OR_RETURN(r.board, board::Board::create(generation_, rank));
+  r.board->beat(monotonic_ms());
+  pb::RankSpec spec;
+  *spec.mutable_assignment() = assignment;
+  spec.set_rank(rank);
+  if (threads > 0) spec.set_threads(threads);
+  spec.set_log_path(r.logs.log);
+  const std::string spec_path =
+      fmt::format("{}/rank-{}.spec", folders.folder, rank);
+  RETURN_IF_ERROR(write_spec(spec_path, spec));
+  ASSIGN_OR_RETURN(const std::vector<std::string> pmix_env,
+                   pmix_->register_rank(space_, rank));
+  MpiSettings settings;
+  settings.shared_folder = folders.shared;
+  settings.tcp_interfaces = one_host ? "lo" : options_.tcp_interfaces;
+  settings.yield_when_idle = crowded;
+  settings.cma = cma_;
+  settings.threads = threads;
+  ChildOptions child;
+  child.argv = {options_.trainer, "--spec", spec_path, "--board-fd",
+                std::to_string(kChildFd)};
+  child.env = rank_environment(base_env_, pmix_env, settings);
+  child.output = r.logs.out;
+  child.pass_fd = r.board->fd();
+  ASSIGN_OR_RETURN(const Child started, start_child(child));
+  r.pid = started.pid;
+  r.pidfd = started.pidfd;
+  scratch_->note_rank(r.pid);
+  if (r.pidfd >= 0) loop_->watch(r.pidfd, [this] { reap(); });
+  ranks_.emplace(rank, std::move(r));
+  return ok_status();
+}
+
+// -------------------------------------------------------------- while it runs
+
+void Launcher::on_pmix() {
+  for (PmixUpcall& u : pmix_->take_upcalls()) {
+    if (u.space != space_) continue;
+    if (u.kind == PmixUpcall::kAbort) {
+      // The rank goes on to exit, and that is what counts.
+      log_->warn("mpi_abort", {{"generation", generation_},
+                               {"rank", u.rank},
+                               {"status", u.status},
+                               {"message", u.blob}});
+      continue;
+    }
+    log_->debug("fence_entered", {{"generation", generation_},
+                                  {"index", u.index},
+                                  {"bytes", u.blob.size()}});
+    sink_(LocalFence{generation_, u.index, std::move(u.blob)});
+  }
+}
+
+void Launcher::complete_fence(int64_t generation, int64_t index,
+                              const std::string& blob) {
+  if (generation != generation_ || space_.empty()) return;
+  if (!pmix_->complete_fence(space_, index, blob))
+    log_->warn("fence_unknown", {{"generation", generation}, {"index", index}});
+}
+
+void Launcher::set_request(uint32_t bits, int64_t checkpoint_request) {
+  request_bits_ = bits;
+  checkpoint_request_ = checkpoint_request;
+  for (auto& [rank, r] : ranks_) {
+    r.board->set_checkpoint_request(checkpoint_request);
+    r.board->set_request(bits);
+  }
+}
+
+bool Launcher::beat(int64_t now_ms) {
+  bool moved = false;
+  for (auto& [rank, r] : ranks_) {
+    r.board->beat(now_ms);
+    moved |= r.board->committed_step() != r.seen_committed;
+  }
+  return moved;
+}
+
+RankSample Launcher::sample(Rank& r, bool alive) {
+  RankSample out;
+  // Steps first: what is committed after this shows in the next sample.
+  for (const board::StepRecord& s : r.board->pop_steps())
+    out.steps.push_back(to_metrics(s, generation_, mesh_));
+  const board::Snapshot b = r.board->snapshot();
+  pb::RankStatus& s = out.status;
+  s.set_rank(r.rank);
+  s.set_pid(r.pid);
+  s.set_phase(static_cast<int32_t>(b.phase));
+  s.set_step(b.step);
+  s.set_microbatch(b.microbatch);
+  s.set_committed_step(b.committed_step);
+  s.set_progress(b.progress);
+  s.set_checkpoint_step(b.checkpoint_step);
+  s.set_refused_stops(b.refused_stops);
+  if (!b.error.empty()) s.set_error(b.error);
+  if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
+  if (alive) {
+    if (const auto stat = read_proc_stat(r.pid)) {
+      s.set_os_state(std::string(1, stat->state));
+      s.set_rss_bytes(stat->rss_bytes);
+    }
+  }
+  r.seen_committed = b.committed_step;
+  return out;
+}
+
+std::vector<RankSample> Launcher::samples() {
+  std::vector<RankSample> out;
+  for (auto& [rank, r] : ranks_) out.push_back(sample(r, /*alive=*/true));
+  return out;
+}
+
+// -------------------------------------------------------------------- ending
+
+void Launcher::reap() {
+  std::vector<std::pair<Rank, int>> ended;
+  for (auto it = ranks_.begin(); it != ranks_.end();) {
+    siginfo_t info{};
+    const bool dead = waitid(P_PID, static_cast<id_t>(it->second.pid), &info,
+                             WEXITED | WNOHANG | WNOWAIT) == 0 &&
+                      info.si_pid == it->second.pid;
+    if (!dead) {
+      ++it;
+      continue;
+    }
+    // What it may have started dies too, while its number is still its own.
+    ::kill(-it->second.pid, SIGKILL);
+    int status = 0;
+    waitpid(it->second.pid, &status, 0);
+    if (it->second.pidfd >= 0) {
+      loop_->unwatch(it->second.pidfd);
+      close(it->second.pidfd);
+    }
+    ended.emplace_back(std::move(it->second), status);
+    it = ranks_.erase(it);
+  }
+  // A crash is told before the exits that it may have caused.
+  std::stable_sort(ended.begin(), ended.end(), [](auto& a, auto& b) {
+    return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
+  });
+  for (auto& [rank, status] : ended) on_exit(rank, status);
+}
+
+void Launcher::on_exit(Rank& r, int wait_status) {
+  RankExited e;
+  e.generation = generation_;
+  e.rank = r.rank;
+  if (WIFSIGNALED(wait_status))
+    e.signal = WTERMSIG(wait_status);
+  else
+    e.exit_code = WEXITSTATUS(wait_status);
+  e.exit_time = unix_seconds();
+  e.last_log = last_words(r.logs, kLastWordsBytes);
+  e.sample = sample(r, /*alive=*/false);
+  log_->info("rank_exited", {{"generation", generation_},
+                             {"rank", r.rank},
+                             {"pid", r.pid},
+                             {"exit_code", e.exit_code},
+                             {"signal", e.signal},
+                             {"step", e.sample.status.committed_step()},
+                             {"error", e.sample.status.error()},
+                             {"last_log", e.last_log}});
+  sink_(std::move(e));
+}
+
+void Launcher::kill_all() {
+  for (const auto& [rank, r] : ranks_) kill_group(r.pid);
+}
+
+void Launcher::kill(int64_t generation) {
+  if (generation != generation_) return;
+  log_->info("kill_ranks",
+             {{"generation", generation}, {"ranks", ranks_.size()}});
+  kill_all();
+}
+
+void Launcher::forget_generation() {
+  if (!space_.empty()) {
+    if (const Status s = pmix_->deregister(space_); !s.ok())
+      log_->error("deregister_failed",
+                  {{"generation", generation_}, {"error", s.message()}});
+  }
+  space_.clear();
+  scratch_->remove_generation(generation_);
+  generation_ = 0;
+}
+
+void Launcher::tear_down(int64_t generation) {
+  if (generation != generation_) return;
+  CHECK_MSG(ranks_.empty(), "tear down with ranks alive");
+  forget_generation();
+  log_->info("torn_down", {{"generation", generation}});
+  sink_(TornDown{generation});
+}
+
+void Launcher::shut_down() {
+  if (generation_ == 0) return;
+  kill_all();
+  const int64_t end = monotonic_ms() + kReapTimeoutMs;
+  const Sink sink = std::exchange(sink_, [](const Event&) {});
+  while (!ranks_.empty() && monotonic_ms() < end) {
+    reap();
+    if (!ranks_.empty())
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  for (auto& [rank, r] : ranks_) {  // in the kernel's hands (state D)
+    log_->error("rank_unkillable", {{"rank", rank}, {"pid", r.pid}});
+    if (r.pidfd < 0) continue;
+    loop_->unwatch(r.pidfd);
+    close(r.pidfd);
+  }
+  ranks_.clear();
+  forget_generation();
+  sink_ = sink;
+}
+
+}  // namespace remesh::agent

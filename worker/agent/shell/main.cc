@@ -1,0 +1,105 @@
+// remesh-worker: a daemon that offers this machine's slots to a training run.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "worker/agent/shell/address.h"
+#include "worker/agent/shell/worker.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr int kExitUsage = 2;
+constexpr int kExitCannotContinue = 3;
+
+constexpr const char* kExamples = R"(
+Examples:
+  remesh-worker --connect tcp://10.0.0.1:5710 --slots 4
+  remesh-worker --connect /shared/runs/llama --slots 1 --name node7
+  remesh-worker --connect tcp://head:5710 --slots 8 --interface 10.0.0.0/24
+
+SIGTERM or Ctrl-C: the worker leaves after the step under way, nothing is
+lost. A second one: at once.
+
+Exit codes: 0 left or the job has ended, 2 usage, 3 cannot continue,
+130 interrupted twice.
+)";
+
+std::string beside_this_binary(const std::string& name) {
+  std::error_code ignored;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return (self.parent_path() / name).string();
+}
+
+int fail(int code, const std::string& message) {
+  std::fprintf(stderr, "remesh-worker: %s\n", message.c_str());
+  return code;
+}
+
+void add_options(CLI::App& app, WorkerOptions& o) {
+  app.add_option("--connect", o.connect,
+                 "Coordinator: tcp://HOST:PORT, or its run directory")
+      ->required();
+  app.add_option("--slots", o.slots, "Ranks that fit on this machine")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--name", o.name,
+                 "Name of this worker, unique in the run; default: the host's "
+                 "name, with -2, -3, ... when several run on one host");
+  app.add_option("--host-name", o.host_name,
+                 "Name of this host, as other workers shall see it");
+  app.add_option("--job", o.job, "Refuse coordinators of other jobs");
+  app.add_option("--scratch", o.scratch,
+                 "Folder for temporary files; default: /tmp/remesh-<uid>");
+  app.add_option("--log", o.log,
+                 "Log file; default: standard error, then "
+                 "RUN/logs/worker-NAME.log");
+  app.add_option("--interface", o.interface,
+                 "Network interfaces or CIDRs for MPI between hosts, "
+                 "comma-separated; default: the one that leads to the "
+                 "coordinator");
+  app.add_option("--trainer", o.trainer,
+                 "Path of remesh-trainer; default: beside this program");
+}
+
+int worker_main(int argc, char** argv) {
+  WorkerOptions options;
+  options.version = REMESH_VERSION;
+  CLI::App app{"Offers this machine's slots to a training run."};
+  app.name("remesh-worker");
+  app.footer(kExamples);
+  app.set_version_flag("--version", options.version);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_options(app, options);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kExitUsage;
+  }
+  for (const auto& [key, name] :
+       {std::pair{"--name", options.name}, {"--host-name", options.host_name}})
+    if (!name.empty() && !valid_name(name))
+      return fail(kExitUsage, std::string(key) + " '" + name +
+                                  "': allowed are 1 to 64 letters, digits, "
+                                  "'-', '_', '.', the first no sign");
+  if (options.trainer.empty())
+    options.trainer = beside_this_binary("remesh-trainer");
+  auto worker = Worker::make(options);
+  if (!worker.ok())
+    return fail(worker.status().code() == Code::kInvalidArgument
+                    ? kExitUsage
+                    : kExitCannotContinue,
+                worker.status().message());
+  const int code = (*worker)->run();
+  const std::string message = (*worker)->exit_message();
+  if (!message.empty() && code != 0) return fail(code, message);
+  return code;
+}
+
+}  // namespace
+}  // namespace remesh::agent
+
+int main(int argc, char** argv) {
+  return remesh::agent::worker_main(argc, argv);
+}

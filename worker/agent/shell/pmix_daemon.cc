@@ -1,0 +1,496 @@
+#include "worker/agent/shell/pmix_daemon.h"
+
+#include <pmix.h>
+#include <pmix_server.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+
+#include "proto/base/check.h"
+#include "proto/base/text.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr auto kAnswerTimeout = std::chrono::seconds(20);
+
+Status pmix_error(const std::string& what, pmix_status_t status) {
+  return internal("PMIx: " + what + ": " + PMIx_Error_string(status));
+}
+
+// The answer to one asynchronous PMIx call. On the heap and shared with the
+// callback, because the callback may come after the caller has given up.
+class Answer {
+ public:
+  // Gives PMIx its share, as a callback argument.
+  void* share() { return new std::shared_ptr<Answer>(self_.lock()); }
+  static std::shared_ptr<Answer> make() {
+    auto a = std::make_shared<Answer>();
+    a->self_ = a;
+    return a;
+  }
+  static void set(pmix_status_t status, void* shared) {
+    std::unique_ptr<std::shared_ptr<Answer>> held(
+        static_cast<std::shared_ptr<Answer>*>(shared));
+    Answer& a = **held;
+    const std::lock_guard lock(a.mutex_);
+    a.status_ = status;
+    a.done_ = true;
+    a.changed_.notify_all();
+  }
+  // `called`: what the call itself returned; only PMIX_SUCCESS promises a
+  // callback.
+  pmix_status_t wait(pmix_status_t called, void* shared) {
+    if (called != PMIX_SUCCESS) {
+      delete static_cast<std::shared_ptr<Answer>*>(shared);
+      return called == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : called;
+    }
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, kAnswerTimeout, [this] { return done_; }))
+      return PMIX_ERR_TIMEOUT;
+    return status_ == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status_;
+  }
+
+ private:
+  std::weak_ptr<Answer> self_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  pmix_status_t status_ = PMIX_SUCCESS;
+};
+
+// Calls `start(callback, argument)` and waits for its answer.
+template <typename F>
+pmix_status_t call_and_wait(F&& start) {
+  const auto answer = Answer::make();
+  void* shared = answer->share();
+  return answer->wait(start(&Answer::set, shared), shared);
+}
+
+// A list of pmix_info_t that frees what PMIx allocated in it.
+class Infos {
+ public:
+  Infos() = default;
+  Infos(const Infos&) = delete;
+  Infos& operator=(const Infos&) = delete;
+  ~Infos() {
+    for (pmix_info_t& i : infos_) PMIX_INFO_DESTRUCT(&i);
+  }
+  template <typename T>
+  void add(const char* key, const T& value, pmix_data_type_t type) {
+    PMIX_INFO_LOAD(fresh(), key, &value, type);
+  }
+  void add(const char* key, const std::string& value) {
+    PMIX_INFO_LOAD(fresh(), key, value.c_str(), PMIX_STRING);
+  }
+  // Takes over `regex`, as PMIx_generate_* made it.
+  void add_regex(const char* key, char* regex) {
+    pmix_info_t* i = fresh();
+    PMIX_LOAD_KEY(i->key, key);
+    i->value.type = PMIX_REGEX;
+    i->value.data.bo.bytes = regex;
+    i->value.data.bo.size = std::strlen(regex) + 1;
+  }
+  void add_array(const char* key, pmix_data_array_t* array) {
+    pmix_info_t* i = fresh();
+    PMIX_LOAD_KEY(i->key, key);
+    i->value.type = PMIX_DATA_ARRAY;
+    i->value.data.darray = array;
+  }
+  pmix_info_t* data() { return infos_.data(); }
+  size_t size() const { return infos_.size(); }
+
+ private:
+  pmix_info_t* fresh() {
+    infos_.emplace_back();
+    PMIX_INFO_CONSTRUCT(&infos_.back());
+    return &infos_.back();
+  }
+  std::vector<pmix_info_t> infos_;
+};
+
+struct OpenFence {
+  pmix_modex_cbfunc_t callback = nullptr;
+  void* argument = nullptr;
+};
+
+class ServerImpl;
+
+// PMIx's upcalls carry no pointer of ours, and PMIx has one server a process:
+// hence this one, set while the server lives.
+std::atomic<ServerImpl*> g_server{nullptr};
+
+class ServerImpl : public PmixServer {
+ public:
+  ~ServerImpl() override {
+    if (running_) {
+      for (const auto& [name, space] : spaces_) fail_fences(name);
+      PMIx_server_finalize();
+    }
+    g_server.store(nullptr);
+    if (event_fd_ >= 0) close(event_fd_);
+  }
+
+  Status init(const PmixOptions& options);
+
+  int event_fd() const override { return event_fd_; }
+  std::vector<PmixUpcall> take_upcalls() override {
+    uint64_t n = 0;
+    (void)!read(event_fd_, &n, sizeof(n));
+    const std::lock_guard lock(mutex_);
+    return std::exchange(upcalls_, {});
+  }
+
+  Status register_namespace(const PmixNamespace& space) override;
+  Result<std::vector<std::string>> register_rank(const std::string& space,
+                                                 int rank) override;
+  bool complete_fence(const std::string& space, int64_t index,
+                      const std::string& blob) override;
+  Status deregister(const std::string& space) override;
+
+  // On PMIx's thread.
+  pmix_status_t on_fence(const std::string& space, std::string blob,
+                         OpenFence fence);
+  void on_abort(PmixUpcall upcall);
+
+ private:
+  struct Space {
+    std::vector<int> registered;  // ranks
+    int64_t num_fences = 0;       // entered so far
+    std::map<int64_t, OpenFence> open;
+  };
+  void wake() {
+    const uint64_t one = 1;
+    (void)!write(event_fd_, &one, sizeof(one));
+  }
+  void fail_fences(const std::string& space);
+
+  std::string node_;
+  int event_fd_ = -1;
+  bool running_ = false;
+  std::mutex mutex_;  // guards what follows
+  std::vector<PmixUpcall> upcalls_;
+  std::map<std::string, Space> spaces_;
+};
+
+// ----------------------------------------------------- upcalls, PMIx's thread
+
+pmix_status_t fence_upcall(const pmix_proc_t procs[], size_t nprocs,
+                           const pmix_info_t*, size_t, char* data, size_t ndata,
+                           pmix_modex_cbfunc_t callback, void* argument) {
+  std::string blob(data == nullptr ? "" : data, data == nullptr ? 0 : ndata);
+  std::free(data);
+  ServerImpl* server = g_server.load();
+  if (server == nullptr || nprocs == 0) return PMIX_ERR_NOT_AVAILABLE;
+  return server->on_fence(procs[0].nspace, std::move(blob),
+                          {callback, argument});
+}
+
+pmix_status_t connected_upcall(const pmix_proc_t*, void*, pmix_info_t*, size_t,
+                               pmix_op_cbfunc_t, void*) {
+  return PMIX_OPERATION_SUCCEEDED;
+}
+
+pmix_status_t finalized_upcall(const pmix_proc_t*, void*, pmix_op_cbfunc_t,
+                               void*) {
+  return PMIX_OPERATION_SUCCEEDED;
+}
+
+pmix_status_t abort_upcall(const pmix_proc_t* proc, void*, int status,
+                           const char* message, pmix_proc_t*, size_t,
+                           pmix_op_cbfunc_t callback, void* argument) {
+  if (ServerImpl* server = g_server.load(); server != nullptr) {
+    PmixUpcall upcall;
+    upcall.kind = PmixUpcall::kAbort;
+    upcall.space = proc->nspace;
+    upcall.rank = static_cast<int>(proc->rank);
+    upcall.status = status;
+    upcall.blob = message == nullptr ? "" : message;
+    server->on_abort(std::move(upcall));
+  }
+  if (callback != nullptr) callback(PMIX_SUCCESS, argument);
+  return PMIX_SUCCESS;
+}
+
+pmix_status_t modex_upcall(const pmix_proc_t*, const pmix_info_t*, size_t,
+                           pmix_modex_cbfunc_t, void*) {
+  return PMIX_ERR_NOT_SUPPORTED;
+}
+
+// A rank that died shows here as PMIX_ERR_LOST_CONNECTION. The process's exit
+// tells the same and more; the handler only keeps PMIx's own default away.
+void event_upcall(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*,
+                  size_t, pmix_info_t*, size_t,
+                  pmix_event_notification_cbfunc_fn_t callback,
+                  void* argument) {
+  if (callback != nullptr)
+    callback(PMIX_EVENT_ACTION_COMPLETE, nullptr, 0, nullptr, nullptr,
+             argument);
+}
+
+pmix_status_t ServerImpl::on_fence(const std::string& name, std::string blob,
+                                   OpenFence fence) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto it = spaces_.find(name);
+    if (it == spaces_.end()) return PMIX_ERR_NOT_FOUND;
+    PmixUpcall upcall;
+    upcall.space = name;
+    upcall.index = it->second.num_fences++;
+    upcall.blob = std::move(blob);
+    it->second.open[upcall.index] = fence;
+    upcalls_.push_back(std::move(upcall));
+  }
+  wake();
+  return PMIX_SUCCESS;
+}
+
+void ServerImpl::on_abort(PmixUpcall upcall) {
+  {
+    const std::lock_guard lock(mutex_);
+    upcalls_.push_back(std::move(upcall));
+  }
+  wake();
+}
+
+// ------------------------------------------------------------ our own thread
+
+Status ServerImpl::init(const PmixOptions& options) {
+  ServerImpl* none = nullptr;
+  CHECK_MSG(g_server.compare_exchange_strong(none, this),
+            "two PMIx servers in one process");
+  node_ = options.node;
+  event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
+  // The default store of job data grows by 40 kB with each namespace.
+  setenv("PMIX_MCA_gds", "hash", 1);
+  // PMIx keeps pointers into it.
+  static pmix_server_module_t module = [] {
+    pmix_server_module_t m{};
+    m.client_connected2 = connected_upcall;
+    m.client_finalized = finalized_upcall;
+    m.abort = abort_upcall;
+    m.fence_nb = fence_upcall;
+    m.direct_modex = modex_upcall;
+    return m;
+  }();
+  Infos infos;
+  const pmix_rank_t rank = 0;
+  infos.add(PMIX_SERVER_TMPDIR, options.scratch);
+  infos.add(PMIX_SERVER_NSPACE, "remesh-worker-" + options.node);
+  infos.add(PMIX_SERVER_RANK, rank, PMIX_PROC_RANK);
+  infos.add(PMIX_HOSTNAME, options.node);
+  pmix_status_t rc = PMIx_server_init(&module, infos.data(), infos.size());
+  if (rc != PMIX_SUCCESS) return pmix_error("starting the server", rc);
+  running_ = true;
+  const auto answer = Answer::make();
+  void* shared = answer->share();
+  rc = PMIx_Register_event_handler(
+      nullptr, 0, nullptr, 0, event_upcall,
+      [](pmix_status_t status, size_t, void* p) { Answer::set(status, p); },
+      shared);
+  // It returns the handler's number, 0 or more, when it needs no callback.
+  rc = answer->wait(rc > 0 ? PMIX_OPERATION_SUCCEEDED : rc, shared);
+  if (rc != PMIX_SUCCESS) return pmix_error("registering for events", rc);
+  return ok_status();
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::vector<std::string> words;
+  for (int r : ranks) words.push_back(std::to_string(r));
+  return join(words, ",");
+}
+
+// Where rank `rank` is, for PMIX_PROC_INFO_ARRAY.
+pmix_data_array_t* proc_info(int rank, uint16_t local_rank, uint32_t node_id,
+                             const std::string& node) {
+  pmix_data_array_t* array = nullptr;
+  PMIX_DATA_ARRAY_CREATE(array, 8, PMIX_INFO);
+  auto* a = static_cast<pmix_info_t*>(array->array);
+  const pmix_rank_t r = static_cast<pmix_rank_t>(rank);
+  const uint32_t app = 0;
+  PMIX_INFO_LOAD(&a[0], PMIX_RANK, &r, PMIX_PROC_RANK);
+  PMIX_INFO_LOAD(&a[1], PMIX_GLOBAL_RANK, &r, PMIX_PROC_RANK);
+  PMIX_INFO_LOAD(&a[2], PMIX_APP_RANK, &r, PMIX_PROC_RANK);
+  PMIX_INFO_LOAD(&a[3], PMIX_LOCAL_RANK, &local_rank, PMIX_UINT16);
+  PMIX_INFO_LOAD(&a[4], PMIX_NODE_RANK, &local_rank, PMIX_UINT16);
+  PMIX_INFO_LOAD(&a[5], PMIX_NODEID, &node_id, PMIX_UINT32);
+  PMIX_INFO_LOAD(&a[6], PMIX_APPNUM, &app, PMIX_UINT32);
+  PMIX_INFO_LOAD(&a[7], PMIX_HOSTNAME, node.c_str(), PMIX_STRING);
+  return array;
+}
+
+// The maps of nodes and ranks, and what each rank is told of the others.
+Status add_map(const PmixNamespace& space, Infos& infos) {
+  std::vector<std::string> nodes, ranks;
+  for (const auto& n : space.nodes) {
+    nodes.push_back(n.name);
+    ranks.push_back(ranks_text(n.ranks));
+  }
+  char* node_map = nullptr;
+  char* proc_map = nullptr;
+  pmix_status_t rc = PMIx_generate_regex(join(nodes, ",").c_str(), &node_map);
+  if (rc != PMIX_SUCCESS) return pmix_error("map of nodes", rc);
+  infos.add_regex(PMIX_NODE_MAP, node_map);
+  rc = PMIx_generate_ppn(join(ranks, ";").c_str(), &proc_map);
+  if (rc != PMIX_SUCCESS) return pmix_error("map of ranks", rc);
+  infos.add_regex(PMIX_PROC_MAP, proc_map);
+  for (size_t n = 0; n < space.nodes.size(); ++n) {
+    const auto& node = space.nodes[n];
+    for (size_t i = 0; i < node.ranks.size(); ++i)
+      infos.add_array(PMIX_PROC_INFO_ARRAY,
+                      proc_info(node.ranks[i], static_cast<uint16_t>(i),
+                                static_cast<uint32_t>(n), node.name));
+  }
+  return ok_status();
+}
+
+Status ServerImpl::register_namespace(const PmixNamespace& space) {
+  const PmixNamespace::Node* mine = nullptr;
+  uint32_t total = 0;
+  for (const auto& n : space.nodes) {
+    total += static_cast<uint32_t>(n.ranks.size());
+    if (n.name == node_) mine = &n;
+  }
+  CHECK_MSG(mine != nullptr && !mine->ranks.empty(), "no rank on this node");
+  const uint32_t local = static_cast<uint32_t>(mine->ranks.size());
+  const uint32_t num_nodes = static_cast<uint32_t>(space.nodes.size());
+  const uint32_t one = 1, app = 0;
+  const pmix_rank_t leader = static_cast<pmix_rank_t>(mine->ranks[0]);
+  Infos infos;
+  infos.add(PMIX_JOB_SIZE, total, PMIX_UINT32);
+  infos.add(PMIX_UNIV_SIZE, total, PMIX_UINT32);
+  infos.add(PMIX_MAX_PROCS, total, PMIX_UINT32);
+  infos.add(PMIX_LOCAL_SIZE, local, PMIX_UINT32);
+  infos.add(PMIX_NUM_NODES, num_nodes, PMIX_UINT32);
+  infos.add(PMIX_JOB_NUM_APPS, one, PMIX_UINT32);
+  infos.add(PMIX_APPNUM, app, PMIX_UINT32);
+  infos.add(PMIX_JOBID, space.name);
+  infos.add(PMIX_LOCAL_PEERS, ranks_text(mine->ranks));
+  infos.add(PMIX_LOCALLDR, leader, PMIX_PROC_RANK);
+  infos.add(PMIX_TMPDIR, space.scratch);
+  RETURN_IF_ERROR(add_map(space, infos));
+  {
+    const std::lock_guard lock(mutex_);
+    spaces_[space.name] = Space{};
+  }
+  const pmix_status_t rc = call_and_wait([&](auto callback, void* arg) {
+    return PMIx_server_register_nspace(space.name.c_str(),
+                                       static_cast<int>(local), infos.data(),
+                                       infos.size(), callback, arg);
+  });
+  if (rc != PMIX_SUCCESS) {
+    const std::lock_guard lock(mutex_);
+    spaces_.erase(space.name);
+    return pmix_error("registering " + space.name, rc);
+  }
+  return ok_status();
+}
+
+Result<std::vector<std::string>> ServerImpl::register_rank(
+    const std::string& space, int rank) {
+  pmix_proc_t proc;
+  PMIX_LOAD_PROCID(&proc, space.c_str(), static_cast<pmix_rank_t>(rank));
+  pmix_status_t rc = call_and_wait([&](auto callback, void* arg) {
+    return PMIx_server_register_client(&proc, geteuid(), getegid(), nullptr,
+                                       callback, arg);
+  });
+  const std::string what = space + " rank " + std::to_string(rank);
+  if (rc != PMIX_SUCCESS) return pmix_error("registering " + what, rc);
+  {
+    const std::lock_guard lock(mutex_);
+    spaces_.at(space).registered.push_back(rank);
+  }
+  char** env = nullptr;
+  rc = PMIx_server_setup_fork(&proc, &env);
+  if (rc != PMIX_SUCCESS) return pmix_error("environment of " + what, rc);
+  std::vector<std::string> out;
+  for (char** e = env; e != nullptr && *e != nullptr; ++e) {
+    out.emplace_back(*e);
+    std::free(*e);
+  }
+  std::free(env);
+  return out;
+}
+
+bool ServerImpl::complete_fence(const std::string& space, int64_t index,
+                                const std::string& blob) {
+  OpenFence fence;
+  {
+    const std::lock_guard lock(mutex_);
+    auto it = spaces_.find(space);
+    if (it == spaces_.end()) return false;
+    auto node = it->second.open.extract(index);
+    if (node.empty()) return false;
+    fence = node.mapped();
+  }
+  // PMIx frees the copy through std::free when it is done with it.
+  char* copy = static_cast<char*>(std::malloc(blob.size() + 1));
+  CHECK(copy != nullptr);
+  std::memcpy(copy, blob.data(), blob.size());
+  fence.callback(PMIX_SUCCESS, copy, blob.size(), fence.argument, std::free,
+                 copy);
+  return true;
+}
+
+void ServerImpl::fail_fences(const std::string& space) {
+  std::map<int64_t, OpenFence> open;
+  {
+    const std::lock_guard lock(mutex_);
+    auto it = spaces_.find(space);
+    if (it == spaces_.end()) return;
+    open = std::exchange(it->second.open, {});
+  }
+  for (const auto& [index, fence] : open)
+    fence.callback(PMIX_ERR_TIMEOUT, nullptr, 0, fence.argument, nullptr,
+                   nullptr);
+}
+
+Status ServerImpl::deregister(const std::string& space) {
+  fail_fences(space);
+  std::vector<int> registered;
+  {
+    const std::lock_guard lock(mutex_);
+    auto node = spaces_.extract(space);
+    if (node.empty()) return not_found("PMIx: no namespace " + space);
+    registered = node.mapped().registered;
+    std::erase_if(upcalls_,
+                  [&](const PmixUpcall& u) { return u.space == space; });
+  }
+  for (int rank : registered) {
+    pmix_proc_t proc;
+    PMIX_LOAD_PROCID(&proc, space.c_str(), static_cast<pmix_rank_t>(rank));
+    const pmix_status_t rc = call_and_wait([&](auto callback, void* arg) {
+      PMIx_server_deregister_client(&proc, callback, arg);
+      return PMIX_SUCCESS;
+    });
+    if (rc != PMIX_SUCCESS)
+      return pmix_error("deregistering a rank of " + space, rc);
+  }
+  const pmix_status_t rc = call_and_wait([&](auto callback, void* arg) {
+    PMIx_server_deregister_nspace(space.c_str(), callback, arg);
+    return PMIX_SUCCESS;
+  });
+  if (rc != PMIX_SUCCESS) return pmix_error("deregistering " + space, rc);
+  return ok_status();
+}
+
+}  // namespace
+
+Result<std::unique_ptr<PmixServer>> PmixServer::start(
+    const PmixOptions& options) {
+  auto server = std::make_unique<ServerImpl>();
+  RETURN_IF_ERROR(server->init(options));
+  return std::unique_ptr<PmixServer>(std::move(server));
+}
+
+}  // namespace remesh::agent

@@ -1,0 +1,181 @@
+#include "worker/agent/shell/rank_env.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <string_view>
+
+extern char** environ;
+
+namespace remesh::agent {
+namespace {
+
+// The host of each worker, its own name when that is not said.
+std::map<std::string, std::string> hosts_of(const pb::Assignment& a) {
+  std::map<std::string, std::string> hosts;
+  for (int i = 0; i < a.workers_size(); ++i)
+    hosts[a.workers(i)] = i < a.hosts_size() ? a.hosts(i) : a.workers(i);
+  return hosts;
+}
+
+bool is_launcher_variable(std::string_view entry) {
+  for (std::string_view prefix :
+       {"SLURM_", "FLUX_", "JSM_", "PMI", "OMPI_", "PRTE_", "HYDRA_"})
+    if (entry.substr(0, prefix.size()) == prefix) return true;
+  return false;
+}
+
+std::string_view key_of(std::string_view entry) {
+  return entry.substr(0, entry.find('='));
+}
+
+void put(std::vector<std::string>& env, const std::string& entry) {
+  std::erase_if(
+      env, [&](const std::string& e) { return key_of(e) == key_of(entry); });
+  env.push_back(entry);
+}
+
+// The address of the interface that packets to `host` leave by.
+bool source_address(const std::string& host, const std::string& port,
+                    in_addr& out) {
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
+    return false;
+  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own{};
+  socklen_t size = sizeof(own);
+  const bool ok =
+      fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
+  if (fd >= 0) close(fd);
+  freeaddrinfo(found);
+  out = own.sin_addr;
+  return ok;
+}
+
+}  // namespace
+
+Result<Placement> place(const pb::Assignment& assignment,
+                        const std::string& worker, int cores) {
+  const auto hosts = hosts_of(assignment);
+  const std::string what =
+      fmt::format("generation {}", assignment.generation());
+  std::map<std::string, std::vector<int>> ranks;
+  std::vector<bool> seen(static_cast<size_t>(assignment.ranks_size()), false);
+  Placement out;
+  std::string first_host;
+  int64_t wanted = 0;
+  const auto own = hosts.find(worker);
+  for (const pb::RankPlace& p : assignment.ranks()) {
+    const auto host = hosts.find(p.worker());
+    if (host == hosts.end())
+      return invalid_argument(
+          fmt::format("{}: rank {} is placed on unknown "
+                      "worker '{}'",
+                      what, p.rank(), p.worker()));
+    if (p.rank() < 0 || p.rank() >= assignment.ranks_size() ||
+        seen[static_cast<size_t>(p.rank())])
+      return invalid_argument(fmt::format(
+          "{}: rank {} is out of range or placed twice", what, p.rank()));
+    seen[static_cast<size_t>(p.rank())] = true;
+    ranks[p.worker()].push_back(p.rank());
+    if (first_host.empty()) first_host = host->second;
+    out.one_host &= host->second == first_host;
+    if (own != hosts.end() && host->second == own->second)
+      wanted += std::max(1, p.threads());
+    if (p.worker() == worker) out.local.push_back({p.rank(), p.threads()});
+  }
+  out.crowded = wanted >= cores;
+  std::sort(out.local.begin(), out.local.end(),
+            [](const auto& a, const auto& b) { return a.rank < b.rank; });
+  for (const std::string& w : assignment.workers()) {
+    auto node = ranks.extract(w);
+    if (node.empty()) continue;
+    std::sort(node.mapped().begin(), node.mapped().end());
+    out.nodes.emplace_back(w, std::move(node.mapped()));
+  }
+  return out;
+}
+
+std::vector<std::string> rank_environment(const std::vector<std::string>& base,
+                                          const std::vector<std::string>& pmix,
+                                          const MpiSettings& settings) {
+  std::vector<std::string> env;
+  for (const std::string& e : base)
+    if (!is_launcher_variable(e)) put(env, e);
+  for (const std::string& e : pmix) put(env, e);
+  for (const char* e :
+       {"PMIX_MCA_gds=hash", "OMPI_MCA_schizo=ompi", "OMPI_MCA_ess=pmi",
+        "OMPI_MCA_pmix=ext3x", "OMPI_MCA_orte_create_session_dirs=0",
+        "OMPI_MCA_hwloc_base_binding_policy=none",
+        "OMPI_MCA_orte_externally_bound=1", "OMPI_MCA_pml=ob1",
+        "OMPI_MCA_btl=self,vader,tcp"})
+    put(env, e);
+  put(env, "OMPI_MCA_btl_vader_backing_directory=" + settings.shared_folder);
+  if (!settings.cma) put(env, "OMPI_MCA_btl_vader_single_copy_mechanism=none");
+  if (!settings.tcp_interfaces.empty()) {
+    put(env, "OMPI_MCA_btl_tcp_if_include=" + settings.tcp_interfaces);
+  } else {
+    put(env,
+        "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,podman0");
+  }
+  if (settings.yield_when_idle) put(env, "OMPI_MCA_mpi_yield_when_idle=1");
+  if (settings.threads > 0)
+    put(env, fmt::format("OMP_NUM_THREADS={}", settings.threads));
+  return env;
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> out;
+  for (char** e = environ; *e != nullptr; ++e) out.emplace_back(*e);
+  return out;
+}
+
+bool cma_works() {
+  char from = 1, to = 0;
+  const iovec local{&to, 1}, remote{&from, 1};
+  return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
+}
+
+std::string network_towards(const std::string& address) {
+  const size_t start = address.find("://");
+  const size_t colon = address.rfind(':');
+  if (start == std::string::npos || colon <= start + 3) return "";
+  in_addr own{};
+  if (!source_address(address.substr(start + 3, colon - start - 3),
+                      address.substr(colon + 1), own) ||
+      (ntohl(own.s_addr) >> 24) == 127)
+    return "";
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return "";
+  std::string out;
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET ||
+        i->ifa_netmask == nullptr)
+      continue;
+    const auto* a = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
+    const auto* m = reinterpret_cast<const sockaddr_in*>(i->ifa_netmask);
+    if (a->sin_addr.s_addr != own.s_addr) continue;
+    in_addr network{};
+    network.s_addr = a->sin_addr.s_addr & m->sin_addr.s_addr;
+    char text[INET_ADDRSTRLEN] = {};
+    inet_ntop(AF_INET, &network, text, sizeof(text));
+    out = fmt::format("{}/{}", text, std::popcount(m->sin_addr.s_addr));
+  }
+  freeifaddrs(all);
+  return out;
+}
+
+}  // namespace remesh::agent

@@ -1,0 +1,97 @@
+#include "worker/agent/shell/rank_logs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace remesh::agent {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::streamoff kTail = 16 << 10;
+
+std::string read_tail(const std::string& path) {
+  std::ifstream in(path, std::ios::binary | std::ios::ate);
+  if (!in) return "";
+  const std::streamoff size = in.tellg();
+  in.seekg(std::max<std::streamoff>(0, size - kTail));
+  std::string text(static_cast<size_t>(std::min(size, kTail)), '\0');
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  return text;
+}
+
+// The number in "gen-7", or -1.
+int64_t generation_of(const std::string& name) {
+  if (name.rfind("gen-", 0) != 0 || name.size() < 5 || name.size() > 22 ||
+      name.find_first_not_of("0123456789", 4) != std::string::npos)
+    return -1;
+  return std::stoll(name.substr(4));
+}
+
+}  // namespace
+
+Result<std::string> make_log_folder(const std::string& run_dir,
+                                    int64_t generation, int keep) {
+  const fs::path logs = fs::path(run_dir) / "logs";
+  const fs::path folder = logs / fmt::format("gen-{}", generation);
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error)
+    return io_error(folder.string() + ": " + error.message() +
+                    " (the run directory must be reachable by every worker)");
+  std::vector<std::pair<int64_t, fs::path>> old;
+  for (const auto& entry : fs::directory_iterator(logs, error)) {
+    const int64_t g = generation_of(entry.path().filename().string());
+    if (g >= 0 && g < generation) old.emplace_back(g, entry.path());
+  }
+  std::sort(old.begin(), old.end());
+  for (size_t i = 0; i + static_cast<size_t>(keep) <= old.size(); ++i)
+    fs::remove_all(old[i].second, error);
+  return folder.string();
+}
+
+RankLogPaths rank_log_paths(const std::string& folder, int rank) {
+  return {fmt::format("{}/rank-{}.log", folder, rank),
+          fmt::format("{}/rank-{}.out", folder, rank)};
+}
+
+std::string last_line(std::string_view text, size_t max_bytes) {
+  std::string line;
+  while (!text.empty() && line.empty()) {
+    const size_t cut = text.find_last_of('\n');
+    std::string_view part =
+        cut == std::string_view::npos ? text : text.substr(cut + 1);
+    text = cut == std::string_view::npos ? "" : text.substr(0, cut);
+    for (char c : part)
+      if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7f)
+        line.push_back(c);
+      else if (c == '\t')
+        line.push_back(' ');
+    const size_t first = line.find_first_not_of(' ');
+    line = first == std::string::npos ? "" : line.substr(first);
+  }
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  if (line.size() <= max_bytes) return line;
+  // Not in the middle of a UTF-8 character.
+  size_t end = max_bytes;
+  while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80)
+    --end;
+  return line.substr(0, end);
+}
+
+std::string last_words(const RankLogPaths& paths, size_t max_bytes) {
+  std::error_code log_error, out_error;
+  const auto log_time = fs::last_write_time(paths.log, log_error);
+  const auto out_time = fs::last_write_time(paths.out, out_error);
+  const std::string log = last_line(read_tail(paths.log), max_bytes);
+  const std::string out = last_line(read_tail(paths.out), max_bytes);
+  if (log_error || log.empty()) return out;
+  if (out_error || out.empty()) return log;
+  return out_time >= log_time ? out : log;
+}
+
+}  // namespace remesh::agent

@@ -1,0 +1,31 @@
+// Log files of the ranks below a run directory:
+//   RUN/logs/gen-3/rank-0.log   written by the rank itself
+//   RUN/logs/gen-3/rank-0.out   its stdout and stderr: MPI's own messages
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "proto/base/status.h"
+
+namespace remesh::agent {
+
+struct RankLogPaths {
+  std::string log;
+  std::string out;
+};
+
+// Makes the folder of the generation and removes those of older ones beyond
+// the newest `keep`. Other workers may do the same at the same time.
+Result<std::string> make_log_folder(const std::string& run_dir,
+                                    int64_t generation, int keep);
+RankLogPaths rank_log_paths(const std::string& folder, int rank);
+
+// The last non-empty line of the file that was written last, at most
+// `max_bytes` of it, without control characters; "" when both are empty.
+std::string last_words(const RankLogPaths& paths, size_t max_bytes);
+// The last non-empty line of a text.
+std::string last_line(std::string_view text, size_t max_bytes);
+
+}  // namespace remesh::agent

@@ -1,0 +1,185 @@
+#include "worker/agent/shell/scratch.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
+
+#include "proto/base/rng.h"
+
+namespace remesh::agent {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr int kDeathTimeoutMs = 5000;
+
+// A folder of ours alone. In /tmp anybody may have made it first.
+Status make_private_folder(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+    return errno_error("make folder " + path, errno);
+  struct stat st {};
+  if (lstat(path.c_str(), &st) != 0) return errno_error(path, errno);
+  if (!S_ISDIR(st.st_mode))
+    return invalid_argument(path + ": is not a folder; give another --scratch");
+  if (st.st_uid != geteuid())
+    return invalid_argument(
+        fmt::format("{}: belongs to user {}, not to {}; give another --scratch",
+                    path, st.st_uid, geteuid()));
+  return ok_status();
+}
+
+// The locked descriptor, -1 with errno EWOULDBLOCK when another has it. The
+// file may be removed between open and flock: then it is not the lock.
+int try_lock(const std::string& path) {
+  while (true) {
+    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return -1;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+      const int err = errno;
+      close(fd);
+      errno = err;
+      return -1;
+    }
+    struct stat mine {
+    }, there{};
+    if (fstat(fd, &mine) == 0 && stat(path.c_str(), &there) == 0 &&
+        mine.st_ino == there.st_ino && mine.st_dev == there.st_dev)
+      return fd;
+    close(fd);
+  }
+}
+
+std::string holder_of(const std::string& path) {
+  std::ifstream in(path);
+  std::string pid;
+  in >> pid;
+  return pid.empty() ? "another process" : "pid " + pid;
+}
+
+// REQUIRES: the lock in `folder` is held. In words what there was, or "".
+std::string clean(const std::string& folder) {
+  std::vector<ProcessId> ranks;
+  std::ifstream in(folder + "/ranks");
+  ProcessId id;
+  while (in >> id.pid >> id.start_time) ranks.push_back(id);
+  const int killed = kill_leftovers(ranks, kDeathTimeoutMs);
+  std::error_code ignored;
+  uint64_t files = fs::remove_all(shared_root_of(folder), ignored);
+  if (ignored) files = 0;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    if (entry.path().filename() == "lock") continue;
+    const uint64_t n = fs::remove_all(entry.path(), ignored);
+    if (!ignored) files += n;
+  }
+  if (killed == 0 && files == 0) return "";
+  return fmt::format("{}: {} ranks killed, {} files removed", folder, killed,
+                     files);
+}
+
+// Folders of workers that were killed and never came back.
+void sweep(const std::string& root, const std::string& own) {
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    const std::string folder = entry.path().string();
+    if (folder == own || !fs::exists(folder + "/lock", ignored)) continue;
+    const int fd = try_lock(folder + "/lock");
+    if (fd < 0) continue;
+    (void)clean(folder);
+    unlink((folder + "/lock").c_str());
+    rmdir(folder.c_str());
+    close(fd);
+  }
+}
+
+}  // namespace
+
+// In /dev/shm, because MPI's segments on a disk would be written to it.
+std::string shared_root_of(const std::string& folder) {
+  return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
+}
+
+Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
+                                               const std::string& name) {
+  std::error_code error;
+  const std::string absolute_root =
+      fs::absolute(root, error).lexically_normal().string();
+  RETURN_IF_ERROR(make_private_folder(absolute_root));
+  std::unique_ptr<Scratch> out(new Scratch);
+  out->name_ = name;
+  out->folder_ = absolute_root + "/" + name;
+  const std::string lock = out->folder_ + "/lock";
+  // Another worker's sweep may remove the folder between the two.
+  for (int tries = 0; out->lock_fd_ < 0; ++tries) {
+    RETURN_IF_ERROR(make_private_folder(out->folder_));
+    out->lock_fd_ = try_lock(lock);
+    if (out->lock_fd_ >= 0 || (errno == ENOENT && tries < 10)) continue;
+    if (errno != EWOULDBLOCK) return errno_error(lock, errno);
+    return already_exists(fmt::format(
+        "worker '{}' runs already on this host ({} holds {}); give this one "
+        "another --name",
+        name, holder_of(lock), lock));
+  }
+  const std::string pid = fmt::format("{}\n", getpid());
+  (void)!ftruncate(out->lock_fd_, 0);
+  (void)!pwrite(out->lock_fd_, pid.data(), pid.size(), 0);
+  out->shared_root_ = shared_root_of(out->folder_);
+  out->cleaned_ = clean(out->folder_);
+  sweep(absolute_root, out->folder_);
+  RETURN_IF_ERROR(make_private_folder(out->pmix_folder()));
+  return out;
+}
+
+Scratch::~Scratch() {
+  if (lock_fd_ < 0) return;
+  (void)clean(folder_);
+  // Removed while it is held: whoever waits for it sees that it is gone.
+  unlink((folder_ + "/lock").c_str());
+  rmdir(folder_.c_str());
+  close(lock_fd_);
+}
+
+Result<Scratch::Generation> Scratch::make_generation(int64_t generation,
+                                                     uint64_t shared_bytes) {
+  Generation out;
+  out.folder = fmt::format("{}/g{}", folder_, generation);
+  RETURN_IF_ERROR(make_private_folder(out.folder));
+  struct statvfs room {};
+  const bool fits = statvfs("/dev/shm", &room) == 0 &&
+                    room.f_bavail * room.f_frsize > shared_bytes;
+  const std::string shared = fmt::format("{}/g{}", shared_root_, generation);
+  if (fits && make_private_folder(shared_root_).ok() &&
+      make_private_folder(shared).ok()) {
+    out.shared = shared;
+  } else {
+    out.shared = out.folder + "/shm";
+    RETURN_IF_ERROR(make_private_folder(out.shared));
+  }
+  return out;
+}
+
+void Scratch::remove_generation(int64_t generation) {
+  std::error_code ignored;
+  fs::remove_all(fmt::format("{}/g{}", folder_, generation), ignored);
+  fs::remove_all(fmt::format("{}/g{}", shared_root_, generation), ignored);
+  rmdir(shared_root_.c_str());  // when it was the last
+  unlink((folder_ + "/ranks").c_str());
+}
+
+void Scratch::note_rank(pid_t pid) {
+  const auto stat = read_proc_stat(pid);
+  if (!stat) return;
+  std::ofstream(folder_ + "/ranks", std::ios::app)
+      << pid << " " << stat->start_time << "\n";
+}
+
+std::string default_scratch_root() {
+  return fmt::format("/tmp/remesh-{}", geteuid());
+}
+
+}  // namespace remesh::agent

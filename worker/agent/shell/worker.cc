@@ -1,0 +1,319 @@
+#include "worker/agent/shell/worker.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "proto/base/clock.h"
+#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/rank_env.h"
+
+namespace remesh::agent {
+namespace {
+
+// How often the boards are looked at while ranks run: a finished step is told
+// within this time.
+constexpr int kBoardTickMs = 10;
+// A coordinator that is silent this long may listen elsewhere by now.
+constexpr int64_t kLookAgainMs = 500;
+constexpr int kMaxNameSuffix = 1000;
+
+std::string host_name() {
+  char name[256] = {};
+  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0')
+    return "localhost";
+  return name;
+}
+
+// The host's name as a worker's: other characters become '-'.
+std::string as_worker_name(std::string host) {
+  host = host.substr(0, 56);
+  for (char& c : host)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' &&
+        c != '_')
+      c = '-';
+  return valid_name(host) ? host : "worker";
+}
+
+// Larger for a younger life: milliseconds since 1970, then chance, in case
+// the clock stood still.
+uint64_t new_incarnation() {
+  const uint64_t ms = static_cast<uint64_t>(unix_seconds() * 1000);
+  std::random_device device;
+  return (ms << 20) | (device() & 0xFFFFF);
+}
+
+}  // namespace
+
+Worker::Worker(WorkerOptions options) : options_(std::move(options)) {}
+
+Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options) {
+  std::unique_ptr<Worker> out(new Worker(std::move(options)));
+  RETURN_IF_ERROR(out->start());
+  return out;
+}
+
+Worker::~Worker() {
+  disconnect();
+  launcher_.reset();  // kills and reaps, ends the PMIx server
+  scratch_.reset();
+}
+
+Status Worker::start() {
+  ASSIGN_OR_RETURN(coordinator_, CoordinatorAddress::parse(options_.connect));
+  if (access(options_.trainer.c_str(), X_OK) != 0)
+    return not_found("trainer program " + options_.trainer +
+                     " (give its path with --trainer)");
+  RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT, SIGHUP},
+                                      [this](int s) { on_signal(s); }));
+  signal(SIGPIPE, SIG_IGN);
+  RETURN_IF_ERROR(claim_name());
+  RETURN_IF_ERROR(open_log());
+  if (!scratch_->cleaned().empty())
+    log_->warn("cleaned_up", {{"left", scratch_->cleaned()}});
+  if (options_.host_name.empty()) options_.host_name = host_name();
+  Options core;
+  core.worker = options_.name;
+  core.incarnation = new_incarnation();
+  core.host = options_.host_name;
+  core.pid = getpid();
+  core.slots = options_.slots;
+  core.cores = usable_cores();
+  core.version = options_.version;
+  agent_ = std::make_unique<Agent>(core);
+  LauncherOptions launcher;
+  launcher.worker = options_.name;
+  launcher.trainer = options_.trainer;
+  launcher.cores = core.cores;
+  launcher.tcp_interfaces = options_.interface;
+  ASSIGN_OR_RETURN(launcher_,
+                   Launcher::make(launcher, scratch_.get(), &loop_,
+                                  [this](Event e) { feed(std::move(e)); }));
+  launcher_->set_logger(log_);
+  loop_.on_tick([this] { on_tick(); });
+  log_->info("worker_started", {{"worker", options_.name},
+                                {"host", options_.host_name},
+                                {"pid", core.pid},
+                                {"slots", core.slots},
+                                {"cores", core.cores},
+                                {"incarnation", core.incarnation},
+                                {"scratch", scratch_->folder()}});
+  connect();
+  return exit_code_ ? invalid_argument(exit_message_) : ok_status();
+}
+
+// A name given is the name. Else the first free one of host, host-2, ...: the
+// same after a restart, and different for several workers of a host.
+Status Worker::claim_name() {
+  const std::string root =
+      options_.scratch.empty() ? default_scratch_root() : options_.scratch;
+  const bool given = !options_.name.empty();
+  const std::string base =
+      given ? options_.name
+            : as_worker_name(options_.host_name.empty() ? host_name()
+                                                        : options_.host_name);
+  for (int i = 1; i <= kMaxNameSuffix; ++i) {
+    const std::string name = i == 1 ? base : fmt::format("{}-{}", base, i);
+    auto scratch = Scratch::open(root, name);
+    if (scratch.ok()) {
+      scratch_ = std::move(scratch).value();
+      options_.name = name;
+      return ok_status();
+    }
+    if (given || scratch.status().code() != Code::kAlreadyExists)
+      return scratch.status();
+  }
+  return exhausted(fmt::format("{} workers named '{}-N' run on this host",
+                               kMaxNameSuffix, base));
+}
+
+// ------------------------------------------------------------------- logging
+
+Status Worker::open_log() {
+  LogOptions log;
+  log.name = "worker " + options_.name;
+  log.path = options_.log;
+  log.to_stderr = options_.log.empty();
+  ASSIGN_OR_RETURN(log_, Logger::open(log));
+  return ok_status();
+}
+
+void Worker::log_to_run(const std::string& run_dir) {
+  if (logs_to_run_ || !options_.log.empty() || run_dir.empty()) return;
+  logs_to_run_ = true;
+  namespace fs = std::filesystem;
+  const fs::path logs = fs::path(run_dir) / "logs";
+  std::error_code ignored;
+  fs::create_directories(logs, ignored);
+  LogOptions log;
+  log.name = "worker " + options_.name;
+  log.path = (logs / fmt::format("worker-{}.log", options_.name)).string();
+  auto opened = Logger::open(log);
+  if (!opened.ok()) {
+    log_->warn("log_stays_here", {{"error", opened.status().message()}});
+    return;
+  }
+  log_->info("log_continues", {{"path", log.path}});
+  log_ = std::move(opened).value();
+  launcher_->set_logger(log_);
+  log_->info("worker_joined_run", {{"worker", options_.name},
+                                   {"host", options_.host_name},
+                                   {"pid", getpid()}});
+}
+
+// --------------------------------------------------------------- coordinator
+
+void Worker::connect() {
+  heard_ms_ = monotonic_ms();
+  const auto address = coordinator_.read();
+  if (!address.ok()) {
+    if (address_.empty() && !std::exchange(waits_, true))
+      log_->info("waits_for_coordinator",
+                 {{"reason", address.status().message()}});
+    return;
+  }
+  if (client_ && *address == address_) return;
+  disconnect();
+  auto client = wire::Client::connect(*address);
+  if (!client.ok()) {
+    log_->error("connect_failed", {{"error", client.status().message()}});
+    // An address that was given does not get better.
+    if (!coordinator_.may_change()) {
+      exit_message_ = client.status().message();
+      exit_code_ = 2;
+    }
+    return;
+  }
+  client_ = std::move(client).value();
+  address_ = *address;
+  loop_.watch(client_->fd(), [this] { on_message(); });
+  if (options_.interface.empty())
+    launcher_->set_tcp_interfaces(network_towards(address_));
+  log_->info("connecting", {{"coordinator", address_}});
+}
+
+void Worker::disconnect() {
+  if (!client_) return;
+  loop_.unwatch(client_->fd());
+  client_.reset();
+}
+
+void Worker::look_for_coordinator(int64_t now_ms) {
+  if (coordinator_.may_change() && now_ms - heard_ms_ >= kLookAgainMs)
+    connect();
+}
+
+void Worker::on_message() {
+  while (client_) {
+    auto envelope = client_->receive();
+    if (!envelope) return;
+    const std::string& job = envelope->job();
+    if (!options_.job.empty() && !job.empty() && job != options_.job) {
+      if (std::exchange(foreign_job_, job) != job)
+        log_->warn("foreign_job", {{"job", job}, {"ours", options_.job}});
+      continue;
+    }
+    if (envelope->has_directive()) {
+      on_directive(envelope->directive());
+    } else if (envelope->has_fence_out()) {
+      feed(FenceOutReceived{std::move(*envelope->mutable_fence_out())});
+    } else if (envelope->has_reply() && !envelope->reply().error().empty()) {
+      log_->warn("refused", {{"error", envelope->reply().error()}});
+    }
+    if (exit_code_) return;
+  }
+}
+
+void Worker::on_directive(const pb::Directive& directive) {
+  heard_ms_ = monotonic_ms();
+  if (directive.worker() == options_.name && directive.has_assignment())
+    log_to_run(directive.assignment().run_dir());
+  feed(DirectiveReceived{directive});
+}
+
+void Worker::send(const pb::Envelope& envelope) {
+  // What does not go out is said again: the protocol repeats itself.
+  if (client_) (void)client_->send(envelope);
+}
+
+// ---------------------------------------------------------------------- core
+
+void Worker::feed(Event event) {
+  events_.push_back(std::move(event));
+  if (feeding_) return;
+  feeding_ = true;
+  while (!events_.empty() && !exit_code_) {
+    const Event next = std::move(events_.front());
+    events_.pop_front();
+    for (const Action& action : agent_->on(next, monotonic_ms())) act(action);
+  }
+  feeding_ = false;
+  if (exit_code_) loop_.stop(*exit_code_);
+}
+
+void Worker::act(const Action& action) {
+  pb::Envelope e;
+  e.set_job(options_.job);
+  if (const auto* a = std::get_if<SendReport>(&action)) {
+    *e.mutable_report() = a->report;
+    send(e);
+  } else if (const auto* a = std::get_if<SendFence>(&action)) {
+    *e.mutable_fence_in() = a->fence;
+    send(e);
+  } else if (const auto* a = std::get_if<Spawn>(&action)) {
+    launcher_->spawn(a->assignment);
+  } else if (const auto* a = std::get_if<KillRanks>(&action)) {
+    launcher_->kill(a->generation);
+  } else if (const auto* a = std::get_if<TearDown>(&action)) {
+    launcher_->tear_down(a->generation);
+  } else if (const auto* a = std::get_if<CompleteFence>(&action)) {
+    launcher_->complete_fence(a->generation, a->index, a->blob);
+  } else if (const auto* a = std::get_if<SetRequest>(&action)) {
+    log_->info("request", {{"bits", a->bits},
+                           {"checkpoint_request", a->checkpoint_request}});
+    launcher_->set_request(a->bits, a->checkpoint_request);
+  } else if (const auto* a = std::get_if<LogEvent>(&action)) {
+    log_->info(a->event, {{"detail", a->detail}});
+  } else if (const auto* a = std::get_if<Exit>(&action)) {
+    exit_code_ = a->code;
+    exit_message_ = a->message;
+  }
+}
+
+void Worker::on_tick() {
+  const int64_t now = monotonic_ms();
+  launcher_->reap();
+  const bool moved = launcher_->beat(now);
+  if (moved || now - ticked_ms_ >= agent_->report_every_ms()) {
+    ticked_ms_ = now;
+    feed(Tick{launcher_->samples()});
+  }
+  look_for_coordinator(now);
+  const int64_t report = std::max<int64_t>(1, agent_->report_every_ms());
+  loop_.set_tick_ms(launcher_->running() ? kBoardTickMs
+                                         : static_cast<int>(std::min<int64_t>(
+                                               kIdleTickMs, report)));
+  if (exit_code_) loop_.stop(*exit_code_);
+}
+
+void Worker::on_signal(int signal) {
+  log_->info("signal", {{"signal", signal}});
+  feed(Terminate{});
+}
+
+int Worker::run() {
+  const int code = loop_.run();
+  log_->info("worker_exits", {{"code", code}, {"message", exit_message_}});
+  launcher_->shut_down();
+  log_->flush();
+  return code;
+}
+
+}  // namespace remesh::agent
