@@ -52,6 +52,15 @@ Result<pb::JobStatus> tell(const Target& target, const pb::Command& command) {
                        "not started); `remesh run JOB --resume --run-dir " +
                        target.run_dir + "` goes on with it");
   }
+  // No need to wait for the answer of the dead.
+  if (const auto e = rundir::read_endpoint(target.run_dir);
+      e.ok() && e.value().host == rundir::host_name() &&
+      rundir::RunLock::holder(target.run_dir) == 0) {
+    return unavailable(fmt::format(
+        "{}: the coordinator (pid {}) is dead; starting the job again on this "
+        "run directory takes it over",
+        target.run_dir, e.value().pid));
+  }
   ASSIGN_OR_RETURN(const pb::Reply reply,
                    ask(target.address, command, kAnswerMs));
   if (!reply.ok()) return unavailable(reply.error());

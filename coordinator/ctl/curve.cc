@@ -57,7 +57,8 @@ std::string braille(const Canvas& canvas, int cx, int cy) {
   return code == 0x2800 ? " " : utf8(code);
 }
 
-// Mean of the points of each dot column.
+// Mean of the points of each dot column; columns between two that have points
+// are filled in on the straight line.
 std::vector<std::optional<double>> columns_of(const Points& points,
                                               int columns) {
   const auto [first, last] = std::minmax_element(points.begin(), points.end());
@@ -72,8 +73,15 @@ std::vector<std::optional<double>> columns_of(const Points& points,
     ++count[c];
   }
   std::vector<std::optional<double>> out(columns);
+  int before = -1;
   for (int c = 0; c < columns; ++c) {
-    if (count[c] > 0) out[c] = sum[c] / count[c];
+    if (count[c] == 0) continue;
+    out[c] = sum[c] / count[c];
+    for (int k = before + 1; before >= 0 && k < c; ++k) {
+      out[k] =
+          *out[before] + (*out[c] - *out[before]) * (k - before) / (c - before);
+    }
+    before = c;
   }
   return out;
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -172,18 +173,46 @@ void declare_files(CLI::App& app, Arguments* a) {
   a->data->callback([a] { a->code = data_command(a->data->remaining()); });
 }
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc,
-                char** argv) {
-  const int code = app.exit(error);
-  if (code == 0) return kExitOk;  // help
-  if (argc > 1 && app.get_subcommands().empty()) {
-    std::vector<std::string> names;
+// The names that may stand where `word` does.
+std::vector<std::string> allowed_for(const CLI::App& app,
+                                     const std::string& word) {
+  std::vector<std::string> names;
+  if (!word.starts_with("-")) {
     for (const CLI::App* c : app.get_subcommands({})) {
       names.push_back(c->get_name());
     }
-    const std::string near = nearest_name(argv[1], names);
-    fmt::print(stderr, "Commands: {}{}\n", join(names),
-               near.empty() ? "" : "; did you mean \"" + near + "\"?");
+    return names;
+  }
+  for (const CLI::Option* o : app.get_options()) {
+    for (const std::string& name : o->get_lnames()) {
+      names.push_back("--" + name);
+    }
+  }
+  return names;
+}
+
+// Names the first word that is not known, and the nearest one that is.
+int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
+                char** argv) {
+  const int code = root.exit(error);
+  if (code == 0) return kExitOk;  // help
+  const CLI::App* app = &root;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto inner = app->get_subcommands();
+    if (!inner.empty() && inner[0]->get_name() == word) {
+      app = inner[0];
+      continue;
+    }
+    const auto names = allowed_for(*app, word);
+    const std::string plain = word.substr(0, word.find('='));
+    const bool known =
+        std::find(names.begin(), names.end(), plain) != names.end();
+    if (known || names.empty() || word == "-w") continue;
+    const std::string near = nearest_name(plain, names);
+    fmt::print(stderr, "{}: not known; allowed: {}{}\n", word, join(names),
+               near.empty() ? "" : "; did you mean " + near + "?");
+    break;
   }
   return kExitBadUsage;
 }

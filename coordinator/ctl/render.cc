@@ -25,10 +25,15 @@ std::string plural(int64_t n, const std::string& thing) {
   return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
 }
 
+// The last part of a checkpoint's path says it all here.
+std::string source_name(const std::string& source) {
+  return source.substr(source.rfind('/') + 1);  // npos + 1 is 0
+}
+
 std::string mesh_event(const pb::EventRecord& e) {
-  std::string out = fmt::format("generation {}: mesh {}, from {}",
-                                e.generation(), rundir::mesh_text(e.mesh()),
-                                e.source().empty() ? "?" : e.source());
+  std::string out =
+      fmt::format("generation {}: mesh {}, from {}", e.generation(),
+                  rundir::mesh_text(e.mesh()), source_name(e.source()));
   if (e.lost_steps() > 0) {
     out += fmt::format(", {} computed again", plural(e.lost_steps(), "step"));
   }

@@ -52,6 +52,16 @@ std::string last_line_of(const std::string& path) {
   return lines.empty() ? "" : lines.back();
 }
 
+// A path as short as it can be typed from here.
+std::string shown(const std::string& path) {
+  std::error_code error;
+  const auto here = std::filesystem::current_path(error);
+  if (error) return path;
+  const std::string near =
+      std::filesystem::path(path).lexically_relative(here).string();
+  return near.empty() || near.starts_with("..") ? path : near;
+}
+
 class RunJob {
  public:
   RunJob(const RunOptions& options, pb::Job job, std::string run_dir)
@@ -274,10 +284,11 @@ class RunJob {
         stage_ == Stage::kHurry) {
       return;
     }
+    // One that left in order was told to, and the events say why.
     const bool in_order = e.signal == 0 && e.exit_code == 0;
-    say(fmt::format("worker process {} {}", e.pid, how_it_ended(e)),
-        in_order ? Tone::kNotice : Tone::kBad);
     if (!in_order) {
+      say(fmt::format("worker process {} {}", e.pid, how_it_ended(e)),
+          Tone::kBad);
       const std::string last = last_line_of(output_of("worker-" + e.name));
       if (e.signal == 0 && !last.empty()) say(last, Tone::kBad);
     }
@@ -388,7 +399,7 @@ class RunJob {
   }
 
   void summarize(int code) {
-    RunSummary s{.job_file = options_.job_file, .run_dir = run_dir_};
+    RunSummary s{.job_file = options_.job_file, .run_dir = shown(run_dir_)};
     s.outcome = code == kExitFailed            ? "failed"
                 : interrupted_                 ? "interrupted"
                 : follower_->outcome().empty() ? "had ended before"
@@ -405,7 +416,8 @@ class RunJob {
       auto e = rundir::parse_event_line(line);
       if (e.ok()) s.events.push_back(std::move(*e));
     }
-    s.checkpoint = newest_checkpoint();
+    const std::string newest = newest_checkpoint();
+    s.checkpoint = newest.empty() ? "" : shown(newest);
     screen_.line(summary_text(s, screen_.style()));
     screen_.flush();
     if (follower_->outcome().empty() && !interrupted_ && reason_.empty()) {

@@ -113,7 +113,7 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
                                      : 0.0;
   std::string out = fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
                                 s.state(), s.step(), s.steps(), share);
-  if (!s.detail().empty()) out += "\n  " + s.detail();
+  if (!s.detail().empty() && s.state() != "running") out += "\n  " + s.detail();
   out += "\n\n";
   std::vector<std::vector<std::string>> rows;
   rows.push_back({"run", s.run_dir()});

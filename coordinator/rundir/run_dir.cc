@@ -285,7 +285,12 @@ Result<std::string> choose_run(const std::string& dump_folder,
     return not_found("nothing to resume: " + absolute(given) +
                      " is not a run directory (it has no job.toml)");
   }
-  if (!given.empty()) return absolute(given);
+  if (!given.empty()) {
+    // "runs/latest" is the run it points to, also after it points elsewhere.
+    std::error_code error;
+    const fs::path real = fs::canonical(given, error);
+    return error ? absolute(given) : real.string();
+  }
   if (resume) {
     Result<std::string> newest = newest_run(dump_folder, job_name);
     if (newest.ok()) return absolute(*newest);
