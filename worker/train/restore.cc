@@ -8,6 +8,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
+#include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "worker/train/watched_fs.h"
 
@@ -48,19 +49,37 @@ Status load_share(manifest::FileSystem& fs, const std::string& path,
       store::pieces_of_range<float>(table, share.begin, share.end, whole));
 }
 
+// ParamTable::initial_value of elements e, e + 1, ..., by whole blocks.
+void fill_part(const geometry::ParamSpec& spec, uint64_t seed, int64_t e,
+               std::span<float> out) {
+  if (spec.init == geometry::Init::kOnes) {
+    std::fill(out.begin(), out.end(), 1.0F);
+    return;
+  }
+  random_normals(seed, hash64(spec.name), static_cast<uint64_t>(e), out);
+  const auto std = static_cast<float>(spec.init_std);
+  for (float& x : out) x = std * x;
+}
+
 }  // namespace
 
 void fill_initial_weights(const geometry::ParamTable& table, uint64_t seed,
                           const Share& share, int threads,
                           std::span<float> out) {
-  for (size_t i = 0; i < table.size(); ++i) {
-    const int64_t at = table.offset(i);
-    const int64_t begin = std::max<int64_t>(share.begin - at, 0);
-    const int64_t end = std::min(share.end - at, table[i].numel());
-    float* const p = out.data() + at;
+  constexpr int64_t kChunk = 8192;
+  const int64_t chunks = (share.size() + kChunk - 1) / kChunk;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t e = begin; e < end; ++e)
-      p[e] = table.initial_value(seed, i, e);
+  for (int64_t c = 0; c < chunks; ++c) {
+    int64_t at = share.begin + c * kChunk;
+    const int64_t end = std::min(share.end, at + kChunk);
+    while (at < end) {
+      const size_t i = table.param_at(at);
+      const int64_t e = at - table.offset(i);
+      const int64_t n = std::min(end - at, table[i].numel() - e);
+      fill_part(table[i], seed, e,
+                out.subspan(static_cast<size_t>(at), static_cast<size_t>(n)));
+      at += n;
+    }
   }
 }
 

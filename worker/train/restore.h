@@ -21,8 +21,8 @@
 
 namespace remesh::train {
 
-// Writes the initial weights of `share` into `out` (flat, whole vector), with
-// `threads` OpenMP threads.
+// Writes the initial weights (ParamTable::initial_value) of `share` into `out`
+// (flat, whole vector), with `threads` OpenMP threads.
 void fill_initial_weights(const geometry::ParamTable& table, uint64_t seed,
                           const Share& share, int threads,
                           std::span<float> out);

@@ -30,9 +30,8 @@ Schedule schedule_of(const pb::Job& job, Decay decay) {
 Outcome Trainer::run() {
   log_start("exec_ms");
   using Part = Outcome (Trainer::*)();
-  for (const Part part :
-       {&Trainer::check_spec, &Trainer::connect, &Trainer::open_data,
-        &Trainer::build, &Trainer::restore, &Trainer::train}) {
+  for (const Part part : {&Trainer::check_spec, &Trainer::start,
+                          &Trainer::restore, &Trainer::train}) {
     if (Outcome o = (this->*part)()) return o;
   }
   board_.set_phase(Phase::kStopping);
@@ -102,6 +101,7 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
       .tokens = first_tokens_ + (step - first_step_) * tokens};
   if (step == first_step_ + 1) {
     log_start("first_step_ms");
+    start_parts_.push_back({"prepare_alone_ms", prepare_ms_});
     start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
     log_.info("started", start_parts_);
   }

@@ -7,12 +7,14 @@
 // on the board, in its log and in the checkpoints.
 //
 // Threads: run() and all of MPI in the calling thread; one more thread writes
-// files, one more watches that the daemon is there.
+// files, one more watches that the daemon is there. While MPI connects, which
+// is mostly waiting for others, a third one prepares all that needs no peer.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/manifest/file_system.h"
@@ -50,17 +52,22 @@ class Trainer {
 
  private:
   Outcome check_spec();
+  Outcome start();
   Outcome connect();
-  Outcome open_data();
+  Outcome prepare(int rank);
+  Outcome open_data(int dp_index);
   Outcome build();
   Outcome restore();
+  Outcome restore_state();
+  void make_step();
+  void make_checkpointer();
   Outcome train();
   Outcome one_step(int64_t step, bool& stop);
   Outcome validate(double& loss);
   void publish(const board::StepRecord& record);
   Outcome boundary(const Facts& agreed, bool& stop);
   Facts facts() const;
-  void log_start(const std::string& part);
+  void log_start(std::string_view part);  // a literal: it is kept
 
   const pb::RankSpec spec_;
   const pb::Assignment& assignment_;
@@ -86,6 +93,7 @@ class Trainer {
   std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
   int64_t exec_ms_;
   std::vector<Kv> start_parts_;  // milliseconds of each part of the start
+  int64_t prepare_ms_ = 0;
   int64_t start_at_ms_;
 };
 

@@ -1,7 +1,8 @@
 // The start of a Trainer: from the specification to a state in memory.
 #include <fmt/format.h>
 
-#include <cstdlib>
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -46,7 +47,7 @@ Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
 
 Trainer::~Trainer() = default;
 
-void Trainer::log_start(const std::string& part) {
+void Trainer::log_start(std::string_view part) {
   const int64_t now = monotonic_ms();
   start_parts_.push_back({part, now - start_at_ms_});
   start_at_ms_ = now;
@@ -71,6 +72,37 @@ Outcome Trainer::check_spec() {
   return {};
 }
 
+// Connects and prepares, at the same time where the rank is known beforehand.
+Outcome Trainer::start() {
+  if (!spec_.has_rank()) {
+    if (Outcome o = connect()) return o;
+    Outcome o = prepare(mpi_->rank());
+    log_start("prepare_ms");
+    return o;
+  }
+  Outcome prepared;
+  std::thread beside([&] { prepared = prepare(spec_.rank()); });
+  const Outcome connected = connect();
+  beside.join();
+  log_start("prepare_beyond_mpi_ms");
+  return connected ? connected : prepared;
+}
+
+// All that needs no peer.
+Outcome Trainer::prepare(int rank) {
+  const int64_t began_ms = monotonic_ms();
+  const int index = layout_.coord(rank).dp;
+  if (Outcome o = open_data(index)) return o;
+  if (Outcome o = build()) return o;
+  if (assignment_.source().kind() == pb::Source::INIT)
+    fill_initial_weights(*table_, job_.train().seed(),
+                         share_of(table_->num_elements(), layout_.dp, index),
+                         backend_->threads(), state_.weights.span());
+  board_.tick();
+  prepare_ms_ = monotonic_ms() - began_ms;
+  return {};
+}
+
 Outcome Trainer::connect() {
   board_.set_phase(Phase::kConnecting);
   auto mpi = comm::MpiWorld::init(
@@ -85,7 +117,7 @@ Outcome Trainer::connect() {
   return {};
 }
 
-Outcome Trainer::open_data() {
+Outcome Trainer::open_data(int dp_index) {
   auto dataset = data::Dataset::open(job_.data().path());
   if (!dataset.ok()) return failed_start(dataset.status());
   if (dataset->vocab_size() > job_.model().vocab_size())
@@ -102,10 +134,9 @@ Outcome Trainer::open_data() {
                                     .local_batch = t.local_batch_size(),
                                     .eval_sequences = t.eval_sequences(),
                                     .dp = layout_.dp,
-                                    .dp_index = mesh_->coord().dp});
+                                    .dp_index = dp_index});
   if (!batches.ok()) return failed_start(batches.status());
   batches_.emplace(std::move(batches).value());
-  log_start("data_ms");
   return {};
 }
 
@@ -138,6 +169,57 @@ Outcome Trainer::build() {
   auto state = TrainState::make(*backend_, table_->num_elements(), layout_.dp);
   if (!state.ok()) return failed_start(state.status());
   state_ = std::move(state).value();
+  log_.info("backend",
+            {{"processor", backend_->description()},
+             {"threads", threads},
+             {"parameters", table_->num_elements()},
+             {"dtype", o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  return {};
+}
+
+Outcome Trainer::restore() {
+  board_.set_phase(Phase::kRestoring);
+  if (Outcome o = restore_state()) return o;
+  first_step_ = state_.step;
+  stage_->load_weights(state_.weights.span());
+  board_.commit_step(state_.step);
+  make_step();
+  make_checkpointer();
+  const pb::Source& source = assignment_.source();
+  log_.info("restored", {{"source", source.kind() == pb::Source::CHECKPOINT
+                                        ? source.path()
+                                        : std::string("init")},
+                         {"reason", source.reason()},
+                         {"from_step", state_.step}});
+  log_start("restore_ms");
+  return {};
+}
+
+Outcome Trainer::restore_state() {
+  const pb::Source& source = assignment_.source();
+  if (source.kind() == pb::Source::INIT) {
+    gather_shares(mesh_->dp(), state_.weights);
+    return {};
+  }
+  const pb::Train& t = job_.train();
+  const auto m = load_checkpoint(
+      *fs_, source.path(), source.step(), *table_,
+      {.model = table_->config(),
+       .seed = t.seed(),
+       .data_id = batches_->dataset().data_id(),
+       .global_batch_size = t.global_batch_size(),
+       .seq_len = t.seq_len()},
+      mesh_->dp(), [this] { board_.tick(); }, state_);
+  if (!m.ok())
+    return failed(m.status().code() == Code::kInvalidArgument
+                      ? board::kExitCannotContinue
+                      : board::kExitBadSource,
+                  m.status());
+  first_tokens_ = m->tokens();
+  return {};
+}
+
+void Trainer::make_step() {
   const pb::Optimizer& a = job_.optimizer();
   step_ = std::make_unique<Step>(
       *table_, *stage_, *backend_, mesh_->dp(), mpi_->world(),
@@ -146,56 +228,18 @@ Outcome Trainer::build() {
           .beta2 = a.beta2(),
           .eps = a.eps(),
           .weight_decay = a.weight_decay(),
-          .max_norm = t.max_norm(),
+          .max_norm = job_.train().max_norm(),
           .bucket_elements = job_.parallel().bucket_mb() * (int64_t{1} << 18)},
       progress_);
-  log_.info("backend",
-            {{"processor", backend_->description()},
-             {"threads", threads},
-             {"parameters", table_->num_elements()},
-             {"dtype", o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32"}});
-  log_start("model_ms");
-  return {};
 }
 
-Outcome Trainer::restore() {
-  board_.set_phase(Phase::kRestoring);
+void Trainer::make_checkpointer() {
   const pb::Train& t = job_.train();
-  const pb::Source& source = assignment_.source();
-  const geometry::ModelConfig& config = table_->config();
-  comm::Comm& dp = mesh_->dp();
-  if (source.kind() == pb::Source::CHECKPOINT) {
-    auto m = load_checkpoint(
-        *fs_, source.path(), source.step(), *table_,
-        {.model = config,
-         .seed = t.seed(),
-         .data_id = batches_->dataset().data_id(),
-         .global_batch_size = t.global_batch_size(),
-         .seq_len = t.seq_len()},
-        dp, [this] { board_.tick(); }, state_);
-    if (!m.ok())
-      return failed(m.status().code() == Code::kInvalidArgument
-                        ? board::kExitCannotContinue
-                        : board::kExitBadSource,
-                    m.status());
-    first_tokens_ = m->tokens();
-  } else {
-    fill_initial_weights(*table_, t.seed(),
-                         share_of(table_->num_elements(), dp.size(), dp.rank()),
-                         backend_->threads(), state_.weights.span());
-    board_.tick();
-    gather_shares(dp, state_.weights);
-  }
-  first_step_ = state_.step;
-  stage_->load_weights(state_.weights.span());
-  board_.commit_step(state_.step);
-  log_start("restore_ms");
-
   pb::Manifest manifest;
   manifest.set_job(job_.job().name());
   manifest.set_generation(assignment_.generation());
   *manifest.mutable_mesh() = assignment_.mesh();
-  *manifest.mutable_model() = manifest::model_info(config);
+  *manifest.mutable_model() = manifest::model_info(table_->config());
   manifest.set_seed(t.seed());
   manifest.set_data_id(batches_->dataset().data_id());
   manifest.set_global_batch_size(t.global_batch_size());
@@ -216,12 +260,6 @@ Outcome Trainer::restore() {
           .first_step = first_step_,
           .first_tokens = first_tokens_},
       *fs_, *table_, *backend_, mpi_->world(), board_, log_);
-  log_.info("restored", {{"source", source.kind() == pb::Source::CHECKPOINT
-                                        ? source.path()
-                                        : std::string("init")},
-                         {"reason", source.reason()},
-                         {"from_step", state_.step}});
-  return {};
 }
 
 }  // namespace remesh::train
