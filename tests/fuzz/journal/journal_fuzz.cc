@@ -1,0 +1,133 @@
+// Damaged journals: cut, flipped, spliced. Opening one gives a Status or the
+// very state that was persisted, never another one, and never a crash.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <random>
+
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
+
+namespace remesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+uint64_t seed_of_run() {
+  const char* given = std::getenv("REMESH_FUZZ_SEED");
+  const uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : getpid();
+  std::cout << "REMESH_FUZZ_SEED=" << seed << "\n";
+  return seed;
+}
+
+std::string mutate(std::string bytes, std::mt19937_64& random) {
+  const auto below = [&](size_t n) {
+    return random() % std::max<size_t>(n, 1);
+  };
+  switch (below(4)) {
+    case 0:
+      bytes.resize(below(bytes.size()));
+      break;
+    case 1:
+      for (size_t n = 1 + below(4); n > 0 && !bytes.empty(); --n) {
+        bytes[below(bytes.size())] ^= static_cast<char>(1 << below(8));
+      }
+      break;
+    case 2: {  // a page or so becomes zeros, as after a crash
+      const size_t at = below(bytes.size());
+      const size_t n = std::min(bytes.size() - at, below(5000));
+      std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), n, '\0');
+      break;
+    }
+    default: {  // a piece of itself, somewhere else
+      const size_t from = below(bytes.size());
+      const size_t to = below(bytes.size());
+      const size_t n =
+          std::min({bytes.size() - from, bytes.size() - to, below(2000)});
+      bytes.replace(to, n, bytes.substr(from, n));
+    }
+  }
+  return bytes;
+}
+
+std::string slurp(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
+  std::string dir = testing::TempDir() + "/remesh-journal-fuzz-XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const std::string path = dir + "/journal.db";
+  pb::Durable truth;
+  {
+    auto j = Journal::open(path);
+    ASSERT_TRUE(j.ok());
+    for (int i = 1; i <= 30; ++i) {
+      truth.set_generation(i);
+      truth.set_phase(pb::Durable::RUNNING);
+      truth.set_cause(std::string(300 * i, static_cast<char>('a' + i % 26)));
+      ASSERT_TRUE((*j)->persist(truth, i).ok());
+    }
+  }
+  const std::string sound = slurp(path);
+  std::mt19937_64 random(seed_of_run());
+  int refused = 0;
+  for (int i = 0; i < 300; ++i) {
+    for (const char* suffix : {"-journal", ".new"}) fs::remove(path + suffix);
+    std::ofstream(path, std::ios::binary | std::ios::trunc)
+        << mutate(sound, random);
+    auto j = Journal::open(path);
+    if (!j.ok()) {
+      ++refused;
+      EXPECT_FALSE(j.status().message().empty());
+      continue;
+    }
+    ASSERT_TRUE((*j)->restored().has_value()) << "round " << i;
+    EXPECT_EQ((*j)->restored()->SerializeAsString(), truth.SerializeAsString())
+        << "round " << i;
+    (void)(*j)->persist(truth, 1).ok();
+    (void)(*j)->history(100).ok();
+  }
+  EXPECT_GT(refused, 50);
+  fs::remove_all(dir);
+}
+
+TEST(LinesFuzz, AnyBytesAreALineOrAStatus) {
+  pb::StepMetrics m;
+  m.set_step(3);
+  m.set_loss(2.5);
+  m.mutable_mesh()->set_dp(2);
+  pb::EventRecord e;
+  e.set_event("mesh");
+  e.set_time(12.5);
+  e.set_cause("signal 9");
+  const std::string texts[] = {
+      rundir::metrics_line(m), rundir::event_line(e),
+      rundir::endpoint_text({"tcp://h:1", "h", 3, "tcp://h:1"}),
+      R"({"vocab_size":257,"train":[{"tokens":5}],"val":[]})"};
+  std::mt19937_64 random(seed_of_run());
+  for (int i = 0; i < 20'000; ++i) {
+    const std::string bytes = mutate(texts[i % 4], random);
+    if (const auto p = rundir::parse_metrics_line(bytes); p.ok()) {
+      // What was taken can be written and read again.
+      EXPECT_TRUE(
+          rundir::parse_metrics_line(rundir::metrics_line(p.value())).ok());
+    }
+    if (const auto p = rundir::parse_event_line(bytes); p.ok()) {
+      EXPECT_TRUE(rundir::parse_event_line(rundir::event_line(p.value())).ok());
+    }
+    (void)rundir::parse_endpoint(bytes).ok();
+    (void)rundir::parse_data_info(bytes, "dataset.json").ok();
+  }
+}
+
+}  // namespace
+}  // namespace remesh::server

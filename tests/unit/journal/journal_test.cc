@@ -1,0 +1,167 @@
+#include "coordinator/server/journal.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+namespace remesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+class JournalTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/remesh-journal-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+    path_ = dir_ + "/journal.db";
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  static pb::Durable state(int64_t generation) {
+    pb::Durable d;
+    d.set_epoch(7);
+    d.set_phase(pb::Durable::RUNNING);
+    d.set_generation(generation);
+    // Long, so that a state is several pages.
+    d.set_cause(std::string(20'000, static_cast<char>('a' + generation % 26)));
+    return d;
+  }
+
+  std::string dir_;
+  std::string path_;
+};
+
+TEST_F(JournalTest, GivesBackTheNewestState) {
+  {
+    auto j = Journal::open(path_);
+    ASSERT_TRUE(j.ok()) << j.status().message();
+    EXPECT_FALSE((*j)->restored().has_value());
+    for (int i = 1; i <= 5; ++i) {
+      ASSERT_TRUE((*j)->persist(state(i), i).ok());
+    }
+  }
+  auto j = Journal::open(path_);
+  ASSERT_TRUE(j.ok()) << j.status().message();
+  ASSERT_TRUE((*j)->restored().has_value());
+  EXPECT_EQ((*j)->restored()->SerializeAsString(),
+            state(5).SerializeAsString());
+}
+
+TEST_F(JournalTest, KeepsTheNewestHistoryOnly) {
+  auto j = Journal::open(path_, /*max_history=*/10);
+  ASSERT_TRUE(j.ok());
+  for (int i = 1; i <= 35; ++i) ASSERT_TRUE((*j)->persist(state(i), i).ok());
+  const auto all = (*j)->history(1000);
+  ASSERT_TRUE(all.ok());
+  ASSERT_EQ(all.value().size(), 10u);
+  EXPECT_EQ(all.value().front().generation, 26);
+  EXPECT_EQ(all.value().back().generation, 35);
+  EXPECT_EQ(all.value().back().phase, "RUNNING");
+  const auto two = (*j)->history(2);
+  ASSERT_TRUE(two.ok());
+  EXPECT_EQ(two.value().front().generation, 34);
+}
+
+TEST_F(JournalTest, ASecondOpenerIsRefused) {
+  auto first = Journal::open(path_);
+  ASSERT_TRUE(first.ok());
+  ASSERT_TRUE((*first)->persist(state(1), 1).ok());
+  const auto second = Journal::open(path_);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::kUnavailable)
+      << second.status().message();
+}
+
+// A writer says over a pipe which state it has persisted, and is killed at any
+// moment: the next life finds that state, or the one that was under way.
+TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
+  int64_t reached = 0;
+  const auto seed = static_cast<unsigned>(getpid());
+  RecordProperty("seed", static_cast<int>(seed));
+  std::srand(seed);
+  for (int round = 0; round < 15; ++round) {
+    int said[2];
+    ASSERT_EQ(pipe(said), 0);
+    const pid_t child = fork();
+    if (child == 0) {
+      auto j = Journal::open(path_);
+      if (!j.ok()) _exit(1);
+      for (int64_t g = reached + 1;; ++g) {
+        if (!(*j)->persist(state(g), 0).ok()) _exit(2);
+        (void)!write(said[1], &g, sizeof(g));
+      }
+    }
+    close(said[1]);
+    // Let it get going, then a random moment more.
+    int64_t heard = 0;
+    ASSERT_EQ(read(said[0], &heard, sizeof(heard)),
+              static_cast<ssize_t>(sizeof(heard)))
+        << "seed " << seed << ", round " << round;
+    usleep(std::rand() % 20'000);
+    kill(child, SIGKILL);
+    waitpid(child, nullptr, 0);
+    for (int64_t g = 0; read(said[0], &g, sizeof(g)) == sizeof(g);) heard = g;
+    close(said[0]);
+
+    auto j = Journal::open(path_);
+    ASSERT_TRUE(j.ok()) << j.status().message() << ", seed " << seed;
+    ASSERT_TRUE((*j)->restored().has_value());
+    const int64_t found = (*j)->restored()->generation();
+    EXPECT_GE(found, heard) << "seed " << seed << ", round " << round;
+    EXPECT_LE(found, heard + 1) << "seed " << seed << ", round " << round;
+    EXPECT_EQ((*j)->restored()->cause(), state(found).cause());
+    reached = found;
+  }
+}
+
+TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
+  if (geteuid() != 0 && access("/dev/full", W_OK) != 0) GTEST_SKIP();
+  {
+    auto j = Journal::open(path_);
+    ASSERT_TRUE(j.ok());
+    ASSERT_TRUE((*j)->persist(state(1), 1).ok());
+    // No file of this process may grow: the disk is full.
+    ::signal(SIGXFSZ, SIG_IGN);
+    rlimit before{};
+    getrlimit(RLIMIT_FSIZE, &before);
+    rlimit none = before;
+    none.rlim_cur = fs::file_size(path_);
+    setrlimit(RLIMIT_FSIZE, &none);
+    pb::Durable big = state(2);
+    big.set_cause(std::string(500'000, 'x'));
+    const Status full = (*j)->persist(big, 2);
+    setrlimit(RLIMIT_FSIZE, &before);
+    ASSERT_FALSE(full.ok());
+    // And when there is room again, it goes on.
+    ASSERT_TRUE((*j)->persist(state(3), 3).ok());
+  }
+  auto j = Journal::open(path_);
+  ASSERT_TRUE(j.ok()) << j.status().message();
+  EXPECT_EQ((*j)->restored()->generation(), 3);
+}
+
+TEST_F(JournalTest, OtherFilesAreRefusedWithWhatToDo) {
+  for (const std::string& content :
+       {std::string(), std::string("hello"), std::string(10'000, 'x')}) {
+    std::ofstream(path_, std::ios::binary) << content;
+    const auto j = Journal::open(path_);
+    ASSERT_FALSE(j.ok()) << content.size();
+    EXPECT_EQ(j.status().code(), Code::kCorrupt) << j.status().message();
+    EXPECT_NE(j.status().message().find("mv " + path_), std::string::npos);
+    std::ifstream in(path_, std::ios::binary);
+    const std::string after((std::istreambuf_iterator<char>(in)), {});
+    EXPECT_EQ(after, content) << "it must be left as it is";
+    fs::remove(path_);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::server
