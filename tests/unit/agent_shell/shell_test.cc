@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -169,6 +170,37 @@ TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
   ASSERT_TRUE(s.ok());
   EXPECT_EQ(num_entries(dir / "s"), 1);
   EXPECT_FALSE(std::filesystem::exists(shared));
+}
+
+TEST(Scratch, WorkerThatEndsSweepsUpAfterOneThatWasKilled) {
+  TempDir dir;
+  {
+    auto alive = Scratch::open(dir / "s", "alive");
+    const pid_t child = fork();
+    if (child == 0) {
+      auto s = Scratch::open(dir / "s", "dead");
+      (void)(*s)->make_generation(3, 1 << 20);
+      kill(getpid(), SIGKILL);
+    }
+    waitpid(child, nullptr, 0);
+    EXPECT_EQ(num_entries(dir / "s"), 2);
+  }
+  EXPECT_FALSE(std::filesystem::exists(dir / "s"));
+  EXPECT_FALSE(std::filesystem::exists(shared_root_of(dir / "s/dead")));
+}
+
+TEST(Scratch, ManyComeAndGoAtOnce) {
+  TempDir dir;
+  std::atomic<int> failed{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 40; ++i)
+        if (!Scratch::open(dir / "s", std::string(1, 'a' + t)).ok()) ++failed;
+    });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(failed, 0);
+  EXPECT_FALSE(std::filesystem::exists(dir / "s"));
 }
 
 TEST(Scratch, RanksOfAKilledPredecessorDie) {

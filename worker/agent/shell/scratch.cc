@@ -2,15 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "proto/base/clock.h"
 #include "proto/base/rng.h"
 
 namespace remesh::agent {
@@ -18,13 +22,20 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kDeathTimeoutMs = 5000;
+constexpr int kTries = 100;
+// How long a sweep of another worker may hold a name that nobody has.
+constexpr int kSweepTimeoutMs = 6000;
 
 // A folder of ours alone. In /tmp anybody may have made it first.
 Status make_private_folder(const std::string& path) {
-  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
-    return errno_error("make folder " + path, errno);
   struct stat st {};
-  if (lstat(path.c_str(), &st) != 0) return errno_error(path, errno);
+  // A worker that ends may remove an empty one between the calls.
+  for (int tries = 0;; ++tries) {
+    if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
+      return errno_error("make folder " + path, errno);
+    if (lstat(path.c_str(), &st) == 0) break;
+    if (errno != ENOENT || tries == kTries) return errno_error(path, errno);
+  }
   if (!S_ISDIR(st.st_mode))
     return invalid_argument(path + ": is not a folder; give another --scratch");
   if (st.st_uid != geteuid())
@@ -55,11 +66,12 @@ int try_lock(const std::string& path) {
   }
 }
 
-std::string holder_of(const std::string& path) {
+// The living worker that holds the lock, by what it wrote there; 0: none said.
+pid_t holder_of(const std::string& path) {
   std::ifstream in(path);
-  std::string pid;
+  pid_t pid = 0;
   in >> pid;
-  return pid.empty() ? "another process" : "pid " + pid;
+  return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
 // REQUIRES: the lock in `folder` is held. In words what there was, or "".
@@ -109,22 +121,11 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   std::error_code error;
   const std::string absolute_root =
       fs::absolute(root, error).lexically_normal().string();
-  RETURN_IF_ERROR(make_private_folder(absolute_root));
   std::unique_ptr<Scratch> out(new Scratch);
   out->name_ = name;
+  out->root_ = absolute_root;
   out->folder_ = absolute_root + "/" + name;
-  const std::string lock = out->folder_ + "/lock";
-  // Another worker's sweep may remove the folder between the two.
-  for (int tries = 0; out->lock_fd_ < 0; ++tries) {
-    RETURN_IF_ERROR(make_private_folder(out->folder_));
-    out->lock_fd_ = try_lock(lock);
-    if (out->lock_fd_ >= 0 || (errno == ENOENT && tries < 10)) continue;
-    if (errno != EWOULDBLOCK) return errno_error(lock, errno);
-    return already_exists(fmt::format(
-        "worker '{}' runs already on this host ({} holds {}); give this one "
-        "another --name",
-        name, holder_of(lock), lock));
-  }
+  RETURN_IF_ERROR(out->take_lock());
   const std::string pid = fmt::format("{}\n", getpid());
   (void)!ftruncate(out->lock_fd_, 0);
   (void)!pwrite(out->lock_fd_, pid.data(), pid.size(), 0);
@@ -135,6 +136,29 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   return out;
 }
 
+Status Scratch::take_lock() {
+  const std::string lock = folder_ + "/lock";
+  const int64_t end = monotonic_ms() + kSweepTimeoutMs;
+  // A worker that ends may remove the folders between the steps.
+  for (int tries = 0;; ++tries) {
+    RETURN_IF_ERROR(make_private_folder(root_));
+    if (mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST)
+      lock_fd_ = try_lock(lock);
+    if (lock_fd_ >= 0) return ok_status();
+    if (errno == ENOENT && tries < kTries) continue;
+    if (errno != EWOULDBLOCK) return errno_error(lock, errno);
+    const pid_t holder = holder_of(lock);
+    if (holder == 0 && monotonic_ms() < end) {  // a sweep has it
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      continue;
+    }
+    return already_exists(
+        fmt::format("worker '{}' runs already on this host (pid {} holds {}); "
+                    "give this one another --name",
+                    name_, holder, lock));
+  }
+}
+
 Scratch::~Scratch() {
   if (lock_fd_ < 0) return;
   (void)clean(folder_);
@@ -142,6 +166,9 @@ Scratch::~Scratch() {
   unlink((folder_ + "/lock").c_str());
   rmdir(folder_.c_str());
   close(lock_fd_);
+  // A killed worker may have nobody after it but us.
+  sweep(root_, folder_);
+  rmdir(root_.c_str());  // when we were the last
 }
 
 Result<Scratch::Generation> Scratch::make_generation(int64_t generation,

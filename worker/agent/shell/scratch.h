@@ -8,9 +8,9 @@
 //     NAME/g7/            of generation 7: rank specs, MPI's session
 //   /dev/shm/remesh-<uid>-<hash of ROOT/NAME>/g7/   MPI's shared memory
 //
-// Everything but the lock file goes when the object does. What a killed
-// predecessor left (ranks, files, shared memory) goes when a worker of any
-// name starts below the same root.
+// All of it goes when the object does, ROOT too when it is empty. What a killed
+// worker left (ranks, files, shared memory) goes when a worker of any name
+// starts or ends below the same root.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,9 @@ class Scratch {
 
  private:
   Scratch() = default;
+  Status take_lock();
   std::string name_;
+  std::string root_;
   std::string folder_;
   std::string shared_root_;
   std::string cleaned_;

@@ -233,8 +233,11 @@ void Worker::on_message() {
 
 void Worker::on_directive(const pb::Directive& directive) {
   heard_ms_ = monotonic_ms();
-  if (directive.worker() == options_.name && directive.has_assignment())
+  if (directive.worker() == options_.name && directive.has_assignment()) {
+    // From now on it belongs to this job, whoever answers at the address.
+    if (options_.job.empty()) options_.job = directive.job();
     log_to_run(directive.assignment().run_dir());
+  }
   feed(DirectiveReceived{directive});
 }
 
