@@ -1,0 +1,298 @@
+// The coordinator daemon as a process: killed, started again, asked.
+#include "coordinator/server/daemon.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/listen.h"
+#include "coordinator/server/scanner.h"
+#include "proto/base/clock.h"
+#include "proto/wire/channel.h"
+
+namespace remesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+pb::Job test_job(const std::string& seed = "1") {
+  const auto parsed = jobfile::parse_job(
+      "", {}, {"data.path=/d", "job.name=t", "train.seed=" + seed});
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  jobfile::DataInfo info;
+  info.vocab_size = 257;
+  return jobfile::resolve(parsed.value(), info).value();
+}
+
+class DaemonTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/remesh-daemon-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    run_ = fs::canonical(pattern).string() + "/run";
+  }
+  void TearDown() override {
+    if (pid_ > 0) stop(SIGKILL);
+    fs::remove_all(fs::path(run_).parent_path());
+  }
+
+  // Starts a daemon process and waits until it listens.
+  void start() {
+    pid_ = fork();
+    if (pid_ == 0) {
+      auto daemon = Daemon::open(
+          {.job = test_job(), .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
+      if (!daemon.ok()) _exit(99);
+      const int code = (*daemon)->run();
+      _exit(code < 0 ? 100 - code : code);
+    }
+    for (int i = 0; i < 500; ++i) {
+      const auto e = rundir::read_endpoint(run_);
+      if (e.ok() && e.value().pid == pid_) {
+        endpoint_ = e.value();
+        return;
+      }
+      usleep(10'000);
+    }
+    FAIL() << "the daemon does not listen";
+  }
+
+  // Exit code, or minus the signal.
+  int stop(int signal) {
+    if (signal != 0) kill(pid_, signal);
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = 0;
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+  }
+
+  // Sends until `take` has what it wants of the answers.
+  template <typename Take>
+  bool talk(const pb::Envelope& envelope, const Take& take) {
+    auto client = wire::Client::connect(endpoint_.address);
+    if (!client.ok()) return false;
+    const int64_t end = monotonic_ms() + 5000;
+    for (int64_t next = 0; monotonic_ms() < end;) {
+      if (monotonic_ms() >= next) {
+        (void)(*client)->send(envelope);
+        next = monotonic_ms() + 300;
+      }
+      while (auto received = (*client)->receive()) {
+        if (take(*received)) return true;
+      }
+      pollfd fd{(*client)->fd(), POLLIN, 0};
+      poll(&fd, 1, 20);
+    }
+    return false;
+  }
+
+  std::optional<pb::Reply> ask(pb::Command::Kind kind,
+                               const std::string& job = "") {
+    pb::Envelope e;
+    e.set_job(job);
+    e.mutable_command()->set_id(77);
+    e.mutable_command()->set_kind(kind);
+    std::optional<pb::Reply> reply;
+    talk(e, [&](const pb::Envelope& got) {
+      if (!got.has_reply() || got.reply().id() != 77) return false;
+      reply = got.reply();
+      return true;
+    });
+    return reply;
+  }
+
+  std::string run_;
+  int pid_ = 0;
+  rundir::Endpoint endpoint_;
+};
+
+TEST_F(DaemonTest, AKilledOneComesBackAtTheSamePortWithAHigherEpoch) {
+  start();
+  const auto before = ask(pb::Command::STATUS);
+  ASSERT_TRUE(before.has_value());
+  EXPECT_EQ(before->status().coordinator_pid(), pid_);
+  EXPECT_EQ(before->status().state(), "waiting");
+  const std::string address = endpoint_.address;
+  EXPECT_EQ(stop(SIGKILL), -SIGKILL);
+  start();
+  EXPECT_EQ(endpoint_.address, address);
+  const auto after = ask(pb::Command::STATUS);
+  ASSERT_TRUE(after.has_value());
+  EXPECT_GT(after->status().epoch(), before->status().epoch());
+}
+
+TEST_F(DaemonTest, ASecondOneIsRefused) {
+  start();
+  const pid_t second = fork();
+  if (second == 0) {
+    const auto daemon = Daemon::open(
+        {.job = test_job(), .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
+    _exit(!daemon.ok() && daemon.status().code() == Code::kAlreadyExists ? 0
+                                                                         : 1);
+  }
+  int status = 0;
+  waitpid(second, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(ask(pb::Command::STATUS).has_value()) << "the first goes on";
+}
+
+TEST_F(DaemonTest, AnotherTrainingInTheRunDirectoryIsRefused) {
+  start();
+  stop(SIGKILL);
+  const pid_t other = fork();
+  if (other == 0) {
+    const auto daemon = Daemon::open(
+        {.job = test_job("2"), .run_dir = run_, .bind = "tcp://127.0.0.1:0"});
+    _exit(!daemon.ok() && daemon.status().code() == Code::kInvalidArgument &&
+                  daemon.status().message().find("train.seed") !=
+                      std::string::npos
+              ? 0
+              : 1);
+  }
+  int status = 0;
+  waitpid(other, &status, 0);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(DaemonTest, TermEndsTheDaemonAndStopEndsTheJob) {
+  start();
+  EXPECT_EQ(stop(SIGTERM), 100 + SIGTERM);
+  EXPECT_TRUE(rundir::read_endpoint(run_).ok()) << "kept for the next life";
+  start();
+  ASSERT_TRUE(ask(pb::Command::STOP).has_value());
+  EXPECT_EQ(stop(0), 0);
+  EXPECT_FALSE(rundir::read_endpoint(run_).ok()) << "the job is over";
+  const auto events = rundir::read_lines(rundir::events_path(run_));
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ(rundir::parse_event_line(events.back()).value().event(),
+            "job_stopped");
+}
+
+TEST_F(DaemonTest, MessagesOfAnotherJobAreRefused) {
+  start();
+  const auto reply = ask(pb::Command::STOP, "other");
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_FALSE(reply->ok());
+  EXPECT_NE(reply->error().find("\"t\""), std::string::npos) << reply->error();
+  pb::Envelope report;
+  report.set_job("other");
+  report.mutable_report()->set_worker("w");
+  report.mutable_report()->set_incarnation(1);
+  report.mutable_report()->set_seq(1);
+  talk(report, [](const pb::Envelope&) { return true; });
+  EXPECT_EQ(ask(pb::Command::STATUS, "t")->status().workers_size(), 0);
+}
+
+TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
+  start();
+  pb::Envelope envelope;
+  pb::Report* report = envelope.mutable_report();
+  report->set_worker("w");
+  report->set_incarnation(5);
+  report->set_seq(1);
+  report->set_host("h");
+  report->set_slots(1);
+  report->set_cores(1);
+  int64_t generation = -1;
+  EXPECT_TRUE(talk(envelope, [&](const pb::Envelope& got) {
+    if (!got.has_directive()) return false;
+    EXPECT_EQ(got.directive().worker(), "w");
+    EXPECT_EQ(got.job(), "t");
+    generation = got.directive().generation();
+    return got.directive().goal() == pb::Directive::PREPARE;
+  }));
+  EXPECT_EQ(generation, 1);
+  const auto lines = rundir::read_lines(rundir::events_path(run_));
+  bool mesh = false;
+  for (const auto& line : lines) {
+    mesh |= rundir::parse_event_line(line).value().event() == "mesh";
+  }
+  EXPECT_TRUE(mesh) << "written before the directive was sent";
+}
+
+TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepKnown) {
+  start();
+  stop(SIGKILL);
+  pb::StepMetrics m;
+  m.set_step(41);
+  m.set_loss(1.5);
+  std::ofstream(rundir::metrics_path(run_))
+      << rundir::metrics_line(m) << "\n{\"step\":42,\"lo";
+  start();
+  EXPECT_EQ(ask(pb::Command::STATUS)->status().step(), 41);
+}
+
+TEST(ListenTest, AdvertisedAddresses) {
+  const auto a = advertised_address;
+  EXPECT_EQ(a("tcp://127.0.0.1:99", "", "me"), "tcp://127.0.0.1:99");
+  EXPECT_EQ(a("tcp://0.0.0.0:99", "", "me"), "tcp://me:99");
+  EXPECT_EQ(a("tcp://0.0.0.0:99", "head", "me"), "tcp://head:99");
+  EXPECT_EQ(a("tcp://0.0.0.0:99", "head:7", "me"), "tcp://head:7");
+  EXPECT_EQ(a("tcp://0.0.0.0:99", "tcp://head:7", "me"), "tcp://head:7");
+}
+
+TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
+  for (const char* bad : {"", "foo", "tcp://", "tcp://h", "tcp://h:", "h:1",
+                          "tcp://h:x", "tcp://h:65536", "udp://h:1"}) {
+    const auto parsed = parse_address(bad);
+    ASSERT_FALSE(parsed.ok()) << bad;
+    EXPECT_NE(parsed.status().message().find("tcp://HOST:PORT"),
+              std::string::npos);
+  }
+}
+
+TEST(ListenTest, ATakenPortOfBeforeGivesWayAndAWishedOneFails) {
+  auto first = listen("tcp://127.0.0.1:0", "", 0, [](int) {});
+  ASSERT_TRUE(first.ok());
+  const std::string taken = (*first)->address();
+  auto other = listen("tcp://127.0.0.1:0", taken, 100, [](int) {});
+  ASSERT_TRUE(other.ok()) << other.status().message();
+  EXPECT_NE((*other)->address(), taken);
+  int slept = 0;
+  const auto wished = listen(taken, "", 200, [&](int ms) { slept += ms; });
+  EXPECT_FALSE(wished.ok());
+  EXPECT_EQ(slept, 200);
+}
+
+TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
+  std::string dir = testing::TempDir() + "/remesh-scan-XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const std::string folder = dir + "/checkpoints";
+  std::ofstream(folder) << "a file";
+  Scanner scanner(folder);
+  scanner.request();
+  std::optional<std::string> note;
+  const auto wait = [&](int ms) {
+    pollfd fd{scanner.fd(), POLLIN, 0};
+    poll(&fd, 1, ms);
+  };
+  wait(3000);
+  EXPECT_FALSE(scanner.take().has_value());
+  note = scanner.take_note();
+  ASSERT_TRUE(note.has_value());
+  EXPECT_NE(note->find(folder), std::string::npos) << *note;
+  // Once it can be, there is one.
+  fs::remove(folder);
+  std::optional<core::CheckpointsScanned> scan;
+  for (int i = 0; i < 30 && !scan; ++i) {
+    wait(100);
+    scan = scanner.take();
+  }
+  ASSERT_TRUE(scan.has_value());
+  EXPECT_TRUE(scan->valid.empty());
+  fs::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace remesh::server

@@ -1,0 +1,242 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/text.h"
+
+namespace remesh::rundir {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunDirTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/remesh-rundir-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = fs::canonical(pattern).string();
+  }
+  void TearDown() override { fs::remove_all(dir_); }
+
+  static void put(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << text;
+  }
+  static std::string get(const std::string& path) {
+    return read_file(path).value();
+  }
+  static pb::StepMetrics metrics(int64_t step) {
+    pb::StepMetrics m;
+    m.set_step(step);
+    m.set_loss(2.0 / 3);
+    m.mutable_mesh()->set_dp(2);
+    return m;
+  }
+  static bool valid(std::string_view line) {
+    return parse_metrics_line(line).ok();
+  }
+
+  std::string dir_;
+};
+
+TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
+  pb::StepMetrics m = metrics(7);
+  m.set_grad_norm(0.1);
+  m.set_lr(1e-300);
+  m.set_tokens(123456789012345);
+  m.set_val_loss(std::nextafter(1.0, 2.0));
+  const std::string line = metrics_line(m);
+  EXPECT_EQ(
+      line.substr(0, 75),
+      R"({"step":7,"loss":0.66666666666666663,"grad_norm":0.10000000000000001,"lr":1)");
+  const auto back = parse_metrics_line(line);
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back.value().loss(), m.loss());
+  EXPECT_EQ(back.value().lr(), m.lr());
+  EXPECT_EQ(back.value().val_loss(), m.val_loss());
+  EXPECT_EQ(back.value().tokens(), m.tokens());
+  EXPECT_EQ(back.value().mesh().dp(), 2);
+  EXPECT_FALSE(
+      parse_metrics_line(metrics_line(metrics(1))).value().has_val_loss());
+}
+
+TEST_F(RunDirTest, WhatIsNoNumberBecomesNull) {
+  pb::StepMetrics m = metrics(1);
+  m.set_loss(std::numeric_limits<double>::infinity());
+  EXPECT_NE(metrics_line(m).find(R"("loss":null)"), std::string::npos);
+  EXPECT_TRUE(std::isnan(parse_metrics_line(metrics_line(m)).value().loss()));
+}
+
+TEST_F(RunDirTest, EventsWithBrokenTextAreStillJson) {
+  pb::EventRecord e;
+  e.set_event("failure");
+  e.set_cause("last words: \xff\xfe \"quoted\"\n");
+  e.set_rank(0);
+  const auto back = parse_event_line(event_line(e));
+  ASSERT_TRUE(back.ok()) << event_line(e);
+  EXPECT_TRUE(back.value().has_rank());
+  EXPECT_FALSE(back.value().has_seconds());
+}
+
+TEST_F(RunDirTest, ATornTailIsCutOff) {
+  const std::string path = dir_ + "/m.jsonl";
+  const std::string whole =
+      metrics_line(metrics(1)) + "\n" + metrics_line(metrics(2)) + "\n";
+  const std::string third = metrics_line(metrics(3)) + "\n";
+  // Whatever part of the next line made it to the disk, also as zeros.
+  for (size_t n = 0; n < third.size(); n += 5) {
+    for (const std::string& torn : {third.substr(0, n), std::string(n, '\0'),
+                                    std::string(n, '\0') + "\n"}) {
+      put(path, whole + torn);
+      const auto file = LineFile::open(path, valid);
+      ASSERT_TRUE(file.ok()) << file.status().message();
+      EXPECT_EQ(file.value()->last_line(), metrics_line(metrics(2)));
+      EXPECT_EQ(file.value()->cut_bytes(), torn.size());
+      ASSERT_TRUE(file.value()->append(third).ok());
+      EXPECT_EQ(get(path), whole + third);
+    }
+  }
+}
+
+TEST_F(RunDirTest, AFileOfOneTornLineBecomesEmpty) {
+  const std::string path = dir_ + "/m.jsonl";
+  put(path, "{\"step\":1");
+  const auto file = LineFile::open(path, valid);
+  ASSERT_TRUE(file.ok());
+  EXPECT_EQ(file.value()->last_line(), "");
+  EXPECT_EQ(get(path), "");
+}
+
+TEST_F(RunDirTest, MuchDamageIsNotATornTail) {
+  const std::string path = dir_ + "/m.jsonl";
+  const std::string text = metrics_line(metrics(1)) + "\n" +
+                           std::string(LineFile::kMaxCutBytes + 1, 'x');
+  put(path, text);
+  const auto file = LineFile::open(path, valid);
+  ASSERT_FALSE(file.ok());
+  EXPECT_EQ(file.status().code(), Code::kCorrupt);
+  EXPECT_EQ(get(path), text) << "it must be left as it is";
+}
+
+TEST_F(RunDirTest, ATailGivesWholeLinesOnly) {
+  const std::string path = dir_ + "/e.jsonl";
+  LineTail tail(path, /*from_end=*/true);
+  EXPECT_TRUE(tail.poll().empty());
+  put(path, "one\ntw");
+  EXPECT_EQ(tail.poll(), std::vector<std::string>{"one"});
+  std::ofstream(path, std::ios::app) << "o\nthree\n";
+  EXPECT_EQ(tail.poll(), (std::vector<std::string>{"two", "three"}));
+  LineTail later(path, /*from_end=*/true);
+  EXPECT_TRUE(later.poll().empty());
+  EXPECT_EQ(read_lines(path).size(), 3u);
+}
+
+TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
+  EXPECT_EQ(RunLock::holder(dir_), 0);
+  {
+    const auto lock = RunLock::acquire(dir_);
+    ASSERT_TRUE(lock.ok());
+    EXPECT_EQ(RunLock::holder(dir_), getpid());
+    const auto second = RunLock::acquire(dir_);
+    ASSERT_FALSE(second.ok());
+    EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
+    EXPECT_NE(second.status().message().find(std::to_string(getpid())),
+              std::string::npos)
+        << second.status().message();
+  }
+  EXPECT_EQ(RunLock::holder(dir_), 0);
+  EXPECT_TRUE(RunLock::acquire(dir_).ok());
+}
+
+TEST_F(RunDirTest, EndpointsSurviveTheFile) {
+  const Endpoint e{.address = "tcp://10.0.0.1:5710",
+                   .host = "head",
+                   .pid = 42,
+                   .bound = "tcp://0.0.0.0:5710"};
+  ASSERT_TRUE(write_endpoint(dir_, e).ok());
+  EXPECT_EQ(read_endpoint(dir_).value(), e);
+  EXPECT_EQ(get(endpoint_path(dir_)).substr(0, 20), "tcp://10.0.0.1:5710\n");
+  remove_endpoint(dir_);
+  EXPECT_EQ(read_endpoint(dir_).status().code(), Code::kNotFound);
+}
+
+TEST_F(RunDirTest, TheNewestRunOfAJobIsFoundByName) {
+  for (const char* name :
+       {"a-20250101-000000", "a-20251231-235959", "b-20260101-000000",
+        "a-b-20270101-000000", "a-notes"}) {
+    fs::create_directories(dir_ + "/" + name);
+    put(job_path(dir_ + "/" + name), "");
+  }
+  fs::create_directories(dir_ + "/a-20280101-000000");  // no run: no job.toml
+  EXPECT_EQ(newest_run(dir_, "a").value(), dir_ + "/a-20251231-235959");
+  EXPECT_EQ(newest_run(dir_, "").value(), dir_ + "/a-b-20270101-000000");
+  EXPECT_EQ(choose_run(dir_, "b", "", true, 0).value(),
+            dir_ + "/b-20260101-000000");
+  EXPECT_FALSE(newest_run(dir_, "c").ok());
+  EXPECT_FALSE(choose_run(dir_, "a", dir_ + "/none", true, 0).ok());
+  EXPECT_EQ(choose_run(dir_, "a", dir_ + "/x/", false, 0).value(), dir_ + "/x");
+}
+
+TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
+  const std::string run = dir_ + "/a-20250101-000000";
+  fs::create_directories(run);
+  put(job_path(run), "");
+  point_latest(dir_, dir_ + "/elsewhere");
+  point_latest(dir_, run);
+  EXPECT_EQ(find_run(dir_ + "/latest").value(), run);
+  EXPECT_EQ(choose_run(dir_, "a", dir_ + "/latest", true, 0).value(), run);
+  point_latest(dir_, run);
+  EXPECT_EQ(fs::read_symlink(dir_ + "/latest"), "a-20250101-000000");
+}
+
+pb::Job job(const std::vector<std::string>& set = {}) {
+  std::vector<std::string> all = {"data.path=/d", "train.steps=100"};
+  all.insert(all.end(), set.begin(), set.end());
+  const auto parsed = jobfile::parse_job("", {}, all);
+  EXPECT_TRUE(parsed.ok()) << parsed.status().message();
+  jobfile::DataInfo info;
+  info.vocab_size = 257;
+  const auto resolved = jobfile::resolve(parsed.value(), info);
+  EXPECT_TRUE(resolved.ok()) << resolved.status().message();
+  return resolved.value();
+}
+
+TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
+  EXPECT_TRUE(forbidden_differences(job(), job()).empty());
+  EXPECT_TRUE(forbidden_differences(
+                  job(), job({"train.steps=20", "elastic.min_slots=2",
+                              "checkpoint.interval=5", "train.log_every=3"}))
+                  .empty());
+  const auto two =
+      forbidden_differences(job(), job({"train.seed=9", "model.dim=512"}));
+  ASSERT_EQ(two.size(), 3u) << join(two, "\n");  // hidden_dim follows dim
+  EXPECT_EQ(two[0], "model.dim: the run has 256, given is 512");
+  EXPECT_EQ(two[2], "train.seed: the run has 1, given is 9");
+  // A schedule that was set apart from the steps is part of the training.
+  EXPECT_FALSE(
+      forbidden_differences(job(), job({"schedule.total_steps=200"})).empty());
+}
+
+TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
+  put(dir_ + "/dataset.json",
+      R"({"vocab_size":257,"train":[{"tokens":5},{"tokens":6}],"val":[]})");
+  const auto info = read_data_info(dir_);
+  ASSERT_TRUE(info.ok()) << info.status().message();
+  EXPECT_EQ(info.value().vocab_size, 257);
+  EXPECT_EQ(info.value().train_tokens, 11);
+  EXPECT_EQ(info.value().val_tokens, 0);
+  const auto none = read_data_info(dir_ + "/none");
+  EXPECT_NE(none.status().message().find("remesh data prepare"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::rundir
