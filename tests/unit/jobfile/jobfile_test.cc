@@ -105,6 +105,18 @@ TEST(Job, ErrorsNameLineKeyValueAndWhatIsAllowed) {
             "job.toml:1: train = 5: must be a section: [train]");
 }
 
+TEST(Job, LettersBeyondAsciiAreTextInStringsAndErrorsElsewhere) {
+  EXPECT_NE(problem("\u00e9 = 1\n").find("job.toml:1: not TOML"),
+            std::string::npos);
+  EXPECT_NE(problem("a\u00e9 = 1\n").find("job.toml:1: not TOML"),
+            std::string::npos);
+  const pb::Job job = good(
+      "# \u00e9\n[data]\npath = \"\u00e9\"\n[job]\n"
+      "description = \"\"\"a \\\n\u00e9\"\"\"\n");
+  EXPECT_EQ(job.data().path(), "/jobs/\u00e9");
+  EXPECT_EQ(job.job().description(), "a \u00e9");
+}
+
 TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
   EXPECT_EQ(
       problem(std::string(kLeast) + "[train]\nsteps = 0\n[model]\ndim = 1\n",
