@@ -141,6 +141,9 @@ int data_main(int argc, char** argv) {
   CLI::App app("Prepares text for training.");
   app.name("remesh data");
   app.require_subcommand(1);
+  app.footer(
+      "\nExample:\n"
+      "  remesh data prepare --input books.txt.xz --out data/books");
   PrepareOptions options;
   std::string dir;
   int code = 0;

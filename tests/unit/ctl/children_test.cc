@@ -1,0 +1,102 @@
+#include "coordinator/ctl/children.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "coordinator/rundir/run_dir.h"
+
+namespace remesh::ctl {
+namespace {
+
+class ChildrenTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/remesh-children-XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    dir_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(dir_); }
+  std::string log() const { return dir_ + "/log"; }
+  // The number that a shell wrote into a file.
+  int number_in(const std::string& name) const {
+    for (int i = 0; i < 300; ++i) {
+      std::ifstream in(dir_ + "/" + name);
+      if (int pid = 0; in >> pid) return pid;
+      usleep(10'000);
+    }
+    return 0;
+  }
+  static bool gone_soon(int pid) {
+    for (int i = 0; i < 300 && rundir::process_alive(pid); ++i) usleep(10'000);
+    return !rundir::process_alive(pid);
+  }
+  std::string dir_;
+};
+
+TEST_F(ChildrenTest, TellsHowTheyEnded) {
+  Children children;
+  ASSERT_TRUE(
+      children.start("a", {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
+  ASSERT_TRUE(children.start("b", {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
+  std::map<std::string, std::string> ended;
+  for (int i = 0; i < 300 && ended.size() < 2; ++i) {
+    for (const Ended& e : children.reap()) ended[e.name] = how_it_ended(e);
+    usleep(10'000);
+  }
+  EXPECT_EQ(ended["a"], "exited with code 5");
+  EXPECT_EQ(ended["b"], "was ended by signal 9 (Killed)");
+  EXPECT_EQ(children.count(), 0);
+  EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
+}
+
+TEST_F(ChildrenTest, AProgramThatIsNotThereIsNamed) {
+  Children children;
+  const auto pid = children.start("a", {dir_ + "/none"}, log());
+  ASSERT_FALSE(pid.ok());
+  EXPECT_NE(pid.status().message().find(dir_ + "/none"), std::string::npos);
+  EXPECT_EQ(children.count(), 0);
+}
+
+TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
+  int orphan = 0;
+  {
+    Children children;
+    // A grandchild in a session of its own, that ignores what it can.
+    const std::string script =
+        "setsid sh -c 'trap \"\" TERM HUP INT; echo $$ > " + dir_ +
+        "/pid; while :; do sleep 1; done' & wait";
+    ASSERT_TRUE(children.start("a", {"/bin/sh", "-c", script}, log()).ok());
+    orphan = number_in("pid");
+    ASSERT_GT(orphan, 0);
+  }
+  EXPECT_FALSE(rundir::process_alive(orphan));
+}
+
+TEST_F(ChildrenTest, NoneOutlivesAParentKilledByForce) {
+  const pid_t parent = fork();
+  if (parent == 0) {
+    Children children;
+    (void)children
+        .start("a",
+               {"/bin/sh", "-c", "echo $$ > " + dir_ + "/pid; exec sleep 100"},
+               log())
+        .ok();
+    pause();
+    _exit(0);
+  }
+  const int child = number_in("pid");
+  ASSERT_GT(child, 0);
+  EXPECT_TRUE(rundir::process_alive(child));
+  kill(parent, SIGKILL);
+  waitpid(parent, nullptr, 0);
+  EXPECT_TRUE(gone_soon(child));
+}
+
+}  // namespace
+}  // namespace remesh::ctl

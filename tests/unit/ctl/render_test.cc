@@ -1,0 +1,317 @@
+// What the command line shows, compared as whole texts.
+#include "coordinator/ctl/render.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "coordinator/ctl/follower.h"
+#include "coordinator/ctl/status_view.h"
+#include "coordinator/ctl/summary.h"
+
+namespace remesh::ctl {
+namespace {
+
+class RenderTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    setenv("TZ", "UTC", 1);
+    tzset();
+  }
+};
+
+pb::StepMetrics metrics(int64_t step, double loss, double time) {
+  pb::StepMetrics m;
+  m.set_step(step);
+  m.set_loss(loss);
+  m.set_grad_norm(0.85);
+  m.set_lr(1e-3);
+  m.set_tokens(step * 4096);
+  m.set_tokens_per_s(41234);
+  m.set_step_s(0.0993);
+  m.set_generation(3);
+  m.mutable_mesh()->set_dp(2);
+  m.set_time(time);
+  return m;
+}
+
+std::string block(const std::vector<std::string>& lines) {
+  std::string out;
+  for (const std::string& line : lines) out.append("\n").append(line);
+  return out;
+}
+
+pb::EventRecord event(const std::string& name, double time) {
+  pb::EventRecord e;
+  e.set_event(name);
+  e.set_time(time);
+  e.set_generation(3);
+  return e;
+}
+
+TEST_F(RenderTest, StepLine) {
+  pb::StepMetrics m = metrics(12, 2.13452, 0);
+  EXPECT_EQ(step_line(m, 500),
+            "step  12/500  loss 2.1345  |g| 0.850  lr 1.00e-03  41.2k tok/s  "
+            "0.099 s  dp2  gen 3");
+  m.set_val_loss(2.5);
+  m.mutable_mesh()->set_pp(4);
+  EXPECT_EQ(step_line(m, 500),
+            "step  12/500  loss 2.1345  |g| 0.850  lr 1.00e-03  41.2k tok/s  "
+            "0.099 s  dp2 pp4  gen 3  val 2.5000");
+}
+
+TEST_F(RenderTest, ShortNumbers) {
+  const std::pair<double, const char*> kCases[] = {
+      {0, "0"},         {999, "999"},      {1000, "1.00k"},
+      {9994, "9.99k"},  {9995, "10.0k"},   {41234, "41.2k"},
+      {123456, "123k"}, {999600, "1.00M"}, {3.14159e6, "3.14M"},
+      {5e13, "50.0T"},  {NAN, "-"}};
+  for (const auto& [value, text] : kCases) {
+    EXPECT_EQ(short_number(value), text);
+  }
+}
+
+TEST_F(RenderTest, EventsInWords) {
+  pb::EventRecord mesh = event("mesh", 0);
+  mesh.mutable_mesh()->set_dp(3);
+  mesh.set_source("/runs/x/checkpoints/step-00000014");
+  mesh.set_lost_steps(1);
+  mesh.set_detail("3 of 3 slots");
+  EXPECT_EQ(event_text(mesh),
+            "generation 3: mesh dp3, from step-00000014, 1 step computed again "
+            "(3 of 3 slots)");
+  pb::EventRecord failure = event("failure", 0);
+  failure.set_rank(1);
+  failure.set_worker("w2");
+  failure.set_cause("signal 9");
+  EXPECT_EQ(event_text(failure), "failure of rank 1 on worker w2: signal 9");
+  EXPECT_EQ(event_tone(failure), Tone::kBad);
+  pb::EventRecord joined = event("worker_joined", 0);
+  joined.set_worker("w1");
+  joined.set_detail("2 slots on vm");
+  EXPECT_EQ(event_text(joined), "worker w1 joined: 2 slots on vm");
+  pb::EventRecord training = event("training", 0);
+  training.set_seconds(0.42);
+  EXPECT_EQ(event_text(training), "training on dp1 again, it stood for 0.4s");
+  // One that this version has no words for still says everything.
+  pb::EventRecord other = event("change_put_off", 0);
+  other.set_cause("disk full");
+  other.set_detail("join");
+  EXPECT_EQ(event_text(other), "change put off: disk full: join");
+}
+
+TEST_F(RenderTest, ProgressLine) {
+  const Progress p{.step = 450, .steps = 1000, .loss = 2.13, .left_s = 200};
+  EXPECT_EQ(progress_line(p, {.width = 70}),
+            "[==========>............]  45%  step 450/1000  loss 2.1300  "
+            "3m20s left");
+  EXPECT_EQ(progress_line(p, {.unicode = true, .width = 54}),
+            "[███░░░░]  45%  step 450/1000  loss 2.1300  3m20s left");
+  EXPECT_EQ(
+      progress_line({.step = 0, .steps = 10, .note = "waiting"}, {.width = 40}),
+      "[>............]   0%  step 0/10  waiting");
+  EXPECT_EQ(progress_line({.step = 10, .steps = 10, .loss = 1, .left_s = 0},
+                          {.width = 50}),
+            "[=======] 100%  step 10/10  loss 1.0000  0.0s left");
+}
+
+TEST_F(RenderTest, ProgressNeverExceedsTheWidth) {
+  const Progress p{.step = 123456, .steps = 1000000, .loss = 2, .left_s = 9e5};
+  for (int width = 1; width < 200; ++width) {
+    for (const bool unicode : {false, true}) {
+      EXPECT_LE(
+          display_width(progress_line(p, {.unicode = unicode, .width = width})),
+          static_cast<size_t>(width));
+    }
+  }
+}
+
+TEST_F(RenderTest, LossCurveInAscii) {
+  std::vector<std::pair<int64_t, double>> points;
+  for (int i = 1; i <= 16; ++i) points.emplace_back(i, 4.0 / i);
+  points.emplace_back(17, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_EQ(block(loss_curve(points, 26, 5, false)), R"(
+  4.0000 |*
+         | *
+         | *
+         |  ***
+  0.2500 |     ***********
+          step 1        16)");
+}
+
+TEST_F(RenderTest, LossCurveInBraille) {
+  std::vector<std::pair<int64_t, double>> points;
+  for (int i = 0; i < 40; ++i) points.emplace_back(i, 40.0 - i);
+  EXPECT_EQ(block(loss_curve(points, 30, 3, true)), R"(
+ 40.0000 │⠉⠒⠒⠤⢄⣀⡀
+         │      ⠈⠉⠒⠒⠤⠤⣀⡀
+  1.0000 │             ⠈⠉⠑⠒⠤⠤⣀
+          step 0            39)");
+}
+
+TEST_F(RenderTest, LossCurvesOfLittle) {
+  EXPECT_TRUE(loss_curve({}, 80, 10, true).empty());
+  EXPECT_TRUE(loss_curve({{1, NAN}}, 80, 10, true).empty());
+  EXPECT_TRUE(loss_curve({{1, 2.0}}, 5, 10, true).empty());
+  // One point, and points all alike, are a line in the middle.
+  EXPECT_EQ(loss_curve({{1, 2.0}}, 20, 3, false)[1], "         |*");
+  EXPECT_EQ(loss_curve({{1, 2.0}, {9, 2.0}}, 18, 3, false)[1],
+            "         |********");
+}
+
+TEST_F(RenderTest, TonesAreColorsOnATerminalOnly) {
+  EXPECT_EQ(toned("x", Tone::kBad, {.color = true}), "\x1b[31mx\x1b[0m");
+  EXPECT_EQ(toned("x", Tone::kBad, {}), "x");
+  EXPECT_EQ(toned("x", Tone::kPlain, {.color = true}), "x");
+}
+
+TEST_F(RenderTest, PaceTellsTheTimeOnTheWall) {
+  Pace pace;
+  EXPECT_LT(pace.left_s(100, 0), 0);
+  for (int i = 1; i <= 10; ++i) pace.step(i, 100 + 2.0 * i);
+  EXPECT_DOUBLE_EQ(pace.left_s(100, 120), 180);
+  EXPECT_DOUBLE_EQ(pace.left_s(100, 121), 179);
+  EXPECT_DOUBLE_EQ(pace.left_s(100, 500), 178) << "not while nothing moves";
+  EXPECT_DOUBLE_EQ(pace.left_s(10, 500), 0);
+}
+
+RunSummary sample() {
+  RunSummary s{.job_file = "job.toml", .run_dir = "runs/r", .outcome = "done"};
+  s.steps = 4;
+  s.began = 100;
+  for (int i = 1; i <= 4; ++i) s.metrics.push_back(metrics(i, 6.0 - i, 98 + i));
+  s.metrics.back().set_val_loss(2.25);
+  pb::EventRecord old = event("mesh", 50);  // of an earlier session
+  old.mutable_mesh()->set_dp(7);
+  s.events.push_back(old);
+  for (const int dp : {2, 3}) {
+    s.events.push_back(event("mesh", 101));
+    s.events.back().mutable_mesh()->set_dp(dp);
+  }
+  s.events.push_back(event("worker_joined", 101));
+  s.events.push_back(event("training", 102));
+  s.events.back().set_seconds(1.25);
+  s.events.back().set_lost_steps(2);
+  s.events.push_back(event("failure", 3661));
+  s.events.back().set_rank(1);
+  s.events.back().set_worker("w2");
+  s.events.back().set_cause("signal 9");
+  s.checkpoint = "runs/r/checkpoints/step-00000004";
+  return s;
+}
+
+TEST_F(RenderTest, Summary) {
+  EXPECT_EQ(summary_text(sample(), {.width = 30}), R"(
+  5.0000 |*
+         | **
+         |   ***
+         |      **
+         |        **
+         |          **
+         |            **
+         |              **
+         |                **
+  2.0000 |                  **
+          step 1             4
+
+  run         runs/r
+  outcome     done at step 4 of 4, 16.4k tokens
+  loss        5.0000 at step 1, 2.0000 at step 4
+  validation  2.2500 nats a token at step 4
+  speed       41.2k tokens/s, 0.099 s a step (mean of 3 steps)
+  meshes      dp2 -> dp3
+  time lost   1.2s to 1 change, 2 steps computed again
+  workers     1 joined, 0 went
+  trouble     01:01:01 failure of rank 1 on worker w2: signal 9
+  checkpoint  runs/r/checkpoints/step-00000004
+
+What to try next:
+  remesh run job.toml --resume --run-dir runs/r --set train.steps=8
+  remesh ckpt inspect runs/r
+  remesh status runs/r
+)");
+}
+
+TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
+  const std::string text = summary_text(
+      {.job_file = "j", .run_dir = "r", .outcome = "failed", .steps = 9}, {});
+  EXPECT_NE(text.find("no step was finished"), std::string::npos);
+  EXPECT_NE(text.find("failed at step 0 of 9"), std::string::npos);
+  EXPECT_NE(text.find("coordinator.log"), std::string::npos);
+}
+
+pb::JobStatus status() {
+  pb::JobStatus s;
+  s.set_job("books");
+  s.set_state("running");
+  s.set_generation(3);
+  s.mutable_mesh()->set_dp(2);
+  s.set_step(340);
+  s.set_steps(1500);
+  *s.mutable_last() = metrics(340, 2.1345, 0);
+  s.set_checkpoint_step(300);
+  s.set_run_dir("/runs/r");
+  s.set_address("tcp://h:1");
+  s.set_coordinator_host("h");
+  s.set_coordinator_pid(7);
+  pb::WorkerStatus* w = s.add_workers();
+  w->set_name("w1");
+  w->set_host("h");
+  w->set_pid(8);
+  w->set_slots(2);
+  w->set_state("running");
+  w->set_age_s(0.04);
+  w->set_draining(true);
+  for (int i = 0; i < 2; ++i) {
+    pb::RankStatus* r = w->add_ranks();
+    r->set_rank(i);
+    r->set_pid(90 + i);
+    r->set_step(341);
+  }
+  w->mutable_ranks(1)->set_exited(true);
+  w->mutable_ranks(1)->set_signal(9);
+  *s.add_events() = event("coordinator_started", 61);
+  return s;
+}
+
+TEST_F(RenderTest, StatusText) {
+  EXPECT_EQ(status_text(status(), {}),
+            R"(job books: running, step 340 of 1500 (23%)
+
+  run          /runs/r
+  mesh         dp2, generation 3, 0 spare slots
+  last step    loss 2.1345, 41.2k tokens/s, 0.099 s
+  checkpoint   step 300
+  coordinator  tcp://h:1 on h, pid 7
+
+  worker  host  pid  slots  state             last sign  ranks
+  w1      h     8    2      running, leaving  0.0s ago   0: pid 90 step 341; 1: ended by signal 9
+
+  00:01:01  coordinator started
+)");
+}
+
+TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
+  const auto j = nlohmann::json::parse(status_json(status()));
+  EXPECT_EQ(j["coordinator"]["host"], "h");
+  EXPECT_EQ(j["coordinator"]["pid"], 7);
+  EXPECT_EQ(j["workers"][0]["pid"], 8);
+  EXPECT_EQ(j["workers"][0]["ranks"][1]["pid"], 91);
+  EXPECT_EQ(j["workers"][0]["ranks"][0]["host"], "h");
+  EXPECT_EQ(j["workers"][0]["age_s"], 0.04);
+  EXPECT_EQ(j["mesh"]["dp"], 2);
+  EXPECT_EQ(j["loss"], 2.1345);
+  EXPECT_EQ(j["events"][0]["event"], "coordinator_started");
+  // Nothing there yet: nulls, not missing keys.
+  const auto none = nlohmann::json::parse(status_json({}));
+  EXPECT_TRUE(none["mesh"].is_null());
+  EXPECT_TRUE(none["loss"].is_null());
+  EXPECT_TRUE(none["workers"].empty());
+}
+
+}  // namespace
+}  // namespace remesh::ctl

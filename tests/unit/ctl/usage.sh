@@ -1,0 +1,65 @@
+#!/bin/sh
+# What `remesh` says to wrong use: exit code 2 and a line that helps.
+# usage.sh BIN_DIR
+set -u
+bin=$1
+dir=$(mktemp -d) || exit 1
+trap 'rm -rf "$dir"' EXIT
+cd "$dir" || exit 1
+failed=0
+
+# expect CODE TEXT COMMAND...: exit code, and TEXT somewhere in the output.
+expect() {
+  code=$1 text=$2
+  shift 2
+  out=$(timeout 20 "$@" 2>&1)
+  got=$?
+  if [ $got -ne "$code" ]; then
+    echo "FAIL: $*: exit code $got, not $code: $out"
+    failed=1
+  fi
+  case $out in
+  *"$text"*) ;;
+  *)
+    echo "FAIL: $*: does not say \"$text\": $out"
+    failed=1
+    ;;
+  esac
+}
+
+for command in "" run status drain checkpoint stop ckpt "ckpt list" \
+  "ckpt inspect" "ckpt verify" job "job check" "job defaults" data \
+  "data prepare"; do
+  expect 0 "xample" "$bin/remesh" $command --help
+done
+expect 0 "SIGTERM" "$bin/remesh-coordinator" --help
+expect 2 "did you mean status" "$bin/remesh" statsu
+expect 2 "did you mean --local" "$bin/remesh" run j.toml --lokal 2
+expect 2 "JOB is required" "$bin/remesh" run
+expect 2 "WORKER is required" "$bin/remesh" drain
+expect 2 "no such job file" "$bin/remesh" run none.toml
+expect 2 "none not in range 0 to 4096" "$bin/remesh" run none.toml --local none
+expect 2 "no run in $dir/runs" "$bin/remesh" status
+expect 2 "$dir/none: no such run" "$bin/remesh" stop none
+expect 2 "no such run" "$bin/remesh" ckpt list none
+expect 3 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
+  tcp://127.0.0.1:9
+
+mkdir data run
+cat >job.toml <<'END'
+[data]
+path = "data"
+END
+expect 2 "remesh data prepare" "$bin/remesh" job check job.toml
+echo '{"vocab_size": 257, "train": [{"tokens": 100000}], "val": []}' \
+  >data/dataset.json
+expect 0 "vocab_size = 257" "$bin/remesh" job check job.toml
+expect 0 "steps = 7" "$bin/remesh" job check job.toml --set train.steps=7
+expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
+  --set train.stpes=7
+expect 2 "nothing to resume" "$bin/remesh" run job.toml --resume
+expect 2 "not a run directory" "$bin/remesh" run job.toml --resume \
+  --run-dir run
+expect 2 "tcp://HOST:PORT" "$bin/remesh-coordinator" job.toml --bind 5710
+expect 0 "# " "$bin/remesh" job defaults
+exit $failed
