@@ -373,6 +373,28 @@ TEST_F(WorkerTest, RanksGoOnWithoutTheCoordinatorAndANewOneIsFound) {
   EXPECT_EQ(wait("a"), 0);
 }
 
+// A frozen worker loses its connection to heartbeats. When it goes on, it must
+// hear at once that its generation is over.
+TEST_F(WorkerTest, FrozenWorkerObeysSoonAfterItGoesOn) {
+  TinyCoordinator c;
+  start(c.address(), "a");
+  ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
+  const auto a = assignment({"a"}, 2, "step_ms=1");
+  run_generation(c, a);
+  kill(pids_["a"], SIGSTOP);
+  c.run_until([] { return false; }, 4200);
+  pb::Assignment next;
+  next.set_generation(a.generation() + 1);
+  c.want(pb::Directive::IDLE, next);
+  c.run_until([] { return false; }, 300);
+  const int64_t start = monotonic_ms();
+  kill(pids_["a"], SIGCONT);
+  ASSERT_TRUE(c.reach({"a"}, pb::Report::IDLE, next.generation()));
+  std::printf("goes on -> obeys %lld ms\n",
+              static_cast<long long>(monotonic_ms() - start));
+  EXPECT_LT(monotonic_ms() - start, 1000);
+}
+
 // The run directory names the coordinator; it may come later and move.
 TEST_F(WorkerTest, RunDirectoryIsReadAgainWhenTheCoordinatorMoves) {
   std::filesystem::create_directories(dir_ / "run");
