@@ -215,7 +215,9 @@ class Backend {
 // Naive twin of every operation, one thread, double accumulation.
 std::unique_ptr<Backend> make_reference_backend();
 
-// The fast CPU backend with its own `threads` OpenMP threads. REQUIRES:
+// The fast CPU backend with its own `threads` OpenMP threads. Where ranks share
+// cores, start them with OMP_WAIT_POLICY=passive: OpenMP's threads otherwise
+// spin for each other on cores that others need. REQUIRES:
 // threads >= 1. One binary picks the instruction set of the host it runs on.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 

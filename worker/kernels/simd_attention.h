@@ -146,6 +146,8 @@ REMESH_INLINE int64_t valid_columns(int64_t row, int64_t k0) {
   return n < kTile ? n : kTile;
 }
 
+// The backward's need, which is the larger: k, v, both transposed, dk, dv;
+// tiles of q, of the output's gradient and dq; two score tiles; delta.
 int64_t attention_scratch(const AttentionShape& s) {
   const int64_t width = round_up(s.head_dim, kLanes);
   const int64_t seq = round_up(s.T, kTile);
@@ -239,7 +241,7 @@ void attention_backward(const AttentionTask& t) {
   const int64_t w = geo.width;
   const int64_t plane = geo.seq * w;
   float* k = t.scratch;
-  float* v = k + plane;  // read once, then reused for dv
+  float* v = k + plane;
   float* kt = v + plane;
   float* vt = kt + plane;
   float* dk = vt + plane;

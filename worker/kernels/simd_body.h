@@ -28,6 +28,7 @@ REMESH_INLINE void put(Bf16* p, int64_t i, float v) {
   p[i].bits =
       static_cast<uint16_t>((u & 0x7FFFFFFFU) > 0x7F800000U ? nan : rounded);
 }
+
 // e^x to about 2e-7 relative (polynomial of Cephes' expf, Moshier). The
 // argument is limited to +-87.3, so the result stays finite; NaN and infinity
 // give NaN. The limit is an integer minimum of the magnitude's bits: written

@@ -26,7 +26,7 @@ struct Slot {
   HeadActivations head;                  // last stage
   float* output = nullptr;               // other stages, (N, D)
   int32_t* tokens = nullptr;             // first stage
-  int64_t N() const { return B * T; }
+  int64_t rows() const { return B * T; }
 };
 
 Status check_options(const ParamTable& table, const StageOptions& o,
@@ -198,17 +198,17 @@ void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
   s.B = mb.B;
   s.T = mb.T;
-  const size_t token_bytes = static_cast<size_t>(s.N()) * sizeof(int32_t);
+  const size_t token_bytes = static_cast<size_t>(s.rows()) * sizeof(int32_t);
   float* x = s.blocks.front().x;
   if (o_.has_embedding) {
     CHECK(mb.tokens_BT != nullptr);
     backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
     CHECK_MSG(embedding_ != nullptr, "load_weights comes first");
-    backend_.embedding(embedding_, s.tokens, s.N(), sizes_.dim, x);
+    backend_.embedding(embedding_, s.tokens, s.rows(), sizes_.dim, x);
   } else {
     CHECK(x_in != nullptr);
     backend_.copy(x, x_in,
-                  static_cast<size_t>(s.N() * sizes_.dim) * sizeof(float));
+                  static_cast<size_t>(s.rows() * sizes_.dim) * sizeof(float));
   }
   if (o_.has_head) {
     CHECK(mb.targets_BT != nullptr);
@@ -228,8 +228,8 @@ double LlamaStage::run_forward(Slot& s, const MicroBatch& mb,
     x1 = a.x1;
   }
   if (o_.has_head)
-    return head_->forward(s.N(), x1, block_scratch_.branch, s.head);
-  backend_.add(s.N() * sizes_.dim, x1, block_scratch_.branch, s.output);
+    return head_->forward(s.rows(), x1, block_scratch_.branch, s.head);
+  backend_.add(s.rows() * sizes_.dim, x1, block_scratch_.branch, s.output);
   return 0;
 }
 
@@ -257,7 +257,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
   Slot& s = slot_at(slot);
   CHECK_MSG(s.forwarded, "backward without a forward in this slot");
   s.forwarded = false;
-  const int64_t N = s.N();
+  const int64_t N = s.rows();
   const bool tied = table_.config().tie_embeddings;
   const auto ready = [&](Role role) {
     if (on_ready) on_ready(param(role));
@@ -292,7 +292,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
 void LlamaStage::logits(int slot, int64_t rows, std::span<float> out) {
   CHECK(o_.has_head);
   const Slot& s = evaluated_last_ ? scratch_slot_ : slot_at(slot);
-  CHECK(rows >= 1 && rows <= s.N());
+  CHECK(rows >= 1 && rows <= s.rows());
   head_->logits(rows, s.head.h, out);
 }
 
