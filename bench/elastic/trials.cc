@@ -1,0 +1,226 @@
+#include "bench/elastic/trials.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+
+namespace remesh::bench {
+
+using testing::Json;
+
+namespace {
+
+constexpr int64_t kPatienceMs = 60'000;
+// The mesh is left alone this long and for so many steps between faults.
+constexpr int64_t kCalmMs = 700;
+constexpr int64_t kCalmSteps = 5;
+constexpr double kWindowS = 2.0;  // around a coordinator's death
+constexpr const char* kLate = "late";
+
+double time_of(const Json& j) { return j.value("time", 0.0); }
+
+// Gaps between steps whose later one finished in [from, to).
+std::vector<double> gaps(const std::vector<Json>& metrics, double from,
+                         double to) {
+  std::vector<double> out;
+  for (size_t i = 1; i < metrics.size(); ++i)
+    if (time_of(metrics[i]) >= from && time_of(metrics[i]) < to)
+      out.push_back(time_of(metrics[i]) - time_of(metrics[i - 1]));
+  return out;
+}
+
+double largest(const std::vector<double>& v) {
+  return v.empty() ? -1 : *std::max_element(v.begin(), v.end());
+}
+
+double median(std::vector<double> v) {
+  if (v.empty()) return -1;
+  std::nth_element(v.begin(), v.begin() + v.size() / 2, v.end());
+  return v[v.size() / 2];
+}
+
+}  // namespace
+
+Bench::Bench(const std::string& data_path, int workers, int interval,
+             int dead_after_ms)
+    : cluster_(data_path,
+               {{"train.steps", "100000000"},
+                {"checkpoint.interval", std::to_string(interval)},
+                {"elastic.dead_after_ms", std::to_string(dead_after_ms)}}),
+      workers_(workers) {
+  cluster_.start_coordinator();
+  for (int i = 0; i < workers_; ++i) cluster_.start_worker({name_of(i)});
+  CHECK_MSG(settle(), "the cluster does not train");
+}
+
+Bench::~Bench() {
+  (void)cluster_.remesh({"stop", cluster_.run_dir()});
+  cluster_.coordinator().wait_ms(10'000);
+  for (int i = 0; i < workers_; ++i)
+    cluster_.worker(name_of(i)).wait_ms(10'000);
+  for (const std::string& left : cluster_.leftovers())
+    fmt::print(stderr, "left behind: {}\n", left);
+}
+
+std::string Bench::name_of(int index) const {
+  return "w" + std::to_string(index % workers_ + 1);
+}
+
+// The whole mesh trains, and has for a while.
+bool Bench::settle() {
+  const bool ok =
+      cluster_.wait_for_dp(workers_, cluster_.last_step(), kPatienceMs) &&
+      cluster_.wait_for_step(cluster_.last_step() + kCalmSteps, kPatienceMs);
+  testing::sleep_ms(kCalmMs);
+  if (!ok || cluster_.metrics().back()["mesh"]["dp"] != workers_) {
+    fmt::print(stderr, "the mesh is not whole again\n{}\n",
+               cluster_.describe());
+    return false;
+  }
+  return true;
+}
+
+int64_t Bench::generation() const {
+  const auto m = cluster_.metrics();
+  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
+}
+
+// Waits for the first step of a later generation than `generation`.
+bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
+  std::vector<Json> metrics;
+  size_t at = 0;
+  const bool found = testing::wait_until(
+      [&] {
+        metrics = cluster_.metrics();
+        at = metrics.size();
+        while (at > 0 && metrics[at - 1]["generation"] > generation) --at;
+        return at < metrics.size();
+      },
+      kPatienceMs);
+  if (!found || at == 0) {
+    fmt::print(stderr, "no step after the fault\n{}\n", cluster_.describe());
+    return false;
+  }
+  const double next = time_of(metrics[at]);
+  out->recovery_s = next - fault_time;
+  out->standing_s = next - time_of(metrics[at - 1]);
+  double ended = -1;
+  for (const Json& e : cluster_.events()) {
+    const std::string name = e.value("event", "");
+    if (e.value("generation", int64_t{0}) == generation &&
+        (name == "failure" || name == "generation_ended"))
+      ended = time_of(e);
+    if (name == "mesh" && e["generation"] > generation && ended > 0 &&
+        out->planned_s < 0) {
+      out->lost_steps += e.value("lost_steps", int64_t{0});
+      out->noticed_s = ended - fault_time;
+      out->planned_s = time_of(e) - ended;
+      out->first_step_s = next - time_of(e);
+    }
+  }
+  return true;
+}
+
+bool Bench::rank_killed(int trial, Trial* out) {
+  const auto pids =
+      cluster_.rank_pids(static_cast<size_t>(workers_), kPatienceMs);
+  if (pids.empty()) return false;
+  const pid_t pid = pids.at(trial % workers_);
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  kill(pid, SIGKILL);
+  return measure(t, g, out) && settle();
+}
+
+bool Bench::worker_killed(int trial, Trial* out) {
+  const std::string name = name_of(trial);
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  cluster_.worker(name).kill(SIGKILL);
+  const bool ok = measure(t, g, out);
+  cluster_.start_worker({name});
+  return ok && settle();
+}
+
+bool Bench::worker_stopped(int trial, Trial* out) {
+  const std::string name = name_of(trial);
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  cluster_.worker(name).kill(SIGSTOP);
+  const bool ok = measure(t, g, out);
+  cluster_.worker(name).kill(SIGCONT);
+  return ok && settle();
+}
+
+bool Bench::join(int, Trial* out) {
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  cluster_.start_worker({kLate});
+  const bool ok = measure(t, g, out);
+  cluster_.worker(kLate).kill(SIGTERM);
+  cluster_.worker(kLate).wait_ms(kPatienceMs);
+  return ok && settle();
+}
+
+bool Bench::drain(int trial, Trial* out) {
+  const std::string name = name_of(trial);
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  (void)cluster_.remesh({"drain", name, cluster_.run_dir()});
+  const bool ok = measure(t, g, out);
+  cluster_.worker(name).wait_ms(kPatienceMs);
+  cluster_.start_worker({name});
+  return ok && settle();
+}
+
+// Killed and at once started again, as `remesh run` and systemd do.
+bool Bench::coordinator_killed(int, GapTrial* out) {
+  testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  cluster_.coordinator().kill(SIGKILL);
+  cluster_.coordinator().wait_ms(kPatienceMs);
+  cluster_.start_coordinator();
+  testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
+  const bool heard = testing::wait_until(
+      [&] {
+        const auto m = cluster_.metrics();
+        return time_of(m.back()) > t + kWindowS;
+      },
+      kPatienceMs);
+  if (!heard || generation() != g) {
+    fmt::print(stderr, "the ranks were not found again\n{}\n",
+               cluster_.describe());
+    return false;
+  }
+  const auto m = cluster_.metrics();
+  out->longest_s = largest(gaps(m, t, t + kWindowS));
+  out->longest_before_s = largest(gaps(m, t - kWindowS, t));
+  out->median_s = median(gaps(m, t - kWindowS, t + kWindowS));
+  return true;
+}
+
+double Bench::median_step_s() const {
+  std::vector<double> steps;
+  for (const Json& m : cluster_.metrics())
+    steps.push_back(m.value("step_s", 0.0));
+  return median(steps);
+}
+
+std::string Bench::start_parts() const {
+  const std::string log = testing::read_whole(fmt::format(
+      "{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation()));
+  const size_t at = log.find("trainer: started");
+  if (at == std::string::npos) return "";
+  const size_t begin = log.find("exec_ms", at);
+  return begin == std::string::npos
+             ? ""
+             : log.substr(begin, log.find('\n', begin) - begin);
+}
+
+}  // namespace remesh::bench

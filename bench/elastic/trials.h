@@ -1,0 +1,64 @@
+// The faults that bench_elastic measures, each on a running cluster.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tests/testing/cluster.h"
+
+namespace remesh::bench {
+
+// One fault. Seconds; negative: not measured.
+struct Trial {
+  double recovery_s = -1;  // from the fault to the next finished step
+  double standing_s = -1;  // between the finished steps before and after
+  int64_t lost_steps = 0;  // computed again
+  // Where recovery_s goes.
+  double noticed_s = -1;  // fault to the old generation's end
+  double planned_s = -1;  // to the new generation's plan
+  double first_step_s = -1;
+};
+
+// Around a coordinator's death, when no step should wait.
+struct GapTrial {
+  double longest_s = -1;         // between finished steps, around the kill
+  double longest_before_s = -1;  // in as long a time before it
+  double median_s = -1;
+};
+
+class Bench {
+ public:
+  // A cluster of `workers` daemons with a slot each, training; aborts when it
+  // does not start.
+  Bench(const std::string& data_path, int workers, int interval,
+        int dead_after_ms);
+  ~Bench();
+  Bench(const Bench&) = delete;
+  Bench& operator=(const Bench&) = delete;
+
+  // Each leaves the cluster as it was. False (with the reason on stderr) when
+  // it does not recover within a minute.
+  bool rank_killed(int trial, Trial* out);
+  bool worker_killed(int trial, Trial* out);
+  bool worker_stopped(int trial, Trial* out);
+  bool join(int trial, Trial* out);
+  bool drain(int trial, Trial* out);
+  bool coordinator_killed(int trial, GapTrial* out);
+
+  double median_step_s() const;
+  // Rank 0's start of the newest generation, by its parts, from its log.
+  std::string start_parts() const;
+
+ private:
+  std::string name_of(int index) const;
+  bool settle();
+  int64_t generation() const;
+  bool measure(double fault_time, int64_t generation, Trial* out);
+
+  testing::Cluster cluster_;
+  int workers_;
+};
+
+}  // namespace remesh::bench

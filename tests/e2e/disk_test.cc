@@ -1,0 +1,153 @@
+// Disks that are full, and files that are damaged.
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+namespace fs = std::filesystem;
+
+class DiskTest : public E2e {
+ protected:
+  // Trains to step 20 with checkpoints at 10 and 20.
+  void train_to_20();
+};
+
+void DiskTest::train_to_20() {
+  make({{"train.steps", "20"}});
+  c().start_run(1);
+  expect_exit(c().run(), 0, 60'000);
+}
+
+// A folder that is a small disk of its own.
+class SmallDisk {
+ public:
+  SmallDisk(std::string path, int64_t bytes) : path_(std::move(path)) {
+    mkdir(path_.c_str(), 0755);
+    const std::string size = "size=" + std::to_string(bytes);
+    mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, size.c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  bool mounted() const { return mounted_; }
+  // Takes all room but this much.
+  void fill(int64_t leave) const {
+    const fs::space_info room = fs::space(path_);
+    std::ofstream(path_ + "/filler")
+        << std::string(room.available - static_cast<uint64_t>(leave), 'x');
+  }
+  void free() const { fs::remove(path_ + "/filler"); }
+
+ private:
+  std::string path_;
+  bool mounted_ = false;
+};
+
+// Turns one bit in the middle of the file.
+void damage(const std::string& path) {
+  std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekg(static_cast<std::streamoff>(fs::file_size(path) / 2));
+  char byte = 0;
+  f.get(byte);
+  f.seekp(static_cast<std::streamoff>(fs::file_size(path) / 2));
+  f.put(static_cast<char>(byte ^ 1));
+}
+
+std::string shard_of(const std::string& checkpoint) {
+  for (const auto& e : fs::directory_iterator(checkpoint))
+    if (e.path().filename().string().starts_with("shard"))
+      return e.path().string();
+  return "";
+}
+
+TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
+  make(endless());
+  const SmallDisk disk(c().folder() + "/disk", 24 << 20);
+  if (!disk.mounted()) GTEST_SKIP() << "may not mount a tmpfs here";
+  testing::write_whole(c().job_file(), testing::read_whole(c().job_file()) +
+                                           "folder = \"" + c().folder() +
+                                           "/disk\"\n");
+  start_services(1, 12);
+  ASSERT_TRUE(c().wait_for_event("checkpoint"));
+  disk.fill(64 << 10);
+  ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
+  const int64_t full_at = c().last_step();
+  EXPECT_NE(c().events_named("checkpoint_failed")[0]
+                .value("cause", "")
+                .find("No space left"),
+            std::string::npos);
+  ASSERT_TRUE(c().wait_for_step(full_at + 10));
+  // A change of mesh would lose work: it is put off.
+  c().start_worker({.name = "late"});
+  ASSERT_TRUE(c().wait_for_event("change_put_off"));
+  const int64_t put_off_at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(put_off_at + 10));
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  const Finished save = c().remesh({"checkpoint", c().run_dir()});
+  EXPECT_EQ(save.exit.code, 3) << save.output;
+  disk.free();
+  const size_t saved = c().events_named("checkpoint").size();
+  ASSERT_TRUE(c().wait_for_event("checkpoint", saved + 1));
+  stop_in_order();
+  expect_sequence(c().last_step());
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+}
+
+TEST_F(DiskTest, ADamagedCheckpointGivesWayToTheOneBefore) {
+  train_to_20();
+  damage(shard_of(c().checkpoints() + "/step-00000020"));
+  EXPECT_EQ(c().remesh({"ckpt", "verify", c().run_dir()}).exit.code, 3);
+  c().start_run(1, {"--resume", "--set", "train.steps=30"});
+  expect_exit(c().run(), 0, 60'000);
+  expect_sequence(30);
+  const Json mesh = c().events_named("mesh").back();
+  EXPECT_NE(mesh.value("source", "").find("step-00000010"), std::string::npos)
+      << mesh;
+  EXPECT_NE(mesh.value("detail", "").find("do not"), std::string::npos) << mesh;
+  EXPECT_EQ(lost_steps(mesh), 10);
+}
+
+TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobStopsAndSaysSo) {
+  train_to_20();
+  for (const char* step : {"/step-00000010", "/step-00000020"})
+    damage(shard_of(c().checkpoints() + step));
+  c().start_run(1, {"--resume", "--set", "train.steps=30"});
+  expect_exit(c().run(), 3, 60'000);
+  const std::string last = testing::tail(c().run().output(), 1);
+  EXPECT_NE(last.find("none can be loaded"), std::string::npos) << last;
+  EXPECT_EQ(c().last_step(), 20);
+  for (const Json& e : c().events_named("mesh"))
+    EXPECT_TRUE(e["generation"] == 1 ||
+                e.value("source", "").find("initial") == std::string::npos)
+        << e;
+}
+
+TEST_F(DiskTest, ADamagedDataSetStopsTheJobWithItsCause) {
+  make(endless());
+  // A copy, because the others need theirs.
+  const std::string copy = c().folder() + "/data";
+  fs::copy(data_path(), copy, fs::copy_options::recursive);
+  testing::write_whole(c().job_file(),
+                       testing::tiny_job(copy, endless({
+                                                   {"checkpoint.interval", "5"},
+                                               })));
+  for (const auto& e : fs::recursive_directory_iterator(copy))
+    if (e.is_regular_file() && e.file_size() > 100'000)
+      fs::resize_file(e.path(), e.file_size() / 2);
+  c().start_run(1);
+  ASSERT_TRUE(c().run().wait_ms(60'000));
+  EXPECT_TRUE(c().run().exit().code == 3 || c().run().exit().code == 2);
+  const std::string last = testing::tail(c().run().output(), 1);
+  EXPECT_NE(last.find(copy), std::string::npos) << last;
+}
+
+}  // namespace
+}  // namespace remesh::e2e

@@ -1,0 +1,70 @@
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+
+std::unique_ptr<testing::TinyData> E2e::data_;
+
+void E2e::SetUpTestSuite() { data_ = std::make_unique<testing::TinyData>(); }
+
+void E2e::TearDownTestSuite() { data_.reset(); }
+
+void E2e::TearDown() { check_nothing_left(); }
+
+Cluster& E2e::make(const Settings& job) {
+  if (cluster_) check_nothing_left();
+  cluster_ = std::make_unique<Cluster>(data_->path(), job);
+  return *cluster_;
+}
+
+void E2e::check_nothing_left() {
+  if (!cluster_) return;
+  if (!HasFailure())
+    for (const std::string& left : cluster_->leftovers())
+      ADD_FAILURE() << "left behind: " << left;
+  if (HasFailure()) std::cerr << cluster_->describe();
+  cluster_.reset();
+}
+
+void E2e::start_services(int workers, int64_t step) {
+  c().start_coordinator();
+  for (int i = 1; i <= workers; ++i)
+    c().start_worker({.name = "w" + std::to_string(i)});
+  ASSERT_TRUE(c().wait_for_step(step));
+  ASSERT_TRUE(c().wait_for_dp(workers));
+}
+
+void E2e::stop_in_order() {
+  const Finished f = c().remesh({"stop", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_exit(c().coordinator(), 0);
+}
+
+void E2e::expect_exit(Process& process, int code, int64_t timeout_ms) {
+  ASSERT_TRUE(process.wait_ms(timeout_ms)) << "it still runs";
+  EXPECT_EQ(process.exit().signal, 0);
+  EXPECT_EQ(process.exit().code, code) << testing::tail(process.output(), 10);
+}
+
+void E2e::expect_sequence(int64_t last) {
+  const auto metrics = c().metrics();
+  EXPECT_EQ(testing::sequence_error(metrics), "");
+  EXPECT_EQ(static_cast<int64_t>(metrics.size()), last);
+}
+
+Settings endless(Settings more) {
+  more.emplace("train.steps", "1000000");
+  return more;
+}
+
+int64_t lost_steps(const Json& event) {
+  return event.value("lost_steps", int64_t{-1});
+}
+
+std::vector<std::string> raw_losses(const Cluster& cluster) {
+  std::vector<std::string> out;
+  for (const std::string& line : cluster.metric_lines())
+    out.push_back(testing::raw_value(line, "loss"));
+  return out;
+}
+
+}  // namespace remesh::e2e

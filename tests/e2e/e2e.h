@@ -1,0 +1,57 @@
+// Base of the end-to-end tests: a data set for the whole program, a cluster of
+// real processes a test, and after each test the proof that nothing is left.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/testing/cluster.h"
+
+namespace remesh::e2e {
+
+using testing::Cluster;
+using testing::Exit;
+using testing::Finished;
+using testing::Json;
+using testing::Process;
+using testing::Settings;
+
+constexpr int64_t kEndMs = 30'000;  // for a run to end once it should
+
+class E2e : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite();
+  static void TearDownTestSuite();
+  void TearDown() override;
+
+  // The test's cluster; a second call replaces it, after the same checks.
+  Cluster& make(const Settings& job = {});
+  Cluster& c() { return *cluster_; }
+  static const std::string& data_path() { return data_->path(); }
+
+  // Coordinator and workers w1, w2, ... as services, training past `step`.
+  void start_services(int workers, int64_t step = 3);
+  // `remesh stop`, and everybody leaves in order.
+  void stop_in_order();
+  // The program ends by itself with that code.
+  void expect_exit(Process& process, int code, int64_t timeout_ms = kEndMs);
+  // Steps 1 .. last once each and in order.
+  void expect_sequence(int64_t last);
+
+ private:
+  void check_nothing_left();
+  static std::unique_ptr<testing::TinyData> data_;
+  std::unique_ptr<Cluster> cluster_;
+};
+
+// A job that goes on until it is stopped.
+Settings endless(Settings more = {});
+int64_t lost_steps(const Json& event);
+// step -> the loss as written in metrics.jsonl.
+std::vector<std::string> raw_losses(const Cluster& cluster);
+
+}  // namespace remesh::e2e

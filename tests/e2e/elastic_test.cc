@@ -1,0 +1,133 @@
+// Workers that come, go and stand still.
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+
+class ElasticTest : public E2e {};
+
+TEST_F(ElasticTest, AWorkerThatJoinsMakesTheMeshLarger) {
+  make(endless());
+  start_services(1);
+  c().start_worker({.name = "late"});
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const auto meshes = c().events_named("mesh");
+  ASSERT_EQ(meshes.size(), 2U);
+  EXPECT_EQ(lost_steps(meshes[1]), 0);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(ElasticTest, ADrainedWorkerLeavesAndNothingIsLost) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  start_services(2);
+  const Finished f = c().remesh({"drain", "w1", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_exit(c().worker("w1"), 0);
+  ASSERT_TRUE(c().wait_for_dp(1));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(ElasticTest, DrainOfAnUnknownWorkerNamesTheKnown) {
+  make(endless());
+  start_services(1);
+  const Finished f = c().remesh({"drain", "w7", c().run_dir()});
+  EXPECT_NE(f.exit.code, 0);
+  EXPECT_NE(f.output.find("w1"), std::string::npos) << f.output;
+  stop_in_order();
+}
+
+TEST_F(ElasticTest, SigtermToAWorkerLosesNothing) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  start_services(2);
+  c().worker("w2").kill(SIGTERM);
+  expect_exit(c().worker("w2"), 0);
+  ASSERT_TRUE(c().wait_for_dp(1));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(ElasticTest, SigtermWithoutACoordinatorLosesNothing) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  start_services(2);
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  c().worker("w2").kill(SIGTERM);
+  expect_exit(c().worker("w2"), 0);
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_dp(1));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  stop_in_order();
+  expect_sequence(c().last_step());
+  EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
+}
+
+TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
+  make(endless({{"elastic.hang_after_s", "1.5"}}));
+  start_services(3);
+  const auto pids = c().rank_pids(3);
+  ASSERT_EQ(pids.size(), 3U);
+  const int64_t before = c().last_step();
+  const double at = static_cast<double>(time(nullptr));
+  kill(pids.at(2), SIGSTOP);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const Json e = c().events_named("failure")[0];
+  EXPECT_EQ(e["rank"], 2) << e;
+  EXPECT_NE(e.value("cause", "").find("stopped"), std::string::npos) << e;
+  EXPECT_LT(e.value("time", 0.0) - at, 6.0);
+  ASSERT_TRUE(c().wait_for_dp(3, before));
+  EXPECT_EQ(testing::process_state(pids.at(2)), "");
+  stop_in_order();
+}
+
+TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItComesBack) {
+  make(endless());
+  start_services(2);
+  c().worker("w2").kill(SIGSTOP);
+  ASSERT_TRUE(c().wait_for_dp(1));
+  const auto failures = c().events_named("failure");
+  ASSERT_EQ(failures.size(), 1U);
+  EXPECT_EQ(failures[0]["worker"], "w2") << failures[0];
+  const int64_t alone = c().last_step();
+  c().worker("w2").kill(SIGCONT);
+  ASSERT_TRUE(c().wait_for_dp(2, alone));
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(ElasticTest, TenWorkersStartedTogetherMakeOneGeneration) {
+  make(endless(
+      {{"elastic.join_window_ms", "1500"}, {"train.global_batch_size", "20"}}));
+  c().start_coordinator();
+  for (int i = 0; i < 10; ++i)
+    c().start_worker({.name = "w" + std::to_string(i)});
+  ASSERT_TRUE(c().wait_for_step(3));
+  const auto meshes = c().events_named("mesh");
+  ASSERT_EQ(meshes.size(), 1U) << meshes.back();
+  EXPECT_EQ(meshes[0]["mesh"]["dp"], 10);
+  stop_in_order();
+}
+
+TEST_F(ElasticTest, NoTrainingBelowTheLeastNumberOfSlots) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_services(2);
+  c().worker("w2").kill(SIGTERM);
+  expect_exit(c().worker("w2"), 0);
+  ASSERT_TRUE(c().wait_for_event("waiting", 2));
+  const int64_t at = c().last_step();
+  testing::sleep_ms(500);
+  EXPECT_EQ(c().last_step(), at);
+  c().start_worker({.name = "w3"});
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+}  // namespace
+}  // namespace remesh::e2e

@@ -1,0 +1,189 @@
+// Deaths: ranks, workers, coordinators, at any time.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <random>
+
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+
+class FaultTest : public E2e {
+ protected:
+  // Kills rank `rank` or worker w(rank + 1) (which is started again), and
+  // waits until the mesh is whole again.
+  void kill_one(bool daemon, int rank);
+};
+
+void FaultTest::kill_one(bool daemon, int rank) {
+  const int64_t before = c().last_step();
+  const size_t failures = c().events_named("failure").size();
+  const auto pids = c().rank_pids(2);
+  ASSERT_EQ(pids.size(), 2U);
+  if (daemon) {
+    const std::string name = "w" + std::to_string(rank + 1);
+    c().worker(name).kill(SIGKILL);
+    c().start_worker({.name = name});
+  } else {
+    kill(pids.at(rank), SIGKILL);
+  }
+  ASSERT_TRUE(c().wait_for_event("failure", failures + 1));
+  ASSERT_TRUE(c().wait_for_dp(2, before));
+}
+
+TEST_F(FaultTest, TenRandomKillsLeaveTheLossesAsTheyAre) {
+  const uint32_t seed = std::random_device{}();
+  std::mt19937 random(seed);
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  // The mesh is always two ranks: fewer slots are waited for.
+  const Settings job = {{"train.steps", "150"},
+                        {"elastic.min_slots", "2"},
+                        {"elastic.max_slots", "2"},
+                        {"checkpoint.interval", "5"}};
+  make(job);
+  c().start_coordinator();
+  for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
+  expect_exit(c().coordinator(), 0, 60'000);
+  const auto undisturbed = raw_losses(c());
+  ASSERT_EQ(undisturbed.size(), 150U);
+
+  make(job);
+  c().start_coordinator();
+  for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
+  for (int k = 0; k < 10; ++k) {
+    const auto steps = static_cast<int64_t>(random() % 8);
+    ASSERT_TRUE(c().wait_for_step(12 * k + 2 + steps));
+    kill_one(k % 2 == 1, static_cast<int>(random() % 2));
+    if (HasFatalFailure()) return;
+  }
+  expect_exit(c().coordinator(), 0, 60'000);
+  expect_sequence(150);
+  for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 2);
+  EXPECT_GE(c().metrics().back()["generation"], 11);
+  const auto disturbed = raw_losses(c());
+  ASSERT_EQ(disturbed.size(), undisturbed.size());
+  for (size_t i = 0; i < disturbed.size(); ++i)
+    EXPECT_EQ(disturbed[i], undisturbed[i]) << "step " << i + 1;
+}
+
+TEST_F(FaultTest, AKilledRankIsNamed) {
+  make(endless());
+  start_services(3);
+  const auto pids = c().rank_pids(3);
+  ASSERT_EQ(pids.size(), 3U);
+  const int64_t before = c().last_step();
+  kill(pids.at(1), SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const Json e = c().events_named("failure")[0];
+  EXPECT_EQ(e["rank"], 1);
+  EXPECT_NE(e.value("cause", "").find("signal 9"), std::string::npos) << e;
+  ASSERT_TRUE(c().wait_for_dp(3, before));
+  stop_in_order();
+}
+
+TEST_F(FaultTest, WithoutAKilledWorkerTheOthersGoOn) {
+  make(endless({{"checkpoint.interval", "5"}}));
+  start_services(3, 8);
+  c().worker("w2").kill(SIGKILL);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const auto failures = c().events_named("failure");
+  ASSERT_EQ(failures.size(), 1U);
+  EXPECT_EQ(failures[0]["worker"], "w2") << failures[0];
+  EXPECT_LE(lost_steps(c().events_named("mesh").back()), 10);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(FaultTest, ACoordinatorKilledUnderRunCostsNoStep) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(10));
+  const auto before = c().rank_pids(2);
+  ASSERT_EQ(before.size(), 2U);
+  const int pid = c().status()["coordinator"]["pid"];
+  kill(pid, SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("coordinator_restarted"));
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(at + 10));
+  EXPECT_EQ(c().rank_pids(2), before);
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  EXPECT_NE(c().status()["coordinator"]["pid"], pid);
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  expect_sequence(c().last_step());
+  for (const Json& m : c().metrics()) EXPECT_EQ(m["generation"], 1);
+}
+
+TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
+  make(endless());
+  start_services(2);
+  const auto before = c().rank_pids(2);
+  ASSERT_EQ(before.size(), 2U);
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  EXPECT_TRUE(c().status().is_null());
+  testing::sleep_ms(2500);  // longer than dead_after_ms: nobody minds
+  const int64_t at = c().last_step();
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_step(at + 10));
+  EXPECT_EQ(c().rank_pids(2), before);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  // A fault after that is noticed as ever.
+  kill(before.at(0), SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
+  stop_in_order();
+  expect_sequence(c().last_step());
+  EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
+}
+
+TEST_F(FaultTest, ARankAndTheCoordinatorKilledTogether) {
+  make(endless({{"checkpoint.interval", "5"}}));
+  start_services(2, 8);
+  const auto pids = c().rank_pids(2);
+  ASSERT_EQ(pids.size(), 2U);
+  const int64_t at = c().last_step();
+  kill(pids.at(1), SIGKILL);
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_dp(2, at + 3));
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
+  make(endless());
+  start_services(1);
+  const Finished second =
+      testing::run_program({testing::program("remesh-coordinator"),
+                            c().job_file(), "--run-dir", c().run_dir()});
+  EXPECT_EQ(second.exit.code, 3) << second.output;
+  EXPECT_NE(second.output.find(std::to_string(c().coordinator().pid())),
+            std::string::npos)
+      << second.output;
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  stop_in_order();
+}
+
+TEST_F(FaultTest, ARankThatAlwaysDiesStopsTheJobWithItsCause) {
+  make(endless({{"checkpoint.interval", "1"},
+                {"elastic.max_same_failures", "2"},
+                {"elastic.max_failures_without_progress", "3"}}));
+  // A trainer that is no trainer.
+  const std::string broken = c().folder() + "/broken";
+  testing::write_whole(broken, "#!/bin/sh\necho cannot start >&2\nexit 70\n");
+  chmod(broken.c_str(), 0755);
+  c().start_coordinator();
+  c().start_worker({.name = "w1", .more = {"--trainer", broken}});
+  expect_exit(c().coordinator(), 3, 60'000);
+  const std::string last = testing::tail(c().coordinator().output(), 1);
+  EXPECT_NE(last.find("rank 0 on worker w1"), std::string::npos) << last;
+  EXPECT_EQ(c().events_named("job_failed").size(), 1U);
+  ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
+}
+
+}  // namespace
+}  // namespace remesh::e2e

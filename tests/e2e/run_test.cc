@@ -1,0 +1,202 @@
+// `remesh run` from its start to its end, and the commands beside it.
+#include <unistd.h>
+
+#include <cmath>
+
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+
+class RunTest : public E2e {};
+
+// h5py opens the newest index and adds up all elements of all parameters.
+constexpr const char* kReadIndex = R"(
+import h5py, sys, math
+total = 0
+def visit(name, thing):
+    global total
+    if isinstance(thing, h5py.Dataset):
+        values = thing[()]
+        total += values.size if values.shape else 0
+        assert not values.dtype.kind == 'f' or math.isfinite(values.sum()), name
+with h5py.File(sys.argv[1], 'r') as f:
+    f.visititems(visit)
+print('elements', total)
+)";
+
+TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
+  for (const int workers : {1, 2}) {
+    make({{"train.steps", "40"}});
+    c().start_run(workers);
+    expect_exit(c().run(), 0, 60'000);
+    expect_sequence(40);
+    const auto metrics = c().metrics();
+    ASSERT_FALSE(metrics.empty());
+    EXPECT_EQ(metrics.back()["mesh"]["dp"], workers);
+    EXPECT_LT(metrics.back()["loss"], metrics.front()["loss"]);
+    for (const Json& m : metrics) EXPECT_EQ(m["generation"], 1);
+    const Finished verify = c().remesh({"ckpt", "verify", c().run_dir()});
+    EXPECT_EQ(verify.exit.code, 0) << verify.output;
+    const Finished list = c().remesh({"ckpt", "list", c().run_dir()});
+    EXPECT_NE(list.output.find("40"), std::string::npos) << list.output;
+    EXPECT_EQ(c().events_named("failure").size(), 0U);
+  }
+}
+
+TEST_F(RunTest, H5pyReadsTheIndexOfACheckpoint) {
+  if (testing::run_program({"/usr/bin/python3", "-c", "import h5py"})
+          .exit.code != 0)
+    GTEST_SKIP() << "/usr/bin/python3 has no h5py";
+  make({{"train.steps", "5"}});
+  c().start_run(2);
+  expect_exit(c().run(), 0, 60'000);
+  const Finished f =
+      testing::run_program({"/usr/bin/python3", "-c", kReadIndex,
+                            c().checkpoints() + "/step-00000005/index.h5"});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  // Weights and two moments of some 107,000 parameters.
+  const size_t at = f.output.find("elements ");
+  ASSERT_NE(at, std::string::npos) << f.output;
+  EXPECT_GT(std::atol(f.output.c_str() + at + 9), 3 * 90'000);
+}
+
+TEST_F(RunTest, DegreesOfDataParallelismAgree) {
+  std::vector<std::vector<double>> losses;
+  for (const int dp : {1, 2, 3, 5}) {
+    make({{"train.steps", "50"}, {"checkpoint.interval", "0"}});
+    c().start_run(1, {"--slots-per-worker", std::to_string(dp)});
+    expect_exit(c().run(), 0, 90'000);
+    expect_sequence(50);
+    losses.emplace_back();
+    for (const Json& m : c().metrics()) {
+      EXPECT_EQ(m["mesh"]["dp"], dp);
+      losses.back().push_back(m["loss"].get<double>());
+    }
+    ASSERT_EQ(losses.back().size(), 50U);
+    for (size_t i = 0; i < 50; ++i)
+      EXPECT_NEAR(losses.back()[i], losses[0][i], 1e-5 * std::abs(losses[0][i]))
+          << "dp " << dp << ", step " << i + 1;
+  }
+}
+
+TEST_F(RunTest, CtrlCSavesAndResumeGoesOnWithOtherWorkers) {
+  make({{"train.steps", "60"}, {"checkpoint.interval", "0"}});
+  c().start_run(2);
+  expect_exit(c().run(), 0, 60'000);
+  const auto whole = raw_losses(c());
+  ASSERT_EQ(whole.size(), 60U);
+
+  make({{"train.steps", "60"}, {"checkpoint.interval", "0"}});
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(5));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  const int64_t stopped_at = c().last_step();
+  ASSERT_GE(stopped_at, 5);
+  ASSERT_LT(stopped_at, 60);
+  // Two to the last bit, then one and then three, which add up differently.
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(stopped_at + 5));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  c().start_run(3, {"--resume"});
+  expect_exit(c().run(), 0, 60'000);
+  expect_sequence(60);
+  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  const auto pieces = raw_losses(c());
+  ASSERT_EQ(pieces.size(), 60U);
+  for (int64_t i = 0; i < 60; ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (i < stopped_at) {
+      EXPECT_EQ(pieces[at], whole[at]) << "step " << i + 1;
+    }
+    EXPECT_NEAR(std::stod(pieces[at]), std::stod(whole[at]), 1e-3);
+  }
+}
+
+TEST_F(RunTest, StopEndsARunInOrderAndResumeGoesOn) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(5));
+  const Finished stop = c().remesh({"stop", c().run_dir()});
+  EXPECT_EQ(stop.exit.code, 0) << stop.output;
+  expect_exit(c().run(), 0);
+  EXPECT_EQ(c().events_named("job_stopped").size(), 1U);
+  const int64_t at = c().last_step();
+  expect_sequence(at);
+  EXPECT_TRUE(c().status().is_null());
+  c().start_run(1,
+                {"--resume", "--set", "train.steps=" + std::to_string(at + 5)});
+  expect_exit(c().run(), 0);
+  expect_sequence(at + 5);
+}
+
+TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(5));
+  const Finished f = c().remesh({"checkpoint", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  const size_t at = f.output.find(c().run_dir());
+  ASSERT_NE(at, std::string::npos) << f.output;
+  const std::string path = f.output.substr(at, f.output.find('\n', at) - at);
+  const Finished verify = c().remesh({"ckpt", "verify", path});
+  EXPECT_EQ(verify.exit.code, 0) << verify.output;
+  const int64_t step = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(step + 3));  // it goes on
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(3));
+  // One rank stands, so that saving cannot end.
+  const auto pids = c().rank_pids(2);
+  ASSERT_EQ(pids.size(), 2U);
+  kill(pids.at(1), SIGSTOP);
+  c().run().kill(SIGINT);
+  testing::sleep_ms(500);
+  EXPECT_TRUE(c().run().running());
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130, 10'000);
+}
+
+TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(3));
+  ASSERT_EQ(c().rank_pids(2).size(), 2U);
+  const Json s = c().status();
+  ASSERT_TRUE(s.is_object());
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  EXPECT_EQ(s["coordinator"]["host"], host);
+  std::vector<int> pids = {s["coordinator"]["pid"]};
+  for (const Json& w : s["workers"]) {
+    EXPECT_EQ(w["host"], host);
+    pids.push_back(w["pid"]);
+    for (const Json& r : w["ranks"]) {
+      EXPECT_EQ(r["host"], host);
+      pids.push_back(r["pid"]);
+    }
+  }
+  EXPECT_EQ(pids.size(), 5U);
+  for (const int pid : pids)
+    EXPECT_NE(testing::process_state(pid), "") << "pid " << pid;
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+TEST_F(RunTest, ABadJobFileIsUsage) {
+  make({{"train.stepz", "5"}});
+  c().start_run(1);
+  expect_exit(c().run(), 2);
+  EXPECT_NE(c().run().output().find("train.steps"), std::string::npos)
+      << c().run().output();
+}
+
+}  // namespace
+}  // namespace remesh::e2e

@@ -1,0 +1,313 @@
+#include "tests/testing/cluster.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <filesystem>
+#include <utility>
+
+#include "proto/base/check.h"
+#include "tests/testing/leftovers.h"
+
+namespace remesh::testing {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr const char* kMark = "REMESH_TEST_FOLDER";
+constexpr int64_t kListenMs = 20'000;
+
+// A small language: words by a linear congruential sequence, so that there is
+// something to learn and nothing to ship.
+std::string made_up_text() {
+  constexpr std::array kWords = {"the",  "whale", "sea",   "ship", "captain",
+                                 "said", "and",   "of",    "a",    "to",
+                                 "in",   "old",   "white", "boat", "men"};
+  std::string out;
+  uint64_t x = 1;
+  for (int document = 0; document < 60; ++document) {
+    for (int i = 0; i < 700; ++i) {
+      x = x * 6364136223846793005ULL + 1442695040888963407ULL;
+      out += kWords[(x >> 33) % kWords.size()];
+      out += i % 12 == 11 ? ".\n" : " ";
+    }
+    out += "\n<|endoftext|>\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string program(const std::string& name) {
+  if (const char* bin = std::getenv("REMESH_BIN"); bin != nullptr)
+    return std::string(bin) + "/" + name;
+  std::error_code ignored;
+  const fs::path self = fs::read_symlink("/proc/self/exe", ignored);
+  return (self.parent_path() / name).string();
+}
+
+TinyData::TinyData() : path_(dir_.path() + "/data") {
+  write_whole(dir_.path() + "/text.txt", made_up_text());
+  const Finished f =
+      run_program({program("remesh"), "data", "prepare", "--input",
+                   dir_.path() + "/text.txt", "--out", path_});
+  CHECK(f.exit.code == 0);
+}
+
+std::string tiny_job(const std::string& data_path, const Settings& more) {
+  Settings all = {{"job.name", "\"tiny\""},
+                  {"model.dim", "64"},
+                  {"model.n_layers", "2"},
+                  {"model.n_heads", "4"},
+                  {"model.n_kv_heads", "2"},
+                  {"model.hidden_dim", "128"},
+                  {"data.path", "\"" + data_path + "\""},
+                  {"train.steps", "60"},
+                  {"train.seq_len", "64"},
+                  {"train.global_batch_size", "30"},
+                  {"train.local_batch_size", "2"},
+                  {"train.dtype", "\"fp32\""},
+                  {"train.threads", "1"},
+                  {"train.eval_sequences", "0"},
+                  {"schedule.total_steps", "1000"},
+                  {"elastic.join_window_ms", "200"},
+                  {"elastic.dead_after_ms", "1500"},
+                  {"checkpoint.interval", "10"}};
+  for (const auto& [key, value] : more) all[key] = value;
+  std::string text;
+  std::string section;
+  for (const auto& [key, value] : all) {  // sorted: a section is in one piece
+    const size_t dot = key.find('.');
+    if (key.substr(0, dot) != section) {
+      section = key.substr(0, dot);
+      text += "[" + section + "]\n";
+    }
+    text += key.substr(dot + 1) + " = " + value + "\n";
+  }
+  return text;
+}
+
+Cluster::Cluster(const std::string& data_path, const Settings& job)
+    : before_(temporary_entries()) {
+  write_whole(job_file(), tiny_job(data_path, job));
+}
+
+Cluster::~Cluster() {
+  run_.reset();
+  workers_.clear();
+  former_.clear();
+  coordinator_.reset();
+  for (const Seen& p : processes_with(dir_.path())) kill(p.pid, SIGKILL);
+  wait_until([&] { return processes_with(dir_.path()).empty(); }, 5000);
+}
+
+std::vector<std::pair<std::string, std::string>> Cluster::environment() const {
+  return {{kMark, dir_.path()}};
+}
+
+Process& Cluster::start_run(int local_workers,
+                            const std::vector<std::string>& more) {
+  std::vector<std::string> argv = {program("remesh"), "run", job_file(),
+                                   "--run-dir", run_dir()};
+  if (local_workers > 0)
+    argv.insert(argv.end(), {"--local", std::to_string(local_workers)});
+  argv.insert(argv.end(), more.begin(), more.end());
+  if (run_) former_.push_back(std::move(run_));
+  run_ = std::make_unique<Process>(
+      ProcessOptions{argv, folder() + "/run.out", environment()});
+  return *run_;
+}
+
+Process& Cluster::start_coordinator(const std::vector<std::string>& more,
+                                    const std::vector<std::string>& prefix) {
+  std::vector<std::string> argv = prefix;
+  argv.insert(argv.end(), {program("remesh-coordinator"), job_file(),
+                           "--run-dir", run_dir()});
+  argv.insert(argv.end(), more.begin(), more.end());
+  if (coordinator_) former_.push_back(std::move(coordinator_));
+  coordinator_ = std::make_unique<Process>(
+      ProcessOptions{argv, folder() + "/coordinator.out", environment()});
+  const std::string mine = fmt::format("pid={}", coordinator_->pid());
+  wait_until(
+      [&] {
+        return !coordinator_->running() ||
+               read_whole(run_dir() + "/coordinator.addr").find(mine) !=
+                   std::string::npos;
+      },
+      kListenMs);
+  note_port();
+  return *coordinator_;
+}
+
+Process& Cluster::start_worker(const WorkerStart& start) {
+  std::vector<std::string> argv = start.prefix;
+  argv.insert(argv.end(), {program("remesh-worker"), "--connect",
+                           start.connect.empty() ? run_dir() : start.connect,
+                           "--slots", std::to_string(start.slots), "--name",
+                           start.name, "--scratch", scratch()});
+  argv.insert(argv.end(), start.more.begin(), start.more.end());
+  std::unique_ptr<Process>& slot = workers_[start.name];
+  if (slot) former_.push_back(std::move(slot));
+  slot = std::make_unique<Process>(ProcessOptions{
+      argv, folder() + "/worker-" + start.name + ".out", environment()});
+  return *slot;
+}
+
+Finished Cluster::remesh(const std::vector<std::string>& args,
+                         int64_t timeout_ms) {
+  std::vector<std::string> argv = {program("remesh")};
+  argv.insert(argv.end(), args.begin(), args.end());
+  return run_program(argv, timeout_ms, environment());
+}
+
+void Cluster::note_port() {
+  const std::string text = read_whole(run_dir() + "/coordinator.addr");
+  const std::string address = text.substr(0, text.find('\n'));
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return;
+  const int port = std::atoi(address.c_str() + colon + 1);
+  if (port > 0 && (ports_.empty() || ports_.back() != port))
+    ports_.push_back(port);
+}
+
+// ---------------------------------------------------------------- the files
+
+std::vector<Json> Cluster::metrics() const {
+  return read_json_lines(run_dir() + "/metrics.jsonl");
+}
+
+std::vector<std::string> Cluster::metric_lines() const {
+  return split_lines(read_whole(run_dir() + "/metrics.jsonl"));
+}
+
+std::vector<Json> Cluster::events() const {
+  return read_json_lines(run_dir() + "/events.jsonl");
+}
+
+int64_t Cluster::last_step() const {
+  const auto m = metrics();
+  return m.empty() ? 0 : m.back().value("step", int64_t{0});
+}
+
+std::vector<Json> Cluster::events_named(const std::string& name) const {
+  std::vector<Json> out;
+  for (const Json& e : events())
+    if (e.value("event", "") == name) out.push_back(e);
+  return out;
+}
+
+Json Cluster::status() {
+  note_port();
+  const Finished f = remesh({"status", run_dir(), "--json"}, 5000);
+  if (f.exit.code != 0) return nullptr;
+  const Json j = Json::parse(f.output, nullptr, /*allow_exceptions=*/false);
+  return j.is_object() ? j : Json(nullptr);
+}
+
+// ------------------------------------------------------------------ waiting
+
+bool Cluster::wait_for_step(int64_t step, int64_t timeout_ms) {
+  return wait_until([&] { return last_step() >= step; }, timeout_ms);
+}
+
+bool Cluster::wait_for_event(const std::string& name, size_t count,
+                             int64_t timeout_ms) {
+  return wait_until([&] { return events_named(name).size() >= count; },
+                    timeout_ms);
+}
+
+bool Cluster::wait_for_dp(int64_t dp, int64_t after, int64_t timeout_ms) {
+  return wait_until(
+      [&] {
+        const auto m = metrics();
+        return !m.empty() && m.back().value("step", int64_t{0}) > after &&
+               m.back()["mesh"].value("dp", int64_t{0}) == dp;
+      },
+      timeout_ms);
+}
+
+Json Cluster::wait_for_status(const std::function<bool(const Json&)>& holds,
+                              int64_t timeout_ms) {
+  Json found;
+  wait_until(
+      [&] {
+        const Json s = status();
+        if (s.is_object() && holds(s)) found = s;
+        return !found.is_null();
+      },
+      timeout_ms);
+  return found;
+}
+
+std::map<int, pid_t> Cluster::rank_pids(size_t ranks, int64_t timeout_ms) {
+  std::map<int, pid_t> pids;
+  wait_for_status(
+      [&](const Json& s) {
+        pids.clear();
+        for (const Json& w : s["workers"])
+          for (const Json& r : w["ranks"])
+            if (!r.value("exited", false) && r.value("pid", 0) > 0)
+              pids[r.value("rank", -1)] = r.value("pid", 0);
+        return pids.size() == ranks && s.value("state", "") == "running";
+      },
+      timeout_ms);
+  return pids;
+}
+
+// ---------------------------------------------------------------- afterwards
+
+std::vector<std::string> Cluster::leftovers() {
+  std::vector<std::string> out;
+  // What has just been told to go may need a moment.
+  wait_until(
+      [&] {
+        out.clear();
+        for (const Seen& p : processes_with(dir_.path()))
+          out.push_back(fmt::format("process {}: {}", p.pid, p.command));
+        std::vector<std::string> names;
+        for (const Json& e : events_named("worker_joined"))
+          names.push_back(e.value("worker", ""));
+        for (std::string& s : worker_leftovers(scratch(), names))
+          out.push_back(std::move(s));
+        for (std::string& s : temporary_leftovers(before_))
+          out.push_back(std::move(s));
+        for (const int port : ports_)
+          if (listens(port))
+            out.push_back(fmt::format("somebody listens on port {}", port));
+        return out.empty();
+      },
+      3000);
+  return out;
+}
+
+std::string Cluster::describe() const {
+  std::string out = "\n--- events\n";
+  out += tail(read_whole(run_dir() + "/events.jsonl"), 25);
+  out += "--- metrics\n" + tail(read_whole(run_dir() + "/metrics.jsonl"), 2);
+  std::error_code ignored;
+  for (const auto& e : fs::directory_iterator(folder(), ignored))
+    if (e.path().extension() == ".out")
+      out += "--- " + e.path().filename().string() + "\n" +
+             tail(read_whole(e.path().string()), 6);
+  for (const auto& e : fs::directory_iterator(run_dir() + "/logs", ignored))
+    if (e.is_regular_file(ignored))
+      out += "--- " + e.path().filename().string() + "\n" +
+             tail(read_whole(e.path().string()), 6);
+  return out;
+}
+
+std::string sequence_error(const std::vector<Json>& metrics) {
+  int64_t expected = 1;
+  for (const Json& m : metrics) {
+    const int64_t step = m.value("step", int64_t{-1});
+    if (step != expected)
+      return fmt::format("step {} stands where {} belongs", step, expected);
+    ++expected;
+  }
+  return "";
+}
+
+}  // namespace remesh::testing

@@ -1,0 +1,36 @@
+// Files of tests: temporary folders and the lines of a run's records.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace remesh::testing {
+
+using Json = nlohmann::json;
+
+// A new folder /tmp/remesh-test-XXXXXX, removed with all in it at the end.
+class TempDir {
+ public:
+  TempDir();
+  ~TempDir();
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// "" when it cannot be read.
+std::string read_whole(const std::string& path);
+void write_whole(const std::string& path, const std::string& text);
+// The whole lines of a .jsonl file; a torn last one is left out.
+std::vector<Json> read_json_lines(const std::string& path);
+// The text of `key`'s value in a line of JSON, as written.
+std::string raw_value(const std::string& line, const std::string& key);
+std::vector<std::string> split_lines(const std::string& text);
+// The last `count` lines.
+std::string tail(const std::string& text, size_t count);
+
+}  // namespace remesh::testing

@@ -1,0 +1,85 @@
+#include "tests/testing/leftovers.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <sstream>
+
+#include "proto/base/rng.h"
+#include "tests/testing/files.h"
+
+namespace remesh::testing {
+namespace fs = std::filesystem;
+namespace {
+
+bool held_by_the_living(const std::string& lock) {
+  const int fd = open(lock.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool held = flock(fd, LOCK_EX | LOCK_NB) != 0;
+  close(fd);
+  return held;
+}
+
+}  // namespace
+
+std::vector<std::string> temporary_entries() {
+  std::vector<std::string> out;
+  std::error_code ignored;
+  for (const char* folder : {"/tmp", "/dev/shm"})
+    for (const auto& e : fs::directory_iterator(folder, ignored)) {
+      const std::string name = e.path().filename().string();
+      for (const char* prefix :
+           {"ompi", "openmpi", "pmix", "PMIx", "vader", "sm_segment", "prte"})
+        if (name.starts_with(prefix)) out.push_back(e.path().string());
+    }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::vector<std::string> temporary_leftovers(
+    const std::vector<std::string>& before) {
+  std::vector<std::string> out;
+  for (const std::string& e : temporary_entries())
+    if (!std::binary_search(before.begin(), before.end(), e)) out.push_back(e);
+  return out;
+}
+
+std::vector<std::string> worker_leftovers(
+    const std::string& scratch, const std::vector<std::string>& names) {
+  std::vector<std::string> out;
+  std::error_code ignored;
+  const std::string common = fmt::format("/tmp/remesh-{}", geteuid());
+  for (const std::string& root : {scratch, common})
+    for (const std::string& name : names) {
+      const std::string folder = root + "/" + name;
+      if (held_by_the_living(folder + "/lock")) continue;
+      // As worker/agent/shell/scratch.h names it.
+      const std::string shared =
+          fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
+      for (const std::string& path : {folder, shared})
+        if (fs::exists(path, ignored)) out.push_back(path);
+    }
+  return out;
+}
+
+bool listens(int port) {
+  constexpr const char* kListen = "0A";
+  const std::string wanted = fmt::format(":{:04X}", port);
+  for (const char* file : {"/proc/net/tcp", "/proc/net/tcp6"})
+    for (const std::string& line : split_lines(read_whole(file))) {
+      std::istringstream in(line);
+      std::string number;
+      std::string local;
+      std::string remote;
+      std::string state;
+      in >> number >> local >> remote >> state;
+      if (state == kListen && local.ends_with(wanted)) return true;
+    }
+  return false;
+}
+
+}  // namespace remesh::testing

@@ -1,0 +1,180 @@
+#include "tests/testing/process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+#include "tests/testing/files.h"
+
+extern char** environ;
+
+namespace remesh::testing {
+namespace {
+
+constexpr int kPollMs = 5;
+constexpr int kExecFailed = 127;
+
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> out;
+  for (const std::string& t : texts)
+    out.push_back(const_cast<char*>(t.c_str()));
+  out.push_back(nullptr);
+  return out;
+}
+
+std::vector<std::string> environment_with(
+    const std::vector<std::pair<std::string, std::string>>& more) {
+  std::vector<std::string> out;
+  for (char** e = environ; *e != nullptr; ++e) {
+    const std::string text = *e;
+    const auto same = [&](const auto& m) {
+      return text.starts_with(m.first + "=");
+    };
+    if (std::none_of(more.begin(), more.end(), same)) out.push_back(text);
+  }
+  for (const auto& [key, value] : more) out.push_back(key + "=" + value);
+  return out;
+}
+
+// In the child: only what is async-signal-safe.
+[[noreturn]] void become(char* const* argv, char* const* env, int in_fd,
+                         int out_fd, pid_t parent) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(kExecFailed);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  dup2(in_fd, STDIN_FILENO);
+  dup2(out_fd, STDOUT_FILENO);
+  dup2(out_fd, STDERR_FILENO);
+  execvpe(argv[0], argv, env);
+  _exit(kExecFailed);
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string stat = read_whole("/proc/" + std::to_string(pid) + "/stat");
+  const size_t end = stat.rfind(')');  // a name may hold anything
+  if (end == std::string::npos || end + 4 >= stat.size()) return 0;
+  return static_cast<pid_t>(std::atoi(stat.c_str() + end + 4));
+}
+
+}  // namespace
+
+Process::Process(ProcessOptions options) : options_(std::move(options)) {
+  const std::vector<std::string> env = environment_with(options_.env);
+  const auto argv = pointers(options_.argv);
+  const auto envp = pointers(env);
+  const int in_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int out_fd =
+      options_.output.empty()
+          ? open("/dev/null", O_WRONLY | O_CLOEXEC)
+          : open(options_.output.c_str(),
+                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  CHECK(in_fd >= 0 && out_fd >= 0);
+  const pid_t parent = getpid();
+  pid_ = fork();
+  if (pid_ == 0) become(argv.data(), envp.data(), in_fd, out_fd, parent);
+  CHECK(pid_ > 0);
+  close(in_fd);
+  close(out_fd);
+}
+
+Process::~Process() {
+  if (!running()) return;
+  ::kill(pid_, SIGCONT);
+  ::kill(pid_, SIGKILL);
+  wait_ms(10'000);
+}
+
+bool Process::running() {
+  if (ended_) return false;
+  int status = 0;
+  const pid_t pid = waitpid(pid_, &status, WNOHANG);
+  if (pid == 0) return true;
+  ended_ = true;
+  if (pid == pid_ && WIFSIGNALED(status)) exit_.signal = WTERMSIG(status);
+  if (pid == pid_ && WIFEXITED(status)) exit_.code = WEXITSTATUS(status);
+  return false;
+}
+
+void Process::kill(int signal) {
+  if (!ended_) ::kill(pid_, signal);
+}
+
+bool Process::wait_ms(int64_t timeout_ms) {
+  return wait_until([this] { return !running(); }, timeout_ms);
+}
+
+std::string Process::output() const { return read_whole(options_.output); }
+
+Finished run_program(
+    const std::vector<std::string>& argv, int64_t timeout_ms,
+    const std::vector<std::pair<std::string, std::string>>& env) {
+  const TempDir dir;
+  Process p({.argv = argv, .output = dir.path() + "/out", .env = env});
+  if (!p.wait_ms(timeout_ms)) {
+    p.kill(SIGKILL);
+    p.wait_ms(timeout_ms);
+  }
+  return {p.exit(), p.output()};
+}
+
+void sleep_ms(int64_t ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+bool wait_until(const std::function<bool()>& done, int64_t timeout_ms) {
+  const int64_t end = monotonic_ms() + timeout_ms;
+  while (!done()) {
+    if (monotonic_ms() >= end) return done();
+    sleep_ms(kPollMs);
+  }
+  return true;
+}
+
+std::vector<Seen> processes_with(const std::string& text) {
+  std::set<pid_t> own;
+  for (pid_t p = getpid(); p > 0; p = parent_of(p)) own.insert(p);
+  std::vector<Seen> out;
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename().string();
+    pid_t pid = 0;
+    const auto parsed =
+        std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc() || own.contains(pid)) continue;
+    const std::string folder = entry.path().string();
+    std::string command = read_whole(folder + "/cmdline");
+    if (command.find(text) == std::string::npos &&
+        read_whole(folder + "/environ").find(text) == std::string::npos)
+      continue;
+    if (process_state(pid) == "Z") continue;
+    std::replace(command.begin(), command.end(), '\0', ' ');
+    out.push_back({pid, parent_of(pid), command});
+  }
+  return out;
+}
+
+std::string process_state(pid_t pid) {
+  const std::string stat = read_whole("/proc/" + std::to_string(pid) + "/stat");
+  const size_t end = stat.rfind(')');
+  if (end == std::string::npos || end + 2 >= stat.size()) return "";
+  return stat.substr(end + 2, 1);
+}
+
+}  // namespace remesh::testing

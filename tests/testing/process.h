@@ -1,0 +1,82 @@
+// Child processes of tests and benchmarks, and what can be seen of any process.
+//
+// A child is the leader of its own process group, so that a signal sent to it
+// reaches nobody else, and dies with the test (parent-death signal), so that
+// an aborted test leaves nothing running.
+//
+// Threads: children must be started by a thread that outlives them, which is
+// in practice the main one.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace remesh::testing {
+
+struct Exit {
+  int code = -1;   // when it exited by itself
+  int signal = 0;  // else what ended it
+};
+
+struct ProcessOptions {
+  std::vector<std::string> argv;  // argv[0]: looked for in PATH without '/'
+  std::string output;             // file, appended to; "": /dev/null
+  // Added to the own environment.
+  std::vector<std::pair<std::string, std::string>> env;
+};
+
+class Process {
+ public:
+  // Aborts the test program when it cannot be started.
+  explicit Process(ProcessOptions options);
+  ~Process();  // SIGKILL, and reaps
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+  bool running();
+  void kill(int signal);
+  // False when it still runs after that long.
+  bool wait_ms(int64_t timeout_ms);
+  // REQUIRES: it has ended.
+  const Exit& exit() const { return exit_; }
+  const std::string& output_path() const { return options_.output; }
+  std::string output() const;
+
+ private:
+  ProcessOptions options_;
+  pid_t pid_ = -1;
+  bool ended_ = false;
+  Exit exit_;
+};
+
+struct Finished {
+  Exit exit;
+  std::string output;  // stdout and stderr
+};
+// Runs a program to its end; SIGKILL after the time.
+Finished run_program(
+    const std::vector<std::string>& argv, int64_t timeout_ms = 20'000,
+    const std::vector<std::pair<std::string, std::string>>& env = {});
+
+// Polls every few milliseconds; false when the time is over.
+bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
+void sleep_ms(int64_t ms);
+
+// All processes whose command line or environment holds the text, but for
+// this one and its forebears.
+struct Seen {
+  pid_t pid = 0;
+  pid_t parent = 0;
+  std::string command;  // as in /proc/PID/cmdline, with blanks
+};
+std::vector<Seen> processes_with(const std::string& text);
+// The kernel's letter: "R", "S", "T" stopped, "Z"; "" when there is none.
+std::string process_state(pid_t pid);
+
+}  // namespace remesh::testing
