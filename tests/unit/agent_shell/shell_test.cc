@@ -263,6 +263,10 @@ TEST(RankEnv, OtherLaunchersLeaveNoTrace) {
     EXPECT_TRUE(keys.insert(e.substr(0, e.find('='))).second) << e;
   }
   EXPECT_FALSE(keys.contains("OMPI_MCA_mpi_yield_when_idle"));
+  EXPECT_FALSE(keys.contains("OMP_WAIT_POLICY"));
+  s.sleep_when_idle = true;
+  EXPECT_TRUE(has(rank_environment({"OMP_WAIT_POLICY=active"}, {}, s),
+                  "OMP_WAIT_POLICY=passive"));
 }
 
 pb::Assignment two_workers(const std::string& host_a,
@@ -283,10 +287,10 @@ pb::Assignment two_workers(const std::string& host_a,
 }
 
 TEST(RankEnv, PlacementFollowsTheAssignment) {
-  auto p = place(two_workers("h", "h"), "b", 8);
+  auto p = place(two_workers("h", "h"), "b");
   ASSERT_TRUE(p.ok());
   EXPECT_TRUE(p->one_host);  // the spare has no ranks
-  EXPECT_FALSE(p->crowded);
+  EXPECT_EQ(p->wanted_cores, 6);
   ASSERT_EQ(p->local.size(), 2u);
   EXPECT_EQ(p->local[1].rank, 1);
   EXPECT_EQ(p->local[1].threads, 2);
@@ -294,24 +298,23 @@ TEST(RankEnv, PlacementFollowsTheAssignment) {
   EXPECT_EQ(p->nodes[0].first, "a");
   EXPECT_EQ(p->nodes[0].second, std::vector<int>{2});
   EXPECT_EQ(p->nodes[1].second, (std::vector<int>{0, 1}));
-  EXPECT_TRUE(place(two_workers("h", "h"), "b", 6)->crowded);
-  EXPECT_FALSE(place(two_workers("h", "i"), "b", 5)->crowded);
-  EXPECT_FALSE(place(two_workers("h", "i"), "b", 8)->one_host);
-  EXPECT_TRUE(place(two_workers("h", "i"), "spare", 8)->local.empty());
+  EXPECT_EQ(place(two_workers("h", "i"), "b")->wanted_cores, 4);
+  EXPECT_FALSE(place(two_workers("h", "i"), "b")->one_host);
+  EXPECT_TRUE(place(two_workers("h", "i"), "spare")->local.empty());
 }
 
 TEST(RankEnv, SenselessAssignmentsAreNamed) {
   auto a = two_workers("h", "h");
   a.mutable_ranks(1)->set_rank(0);
-  EXPECT_FALSE(place(a, "a", 1).ok());
+  EXPECT_FALSE(place(a, "a").ok());
   a.mutable_ranks(1)->set_rank(-1);
-  EXPECT_FALSE(place(a, "a", 1).ok());
+  EXPECT_FALSE(place(a, "a").ok());
   a.mutable_ranks(1)->set_rank(3);
-  EXPECT_FALSE(place(a, "a", 1).ok());
+  EXPECT_FALSE(place(a, "a").ok());
   a.mutable_ranks(1)->set_rank(1);
-  EXPECT_TRUE(place(a, "a", 1).ok());
+  EXPECT_TRUE(place(a, "a").ok());
   a.mutable_ranks(1)->set_worker("x");
-  EXPECT_NE(place(a, "a", 1).status().message().find("'x'"), std::string::npos);
+  EXPECT_NE(place(a, "a").status().message().find("'x'"), std::string::npos);
 }
 
 TEST(RankEnv, NetworkTowardsLoopbackIsNone) {

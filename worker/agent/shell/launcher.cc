@@ -128,7 +128,7 @@ void Launcher::spawn(const pb::Assignment& assignment) {
 Status Launcher::start_generation(const pb::Assignment& assignment,
                                   int* failed) {
   ASSIGN_OR_RETURN(const Placement placement,
-                   place(assignment, options_.worker, options_.cores));
+                   place(assignment, options_.worker));
   if (placement.local.empty())
     return invalid_argument(fmt::format("generation {} has no rank for '{}'",
                                         generation_, options_.worker));
@@ -149,17 +149,18 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   space_ = space.name;
   for (const Placement::Local& l : placement.local) {
     *failed = l.rank;
-    RETURN_IF_ERROR(start_rank(assignment, l.rank, l.threads,
-                               placement.one_host, placement.crowded, folders,
-                               log_folder));
+    RETURN_IF_ERROR(start_rank(assignment, l, placement, folders, log_folder));
   }
   return ok_status();
 }
 
-Status Launcher::start_rank(const pb::Assignment& assignment, int rank,
-                            int threads, bool one_host, bool crowded,
+Status Launcher::start_rank(const pb::Assignment& assignment,
+                            const Placement::Local& local,
+                            const Placement& placement,
                             const Scratch::Generation& folders,
                             const std::string& log_folder) {
+  const int rank = local.rank;
+  const int threads = local.threads;
   Rank r;
   r.rank = rank;
   r.logs = rank_log_paths(log_folder, rank);
@@ -177,8 +178,9 @@ Status Launcher::start_rank(const pb::Assignment& assignment, int rank,
                    pmix_->register_rank(space_, rank));
   MpiSettings settings;
   settings.shared_folder = folders.shared;
-  settings.tcp_interfaces = one_host ? "lo" : options_.tcp_interfaces;
-  settings.yield_when_idle = crowded;
+  settings.tcp_interfaces = placement.one_host ? "lo" : options_.tcp_interfaces;
+  settings.yield_when_idle = placement.wanted_cores >= options_.cores;
+  settings.sleep_when_idle = placement.wanted_cores > options_.cores;
   settings.cma = cma_;
   settings.threads = threads;
   ChildOptions child;

@@ -22,6 +22,7 @@
 #include "proto/wire/loop.h"
 #include "worker/agent/core/agent.h"
 #include "worker/agent/shell/pmix_daemon.h"
+#include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/rank_logs.h"
 #include "worker/agent/shell/scratch.h"
 #include "worker/board/board.h"
@@ -93,8 +94,8 @@ class Launcher {
            Sink sink);
   // `failed` is set to the rank it concerns.
   Status start_generation(const pb::Assignment& assignment, int* failed);
-  Status start_rank(const pb::Assignment& assignment, int rank, int threads,
-                    bool one_host, bool crowded,
+  Status start_rank(const pb::Assignment& assignment,
+                    const Placement::Local& local, const Placement& placement,
                     const Scratch::Generation& folders,
                     const std::string& log_folder);
   void on_pmix();

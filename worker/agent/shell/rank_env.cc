@@ -68,7 +68,7 @@ bool source_address(const std::string& host, const std::string& port,
 }  // namespace
 
 Result<Placement> place(const pb::Assignment& assignment,
-                        const std::string& worker, int cores) {
+                        const std::string& worker) {
   const auto hosts = hosts_of(assignment);
   const std::string what =
       fmt::format("generation {}", assignment.generation());
@@ -76,7 +76,6 @@ Result<Placement> place(const pb::Assignment& assignment,
   std::vector<bool> seen(static_cast<size_t>(assignment.ranks_size()), false);
   Placement out;
   std::string first_host;
-  int64_t wanted = 0;
   const auto own = hosts.find(worker);
   for (const pb::RankPlace& p : assignment.ranks()) {
     const auto host = hosts.find(p.worker());
@@ -94,10 +93,9 @@ Result<Placement> place(const pb::Assignment& assignment,
     if (first_host.empty()) first_host = host->second;
     out.one_host &= host->second == first_host;
     if (own != hosts.end() && host->second == own->second)
-      wanted += std::max(1, p.threads());
+      out.wanted_cores += std::max(1, p.threads());
     if (p.worker() == worker) out.local.push_back({p.rank(), p.threads()});
   }
-  out.crowded = wanted >= cores;
   std::sort(out.local.begin(), out.local.end(),
             [](const auto& a, const auto& b) { return a.rank < b.rank; });
   for (const std::string& w : assignment.workers()) {
@@ -132,6 +130,8 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,podman0");
   }
   if (settings.yield_when_idle) put(env, "OMPI_MCA_mpi_yield_when_idle=1");
+  // A spinning thread would take the core from one that works.
+  if (settings.sleep_when_idle) put(env, "OMP_WAIT_POLICY=passive");
   if (settings.threads > 0)
     put(env, fmt::format("OMP_NUM_THREADS={}", settings.threads));
   return env;

@@ -22,19 +22,21 @@ struct Placement {
   // Workers that have ranks, in the assignment's order, and their ranks.
   std::vector<std::pair<std::string, std::vector<int>>> nodes;
   bool one_host = true;  // all ranks are on one host
-  bool crowded = false;  // the ranks of this host want all its cores or more
+  // Cores that the ranks of this worker's host want together.
+  int64_t wanted_cores = 0;
 };
 // Fails, naming it, on an assignment that makes no sense: a rank missing or
 // twice, an unknown worker.
 Result<Placement> place(const pb::Assignment& assignment,
-                        const std::string& worker, int cores);
+                        const std::string& worker);
 
 struct MpiSettings {
   std::string shared_folder;  // MPI's shared-memory files
   // Interfaces or CIDRs for TCP, comma-separated; "" lets Open MPI choose
   // among all but loopback and container bridges.
   std::string tcp_interfaces;
-  bool yield_when_idle = false;
+  bool yield_when_idle = false;  // in MPI calls that wait
+  bool sleep_when_idle = false;  // OpenMP threads between parallel regions
   bool cma = true;  // the kernel lets processes copy each other's memory
   int threads = 0;  // of the rank; 0: not said
 };
