@@ -208,8 +208,10 @@ class RunJob {
       say("killing everything", Tone::kBad);
       enter(Stage::kHurry);
       children_.signal(kCoordinator, SIGKILL);
-      signal_workers(SIGTERM);  // a second one makes them kill at once
+      // Asked twice, they kill at once. Two signals, because the kernel makes
+      // one of two equal ones that are pending.
       signal_workers(SIGTERM);
+      signal_workers(SIGINT);
       return;
     }
     loop_.stop(kExitInterrupted);
