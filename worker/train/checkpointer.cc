@@ -15,6 +15,10 @@ namespace {
 // take before this rank stops saying that it moves.
 constexpr int64_t kQuietLimitMs = 600'000;
 
+// Steps whose metrics a checkpoint carries: enough for what may be finished
+// while the coordinator cannot hear of it.
+constexpr size_t kKeptMetrics = 1000;
+
 }  // namespace
 
 Checkpointer::Checkpointer(CheckpointerOptions options,
@@ -36,7 +40,9 @@ Checkpointer::Checkpointer(CheckpointerOptions options,
 Checkpointer::~Checkpointer() = default;
 
 void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
-  if (world_.rank() == 0) recent_.push_back(metrics);
+  if (world_.rank() != 0) return;
+  recent_.push_back(metrics);
+  if (recent_.size() > kKeptMetrics) recent_.pop_front();
 }
 
 Facts Checkpointer::facts() const {
@@ -159,7 +165,8 @@ pb::Manifest Checkpointer::manifest_of(int64_t step) const {
                (step - options_.first_step) * options_.tokens_per_step);
   m.set_sequences(step * options_.sequences_per_step);
   m.set_time(unix_seconds());
-  for (const pb::StepMetrics& r : recent_) *m.add_recent() = r;
+  for (const pb::StepMetrics& r : recent_)
+    if (r.step() <= step) *m.add_recent() = r;
   return m;
 }
 
@@ -173,8 +180,6 @@ void Checkpointer::report_failure(int64_t step, const Status& status) {
 
 void Checkpointer::note_end(int64_t step, bool counts) {
   if (!counts) return;
-  std::erase_if(recent_,
-                [&](const pb::StepMetrics& m) { return m.step() <= step; });
   board_.set_checkpoint_error("");
   board_.tick();
   log_.info("checkpoint_saved", {{"checkpoint", step}});

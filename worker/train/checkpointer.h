@@ -13,6 +13,7 @@
 // on.
 #pragma once
 
+#include <deque>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -89,7 +90,7 @@ class Checkpointer {
   std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
   const Share share_;
   SavePlan plan_;
-  std::vector<pb::StepMetrics> recent_;  // rank 0: since the last checkpoint
+  std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
   pb::Manifest manifest_;                // rank 0: of the save under way
   Status write_status_;                  // of this rank's shard
   FlatBuffer staged_[3];                 // weights, moments; made when needed
