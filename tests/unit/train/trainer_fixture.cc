@@ -112,7 +112,8 @@ bool RankProcess::ended() {
 int RankProcess::wait() {
   const int64_t until = monotonic_ms() + 60'000;
   while (!ended()) {
-    if (monotonic_ms() > until) {
+    if (code_ == 0 && monotonic_ms() > until) {
+      code_ = -1;  // said once
       ADD_FAILURE() << "the trainer did not end within a minute";
       kill_it();
     }
@@ -209,6 +210,10 @@ Ended TrainerTest::run(
     collect();
     if (watch) watch(board->snapshot(), *board, *rank);
     sleep_ms(1);
+  }
+  if (!rank->ended() && monotonic_ms() >= until) {
+    ADD_FAILURE() << "the trainer did not end within a minute";
+    rank->kill_it();
   }
   e.code = rank->wait();
   collect();
