@@ -257,7 +257,7 @@ TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
   for (int i = 0; i < 55; ++i) {
     world_->events.clear();
     // Some end in order, some in the middle of everything.
-    world_->launcher->spawn(assignment(1 + i % 2, "steps=1 nofinalize=1"));
+    world_->launcher->spawn(assignment(1 + i % 2, "steps=1"));
     if (i % 3 == 0) {
       clean_up();
     } else {

@@ -6,7 +6,6 @@
 //   step_ms=N      length of a step
 //   exit=RANK@STEP:CODE  that rank exits with CODE in that step
 //   abort=RANK@STEP      calls MPI_Abort
-//   nofinalize=1         leaves by exit without MPI_Finalize
 #include <mpi.h>
 #include <unistd.h>
 
@@ -104,8 +103,7 @@ int rank_main(int argc, char** argv) {
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   (*board)->set_checkpoint_step((monotonic_ns() - start) / 1000);  // init, us
   const int code = train(**board, spec);
-  if (word(spec.assignment().job().job().description(), "nofinalize").empty())
-    MPI_Finalize();
+  MPI_Finalize();
   (*board)->set_phase(board::Phase::kEnded);
   return code;
 }

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -271,6 +272,8 @@ Status ServerImpl::init(const PmixOptions& options) {
   node_ = options.node;
   event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
+  // PMIx writes to ranks that may just have died.
+  std::signal(SIGPIPE, SIG_IGN);
   // The default store of job data grows by 40 kB with each namespace.
   setenv("PMIX_MCA_gds", "hash", 1);
   // PMIx keeps pointers into it.

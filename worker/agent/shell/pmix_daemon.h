@@ -53,7 +53,7 @@ struct PmixUpcall {
 
 class PmixServer {
  public:
-  // Sets PMIX_MCA_gds in this process's environment.
+  // Sets PMIX_MCA_gds in this process's environment, and ignores SIGPIPE.
   static Result<std::unique_ptr<PmixServer>> start(const PmixOptions& options);
   virtual ~PmixServer() = default;
 

@@ -73,7 +73,6 @@ Status Worker::start() {
                      " (give its path with --trainer)");
   RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT, SIGHUP},
                                       [this](int s) { on_signal(s); }));
-  signal(SIGPIPE, SIG_IGN);
   RETURN_IF_ERROR(claim_name());
   RETURN_IF_ERROR(open_log());
   if (!scratch_->cleaned().empty())
