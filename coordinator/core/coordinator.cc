@@ -476,7 +476,7 @@ void Coordinator::send_directives() {
     m.directive_key = key;
     m.directive_ms = now_ms_;
     d.set_epoch(durable_.epoch());
-    d.set_seq(++m.directive_seq);
+    d.set_seq(++directive_seq_);
     d.set_worker(name);
     d.set_incarnation(m.report.incarnation());
     d.set_metrics_acked(last_finished_);

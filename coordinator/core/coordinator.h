@@ -146,7 +146,6 @@ class Coordinator {
     bool draining = false;
     bool reported = false;  // in this life of the coordinator
     std::string death;      // why it is not alive
-    uint64_t directive_seq = 0;
     int64_t directive_ms = -1;
     std::string directive_key;  // what the last one said, to spot a change
     std::map<int, Progress> progress;  // by rank
@@ -241,6 +240,10 @@ class Coordinator {
   // Relay of fences of the current generation: index -> worker -> blob.
   std::map<int64_t, std::map<std::string, std::string>> fences_;
 
+  // One row for all workers: one that was given up and comes back has heard
+  // the numbers before.
+  uint64_t directive_seq_ = 0;
+  int64_t adopted_generation_ = -1;  // begun in an earlier life
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;
   bool scanning_ = false;
