@@ -43,6 +43,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (terminal(durable_.phase())) {
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
   } else if (durable_.phase() != pb::Durable::WAITING) {
+    adopted_generation_ = durable_.generation();
     // Re-adopt: the participants are taken for alive until they had time to
     // find us again.
     for (const pb::Durable::Member& p : durable_.participants()) {
@@ -456,7 +457,9 @@ pb::Directive Coordinator::directive_for(const std::string& name,
     }
   }
   d.set_checkpoint_request(checkpoint_request_);
-  if (d.goal() == pb::Directive::RUN || d.goal() == pb::Directive::FINISH)
+  // Only what an earlier life was given is missing; the rest is under way.
+  if (durable_.generation() == adopted_generation_ &&
+      (d.goal() == pb::Directive::RUN || d.goal() == pb::Directive::FINISH))
     for (const auto& [index, in] : fences_)
       if (has_ranks(name) && !in.contains(name)) d.set_want_fences(true);
   return d;
