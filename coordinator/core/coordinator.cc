@@ -134,6 +134,11 @@ void Coordinator::handle(const ReportReceived& e) {
     l.set_worker(r.worker());
     emit(std::move(l));
   }
+  // What its ranks did while it was silent is not known, and its first words
+  // may be of before.
+  const int64_t gap = now_ms_ - m.heard_ms;
+  if (gap > silent_ms())
+    for (auto& [rank, p] : m.progress) p.since_ms += gap;
   for (const pb::RankStatus& s : r.ranks()) {
     Progress& p = m.progress[s.rank()];
     if (!m.reported || p.since_ms == 0 || p.value != s.progress() ||

@@ -205,6 +205,7 @@ class Coordinator {
   std::optional<Cause> find_hang() const;
   Cause settled_cause() const;
   int64_t hang_after_ms() const;
+  int64_t silent_ms() const;  // without a report: its ranks are not known
   void begin_abort(const Cause& cause);
   void end_generation();
   void account_failure();

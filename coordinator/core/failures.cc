@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kAutoHangMs = 10'000;      // least, once steps are made
 constexpr int64_t kStartHangMs = 120'000;    // before the first step
 constexpr int64_t kSetStartHangMs = 30'000;  // same, hang_after_s given
+constexpr int64_t kSilentReports = 5;
 constexpr int64_t kFirstBackoffMs = 250;
 constexpr int64_t kMaxBackoffMs = 30'000;
 
@@ -93,6 +94,10 @@ std::optional<Coordinator::Cause> Coordinator::find_loss() const {
   return std::nullopt;
 }
 
+int64_t Coordinator::silent_ms() const {
+  return kSilentReports * options_.job.elastic().report_every_ms();
+}
+
 int64_t Coordinator::hang_after_ms() const {
   const double set_s = options_.job.elastic().hang_after_s();
   if (set_s > 0) {
@@ -113,9 +118,12 @@ std::optional<Coordinator::Cause> Coordinator::find_hang() const {
   std::optional<Cause> culprit;
   std::tuple<bool, int64_t> best;
   for (const auto& [name, m] : members_) {
-    if (live_participant(name) == nullptr || !m.reported ||
-        m.report.generation() != durable_.generation())
-      continue;
+    if (live_participant(name) == nullptr) continue;
+    // A silent daemon may hide what the others wait for; it will be heard or
+    // taken for dead.
+    if (has_ranks(name) && (!m.reported || now_ms_ - m.heard_ms > silent_ms()))
+      return std::nullopt;
+    if (m.report.generation() != durable_.generation()) continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
       const auto it = m.progress.find(s.rank());
       if (s.exited() || it == m.progress.end()) continue;

@@ -208,6 +208,11 @@ int64_t Coordinator::min_committed() const {
 }
 
 void Coordinator::take_metrics() {
+  // Also steps that are computed again, or that an earlier life took, show
+  // that the generation has started well.
+  if (steps_in_generation_ == 0 &&
+      min_committed() > durable_.assignment().source().step())
+    steps_in_generation_ = 1;
   if (pending_metrics_.empty()) return;
   const int64_t committed = min_committed();
   while (!pending_metrics_.empty()) {
