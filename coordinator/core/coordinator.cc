@@ -30,6 +30,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   last_finished_ = options_.last_finished_step;
   last_metrics_ = options_.last_metrics;
   if (options_.restored) durable_ = *options_.restored;
+  // Where the journal is gone, the metrics still know.
+  if (last_metrics_)
+    durable_.set_generation(
+        std::max(durable_.generation(), last_metrics_->generation()));
   const bool restart = options_.restored.has_value();
   durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
   if (terminal(durable_.phase()) && options_.resume) {
@@ -149,15 +153,37 @@ void Coordinator::handle(const ReportReceived& e) {
   m.reported = true;
   m.heard_ms = now_ms_;
   m.lost_ms = -1;
-  if (r.generation() > durable_.generation()) {
-    // A journal was lost: numbers are never used twice.
-    durable_.set_generation(r.generation());
+  if (r.coordinator_epoch() > durable_.epoch()) {
+    // It follows a life that the journal does not know, and no older one.
+    durable_.set_epoch(r.coordinator_epoch() + 1);
     persist();
   }
+  if (r.generation() > durable_.generation()) skip_to(r);
   if (r.generation() == durable_.generation() &&
       participates(r.worker(), r.incarnation()))
     for (const pb::StepMetrics& s : r.metrics())
       if (s.step() > last_finished_) pending_metrics_.emplace(s.step(), s);
+}
+
+// A journal was lost: numbers are never used twice. A generation that was
+// planned meanwhile has a number that its workers may have had before, so it
+// ends.
+void Coordinator::skip_to(const pb::Report& r) {
+  pb::EventRecord e = event("journal_behind");
+  e.set_worker(r.worker());
+  e.set_detail(fmt::format("generation {} was used before: goes on above it",
+                           r.generation()));
+  emit(std::move(e));
+  durable_.set_generation(r.generation());
+  const pb::Durable::Phase phase = durable_.phase();
+  if (phase == pb::Durable::PREPARING || phase == pb::Durable::RUNNING ||
+      phase == pb::Durable::FINISHING)
+    begin_abort({.text = fmt::format("worker {} knows generation {}, which "
+                                     "the journal does not",
+                                     r.worker(), r.generation()),
+                 .failure = false});
+  else
+    persist();
 }
 
 void Coordinator::handle(const FenceReceived& e) {

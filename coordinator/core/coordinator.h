@@ -170,6 +170,7 @@ class Coordinator {
   void handle(const CommandReceived& e);
   void handle(const CheckpointsScanned& e);
 
+  void skip_to(const pb::Report& r);
   // Level-triggered part, run after every event.
   void reconcile();
   void notice_own_absence(int64_t now_ms);

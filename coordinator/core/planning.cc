@@ -146,6 +146,10 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     return terminate(pb::Durable::DONE, "");
   const auto dealt = deal();
   if (!dealt.ok()) return;  // too few workers now, or still
+  // Where a journal was lost, checkpoints may know of more generations.
+  for (const CheckpointInfo& c : scan.valid)
+    for (const pb::StepMetrics& m : c.recent)
+      durable_.set_generation(std::max(durable_.generation(), m.generation()));
   a.set_generation(durable_.generation() + 1);
   a.mutable_mesh()->set_dp(dealt->layout.dp);
   a.mutable_mesh()->set_pp(dealt->layout.pp);
