@@ -1,0 +1,406 @@
+// The commands that a scenario gives.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/text.h"
+#include "tests/scenario/scripted_cluster.h"
+
+namespace remesh::scenario {
+
+const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
+  using S = ScriptedCluster;
+  static const std::map<std::string, Verb> kVerbs = {
+      {"job",
+       {&S::job,
+        "job steps= interval= min_slots= max_slots= join_window_ms= "
+        "dead_after_ms= hang_after_s= max_same_failures= max_failures= "
+        "microbatches=: a new cluster"}},
+      {"coordinator",
+       {&S::coordinator,
+        "coordinator [resume] [lost-journal]: (re)starts it, on its journal"}},
+      {"kill-coordinator", {&S::kill_coordinator, "SIGKILL"}},
+      {"worker",
+       {&S::worker,
+        "worker NAME... slots=1 host=: (re)starts daemons; a live one of the "
+        "name is left alone when `twin` is given"}},
+      {"kill",
+       {&S::kill,
+        "kill NAME... [silent]: SIGKILL of daemons, ranks die with them; "
+        "silent: the connection does not break"}},
+      {"network",
+       {&S::network,
+        "network NAME cut|lost|hold|ok: loses everything / breaks and loses "
+        "/ delays / heals and delivers"}},
+      {"freeze", {&S::freeze, "freeze NAME [off]: SIGSTOP of the daemon"}},
+      {"term", {&S::term, "term NAME: SIGTERM of the daemon"}},
+      {"drain", {&S::user, "drain NAME: as `remesh drain`"}},
+      {"stop", {&S::user, "stop: as `remesh stop`"}},
+      {"checkpoint", {&S::user, "checkpoint: as `remesh checkpoint`"}},
+      {"time", {&S::time, "time MS: lets it pass"}},
+      {"step", {&S::step, "step [N=1]: all ranks make N steps, 10 ms each"}},
+      {"commit", {&S::commit, "commit RANK step=N: one rank commits a step"}},
+      {"rank",
+       {&S::rank,
+        "rank N exit=|signal=|stopped|continued|stuck error= time=: what "
+        "happens to a rank"}},
+      {"spawn-failed",
+       {&S::rank,
+        "spawn-failed NAME error=: its next ranks cannot be started"}},
+      {"disk", {&S::disk, "disk full|ok"}},
+      {"kills", {&S::disk, "kills slow|done: SIGKILLed ranks linger"}},
+      {"damage",
+       {&S::scan_result,
+        "damage STEP...: checkpoints fail verification; `lost`: are gone"}},
+      {"report",
+       {&S::report,
+        "report NAME incarnation= seq= generation= state= slots=: a hand-made "
+        "message to the coordinator"}},
+      {"directive",
+       {&S::directive,
+        "directive NAME goal= epoch= seq= generation= incarnation=: a "
+        "hand-made message to the worker"}},
+      {"fence",
+       {&S::fence,
+        "fence NAME generation= index= [in|out] incarnation=: a hand-made "
+        "contribution or result"}},
+      {"status", {&S::status, "status: one line, and dropped messages"}},
+  };
+  return kVerbs;
+}
+
+std::string ScriptedCluster::help() {
+  std::string s;
+  for (const auto& [name, verb] : verbs())
+    s += fmt::format("  {:<17} {}\n", name, verb.help);
+  return s;
+}
+
+Result<std::string> ScriptedCluster::execute(const Command& c) {
+  const auto it = verbs().find(c.name);
+  if (it == verbs().end()) {
+    std::vector<std::string> names;
+    for (const auto& [name, verb] : verbs()) names.push_back(name);
+    return invalid_argument(
+        fmt::format("line {}: no command '{}'; there are: "
+                    "{}",
+                    c.line, c.name, join(names)));
+  }
+  output_.clear();
+  const Status s = (this->*it->second.handler)(c);
+  if (!s.ok()) return s.with_context(fmt::format("line {}", c.line));
+  pump();
+  return output_;
+}
+
+// ----------------------------------------------------------------- look-up
+
+Result<ScriptedCluster::Worker*> ScriptedCluster::find_worker(
+    const std::string& name, bool alive) {
+  const auto it = workers_.find(name);
+  if (it == workers_.end() || (alive && !it->second.agent))
+    return not_found(
+        fmt::format("no {}worker '{}'", alive ? "live " : "", name));
+  return &it->second;
+}
+
+Result<std::pair<ScriptedCluster::Worker*, ScriptedCluster::Rank*>>
+ScriptedCluster::find_rank(const std::string& number) {
+  for (auto& [w, r] : world())
+    if (std::to_string(r->rank) == number && r->alive)
+      return std::pair<Worker*, Rank*>(w, r);
+  return not_found(
+      fmt::format("no live rank '{}' of generation {}", number, live_));
+}
+
+// ------------------------------------------------------------- the cluster
+
+Status ScriptedCluster::job(const Command& c) {
+  *this = ScriptedCluster();
+  job_.mutable_job()->set_name("scenario");
+  job_.mutable_train()->set_steps(c.number("steps", 10));
+  job_.mutable_train()->set_global_batch_size(c.number("microbatches", 16));
+  job_.mutable_train()->set_local_batch_size(1);
+  job_.mutable_checkpoint()->set_interval(c.number("interval", 0));
+  auto* e = job_.mutable_elastic();
+  e->set_min_slots(c.number("min_slots", 1));
+  e->set_max_slots(c.number("max_slots", -1));
+  e->set_join_window_ms(c.number("join_window_ms", 500));
+  e->set_dead_after_ms(c.number("dead_after_ms", 2000));
+  e->set_hang_after_s(c.real("hang_after_s", -1));
+  e->set_max_same_failures(c.number("max_same_failures", 3));
+  e->set_max_failures_without_progress(c.number("max_failures", 10));
+  start_coordinator(false);
+  return ok_status();
+}
+
+Status ScriptedCluster::coordinator(const Command& c) {
+  const auto has = [&](const char* word) {
+    return std::find(c.words.begin(), c.words.end(), word) != c.words.end();
+  };
+  if (coordinator_) return already_exists("the coordinator runs");
+  if (has("lost-journal")) journal_.reset();
+  start_coordinator(has("resume"));
+  return ok_status();
+}
+
+Status ScriptedCluster::kill_coordinator(const Command&) {
+  coordinator_.reset();
+  return ok_status();
+}
+
+Status ScriptedCluster::worker(const Command& c) {
+  for (const std::string& name : c.words) {
+    Worker& w = workers_[name];
+    if (w.agent) return already_exists("worker " + name + " runs");
+    const uint64_t last = w.incarnation;
+    w = Worker{.name = name,
+               .host = c.text("host", "host-" + name),
+               .slots = static_cast<int>(c.number("slots", 1)),
+               .incarnation = last + 1};
+    agent::Options o;
+    o.worker = name;
+    o.incarnation = w.incarnation;
+    o.host = w.host;
+    o.pid = 1;
+    o.slots = w.slots;
+    o.cores = 2;
+    w.agent = std::make_unique<agent::Agent>(o);
+    tick_worker(w);
+    pump();
+  }
+  return ok_status();
+}
+
+Status ScriptedCluster::kill(const Command& c) {
+  const bool silent = !c.words.empty() && c.words.back() == "silent";
+  for (const std::string& name : c.words) {
+    if (silent && name == "silent") continue;
+    const auto w = find_worker(name, true);
+    if (!w.ok()) return w.status();
+    (*w)->agent.reset();
+    for (auto& [rank, r] : (*w)->ranks) r.alive = false;
+    if (!silent) drive(core::PeerLost{name});
+  }
+  return ok_status();
+}
+
+Status ScriptedCluster::network(const Command& c) {
+  if (c.words.size() != 2) return invalid_argument("network NAME HOW");
+  const auto found = find_worker(c.words[0], false);
+  if (!found.ok()) return found.status();
+  Worker& w = **found;
+  const std::string& how = c.words[1];
+  w.held = how == "hold";
+  w.cut = how == "cut" || how == "lost";
+  if (how == "lost") drive(core::PeerLost{w.name});
+  if (how != "ok") return ok_status();
+  auto out = std::move(w.out);
+  auto in = std::move(w.in);
+  w.out.clear();
+  w.in.clear();
+  for (core::Event& e : out) to_coordinator(w, std::move(e));
+  for (agent::Event& e : in) to_worker(w.name, std::move(e));
+  return ok_status();
+}
+
+Status ScriptedCluster::freeze(const Command& c) {
+  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
+  if (!w.ok()) return w.status();
+  (*w)->frozen = c.words.size() < 2;
+  if ((*w)->frozen) return ok_status();
+  auto in = std::move((*w)->in);
+  (*w)->in.clear();
+  for (agent::Event& e : in) to_worker((*w)->name, std::move(e));
+  return ok_status();
+}
+
+Status ScriptedCluster::term(const Command& c) {
+  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
+  if (!w.ok()) return w.status();
+  drive(**w, agent::Terminate{});
+  return ok_status();
+}
+
+Status ScriptedCluster::user(const Command& c) {
+  pb::Command command;
+  command.set_kind(c.name == "drain"        ? pb::Command::DRAIN
+                   : c.name == "checkpoint" ? pb::Command::CHECKPOINT
+                                            : pb::Command::STOP);
+  if (!c.words.empty()) command.set_worker(c.words[0]);
+  drive(core::CommandReceived{1, command});
+  return ok_status();
+}
+
+Status ScriptedCluster::time(const Command& c) {
+  const int64_t until =
+      now_ +
+      (c.words.empty() ? 50 : std::strtoll(c.words[0].c_str(), nullptr, 10));
+  constexpr int64_t kTickMs = 50;
+  while (now_ < until) {
+    now_ = std::min(until, (now_ / kTickMs + 1) * kTickMs);
+    tick();
+  }
+  return ok_status();
+}
+
+// ------------------------------------------------------------------- ranks
+
+Status ScriptedCluster::step(const Command& c) {
+  const int64_t n =
+      c.words.empty() ? 1 : std::strtoll(c.words[0].c_str(), nullptr, 10);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto ranks = world();
+    if (ranks.empty()) return not_found("no ranks");
+    for (const auto& [w, r] : ranks)
+      if (!r->alive || r->stopped || r->stuck || !w->fences.contains(1))
+        return unavailable(fmt::format("rank {} of generation {} cannot step",
+                                       r->rank, live_));
+    now_ += 10;
+    const int64_t step = ranks[0].second->committed + 1;
+    for (const auto& [w, r] : ranks) commit_step(*r, step);
+    boundary(step);
+    for (auto& [name, w] : workers_) tick_worker(w);
+    pump();
+  }
+  return ok_status();
+}
+
+Status ScriptedCluster::commit(const Command& c) {
+  const auto found = find_rank(c.words.empty() ? "" : c.words[0]);
+  if (!found.ok()) return found.status();
+  auto [w, r] = *found;
+  now_ += 10;
+  commit_step(*r, c.number("step", r->committed + 1));
+  tick_worker(*w);
+  return ok_status();
+}
+
+Status ScriptedCluster::rank(const Command& c) {
+  if (c.words.empty()) return invalid_argument("which?");
+  if (c.name == "spawn-failed") {
+    const auto w = find_worker(c.words[0], true);
+    if (!w.ok()) return w.status();
+    (*w)->spawn_error = c.text("error", "no such file");
+    return ok_status();
+  }
+  const auto found = find_rank(c.words[0]);
+  if (!found.ok()) return found.status();
+  auto [w, r] = *found;
+  const std::string what = c.words.size() > 1 ? c.words[1] : "";
+  if (what == "stopped" || what == "continued") r->stopped = what == "stopped";
+  if (what == "stuck") r->stuck = true;
+  if (!what.empty()) return ok_status();
+  end_rank(*w, *r, static_cast<int>(c.number("exit", 0)),
+           static_cast<int>(c.number("signal", 0)), c.text("error", ""),
+           c.real("time", static_cast<double>(now_) / 1000));
+  return ok_status();
+}
+
+Status ScriptedCluster::disk(const Command& c) {
+  const std::string what = c.words.empty() ? "" : c.words[0];
+  if (c.name == "disk") {
+    disk_full_ = what == "full";
+    if (!disk_full_)
+      for (auto& [w, r] : world()) r->checkpoint_error.clear();
+    return ok_status();
+  }
+  slow_kill_ = what == "slow";
+  if (slow_kill_) return ok_status();
+  for (auto& [name, w] : workers_) {
+    if (!w.agent) continue;
+    reap_killed(w);
+    drive(w, agent::TornDown{w.generation});
+  }
+  return ok_status();
+}
+
+Status ScriptedCluster::scan_result(const Command& c) {
+  const bool lost = !c.words.empty() && c.words.back() == "lost";
+  for (const std::string& word : c.words) {
+    const int64_t step = std::strtoll(word.c_str(), nullptr, 10);
+    if (lost)
+      checkpoints_.erase(step);
+    else
+      damaged_.insert(step);
+  }
+  return ok_status();
+}
+
+// ------------------------------------------------------- hand-made messages
+
+Status ScriptedCluster::report(const Command& c) {
+  pb::Report r;
+  r.set_worker(c.words.empty() ? "" : c.words[0]);
+  r.set_incarnation(static_cast<uint64_t>(c.number("incarnation", 1)));
+  r.set_seq(static_cast<uint64_t>(c.number("seq", 1)));
+  r.set_host(c.text("host", "host-" + r.worker()));
+  r.set_slots(static_cast<int>(c.number("slots", 1)));
+  r.set_generation(c.number("generation", 0));
+  pb::Report::State state = pb::Report::IDLE;
+  if (!pb::Report::State_Parse(c.text("state", "IDLE"), &state))
+    return invalid_argument("state: IDLE, PREPARED, RUNNING or QUIESCED");
+  r.set_state(state);
+  drive(core::ReportReceived{r});
+  return ok_status();
+}
+
+Status ScriptedCluster::directive(const Command& c) {
+  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
+  if (!w.ok()) return w.status();
+  pb::Directive d;
+  d.set_worker((*w)->name);
+  d.set_incarnation(static_cast<uint64_t>(
+      c.number("incarnation", static_cast<int64_t>((*w)->incarnation))));
+  d.set_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
+  d.set_seq(static_cast<uint64_t>(c.number("seq", 0)));
+  d.set_generation(c.number("generation", 0));
+  pb::Directive::Goal goal = pb::Directive::IDLE;
+  if (!pb::Directive::Goal_Parse(c.text("goal", "IDLE"), &goal))
+    return invalid_argument("goal: IDLE, PREPARE, RUN, FINISH, ABORT ...");
+  d.set_goal(goal);
+  drive(**w, agent::DirectiveReceived{d});
+  return ok_status();
+}
+
+Status ScriptedCluster::fence(const Command& c) {
+  const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
+  if (!w.ok()) return w.status();
+  if (c.words.size() > 1 && c.words[1] == "out") {
+    pb::FenceOut f;
+    f.set_generation(c.number("generation", live_));
+    f.set_index(c.number("index", 0));
+    drive(**w, agent::FenceOutReceived{f});
+    return ok_status();
+  }
+  pb::FenceIn f;
+  f.set_worker((*w)->name);
+  f.set_incarnation(static_cast<uint64_t>(
+      c.number("incarnation", static_cast<int64_t>((*w)->incarnation))));
+  f.set_generation(c.number("generation", live_));
+  f.set_index(c.number("index", 0));
+  drive(core::FenceReceived{f});
+  return ok_status();
+}
+
+Status ScriptedCluster::status(const Command&) {
+  if (!coordinator_) {
+    say("status: no coordinator");
+    return ok_status();
+  }
+  const pb::JobStatus s = coordinator_->status(now_);
+  std::string text = fmt::format("status: {} g{} step {}/{}", s.state(),
+                                 s.generation(), s.step(), s.steps());
+  if (s.has_mesh()) text += fmt::format(" dp={}", s.mesh().dp());
+  if (!s.detail().empty()) text += " (" + s.detail() + ")";
+  for (const pb::WorkerStatus& w : s.workers())
+    text += fmt::format(" {}:{}{}", w.name(), w.state(),
+                        w.draining() ? "+leaving" : "");
+  text += fmt::format(" dropped={}", s.dropped());
+  for (const auto& [name, w] : workers_)
+    if (w.dropped > 0) text += fmt::format(" {}-dropped={}", name, w.dropped);
+  say(text);
+  return ok_status();
+}
+
+}  // namespace remesh::scenario

@@ -1,0 +1,50 @@
+// A scenario: commands with the output they must have, as text.
+//
+//   # A comment belongs to the block below it.
+//   worker a slots=2
+//   time 500
+//   ----
+//   500  event mesh ...
+//
+// A block is its commands, "----" and the expected output up to an empty line
+// or the end of the file. Words are separated by blanks; "key=value" gives a
+// named argument, and quotes keep blanks together: error="out of memory".
+// Written from scratch in the manner of etcd-raft's testdata.
+//
+// Values, no I/O. Errors name the line.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::scenario {
+
+struct Command {
+  int line = 0;  // in the file, from 1
+  std::string name;
+  std::vector<std::string> words;  // without the name and the named ones
+  std::map<std::string, std::string> named;
+
+  // Named arguments; the default when absent.
+  std::string text(const std::string& key, const std::string& other) const;
+  int64_t number(const std::string& key, int64_t other) const;
+  double real(const std::string& key, double other) const;
+};
+
+struct Block {
+  int line = 0;
+  std::string header;  // comments and command lines, as written
+  std::vector<Command> commands;
+  std::string expected;  // lines, each ending in '\n'
+};
+
+Result<std::vector<Block>> parse_scenario(const std::string& text);
+// The file with these outputs in place of the expected ones.
+std::string rewrite_scenario(const std::vector<Block>& blocks,
+                             const std::vector<std::string>& outputs);
+
+}  // namespace remesh::scenario
