@@ -1,0 +1,217 @@
+// Properties of the coordinator's core that a scenario would only sample.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "coordinator/core/coordinator.h"
+
+namespace remesh::core {
+namespace {
+
+uint64_t fresh_seed() { return std::random_device{}(); }
+
+template <typename A>
+std::vector<A> all_of(const std::vector<Action>& actions) {
+  std::vector<A> out;
+  for (const Action& a : actions)
+    if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
+  return out;
+}
+
+// One worker "a" with one slot, told and heard by hand.
+class OneWorker {
+ public:
+  explicit OneWorker(int64_t max_same = 1000, int64_t max_failures = 1000) {
+    Options o;
+    o.job.mutable_train()->set_steps(1000);
+    o.job.mutable_train()->set_global_batch_size(4);
+    o.job.mutable_train()->set_local_batch_size(1);
+    o.job.mutable_elastic()->set_join_window_ms(0);
+    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
+    o.job.mutable_elastic()->set_max_same_failures(max_same);
+    o.job.mutable_elastic()->set_max_failures_without_progress(max_failures);
+    core_.emplace(std::move(o));
+    take(core_->start(now_));
+  }
+
+  // Reports that state; at most one rank, as given.
+  void report(pb::Report::State state,
+              std::optional<pb::RankStatus> rank = std::nullopt) {
+    pb::Report r;
+    r.set_worker("a");
+    r.set_incarnation(1);
+    r.set_seq(++seq_);
+    r.set_host("h");
+    r.set_slots(1);
+    r.set_cores(1);
+    r.set_generation(core_->durable().generation());
+    r.set_state(state);
+    if (rank) *r.add_ranks() = *rank;
+    take(core_->on(ReportReceived{r}, now_));
+  }
+  void pass(int64_t ms) {
+    for (const int64_t until = now_ + ms; now_ < until;) {
+      now_ += 50;
+      take(core_->on(Tick{}, now_));
+    }
+  }
+  // From waiting to running, with this scan.
+  void run(const CheckpointsScanned& scan) {
+    report(pb::Report::IDLE);
+    take(core_->on(scan, now_));
+    if (phase() != pb::Durable::PREPARING) return;
+    report(pb::Report::PREPARED);
+  }
+  void fail(int exit_code = 1, int64_t step = 0) {
+    pb::RankStatus s;
+    s.set_rank(0);
+    s.set_step(step);
+    s.set_exited(true);
+    s.set_exit_code(exit_code);
+    report(pb::Report::RUNNING, s);
+    report(pb::Report::QUIESCED, s);
+  }
+  void take(std::vector<Action> actions) {
+    if (!all_of<ScanCheckpoints>(actions).empty()) scan_asked_ms = now_;
+    last = std::move(actions);
+  }
+  pb::Durable::Phase phase() const { return core_->durable().phase(); }
+  const pb::Durable& durable() const { return core_->durable(); }
+  int64_t now() const { return now_; }
+
+  int64_t scan_asked_ms = -1;
+  std::vector<Action> last;
+
+ private:
+  std::optional<Coordinator> core_;
+  int64_t now_ = 0;
+  uint64_t seq_ = 0;
+};
+
+// The naive twin of choose_source.
+std::optional<int64_t> newest_good(const CheckpointsScanned& scan,
+                                   const std::set<std::string>& refused) {
+  std::vector<int64_t> good;
+  for (const CheckpointInfo& c : scan.valid)
+    if (!refused.contains(c.path)) good.push_back(c.step);
+  if (good.empty()) return std::nullopt;
+  return *std::max_element(good.begin(), good.end());
+}
+
+TEST(Source, IsTheNewestValidCheckpointThatNobodyFailedToLoad) {
+  const uint64_t seed = fresh_seed();
+  SCOPED_TRACE(fmt::format("seed {}", seed));
+  std::mt19937_64 rng(seed);
+  for (int round = 0; round < 200; ++round) {
+    OneWorker w;
+    CheckpointsScanned scan;
+    std::set<int64_t> steps;
+    for (uint64_t n = rng() % 6; n > 0; --n)
+      steps.insert(static_cast<int64_t>(1 + rng() % 900));
+    for (const int64_t step : steps) {
+      const std::string path = fmt::format("step-{}", step);
+      if (rng() % 4 == 0)
+        scan.invalid.push_back(path + ": checksum differs");
+      else
+        scan.valid.push_back({.step = step, .path = path, .recent = {}});
+    }
+    std::shuffle(scan.valid.begin(), scan.valid.end(), rng);
+    std::set<std::string> refused;
+    // Each choice fails to load (exit code 65), until none is left.
+    while (true) {
+      w.run(scan);
+      const auto expected = newest_good(scan, refused);
+      if (!expected) break;
+      ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
+      const pb::Source& s = w.durable().assignment().source();
+      ASSERT_EQ(s.kind(), pb::Source::CHECKPOINT);
+      ASSERT_EQ(s.step(), *expected);
+      refused.insert(s.path());
+      w.fail(65);
+      w.pass(40'000);  // back-off
+    }
+    if (steps.empty()) {
+      EXPECT_EQ(w.durable().assignment().source().kind(), pb::Source::INIT);
+    } else {
+      EXPECT_EQ(w.phase(), pb::Durable::FAILED) << "never fresh weights";
+    }
+  }
+}
+
+TEST(BackOff, GrowsFromTheThirdFailureAndIsBounded) {
+  OneWorker w;
+  std::vector<int64_t> waits;
+  for (int i = 0; i < 16; ++i) {
+    w.run({});
+    ASSERT_EQ(w.phase(), pb::Durable::RUNNING) << i;
+    w.scan_asked_ms = -1;
+    const int64_t failed_ms = w.now();
+    w.fail(1, i);  // at another step each time
+    while (w.scan_asked_ms < 0 && w.now() < failed_ms + 60'000) w.pass(50);
+    ASSERT_GE(w.scan_asked_ms, 0);
+    waits.push_back(w.scan_asked_ms - failed_ms);
+  }
+  EXPECT_EQ(waits[0], 0);
+  EXPECT_EQ(waits[1], 0);
+  EXPECT_GE(waits[2], 250);
+  EXPECT_TRUE(std::is_sorted(waits.begin(), waits.end()));
+  EXPECT_GE(waits.back(), 30'000);
+  EXPECT_LE(waits.back(), 30'050);
+}
+
+TEST(Failures, TheSameRankAtTheSameStepStopsTheJobAtTheLimit) {
+  for (const int64_t limit : {1, 2, 3, 7}) {
+    OneWorker w(limit);
+    for (int64_t i = 1; i <= limit; ++i) {
+      w.run({});
+      ASSERT_EQ(w.phase(), pb::Durable::RUNNING) << i << " of " << limit;
+      w.fail(1, 5);
+      w.pass(40'000);
+    }
+    EXPECT_EQ(w.phase(), pb::Durable::FAILED) << limit;
+  }
+}
+
+TEST(Failures, WithoutProgressStopTheJobAtTheLimit) {
+  for (const int64_t limit : {1, 4, 10}) {
+    OneWorker w(1000, limit);
+    for (int64_t i = 1; i <= limit; ++i) {
+      w.run({});
+      ASSERT_EQ(w.phase(), pb::Durable::RUNNING) << i << " of " << limit;
+      w.fail(1, i);
+      w.pass(40'000);
+    }
+    EXPECT_EQ(w.phase(), pb::Durable::FAILED) << limit;
+  }
+}
+
+// Whatever is restored, what comes first is in the journal with a younger
+// epoch, so that nothing of the older life can be mistaken for it.
+TEST(Restart, IsJournaledFirstWithAYoungerEpoch) {
+  for (int phase = 0; phase <= pb::Durable::Phase_MAX; ++phase) {
+    Options o;
+    o.job.mutable_train()->set_steps(10);
+    o.job.mutable_train()->set_global_batch_size(1);
+    o.job.mutable_train()->set_local_batch_size(1);
+    pb::Durable d;
+    d.set_epoch(41);
+    d.set_generation(3);
+    d.set_phase(static_cast<pb::Durable::Phase>(phase));
+    o.restored = d;
+    Coordinator c(std::move(o));
+    const auto actions = c.start(1000);
+    ASSERT_FALSE(actions.empty());
+    const auto* p = std::get_if<Persist>(&actions.front());
+    ASSERT_NE(p, nullptr);
+    EXPECT_EQ(p->durable.epoch(), 42u);
+    EXPECT_EQ(p->durable.generation(), 3);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::core
