@@ -16,7 +16,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <queue>
 #include <random>
 #include <set>
 #include <string>
@@ -67,8 +66,8 @@ class Cluster {
   void drive_coordinator(const core::Event& event);
   void coordinator_tick(uint64_t life);
   void do_action(const core::Action& action);
-  core::CheckpointsScanned scan() const;
-  void check_quiet(int64_t generation);
+  core::CheckpointsScanned scan();
+  void resume();
 
   // ---- worker processes
   Worker& add_worker();
@@ -78,10 +77,10 @@ class Cluster {
   void worker_tick(const std::string& name, uint64_t incarnation);
   void do_action(Worker& w, const agent::Action& action);
   agent::RankSample sample(Rank& r);
-  void check_report(const Worker& w, const pb::Report& r);
 
   // ---- network
   void deliver_to_coordinator(const std::string& from, core::Event event);
+  void arrive(const std::string& from, const core::Event& event);
   void deliver_to_worker(const std::string& to, agent::Event event);
   bool network_eats();
   int64_t latency();
@@ -104,6 +103,18 @@ class Cluster {
   void random_fault();
   void heal();
 
+  // ---- invariants
+  std::vector<Rank*> live_ranks(Worker& w);
+  bool healthy(const std::string& name) const;
+  void check_quiet(int64_t generation);
+  void check_persist(const pb::Durable& d);
+  void check_directive(const pb::Directive& d);
+  void check_metrics(const pb::StepMetrics& m);
+  void check_event(const pb::EventRecord& e);
+  void check_report(Worker& w, const pb::Report& r);
+  void check_request(const Worker& w, const agent::SetRequest& q);
+  void check_fence(const Worker& w, World& world,
+                   const agent::CompleteFence& f);
   void violated(const std::string& what);
   void trace(const std::string& what);
 
@@ -120,7 +131,7 @@ class Cluster {
       return std::tie(when, order) > std::tie(o.when, o.order);
     }
   };
-  std::priority_queue<Timed> queue_;
+  std::vector<Timed> queue_;  // a heap, soonest first
   std::string violation_;
 
   // The network's mood in this run.
@@ -129,6 +140,7 @@ class Cluster {
   int64_t max_latency_ms_ = 1;
   double crash_between_actions_ = 0;
   std::map<std::string, int64_t> partitioned_until_;
+  std::map<std::string, int64_t> reconnected_at_;  // to a new coordinator
 
   // Survives crashes.
   pb::Job job_;
@@ -152,6 +164,12 @@ class Cluster {
   std::map<int64_t, std::string> assignments_;        // serialized
   bool faults_on_ = true;
   bool disk_full_ = false;
+  bool inconclusive_ = false;
+  bool forgot_ = false;  // the journal was lost once
+  bool stop_ = false;    // `remesh stop` comes at some time
+  int64_t newest_scanned_ = 0;
+  std::set<std::pair<int64_t, int64_t>> saved_steps_;  // generation, step
+  std::set<int64_t> put_off_;  // generations whose change was put off
 };
 
 }  // namespace remesh::sim

@@ -19,10 +19,13 @@ int main(int argc, char** argv) {
   uint64_t first = 1;
   uint64_t seeds = 1000;
   unsigned jobs = std::max(1U, std::thread::hardware_concurrency());
+  uint64_t stop_at = 20;
   bool trace = false;
   app.add_option("--first", first, "first seed")->capture_default_str();
   app.add_option("--seeds", seeds, "how many")->capture_default_str();
   app.add_option("--jobs", jobs, "threads")->capture_default_str();
+  app.add_option("--stop-at", stop_at, "end after so many violated seeds")
+      ->capture_default_str();
   app.add_flag("--trace", trace, "print what happens");
   CLI11_PARSE(app, argc, argv);
   if (trace) jobs = 1;
@@ -36,7 +39,7 @@ int main(int argc, char** argv) {
   const auto work = [&] {
     while (true) {
       const uint64_t seed = next.fetch_add(1);
-      if (seed >= first + seeds || bad > 20) return;
+      if (seed >= first + seeds || bad >= stop_at) return;
       remesh::sim::Cluster cluster({.seed = seed, .trace = trace});
       const std::string violation = cluster.run();
       const std::lock_guard lock(mutex);

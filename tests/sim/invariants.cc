@@ -1,0 +1,194 @@
+// What must hold, whatever happens: the checks that Cluster makes at each
+// action of the cores. run() adds the ends: the job is done some time after
+// the faults stopped, with every step once, and nothing outlives it.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "tests/sim/cluster.h"
+#include "tests/sim/parts.h"
+
+namespace remesh::sim {
+
+std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
+  std::vector<Rank*> out;
+  if (w.agent)
+    for (auto& [rank, r] : w.ranks)
+      if (r.alive) out.push_back(&r);
+  return out;
+}
+
+// Nothing happened to this life of the worker for so long that the coordinator
+// may call it dead. Only in runs whose network loses nothing.
+bool Cluster::healthy(const std::string& name) const {
+  const auto it = workers_.find(name);
+  if (loss_ > 0 || it == workers_.end() || !it->second->agent) return false;
+  return now_ > it->second->trouble_until + job_.elastic().dead_after_ms() +
+                    kTroubleSlackMs;
+}
+
+// A generation may run only when no live member has an older rank, and with
+// everybody in it.
+void Cluster::check_quiet(int64_t generation) {
+  for (auto& [g, world] : worlds_)
+    for (const pb::RankPlace& p : world->assignment.ranks())
+      if (!coordinator_ || !coordinator_->considers_live(
+                               p.worker(), workers_[p.worker()]->incarnation))
+        world->given_up = true;
+  if (!coordinator_) return;
+  for (const auto& [name, w] : workers_)
+    if (coordinator_->considers_live(name, w->incarnation))
+      for (const Rank* r : live_ranks(*w))
+        if (r->generation < generation)
+          violated(
+              fmt::format("generation {} runs while rank {} of generation {} "
+                          "is alive on {}",
+                          generation, r->rank, r->generation, name));
+}
+
+void Cluster::check_persist(const pb::Durable& d) {
+  const pb::Durable::Phase before =
+      journal_ ? journal_->phase() : pb::Durable::WAITING;
+  if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {
+    check_quiet(d.generation());
+    for (const auto& p : d.participants())
+      for (const pb::RankPlace& place : d.assignment().ranks())
+        if (place.worker() == p.name() && coordinator_ &&
+            !coordinator_->considers_live(p.name(), p.incarnation()))
+          violated(fmt::format("generation {} runs with {}, known to be dead",
+                               d.generation(), p.name()));
+  }
+  if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING)
+    for (const auto& [name, w] : workers_)
+      if (coordinator_ && coordinator_->considers_live(name, w->incarnation))
+        for (const Rank* r : live_ranks(*w))
+          if (r->generation == d.generation())
+            violated(
+                fmt::format("the abort of generation {} ended while rank "
+                            "{} is alive on {}",
+                            d.generation(), r->rank, name));
+  if (d.phase() == pb::Durable::PREPARING && d.has_assignment()) {
+    const int64_t g = d.assignment().generation();
+    if (forgot_ && assignments_.contains(g) &&
+        (!journal_ || journal_->assignment().generation() != g) &&
+        (metrics_.empty() || metrics_.back().generation() < g)) {
+      // The journal was lost, and who knows the number was not heard. That
+      // is as well as can be done, and this bookkeeping ends here.
+      inconclusive_ = true;
+      return;
+    }
+    const auto [it, fresh] = assignments_.emplace(
+        d.assignment().generation(), d.assignment().SerializeAsString());
+    if (!fresh && it->second != d.assignment().SerializeAsString())
+      violated(fmt::format("generation {} planned twice, differently",
+                           d.assignment().generation()));
+    if (fresh && d.assignment().source().step() != newest_scanned_)
+      violated(fmt::format(
+          "generation {} starts from step {}, not from the "
+          "newest checkpoint, {}",
+          d.generation(), d.assignment().source().step(), newest_scanned_));
+  }
+}
+
+void Cluster::check_directive(const pb::Directive& d) {
+  if (d.goal() == pb::Directive::RUN &&
+      (!journal_ || journal_->generation() != d.generation() ||
+       journal_->phase() != pb::Durable::RUNNING))
+    violated("RUN was sent before it was journaled");
+  if (d.goal() != pb::Directive::LEAVE) return;
+  for (const Rank* r : live_ranks(*workers_[d.worker()]))
+    if (r->generation == d.generation() && journal_ &&
+        (journal_->phase() == pb::Durable::RUNNING ||
+         journal_->phase() == pb::Durable::FINISHING))
+      violated(fmt::format("{} is sent away while its rank {} runs", d.worker(),
+                           r->rank));
+}
+
+void Cluster::check_metrics(const pb::StepMetrics& m) {
+  const int64_t expected = metrics_.empty() ? 1 : metrics_.back().step() + 1;
+  if (m.step() != expected)
+    violated(
+        fmt::format("metrics: step {} after step {}", m.step(), expected - 1));
+  if (m.loss() != as_loss(chain(m.step())))
+    violated(fmt::format("metrics: step {} was computed from a wrong state",
+                         m.step()));
+  if (saved_steps_.contains({m.generation(), m.step()})) return;
+  const auto world = worlds_.find(m.generation());
+  const bool known = world != worlds_.end();
+  for (int r = 0; known && r < world->second->assignment.ranks_size(); ++r)
+    if (world->second->committed[r] < m.step())
+      violated(
+          fmt::format("metrics: step {} of generation {} before rank {} "
+                      "committed it",
+                      m.step(), m.generation(), r));
+  if (!known) violated("metrics: of no generation");
+}
+
+// A failure must name something that did fail.
+void Cluster::check_event(const pb::EventRecord& e) {
+  if (e.event() == "metrics_gap") violated("metrics have a gap");
+  if (e.event() == "change_put_off") put_off_.insert(e.generation());
+  if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
+      healthy(e.worker()))
+    violated("taken for silent: " + e.worker());
+  if (e.event() != "failure") return;
+  const auto world = worlds_.find(e.generation());
+  if (e.cause().find("no progress") != std::string::npos) {
+    if (world == worlds_.end() || !world->second->stood)
+      violated("a hang was seen and no rank stood: " + e.cause());
+  } else if (e.has_rank()) {
+    if (world == worlds_.end() || !world->second->faulted.contains(e.rank()))
+      violated("a failure names a healthy rank: " + e.cause());
+  } else if (const auto w = workers_.find(e.worker());
+             loss_ == 0 && w != workers_.end() && w->second->agent &&
+             world != worlds_.end() &&
+             w->second->trouble_until < world->second->began_ms) {
+    violated("a failure names a healthy worker: " + e.cause());
+  }
+}
+
+void Cluster::check_report(Worker& w, const pb::Report& r) {
+  const auto say = [&](const char* what, int64_t g) {
+    violated(fmt::format("{} says {}, its generation {} is not gone", w.name,
+                         what, g));
+  };
+  for (const int64_t g : w.spawned) {
+    if (w.torn_down.contains(g)) continue;
+    if (r.state() == pb::Report::PREPARED) say("prepared", g);
+    if (r.state() == pb::Report::QUIESCED && g == r.generation())
+      say("quiesced", g);
+    if (!r.busy()) say("free", g);
+  }
+  if (r.coordinator_epoch() < w.epoch_seen)
+    violated(fmt::format("{} went back to coordinator {} from {}", w.name,
+                         r.coordinator_epoch(), w.epoch_seen));
+  w.epoch_seen = r.coordinator_epoch();
+}
+
+// A request to stop is withdrawn only where the coordinator put it off.
+void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
+  for (const auto& [rank, r] : w.ranks)
+    if (r.alive && (r.request & kStop) != 0 && (q.bits & kStop) == 0 &&
+        !put_off_.contains(w.ranks_generation) && !w.terminated)
+      violated(fmt::format("{} withdrew the stop of generation {}", w.name,
+                           w.ranks_generation));
+}
+
+// The result holds every contribution to this fence of this generation, in
+// the order of the workers, and is given once to each.
+void Cluster::check_fence(const Worker& w, World& world,
+                          const agent::CompleteFence& f) {
+  std::set<std::string> with_ranks;
+  for (const auto& r : world.assignment.ranks()) with_ranks.insert(r.worker());
+  std::string expected;
+  for (const std::string& name : world.assignment.workers())
+    if (with_ranks.contains(name))
+      expected += fence_blob(name, f.generation, f.index);
+  if (f.blob != expected)
+    violated(fmt::format("fence {} of generation {} lacks contributions: {}",
+                         f.index, f.generation, f.blob));
+  if (!world.fences_done[w.name].insert(f.index).second)
+    violated("a fence was completed twice");
+}
+
+}  // namespace remesh::sim

@@ -1,0 +1,83 @@
+// The simulated processes' insides, for cluster.cc and invariants.cc alone.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/sim/cluster.h"
+
+namespace remesh::sim {
+
+// Bits of board::Request.
+constexpr uint32_t kStop = 1;
+constexpr uint32_t kMust = 2;
+// Latency, ticks and reconnecting, on top of dead_after_ms.
+constexpr int64_t kTroubleSlackMs = 1000;
+
+inline double as_loss(uint64_t state) {
+  return static_cast<double>(state >> 11) * 0x1p-53;
+}
+
+inline std::string fence_blob(const std::string& worker, int64_t generation,
+                              int64_t index) {
+  return fmt::format("{}:{}:{};", worker, generation, index);
+}
+
+struct Cluster::Rank {
+  int rank = 0;
+  int64_t generation = 0;
+  bool alive = true;
+  bool stopped = false;  // SIGSTOP
+  bool stuck = false;    // hangs in the next collective
+  uint64_t progress = 1;
+  int64_t step = 0;
+  int64_t committed = -1;
+  int64_t checkpoint = -1;
+  int64_t refused = 0;
+  uint32_t request = 0;
+  uint32_t declined = 0;
+  int64_t save_request = 0;
+  int exit_code = 0;
+  int signal = 0;
+  std::vector<pb::StepMetrics> ring;
+};
+
+struct Cluster::Worker {
+  std::string name;
+  uint64_t incarnation = 0;
+  int slots = 1;
+  std::unique_ptr<agent::Agent> agent;  // null: not running
+  int64_t frozen_until = 0;
+  int64_t trouble_until = 0;  // frozen, cut off or dead at some time till then
+  std::vector<agent::Event> inbox_while_frozen;
+  std::map<int, Rank> ranks;  // of the generation spawned last
+  int64_t ranks_generation = 0;
+  std::set<int64_t> spawned;    // in this life
+  std::set<int64_t> torn_down;  // in this life
+  uint64_t epoch_seen = 0;      // in this life
+  bool terminated = false;
+  bool left = false;
+};
+
+struct Cluster::World {
+  pb::Assignment assignment;
+  int64_t began_ms = 0;  // when the first worker spawned
+  bool connected = false;
+  bool given_up = false;  // the coordinator took one of its workers for dead
+  int64_t step = 0;       // finished
+  int64_t saved = -1;
+  int64_t save_seen = 0;
+  bool stood = false;                // some rank was stopped or stuck
+  std::set<int> faulted;             // ranks that ended by themselves
+  std::map<int, int64_t> committed;  // by rank, also of dead ones
+  std::vector<pb::StepMetrics> recent;
+  std::map<std::string, std::set<int64_t>> fences_done;  // by worker
+};
+
+}  // namespace remesh::sim

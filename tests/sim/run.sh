@@ -1,0 +1,8 @@
+#!/bin/sh
+# run.sh [SEEDS=100000]: the simulated cluster, built if needed. Prints the
+# figure; exit code 1 when an invariant is violated.
+set -eu
+cd "$(dirname "$0")/../.."
+[ -f build/build.ninja ] || cmake --preset release > /dev/null
+cmake --build --preset release --target cluster_sim > /dev/null
+exec build/bin/cluster_sim --seeds "${1:-100000}"
