@@ -68,7 +68,7 @@ Bench::~Bench() {
 }
 
 std::string Bench::name_of(int index) const {
-  return "w" + std::to_string(index % workers_ + 1);
+  return fmt::format("w{}", index % workers_ + 1);
 }
 
 // The whole mesh trains, and has for a while.

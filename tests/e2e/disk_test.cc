@@ -1,4 +1,5 @@
 // Disks that are full, and files that are damaged.
+#include <fmt/format.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -29,7 +30,7 @@ class SmallDisk {
  public:
   SmallDisk(std::string path, int64_t bytes) : path_(std::move(path)) {
     mkdir(path_.c_str(), 0755);
-    const std::string size = "size=" + std::to_string(bytes);
+    const std::string size = fmt::format("size={}", bytes);
     mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, size.c_str()) == 0;
   }
   ~SmallDisk() {
@@ -72,9 +73,11 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   make(endless());
   const SmallDisk disk(c().folder() + "/disk", 24 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "may not mount a tmpfs here";
-  testing::write_whole(c().job_file(), testing::read_whole(c().job_file()) +
-                                           "folder = \"" + c().folder() +
-                                           "/disk\"\n");
+  testing::write_whole(
+      c().job_file(),
+      testing::tiny_job(
+          data_path(),
+          endless({{"checkpoint.folder", "\"" + c().folder() + "/disk\""}})));
   start_services(1, 12);
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
   disk.fill(64 << 10);

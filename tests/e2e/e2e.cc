@@ -1,5 +1,7 @@
 #include "tests/e2e/e2e.h"
 
+#include <fmt/format.h>
+
 namespace remesh::e2e {
 
 std::unique_ptr<testing::TinyData> E2e::data_;
@@ -28,7 +30,7 @@ void E2e::check_nothing_left() {
 void E2e::start_services(int workers, int64_t step) {
   c().start_coordinator();
   for (int i = 1; i <= workers; ++i)
-    c().start_worker({.name = "w" + std::to_string(i)});
+    c().start_worker({.name = fmt::format("w{}", i)});
   ASSERT_TRUE(c().wait_for_step(step));
   ASSERT_TRUE(c().wait_for_dp(workers));
 }

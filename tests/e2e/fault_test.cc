@@ -1,4 +1,5 @@
 // Deaths: ranks, workers, coordinators, at any time.
+#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ void FaultTest::kill_one(bool daemon, int rank) {
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
   if (daemon) {
-    const std::string name = "w" + std::to_string(rank + 1);
+    const std::string name = fmt::format("w{}", rank + 1);
     c().worker(name).kill(SIGKILL);
     c().start_worker({.name = name});
   } else {
@@ -35,7 +36,7 @@ void FaultTest::kill_one(bool daemon, int rank) {
 TEST_F(FaultTest, TenRandomKillsLeaveTheLossesAsTheyAre) {
   const uint32_t seed = std::random_device{}();
   std::mt19937 random(seed);
-  SCOPED_TRACE("seed " + std::to_string(seed));
+  SCOPED_TRACE(fmt::format("seed {}", seed));
   // The mesh is always two ranks: fewer slots are waited for.
   const Settings job = {{"train.steps", "150"},
                         {"elastic.min_slots", "2"},

@@ -1,6 +1,8 @@
 // Several hosts, each a network namespace of its own.
 #include "tests/testing/network.h"
 
+#include <fmt/format.h>
+
 #include "tests/e2e/e2e.h"
 
 namespace remesh::e2e {
@@ -34,11 +36,11 @@ void NetworkTest::start_coordinator() {
 }
 
 void NetworkTest::start_worker(int host, int slots) {
-  const std::string name = "w" + std::to_string(host);
+  const std::string name = fmt::format("w{}", host);
   c().start_worker({.name = name,
                     .slots = slots,
                     .more = {"--interface", "10.77.0.0/24", "--host-name",
-                             "host" + std::to_string(host)},
+                             fmt::format("host{}", host)},
                     .prefix = network_->on(host),
                     .connect = "tcp://" + Network::address(0) + ":5710"});
 }

@@ -1,4 +1,5 @@
 // `remesh run` from its start to its end, and the commands beside it.
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -127,7 +128,7 @@ TEST_F(RunTest, StopEndsARunInOrderAndResumeGoesOn) {
   expect_sequence(at);
   EXPECT_TRUE(c().status().is_null());
   c().start_run(1,
-                {"--resume", "--set", "train.steps=" + std::to_string(at + 5)});
+                {"--resume", "--set", fmt::format("train.steps={}", at + 5)});
   expect_exit(c().run(), 0);
   expect_sequence(at + 5);
 }

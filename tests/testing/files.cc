@@ -14,6 +14,7 @@ TempDir::TempDir() : path_("/tmp/remesh-test-XXXXXX") {
 }
 
 TempDir::~TempDir() {
+  if (std::getenv("REMESH_KEEP") != nullptr) return;
   std::error_code ignored;
   std::filesystem::remove_all(path_, ignored);
 }

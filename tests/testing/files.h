@@ -9,7 +9,8 @@ namespace remesh::testing {
 
 using Json = nlohmann::json;
 
-// A new folder /tmp/remesh-test-XXXXXX, removed with all in it at the end.
+// A new folder /tmp/remesh-test-XXXXXX, removed with all in it at the end
+// unless REMESH_KEEP is set.
 class TempDir {
  public:
   TempDir();

@@ -1,6 +1,7 @@
 #include "tests/testing/process.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -66,7 +67,7 @@ std::vector<std::string> environment_with(
 }
 
 pid_t parent_of(pid_t pid) {
-  const std::string stat = read_whole("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat = read_whole(fmt::format("/proc/{}/stat", pid));
   const size_t end = stat.rfind(')');  // a name may hold anything
   if (end == std::string::npos || end + 4 >= stat.size()) return 0;
   return static_cast<pid_t>(std::atoi(stat.c_str() + end + 4));
@@ -171,7 +172,7 @@ std::vector<Seen> processes_with(const std::string& text) {
 }
 
 std::string process_state(pid_t pid) {
-  const std::string stat = read_whole("/proc/" + std::to_string(pid) + "/stat");
+  const std::string stat = read_whole(fmt::format("/proc/{}/stat", pid));
   const size_t end = stat.rfind(')');
   if (end == std::string::npos || end + 2 >= stat.size()) return "";
   return stat.substr(end + 2, 1);
