@@ -396,11 +396,12 @@ void Coordinator::reconcile_preparing() {
     if (!m.alive) continue;
     if (!m.reported) return;
     const pb::Report& r = m.report;
-    // Who came back from silence may still have ranks of an older generation.
+    // Who came back from silence may still have ranks of an older generation,
+    // or start them on an order that is under way, until it is fenced.
+    const bool fenced = r.generation() == durable_.generation();
     const bool quiet = live_participant(name) != nullptr
-                           ? r.generation() == durable_.generation() &&
-                                 r.state() == pb::Report::PREPARED
-                           : !r.busy();
+                           ? fenced && r.state() == pb::Report::PREPARED
+                           : fenced && !r.busy();
     if (!quiet) return;
   }
   set_phase(pb::Durable::RUNNING);

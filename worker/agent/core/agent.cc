@@ -186,6 +186,7 @@ void Agent::handle(const Terminate&) {
 void Agent::obey() {
   if (exited_ || !directive_) return;
   const pb::Directive& d = *directive_;
+  if (d.generation() > generation_) fence_at(d.generation());
   if (d.goal() == pb::Directive::LEAVE || d.goal() == pb::Directive::SHUTDOWN) {
     if (busy_) {
       kill_ranks();
@@ -194,7 +195,6 @@ void Agent::obey() {
     exit_with(0, d.goal() == pb::Directive::LEAVE ? "left" : "job ended");
     return;
   }
-  if (d.generation() > generation_) fence_at(d.generation());
   if (busy_ && ranks_generation_ < generation_) {
     kill_ranks();
     return;
