@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kWorkerTickMs = 50;
 constexpr int64_t kCoordinatorTickMs = 50;
+constexpr int64_t kSettledMs = 4000;  // without faults
 
 }  // namespace
 
@@ -112,9 +113,14 @@ void Cluster::step_once() {
   next.what();
 }
 
-// Also a worker that could not be told of the end lets its ranks go, in time.
+// Who was there for long enough was told of the end. A worker that could not
+// be told lets its ranks go, in time.
 void Cluster::check_leftovers() {
+  const bool quiet = now_ > options_.fault_ms + kSettledMs;
   faults_on_ = false;
+  for (const auto& [name, w] : workers_)
+    if (quiet && w->agent && w->trouble_until < now_ - kSettledMs)
+      violated(name + " was not told of the end");
   const auto left = [this]() -> std::string {
     for (const auto& [name, w] : workers_)
       for (const auto& [rank, r] : w->ranks)
