@@ -161,7 +161,10 @@ void print_notes() {
       "the second pair of columns. A join\nholds the start of the worker's "
       "process and elastic.join_window_ms (200 here).\nThe last column splits "
       "the first median: until the old generation was ended\neverywhere, until "
-      "the new one was planned, until its first new step.\n");
+      "the new one was planned, until its first new step. A save takes longer "
+      "than "
+      "so small a step: some are\nskipped, and more steps are lost than the "
+      "interval says.\n");
 }
 
 int run(const Arguments& a) {
