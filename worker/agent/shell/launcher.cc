@@ -147,9 +147,17 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
     space.nodes.push_back({worker, ranks});
   RETURN_IF_ERROR(pmix_->register_namespace(space));
   space_ = space.name;
+  // All before the first one runs: none may reach a fence while PMIx does not
+  // know the others yet.
+  std::map<int, std::vector<std::string>> env;
   for (const Placement::Local& l : placement.local) {
     *failed = l.rank;
-    RETURN_IF_ERROR(start_rank(assignment, l, placement, folders, log_folder));
+    ASSIGN_OR_RETURN(env[l.rank], pmix_->register_rank(space_, l.rank));
+  }
+  for (const Placement::Local& l : placement.local) {
+    *failed = l.rank;
+    RETURN_IF_ERROR(
+        start_rank(assignment, l, placement, folders, log_folder, env[l.rank]));
   }
   return ok_status();
 }
@@ -158,7 +166,8 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
                             const Placement::Local& local,
                             const Placement& placement,
                             const Scratch::Generation& folders,
-                            const std::string& log_folder) {
+                            const std::string& log_folder,
+                            const std::vector<std::string>& pmix_env) {
   const int rank = local.rank;
   const int threads = local.threads;
   Rank r;
@@ -174,8 +183,6 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   const std::string spec_path =
       fmt::format("{}/rank-{}.spec", folders.folder, rank);
   RETURN_IF_ERROR(write_spec(spec_path, spec));
-  ASSIGN_OR_RETURN(const std::vector<std::string> pmix_env,
-                   pmix_->register_rank(space_, rank));
   MpiSettings settings;
   settings.shared_folder = folders.shared;
   settings.tcp_interfaces = placement.one_host ? "lo" : options_.tcp_interfaces;

@@ -97,7 +97,8 @@ class Launcher {
   Status start_rank(const pb::Assignment& assignment,
                     const Placement::Local& local, const Placement& placement,
                     const Scratch::Generation& folders,
-                    const std::string& log_folder);
+                    const std::string& log_folder,
+                    const std::vector<std::string>& pmix_env);
   void on_pmix();
   void on_exit(Rank& rank, int wait_status);
   void kill_all();

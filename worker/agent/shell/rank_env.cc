@@ -119,7 +119,10 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_pmix=ext3x", "OMPI_MCA_orte_create_session_dirs=0",
         "OMPI_MCA_hwloc_base_binding_policy=none",
         "OMPI_MCA_orte_externally_bound=1", "OMPI_MCA_pml=ob1",
-        "OMPI_MCA_btl=self,vader,tcp"})
+        "OMPI_MCA_btl=self,vader,tcp",
+        // The others try out files of fixed names in /dev/shm, which a kill
+        // leaves there.
+        "OMPI_MCA_shmem=mmap"})
     put(env, e);
   put(env, "OMPI_MCA_btl_vader_backing_directory=" + settings.shared_folder);
   if (!settings.cma) put(env, "OMPI_MCA_btl_vader_single_copy_mechanism=none");
