@@ -17,6 +17,7 @@ constexpr size_t kMaxMetrics = 100'000;
 // Bits of board::Request, which this library does not link.
 constexpr uint32_t kStop = 1;
 constexpr uint32_t kMust = 2;
+constexpr int kStoppingPhase = 8;  // board::Phase::kStopping
 
 bool failed(const pb::RankStatus& s) {
   return s.exited() && !s.killed_by_worker() &&
@@ -68,6 +69,12 @@ void Agent::leave_alone() {
   if (busy_) {
     request_.bits = kStop | kMust;
     push_request();
+    // They have saved; ending MPI in order takes a fence that nobody relays.
+    const bool saved =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
+          return r.second.exited() || r.second.phase() >= kStoppingPhase;
+        });
+    if (saved) kill_ranks();
     return;
   }
   exit_with(0, "left; the coordinator did not answer");
