@@ -276,7 +276,12 @@ void Cluster::deliver_to_coordinator(const std::string& from,
 // A stopped coordinator finds its mail when it goes on.
 void Cluster::arrive(const std::string& from, const core::Event& event) {
   if (reconnected_at_[from] > now_) return;
-  if (now_ >= coordinator_frozen_until_) return drive_coordinator(event);
+  if (now_ >= coordinator_frozen_until_) {
+    drive_coordinator(event);
+    if (const auto* r = std::get_if<core::ReportReceived>(&event))
+      check_heard(r->report);
+    return;
+  }
   at(coordinator_frozen_until_ - now_,
      [this, from, event] { arrive(from, event); });
 }

@@ -111,6 +111,7 @@ class Cluster {
   void check_directive(const pb::Directive& d);
   void check_metrics(const pb::StepMetrics& m);
   void check_event(const pb::EventRecord& e);
+  void check_heard(const pb::Report& r);
   void check_report(Worker& w, const pb::Report& r);
   void check_request(const Worker& w, const agent::SetRequest& q);
   void check_fence(const Worker& w, World& world,

@@ -37,6 +37,11 @@ void Cluster::check_quiet(int64_t generation) {
         world->given_up = true;
   if (!coordinator_) return;
   for (const auto& [name, w] : workers_)
+    if (w->agent && coordinator_->considers_live(name, w->incarnation) &&
+        w->agent->generation() < generation)
+      violated(fmt::format("generation {} runs and {} is fenced at {}",
+                           generation, name, w->agent->generation()));
+  for (const auto& [name, w] : workers_)
     if (coordinator_->considers_live(name, w->incarnation))
       for (const Rank* r : live_ranks(*w))
         if (r->generation < generation)
@@ -145,6 +150,16 @@ void Cluster::check_event(const pb::EventRecord& e) {
              w->second->trouble_until < world->second->began_ms) {
     violated("a failure names a healthy worker: " + e.cause());
   }
+}
+
+// Numbers are never used twice, whatever was forgotten.
+void Cluster::check_heard(const pb::Report& r) {
+  if (coordinator_ &&
+      coordinator_->considers_live(r.worker(), r.incarnation()) &&
+      coordinator_->durable().generation() < r.generation())
+    violated(fmt::format("goes on at generation {}, {} was at {}",
+                         coordinator_->durable().generation(), r.worker(),
+                         r.generation()));
 }
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {

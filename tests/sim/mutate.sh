@@ -21,8 +21,9 @@ folders="proto coordinator/core worker/agent/core parallel/geometry
   parallel/planner tests/sim"
 for f in $folders; do
   mkdir -p "$tree/$f"
-  cp -r "$root/$f/." "$tree/$f/"
+  cp -rp "$root/$f/." "$tree/$f/"
 done
+touch "$tree"/*/core/*.cc "$tree"/*/*/core/*.cc  # a kept copy may be mutated
 cp "$root/CMakeLists.txt" "$tree/"
 for f in checkpoint worker worker/agent coordinator parallel tests; do
   mkdir -p "$tree/$f"
