@@ -149,6 +149,7 @@ void Cluster::start_coordinator() {
   o.resume = true;
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
   coordinator_frozen_until_ = 0;
+  newest_heard_.clear();
   for (const auto& [name, w] : workers_)
     reconnected_at_[name] =
         faults_on_ && chance(0.3) ? now_ + uniform(0, 2000) : 0;
@@ -223,7 +224,7 @@ void Cluster::do_action(const core::Action& action) {
     metrics_.push_back(m->metrics);
   } else if (std::get_if<core::ScanCheckpoints>(&action) != nullptr) {
     const uint64_t life = coordinator_life_;
-    at(uniform(1, 20), [this, life] {
+    at(uniform(1, chance(0.9) ? 20 : 1000), [this, life] {
       if (life == coordinator_life_) drive_coordinator(scan());
     });
   } else if (const auto* v = std::get_if<core::EmitEvent>(&action)) {
@@ -398,7 +399,13 @@ agent::RankSample Cluster::sample(Rank& r) {
 void Cluster::drive_worker(Worker& w, const agent::Event& event) {
   if (!w.agent) return;
   const uint64_t life = w.incarnation;
-  for (const agent::Action& a : w.agent->on(event, now_)) {
+  const int64_t generation = w.agent->generation();
+  const std::vector<agent::Action> actions = w.agent->on(event, now_);
+  if (const auto* d = std::get_if<agent::DirectiveReceived>(&event);
+      d != nullptr && d->directive.incarnation() != life &&
+      w.agent->generation() != generation)
+    violated(w.name + " obeys an order to its older life");
+  for (const agent::Action& a : actions) {
     if (faults_on_ && chance(crash_between_actions_)) {
       ++stats_.faults;
       return crash_worker(w);

@@ -107,6 +107,7 @@ class Cluster {
   std::vector<Rank*> live_ranks(Worker& w);
   bool healthy(const std::string& name) const;
   void check_quiet(int64_t generation);
+  void check_life(const pb::Durable& d);
   void check_persist(const pb::Durable& d);
   void check_directive(const pb::Directive& d);
   void check_metrics(const pb::StepMetrics& m);
@@ -165,6 +166,9 @@ class Cluster {
   std::map<int64_t, std::string> assignments_;        // serialized
   bool faults_on_ = true;
   bool disk_full_ = false;
+  uint64_t epoch_ = 0;  // newest journaled
+  uint64_t epoch_life_ = 0;
+  std::map<std::string, uint64_t> newest_heard_;  // by this coordinator
   bool inconclusive_ = false;
   bool forgot_ = false;  // the journal was lost once
   bool stop_ = false;    // `remesh stop` comes at some time

@@ -51,7 +51,22 @@ void Cluster::check_quiet(int64_t generation) {
                           generation, r->rank, r->generation, name));
 }
 
+// The first thing that a life journals is its epoch, above all before; ends
+// are final.
+void Cluster::check_life(const pb::Durable& d) {
+  if (epoch_life_ != coordinator_life_) {
+    if (d.epoch() <= epoch_ && !forgot_)
+      violated(fmt::format("two lives of epoch {}", d.epoch()));
+    epoch_life_ = coordinator_life_;
+  } else if (journal_ && journal_->phase() >= pb::Durable::DONE &&
+             d.phase() < pb::Durable::DONE) {
+    violated("went on after the job's end");
+  }
+  epoch_ = std::max(epoch_, d.epoch());
+}
+
 void Cluster::check_persist(const pb::Durable& d) {
+  check_life(d);
   const pb::Durable::Phase before =
       journal_ ? journal_->phase() : pb::Durable::WAITING;
   if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {
@@ -160,6 +175,11 @@ void Cluster::check_heard(const pb::Report& r) {
     violated(fmt::format("goes on at generation {}, {} was at {}",
                          coordinator_->durable().generation(), r.worker(),
                          r.generation()));
+  uint64_t& newest = newest_heard_[r.worker()];
+  if (coordinator_ && r.incarnation() < newest &&
+      coordinator_->considers_live(r.worker(), r.incarnation()))
+    violated("took an older life for alive: " + r.worker());
+  newest = std::max(newest, r.incarnation());
 }
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {
@@ -193,6 +213,9 @@ void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
 // the order of the workers, and is given once to each.
 void Cluster::check_fence(const Worker& w, World& world,
                           const agent::CompleteFence& f) {
+  if (f.generation != w.ranks_generation)
+    violated(fmt::format("{} completes a fence of generation {} in {}", w.name,
+                         f.generation, w.ranks_generation));
   std::set<std::string> with_ranks;
   for (const auto& r : world.assignment.ranks()) with_ranks.insert(r.worker());
   std::string expected;
