@@ -39,6 +39,7 @@ struct Options {
 // What training gave; filled in by rank 0.
 struct Run {
   Status status;
+  model::Dtype products = model::Dtype::kFp32;  // what the stage computed in
   std::vector<float> first_grads, first_logits, weights_after;
   std::vector<double> loss, grad_norm, lr;
 };
@@ -117,6 +118,7 @@ Status train_rank(const Golden& g, const Options& o, comm::Comm& comm,
     run.grad_norm.push_back(r.grad_norm);
     run.lr.push_back(lr);
   }
+  if (reports) run.products = stage->dtype();
   if (reports)
     run.weights_after.assign(state.weights.data(),
                              state.weights.data() + table.num_elements());
@@ -247,6 +249,11 @@ int check(const Options& o) {
     fmt::print(stderr, "golden_check: {}\n", run.status.to_string());
     return 2;
   }
+  if (o.dtype == "bf16" && run.products == model::Dtype::kFp32)
+    fmt::print(
+        "products in fp32: at dimension {} bf16 would not pay (see "
+        "Backend::product_dtype)\n",
+        golden->config.dim);
   const bool ok = compare(*golden, run, o);
   fmt::print("{}\n", ok ? "all within bounds" : "FAILED");
   return ok ? 0 : 1;

@@ -78,6 +78,14 @@ class Backend {
   // False: bf16 would be slower than fp32 here or is not possible.
   virtual bool supports_bf16() const = 0;
   virtual int threads() const = 0;
+  // The type to run the products of a model of dimension `dim` in when
+  // `wanted` is asked for. Policy: bf16 where it pays. Every product with
+  // weights has `dim` as its depth or width; where that is so small that bf16
+  // is not faster, fp32 is taken, as rounding the operands would buy nothing
+  // and move each gradient by 1 to 2 % (most of it from the weights, so no
+  // care with what lies between the products helps). A function of its
+  // arguments alone, the same on every rank.
+  virtual Dtype product_dtype(Dtype wanted, int64_t dim) const = 0;
 
   // --- memory ---
   // Zeroed, 64-byte aligned (2 MiB for large blocks); nullptr when short.

@@ -60,10 +60,14 @@ class LlamaStage final : public Stage {
         backend_(backend),
         weights_(backend),
         activations_(backend),
-        buffers_(backend) {}
+        buffers_(backend) {
+    if (!o_.keep_dtype)
+      o_.dtype = backend.product_dtype(o_.dtype, table.config().dim);
+  }
 
   Status init();
 
+  Dtype dtype() const override { return o_.dtype; }
   void load_weights(std::span<const float> master) override;
   double forward(int slot, const MicroBatch& mb, const float* x_in) override;
   const float* output(int slot) const override;

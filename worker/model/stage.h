@@ -36,6 +36,9 @@ struct StageOptions {
   bool has_embedding = true;  // first stage
   bool has_head = true;       // last stage: final norm, head, loss
   Dtype dtype = Dtype::kFp32;
+  // Takes dtype even where Backend::product_dtype() prefers fp32: for tests of
+  // bf16 with small models.
+  bool keep_dtype = false;
   Recompute recompute = Recompute::kNone;
   int64_t max_batch = 1;  // sequences a microbatch, B
   int64_t max_seq = 1;    // tokens a sequence, T
@@ -60,6 +63,10 @@ class Stage {
       const geometry::ParamTable& table, const StageOptions& options,
       kernels::Backend& backend);
   virtual ~Stage() = default;
+
+  // What the products run in: the options' dtype, or fp32 where the backend
+  // finds that bf16 does not pay (kernels::Backend::product_dtype()).
+  virtual Dtype dtype() const = 0;
 
   // Refreshes the compute copies from `master` (flat fp32, table order,
   // num_elements long). Call after every change of the weights. `master` must

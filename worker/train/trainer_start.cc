@@ -169,11 +169,12 @@ Outcome Trainer::build() {
   auto state = TrainState::make(*backend_, table_->num_elements(), layout_.dp);
   if (!state.ok()) return failed_start(state.status());
   state_ = std::move(state).value();
-  log_.info("backend",
-            {{"processor", backend_->description()},
-             {"threads", threads},
-             {"parameters", table_->num_elements()},
-             {"dtype", o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  log_.info(
+      "backend",
+      {{"processor", backend_->description()},
+       {"threads", threads},
+       {"parameters", table_->num_elements()},
+       {"dtype", stage_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
   return {};
 }
 

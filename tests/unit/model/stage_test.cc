@@ -57,6 +57,7 @@ struct Model {
 StageOptions whole(Dtype d, Recompute recompute = Recompute::kNone) {
   return {.num_layers = 3,
           .dtype = d,
+          .keep_dtype = true,
           .recompute = recompute,
           .max_batch = kB,
           .max_seq = kT};
@@ -242,6 +243,33 @@ INSTANTIATE_TEST_SUITE_P(Types, StageTest,
                          [](const auto& info) {
                            return std::string(kernels::dtype_name(info.param));
                          });
+
+TEST(Stage, TakesBf16OnlyWhereTheBackendFindsThatItPays) {
+  const auto backend = kernels::make_cpu_backend(kThreads);
+  if (!backend->supports_bf16()) GTEST_SKIP() << backend->description();
+  const Model m(false);
+  ASSERT_EQ(backend->product_dtype(Dtype::kBf16, m.table.config().dim),
+            Dtype::kFp32);
+  std::vector<float> grads[2] = {m.zeros(), m.zeros()};
+  int i = 0;
+  for (const Dtype d : {Dtype::kFp32, Dtype::kBf16}) {
+    StageOptions o = whole(d);
+    o.keep_dtype = false;
+    const auto stage = make(m, o, *backend);
+    EXPECT_EQ(stage->dtype(), Dtype::kFp32);
+    stage->forward(0, m.batch(0), nullptr);
+    stage->backward(0, 0.01, nullptr, grads[i++], nullptr);
+  }
+  EXPECT_EQ(grads[0], grads[1]);
+  geometry::ModelConfig c = small_config(false);
+  c.dim = 128;
+  const auto large = geometry::ParamTable::llama(c);
+  StageOptions o = whole(Dtype::kBf16);
+  o.keep_dtype = false;
+  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kBf16);
+  o.dtype = Dtype::kFp32;
+  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kFp32);
+}
 
 TEST(Stage, RefusesWhatDoesNotFit) {
   const Model m(false);
