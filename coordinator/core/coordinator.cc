@@ -107,14 +107,14 @@ void Coordinator::handle(const ReportReceived& e) {
   const pb::Report& r = e.report;
   auto it = members_.find(r.worker());
   const bool known = it != members_.end();
-  if (r.worker().empty() ||
-      (known &&
-       (r.incarnation() < it->second.report.incarnation() ||
-        (r.incarnation() == it->second.report.incarnation() &&
-         it->second.reported && r.seq() <= it->second.report.seq())))) {
+  auto& newest = heard_[r.worker()];
+  const auto this_one = std::make_pair(r.incarnation(), r.seq());
+  if (r.worker().empty() || this_one <= newest ||
+      (known && r.incarnation() < it->second.report.incarnation())) {
     ++dropped_;
     return;
   }
+  newest = this_one;
   if (known && r.incarnation() > it->second.report.incarnation()) {
     // The younger life proves the older one dead.
     worker_gone(r.worker(), it->second, "restarted");

@@ -239,6 +239,8 @@ class Coordinator {
   std::vector<Action> actions_;
   pb::Durable durable_;
   std::map<std::string, Member> members_;
+  // Newest incarnation and seq heard of each name, also of those given up.
+  std::map<std::string, std::pair<uint64_t, uint64_t>> heard_;
   // Relay of fences of the current generation: index -> worker -> blob.
   std::map<int64_t, std::map<std::string, std::string>> fences_;
 
