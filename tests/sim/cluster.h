@@ -163,7 +163,9 @@ class Cluster {
 
   std::map<std::string, std::unique_ptr<Worker>> workers_;
   std::map<int64_t, std::unique_ptr<World>> worlds_;  // by generation
-  std::map<int64_t, std::string> assignments_;        // serialized
+  // Participants' lives, by generation.
+  std::map<int64_t, std::map<std::string, uint64_t>> planned_;
+  std::map<int64_t, std::string> assignments_;  // serialized
   bool faults_on_ = true;
   bool disk_full_ = false;
   uint64_t epoch_ = 0;  // newest journaled

@@ -88,6 +88,8 @@ void Cluster::check_persist(const pb::Durable& d) {
                             "{} is alive on {}",
                             d.generation(), r->rank, name));
   if (d.phase() == pb::Durable::PREPARING && d.has_assignment()) {
+    for (const pb::Durable::Member& p : d.participants())
+      planned_[d.generation()][p.name()] = p.incarnation();
     const int64_t g = d.assignment().generation();
     if (forgot_ && assignments_.contains(g) &&
         (!journal_ || journal_->assignment().generation() != g) &&
@@ -162,6 +164,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
   } else if (const auto w = workers_.find(e.worker());
              loss_ == 0 && w != workers_.end() && w->second->agent &&
              world != worlds_.end() &&
+             w->second->incarnation == planned_[e.generation()][e.worker()] &&
              w->second->trouble_until < world->second->began_ms) {
     violated("a failure names a healthy worker: " + e.cause());
   }
