@@ -47,8 +47,8 @@ Result<Layout> Layout::parse(std::string_view text) {
     if (part.size() < 3) return fail(fmt::format("'{}' is no axis", part));
     const std::string_view axis = part.substr(0, 2);
     int degree = 0;
-    const auto [end, error] = std::from_chars(
-        part.data() + 2, part.data() + part.size(), degree);
+    const auto [end, error] =
+        std::from_chars(part.data() + 2, part.data() + part.size(), degree);
     if (error != std::errc() || end != part.data() + part.size() ||
         degree < 1 || degree > 65536)
       return fail(fmt::format("bad degree in '{}'", part));

@@ -45,8 +45,8 @@ ParamTable ParamTable::llama(const ModelConfig& c) {
   const double residual_std =
       kStd / std::sqrt(2.0 * static_cast<double>(c.n_layers));
   const int64_t hd = c.head_dim();
-  matrix("model.embed_tokens.weight", c.vocab_size, c.dim, Role::kEmbedding,
-         -1, TensorSplit::kRows, 1, kStd);
+  matrix("model.embed_tokens.weight", c.vocab_size, c.dim, Role::kEmbedding, -1,
+         TensorSplit::kRows, 1, kStd);
   for (int64_t l = 0; l < c.n_layers; ++l) {
     const std::string p = "model.layers." + std::to_string(l) + ".";
     norm(p + "input_layernorm.weight", Role::kInputNorm, l);

@@ -7,13 +7,13 @@ namespace remesh {
                                const char* condition, const char* message);
 }  // namespace remesh
 
-#define CHECK(cond)                                                   \
-  do {                                                                \
-    if (!(cond)) [[unlikely]]                                         \
-      ::remesh::check_failed(__FILE__, __LINE__, #cond, "");          \
+#define CHECK(cond)                                          \
+  do {                                                       \
+    if (!(cond)) [[unlikely]]                                \
+      ::remesh::check_failed(__FILE__, __LINE__, #cond, ""); \
   } while (0)
-#define CHECK_MSG(cond, message)                                      \
-  do {                                                                \
-    if (!(cond)) [[unlikely]]                                         \
-      ::remesh::check_failed(__FILE__, __LINE__, #cond, (message));   \
+#define CHECK_MSG(cond, message)                                    \
+  do {                                                              \
+    if (!(cond)) [[unlikely]]                                       \
+      ::remesh::check_failed(__FILE__, __LINE__, #cond, (message)); \
   } while (0)

@@ -9,17 +9,21 @@ namespace {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarn: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
 
 void append_value(std::string& out, const std::string& value) {
-  const bool quote = value.empty() ||
-                     value.find_first_of(" \t\n\"=") != std::string::npos;
+  const bool quote =
+      value.empty() || value.find_first_of(" \t\n\"=") != std::string::npos;
   if (!quote) {
     out += value;
     return;
@@ -61,8 +65,8 @@ Result<std::shared_ptr<Logger>> Logger::open(const LogOptions& options) {
     return io_error("log file " + options.path + ": " + e.what());
   }
   std::shared_ptr<Logger> logger(new Logger);
-  logger->impl_ = std::make_shared<spdlog::logger>(
-      options.name, sinks.begin(), sinks.end());
+  logger->impl_ = std::make_shared<spdlog::logger>(options.name, sinks.begin(),
+                                                   sinks.end());
   logger->impl_->set_level(to_spdlog(options.level));
   logger->impl_->set_pattern("%Y-%m-%dT%H:%M:%S.%e %L %n: %v");
   logger->impl_->flush_on(spdlog::level::info);

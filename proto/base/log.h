@@ -35,7 +35,7 @@ struct LogOptions {
 // One key=value of a log line.
 struct Kv {
   template <typename T>
-    requires requires(const T& v) { fmt::format("{}", v); }
+  requires requires(const T& v) { fmt::format("{}", v); }
   Kv(std::string_view k, const T& v) : key(k), value(fmt::format("{}", v)) {}
   std::string_view key;
   std::string value;

@@ -7,16 +7,26 @@ namespace remesh {
 
 const char* code_name(Code code) {
   switch (code) {
-    case Code::kOk: return "ok";
-    case Code::kInvalidArgument: return "invalid_argument";
-    case Code::kNotFound: return "not_found";
-    case Code::kAlreadyExists: return "already_exists";
-    case Code::kCorrupt: return "corrupt";
-    case Code::kIo: return "io";
-    case Code::kUnavailable: return "unavailable";
-    case Code::kExhausted: return "exhausted";
-    case Code::kCancelled: return "cancelled";
-    case Code::kInternal: return "internal";
+    case Code::kOk:
+      return "ok";
+    case Code::kInvalidArgument:
+      return "invalid_argument";
+    case Code::kNotFound:
+      return "not_found";
+    case Code::kAlreadyExists:
+      return "already_exists";
+    case Code::kCorrupt:
+      return "corrupt";
+    case Code::kIo:
+      return "io";
+    case Code::kUnavailable:
+      return "unavailable";
+    case Code::kExhausted:
+      return "exhausted";
+    case Code::kCancelled:
+      return "cancelled";
+    case Code::kInternal:
+      return "internal";
   }
   return "unknown";
 }
@@ -47,9 +57,7 @@ Status errno_error(const std::string& what, int err) {
                                                      : Code::kIo;
   return {code, what + ": " + std::strerror(err)};
 }
-Status unavailable(std::string m) {
-  return {Code::kUnavailable, std::move(m)};
-}
+Status unavailable(std::string m) { return {Code::kUnavailable, std::move(m)}; }
 Status exhausted(std::string m) { return {Code::kExhausted, std::move(m)}; }
 Status cancelled(std::string m) { return {Code::kCancelled, std::move(m)}; }
 Status internal(std::string m) { return {Code::kInternal, std::move(m)}; }

@@ -67,7 +67,7 @@ Status internal(std::string message);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : v_(std::move(value)) {}  // NOLINT: implicit by design
+  Result(T value) : v_(std::move(value)) {}        // NOLINT: implicit by design
   Result(Status status) : v_(std::move(status)) {  // NOLINT
     CHECK(!std::get<Status>(v_).ok());
   }
@@ -100,9 +100,9 @@ class [[nodiscard]] Result {
 #define REMESH_CONCAT(a, b) REMESH_CONCAT_(a, b)
 
 // Returns from the enclosing function with the failure, if there is one.
-#define RETURN_IF_ERROR(expr)                   \
-  do {                                          \
-    ::remesh::Status remesh_status_ = (expr);   \
+#define RETURN_IF_ERROR(expr)                        \
+  do {                                               \
+    ::remesh::Status remesh_status_ = (expr);        \
     if (!remesh_status_.ok()) return remesh_status_; \
   } while (0)
 

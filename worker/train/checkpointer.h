@@ -13,8 +13,8 @@
 // on.
 #pragma once
 
-#include <deque>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -91,9 +91,9 @@ class Checkpointer {
   const Share share_;
   SavePlan plan_;
   std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
-  pb::Manifest manifest_;                // rank 0: of the save under way
-  Status write_status_;                  // of this rank's shard
-  FlatBuffer staged_[3];                 // weights, moments; made when needed
+  pb::Manifest manifest_;               // rank 0: of the save under way
+  Status write_status_;                 // of this rank's shard
+  FlatBuffer staged_[3];                // weights, moments; made when needed
   bool have_staging_ = false;
   bool reported_ = false;  // the failure of the save under way
   Background disk_;        // last: its jobs use what is above

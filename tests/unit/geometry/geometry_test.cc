@@ -12,25 +12,27 @@ TEST(Layout, RankAndCoordAreInverseOnEveryMesh) {
       for (int tp = 1; tp <= 3; ++tp)
         for (int cp = 1; cp <= 2; ++cp) {
           const Layout l{.dp = dp, .pp = pp, .tp = tp, .cp = cp};
-          for (int r = 0; r < l.world(); ++r)
-            EXPECT_EQ(l.rank(l.coord(r)), r);
+          for (int r = 0; r < l.world(); ++r) EXPECT_EQ(l.rank(l.coord(r)), r);
           EXPECT_EQ(*Layout::parse(l.to_string()), l);
         }
 }
 
 TEST(Layout, ParseRefusesWithTheReason) {
-  for (const char* bad : {"", "dp", "dp0", "xx2", "dp2,dp3", "dp2;tp2",
-                          "dp-1", "dp2,", "dp99999999999"}) {
+  for (const char* bad : {"", "dp", "dp0", "xx2", "dp2,dp3", "dp2;tp2", "dp-1",
+                          "dp2,", "dp99999999999"}) {
     const auto r = Layout::parse(bad);
     ASSERT_FALSE(r.ok()) << bad;
-    EXPECT_NE(r.status().message().find("like dp2,pp2,tp2"),
-              std::string::npos);
+    EXPECT_NE(r.status().message().find("like dp2,pp2,tp2"), std::string::npos);
   }
 }
 
 TEST(ParamTable, CountsTheParametersOfKnownModels) {
-  ModelConfig c{.dim = 4096, .n_layers = 32, .n_heads = 32, .n_kv_heads = 8,
-                .hidden_dim = 14336, .vocab_size = 128256};
+  ModelConfig c{.dim = 4096,
+                .n_layers = 32,
+                .n_heads = 32,
+                .n_kv_heads = 8,
+                .hidden_dim = 14336,
+                .vocab_size = 128256};
   EXPECT_EQ(ParamTable::llama(c).num_elements(), 8030261248);  // Llama 3 8B
   c.tie_embeddings = true;
   EXPECT_EQ(ParamTable::llama(c).num_elements(),
@@ -38,8 +40,12 @@ TEST(ParamTable, CountsTheParametersOfKnownModels) {
 }
 
 TEST(ParamTable, EveryElementBelongsToOneParameter) {
-  const ModelConfig c{.dim = 8, .n_layers = 2, .n_heads = 2, .n_kv_heads = 1,
-                      .hidden_dim = 12, .vocab_size = 11};
+  const ModelConfig c{.dim = 8,
+                      .n_layers = 2,
+                      .n_heads = 2,
+                      .n_kv_heads = 1,
+                      .hidden_dim = 12,
+                      .vocab_size = 11};
   const ParamTable t = ParamTable::llama(c);
   for (int64_t e = 0; e < t.num_elements(); ++e) {
     const size_t i = t.param_at(e);
@@ -49,8 +55,12 @@ TEST(ParamTable, EveryElementBelongsToOneParameter) {
 }
 
 TEST(ModelConfig, RefusesHeadsThatDoNotDivide) {
-  ModelConfig c{.dim = 10, .n_layers = 1, .n_heads = 3, .n_kv_heads = 3,
-                .hidden_dim = 4, .vocab_size = 5};
+  ModelConfig c{.dim = 10,
+                .n_layers = 1,
+                .n_heads = 3,
+                .n_kv_heads = 3,
+                .hidden_dim = 4,
+                .vocab_size = 5};
   EXPECT_NE(c.validate().message().find("must divide model.dim = 10"),
             std::string::npos);
 }
