@@ -222,8 +222,10 @@ Ended TrainerTest::run(
 }
 
 int TrainerTest::run_mpi(const pb::RankSpec& spec, int n) {
-  RankProcess p({"mpirun", "-n", std::to_string(n), REMESH_TRAINER, "--spec",
-                 write_spec(spec)},
+  // mpirun's own files too go where the test cleans up.
+  RankProcess p({"env", "TMPDIR=" + dir_,
+                 "OMPI_MCA_btl_vader_backing_directory=" + dir_, "mpirun", "-n",
+                 std::to_string(n), REMESH_TRAINER, "--spec", write_spec(spec)},
                 nullptr, dir_ + "/output");
   return p.wait();
 }
