@@ -13,8 +13,9 @@ step "1/4 packages"
 deploy/install_packages.sh
 
 step "2/4 build (build/bin)"
-cmake --preset release -DREMESH_TESTS=OFF -DREMESH_BENCH=OFF >/dev/null
-cmake --build build -j "$(nproc)"
+cmake --preset release >/dev/null
+cmake --build build -j "$(nproc)" --target remesh remesh-coordinator \
+  remesh-worker remesh-trainer remesh-data
 PATH=$PWD/build/bin:$PATH
 
 step "3/4 data: deploy/data/books.txt.xz -> runs/quickstart-data"

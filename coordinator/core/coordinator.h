@@ -112,8 +112,8 @@ struct Options {
   // `remesh run --resume` of an ended or stopped job: go on from the newest
   // checkpoint instead of reporting the end again.
   bool resume = false;
-  // Smallest epoch of this life (unix seconds), so that workers follow it even
-  // when the journal was lost.
+  // Smallest epoch of this life (unix milliseconds), so that workers follow it
+  // even when the journal was lost.
   uint64_t epoch_floor = 0;
   // Seconds of unix time at monotonic zero, for the times in events.
   double unix_offset_s = 0;

@@ -170,7 +170,7 @@ class DaemonImpl : public Daemon {
     o.address = address_;
     o.resume = options_.resume;
     o.restored = journal_->restored();
-    o.epoch_floor = static_cast<uint64_t>(unix_seconds());
+    o.epoch_floor = static_cast<uint64_t>(unix_seconds() * 1000);
     o.unix_offset_s =
         unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;
     if (const auto last = rundir::parse_metrics_line(metrics_->last_line());

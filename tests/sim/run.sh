@@ -3,6 +3,6 @@
 # figure; exit code 1 when an invariant is violated.
 set -eu
 cd "$(dirname "$0")/../.."
-[ -f build/build.ninja ] || cmake --preset release > /dev/null
+cmake --preset release -DREMESH_TESTS=ON > /dev/null
 cmake --build --preset release --target cluster_sim > /dev/null
 exec build/bin/cluster_sim --seeds "${1:-100000}"

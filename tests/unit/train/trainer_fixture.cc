@@ -127,6 +127,11 @@ void TrainerTest::SetUp() {
       (std::filesystem::temp_directory_path() / "remesh-train-XXXXXX").string();
   ASSERT_NE(mkdtemp(pattern.data()), nullptr);
   dir_ = pattern;
+  // Open MPI's own files too go where the test cleans up.
+  const char* tmpdir = std::getenv("TMPDIR");
+  old_tmpdir_ = tmpdir != nullptr ? tmpdir : "";
+  setenv("TMPDIR", dir_.c_str(), 1);
+  setenv("OMPI_MCA_btl_vader_backing_directory", dir_.c_str(), 1);
   std::ofstream(dir_ + "/text.txt") << text_of(500);
   const auto made = data::prepare({.inputs = {dir_ + "/text.txt"},
                                    .out_dir = dir_ + "/data",
@@ -135,7 +140,19 @@ void TrainerTest::SetUp() {
   ASSERT_TRUE(made.ok()) << made.status().to_string();
 }
 
-void TrainerTest::TearDown() { std::filesystem::remove_all(dir_); }
+void TrainerTest::TearDown() {
+  old_tmpdir_.empty() ? unsetenv("TMPDIR")
+                      : setenv("TMPDIR", old_tmpdir_.c_str(), 1);
+  unsetenv("OMPI_MCA_btl_vader_backing_directory");
+  // The helper of a rank started alone tidies up there too, a moment later.
+  std::error_code error;
+  for (int tries = 0; tries < 100; ++tries) {
+    std::filesystem::remove_all(dir_, error);
+    if (!error && !std::filesystem::exists(dir_, error)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ADD_FAILURE() << dir_ << ": " << error.message();
+}
 
 pb::RankSpec TrainerTest::spec(const std::vector<std::string>& overrides,
                                int dp) {
@@ -222,10 +239,8 @@ Ended TrainerTest::run(
 }
 
 int TrainerTest::run_mpi(const pb::RankSpec& spec, int n) {
-  // mpirun's own files too go where the test cleans up.
-  RankProcess p({"env", "TMPDIR=" + dir_,
-                 "OMPI_MCA_btl_vader_backing_directory=" + dir_, "mpirun", "-n",
-                 std::to_string(n), REMESH_TRAINER, "--spec", write_spec(spec)},
+  RankProcess p({"mpirun", "-n", std::to_string(n), REMESH_TRAINER, "--spec",
+                 write_spec(spec)},
                 nullptr, dir_ + "/output");
   return p.wait();
 }

@@ -65,6 +65,7 @@ class TrainerTest : public testing::Test {
   std::string output() const;  // of the last process
 
   std::string dir_;
+  std::string old_tmpdir_;
   int number_ = 0;
 };
 
