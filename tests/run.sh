@@ -32,6 +32,8 @@ if [ "$preset" = tsan ]; then
   export OMP_NUM_THREADS=1
 elif [ "$preset" = asan ]; then
   select=(-LE no_asan)
+  export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
+  export UBSAN_OPTIONS=print_stacktrace=1
 fi
 step "build"
 cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"

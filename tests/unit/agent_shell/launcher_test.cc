@@ -252,7 +252,7 @@ TEST_F(LauncherTest, NonsenseAssignmentFailsToSpawn) {
 
 TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
   int fds = 0;
-  uint64_t rss = 0;
+  [[maybe_unused]] uint64_t rss = 0;
   const int64_t start = monotonic_ms();
   for (int i = 0; i < 55; ++i) {
     world_->events.clear();
