@@ -30,6 +30,9 @@ if [ "$preset" = tsan ]; then
   targets=("${threaded[@]}" remesh-coordinator)
   select=(-R "^($(IFS='|'; echo "${threaded[*]}"))\$")
   export OMP_NUM_THREADS=1
+  export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
+  # It forks a process that has threads, which ThreadSanitizer cannot follow.
+  export GTEST_FILTER=-Channel.KilledPeerIsLostBeforeAnyHeartbeat
 elif [ "$preset" = asan ]; then
   select=(-LE no_asan)
   export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0

