@@ -96,10 +96,13 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
                                "older ones do not",
                                bad));
     // A committed checkpoint proves that every rank committed its step, also
-    // where reports that said so were lost.
+    // where reports that said so were lost; reports alone prove nothing yet.
+    std::map<int64_t, pb::StepMetrics> proven;
+    for (const pb::StepMetrics& m : best->recent) proven.emplace(m.step(), m);
     for (const CheckpointInfo& c : scan.valid)
-      for (const pb::StepMetrics& m : c.recent)
-        pending_metrics_.emplace(m.step(), m);
+      for (const pb::StepMetrics& m : c.recent) proven.emplace(m.step(), m);
+    proven.merge(pending_metrics_);
+    pending_metrics_ = std::move(proven);
     fill_metrics(best->step);
     return true;
   }

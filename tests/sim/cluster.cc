@@ -331,7 +331,7 @@ void Cluster::start_worker(Worker& w) {
   w.epoch_seen = 0;
   w.terminated = false;
   w.frozen_until = 0;
-  w.trouble_until = now_;
+  note_trouble(w, now_);
   w.inbox_while_frozen.clear();
   trace("worker " + w.name + " starts");
   const std::string name = w.name;
@@ -461,7 +461,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     }
   } else if (std::get_if<agent::Exit>(&action) != nullptr) {
     trace("worker " + name + " exits");
-    w.trouble_until = now_;
+    note_trouble(w, now_);
     for (auto& [rank, r] : w.ranks) r.alive = false;
     w.agent.reset();
     w.left = true;
@@ -722,6 +722,10 @@ void Cluster::schedule_fault() {
   });
 }
 
+void Cluster::note_trouble(Worker& w, int64_t until) {
+  w.trouble_until = std::max(w.trouble_until, until);
+}
+
 void Cluster::random_fault() {
   std::vector<Worker*> up;
   std::vector<Rank*> ranks;
@@ -775,7 +779,7 @@ void Cluster::random_fault() {
       break;
     case 7:
       if (Worker* w = worker())
-        w->trouble_until = w->frozen_until = now_ + uniform(100, 4000);
+        note_trouble(*w, w->frozen_until = now_ + uniform(100, 4000));
       break;
     case 8:
       crash_coordinator();
@@ -785,8 +789,8 @@ void Cluster::random_fault() {
       break;
     case 10:
       if (Worker* w = worker())
-        w->trouble_until = partitioned_until_[w->name] =
-            now_ + uniform(100, 4000);
+        note_trouble(*w,
+                     partitioned_until_[w->name] = now_ + uniform(100, 4000));
       break;
     case 11:
       if (workers_.size() < 6) start_worker(add_worker());

@@ -100,6 +100,7 @@ class Cluster {
 
   // ---- faults
   void schedule_fault();
+  void note_trouble(Worker& w, int64_t until);
   void random_fault();
   void heal();
 
