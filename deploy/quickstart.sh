@@ -51,7 +51,7 @@ print(next(w["pid"] for w in workers if w["name"] != "late"))')
 }
 drama &
 drama_pid=$!
-trap 'kill $drama_pid 2>/dev/null; wait $drama_pid 2>/dev/null || true' EXIT
+trap 'kill $drama_pid 2>/dev/null || true; wait $drama_pid 2>/dev/null || true' EXIT
 
 code=0
 remesh run "$job" --local 2 --run-dir "$run" "$@" || code=$?
