@@ -51,7 +51,7 @@ std::string value_text(const Message& section, const FieldDescriptor* field) {
 }
 
 bool free_to_change(const std::string& section, const std::string& key,
-                    bool schedule_follows) {
+                    bool length_follows, bool warmup_follows) {
   static const std::set<std::string> kSections = {"parallel", "elastic",
                                                   "checkpoint"};
   static const std::set<std::string> kKeys = {
@@ -60,16 +60,20 @@ bool free_to_change(const std::string& section, const std::string& key,
       "train.eval_every", "train.log_every", "train.eval_sequences"};
   const std::string name = section + "." + key;
   return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
-         (schedule_follows &&
-          (name == "schedule.total_steps" || name == "schedule.warmup_steps"));
+         (length_follows && name == "schedule.total_steps") ||
+         (warmup_follows && name == "schedule.warmup_steps");
 }
 
-// Whether total and warm-up steps are what resolve() makes of train.steps, so
-// that a change of train.steps alone changes them.
+// Whether the schedule's length is what resolve() makes of train.steps, so that
+// a change of train.steps alone changes it.
+bool length_follows_steps(const pb::Job& job) {
+  return job.schedule().total_steps() == job.train().steps();
+}
 
-bool schedule_follows_steps(const pb::Job& job) {
+// Likewise the warm-up: the default one, capped by the schedule's length.
+bool warmup_follows_steps(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
-  return s.total_steps() == job.train().steps() &&
+  return length_follows_steps(job) &&
          s.warmup_steps() ==
              std::min(pb::Schedule::default_instance().warmup_steps(),
                       s.total_steps());
@@ -127,8 +131,8 @@ Result<pb::Job> load_resolved(const std::string& path,
 
 std::vector<std::string> forbidden_differences(const pb::Job& run,
                                                const pb::Job& given) {
-  const bool follows =
-      schedule_follows_steps(run) && schedule_follows_steps(given);
+  const bool length = length_follows_steps(run) && length_follows_steps(given);
+  const bool warmup = warmup_follows_steps(run) && warmup_follows_steps(given);
   std::vector<std::string> out;
   const auto* descriptor = pb::Job::descriptor();
   for (int i = 0; i < descriptor->field_count(); ++i) {
@@ -139,7 +143,8 @@ std::vector<std::string> forbidden_differences(const pb::Job& run,
       const FieldDescriptor* key = section->message_type()->field(k);
       const std::string was = value_text(a, key);
       const std::string is = value_text(b, key);
-      if (was == is || free_to_change(section->name(), key->name(), follows)) {
+      if (was == is ||
+          free_to_change(section->name(), key->name(), length, warmup)) {
         continue;
       }
       out.push_back(fmt::format("{}.{}: the run has {}, given is {}",

@@ -220,6 +220,14 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
   ASSERT_EQ(two.size(), 3u) << join(two, "\n");  // hidden_dim follows dim
   EXPECT_EQ(two[0], "model.dim: the run has 256, given is 512");
   EXPECT_EQ(two[2], "train.seed: the run has 1, given is 9");
+  // A warm-up of one's own does not keep a run from being made longer, and is
+  // itself not free.
+  const auto own = job({"schedule.warmup_steps=5"});
+  EXPECT_TRUE(forbidden_differences(
+                  own, job({"schedule.warmup_steps=5", "train.steps=20"}))
+                  .empty());
+  EXPECT_EQ(forbidden_differences(own, job({"schedule.warmup_steps=6"})).size(),
+            1u);
   // A schedule that was set apart from the steps is part of the training.
   EXPECT_FALSE(
       forbidden_differences(job(), job({"schedule.total_steps=200"})).empty());
