@@ -127,6 +127,29 @@ TEST(Process, LeftoversAreKilledButNeverAStranger) {
 
 // ------------------------------------------------------------------ scratch
 
+// A service manager starts the next worker while the killed one's memory is
+// still being torn down.
+TEST(Scratch, APredecessorThatIsStillDyingIsWaitedFor) {
+  TempDir dir;
+  int ready[2];
+  ASSERT_EQ(pipe(ready), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    auto s = Scratch::open(dir / "s", "a");
+    (void)!write(ready[1], "x", 1);
+    usleep(200'000);
+    kill(getpid(), SIGKILL);
+  }
+  std::thread reaper([child] { waitpid(child, nullptr, 0); });
+  char byte = 0;
+  EXPECT_EQ(read(ready[0], &byte, 1), 1);
+  auto s = Scratch::open(dir / "s", "a");
+  EXPECT_TRUE(s.ok()) << s.status().message();
+  reaper.join();
+  close(ready[0]);
+  close(ready[1]);
+}
+
 TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
   TempDir dir;
   {

@@ -23,8 +23,11 @@ namespace {
 
 constexpr int kDeathTimeoutMs = 5000;
 constexpr int kTries = 100;
-// How long a sweep of another worker may hold a name that nobody has.
+// How long a sweep of another worker may hold a name that nobody has, and how
+// long a worker that was just killed may take to be gone: service managers and
+// people start the next one at once.
 constexpr int kSweepTimeoutMs = 6000;
+constexpr int kPredecessorTimeoutMs = 2000;
 
 // A folder of ours alone. In /tmp anybody may have made it first.
 Status make_private_folder(const std::string& path) {
@@ -138,7 +141,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
 
 Status Scratch::take_lock() {
   const std::string lock = folder_ + "/lock";
-  const int64_t end = monotonic_ms() + kSweepTimeoutMs;
+  const int64_t begin = monotonic_ms();
   // A worker that ends may remove the folders between the steps.
   for (int tries = 0;; ++tries) {
     RETURN_IF_ERROR(make_private_folder(root_));
@@ -148,7 +151,8 @@ Status Scratch::take_lock() {
     if (errno == ENOENT && tries < kTries) continue;
     if (errno != EWOULDBLOCK) return errno_error(lock, errno);
     const pid_t holder = holder_of(lock);
-    if (holder == 0 && monotonic_ms() < end) {  // a sweep has it
+    const int patience = holder == 0 ? kSweepTimeoutMs : kPredecessorTimeoutMs;
+    if (monotonic_ms() < begin + patience) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       continue;
     }
