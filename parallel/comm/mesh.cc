@@ -28,6 +28,8 @@ Result<std::unique_ptr<Mesh>> Mesh::make(Comm& world,
   first = me;
   first.cp = 0;
   mesh->cp_ = world.split(layout.rank(first), me.cp);
+  first.dp = 0;
+  mesh->data_ = world.split(layout.rank(first), me.dp * layout.cp + me.cp);
   return mesh;
 }
 

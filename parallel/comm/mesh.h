@@ -4,6 +4,8 @@
 // coordinate alone, ordered by it: dp() are the replicas of this rank's shard,
 // tp() the holders of the other shards of the same tensors, pp() the stages of
 // this rank's pipeline, cp() the holders of the other parts of the sequences.
+// data() is dp and cp together, ordered by dp_i * cp + cp_i: all that hold the
+// same parameters and have a part of their gradient.
 #pragma once
 
 #include <memory>
@@ -28,13 +30,14 @@ class Mesh {
   Comm& pp() { return *pp_; }
   Comm& tp() { return *tp_; }
   Comm& cp() { return *cp_; }
+  Comm& data() { return *data_; }
 
  private:
   Mesh() = default;
   geometry::Layout layout_;
   geometry::Coord coord_;
   Comm* world_ = nullptr;
-  std::unique_ptr<Comm> dp_, pp_, tp_, cp_;
+  std::unique_ptr<Comm> dp_, pp_, tp_, cp_, data_;
 };
 
 }  // namespace remesh::comm

@@ -68,19 +68,21 @@ void for_each_run(const Box& outer, const Box& inner,
 Status validate_layout(const ModelConfig& config, const Layout& layout) {
   RETURN_IF_ERROR(config.validate());
   const int64_t tp = layout.tp;
-  if (config.n_kv_heads % tp != 0 || tp > config.hidden_dim ||
-      tp > config.vocab_size) {
+  const auto fits = [&](int64_t t) {
+    const int64_t kv = config.n_kv_heads;
+    return config.n_heads % t == 0 && (kv % t == 0 || t % kv == 0) &&
+           t <= config.hidden_dim && t <= config.vocab_size;
+  };
+  if (!fits(tp)) {
     std::vector<std::string> allowed;
-    for (int64_t t = 1; t <= config.n_kv_heads; ++t)
-      if (config.n_kv_heads % t == 0 && t <= config.hidden_dim &&
-          t <= config.vocab_size)
-        allowed.push_back(std::to_string(t));
-    return invalid_argument(
-        fmt::format("tensor-parallel degree {}: must divide the {} key/value "
-                    "heads, and hidden_dim {} and vocab_size {} must be at "
-                    "least as large; allowed: {}",
-                    tp, config.n_kv_heads, config.hidden_dim, config.vocab_size,
-                    join(allowed)));
+    for (int64_t t = 1; t <= config.n_heads; ++t)
+      if (fits(t)) allowed.push_back(std::to_string(t));
+    return invalid_argument(fmt::format(
+        "tensor-parallel degree {}: must divide the {} query heads, divide "
+        "the {} key/value heads or be a multiple of them, and be at most "
+        "hidden_dim {} and vocab_size {}; allowed: {}",
+        tp, config.n_heads, config.n_kv_heads, config.hidden_dim,
+        config.vocab_size, join(allowed)));
   }
   if (layout.pp > config.n_layers)
     return invalid_argument(
@@ -112,8 +114,14 @@ Box tp_box(const ParamSpec& spec, int tp, int tp_index) {
   if (spec.split == TensorSplit::kNone) return box;
   const size_t dim = spec.split == TensorSplit::kRows ? 0 : 1;
   CHECK(spec.shape[dim] % spec.split_unit == 0);
-  const MicrobatchRange units =
-      deal(spec.shape[dim] / spec.split_unit, tp, tp_index);
+  const int64_t num_units = spec.shape[dim] / spec.split_unit;
+  const bool heads = spec.role == Role::kKey || spec.role == Role::kValue;
+  // Fewer key/value heads than ranks: each rank has the one its queries read.
+  MicrobatchRange units = deal(num_units, tp, tp_index);
+  if (heads && num_units < tp) {
+    units.begin = tp_index * num_units / tp;
+    units.end = units.begin + 1;
+  }
   box.start[dim] = units.begin * spec.split_unit;
   box.count[dim] = units.size() * spec.split_unit;
   return box;

@@ -52,10 +52,11 @@ void for_each_run(const Box& outer, const Box& inner,
 // [first[s], first[s + 1]). Made by split_layers (schedule.h).
 using StageBounds = std::vector<int64_t>;
 
-// Whether the model can be cut that way: tp must divide n_kv_heads (so that a
-// rank has whole groups of query heads with their key/value head), and be at
-// most hidden_dim and vocab_size; pp is at most n_layers. The message lists
-// the allowed degrees.
+// Whether the model can be cut that way: tp must divide n_heads, and divide
+// n_kv_heads or be a multiple of it (so that a rank has whole groups of query
+// heads with their key/value head, or a part of one group), and be at most
+// hidden_dim and vocab_size; pp is at most n_layers. The message lists the
+// allowed degrees.
 Status validate_layout(const ModelConfig& config, const Layout& layout);
 
 // Whether pipeline stage `stage` holds a parameter: embedding on the first,

@@ -73,7 +73,12 @@ TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
             const auto box = shard_of(t, i, bounds, l, {.pp = pp, .tp = tp});
             if (box && contains(*box, e / columns, e % columns)) ++holders;
           }
-        const int copies = t[i].split == TensorSplit::kNone ? l.tp : 1;
+        const bool kv = t[i].role == Role::kKey || t[i].role == Role::kValue;
+        const int sharing =
+            std::max<int>(1, l.tp / static_cast<int>(c.n_kv_heads));
+        const int copies = t[i].split == TensorSplit::kNone ? l.tp
+                           : kv                             ? sharing
+                                                            : 1;
         ASSERT_EQ(holders, copies * (ends ? 2 : 1))
             << t[i].name << " element " << e << " " << l.to_string();
       }
@@ -91,8 +96,10 @@ TEST_F(Slice, AShardKeepsHeadsWholeAndQueriesWithTheirKeys) {
       const auto k = tp_box(t[t.find(Role::kKey, 0)], l.tp, tp);
       const auto o = tp_box(t[t.find(Role::kOutput, 0)], l.tp, tp);
       const int64_t group = c.n_heads / c.n_kv_heads;
-      EXPECT_EQ(q.start[0], k.start[0] * group);
-      EXPECT_EQ(q.count[0], k.count[0] * group);
+      // Every query head of the rank reads a key/value head of the rank.
+      EXPECT_EQ(q.start[0] / c.head_dim() / group, k.start[0] / c.head_dim());
+      EXPECT_EQ((q.start[0] + q.count[0] - 1) / c.head_dim() / group,
+                (k.start[0] + k.count[0] - 1) / c.head_dim());
       EXPECT_EQ(q.start[0] % c.head_dim(), 0);
       EXPECT_EQ(o.start[1], q.start[0]);
       EXPECT_EQ(o.count[1], q.count[0]);

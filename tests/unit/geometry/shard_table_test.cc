@@ -1,0 +1,166 @@
+// What ranks hold: over a mesh every element is owned once, whatever the cut.
+#include "parallel/geometry/shard_table.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "parallel/geometry/zero.h"
+
+namespace remesh::geometry {
+namespace {
+
+ModelConfig random_config(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> v) {
+    return *(v.begin() + static_cast<int64_t>(random() % v.size()));
+  };
+  ModelConfig c;
+  c.n_kv_heads = pick({1, 2, 4});
+  c.n_heads = c.n_kv_heads * pick({1, 2, 4});
+  c.dim = c.n_heads * pick({2, 6, 8});
+  c.n_layers = pick({1, 2, 5, 7});
+  c.hidden_dim = pick({9, 16, 37});
+  c.vocab_size = pick({17, 32, 257});
+  c.tie_embeddings = random() % 2 == 0;
+  return c;
+}
+
+// How often each element of each parameter is there.
+using Counts = std::vector<std::vector<int>>;
+
+void count(const ParamTable& table, const std::vector<Piece>& pieces,
+           Counts& counts) {
+  for (const Piece& p : pieces)
+    for_each_run(whole(table[p.param]), p.box,
+                 [&](int64_t at, int64_t, int64_t n) {
+                   for (int64_t i = 0; i < n; ++i)
+                     ++counts[p.param][static_cast<size_t>(at + i)];
+                 });
+}
+
+Counts no_counts(const ParamTable& table) {
+  Counts c;
+  for (const ParamSpec& s : table.specs())
+    c.emplace_back(static_cast<size_t>(s.numel()), 0);
+  return c;
+}
+
+TEST(ShardTable, OneRankHoldsTheParamTable) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 20; ++i) {
+    const ParamTable table = ParamTable::llama(random_config(random));
+    const auto t =
+        ShardTable::make(table, {}, {}, {0, table.config().n_layers});
+    ASSERT_TRUE(t.ok());
+    ASSERT_EQ(t->size(), table.size());
+    EXPECT_EQ(t->num_elements(), table.num_elements());
+    for (size_t k = 0; k < table.size(); ++k) {
+      EXPECT_EQ((*t)[k].param, k);
+      EXPECT_EQ((*t)[k].offset, table.offset(k));
+      EXPECT_TRUE((*t)[k].owner);
+    }
+  }
+}
+
+TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int done = 0;
+  while (done < 150) {
+    const ParamTable table = ParamTable::llama(random_config(random));
+    Layout layout{.dp = 1 + static_cast<int>(random() % 3),
+                  .pp = 1 + static_cast<int>(random() % 4),
+                  .tp = 1 << random() % 4,
+                  .cp = 1 + static_cast<int>(random() % 2)};
+    const int chunks = layout.pp > 1 ? 1 + static_cast<int>(random() % 2) : 1;
+    const auto bounds = stage_bounds(table.config(), layout.pp * chunks, 8);
+    if (!bounds.ok() || !validate_layout(table.config(), layout).ok()) continue;
+    ++done;
+    Counts owned = no_counts(table);
+    Counts counted = no_counts(table);
+    std::map<int, std::vector<float>> held;
+    const int n = layout.dp * layout.cp;
+    const int z = n % 2 == 0 && random() % 2 == 0 ? 2 : 0;
+    const ZeroOptions zero{.stage = static_cast<int>(random() % 4),
+                           .shard_group = z};
+    for (int r = 0; r < layout.world(); ++r) {
+      const Coord me = layout.coord(r);
+      const auto t = ShardTable::make(table, layout, me, *bounds, chunks);
+      ASSERT_TRUE(t.ok()) << t.status().to_string();
+      if (me.dp == 0 && me.cp == 0)
+        count(table, t->owned_pieces(0, t->num_elements()), owned);
+      const auto plan = ZeroPlan::make(*t, zero, n, me.dp * layout.cp + me.cp);
+      ASSERT_TRUE(plan.ok());
+      int64_t at = 0;
+      for (size_t u = 0; u < t->units().size(); ++u) {
+        EXPECT_EQ(t->units()[u].begin, at);
+        at = t->units()[u].end;
+        const FlatRange norm = plan->norm_range(u);
+        const FlatRange update = plan->update_range(u);
+        EXPECT_GE(norm.begin, update.begin);
+        EXPECT_LE(norm.end, update.end);
+        count(table, t->owned_pieces(norm.begin, norm.end), counted);
+      }
+      EXPECT_EQ(at, t->num_elements());
+      // Initial values are those of the whole table.
+      std::vector<float> values(static_cast<size_t>(t->num_elements()));
+      t->initial_values(7, 0, values);
+      const int64_t e = static_cast<int64_t>(random()) % t->num_elements();
+      const Piece p = t->pieces(e, e + 1)[0];
+      const auto& shape = table[p.param].shape;
+      const int64_t global = shape.size() == 2
+                                 ? p.box.start[0] * shape[1] + p.box.start[1]
+                                 : p.box.start[0];
+      EXPECT_EQ(values[static_cast<size_t>(e)],
+                table.initial_value(7, p.param, global));
+    }
+    for (size_t i = 0; i < table.size(); ++i)
+      for (size_t e = 0; e < owned[i].size(); ++e) {
+        ASSERT_EQ(owned[i][e], 1)
+            << table[i].name << " " << e << " " << layout.to_string();
+        ASSERT_EQ(counted[i][e], 1)
+            << table[i].name << " " << e << " " << layout.to_string();
+      }
+  }
+}
+
+TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
+  const ParamTable table = ParamTable::llama({.dim = 32,
+                                              .n_layers = 1,
+                                              .n_heads = 8,
+                                              .n_kv_heads = 2,
+                                              .hidden_dim = 16,
+                                              .vocab_size = 16});
+  for (int tp = 0; tp < 8; ++tp) {
+    const auto t =
+        ShardTable::make(table, {.tp = 8}, {.tp = tp}, StageBounds{0, 1});
+    ASSERT_TRUE(t.ok());
+    const ShardParam& k = (*t)[static_cast<size_t>(t->find(Role::kKey, 0))];
+    EXPECT_EQ(k.tp_group, 4);
+    EXPECT_EQ(k.box.start[0], tp / 4 * 4);
+    EXPECT_EQ(k.owner, tp % 4 == 0);
+  }
+  EXPECT_FALSE(ShardTable::make(table, {.tp = 3}, {}, StageBounds{0, 1}).ok());
+}
+
+TEST(Zero, WhatIsAllowedIsSaid) {
+  const ParamTable table = ParamTable::llama({.dim = 8,
+                                              .n_layers = 1,
+                                              .n_heads = 2,
+                                              .n_kv_heads = 2,
+                                              .hidden_dim = 8,
+                                              .vocab_size = 8});
+  const auto t = ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1});
+  ASSERT_TRUE(t.ok());
+  EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 4}, 6, 0).ok());
+  EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 1, .shard_group = 4}, 6, 0).ok());
+  const auto p = ZeroPlan::make(*t, {.stage = 1, .shard_group = 3}, 6, 4);
+  ASSERT_TRUE(p.ok());
+  EXPECT_EQ(p->shard_index(), 1);
+  EXPECT_EQ(p->replica_index(), 1);
+}
+
+}  // namespace
+}  // namespace remesh::geometry
