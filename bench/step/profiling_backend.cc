@@ -6,6 +6,7 @@ namespace remesh::bench {
 namespace {
 
 using kernels::AdamWOptions;
+using kernels::AttentionSegment;
 using kernels::AttentionShape;
 using kernels::Backend;
 using kernels::Dtype;
@@ -101,6 +102,21 @@ class Profiler final : public ProfilingBackend {
       b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
     });
   }
+  void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
+                         const void* k, const void* v, bool first, float* out,
+                         float* lse) override {
+    timed("attention",
+          [&] { b_.attention_segment(d, s, q, k, v, first, out, lse); });
+  }
+  void attention_segment_backward(Dtype d, const AttentionSegment& s,
+                                  const void* q, const void* k, const void* v,
+                                  const void* out, const float* lse,
+                                  const void* dout, float* dq, float* dk,
+                                  float* dv) override {
+    timed("attention_backward", [&] {
+      b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
+    });
+  }
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
               void* y) override {
     timed("swiglu", [&] { b_.swiglu(d, gu, rows, dim, y); });
@@ -109,14 +125,18 @@ class Profiler final : public ProfilingBackend {
                        int64_t dim, void* dgu, void* y) override {
     timed("swiglu", [&] { b_.swiglu_backward(d, gu, dy, rows, dim, dgu, y); });
   }
-  void embedding(const float* table, const int32_t* tokens, int64_t rows,
-                 int64_t dim, float* y) override {
-    timed("embedding", [&] { b_.embedding(table, tokens, rows, dim, y); });
-  }
-  void embedding_backward(const float* dy, const int32_t* tokens, int64_t rows,
-                          int64_t dim, float* dtable) override {
+  void embedding(const float* table, int64_t row0, int64_t num_rows,
+                 const int32_t* tokens, int64_t rows, int64_t dim,
+                 float* y) override {
     timed("embedding",
-          [&] { b_.embedding_backward(dy, tokens, rows, dim, dtable); });
+          [&] { b_.embedding(table, row0, num_rows, tokens, rows, dim, y); });
+  }
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t row0,
+                          int64_t num_rows, int64_t rows, int64_t dim,
+                          float* dtable) override {
+    timed("embedding", [&] {
+      b_.embedding_backward(dy, tokens, row0, num_rows, rows, dim, dtable);
+    });
   }
   void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
                          int64_t cols, int64_t col0, const int32_t* targets,
@@ -126,6 +146,11 @@ class Profiler final : public ProfilingBackend {
       b_.cross_entropy_add(d, logits, rows, cols, col0, targets, first, row_max,
                            row_sum, target_logit);
     });
+  }
+  void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
+                             float* row_sum) override {
+    timed("cross_entropy",
+          [&] { b_.cross_entropy_rescale(rows, new_max, row_max, row_sum); });
   }
   double cross_entropy_finish(int64_t rows, const float* row_max,
                               const float* row_sum, const float* target_logit,
@@ -151,6 +176,13 @@ class Profiler final : public ProfilingBackend {
   void convert(int64_t n, Dtype from, const void* src, Dtype to,
                void* dst) override {
     timed("copy", [&] { b_.convert(n, from, src, to, dst); });
+  }
+  void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
+                    int64_t src_stride, Dtype to, void* dst,
+                    int64_t dst_stride) override {
+    timed("copy", [&] {
+      b_.convert_rows(rows, cols, from, src, src_stride, to, dst, dst_stride);
+    });
   }
   void scale(int64_t n, double a, float* x) override {
     timed("copy", [&] { b_.scale(n, a, x); });

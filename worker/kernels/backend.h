@@ -53,6 +53,21 @@ struct AttentionShape {
   int64_t stride = 0;
 };
 
+// One block of attention between Tq queries and Tk keys of sequences that are
+// split over ranks (ring attention, Liu et al. 2023): query i, at position
+// q0 + i, sees key j, at position k0 + j, when q0 + i >= k0 + j. Token n = b *
+// q_batch + i of q starts n * q_stride elements in, token n = b * kv_batch + j
+// of k and v n * kv_stride; inside a token, heads are contiguous. lse of
+// (b, h, i) is lse[(b * num_heads + h) * lse_T + i].
+struct AttentionSegment {
+  int64_t B = 0, Tq = 0, Tk = 0;
+  int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  int64_t q_stride = 0, kv_stride = 0;  // elements between tokens
+  int64_t q_batch = 0, kv_batch = 0;    // tokens between sequences
+  int64_t lse_T = 0;
+  int64_t q0 = 0, k0 = 0;
+};
+
 // One AdamW update (Loshchilov & Hutter 2019), as torch.optim.AdamW:
 //   g' = g * grad_scale;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
 //   p = p (1 - lr wd) - lr / (1 - b1^step) * m / (sqrt(v / (1 - b2^step)) +
@@ -159,6 +174,24 @@ class Backend {
                                   const void* dout, void* dq, void* dk,
                                   void* dv) = 0;
 
+  // The same for one block of sequences that are split over ranks. Adds the
+  // block to the running result by the log-sum-exp rule, or with `first`
+  // starts it: out is fp32 and normalised, with num_heads * head_dim elements
+  // between tokens and q_batch tokens between sequences. A row that has seen no
+  // key has out 0 and lse -infinity.
+  virtual void attention_segment(Dtype d, const AttentionSegment& s,
+                                 const void* q, const void* k, const void* v,
+                                 bool first, float* out, float* lse) = 0;
+  // Gradients through the block, given the final out (type d, laid out as the
+  // fp32 one), lse and dout (as out). Added into dq (laid out as the fp32 out)
+  // and into dk and dv (num_kv_heads * head_dim elements between tokens,
+  // kv_batch tokens between sequences).
+  virtual void attention_segment_backward(Dtype d, const AttentionSegment& s,
+                                          const void* q, const void* k,
+                                          const void* v, const void* out,
+                                          const float* lse, const void* dout,
+                                          float* dq, float* dk, float* dv) = 0;
+
   // --- SwiGLU (Shazeer 2020) ---
   // gu (rows, 2 * dim): gate, then up. y (rows, dim) = silu(gate) * up.
   virtual void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
@@ -169,23 +202,34 @@ class Backend {
                                void* y) = 0;
 
   // --- embedding ---
-  // y (rows, dim) = table[token].
-  virtual void embedding(const float* table, const int32_t* tokens,
-                         int64_t rows, int64_t dim, float* y) = 0;
-  // dtable[token] += dy, equal tokens added in row order.
+  // table: vocabulary rows [row0, row0 + num_rows). y (rows, dim) =
+  // table[token - row0], or 0 for tokens outside.
+  virtual void embedding(const float* table, int64_t row0, int64_t num_rows,
+                         const int32_t* tokens, int64_t rows, int64_t dim,
+                         float* y) = 0;
+  // dtable[token - row0] += dy, equal tokens added in row order; tokens outside
+  // are skipped.
   virtual void embedding_backward(const float* dy, const int32_t* tokens,
-                                  int64_t rows, int64_t dim, float* dtable) = 0;
+                                  int64_t row0, int64_t num_rows, int64_t rows,
+                                  int64_t dim, float* dtable) = 0;
 
   // --- softmax cross-entropy over pieces of the vocabulary ---
   // The logits are never needed all at once: each piece (rows, cols), whose
   // first column is vocabulary entry col0, updates the running statistics
-  // (online softmax, Milakov & Gimelshein 2018). Split vocabularies of
-  // several ranks combine the same way. `first` starts the statistics.
+  // (online softmax, Milakov & Gimelshein 2018). `first` starts the statistics.
+  // target_logit stays 0 for a row whose target lies in none of the pieces
+  // added; a negative target lies in none. So the ranks of a split vocabulary
+  // combine by the maximum of row_max, cross_entropy_rescale to it, and the
+  // sums of row_sum and of target_logit.
   virtual void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
                                  int64_t cols, int64_t col0,
                                  const int32_t* targets, bool first,
                                  float* row_max, float* row_sum,
                                  float* target_logit) = 0;
+  // row_sum *= exp(row_max - new_max); row_max = new_max. REQUIRES: no new
+  // maximum is less than the row's own.
+  virtual void cross_entropy_rescale(int64_t rows, const float* new_max,
+                                     float* row_max, float* row_sum) = 0;
   // lse = row_max + log(row_sum); returns the sum over rows of
   // lse - target_logit, added in row order in double.
   virtual double cross_entropy_finish(int64_t rows, const float* row_max,
@@ -204,6 +248,10 @@ class Backend {
   virtual void add(int64_t n, const float* a, const float* b, float* out) = 0;
   virtual void convert(int64_t n, Dtype from, const void* src, Dtype to,
                        void* dst) = 0;
+  // Strided rows: dst[r * dst_stride + c] = src[r * src_stride + c], c < cols.
+  virtual void convert_rows(int64_t rows, int64_t cols, Dtype from,
+                            const void* src, int64_t src_stride, Dtype to,
+                            void* dst, int64_t dst_stride) = 0;
   // x *= a.
   virtual void scale(int64_t n, double a, float* x) = 0;
   // y += a * x.

@@ -236,7 +236,7 @@ class CpuBackend final : public Backend {
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
                  const void* v, void* out, float* lse) override {
     const AttentionTask task{
-        .shape = s, .q = q, .k = k, .v = v, .o = out, .lse = lse};
+        .segment = whole(s), .q = q, .k = k, .v = v, .o = out, .lse = lse};
     typed(d, [&](auto ops, auto) { attention_tasks(task, ops->attention); });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
@@ -244,7 +244,9 @@ class CpuBackend final : public Backend {
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
     // The task's lse is only read on the way back.
-    const AttentionTask task{.shape = s,
+    const AttentionTask task{.segment = whole(s),
+                             .dq_stride = s.stride,
+                             .dkv_stride = s.stride,
                              .q = q,
                              .k = k,
                              .v = v,
@@ -256,6 +258,41 @@ class CpuBackend final : public Backend {
                              .lse = const_cast<float*>(lse)};
     typed(d, [&](auto ops, auto) {
       attention_tasks(task, ops->attention_backward);
+    });
+  }
+  void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
+                         const void* k, const void* v, bool first, float* out,
+                         float* lse) override {
+    const AttentionTask task{.segment = s,
+                             .first = first,
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .o = out,
+                             .lse = lse};
+    typed(d, [&](auto ops, auto) {
+      attention_tasks(task, ops->attention_segment);
+    });
+  }
+  void attention_segment_backward(Dtype d, const AttentionSegment& s,
+                                  const void* q, const void* k, const void* v,
+                                  const void* out, const float* lse,
+                                  const void* dout, float* dq, float* dk,
+                                  float* dv) override {
+    const AttentionTask task{.segment = s,
+                             .dq_stride = s.num_heads * s.head_dim,
+                             .dkv_stride = s.num_kv_heads * s.head_dim,
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .out = out,
+                             .dout = dout,
+                             .dq = dq,
+                             .dk = dk,
+                             .dv = dv,
+                             .lse = const_cast<float*>(lse)};
+    typed(d, [&](auto ops, auto) {
+      attention_tasks(task, ops->attention_segment_backward);
     });
   }
 
@@ -280,24 +317,33 @@ class CpuBackend final : public Backend {
     });
   }
 
-  void embedding(const float* table, const int32_t* tokens, int64_t rows,
-                 int64_t dim, float* y) override {
+  void embedding(const float* table, int64_t row0, int64_t num_rows,
+                 const int32_t* tokens, int64_t rows, int64_t dim,
+                 float* y) override {
+    const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
     parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
-      for (int64_t i = r0; i < r1; ++i)
-        std::memcpy(y + i * dim, table + tokens[i] * dim,
-                    static_cast<size_t>(dim) * sizeof(float));
+      for (int64_t i = r0; i < r1; ++i) {
+        const int64_t t = tokens[i] - row0;
+        if (t >= 0 && t < num_rows)
+          std::memcpy(y + i * dim, table + t * dim, bytes);
+        else
+          std::memset(y + i * dim, 0, bytes);
+      }
     });
   }
-  void embedding_backward(const float* dy, const int32_t* tokens, int64_t rows,
-                          int64_t dim, float* dtable) override {
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t row0,
+                          int64_t num_rows, int64_t rows, int64_t dim,
+                          float* dtable) override {
     // Each table row belongs to one thread, which adds in row order.
     const int64_t owners =
         std::min<int64_t>(threads_, ceil_div(rows * dim, kGrain));
     parallel(owners, 1, [&](int64_t o0, int64_t o1, int) {
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t owner = tokens[i] % owners;
+        const int64_t t = tokens[i] - row0;
+        if (t < 0 || t >= num_rows) continue;
+        const int64_t owner = t % owners;
         if (owner >= o0 && owner < o1)
-          simd_.accumulate(dim, 1.0F, dy + i * dim, dtable + tokens[i] * dim);
+          simd_.accumulate(dim, 1.0F, dy + i * dim, dtable + t * dim);
       }
     });
   }
@@ -314,6 +360,13 @@ class CpuBackend final : public Backend {
                                target_logit + r0);
       });
     });
+  }
+  void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
+                             float* row_sum) override {
+    for (int64_t i = 0; i < rows; ++i) {
+      row_sum[i] *= std::exp(row_max[i] - new_max[i]);
+      row_max[i] = new_max[i];
+    }
   }
   double cross_entropy_finish(int64_t rows, const float* row_max,
                               const float* row_sum, const float* target_logit,
@@ -356,6 +409,26 @@ class CpuBackend final : public Backend {
         simd_.to_bf16(i1 - i0, at<float>(src, i0), at<Bf16>(dst, i0));
       else
         simd_.to_fp32(i1 - i0, at<Bf16>(src, i0), at<float>(dst, i0));
+    });
+  }
+  void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
+                    int64_t src_stride, Dtype to, void* dst,
+                    int64_t dst_stride) override {
+    const auto at_row = [](auto* p, Dtype d, int64_t r, int64_t stride) {
+      return p + r * stride * static_cast<int64_t>(dtype_size(d));
+    };
+    parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
+      for (int64_t r = r0; r < r1; ++r) {
+        const char* a =
+            at_row(static_cast<const char*>(src), from, r, src_stride);
+        char* b = at_row(static_cast<char*>(dst), to, r, dst_stride);
+        if (from == to)
+          std::memcpy(b, a, static_cast<size_t>(cols) * dtype_size(from));
+        else if (to == Dtype::kBf16)
+          simd_.to_bf16(cols, at<float>(a, 0), at<Bf16>(b, 0));
+        else
+          simd_.to_fp32(cols, at<Bf16>(a, 0), at<float>(b, 0));
+      }
     });
   }
   void scale(int64_t n, double a, float* x) override {
@@ -467,6 +540,21 @@ class CpuBackend final : public Backend {
     }
   }
 
+  // Attention of whole sequences is one block of each with itself.
+  static AttentionSegment whole(const AttentionShape& s) {
+    return {.B = s.B,
+            .Tq = s.T,
+            .Tk = s.T,
+            .num_heads = s.num_heads,
+            .num_kv_heads = s.num_kv_heads,
+            .head_dim = s.head_dim,
+            .q_stride = s.stride,
+            .kv_stride = s.stride,
+            .q_batch = s.T,
+            .kv_batch = s.T,
+            .lse_T = s.T};
+  }
+
   void gemm(const GemmKey& key, const void* a, const void* b, void* c) {
     const ThreadScope scope(threads_);
     gemm_.run(key, a, b, c);
@@ -474,7 +562,7 @@ class CpuBackend final : public Backend {
 
   void attention_tasks(const AttentionTask& shared,
                        void (*run)(const AttentionTask&)) {
-    const AttentionShape& s = shared.shape;
+    const AttentionSegment& s = shared.segment;
     CHECK(s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0);
     // A multiple of a cache line, so that threads' scratch stays aligned.
     const int64_t each = ceil_div(simd_.attention_scratch(s), 16) * 16;

@@ -253,6 +253,68 @@ class ReferenceBackend final : public Backend {
     store_heads(d, s, s.num_kv_heads, gv, dv);
   }
 
+  void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
+                         const void* k, const void* v, bool first, float* out,
+                         float* lse) override {
+    for_each_segment_row(s, [&](const SegmentRow& r) {
+      float& row_lse = lse[r.lse];
+      float* row = out + r.out;
+      if (first) {
+        row_lse = -INFINITY;
+        std::fill_n(row, s.head_dim, 0.0F);
+      }
+      if (r.visible == 0) return;
+      std::vector<double> p(static_cast<size_t>(r.visible));
+      double top = -INFINITY;
+      for (int64_t u = 0; u < r.visible; ++u)
+        top = std::max(
+            top, p[static_cast<size_t>(u)] = segment_score(d, s, q, k, r, u));
+      double sum = 0;
+      for (double& e : p) sum += e = std::exp(e - top);
+      const double block = top + std::log(sum);
+      const double most = std::max(block, static_cast<double>(row_lse));
+      const double both =
+          most + std::log(std::exp(block - most) + std::exp(row_lse - most));
+      for (int64_t j = 0; j < s.head_dim; ++j) {
+        double o = 0;
+        for (int64_t u = 0; u < r.visible; ++u)
+          o += p[static_cast<size_t>(u)] * at(d, v, r.key(s, u) + j);
+        row[j] = static_cast<float>(row[j] * std::exp(row_lse - both) +
+                                    o / sum * std::exp(block - both));
+      }
+      row_lse = static_cast<float>(both);
+    });
+  }
+
+  void attention_segment_backward(Dtype d, const AttentionSegment& s,
+                                  const void* q, const void* k, const void* v,
+                                  const void* out, const float* lse,
+                                  const void* dout, float* dq, float* dk,
+                                  float* dv) override {
+    const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+    for_each_segment_row(s, [&](const SegmentRow& r) {
+      double delta = 0;
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        delta += at(d, out, r.out + j) * at(d, dout, r.out + j);
+      for (int64_t u = 0; u < r.visible; ++u) {
+        const double p = std::exp(segment_score(d, s, q, k, r, u) - lse[r.lse]);
+        double dp = 0;
+        for (int64_t j = 0; j < s.head_dim; ++j)
+          dp += at(d, dout, r.out + j) * at(d, v, r.key(s, u) + j);
+        const double ds = p * (dp - delta) * factor;
+        const int64_t grad = r.key_gradient(s, u);
+        for (int64_t j = 0; j < s.head_dim; ++j) {
+          const auto add = [](float& to, double x) {
+            to = static_cast<float>(to + x);
+          };
+          add(dv[grad + j], p * at(d, dout, r.out + j));
+          add(dq[r.out + j], ds * at(d, k, r.key(s, u) + j));
+          add(dk[grad + j], ds * at(d, q, r.query + j));
+        }
+      }
+    });
+  }
+
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
               void* y) override {
     for (int64_t i = 0; i < rows; ++i)
@@ -278,18 +340,24 @@ class ReferenceBackend final : public Backend {
       }
   }
 
-  void embedding(const float* table, const int32_t* tokens, int64_t rows,
-                 int64_t dim, float* y) override {
-    for (int64_t i = 0; i < rows; ++i)
+  void embedding(const float* table, int64_t row0, int64_t num_rows,
+                 const int32_t* tokens, int64_t rows, int64_t dim,
+                 float* y) override {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t t = tokens[i] - row0;
       for (int64_t j = 0; j < dim; ++j)
-        y[i * dim + j] = table[tokens[i] * dim + j];
+        y[i * dim + j] = t >= 0 && t < num_rows ? table[t * dim + j] : 0.0F;
+    }
   }
 
-  void embedding_backward(const float* dy, const int32_t* tokens, int64_t rows,
-                          int64_t dim, float* dtable) override {
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < dim; ++j)
-        dtable[tokens[i] * dim + j] += dy[i * dim + j];
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t row0,
+                          int64_t num_rows, int64_t rows, int64_t dim,
+                          float* dtable) override {
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t t = tokens[i] - row0;
+      if (t < 0 || t >= num_rows) continue;
+      for (int64_t j = 0; j < dim; ++j) dtable[t * dim + j] += dy[i * dim + j];
+    }
   }
 
   void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
@@ -297,6 +365,7 @@ class ReferenceBackend final : public Backend {
                          bool first, float* row_max, float* row_sum,
                          float* target_logit) override {
     for (int64_t i = 0; i < rows; ++i) {
+      if (first) target_logit[i] = 0;
       double top = first ? at(d, logits, i * cols) : row_max[i];
       for (int64_t j = 0; j < cols; ++j)
         top = std::max(top, at(d, logits, i * cols + j));
@@ -308,6 +377,15 @@ class ReferenceBackend final : public Backend {
       }
       row_max[i] = static_cast<float>(top);
       row_sum[i] = static_cast<float>(sum);
+    }
+  }
+
+  void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
+                             float* row_sum) override {
+    for (int64_t i = 0; i < rows; ++i) {
+      row_sum[i] = static_cast<float>(
+          row_sum[i] * std::exp(static_cast<double>(row_max[i]) - new_max[i]));
+      row_max[i] = new_max[i];
     }
   }
 
@@ -341,6 +419,13 @@ class ReferenceBackend final : public Backend {
   void convert(int64_t n, Dtype from, const void* src, Dtype to,
                void* dst) override {
     for (int64_t i = 0; i < n; ++i) set(to, dst, i, at(from, src, i));
+  }
+  void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
+                    int64_t src_stride, Dtype to, void* dst,
+                    int64_t dst_stride) override {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c)
+        set(to, dst, r * dst_stride + c, at(from, src, r * src_stride + c));
   }
   void scale(int64_t n, double a, float* x) override {
     for (int64_t i = 0; i < n; ++i) x[i] = static_cast<float>(x[i] * a);
@@ -414,6 +499,42 @@ class ReferenceBackend final : public Backend {
       top = std::max(top, p[static_cast<size_t>(u)]);
     }
     return top;
+  }
+
+  // One query of one head in a block of attention: where its elements lie and
+  // how many keys it sees.
+  struct SegmentRow {
+    int64_t b, g;
+    int64_t query, out, lse;
+    int64_t visible;
+    int64_t key(const AttentionSegment& s, int64_t u) const {
+      return (b * s.kv_batch + u) * s.kv_stride + g * s.head_dim;
+    }
+    int64_t key_gradient(const AttentionSegment& s, int64_t u) const {
+      return ((b * s.kv_batch + u) * s.num_kv_heads + g) * s.head_dim;
+    }
+  };
+  template <typename F>
+  static void for_each_segment_row(const AttentionSegment& s, const F& f) {
+    for (int64_t b = 0; b < s.B; ++b)
+      for (int64_t h = 0; h < s.num_heads; ++h)
+        for (int64_t i = 0; i < s.Tq; ++i) {
+          const int64_t token = b * s.q_batch + i;
+          f(SegmentRow{
+              .b = b,
+              .g = h / (s.num_heads / s.num_kv_heads),
+              .query = token * s.q_stride + h * s.head_dim,
+              .out = (token * s.num_heads + h) * s.head_dim,
+              .lse = (b * s.num_heads + h) * s.lse_T + i,
+              .visible = std::clamp<int64_t>(s.q0 + i - s.k0 + 1, 0, s.Tk)});
+        }
+  }
+  static double segment_score(Dtype d, const AttentionSegment& s, const void* q,
+                              const void* k, const SegmentRow& r, int64_t u) {
+    double sum = 0;
+    for (int64_t j = 0; j < s.head_dim; ++j)
+      sum += at(d, q, r.query + j) * at(d, k, r.key(s, u) + j);
+    return sum / std::sqrt(static_cast<double>(s.head_dim));
   }
 
   // Writes the first `heads` heads of every token.

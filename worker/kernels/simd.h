@@ -29,14 +29,19 @@ struct AdamWConstants {
   bool clear_grad, stream;
 };
 
-// One attention problem: key/value head `g` of sequence `b`, all its queries.
+// One attention problem: key/value head `g` of sequence `b` of a block, and all
+// query heads that read it. o, dq, dk, dv are written as the type of q, or for
+// the *_segment functions merged or added in fp32.
 struct AttentionTask {
-  AttentionShape shape;
-  int64_t b, g;
-  const void *q, *k, *v, *out, *dout;
-  void *o, *dq, *dk, *dv;
-  float* lse;
-  float* scratch;  // attention_scratch() floats
+  AttentionSegment segment;
+  bool first = false;
+  int64_t b = 0, g = 0;
+  int64_t dq_stride = 0, dkv_stride = 0;  // elements between tokens
+  const void *q = nullptr, *k = nullptr, *v = nullptr;
+  const void *out = nullptr, *dout = nullptr;
+  void *o = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+  float* lse = nullptr;
+  float* scratch = nullptr;  // attention_scratch() floats
 };
 
 // Same signature with T = float or Bf16.
@@ -63,6 +68,8 @@ struct SimdTyped {
                                  const float* lse, float scale, T* dlogits);
   void (*attention)(const AttentionTask& t);
   void (*attention_backward)(const AttentionTask& t);
+  void (*attention_segment)(const AttentionTask& t);
+  void (*attention_segment_backward)(const AttentionTask& t);
 };
 
 struct SimdOps {
@@ -79,7 +86,7 @@ struct SimdOps {
                 const float* m, const float* v, float* new_p, float* new_m,
                 float* new_v);
   // Floats of scratch one attention task needs (the larger of both ways).
-  int64_t (*attention_scratch)(const AttentionShape& s);
+  int64_t (*attention_scratch)(const AttentionSegment& s);
 };
 
 // Defined in simd_<level>.cc.

@@ -141,82 +141,137 @@ REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
   return keep;
 }
 
-REMESH_INLINE int64_t valid_columns(int64_t row, int64_t k0) {
-  const int64_t n = row - k0 + 1;
-  return n < kTile ? n : kTile;
+// A tile of scores for queries i0 .. i0 + n of a block against keys k0 ..:
+// how many of its columns query i0 + i sees, which may be none.
+REMESH_INLINE int64_t valid_columns(const AttentionSegment& s, int64_t i,
+                                    int64_t k0) {
+  const int64_t visible = s.q0 + i - s.k0 + 1;
+  const int64_t n = (visible < s.Tk ? visible : s.Tk) - k0;
+  return n < 0 ? 0 : (n < kTile ? n : kTile);
 }
 
 // The backward's need, which is the larger: k, v, both transposed, dk, dv;
 // tiles of q, of the output's gradient and dq; two score tiles; delta.
-int64_t attention_scratch(const AttentionShape& s) {
+int64_t attention_scratch(const AttentionSegment& s) {
   const int64_t width = round_up(s.head_dim, kLanes);
-  const int64_t seq = round_up(s.T, kTile);
-  return 6 * seq * width + 3 * kTile * width + 2 * kTile * kTile + 2 * kTile;
+  const int64_t keys = round_up(s.Tk, kTile);
+  return 6 * keys * width + 3 * kTile * width + 2 * kTile * kTile + 2 * kTile;
 }
 
+// Where the parts of a task lie, for its sequence and key/value head.
 struct Geometry {
-  int64_t width, seq, group, q_row, out_row;
+  int64_t width, keys, group, out_row, kv;
   float factor;
+  int64_t query(const AttentionTask& t, int64_t h) const {
+    return t.b * t.segment.q_batch * t.segment.q_stride +
+           h * t.segment.head_dim;
+  }
+  int64_t out(const AttentionTask& t, int64_t h) const {
+    return t.b * t.segment.q_batch * out_row + h * t.segment.head_dim;
+  }
 };
 
-REMESH_INLINE Geometry geometry_of(const AttentionShape& s) {
+REMESH_INLINE Geometry geometry_of(const AttentionTask& t) {
+  const AttentionSegment& s = t.segment;
   return {.width = round_up(s.head_dim, kLanes),
-          .seq = round_up(s.T, kTile),
+          .keys = round_up(s.Tk, kTile),
           .group = s.num_heads / s.num_kv_heads,
-          .q_row = s.stride,
           .out_row = s.num_heads * s.head_dim,
+          .kv = t.b * s.kv_batch * s.kv_stride + t.g * s.head_dim,
           .factor = 1.0F / __builtin_sqrtf(static_cast<float>(s.head_dim))};
 }
 
-template <typename T>
+// One finished row of a block (o / sum, whose log-sum-exp is lse) added to the
+// running result.
+REMESH_INLINE void merge_row(int64_t hd, bool first, const float* o, float sum,
+                             float lse, float* out, float* out_lse) {
+  const float before = first ? -__builtin_inff() : *out_lse;
+  const bool none = sum == 0.0F;
+  const float most = none || before > lse ? before : lse;
+  // exp(-inf) is 0; nothing seen so far or here has no weight.
+  const float old_weight =
+      before == -__builtin_inff() ? 0.0F : fast_exp(before - most);
+  const float weight = none ? 0.0F : fast_exp(lse - most);
+  const float all = old_weight + weight;
+  if (all == 0.0F) {
+    for (int64_t j = 0; j < hd; ++j) out[j] = 0;
+    *out_lse = -__builtin_inff();
+    return;
+  }
+  const float a = old_weight / all;
+  const float b = none ? 0.0F : weight / all / sum;
+  if (a == 0.0F) {
+    // What stood there may be anything.
+#pragma omp simd
+    for (int64_t j = 0; j < hd; ++j) out[j] = b * o[j];
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < hd; ++j) out[j] = a * out[j] + b * o[j];
+  }
+  *out_lse = most + __builtin_logf(all);
+}
+
+// kRunning: merged into a running fp32 result; else written as type T.
+template <typename T, bool kRunning>
 void attention(const AttentionTask& t) {
-  const AttentionShape& s = t.shape;
-  const Geometry geo = geometry_of(s);
+  const AttentionSegment& s = t.segment;
+  const Geometry geo = geometry_of(t);
   const int64_t w = geo.width;
-  float* v = t.scratch;            // [seq][w]
-  float* kt = v + geo.seq * w;     // tiles [seq / kTile][w][kTile]
-  float* k = kt + geo.seq * w;     // [seq][w]
-  float* q = k + geo.seq * w;      // [kTile][w]
-  float* o = q + kTile * w;        // [kTile][w]
-  float* p = o + kTile * w;        // [kTile][kTile]
-  float* top = p + kTile * kTile;  // [kTile]
-  float* sum = top + kTile;        // [kTile]
-  const int64_t kv0 = t.b * s.T * s.stride + t.g * s.head_dim;
-  load_rows(static_cast<const T*>(t.k) + kv0, s.stride, s.T, s.head_dim, w, 1,
-            k);
-  load_rows(static_cast<const T*>(t.v) + kv0, s.stride, s.T, s.head_dim, w, 1,
-            v);
-  fill_zero(v + s.T * w, (geo.seq - s.T) * w);
-  transpose_tiles(k, s.T, w, kt);
+  float* k = t.scratch;
+  float* kt = k + geo.keys * w;
+  float* v = kt + geo.keys * w;
+  float* q = v + geo.keys * w;
+  float* o = q + kTile * w;
+  float* p = o + kTile * w;
+  float* top = p + kTile * kTile;
+  float* sum = top + kTile;
+  load_rows(static_cast<const T*>(t.k) + geo.kv, s.kv_stride, s.Tk, s.head_dim,
+            w, 1, k);
+  load_rows(static_cast<const T*>(t.v) + geo.kv, s.kv_stride, s.Tk, s.head_dim,
+            w, 1, v);
+  fill_zero(v + s.Tk * w, (geo.keys - s.Tk) * w);
+  transpose_tiles(k, s.Tk, w, kt);
   for (int64_t h = t.g * geo.group; h < (t.g + 1) * geo.group; ++h) {
-    const T* qh =
-        static_cast<const T*>(t.q) + t.b * s.T * s.stride + h * s.head_dim;
-    T* oh = static_cast<T*>(t.o) + t.b * s.T * geo.out_row + h * s.head_dim;
-    float* lse = t.lse + (t.b * s.num_heads + h) * s.T;
-    for (int64_t i0 = 0; i0 < s.T; i0 += kTile) {
-      const int64_t n = s.T - i0 < kTile ? s.T - i0 : kTile;
-      load_rows(qh + i0 * s.stride, s.stride, n, s.head_dim, w, geo.factor, q);
+    const T* qh = static_cast<const T*>(t.q) + geo.query(t, h);
+    float* lse = t.lse + (t.b * s.num_heads + h) * s.lse_T;
+    for (int64_t i0 = 0; i0 < s.Tq; i0 += kTile) {
+      const int64_t n = s.Tq - i0 < kTile ? s.Tq - i0 : kTile;
+      load_rows(qh + i0 * s.q_stride, s.q_stride, n, s.head_dim, w, geo.factor,
+                q);
       fill_zero(o, n * w);
       for (int64_t i = 0; i < n; ++i) {
         top[i] = -1e30F;
         sum[i] = 0;
       }
-      for (int64_t k0 = 0; k0 <= i0; k0 += kTile) {
+      for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
         fill_zero(p, n * kTile);
         product_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
         for (int64_t i = 0; i < n; ++i) {
-          const float keep = softmax_row(
-              p + i * kTile, valid_columns(i0 + i, k0), top + i, sum + i);
+          const int64_t valid = valid_columns(s, i0 + i, k0);
+          if (valid == 0) {
+            fill_zero(p + i * kTile, kTile);
+            continue;
+          }
+          const float keep =
+              softmax_row(p + i * kTile, valid, top + i, sum + i);
           if (keep == 1.0F) continue;
 #pragma omp simd
           for (int64_t j = 0; j < w; ++j) o[i * w + j] *= keep;
         }
         product_add(n, w, kTile, p, kTile, 1, v + k0 * w, w, o, w);
       }
+      const int64_t at = geo.out(t, h) + i0 * geo.out_row;
       for (int64_t i = 0; i < n; ++i) {
-        lse[i0 + i] = top[i] + __builtin_logf(sum[i]);
-        store_rows(o + i * w, w, 1, s.head_dim, 1.0F / sum[i],
-                   oh + (i0 + i) * geo.out_row, geo.out_row);
+        const float row_lse = top[i] + __builtin_logf(sum[i]);
+        if constexpr (kRunning) {
+          merge_row(s.head_dim, t.first, o + i * w, sum[i], row_lse,
+                    static_cast<float*>(t.o) + at + i * geo.out_row,
+                    lse + i0 + i);
+        } else {
+          lse[i0 + i] = row_lse;
+          store_rows(o + i * w, w, 1, s.head_dim, 1.0F / sum[i],
+                     static_cast<T*>(t.o) + at + i * geo.out_row, geo.out_row);
+        }
       }
     }
   }
@@ -230,16 +285,32 @@ REMESH_INLINE void score_gradient_row(int64_t valid, float lse, float delta,
     const float e = fast_exp(p[j] - lse);
     const float pj = j < valid ? e : 0.0F;
     p[j] = pj;
-    dp[j] = pj * (dp[j] - delta);
+    dp[j] = j < valid ? pj * (dp[j] - delta) : 0.0F;
   }
 }
 
-template <typename T>
+// Rows of a gradient, written as type T or added in fp32.
+template <typename T, bool kAdd>
+REMESH_INLINE void put_gradient(const float* src, int64_t width, int64_t rows,
+                                int64_t hd, float factor, void* dst, int64_t at,
+                                int64_t stride) {
+  if constexpr (kAdd) {
+    float* to = static_cast<float*>(dst) + at;
+    for (int64_t i = 0; i < rows; ++i, src += width, to += stride) {
+#pragma omp simd
+      for (int64_t j = 0; j < hd; ++j) to[j] += src[j] * factor;
+    }
+  } else {
+    store_rows(src, width, rows, hd, factor, static_cast<T*>(dst) + at, stride);
+  }
+}
+
+template <typename T, bool kAdd>
 void attention_backward(const AttentionTask& t) {
-  const AttentionShape& s = t.shape;
-  const Geometry geo = geometry_of(s);
+  const AttentionSegment& s = t.segment;
+  const Geometry geo = geometry_of(t);
   const int64_t w = geo.width;
-  const int64_t plane = geo.seq * w;
+  const int64_t plane = geo.keys * w;
   float* k = t.scratch;
   float* v = k + plane;
   float* kt = v + plane;
@@ -252,26 +323,25 @@ void attention_backward(const AttentionTask& t) {
   float* p = dq + kTile * w;
   float* ds = p + kTile * kTile;
   float* delta = ds + kTile * kTile;
-  const int64_t kv0 = t.b * s.T * s.stride + t.g * s.head_dim;
-  load_rows(static_cast<const T*>(t.k) + kv0, s.stride, s.T, s.head_dim, w, 1,
-            k);
-  fill_zero(k + s.T * w, plane - s.T * w);
-  load_rows(static_cast<const T*>(t.v) + kv0, s.stride, s.T, s.head_dim, w, 1,
-            v);
-  transpose_tiles(k, s.T, w, kt);
-  transpose_tiles(v, s.T, w, vt);
+  load_rows(static_cast<const T*>(t.k) + geo.kv, s.kv_stride, s.Tk, s.head_dim,
+            w, 1, k);
+  fill_zero(k + s.Tk * w, plane - s.Tk * w);
+  load_rows(static_cast<const T*>(t.v) + geo.kv, s.kv_stride, s.Tk, s.head_dim,
+            w, 1, v);
+  transpose_tiles(k, s.Tk, w, kt);
+  transpose_tiles(v, s.Tk, w, vt);
   fill_zero(dk, plane);
   fill_zero(dv, plane);
   for (int64_t h = t.g * geo.group; h < (t.g + 1) * geo.group; ++h) {
-    const int64_t q0 = t.b * s.T * s.stride + h * s.head_dim;
-    const int64_t o0 = t.b * s.T * geo.out_row + h * s.head_dim;
-    const T* out = static_cast<const T*>(t.out) + o0;
-    const T* dout = static_cast<const T*>(t.dout) + o0;
-    const float* lse = t.lse + (t.b * s.num_heads + h) * s.T;
-    for (int64_t i0 = 0; i0 < s.T; i0 += kTile) {
-      const int64_t n = s.T - i0 < kTile ? s.T - i0 : kTile;
-      load_rows(static_cast<const T*>(t.q) + q0 + i0 * s.stride, s.stride, n,
-                s.head_dim, w, geo.factor, q);
+    const T* qh = static_cast<const T*>(t.q) + geo.query(t, h);
+    const T* out = static_cast<const T*>(t.out) + geo.out(t, h);
+    const T* dout = static_cast<const T*>(t.dout) + geo.out(t, h);
+    const float* lse = t.lse + (t.b * s.num_heads + h) * s.lse_T;
+    const int64_t dq0 = t.b * s.q_batch * t.dq_stride + h * s.head_dim;
+    for (int64_t i0 = 0; i0 < s.Tq; i0 += kTile) {
+      const int64_t n = s.Tq - i0 < kTile ? s.Tq - i0 : kTile;
+      load_rows(qh + i0 * s.q_stride, s.q_stride, n, s.head_dim, w, geo.factor,
+                q);
       load_rows(dout + i0 * geo.out_row, geo.out_row, n, s.head_dim, w, 1, go);
       fill_zero(dq, n * w);
       for (int64_t i = 0; i < n; ++i) {
@@ -282,26 +352,27 @@ void attention_backward(const AttentionTask& t) {
           dot += get(orow, j) * go[i * w + j];
         delta[i] = dot;
       }
-      for (int64_t k0 = 0; k0 <= i0; k0 += kTile) {
+      for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
         fill_zero(p, n * kTile);
         fill_zero(ds, n * kTile);
         product_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
         product_add(n, kTile, w, go, w, 1, vt + k0 * w, kTile, ds, kTile);
         for (int64_t i = 0; i < n; ++i)
-          score_gradient_row(valid_columns(i0 + i, k0), lse[i0 + i], delta[i],
-                             p + i * kTile, ds + i * kTile);
+          score_gradient_row(valid_columns(s, i0 + i, k0), lse[i0 + i],
+                             delta[i], p + i * kTile, ds + i * kTile);
         product_add(kTile, w, n, p, 1, kTile, go, w, dv + k0 * w, w);
         product_add(kTile, w, n, ds, 1, kTile, q, w, dk + k0 * w, w);
         product_add(n, w, kTile, ds, kTile, 1, k + k0 * w, w, dq, w);
       }
-      store_rows(dq, w, n, s.head_dim, geo.factor,
-                 static_cast<T*>(t.dq) + q0 + i0 * s.stride, s.stride);
+      put_gradient<T, kAdd>(dq, w, n, s.head_dim, geo.factor, t.dq,
+                            dq0 + i0 * t.dq_stride, t.dq_stride);
     }
   }
-  store_rows(dk, w, s.T, s.head_dim, 1.0F, static_cast<T*>(t.dk) + kv0,
-             s.stride);
-  store_rows(dv, w, s.T, s.head_dim, 1.0F, static_cast<T*>(t.dv) + kv0,
-             s.stride);
+  const int64_t dkv0 = t.b * s.kv_batch * t.dkv_stride + t.g * s.head_dim;
+  put_gradient<T, kAdd>(dk, w, s.Tk, s.head_dim, 1.0F, t.dk, dkv0,
+                        t.dkv_stride);
+  put_gradient<T, kAdd>(dv, w, s.Tk, s.head_dim, 1.0F, t.dv, dkv0,
+                        t.dkv_stride);
 }
 
 }  // namespace

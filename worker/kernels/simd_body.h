@@ -195,7 +195,10 @@ void cross_entropy_add(const T* logits, int64_t rows, int64_t cols,
     row_sum[i] = first ? sum : row_sum[i] * fast_exp(row_max[i] - top) + sum;
     row_max[i] = top;
     const int64_t t = targets[i] - col0;
-    if (t >= 0 && t < cols) target[i] = get(logits, t);
+    if (t >= 0 && t < cols)
+      target[i] = get(logits, t);
+    else if (first)
+      target[i] = 0;
   }
 }
 
@@ -265,8 +268,10 @@ constexpr SimdTyped<T> typed_table() {
           .swiglu_backward = swiglu_backward<T>,
           .cross_entropy_add = cross_entropy_add<T>,
           .cross_entropy_backward = cross_entropy_backward<T>,
-          .attention = attention<T>,
-          .attention_backward = attention_backward<T>};
+          .attention = attention<T, false>,
+          .attention_backward = attention_backward<T, false>,
+          .attention_segment = attention<T, true>,
+          .attention_segment_backward = attention_backward<T, true>};
 }
 
 }  // namespace

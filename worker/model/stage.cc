@@ -208,7 +208,8 @@ void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in) {
     CHECK(mb.tokens_BT != nullptr);
     backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
     CHECK_MSG(embedding_ != nullptr, "load_weights comes first");
-    backend_.embedding(embedding_, s.tokens, s.rows(), sizes_.dim, x);
+    backend_.embedding(embedding_, 0, sizes_.vocab, s.tokens, s.rows(),
+                       sizes_.dim, x);
   } else {
     CHECK(x_in != nullptr);
     backend_.copy(x, x_in,
@@ -287,7 +288,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
   }
   if (o_.has_embedding)
     backend_.embedding_backward(
-        dx_.fp32, s.tokens, N, sizes_.dim,
+        dx_.fp32, s.tokens, 0, sizes_.vocab, N, sizes_.dim,
         grads.data() + table_.offset(param(Role::kEmbedding)));
   if (o_.has_embedding || (tied && o_.has_head)) ready(Role::kEmbedding);
   return o_.has_embedding ? nullptr : dx_.fp32;

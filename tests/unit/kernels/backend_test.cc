@@ -253,19 +253,30 @@ TEST_P(BackendTest, EmbeddingGathersAndAddsRepeatedTokensInOrder) {
   constexpr int64_t kVocab = 11, kDim = 70, kRows = 400;
   Tensor table = random_fp32(kVocab * kDim, 1);
   Tensor dy = random_fp32(kRows * kDim, 2);
-  const std::vector<int32_t> tokens = ids(kRows, kVocab);
-  const auto f = [&](Backend& b, std::vector<Tensor>& o) {
-    b.embedding(table.floats(), tokens.data(), kRows, kDim, o[0].floats());
-    b.embedding_backward(dy.floats(), tokens.data(), kRows, kDim,
-                         o[1].floats());
-  };
-  std::vector<Tensor> a = {zeros_fp32(kRows * kDim),
-                           random_fp32(kVocab * kDim, 3)};
-  std::vector<Tensor> b = a;
-  f(*cpu_, a);
-  f(*ref_, b);
-  EXPECT_TRUE(same_bits(a[0], b[0]));
-  EXPECT_TRUE(same_bits(a[1], b[1]));
+  std::vector<int32_t> tokens = ids(kRows, kVocab);
+  tokens[5] = -1;
+  // The whole vocabulary, and a shard of it.
+  for (const auto& [row0, num_rows] :
+       {std::pair<int64_t, int64_t>{0, kVocab}, {3, 4}}) {
+    const auto f = [&](Backend& b, std::vector<Tensor>& o) {
+      b.embedding(table.floats(), row0, num_rows, tokens.data(), kRows, kDim,
+                  o[0].floats());
+      b.embedding_backward(dy.floats(), tokens.data(), row0, num_rows, kRows,
+                           kDim, o[1].floats());
+    };
+    std::vector<Tensor> a = {random_fp32(kRows * kDim, 4),
+                             random_fp32(kVocab * kDim, 3)};
+    std::vector<Tensor> b = a;
+    f(*cpu_, a);
+    f(*ref_, b);
+    EXPECT_TRUE(same_bits(a[0], b[0]));
+    EXPECT_TRUE(same_bits(a[1], b[1]));
+    for (int64_t i = 0; i < kRows; ++i) {
+      const int64_t t = tokens[static_cast<size_t>(i)] - row0;
+      const bool inside = t >= 0 && t < num_rows;
+      EXPECT_EQ(b[0][i * kDim], inside ? table[t * kDim] : 0.0F);
+    }
+  }
 }
 
 TEST_P(BackendTest, CrossEntropyInPieces) {
@@ -301,6 +312,76 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
         zeros_fp32(kRows), left);
     EXPECT_NEAR(loss[0], loss[1], 1e-5 * (1 + std::abs(loss[1])));
   }
+}
+
+// Ranks that hold a piece of the vocabulary each combine their statistics to
+// those of the whole.
+TEST_P(BackendTest, CrossEntropyOfSplitVocabulary) {
+  constexpr int64_t kRows = 21, kVocab = 90, kCut = 50;
+  std::vector<int32_t> targets = ids(kRows, kVocab);
+  targets[4] = -1;  // of no rank
+  Tensor whole = random(kRows * kVocab, 1, 5.0F);
+  Tensor left = zeros(kRows * kCut), right = zeros(kRows * (kVocab - kCut));
+  for (int64_t i = 0; i < kRows; ++i)
+    for (int64_t j = 0; j < kVocab; ++j) {
+      const float v = whole[i * kVocab + j];
+      if (j < kCut)
+        left.set(i * kCut + j, v);
+      else
+        right.set(i * (kVocab - kCut) + j - kCut, v);
+    }
+  for (Backend* b : {cpu_.get(), ref_.get()}) {
+    SCOPED_TRACE(b->name());
+    struct Statistics {
+      Tensor top{Dtype::kFp32, kRows, 8}, sum{Dtype::kFp32, kRows, 8},
+          target{Dtype::kFp32, kRows, 8};
+    } all, l, r;
+    const auto add = [&](const Tensor& logits, int64_t cols, int64_t col0,
+                         Statistics& s) {
+      b->cross_entropy_add(d_, logits.data(), kRows, cols, col0, targets.data(),
+                           true, s.top.floats(), s.sum.floats(),
+                           s.target.floats());
+    };
+    add(whole, kVocab, 0, all);
+    add(left, kCut, 0, l);
+    add(right, kVocab - kCut, kCut, r);
+    EXPECT_EQ(all.target[4], 0.0F);
+    Tensor top = l.top;
+    for (int64_t i = 0; i < kRows; ++i) {
+      top.set(i, std::max(l.top[i], r.top[i]));
+      const bool in_left = targets[static_cast<size_t>(i)] < kCut;
+      EXPECT_EQ(in_left ? r.target[i] : l.target[i], 0.0F) << i;
+    }
+    b->cross_entropy_rescale(kRows, top.floats(), l.top.floats(),
+                             l.sum.floats());
+    b->cross_entropy_rescale(kRows, top.floats(), r.top.floats(),
+                             r.sum.floats());
+    EXPECT_TRUE(same_bits(l.top, all.top));
+    EXPECT_TRUE(same_bits(r.top, all.top));
+    b->add(kRows, l.sum.floats(), r.sum.floats(), l.sum.floats());
+    b->add(kRows, l.target.floats(), r.target.floats(), l.target.floats());
+    EXPECT_LT(difference(l.sum, all.sum), 1e-5);
+    EXPECT_TRUE(same_bits(l.target, all.target));
+  }
+}
+
+TEST_P(BackendTest, ConvertsStridedRows) {
+  constexpr int64_t kRows = 9;
+  for (const int64_t cols : {1, 33, 2000})
+    for (const Dtype from : {Dtype::kFp32, d_})
+      for (const Dtype to : {Dtype::kFp32, d_}) {
+        const int64_t a = cols + 5, b = cols + 2;
+        const Tensor src(from, kRows * a, 1);
+        std::vector<Tensor> o(2, Tensor(to, kRows * b, 2));
+        cpu_->convert_rows(kRows, cols, from, src.data(), a, to, o[0].data(),
+                           b);
+        ref_->convert_rows(kRows, cols, from, src.data(), a, to, o[1].data(),
+                           b);
+        EXPECT_TRUE(same_bits(o[0], o[1]));
+        EXPECT_EQ(o[1][b + cols - 1],
+                  to == Dtype::kFp32 ? src[a + cols - 1]
+                                     : to_float(to_bf16(src[a + cols - 1])));
+      }
 }
 
 TEST_P(BackendTest, ElementwiseAndSums) {

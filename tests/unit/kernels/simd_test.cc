@@ -53,22 +53,29 @@ TEST(Simd, LevelsRoundToBf16Alike) {
 }
 
 TEST(Simd, LevelsAgreeOnAttention) {
-  const AttentionShape shape{.B = 1,
-                             .T = 100,
-                             .num_heads = 2,
-                             .num_kv_heads = 1,
-                             .head_dim = 20,
-                             .stride = 80};
-  Tensor qkv(Dtype::kFp32, shape.T * shape.stride, 1);
-  Tensor dout(Dtype::kFp32, shape.T * 40, 2);
+  const AttentionSegment shape{.B = 1,
+                               .Tq = 100,
+                               .Tk = 100,
+                               .num_heads = 2,
+                               .num_kv_heads = 1,
+                               .head_dim = 20,
+                               .q_stride = 80,
+                               .kv_stride = 80,
+                               .q_batch = 100,
+                               .kv_batch = 100,
+                               .lse_T = 100};
+  Tensor qkv(Dtype::kFp32, 100 * 80, 1);
+  Tensor dout(Dtype::kFp32, 100 * 40, 2);
   std::vector<Tensor> first;
   for (const SimdOps* s : runnable()) {
     SCOPED_TRACE(s->name);
-    std::vector<Tensor> o = {Tensor(Dtype::kFp32, shape.T * 40, 0),
-                             Tensor(Dtype::kFp32, shape.T * 2, 0),
+    std::vector<Tensor> o = {Tensor(Dtype::kFp32, 100 * 40, 0),
+                             Tensor(Dtype::kFp32, 100 * 2, 0),
                              Tensor(Dtype::kFp32, qkv.size(), 0)};
     Tensor scratch(Dtype::kFp32, s->attention_scratch(shape), 0);
-    AttentionTask t{.shape = shape,
+    AttentionTask t{.segment = shape,
+                    .dq_stride = 80,
+                    .dkv_stride = 80,
                     .q = qkv.floats(),
                     .k = qkv.floats() + 40,
                     .v = qkv.floats() + 60,
