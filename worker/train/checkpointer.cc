@@ -23,18 +23,20 @@ constexpr size_t kKeptMetrics = 1000;
 
 Checkpointer::Checkpointer(CheckpointerOptions options,
                            manifest::FileSystem& fs,
-                           const geometry::ParamTable& table,
+                           const geometry::ShardTable& shard,
+                           const geometry::ZeroPlan& zero,
                            kernels::Backend& backend, comm::Comm& world,
                            board::Board& board, TrainLog& log)
     : options_(std::move(options)),
-      table_(table),
+      table_(shard.table()),
       backend_(backend),
       world_(world),
       board_(board),
       log_(log),
       fs_(watched_file_system(
           fs, [this] { disk_moved_ms_.store(monotonic_ms()); })),
-      share_(share_of(table.num_elements(), world.size(), world.rank())),
+      pieces_(pieces_to_save(shard, zero)),
+      packed_(packed(pieces_, &staged_elements_)),
       plan_({.interval = options_.interval, .world = world.size()}) {}
 
 Checkpointer::~Checkpointer() = default;
@@ -62,7 +64,7 @@ Facts Checkpointer::facts() const {
 }
 
 void Checkpointer::on_step(const Facts& agreed, bool stops_here,
-                           const TrainState& state) {
+                           const RankState& state) {
   const SavePlan::Decision d = plan_.on_step(state.step, agreed, stops_here);
   if (d.commit || d.abandon) {
     if (disk_.busy()) {
@@ -94,37 +96,45 @@ void Checkpointer::on_step(const Facts& agreed, bool stops_here,
   write_status_ = stage(state);
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
   if (!write_status_.ok()) return;
-  start_write(state.step, {.begin = share_.begin,
-                           .weights = std::as_const(staged_[0]).span(),
-                           .exp_avg = std::as_const(staged_[1]).span(),
-                           .exp_avg_sq = std::as_const(staged_[2]).span()});
+  start_write(state.step, store_pieces<const float>(
+                              table_, packed_, std::as_const(staged_[0]).span(),
+                              std::as_const(staged_[1]).span(),
+                              std::as_const(staged_[2]).span()));
 }
 
-Status Checkpointer::stage(const TrainState& state) {
+Status Checkpointer::stage(const RankState& state) {
   if (!have_staging_) {
     for (FlatBuffer& b : staged_) {
       ASSIGN_OR_RETURN(
-          b, FlatBuffer::make(backend_, share_.size(), share_.size()));
+          b, FlatBuffer::make(backend_, staged_elements_, staged_elements_));
     }
     have_staging_ = true;
   }
-  const FlatBuffer* const from[3] = {&state.weights, &state.exp_avg,
-                                     &state.exp_avg_sq};
+  const std::span<const float> from[3] = {state.weights, state.exp_avg,
+                                          state.exp_avg_sq};
   for (int i = 0; i < 3; ++i)
-    backend_.copy(staged_[i].data(), from[i]->span().data() + share_.begin,
-                  staged_[i].span().size_bytes());
+    for (size_t k = 0; k < pieces_.size(); ++k) {
+      const StatePiece& p = pieces_[k];
+      // A packed piece's rows are dense; so are those of most pieces.
+      const int64_t width = packed_[k].row_stride;
+      const int64_t rows = p.box.numel() / width;
+      const bool dense = rows == 1 || p.row_stride == width;
+      for (int64_t r = 0; r < (dense ? 1 : rows); ++r)
+        backend_.copy(
+            staged_[i].data() + packed_[k].at + r * width,
+            from[i].data() + p.at + r * p.row_stride,
+            static_cast<size_t>(dense ? rows * width : width) * sizeof(float));
+    }
   backend_.synchronize();
   return ok_status();
 }
 
 void Checkpointer::start_write(int64_t step,
-                               const store::FlatState<const float>& from) {
+                               std::vector<store::Piece<const float>> pieces) {
   disk_moved_ms_.store(monotonic_ms());
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
-  disk_.start([this, id, from] {
-    const auto pieces = store::pieces_of_range<const float>(
-        table_, share_.begin, share_.end, from);
+  disk_.start([this, id, pieces = std::move(pieces)] {
     return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
                               pieces)
         .status();
@@ -236,7 +246,7 @@ Status Checkpointer::finish_under_way() {
   return unavailable("another rank could not save");
 }
 
-Status Checkpointer::save_and_wait(const TrainState& state) {
+Status Checkpointer::save_and_wait(const RankState& state) {
   board_.set_phase(board::Phase::kCheckpoint);
   // A failure of an older step's save does not matter any more.
   if (plan_.phase() != SavePlan::Phase::kIdle) {
@@ -250,10 +260,9 @@ Status Checkpointer::save_and_wait(const TrainState& state) {
   plan_.begin(state.step);
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
   // Nothing changes the state meanwhile, so it is written from where it is.
-  start_write(state.step, {.begin = 0,
-                           .weights = state.weights.span(),
-                           .exp_avg = state.exp_avg.span(),
-                           .exp_avg_sq = state.exp_avg_sq.span()});
+  start_write(state.step,
+              store_pieces<const float>(table_, pieces_, state.weights,
+                                        state.exp_avg, state.exp_avg_sq));
   return finish_under_way();
 }
 

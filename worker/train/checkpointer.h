@@ -22,12 +22,11 @@
 
 #include "checkpoint/store/store.h"
 #include "parallel/comm/comm.h"
-#include "parallel/geometry/param_table.h"
 #include "proto/manifest.pb.h"
 #include "worker/board/board.h"
 #include "worker/train/background.h"
 #include "worker/train/boundary.h"
-#include "worker/train/share.h"
+#include "worker/train/rank_state.h"
 #include "worker/train/state.h"
 #include "worker/train/train_log.h"
 
@@ -48,9 +47,11 @@ struct CheckpointerOptions {
 
 class Checkpointer {
  public:
-  // Borrows everything; `world`'s ranks each hold all of the state.
+  // Borrows everything. `shard` and `zero` are this rank's: what it saves is
+  // pieces_to_save() of them.
   Checkpointer(CheckpointerOptions options, manifest::FileSystem& fs,
-               const geometry::ParamTable& table, kernels::Backend& backend,
+               const geometry::ShardTable& shard,
+               const geometry::ZeroPlan& zero, kernels::Backend& backend,
                comm::Comm& world, board::Board& board, TrainLog& log);
   ~Checkpointer();
 
@@ -60,17 +61,17 @@ class Checkpointer {
   // This rank's flags for the next agreement.
   Facts facts() const;
   // After each step, with what was agreed in it. Never waits.
-  void on_step(const Facts& agreed, bool stops_here, const TrainState& state);
+  void on_step(const Facts& agreed, bool stops_here, const RankState& state);
   // Collective: completes what is under way, then saves `state` unless that
   // very step is saved already. Waits for the disk, moving the board as long
   // as the disk moves. The same answer on every rank: ok, or why not (in words
   // on the rank it happened to).
-  Status save_and_wait(const TrainState& state);
+  Status save_and_wait(const RankState& state);
   int64_t saved_step() const { return plan_.saved_step(); }
 
  private:
-  Status stage(const TrainState& state);
-  void start_write(int64_t step, const store::FlatState<const float>& from);
+  Status stage(const RankState& state);
+  void start_write(int64_t step, std::vector<store::Piece<const float>> pieces);
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
   pb::Manifest manifest_of(int64_t step) const;
@@ -88,7 +89,9 @@ class Checkpointer {
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
   std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
-  const Share share_;
+  const std::vector<StatePiece> pieces_;      // in the state vectors
+  int64_t staged_elements_ = 0;
+  const std::vector<StatePiece> packed_;  // in staged_
   SavePlan plan_;
   std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
   pb::Manifest manifest_;               // rank 0: of the save under way

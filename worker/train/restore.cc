@@ -8,7 +8,6 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
-#include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "worker/train/watched_fs.h"
 
@@ -37,83 +36,75 @@ int worst_code(comm::Comm& comm, const Status& status) {
   return static_cast<int>(code);
 }
 
-Status load_share(manifest::FileSystem& fs, const std::string& path,
-                  const pb::Manifest& m, const geometry::ParamTable& table,
-                  const Share& share, TrainState& state) {
-  const store::FlatState<float> whole{.begin = 0,
-                                      .weights = state.weights.span(),
-                                      .exp_avg = state.exp_avg.span(),
-                                      .exp_avg_sq = state.exp_avg_sq.span()};
-  return store::load(
-      fs, path, m, table,
-      store::pieces_of_range<float>(table, share.begin, share.end, whole));
-}
-
-// ParamTable::initial_value of elements e, e + 1, ..., by whole blocks.
-void fill_part(const geometry::ParamSpec& spec, uint64_t seed, int64_t e,
-               std::span<float> out) {
-  if (spec.init == geometry::Init::kOnes) {
-    std::fill(out.begin(), out.end(), 1.0F);
-    return;
-  }
-  random_normals(seed, hash64(spec.name), static_cast<uint64_t>(e), out);
-  const auto std = static_cast<float>(spec.init_std);
-  for (float& x : out) x = std * x;
-}
-
 }  // namespace
 
-void fill_initial_weights(const geometry::ParamTable& table, uint64_t seed,
-                          const Share& share, int threads,
-                          std::span<float> out) {
+void fill_initial_weights(const geometry::ShardTable& shard,
+                          const geometry::ZeroPlan& zero, uint64_t seed,
+                          int threads, std::span<float> weights) {
   constexpr int64_t kChunk = 8192;
-  const int64_t chunks = (share.size() + kChunk - 1) / kChunk;
+  for (size_t u = 0; u < shard.units().size(); ++u) {
+    const geometry::FlatRange part = zero.norm_range(u);
+    float* const out =
+        weights.data() + zero.state_offset(u) - zero.update_range(u).begin;
+    const int64_t chunks = (part.size() + kChunk - 1) / kChunk;
 #pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t c = 0; c < chunks; ++c) {
-    int64_t at = share.begin + c * kChunk;
-    const int64_t end = std::min(share.end, at + kChunk);
-    while (at < end) {
-      const size_t i = table.param_at(at);
-      const int64_t e = at - table.offset(i);
-      const int64_t n = std::min(end - at, table[i].numel() - e);
-      fill_part(table[i], seed, e,
-                out.subspan(static_cast<size_t>(at), static_cast<size_t>(n)));
-      at += n;
+    for (int64_t c = 0; c < chunks; ++c) {
+      const int64_t at = part.begin + c * kChunk;
+      const int64_t n = std::min(kChunk, part.end - at);
+      shard.initial_values(seed, at, {out + at, static_cast<size_t>(n)});
     }
   }
 }
 
-void gather_shares(comm::Comm& comm, FlatBuffer& buffer) {
-  if (comm.size() == 1) return;
-  const std::span<float> all = buffer.padded();
-  const auto each = static_cast<size_t>(
-      share_length(static_cast<int64_t>(buffer.span().size()), comm.size()));
-  const size_t whole = each * static_cast<size_t>(comm.size());
-  CHECK(whole <= all.size());
-  const auto mine = all.subspan(each * static_cast<size_t>(comm.rank()), each);
-  const std::vector<float> sent(mine.begin(), mine.end());
-  comm.all_gather(std::as_bytes(std::span(sent)),
-                  std::as_writable_bytes(all.first(whole)));
+void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
+                    const geometry::ZeroPlan& zero, std::span<float> vector) {
+  const int replicas = zero.num_replicas();
+  if (replicas == 1) return;
+  std::unique_ptr<comm::Comm> split;
+  if (zero.shard_size() > 1)
+    split = data.split(zero.shard_index(), zero.replica_index());
+  comm::Comm& group = split != nullptr ? *split : data;
+  std::vector<float> mine;
+  std::vector<float> all;
+  for (size_t u = 0; u < shard.units().size(); ++u) {
+    const int64_t size = zero.update_range(u).size();
+    const auto each =
+        static_cast<size_t>(geometry::share_length(size, replicas));
+    float* const unit = vector.data() + zero.state_offset(u);
+    const geometry::FlatRange part =
+        geometry::share_of(size, replicas, zero.replica_index());
+    mine.assign(each, 0);
+    std::copy(unit + part.begin, unit + part.end, mine.begin());
+    all.resize(each * static_cast<size_t>(replicas));
+    group.all_gather(std::as_bytes(std::span(mine)),
+                     std::as_writable_bytes(std::span(all)));
+    std::copy_n(all.begin(), size, unit);
+  }
 }
 
-Result<pb::Manifest> load_checkpoint(
-    manifest::FileSystem& inner, const std::string& path, int64_t step,
-    const geometry::ParamTable& table, const manifest::JobFacts& job,
-    comm::Comm& comm, const std::function<void()>& tick, TrainState& state) {
+Result<pb::Manifest> load_checkpoint(manifest::FileSystem& inner,
+                                     const std::string& path, int64_t step,
+                                     const manifest::JobFacts& job,
+                                     comm::Comm& world, comm::Comm& data,
+                                     const std::function<void()>& tick,
+                                     RankState& state) {
   const auto fs = watched_file_system(inner, tick);
+  const geometry::ParamTable& table = state.shard->table();
   Result<pb::Manifest> m = read_manifest(*fs, path, step, job);
   Status status = m.status();
   if (m.ok())
-    status = load_share(
+    status = store::load(
         *fs, path, *m, table,
-        share_of(table.num_elements(), comm.size(), comm.rank()), state);
-  const int worst = worst_code(comm, status);
+        store_pieces<float>(table, pieces_to_load(*state.shard, *state.zero),
+                            state.weights, state.exp_avg, state.exp_avg_sq));
+  const int worst = worst_code(world, status);
   if (!status.ok()) return status;
   if (worst != 0)
     return Status(static_cast<Code>(worst),
                   path + ": another rank could not load it");
-  for (FlatBuffer* b : {&state.weights, &state.exp_avg, &state.exp_avg_sq}) {
-    gather_shares(comm, *b);
+  for (const std::span<float> v :
+       {state.weights, state.exp_avg, state.exp_avg_sq}) {
+    exchange_parts(data, *state.shard, *state.zero, v);
     tick();
   }
   state.step = m->step();

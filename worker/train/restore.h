@@ -1,10 +1,9 @@
-// Restore: the state a generation begins with, fresh or from a checkpoint.
+// Restore: the state a generation begins with, fresh or from a checkpoint, on
+// any mesh, whatever mesh wrote it.
 //
-// Each rank makes or reads its share, then all shares are gathered: N ranks
-// need a N-th of the time. The result is the same on any mesh.
-//
-// Collective over `comm`, whose ranks each hold all of the state. `tick` runs
-// as it goes on, in the calling thread.
+// Each rank makes or reads its part (pieces_to_load), then replicas exchange
+// theirs: N replicas need a N-th of the time. The result is the same on any
+// mesh.
 #pragma once
 
 #include <cstdint>
@@ -16,26 +15,32 @@
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/base/status.h"
-#include "worker/train/share.h"
-#include "worker/train/state.h"
+#include "worker/train/rank_state.h"
 
 namespace remesh::train {
 
-// Writes the initial weights (ParamTable::initial_value) of `share` into `out`
-// (flat, whole vector), with `threads` OpenMP threads.
-void fill_initial_weights(const geometry::ParamTable& table, uint64_t seed,
-                          const Share& share, int threads,
-                          std::span<float> out);
+// Writes the initial weights (ParamTable::initial_value) of this rank's part
+// into its state vector `weights`, with `threads` OpenMP threads. The rest
+// comes with exchange_parts().
+void fill_initial_weights(const geometry::ShardTable& shard,
+                          const geometry::ZeroPlan& zero, uint64_t seed,
+                          int threads, std::span<float> weights);
 
-// Fills in the other ranks' shares. REQUIRES: this rank's is there.
-void gather_shares(comm::Comm& comm, FlatBuffer& buffer);
+// Fills in the parts of this rank's replicas in a state vector. Collective over
+// `data`, the data group of the plan. REQUIRES: this rank's part is there.
+void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
+                    const geometry::ZeroPlan& zero, std::span<float> vector);
 
-// Loads the checkpoint directory `path` and returns its manifest. Fails on all
-// ranks when it fails on one: kInvalidArgument when the checkpoint is sound but
-// of another job (each difference named) or step, else why it does not load.
-Result<pb::Manifest> load_checkpoint(
-    manifest::FileSystem& fs, const std::string& path, int64_t step,
-    const geometry::ParamTable& table, const manifest::JobFacts& job,
-    comm::Comm& comm, const std::function<void()>& tick, TrainState& state);
+// Loads the checkpoint directory `path` into `state` and returns its manifest.
+// Fails on all ranks when it fails on one: kInvalidArgument when the checkpoint
+// is sound but of another job (each difference named) or step, else why it does
+// not load. Collective over `world`, of which `data` is this rank's data group.
+// `tick` runs as it goes on, in the calling thread.
+Result<pb::Manifest> load_checkpoint(manifest::FileSystem& fs,
+                                     const std::string& path, int64_t step,
+                                     const manifest::JobFacts& job,
+                                     comm::Comm& world, comm::Comm& data,
+                                     const std::function<void()>& tick,
+                                     RankState& state);
 
 }  // namespace remesh::train

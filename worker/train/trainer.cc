@@ -168,9 +168,9 @@ Outcome Trainer::boundary(const Facts& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = state_.step >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
-  checkpointer_->on_step(agreed, stops_here, state_);
+  checkpointer_->on_step(agreed, stops_here, rank_state());
   if (!stops_here) return {};
-  const Status saved = checkpointer_->save_and_wait(state_);
+  const Status saved = checkpointer_->save_and_wait(rank_state());
   if (saved.ok()) {
     stop = true;
     return {};

