@@ -27,7 +27,7 @@ constexpr Hint kSections[] = {
     {"tokenizer", "", "`remesh data prepare --tokenizer` chooses it"},
     {"dataset", "", "use data.path, a folder from `remesh data prepare`"},
     {"debug", "", "the seed is train.seed; every run is deterministic"},
-    {"profiling", "", "traces need no key here"},
+    {"profiling", "", "the section is [profile] here"},
     {"compile", "", "there is nothing to compile here"},
     {"comm", "", "see [elastic] for time limits"},
 };
@@ -64,6 +64,19 @@ constexpr Hint kKeys[] = {
      "use parallel.data_parallel_degree"},
     {"parallel", "pipeline_parallel_microbatch_size",
      "use train.local_batch_size"},
+    {"parallel", "pipeline_parallel_schedule",
+     "use parallel.pipeline_schedule"},
+    {"parallel", "pipeline_parallel_split_points",
+     "layers are split over the stages by their cost"},
+    {"parallel", "virtual_pipeline_degree", "use parallel.pipeline_chunks"},
+    {"parallel", "fsdp_reshard_after_forward",
+     "use parallel.zero_stage = 2 or 3"},
+    {"parallel", "layouts", "use elastic.layouts"},
+    {"profile", "enable_profiling", "use profile.enable"},
+    {"profile", "profile_freq", "use profile.first_step and profile.num_steps"},
+    {"profile", "save_traces_folder", "traces are in RUN/traces"},
+    {"activation_checkpoint", "selective_ac_option",
+     "use train.recompute = \"selective\" and train.recompute_every"},
     {"parallel", "dp", "use parallel.data_parallel_degree"},
     {"parallel", "tp", "use parallel.tensor_parallel_degree"},
     {"parallel", "pp", "use parallel.pipeline_parallel_degree"},
@@ -102,6 +115,7 @@ constexpr Hint kKeys[] = {
 std::string_view our_section(std::string_view section) {
   if (section == "training") return "train";
   if (section == "parallelism" || section == "experimental") return "parallel";
+  if (section == "profiling") return "profile";
   if (section == "lr_scheduler" || section == "scheduler") return "schedule";
   return section;
 }

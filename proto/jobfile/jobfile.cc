@@ -42,7 +42,15 @@ Value to_value(const toml::node& node) {
   if (const auto* i = node.as_integer()) return i->get();
   if (const auto* d = node.as_floating_point()) return d->get();
   if (const auto* s = node.as_string()) return s->get();
-  return std::monostate();
+  const toml::array* list = node.as_array();
+  if (list == nullptr) return std::monostate();
+  Texts texts;
+  for (const toml::node& entry : *list) {
+    const auto* text = entry.as_string();
+    if (text == nullptr) return std::monostate();
+    texts.push_back(text->get());
+  }
+  return texts;
 }
 
 std::string value_text(const toml::node& node) {
@@ -148,7 +156,8 @@ class Reader {
         parsed.table().contains("v")) {
       const toml::node& node = *parsed.table().get("v");
       // A text key takes 2024-01-01 or 17 as it stands.
-      if (key->cpp_type() != Field::CPPTYPE_STRING || node.is_string())
+      if (key->cpp_type() != Field::CPPTYPE_STRING || node.is_string() ||
+          key->is_repeated())
         value = to_value(node);
     }
     set(*key, value, where, base);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/slice.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
 #include "proto/jobfile/jobfile.h"
@@ -119,35 +120,92 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         s.warmup_steps(), s.total_steps()));
 }
 
-void check_mesh(const pb::Job& job, Problems& out) {
-  const pb::Parallel& p = job.parallel();
-  const pb::Elastic& e = job.elastic();
-  const pb::Model& m = job.model();
-  const int64_t tp = p.tensor_parallel_degree();
+// -1: the coordinator chooses; 1 is what every model admits.
+int given(int64_t degree) {
+  return degree == -1 ? 1 : static_cast<int>(degree);
+}
+
+// Why no slots in the world make the layout run, or "". What depends on how
+// the microbatches are dealt is the coordinator's to check.
+std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
+  const int64_t T = job.train().seq_len();
+  const int64_t chunks = l.pp == 1 ? 1 : job.parallel().pipeline_chunks();
   const int64_t batches =
       job.train().global_batch_size() / job.train().local_batch_size();
-  if (p.data_parallel_degree() > batches)
+  const Status valid = geometry::validate_layout(model_config(job), l);
+  if (!valid.ok()) return valid.message();
+  if (l.dp > batches)
+    return fmt::format(
+        "dp = {}: a step has {} microbatches (train.global_batch_size / "
+        "train.local_batch_size); must be at most that",
+        l.dp, batches);
+  if (l.cp > 1 && T % (int64_t{2} * l.cp) != 0)
+    return fmt::format(
+        "cp = {}: twice that must divide train.seq_len = {}, so that each rank "
+        "has two parts of equal length",
+        l.cp, T);
+  if (l.pp * chunks > job.model().n_layers())
+    return fmt::format(
+        "pp = {} with parallel.pipeline_chunks = {}: has {} stages; must be at "
+        "most model.n_layers = {}",
+        l.pp, chunks, l.pp * chunks, job.model().n_layers());
+  // In interleaved order microbatches go in rounds of pp.
+  if (chunks > 1 && (batches % l.dp != 0 || batches / l.dp % l.pp != 0))
+    return fmt::format(
+        "pp = {} with parallel.pipeline_chunks = {}: must divide the "
+        "microbatches of each data-parallel rank ({} in all over {})",
+        l.pp, chunks, batches, l.dp);
+  return "";
+}
+
+void check_degrees(const pb::Job& job, Problems& out) {
+  const pb::Parallel& p = job.parallel();
+  const struct {
+    const char* key;
+    int64_t degree;
+    geometry::Layout alone;
+  } axes[] = {{"data",
+               p.data_parallel_degree(),
+               {.dp = given(p.data_parallel_degree())}},
+              {"tensor",
+               p.tensor_parallel_degree(),
+               {.tp = given(p.tensor_parallel_degree())}},
+              {"pipeline",
+               p.pipeline_parallel_degree(),
+               {.pp = given(p.pipeline_parallel_degree())}},
+              {"context",
+               p.context_parallel_degree(),
+               {.cp = given(p.context_parallel_degree())}}};
+  for (const auto& a : axes)
+    if (const std::string why = layout_problem(job, a.alone); !why.empty())
+      out.push_back(fmt::format("parallel.{}_parallel_degree = {}: {}", a.key,
+                                a.degree, why));
+  for (const std::string& text : job.elastic().layouts()) {
+    const auto layout = geometry::Layout::parse(text);
+    CHECK(layout.ok());  // check_key()
+    if (const std::string why = layout_problem(job, *layout); !why.empty())
+      out.push_back(fmt::format("elastic.layouts: '{}': {}", text, why));
+  }
+}
+
+void check_pipeline(const pb::Job& job, Problems& out) {
+  const pb::Parallel& p = job.parallel();
+  const bool interleaved = p.pipeline_schedule() == "interleaved";
+  if (p.pipeline_chunks() > 1 && !interleaved)
     out.push_back(fmt::format(
-        "parallel.data_parallel_degree = {}: a step has {} microbatches "
-        "(train.global_batch_size / train.local_batch_size); must be at most "
-        "that",
-        p.data_parallel_degree(), batches));
-  if (tp > 1 && (m.n_heads() % tp != 0 || m.hidden_dim() % tp != 0))
+        "parallel.pipeline_chunks = {}: must be 1 where "
+        "parallel.pipeline_schedule is \"{}\"; only \"interleaved\" has more",
+        p.pipeline_chunks(), p.pipeline_schedule()));
+  if (p.zero_shard_group() != 0 && p.zero_stage() == 0)
     out.push_back(fmt::format(
-        "parallel.tensor_parallel_degree = {}: must divide model.n_heads = {} "
-        "and model.hidden_dim = {}",
-        tp, m.n_heads(), m.hidden_dim()));
-  if (p.pipeline_parallel_degree() > m.n_layers())
-    out.push_back(
-        fmt::format("parallel.pipeline_parallel_degree = {}: must be at most "
-                    "model.n_layers = {}",
-                    p.pipeline_parallel_degree(), m.n_layers()));
-  const int64_t cp = p.context_parallel_degree();
-  if (cp > 1 && job.train().seq_len() % cp != 0)
-    out.push_back(
-        fmt::format("parallel.context_parallel_degree = {}: must divide "
-                    "train.seq_len = {}",
-                    cp, job.train().seq_len()));
+        "parallel.zero_shard_group = {}: must be 0 where parallel.zero_stage "
+        "is 0",
+        p.zero_shard_group()));
+}
+
+void check_slots(const pb::Job& job, Problems& out) {
+  const pb::Parallel& p = job.parallel();
+  const pb::Elastic& e = job.elastic();
   if (e.max_slots() != -1 && e.max_slots() < e.min_slots())
     out.push_back(fmt::format(
         "elastic.max_slots = {}: must be -1 or at least elastic.min_slots = "
@@ -156,13 +214,22 @@ void check_mesh(const pb::Job& job, Problems& out) {
   // Each degree is at most 65,536, so the product of four fits.
   int64_t ranks = 1;
   for (const int64_t degree :
-       {p.data_parallel_degree(), tp, p.pipeline_parallel_degree(), cp})
+       {p.data_parallel_degree(), p.tensor_parallel_degree(),
+        p.pipeline_parallel_degree(), p.context_parallel_degree()})
     ranks *= std::max<int64_t>(degree, 1);
-  if (e.max_slots() != -1 && ranks > e.max_slots())
+  if (e.layouts().empty() && e.max_slots() != -1 && ranks > e.max_slots())
     out.push_back(fmt::format(
         "elastic.max_slots = {}: must be -1 or at least {}, the ranks of the "
         "degrees in [parallel]",
         e.max_slots(), ranks));
+  for (const std::string& text : e.layouts()) {
+    const int64_t world = geometry::Layout::parse(text)->world();
+    if (world < e.min_slots() || (e.max_slots() != -1 && world > e.max_slots()))
+      out.push_back(
+          fmt::format("elastic.layouts: '{}': has {} ranks; must be from "
+                      "elastic.min_slots = {} to elastic.max_slots = {}",
+                      text, world, e.min_slots(), e.max_slots()));
+  }
   if (e.dead_after_ms() <= e.report_every_ms())
     out.push_back(fmt::format(
         "elastic.dead_after_ms = {}: must be above elastic.report_every_ms = "
@@ -207,7 +274,9 @@ Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
   fill_in(resolved, data);
   check_model(resolved, data, problems);
   check_train(resolved, data, problems);
-  check_mesh(resolved, problems);
+  check_slots(resolved, problems);
+  check_pipeline(resolved, problems);
+  if (problems.empty()) check_degrees(resolved, problems);
   if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   return resolved;
 }

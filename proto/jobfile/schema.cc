@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "parallel/geometry/layout.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
 
@@ -109,8 +110,18 @@ std::string check_text(const Field& key, const std::string& text) {
   return "";
 }
 
+// Only elastic.layouts is a list so far.
+std::string check_texts(const Texts& texts) {
+  for (const std::string& text : texts)
+    if (const auto layout = geometry::Layout::parse(text); !layout.ok())
+      return layout.status().message();
+  return "";
+}
+
 // The problem with a value of the key's own type, or "".
 std::string check_value(const Field& key, const Value& value) {
+  if (const auto* texts = std::get_if<Texts>(&value))
+    return check_texts(*texts);
   if (const auto* text = std::get_if<std::string>(&value))
     return check_text(key, *text);
   double number = 0;
@@ -173,6 +184,7 @@ std::string full_name(const Field& key) {
 }
 
 std::string allowed_text(const Field& key) {
+  if (key.is_repeated()) return "a list of texts in quotes";
   switch (key.cpp_type()) {
     case Field::CPPTYPE_BOOL:
       return "true or false";
@@ -189,7 +201,24 @@ std::string allowed_text(const Field& key) {
   }
 }
 
+namespace {
+
+std::string set_list(pb::Job& job, const Field& key, const Value& value) {
+  const auto* texts = std::get_if<Texts>(&value);
+  if (texts == nullptr) return "must be " + allowed_text(key);
+  if (std::string problem = check_texts(*texts); !problem.empty())
+    return problem;
+  google::protobuf::Message* section = section_of(job, key);
+  const google::protobuf::Reflection& set = *section->GetReflection();
+  set.ClearField(section, &key);
+  for (const std::string& text : *texts) set.AddString(section, &key, text);
+  return "";
+}
+
+}  // namespace
+
 std::string set_key(pb::Job& job, const Field& key, const Value& value) {
+  if (key.is_repeated()) return set_list(job, key, value);
   Value typed = value;
   bool right = false;
   switch (key.cpp_type()) {
@@ -245,6 +274,7 @@ std::string check_key(const pb::Job& job, const Field& key) {
 }
 
 bool has_key(const pb::Job& job, const Field& key) {
+  if (key.is_repeated()) return true;
   const google::protobuf::Message& section = section_of(job, key);
   return section.GetReflection()->HasField(section, &key);
 }
@@ -252,6 +282,12 @@ bool has_key(const pb::Job& job, const Field& key) {
 Value get_key(const pb::Job& job, const Field& key) {
   const google::protobuf::Message& section = section_of(job, key);
   const google::protobuf::Reflection& get = *section.GetReflection();
+  if (key.is_repeated()) {
+    Texts texts;
+    for (int i = 0; i < get.FieldSize(section, &key); ++i)
+      texts.push_back(get.GetRepeatedString(section, &key, i));
+    return texts;
+  }
   switch (key.cpp_type()) {
     case Field::CPPTYPE_BOOL:
       return get.GetBool(section, &key);
@@ -284,6 +320,11 @@ std::string to_toml_value(const Value& value) {
     std::string text = fmt::format("{}", *d);
     if (text.find_first_of(".einf") == std::string::npos) text += ".0";
     return text;
+  }
+  if (const auto* texts = std::get_if<Texts>(&value)) {
+    std::vector<std::string> parts;
+    for (const std::string& t : *texts) parts.push_back(to_toml_value(t));
+    return "[" + join(parts) + "]";
   }
   const auto* s = std::get_if<std::string>(&value);
   if (s == nullptr) return "(not a value)";

@@ -19,9 +19,12 @@ namespace remesh::jobfile {
 using Field = google::protobuf::FieldDescriptor;
 using Section = google::protobuf::Descriptor;
 
-// A value as it was written; monostate: something no key takes (an array, a
-// table, a date).
-using Value = std::variant<std::monostate, bool, int64_t, double, std::string>;
+// A list of texts, the only kind of list that keys have.
+using Texts = std::vector<std::string>;
+// A value as it was written; monostate: something no key takes (another array,
+// a table, a date).
+using Value =
+    std::variant<std::monostate, bool, int64_t, double, std::string, Texts>;
 
 // The sections' fields in pb::Job, and a section's keys, in schema order.
 std::vector<const Field*> sections();
@@ -43,7 +46,8 @@ std::string set_key(pb::Job& job, const Field& key, const Value& value);
 // The problem with the key's present or default value, or "".
 std::string check_key(const pb::Job& job, const Field& key);
 
-// The key's value (its default when absent), and its default.
+// The key's value (its default when absent), and its default. A list is always
+// present; by default it is empty.
 Value get_key(const pb::Job& job, const Field& key);
 Value default_value(const Field& key);
 bool has_key(const pb::Job& job, const Field& key);

@@ -69,6 +69,29 @@ TEST(Job, OverridesTakeTomlOrABareWordAndTheLastWins) {
   EXPECT_TRUE(job.model().tie_embeddings());
 }
 
+TEST(Job, AListOfLayoutsIsReadAndChecked) {
+  const std::string key = "[elastic]\nlayouts = ";
+  const auto read = [&](const std::string& list) {
+    const pb::Job job = good(kLeast + key + list + "\n");
+    const auto& l = job.elastic().layouts();
+    return std::vector<std::string>(l.begin(), l.end());
+  };
+  EXPECT_EQ(read("[\"dp3\", \"dp1,tp2\"]"), (Texts{"dp3", "dp1,tp2"}));
+  EXPECT_EQ(read("[]"), Texts{});
+  EXPECT_EQ(good(kLeast + key + "[\"dp3\"]\n", {"elastic.layouts=['tp2']"})
+                .elastic()
+                .layouts(0),
+            "tp2");
+  EXPECT_EQ(problem(kLeast + key + "\"dp3\"\n"),
+            "job.toml:4: elastic.layouts = \"dp3\": must be a list of texts in "
+            "quotes");
+  EXPECT_NE(problem(kLeast + key + "[3]\n"), "");
+  EXPECT_NE(problem(kLeast + key + "[\"dp3\", \"dx1\"]\n")
+                .find("layout 'dx1': unknown axis 'dx'"),
+            std::string::npos);
+  EXPECT_NE(problem(std::string(kLeast) + "[train]\nsteps = [\"1\"]\n"), "");
+}
+
 TEST(Job, AnOverrideCannotSmuggleInASecondKey) {
   EXPECT_EQ(good(kLeast, {"job.description=1\nx = 2"}).job().description(),
             "1\nx = 2");
@@ -125,7 +148,8 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
       "job.toml:6: model.dim = 1: must be an integer from 2 to 65536\n"
       "--set train.x=1: no key 'x'; [train] has steps, seq_len, "
       "global_batch_size, local_batch_size, max_norm, seed, dtype, "
-      "recompute, threads, eval_every, eval_sequences, log_every");
+      "recompute, threads, eval_every, eval_sequences, log_every, "
+      "recompute_every");
 }
 
 TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
@@ -150,7 +174,7 @@ TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
 TEST(Job, EveryHintNamesKeysThatExist) {
   const std::string words =
       "training parallelism experimental lr_scheduler scheduler "
-      "activation_checkpoint validation metrics fault_tolerance";
+      "activation_checkpoint validation metrics fault_tolerance profiling";
   std::istringstream in(words);
   for (std::string w; in >> w;) EXPECT_NE(hint(w, ""), "") << w;
   for (const Field* s : sections()) {
@@ -231,8 +255,33 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   says("[train]\nsteps = 9\n[schedule]\nwarmup_steps = 10\n",
        "schedule.warmup_steps = 10: must be at most the 9");
   says("[parallel]\ndata_parallel_degree = 5\n", "has 4 microbatches");
-  says("[parallel]\ntensor_parallel_degree = 3\n", "must divide model.n_h");
-  says("[parallel]\npipeline_parallel_degree = 5\n", "model.n_layers = 4");
+  says("[parallel]\ntensor_parallel_degree = 3\n",
+       "parallel.tensor_parallel_degree = 3: tensor-parallel degree 3: must "
+       "divide the 4 query heads");
+  says("[parallel]\ntensor_parallel_degree = 3\n", "allowed: 1, 2, 4");
+  says("[parallel]\npipeline_parallel_degree = 5\n", "allowed: 1 to 4");
+  says("[parallel]\ncontext_parallel_degree = 3\n",
+       "twice that must divide train.seq_len = 256");
+  says("[parallel]\npipeline_chunks = 2\n",
+       "must be 1 where parallel.pipeline_schedule is \"1f1b\"");
+  const std::string chunks =
+      "[parallel]\npipeline_schedule = \"interleaved\"\npipeline_chunks = ";
+  says(chunks + "3\npipeline_parallel_degree = 2\n", "has 6 stages");
+  says(chunks +
+           "2\npipeline_parallel_degree = 2\n"
+           "[train]\nglobal_batch_size = 12\n",
+       "must divide the microbatches of each data-parallel rank (3 in all");
+  EXPECT_EQ(resolve_problem(chunks + "2\npipeline_parallel_degree = 2\n"), "");
+  EXPECT_EQ(resolve_problem(chunks + "4\n"), "");
+  says(chunks +
+           "5\npipeline_parallel_degree = 1\n[elastic]\nlayouts = "
+           "[\"pp2\"]\n",
+       "elastic.layouts: 'pp2': pp = 2 with");
+  says("[parallel]\nzero_shard_group = 2\n", "zero_stage is 0");
+  says("[elastic]\nlayouts = [\"dp2\", \"tp3\"]\n",
+       "elastic.layouts: 'tp3': tensor-parallel degree 3");
+  says("[elastic]\nlayouts = [\"dp8\"]\n", "'dp8': dp = 8: a step has 4");
+  says("[elastic]\nmax_slots = 2\nlayouts = [\"dp4\"]\n", "has 4 ranks");
   says("[elastic]\nmin_slots = 3\nmax_slots = 2\n", "elastic.max_slots = 2");
   says("[elastic]\nmax_slots = 2\n[parallel]\ndata_parallel_degree = 4\n",
        "at least 4");
@@ -245,6 +294,12 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
 
 // A random value, allowed or nearly so, for the key.
 Value random_value(const Field& key, std::mt19937_64& rng) {
+  if (key.is_repeated()) {
+    Texts layouts;
+    for (uint64_t n = rng() % 3; n > 0; --n)
+      layouts.push_back("dp" + std::to_string(1 + rng() % 3));
+    return layouts;
+  }
   const auto& o = key.options();
   const auto pick = [&](int64_t n) {
     return static_cast<int64_t>(rng() % static_cast<uint64_t>(n));
@@ -302,6 +357,13 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
     ASSERT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
   }
   EXPECT_GT(resolved_jobs, 100);
+}
+
+TEST(Toml, ListsComeBack) {
+  const pb::Job job = good(kLeast, {"elastic.layouts=[\"dp2\", \"dp1,tp2\"]"});
+  EXPECT_NE(to_toml(job).find("layouts = [\"dp2\", \"dp1,tp2\"]"),
+            std::string::npos);
+  EXPECT_EQ(good(to_toml(job)).elastic().layouts_size(), 2);
 }
 
 TEST(Toml, FieldNumbersKeepThePathsAndSeedExact) {
