@@ -49,11 +49,12 @@ class Comm {
   virtual void all_reduce(std::span<float> data, Op op) = 0;
   virtual void all_reduce(std::span<double> data, Op op) = 0;
   virtual void all_reduce(std::span<int64_t> data, Op op) = 0;
-  // Every rank's `mine` (same length) concatenated by rank into `all`.
+  // Every rank's `mine` (same length) concatenated by rank into `all`. In place
+  // when `mine` is this rank's part of `all`.
   virtual void all_gather(std::span<const std::byte> mine,
                           std::span<std::byte> all) = 0;
   // `mine` (length n) = rank's n-element part of the sum over ranks of `all`
-  // (length n * size()).
+  // (length n * size()). `mine` may be that part of `all`.
   virtual void reduce_scatter(std::span<const float> all,
                               std::span<float> mine) = 0;
   virtual void send(std::span<const std::byte> data, int to, int tag) = 0;
@@ -61,6 +62,10 @@ class Comm {
 
   // Non-blocking; the buffers must stay until wait().
   virtual RequestPtr start_all_reduce(std::span<float> data, Op op) = 0;
+  virtual RequestPtr start_all_gather(std::span<const std::byte> mine,
+                                      std::span<std::byte> all) = 0;
+  virtual RequestPtr start_reduce_scatter(std::span<const float> all,
+                                          std::span<float> mine) = 0;
   virtual RequestPtr start_send(std::span<const std::byte> data, int to,
                                 int tag) = 0;
   virtual RequestPtr start_recv(std::span<std::byte> data, int from,

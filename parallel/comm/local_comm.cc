@@ -177,22 +177,11 @@ class LocalComm final : public Comm {
   }
   void all_gather(std::span<const std::byte> mine,
                   std::span<std::byte> all) override {
-    CHECK(all.size() == mine.size() * static_cast<size_t>(size()));
-    round("all_gather of " + std::to_string(mine.size()), copy_of(mine),
-          [&](Shared::Round& r) {
-            auto at = all.begin();
-            for (const Bytes& part : r.parts)
-              at = std::copy(part.begin(), part.end(), at);
-          });
+    start_all_gather(mine, all)->wait();
   }
   void reduce_scatter(std::span<const float> all,
                       std::span<float> mine) override {
-    const size_t n = mine.size();
-    CHECK(all.size() == n * static_cast<size_t>(size()));
-    round("reduce_scatter of " + std::to_string(n), copy_of(std::as_bytes(all)),
-          [&](Shared::Round& r) {
-            fold_parts(r, Op::kSum, static_cast<size_t>(rank_) * n, mine);
-          });
+    start_reduce_scatter(all, mine)->wait();
   }
   void send(std::span<const std::byte> data, int to, int tag) override {
     start_send(data, to, tag)->wait();
@@ -203,6 +192,27 @@ class LocalComm final : public Comm {
 
   RequestPtr start_all_reduce(std::span<float> data, Op op) override {
     return start_reduce(data, op);
+  }
+  RequestPtr start_all_gather(std::span<const std::byte> mine,
+                              std::span<std::byte> all) override {
+    CHECK(all.size() == mine.size() * static_cast<size_t>(size()));
+    return start_round("all_gather of " + std::to_string(mine.size()),
+                       copy_of(mine), [all](Shared::Round& r) {
+                         auto at = all.begin();
+                         for (const Bytes& part : r.parts)
+                           at = std::copy(part.begin(), part.end(), at);
+                       });
+  }
+  RequestPtr start_reduce_scatter(std::span<const float> all,
+                                  std::span<float> mine) override {
+    const size_t n = mine.size();
+    CHECK(all.size() == n * static_cast<size_t>(size()));
+    const size_t begin = static_cast<size_t>(rank_) * n;
+    return start_round("reduce_scatter of " + std::to_string(n),
+                       copy_of(std::as_bytes(all)),
+                       [begin, mine](Shared::Round& r) {
+                         fold_parts(r, Op::kSum, begin, mine);
+                       });
   }
   RequestPtr start_send(std::span<const std::byte> data, int to,
                         int tag) override {
@@ -266,16 +276,20 @@ class LocalComm final : public Comm {
 
   template <typename T>
   RequestPtr start_reduce(std::span<T> data, Op op) {
+    return start_round(
+        "all_reduce " + std::to_string(static_cast<int>(op)) + " of " +
+            std::to_string(data.size_bytes()),
+        copy_of(std::as_bytes(data)),
+        [op, data](Shared::Round& r) { fold_parts(r, op, 0, data); });
+  }
+
+  RequestPtr start_round(const std::string& kind, Bytes part,
+                         Shared::Take take) {
     const uint64_t sequence = sequence_++;
-    shared_->put(sequence,
-                 "all_reduce " + std::to_string(static_cast<int>(op)) + " of " +
-                     std::to_string(data.size_bytes()),
-                 rank_, copy_of(std::as_bytes(data)));
+    shared_->put(sequence, kind, rank_, std::move(part));
     return std::make_unique<LocalRequest>(
-        [shared = shared_, sequence, op, data](bool block) {
-          return shared->take(sequence, block, [&](Shared::Round& r) {
-            fold_parts(r, op, 0, data);
-          });
+        [shared = shared_, sequence, take = std::move(take)](bool block) {
+          return shared->take(sequence, block, take);
         });
   }
 

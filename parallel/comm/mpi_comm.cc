@@ -209,26 +209,11 @@ class MpiComm final : public Comm {
   }
   void all_gather(std::span<const std::byte> mine,
                   std::span<std::byte> all) override {
-    CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
-    const Group g = group();
-    auto batch = std::make_unique<MpiBatch>(coll_);
-    const auto part = [&](int r) {
-      return all.data() + static_cast<size_t>(r) * mine.size();
-    };
-    std::copy(mine.begin(), mine.end(), part(rank_));
-    for (int d = 1; d < size_; ++d) {
-      const int from = (rank_ - d + size_) % size_;
-      batch->recv(part(from), mine.size(), from, g.base_tag);
-    }
-    for (int d = 1; d < size_; ++d)
-      batch->send(mine.data(), mine.size(), (rank_ + d) % size_, g.base_tag);
-    run(std::make_unique<BatchMachine>(std::move(batch)));
+    start_all_gather(mine, all)->wait();
   }
   void reduce_scatter(std::span<const float> all,
                       std::span<float> mine) override {
-    CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
-    run(DirectReduce<float>::reduce_scatter(group(), Op::kSum, all.data(),
-                                            mine.data(), mine.size()));
+    start_reduce_scatter(all, mine)->wait();
   }
   void send(std::span<const std::byte> data, int to, int tag) override {
     start_send(data, to, tag)->wait();
@@ -239,6 +224,30 @@ class MpiComm final : public Comm {
 
   RequestPtr start_all_reduce(std::span<float> data, Op op) override {
     return start(reduce(data, op));
+  }
+  RequestPtr start_all_gather(std::span<const std::byte> mine,
+                              std::span<std::byte> all) override {
+    CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
+    const Group g = group();
+    auto batch = std::make_unique<MpiBatch>(coll_);
+    const auto part = [&](int r) {
+      return all.data() + static_cast<size_t>(r) * mine.size();
+    };
+    if (mine.data() != part(rank_))
+      std::copy(mine.begin(), mine.end(), part(rank_));
+    for (int d = 1; d < size_; ++d) {
+      const int from = (rank_ - d + size_) % size_;
+      batch->recv(part(from), mine.size(), from, g.base_tag);
+    }
+    for (int d = 1; d < size_; ++d)
+      batch->send(mine.data(), mine.size(), (rank_ + d) % size_, g.base_tag);
+    return start(std::make_unique<BatchMachine>(std::move(batch)));
+  }
+  RequestPtr start_reduce_scatter(std::span<const float> all,
+                                  std::span<float> mine) override {
+    CHECK(all.size() == mine.size() * static_cast<size_t>(size_));
+    return start(DirectReduce<float>::reduce_scatter(
+        group(), Op::kSum, all.data(), mine.data(), mine.size()));
   }
   RequestPtr start_send(std::span<const std::byte> data, int to,
                         int tag) override {

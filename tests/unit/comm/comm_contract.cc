@@ -153,31 +153,67 @@ class Checker {
     expect_same(data, inputs<float>(root, n), "broadcast");
   }
 
+  // Blocking, in place or not; or several under way at once, beside an
+  // all-reduce.
   void all_gather(size_t n) {
+    const auto p = static_cast<size_t>(comm_.size());
+    const auto me = static_cast<size_t>(comm_.rank());
     const auto mine = inputs<float>(comm_.rank(), n);
-    std::vector<float> all(n * static_cast<size_t>(comm_.size()));
-    comm_.all_gather(std::as_bytes(std::span(mine)),
-                     std::as_writable_bytes(std::span(all)));
     std::vector<float> want;
     for (int r = 0; r < comm_.size(); ++r) {
       const auto part = inputs<float>(r, n);
       want.insert(want.end(), part.begin(), part.end());
     }
-    expect_same(all, want, "all_gather");
+    std::vector<float> all(n * p);
+    const auto gather = [&](std::span<float> out) {
+      const bool in_place = common(5) % 2 == 0;
+      const auto part = out.subspan(me * n, n);
+      if (in_place) std::copy(mine.begin(), mine.end(), part.begin());
+      return comm_.start_all_gather(
+          std::as_bytes(in_place ? part : std::span(mine)),
+          std::as_writable_bytes(out));
+    };
+    if (common(6) % 3 == 0) {
+      comm_.all_gather(std::as_bytes(std::span(mine)),
+                       std::as_writable_bytes(std::span(all)));
+      return expect_same(all, want, "all_gather");
+    }
+    std::vector<float> more(n * p);
+    auto sums = inputs<float>(comm_.rank(), n);
+    const auto first = gather(all);
+    const auto between = comm_.start_all_reduce(sums, Op::kSum);
+    const auto second = gather(more);
+    if (common(7) % 2 == 0) first->test();
+    for (const auto* r : {&second, &first, &between}) (*r)->wait();
+    expect_same(all, want, "start_all_gather");
+    expect_same(more, want, "second start_all_gather");
+    expect_same(sums, reduced<float>(Op::kSum, n), "all_reduce between");
   }
 
+  // The same.
   void reduce_scatter(size_t n) {
     const auto p = static_cast<size_t>(comm_.size());
     const auto me = static_cast<size_t>(comm_.rank());
-    const auto all = inputs<float>(comm_.rank(), n * p);
-    std::vector<float> mine(n);
-    comm_.reduce_scatter(all, mine);
+    auto all = inputs<float>(comm_.rank(), n * p);
+    auto copy = all;
     const auto whole = reduced<float>(Op::kSum, n * p);
-    expect_same(mine,
-                std::vector<float>(
-                    whole.begin() + static_cast<std::ptrdiff_t>(me * n),
-                    whole.begin() + static_cast<std::ptrdiff_t>(me * n + n)),
-                "reduce_scatter");
+    const std::vector<float> want(
+        whole.begin() + static_cast<std::ptrdiff_t>(me * n),
+        whole.begin() + static_cast<std::ptrdiff_t>(me * n + n));
+    std::vector<float> mine(n);
+    if (common(6) % 3 == 0) {
+      comm_.reduce_scatter(all, mine);
+      return expect_same(mine, want, "reduce_scatter");
+    }
+    const auto part = std::span(copy).subspan(me * n, n);
+    const auto first = comm_.start_reduce_scatter(all, mine);
+    const auto second = comm_.start_reduce_scatter(copy, part);
+    if (common(7) % 2 == 0) first->test();
+    second->wait();
+    first->wait();
+    expect_same(mine, want, "start_reduce_scatter");
+    expect_same(std::vector<float>(part.begin(), part.end()), want,
+                "start_reduce_scatter in place");
   }
 
   // Colors and keys at random; some ranks stay out.
