@@ -140,6 +140,9 @@ pb::Reply Coordinator::answer(const pb::Command& c) {
       }
       ++checkpoint_request_;
       break;
+    case pb::Command::MESH:
+      refuse("the mesh is chosen by the slots there are");
+      break;
     case pb::Command::STOP:
       if (durable_.stop_requested()) break;
       durable_.set_stop_requested(true);

@@ -36,6 +36,13 @@ int64_t split_tokens(const Json& index, const char* split) {
 
 std::string value_text(const Message& section, const FieldDescriptor* field) {
   const Reflection* r = section.GetReflection();
+  if (field->is_repeated()) {
+    std::string text;
+    for (int i = 0; i < r->FieldSize(section, field); ++i)
+      text += fmt::format("{}\"{}\"", i == 0 ? "" : ", ",
+                          r->GetRepeatedString(section, field, i));
+    return "[" + text + "]";
+  }
   switch (field->cpp_type()) {
     case FieldDescriptor::CPPTYPE_INT64:
       return fmt::format("{}", r->GetInt64(section, field));
@@ -53,11 +60,12 @@ std::string value_text(const Message& section, const FieldDescriptor* field) {
 bool free_to_change(const std::string& section, const std::string& key,
                     bool length_follows, bool warmup_follows) {
   static const std::set<std::string> kSections = {"parallel", "elastic",
-                                                  "checkpoint"};
+                                                  "checkpoint", "profile"};
   static const std::set<std::string> kKeys = {
-      "job.description",  "job.dump_folder", "data.path",
-      "train.steps",      "train.threads",   "train.recompute",
-      "train.eval_every", "train.log_every", "train.eval_sequences"};
+      "job.description",       "job.dump_folder",  "data.path",
+      "train.steps",           "train.threads",    "train.recompute",
+      "train.recompute_every", "train.eval_every", "train.log_every",
+      "train.eval_sequences"};
   const std::string name = section + "." + key;
   return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
          (length_follows && name == "schedule.total_steps") ||

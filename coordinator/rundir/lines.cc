@@ -91,6 +91,15 @@ std::string metrics_line(const pb::StepMetrics& m) {
   if (m.has_val_loss()) {
     out += fmt::format(R"(,"val_loss":{})", number(m.val_loss()));
   }
+  const auto add = [&](const char* key, bool has, double value) {
+    if (has) out += fmt::format(R"(,"{}":{})", key, number(value));
+  };
+  add("flops_per_s", m.has_flops_per_s(), m.flops_per_s());
+  add("gemm_flops_per_s", m.has_gemm_flops_per_s(), m.gemm_flops_per_s());
+  // For readers; the two above say it.
+  add("mfu", m.gemm_flops_per_s() > 0, m.flops_per_s() / m.gemm_flops_per_s());
+  add("exposed_comm", m.has_exposed_comm(), m.exposed_comm());
+  add("bubble", m.has_bubble(), m.bubble());
   return out + "}";
 }
 
@@ -109,7 +118,12 @@ Result<pb::StepMetrics> parse_metrics_line(std::string_view line) {
        field<D>(j, "step_s", [&](D v) { m.set_step_s(v); }) &&
        field<I>(j, "generation", [&](I v) { m.set_generation(v); }) &&
        field<D>(j, "time", [&](D v) { m.set_time(v); }) &&
-       field<D>(j, "val_loss", [&](D v) { m.set_val_loss(v); });
+       field<D>(j, "val_loss", [&](D v) { m.set_val_loss(v); }) &&
+       field<D>(j, "flops_per_s", [&](D v) { m.set_flops_per_s(v); }) &&
+       field<D>(j, "gemm_flops_per_s",
+                [&](D v) { m.set_gemm_flops_per_s(v); }) &&
+       field<D>(j, "exposed_comm", [&](D v) { m.set_exposed_comm(v); }) &&
+       field<D>(j, "bubble", [&](D v) { m.set_bubble(v); });
   if (ok && j.contains("mesh")) ok = mesh_field(j["mesh"], m.mutable_mesh());
   if (!ok || m.step() < 1) {
     return corrupt("not a line of metrics: \"" + shown(line) + "\"");
@@ -126,6 +140,7 @@ std::string event_line(const pb::EventRecord& e) {
   if (e.has_rank()) j["rank"] = e.rank();
   if (e.has_step()) j["step"] = e.step();
   if (e.has_mesh()) j["mesh"] = mesh_json(e.mesh());
+  if (e.has_from()) j["from"] = mesh_json(e.from());
   if (e.has_cause()) j["cause"] = e.cause();
   if (e.has_source()) j["source"] = e.source();
   if (e.has_lost_steps()) j["lost_steps"] = e.lost_steps();
@@ -153,6 +168,7 @@ Result<pb::EventRecord> parse_event_line(std::string_view line) {
        field<D>(j, "seconds", [&](D v) { e.set_seconds(v); }) &&
        field<S>(j, "detail", [&](const S& v) { e.set_detail(v); });
   if (ok && j.contains("mesh")) ok = mesh_field(j["mesh"], e.mutable_mesh());
+  if (ok && j.contains("from")) ok = mesh_field(j["from"], e.mutable_from());
   if (!ok) return corrupt("not an event line: \"" + shown(line) + "\"");
   return e;
 }

@@ -12,7 +12,7 @@
 namespace remesh::board {
 namespace {
 
-constexpr uint64_t kMagic = 0x31645242686d6572ULL;  // "remhBRd1"
+constexpr uint64_t kMagic = 0x32645242686d6572ULL;  // "remhBRd2"
 constexpr size_t kRing = 4096;
 constexpr size_t kText = 2048;
 
@@ -60,6 +60,9 @@ struct Board::Page {
   std::atomic<int64_t> committed_step{-1};
   std::atomic<int64_t> checkpoint_step{-1};
   std::atomic<int64_t> refused_stops{0};
+  std::atomic<double> exposed_comm{-1};
+  std::atomic<double> bubble{-1};
+  std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of Memory
   std::atomic<uint32_t> request{0};
   std::atomic<int64_t> checkpoint_request{0};
   std::atomic<int64_t> daemon_beat_ms{0};
@@ -163,6 +166,15 @@ void Board::set_checkpoint_step(int64_t step) {
   page_->checkpoint_step.store(step);
 }
 void Board::refuse_stop() { page_->refused_stops.fetch_add(1); }
+void Board::set_shares(double exposed_comm, double bubble) {
+  page_->exposed_comm.store(exposed_comm);
+  page_->bubble.store(bubble);
+}
+void Board::set_memory(const Memory& m) {
+  const std::array<uint64_t, 5> bytes = {m.weights, m.gradients, m.optimizer,
+                                         m.activations, m.buffers};
+  for (size_t i = 0; i < bytes.size(); ++i) page_->memory[i].store(bytes[i]);
+}
 void Board::set_error(std::string_view text) { page_->error.write(text); }
 void Board::set_checkpoint_error(std::string_view text) {
   page_->checkpoint_error.write(text);
@@ -192,6 +204,13 @@ Snapshot Board::snapshot() const {
   s.committed_step = page_->committed_step.load();
   s.checkpoint_step = page_->checkpoint_step.load();
   s.refused_stops = page_->refused_stops.load();
+  s.exposed_comm = page_->exposed_comm.load();
+  s.bubble = page_->bubble.load();
+  s.memory = {.weights = page_->memory[0].load(),
+              .gradients = page_->memory[1].load(),
+              .optimizer = page_->memory[2].load(),
+              .activations = page_->memory[3].load(),
+              .buffers = page_->memory[4].load()};
   s.error = page_->error.read();
   s.checkpoint_error = page_->checkpoint_error.read();
   return s;

@@ -68,6 +68,24 @@ struct StepRecord {
   double time = 0;      // unix seconds
   double val_loss = 0;  // NaN: not validated at this step
   int64_t tokens = 0;
+  // Of all ranks together; 0: not measured. The model's floating-point
+  // operations (nothing recomputed counts twice), and what the ranks' matrix
+  // products alone reach: their quotient is the MFU.
+  double flops_per_s = 0;
+  double gemm_flops_per_s = 0;
+  // Shares of the step's time, mean over the ranks; negative: not measured.
+  double exposed_comm = -1;  // waiting for collectives and messages
+  double bubble = -1;        // waiting for a neighbouring pipeline stage
+};
+
+// Bytes of this rank by what they are for, the most so far.
+struct Memory {
+  uint64_t weights = 0;
+  uint64_t gradients = 0;
+  uint64_t optimizer = 0;
+  uint64_t activations = 0;
+  uint64_t buffers = 0;  // packed weights, messages, scratch
+  friend bool operator==(const Memory&, const Memory&) = default;
 };
 
 // A snapshot, as the daemon reads it.
@@ -79,6 +97,9 @@ struct Snapshot {
   int64_t committed_step = -1;
   int64_t checkpoint_step = -1;
   int64_t refused_stops = 0;
+  double exposed_comm = -1;  // shares of its newest step; negative: not known
+  double bubble = -1;
+  Memory memory;
   std::string error;
   std::string checkpoint_error;
 };
@@ -105,6 +126,9 @@ class Board {
   void commit_step(int64_t step);
   void set_checkpoint_step(int64_t step);
   void refuse_stop();
+  // This rank's own shares of the step just made (see StepRecord).
+  void set_shares(double exposed_comm, double bubble);
+  void set_memory(const Memory& memory);
   void set_error(std::string_view text);             // truncated to 2 KiB
   void set_checkpoint_error(std::string_view text);  // "" clears
   // Blocks never; false when the ring (4096 steps) is full.

@@ -77,6 +77,23 @@ TEST(Board, ProgressMovesWithEverySign) {
   EXPECT_TRUE(moved());
 }
 
+TEST(Board, SharesAndMemoryAreToldOnceMeasured) {
+  Pair p = make_pair();
+  EXPECT_LT(p.daemon->snapshot().exposed_comm, 0);
+  EXPECT_LT(p.daemon->snapshot().bubble, 0);
+  EXPECT_EQ(p.daemon->snapshot().memory, Memory{});
+  const Memory m{.weights = 1,
+                 .gradients = 2,
+                 .optimizer = 3,
+                 .activations = 4,
+                 .buffers = uint64_t{5} << 40};
+  p.rank->set_memory(m);
+  p.rank->set_shares(0.25, 0.125);
+  EXPECT_EQ(p.daemon->snapshot().memory, m);
+  EXPECT_EQ(p.daemon->snapshot().exposed_comm, 0.25);
+  EXPECT_EQ(p.daemon->snapshot().bubble, 0.125);
+}
+
 TEST(Board, LongTextIsCut) {
   Pair p = make_pair();
   p.rank->set_error(std::string(100000, 'x'));

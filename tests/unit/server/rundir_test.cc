@@ -68,6 +68,33 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
       parse_metrics_line(metrics_line(metrics(1))).value().has_val_loss());
 }
 
+TEST_F(RunDirTest, WhatWasMeasuredOfAStepIsWrittenAndWhatWasNotIsLeftOut) {
+  pb::StepMetrics m = metrics(7);
+  EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
+  EXPECT_EQ(metrics_line(m).find("bubble"), std::string::npos);
+  m.set_flops_per_s(3e11);
+  m.set_gemm_flops_per_s(4e11);
+  m.set_exposed_comm(0.125);
+  m.set_bubble(0);
+  EXPECT_NE(metrics_line(m).find(R"("mfu":0.75,)"), std::string::npos);
+  const auto back = parse_metrics_line(metrics_line(m));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(metrics_line(*back), metrics_line(m));
+}
+
+TEST_F(RunDirTest, AnEventTellsTheMeshBefore) {
+  pb::EventRecord e;
+  e.set_event("mesh");
+  e.mutable_mesh()->set_tp(2);
+  e.mutable_from()->set_dp(2);
+  e.mutable_from()->set_cp(4);
+  const auto back = parse_event_line(event_line(e));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->mesh().tp(), 2);
+  EXPECT_EQ(back->from().dp(), 2);
+  EXPECT_EQ(back->from().cp(), 4);
+}
+
 TEST_F(RunDirTest, WhatIsNoNumberBecomesNull) {
   pb::StepMetrics m = metrics(1);
   m.set_loss(std::numeric_limits<double>::infinity());
@@ -220,6 +247,11 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
   ASSERT_EQ(two.size(), 3u) << join(two, "\n");  // hidden_dim follows dim
   EXPECT_EQ(two[0], "model.dim: the run has 256, given is 512");
   EXPECT_EQ(two[2], "train.seed: the run has 1, given is 9");
+  EXPECT_TRUE(
+      forbidden_differences(
+          job(), job({"parallel.zero_stage=2", "profile.enable=true",
+                      "elastic.layouts=[\"tp2\"]", "train.recompute_every=2"}))
+          .empty());
   // A warm-up of one's own does not keep a run from being made longer, and is
   // itself not free.
   const auto own = job({"schedule.warmup_steps=5"});

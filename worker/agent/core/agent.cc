@@ -368,6 +368,7 @@ void Agent::report() {
   r.set_pid(options_.pid);
   r.set_slots(options_.slots);
   r.set_cores(options_.cores);
+  if (options_.memory_bytes > 0) r.set_memory_bytes(options_.memory_bytes);
   r.set_generation(generation_);
   r.set_state(state_);
   if (ranks_generation_ == generation_)

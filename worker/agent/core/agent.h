@@ -129,6 +129,7 @@ struct Options {
   int pid = 0;
   int slots = 1;
   int cores = 1;
+  uint64_t memory_bytes = 0;  // of the host; 0: not known
   std::string version;
 };
 

@@ -59,7 +59,19 @@ pb::StepMetrics to_metrics(const board::StepRecord& r, int64_t generation,
   *m.mutable_mesh() = mesh;
   m.set_time(r.time);
   if (!std::isnan(r.val_loss)) m.set_val_loss(r.val_loss);
+  if (r.flops_per_s > 0) m.set_flops_per_s(r.flops_per_s);
+  if (r.gemm_flops_per_s > 0) m.set_gemm_flops_per_s(r.gemm_flops_per_s);
+  if (r.exposed_comm >= 0) m.set_exposed_comm(r.exposed_comm);
+  if (r.bubble >= 0) m.set_bubble(r.bubble);
   return m;
+}
+
+void to_memory(const board::Memory& m, pb::MemoryUse* out) {
+  out->set_weights(m.weights);
+  out->set_gradients(m.gradients);
+  out->set_optimizer(m.optimizer);
+  out->set_activations(m.activations);
+  out->set_buffers(m.buffers);
 }
 
 }  // namespace
@@ -266,6 +278,9 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   s.set_progress(b.progress);
   s.set_checkpoint_step(b.checkpoint_step);
   s.set_refused_stops(b.refused_stops);
+  if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
+  if (b.bubble >= 0) s.set_bubble(b.bubble);
+  if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
   if (!b.error.empty()) s.set_error(b.error);
   if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
   if (alive) {

@@ -98,13 +98,17 @@ bool same_process_lives(const ProcessId& p) {
 }
 
 // "max 100000" or "150000 100000".
-double cgroup_quota() {
+// Where a setting of this process's control group may be found.
+std::vector<std::string> cgroup_files(const std::string& name) {
   std::ifstream own("/proc/self/cgroup");
   std::string line, path;
   while (std::getline(own, line))
     if (line.rfind("0::", 0) == 0) path = line.substr(3);
-  for (const std::string& file : {"/sys/fs/cgroup" + path + "/cpu.max",
-                                  std::string("/sys/fs/cgroup/cpu.max")}) {
+  return {"/sys/fs/cgroup" + path + "/" + name, "/sys/fs/cgroup/" + name};
+}
+
+double cgroup_quota() {
+  for (const std::string& file : cgroup_files("cpu.max")) {
     std::ifstream in(file);
     double quota = 0, period = 0;
     if (in >> quota >> period && quota > 0 && period > 0) return quota / period;
@@ -204,6 +208,20 @@ int usable_cores() {
   if (const double quota = cgroup_quota(); quota > 0)
     cores = std::clamp(static_cast<int>(std::ceil(quota)), 1, cores);
   return cores;
+}
+
+uint64_t usable_memory() {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES);
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  const auto bytes =
+      pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page)
+                : uint64_t{0};
+  for (const std::string& file : cgroup_files("memory.max")) {
+    std::ifstream in(file);  // "max": no limit
+    uint64_t limit = 0;
+    if (in >> limit && limit > 0 && (bytes == 0 || limit < bytes)) return limit;
+  }
+  return bytes;
 }
 
 }  // namespace remesh::agent

@@ -56,5 +56,8 @@ int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms);
 
 // Processors this process may use: affinity and cgroup quota.
 int usable_cores();
+// Memory of the host, or of the control group where that is less, in bytes; 0:
+// not known.
+uint64_t usable_memory();
 
 }  // namespace remesh::agent

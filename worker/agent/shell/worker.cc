@@ -85,6 +85,7 @@ Status Worker::start() {
   core.pid = getpid();
   core.slots = options_.slots;
   core.cores = usable_cores();
+  core.memory_bytes = usable_memory();
   core.version = options_.version;
   agent_ = std::make_unique<Agent>(core);
   LauncherOptions launcher;
