@@ -3,8 +3,6 @@
 //
 // Results do not depend on timing: every element has one writer, and sums that
 // cross threads are taken in blocks of fixed size and added in order.
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -13,9 +11,11 @@
 
 #include "proto/base/check.h"
 #include "worker/kernels/backend.h"
+#include "worker/kernels/cpu_linear.h"
 #include "worker/kernels/host_memory.h"
-#include "worker/kernels/onednn_gemm.h"
+#include "worker/kernels/parallel.h"
 #include "worker/kernels/simd.h"
+#include "worker/kernels/workspace.h"
 
 namespace remesh::kernels {
 namespace {
@@ -28,91 +28,25 @@ constexpr int64_t kGrain = 8192;
 // dimensions 32 to 56, at 1.09 to 1.18 for 64 and 80, at 1.4 to 1.5 for 96.
 constexpr int64_t kBf16Dim = 64;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Memory that grows to the largest size asked for and is then reused.
-class Workspace {
- public:
-  float* reserve(int64_t floats) {
-    if (floats > size_) {
-      block_.reset();
-      block_.reset(host_allocate(static_cast<size_t>(floats) * sizeof(float)));
-      CHECK_MSG(block_ != nullptr, "no memory for a kernel's workspace");
-      size_ = floats;
-    }
-    return static_cast<float*>(block_.get());
-  }
-
- private:
-  HostBlock block_;
-  int64_t size_ = 0;
-};
-
-// fp32 weights are read where the master lies; bf16 ones are a copy.
-class CpuWeight final : public Weight {
- public:
-  CpuWeight(Dtype d, int64_t out, int64_t in, HostBlock copy)
-      : dtype_(d), out_(out), in_(in), copy_(std::move(copy)) {}
-  Dtype dtype() const override { return dtype_; }
-  int64_t out() const override { return out_; }
-  int64_t in() const override { return in_; }
-  uint64_t bytes() const override {
-    return copy_ == nullptr
-               ? 0
-               : static_cast<uint64_t>(out_ * in_) * dtype_size(dtype_);
-  }
-  void* copy() const { return copy_.get(); }
-  void view(const float* master) { master_ = master; }
-  // (out, in) of dtype.
-  const void* values() const {
-    return copy_ != nullptr ? copy_.get() : static_cast<const void*>(master_);
-  }
-
- private:
-  Dtype dtype_;
-  int64_t out_, in_;
-  HostBlock copy_;
-  const float* master_ = nullptr;
-};
-
-const CpuWeight& own(const Weight& w) {
-  return static_cast<const CpuWeight&>(w);
-}
-
-// Makes oneDNN use as many threads as the backend owns, for this call.
-class ThreadScope {
- public:
-  explicit ThreadScope(int threads) : before_(omp_get_max_threads()) {
-    if (before_ != threads) omp_set_num_threads(threads);
-    changed_ = before_ != threads;
-  }
-  ~ThreadScope() {
-    if (changed_) omp_set_num_threads(before_);
-  }
-  ThreadScope(const ThreadScope&) = delete;
-  ThreadScope& operator=(const ThreadScope&) = delete;
-
- private:
-  int before_;
-  bool changed_ = false;
-};
-
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads)
-      : threads_(threads), simd_(select_simd()), bf16_(bf16_hardware()) {
+      : threads_(threads), simd_(select_simd()), linear_(threads, simd_) {
+    const Bf16Hardware bf16 = linear_.bf16();
     CHECK_MSG(threads >= 1, "a backend needs at least one thread");
     description_ = std::string(simd_.name) +
-                   (bf16_ == Bf16Hardware::kAmx      ? ", bf16 products by AMX"
-                    : bf16_ == Bf16Hardware::kAvx512 ? ", AVX512-BF16 products"
-                                                     : ", no bf16 hardware") +
+                   (bf16 == Bf16Hardware::kAmx      ? ", bf16 products by AMX"
+                    : bf16 == Bf16Hardware::kAvx512 ? ", AVX512-BF16 products"
+                                                    : ", no bf16 hardware") +
                    ", " + std::to_string(threads) +
                    (threads == 1 ? " thread" : " threads");
   }
 
   const char* name() const override { return "onednn"; }
   const char* description() const override { return description_.c_str(); }
-  bool supports_bf16() const override { return bf16_ != Bf16Hardware::kNone; }
+  bool supports_bf16() const override {
+    return linear_.bf16() != Bf16Hardware::kNone;
+  }
   int threads() const override { return threads_; }
   Dtype product_dtype(Dtype wanted, int64_t dim) const override {
     return dim < kBf16Dim ? Dtype::kFp32 : wanted;
@@ -139,48 +73,30 @@ class CpuBackend final : public Backend {
 
   std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
                                       int64_t in) override {
-    CHECK(out > 0 && in > 0);
-    HostBlock block;
-    if (d != Dtype::kFp32) {
-      block.reset(host_allocate(static_cast<size_t>(out * in) * dtype_size(d)));
-      if (block == nullptr) return nullptr;
-    }
-    return std::make_unique<CpuWeight>(d, out, in, std::move(block));
+    return linear_.make_weight(d, out, in);
   }
-  void load_weight(Weight& weight, const float* master) override {
-    auto& w = static_cast<CpuWeight&>(weight);
-    if (w.dtype() == Dtype::kFp32)
-      w.view(master);
-    else
-      convert(w.out() * w.in(), Dtype::kFp32, master, w.dtype(), w.copy());
+  void load_weight(Weight& w, const float* master) override {
+    linear_.load_weight(w, master);
   }
-
   void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    gemm(forward_key(w, rows, w.dtype()), x, own(w).values(), y);
+    linear_.forward(w, x, rows, w.dtype(), y);
   }
   void linear_fp32(const Weight& w, const void* x, int64_t rows,
                    float* y) override {
-    gemm(forward_key(w, rows, Dtype::kFp32), x, own(w).values(), y);
+    linear_.forward(w, x, rows, Dtype::kFp32, y);
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
                              void* dx) override {
-    gemm(backward_key(w, rows, w.dtype(), false), dy, own(w).values(), dx);
+    linear_.backward_input(w, dy, rows, w.dtype(), false, dx);
   }
   void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
                                   bool add, float* dx) override {
-    gemm(backward_key(w, rows, Dtype::kFp32, add), dy, own(w).values(), dx);
+    linear_.backward_input(w, dy, rows, Dtype::kFp32, add, dx);
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,
                               float* dw) override {
-    gemm({.m = out,
-          .n = in,
-          .k = rows,
-          .in = d,
-          .out = Dtype::kFp32,
-          .a_transposed = true,
-          .add = true},
-         dy, x, dw);
+    linear_.backward_weight(d, dy, x, rows, out, in, dw);
   }
 
   void rmsnorm(Dtype d, const float* x, const float* branch,
@@ -490,24 +406,6 @@ class CpuBackend final : public Backend {
     return p == nullptr ? nullptr : static_cast<T*>(p) + i;
   }
 
-  static GemmKey forward_key(const Weight& w, int64_t rows, Dtype out) {
-    return {.m = rows,
-            .n = w.out(),
-            .k = w.in(),
-            .in = w.dtype(),
-            .out = out,
-            .b_transposed = true};
-  }
-  static GemmKey backward_key(const Weight& w, int64_t rows, Dtype out,
-                              bool add) {
-    return {.m = rows,
-            .n = w.in(),
-            .k = w.out(),
-            .in = w.dtype(),
-            .out = out,
-            .add = add};
-  }
-
   static int64_t row_grain(int64_t dim) {
     return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, dim));
   }
@@ -521,23 +419,9 @@ class CpuBackend final : public Backend {
       f(&simd_.bf16, Bf16{});
   }
 
-  // f(first, last, thread) over [0, n) in contiguous ranges, one a thread, of
-  // at least `grain` where possible.
   template <typename F>
   void parallel(int64_t n, int64_t grain, const F& f) const {
-    const int64_t wanted = std::min<int64_t>(threads_, ceil_div(n, grain));
-    if (wanted <= 1) {
-      if (n > 0) f(int64_t{0}, n, 0);
-      return;
-    }
-#pragma omp parallel num_threads(static_cast <int>(wanted))
-    {
-      const int64_t count = omp_get_num_threads();
-      const int64_t me = omp_get_thread_num();
-      const int64_t i0 = n * me / count;
-      const int64_t i1 = n * (me + 1) / count;
-      if (i0 < i1) f(i0, i1, static_cast<int>(me));
-    }
+    parallel_ranges(threads_, n, grain, f);
   }
 
   // Attention of whole sequences is one block of each with itself.
@@ -553,11 +437,6 @@ class CpuBackend final : public Backend {
             .q_batch = s.T,
             .kv_batch = s.T,
             .lse_T = s.T};
-  }
-
-  void gemm(const GemmKey& key, const void* a, const void* b, void* c) {
-    const ThreadScope scope(threads_);
-    gemm_.run(key, a, b, c);
   }
 
   void attention_tasks(const AttentionTask& shared,
@@ -580,9 +459,8 @@ class CpuBackend final : public Backend {
 
   int threads_;
   const SimdOps& simd_;
-  Bf16Hardware bf16_;
+  CpuLinear linear_;
   std::string description_;
-  OnednnGemm gemm_;
   Workspace workspace_;
 };
 

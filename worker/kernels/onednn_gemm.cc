@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "proto/base/check.h"
+#include "worker/kernels/amx_tiles.h"
 #include "worker/kernels/host_memory.h"
 
 namespace remesh::kernels {
@@ -117,7 +118,7 @@ Bf16Hardware bf16_hardware() {
       return Bf16Hardware::kNone;
   }
   __builtin_cpu_init();
-  if (__builtin_cpu_supports("amx-bf16")) return Bf16Hardware::kAmx;
+  if (amx_available()) return Bf16Hardware::kAmx;
   if (__builtin_cpu_supports("avx512bf16")) return Bf16Hardware::kAvx512;
   return Bf16Hardware::kNone;
 }

@@ -1,3 +1,7 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "worker/kernels/amx_tiles.h"
 #include "worker/kernels/simd.h"
 
 namespace remesh::kernels {
@@ -12,6 +16,19 @@ const SimdOps& select_simd() {
       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
     return simd_v3();
   return simd_base();
+}
+
+bool amx_available() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("amx-tile") ||
+      !__builtin_cpu_supports("amx-bf16") ||
+      !__builtin_cpu_supports("avx512bf16") || &select_simd() != &simd_v4())
+    return false;
+  // Linux grants the large tile registers to processes that ask, for all their
+  // threads (Documentation/arch/x86/xstate.rst).
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 }  // namespace remesh::kernels

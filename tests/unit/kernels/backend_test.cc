@@ -70,7 +70,9 @@ struct GemmSize {
   int64_t rows, out, in;
 };
 constexpr GemmSize kGemmSizes[] = {
-    {1, 1, 1}, {3, 5, 7}, {17, 33, 65}, {130, 48, 96}, {64, 509, 40}};
+    {1, 1, 1},      {3, 5, 7},      {17, 33, 65},   {130, 48, 96},
+    {64, 509, 40},  {40, 70, 1100}, {1100, 40, 70}, {70, 1100, 40},
+    {33, 64, 2048}, {610, 928, 33}, {300, 96, 320}};
 
 TEST_P(BackendTest, LinearForwardAndBothGradients) {
   for (const GemmSize& s : kGemmSizes) {
@@ -469,6 +471,38 @@ TEST(Backend, SumsDoNotDependOnThreads) {
   }
   EXPECT_TRUE(same_bits(dw[0], dw[1]));
   EXPECT_EQ(squares[0], squares[1]);
+}
+
+// A row's result does not depend on the rows beside it, nor anything on the
+// number of threads.
+TEST(Backend, Bf16ProductsDependOnTheirOperandsAlone) {
+  constexpr int64_t kRows = 200, kOut = 96, kIn = 700;
+  Tensor master(Dtype::kFp32, kOut * kIn, 1);
+  const Tensor x(Dtype::kBf16, kRows * kIn, 2);
+  const Tensor dy(Dtype::kBf16, kRows * kOut, 3);
+  std::vector<Tensor> y, dx, dw;
+  for (const int threads : {1, kMostThreads}) {
+    const auto b = make_cpu_backend(threads);
+    // Elsewhere oneDNN decides.
+    if (std::string(b->description()).find("AMX") == std::string::npos)
+      GTEST_SKIP() << b->description();
+    const auto w = b->make_weight(Dtype::kBf16, kOut, kIn);
+    b->load_weight(*w, master.floats());
+    y.emplace_back(Dtype::kBf16, kRows * kOut, 0);
+    dx.emplace_back(Dtype::kFp32, kRows * kIn, 0);
+    dw.emplace_back(Dtype::kFp32, kOut * kIn, 0);
+    b->linear(*w, x.data(), kRows, y.back().data());
+    b->linear_backward_input_fp32(*w, dy.data(), kRows, false,
+                                  dx.back().floats());
+    b->linear_backward_weight(Dtype::kBf16, dy.data(), x.data(), kRows, kOut,
+                              kIn, dw.back().floats());
+    Tensor few(Dtype::kBf16, kOut * 7, 0);
+    b->linear(*w, x.data(), 7, few.data());
+    for (int64_t i = 0; i < few.size(); ++i) EXPECT_EQ(few[i], y.back()[i]);
+  }
+  EXPECT_TRUE(same_bits(y[0], y[1]));
+  EXPECT_TRUE(same_bits(dx[0], dx[1]));
+  EXPECT_TRUE(same_bits(dw[0], dw[1]));
 }
 
 TEST(Backend, SeveralInOneProcessDoNotDisturbEachOther) {
