@@ -8,39 +8,23 @@
 #include <set>
 #include <tuple>
 
+#include "parallel/planner/choose.h"
 #include "proto/base/text.h"
 
 namespace remesh::planner {
 namespace {
 
-std::string count(int64_t n, const char* what, const char* plural = "s") {
-  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
-}
-
-struct Axis {
-  const char* key;
-  int asked;
-  int executable;
-};
-
 Status check_request(const DealRequest& q) {
-  const Axis axes[] = {
-      {"parallel.data_parallel_degree", q.degrees.dp, q.executable.dp},
-      {"parallel.tensor_parallel_degree", q.degrees.tp, q.executable.tp},
-      {"parallel.pipeline_parallel_degree", q.degrees.pp, q.executable.pp},
-      {"parallel.context_parallel_degree", q.degrees.cp, q.executable.cp}};
-  for (const Axis& a : axes) {
-    if (a.asked != -1 && a.asked < 1)
-      return invalid_argument(
-          fmt::format("{} = {}: must be at least 1, or -1 to have it chosen",
-                      a.key, a.asked));
-    if (a.executable >= 1 && a.asked > a.executable)
+  const std::pair<const char*, int> axes[] = {{"data", q.degrees.dp},
+                                              {"tensor", q.degrees.tp},
+                                              {"pipeline", q.degrees.pp},
+                                              {"context", q.degrees.cp}};
+  for (const auto& [name, degree] : axes)
+    if (degree != -1 && degree < 1)
       return invalid_argument(fmt::format(
-          "{} = {}: trainers of this version run degrees up to {}; set {} or "
-          "-1",
-          a.key, a.asked, a.executable,
-          a.executable == 1 ? "1" : fmt::format("1 to {}", a.executable)));
-  }
+          "parallel.{}_parallel_degree = {}: must be at least 1, or -1 to "
+          "have it chosen",
+          name, degree));
   if (q.microbatches < 1)
     return invalid_argument(
         fmt::format("{} microbatches in the global batch: needs 1 or more",
@@ -63,91 +47,6 @@ Status check_request(const DealRequest& q) {
           "worker '{}': {} slots, must be 0 or more", w.worker, w.slots));
   }
   return ok_status();
-}
-
-std::string offers(const DealRequest& q) {
-  if (q.workers.empty()) return "no worker is there";
-  std::vector<std::string> parts;
-  for (const WorkerSlots& w : q.workers)
-    parts.push_back(fmt::format("{}: {}", w.worker, w.slots));
-  std::sort(parts.begin(), parts.end());
-  constexpr size_t kShown = 8;
-  if (parts.size() > kShown) {
-    const size_t more = parts.size() - kShown;
-    parts.resize(kShown);
-    parts.push_back(fmt::format("and {} more workers", more));
-  }
-  return join(parts);
-}
-
-struct Choice {
-  geometry::Layout layout;
-  std::string limit;  // what keeps the mesh from being larger, or ""
-};
-
-Result<Choice> choose_layout(const DealRequest& q, int64_t offered) {
-  const auto fixed = [](int degree) { return degree == -1 ? 1 : degree; };
-  Choice c;
-  c.layout.tp = fixed(q.degrees.tp);
-  c.layout.pp = fixed(q.degrees.pp);
-  c.layout.cp = fixed(q.degrees.cp);
-  const int64_t unit = int64_t{1} * c.layout.tp * c.layout.pp * c.layout.cp;
-  const int64_t most = q.executable.dp >= 1
-                           ? std::min<int64_t>(q.executable.dp, q.microbatches)
-                           : q.microbatches;
-  const std::string one_each =
-      fmt::format("the global batch has {} and a data-parallel rank needs one",
-                  count(q.microbatches, "microbatch", "es"));
-  if (q.degrees.dp > q.microbatches)
-    return invalid_argument(
-        fmt::format("parallel.data_parallel_degree = {}: {}; set 1 to {}, or "
-                    "-1 to have it chosen",
-                    q.degrees.dp, one_each, q.microbatches));
-  const int64_t largest = (q.degrees.dp == -1 ? most : q.degrees.dp) * unit;
-  const int64_t least = (q.degrees.dp == -1 ? 1 : q.degrees.dp) * unit;
-  if (largest < q.min_slots)
-    return invalid_argument(fmt::format(
-        "elastic.min_slots = {}: the mesh has at most {} ranks ({})",
-        q.min_slots, largest,
-        q.degrees.dp == -1 ? one_each
-                           : std::string("by the degrees in [parallel]")));
-  if (q.max_slots != -1 && least > q.max_slots)
-    return invalid_argument(
-        fmt::format("elastic.max_slots = {}: the degrees in [parallel] need "
-                    "{} slots",
-                    q.max_slots, least));
-  const int64_t usable =
-      q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
-  const int64_t needed =
-      std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
-  if (q.max_slots != -1 && needed > q.max_slots)
-    return invalid_argument(
-        fmt::format("elastic.max_slots = {}: at least {} slots are needed for "
-                    "elastic.min_slots = {} in multiples of {}",
-                    q.max_slots, needed, q.min_slots, unit));
-  if (usable < needed)
-    return exhausted(fmt::format(
-        "too few slots: {} offered ({}), needs {} ({})", offered, offers(q),
-        needed,
-        needed == least && q.degrees.dp != -1 ? "the degrees in [parallel]"
-        : needed == least && unit > 1         ? "tp x pp x cp"
-                                              : "elastic.min_slots"));
-  const int64_t dp =
-      q.degrees.dp == -1 ? std::min(most, usable / unit) : q.degrees.dp;
-  if (dp * unit > std::numeric_limits<int>::max())
-    return invalid_argument("the mesh is too large");
-  c.layout.dp = static_cast<int>(dp);
-  if (q.degrees.dp != -1)
-    c.limit = fmt::format("parallel.data_parallel_degree = {}", q.degrees.dp);
-  else if (dp == q.microbatches)
-    c.limit = count(q.microbatches, "microbatch", "es");
-  else if (dp == most)
-    c.limit = fmt::format("trainers of this version run dp up to {}", most);
-  else if (usable < offered && (dp + 1) * unit > usable)
-    c.limit = fmt::format("elastic.max_slots = {}", q.max_slots);
-  else if (unit > 1)
-    c.limit = fmt::format("multiples of {} slots", unit);
-  return c;
 }
 
 // Who sits where. Slots are handed out host by host; a host's and a worker's

@@ -2,6 +2,11 @@
 // runs which rank. A pure function: the same request in any order of its
 // workers gives the same deal.
 //
+// Degrees that are given are kept. Of the others those are chosen that use most
+// slots; among meshes of one size, the one that fits into the hosts' memory and
+// takes the least time by estimate_step() (cost.h). With preferred layouts the
+// first for which the slots suffice is taken. Slots left over are hot spares.
+//
 // Ranks of one tensor-parallel group talk most, so they are put on one host
 // where that can be done; a worker's ranks are contiguous as far as possible.
 // A worker that had a place in the previous mesh of the same size gets the
@@ -14,10 +19,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/geometry/layout.h"
+#include "parallel/planner/shape.h"
 #include "proto/base/status.h"
 
 namespace remesh::planner {
@@ -29,6 +36,8 @@ struct WorkerSlots {
   std::string host;
   int slots = 0;
   int cores = 0;
+  uint64_t memory_bytes = 0;  // of the host; 0: not known
+  friend bool operator==(const WorkerSlots&, const WorkerSlots&) = default;
 };
 
 // Degrees of the mesh; -1 means "choose".
@@ -37,6 +46,7 @@ struct Degrees {
   int tp = -1;
   int pp = -1;
   int cp = -1;
+  friend bool operator==(const Degrees&, const Degrees&) = default;
 };
 
 // One rank's place.
@@ -57,8 +67,12 @@ struct DealRequest {
   // The previous generation's places, for stability; may be empty, and may
   // name workers that are gone.
   std::vector<RankPlace> previous;
-  // The largest degrees that trainers can run; -1: any.
-  Degrees executable = {.dp = -1, .tp = 1, .pp = 1, .cp = 1};
+  // What the job asks of a mesh; without it any layout will do, and degrees
+  // of the model's axes that are to be chosen are 1.
+  std::optional<JobShape> shape;
+  // When not empty, in place of the degrees: the preferred first.
+  std::vector<geometry::Layout> layouts;
+  friend bool operator==(const DealRequest&, const DealRequest&) = default;
 };
 
 struct Deal {
@@ -68,10 +82,10 @@ struct Deal {
   std::string reason;            // one line for people
 };
 
-// Fails: invalid_argument when the request can never be met (bad degrees,
-// a degree above `executable`, two workers of one name, dp above the number of
-// microbatches, max_slots below min_slots), exhausted when there are too few
-// slots now.
+// Fails: invalid_argument when the request can never be met (bad degrees, two
+// workers of one name, dp above the number of microbatches, a model that cannot
+// be cut that way, max_slots below min_slots), exhausted when there are too few
+// slots now, or too little memory.
 Result<Deal> deal_mesh(const DealRequest& request);
 
 }  // namespace remesh::planner

@@ -29,7 +29,6 @@ DealRequest random_request(Rng& rng) {
   if (pick(rng, 0, 1) == 0) {
     q.degrees.tp = pick(rng, 1, 3);
     q.degrees.pp = pick(rng, 1, 2);
-    q.executable = {};
   }
   q.microbatches = pick(rng, 1, 12);
   q.min_slots = pick(rng, 1, 3);
@@ -275,11 +274,6 @@ TEST(Deal, RefusalsNameTheKeyAndWhatIsAllowed) {
   expect_refusal(q, Code::kInvalidArgument, "set 1 to 8, or -1");
   q.degrees.dp = 0;
   expect_refusal(q, Code::kInvalidArgument, "at least 1, or -1");
-  q = two_workers();
-  q.degrees.tp = 2;
-  expect_refusal(q, Code::kInvalidArgument,
-                 "parallel.tensor_parallel_degree = 2: trainers of this "
-                 "version run degrees up to 1; set 1 or -1");
   q = two_workers();
   q.min_slots = 9;
   expect_refusal(q, Code::kInvalidArgument,

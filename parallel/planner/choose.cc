@@ -1,0 +1,257 @@
+#include "parallel/planner/choose.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <optional>
+
+#include "parallel/planner/cost.h"
+#include "parallel/planner/memory.h"
+#include "proto/base/text.h"
+
+namespace remesh::planner {
+namespace {
+
+std::string offers(const DealRequest& q) {
+  if (q.workers.empty()) return "no worker is there";
+  std::vector<std::string> parts;
+  for (const WorkerSlots& w : q.workers)
+    parts.push_back(fmt::format("{}: {}", w.worker, w.slots));
+  std::sort(parts.begin(), parts.end());
+  constexpr size_t kShown = 8;
+  if (parts.size() > kShown) {
+    const size_t more = parts.size() - kShown;
+    parts.resize(kShown);
+    parts.push_back(fmt::format("and {} more workers", more));
+  }
+  return join(parts);
+}
+
+// The slots that may be used of those offered.
+int64_t usable(const DealRequest& q, int64_t offered) {
+  return q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
+}
+
+Status too_few(const DealRequest& q, int64_t offered, int64_t needed,
+               const std::string& why) {
+  return exhausted(fmt::format("too few slots: {} offered ({}), needs {} ({})",
+                               offered, offers(q), needed, why));
+}
+
+// What the ranks of a mesh of `world` find: the machines as if the ranks were
+// spread over the hosts as evenly as their slots are.
+struct Machines {
+  Hardware hardware;
+  uint64_t memory_per_rank = 0;  // 0: not known
+};
+
+Machines machines(const DealRequest& q, int64_t world) {
+  struct Host {
+    int64_t slots = 0;
+    int cores = 0;
+    uint64_t memory = 0;
+  };
+  std::map<std::string, Host> hosts;
+  for (const WorkerSlots& w : q.workers) {
+    Host& h = hosts[w.host];
+    h.slots += w.slots;
+    h.cores = std::max(h.cores, w.cores);
+    h.memory = std::max(h.memory, w.memory_bytes);
+  }
+  Machines m;
+  double cores = 0;
+  for (const auto& [name, h] : hosts) {
+    const int64_t ranks = std::min(h.slots, world);
+    if (ranks == 0) continue;
+    m.hardware.ranks_per_host =
+        std::max(m.hardware.ranks_per_host, static_cast<int>(ranks));
+    cores += h.cores;
+    if (h.memory > 0) {
+      const uint64_t share = h.memory / static_cast<uint64_t>(ranks);
+      m.memory_per_rank =
+          m.memory_per_rank == 0 ? share : std::min(m.memory_per_rank, share);
+    }
+  }
+  if (cores > 0) m.hardware.cores_per_rank = cores / static_cast<double>(world);
+  if (q.shape && q.shape->bf16) m.hardware.flops_per_core *= 2;
+  return m;
+}
+
+// Whether the mesh can run; what is missing when it cannot.
+Status runs(const DealRequest& q, const geometry::Layout& l) {
+  if (!q.shape) return ok_status();
+  RETURN_IF_ERROR(admit(*q.shape, l));
+  const uint64_t have = machines(q, l.world()).memory_per_rank;
+  if (have == 0) return ok_status();
+  const uint64_t need = predict_worst_memory(*q.shape, l).total();
+  if (need <= have) return ok_status();
+  constexpr double kMiB = 1024 * 1024;
+  return exhausted(fmt::format(
+      "{}: a rank needs {:.0f} MiB and its share of the host's memory is "
+      "{:.0f} MiB; use more slots, train.recompute, parallel.zero_stage or a "
+      "smaller train.local_batch_size",
+      l.to_string(), static_cast<double>(need) / kMiB,
+      static_cast<double>(have) / kMiB));
+}
+
+Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
+  const int64_t slots = usable(q, offered);
+  int64_t least = std::numeric_limits<int64_t>::max();
+  Status refused = ok_status();
+  for (const geometry::Layout& l : q.layouts) {
+    least = std::min<int64_t>(least, l.world());
+    if (l.world() > slots || l.world() < q.min_slots) continue;
+    const Status s = runs(q, l);
+    if (s.ok()) return Choice{l, "the mesh asked for"};
+    if (refused.ok()) refused = s;
+  }
+  if (!refused.ok()) return refused;
+  return too_few(q, offered, std::max<int64_t>(least, q.min_slots),
+                 "the smallest of elastic.layouts");
+}
+
+// Calls f for every mesh of `world` ranks with the degrees that are given.
+template <typename F>
+void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
+  const auto degrees = [&](int given, int64_t of) {
+    std::vector<int64_t> out;
+    if (given != -1 || !q.shape) {
+      out.push_back(std::max(given, 1));
+    } else {
+      for (int64_t d = 1; d <= std::min<int64_t>(of, 1024); ++d)
+        if (of % d == 0) out.push_back(d);
+    }
+    std::erase_if(out, [&](int64_t d) { return of % d != 0; });
+    return out;
+  };
+  for (const int64_t tp : degrees(q.degrees.tp, world))
+    for (const int64_t pp : degrees(q.degrees.pp, world / tp))
+      for (const int64_t cp : degrees(q.degrees.cp, world / tp / pp)) {
+        const int64_t dp = world / tp / pp / cp;
+        if (dp > q.microbatches || (q.degrees.dp != -1 && dp != q.degrees.dp))
+          continue;
+        f(geometry::Layout{.dp = static_cast<int>(dp),
+                           .pp = static_cast<int>(pp),
+                           .tp = static_cast<int>(tp),
+                           .cp = static_cast<int>(cp)});
+      }
+}
+
+// The best mesh of exactly that many ranks. Of equal estimates the first, which
+// has the lower tp, pp, cp, in this order.
+std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
+                                        Status* refused) {
+  std::optional<geometry::Layout> best;
+  double best_s = 0;
+  for_each_layout(q, world, [&](const geometry::Layout& l) {
+    if (const Status s = runs(q, l); !s.ok()) {
+      if (refused->ok() || s.code() == Code::kExhausted) *refused = s;
+      return;
+    }
+    const double s =
+        q.shape
+            ? estimate_step(*q.shape, l, machines(q, world).hardware).total_s()
+            : 0;
+    if (best && s >= best_s) return;
+    best = l;
+    best_s = s;
+  });
+  return best;
+}
+
+std::string limit_of(const DealRequest& q, int64_t offered,
+                     const geometry::Layout& l, int64_t unit) {
+  const bool model_axes = q.shape && (q.degrees.tp == -1 ||
+                                      q.degrees.pp == -1 || q.degrees.cp == -1);
+  if (q.degrees.dp != -1 && !model_axes)
+    return fmt::format("parallel.data_parallel_degree = {}", q.degrees.dp);
+  if (l.dp == q.microbatches && !model_axes)
+    return count(q.microbatches, "microbatch", "es");
+  const int64_t slots = usable(q, offered);
+  if (slots < offered && l.world() + unit > slots)
+    return fmt::format("elastic.max_slots = {}", q.max_slots);
+  if (!model_axes && unit > 1 && l.world() + unit > slots)
+    return fmt::format("multiples of {} slots", unit);
+  return "no larger mesh that the model, its microbatches and memory admit";
+}
+
+Status check_degrees(const DealRequest& q, int64_t unit) {
+  const std::string one_each =
+      fmt::format("the global batch has {} and a data-parallel rank needs one",
+                  count(q.microbatches, "microbatch", "es"));
+  if (q.degrees.dp > q.microbatches)
+    return invalid_argument(
+        fmt::format("parallel.data_parallel_degree = {}: {}; set 1 to {}, or "
+                    "-1 to have it chosen",
+                    q.degrees.dp, one_each, q.microbatches));
+  const bool grows = q.shape && (q.degrees.tp == -1 || q.degrees.pp == -1 ||
+                                 q.degrees.cp == -1);
+  const int64_t largest =
+      (q.degrees.dp == -1 ? q.microbatches : q.degrees.dp) * unit;
+  const int64_t least = (q.degrees.dp == -1 ? 1 : q.degrees.dp) * unit;
+  if (!grows && largest < q.min_slots)
+    return invalid_argument(fmt::format(
+        "elastic.min_slots = {}: the mesh has at most {} ranks ({})",
+        q.min_slots, largest,
+        q.degrees.dp == -1 ? one_each
+                           : std::string("by the degrees in [parallel]")));
+  if (q.max_slots != -1 && least > q.max_slots)
+    return invalid_argument(
+        fmt::format("elastic.max_slots = {}: the degrees in [parallel] need "
+                    "{} slots",
+                    q.max_slots, least));
+  const int64_t needed = (q.min_slots + unit - 1) / unit * unit;
+  if (q.max_slots != -1 && needed > q.max_slots)
+    return invalid_argument(
+        fmt::format("elastic.max_slots = {}: at least {} slots are needed for "
+                    "elastic.min_slots = {} in multiples of {}",
+                    q.max_slots, needed, q.min_slots, unit));
+  if (!q.shape) return ok_status();
+  const auto given = [](int degree) { return std::max(degree, 1); };
+  return admit(*q.shape, {.dp = given(q.degrees.dp),
+                          .pp = given(q.degrees.pp),
+                          .tp = given(q.degrees.tp),
+                          .cp = given(q.degrees.cp)});
+}
+
+Result<Choice> choose_by_degrees(const DealRequest& q, int64_t offered) {
+  const auto given = [](int degree) { return std::max(degree, 1); };
+  const int64_t unit = int64_t{1} * given(q.degrees.tp) * given(q.degrees.pp) *
+                       given(q.degrees.cp);
+  RETURN_IF_ERROR(check_degrees(q, unit));
+  const int64_t least = given(q.degrees.dp) * unit;
+  const int64_t needed =
+      std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
+  const int64_t slots =
+      std::min<int64_t>(usable(q, offered), std::numeric_limits<int>::max());
+  Status refused = ok_status();
+  for (int64_t world = slots / unit * unit; world >= needed; world -= unit)
+    if (const auto best = best_of(q, world, &refused))
+      return Choice{*best, limit_of(q, offered, *best, unit)};
+  if (refused.code() == Code::kExhausted) return refused;  // memory
+  if (slots >= needed)
+    return exhausted(fmt::format(
+        "{} offered ({}), and no mesh of {} to {} "
+        "runs the job: {}",
+        count(offered, "slot"), offers(q), needed, slots, refused.message()));
+  return too_few(q, offered, needed,
+                 needed == least && q.degrees.dp != -1
+                     ? "the degrees in [parallel]"
+                 : needed == least && unit > 1 ? "tp x pp x cp"
+                                               : "elastic.min_slots");
+}
+
+}  // namespace
+
+std::string count(int64_t n, const char* what, const char* plural) {
+  return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+}
+
+Result<Choice> choose_layout(const DealRequest& q, int64_t offered) {
+  return q.layouts.empty() ? choose_by_degrees(q, offered)
+                           : choose_preferred(q, offered);
+}
+
+}  // namespace remesh::planner

@@ -1,0 +1,44 @@
+// predict_memory: bytes that a rank of a mesh holds while it trains, by what
+// they are for. A formula from what the trainer is documented to allocate
+// (worker/model, worker/engine), written independently of it, so that the two
+// check each other. Pure.
+//
+//   weights      fp32 weights: the rank's share of the master weights, the
+//                gathered copies under ZeRO, and copies in bf16 to compute with
+//   gradients    fp32
+//   optimizer    both moments of AdamW, fp32
+//   activations  what microbatches in flight keep for their backward
+//   buffers      what lives inside one pass: one layer's activations and
+//                gradients, messages, tables
+//
+// What a process takes without any of this (code, MPI, thread stacks) is not in
+// it.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/planner/shape.h"
+
+namespace remesh::planner {
+
+struct Memory {
+  uint64_t weights = 0;
+  uint64_t gradients = 0;
+  uint64_t optimizer = 0;
+  uint64_t activations = 0;
+  uint64_t buffers = 0;
+  uint64_t total() const {
+    return weights + gradients + optimizer + activations + buffers;
+  }
+  friend bool operator==(const Memory&, const Memory&) = default;
+};
+
+// Of one rank. REQUIRES: admit() passed, 0 <= rank < layout.world().
+Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
+                      int rank);
+
+// Of the rank that needs most in all. REQUIRES: admit() passed.
+Memory predict_worst_memory(const JobShape& shape,
+                            const geometry::Layout& layout);
+
+}  // namespace remesh::planner

@@ -1,0 +1,52 @@
+// JobShape: what of a job decides which meshes can run it, how long a step
+// takes and how much memory a rank needs. One plain value; the planner's view
+// of a job file. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/geometry/layout.h"
+#include "parallel/geometry/model_config.h"
+#include "parallel/geometry/schedule.h"
+#include "proto/base/status.h"
+
+namespace remesh::planner {
+
+// Activations kept for backward (see worker/model): all; all but what
+// attention and SwiGLU make; a layer's input alone.
+enum class Recompute { kNone, kSelective, kFull };
+
+struct JobShape {
+  geometry::ModelConfig model;
+  int64_t T = 1;             // tokens a sequence
+  int64_t B = 1;             // sequences a microbatch
+  int64_t microbatches = 1;  // of a global batch
+  bool bf16 = false;         // products in bf16, else in fp32
+  int zero_stage = 0;
+  int shard_group = 0;  // as asked for; 0: the whole data group
+  geometry::ScheduleKind schedule = geometry::ScheduleKind::k1F1B;
+  int chunks = 1;  // model chunks a rank, where there is a pipeline
+  Recompute recompute = Recompute::kNone;
+  int recompute_every = 1;
+  friend bool operator==(const JobShape&, const JobShape&) = default;
+};
+
+// Whether the mesh can run the job, whatever the slots: the model can be cut
+// that way, every data-parallel rank has a microbatch, each context-parallel
+// rank two equal parts of a sequence, each stage a layer, and the schedule can
+// deal with every rank's share of the microbatches. The message says what is
+// allowed.
+Status admit(const JobShape& shape, const geometry::Layout& layout);
+
+// Model chunks a rank has on that mesh: 1 without a pipeline.
+int chunks_on(const JobShape& shape, const geometry::Layout& layout);
+
+// Ranks that share one copy of what ZeRO shards: the largest divisor of
+// dp * cp that is not above what was asked for; 1 with zero_stage 0.
+int shard_group_on(const JobShape& shape, const geometry::Layout& layout);
+
+// Microbatches of the data-parallel rank that has most.
+int64_t most_microbatches(const JobShape& shape,
+                          const geometry::Layout& layout);
+
+}  // namespace remesh::planner

@@ -1,0 +1,250 @@
+// Choosing a mesh for a model: against a naive search over everything.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <random>
+
+#include "parallel/planner/cost.h"
+#include "parallel/planner/deal.h"
+#include "parallel/planner/memory.h"
+
+namespace remesh::planner {
+namespace {
+
+using geometry::Layout;
+using geometry::ScheduleKind;
+using Rng = std::mt19937_64;
+
+int pick(Rng& rng, int from, int to) {
+  return std::uniform_int_distribution<int>(from, to)(rng);
+}
+template <typename T>
+T one_of(Rng& rng, std::initializer_list<T> values) {
+  return *(values.begin() + pick(rng, 0, static_cast<int>(values.size()) - 1));
+}
+
+JobShape random_shape(Rng& rng) {
+  JobShape s;
+  const int heads = one_of(rng, {2, 4, 6, 8});
+  s.model = {.dim = 16 * heads,
+             .n_layers = pick(rng, 1, 6),
+             .n_heads = heads,
+             .n_kv_heads = one_of(rng, {1, 2, heads}),
+             .hidden_dim = 64,
+             .vocab_size = 257,
+             .tie_embeddings = pick(rng, 0, 1) == 1};
+  s.T = one_of(rng, {16, 24, 12});
+  s.B = pick(rng, 1, 3);
+  s.microbatches = pick(rng, 1, 12);
+  s.bf16 = pick(rng, 0, 1) == 1;
+  s.zero_stage = pick(rng, 0, 3);
+  s.shard_group = s.zero_stage > 0 ? pick(rng, 0, 3) : 0;
+  s.schedule =
+      one_of(rng, {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+                   ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
+  if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = pick(rng, 1, 3);
+  s.recompute =
+      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+  s.recompute_every = pick(rng, 1, 3);
+  return s;
+}
+
+DealRequest random_request(Rng& rng) {
+  DealRequest q;
+  const int workers = pick(rng, 1, 4);
+  for (int i = 0; i < workers; ++i)
+    q.workers.push_back({.worker = "w" + std::to_string(i),
+                         .host = "h" + std::to_string(pick(rng, 0, 1)),
+                         .slots = pick(rng, 1, 4),
+                         .cores = pick(rng, 1, 9)});
+  const auto degree = [&] {
+    return pick(rng, 0, 2) > 0 ? -1 : pick(rng, 1, 3);
+  };
+  q.degrees = {.dp = degree(), .tp = degree(), .pp = degree(), .cp = degree()};
+  q.shape = random_shape(rng);
+  q.microbatches = q.shape->microbatches;
+  q.min_slots = pick(rng, 0, 3) == 0 ? pick(rng, 1, 3) : 1;
+  q.max_slots = pick(rng, 0, 2) == 0 ? pick(rng, q.min_slots, 10) : -1;
+  return q;
+}
+
+int slots_of(const DealRequest& q) {
+  int n = 0;
+  for (const auto& w : q.workers) n += w.slots;
+  return n;
+}
+
+bool given(int degree, int value) { return degree == -1 || degree == value; }
+
+// The most ranks of any mesh that the request admits, 0: there is none.
+int most_ranks(const DealRequest& q) {
+  int slots = slots_of(q);
+  if (q.max_slots != -1) slots = std::min(slots, q.max_slots);
+  int most = 0;
+  for (int tp = 1; tp <= slots; ++tp)
+    for (int pp = 1; tp * pp <= slots; ++pp)
+      for (int cp = 1; tp * pp * cp <= slots; ++cp)
+        for (int dp = 1; tp * pp * cp * dp <= slots; ++dp) {
+          const Layout l{.dp = dp, .pp = pp, .tp = tp, .cp = cp};
+          if (l.world() >= q.min_slots && given(q.degrees.dp, dp) &&
+              given(q.degrees.tp, tp) && given(q.degrees.pp, pp) &&
+              given(q.degrees.cp, cp) && admit(*q.shape, l).ok())
+            most = std::max(most, l.world());
+        }
+  return most;
+}
+
+TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  int dealt = 0, refused = 0;
+  for (int trial = 0; trial < 2000; ++trial) {
+    const DealRequest q = random_request(rng);
+    const auto d = deal_mesh(q);
+    const int most = most_ranks(q);
+    if (!d.ok()) {
+      // A refusal that the slots cannot mend names the degree.
+      if (d.status().code() == Code::kExhausted) {
+        ASSERT_EQ(most, 0) << d.status().message();
+      }
+      ++refused;
+      continue;
+    }
+    ++dealt;
+    ASSERT_EQ(d->layout.world(), most) << d->reason;
+    ASSERT_TRUE(admit(*q.shape, d->layout).ok());
+    ASSERT_TRUE(given(q.degrees.dp, d->layout.dp));
+    ASSERT_TRUE(given(q.degrees.tp, d->layout.tp));
+    ASSERT_TRUE(given(q.degrees.pp, d->layout.pp));
+    ASSERT_TRUE(given(q.degrees.cp, d->layout.cp));
+    if (d->spares > 0) {
+      ASSERT_NE(d->reason.find("spare"), std::string::npos);
+      ASSERT_EQ(d->reason.find("()"), std::string::npos) << d->reason;
+    }
+  }
+  EXPECT_GT(dealt, 500);
+  EXPECT_GT(refused, 50);
+}
+
+TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  Rng rng(seed);
+  int admitted = 0;
+  for (int trial = 0; trial < 1000; ++trial) {
+    const JobShape s = random_shape(rng);
+    const Layout l{.dp = pick(rng, 1, 4),
+                   .pp = pick(rng, 1, 3),
+                   .tp = pick(rng, 1, 3),
+                   .cp = pick(rng, 1, 3)};
+    if (!admit(s, l).ok()) continue;
+    ++admitted;
+    const StepEstimate e = estimate_step(s, l, {});
+    EXPECT_GT(e.compute_s, 0);
+    EXPECT_GE(e.exposed_s, 0);
+    EXPECT_EQ(e.bubble_s > 0, l.pp > 1);
+    const int z = shard_group_on(s, l);
+    EXPECT_EQ(l.dp * l.cp % z, 0);
+    uint64_t most = 0;
+    for (int rank = 0; rank < l.world(); ++rank)
+      most = std::max(most, predict_memory(s, l, rank).total());
+    // By the first rank of every stage alone; vocabulary rows that do not
+    // divide make others differ by a row.
+    const auto worst = static_cast<double>(predict_worst_memory(s, l).total());
+    EXPECT_GE(worst, 0.95 * static_cast<double>(most));
+  }
+  EXPECT_GT(admitted, 200);
+}
+
+DealRequest four_slots() {
+  DealRequest q;
+  q.workers = {{.worker = "a", .host = "h", .slots = 2, .cores = 4},
+               {.worker = "b", .host = "i", .slots = 2, .cores = 4}};
+  q.shape = JobShape{.model = {.dim = 256,
+                               .n_layers = 4,
+                               .n_heads = 4,
+                               .n_kv_heads = 4,
+                               .hidden_dim = 704,
+                               .vocab_size = 257},
+                     .T = 256,
+                     .B = 4,
+                     .microbatches = 8};
+  q.microbatches = 8;
+  return q;
+}
+
+TEST(Choose, DataParallelismWinsWhereItFits) {
+  DealRequest q = four_slots();
+  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.dp = 4}));
+  // Fewer microbatches than slots: the model's axes take the rest.
+  q.microbatches = q.shape->microbatches = 2;
+  EXPECT_EQ(deal_mesh(q)->layout.world(), 4);
+  EXPECT_LE(deal_mesh(q)->layout.dp, 2);
+  // Degrees given are kept, and what they leave is spare.
+  q = four_slots();
+  q.degrees = {.dp = -1, .tp = 3, .pp = 1, .cp = 1};
+  EXPECT_EQ(deal_mesh(q).status().code(), Code::kInvalidArgument);
+  EXPECT_NE(deal_mesh(q).status().message().find("allowed: 1, 2, 4"),
+            std::string::npos);
+  q.degrees = {.dp = -1, .tp = 1, .pp = 3, .cp = 1};
+  EXPECT_EQ(deal_mesh(q)->reason,
+            "dp1,pp3,tp1: 3 of 4 slots on 2 workers, 1 spare (multiples of 3 "
+            "slots)");
+}
+
+TEST(Choose, AMeshThatDoesNotFitIntoMemoryIsPassedOver) {
+  DealRequest q = four_slots();
+  q.degrees = {.dp = -1, .tp = -1, .pp = 1, .cp = 1};
+  const uint64_t dp4 = predict_worst_memory(*q.shape, Layout{.dp = 4}).total();
+  const uint64_t tp4 = predict_worst_memory(*q.shape, Layout{.tp = 4}).total();
+  ASSERT_LT(tp4, dp4);
+  for (WorkerSlots& w : q.workers) w.memory_bytes = 2 * (dp4 - 1);
+  EXPECT_GT(deal_mesh(q)->layout.tp, 1);
+  EXPECT_EQ(deal_mesh(q)->layout.world(), 4);
+  for (WorkerSlots& w : q.workers) w.memory_bytes = 1 << 20;
+  const auto none = deal_mesh(q);
+  ASSERT_FALSE(none.ok());
+  EXPECT_EQ(none.status().code(), Code::kExhausted);
+  EXPECT_NE(none.status().message().find("MiB; use more slots"),
+            std::string::npos)
+      << none.status().message();
+}
+
+TEST(Choose, TheFirstPreferredLayoutForWhichTheSlotsSufficeIsTaken) {
+  DealRequest q = four_slots();
+  q.layouts = {Layout{.dp = 8}, Layout{.dp = 3}, Layout{.tp = 2},
+               Layout{.pp = 2}};
+  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.dp = 3}));
+  EXPECT_EQ(deal_mesh(q)->spares, 1);
+  q.workers.pop_back();
+  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.tp = 2}));
+  q.workers[0].slots = 1;
+  EXPECT_EQ(deal_mesh(q).status().message(),
+            "too few slots: 1 offered (a: 1), needs 2 (the smallest of "
+            "elastic.layouts)");
+}
+
+TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
+  JobShape s = *four_slots().shape;
+  const auto says = [&](const Layout& l, const std::string& what) {
+    const Status status = admit(s, l);
+    ASSERT_FALSE(status.ok()) << what;
+    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_NE(status.message().find(what), std::string::npos)
+        << status.message();
+  };
+  EXPECT_TRUE(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}).ok());
+  says({.dp = 9}, "dp must be 1 to 8");
+  says({.pp = 5}, "allowed: 1 to 4");
+  says({.cp = 3}, "must divide the 256 tokens");
+  s.schedule = ScheduleKind::kInterleaved1F1B;
+  s.chunks = 2;
+  EXPECT_TRUE(admit(s, {.dp = 3}).ok());
+  EXPECT_TRUE(admit(s, {.dp = 4, .pp = 2}).ok());
+  says({.pp = 3}, "at most the 4 layers");
+  says({.dp = 3, .pp = 2}, "a multiple of 2 microbatches");
+}
+
+}  // namespace
+}  // namespace remesh::planner
