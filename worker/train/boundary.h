@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "worker/train/agreement.h"
+#include "worker/engine/agreement.h"
 
 namespace remesh::train {
+
+using engine::Facts;
 
 // Whether to stop here. A stop that could not save is refused once, not at
 // every step: it is forgotten until nobody asks any more, or somebody insists.

@@ -24,12 +24,15 @@
 #include "parallel/geometry/param_table.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
-#include "worker/train/agreement.h"
-#include "worker/train/progress.h"
+#include "worker/engine/agreement.h"
+#include "worker/engine/progress.h"
 #include "worker/train/reducer.h"
 #include "worker/train/state.h"
 
 namespace remesh::train {
+
+using engine::Facts;
+using engine::Progress;
 
 struct StepOptions {
   double beta1 = 0.9;
@@ -59,7 +62,8 @@ struct StepResult {
 class Step {
  public:
   // `dp`: the replicas of this rank's parameters; `world`: all ranks.
-  Step(const geometry::ParamTable& table, model::Stage& stage,
+  // `shard`: of the whole model, on one pipeline and tensor rank.
+  Step(const geometry::ShardTable& shard, model::Stage& stage,
        kernels::Backend& backend, comm::Comm& dp, comm::Comm& world,
        const StepOptions& options, Progress progress);
 
@@ -74,6 +78,10 @@ class Step {
   void compute(const StepInput& in, TrainState& state, Facts& facts);
   void update(double lr, double grad_scale, TrainState& state);
 
+  // A unit's parameters are ready, last first.
+  void reduce_unit(int unit);
+
+  const geometry::ShardTable& shard_;
   const geometry::ParamTable& table_;
   model::Stage& stage_;
   kernels::Backend& backend_;

@@ -5,7 +5,7 @@
 
 #include "worker/board/board.h"
 
-namespace remesh::train {
+namespace remesh::engine {
 
 class Progress {
  public:
@@ -25,4 +25,4 @@ class Progress {
   board::Board* board_ = nullptr;
 };
 
-}  // namespace remesh::train
+}  // namespace remesh::engine

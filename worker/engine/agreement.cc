@@ -1,6 +1,6 @@
-#include "worker/train/agreement.h"
+#include "worker/engine/agreement.h"
 
-namespace remesh::train {
+namespace remesh::engine {
 
 std::array<double, Facts::kSize> Facts::to_array() const {
   return {loss_sum,    tokens,       square_sum, stop,    must_stop,
@@ -20,4 +20,4 @@ Facts Facts::from_array(const std::array<double, kSize>& a) {
           .checkpoint_request = a[9]};
 }
 
-}  // namespace remesh::train
+}  // namespace remesh::engine

@@ -9,12 +9,12 @@
 #include <array>
 #include <cstdint>
 
-namespace remesh::train {
+namespace remesh::engine {
 
 struct Facts {
   double loss_sum = 0;    // nats, over this rank's tokens
   double tokens = 0;      // that loss_sum covers
-  double square_sum = 0;  // of this rank's share of the reduced gradient
+  double square_sum = 0;  // of the gradient; the engine fills in the sum
   // One when true on this rank; after the reduction, how many ranks.
   double stop = 0;          // asked to stop at this boundary
   double must_stop = 0;     // ... even if saving fails
@@ -30,4 +30,4 @@ struct Facts {
   static Facts from_array(const std::array<double, kSize>& a);
 };
 
-}  // namespace remesh::train
+}  // namespace remesh::engine

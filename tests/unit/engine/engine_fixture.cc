@@ -1,0 +1,264 @@
+#include "tests/unit/engine/engine_fixture.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "parallel/comm/local_comm.h"
+#include "parallel/geometry/batch.h"
+#include "proto/base/rng.h"
+
+namespace remesh::engine {
+namespace {
+
+using geometry::ParamTable;
+
+int32_t token(const Case& c, int64_t step, int64_t sequence, int64_t t) {
+  return static_cast<int32_t>(
+      random_u64(c.seed, static_cast<uint64_t>(step * 1000 + sequence),
+                 static_cast<uint64_t>(t)) %
+      static_cast<uint64_t>(c.model.vocab_size));
+}
+
+// The microbatches of a step that data-parallel rank dp_index gets.
+struct Batch {
+  std::vector<int32_t> tokens, targets;
+  std::vector<model::MicroBatch> microbatches;
+};
+
+Batch batch_of(const Case& c, int64_t step, int dp_index) {
+  const int64_t B = c.options.max_batch;
+  const int64_t T = c.options.max_seq;
+  const auto mine =
+      geometry::deal(c.options.num_microbatches, c.layout.dp, dp_index);
+  Batch b;
+  const int64_t begin = std::min(c.sequences, mine.begin * B);
+  const int64_t end = std::min(c.sequences, mine.end * B);
+  for (int64_t s = begin; s < end; ++s)
+    for (int64_t t = 0; t < T; ++t) {
+      b.tokens.push_back(token(c, step, s, t));
+      b.targets.push_back(token(c, step, s, t + 1));
+    }
+  for (int64_t s = begin; s < end; s += B)
+    b.microbatches.push_back({b.tokens.data() + (s - begin) * T,
+                              b.targets.data() + (s - begin) * T,
+                              std::min(B, end - s), T});
+  return b;
+}
+
+// Collects parts of a whole vector and notes contradictions.
+class Whole {
+ public:
+  explicit Whole(const ParamTable& table)
+      : table_(table),
+        values(static_cast<size_t>(table.num_elements())),
+        seen_(values.size(), false) {}
+
+  // `part`: elements [begin, begin + size) of a rank's flat vector.
+  void add(const geometry::ShardTable& shard, int64_t begin,
+           std::span<const float> part, std::string& inconsistent) {
+    const int64_t end = begin + static_cast<int64_t>(part.size());
+    for (const geometry::Piece& p : shard.pieces(begin, end)) {
+      const int64_t stride = shard[shard.param_at(p.flat_begin)].columns();
+      const bool matrix = p.box.count.size() == 2;
+      const int64_t rows = matrix ? p.box.count[0] : 1;
+      const int64_t columns = p.box.count.back();
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t k = 0; k < columns; ++k) {
+          const int64_t e =
+              table_.offset(p.param) +
+              (matrix ? (p.box.start[0] + r) * table_[p.param].shape[1] +
+                            p.box.start[1] + k
+                      : p.box.start[0] + k);
+          const float x =
+              part[static_cast<size_t>(p.flat_begin - begin + r * stride + k)];
+          const auto i = static_cast<size_t>(e);
+          if (seen_[i] && std::memcmp(&values[i], &x, sizeof(x)) != 0)
+            inconsistent = table_[p.param].name;
+          values[i] = x;
+          seen_[i] = true;
+        }
+    }
+  }
+  bool complete() const {
+    return std::find(seen_.begin(), seen_.end(), false) == seen_.end();
+  }
+
+ private:
+  const ParamTable& table_;
+
+ public:
+  std::vector<float> values;
+
+ private:
+  std::vector<bool> seen_;
+};
+
+struct Collected {
+  std::mutex mutex;
+  Whole grad, weights;
+  Outcome outcome;
+};
+
+Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
+                  Collected& out) {
+  const auto backend = kernels::make_cpu_backend(1);
+  ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, c.layout));
+  ASSIGN_OR_RETURN(const auto engine,
+                   Engine::create(table, *mesh, c.options, *backend, {}));
+  engine->initialise(c.seed);
+  engine->state_loaded();
+  const auto& shard = engine->shard();
+  for (int s = 0; s < c.steps; ++s) {
+    const Batch b = batch_of(c, s, mesh->coord().dp);
+    ASSIGN_OR_RETURN(
+        const StepResult r,
+        engine->run({.lr = c.lr,
+                     .microbatches = b.microbatches,
+                     .global_tokens = c.sequences * c.options.max_seq}));
+    const std::lock_guard lock(out.mutex);
+    if (world.rank() == 0) {
+      out.outcome.loss.push_back(r.loss);
+      out.outcome.norm.push_back(r.grad_norm);
+    }
+    if (s > 0) continue;
+    for (size_t u = 0; u < shard.units().size(); ++u)
+      out.grad.add(shard, engine->zero().update_range(u).begin,
+                   engine->gradient(u), out.outcome.inconsistent);
+  }
+  const Batch b = batch_of(c, 0, mesh->coord().dp);
+  ASSIGN_OR_RETURN(const Evaluation e, engine->evaluate(b.microbatches));
+  const std::lock_guard lock(out.mutex);
+  if (world.rank() == 0) out.outcome.evaluated = e.loss_sum / e.tokens;
+  for (size_t u = 0; u < shard.units().size(); ++u) {
+    const geometry::FlatRange r = engine->zero().update_range(u);
+    out.weights.add(shard, r.begin,
+                    engine->weights().subspan(
+                        static_cast<size_t>(engine->zero().state_offset(u)),
+                        static_cast<size_t>(r.size())),
+                    out.outcome.inconsistent);
+  }
+  return ok_status();
+}
+
+template <typename T>
+T pick(uint64_t seed, uint64_t stream, std::initializer_list<T> of) {
+  return of.begin()[random_u64(seed, stream, 0) % of.size()];
+}
+
+}  // namespace
+
+std::string Case::to_string() const {
+  const auto& o = options;
+  return fmt::format(
+      "seed {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}, {} zero {} "
+      "group {} {} chunks {}, recompute {}/{}, {} sequences of {} by {}, {}",
+      seed, model.dim, model.n_layers, model.n_heads, model.n_kv_heads,
+      model.hidden_dim, model.vocab_size, model.tie_embeddings ? " tied" : "",
+      layout.to_string(), o.zero.stage, o.zero.shard_group,
+      geometry::schedule_name(o.schedule), o.chunks,
+      static_cast<int>(o.recompute), o.recompute_every, sequences, o.max_seq,
+      o.max_batch, o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32");
+}
+
+Outcome run_case(const Case& c) {
+  const ParamTable table = ParamTable::llama(c.model);
+  auto comms = comm::make_local_comms(c.layout.world());
+  Collected out{.grad = Whole(table), .weights = Whole(table)};
+  std::vector<Status> status(comms.size());
+  std::vector<std::thread> ranks;
+  for (size_t r = 0; r < comms.size(); ++r)
+    ranks.emplace_back(
+        [&, r] { status[r] = train_rank(c, table, *comms[r], out); });
+  for (std::thread& t : ranks) t.join();
+  for (const Status& s : status)
+    if (!s.ok() && out.outcome.status.ok()) out.outcome.status = s;
+  if (out.outcome.status.ok() &&
+      (!out.grad.complete() || !out.weights.complete()))
+    out.outcome.inconsistent = "nobody holds some elements";
+  out.outcome.first_grad = std::move(out.grad.values);
+  out.outcome.weights = std::move(out.weights.values);
+  return std::move(out.outcome);
+}
+
+Difference largest_difference(const geometry::ModelConfig& model,
+                              const std::vector<float>& got,
+                              const std::vector<float>& want) {
+  const ParamTable table = ParamTable::llama(model);
+  double whole = 0;
+  for (const float x : want) whole += static_cast<double>(x) * x;
+  Difference worst;
+  for (size_t i = 0; i < table.size(); ++i) {
+    double difference = 0;
+    double size = 0;
+    for (int64_t e = 0; e < table[i].numel(); ++e) {
+      const auto at = static_cast<size_t>(table.offset(i) + e);
+      const double d = static_cast<double>(got[at]) - want[at];
+      difference += d * d;
+      size += static_cast<double>(want[at]) * want[at];
+    }
+    // A gradient that cancels out is rounding alone.
+    const double value = std::sqrt(difference) /
+                         std::max(std::sqrt(size), 1e-4 * std::sqrt(whole));
+    if (!(value <= worst.value)) worst = {value, table[i].name};
+  }
+  return worst;
+}
+
+Case random_case(uint64_t seed, int ranks) {
+  for (uint64_t attempt = 0;; ++attempt) {
+    const uint64_t key = hash64(fmt::format("{}.{}", seed, attempt));
+    const auto of = [&](uint64_t stream, std::initializer_list<int64_t> v) {
+      return pick<int64_t>(key, stream, v);
+    };
+    Case c{.seed = seed};
+    const int64_t heads = of(1, {2, 4, 4, 8});
+    c.model = {.dim = heads * of(2, {4, 8, 6}),
+               .n_layers = of(3, {1, 2, 3, 4, 5, 8}),
+               .n_heads = heads,
+               .n_kv_heads = heads / of(4, {1, 2, 2, 4}),
+               .hidden_dim = of(5, {20, 32, 37}),
+               .vocab_size = of(6, {32, 41, 63}),
+               .tie_embeddings = of(7, {0, 1}) == 1};
+    c.layout = {.dp = static_cast<int>(of(8, {1, 1, 2, 3, 4})),
+                .pp = static_cast<int>(of(9, {1, 1, 2, 2, 3, 4})),
+                .tp = static_cast<int>(of(10, {1, 1, 2, 4})),
+                .cp = static_cast<int>(of(11, {1}))};
+    EngineOptions& o = c.options;
+    o.zero = {.stage = static_cast<int>(of(12, {0, 1, 2, 3})),
+              .shard_group = static_cast<int>(of(13, {0, 0, 1, 2}))};
+    o.schedule = static_cast<geometry::ScheduleKind>(of(14, {0, 1, 2, 2, 3}));
+    o.chunks = o.schedule == geometry::ScheduleKind::kInterleaved1F1B
+                   ? static_cast<int>(of(15, {1, 2, 2, 3}))
+                   : 1;
+    o.recompute = static_cast<model::Recompute>(of(16, {0, 1, 2}));
+    o.recompute_every = static_cast<int>(of(17, {1, 1, 2}));
+    o.max_batch = of(18, {1, 1, 2, 3});
+    o.max_seq = of(19, {8, 12, 16});
+    c.sequences = of(20, {1, 2, 3, 5, 7, 8});
+    o.num_microbatches = (c.sequences + o.max_batch - 1) / o.max_batch;
+    o.optimizer = {.eps = 1e-5, .weight_decay = 0.1, .max_norm = 1};
+    o.bucket_elements = of(21, {100, 1000, 1 << 20});
+    if (c.layout.world() == 1 || c.layout.world() > ranks) continue;
+    if (!c.model.validate().ok()) continue;
+    const auto table = ParamTable::llama(c.model);
+    const auto backend = kernels::make_cpu_backend(1);
+    if (Engine::prepare(table, c.layout, 0, o, *backend, {}).ok()) return c;
+  }
+}
+
+Case reference_of(const Case& c) {
+  Case r = c;
+  r.layout = {};
+  r.options.zero = {};
+  r.options.schedule = geometry::ScheduleKind::k1F1B;
+  r.options.chunks = 1;
+  r.options.recompute = model::Recompute::kNone;
+  return r;
+}
+
+}  // namespace remesh::engine

@@ -1,0 +1,51 @@
+// Runs an Engine on every rank of a mesh, as threads over local_comm, and puts
+// what they hold together to whole vectors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "worker/engine/engine.h"
+
+namespace remesh::engine {
+
+struct Case {
+  geometry::ModelConfig model;
+  geometry::Layout layout;
+  EngineOptions options;  // num_microbatches, max_batch, max_seq are B, T below
+  int64_t sequences = 4;  // of the global batch; the last microbatch may be
+                          // smaller than max_batch
+  int steps = 3;
+  double lr = 1e-3;
+  uint64_t seed = 1;  // of weights and data
+  std::string to_string() const;
+};
+
+struct Outcome {
+  Status status;  // the first that failed
+  std::vector<double> loss, norm;
+  double evaluated = 0;           // mean loss of the batch after all steps
+  std::vector<float> first_grad;  // by the ParamTable, of the first step
+  std::vector<float> weights;     // ... after all
+  std::string inconsistent;       // ranks that hold the same differ
+};
+
+Outcome run_case(const Case& c);
+
+// Largest relative L2 difference of any parameter, with its name.
+struct Difference {
+  double value = 0;
+  std::string param;
+};
+Difference largest_difference(const geometry::ModelConfig& model,
+                              const std::vector<float>& got,
+                              const std::vector<float>& want);
+
+// Random cases: the model and batch, and meshes of it up to `ranks`. Only ones
+// that are admitted.
+Case random_case(uint64_t seed, int ranks);
+// The same model and batch on one rank.
+Case reference_of(const Case& c);
+
+}  // namespace remesh::engine

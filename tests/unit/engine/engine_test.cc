@@ -1,0 +1,162 @@
+// Property tests of the engine: whatever the mesh, one training.
+//
+// REMESH_ENGINE_CASES=N: that many random cases instead of the sample;
+// REMESH_ENGINE_SEED=S: beginning with this seed.
+#include "worker/engine/engine.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <random>
+
+#include "tests/unit/engine/engine_fixture.h"
+
+namespace remesh::engine {
+namespace {
+
+uint64_t env(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+void expect_like_reference(const Case& c, double loss_bound, double bound) {
+  SCOPED_TRACE(c.to_string());
+  const Outcome want = run_case(reference_of(c));
+  const Outcome got = run_case(c);
+  ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+  ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+  EXPECT_EQ(got.inconsistent, "");
+  for (size_t s = 0; s < want.loss.size(); ++s) {
+    EXPECT_NEAR(got.loss[s] / want.loss[s], 1, loss_bound) << "step " << s;
+    EXPECT_NEAR(got.norm[s] / want.norm[s], 1, bound) << "step " << s;
+  }
+  EXPECT_NEAR(got.evaluated / want.evaluated, 1, loss_bound);
+  const Difference d =
+      largest_difference(c.model, got.first_grad, want.first_grad);
+  EXPECT_LE(d.value, bound) << d.param;
+}
+
+TEST(Engine, AnyMeshGivesTheReferencesLossAndGradients) {
+  const uint64_t n = env("REMESH_ENGINE_CASES", 40);
+  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = 0; i < n && !HasFailure(); ++i)
+    expect_like_reference(random_case(seed + i, 8), 1e-5, 1e-4);
+}
+
+TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
+  if (!kernels::make_cpu_backend(1)->supports_bf16())
+    GTEST_SKIP() << "no bf16 instructions here";
+  const uint64_t n = env("REMESH_ENGINE_CASES", 15);
+  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
+    Case c = random_case(seed + i, 8);
+    c.options.dtype = model::Dtype::kBf16;
+    c.options.keep_dtype = true;
+    expect_like_reference(c, 2e-2, 2e-2);
+  }
+}
+
+// What may not change a bit: ZeRO stage, schedule, chunks and recomputation,
+// and, unless an embedding is tied over two stages, pp.
+TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
+  const uint64_t n = env("REMESH_ENGINE_CASES", 12) / 4;
+  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
+    Case base = random_case(seed + i, 8);
+    base.options.zero = {};
+    base.options.chunks = 1;
+    base.options.schedule = geometry::ScheduleKind::k1F1B;
+    const Outcome want = run_case(base);
+    ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+    const auto expect_same = [&](const Case& c) {
+      SCOPED_TRACE(c.to_string());
+      const Outcome got = run_case(c);
+      ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+      EXPECT_EQ(got.loss, want.loss);
+      EXPECT_EQ(got.norm, want.norm);
+      EXPECT_EQ(got.first_grad, want.first_grad);
+      EXPECT_EQ(got.weights, want.weights);
+      EXPECT_EQ(got.evaluated, want.evaluated);
+    };
+    for (int stage = 1; stage <= 3; ++stage) {
+      Case c = base;
+      c.options.zero.stage = stage;
+      expect_same(c);
+    }
+    for (const auto kind :
+         {geometry::ScheduleKind::kGpipe, geometry::ScheduleKind::kZbH1,
+          geometry::ScheduleKind::kInterleaved1F1B}) {
+      Case c = base;
+      c.options.schedule = kind;
+      c.options.zero.stage = static_cast<int>(seed + i) % 2 * 3;
+      if (kind == geometry::ScheduleKind::kInterleaved1F1B &&
+          base.layout.pp > 1 && base.model.n_layers >= 2 * base.layout.pp)
+        c.options.chunks = 2;
+      expect_same(c);
+    }
+    Case c = base;
+    c.layout.pp = base.layout.pp == 1 && base.model.n_layers > 1 &&
+                          base.layout.world() <= 4
+                      ? 2
+                      : 1;
+    if (!base.model.tie_embeddings) expect_same(c);
+  }
+}
+
+TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
+  Case c{.model = {.dim = 16,
+                   .n_layers = 2,
+                   .n_heads = 4,
+                   .n_kv_heads = 2,
+                   .hidden_dim = 40,
+                   .vocab_size = 37},
+         .layout = {.dp = 2, .pp = 2},
+         .options = {.zero = {.stage = 3}, .num_microbatches = 4, .max_seq = 8},
+         .lr = std::numeric_limits<double>::quiet_NaN()};
+  // The first update makes every weight NaN; the second step finds out.
+  const Outcome o = run_case(c);
+  ASSERT_FALSE(o.status.ok());
+  EXPECT_NE(o.status.message().find("step 2: loss nan"), std::string::npos)
+      << o.status.message();
+  EXPECT_EQ(o.loss.size(), 1U);
+}
+
+TEST(Engine, RefusesWhatCannotBeAndSaysWhatIsAllowed) {
+  const geometry::ModelConfig model{.dim = 16,
+                                    .n_layers = 2,
+                                    .n_heads = 4,
+                                    .n_kv_heads = 2,
+                                    .hidden_dim = 40,
+                                    .vocab_size = 37};
+  const auto table = geometry::ParamTable::llama(model);
+  const auto backend = kernels::make_cpu_backend(1);
+  const auto why = [&](const geometry::Layout& layout, EngineOptions o) {
+    o.max_seq = o.max_seq == 1 ? 8 : o.max_seq;
+    const auto e = Engine::prepare(table, layout, 0, o, *backend, {});
+    return e.ok() ? "accepted" : e.status().message();
+  };
+  using Kind = geometry::ScheduleKind;
+  const auto contains = [](const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  EXPECT_EQ(why({}, {}), "accepted");
+  contains(why({.cp = 2}, {.max_seq = 10}), "multiples of 4");
+  contains(why({.pp = 3}, {}), "allowed: 1 to 2");
+  contains(why({.tp = 3}, {}), "allowed");
+  contains(why({.pp = 2}, {.chunks = 2}), "need the interleaved schedule");
+  contains(why({.pp = 2}, {.schedule = Kind::kInterleaved1F1B, .chunks = 2}),
+           "allowed: 1 to 2");
+  contains(why({.dp = 3}, {.zero = {.stage = 1, .shard_group = 2}}),
+           "must divide");
+  contains(why({}, {.zero = {.stage = 4}}), "0 to 3");
+  contains(why({}, {.num_microbatches = 0}), "at least 1");
+}
+
+}  // namespace
+}  // namespace remesh::engine

@@ -1,0 +1,239 @@
+// The making of an Engine: tables, memory, stages, groups, state.
+#include "worker/engine/engine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+#include "worker/engine/hooks.h"
+
+namespace remesh::engine {
+
+using geometry::Coord;
+using geometry::Layout;
+using geometry::ShardTable;
+using geometry::ZeroPlan;
+
+namespace {
+
+Status check_sizes(const EngineOptions& o, const Layout& layout) {
+  if (o.num_microbatches < 1 || o.max_batch < 1 || o.max_seq < 1 ||
+      o.recompute_every < 1)
+    return invalid_argument(fmt::format(
+        "engine: {} microbatches of {} sequences of {} tokens, recomputed "
+        "every {} layers: each must be at least 1",
+        o.num_microbatches, o.max_batch, o.max_seq, o.recompute_every));
+  if (layout.cp > 1 && o.max_seq % (2 * layout.cp) != 0)
+    return invalid_argument(fmt::format(
+        "context parallelism of {} cuts sequences in {} pieces, which {} "
+        "tokens are not divisible by; allowed: multiples of {}",
+        layout.cp, 2 * layout.cp, o.max_seq, 2 * layout.cp));
+  return ok_status();
+}
+
+}  // namespace
+
+Engine::Engine(const geometry::ParamTable& table, const EngineOptions& options,
+               kernels::Backend& backend, Progress progress)
+    : table_(table),
+      options_(options),
+      backend_(backend),
+      progress_(progress) {}
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::prepare(
+    const geometry::ParamTable& table, const Layout& layout, int rank,
+    const EngineOptions& options, kernels::Backend& backend,
+    Progress progress) {
+  RETURN_IF_ERROR(check_sizes(options, layout));
+  auto engine =
+      std::unique_ptr<Engine>(new Engine(table, options, backend, progress));
+  RETURN_IF_ERROR(engine->init(layout, rank));
+  return engine;
+}
+
+Result<std::unique_ptr<Engine>> Engine::create(
+    const geometry::ParamTable& table, comm::Mesh& mesh,
+    const EngineOptions& options, kernels::Backend& backend,
+    Progress progress) {
+  ASSIGN_OR_RETURN(auto engine,
+                   prepare(table, mesh.layout(), mesh.world().rank(), options,
+                           backend, progress));
+  RETURN_IF_ERROR(engine->connect(mesh));
+  return engine;
+}
+
+Status Engine::init(const Layout& layout, int rank) {
+  RETURN_IF_ERROR(geometry::validate_layout(table_.config(), layout));
+  ASSIGN_OR_RETURN(plan_,
+                   plan_step(options_.schedule, layout.pp, options_.chunks,
+                             options_.num_microbatches, layout.dp));
+  ASSIGN_OR_RETURN(
+      const geometry::StageBounds bounds,
+      geometry::stage_bounds(table_.config(), layout.pp * options_.chunks,
+                             options_.max_seq));
+  const Coord me = layout.coord(rank);
+  ASSIGN_OR_RETURN(
+      shard_, ShardTable::make(table_, layout, me, bounds, options_.chunks));
+  ASSIGN_OR_RETURN(ZeroPlan zero,
+                   ZeroPlan::make(shard_, options_.zero, layout.dp * layout.cp,
+                                  me.dp * layout.cp + me.cp));
+  zero_ = std::make_unique<ZeroPlan>(std::move(zero));
+  RETURN_IF_ERROR(make_state());
+  if (single()) return make_stages(nullptr, nullptr);
+  return ok_status();
+}
+
+Status Engine::make_state() {
+  for (FlatBuffer* b : {&weights_, &exp_avg_, &exp_avg_sq_}) {
+    ASSIGN_OR_RETURN(*b, FlatBuffer::make(backend_, zero_->state_elements(),
+                                          "the training state"));
+  }
+  ASSIGN_OR_RETURN(
+      store_, WeightStore::make(shard_, *zero_, backend_, weights_.span()));
+  ASSIGN_OR_RETURN(grads_, GradStore::make(shard_, *zero_, backend_,
+                                           plan_.num_microbatches == 1,
+                                           options_.bucket_elements));
+  return ok_status();
+}
+
+bool Engine::single() const {
+  return shard_.layout().tp == 1 && shard_.layout().cp == 1;
+}
+
+bool Engine::first_stage(int chunk) const {
+  return shard_.has_embedding(chunk);
+}
+
+bool Engine::last_stage(int chunk) const { return shard_.has_head(chunk); }
+
+model::StageOptions Engine::stage_options(int chunk, int slots) const {
+  model::StageOptions o{.chunk = chunk,
+                        .dtype = options_.dtype,
+                        .keep_dtype = options_.keep_dtype,
+                        .max_batch = options_.max_batch,
+                        .max_seq = options_.max_seq,
+                        .num_slots = slots,
+                        .split_backward = plan_.schedule.split_backward};
+  for (int64_t l = shard_.first_layer(chunk); l < shard_.last_layer(chunk); ++l)
+    o.recompute.push_back(l % options_.recompute_every == 0
+                              ? options_.recompute
+                              : model::Recompute::kNone);
+  if (store_->streams()) o.block_buffers = WeightStore::kBlockBuffers;
+  return o;
+}
+
+Status Engine::make_stages(comm::Comm* tp, comm::Comm* cp) {
+  const std::vector<int> slots =
+      slots_needed(plan_.schedule, plan_.ops(shard_.coord().pp));
+  int64_t most = 0;
+  for (int c = 0; c < options_.chunks; ++c) {
+    model::StageOptions o = stage_options(c, slots[static_cast<size_t>(c)]);
+    o.tp = tp;
+    o.cp = cp;
+    ASSIGN_OR_RETURN(auto stage, model::Stage::create(shard_, o, backend_));
+    most = std::max(most,
+                    stage->stream_rows(options_.max_batch, options_.max_seq));
+    stages_.push_back(std::move(stage));
+    free_slots_.emplace_back();
+    for (int s = slots[static_cast<size_t>(c)]; s-- > 0;)
+      free_slots_.back().push_back(s);
+    slot_of_.emplace_back(static_cast<size_t>(plan_.num_microbatches), -1);
+  }
+  links_ = std::make_unique<PipeLinks>(backend_, most * table_.config().dim);
+  return ok_status();
+}
+
+// Collective; every rank asks for the same groups in the same order.
+void Engine::make_groups(comm::Mesh& mesh) {
+  const auto keep = [&](std::unique_ptr<comm::Comm> c) {
+    if (c == nullptr) return static_cast<comm::Comm*>(nullptr);
+    groups_.push_back(std::move(c));
+    return groups_.back().get();
+  };
+  GradGroups groups;
+  const int n = zero_->group_size();
+  const int z = zero_->shard_size();
+  if (z == n && z > 1)
+    groups.shard = &mesh.data();
+  else if (z > 1)
+    groups.shard =
+        keep(mesh.data().split(zero_->replica_index(), zero_->shard_index()));
+  if (z < n)
+    groups.replicas = z == 1 ? &mesh.data()
+                             : keep(mesh.data().split(zero_->shard_index(),
+                                                      zero_->replica_index()));
+  // Gathering runs beside the sums, in an order of its own.
+  comm::Comm* gather = groups.shard;
+  if (store_->streams())
+    gather = keep(groups.shard->split(0, groups.shard->rank()));
+
+  const int tp = shard_.layout().tp;
+  for (size_t i = 0; i < shard_.size(); ++i) {
+    const int g = shard_[i].tp_group;
+    if (g == 1 || groups.tp.contains(g)) continue;
+    groups.tp[g] =
+        g == tp
+            ? &mesh.tp()
+            : keep(mesh.tp().split(mesh.tp().rank() / g, mesh.tp().rank() % g));
+  }
+  const int pp = shard_.layout().pp;
+  if (table_.config().tie_embeddings && pp > 1) {
+    const int at = shard_.coord().pp;
+    groups.ends = keep(mesh.pp().split(at == 0 || at == pp - 1 ? 0 : -1, at));
+  }
+  grads_->connect(groups);
+  std::vector<model::Stage*> stages;
+  for (const auto& s : stages_) stages.push_back(s.get());
+  store_->connect(gather, std::move(stages));
+  links_->connect(mesh.pp());
+  hooks_ = std::make_unique<Hooks>(*store_, *grads_, *links_);
+}
+
+Status Engine::connect(comm::Mesh& mesh) {
+  CHECK(mesh_ == nullptr);
+  CHECK(mesh.layout() == shard_.layout() && mesh.coord() == shard_.coord());
+  mesh_ = &mesh;
+  const Layout& layout = shard_.layout();
+  if (!single())
+    RETURN_IF_ERROR(make_stages(layout.tp > 1 ? &mesh.tp() : nullptr,
+                                layout.cp > 1 ? &mesh.cp() : nullptr));
+  make_groups(mesh);
+  return ok_status();
+}
+
+void Engine::initialise(uint64_t seed) {
+  for (size_t u = 0; u < shard_.units().size(); ++u) {
+    const geometry::FlatRange r = zero_->update_range(u);
+    shard_.initial_values(
+        seed, r.begin,
+        weights().subspan(static_cast<size_t>(zero_->state_offset(u)),
+                          static_cast<size_t>(r.size())));
+  }
+  for (FlatBuffer* b : {&exp_avg_, &exp_avg_sq_})
+    if (b->size() > 0) backend_.zero(b->data(), b->bytes());
+  step_ = 0;
+}
+
+void Engine::state_loaded() {
+  CHECK_MSG(mesh_ != nullptr, "connect() comes first");
+  for (size_t u = 0; u < shard_.units().size(); ++u) store_->updated(u);
+  store_->update_done([this] { progress_.tick(); });
+}
+
+board::Memory Engine::memory() const {
+  board::Memory m{.weights = weights_.bytes() + store_->bytes(),
+                  .gradients = grads_->bytes(),
+                  .optimizer = exp_avg_.bytes() + exp_avg_sq_.bytes()};
+  for (const auto& s : stages_) {
+    const model::Stage::Memory of_stage = s->memory();
+    m.activations += of_stage.activations;
+    m.buffers += of_stage.weights + of_stage.buffers;
+  }
+  if (links_ != nullptr) m.buffers += links_->bytes();
+  return m;
+}
+
+}  // namespace remesh::engine

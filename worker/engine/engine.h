@@ -1,0 +1,223 @@
+// Engine: training steps of one rank of any mesh: data, pipeline, tensor and
+// context parallelism, sharded as ZeRO 0 to 3, in any schedule.
+//
+//   forward and backward of this rank's microbatches, as the schedule lists
+//     them (plan.h), activations to and from the neighbouring stages
+//     (pipe_links.h), gradients summed beside backward (grad_store.h)
+//   one small all-reduce over all ranks: loss, gradient norm, and all else that
+//     they must agree on at this boundary (agreement.h)
+//   clip, AdamW on this rank's update ranges, new compute weights to whoever
+//     needs them (weight_store.h)
+//
+// It knows no files, daemon, job or clock of training: what it is given is
+// weights, microbatches and a learning rate.
+//
+// Life:
+//   prepare()    needs no peer: tables, memory, stages where it can. May run
+//                beside MPI's start in another thread.
+//   state        either initialise(), or fill weights(), exp_avg(),
+//                exp_avg_sq() and set_step() yourself, for this rank's
+//                shard() and zero()
+//   connect()    makes the groups; collective over the mesh's world
+//   state_loaded()  once the state is there, in every rank
+//   run(), evaluate() as often as wanted
+//
+// Bits: the gradient is weighted by 1 / (tokens of the global batch) whatever
+// the mesh. Gradients are added over microbatches in ascending order, then over
+// the data group in rank order. So for one dp, tp, cp and list of microbatches
+// the losses have the same bits in every schedule and ZeRO stage (one shard
+// group); on another mesh they differ by rounding. Squares of the gradient are
+// summed unit by unit, and units in the model's order, so that its norm depends
+// neither on pp, schedule nor ZeRO stage.
+//
+// Ownership: owns state, gradients, stages; borrows table, mesh and backend,
+// which must outlive it. Threads: one at a time; the thread of run() must be
+// the one that may use the mesh's comms.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "parallel/comm/mesh.h"
+#include "parallel/geometry/schedule.h"
+#include "parallel/geometry/shard_table.h"
+#include "parallel/geometry/zero.h"
+#include "worker/engine/agreement.h"
+#include "worker/engine/grad_store.h"
+#include "worker/engine/optimizer.h"
+#include "worker/engine/pipe_links.h"
+#include "worker/engine/plan.h"
+#include "worker/engine/progress.h"
+#include "worker/engine/weight_store.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/stage.h"
+
+namespace remesh::engine {
+
+struct EngineOptions {
+  geometry::ZeroOptions zero;
+  geometry::ScheduleKind schedule = geometry::ScheduleKind::k1F1B;
+  int chunks = 1;  // of the model, a pipeline rank
+  // Of layers 0, k, 2k, ... with k = recompute_every; the others keep all.
+  model::Recompute recompute = model::Recompute::kNone;
+  int recompute_every = 1;
+  model::Dtype dtype = model::Dtype::kFp32;
+  bool keep_dtype = false;       // StageOptions::keep_dtype
+  int64_t num_microbatches = 1;  // of the global batch, before it is dealt
+  int64_t max_batch = 1;         // sequences a microbatch
+  int64_t max_seq = 1;           // tokens a sequence
+  OptimizerOptions optimizer;
+  int64_t bucket_elements = int64_t{1} << 21;
+};
+
+struct StepInput {
+  double lr = 0;
+  // This data-parallel rank's part of the global batch (geometry::deal), in
+  // order; at most what deal() gives the first rank. The same on all ranks
+  // with one dp coordinate: tokens and targets of whole sequences, (B, T).
+  std::span<const model::MicroBatch> microbatches;
+  int64_t global_tokens = 0;  // of all ranks
+  // Called just before the agreement: this rank's requests and save flags (the
+  // sums are filled in here). May be empty.
+  std::function<Facts()> facts;
+};
+
+// Seconds of this rank.
+struct StepTimes {
+  double compute = 0;  // passes, with what tensor and context parallelism waits
+  double pipeline = 0;  // waiting for a neighbouring stage: the bubble
+  double reduce = 0;    // waiting for sums of gradients
+  double gather = 0;    // waiting for weights
+  double agree = 0;     // in the agreement: also for slower ranks
+  double update = 0;    // clip, AdamW, loading weights
+  double exposed() const { return reduce + gather + agree; }
+};
+
+struct StepResult {
+  double loss = 0;       // mean over the global batch, nats a token
+  double grad_norm = 0;  // global L2, before clipping
+  Facts agreed;          // summed over all ranks
+  StepTimes times;
+  // Means over all ranks, up to the agreement: waiting for gradients and
+  // weights, and for neighbouring stages.
+  double mean_exposed_s = 0, mean_bubble_s = 0;
+};
+
+struct Evaluation {
+  double loss_sum = 0;  // nats, over all ranks
+  double tokens = 0;
+};
+
+class Engine {
+ public:
+  // For rank `rank` of a mesh of that layout. Fails, saying what is allowed,
+  // when the model, schedule, ZeRO options or sizes do not admit the layout;
+  // with kExhausted when memory is short.
+  static Result<std::unique_ptr<Engine>> prepare(
+      const geometry::ParamTable& table, const geometry::Layout& layout,
+      int rank, const EngineOptions& options, kernels::Backend& backend,
+      Progress progress);
+  // Collective. REQUIRES: the mesh has the layout and this rank its
+  // coordinates. Fails, on this rank alone, like prepare().
+  Status connect(comm::Mesh& mesh);
+  // Both.
+  static Result<std::unique_ptr<Engine>> create(
+      const geometry::ParamTable& table, comm::Mesh& mesh,
+      const EngineOptions& options, kernels::Backend& backend,
+      Progress progress);
+  ~Engine();
+
+  // --- state: this rank's update ranges, in the order of
+  // ZeroPlan::state_offset ---
+  const geometry::ShardTable& shard() const { return shard_; }
+  const geometry::ZeroPlan& zero() const { return *zero_; }
+  std::span<float> weights() { return weights_.span(); }
+  std::span<float> exp_avg() { return exp_avg_.span(); }
+  std::span<float> exp_avg_sq() { return exp_avg_sq_.span(); }
+  int64_t step() const { return step_; }  // updates made
+  void set_step(int64_t step) { step_ = step; }
+  // Initial weights (ShardTable::initial_values), no moments, step 0.
+  void initialise(uint64_t seed);
+  // The state vectors were written: makes the compute weights of it.
+  // Collective over the data group.
+  void state_loaded();
+
+  // Makes update number step() + 1. Fails, on every rank alike and with the
+  // state untouched, when loss or gradient norm is not finite. Collective.
+  Result<StepResult> run(const StepInput& in);
+  // Forward alone. A rank may have any number of microbatches, also none; all
+  // ranks of one dp coordinate the same ones. Collective, the same result on
+  // every rank.
+  Result<Evaluation> evaluate(std::span<const model::MicroBatch> microbatches);
+
+  // After run(), until the next: the summed gradient, not clipped, of unit
+  // u's update range.
+  std::span<const float> gradient(size_t unit) { return grads_->reduced(unit); }
+  // Stage of a chunk of this rank. REQUIRES: connected.
+  model::Stage& stage(int chunk) {
+    return *stages_[static_cast<size_t>(chunk)];
+  }
+  // What the products run in (StageOptions::dtype). REQUIRES: connected.
+  model::Dtype dtype() const { return stages_.front()->dtype(); }
+  const StepPlan& plan() const { return plan_; }
+  // Bytes held now, by what they are for.
+  board::Memory memory() const;
+
+ private:
+  class Hooks;
+
+  Engine(const geometry::ParamTable& table, const EngineOptions& options,
+         kernels::Backend& backend, Progress progress);
+  Status init(const geometry::Layout& layout, int rank);
+  Status make_state();
+  Status make_stages(comm::Comm* tp, comm::Comm* cp);
+  model::StageOptions stage_options(int chunk, int slots) const;
+  void make_groups(comm::Mesh& mesh);
+
+  bool single() const;  // no tensor, no context parallelism
+  bool first_stage(int chunk) const;
+  bool last_stage(int chunk) const;
+  int64_t elements(const model::MicroBatch& mb) const;
+  void cut(std::span<const model::MicroBatch> whole);
+  // What the passes will receive from neighbouring stages.
+  Status expect(const std::vector<geometry::PipeOp>& ops);
+  Status run_passes(const StepInput& in, Facts& facts);
+  Status run_pass(const geometry::PipeOp& op, double scale, Facts& facts);
+  Status forward(const geometry::PipeOp& op, Facts& facts);
+  Status backward(const geometry::PipeOp& op, double scale);
+  Status evaluate_pass(const geometry::PipeOp& op, Facts& facts);
+  void join(const geometry::PipeOp& op);
+  void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
+  StepResult agree(const StepInput& in, Facts facts, StepTimes times);
+  void update(double lr, double grad_scale);
+
+  const geometry::ParamTable& table_;
+  const EngineOptions options_;
+  kernels::Backend& backend_;
+  const Progress progress_;
+
+  geometry::ShardTable shard_;
+  std::unique_ptr<geometry::ZeroPlan> zero_;
+  StepPlan plan_;
+  FlatBuffer weights_, exp_avg_, exp_avg_sq_;
+  int64_t step_ = 0;
+  std::unique_ptr<WeightStore> store_;
+  std::unique_ptr<GradStore> grads_;
+  std::unique_ptr<PipeLinks> links_;
+  std::vector<std::unique_ptr<model::Stage>> stages_;  // by chunk
+  std::unique_ptr<Hooks> hooks_;
+
+  comm::Mesh* mesh_ = nullptr;
+  std::vector<std::unique_ptr<comm::Comm>> groups_;  // made from the mesh's
+
+  // Of the passes under way.
+  std::vector<model::MicroBatch> microbatches_;  // this rank's part of each
+  std::vector<int32_t> cut_tokens_;
+  std::vector<std::vector<int>> free_slots_;  // by chunk
+  std::vector<std::vector<int>> slot_of_;     // by chunk and microbatch
+};
+
+}  // namespace remesh::engine

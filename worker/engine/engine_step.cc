@@ -1,0 +1,309 @@
+// A step of an Engine: passes, agreement, update.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "proto/base/check.h"
+#include "worker/engine/engine.h"
+#include "worker/engine/hooks.h"
+#include "worker/engine/timer.h"
+
+namespace remesh::engine {
+
+using geometry::Pass;
+using geometry::PipeOp;
+
+namespace {
+
+int tag_of(const PipeOp& op, int stage, int num_stages) {
+  return (op.microbatch * num_stages + stage) * 2 +
+         (op.pass == Pass::kForward ? 0 : 1);
+}
+
+}  // namespace
+
+int64_t Engine::elements(const model::MicroBatch& mb) const {
+  return stages_.front()->stream_rows(mb.B, mb.T) * table_.config().dim;
+}
+
+// Takes this rank's part of every sequence (context parallelism).
+void Engine::cut(std::span<const model::MicroBatch> whole) {
+  microbatches_.assign(whole.begin(), whole.end());
+  for (const model::MicroBatch& mb : whole)
+    CHECK(mb.B >= 1 && mb.B <= options_.max_batch && mb.T >= 1 &&
+          mb.T <= options_.max_seq);
+  const geometry::Layout& layout = shard_.layout();
+  if (layout.cp == 1) return;
+  size_t total = 0;
+  for (const model::MicroBatch& mb : whole)
+    total += 2 * static_cast<size_t>(mb.B * mb.T / layout.cp);
+  cut_tokens_.resize(total);
+  int32_t* to = cut_tokens_.data();
+  for (model::MicroBatch& mb : microbatches_) {
+    const std::vector<int32_t> positions =
+        model::context_positions(mb.T, layout.cp, shard_.coord().cp);
+    for (const int32_t** tokens : {&mb.tokens_BT, &mb.targets_BT}) {
+      const int32_t* from = *tokens;
+      *tokens = to;
+      for (int64_t b = 0; b < mb.B; ++b)
+        for (const int32_t t : positions) *to++ = from[b * mb.T + t];
+    }
+  }
+}
+
+Status Engine::expect(const std::vector<PipeOp>& ops) {
+  const int pp = shard_.layout().pp;
+  const int me = shard_.coord().pp;
+  std::vector<PipeLinks::Message> messages;
+  for (const PipeOp& op : ops) {
+    if (static_cast<size_t>(op.microbatch) >= microbatches_.size()) continue;
+    const int stage = op.chunk * pp + me;
+    const int stages = pp * options_.chunks;
+    const auto add = [&](int from_stage) {
+      messages.push_back(
+          {.from = from_stage % pp,
+           .tag = tag_of(op, from_stage, stages),
+           .elements =
+               elements(microbatches_[static_cast<size_t>(op.microbatch)])});
+    };
+    if (op.pass == Pass::kForward && stage > 0) add(stage - 1);
+    if (op.pass == Pass::kBackward && stage + 1 < stages) add(stage + 1);
+  }
+  return links_->expect(std::move(messages));
+}
+
+// A loss is the same on all tensor-parallel ranks and counted once.
+void Engine::count(const model::MicroBatch& mb, double loss,
+                   Facts& facts) const {
+  if (shard_.coord().tp != 0) return;
+  facts.loss_sum += loss;
+  facts.tokens += static_cast<double>(mb.B * mb.T / shard_.layout().cp);
+}
+
+Status Engine::forward(const PipeOp& op, Facts& facts) {
+  const auto c = static_cast<size_t>(op.chunk);
+  const auto m = static_cast<size_t>(op.microbatch);
+  const model::MicroBatch& mb = microbatches_[m];
+  CHECK(!free_slots_[c].empty());
+  const int slot = free_slots_[c].back();
+  free_slots_[c].pop_back();
+  slot_of_[c][m] = slot;
+  const int key = slot * options_.chunks + op.chunk;
+  links_->sent(key);  // the slot's output may be overwritten
+  const float* x = nullptr;
+  if (!first_stage(op.chunk)) {
+    ASSIGN_OR_RETURN(x, links_->receive());
+  }
+  model::Stage& stage = *stages_[c];
+  const double loss = stage.forward(slot, mb, x, *hooks_);
+  if (last_stage(op.chunk)) {
+    count(mb, loss, facts);
+    return ok_status();
+  }
+  const int pp = shard_.layout().pp;
+  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  backend_.synchronize();
+  links_->send(key, {stage.output(slot), static_cast<size_t>(elements(mb))},
+               (at + 1) % pp, tag_of(op, at, plan_.schedule.num_stages()));
+  return ok_status();
+}
+
+Status Engine::backward(const PipeOp& op, double scale) {
+  const auto c = static_cast<size_t>(op.chunk);
+  const auto m = static_cast<size_t>(op.microbatch);
+  const float* dy = nullptr;
+  if (!last_stage(op.chunk)) {
+    ASSIGN_OR_RETURN(dy, links_->receive());
+  }
+  const float* dx = stages_[c]->backward(slot_of_[c][m], scale, dy, *hooks_);
+  if (first_stage(op.chunk)) return ok_status();
+  const int pp = shard_.layout().pp;
+  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  backend_.synchronize();
+  return links_->send_copy(
+      {dx, static_cast<size_t>(elements(microbatches_[m]))}, (at - 1) % pp,
+      tag_of(op, at, plan_.schedule.num_stages()));
+}
+
+// Another rank of the shard group has this microbatch: gathers with it.
+void Engine::join(const PipeOp& op) {
+  if (!store_->streams()) return;
+  for (const int u : units_needed(shard_, op)) store_->join(u);
+}
+
+Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
+  const auto c = static_cast<size_t>(op.chunk);
+  const auto m = static_cast<size_t>(op.microbatch);
+  if (m >= microbatches_.size()) {
+    join(op);
+    return ok_status();
+  }
+  progress_.microbatch(op.microbatch);
+  if (op.pass == Pass::kForward) return forward(op, facts);
+  hooks_->set_last(m + 1 == microbatches_.size());
+  if (op.pass == Pass::kBackward)
+    RETURN_IF_ERROR(backward(op, scale));
+  else
+    stages_[c]->backward_weight(slot_of_[c][m], *hooks_);
+  const Pass last =
+      plan_.schedule.split_backward ? Pass::kWeight : Pass::kBackward;
+  if (op.pass == last) {
+    free_slots_[c].push_back(slot_of_[c][m]);
+    slot_of_[c][m] = -1;
+  }
+  return ok_status();
+}
+
+Status Engine::run_passes(const StepInput& in, Facts& facts) {
+  CHECK_MSG(static_cast<int>(in.microbatches.size()) <= plan_.num_microbatches,
+            "more microbatches than this rank is dealt");
+  progress_.phase(board::Phase::kCompute);
+  cut(in.microbatches);
+  const std::vector<PipeOp>& ops = plan_.ops(shard_.coord().pp);
+  grads_->begin();
+  store_->begin(blocks_needed(shard_, ops));
+  RETURN_IF_ERROR(expect(ops));
+  const double scale = 1.0 / static_cast<double>(in.global_tokens);
+  for (const PipeOp& op : ops) RETURN_IF_ERROR(run_pass(op, scale, facts));
+  progress_.microbatch(static_cast<int64_t>(in.microbatches.size()));
+  links_->finish();
+  return ok_status();
+}
+
+StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
+  const int64_t units = num_global_units(table_.config());
+  // Facts, squares by unit, times.
+  std::vector<double> sums(static_cast<size_t>(Facts::kSize + units + 2), 0);
+  double* const squares = sums.data() + Facts::kSize;
+  for (size_t u = 0; u < shard_.units().size(); ++u)
+    squares[global_unit(shard_, u)] +=
+        square_sum(backend_, shard_, *zero_, u, grads_->reduced(u));
+  if (in.facts) {
+    Facts more = in.facts();
+    more.loss_sum = facts.loss_sum;
+    more.tokens = facts.tokens;
+    facts = more;
+  }
+  const auto flat = facts.to_array();
+  std::copy(flat.begin(), flat.end(), sums.begin());
+  squares[units] = times.exposed();
+  squares[units + 1] = times.pipeline;
+  progress_.tick();
+  {
+    const Timer timer(times.agree);
+    mesh_->world().all_reduce(std::span<double>(sums), comm::Op::kSum);
+  }
+  progress_.tick();
+  StepResult r{.times = times};
+  std::array<double, Facts::kSize> agreed;
+  std::copy_n(sums.begin(), agreed.size(), agreed.begin());
+  r.agreed = Facts::from_array(agreed);
+  r.agreed.square_sum = 0;
+  for (int64_t u = 0; u < units; ++u) r.agreed.square_sum += squares[u];
+  r.loss = r.agreed.loss_sum / static_cast<double>(in.global_tokens);
+  r.grad_norm = std::sqrt(r.agreed.square_sum);
+  const double world = mesh_->world().size();
+  r.mean_exposed_s = squares[units] / world;
+  r.mean_bubble_s = squares[units + 1] / world;
+  return r;
+}
+
+void Engine::update(double lr, double grad_scale) {
+  progress_.phase(board::Phase::kUpdate);
+  const StateView state{weights(), exp_avg(), exp_avg_sq()};
+  for (size_t u = 0; u < shard_.units().size(); ++u) {
+    update_unit(backend_, options_.optimizer, lr, grad_scale, step_ + 1, shard_,
+                *zero_, u, grads_->reduced(u), state);
+    store_->updated(u);
+    progress_.tick();
+  }
+  store_->update_done([this] { progress_.tick(); });
+  ++step_;
+}
+
+Result<StepResult> Engine::run(const StepInput& in) {
+  CHECK_MSG(mesh_ != nullptr, "connect() comes first");
+  CHECK(in.global_tokens > 0);
+  const double pipeline = links_->waited_s();
+  const double reduce = grads_->waited_s();
+  const double gather = store_->waited_s();
+  Facts facts;
+  StepTimes times;
+  {
+    const Timer timer(times.compute);
+    RETURN_IF_ERROR(run_passes(in, facts));
+  }
+  const double in_passes = grads_->waited_s() - reduce;
+  progress_.phase(board::Phase::kReduce);
+  grads_->finish([this] { progress_.tick(); });
+  times.pipeline = links_->waited_s() - pipeline;
+  times.reduce = grads_->waited_s() - reduce;
+  times.gather = store_->waited_s() - gather;
+  times.compute -= times.pipeline + times.gather + in_passes;
+  StepResult r = agree(in, facts, times);
+  CHECK_MSG(static_cast<int64_t>(r.agreed.tokens) == in.global_tokens,
+            "the ranks' microbatches are not the global batch");
+  if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
+    return internal(fmt::format(
+        "step {}: loss {}, gradient norm {}: not finite; the update was not "
+        "made",
+        step_ + 1, r.loss, r.grad_norm));
+  const double before = store_->waited_s();
+  {
+    const Timer timer(r.times.update);
+    update(in.lr, clip_coefficient(options_.optimizer.max_norm, r.grad_norm));
+  }
+  r.times.gather += store_->waited_s() - before;
+  r.times.update -= store_->waited_s() - before;
+  return r;
+}
+
+Status Engine::evaluate_pass(const PipeOp& op, Facts& facts) {
+  const auto m = static_cast<size_t>(op.microbatch);
+  if (m >= microbatches_.size()) {
+    join(op);
+    return ok_status();
+  }
+  const model::MicroBatch& mb = microbatches_[m];
+  const float* x = nullptr;
+  if (!first_stage(op.chunk)) {
+    ASSIGN_OR_RETURN(x, links_->receive());
+  }
+  model::Stage& stage = *stages_[static_cast<size_t>(op.chunk)];
+  const double loss = stage.evaluate(mb, x, *hooks_);
+  progress_.tick();
+  if (last_stage(op.chunk)) {
+    count(mb, loss, facts);
+    return ok_status();
+  }
+  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  backend_.synchronize();
+  return links_->send_copy(
+      {stage.evaluated(), static_cast<size_t>(elements(mb))},
+      (at + 1) % shard_.layout().pp,
+      tag_of(op, at, plan_.schedule.num_stages()));
+}
+
+Result<Evaluation> Engine::evaluate(
+    std::span<const model::MicroBatch> microbatches) {
+  CHECK_MSG(mesh_ != nullptr, "connect() comes first");
+  // With weights that are gathered, all must walk the same list.
+  auto n = static_cast<int64_t>(microbatches.size());
+  if (shard_.layout().dp > 1)
+    mesh_->data().all_reduce(std::span<int64_t>(&n, 1), comm::Op::kMax);
+  const StepPlan plan = plan_evaluation(shard_.layout().pp, options_.chunks, n);
+  const std::vector<PipeOp>& ops = plan.ops(shard_.coord().pp);
+  Facts facts;
+  cut(microbatches);
+  store_->begin(blocks_needed(shard_, ops));
+  RETURN_IF_ERROR(expect(ops));
+  for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));
+  links_->finish();
+  double sums[2] = {facts.loss_sum, facts.tokens};
+  mesh_->world().all_reduce(std::span<double>(sums), comm::Op::kSum);
+  progress_.tick();
+  return Evaluation{.loss_sum = sums[0], .tokens = sums[1]};
+}
+
+}  // namespace remesh::engine

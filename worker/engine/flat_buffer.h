@@ -1,0 +1,39 @@
+// FlatBuffer: a flat fp32 vector in a backend's memory, zeroed and untouched
+// when made. Owns it; `backend` must outlive it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "proto/base/status.h"
+#include "worker/kernels/backend.h"
+
+namespace remesh::engine {
+
+class FlatBuffer {
+ public:
+  FlatBuffer() = default;
+  // Fails (exhausted), naming `what`, when memory is short.
+  static Result<FlatBuffer> make(kernels::Backend& backend, int64_t size,
+                                 const char* what);
+
+  std::span<float> span() { return {data_.get(), static_cast<size_t>(size_)}; }
+  std::span<const float> span() const {
+    return {data_.get(), static_cast<size_t>(size_)};
+  }
+  float* data() { return data_.get(); }
+  const float* data() const { return data_.get(); }
+  int64_t size() const { return size_; }
+  uint64_t bytes() const { return static_cast<uint64_t>(size_) * 4; }
+
+ private:
+  struct Free {
+    kernels::Backend* backend;
+    void operator()(float* p) const { backend->release(p); }
+  };
+  std::unique_ptr<float, Free> data_{nullptr, Free{nullptr}};
+  int64_t size_ = 0;
+};
+
+}  // namespace remesh::engine

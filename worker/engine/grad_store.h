@@ -1,0 +1,122 @@
+// GradStore: gradients of a rank's parameters, from the passes that add to them
+// to the sum that its update reads.
+//
+// Each unit's gradient is accumulated in fp32 over the rank's microbatches.
+// When it is final on this rank it is summed, beside the rest of backward:
+//
+//   over neighbouring tensor-parallel ranks that hold the same parameters
+//   over both ends of the pipeline, a tied embedding (once all passes are done:
+//     one end finishes it first, the other last)
+//   over the data group: all-reduced when nothing is sharded (in buckets), else
+//     reduce-scattered in the shard group and the shares all-reduced over the
+//     replicas of it
+//
+// Sums are in rank order (comm.h), so ZeRO stages give the same bits. Units
+// start in one order on every rank, last unit first, also on a rank that has no
+// microbatch: collectives of a group must be called in the same order.
+//
+// Memory: all gradients of the shard. Only where there is one microbatch a
+// step, ZeRO 2 and 3 keep less (`streams`): two blocks' gradients, those of
+// the ends, and this rank's shares.
+//
+// Ownership: owns gradients; borrows the rest. Threads: one.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "parallel/comm/comm.h"
+#include "parallel/geometry/zero.h"
+#include "worker/engine/flat_buffer.h"
+#include "worker/engine/units.h"
+
+namespace remesh::engine {
+
+// Null where there would be one rank. All borrowed.
+struct GradGroups {
+  std::map<int, comm::Comm*> tp;  // by ShardParam::tp_group
+  comm::Comm* ends = nullptr;     // first and last stage, of a tied embedding
+  comm::Comm* shard = nullptr;
+  comm::Comm* replicas = nullptr;  // the same share in all shard groups
+};
+
+class GradStore {
+ public:
+  // one_microbatch: a step adds at most one to every unit, and a unit is ready
+  // before grads() is asked for the next but one.
+  static Result<std::unique_ptr<GradStore>> make(
+      const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
+      kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements);
+  void connect(const GradGroups& groups) { groups_ = groups; }
+
+  // A new step: all gradients are zero.
+  void begin();
+  // Where the gradient of unit u is added: numel() elements.
+  float* grads(int unit);
+  // The gradient of unit u is final on this rank. REQUIRES: once a step.
+  void ready(int unit);
+  // Returns when every unit is summed; those that ready() has not named are
+  // final. `tick` runs after each.
+  void finish(const std::function<void()>& tick);
+  // The sum, of the unit's update range; until the next begin().
+  std::span<float> reduced(size_t unit);
+  // Lets what is under way move on.
+  void poll();
+
+  // Seconds spent waiting for sums so far.
+  double waited_s() const { return waited_s_; }
+  uint64_t bytes() const { return all_.bytes() + shares_.bytes(); }
+
+ private:
+  enum class State { kComputing, kReady, kStarted, kSummed };
+  struct Sum {  // under way
+    int unit = 0;
+    bool scattered = false;  // the first of two sums is done
+    std::deque<comm::RequestPtr> requests;
+  };
+
+  GradStore(const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
+            kernels::Backend& backend, bool one_microbatch,
+            int64_t bucket_elements);
+  Status allocate();
+  void start_ready(bool tied_too);
+  void start(int unit);
+  void sum_shared(size_t unit);
+  void sum_ends(size_t unit);
+  void over_replicas(Sum& sum);
+  static bool complete(Sum& sum, bool wait);
+  void scatter(bool wait);
+  // wait: until the first sum under way is there.
+  void move_on(bool wait);
+  float* memory(size_t unit);
+  bool is_tied(size_t unit) const;
+
+  const geometry::ShardTable& shard_;
+  const geometry::ZeroPlan& zero_;
+  kernels::Backend& backend_;
+  const UnitLayout layout_;
+  const bool streams_;
+  const int64_t bucket_;
+  GradGroups groups_;
+
+  FlatBuffer all_;     // whole units (streams_: a few)
+  FlatBuffer shares_;  // streams_: this rank's shares
+  std::vector<float> scratch_;
+  bool used_ = false;              // all_ may hold something
+  std::vector<int64_t> where_;     // of a unit in all_
+  std::vector<int64_t> share_at_;  // in shares_
+  std::vector<int> holder_;        // streams_: the unit for which its place is
+  std::vector<size_t> place_;      // ... by unit
+  std::vector<State> state_;
+  std::vector<int> order_;  // in which units start
+  size_t next_ = 0;         // in order_
+  std::deque<Sum> under_way_;
+  double waited_s_ = 0;
+};
+
+}  // namespace remesh::engine

@@ -1,0 +1,41 @@
+// Engine::Hooks: connects a stage's passes with the stores of weights and
+// gradients. Private to this folder.
+#pragma once
+
+#include "worker/engine/engine.h"
+
+namespace remesh::engine {
+
+class Engine::Hooks final : public model::UnitHooks {
+ public:
+  Hooks(WeightStore& weights, GradStore& grads, PipeLinks& links)
+      : weights_(weights), grads_(grads), links_(links) {}
+
+  // Whether the passes to come add a chunk's last gradients.
+  void set_last(bool last) { last_ = last; }
+
+  void need(int unit) override {
+    poll();
+    weights_.need(unit);
+  }
+  void release(int unit) override { weights_.release(unit); }
+  float* grads(int unit) override { return grads_.grads(unit); }
+  void ready(int unit) override {
+    if (last_) grads_.ready(unit);
+    poll();
+  }
+  // MPI moves data only while it is called (mpi_comm.h).
+  void poll() {
+    weights_.poll();
+    grads_.poll();
+    links_.poll();
+  }
+
+ private:
+  WeightStore& weights_;
+  GradStore& grads_;
+  PipeLinks& links_;
+  bool last_ = false;
+};
+
+}  // namespace remesh::engine

@@ -1,0 +1,73 @@
+#include "worker/engine/optimizer.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "proto/base/check.h"
+
+namespace remesh::engine {
+namespace {
+
+using geometry::FlatRange;
+using geometry::ShardParam;
+using geometry::ShardTable;
+
+// Calls f(param, begin, end) for the part of each parameter in a flat range.
+void for_each_param(const ShardTable& shard, const geometry::Unit& unit,
+                    FlatRange range,
+                    const std::function<void(size_t, int64_t, int64_t)>& f) {
+  for (size_t i = unit.first; i < unit.last; ++i) {
+    const ShardParam& p = shard[i];
+    const int64_t begin = std::max(range.begin, p.offset);
+    const int64_t end = std::min(range.end, p.offset + p.numel());
+    if (begin < end) f(i, begin, end);
+  }
+}
+
+}  // namespace
+
+double clip_coefficient(double max_norm, double norm) {
+  if (max_norm <= 0) return 1;
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
+                 double lr, double grad_scale, int64_t step,
+                 const ShardTable& shard, const geometry::ZeroPlan& zero,
+                 size_t unit, std::span<float> grads, const StateView& state) {
+  const FlatRange range = zero.update_range(unit);
+  CHECK(static_cast<int64_t>(grads.size()) == range.size());
+  kernels::AdamWOptions o{.lr = lr,
+                          .beta1 = options.beta1,
+                          .beta2 = options.beta2,
+                          .eps = options.eps,
+                          .step = step,
+                          .grad_scale = grad_scale};
+  for_each_param(
+      shard, shard.units()[unit], range,
+      [&](size_t i, int64_t begin, int64_t end) {
+        o.weight_decay = shard.spec(i).decay ? options.weight_decay : 0;
+        const int64_t at = begin - range.begin;
+        const int64_t s = zero.state_offset(unit) + at;
+        float* p = state.weights.data() + s;
+        float* m = state.exp_avg.data() + s;
+        float* v = state.exp_avg_sq.data() + s;
+        backend.adamw(o, end - begin, grads.data() + at, p, m, v, p, m, v);
+      });
+}
+
+double square_sum(kernels::Backend& backend, const ShardTable& shard,
+                  const geometry::ZeroPlan& zero, size_t unit,
+                  std::span<const float> grads) {
+  const int64_t first = zero.update_range(unit).begin;
+  double sum = 0;
+  for_each_param(shard, shard.units()[unit], zero.norm_range(unit),
+                 [&](size_t i, int64_t begin, int64_t end) {
+                   if (shard[i].owner)
+                     sum += backend.sum_of_squares(
+                         end - begin, grads.data() + begin - first);
+                 });
+  return sum;
+}
+
+}  // namespace remesh::engine

@@ -1,0 +1,110 @@
+#include "worker/engine/pipe_links.h"
+
+#include <algorithm>
+
+#include "proto/base/check.h"
+#include "worker/engine/timer.h"
+
+namespace remesh::engine {
+
+PipeLinks::PipeLinks(kernels::Backend& backend, int64_t max_elements)
+    : backend_(backend), max_elements_(max_elements) {}
+
+Status PipeLinks::expect(std::vector<Message> messages) {
+  CHECK(expected_.empty() && posted_.empty());
+  expected_.assign(messages.begin(), messages.end());
+  current_ = nullptr;
+  return post();
+}
+
+// A buffer is free when it has no request and is not what receive() gave.
+Result<PipeLinks::Buffer*> PipeLinks::free_buffer(
+    std::vector<std::unique_ptr<Buffer>>& buffers) {
+  for (const auto& b : buffers) {
+    if (b.get() == current_) continue;
+    if (b->request == nullptr) return b.get();
+  }
+  auto made = std::make_unique<Buffer>();
+  ASSIGN_OR_RETURN(made->memory,
+                   FlatBuffer::make(backend_, max_elements_,
+                                    "activations between pipeline stages"));
+  buffers.push_back(std::move(made));
+  return buffers.back().get();
+}
+
+Status PipeLinks::post() {
+  while (!expected_.empty() && posted_.size() < kAhead) {
+    const Message m = expected_.front();
+    CHECK(m.elements <= max_elements_);
+    ASSIGN_OR_RETURN(Buffer* const b, free_buffer(in_));
+    b->request =
+        pp_->start_recv(std::as_writable_bytes(std::span(
+                            b->memory.data(), static_cast<size_t>(m.elements))),
+                        m.from, m.tag);
+    posted_.push_back(b);
+    expected_.pop_front();
+  }
+  return ok_status();
+}
+
+Result<const float*> PipeLinks::receive() {
+  CHECK_MSG(!posted_.empty(), "nothing more is expected");
+  current_ = posted_.front();
+  posted_.pop_front();
+  {
+    const Timer timer(waited_s_);
+    current_->request->wait();
+  }
+  current_->request.reset();
+  RETURN_IF_ERROR(post());
+  return static_cast<const float*>(current_->memory.data());
+}
+
+void PipeLinks::send(int key, std::span<const float> data, int to, int tag) {
+  CHECK(!sending_.contains(key));
+  sending_[key] = pp_->start_send(std::as_bytes(data), to, tag);
+}
+
+void PipeLinks::sent(int key) {
+  const auto it = sending_.find(key);
+  if (it == sending_.end()) return;
+  const Timer timer(waited_s_);
+  it->second->wait();
+  sending_.erase(it);
+}
+
+Status PipeLinks::send_copy(std::span<const float> data, int to, int tag) {
+  CHECK(static_cast<int64_t>(data.size()) <= max_elements_);
+  poll();
+  ASSIGN_OR_RETURN(Buffer* const b, free_buffer(out_));
+  backend_.copy(b->memory.data(), data.data(), data.size_bytes());
+  b->request = pp_->start_send(
+      std::as_bytes(std::span<const float>(b->memory.data(), data.size())), to,
+      tag);
+  return ok_status();
+}
+
+void PipeLinks::finish() {
+  const Timer timer(waited_s_);
+  for (const auto& [key, request] : sending_) request->wait();
+  sending_.clear();
+  for (const auto& b : out_) {
+    if (b->request != nullptr) b->request->wait();
+    b->request.reset();
+  }
+}
+
+void PipeLinks::poll() {
+  for (const auto& b : out_)
+    if (b->request != nullptr && b->request->test()) b->request.reset();
+  for (Buffer* const b : posted_) b->request->test();
+}
+
+uint64_t PipeLinks::bytes() const {
+  uint64_t bytes = 0;
+  for (const auto* list : {&in_, &out_})
+    for (const auto& b : *list) bytes += b->memory.bytes();
+  return bytes;
+}
+
+}  // namespace remesh::engine
