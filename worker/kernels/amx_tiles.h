@@ -19,6 +19,7 @@
 #include <cstdint>
 
 #include "worker/kernels/dtype.h"
+#include "worker/kernels/simd.h"
 
 namespace remesh::kernels {
 
@@ -59,5 +60,12 @@ int64_t amx_scratch(const AmxProduct& p);
 // Panels [m0, m1) of rows and [n0, n1) of columns.
 void amx_product(const AmxProduct& p, int64_t m0, int64_t m1, int64_t n0,
                  int64_t n1, void* scratch);
+
+// Attention as SimdTyped<Bf16>'s functions of the same names, on tiles.
+int64_t amx_attention_scratch(const AttentionSegment& s);  // floats
+void amx_attention(const AttentionTask& t);
+void amx_attention_backward(const AttentionTask& t);
+void amx_attention_segment(const AttentionTask& t);
+void amx_attention_segment_backward(const AttentionTask& t);
 
 }  // namespace remesh::kernels

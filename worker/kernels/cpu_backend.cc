@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "proto/base/check.h"
+#include "worker/kernels/amx_tiles.h"
 #include "worker/kernels/backend.h"
 #include "worker/kernels/cpu_linear.h"
 #include "worker/kernels/host_memory.h"
@@ -153,7 +154,8 @@ class CpuBackend final : public Backend {
                  const void* v, void* out, float* lse) override {
     const AttentionTask task{
         .segment = whole(s), .q = q, .k = k, .v = v, .o = out, .lse = lse};
-    typed(d, [&](auto ops, auto) { attention_tasks(task, ops->attention); });
+    run_attention(d, task, amx_attention,
+                  [](auto& ops) { return ops.attention; });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
                           const void* k, const void* v, const void* out,
@@ -172,9 +174,8 @@ class CpuBackend final : public Backend {
                              .dk = dk,
                              .dv = dv,
                              .lse = const_cast<float*>(lse)};
-    typed(d, [&](auto ops, auto) {
-      attention_tasks(task, ops->attention_backward);
-    });
+    run_attention(d, task, amx_attention_backward,
+                  [](auto& ops) { return ops.attention_backward; });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
@@ -186,9 +187,8 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    typed(d, [&](auto ops, auto) {
-      attention_tasks(task, ops->attention_segment);
-    });
+    run_attention(d, task, amx_attention_segment,
+                  [](auto& ops) { return ops.attention_segment; });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
                                   const void* q, const void* k, const void* v,
@@ -207,9 +207,8 @@ class CpuBackend final : public Backend {
                              .dk = dk,
                              .dv = dv,
                              .lse = const_cast<float*>(lse)};
-    typed(d, [&](auto ops, auto) {
-      attention_tasks(task, ops->attention_segment_backward);
-    });
+    run_attention(d, task, amx_attention_segment_backward,
+                  [](auto& ops) { return ops.attention_segment_backward; });
   }
 
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
@@ -439,20 +438,48 @@ class CpuBackend final : public Backend {
             .lse_T = s.T};
   }
 
+  // `on_tiles` for bf16 where the host has them, else the loop that `choose`
+  // takes from the type's table.
+  template <typename F>
+  void run_attention(Dtype d, const AttentionTask& task,
+                     void (*on_tiles)(const AttentionTask&), const F& choose) {
+    const AttentionSegment& s = task.segment;
+    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx)
+      attention_tasks(task, on_tiles, amx_attention_scratch(s));
+    else
+      attention_tasks(
+          task, d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16),
+          simd_.attention_scratch(s));
+  }
+
+  // The forward's tasks are cut further where there are few: queries do not
+  // depend on each other.
   void attention_tasks(const AttentionTask& shared,
-                       void (*run)(const AttentionTask&)) {
+                       void (*run)(const AttentionTask&), int64_t floats) {
+    constexpr int64_t kQueries = 64;  // a multiple of every kernel's tile
     const AttentionSegment& s = shared.segment;
     CHECK(s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0);
+    const int64_t heads = s.B * s.num_kv_heads;
+    if (heads == 0 || s.Tq == 0) return;
+    const bool forward = shared.o != nullptr;
+    const int64_t cuts =
+        forward ? std::clamp<int64_t>(ceil_div(4 * threads_, heads), 1,
+                                      ceil_div(s.Tq, kQueries))
+                : 1;
+    const int64_t each_cut =
+        ceil_div(ceil_div(s.Tq, cuts), kQueries) * kQueries;
     // A multiple of a cache line, so that threads' scratch stays aligned.
-    const int64_t each = ceil_div(simd_.attention_scratch(s), 16) * 16;
+    const int64_t each = ceil_div(floats, 16) * 16;
     float* scratch = workspace_.reserve(each * threads_);
-    parallel(s.B * s.num_kv_heads, 1, [&](int64_t i0, int64_t i1, int thread) {
+    parallel(heads * cuts, 1, [&](int64_t i0, int64_t i1, int thread) {
       AttentionTask task = shared;
       task.scratch = scratch + thread * each;
       for (int64_t i = i0; i < i1; ++i) {
-        task.b = i / s.num_kv_heads;
-        task.g = i % s.num_kv_heads;
-        run(task);
+        task.b = i / cuts / s.num_kv_heads;
+        task.g = i / cuts % s.num_kv_heads;
+        task.i0 = std::min(i % cuts * each_cut, s.Tq);
+        task.i1 = cuts == 1 ? s.Tq : std::min(task.i0 + each_cut, s.Tq);
+        if (task.i0 < task.i1) run(task);
       }
     });
   }

@@ -36,6 +36,7 @@ struct AttentionTask {
   AttentionSegment segment;
   bool first = false;
   int64_t b = 0, g = 0;
+  int64_t i0 = 0, i1 = 0;  // of the queries; the backward takes all
   int64_t dq_stride = 0, dkv_stride = 0;  // elements between tokens
   const void *q = nullptr, *k = nullptr, *v = nullptr;
   const void *out = nullptr, *dout = nullptr;

@@ -141,12 +141,10 @@ REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
   return keep;
 }
 
-// A tile of scores for queries i0 .. i0 + n of a block against keys k0 ..:
-// how many of its columns query i0 + i sees, which may be none.
+// Of a tile of keys from k0 on: how many query i sees, which may be none.
 REMESH_INLINE int64_t valid_columns(const AttentionSegment& s, int64_t i,
                                     int64_t k0) {
-  const int64_t visible = s.q0 + i - s.k0 + 1;
-  const int64_t n = (visible < s.Tk ? visible : s.Tk) - k0;
+  const int64_t n = visible_keys(s, i) - k0;
   return n < 0 ? 0 : (n < kTile ? n : kTile);
 }
 
@@ -181,36 +179,6 @@ REMESH_INLINE Geometry geometry_of(const AttentionTask& t) {
           .factor = 1.0F / __builtin_sqrtf(static_cast<float>(s.head_dim))};
 }
 
-// One finished row of a block (o / sum, whose log-sum-exp is lse) added to the
-// running result.
-REMESH_INLINE void merge_row(int64_t hd, bool first, const float* o, float sum,
-                             float lse, float* out, float* out_lse) {
-  const float before = first ? -__builtin_inff() : *out_lse;
-  const bool none = sum == 0.0F;
-  const float most = none || before > lse ? before : lse;
-  // exp(-inf) is 0; nothing seen so far or here has no weight.
-  const float old_weight =
-      before == -__builtin_inff() ? 0.0F : fast_exp(before - most);
-  const float weight = none ? 0.0F : fast_exp(lse - most);
-  const float all = old_weight + weight;
-  if (all == 0.0F) {
-    for (int64_t j = 0; j < hd; ++j) out[j] = 0;
-    *out_lse = -__builtin_inff();
-    return;
-  }
-  const float a = old_weight / all;
-  const float b = none ? 0.0F : weight / all / sum;
-  if (a == 0.0F) {
-    // What stood there may be anything.
-#pragma omp simd
-    for (int64_t j = 0; j < hd; ++j) out[j] = b * o[j];
-  } else {
-#pragma omp simd
-    for (int64_t j = 0; j < hd; ++j) out[j] = a * out[j] + b * o[j];
-  }
-  *out_lse = most + __builtin_logf(all);
-}
-
 // kRunning: merged into a running fp32 result; else written as type T.
 template <typename T, bool kRunning>
 void attention(const AttentionTask& t) {
@@ -234,8 +202,8 @@ void attention(const AttentionTask& t) {
   for (int64_t h = t.g * geo.group; h < (t.g + 1) * geo.group; ++h) {
     const T* qh = static_cast<const T*>(t.q) + geo.query(t, h);
     float* lse = t.lse + (t.b * s.num_heads + h) * s.lse_T;
-    for (int64_t i0 = 0; i0 < s.Tq; i0 += kTile) {
-      const int64_t n = s.Tq - i0 < kTile ? s.Tq - i0 : kTile;
+    for (int64_t i0 = t.i0; i0 < t.i1; i0 += kTile) {
+      const int64_t n = t.i1 - i0 < kTile ? t.i1 - i0 : kTile;
       load_rows(qh + i0 * s.q_stride, s.q_stride, n, s.head_dim, w, geo.factor,
                 q);
       fill_zero(o, n * w);

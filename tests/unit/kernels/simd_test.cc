@@ -74,6 +74,7 @@ TEST(Simd, LevelsAgreeOnAttention) {
                              Tensor(Dtype::kFp32, qkv.size(), 0)};
     Tensor scratch(Dtype::kFp32, s->attention_scratch(shape), 0);
     AttentionTask t{.segment = shape,
+                    .i1 = 100,
                     .dq_stride = 80,
                     .dkv_stride = 80,
                     .q = qkv.floats(),

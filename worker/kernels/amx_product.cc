@@ -1,12 +1,8 @@
 // Compiled for AMX (see CMakeLists.txt) and called only where it exists. As in
 // simd_body.h no library templates are used: an inline function shared with
 // other files could be merged into code that an older host cannot run.
+#include "worker/kernels/amx_body.h"
 #include "worker/kernels/amx_tiles.h"
-
-#include <immintrin.h>
-
-#define REMESH_INLINE static inline __attribute__((always_inline))
-#define REMESH_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace remesh::kernels {
 namespace {
@@ -17,116 +13,6 @@ constexpr int64_t kBlockBytes = 640 << 10;
 constexpr int64_t kStreamBytes = 1 << 20;
 // Depth of a block whose column panel stays in the first-level cache.
 constexpr int64_t kBlockSteps = 16;
-constexpr int64_t kStepBytes = 2048;
-constexpr int64_t kTileBytes = 1024;
-
-REMESH_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-REMESH_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// Eight full tiles; the registers are cleared and given back at the end.
-class Tiles {
- public:
-  Tiles() {
-    alignas(64) struct {
-      uint8_t palette, start_row, reserved[14];
-      uint16_t bytes[16];
-      uint8_t rows[16];
-    } config = {};
-    config.palette = 1;
-    for (int i = 0; i < 8; ++i) {
-      config.bytes[i] = 64;
-      config.rows[i] = 16;
-    }
-    // The intrinsic tells the compiler of the first bytes only.
-    __asm__ volatile("" ::"r"(&config) : "memory");
-    _tile_loadconfig(&config);
-  }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
-
-// 16 x 16 transpose of 32-bit elements.
-REMESH_INLINE void transpose16(__m512i r[16]) {
-  __m512i t[16];
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
-
-// Interleaves columns 0..15 (low) or 16..31 of two rows of 32 bf16.
-REMESH_INLINE __m512i interleave(__m512i even, __m512i odd, bool low) {
-  const __m512i lo = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11,
-                                      42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5,
-                                      36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  const __m512i hi = _mm512_add_epi16(lo, _mm512_set1_epi16(16));
-  return _mm512_permutex2var_epi16(even, low ? lo : hi, odd);
-}
-
-REMESH_INLINE __mmask32 first_mask(int64_t n) {
-  return n >= 32 ? ~0U : n <= 0 ? 0U : (1U << n) - 1U;
-}
-
-// One step of a panel: rows k (of `depth` that exist) and columns (of `width`)
-// of x, with pairs of rows interleaved; transposed: its columns become rows.
-template <bool kTransposed>
-REMESH_INLINE void pack_step(const Bf16* x, int64_t ld, int64_t depth,
-                             int64_t width, Bf16* dst) {
-  const __mmask32 mask = first_mask(width);
-  __m512i left[16], right[16];
-  for (int64_t i = 0; i < 16; ++i) {
-    const __mmask32 even = 2 * i < depth ? mask : 0U;
-    const __mmask32 odd = 2 * i + 1 < depth ? mask : 0U;
-    const Bf16* row = x + 2 * i * ld;
-    const __m512i a = _mm512_maskz_loadu_epi16(even, even != 0 ? row : x);
-    const __m512i b = _mm512_maskz_loadu_epi16(odd, odd != 0 ? row + ld : x);
-    left[i] = interleave(a, b, true);
-    right[i] = interleave(a, b, false);
-  }
-  if (kTransposed) {
-    transpose16(left);
-    transpose16(right);
-  }
-  for (int64_t i = 0; i < 16; ++i) {
-    _mm512_store_si512(dst + i * 32, left[i]);
-    _mm512_store_si512(dst + 512 + i * 32, right[i]);
-  }
-}
-
-// One step of a panel of rows as they are.
-REMESH_INLINE void pack_rows_step(const Bf16* x, int64_t ld, int64_t rows,
-                                  int64_t depth, Bf16* dst) {
-  const __mmask32 mask = first_mask(depth);
-  for (int64_t i = 0; i < 32; ++i) {
-    const __m512i v = i < rows ? _mm512_maskz_loadu_epi16(mask, x + i * ld)
-                               : _mm512_setzero_si512();
-    _mm512_store_si512(dst + i * 32, v);
-  }
-}
-
-REMESH_INLINE __m512i round_pair(__m512 low, __m512 high) {
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-
 // A 32 x 32 block of a weight (rows o of out, columns i of in) into one step of
 // each packing.
 REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
@@ -155,68 +41,6 @@ REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
     _mm512_store_si512(forward + i * 32, v[i]);
     _mm512_store_si512(forward + 512 + i * 32, v[16 + i]);
   }
-}
-
-// How the tiles of a panel of rows lie, in bytes.
-struct Rows {
-  const char* at;
-  int64_t row, step, tile;
-};
-
-// Memory that the next products will want, fetched into the second-level cache
-// meanwhile: `rows` rows of `step` bytes each, `lines` lines at the front of a
-// row. Spread over the steps of the product that runs meanwhile.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t row = 0;    // bytes between rows
-  int64_t rows = 0;   // a step
-  int64_t lines = 0;  // of a row
-};
-
-REMESH_INLINE void fetch(Ahead& x) {
-  for (int64_t r = 0; r < x.rows; ++r, x.at += x.row)
-    for (int64_t l = 0; l < x.lines; ++l)
-      _mm_prefetch(x.at + l * 64, _MM_HINT_T1);
-}
-
-// 32 x 32 of C (ld floats between rows) over `steps` steps; `load`: added to
-// what stands there. Rows are read past the first-level cache, which is the
-// columns'.
-REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
-                                 bool load, float* c, int64_t ld, Ahead next_a,
-                                 Ahead next_b, Ahead next_c) {
-  const int64_t bytes = 4 * ld;
-  if (load) {
-    _tile_loadd(0, c, bytes);
-    _tile_loadd(1, c + 16, bytes);
-    _tile_loadd(2, c + 16 * ld, bytes);
-    _tile_loadd(3, c + 16 * ld + 16, bytes);
-  } else {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-  }
-  const char* pa = a.at;
-  for (int64_t s = 0; s < steps; ++s) {
-    _tile_stream_loadd(4, pa, a.row);
-    _tile_loadd(6, b, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + kTileBytes, 64);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_stream_loadd(5, pa + a.tile, a.row);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
-    pa += a.step;
-    b += kStepBytes;
-    fetch(next_a);
-    fetch(next_b);
-    fetch(next_c);
-  }
-  _tile_stored(0, c, bytes);
-  _tile_stored(1, c + 16, bytes);
-  _tile_stored(2, c + 16 * ld, bytes);
-  _tile_stored(3, c + 16 * ld + 16, bytes);
 }
 
 // A finished 32 x 32 block of sums into `rows` x `cols` of C.
