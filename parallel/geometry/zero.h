@@ -33,6 +33,7 @@ FlatRange share_of(int64_t n, int parts, int index);
 struct ZeroOptions {
   int stage = 0;        // 0 to 3
   int shard_group = 0;  // z; 0: the whole data group. Must divide it.
+  friend bool operator==(const ZeroOptions&, const ZeroOptions&) = default;
 };
 
 class ZeroPlan {

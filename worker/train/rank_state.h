@@ -1,6 +1,6 @@
-// RankState: the training state that one rank of a mesh holds, and which parts
-// of which parameters its elements are. The bridge between a rank's vectors and
-// anything that is the same on every mesh (checkpoints).
+// RankState: the training state that one rank of a mesh holds. Which parts of
+// which parameters its elements are: geometry/sharding.h. The bridge between a
+// rank's vectors and checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "checkpoint/store/store.h"
-#include "parallel/geometry/shard_table.h"
-#include "parallel/geometry/zero.h"
+#include "parallel/geometry/sharding.h"
 
 namespace remesh::train {
 
@@ -22,21 +21,10 @@ struct RankState {
   std::span<float> weights, exp_avg, exp_avg_sq;
 };
 
-// A box of a parameter and where it stands in the state vectors.
-struct StatePiece {
-  size_t param = 0;  // in the ParamTable
-  geometry::Box box;
-  int64_t at = 0;          // its first element
-  int64_t row_stride = 0;  // elements between its rows
-};
-
-// What this rank saves: over all ranks every element of the model once.
-std::vector<StatePiece> pieces_to_save(const geometry::ShardTable& shard,
-                                       const geometry::ZeroPlan& zero);
-// What this rank reads: its part (ZeroPlan::norm_range) of what it and its
-// replicas hold, also of parameters that another rank saves.
-std::vector<StatePiece> pieces_to_load(const geometry::ShardTable& shard,
-                                       const geometry::ZeroPlan& zero);
+using geometry::packed;
+using geometry::pieces_to_load;
+using geometry::pieces_to_save;
+using geometry::StatePiece;
 
 // As checkpoint/store wants them. T: const float to save, float to load.
 template <typename T>
@@ -54,10 +42,5 @@ std::vector<store::Piece<T>> store_pieces(const geometry::ParamTable& table,
                    .row_stride = p.row_stride});
   return out;
 }
-
-// Elements that pieces_to_save() covers, packed one piece after the other: the
-// pieces again, standing in such a packed vector.
-std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,
-                               int64_t* num_elements);
 
 }  // namespace remesh::train

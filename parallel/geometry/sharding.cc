@@ -1,0 +1,119 @@
+#include "parallel/geometry/sharding.h"
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "proto/base/rng.h"
+
+namespace remesh::geometry {
+namespace {
+
+int data_ranks(const Layout& l) { return l.dp * l.cp; }
+
+// Ranks among which a state is cut.
+int shares(const Sharding& s) {
+  if (s.zero.stage == 0) return 1;
+  return s.zero.shard_group > 0 ? s.zero.shard_group : data_ranks(s.layout);
+}
+
+template <typename Range, typename Pieces>
+std::vector<StatePiece> collect(const ShardTable& shard, const ZeroPlan& zero,
+                                const Range& range, const Pieces& pieces) {
+  std::vector<StatePiece> out;
+  for (size_t u = 0; u < shard.units().size(); ++u) {
+    const FlatRange r = range(u);
+    const int64_t moved = zero.state_offset(u) - zero.update_range(u).begin;
+    for (Piece& p : pieces(r)) {
+      const int64_t stride = shard[shard.param_at(p.flat_begin)].columns();
+      out.push_back({.param = p.param,
+                     .box = std::move(p.box),
+                     .at = p.flat_begin + moved,
+                     .row_stride = stride});
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<RankShard> make_rank_shard(const ParamTable& table,
+                                  const Sharding& sharding, int rank) {
+  const Layout& l = sharding.layout;
+  RETURN_IF_ERROR(validate_layout(table.config(), l));
+  if (rank < 0 || rank >= l.world())
+    return invalid_argument(fmt::format("rank {}: {} has ranks 0 to {}", rank,
+                                        l.to_string(), l.world() - 1));
+  const Coord c = l.coord(rank);
+  ASSIGN_OR_RETURN(
+      ShardTable shard,
+      ShardTable::make(table, l, c, sharding.bounds, sharding.chunks));
+  ASSIGN_OR_RETURN(
+      ZeroPlan zero,
+      ZeroPlan::make(shard, sharding.zero, data_ranks(l), c.dp * l.cp + c.cp));
+  return RankShard{std::move(shard), std::move(zero)};
+}
+
+int content_class(const Sharding& s, int rank) {
+  const Coord c = s.layout.coord(rank);
+  const int z = shares(s);
+  return (c.pp * s.layout.tp + c.tp) * z + (c.dp * s.layout.cp + c.cp) % z;
+}
+
+int num_content_classes(const Sharding& s) {
+  return s.layout.pp * s.layout.tp * shares(s);
+}
+
+int first_of_class(const Sharding& s, int content) {
+  CHECK(content >= 0 && content < num_content_classes(s));
+  const int z = shares(s);
+  const int index = content % z;
+  const int shard = content / z;
+  return s.layout.rank({.dp = index / s.layout.cp,
+                        .pp = shard / s.layout.tp,
+                        .tp = shard % s.layout.tp,
+                        .cp = index % s.layout.cp});
+}
+
+std::vector<StatePiece> held_pieces(const ShardTable& shard,
+                                    const ZeroPlan& zero) {
+  return collect(
+      shard, zero, [&](size_t u) { return zero.update_range(u); },
+      [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
+}
+
+std::vector<StatePiece> pieces_to_save(const ShardTable& shard,
+                                       const ZeroPlan& zero) {
+  return collect(
+      shard, zero, [&](size_t u) { return zero.norm_range(u); },
+      [&](FlatRange r) { return shard.owned_pieces(r.begin, r.end); });
+}
+
+std::vector<StatePiece> pieces_to_load(const ShardTable& shard,
+                                       const ZeroPlan& zero) {
+  return collect(
+      shard, zero, [&](size_t u) { return zero.norm_range(u); },
+      [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
+}
+
+std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,
+                               int64_t* num_elements) {
+  std::vector<StatePiece> out = pieces;
+  int64_t at = 0;
+  for (StatePiece& p : out) {
+    p.at = at;
+    p.row_stride = p.box.count.back();
+    at += p.box.numel();
+  }
+  *num_elements = at;
+  return out;
+}
+
+uint64_t model_id(const ParamTable& table) {
+  std::string text;
+  for (const ParamSpec& s : table.specs())
+    text += fmt::format("{} {}\n", s.name, fmt::join(s.shape, ","));
+  return hash64(text);
+}
+
+}  // namespace remesh::geometry

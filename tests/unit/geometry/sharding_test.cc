@@ -1,0 +1,128 @@
+// Sharding: what a rank's vectors hold, piece by piece, and which ranks hold
+// the same.
+#include "parallel/geometry/sharding.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "parallel/geometry/schedule.h"
+
+namespace remesh::geometry {
+namespace {
+
+ModelConfig random_config(std::mt19937& random) {
+  const auto pick = [&](std::initializer_list<int64_t> v) {
+    return *(v.begin() + static_cast<int64_t>(random() % v.size()));
+  };
+  ModelConfig c;
+  c.n_kv_heads = pick({1, 2, 4});
+  c.n_heads = c.n_kv_heads * pick({1, 2});
+  c.dim = c.n_heads * pick({2, 4});
+  c.n_layers = pick({2, 3, 5});
+  c.hidden_dim = pick({9, 16});
+  c.vocab_size = pick({17, 31});
+  c.tie_embeddings = random() % 2 == 0;
+  return c;
+}
+
+bool random_sharding(std::mt19937& random, const ModelConfig& c, Sharding& s) {
+  s.layout = {.dp = 1 + static_cast<int>(random() % 4),
+              .pp = 1 + static_cast<int>(random() % 3),
+              .tp = 1 << random() % 3,
+              .cp = 1 + static_cast<int>(random() % 2)};
+  s.chunks = s.layout.pp > 1 && random() % 3 == 0 ? 2 : 1;
+  const int n = s.layout.dp * s.layout.cp;
+  s.zero = {.stage = static_cast<int>(random() % 4),
+            .shard_group = n % 2 == 0 && random() % 2 == 0 ? 2 : 0};
+  auto b = stage_bounds(c, s.layout.pp * s.chunks, 16);
+  if (!b.ok() || !validate_layout(c, s.layout).ok()) return false;
+  s.bounds = *b;
+  return true;
+}
+
+// Every position of the vectors belongs to one piece; ranks hold the same
+// pieces when they are of one content class; over the classes every
+// element of the model is there.
+TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  for (int done = 0; done < 100;) {
+    const ParamTable table = ParamTable::llama(random_config(random));
+    Sharding s;
+    if (!random_sharding(random, table.config(), s)) continue;
+    ++done;
+    std::map<int, std::vector<StatePiece>> of_class;
+    std::set<std::pair<size_t, int64_t>> held;
+    for (int r = 0; r < s.layout.world(); ++r) {
+      const auto mine = make_rank_shard(table, s, r);
+      ASSERT_TRUE(mine.ok()) << mine.status().to_string();
+      const auto pieces = held_pieces(mine->shard, mine->zero);
+      std::vector<int> count(static_cast<size_t>(mine->zero.state_elements()),
+                             0);
+      for (const StatePiece& p : pieces)
+        for_each_run(whole(table[p.param]), p.box,
+                     [&](int64_t global, int64_t local, int64_t n) {
+                       const int64_t columns = p.box.count.back();
+                       for (int64_t i = 0; i < n; ++i) {
+                         const int64_t e = local + i;
+                         const bool flat = p.box.count.size() == 1;
+                         const int64_t at =
+                             flat ? p.at + e
+                                  : p.at + e / columns * p.row_stride +
+                                        e % columns;
+                         ++count[static_cast<size_t>(at)];
+                         held.emplace(p.param, global + i);
+                       }
+                     });
+      for (const int n : count) ASSERT_EQ(n, 1);
+      const int c = content_class(s, r);
+      ASSERT_LT(c, num_content_classes(s));
+      const auto [it, fresh] = of_class.emplace(c, pieces);
+      ASSERT_EQ(it->second, pieces) << s.layout.to_string() << " rank " << r;
+      if (fresh) {
+        EXPECT_EQ(first_of_class(s, c), r);
+      }
+    }
+    EXPECT_EQ(static_cast<int>(of_class.size()), num_content_classes(s));
+    EXPECT_EQ(static_cast<int64_t>(held.size()), table.num_elements());
+  }
+}
+
+TEST(Sharding, ARankThatIsNotThereIsRefused) {
+  const ParamTable table = ParamTable::llama({.dim = 8,
+                                              .n_layers = 2,
+                                              .n_heads = 2,
+                                              .n_kv_heads = 1,
+                                              .hidden_dim = 8,
+                                              .vocab_size = 16});
+  const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
+  EXPECT_TRUE(make_rank_shard(table, s, 1).ok());
+  EXPECT_FALSE(make_rank_shard(table, s, 2).ok());
+  EXPECT_FALSE(make_rank_shard(table, s, -1).ok());
+  Sharding no_bounds = s;
+  no_bounds.bounds = {0, 1};
+  EXPECT_FALSE(make_rank_shard(table, no_bounds, 0).ok());
+}
+
+TEST(Sharding, ModelsOfOtherShapesHaveOtherIds) {
+  ModelConfig c{.dim = 8,
+                .n_layers = 2,
+                .n_heads = 2,
+                .n_kv_heads = 1,
+                .hidden_dim = 8,
+                .vocab_size = 16};
+  const uint64_t id = model_id(ParamTable::llama(c));
+  EXPECT_EQ(model_id(ParamTable::llama(c)), id);
+  c.n_layers = 3;
+  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+  c.n_layers = 2;
+  c.vocab_size = 17;
+  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+}
+
+}  // namespace
+}  // namespace remesh::geometry
