@@ -190,6 +190,7 @@ class Engine {
   Status backward(const geometry::PipeOp& op, double scale);
   Status evaluate_pass(const geometry::PipeOp& op, Facts& facts);
   void join(const geometry::PipeOp& op);
+  geometry::Pass last_pass() const;  // of a microbatch, in a chunk
   void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
   StepResult agree(const StepInput& in, Facts facts, StepTimes times);
   void update(double lr, double grad_scale);

@@ -126,10 +126,20 @@ Status Engine::backward(const PipeOp& op, double scale) {
       tag_of(op, at, plan_.schedule.num_stages()));
 }
 
-// Another rank of the shard group has this microbatch: gathers with it.
+// Another data-parallel rank has this microbatch: gathers with it. Where a step
+// has one microbatch, others may wait for a unit's gradient before they go on.
 void Engine::join(const PipeOp& op) {
-  if (!store_->streams()) return;
-  for (const int u : units_needed(shard_, op)) store_->join(u);
+  const bool last = op.pass == last_pass();
+  PipeOp all = op;
+  if (last) all.pass = Pass::kBackward;
+  for (const int u : units_needed(shard_, all)) {
+    if (op.pass != Pass::kWeight) store_->join(u);
+    if (last && plan_.num_microbatches == 1) grads_->ready(u);
+  }
+}
+
+Pass Engine::last_pass() const {
+  return plan_.schedule.split_backward ? Pass::kWeight : Pass::kBackward;
 }
 
 Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
@@ -146,9 +156,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
     RETURN_IF_ERROR(backward(op, scale));
   else
     stages_[c]->backward_weight(slot_of_[c][m], *hooks_);
-  const Pass last =
-      plan_.schedule.split_backward ? Pass::kWeight : Pass::kBackward;
-  if (op.pass == last) {
+  if (op.pass == last_pass()) {
     free_slots_[c].push_back(slot_of_[c][m]);
     slot_of_[c][m] = -1;
   }

@@ -1,7 +1,8 @@
 // Property tests of the engine: whatever the mesh, one training.
 //
 // REMESH_ENGINE_CASES=N: that many random cases instead of the sample;
-// REMESH_ENGINE_SEED=S: beginning with this seed.
+// REMESH_ENGINE_SEED=S: beginning with this seed;
+// REMESH_ENGINE_VERBOSE=1: prints each case before it runs.
 #include "worker/engine/engine.h"
 
 #include <fmt/format.h>
@@ -22,8 +23,15 @@ uint64_t env(const char* name, uint64_t otherwise) {
   return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
+// A hang is found by its last line.
+void note(const Case& c) {
+  if (std::getenv("REMESH_ENGINE_VERBOSE") != nullptr)
+    fmt::print(stderr, "{}\n", c.to_string());
+}
+
 void expect_like_reference(const Case& c, double loss_bound, double bound) {
   SCOPED_TRACE(c.to_string());
+  note(c);
   const Outcome want = run_case(reference_of(c));
   const Outcome got = run_case(c);
   ASSERT_TRUE(want.status.ok()) << want.status.to_string();
@@ -76,6 +84,7 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
     ASSERT_TRUE(want.status.ok()) << want.status.to_string();
     const auto expect_same = [&](const Case& c) {
       SCOPED_TRACE(c.to_string());
+      note(c);
       const Outcome got = run_case(c);
       ASSERT_TRUE(got.status.ok()) << got.status.to_string();
       EXPECT_EQ(got.loss, want.loss);
