@@ -115,6 +115,8 @@ class Trainer {
           ProfilingBackend& backend)
       : o_(o),
         table_(ParamTable::llama(config)),
+        shard_(geometry::ShardTable::make(table_, {}, {}, {0, config.n_layers})
+                   .value()),
         backend_(backend),
         a_(backend, table_.num_elements()),
         b_(backend, table_.num_elements()),
@@ -123,11 +125,11 @@ class Trainer {
       for (int64_t e = 0; e < table_[i].numel(); ++e)
         a_.p.data()[table_.offset(i) + e] = table_.initial_value(0, i, e);
     auto made = model::Stage::create(
-        table_,
-        {.num_layers = config.n_layers,
-         .dtype = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32,
-         .recompute =
-             o.recompute ? model::Recompute::kFull : model::Recompute::kNone,
+        shard_,
+        {.dtype = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32,
+         .recompute = {static_cast<size_t>(config.n_layers),
+                       o.recompute ? model::Recompute::kFull
+                                   : model::Recompute::kNone},
          .max_batch = o.batch,
          .max_seq = o.seq},
         backend);
@@ -146,13 +148,14 @@ class Trainer {
     backend_.reset();
     phases_.clear();
     const int64_t start = monotonic_ns();
+    model::ResidentHooks hooks(shard_, grads_.span());
     phase("forward", [&] {
       loss_ = stage_->forward(
-          0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr);
+          0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr,
+          hooks);
     });
-    phase("backward", [&] {
-      stage_->backward(0, 1.0 / tokens, nullptr, grads_.span(), nullptr);
-    });
+    phase("backward",
+          [&] { stage_->backward(0, 1.0 / tokens, nullptr, hooks); });
     double norm = 0;
     phase("clip", [&] {
       norm = std::sqrt(
@@ -218,6 +221,7 @@ class Trainer {
 
   Options o_;
   ParamTable table_;
+  geometry::ShardTable shard_;
   ProfilingBackend& backend_;
   State a_, b_;
   Flat grads_;

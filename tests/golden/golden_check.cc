@@ -78,10 +78,12 @@ Status train_rank(const Golden& g, const Options& o, comm::Comm& comm,
   if (bf16 && !backend->supports_bf16())
     return unavailable(
         "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
+  ASSIGN_OR_RETURN(
+      const auto shard,
+      geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}));
   ASSIGN_OR_RETURN(const auto stage,
-                   model::Stage::create(table,
-                                        {.num_layers = g.config.n_layers,
-                                         .dtype = bf16 ? model::Dtype::kBf16
+                   model::Stage::create(shard,
+                                        {.dtype = bf16 ? model::Dtype::kBf16
                                                        : model::Dtype::kFp32,
                                          .max_batch = each,
                                          .max_seq = g.seq_len},
@@ -93,7 +95,7 @@ Status train_rank(const Golden& g, const Options& o, comm::Comm& comm,
   stage->load_weights(state.weights.span());
   train::StepOptions options = g.optimizer;
   options.bucket_elements = 5000;  // several buckets, cut anywhere
-  train::Step step(table, *stage, *backend, comm, comm, options, {});
+  train::Step step(shard, *stage, *backend, comm, comm, options, {});
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
   for (int64_t s = 0; s < g.steps; ++s) {
@@ -101,7 +103,8 @@ Status train_rank(const Golden& g, const Options& o, comm::Comm& comm,
         deal_step(g, s, each, comm.size(), comm.rank(), tokens, targets);
     if (s == 0 && reports) {
       run.first_logits.resize(g.first_logits.size());
-      stage->evaluate(mbs.front(), nullptr);
+      model::ResidentHooks hooks(shard, {});
+      stage->evaluate(mbs.front(), nullptr, hooks);
       stage->logits(0, g.seq_len, run.first_logits);
     }
     const double lr = train::learning_rate(g.schedule, s);

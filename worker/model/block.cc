@@ -3,174 +3,189 @@
 #include "proto/base/check.h"
 
 namespace remesh::model {
-namespace {
 
 using geometry::Role;
-using kernels::Dtype;
+using geometry::ShardTable;
 
-void* offset(void* p, Dtype d, int64_t elements) {
-  return static_cast<char*>(p) +
-         elements * static_cast<int64_t>(kernels::dtype_size(d));
+bool BlockWeights::ok() const {
+  return qkv != nullptr && o != nullptr && gate_up != nullptr &&
+         down != nullptr;
 }
 
-}  // namespace
-
-BlockActivations make_block_activations(Pool& pool, const Sizes& sizes, Dtype d,
-                                        int64_t rows) {
-  BlockActivations a;
-  a.h1 = pool.get(rows * sizes.dim, d);
-  a.rstd1 = pool.floats(rows);
-  a.qkv = pool.get(rows * sizes.qkv_dim(), d);
-  a.lse = pool.floats(rows * sizes.heads);
-  a.o = pool.get(rows * sizes.q_dim(), d);
-  a.x1 = pool.floats(rows * sizes.dim);
-  a.h2 = pool.get(rows * sizes.dim, d);
-  a.rstd2 = pool.floats(rows);
-  a.gu = pool.get(rows * 2 * sizes.hidden, d);
-  return a;
+uint64_t BlockWeights::bytes() const {
+  return qkv->bytes() + o->bytes() + gate_up->bytes() + down->bytes();
 }
 
-BlockScratch make_block_scratch(Pool& pool, const Sizes& sizes, Dtype d,
-                                int64_t rows) {
-  BlockScratch s;
-  s.branch = pool.floats(rows * sizes.dim);
-  s.s = pool.get(rows * sizes.hidden, d);
-  s.ds = pool.get(rows * sizes.hidden, d);
-  s.dh = pool.floats(rows * sizes.dim);
-  s.dattention = pool.get(rows * sizes.q_dim(), d);
-  s.dqkv = pool.get(rows * sizes.qkv_dim(), d);
-  return s;
-}
-
-Block::Block(const geometry::ParamTable& table, int64_t layer,
-             const Sizes& sizes, Dtype d, kernels::Backend& backend, Pool& pool)
-    : table_(table),
-      layer_(layer),
-      sizes_(sizes),
+Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
+             kernels::Dtype d, kernels::Backend& backend,
+             const TensorGroup& group, Attention& attention)
+    : sizes_(sizes),
       d_(d),
       backend_(backend),
-      norm1_(pool.floats(sizes.dim)),
-      norm2_(pool.floats(sizes.dim)),
-      qkv_(backend.make_weight(d, sizes.qkv_dim(), sizes.dim)),
-      o_(backend.make_weight(d, sizes.dim, sizes.q_dim())),
-      gate_up_(backend.make_weight(d, 2 * sizes.hidden, sizes.dim)),
-      down_(backend.make_weight(d, sizes.dim, sizes.hidden)) {
-  // q, k, v and gate, up each run as one matrix, so they must be neighbours.
-  const int64_t q = table.offset(param(Role::kQuery));
-  CHECK(table.offset(param(Role::kKey)) == q + sizes.q_dim() * sizes.dim);
-  CHECK(table.offset(param(Role::kValue)) ==
-        q + (sizes.q_dim() + sizes.kv_dim()) * sizes.dim);
-  CHECK(table.offset(param(Role::kUp)) ==
-        table.offset(param(Role::kGate)) + sizes.hidden * sizes.dim);
-}
-
-bool Block::ok() const {
-  return norm1_ != nullptr && norm2_ != nullptr && qkv_ != nullptr &&
-         o_ != nullptr && gate_up_ != nullptr && down_ != nullptr;
-}
-
-uint64_t Block::weight_bytes() const {
-  return qkv_->bytes() + o_->bytes() + gate_up_->bytes() + down_->bytes();
-}
-
-size_t Block::param(Role role) const {
-  const int i = table_.find(role, layer_);
-  CHECK(i >= 0);
-  return static_cast<size_t>(i);
-}
-
-float* Block::grad(std::span<float> grads, Role role) const {
-  return grads.data() + table_.offset(param(role));
-}
-
-void Block::load(std::span<const float> master) {
+      group_(group),
+      attention_(attention) {
   const auto at = [&](Role role) {
-    return master.data() + table_.offset(param(role));
+    const int i = shard.find(role, layer);
+    CHECK(i >= 0);
+    const geometry::ShardParam& p = shard[static_cast<size_t>(i)];
+    return p.offset - shard.units()[static_cast<size_t>(p.unit)].begin;
   };
-  const size_t norm_bytes = static_cast<size_t>(sizes_.dim) * sizeof(float);
-  backend_.copy(norm1_, at(Role::kInputNorm), norm_bytes);
-  backend_.copy(norm2_, at(Role::kPostNorm), norm_bytes);
-  backend_.load_weight(*qkv_, at(Role::kQuery));
-  backend_.load_weight(*o_, at(Role::kOutput));
-  backend_.load_weight(*gate_up_, at(Role::kGate));
-  backend_.load_weight(*down_, at(Role::kDown));
+  at_ = {.norm1 = at(Role::kInputNorm),
+         .qkv = at(Role::kQuery),
+         .o = at(Role::kOutput),
+         .norm2 = at(Role::kPostNorm),
+         .gate_up = at(Role::kGate),
+         .down = at(Role::kDown)};
+  // q, k, v and gate, up each run as one matrix, so they must be neighbours.
+  CHECK(at(Role::kKey) == at_.qkv + sizes.q_dim() * sizes.dim);
+  CHECK(at(Role::kValue) ==
+        at_.qkv + (sizes.q_dim() + sizes.kv_dim()) * sizes.dim);
+  CHECK(at(Role::kUp) == at_.gate_up + sizes.hidden * sizes.dim);
 }
 
-kernels::AttentionShape Block::attention_shape(int64_t B, int64_t T) const {
-  return {.B = B,
-          .T = T,
-          .num_heads = sizes_.heads,
-          .num_kv_heads = sizes_.kv_heads,
-          .head_dim = sizes_.head_dim,
-          .stride = sizes_.qkv_dim()};
-}
-
-void Block::forward(int64_t B, int64_t T, const RopeView& rope, const float* x,
-                    const float* branch, const BlockActivations& a,
-                    const BlockScratch& scratch, bool stop_before_down) {
-  const int64_t N = B * T;
+BlockWeights Block::make_weights() const {
   const Sizes& s = sizes_;
-  backend_.rmsnorm(d_, branch != nullptr ? x : a.x, branch, norm1_, s.norm_eps,
-                   N, s.dim, a.x, a.h1, a.rstd1);
-  backend_.linear(*qkv_, a.h1, N, a.qkv);
-  backend_.rope(d_, a.qkv, N, T, s.heads + s.kv_heads, s.head_dim, s.qkv_dim(),
-                rope.cos, rope.sin, /*inverse=*/false);
-  const void* k = offset(a.qkv, d_, s.q_dim());
-  const void* v = offset(a.qkv, d_, s.q_dim() + s.kv_dim());
-  backend_.attention(d_, attention_shape(B, T), a.qkv, k, v, a.o, a.lse);
-  backend_.linear_fp32(*o_, a.o, N, scratch.branch);
-  backend_.rmsnorm(d_, a.x, scratch.branch, norm2_, s.norm_eps, N, s.dim, a.x1,
-                   a.h2, a.rstd2);
-  backend_.linear(*gate_up_, a.h2, N, a.gu);
-  if (stop_before_down) return;
-  backend_.swiglu(d_, a.gu, N, s.hidden, scratch.s);
-  backend_.linear_fp32(*down_, scratch.s, N, scratch.branch);
+  BlockWeights w;
+  w.qkv = backend_.make_weight(d_, s.qkv_dim(), s.dim);
+  w.o = backend_.make_weight(d_, s.dim, s.q_dim());
+  w.gate_up = backend_.make_weight(d_, 2 * s.hidden, s.dim);
+  w.down = backend_.make_weight(d_, s.dim, s.hidden);
+  return w;
 }
 
-void Block::backward(int64_t B, int64_t T, const RopeView& rope,
-                     const BlockActivations& a, const BlockScratch& scratch,
-                     const StreamGradient& dx, std::span<float> grads,
-                     const std::function<void(size_t)>& on_ready) {
-  const int64_t N = B * T;
-  const Sizes& s = sizes_;
-  const auto ready = [&](std::initializer_list<Role> roles) {
-    if (on_ready)
-      for (const Role r : roles) on_ready(param(r));
-  };
-  backend_.linear_backward_input(*down_, dx.d, N, scratch.ds);
-  backend_.swiglu_backward(d_, a.gu, scratch.ds, N, s.hidden, a.gu, scratch.s);
-  backend_.linear_backward_weight(d_, dx.d, scratch.s, N, s.dim, s.hidden,
-                                  grad(grads, Role::kDown));
-  backend_.linear_backward_weight(d_, a.gu, a.h2, N, 2 * s.hidden, s.dim,
-                                  grad(grads, Role::kGate));
-  ready({Role::kDown, Role::kUp, Role::kGate});
-  backend_.linear_backward_input_fp32(*gate_up_, a.gu, N, false, scratch.dh);
-  backend_.rmsnorm_backward(d_, scratch.dh, a.x1, a.rstd2, norm2_, dx.fp32, N,
-                            s.dim, dx.fp32, dx.rounded(),
-                            grad(grads, Role::kPostNorm));
-  ready({Role::kPostNorm});
+void Block::load(int unit, std::span<const float> weights,
+                 BlockWeights& w) const {
+  const float* p = weights.data();
+  w.norm1 = p + at_.norm1;
+  w.norm2 = p + at_.norm2;
+  backend_.load_weight(*w.qkv, p + at_.qkv);
+  backend_.load_weight(*w.o, p + at_.o);
+  backend_.load_weight(*w.gate_up, p + at_.gate_up);
+  backend_.load_weight(*w.down, p + at_.down);
+  w.unit = unit;
+}
 
-  backend_.linear_backward_input(*o_, dx.d, N, scratch.dattention);
-  backend_.linear_backward_weight(d_, dx.d, a.o, N, s.dim, s.q_dim(),
-                                  grad(grads, Role::kOutput));
-  ready({Role::kOutput});
-  const int64_t k0 = s.q_dim();
-  const int64_t v0 = s.q_dim() + s.kv_dim();
-  backend_.attention_backward(
-      d_, attention_shape(B, T), a.qkv, offset(a.qkv, d_, k0),
-      offset(a.qkv, d_, v0), a.o, a.lse, scratch.dattention, scratch.dqkv,
-      offset(scratch.dqkv, d_, k0), offset(scratch.dqkv, d_, v0));
-  backend_.rope(d_, scratch.dqkv, N, T, s.heads + s.kv_heads, s.head_dim,
+void Block::forward_attention(const BlockWeights& w, const Rows& rows,
+                              const RopeView& rope, const float* x,
+                              const float* branch, const BlockParts& a,
+                              const Scratch& scratch) const {
+  const Sizes& s = sizes_;
+  backend_.rmsnorm(d_, branch != nullptr ? x : a.f(kX), branch, w.norm1,
+                   s.norm_eps, rows.n, s.dim, a.f(kX),
+                   group_.own(rows, d_, a[kH1]), a.f(kRstd1));
+  group_.gather(rows, d_, a[kH1]);
+  backend_.linear(*w.qkv, a[kH1], rows.N, a[kQkv]);
+  backend_.rope(d_, a[kQkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
+                s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/false);
+  attention_.forward(rows, a, scratch);
+}
+
+void Block::forward_half(const BlockWeights& w, const Rows& rows,
+                         const BlockParts& a, const Scratch& scratch) const {
+  const Sizes& s = sizes_;
+  backend_.linear_fp32(*w.o, a[kO], rows.N, scratch.partial);
+  const float* branch = group_.sum(rows, scratch.partial, scratch.mine);
+  backend_.rmsnorm(d_, a.f(kX), branch, w.norm2, s.norm_eps, rows.n, s.dim,
+                   a.f(kX1), group_.own(rows, d_, a[kH2]), a.f(kRstd2));
+  group_.gather(rows, d_, a[kH2]);
+  backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+}
+
+const float* Block::forward(const BlockWeights& w, const Rows& rows,
+                            const RopeView& rope, const float* x,
+                            const float* branch, const BlockParts& a,
+                            const Scratch& scratch) const {
+  forward_attention(w, rows, rope, x, branch, a, scratch);
+  forward_half(w, rows, a, scratch);
+  backend_.swiglu(d_, a[kGu], rows.N, sizes_.hidden, a[kS]);
+  backend_.linear_fp32(*w.down, a[kS], rows.N, scratch.partial);
+  return group_.sum(rows, scratch.partial, scratch.mine);
+}
+
+void Block::recompute(Recompute kind, const BlockWeights& w, const Rows& rows,
+                      const RopeView& rope, const BlockParts& a,
+                      const Scratch& scratch) const {
+  switch (kind) {
+    case Recompute::kNone:
+      return;
+    case Recompute::kSelective:
+      attention_.forward(rows, a, scratch);
+      backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+      return;
+    case Recompute::kFull:
+      forward_attention(w, rows, rope, nullptr, nullptr, a, scratch);
+      forward_half(w, rows, a, scratch);
+      return;
+  }
+}
+
+void Block::norm_backward(const Rows& rows, const float* dh, const float* x,
+                          const float* rstd, const float* weight,
+                          const StreamGradient& from, const StreamGradient& to,
+                          float* dnorm) const {
+  backend_.zero(dnorm, static_cast<size_t>(sizes_.dim) * sizeof(float));
+  backend_.rmsnorm_backward(d_, dh, x, rstd, weight, from.fp32, rows.n,
+                            sizes_.dim, to.fp32, to.rounded, dnorm);
+}
+
+void Block::mlp_weights(const Rows& rows, const BlockParts& a,
+                        float* grads) const {
+  const Sizes& s = sizes_;
+  backend_.linear_backward_weight(d_, a[kDy], a[kS], rows.N, s.dim, s.hidden,
+                                  grads + at_.down);
+  backend_.linear_backward_weight(d_, a[kGu], a[kH2], rows.N, 2 * s.hidden,
+                                  s.dim, grads + at_.gate_up);
+}
+
+void Block::attention_weights(const Rows& rows, const BlockParts& a,
+                              float* grads) const {
+  const Sizes& s = sizes_;
+  backend_.linear_backward_weight(d_, a[kDmid], a[kO], rows.N, s.dim, s.q_dim(),
+                                  grads + at_.o);
+  backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N, s.qkv_dim(),
+                                  s.dim, grads + at_.qkv);
+}
+
+void Block::backward(const BlockWeights& w, const Rows& rows,
+                     const RopeView& rope, const BlockParts& a,
+                     const Scratch& scratch, const StreamGradient& dy,
+                     const StreamGradient& dmid, const StreamGradient& dx,
+                     float* grads) const {
+  const Sizes& s = sizes_;
+  // The sums over ranks run beside the weight gradients.
+  backend_.linear_backward_input(*w.down, dy.all, rows.N, scratch.ds);
+  backend_.swiglu_backward(d_, a[kGu], scratch.ds, rows.N, s.hidden, a[kGu],
+                           a[kS]);
+  backend_.linear_backward_input_fp32(*w.gate_up, a[kGu], rows.N, false,
+                                      scratch.partial);
+  auto dh = group_.start_sum(rows, scratch.partial, scratch.mine);
+  if (grads != nullptr) mlp_weights(rows, a, grads);
+  norm_backward(rows, dh.wait(), a.f(kX1), a.f(kRstd2), w.norm2, dy, dmid,
+                a.f(kDnorm2));
+  if (grads != nullptr)
+    backend_.accumulate(s.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+
+  group_.gather(rows, d_, dmid.all);
+  backend_.linear_backward_input(*w.o, dmid.all, rows.N, scratch.dattention);
+  attention_.backward(rows, a, scratch);
+  backend_.rope(d_, a[kDqkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
                 s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/true);
-  backend_.linear_backward_weight(d_, scratch.dqkv, a.h1, N, s.qkv_dim(), s.dim,
-                                  grad(grads, Role::kQuery));
-  ready({Role::kValue, Role::kKey, Role::kQuery});
-  backend_.linear_backward_input_fp32(*qkv_, scratch.dqkv, N, false,
-                                      scratch.dh);
-  backend_.rmsnorm_backward(d_, scratch.dh, a.x, a.rstd1, norm1_, dx.fp32, N,
-                            s.dim, dx.fp32, dx.rounded(),
-                            grad(grads, Role::kInputNorm));
-  ready({Role::kInputNorm});
+  backend_.linear_backward_input_fp32(*w.qkv, a[kDqkv], rows.N, false,
+                                      scratch.partial);
+  dh = group_.start_sum(rows, scratch.partial, scratch.mine);
+  if (grads != nullptr) attention_weights(rows, a, grads);
+  norm_backward(rows, dh.wait(), a.f(kX), a.f(kRstd1), w.norm1, dmid, dx,
+                a.f(kDnorm1));
+  if (grads != nullptr)
+    backend_.accumulate(s.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+}
+
+void Block::backward_weight(const Rows& rows, const BlockParts& a,
+                            float* grads) const {
+  mlp_weights(rows, a, grads);
+  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+  attention_weights(rows, a, grads);
+  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm1), grads + at_.norm1);
 }
 
 }  // namespace remesh::model

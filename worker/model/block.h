@@ -1,104 +1,107 @@
 // Block: one transformer layer of a Llama model, forward and backward, on
-// buffers it is given. Private to this folder.
+// buffers and weights it is given. All layers of a rank have the same sizes, so
+// one Block serves them all. Private to this folder.
 //
-// The layer reads x (N, D) and computes
-//   x1 = x + Wo attention(rope(Wqkv norm(x)))
-//   x2 = x1 + Wdown swiglu(Wgate_up norm(x1))
-// but leaves the last sum to whoever normalises it next (rmsnorm with a
-// residual), which saves a pass over memory.
+// The layer reads x (n, D) and computes
+//   x1 = x + sum of Wo attention(rope(Wqkv gather(norm(x))))
+//   x2 = x1 + sum of Wdown swiglu(Wgate_up gather(norm(x1)))
+// where gather and sum go over the tensor-parallel ranks (tensor_group.h), but
+// leaves the last sum of x1 and branch to whoever normalises it next (rmsnorm
+// with a residual), which saves a pass over memory.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <span>
 
-#include "parallel/geometry/param_table.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/pool.h"
-#include "worker/model/sizes.h"
+#include "worker/model/attention.h"
+#include "worker/model/buffers.h"
+#include "worker/model/tensor_group.h"
 
 namespace remesh::model {
 
-// What a microbatch leaves in one layer for its backward. N rows.
-struct BlockActivations {
-  float* x = nullptr;  // (N, D)
-  void* h1 = nullptr;  // (N, D) norm(x)
-  float* rstd1 = nullptr;
-  void* qkv = nullptr;  // (N, q + 2 kv), q and k rotated
-  float* lse = nullptr;
-  void* o = nullptr;    // (N, q)
-  float* x1 = nullptr;  // (N, D)
-  void* h2 = nullptr;   // (N, D) norm(x1)
-  float* rstd2 = nullptr;
-  void* gu = nullptr;  // (N, 2 F)
-};
-// Everything but x, which the stage places.
-BlockActivations make_block_activations(Pool& pool, const Sizes& sizes,
-                                        kernels::Dtype d, int64_t rows);
+// The weights of one layer, ready to compute with.
+struct BlockWeights {
+  std::unique_ptr<kernels::Weight> qkv, o, gate_up, down;
+  const float* norm1 = nullptr;  // (D) each, where the caller has them
+  const float* norm2 = nullptr;
+  int unit = -1;  // loaded; -1: none
 
-// Buffers that live only inside one call; all layers share them.
-struct BlockScratch {
-  float* branch = nullptr;     // (N, D) a branch before its residual
-  void* s = nullptr;           // (N, F)
-  void* ds = nullptr;          // (N, F)
-  float* dh = nullptr;         // (N, D) gradient of a norm's output
-  void* dattention = nullptr;  // (N, q) gradient of o
-  void* dqkv = nullptr;        // (N, q + 2 kv)
+  bool ok() const;
+  uint64_t bytes() const;
 };
-BlockScratch make_block_scratch(Pool& pool, const Sizes& sizes,
-                                kernels::Dtype d, int64_t rows);
 
-// Gradient of the residual stream, (N, D): in fp32, and the same in the type
-// of the products (one buffer when that is fp32).
+// Gradient of the residual stream at some place of the model.
 struct StreamGradient {
-  float* fp32 = nullptr;
-  void* d = nullptr;
-  // Where a kernel has to write the second form, or nullptr.
-  void* rounded() const { return d == fp32 ? nullptr : d; }
-};
-
-struct RopeView {
-  const float* cos = nullptr;
-  const float* sin = nullptr;
+  float* fp32 = nullptr;  // (n, D)
+  // (P, D) in the type of the products, of which n rows are this rank's own;
+  // nullptr: no product needs it. In fp32 the own rows are `fp32`.
+  void* all = nullptr;
+  // Where a kernel has to write the own rows in the other type, or nullptr.
+  void* rounded = nullptr;
 };
 
 class Block {
  public:
-  // `table` must outlive the block. Weights come from the backend; norms from
-  // `pool`. Check ok() afterwards: false when memory was short.
-  Block(const geometry::ParamTable& table, int64_t layer, const Sizes& sizes,
-        kernels::Dtype d, kernels::Backend& backend, Pool& pool);
-  bool ok() const;
-  uint64_t weight_bytes() const;
-  void load(std::span<const float> master);
+  // All must outlive the block. `layer`: any of the chunk's.
+  Block(const geometry::ShardTable& shard, int64_t layer, const Sizes& sizes,
+        kernels::Dtype d, kernels::Backend& backend, const TensorGroup& group,
+        Attention& attention);
 
-  // Input: x + branch (written to a.x) when branch is given, else a.x.
-  // Leaves x1 in a.x1 and, unless `stop_before_down`, the second branch in
-  // scratch.branch.
-  void forward(int64_t B, int64_t T, const RopeView& rope, const float* x,
-               const float* branch, const BlockActivations& a,
-               const BlockScratch& scratch, bool stop_before_down);
+  BlockWeights make_weights() const;
+  // From one unit's elements.
+  void load(int unit, std::span<const float> weights, BlockWeights& w) const;
 
-  // dx: gradient of the layer's output, replaced by that of its input.
-  // Overwrites a.gu.
-  void backward(int64_t B, int64_t T, const RopeView& rope,
-                const BlockActivations& a, const BlockScratch& scratch,
-                const StreamGradient& dx, std::span<float> grads,
-                const std::function<void(size_t)>& on_ready);
+  // Input: x + branch (written to a[kX]) when branch is given, else a[kX].
+  // Leaves x1 in a[kX1] and returns the second branch (n, D), which lies in
+  // scratch.
+  const float* forward(const BlockWeights& w, const Rows& rows,
+                       const RopeView& rope, const float* x,
+                       const float* branch, const BlockParts& a,
+                       const Scratch& scratch) const;
+  // Computes again what a layer treated so did not keep.
+  void recompute(Recompute kind, const BlockWeights& w, const Rows& rows,
+                 const RopeView& rope, const BlockParts& a,
+                 const Scratch& scratch) const;
+
+  // dy: gradient of the layer's output, gathered; dmid: where that of x1 goes;
+  // dx: where that of the layer's input goes, not gathered. The three may be
+  // the same. grads: the unit's, added to; nullptr: leaves in `a` what
+  // backward_weight() needs. Overwrites a[kGu].
+  void backward(const BlockWeights& w, const Rows& rows, const RopeView& rope,
+                const BlockParts& a, const Scratch& scratch,
+                const StreamGradient& dy, const StreamGradient& dmid,
+                const StreamGradient& dx, float* grads) const;
+  void backward_weight(const Rows& rows, const BlockParts& a,
+                       float* grads) const;
 
  private:
-  size_t param(geometry::Role role) const;
-  float* grad(std::span<float> grads, geometry::Role role) const;
-  kernels::AttentionShape attention_shape(int64_t B, int64_t T) const;
+  // Where a layer's parameters begin in its unit.
+  struct Offsets {
+    int64_t norm1 = 0, qkv = 0, o = 0, norm2 = 0, gate_up = 0, down = 0;
+  };
 
-  const geometry::ParamTable& table_;
-  int64_t layer_;
-  Sizes sizes_;
+  void forward_attention(const BlockWeights& w, const Rows& rows,
+                         const RopeView& rope, const float* x,
+                         const float* branch, const BlockParts& a,
+                         const Scratch& scratch) const;
+  // Up to gate and up.
+  void forward_half(const BlockWeights& w, const Rows& rows,
+                    const BlockParts& a, const Scratch& scratch) const;
+  void mlp_weights(const Rows& rows, const BlockParts& a, float* grads) const;
+  void attention_weights(const Rows& rows, const BlockParts& a,
+                         float* grads) const;
+  void norm_backward(const Rows& rows, const float* dh, const float* x,
+                     const float* rstd, const float* weight,
+                     const StreamGradient& from, const StreamGradient& to,
+                     float* dnorm) const;
+
+  const Sizes& sizes_;
   kernels::Dtype d_;
   kernels::Backend& backend_;
-  float* norm1_ = nullptr;
-  float* norm2_ = nullptr;
-  std::unique_ptr<kernels::Weight> qkv_, o_, gate_up_, down_;
+  const TensorGroup& group_;
+  Attention& attention_;
+  Offsets at_;
 };
 
 }  // namespace remesh::model

@@ -1,6 +1,7 @@
 // Pool: the memory of a stage, taken from its backend once and given back
 // together. A refusal is remembered instead of returned each time, so that a
-// long list of buffers is checked in one place.
+// long list of buffers is checked in one place. Without a backend it only
+// counts, so that the same code that allocates also predicts.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +15,10 @@ namespace remesh::model {
 
 class Pool {
  public:
-  explicit Pool(kernels::Backend& backend) : backend_(backend) {}
+  // nullptr: counts, and hands out nothing.
+  explicit Pool(kernels::Backend* backend) : backend_(backend) {}
   ~Pool() {
-    for (void* p : blocks_) backend_.release(p);
+    for (void* p : blocks_) backend_->release(p);
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -44,7 +46,11 @@ class Pool {
 
  private:
   void* take(uint64_t bytes) {
-    void* p = refused_ == 0 ? backend_.allocate(bytes) : nullptr;
+    if (backend_ == nullptr) {
+      bytes_ += bytes;
+      return nullptr;
+    }
+    void* p = refused_ == 0 ? backend_->allocate(bytes) : nullptr;
     if (p == nullptr) {
       refused_ += bytes;
     } else {
@@ -54,7 +60,7 @@ class Pool {
     return p;
   }
 
-  kernels::Backend& backend_;
+  kernels::Backend* backend_;
   std::vector<void*> blocks_;
   uint64_t bytes_ = 0;
   uint64_t refused_ = 0;

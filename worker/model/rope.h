@@ -15,6 +15,13 @@ std::vector<double> rope_frequencies(const geometry::ModelConfig& config);
 struct RopeTables {
   std::vector<float> cos, sin;  // (T, head_dim / 2)
 };
+
+// The tables where the backend reads them.
+struct RopeView {
+  float* cos = nullptr;
+  float* sin = nullptr;
+};
+
 RopeTables make_rope_tables(const geometry::ModelConfig& config, int64_t T);
 
 }  // namespace remesh::model

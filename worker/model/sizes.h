@@ -1,34 +1,40 @@
-// Sizes: what one rank holds of each layer. The one place where shard sizes
-// come from: the model is written in these, never in ModelConfig's, so that a
-// tensor-parallel degree changes them here alone.
+// Sizes: what one rank holds of each layer, and the rows of a microbatch. The
+// one place where shard sizes come from: the model is written in these, never
+// in ModelConfig's. Pure.
 #pragma once
 
 #include <cstdint>
 
-#include "parallel/geometry/model_config.h"
+#include "parallel/geometry/shard_table.h"
 
 namespace remesh::model {
 
 struct Sizes {
   int64_t dim = 0;  // residual stream, never split
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
-  int64_t hidden = 0;  // columns of gate and of up
-  int64_t vocab = 0;
+  int64_t hidden = 0;                  // columns of gate and of up
+  int64_t vocab_begin = 0, vocab = 0;  // rows of embedding and head
   double norm_eps = 0;
+  int tp = 1, tp_index = 0, cp = 1, cp_index = 0;
 
   int64_t q_dim() const { return heads * head_dim; }
   int64_t kv_dim() const { return kv_heads * head_dim; }
   int64_t qkv_dim() const { return q_dim() + 2 * kv_dim(); }
 };
 
-inline Sizes sizes_of(const geometry::ModelConfig& c) {
-  return {.dim = c.dim,
-          .heads = c.n_heads,
-          .kv_heads = c.n_kv_heads,
-          .head_dim = c.head_dim(),
-          .hidden = c.hidden_dim,
-          .vocab = c.vocab_size,
-          .norm_eps = c.norm_eps};
-}
+// vocab is 0 where the chunk has neither embedding nor head.
+// REQUIRES: the chunk has at least one layer.
+Sizes sizes_of(const geometry::ShardTable& shard, int chunk);
+
+// Rows (tokens) of one microbatch on this rank.
+struct Rows {
+  int64_t B = 0, T = 0;  // sequences, and tokens of each on this rank
+  int64_t N = 0;         // B * T
+  int64_t n = 0;         // of the residual stream: ceil(N / tp)
+  int64_t P = 0;         // n * tp: N and the zero rows behind them
+};
+
+// For B sequences of T tokens before context parallelism.
+Rows rows_of(const Sizes& sizes, int64_t B, int64_t T);
 
 }  // namespace remesh::model

@@ -2,321 +2,464 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
+#include <tuple>
+#include <utility>
 
+#include "parallel/comm/comm.h"
 #include "proto/base/check.h"
 #include "worker/kernels/backend.h"
+#include "worker/model/attention.h"
 #include "worker/model/block.h"
+#include "worker/model/buffers.h"
+#include "worker/model/embedding.h"
 #include "worker/model/head.h"
 #include "worker/model/pool.h"
-#include "worker/model/rope.h"
-#include "worker/model/sizes.h"
+#include "worker/model/tensor_group.h"
 
 namespace remesh::model {
 namespace {
 
-using geometry::ParamTable;
 using geometry::Role;
+using geometry::ShardTable;
+using geometry::Unit;
+using geometry::UnitKind;
 
-// What one microbatch in flight holds.
-struct Slot {
-  int64_t B = 0, T = 0;
-  bool forwarded = false;
-  std::vector<BlockActivations> blocks;  // with full recompute only x is set
-  HeadActivations head;                  // last stage
-  float* output = nullptr;               // other stages, (N, D)
-  int32_t* tokens = nullptr;             // first stage
-  int64_t rows() const { return B * T; }
-};
+size_t bytes_of(int64_t floats) {
+  return static_cast<size_t>(floats) * sizeof(float);
+}
 
-Status check_options(const ParamTable& table, const StageOptions& o,
-                     const kernels::Backend& backend) {
-  const int64_t layers = table.config().n_layers;
-  if (o.num_layers < 1 || o.first_layer < 0 ||
-      o.first_layer + o.num_layers > layers)
+int degree(const comm::Comm* c) { return c == nullptr ? 1 : c->size(); }
+int index(const comm::Comm* c) { return c == nullptr ? 0 : c->rank(); }
+
+Status check_groups(const ShardTable& shard, const StageOptions& o) {
+  const geometry::Layout& l = shard.layout();
+  if (degree(o.tp) != l.tp || index(o.tp) != shard.coord().tp ||
+      degree(o.cp) != l.cp || index(o.cp) != shard.coord().cp)
     return invalid_argument(
-        "stage layers " + std::to_string(o.first_layer) + ".." +
-        std::to_string(o.first_layer + o.num_layers - 1) +
-        ": at least one, inside the model's " + std::to_string(layers));
+        "stage: groups of " + std::to_string(degree(o.tp)) +
+        " tensor-parallel and " + std::to_string(degree(o.cp)) +
+        " context-parallel ranks are not those of " + l.to_string());
+  return ok_status();
+}
+
+Status check_options(const ShardTable& shard, const StageOptions& o,
+                     const kernels::Backend& backend) {
+  if (o.chunk < 0 || o.chunk >= shard.chunks())
+    return invalid_argument("stage chunk " + std::to_string(o.chunk) +
+                            ": allowed: 0 to " +
+                            std::to_string(shard.chunks() - 1));
+  const int64_t layers = shard.last_layer(o.chunk) - shard.first_layer(o.chunk);
+  if (layers < 1)
+    return invalid_argument("stage chunk " + std::to_string(o.chunk) +
+                            ": needs at least one layer");
   if (o.max_batch < 1 || o.max_seq < 1 || o.num_slots < 1)
     return invalid_argument(
         "stage: microbatch (" + std::to_string(o.max_batch) + "), sequence (" +
         std::to_string(o.max_seq) + ") and slots (" +
         std::to_string(o.num_slots) + ") must be at least 1");
+  if (!o.recompute.empty() &&
+      static_cast<int64_t>(o.recompute.size()) != layers)
+    return invalid_argument(
+        "stage: recompute of " + std::to_string(o.recompute.size()) +
+        " layers; allowed: none, or the chunk's " + std::to_string(layers));
+  if (o.block_buffers < 0 || o.block_buffers == 1)
+    return invalid_argument("stage: " + std::to_string(o.block_buffers) +
+                            " weight buffers; allowed: 0 (one a layer), or 2 "
+                            "and more");
   if (o.dtype == Dtype::kBf16 && !backend.supports_bf16())
     return unavailable(
         "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed "
         "here: fp32");
-  return ok_status();
+  return check_groups(shard, o);
+}
+
+Dtype product_dtype(const ShardTable& shard, const StageOptions& o,
+                    const kernels::Backend& backend) {
+  return o.keep_dtype
+             ? o.dtype
+             : backend.product_dtype(o.dtype, shard.table().config().dim);
 }
 
 class LlamaStage final : public Stage {
  public:
-  LlamaStage(const ParamTable& table, const StageOptions& options,
+  LlamaStage(const ShardTable& shard, const StageOptions& options,
              kernels::Backend& backend)
-      : table_(table),
+      : shard_(shard),
         o_(options),
-        sizes_(sizes_of(table.config())),
         backend_(backend),
-        weights_(backend),
-        activations_(backend),
-        buffers_(backend) {
-    if (!o_.keep_dtype)
-      o_.dtype = backend.product_dtype(o_.dtype, table.config().dim);
-  }
+        shape_(
+            shape_of(shard, options, product_dtype(shard, options, backend))),
+        sizes_(shape_.sizes),
+        activations_(&backend),
+        buffers_(&backend),
+        b_(make_buffers(shape_, activations_, buffers_)),
+        group_(sizes_, backend, options.tp),
+        attention_(sizes_, shape_.dtype, backend),
+        block_(shard, shard.first_layer(options.chunk), sizes_, shape_.dtype,
+               backend, group_, attention_),
+        embedding_(sizes_, backend, group_) {}
 
   Status init();
 
-  Dtype dtype() const override { return o_.dtype; }
+  Dtype dtype() const override { return shape_.dtype; }
+  int64_t stream_rows(int64_t B, int64_t T) const override {
+    return rows_of(sizes_, B, T).n;
+  }
+  void load_unit(int unit, std::span<const float> weights) override;
   void load_weights(std::span<const float> master) override;
-  double forward(int slot, const MicroBatch& mb, const float* x_in) override;
+  double forward(int slot, const MicroBatch& mb, const float* x_in,
+                 UnitHooks& hooks) override;
   const float* output(int slot) const override;
   const float* backward(int slot, double loss_scale, const float* dy_out,
-                        std::span<float> grads,
-                        const std::function<void(size_t)>& on_ready) override;
-  double evaluate(const MicroBatch& mb, const float* x_in) override;
+                        UnitHooks& hooks) override;
+  void backward_weight(int slot, UnitHooks& hooks) override;
+  double evaluate(const MicroBatch& mb, const float* x_in,
+                  UnitHooks& hooks) override;
+  const float* evaluated() const override;
   void logits(int slot, int64_t rows, std::span<float> out) override;
   Memory memory() const override;
 
  private:
-  int64_t max_rows() const { return o_.max_batch * o_.max_seq; }
-  size_t param(Role role) const;
-  Slot make_slot(bool keep);
-  Slot& slot_at(int slot);
+  size_t num_layers() const { return shape_.recompute.size(); }
+  void find_units();
+  std::pair<int, int64_t> place_of(Role role) const;
   void place_rope_tables();
-  // Fills the slot's first x from tokens or x_in.
-  void enter(Slot& s, const MicroBatch& mb, const float* x_in);
-  double run_forward(Slot& s, const MicroBatch& mb, const float* x_in);
-  // The activations layer i of the slot works in: its own or the shared ones.
-  BlockActivations working(const Slot& s, size_t i) const;
+  Slot& slot_at(int slot);
+  BlockWeights& weights_of(size_t layer);
+  const BlockWeights& loaded(size_t layer);
+  BlockParts working(const Slot& s, size_t layer) const {
+    return overlay(s.blocks[layer], b_.shared);
+  }
+  // Where the gradient of the stream lies, given where its gathered form does.
+  StreamGradient gradient(const Rows& rows, void* all) const;
+  // Fills the slot's first x from tokens or x_in, and its targets.
+  void enter(Slot& s, const MicroBatch& mb, const float* x_in,
+             UnitHooks& hooks);
+  double run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
+                     UnitHooks& hooks);
+  void need_head(UnitHooks& hooks);
+  void release_head(UnitHooks& hooks);
+  // Where the gradient of the stage's input goes.
+  StreamGradient last_gradient(const Slot& s) const;
+  void head_backward(Slot& s, const StreamGradient& dy, UnitHooks& hooks);
+  void finish_head(const float* dnorm, UnitHooks& hooks);
+  void block_backward(Slot& s, size_t layer, UnitHooks& hooks);
+  void finish_embedding(const Slot& s, const float* dx, UnitHooks& hooks);
 
-  const ParamTable& table_;
-  StageOptions o_;
-  Sizes sizes_;
+  const ShardTable& shard_;
+  const StageOptions o_;
   kernels::Backend& backend_;
-  Pool weights_, activations_, buffers_;
-  RopeView rope_;
-  const float* embedding_ = nullptr;  // (V, D), in the master weights
-  std::vector<std::unique_ptr<Block>> blocks_;
+  const StageShape shape_;
+  const Sizes& sizes_;
+  Pool activations_, buffers_;
+  StageBuffers b_;
+  TensorGroup group_;
+  Attention attention_;
+  Block block_;
+  Embedding embedding_;
+  std::vector<BlockWeights> weights_;
   std::unique_ptr<Head> head_;
-  std::vector<Slot> slots_;
-  Slot scratch_slot_;        // evaluate()
-  BlockActivations shared_;  // one layer: recomputation and evaluate()
-  BlockScratch block_scratch_;
-  StreamGradient dx_;
+  std::vector<int> block_units_;
+  int embedding_unit_ = -1, head_unit_ = -1;
+  int projection_unit_ = -1;  // the head's matrix: its own or the embedding's
+  int64_t embedding_offset_ = 0, norm_offset_ = 0, projection_offset_ = 0;
   bool evaluated_last_ = false;  // whose logits logits() gives
 };
 
-size_t LlamaStage::param(Role role) const {
-  const int i = table_.find(role);
+// The unit that holds a parameter of no layer, and where in it.
+std::pair<int, int64_t> LlamaStage::place_of(Role role) const {
+  const int i = shard_.find(role);
   CHECK(i >= 0);
-  return static_cast<size_t>(i);
+  const geometry::ShardParam& p = shard_[static_cast<size_t>(i)];
+  const Unit& u = shard_.units()[static_cast<size_t>(p.unit)];
+  return {p.unit, p.offset - u.begin};
+}
+
+void LlamaStage::find_units() {
+  const int64_t first = shard_.first_layer(o_.chunk);
+  for (size_t i = 0; i < num_layers(); ++i)
+    block_units_.push_back(shard_.find_unit(UnitKind::kBlock, o_.chunk,
+                                            first + static_cast<int64_t>(i)));
+  if (shape_.has_embedding)
+    std::tie(embedding_unit_, embedding_offset_) = place_of(Role::kEmbedding);
+  if (!shape_.has_head) return;
+  const bool tied = shard_.table().config().tie_embeddings;
+  std::tie(head_unit_, norm_offset_) = place_of(Role::kFinalNorm);
+  std::tie(projection_unit_, projection_offset_) =
+      place_of(tied ? Role::kEmbedding : Role::kHead);
 }
 
 void LlamaStage::place_rope_tables() {
-  const RopeTables t = make_rope_tables(table_.config(), o_.max_seq);
-  float* cos = buffers_.floats(static_cast<int64_t>(t.cos.size()));
-  float* sin = buffers_.floats(static_cast<int64_t>(t.sin.size()));
-  if (cos == nullptr || sin == nullptr) return;
-  backend_.copy(cos, t.cos.data(), t.cos.size() * sizeof(float));
-  backend_.copy(sin, t.sin.data(), t.sin.size() * sizeof(float));
-  rope_ = {cos, sin};
-}
-
-// keep: room for a backward; else every layer works in shared_, and x of
-// consecutive layers alternates between two buffers.
-Slot LlamaStage::make_slot(bool keep) {
-  Slot s;
-  const int64_t rows = max_rows();
-  const bool full = o_.recompute == Recompute::kFull;
-  float* alternate[2] = {nullptr, nullptr};
-  if (!keep)
-    for (float*& x : alternate) x = activations_.floats(rows * sizes_.dim);
-  for (int64_t i = 0; i < o_.num_layers; ++i) {
-    BlockActivations a;
-    if (keep && !full)
-      a = make_block_activations(activations_, sizes_, o_.dtype, rows);
-    a.x = keep ? activations_.floats(rows * sizes_.dim) : alternate[i % 2];
-    s.blocks.push_back(a);
-  }
-  if (o_.has_head) {
-    const bool keep_logits = keep && !full && o_.dtype == Dtype::kBf16;
-    s.head = make_head_activations(activations_, sizes_, o_.dtype, rows,
-                                   keep_logits);
-  } else {
-    s.output = activations_.floats(rows * sizes_.dim);
-  }
-  if (o_.has_embedding) s.tokens = activations_.ints(rows);
-  return s;
+  const RopeTables t = make_rope_tables(shard_.table().config(), o_.max_seq);
+  backend_.copy(b_.rope_all.cos, t.cos.data(), t.cos.size() * sizeof(float));
+  backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
 }
 
 Status LlamaStage::init() {
-  place_rope_tables();
-  for (int64_t i = 0; i < o_.num_layers; ++i)
-    blocks_.push_back(std::make_unique<Block>(
-        table_, o_.first_layer + i, sizes_, o_.dtype, backend_, weights_));
-  if (o_.has_head) {
-    const bool tied = table_.config().tie_embeddings;
-    head_ = std::make_unique<Head>(
-        table_, param(tied ? Role::kEmbedding : Role::kHead), sizes_, o_.dtype,
-        max_rows(), backend_, weights_, buffers_);
-  }
-  for (int i = 0; i < o_.num_slots; ++i) slots_.push_back(make_slot(true));
-  scratch_slot_ = make_slot(false);
-  shared_ = make_block_activations(buffers_, sizes_, o_.dtype, max_rows());
-  block_scratch_ = make_block_scratch(buffers_, sizes_, o_.dtype, max_rows());
-  dx_.fp32 = buffers_.floats(max_rows() * sizes_.dim);
-  dx_.d = o_.dtype == Dtype::kFp32
-              ? dx_.fp32
-              : buffers_.get(max_rows() * sizes_.dim, o_.dtype);
-  for (const Pool* pool : {&weights_, &activations_, &buffers_})
+  for (const Pool* pool : {&activations_, &buffers_})
     RETURN_IF_ERROR(pool->status());
-  const bool complete = std::all_of(blocks_.begin(), blocks_.end(),
-                                    [](const auto& b) { return b->ok(); }) &&
-                        (head_ == nullptr || head_->ok());
+  find_units();
+  place_rope_tables();
+  const size_t sets =
+      o_.block_buffers == 0
+          ? num_layers()
+          : std::min(static_cast<size_t>(o_.block_buffers), num_layers());
+  bool complete = true;
+  for (size_t i = 0; i < sets; ++i) {
+    weights_.push_back(block_.make_weights());
+    complete = complete && weights_.back().ok();
+  }
+  if (shape_.has_head) {
+    head_ = std::make_unique<Head>(sizes_, shape_.dtype, backend_, group_);
+    complete = complete && head_->ok();
+  }
   if (!complete) return exhausted("no memory for the stage's weights");
   return ok_status();
 }
 
+BlockWeights& LlamaStage::weights_of(size_t layer) {
+  return weights_[layer % weights_.size()];
+}
+
+const BlockWeights& LlamaStage::loaded(size_t layer) {
+  const BlockWeights& w = weights_of(layer);
+  CHECK_MSG(w.unit == block_units_[layer], "the unit's weights are not loaded");
+  return w;
+}
+
+void LlamaStage::load_unit(int unit, std::span<const float> weights) {
+  const Unit& u = shard_.units()[static_cast<size_t>(unit)];
+  CHECK(u.chunk == o_.chunk);
+  CHECK(static_cast<int64_t>(weights.size()) == u.numel());
+  if (u.kind == UnitKind::kBlock) {
+    const auto layer =
+        static_cast<size_t>(u.layer - shard_.first_layer(o_.chunk));
+    block_.load(unit, weights, weights_of(layer));
+    return;
+  }
+  const float* p = weights.data();
+  if (unit == embedding_unit_) embedding_.load(p + embedding_offset_);
+  if (unit == head_unit_) head_->load_norm(p + norm_offset_);
+  if (unit == projection_unit_) head_->load_projection(p + projection_offset_);
+}
+
 void LlamaStage::load_weights(std::span<const float> master) {
-  CHECK(static_cast<int64_t>(master.size()) == table_.num_elements());
-  if (o_.has_embedding)
-    embedding_ = master.data() + table_.offset(param(Role::kEmbedding));
-  for (const auto& block : blocks_) block->load(master);
-  if (head_ != nullptr) head_->load(master);
+  CHECK(static_cast<int64_t>(master.size()) == shard_.num_elements());
+  CHECK_MSG(weights_.size() == num_layers(),
+            "layers that share weight memory are loaded unit by unit");
+  for (size_t u = 0; u < shard_.units().size(); ++u) {
+    const Unit& unit = shard_.units()[u];
+    if (unit.chunk != o_.chunk) continue;
+    load_unit(static_cast<int>(u),
+              master.subspan(static_cast<size_t>(unit.begin),
+                             static_cast<size_t>(unit.numel())));
+  }
 }
 
 Slot& LlamaStage::slot_at(int slot) {
   CHECK(slot >= 0 && slot < o_.num_slots);
-  return slots_[static_cast<size_t>(slot)];
+  return b_.slots[static_cast<size_t>(slot)];
 }
 
-BlockActivations LlamaStage::working(const Slot& s, size_t i) const {
-  if (s.blocks[i].h1 != nullptr) return s.blocks[i];
-  BlockActivations a = shared_;
-  a.x = s.blocks[i].x;
-  return a;
+StreamGradient LlamaStage::gradient(const Rows& rows, void* all) const {
+  void* own = group_.own(rows, shape_.dtype, all);
+  if (shape_.dtype == Dtype::kFp32)
+    return {.fp32 = static_cast<float*>(own), .all = all};
+  return {.fp32 = b_.dx, .all = all, .rounded = own};
 }
 
-void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in) {
+void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
+                       UnitHooks& hooks) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
-  s.B = mb.B;
-  s.T = mb.T;
-  const size_t token_bytes = static_cast<size_t>(s.rows()) * sizeof(int32_t);
-  float* x = s.blocks.front().x;
-  if (o_.has_embedding) {
+  s.rows = rows_of(sizes_, mb.B, mb.T);
+  const size_t token_bytes = static_cast<size_t>(s.rows.N) * sizeof(int32_t);
+  float* x = s.blocks.front().f(kX);
+  if (shape_.has_embedding) {
     CHECK(mb.tokens_BT != nullptr);
     backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
-    CHECK_MSG(embedding_ != nullptr, "load_weights comes first");
-    backend_.embedding(embedding_, 0, sizes_.vocab, s.tokens, s.rows(),
-                       sizes_.dim, x);
+    hooks.need(embedding_unit_);
+    embedding_.forward(s.rows, s.tokens, b_.scratch, x);
+    hooks.release(embedding_unit_);
   } else {
     CHECK(x_in != nullptr);
-    backend_.copy(x, x_in,
-                  static_cast<size_t>(s.rows() * sizes_.dim) * sizeof(float));
+    backend_.copy(x, x_in, bytes_of(s.rows.n * sizes_.dim));
   }
-  if (o_.has_head) {
+  if (shape_.has_head) {
     CHECK(mb.targets_BT != nullptr);
     backend_.copy(s.head.targets, mb.targets_BT, token_bytes);
   }
 }
 
-double LlamaStage::run_forward(Slot& s, const MicroBatch& mb,
-                               const float* x_in) {
-  enter(s, mb, x_in);
-  const float* x1 = nullptr;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    const BlockActivations a = working(s, i);
-    blocks_[i]->forward(s.B, s.T, rope_, x1,
-                        i == 0 ? nullptr : block_scratch_.branch, a,
-                        block_scratch_, /*stop_before_down=*/false);
-    x1 = a.x1;
-  }
-  if (o_.has_head)
-    return head_->forward(s.rows(), x1, block_scratch_.branch, s.head);
-  backend_.add(s.rows() * sizes_.dim, x1, block_scratch_.branch, s.output);
-  return 0;
+void LlamaStage::need_head(UnitHooks& hooks) {
+  hooks.need(head_unit_);
+  if (projection_unit_ != head_unit_) hooks.need(projection_unit_);
 }
 
-double LlamaStage::forward(int slot, const MicroBatch& mb, const float* x_in) {
+void LlamaStage::release_head(UnitHooks& hooks) {
+  hooks.release(head_unit_);
+  if (projection_unit_ != head_unit_) hooks.release(projection_unit_);
+}
+
+double LlamaStage::run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
+                               UnitHooks& hooks) {
+  enter(s, mb, x_in, hooks);
+  const float* x1 = nullptr;
+  const float* branch = nullptr;
+  for (size_t i = 0; i < num_layers(); ++i) {
+    const BlockParts a = working(s, i);
+    hooks.need(block_units_[i]);
+    branch =
+        block_.forward(loaded(i), s.rows, b_.rope, x1, branch, a, b_.scratch);
+    hooks.release(block_units_[i]);
+    x1 = a.f(kX1);
+  }
+  if (!shape_.has_head) {
+    backend_.add(s.rows.n * sizes_.dim, x1, branch, s.output);
+    return 0;
+  }
+  need_head(hooks);
+  const double loss = head_->forward(s.rows, x1, branch, s.head, b_.scratch);
+  release_head(hooks);
+  return loss;
+}
+
+double LlamaStage::forward(int slot, const MicroBatch& mb, const float* x_in,
+                           UnitHooks& hooks) {
   Slot& s = slot_at(slot);
   evaluated_last_ = false;
   s.forwarded = true;
-  return run_forward(s, mb, x_in);
+  s.backwarded = false;
+  return run_forward(s, mb, x_in, hooks);
 }
 
-double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in) {
+double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in,
+                            UnitHooks& hooks) {
   evaluated_last_ = true;
-  return run_forward(scratch_slot_, mb, x_in);
+  return run_forward(b_.evaluation, mb, x_in, hooks);
 }
 
 const float* LlamaStage::output(int slot) const {
-  CHECK(slot >= 0 && slot < o_.num_slots && !o_.has_head);
-  return slots_[static_cast<size_t>(slot)].output;
+  CHECK(slot >= 0 && slot < o_.num_slots && !shape_.has_head);
+  return b_.slots[static_cast<size_t>(slot)].output;
+}
+
+const float* LlamaStage::evaluated() const {
+  CHECK(!shape_.has_head);
+  return b_.evaluation.output;
+}
+
+StreamGradient LlamaStage::last_gradient(const Slot& s) const {
+  if (s.dx != nullptr) return {.fp32 = s.dx};
+  if (b_.dx != nullptr) return {.fp32 = b_.dx};
+  return {.fp32 = gradient(s.rows, b_.shared[kDy]).fp32};
+}
+
+void LlamaStage::head_backward(Slot& s, const StreamGradient& dy,
+                               UnitHooks& hooks) {
+  need_head(hooks);
+  const bool split = o_.split_backward;
+  float* dnorm = split ? s.head.dnorm : b_.shared.f(kDnorm1);
+  float* dw =
+      split ? nullptr : hooks.grads(projection_unit_) + projection_offset_;
+  head_->backward(s.rows, s.loss_scale, s.head, b_.scratch, dy, dnorm, dw);
+  release_head(hooks);
+  if (!split) finish_head(dnorm, hooks);
+}
+
+void LlamaStage::finish_head(const float* dnorm, UnitHooks& hooks) {
+  backend_.accumulate(sizes_.dim, 1, dnorm,
+                      hooks.grads(head_unit_) + norm_offset_);
+  hooks.ready(head_unit_);
+}
+
+void LlamaStage::block_backward(Slot& s, size_t layer, UnitHooks& hooks) {
+  const int unit = block_units_[layer];
+  const BlockParts a = working(s, layer);
+  const StreamGradient dy = gradient(s.rows, a[kDy]);
+  const StreamGradient dx = layer == 0
+                                ? last_gradient(s)
+                                : gradient(s.rows, working(s, layer - 1)[kDy]);
+  hooks.need(unit);
+  const BlockWeights& w = loaded(layer);
+  group_.gather(s.rows, shape_.dtype, dy.all);
+  block_.recompute(shape_.recompute[layer], w, s.rows, b_.rope, a, b_.scratch);
+  block_.backward(w, s.rows, b_.rope, a, b_.scratch, dy,
+                  gradient(s.rows, a[kDmid]), dx,
+                  o_.split_backward ? nullptr : hooks.grads(unit));
+  hooks.release(unit);
+  if (!o_.split_backward) hooks.ready(unit);
+}
+
+void LlamaStage::finish_embedding(const Slot& s, const float* dx,
+                                  UnitHooks& hooks) {
+  embedding_.backward(s.rows, s.tokens, dx, b_.scratch,
+                      hooks.grads(embedding_unit_) + embedding_offset_);
+  hooks.ready(embedding_unit_);
 }
 
 const float* LlamaStage::backward(int slot, double loss_scale,
-                                  const float* dy_out, std::span<float> grads,
-                                  const std::function<void(size_t)>& on_ready) {
-  CHECK(static_cast<int64_t>(grads.size()) == table_.num_elements());
+                                  const float* dy_out, UnitHooks& hooks) {
   Slot& s = slot_at(slot);
   CHECK_MSG(s.forwarded, "backward without a forward in this slot");
   s.forwarded = false;
-  const int64_t N = s.rows();
-  const bool tied = table_.config().tie_embeddings;
-  const auto ready = [&](Role role) {
-    if (on_ready) on_ready(param(role));
-  };
-  if (o_.has_head) {
-    head_->backward(N, loss_scale, s.head, block_scratch_.dh, dx_, grads);
-    if (!tied) ready(Role::kHead);
-    ready(Role::kFinalNorm);
+  s.backwarded = o_.split_backward;
+  s.loss_scale = loss_scale;
+  const StreamGradient dy = gradient(s.rows, working(s, num_layers() - 1)[kDy]);
+  if (shape_.has_head) {
+    head_backward(s, dy, hooks);
   } else {
     CHECK(dy_out != nullptr);
-    backend_.copy(dx_.fp32, dy_out,
-                  static_cast<size_t>(N * sizes_.dim) * sizeof(float));
-    if (dx_.rounded() != nullptr)
-      backend_.convert(N * sizes_.dim, Dtype::kFp32, dx_.fp32, o_.dtype, dx_.d);
+    const int64_t n = s.rows.n * sizes_.dim;
+    backend_.copy(dy.fp32, dy_out, bytes_of(n));
+    if (dy.rounded != nullptr)
+      backend_.convert(n, Dtype::kFp32, dy.fp32, shape_.dtype, dy.rounded);
   }
-  for (size_t i = blocks_.size(); i-- > 0;) {
-    const BlockActivations a = working(s, i);
-    if (o_.recompute == Recompute::kFull)
-      blocks_[i]->forward(s.B, s.T, rope_, nullptr, nullptr, a, block_scratch_,
-                          /*stop_before_down=*/true);
-    blocks_[i]->backward(s.B, s.T, rope_, a, block_scratch_, dx_, grads,
-                         on_ready);
+  for (size_t i = num_layers(); i-- > 0;) block_backward(s, i, hooks);
+  const float* dx = last_gradient(s).fp32;
+  if (!shape_.has_embedding) return dx;
+  if (!o_.split_backward) finish_embedding(s, dx, hooks);
+  return nullptr;
+}
+
+void LlamaStage::backward_weight(int slot, UnitHooks& hooks) {
+  Slot& s = slot_at(slot);
+  CHECK_MSG(s.backwarded, "backward_weight without backward, or not split");
+  s.backwarded = false;
+  if (shape_.has_head) {
+    need_head(hooks);
+    head_->backward_weight(s.rows, s.loss_scale, s.head, b_.scratch,
+                           hooks.grads(projection_unit_) + projection_offset_);
+    release_head(hooks);
+    finish_head(s.head.dnorm, hooks);
   }
-  if (o_.has_embedding)
-    backend_.embedding_backward(
-        dx_.fp32, s.tokens, 0, sizes_.vocab, N, sizes_.dim,
-        grads.data() + table_.offset(param(Role::kEmbedding)));
-  if (o_.has_embedding || (tied && o_.has_head)) ready(Role::kEmbedding);
-  return o_.has_embedding ? nullptr : dx_.fp32;
+  for (size_t i = num_layers(); i-- > 0;) {
+    block_.backward_weight(s.rows, working(s, i), hooks.grads(block_units_[i]));
+    hooks.ready(block_units_[i]);
+  }
+  if (shape_.has_embedding) finish_embedding(s, s.dx, hooks);
 }
 
 void LlamaStage::logits(int slot, int64_t rows, std::span<float> out) {
-  CHECK(o_.has_head);
-  const Slot& s = evaluated_last_ ? scratch_slot_ : slot_at(slot);
-  CHECK(rows >= 1 && rows <= s.rows());
-  head_->logits(rows, s.head.h, out);
+  CHECK(shape_.has_head);
+  const Slot& s = evaluated_last_ ? b_.evaluation : slot_at(slot);
+  CHECK(rows >= 1 && rows <= s.rows.N);
+  head_->logits(s.rows, rows, s.head, b_.scratch, out);
 }
 
 Stage::Memory LlamaStage::memory() const {
-  Memory m{.weights = weights_.bytes(),
-           .activations = activations_.bytes(),
-           .buffers = buffers_.bytes()};
-  for (const auto& b : blocks_) m.weights += b->weight_bytes();
+  Memory m{.activations = activations_.bytes(), .buffers = buffers_.bytes()};
+  for (const BlockWeights& w : weights_) m.weights += w.bytes();
   if (head_ != nullptr) m.weights += head_->weight_bytes();
   return m;
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Stage>> Stage::create(const ParamTable& table,
+Result<std::unique_ptr<Stage>> Stage::create(const ShardTable& shard,
                                              const StageOptions& options,
                                              kernels::Backend& backend) {
-  RETURN_IF_ERROR(check_options(table, options, backend));
-  auto stage = std::make_unique<LlamaStage>(table, options, backend);
+  RETURN_IF_ERROR(check_options(shard, options, backend));
+  auto stage = std::make_unique<LlamaStage>(shard, options, backend);
   RETURN_IF_ERROR(stage->init());
   return std::unique_ptr<Stage>(std::move(stage));
 }

@@ -1,106 +1,187 @@
-// Stage: one pipeline stage of a Llama model, forward and backward.
+// Stage: one model chunk of a Llama model on one rank of a mesh: forward and
+// backward of its layers under tensor, sequence and context parallelism.
 //
 // A stage owns activations and compute copies of its weights; master weights
-// and gradients are flat fp32 vectors owned by the caller, laid out by the
-// ParamTable (parallel/geometry). It knows no optimizer, data or daemon. All
+// and gradients belong to the caller, laid out by the ShardTable
+// (parallel/geometry) of this rank. It knows no optimizer, data or daemon. All
 // arithmetic goes through a kernels::Backend, so nothing here knows the device.
 //
 // Several microbatches may be in flight between forward and backward (pipeline
-// schedules): each uses one of `num_slots` activation slots.
+// schedules): each uses one of `num_slots` activation slots. A rank with v
+// chunks has v stages.
+//
+// Tensor parallelism is Megatron's (Shoeybi et al. 2019) with sequence
+// parallelism (Korthikanti et al. 2022): norms and the residual stream exist
+// on 1/tp of the rows (tokens) a rank; rows are gathered before the
+// column-parallel products and reduce-scattered after the row-parallel ones.
+// The vocabulary of embedding and head is split; logits are never gathered.
+// Context parallelism: each rank has T / cp tokens of every sequence, two
+// pieces that balance the causal mask (context_positions()); keys and values go
+// round the ring (Liu et al. 2023).
+//
+// Rows: a microbatch of B sequences has N = B * T / cp rows on this rank, in
+// the order b * (T / cp) + t. The residual stream of tensor-parallel rank i is
+// rows [i * n, (i + 1) * n) of it, n = stream_rows(B) = ceil(N / tp); those at
+// or past N are zero.
 //
 // Not thread-safe: one Stage belongs to one thread (its kernels may use many).
-// Deterministic: the same inputs and thread count give the same bits.
+// With tp or cp above 1 the calls are collective over those groups.
+// Deterministic: the same inputs and thread count give the same bits. Cutting
+// the model into stages and chunks changes no bit.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <vector>
 
-#include "parallel/geometry/param_table.h"
+#include "parallel/geometry/shard_table.h"
 #include "proto/base/status.h"
 #include "worker/kernels/dtype.h"
 
 namespace remesh::kernels {
 class Backend;
 }
+namespace remesh::comm {
+class Comm;
+}
 
 namespace remesh::model {
 
 using Dtype = kernels::Dtype;
-enum class Recompute { kNone, kFull };
+
+// What of a layer's activations is kept between forward and backward.
+//   kNone       everything
+//   kSelective  what is dear to compute and cheap to keep: attention's output
+//               and the SwiGLU product's inputs are computed again
+//               (Korthikanti et al. 2022, section 5)
+//   kFull       the layer's input alone
+enum class Recompute { kNone, kSelective, kFull };
 
 struct StageOptions {
-  int64_t first_layer = 0;
-  int64_t num_layers = 0;     // this stage's blocks
-  bool has_embedding = true;  // first stage
-  bool has_head = true;       // last stage: final norm, head, loss
+  int chunk = 0;  // of the shard table
   Dtype dtype = Dtype::kFp32;
-  // Takes dtype even where Backend::product_dtype() prefers fp32: for tests of
-  // bf16 with small models.
+  // Takes dtype even where Backend::product_dtype() prefers fp32 (tests).
   bool keep_dtype = false;
-  Recompute recompute = Recompute::kNone;
-  int64_t max_batch = 1;  // sequences a microbatch, B
-  int64_t max_seq = 1;    // tokens a sequence, T
-  int num_slots = 1;      // microbatches in flight
+  std::vector<Recompute> recompute;  // by layer of the chunk; empty: kNone
+  int64_t max_batch = 1;             // sequences a microbatch, B
+  int64_t max_seq = 1;  // tokens a sequence, T, before context parallelism
+  int num_slots = 1;    // microbatches in flight
+  // backward() computes input gradients, backward_weight() the rest later
+  // (ZB-H1, Qi et al. 2023). Otherwise backward() does both.
+  bool split_backward = false;
+  // 0: the compute copies of all units stay. k >= 2: the blocks share k sets
+  // of weight memory, block i of the chunk using set i % k (ZeRO-3).
+  int block_buffers = 0;
+  comm::Comm* tp = nullptr;  // nullptr: degree 1
+  comm::Comm* cp = nullptr;
 };
 
-// tokens_BT[b * T + t] is the input, targets_BT the token after it.
-// REQUIRES: every id in [0, vocab_size).
+// tokens[b * (T/cp) + t] is the input at local position t, targets the token
+// after it. REQUIRES: every id in [0, vocab_size).
 struct MicroBatch {
   const int32_t* tokens_BT = nullptr;   // read by the first stage
   const int32_t* targets_BT = nullptr;  // read by the last stage
   int64_t B = 0;
-  int64_t T = 0;
+  int64_t T = 0;  // of the whole sequence (divisible by 2 cp when cp > 1)
+};
+
+// Positions in the sequence of the T / cp tokens of context-parallel rank i:
+// pieces i and 2 cp - 1 - i of 2 cp equal ones. REQUIRES: T % (2 cp) == 0
+// unless cp == 1.
+std::vector<int32_t> context_positions(int64_t T, int cp, int cp_index);
+
+// What whoever owns weights and gradients does around the passes. Units are
+// indices into ShardTable::units(). Pointers must stay valid until the pass
+// ends (grads: until ready()).
+class UnitHooks {
+ public:
+  virtual ~UnitHooks() = default;
+  // Unit u is about to be computed with: when this returns, its weights must
+  // have been loaded (load_unit) and not since been overwritten.
+  virtual void need(int unit) = 0;
+  // This pass has no more use for unit u's weights.
+  virtual void release(int unit) = 0;
+  // Where the gradient of unit u is to be added: numel() fp32 elements.
+  virtual float* grads(int unit) = 0;
+  // The gradient of unit u will not change any more in this microbatch.
+  virtual void ready(int unit) = 0;
+};
+
+// Everything resident: weights were loaded with load_weights(); gradients are
+// added into one flat vector. on_ready may be empty.
+class ResidentHooks final : public UnitHooks {
+ public:
+  ResidentHooks(const geometry::ShardTable& shard, std::span<float> grads,
+                std::function<void(int)> on_ready = {});
+  void need(int) override {}
+  void release(int) override {}
+  float* grads(int unit) override;
+  void ready(int unit) override;
+
+ private:
+  const geometry::ShardTable& shard_;
+  std::span<float> grads_;
+  std::function<void(int)> on_ready_;
 };
 
 class Stage {
  public:
-  // Fails when sizes are refused, memory is short, or the backend cannot do
-  // the dtype on this machine (kernels::Backend::supports_bf16()). `backend`
-  // and `table` must outlive the stage.
+  // Fails when sizes are refused (naming what is allowed), memory is short, or
+  // the backend cannot do the dtype on this machine. `backend`, `shard` and
+  // the comms must outlive the stage.
   static Result<std::unique_ptr<Stage>> create(
-      const geometry::ParamTable& table, const StageOptions& options,
+      const geometry::ShardTable& shard, const StageOptions& options,
       kernels::Backend& backend);
   virtual ~Stage() = default;
 
   // What the products run in: the options' dtype, or fp32 where the backend
-  // finds that bf16 does not pay (kernels::Backend::product_dtype()).
+  // finds that bf16 does not pay.
   virtual Dtype dtype() const = 0;
+  // Rows of the residual stream that this rank holds for B sequences of T.
+  virtual int64_t stream_rows(int64_t B, int64_t T) const = 0;
 
-  // Refreshes the compute copies from `master` (flat fp32, table order,
-  // num_elements long). Call after every change of the weights. `master` must
-  // stay valid and unchanged until the next load: what is computed in fp32
-  // (everything with Dtype::kFp32; the embedding with bf16) is read from it.
+  // Refreshes unit u's compute copy from fp32 `weights` (its elements, in the
+  // shard table's order), which must stay valid and unchanged until the next
+  // load of that unit or its release(): what is computed in fp32 is read from
+  // there. u must be of this stage's chunk.
+  virtual void load_unit(int unit, std::span<const float> weights) = 0;
+  // All units of this chunk, from the rank's flat vector.
   virtual void load_weights(std::span<const float> master) = 0;
 
   // Forward of one microbatch into `slot`. Input: tokens on the first stage,
-  // else the activation x_in from the stage before: the residual stream,
-  // (B*T, dim), fp32 whatever the dtype, so that cutting a model into stages
-  // changes no bit. Output: on the last stage the summed loss (nats) over the
-  // B*T tokens is returned; else 0 and the activation is readable at
-  // output(slot).
-  virtual double forward(int slot, const MicroBatch& mb, const float* x_in) = 0;
+  // else x_in, the output of the stage before: (stream_rows, dim) fp32.
+  // Returns on the last stage the loss (nats) summed over this rank's N rows,
+  // the same on all tensor-parallel ranks; else 0, and the activation is
+  // readable at output(slot) until the slot's next forward.
+  virtual double forward(int slot, const MicroBatch& mb, const float* x_in,
+                         UnitHooks& hooks) = 0;
   virtual const float* output(int slot) const = 0;
 
   // Backward of the microbatch in `slot`. On the last stage the loss is scaled
   // by `loss_scale` (usually 1 / tokens of the global batch); else dy_out is
-  // the gradient of output(slot). ADDS parameter gradients into `grads` (flat
-  // fp32, table order). Returns the gradient of x_in, or nullptr on the first
-  // stage; the gradient is readable until the next call. `on_ready(i)`, when
-  // given, is called once the gradient of parameter i will not change any more
-  // in this call, in a fixed order (roughly last parameter first); with tied
-  // embeddings the shared one is called last.
-  virtual const float* backward(
-      int slot, double loss_scale, const float* dy_out, std::span<float> grads,
-      const std::function<void(size_t)>& on_ready) = 0;
+  // the gradient of output(slot). Adds this rank's part of the parameter
+  // gradients (see shard_table.h for who has which part) where hooks.grads()
+  // says, and calls hooks.ready() unit by unit, in a fixed order (last unit
+  // first; a tied embedding last) unless split_backward. Returns the gradient
+  // of x_in, or nullptr on the first stage; readable until the next backward.
+  virtual const float* backward(int slot, double loss_scale,
+                                const float* dy_out, UnitHooks& hooks) = 0;
+  // split_backward only: the gradients of the weights that backward(slot) left
+  // out; calls hooks.ready(). The slot is free afterwards.
+  virtual void backward_weight(int slot, UnitHooks& hooks) = 0;
 
-  // Forward without keeping anything for backward; as forward() otherwise.
-  virtual double evaluate(const MicroBatch& mb, const float* x_in) = 0;
+  // Forward without keeping anything for backward; as forward() otherwise;
+  // the activation is readable at evaluated() until the next call.
+  virtual double evaluate(const MicroBatch& mb, const float* x_in,
+                          UnitHooks& hooks) = 0;
+  virtual const float* evaluated() const = 0;
 
-  // Logits of the last evaluate()/forward() for the first `rows` token
-  // positions, fp32 rows x vocab; recomputed, for checks only. Last stage.
-  // After evaluate() `slot` is ignored.
+  // Logits of the last evaluate()/forward(slot) for the first `rows` rows and
+  // this rank's part of the vocabulary, fp32 rows x (vocabulary part);
+  // recomputed, for checks only. Last stage. After evaluate() `slot` is
+  // ignored.
   virtual void logits(int slot, int64_t rows, std::span<float> out) = 0;
 
   // Bytes held, by category, for the memory report.

@@ -17,17 +17,18 @@ double seconds_since(int64_t ns) {
 
 }  // namespace
 
-Step::Step(const geometry::ParamTable& table, model::Stage& stage,
+Step::Step(const geometry::ShardTable& shard, model::Stage& stage,
            kernels::Backend& backend, comm::Comm& dp, comm::Comm& world,
            const StepOptions& options, Progress progress)
-    : table_(table),
+    : shard_(shard),
+      table_(shard.table()),
       stage_(stage),
       backend_(backend),
       dp_(dp),
       world_(world),
       options_(options),
       progress_(progress),
-      reducer_(table, options.bucket_elements, dp) {}
+      reducer_(shard.table(), options.bucket_elements, dp) {}
 
 void Step::compute(const StepInput& in, TrainState& state, Facts& facts) {
   progress_.phase(board::Phase::kCompute);
@@ -38,17 +39,22 @@ void Step::compute(const StepInput& in, TrainState& state, Facts& facts) {
   reducer_.begin(grads);
   const double scale = 1.0 / static_cast<double>(in.global_tokens);
   const size_t n = in.microbatches.size();
+  model::ResidentHooks hooks(shard_, grads);
+  model::ResidentHooks last(shard_, grads, [this](int u) { reduce_unit(u); });
   for (size_t i = 0; i < n; ++i) {
     progress_.microbatch(static_cast<int64_t>(i));
     const model::MicroBatch& mb = in.microbatches[i];
-    facts.loss_sum += stage_.forward(0, mb, nullptr);
+    facts.loss_sum += stage_.forward(0, mb, nullptr, hooks);
     facts.tokens += static_cast<double>(mb.B * mb.T);
-    std::function<void(size_t)> on_ready;
-    if (i + 1 == n) on_ready = [this](size_t p) { reducer_.ready(p); };
-    stage_.backward(0, scale, nullptr, grads, on_ready);
+    stage_.backward(0, scale, nullptr, i + 1 == n ? last : hooks);
   }
   progress_.microbatch(static_cast<int64_t>(n));
   reducer_.all_ready();
+}
+
+void Step::reduce_unit(int unit) {
+  const geometry::Unit& u = shard_.units()[static_cast<size_t>(unit)];
+  for (size_t p = u.last; p-- > u.first;) reducer_.ready(shard_[p].param);
 }
 
 Result<StepResult> Step::run(const StepInput& in, TrainState& state) {

@@ -128,8 +128,9 @@ Outcome Trainer::validate(double& loss) {
   if (!microbatches.ok())
     return Failure{board::kExitInternal, microbatches.status().to_string()};
   double sums[2] = {0, 0};
+  model::ResidentHooks hooks(*shard_, {});
   for (const model::MicroBatch& mb : *microbatches) {
-    sums[0] += stage_->evaluate(mb, nullptr);
+    sums[0] += stage_->evaluate(mb, nullptr, hooks);
     sums[1] += static_cast<double>(mb.B * mb.T);
     board_.tick();
   }

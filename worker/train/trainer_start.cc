@@ -163,12 +163,11 @@ Outcome Trainer::build(int rank) {
   const int threads = std::max(1, spec_.threads());
   backend_ = kernels::make_cpu_backend(threads);
   const pb::Train& t = job_.train();
-  model::StageOptions o{.num_layers = config.n_layers,
-                        .recompute = t.recompute() == "full"
-                                         ? model::Recompute::kFull
-                                         : model::Recompute::kNone,
-                        .max_batch = t.local_batch_size(),
+  model::StageOptions o{.max_batch = t.local_batch_size(),
                         .max_seq = t.seq_len()};
+  if (t.recompute() == "full")
+    o.recompute.assign(static_cast<size_t>(config.n_layers),
+                       model::Recompute::kFull);
   if (t.dtype() == "bf16") {
     if (backend_->supports_bf16()) {
       o.dtype = model::Dtype::kBf16;
@@ -179,7 +178,7 @@ Outcome Trainer::build(int rank) {
                           {"processor", backend_->description()}});
     }
   }
-  auto stage = model::Stage::create(*table_, o, *backend_);
+  auto stage = model::Stage::create(*shard_, o, *backend_);
   if (!stage.ok()) return failed_start(stage.status());
   stage_ = std::move(stage).value();
   auto state = TrainState::make(*backend_, table_->num_elements(), layout_.dp);
@@ -241,7 +240,7 @@ Outcome Trainer::restore_state() {
 void Trainer::make_step() {
   const pb::Optimizer& a = job_.optimizer();
   step_ = std::make_unique<Step>(
-      *table_, *stage_, *backend_, mesh_->dp(), mpi_->world(),
+      *shard_, *stage_, *backend_, mesh_->dp(), mpi_->world(),
       StepOptions{
           .beta1 = a.beta1(),
           .beta2 = a.beta2(),

@@ -34,9 +34,10 @@ void check_golden(const std::string& name, Dtype dtype, bool keep_dtype,
   SCOPED_TRACE(name + " " + backend.name() + " " + kernels::dtype_name(dtype));
   const GoldenFile g = read_golden("tests/golden/" + name + ".h5");
   const auto table = geometry::ParamTable::llama(g.config);
-  auto made = Stage::create(table,
-                            {.num_layers = g.config.n_layers,
-                             .dtype = dtype,
+  const auto shard =
+      geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}).value();
+  auto made = Stage::create(shard,
+                            {.dtype = dtype,
                              .keep_dtype = keep_dtype,
                              .max_batch = g.B,
                              .max_seq = g.T},
@@ -49,15 +50,16 @@ void check_golden(const std::string& name, Dtype dtype, bool keep_dtype,
   stage.load_weights(g.weights);
   const MicroBatch mb{g.tokens_BT.data(), g.targets_BT.data(), g.B, g.T};
   const auto tokens = static_cast<double>(g.B * g.T);
-  const double loss = stage.forward(0, mb, nullptr) / tokens;
+  std::vector<float> grads(g.weights.size());
+  ResidentHooks hooks(shard, grads);
+  const double loss = stage.forward(0, mb, nullptr, hooks) / tokens;
   EXPECT_NEAR(loss, g.loss, bounds.loss * g.loss);
   std::vector<float> logits(g.logits_row0.size());
   stage.logits(0, g.T, logits);
   EXPECT_LT(relative_l2(logits.data(), g.logits_row0.data(),
                         static_cast<int64_t>(logits.size())),
             bounds.logits);
-  std::vector<float> grads(g.weights.size());
-  stage.backward(0, 1.0 / tokens, nullptr, grads, nullptr);
+  stage.backward(0, 1.0 / tokens, nullptr, hooks);
   double worst = 0;
   for (size_t i = 0; i < table.size(); ++i) {
     const int64_t at = table.offset(i);

@@ -54,24 +54,21 @@ int32_t token(int64_t sequence, int64_t t) {
 Trained train_rank(const Case& setup, comm::Comm& comm) {
   const auto table = geometry::ParamTable::llama(tiny_config());
   const auto backend = kernels::make_cpu_backend(1);
-  auto stage = model::Stage::create(table,
-                                    {.num_layers = 2,
-                                     .dtype = setup.dtype,
-                                     .max_batch = kEach,
-                                     .max_seq = kSeqLen},
-                                    *backend);
+  const auto shard = geometry::ShardTable::make(table, {.dp = comm.size()},
+                                                {.dp = comm.rank()}, {0, 2});
+  auto stage = model::Stage::create(
+      *shard, {.dtype = setup.dtype, .max_batch = kEach, .max_seq = kSeqLen},
+      *backend);
   CHECK(stage.ok());
   TrainState state =
       TrainState::make(*backend, table.num_elements(), comm.size()).value();
-  const auto shard = geometry::ShardTable::make(table, {.dp = comm.size()},
-                                                {.dp = comm.rank()}, {0, 2});
   const auto zero =
       geometry::ZeroPlan::make(*shard, {}, comm.size(), comm.rank());
   fill_initial_weights(*shard, *zero, 7, 1, state.weights.span());
   exchange_parts(comm, *shard, *zero, state.weights.span());
   state.weights.data()[100] += setup.poison;
   (*stage)->load_weights(state.weights.span());
-  Step step(table, **stage, *backend, comm, comm,
+  Step step(*shard, **stage, *backend, comm, comm,
             {.weight_decay = 0.1, .max_norm = 1, .bucket_elements = 1500}, {});
   const auto mine = geometry::deal(kMicrobatches, comm.size(), comm.rank());
   Trained out;

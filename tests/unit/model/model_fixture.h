@@ -1,0 +1,185 @@
+// A small random model, and ways to run it through stages: in one piece or cut
+// into pipeline stages, in one thread. What the tests of this folder share.
+#pragma once
+
+#include <cmath>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "proto/base/check.h"
+#include "proto/base/rng.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/stage.h"
+
+namespace remesh::model {
+
+#ifdef __SANITIZE_THREAD__
+inline constexpr int kThreads = 1;  // OpenMP's barriers are invisible to it
+#else
+inline constexpr int kThreads = 2;
+#endif
+
+inline double relative_l2(const std::vector<float>& a,
+                          const std::vector<float>& b) {
+  CHECK(a.size() == b.size());
+  double error = 0;
+  double norm = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    error += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return norm > 0 ? std::sqrt(error / norm) : std::sqrt(error);
+}
+
+struct Model {
+  // Weights are larger than at a start, so that every gradient counts.
+  Model(const geometry::ModelConfig& config, int64_t num_tokens, uint64_t seed)
+      : table(geometry::ParamTable::llama(config)) {
+    for (size_t i = 0; i < table.size(); ++i)
+      for (int64_t e = 0; e < table[i].numel(); ++e)
+        weights.push_back(3.0F * table.initial_value(seed, i, e));
+    const auto vocab = static_cast<uint64_t>(config.vocab_size);
+    for (int64_t i = 0; i <= num_tokens; ++i)
+      tokens.push_back(static_cast<int32_t>(
+          random_u64(seed, 2, static_cast<uint64_t>(i)) % vocab));
+  }
+  // Microbatch `number` of B sequences of T tokens.
+  MicroBatch batch(int64_t number, int64_t B, int64_t T) const {
+    CHECK(static_cast<int64_t>(tokens.size()) > (number + 1) * B * T);
+    const int32_t* at = tokens.data() + number * B * T;
+    return {at, at + 1, B, T};
+  }
+  std::vector<float> zeros() const {
+    return std::vector<float>(weights.size());
+  }
+
+  geometry::ParamTable table;
+  std::vector<float> weights;
+  std::vector<int32_t> tokens;
+};
+
+// f(element of the whole model's vector, element of the rank's, length).
+template <typename F>
+void for_each_part(const geometry::ShardTable& shard, const F& f) {
+  for (size_t i = 0; i < shard.size(); ++i) {
+    const geometry::ShardParam& p = shard[i];
+    geometry::for_each_run(geometry::whole(shard.spec(i)), p.box,
+                           [&](int64_t outer, int64_t inner, int64_t length) {
+                             f(shard.table().offset(p.param) + outer,
+                               p.offset + inner, length);
+                           });
+  }
+}
+
+// What of the model a rank has.
+inline std::vector<float> shard_of(const std::vector<float>& whole,
+                                   const geometry::ShardTable& shard) {
+  std::vector<float> out(static_cast<size_t>(shard.num_elements()));
+  for_each_part(shard, [&](int64_t from, int64_t to, int64_t n) {
+    std::copy_n(whole.begin() + from, n, out.begin() + to);
+  });
+  return out;
+}
+
+// Adds a rank's part of the gradient, which sums what ranks share.
+inline void add_shard(const std::vector<float>& part,
+                      const geometry::ShardTable& shard,
+                      std::vector<float>& whole) {
+  for_each_part(shard, [&](int64_t to, int64_t from, int64_t n) {
+    for (int64_t i = 0; i < n; ++i)
+      whole[static_cast<size_t>(to + i)] += part[static_cast<size_t>(from + i)];
+  });
+}
+
+inline geometry::ShardTable make_shard(const geometry::ParamTable& table,
+                                       const geometry::Layout& layout = {},
+                                       const geometry::Coord& coord = {},
+                                       int chunks = 1) {
+  const auto bounds =
+      geometry::stage_bounds(table.config(), layout.pp * chunks, /*T=*/16);
+  CHECK(bounds.ok());
+  auto shard =
+      geometry::ShardTable::make(table, layout, coord, *bounds, chunks);
+  CHECK_MSG(shard.ok(), shard.status().to_string().c_str());
+  return std::move(shard).value();
+}
+
+// One rank's stages, all resident.
+struct RankModel {
+  RankModel(const Model& m, const geometry::Layout& layout,
+            const geometry::Coord& coord, int chunks, StageOptions o,
+            kernels::Backend& backend)
+      : shard(make_shard(m.table, layout, coord, chunks)),
+        weights(shard_of(m.weights, shard)),
+        grads(weights.size()),
+        hooks(shard, grads) {
+    const std::vector<Recompute> all = o.recompute;  // of all layers
+    for (o.chunk = 0; o.chunk < chunks; ++o.chunk) {
+      if (!all.empty())
+        o.recompute.assign(all.begin() + shard.first_layer(o.chunk),
+                           all.begin() + shard.last_layer(o.chunk));
+      auto made = Stage::create(shard, o, backend);
+      CHECK_MSG(made.ok(), made.status().to_string().c_str());
+      stages.push_back(std::move(made).value());
+      stages.back()->load_weights(weights);
+    }
+  }
+
+  geometry::ShardTable shard;
+  std::vector<float> weights, grads;
+  ResidentHooks hooks;
+  std::vector<std::unique_ptr<Stage>> stages;  // by chunk
+};
+
+struct Passed {
+  std::vector<double> loss;  // by microbatch
+  std::vector<float> grads;
+};
+
+struct Pipeline {
+  int pp = 1;
+  int chunks = 1;
+  int microbatches = 1;  // all in flight at once, one slot each
+};
+
+// Forward of all microbatches, then backward of all, then, when split, the
+// weight gradients of all.
+inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
+                           kernels::Backend& backend) {
+  o.num_slots = p.microbatches;
+  std::vector<std::unique_ptr<RankModel>> ranks;
+  for (int r = 0; r < p.pp; ++r)
+    ranks.push_back(std::make_unique<RankModel>(m, geometry::Layout{.pp = p.pp},
+                                                geometry::Coord{.pp = r},
+                                                p.chunks, o, backend));
+  const int stages = p.pp * p.chunks;
+  const auto rank = [&](int stage) -> RankModel& {
+    return *ranks[static_cast<size_t>(stage % p.pp)];
+  };
+  const auto at = [&](int stage) -> Stage& {
+    return *rank(stage).stages[static_cast<size_t>(stage / p.pp)];
+  };
+  Passed out{.loss = {}, .grads = m.zeros()};
+  for (int i = 0; i < p.microbatches; ++i) {
+    const MicroBatch mb = m.batch(i, o.max_batch, o.max_seq);
+    double loss = 0;
+    for (int s = 0; s < stages; ++s)
+      loss = at(s).forward(i, mb, s == 0 ? nullptr : at(s - 1).output(i),
+                           rank(s).hooks);
+    out.loss.push_back(loss);
+  }
+  for (int i = 0; i < p.microbatches; ++i) {
+    const float* dy = nullptr;
+    for (int s = stages; s-- > 0;)
+      dy = at(s).backward(i, 0.01, dy, rank(s).hooks);
+    CHECK(dy == nullptr);
+  }
+  if (o.split_backward)
+    for (int i = 0; i < p.microbatches; ++i)
+      for (int s = 0; s < stages; ++s) at(s).backward_weight(i, rank(s).hooks);
+  for (const auto& r : ranks) add_shard(r->grads, r->shard, out.grads);
+  return out;
+}
+
+}  // namespace remesh::model

@@ -1,0 +1,62 @@
+// TensorGroup: how the rows of a microbatch move between the ranks that split
+// its layers (sequence parallelism, Korthikanti et al. 2022). Private to this
+// folder.
+//
+// Row matrices that all ranks need have P = n * tp rows, rank i's own part
+// being rows [i * n, (i + 1) * n): what is computed for the own part is written
+// there, and gather() fills in the rest. Without tensor parallelism n = N = P
+// and nothing moves.
+#pragma once
+
+#include "parallel/comm/comm.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/sizes.h"
+
+namespace remesh::model {
+
+class TensorGroup {
+ public:
+  // comm: nullptr without tensor parallelism.
+  TensorGroup(const Sizes& sizes, kernels::Backend& backend, comm::Comm* comm)
+      : sizes_(sizes), backend_(backend), comm_(comm) {}
+
+  // The own part of a matrix of P rows of `dim`.
+  void* own(const Rows& rows, kernels::Dtype d, void* all) const;
+  // Completes a matrix whose own part is there.
+  void gather(const Rows& rows, kernels::Dtype d, void* all) const;
+
+  // A sum over ranks under way.
+  class Sum {
+   public:
+    Sum(float* result, comm::RequestPtr request)
+        : result_(result), request_(std::move(request)) {}
+    // The n own rows of the sum.
+    float* wait() {
+      if (request_ != nullptr) request_->wait();
+      request_.reset();
+      return result_;
+    }
+
+   private:
+    float* result_;
+    comm::RequestPtr request_;
+  };
+  // Sums the ranks' `partial` (N rows written, room for P), giving each its own
+  // rows in `mine` (n rows), or in `partial` itself where nothing moves. Both
+  // must stay until wait().
+  Sum start_sum(const Rows& rows, float* partial, float* mine) const;
+  float* sum(const Rows& rows, float* partial, float* mine) const {
+    return start_sum(rows, partial, mine).wait();
+  }
+
+  // In place over the ranks, n values.
+  void all_reduce(int64_t n, float* x, comm::Op op) const;
+  bool split() const { return comm_ != nullptr; }
+
+ private:
+  const Sizes& sizes_;
+  kernels::Backend& backend_;
+  comm::Comm* comm_;
+};
+
+}  // namespace remesh::model
