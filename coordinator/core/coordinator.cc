@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "coordinator/core/job_shape.h"
 #include "proto/base/check.h"
 
 namespace remesh::core {
@@ -22,7 +23,8 @@ bool terminal(pb::Durable::Phase p) {
 
 }  // namespace
 
-Coordinator::Coordinator(Options options) : options_(std::move(options)) {}
+Coordinator::Coordinator(Options options)
+    : options_(std::move(options)), shape_(shape_of(options_.job)) {}
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
   actions_.clear();
@@ -57,6 +59,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
       m.report.set_host(p.host());
       m.report.set_slots(p.slots());
       m.report.set_cores(p.cores());
+      m.report.set_memory_bytes(p.memory_bytes());
       m.draining = p.draining();
       m.heard_ms = now_ms_ + kReconnectSlackMs;
       members_[p.name()] = m;
@@ -412,6 +415,7 @@ void Coordinator::reconcile_live() {
                     &Coordinator::find_hang})
     if (const auto cause = (this->*find)()) return begin_abort(*cause);
   if (all_quiesced()) return end_generation();
+  release_unfit_pin();
   std::string why;
   bool must = false;
   const bool wanted = wants_other_mesh(&why, &must);

@@ -193,8 +193,19 @@ class Coordinator {
   void worker_gone(const std::string& name, const Member& m,
                    const std::string& why);
 
+  // Meshes.
+  planner::DealRequest request() const;  // by the job's keys
+  Result<planner::Deal> deal() const;    // by the layout asked for, if it fits
+  Result<planner::Deal> deal(const planner::DealRequest& request) const;
+  std::optional<geometry::Layout> pinned() const;
+  std::optional<pb::Mesh> mesh_before() const;
+  Status ask_mesh(const std::string& layout);
+  // Gives the layout asked for up when `chosen` is another; says which.
+  std::string release_pin(const geometry::Layout& chosen);
+  void emit_released(const std::string& layout);
+  void release_unfit_pin();
+
   // Planning.
-  Result<planner::Deal> deal() const;
   bool wants_other_mesh(std::string* why, bool* must) const;
   void plan(const CheckpointsScanned& scan);
   bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
@@ -228,6 +239,8 @@ class Coordinator {
   pb::Reply answer(const pb::Command& command);
   void fill_worker_status(const std::string& name, const Member& m,
                           pb::WorkerStatus* out) const;
+  void fill_prediction(pb::RankStatus* rank) const;
+  void fill_settings(pb::JobStatus* out) const;
 
   template <typename A>
   void act(A action) {
@@ -235,9 +248,16 @@ class Coordinator {
   }
 
   Options options_;
+  const std::optional<planner::JobShape> shape_;
   int64_t now_ms_ = 0;
   std::vector<Action> actions_;
   pb::Durable durable_;
+  // The answers to the last requests: they are asked again at every event.
+  mutable std::vector<std::pair<planner::DealRequest, Result<planner::Deal>>>
+      dealt_;
+  // Predicted for the ranks of a generation, when somebody asks.
+  mutable int64_t predicted_generation_ = -1;
+  mutable std::map<int, pb::MemoryUse> predicted_;
   std::map<std::string, Member> members_;
   // Newest incarnation and seq heard of each name, also of those given up.
   std::map<std::string, std::pair<uint64_t, uint64_t>> heard_;

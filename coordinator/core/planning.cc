@@ -4,64 +4,9 @@
 #include <algorithm>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_shape.h"
 
 namespace remesh::core {
-
-Result<planner::Deal> Coordinator::deal() const {
-  planner::DealRequest r;
-  for (const auto& [name, m] : members_) {
-    if (!m.alive || !m.reported || m.leaving()) continue;
-    r.workers.push_back({.worker = name,
-                         .host = m.report.host(),
-                         .slots = m.report.slots(),
-                         .cores = m.report.cores()});
-  }
-  const pb::Job& job = options_.job;
-  r.degrees = {
-      .dp = static_cast<int>(job.parallel().data_parallel_degree()),
-      .tp = static_cast<int>(job.parallel().tensor_parallel_degree()),
-      .pp = static_cast<int>(job.parallel().pipeline_parallel_degree()),
-      .cp = static_cast<int>(job.parallel().context_parallel_degree())};
-  r.microbatches =
-      job.train().global_batch_size() / job.train().local_batch_size();
-  r.min_slots = static_cast<int>(job.elastic().min_slots());
-  r.max_slots = static_cast<int>(job.elastic().max_slots());
-  for (const pb::RankPlace& p : durable_.assignment().ranks())
-    r.previous.push_back({.rank = p.rank(),
-                          .worker = p.worker(),
-                          .local_slot = p.local_slot(),
-                          .threads = p.threads()});
-  return planner::deal_mesh(r);
-}
-
-bool Coordinator::wants_other_mesh(std::string* why, bool* must) const {
-  *must = true;
-  if (durable_.stop_requested()) {
-    *why = "stop";
-    return true;
-  }
-  for (const auto& [name, m] : members_) {
-    if (!m.alive || !m.leaving() ||
-        !participates(name, m.report.incarnation()) || !has_ranks(name))
-      continue;
-    *why = fmt::format("worker {} leaves", name);
-    return true;
-  }
-  *must = false;
-  if (now_ms_ < refused_until_ms_ ||
-      now_ms_ - last_join_ms_ < options_.job.elastic().join_window_ms())
-    return false;
-  int slots = 0;
-  for (const auto& [name, m] : members_)
-    if (m.alive && m.reported && !m.leaving()) slots += m.report.slots();
-  if (slots <= durable_.assignment().ranks_size()) return false;
-  const auto d = deal();
-  if (!d.ok() || d->layout.world() <= durable_.assignment().ranks_size())
-    return false;
-  *why = fmt::format("join: {} ranks become {}",
-                     durable_.assignment().ranks_size(), d->layout.world());
-  return true;
-}
 
 void Coordinator::finish_with(const std::string& reason, bool must) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
@@ -154,10 +99,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     for (const pb::StepMetrics& m : c.recent)
       durable_.set_generation(std::max(durable_.generation(), m.generation()));
   a.set_generation(durable_.generation() + 1);
-  a.mutable_mesh()->set_dp(dealt->layout.dp);
-  a.mutable_mesh()->set_pp(dealt->layout.pp);
-  a.mutable_mesh()->set_tp(dealt->layout.tp);
-  a.mutable_mesh()->set_cp(dealt->layout.cp);
+  *a.mutable_mesh() = mesh_of(dealt->layout);
   for (const planner::RankPlace& p : dealt->ranks) {
     pb::RankPlace* out = a.add_ranks();
     out->set_rank(p.rank);
@@ -178,23 +120,32 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     p->set_host(m.report.host());
     p->set_slots(m.report.slots());
     p->set_cores(m.report.cores());
+    p->set_memory_bytes(m.report.memory_bytes());
   }
-  *a.mutable_job() = options_.job;
+  *a.mutable_job() =
+      shape_ ? job_on(options_.job, *shape_, dealt->layout) : options_.job;
   a.set_run_dir(options_.run_dir);
   pending_metrics_.clear();
   durable_.set_generation(a.generation());
   lost_steps_ = std::max<int64_t>(0, last_finished_ - a.source().step());
   pb::EventRecord e = event("mesh");
   *e.mutable_mesh() = a.mesh();
+  const std::optional<pb::Mesh> before = mesh_before();
+  if (before) *e.mutable_from() = *before;
   e.set_generation(a.generation());
   e.set_source(a.source().kind() == pb::Source::INIT ? "initial weights"
                                                      : a.source().path());
   e.set_lost_steps(lost_steps_);
-  e.set_detail(dealt->reason + "; " + a.source().reason());
+  const bool other = before && layout_of(*before) != dealt->layout;
+  e.set_detail((other ? layout_of(*before).to_string() + " -> " : "") +
+               dealt->reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
   waiting_for_.clear();
   for (auto& [name, m] : members_) m.progress.clear();
+  const std::string released = release_pin(dealt->layout);
+  durable_.clear_mesh_asked();
   set_phase(pb::Durable::PREPARING);
+  if (!released.empty()) emit_released(released);
   emit(std::move(e));
 }
 

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -59,7 +60,39 @@ void Coordinator::fill_worker_status(const std::string& name, const Member& m,
                  : !m.reported ? "awaited"
                                : state_text(m.report.state()));
   out->set_draining(m.leaving());
-  for (const pb::RankStatus& s : m.report.ranks()) *out->add_ranks() = s;
+  for (const pb::RankStatus& s : m.report.ranks()) {
+    pb::RankStatus* rank = out->add_ranks();
+    *rank = s;
+    if (m.report.generation() == durable_.generation()) fill_prediction(rank);
+  }
+}
+
+void Coordinator::fill_prediction(pb::RankStatus* rank) const {
+  const pb::Assignment& a = durable_.assignment();
+  if (!shape_ || rank->rank() < 0 || rank->rank() >= a.ranks_size()) return;
+  const geometry::Layout layout = layout_of(a.mesh());
+  if (!planner::admit(*shape_, layout).ok()) return;  // of an older job file
+  if (predicted_generation_ != a.generation()) predicted_.clear();
+  predicted_generation_ = a.generation();
+  const auto [it, fresh] = predicted_.try_emplace(rank->rank());
+  if (fresh)
+    to_message(planner::predict_memory(*shape_, layout, rank->rank()),
+               &it->second);
+  *rank->mutable_predicted() = it->second;
+}
+
+// How the job runs on the mesh it has.
+void Coordinator::fill_settings(pb::JobStatus* out) const {
+  const bool planned = durable_.assignment().ranks_size() > 0;
+  const pb::Job& job = planned ? durable_.assignment().job() : options_.job;
+  *out->mutable_parallel() = job.parallel();
+  out->set_recompute(job.train().recompute());
+  out->set_recompute_every(job.train().recompute_every());
+  if (!durable_.pinned().empty()) out->set_pinned(durable_.pinned());
+  if (!shape_ || !planned) return;
+  const geometry::Layout layout = layout_of(durable_.assignment().mesh());
+  if (planner::admit(*shape_, layout).ok())
+    out->set_predicted_bubble(scheduled_bubble(*shape_, layout));
 }
 
 pb::JobStatus Coordinator::status(int64_t now_ms) const {
@@ -96,6 +129,7 @@ pb::JobStatus Coordinator::status(int64_t now_ms) const {
     if (m.alive) slots += m.report.slots();
   }
   s.set_spares(std::max(0, slots - durable_.assignment().ranks_size()));
+  fill_settings(&s);
   for (const pb::EventRecord& e : events_) *s.add_events() = e;
   s.set_dropped(dropped_);
   return s;
@@ -141,7 +175,17 @@ pb::Reply Coordinator::answer(const pb::Command& c) {
       ++checkpoint_request_;
       break;
     case pb::Command::MESH:
-      refuse("the mesh is chosen by the slots there are");
+      if (durable_.phase() == pb::Durable::DONE ||
+          durable_.phase() == pb::Durable::FAILED ||
+          durable_.phase() == pb::Durable::STOPPED ||
+          durable_.stop_requested()) {
+        refuse(fmt::format("no mesh comes after this one: the job is {}",
+                           durable_.stop_requested()
+                               ? "stopping"
+                               : phase_text(durable_.phase())));
+      } else if (const Status s = ask_mesh(c.layout()); !s.ok()) {
+        refuse(s.message());
+      }
       break;
     case pb::Command::STOP:
       if (durable_.stop_requested()) break;

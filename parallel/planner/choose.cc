@@ -109,7 +109,8 @@ Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
   }
   if (!refused.ok()) return refused;
   return too_few(q, offered, std::max<int64_t>(least, q.min_slots),
-                 "the smallest of elastic.layouts");
+                 q.layouts.size() == 1 ? q.layouts[0].to_string()
+                                       : "the smallest of elastic.layouts");
 }
 
 // Calls f for every mesh of `world` ranks with the degrees that are given.

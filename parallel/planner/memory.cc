@@ -159,12 +159,7 @@ std::vector<int64_t> live_slots(const JobShape& s, const Layout& l,
   std::vector<int64_t> most(static_cast<size_t>(chunks), 1);
   const int64_t m = geometry::deal(s.microbatches, l.dp, at.dp).size();
   if (l.pp == 1 || m == 0) return most;
-  const auto kind =
-      chunks == 1 && s.schedule == geometry::ScheduleKind::kInterleaved1F1B
-          ? geometry::ScheduleKind::k1F1B
-          : s.schedule;
-  const auto schedule =
-      geometry::make_schedule(kind, l.pp, static_cast<int>(m), chunks);
+  const auto schedule = schedule_on(s, l, m);
   CHECK(schedule.ok());  // admit()
   const auto last = schedule->split_backward ? geometry::Pass::kWeight
                                              : geometry::Pass::kBackward;

@@ -19,6 +19,18 @@ int shard_group_on(const JobShape& shape, const geometry::Layout& layout) {
   return z;
 }
 
+Result<geometry::Schedule> schedule_on(const JobShape& shape,
+                                       const geometry::Layout& layout,
+                                       int64_t microbatches) {
+  using geometry::ScheduleKind;
+  const int chunks = chunks_on(shape, layout);
+  const bool plain =
+      chunks == 1 && shape.schedule == ScheduleKind::kInterleaved1F1B;
+  return geometry::make_schedule(plain ? ScheduleKind::k1F1B : shape.schedule,
+                                 layout.pp, static_cast<int>(microbatches),
+                                 chunks);
+}
+
 int64_t most_microbatches(const JobShape& shape,
                           const geometry::Layout& layout) {
   return (shape.microbatches + layout.dp - 1) / layout.dp;

@@ -45,6 +45,12 @@ int chunks_on(const JobShape& shape, const geometry::Layout& layout);
 // dp * cp that is not above what was asked for; 1 with zero_stage 0.
 int shard_group_on(const JobShape& shape, const geometry::Layout& layout);
 
+// Passes of a pipeline whose ranks have that many microbatches each. Without
+// chunks interleaved order is 1F1B. Fails like make_schedule().
+Result<geometry::Schedule> schedule_on(const JobShape& shape,
+                                       const geometry::Layout& layout,
+                                       int64_t microbatches);
+
 // Microbatches of the data-parallel rank that has most.
 int64_t most_microbatches(const JobShape& shape,
                           const geometry::Layout& layout);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "proto/base/text.h"
 #include "tests/scenario/scripted_cluster.h"
@@ -15,7 +16,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
        {&S::job,
         "job steps= interval= min_slots= max_slots= join_window_ms= "
         "dead_after_ms= hang_after_s= max_same_failures= max_failures= "
-        "microbatches=: a new cluster"}},
+        "microbatches= dp= tp= pp= cp= layouts=\"A B\": a new cluster; its "
+        "model has 8 layers and 8 heads"}},
       {"coordinator",
        {&S::coordinator,
         "coordinator [resume] [lost-journal]: (re)starts it, on its journal"}},
@@ -37,6 +39,7 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"drain", {&S::user, "drain NAME: as `remesh drain`"}},
       {"stop", {&S::user, "stop: as `remesh stop`"}},
       {"checkpoint", {&S::user, "checkpoint: as `remesh checkpoint`"}},
+      {"mesh", {&S::user, "mesh LAYOUT: as `remesh mesh`"}},
       {"time", {&S::time, "time MS: lets it pass"}},
       {"step", {&S::step, "step [N=1]: all ranks make N steps, 10 ms each"}},
       {"commit", {&S::commit, "commit RANK step=N: one rank commits a step"}},
@@ -122,7 +125,20 @@ Status ScriptedCluster::job(const Command& c) {
   job_.mutable_train()->set_global_batch_size(c.number("microbatches", 16));
   job_.mutable_train()->set_local_batch_size(1);
   job_.mutable_checkpoint()->set_interval(c.number("interval", 0));
+  auto* m = job_.mutable_model();
+  m->set_n_layers(8);
+  m->set_n_heads(8);
+  m->set_n_kv_heads(8);
+  m->set_hidden_dim(704);
+  m->set_vocab_size(257);
+  auto* p = job_.mutable_parallel();
+  p->set_data_parallel_degree(c.number("dp", -1));
+  p->set_tensor_parallel_degree(c.number("tp", 1));
+  p->set_pipeline_parallel_degree(c.number("pp", 1));
+  p->set_context_parallel_degree(c.number("cp", 1));
   auto* e = job_.mutable_elastic();
+  std::istringstream layouts(c.text("layouts", ""));
+  for (std::string l; layouts >> l;) e->add_layouts(l);
   e->set_min_slots(c.number("min_slots", 1));
   e->set_max_slots(c.number("max_slots", -1));
   e->set_join_window_ms(c.number("join_window_ms", 500));
@@ -226,8 +242,10 @@ Status ScriptedCluster::user(const Command& c) {
   pb::Command command;
   command.set_kind(c.name == "drain"        ? pb::Command::DRAIN
                    : c.name == "checkpoint" ? pb::Command::CHECKPOINT
+                   : c.name == "mesh"       ? pb::Command::MESH
                                             : pb::Command::STOP);
   if (!c.words.empty()) command.set_worker(c.words[0]);
+  if (!c.words.empty()) command.set_layout(c.words[0]);
   drive(core::CommandReceived{1, command});
   return ok_status();
 }
@@ -391,7 +409,8 @@ Status ScriptedCluster::status(const Command&) {
   const pb::JobStatus s = coordinator_->status(now_);
   std::string text = fmt::format("status: {} g{} step {}/{}", s.state(),
                                  s.generation(), s.step(), s.steps());
-  if (s.has_mesh()) text += fmt::format(" dp={}", s.mesh().dp());
+  if (s.has_mesh()) text += mesh_text(s.mesh());
+  if (!s.pinned().empty()) text += " pinned";
   if (!s.detail().empty()) text += " (" + s.detail() + ")";
   for (const pb::WorkerStatus& w : s.workers())
     text += fmt::format(" {}:{}{}", w.name(), w.state(),

@@ -24,16 +24,18 @@ std::string assignment_text(const pb::Assignment& a) {
   return places;
 }
 
-std::string durable_text(const pb::Durable& d) {
+std::string durable_text(const pb::Durable& d, const std::string& mesh) {
   std::string s =
       fmt::format("journal {} g{}", lower(pb::Durable::Phase_Name(d.phase())),
                   d.generation());
   if (d.phase() == pb::Durable::PREPARING)
-    s += fmt::format(" dp={} ranks {} from step {}", d.assignment().mesh().dp(),
+    s += fmt::format("{} ranks {} from step {}", mesh,
                      assignment_text(d.assignment()),
                      d.assignment().source().step());
   if (d.stop_requested()) s += " stop_requested";
   if (d.must_stop()) s += " must_stop";
+  if (!d.pinned().empty()) s += " pinned " + d.pinned();
+  if (d.mesh_asked()) s += " mesh_asked";
   return s;
 }
 
@@ -70,6 +72,14 @@ std::string report_text(const pb::Report& r) {
 }
 
 }  // namespace
+
+std::string ScriptedCluster::mesh_text(const pb::Mesh& m) {
+  std::string s = fmt::format(" dp={}", m.dp());
+  if (m.pp() > 1) s += fmt::format(" pp={}", m.pp());
+  if (m.tp() > 1) s += fmt::format(" tp={}", m.tp());
+  if (m.cp() > 1) s += fmt::format(" cp={}", m.cp());
+  return s;
+}
 
 void ScriptedCluster::say(const std::string& line) {
   output_ += fmt::format("{:<6} {}\n", now_, line);
@@ -148,7 +158,7 @@ void ScriptedCluster::drive(const core::Event& event) {
 void ScriptedCluster::act(const core::Action& action) {
   if (const auto* p = std::get_if<core::Persist>(&action)) {
     journal_ = p->durable;
-    say(durable_text(p->durable));
+    say(durable_text(p->durable, mesh_text(p->durable.assignment().mesh())));
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
     Worker& w = workers_[s->directive.worker()];
     const std::string text = directive_text(s->directive);

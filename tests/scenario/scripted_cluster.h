@@ -98,6 +98,9 @@ class ScriptedCluster {
   Status fence(const Command& c);
   Status status(const Command& c);
 
+  // " dp=2 tp=2".
+  static std::string mesh_text(const pb::Mesh& mesh);
+
   // Machinery.
   void say(const std::string& line);
   void tick();

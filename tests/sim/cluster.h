@@ -102,6 +102,7 @@ class Cluster {
   void schedule_fault();
   void note_trouble(Worker& w, int64_t until);
   void random_fault();
+  void ask_mesh();
   void heal();
 
   // ---- invariants
@@ -110,6 +111,7 @@ class Cluster {
   void check_quiet(int64_t generation);
   void check_life(const pb::Durable& d);
   void check_persist(const pb::Durable& d);
+  void check_mesh(const pb::Durable& d);
   void check_directive(const pb::Directive& d);
   void check_metrics(const pb::StepMetrics& m);
   void check_event(const pb::EventRecord& e);

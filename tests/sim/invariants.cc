@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "coordinator/core/job_shape.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 
@@ -65,8 +66,77 @@ void Cluster::check_life(const pb::Durable& d) {
   epoch_ = std::max(epoch_, d.epoch());
 }
 
+// A new generation's mesh is one that the job's model admits, has a rank for
+// each place, and is the one asked for; else the first preferred one, or one
+// with the degrees given. What was asked for is given up only where the slots
+// do not suffice.
+void Cluster::check_mesh(const pb::Durable& d) {
+  const auto slots_suffice = [](int64_t slots, const std::string& layout) {
+    return geometry::Layout::parse(layout)->world() <= slots;
+  };
+  const geometry::Layout mesh = core::layout_of(d.assignment().mesh());
+  const std::string text = mesh.to_string();
+  if (d.phase() == pb::Durable::RUNNING) {
+    if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text)
+      violated(fmt::format("{} runs, {} was asked for", text, d.pinned()));
+    if (coordinator_ && journal_ && !journal_->pinned().empty() &&
+        d.pinned().empty() && !d.mesh_asked()) {
+      int64_t slots = 0;
+      const pb::JobStatus status = coordinator_->status(now_);
+      for (const pb::WorkerStatus& w : status.workers())
+        if (w.state() != "dead" && w.state() != "awaited" && !w.draining())
+          slots += w.slots();
+      if (slots_suffice(slots, journal_->pinned()))
+        violated(journal_->pinned() + " was given up, and slots suffice");
+    }
+    return;
+  }
+  if (d.phase() != pb::Durable::PREPARING || !d.has_assignment() ||
+      (journal_ && journal_->generation() == d.generation()))
+    return;
+  int64_t slots = 0;
+  std::map<std::string, int> room;
+  for (const pb::Durable::Member& p : d.participants()) {
+    slots += p.slots();
+    room[p.name()] = p.slots();
+  }
+  for (const pb::RankPlace& p : d.assignment().ranks())
+    if (--room[p.worker()] < 0)
+      violated(fmt::format("{} has more ranks than slots", p.worker()));
+  if (mesh.world() != d.assignment().ranks_size())
+    violated(
+        fmt::format("{} with {} ranks", text, d.assignment().ranks_size()));
+  const auto shape = core::shape_of(job_);
+  if (const Status s = planner::admit(*shape, mesh); !s.ok())
+    violated("a mesh that the model does not admit: " + s.message());
+  if (d.mesh_asked()) violated("a new generation, and its mesh is asked for");
+  if (journal_ && !journal_->pinned().empty() && d.pinned().empty() &&
+      slots_suffice(slots, journal_->pinned()))
+    violated(journal_->pinned() + " was given up, and slots suffice");
+  if (!d.pinned().empty()) {
+    if (d.pinned() != text)
+      violated(fmt::format("{} planned, {} was asked for", text, d.pinned()));
+    return;
+  }
+  for (const std::string& l : job_.elastic().layouts()) {
+    if (!slots_suffice(slots, l)) continue;
+    if (geometry::Layout::parse(l)->to_string() != text)
+      violated(fmt::format("{} planned, {} is preferred", text, l));
+    return;
+  }
+  const pb::Parallel& p = job_.parallel();
+  const auto kept = [](int64_t given, int degree) {
+    return given == -1 || given == degree;
+  };
+  if (!kept(p.tensor_parallel_degree(), mesh.tp) ||
+      !kept(p.pipeline_parallel_degree(), mesh.pp) ||
+      !kept(p.context_parallel_degree(), mesh.cp))
+    violated("degrees given were not kept: " + text);
+}
+
 void Cluster::check_persist(const pb::Durable& d) {
   check_life(d);
+  check_mesh(d);
   const pb::Durable::Phase before =
       journal_ ? journal_->phase() : pb::Durable::WAITING;
   if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {

@@ -1,0 +1,78 @@
+#include "coordinator/core/job_shape.h"
+
+#include "parallel/geometry/schedule.h"
+#include "proto/base/check.h"
+#include "proto/jobfile/jobfile.h"
+
+namespace remesh::core {
+
+using geometry::ScheduleKind;
+
+std::optional<planner::JobShape> shape_of(const pb::Job& job) {
+  const pb::Train& t = job.train();
+  const pb::Parallel& p = job.parallel();
+  const auto schedule = geometry::parse_schedule(p.pipeline_schedule());
+  planner::JobShape s;
+  s.model = jobfile::model_config(job);
+  if (!s.model.validate().ok() || !schedule.ok()) return std::nullopt;
+  s.T = t.seq_len();
+  s.B = t.local_batch_size();
+  s.microbatches = t.global_batch_size() / t.local_batch_size();
+  s.bf16 = t.dtype() == "bf16";
+  s.zero_stage = static_cast<int>(p.zero_stage());
+  s.shard_group = static_cast<int>(p.zero_shard_group());
+  s.schedule = *schedule;
+  s.chunks = static_cast<int>(p.pipeline_chunks());
+  s.recompute = t.recompute() == "full"        ? planner::Recompute::kFull
+                : t.recompute() == "selective" ? planner::Recompute::kSelective
+                                               : planner::Recompute::kNone;
+  s.recompute_every = static_cast<int>(t.recompute_every());
+  return s;
+}
+
+geometry::Layout layout_of(const pb::Mesh& mesh) {
+  return {.dp = mesh.dp(), .pp = mesh.pp(), .tp = mesh.tp(), .cp = mesh.cp()};
+}
+
+pb::Mesh mesh_of(const geometry::Layout& layout) {
+  pb::Mesh m;
+  m.set_dp(layout.dp);
+  m.set_pp(layout.pp);
+  m.set_tp(layout.tp);
+  m.set_cp(layout.cp);
+  return m;
+}
+
+pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
+               const geometry::Layout& layout) {
+  pb::Job out = job;
+  pb::Parallel* p = out.mutable_parallel();
+  const int chunks = planner::chunks_on(shape, layout);
+  p->set_pipeline_chunks(chunks);
+  if (chunks == 1 && shape.schedule == ScheduleKind::kInterleaved1F1B)
+    p->set_pipeline_schedule(geometry::schedule_name(ScheduleKind::k1F1B));
+  if (shape.shard_group != 0)
+    p->set_zero_shard_group(planner::shard_group_on(shape, layout));
+  return out;
+}
+
+double scheduled_bubble(const planner::JobShape& shape,
+                        const geometry::Layout& layout) {
+  if (layout.pp == 1) return 0;
+  const auto schedule =
+      planner::schedule_on(shape, layout, most_microbatches(shape, layout));
+  CHECK(schedule.ok());
+  const auto timing = geometry::simulate(*schedule, {});
+  CHECK(timing.ok());
+  return timing->bubble_share;
+}
+
+void to_message(const planner::Memory& memory, pb::MemoryUse* out) {
+  out->set_weights(memory.weights);
+  out->set_gradients(memory.gradients);
+  out->set_optimizer(memory.optimizer);
+  out->set_activations(memory.activations);
+  out->set_buffers(memory.buffers);
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,252 @@
+// What the simulated ranks do: start, connect, step together, save and end.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "proto/base/rng.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/parts.h"
+
+namespace remesh::sim {
+
+uint64_t Cluster::chain(int64_t step) {
+  while (static_cast<int64_t>(chain_.size()) <= step)
+    chain_.push_back(random_u64(chain_.back(), 1, chain_.size()));
+  return chain_[static_cast<size_t>(step)];
+}
+
+void Cluster::spawn(Worker& w, const pb::Assignment& a) {
+  const int64_t g = a.generation();
+  for (const auto& [rank, r] : w.ranks)
+    if (r.alive)
+      violated(fmt::format("{} spawns generation {}, rank {} of {} is alive",
+                           w.name, g, rank, r.generation));
+  if (!w.spawned.insert(g).second)
+    violated(fmt::format("{} spawns generation {} twice", w.name, g));
+  if (assignments_[g] != a.SerializeAsString())
+    violated(
+        fmt::format("{} spawns another generation {} than planned", w.name, g));
+  auto& world = worlds_[g];
+  if (!world) {
+    world = std::make_unique<World>();
+    world->assignment = a;
+    world->began_ms = now_ - kTroubleSlackMs;
+    world->step = world->saved = a.source().step();
+  }
+  w.ranks.clear();
+  w.ranks_generation = g;
+  const std::string name = w.name;
+  const uint64_t life = w.incarnation;
+  if (faults_on_ && chance(0.02)) {
+    for (const pb::RankPlace& p : a.ranks())
+      if (p.worker() == name) world->faulted.insert(p.rank());
+    at(uniform(0, 5), [this, name, life, g] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life)
+        drive_worker(x, agent::SpawnFailed{g, -1, "no such file"});
+    });
+    return;
+  }
+  for (const pb::RankPlace& p : a.ranks()) {
+    if (p.worker() != w.name) continue;
+    Rank r;
+    r.rank = p.rank();
+    r.generation = g;
+    r.committed = a.source().step();
+    r.step = a.source().step();
+    w.ranks[p.rank()] = r;
+    const int rank = p.rank();
+    at(0, [this, name, life, g, rank] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life)
+        drive_worker(x, agent::RankStarted{g, rank, 1000 + rank});
+    });
+  }
+  at(uniform(5, 60), [this, name, life, g] {
+    Worker& x = *workers_[name];
+    if (x.agent && x.incarnation == life && x.ranks_generation == g)
+      drive_worker(x, agent::LocalFence{g, 0, fence_blob(name, g, 0)});
+  });
+}
+
+void Cluster::rank_ends(Rank& r, int code, int signal, int64_t delay_ms) {
+  r.exit_code = code;
+  r.signal = signal;
+  const int64_t g = r.generation;
+  const int rank = r.rank;
+  for (auto& [name, w] : workers_) {
+    const auto it = w->ranks.find(rank);
+    if (it == w->ranks.end() || &it->second != &r) continue;
+    const std::string worker = name;
+    const uint64_t life = w->incarnation;
+    at(delay_ms, [this, worker, life, g, rank] {
+      Worker& x = *workers_[worker];
+      if (!x.agent || x.incarnation != life || x.ranks_generation != g) return;
+      if (!x.ranks.at(rank).alive) return;
+      x.ranks.at(rank).alive = false;
+      reap(worker, life, g, rank);
+    });
+  }
+}
+
+// SIGCHLD waits while the daemon is frozen.
+void Cluster::reap(const std::string& worker, uint64_t life, int64_t g,
+                   int rank) {
+  Worker& w = *workers_[worker];
+  if (!w.agent || w.incarnation != life || w.ranks_generation != g) return;
+  if (now_ < w.frozen_until) {
+    at(std::min<int64_t>(w.frozen_until - now_, 50),
+       [this, worker, life, g, rank] { reap(worker, life, g, rank); });
+    return;
+  }
+  Rank& r = w.ranks.at(rank);
+  agent::RankExited e{.generation = g,
+                      .rank = rank,
+                      .exit_code = r.exit_code,
+                      .signal = r.signal,
+                      .exit_time = static_cast<double>(now_) / 1000,
+                      .last_log = "",
+                      .sample = sample(r)};
+  drive_worker(w, e);
+}
+
+bool Cluster::intact(const World& world) const {
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const auto w = workers_.find(p.worker());
+    if (w == workers_.end() || !w->second->agent) return false;
+    const auto r = w->second->ranks.find(p.rank());
+    if (r == w->second->ranks.end() || !r->second.alive || r->second.stopped ||
+        r->second.stuck ||
+        r->second.generation != world.assignment.generation())
+      return false;
+  }
+  return true;
+}
+
+void Cluster::maybe_connect(World& world) {
+  if (world.connected || !intact(world)) return;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (!world.fences_done[p.worker()].contains(1)) return;
+  world.connected = true;
+  trace(
+      fmt::format("generation {} is connected", world.assignment.generation()));
+  schedule_step(world);
+}
+
+void Cluster::schedule_step(World& world) {
+  const int64_t g = world.assignment.generation();
+  const int64_t step = world.step + 1;
+  at(uniform(20, 80), [this, g, step] { finish_step(g, step); });
+}
+
+void Cluster::finish_step(int64_t g, int64_t step) {
+  World& world = *worlds_[g];
+  if (!intact(world)) {
+    // A stopped rank may be continued: look again.
+    at(100, [this, g, step] {
+      World& x = *worlds_[g];
+      if (x.step + 1 == step) finish_step(g, step);
+    });
+    return;
+  }
+  for (const auto& [other, o] : worlds_) {
+    if (other != g && o->connected && !o->given_up && !world.given_up &&
+        intact(*o))
+      violated(
+          fmt::format("generations {} and {} are live together", other, g));
+  }
+  world.step = step;
+  pb::StepMetrics m;
+  m.set_step(step);
+  m.set_loss(as_loss(chain(step)));
+  m.set_step_s(0.05);
+  m.set_generation(g);
+  world.recent.push_back(m);
+  // Ranks commit one after another; rank 0 tells the numbers when it does.
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const std::string name = p.worker();
+    const uint64_t life = workers_[name]->incarnation;
+    const int rank = p.rank();
+    at(uniform(0, 10), [this, name, life, rank, g, step, m] {
+      Worker& w = *workers_[name];
+      if (w.incarnation != life || !w.ranks.contains(rank)) return;
+      Rank& r = w.ranks.at(rank);
+      if (!r.alive || r.generation != g) return;
+      r.committed = step;
+      worlds_[g]->committed[rank] = step;
+      r.step = step;
+      ++r.progress;
+      if (rank == 0) r.ring.push_back(m);
+    });
+  }
+  at(11, [this, g] { boundary(*worlds_[g]); });
+}
+
+void Cluster::boundary(World& world) {
+  const int64_t g = world.assignment.generation();
+  if (!intact(world)) {
+    at(50, [this, g] { boundary(*worlds_[g]); });
+    return;
+  }
+  uint32_t bits = 0;
+  int64_t save_request = 0;
+  std::vector<Rank*> ranks;
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    Rank& r = workers_[p.worker()]->ranks.at(p.rank());
+    ranks.push_back(&r);
+    if (r.request == 0) r.declined = 0;
+    bits |= r.request & ~r.declined;
+    save_request = std::max(save_request, r.save_request);
+  }
+  const bool last = world.step >= job_.train().steps();
+  if (last || (bits & kStop) != 0) {
+    const bool failed = disk_full_ && world.saved != world.step;
+    if (failed && !last && (bits & kMust) == 0) {
+      for (Rank* r : ranks) {
+        r->declined = r->request;
+        ++r->refused;
+      }
+      schedule_step(world);
+      return;
+    }
+    if (!failed) save(world);
+    for (Rank* r : ranks) {
+      if (failed) world.faulted.insert(r->rank);
+      rank_ends(*r, failed ? 68 : 0, 0, uniform(0, 20));
+    }
+    return;
+  }
+  const bool asked = save_request > world.save_seen;
+  world.save_seen = save_request;
+  if ((asked || world.step % job_.checkpoint().interval() == 0) &&
+      !disk_full_) {
+    // In the background: it commits only if the ranks live that long.
+    const int64_t step = world.step;
+    at(uniform(5, 60), [this, g, step] {
+      World& x = *worlds_[g];
+      if (intact(x) && x.step - step <= 3 && x.saved < step) {
+        World copy = x;
+        copy.step = step;
+        std::erase_if(copy.recent,
+                      [&](const auto& m) { return m.step() > step; });
+        save(copy);
+        x.saved = step;
+      }
+    });
+  }
+  schedule_step(world);
+}
+
+void Cluster::save(World& world) {
+  if (world.saved == world.step && checkpoints_.contains(world.step)) return;
+  checkpoints_[world.step] = {chain(world.step), world.recent};
+  for (const pb::StepMetrics& m : world.recent)
+    saved_steps_.emplace(m.generation(), m.step());
+  while (checkpoints_.size() > 3) checkpoints_.erase(checkpoints_.begin());
+  world.saved = world.step;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (p.rank() == 0 && workers_[p.worker()]->ranks.contains(0))
+      workers_[p.worker()]->ranks.at(0).checkpoint = world.step;
+}
+
+}  // namespace remesh::sim
