@@ -75,8 +75,7 @@ struct Bump {
 REMESH_INLINE void product(const Bf16* a, const Bf16* b, int64_t steps,
                            bool load, float* c) {
   panel_product({reinterpret_cast<const char*>(a), 64, kStepBytes, kTileBytes},
-                reinterpret_cast<const char*>(b), steps, load, c, 32, {}, {},
-                {});
+                reinterpret_cast<const char*>(b), steps, load, c, 32, [] {});
 }
 
 // Rows of one head as a panel of rows.

@@ -146,28 +146,14 @@ struct Rows {
   int64_t row, step, tile;
 };
 
-// Memory that the next products will want, fetched into the second-level cache
-// meanwhile: `rows` rows of `step` bytes each, `lines` lines at the front of a
-// row. Spread over the steps of the product that runs meanwhile.
-struct Ahead {
-  const char* at = nullptr;
-  int64_t row = 0;    // bytes between rows
-  int64_t rows = 0;   // a step
-  int64_t lines = 0;  // of a row
-};
-
-REMESH_INLINE void fetch(Ahead& x) {
-  for (int64_t r = 0; r < x.rows; ++r, x.at += x.row)
-    for (int64_t l = 0; l < x.lines; ++l)
-      _mm_prefetch(x.at + l * 64, _MM_HINT_T1);
-}
-
 // 32 x 32 of C (ld floats between rows) over `steps` steps; `load`: added to
 // what stands there. Rows are read past the first-level cache, which is the
-// columns'.
+// columns'. meanwhile(): other work, called once a step; the tiles leave the
+// vector units idle.
+template <typename F>
 REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
-                                 bool load, float* c, int64_t ld, Ahead next_a,
-                                 Ahead next_b, Ahead next_c) {
+                                 bool load, float* c, int64_t ld,
+                                 const F& meanwhile) {
   const int64_t bytes = 4 * ld;
   if (load) {
     _tile_loadd(0, c, bytes);
@@ -192,9 +178,7 @@ REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
     _tile_dpbf16ps(3, 5, 7);
     pa += a.step;
     b += kStepBytes;
-    fetch(next_a);
-    fetch(next_b);
-    fetch(next_c);
+    meanwhile();
   }
   _tile_stored(0, c, bytes);
   _tile_stored(1, c + 16, bytes);

@@ -7,12 +7,17 @@
 namespace remesh::kernels {
 namespace {
 
-// What of both operands may stay in the second-level cache.
-constexpr int64_t kBlockBytes = 640 << 10;
+// Steps up to which the depth is not cut, and of a block where it is: a panel
+// of so many columns stays in the first-level cache.
+constexpr int64_t kWholeSteps = 24;
+constexpr int64_t kBlockSteps = 16;
+// Panels of a block of C. Where the depth is cut, its sums (4 KB for 32 x 32)
+// stay in the second-level cache beside the operands.
+constexpr int64_t kBlockRows = 16;
+constexpr int64_t kSplitRows = 8;
+constexpr int64_t kSplitCols = 24;
 // Results beyond this are written past the caches.
 constexpr int64_t kStreamBytes = 1 << 20;
-// Depth of a block whose column panel stays in the first-level cache.
-constexpr int64_t kBlockSteps = 16;
 // A 32 x 32 block of a weight (rows o of out, columns i of in) into one step of
 // each packing.
 REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
@@ -43,61 +48,32 @@ REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
   }
 }
 
-// A finished 32 x 32 block of sums into `rows` x `cols` of C.
-REMESH_INLINE void put_block(const float* sums, const AmxProduct& p,
-                             int64_t row, int64_t col, bool stream) {
-  const int64_t rows = least(p.m - row, 32);
-  const __mmask32 mask = first_mask(p.n - col);
-  const auto m0 = static_cast<__mmask16>(mask);
-  const auto m1 = static_cast<__mmask16>(mask >> 16);
-  for (int64_t i = 0; i < rows; ++i) {
-    __m512 lo = _mm512_load_ps(sums + i * 32);
-    __m512 hi = _mm512_load_ps(sums + i * 32 + 16);
-    const int64_t at = (row + i) * p.n + col;
-    if (stream && p.out == Dtype::kBf16) {
-      _mm512_stream_si512(
-          reinterpret_cast<__m512i*>(static_cast<Bf16*>(p.c) + at),
-          round_pair(lo, hi));
-      continue;
-    }
-    if (stream) {
-      _mm512_stream_ps(static_cast<float*>(p.c) + at, lo);
-      _mm512_stream_ps(static_cast<float*>(p.c) + at + 16, hi);
-      continue;
-    }
-    if (p.out == Dtype::kBf16) {
-      _mm512_mask_storeu_epi16(static_cast<Bf16*>(p.c) + at, mask,
-                               round_pair(lo, hi));
-      continue;
-    }
-    float* c = static_cast<float*>(p.c) + at;
-    if (p.add) {
-      lo = _mm512_add_ps(lo, _mm512_maskz_loadu_ps(m0, c));
-      if (m1 != 0) hi = _mm512_add_ps(hi, _mm512_maskz_loadu_ps(m1, c + 16));
-    }
-    _mm512_mask_storeu_ps(c, m0, lo);
-    if (m1 != 0) _mm512_mask_storeu_ps(c + 16, m1, hi);
-  }
-}
-
-// How a product is cut: blocks of panels of rows and columns whose operands
-// stay in the second-level cache, and of steps.
+// How a product is cut. A block of C stays in the second-level cache while the
+// depth is walked in blocks of steps, of which a panel of columns stays in the
+// first.
 struct Cut {
-  int64_t rows, cols, steps, block_steps;
-  bool split;   // several blocks of steps
+  int64_t rows, cols;  // panels of a block of C
+  int64_t steps, block_steps;
   bool direct;  // A is read where it lies
   bool stream;  // C is written past the caches
+  bool split() const { return block_steps < steps; }
+  int64_t packed() const { return rows * block_steps * 1024; }
 };
 
 REMESH_INLINE Cut cut_of(const AmxProduct& p) {
+  const auto even = [](int64_t n, int64_t most) {
+    const int64_t blocks = (n + most - 1) / most;
+    return (n + blocks - 1) / blocks;
+  };
   Cut c;
   c.steps = amx_panels(p.k);
-  const int64_t blocks = (c.steps + kBlockSteps - 1) / kBlockSteps;
-  c.block_steps = (c.steps + blocks - 1) / blocks;
-  c.split = c.block_steps < c.steps;
-  const int64_t fit = kBlockBytes / (c.steps * kStepBytes);
-  c.rows = fit < 4 ? 4 : (fit > 16 ? 16 : fit);
-  c.cols = c.split ? c.rows : amx_panels(p.n);
+  c.block_steps = c.steps <= kWholeSteps ? c.steps : even(c.steps, kBlockSteps);
+  c.cols = amx_panels(p.n);
+  c.rows = kBlockRows;
+  if (c.split()) {
+    c.cols = even(c.cols, kSplitCols);
+    c.rows = kSplitRows;
+  }
   // Rows a large power of two apart would fall on few sets of the caches.
   c.direct = !p.a_transposed && p.k % kAmxStep == 0 && p.k % 2048 != 0;
   c.stream = !p.add &&
@@ -106,94 +82,189 @@ REMESH_INLINE Cut cut_of(const AmxProduct& p) {
   return c;
 }
 
-REMESH_INLINE void pack_panel(const AmxProduct& p, int64_t panel, Bf16* dst) {
-  const int64_t width = p.m - panel * 32;
-  for (int64_t k = 0; k < p.k; k += 32, dst += 1024) {
-    const int64_t depth = p.k - k;
-    if (p.a_transposed)
-      pack_step<true>(p.a + k * p.m + panel * 32, p.m, depth, width, dst);
-    else
-      pack_rows_step(p.a + panel * 32 * p.k + k, p.k, width, depth, dst);
+// Memory that later steps will want, fetched into the second-level cache.
+struct Ahead {
+  const char* at = nullptr;
+  int64_t row = 0;    // bytes between rows
+  int64_t rows = 0;   // a step
+  int64_t lines = 0;  // at the front of each row
+
+  REMESH_INLINE_MEMBER void fetch() {
+    for (int64_t r = 0; r < rows; ++r, at += row)
+      for (int64_t l = 0; l < lines; ++l)
+        _mm_prefetch(at + l * 64, _MM_HINT_T1);
   }
-}
+};
 
-// One block of C: panels [m0, m1) x [n0, n1), over all steps.
-class BlockProduct {
+// A finished block of sums on its way to C, a few rows at a time.
+struct Finished {
+  const float* sums = nullptr;
+  char* c = nullptr;
+  int64_t rows = 0;  // still to go
+};
+
+class Multiplication {
  public:
-  BlockProduct(const AmxProduct& p, const Cut& cut, int64_t m0, int64_t m1,
-               int64_t n0, int64_t n1, const Bf16* packed, float* sums)
+  Multiplication(const AmxProduct& p, void* scratch)
       : p_(p),
-        cut_(cut),
-        m0_(m0),
-        m1_(m1),
-        n0_(n0),
-        n1_(n1),
-        packed_(packed),
-        sums_(sums) {}
+        cut_(cut_of(p)),
+        c_row_(p.n * (p.out == Dtype::kFp32 ? 4 : 2)),
+        packed_(static_cast<Bf16*>(scratch)),
+        sums_(reinterpret_cast<float*>(packed_ + cut_.packed())) {}
 
-  REMESH_INLINE_MEMBER void run() {
-    for (int64_t s0 = 0; s0 < cut_.steps; s0 += cut_.block_steps) {
-      const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
-      for (int64_t n = n0_; n < n1_; ++n)
-        for (int64_t m = m0_; m < m1_; ++m) panel(m, n, s0, steps);
-    }
+  // Panels [m0, m1) x [n0, n1) of C.
+  REMESH_INLINE_MEMBER void run(int64_t m0, int64_t m1, int64_t n0,
+                                int64_t n1) {
+    for (int64_t n = n0; n < n1; n += cut_.cols)
+      for (int64_t m = m0; m < m1; m += cut_.rows)
+        block(m, least(m + cut_.rows, m1), n, least(n + cut_.cols, n1));
+    put_rows(32);
+    if (cut_.stream) _mm_sfence();
   }
 
  private:
   REMESH_INLINE_MEMBER bool whole_rows(int64_t m) const {
     return (m + 1) * 32 <= p_.m;
   }
-  REMESH_INLINE_MEMBER Rows rows(int64_t m, int64_t s0) const {
-    if (cut_.direct && whole_rows(m))
-      return {reinterpret_cast<const char*>(p_.a + m * 32 * p_.k + s0 * 32),
-              2 * p_.k, 64, 32 * p_.k};
-    return {reinterpret_cast<const char*>(packed_) +
-                ((m - m0_) * cut_.steps + s0) * kStepBytes,
-            64, kStepBytes, kTileBytes};
-  }
   REMESH_INLINE_MEMBER char* c_at(int64_t m, int64_t n) const {
-    return static_cast<char*>(p_.c) +
-           (m * 32 * p_.n + n * 32) * (p_.out == Dtype::kFp32 ? 4 : 2);
+    return static_cast<char*>(p_.c) + m * 32 * c_row_ +
+           n * (p_.out == Dtype::kFp32 ? 128 : 64);
   }
 
-  REMESH_INLINE_MEMBER void panel(int64_t m, int64_t n, int64_t s0,
-                                  int64_t steps) {
-    const char* b = reinterpret_cast<const char*>(p_.b) +
-                    (n * cut_.steps + s0) * kStepBytes;
-    const bool first = s0 == 0;
+  REMESH_INLINE_MEMBER void block(int64_t m0, int64_t m1, int64_t n0,
+                                  int64_t n1) {
+    for (int64_t s0 = 0; s0 < cut_.steps; s0 += cut_.block_steps) {
+      const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
+      // By steps, so that memory is read in long runs.
+      for (int64_t s = 0; s < steps; ++s)
+        for (int64_t m = m0; m < m1; ++m)
+          if (!cut_.direct || !whole_rows(m))
+            pack(m, s0 + s, packed_ + ((m - m0) * steps + s) * 1024);
+      for (int64_t n = n0; n < n1; ++n)
+        for (int64_t m = m0; m < m1; ++m) {
+          Ahead ahead_a, ahead_b;
+          // Rows come from afar the first time, columns each time.
+          const int64_t lines = (32 + m1 - m0 - 1) / (m1 - m0);
+          if (n + 1 < n1)
+            ahead_b = {columns(n + 1, s0) + (m - m0) * steps * lines * 64,
+                       lines * 64, 1, lines};
+          const Rows rows = cut_.direct && whole_rows(m)
+                                ? direct_rows(m, s0)
+                                : Rows{reinterpret_cast<const char*>(
+                                           packed_ + (m - m0) * steps * 1024),
+                                       64, kStepBytes, kTileBytes};
+          if (n == n0 && cut_.direct && m + 1 < m1 && whole_rows(m + 1))
+            ahead_a = {direct_rows(m + 1, s0).at, 2 * p_.k,
+                       (32 + steps - 1) / steps, steps};
+          const int64_t slot =
+              cut_.split() ? (n - n0) * (m1 - m0) + m - m0 : (turn_ ^= 1);
+          panel(m, n, rows, s0, steps, sums_ + slot * 1024, ahead_a, ahead_b);
+        }
+    }
+  }
+
+  REMESH_INLINE_MEMBER void panel(int64_t m, int64_t n, const Rows& rows,
+                                  int64_t s0, int64_t steps, float* sums,
+                                  Ahead ahead_a, Ahead ahead_b) {
     const bool last = s0 + steps == cut_.steps;
-    const int64_t each = (32 + steps - 1) / steps;
-    Ahead next_a, next_b, next_c;
-    // The panels of rows after the first come from afar the first time.
-    if (n == n0_ && first && cut_.direct && m + 1 < m1_ && whole_rows(m + 1))
-      next_a = {rows(m + 1, 0).at, 2 * p_.k, each, steps};
-    const int64_t lines = (32 + m1_ - m0_ - 1) / (m1_ - m0_);
-    if (n + 1 < n1_)
-      next_b = {b + cut_.steps * kStepBytes + (m - m0_) * steps * lines * 64,
-                lines * 64, 1, lines};
     const bool whole = whole_rows(m) && (n + 1) * 32 <= p_.n;
-    const bool stream = cut_.stream && whole;
-    if (!stream && m + 1 < m1_ && whole_rows(m + 1) && (first || last))
-      next_c = {c_at(m + 1, n), p_.n * (p_.out == Dtype::kFp32 ? 4 : 2), each,
-                p_.out == Dtype::kFp32 ? 2 : 1};
-    if (!stream && p_.out == Dtype::kFp32 && whole) {
-      panel_product(rows(m, s0), b, steps, p_.add || !first,
-                    reinterpret_cast<float*>(c_at(m, n)), p_.n, next_a, next_b,
-                    next_c);
+    const int64_t each = (32 + steps - 1) / steps;
+    Ahead ahead_c;
+    if (last && whole && !cut_.stream)
+      ahead_c = {c_at(m, n), c_row_, each, p_.out == Dtype::kFp32 ? 2 : 1};
+    panel_product(rows, columns(n, s0), steps, s0 > 0, sums, 32, [&] {
+      ahead_a.fetch();
+      ahead_b.fetch();
+      ahead_c.fetch();
+      put_rows(each);
+    });
+    if (!last) return;
+    if (whole)
+      finished_ = {sums, c_at(m, n), 32};
+    else
+      put_part(sums, m * 32, n * 32);
+  }
+
+  REMESH_INLINE_MEMBER Rows direct_rows(int64_t m, int64_t s0) const {
+    return {reinterpret_cast<const char*>(p_.a + m * 32 * p_.k + s0 * 32),
+            2 * p_.k, 64, 32 * p_.k};
+  }
+  REMESH_INLINE_MEMBER const char* columns(int64_t n, int64_t s0) const {
+    return reinterpret_cast<const char*>(p_.b) +
+           (n * cut_.steps + s0) * kStepBytes;
+  }
+
+  // A step of a panel of rows.
+  REMESH_INLINE_MEMBER void pack(int64_t m, int64_t step, Bf16* dst) const {
+    const int64_t k = step * 32;
+    const int64_t width = p_.m - m * 32;
+    if (!p_.a_transposed) {
+      pack_rows_step(p_.a + m * 32 * p_.k + k, p_.k, width, p_.k - k, dst);
       return;
     }
-    float* sums =
-        sums_ + (cut_.split ? ((n - n0_) * (m1_ - m0_) + m - m0_) * 1024 : 0);
-    panel_product(rows(m, s0), b, steps, !first, sums, 32, next_a, next_b,
-                  next_c);
-    if (last) put_block(sums, p_, m * 32, n * 32, stream);
+    pack_step<true>(p_.a + k * p_.m + m * 32, p_.m, p_.k - k, width, dst);
+  }
+
+  // Up to `count` rows of the block that was finished last.
+  REMESH_INLINE_MEMBER void put_rows(int64_t count) {
+    for (; count > 0 && finished_.rows > 0; --count, --finished_.rows) {
+      const __m512 lo = _mm512_load_ps(finished_.sums);
+      const __m512 hi = _mm512_load_ps(finished_.sums + 16);
+      auto* f = reinterpret_cast<float*>(finished_.c);
+      if (p_.out == Dtype::kBf16) {
+        if (cut_.stream)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(finished_.c),
+                              round_pair(lo, hi));
+        else
+          _mm512_storeu_si512(finished_.c, round_pair(lo, hi));
+      } else if (cut_.stream) {
+        _mm512_stream_ps(f, lo);
+        _mm512_stream_ps(f + 16, hi);
+      } else if (p_.add) {
+        _mm512_storeu_ps(f, _mm512_add_ps(_mm512_loadu_ps(f), lo));
+        _mm512_storeu_ps(f + 16, _mm512_add_ps(_mm512_loadu_ps(f + 16), hi));
+      } else {
+        _mm512_storeu_ps(f, lo);
+        _mm512_storeu_ps(f + 16, hi);
+      }
+      finished_.sums += 32;
+      finished_.c += c_row_;
+    }
+  }
+
+  // A finished block of which only a part lies in C.
+  REMESH_INLINE_MEMBER void put_part(const float* sums, int64_t row,
+                                     int64_t col) const {
+    const int64_t rows = least(p_.m - row, 32);
+    const __mmask32 mask = first_mask(p_.n - col);
+    const auto m0 = static_cast<__mmask16>(mask);
+    const auto m1 = static_cast<__mmask16>(mask >> 16);
+    for (int64_t i = 0; i < rows; ++i) {
+      __m512 lo = _mm512_load_ps(sums + i * 32);
+      __m512 hi = _mm512_load_ps(sums + i * 32 + 16);
+      const int64_t at = (row + i) * p_.n + col;
+      if (p_.out == Dtype::kBf16) {
+        _mm512_mask_storeu_epi16(static_cast<Bf16*>(p_.c) + at, mask,
+                                 round_pair(lo, hi));
+        continue;
+      }
+      float* c = static_cast<float*>(p_.c) + at;
+      if (p_.add) {
+        lo = _mm512_add_ps(lo, _mm512_maskz_loadu_ps(m0, c));
+        if (m1 != 0) hi = _mm512_add_ps(hi, _mm512_maskz_loadu_ps(m1, c + 16));
+      }
+      _mm512_mask_storeu_ps(c, m0, lo);
+      if (m1 != 0) _mm512_mask_storeu_ps(c + 16, m1, hi);
+    }
   }
 
   const AmxProduct& p_;
-  const Cut& cut_;
-  int64_t m0_, m1_, n0_, n1_;
-  const Bf16* packed_;
+  const Cut cut_;
+  const int64_t c_row_;  // bytes
+  Bf16* packed_;
   float* sums_;
+  int64_t turn_ = 0;
+  Finished finished_;
 };
 
 }  // namespace
@@ -220,27 +291,13 @@ void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,
 
 int64_t amx_scratch(const AmxProduct& p) {
   const Cut cut = cut_of(p);
-  const int64_t sums = cut.split ? cut.rows * cut.cols : 1;
-  return cut.rows * cut.steps * kStepBytes + sums * 4096;
+  return 2 * cut.packed() + 4096 * (cut.split() ? cut.rows * cut.cols : 2);
 }
 
 void amx_product(const AmxProduct& p, int64_t m0, int64_t m1, int64_t n0,
                  int64_t n1, void* scratch) {
   const Tiles tiles;
-  const Cut cut = cut_of(p);
-  auto* packed = static_cast<Bf16*>(scratch);
-  auto* sums = reinterpret_cast<float*>(static_cast<char*>(scratch) +
-                                        cut.rows * cut.steps * kStepBytes);
-  for (int64_t m = m0; m < m1; m += cut.rows) {
-    const int64_t rows = least(cut.rows, m1 - m);
-    for (int64_t i = 0; i < rows; ++i)
-      if (!cut.direct || (m + i + 1) * 32 > p.m)
-        pack_panel(p, m + i, packed + i * cut.steps * 1024);
-    for (int64_t n = n0; n < n1; n += cut.cols)
-      BlockProduct(p, cut, m, m + rows, n, least(n + cut.cols, n1), packed,
-                   sums)
-          .run();
-  }
+  Multiplication(p, scratch).run(m0, m1, n0, n1);
 }
 
 }  // namespace remesh::kernels
