@@ -1,10 +1,11 @@
-// golden_check FILE.h5 [--dtype fp32|bf16] [--layout dpN]: trains the model of
-// a golden file with the real step and compares everything with the file.
-// Exit code 0: all errors within bounds; 1: one is past its bound; 2: the
-// arguments or the file are no good.
+// golden_check FILE.h5 [--dtype fp32|bf16] [--layout dp2,pp2,tp2] ...: trains
+// the model of a golden file with the real engine and compares everything with
+// the file. Exit code 0: all errors within bounds; 1: one is past its bound;
+// 2: the arguments or the file are no good; 3: the model does not admit the
+// layout (or this machine the dtype).
 //
-// With dpN, N ranks run as N threads over local_comm; microbatches of one
-// sequence are dealt to them, evenly or not.
+// The ranks of the layout run as threads over local_comm; with more than one,
+// microbatches of one sequence are dealt to them, evenly or not.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -12,6 +13,8 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
@@ -21,9 +24,9 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/layout.h"
 #include "tests/golden/golden_file.h"
+#include "tests/unit/engine/whole_vector.h"
+#include "worker/engine/engine.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/stage.h"
-#include "worker/train/step.h"
 
 namespace remesh::golden {
 namespace {
@@ -33,14 +36,27 @@ struct Options {
   std::string dtype = "fp32";
   std::string layout = "dp1";
   int64_t microbatch = 0;  // sequences; 0: all with one rank, else one
+  int zero = 0;
+  std::string schedule = "1f1b";
+  int chunks = 1;
+  std::string recompute = "none";
   bool verbose = false;
 };
 
-// What training gave; filled in by rank 0.
+const std::map<std::string, model::Recompute> kRecompute = {
+    {"none", model::Recompute::kNone},
+    {"selective", model::Recompute::kSelective},
+    {"full", model::Recompute::kFull}};
+
+// What training gave, put together by all ranks.
 struct Run {
+  explicit Run(const geometry::ParamTable& table)
+      : first_grads(table), weights_after(table) {}
+  std::mutex mutex;
   Status status;
   model::Dtype products = model::Dtype::kFp32;  // what the stage computed in
-  std::vector<float> first_grads, first_logits, weights_after;
+  engine::WholeVector first_grads, weights_after;
+  std::vector<float> first_logits;
   std::vector<double> loss, grad_norm, lr;
 };
 
@@ -70,78 +86,148 @@ std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
   return out;
 }
 
-Status train_rank(const Golden& g, const Options& o, comm::Comm& comm,
+engine::EngineOptions engine_options(const Golden& g, const Options& o,
+                                     int64_t each) {
+  return {
+      .zero = {.stage = o.zero},
+      .schedule = geometry::parse_schedule(o.schedule).value(),
+      .chunks = o.chunks,
+      .recompute = kRecompute.at(o.recompute),
+      .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
+      .num_microbatches = (g.sequences + each - 1) / each,
+      .max_batch = each,
+      .max_seq = g.seq_len,
+      .optimizer = g.optimizer,
+      .bucket_elements = 5000};  // several buckets, cut anywhere
+}
+
+// Logits of sequence 0: each rank with a part of the head has its share of
+// positions and of the vocabulary.
+Status first_logits(const Golden& g, comm::Mesh& mesh,
+                    std::span<const model::MicroBatch> microbatches,
+                    engine::Engine& engine, Run& run) {
+  const bool mine = mesh.coord().dp == 0;
+  RETURN_IF_ERROR(
+      engine.evaluate(mine ? microbatches.first(1) : microbatches.first(0))
+          .status());
+  const geometry::ShardTable& shard = engine.shard();
+  const int chunk = shard.chunks() - 1;
+  if (!mine || !shard.has_head(chunk)) return ok_status();
+  const auto role = g.config.tie_embeddings ? geometry::Role::kEmbedding
+                                            : geometry::Role::kHead;
+  const geometry::Box& box = shard[static_cast<size_t>(shard.find(role))].box;
+  const int cp = mesh.layout().cp;
+  const int64_t rows = g.seq_len / cp;
+  std::vector<float> part(static_cast<size_t>(rows * box.count[0]));
+  engine.stage(chunk).logits(0, rows, part);
+  std::vector<int32_t> positions(static_cast<size_t>(rows));
+  for (int64_t i = 0; i < rows; ++i)
+    positions[static_cast<size_t>(i)] = static_cast<int32_t>(i);
+  if (cp > 1)
+    positions = model::context_positions(g.seq_len, cp, mesh.coord().cp);
+  const std::lock_guard lock(run.mutex);
+  for (size_t i = 0; i < positions.size(); ++i)
+    std::copy_n(part.begin() + static_cast<int64_t>(i) * box.count[0],
+                box.count[0],
+                run.first_logits.begin() + positions[i] * g.config.vocab_size +
+                    box.start[0]);
+  return ok_status();
+}
+
+void load_golden(const std::vector<float>& whole, engine::Engine& engine) {
+  const geometry::ShardTable& shard = engine.shard();
+  for (size_t u = 0; u < shard.units().size(); ++u) {
+    const geometry::FlatRange r = engine.zero().update_range(u);
+    float* to = engine.weights().data() + engine.zero().state_offset(u);
+    engine::for_each_element(
+        shard, r.begin, r.size(),
+        [&](size_t from, size_t i) { to[i] = whole[from]; });
+  }
+  engine.state_loaded();
+}
+
+// Adds what a rank holds of every unit.
+void collect(engine::Engine& engine, bool grads, Run& run) {
+  const std::lock_guard lock(run.mutex);
+  for (size_t u = 0; u < engine.shard().units().size(); ++u) {
+    const geometry::FlatRange r = engine.zero().update_range(u);
+    if (grads)
+      run.first_grads.add(engine.shard(), r.begin, engine.gradient(u));
+    else
+      run.weights_after.add(
+          engine.shard(), r.begin,
+          engine.weights().subspan(
+              static_cast<size_t>(engine.zero().state_offset(u)),
+              static_cast<size_t>(r.size())));
+  }
+}
+
+Status train_rank(const Golden& g, const Options& o,
+                  const geometry::ParamTable& table,
+                  const geometry::Layout& layout, comm::Comm& comm,
                   int64_t each, Run& run) {
-  const auto table = geometry::ParamTable::llama(g.config);
   const auto backend = kernels::make_cpu_backend(1);
-  const bool bf16 = o.dtype == "bf16";
-  if (bf16 && !backend->supports_bf16())
-    return unavailable(
-        "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
-  ASSIGN_OR_RETURN(
-      const auto shard,
-      geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}));
-  ASSIGN_OR_RETURN(const auto stage,
-                   model::Stage::create(shard,
-                                        {.dtype = bf16 ? model::Dtype::kBf16
-                                                       : model::Dtype::kFp32,
-                                         .max_batch = each,
-                                         .max_seq = g.seq_len},
-                                        *backend));
-  ASSIGN_OR_RETURN(
-      train::TrainState state,
-      train::TrainState::make(*backend, table.num_elements(), comm.size()));
-  std::copy(g.weights.begin(), g.weights.end(), state.weights.data());
-  stage->load_weights(state.weights.span());
-  train::StepOptions options = g.optimizer;
-  options.bucket_elements = 5000;  // several buckets, cut anywhere
-  train::Step step(shard, *stage, *backend, comm, comm, options, {});
+  ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(comm, layout));
+  ASSIGN_OR_RETURN(const auto engine,
+                   engine::Engine::create(
+                       table, *mesh, engine_options(g, o, each), *backend, {}));
+  load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
+  if (reports) run.products = engine->dtype();
   for (int64_t s = 0; s < g.steps; ++s) {
     const auto mbs =
-        deal_step(g, s, each, comm.size(), comm.rank(), tokens, targets);
-    if (s == 0 && reports) {
-      run.first_logits.resize(g.first_logits.size());
-      model::ResidentHooks hooks(shard, {});
-      stage->evaluate(mbs.front(), nullptr, hooks);
-      stage->logits(0, g.seq_len, run.first_logits);
-    }
+        deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
+    if (s == 0) RETURN_IF_ERROR(first_logits(g, *mesh, mbs, *engine, run));
     const double lr = train::learning_rate(g.schedule, s);
-    ASSIGN_OR_RETURN(const train::StepResult r,
-                     step.run({.lr = lr,
-                               .microbatches = mbs,
-                               .global_tokens = g.sequences * g.seq_len},
-                              state));
+    ASSIGN_OR_RETURN(const engine::StepResult r,
+                     engine->run({.lr = lr,
+                                  .microbatches = mbs,
+                                  .global_tokens = g.sequences * g.seq_len}));
+    if (s == 0) collect(*engine, /*grads=*/true, run);
     if (!reports) continue;
-    if (s == 0)
-      run.first_grads.assign(state.grads.data(),
-                             state.grads.data() + table.num_elements());
     run.loss.push_back(r.loss);
     run.grad_norm.push_back(r.grad_norm);
     run.lr.push_back(lr);
   }
-  if (reports) run.products = stage->dtype();
-  if (reports)
-    run.weights_after.assign(state.weights.data(),
-                             state.weights.data() + table.num_elements());
+  collect(*engine, /*grads=*/false, run);
   return ok_status();
 }
 
-Run train_all(const Golden& g, const Options& o, int dp) {
-  auto comms = comm::make_local_comms(dp);
-  const int64_t each =
-      o.microbatch > 0 ? o.microbatch : (dp == 1 ? g.sequences : 1);
-  Run run;
-  std::vector<Status> status(static_cast<size_t>(dp));
+// Whether every rank of the layout can be made, before any waits for another.
+Status admit(const Golden& g, const Options& o,
+             const geometry::ParamTable& table, const geometry::Layout& layout,
+             int64_t each) {
+  const auto backend = kernels::make_cpu_backend(1);
+  if (o.dtype == "bf16" && !backend->supports_bf16())
+    return unavailable(
+        "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
+  for (int rank = 0; rank < layout.world(); ++rank)
+    RETURN_IF_ERROR(engine::Engine::prepare(table, layout, rank,
+                                            engine_options(g, o, each),
+                                            *backend, {})
+                        .status());
+  return ok_status();
+}
+
+void train_all(const Golden& g, const Options& o,
+               const geometry::ParamTable& table,
+               const geometry::Layout& layout, int64_t each, Run& run) {
+  run.first_logits.assign(g.first_logits.size(),
+                          std::numeric_limits<float>::quiet_NaN());
+  auto comms = comm::make_local_comms(layout.world());
+  std::vector<Status> status(comms.size());
   std::vector<std::thread> ranks;
   for (size_t r = 0; r < comms.size(); ++r)
-    ranks.emplace_back(
-        [&, r] { status[r] = train_rank(g, o, *comms[r], each, run); });
+    ranks.emplace_back([&, r] {
+      status[r] = train_rank(g, o, table, layout, *comms[r], each, run);
+    });
   for (std::thread& t : ranks) t.join();
   for (const Status& s : status)
     if (!s.ok()) run.status = s;
-  return run;
+  for (const engine::WholeVector* v : {&run.first_grads, &run.weights_after})
+    if (run.status.ok() && !v->trouble().empty())
+      run.status = internal("the ranks: " + v->trouble());
 }
 
 // |a - b| / |b|, both as vectors.
@@ -209,7 +295,8 @@ bool compare(const Golden& g, const Run& run, const Options& o) {
   v.add("first loss", relative(run.loss[0], g.first_loss), loss_bound);
   v.add("first logits of sequence 0",
         relative_l2(run.first_logits, g.first_logits), bound);
-  v.add_parameters("gradient", table, run.first_grads, g.first_grads, bound);
+  v.add_parameters("gradient", table, run.first_grads.values(), g.first_grads,
+                   bound);
   for (size_t s = 0; s < g.loss.size(); ++s) {
     v.add(fmt::format("step {} loss", s + 1), relative(run.loss[s], g.loss[s]),
           bound);
@@ -221,10 +308,10 @@ bool compare(const Golden& g, const Run& run, const Options& o) {
   // Adam moves an element whose gradient is all rounding by a whole lr, either
   // way; so the weights are bounded as one vector, and the worst parameter is
   // only shown.
-  v.add("weights after", relative_l2(run.weights_after, g.weights_after),
-        bound);
-  v.add_parameters("weights after", table, run.weights_after, g.weights_after,
-                   std::numeric_limits<double>::infinity());
+  v.add("weights after",
+        relative_l2(run.weights_after.values(), g.weights_after), bound);
+  v.add_parameters("weights after", table, run.weights_after.values(),
+                   g.weights_after, std::numeric_limits<double>::infinity());
   return !v.failed();
 }
 
@@ -234,11 +321,10 @@ int check(const Options& o) {
     fmt::print(stderr, "golden_check: {}\n", layout.status().to_string());
     return 2;
   }
-  if (layout->world() != layout->dp || layout->dp > 64) {
+  if (layout->world() > 64) {
     fmt::print(stderr,
-               "golden_check: layout \"{}\": allowed are dp1 .. dp64; tensor, "
-               "pipeline and context parallelism are not executed yet\n",
-               o.layout);
+               "golden_check: layout \"{}\": {} ranks; allowed: up to 64\n",
+               o.layout, layout->world());
     return 2;
   }
   const auto golden = read_golden(o.path);
@@ -246,8 +332,20 @@ int check(const Options& o) {
     fmt::print(stderr, "golden_check: {}\n", golden.status().to_string());
     return 2;
   }
-  fmt::print("{}: {}, {}\n", o.path, o.dtype, layout->to_string());
-  const Run run = train_all(*golden, o, layout->dp);
+  fmt::print("{}: {}, {}, ZeRO {}, {}{}, recompute {}\n", o.path, o.dtype,
+             layout->to_string(), o.zero, o.schedule,
+             o.chunks > 1 ? fmt::format(" of {} chunks", o.chunks) : "",
+             o.recompute);
+  const auto table = geometry::ParamTable::llama(golden->config);
+  const int64_t each = o.microbatch > 0       ? o.microbatch
+                       : layout->world() == 1 ? golden->sequences
+                                              : 1;
+  if (const Status s = admit(*golden, o, table, *layout, each); !s.ok()) {
+    fmt::print("not admitted: {}\n", s.to_string());
+    return 3;
+  }
+  Run run(table);
+  train_all(*golden, o, table, *layout, each, run);
   if (!run.status.ok()) {
     fmt::print(stderr, "golden_check: {}\n", run.status.to_string());
     return 2;
@@ -269,13 +367,23 @@ int main(int argc, char** argv) {
   remesh::golden::Options o;
   CLI::App app(
       "Trains the model of a golden file and compares with what it holds.\n"
-      "Exit codes: 0 within bounds, 1 past a bound, 2 bad arguments or file.\n"
+      "Exit codes: 0 within bounds, 1 past a bound, 2 bad arguments or file, 3 "
+      "the model\ndoes not admit the layout, or the machine the dtype.\n"
       "Example: golden_check tests/golden/tiny_gqa.h5 --dtype bf16 --layout "
-      "dp2");
+      "dp2,tp2 --zero 3");
   app.add_option("file", o.path, "golden file (HDF5)")->required();
   app.add_option("--dtype", o.dtype, "compute type: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--layout", o.layout, "dpN: N data-parallel ranks");
+  app.add_option("--layout", o.layout,
+                 "axes dp, pp, tp, cp with degrees, like dp2,pp2,tp2");
+  app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
+  app.add_option("--schedule", o.schedule,
+                 "pipeline schedule: gpipe, 1f1b, interleaved or zb-h1")
+      ->check(CLI::IsMember({"gpipe", "1f1b", "interleaved", "zb-h1"}));
+  app.add_option("--chunks", o.chunks, "model chunks a pipeline rank")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--recompute", o.recompute, "none, selective or full")
+      ->check(CLI::IsMember({"none", "selective", "full"}));
   app.add_option("--microbatch", o.microbatch,
                  "sequences a microbatch; default: all with one rank, else 1")
       ->check(CLI::Range(1, 1 << 20));

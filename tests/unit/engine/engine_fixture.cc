@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 #include <thread>
 
 #include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/rng.h"
+#include "tests/unit/engine/whole_vector.h"
 
 namespace remesh::engine {
 namespace {
@@ -50,57 +50,9 @@ Batch batch_of(const Case& c, int64_t step, int dp_index) {
   return b;
 }
 
-// Collects parts of a whole vector and notes contradictions.
-class Whole {
- public:
-  explicit Whole(const ParamTable& table)
-      : table_(table),
-        values(static_cast<size_t>(table.num_elements())),
-        seen_(values.size(), false) {}
-
-  // `part`: elements [begin, begin + size) of a rank's flat vector.
-  void add(const geometry::ShardTable& shard, int64_t begin,
-           std::span<const float> part, std::string& inconsistent) {
-    const int64_t end = begin + static_cast<int64_t>(part.size());
-    for (const geometry::Piece& p : shard.pieces(begin, end)) {
-      const int64_t stride = shard[shard.param_at(p.flat_begin)].columns();
-      const bool matrix = p.box.count.size() == 2;
-      const int64_t rows = matrix ? p.box.count[0] : 1;
-      const int64_t columns = p.box.count.back();
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t k = 0; k < columns; ++k) {
-          const int64_t e =
-              table_.offset(p.param) +
-              (matrix ? (p.box.start[0] + r) * table_[p.param].shape[1] +
-                            p.box.start[1] + k
-                      : p.box.start[0] + k);
-          const float x =
-              part[static_cast<size_t>(p.flat_begin - begin + r * stride + k)];
-          const auto i = static_cast<size_t>(e);
-          if (seen_[i] && std::memcmp(&values[i], &x, sizeof(x)) != 0)
-            inconsistent = table_[p.param].name;
-          values[i] = x;
-          seen_[i] = true;
-        }
-    }
-  }
-  bool complete() const {
-    return std::find(seen_.begin(), seen_.end(), false) == seen_.end();
-  }
-
- private:
-  const ParamTable& table_;
-
- public:
-  std::vector<float> values;
-
- private:
-  std::vector<bool> seen_;
-};
-
 struct Collected {
   std::mutex mutex;
-  Whole grad, weights;
+  WholeVector grad, weights;
   Outcome outcome;
 };
 
@@ -128,7 +80,7 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
     if (s > 0) continue;
     for (size_t u = 0; u < shard.units().size(); ++u)
       out.grad.add(shard, engine->zero().update_range(u).begin,
-                   engine->gradient(u), out.outcome.inconsistent);
+                   engine->gradient(u));
   }
   const Batch b = batch_of(c, 0, mesh->coord().dp);
   ASSIGN_OR_RETURN(const Evaluation e, engine->evaluate(b.microbatches));
@@ -139,8 +91,7 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
     out.weights.add(shard, r.begin,
                     engine->weights().subspan(
                         static_cast<size_t>(engine->zero().state_offset(u)),
-                        static_cast<size_t>(r.size())),
-                    out.outcome.inconsistent);
+                        static_cast<size_t>(r.size())));
   }
   return ok_status();
 }
@@ -168,7 +119,7 @@ std::string Case::to_string() const {
 Outcome run_case(const Case& c) {
   const ParamTable table = ParamTable::llama(c.model);
   auto comms = comm::make_local_comms(c.layout.world());
-  Collected out{.grad = Whole(table), .weights = Whole(table)};
+  Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
   std::vector<Status> status(comms.size());
   std::vector<std::thread> ranks;
   for (size_t r = 0; r < comms.size(); ++r)
@@ -177,11 +128,10 @@ Outcome run_case(const Case& c) {
   for (std::thread& t : ranks) t.join();
   for (const Status& s : status)
     if (!s.ok() && out.outcome.status.ok()) out.outcome.status = s;
-  if (out.outcome.status.ok() &&
-      (!out.grad.complete() || !out.weights.complete()))
-    out.outcome.inconsistent = "nobody holds some elements";
-  out.outcome.first_grad = std::move(out.grad.values);
-  out.outcome.weights = std::move(out.weights.values);
+  if (out.outcome.status.ok())
+    out.outcome.inconsistent = out.grad.trouble() + out.weights.trouble();
+  out.outcome.first_grad = out.grad.values();
+  out.outcome.weights = out.weights.values();
   return std::move(out.outcome);
 }
 
