@@ -1,0 +1,394 @@
+#include "checkpoint/memory/segment.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <new>
+#include <utility>
+
+#include "checkpoint/memory/shelf.h"
+
+namespace remesh::memory {
+namespace {
+
+constexpr uint64_t kMagic = 0x31746174536d6572ULL;  // "remStat1"
+constexpr uint64_t kVersion = 1;
+constexpr int kBuffers = 2;
+constexpr size_t kSlots = 2 * kBuffers;  // two records a buffer
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+constexpr int64_t kMaxCapacity = int64_t{1} << 48;
+
+using Word = std::atomic<uint64_t>;
+static_assert(Word::is_always_lock_free);
+
+uint64_t round_up(uint64_t n, uint64_t unit) {
+  return (n + unit - 1) / unit * unit;
+}
+
+uint64_t vector_bytes(int64_t capacity) {
+  return round_up(static_cast<uint64_t>(capacity) * sizeof(float), kPage);
+}
+
+// All stores before it, also those past the caches, come before those after.
+void store_fence() {
+#ifdef __x86_64__
+  __builtin_ia32_sfence();
+#endif
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+class Descriptor {
+ public:
+  explicit Descriptor(int fd) : fd_(fd) {}
+  ~Descriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+Status lock(const std::string& path, int fd) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) return ok_status();
+  if (errno == EWOULDBLOCK)
+    return unavailable(path + ": another process has it open to write");
+  return errno_error(path, errno);
+}
+
+}  // namespace
+
+// What a buffer holds. As words, because they are read while they are written.
+struct StateSegment::Record {
+  alignas(64) Word sequence;  // 0: nothing
+  Word num_words;
+  Word checksum;  // xxh3 of sequence, then the words
+  std::array<Word, kMaxInfoWords> words;
+};
+
+struct StateSegment::Header {
+  uint64_t magic, version, job, capacity, bytes;
+  uint64_t checksum;  // of the above
+  std::array<Record, kSlots> records;
+
+  uint64_t own_checksum() const {
+    return XXH3_64bits(this, offsetof(Header, checksum));
+  }
+};
+
+namespace {
+
+uint64_t header_bytes() {
+  return round_up(sizeof(StateSegment::Header), kPage);
+}
+
+uint64_t record_checksum(uint64_t sequence, std::span<const uint64_t> words) {
+  return XXH3_64bits_withSeed(words.data(), words.size_bytes(), sequence);
+}
+
+enum class Seen { kNothing, kState, kDamage };
+
+// One record at one instant, however it is being written.
+Seen read_record(const StateSegment::Record& r, uint64_t* sequence,
+                 std::vector<uint64_t>* words) {
+  for (int tries = 0; tries < 100; ++tries) {
+    *sequence = r.sequence.load(std::memory_order_acquire);
+    if (*sequence == 0) return Seen::kNothing;
+    const uint64_t n = r.num_words.load(std::memory_order_relaxed);
+    words->resize(std::min<uint64_t>(n, kMaxInfoWords));
+    for (size_t i = 0; i < words->size(); ++i)
+      (*words)[i] = r.words[i].load(std::memory_order_relaxed);
+    const uint64_t checksum = r.checksum.load(std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (r.sequence.load(std::memory_order_relaxed) != *sequence) continue;
+    return checksum == record_checksum(*sequence, *words) && n == words->size()
+               ? Seen::kState
+               : Seen::kDamage;
+  }
+  return Seen::kNothing;  // rewritten all the time: it will not stand
+}
+
+}  // namespace
+
+uint64_t segment_bytes(int64_t capacity) {
+  CHECK(capacity >= 0 && capacity <= kMaxCapacity);
+  const uint64_t bytes =
+      header_bytes() + kBuffers * kNumVectors * vector_bytes(capacity);
+  return bytes < kHugePage ? bytes : round_up(bytes, kHugePage);
+}
+
+ContentHash content_hash(const ConstState& state) {
+  ContentHash h;
+  for (size_t i = 0; i < kNumVectors; ++i)
+    h[i] = XXH3_64bits(state[i].data(), state[i].size_bytes());
+  return h;
+}
+
+StateSegment::StateSegment(std::string path, int fd, void* base, uint64_t bytes,
+                           Mode mode)
+    : path_(std::move(path)),
+      fd_(fd),
+      base_(static_cast<std::byte*>(base)),
+      bytes_(bytes),
+      mode_(mode),
+      header_(static_cast<Header*>(base)) {}
+
+StateSegment::~StateSegment() {
+  munmap(base_, bytes_);
+  close(fd_);  // ends the lock
+}
+
+// At a multiple of the huge page, without which shared memory has none.
+Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
+                                                        int fd, uint64_t bytes,
+                                                        Mode mode) {
+  Descriptor owned(fd);
+  const uint64_t room = bytes + kHugePage;
+  void* p = mmap(nullptr, room, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return errno_error(path + ": mmap", errno);
+  auto* const begin = static_cast<std::byte*>(p);
+  auto* const at = reinterpret_cast<std::byte*>(
+      round_up(reinterpret_cast<uint64_t>(p), kHugePage));
+  const int prot = mode == Mode::kWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  if (mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+    const int err = errno;
+    munmap(p, room);
+    return errno_error(path + ": mmap", err);
+  }
+  std::byte* const end = at + round_up(bytes, kPage);
+  if (at > begin) munmap(begin, static_cast<size_t>(at - begin));
+  if (begin + room > end) munmap(end, static_cast<size_t>(begin + room - end));
+  if (bytes >= kHugePage) (void)madvise(at, bytes, MADV_HUGEPAGE);  // advice
+  return std::unique_ptr<StateSegment>(
+      new StateSegment(path, owned.release(), at, bytes, mode));
+}
+
+// Every page is there from now on: no store can fail for want of memory.
+Status StateSegment::populate() {
+  if (madvise(base_, bytes_, MADV_POPULATE_WRITE) == 0) return ok_status();
+  int err = errno;
+  if (err == EINVAL)  // a kernel before 5.14
+    err = posix_fallocate(fd_, 0, static_cast<off_t>(bytes_));
+  if (err == 0) return ok_status();
+  if (err == EFAULT || err == ENOMEM || err == ENOSPC)
+    return short_of_room(path_, bytes_);
+  return errno_error(path_ + ": populate", err);
+}
+
+Result<std::unique_ptr<StateSegment>> StateSegment::create(
+    const std::string& path, uint64_t job, int64_t capacity) {
+  const uint64_t bytes = segment_bytes(capacity);
+  RETURN_IF_ERROR(check_room(path, bytes));
+  const std::string fresh = path + ".new";
+  Descriptor fd(
+      ::open(fresh.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (fd.get() < 0) {
+    if (errno == EEXIST) return already_exists(fresh + " is there already");
+    return errno_error(fresh, errno);
+  }
+  const auto fail = [&](Status status) {
+    unlink(fresh.c_str());
+    return status;
+  };
+  Status locked = lock(fresh, fd.get());
+  if (!locked.ok()) return fail(std::move(locked));
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+    return fail(errno_error(fresh + ": ftruncate", errno));
+  auto segment = map(path, fd.release(), bytes, Mode::kWrite);
+  if (!segment.ok()) return fail(segment.status());
+  Status populated = (*segment)->populate();
+  if (!populated.ok()) return fail(std::move(populated));
+  Header* const h = new ((*segment)->base_) Header{};
+  h->magic = kMagic;
+  h->version = kVersion;
+  h->job = job;
+  h->capacity = static_cast<uint64_t>(capacity);
+  h->bytes = bytes;
+  h->checksum = h->own_checksum();
+  if (renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, path.c_str(),
+                RENAME_NOREPLACE) != 0)
+    return fail(errno == EEXIST ? already_exists(path + " is there already")
+                                : errno_error(path, errno));
+  return segment;
+}
+
+Result<std::unique_ptr<StateSegment>> StateSegment::open(
+    const std::string& path, uint64_t job, Mode mode) {
+  Descriptor fd(
+      ::open(path.c_str(), (mode == Mode::kWrite ? O_RDWR : O_RDONLY) |
+                               O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (fd.get() < 0) {
+    if (errno == ENOENT) return not_found(path + " does not exist");
+    return errno_error(path, errno);
+  }
+  struct stat st {};
+  if (fstat(fd.get(), &st) != 0) return errno_error(path, errno);
+  if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
+    return invalid_argument(path + ": is not a file of this user");
+  const auto bytes = static_cast<uint64_t>(st.st_size);
+  if (bytes < header_bytes())
+    return corrupt(
+        fmt::format("{}: {} bytes, less than a header", path, bytes));
+  if (mode == Mode::kWrite) RETURN_IF_ERROR(lock(path, fd.get()));
+  ASSIGN_OR_RETURN(auto segment, map(path, fd.release(), bytes, mode));
+  const Header& h = *segment->header_;
+  if (h.magic != kMagic) return corrupt(path + ": is not a state segment");
+  if (h.version != kVersion)
+    return corrupt(fmt::format("{}: is of version {}, this program's is {}",
+                               path, h.version, kVersion));
+  if (h.checksum != h.own_checksum())
+    return corrupt(path + ": the header's checksum is wrong");
+  if (h.capacity > static_cast<uint64_t>(kMaxCapacity) || h.bytes != bytes ||
+      segment_bytes(static_cast<int64_t>(h.capacity)) != bytes)
+    return corrupt(fmt::format("{}: {} bytes, made with {} for {} elements",
+                               path, bytes, h.bytes, h.capacity));
+  if (h.job != job)
+    return invalid_argument(
+        fmt::format("{}: is of job {:016x}, not of {:016x}", path, h.job, job));
+  if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->populate());
+  for (const Committed& c : segment->contents().states)
+    segment->next_sequence_ = std::max(segment->next_sequence_, c.sequence + 1);
+  return segment;
+}
+
+int64_t StateSegment::capacity() const {
+  return static_cast<int64_t>(header_->capacity);
+}
+
+float* StateSegment::vector(int buffer, size_t i) const {
+  CHECK(buffer >= 0 && buffer < kBuffers);
+  const uint64_t index = static_cast<uint64_t>(buffer) * kNumVectors + i;
+  return reinterpret_cast<float*>(base_ + header_bytes() +
+                                  index * vector_bytes(capacity()));
+}
+
+StateSegment::Contents StateSegment::contents() const {
+  Contents out;
+  for (size_t slot = 0; slot < kSlots; ++slot) {
+    const int buffer = static_cast<int>(slot / 2);
+    uint64_t sequence = 0;
+    std::vector<uint64_t> words;
+    const Seen seen = read_record(header_->records[slot], &sequence, &words);
+    if (seen == Seen::kNothing) continue;
+    Result<StateInfo> info =
+        seen == Seen::kState ? decode(words) : corrupt("checksum is wrong");
+    if (info.ok() && info->elements > capacity())
+      info = corrupt("more elements than the segment has room for");
+    if (info.ok())
+      out.states.push_back({buffer, sequence, std::move(*info)});
+    else
+      out.damaged.push_back(fmt::format("{}: record {} of buffer {}: {}", path_,
+                                        slot % 2, buffer,
+                                        info.status().message()));
+  }
+  std::sort(out.states.begin(), out.states.end(),
+            [](const Committed& a, const Committed& b) {
+              return a.sequence > b.sequence;
+            });
+  return out;
+}
+
+bool StateSegment::stands(const Committed& c) const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (size_t slot = 0; slot < kSlots; ++slot)
+    if (header_->records[slot].sequence.load(std::memory_order_acquire) ==
+        c.sequence)
+      return static_cast<int>(slot / 2) == c.buffer;
+  return false;
+}
+
+ConstState StateSegment::read(int buffer, int64_t elements) const {
+  CHECK(elements >= 0 && elements <= capacity());
+  const auto n = static_cast<size_t>(elements);
+  return {.weights = {vector(buffer, 0), n},
+          .exp_avg = {vector(buffer, 1), n},
+          .exp_avg_sq = {vector(buffer, 2), n}};
+}
+
+Status StateSegment::verify_content(const Committed& c) const {
+  if (!c.info.content) return ok_status();
+  const ContentHash found = content_hash(read(c.buffer, c.info.elements));
+  if (!stands(c))
+    return unavailable(path_ + ": was written while it was verified");
+  for (size_t i = 0; i < kNumVectors; ++i)
+    if (found[i] != (*c.info.content)[i])
+      return corrupt(fmt::format("{}: {}: the checksum of {} is wrong", path_,
+                                 to_string(c.info),
+                                 i == 0   ? "the weights"
+                                 : i == 1 ? "the first moment"
+                                          : "the second moment"));
+  return ok_status();
+}
+
+MutableState StateSegment::write(int buffer, int64_t elements) {
+  CHECK(mode_ == Mode::kWrite && elements >= 0 && elements <= capacity());
+  const auto n = static_cast<size_t>(elements);
+  return {.weights = {vector(buffer, 0), n},
+          .exp_avg = {vector(buffer, 1), n},
+          .exp_avg_sq = {vector(buffer, 2), n}};
+}
+
+void StateSegment::begin(int buffer) {
+  CHECK(mode_ == Mode::kWrite && buffer >= 0 && buffer < kBuffers);
+  for (size_t slot : {size_t{0}, size_t{1}})
+    header_->records[static_cast<size_t>(buffer) * 2 + slot].sequence.store(
+        0, std::memory_order_relaxed);
+  store_fence();
+  begun_ = buffer;
+}
+
+StateSegment::Committed StateSegment::publish(size_t slot, int buffer,
+                                              const StateInfo& info) {
+  CHECK(info.elements <= capacity());
+  Record& r = header_->records[slot];
+  r.sequence.store(0, std::memory_order_relaxed);
+  store_fence();
+  const std::vector<uint64_t> words = encode(info);
+  const uint64_t sequence = next_sequence_++;
+  for (size_t i = 0; i < words.size(); ++i)
+    r.words[i].store(words[i], std::memory_order_relaxed);
+  r.num_words.store(words.size(), std::memory_order_relaxed);
+  r.checksum.store(record_checksum(sequence, words), std::memory_order_relaxed);
+  store_fence();
+  r.sequence.store(sequence, std::memory_order_release);
+  return {buffer, sequence, info};
+}
+
+StateSegment::Committed StateSegment::commit(const StateInfo& info) {
+  CHECK_MSG(begun_ >= 0, "commit() without begin()");
+  const int buffer = std::exchange(begun_, -1);
+  return publish(static_cast<size_t>(buffer) * 2, buffer, info);
+}
+
+StateSegment::Committed StateSegment::redescribe(const Committed& c,
+                                                 const StateInfo& info) {
+  CHECK(mode_ == Mode::kWrite && stands(c));
+  CHECK(info.elements == c.info.elements && info.step == c.info.step);
+  const size_t first = static_cast<size_t>(c.buffer) * 2;
+  const bool in_first = header_->records[first].sequence.load(
+                            std::memory_order_relaxed) == c.sequence;
+  return publish(in_first ? first + 1 : first, c.buffer, info);
+}
+
+void StateSegment::clear() {
+  begin(0);
+  begin(1);
+  begun_ = -1;
+}
+
+}  // namespace remesh::memory

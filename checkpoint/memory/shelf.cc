@@ -1,0 +1,162 @@
+#include "checkpoint/memory/shelf.h"
+
+#include <fmt/format.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <limits>
+#include <string_view>
+
+#include "checkpoint/memory/segment.h"
+#include "proto/base/rng.h"
+#include "proto/base/text.h"
+
+namespace remesh::memory {
+namespace fs = std::filesystem;
+namespace {
+
+constexpr std::string_view kUnfinished = ".new";
+
+std::string prefix(uint64_t job) { return fmt::format("state-{:016x}-", job); }
+
+struct Name {
+  int number = 0;
+  bool finished = true;
+};
+
+// Of a file of that job; number -1: it is none.
+Name parse(std::string_view name, const std::string& prefix) {
+  if (!name.starts_with(prefix)) return {.number = -1};
+  name.remove_prefix(prefix.size());
+  Name out;
+  if (name.ends_with(kUnfinished)) {
+    out.finished = false;
+    name.remove_suffix(kUnfinished.size());
+  }
+  const char* const end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data(), end, out.number);
+  if (error != std::errc() || at != end || out.number < 0) out.number = -1;
+  return out;
+}
+
+// Calls f(path, name) for each file of the job.
+template <typename F>
+void for_each(const std::string& folder, uint64_t job, const F& f) {
+  const std::string start = prefix(job);
+  std::error_code error;
+  std::vector<fs::path> paths;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error))
+    paths.push_back(it->path());
+  for (const fs::path& p : paths) {
+    const Name name = parse(p.filename().string(), start);
+    if (name.number >= 0) f(p.string(), name);
+  }
+}
+
+// Bytes left where `path` is or will be.
+bool room_at(const std::string& path, uint64_t* left, uint64_t* all) {
+  struct statvfs room {};
+  const std::string folder = fs::path(path).parent_path().string();
+  if (statvfs(folder.empty() ? "." : folder.c_str(), &room) != 0) return false;
+  *left = static_cast<uint64_t>(room.f_bavail) * room.f_frsize;
+  *all = static_cast<uint64_t>(room.f_blocks) * room.f_frsize;
+  // A tmpfs without a limit says 0 of 0.
+  if (*all == 0) *left = std::numeric_limits<uint64_t>::max();
+  return true;
+}
+
+}  // namespace
+
+uint64_t job_number(const std::string& text) { return hash64(text); }
+
+std::string segment_path(const std::string& folder, uint64_t job, int number) {
+  return fmt::format("{}/{}{}", folder, prefix(job), number);
+}
+
+std::vector<SegmentFile> list_segments(const std::string& folder,
+                                       uint64_t job) {
+  std::vector<SegmentFile> out;
+  for_each(folder, job, [&](const std::string& path, const Name& name) {
+    std::error_code error;
+    const uint64_t bytes = fs::file_size(path, error);
+    if (name.finished && !error) out.push_back({path, name.number, bytes});
+  });
+  std::sort(out.begin(), out.end(),
+            [](const SegmentFile& a, const SegmentFile& b) {
+              return a.number < b.number;
+            });
+  return out;
+}
+
+int free_number(const std::string& folder, uint64_t job) {
+  std::vector<int> taken;
+  for_each(folder, job, [&](const std::string&, const Name& name) {
+    taken.push_back(name.number);
+  });
+  std::sort(taken.begin(), taken.end());
+  int n = 0;
+  for (const int t : taken)
+    if (t == n) ++n;
+  return n;
+}
+
+int remove_segments(const std::string& folder, uint64_t job) {
+  int removed = 0;
+  for_each(folder, job, [&](const std::string& path, const Name&) {
+    if (unlink(path.c_str()) == 0) ++removed;
+  });
+  return removed;
+}
+
+int remove_unfinished(const std::string& folder, uint64_t job) {
+  int removed = 0;
+  for_each(folder, job, [&](const std::string& path, const Name& name) {
+    if (!name.finished && unlink(path.c_str()) == 0) ++removed;
+  });
+  return removed;
+}
+
+uint64_t needed_bytes(std::span<const int64_t> capacities) {
+  uint64_t bytes = 0;
+  for (const int64_t c : capacities) bytes += segment_bytes(c);
+  return bytes;
+}
+
+int pick_segment(std::span<const int64_t> free_capacities, int64_t elements) {
+  int best = -1;
+  for (size_t i = 0; i < free_capacities.size(); ++i) {
+    const int64_t c = free_capacities[i];
+    if (c < elements || segment_bytes(c) > 2 * segment_bytes(elements))
+      continue;
+    if (best < 0 || c < free_capacities[static_cast<size_t>(best)])
+      best = static_cast<int>(i);
+  }
+  return best;
+}
+
+Status check_room(const std::string& path, uint64_t bytes) {
+  uint64_t left = 0, all = 0;
+  if (room_at(path, &left, &all) && left < bytes)
+    return short_of_room(path, bytes);
+  return ok_status();
+}
+
+Status short_of_room(const std::string& path, uint64_t bytes) {
+  uint64_t left = 0, all = 0;
+  if (!room_at(path, &left, &all))
+    return exhausted(fmt::format("{}: no room for {} ({} bytes)", path,
+                                 format_bytes(bytes), bytes));
+  return exhausted(fmt::format(
+      "{}: needs {} ({} bytes) of shared memory; {} ({} bytes) of {} are free: "
+      "make it larger (mount -o remount,size=..., docker run --shm-size) or "
+      "run "
+      "fewer ranks here",
+      path, format_bytes(bytes), bytes, format_bytes(left), left,
+      format_bytes(all)));
+}
+
+}  // namespace remesh::memory

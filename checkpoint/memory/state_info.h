@@ -1,0 +1,51 @@
+// StateInfo: what one rank's state in memory is: whose, of which step, cut how.
+// It is written beside the state when it is committed (segment.h), and travels
+// with it when it is copied. Pure.
+//
+// The encoding is a list of 64-bit words, the same on every host of a cluster
+// (one byte order, two's complement); decode() takes nothing on trust.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/geometry/sharding.h"
+
+namespace remesh::memory {
+
+// Master weights, first and second moment: in this order wherever the three
+// stand together.
+constexpr size_t kNumVectors = 3;
+
+// xxh3 of each vector.
+using ContentHash = std::array<uint64_t, kNumVectors>;
+
+struct StateInfo {
+  int64_t step = 0;        // updates made
+  int64_t generation = 0;  // that made or restored it
+  int rank = 0;            // of that generation's mesh
+  geometry::Sharding sharding;
+  uint64_t model = 0;    // geometry::model_id
+  int64_t elements = 0;  // of each vector
+  int64_t tokens = 0;    // data position: trained on so far
+  int64_t sequences = 0;
+  bool replica = false;  // a copy, kept for a rank of another worker
+  std::optional<ContentHash> content;  // when somebody asked for it
+  friend bool operator==(const StateInfo&, const StateInfo&) = default;
+};
+
+// "step 7 of generation 2, rank 1 of dp2,pp1,tp1".
+std::string to_string(const StateInfo& info);
+
+// Most words that encode() gives: a model of 1024 stages.
+constexpr size_t kMaxInfoWords = 544;
+// REQUIRES: at most 1024 virtual stages, each bound below 2^31.
+std::vector<uint64_t> encode(const StateInfo& info);
+// Corrupt, naming the field, when the words are not what encode() can give.
+Result<StateInfo> decode(std::span<const uint64_t> words);
+
+}  // namespace remesh::memory

@@ -1,0 +1,144 @@
+// A process that is killed between any two instructions of its updates leaves
+// one whole state of some step, at most one step old.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "checkpoint/memory/segment.h"
+#include "tests/unit/memory/shm_dir.h"
+
+namespace remesh::memory {
+namespace {
+
+constexpr uint64_t kJob = 5;
+
+float value(int64_t step, size_t vector, size_t i) {
+  return static_cast<float>(step * 1000 + static_cast<int64_t>(vector * 100) +
+                            static_cast<int64_t>(i % 97));
+}
+
+StateInfo info_of(int64_t step, int64_t elements) {
+  StateInfo info;
+  info.step = step;
+  info.generation = 1;
+  info.sharding.bounds = {0, 4};
+  info.elements = elements;
+  return info;
+}
+
+// One update: step + 1 from step, buffer by buffer.
+void update(StateSegment& s, int64_t step, int64_t elements) {
+  const int to = static_cast<int>(step % 2);
+  s.begin(to);
+  const MutableState out = s.write(to, elements);
+  for (size_t v = 0; v < kNumVectors; ++v)
+    for (size_t i = 0; i < out[v].size(); ++i) out[v][i] = value(step, v, i);
+  s.commit(info_of(step, elements));
+}
+
+// The newest step; -1 when there is none. Everything that is said to be there
+// must be.
+int64_t newest_step(const StateSegment& s) {
+  const auto c = s.contents();
+  EXPECT_TRUE(c.damaged.empty()) << c.damaged[0];
+  for (const auto& state : c.states) {
+    const ConstState v = s.read(state.buffer, state.info.elements);
+    for (size_t k = 0; k < kNumVectors; ++k)
+      for (size_t i = 0; i < v[k].size(); ++i)
+        if (v[k][i] != value(state.info.step, k, i)) {
+          ADD_FAILURE() << "step " << state.info.step << " is torn";
+          return -1;
+        }
+  }
+  return c.states.empty() ? -1 : c.states[0].info.step;
+}
+
+// Runs a child that updates for ever.
+pid_t start_child(const std::string& path, int64_t elements, bool traced) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  auto s = StateSegment::open(path, kJob, StateSegment::Mode::kWrite);
+  if (!s.ok()) _exit(2);
+  const auto c = (*s)->contents();
+  int64_t step = c.states.empty() ? 0 : c.states[0].info.step;
+  if (traced) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(3);
+    raise(SIGSTOP);
+  }
+  while (true) update(**s, ++step, elements);
+}
+
+TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
+  const ShmDir dir;
+  constexpr int64_t kElements = 20;
+  auto made = StateSegment::create(dir / "s", kJob, kElements);
+  ASSERT_TRUE(made.ok());
+  update(**made, 1, kElements);
+  made->reset();
+  const auto seen =
+      StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
+  ASSERT_TRUE(seen.ok());
+  const pid_t child = start_child(dir / "s", kElements, true);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status)) {
+    ASSERT_EQ(WEXITSTATUS(status), 3);
+    GTEST_SKIP() << "no ptrace here";
+  }
+  int64_t last = 1;
+  int instructions = 0;
+  int with_one = 0;
+  while (last < 5 && instructions < 2'000'000 && !HasFailure()) {
+    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) break;
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) break;
+    ++instructions;
+    const int64_t now = newest_step(**seen);
+    ASSERT_TRUE(now == last || now == last + 1) << now << " after " << last;
+    last = now;
+    if ((*seen)->contents().states.size() == 1) ++with_one;
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  EXPECT_EQ(last, 5);
+  EXPECT_GT(with_one, 100);  // updates were seen half way
+}
+
+TEST(StateSegmentKill, RandomInstants) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const ShmDir dir;
+  constexpr int64_t kElements = 20000;
+  auto made = StateSegment::create(dir / "s", kJob, kElements);
+  ASSERT_TRUE(made.ok());
+  update(**made, 1, kElements);
+  made->reset();
+  int64_t last = 1;
+  for (int i = 0; i < 60; ++i) {
+    const pid_t child = start_child(dir / "s", kElements, false);
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << status;
+    // As a daemon that comes back does.
+    const auto s =
+        StateSegment::open(dir / "s", kJob, StateSegment::Mode::kWrite);
+    ASSERT_TRUE(s.ok()) << s.status().to_string();
+    const int64_t now = newest_step(**s);
+    ASSERT_GE(now, last);
+    last = now;
+  }
+  EXPECT_GT(last, 60);
+}
+
+}  // namespace
+}  // namespace remesh::memory

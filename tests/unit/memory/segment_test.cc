@@ -1,0 +1,343 @@
+// State segments: what is committed is found, what is not is not, and what is
+// damaged, foreign or too large is refused with the reason.
+#include "checkpoint/memory/segment.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <random>
+
+#include "checkpoint/memory/shelf.h"
+#include "tests/unit/memory/shm_dir.h"
+
+namespace remesh::memory {
+namespace {
+
+using Mode = StateSegment::Mode;
+
+constexpr uint64_t kJob = 0x1234;
+
+StateInfo info_of(int64_t step, int64_t elements) {
+  StateInfo info;
+  info.step = step;
+  info.generation = 3;
+  info.rank = 1;
+  info.sharding = {.layout = {.dp = 2, .pp = 2},
+                   .bounds = {0, 1, 3},
+                   .chunks = 1,
+                   .zero = {.stage = 2, .shard_group = 1}};
+  info.model = 77;
+  info.elements = elements;
+  info.tokens = step * 1000;
+  info.sequences = step * 10;
+  return info;
+}
+
+void fill(const MutableState& s, float value) {
+  for (size_t v = 0; v < kNumVectors; ++v)
+    for (size_t i = 0; i < s[v].size(); ++i)
+      s[v][i] = value + static_cast<float>(v);
+}
+
+bool filled(const ConstState& s, float value) {
+  for (size_t v = 0; v < kNumVectors; ++v)
+    for (const float x : s[v])
+      if (x != value + static_cast<float>(v)) return false;
+  return true;
+}
+
+std::unique_ptr<StateSegment> make(const std::string& path, int64_t capacity) {
+  auto s = StateSegment::create(path, kJob, capacity);
+  CHECK_MSG(s.ok(), s.status().to_string().c_str());
+  return std::move(*s);
+}
+
+TEST(StateInfo, WhatIsEncodedIsDecodedAndNothingElse) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937_64 random(seed);
+  for (int i = 0; i < 2000; ++i) {
+    StateInfo info = info_of(static_cast<int64_t>(random() % 1000), 5);
+    info.sharding.bounds.clear();
+    const size_t stages = random() % (i % 50 == 0 ? 1025 : 9);
+    for (size_t b = 0; b <= stages && stages <= 1024; ++b)
+      info.sharding.bounds.push_back(static_cast<int64_t>(random() % 100000));
+    info.model = random();
+    info.replica = random() % 2 == 0;
+    if (random() % 2 == 0) info.content = {random(), random(), random()};
+    std::vector<uint64_t> words = encode(info);
+    ASSERT_LE(words.size(), kMaxInfoWords);
+    const auto back = decode(words);
+    ASSERT_TRUE(back.ok()) << back.status().to_string();
+    ASSERT_EQ(*back, info);
+    // Any other words give another state or a reason, never a crash.
+    words[random() % words.size()] ^= uint64_t{1} << random() % 64;
+    const auto other = decode(words);
+    if (other.ok()) {
+      EXPECT_FALSE(*other == info);
+    }
+    words.resize(random() % words.size());
+    EXPECT_FALSE(decode(words).ok());
+  }
+}
+
+TEST(StateSegment, WhatWasCommittedIsThereForWhoeverOpensIt) {
+  const ShmDir dir;
+  const std::string path = dir / "s";
+  {
+    auto s = make(path, 1000);
+    EXPECT_TRUE(s->contents().states.empty());
+    s->begin(0);
+    fill(s->write(0, 1000), 7);
+    EXPECT_TRUE(s->contents().states.empty());
+    s->commit(info_of(7, 1000));
+    s->begin(1);
+    fill(s->write(1, 900), 8);
+    s->commit(info_of(8, 900));
+  }
+  const auto s = StateSegment::open(path, kJob, Mode::kRead);
+  ASSERT_TRUE(s.ok()) << s.status().to_string();
+  const auto c = (*s)->contents();
+  EXPECT_TRUE(c.damaged.empty());
+  ASSERT_EQ(c.states.size(), 2U);
+  EXPECT_EQ(c.states[0].info, info_of(8, 900));
+  EXPECT_EQ(c.states[1].info, info_of(7, 1000));
+  EXPECT_TRUE(filled((*s)->read(c.states[0].buffer, 900), 8));
+  EXPECT_TRUE(filled((*s)->read(c.states[1].buffer, 1000), 7));
+  EXPECT_EQ((*s)->capacity(), 1000);
+  struct stat st {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  EXPECT_EQ(static_cast<uint64_t>(st.st_size), segment_bytes(1000));
+  EXPECT_EQ(st.st_mode & 0777, 0600U);
+}
+
+TEST(StateSegment, ABufferThatIsWrittenHoldsNothing) {
+  const ShmDir dir;
+  auto s = make(dir / "s", 10);
+  s->begin(0);
+  const auto first = s->commit(info_of(1, 10));
+  s->begin(1);
+  s->commit(info_of(2, 10));
+  EXPECT_TRUE(s->stands(first));
+  s->begin(0);
+  EXPECT_FALSE(s->stands(first));
+  ASSERT_EQ(s->contents().states.size(), 1U);
+  EXPECT_EQ(s->contents().states[0].info.step, 2);
+  s->clear();
+  EXPECT_TRUE(s->contents().states.empty());
+}
+
+// A generation takes a state over as it stands: both descriptions hold, until
+// a third one comes, and no instant is without.
+TEST(StateSegment, AStateCanBeDescribedAnew) {
+  const ShmDir dir;
+  auto s = make(dir / "s", 10);
+  s->begin(0);
+  const auto old = s->commit(info_of(5, 10));
+  StateInfo info = info_of(5, 10);
+  info.generation = 4;
+  info.rank = 0;
+  const auto taken = s->redescribe(old, info);
+  EXPECT_TRUE(s->stands(old));
+  EXPECT_TRUE(s->stands(taken));
+  ASSERT_EQ(s->contents().states.size(), 2U);
+  EXPECT_EQ(s->contents().states[0].info.generation, 4);
+  // Generation 4 came to nothing; 5 starts from what 3 left.
+  info.generation = 5;
+  const auto again = s->redescribe(old, info);
+  EXPECT_TRUE(s->stands(old));
+  EXPECT_FALSE(s->stands(taken));
+  EXPECT_TRUE(s->stands(again));
+  // 6 starts from what 5 says.
+  info.generation = 6;
+  s->redescribe(again, info);
+  EXPECT_FALSE(s->stands(old));
+  EXPECT_TRUE(s->stands(again));
+  s->begin(0);
+  EXPECT_TRUE(s->contents().states.empty());
+}
+
+// Commits go on where they were after the file is opened again.
+TEST(StateSegment, TheNewestCommitIsTheNewestAfterReopening) {
+  const ShmDir dir;
+  make(dir / "s", 4);
+  for (int step = 1; step < 6; ++step) {
+    auto s = StateSegment::open(dir / "s", kJob, Mode::kWrite);
+    ASSERT_TRUE(s.ok());
+    (*s)->begin(step % 2);
+    (*s)->commit(info_of(step, 4));
+    ASSERT_EQ((*s)->contents().states[0].info.step, step);
+  }
+}
+
+TEST(StateSegment, OneWriterAtATime) {
+  const ShmDir dir;
+  auto s = make(dir / "s", 4);
+  const auto second = StateSegment::open(dir / "s", kJob, Mode::kWrite);
+  ASSERT_FALSE(second.ok());
+  EXPECT_EQ(second.status().code(), Code::kUnavailable);
+  EXPECT_TRUE(StateSegment::open(dir / "s", kJob, Mode::kRead).ok());
+  s.reset();
+  EXPECT_TRUE(StateSegment::open(dir / "s", kJob, Mode::kWrite).ok());
+}
+
+TEST(StateSegment, ContentIsVerifiedWhenItHasAHash) {
+  const ShmDir dir;
+  auto s = make(dir / "s", 100);
+  s->begin(0);
+  fill(s->write(0, 100), 3);
+  StateInfo info = info_of(3, 100);
+  info.content = content_hash(s->read(0, 100));
+  const auto c = s->commit(info);
+  EXPECT_TRUE(s->verify_content(c).ok());
+  for (size_t v = 0; v < kNumVectors; ++v) {
+    float& x = s->write(0, 100)[v][99];
+    const float kept = x;
+    x = -x;
+    EXPECT_EQ(s->verify_content(c).code(), Code::kCorrupt);
+    x = kept;
+  }
+}
+
+void flip(const std::string& path, int64_t at) {
+  std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
+  f.seekg(at);
+  const char c = static_cast<char>(f.get() ^ 0x10);
+  f.seekp(at);
+  f.put(c);
+}
+
+// Every byte of the header in turn: what is opened says either what was
+// committed or less, never something else.
+TEST(StateSegment, DamageOfTheHeaderIsFound) {
+  const ShmDir dir;
+  const std::string path = dir / "s";
+  int64_t header = 0;
+  {
+    auto s = make(path, 0);
+    header = static_cast<int64_t>(s->bytes());
+    s->begin(0);
+    s->commit(info_of(1, 0));
+    s->begin(1);
+    s->commit(info_of(2, 0));
+  }
+  int refused = 0, damaged = 0;
+  for (int64_t at = 0; at < header; ++at) {
+    flip(path, at);
+    const auto s = StateSegment::open(path, kJob, Mode::kRead);
+    if (!s.ok()) {
+      ++refused;
+      EXPECT_FALSE(s.status().message().empty());
+    } else {
+      const auto c = (*s)->contents();
+      damaged += static_cast<int>(c.damaged.size());
+      for (const auto& state : c.states)
+        ASSERT_TRUE(state.info == info_of(1, 0) || state.info == info_of(2, 0))
+            << "byte " << at << ": " << to_string(state.info);
+    }
+    flip(path, at);
+  }
+  EXPECT_EQ(refused, 48);  // magic to checksum
+  EXPECT_GT(damaged, 2 * 8 * 20);
+}
+
+TEST(StateSegment, OfAnotherSizeJobOrKindIsRefused) {
+  const ShmDir dir;
+  const std::string path = dir / "s";
+  const uint64_t bytes = make(path, 5000)->bytes();
+  const auto code = [&](uint64_t job) {
+    return StateSegment::open(path, job, Mode::kRead).status().code();
+  };
+  EXPECT_EQ(code(kJob), Code::kOk);
+  EXPECT_EQ(code(kJob + 1), Code::kInvalidArgument);
+  for (const uint64_t size : {uint64_t{0}, uint64_t{100}, bytes / 2, bytes - 1,
+                              bytes + 1, 2 * bytes}) {
+    ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(size)), 0);
+    EXPECT_EQ(code(kJob), Code::kCorrupt) << size;
+  }
+  ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(bytes)), 0);
+  const std::string link = dir / "link";
+  ASSERT_EQ(symlink(path.c_str(), link.c_str()), 0);
+  EXPECT_FALSE(StateSegment::open(link, kJob, Mode::kRead).ok());
+  EXPECT_EQ(StateSegment::open(dir.path(), kJob, Mode::kRead).status().code(),
+            Code::kInvalidArgument);
+  EXPECT_EQ(StateSegment::open(dir / "none", kJob, Mode::kRead).status().code(),
+            Code::kNotFound);
+}
+
+TEST(StateSegment, APlaceThatIsTakenStaysAsItIs) {
+  const ShmDir dir;
+  auto s = make(dir / "s", 4);
+  s->begin(0);
+  s->commit(info_of(1, 4));
+  EXPECT_EQ(StateSegment::create(dir / "s", kJob, 4).status().code(),
+            Code::kAlreadyExists);
+  EXPECT_EQ(s->contents().states.size(), 1U);
+  EXPECT_FALSE(std::filesystem::exists(dir / "s.new"));
+}
+
+TEST(StateSegment, TooLittleSharedMemoryIsSaidWithNumbers) {
+  const ShmDir dir;
+  const int64_t huge = int64_t{1} << 42;
+  const auto s = StateSegment::create(dir / "s", kJob, huge);
+  ASSERT_FALSE(s.ok());
+  EXPECT_EQ(s.status().code(), Code::kExhausted);
+  EXPECT_NE(s.status().message().find(std::to_string(segment_bytes(huge))),
+            std::string::npos)
+      << s.status().message();
+  EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
+}
+
+TEST(StateSegment, BytesAreTwoBuffersAndAHeader) {
+  for (const int64_t n : {0, 1, 1000, 1024, 1025, 1 << 20}) {
+    const uint64_t data = 6 * static_cast<uint64_t>(n) * 4;
+    EXPECT_GE(segment_bytes(n), data);
+    EXPECT_LE(segment_bytes(n), data + (4 << 20));
+    EXPECT_GE(segment_bytes(n + 1), segment_bytes(n));
+  }
+}
+
+TEST(Shelf, ListsAndRemovesTheJobsOwnFilesAlone) {
+  const ShmDir dir;
+  EXPECT_EQ(free_number(dir.path(), kJob), 0);
+  for (const int n : {0, 1, 3})
+    ASSERT_TRUE(
+        StateSegment::create(segment_path(dir.path(), kJob, n), kJob, 8).ok());
+  ASSERT_TRUE(StateSegment::create(segment_path(dir.path(), 9, 0), 9, 8).ok());
+  const std::vector<std::string> foreign = {"other",
+                                            "state-",
+                                            "state-0000000000001234",
+                                            "state-0000000000001234-x",
+                                            "state-0000000000001234-1x",
+                                            "state-0000000000001234--1"};
+  for (const std::string& name : foreign) std::ofstream(dir / name) << "x";
+  std::ofstream(segment_path(dir.path(), kJob, 2) + ".new") << "x";
+  const auto files = list_segments(dir.path(), kJob);
+  ASSERT_EQ(files.size(), 3U);
+  EXPECT_EQ(files[2].number, 3);
+  EXPECT_EQ(files[2].bytes, segment_bytes(8));
+  EXPECT_EQ(free_number(dir.path(), kJob), 4);
+  EXPECT_EQ(remove_unfinished(dir.path(), kJob), 1);
+  EXPECT_EQ(free_number(dir.path(), kJob), 2);
+  EXPECT_EQ(remove_segments(dir.path(), kJob), 3);
+  EXPECT_TRUE(list_segments(dir.path(), kJob).empty());
+  EXPECT_EQ(list_segments(dir.path(), 9).size(), 1U);
+  for (const std::string& name : foreign)
+    EXPECT_TRUE(std::filesystem::exists(dir / name)) << name;
+  EXPECT_TRUE(list_segments(dir / "none", kJob).empty());
+}
+
+TEST(Shelf, TheSmallestThatSufficesIsUsedAgain) {
+  const std::vector<int64_t> free = {100000, 3000000, 2000000, 2500000};
+  EXPECT_EQ(pick_segment(free, 1900000), 2);
+  EXPECT_EQ(pick_segment(free, 2000001), 3);
+  EXPECT_EQ(pick_segment(free, 3000000), 1);
+  EXPECT_EQ(pick_segment(free, 3000001), -1);
+  EXPECT_EQ(pick_segment(free, 900000), -1);  // wasteful
+  EXPECT_EQ(pick_segment({}, 1), -1);
+}
+
+}  // namespace
+}  // namespace remesh::memory
