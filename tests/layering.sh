@@ -46,13 +46,14 @@ checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/manifest
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
-worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board)
+worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
 worker/data proto/base
 worker/board proto/base
-worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(engine|kernels|model|data|board)
+worker/trace proto/base|parallel/comm
+worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(trace|engine|kernels|model|data|board)
 worker/agent/core proto/base|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board)|checkpoint/memory
-coordinator/core proto/base|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry
+coordinator/core proto/(base|jobfile)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry
 coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store)
 RULES
 [ $bad -eq 0 ] && echo "layering: clean"

@@ -6,8 +6,6 @@
 
 namespace remesh::core {
 
-using geometry::ScheduleKind;
-
 std::optional<planner::JobShape> shape_of(const pb::Job& job) {
   const pb::Train& t = job.train();
   const pb::Parallel& p = job.parallel();
@@ -47,10 +45,9 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
                const geometry::Layout& layout) {
   pb::Job out = job;
   pb::Parallel* p = out.mutable_parallel();
-  const int chunks = planner::chunks_on(shape, layout);
-  p->set_pipeline_chunks(chunks);
-  if (chunks == 1 && shape.schedule == ScheduleKind::kInterleaved1F1B)
-    p->set_pipeline_schedule(geometry::schedule_name(ScheduleKind::k1F1B));
+  p->set_pipeline_chunks(planner::chunks_on(shape, layout));
+  p->set_pipeline_schedule(
+      geometry::schedule_name(planner::schedule_kind_on(shape, layout)));
   if (shape.shard_group != 0)
     p->set_zero_shard_group(planner::shard_group_on(shape, layout));
   return out;
@@ -59,10 +56,8 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout) {
   if (layout.pp == 1) return 0;
-  const auto schedule =
-      planner::schedule_on(shape, layout, most_microbatches(shape, layout));
-  CHECK(schedule.ok());
-  const auto timing = geometry::simulate(*schedule, {});
+  const auto timing =
+      geometry::simulate(planner::schedule_on(shape, layout), {});
   CHECK(timing.ok());
   return timing->bubble_share;
 }

@@ -17,8 +17,8 @@ geometry::Layout layout_of(const pb::Mesh& mesh);
 pb::Mesh mesh_of(const geometry::Layout& layout);
 
 // What the keys of [parallel] amount to on that mesh, for the trainers:
-// zero_shard_group divides the data group, there are chunks only in a pipeline,
-// and only they are interleaved.
+// zero_shard_group divides the data group; there are chunks only in a pipeline,
+// and without any it is 1F1B.
 pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
                const geometry::Layout& layout);
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <vector>
 
-#include "parallel/geometry/batch.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/zero.h"
 
@@ -57,7 +56,7 @@ Chunk chunk_of(const JobShape& s, const ShardTable& shard, int c) {
   k.P = k.n * tp;
   k.d = s.bf16 ? 2 : kFp32;
   k.split =
-      s.schedule == geometry::ScheduleKind::kZbH1 && shard.layout().pp > 1;
+      schedule_kind_on(s, shard.layout()) == geometry::ScheduleKind::kZbH1;
   return k;
 }
 
@@ -109,18 +108,17 @@ int64_t slot_bytes(const JobShape& s, const Chunk& k, int64_t first_layer) {
   return bytes;
 }
 
-// What lives inside a call, of one chunk.
+// What lives inside a call, of one chunk: one layer's parts that no slot keeps,
+// where possible in memory that only backward would use.
 int64_t scratch_bytes(const JobShape& s, const Chunk& k, int64_t first_layer,
                       const Layout& l) {
   bool some = false;   // layers that compute attention and SwiGLU again
   bool whole = false;  // layers that compute everything again
   for (int64_t i = 0; i < k.layers; ++i) {
-    Recompute r = of_layer(s, first_layer + i);
-    if (k.split && r == Recompute::kSelective) r = Recompute::kNone;
-    some |= r != Recompute::kNone;
+    const Recompute r = of_layer(s, first_layer + i);
+    some |= r != Recompute::kNone && !k.split;
     whole |= r == Recompute::kFull;
   }
-  const bool again = some && !k.split;  // attention, gate and up, swiglu
   const int64_t stream = k.n * k.D * kFp32;
   const int64_t normed = k.P * k.D * k.d;
   const int64_t qkv = k.N * (k.q + 2 * k.kv) * k.d;
@@ -129,15 +127,12 @@ int64_t scratch_bytes(const JobShape& s, const Chunk& k, int64_t first_layer,
   if (s.bf16 || k.split) bytes += stream;  // its gradient
   if (!k.split) bytes += normed + qkv + k.D * kFp32;
   bytes += normed + k.n * kFp32 + k.N * k.heads * kFp32 +
-           k.N * 3 * k.F * k.d;  // norm, lse, gate and up, swiglu
-  if (whole) {
-    if (!k.split) bytes += normed;
-    bytes += k.n * kFp32;
-    bytes += stream;  // x1
-  }
-  if (whole || k.split) bytes += qkv;
+           k.N * 3 * k.F * k.d;            // norm, lse, gate and up, swiglu
+  if (whole && !k.split) bytes += normed;  // the second norm
+  if (whole) bytes += k.n * kFp32 + stream + qkv;  // x1
+  if (!whole && k.split) bytes += qkv;
   bytes += k.N * k.q * k.d;  // gradient of attention's output
-  if (again) bytes += k.N * k.q * k.d + k.N * k.F * k.d;
+  if (some) bytes += k.N * k.q * k.d + k.N * k.F * k.d;
   bytes += stream;  // of a validation
   if (k.embedding) bytes += k.N * 4;
   if (k.head) {
@@ -146,26 +141,27 @@ int64_t scratch_bytes(const JobShape& s, const Chunk& k, int64_t first_layer,
   }
   if (l.cp > 1)
     bytes += k.N * k.q * kFp32 + 2 * k.N * 2 * k.kv * k.d +
-             3 * k.N * 2 * k.kv * kFp32;
+             2 * 3 * k.N * k.kv * kFp32;
   bytes += 2 * s.T * k.half_head * kFp32;
   if (l.cp > 1) bytes += 2 * (s.T / l.cp) * k.half_head * kFp32;
   return bytes;
 }
 
+// bf16 copies of the weights that products run with.
+int64_t copies_bytes(const JobShape& s, const Chunk& k, bool streams) {
+  if (!s.bf16) return 0;
+  const int64_t sets = streams ? std::min(kStreamedBlocks, k.layers) : k.layers;
+  const int64_t block = k.D * (2 * k.q + 2 * k.kv + 3 * k.F);
+  return (sets * block + (k.head ? k.V * k.D : 0)) * k.d;
+}
+
 // Most microbatches of each chunk alive at once on a pipeline rank.
-std::vector<int64_t> live_slots(const JobShape& s, const Layout& l,
-                                const Coord& at) {
-  const int chunks = chunks_on(s, l);
-  std::vector<int64_t> most(static_cast<size_t>(chunks), 1);
-  const int64_t m = geometry::deal(s.microbatches, l.dp, at.dp).size();
-  if (l.pp == 1 || m == 0) return most;
-  const auto schedule = schedule_on(s, l, m);
-  CHECK(schedule.ok());  // admit()
-  const auto last = schedule->split_backward ? geometry::Pass::kWeight
-                                             : geometry::Pass::kBackward;
-  std::vector<int64_t> live(most.size(), 0);
-  for (const geometry::PipeOp& op :
-       schedule->ranks[static_cast<size_t>(at.pp)]) {
+std::vector<int64_t> live_slots(const geometry::Schedule& schedule, int rank) {
+  const auto chunks = static_cast<size_t>(schedule.chunks);
+  std::vector<int64_t> most(chunks, 1), live(chunks, 0);
+  const auto last = schedule.split_backward ? geometry::Pass::kWeight
+                                            : geometry::Pass::kBackward;
+  for (const geometry::PipeOp& op : schedule.ranks[static_cast<size_t>(rank)]) {
     const auto c = static_cast<size_t>(op.chunk);
     if (op.pass == geometry::Pass::kForward)
       most[c] = std::max(most[c], ++live[c]);
@@ -173,6 +169,18 @@ std::vector<int64_t> live_slots(const JobShape& s, const Layout& l,
       --live[c];
   }
   return most;
+}
+
+// Messages held: three received ones (one read, two on their way), and a copy
+// of what is sent back.
+int64_t message_bytes(const JobShape& s, const Layout& l, const Coord& at,
+                      const Chunk& k, int64_t passes) {
+  if (l.pp == 1) return 0;
+  const bool ring = chunks_on(s, l) > 1;
+  const bool first = at.pp == 0 && !ring;
+  const bool last = at.pp == l.pp - 1 && !ring;
+  const int64_t received = (first || last ? 1 : 2) * passes;
+  return (std::min<int64_t>(3, received) + (first ? 0 : 1)) * k.n * k.D * kFp32;
 }
 
 // Elements of each unit, padded to whole shares.
@@ -200,45 +208,43 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
       l.dp * l.cp, at.dp * l.cp + at.cp);
   CHECK(zero.ok());
   const bool streams = s.zero_stage == 3 && z > 1;
+  const geometry::Schedule schedule = schedule_on(s, l);
+  const bool few_gradients =
+      s.zero_stage >= 2 && z > 1 && schedule.num_microbatches == 1;
   const int64_t state = zero->state_elements();
 
-  int64_t largest_block = 0;
-  for (const geometry::Unit& u : shard->units())
-    if (u.kind == geometry::UnitKind::kBlock)
-      largest_block =
-          std::max(largest_block, geometry::share_length(u.numel(), z) * z);
+  int64_t largest_block = 0, num_blocks = 0, shares = 0;
+  for (const geometry::Unit& u : shard->units()) {
+    shares += geometry::share_length(u.numel(), z);
+    if (u.kind != geometry::UnitKind::kBlock) continue;
+    ++num_blocks;
+    largest_block =
+        std::max(largest_block, geometry::share_length(u.numel(), z) * z);
+  }
   const int64_t padded = padded_elements(*shard, z, false);
-  const int64_t blocks = padded_elements(*shard, z, true);
+  const int64_t ends = padded - padded_elements(*shard, z, true);
+  const int64_t places = std::min<int64_t>(2, num_blocks) * largest_block;
 
-  Memory m;
-  int64_t weights = state * kFp32;
-  if (z > 1 && !streams) weights += padded * kFp32;
-  if (streams)
-    weights += (padded - blocks) * kFp32 +
-               kStreamedBlocks * chunks * largest_block * kFp32;
-  m.optimizer = static_cast<uint64_t>(2 * state * kFp32);
-  m.gradients = static_cast<uint64_t>(
-      (s.zero_stage >= 2 && z > 1 ? state + 2 * largest_block : padded) *
-      kFp32);
-  const std::vector<int64_t> live = live_slots(s, l, at);
+  int64_t weights = state;
+  if (z > 1 && !streams) weights += padded;
+  if (streams) weights += ends;
   int64_t activations = 0, buffers = 0;
+  const std::vector<int64_t> live = live_slots(schedule, at.pp);
   for (int c = 0; c < chunks; ++c) {
     const Chunk k = chunk_of(s, *shard, c);
     const int64_t first = shard->first_layer(c);
+    if (streams) weights += std::min(kStreamedBlocks, k.layers) * largest_block;
     activations += live[static_cast<size_t>(c)] * slot_bytes(s, k, first);
-    buffers += scratch_bytes(s, k, first, l);
-    if (s.bf16) {
-      const int64_t sets =
-          streams ? std::min(kStreamedBlocks, k.layers) : k.layers;
-      weights += (sets * k.D * (k.q + 2 * k.kv + k.q + 3 * k.F) +
-                  (k.head ? k.V * k.D : 0)) *
-                 k.d;
-    }
+    buffers += scratch_bytes(s, k, first, l) + copies_bytes(s, k, streams);
+    if (c == 0)
+      buffers += message_bytes(s, l, at, k, schedule.num_microbatches);
   }
-  m.weights = static_cast<uint64_t>(weights);
-  m.activations = static_cast<uint64_t>(activations);
-  m.buffers = static_cast<uint64_t>(buffers);
-  return m;
+  return {.weights = static_cast<uint64_t>(weights * kFp32),
+          .gradients = static_cast<uint64_t>(
+              (few_gradients ? shares + places + ends : padded) * kFp32),
+          .optimizer = static_cast<uint64_t>(2 * state * kFp32),
+          .activations = static_cast<uint64_t>(activations),
+          .buffers = static_cast<uint64_t>(buffers)};
 }
 
 Memory predict_worst_memory(const JobShape& s, const Layout& l) {

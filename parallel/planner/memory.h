@@ -3,12 +3,13 @@
 // (worker/model, worker/engine), written independently of it, so that the two
 // check each other. Pure.
 //
-//   weights      fp32 weights: the rank's share of the master weights, the
-//                gathered copies under ZeRO, and copies in bf16 to compute with
-//   gradients    fp32
-//   optimizer    both moments of AdamW, fp32
+//   weights      fp32: the rank's share of the master weights, and under ZeRO
+//                the gathered copies
+//   gradients    fp32: all of the shard, or with ZeRO 2 and 3 and one
+//                microbatch a step a few units' and the rank's share
+//   optimizer    both moments of AdamW, fp32: the rank's share
 //   activations  what microbatches in flight keep for their backward
-//   buffers      what lives inside one pass: one layer's activations and
+//   buffers      weights in bf16 to compute with, one layer's activations and
 //                gradients, messages, tables
 //
 // What a process takes without any of this (code, MPI, thread stacks) is not in

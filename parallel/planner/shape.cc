@@ -19,16 +19,24 @@ int shard_group_on(const JobShape& shape, const geometry::Layout& layout) {
   return z;
 }
 
-Result<geometry::Schedule> schedule_on(const JobShape& shape,
-                                       const geometry::Layout& layout,
-                                       int64_t microbatches) {
+geometry::ScheduleKind schedule_kind_on(const JobShape& shape,
+                                        const geometry::Layout& layout) {
   using geometry::ScheduleKind;
-  const int chunks = chunks_on(shape, layout);
   const bool plain =
-      chunks == 1 && shape.schedule == ScheduleKind::kInterleaved1F1B;
-  return geometry::make_schedule(plain ? ScheduleKind::k1F1B : shape.schedule,
-                                 layout.pp, static_cast<int>(microbatches),
-                                 chunks);
+      layout.pp == 1 ||
+      (shape.chunks == 1 && shape.schedule == ScheduleKind::kInterleaved1F1B);
+  return plain ? ScheduleKind::k1F1B : shape.schedule;
+}
+
+geometry::Schedule schedule_on(const JobShape& shape,
+                               const geometry::Layout& layout) {
+  const int chunks = chunks_on(shape, layout);
+  int64_t n = most_microbatches(shape, layout);
+  if (chunks > 1) n = (n + layout.pp - 1) / layout.pp * layout.pp;
+  auto schedule = geometry::make_schedule(
+      schedule_kind_on(shape, layout), layout.pp, static_cast<int>(n), chunks);
+  CHECK(schedule.ok());
+  return *std::move(schedule);
 }
 
 int64_t most_microbatches(const JobShape& shape,
@@ -57,13 +65,6 @@ Status admit(const JobShape& shape, const geometry::Layout& layout) {
         "{} pipeline ranks with {} chunks each; together must be at most the "
         "{} layers",
         layout.pp, chunks_on(shape, layout), shape.model.n_layers));
-  if (chunks_on(shape, layout) > 1 &&
-      (shape.microbatches % layout.dp != 0 ||
-       shape.microbatches / layout.dp % layout.pp != 0))
-    return refuse(fmt::format(
-        "interleaved order needs a multiple of {} microbatches on each "
-        "data-parallel rank; there are {} over {}",
-        layout.pp, shape.microbatches, layout.dp));
   return ok_status();
 }
 

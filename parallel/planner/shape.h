@@ -33,9 +33,8 @@ struct JobShape {
 
 // Whether the mesh can run the job, whatever the slots: the model can be cut
 // that way, every data-parallel rank has a microbatch, each context-parallel
-// rank two equal parts of a sequence, each stage a layer, and the schedule can
-// deal with every rank's share of the microbatches. The message says what is
-// allowed.
+// rank two equal parts of a sequence, and each stage a layer. The message says
+// what is allowed.
 Status admit(const JobShape& shape, const geometry::Layout& layout);
 
 // Model chunks a rank has on that mesh: 1 without a pipeline.
@@ -45,11 +44,15 @@ int chunks_on(const JobShape& shape, const geometry::Layout& layout);
 // dp * cp that is not above what was asked for; 1 with zero_stage 0.
 int shard_group_on(const JobShape& shape, const geometry::Layout& layout);
 
-// Passes of a pipeline whose ranks have that many microbatches each. Without
-// chunks interleaved order is 1F1B. Fails like make_schedule().
-Result<geometry::Schedule> schedule_on(const JobShape& shape,
-                                       const geometry::Layout& layout,
-                                       int64_t microbatches);
+// The order of passes on that mesh: without a pipeline 1F1B, which holds one
+// microbatch; without chunks interleaved order is 1F1B as well.
+geometry::ScheduleKind schedule_kind_on(const JobShape& shape,
+                                        const geometry::Layout& layout);
+// The passes of a step. Every data-parallel rank walks the list made for the
+// one with most microbatches, in interleaved order for the next multiple of
+// pp, and leaves out what it has not. REQUIRES: admit() passed.
+geometry::Schedule schedule_on(const JobShape& shape,
+                               const geometry::Layout& layout);
 
 // Microbatches of the data-parallel rank that has most.
 int64_t most_microbatches(const JobShape& shape,

@@ -149,12 +149,6 @@ std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
         "pp = {} with parallel.pipeline_chunks = {}: has {} stages; must be at "
         "most model.n_layers = {}",
         l.pp, chunks, l.pp * chunks, job.model().n_layers());
-  // In interleaved order microbatches go in rounds of pp.
-  if (chunks > 1 && (batches % l.dp != 0 || batches / l.dp % l.pp != 0))
-    return fmt::format(
-        "pp = {} with parallel.pipeline_chunks = {}: must divide the "
-        "microbatches of each data-parallel rank ({} in all over {})",
-        l.pp, chunks, batches, l.dp);
   return "";
 }
 
