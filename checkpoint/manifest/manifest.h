@@ -27,7 +27,10 @@
 
 namespace remesh::manifest {
 
-inline constexpr int32_t kFormat = 1;
+// Written, and the oldest read. What differs is how shards are checksummed, see
+// proto/manifest.proto.
+inline constexpr int32_t kFormat = 2;
+inline constexpr int32_t kOldestFormat = 1;
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kIndexName[] = "index.h5";
 

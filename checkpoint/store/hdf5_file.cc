@@ -1,6 +1,7 @@
 #include "checkpoint/store/hdf5_file.h"
 
 #include <hdf5.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <bit>
@@ -8,7 +9,6 @@
 #include <limits>
 #include <utility>
 
-#include "checkpoint/store/fletcher32.h"
 #include "checkpoint/store/hdf5_driver.h"
 
 namespace remesh::store {
@@ -85,10 +85,15 @@ Id simple_space(const Dims& dims) {
           H5Sclose};
 }
 
+constexpr hsize_t kPageBytes = 4096;
+constexpr hsize_t kLargeBytes = 16 * kPageBytes;
+
 Id access_list(const std::shared_ptr<DriverState>& state) {
   Id fapl(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   if (!fapl.ok() || !set_driver(fapl.get(), state) ||
       H5Pset_libver_bounds(fapl.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) < 0 ||
+      // Large data begins with a page: copying into the page cache likes it.
+      H5Pset_alignment(fapl.get(), kLargeBytes, kPageBytes) < 0 ||
       // Closing the file closes what a failure left open in it.
       H5Pset_fclose_degree(fapl.get(), H5F_CLOSE_STRONG) < 0)
     return {};
@@ -120,23 +125,38 @@ bool select(hid_t space, const Dims& start, const Dims& count) {
                              nullptr, sizes(count).data(), nullptr) >= 0;
 }
 
-// The bytes of a chunk of `tile` elements as the fletcher32 filter leaves them:
-// rows, zeros beyond `part` at the edges, checksum.
-void pack_chunk(const float* data, int64_t row_stride, const Box& part,
-                const Box& tile, std::vector<std::byte>& out) {
-  const size_t bytes = static_cast<size_t>(tile.numel()) * sizeof(float);
-  const size_t row_bytes = static_cast<size_t>(part.cols) * sizeof(float);
-  out.resize(bytes + sizeof(uint32_t));
-  if (part != tile) std::memset(out.data(), 0, bytes);
-  if (part.cols == tile.cols && row_stride == part.cols)
-    std::memcpy(out.data(), data, row_bytes * static_cast<size_t>(part.rows));
-  else
-    for (int64_t r = 0; r < part.rows; ++r)
-      std::memcpy(
-          out.data() + static_cast<size_t>(r * tile.cols) * sizeof *data,
-          data + r * row_stride, row_bytes);
-  const uint32_t sum = fletcher32(std::span(out).first(bytes));
-  std::memcpy(out.data() + bytes, &sum, sizeof sum);
+// A chunk of `tile` elements, zeros beyond `part` at the edges, its bytes
+// shuffled: the first of every element, then the second of every element ...
+// (HDF5's filter of that name.)
+void shuffle_chunk(const float* data, int64_t row_stride, const Box& part,
+                   const Box& tile, std::vector<std::byte>& out) {
+  const auto n = static_cast<size_t>(tile.numel());
+  out.assign(n * sizeof(float), std::byte{0});
+  for (int64_t r = 0; r < part.rows; ++r) {
+    const auto* row = reinterpret_cast<const std::byte*>(data + r * row_stride);
+    for (size_t k = 0; k < sizeof(float); ++k) {
+      std::byte* to = out.data() + k * n + r * tile.cols;
+      for (int64_t c = 0; c < part.cols; ++c)
+        to[c] = row[static_cast<size_t>(c) * sizeof(float) + k];
+    }
+  }
+}
+
+// Deflates `raw` into `out`. False: it would not get smaller, and HDF5 is to be
+// told that this filter was left out.
+bool deflate_chunk(const std::vector<std::byte>& raw,
+                   std::vector<std::byte>& out) {
+  // Trained weights are noise but for their exponents: more effort gains
+  // little.
+  constexpr int kLevel = 1;
+  out.resize(raw.size());
+  uLongf size = out.size();
+  const int rc =
+      compress2(reinterpret_cast<Bytef*>(out.data()), &size,
+                reinterpret_cast<const Bytef*>(raw.data()), raw.size(), kLevel);
+  if (rc != Z_OK) return false;
+  out.resize(size);
+  return true;
 }
 
 // Room for one of our chunks, so that one is unpacked once.
@@ -167,7 +187,7 @@ struct Hdf5Writer::Impl {
   std::string path;
   std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
   Id file;
-  std::vector<std::byte> chunk;  // reused: fresh pages cost more than the rest
+  std::vector<std::byte> shuffled, deflated;  // reused
 
   // What went wrong: the file's own trouble before HDF5's view of it.
   Status failed(const std::string& what) {
@@ -191,11 +211,17 @@ Hdf5Writer::~Hdf5Writer() {
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
     FileSystem& fs, const std::string& path) {
+  ASSIGN_OR_RETURN(auto file, fs.create(path));
+  return create(std::move(file), path);
+}
+
+Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
+    std::unique_ptr<manifest::File> file, const std::string& path) {
   const QuietErrors quiet;
   std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
   Impl& m = *w->impl_;
   m.path = path;
-  ASSIGN_OR_RETURN(m.state->file, fs.create(path));
+  m.state->file = std::move(file);
   const Id fapl = access_list(m.state);
   const Id fcpl = creation_list(H5P_FILE_CREATE);
   if (!fapl.ok() || !fcpl.ok()) return m.failed("set up");
@@ -261,11 +287,12 @@ Status Hdf5Writer::make_group(const std::string& path) {
   return impl_->check();
 }
 
-// Chunks are assembled and checksummed here and handed over whole: HDF5's own
-// way copies each three times through fresh memory.
-Status Hdf5Writer::write_floats(const std::string& path, const Dims& dims,
-                                const float* data, int64_t row_stride) {
+// Chunks are filtered here and handed over whole, outside of HDF5's lock and
+// without its copies.
+Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
+                                    const float* data, int64_t row_stride) {
   static_assert(std::endian::native == std::endian::little);
+  constexpr uint32_t kWithoutDeflate = 1U << 1;  // the second of two filters
   const QuietErrors quiet;
   const Dims chunk = chunk_of(dims);
   const Id space = simple_space(dims);
@@ -273,7 +300,7 @@ Status Hdf5Writer::write_floats(const std::string& path, const Dims& dims,
   if (!space.ok() || !dcpl.ok() ||
       H5Pset_chunk(dcpl.get(), static_cast<int>(dims.size()),
                    sizes(chunk).data()) < 0 ||
-      H5Pset_fletcher32(dcpl.get()) < 0)
+      H5Pset_shuffle(dcpl.get()) < 0 || H5Pset_deflate(dcpl.get(), 1) < 0)
     return impl_->failed(path);
   const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
                           space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
@@ -284,17 +311,38 @@ Status Hdf5Writer::write_floats(const std::string& path, const Dims& dims,
   const Box tile{.rows = flat ? 1 : chunk[0], .cols = chunk.back()};
   for (int64_t r = 0; r < rows; r += tile.rows)
     for (int64_t c = 0; c < cols; c += tile.cols) {
-      pack_chunk(data + r * row_stride + c, row_stride,
-                 {.rows = std::min(tile.rows, rows - r),
-                  .cols = std::min(tile.cols, cols - c)},
-                 tile, impl_->chunk);
+      shuffle_chunk(data + r * row_stride + c, row_stride,
+                    {.rows = std::min(tile.rows, rows - r),
+                     .cols = std::min(tile.cols, cols - c)},
+                    tile, impl_->shuffled);
+      const bool smaller = deflate_chunk(impl_->shuffled, impl_->deflated);
+      const auto& bytes = smaller ? impl_->deflated : impl_->shuffled;
       const Dims at = flat ? Dims{c} : Dims{r, c};
-      if (H5Dwrite_chunk(set.get(), H5P_DEFAULT, 0, sizes(at).data(),
-                         impl_->chunk.size(), impl_->chunk.data()) < 0)
+      if (H5Dwrite_chunk(set.get(), H5P_DEFAULT, smaller ? 0 : kWithoutDeflate,
+                         sizes(at).data(), bytes.size(), bytes.data()) < 0)
         return impl_->failed(path);
       RETURN_IF_ERROR(impl_->check());
     }
   return ok_status();
+}
+
+Result<uint64_t> Hdf5Writer::reserve_floats(const std::string& path,
+                                            const Dims& dims) {
+  const QuietErrors quiet;
+  const Id space = simple_space(dims);
+  const Id dcpl = creation_list(H5P_DATASET_CREATE);
+  if (!space.ok() || !dcpl.ok() ||
+      H5Pset_layout(dcpl.get(), H5D_CONTIGUOUS) < 0 ||
+      H5Pset_alloc_time(dcpl.get(), H5D_ALLOC_TIME_EARLY) < 0 ||
+      H5Pset_fill_time(dcpl.get(), H5D_FILL_TIME_NEVER) < 0)
+    return impl_->failed(path);
+  const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
+                          space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
+               H5Dclose);
+  const haddr_t place = set.ok() ? H5Dget_offset(set.get()) : HADDR_UNDEF;
+  if (place == HADDR_UNDEF) return impl_->failed(path);
+  RETURN_IF_ERROR(impl_->check());
+  return place;
 }
 
 Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
@@ -322,12 +370,11 @@ Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
   return impl_->check();
 }
 
-Status Hdf5Writer::finish() {
+Result<std::unique_ptr<manifest::File>> Hdf5Writer::finish() {
   const QuietErrors quiet;
   if (!impl_->file.close()) return impl_->failed("close");
   RETURN_IF_ERROR(impl_->check());
-  RETURN_IF_ERROR(impl_->state->file->sync());
-  return impl_->state->file->close();
+  return std::move(impl_->state->file);
 }
 
 // --- reader ---------------------------------------------------------------
@@ -370,11 +417,17 @@ Hdf5Reader::~Hdf5Reader() {
 
 Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
                                                      const std::string& path) {
+  ASSIGN_OR_RETURN(auto file, fs.open(path));
+  return open(std::move(file), path);
+}
+
+Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
+    std::unique_ptr<manifest::File> file, const std::string& path) {
   const QuietErrors quiet;
   std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
   Impl& m = *r->impl_;
   m.path = path;
-  ASSIGN_OR_RETURN(m.state->file, fs.open(path));
+  m.state->file = std::move(file);
   ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
   const Id fapl = access_list(m.state);
   if (!fapl.ok()) return m.failed("set up");
@@ -436,6 +489,43 @@ Result<std::vector<int64_t>> Hdf5Reader::attribute(const std::string& object,
   if (H5Aread(attr.get(), H5T_NATIVE_INT64, values.data()) < 0)
     return impl_->failed(what);
   return values;
+}
+
+Result<std::vector<StoredPart>> Hdf5Reader::parts(const std::string& path) {
+  ASSIGN_OR_RETURN(const Dims whole, dims(path));
+  const QuietErrors quiet;
+  const hid_t set = impl_->set.get();
+  const bool flat = whole.size() == 1;
+  const Box all{.rows = flat ? 1 : whole[0], .cols = whole.back()};
+  std::vector<StoredPart> parts;
+  const Id dcpl(H5Dget_create_plist(set), H5Pclose);
+  if (!dcpl.ok()) return impl_->failed(path);
+  if (H5Pget_layout(dcpl.get()) == H5D_CONTIGUOUS) {
+    const haddr_t at = H5Dget_offset(set);
+    if (at == HADDR_UNDEF) return impl_->failed(path);
+    parts.push_back({at, at + H5Dget_storage_size(set), all});
+    return parts;
+  }
+  hsize_t chunk[2] = {}, count = 0;
+  const Id space(H5Dget_space(set), H5Sclose);
+  if (H5Pget_chunk(dcpl.get(), 2, chunk) != static_cast<int>(whole.size()) ||
+      H5Dget_num_chunks(set, space.get(), &count) < 0)
+    return impl_->failed(path);
+  for (hsize_t i = 0; i < count; ++i) {
+    hsize_t start[2] = {}, bytes = 0;
+    haddr_t at = HADDR_UNDEF;
+    unsigned skipped = 0;
+    if (H5Dget_chunk_info(set, space.get(), i, start, &skipped, &at, &bytes) <
+        0)
+      return impl_->failed(path);
+    Box box;
+    box.row = flat ? 0 : static_cast<int64_t>(start[0]);
+    box.col = static_cast<int64_t>(start[flat ? 0 : 1]);
+    box.rows = flat ? 1 : static_cast<int64_t>(chunk[0]);
+    box.cols = static_cast<int64_t>(chunk[flat ? 0 : 1]);
+    parts.push_back({at, at + bytes, manifest::intersect(box, all)});
+  }
+  return parts;
 }
 
 }  // namespace remesh::store

@@ -2,7 +2,8 @@
 // every failure a Status with HDF5's own reason, nothing printed.
 //
 // Files are written in the 1.10 format, where every piece of metadata carries
-// a checksum, without time stamps: the same state gives the same bytes.
+// a checksum, without time stamps: the same state gives the same bytes. What
+// guards the data itself is blocks.h.
 //
 // Threads: one object belongs to one thread at a time; different objects in
 // different threads are serialised by HDF5's global lock.
@@ -23,7 +24,7 @@ namespace remesh::store {
 
 using Dims = std::vector<int64_t>;
 
-// Elements a chunk of a stored slice has at most: 4 MiB of fp32.
+// Elements a chunk of a compressed slice has at most: 4 MiB of fp32.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;
 // The chunk of a dataset: whole rows where they fit, balanced so that little
 // of the last one is empty. Same number of dims as `dims`.
@@ -40,6 +41,9 @@ class Hdf5Writer {
  public:
   static Result<std::unique_ptr<Hdf5Writer>> create(manifest::FileSystem& fs,
                                                     const std::string& path);
+  // Writes into `file`, which is empty; `path` is for words alone.
+  static Result<std::unique_ptr<Hdf5Writer>> create(
+      std::unique_ptr<manifest::File> file, const std::string& path);
   // Gives up what was not finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
@@ -54,15 +58,19 @@ class Hdf5Writer {
                        const std::string& value);
   // Makes the group at `path`, whose parent exists.
   Status make_group(const std::string& path);
-  // fp32, chunked, fletcher32. Row i (dim 0; one dim is one row) begins at
-  // data + i * row_stride. The parent group exists.
-  Status write_floats(const std::string& path, const Dims& dims,
-                      const float* data, int64_t row_stride);
+  // fp32, chunked, byte shuffle and deflate. Row i (dim 0; one dim is one row)
+  // begins at data + i * row_stride. The parent group exists.
+  Status write_compressed(const std::string& path, const Dims& dims,
+                          const float* data, int64_t row_stride);
+  // fp32, contiguous, not written: the place in the file where the caller has
+  // to put the elements, row by row, after finish().
+  Result<uint64_t> reserve_floats(const std::string& path, const Dims& dims);
   // fp32 of shape dims; what no part covers reads as NaN.
   Status write_virtual(const std::string& path, const Dims& dims,
                        const std::vector<VirtualPart>& parts);
-  // Flushes, syncs and closes. The file is good only if this says ok.
-  Status finish();
+  // Ends HDF5's work: flushes into the file and gives it back, not synced. The
+  // file is good only if this says ok.
+  Result<std::unique_ptr<manifest::File>> finish();
 
  private:
   Hdf5Writer();
@@ -70,10 +78,19 @@ class Hdf5Writer {
   std::unique_ptr<Impl> impl_;
 };
 
+// Where a piece of a dataset stands in the file.
+struct StoredPart {
+  uint64_t begin = 0, end = 0;  // bytes
+  manifest::Box box;            // of the dataset
+};
+
 class Hdf5Reader {
  public:
   static Result<std::unique_ptr<Hdf5Reader>> open(manifest::FileSystem& fs,
                                                   const std::string& path);
+  // Reads from `file`; `path` is for words alone.
+  static Result<std::unique_ptr<Hdf5Reader>> open(
+      std::unique_ptr<manifest::File> file, const std::string& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;
@@ -86,6 +103,8 @@ class Hdf5Reader {
                      float* out, int64_t row_stride);
   Result<std::vector<int64_t>> attribute(const std::string& object,
                                          const std::string& name);
+  // The dataset's chunks, or the one part of a contiguous one.
+  Result<std::vector<StoredPart>> parts(const std::string& path);
 
  private:
   Hdf5Reader();

@@ -19,19 +19,6 @@ float* tensor_of(const Piece<float>& piece, size_t tensor) {
   return std::array{piece.weights, piece.exp_avg, piece.exp_avg_sq}[tensor];
 }
 
-Status check_file(FileSystem& fs, const std::string& file,
-                  const pb::ShardFile& shard, Check check) {
-  ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(file));
-  if (bytes != shard.bytes())
-    return corrupt(fmt::format("{}: {} bytes, the manifest says {}", file,
-                               bytes, shard.bytes()));
-  if (check == Check::kTouched) return ok_status();
-  ASSIGN_OR_RETURN(const std::string sum, manifest::xxh128_file(fs, file));
-  if (sum != shard.xxh128())
-    return corrupt(file + ": its checksum is not the manifest's");
-  return ok_status();
-}
-
 // The stored slice must be the one that the manifest says.
 Status check_dataset(Hdf5Reader& reader, const std::string& file,
                      const std::string& path, const pb::Slice& slice) {
@@ -60,11 +47,10 @@ Status read_part(Hdf5Reader& reader, const std::string& path,
 
 Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
                   std::span<const Read> reads,
-                  const std::vector<Piece<float>>& pieces, Check check) {
+                  const std::vector<Piece<float>>& pieces) {
   const pb::ShardFile& shard = m.shards(reads.front().shard);
   const std::string file = path_join(dir, shard.name());
-  RETURN_IF_ERROR(check_file(fs, file, shard, check));
-  ASSIGN_OR_RETURN(const auto reader, Hdf5Reader::open(fs, file));
+  ASSIGN_OR_RETURN(const auto reader, open_shard(fs, file, shard));
   ASSIGN_OR_RETURN(const Dims step, reader->attribute("/", "step"));
   if (step != Dims{m.step()})
     return corrupt(file + ": is not of step " + std::to_string(m.step()));
@@ -88,7 +74,7 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
 
 Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
             const geometry::ParamTable& table,
-            const std::vector<Piece<float>>& pieces, Check check) {
+            const std::vector<Piece<float>>& pieces) {
   std::vector<pb::Slice> wanted;
   for (const Piece<float>& piece : pieces) wanted.push_back(piece.slice);
   auto reads = manifest::plan_reads(m, table, wanted);
@@ -97,8 +83,7 @@ Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
     const auto last = std::find_if(first, reads->end(), [&](const Read& r) {
       return r.shard != first->shard;
     });
-    RETURN_IF_ERROR(
-        load_shard(fs, path, m, std::span(first, last), pieces, check));
+    RETURN_IF_ERROR(load_shard(fs, path, m, std::span(first, last), pieces));
     first = last;
   }
   return ok_status();

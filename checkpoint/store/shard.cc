@@ -1,9 +1,8 @@
-#include <fmt/format.h>
 
-#include <map>
-#include <set>
+#include <array>
 
 #include "checkpoint/manifest/read_plan.h"
+#include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
@@ -28,58 +27,82 @@ const float* tensor_of(const Piece<const float>& piece, size_t tensor) {
   return std::array{piece.weights, piece.exp_avg, piece.exp_avg_sq}[tensor];
 }
 
-Status write_tensor(Hdf5Writer& w, size_t tensor, const ParamTable& table,
-                    const std::vector<std::string>& names,
-                    const std::vector<Piece<const float>>& pieces) {
-  RETURN_IF_ERROR(w.make_group(std::string("/") + kTensors[tensor]));
-  std::set<std::string> groups;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const pb::Slice& slice = pieces[i].slice;
-    if (groups.insert(slice.param()).second)
-      RETURN_IF_ERROR(w.make_group(dataset_path(tensor, slice.param())));
-    const std::string path = dataset_path(tensor, names[i]);
-    RETURN_IF_ERROR(w.write_floats(path, count_of(slice),
-                                   tensor_of(pieces[i], tensor),
-                                   pieces[i].row_stride));
-    RETURN_IF_ERROR(w.set_attribute(path, "start", start_of(slice)));
-    const int param = table.find(slice.param());
-    RETURN_IF_ERROR(w.set_attribute(path, "shape",
-                                    table[static_cast<size_t>(param)].shape));
-  }
+// The elements of one tensor of one piece.
+Status append_elements(BlockWriter& out, const Piece<const float>& piece,
+                       size_t tensor) {
+  const manifest::Box box = manifest::box_of(piece.slice);
+  const float* data = tensor_of(piece, tensor);
+  const bool dense = box.rows == 1 || piece.row_stride == box.cols;
+  const auto width = static_cast<size_t>(dense ? box.numel() : box.cols);
+  for (int64_t r = 0; r < (dense ? 1 : box.rows); ++r)
+    RETURN_IF_ERROR(out.append(
+        std::as_bytes(std::span(data + r * piece.row_stride, width))));
   return ok_status();
 }
 
-Status write_hdf5(FileSystem& fs, const std::string& path, const SaveId& id,
-                  const ParamTable& table, const pb::ShardFile& shard,
-                  const std::vector<Piece<const float>>& pieces) {
-  ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(fs, path));
-  const std::pair<const char*, int64_t> facts[] = {
-      {"format", manifest::kFormat},
-      {"step", id.step},
-      {"generation", id.generation},
-      {"rank", shard.rank()}};
-  for (const auto& [name, value] : facts)
-    RETURN_IF_ERROR(w->set_attribute("/", name, std::span(&value, 1)));
-  const std::vector<std::string> names = slice_names(shard);
-  for (size_t t = 0; t < kTensors.size(); ++t)
-    RETURN_IF_ERROR(write_tensor(*w, t, table, names, pieces));
-  return w->finish();
+// What HDF5 put between the elements.
+Status append_layout(BlockWriter& out, manifest::File& layout, uint64_t begin,
+                     uint64_t end) {
+  std::vector<std::byte> bytes(end - begin);
+  RETURN_IF_ERROR(layout.read_at(begin, bytes));
+  return out.append(bytes);
+}
+
+// HDF5 lays the file out in memory, which needs no element; then everything is
+// written from front to back, the elements straight from where they are: one
+// pass, no copies, the checksums on the way.
+Status write_plain(manifest::File& file, const SaveId& id,
+                   const ParamTable& table,
+                   const std::vector<Piece<const float>>& pieces,
+                   pb::ShardFile& shard) {
+  ASSIGN_OR_RETURN(const ShardLayout layout, lay_out(id, table, shard));
+  BlockWriter out(file);
+  uint64_t at = 0;
+  for (const StoredTensor& t : layout.tensors) {
+    CHECK(t.begin >= at && t.end <= layout.size);
+    RETURN_IF_ERROR(append_layout(out, *layout.rest, at, t.begin));
+    RETURN_IF_ERROR(append_elements(out, pieces[t.slice], t.tensor));
+    at = t.end;
+  }
+  RETURN_IF_ERROR(append_layout(out, *layout.rest, at, layout.size));
+  return out.finish(shard);
+}
+
+// Sizes show only while compressing, so HDF5 writes the file in its own order
+// and it is read back for the checksums, which costs little beside the rest.
+Result<std::unique_ptr<manifest::File>> write_compressed(
+    std::unique_ptr<manifest::File> file, const std::string& path,
+    const SaveId& id, const ParamTable& table,
+    const std::vector<Piece<const float>>& pieces, pb::ShardFile& shard) {
+  ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
+  RETURN_IF_ERROR(write_contents(
+      *w, id, table, shard,
+      [&](const std::string& name, size_t slice, size_t tensor) {
+        const Piece<const float>& piece = pieces[slice];
+        return w->write_compressed(name, count_of(piece.slice),
+                                   tensor_of(piece, tensor), piece.row_stride);
+      }));
+  ASSIGN_OR_RETURN(file, w->finish());
+  ASSIGN_OR_RETURN(const uint64_t size, file->size());
+  RETURN_IF_ERROR(append_sums(*file, size, shard));
+  return file;
 }
 
 // The steps of write_shard that can fail half-way.
 Status write_files(FileSystem& fs, const std::string& dir, const SaveId& id,
                    const ParamTable& table,
                    const std::vector<Piece<const float>>& pieces,
-                   pb::ShardFile& shard) {
+                   Compression compression, pb::ShardFile& shard) {
   const std::string path = path_join(dir, shard.name());
-  RETURN_IF_ERROR(write_hdf5(fs, path, id, table, shard, pieces));
-  ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(path));
-  // Read back, mostly from the page cache: HDF5 does not write in order.
-  ASSIGN_OR_RETURN(const std::string checksum, manifest::xxh128_file(fs, path));
-  shard.set_bytes(bytes);
-  shard.set_xxh128(checksum);
-  // The shard's name must be as durable as the note that vouches for it.
-  RETURN_IF_ERROR(fs.sync_dir(dir));
+  ASSIGN_OR_RETURN(auto file, fs.create(path));
+  if (compression == Compression::kNone) {
+    RETURN_IF_ERROR(write_plain(*file, id, table, pieces, shard));
+  } else {
+    ASSIGN_OR_RETURN(file, write_compressed(std::move(file), path, id, table,
+                                            pieces, shard));
+  }
+  RETURN_IF_ERROR(file->sync());
+  RETURN_IF_ERROR(file->close());
   return write_sidecar(fs, dir, shard);
 }
 
@@ -115,21 +138,17 @@ template std::vector<Piece<float>> pieces_of_range(const ParamTable&, int64_t,
 template std::vector<Piece<const float>> pieces_of_range(
     const ParamTable&, int64_t, int64_t, const FlatState<const float>&);
 
-std::vector<std::string> slice_names(const pb::ShardFile& shard) {
-  std::map<std::string, int> count;
-  std::vector<std::string> names;
-  for (const pb::Slice& s : shard.slices())
-    names.push_back(fmt::format("{}/{}", s.param(), count[s.param()]++));
-  return names;
+Result<Compression> parse_compression(const std::string& name) {
+  if (name.empty() || name == "none") return Compression::kNone;
+  if (name == "zlib") return Compression::kZlib;
+  return invalid_argument("compression '" + name + "': allowed are none, zlib");
 }
 
-std::string dataset_path(size_t tensor, const std::string& slice_name) {
-  return fmt::format("/{}/{}", kTensors[tensor], slice_name);
-}
-
-Result<pb::ShardFile> write_shard(
-    FileSystem& fs, const std::string& folder, const SaveId& id, int rank,
-    const ParamTable& table, const std::vector<Piece<const float>>& pieces) {
+Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
+                                  const SaveId& id, int rank,
+                                  const ParamTable& table,
+                                  const std::vector<Piece<const float>>& pieces,
+                                  Compression compression) {
   pb::ShardFile shard;
   shard.set_name(manifest::shard_name(rank));
   shard.set_rank(rank);
@@ -142,7 +161,8 @@ Result<pb::ShardFile> write_shard(
   // A note of an earlier try must not vouch for what is written now.
   RETURN_IF_ERROR(
       manifest::remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
-  const Status written = write_files(fs, dir, id, table, pieces, shard);
+  const Status written =
+      write_files(fs, dir, id, table, pieces, compression, shard);
   if (written.ok()) return shard;
   // Free what a full disk needs back; the first failure is the one to tell.
   (void)manifest::remove_all(fs, path_join(dir, shard.name()));

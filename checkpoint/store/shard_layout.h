@@ -6,14 +6,19 @@
 //   /exp_avg_sq/PARAM/0 ...    second moment
 //
 // Each dataset has the slice's shape and attributes `start` (its place in the
-// parameter) and `shape` (the whole parameter's).
+// parameter) and `shape` (the whole parameter's). It is contiguous; compressed
+// it is in chunks; in format 1 in chunks with fletcher32. The checksums that
+// count stand behind HDF5's end of the file: blocks.h.
 #pragma once
 
 #include <array>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/store.h"
 #include "proto/manifest.pb.h"
 
 namespace remesh::store {
@@ -25,6 +30,40 @@ inline constexpr std::array<const char*, 3> kTensors = {"weights", "exp_avg",
 std::vector<std::string> slice_names(const pb::ShardFile& shard);
 // "/TENSOR/" + slice name.
 std::string dataset_path(size_t tensor, const std::string& slice_name);
+
+// Everything of a shard but the tensors' elements. `put` makes the dataset
+// `path` of one tensor of the shard's slice number `slice`.
+using PutTensor =
+    std::function<Status(const std::string& path, size_t slice, size_t tensor)>;
+Status write_contents(Hdf5Writer& w, const SaveId& id,
+                      const geometry::ParamTable& table,
+                      const pb::ShardFile& shard, const PutTensor& put);
+
+// Where an uncompressed shard has what, known without any element.
+struct StoredTensor {
+  uint64_t begin = 0, end = 0;  // bytes
+  size_t slice = 0;             // of the shard
+  size_t tensor = 0;            // of kTensors
+};
+struct ShardLayout {
+  std::vector<StoredTensor> tensors;     // by place; none overlap
+  std::unique_ptr<manifest::File> rest;  // all bytes between them
+  uint64_t size = 0;
+};
+// A function of its arguments and the HDF5 library alone. REQUIRES: the slices
+// are in the table.
+Result<ShardLayout> lay_out(const SaveId& id, const geometry::ParamTable& table,
+                            const pb::ShardFile& shard);
+
+// Opens a shard for reading such that nothing unchecked is read. Corrupt,
+// naming the file, when it is not the one that the manifest says.
+Result<std::unique_ptr<Hdf5Reader>> open_shard(manifest::FileSystem& fs,
+                                               const std::string& path,
+                                               const pb::ShardFile& shard);
+// The same for a file with one checksum (format 1, and the index): reads it
+// all.
+Status check_whole_file(manifest::FileSystem& fs, const std::string& path,
+                        const pb::ShardFile& file);
 
 inline Dims start_of(const pb::Slice& s) {
   return {s.start().begin(), s.start().end()};

@@ -13,10 +13,14 @@ Status write_sidecar(FileSystem& fs, const std::string& dir,
                      const pb::ShardFile& shard) {
   const std::string path = path_join(dir, manifest::sidecar_name(shard.rank()));
   const std::string body = shard.SerializeAsString();
-  RETURN_IF_ERROR(manifest::write_file(fs, path + ".part",
-                                       manifest::xxh128_text(body) + body));
-  RETURN_IF_ERROR(fs.rename(path + ".part", path));
-  return fs.sync_dir(dir);
+  const std::string text = manifest::xxh128_text(body) + body;
+  {
+    ASSIGN_OR_RETURN(const auto file, fs.create(path + ".part"));
+    RETURN_IF_ERROR(
+        file->write_at(0, std::as_bytes(std::span(text.data(), text.size()))));
+    RETURN_IF_ERROR(file->close());
+  }
+  return fs.rename(path + ".part", path);
 }
 
 Result<pb::ShardFile> read_sidecar(FileSystem& fs, const std::string& dir,

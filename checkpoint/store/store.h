@@ -9,7 +9,9 @@
 // checkpoint; older ones are not touched before the new one is durable.
 //
 // Loading is resharding: load() takes any boxes of any parameters and reads
-// just those from whichever shards hold them.
+// just those from whichever shards hold them. Every byte it uses, metadata
+// included, was checked against the manifest first (blocks.h), and no other is
+// read: N ranks that load a checkpoint read and check it about once together.
 //
 // The state is three fp32 tensors a parameter: the master weight and Adam's two
 // moments. The caller says where a slice's elements stand in its memory.
@@ -20,9 +22,9 @@
 // finish right. So a background thread may write a shard while others compute;
 // the memory it writes from must not change until write_shard returns.
 //
-// HDF5's files go through the FileSystem by a virtual file driver of ours: a
-// shard is streamed (no second copy in memory), a full disk is an ordinary
-// Status, and tests can fail any write. HDF5 never prints.
+// All bytes go through the FileSystem (HDF5's by a virtual file driver of
+// ours): a shard is streamed (no second copy in memory), a full disk is an
+// ordinary Status, and tests can fail any write. HDF5 never prints.
 #pragma once
 
 #include <cstdint>
@@ -76,14 +78,22 @@ struct SaveId {
   int64_t generation = 0;
 };
 
-// Writes shard `rank` (and its sidecar) of the checkpoint `id` below `folder`,
-// durably, and returns its name, size, checksum and slices. Makes the temporary
-// directory when it is not there. Pieces may be none (an empty shard).
+// Byte shuffle and deflate of each chunk. The manifest's `compression` is for
+// people: what a shard needs to be read stands in its HDF5 metadata.
+enum class Compression { kNone, kZlib };
+// "none" (or nothing) and "zlib".
+Result<Compression> parse_compression(const std::string& name);
+
+// Writes shard `rank` (and its sidecar) of the checkpoint `id` below `folder`
+// and returns its name, size, checksum and slices. The shard's bytes are
+// durable then; its name is with commit(). Makes the temporary directory when
+// it is not there. Pieces may be none (an empty shard).
 // Kept free of collective calls: each rank calls it when it likes.
-Result<pb::ShardFile> write_shard(
-    FileSystem& fs, const std::string& folder, const SaveId& id, int rank,
-    const geometry::ParamTable& table,
-    const std::vector<Piece<const float>>& pieces);
+Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
+                                  const SaveId& id, int rank,
+                                  const geometry::ParamTable& table,
+                                  const std::vector<Piece<const float>>& pieces,
+                                  Compression compression = Compression::kNone);
 
 // Ranks of 0..num_shards-1 whose shard is not complete yet.
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
@@ -118,21 +128,15 @@ Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);
 
 // --- loading --------------------------------------------------------------
 
-enum class Check {
-  // The whole-file checksum of every shard read, before HDF5 looks at it.
-  kWholeFile,
-  // The checksums inside HDF5 of what is read (fletcher32 of chunks, lookup3
-  // of metadata): only the needed bytes leave the disk.
-  kTouched,
-};
-
 // Fills every piece from the checkpoint in `path` (as scan() found it, or as
 // read_checkpoint() read it). Not ok: the pieces' memory is unspecified and
-// must not be used. Errors name file and parameter. Memory needed beside the
-// pieces: a few chunks (4 MiB each).
+// must not be used. Errors name file, place and dataset. Memory needed beside
+// the pieces: a block, and of a compressed shard two chunks (4 MiB each).
+//
+// Nothing that is used goes unchecked (see above). A shard of format 1 has one
+// checksum, so all of it is read first.
 Status load(FileSystem& fs, const std::string& path,
             const pb::Manifest& manifest, const geometry::ParamTable& table,
-            const std::vector<Piece<float>>& pieces,
-            Check check = Check::kWholeFile);
+            const std::vector<Piece<float>>& pieces);
 
 }  // namespace remesh::store

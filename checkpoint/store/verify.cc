@@ -9,6 +9,7 @@
 
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/shard_layout.h"
 
@@ -20,7 +21,7 @@ using manifest::path_join;
 
 constexpr size_t kWeights = 0;
 
-// Reads a dataset in bands of whole chunks; counts what is not finite.
+// Reads a dataset in bands; counts what is not finite.
 Status read_dataset(Hdf5Reader& reader, const std::string& path,
                     const pb::Slice& slice, int64_t& num_nonfinite) {
   ASSIGN_OR_RETURN(const Dims dims, reader.dims(path));
@@ -29,6 +30,7 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
   ASSIGN_OR_RETURN(const Dims start, reader.attribute(path, "start"));
   if (start != start_of(slice))
     return corrupt(path + " is not the slice that the manifest says");
+  // Of any layout: bands of about a chunk.
   const Dims chunk = chunk_of(dims);
   const bool flat = dims.size() == 1;
   const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
@@ -46,6 +48,92 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
                         [](float v) { return !std::isfinite(v); });
     }
   return ok_status();
+}
+
+// "PATH rows 3-7" and where that stands in the file.
+struct NamedPart {
+  uint64_t begin = 0, end = 0;  // bytes
+  std::string dataset;
+  manifest::Box box;
+};
+
+// Of an uncompressed shard everything is known without reading it.
+std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
+                                       const pb::ShardFile& shard) {
+  const std::vector<std::string> names = slice_names(shard);
+  std::vector<NamedPart> parts;
+  for (const StoredTensor& t : layout.tensors) {
+    manifest::Box box =
+        manifest::box_of(shard.slices(static_cast<int>(t.slice)));
+    box.row = box.col = 0;
+    parts.push_back(
+        {t.begin, t.end, dataset_path(t.tensor, names[t.slice]), box});
+  }
+  return parts;
+}
+
+// Else of those datasets whose metadata is whole.
+std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
+                                     const pb::ShardFile& shard) {
+  std::vector<NamedPart> parts;
+  for (size_t t = 0; t < kTensors.size(); ++t)
+    for (const std::string& name : slice_names(shard)) {
+      const std::string path = dataset_path(t, name);
+      const auto stored = reader.parts(path);
+      if (!stored.ok()) continue;
+      for (const StoredPart& p : *stored)
+        parts.push_back({p.begin, p.end, path, p.box});
+    }
+  return parts;
+}
+
+// As far as can be told.
+std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
+                                   const pb::ShardFile& shard,
+                                   const pb::Manifest& m) {
+  const auto config = manifest::model_config(m.model());
+  if (!config.ok()) return {};
+  const auto table = geometry::ParamTable::llama(*config);
+  for (const pb::Slice& s : shard.slices())
+    if (!manifest::check_in_table(s, table).ok()) return {};
+  const auto layout = lay_out({m.step(), m.generation()}, table, shard);
+  // Another size: compressed, or laid out by another version of HDF5.
+  if (layout.ok() && layout->size == shard.data_bytes())
+    return parts_of_layout(*layout, shard);
+  const auto reader = open_shard(fs, path, shard);
+  if (!reader.ok()) return {};
+  return parts_of_file(**reader, shard);
+}
+
+// The datasets in a block, the first few by name.
+std::string what_stands(const BadBlock& block,
+                        const std::vector<NamedPart>& parts) {
+  constexpr size_t kMost = 4;
+  std::vector<std::string> found;
+  for (const NamedPart& p : parts) {
+    const uint64_t begin = std::max(p.begin, block.begin);
+    const uint64_t end = std::min(p.end, block.end);
+    if (begin >= end) continue;
+    // Of a compressed part any byte may count for every row.
+    const auto row_bytes = static_cast<uint64_t>(p.box.cols) * sizeof(float);
+    const bool raw =
+        p.end - p.begin == static_cast<uint64_t>(p.box.numel()) * sizeof(float);
+    const int64_t first =
+        raw ? static_cast<int64_t>((begin - p.begin) / row_bytes) : 0;
+    const int64_t last =
+        raw ? static_cast<int64_t>((end - 1 - p.begin) / row_bytes)
+            : p.box.rows - 1;
+    found.push_back(fmt::format("{} rows {}-{}", p.dataset, p.box.row + first,
+                                p.box.row + last));
+    if (p.box.col != 0)
+      found.back() += fmt::format(" from column {}", p.box.col);
+  }
+  if (found.empty()) return "no dataset's elements; metadata, or unknown";
+  const size_t more = found.size() > kMost ? found.size() - kMost : 0;
+  found.resize(found.size() - more);
+  std::string text = fmt::format("{}", fmt::join(found, ", "));
+  if (more > 0) text += fmt::format(" and {} more", more);
+  return text;
 }
 
 class Verifier {
@@ -77,8 +165,8 @@ class Verifier {
     report_.step = m.step();
     check_parameters(m);
     for (const pb::ShardFile& shard : m.shards())
-      if (check_bytes(shard)) check_shard(shard, m.step());
-    if (m.has_index()) check_bytes(m.index());
+      if (check_bytes(shard, m)) check_shard(shard, m.step());
+    if (m.has_index()) check_bytes(m.index(), m);
     check_strays(m);
     if (report_.num_nonfinite > 0)
       report_.warnings.push_back(
@@ -94,24 +182,29 @@ class Verifier {
   }
 
   // True when the file is bytewise what the manifest says.
-  bool check_bytes(const pb::ShardFile& file) {
+  bool check_bytes(const pb::ShardFile& file, const pb::Manifest& m) {
     const std::string path = path_join(path_, file.name());
     const auto size = fs_.size(path);
     if (!size.ok()) return problem(size.status()), false;
     ++report_.num_files;
     report_.bytes += *size;
-    const auto sum = manifest::xxh128_file(fs_, path);
-    if (!sum.ok()) return problem(sum.status()), false;
-    if (*size == file.bytes() && *sum == file.xxh128()) return true;
-    problem(corrupt(
-        fmt::format("{}: {} bytes, xxh128 {}; the manifest says {} bytes, {}",
-                    path, *size, *sum, file.bytes(), file.xxh128())));
+    if (file.block_bytes() == 0) {
+      const Status s = check_whole_file(fs_, path, file);
+      return problem(s), s.ok();
+    }
+    const auto bad = find_bad_blocks(fs_, path, file);
+    if (!bad.ok()) return problem(bad.status()), false;
+    if (bad->empty()) return true;
+    const std::vector<NamedPart> parts = named_parts(fs_, path, file, m);
+    for (const BadBlock& block : *bad)
+      problem(corrupt(fmt::format("{}: {} are damaged: {}", path, text(block),
+                                  what_stands(block, parts))));
     return false;
   }
 
   void check_shard(const pb::ShardFile& shard, int64_t step) {
     const std::string file = path_join(path_, shard.name());
-    const auto reader = Hdf5Reader::open(fs_, file);
+    const auto reader = open_shard(fs_, file, shard);
     if (!reader.ok()) return problem(reader.status());
     const auto saved = (*reader)->attribute("/", "step");
     if (!saved.ok() || *saved != std::vector<int64_t>{step})

@@ -123,24 +123,16 @@ TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
   }
 }
 
-TEST_F(CheckpointFuzz, AnyChangeOfAShardIsRefusedOrHarmless) {
+TEST_F(CheckpointFuzz, AnyChangeOfAShardIsRefused) {
   for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
     const std::string file = path_join(path_, manifest::shard_name(i % 2));
     const std::string good = get(file);
-    std::string bad = mutate(good, rng_);
+    const std::string bad = mutate(good, rng_);
     if (bad == good) continue;
     put(file, bad);
     State loaded;
     EXPECT_EQ(load_whole(fs_, path_, table_, loaded).code(), Code::kCorrupt)
         << "seed " << seed_ << " round " << i;
-    // With no whole-file check HDF5 itself meets the damage; its size is made
-    // right, or it would not get that far.
-    bad.resize(good.size(), '\0');
-    put(file, bad);
-    if (load_whole(fs_, path_, table_, loaded, Check::kTouched).ok()) {
-      ASSERT_TRUE(same_bits(loaded, state_))
-          << "seed " << seed_ << " round " << i;
-    }
     put(file, good);
   }
 }

@@ -77,12 +77,14 @@ inline pb::Manifest manifest_of(const geometry::ParamTable& table,
 
 inline Status write_shards(FileSystem& fs, const std::string& folder,
                            const SaveId& id, const geometry::ParamTable& table,
-                           const State& state, int ranks) {
+                           const State& state, int ranks,
+                           Compression compression = Compression::kNone) {
   for (int r = 0; r < ranks; ++r) {
     const auto [begin, end] = share(table.num_elements(), ranks, r);
     const auto shard = write_shard(
         fs, folder, id, r, table,
-        pieces_of_range<const float>(table, begin, end, state.view()));
+        pieces_of_range<const float>(table, begin, end, state.view()),
+        compression);
     if (!shard.ok()) return shard.status();
   }
   return ok_status();
@@ -92,20 +94,20 @@ inline Result<Committed> save(FileSystem& fs, const std::string& folder,
                               const SaveId& id,
                               const geometry::ParamTable& table,
                               const State& state, int ranks,
-                              const Retention& retention = {}) {
-  RETURN_IF_ERROR(write_shards(fs, folder, id, table, state, ranks));
+                              const Retention& retention = {},
+                              Compression compression = Compression::kNone) {
+  RETURN_IF_ERROR(
+      write_shards(fs, folder, id, table, state, ranks, compression));
   return commit(fs, folder, manifest_of(table, id), ranks, table, retention);
 }
 
 inline Status load_whole(FileSystem& fs, const std::string& path,
-                         const geometry::ParamTable& table, State& state,
-                         Check check = Check::kWholeFile) {
+                         const geometry::ParamTable& table, State& state) {
   ASSIGN_OR_RETURN(const auto m, manifest::read_checkpoint(fs, path));
   state = State(table.num_elements());
   return load(
       fs, path, m, table,
-      pieces_of_range<float>(table, 0, table.num_elements(), state.view()),
-      check);
+      pieces_of_range<float>(table, 0, table.num_elements(), state.view()));
 }
 
 }  // namespace remesh::store

@@ -37,6 +37,8 @@ pb::Manifest example() {
   f->set_name(shard_name(0));
   f->set_rank(0);
   f->set_bytes(12345);
+  f->set_data_bytes(12329);
+  f->set_block_bytes(1 << 18);
   f->set_xxh128(std::string(32, 'a'));
   for (const pb::Slice& s :
        whole_slices(ParamTable::llama(store::tiny_model())))
@@ -125,7 +127,7 @@ TEST(Encoding, RefusesContentThatWouldLeadAstray) {
     EXPECT_EQ(s.code(), Code::kCorrupt) << s.to_string();
     return s.message();
   };
-  EXPECT_NE(refused([](auto& m) { m.set_format(2); }).find("format 2"),
+  EXPECT_NE(refused([](auto& m) { m.set_format(3); }).find("format 3"),
             std::string::npos);
   EXPECT_NE(refused([](auto& m) {
               m.mutable_shards(0)->set_name("../../etc/passwd");

@@ -1,0 +1,83 @@
+// Checksums of a shard block by block, so that whoever reads a part of it can
+// tell that this part is as it was written, without reading the rest.
+//
+//   [data: an HDF5 file, data_bytes][checksum of each block, 16 bytes each]
+//
+// The manifest keeps the checksum of that list, and the manifest has its own:
+// so every byte of a shard, HDF5's metadata included, is covered from the
+// manifest down (Merkle 1987, with one level), and a VerifiedFile hands out
+// nothing that was not checked. HDF5 does not mind bytes beyond its end.
+//
+// Threads: one object belongs to one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/manifest/file_system.h"
+#include "proto/base/status.h"
+#include "proto/manifest.pb.h"
+
+namespace remesh::store {
+
+// The list is 1/16384 of the data; what is read to check a part, at most two
+// blocks more than the part.
+inline constexpr uint64_t kBlockBytes = uint64_t{1} << 18;
+inline constexpr uint64_t kSumBytes = 16;
+
+// Writes a file from its beginning to its end, each byte once, and makes the
+// list on the way. Borrows the file.
+class BlockWriter {
+ public:
+  explicit BlockWriter(manifest::File& file,
+                       uint64_t block_bytes = kBlockBytes);
+  ~BlockWriter();
+  BlockWriter(const BlockWriter&) = delete;
+  BlockWriter& operator=(const BlockWriter&) = delete;
+
+  Status append(std::span<const std::byte> bytes);
+  // Writes what is left and the list; sets bytes, data_bytes, block_bytes and
+  // xxh128 of `shard`. Does not sync.
+  Status finish(pb::ShardFile& shard);
+
+ private:
+  class Sums;
+  Status write(std::span<const std::byte> bytes);
+  Status flush();
+
+  manifest::File& file_;
+  std::unique_ptr<Sums> sums_;
+  std::vector<std::byte> buffer_;  // small pieces, not yet written
+  uint64_t written_ = 0;
+};
+
+// The same for a file that was written in another order: reads all of it.
+Status append_sums(manifest::File& file, uint64_t data_bytes,
+                   pb::ShardFile& shard, uint64_t block_bytes = kBlockBytes);
+
+// A block whose bytes are not what was written.
+struct BadBlock {
+  uint64_t begin = 0, end = 0;  // bytes of the file
+};
+
+// Reads all blocks. Not ok: the file's size or its list is not the manifest's,
+// or it cannot be read. REQUIRES: shard.block_bytes() > 0.
+Result<std::vector<BadBlock>> find_bad_blocks(manifest::FileSystem& fs,
+                                              const std::string& path,
+                                              const pb::ShardFile& shard);
+
+// Opens the data of a shard for reading: size() is data_bytes, and what
+// read_at() fills in was checked; else it is Corrupt, naming file and block.
+// REQUIRES: shard.block_bytes() > 0.
+Result<std::unique_ptr<manifest::File>> open_verified(
+    manifest::FileSystem& fs, const std::string& path,
+    const pb::ShardFile& shard);
+
+// "bytes 0-262143"
+std::string text(const BadBlock& block);
+
+}  // namespace remesh::store

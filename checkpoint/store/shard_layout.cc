@@ -1,0 +1,117 @@
+#include "checkpoint/store/shard_layout.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "checkpoint/store/blocks.h"
+#include "checkpoint/store/sparse_file.h"
+
+namespace remesh::store {
+namespace {
+
+using geometry::ParamTable;
+
+Status write_tensor(Hdf5Writer& w, size_t tensor, const ParamTable& table,
+                    const pb::ShardFile& shard,
+                    const std::vector<std::string>& names,
+                    const PutTensor& put) {
+  RETURN_IF_ERROR(w.make_group(std::string("/") + kTensors[tensor]));
+  std::set<std::string> groups;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const pb::Slice& slice = shard.slices(static_cast<int>(i));
+    if (groups.insert(slice.param()).second)
+      RETURN_IF_ERROR(w.make_group(dataset_path(tensor, slice.param())));
+    const std::string path = dataset_path(tensor, names[i]);
+    RETURN_IF_ERROR(put(path, i, tensor));
+    RETURN_IF_ERROR(w.set_attribute(path, "start", start_of(slice)));
+    const int param = table.find(slice.param());
+    RETURN_IF_ERROR(w.set_attribute(path, "shape",
+                                    table[static_cast<size_t>(param)].shape));
+  }
+  return ok_status();
+}
+
+}  // namespace
+
+std::vector<std::string> slice_names(const pb::ShardFile& shard) {
+  std::map<std::string, int> count;
+  std::vector<std::string> names;
+  for (const pb::Slice& s : shard.slices())
+    names.push_back(fmt::format("{}/{}", s.param(), count[s.param()]++));
+  return names;
+}
+
+std::string dataset_path(size_t tensor, const std::string& slice_name) {
+  return fmt::format("/{}/{}", kTensors[tensor], slice_name);
+}
+
+Status write_contents(Hdf5Writer& w, const SaveId& id, const ParamTable& table,
+                      const pb::ShardFile& shard, const PutTensor& put) {
+  const std::pair<const char*, int64_t> facts[] = {
+      {"format", manifest::kFormat},
+      {"step", id.step},
+      {"generation", id.generation},
+      {"rank", shard.rank()}};
+  for (const auto& [name, value] : facts)
+    RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
+  const std::vector<std::string> names = slice_names(shard);
+  for (size_t t = 0; t < kTensors.size(); ++t)
+    RETURN_IF_ERROR(write_tensor(w, t, table, shard, names, put));
+  return ok_status();
+}
+
+Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
+                            const pb::ShardFile& shard) {
+  ShardLayout layout;
+  ASSIGN_OR_RETURN(
+      const auto w,
+      Hdf5Writer::create(std::make_unique<SparseFile>(), shard.name()));
+  RETURN_IF_ERROR(write_contents(
+      *w, id, table, shard,
+      [&](const std::string& path, size_t slice, size_t tensor) -> Status {
+        const pb::Slice& s = shard.slices(static_cast<int>(slice));
+        ASSIGN_OR_RETURN(const uint64_t at,
+                         w->reserve_floats(path, count_of(s)));
+        const auto n = static_cast<uint64_t>(manifest::box_of(s).numel());
+        layout.tensors.push_back({.begin = at,
+                                  .end = at + n * sizeof(float),
+                                  .slice = slice,
+                                  .tensor = tensor});
+        return ok_status();
+      }));
+  ASSIGN_OR_RETURN(layout.rest, w->finish());
+  ASSIGN_OR_RETURN(layout.size, layout.rest->size());
+  std::sort(layout.tensors.begin(), layout.tensors.end(),
+            [](const StoredTensor& a, const StoredTensor& b) {
+              return a.begin < b.begin;
+            });
+  return layout;
+}
+
+Status check_whole_file(manifest::FileSystem& fs, const std::string& path,
+                        const pb::ShardFile& file) {
+  ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(path));
+  if (bytes != file.bytes())
+    return corrupt(fmt::format("{}: {} bytes, the manifest says {}", path,
+                               bytes, file.bytes()));
+  ASSIGN_OR_RETURN(const std::string sum, manifest::xxh128_file(fs, path));
+  if (sum == file.xxh128()) return ok_status();
+  return corrupt(fmt::format("{}: xxh128 {}, the manifest says {}", path, sum,
+                             file.xxh128()));
+}
+
+Result<std::unique_ptr<Hdf5Reader>> open_shard(manifest::FileSystem& fs,
+                                               const std::string& path,
+                                               const pb::ShardFile& shard) {
+  if (shard.block_bytes() == 0) {
+    RETURN_IF_ERROR(check_whole_file(fs, path, shard));
+    return Hdf5Reader::open(fs, path);
+  }
+  ASSIGN_OR_RETURN(auto file, open_verified(fs, path, shard));
+  return Hdf5Reader::open(std::move(file), path);
+}
+
+}  // namespace remesh::store
