@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kChunk = 256;  // queries or keys
 constexpr int64_t kChunkPanels = kChunk / 32;
-constexpr int64_t kBlock = 1024;  // elements of a 32 x 32 block
+constexpr int64_t kFetchRows = 40;  // of Upcoming, for a block of scores
+constexpr int64_t kBlock = 1024;    // elements of a 32 x 32 block
 
 // 2^x for x <= 0 to about 2e-7; anything below 2^-126 becomes that.
 REMESH_INLINE __m512 exp2_below(__m512 x) {
@@ -96,8 +97,64 @@ REMESH_INLINE void pack_along(const Bf16* x, int64_t stride, int64_t rows,
                               int64_t hd, int64_t steps, Bf16* dst) {
   for (int64_t j = 0; j < hd; j += 32, dst += steps * kBlock)
     for (int64_t i = 0; i < rows; i += 32)
-      pack_step<false>(x + i * stride + j, stride, rows - i, hd - j,
-                       dst + i / 32 * kBlock);
+      pack_step(x + i * stride + j, stride, rows - i, hd - j,
+                dst + i / 32 * kBlock);
+}
+
+// The rows that the next task of this thread will most likely read, fetched
+// little by little: they lie too far apart for the hardware to see a pattern.
+class Upcoming {
+ public:
+  REMESH_INLINE_MEMBER explicit Upcoming(const AttentionTask& t) {
+    const AttentionSegment& s = t.segment;
+    const bool more = t.g + 1 < s.num_kv_heads;
+    const int64_t b = more ? t.b : t.b + 1;
+    const int64_t g = more ? t.g + 1 : 0;
+    if (b >= s.B) return;
+    const int64_t group = s.num_heads / s.num_kv_heads;
+    const int64_t kv = b * s.kv_batch * s.kv_stride + g * s.head_dim;
+    const int64_t h = g * group * s.head_dim;
+    const int64_t out_row = s.num_heads * s.head_dim;
+    add(t.k, kv, s.kv_stride, s.Tk, s.head_dim);
+    add(t.v, kv, s.kv_stride, s.Tk, s.head_dim);
+    add(t.q, b * s.q_batch * s.q_stride + h, s.q_stride, s.Tq,
+        group * s.head_dim);
+    add(t.out, b * s.q_batch * out_row + h, out_row, s.Tq, group * s.head_dim);
+    add(t.dout, b * s.q_batch * out_row + h, out_row, s.Tq, group * s.head_dim);
+  }
+  REMESH_INLINE_MEMBER void fetch(int64_t rows) {
+    for (; rows > 0 && at_ < count_; --rows) {
+      Rows& r = rows_[at_];
+      for (int64_t i = 0; i < r.bytes; i += 64)
+        _mm_prefetch(r.at + i, _MM_HINT_T1);
+      r.at += r.stride;
+      if (--r.rows == 0) ++at_;
+    }
+  }
+
+ private:
+  struct Rows {
+    const char* at;
+    int64_t stride, rows, bytes;
+  };
+  REMESH_INLINE_MEMBER void add(const void* p, int64_t at, int64_t stride,
+                                int64_t rows, int64_t elements) {
+    if (p == nullptr || rows == 0) return;
+    rows_[count_++] = {
+        reinterpret_cast<const char*>(static_cast<const Bf16*>(p) + at),
+        2 * stride, rows, 2 * elements};
+  }
+
+  Rows rows_[5];
+  int count_ = 0, at_ = 0;
+};
+
+// 32 columns of a row, or the `columns` that exist.
+REMESH_INLINE void put_row(__m512i v, int64_t columns, Bf16* to) {
+  if (columns >= 32 && reinterpret_cast<uintptr_t>(to) % 64 == 0)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
+  else
+    _mm512_mask_storeu_epi16(to, first_mask(columns), v);
 }
 
 // --- forward ---
@@ -167,7 +224,8 @@ REMESH_INLINE void zero_row(int64_t panels, Bf16* p) {
 
 // 32 queries from i0 on (n of them exist) against all keys they see.
 REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
-                                const Forward& f, int64_t i0, int64_t n) {
+                                const Forward& f, Upcoming& upcoming,
+                                int64_t i0, int64_t n) {
   const AttentionSegment& s = t.segment;
   for (int64_t i = 0; i < 32; ++i) {
     f.top[i] = -1e30F;
@@ -176,9 +234,11 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
   const int64_t seen = visible_keys(s, i0 + n - 1);
   for (int64_t k0 = 0; k0 < seen; k0 += kChunk) {
     const int64_t panels = amx_panels(least(seen - k0, kChunk));
-    for (int64_t p = 0; p < panels; ++p)
+    for (int64_t p = 0; p < panels; ++p) {
+      upcoming.fetch(kFetchRows);
       product(f.q, f.kt + (k0 / 32 + p) * z.depth * kBlock, z.depth, false,
               f.s + p * kBlock);
+    }
     for (int64_t i = 0; i < 32; ++i) {
       const int64_t valid =
           i < n ? least(visible_keys(s, i0 + i) - k0, kChunk) : 0;
@@ -225,10 +285,9 @@ REMESH_INLINE void put_rows(const AttentionTask& t, const Sizes& z,
         lse[i] = row;
       } else {
         const __m512 r = _mm512_set1_ps(one);
-        _mm512_mask_storeu_epi16(
-            static_cast<Bf16*>(t.o) + to, first_mask(hd),
-            round_pair(_mm512_mul_ps(_mm512_load_ps(o), r),
-                       _mm512_mul_ps(_mm512_load_ps(o + 16), r)));
+        put_row(round_pair(_mm512_mul_ps(_mm512_load_ps(o), r),
+                           _mm512_mul_ps(_mm512_load_ps(o + 16), r)),
+                hd, static_cast<Bf16*>(t.o) + to);
       }
     }
     if constexpr (!kRunning) lse[i] = row_lse;
@@ -243,6 +302,7 @@ REMESH_INLINE void forward(const AttentionTask& t) {
   Bump bump{reinterpret_cast<char*>(t.scratch)};
   const Forward f = place_forward(s, bump);
   const int64_t seen = visible_keys(s, t.i1 - 1);
+  Upcoming upcoming(t);
   pack_across(static_cast<const Bf16*>(t.k) + z.kv, s.kv_stride, seen,
               s.head_dim, f.kt);
   pack_along(static_cast<const Bf16*>(t.v) + z.kv, s.kv_stride, seen,
@@ -253,9 +313,10 @@ REMESH_INLINE void forward(const AttentionTask& t) {
       pack_rows(static_cast<const Bf16*>(t.q) +
                     (t.b * s.q_batch + i0) * s.q_stride + h * s.head_dim,
                 s.q_stride, n, s.head_dim, f.q);
-      forward_rows(t, z, f, i0, n);
+      forward_rows(t, z, f, upcoming, i0, n);
       put_rows<kRunning>(t, z, f, h, i0, n);
     }
+  _mm_sfence();
 }
 
 // --- backward ---
@@ -280,8 +341,8 @@ REMESH_INLINE Backward place_backward(const AttentionSegment& s, Bump& bump) {
   for (Bf16** p : {&b.ds, &b.p_turned, &b.ds_turned})
     *p = bump.take<Bf16>(square);
   b.p_block = bump.take<Bf16>(kBlock);
-  b.s_block = bump.take<float>(kBlock);
-  b.dp_block = bump.take<float>(kBlock);
+  b.s_block = bump.take<float>(2 * kBlock);
+  b.dp_block = bump.take<float>(2 * kBlock);
   b.dq = bump.take<float>(chunk);
   b.dk = bump.take<float>(plane);
   b.dv = bump.take<float>(plane);
@@ -293,26 +354,27 @@ REMESH_INLINE Backward place_backward(const AttentionSegment& s, Bump& bump) {
 // A block of scores and of their gradients, `valid(i)` columns of row i of
 // which count, to probabilities and score gradients in bf16.
 template <typename F>
-REMESH_INLINE void score_gradients(const Backward& b, const float* lse,
-                                   const float* delta, float factor,
-                                   const F& valid, Bf16* ds) {
+REMESH_INLINE void score_gradients(const float* scores, const float* dp,
+                                   const float* lse, const float* delta,
+                                   float factor, const F& valid, Bf16* p,
+                                   Bf16* ds) {
   const __m512 log_scale = _mm512_set1_ps(factor * kLog2e);
+  const __m512 scale = _mm512_set1_ps(factor);
   for (int64_t i = 0; i < 32; ++i) {
     const int64_t count = valid(i);
     const __m512 minus = _mm512_set1_ps(-lse[i] * kLog2e);
     const __m512 d = _mm512_set1_ps(delta[i]);
-    __m512 p[2], g[2];
+    __m512 pj[2], g[2];
     for (int64_t j = 0; j < 2; ++j) {
       const __mmask16 mask = half_mask(count - j * 16);
-      p[j] = _mm512_maskz_mov_ps(
-          mask,
-          exp2_below(_mm512_fmadd_ps(
-              _mm512_load_ps(b.s_block + i * 32 + j * 16), log_scale, minus)));
-      g[j] = _mm512_maskz_mul_ps(
-          mask, _mm512_mul_ps(p[j], _mm512_set1_ps(factor)),
-          _mm512_sub_ps(_mm512_load_ps(b.dp_block + i * 32 + j * 16), d));
+      const int64_t at = i * 32 + j * 16;
+      pj[j] = _mm512_maskz_mov_ps(
+          mask, exp2_below(_mm512_fmadd_ps(_mm512_load_ps(scores + at),
+                                           log_scale, minus)));
+      g[j] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(pj[j], scale),
+                                 _mm512_sub_ps(_mm512_load_ps(dp + at), d));
     }
-    _mm512_store_si512(b.p_block + i * 32, round_pair(p[0], p[1]));
+    _mm512_store_si512(p + i * 32, round_pair(pj[0], pj[1]));
     _mm512_store_si512(ds + i * 32, round_pair(g[0], g[1]));
   }
 }
@@ -320,8 +382,8 @@ REMESH_INLINE void score_gradients(const Backward& b, const float* lse,
 // Queries [i0, i0 + n) of a chunk against keys [k0, k0 + m): adds to dq, dk,
 // dv.
 REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
-                                  const Backward& b, int64_t i0, int64_t n,
-                                  int64_t k0) {
+                                  const Backward& b, Upcoming& upcoming,
+                                  int64_t i0, int64_t n, int64_t k0) {
   const AttentionSegment& s = t.segment;
   const int64_t rows = amx_panels(n);
   const int64_t kp0 = k0 / 32;
@@ -330,22 +392,38 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
     const int64_t seen = visible_keys(s, i0 + least(r * 32 + 31, n - 1)) - k0;
     return seen <= 0 ? 0 : amx_panels(least(seen, kChunk));
   };
+  // The tiles form a block's scores while the one before is turned into
+  // probabilities.
+  int64_t slot = 0;
+  int64_t before_r = 0, before_c = -1;
+  const auto finish = [&] {
+    if (before_c < 0) return;
+    Bf16* ds = b.ds + (before_r * kChunkPanels + before_c) * kBlock;
+    const auto valid = [&](int64_t i) {
+      const int64_t q = before_r * 32 + i;
+      return q < n ? visible_keys(s, i0 + q) - k0 - before_c * 32 : 0;
+    };
+    const int64_t other = (slot ^ 1) * kBlock;
+    score_gradients(b.s_block + other, b.dp_block + other,
+                    b.lse + before_r * 32, b.delta + before_r * 32, z.factor,
+                    valid, b.p_block, ds);
+    const int64_t turned = (before_c * kChunkPanels + before_r) * kBlock;
+    turn_full_step(b.p_block, 32, b.p_turned + turned);
+    turn_full_step(ds, 32, b.ds_turned + turned);
+  };
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < keys_of(r); ++c) {
+      upcoming.fetch(kFetchRows);
       product(b.q + r * z.depth * kBlock, b.kt + (kp0 + c) * z.depth * kBlock,
-              z.depth, false, b.s_block);
+              z.depth, false, b.s_block + slot * kBlock);
       product(b.go + r * z.depth * kBlock, b.vt + (kp0 + c) * z.depth * kBlock,
-              z.depth, false, b.dp_block);
-      Bf16* ds = b.ds + (r * kChunkPanels + c) * kBlock;
-      const auto valid = [&](int64_t i) {
-        const int64_t q = r * 32 + i;
-        return q < n ? visible_keys(s, i0 + q) - k0 - c * 32 : 0;
-      };
-      score_gradients(b, b.lse + r * 32, b.delta + r * 32, z.factor, valid, ds);
-      const int64_t turned = (c * kChunkPanels + r) * kBlock;
-      pack_step<true>(b.p_block, 32, 32, 32, b.p_turned + turned);
-      pack_step<true>(ds, 32, 32, 32, b.ds_turned + turned);
+              z.depth, false, b.dp_block + slot * kBlock);
+      finish();
+      before_r = r;
+      before_c = c;
+      slot ^= 1;
     }
+  finish();
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t h = 0; h < z.depth && keys_of(r) > 0; ++h)
       product(b.ds + r * kChunkPanels * kBlock,
@@ -381,14 +459,12 @@ REMESH_INLINE void put_gradient(const float* sums, int64_t rows, int64_t hd,
       const float* from =
           sums + (i / 32 * depth + j / 32) * kBlock + i % 32 * 32;
       const int64_t to = at + i * stride + j;
-      const __mmask32 mask = first_mask(hd - j);
       if constexpr (kAdd) {
         float* f = static_cast<float*>(dst) + to;
         for (int64_t c = 0; c < least(hd - j, 32); ++c) f[c] += from[c];
       } else {
-        _mm512_mask_storeu_epi16(
-            static_cast<Bf16*>(dst) + to, mask,
-            round_pair(_mm512_load_ps(from), _mm512_load_ps(from + 16)));
+        put_row(round_pair(_mm512_load_ps(from), _mm512_load_ps(from + 16)),
+                hd - j, static_cast<Bf16*>(dst) + to);
       }
     }
 }
@@ -416,14 +492,19 @@ REMESH_INLINE void pack_queries(const AttentionTask& t, const Sizes& z,
   pack_along(go, z.out_row, n, hd, kChunkPanels, b.go_along);
   for (int64_t i = 0; i < kChunk; ++i) {
     b.lse[i] = i < n ? lse[i] : 0.0F;
-    float dot = 0;
-    if (i < n) {
-      const Bf16* x = out + i * z.out_row;
-      const Bf16* y = go + i * z.out_row;
-#pragma omp simd reduction(+ : dot)
-      for (int64_t j = 0; j < hd; ++j) dot += get(x, j) * get(y, j);
+    __m512 dot = _mm512_setzero_ps();
+    for (int64_t j = 0; i < n && j < hd; j += 32) {
+      const __mmask32 mask = first_mask(hd - j);
+      const __m512i x = _mm512_maskz_loadu_epi16(mask, out + i * z.out_row + j);
+      const __m512i y = _mm512_maskz_loadu_epi16(mask, go + i * z.out_row + j);
+      // A bf16 is the upper half of an fp32.
+      const __m512i odd = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+      dot = _mm512_fmadd_ps((__m512)_mm512_slli_epi32(x, 16),
+                            (__m512)_mm512_slli_epi32(y, 16), dot);
+      dot = _mm512_fmadd_ps((__m512)_mm512_and_si512(x, odd),
+                            (__m512)_mm512_and_si512(y, odd), dot);
     }
-    b.delta[i] = dot;
+    b.delta[i] = _mm512_reduce_add_ps(dot);
   }
 }
 
@@ -434,6 +515,7 @@ REMESH_INLINE void backward(const AttentionTask& t) {
   const Sizes z = sizes_of(t);
   Bump bump{reinterpret_cast<char*>(t.scratch)};
   const Backward b = place_backward(s, bump);
+  Upcoming upcoming(t);
   const Bf16* k = static_cast<const Bf16*>(t.k) + z.kv;
   const Bf16* v = static_cast<const Bf16*>(t.v) + z.kv;
   pack_across(k, s.kv_stride, s.Tk, s.head_dim, b.kt);
@@ -448,7 +530,7 @@ REMESH_INLINE void backward(const AttentionTask& t) {
       fill_zero(b.dq, kChunkPanels * z.depth * kBlock);
       const int64_t seen = visible_keys(s, i0 + n - 1);
       for (int64_t k0 = 0; k0 < seen; k0 += kChunk)
-        backward_chunk(t, z, b, i0, n, k0);
+        backward_chunk(t, z, b, upcoming, i0, n, k0);
       put_gradient<kAdd>(b.dq, n, s.head_dim, t.dq,
                          (t.b * s.q_batch + i0) * t.dq_stride + h * s.head_dim,
                          t.dq_stride);
@@ -456,6 +538,7 @@ REMESH_INLINE void backward(const AttentionTask& t) {
   const int64_t to = t.b * s.kv_batch * t.dkv_stride + t.g * s.head_dim;
   put_gradient<kAdd>(b.dk, s.Tk, s.head_dim, t.dk, to, t.dkv_stride);
   put_gradient<kAdd>(b.dv, s.Tk, s.head_dim, t.dv, to, t.dkv_stride);
+  _mm_sfence();
 }
 
 }  // namespace

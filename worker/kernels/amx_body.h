@@ -81,29 +81,60 @@ REMESH_INLINE __mmask32 first_mask(int64_t n) {
   return n >= 32 ? ~0U : n <= 0 ? 0U : (1U << n) - 1U;
 }
 
-// One step of a panel: rows k (of `depth` that exist) and columns (of `width`)
-// of x, with pairs of rows interleaved; transposed: its columns become rows.
-template <bool kTransposed>
+// One step of a panel of columns: rows k (of `depth` that exist) and columns
+// (of `width`) of x, with pairs of rows interleaved.
 REMESH_INLINE void pack_step(const Bf16* x, int64_t ld, int64_t depth,
                              int64_t width, Bf16* dst) {
   const __mmask32 mask = first_mask(width);
-  __m512i left[16], right[16];
   for (int64_t i = 0; i < 16; ++i) {
     const __mmask32 even = 2 * i < depth ? mask : 0U;
     const __mmask32 odd = 2 * i + 1 < depth ? mask : 0U;
     const Bf16* row = x + 2 * i * ld;
     const __m512i a = _mm512_maskz_loadu_epi16(even, even != 0 ? row : x);
     const __m512i b = _mm512_maskz_loadu_epi16(odd, odd != 0 ? row + ld : x);
-    left[i] = interleave(a, b, true);
-    right[i] = interleave(a, b, false);
+    _mm512_store_si512(dst + i * 32, interleave(a, b, true));
+    _mm512_store_si512(dst + 512 + i * 32, interleave(a, b, false));
   }
-  if (kTransposed) {
-    transpose16(left);
-    transpose16(right);
+}
+
+// Eight rows of eight bf16 in each 128-bit lane, turned lane by lane.
+REMESH_INLINE void turn_lanes(__m512i r[8]) {
+  __m512i t[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm512_unpacklo_epi16(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi16(r[i], r[i + 1]);
   }
-  for (int64_t i = 0; i < 16; ++i) {
-    _mm512_store_si512(dst + i * 32, left[i]);
-    _mm512_store_si512(dst + 512 + i * 32, right[i]);
+  for (int i = 0; i < 8; i += 4) {
+    r[i] = _mm512_unpacklo_epi32(t[i], t[i + 2]);
+    r[i + 1] = _mm512_unpackhi_epi32(t[i], t[i + 2]);
+    r[i + 2] = _mm512_unpacklo_epi32(t[i + 1], t[i + 3]);
+    r[i + 3] = _mm512_unpackhi_epi32(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[2 * i] = _mm512_unpacklo_epi64(r[i], r[i + 4]);
+    t[2 * i + 1] = _mm512_unpackhi_epi64(r[i], r[i + 4]);
+  }
+  for (int i = 0; i < 8; ++i) r[i] = t[i];
+}
+
+// One step of a panel of rows that lie as columns: x (depth, rows), all of it
+// there. Lanes are gathered by loads, which leaves few shuffles.
+REMESH_INLINE void turn_full_step(const Bf16* x, int64_t ld, Bf16* dst) {
+  for (int64_t c = 0; c < 32; c += 8) {
+    __m512i r[8];
+    for (int64_t i = 0; i < 8; ++i) {
+      const auto quarter = [&](int64_t k) {
+        return _mm_loadu_si128(
+            reinterpret_cast<const __m128i*>(x + (k + i) * ld + c));
+      };
+      __m512i v = _mm512_castsi128_si512(quarter(0));
+      v = _mm512_inserti32x4(v, quarter(8), 1);
+      v = _mm512_inserti32x4(v, quarter(16), 2);
+      r[i] = _mm512_inserti32x4(v, quarter(24), 3);
+    }
+    turn_lanes(r);
+    for (int64_t i = 0; i < 8; ++i)
+      _mm512_store_si512(dst + (c + i) * 32, r[i]);
   }
 }
 
@@ -134,6 +165,18 @@ REMESH_INLINE void pack_rows_step(const Bf16* x, int64_t ld, int64_t rows,
                                : _mm512_setzero_si512();
     _mm512_store_si512(dst + i * 32, v);
   }
+}
+
+// As turn_full_step, of which `depth` and `rows` exist.
+REMESH_INLINE void turn_step(const Bf16* x, int64_t ld, int64_t depth,
+                             int64_t rows, Bf16* dst) {
+  if (depth >= 32 && rows >= 32) {
+    turn_full_step(x, ld, dst);
+    return;
+  }
+  alignas(64) Bf16 part[1024];
+  pack_rows_step(x, ld, depth, rows, part);
+  turn_full_step(part, 32, dst);
 }
 
 REMESH_INLINE __m512i round_pair(__m512 low, __m512 high) {

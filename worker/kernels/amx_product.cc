@@ -202,7 +202,7 @@ class Multiplication {
       pack_rows_step(p_.a + m * 32 * p_.k + k, p_.k, width, p_.k - k, dst);
       return;
     }
-    pack_step<true>(p_.a + k * p_.m + m * 32, p_.m, p_.k - k, width, dst);
+    turn_step(p_.a + k * p_.m + m * 32, p_.m, p_.k - k, width, dst);
   }
 
   // Up to `count` rows of the block that was finished last.
@@ -285,8 +285,8 @@ void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,
   const int64_t steps = amx_panels(depth);
   for (int64_t s = 0; s < steps; ++s)
     for (int64_t p = p0; p < p1; ++p)
-      pack_step<false>(x + s * 32 * width + p * 32, width, depth - s * 32,
-                       width - p * 32, packed + (p * steps + s) * 1024);
+      pack_step(x + s * 32 * width + p * 32, width, depth - s * 32,
+                width - p * 32, packed + (p * steps + s) * 1024);
 }
 
 int64_t amx_scratch(const AmxProduct& p) {
