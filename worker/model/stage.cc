@@ -70,6 +70,12 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
     return unavailable(
         "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed "
         "here: fp32");
+  const int64_t pieces = 2 * shard.layout().cp;
+  if (pieces > 2 && o.max_seq % pieces != 0)
+    return invalid_argument("stage: sequences of " + std::to_string(o.max_seq) +
+                            " over " + std::to_string(shard.layout().cp) +
+                            " context-parallel ranks; allowed: a multiple of " +
+                            std::to_string(pieces));
   return check_groups(shard, o);
 }
 
@@ -94,7 +100,7 @@ class LlamaStage final : public Stage {
         buffers_(&backend),
         b_(make_buffers(shape_, activations_, buffers_)),
         group_(sizes_, backend, options.tp),
-        attention_(sizes_, shape_.dtype, backend),
+        attention_(sizes_, shape_.dtype, backend, options.cp),
         block_(shard, shard.first_layer(options.chunk), sizes_, shape_.dtype,
                backend, group_, attention_),
         embedding_(sizes_, backend, group_) {}
@@ -124,6 +130,7 @@ class LlamaStage final : public Stage {
   void find_units();
   std::pair<int, int64_t> place_of(Role role) const;
   void place_rope_tables();
+  void place_positions(int64_t T);
   Slot& slot_at(int slot);
   BlockWeights& weights_of(size_t layer);
   const BlockWeights& loaded(size_t layer);
@@ -163,6 +170,7 @@ class LlamaStage final : public Stage {
   int embedding_unit_ = -1, head_unit_ = -1;
   int projection_unit_ = -1;  // the head's matrix: its own or the embedding's
   int64_t embedding_offset_ = 0, norm_offset_ = 0, projection_offset_ = 0;
+  int64_t positions_of_ = 0;     // the sequence whose positions b_.rope has
   bool evaluated_last_ = false;  // whose logits logits() gives
 };
 
@@ -193,6 +201,23 @@ void LlamaStage::place_rope_tables() {
   const RopeTables t = make_rope_tables(shard_.table().config(), o_.max_seq);
   backend_.copy(b_.rope_all.cos, t.cos.data(), t.cos.size() * sizeof(float));
   backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
+}
+
+// The rotation of each token that this rank has of a sequence of T.
+void LlamaStage::place_positions(int64_t T) {
+  const int64_t cp = sizes_.cp;
+  if (cp == 1 || T == positions_of_) return;
+  CHECK_MSG(T % (2 * cp) == 0, "a sequence that 2 cp does not divide");
+  positions_of_ = T;
+  const int64_t half = sizes_.head_dim / 2;
+  const int64_t piece = T / (2 * cp) * half;
+  const int64_t from[2] = {sizes_.cp_index, 2 * cp - 1 - sizes_.cp_index};
+  for (const int i : {0, 1}) {
+    backend_.copy(b_.rope.cos + i * piece, b_.rope_all.cos + from[i] * piece,
+                  bytes_of(piece));
+    backend_.copy(b_.rope.sin + i * piece, b_.rope_all.sin + from[i] * piece,
+                  bytes_of(piece));
+  }
 }
 
 Status LlamaStage::init() {
@@ -272,6 +297,7 @@ void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
                        UnitHooks& hooks) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
   s.rows = rows_of(sizes_, mb.B, mb.T);
+  place_positions(mb.T);
   const size_t token_bytes = static_cast<size_t>(s.rows.N) * sizeof(int32_t);
   float* x = s.blocks.front().f(kX);
   if (shape_.has_embedding) {

@@ -1,7 +1,9 @@
-// A small random model, and ways to run it through stages: in one piece or cut
-// into pipeline stages, in one thread. What the tests of this folder share.
+// A small random model, and ways to run it through stages: in one piece, cut
+// into pipeline stages in one thread, or split over ranks that are threads.
+// What the tests of this folder share.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <set>
@@ -34,11 +36,12 @@ inline double relative_l2(const std::vector<float>& a,
 
 struct Model {
   // Weights are larger than at a start, so that every gradient counts.
-  Model(const geometry::ModelConfig& config, int64_t num_tokens, uint64_t seed)
+  Model(const geometry::ModelConfig& config, int64_t num_tokens, uint64_t seed,
+        float scale = 3)
       : table(geometry::ParamTable::llama(config)) {
     for (size_t i = 0; i < table.size(); ++i)
       for (int64_t e = 0; e < table[i].numel(); ++e)
-        weights.push_back(3.0F * table.initial_value(seed, i, e));
+        weights.push_back(scale * table.initial_value(seed, i, e));
     const auto vocab = static_cast<uint64_t>(config.vocab_size);
     for (int64_t i = 0; i <= num_tokens; ++i)
       tokens.push_back(static_cast<int32_t>(
@@ -134,7 +137,7 @@ struct RankModel {
 
 struct Passed {
   std::vector<double> loss;  // by microbatch
-  std::vector<float> grads;
+  std::vector<float> grads;  // of the whole model
 };
 
 struct Pipeline {
@@ -143,16 +146,35 @@ struct Pipeline {
   int microbatches = 1;  // all in flight at once, one slot each
 };
 
+// The tokens of one context-parallel rank.
+struct LocalBatch {
+  LocalBatch(const MicroBatch& mb, int cp, int cp_index) {
+    const auto positions = context_positions(mb.T, cp, cp_index);
+    for (int64_t b = 0; b < mb.B; ++b)
+      for (const int32_t t : positions) {
+        tokens.push_back(mb.tokens_BT[b * mb.T + t]);
+        targets.push_back(mb.targets_BT[b * mb.T + t]);
+      }
+    view = {tokens.data(), targets.data(), mb.B, mb.T};
+  }
+  std::vector<int32_t> tokens, targets;
+  MicroBatch view;
+};
+
 // Forward of all microbatches, then backward of all, then, when split, the
-// weight gradients of all.
+// weight gradients of all: all pipeline stages of one tensor- and
+// context-parallel rank, in one thread. `split`: the degrees and this rank's
+// place (pp is taken from `p`). Gives this rank's part of the gradient.
 inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
-                           kernels::Backend& backend) {
+                           kernels::Backend& backend,
+                           geometry::Layout layout = {},
+                           geometry::Coord coord = {}) {
   o.num_slots = p.microbatches;
+  layout.pp = p.pp;
   std::vector<std::unique_ptr<RankModel>> ranks;
-  for (int r = 0; r < p.pp; ++r)
-    ranks.push_back(std::make_unique<RankModel>(m, geometry::Layout{.pp = p.pp},
-                                                geometry::Coord{.pp = r},
-                                                p.chunks, o, backend));
+  for (coord.pp = 0; coord.pp < p.pp; ++coord.pp)
+    ranks.push_back(
+        std::make_unique<RankModel>(m, layout, coord, p.chunks, o, backend));
   const int stages = p.pp * p.chunks;
   const auto rank = [&](int stage) -> RankModel& {
     return *ranks[static_cast<size_t>(stage % p.pp)];
@@ -162,10 +184,11 @@ inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
   };
   Passed out{.loss = {}, .grads = m.zeros()};
   for (int i = 0; i < p.microbatches; ++i) {
-    const MicroBatch mb = m.batch(i, o.max_batch, o.max_seq);
+    const LocalBatch mb(m.batch(i, o.max_batch, o.max_seq), layout.cp,
+                        coord.cp);
     double loss = 0;
     for (int s = 0; s < stages; ++s)
-      loss = at(s).forward(i, mb, s == 0 ? nullptr : at(s - 1).output(i),
+      loss = at(s).forward(i, mb.view, s == 0 ? nullptr : at(s - 1).output(i),
                            rank(s).hooks);
     out.loss.push_back(loss);
   }
@@ -181,5 +204,10 @@ inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
   for (const auto& r : ranks) add_shard(r->grads, r->shard, out.grads);
   return out;
 }
+
+// The same split over tp x cp threads, each with a backend of its own. The loss
+// is summed over context-parallel ranks, the gradient over all.
+Passed run_split(const Model& m, const Pipeline& p, const StageOptions& options,
+                 const geometry::Layout& layout);
 
 }  // namespace remesh::model

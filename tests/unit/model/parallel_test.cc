@@ -1,0 +1,177 @@
+// Tensor, sequence and context parallelism: whatever the split, loss and
+// gradients are those of one rank.
+//
+// REMESH_MODEL_CASES=N: that many random cases; REMESH_MODEL_SEED=S: beginning
+// with this seed.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <random>
+
+#include "parallel/comm/local_comm.h"
+#include "tests/unit/model/model_fixture.h"
+
+namespace remesh::model {
+namespace {
+
+uint64_t env(const char* name, uint64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+struct Case {
+  geometry::ModelConfig config;
+  geometry::Layout layout;
+  Pipeline pipeline;
+  StageOptions options;
+
+  std::string to_string() const {
+    std::string recompute;
+    for (const Recompute r : options.recompute)
+      recompute += "nsf"[static_cast<int>(r)];
+    return fmt::format(
+        "{} chunks {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}; {} "
+        "microbatches of {} x {}, recompute {}, {}",
+        layout.to_string(), pipeline.chunks, config.dim, config.n_layers,
+        config.n_heads, config.n_kv_heads, config.hidden_dim, config.vocab_size,
+        config.tie_embeddings ? " tied" : "", pipeline.microbatches,
+        options.max_batch, options.max_seq, recompute,
+        options.split_backward ? "split" : "whole");
+  }
+};
+
+Case random_case(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::initializer_list<int> from) {
+    return from.begin()[random() % from.size()];
+  };
+  Case c;
+  c.layout.tp = pick({1, 2, 2, 4, 4});
+  c.layout.cp = c.layout.tp == 1 ? 2 : pick({1, 1, 2});
+  if (c.layout.cp > 1 && random() % 4 == 0) c.layout.cp = 3;
+  // Key and value heads that divide tp, or that tp divides.
+  const int kv = pick({1, 2, 4, 8});
+  const int groups = std::max(pick({1, 2, 3}), c.layout.tp / kv);
+  c.config = {.dim = kv * groups * pick({2, 4, 6}),
+              .n_layers = pick({1, 2, 3}),
+              .n_heads = kv * groups,
+              .n_kv_heads = kv,
+              .hidden_dim = pick({4, 13, 26}),
+              .vocab_size = pick({7, 50, 61}),
+              .tie_embeddings = random() % 3 == 0};
+  while (c.config.n_heads % c.layout.tp != 0) {
+    c.config.n_heads *= 2;
+    c.config.dim *= 2;
+  }
+  c.pipeline.microbatches = pick({1, 2});
+  if (c.config.n_layers >= 2 && random() % 3 == 0) c.layout.pp = 2;
+  c.pipeline.pp = c.layout.pp;
+  const int whole = 2 * c.layout.cp;
+  c.options = {.keep_dtype = true,
+               .max_batch = pick({1, 2, 3}),
+               .max_seq = c.layout.cp > 1 ? whole * pick({1, 2, 5, 9})
+                                          : pick({1, 5, 8, 33}),
+               .split_backward = random() % 3 == 0};
+  for (int64_t i = 0; i < c.config.n_layers; ++i)
+    c.options.recompute.push_back(static_cast<Recompute>(random() % 3));
+  return c;
+}
+
+Model make_model(const Case& c, uint64_t seed, float scale = 3) {
+  return {c.config,
+          c.pipeline.microbatches * c.options.max_batch * c.options.max_seq,
+          seed, scale};
+}
+
+std::vector<float> part(const Model& m, const std::vector<float>& x, size_t i) {
+  const auto at = x.begin() + m.table.offset(i);
+  return {at, at + m.table[i].numel()};
+}
+
+double size_of(const std::vector<float>& x) {
+  double sum = 0;
+  for (const float v : x) sum += static_cast<double>(v) * v;
+  return std::sqrt(sum);
+}
+
+void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
+                          double bound) {
+  SCOPED_TRACE(fmt::format("seed {}: {}", seed, c.to_string()));
+  const bool bf16 = c.options.dtype == Dtype::kBf16;
+  const Model m = make_model(c, seed, bf16 ? 1 : 3);
+  const auto reference = kernels::make_reference_backend();
+  StageOptions plain = c.options;
+  plain.dtype = Dtype::kFp32;
+  plain.recompute.clear();
+  plain.split_backward = false;
+  const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
+                                   plain, *reference);
+  const Passed got = run_split(m, c.pipeline, c.options, c.layout);
+  for (size_t i = 0; i < want.loss.size(); ++i)
+    EXPECT_NEAR(got.loss[i] / want.loss[i], 1, loss_bound);
+  // What bf16 costs one rank it may cost several, too.
+  Passed alone = want;
+  if (bf16) {
+    const auto cpu = kernels::make_cpu_backend(1);
+    plain.dtype = Dtype::kBf16;
+    alone =
+        run_pipeline(m, {.microbatches = c.pipeline.microbatches}, plain, *cpu);
+  }
+  const double whole = size_of(want.grads);
+  for (size_t i = 0; i < m.table.size(); ++i) {
+    // A gradient that is nothing but cancellation has no digits of its own.
+    const auto w = part(m, want.grads, i);
+    const double scale = std::min(1.0, size_of(w) / (1e-3 * whole));
+    const double cost = relative_l2(part(m, alone.grads, i), w);
+    EXPECT_LT(relative_l2(part(m, got.grads, i), w) * scale,
+              std::max(bound, 2 * cost))
+        << m.table[i].name;
+  }
+}
+
+TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRank) {
+  const uint64_t n = env("REMESH_MODEL_CASES", 60);
+  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i)
+    expect_like_one_rank(random_case(i), i, 1e-6, 1e-5);
+}
+
+TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRankInBf16) {
+  if (!kernels::make_cpu_backend(1)->supports_bf16())
+    GTEST_SKIP() << "no bf16 instructions here";
+  const uint64_t n = env("REMESH_MODEL_CASES", 20);
+  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i) {
+    Case c = random_case(i);
+    c.options.dtype = Dtype::kBf16;
+    expect_like_one_rank(c, i, 2e-2, 2e-2);
+  }
+}
+
+TEST(Parallel, RecomputationSplitAndStagesChangeNoBit) {
+  const uint64_t n = env("REMESH_MODEL_CASES", 12);
+  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  const bool bf16 = kernels::make_cpu_backend(1)->supports_bf16();
+  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i) {
+    Case c = random_case(i);
+    c.config.tie_embeddings = false;
+    if (bf16 && i % 2 == 0) c.options.dtype = Dtype::kBf16;
+    SCOPED_TRACE(fmt::format("seed {}: {}", i, c.to_string()));
+    const Model m = make_model(c, i);
+    const Passed a = run_split(m, c.pipeline, c.options, c.layout);
+    StageOptions plain = c.options;
+    plain.recompute.clear();
+    plain.split_backward = false;
+    const Passed b = run_split(m, {.microbatches = c.pipeline.microbatches},
+                               plain, c.layout);
+    EXPECT_EQ(a.loss, b.loss);
+    EXPECT_EQ(a.grads, b.grads);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::model
