@@ -1,0 +1,361 @@
+#include "checkpoint/exchange/exchange.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <thread>
+
+namespace remesh::exchange {
+namespace {
+
+using memory::ConstState;
+using memory::kNumVectors;
+using memory::MutableState;
+
+// Messages under way in each direction.
+constexpr int kWindow = 4;
+// Elements copied between two looks at the messages.
+constexpr int64_t kLocalPiece = int64_t{1} << 18;
+
+struct MessageHeader {
+  uint64_t checksum;  // xxh3 of what follows, seeded with `index`
+  uint64_t index;     // in its stream
+};
+static_assert(sizeof(MessageHeader) == 16);
+
+// Where one is in a list of copies.
+class Cursor {
+ public:
+  explicit Cursor(std::span<const Copy> copies) : copies_(copies) {}
+  bool done() const { return at_ == copies_.size(); }
+  // Goes on by at most n elements and calls f(copy, from, to, length) for each
+  // run of elements that is consecutive on both sides. How far it went.
+  template <typename F>
+  int64_t advance(int64_t n, const F& f) {
+    int64_t left = n;
+    while (left > 0 && !done()) {
+      const Copy& c = copies_[at_];
+      const int64_t row = offset_ / c.cols;
+      const int64_t col = offset_ % c.cols;
+      const bool dense = c.from_stride == c.cols && c.to_stride == c.cols;
+      const int64_t run =
+          std::min(left, dense ? c.numel() - offset_ : c.cols - col);
+      f(c, c.from_at + row * c.from_stride + col,
+        c.to_at + row * c.to_stride + col, run);
+      left -= run;
+      offset_ += run;
+      if (offset_ == c.numel()) {
+        offset_ = 0;
+        ++at_;
+      }
+    }
+    return n - left;
+  }
+
+ private:
+  std::span<const Copy> copies_;
+  size_t at_ = 0;
+  int64_t offset_ = 0;
+};
+
+void copy_floats(float* to, const float* from, int64_t n) {
+  std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
+}
+
+// A message's place in memory. The vectors stand one after the other.
+class Slot {
+ public:
+  explicit Slot(int64_t elements)
+      : bytes_(sizeof(MessageHeader) +
+               static_cast<size_t>(elements) * kNumVectors * sizeof(float)),
+        data_(new std::byte[bytes_]) {}
+  MessageHeader header() const {
+    MessageHeader h;
+    std::memcpy(&h, data_.get(), sizeof(h));
+    return h;
+  }
+  void set_header(const MessageHeader& h) {
+    std::memcpy(data_.get(), &h, sizeof(h));
+  }
+  float* floats() {
+    return reinterpret_cast<float*>(data_.get() + sizeof(MessageHeader));
+  }
+  std::span<std::byte> message(int64_t elements) {
+    return {data_.get(), sizeof(MessageHeader) + static_cast<size_t>(elements) *
+                                                     kNumVectors *
+                                                     sizeof(float)};
+  }
+  uint64_t checksum(int64_t elements, uint64_t index) {
+    return XXH3_64bits_withSeed(
+        floats(), static_cast<size_t>(elements) * kNumVectors * sizeof(float),
+        index);
+  }
+  comm::RequestPtr request;  // when under way
+
+ private:
+  size_t bytes_;
+  std::unique_ptr<std::byte[]> data_;
+};
+
+// The messages of one direction, in the order of the plan's streams, a window
+// of them under way at a time. They begin and end in order: the least message
+// that is not done is under way on both its sides, so there is no deadlock.
+class Lane {
+ public:
+  Lane(std::span<const Stream> streams, int64_t elements_a_message)
+      : streams_(streams), elements_a_message_(elements_a_message) {}
+  virtual ~Lane() = default;
+  bool done() const { return stream_ == streams_.size() && under_way_.empty(); }
+  // Whether anything moved.
+  bool poll() {
+    bool moved = false;
+    while (!under_way_.empty() && under_way_.front().slot->request->test()) {
+      Message m = under_way_.front();
+      under_way_.pop_front();
+      m.slot->request.reset();
+      finish(m);
+      free_.push_back(m.slot);
+      moved = true;
+    }
+    while (stream_ < streams_.size() &&
+           under_way_.size() < static_cast<size_t>(kWindow)) {
+      begin(next());
+      moved = true;
+    }
+    return moved;
+  }
+
+ protected:
+  struct Message {
+    const Stream* stream = nullptr;
+    uint64_t index = 0;
+    int64_t elements = 0;
+    bool last = false;
+    Slot* slot = nullptr;
+  };
+  virtual void start(Message& m) = 0;
+  virtual void finish(Message& m) = 0;
+
+ private:
+  Message next() {
+    const Stream& s = streams_[stream_];
+    Message m{.stream = &s, .index = static_cast<uint64_t>(index_)};
+    const int64_t begin = index_ * elements_a_message_;
+    m.elements = std::min(elements_a_message_, s.elements - begin);
+    m.last = begin + m.elements == s.elements;
+    index_ = m.last ? 0 : index_ + 1;
+    stream_ += m.last ? 1 : 0;
+    return m;
+  }
+  void begin(Message m) {
+    if (free_.empty()) {
+      slots_.push_back(std::make_unique<Slot>(elements_a_message_));
+      free_.push_back(slots_.back().get());
+    }
+    m.slot = free_.back();
+    free_.pop_back();
+    start(m);
+    under_way_.push_back(m);
+  }
+
+  std::span<const Stream> streams_;
+  const int64_t elements_a_message_;
+  size_t stream_ = 0;  // of the next message
+  int64_t index_ = 0;
+  std::vector<std::unique_ptr<Slot>> slots_;  // at most kWindow
+  std::vector<Slot*> free_;
+  std::deque<Message> under_way_;
+};
+
+class SendLane final : public Lane {
+ public:
+  SendLane(comm::Comm& comm, int tag, const Plan& plan,
+           std::span<const ConstState> sources, int64_t elements_a_message)
+      : Lane(plan.send, elements_a_message),
+        comm_(comm),
+        tag_(tag),
+        sources_(sources) {}
+  int64_t bytes = 0;
+
+ private:
+  void start(Message& m) override {
+    if (m.index == 0) cursor_ = Cursor(m.stream->copies);
+    float* const out = m.slot->floats();
+    int64_t at = 0;
+    cursor_.advance(
+        m.elements, [&](const Copy& c, int64_t from, int64_t, int64_t n) {
+          const ConstState& s = sources_[static_cast<size_t>(c.source)];
+          for (size_t v = 0; v < kNumVectors; ++v)
+            copy_floats(out + static_cast<int64_t>(v) * m.elements + at,
+                        s[v].data() + from, n);
+          at += n;
+        });
+    m.slot->set_header(
+        {.checksum = m.slot->checksum(m.elements, m.index), .index = m.index});
+    bytes += static_cast<int64_t>(m.slot->message(m.elements).size());
+    m.slot->request =
+        comm_.start_send(m.slot->message(m.elements), m.stream->peer, tag_);
+  }
+  void finish(Message&) override {}
+
+  comm::Comm& comm_;
+  const int tag_;
+  std::span<const ConstState> sources_;
+  Cursor cursor_{{}};
+};
+
+class ReceiveLane final : public Lane {
+ public:
+  ReceiveLane(comm::Comm& comm, int tag, const Plan& plan,
+              const MutableState& target, int64_t elements_a_message)
+      : Lane(plan.receive, elements_a_message),
+        comm_(comm),
+        tag_(tag),
+        target_(target) {}
+  int64_t bytes = 0;
+  Status status;
+
+ private:
+  void start(Message& m) override {
+    m.slot->request =
+        comm_.start_recv(m.slot->message(m.elements), m.stream->peer, tag_);
+  }
+  void finish(Message& m) override {
+    bytes += static_cast<int64_t>(m.slot->message(m.elements).size());
+    const MessageHeader h = m.slot->header();
+    if (status.ok() && (h.index != m.index ||
+                        h.checksum != m.slot->checksum(m.elements, m.index)))
+      status = corrupt(fmt::format(
+          "exchange: message {} from process {} ({} elements) has a wrong "
+          "checksum",
+          m.index, m.stream->peer, m.elements));
+    if (m.index == 0) cursor_ = Cursor(m.stream->copies);
+    const float* const in = m.slot->floats();
+    int64_t at = 0;
+    cursor_.advance(
+        m.elements, [&](const Copy&, int64_t, int64_t to, int64_t n) {
+          for (size_t v = 0; v < kNumVectors; ++v)
+            copy_floats(target_[v].data() + to,
+                        in + static_cast<int64_t>(v) * m.elements + at, n);
+          at += n;
+        });
+  }
+
+  comm::Comm& comm_;
+  const int tag_;
+  const MutableState& target_;
+  Cursor cursor_{{}};
+};
+
+// One piece of the local copies.
+int64_t copy_local(Cursor& cursor, std::span<const ConstState> sources,
+                   const MutableState& target) {
+  return cursor.advance(
+      kLocalPiece, [&](const Copy& c, int64_t from, int64_t to, int64_t n) {
+        const ConstState& s = sources[static_cast<size_t>(c.source)];
+        for (size_t v = 0; v < kNumVectors; ++v)
+          copy_floats(target[v].data() + to, s[v].data() + from, n);
+      });
+}
+
+int64_t extent(const Copy& c, bool from) {
+  return from ? c.from_at + (c.rows - 1) * c.from_stride + c.cols
+              : c.to_at + (c.rows - 1) * c.to_stride + c.cols;
+}
+
+// What the plan reads and writes is there.
+Status check_views(const Plan& plan, std::span<const ConstState> sources,
+                   const MutableState& target) {
+  const auto reads = [&](const Copy& c) {
+    if (static_cast<size_t>(c.source) >= sources.size()) return false;
+    for (size_t v = 0; v < kNumVectors; ++v)
+      if (extent(c, true) >
+          static_cast<int64_t>(
+              sources[static_cast<size_t>(c.source)][v].size()))
+        return false;
+    return true;
+  };
+  const auto missing = [](const Copy& c) {
+    return invalid_argument(fmt::format(
+        "exchange: source {} is shorter than what it is said to hold",
+        c.source));
+  };
+  for (const Stream& s : plan.send)
+    for (const Copy& c : s.copies)
+      if (!reads(c)) return missing(c);
+  for (const Copy& c : plan.local)
+    if (!reads(c)) return missing(c);
+  if (plan.local.empty() && plan.receive.empty()) return ok_status();
+  for (size_t v = 0; v < kNumVectors; ++v)
+    if (static_cast<int64_t>(target[v].size()) != plan.elements)
+      return invalid_argument(
+          fmt::format("exchange: {} elements to fill, the vectors have {}",
+                      plan.elements, target[v].size()));
+  return ok_status();
+}
+
+// Before anything is sent: everybody is ready, and has the same plan.
+Status agree_to_begin(comm::Comm& comm, const Plan& plan, const Status& mine,
+                      int64_t elements_a_message) {
+  const auto digest = static_cast<int64_t>(
+      plan.digest ^ static_cast<uint64_t>(elements_a_message));
+  std::array<int64_t, 3> facts = {static_cast<int64_t>(mine.code()), digest,
+                                  ~digest};
+  comm.all_reduce(std::span<int64_t>(facts), comm::Op::kMax);
+  if (!mine.ok()) return mine;
+  if (facts[0] != 0)
+    return Status(static_cast<Code>(facts[0]),
+                  "exchange: another process could not begin");
+  if (facts[1] != ~facts[2])
+    return invalid_argument("exchange: the processes have different plans");
+  return ok_status();
+}
+
+}  // namespace
+
+Status agree(comm::Comm& comm, const Status& mine, const char* what) {
+  auto code = static_cast<int64_t>(mine.code());
+  comm.all_reduce(std::span<int64_t>(&code, 1), comm::Op::kMax);
+  if (!mine.ok() || code == 0) return mine;
+  return Status(static_cast<Code>(code),
+                fmt::format("{}: another process failed", what));
+}
+
+Status run_exchange(comm::Comm& comm, const Plan& plan,
+                    std::span<const ConstState> sources,
+                    const MutableState& target, const Status& ready,
+                    const ExchangeOptions& options, ExchangeStats* stats) {
+  const int64_t message_bytes = options.staging_bytes / (2 * kWindow);
+  const int64_t elements_a_message = std::max<int64_t>(
+      1, (message_bytes - static_cast<int64_t>(sizeof(MessageHeader))) /
+             static_cast<int64_t>(kNumVectors * sizeof(float)));
+  const Status mine = ready.ok() ? check_views(plan, sources, target) : ready;
+  RETURN_IF_ERROR(agree_to_begin(comm, plan, mine, elements_a_message));
+  SendLane send(comm, options.tag, plan, sources, elements_a_message);
+  ReceiveLane receive(comm, options.tag, plan, target, elements_a_message);
+  Cursor local(plan.local);
+  int64_t copied = 0;
+  while (!send.done() || !receive.done() || !local.done()) {
+    bool moved = send.poll();
+    moved = receive.poll() || moved;
+    if (!local.done()) {
+      copied += copy_local(local, sources, target);
+      moved = true;
+    }
+    if (options.tick) options.tick();
+    if (!moved) std::this_thread::yield();
+  }
+  if (stats != nullptr)
+    *stats = {.local_bytes =
+                  copied * static_cast<int64_t>(kNumVectors * sizeof(float)),
+              .sent_bytes = send.bytes,
+              .received_bytes = receive.bytes};
+  return agree(comm, receive.status, "exchange");
+}
+
+}  // namespace remesh::exchange

@@ -1,0 +1,313 @@
+// Resharding: the state of any mesh comes to any other, to the bit, from
+// whatever holds it, over messages and shared memory.
+#include "checkpoint/exchange/exchange.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <set>
+#include <thread>
+
+#include "parallel/comm/local_comm.h"
+#include "tests/unit/exchange/states.h"
+#include "tests/unit/exchange/wrapped_comm.h"
+
+namespace remesh::exchange {
+namespace {
+
+using geometry::ParamTable;
+using geometry::Sharding;
+
+// A change of mesh, with who is where.
+struct Change {
+  Sharding from, to;
+  std::vector<Source> sources;
+  std::vector<Process> processes;
+};
+
+Change random_change(std::mt19937& random, const ParamTable& table) {
+  Change c;
+  c.from = random_sharding(random, table.config(), 8);
+  c.to = random_sharding(random, table.config(), 8);
+  const int workers = 1 + static_cast<int>(random() % 5);
+  const int hosts = 1 + static_cast<int>(random() % 4);
+  const int lost_of = 1 + static_cast<int>(random() % 12);
+  const auto worker = [&] { return static_cast<int>(random()) % workers; };
+  for (int r = 0; r < c.from.layout.world(); ++r) {
+    const int copies = random() % 3 == 0 ? 2 : 1;
+    for (int k = 0; k < copies; ++k) {
+      const int w = std::abs(worker());
+      if (lost_of < 8 && random() % static_cast<unsigned>(lost_of * 3) == 0)
+        continue;
+      c.sources.push_back({.rank = r, .host = w % hosts, .worker = w});
+    }
+  }
+  const int extra = static_cast<int>(random() % 3);
+  for (int i = 0; i < c.to.layout.world() + extra; ++i) {
+    const int w = std::abs(worker());
+    c.processes.push_back({.host = w % hosts, .worker = w});
+  }
+  return c;
+}
+
+// Twin: whether every element is in a source on a host that has a process.
+bool whole(const ParamTable& table, const Change& c) {
+  std::set<int> hosts;
+  for (const Process& p : c.processes) hosts.insert(p.host);
+  std::set<std::pair<size_t, int64_t>> held;
+  for (const Source& s : c.sources) {
+    if (!hosts.contains(s.host)) continue;
+    const auto shard = make_rank_shard(table, c.from, s.rank);
+    for_each_element(
+        table, held_pieces(shard->shard, shard->zero),
+        [&](int64_t, size_t param, int64_t e) { held.emplace(param, e); });
+  }
+  return static_cast<int64_t>(held.size()) == table.num_elements();
+}
+
+// Runs f(process) in a thread each.
+void in_threads(size_t n, const std::function<void(int)>& f) {
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < n; ++i)
+    threads.emplace_back([&f, i] { f(static_cast<int>(i)); });
+  for (std::thread& t : threads) t.join();
+}
+
+// Each element of a rank is filled once, and only from where it can be read.
+void check_plan(const ParamTable& table, const Change& c, int me,
+                const Plan& plan) {
+  const bool has_rank = me < c.to.layout.world();
+  std::vector<int> filled(static_cast<size_t>(plan.elements), 0);
+  const auto fill = [&](const Copy& copy) {
+    for (int64_t r = 0; r < copy.rows; ++r)
+      for (int64_t k = 0; k < copy.cols; ++k)
+        ++filled[static_cast<size_t>(copy.to_at + r * copy.to_stride + k)];
+  };
+  for (const Copy& copy : plan.local) {
+    fill(copy);
+    EXPECT_EQ(c.sources[static_cast<size_t>(copy.source)].host,
+              c.processes[static_cast<size_t>(me)].host);
+  }
+  for (const Stream& s : plan.receive)
+    for (const Copy& copy : s.copies) {
+      fill(copy);
+      EXPECT_EQ(c.sources[static_cast<size_t>(copy.source)].host,
+                c.processes[static_cast<size_t>(s.peer)].host);
+      EXPECT_NE(c.sources[static_cast<size_t>(copy.source)].host,
+                c.processes[static_cast<size_t>(me)].host);
+    }
+  EXPECT_EQ(
+      plan.elements,
+      has_rank ? make_rank_shard(table, c.to, me)->zero.state_elements() : 0);
+  const int times = plan.adopt >= 0 ? 0 : 1;
+  EXPECT_TRUE(std::all_of(filled.begin(), filled.end(),
+                          [&](int n) { return n == times; }));
+}
+
+void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
+                   int64_t* received) {
+  const ParamTable table = ParamTable::llama(random_config(random));
+  const Change c = random_change(random, table);
+  SCOPED_TRACE(c.from.layout.to_string() + " to " + c.to.layout.to_string());
+  const size_t n = c.processes.size();
+  const uint64_t salt = random();
+  const bool possible = whole(table, c);
+  std::vector<Plan> plans(n);
+  for (size_t p = 0; p < n; ++p) {
+    auto plan = plan_exchange(table, c.from, c.sources, c.to, c.processes,
+                              static_cast<int>(p));
+    if (!possible && !plan.ok()) {
+      ASSERT_EQ(plan.status().code(), Code::kUnavailable);
+      ++*unreachable;
+      return;
+    }
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    plans[p] = std::move(*plan);
+    ASSERT_EQ(plans[p].digest, plans[0].digest);
+    check_plan(table, c, static_cast<int>(p), plans[p]);
+  }
+  // A mesh may adopt all it needs of a state that is not whole by itself:
+  // never, since its ranks together need every element.
+  ASSERT_TRUE(possible);
+  std::vector<State> sources;
+  for (const Source& s : c.sources)
+    sources.push_back(state_of(table, c.from, s.rank, salt));
+  const std::vector<State> before = sources;
+  std::vector<State> targets;
+  for (const Plan& plan : plans) targets.emplace_back(plan.elements);
+  auto comms = comm::make_local_comms(static_cast<int>(n));
+  std::vector<Status> done(n);
+  std::vector<ExchangeStats> stats(n);
+  const int64_t staging = 300 + static_cast<int64_t>(random() % 20000);
+  in_threads(n, [&](int p) {
+    const auto i = static_cast<size_t>(p);
+    // Only what this process can map.
+    std::vector<memory::ConstState> views;
+    for (size_t s = 0; s < sources.size(); ++s)
+      views.push_back(c.sources[s].host == c.processes[i].host
+                          ? sources[s].view()
+                          : memory::ConstState{});
+    done[i] = run_exchange(*comms[i], plans[i], views, targets[i].mut(),
+                           ok_status(), {.staging_bytes = staging}, &stats[i]);
+  });
+  std::set<int> taken;
+  for (size_t i = 0; i < n; ++i) {
+    ASSERT_TRUE(done[i].ok()) << done[i].to_string();
+    *received += stats[i].received_bytes;
+    if (static_cast<int>(i) >= c.to.layout.world()) continue;
+    const State want = state_of(table, c.to, static_cast<int>(i), salt);
+    if (plans[i].adopt >= 0) {
+      ++*adopted;
+      const auto s = static_cast<size_t>(plans[i].adopt);
+      ASSERT_TRUE(taken.insert(plans[i].adopt).second);
+      ASSERT_EQ(c.sources[s].worker, c.processes[i].worker);
+      ASSERT_TRUE(same_bits(sources[s], want));
+    } else {
+      ASSERT_TRUE(same_bits(targets[i], want)) << "rank " << i;
+    }
+  }
+  for (size_t s = 0; s < sources.size(); ++s)
+    ASSERT_TRUE(same_bits(sources[s], before[s]));
+}
+
+// REMESH_EXCHANGE_CASES asks for more.
+TEST(Exchange, AnyMeshToAnyOtherToTheBit) {
+  const char* asked = std::getenv("REMESH_EXCHANGE_CASES");
+  const int cases = asked != nullptr ? std::atoi(asked) : 1500;
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int unreachable = 0, adopted = 0;
+  int64_t received = 0;
+  for (int i = 0; i < cases && !HasFatalFailure(); ++i)
+    exchange_once(random, &unreachable, &adopted, &received);
+  EXPECT_GT(unreachable, 0);
+  EXPECT_LT(unreachable, cases / 2);
+  EXPECT_GT(adopted, 0);
+  EXPECT_GT(received, 0);
+}
+
+ParamTable small_model() {
+  return ParamTable::llama({.dim = 16,
+                            .n_layers = 2,
+                            .n_heads = 4,
+                            .n_kv_heads = 2,
+                            .hidden_dim = 24,
+                            .vocab_size = 64});
+}
+
+// One of four ranks was killed: the others keep what they have.
+TEST(Exchange, WhoHasItsStateMovesNothing) {
+  const ParamTable table = small_model();
+  const Sharding from{.layout = {.dp = 4}, .bounds = {0, 2}};
+  const Sharding to{.layout = {.dp = 3}, .bounds = {0, 2}};
+  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}, {3, 3, 3}};
+  const std::vector<Process> processes = {{0, 0}, {1, 1}, {3, 3}};
+  for (int me = 0; me < 3; ++me) {
+    const auto plan = plan_exchange(table, from, sources, to, processes, me);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->adopt, me);
+    EXPECT_TRUE(plan->local.empty() && plan->receive.empty() &&
+                plan->send.empty());
+  }
+}
+
+// Those that hold the same take turns in sending it.
+TEST(Exchange, HoldersOfTheSameShareTheSending) {
+  const ParamTable table = small_model();
+  const Sharding from{.layout = {.dp = 2}, .bounds = {0, 2}};
+  const Sharding to{.layout = {.dp = 6}, .bounds = {0, 2}};
+  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}};
+  std::vector<Process> processes;
+  for (int w = 0; w < 6; ++w) processes.push_back({w, w});
+  for (int me = 0; me < 2; ++me) {
+    const auto plan = plan_exchange(table, from, sources, to, processes, me);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->send.size(), 2U);
+  }
+}
+
+struct Outcome {
+  std::vector<Status> status;
+  bool all(Code code) const {
+    return std::all_of(status.begin(), status.end(),
+                       [&](const Status& s) { return s.code() == code; });
+  }
+};
+
+// dp3 to tp2 over three hosts; rank 0 sends through `wrap`.
+Outcome run_small(
+    const std::function<std::unique_ptr<comm::Comm>(comm::Comm&)>& wrap,
+    const Status& ready_of_1, uint64_t digest_of_1) {
+  const ParamTable table = small_model();
+  const Sharding from{
+      .layout = {.dp = 3}, .bounds = {0, 2}, .zero = {.stage = 3}};
+  const Sharding to{.layout = {.tp = 2}, .bounds = {0, 2}};
+  const std::vector<Source> sources = {{0, 0, 0}, {1, 1, 1}, {2, 2, 2}};
+  const std::vector<Process> processes = {{0, 0}, {1, 1}, {2, 2}};
+  auto comms = comm::make_local_comms(3);
+  Outcome out;
+  out.status.resize(3);
+  in_threads(3, [&](int p) {
+    auto plan = plan_exchange(table, from, sources, to, processes, p);
+    CHECK(plan.ok());
+    if (p == 1) plan->digest ^= digest_of_1;
+    const State mine = state_of(table, from, p, 1);
+    std::vector<memory::ConstState> views(3);
+    views[static_cast<size_t>(p)] = mine.view();
+    State target(plan->elements);
+    const auto i = static_cast<size_t>(p);
+    const auto wrapped = p == 0 ? wrap(*comms[i]) : nullptr;
+    out.status[i] = run_exchange(
+        wrapped ? *wrapped : *comms[i], *plan, views, target.mut(),
+        p == 1 ? ready_of_1 : ok_status(), {.staging_bytes = 4000});
+  });
+  return out;
+}
+
+TEST(Exchange, AFailureIsEverybodysFailure) {
+  const auto plain = [](comm::Comm&) { return nullptr; };
+  EXPECT_TRUE(run_small(plain, ok_status(), 0).all(Code::kOk));
+  const Outcome o = run_small(plain, not_found("no segment"), 0);
+  EXPECT_TRUE(o.all(Code::kNotFound));
+  EXPECT_EQ(o.status[1].message(), "no segment");
+  EXPECT_TRUE(run_small(plain, ok_status(), 1).all(Code::kInvalidArgument));
+}
+
+TEST(Exchange, AFlippedBitIsFound) {
+  for (int number = 0; number < 6; ++number)
+    EXPECT_TRUE(run_small(
+                    [&](comm::Comm& inner) {
+                      return std::make_unique<FlippingComm>(inner, number);
+                    },
+                    ok_status(), 0)
+                    .all(Code::kCorrupt))
+        << number;
+}
+
+TEST(Exchange, WhatCannotBeIsSaid) {
+  const ParamTable table = small_model();
+  const Sharding one{.layout = {}, .bounds = {0, 2}};
+  const Sharding two{.layout = {.tp = 2}, .bounds = {0, 2}};
+  const auto code = [&](const std::vector<Source>& sources, const Sharding& to,
+                        const std::vector<Process>& processes) {
+    return plan_exchange(table, two, sources, to, processes, 0).status().code();
+  };
+  EXPECT_EQ(code({{0, 0, 0}, {1, 0, 0}}, one, {{0, 0}}), Code::kOk);
+  EXPECT_EQ(code({{0, 0, 0}}, one, {{0, 0}}), Code::kUnavailable);
+  EXPECT_EQ(code({{0, 0, 0}, {1, 1, 1}}, one, {{0, 0}}), Code::kUnavailable);
+  EXPECT_EQ(code({{0, 0, 0}, {1, 1, 1}}, one, {{0, 0}, {1, 1}}), Code::kOk);
+  EXPECT_EQ(code({{2, 0, 0}}, one, {{0, 0}}), Code::kInvalidArgument);
+  EXPECT_EQ(code({{0, 0, 0}, {1, 0, 0}}, two, {{0, 0}}),
+            Code::kInvalidArgument);
+  Sharding wrong = one;
+  wrong.bounds = {0, 3};
+  EXPECT_EQ(code({{0, 0, 0}, {1, 0, 0}}, wrong, {{0, 0}}),
+            Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace remesh::exchange
