@@ -24,8 +24,11 @@ struct Facts {
   double gave_up = 0;       // rank 0: ... or was removed
   // Rank 0's number of the newest asked-for checkpoint; other ranks 0.
   double checkpoint_request = 0;
+  // What this rank's matrix products reach at best, operations a second; 0 when
+  // not measured.
+  double gemm_flops_per_s = 0;
 
-  static constexpr int kSize = 10;
+  static constexpr int kSize = 11;
   std::array<double, kSize> to_array() const;
   static Facts from_array(const std::array<double, kSize>& a);
 };

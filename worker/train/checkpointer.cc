@@ -47,8 +47,8 @@ void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
   if (recent_.size() > kKeptMetrics) recent_.pop_front();
 }
 
-Facts Checkpointer::facts() const {
-  Facts f;
+engine::Facts Checkpointer::facts() const {
+  engine::Facts f;
   const bool writing = plan_.phase() == SavePlan::Phase::kWriting;
   const bool ending = plan_.phase() == SavePlan::Phase::kEnding;
   if (writing) {
@@ -63,7 +63,7 @@ Facts Checkpointer::facts() const {
   return f;
 }
 
-void Checkpointer::on_step(const Facts& agreed, bool stops_here,
+void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
                            const RankState& state) {
   const SavePlan::Decision d = plan_.on_step(state.step, agreed, stops_here);
   if (d.commit || d.abandon) {
@@ -104,9 +104,9 @@ void Checkpointer::on_step(const Facts& agreed, bool stops_here,
 
 Status Checkpointer::stage(const RankState& state) {
   if (!have_staging_) {
-    for (FlatBuffer& b : staged_) {
-      ASSIGN_OR_RETURN(
-          b, FlatBuffer::make(backend_, staged_elements_, staged_elements_));
+    for (engine::FlatBuffer& b : staged_) {
+      ASSIGN_OR_RETURN(b, engine::FlatBuffer::make(backend_, staged_elements_,
+                                                   "a frozen copy to save"));
     }
     have_staging_ = true;
   }

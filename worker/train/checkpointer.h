@@ -24,10 +24,11 @@
 #include "parallel/comm/comm.h"
 #include "proto/manifest.pb.h"
 #include "worker/board/board.h"
+#include "worker/engine/agreement.h"
+#include "worker/engine/flat_buffer.h"
 #include "worker/train/background.h"
 #include "worker/train/boundary.h"
 #include "worker/train/rank_state.h"
-#include "worker/train/state.h"
 #include "worker/train/train_log.h"
 
 namespace remesh::train {
@@ -59,9 +60,10 @@ class Checkpointer {
   void add_metrics(const pb::StepMetrics& metrics);
 
   // This rank's flags for the next agreement.
-  Facts facts() const;
+  engine::Facts facts() const;
   // After each step, with what was agreed in it. Never waits.
-  void on_step(const Facts& agreed, bool stops_here, const RankState& state);
+  void on_step(const engine::Facts& agreed, bool stops_here,
+               const RankState& state);
   // Collective: completes what is under way, then saves `state` unless that
   // very step is saved already. Waits for the disk, moving the board as long
   // as the disk moves. The same answer on every rank: ok, or why not (in words
@@ -96,7 +98,7 @@ class Checkpointer {
   std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
   pb::Manifest manifest_;               // rank 0: of the save under way
   Status write_status_;                 // of this rank's shard
-  FlatBuffer staged_[3];                // weights, moments; made when needed
+  engine::FlatBuffer staged_[3];        // weights, moments; made when needed
   bool have_staging_ = false;
   bool reported_ = false;  // the failure of the save under way
   Background disk_;        // last: its jobs use what is above

@@ -54,9 +54,4 @@ Result<Decay> parse_decay(std::string_view name) {
                           "\", allowed: cosine, linear, wsd, constant");
 }
 
-double clip_coefficient(double max_norm, double norm) {
-  if (max_norm <= 0) return 1;
-  return std::min(1.0, max_norm / (norm + 1e-6));
-}
-
 }  // namespace remesh::train

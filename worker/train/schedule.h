@@ -35,8 +35,4 @@ double learning_rate(const Schedule& schedule, int64_t i);
 // Fails on an unknown name, saying which there are.
 Result<Decay> parse_decay(std::string_view name);
 
-// What gradients of global L2 norm `norm` are multiplied with: min(1, max_norm
-// / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
-double clip_coefficient(double max_norm, double norm);
-
 }  // namespace remesh::train

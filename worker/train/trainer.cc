@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "worker/train/gemm_rate.h"
 #include "worker/train/schedule.h"
 
 namespace remesh::train {
@@ -14,8 +15,8 @@ namespace {
 
 using board::Phase;
 
-Schedule schedule_of(const pb::Job& job, Decay decay) {
-  const pb::Schedule& s = job.schedule();
+Schedule schedule_of(const pb::Job &job, Decay decay) {
+  const pb::Schedule &s = job.schedule();
   return {.lr = job.optimizer().lr(),
           .warmup_steps = s.warmup_steps(),
           .total_steps =
@@ -25,18 +26,19 @@ Schedule schedule_of(const pb::Job& job, Decay decay) {
           .min_lr_factor = s.min_lr_factor()};
 }
 
-}  // namespace
+} // namespace
 
 Outcome Trainer::run() {
   log_start("exec_ms");
   using Part = Outcome (Trainer::*)();
   for (const Part part : {&Trainer::check_spec, &Trainer::start,
                           &Trainer::restore, &Trainer::train}) {
-    if (Outcome o = (this->*part)()) return o;
+    if (Outcome o = (this->*part)())
+      return o;
   }
   board_.set_phase(Phase::kStopping);
   checkpointer_.reset();
-  step_.reset();
+  engine_.reset();
   mesh_.reset();
   mpi_->finalize();
   board_.set_phase(Phase::kEnded);
@@ -46,32 +48,49 @@ Outcome Trainer::run() {
 Outcome Trainer::train() {
   const int64_t steps = job_.train().steps();
   bool stop = false;
-  while (!stop && state_.step < steps) {
-    const int64_t step = state_.step + 1;
+  while (!stop && engine_->step() < steps) {
+    const int64_t step = engine_->step() + 1;
     board_.set_step(step);
     log_.set_step(step);
-    if (Outcome o = one_step(step, stop)) return o;
+    if (Outcome o = one_step(step, stop))
+      return o;
   }
-  log_.info("finished", {{"reason", state_.step >= steps ? "trained to the end"
-                                                         : "stopped as asked"},
-                         {"steps", state_.step}});
+  log_.info("finished",
+            {{"reason", engine_->step() >= steps ? "trained to the end"
+                                                 : "stopped as asked"},
+             {"steps", engine_->step()}});
   return {};
 }
 
-Facts Trainer::facts() const {
-  Facts f = checkpointer_->facts();
+engine::Facts Trainer::facts() const {
+  engine::Facts f = checkpointer_->facts();
   const uint32_t request = board_.request();
   if ((request & board::kRequestStop) != 0) {
     f.stop = 1;
-    if ((request & board::kRequestMust) != 0) f.must_stop = 1;
+    if ((request & board::kRequestMust) != 0)
+      f.must_stop = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
+  f.gemm_flops_per_s = gemm_flops_per_s_;
   return f;
 }
 
-Outcome Trainer::one_step(int64_t step, bool& stop) {
-  const pb::Train& t = job_.train();
+// After a few steps, so that a start is not held up by it.
+void Trainer::measure_gemms() {
+  constexpr int64_t kAfterSteps = 5;
+  constexpr double kBudgetS = 0.02;
+  if (engine_->step() != first_step_ + kAfterSteps)
+    return;
+  const pb::Train &t = job_.train();
+  const geometry::ModelConfig &c = table_->config();
+  gemm_flops_per_s_ = measure_gemm_rate(*backend_, engine_->dtype(),
+                                        t.local_batch_size() * t.seq_len(),
+                                        c.hidden_dim, c.dim, kBudgetS);
+}
+
+Outcome Trainer::one_step(int64_t step, bool &stop) {
+  const pb::Train &t = job_.train();
   const int64_t began_ns = monotonic_ns();
   const auto decay = parse_decay(job_.schedule().decay_type());
   if (!decay.ok())
@@ -81,14 +100,14 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
   if (!microbatches.ok())
     return Failure{board::kExitInternal, microbatches.status().to_string()};
   const int64_t tokens = t.global_batch_size() * t.seq_len();
-  auto r = step_->run({.lr = lr,
-                       .microbatches = *microbatches,
-                       .global_tokens = tokens,
-                       .facts = [this] { return facts(); }},
-                      state_);
+  auto r = engine_->run({.lr = lr,
+                         .microbatches = *microbatches,
+                         .global_tokens = tokens,
+                         .facts = [this] { return facts(); }});
   // A flipped bit in hardware makes a NaN as well as a bad job does: ending
   // with "try again" lets the coordinator find out which.
-  if (!r.ok()) return Failure{board::kExitInternal, r.status().to_string()};
+  if (!r.ok())
+    return Failure{board::kExitInternal, r.status().to_string()};
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   board::StepRecord record{
       .step = step,
@@ -98,8 +117,16 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
       .tokens_per_s = static_cast<double>(tokens) / step_s,
       .step_s = step_s,
       .val_loss = std::numeric_limits<double>::quiet_NaN(),
-      .tokens = first_tokens_ + (step - first_step_) * tokens};
+      .tokens = first_tokens_ + (step - first_step_) * tokens,
+      .flops_per_s = geometry::flops_per_token(table_->config(), t.seq_len()) *
+                     static_cast<double>(tokens) / step_s,
+      .gemm_flops_per_s = r->agreed.gemm_flops_per_s,
+      .exposed_comm = r->mean_exposed_s / step_s,
+      .bubble = r->mean_bubble_s / step_s};
+  const engine::StepTimes &times = r->times;
+  board_.set_shares(times.exposed() / step_s, times.pipeline / step_s);
   if (step == first_step_ + 1) {
+    board_.set_memory(engine_->memory());
     log_start("first_step_ms");
     start_parts_.push_back({"prepare_alone_ms", prepare_ms_});
     start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
@@ -107,7 +134,8 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
   }
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
   if (batches_->eval_sequences() > 0 && (due || step == t.steps()))
-    if (Outcome o = validate(record.val_loss)) return o;
+    if (Outcome o = validate(record.val_loss))
+      return o;
   record.time = unix_seconds();
   board_.commit_step(step);
   publish(record);
@@ -116,32 +144,31 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
                        {"grad_norm", record.grad_norm},
                        {"lr", lr},
                        {"step_s", step_s},
-                       {"compute_s", r->compute_s},
-                       {"reduce_s", r->reduce_s},
-                       {"update_s", r->update_s}});
+                       {"compute_s", times.compute},
+                       {"bubble_s", times.pipeline},
+                       {"reduce_s", times.reduce},
+                       {"gather_s", times.gather},
+                       {"agree_s", times.agree},
+                       {"update_s", times.update}});
+  measure_gemms();
   return boundary(r->agreed, stop);
 }
 
-Outcome Trainer::validate(double& loss) {
+Outcome Trainer::validate(double &loss) {
   board_.set_phase(Phase::kValidate);
   auto microbatches = batches_->validation();
   if (!microbatches.ok())
     return Failure{board::kExitInternal, microbatches.status().to_string()};
-  double sums[2] = {0, 0};
-  model::ResidentHooks hooks(*shard_, {});
-  for (const model::MicroBatch& mb : *microbatches) {
-    sums[0] += stage_->evaluate(mb, nullptr, hooks);
-    sums[1] += static_cast<double>(mb.B * mb.T);
-    board_.tick();
-  }
-  mesh_->dp().all_reduce(std::span<double>(sums), comm::Op::kSum);
-  board_.tick();
-  loss = sums[0] / sums[1];
+  const auto e = engine_->evaluate(*microbatches);
+  if (!e.ok())
+    return Failure{board::kExitInternal, e.status().to_string()};
+  loss = e->loss_sum / e->tokens;
   return {};
 }
 
-void Trainer::publish(const board::StepRecord& record) {
-  if (mpi_->rank() != 0) return;
+void Trainer::publish(const board::StepRecord &record) {
+  if (mpi_->rank() != 0)
+    return;
   // Steps enter the world in order, and none is left out: what the daemon has
   // no room for yet waits here.
   unpushed_.push_back(record);
@@ -161,23 +188,30 @@ void Trainer::publish(const board::StepRecord& record) {
   m.set_generation(assignment_.generation());
   *m.mutable_mesh() = assignment_.mesh();
   m.set_time(record.time);
-  if (!std::isnan(record.val_loss)) m.set_val_loss(record.val_loss);
+  m.set_flops_per_s(record.flops_per_s);
+  if (record.gemm_flops_per_s > 0)
+    m.set_gemm_flops_per_s(record.gemm_flops_per_s);
+  m.set_exposed_comm(record.exposed_comm);
+  m.set_bubble(record.bubble);
+  if (!std::isnan(record.val_loss))
+    m.set_val_loss(record.val_loss);
   checkpointer_->add_metrics(m);
 }
 
-Outcome Trainer::boundary(const Facts& agreed, bool& stop) {
+Outcome Trainer::boundary(const engine::Facts &agreed, bool &stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
-  const bool last = state_.step >= job_.train().steps();
+  const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
   checkpointer_->on_step(agreed, stops_here, rank_state());
-  if (!stops_here) return {};
+  if (!stops_here)
+    return {};
   const Status saved = checkpointer_->save_and_wait(rank_state());
   if (saved.ok()) {
     stop = true;
     return {};
   }
   const std::string why = fmt::format("step {} could not be saved: {}",
-                                      state_.step, saved.to_string());
+                                      engine_->step(), saved.to_string());
   if (last || answer == StopPolicy::Answer::kMustStop)
     return Failure{board::kExitSaveFailed, why};
   stop_policy_.refused();
@@ -187,4 +221,4 @@ Outcome Trainer::boundary(const Facts& agreed, bool& stop) {
   return {};
 }
 
-}  // namespace remesh::train
+} // namespace remesh::train

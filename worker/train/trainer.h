@@ -23,11 +23,10 @@
 #include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
+#include "worker/engine/engine.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
 #include "worker/train/rank_state.h"
-#include "worker/train/state.h"
-#include "worker/train/step.h"
 #include "worker/train/train_log.h"
 
 namespace remesh::train {
@@ -40,10 +39,10 @@ struct Failure {
 using Outcome = std::optional<Failure>;
 
 class Trainer {
- public:
+public:
   // `board` and `log` must outlive it. `exec_ms`: when the process was
   // started, on the monotonic clock, for the account of the start.
-  Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
+  Trainer(pb::RankSpec spec, board::Board &board, TrainLog &log,
           int64_t exec_ms);
   ~Trainer();
 
@@ -51,32 +50,34 @@ class Trainer {
   // without destroying this object: MPI would wait for its peers.
   Outcome run();
 
- private:
+private:
   Outcome check_spec();
   Outcome start();
   Outcome connect();
   Outcome prepare(int rank);
   Outcome open_data(int dp_index);
   Outcome build(int rank);
+  Outcome join();
   RankState rank_state();
+  model::Dtype dtype();
+  Result<engine::EngineOptions> engine_options();
   Outcome restore();
   Outcome restore_state();
-  void make_step();
   void make_checkpointer();
   Outcome train();
-  Outcome one_step(int64_t step, bool& stop);
-  Outcome validate(double& loss);
-  void publish(const board::StepRecord& record);
-  Outcome boundary(const Facts& agreed, bool& stop);
-  Facts facts() const;
-  void log_start(std::string_view part);  // a literal: it is kept
+  Outcome one_step(int64_t step, bool &stop);
+  Outcome validate(double &loss);
+  void publish(const board::StepRecord &record);
+  Outcome boundary(const engine::Facts &agreed, bool &stop);
+  engine::Facts facts() const;
+  void measure_gemms();
+  void log_start(std::string_view part); // a literal: it is kept
 
   const pb::RankSpec spec_;
-  const pb::Assignment& assignment_;
-  const pb::Job& job_;
-  board::Board& board_;
-  TrainLog& log_;
-  const Progress progress_;
+  const pb::Assignment &assignment_;
+  const pb::Job &job_;
+  board::Board &board_;
+  TrainLog &log_;
   geometry::Layout layout_;
 
   std::unique_ptr<comm::MpiWorld> mpi_;
@@ -84,21 +85,18 @@ class Trainer {
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
   std::optional<geometry::ParamTable> table_;
-  std::optional<geometry::ShardTable> shard_;
-  std::optional<geometry::ZeroPlan> zero_;
-  std::unique_ptr<model::Stage> stage_;
-  TrainState state_;
+  std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<manifest::FileSystem> fs_;
-  std::unique_ptr<Step> step_;
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;
   int64_t first_tokens_ = 0;
-  std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
+  std::vector<board::StepRecord> unpushed_; // the daemon's ring was full
   int64_t exec_ms_;
-  std::vector<Kv> start_parts_;  // milliseconds of each part of the start
+  std::vector<Kv> start_parts_; // milliseconds of each part of the start
   int64_t prepare_ms_ = 0;
+  double gemm_flops_per_s_ = 0; // of this rank; 0: not measured yet
   int64_t start_at_ms_;
 };
 
-}  // namespace remesh::train
+} // namespace remesh::train

@@ -40,7 +40,6 @@ Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
       job_(assignment_.job()),
       board_(board),
       log_(log),
-      progress_(&board),
       fs_(manifest::posix_file_system()),
       exec_ms_(exec_ms),
       start_at_ms_(exec_ms) {}
@@ -56,11 +55,10 @@ void Trainer::log_start(std::string_view part) {
 Outcome Trainer::check_spec() {
   const pb::Mesh& m = assignment_.mesh();
   layout_ = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
-  if (layout_.pp != 1 || layout_.tp != 1 || layout_.cp != 1 || layout_.dp < 1)
-    return Failure{board::kExitCannotContinue,
-                   "mesh " + layout_.to_string() +
-                       ": this trainer runs data parallelism alone: dp >= 1, "
-                       "and pp, tp and cp 1"};
+  if (layout_.dp < 1 || layout_.pp < 1 || layout_.tp < 1 || layout_.cp < 1)
+    return Failure{
+        board::kExitCannotContinue,
+        "mesh " + layout_.to_string() + ": every degree must be at least 1"};
   if (spec_.has_rank() && spec_.rank() != board_.rank())
     return Failure{board::kExitInternal,
                    fmt::format("the specification is of rank {}, the board of "
@@ -76,16 +74,34 @@ Outcome Trainer::check_spec() {
 Outcome Trainer::start() {
   if (!spec_.has_rank()) {
     if (Outcome o = connect()) return o;
-    Outcome o = prepare(mpi_->rank());
+    if (Outcome o = prepare(mpi_->rank())) return o;
     log_start("prepare_ms");
-    return o;
+    return join();
   }
   Outcome prepared;
   std::thread beside([&] { prepared = prepare(spec_.rank()); });
   const Outcome connected = connect();
   beside.join();
   log_start("prepare_beyond_mpi_ms");
-  return connected ? connected : prepared;
+  // What no other world can mend is the first thing to say.
+  if (prepared && prepared->code == board::kExitCannotContinue) return prepared;
+  if (connected) return connected;
+  return prepared ? prepared : join();
+}
+
+// What needs both: all of this rank and all of its peers.
+Outcome Trainer::join() {
+  if (const Status s = engine_->connect(*mesh_); !s.ok())
+    return failed_start(s);
+  log_.info(
+      "engine",
+      {{"mesh", layout_.to_string()},
+       {"parameters_here", engine_->shard().num_elements()},
+       {"state_here", engine_->zero().state_elements()},
+       {"zero_stage", engine_->zero().stage()},
+       {"shard_group", engine_->zero().shard_size()},
+       {"dtype", engine_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  return {};
 }
 
 // All that needs no peer.
@@ -95,8 +111,8 @@ Outcome Trainer::prepare(int rank) {
   if (Outcome o = open_data(index)) return o;
   if (Outcome o = build(rank)) return o;
   if (assignment_.source().kind() == pb::Source::INIT)
-    fill_initial_weights(*shard_, *zero_, job_.train().seed(),
-                         backend_->threads(), state_.weights.span());
+    fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
+                         backend_->threads(), engine_->weights());
   board_.tick();
   prepare_ms_ = monotonic_ms() - began_ms;
   return {};
@@ -140,73 +156,83 @@ Outcome Trainer::open_data(int dp_index) {
 }
 
 RankState Trainer::rank_state() {
-  return {.step = state_.step,
-          .shard = &*shard_,
-          .zero = &*zero_,
-          .weights = state_.weights.span(),
-          .exp_avg = state_.exp_avg.span(),
-          .exp_avg_sq = state_.exp_avg_sq.span()};
+  return {.step = engine_->step(),
+          .shard = &engine_->shard(),
+          .zero = &engine_->zero(),
+          .weights = engine_->weights(),
+          .exp_avg = engine_->exp_avg(),
+          .exp_avg_sq = engine_->exp_avg_sq()};
+}
+
+model::Dtype Trainer::dtype() {
+  if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
+  if (backend_->supports_bf16()) return model::Dtype::kBf16;
+  log_.warn("dtype", {{"asked", "bf16"},
+                      {"used", "fp32"},
+                      {"reason", "this processor has no bf16 instructions"},
+                      {"processor", backend_->description()}});
+  return model::Dtype::kFp32;
+}
+
+Result<engine::EngineOptions> Trainer::engine_options() {
+  const pb::Train& t = job_.train();
+  const pb::Parallel& p = job_.parallel();
+  const pb::Optimizer& a = job_.optimizer();
+  engine::EngineOptions o;
+  ASSIGN_OR_RETURN(o.schedule, geometry::parse_schedule(p.pipeline_schedule()));
+  o.zero.stage = static_cast<int>(p.zero_stage());
+  o.zero.shard_group = static_cast<int>(p.zero_shard_group());
+  // A schedule is for pipelines; without one there is nothing to order.
+  o.chunks = layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1;
+  if (layout_.pp == 1) o.schedule = geometry::ScheduleKind::k1F1B;
+  o.recompute = t.recompute() == "full"        ? model::Recompute::kFull
+                : t.recompute() == "selective" ? model::Recompute::kSelective
+                                               : model::Recompute::kNone;
+  o.recompute_every = static_cast<int>(t.recompute_every());
+  o.dtype = dtype();
+  o.num_microbatches = t.global_batch_size() / t.local_batch_size();
+  o.max_batch = t.local_batch_size();
+  o.max_seq = t.seq_len();
+  o.optimizer = {.beta1 = a.beta1(),
+                 .beta2 = a.beta2(),
+                 .eps = a.eps(),
+                 .weight_decay = a.weight_decay(),
+                 .max_norm = t.max_norm()};
+  o.bucket_elements = p.bucket_mb() * (int64_t{1} << 18);
+  return o;
 }
 
 Outcome Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   if (const Status s = config.validate(); !s.ok()) return failed_start(s);
   table_.emplace(geometry::ParamTable::llama(config));
-  const geometry::Coord coord = layout_.coord(rank);
-  auto shard = geometry::ShardTable::make(*table_, layout_, coord,
-                                          {0, config.n_layers});
-  if (!shard.ok()) return failed_start(shard.status());
-  shard_.emplace(std::move(shard).value());
-  auto zero = geometry::ZeroPlan::make(*shard_, {}, layout_.dp, coord.dp);
-  if (!zero.ok()) return failed_start(zero.status());
-  zero_.emplace(std::move(zero).value());
   const int threads = std::max(1, spec_.threads());
   backend_ = kernels::make_cpu_backend(threads);
-  const pb::Train& t = job_.train();
-  model::StageOptions o{.max_batch = t.local_batch_size(),
-                        .max_seq = t.seq_len()};
-  if (t.recompute() == "full")
-    o.recompute.assign(static_cast<size_t>(config.n_layers),
-                       model::Recompute::kFull);
-  if (t.dtype() == "bf16") {
-    if (backend_->supports_bf16()) {
-      o.dtype = model::Dtype::kBf16;
-    } else {
-      log_.warn("dtype", {{"asked", "bf16"},
-                          {"used", "fp32"},
-                          {"reason", "this processor has no bf16 instructions"},
-                          {"processor", backend_->description()}});
-    }
-  }
-  auto stage = model::Stage::create(*shard_, o, *backend_);
-  if (!stage.ok()) return failed_start(stage.status());
-  stage_ = std::move(stage).value();
-  auto state = TrainState::make(*backend_, table_->num_elements(), layout_.dp);
-  if (!state.ok()) return failed_start(state.status());
-  state_ = std::move(state).value();
-  log_.info(
-      "backend",
-      {{"processor", backend_->description()},
-       {"threads", threads},
-       {"parameters", table_->num_elements()},
-       {"dtype", stage_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  const auto options = engine_options();
+  if (!options.ok()) return failed_start(options.status());
+  auto made = engine::Engine::prepare(*table_, layout_, rank, *options,
+                                      *backend_, engine::Progress(&board_));
+  if (!made.ok()) return failed_start(made.status());
+  engine_ = std::move(made).value();
+  log_.info("backend", {{"processor", backend_->description()},
+                        {"threads", threads},
+                        {"parameters", table_->num_elements()}});
   return {};
 }
 
 Outcome Trainer::restore() {
   board_.set_phase(Phase::kRestoring);
   if (Outcome o = restore_state()) return o;
-  first_step_ = state_.step;
-  stage_->load_weights(state_.weights.span());
-  board_.commit_step(state_.step);
-  make_step();
+  engine_->state_loaded();
+  first_step_ = engine_->step();
+  board_.commit_step(first_step_);
   make_checkpointer();
   const pb::Source& source = assignment_.source();
   log_.info("restored", {{"source", source.kind() == pb::Source::CHECKPOINT
                                         ? source.path()
                                         : std::string("init")},
                          {"reason", source.reason()},
-                         {"from_step", state_.step}});
+                         {"from_step", first_step_}});
   log_start("restore_ms");
   return {};
 }
@@ -214,7 +240,8 @@ Outcome Trainer::restore() {
 Outcome Trainer::restore_state() {
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
-    exchange_parts(mesh_->data(), *shard_, *zero_, state_.weights.span());
+    exchange_parts(mesh_->data(), engine_->shard(), engine_->zero(),
+                   engine_->weights());
     return {};
   }
   const pb::Train& t = job_.train();
@@ -232,23 +259,9 @@ Outcome Trainer::restore_state() {
                       ? board::kExitCannotContinue
                       : board::kExitBadSource,
                   m.status());
-  state_.step = state.step;
+  engine_->set_step(state.step);
   first_tokens_ = m->tokens();
   return {};
-}
-
-void Trainer::make_step() {
-  const pb::Optimizer& a = job_.optimizer();
-  step_ = std::make_unique<Step>(
-      *shard_, *stage_, *backend_, mesh_->dp(), mpi_->world(),
-      StepOptions{
-          .beta1 = a.beta1(),
-          .beta2 = a.beta2(),
-          .eps = a.eps(),
-          .weight_decay = a.weight_decay(),
-          .max_norm = job_.train().max_norm(),
-          .bucket_elements = job_.parallel().bucket_mb() * (int64_t{1} << 18)},
-      progress_);
 }
 
 void Trainer::make_checkpointer() {
@@ -277,7 +290,8 @@ void Trainer::make_checkpointer() {
           .sequences_per_step = t.global_batch_size(),
           .first_step = first_step_,
           .first_tokens = first_tokens_},
-      *fs_, *shard_, *zero_, *backend_, mpi_->world(), board_, log_);
+      *fs_, engine_->shard(), engine_->zero(), *backend_, mpi_->world(), board_,
+      log_);
 }
 
 }  // namespace remesh::train

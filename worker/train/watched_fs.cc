@@ -48,6 +48,10 @@ class WatchedFileSystem final : public FileSystem {
   Result<std::unique_ptr<File>> create(const std::string& path) override {
     return watched(inner_.create(path));
   }
+  Result<std::unique_ptr<File>> create_streamed(
+      const std::string& path) override {
+    return watched(inner_.create_streamed(path));
+  }
   Status create_dirs(const std::string& path) override {
     return told(inner_.create_dirs(path));
   }

@@ -74,11 +74,5 @@ TEST(Schedule, NamesAreReadAndUnknownOnesRefused) {
   EXPECT_NE(bad.status().message().find("allowed: cosine"), std::string::npos);
 }
 
-TEST(Clip, ShortensOnlyWhatIsTooLong) {
-  EXPECT_DOUBLE_EQ(clip_coefficient(1.0, 0.5), 1.0);
-  EXPECT_DOUBLE_EQ(clip_coefficient(1.0, 4.0), 1.0 / (4.0 + 1e-6));
-  EXPECT_DOUBLE_EQ(clip_coefficient(0.0, 1e9), 1.0);
-}
-
 }  // namespace
 }  // namespace remesh::train

@@ -174,9 +174,12 @@ TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
   EXPECT_EQ(e.code, board::kExitWorld);
   EXPECT_NE(e.board.error.find("world"), std::string::npos) << e.board.error;
   s = spec();
-  s.mutable_assignment()->mutable_mesh()->set_tp(2);
+  s.set_rank(0);
+  s.mutable_assignment()->mutable_mesh()->set_tp(3);
   e = run(s);
   EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_NE(e.board.error.find("allowed: 1, 2, 4"), std::string::npos)
+      << e.board.error;
 }
 
 TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
@@ -211,6 +214,48 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
   s = spec({"train.steps=12"}, 3);
   from_checkpoint(s, dir_ + "/one/step-00000010", 10);
   EXPECT_EQ(run_mpi(s, 3), 0) << output();
+}
+
+// One run goes from mesh to mesh through its checkpoints, and its losses are
+// those of one rank.
+TEST_F(TrainerTest, AnyMeshGoesOnWithWhatAnotherWrote) {
+  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no mpirun";
+  const auto keep = std::string("checkpoint.keep_latest_k=99");
+  const Ended one = run(spec({"train.steps=12", keep}));
+  ASSERT_EQ(one.code, 0) << output();
+  const auto want = losses(one);
+  std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
+  struct Leg {
+    int dp, pp, tp, cp;
+    std::vector<std::string> more;
+  };
+  const std::vector<Leg> legs = {
+      {2, 1, 1, 1, {"parallel.zero_stage=3"}},
+      {1, 1, 2, 1, {}},
+      {1, 2, 1, 1, {"parallel.pipeline_schedule=\"zb-h1\""}},
+      {1, 1, 1, 2, {"train.recompute=\"selective\""}},
+      {1, 1, 4, 1, {"train.recompute=\"full\""}},
+      {2, 2, 1, 1, {"parallel.zero_stage=1"}}};
+  for (size_t i = 0; i < legs.size(); ++i) {
+    const Leg& leg = legs[i];
+    std::vector<std::string> more = leg.more;
+    const int64_t from = 2 * static_cast<int64_t>(i);
+    more.push_back("train.steps=" + std::to_string(from + 2));
+    more.push_back("schedule.total_steps=12");
+    more.push_back(keep);
+    const int ranks = leg.dp * leg.pp * leg.tp * leg.cp;
+    pb::RankSpec s = spec(more, ranks);
+    pb::Mesh* mesh = s.mutable_assignment()->mutable_mesh();
+    mesh->set_dp(leg.dp);
+    mesh->set_pp(leg.pp);
+    mesh->set_tp(leg.tp);
+    mesh->set_cp(leg.cp);
+    if (from > 0) from_checkpoint(s, checkpoint(from), from);
+    ASSERT_EQ(run_mpi(s, ranks), 0) << "leg " << i << "\n" << output();
+    for (const auto& [step, loss] : recent_losses(checkpoint(from + 2)))
+      EXPECT_NEAR(loss / want.at(step), 1, 1e-5) << "leg " << i;
+  }
 }
 
 }  // namespace
