@@ -8,42 +8,16 @@
 #include <optional>
 #include <utility>
 
+#include "parallel/geometry/rect.h"
+
 namespace remesh::exchange {
 namespace {
 
 using geometry::ParamTable;
 using geometry::RankShard;
+using geometry::Rect;
 using geometry::Sharding;
 using geometry::StatePiece;
-
-// A box of a parameter, whatever its dims: one of one dim is a single row.
-struct Rect {
-  int64_t row = 0, col = 0, rows = 0, cols = 0;
-  bool empty() const { return rows <= 0 || cols <= 0; }
-};
-
-Rect rect_of(const geometry::Box& b) {
-  if (b.count.size() == 1) return {0, b.start[0], 1, b.count[0]};
-  return {b.start[0], b.start[1], b.count[0], b.count[1]};
-}
-
-Rect meet(const Rect& a, const Rect& b) {
-  const int64_t row = std::max(a.row, b.row);
-  const int64_t col = std::max(a.col, b.col);
-  return {row, col, std::min(a.row + a.rows, b.row + b.rows) - row,
-          std::min(a.col + a.cols, b.col + b.cols) - col};
-}
-
-// Adds what is left of `a` without `b`, which lies inside it.
-void subtract(const Rect& a, const Rect& b, std::vector<Rect>& out) {
-  const auto add = [&](Rect r) {
-    if (!r.empty()) out.push_back(r);
-  };
-  add({a.row, a.col, b.row - a.row, a.cols});
-  add({b.row, a.col, b.rows, b.col - a.col});
-  add({b.row, b.col + b.cols, b.rows, a.col + a.cols - b.col - b.cols});
-  add({b.row + b.rows, a.col, a.row + a.rows - b.row - b.rows, a.cols});
-}
 
 // Where a parameter's part stands in the vectors of a content class.
 struct Stored {
@@ -205,12 +179,12 @@ void Planner::fill(const StatePiece& wanted, int r, std::vector<Rect>& left,
       stored.empty() ? 0 : static_cast<size_t>(r) % stored.size();
   for (size_t k = 0; k < stored.size() && !left.empty(); ++k) {
     const Stored& s = stored[(first + k) % stored.size()];
-    if (meet(s.rect, whole).empty()) continue;
+    if (intersect(s.rect, whole).empty()) continue;
     const auto from = provider(s.content, r, local);
     if (!from) continue;
     std::vector<Rect> still;
     for (const Rect& rect : left) {
-      const Rect part = meet(rect, s.rect);
+      const Rect part = intersect(rect, s.rect);
       if (part.empty()) {
         still.push_back(rect);
         continue;

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
+#include "parallel/geometry/rect.h"
 #include "proto/base/rng.h"
 
 namespace remesh::geometry {
@@ -94,6 +96,49 @@ std::vector<StatePiece> pieces_to_load(const ShardTable& shard,
   return collect(
       shard, zero, [&](size_t u) { return zero.norm_range(u); },
       [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
+}
+
+Status check_whole(const ParamTable& table, const Sharding& sharding,
+                   std::span<const int> ranks) {
+  RETURN_IF_ERROR(make_rank_shard(table, sharding, 0).status());
+  std::vector<bool> there(static_cast<size_t>(num_content_classes(sharding)));
+  for (const int r : ranks) {
+    if (r < 0 || r >= sharding.layout.world())
+      return invalid_argument(fmt::format("rank {}: {} has ranks 0 to {}", r,
+                                          sharding.layout.to_string(),
+                                          sharding.layout.world() - 1));
+    there[static_cast<size_t>(content_class(sharding, r))] = true;
+  }
+  if (std::find(there.begin(), there.end(), false) == there.end())
+    return ok_status();
+  // A class that is missing may hold nothing that others do not.
+  std::vector<std::vector<Rect>> left(table.size());
+  for (size_t i = 0; i < table.size(); ++i)
+    left[i].push_back(rect_of(whole(table[i])));
+  for (size_t c = 0; c < there.size(); ++c) {
+    if (!there[c]) continue;
+    ASSIGN_OR_RETURN(
+        const RankShard rank,
+        make_rank_shard(table, sharding,
+                        first_of_class(sharding, static_cast<int>(c))));
+    for (const StatePiece& p : held_pieces(rank.shard, rank.zero)) {
+      std::vector<Rect> still;
+      for (const Rect& r : left[p.param]) {
+        const Rect part = intersect(r, rect_of(p.box));
+        if (part.empty())
+          still.push_back(r);
+        else
+          subtract(r, part, still);
+      }
+      left[p.param] = std::move(still);
+    }
+  }
+  for (size_t i = 0; i < table.size(); ++i)
+    if (!left[i].empty())
+      return unavailable(fmt::format("{} from row {}, column {} is missing",
+                                     table[i].name, left[i][0].row,
+                                     left[i][0].col));
+  return ok_status();
 }
 
 std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "parallel/geometry/shard_table.h"
@@ -61,6 +62,12 @@ std::vector<StatePiece> pieces_to_save(const ShardTable& shard,
 // and its replicas hold, also of parameters that another rank saves.
 std::vector<StatePiece> pieces_to_load(const ShardTable& shard,
                                        const ZeroPlan& zero);
+
+// Whether the states of these ranks together hold every element of the model,
+// replicas and shared parameters counting for each other. Unavailable, naming
+// what is missing, when not; else fails like make_rank_shard().
+Status check_whole(const ParamTable& table, const Sharding& sharding,
+                   std::span<const int> ranks);
 
 // The same pieces, packed one after the other in a vector of *num_elements.
 std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -90,6 +91,51 @@ TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
     EXPECT_EQ(static_cast<int>(of_class.size()), num_content_classes(s));
     EXPECT_EQ(static_cast<int64_t>(held.size()), table.num_elements());
   }
+}
+
+// Twin: the set of all elements.
+TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  int whole_ones = 0, torn = 0, by_luck = 0;
+  for (int done = 0; done < 400;) {
+    const ParamTable table = ParamTable::llama(random_config(random));
+    Sharding s;
+    if (!random_sharding(random, table.config(), s)) continue;
+    ++done;
+    std::vector<int> ranks;
+    std::set<int> classes;
+    std::vector<std::vector<bool>> held;
+    for (const ParamSpec& p : table.specs())
+      held.emplace_back(static_cast<size_t>(p.numel()), false);
+    for (int r = 0; r < s.layout.world(); ++r) {
+      if (random() % 12 == 0) continue;
+      ranks.push_back(r);
+      classes.insert(content_class(s, r));
+      const auto mine = make_rank_shard(table, s, r);
+      for (const StatePiece& p : held_pieces(mine->shard, mine->zero))
+        for_each_run(whole(table[p.param]), p.box,
+                     [&](int64_t at, int64_t, int64_t n) {
+                       for (int64_t i = 0; i < n; ++i)
+                         held[p.param][static_cast<size_t>(at + i)] = true;
+                     });
+    }
+    bool all = true;
+    for (const auto& h : held)
+      all = all && std::find(h.begin(), h.end(), false) == h.end();
+    const Status found = check_whole(table, s, ranks);
+    ASSERT_EQ(found.ok(), all) << found.to_string();
+    if (!all) {
+      ASSERT_EQ(found.code(), Code::kUnavailable);
+    }
+    ++(all ? whole_ones : torn);
+    if (all && static_cast<int>(classes.size()) < num_content_classes(s))
+      ++by_luck;
+  }
+  EXPECT_GT(whole_ones, 20);
+  EXPECT_GT(torn, 20);
+  EXPECT_GT(by_luck, 0);
 }
 
 TEST(Sharding, ARankThatIsNotThereIsRefused) {
