@@ -1,0 +1,229 @@
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <thread>
+
+#include "parallel/comm/local_comm.h"
+#include "parallel/comm/mesh.h"
+#include "worker/trace/traced_comm.h"
+
+namespace remesh::trace {
+namespace {
+
+using Json = nlohmann::json;
+
+// The complete spans of a trace, after everything a viewer relies on: it is
+// JSON, spans of one lane lie inside each other or apart, none is negative, and
+// lanes and processes have names.
+std::vector<Json> checked_spans(const std::string& text) {
+  std::vector<Json> spans;
+  const Json trace = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  EXPECT_TRUE(trace.is_object()) << text.substr(0, 300);
+  if (!trace.is_object()) return spans;
+  std::map<std::pair<int, int>, std::string> lanes;
+  std::map<std::pair<int, int>, std::vector<std::pair<int64_t, int64_t>>> by;
+  for (const Json& e : trace.at("traceEvents")) {
+    const std::pair lane(e.at("pid").get<int>(), e.at("tid").get<int>());
+    if (e.at("ph") == "M") {
+      if (e.at("name") == "thread_name")
+        lanes[lane] = e.at("args").at("name").get<std::string>();
+      continue;
+    }
+    EXPECT_EQ(e.at("ph"), "X");
+    EXPECT_TRUE(e.at("ts").is_number_integer());
+    EXPECT_TRUE(e.at("dur").is_number_integer());
+    EXPECT_GE(e.at("dur").get<int64_t>(), 0);
+    EXPECT_FALSE(e.at("name").get<std::string>().empty());
+    EXPECT_TRUE(e.at("args").is_object());
+    const auto ts = e.at("ts").get<int64_t>();
+    by[lane].emplace_back(ts, ts + e.at("dur").get<int64_t>());
+    spans.push_back(e);
+  }
+  for (auto& [lane, of_lane] : by) {
+    EXPECT_TRUE(lanes.contains(lane)) << "a lane without a name";
+    std::vector<int64_t> open;                  // ends, outermost first
+    for (const auto& [begin, end] : of_lane) {  // written in this order
+      while (!open.empty() && open.back() <= begin) open.pop_back();
+      EXPECT_TRUE(open.empty() || end <= open.back())
+          << "spans overlap in lane " << lane.second;
+      open.push_back(end);
+    }
+  }
+  return spans;
+}
+
+TracerOptions rank_options(int rank) {
+  return {.generation = 3,
+          .rank = rank,
+          .mesh = "dp1,pp2,tp1",
+          .schedule = "1f1b",
+          .chunks = 1,
+          .microbatches = 4};
+}
+
+TEST(Tracer, OffItRecordsNothing) {
+  Tracer never;
+  never.set_on(true);
+  EXPECT_FALSE(never.on());
+  Tracer tracer(rank_options(0));
+  for (Tracer* t : {&never, &tracer, static_cast<Tracer*>(nullptr)}) {
+    const Span span(t, Category::kForward, {{"microbatch", 1}});
+  }
+  tracer.add(Lane::kCompute, Category::kData, "x", 1, 2);
+  EXPECT_EQ(tracer.num_spans(), 0U);
+  // What began while it was off is not known.
+  {
+    const int64_t from = tracer.now();
+    tracer.set_on(true);
+    tracer.add(Lane::kCompute, Category::kData, "x", from, tracer.now());
+  }
+  EXPECT_EQ(tracer.num_spans(), 0U);
+}
+
+TEST(Tracer, SpansAreNestedNamedAndTimedInUnixMicroseconds) {
+  Tracer tracer(rank_options(5));
+  tracer.set_on(true);
+  const double before = unix_seconds();
+  {
+    const Span step(&tracer, Category::kStep, {{"step", 7}});
+    for (int64_t i = 0; i < 2; ++i) {
+      const Span f(&tracer, Category::kForward, {{"microbatch", i}});
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    const Span u(&tracer, Category::kOptimizer, {}, "adam\"w\\\n");
+  }
+  const auto spans = checked_spans(tracer.to_json());
+  ASSERT_EQ(spans.size(), 4U);
+  EXPECT_EQ(spans[0].at("name"), "step");
+  EXPECT_EQ(spans[0].at("cat"), "step");
+  EXPECT_EQ(spans[0].at("args").at("step"), 7);
+  EXPECT_EQ(spans[0].at("pid"), 5);
+  EXPECT_EQ(spans[1].at("args").at("microbatch"), 0);
+  EXPECT_EQ(spans[2].at("args").at("microbatch"), 1);
+  EXPECT_GE(spans[1].at("dur"), 2000);
+  EXPECT_EQ(spans[3].at("name"), "adam\"w\\\n");
+  const double ts = spans[0].at("ts").get<double>() / 1e6;
+  EXPECT_GE(ts, before - 0.01);
+  EXPECT_LE(ts, unix_seconds() + 0.01);
+  const Json about = Json::parse(tracer.to_json()).at("otherData");
+  EXPECT_EQ(about.at("generation"), 3);
+  EXPECT_EQ(about.at("mesh"), "dp1,pp2,tp1");
+  EXPECT_EQ(about.at("microbatches"), 4);
+}
+
+TEST(Tracer, MemoryIsBounded) {
+  TracerOptions o = rank_options(0);
+  o.max_spans = 10;
+  Tracer tracer(o);
+  tracer.set_on(true);
+  for (int i = 0; i < 25; ++i) const Span s(&tracer, Category::kData);
+  EXPECT_EQ(tracer.num_spans(), 10U);
+  EXPECT_EQ(tracer.dropped(), 15U);
+  EXPECT_EQ(Json::parse(tracer.to_json()).at("otherData").at("dropped"), 15);
+}
+
+TEST(Tracer, WhatRunsAtOnceGetsLanesOfItsOwn) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 rng(seed);
+  Tracer tracer(rank_options(1));
+  tracer.set_on(true);
+  const int64_t base = monotonic_ns();
+  for (int i = 0; i < 300; ++i) {
+    const int64_t from = base + static_cast<int64_t>(rng() % 1'000'000);
+    tracer.add(i % 3 == 0 ? Lane::kBackground : Lane::kCommunication,
+               Category::kCollective, "x", from,
+               from + static_cast<int64_t>(rng() % 50'000), {{"bytes", i}},
+               "dp");
+  }
+  EXPECT_EQ(checked_spans(tracer.to_json()).size(), 300U);
+}
+
+TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
+  namespace fs = std::filesystem;
+  const fs::path dir =
+      fs::temp_directory_path() / ("trace_test." + std::to_string(getpid()));
+  Tracer tracer(rank_options(2));
+  tracer.set_on(true);
+  { const Span s(&tracer, Category::kData); }
+  ASSERT_TRUE(tracer.write((dir / "traces").string()).ok());
+  std::ifstream in(dir / "traces" / "gen-3-rank-2.json");
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  EXPECT_EQ(text, tracer.to_json());
+  EXPECT_EQ(std::distance(fs::directory_iterator(dir / "traces"), {}), 1);
+  std::ofstream(dir / "file") << "x";
+  const Status s = tracer.write((dir / "file").string());
+  EXPECT_EQ(s.code(), Code::kIo);
+  EXPECT_NE(s.message().find("file"), std::string::npos);
+  fs::remove_all(dir);
+}
+
+// Ranks as threads, each with a tracer, on the groups of a mesh.
+TEST(TracedComm, TellsEveryOperationWithBytesAndGroup) {
+  constexpr int kRanks = 4;
+  auto comms = comm::make_local_comms(kRanks);
+  std::vector<std::unique_ptr<Tracer>> tracers;
+  for (int r = 0; r < kRanks; ++r)
+    tracers.push_back(std::make_unique<Tracer>(rank_options(r)));
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < kRanks; ++r)
+    threads.emplace_back([&, r] {
+      Tracer& t = *tracers[static_cast<size_t>(r)];
+      TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
+                       mesh_group_names());
+      auto mesh = comm::Mesh::make(world, {.dp = 2, .pp = 2});
+      ASSERT_TRUE(mesh.ok());
+      std::vector<float> x(8, static_cast<float>(r));
+      (*mesh)->dp().all_reduce(x, comm::Op::kSum);  // not traced yet
+      t.set_on(true);
+      (*mesh)->dp().all_reduce(x, comm::Op::kSum);
+      auto again = (*mesh)->data().split(0, r);
+      auto reduce = again->start_all_reduce(x, comm::Op::kMax);
+      std::vector<std::byte> bytes(16);
+      comm::Comm& pp = (*mesh)->pp();
+      if (pp.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        pp.start_send(bytes, 1, 7)->wait();
+      } else {
+        pp.recv(bytes, 0, 7);
+      }
+      reduce->wait();
+      world.barrier();
+    });
+  threads.clear();
+  for (int r = 0; r < kRanks; ++r) {
+    const auto spans =
+        checked_spans(tracers[static_cast<size_t>(r)]->to_json());
+    const auto find = [&](const std::string& name, int tid) {
+      for (const Json& s : spans)
+        if (s.at("name") == name && (s.at("tid") == 0) == (tid == 0)) return s;
+      ADD_FAILURE() << "no " << name << " of rank " << r;
+      return Json();
+    };
+    const Json blocking = find("all_reduce", 0);
+    EXPECT_EQ(blocking.at("args").at("group"), "dp");
+    EXPECT_EQ(blocking.at("args").at("bytes"), 32);
+    EXPECT_EQ(blocking.at("args").at("ranks"), 2);
+    EXPECT_EQ(blocking.at("cat"), "collective");
+    EXPECT_EQ(find("all_reduce", 1).at("args").at("group"), "data");
+    EXPECT_EQ(find("wait all_reduce", 0).at("cat"), "wait");
+    EXPECT_EQ(find("barrier", 0).at("args").at("group"), "world");
+    if (r >= 2) {  // the second stage
+      const Json waited = find("recv", 0);
+      EXPECT_EQ(waited.at("cat"), "bubble");
+      EXPECT_EQ(waited.at("args").at("bytes"), 16);
+      EXPECT_GE(waited.at("dur"), 10'000);
+    } else {
+      EXPECT_EQ(find("send", 1).at("args").at("group"), "pp");
+      EXPECT_EQ(find("wait send", 0).at("cat"), "bubble");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace remesh::trace
