@@ -7,6 +7,7 @@
 // before they meet the second product.
 #include "worker/kernels/amx_body.h"
 #include "worker/kernels/amx_tiles.h"
+#include "worker/kernels/simd_exp2.h"
 
 namespace remesh::kernels {
 namespace {
@@ -16,27 +17,8 @@ constexpr int64_t kChunkPanels = kChunk / 32;
 constexpr int64_t kFetchRows = 40;  // of Upcoming, for a block of scores
 constexpr int64_t kBlock = 1024;    // elements of a 32 x 32 block
 
-// 2^x for x <= 0 to about 2e-7; anything below 2^-126 becomes that.
-REMESH_INLINE __m512 exp2_below(__m512 x) {
-  // NaN, as the second operand, stays.
-  x = _mm512_max_ps(_mm512_set1_ps(-126.0F), x);
-  const __m512 n = _mm512_roundscale_ps(x, 0x08);
-  const __m512 f = _mm512_sub_ps(x, n);
-  __m512 p = _mm512_set1_ps(1.54035304e-4F);  // ln(2)^k / k!
-  const auto next = [&](float c) {
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(c));
-  };
-  next(1.33335581e-3F);
-  next(9.61812911e-3F);
-  next(5.55041087e-2F);
-  next(2.40226507e-1F);
-  next(6.93147181e-1F);
-  next(1.0F);
-  return _mm512_scalef_ps(p, n);
-}
-
-REMESH_INLINE float exp2_below(float x) {
-  return _mm512_cvtss_f32(exp2_below(_mm512_set1_ps(x)));
+REMESH_INLINE float exp2_one(float x) {
+  return _mm512_cvtss_f32(exp2_512(_mm512_set1_ps(x)));
 }
 
 REMESH_INLINE __mmask16 half_mask(int64_t valid) {
@@ -75,8 +57,9 @@ struct Bump {
 
 REMESH_INLINE void product(const Bf16* a, const Bf16* b, int64_t steps,
                            bool load, float* c) {
-  panel_product({reinterpret_cast<const char*>(a), 64, kStepBytes, kTileBytes},
-                reinterpret_cast<const char*>(b), steps, load, c, 32, [] {});
+  panel_product<false>(
+      {reinterpret_cast<const char*>(a), 64, kStepBytes, kTileBytes},
+      reinterpret_cast<const char*>(b), steps, load, c, 32, [] {});
 }
 
 // Rows of one head as a panel of rows.
@@ -204,14 +187,14 @@ REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
     const float* at = s + n * kBlock;
     const __m512 lo = _mm512_maskz_mov_ps(
         half_mask(valid - n * 32),
-        exp2_below(_mm512_fmadd_ps(_mm512_load_ps(at), scale, minus)));
+        exp2_512(_mm512_fmadd_ps(_mm512_load_ps(at), scale, minus)));
     const __m512 hi = _mm512_maskz_mov_ps(
         half_mask(valid - n * 32 - 16),
-        exp2_below(_mm512_fmadd_ps(_mm512_load_ps(at + 16), scale, minus)));
+        exp2_512(_mm512_fmadd_ps(_mm512_load_ps(at + 16), scale, minus)));
     total = _mm512_add_ps(total, _mm512_add_ps(lo, hi));
     _mm512_store_si512(p + n * kBlock, round_pair(lo, hi));
   }
-  const float keep = exp2_below(*top - now);
+  const float keep = exp2_one(*top - now);
   *sum = *sum * keep + _mm512_reduce_add_ps(total);
   *top = now;
   return keep;
@@ -369,8 +352,8 @@ REMESH_INLINE void score_gradients(const float* scores, const float* dp,
       const __mmask16 mask = half_mask(count - j * 16);
       const int64_t at = i * 32 + j * 16;
       pj[j] = _mm512_maskz_mov_ps(
-          mask, exp2_below(_mm512_fmadd_ps(_mm512_load_ps(scores + at),
-                                           log_scale, minus)));
+          mask, exp2_512(_mm512_fmadd_ps(_mm512_load_ps(scores + at), log_scale,
+                                         minus)));
       g[j] = _mm512_maskz_mul_ps(mask, _mm512_mul_ps(pj[j], scale),
                                  _mm512_sub_ps(_mm512_load_ps(dp + at), d));
     }

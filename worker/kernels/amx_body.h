@@ -190,10 +190,10 @@ struct Rows {
 };
 
 // 32 x 32 of C (ld floats between rows) over `steps` steps; `load`: added to
-// what stands there. Rows are read past the first-level cache, which is the
-// columns'. meanwhile(): other work, called once a step; the tiles leave the
-// vector units idle.
-template <typename F>
+// what stands there. kStream: rows are read past the first-level cache, which
+// is the columns'. meanwhile(): other work, called once a step; the tiles leave
+// the vector units idle.
+template <bool kStream, typename F>
 REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
                                  bool load, float* c, int64_t ld,
                                  const F& meanwhile) {
@@ -211,12 +211,18 @@ REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
   }
   const char* pa = a.at;
   for (int64_t s = 0; s < steps; ++s) {
-    _tile_stream_loadd(4, pa, a.row);
+    if constexpr (kStream)
+      _tile_stream_loadd(4, pa, a.row);
+    else
+      _tile_loadd(4, pa, a.row);
     _tile_loadd(6, b, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + kTileBytes, 64);
     _tile_dpbf16ps(1, 4, 7);
-    _tile_stream_loadd(5, pa + a.tile, a.row);
+    if constexpr (kStream)
+      _tile_stream_loadd(5, pa + a.tile, a.row);
+    else
+      _tile_loadd(5, pa + a.tile, a.row);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
     pa += a.step;

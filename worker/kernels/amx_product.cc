@@ -172,7 +172,7 @@ class Multiplication {
     Ahead ahead_c;
     if (last && whole && !cut_.stream)
       ahead_c = {c_at(m, n), c_row_, each, p_.out == Dtype::kFp32 ? 2 : 1};
-    panel_product(rows, columns(n, s0), steps, s0 > 0, sums, 32, [&] {
+    panel_product<true>(rows, columns(n, s0), steps, s0 > 0, sums, 32, [&] {
       ahead_a.fetch();
       ahead_b.fetch();
       ahead_c.fetch();

@@ -91,9 +91,10 @@ struct SimdOps {
 };
 
 // Defined in simd_<level>.cc.
-const SimdOps& simd_base();  // any x86-64
-const SimdOps& simd_v3();    // AVX2, FMA
-const SimdOps& simd_v4();    // AVX-512
+const SimdOps& simd_base();     // any x86-64
+const SimdOps& simd_v3();       // AVX2, FMA
+const SimdOps& simd_v4();       // AVX-512
+const SimdOps& simd_v4_bf16();  // and AVX512-BF16
 
 // The best of the above for this host.
 const SimdOps& select_simd();

@@ -200,12 +200,20 @@ void accumulate(int64_t n, float a, const float* x, float* y) {
 }
 
 double sum_of_squares(int64_t n, const float* x) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    const double v = x[i];
-    sum += v * v;
+  // Several sums side by side, because one would wait for its own additions.
+  constexpr int64_t kSums = 4 * REMESH_LANES;
+  double sums[kSums] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+#pragma omp simd
+    for (int64_t j = 0; j < kSums; ++j) {
+      const double v = x[i + j];
+      sums[j] += v * v;
+    }
   }
+  double sum = 0;
+  for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+  for (int64_t j = 0; j < kSums; ++j) sum += sums[j];
   return sum;
 }
 

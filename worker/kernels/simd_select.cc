@@ -11,7 +11,7 @@ const SimdOps& select_simd() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512cd") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return simd_v4();
+    return __builtin_cpu_supports("avx512bf16") ? simd_v4_bf16() : simd_v4();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
       __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
     return simd_v3();
@@ -21,8 +21,7 @@ const SimdOps& select_simd() {
 bool amx_available() {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("amx-tile") ||
-      !__builtin_cpu_supports("amx-bf16") ||
-      !__builtin_cpu_supports("avx512bf16") || &select_simd() != &simd_v4())
+      !__builtin_cpu_supports("amx-bf16") || &select_simd() != &simd_v4_bf16())
     return false;
   // Linux grants the large tile registers to processes that ask, for all their
   // threads (Documentation/arch/x86/xstate.rst).

@@ -14,7 +14,10 @@ std::vector<const SimdOps*> runnable() {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
     levels.push_back(&simd_v3());
-  if (&select_simd() == &simd_v4()) levels.push_back(&simd_v4());
+  const SimdOps* best = &select_simd();
+  if (best == &simd_v4() || best == &simd_v4_bf16())
+    levels.push_back(&simd_v4());
+  if (best == &simd_v4_bf16()) levels.push_back(best);
   return levels;
 }
 
