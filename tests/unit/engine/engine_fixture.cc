@@ -177,7 +177,7 @@ Case random_case(uint64_t seed, int ranks) {
     c.layout = {.dp = static_cast<int>(of(8, {1, 1, 2, 3, 4})),
                 .pp = static_cast<int>(of(9, {1, 1, 2, 2, 3, 4})),
                 .tp = static_cast<int>(of(10, {1, 1, 2, 4})),
-                .cp = static_cast<int>(of(11, {1}))};
+                .cp = static_cast<int>(of(11, {1, 1, 1, 2}))};
     EngineOptions& o = c.options;
     o.zero = {.stage = static_cast<int>(of(12, {0, 1, 2, 3})),
               .shard_group = static_cast<int>(of(13, {0, 0, 1, 2}))};

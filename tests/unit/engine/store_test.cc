@@ -1,0 +1,199 @@
+// The stores of weights and gradients by themselves, with passes made up by the
+// test.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "parallel/comm/local_comm.h"
+#include "worker/engine/grad_store.h"
+#include "worker/engine/optimizer.h"
+#include "worker/engine/units.h"
+
+namespace remesh::engine {
+namespace {
+
+using geometry::ShardTable;
+using geometry::ZeroPlan;
+
+geometry::ParamTable tiny_table(int64_t layers = 3) {
+  return geometry::ParamTable::llama({.dim = 8,
+                                      .n_layers = layers,
+                                      .n_heads = 2,
+                                      .n_kv_heads = 1,
+                                      .hidden_dim = 21,
+                                      .vocab_size = 33});
+}
+
+ShardTable whole_shard(const geometry::ParamTable& table) {
+  return ShardTable::make(table, {}, {}, {0, table.config().n_layers}).value();
+}
+
+float value(int rank, int64_t e, int microbatch) {
+  return static_cast<float>((e * 7 + rank * 13 + microbatch * 5) % 101) / 3;
+}
+
+// Rank r adds r microbatches (so rank 0 none) with values of its own, twice.
+void sum_on(int n, const geometry::ZeroOptions& zero, bool one_microbatch,
+            int64_t bucket, std::vector<float>& out) {
+  const auto table = tiny_table();
+  const ShardTable shard = whole_shard(table);
+  out.assign(static_cast<size_t>(shard.num_elements()), -1);
+  auto comms = comm::make_local_comms(n);
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < n; ++r)
+    ranks.emplace_back([&, r] {
+      comm::Comm& data = *comms[static_cast<size_t>(r)];
+      const auto backend = kernels::make_cpu_backend(1);
+      const ZeroPlan plan = ZeroPlan::make(shard, zero, n, r).value();
+      const auto store =
+          GradStore::make(shard, plan, *backend, one_microbatch, bucket)
+              .value();
+      std::unique_ptr<comm::Comm> group, replicas;
+      if (plan.shard_size() > 1)
+        group = data.split(plan.replica_index(), plan.shard_index());
+      if (plan.num_replicas() > 1)
+        replicas = data.split(plan.shard_index(), plan.replica_index());
+      GradGroups groups;
+      groups.shard = group.get();
+      groups.replicas = replicas.get();
+      store->connect(groups);
+      for (int round = 0; round < 2; ++round) {
+        store->begin();
+        const int mine = one_microbatch ? (r > 0 ? 1 : 0) : r;
+        for (int m = 0; m < mine; ++m)
+          for (size_t u = shard.units().size(); u-- > 0;) {
+            const geometry::Unit& unit = shard.units()[u];
+            float* g = store->grads(static_cast<int>(u));
+            for (int64_t e = unit.begin; e < unit.end; ++e)
+              g[e - unit.begin] += value(r, e, m);
+            if (m + 1 == mine) store->ready(static_cast<int>(u));
+          }
+        store->finish([] {});
+      }
+      for (size_t u = 0; u < shard.units().size(); ++u) {
+        const auto sum = store->reduced(u);
+        // Each element is written by one rank, and once more by its replicas.
+        if (plan.replica_index() == 0)
+          std::copy(sum.begin(), sum.end(),
+                    out.begin() + plan.update_range(u).begin);
+      }
+    });
+  for (std::thread& t : ranks) t.join();
+}
+
+std::vector<float> naive_sum(int n, bool one_microbatch) {
+  const auto table = tiny_table();
+  std::vector<float> out;
+  for (int64_t e = 0; e < table.num_elements(); ++e) {
+    float sum = 0;
+    for (int r = 0; r < n; ++r) {
+      float local = 0;
+      const int mine = one_microbatch ? (r > 0 ? 1 : 0) : r;
+      for (int m = 0; m < mine; ++m) local += value(r, e, m);
+      sum = r == 0 ? local : sum + local;
+    }
+    out.push_back(sum);
+  }
+  return out;
+}
+
+TEST(GradStore, EveryZeroStageGivesTheBitsOfASumInRankOrder) {
+  for (const int n : {1, 2, 3, 4})
+    for (const bool one : {false, true})
+      for (int stage = 0; stage <= 3; ++stage)
+        for (const int64_t bucket : {97, 100000}) {
+          std::vector<float> got;
+          sum_on(n, {.stage = stage}, one, bucket, got);
+          EXPECT_EQ(got, naive_sum(n, one))
+              << n << " ranks, stage " << stage << ", one " << one;
+        }
+}
+
+TEST(GradStore, ShardGroupsAreSummedFirstThenTheirReplicas) {
+  std::vector<float> got;
+  sum_on(4, {.stage = 2, .shard_group = 2}, false, 500, got);
+  const std::vector<float> want = naive_sum(4, false);
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 1e-5 * std::abs(want[i]) + 1e-6);
+}
+
+// With one microbatch a step the higher stages hold a part of the gradients.
+TEST(GradStore, StreamingHoldsLess) {
+  const auto table = tiny_table(12);
+  const ShardTable shard = whole_shard(table);
+  const auto backend = kernels::make_cpu_backend(1);
+  const auto bytes = [&](int stage, bool one) {
+    const ZeroPlan plan = ZeroPlan::make(shard, {.stage = stage}, 2, 0).value();
+    return GradStore::make(shard, plan, *backend, one, 1000).value()->bytes();
+  };
+  EXPECT_EQ(bytes(1, true), bytes(2, false));
+  EXPECT_LT(bytes(2, true), bytes(2, false));
+  EXPECT_EQ(bytes(3, true), bytes(2, true));
+}
+
+TEST(Units, SharesAreWholeAndPadded) {
+  const auto table = tiny_table();
+  const ShardTable shard = whole_shard(table);
+  for (int z = 1; z <= 5; ++z) {
+    const UnitLayout layout(shard, z);
+    int64_t at = 0;
+    for (size_t u = 0; u < shard.units().size(); ++u) {
+      EXPECT_EQ(layout.offset(u), at);
+      EXPECT_EQ(layout.length(u), layout.share(u) * z);
+      EXPECT_GE(layout.length(u), shard.units()[u].numel());
+      EXPECT_EQ(layout.share(u) % 16, 0);
+      at += layout.length(u);
+    }
+    EXPECT_EQ(layout.total(), at);
+  }
+}
+
+// Ranges cut anywhere, also inside a parameter, update as the whole does.
+TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
+  const auto table = tiny_table();
+  const ShardTable shard = whole_shard(table);
+  const auto backend = kernels::make_cpu_backend(1);
+  const OptimizerOptions options{.weight_decay = 0.5};
+  const auto n = static_cast<size_t>(shard.num_elements());
+  const auto update = [&](int z) {
+    std::vector<float> whole(n);
+    double squares = 0;
+    for (int r = 0; r < z; ++r) {
+      const ZeroPlan plan = ZeroPlan::make(shard, {.stage = 1}, z, r).value();
+      const auto size = static_cast<size_t>(plan.state_elements());
+      std::vector<float> p(size), m(size), v(size);
+      for (size_t u = 0; u < shard.units().size(); ++u) {
+        const auto range = plan.update_range(u);
+        const auto at = static_cast<size_t>(plan.state_offset(u));
+        std::vector<float> g;
+        for (int64_t e = range.begin; e < range.end; ++e) {
+          g.push_back(value(1, e, 0));
+          p[at + g.size() - 1] = value(2, e, 0);
+        }
+        squares += square_sum(*backend, shard, plan, u, g);
+        update_unit(*backend, options, 0.1, 0.5, 1, shard, plan, u, g,
+                    {p, m, v});
+        for (int64_t e = range.begin; e < range.end; ++e)
+          whole[static_cast<size_t>(e)] =
+              p[at + static_cast<size_t>(e - range.begin)];
+      }
+    }
+    return std::pair(whole, squares);
+  };
+  const auto [one, squares] = update(1);
+  for (const int z : {2, 3, 5}) {
+    const auto [parts, sum] = update(z);
+    EXPECT_EQ(parts, one) << z;
+    EXPECT_NEAR(sum / squares, 1, 1e-6);
+  }
+  // Norms do not decay, matrices do.
+  const auto norm = static_cast<size_t>(shard.find(geometry::Role::kFinalNorm));
+  const auto e = shard[norm].offset;
+  const float grad = value(1, e, 0) * 0.5F;
+  ASSERT_GT(grad, 0);
+  EXPECT_NEAR(one[static_cast<size_t>(e)], value(2, e, 0) - 0.1F, 1e-4);
+}
+
+}  // namespace
+}  // namespace remesh::engine
