@@ -103,7 +103,7 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
           geometry::ScheduleKind::kInterleaved1F1B}) {
       Case c = base;
       c.options.schedule = kind;
-      c.options.zero.stage = static_cast<int>(seed + i) % 2 * 3;
+      c.options.zero.stage = (seed + i) % 2 == 0 ? 0 : 3;
       if (kind == geometry::ScheduleKind::kInterleaved1F1B &&
           base.layout.pp > 1 && base.model.n_layers >= 2 * base.layout.pp)
         c.options.chunks = 2;
