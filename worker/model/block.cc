@@ -128,44 +128,55 @@ void Block::norm_backward(const Rows& rows, const float* dh, const float* x,
                             sizes_.dim, to.fp32, to.rounded, dnorm);
 }
 
-void Block::mlp_weights(const Rows& rows, const BlockParts& a,
+void Block::down_weight(const Rows& rows, const BlockParts& a,
                         float* grads) const {
-  const Sizes& s = sizes_;
-  backend_.linear_backward_weight(d_, a[kDy], a[kS], rows.N, s.dim, s.hidden,
-                                  grads + at_.down);
-  backend_.linear_backward_weight(d_, a[kGu], a[kH2], rows.N, 2 * s.hidden,
-                                  s.dim, grads + at_.gate_up);
+  backend_.linear_backward_weight(d_, a[kDy], a[kS], rows.N, sizes_.dim,
+                                  sizes_.hidden, grads + at_.down);
 }
 
-void Block::attention_weights(const Rows& rows, const BlockParts& a,
-                              float* grads) const {
-  const Sizes& s = sizes_;
-  backend_.linear_backward_weight(d_, a[kDmid], a[kO], rows.N, s.dim, s.q_dim(),
-                                  grads + at_.o);
-  backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N, s.qkv_dim(),
-                                  s.dim, grads + at_.qkv);
+void Block::gate_up_weight(const Rows& rows, const BlockParts& a,
+                           float* grads) const {
+  backend_.linear_backward_weight(d_, a[kGu], a[kH2], rows.N, 2 * sizes_.hidden,
+                                  sizes_.dim, grads + at_.gate_up);
 }
 
+void Block::o_weight(const Rows& rows, const BlockParts& a,
+                     float* grads) const {
+  backend_.linear_backward_weight(d_, a[kDmid], a[kO], rows.N, sizes_.dim,
+                                  sizes_.q_dim(), grads + at_.o);
+}
+
+void Block::qkv_weight(const Rows& rows, const BlockParts& a,
+                       float* grads) const {
+  backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N,
+                                  sizes_.qkv_dim(), sizes_.dim,
+                                  grads + at_.qkv);
+}
+
+// What the ranks exchange travels beside the weight gradients, except those of
+// products with dy and dmid, which may be where the next gradient is written.
 void Block::backward(const BlockWeights& w, const Rows& rows,
                      const RopeView& rope, const BlockParts& a,
                      const Scratch& scratch, const StreamGradient& dy,
                      const StreamGradient& dmid, const StreamGradient& dx,
                      float* grads) const {
   const Sizes& s = sizes_;
-  // The sums over ranks run beside the weight gradients.
   backend_.linear_backward_input(*w.down, dy.all, rows.N, scratch.ds);
   backend_.swiglu_backward(d_, a[kGu], scratch.ds, rows.N, s.hidden, a[kGu],
                            a[kS]);
   backend_.linear_backward_input_fp32(*w.gate_up, a[kGu], rows.N, false,
                                       scratch.partial);
   auto dh = group_.start_sum(rows, scratch.partial, scratch.mine);
-  if (grads != nullptr) mlp_weights(rows, a, grads);
+  if (grads != nullptr) down_weight(rows, a, grads);
   norm_backward(rows, dh.wait(), a.f(kX1), a.f(kRstd2), w.norm2, dy, dmid,
                 a.f(kDnorm2));
-  if (grads != nullptr)
+  auto gathered = group_.start_gather(rows, d_, dmid.all);
+  if (grads != nullptr) {
+    gate_up_weight(rows, a, grads);
     backend_.accumulate(s.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+  }
+  if (gathered != nullptr) gathered->wait();
 
-  group_.gather(rows, d_, dmid.all);
   backend_.linear_backward_input(*w.o, dmid.all, rows.N, scratch.dattention);
   attention_.backward(rows, a, scratch);
   backend_.rope(d_, a[kDqkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
@@ -173,18 +184,24 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   backend_.linear_backward_input_fp32(*w.qkv, a[kDqkv], rows.N, false,
                                       scratch.partial);
   dh = group_.start_sum(rows, scratch.partial, scratch.mine);
-  if (grads != nullptr) attention_weights(rows, a, grads);
+  if (grads != nullptr) o_weight(rows, a, grads);
   norm_backward(rows, dh.wait(), a.f(kX), a.f(kRstd1), w.norm1, dmid, dx,
                 a.f(kDnorm1));
-  if (grads != nullptr)
+  gathered = group_.start_gather(rows, d_, dx.all);
+  if (grads != nullptr) {
+    qkv_weight(rows, a, grads);
     backend_.accumulate(s.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+  }
+  if (gathered != nullptr) gathered->wait();
 }
 
 void Block::backward_weight(const Rows& rows, const BlockParts& a,
                             float* grads) const {
-  mlp_weights(rows, a, grads);
+  down_weight(rows, a, grads);
+  gate_up_weight(rows, a, grads);
   backend_.accumulate(sizes_.dim, 1, a.f(kDnorm2), grads + at_.norm2);
-  attention_weights(rows, a, grads);
+  o_weight(rows, a, grads);
+  qkv_weight(rows, a, grads);
   backend_.accumulate(sizes_.dim, 1, a.f(kDnorm1), grads + at_.norm1);
 }
 

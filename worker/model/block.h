@@ -65,9 +65,9 @@ class Block {
                  const Scratch& scratch) const;
 
   // dy: gradient of the layer's output, gathered; dmid: where that of x1 goes;
-  // dx: where that of the layer's input goes, not gathered. The three may be
-  // the same. grads: the unit's, added to; nullptr: leaves in `a` what
-  // backward_weight() needs. Overwrites a[kGu].
+  // dx: where that of the layer's input goes, gathered where there is room. The
+  // three may be the same. grads: the unit's, added to; nullptr: leaves in `a`
+  // what backward_weight() needs. Overwrites a[kGu].
   void backward(const BlockWeights& w, const Rows& rows, const RopeView& rope,
                 const BlockParts& a, const Scratch& scratch,
                 const StreamGradient& dy, const StreamGradient& dmid,
@@ -88,9 +88,11 @@ class Block {
   // Up to gate and up.
   void forward_half(const BlockWeights& w, const Rows& rows,
                     const BlockParts& a, const Scratch& scratch) const;
-  void mlp_weights(const Rows& rows, const BlockParts& a, float* grads) const;
-  void attention_weights(const Rows& rows, const BlockParts& a,
-                         float* grads) const;
+  void down_weight(const Rows& rows, const BlockParts& a, float* grads) const;
+  void gate_up_weight(const Rows& rows, const BlockParts& a,
+                      float* grads) const;
+  void o_weight(const Rows& rows, const BlockParts& a, float* grads) const;
+  void qkv_weight(const Rows& rows, const BlockParts& a, float* grads) const;
   void norm_backward(const Rows& rows, const float* dh, const float* x,
                      const float* rstd, const float* weight,
                      const StreamGradient& from, const StreamGradient& to,

@@ -130,8 +130,8 @@ Recompute effective(Recompute r, bool split_backward);
 // `slots` gets what grows with the number of microbatches in flight.
 StageBuffers make_buffers(const StageShape& shape, Pool& slots, Pool& buffers);
 
-// Bytes of the compute copies of the weights, when fp32 weights are read where
-// the caller has them.
-uint64_t weight_bytes(const StageShape& shape);
+// Bytes of the compute copies of the weights, as the CPU backend makes them:
+// see memory.h.
+uint64_t weight_bytes(const StageShape& shape, bool packed);
 
 }  // namespace remesh::model

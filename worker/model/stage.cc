@@ -407,7 +407,6 @@ void LlamaStage::block_backward(Slot& s, size_t layer, UnitHooks& hooks) {
                                 : gradient(s.rows, working(s, layer - 1)[kDy]);
   hooks.need(unit);
   const BlockWeights& w = loaded(layer);
-  group_.gather(s.rows, shape_.dtype, dy.all);
   block_.recompute(shape_.recompute[layer], w, s.rows, b_.rope, a, b_.scratch);
   block_.backward(w, s.rows, b_.rope, a, b_.scratch, dy,
                   gradient(s.rows, a[kDmid]), dx,
@@ -440,6 +439,7 @@ const float* LlamaStage::backward(int slot, double loss_scale,
     if (dy.rounded != nullptr)
       backend_.convert(n, Dtype::kFp32, dy.fp32, shape_.dtype, dy.rounded);
   }
+  group_.gather(s.rows, shape_.dtype, dy.all);
   for (size_t i = num_layers(); i-- > 0;) block_backward(s, i, hooks);
   const float* dx = last_gradient(s).fp32;
   if (!shape_.has_embedding) return dx;

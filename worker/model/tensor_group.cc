@@ -13,12 +13,14 @@ void* TensorGroup::own(const Rows& rows, kernels::Dtype d, void* all) const {
              static_cast<int64_t>(kernels::dtype_size(d));
 }
 
-void TensorGroup::gather(const Rows& rows, kernels::Dtype d, void* all) const {
-  if (comm_ == nullptr) return;
+comm::RequestPtr TensorGroup::start_gather(const Rows& rows, kernels::Dtype d,
+                                           void* all) const {
+  if (comm_ == nullptr || all == nullptr) return nullptr;
   backend_.synchronize();
   const size_t bytes = count(rows.n * sizes_.dim) * kernels::dtype_size(d);
-  comm_->all_gather({static_cast<const std::byte*>(own(rows, d, all)), bytes},
-                    {static_cast<std::byte*>(all), bytes * count(sizes_.tp)});
+  return comm_->start_all_gather(
+      {static_cast<const std::byte*>(own(rows, d, all)), bytes},
+      {static_cast<std::byte*>(all), bytes * count(sizes_.tp)});
 }
 
 TensorGroup::Sum TensorGroup::start_sum(const Rows& rows, float* partial,

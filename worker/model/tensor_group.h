@@ -22,8 +22,14 @@ class TensorGroup {
 
   // The own part of a matrix of P rows of `dim`.
   void* own(const Rows& rows, kernels::Dtype d, void* all) const;
-  // Completes a matrix whose own part is there.
-  void gather(const Rows& rows, kernels::Dtype d, void* all) const;
+  // Completes a matrix whose own part is there. It must stay until the request
+  // is done; nullptr: it is already, or `all` is nullptr.
+  comm::RequestPtr start_gather(const Rows& rows, kernels::Dtype d,
+                                void* all) const;
+  void gather(const Rows& rows, kernels::Dtype d, void* all) const {
+    const comm::RequestPtr request = start_gather(rows, d, all);
+    if (request != nullptr) request->wait();
+  }
 
   // A sum over ranks under way.
   class Sum {

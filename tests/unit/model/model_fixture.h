@@ -16,12 +16,6 @@
 
 namespace remesh::model {
 
-#ifdef __SANITIZE_THREAD__
-inline constexpr int kThreads = 1;  // OpenMP's barriers are invisible to it
-#else
-inline constexpr int kThreads = 2;
-#endif
-
 inline double relative_l2(const std::vector<float>& a,
                           const std::vector<float>& b) {
   CHECK(a.size() == b.size());

@@ -1,0 +1,156 @@
+// What a stage will hold is known beforehand, and is what the options say.
+#include "worker/model/memory.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "parallel/comm/local_comm.h"
+#include "tests/unit/model/model_fixture.h"
+
+namespace remesh::model {
+namespace {
+
+struct Case {
+  geometry::ModelConfig config;
+  geometry::Layout layout;
+  geometry::Coord coord;
+  int chunks = 1;
+  StageOptions options;
+};
+
+Case random_case(uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto pick = [&](std::initializer_list<int> from) {
+    return from.begin()[random() % from.size()];
+  };
+  Case c;
+  c.layout = {
+      .pp = pick({1, 1, 2, 3}), .tp = pick({1, 2, 4}), .cp = pick({1, 2, 3})};
+  const auto below = [&](int n) {
+    return static_cast<int>(random() % static_cast<uint64_t>(n));
+  };
+  c.coord = {.pp = below(c.layout.pp),
+             .tp = below(c.layout.tp),
+             .cp = below(c.layout.cp)};
+  c.chunks = c.layout.pp > 1 ? pick({1, 2}) : 1;
+  c.config = {.dim = 48,
+              .n_layers = c.layout.pp * c.chunks + pick({0, 1, 4}),
+              .n_heads = 8,
+              .n_kv_heads = pick({1, 2, 8}),
+              .hidden_dim = pick({13, 52}),
+              .vocab_size = pick({61, 9001}),
+              .tie_embeddings = random() % 2 == 0};
+  c.options = {.chunk = below(c.chunks),
+               .dtype = random() % 2 == 0 ? Dtype::kBf16 : Dtype::kFp32,
+               .keep_dtype = true,
+               .max_batch = pick({1, 3}),
+               .max_seq = 12 * pick({1, 2, 3}),
+               .num_slots = pick({1, 2, 5}),
+               .split_backward = random() % 2 == 0,
+               .block_buffers = pick({0, 2, 3})};
+  return c;
+}
+
+TEST(Memory, IsPredictedExactly) {
+  const uint64_t seed = std::random_device()();
+  fmt::print("seed {}\n", seed);
+  const auto backend = kernels::make_cpu_backend(1);
+  const bool packed =
+      backend->supports_bf16() &&
+      backend->make_weight(Dtype::kBf16, 32, 32)->bytes() > 2 * 32 * 32;
+  for (uint64_t i = seed; i < seed + 60; ++i) {
+    Case c = random_case(i);
+    SCOPED_TRACE(fmt::format("seed {}: {}", i, c.layout.to_string()));
+    if (!backend->supports_bf16()) c.options.dtype = Dtype::kFp32;
+    const auto table = geometry::ParamTable::llama(c.config);
+    const auto shard = make_shard(table, c.layout, c.coord, c.chunks);
+    std::mt19937_64 random(i);
+    for (int64_t l = shard.first_layer(c.options.chunk);
+         l < shard.last_layer(c.options.chunk); ++l)
+      c.options.recompute.push_back(static_cast<Recompute>(random() % 3));
+    const StageMemory expected =
+        predict_stage_memory(shard, c.options, c.options.dtype, packed);
+    const auto tp = comm::make_local_comms(c.layout.tp);
+    const auto cp = comm::make_local_comms(c.layout.cp);
+    c.options.tp = tp[static_cast<size_t>(c.coord.tp)].get();
+    c.options.cp = cp[static_cast<size_t>(c.coord.cp)].get();
+    const auto stage = Stage::create(shard, c.options, *backend);
+    ASSERT_TRUE(stage.ok()) << stage.status().to_string();
+    const Stage::Memory m = (*stage)->memory();
+    EXPECT_EQ(expected.weights, m.weights);
+    EXPECT_EQ(expected.activations, m.activations);
+    EXPECT_EQ(expected.buffers, m.buffers);
+  }
+}
+
+// The formulas of memory.h, for a stage in the middle.
+TEST(Memory, ActivationsAreWhatTheHeaderSays) {
+  const geometry::ModelConfig config{.dim = 64,
+                                     .n_layers = 3,
+                                     .n_heads = 8,
+                                     .n_kv_heads = 2,
+                                     .hidden_dim = 80,
+                                     .vocab_size = 100};
+  const auto table = geometry::ParamTable::llama(config);
+  const auto shard = make_shard(table, {.pp = 3, .tp = 2, .cp = 2},
+                                {.pp = 1, .tp = 1, .cp = 1});
+  StageOptions o{.max_batch = 3, .max_seq = 20, .num_slots = 4};
+  const uint64_t N = 30, n = 15, P = 30, D = 64, F = 40, q = 32, kv = 8;
+  for (const uint64_t d : {uint64_t{2}, uint64_t{4}})
+    for (const bool split : {false, true})
+      for (const Recompute r :
+           {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+        o.recompute = {r};
+        o.split_backward = split;
+        uint64_t bytes = 8 * n * D + 8 * n + 2 * d * P * D +
+                         d * N * (2 * q + 2 * kv + 2 * F) + 4 * N * 4;
+        if (r == Recompute::kSelective && !split)
+          bytes -= d * N * (q + 2 * F) + 4 * N * 4;
+        if (r == Recompute::kFull) bytes = 4 * n * D;
+        if (split && r != Recompute::kFull)
+          bytes += d * N * (F + q + 2 * kv) + 2 * d * P * D + 8 * D;
+        if (split && r == Recompute::kFull)
+          bytes = 4 * n * D + 4 * d * P * D + d * N * (2 * q + 2 * kv + 3 * F) +
+                  8 * D;
+        bytes += 4 * n * D;
+        const Dtype type = d == 2 ? Dtype::kBf16 : Dtype::kFp32;
+        EXPECT_EQ(predict_stage_memory(shard, o, type, true).activations,
+                  4 * bytes)
+            << "d " << d << (split ? " split " : " whole ")
+            << static_cast<int>(r);
+      }
+}
+
+TEST(Memory, ASlotCostsItsActivationsAlone) {
+  const Model m({.dim = 64,
+                 .n_layers = 4,
+                 .n_heads = 8,
+                 .n_kv_heads = 8,
+                 .hidden_dim = 172,
+                 .vocab_size = 300},
+                1, 1);
+  const auto shard = make_shard(m.table);
+  StageOptions o{.max_batch = 4, .max_seq = 64};
+  double none = 0;
+  for (const Recompute r :
+       {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
+    o.recompute.assign(4, r);
+    o.num_slots = 1;
+    const StageMemory one = predict_stage_memory(shard, o, Dtype::kBf16, true);
+    o.num_slots = 3;
+    const StageMemory three =
+        predict_stage_memory(shard, o, Dtype::kBf16, true);
+    EXPECT_EQ(three.activations, 3 * one.activations);
+    EXPECT_EQ(three.buffers, one.buffers);
+    if (r == Recompute::kNone) none = static_cast<double>(one.activations);
+    const double share = r == Recompute::kNone        ? 1
+                         : r == Recompute::kSelective ? 0.75
+                                                      : 0.25;
+    EXPECT_LE(static_cast<double>(one.activations), share * none);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::model
