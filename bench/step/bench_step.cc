@@ -1,10 +1,11 @@
 // bench_step: the speed of one training step of one rank: forward, backward,
 // clipping and AdamW on a Llama of a named size, without communication.
 //
-// Prints tokens/s of the best step after warm-up, where the time went, the
-// rate of plain matrix products of the same shapes measured in the same run,
-// and, with --peer, the same step of another program beside it. Steps of the
-// two alternate in rounds, because machines are shared.
+// Prints tokens/s of the best step after warm-up; where the time went and what
+// bounds each part (report.h), by the rates of plain matrix products of the
+// widest layer's shape and of memory, measured in the same run; and, with
+// --peer, the same step of another program beside it. Everything alternates in
+// rounds, because machines are shared.
 #include <fmt/format.h>
 #include <sys/wait.h>
 
@@ -12,14 +13,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <regex>
 
 #include "bench/step/profiling_backend.h"
+#include "bench/step/report.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "worker/kernels/backend.h"
+#include "worker/kernels/yardstick.h"
 #include "worker/model/stage.h"
 
 namespace remesh::bench {
@@ -40,6 +42,7 @@ struct Options {
   bool recompute = false;
   bool json = false;
   std::string peer;
+  int peer_steps = 0;  // 0: as many as steps, but 2 in fp32
 };
 
 const std::map<std::string, ModelConfig>& sizes() {
@@ -241,41 +244,12 @@ double flops_per_token(const ParamTable& table, int64_t seq) {
   return 6 * body + 6 * static_cast<double>(c.n_layers * c.dim * seq);
 }
 
-// Rate of the products alone: forward, input and weight gradient of the
-// widest layer of a block, best of a few, in FLOP/s.
-double plain_gemm_rate(const ModelConfig& c, int64_t rows, Dtype d,
-                       kernels::Backend& backend) {
-  const int64_t out = 2 * c.hidden_dim;
-  const auto block = [&](int64_t n, Dtype type) {
-    return backend.allocate(static_cast<size_t>(n) * kernels::dtype_size(type));
-  };
-  void* x = block(rows * c.dim, d);
-  void* y = block(rows * out, d);
-  auto* master = static_cast<float*>(block(out * c.dim, Dtype::kFp32));
-  auto* dw = static_cast<float*>(block(out * c.dim, Dtype::kFp32));
-  const auto w = backend.make_weight(d, out, c.dim);
-  CHECK(x != nullptr && y != nullptr && master != nullptr && dw != nullptr &&
-        w != nullptr);
-  backend.load_weight(*w, master);
-  double best = 1e9;
-  for (int i = 0; i < 6; ++i) {
-    const int64_t start = monotonic_ns();
-    backend.linear(*w, x, rows, y);
-    backend.linear_backward_input(*w, y, rows, x);
-    backend.linear_backward_weight(d, y, x, rows, out, c.dim, dw);
-    if (i > 0) best = std::min(best, seconds_since(start));
-  }
-  for (void* p : {x, y, static_cast<void*>(master), static_cast<void*>(dw)})
-    backend.release(p);
-  return 6.0 * static_cast<double>(rows * out * c.dim) / best;
-}
-
 // tokens/s of the peer program, or 0 when it failed.
 double run_peer(const Options& o) {
   const std::string command = fmt::format(
       "/usr/bin/python3 '{}' --size {} --batch {} --seq {} "
       "--threads {} --steps {}{}",
-      o.peer, o.size, o.batch, o.seq, o.threads, o.steps,
+      o.peer, o.size, o.batch, o.seq, o.threads, o.peer_steps,
       o.dtype == "bf16" ? " --bf16" : "");
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return 0;
@@ -290,19 +264,6 @@ double run_peer(const Options& o) {
   return std::stod(match[1]);
 }
 
-struct Best {
-  double seconds = 1e30;
-  std::map<std::string, double> phases, operations;
-};
-
-void print_table(const char* title, const std::map<std::string, double>& rows,
-                 double total) {
-  fmt::print("{}\n", title);
-  for (const auto& [name, s] : rows)
-    fmt::print("  {:<20} {:8.1f} ms  {:5.1f} %\n", name, s * 1e3,
-               100 * s / total);
-}
-
 int run(const Options& o) {
   const ModelConfig& config = sizes().at(o.size);
   const Dtype d = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32;
@@ -310,60 +271,41 @@ int run(const Options& o) {
   const auto profiler = make_profiling_backend(*backend);
   Trainer trainer(config, o, *profiler);
   const auto tokens = static_cast<double>(o.batch * o.seq);
-  const double flops = tokens * flops_per_token(trainer.table(), o.seq);
-  double gemm = 0;
-  double peer = 0;
-  Best best;
+  Report report{.size = o.size,
+                .dtype = o.dtype,
+                .backend = backend->description(),
+                .batch = o.batch,
+                .seq = o.seq,
+                .threads = o.threads,
+                .parameters = trainer.table().num_elements(),
+                .tokens = tokens,
+                .flops = tokens * flops_per_token(trainer.table(), o.seq)};
   int64_t number = 0;
   for (int round = 0; round < o.rounds; ++round) {
     // The first step of all compiles products and touches memory.
     for (int i = 0; i < (round == 0 ? o.steps : o.steps - 1); ++i) {
       const double s = trainer.step(number++);
-      if (number > 1 && s < best.seconds)
-        best = {s, trainer.phases(), profiler->seconds()};
+      if (number == 1 || s >= report.step_s) continue;
+      report.step_s = s;
+      report.phases_s = trainer.phases();
+      report.operations = profiler->costs();
     }
-    gemm =
-        std::max(gemm, plain_gemm_rate(config, o.batch * o.seq, d, *backend));
-    if (!o.peer.empty()) peer = std::max(peer, run_peer(o));
+    report.gemm_rate = std::max(
+        report.gemm_rate,
+        kernels::plain_product_rate(o.threads, d, o.batch * o.seq,
+                                    2 * config.hidden_dim, config.dim, 5));
+    report.bandwidth =
+        std::max(report.bandwidth, kernels::memory_bandwidth(o.threads, 3));
+    if (!o.peer.empty()) report.peer = std::max(report.peer, run_peer(o));
   }
-  const double rate = tokens / best.seconds;
-  if (o.json) {
-    nlohmann::json j = {{"size", o.size},
-                        {"batch", o.batch},
-                        {"seq", o.seq},
-                        {"threads", o.threads},
-                        {"dtype", o.dtype},
-                        {"backend", backend->description()},
-                        {"tokens_per_s", rate},
-                        {"step_s", best.seconds},
-                        {"gflops", flops / best.seconds / 1e9},
-                        {"gemm_gflops", gemm / 1e9},
-                        {"gemm_share", flops / best.seconds / gemm},
-                        {"loss", trainer.loss()},
-                        {"stage_bytes", trainer.bytes()},
-                        {"phases_s", best.phases},
-                        {"operations_s", best.operations}};
-    if (!o.peer.empty()) {
-      j["peer_tokens_per_s"] = peer;
-      if (peer > 0) j["ratio"] = rate / peer;
-    }
-    fmt::print("{}\n", j.dump());
-  } else {
-    fmt::print("size={} params={:.1f}M dtype={} backend: {}\n", o.size,
-               static_cast<double>(trainer.table().num_elements()) / 1e6,
-               o.dtype, backend->description());
-    fmt::print("step={:.4f}s tokens/s={:.0f} GFLOP/s={:.1f}\n", best.seconds,
-               rate, flops / best.seconds / 1e9);
-    fmt::print(
-        "plain products {:.1f} GFLOP/s: the step runs at {:.1f} % of "
-        "that\n",
-        gemm / 1e9, 100 * flops / best.seconds / gemm);
-    print_table("phases", best.phases, best.seconds);
-    print_table("operations", best.operations, best.seconds);
-    if (!o.peer.empty() && peer > 0)
-      fmt::print("peer tokens/s={:.0f}, ratio {:.2f}\n", peer, rate / peer);
-  }
-  if (!o.peer.empty() && peer == 0) {
+  report.loss = trainer.loss();
+  report.stage_bytes = trainer.bytes();
+  report.has_peer = !o.peer.empty();
+  if (o.json)
+    print_json(report);
+  else
+    print_text(report);
+  if (report.has_peer && report.peer == 0) {
     fmt::print(stderr, "bench_step: the peer program {} failed\n", o.peer);
     return 3;
   }
@@ -407,10 +349,16 @@ int main(int argc, char** argv) {
   app.add_option("--peer", o.peer,
                  "PyTorch program to run beside it, with the same arguments")
       ->check(CLI::ExistingFile);
+  app.add_option("--peer-steps", o.peer_steps,
+                 "Steps of the peer a round; 0: as --steps, but 2 in fp32, "
+                 "where a PyTorch without BLAS takes minutes")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
+  if (o.peer_steps == 0) o.peer_steps = o.dtype == "fp32" ? 2 : o.steps;
   return remesh::bench::run(o);
 }

@@ -15,11 +15,11 @@ using kernels::Weight;
 class Profiler final : public ProfilingBackend {
  public:
   explicit Profiler(Backend& inner) : b_(inner) {}
-  const std::map<std::string, double>& seconds() const override {
-    return seconds_;
+  const std::map<std::string, OperationCost>& costs() const override {
+    return costs_;
   }
   void reset() override {
-    for (auto& [name, s] : seconds_) s = 0;
+    for (auto& [name, cost] : costs_) cost = {};
   }
 
   const char* name() const override { return b_.name(); }
@@ -32,10 +32,12 @@ class Profiler final : public ProfilingBackend {
   void* allocate(size_t bytes) override { return b_.allocate(bytes); }
   void release(void* p) override { b_.release(p); }
   void copy(void* dst, const void* src, size_t bytes) override {
-    timed("copy", [&] { b_.copy(dst, src, bytes); });
+    timed("copy", {.bytes = 2.0 * static_cast<double>(bytes)},
+          [&] { b_.copy(dst, src, bytes); });
   }
   void zero(void* dst, size_t bytes) override {
-    timed("copy", [&] { b_.zero(dst, bytes); });
+    timed("copy", {.bytes = static_cast<double>(bytes)},
+          [&] { b_.zero(dst, bytes); });
   }
   void synchronize() override { b_.synchronize(); }
   std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
@@ -43,69 +45,88 @@ class Profiler final : public ProfilingBackend {
     return b_.make_weight(d, out, in);
   }
   void load_weight(Weight& w, const float* master) override {
-    timed("load_weight", [&] { b_.load_weight(w, master); });
+    timed("load_weight", load_cost(w), [&] { b_.load_weight(w, master); });
   }
   void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    timed("gemm_forward", [&] { b_.linear(w, x, rows, y); });
+    timed("gemm_forward", product_cost(w, rows, w.dtype()),
+          [&] { b_.linear(w, x, rows, y); });
   }
   void linear_fp32(const Weight& w, const void* x, int64_t rows,
                    float* y) override {
-    timed("gemm_forward", [&] { b_.linear_fp32(w, x, rows, y); });
+    timed("gemm_forward", product_cost(w, rows, Dtype::kFp32),
+          [&] { b_.linear_fp32(w, x, rows, y); });
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
                              void* dx) override {
-    timed("gemm_input", [&] { b_.linear_backward_input(w, dy, rows, dx); });
+    timed("gemm_input", product_cost(w, rows, w.dtype()),
+          [&] { b_.linear_backward_input(w, dy, rows, dx); });
   }
   void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
                                   bool add, float* dx) override {
-    timed("gemm_input",
+    timed("gemm_input", product_cost(w, rows, Dtype::kFp32),
           [&] { b_.linear_backward_input_fp32(w, dy, rows, add, dx); });
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,
                               float* dw) override {
-    timed("gemm_weight",
+    timed("gemm_weight", weight_cost(d, rows, out, in),
           [&] { b_.linear_backward_weight(d, dy, x, rows, out, in, dw); });
   }
   void rmsnorm(Dtype d, const float* x, const float* branch,
                const float* weight, double eps, int64_t rows, int64_t dim,
                float* sum, void* y, float* rstd) override {
-    timed("norm", [&] {
-      b_.rmsnorm(d, x, branch, weight, eps, rows, dim, sum, y, rstd);
-    });
+    timed("norm",
+          {.bytes = elements(rows, dim) * (branch != nullptr ? 12.0 : 4.0) +
+                    elements(rows, dim) * size(d)},
+          [&] {
+            b_.rmsnorm(d, x, branch, weight, eps, rows, dim, sum, y, rstd);
+          });
   }
   void rmsnorm_backward(Dtype d, const float* dy, const float* x,
                         const float* rstd, const float* weight,
                         const float* dresidual, int64_t rows, int64_t dim,
                         float* dx, void* dx_d, float* dweight) override {
-    timed("norm", [&] {
-      b_.rmsnorm_backward(d, dy, x, rstd, weight, dresidual, rows, dim, dx,
-                          dx_d, dweight);
-    });
+    timed(
+        "norm",
+        {.bytes = elements(rows, dim) * ((dresidual != nullptr ? 16.0 : 12.0) +
+                                         (dx_d != nullptr ? size(d) : 0))},
+        [&] {
+          b_.rmsnorm_backward(d, dy, x, rstd, weight, dresidual, rows, dim, dx,
+                              dx_d, dweight);
+        });
   }
   void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
             int64_t head_dim, int64_t stride, const float* cos,
             const float* sin, bool inverse) override {
-    timed("rope", [&] {
-      b_.rope(d, x, rows, T, heads, head_dim, stride, cos, sin, inverse);
-    });
+    timed("rope", {.bytes = 2 * elements(rows, heads * head_dim) * size(d)},
+          [&] {
+            b_.rope(d, x, rows, T, heads, head_dim, stride, cos, sin, inverse);
+          });
   }
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
                  const void* v, void* out, float* lse) override {
-    timed("attention", [&] { b_.attention(d, s, q, k, v, out, lse); });
+    timed("attention",
+          attention_cost(d, s.B, s.T, s.T, s.num_heads, s.num_kv_heads,
+                         s.head_dim, false),
+          [&] { b_.attention(d, s, q, k, v, out, lse); });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    timed("attention_backward", [&] {
-      b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
-    });
+    timed("attention_backward",
+          attention_cost(d, s.B, s.T, s.T, s.num_heads, s.num_kv_heads,
+                         s.head_dim, true),
+          [&] {
+            b_.attention_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
+          });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
                          float* lse) override {
     timed("attention",
+          attention_cost(d, s.B, s.Tq, s.Tk, s.num_heads, s.num_kv_heads,
+                         s.head_dim, false),
           [&] { b_.attention_segment(d, s, q, k, v, first, out, lse); });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -113,28 +134,34 @@ class Profiler final : public ProfilingBackend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    timed("attention_backward", [&] {
-      b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk, dv);
-    });
+    timed("attention_backward",
+          attention_cost(d, s.B, s.Tq, s.Tk, s.num_heads, s.num_kv_heads,
+                         s.head_dim, true),
+          [&] {
+            b_.attention_segment_backward(d, s, q, k, v, out, lse, dout, dq, dk,
+                                          dv);
+          });
   }
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
               void* y) override {
-    timed("swiglu", [&] { b_.swiglu(d, gu, rows, dim, y); });
+    timed("swiglu", {.bytes = 3 * elements(rows, dim) * size(d)},
+          [&] { b_.swiglu(d, gu, rows, dim, y); });
   }
   void swiglu_backward(Dtype d, const void* gu, const void* dy, int64_t rows,
                        int64_t dim, void* dgu, void* y) override {
-    timed("swiglu", [&] { b_.swiglu_backward(d, gu, dy, rows, dim, dgu, y); });
+    timed("swiglu", {.bytes = 6 * elements(rows, dim) * size(d)},
+          [&] { b_.swiglu_backward(d, gu, dy, rows, dim, dgu, y); });
   }
   void embedding(const float* table, int64_t row0, int64_t num_rows,
                  const int32_t* tokens, int64_t rows, int64_t dim,
                  float* y) override {
-    timed("embedding",
+    timed("embedding", {.bytes = 8 * elements(rows, dim)},
           [&] { b_.embedding(table, row0, num_rows, tokens, rows, dim, y); });
   }
   void embedding_backward(const float* dy, const int32_t* tokens, int64_t row0,
                           int64_t num_rows, int64_t rows, int64_t dim,
                           float* dtable) override {
-    timed("embedding", [&] {
+    timed("embedding", {.bytes = 12 * elements(rows, dim)}, [&] {
       b_.embedding_backward(dy, tokens, row0, num_rows, rows, dim, dtable);
     });
   }
@@ -142,21 +169,21 @@ class Profiler final : public ProfilingBackend {
                          int64_t cols, int64_t col0, const int32_t* targets,
                          bool first, float* row_max, float* row_sum,
                          float* target_logit) override {
-    timed("cross_entropy", [&] {
+    timed("cross_entropy", {.bytes = elements(rows, cols) * size(d)}, [&] {
       b_.cross_entropy_add(d, logits, rows, cols, col0, targets, first, row_max,
                            row_sum, target_logit);
     });
   }
   void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
                              float* row_sum) override {
-    timed("cross_entropy",
+    timed("cross_entropy", {.bytes = 20 * elements(rows, 1)},
           [&] { b_.cross_entropy_rescale(rows, new_max, row_max, row_sum); });
   }
   double cross_entropy_finish(int64_t rows, const float* row_max,
                               const float* row_sum, const float* target_logit,
                               float* lse) override {
     double loss = 0;
-    timed("cross_entropy", [&] {
+    timed("cross_entropy", {.bytes = 16 * elements(rows, 1)}, [&] {
       loss = b_.cross_entropy_finish(rows, row_max, row_sum, target_logit, lse);
     });
     return loss;
@@ -165,54 +192,100 @@ class Profiler final : public ProfilingBackend {
                               int64_t cols, int64_t col0,
                               const int32_t* targets, const float* lse,
                               double scale, void* dlogits) override {
-    timed("cross_entropy", [&] {
+    timed("cross_entropy", {.bytes = 2 * elements(rows, cols) * size(d)}, [&] {
       b_.cross_entropy_backward(d, logits, rows, cols, col0, targets, lse,
                                 scale, dlogits);
     });
   }
   void add(int64_t n, const float* a, const float* b, float* out) override {
-    timed("copy", [&] { b_.add(n, a, b, out); });
+    timed("copy", {.bytes = 12 * elements(n, 1)},
+          [&] { b_.add(n, a, b, out); });
   }
   void convert(int64_t n, Dtype from, const void* src, Dtype to,
                void* dst) override {
-    timed("copy", [&] { b_.convert(n, from, src, to, dst); });
+    timed("copy", {.bytes = elements(n, 1) * (size(from) + size(to))},
+          [&] { b_.convert(n, from, src, to, dst); });
   }
   void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
                     int64_t src_stride, Dtype to, void* dst,
                     int64_t dst_stride) override {
-    timed("copy", [&] {
-      b_.convert_rows(rows, cols, from, src, src_stride, to, dst, dst_stride);
-    });
+    timed("copy", {.bytes = elements(rows, cols) * (size(from) + size(to))},
+          [&] {
+            b_.convert_rows(rows, cols, from, src, src_stride, to, dst,
+                            dst_stride);
+          });
   }
   void scale(int64_t n, double a, float* x) override {
-    timed("copy", [&] { b_.scale(n, a, x); });
+    timed("copy", {.bytes = 8 * elements(n, 1)}, [&] { b_.scale(n, a, x); });
   }
   void accumulate(int64_t n, double a, const float* x, float* y) override {
-    timed("copy", [&] { b_.accumulate(n, a, x, y); });
+    timed("copy", {.bytes = 12 * elements(n, 1)},
+          [&] { b_.accumulate(n, a, x, y); });
   }
   double sum_of_squares(int64_t n, const float* x) override {
     double sum = 0;
-    timed("clip", [&] { sum = b_.sum_of_squares(n, x); });
+    timed("clip", {.bytes = 4 * elements(n, 1)},
+          [&] { sum = b_.sum_of_squares(n, x); });
     return sum;
   }
   void adamw(const AdamWOptions& options, int64_t n, float* g, const float* p,
              const float* m, const float* v, float* new_p, float* new_m,
              float* new_v) override {
     timed("adamw",
+          {.bytes = elements(n, 1) * (options.clear_grad ? 32.0 : 28.0)},
           [&] { b_.adamw(options, n, g, p, m, v, new_p, new_m, new_v); });
   }
 
  private:
+  static double size(Dtype d) {
+    return static_cast<double>(kernels::dtype_size(d));
+  }
+  static double elements(int64_t rows, int64_t cols) {
+    return static_cast<double>(rows) * static_cast<double>(cols);
+  }
+  static OperationCost product_cost(const Weight& w, int64_t rows, Dtype out) {
+    // One side of the product is as `w`, the other is fp32 at times.
+    return {.flops = 2 * elements(rows, w.out()) * static_cast<double>(w.in()),
+            .bytes = elements(rows, w.in()) * size(w.dtype()) +
+                     elements(rows, w.out()) * size(out) +
+                     elements(w.out(), w.in()) * size(w.dtype())};
+  }
+  static OperationCost weight_cost(Dtype d, int64_t rows, int64_t out,
+                                   int64_t in) {
+    return {
+        .flops = 2 * elements(rows, out) * static_cast<double>(in),
+        .bytes = elements(rows, out + in) * size(d) + 8 * elements(out, in)};
+  }
+  static OperationCost load_cost(const Weight& w) {
+    // An fp32 weight may be read where it lies.
+    if (w.dtype() == Dtype::kFp32) return {};
+    return {.bytes =
+                4 * elements(w.out(), w.in()) + static_cast<double>(w.bytes())};
+  }
+  // Causal: half of the scores. Two products forward, five back.
+  static OperationCost attention_cost(Dtype d, int64_t B, int64_t Tq,
+                                      int64_t Tk, int64_t heads,
+                                      int64_t kv_heads, int64_t head_dim,
+                                      bool backward) {
+    const double q = elements(B * Tq, heads * head_dim);
+    const double kv = elements(B * Tk, kv_heads * head_dim);
+    return {.flops = (backward ? 5 : 2) * q * static_cast<double>(Tk),
+            .bytes = size(d) * (backward ? 4 * q + 4 * kv : 2 * q + 2 * kv)};
+  }
+
   template <typename F>
-  void timed(const char* kind, const F& f) {
+  void timed(const char* kind, const OperationCost& cost, const F& f) {
     const int64_t start = monotonic_ns();
     f();
     b_.synchronize();
-    seconds_[kind] += static_cast<double>(monotonic_ns() - start) * 1e-9;
+    OperationCost& sum = costs_[kind];
+    sum.seconds += static_cast<double>(monotonic_ns() - start) * 1e-9;
+    sum.flops += cost.flops;
+    sum.bytes += cost.bytes;
   }
 
   Backend& b_;
-  std::map<std::string, double> seconds_;
+  std::map<std::string, OperationCost> costs_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
-// A Backend that passes every call on to another and adds up the time each
-// kind of operation takes: the breakdown of bench_step.
+// A Backend that passes every call on to another and adds up, for each kind of
+// operation, the time it takes, the arithmetic of its products and the memory
+// it has to move at least (each operand once): the breakdown of bench_step.
 //
 // One thread. The wrapped backend must outlive it; weights made through it are
 // the wrapped backend's own.
@@ -13,10 +14,16 @@
 
 namespace remesh::bench {
 
+struct OperationCost {
+  double seconds = 0;
+  double flops = 0;  // of matrix products
+  double bytes = 0;
+};
+
 class ProfilingBackend : public kernels::Backend {
  public:
-  // Seconds by kind of operation.
-  virtual const std::map<std::string, double>& seconds() const = 0;
+  // By kind of operation.
+  virtual const std::map<std::string, OperationCost>& costs() const = 0;
   virtual void reset() = 0;
 };
 
