@@ -1,0 +1,227 @@
+#include "coordinator/core/inventory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "proto/base/text.h"
+
+namespace remesh::core {
+namespace {
+
+using geometry::ParamTable;
+
+// Holdings that may be put together.
+struct Group {
+  int64_t step = 0;
+  int64_t generation = 0;
+  geometry::Sharding sharding;
+  int64_t tokens = 0, sequences = 0;
+  std::vector<size_t> members;
+  std::map<int, int64_t> elements;  // of a state, by content class
+
+  bool takes(const Holding& h) const {
+    return h.step == step && h.generation == generation &&
+           h.sharding == sharding && h.tokens == tokens &&
+           h.sequences == sequences;
+  }
+  std::string name() const {
+    return fmt::format("step {} of generation {} ({})", step, generation,
+                       sharding.layout.to_string());
+  }
+};
+
+// The generation that went on from an older step than this, or 0.
+int64_t left_by(const Inventory& in, int64_t generation, int64_t step) {
+  if (generation == 0) return 0;
+  int64_t by = 0;
+  for (const FirstStep& f : in.first_steps)
+    if (f.generation > generation && f.step <= step)
+      by = by == 0 ? f.generation : std::min(by, f.generation);
+  return by;
+}
+
+// Why a holding is of no use beside others of its group, or "".
+std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
+  // Checks the sharding, before ranks are counted by it.
+  const auto shard = g.elements.empty()
+                         ? make_rank_shard(table, h.sharding, h.rank).status()
+                         : ok_status();
+  if (!shard.ok()) return shard.message();
+  if (h.rank < 0 || h.rank >= h.sharding.layout.world())
+    return h.sharding.layout.to_string() + " has no such rank";
+  const int content = content_class(h.sharding, h.rank);
+  if (!g.elements.contains(content))
+    g.elements[content] = make_rank_shard(table, h.sharding, h.rank)
+                              .value()
+                              .zero.state_elements();
+  if (g.elements[content] != h.elements)
+    return fmt::format("{} elements, not {}", h.elements, g.elements[content]);
+  return "";
+}
+
+std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
+                             std::vector<std::string>& notes) {
+  const uint64_t model = geometry::model_id(table);
+  std::vector<Group> groups;
+  for (size_t i = 0; i < in.holdings.size(); ++i) {
+    const Holding& h = in.holdings[i];
+    auto g = std::find_if(groups.begin(), groups.end(),
+                          [&](const Group& x) { return x.takes(h); });
+    if (g == groups.end())
+      g = groups.insert(g, {.step = h.step,
+                            .generation = h.generation,
+                            .sharding = h.sharding,
+                            .tokens = h.tokens,
+                            .sequences = h.sequences});
+    const std::string no =
+        h.model == model ? refusal(table, h, *g) : "is of another model";
+    if (no.empty())
+      g->members.push_back(i);
+    else
+      notes.push_back(fmt::format("worker {}: step {} of rank {}: {}", h.worker,
+                                  h.step, h.rank, no));
+  }
+  std::erase_if(groups, [](const Group& g) { return g.members.empty(); });
+  return groups;
+}
+
+// Own before replica, then by names: of each rank, the first on each host.
+std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
+  std::vector<size_t> order;
+  for (const size_t i : g.members)
+    if (in.hosts.empty() || in.hosts.contains(in.holdings[i].host))
+      order.push_back(i);
+  const auto key = [&](size_t i) {
+    const Holding& h = in.holdings[i];
+    return std::tie(h.rank, h.replica, h.worker, h.segment);
+  };
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return key(a) < key(b); });
+  std::set<std::pair<int, std::string>> there;
+  std::erase_if(order, [&](size_t i) {
+    return !there.emplace(in.holdings[i].rank, in.holdings[i].host).second;
+  });
+  return order;
+}
+
+// Why the group cannot be begun with; or its sources are there.
+std::string obstacle(const ParamTable& table, const Inventory& in,
+                     const Group& g, std::vector<size_t>* sources) {
+  if (g.step > in.max_step) return "is beyond the job's last step";
+  if (in.refused.contains({g.generation, g.step})) return "did not load before";
+  if (const int64_t by = left_by(in, g.generation, g.step); by != 0)
+    return fmt::format("is of a branch that generation {} left", by);
+  *sources = sources_of(in, g);
+  std::vector<int> ranks;
+  for (const size_t i : *sources) ranks.push_back(in.holdings[i].rank);
+  const Status whole = geometry::check_whole(table, g.sharding, ranks);
+  return whole.ok() ? "" : "is not whole: " + whole.message();
+}
+
+const SavedState* newest_checkpoint(const Inventory& in,
+                                    std::vector<std::string>& notes) {
+  const SavedState* best = nullptr;
+  for (const SavedState& c : in.checkpoints) {
+    if (c.step > in.max_step) continue;
+    if (const int64_t by = left_by(in, c.generation, c.step); by != 0) {
+      notes.push_back(
+          fmt::format("{} is of a branch that generation {} left", c.path, by));
+      continue;
+    }
+    if (best == nullptr ||
+        std::tie(c.step, c.path) > std::tie(best->step, best->path))
+      best = &c;
+  }
+  return best;
+}
+
+// The last few reasons, so that a line stays a line.
+std::string with_notes(const std::string& why,
+                       const std::vector<std::string>& notes) {
+  constexpr size_t kShown = 4;
+  std::vector<std::string> shown(
+      notes.begin(), notes.begin() + std::min(kShown, notes.size()));
+  if (notes.size() > kShown)
+    shown.push_back(fmt::format("and {} more", notes.size() - kShown));
+  return shown.empty() ? why : why + "; " + join(shown, "; ");
+}
+
+std::string describe_sources(const Inventory& in,
+                             const std::vector<size_t>& sources) {
+  std::set<std::string> workers;
+  std::set<int> own, replicas;
+  for (const size_t i : sources) {
+    workers.insert(in.holdings[i].worker);
+    (in.holdings[i].replica ? replicas : own).insert(in.holdings[i].rank);
+  }
+  std::erase_if(replicas, [&](int r) { return own.contains(r); });
+  return fmt::format("{} ranks' own state{} in the memory of {}", own.size(),
+                     replicas.empty() ? ""
+                                      : fmt::format(" and replicas of rank {}",
+                                                    fmt::join(replicas, ", ")),
+                     join({workers.begin(), workers.end()}));
+}
+
+Choice from_memory(const Inventory& in, const Group& g,
+                   std::vector<size_t> sources) {
+  Choice c;
+  c.kind = Choice::Kind::kMemory;
+  c.step = g.step;
+  c.generation = g.generation;
+  c.sharding = g.sharding;
+  c.tokens = g.tokens;
+  c.sequences = g.sequences;
+  c.why = fmt::format("newest whole state: {}: {}", g.name(),
+                      describe_sources(in, sources));
+  c.sources = std::move(sources);
+  return c;
+}
+
+}  // namespace
+
+Choice choose_state(const ParamTable& table, const Inventory& in) {
+  std::vector<std::string> notes;
+  std::vector<Group> groups = groups_of(table, in, notes);
+  // Newest step first, of it the newest generation, then who has most of it.
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) {
+                     return std::tuple(a.step, a.generation, a.members.size()) >
+                            std::tuple(b.step, b.generation, b.members.size());
+                   });
+  const SavedState* const saved = newest_checkpoint(in, notes);
+  Choice c;
+  for (const Group& g : groups) {
+    if (saved != nullptr && g.step < saved->step) break;
+    std::vector<size_t> sources;
+    const std::string no = obstacle(table, in, g, &sources);
+    if (no.empty()) {
+      c = from_memory(in, g, std::move(sources));
+      c.why = with_notes(c.why, notes);
+      return c;
+    }
+    notes.push_back(g.name() + " " + no);
+  }
+  if (saved != nullptr) {
+    c.kind = Choice::Kind::kCheckpoint;
+    c.step = saved->step;
+    c.generation = saved->generation;
+    c.path = saved->path;
+    c.why = with_notes("newest checkpoint; no newer step is whole in memory",
+                       notes);
+    return c;
+  }
+  c.why = with_notes(
+      in.last_finished == 0
+          ? "start of the job"
+          : fmt::format("from the start: of {} finished steps no state is "
+                        "whole in memory and no checkpoint was saved",
+                        in.last_finished),
+      notes);
+  return c;
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,322 @@
+// Which state is begun with, against a twin that marks every element.
+#include "coordinator/core/inventory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <random>
+#include <tuple>
+
+#include "parallel/geometry/schedule.h"
+
+namespace remesh::core {
+namespace {
+
+using geometry::ParamTable;
+using geometry::Sharding;
+
+ParamTable small_model() {
+  return ParamTable::llama({.dim = 8,
+                            .n_layers = 2,
+                            .n_heads = 2,
+                            .n_kv_heads = 1,
+                            .hidden_dim = 9,
+                            .vocab_size = 17,
+                            .tie_embeddings = true});
+}
+
+Sharding random_sharding(std::mt19937& random) {
+  const int pp = 1 + static_cast<int>(random() % 2);
+  Sharding s{.layout = {.dp = 1 + static_cast<int>(random() % 3),
+                        .pp = pp,
+                        .tp = 1 + static_cast<int>(random() % 2)},
+             .zero = {.stage = static_cast<int>(random() % 3)}};
+  s.bounds =
+      pp == 1 ? geometry::StageBounds{0, 2} : geometry::StageBounds{0, 1, 2};
+  return s;
+}
+
+// What each rank of a mesh holds, worked out once.
+class Known {
+ public:
+  explicit Known(const ParamTable& table) : table(table) {}
+  const ParamTable& table;
+
+  struct Rank {
+    int64_t elements = -1;    // -1: there is no such rank
+    std::vector<bool> marks;  // of the model's elements, in the table's order
+  };
+  const Rank& rank(const Sharding& s, int rank) {
+    auto [it, fresh] = ranks_.try_emplace(
+        {s.layout.dp, s.layout.pp, s.layout.tp, s.zero.stage, rank});
+    Rank& r = it->second;
+    if (!fresh) return r;
+    r.marks.assign(static_cast<size_t>(table.num_elements()), false);
+    const auto shard = make_rank_shard(table, s, rank);
+    if (!shard.ok()) return r;
+    r.elements = shard->zero.state_elements();
+    for (const auto& p : held_pieces(shard->shard, shard->zero))
+      for_each_run(
+          geometry::whole(table[p.param]), p.box,
+          [&](int64_t at, int64_t, int64_t n) {
+            for (int64_t i = 0; i < n; ++i)
+              r.marks[static_cast<size_t>(table.offset(p.param) + at + i)] =
+                  true;
+          });
+    return r;
+  }
+
+ private:
+  std::map<std::tuple<int, int, int, int, int>, Rank> ranks_;
+};
+
+Holding holding(Known& known, const Sharding& s, int rank, int64_t step,
+                int64_t generation, const std::string& worker,
+                bool replica = false) {
+  Holding h;
+  h.worker = worker;
+  h.host = "host-" + worker;
+  h.segment = worker + "/" + std::to_string(rank) + (replica ? "r" : "o");
+  h.step = step;
+  h.generation = generation;
+  h.rank = rank;
+  h.sharding = s;
+  h.model = model_id(known.table);
+  h.elements = known.rank(s, rank).elements;
+  h.tokens = step * 100;
+  h.sequences = step * 10;
+  h.replica = replica;
+  return h;
+}
+
+Inventory random_inventory(std::mt19937& random, Known& known) {
+  Inventory in;
+  const int generations = 1 + static_cast<int>(random() % 3);
+  const auto worker = [&] { return std::string(1, "abcd"[random() % 4]); };
+  for (int g = 1; g <= generations; ++g) {
+    const Sharding s = random_sharding(random);
+    const auto step = static_cast<int64_t>(random() % 6);
+    for (int64_t k = step; k <= step + 1; ++k)
+      for (int r = 0; r < s.layout.world(); ++r) {
+        if (random() % 5 != 0)
+          in.holdings.push_back(holding(known, s, r, k, g, worker()));
+        if (random() % 3 == 0)
+          in.holdings.push_back(holding(known, s, r, k, g, worker(), true));
+      }
+    if (random() % 2 == 0)
+      in.first_steps.push_back({g, 1 + static_cast<int64_t>(random() % 6)});
+    if (random() % 8 == 0)
+      in.refused.emplace(g, static_cast<int64_t>(random() % 6));
+  }
+  for (Holding& h : in.holdings) {
+    if (random() % 40 == 0) h.model = 1;
+    if (random() % 40 == 0) ++h.elements;
+    if (random() % 60 == 0) h.rank = 99;
+  }
+  std::shuffle(in.holdings.begin(), in.holdings.end(), random);
+  for (unsigned i = random() % 3; i > 0; --i)
+    in.checkpoints.push_back({static_cast<int64_t>(random() % 7),
+                              static_cast<int64_t>(random() % 4),
+                              "ckpt-" + std::to_string(i)});
+  if (random() % 3 == 0) in.hosts = {"host-a", "host-b", "host-c"};
+  if (random() % 5 == 0) in.max_step = static_cast<int64_t>(random() % 7);
+  return in;
+}
+
+bool on_branch_left(const Inventory& in, int64_t generation, int64_t step) {
+  bool left = false;
+  for (const FirstStep& f : in.first_steps)
+    left = left ||
+           (generation != 0 && f.generation > generation && f.step <= step);
+  return left;
+}
+
+bool usable(Known& known, const Inventory& in, const Holding& h) {
+  return h.model == model_id(known.table) &&
+         known.rank(h.sharding, h.rank).elements == h.elements &&
+         h.elements >= 0 && h.step <= in.max_step &&
+         !in.refused.contains({h.generation, h.step}) &&
+         !on_branch_left(in, h.generation, h.step) &&
+         (in.hosts.empty() || in.hosts.contains(h.host));
+}
+
+// Whether these holdings have every element.
+bool whole(Known& known, const std::vector<const Holding*>& all) {
+  std::vector<bool> held(static_cast<size_t>(known.table.num_elements()),
+                         false);
+  for (const Holding* h : all) {
+    const std::vector<bool>& mine = known.rank(h->sharding, h->rank).marks;
+    for (size_t i = 0; i < held.size(); ++i) held[i] = held[i] || mine[i];
+  }
+  return std::find(held.begin(), held.end(), false) == held.end();
+}
+
+// Newest (step, generation) that is whole in memory; (-1, -1): none.
+std::pair<int64_t, int64_t> newest_in_memory(Known& known,
+                                             const Inventory& in) {
+  std::map<std::pair<int64_t, int64_t>, std::vector<const Holding*>> states;
+  for (const Holding& h : in.holdings)
+    if (usable(known, in, h)) states[{h.step, h.generation}].push_back(&h);
+  for (auto it = states.rbegin(); it != states.rend(); ++it)
+    if (whole(known, it->second)) return it->first;
+  return {-1, -1};
+}
+
+int64_t newest_saved(const Inventory& in) {
+  int64_t best = -1;
+  for (const SavedState& c : in.checkpoints)
+    if (c.step <= in.max_step && !on_branch_left(in, c.generation, c.step))
+      best = std::max(best, c.step);
+  return best;
+}
+
+void check_sources(Known& known, const Inventory& in, const Choice& c) {
+  std::vector<const Holding*> read;
+  std::set<std::pair<int, std::string>> rank_and_host;
+  for (const size_t i : c.sources) {
+    const Holding& h = in.holdings[i];
+    ASSERT_TRUE(usable(known, in, h));
+    ASSERT_EQ(h.step, c.step);
+    ASSERT_EQ(h.generation, c.generation);
+    ASSERT_EQ(h.sharding, c.sharding);
+    ASSERT_EQ(h.tokens, c.tokens);
+    ASSERT_TRUE(rank_and_host.emplace(h.rank, h.host).second);
+    if (!read.empty() && read.back()->rank == h.rank) {
+      ASSERT_LE(read.back()->replica, h.replica);
+    }
+    read.push_back(&h);
+    // A replica is taken only where the rank's own state is not.
+    for (const Holding& other : in.holdings) {
+      const bool same = usable(known, in, other) && other.step == h.step &&
+                        other.generation == h.generation &&
+                        other.rank == h.rank && other.host == h.host;
+      if (same && h.replica) {
+        ASSERT_TRUE(other.replica);
+      }
+    }
+  }
+  ASSERT_TRUE(whole(known, read));
+}
+
+TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const ParamTable table = small_model();
+  Known known(table);
+  std::map<Choice::Kind, int> kinds;
+  for (int i = 0; i < 2000; ++i) {
+    Inventory in = random_inventory(random, known);
+    const Choice c = choose_state(table, in);
+    const auto [step, generation] = newest_in_memory(known, in);
+    const int64_t saved = newest_saved(in);
+    ++kinds[c.kind];
+    ASSERT_FALSE(c.why.empty());
+    if (step >= 0 && step >= saved) {
+      ASSERT_EQ(c.kind, Choice::Kind::kMemory) << c.why;
+      ASSERT_EQ(c.step, step) << c.why;
+      ASSERT_EQ(c.generation, generation) << c.why;
+      check_sources(known, in, c);
+      if (HasFatalFailure()) return;
+    } else if (saved >= 0) {
+      ASSERT_EQ(c.kind, Choice::Kind::kCheckpoint) << c.why;
+      ASSERT_EQ(c.step, saved);
+      ASSERT_FALSE(c.path.empty());
+    } else {
+      ASSERT_EQ(c.kind, Choice::Kind::kInit) << c.why;
+      ASSERT_EQ(c.step, 0);
+    }
+    // Order does not matter.
+    std::vector<Holding> read;
+    for (const size_t k : c.sources) read.push_back(in.holdings[k]);
+    std::shuffle(in.holdings.begin(), in.holdings.end(), random);
+    std::shuffle(in.checkpoints.begin(), in.checkpoints.end(), random);
+    const Choice again = choose_state(table, in);
+    ASSERT_EQ(again.kind, c.kind);
+    ASSERT_EQ(again.step, c.step);
+    ASSERT_EQ(again.path, c.path);
+    ASSERT_EQ(again.sources.size(), read.size());
+    for (size_t k = 0; k < read.size(); ++k)
+      ASSERT_EQ(in.holdings[again.sources[k]].rank, read[k].rank);
+  }
+  for (const auto kind :
+       {Choice::Kind::kInit, Choice::Kind::kCheckpoint, Choice::Kind::kMemory})
+    EXPECT_GT(kinds[kind], 50) << static_cast<int>(kind);
+}
+
+// A rank of three was killed while it wrote step 8; the others had it.
+TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
+  const ParamTable table = small_model();
+  Known known(table);
+  const Sharding s{.layout = {.dp = 3}, .bounds = {0, 2}, .zero = {.stage = 1}};
+  Inventory in;
+  for (int r = 0; r < 3; ++r) {
+    const std::string worker(1, "abc"[r]);
+    in.holdings.push_back(holding(known, s, r, 7, 1, worker));
+    if (r != 1) in.holdings.push_back(holding(known, s, r, 8, 1, worker));
+  }
+  in.checkpoints = {{5, 1, "ckpt-5"}};
+  Choice c = choose_state(table, in);
+  EXPECT_EQ(c.kind, Choice::Kind::kMemory);
+  EXPECT_EQ(c.step, 7);
+  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is not whole"),
+            std::string::npos)
+      << c.why;
+  // Its host is gone with it, but b's buddy has a replica of step 7.
+  std::erase_if(in.holdings, [](const Holding& h) { return h.worker == "b"; });
+  c = choose_state(table, in);
+  EXPECT_EQ(c.kind, Choice::Kind::kCheckpoint);
+  EXPECT_EQ(c.path, "ckpt-5");
+  in.holdings.push_back(holding(known, s, 1, 7, 1, "c", true));
+  c = choose_state(table, in);
+  EXPECT_EQ(c.kind, Choice::Kind::kMemory);
+  EXPECT_EQ(c.step, 7);
+  EXPECT_EQ(c.tokens, 700);
+  EXPECT_NE(c.why.find("replicas of rank 1"), std::string::npos) << c.why;
+}
+
+// Replicated data parallelism: who finished the step has all of it.
+TEST(Inventory, OneOfTheReplicasIsEnough) {
+  const ParamTable table = small_model();
+  Known known(table);
+  const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
+  Inventory in;
+  in.holdings = {holding(known, s, 0, 7, 1, "a"),
+                 holding(known, s, 1, 8, 1, "b")};
+  const Choice c = choose_state(table, in);
+  EXPECT_EQ(c.step, 8);
+  ASSERT_EQ(c.sources.size(), 1U);
+  EXPECT_EQ(in.holdings[c.sources[0]].worker, "b");
+}
+
+// Generation 2 began at the checkpoint without worker c, which comes back with
+// a newer step of generation 1.
+TEST(Inventory, ABranchThatWasLeftStaysLeft) {
+  const ParamTable table = small_model();
+  Known known(table);
+  const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
+  Inventory in;
+  in.holdings = {holding(known, s, 0, 12, 1, "c"),
+                 holding(known, s, 0, 11, 2, "a")};
+  EXPECT_EQ(choose_state(table, in).step, 12);
+  in.first_steps = {{1, 1}, {2, 11}};
+  const Choice c = choose_state(table, in);
+  EXPECT_EQ(c.step, 11);
+  EXPECT_EQ(c.generation, 2);
+  EXPECT_NE(c.why.find("branch that generation 2 left"), std::string::npos)
+      << c.why;
+}
+
+TEST(Inventory, NothingLeftIsSaid) {
+  const ParamTable table = small_model();
+  Inventory in;
+  EXPECT_EQ(choose_state(table, in).why, "start of the job");
+  in.last_finished = 9;
+  EXPECT_NE(choose_state(table, in).why.find("of 9 finished steps"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::core
