@@ -185,6 +185,37 @@ int drain_command(const std::string& worker, const std::string& run) {
   return kExitOk;
 }
 
+int mesh_command(const std::string& layout, const std::string& run) {
+  const auto target = find_target(run);
+  if (!target.ok()) return fail(target.status());
+  pb::Command command;
+  command.set_kind(pb::Command::MESH);
+  command.set_layout(layout);
+  const auto status = tell(target.value(), command);
+  if (!status.ok()) return fail(status.status());
+  const pb::JobStatus& s = status.value();
+  if (s.pinned().empty()) {
+    fmt::print("the mesh is chosen by the slots there are\n");
+  } else {
+    fmt::print("mesh {} from the next step boundary on, {}\n", s.pinned(),
+               "until another is asked for or the slots do not suffice");
+  }
+  return kExitOk;
+}
+
+int plan_command(const PlanOptions& options) {
+  const auto job = rundir::load_resolved(options.job_file, options.set);
+  if (!job.ok()) return fail(job.status());
+  PlanOptions o = options;
+  if (o.cores == 0)
+    o.cores =
+        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const auto text = plan_text(job.value(), o);
+  if (!text.ok()) return fail(text.status());
+  fmt::print("{}", text.value());
+  return kExitOk;
+}
+
 int checkpoint_command(const std::string& run) {
   const auto asked = tell(run, pb::Command::CHECKPOINT);
   if (!asked.ok()) return fail(asked.status());

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/ctl/plan_view.h"
+
 namespace remesh::ctl {
 
 inline constexpr int kExitOk = 0;
@@ -20,6 +22,8 @@ struct StatusOptions {
 // is shown then.
 int status_command(const StatusOptions& options);
 int drain_command(const std::string& worker, const std::string& run);
+// layout: "dp1,tp2", or "auto".
+int mesh_command(const std::string& layout, const std::string& run);
 // Waits until the new checkpoint is committed, and prints its path.
 int checkpoint_command(const std::string& run);
 // Waits until the job has ended.
@@ -34,6 +38,16 @@ int ckpt_list_command(const CkptOptions& options);
 int ckpt_inspect_command(const CkptOptions& options);
 // Exit code 3 when it does not verify.
 int ckpt_verify_command(const CkptOptions& options);
+
+struct TraceOptions {
+  std::string run;
+  std::string output;         // "": traces/gen-G.json of the run
+  long long generation = -1;  // -1: the newest that has traces
+};
+int trace_command(const TraceOptions& options);
+
+// Prints the mesh that a job would get. Exit code 3 when there is none.
+int plan_command(const PlanOptions& options);
 
 // Prints the job as it would run.
 int job_check_command(const std::string& job_file,

@@ -33,6 +33,9 @@ struct Arguments {
   CkptOptions ckpt;
   std::string target;
   std::string worker;
+  std::string layout;
+  TraceOptions trace;
+  PlanOptions plan;
   std::string job_file;
   std::vector<std::string> set;
   CLI::App* data = nullptr;
@@ -112,6 +115,23 @@ shown then.)");
   drain->footer("\nExample:\n  remesh drain node7");
   drain->callback([a] { a->code = drain_command(a->worker, a->target); });
 
+  CLI::App* mesh = app.add_subcommand(
+      "mesh", "Go over to another mesh at the next step boundary");
+  mesh->add_option("LAYOUT", a->layout,
+                   "Degrees, those left out being 1: dp2,pp2,tp2,cp2; or "
+                   "auto: chosen by the slots again")
+      ->required();
+  add_target(mesh, &a->target);
+  mesh->footer(R"(
+Examples:
+  remesh mesh dp1,tp2
+  remesh mesh pp2 runs/latest
+  remesh mesh auto
+
+The state is saved and nothing is lost. The mesh stays until another is asked
+for, or until there are too few slots for it.)");
+  mesh->callback([a] { a->code = mesh_command(a->layout, a->target); });
+
   CLI::App* checkpoint = app.add_subcommand(
       "checkpoint", "Save after the step under way; waits, prints the path");
   add_target(checkpoint, &a->target);
@@ -123,6 +143,52 @@ shown then.)");
   add_target(stop, &a->target);
   stop->footer("\nExample:\n  remesh stop runs/latest");
   stop->callback([a] { a->code = stop_command(a->target); });
+}
+
+void declare_plan(CLI::App& app, Arguments* a) {
+  PlanOptions& o = a->plan;
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Show the mesh that a job would get, and its memory");
+  plan->add_option("JOB", o.job_file, "Job file (TOML)")->required();
+  plan->add_option("--slots", o.slots, "Slots of each host")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  plan->add_option("--hosts", o.hosts, "Hosts, all alike")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  plan->add_option("--layout", o.layout,
+                   "This mesh instead of the one that would be chosen");
+  plan->add_option("--cores", o.cores,
+                   "Cores of each host; default: this machine's")
+      ->check(CLI::Range(1, 65536));
+  plan->add_option("--memory-gib", o.memory_gib,
+                   "Memory of each host; default: not looked at")
+      ->check(CLI::Range(0.0, 1e9));
+  add_set(plan, &o.set);
+  plan->footer(R"(
+Examples:
+  remesh plan job.toml --slots 4
+  remesh plan job.toml --slots 8 --hosts 4 --memory-gib 64
+  remesh plan job.toml --slots 4 --layout pp2,tp2 --set train.recompute=full
+
+Exit code 2 or 3 with the reason when no mesh can run the job there.)");
+  plan->callback([a] { a->code = plan_command(a->plan); });
+
+  CLI::App* trace = app.add_subcommand(
+      "trace", "Make one timeline of the ranks' traces, and say what it shows");
+  add_target(trace, &a->trace.run);
+  trace->add_option("-o,--output", a->trace.output,
+                    "File to write; default: traces/gen-G.json of the run");
+  trace->add_option("--generation", a->trace.generation,
+                    "Which one; default: the newest that has traces");
+  trace->footer(R"(
+Examples:
+  remesh run job.toml --local 4 --set profile.enable=true
+  remesh trace
+  remesh trace runs/latest -o timeline.json
+
+Open the file at https://ui.perfetto.dev or chrome://tracing.)");
+  trace->callback([a] { a->code = trace_command(a->trace); });
 }
 
 void declare_ckpt(CLI::App& app, Arguments* a) {
@@ -227,6 +293,7 @@ int main(int argc, char** argv) {
   Arguments arguments;
   declare_run(app, &arguments);
   declare_control(app, &arguments);
+  declare_plan(app, &arguments);
   declare_ckpt(app, &arguments);
   declare_files(app, &arguments);
   try {

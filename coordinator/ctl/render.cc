@@ -31,9 +31,11 @@ std::string source_name(const std::string& source) {
 }
 
 std::string mesh_event(const pb::EventRecord& e) {
-  std::string out =
-      fmt::format("generation {}: mesh {}, from {}", e.generation(),
-                  rundir::mesh_text(e.mesh()), source_name(e.source()));
+  std::string mesh = rundir::mesh_text(e.mesh());
+  if (e.has_from() && rundir::mesh_text(e.from()) != mesh)
+    mesh = rundir::mesh_text(e.from()) + " -> " + mesh;
+  std::string out = fmt::format("generation {}: mesh {}, from {}",
+                                e.generation(), mesh, source_name(e.source()));
   if (e.lost_steps() > 0) {
     out += fmt::format(", {} computed again", plural(e.lost_steps(), "step"));
   }
@@ -126,6 +128,8 @@ std::string event_text(const pb::EventRecord& e) {
   if (name == "worker_leaving") return worker + " wants to leave";
   if (name == "worker_lost") return worker + " lost" + after_colon(e.cause());
   if (name == "drain") return worker + " is drained";
+  if (name == "mesh_asked") return "mesh asked for" + after_colon(e.detail());
+  if (name == "mesh_released") return "mesh given up" + after_colon(e.detail());
   if (name == "mesh") return mesh_event(e);
   if (name == "training") return training_event(e);
   if (name == "failure") return failure_event(e);

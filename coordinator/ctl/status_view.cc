@@ -15,6 +15,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int kShownEvents = 8;
+constexpr size_t kShownRanks = 16;
 
 // Rows of cells as aligned columns, two spaces apart, indented by two.
 std::string table(const std::vector<std::vector<std::string>>& rows) {
@@ -65,6 +66,96 @@ std::string worker_table(const pb::JobStatus& s) {
   return s.workers_size() == 0 ? "  no workers\n" : table(rows);
 }
 
+uint64_t total(const pb::MemoryUse& m) {
+  return m.weights() + m.gradients() + m.optimizer() + m.activations() +
+         m.buffers();
+}
+
+std::string share_text(bool known, double share) {
+  return known ? fmt::format("{:.1f}%", 100 * share) : "-";
+}
+
+// A row a rank: what it holds, by what it is for, and what was predicted.
+std::string memory_table(const pb::JobStatus& s) {
+  std::vector<const pb::RankStatus*> ranks;
+  for (const pb::WorkerStatus& w : s.workers())
+    for (const pb::RankStatus& r : w.ranks())
+      if (!r.exited() && (r.has_memory() || r.has_predicted()))
+        ranks.push_back(&r);
+  if (ranks.empty()) return "";
+  std::sort(ranks.begin(), ranks.end(),
+            [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "weights", "grads", "optim", "activ", "buffers", "total",
+       "predicted", "rss", "exposed", "bubble"}};
+  for (const pb::RankStatus* r : ranks) {
+    if (rows.size() > kShownRanks) {
+      rows.push_back({fmt::format("and {} more", ranks.size() - kShownRanks)});
+      break;
+    }
+    const pb::MemoryUse& m = r->memory();
+    const auto cell = [&](uint64_t bytes) {
+      return r->has_memory() ? bytes_text(bytes) : "-";
+    };
+    rows.push_back(
+        {fmt::format("{}", r->rank()), cell(m.weights()), cell(m.gradients()),
+         cell(m.optimizer()), cell(m.activations()), cell(m.buffers()),
+         cell(total(m)),
+         r->has_predicted() ? bytes_text(total(r->predicted())) : "-",
+         bytes_text(r->rss_bytes()),
+         share_text(r->has_exposed_comm(), r->exposed_comm()),
+         share_text(r->has_bubble(), r->bubble())});
+  }
+  return table(rows);
+}
+
+// "MFU 74% (312 of 420 GFLOP/s), exposed communication 5%, bubble 12% (11% by
+// the schedule)", as far as it is known.
+std::string speed_text(const pb::JobStatus& s) {
+  const pb::StepMetrics& m = s.last();
+  std::vector<std::string> parts;
+  if (m.gemm_flops_per_s() > 0 && m.has_flops_per_s())
+    parts.push_back(fmt::format("MFU {:.1f}% ({} of {}FLOP/s)",
+                                100 * m.flops_per_s() / m.gemm_flops_per_s(),
+                                short_number(m.flops_per_s()),
+                                short_number(m.gemm_flops_per_s())));
+  if (m.has_exposed_comm())
+    parts.push_back(
+        fmt::format("exposed comm {:.1f}%", 100 * m.exposed_comm()));
+  const bool pipeline = s.mesh().pp() > 1;
+  if (m.has_bubble() && pipeline)
+    parts.push_back(fmt::format("bubble {:.1f}%{}", 100 * m.bubble(),
+                                s.has_predicted_bubble()
+                                    ? fmt::format(" ({:.1f}% by the schedule)",
+                                                  100 * s.predicted_bubble())
+                                    : ""));
+  else if (s.has_predicted_bubble() && pipeline)
+    parts.push_back(fmt::format("bubble {:.1f}% by the schedule",
+                                100 * s.predicted_bubble()));
+  return join(parts);
+}
+
+Json memory_json(const pb::MemoryUse& m) {
+  return Json{{"weights", m.weights()},     {"gradients", m.gradients()},
+              {"optimizer", m.optimizer()}, {"activations", m.activations()},
+              {"buffers", m.buffers()},     {"total", total(m)}};
+}
+
+Json settings_json(const pb::JobStatus& s) {
+  const pb::Parallel& p = s.parallel();
+  Json j{{"zero_stage", p.zero_stage()},
+         {"zero_shard_group", p.zero_shard_group()},
+         {"pipeline_schedule", p.pipeline_schedule()},
+         {"pipeline_chunks", p.pipeline_chunks()},
+         {"recompute", s.recompute()},
+         {"recompute_every", s.recompute_every()}};
+  j["pinned_mesh"] = nullptr;
+  if (!s.pinned().empty()) j["pinned_mesh"] = s.pinned();
+  j["predicted_bubble"] = nullptr;
+  if (s.has_predicted_bubble()) j["predicted_bubble"] = s.predicted_bubble();
+  return j;
+}
+
 Json rank_json(const pb::RankStatus& r, const std::string& host) {
   Json j{{"rank", r.rank()},
          {"host", host},
@@ -81,6 +172,10 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
     j["exit_code"] = r.exit_code();
     j["signal"] = r.signal();
   }
+  if (r.has_exposed_comm()) j["exposed_comm"] = r.exposed_comm();
+  if (r.has_bubble()) j["bubble"] = r.bubble();
+  if (r.has_memory()) j["memory"] = memory_json(r.memory());
+  if (r.has_predicted()) j["predicted_memory"] = memory_json(r.predicted());
   if (!r.error().empty()) j["error"] = r.error();
   if (!r.checkpoint_error().empty()) {
     j["checkpoint_error"] = r.checkpoint_error();
@@ -107,6 +202,32 @@ Json worker_json(const pb::WorkerStatus& w) {
 
 }  // namespace
 
+std::string settings_text(const pb::Parallel& parallel,
+                          const std::string& recompute, int64_t recompute_every,
+                          const pb::Mesh& mesh) {
+  std::vector<std::string> parts = {
+      fmt::format("ZeRO {}", parallel.zero_stage())};
+  if (parallel.zero_stage() > 0 && parallel.zero_shard_group() > 0)
+    parts[0] += fmt::format(" in groups of {}", parallel.zero_shard_group());
+  if (mesh.pp() > 1) {
+    parts.push_back(parallel.pipeline_schedule());
+    if (parallel.pipeline_chunks() > 1)
+      parts.back() += fmt::format(" of {} chunks", parallel.pipeline_chunks());
+  }
+  parts.push_back(recompute == "none" ? "nothing recomputed"
+                                      : "recompute " + recompute);
+  if (recompute != "none" && recompute_every > 1)
+    parts.back() += fmt::format(" every {} layers", recompute_every);
+  return join(parts);
+}
+
+std::string bytes_text(uint64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  if (mib < 9.95) return fmt::format("{:.1f}M", mib);
+  if (mib < 1023.5) return fmt::format("{:.0f}M", mib);
+  return fmt::format("{:.1f}G", mib / 1024);
+}
+
 std::string status_text(const pb::JobStatus& s, const Style& style) {
   const double share = s.steps() > 0 ? 100.0 * static_cast<double>(s.step()) /
                                            static_cast<double>(s.steps())
@@ -118,11 +239,18 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   std::vector<std::vector<std::string>> rows;
   rows.push_back({"run", s.run_dir()});
   rows.push_back(
-      {"mesh", s.has_mesh()
-                   ? fmt::format("{}, generation {}, {} spare slot{}",
-                                 rundir::mesh_text(s.mesh()), s.generation(),
-                                 s.spares(), s.spares() == 1 ? "" : "s")
-                   : fmt::format("none, generation {}", s.generation())});
+      {"mesh",
+       s.has_mesh()
+           ? fmt::format("{}{}, generation {}, {} spare slot{}",
+                         rundir::mesh_text(s.mesh()),
+                         s.pinned().empty() ? "" : " as asked", s.generation(),
+                         s.spares(), s.spares() == 1 ? "" : "s")
+           : fmt::format("none, generation {}", s.generation())});
+  if (s.has_mesh() && s.has_parallel())
+    rows.push_back({"", settings_text(s.parallel(), s.recompute(),
+                                      s.recompute_every(), s.mesh())});
+  if (const std::string speed = speed_text(s); !speed.empty())
+    rows.push_back({"speed", speed});
   if (s.has_last()) {
     const pb::StepMetrics& m = s.last();
     rows.push_back({"last step",
@@ -137,6 +265,8 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
       {"coordinator", fmt::format("{} on {}, pid {}", s.address(),
                                   s.coordinator_host(), s.coordinator_pid())});
   out += table(rows) + "\n" + worker_table(s);
+  if (const std::string memory = memory_table(s); !memory.empty())
+    out += "\n" + memory;
   if (s.events_size() > 0) out += "\n";
   for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
        ++i) {
@@ -155,6 +285,7 @@ std::string status_json(const pb::JobStatus& s) {
   if (s.has_mesh()) {
     j["mesh"] = Json{
         {"dp", s.mesh().dp()}, {"pp", s.mesh().pp()}, {"tp", s.mesh().tp()}};
+    if (s.mesh().cp() > 1) j["mesh"]["cp"] = s.mesh().cp();
   }
   j["loss"] = nullptr;
   j["tokens_per_s"] = nullptr;
@@ -164,6 +295,7 @@ std::string status_json(const pb::JobStatus& s) {
     j["loss"] = j["last"]["loss"];
     j["tokens_per_s"] = j["last"]["tokens_per_s"];
   }
+  j["settings"] = settings_json(s);
   j["checkpoint_step"] = s.checkpoint_step();
   j["run_dir"] = s.run_dir();
   j["address"] = s.address();

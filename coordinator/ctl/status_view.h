@@ -9,6 +9,13 @@
 
 namespace remesh::ctl {
 
+// How a job runs on its mesh: "ZeRO 2, 1f1b, recompute full".
+std::string settings_text(const pb::Parallel& parallel,
+                          const std::string& recompute, int64_t recompute_every,
+                          const pb::Mesh& mesh);
+// "12M", "1.5G", of 1,048,576 and 1,073,741,824 bytes.
+std::string bytes_text(uint64_t bytes);
+
 // A page for people, several lines.
 std::string status_text(const pb::JobStatus& s, const Style& style);
 
@@ -16,7 +23,8 @@ std::string status_text(const pb::JobStatus& s, const Style& style);
 // tokens_per_s, last (a line of metrics.jsonl), checkpoint_step, run_dir,
 // address, coordinator {host, pid, epoch}, workers [{name, host, pid, slots,
 // cores, age_s, state, draining, incarnation, ranks [{rank, host, pid, phase,
-// step, committed_step, ...}]}], events (lines of events.jsonl).
+// step, committed_step, memory, predicted_memory ...}]}], settings, events
+// (lines of events.jsonl).
 std::string status_json(const pb::JobStatus& s);
 
 }  // namespace remesh::ctl

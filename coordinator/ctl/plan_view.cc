@@ -1,0 +1,130 @@
+#include "coordinator/ctl/plan_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "coordinator/core/job_shape.h"
+#include "coordinator/ctl/status_view.h"
+#include "parallel/geometry/shard_table.h"
+#include "parallel/planner/cost.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+using geometry::Layout;
+
+// As the coordinator asks (coordinator/core/mesh.cc), for hosts alike.
+Result<planner::DealRequest> request_of(const pb::Job& job,
+                                        const PlanOptions& o) {
+  planner::DealRequest r;
+  for (int h = 0; h < o.hosts; ++h)
+    r.workers.push_back({.worker = fmt::format("host{}", h),
+                         .host = fmt::format("host{}", h),
+                         .slots = o.slots,
+                         .cores = o.cores,
+                         .memory_bytes = static_cast<uint64_t>(
+                             o.memory_gib * 1024 * 1024 * 1024)});
+  const pb::Parallel& p = job.parallel();
+  r.degrees = {.dp = static_cast<int>(p.data_parallel_degree()),
+               .tp = static_cast<int>(p.tensor_parallel_degree()),
+               .pp = static_cast<int>(p.pipeline_parallel_degree()),
+               .cp = static_cast<int>(p.context_parallel_degree())};
+  r.microbatches =
+      job.train().global_batch_size() / job.train().local_batch_size();
+  r.min_slots = static_cast<int>(job.elastic().min_slots());
+  r.max_slots = static_cast<int>(job.elastic().max_slots());
+  r.shape = core::shape_of(job);
+  if (!r.shape) return invalid_argument("the job's model is not complete");
+  for (const std::string& text : job.elastic().layouts()) {
+    ASSIGN_OR_RETURN(const Layout l, Layout::parse(text));
+    r.layouts.push_back(l);
+  }
+  if (!o.layout.empty()) {
+    ASSIGN_OR_RETURN(const Layout l, Layout::parse(o.layout));
+    RETURN_IF_ERROR(planner::admit(*r.shape, l));
+    r.layouts = {l};
+  }
+  return r;
+}
+
+std::string stages_text(const planner::JobShape& shape, const Layout& l) {
+  const int chunks = planner::chunks_on(shape, l);
+  const auto bounds =
+      geometry::stage_bounds(shape.model, l.pp * chunks, shape.T);
+  std::string out;
+  for (int r = 0; r < l.pp; ++r) {
+    std::vector<std::string> parts;
+    if (r == 0) parts.push_back("embedding");
+    for (int c = 0; c < chunks; ++c) {
+      const auto s = static_cast<size_t>(c * l.pp + r);
+      const int64_t first = (*bounds)[s], last = (*bounds)[s + 1] - 1;
+      parts.push_back(first == last ? fmt::format("layer {}", first)
+                                    : fmt::format("layers {}-{}", first, last));
+    }
+    if (r == l.pp - 1) parts.push_back("head");
+    out += fmt::format("  stage {}: {}\n", r, join(parts));
+  }
+  return out;
+}
+
+std::string memory_table(const planner::JobShape& shape, const Layout& l) {
+  std::string out = fmt::format("  {:<8}{:>9}{:>11}{:>11}{:>13}{:>9}{:>9}\n",
+                                "stage", "weights", "gradients", "optimizer",
+                                "activations", "buffers", "total");
+  for (int pp = 0; pp < l.pp; ++pp) {
+    const planner::Memory m =
+        planner::predict_memory(shape, l, l.rank({.pp = pp}));
+    out += fmt::format("  {:<8}{:>9}{:>11}{:>11}{:>13}{:>9}{:>9}\n", pp,
+                       bytes_text(m.weights), bytes_text(m.gradients),
+                       bytes_text(m.optimizer), bytes_text(m.activations),
+                       bytes_text(m.buffers), bytes_text(m.total()));
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
+  ASSIGN_OR_RETURN(const planner::DealRequest request, request_of(job, o));
+  ASSIGN_OR_RETURN(const planner::Deal deal, planner::deal_mesh(request));
+  const planner::JobShape& shape = *request.shape;
+  const Layout& l = deal.layout;
+  std::string out = "mesh " + deal.reason + "\n";
+  pb::Job on_mesh = core::job_on(job, shape, l);
+  out += "  " +
+         settings_text(on_mesh.parallel(), on_mesh.train().recompute(),
+                       on_mesh.train().recompute_every(), core::mesh_of(l)) +
+         "\n";
+  const int64_t most = planner::most_microbatches(shape, l);
+  out += fmt::format(
+      "  {} microbatches of {} x {} tokens a step, {} a data-parallel rank\n",
+      shape.microbatches, shape.B, shape.T,
+      shape.microbatches % l.dp == 0 ? fmt::format("{}", most)
+                                     : fmt::format("{} or {}", most - 1, most));
+  if (l.pp > 1) {
+    out += stages_text(shape, l);
+    out += fmt::format("  bubble by the schedule: {:.1f} %\n",
+                       100 * core::scheduled_bubble(shape, l));
+  }
+  planner::Hardware hw;
+  const int world = l.world();
+  hw.ranks_per_host = std::min(o.slots, world);
+  hw.cores_per_rank = static_cast<double>(o.cores) * o.hosts / world;
+  if (shape.bf16) hw.flops_per_core *= 2;
+  const planner::StepEstimate e = planner::estimate_step(shape, l, hw);
+  out += fmt::format(
+      "  of a step, roughly: {:.0f} % compute, {:.0f} % bubble, {:.0f} % "
+      "exposed communication\n",
+      100 * e.compute_s / e.total_s(), 100 * e.bubble_s / e.total_s(),
+      100 * e.exposed_s / e.total_s());
+  out += "memory of a rank, predicted:\n" + memory_table(shape, l);
+  if (o.memory_gib > 0)
+    out += fmt::format("  of {:.1f} GiB that each of a host's {} ranks has\n",
+                       o.memory_gib / hw.ranks_per_host, hw.ranks_per_host);
+  return out;
+}
+
+}  // namespace remesh::ctl

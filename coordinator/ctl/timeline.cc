@@ -1,0 +1,318 @@
+#include "coordinator/ctl/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "parallel/geometry/layout.h"
+
+namespace remesh::ctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+bool whole(const Json& e, const char* key) {
+  const auto it = e.find(key);
+  return it != e.end() && it->is_number_integer();
+}
+
+bool text(const Json& e, const char* key) {
+  const auto it = e.find(key);
+  return it != e.end() && it->is_string();
+}
+
+int64_t number(const Json& args, const char* key) {
+  return whole(args, key) ? args[key].get<int64_t>() : -1;
+}
+
+// What is wrong with an event, or "".
+std::string event_problem(const Json& e) {
+  if (!e.is_object() || !text(e, "ph") || !whole(e, "pid") ||
+      !whole(e, "tid") || !text(e, "name"))
+    return "lacks ph, pid, tid or name";
+  if (e["ph"] == "M") return "";
+  if (e["ph"] != "X") return "is of a kind that ranks do not write";
+  if (!whole(e, "ts") || !whole(e, "dur") || !text(e, "cat"))
+    return "lacks ts, dur or cat";
+  if (e["dur"].get<int64_t>() < 0) return "has a negative length";
+  if (e.contains("args") && !e["args"].is_object()) return "has bad args";
+  return "";
+}
+
+// Spans of one lane lie inside each other or apart.
+std::string nesting_problem(std::vector<TraceSpan> spans) {
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const TraceSpan& a, const TraceSpan& b) {
+                     return std::make_tuple(a.tid, a.begin_us, -a.end_us) <
+                            std::make_tuple(b.tid, b.begin_us, -b.end_us);
+                   });
+  std::vector<const TraceSpan*> open;
+  for (const TraceSpan& s : spans) {
+    while (!open.empty() &&
+           (open.back()->tid != s.tid || open.back()->end_us <= s.begin_us))
+      open.pop_back();
+    if (!open.empty() && s.end_us > open.back()->end_us)
+      return fmt::format("'{}' begins in '{}' of lane {} and ends after it",
+                         s.name, open.back()->name, s.tid);
+    open.push_back(&s);
+  }
+  return "";
+}
+
+bool is_pass(const TraceSpan& s) {
+  return s.tid == 0 && s.microbatch >= 0 &&
+         (s.category == "forward" || s.category == "backward" ||
+          s.category == "weight");
+}
+
+// Time of the spans for which `counts`, those inside such ones not again.
+template <typename F>
+int64_t time_of(const std::vector<TraceSpan>& spans, int64_t from, int64_t to,
+                const F& counts) {
+  int64_t sum = 0, until = std::numeric_limits<int64_t>::min();
+  for (const TraceSpan& s : spans) {
+    if (s.tid != 0 || s.begin_us < from || s.end_us > to || !counts(s) ||
+        s.end_us <= until)
+      continue;
+    sum += s.length_us();
+    until = s.end_us;
+  }
+  return sum;
+}
+
+// The passes of one step on one rank.
+struct Passes {
+  int64_t begin = std::numeric_limits<int64_t>::max();
+  int64_t end = std::numeric_limits<int64_t>::min();
+  int64_t busy = 0;
+};
+
+struct Mean {
+  double sum = 0;
+  int64_t n = 0;
+  void add(double x) {
+    sum += x;
+    ++n;
+  }
+  double value() const { return n == 0 ? 0 : sum / static_cast<double>(n); }
+};
+
+struct PassMeans {
+  std::map<std::string, Mean> of;  // by category, seconds
+};
+
+std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
+  std::map<int64_t, Passes> by_step;
+  int64_t step = -1, from = 0, to = -1;
+  for (const TraceSpan& s : t.spans) {
+    if (s.tid == 0 && s.category == "step" && s.step >= 0) {
+      step = s.step;
+      from = s.begin_us;
+      to = s.end_us;
+    }
+    if (!is_pass(s) || s.begin_us < from || s.end_us > to) continue;
+    // Waiting for a neighbour is no work, wherever it stands.
+    const int64_t busy =
+        s.length_us() -
+        time_of(t.spans, s.begin_us, s.end_us,
+                [](const TraceSpan& x) { return x.category == "bubble"; });
+    Passes& p = by_step[step];
+    p.begin = std::min(p.begin, s.begin_us);
+    p.end = std::max(p.end, s.end_us);
+    p.busy += busy;
+    means->of[s.category].add(static_cast<double>(busy) * 1e-6);
+  }
+  return by_step;
+}
+
+std::string percent(double part, double of) {
+  return of > 0 ? fmt::format("{:.1f} %", 100 * part / of) : "-";
+}
+
+}  // namespace
+
+Result<RankTrace> parse_trace(std::string_view file, const std::string& name) {
+  const Json j = Json::parse(file, nullptr, /*allow_exceptions=*/false);
+  const auto bad = [&](const std::string& why) {
+    return corrupt(fmt::format("{}: not a rank's trace: {}", name, why));
+  };
+  if (!j.is_object() || !j.contains("traceEvents") ||
+      !j["traceEvents"].is_array() || !j.contains("otherData"))
+    return bad("no JSON with traceEvents and otherData");
+  const Json& about = j["otherData"];
+  RankTrace t;
+  if (!about.is_object() || !whole(about, "rank") ||
+      !whole(about, "generation") || !text(about, "mesh") ||
+      !text(about, "schedule"))
+    return bad("otherData lacks rank, generation, mesh or schedule");
+  t.rank = about["rank"].get<int>();
+  t.generation = about["generation"].get<int64_t>();
+  t.mesh = about["mesh"].get<std::string>();
+  t.schedule = about["schedule"].get<std::string>();
+  t.chunks = static_cast<int>(std::max<int64_t>(1, number(about, "chunks")));
+  t.microbatches = std::max<int64_t>(0, number(about, "microbatches"));
+  t.dropped = std::max<int64_t>(0, number(about, "dropped"));
+  for (size_t i = 0; i < j["traceEvents"].size(); ++i) {
+    const Json& e = j["traceEvents"][i];
+    if (const std::string why = event_problem(e); !why.empty())
+      return bad(fmt::format("event {} {}", i, why));
+    t.events.push_back(e.dump());
+    if (e["ph"] == "M") continue;
+    const Json args = e.contains("args") ? e["args"] : Json::object();
+    const auto ts = e["ts"].get<int64_t>();
+    t.spans.push_back({.tid = e["tid"].get<int>(),
+                       .begin_us = ts,
+                       .end_us = ts + e["dur"].get<int64_t>(),
+                       .category = e["cat"].get<std::string>(),
+                       .name = e["name"].get<std::string>(),
+                       .step = number(args, "step"),
+                       .microbatch = number(args, "microbatch")});
+  }
+  if (const std::string why = nesting_problem(t.spans); !why.empty())
+    return bad(why);
+  return t;
+}
+
+std::string merge_traces(const std::vector<RankTrace>& ranks) {
+  int64_t first = std::numeric_limits<int64_t>::max();
+  for (const RankTrace& t : ranks)
+    for (const TraceSpan& s : t.spans) first = std::min(first, s.begin_us);
+  if (first == std::numeric_limits<int64_t>::max()) first = 0;
+  std::string out = fmt::format(
+      R"({{"displayTimeUnit":"ms","otherData":{{"begin_unix_us":{}}},)"
+      "\n\"traceEvents\":[",
+      first);
+  bool comma = false;
+  for (const RankTrace& t : ranks) {
+    const auto layout = geometry::Layout::parse(t.mesh);
+    for (const std::string& text : t.events) {
+      Json e = Json::parse(text);
+      if (e["ph"] == "X") e["ts"] = e["ts"].get<int64_t>() - first;
+      if (e["name"] == "process_name" && layout.ok() &&
+          t.rank < layout->world()) {
+        const geometry::Coord c = layout->coord(t.rank);
+        std::string where = fmt::format("rank {}", t.rank);
+        for (const auto& [axis, degree, at] :
+             {std::tuple("pp", layout->pp, c.pp),
+              std::tuple("dp", layout->dp, c.dp),
+              std::tuple("cp", layout->cp, c.cp),
+              std::tuple("tp", layout->tp, c.tp)})
+          if (degree > 1) where += fmt::format(" {}{}", axis, at);
+        e["args"]["name"] = where;
+      }
+      out += (comma ? ",\n" : "\n") + e.dump();
+      comma = true;
+    }
+  }
+  return out + "\n]}\n";
+}
+
+RankShares shares_of(const RankTrace& t) {
+  RankShares r{.rank = t.rank};
+  for (const TraceSpan& s : t.spans) {
+    if (s.tid != 0 || s.category != "step") continue;
+    r.step_s += static_cast<double>(s.length_us()) * 1e-6;
+    const auto seconds = [&](auto counts) {
+      return static_cast<double>(
+                 time_of(t.spans, s.begin_us, s.end_us, counts)) *
+             1e-6;
+    };
+    r.exposed_s += seconds([](const TraceSpan& x) {
+      return x.category == "collective" || x.category == "wait";
+    });
+    r.bubble_s +=
+        seconds([](const TraceSpan& x) { return x.category == "bubble"; });
+  }
+  return r;
+}
+
+Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
+  PipelineBubble out;
+  if (ranks.empty()) return out;
+  const RankTrace& one = ranks.front();
+  ASSIGN_OR_RETURN(const geometry::Layout layout,
+                   geometry::Layout::parse(one.mesh));
+  if (layout.pp == 1) return out;
+  PassMeans means;
+  // By the pipeline's other coordinates and the step: its ranks' passes.
+  std::map<std::tuple<int, int, int, int64_t>, std::vector<Passes>> pipelines;
+  for (const RankTrace& t : ranks) {
+    if (t.mesh != one.mesh || t.schedule != one.schedule ||
+        t.rank >= layout.world())
+      return corrupt(fmt::format("rank {}: a trace of another mesh", t.rank));
+    const geometry::Coord c = layout.coord(t.rank);
+    for (const auto& [step, passes] : passes_of(t, &means))
+      pipelines[{c.dp, c.tp, c.cp, step}].push_back(passes);
+  }
+  double idle = 0, all = 0;
+  for (const auto& [where, stages] : pipelines) {
+    if (static_cast<int>(stages.size()) != layout.pp) continue;
+    Passes sum;
+    for (const Passes& p : stages) {
+      sum.begin = std::min(sum.begin, p.begin);
+      sum.end = std::max(sum.end, p.end);
+      sum.busy += p.busy;
+    }
+    const double total = static_cast<double>(sum.end - sum.begin) * layout.pp;
+    all += total;
+    idle += total - static_cast<double>(sum.busy);
+    ++out.steps;
+  }
+  if (all == 0) return out;
+  out.measured = idle / all;
+  // Where the backward is not split, weight stays 0: its time is in backward.
+  out.costs = {.forward = means.of["forward"].value(),
+               .backward = means.of["backward"].value(),
+               .weight = means.of["weight"].value()};
+  ASSIGN_OR_RETURN(const auto kind, geometry::parse_schedule(one.schedule));
+  ASSIGN_OR_RETURN(
+      const geometry::Schedule schedule,
+      geometry::make_schedule(kind, layout.pp,
+                              static_cast<int>(one.microbatches), one.chunks));
+  ASSIGN_OR_RETURN(const geometry::PipeTiming timing,
+                   geometry::simulate(schedule, out.costs));
+  out.scheduled = timing.bubble_share;
+  return out;
+}
+
+std::string trace_report(const std::vector<RankTrace>& ranks) {
+  std::string out = fmt::format("{:>6}  {:>9}  {:>9}  {:>13}  {:>8}\n", "rank",
+                                "traced", "compute", "exposed comm", "bubble");
+  int64_t dropped = 0;
+  for (const RankTrace& t : ranks) {
+    const RankShares s = shares_of(t);
+    out += fmt::format("{:>6}  {:>7.3f} s  {:>9}  {:>13}  {:>8}\n", s.rank,
+                       s.step_s, percent(s.compute_s(), s.step_s),
+                       percent(s.exposed_s, s.step_s),
+                       percent(s.bubble_s, s.step_s));
+    dropped += t.dropped;
+  }
+  const auto bubble = pipeline_bubble(ranks);
+  if (!bubble.ok()) {
+    out += "bubble: " + bubble.status().message() + "\n";
+  } else if (bubble->steps > 0) {
+    out += fmt::format(
+        "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % by "
+        "the schedule\n({}, {} microbatches; forward {:.2f} ms, backward "
+        "{:.2f} "
+        "ms{})\n",
+        100 * bubble->measured, 100 * bubble->scheduled, ranks[0].schedule,
+        ranks[0].microbatches, 1e3 * bubble->costs.forward,
+        1e3 * bubble->costs.backward,
+        bubble->costs.weight > 0
+            ? fmt::format(", weight {:.2f} ms", 1e3 * bubble->costs.weight)
+            : "");
+  }
+  if (dropped > 0)
+    out += fmt::format(
+        "{} spans did not fit into the ranks' memory: trace fewer steps "
+        "(profile.num_steps)\n",
+        dropped);
+  return out;
+}
+
+}  // namespace remesh::ctl
