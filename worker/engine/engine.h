@@ -54,6 +54,7 @@
 #include "worker/engine/weight_store.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
+#include "worker/trace/tracer.h"
 
 namespace remesh::engine {
 
@@ -129,6 +130,9 @@ class Engine {
       const EngineOptions& options, kernels::Backend& backend,
       Progress progress);
   ~Engine();
+  // Tells it the passes and updates of the steps to come; nullptr: nobody. It
+  // must outlive the engine.
+  void set_tracer(trace::Tracer* tracer) { tracer_ = tracer; }
 
   // --- state: this rank's update ranges, in the order of
   // ZeroPlan::state_offset ---
@@ -199,6 +203,7 @@ class Engine {
   const EngineOptions options_;
   kernels::Backend& backend_;
   const Progress progress_;
+  trace::Tracer* tracer_ = nullptr;
 
   geometry::ShardTable shard_;
   std::unique_ptr<geometry::ZeroPlan> zero_;

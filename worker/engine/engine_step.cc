@@ -16,6 +16,18 @@ using geometry::PipeOp;
 
 namespace {
 
+trace::Category category_of(Pass pass) {
+  switch (pass) {
+    case Pass::kForward:
+      return trace::Category::kForward;
+    case Pass::kBackward:
+      return trace::Category::kBackward;
+    case Pass::kWeight:
+      return trace::Category::kWeight;
+  }
+  return trace::Category::kForward;
+}
+
 int tag_of(const PipeOp& op, int stage, int num_stages) {
   return (op.microbatch * num_stages + stage) * 2 +
          (op.pass == Pass::kForward ? 0 : 1);
@@ -150,6 +162,8 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
     return ok_status();
   }
   progress_.microbatch(op.microbatch);
+  const trace::Span span(tracer_, category_of(op.pass),
+                         {{"microbatch", op.microbatch}, {"chunk", op.chunk}});
   if (op.pass == Pass::kForward) return forward(op, facts);
   hooks_->set_last(m + 1 == microbatches_.size());
   if (op.pass == Pass::kBackward)
@@ -219,6 +233,7 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
 
 void Engine::update(double lr, double grad_scale) {
   progress_.phase(board::Phase::kUpdate);
+  const trace::Span span(tracer_, trace::Category::kOptimizer);
   const StateView state{weights(), exp_avg(), exp_avg_sq()};
   for (size_t u = 0; u < shard_.units().size(); ++u) {
     update_unit(backend_, options_.optimizer, lr, grad_scale, step_ + 1, shard_,
@@ -233,6 +248,8 @@ void Engine::update(double lr, double grad_scale) {
 Result<StepResult> Engine::run(const StepInput& in) {
   CHECK_MSG(mesh_ != nullptr, "connect() comes first");
   CHECK(in.global_tokens > 0);
+  const trace::Span span(tracer_, trace::Category::kStep,
+                         {{"step", step_ + 1}});
   const double pipeline = links_->waited_s();
   const double reduce = grads_->waited_s();
   const double gather = store_->waited_s();

@@ -15,8 +15,8 @@ namespace {
 
 using board::Phase;
 
-Schedule schedule_of(const pb::Job &job, Decay decay) {
-  const pb::Schedule &s = job.schedule();
+Schedule schedule_of(const pb::Job& job, Decay decay) {
+  const pb::Schedule& s = job.schedule();
   return {.lr = job.optimizer().lr(),
           .warmup_steps = s.warmup_steps(),
           .total_steps =
@@ -26,20 +26,20 @@ Schedule schedule_of(const pb::Job &job, Decay decay) {
           .min_lr_factor = s.min_lr_factor()};
 }
 
-} // namespace
+}  // namespace
 
 Outcome Trainer::run() {
   log_start("exec_ms");
   using Part = Outcome (Trainer::*)();
   for (const Part part : {&Trainer::check_spec, &Trainer::start,
                           &Trainer::restore, &Trainer::train}) {
-    if (Outcome o = (this->*part)())
-      return o;
+    if (Outcome o = (this->*part)()) return o;
   }
   board_.set_phase(Phase::kStopping);
   checkpointer_.reset();
   engine_.reset();
   mesh_.reset();
+  world_.reset();
   mpi_->finalize();
   board_.set_phase(Phase::kEnded);
   return {};
@@ -52,9 +52,10 @@ Outcome Trainer::train() {
     const int64_t step = engine_->step() + 1;
     board_.set_step(step);
     log_.set_step(step);
-    if (Outcome o = one_step(step, stop))
-      return o;
+    trace(step);
+    if (Outcome o = one_step(step, stop)) return o;
   }
+  if (tracer_->on()) trace(std::numeric_limits<int64_t>::max());
   log_.info("finished",
             {{"reason", engine_->step() >= steps ? "trained to the end"
                                                  : "stopped as asked"},
@@ -67,8 +68,7 @@ engine::Facts Trainer::facts() const {
   const uint32_t request = board_.request();
   if ((request & board::kRequestStop) != 0) {
     f.stop = 1;
-    if ((request & board::kRequestMust) != 0)
-      f.must_stop = 1;
+    if ((request & board::kRequestMust) != 0) f.must_stop = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
@@ -76,27 +76,47 @@ engine::Facts Trainer::facts() const {
   return f;
 }
 
+// Traces steps first_step .. first_step + num_steps - 1 of the generation, and
+// writes what there is when they are over or training ends before.
+void Trainer::trace(int64_t step) {
+  const pb::Profile& p = job_.profile();
+  if (!p.enable()) return;
+  const int64_t end = first_step_ + p.first_step() + p.num_steps();
+  const bool was_on = tracer_->on();
+  tracer_->set_on(step >= first_step_ + p.first_step() && step < end);
+  if (!was_on || tracer_->on()) return;
+  const Status written = tracer_->write(assignment_.run_dir() + "/traces");
+  if (!written.ok())
+    log_.warn("trace_failed", {{"error", written.to_string()}});
+  else
+    log_.info("traced",
+              {{"spans", static_cast<int64_t>(tracer_->num_spans())},
+               {"dropped", static_cast<int64_t>(tracer_->dropped())}});
+}
+
 // After a few steps, so that a start is not held up by it.
 void Trainer::measure_gemms() {
   constexpr int64_t kAfterSteps = 5;
   constexpr double kBudgetS = 0.02;
-  if (engine_->step() != first_step_ + kAfterSteps)
-    return;
-  const pb::Train &t = job_.train();
-  const geometry::ModelConfig &c = table_->config();
+  if (engine_->step() != first_step_ + kAfterSteps) return;
+  const pb::Train& t = job_.train();
+  const geometry::ModelConfig& c = table_->config();
   gemm_flops_per_s_ = measure_gemm_rate(*backend_, engine_->dtype(),
                                         t.local_batch_size() * t.seq_len(),
                                         c.hidden_dim, c.dim, kBudgetS);
 }
 
-Outcome Trainer::one_step(int64_t step, bool &stop) {
-  const pb::Train &t = job_.train();
+Outcome Trainer::one_step(int64_t step, bool& stop) {
+  const pb::Train& t = job_.train();
   const int64_t began_ns = monotonic_ns();
   const auto decay = parse_decay(job_.schedule().decay_type());
   if (!decay.ok())
     return Failure{board::kExitCannotContinue, decay.status().to_string()};
   const double lr = learning_rate(schedule_of(job_, *decay), step - 1);
-  auto microbatches = batches_->step(step - 1);
+  auto microbatches = [&] {
+    const trace::Span span(tracer_.get(), trace::Category::kData);
+    return batches_->step(step - 1);
+  }();
   if (!microbatches.ok())
     return Failure{board::kExitInternal, microbatches.status().to_string()};
   const int64_t tokens = t.global_batch_size() * t.seq_len();
@@ -106,8 +126,7 @@ Outcome Trainer::one_step(int64_t step, bool &stop) {
                          .facts = [this] { return facts(); }});
   // A flipped bit in hardware makes a NaN as well as a bad job does: ending
   // with "try again" lets the coordinator find out which.
-  if (!r.ok())
-    return Failure{board::kExitInternal, r.status().to_string()};
+  if (!r.ok()) return Failure{board::kExitInternal, r.status().to_string()};
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   board::StepRecord record{
       .step = step,
@@ -123,7 +142,7 @@ Outcome Trainer::one_step(int64_t step, bool &stop) {
       .gemm_flops_per_s = r->agreed.gemm_flops_per_s,
       .exposed_comm = r->mean_exposed_s / step_s,
       .bubble = r->mean_bubble_s / step_s};
-  const engine::StepTimes &times = r->times;
+  const engine::StepTimes& times = r->times;
   board_.set_shares(times.exposed() / step_s, times.pipeline / step_s);
   if (step == first_step_ + 1) {
     board_.set_memory(engine_->memory());
@@ -134,8 +153,7 @@ Outcome Trainer::one_step(int64_t step, bool &stop) {
   }
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
   if (batches_->eval_sequences() > 0 && (due || step == t.steps()))
-    if (Outcome o = validate(record.val_loss))
-      return o;
+    if (Outcome o = validate(record.val_loss)) return o;
   record.time = unix_seconds();
   board_.commit_step(step);
   publish(record);
@@ -154,21 +172,19 @@ Outcome Trainer::one_step(int64_t step, bool &stop) {
   return boundary(r->agreed, stop);
 }
 
-Outcome Trainer::validate(double &loss) {
+Outcome Trainer::validate(double& loss) {
   board_.set_phase(Phase::kValidate);
   auto microbatches = batches_->validation();
   if (!microbatches.ok())
     return Failure{board::kExitInternal, microbatches.status().to_string()};
   const auto e = engine_->evaluate(*microbatches);
-  if (!e.ok())
-    return Failure{board::kExitInternal, e.status().to_string()};
+  if (!e.ok()) return Failure{board::kExitInternal, e.status().to_string()};
   loss = e->loss_sum / e->tokens;
   return {};
 }
 
-void Trainer::publish(const board::StepRecord &record) {
-  if (mpi_->rank() != 0)
-    return;
+void Trainer::publish(const board::StepRecord& record) {
+  if (mpi_->rank() != 0) return;
   // Steps enter the world in order, and none is left out: what the daemon has
   // no room for yet waits here.
   unpushed_.push_back(record);
@@ -193,18 +209,19 @@ void Trainer::publish(const board::StepRecord &record) {
     m.set_gemm_flops_per_s(record.gemm_flops_per_s);
   m.set_exposed_comm(record.exposed_comm);
   m.set_bubble(record.bubble);
-  if (!std::isnan(record.val_loss))
-    m.set_val_loss(record.val_loss);
+  if (!std::isnan(record.val_loss)) m.set_val_loss(record.val_loss);
   checkpointer_->add_metrics(m);
 }
 
-Outcome Trainer::boundary(const engine::Facts &agreed, bool &stop) {
+Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
-  checkpointer_->on_step(agreed, stops_here, rank_state());
-  if (!stops_here)
-    return {};
+  {
+    const trace::Span span(tracer_.get(), trace::Category::kCheckpoint);
+    checkpointer_->on_step(agreed, stops_here, rank_state());
+  }
+  if (!stops_here) return {};
   const Status saved = checkpointer_->save_and_wait(rank_state());
   if (saved.ok()) {
     stop = true;
@@ -221,4 +238,4 @@ Outcome Trainer::boundary(const engine::Facts &agreed, bool &stop) {
   return {};
 }
 
-} // namespace remesh::train
+}  // namespace remesh::train

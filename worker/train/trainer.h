@@ -24,6 +24,8 @@
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/engine.h"
+#include "worker/trace/traced_comm.h"
+#include "worker/trace/tracer.h"
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
 #include "worker/train/rank_state.h"
@@ -39,10 +41,10 @@ struct Failure {
 using Outcome = std::optional<Failure>;
 
 class Trainer {
-public:
+ public:
   // `board` and `log` must outlive it. `exec_ms`: when the process was
   // started, on the monotonic clock, for the account of the start.
-  Trainer(pb::RankSpec spec, board::Board &board, TrainLog &log,
+  Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
           int64_t exec_ms);
   ~Trainer();
 
@@ -50,7 +52,7 @@ public:
   // without destroying this object: MPI would wait for its peers.
   Outcome run();
 
-private:
+ private:
   Outcome check_spec();
   Outcome start();
   Outcome connect();
@@ -65,22 +67,25 @@ private:
   Outcome restore_state();
   void make_checkpointer();
   Outcome train();
-  Outcome one_step(int64_t step, bool &stop);
-  Outcome validate(double &loss);
-  void publish(const board::StepRecord &record);
-  Outcome boundary(const engine::Facts &agreed, bool &stop);
+  Outcome one_step(int64_t step, bool& stop);
+  Outcome validate(double& loss);
+  void publish(const board::StepRecord& record);
+  Outcome boundary(const engine::Facts& agreed, bool& stop);
   engine::Facts facts() const;
   void measure_gemms();
-  void log_start(std::string_view part); // a literal: it is kept
+  void trace(int64_t step);
+  void log_start(std::string_view part);  // a literal: it is kept
 
   const pb::RankSpec spec_;
-  const pb::Assignment &assignment_;
-  const pb::Job &job_;
-  board::Board &board_;
-  TrainLog &log_;
+  const pb::Assignment& assignment_;
+  const pb::Job& job_;
+  board::Board& board_;
+  TrainLog& log_;
   geometry::Layout layout_;
 
   std::unique_ptr<comm::MpiWorld> mpi_;
+  std::unique_ptr<trace::Tracer> tracer_;
+  std::unique_ptr<comm::Comm> world_;  // mpi_'s, traced
   std::unique_ptr<comm::Mesh> mesh_;
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
@@ -91,12 +96,12 @@ private:
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;
   int64_t first_tokens_ = 0;
-  std::vector<board::StepRecord> unpushed_; // the daemon's ring was full
+  std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
   int64_t exec_ms_;
-  std::vector<Kv> start_parts_; // milliseconds of each part of the start
+  std::vector<Kv> start_parts_;  // milliseconds of each part of the start
   int64_t prepare_ms_ = 0;
-  double gemm_flops_per_s_ = 0; // of this rank; 0: not measured yet
+  double gemm_flops_per_s_ = 0;  // of this rank; 0: not measured yet
   int64_t start_at_ms_;
 };
 
-} // namespace remesh::train
+}  // namespace remesh::train

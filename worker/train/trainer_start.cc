@@ -93,6 +93,7 @@ Outcome Trainer::start() {
 Outcome Trainer::join() {
   if (const Status s = engine_->connect(*mesh_); !s.ok())
     return failed_start(s);
+  engine_->set_tracer(tracer_.get());
   log_.info(
       "engine",
       {{"mesh", layout_.to_string()},
@@ -125,7 +126,23 @@ Outcome Trainer::connect() {
   if (!mpi.ok()) return failed(board::kExitWorld, mpi.status());
   mpi_ = std::move(mpi).value();
   log_.set_rank(mpi_->rank());
-  auto mesh = comm::Mesh::make(mpi_->world(), layout_);
+  const pb::Parallel& p = job_.parallel();
+  const pb::Train& t = job_.train();
+  const int64_t microbatches = t.global_batch_size() / t.local_batch_size();
+  tracer_ =
+      job_.profile().enable()
+          ? std::make_unique<trace::Tracer>(trace::TracerOptions{
+                .generation = assignment_.generation(),
+                .rank = mpi_->rank(),
+                .mesh = layout_.to_string(),
+                .schedule = p.pipeline_schedule(),
+                .chunks =
+                    layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1,
+                .microbatches = (microbatches + layout_.dp - 1) / layout_.dp})
+          : std::make_unique<trace::Tracer>();
+  world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
+                                               trace::mesh_group_names());
+  auto mesh = comm::Mesh::make(*world_, layout_);
   if (!mesh.ok()) return failed(board::kExitWorld, mesh.status());
   mesh_ = std::move(mesh).value();
   log_start("mpi_ms");
@@ -253,7 +270,7 @@ Outcome Trainer::restore_state() {
        .data_id = batches_->dataset().data_id(),
        .global_batch_size = t.global_batch_size(),
        .seq_len = t.seq_len()},
-      mpi_->world(), mesh_->data(), [this] { board_.tick(); }, state);
+      *world_, mesh_->data(), [this] { board_.tick(); }, state);
   if (!m.ok())
     return failed(m.status().code() == Code::kInvalidArgument
                       ? board::kExitCannotContinue
