@@ -86,8 +86,8 @@ std::string memory_table(const pb::JobStatus& s) {
   std::sort(ranks.begin(), ranks.end(),
             [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
   std::vector<std::vector<std::string>> rows = {
-      {"rank", "weights", "grads", "optim", "activ", "buffers", "total",
-       "predicted", "rss", "exposed", "bubble"}};
+      {"rank", "weights", "grads", "optim", "activ", "buf", "total", "pred",
+       "rss", "comm", "bubble"}};
   for (const pb::RankStatus* r : ranks) {
     if (rows.size() > kShownRanks) {
       rows.push_back({fmt::format("and {} more", ranks.size() - kShownRanks)});
@@ -109,29 +109,30 @@ std::string memory_table(const pb::JobStatus& s) {
   return table(rows);
 }
 
-// "MFU 74% (312 of 420 GFLOP/s), exposed communication 5%, bubble 12% (11% by
-// the schedule)", as far as it is known.
-std::string speed_text(const pb::JobStatus& s) {
+// "MFU 74.1% (312G of 420G FLOP/s)", or "".
+std::string speed_text(const pb::StepMetrics& m) {
+  if (m.gemm_flops_per_s() <= 0 || !m.has_flops_per_s()) return "";
+  return fmt::format("MFU {:.1f}% ({} of {} FLOP/s)",
+                     100 * m.flops_per_s() / m.gemm_flops_per_s(),
+                     short_number(m.flops_per_s()),
+                     short_number(m.gemm_flops_per_s()));
+}
+
+// "exposed comm 5.2%, bubble 12.1% (11.0% by the schedule)", as far as it is
+// known.
+std::string waiting_text(const pb::JobStatus& s) {
   const pb::StepMetrics& m = s.last();
   std::vector<std::string> parts;
-  if (m.gemm_flops_per_s() > 0 && m.has_flops_per_s())
-    parts.push_back(fmt::format("MFU {:.1f}% ({} of {}FLOP/s)",
-                                100 * m.flops_per_s() / m.gemm_flops_per_s(),
-                                short_number(m.flops_per_s()),
-                                short_number(m.gemm_flops_per_s())));
   if (m.has_exposed_comm())
     parts.push_back(
         fmt::format("exposed comm {:.1f}%", 100 * m.exposed_comm()));
-  const bool pipeline = s.mesh().pp() > 1;
-  if (m.has_bubble() && pipeline)
-    parts.push_back(fmt::format("bubble {:.1f}%{}", 100 * m.bubble(),
-                                s.has_predicted_bubble()
-                                    ? fmt::format(" ({:.1f}% by the schedule)",
-                                                  100 * s.predicted_bubble())
-                                    : ""));
-  else if (s.has_predicted_bubble() && pipeline)
-    parts.push_back(fmt::format("bubble {:.1f}% by the schedule",
-                                100 * s.predicted_bubble()));
+  if (s.mesh().pp() == 1) return join(parts);
+  std::string bubble;
+  if (m.has_bubble()) bubble = fmt::format(" {:.1f}%", 100 * m.bubble());
+  if (s.has_predicted_bubble())
+    bubble +=
+        fmt::format(" ({:.1f}% by the schedule)", 100 * s.predicted_bubble());
+  if (!bubble.empty()) parts.push_back("bubble" + bubble);
   return join(parts);
 }
 
@@ -249,8 +250,10 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
                                       s.recompute_every(), s.mesh())});
-  if (const std::string speed = speed_text(s); !speed.empty())
+  if (const std::string speed = speed_text(s.last()); !speed.empty())
     rows.push_back({"speed", speed});
+  if (const std::string waiting = waiting_text(s); !waiting.empty())
+    rows.push_back({"waiting", waiting});
   if (s.has_last()) {
     const pb::StepMetrics& m = s.last();
     rows.push_back({"last step",

@@ -150,9 +150,14 @@ int64_t scratch_bytes(const JobShape& s, const Chunk& k, int64_t first_layer,
 // bf16 copies of the weights that products run with.
 int64_t copies_bytes(const JobShape& s, const Chunk& k, bool streams) {
   if (!s.bf16) return 0;
+  const auto matrix = [&](int64_t rows, int64_t columns) {
+    const auto up = [](int64_t n) { return (n + 31) / 32 * 32; };
+    return s.packed ? 2 * up(rows) * up(columns) : rows * columns;
+  };
   const int64_t sets = streams ? std::min(kStreamedBlocks, k.layers) : k.layers;
-  const int64_t block = k.D * (2 * k.q + 2 * k.kv + 3 * k.F);
-  return (sets * block + (k.head ? k.V * k.D : 0)) * k.d;
+  const int64_t block = matrix(k.q + 2 * k.kv, k.D) + matrix(k.D, k.q) +
+                        matrix(2 * k.F, k.D) + matrix(k.D, k.F);
+  return (sets * block + (k.head ? matrix(k.V, k.D) : 0)) * k.d;
 }
 
 // Most microbatches of each chunk alive at once on a pipeline rank.

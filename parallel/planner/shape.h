@@ -22,6 +22,9 @@ struct JobShape {
   int64_t B = 1;             // sequences a microbatch
   int64_t microbatches = 1;  // of a global batch
   bool bf16 = false;         // products in bf16, else in fp32
+  // bf16 weights are packed twice, as for AMX: for forward and for backward.
+  // Where they are not, memory is foretold a little too high.
+  bool packed = true;
   int zero_stage = 0;
   int shard_group = 0;  // as asked for; 0: the whole data group
   geometry::ScheduleKind schedule = geometry::ScheduleKind::k1F1B;

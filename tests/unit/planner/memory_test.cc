@@ -1,0 +1,190 @@
+// What the planner foretells of a rank's memory against what an engine of that
+// mesh holds: ranks are threads.
+#include "parallel/planner/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <thread>
+
+#include "parallel/comm/local_comm.h"
+#include "parallel/geometry/batch.h"
+#include "worker/engine/engine.h"
+
+namespace remesh::planner {
+namespace {
+
+using geometry::Layout;
+using geometry::ScheduleKind;
+using Rng = std::mt19937_64;
+
+// What is allowed of the whole and of a category, and what is of no matter.
+constexpr double kTotal = 0.02, kPart = 0.05;
+constexpr uint64_t kSmall = 16 << 10;
+
+int pick(Rng& rng, int from, int to) {
+  return std::uniform_int_distribution<int>(from, to)(rng);
+}
+template <typename T>
+T one_of(Rng& rng, std::initializer_list<T> values) {
+  return *(values.begin() + pick(rng, 0, static_cast<int>(values.size()) - 1));
+}
+
+JobShape random_shape(Rng& rng, bool bf16) {
+  JobShape s;
+  s.model = {.dim = 128,
+             .n_layers = pick(rng, 4, 6),
+             .n_heads = 8,
+             .n_kv_heads = one_of(rng, {2, 4, 8}),
+             .hidden_dim = 352,
+             .vocab_size = 1000,
+             .tie_embeddings = pick(rng, 0, 1) == 1};
+  s.T = 64;
+  s.B = pick(rng, 1, 2);
+  s.microbatches = pick(rng, 2, 6);
+  s.bf16 = bf16;
+  s.zero_stage = pick(rng, 0, 3);
+  s.schedule =
+      one_of(rng, {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
+                   ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
+  if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = 2;
+  s.recompute =
+      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+  s.recompute_every = pick(rng, 1, 2);
+  return s;
+}
+
+engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
+  return {
+      .zero = {.stage = s.zero_stage,
+               .shard_group = s.shard_group == 0 ? 0 : shard_group_on(s, l)},
+      .schedule = schedule_kind_on(s, l),
+      .chunks = chunks_on(s, l),
+      .recompute = s.recompute == Recompute::kFull ? model::Recompute::kFull
+                   : s.recompute == Recompute::kSelective
+                       ? model::Recompute::kSelective
+                       : model::Recompute::kNone,
+      .recompute_every = s.recompute_every,
+      .dtype = s.bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
+      .keep_dtype = true,
+      .num_microbatches = s.microbatches,
+      .max_batch = s.B,
+      .max_seq = s.T};
+}
+
+// Makes one step on every rank and gives what each holds then.
+std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
+  const auto table = geometry::ParamTable::llama(s.model);
+  auto comms = comm::make_local_comms(l.world());
+  std::vector<board::Memory> out(static_cast<size_t>(l.world()));
+  std::vector<std::jthread> ranks;
+  for (int r = 0; r < l.world(); ++r)
+    ranks.emplace_back([&, r] {
+      const auto backend = kernels::make_cpu_backend(1);
+      auto mesh = comm::Mesh::make(*comms[static_cast<size_t>(r)], l);
+      ASSERT_TRUE(mesh.ok());
+      auto engine = engine::Engine::create(table, **mesh, options_of(s, l),
+                                           *backend, engine::Progress());
+      ASSERT_TRUE(engine.ok()) << engine.status().message();
+      (*engine)->initialise(1);
+      (*engine)->state_loaded();
+      const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
+      const std::vector<model::MicroBatch> mine(
+          static_cast<size_t>(
+              geometry::deal(s.microbatches, l.dp, (*mesh)->coord().dp).size()),
+          {.tokens_BT = tokens.data(),
+           .targets_BT = tokens.data(),
+           .B = s.B,
+           .T = s.T});
+      const auto done =
+          (*engine)->run({.lr = 0.1,
+                          .microbatches = mine,
+                          .global_tokens = s.microbatches * s.B * s.T});
+      ASSERT_TRUE(done.ok()) << done.status().message();
+      out[static_cast<size_t>(r)] = (*engine)->memory();
+    });
+  ranks.clear();
+  return out;
+}
+
+void near(const char* what, uint64_t predicted, uint64_t measured,
+          double share) {
+  const auto p = static_cast<double>(predicted);
+  const auto m = static_cast<double>(measured);
+  EXPECT_LE(std::abs(p - m), share * m + static_cast<double>(kSmall))
+      << what << ": predicted " << predicted << ", held " << measured;
+}
+
+void compare(const JobShape& s, const Layout& l) {
+  SCOPED_TRACE(testing::Message()
+               << l.to_string() << " zero " << s.zero_stage << " "
+               << geometry::schedule_name(s.schedule) << " chunks " << s.chunks
+               << " recompute " << static_cast<int>(s.recompute) << " every "
+               << s.recompute_every << " bf16 " << s.bf16 << " layers "
+               << s.model.n_layers << " microbatches " << s.microbatches
+               << " tied " << s.model.tie_embeddings);
+  const std::vector<board::Memory> all = held(s, l);
+  for (int r = 0; r < l.world(); ++r) {
+    SCOPED_TRACE("rank " + std::to_string(r));
+    const board::Memory& m = all[static_cast<size_t>(r)];
+    const Memory p = predict_memory(s, l, r);
+    near("weights", p.weights, m.weights, kPart);
+    near("gradients", p.gradients, m.gradients, kPart);
+    near("optimizer", p.optimizer, m.optimizer, kPart);
+    near("activations", p.activations, m.activations, kPart);
+    near("buffers", p.buffers, m.buffers, kPart);
+    near("total", p.total(),
+         m.weights + m.gradients + m.optimizer + m.activations + m.buffers,
+         kTotal);
+  }
+}
+
+TEST(PredictMemory, IsWhatAnEngineHoldsOnAnyMesh) {
+  const uint64_t seed = std::random_device()();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Rng rng(seed);
+  const auto backend = kernels::make_cpu_backend(1);
+  const bool bf16 = backend->supports_bf16();
+  const bool packed =
+      bf16 &&
+      backend->make_weight(model::Dtype::kBf16, 64, 64)->bytes() > 2 * 64 * 64;
+  int compared = 0;
+  while (compared < 16 && !testing::Test::HasFailure()) {
+    JobShape s = random_shape(rng, bf16 && pick(rng, 0, 1) == 1);
+    s.packed = packed;
+    const Layout l{.dp = pick(rng, 1, 3),
+                   .pp = pick(rng, 1, 3),
+                   .tp = pick(rng, 1, 2),
+                   .cp = pick(rng, 1, 2)};
+    if (l.world() > 6 || !admit(s, l).ok()) continue;
+    compare(s, l);
+    ++compared;
+  }
+}
+
+TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
+  JobShape s{.model = {.dim = 256,
+                       .n_layers = 8,
+                       .n_heads = 8,
+                       .n_kv_heads = 8,
+                       .hidden_dim = 704,
+                       .vocab_size = 4096},
+             .T = 256,
+             .B = 2,
+             .microbatches = 4};
+  const Layout l{.dp = 4};
+  const Memory plain = predict_worst_memory(s, l);
+  s.zero_stage = 1;
+  EXPECT_EQ(4 * predict_worst_memory(s, l).optimizer, plain.optimizer);
+  s.zero_stage = 3;
+  EXPECT_LT(predict_worst_memory(s, l).weights, plain.weights);
+  s.recompute = Recompute::kSelective;
+  const uint64_t selective = predict_worst_memory(s, l).activations;
+  EXPECT_LT(selective, plain.activations);
+  s.recompute = Recompute::kFull;
+  EXPECT_LT(predict_worst_memory(s, l).activations, selective / 2);
+}
+
+}  // namespace
+}  // namespace remesh::planner
