@@ -1,0 +1,314 @@
+// Replicas: they come whole or not at all.
+#include "checkpoint/exchange/replica.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "checkpoint/memory/buddies.h"
+#include "parallel/comm/local_comm.h"
+#include "tests/unit/exchange/wrapped_comm.h"
+#include "tests/unit/memory/shm_dir.h"
+
+namespace remesh::exchange {
+namespace {
+
+using memory::kNumVectors;
+using memory::ShmDir;
+using memory::StateInfo;
+using memory::StateSegment;
+
+constexpr uint64_t kJob = 4;
+
+float value(int rank, int64_t step, size_t vector, size_t i) {
+  return static_cast<float>(rank * 100000 + step * 1000 +
+                            static_cast<int64_t>(vector * 300) +
+                            static_cast<int64_t>(i % 251));
+}
+
+int64_t elements_of(int rank) { return 1000 + 333 * rank; }
+
+StateInfo info_of(int rank, int64_t step, int world) {
+  StateInfo info;
+  info.step = step;
+  info.generation = 1;
+  info.rank = rank;
+  info.sharding = {.layout = {.dp = world}, .bounds = {0, 4}};
+  info.elements = elements_of(rank);
+  return info;
+}
+
+StateSegment::Committed update(StateSegment& s, int rank, int64_t step,
+                               int world) {
+  const int to = static_cast<int>(step % 2);
+  s.begin(to);
+  const auto out = s.write(to, elements_of(rank));
+  for (size_t v = 0; v < kNumVectors; ++v)
+    for (size_t i = 0; i < out[v].size(); ++i)
+      out[v][i] = value(rank, step, v, i);
+  return s.commit(info_of(rank, step, world));
+}
+
+// The newest step of `rank` in the segment, all of it right; -1: none.
+int64_t newest_step(const StateSegment& s, int rank) {
+  const auto c = s.contents();
+  EXPECT_TRUE(c.damaged.empty());
+  for (const auto& state : c.states) {
+    EXPECT_EQ(state.info.rank, rank);
+    const auto v = s.read(state.buffer, state.info.elements);
+    EXPECT_TRUE(s.verify_content(state).ok());
+    for (size_t k = 0; k < kNumVectors; ++k)
+      for (size_t i = 0; i < v[k].size(); ++i)
+        if (v[k][i] != value(rank, state.info.step, k, i)) {
+          ADD_FAILURE() << "step " << state.info.step << " is torn";
+          return -1;
+        }
+  }
+  return c.states.empty() ? -1 : c.states[0].info.step;
+}
+
+std::unique_ptr<StateSegment> make(const std::string& path, int rank) {
+  auto s = StateSegment::create(path, kJob, elements_of(rank));
+  CHECK_MSG(s.ok(), s.status().to_string().c_str());
+  return std::move(*s);
+}
+
+// One rank's segments and Replicator, by a placement.
+struct Rank {
+  Rank(const ShmDir& dir, comm::Comm& comm, const memory::Placement& p,
+       const ReplicaOptions& options)
+      : me(comm.rank()), own(make(dir / ("own" + std::to_string(me)), me)) {
+    const auto at = static_cast<size_t>(me);
+    std::vector<KeptReplica> mine;
+    for (const int r : p.kept[at]) {
+      kept.push_back(make(
+          dir / ("replica" + std::to_string(r) + "-" + std::to_string(me)), r));
+      mine.push_back({r, elements_of(r), kept.back().get()});
+    }
+    replicator = std::make_unique<Replicator>(comm, *own, p.holders[at],
+                                              std::move(mine), options);
+  }
+  int me;
+  std::unique_ptr<StateSegment> own;
+  std::vector<std::unique_ptr<StateSegment>> kept;
+  std::unique_ptr<Replicator> replicator;
+};
+
+void in_threads(int n, const std::function<void(int)>& f) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < n; ++i) threads.emplace_back([&f, i] { f(i); });
+  for (std::thread& t : threads) t.join();
+}
+
+memory::Placement ring(int n, int copies) {
+  std::vector<memory::RankPlace> places;
+  for (int r = 0; r < n; ++r)
+    places.push_back({std::to_string(r), std::to_string(r)});
+  return memory::place_replicas(places, {}, copies);
+}
+
+TEST(Replica, EveryStepComesToItsKeepersBesideTheUpdates) {
+  constexpr int kRanks = 4;
+  const ShmDir dir;
+  const memory::Placement p = ring(kRanks, 2);
+  auto comms = comm::make_local_comms(kRanks);
+  for (const int64_t piece : {int64_t{1}, int64_t{400}, int64_t{1} << 20}) {
+    const ShmDir folder;
+    in_threads(kRanks, [&](int r) {
+      comm::Comm& comm = *comms[static_cast<size_t>(r)];
+      Rank rank(folder, comm, p,
+                {.piece_bytes = piece == 1 ? 64 : piece, .window = 2});
+      std::mt19937 random(static_cast<unsigned>(r));
+      auto c = update(*rank.own, r, 1, kRanks);
+      for (int64_t step = 2; step < 8; ++step) {
+        rank.replicator->start(c);
+        for (unsigned i = random() % 20; i > 0; --i)
+          (void)rank.replicator->poll();
+        // The update of the next step writes the other buffer meanwhile.
+        c = update(*rank.own, r, step, kRanks);
+        EXPECT_TRUE(rank.replicator->finish().ok());
+        EXPECT_TRUE(rank.replicator->done());
+        for (size_t k = 0; k < rank.kept.size(); ++k) {
+          const int of = p.kept[static_cast<size_t>(r)][k];
+          EXPECT_EQ(newest_step(*rank.kept[k], of), step - 1);
+          const auto found = rank.kept[k]->contents();
+          EXPECT_TRUE(found.states[0].info.replica);
+          EXPECT_TRUE(found.states[0].info.content.has_value());
+        }
+      }
+    });
+  }
+}
+
+void poll_both(Replicator& a, Replicator& b) {
+  for (bool done = false; !done;) {
+    done = a.poll();
+    done = b.poll() && done;
+  }
+}
+
+// The sender is gone in the middle: the receiver's segment, as a daemon that
+// comes back reads it, has the step before.
+TEST(Replica, HalfAReplicaReplacesNothing) {
+  const ShmDir dir;
+  auto comms = comm::make_local_comms(2);
+  const ReplicaOptions options{.piece_bytes = 512, .window = 2};
+  auto own = make(dir / "own", 0);
+  auto copy = make(dir / "copy", 0);
+  const int holder = 1;
+  Replicator from(*comms[0], *own, std::span(&holder, 1), {}, options);
+  Replicator to(*comms[1], *own, {}, {{0, elements_of(0), copy.get()}},
+                options);
+  const auto both = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      (void)from.poll();
+      (void)to.poll();
+    }
+  };
+  const auto seen =
+      StateSegment::open(dir / "copy", kJob, StateSegment::Mode::kRead);
+  ASSERT_TRUE(seen.ok());
+  int64_t whole = -1;
+  for (int64_t step = 1; step < 6; ++step) {
+    const auto c = update(*own, 0, step, 1);
+    from.start(c);
+    to.start(c);
+    int polls = 0;
+    while (!to.done()) {
+      both(1);
+      ++polls;
+      const int64_t now = newest_step(**seen, 0);
+      ASSERT_EQ(now, to.done() ? step : whole);
+    }
+    EXPECT_GT(polls, 10);
+    while (!from.done()) both(1);
+    whole = step;
+  }
+}
+
+TEST(Replica, ADamagedOneReplacesNothing) {
+  const int64_t messages = 2 + 3 * 2;  // record, two pieces a vector, hash
+  for (int flipped = 0; flipped < messages; ++flipped) {
+    const ShmDir dir;
+    auto comms = comm::make_local_comms(2);
+    FlippingComm flipping(*comms[0], static_cast<int>(messages) + flipped);
+    const ReplicaOptions options{.piece_bytes = 2048, .window = 2};
+    auto own = make(dir / "own", 0);
+    auto copy = make(dir / "copy", 0);
+    const int holder = 1;
+    Replicator from(flipping, *own, std::span(&holder, 1), {}, options);
+    Replicator to(*comms[1], *own, {}, {{0, elements_of(0), copy.get()}},
+                  options);
+    Status last;
+    for (int64_t step = 1; step < 4; ++step) {
+      const auto c = update(*own, 0, step, 1);
+      from.start(c);
+      to.start(c);
+      poll_both(from, to);
+      last = to.finish();
+      if (step == 2) {
+        EXPECT_EQ(last.code(), Code::kCorrupt) << "message " << flipped;
+        EXPECT_EQ(newest_step(*copy, 0), 1);
+      } else {
+        EXPECT_TRUE(last.ok()) << last.to_string();
+        EXPECT_EQ(newest_step(*copy, 0), step);
+      }
+    }
+  }
+}
+
+TEST(Replica, OfNothingIsWhole) {
+  const ShmDir dir;
+  auto own = StateSegment::create(dir / "own", kJob, 0);
+  auto copy = StateSegment::create(dir / "copy", kJob, 0);
+  ASSERT_TRUE(own.ok() && copy.ok());
+  StateInfo info = info_of(0, 3, 1);
+  info.elements = 0;
+  (*own)->begin(0);
+  const auto c = (*own)->commit(info);
+  auto comms = comm::make_local_comms(2);
+  const int holder = 1;
+  Replicator from(*comms[0], **own, std::span(&holder, 1), {}, {});
+  Replicator to(*comms[1], **own, {}, {{0, 0, copy->get()}}, {});
+  from.start(c);
+  to.start(c);
+  poll_both(from, to);
+  EXPECT_TRUE(to.finish().ok());
+  EXPECT_EQ((*copy)->contents().states.size(), 1U);
+}
+
+// All ranks killed at once, while they update and send for ever.
+TEST(Replica, KilledAtAnyInstantTheReplicaIsWhole) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  constexpr int kRanks = 2;
+  const memory::Placement p = ring(kRanks, 1);
+  int64_t most = 0;
+  for (int i = 0; i < 25; ++i) {
+    const ShmDir dir;
+    const pid_t child = fork();
+    if (child == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      auto comms = comm::make_local_comms(kRanks);
+      in_threads(kRanks, [&](int r) {
+        Rank rank(dir, *comms[static_cast<size_t>(r)], p,
+                  {.piece_bytes = 1024, .window = 2});
+        for (int64_t step = 1;; ++step) {
+          rank.replicator->start(update(*rank.own, r, step, kRanks));
+          (void)rank.replicator->finish();
+        }
+      });
+      _exit(0);
+    }
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(3000 + random() % 15000));
+    kill(child, SIGKILL);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    for (int r = 0; r < kRanks; ++r) {
+      const auto own = StateSegment::open(dir / ("own" + std::to_string(r)),
+                                          kJob, StateSegment::Mode::kRead);
+      const auto copy = StateSegment::open(
+          dir / ("replica" + std::to_string(r) + "-" + std::to_string(1 - r)),
+          kJob, StateSegment::Mode::kRead);
+      if (!own.ok() || !copy.ok()) continue;  // killed before they were made
+      const int64_t mine = newest_step(**own, r);
+      const int64_t kept = newest_step(**copy, r);
+      EXPECT_LE(kept, mine);
+      if (mine > 1) {
+        EXPECT_GE(kept, mine - 1);
+      }
+      most = std::max(most, kept);
+    }
+  }
+  EXPECT_GT(most, 2);
+}
+
+TEST(Replica, OfTheRankItselfInPieces) {
+  const ShmDir dir;
+  auto own = make(dir / "own", 1);
+  auto copy = make(dir / "copy", 1);
+  LocalReplica local(*own, *copy, 256);
+  int64_t whole = -1;
+  for (int64_t step = 1; step < 5; ++step) {
+    local.start(update(*own, 1, step, 2));
+    int polls = 0;
+    while (!local.poll()) {
+      ++polls;
+      ASSERT_EQ(newest_step(*copy, 1), whole);
+    }
+    EXPECT_GT(polls, 10);
+    EXPECT_EQ(newest_step(*copy, 1), step);
+    whole = step;
+  }
+}
+
+}  // namespace
+}  // namespace remesh::exchange
