@@ -138,6 +138,9 @@ struct Pipeline {
   int pp = 1;
   int chunks = 1;
   int microbatches = 1;  // all in flight at once, one slot each
+  // Sizes of a microbatch; 0: the largest there may be. Where they are given,
+  // microbatches of the largest size come first and are forgotten.
+  int64_t B = 0, T = 0;
 };
 
 // The tokens of one context-parallel rank.
@@ -176,25 +179,30 @@ inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
   const auto at = [&](int stage) -> Stage& {
     return *rank(stage).stages[static_cast<size_t>(stage / p.pp)];
   };
-  Passed out{.loss = {}, .grads = m.zeros()};
-  for (int i = 0; i < p.microbatches; ++i) {
-    const LocalBatch mb(m.batch(i, o.max_batch, o.max_seq), layout.cp,
-                        coord.cp);
-    double loss = 0;
-    for (int s = 0; s < stages; ++s)
-      loss = at(s).forward(i, mb.view, s == 0 ? nullptr : at(s - 1).output(i),
-                           rank(s).hooks);
-    out.loss.push_back(loss);
-  }
-  for (int i = 0; i < p.microbatches; ++i) {
-    const float* dy = nullptr;
-    for (int s = stages; s-- > 0;)
-      dy = at(s).backward(i, 0.01, dy, rank(s).hooks);
-    CHECK(dy == nullptr);
-  }
-  if (o.split_backward)
+  Passed out;
+  const auto pass = [&](int64_t B, int64_t T) {
+    out = {.loss = {}, .grads = m.zeros()};
+    for (const auto& r : ranks) std::fill(r->grads.begin(), r->grads.end(), 0);
+    for (int i = 0; i < p.microbatches; ++i) {
+      const LocalBatch mb(m.batch(i, B, T), layout.cp, coord.cp);
+      double loss = 0;
+      for (int s = 0; s < stages; ++s)
+        loss = at(s).forward(i, mb.view, s == 0 ? nullptr : at(s - 1).output(i),
+                             rank(s).hooks);
+      out.loss.push_back(loss);
+    }
+    for (int i = 0; i < p.microbatches; ++i) {
+      const float* dy = nullptr;
+      for (int s = stages; s-- > 0;)
+        dy = at(s).backward(i, 0.01, dy, rank(s).hooks);
+      CHECK(dy == nullptr);
+    }
+    if (!o.split_backward) return;
     for (int i = 0; i < p.microbatches; ++i)
       for (int s = 0; s < stages; ++s) at(s).backward_weight(i, rank(s).hooks);
+  };
+  pass(o.max_batch, o.max_seq);
+  if (p.B > 0) pass(p.B, p.T);
   for (const auto& r : ranks) add_shard(r->grads, r->shard, out.grads);
   return out;
 }

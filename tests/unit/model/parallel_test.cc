@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <random>
+#include <thread>
 
 #include "parallel/comm/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
@@ -32,11 +33,11 @@ struct Case {
       recompute += "nsf"[static_cast<int>(r)];
     return fmt::format(
         "{} chunks {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}; {} "
-        "microbatches of {} x {}, recompute {}, {}",
+        "microbatches of {} x {} after {} x {}, recompute {}, {}",
         layout.to_string(), pipeline.chunks, config.dim, config.n_layers,
         config.n_heads, config.n_kv_heads, config.hidden_dim, config.vocab_size,
-        config.tie_embeddings ? " tied" : "", pipeline.microbatches,
-        options.max_batch, options.max_seq, recompute,
+        config.tie_embeddings ? " tied" : "", pipeline.microbatches, pipeline.B,
+        pipeline.T, options.max_batch, options.max_seq, recompute,
         options.split_backward ? "split" : "whole");
   }
 };
@@ -73,6 +74,11 @@ Case random_case(uint64_t seed) {
                .max_seq = c.layout.cp > 1 ? whole * pick({1, 2, 5, 9})
                                           : pick({1, 5, 8, 33}),
                .split_backward = random() % 3 == 0};
+  if (random() % 2 == 0) {  // smaller ones after larger ones
+    c.pipeline.B = c.options.max_batch++;
+    c.pipeline.T = c.options.max_seq;
+    c.options.max_seq += c.layout.cp > 1 ? whole : 3;
+  }
   for (int64_t i = 0; i < c.config.n_layers; ++i)
     c.options.recompute.push_back(static_cast<Recompute>(random() % 3));
   return c;
@@ -105,6 +111,10 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
   plain.dtype = Dtype::kFp32;
   plain.recompute.clear();
   plain.split_backward = false;
+  if (c.pipeline.B > 0) {
+    plain.max_batch = c.pipeline.B;
+    plain.max_seq = c.pipeline.T;
+  }
   const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
                                    plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
@@ -166,11 +176,127 @@ TEST(Parallel, RecomputationSplitAndStagesChangeNoBit) {
     StageOptions plain = c.options;
     plain.recompute.clear();
     plain.split_backward = false;
-    const Passed b = run_split(m, {.microbatches = c.pipeline.microbatches},
-                               plain, c.layout);
+    Pipeline one = c.pipeline;
+    one.pp = one.chunks = 1;
+    const Passed b = run_split(m, one, plain, c.layout);
     EXPECT_EQ(a.loss, b.loss);
     EXPECT_EQ(a.grads, b.grads);
   }
+}
+
+// What one of four tensor-parallel ranks shows of a pipeline of two stages.
+struct Shown {
+  std::vector<float> output, dx, logits;  // all rows; dx: of the same place
+  double loss = 0, evaluated = 0;
+  int64_t vocab_begin = 0;
+};
+
+constexpr int64_t kBatch = 3, kSeq = 7;  // 21 rows: 6 a rank, 3 of them empty
+
+Shown show(const Model& m, comm::Comm& comm) {
+  const auto backend = kernels::make_cpu_backend(1);
+  const geometry::Layout layout{.pp = 2, .tp = comm.size()};
+  const StageOptions o{.max_batch = kBatch,
+                       .max_seq = kSeq,
+                       .tp = comm.size() > 1 ? &comm : nullptr};
+  RankModel a(m, layout, {.pp = 0, .tp = comm.rank()}, 1, o, *backend);
+  RankModel b(m, layout, {.pp = 1, .tp = comm.rank()}, 1, o, *backend);
+  Stage& first = *a.stages[0];
+  Stage& last = *b.stages[0];
+  const MicroBatch mb = m.batch(0, kBatch, kSeq);
+  Shown s;
+  const auto n = static_cast<size_t>(first.stream_rows(kBatch, kSeq) *
+                                     m.table.config().dim);
+  first.forward(0, mb, nullptr, a.hooks);
+  s.output.assign(first.output(0), first.output(0) + n);
+  s.loss = last.forward(0, mb, first.output(0), b.hooks);
+  const float* dx = last.backward(0, 1, nullptr, b.hooks);
+  s.dx.assign(dx, dx + n);
+  first.evaluate(mb, nullptr, a.hooks);
+  s.evaluated = last.evaluate(mb, first.evaluated(), b.hooks);
+  const geometry::ShardParam& head =
+      b.shard[static_cast<size_t>(b.shard.find(geometry::Role::kHead))];
+  s.vocab_begin = head.box.start[0];
+  s.logits.resize(static_cast<size_t>(kBatch * kSeq * head.rows()));
+  last.logits(0, kBatch * kSeq, s.logits);
+  return s;
+}
+
+std::vector<Shown> show_all(const Model& m, int tp) {
+  auto comms = comm::make_local_comms(tp);
+  std::vector<Shown> out(comms.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < comms.size(); ++r)
+    threads.emplace_back([&, r] { out[r] = show(m, *comms[r]); });
+  for (std::thread& t : threads) t.join();
+  return out;
+}
+
+TEST(Parallel, RanksHaveTheirRowsAndTheirPartOfTheLogits) {
+  constexpr int64_t kVocab = 13;  // 4, 3, 3 and 3
+  const Model m({.dim = 16,
+                 .n_layers = 2,
+                 .n_heads = 4,
+                 .n_kv_heads = 2,
+                 .hidden_dim = 10,
+                 .vocab_size = kVocab},
+                kBatch * kSeq, 1);
+  const Shown one = show_all(m, 1)[0];
+  Shown all{.logits = std::vector<float>(one.logits.size())};
+  for (const Shown& s : show_all(m, 4)) {
+    EXPECT_EQ(s.evaluated, s.loss);
+    EXPECT_NEAR(s.loss / one.loss, 1, 1e-6);
+    all.output.insert(all.output.end(), s.output.begin(), s.output.end());
+    all.dx.insert(all.dx.end(), s.dx.begin(), s.dx.end());
+    const auto columns =
+        static_cast<int64_t>(s.logits.size()) / (kBatch * kSeq);
+    for (int64_t r = 0; r < kBatch * kSeq; ++r)
+      std::copy_n(s.logits.begin() + r * columns, columns,
+                  all.logits.begin() + r * kVocab + s.vocab_begin);
+  }
+  EXPECT_LT(relative_l2(all.logits, one.logits), 1e-5);
+  for (auto* x : {&all.output, &all.dx}) {
+    ASSERT_EQ(x->size(), 24U * 16);
+    for (size_t i = one.output.size(); i < x->size(); ++i)
+      EXPECT_EQ((*x)[i], 0.0F);
+    x->resize(one.output.size());
+  }
+  EXPECT_LT(relative_l2(all.output, one.output), 1e-5);
+  EXPECT_LT(relative_l2(all.dx, one.dx), 1e-5);
+}
+
+TEST(Parallel, RefusesSequencesThatTheRanksCannotShare) {
+  const Model m({.dim = 16,
+                 .n_layers = 1,
+                 .n_heads = 2,
+                 .n_kv_heads = 2,
+                 .hidden_dim = 10,
+                 .vocab_size = 9},
+                1, 1);
+  const auto shard = make_shard(m.table, {.cp = 2});
+  const auto comms = comm::make_local_comms(2);
+  const auto backend = kernels::make_cpu_backend(1);
+  StageOptions o{.max_seq = 10, .cp = comms[0].get()};
+  const auto refused = Stage::create(shard, o, *backend);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("allowed: a multiple of 4"),
+            std::string::npos);
+  o.max_seq = 12;
+  EXPECT_TRUE(Stage::create(shard, o, *backend).ok());
+}
+
+TEST(Parallel, PiecesOfASequenceBalanceTheMask) {
+  EXPECT_EQ(context_positions(3, 1, 0), (std::vector<int32_t>{0, 1, 2}));
+  EXPECT_EQ(context_positions(8, 2, 0), (std::vector<int32_t>{0, 1, 6, 7}));
+  EXPECT_EQ(context_positions(8, 2, 1), (std::vector<int32_t>{2, 3, 4, 5}));
+  int64_t work[3];
+  for (const int i : {0, 1, 2}) {
+    work[i] = 0;
+    for (const int32_t t : context_positions(24, 3, i)) work[i] += t + 1;
+  }
+  EXPECT_EQ(work[0], work[1]);
+  EXPECT_EQ(work[1], work[2]);
 }
 
 }  // namespace
