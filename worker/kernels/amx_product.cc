@@ -23,6 +23,10 @@ constexpr int64_t kStreamBytes = 1 << 20;
 REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
                                      int64_t cols, Bf16* forward,
                                      Bf16* backward) {
+  // Past the caches: nobody reads them before the next step.
+  const auto put = [](Bf16* to, __m512i v) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
+  };
   const __mmask32 mask = first_mask(cols);
   const auto m0 = static_cast<__mmask16>(mask);
   const auto m1 = static_cast<__mmask16>(mask >> 16);
@@ -35,16 +39,14 @@ REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
                     : _mm512_setzero_si512();
   }
   for (int64_t i = 0; i < 16; ++i) {
-    _mm512_store_si512(backward + i * 32,
-                       interleave(v[2 * i], v[2 * i + 1], true));
-    _mm512_store_si512(backward + 512 + i * 32,
-                       interleave(v[2 * i], v[2 * i + 1], false));
+    put(backward + i * 32, interleave(v[2 * i], v[2 * i + 1], true));
+    put(backward + 512 + i * 32, interleave(v[2 * i], v[2 * i + 1], false));
   }
   transpose16(v);
   transpose16(v + 16);
   for (int64_t i = 0; i < 16; ++i) {
-    _mm512_store_si512(forward + i * 32, v[i]);
-    _mm512_store_si512(forward + 512 + i * 32, v[16 + i]);
+    put(forward + i * 32, v[i]);
+    put(forward + 512 + i * 32, v[16 + i]);
   }
 }
 
@@ -82,17 +84,24 @@ REMESH_INLINE Cut cut_of(const AmxProduct& p) {
   return c;
 }
 
-// Memory that later steps will want, fetched into the second-level cache.
+// Memory that later steps will want, fetched into the second-level cache a few
+// lines a step: rows of `lines` cache lines. Few lines can be on their way at
+// a time, and the hardware sees no pattern in short runs far apart.
 struct Ahead {
-  const char* at = nullptr;
-  int64_t row = 0;    // bytes between rows
-  int64_t rows = 0;   // a step
-  int64_t lines = 0;  // at the front of each row
+  const char* row = nullptr;
+  int64_t stride = 0;  // bytes between rows
+  int64_t rows = 0, lines = 0;
+  int64_t each = 0;  // lines a step
+  int64_t line = 0;  // of the row
 
   REMESH_INLINE_MEMBER void fetch() {
-    for (int64_t r = 0; r < rows; ++r, at += row)
-      for (int64_t l = 0; l < lines; ++l)
-        _mm_prefetch(at + l * 64, _MM_HINT_T1);
+    for (int64_t i = 0; i < each && rows > 0; ++i) {
+      _mm_prefetch(row + line * 64, _MM_HINT_T1);
+      if (++line < lines) continue;
+      line = 0;
+      row += stride;
+      --rows;
+    }
   }
 };
 
@@ -116,8 +125,14 @@ class Multiplication {
   REMESH_INLINE_MEMBER void run(int64_t m0, int64_t m1, int64_t n0,
                                 int64_t n1) {
     for (int64_t n = n0; n < n1; n += cut_.cols)
-      for (int64_t m = m0; m < m1; m += cut_.rows)
-        block(m, least(m + cut_.rows, m1), n, least(n + cut_.cols, n1));
+      for (int64_t m = m0; m < m1; m += cut_.rows) {
+        // What follows this block: more rows, or the first again.
+        const bool more = m + cut_.rows < m1;
+        const bool again = n + cut_.cols < n1;
+        const int64_t next = more ? m + cut_.rows : m0;
+        block(m, least(m + cut_.rows, m1), n, least(n + cut_.cols, n1), next,
+              more || again ? least(next + cut_.rows, m1) : next);
+      }
     put_rows(32);
     if (cut_.stream) _mm_sfence();
   }
@@ -131,47 +146,61 @@ class Multiplication {
            n * (p_.out == Dtype::kFp32 ? 128 : 64);
   }
 
+  // Rows [next0, next1) are those of the next block.
   REMESH_INLINE_MEMBER void block(int64_t m0, int64_t m1, int64_t n0,
-                                  int64_t n1) {
+                                  int64_t n1, int64_t next0, int64_t next1) {
     for (int64_t s0 = 0; s0 < cut_.steps; s0 += cut_.block_steps) {
       const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
-      // By steps, so that memory is read in long runs.
       for (int64_t s = 0; s < steps; ++s)
         for (int64_t m = m0; m < m1; ++m)
           if (!cut_.direct || !whole_rows(m))
             pack(m, s0 + s, packed_ + ((m - m0) * steps + s) * 1024);
-      for (int64_t n = n0; n < n1; ++n)
+      const int64_t products = (n1 - n0) * (m1 - m0) * steps;
+      Ahead ahead_a = s0 + steps < cut_.steps
+                          ? rows_ahead(m0, m1, s0 + steps, products)
+                          : rows_ahead(next0, next1, 0, products);
+      for (int64_t n = n0; n < n1; ++n) {
+        Ahead ahead_b;
+        if (n + 1 < n1)
+          ahead_b = {columns(n + 1, s0), 0, 1, 32 * steps,
+                     (32 + m1 - m0 - 1) / (m1 - m0)};
         for (int64_t m = m0; m < m1; ++m) {
-          Ahead ahead_a, ahead_b;
-          // Rows come from afar the first time, columns each time.
-          const int64_t lines = (32 + m1 - m0 - 1) / (m1 - m0);
-          if (n + 1 < n1)
-            ahead_b = {columns(n + 1, s0) + (m - m0) * steps * lines * 64,
-                       lines * 64, 1, lines};
           const Rows rows = cut_.direct && whole_rows(m)
                                 ? direct_rows(m, s0)
                                 : Rows{reinterpret_cast<const char*>(
                                            packed_ + (m - m0) * steps * 1024),
                                        64, kStepBytes, kTileBytes};
-          if (n == n0 && cut_.direct && m + 1 < m1 && whole_rows(m + 1))
-            ahead_a = {direct_rows(m + 1, s0).at, 2 * p_.k,
-                       (32 + steps - 1) / steps, steps};
           const int64_t slot =
               cut_.split() ? (n - n0) * (m1 - m0) + m - m0 : (turn_ ^= 1);
           panel(m, n, rows, s0, steps, sums_ + slot * 1024, ahead_a, ahead_b);
         }
+      }
     }
+  }
+
+  // Steps from s0 on of panels [m0, m1) of rows, over `products` steps.
+  REMESH_INLINE_MEMBER Ahead rows_ahead(int64_t m0, int64_t m1, int64_t s0,
+                                        int64_t products) const {
+    if (m0 >= m1) return {};
+    const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
+    const int64_t each = ((m1 - m0) * steps * 32 + products - 1) / products;
+    if (p_.a_transposed)
+      return {reinterpret_cast<const char*>(p_.a + s0 * 32 * p_.m + m0 * 32),
+              2 * p_.m, least(steps * 32, p_.k - s0 * 32), m1 - m0, each};
+    return {reinterpret_cast<const char*>(p_.a + m0 * 32 * p_.k + s0 * 32),
+            2 * p_.k, least((m1 - m0) * 32, p_.m - m0 * 32), steps, each};
   }
 
   REMESH_INLINE_MEMBER void panel(int64_t m, int64_t n, const Rows& rows,
                                   int64_t s0, int64_t steps, float* sums,
-                                  Ahead ahead_a, Ahead ahead_b) {
+                                  Ahead& ahead_a, Ahead& ahead_b) {
     const bool last = s0 + steps == cut_.steps;
     const bool whole = whole_rows(m) && (n + 1) * 32 <= p_.n;
     const int64_t each = (32 + steps - 1) / steps;
     Ahead ahead_c;
     if (last && whole && !cut_.stream)
-      ahead_c = {c_at(m, n), c_row_, each, p_.out == Dtype::kFp32 ? 2 : 1};
+      ahead_c = {c_at(m, n), c_row_, 32, p_.out == Dtype::kFp32 ? 2 : 1,
+                 p_.out == Dtype::kFp32 ? 2 * each : each};
     panel_product<true>(rows, columns(n, s0), steps, s0 > 0, sums, 32, [&] {
       ahead_a.fetch();
       ahead_b.fetch();
@@ -278,6 +307,7 @@ void amx_pack_weight(const float* w, int64_t out, int64_t in, int64_t o0,
       pack_weight_block(w + o * in + i, in, out - o, in - i,
                         forward + ((o / 32) * in_steps + i / 32) * 1024,
                         backward + ((i / 32) * out_steps + o / 32) * 1024);
+  _mm_sfence();
 }
 
 void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,

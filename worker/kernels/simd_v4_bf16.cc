@@ -28,12 +28,23 @@ REMESH_INLINE Pair load(const Bf16* p, __mmask32 mask, uint16_t rest = 0) {
           _mm512_castsi512_ps(_mm512_and_si512(
               v, _mm512_set1_epi32(static_cast<int>(0xFFFF0000U))))};
 }
-REMESH_INLINE void store(Bf16* p, __mmask32 mask, Pair x) {
+REMESH_INLINE __m512i rounded(Pair x) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11,
                                          26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
                                          5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   const auto v = (__m512i)_mm512_cvtne2ps_pbh(x.odd, x.even);
-  _mm512_mask_storeu_epi16(p, mask, _mm512_permutexvar_epi16(order, v));
+  return _mm512_permutexvar_epi16(order, v);
+}
+REMESH_INLINE void store(Bf16* p, __mmask32 mask, Pair x) {
+  _mm512_mask_storeu_epi16(p, mask, rounded(x));
+}
+// The same past the caches where the line is whole: an ordinary store reads
+// what it overwrites. The caller fences.
+REMESH_INLINE void stream(Bf16* p, __mmask32 mask, Pair x) {
+  if (mask == ~0U && reinterpret_cast<uintptr_t>(p) % 64 == 0)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(p), rounded(x));
+  else
+    store(p, mask, x);
 }
 template <typename F>
 REMESH_INLINE Pair each(const F& f) {
@@ -62,10 +73,12 @@ void swiglu(const Bf16* gu, int64_t rows, int64_t dim, Bf16* y) {
       const __mmask32 mask = first(dim - j);
       const Pair g = load(gu + j, mask);
       const Pair u = load(gu + dim + j, mask);
-      store(y + j, mask, each([&](auto of) {
-              return _mm512_mul_ps(_mm512_mul_ps(of(g), sigmoid(of(g))), of(u));
-            }));
+      stream(y + j, mask, each([&](auto of) {
+               return _mm512_mul_ps(_mm512_mul_ps(of(g), sigmoid(of(g))),
+                                    of(u));
+             }));
     }
+  _mm_sfence();
 }
 
 void swiglu_backward(const Bf16* gu, const Bf16* dy, int64_t rows, int64_t dim,
@@ -79,8 +92,8 @@ void swiglu_backward(const Bf16* gu, const Bf16* dy, int64_t rows, int64_t dim,
       const Pair s = each([&](auto of) { return sigmoid(of(g)); });
       const Pair silu =
           each([&](auto of) { return _mm512_mul_ps(of(g), of(s)); });
-      store(y + j, mask,
-            each([&](auto of) { return _mm512_mul_ps(of(silu), of(u)); }));
+      stream(y + j, mask,
+             each([&](auto of) { return _mm512_mul_ps(of(silu), of(u)); }));
       // s (1 + g (1 - s)) = s + silu - silu s
       store(dgu + j, mask, each([&](auto of) {
               const __m512 slope = _mm512_fnmadd_ps(
@@ -95,6 +108,7 @@ void swiglu_backward(const Bf16* gu, const Bf16* dy, int64_t rows, int64_t dim,
     dy += dim;
     y += dim;
   }
+  _mm_sfence();
 }
 
 constexpr uint16_t kMinusInfinity = 0xFF80;
@@ -150,6 +164,48 @@ void cross_entropy_backward(const Bf16* logits, int64_t rows, int64_t cols,
   }
 }
 
+void rmsnorm(const float* x, const float* branch, const float* w, float eps,
+             int64_t rows, int64_t dim, float* sum, Bf16* y, float* rstd) {
+  // The sum is read again much later, if it does not replace x.
+  const bool past =
+      sum != x && dim % 16 == 0 && reinterpret_cast<uintptr_t>(sum) % 64 == 0;
+  const auto part = [&](const float* p, int64_t j, __mmask16 mask) {
+    return _mm512_maskz_loadu_ps(mask, p + j);
+  };
+  for (int64_t i = 0; i < rows; ++i, x += dim, y += dim) {
+    const float* b = branch != nullptr ? branch + i * dim : nullptr;
+    float* out = branch != nullptr ? sum + i * dim : nullptr;
+    // With and without a branch the same rows give the same bits, which
+    // recomputation of activations relies on.
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t j = 0; j < dim; j += 16) {
+      const auto mask = static_cast<__mmask16>(first(dim - j));
+      __m512 s = part(x, j, mask);
+      if (b != nullptr) s = _mm512_add_ps(s, part(b, j, mask));
+      squares = _mm512_fmadd_ps(s, s, squares);
+    }
+    const float r = 1.0F / __builtin_sqrtf(_mm512_reduce_add_ps(squares) /
+                                               static_cast<float>(dim) +
+                                           eps);
+    rstd[i] = r;
+    for (int64_t j = 0; j < dim; j += 16) {
+      const auto mask = static_cast<__mmask16>(first(dim - j));
+      __m512 s = part(x, j, mask);
+      if (b != nullptr) {
+        s = _mm512_add_ps(s, part(b, j, mask));
+        if (past)
+          _mm512_stream_ps(out + j, s);
+        else
+          _mm512_mask_storeu_ps(out + j, mask, s);
+      }
+      const __m512 v =
+          _mm512_mul_ps(_mm512_mul_ps(s, broadcast(r)), part(w, j, mask));
+      _mm256_mask_storeu_epi16(y + j, mask, (__m256i)_mm512_cvtneps_pbh(v));
+    }
+  }
+  _mm_sfence();
+}
+
 // Cosines or sines of one position, apart as Pair has them.
 REMESH_INLINE Pair load_table(const float* p, int64_t n) {
   const auto mask = [](int64_t left) {
@@ -199,6 +255,7 @@ const SimdOps& simd_v4_bf16() {
   static const SimdOps kOps = [] {
     SimdOps ops = simd_v4();
     ops.name = "avx512_bf16";
+    ops.bf16.rmsnorm = rmsnorm;
     ops.bf16.swiglu = swiglu;
     ops.bf16.swiglu_backward = swiglu_backward;
     ops.bf16.cross_entropy_add = cross_entropy_add;
