@@ -23,6 +23,7 @@
 
 #include "parallel/comm/comm.h"
 #include "parallel/comm/fold.h"
+#include "parallel/comm/scratch.h"
 #include "proto/base/check.h"
 
 namespace remesh::comm {
@@ -50,6 +51,7 @@ struct Group {
   int size = 1;
   int base_tag = 0;  // four tags from here belong to this operation
   std::function<std::unique_ptr<Batch>()> new_batch;
+  std::shared_ptr<ScratchPool> scratch;
 };
 
 // Vectors up to this size go whole to everyone: the second round costs more
@@ -110,7 +112,7 @@ class DirectReduce final : public Machine {
     size_t block = 0;
     State state = State::kDone;
     std::unique_ptr<Batch> batch;
-    std::unique_ptr<T[]> scratch;
+    ScratchPool::Block scratch;
   };
 
   DirectReduce(Group group, Op op) : group_(std::move(group)), op_(op) {}
@@ -143,7 +145,9 @@ class DirectReduce final : public Machine {
   void start_block(Lane& lane) {
     if (!lane.scratch) {
       lane.batch = group_.new_batch();
-      lane.scratch.reset(new T[chunk_ * static_cast<size_t>(group_.size)]);
+      lane.scratch = ScratchPool::Block(
+          group_.scratch,
+          chunk_ * static_cast<size_t>(group_.size) * sizeof(T));
     }
     lane.state = State::kReduce;
     const int tag = group_.base_tag + 2 * lane.index;
@@ -209,7 +213,8 @@ class DirectReduce final : public Machine {
   }
 
   T* slot(Lane& lane, int j) const {
-    return lane.scratch.get() + static_cast<size_t>(j) * chunk_;
+    return static_cast<T*>(lane.scratch.data()) +
+           static_cast<size_t>(j) * chunk_;
   }
 
   Group group_;

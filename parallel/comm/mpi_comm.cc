@@ -120,6 +120,7 @@ class Progress {
   void add(Machine* m) { active_.push_back(m); }
   void remove(Machine* m) { std::erase(active_, m); }
   bool idle() const { return active_.empty(); }
+  const std::shared_ptr<ScratchPool>& scratch() const { return scratch_; }
   void poll() {
     for (size_t i = 0; i < active_.size();) {
       if (active_[i]->advance())
@@ -145,6 +146,7 @@ class Progress {
 
  private:
   std::vector<Machine*> active_;
+  std::shared_ptr<ScratchPool> scratch_ = std::make_shared<ScratchPool>();
 };
 
 class MpiRequest final : public Request {
@@ -281,9 +283,9 @@ class MpiComm final : public Comm {
     return {.rank = rank_,
             .size = size_,
             .base_tag = tag,
-            .new_batch = [comm = coll_] {
-              return std::make_unique<MpiBatch>(comm);
-            }};
+            .new_batch =
+                [comm = coll_] { return std::make_unique<MpiBatch>(comm); },
+            .scratch = progress_->scratch()};
   }
   template <typename T>
   std::unique_ptr<Machine> reduce(std::span<T> data, Op op) {
