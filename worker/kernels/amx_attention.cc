@@ -165,9 +165,10 @@ REMESH_INLINE Forward place_forward(const AttentionSegment& s, Bump& bump) {
 // One row of a chunk of scores, `panels` blocks of which the first `valid`
 // columns count: updates the running maximum and sum (in powers of two), leaves
 // probabilities relative to the new maximum in p, and returns the factor for
-// what was accumulated before.
+// what was accumulated before. `first`: nothing was.
 REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
-                                float factor, float* top, float* sum, Bf16* p) {
+                                float factor, bool first, float* top,
+                                float* sum, Bf16* p) {
   const __m512 none = _mm512_set1_ps(-3e38F);
   __m512 most = none;
   for (int64_t n = 0; n < panels; ++n) {
@@ -179,7 +180,7 @@ REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
         _mm512_mask_loadu_ps(none, half_mask(valid - n * 32 - 16), at + 16));
   }
   const float here = _mm512_reduce_max_ps(most) * factor;
-  const float now = here > *top ? here : *top;
+  const float now = first || here > *top ? here : *top;
   const __m512 scale = _mm512_set1_ps(factor);
   const __m512 minus = _mm512_set1_ps(-now);
   __m512 total = _mm512_setzero_ps();
@@ -194,8 +195,9 @@ REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
     total = _mm512_add_ps(total, _mm512_add_ps(lo, hi));
     _mm512_store_si512(p + n * kBlock, round_pair(lo, hi));
   }
-  const float keep = exp2_one(*top - now);
-  *sum = *sum * keep + _mm512_reduce_add_ps(total);
+  const float here_sum = _mm512_reduce_add_ps(total);
+  const float keep = first ? 1.0F : exp2_one(*top - now);
+  *sum = first ? here_sum : *sum * keep + here_sum;
   *top = now;
   return keep;
 }
@@ -230,9 +232,9 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
         continue;
       }
       const float keep =
-          softmax_row(f.s + i * 32, panels, valid, z.factor * kLog2e, f.top + i,
-                      f.sum + i, f.p + i * 32);
-      if (k0 == 0 || keep == 1.0F) continue;
+          softmax_row(f.s + i * 32, panels, valid, z.factor * kLog2e, k0 == 0,
+                      f.top + i, f.sum + i, f.p + i * 32);
+      if (keep == 1.0F) continue;
       for (int64_t j = 0; j < z.depth * 2; ++j) {
         float* o = f.o + (j / 2) * kBlock + i * 32 + (j % 2) * 16;
         _mm512_store_ps(o,
