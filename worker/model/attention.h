@@ -6,7 +6,8 @@
 // on and gets the next. On the way back the gradients of keys and values follow
 // one step behind, every rank adding its part, and end where they began. Each
 // rank's tokens are two pieces (context_positions()), so that with a causal
-// mask all ranks have the same work in every step but the first.
+// mask all ranks have the same work in every step: two whole blocks of a piece
+// with a piece, or in the first one whole and two half ones.
 #pragma once
 
 #include <array>

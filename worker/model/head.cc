@@ -1,6 +1,7 @@
 #include "worker/model/head.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "proto/base/check.h"
 
@@ -80,17 +81,19 @@ void* Head::piece_gradient(const Piece& p, const Rows& rows, double loss_scale,
 void Head::backward(const Rows& rows, double loss_scale, const HeadParts& a,
                     const Scratch& scratch, const StreamGradient& dx,
                     float* dnorm, float* dw) const {
+  std::optional<TensorGroup::Sum> dh;
   for (const Piece& p : pieces_) {
     const void* dlogits = piece_gradient(p, rows, loss_scale, a, scratch);
     backend_.linear_backward_input_fp32(*p.weight, dlogits, rows.N, p.col0 > 0,
                                         scratch.partial);
+    if (&p == &pieces_.back())
+      dh = group_.start_sum(rows, scratch.partial, scratch.mine);
     if (dw != nullptr)
       backend_.linear_backward_weight(d_, dlogits, a.h, rows.N, p.cols,
                                       sizes_.dim, dw + p.col0 * sizes_.dim);
   }
-  const float* dh = group_.sum(rows, scratch.partial, scratch.mine);
   backend_.zero(dnorm, static_cast<size_t>(sizes_.dim) * sizeof(float));
-  backend_.rmsnorm_backward(d_, dh, a.x, a.rstd, norm_, nullptr, rows.n,
+  backend_.rmsnorm_backward(d_, dh->wait(), a.x, a.rstd, norm_, nullptr, rows.n,
                             sizes_.dim, dx.fp32, dx.rounded, dnorm);
 }
 

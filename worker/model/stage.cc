@@ -452,10 +452,11 @@ void LlamaStage::backward_weight(int slot, UnitHooks& hooks) {
   CHECK_MSG(s.backwarded, "backward_weight without backward, or not split");
   s.backwarded = false;
   if (shape_.has_head) {
-    need_head(hooks);
+    const bool again = s.head.logits == nullptr;  // the only use of weights
+    if (again) need_head(hooks);
     head_->backward_weight(s.rows, s.loss_scale, s.head, b_.scratch,
                            hooks.grads(projection_unit_) + projection_offset_);
-    release_head(hooks);
+    if (again) release_head(hooks);
     finish_head(s.head.dnorm, hooks);
   }
   for (size_t i = num_layers(); i-- > 0;) {

@@ -26,8 +26,10 @@
 //
 // Not thread-safe: one Stage belongs to one thread (its kernels may use many).
 // With tp or cp above 1 the calls are collective over those groups.
-// Deterministic: the same inputs and thread count give the same bits. Cutting
-// the model into stages and chunks changes no bit.
+// Deterministic: the same inputs and thread count give the same bits.
+// Recomputation, slots, split backward, and cutting the model into stages and
+// chunks change no bit; but a tied embedding on two stages has a gradient on
+// each, and their sum is rounded differently.
 #pragma once
 
 #include <cstdint>
@@ -51,12 +53,16 @@ namespace remesh::model {
 
 using Dtype = kernels::Dtype;
 
-// What of a layer's activations is kept between forward and backward.
+// What of a layer's activations is kept between forward and backward; memory.h
+// has the bytes.
 //   kNone       everything
-//   kSelective  what is dear to compute and cheap to keep: attention's output
-//               and the SwiGLU product's inputs are computed again
-//               (Korthikanti et al. 2022, section 5)
+//   kSelective  all but attention's output and the SwiGLU product's inputs,
+//               which take most of the memory and are computed again (after
+//               Korthikanti et al. 2022, section 5)
 //   kFull       the layer's input alone
+// A split backward keeps more for the weight gradients: kSelective is then as
+// kNone. The head keeps its logits, in bf16, unless the chunk's last layer is
+// recomputed.
 enum class Recompute { kNone, kSelective, kFull };
 
 struct StageOptions {
