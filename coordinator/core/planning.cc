@@ -136,9 +136,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   e.set_source(a.source().kind() == pb::Source::INIT ? "initial weights"
                                                      : a.source().path());
   e.set_lost_steps(lost_steps_);
-  const bool other = before && layout_of(*before) != dealt->layout;
-  e.set_detail((other ? layout_of(*before).to_string() + " -> " : "") +
-               dealt->reason + "; " + a.source().reason());
+  e.set_detail(dealt->reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
   waiting_for_.clear();
   for (auto& [name, m] : members_) m.progress.clear();

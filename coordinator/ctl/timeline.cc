@@ -103,7 +103,61 @@ struct Mean {
 
 struct PassMeans {
   std::map<std::string, Mean> of;  // by category, seconds
+  geometry::PassCosts costs() {
+    // Where the backward is not split, its time is all in "backward".
+    return {.forward = of["forward"].value(),
+            .backward = of["backward"].value(),
+            .weight = of["weight"].value()};
+  }
 };
+
+double length_of(const geometry::PassCosts& c, geometry::Pass pass) {
+  switch (pass) {
+    case geometry::Pass::kForward:
+      return c.forward;
+    case geometry::Pass::kBackward:
+      return c.backward;
+    default:
+      return c.weight;
+  }
+}
+
+// Idle share of a schedule whose ranks take times of their own: an op starts
+// when its rank is free and its input is there, as in geometry::simulate(),
+// which has found that the lists can finish.
+double uneven_bubble(const geometry::Schedule& schedule,
+                     const std::vector<geometry::PassCosts>& costs) {
+  using geometry::Pass;
+  const auto ranks = schedule.ranks.size();
+  std::map<std::tuple<Pass, int, int>, double> done;  // pass, stage, microbatch
+  std::vector<size_t> next(ranks, 0);
+  std::vector<double> free(ranks, 0);
+  double busy = 0;
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (size_t r = 0; r < ranks; ++r) {
+      if (next[r] == schedule.ranks[r].size()) continue;
+      const geometry::PipeOp op = schedule.ranks[r][next[r]];
+      const int stage = schedule.stage(static_cast<int>(r), op.chunk);
+      const int from = op.pass == Pass::kForward    ? stage - 1
+                       : op.pass == Pass::kBackward ? stage + 1
+                                                    : -1;
+      double start = free[r];
+      if (from >= 0 && from < schedule.num_stages()) {
+        const auto input = done.find({op.pass, from, op.microbatch});
+        if (input == done.end()) continue;
+        start = std::max(start, input->second);
+      }
+      const double length = length_of(costs[r], op.pass);
+      busy += length;
+      done[{op.pass, stage, op.microbatch}] = free[r] = start + length;
+      ++next[r];
+      moved = true;
+    }
+  }
+  const double makespan = *std::max_element(free.begin(), free.end());
+  return makespan > 0 ? 1 - busy / (makespan * static_cast<double>(ranks)) : 0;
+}
 
 std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
   std::map<int64_t, Passes> by_step;
@@ -238,6 +292,7 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
                    geometry::Layout::parse(one.mesh));
   if (layout.pp == 1) return out;
   PassMeans means;
+  std::vector<PassMeans> of_stage(static_cast<size_t>(layout.pp));
   // By the pipeline's other coordinates and the step: its ranks' passes.
   std::map<std::tuple<int, int, int, int64_t>, std::vector<Passes>> pipelines;
   for (const RankTrace& t : ranks) {
@@ -245,7 +300,8 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
         t.rank >= layout.world())
       return corrupt(fmt::format("rank {}: a trace of another mesh", t.rank));
     const geometry::Coord c = layout.coord(t.rank);
-    for (const auto& [step, passes] : passes_of(t, &means))
+    PassMeans& stage = of_stage[static_cast<size_t>(c.pp)];
+    for (const auto& [step, passes] : passes_of(t, &stage))
       pipelines[{c.dp, c.tp, c.cp, step}].push_back(passes);
   }
   double idle = 0, all = 0;
@@ -264,10 +320,15 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   }
   if (all == 0) return out;
   out.measured = idle / all;
-  // Where the backward is not split, weight stays 0: its time is in backward.
-  out.costs = {.forward = means.of["forward"].value(),
-               .backward = means.of["backward"].value(),
-               .weight = means.of["weight"].value()};
+  std::vector<geometry::PassCosts> costs;
+  for (PassMeans& stage : of_stage) {
+    costs.push_back(stage.costs());
+    for (const auto& [category, mean] : stage.of) {
+      means.of[category].sum += mean.sum;
+      means.of[category].n += mean.n;
+    }
+  }
+  out.costs = means.costs();
   ASSIGN_OR_RETURN(const auto kind, geometry::parse_schedule(one.schedule));
   ASSIGN_OR_RETURN(
       const geometry::Schedule schedule,
@@ -276,6 +337,7 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   ASSIGN_OR_RETURN(const geometry::PipeTiming timing,
                    geometry::simulate(schedule, out.costs));
   out.scheduled = timing.bubble_share;
+  out.uneven = uneven_bubble(schedule, costs);
   return out;
 }
 
@@ -297,11 +359,10 @@ std::string trace_report(const std::vector<RankTrace>& ranks) {
   } else if (bubble->steps > 0) {
     out += fmt::format(
         "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % by "
-        "the schedule\n({}, {} microbatches; forward {:.2f} ms, backward "
-        "{:.2f} "
-        "ms{})\n",
-        100 * bubble->measured, 100 * bubble->scheduled, ranks[0].schedule,
-        ranks[0].microbatches, 1e3 * bubble->costs.forward,
+        "the schedule,\n{:.1f} % with each stage's own times ({}, {} "
+        "microbatches; forward {:.2f} ms, backward {:.2f} ms{})\n",
+        100 * bubble->measured, 100 * bubble->scheduled, 100 * bubble->uneven,
+        ranks[0].schedule, ranks[0].microbatches, 1e3 * bubble->costs.forward,
         1e3 * bubble->costs.backward,
         bubble->costs.weight > 0
             ? fmt::format(", weight {:.2f} ms", 1e3 * bubble->costs.weight)

@@ -57,6 +57,7 @@ RankShares shares_of(const RankTrace& trace);
 struct PipelineBubble {
   double measured = 0;   // mean over steps and pipelines
   double scheduled = 0;  // by the schedule, with the mean times of the passes
+  double uneven = 0;     // the same with each pipeline rank's own mean times
   geometry::PassCosts costs;  // seconds
   int steps = 0;              // 0: nothing to measure
 };

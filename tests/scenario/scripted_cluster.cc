@@ -16,6 +16,18 @@ std::string lower(std::string s) {
   return s;
 }
 
+}  // namespace
+
+std::string mesh_text(const pb::Mesh& m) {
+  std::string s = fmt::format(" dp={}", m.dp());
+  if (m.pp() > 1) s += fmt::format(" pp={}", m.pp());
+  if (m.tp() > 1) s += fmt::format(" tp={}", m.tp());
+  if (m.cp() > 1) s += fmt::format(" cp={}", m.cp());
+  return s;
+}
+
+namespace {
+
 std::string assignment_text(const pb::Assignment& a) {
   std::string places;
   for (const pb::RankPlace& p : a.ranks())
@@ -24,14 +36,14 @@ std::string assignment_text(const pb::Assignment& a) {
   return places;
 }
 
-std::string durable_text(const pb::Durable& d, const std::string& mesh) {
+std::string durable_text(const pb::Durable& d) {
   std::string s =
       fmt::format("journal {} g{}", lower(pb::Durable::Phase_Name(d.phase())),
                   d.generation());
   if (d.phase() == pb::Durable::PREPARING)
-    s += fmt::format("{} ranks {} from step {}", mesh,
-                     assignment_text(d.assignment()),
-                     d.assignment().source().step());
+    s += fmt::format(
+        "{} ranks {} from step {}", mesh_text(d.assignment().mesh()),
+        assignment_text(d.assignment()), d.assignment().source().step());
   if (d.stop_requested()) s += " stop_requested";
   if (d.must_stop()) s += " must_stop";
   if (!d.pinned().empty()) s += " pinned " + d.pinned();
@@ -46,6 +58,8 @@ std::string event_text(const pb::EventRecord& e) {
   if (e.lost_steps() != 0) s += fmt::format(" lost_steps={}", e.lost_steps());
   if (e.has_source()) s += " source=\"" + e.source() + "\"";
   if (e.has_cause()) s += " cause=\"" + e.cause() + "\"";
+  if (e.has_from() && e.has_mesh())
+    s += fmt::format(" from{} to{}", mesh_text(e.from()), mesh_text(e.mesh()));
   if (e.has_detail()) s += " (" + e.detail() + ")";
   return s;
 }
@@ -72,14 +86,6 @@ std::string report_text(const pb::Report& r) {
 }
 
 }  // namespace
-
-std::string ScriptedCluster::mesh_text(const pb::Mesh& m) {
-  std::string s = fmt::format(" dp={}", m.dp());
-  if (m.pp() > 1) s += fmt::format(" pp={}", m.pp());
-  if (m.tp() > 1) s += fmt::format(" tp={}", m.tp());
-  if (m.cp() > 1) s += fmt::format(" cp={}", m.cp());
-  return s;
-}
 
 void ScriptedCluster::say(const std::string& line) {
   output_ += fmt::format("{:<6} {}\n", now_, line);
@@ -158,7 +164,7 @@ void ScriptedCluster::drive(const core::Event& event) {
 void ScriptedCluster::act(const core::Action& action) {
   if (const auto* p = std::get_if<core::Persist>(&action)) {
     journal_ = p->durable;
-    say(durable_text(p->durable, mesh_text(p->durable.assignment().mesh())));
+    say(durable_text(p->durable));
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
     Worker& w = workers_[s->directive.worker()];
     const std::string text = directive_text(s->directive);

@@ -28,6 +28,9 @@
 
 namespace remesh::scenario {
 
+// " dp=2 tp=2".
+std::string mesh_text(const pb::Mesh& mesh);
+
 class ScriptedCluster {
  public:
   // What happened, one line each ("ok" when nothing did); errors are the
@@ -97,9 +100,6 @@ class ScriptedCluster {
   Status directive(const Command& c);
   Status fence(const Command& c);
   Status status(const Command& c);
-
-  // " dp=2 tp=2".
-  static std::string mesh_text(const pb::Mesh& mesh);
 
   // Machinery.
   void say(const std::string& line);

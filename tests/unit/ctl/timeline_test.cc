@@ -192,6 +192,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     EXPECT_EQ(bubble->steps, 1);
     EXPECT_NEAR(bubble->measured, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble->scheduled, timing->bubble_share, 1e-3) << name;
+    EXPECT_NEAR(bubble->uneven, timing->bubble_share, 1e-3) << name;
     EXPECT_NE(trace_report(traces).find("% by the schedule"),
               std::string::npos);
   }

@@ -27,8 +27,8 @@ expect() {
   esac
 }
 
-for command in "" run status drain checkpoint stop ckpt "ckpt list" \
-  "ckpt inspect" "ckpt verify" job "job check" "job defaults" data \
+for command in "" run status drain mesh checkpoint stop plan trace ckpt \
+  "ckpt list" "ckpt inspect" "ckpt verify" job "job check" "job defaults" data \
   "data prepare"; do
   expect 0 "xample" "$bin/remesh" $command --help
 done
@@ -37,6 +37,7 @@ expect 2 "did you mean status" "$bin/remesh" statsu
 expect 2 "did you mean --local" "$bin/remesh" run j.toml --lokal 2
 expect 2 "JOB is required" "$bin/remesh" run
 expect 2 "WORKER is required" "$bin/remesh" drain
+expect 2 "LAYOUT is required" "$bin/remesh" mesh
 expect 2 "no such job file" "$bin/remesh" run none.toml
 expect 2 "none not in range 0 to 4096" "$bin/remesh" run none.toml --local none
 expect 2 "no run in $dir/runs" "$bin/remesh" status
@@ -55,6 +56,9 @@ echo '{"vocab_size": 257, "train": [{"tokens": 100000}], "val": []}' \
   >data/dataset.json
 expect 0 "vocab_size = 257" "$bin/remesh" job check job.toml
 expect 0 "steps = 7" "$bin/remesh" job check job.toml --set train.steps=7
+expect 0 "mesh dp3,pp1,tp1: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
+expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
+expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
 expect 2 "nothing to resume" "$bin/remesh" run job.toml --resume
