@@ -12,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -37,6 +38,10 @@ using geometry::ScheduleKind;
 struct Options {
   std::string size = "42m";
   std::string only;
+  std::string layout;  // not empty: this configuration alone
+  int zero = 0;
+  std::string schedule = "1f1b";
+  int chunks = 1;
   int64_t microbatches = 16;
   int64_t batch = 4;
   int64_t seq = 256;
@@ -83,8 +88,15 @@ struct Configuration {
   int chunks = 1;
 };
 
-std::vector<Configuration> configurations(int n) {
-  return {
+Result<std::vector<Configuration>> configurations(const Options& o, int n) {
+  if (!o.layout.empty()) {
+    ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
+    ASSIGN_OR_RETURN(const ScheduleKind kind,
+                     geometry::parse_schedule(o.schedule));
+    return std::vector<Configuration>{
+        {o.layout, layout, o.zero, kind, o.chunks}};
+  }
+  return std::vector<Configuration>{
       {"dp", {.dp = n}},
       {"dp, ZeRO 1", {.dp = n}, 1},
       {"dp, ZeRO 2", {.dp = n}, 2},
@@ -126,19 +138,22 @@ class Runner {
         .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
     ASSIGN_OR_RETURN(r->engine_,
                      Engine::create(table, *r->mesh_, e, *r->backend_, {}));
-    r->engine_->initialise(1);
-    r->engine_->state_loaded();
+    r->reset();
     r->make_data(o, table.config().vocab_size);
     return r;
   }
 
-  // Times of this rank.
-  StepTimes step() {
+  void reset() {
+    engine_->initialise(1);
+    engine_->state_loaded();
+  }
+
+  engine::StepResult step() {
     auto r = engine_->run({.lr = 1e-4,
                            .microbatches = microbatches_,
                            .global_tokens = global_tokens_});
     CHECK_MSG(r.ok(), r.status().to_string().c_str());
-    return r->times;
+    return std::move(r).value();
   }
 
  private:
@@ -170,11 +185,11 @@ class Runner {
 double predicted(const Configuration& c, const Options& o,
                  const geometry::ModelConfig& m) {
   if (c.layout.pp == 1) return 1;
-  const auto schedule = geometry::make_schedule(
-      c.schedule, c.layout.pp, static_cast<int>(o.microbatches), c.chunks);
+  const auto plan = engine::plan_step(c.schedule, c.layout.pp, c.chunks,
+                                      o.microbatches, c.layout.dp);
   const int stages = c.layout.pp * c.chunks;
   const auto bounds = geometry::stage_bounds(m, stages, o.seq);
-  if (!schedule.ok() || !bounds.ok()) return 0;
+  if (!plan.ok() || !bounds.ok()) return 0;
   const auto d = static_cast<double>(m.dim);
   const double block = d * (2 * d + 2 * static_cast<double>(m.kv_dim())) +
                        3 * d * static_cast<double>(m.hidden_dim) +
@@ -188,17 +203,17 @@ double predicted(const Configuration& c, const Options& o,
         (s + 1 == stages ? d * static_cast<double>(m.vocab_size) : 0);
   const double sum = std::accumulate(load.begin(), load.end(), 0.0);
   const double most = *std::max_element(load.begin(), load.end());
-  const auto timing = geometry::simulate(*schedule, {});
+  const auto timing = geometry::simulate(plan->schedule, {});
   return sum / c.layout.pp / most / (1 + timing->bubble_overhead);
 }
 
 // Rank 0 works alone; the others sleep, so that they take no core from it.
-double alone(comm::Comm& world, Runner* reference) {
+double alone(comm::Comm& world, Runner* reference, double& loss) {
   double seconds = 0;
   std::byte done{0};
   if (world.rank() == 0) {
     const int64_t start = monotonic_ns();
-    reference->step();
+    loss = reference->step().loss;
     seconds = seconds_since(start);
     for (int r = 1; r < world.size(); ++r) world.send({&done, 1}, r, 1);
   } else {
@@ -210,36 +225,43 @@ double alone(comm::Comm& world, Runner* reference) {
 }
 
 void print_row(const Options& o, const Configuration& c, double seconds,
-               double ratio, double prediction, const StepTimes& t) {
+               double ratio, double prediction, double difference,
+               const StepTimes& t) {
   if (o.json)
     fmt::print(
         "{{\"configuration\": \"{}\", \"layout\": \"{}\", \"step_s\": {:.4f}, "
-        "\"ratio\": {:.4f}, \"predicted\": {:.4f}, \"compute_s\": {:.4f}, "
+        "\"ratio\": {:.4f}, \"predicted\": {:.4f}, \"loss_difference\": "
+        "{:.2e}, \"compute_s\": {:.4f}, "
         "\"pipeline_s\": {:.4f}, \"reduce_s\": {:.4f}, \"gather_s\": {:.4f}, "
         "\"agree_s\": {:.4f}, \"update_s\": {:.4f}}}\n",
-        c.name, c.layout.to_string(), seconds, ratio, prediction, t.compute,
-        t.pipeline, t.reduce, t.gather, t.agree, t.update);
+        c.name, c.layout.to_string(), seconds, ratio, prediction, difference,
+        t.compute, t.pipeline, t.reduce, t.gather, t.agree, t.update);
   else
     fmt::print(
-        "{:<18} {:>7.3f} {:>6.3f} {:>9.3f}  {:>8.3f} {:>8.3f} {:>7.3f} "
+        "{:<18} {:>7.3f} {:>6.3f} {:>9.3f} {:>9.1e} {:>8.3f} {:>8.3f} {:>7.3f} "
         "{:>7.3f} {:>7.3f} {:>7.3f}\n",
-        c.name, seconds, ratio, prediction, t.compute, t.pipeline, t.reduce,
-        t.gather, t.agree, t.update);
+        c.name, seconds, ratio, prediction, difference, t.compute, t.pipeline,
+        t.reduce, t.gather, t.agree, t.update);
   std::fflush(stdout);
 }
 
 Status measure(const Options& o, const Configuration& c, comm::Comm& world,
                const geometry::ParamTable& table, Runner* reference) {
   ASSIGN_OR_RETURN(const auto runner, Runner::make(o, c, 1, world, table));
+  if (reference != nullptr) reference->reset();
   std::vector<double> with, without;
+  double difference = 0;  // of the losses
   double sums[6] = {};
   for (int i = -1; i < o.rounds; ++i) {
-    const double one = alone(world, reference);
+    double loss = 0;
+    const double one = alone(world, reference, loss);
     world.barrier();
     const int64_t start = monotonic_ns();
-    const StepTimes t = runner->step();
+    const engine::StepResult r = runner->step();
+    const StepTimes& t = r.times;
     double seconds = seconds_since(start);
-    world.all_reduce(std::span(&seconds, 1), comm::Op::kMax);
+    if (world.rank() == 0)
+      difference = std::max(difference, std::abs(r.loss / loss - 1));
     if (i < 0) continue;
     without.push_back(one);
     with.push_back(seconds);
@@ -250,7 +272,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
   world.all_reduce(std::span<double>(sums), comm::Op::kSum);
   if (world.rank() == 0)
     print_row(o, c, median(with), median(without) / median(with),
-              predicted(c, o, table.config()),
+              predicted(c, o, table.config()), difference,
               {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]});
   return ok_status();
 }
@@ -271,13 +293,20 @@ int run(const Options& o, comm::MpiWorld& mpi) {
     if (!o.json)
       fmt::print(
           "{} in {}, {} microbatches of {} x {}; {} ranks of 1 thread against "
-          "1 rank of {} threads\n{:<18} {:>7} {:>6} {:>9}  {:>8} {:>8} {:>7} "
+          "1 rank of {} threads\n{:<18} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} "
+          "{:>7} "
           "{:>7} {:>7} {:>7}\n",
           o.size, o.dtype, o.microbatches, o.batch, o.seq, world.size(),
           world.size(), "configuration", "step_s", "ratio", "predicted",
-          "compute", "pipeline", "reduce", "gather", "agree", "update");
+          "loss diff", "compute", "pipeline", "reduce", "gather", "agree",
+          "update");
   }
-  for (const Configuration& c : configurations(world.size())) {
+  const auto all = configurations(o, world.size());
+  if (!all.ok()) {
+    fmt::print(stderr, "bench_parallel: {}\n", all.status().to_string());
+    return 2;
+  }
+  for (const Configuration& c : *all) {
     if (!o.only.empty() && c.name.find(o.only) == std::string::npos) continue;
     const Status s = measure(o, c, world, table, reference.get());
     if (!s.ok() && world.rank() == 0)
@@ -299,6 +328,13 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
   app.add_option("--only", o.only, "Configurations with this in their name");
+  app.add_option("--layout", o.layout,
+                 "This mesh of all ranks alone, like dp2,pp2");
+  app.add_option("--zero", o.zero, "ZeRO stage of --layout")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--schedule", o.schedule,
+                 "of --layout: gpipe, 1f1b, interleaved or zb-h1");
+  app.add_option("--chunks", o.chunks, "of --layout")->check(CLI::Range(1, 64));
   app.add_option("--microbatches", o.microbatches, "Of the global batch")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
