@@ -92,7 +92,7 @@ void for_each_element(const geometry::ParamTable& table,
 inline State state_of(const geometry::ParamTable& table,
                       const geometry::Sharding& s, int rank, uint64_t salt) {
   const auto shard = make_rank_shard(table, s, rank);
-  CHECK(shard.ok());
+  CHECK_MSG(shard.ok(), shard.status().to_string().c_str());
   State out(shard->zero.state_elements());
   for_each_element(table, held_pieces(shard->shard, shard->zero),
                    [&](int64_t at, size_t param, int64_t e) {
