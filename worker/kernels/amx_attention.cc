@@ -44,14 +44,15 @@ REMESH_INLINE Sizes sizes_of(const AttentionTask& t) {
           .factor = 1.0F / __builtin_sqrtf(static_cast<float>(s.head_dim))};
 }
 
-// A chunk of score rows: 32 x 32 blocks one after the other.
+// Deals out a task's scratch; without memory, counts what it would take.
 struct Bump {
-  char* at;
+  char* base;
+  int64_t at = 0;  // bytes
   template <typename T>
   REMESH_INLINE_MEMBER T* take(int64_t n) {
-    T* p = reinterpret_cast<T*>(at);
+    char* p = base == nullptr ? nullptr : base + at;
     at += (n * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-    return p;
+    return reinterpret_cast<T*>(p);
   }
 };
 
@@ -533,8 +534,7 @@ int64_t amx_attention_scratch(const AttentionSegment& s) {
   Bump back{nullptr};
   (void)place_forward(s, ahead);
   (void)place_backward(s, back);
-  const char* most = ahead.at > back.at ? ahead.at : back.at;
-  return (most - static_cast<const char*>(nullptr)) / 4;
+  return (ahead.at > back.at ? ahead.at : back.at) / 4;
 }
 
 void amx_attention(const AttentionTask& t) { forward<false>(t); }
