@@ -232,16 +232,18 @@ void print_row(const Options& o, const Configuration& c, double seconds,
         "{{\"configuration\": \"{}\", \"layout\": \"{}\", \"step_s\": {:.4f}, "
         "\"ratio\": {:.4f}, \"predicted\": {:.4f}, \"loss_difference\": "
         "{:.2e}, \"compute_s\": {:.4f}, "
-        "\"pipeline_s\": {:.4f}, \"reduce_s\": {:.4f}, \"gather_s\": {:.4f}, "
+        "\"pipeline_s\": {:.4f}, \"tp_cp_s\": {:.4f}, \"reduce_s\": {:.4f}, "
+        "\"gather_s\": {:.4f}, "
         "\"agree_s\": {:.4f}, \"update_s\": {:.4f}}}\n",
         c.name, c.layout.to_string(), seconds, ratio, prediction, difference,
-        t.compute, t.pipeline, t.reduce, t.gather, t.agree, t.update);
+        t.compute, t.pipeline, t.tensor, t.reduce, t.gather, t.agree, t.update);
   else
     fmt::print(
         "{:<18} {:>7.3f} {:>6.3f} {:>9.3f} {:>9.1e} {:>8.3f} {:>8.3f} {:>7.3f} "
+        "{:>7.3f} "
         "{:>7.3f} {:>7.3f} {:>7.3f}\n",
         c.name, seconds, ratio, prediction, difference, t.compute, t.pipeline,
-        t.reduce, t.gather, t.agree, t.update);
+        t.tensor, t.reduce, t.gather, t.agree, t.update);
   std::fflush(stdout);
 }
 
@@ -251,7 +253,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
   if (reference != nullptr) reference->reset();
   std::vector<double> with, without;
   double difference = 0;  // of the losses
-  double sums[6] = {};
+  double sums[7] = {};
   for (int i = -1; i < o.rounds; ++i) {
     double loss = 0;
     const double one = alone(world, reference, loss);
@@ -265,15 +267,17 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
     if (i < 0) continue;
     without.push_back(one);
     with.push_back(seconds);
-    const double parts[6] = {t.compute, t.pipeline, t.reduce,
-                             t.gather,  t.agree,    t.update};
-    for (int k = 0; k < 6; ++k) sums[k] += parts[k] / o.rounds / world.size();
+    const double parts[7] = {t.compute, t.pipeline, t.tensor + t.context,
+                             t.reduce,  t.gather,   t.agree,
+                             t.update};
+    for (int k = 0; k < 7; ++k) sums[k] += parts[k] / o.rounds / world.size();
   }
   world.all_reduce(std::span<double>(sums), comm::Op::kSum);
   if (world.rank() == 0)
-    print_row(o, c, median(with), median(without) / median(with),
-              predicted(c, o, table.config()), difference,
-              {sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]});
+    print_row(
+        o, c, median(with), median(without) / median(with),
+        predicted(c, o, table.config()), difference,
+        {sums[0], sums[1], sums[2], 0, sums[3], sums[4], sums[5], sums[6]});
   return ok_status();
 }
 
@@ -295,11 +299,12 @@ int run(const Options& o, comm::MpiWorld& mpi) {
           "{} in {}, {} microbatches of {} x {}; {} ranks of 1 thread against "
           "1 rank of {} threads\n{:<18} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} "
           "{:>7} "
+          "{:>7} "
           "{:>7} {:>7} {:>7}\n",
           o.size, o.dtype, o.microbatches, o.batch, o.seq, world.size(),
           world.size(), "configuration", "step_s", "ratio", "predicted",
-          "loss diff", "compute", "pipeline", "reduce", "gather", "agree",
-          "update");
+          "loss diff", "compute", "pipeline", "tp, cp", "reduce", "gather",
+          "agree", "update");
   }
   const auto all = configurations(o, world.size());
   if (!all.ok()) {

@@ -82,7 +82,7 @@ Status Engine::init(const Layout& layout, int rank) {
                                   me.dp * layout.cp + me.cp));
   zero_ = std::make_unique<ZeroPlan>(std::move(zero));
   RETURN_IF_ERROR(make_state());
-  if (single()) return make_stages(nullptr, nullptr);
+  if (single()) return make_stages();
   return ok_status();
 }
 
@@ -125,14 +125,14 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
   return o;
 }
 
-Status Engine::make_stages(comm::Comm* tp, comm::Comm* cp) {
+Status Engine::make_stages() {
   const std::vector<int> slots =
       slots_needed(plan_.schedule, plan_.ops(shard_.coord().pp));
   int64_t most = 0;
   for (int c = 0; c < options_.chunks; ++c) {
     model::StageOptions o = stage_options(c, slots[static_cast<size_t>(c)]);
-    o.tp = tp;
-    o.cp = cp;
+    o.tp = tp_.get();
+    o.cp = cp_.get();
     ASSIGN_OR_RETURN(auto stage, model::Stage::create(shard_, o, backend_));
     most = std::max(most,
                     stage->stream_rows(options_.max_batch, options_.max_seq));
@@ -196,10 +196,9 @@ Status Engine::connect(comm::Mesh& mesh) {
   CHECK(mesh_ == nullptr);
   CHECK(mesh.layout() == shard_.layout() && mesh.coord() == shard_.coord());
   mesh_ = &mesh;
-  const Layout& layout = shard_.layout();
-  if (!single())
-    RETURN_IF_ERROR(make_stages(layout.tp > 1 ? &mesh.tp() : nullptr,
-                                layout.cp > 1 ? &mesh.cp() : nullptr));
+  if (shard_.layout().tp > 1) tp_ = std::make_unique<TimedComm>(mesh.tp());
+  if (shard_.layout().cp > 1) cp_ = std::make_unique<TimedComm>(mesh.cp());
+  if (!single()) RETURN_IF_ERROR(make_stages());
   make_groups(mesh);
   return ok_status();
 }

@@ -51,6 +51,7 @@
 #include "worker/engine/pipe_links.h"
 #include "worker/engine/plan.h"
 #include "worker/engine/progress.h"
+#include "worker/engine/timed_comm.h"
 #include "worker/engine/weight_store.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
@@ -88,13 +89,16 @@ struct StepInput {
 
 // Seconds of this rank.
 struct StepTimes {
-  double compute = 0;  // passes, with what tensor and context parallelism waits
+  double compute = 0;   // passes
   double pipeline = 0;  // waiting for a neighbouring stage: the bubble
+  double tensor = 0;    // waiting for tensor-parallel ranks
+  double context = 0;   // waiting for context-parallel ranks
   double reduce = 0;    // waiting for sums of gradients
   double gather = 0;    // waiting for weights
   double agree = 0;     // in the agreement: also for slower ranks
   double update = 0;    // clip, AdamW, loading weights
-  double exposed() const { return reduce + gather + agree; }
+  // Waiting for collectives and messages, but for the bubble.
+  double exposed() const { return tensor + context + reduce + gather + agree; }
 };
 
 struct StepResult {
@@ -102,8 +106,7 @@ struct StepResult {
   double grad_norm = 0;  // global L2, before clipping
   Facts agreed;          // summed over all ranks
   StepTimes times;
-  // Means over all ranks, up to the agreement: waiting for gradients and
-  // weights, and for neighbouring stages.
+  // Means over all ranks, up to the agreement: exposed() and the bubble.
   double mean_exposed_s = 0, mean_bubble_s = 0;
 };
 
@@ -177,7 +180,7 @@ class Engine {
          kernels::Backend& backend, Progress progress);
   Status init(const geometry::Layout& layout, int rank);
   Status make_state();
-  Status make_stages(comm::Comm* tp, comm::Comm* cp);
+  Status make_stages();
   model::StageOptions stage_options(int chunk, int slots) const;
   void make_groups(comm::Mesh& mesh);
 
@@ -213,11 +216,11 @@ class Engine {
   std::unique_ptr<WeightStore> store_;
   std::unique_ptr<GradStore> grads_;
   std::unique_ptr<PipeLinks> links_;
+  comm::Mesh* mesh_ = nullptr;
+  std::unique_ptr<TimedComm> tp_, cp_;                 // the mesh's, if not 1
+  std::vector<std::unique_ptr<comm::Comm>> groups_;    // made from the mesh's
   std::vector<std::unique_ptr<model::Stage>> stages_;  // by chunk
   std::unique_ptr<Hooks> hooks_;
-
-  comm::Mesh* mesh_ = nullptr;
-  std::vector<std::unique_ptr<comm::Comm>> groups_;  // made from the mesh's
 
   // Of the passes under way.
   std::vector<model::MicroBatch> microbatches_;  // this rank's part of each

@@ -253,6 +253,11 @@ Result<StepResult> Engine::run(const StepInput& in) {
   const double pipeline = links_->waited_s();
   const double reduce = grads_->waited_s();
   const double gather = store_->waited_s();
+  const auto waited_in = [](const std::unique_ptr<TimedComm>& c) {
+    return c != nullptr ? c->waited_s() : 0;
+  };
+  const double tensor = waited_in(tp_);
+  const double context = waited_in(cp_);
   Facts facts;
   StepTimes times;
   {
@@ -265,7 +270,10 @@ Result<StepResult> Engine::run(const StepInput& in) {
   times.pipeline = links_->waited_s() - pipeline;
   times.reduce = grads_->waited_s() - reduce;
   times.gather = store_->waited_s() - gather;
-  times.compute -= times.pipeline + times.gather + in_passes;
+  times.tensor = waited_in(tp_) - tensor;
+  times.context = waited_in(cp_) - context;
+  times.compute -=
+      times.pipeline + times.tensor + times.context + times.gather + in_passes;
   StepResult r = agree(in, facts, times);
   CHECK_MSG(static_cast<int64_t>(r.agreed.tokens) == in.global_tokens,
             "the ranks' microbatches are not the global batch");
