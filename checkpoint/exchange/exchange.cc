@@ -1,7 +1,6 @@
 #include "checkpoint/exchange/exchange.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,8 @@
 #include <deque>
 #include <memory>
 #include <thread>
+
+#include "checkpoint/memory/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
@@ -91,7 +92,7 @@ class Slot {
                                                      sizeof(float)};
   }
   uint64_t checksum(int64_t elements, uint64_t index) {
-    return XXH3_64bits_withSeed(
+    return memory::xxh3(
         floats(), static_cast<size_t>(elements) * kNumVectors * sizeof(float),
         index);
   }

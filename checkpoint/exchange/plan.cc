@@ -1,13 +1,13 @@
 #include "checkpoint/exchange/plan.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <utility>
 
+#include "checkpoint/memory/xxh3.h"
 #include "parallel/geometry/rect.h"
 
 namespace remesh::exchange {
@@ -259,7 +259,7 @@ uint64_t digest_of(const ParamTable& table, const Sharding& from,
     facts.insert(facts.end(), {s.rank, s.host, s.worker});
   for (const Process& p : processes)
     facts.insert(facts.end(), {p.host, p.worker});
-  return XXH3_64bits(facts.data(), facts.size() * sizeof(facts[0]));
+  return memory::xxh3(facts.data(), facts.size() * sizeof(facts[0]));
 }
 
 }  // namespace

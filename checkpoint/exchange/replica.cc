@@ -1,7 +1,6 @@
 #include "checkpoint/exchange/replica.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -9,6 +8,8 @@
 #include <deque>
 #include <thread>
 #include <utility>
+
+#include "checkpoint/memory/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
@@ -27,7 +28,7 @@ RecordMessage record_message(const StateInfo& info) {
   RecordMessage m{};
   const std::vector<uint64_t> words = encode(info);
   m[0] = words.size();
-  m[1] = XXH3_64bits(words.data(), words.size() * sizeof(words[0]));
+  m[1] = memory::xxh3(words.data(), words.size() * sizeof(words[0]));
   std::copy(words.begin(), words.end(), m.begin() + 2);
   return m;
 }
@@ -36,39 +37,28 @@ Result<StateInfo> read_record(const RecordMessage& m) {
   if (m[0] > kMaxInfoWords) return corrupt("record of a wrong size");
   const std::span<const uint64_t> words(m.data() + 2,
                                         static_cast<size_t>(m[0]));
-  if (XXH3_64bits(words.data(), words.size_bytes()) != m[1])
+  if (memory::xxh3(words.data(), words.size_bytes()) != m[1])
     return corrupt("the record's checksum is wrong");
   return memory::decode(words);
 }
 
-// xxh3 of the three vectors, fed in pieces: memory::content_hash().
+// memory::content_hash() of vectors that come in pieces.
 class Hasher {
  public:
-  Hasher() {
-    for (auto& s : states_) {
-      s.reset(XXH3_createState());
-      CHECK(s != nullptr);
-    }
-    reset();
-  }
   void reset() {
-    for (auto& s : states_) XXH3_64bits_reset(s.get());
+    for (memory::Xxh3Stream& s : streams_) s.reset();
   }
   void add(size_t vector, std::span<const float> piece) {
-    XXH3_64bits_update(states_[vector].get(), piece.data(), piece.size_bytes());
+    streams_[vector].add(piece.data(), piece.size_bytes());
   }
   ContentHash digest() const {
     ContentHash h;
-    for (size_t v = 0; v < kNumVectors; ++v)
-      h[v] = XXH3_64bits_digest(states_[v].get());
+    for (size_t v = 0; v < kNumVectors; ++v) h[v] = streams_[v].digest();
     return h;
   }
 
  private:
-  struct Free {
-    void operator()(XXH3_state_t* s) const { XXH3_freeState(s); }
-  };
-  std::array<std::unique_ptr<XXH3_state_t, Free>, kNumVectors> states_;
+  std::array<memory::Xxh3Stream, kNumVectors> streams_;
 };
 
 // The buffer that does not hold the newest state.

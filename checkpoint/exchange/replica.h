@@ -36,7 +36,7 @@
 namespace remesh::exchange {
 
 struct ReplicaOptions {
-  int64_t piece_bytes = int64_t{1} << 20;  // of one poll's work
+  int64_t piece_bytes = int64_t{1} << 18;  // of one poll's work; cached
   int window = 3;                          // pieces under way, a pair
   int tag = 0;                             // of this comm
 };

@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -17,6 +16,7 @@
 #include <utility>
 
 #include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/xxh3.h"
 
 namespace remesh::memory {
 namespace {
@@ -86,7 +86,7 @@ struct StateSegment::Header {
   std::array<Record, kSlots> records;
 
   uint64_t own_checksum() const {
-    return XXH3_64bits(this, offsetof(Header, checksum));
+    return xxh3(this, offsetof(Header, checksum));
   }
 };
 
@@ -97,7 +97,7 @@ uint64_t header_bytes() {
 }
 
 uint64_t record_checksum(uint64_t sequence, std::span<const uint64_t> words) {
-  return XXH3_64bits_withSeed(words.data(), words.size_bytes(), sequence);
+  return xxh3(words.data(), words.size_bytes(), sequence);
 }
 
 enum class Seen { kNothing, kState, kDamage };
@@ -134,7 +134,7 @@ uint64_t segment_bytes(int64_t capacity) {
 ContentHash content_hash(const ConstState& state) {
   ContentHash h;
   for (size_t i = 0; i < kNumVectors; ++i)
-    h[i] = XXH3_64bits(state[i].data(), state[i].size_bytes());
+    h[i] = xxh3(state[i].data(), state[i].size_bytes());
   return h;
 }
 
