@@ -11,8 +11,9 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "checkpoint/manifest/direct_file.h"
+
 namespace remesh::manifest {
-namespace {
 
 Status os_error(const std::string& what, int err) {
   const Status s = errno_error(what, err);
@@ -22,6 +23,8 @@ Status os_error(const std::string& what, int err) {
   if (err == ENOENT) return not_found(s.message());
   return s;
 }
+
+namespace {
 
 class PosixFile final : public File {
  public:
@@ -109,11 +112,16 @@ class PosixFile final : public File {
   uint64_t dirty_begin_ = 0, dirty_end_ = 0;  // not yet handed to the disk
 };
 
-Result<std::unique_ptr<File>> open_file(const std::string& path, int flags) {
+Result<int> open_fd(const std::string& path, int flags) {
   int fd = -1;
   do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return os_error("open " + path, errno);
+  return fd;
+}
+
+Result<std::unique_ptr<File>> open_file(const std::string& path, int flags) {
+  ASSIGN_OR_RETURN(const int fd, open_fd(path, flags));
   return std::unique_ptr<File>(std::make_unique<PosixFile>(fd, path));
 }
 
@@ -130,6 +138,12 @@ class PosixFileSystem final : public FileSystem {
 
   Result<std::unique_ptr<File>> create(const std::string& path) override {
     return open_file(path, O_RDWR | O_CREAT | O_TRUNC);
+  }
+
+  Result<std::unique_ptr<File>> create_streamed(
+      const std::string& path) override {
+    ASSIGN_OR_RETURN(const int fd, open_fd(path, O_RDWR | O_CREAT | O_TRUNC));
+    return make_direct_file(fd, path);
   }
 
   Status create_dirs(const std::string& path) override {

@@ -46,6 +46,13 @@ class FileSystem {
   virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
   // Empty, readable and writable; an existing file is emptied.
   virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
+  // The same for a large file that is written once, from front to back, and
+  // not soon read: bytes may be under way when write_at returns, and a failure
+  // may show in a later call, at the latest in sync().
+  virtual Result<std::unique_ptr<File>> create_streamed(
+      const std::string& path) {
+    return create(path);
+  }
   // Makes the directory and its parents; fine when it exists. Does not sync.
   virtual Status create_dirs(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".

@@ -238,15 +238,15 @@ BlockWriter::BlockWriter(File& file, uint64_t block_bytes)
 
 BlockWriter::~BlockWriter() = default;
 
-// Small pieces are gathered. Large ones are summed and written a megabyte at a
-// time, so that the second finds in the cache what the first has read.
+// Small pieces are gathered. Large ones are summed and written little by
+// little, so that the second finds in the cache what the first has read.
 Status BlockWriter::append(std::span<const std::byte> bytes) {
   constexpr size_t kSmall = size_t{64} << 10;
   constexpr size_t kPart = size_t{1} << 20;
   if (bytes.size() >= kSmall) {
     RETURN_IF_ERROR(flush());
     while (!bytes.empty()) {
-      const size_t n = std::min(bytes.size(), kPart);
+      const size_t n = std::min(bytes.size(), kPart / 4);
       RETURN_IF_ERROR(write(bytes.first(n)));
       bytes = bytes.subspan(n);
     }

@@ -7,6 +7,7 @@
 #include "checkpoint/store/hdf5_file.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
+#include "checkpoint/store/sparse_file.h"
 #include "checkpoint/store/store.h"
 
 namespace remesh::store {
@@ -29,7 +30,7 @@ std::map<std::string, std::vector<VirtualPart>> parts_by_param(
     const pb::Manifest& m) {
   std::map<std::string, std::vector<VirtualPart>> parts;
   for (const pb::ShardFile& shard : m.shards()) {
-    const std::vector<std::string> names = slice_names(shard);
+    const std::vector<std::string> names = slice_names(shard, m.format());
     for (size_t i = 0; i < names.size(); ++i) {
       const pb::Slice& slice = shard.slices(static_cast<int>(i));
       parts[slice.param()].push_back({.start = start_of(slice),
@@ -73,32 +74,40 @@ Status write_facts(Hdf5Writer& w, const pb::Manifest& m) {
   return w.set_attribute("/", "job", m.job());
 }
 
+// One parameter as a whole. A virtual dataset costs HDF5 more time than what is
+// stored needs to be written, so a parameter that lies in one piece anyway is
+// a link.
+Status write_whole(Hdf5Writer& w, size_t tensor,
+                   const geometry::ParamSpec& spec,
+                   std::vector<VirtualPart> parts) {
+  const std::string path = dataset_path(tensor, spec.name);
+  for (VirtualPart& part : parts)
+    part.dataset = dataset_path(tensor, part.dataset);
+  if (parts.size() == 1) return w.write_link(path, parts.front());
+  return w.write_virtual(path, spec.shape, parts);
+}
+
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
                    const ParamTable& table) {
   const std::string path = path_join(dir, manifest::kIndexName);
-  {
-    ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(fs, path));
-    RETURN_IF_ERROR(write_facts(*w, m));
-    const auto by_param = parts_by_param(m);
-    for (size_t t = 0; t < kTensors.size(); ++t) {
-      RETURN_IF_ERROR(w->make_group(std::string("/") + kTensors[t]));
-      for (const geometry::ParamSpec& spec : table.specs()) {
-        std::vector<VirtualPart> parts = by_param.at(spec.name);
-        for (VirtualPart& part : parts)
-          part.dataset = dataset_path(t, part.dataset);
-        RETURN_IF_ERROR(
-            w->write_virtual(dataset_path(t, spec.name), spec.shape, parts));
-      }
-    }
-    ASSIGN_OR_RETURN(const auto file, w->finish());
-    RETURN_IF_ERROR(file->sync());
-    RETURN_IF_ERROR(file->close());
+  ASSIGN_OR_RETURN(const auto w,
+                   Hdf5Writer::create(std::make_unique<SparseFile>(), path));
+  RETURN_IF_ERROR(write_facts(*w, m));
+  const auto by_param = parts_by_param(m);
+  for (size_t t = 0; t < kTensors.size(); ++t) {
+    RETURN_IF_ERROR(w->make_group(std::string("/") + kTensors[t]));
+    for (const geometry::ParamSpec& spec : table.specs())
+      RETURN_IF_ERROR(write_whole(*w, t, spec, by_param.at(spec.name)));
   }
-  ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(path));
-  ASSIGN_OR_RETURN(std::string checksum, manifest::xxh128_file(fs, path));
+  ASSIGN_OR_RETURN(const auto file, w->finish());
+  ASSIGN_OR_RETURN(const uint64_t size, file->size());
+  std::string bytes(size, '\0');
+  RETURN_IF_ERROR(file->read_at(
+      0, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
+  RETURN_IF_ERROR(manifest::write_file(fs, path, bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
-  m.mutable_index()->set_bytes(bytes);
-  m.mutable_index()->set_xxh128(std::move(checksum));
+  m.mutable_index()->set_bytes(size);
+  m.mutable_index()->set_xxh128(manifest::xxh128_text(bytes));
   return ok_status();
 }
 

@@ -131,14 +131,14 @@ H5FD_class_t driver_class() {
 
 }  // namespace
 
-bool set_driver(int64_t fapl, const std::shared_ptr<DriverState>& state) {
+int64_t set_driver(int64_t fapl, const std::shared_ptr<DriverState>& state) {
   const H5FD_class_t c = driver_class();  // HDF5 copies it
   const hid_t id = H5FDregister(&c);
-  if (id < 0) return false;
+  if (id < 0) return id;
   const DriverInfo info{.state = &state};
-  const bool done = H5Pset_driver(fapl, id, &info) >= 0;
-  H5FDunregister(id);  // the access list and the file keep it
-  return done;
+  if (H5Pset_driver(fapl, id, &info) >= 0) return id;
+  H5FDunregister(id);
+  return -1;
 }
 
 }  // namespace remesh::store

@@ -26,7 +26,9 @@ struct DriverState {
 };
 
 // Registers the driver for one file and sets it in the access list `fapl`.
-// False when HDF5 refuses.
-bool set_driver(int64_t fapl, const std::shared_ptr<DriverState>& state);
+// Returns its identifier, to be given to H5FDunregister once the file is
+// closed: HDF5 1.10 calls a driver's close after it let go of the driver, so
+// the file must not be its last user. Negative when HDF5 refuses.
+int64_t set_driver(int64_t fapl, const std::shared_ptr<DriverState>& state);
 
 }  // namespace remesh::store

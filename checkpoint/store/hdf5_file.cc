@@ -85,15 +85,13 @@ Id simple_space(const Dims& dims) {
           H5Sclose};
 }
 
-constexpr hsize_t kPageBytes = 4096;
-constexpr hsize_t kLargeBytes = 16 * kPageBytes;
-
-Id access_list(const std::shared_ptr<DriverState>& state) {
+// `driver` must live until the file is closed.
+Id access_list(const std::shared_ptr<DriverState>& state, Id& driver) {
   Id fapl(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
-  if (!fapl.ok() || !set_driver(fapl.get(), state) ||
+  if (!fapl.ok()) return {};
+  driver = Id(set_driver(fapl.get(), state), H5FDunregister);
+  if (!driver.ok() ||
       H5Pset_libver_bounds(fapl.get(), H5F_LIBVER_V110, H5F_LIBVER_V110) < 0 ||
-      // Large data begins with a page: copying into the page cache likes it.
-      H5Pset_alignment(fapl.get(), kLargeBytes, kPageBytes) < 0 ||
       // Closing the file closes what a failure left open in it.
       H5Pset_fclose_degree(fapl.get(), H5F_CLOSE_STRONG) < 0)
     return {};
@@ -105,6 +103,20 @@ Id creation_list(hid_t cls) {
   Id list(H5Pcreate(cls), H5Pclose);
   if (!list.ok() || H5Pset_obj_track_times(list.get(), false) < 0) return {};
   return list;
+}
+
+// On an open object: looking it up by its path each time costs more.
+bool put_attributes(hid_t object, std::span<const Attribute> attributes) {
+  for (const Attribute& a : attributes) {
+    const Id space = simple_space({static_cast<int64_t>(a.values.size())});
+    const Id attr(H5Acreate2(object, a.name, H5T_STD_I64LE, space.get(),
+                             H5P_DEFAULT, H5P_DEFAULT),
+                  H5Aclose);
+    if (!attr.ok() ||
+        H5Awrite(attr.get(), H5T_NATIVE_INT64, a.values.data()) < 0)
+      return false;
+  }
+  return true;
 }
 
 // Memory in which row i begins at i * stride, the box selected.
@@ -186,6 +198,7 @@ Dims chunk_of(const Dims& dims) {
 struct Hdf5Writer::Impl {
   std::string path;
   std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
+  Id driver;  // outlives the file
   Id file;
   std::vector<std::byte> shuffled, deflated;  // reused
 
@@ -222,7 +235,7 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
   Impl& m = *w->impl_;
   m.path = path;
   m.state->file = std::move(file);
-  const Id fapl = access_list(m.state);
+  const Id fapl = access_list(m.state, m.driver);
   const Id fcpl = creation_list(H5P_FILE_CREATE);
   if (!fapl.ok() || !fcpl.ok()) return m.failed("set up");
   m.file = Id(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, fcpl.get(), fapl.get()),
@@ -290,6 +303,7 @@ Status Hdf5Writer::make_group(const std::string& path) {
 // Chunks are filtered here and handed over whole, outside of HDF5's lock and
 // without its copies.
 Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
+                                    std::span<const Attribute> attributes,
                                     const float* data, int64_t row_stride) {
   static_assert(std::endian::native == std::endian::little);
   constexpr uint32_t kWithoutDeflate = 1U << 1;  // the second of two filters
@@ -305,7 +319,8 @@ Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
   const Id set(H5Dcreate2(impl_->file.get(), path.c_str(), H5T_IEEE_F32LE,
                           space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
                H5Dclose);
-  if (!set.ok()) return impl_->failed(path);
+  if (!set.ok() || !put_attributes(set.get(), attributes))
+    return impl_->failed(path);
   const bool flat = dims.size() == 1;
   const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
   const Box tile{.rows = flat ? 1 : chunk[0], .cols = chunk.back()};
@@ -326,8 +341,9 @@ Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
   return ok_status();
 }
 
-Result<uint64_t> Hdf5Writer::reserve_floats(const std::string& path,
-                                            const Dims& dims) {
+Result<uint64_t> Hdf5Writer::reserve_floats(
+    const std::string& path, const Dims& dims,
+    std::span<const Attribute> attributes) {
   const QuietErrors quiet;
   const Id space = simple_space(dims);
   const Id dcpl = creation_list(H5P_DATASET_CREATE);
@@ -340,7 +356,8 @@ Result<uint64_t> Hdf5Writer::reserve_floats(const std::string& path,
                           space.get(), H5P_DEFAULT, dcpl.get(), H5P_DEFAULT),
                H5Dclose);
   const haddr_t place = set.ok() ? H5Dget_offset(set.get()) : HADDR_UNDEF;
-  if (place == HADDR_UNDEF) return impl_->failed(path);
+  if (place == HADDR_UNDEF || !put_attributes(set.get(), attributes))
+    return impl_->failed(path);
   RETURN_IF_ERROR(impl_->check());
   return place;
 }
@@ -370,6 +387,16 @@ Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
   return impl_->check();
 }
 
+Status Hdf5Writer::write_link(const std::string& path,
+                              const VirtualPart& target) {
+  const QuietErrors quiet;
+  if (H5Lcreate_external(target.file.c_str(), target.dataset.c_str(),
+                         impl_->file.get(), path.c_str(), H5P_DEFAULT,
+                         H5P_DEFAULT) < 0)
+    return impl_->failed(path);
+  return impl_->check();
+}
+
 Result<std::unique_ptr<manifest::File>> Hdf5Writer::finish() {
   const QuietErrors quiet;
   if (!impl_->file.close()) return impl_->failed("close");
@@ -382,6 +409,7 @@ Result<std::unique_ptr<manifest::File>> Hdf5Writer::finish() {
 struct Hdf5Reader::Impl {
   std::string path;
   std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
+  Id driver;  // outlives the file
   Id file;
   std::string open_path;  // of the dataset kept open
   Id set;
@@ -429,7 +457,7 @@ Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
   m.path = path;
   m.state->file = std::move(file);
   ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
-  const Id fapl = access_list(m.state);
+  const Id fapl = access_list(m.state, m.driver);
   if (!fapl.ok()) return m.failed("set up");
   m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose);
   if (!m.file.ok()) return m.failed("open");

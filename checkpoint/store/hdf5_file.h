@@ -30,7 +30,13 @@ inline constexpr int64_t kChunkElements = int64_t{1} << 20;
 // of the last one is empty. Same number of dims as `dims`.
 Dims chunk_of(const Dims& dims);
 
-// A stored dataset seen through a virtual one.
+// Integers kept with a dataset.
+struct Attribute {
+  const char* name;
+  Dims values;
+};
+
+// A stored dataset seen through a virtual one, or a link.
 struct VirtualPart {
   Dims start, count;    // where it stands in the whole
   std::string file;     // beside the virtual file
@@ -61,13 +67,17 @@ class Hdf5Writer {
   // fp32, chunked, byte shuffle and deflate. Row i (dim 0; one dim is one row)
   // begins at data + i * row_stride. The parent group exists.
   Status write_compressed(const std::string& path, const Dims& dims,
+                          std::span<const Attribute> attributes,
                           const float* data, int64_t row_stride);
   // fp32, contiguous, not written: the place in the file where the caller has
   // to put the elements, row by row, after finish().
-  Result<uint64_t> reserve_floats(const std::string& path, const Dims& dims);
+  Result<uint64_t> reserve_floats(const std::string& path, const Dims& dims,
+                                  std::span<const Attribute> attributes);
   // fp32 of shape dims; what no part covers reads as NaN.
   Status write_virtual(const std::string& path, const Dims& dims,
                        const std::vector<VirtualPart>& parts);
+  // `path` stands for a dataset of another file.
+  Status write_link(const std::string& path, const VirtualPart& target);
   // Ends HDF5's work: flushes into the file and gives it back, not synced. The
   // file is good only if this says ok.
   Result<std::unique_ptr<manifest::File>> finish();

@@ -54,7 +54,7 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
   ASSIGN_OR_RETURN(const Dims step, reader->attribute("/", "step"));
   if (step != Dims{m.step()})
     return corrupt(file + ": is not of step " + std::to_string(m.step()));
-  const std::vector<std::string> names = slice_names(shard);
+  const std::vector<std::string> names = slice_names(shard, m.format());
   for (size_t t = 0; t < kTensors.size(); ++t)
     for (size_t i = 0; i < reads.size(); ++i) {
       const Piece<float>& piece = pieces[reads[i].wanted];

@@ -77,10 +77,11 @@ Result<std::unique_ptr<manifest::File>> write_compressed(
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
   RETURN_IF_ERROR(write_contents(
       *w, id, table, shard,
-      [&](const std::string& name, size_t slice, size_t tensor) {
-        const Piece<const float>& piece = pieces[slice];
-        return w->write_compressed(name, count_of(piece.slice),
-                                   tensor_of(piece, tensor), piece.row_stride);
+      [&](const TensorId& t, std::span<const Attribute> attributes) {
+        const Piece<const float>& piece = pieces[t.slice];
+        return w->write_compressed(t.path, count_of(piece.slice), attributes,
+                                   tensor_of(piece, t.tensor),
+                                   piece.row_stride);
       }));
   ASSIGN_OR_RETURN(file, w->finish());
   ASSIGN_OR_RETURN(const uint64_t size, file->size());
@@ -94,8 +95,10 @@ Status write_files(FileSystem& fs, const std::string& dir, const SaveId& id,
                    const std::vector<Piece<const float>>& pieces,
                    Compression compression, pb::ShardFile& shard) {
   const std::string path = path_join(dir, shard.name());
-  ASSIGN_OR_RETURN(auto file, fs.create(path));
-  if (compression == Compression::kNone) {
+  const bool plain = compression == Compression::kNone;
+  ASSIGN_OR_RETURN(auto file,
+                   plain ? fs.create_streamed(path) : fs.create(path));
+  if (plain) {
     RETURN_IF_ERROR(write_plain(*file, id, table, pieces, shard));
   } else {
     ASSIGN_OR_RETURN(file, write_compressed(std::move(file), path, id, table,

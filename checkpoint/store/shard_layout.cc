@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/sparse_file.h"
@@ -19,28 +18,27 @@ Status write_tensor(Hdf5Writer& w, size_t tensor, const ParamTable& table,
                     const std::vector<std::string>& names,
                     const PutTensor& put) {
   RETURN_IF_ERROR(w.make_group(std::string("/") + kTensors[tensor]));
-  std::set<std::string> groups;
   for (size_t i = 0; i < names.size(); ++i) {
     const pb::Slice& slice = shard.slices(static_cast<int>(i));
-    if (groups.insert(slice.param()).second)
-      RETURN_IF_ERROR(w.make_group(dataset_path(tensor, slice.param())));
-    const std::string path = dataset_path(tensor, names[i]);
-    RETURN_IF_ERROR(put(path, i, tensor));
-    RETURN_IF_ERROR(w.set_attribute(path, "start", start_of(slice)));
-    const int param = table.find(slice.param());
-    RETURN_IF_ERROR(w.set_attribute(path, "shape",
-                                    table[static_cast<size_t>(param)].shape));
+    const auto param = static_cast<size_t>(table.find(slice.param()));
+    const Attribute attributes[] = {{"start", start_of(slice)},
+                                    {"shape", table[param].shape}};
+    RETURN_IF_ERROR(
+        put({dataset_path(tensor, names[i]), i, tensor}, attributes));
   }
   return ok_status();
 }
 
 }  // namespace
 
-std::vector<std::string> slice_names(const pb::ShardFile& shard) {
+std::vector<std::string> slice_names(const pb::ShardFile& shard,
+                                     int32_t format) {
+  const char between = format == 1 ? '/' : '.';
   std::map<std::string, int> count;
   std::vector<std::string> names;
   for (const pb::Slice& s : shard.slices())
-    names.push_back(fmt::format("{}/{}", s.param(), count[s.param()]++));
+    names.push_back(
+        fmt::format("{}{}{}", s.param(), between, count[s.param()]++));
   return names;
 }
 
@@ -57,7 +55,7 @@ Status write_contents(Hdf5Writer& w, const SaveId& id, const ParamTable& table,
       {"rank", shard.rank()}};
   for (const auto& [name, value] : facts)
     RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
-  const std::vector<std::string> names = slice_names(shard);
+  const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
   for (size_t t = 0; t < kTensors.size(); ++t)
     RETURN_IF_ERROR(write_tensor(w, t, table, shard, names, put));
   return ok_status();
@@ -71,15 +69,15 @@ Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
       Hdf5Writer::create(std::make_unique<SparseFile>(), shard.name()));
   RETURN_IF_ERROR(write_contents(
       *w, id, table, shard,
-      [&](const std::string& path, size_t slice, size_t tensor) -> Status {
-        const pb::Slice& s = shard.slices(static_cast<int>(slice));
+      [&](const TensorId& id, std::span<const Attribute> attributes) -> Status {
+        const pb::Slice& s = shard.slices(static_cast<int>(id.slice));
         ASSIGN_OR_RETURN(const uint64_t at,
-                         w->reserve_floats(path, count_of(s)));
+                         w->reserve_floats(id.path, count_of(s), attributes));
         const auto n = static_cast<uint64_t>(manifest::box_of(s).numel());
         layout.tensors.push_back({.begin = at,
                                   .end = at + n * sizeof(float),
-                                  .slice = slice,
-                                  .tensor = tensor});
+                                  .slice = id.slice,
+                                  .tensor = id.tensor});
         return ok_status();
       }));
   ASSIGN_OR_RETURN(layout.rest, w->finish());

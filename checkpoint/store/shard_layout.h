@@ -1,14 +1,14 @@
 // Where things stand inside a shard file; shared by writer, index and loader.
 //
 //   /                          attributes format, step, generation, rank
-//   /weights/PARAM/0, 1 ...    the shard's slices of PARAM, in its order
-//   /exp_avg/PARAM/0 ...       Adam's first moment, the same slices
-//   /exp_avg_sq/PARAM/0 ...    second moment
+//   /weights/PARAM.0, .1 ...   the shard's slices of PARAM, in its order
+//   /exp_avg/PARAM.0 ...       Adam's first moment, the same slices
+//   /exp_avg_sq/PARAM.0 ...    second moment
 //
 // Each dataset has the slice's shape and attributes `start` (its place in the
 // parameter) and `shape` (the whole parameter's). It is contiguous; compressed
-// it is in chunks; in format 1 in chunks with fletcher32. The checksums that
-// count stand behind HDF5's end of the file: blocks.h.
+// it is in chunks. The checksums that count stand behind HDF5's end of the
+// file: blocks.h. In format 1 it is PARAM/0, in chunks with fletcher32.
 #pragma once
 
 #include <array>
@@ -26,15 +26,20 @@ namespace remesh::store {
 inline constexpr std::array<const char*, 3> kTensors = {"weights", "exp_avg",
                                                         "exp_avg_sq"};
 
-// "PARAM/k" for each slice of the shard: k counts the slices of one parameter.
-std::vector<std::string> slice_names(const pb::ShardFile& shard);
+// "PARAM.k" for each slice of the shard: k counts the slices of one parameter.
+std::vector<std::string> slice_names(const pb::ShardFile& shard,
+                                     int32_t format);
 // "/TENSOR/" + slice name.
 std::string dataset_path(size_t tensor, const std::string& slice_name);
 
-// Everything of a shard but the tensors' elements. `put` makes the dataset
-// `path` of one tensor of the shard's slice number `slice`.
-using PutTensor =
-    std::function<Status(const std::string& path, size_t slice, size_t tensor)>;
+// Everything of a shard but the tensors' elements. `put` makes the dataset.
+struct TensorId {
+  std::string path;
+  size_t slice = 0;   // of the shard
+  size_t tensor = 0;  // of kTensors
+};
+using PutTensor = std::function<Status(const TensorId& id,
+                                       std::span<const Attribute> attributes)>;
 Status write_contents(Hdf5Writer& w, const SaveId& id,
                       const geometry::ParamTable& table,
                       const pb::ShardFile& shard, const PutTensor& put);

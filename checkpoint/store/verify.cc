@@ -60,7 +60,7 @@ struct NamedPart {
 // Of an uncompressed shard everything is known without reading it.
 std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
                                        const pb::ShardFile& shard) {
-  const std::vector<std::string> names = slice_names(shard);
+  const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
   std::vector<NamedPart> parts;
   for (const StoredTensor& t : layout.tensors) {
     manifest::Box box =
@@ -77,7 +77,7 @@ std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
                                      const pb::ShardFile& shard) {
   std::vector<NamedPart> parts;
   for (size_t t = 0; t < kTensors.size(); ++t)
-    for (const std::string& name : slice_names(shard)) {
+    for (const std::string& name : slice_names(shard, manifest::kFormat)) {
       const std::string path = dataset_path(t, name);
       const auto stored = reader.parts(path);
       if (!stored.ok()) continue;
@@ -165,7 +165,7 @@ class Verifier {
     report_.step = m.step();
     check_parameters(m);
     for (const pb::ShardFile& shard : m.shards())
-      if (check_bytes(shard, m)) check_shard(shard, m.step());
+      if (check_bytes(shard, m)) check_shard(shard, m);
     if (m.has_index()) check_bytes(m.index(), m);
     check_strays(m);
     if (report_.num_nonfinite > 0)
@@ -202,14 +202,14 @@ class Verifier {
     return false;
   }
 
-  void check_shard(const pb::ShardFile& shard, int64_t step) {
+  void check_shard(const pb::ShardFile& shard, const pb::Manifest& m) {
     const std::string file = path_join(path_, shard.name());
     const auto reader = open_shard(fs_, file, shard);
     if (!reader.ok()) return problem(reader.status());
     const auto saved = (*reader)->attribute("/", "step");
-    if (!saved.ok() || *saved != std::vector<int64_t>{step})
+    if (!saved.ok() || *saved != std::vector<int64_t>{m.step()})
       problem(corrupt(file + ": is not of this step"));
-    const std::vector<std::string> names = slice_names(shard);
+    const std::vector<std::string> names = slice_names(shard, m.format());
     for (size_t t = 0; t < kTensors.size(); ++t)
       for (size_t i = 0; i < names.size(); ++i) {
         int64_t nonfinite = 0;

@@ -1,5 +1,8 @@
 // Whatever fails while saving, and wherever the machine stops: afterwards there
 // is no new checkpoint or the whole one, and the older ones are untouched.
+//
+// Exhaustive: every call that a save makes, every way it can fail there, every
+// way the disk can look afterwards (random ones besides the extremes).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -13,6 +16,7 @@ namespace {
 
 using Fault = manifest::MemoryFileSystem::Fault;
 using Survives = manifest::MemoryFileSystem::Survives;
+using Torn = manifest::MemoryFileSystem::Torn;
 using manifest::MemoryFileSystem;
 
 constexpr uint64_t kSeed = 4711;
@@ -29,20 +33,34 @@ geometry::ModelConfig smallest() {
           .tie_embeddings = true};
 }
 
-class CrashTest : public testing::Test {
+struct Case {
+  const char* name;
+  int ranks;
+  Compression compression;
+  bool replaces;  // a damaged checkpoint of the same step is there
+};
+
+class CrashTest : public testing::TestWithParam<Case> {
  protected:
   // Step 1 is saved and durable; the run directory is somebody else's.
   void SetUp() override {
     ASSERT_TRUE(start_.create_dirs("run").ok());
     ASSERT_TRUE(start_.sync_dir("").ok());
-    const auto done = save(start_, kFolder, {1, 1}, table_, one_, 2, keep_);
+    const Retention keep{.keep_latest_k = 2};
+    const auto done = save(start_, kFolder, {1, 1}, table_, one_, 2, keep);
     ASSERT_TRUE(done.ok()) << done.status().to_string();
+    if (!GetParam().replaces) return;
+    const auto two = save(start_, kFolder, {2, 1}, table_, one_, 2, keep);
+    ASSERT_TRUE(two.ok()) << two.status().to_string();
+    const std::string shard = two->path + "/" + manifest::shard_name(0);
+    ASSERT_TRUE(manifest::write_file(start_, shard, "cut").ok());
   }
 
   // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is under
   // test too.
   Result<Committed> second(MemoryFileSystem& fs, int64_t generation) {
-    return save(fs, kFolder, {2, generation}, table_, two_, 2, keep_);
+    return save(fs, kFolder, {2, generation}, table_, two_, GetParam().ranks,
+                {.keep_latest_k = 1}, GetParam().compression);
   }
 
   // The newest valid checkpoint must be all of step 1 or all of step 2.
@@ -61,38 +79,26 @@ class CrashTest : public testing::Test {
     return best->step;
   }
 
-  const geometry::ParamTable table_ = geometry::ParamTable::llama(smallest());
-  const State one_ = random_state(table_.num_elements(), 1);
-  const State two_ = random_state(table_.num_elements(), 2);
-  MemoryFileSystem start_;
-  const Retention keep_{.keep_latest_k = 1};
-};
-
-TEST_F(CrashTest, ACrashAtAnyCallLeavesOneOrTheOtherWhole) {
-  std::mt19937_64 rng(kSeed);
-  std::set<int64_t> seen;
-  bool through = false;
-  int64_t call = 0;
-  for (; !through; ++call)
-    for (const Survives survives :
-         {Survives::kSyncedOnly,
-          call % 2 == 0 ? Survives::kSome : Survives::kAll}) {
-      const auto copy = start_.clone();
-      MemoryFileSystem& fs = *copy;
-      fs.fail_at(call, Fault::kCrash);
-      const auto done = second(fs, 2);
-      through = fs.calls() <= call;
-      fs.recover(survives, rng);
-      const std::string where = "seed " + std::to_string(kSeed) + " call " +
-                                std::to_string(call) + ": ";
-      const int64_t step = check(fs, where);
-      seen.insert(step);
-      // What was reported saved is saved.
-      if (done.ok()) {
-        EXPECT_EQ(step, 2) << where;
-      }
-      if (survives != Survives::kSyncedOnly && call % 4 != 0) continue;
-      // The next generation finishes the work and leaves no debris.
+  // The machine stops at `call`. False: the save makes fewer calls.
+  bool crash(int64_t call, Torn torn, Survives survives) {
+    const auto copy = start_.clone();
+    MemoryFileSystem& fs = *copy;
+    fs.fail_at(call, Fault::kCrash, torn);
+    const auto done = second(fs, 2);
+    const bool reached = fs.calls() > call;
+    wrote_ = fs.failed_a_write();
+    fs.recover(survives, rng_);
+    const std::string where = "seed " + std::to_string(kSeed) + " call " +
+                              std::to_string(call) + ": ";
+    const int64_t step = check(fs, where);
+    seen_.insert(step);
+    // What was reported saved is saved.
+    if (done.ok()) {
+      EXPECT_EQ(step, 2) << where;
+    }
+    ++num_crashes_;
+    // The next generation finishes the work and leaves no debris.
+    if (torn == Torn::kHalf && survives == Survives::kSyncedOnly) {
       const auto again = second(fs, 3);
       EXPECT_TRUE(again.ok()) << where << again.status().to_string();
       EXPECT_EQ(check(fs, where), 2);
@@ -102,21 +108,47 @@ TEST_F(CrashTest, ACrashAtAnyCallLeavesOneOrTheOtherWhole) {
             << where;
       }
     }
-  EXPECT_EQ(seen, (std::set<int64_t>{1, 2}));
-  EXPECT_GT(call, 50);
-  std::printf("%lld crash points\n", static_cast<long long>(call));
+    return reached;
+  }
+
+  const geometry::ParamTable table_ = geometry::ParamTable::llama(smallest());
+  const State one_ = random_state(table_.num_elements(), 1);
+  const State two_ = random_state(table_.num_elements(), 2);
+  std::mt19937_64 rng_{kSeed};
+  MemoryFileSystem start_;
+  bool wrote_ = false;
+  std::set<int64_t> seen_;
+  int64_t num_crashes_ = 0;
+};
+
+TEST_P(CrashTest, ACrashAtAnyCallLeavesOneOrTheOtherWhole) {
+  int64_t call = 0;
+  for (bool reached = true; reached; ++call)
+    for (const Torn torn :
+         {Torn::kHalf, Torn::kNothing, Torn::kAllButOneByte}) {
+      // Only writes tear.
+      if (torn != Torn::kHalf && !wrote_) continue;
+      for (const Survives survives : {Survives::kSyncedOnly, Survives::kAll,
+                                      Survives::kSome, Survives::kSome})
+        reached = crash(call, torn, survives);
+      // Of the last variant; all of one call do the same.
+      wrote_ = wrote_ && reached;
+    }
+  EXPECT_EQ(seen_, (std::set<int64_t>{1, 2}));
+  EXPECT_GT(call, 20);
+  std::printf("%lld calls, %lld crashes\n", static_cast<long long>(call - 1),
+              static_cast<long long>(num_crashes_));
 }
 
-TEST_F(CrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
-  std::mt19937_64 rng(kSeed);
+TEST_P(CrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
   for (const Fault fault : {Fault::kIoOnce, Fault::kFull}) {
-    bool through = false;
-    for (int64_t call = 0; !through; ++call) {
+    bool reached = true;
+    for (int64_t call = 0; reached; ++call) {
       const auto copy = start_.clone();
       MemoryFileSystem& fs = *copy;
-      fs.fail_at(call, fault);
+      fs.fail_at(call, fault);  // a write is a short one
       const auto done = second(fs, 2);
-      through = fs.calls() <= call;
+      reached = fs.calls() > call;
       fs.fail_at(0, Fault::kNone);
       const std::string where = "call " + std::to_string(call) + ": ";
       const int64_t step = check(fs, where);
@@ -126,7 +158,6 @@ TEST_F(CrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
         EXPECT_EQ(done.status().code(), Code::kExhausted)
             << where << done.status().to_string();
       }
-      if (call % 4 != 0) continue;
       // The same generation may try again in the same place.
       const auto again = second(fs, 2);
       EXPECT_TRUE(again.ok()) << where << again.status().to_string();
@@ -135,7 +166,7 @@ TEST_F(CrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
   }
 }
 
-TEST_F(CrashTest, AReadErrorWhileLoadingIsReported) {
+TEST_P(CrashTest, AReadErrorWhileLoadingIsReported) {
   MemoryFileSystem& fs = start_;
   for (int64_t call = 0;; ++call) {
     fs.fail_at(call, Fault::kIoOnce);
@@ -146,6 +177,14 @@ TEST_F(CrashTest, AReadErrorWhileLoadingIsReported) {
     EXPECT_FALSE(s.ok()) << call;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Saves, CrashTest,
+    testing::Values(Case{"OneRank", 1, Compression::kNone, false},
+                    Case{"ThreeRanks", 3, Compression::kNone, false},
+                    Case{"Compressed", 2, Compression::kZlib, false},
+                    Case{"ReplacingADamagedOne", 2, Compression::kNone, true}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace remesh::store

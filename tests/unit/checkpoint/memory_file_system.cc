@@ -12,15 +12,14 @@ class MemoryFile final : public File {
       : fs_(fs), node_(std::move(node)), path_(std::move(path)) {}
 
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
-    bool half = false;
-    const Status s =
-        fs_.step(MemoryFileSystem::Kind::kGrow, "write " + path_, &half);
-    if (half) bytes = bytes.first(bytes.size() / 2);
-    if (s.ok() || half) {
+    size_t torn = 0;
+    const Status s = fs_.step(MemoryFileSystem::Kind::kGrow, "write " + path_,
+                              bytes.size(), &torn);
+    if (!s.ok()) bytes = bytes.first(torn);
+    if (!bytes.empty()) {
       std::string& data = node_->data;
       data.resize(std::max<size_t>(data.size(), offset + bytes.size()));
-      if (!bytes.empty())
-        std::memcpy(data.data() + offset, bytes.data(), bytes.size());
+      std::memcpy(data.data() + offset, bytes.data(), bytes.size());
     }
     return s;
   }
@@ -78,22 +77,30 @@ std::unique_ptr<MemoryFileSystem> MemoryFileSystem::clone() const {
   return fs;
 }
 
-void MemoryFileSystem::fail_at(int64_t call, Fault fault) {
+void MemoryFileSystem::fail_at(int64_t call, Fault fault, Torn torn) {
   calls_ = 0;
   fail_call_ = call;
   fault_ = fault;
+  torn_ = torn;
+  failed_a_write_ = false;
 }
 
-Status MemoryFileSystem::step(Kind kind, const std::string& what, bool* half) {
+Status MemoryFileSystem::step(Kind kind, const std::string& what, size_t bytes,
+                              size_t* torn) {
   // Crashing before a read or before the next change is the same.
   if (fault_ == Fault::kCrash && kind == Kind::kRead && calls_ <= fail_call_)
     return ok_status();
   if (fault_ == Fault::kFull && kind != Kind::kGrow) return ok_status();
   const int64_t call = calls_++;
   if (fault_ == Fault::kNone || call < fail_call_) return ok_status();
+  if (call == fail_call_ && torn != nullptr && bytes > 0) {
+    failed_a_write_ = true;
+    *torn = torn_ == Torn::kNothing ? 0
+            : torn_ == Torn::kHalf  ? bytes / 2
+                                    : bytes - 1;
+  }
   switch (fault_) {
     case Fault::kCrash:
-      if (half != nullptr) *half = call == fail_call_;
       return io_error(what + ": crashed");
     case Fault::kIoOnce:
       if (call == fail_call_) return io_error(what + ": Input/output error");

@@ -21,10 +21,12 @@ class MemoryFileSystem final : public FileSystem {
  public:
   enum class Fault {
     kNone,
-    kCrash,   // this call half done, every later one refused
+    kCrash,   // the machine stops at this call: every later one is refused
     kIoOnce,  // this call fails, once
     kFull,    // from this call on nothing grows
   };
+  // What a write that fails has written all the same.
+  enum class Torn { kNothing, kHalf, kAllButOneByte };
   // What is left after a crash.
   enum class Survives { kAll, kSyncedOnly, kSome };
 
@@ -35,8 +37,10 @@ class MemoryFileSystem final : public FileSystem {
 
   // Calls are counted from 0, anew from here: those that change something for
   // a crash, those that need room for a full disk, else all.
-  void fail_at(int64_t call, Fault fault);
+  void fail_at(int64_t call, Fault fault, Torn torn = Torn::kHalf);
   int64_t calls() const { return calls_; }
+  // Whether what failed was a write, so that `torn` made a difference.
+  bool failed_a_write() const { return failed_a_write_; }
   // The machine is up again.
   void recover(Survives survives, std::mt19937_64& rng);
 
@@ -59,8 +63,10 @@ class MemoryFileSystem final : public FileSystem {
   };
   enum class Kind { kRead, kGrow, kOther };
   static std::shared_ptr<Node> copy(const Node& node);
-  // Counts the call. Not ok: it fails; *half: it crashes half done.
-  Status step(Kind kind, const std::string& what, bool* half = nullptr);
+  // Counts the call. Not ok: it fails; then *torn is how many of its `bytes`
+  // are written.
+  Status step(Kind kind, const std::string& what, size_t bytes = 0,
+              size_t* torn = nullptr);
   std::shared_ptr<Node> find(const std::string& path) const;
   // The directory that holds the path, and the last name.
   std::shared_ptr<Node> parent(const std::string& path,
@@ -70,6 +76,8 @@ class MemoryFileSystem final : public FileSystem {
   int64_t calls_ = 0;
   int64_t fail_call_ = -1;
   Fault fault_ = Fault::kNone;
+  Torn torn_ = Torn::kHalf;
+  bool failed_a_write_ = false;
 };
 
 }  // namespace remesh::manifest

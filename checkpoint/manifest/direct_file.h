@@ -1,0 +1,28 @@
+// DirectFile: writes a large file from front to back past the page cache
+// (O_DIRECT), while the caller makes the next bytes. Copying into fresh pages
+// of the cache is most of what a buffered write costs, and training has better
+// use for that time and memory.
+//
+// A File like any other, also for calls that are not in order: they wait for
+// what is under way and go through the page cache from then on. A write's
+// failure may show only in a later call, at the latest in sync() or close().
+//
+// Threads: used by one thread at a time; has one thread of its own, which
+// writes. It starts with the first full buffer, so small files have none.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "checkpoint/manifest/file_system.h"
+
+namespace remesh::manifest {
+
+// What failed, with errno's words; Exhausted for lack of space or memory.
+Status os_error(const std::string& what, int err);
+
+// Takes over `fd`, open for reading and writing, empty, without O_DIRECT. Turns
+// O_DIRECT on while it serves; where the file system refuses, does without.
+std::unique_ptr<File> make_direct_file(int fd, std::string path);
+
+}  // namespace remesh::manifest

@@ -1,0 +1,177 @@
+// Exhaustive damage of a small checkpoint: every byte of every file changed in
+// turn, every length that a file can be cut to. Each is found, the file is
+// named, and who walks from the newest checkpoint to older ones ends at the
+// good one.
+//
+// Reading a whole checkpoint takes HDF5 milliseconds, so what follows from a
+// file being found damaged is gone through for every kSample-th case only.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+#include <string>
+
+#include "checkpoint/store/blocks.h"
+#include "checkpoint/store/shard_layout.h"
+#include "checkpoint/store/verify.h"
+#include "tests/unit/checkpoint/fixture.h"
+#include "tests/unit/checkpoint/memory_file_system.h"
+
+namespace remesh::store {
+namespace {
+
+using geometry::ParamTable;
+using manifest::MemoryFileSystem;
+using manifest::path_join;
+
+constexpr uint64_t kSeed = 99;
+constexpr size_t kSample = 64;
+constexpr char kFolder[] = "c";
+
+geometry::ModelConfig smallest() {
+  return {.dim = 2,
+          .n_layers = 1,
+          .n_heads = 1,
+          .n_kv_heads = 1,
+          .hidden_dim = 1,
+          .vocab_size = 2,
+          .tie_embeddings = true};
+}
+
+class DamageTest : public testing::TestWithParam<Compression> {
+ protected:
+  void SetUp() override {
+    for (const int64_t step : {1, 2}) {
+      const auto done = save(fs_, kFolder, {step, 1}, table_,
+                             step == 1 ? one_ : two_, 1, {}, GetParam());
+      ASSERT_TRUE(done.ok()) << done.status().to_string();
+      path_ = done->path;
+      manifest_ = done->manifest;
+    }
+  }
+  std::string get(const std::string& name) {
+    return *manifest::read_file(fs_, path_join(path_, name), 1 << 30);
+  }
+  void put(const std::string& name, const std::string& bytes) {
+    ASSERT_TRUE(manifest::write_file(fs_, path_join(path_, name), bytes).ok());
+  }
+
+  // What a restore does: the newest that loads. Returns its step.
+  int64_t restore(Status& newest) {
+    const auto found = manifest::scan(fs_, kFolder);
+    if (!found.ok()) return 0;
+    for (const manifest::Found& f : *found) {
+      State loaded;
+      Status s = f.status;
+      if (s.ok()) s = load_whole(fs_, f.path, table_, loaded);
+      if (f.step == 2) newest = s;
+      if (!s.ok()) continue;
+      EXPECT_TRUE(same_bits(loaded, f.step == 1 ? one_ : two_));
+      return f.step;
+    }
+    return 0;
+  }
+
+  // What verify() and load() ask first, of the file alone.
+  Status look(const std::string& name) {
+    if (name == manifest::kManifestName)
+      return manifest::read_manifest(fs_, path_).status();
+    const std::string file = path_join(path_, name);
+    if (name == manifest::kIndexName)
+      return check_whole_file(fs_, file, manifest_.index());
+    const auto bad = find_bad_blocks(fs_, file, manifest_.shards(0));
+    if (!bad.ok()) return bad.status();
+    if (!bad->empty()) return corrupt(file + ": " + text(bad->front()));
+    return ok_status();
+  }
+
+  // `bad` in the place of the file's bytes: told and survived.
+  void expect_told(const std::string& name, const std::string& bad,
+                   const std::string& what, bool in_full) {
+    put(name, bad);
+    const Status looked = look(name);
+    ASSERT_EQ(looked.code(), Code::kCorrupt) << what << looked.to_string();
+    ASSERT_NE(looked.message().find(name), std::string::npos) << what;
+    if (name == manifest::shard_name(0)) {
+      State loaded(table_.num_elements());
+      const Status s =
+          load(fs_, path_, manifest_, table_,
+               pieces_of_range<float>(table_, 0, table_.num_elements(),
+                                      loaded.view()));
+      ASSERT_EQ(s.code(), Code::kCorrupt) << what << s.to_string();
+      ASSERT_NE(s.message().find(name), std::string::npos) << what;
+    }
+    if (in_full) expect_survived(name, what);
+  }
+
+  void expect_survived(const std::string& name, const std::string& what) {
+    const VerifyReport report = verify(fs_, path_);
+    ASSERT_FALSE(report.ok) << what;
+    ASSERT_NE(report.problems.front().find(name), std::string::npos)
+        << what << ": " << report.problems.front();
+    Status newest;
+    const int64_t step = restore(newest);
+    if (name == manifest::kIndexName) {
+      // For people: a restore does not read it.
+      ASSERT_EQ(step, 2) << what << newest.to_string();
+      return;
+    }
+    ASSERT_EQ(step, 1) << what;
+    ASSERT_NE(newest.message().find(name), std::string::npos)
+        << what << ": " << newest.to_string();
+  }
+
+  const ParamTable table_ = ParamTable::llama(smallest());
+  const State one_ = random_state(table_.num_elements(), 1);
+  const State two_ = random_state(table_.num_elements(), 2);
+  MemoryFileSystem fs_;
+  std::string path_;  // of step 2
+  pb::Manifest manifest_;
+};
+
+TEST_P(DamageTest, EveryChangedByteIsToldAndTheOlderOneIsUsed) {
+  std::mt19937_64 rng(kSeed);
+  RecordProperty("seed", std::to_string(kSeed));
+  const auto names = fs_.list(path_);
+  ASSERT_EQ(names->size(), 3U);
+  for (const std::string& name : *names) {
+    const std::string good = get(name);
+    for (size_t i = 0; i < good.size(); ++i) {
+      std::string bad = good;
+      bad[i] = static_cast<char>(bad[i] ^ (1 << (rng() % 8)));
+      expect_told(name, bad, name + " byte " + std::to_string(i),
+                  i % kSample == 0);
+      if (HasFatalFailure()) return;
+    }
+    put(name, good);
+  }
+  EXPECT_TRUE(verify(fs_, path_).ok);
+  Status newest;
+  EXPECT_EQ(restore(newest), 2) << newest.to_string();
+}
+
+TEST_P(DamageTest, EveryLengthIsToldAndTheOlderOneIsUsed) {
+  const auto names = fs_.list(path_);
+  ASSERT_EQ(names->size(), 3U);
+  for (const std::string& name : *names) {
+    const std::string good = get(name);
+    for (size_t n = 0; n < good.size(); ++n) {
+      expect_told(name, good.substr(0, n),
+                  name + " of length " + std::to_string(n), n % kSample == 0);
+      if (HasFatalFailure()) return;
+    }
+    expect_told(name, good + '\0', name + ", longer", true);
+    put(name, good);
+  }
+  EXPECT_TRUE(verify(fs_, path_).ok);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Of, DamageTest, testing::Values(Compression::kNone, Compression::kZlib),
+    [](const auto& info) {
+      return std::string(info.param == Compression::kZlib ? "Compressed"
+                                                          : "Plain");
+    });
+
+}  // namespace
+}  // namespace remesh::store
