@@ -61,8 +61,8 @@ class StateSegment {
   // A fresh file at `path` (mode 0600), with nothing committed, for `job` (any
   // number that tells jobs of this host apart). AlreadyExists when the path is
   // taken; Exhausted, with what is needed and what is there, when shared memory
-  // is short. Touches all pages: about 0.3 s a GiB. The file appears at `path`
-  // only when it is complete; `path`.new is used before.
+  // is short. Touches all pages: about half a second a GiB. The file appears at
+  // `path` only when it is complete; `path`.new is used before.
   static Result<std::unique_ptr<StateSegment>> create(const std::string& path,
                                                       uint64_t job,
                                                       int64_t capacity);
