@@ -201,19 +201,23 @@ void accumulate(int64_t n, float a, const float* x, float* y) {
 
 double sum_of_squares(int64_t n, const float* x) {
   // Several sums side by side, because one would wait for its own additions.
-  constexpr int64_t kSums = 4 * REMESH_LANES;
-  double sums[kSums] = {};
+  constexpr int64_t kHalf = REMESH_LANES / 2;
+  constexpr int64_t kSums = 4;
+  typedef float Narrow __attribute__((vector_size(4 * kHalf)));
+  typedef double Wide __attribute__((vector_size(8 * kHalf)));
+  Wide sums[kSums] = {};
   int64_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-#pragma omp simd
-    for (int64_t j = 0; j < kSums; ++j) {
-      const double v = x[i + j];
-      sums[j] += v * v;
+  for (; i + kSums * kHalf <= n; i += kSums * kHalf)
+    for (int64_t k = 0; k < kSums; ++k) {
+      Narrow v;
+      __builtin_memcpy(&v, x + i + k * kHalf, sizeof(v));
+      const Wide w = __builtin_convertvector(v, Wide);
+      sums[k] += w * w;
     }
-  }
   double sum = 0;
   for (; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
-  for (int64_t j = 0; j < kSums; ++j) sum += sums[j];
+  for (int64_t k = 0; k < kSums; ++k)
+    for (int64_t j = 0; j < kHalf; ++j) sum += sums[k][j];
   return sum;
 }
 

@@ -56,8 +56,10 @@ REMESH_INLINE __m512 broadcast(float v) { return _mm512_set1_ps(v); }
 
 // 1 / (1 + e^-x).
 REMESH_INLINE __m512 sigmoid(__m512 x) {
-  const __m512 d = _mm512_add_ps(
-      broadcast(1.0F), exp2_512(_mm512_mul_ps(x, broadcast(-kLog2e))));
+  // Limited, because the reciprocal of infinity would make NaN below.
+  const __m512 e = exp2_512(
+      _mm512_min_ps(broadcast(126.0F), _mm512_mul_ps(x, broadcast(-kLog2e))));
+  const __m512 d = _mm512_add_ps(broadcast(1.0F), e);
   const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's method
   return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, broadcast(2.0F)));
 }

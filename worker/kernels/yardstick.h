@@ -16,7 +16,7 @@ double plain_product_rate(int threads, Dtype d, int64_t rows, int64_t out,
 
 // Bytes/s read and written by `threads` threads that walk arrays far larger
 // than the caches: the best of `repeats` passes over each of reading and a
-// triad (McCalpin's STREAM counts the same way).
+// triad with streaming stores (counted as McCalpin's STREAM does).
 double memory_bandwidth(int threads, int repeats);
 
 }  // namespace remesh::kernels
