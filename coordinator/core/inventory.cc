@@ -86,6 +86,7 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
                                   h.step, h.rank, no));
   }
   std::erase_if(groups, [](const Group& g) { return g.members.empty(); });
+  std::sort(notes.begin(), notes.end());
   return groups;
 }
 
@@ -187,11 +188,11 @@ Choice choose_state(const ParamTable& table, const Inventory& in) {
   std::vector<std::string> notes;
   std::vector<Group> groups = groups_of(table, in, notes);
   // Newest step first, of it the newest generation, then who has most of it.
-  std::stable_sort(groups.begin(), groups.end(),
-                   [](const Group& a, const Group& b) {
-                     return std::tuple(a.step, a.generation, a.members.size()) >
-                            std::tuple(b.step, b.generation, b.members.size());
-                   });
+  std::stable_sort(
+      groups.begin(), groups.end(), [](const Group& a, const Group& b) {
+        return std::tuple(a.step, a.generation, a.members.size(), a.name()) >
+               std::tuple(b.step, b.generation, b.members.size(), b.name());
+      });
   const SavedState* const saved = newest_checkpoint(in, notes);
   Choice c;
   for (const Group& g : groups) {
