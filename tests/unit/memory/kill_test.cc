@@ -7,7 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -60,20 +62,58 @@ int64_t newest_step(const StateSegment& s) {
   return c.states.empty() ? -1 : c.states[0].info.step;
 }
 
-// Runs a child that updates for ever.
-pid_t start_child(const std::string& path, int64_t elements, bool traced) {
+// What a child does for ever.
+void update_for_ever(StateSegment& s, int64_t elements) {
+  const auto c = s.contents();
+  int64_t step = c.states.empty() ? 0 : c.states[0].info.step;
+  while (true) update(s, ++step, elements);
+}
+
+// Generations that take the state over as it stands; every second comes to
+// nothing, and the next begins with what that one had begun with.
+void take_over_for_ever(StateSegment& s, int64_t) {
+  auto from = s.contents().states[0];
+  while (true) {
+    StateInfo info = from.info;
+    ++info.generation;
+    (void)s.redescribe(from, info);
+    ++info.generation;
+    from = s.redescribe(from, info);
+  }
+}
+
+pid_t start_child(const std::string& path, int64_t elements, bool traced,
+                  void (*work)(StateSegment&, int64_t)) {
   const pid_t child = fork();
   if (child != 0) return child;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto s = StateSegment::open(path, kJob, StateSegment::Mode::kWrite);
   if (!s.ok()) _exit(2);
-  const auto c = (*s)->contents();
-  int64_t step = c.states.empty() ? 0 : c.states[0].info.step;
   if (traced) {
     if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(3);
     raise(SIGSTOP);
   }
-  while (true) update(**s, ++step, elements);
+  work(**s, elements);
+  _exit(4);
+}
+
+// Runs the child one instruction at a time until look() says that it is
+// enough. False when that is not possible here.
+bool step_through(pid_t child, const std::function<bool()>& look) {
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status)) {
+    EXPECT_EQ(WEXITSTATUS(status), 3);
+    return false;
+  }
+  for (int i = 0; i < 2'000'000 && !testing::Test::HasFailure(); ++i) {
+    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) break;
+    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) break;
+    if (look()) break;
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return true;
 }
 
 TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
@@ -86,29 +126,50 @@ TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
   const auto seen =
       StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
   ASSERT_TRUE(seen.ok());
-  const pid_t child = start_child(dir / "s", kElements, true);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  if (WIFEXITED(status)) {
-    ASSERT_EQ(WEXITSTATUS(status), 3);
-    GTEST_SKIP() << "no ptrace here";
-  }
   int64_t last = 1;
-  int instructions = 0;
   int with_one = 0;
-  while (last < 5 && instructions < 2'000'000 && !HasFailure()) {
-    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) break;
-    if (waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) break;
-    ++instructions;
+  const pid_t child = start_child(dir / "s", kElements, true, update_for_ever);
+  const bool possible = step_through(child, [&] {
     const int64_t now = newest_step(**seen);
-    ASSERT_TRUE(now == last || now == last + 1) << now << " after " << last;
+    EXPECT_TRUE(now == last || now == last + 1) << now << " after " << last;
     last = now;
     if ((*seen)->contents().states.size() == 1) ++with_one;
-  }
-  kill(child, SIGKILL);
-  waitpid(child, &status, 0);
+    return last == 5;
+  });
+  if (!possible) GTEST_SKIP() << "no ptrace here";
   EXPECT_EQ(last, 5);
   EXPECT_GT(with_one, 100);  // updates were seen half way
+}
+
+// At any instant the description that the generation began with stands.
+TEST(StateSegmentKill, EveryInstructionOfATakeover) {
+  const ShmDir dir;
+  auto made = StateSegment::create(dir / "s", kJob, 4);
+  ASSERT_TRUE(made.ok());
+  update(**made, 1, 4);
+  made->reset();
+  const auto seen =
+      StateSegment::open(dir / "s", kJob, StateSegment::Mode::kRead);
+  ASSERT_TRUE(seen.ok());
+  int64_t newest = 1, least = 1;
+  const pid_t child = start_child(dir / "s", 4, true, take_over_for_ever);
+  const bool possible = step_through(child, [&] {
+    const auto c = (*seen)->contents();
+    EXPECT_TRUE(c.damaged.empty());
+    EXPECT_FALSE(c.states.empty());
+    if (c.states.empty()) return true;
+    // Generations 1, 3, 5 ... are those that others begin with.
+    int64_t begun_with = 0;
+    for (const auto& state : c.states)
+      if (state.info.generation % 2 == 1)
+        begun_with = std::max(begun_with, state.info.generation);
+    EXPECT_GE(begun_with, least);
+    least = std::max(least, begun_with);
+    newest = std::max(newest, c.states[0].info.generation);
+    return newest >= 9;
+  });
+  if (!possible) GTEST_SKIP() << "no ptrace here";
+  EXPECT_EQ(newest, 9);
 }
 
 TEST(StateSegmentKill, RandomInstants) {
@@ -123,7 +184,8 @@ TEST(StateSegmentKill, RandomInstants) {
   made->reset();
   int64_t last = 1;
   for (int i = 0; i < 60; ++i) {
-    const pid_t child = start_child(dir / "s", kElements, false);
+    const pid_t child =
+        start_child(dir / "s", kElements, false, update_for_ever);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
     kill(child, SIGKILL);
     int status = 0;
