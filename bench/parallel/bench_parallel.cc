@@ -225,25 +225,28 @@ double alone(comm::Comm& world, Runner* reference, double& loss) {
 }
 
 void print_row(const Options& o, const Configuration& c, double seconds,
-               double ratio, double prediction, double difference,
+               double ratio, double prediction, double difference, double most,
                const StepTimes& t) {
   if (o.json)
     fmt::print(
         "{{\"configuration\": \"{}\", \"layout\": \"{}\", \"step_s\": {:.4f}, "
         "\"ratio\": {:.4f}, \"predicted\": {:.4f}, \"loss_difference\": "
         "{:.2e}, \"compute_s\": {:.4f}, "
-        "\"pipeline_s\": {:.4f}, \"tp_cp_s\": {:.4f}, \"reduce_s\": {:.4f}, "
+        "\"most_compute_s\": {:.4f}, \"pipeline_s\": {:.4f}, \"tp_cp_s\": "
+        "{:.4f}, \"reduce_s\": {:.4f}, "
         "\"gather_s\": {:.4f}, "
         "\"agree_s\": {:.4f}, \"update_s\": {:.4f}}}\n",
         c.name, c.layout.to_string(), seconds, ratio, prediction, difference,
-        t.compute, t.pipeline, t.tensor, t.reduce, t.gather, t.agree, t.update);
+        t.compute, most, t.pipeline, t.tensor, t.reduce, t.gather, t.agree,
+        t.update);
   else
     fmt::print(
-        "{:<18} {:>7.3f} {:>6.3f} {:>9.3f} {:>9.1e} {:>8.3f} {:>8.3f} {:>7.3f} "
+        "{:<18} {:>7.3f} {:>6.3f} {:>9.3f} {:>9.1e} {:>8.3f} {:>7.3f} {:>8.3f} "
+        "{:>7.3f} "
         "{:>7.3f} "
         "{:>7.3f} {:>7.3f} {:>7.3f}\n",
-        c.name, seconds, ratio, prediction, difference, t.compute, t.pipeline,
-        t.tensor, t.reduce, t.gather, t.agree, t.update);
+        c.name, seconds, ratio, prediction, difference, t.compute, most,
+        t.pipeline, t.tensor, t.reduce, t.gather, t.agree, t.update);
   std::fflush(stdout);
 }
 
@@ -254,6 +257,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
   std::vector<double> with, without;
   double difference = 0;  // of the losses
   double sums[7] = {};
+  double most = 0;  // computing, of the busiest rank
   for (int i = -1; i < o.rounds; ++i) {
     double loss = 0;
     const double one = alone(world, reference, loss);
@@ -270,13 +274,15 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
     const double parts[7] = {t.compute, t.pipeline, t.tensor + t.context,
                              t.reduce,  t.gather,   t.agree,
                              t.update};
+    most += t.compute / o.rounds;
     for (int k = 0; k < 7; ++k) sums[k] += parts[k] / o.rounds / world.size();
   }
   world.all_reduce(std::span<double>(sums), comm::Op::kSum);
+  world.all_reduce(std::span<double>(&most, 1), comm::Op::kMax);
   if (world.rank() == 0)
     print_row(
         o, c, median(with), median(without) / median(with),
-        predicted(c, o, table.config()), difference,
+        predicted(c, o, table.config()), difference, most,
         {sums[0], sums[1], sums[2], 0, sums[3], sums[4], sums[5], sums[6]});
   return ok_status();
 }
@@ -300,11 +306,11 @@ int run(const Options& o, comm::MpiWorld& mpi) {
           "1 rank of {} threads\n{:<18} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} "
           "{:>7} "
           "{:>7} "
-          "{:>7} {:>7} {:>7}\n",
+          "{:>7} {:>7} {:>7} {:>7}\n",
           o.size, o.dtype, o.microbatches, o.batch, o.seq, world.size(),
           world.size(), "configuration", "step_s", "ratio", "predicted",
-          "loss diff", "compute", "pipeline", "tp, cp", "reduce", "gather",
-          "agree", "update");
+          "loss diff", "compute", "most", "pipeline", "tp, cp", "reduce",
+          "gather", "agree", "update");
   }
   const auto all = configurations(o, world.size());
   if (!all.ok()) {
