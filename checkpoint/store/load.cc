@@ -63,9 +63,12 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
       const pb::Slice& stored = shard.slices(reads[i].slice);
       const std::string path =
           dataset_path(t, names[static_cast<size_t>(reads[i].slice)]);
-      RETURN_IF_ERROR(check_dataset(*reader, file, path, stored));
-      RETURN_IF_ERROR(read_part(*reader, path, stored, reads[i].box,
-                                piece.slice, out, piece.row_stride));
+      Status s = check_dataset(*reader, file, path, stored);
+      if (s.ok())
+        s = read_part(*reader, path, stored, reads[i].box, piece.slice, out,
+                      piece.row_stride);
+      if (!s.ok())
+        return Status(s.code(), s.message() + ", needed for " + path);
     }
   return ok_status();
 }

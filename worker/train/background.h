@@ -1,6 +1,6 @@
-// Background: one thread that runs one job at a time, for what must not hold up
-// training (writing files). Its owner asks for the result; nobody is called
-// back. The destructor waits for the job under way.
+// Background: one thread of low priority that runs one job at a time, for what
+// must not hold up training (writing files). Its owner asks for the result;
+// nobody is called back. The destructor waits for the job under way.
 //
 // Threads: one owner thread uses it; jobs run in its own thread.
 #pragma once

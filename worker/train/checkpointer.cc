@@ -134,9 +134,12 @@ void Checkpointer::start_write(int64_t step,
   disk_moved_ms_.store(monotonic_ms());
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
-  disk_.start([this, id, pieces = std::move(pieces)] {
+  disk_.start([this, id, pieces = std::move(pieces)]() -> Status {
+    // The manifest says how: "" or "zlib".
+    ASSIGN_OR_RETURN(const store::Compression compression,
+                     store::parse_compression(options_.manifest.compression()));
     return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
-                              pieces)
+                              pieces, compression)
         .status();
   });
 }

@@ -293,6 +293,8 @@ void Trainer::make_checkpointer() {
   manifest.set_global_batch_size(t.global_batch_size());
   manifest.set_seq_len(t.seq_len());
   manifest.set_code_version(REMESH_VERSION);
+  if (job_.checkpoint().compression() != "none")
+    manifest.set_compression(job_.checkpoint().compression());
   const pb::Checkpoint& c = job_.checkpoint();
   checkpointer_ = std::make_unique<Checkpointer>(
       CheckpointerOptions{

@@ -206,6 +206,129 @@ os.rename(root + '/away', path + '/shard-00000.h5')
   }
 }
 
+TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
+  // Several chunks a parameter, an odd last one, noise in the moments.
+  const ParamTable table = ParamTable::llama({.dim = 1000,
+                                              .n_layers = 1,
+                                              .n_heads = 2,
+                                              .n_kv_heads = 1,
+                                              .hidden_dim = 10,
+                                              .vocab_size = 1301,
+                                              .tie_embeddings = true});
+  State state = random_state(table.num_elements(), kSeed);
+  for (size_t i = 0; i < state.weights.size(); ++i) {
+    state.weights[i] = static_cast<float>(i % 1000) * 1e-3F;
+    state.exp_avg[i] = 0;
+  }
+  const auto plain = save(*fs_, folder_, {1, 1}, table, state, 2);
+  const auto zlib =
+      save(*fs_, folder_, {2, 1}, table, state, 3, {}, Compression::kZlib);
+  ASSERT_TRUE(plain.ok() && zlib.ok()) << zlib.status().to_string();
+  const auto bytes = [](const Committed& c) {
+    uint64_t n = 0;
+    for (const pb::ShardFile& f : c.manifest.shards()) n += f.bytes();
+    return n;
+  };
+  EXPECT_LT(bytes(*zlib), bytes(*plain) * 6 / 10);
+  State loaded;
+  ASSERT_TRUE(load_whole(*fs_, zlib->path, table, loaded).ok());
+  EXPECT_TRUE(same_bits(loaded, state));
+  // A part alone, across the edges of chunks.
+  const int64_t begin = 1000 * 1000 - 77, end = 1200 * 1000 + 5;
+  State part(end - begin);
+  FlatState<float> view = part.view();
+  view.begin = begin;
+  ASSERT_TRUE(load(*fs_, zlib->path, zlib->manifest, table,
+                   pieces_of_range(table, begin, end, view))
+                  .ok());
+  EXPECT_TRUE(std::equal(part.weights.begin(), part.weights.end(),
+                         state.weights.begin() + begin));
+  const VerifyReport report = verify(*fs_, zlib->path);
+  EXPECT_TRUE(report.ok) << describe(report);
+  EXPECT_FALSE(parse_compression("lz4").ok());
+  EXPECT_EQ(*parse_compression("zlib"), Compression::kZlib);
+  EXPECT_EQ(*parse_compression(""), Compression::kNone);
+}
+
+TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
+  const ParamTable table = ParamTable::llama({.dim = 500,
+                                              .n_layers = 1,
+                                              .n_heads = 2,
+                                              .n_kv_heads = 1,
+                                              .hidden_dim = 10,
+                                              .vocab_size = 6000,
+                                              .tie_embeddings = true});
+  State state = random_state(table.num_elements(), kSeed);
+  for (const Compression how : {Compression::kNone, Compression::kZlib}) {
+    const SaveId id{.step = how == Compression::kNone ? 1 : 2, .generation = 1};
+    const auto done = save(*fs_, folder_, id, table, state, 1, {}, how);
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    const std::string path = done->path + "/shard-00000.h5";
+    const std::string good = slurp(path);
+    // Within the embedding's first moment, far from anything else's data. It
+    // has 3 million elements in 2000 bytes a row: rows 3000 and so on.
+    std::string bad = good;
+    const size_t at = good.size() / 3 + 6000000;
+    bad[at] = static_cast<char>(bad[at] ^ 1);
+    spill(path, bad);
+    const VerifyReport report = verify(*fs_, done->path);
+    EXPECT_FALSE(report.ok);
+    ASSERT_EQ(report.problems.size(), 1U) << describe(report);
+    const std::string& problem = report.problems[0];
+    for (const char* word : {"shard-00000.h5", "bytes ",
+                             "/exp_avg/model.embed_tokens.weight.0 rows "})
+      EXPECT_NE(problem.find(word), std::string::npos) << problem;
+    State loaded;
+    const Status s = load_whole(*fs_, done->path, table, loaded);
+    EXPECT_EQ(s.code(), Code::kCorrupt);
+    for (const char* word :
+         {"shard-00000.h5", "bytes ", "/exp_avg/model.embed_tokens.weight.0"})
+      EXPECT_NE(s.message().find(word), std::string::npos) << s.to_string();
+    // Who does not need that part loads all the same, and right.
+    Piece<float> piece;
+    std::vector<float> norm(500);
+    piece.slice.set_param("model.norm.weight");
+    piece.slice.add_start(0);
+    piece.slice.add_count(500);
+    piece.weights = norm.data();
+    piece.row_stride = 500;
+    const Status partly =
+        load(*fs_, done->path, done->manifest, table, {piece});
+    EXPECT_TRUE(partly.ok()) << partly.to_string();
+  }
+}
+
+TEST_F(StoreTest, CheckpointsOfFormat1LoadAndTheirDamageIsFound) {
+  const ParamTable table = ParamTable::llama({.dim = 2,
+                                              .n_layers = 1,
+                                              .n_heads = 1,
+                                              .n_kv_heads = 1,
+                                              .hidden_dim = 1,
+                                              .vocab_size = 2,
+                                              .tie_embeddings = true});
+  const State state = random_state(table.num_elements(), 1);
+  const std::string path = root_ + "/step-00000001";
+  // Written by the first version of this code.
+  std::filesystem::copy("tests/unit/checkpoint/format1/step-00000001", path);
+  State loaded;
+  const Status s = load_whole(*fs_, path, table, loaded);
+  ASSERT_TRUE(s.ok()) << s.to_string();
+  EXPECT_TRUE(same_bits(loaded, state));
+  const VerifyReport report = verify(*fs_, path);
+  EXPECT_TRUE(report.ok) << describe(report);
+  const std::string shard = path + "/shard-00001.h5";
+  const std::string good = slurp(shard);
+  for (size_t i = 0; i < good.size(); i += 97) {
+    std::string bad = good;
+    bad[i] = static_cast<char>(bad[i] ^ 2);
+    spill(shard, bad);
+    const Status damaged = load_whole(*fs_, path, table, loaded);
+    EXPECT_EQ(damaged.code(), Code::kCorrupt) << i;
+    EXPECT_NE(damaged.message().find("shard-00001.h5"), std::string::npos);
+  }
+  EXPECT_FALSE(verify(*fs_, path).ok);
+}
+
 // --- damage ---------------------------------------------------------------
 
 TEST_F(StoreTest, EveryKindOfDamageIsNamed) {

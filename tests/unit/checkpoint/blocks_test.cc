@@ -1,0 +1,192 @@
+// Checksums by block, and files written past the page cache, against the plain
+// way of doing the same.
+#include "checkpoint/store/blocks.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <random>
+#include <string>
+
+#include "tests/unit/checkpoint/memory_file_system.h"
+
+namespace remesh::store {
+namespace {
+
+using manifest::MemoryFileSystem;
+
+constexpr uint64_t kSeed = 31;
+
+std::span<const std::byte> bytes_of(const std::string& s) {
+  return std::as_bytes(std::span(s.data(), s.size()));
+}
+
+std::string random_text(size_t n, std::mt19937_64& rng) {
+  std::string s(n, '\0');
+  for (char& c : s) c = static_cast<char>(rng());
+  return s;
+}
+
+// In pieces of any size.
+Status write_blocks(manifest::FileSystem& fs, const std::string& path,
+                    const std::string& data, uint64_t block_bytes,
+                    std::mt19937_64& rng, pb::ShardFile& shard) {
+  ASSIGN_OR_RETURN(const auto file, fs.create(path));
+  BlockWriter out(*file, block_bytes);
+  for (size_t at = 0; at < data.size();) {
+    const size_t most = rng() % 4 == 0 ? 200000 : 300;
+    const size_t n = std::min<size_t>(rng() % most, data.size() - at);
+    RETURN_IF_ERROR(out.append(bytes_of(data).subspan(at, n)));
+    at += n;
+  }
+  return out.finish(shard);
+}
+
+TEST(Blocks, AreTheSameInOnePassAndReadBack) {
+  std::mt19937_64 rng(kSeed);
+  for (int trial = 0; trial < 60; ++trial) {
+    MemoryFileSystem fs;
+    const uint64_t block = trial % 2 == 0 ? 64 + rng() % 1000 : 1 << 18;
+    const std::string data = random_text(rng() % 900000, rng);
+    pb::ShardFile one, two;
+    ASSERT_TRUE(write_blocks(fs, "one", data, block, rng, one).ok());
+    ASSERT_TRUE(manifest::write_file(fs, "two", data).ok());
+    ASSERT_TRUE(append_sums(**fs.open("two"), data.size(), two, block).ok());
+    EXPECT_EQ(one.SerializeAsString(), two.SerializeAsString());
+    const std::string a = *manifest::read_file(fs, "one", 1 << 30);
+    EXPECT_EQ(a, *manifest::read_file(fs, "two", 1 << 30));
+    EXPECT_EQ(a.size(), one.bytes());
+    EXPECT_EQ(a.substr(0, data.size()), data);
+    const auto bad = find_bad_blocks(fs, "one", one);
+    ASSERT_TRUE(bad.ok()) << bad.status().to_string();
+    EXPECT_TRUE(bad->empty());
+  }
+}
+
+TEST(Blocks, AreCheckedWhereReadAndNowhereElse) {
+  std::mt19937_64 rng(kSeed);
+  constexpr uint64_t kBlock = 1000;
+  MemoryFileSystem fs;
+  const std::string data = random_text(87654, rng);
+  pb::ShardFile shard;
+  ASSERT_TRUE(write_blocks(fs, "f", data, kBlock, rng, shard).ok());
+  const std::string good = *manifest::read_file(fs, "f", 1 << 30);
+  for (int trial = 0; trial < 300; ++trial) {
+    const size_t hit = rng() % data.size();
+    std::string text = good;
+    text[hit] = static_cast<char>(text[hit] ^ 8);
+    ASSERT_TRUE(manifest::write_file(fs, "f", text).ok());
+    const auto bad = find_bad_blocks(fs, "f", shard);
+    ASSERT_EQ(bad->size(), 1U);
+    EXPECT_LE((*bad)[0].begin, hit);
+    EXPECT_GT((*bad)[0].end, hit);
+    const auto file = open_verified(fs, "f", shard);
+    ASSERT_TRUE(file.ok()) << file.status().to_string();
+    EXPECT_EQ(*(*file)->size(), data.size());
+    for (int k = 0; k < 30; ++k) {
+      const size_t begin = rng() % data.size();
+      const size_t n = rng() % std::min<size_t>(data.size() - begin + 1,
+                                                k % 2 == 0 ? 90000 : 50);
+      std::string out(n, '\0');
+      const Status s = (*file)->read_at(
+          begin, std::as_writable_bytes(std::span(out.data(), n)));
+      const bool touched = n > 0 && begin / kBlock <= hit / kBlock &&
+                           (begin + n - 1) / kBlock >= hit / kBlock;
+      EXPECT_EQ(s.ok(), !touched) << begin << " " << n << " " << hit;
+      if (s.ok()) {
+        EXPECT_EQ(out, data.substr(begin, n));
+      } else {
+        EXPECT_NE(s.message().find("f: bytes"), std::string::npos);
+      }
+    }
+  }
+}
+
+class StreamedTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + "remesh-streamed-XXXXXX";
+    ASSERT_NE(mkdtemp(root_.data()), nullptr);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+  std::string root_;
+  const std::unique_ptr<manifest::FileSystem> fs_ =
+      manifest::posix_file_system();
+};
+
+TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
+  std::mt19937_64 rng(kSeed);
+  for (int trial = 0; trial < 12; ++trial) {
+    const std::string path = root_ + "/f" + std::to_string(trial);
+    std::string want;
+    {
+      const auto file = fs_->create_streamed(path);
+      ASSERT_TRUE(file.ok()) << file.status().to_string();
+      // Up to several buffers, and an end of any length.
+      const size_t size = trial < 3 ? trial * 5000 : rng() % (20 << 20);
+      while (want.size() < size) {
+        const std::string part = random_text(
+            std::min(size - want.size(), 1 + rng() % (3 << 20)), rng);
+        ASSERT_TRUE((*file)->write_at(want.size(), bytes_of(part)).ok());
+        want += part;
+      }
+      if (trial % 3 == 1 && want.size() > 10) {
+        // Not in order, and reading: allowed too.
+        ASSERT_TRUE((*file)->write_at(3, bytes_of("abc")).ok());
+        want.replace(3, 3, "abc");
+        std::string back(7, '\0');
+        ASSERT_TRUE(
+            (*file)
+                ->read_at(0, std::as_writable_bytes(std::span(back.data(), 7)))
+                .ok());
+        EXPECT_EQ(back, want.substr(0, 7));
+        ASSERT_TRUE((*file)->write_at(want.size(), bytes_of("end")).ok());
+        want += "end";
+      }
+      EXPECT_EQ(*(*file)->size(), want.size());
+      ASSERT_TRUE((*file)->sync().ok());
+      ASSERT_TRUE((*file)->close().ok());
+    }
+    const auto back = manifest::read_file(*fs_, path, 1 << 30);
+    ASSERT_TRUE(back.ok());
+    EXPECT_TRUE(*back == want) << trial;
+  }
+}
+
+TEST_F(StreamedTest, TellsOfAFailureAtTheLatestWhenSynced) {
+  std::mt19937_64 rng(kSeed);
+  const std::string part = random_text(1 << 20, rng);
+  rlimit old = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  rlimit small = old;
+  small.rlim_cur = 10 << 20;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  Status status;
+  {
+    const auto file = fs_->create_streamed(root_ + "/f");
+    for (uint64_t i = 0; status.ok() && i < 64; ++i)
+      status = (*file)->write_at(i * part.size(), bytes_of(part));
+    if (status.ok()) status = (*file)->sync();
+    // It stays failed.
+    EXPECT_FALSE((*file)->sync().ok());
+  }
+  setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE(status.message().find(root_ + "/f"), std::string::npos)
+      << status.to_string();
+}
+
+TEST_F(StreamedTest, IsDroppedUnfinished) {
+  const std::string part(5 << 20, 'x');
+  const auto file = fs_->create_streamed(root_ + "/f");
+  ASSERT_TRUE((*file)->write_at(0, bytes_of(part)).ok());
+}
+
+}  // namespace
+}  // namespace remesh::store
