@@ -10,12 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
-#include <optional>
 #include <thread>
 #include <vector>
-
-#include "proto/base/check.h"
 
 namespace remesh::manifest {
 namespace {
@@ -23,7 +19,8 @@ namespace {
 // Of memory, place and length; no disk asks for more.
 constexpr size_t kAlign = 4096;
 // Large enough that a disk is busy with one, so many that it stays busy while
-// the filling thread has to wait for a processor (32 MiB, a few hundredths of s).
+// the filling thread has to wait for a processor (32 MiB, a few hundredths of
+// s).
 constexpr size_t kBufferBytes = size_t{4} << 20;
 constexpr int kNumBuffers = 8;
 
@@ -32,10 +29,10 @@ struct Free {
 };
 using Buffer = std::unique_ptr<std::byte[], Free>;
 
+// Null: no memory.
 Buffer make_buffer() {
-  auto* p = static_cast<std::byte*>(std::aligned_alloc(kAlign, kBufferBytes));
-  if (p == nullptr) throw std::bad_alloc();
-  return Buffer(p);
+  return Buffer(
+      static_cast<std::byte*>(std::aligned_alloc(kAlign, kBufferBytes)));
 }
 
 // Writes all bytes, or says why not.
@@ -146,8 +143,10 @@ class DirectFile final : public File {
   Buffer take_free() {
     std::unique_lock lock(mutex_);
     if (num_buffers_ < kNumBuffers && free_.empty() && error_ == 0) {
-      ++num_buffers_;
-      return make_buffer();
+      Buffer b = make_buffer();
+      if (b == nullptr) error_ = ENOMEM;
+      num_buffers_ += b == nullptr ? 0 : 1;
+      return b;
     }
     changed_.wait(lock, [this] { return !free_.empty() || error_ != 0; });
     if (error_ != 0) return nullptr;
