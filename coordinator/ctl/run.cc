@@ -39,6 +39,7 @@ constexpr int64_t kMaxPauseMs = 5000;
 constexpr size_t kMaxRestarts = 10;
 constexpr int64_t kRestartWindowMs = 60'000;
 constexpr int64_t kRespawnPauseMs = 1000;
+constexpr int64_t kGoneMs = 3000;
 
 constexpr int kExitDone = 0;
 constexpr int kExitUsage = 2;
@@ -185,7 +186,30 @@ class RunJob {
                     endpoint.value().host == rundir::host_name()
                         ? run_dir_
                         : endpoint.value().address));
-    for (int i = 1; i <= options_.local_workers; ++i) start_worker(i);
+    for (int i = 1; i <= options_.local_workers; ++i)
+      if (!children_.running(fmt::format("local-{}", i))) start_worker(i);
+  }
+
+  // The coordinator that this followed is gone, and the job has not been seen
+  // to end since: it was just ending, or died. Who restarts it has the lock
+  // again soon; else it is ours now.
+  void take_over(int64_t now) {
+    if (!attached_ || stage_ > Stage::kRunning || interrupted_ ||
+        !follower_->outcome().empty() ||
+        rundir::RunLock::holder(run_dir_) > 0) {
+      gone_since_ms_ = 0;
+      return;
+    }
+    if (gone_since_ms_ == 0) gone_since_ms_ = now;
+    if (now - gone_since_ms_ < kGoneMs) return;
+    say("the coordinator that was followed is gone: starting one");
+    attached_ = false;
+    enter(Stage::kStarting);
+    if (const Status s = start_coordinator(); !s.ok()) {
+      reason_ = s.message();
+      code_ = kExitFailed;
+      leave();
+    }
   }
 
   // ---------------------------------------------------------------- signals
@@ -336,6 +360,7 @@ class RunJob {
       default:
         wind_up(now);
     }
+    take_over(now);
     start_again(now);
     if (interrupted_ && !attached_ && stage_ < Stage::kLeaving) {
       ask_to_stop(now);
@@ -447,8 +472,9 @@ class RunJob {
   int coordinator_pid_ = 0;
   int starts_ = 0;                          // of the coordinator
   std::deque<int64_t> coordinator_starts_;  // times, within the window
-  int64_t restart_at_ms_ = 0;               // 0: not due
-  std::map<int, int64_t> respawn_at_;       // worker number -> when
+  int64_t gone_since_ms_ = 0;  // the coordinator that was followed; 0: it lives
+  int64_t restart_at_ms_ = 0;  // 0: not due
+  std::map<int, int64_t> respawn_at_;  // worker number -> when
   Stage stage_ = Stage::kStarting;
   int64_t stage_since_ms_ = 0;
   int interrupts_ = 0;
