@@ -42,7 +42,10 @@ struct Options {
   bool recompute = false;
   bool json = false;
   std::string peer;
-  int peer_steps = 0;  // 0: as many as steps, but 2 in fp32
+  // 0: as many as here, but in fp32, where a PyTorch without BLAS takes
+  // minutes, two steps of one sequence.
+  int peer_steps = 0;
+  int64_t peer_batch = 0;
 };
 
 const std::map<std::string, ModelConfig>& sizes() {
@@ -249,7 +252,7 @@ double run_peer(const Options& o) {
   const std::string command = fmt::format(
       "/usr/bin/python3 '{}' --size {} --batch {} --seq {} "
       "--threads {} --steps {}{}",
-      o.peer, o.size, o.batch, o.seq, o.threads, o.peer_steps,
+      o.peer, o.size, o.peer_batch, o.seq, o.threads, o.peer_steps,
       o.dtype == "bf16" ? " --bf16" : "");
   std::FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return 0;
@@ -301,6 +304,7 @@ int run(const Options& o) {
   report.loss = trainer.loss();
   report.stage_bytes = trainer.bytes();
   report.has_peer = !o.peer.empty();
+  report.peer_batch = o.peer_batch;
   if (o.json)
     print_json(report);
   else
@@ -354,11 +358,17 @@ int main(int argc, char** argv) {
                  "where a PyTorch without BLAS takes minutes")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
+  app.add_option("--peer-batch", o.peer_batch,
+                 "Sequences a step of the peer; 0: as --batch, but 1 in fp32")
+      ->check(CLI::Range(0, 65536))
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : 2;
   }
-  if (o.peer_steps == 0) o.peer_steps = o.dtype == "fp32" ? 2 : o.steps;
+  const bool slow_peer = o.dtype == "fp32";
+  if (o.peer_steps == 0) o.peer_steps = slow_peer ? 2 : o.steps;
+  if (o.peer_batch == 0) o.peer_batch = slow_peer ? 1 : o.batch;
   return remesh::bench::run(o);
 }

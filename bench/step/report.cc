@@ -57,8 +57,8 @@ void print_text(const Report& r) {
                b.seconds * 1e3, b.by);
   }
   if (r.has_peer && r.peer > 0)
-    fmt::print("peer tokens/s={:.0f}, ratio {:.2f}\n", r.peer,
-               r.rate() / r.peer);
+    fmt::print("peer (batch {}) tokens/s={:.0f}, ratio {:.2f}\n", r.peer_batch,
+               r.peer, r.rate() / r.peer);
 }
 
 void print_json(const Report& r) {
@@ -91,6 +91,7 @@ void print_json(const Report& r) {
                       {"bounds", bounds}};
   if (r.has_peer) {
     j["peer_tokens_per_s"] = r.peer;
+    j["peer_batch"] = r.peer_batch;
     if (r.peer > 0) j["ratio"] = r.rate() / r.peer;
   }
   fmt::print("{}\n", j.dump());

@@ -27,6 +27,7 @@ struct Report {
   std::map<std::string, double> phases_s;
   std::map<std::string, OperationCost> operations;
   bool has_peer = false;
+  int64_t peer_batch = 0;
   double peer = 0;  // tokens/s, 0: failed
 
   double rate() const { return tokens / step_s; }
