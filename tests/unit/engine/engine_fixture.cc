@@ -135,6 +135,13 @@ Outcome run_case(const Case& c) {
   return std::move(out.outcome);
 }
 
+Outcome run_rank(const Case& c, comm::Comm& world) {
+  const ParamTable table = ParamTable::llama(c.model);
+  Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
+  out.outcome.status = train_rank(c, table, world, out);
+  return std::move(out.outcome);
+}
+
 Difference largest_difference(const geometry::ModelConfig& model,
                               const std::vector<float>& got,
                               const std::vector<float>& want) {

@@ -32,6 +32,9 @@ struct Outcome {
 };
 
 Outcome run_case(const Case& c);
+// One rank's part of it, on a world of any kind that the layout fits. Losses
+// and norms are known on rank 0; vectors are not put together.
+Outcome run_rank(const Case& c, comm::Comm& world);
 
 // Largest relative L2 difference of any parameter, with its name.
 struct Difference {
