@@ -79,10 +79,9 @@ Machines machines(const DealRequest& q, int64_t world) {
   return m;
 }
 
-// Whether the mesh can run; what is missing when it cannot.
-Status runs(const DealRequest& q, const geometry::Layout& l) {
+// Whether a mesh that the job admits has the memory it needs.
+Status fits(const DealRequest& q, const geometry::Layout& l) {
   if (!q.shape) return ok_status();
-  RETURN_IF_ERROR(admit(*q.shape, l));
   const uint64_t have = machines(q, l.world()).memory_per_rank;
   if (have == 0) return ok_status();
   const uint64_t need = predict_worst_memory(*q.shape, l).total();
@@ -103,7 +102,8 @@ Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
   for (const geometry::Layout& l : q.layouts) {
     least = std::min<int64_t>(least, l.world());
     if (l.world() > slots || l.world() < q.min_slots) continue;
-    const Status s = runs(q, l);
+    Status s = q.shape ? admit(*q.shape, l) : ok_status();
+    if (s.ok()) s = fits(q, l);
     if (s.ok()) return Choice{l, "the mesh asked for"};
     if (refused.ok()) refused = s;
   }
@@ -141,25 +141,32 @@ void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
 }
 
 // The best mesh of exactly that many ranks. Of equal estimates the first, which
-// has the lower tp, pp, cp, in this order.
+// has the lower tp, pp, cp, in this order. Memory, which takes long to
+// foretell, is looked at last.
 std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
                                         Status* refused) {
-  std::optional<geometry::Layout> best;
-  double best_s = 0;
+  std::vector<std::pair<double, geometry::Layout>> candidates;
+  const Hardware hardware = machines(q, world).hardware;
   for_each_layout(q, world, [&](const geometry::Layout& l) {
-    if (const Status s = runs(q, l); !s.ok()) {
-      if (refused->ok() || s.code() == Code::kExhausted) *refused = s;
-      return;
+    double seconds = 0;
+    if (q.shape) {
+      if (const Status s = admit(*q.shape, l); !s.ok()) {
+        if (refused->ok()) *refused = s;
+        return;
+      }
+      seconds = estimate_step(*q.shape, l, hardware).total_s();
     }
-    const double s =
-        q.shape
-            ? estimate_step(*q.shape, l, machines(q, world).hardware).total_s()
-            : 0;
-    if (best && s >= best_s) return;
-    best = l;
-    best_s = s;
+    candidates.emplace_back(seconds, l);
   });
-  return best;
+  std::stable_sort(
+      candidates.begin(), candidates.end(),
+      [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (const auto& [seconds, l] : candidates) {
+    const Status s = fits(q, l);
+    if (s.ok()) return l;
+    *refused = s;
+  }
+  return std::nullopt;
 }
 
 std::string limit_of(const DealRequest& q, int64_t offered,

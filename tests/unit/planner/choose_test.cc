@@ -1,6 +1,7 @@
 // Choosing a mesh for a model: against a naive search over everything.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <optional>
 #include <random>
 
@@ -94,6 +95,36 @@ int most_ranks(const DealRequest& q) {
   return most;
 }
 
+// No mesh of as many ranks is estimated to be faster.
+void expect_fastest(const DealRequest& q, const Layout& l) {
+  Hardware hw{.ranks_per_host = 1, .cores_per_rank = 0};
+  std::map<std::string, std::pair<int, int>> hosts;  // slots, cores
+  for (const auto& w : q.workers) {
+    hosts[w.host].first += w.slots;
+    hosts[w.host].second = std::max(hosts[w.host].second, w.cores);
+  }
+  for (const auto& [name, h] : hosts) {
+    hw.ranks_per_host =
+        std::max(hw.ranks_per_host, std::min(h.first, l.world()));
+    hw.cores_per_rank += static_cast<double>(h.second) / l.world();
+  }
+  if (q.shape->bf16) hw.flops_per_core *= 2;
+  const double mine = estimate_step(*q.shape, l, hw).total_s();
+  for (int tp = 1; tp <= l.world(); ++tp)
+    for (int pp = 1; tp * pp <= l.world(); ++pp)
+      for (int cp = 1; tp * pp * cp <= l.world(); ++cp) {
+        if (l.world() % (tp * pp * cp) != 0) continue;
+        const Layout o{
+            .dp = l.world() / (tp * pp * cp), .pp = pp, .tp = tp, .cp = cp};
+        if (!given(q.degrees.dp, o.dp) || !given(q.degrees.tp, tp) ||
+            !given(q.degrees.pp, pp) || !given(q.degrees.cp, cp) ||
+            !admit(*q.shape, o).ok())
+          continue;
+        EXPECT_LE(mine, estimate_step(*q.shape, o, hw).total_s() + 1e-15)
+            << l.to_string() << " or " << o.to_string();
+      }
+}
+
 TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -118,6 +149,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
     ASSERT_TRUE(given(q.degrees.tp, d->layout.tp));
     ASSERT_TRUE(given(q.degrees.pp, d->layout.pp));
     ASSERT_TRUE(given(q.degrees.cp, d->layout.cp));
+    expect_fastest(q, d->layout);
     if (d->spares > 0) {
       ASSERT_NE(d->reason.find("spare"), std::string::npos);
       ASSERT_EQ(d->reason.find("()"), std::string::npos) << d->reason;
