@@ -8,6 +8,7 @@
 namespace remesh::kernels {
 namespace {
 constexpr size_t kCacheLine = 64;
+constexpr size_t kPage = 4096;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
@@ -15,12 +16,21 @@ size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 void* host_allocate(size_t bytes) {
   const bool large = bytes >= kHugePage;
-  const size_t unit = large ? kHugePage : kCacheLine;
-  const size_t size = round_up(bytes == 0 ? 1 : bytes, unit);
-  void* p = std::aligned_alloc(unit, size);
-  if (p == nullptr) return nullptr;
-  // Advice only: without huge pages the block works as well, but slower.
-  if (large) (void)::madvise(p, size, MADV_HUGEPAGE);
+  const size_t size =
+      round_up(bytes == 0 ? 1 : bytes, large ? kPage : kCacheLine);
+  void* p = nullptr;
+  if (posix_memalign(&p, large ? kHugePage : kCacheLine, size) != 0)
+    return nullptr;
+  if (large) {
+    // Whole huge pages only: the rest of the last one would be memory that
+    // nobody asked for, in every block. Advice: without huge pages the block
+    // works as well, but slower.
+    const size_t whole = size / kHugePage * kHugePage;
+    (void)::madvise(p, whole, MADV_HUGEPAGE);
+    if (whole < size)
+      (void)::madvise(static_cast<char*>(p) + whole, size - whole,
+                      MADV_NOHUGEPAGE);
+  }
   std::memset(p, 0, size);
   return p;
 }
