@@ -25,7 +25,8 @@
 // or past N are zero.
 //
 // Not thread-safe: one Stage belongs to one thread (its kernels may use many).
-// With tp or cp above 1 the calls are collective over those groups.
+// With tp or cp above 1 the calls are collective over those groups, whose ranks
+// have the same options.
 // Deterministic: the same inputs and thread count give the same bits.
 // Recomputation, slots, split backward, and cutting the model into stages and
 // chunks change no bit; but a tied embedding on two stages has a gradient on
@@ -190,7 +191,8 @@ class Stage {
   // ignored.
   virtual void logits(int slot, int64_t rows, std::span<float> out) = 0;
 
-  // Bytes held, by category, for the memory report.
+  // Bytes held, by category; memory.h says what they consist of, and knows them
+  // beforehand.
   struct Memory {
     uint64_t weights = 0, activations = 0, buffers = 0;
   };
