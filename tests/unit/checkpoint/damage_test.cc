@@ -25,7 +25,7 @@ using manifest::MemoryFileSystem;
 using manifest::path_join;
 
 constexpr uint64_t kSeed = 99;
-constexpr size_t kSample = 64;
+constexpr size_t kSample = 256;
 constexpr char kFolder[] = "c";
 
 geometry::ModelConfig smallest() {
