@@ -128,7 +128,12 @@ Outcome Trainer::connect() {
   log_.set_rank(mpi_->rank());
   const pb::Parallel& p = job_.parallel();
   const pb::Train& t = job_.train();
-  const int64_t microbatches = t.global_batch_size() / t.local_batch_size();
+  // In the schedule of the rank that has most (engine/plan.h).
+  int64_t microbatches =
+      (t.global_batch_size() / t.local_batch_size() + layout_.dp - 1) /
+      layout_.dp;
+  if (layout_.pp > 1 && p.pipeline_schedule() == "interleaved")
+    microbatches = (microbatches + layout_.pp - 1) / layout_.pp * layout_.pp;
   tracer_ =
       job_.profile().enable()
           ? std::make_unique<trace::Tracer>(trace::TracerOptions{
@@ -138,7 +143,7 @@ Outcome Trainer::connect() {
                 .schedule = p.pipeline_schedule(),
                 .chunks =
                     layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1,
-                .microbatches = (microbatches + layout_.dp - 1) / layout_.dp})
+                .microbatches = microbatches})
           : std::make_unique<trace::Tracer>();
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
