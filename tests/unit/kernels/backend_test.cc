@@ -172,9 +172,9 @@ struct AttentionSize {
   int64_t B, T, heads, kv_heads, head_dim;
 };
 constexpr AttentionSize kAttentionSizes[] = {
-    {1, 1, 1, 1, 2},     {2, 5, 4, 2, 6},   {1, 63, 3, 1, 16},
-    {2, 64, 2, 2, 32},   {1, 65, 2, 1, 48}, {1, 130, 4, 2, 64},
-    {1, 200, 2, 1, 128},
+    {1, 1, 1, 1, 2},     {2, 5, 4, 2, 6},    {1, 63, 3, 1, 16},
+    {2, 64, 2, 2, 32},   {1, 65, 2, 1, 48},  {1, 130, 4, 2, 64},
+    {1, 200, 2, 1, 128}, {1, 530, 2, 1, 16},
 };
 
 TEST_P(BackendTest, AttentionForwardAndBackward) {

@@ -54,7 +54,9 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
                          {70, 70, 64, 64},
                          {70, 130, 10, 40},
                          {65, 64, 0, 64},
-                         {40, 33, 7, 23}})
+                         {40, 33, 7, 23},
+                         {40, 600, 570, 0},
+                         {270, 40, 30, 20}})
     for (const Heads& n : {Heads{1, 1, 6}, {4, 2, 32}, {2, 1, 64}}) {
       SCOPED_TRACE(testing::Message()
                    << z.Tq << " x " << z.Tk << " at " << z.q0 << ", " << z.k0
