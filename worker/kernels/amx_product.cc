@@ -14,7 +14,7 @@ constexpr int64_t kBlockSteps = 16;
 // Panels of a block of C. Where the depth is cut, its sums (4 KB for 32 x 32)
 // stay in the second-level cache beside the operands.
 constexpr int64_t kBlockRows = 16;
-constexpr int64_t kSplitRows = 8;
+constexpr int64_t kSplitRows = 12;
 constexpr int64_t kSplitCols = 24;
 // Results beyond this are written past the caches.
 constexpr int64_t kStreamBytes = 1 << 20;
