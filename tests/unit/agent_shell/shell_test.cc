@@ -143,7 +143,7 @@ TEST(Scratch, APredecessorThatIsStillDyingIsWaitedFor) {
   std::thread reaper([child] { waitpid(child, nullptr, 0); });
   char byte = 0;
   EXPECT_EQ(read(ready[0], &byte, 1), 1);
-  auto s = Scratch::open(dir / "s", "a");
+  auto s = Scratch::open(dir / "s", "a", 5000);
   EXPECT_TRUE(s.ok()) << s.status().message();
   reaper.join();
   close(ready[0]);

@@ -23,11 +23,8 @@ namespace {
 
 constexpr int kDeathTimeoutMs = 5000;
 constexpr int kTries = 100;
-// How long a sweep of another worker may hold a name that nobody has, and how
-// long a worker that was just killed may take to be gone: service managers and
-// people start the next one at once.
-constexpr int kSweepTimeoutMs = 6000;
-constexpr int kPredecessorTimeoutMs = 2000;
+// How long a sweep of another worker may hold a name that nobody has.
+constexpr int64_t kSweepTimeoutMs = 6000;
 
 // A folder of ours alone. In /tmp anybody may have made it first.
 Status make_private_folder(const std::string& path) {
@@ -120,7 +117,8 @@ std::string shared_root_of(const std::string& folder) {
 }
 
 Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
-                                               const std::string& name) {
+                                               const std::string& name,
+                                               int64_t patience_ms) {
   std::error_code error;
   const std::string absolute_root =
       fs::absolute(root, error).lexically_normal().string();
@@ -128,7 +126,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   out->name_ = name;
   out->root_ = absolute_root;
   out->folder_ = absolute_root + "/" + name;
-  RETURN_IF_ERROR(out->take_lock());
+  RETURN_IF_ERROR(out->take_lock(patience_ms));
   const std::string pid = fmt::format("{}\n", getpid());
   (void)!ftruncate(out->lock_fd_, 0);
   (void)!pwrite(out->lock_fd_, pid.data(), pid.size(), 0);
@@ -139,7 +137,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   return out;
 }
 
-Status Scratch::take_lock() {
+Status Scratch::take_lock(int64_t patience_ms) {
   const std::string lock = folder_ + "/lock";
   const int64_t begin = monotonic_ms();
   // A worker that ends may remove the folders between the steps.
@@ -151,7 +149,7 @@ Status Scratch::take_lock() {
     if (errno == ENOENT && tries < kTries) continue;
     if (errno != EWOULDBLOCK) return errno_error(lock, errno);
     const pid_t holder = holder_of(lock);
-    const int patience = holder == 0 ? kSweepTimeoutMs : kPredecessorTimeoutMs;
+    const int64_t patience = holder == 0 ? kSweepTimeoutMs : patience_ms;
     if (monotonic_ms() < begin + patience) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
       continue;

@@ -25,10 +25,12 @@ namespace remesh::agent {
 
 class Scratch {
  public:
-  // AlreadyExists when a live worker holds the name; InvalidArgument when
-  // `root` belongs to somebody else.
+  // AlreadyExists when a live worker holds the name, and goes on holding it for
+  // `patience_ms`: one that was just killed takes a moment to be gone.
+  // InvalidArgument when `root` belongs to somebody else.
   static Result<std::unique_ptr<Scratch>> open(const std::string& root,
-                                               const std::string& name);
+                                               const std::string& name,
+                                               int64_t patience_ms = 0);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -53,7 +55,7 @@ class Scratch {
 
  private:
   Scratch() = default;
-  Status take_lock();
+  Status take_lock(int64_t patience_ms);
   std::string name_;
   std::string root_;
   std::string folder_;

@@ -20,6 +20,7 @@ namespace {
 
 // How often the boards are looked at while ranks run: a finished step is told
 // within this time.
+constexpr int64_t kPredecessorMs = 2000;
 constexpr int kBoardTickMs = 10;
 // A coordinator that is silent this long may listen elsewhere by now.
 constexpr int64_t kLookAgainMs = 500;
@@ -121,7 +122,8 @@ Status Worker::claim_name() {
                                                         : options_.host_name);
   for (int i = 1; i <= kMaxNameSuffix; ++i) {
     const std::string name = i == 1 ? base : fmt::format("{}-{}", base, i);
-    auto scratch = Scratch::open(root, name);
+    // Service managers and people start the next one of a name at once.
+    auto scratch = Scratch::open(root, name, given ? kPredecessorMs : 0);
     if (scratch.ok()) {
       scratch_ = std::move(scratch).value();
       options_.name = name;
