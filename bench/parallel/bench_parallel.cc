@@ -3,10 +3,11 @@
 //
 //   mpirun -n 2 --bind-to none bench_parallel [--size 42m] [--json]
 //
-// A row a configuration: its seconds a step (slowest rank, median of the
-// rounds), the speed relative to the one rank measured in turns with it, what
-// the schedule's bubble and the stages' imbalance alone would allow, and where
-// the time went (mean over ranks).
+// A row a configuration: its seconds a step (median of the rounds), the speed
+// relative to the one rank, whose steps take turns with it (median of the
+// rounds' ratios, as a shared machine's speed changes from minute to minute),
+// what the schedule's bubble and the stages' imbalance alone would allow, and
+// where the time went (mean over ranks).
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -46,7 +47,7 @@ struct Options {
   int64_t batch = 4;
   int64_t seq = 256;
   std::string dtype = "bf16";
-  int rounds = 3;
+  int rounds = 5;
   bool json = false;
 };
 
@@ -254,7 +255,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
                const geometry::ParamTable& table, Runner* reference) {
   ASSIGN_OR_RETURN(const auto runner, Runner::make(o, c, 1, world, table));
   if (reference != nullptr) reference->reset();
-  std::vector<double> with, without;
+  std::vector<double> with, ratios;
   double difference = 0;  // of the losses
   double sums[7] = {};
   double most = 0;  // computing, of the busiest rank
@@ -269,7 +270,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
     if (world.rank() == 0)
       difference = std::max(difference, std::abs(r.loss / loss - 1));
     if (i < 0) continue;
-    without.push_back(one);
+    ratios.push_back(one / seconds);
     with.push_back(seconds);
     const double parts[7] = {t.compute, t.pipeline, t.tensor + t.context,
                              t.reduce,  t.gather,   t.agree,
@@ -281,8 +282,8 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
   world.all_reduce(std::span<double>(&most, 1), comm::Op::kMax);
   if (world.rank() == 0)
     print_row(
-        o, c, median(with), median(without) / median(with),
-        predicted(c, o, table.config()), difference, most,
+        o, c, median(with), median(ratios), predicted(c, o, table.config()),
+        difference, most,
         {sums[0], sums[1], sums[2], 0, sums[3], sums[4], sums[5], sums[6]});
   return ok_status();
 }

@@ -74,16 +74,13 @@ Status write_facts(Hdf5Writer& w, const pb::Manifest& m) {
   return w.set_attribute("/", "job", m.job());
 }
 
-// One parameter as a whole. A virtual dataset costs HDF5 more time than what is
-// stored needs to be written, so a parameter that lies in one piece anyway is
-// a link.
+// One parameter as a whole.
 Status write_whole(Hdf5Writer& w, size_t tensor,
                    const geometry::ParamSpec& spec,
                    std::vector<VirtualPart> parts) {
   const std::string path = dataset_path(tensor, spec.name);
   for (VirtualPart& part : parts)
     part.dataset = dataset_path(tensor, part.dataset);
-  if (parts.size() == 1) return w.write_link(path, parts.front());
   return w.write_virtual(path, spec.shape, parts);
 }
 

@@ -387,16 +387,6 @@ Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
   return impl_->check();
 }
 
-Status Hdf5Writer::write_link(const std::string& path,
-                              const VirtualPart& target) {
-  const QuietErrors quiet;
-  if (H5Lcreate_external(target.file.c_str(), target.dataset.c_str(),
-                         impl_->file.get(), path.c_str(), H5P_DEFAULT,
-                         H5P_DEFAULT) < 0)
-    return impl_->failed(path);
-  return impl_->check();
-}
-
 Result<std::unique_ptr<manifest::File>> Hdf5Writer::finish() {
   const QuietErrors quiet;
   if (!impl_->file.close()) return impl_->failed("close");

@@ -36,7 +36,7 @@ struct Attribute {
   Dims values;
 };
 
-// A stored dataset seen through a virtual one, or a link.
+// A stored dataset seen through a virtual one.
 struct VirtualPart {
   Dims start, count;    // where it stands in the whole
   std::string file;     // beside the virtual file
@@ -76,8 +76,6 @@ class Hdf5Writer {
   // fp32 of shape dims; what no part covers reads as NaN.
   Status write_virtual(const std::string& path, const Dims& dims,
                        const std::vector<VirtualPart>& parts);
-  // `path` stands for a dataset of another file.
-  Status write_link(const std::string& path, const VirtualPart& target);
   // Ends HDF5's work: flushes into the file and gives it back, not synced. The
   // file is good only if this says ok.
   Result<std::unique_ptr<manifest::File>> finish();
