@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/models.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/planner/memory.h"
@@ -45,22 +46,6 @@ struct Options {
   int64_t seq = 256;
   std::string dtype = "bf16";
 };
-
-const std::map<std::string, geometry::ModelConfig> kSizes = {
-    {"15m",
-     {.dim = 288,
-      .n_layers = 6,
-      .n_heads = 6,
-      .n_kv_heads = 6,
-      .hidden_dim = 768,
-      .vocab_size = 32000}},
-    {"42m",
-     {.dim = 512,
-      .n_layers = 8,
-      .n_heads = 8,
-      .n_kv_heads = 8,
-      .hidden_dim = 1376,
-      .vocab_size = 32000}}};
 
 // KiB of a line of /proc/self/status.
 double status_kib(const std::string& key) {
@@ -116,7 +101,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
   ASSIGN_OR_RETURN(const auto schedule, geometry::parse_schedule(o.schedule));
-  const auto table = geometry::ParamTable::llama(kSizes.at(o.size));
+  const auto table = geometry::ParamTable::llama(models().at(o.size));
   const auto backend = kernels::make_cpu_backend(1);
   const bool bf16 = o.dtype == "bf16";
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/models.h"
 #include "parallel/comm/local_comm.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
@@ -50,36 +51,6 @@ struct Options {
   int rounds = 5;
   bool json = false;
 };
-
-const std::map<std::string, geometry::ModelConfig> kSizes = {
-    {"tiny",
-     {.dim = 64,
-      .n_layers = 4,
-      .n_heads = 8,
-      .n_kv_heads = 4,
-      .hidden_dim = 192,
-      .vocab_size = 256}},
-    {"15m",
-     {.dim = 288,
-      .n_layers = 6,
-      .n_heads = 6,
-      .n_kv_heads = 6,
-      .hidden_dim = 768,
-      .vocab_size = 32000}},
-    {"42m",
-     {.dim = 512,
-      .n_layers = 8,
-      .n_heads = 8,
-      .n_kv_heads = 8,
-      .hidden_dim = 1376,
-      .vocab_size = 32000}},
-    {"110m",
-     {.dim = 768,
-      .n_layers = 12,
-      .n_heads = 12,
-      .n_kv_heads = 12,
-      .hidden_dim = 2048,
-      .vocab_size = 32000}}};
 
 struct Configuration {
   std::string name;
@@ -290,7 +261,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
 
 int run(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
-  const auto table = geometry::ParamTable::llama(kSizes.at(o.size));
+  const auto table = geometry::ParamTable::llama(models().at(o.size));
   std::unique_ptr<Runner> reference;
   auto self = comm::make_local_comms(1);
   if (world.rank() == 0) {

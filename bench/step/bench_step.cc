@@ -15,6 +15,7 @@
 #include <cstdio>
 #include <regex>
 
+#include "bench/models.h"
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
 #include "parallel/geometry/param_table.h"
@@ -47,40 +48,6 @@ struct Options {
   int peer_steps = 0;
   int64_t peer_batch = 0;
 };
-
-const std::map<std::string, ModelConfig>& sizes() {
-  static const std::map<std::string, ModelConfig> kSizes = {
-      {"tiny",
-       {.dim = 64,
-        .n_layers = 4,
-        .n_heads = 8,
-        .n_kv_heads = 4,
-        .hidden_dim = 192,
-        .vocab_size = 256}},
-      {"15m",
-       {.dim = 288,
-        .n_layers = 6,
-        .n_heads = 6,
-        .n_kv_heads = 6,
-        .hidden_dim = 768,
-        .vocab_size = 32000}},
-      {"42m",
-       {.dim = 512,
-        .n_layers = 8,
-        .n_heads = 8,
-        .n_kv_heads = 8,
-        .hidden_dim = 1376,
-        .vocab_size = 32000}},
-      {"110m",
-       {.dim = 768,
-        .n_layers = 12,
-        .n_heads = 12,
-        .n_kv_heads = 12,
-        .hidden_dim = 2048,
-        .vocab_size = 32000}},
-  };
-  return kSizes;
-}
 
 double seconds_since(int64_t start_ns) {
   return static_cast<double>(monotonic_ns() - start_ns) * 1e-9;
@@ -268,7 +235,7 @@ double run_peer(const Options& o) {
 }
 
 int run(const Options& o) {
-  const ModelConfig& config = sizes().at(o.size);
+  const ModelConfig& config = models().at(o.size);
   const Dtype d = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32;
   const auto backend = kernels::make_cpu_backend(o.threads);
   const auto profiler = make_profiling_backend(*backend);
@@ -325,7 +292,7 @@ int main(int argc, char** argv) {
       "Speed of one training step of one rank.\n\nExample:\n  bench_step "
       "--size 42m --batch 8 --seq 256 --threads 2 --dtype bf16\n"};
   std::vector<std::string> names;
-  for (const auto& [name, config] : remesh::bench::sizes())
+  for (const auto& [name, config] : remesh::bench::models())
     names.push_back(name);
   app.add_option("--size", o.size, "Model")
       ->check(CLI::IsMember(names))

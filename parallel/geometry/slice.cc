@@ -127,15 +127,6 @@ Box tp_box(const ParamSpec& spec, int tp, int tp_index) {
   return box;
 }
 
-std::optional<Box> shard_of(const ParamTable& table, size_t i,
-                            const StageBounds& bounds, const Layout& layout,
-                            const Coord& coord) {
-  CHECK(static_cast<int>(bounds.size()) == layout.pp + 1);
-  if (!on_stage(table[i], table.config().tie_embeddings, bounds, coord.pp))
-    return std::nullopt;
-  return tp_box(table[i], layout.tp, coord.tp);
-}
-
 std::vector<FlatRange> split_even(int64_t num_elements, int parts) {
   CHECK(parts >= 1 && num_elements >= 0);
   std::vector<FlatRange> ranges;

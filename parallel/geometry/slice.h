@@ -71,11 +71,6 @@ bool on_stage(const ParamSpec& spec, bool tied, const StageBounds& bounds,
 // parameters are whole. REQUIRES: validate_layout passed.
 Box tp_box(const ParamSpec& spec, int tp, int tp_index);
 
-// What the rank at `coord` holds of parameter i, or nullopt.
-std::optional<Box> shard_of(const ParamTable& table, size_t i,
-                            const StageBounds& bounds, const Layout& layout,
-                            const Coord& coord);
-
 // --- flat ranges -----------------------------------------------------------
 
 struct FlatRange {

@@ -164,6 +164,8 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
                        {"step_s", step_s},
                        {"compute_s", times.compute},
                        {"bubble_s", times.pipeline},
+                       {"tensor_s", times.tensor},
+                       {"context_s", times.context},
                        {"reduce_s", times.reduce},
                        {"gather_s", times.gather},
                        {"agree_s", times.agree},

@@ -70,8 +70,9 @@ TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
         int holders = 0;
         for (int pp = 0; pp < l.pp; ++pp)
           for (int tp = 0; tp < l.tp; ++tp) {
-            const auto box = shard_of(t, i, bounds, l, {.pp = pp, .tp = tp});
-            if (box && contains(*box, e / columns, e % columns)) ++holders;
+            if (on_stage(t[i], c.tie_embeddings, bounds, pp) &&
+                contains(tp_box(t[i], l.tp, tp), e / columns, e % columns))
+              ++holders;
           }
         const bool kv = t[i].role == Role::kKey || t[i].role == Role::kValue;
         const int sharing =

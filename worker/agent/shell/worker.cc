@@ -18,9 +18,11 @@
 namespace remesh::agent {
 namespace {
 
+// How long a worker that was just killed may take to be gone before the next
+// one of its name gives up.
+constexpr int64_t kPredecessorMs = 2000;
 // How often the boards are looked at while ranks run: a finished step is told
 // within this time.
-constexpr int64_t kPredecessorMs = 2000;
 constexpr int kBoardTickMs = 10;
 // A coordinator that is silent this long may listen elsewhere by now.
 constexpr int64_t kLookAgainMs = 500;
