@@ -55,6 +55,8 @@ enum Request : uint32_t {
   kRequestNone = 0,
   kRequestStop = 1,  // save and stop at the next boundary, if saving works
   kRequestMust = 2,  // with kRequestStop: stop even if saving fails
+  // With kRequestStop: save nothing, the state stays in shared memory.
+  kRequestHandOver = 4,
 };
 
 // One finished step, written by rank 0.

@@ -18,6 +18,7 @@ struct Facts {
   // One when true on this rank; after the reduction, how many ranks.
   double stop = 0;          // asked to stop at this boundary
   double must_stop = 0;     // ... even if saving fails
+  double stop_saves = 0;    // asked to save a checkpoint at that stop
   double shard_saved = 0;   // this rank's part of the save under way is done
   double shard_failed = 0;  // ... or has failed
   double committed = 0;     // rank 0: the save under way counts now
@@ -28,7 +29,7 @@ struct Facts {
   // not measured.
   double gemm_flops_per_s = 0;
 
-  static constexpr int kSize = 11;
+  static constexpr int kSize = 12;
   std::array<double, kSize> to_array() const;
   static Facts from_array(const std::array<double, kSize>& a);
 };

@@ -69,6 +69,7 @@ engine::Facts Trainer::facts() const {
   if ((request & board::kRequestStop) != 0) {
     f.stop = 1;
     if ((request & board::kRequestMust) != 0) f.must_stop = 1;
+    if ((request & board::kRequestHandOver) == 0) f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());

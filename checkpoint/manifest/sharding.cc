@@ -1,0 +1,56 @@
+#include "checkpoint/manifest/sharding.h"
+
+#include <fmt/format.h>
+
+namespace remesh::manifest {
+
+pb::Sharding sharding_info(const geometry::Sharding& sharding) {
+  pb::Sharding out;
+  pb::Mesh& mesh = *out.mutable_mesh();
+  mesh.set_dp(sharding.layout.dp);
+  mesh.set_pp(sharding.layout.pp);
+  mesh.set_tp(sharding.layout.tp);
+  mesh.set_cp(sharding.layout.cp);
+  for (const auto bound : sharding.bounds)
+    out.add_bounds(static_cast<int32_t>(bound));
+  out.set_chunks(sharding.chunks);
+  out.set_zero_stage(sharding.zero.stage);
+  out.set_zero_shard_group(sharding.zero.shard_group);
+  return out;
+}
+
+Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
+  const pb::Mesh& m = info.mesh();
+  geometry::Sharding out;
+  out.layout = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
+  for (const int degree : {m.dp(), m.pp(), m.tp(), m.cp()})
+    if (degree < 1)
+      return corrupt(
+          fmt::format("sharding: mesh {}: every degree is at least 1",
+                      out.layout.to_string()));
+  if (info.chunks() < 1)
+    return corrupt(fmt::format("sharding: chunks: {}, allowed: 1 and more",
+                               info.chunks()));
+  if (info.bounds_size() != int64_t{m.pp()} * info.chunks() + 1)
+    return corrupt(fmt::format("sharding: {} bounds for {} virtual stages",
+                               info.bounds_size(),
+                               int64_t{m.pp()} * info.chunks()));
+  for (const int32_t bound : info.bounds()) {
+    if (bound < 0 || (!out.bounds.empty() && bound <= out.bounds.back()))
+      return corrupt(
+          fmt::format("sharding: bounds: {} does not ascend from 0", bound));
+    out.bounds.push_back(bound);
+  }
+  out.chunks = info.chunks();
+  if (info.zero_stage() < 0 || info.zero_stage() > 3 ||
+      info.zero_shard_group() < 0)
+    return corrupt(
+        fmt::format("sharding: ZeRO stage {} in groups of {}; "
+                    "allowed: stages 0 to 3",
+                    info.zero_stage(), info.zero_shard_group()));
+  out.zero = {.stage = info.zero_stage(),
+              .shard_group = info.zero_shard_group()};
+  return out;
+}
+
+}  // namespace remesh::manifest

@@ -1,0 +1,16 @@
+// Sharding (parallel/geometry/sharding.h) and state records as messages.
+#pragma once
+
+#include "parallel/geometry/sharding.h"
+#include "proto/base/status.h"
+#include "proto/manifest.pb.h"
+
+namespace remesh::manifest {
+
+pb::Sharding sharding_info(const geometry::Sharding& sharding);
+// Corrupt, naming the field, when a degree, a bound or the stage is none that
+// sharding_info() gives. Whether a model admits it is make_rank_shard()'s
+// question.
+Result<geometry::Sharding> parse_sharding(const pb::Sharding& info);
+
+}  // namespace remesh::manifest
