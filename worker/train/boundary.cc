@@ -5,12 +5,19 @@
 namespace remesh::train {
 
 StopPolicy::Answer StopPolicy::on_step(const Facts& agreed) {
-  if (agreed.must_stop > 0) return Answer::kMustStop;
-  if (agreed.stop <= 0) {
-    refused_ = false;
-    return Answer::kGoOn;
-  }
-  return refused_ ? Answer::kGoOn : Answer::kStop;
+  const bool asked = agreed.stop > 0 || agreed.must_stop > 0;
+  const bool hands_over = asked && agreed.stop_saves <= 0;
+  if (!asked) refused_ = false;
+  const Answer answer = agreed.must_stop > 0 ? Answer::kMustStop
+                        : !asked || (refused_ && !hands_over) ? Answer::kGoOn
+                                                              : Answer::kStop;
+  saves_ = answer != Answer::kGoOn && !hands_over;
+  return answer;
+}
+
+void StopPolicy::refused() {
+  CHECK(saves_);
+  refused_ = true;
 }
 
 SavePlan::Decision SavePlan::on_step(int64_t step, const Facts& agreed,

@@ -12,17 +12,24 @@ namespace remesh::train {
 
 using engine::Facts;
 
-// Whether to stop here. A stop that could not save is refused once, not at
-// every step: it is forgotten until nobody asks any more, or somebody insists.
+// Whether to stop here, and whether to save first: it is saved when any rank
+// was asked to; else the state is handed over in memory.
+//
+// A stop that could not save is refused once, not at every step: it is
+// forgotten until nobody asks any more, or somebody insists. A hand-over has
+// nothing that could fail, and so is never refused.
 class StopPolicy {
  public:
   enum class Answer { kGoOn, kStop, kMustStop };
   Answer on_step(const Facts& agreed);
-  // The stop just answered was refused since saving failed.
-  void refused() { refused_ = true; }
+  // Of the last answer. False: a hand-over, or no stop at all.
+  bool saves() const { return saves_; }
+  // The stop just answered was refused since saving failed. REQUIRES: saves().
+  void refused();
 
  private:
   bool refused_ = false;
+  bool saves_ = false;
 };
 
 // The life of background saves, at most one at a time:

@@ -13,17 +13,39 @@ using Answer = StopPolicy::Answer;
 TEST(StopPolicy, ARefusedStopIsForgottenUntilAskedAnew) {
   StopPolicy p;
   EXPECT_EQ(p.on_step({}), Answer::kGoOn);
-  EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
+  EXPECT_FALSE(p.saves());
+  EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
+  EXPECT_TRUE(p.saves());
   p.refused();
-  EXPECT_EQ(p.on_step({.stop = 2}), Answer::kGoOn);
-  EXPECT_EQ(p.on_step({.stop = 2, .must_stop = 1}), Answer::kMustStop);
-  EXPECT_EQ(p.on_step({.stop = 1}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 2, .stop_saves = 2}), Answer::kGoOn);
+  EXPECT_FALSE(p.saves());
+  EXPECT_EQ(p.on_step({.stop = 2, .must_stop = 1, .stop_saves = 2}),
+            Answer::kMustStop);
+  EXPECT_TRUE(p.saves());
+  EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kGoOn);
   EXPECT_EQ(p.on_step({}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
+}
+
+TEST(StopPolicy, AHandOverSavesNothingAndIsNeverRefused) {
+  StopPolicy p;
   EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
+  EXPECT_FALSE(p.saves());
+  EXPECT_EQ(p.on_step({.stop = 1, .must_stop = 1}), Answer::kMustStop);
+  EXPECT_FALSE(p.saves());
+  // One rank that was asked to save is enough.
+  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kStop);
+  EXPECT_TRUE(p.saves());
+  p.refused();
+  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 3}), Answer::kStop);
+  EXPECT_FALSE(p.saves());
+  // The refusal still holds for who wants it saved.
+  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kGoOn);
 }
 
 TEST(Facts, SurviveTheArray) {
-  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   const auto a = f.to_array();
   for (size_t i = 0; i < a.size(); ++i)
     EXPECT_EQ(a[i], static_cast<double>(i + 1));
