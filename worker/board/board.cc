@@ -12,7 +12,7 @@
 namespace remesh::board {
 namespace {
 
-constexpr uint64_t kMagic = 0x32645242686d6572ULL;  // "remhBRd2"
+constexpr uint64_t kMagic = 0x33645242686d6572ULL;  // "remhBRd3"
 constexpr size_t kRing = 4096;
 constexpr size_t kText = 2048;
 
@@ -70,8 +70,14 @@ struct Board::Page {
   std::atomic<uint64_t> ring_tail{0};  // next to read
   Text error;
   Text checkpoint_error;
+  FlightMemory flight;
   std::array<StepRecord, kRing> ring{};
 };
+
+Board::Board(int fd, Page* page)
+    : fd_(fd),
+      page_(page),
+      flight_(&page->flight, &page->step, &page->microbatch) {}
 
 const char* phase_name(Phase phase) {
   switch (phase) {

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "worker/board/flight.h"
 
 namespace remesh::board {
 
@@ -119,6 +120,9 @@ class Board {
   int fd() const { return fd_; }
   int64_t generation() const;
   int rank() const;
+  // What the rank did last; either side's part of it.
+  FlightRecord& flight() { return flight_; }
+  const FlightRecord& flight() const { return flight_; }
 
   // --- rank side
   void set_phase(Phase phase);  // also moves progress
@@ -150,9 +154,10 @@ class Board {
 
  private:
   struct Page;
-  Board(int fd, Page* page) : fd_(fd), page_(page) {}
+  Board(int fd, Page* page);
   int fd_;
   Page* page_;
+  FlightRecord flight_;
 };
 
 }  // namespace remesh::board
