@@ -136,13 +136,15 @@ Status first_logits(const Golden& g, comm::Mesh& mesh,
 
 void load_golden(const std::vector<float>& whole, engine::Engine& engine) {
   const geometry::ShardTable& shard = engine.shard();
+  const engine::StateView state = engine.begin_state();
   for (size_t u = 0; u < shard.units().size(); ++u) {
     const geometry::FlatRange r = engine.zero().update_range(u);
-    float* to = engine.weights().data() + engine.zero().state_offset(u);
+    float* to = state.weights.data() + engine.zero().state_offset(u);
     engine::for_each_element(
         shard, r.begin, r.size(),
         [&](size_t from, size_t i) { to[i] = whole[from]; });
   }
+  engine.commit_state(0);
   engine.state_loaded();
 }
 

@@ -35,32 +35,34 @@ Status check_sizes(const EngineOptions& o, const Layout& layout) {
 }  // namespace
 
 Engine::Engine(const geometry::ParamTable& table, const EngineOptions& options,
-               kernels::Backend& backend, Progress progress)
+               kernels::Backend& backend, Progress progress, StateStore* state)
     : table_(table),
       options_(options),
       backend_(backend),
-      progress_(progress) {}
+      progress_(progress),
+      own_state_(state == nullptr ? own_memory(backend) : nullptr),
+      state_(state == nullptr ? own_state_.get() : state) {}
 
 Engine::~Engine() = default;
 
 Result<std::unique_ptr<Engine>> Engine::prepare(
     const geometry::ParamTable& table, const Layout& layout, int rank,
-    const EngineOptions& options, kernels::Backend& backend,
-    Progress progress) {
+    const EngineOptions& options, kernels::Backend& backend, Progress progress,
+    StateStore* state) {
   RETURN_IF_ERROR(check_sizes(options, layout));
-  auto engine =
-      std::unique_ptr<Engine>(new Engine(table, options, backend, progress));
+  auto engine = std::unique_ptr<Engine>(
+      new Engine(table, options, backend, progress, state));
   RETURN_IF_ERROR(engine->init(layout, rank));
   return engine;
 }
 
 Result<std::unique_ptr<Engine>> Engine::create(
     const geometry::ParamTable& table, comm::Mesh& mesh,
-    const EngineOptions& options, kernels::Backend& backend,
-    Progress progress) {
+    const EngineOptions& options, kernels::Backend& backend, Progress progress,
+    StateStore* state) {
   ASSIGN_OR_RETURN(auto engine,
                    prepare(table, mesh.layout(), mesh.world().rank(), options,
-                           backend, progress));
+                           backend, progress, state));
   RETURN_IF_ERROR(engine->connect(mesh));
   return engine;
 }
@@ -81,18 +83,19 @@ Status Engine::init(const Layout& layout, int rank) {
                    ZeroPlan::make(shard_, options_.zero, layout.dp * layout.cp,
                                   me.dp * layout.cp + me.cp));
   zero_ = std::make_unique<ZeroPlan>(std::move(zero));
+  sharding_ = {.layout = layout,
+               .bounds = bounds,
+               .chunks = options_.chunks,
+               .zero = options_.zero};
   RETURN_IF_ERROR(make_state());
   if (single()) return make_stages();
   return ok_status();
 }
 
 Status Engine::make_state() {
-  for (FlatBuffer* b : {&weights_, &exp_avg_, &exp_avg_sq_}) {
-    ASSIGN_OR_RETURN(*b, FlatBuffer::make(backend_, zero_->state_elements(),
-                                          "the training state"));
-  }
-  ASSIGN_OR_RETURN(
-      store_, WeightStore::make(shard_, *zero_, backend_, weights_.span()));
+  RETURN_IF_ERROR(state_->reserve(sharding_, zero_->state_elements()));
+  ASSIGN_OR_RETURN(store_,
+                   WeightStore::make(shard_, *zero_, backend_, weights()));
   ASSIGN_OR_RETURN(grads_, GradStore::make(shard_, *zero_, backend_,
                                            plan_.num_microbatches == 1,
                                            options_.bucket_elements));
@@ -189,7 +192,7 @@ void Engine::make_groups(comm::Mesh& mesh) {
   for (const auto& s : stages_) stages.push_back(s.get());
   store_->connect(gather, std::move(stages));
   links_->connect(mesh.pp());
-  hooks_ = std::make_unique<Hooks>(*store_, *grads_, *links_);
+  hooks_ = std::make_unique<Hooks>(*store_, *grads_, *links_, poll_);
 }
 
 Status Engine::connect(comm::Mesh& mesh) {
@@ -203,29 +206,38 @@ Status Engine::connect(comm::Mesh& mesh) {
   return ok_status();
 }
 
+void Engine::commit_state(int64_t step) {
+  state_->commit(step);
+  step_ = step;
+}
+
 void Engine::initialise(uint64_t seed) {
+  const StateView to = begin_state();
   for (size_t u = 0; u < shard_.units().size(); ++u) {
     const geometry::FlatRange r = zero_->update_range(u);
     shard_.initial_values(
         seed, r.begin,
-        weights().subspan(static_cast<size_t>(zero_->state_offset(u)),
-                          static_cast<size_t>(r.size())));
+        to.weights.subspan(static_cast<size_t>(zero_->state_offset(u)),
+                           static_cast<size_t>(r.size())));
   }
-  for (FlatBuffer* b : {&exp_avg_, &exp_avg_sq_})
-    if (b->size() > 0) backend_.zero(b->data(), b->bytes());
-  step_ = 0;
+  for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
+    if (!v.empty()) backend_.zero(v.data(), v.size_bytes());
+  commit_state(0);
 }
 
 void Engine::state_loaded() {
   CHECK_MSG(mesh_ != nullptr, "connect() comes first");
+  store_->set_master(weights());
   for (size_t u = 0; u < shard_.units().size(); ++u) store_->updated(u);
   store_->update_done([this] { progress_.tick(); });
 }
 
 board::Memory Engine::memory() const {
-  board::Memory m{.weights = weights_.bytes() + store_->bytes(),
+  const uint64_t held =
+      static_cast<uint64_t>(state_->copies()) * weights().size_bytes();
+  board::Memory m{.weights = held + store_->bytes(),
                   .gradients = grads_->bytes(),
-                  .optimizer = exp_avg_.bytes() + exp_avg_sq_.bytes()};
+                  .optimizer = 2 * held};
   for (const auto& s : stages_) {
     const model::Stage::Memory of_stage = s->memory();
     m.activations += of_stage.activations;

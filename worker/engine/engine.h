@@ -15,9 +15,9 @@
 // Life:
 //   prepare()    needs no peer: tables, memory, stages where it can. May run
 //                beside MPI's start in another thread.
-//   state        either initialise(), or fill weights(), exp_avg(),
-//                exp_avg_sq() and set_step() yourself, for this rank's
-//                shard() and zero()
+//   state        either initialise(), or fill begin_state() yourself, for this
+//                rank's shard() and zero(), and commit_state(); or set_step()
+//                when the store holds it already
 //   connect()    makes the groups; collective over the mesh's world
 //   state_loaded()  once the state is there, in every rank
 //   run(), evaluate() as often as wanted
@@ -30,9 +30,10 @@
 // summed unit by unit, and units in the model's order, so that its norm depends
 // neither on pp, schedule nor ZeRO stage.
 //
-// Ownership: owns state, gradients, stages; borrows table, mesh and backend,
-// which must outlive it. Threads: one at a time; the thread of run() must be
-// the one that may use the mesh's comms.
+// Ownership: owns gradients, stages and, unless it is given a StateStore, the
+// state; borrows table, mesh, backend and store, which must outlive it.
+// Threads: one at a time; the thread of run() must be the one that may use the
+// mesh's comms.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +45,7 @@
 #include "parallel/comm/mesh.h"
 #include "parallel/geometry/schedule.h"
 #include "parallel/geometry/shard_table.h"
+#include "parallel/geometry/sharding.h"
 #include "parallel/geometry/zero.h"
 #include "worker/engine/agreement.h"
 #include "worker/engine/grad_store.h"
@@ -51,6 +53,7 @@
 #include "worker/engine/pipe_links.h"
 #include "worker/engine/plan.h"
 #include "worker/engine/progress.h"
+#include "worker/engine/state_store.h"
 #include "worker/engine/timed_comm.h"
 #include "worker/engine/weight_store.h"
 #include "worker/kernels/backend.h"
@@ -119,11 +122,12 @@ class Engine {
  public:
   // For rank `rank` of a mesh of that layout. Fails, saying what is allowed,
   // when the model, schedule, ZeRO options or sizes do not admit the layout;
-  // with kExhausted when memory is short.
+  // with kExhausted when memory is short. `state`: where the state lives, not
+  // reserved yet; nullptr: in memory of the engine's own, updated in place.
   static Result<std::unique_ptr<Engine>> prepare(
       const geometry::ParamTable& table, const geometry::Layout& layout,
       int rank, const EngineOptions& options, kernels::Backend& backend,
-      Progress progress);
+      Progress progress, StateStore* state = nullptr);
   // Collective. REQUIRES: the mesh has the layout and this rank its
   // coordinates. Fails, on this rank alone, like prepare().
   Status connect(comm::Mesh& mesh);
@@ -131,21 +135,30 @@ class Engine {
   static Result<std::unique_ptr<Engine>> create(
       const geometry::ParamTable& table, comm::Mesh& mesh,
       const EngineOptions& options, kernels::Backend& backend,
-      Progress progress);
+      Progress progress, StateStore* state = nullptr);
   ~Engine();
   // Tells it the passes and updates of the steps to come; nullptr: nobody. It
   // must outlive the engine.
   void set_tracer(trace::Tracer* tracer) { tracer_ = tracer; }
+  // Called wherever messages under way are looked after: between the passes'
+  // units and in waits for sums. For what else moves beside the computing; must
+  // be quick.
+  void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }
 
   // --- state: this rank's update ranges, in the order of
   // ZeroPlan::state_offset ---
   const geometry::ShardTable& shard() const { return shard_; }
   const geometry::ZeroPlan& zero() const { return *zero_; }
-  std::span<float> weights() { return weights_.span(); }
-  std::span<float> exp_avg() { return exp_avg_.span(); }
-  std::span<float> exp_avg_sq() { return exp_avg_sq_.span(); }
+  const geometry::Sharding& sharding() const { return sharding_; }
+  ConstStateView state() const { return state_->current(); }
+  std::span<const float> weights() const { return state().weights; }
+  std::span<const float> exp_avg() const { return state().exp_avg; }
+  std::span<const float> exp_avg_sq() const { return state().exp_avg_sq; }
   int64_t step() const { return step_; }  // updates made
   void set_step(int64_t step) { step_ = step; }
+  // Writes a state from outside: StateStore::begin() and commit().
+  StateView begin_state() { return state_->begin(); }
+  void commit_state(int64_t step);
   // Initial weights (ShardTable::initial_values), no moments, step 0.
   void initialise(uint64_t seed);
   // The state vectors were written: makes the compute weights of it.
@@ -177,7 +190,7 @@ class Engine {
   class Hooks;
 
   Engine(const geometry::ParamTable& table, const EngineOptions& options,
-         kernels::Backend& backend, Progress progress);
+         kernels::Backend& backend, Progress progress, StateStore* state);
   Status init(const geometry::Layout& layout, int rank);
   Status make_state();
   Status make_stages();
@@ -207,11 +220,14 @@ class Engine {
   kernels::Backend& backend_;
   const Progress progress_;
   trace::Tracer* tracer_ = nullptr;
+  std::function<void()> poll_;
 
   geometry::ShardTable shard_;
   std::unique_ptr<geometry::ZeroPlan> zero_;
   StepPlan plan_;
-  FlatBuffer weights_, exp_avg_, exp_avg_sq_;
+  geometry::Sharding sharding_;
+  std::unique_ptr<StateStore> own_state_;  // when none was given
+  StateStore* const state_;
   int64_t step_ = 0;
   std::unique_ptr<WeightStore> store_;
   std::unique_ptr<GradStore> grads_;

@@ -234,15 +234,17 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
 void Engine::update(double lr, double grad_scale) {
   progress_.phase(board::Phase::kUpdate);
   const trace::Span span(tracer_, trace::Category::kOptimizer);
-  const StateView state{weights(), exp_avg(), exp_avg_sq()};
+  const ConstStateView from = state();
+  const StateView to = begin_state();
+  store_->set_master(to.weights);
   for (size_t u = 0; u < shard_.units().size(); ++u) {
     update_unit(backend_, options_.optimizer, lr, grad_scale, step_ + 1, shard_,
-                *zero_, u, grads_->reduced(u), state);
+                *zero_, u, grads_->reduced(u), from, to);
     store_->updated(u);
     progress_.tick();
   }
+  commit_state(step_ + 1);
   store_->update_done([this] { progress_.tick(); });
-  ++step_;
 }
 
 Result<StepResult> Engine::run(const StepInput& in) {
@@ -266,7 +268,10 @@ Result<StepResult> Engine::run(const StepInput& in) {
   }
   const double in_passes = grads_->waited_s() - reduce;
   progress_.phase(board::Phase::kReduce);
-  grads_->finish([this] { progress_.tick(); });
+  grads_->finish([this] {
+    progress_.tick();
+    if (poll_) poll_();
+  });
   times.pipeline = links_->waited_s() - pipeline;
   times.reduce = grads_->waited_s() - reduce;
   times.gather = store_->waited_s() - gather;

@@ -8,8 +8,9 @@ namespace remesh::engine {
 
 class Engine::Hooks final : public model::UnitHooks {
  public:
-  Hooks(WeightStore& weights, GradStore& grads, PipeLinks& links)
-      : weights_(weights), grads_(grads), links_(links) {}
+  Hooks(WeightStore& weights, GradStore& grads, PipeLinks& links,
+        const std::function<void()>& more)
+      : weights_(weights), grads_(grads), links_(links), more_(more) {}
 
   // Whether the passes to come add a chunk's last gradients.
   void set_last(bool last) { last_ = last; }
@@ -29,12 +30,14 @@ class Engine::Hooks final : public model::UnitHooks {
     weights_.poll();
     grads_.poll();
     links_.poll();
+    if (more_) more_();
   }
 
  private:
   WeightStore& weights_;
   GradStore& grads_;
   PipeLinks& links_;
+  const std::function<void()>& more_;  // Engine::set_poll
   bool last_ = false;
 };
 

@@ -34,7 +34,8 @@ double clip_coefficient(double max_norm, double norm) {
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  double lr, double grad_scale, int64_t step,
                  const ShardTable& shard, const geometry::ZeroPlan& zero,
-                 size_t unit, std::span<float> grads, const StateView& state) {
+                 size_t unit, std::span<float> grads,
+                 const ConstStateView& from, const StateView& to) {
   const FlatRange range = zero.update_range(unit);
   CHECK(static_cast<int64_t>(grads.size()) == range.size());
   kernels::AdamWOptions o{.lr = lr,
@@ -49,10 +50,10 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
         o.weight_decay = shard.spec(i).decay ? options.weight_decay : 0;
         const int64_t at = begin - range.begin;
         const int64_t s = zero.state_offset(unit) + at;
-        float* p = state.weights.data() + s;
-        float* m = state.exp_avg.data() + s;
-        float* v = state.exp_avg_sq.data() + s;
-        backend.adamw(o, end - begin, grads.data() + at, p, m, v, p, m, v);
+        backend.adamw(o, end - begin, grads.data() + at,
+                      from.weights.data() + s, from.exp_avg.data() + s,
+                      from.exp_avg_sq.data() + s, to.weights.data() + s,
+                      to.exp_avg.data() + s, to.exp_avg_sq.data() + s);
       });
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "parallel/geometry/zero.h"
+#include "worker/engine/state_store.h"
 #include "worker/kernels/backend.h"
 
 namespace remesh::engine {
@@ -21,18 +22,15 @@ struct OptimizerOptions {
 // / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
 double clip_coefficient(double max_norm, double norm);
 
-// State vectors, in the order of ZeroPlan::state_offset.
-struct StateView {
-  std::span<float> weights, exp_avg, exp_avg_sq;
-};
-
-// Update number `step` of this rank's part of unit `unit`, in place. `grads`:
-// of its update range, multiplied by grad_scale.
+// Update number `step` of this rank's part of unit `unit`: reads the state
+// `from`, writes `to`, which is the same memory or does not overlap it.
+// `grads`: of its update range, multiplied by grad_scale.
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  double lr, double grad_scale, int64_t step,
                  const geometry::ShardTable& shard,
                  const geometry::ZeroPlan& zero, size_t unit,
-                 std::span<float> grads, const StateView& state);
+                 std::span<float> grads, const ConstStateView& from,
+                 const StateView& to);
 
 // Sum of the squares of what this rank counts of the unit's gradient
 // (ZeroPlan::norm_range, owned parameters).

@@ -77,6 +77,11 @@ bool WeightStore::is_block(int unit) const {
   return shard_.units()[static_cast<size_t>(unit)].kind == UnitKind::kBlock;
 }
 
+void WeightStore::set_master(std::span<const float> master) {
+  CHECK(static_cast<int64_t>(master.size()) == zero_.state_elements());
+  master_ = master;
+}
+
 std::span<const float> WeightStore::master(size_t unit) const {
   return master_.subspan(static_cast<size_t>(zero_.state_offset(unit)),
                          static_cast<size_t>(zero_.update_range(unit).size()));

@@ -35,7 +35,8 @@ namespace remesh::engine {
 
 class WeightStore {
  public:
-  // `master`: the rank's state vector of weights (ZeroPlan::state_offset).
+  // `master`: the rank's state vector of weights (ZeroPlan::state_offset), to
+  // be read until set_master() names another.
   static Result<std::unique_ptr<WeightStore>> make(
       const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
       kernels::Backend& backend, std::span<const float> master);
@@ -49,6 +50,9 @@ class WeightStore {
   static constexpr int kBlockBuffers = 2;
 
   // --- after an update or restore ---
+  // Weights are read from here from now on, an update's while it is made; what
+  // was loaded or gathered before stays.
+  void set_master(std::span<const float> master);
   // The state of unit u is final: loads it, or starts gathering it.
   void updated(size_t unit);
   // All are. Returns when every stage that keeps its weights has them.
@@ -97,7 +101,7 @@ class WeightStore {
   const geometry::ShardTable& shard_;
   const geometry::ZeroPlan& zero_;
   kernels::Backend& backend_;
-  const std::span<const float> master_;
+  std::span<const float> master_;
   const UnitLayout layout_;
   const bool sharded_, streams_;
   comm::Comm* gather_ = nullptr;

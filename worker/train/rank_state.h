@@ -12,13 +12,13 @@
 
 namespace remesh::train {
 
-// A view: borrows all of it. The vectors have zero->state_elements() elements
-// in the order of ZeroPlan::state_offset.
+// A view to read: borrows all of it. The vectors have zero->state_elements()
+// elements in the order of ZeroPlan::state_offset.
 struct RankState {
   int64_t step = 0;  // updates made
   const geometry::ShardTable* shard = nullptr;
   const geometry::ZeroPlan* zero = nullptr;
-  std::span<float> weights, exp_avg, exp_avg_sq;
+  std::span<const float> weights, exp_avg, exp_avg_sq;
 };
 
 using geometry::packed;

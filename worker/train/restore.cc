@@ -82,32 +82,29 @@ void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
   }
 }
 
-Result<pb::Manifest> load_checkpoint(manifest::FileSystem& inner,
-                                     const std::string& path, int64_t step,
-                                     const manifest::JobFacts& job,
-                                     comm::Comm& world, comm::Comm& data,
-                                     const std::function<void()>& tick,
-                                     RankState& state) {
+Result<pb::Manifest> load_checkpoint(
+    manifest::FileSystem& inner, const std::string& path, int64_t step,
+    const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
+    const std::function<void()>& tick, const geometry::ShardTable& shard,
+    const geometry::ZeroPlan& zero, const engine::StateView& to) {
   const auto fs = watched_file_system(inner, tick);
-  const geometry::ParamTable& table = state.shard->table();
+  const geometry::ParamTable& table = shard.table();
   Result<pb::Manifest> m = read_manifest(*fs, path, step, job);
   Status status = m.status();
   if (m.ok())
-    status = store::load(
-        *fs, path, *m, table,
-        store_pieces<float>(table, pieces_to_load(*state.shard, *state.zero),
-                            state.weights, state.exp_avg, state.exp_avg_sq));
+    status =
+        store::load(*fs, path, *m, table,
+                    store_pieces<float>(table, pieces_to_load(shard, zero),
+                                        to.weights, to.exp_avg, to.exp_avg_sq));
   const int worst = worst_code(world, status);
   if (!status.ok()) return status;
   if (worst != 0)
     return Status(static_cast<Code>(worst),
                   path + ": another rank could not load it");
-  for (const std::span<float> v :
-       {state.weights, state.exp_avg, state.exp_avg_sq}) {
-    exchange_parts(data, *state.shard, *state.zero, v);
+  for (const std::span<float> v : {to.weights, to.exp_avg, to.exp_avg_sq}) {
+    exchange_parts(data, shard, zero, v);
     tick();
   }
-  state.step = m->step();
   return m;
 }
 

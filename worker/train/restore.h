@@ -15,6 +15,7 @@
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/base/status.h"
+#include "worker/engine/state_store.h"
 #include "worker/train/rank_state.h"
 
 namespace remesh::train {
@@ -31,16 +32,16 @@ void fill_initial_weights(const geometry::ShardTable& shard,
 void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
                     const geometry::ZeroPlan& zero, std::span<float> vector);
 
-// Loads the checkpoint directory `path` into `state` and returns its manifest.
+// Loads the checkpoint directory `path` into the vectors of this rank, `to`,
+// and returns its manifest.
 // Fails on all ranks when it fails on one: kInvalidArgument when the checkpoint
 // is sound but of another job (each difference named) or step, else why it does
 // not load. Collective over `world`, of which `data` is this rank's data group.
 // `tick` runs as it goes on, in the calling thread.
-Result<pb::Manifest> load_checkpoint(manifest::FileSystem& fs,
-                                     const std::string& path, int64_t step,
-                                     const manifest::JobFacts& job,
-                                     comm::Comm& world, comm::Comm& data,
-                                     const std::function<void()>& tick,
-                                     RankState& state);
+Result<pb::Manifest> load_checkpoint(
+    manifest::FileSystem& fs, const std::string& path, int64_t step,
+    const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
+    const std::function<void()>& tick, const geometry::ShardTable& shard,
+    const geometry::ZeroPlan& zero, const engine::StateView& to);
 
 }  // namespace remesh::train

@@ -113,7 +113,7 @@ Outcome Trainer::prepare(int rank) {
   if (Outcome o = build(rank)) return o;
   if (assignment_.source().kind() == pb::Source::INIT)
     fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
-                         backend_->threads(), engine_->weights());
+                         backend_->threads(), engine_->begin_state().weights);
   board_.tick();
   prepare_ms_ = monotonic_ms() - began_ms;
   return {};
@@ -263,11 +263,11 @@ Outcome Trainer::restore_state() {
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
     exchange_parts(mesh_->data(), engine_->shard(), engine_->zero(),
-                   engine_->weights());
+                   engine_->begin_state().weights);
+    engine_->commit_state(0);
     return {};
   }
   const pb::Train& t = job_.train();
-  RankState state = rank_state();
   const auto m = load_checkpoint(
       *fs_, source.path(), source.step(),
       {.model = table_->config(),
@@ -275,13 +275,14 @@ Outcome Trainer::restore_state() {
        .data_id = batches_->dataset().data_id(),
        .global_batch_size = t.global_batch_size(),
        .seq_len = t.seq_len()},
-      *world_, mesh_->data(), [this] { board_.tick(); }, state);
+      *world_, mesh_->data(), [this] { board_.tick(); }, engine_->shard(),
+      engine_->zero(), engine_->begin_state());
   if (!m.ok())
     return failed(m.status().code() == Code::kInvalidArgument
                       ? board::kExitCannotContinue
                       : board::kExitBadSource,
                   m.status());
-  engine_->set_step(state.step);
+  engine_->commit_state(m->step());
   first_tokens_ = m->tokens();
   return {};
 }

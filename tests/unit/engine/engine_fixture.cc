@@ -3,12 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <mutex>
 #include <thread>
 
 #include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
+#include "proto/base/check.h"
 #include "proto/base/rng.h"
 #include "tests/unit/engine/whole_vector.h"
 
@@ -56,12 +60,52 @@ struct Collected {
   Outcome outcome;
 };
 
+// Two buffers. What is not the state is NaN, so that reading it shows; and the
+// state may not change while the next one is made.
+class TwoBuffers final : public StateStore {
+ public:
+  Status reserve(const geometry::Sharding&, int64_t elements) override {
+    for (auto& buffer : buffers_)
+      for (auto& v : buffer) v.assign(static_cast<size_t>(elements), 0);
+    return ok_status();
+  }
+  ConstStateView current() const override {
+    const auto& b = buffers_[at_];
+    return {b[0], b[1], b[2]};
+  }
+  StateView begin() override {
+    before_ = buffers_[at_];
+    auto& b = buffers_[1 - at_];
+    return {b[0], b[1], b[2]};
+  }
+  void commit(int64_t step) override {
+    for (size_t i = 0; i < before_.size(); ++i)
+      CHECK_MSG(
+          step == 0 || std::memcmp(before_[i].data(), buffers_[at_][i].data(),
+                                   before_[i].size() * 4) == 0,
+          "the state changed while the next one was made");
+    for (auto& v : buffers_[at_])
+      v.assign(v.size(), std::numeric_limits<float>::quiet_NaN());
+    at_ = 1 - at_;
+  }
+  int copies() const override { return 2; }
+
+ private:
+  using Buffer = std::array<std::vector<float>, 3>;
+  std::array<Buffer, 2> buffers_;
+  Buffer before_;
+  size_t at_ = 0;
+};
+
 Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
                   Collected& out) {
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, c.layout));
+  TwoBuffers store;
   ASSIGN_OR_RETURN(const auto engine,
-                   Engine::create(table, *mesh, c.options, *backend, {}));
+                   Engine::create(table, *mesh, c.options, *backend, {},
+                                  c.out_of_place ? &store : nullptr));
+  if (c.out_of_place) CHECK(engine->sharding().layout == c.layout);
   engine->initialise(c.seed);
   engine->state_loaded();
   const auto& shard = engine->shard();

@@ -19,6 +19,8 @@ struct Case {
   int steps = 3;
   double lr = 1e-3;
   uint64_t seed = 1;  // of weights and data
+  // The state lives in a store of two buffers, the one not in use full of NaN.
+  bool out_of_place = false;
   std::string to_string() const;
 };
 

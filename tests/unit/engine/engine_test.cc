@@ -118,6 +118,28 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
   }
 }
 
+// Where the state lives changes no bit either.
+TEST(Engine, OutOfPlaceUpdatesGiveTheSameBits) {
+  const uint64_t n = env("REMESH_ENGINE_CASES", 20) / 2;
+  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
+  fmt::print("{} cases from seed {}\n", n, seed);
+  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
+    Case c = random_case(seed + i, 8);
+    if (i % 3 == 2) c.options.dtype = model::Dtype::kBf16;
+    SCOPED_TRACE(c.to_string());
+    note(c);
+    const Outcome want = run_case(c);
+    c.out_of_place = true;
+    const Outcome got = run_case(c);
+    ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+    ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.norm, want.norm);
+    EXPECT_EQ(got.weights, want.weights);
+    EXPECT_EQ(got.evaluated, want.evaluated);
+  }
+}
+
 TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   Case c{.model = {.dim = 16,
                    .n_layers = 2,

@@ -173,7 +173,7 @@ TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
         }
         squares += square_sum(*backend, shard, plan, u, g);
         update_unit(*backend, options, 0.1, 0.5, 1, shard, plan, u, g,
-                    {p, m, v});
+                    {p, m, v}, {p, m, v});
         for (int64_t e = range.begin; e < range.end; ++e)
           whole[static_cast<size_t>(e)] =
               p[at + static_cast<size_t>(e - range.begin)];

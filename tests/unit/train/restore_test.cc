@@ -169,10 +169,10 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
     std::atomic<int> wrong{0};
     on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, to, r);
-      RankState s = rank.state();
-      const auto loaded = load_checkpoint(
-          *fs, done->path, 3, {.model = config}, mesh.world(), mesh.data(),
-          [] {}, s);
+      const auto loaded =
+          load_checkpoint(*fs, done->path, 3, {.model = config}, mesh.world(),
+                          mesh.data(), [] {}, rank.shard, rank.zero,
+                          {rank.v.weights, rank.v.exp_avg, rank.v.exp_avg_sq});
       if (!loaded.ok()) {
         ADD_FAILURE() << loaded.status().to_string();
         return;
