@@ -19,8 +19,11 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr std::string_view kUnfinished = ".new";
+constexpr std::string_view kStart = "state-";
 
-std::string prefix(uint64_t job) { return fmt::format("state-{:016x}-", job); }
+std::string prefix(uint64_t job) {
+  return fmt::format("{}{:016x}-", kStart, job);
+}
 
 struct Name {
   int number = 0;
@@ -75,6 +78,23 @@ uint64_t job_number(const std::string& text) { return hash64(text); }
 
 std::string segment_path(const std::string& folder, uint64_t job, int number) {
   return fmt::format("{}/{}{}", folder, prefix(job), number);
+}
+
+std::vector<uint64_t> list_jobs(const std::string& folder) {
+  std::vector<uint64_t> out;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(kStart)) continue;
+    const char* const digits = name.data() + kStart.size();
+    uint64_t job = 0;
+    (void)std::from_chars(digits, name.data() + name.size(), job, 16);
+    if (parse(name, prefix(job)).number >= 0) out.push_back(job);
+  }
+  std::sort(out.begin(), out.end());
+  out.erase(std::unique(out.begin(), out.end()), out.end());
+  return out;
 }
 
 std::vector<SegmentFile> list_segments(const std::string& folder,

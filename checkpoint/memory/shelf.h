@@ -24,6 +24,9 @@ uint64_t job_number(const std::string& text);
 
 std::string segment_path(const std::string& folder, uint64_t job, int number);
 
+// Of all files in `folder` that are named so; ascending.
+std::vector<uint64_t> list_jobs(const std::string& folder);
+
 struct SegmentFile {
   std::string path;
   int number = 0;

@@ -17,6 +17,7 @@ constexpr size_t kMaxMetrics = 100'000;
 // Bits of board::Request, which this library does not link.
 constexpr uint32_t kStop = 1;
 constexpr uint32_t kMust = 2;
+constexpr uint32_t kHandOver = 4;
 constexpr int kStoppingPhase = 8;  // board::Phase::kStopping
 
 bool failed(const pb::RankStatus& s) {
@@ -32,6 +33,7 @@ std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, event);
   obey();
+  take_inventory();
   if (!exited_ &&
       (urgent_ || (dirty_ && now_ms_ - reported_ms_ >= kReportGapMs) ||
        reported_ms_ < 0 || now_ms_ - reported_ms_ >= report_every_ms_))
@@ -77,7 +79,19 @@ void Agent::leave_alone() {
     if (saved) kill_ranks();
     return;
   }
-  exit_with(0, "left; the coordinator did not answer");
+  // What no checkpoint holds may be wanted by a coordinator that comes back
+  // and by a worker of this name.
+  exit_with(0, "left; the coordinator did not answer",
+            saved_alone_ ? States::kRemoved : States::kKept);
+}
+
+// The checkpoint was written: what follows is the end of MPI.
+bool Agent::all_saved() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
+    const pb::RankStatus& s = r.second;
+    return s.phase() >= kStoppingPhase ||
+           (s.exited() && s.exit_code() == 0 && s.signal() == 0);
+  });
 }
 
 void Agent::handle(const DirectiveReceived& e) {
@@ -98,6 +112,11 @@ void Agent::handle(const DirectiveReceived& e) {
   directive_ = d;
   if (d.report_every_ms() > 0) report_every_ms_ = d.report_every_ms();
   if (d.dead_after_ms() > 0) dead_after_ms_ = d.dead_after_ms();
+  if (d.state_job() != state_job_) {
+    state_job_ = d.state_job();
+    asked_ = TakeInventory{};
+    inventory_.reset();
+  }
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
   while (!metrics_.empty() && metrics_.front().step() <= metrics_acked_)
     metrics_.pop_front();
@@ -171,21 +190,32 @@ void Agent::handle(const TornDown& e) {
   killing_ = false;
   fences_.clear();
   fence_done_.clear();
+  saved_alone_ =
+      request_.bits == (kStop | kMust) && !handed_over_ && all_saved();
   if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
   urgent_ = true;
+}
+
+void Agent::handle(const InventoryTaken& e) {
+  if (e.job != asked_.job || e.generation != asked_.generation) return;
+  // Ranks that were started in the meantime have changed it.
+  if (e.job != state_job_ || e.generation != ranks_generation_) return;
+  inventory_ = e;
+  if (!busy_) urgent_ = true;
 }
 
 void Agent::handle(const Terminate&) {
   if (leaving_) {
     if (busy_) kill_ranks();
-    exit_with(130, "interrupted twice: left at once");
+    exit_with(130, "interrupted twice: left at once", States::kRemoved);
     return;
   }
   leaving_ = true;
   leaving_ms_ = now_ms_;
   urgent_ = true;
   act(LogEvent{"leaving", "asked to stop: leaves after the current step"});
-  if (directive_ms_ < 0 && !busy_) exit_with(0, "left; never had a job");
+  if (directive_ms_ < 0 && !busy_)
+    exit_with(0, "left; never had a job", States::kKept);
 }
 
 // ---------------------------------------------------------------- decisions
@@ -199,7 +229,10 @@ void Agent::obey() {
       kill_ranks();
       return;
     }
-    exit_with(0, d.goal() == pb::Directive::LEAVE ? "left" : "job ended");
+    if (d.goal() == pb::Directive::LEAVE)
+      exit_with(0, "left", States::kRemoved);
+    else
+      exit_with(0, "job ended", States::kRemovedForAll);
     return;
   }
   if (busy_ && ranks_generation_ < generation_) {
@@ -277,8 +310,11 @@ void Agent::start_ranks() {
   killing_ = false;
   tearing_down_ = false;
   progress_ms_ = now_ms_;
+  inventory_.reset();
+  handed_over_ = false;
+  saved_alone_ = false;
   set_state(pb::Report::RUNNING);
-  act(Spawn{*assignment_});
+  act(Spawn{*assignment_, state_job_});
 }
 
 void Agent::kill_ranks() {
@@ -291,7 +327,17 @@ void Agent::kill_ranks() {
 void Agent::settle() {
   if (!busy_ || tearing_down_ || any_alive()) return;
   tearing_down_ = true;
+  take_inventory();  // first, so that QUIESCED is told with it
   act(TearDown{ranks_generation_});
+}
+
+// Once for each job and each set of ranks that has ended.
+void Agent::take_inventory() {
+  if (exited_ || state_job_ == 0 || (busy_ && !tearing_down_)) return;
+  if (asked_.job == state_job_ && asked_.generation == ranks_generation_)
+    return;
+  asked_ = {state_job_, ranks_generation_};
+  act(asked_);
 }
 
 bool Agent::any_alive() const {
@@ -323,7 +369,8 @@ void Agent::push_request() {
   SetRequest wanted = request_;
   if (directive_ && ranks_generation_ == directive_->generation()) {
     if (directive_->goal() == pb::Directive::FINISH)
-      wanted.bits = kStop | (directive_->must_stop() ? kMust : 0);
+      wanted.bits = kStop | (directive_->must_stop() ? kMust : 0) |
+                    (directive_->save() ? 0 : kHandOver);
     else if (directive_->goal() == pb::Directive::RUN)
       wanted.bits = 0;
     wanted.checkpoint_request =
@@ -335,6 +382,7 @@ void Agent::push_request() {
       wanted.checkpoint_request == sent_request_.checkpoint_request &&
       sent_request_generation_ == ranks_generation_)
     return;
+  handed_over_ |= (wanted.bits & kHandOver) != 0;
   sent_request_ = wanted;
   sent_request_generation_ = ranks_generation_;
   act(wanted);
@@ -380,16 +428,22 @@ void Agent::report() {
   r.set_version(options_.version);
   r.set_dropped(dropped_);
   r.set_busy(busy_);
+  if (inventory_ && !busy_) {
+    r.set_has_inventory(true);
+    for (const pb::StateHolding& h : inventory_->holdings)
+      *r.add_holdings() = h;
+    for (const std::string& d : inventory_->damaged) r.add_damaged(d);
+  }
   act(SendReport{std::move(r)});
   reported_ms_ = now_ms_;
   dirty_ = false;
   urgent_ = false;
 }
 
-void Agent::exit_with(int code, const std::string& message) {
+void Agent::exit_with(int code, const std::string& message, States states) {
   if (exited_) return;
   report();  // the last word, for whoever listens
-  act(Exit{code, message});
+  act(Exit{code, message, states});
   exited_ = true;
 }
 

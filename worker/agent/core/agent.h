@@ -6,7 +6,9 @@
 //
 // What it keeps true: ranks of one generation at a time; never ranks of a
 // generation below the highest one it was fenced at; QUIESCED is said only
-// when every rank of the generation is reaped and its PMIx namespace is gone.
+// when every rank of the generation is reaped and its PMIx namespace is gone;
+// the states told are those which are there, for no rank lives that could
+// change them.
 #pragma once
 
 #include <cstdint>
@@ -70,12 +72,19 @@ struct RankExited {
 struct TornDown {
   int64_t generation = 0;
 };
+// Answer to TakeInventory, whose numbers it repeats.
+struct InventoryTaken {
+  uint64_t job = 0;
+  int64_t generation = 0;
+  std::vector<pb::StateHolding> holdings;
+  std::vector<std::string> damaged;  // in words
+};
 // SIGTERM: leave after the current step, nothing lost. A second one: at once.
 struct Terminate {};
 
-using Event =
-    std::variant<Tick, DirectiveReceived, FenceOutReceived, LocalFence,
-                 RankStarted, SpawnFailed, RankExited, TornDown, Terminate>;
+using Event = std::variant<Tick, DirectiveReceived, FenceOutReceived,
+                           LocalFence, RankStarted, SpawnFailed, RankExited,
+                           TornDown, InventoryTaken, Terminate>;
 
 // ----------------------------------------------------------------- actions
 
@@ -89,6 +98,7 @@ struct SendFence {
 // Answers: RankStarted for each, or SpawnFailed once.
 struct Spawn {
   pb::Assignment assignment;
+  uint64_t state_job = 0;  // number of their states; 0: keep none
 };
 // SIGKILL every live rank of the generation (idempotent).
 struct KillRanks {
@@ -96,6 +106,12 @@ struct KillRanks {
 };
 // All its ranks are reaped: fail open fences, deregister, delete scratch.
 struct TearDown {
+  int64_t generation = 0;
+};
+// No rank lives: list the job's states in shared memory. `generation` is the
+// newest one that had ranks.
+struct TakeInventory {
+  uint64_t job = 0;
   int64_t generation = 0;
 };
 struct CompleteFence {
@@ -112,13 +128,21 @@ struct LogEvent {
   std::string event;
   std::string detail;
 };
+// What becomes of the job's states in shared memory.
+enum class States {
+  kKept,           // nobody has said that they are not needed
+  kRemoved,        // this worker's
+  kRemovedForAll,  // the job has ended: also those that killed workers left
+};
 struct Exit {
   int code = 0;
   std::string message;
+  States states = States::kKept;
 };
 
-using Action = std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
-                            CompleteFence, SetRequest, LogEvent, Exit>;
+using Action =
+    std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
+                 TakeInventory, CompleteFence, SetRequest, LogEvent, Exit>;
 
 // ------------------------------------------------------------------- core
 
@@ -154,6 +178,7 @@ class Agent {
   void handle(const SpawnFailed& e);
   void handle(const RankExited& e);
   void handle(const TornDown& e);
+  void handle(const InventoryTaken& e);
   void handle(const Terminate& e);
 
   void obey();  // drives the state towards the newest directive
@@ -162,13 +187,15 @@ class Agent {
   void start_ranks();
   void kill_ranks();
   void settle();  // all ranks reaped: tear down
+  void take_inventory();
   bool any_alive() const;
+  bool all_saved() const;
   void absorb(const RankSample& sample);
   void push_request();
   void send_fences(bool all);
   void set_state(pb::Report::State state);
   void report();
-  void exit_with(int code, const std::string& message);
+  void exit_with(int code, const std::string& message, States states);
   template <typename A>
   void act(A action) {
     actions_.push_back(std::move(action));
@@ -206,6 +233,14 @@ class Agent {
   int64_t request_base_ = 0;
   SetRequest sent_request_;
   int64_t sent_request_generation_ = 0;
+
+  // The states in shared memory. What was asked for last, and the answer while
+  // it holds.
+  uint64_t state_job_ = 0;
+  TakeInventory asked_;
+  std::optional<InventoryTaken> inventory_;
+  bool handed_over_ = false;  // asked the ranks to save nothing
+  bool saved_alone_ = false;  // by ranks that stopped without a coordinator
 
   std::deque<pb::StepMetrics> metrics_;  // not acknowledged
   int64_t metrics_acked_ = 0;

@@ -113,11 +113,12 @@ void Launcher::set_tcp_interfaces(const std::string& interfaces) {
 
 // ------------------------------------------------------------------ starting
 
-void Launcher::spawn(const pb::Assignment& assignment) {
+void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   CHECK(generation_ == 0 && ranks_.empty());
   CHECK(assignment.generation() > 0);
   generation_ = assignment.generation();
   mesh_ = assignment.mesh();
+  state_job_ = assignment.job().elastic().keep_state() ? state_job : 0;
   request_bits_ = 0;
   checkpoint_request_ = 0;
   const int64_t start = monotonic_ms();
@@ -148,6 +149,7 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
       const Scratch::Generation folders,
       scratch_->make_generation(generation_,
                                 kSharedBytesPerRank * placement.local.size()));
+  if (state_job_ != 0) RETURN_IF_ERROR(scratch_->make_state_folder());
   ASSIGN_OR_RETURN(const std::string log_folder,
                    make_log_folder(assignment.run_dir(), generation_,
                                    options_.keep_generation_logs));
@@ -192,6 +194,10 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   spec.set_rank(rank);
   if (threads > 0) spec.set_threads(threads);
   spec.set_log_path(r.logs.log);
+  if (state_job_ != 0) {
+    spec.set_state_folder(scratch_->state_folder());
+    spec.set_state_job(state_job_);
+  }
   const std::string spec_path =
       fmt::format("{}/rank-{}.spec", folders.folder, rank);
   RETURN_IF_ERROR(write_spec(spec_path, spec));

@@ -57,7 +57,9 @@ class Launcher {
   // --- the agent's actions
   // RankStarted for each local rank; or, after those that did start,
   // SpawnFailed. REQUIRES: the generation before is torn down.
-  void spawn(const pb::Assignment& assignment);
+  // `state_job`: number of the states that the ranks keep in shared memory; 0:
+  // none.
+  void spawn(const pb::Assignment& assignment, uint64_t state_job = 0);
   void kill(int64_t generation);
   // REQUIRES: every rank is reaped. Ends with TornDown.
   void tear_down(int64_t generation);
@@ -117,6 +119,7 @@ class Launcher {
   // The generation at hand; 0: none.
   int64_t generation_ = 0;
   pb::Mesh mesh_;
+  uint64_t state_job_ = 0;     // as given to spawn(); 0: it keeps no states
   std::string space_;          // its PMIx namespace; "" when not registered
   std::map<int, Rank> ranks_;  // not reaped yet
   uint32_t request_bits_ = 0;

@@ -14,8 +14,10 @@
 #include <fstream>
 #include <thread>
 
+#include "checkpoint/memory/shelf.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "worker/agent/shell/states.h"
 
 namespace remesh::agent {
 namespace fs = std::filesystem;
@@ -74,7 +76,25 @@ pid_t holder_of(const std::string& path) {
   return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
+// All shared memory of the worker but whole states.
+uint64_t clean_shared(const std::string& folder) {
+  const std::string root = shared_root_of(folder);
+  const std::string states = state_folder_of(folder);
+  remove_unfinished_states(states);
+  const bool keep = has_states(states);
+  std::error_code ignored;
+  uint64_t files = 0;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    if (keep && entry.path() == states) continue;
+    const uint64_t n = fs::remove_all(entry.path(), ignored);
+    if (!ignored) files += n;
+  }
+  rmdir(root.c_str());  // when nothing is kept
+  return files;
+}
+
 // REQUIRES: the lock in `folder` is held. In words what there was, or "".
+// States stay.
 std::string clean(const std::string& folder) {
   std::vector<ProcessId> ranks;
   std::ifstream in(folder + "/ranks");
@@ -82,8 +102,7 @@ std::string clean(const std::string& folder) {
   while (in >> id.pid >> id.start_time) ranks.push_back(id);
   const int killed = kill_leftovers(ranks, kDeathTimeoutMs);
   std::error_code ignored;
-  uint64_t files = fs::remove_all(shared_root_of(folder), ignored);
-  if (ignored) files = 0;
+  uint64_t files = clean_shared(folder);
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     if (entry.path().filename() == "lock") continue;
     const uint64_t n = fs::remove_all(entry.path(), ignored);
@@ -94,19 +113,47 @@ std::string clean(const std::string& folder) {
                      files);
 }
 
-// Folders of workers that were killed and never came back.
-void sweep(const std::string& root, const std::string& own) {
+// The folder too, unless it is needed to find states. REQUIRES: as clean().
+// Removed while the lock is held: whoever waits for it sees that it is gone.
+void remove_cleaned(const std::string& folder) {
+  if (has_states(state_folder_of(folder))) return;
+  unlink((folder + "/lock").c_str());
+  rmdir(folder.c_str());
+}
+
+// Calls f(folder) for each worker below `root` that is dead, but for `own`,
+// with its lock held. Only where `wanted`: a name whose lock we hold has to
+// wait for us.
+template <typename W, typename F>
+void for_each_dead(const std::string& root, const std::string& own,
+                   const W& wanted, const F& f) {
   std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    const std::string folder = entry.path().string();
-    if (folder == own || !fs::exists(folder + "/lock", ignored)) continue;
+  std::vector<std::string> folders;
+  for (const auto& entry : fs::directory_iterator(root, ignored))
+    folders.push_back(entry.path().string());
+  for (const std::string& folder : folders) {
+    if (folder == own || !fs::exists(folder + "/lock", ignored) ||
+        !wanted(folder))
+      continue;
     const int fd = try_lock(folder + "/lock");
     if (fd < 0) continue;
-    (void)clean(folder);
-    unlink((folder + "/lock").c_str());
-    rmdir(folder.c_str());
+    f(folder);
     close(fd);
   }
+}
+
+// What a worker left that was killed. REQUIRES: its lock is held.
+// The number of segments removed.
+int sweep_one(const std::string& folder) {
+  const int removed = remove_old_states(state_folder_of(folder));
+  (void)clean(folder);
+  remove_cleaned(folder);
+  return removed;
+}
+
+void sweep(const std::string& root, const std::string& own) {
+  for_each_dead(
+      root, own, [](const std::string&) { return true; }, sweep_one);
 }
 
 }  // namespace
@@ -114,6 +161,10 @@ void sweep(const std::string& root, const std::string& own) {
 // In /dev/shm, because MPI's segments on a disk would be written to it.
 std::string shared_root_of(const std::string& folder) {
   return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
+}
+
+std::string state_folder_of(const std::string& folder) {
+  return shared_root_of(folder) + "/state";
 }
 
 Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
@@ -164,9 +215,7 @@ Status Scratch::take_lock(int64_t patience_ms) {
 Scratch::~Scratch() {
   if (lock_fd_ < 0) return;
   (void)clean(folder_);
-  // Removed while it is held: whoever waits for it sees that it is gone.
-  unlink((folder_ + "/lock").c_str());
-  rmdir(folder_.c_str());
+  remove_cleaned(folder_);
   close(lock_fd_);
   // A killed worker may have nobody after it but us.
   sweep(root_, folder_);
@@ -196,7 +245,8 @@ void Scratch::remove_generation(int64_t generation) {
   std::error_code ignored;
   fs::remove_all(fmt::format("{}/g{}", folder_, generation), ignored);
   fs::remove_all(fmt::format("{}/g{}", shared_root_, generation), ignored);
-  rmdir(shared_root_.c_str());  // when it was the last
+  rmdir(state_folder().c_str());  // when it is empty
+  rmdir(shared_root_.c_str());    // when it was the last
   unlink((folder_ + "/ranks").c_str());
 }
 
@@ -205,6 +255,39 @@ void Scratch::note_rank(pid_t pid) {
   if (!stat) return;
   std::ofstream(folder_ + "/ranks", std::ios::app)
       << pid << " " << stat->start_time << "\n";
+}
+
+std::string Scratch::state_folder() const { return state_folder_of(folder_); }
+
+Status Scratch::make_state_folder() {
+  RETURN_IF_ERROR(make_private_folder(shared_root_));
+  return make_private_folder(state_folder());
+}
+
+int Scratch::keep_states(uint64_t job) {
+  int removed = 0;
+  if (job != 0) {
+    touch_states(state_folder(), job);
+    removed += remove_old_states(state_folder(), job);
+  }
+  for_each_dead(
+      root_, folder_,
+      [](const std::string& f) { return has_old_states(state_folder_of(f)); },
+      [&removed](const std::string& f) { removed += sweep_one(f); });
+  return removed;
+}
+
+int Scratch::remove_states(uint64_t job, bool of_dead_workers) {
+  if (job == 0) return 0;
+  int removed = memory::remove_segments(state_folder(), job);
+  if (of_dead_workers)
+    for_each_dead(
+        root_, folder_,
+        [](const std::string& f) { return has_states(state_folder_of(f)); },
+        [&](const std::string& f) {
+          removed += memory::remove_segments(state_folder_of(f), job);
+        });
+  return removed;
 }
 
 std::string default_scratch_root() {

@@ -6,11 +6,18 @@
 //     NAME/ranks          pid and start time of each rank started
 //     NAME/pmix/          PMIx's files
 //     NAME/g7/            of generation 7: rank specs, MPI's session
-//   /dev/shm/remesh-<uid>-<hash of ROOT/NAME>/g7/   MPI's shared memory
+//   /dev/shm/remesh-<uid>-<hash of ROOT/NAME>/
+//     g7/                 MPI's shared memory
+//     state/              training states (states.h)
 //
-// All of it goes when the object does, ROOT too when it is empty. What a killed
-// worker left (ranks, files, shared memory) goes when a worker of any name
-// starts or ends below the same root.
+// All of it but states goes when the object does, ROOT too when it is empty.
+// What a killed worker left (ranks, files, shared memory) goes when a worker of
+// any name starts or ends below the same root.
+//
+// States stay until somebody says that they are not needed: the next worker of
+// the name takes them over. Those of a dead worker that nobody has touched for
+// kStateKeptS go with the rest; NAME/lock stays as long as they do, for it
+// tells where they are.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +45,7 @@ class Scratch {
   const std::string& name() const { return name_; }
   const std::string& folder() const { return folder_; }
   std::string pmix_folder() const { return folder_ + "/pmix"; }
-  // In /dev/shm; exists while a generation does.
+  // In /dev/shm; exists while a generation or a state does.
   const std::string& shared_root() const { return shared_root_; }
   // What the predecessor left, in words; "" when nothing.
   const std::string& cleaned() const { return cleaned_; }
@@ -53,6 +60,18 @@ class Scratch {
   // Remembers a rank, so that a successor can make sure it is dead.
   void note_rank(pid_t pid);
 
+  // For the segments of the ranks' states, in RAM whatever they need: whoever
+  // makes one sees whether there is room.
+  std::string state_folder() const;
+  Status make_state_folder();
+  // For every minute: the job's states stay young; here, those of other jobs go
+  // when they are old, and so do all of dead workers. `job` 0: not known yet,
+  // any here may be its. The number of segments removed.
+  int keep_states(uint64_t job);
+  // The job does not need them any more; with `of_dead_workers`, nor those
+  // below dead workers of this root. The number of segments removed.
+  int remove_states(uint64_t job, bool of_dead_workers);
+
  private:
   Scratch() = default;
   Status take_lock(int64_t patience_ms);
@@ -64,8 +83,10 @@ class Scratch {
   int lock_fd_ = -1;
 };
 
-// The shared_root() of the worker whose folder this is (absolute).
+// The shared_root() and state_folder() of the worker whose folder this is
+// (absolute).
 std::string shared_root_of(const std::string& folder);
+std::string state_folder_of(const std::string& folder);
 // /tmp/remesh-<uid>
 std::string default_scratch_root();
 

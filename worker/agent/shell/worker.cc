@@ -14,6 +14,7 @@
 #include "proto/base/clock.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
+#include "worker/agent/shell/states.h"
 
 namespace remesh::agent {
 namespace {
@@ -27,6 +28,7 @@ constexpr int kBoardTickMs = 10;
 // A coordinator that is silent this long may listen elsewhere by now.
 constexpr int64_t kLookAgainMs = 500;
 constexpr int kMaxNameSuffix = 1000;
+constexpr int64_t kKeepStatesMs = 60'000;
 
 std::string host_name() {
   char name[256] = {};
@@ -275,11 +277,13 @@ void Worker::act(const Action& action) {
     *e.mutable_fence_in() = a->fence;
     send(e);
   } else if (const auto* a = std::get_if<Spawn>(&action)) {
-    launcher_->spawn(a->assignment);
+    launcher_->spawn(a->assignment, a->state_job);
   } else if (const auto* a = std::get_if<KillRanks>(&action)) {
     launcher_->kill(a->generation);
   } else if (const auto* a = std::get_if<TearDown>(&action)) {
     launcher_->tear_down(a->generation);
+  } else if (const auto* a = std::get_if<TakeInventory>(&action)) {
+    take_states(*a);
   } else if (const auto* a = std::get_if<CompleteFence>(&action)) {
     launcher_->complete_fence(a->generation, a->index, a->blob);
   } else if (const auto* a = std::get_if<SetRequest>(&action)) {
@@ -291,7 +295,46 @@ void Worker::act(const Action& action) {
   } else if (const auto* a = std::get_if<Exit>(&action)) {
     exit_code_ = a->code;
     exit_message_ = a->message;
+    states_after_ = a->states;
   }
+}
+
+// -------------------------------------------------------------------- states
+
+void Worker::take_states(const TakeInventory& action) {
+  const std::string folder = scratch_->state_folder();
+  const bool first = std::exchange(state_job_, action.job) != action.job;
+  if (first) keep_states(monotonic_ms());
+  InventoryTaken e = take_inventory(folder, action.job);
+  e.generation = action.generation;
+  // What a predecessor left is news, what a generation left is its duty.
+  if (!e.holdings.empty())
+    log_->info(first ? "states_found" : "states_held",
+               {{"states", describe_states(folder, action.job, e)},
+                {"folder", folder}});
+  for (const std::string& d : e.damaged)
+    log_->warn("state_damaged", {{"reason", d}});
+  feed(std::move(e));
+}
+
+void Worker::keep_states(int64_t now_ms) {
+  states_kept_ms_ = now_ms;
+  const int removed = scratch_->keep_states(state_job_);
+  if (removed > 0) log_->info("old_states_removed", {{"segments", removed}});
+}
+
+void Worker::remove_states() {
+  if (states_after_ == States::kKept) {
+    if (has_states(scratch_->state_folder()))
+      log_->warn("states_stay",
+                 {{"folder", scratch_->state_folder()},
+                  {"seconds", kStateKeptS},
+                  {"reason", "nobody said that they are not needed"}});
+    return;
+  }
+  const int removed = scratch_->remove_states(
+      state_job_, states_after_ == States::kRemovedForAll);
+  if (removed > 0) log_->info("states_removed", {{"segments", removed}});
 }
 
 void Worker::on_tick() {
@@ -303,6 +346,7 @@ void Worker::on_tick() {
     feed(Tick{launcher_->samples()});
   }
   look_for_coordinator(now);
+  if (now - states_kept_ms_ >= kKeepStatesMs) keep_states(now);
   const int64_t report = std::max<int64_t>(1, agent_->report_every_ms());
   loop_.set_tick_ms(launcher_->running() ? kBoardTickMs
                                          : static_cast<int>(std::min<int64_t>(
@@ -319,6 +363,7 @@ int Worker::run() {
   const int code = loop_.run();
   log_->info("worker_exits", {{"code", code}, {"message", exit_message_}});
   launcher_->shut_down();
+  remove_states();
   log_->flush();
   return code;
 }

@@ -68,6 +68,9 @@ class Worker {
   // Gives the core an event, now or after the one that it is at.
   void feed(Event event);
   void act(const Action& action);
+  void take_states(const TakeInventory& action);
+  void keep_states(int64_t now_ms);
+  void remove_states();
   void send(const pb::Envelope& envelope);
 
   WorkerOptions options_;
@@ -85,6 +88,9 @@ class Worker {
   int64_t ticked_ms_ = 0;  // last Tick given to the core
   std::deque<Event> events_;
   bool feeding_ = false;
+  uint64_t state_job_ = 0;  // whose states it keeps; 0: not known yet
+  int64_t states_kept_ms_ = 0;
+  States states_after_ = States::kKept;
   std::optional<int> exit_code_;
   std::string exit_message_;
   std::string foreign_job_;  // last one refused, to say it once

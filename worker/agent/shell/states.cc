@@ -1,0 +1,119 @@
+#include "worker/agent/shell/states.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+#include <limits>
+#include <set>
+
+#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/shelf.h"
+#include "proto/base/text.h"
+
+namespace remesh::agent {
+namespace {
+
+pb::StateHolding to_holding(const memory::StateInfo& info,
+                            const std::string& segment) {
+  pb::StateHolding h;
+  h.set_step(info.step);
+  h.set_generation(info.generation);
+  h.set_rank(info.rank);
+  *h.mutable_sharding() = manifest::sharding_info(info.sharding);
+  h.set_model(info.model);
+  h.set_elements(info.elements);
+  h.set_tokens(info.tokens);
+  h.set_sequences(info.sequences);
+  h.set_replica(info.replica);
+  h.set_segment(segment);
+  return h;
+}
+
+// Seconds since the job's segments were touched last. A clock that was set
+// back must not make them young for ever.
+int64_t age_of(const std::string& folder, uint64_t job) {
+  const time_t now = time(nullptr);
+  int64_t age = std::numeric_limits<int64_t>::max();
+  for (const memory::SegmentFile& f : memory::list_segments(folder, job)) {
+    struct stat st {};
+    if (stat(f.path.c_str(), &st) == 0)
+      age = std::min<int64_t>(age, std::abs(now - st.st_mtime));
+  }
+  return age;
+}
+
+std::vector<uint64_t> old_jobs(const std::string& folder, uint64_t but) {
+  std::vector<uint64_t> out;
+  for (const uint64_t job : memory::list_jobs(folder))
+    if (job != but && age_of(folder, job) > kStateKeptS) out.push_back(job);
+  return out;
+}
+
+}  // namespace
+
+InventoryTaken take_inventory(const std::string& folder, uint64_t job) {
+  InventoryTaken out;
+  out.job = job;
+  memory::remove_unfinished(folder, job);
+  for (const memory::SegmentFile& f : memory::list_segments(folder, job)) {
+    const auto segment = memory::StateSegment::open(
+        f.path, job, memory::StateSegment::Mode::kRead);
+    if (!segment.ok()) {
+      // Removed since it was listed: by people, never by a worker.
+      if (segment.status().code() != Code::kNotFound)
+        out.damaged.push_back(segment.status().message());
+      continue;
+    }
+    memory::StateSegment::Contents contents = (*segment)->contents();
+    for (const auto& c : contents.states)
+      out.holdings.push_back(to_holding(c.info, f.path));
+    for (std::string& d : contents.damaged) out.damaged.push_back(std::move(d));
+  }
+  return out;
+}
+
+std::string describe_states(const std::string& folder, uint64_t job,
+                            const InventoryTaken& inventory) {
+  uint64_t bytes = 0;
+  const auto files = memory::list_segments(folder, job);
+  for (const memory::SegmentFile& f : files) bytes += f.bytes;
+  std::set<int64_t> steps;
+  for (const pb::StateHolding& h : inventory.holdings) steps.insert(h.step());
+  return fmt::format("{} states in {} segments ({}){}{}",
+                     inventory.holdings.size(), files.size(),
+                     format_bytes(bytes), steps.empty() ? "" : ": steps ",
+                     fmt::join(steps, ", "));
+}
+
+bool has_states(const std::string& folder) {
+  return !memory::list_jobs(folder).empty();
+}
+
+void remove_unfinished_states(const std::string& folder) {
+  for (const uint64_t job : memory::list_jobs(folder))
+    memory::remove_unfinished(folder, job);
+}
+
+void touch_states(const std::string& folder, uint64_t job) {
+  for (const memory::SegmentFile& f : memory::list_segments(folder, job))
+    utimensat(AT_FDCWD, f.path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
+}
+
+bool has_old_states(const std::string& folder, uint64_t but) {
+  return !old_jobs(folder, but).empty();
+}
+
+int remove_old_states(const std::string& folder, uint64_t but) {
+  int removed = 0;
+  for (const uint64_t job : old_jobs(folder, but))
+    removed += memory::remove_segments(folder, job);
+  return removed;
+}
+
+}  // namespace remesh::agent
