@@ -1,54 +1,37 @@
 // TimedComm: a Comm that adds up the seconds a rank waits in it. What tensor
 // and context parallelism wait for happens inside a stage's passes, where
-// nobody else could tell it from computing.
+// nobody else could tell it from computing. A group split from it is not timed.
 //
 // Borrows the Comm it stands for. Threads: as that one.
 #pragma once
 
-#include <memory>
-
-#include "parallel/comm/comm.h"
+#include "worker/engine/timer.h"
+#include "worker/trace/observed_comm.h"
 
 namespace remesh::engine {
 
-class TimedComm final : public comm::Comm {
+// Adds to a sum, which must outlive it; for ObservedComm.
+class TimeObserver {
  public:
-  explicit TimedComm(comm::Comm& inner) : inner_(inner) {}
+  explicit TimeObserver(double& seconds) : seconds_(&seconds) {}
+  bool listens() const { return true; }
+  Timer blocking(const trace::CommOp&) const { return Timer(*seconds_); }
+  TimeObserver started(const trace::CommOp&) const { return *this; }
+  Timer waiting() const { return Timer(*seconds_); }
+  void done() const {}
+
+ private:
+  double* seconds_;
+};
+
+class TimedComm final : public trace::ObservedComm<TimeObserver> {
+ public:
+  explicit TimedComm(comm::Comm& inner)
+      : ObservedComm(inner, TimeObserver(waited_s_)) {}
   // So far.
   double waited_s() const { return waited_s_; }
 
-  int rank() const override { return inner_.rank(); }
-  int size() const override { return inner_.size(); }
-  void barrier() override;
-  void broadcast(std::span<std::byte> data, int root) override;
-  void all_reduce(std::span<float> data, comm::Op op) override;
-  void all_reduce(std::span<double> data, comm::Op op) override;
-  void all_reduce(std::span<int64_t> data, comm::Op op) override;
-  void all_gather(std::span<const std::byte> mine,
-                  std::span<std::byte> all) override;
-  void reduce_scatter(std::span<const float> all,
-                      std::span<float> mine) override;
-  void send(std::span<const std::byte> data, int to, int tag) override;
-  void recv(std::span<std::byte> data, int from, int tag) override;
-  comm::RequestPtr start_all_reduce(std::span<float> data,
-                                    comm::Op op) override;
-  comm::RequestPtr start_all_gather(std::span<const std::byte> mine,
-                                    std::span<std::byte> all) override;
-  comm::RequestPtr start_reduce_scatter(std::span<const float> all,
-                                        std::span<float> mine) override;
-  comm::RequestPtr start_send(std::span<const std::byte> data, int to,
-                              int tag) override;
-  comm::RequestPtr start_recv(std::span<std::byte> data, int from,
-                              int tag) override;
-  // The new group is not timed.
-  std::unique_ptr<comm::Comm> split(int color, int key) override {
-    return inner_.split(color, key);
-  }
-
  private:
-  comm::RequestPtr timed(comm::RequestPtr request);
-
-  comm::Comm& inner_;
   double waited_s_ = 0;
 };
 

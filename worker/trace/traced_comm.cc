@@ -1,59 +1,16 @@
 #include "worker/trace/traced_comm.h"
 
+#include <numeric>
 #include <utility>
 
 namespace remesh::trace {
 namespace {
 
-class TracedRequest final : public comm::Request {
- public:
-  struct About {
-    const char* name;
-    const char* wait_name;
-    const char* group;
-    Category waiting;
-    int64_t bytes;
-  };
-  TracedRequest(comm::RequestPtr inner, Tracer& tracer, const About& about,
-                int64_t begin_ns)
-      : inner_(std::move(inner)),
-        tracer_(tracer),
-        about_(about),
-        begin_ns_(begin_ns) {}
-  // Destroying an unfinished request waits.
-  ~TracedRequest() override {
-    if (!done_) TracedRequest::wait();
-  }
-
-  void wait() override {
-    const int64_t from = tracer_.now();
-    inner_->wait();
-    const int64_t to = tracer_.now();
-    if (!done_)
-      tracer_.add(Lane::kCompute, about_.waiting, about_.wait_name, from, to,
-                  {{"bytes", about_.bytes}}, about_.group);
-    finished(to);
-  }
-
-  bool test() override {
-    if (!inner_->test()) return false;
-    finished(tracer_.now());
-    return true;
-  }
-
- private:
-  void finished(int64_t now_ns) {
-    if (std::exchange(done_, true)) return;
-    tracer_.add(Lane::kCommunication, Category::kCollective, about_.name,
-                begin_ns_, now_ns, {{"bytes", about_.bytes}}, about_.group);
-  }
-
-  comm::RequestPtr inner_;
-  Tracer& tracer_;
-  const About about_;
-  const int64_t begin_ns_;
-  bool done_ = false;
-};
+std::vector<int> all_ranks(int size) {
+  std::vector<int> out(static_cast<size_t>(size));
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
 
 }  // namespace
 
@@ -61,113 +18,76 @@ std::vector<std::string> mesh_group_names() {
   return {"dp", "pp", "tp", "cp", "data"};
 }
 
-TracedComm::TracedComm(comm::Comm& inner, Tracer& tracer,
+// ------------------------------------------------------------- the observer
+
+TraceObserver::Scope::~Scope() {
+  const int64_t end_ns = tracer_.end(ticket_);
+  if (ticket_.traced)
+    tracer_.add(Lane::kCompute, op_.kind, op_.name, ticket_.begin_ns, end_ns,
+                {{"bytes", op_.bytes}, second_}, group_);
+}
+
+void TraceObserver::Started::done() {
+  const int64_t end_ns = tracer_->end(ticket_);
+  if (ticket_.traced)
+    tracer_->add(Lane::kCommunication, op_.kind, op_.name, ticket_.begin_ns,
+                 end_ns, {{"bytes", op_.bytes}}, group_);
+}
+
+TraceObserver::TraceObserver(Tracer& tracer, const std::string& group,
+                             std::vector<int> ranks)
+    : tracer_(&tracer),
+      group_(tracer.keep(group)),
+      pipeline_(group == "pp"),
+      ranks_(std::move(ranks)) {
+  if (board::FlightRecord* const flight = tracer.flight())
+    id_ = flight->add_group(group, ranks_);
+}
+
+board::Op TraceObserver::to_op(const CommOp& op) {
+  board::Op out{.kind = pipeline_ ? Category::kBubble : Category::kCollective,
+                .name = op.name,
+                .group = id_,
+                .bytes = static_cast<int64_t>(op.bytes)};
+  if (op.peer >= 0)
+    out.peer = ranks_[static_cast<size_t>(op.peer)];
+  else
+    out.number = ++collectives_;
+  return out;
+}
+
+TraceObserver::Scope TraceObserver::blocking(const CommOp& op) {
+  return {*tracer_,
+          to_op(op),
+          group_,
+          {"ranks", static_cast<int64_t>(ranks_.size())}};
+}
+
+TraceObserver::Started TraceObserver::started(const CommOp& op) {
+  board::Op under_way = to_op(op);
+  board::Op wait = under_way;
+  wait.name = op.wait_name;
+  wait.kind = pipeline_ ? Category::kBubble : Category::kWait;
+  under_way.kind = Category::kCollective;
+  under_way.lane = Lane::kCommunication;
+  return {*tracer_, under_way, wait, group_};
+}
+
+// ----------------------------------------------------------------- the comm
+
+TracedComm::TracedComm(comm::Comm& world, Tracer& tracer,
                        const std::string& group,
                        const std::vector<std::string>& split_names)
-    : inner_(&inner),
-      tracer_(tracer),
+    : ObservedComm(world,
+                   TraceObserver(tracer, group, all_ranks(world.size()))),
       group_(group),
-      kept_group_(tracer.keep(group)),
       split_names_(split_names.begin(), split_names.end()) {}
 
 TracedComm::TracedComm(std::unique_ptr<comm::Comm> inner, Tracer& tracer,
-                       const std::string& group)
-    : owned_(std::move(inner)),
-      inner_(owned_.get()),
-      tracer_(tracer),
-      group_(group),
-      kept_group_(tracer.keep(group)) {}
-
-Category TracedComm::waiting() const {
-  return group_ == "pp" ? Category::kBubble : Category::kWait;
-}
-
-template <typename F>
-void TracedComm::blocking(const char* name, size_t bytes, const F& f) {
-  const int64_t from = tracer_.now();
-  f();
-  tracer_.add(
-      Lane::kCompute,
-      group_ == "pp" ? Category::kBubble : Category::kCollective, name, from,
-      tracer_.now(),
-      {{"bytes", static_cast<int64_t>(bytes)}, {"ranks", inner_->size()}},
-      kept_group_);
-}
-
-template <typename F>
-comm::RequestPtr TracedComm::started(const char* name, const char* wait_name,
-                                     size_t bytes, const F& f) {
-  if (!tracer_.on()) return f();
-  const int64_t from = tracer_.now();
-  return std::make_unique<TracedRequest>(
-      f(), tracer_,
-      TracedRequest::About{.name = name,
-                           .wait_name = wait_name,
-                           .group = kept_group_,
-                           .waiting = waiting(),
-                           .bytes = static_cast<int64_t>(bytes)},
-      from);
-}
-
-void TracedComm::barrier() {
-  blocking("barrier", 0, [&] { inner_->barrier(); });
-}
-void TracedComm::broadcast(std::span<std::byte> data, int root) {
-  blocking("broadcast", data.size(), [&] { inner_->broadcast(data, root); });
-}
-void TracedComm::all_reduce(std::span<float> data, comm::Op op) {
-  blocking("all_reduce", data.size_bytes(),
-           [&] { inner_->all_reduce(data, op); });
-}
-void TracedComm::all_reduce(std::span<double> data, comm::Op op) {
-  blocking("all_reduce", data.size_bytes(),
-           [&] { inner_->all_reduce(data, op); });
-}
-void TracedComm::all_reduce(std::span<int64_t> data, comm::Op op) {
-  blocking("all_reduce", data.size_bytes(),
-           [&] { inner_->all_reduce(data, op); });
-}
-void TracedComm::all_gather(std::span<const std::byte> mine,
-                            std::span<std::byte> all) {
-  blocking("all_gather", all.size(), [&] { inner_->all_gather(mine, all); });
-}
-void TracedComm::reduce_scatter(std::span<const float> all,
-                                std::span<float> mine) {
-  blocking("reduce_scatter", all.size_bytes(),
-           [&] { inner_->reduce_scatter(all, mine); });
-}
-void TracedComm::send(std::span<const std::byte> data, int to, int tag) {
-  blocking("send", data.size(), [&] { inner_->send(data, to, tag); });
-}
-void TracedComm::recv(std::span<std::byte> data, int from, int tag) {
-  blocking("recv", data.size(), [&] { inner_->recv(data, from, tag); });
-}
-
-comm::RequestPtr TracedComm::start_all_reduce(std::span<float> data,
-                                              comm::Op op) {
-  return started("all_reduce", "wait all_reduce", data.size_bytes(),
-                 [&] { return inner_->start_all_reduce(data, op); });
-}
-comm::RequestPtr TracedComm::start_all_gather(std::span<const std::byte> mine,
-                                              std::span<std::byte> all) {
-  return started("all_gather", "wait all_gather", all.size(),
-                 [&] { return inner_->start_all_gather(mine, all); });
-}
-comm::RequestPtr TracedComm::start_reduce_scatter(std::span<const float> all,
-                                                  std::span<float> mine) {
-  return started("reduce_scatter", "wait reduce_scatter", all.size_bytes(),
-                 [&] { return inner_->start_reduce_scatter(all, mine); });
-}
-comm::RequestPtr TracedComm::start_send(std::span<const std::byte> data, int to,
-                                        int tag) {
-  return started("send", "wait send", data.size(),
-                 [&] { return inner_->start_send(data, to, tag); });
-}
-comm::RequestPtr TracedComm::start_recv(std::span<std::byte> data, int from,
-                                        int tag) {
-  return started("recv", "wait recv", data.size(),
-                 [&] { return inner_->start_recv(data, from, tag); });
-}
+                       const std::string& group, std::vector<int> ranks)
+    : ObservedComm(std::move(inner),
+                   TraceObserver(tracer, group, std::move(ranks))),
+      group_(group) {}
 
 std::unique_ptr<comm::Comm> TracedComm::split(int color, int key) {
   std::string name = group_;
@@ -175,9 +95,17 @@ std::unique_ptr<comm::Comm> TracedComm::split(int color, int key) {
     name = split_names_.front();
     split_names_.pop_front();
   }
-  auto part = inner_->split(color, key);
+  auto part = inner().split(color, key);
   if (part == nullptr) return nullptr;
-  return std::make_unique<TracedComm>(std::move(part), tracer_, name);
+  Tracer& tracer = observer().tracer();
+  std::vector<int> ranks = all_ranks(part->size());
+  if (tracer.flight() != nullptr) {
+    const int me = observer().ranks()[static_cast<size_t>(inner().rank())];
+    part->all_gather(std::as_bytes(std::span(&me, 1)),
+                     std::as_writable_bytes(std::span(ranks)));
+  }
+  return std::unique_ptr<TracedComm>(
+      new TracedComm(std::move(part), tracer, name, std::move(ranks)));
 }
 
 }  // namespace remesh::trace

@@ -2,11 +2,15 @@
 // operation becomes a span with its bytes and the name of the group; waiting
 // for one that was started before becomes a span of its own on the compute
 // lane, the time from start to end another on a communication lane. On the
-// pipeline's group ("pp") waiting is the bubble.
+// pipeline's group ("pp") waiting is the bubble. The flight record learns the
+// members of each group, too, the peers of messages, and which of the group's
+// collectives it is: so that ranks which wait for each other can be told apart.
 //
-// While the tracer is off it only passes on. Groups split from it are traced,
-// too. Ownership: borrows or owns the other comm; borrows the tracer, which
-// must outlive it and everything split from it. Threads: as the comm's.
+// While nobody listens to the tracer it only passes on. Groups split from it
+// are traced, too; with a flight record a split is followed by a small
+// all-gather, so either all ranks have one or none. Ownership: borrows or owns
+// the other comm; borrows the tracer, which must outlive it and everything
+// split from it. Threads: as the comm's.
 #pragma once
 
 #include <deque>
@@ -14,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/comm/comm.h"
+#include "worker/trace/observed_comm.h"
 #include "worker/trace/tracer.h"
 
 namespace remesh::trace {
@@ -22,53 +26,84 @@ namespace remesh::trace {
 // The names of the groups that comm::Mesh::make() splits off, in its order.
 std::vector<std::string> mesh_group_names();
 
-class TracedComm final : public comm::Comm {
+// Tells a tracer; for ObservedComm.
+class TraceObserver {
+ public:
+  // A span of the compute lane, while it lives.
+  class Scope {
+   public:
+    Scope(Tracer& tracer, const board::Op& op, const char* group, Arg second)
+        : tracer_(tracer),
+          op_(op),
+          group_(group),
+          second_(second),
+          ticket_(tracer.begin(op)) {}
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Tracer& tracer_;
+    const board::Op op_;
+    const char* const group_;
+    const Arg second_;
+    const Ticket ticket_;
+  };
+  // An operation under way beside the training thread.
+  class Started {
+   public:
+    Started(Tracer& tracer, const board::Op& op, const board::Op& wait,
+            const char* group)
+        : tracer_(&tracer),
+          op_(op),
+          wait_(wait),
+          group_(group),
+          ticket_(tracer.begin(op)) {}
+    Scope waiting() const { return {*tracer_, wait_, group_, {}}; }
+    void done();
+
+   private:
+    Tracer* tracer_;
+    board::Op op_, wait_;
+    const char* group_;
+    Ticket ticket_;
+  };
+
+  // ranks: of the world, by rank of the group.
+  TraceObserver(Tracer& tracer, const std::string& group,
+                std::vector<int> ranks);
+  bool listens() const { return tracer_->listens(); }
+  Scope blocking(const CommOp& op);
+  Started started(const CommOp& op);
+
+  Tracer& tracer() const { return *tracer_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  board::Op to_op(const CommOp& op);
+
+  Tracer* tracer_;
+  const char* group_;  // kept by the tracer
+  bool pipeline_;
+  std::vector<int> ranks_;
+  int id_ = -1;              // of the flight record
+  int64_t collectives_ = 0;  // begun on this group
+};
+
+class TracedComm final : public ObservedComm<TraceObserver> {
  public:
   // split_names: of the groups that the next splits make; those after them
   // keep this group's name.
-  TracedComm(comm::Comm& inner, Tracer& tracer, const std::string& group,
+  TracedComm(comm::Comm& world, Tracer& tracer, const std::string& group,
              const std::vector<std::string>& split_names = {});
-  TracedComm(std::unique_ptr<comm::Comm> inner, Tracer& tracer,
-             const std::string& group);
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  void barrier() override;
-  void broadcast(std::span<std::byte> data, int root) override;
-  void all_reduce(std::span<float> data, comm::Op op) override;
-  void all_reduce(std::span<double> data, comm::Op op) override;
-  void all_reduce(std::span<int64_t> data, comm::Op op) override;
-  void all_gather(std::span<const std::byte> mine,
-                  std::span<std::byte> all) override;
-  void reduce_scatter(std::span<const float> all,
-                      std::span<float> mine) override;
-  void send(std::span<const std::byte> data, int to, int tag) override;
-  void recv(std::span<std::byte> data, int from, int tag) override;
-  comm::RequestPtr start_all_reduce(std::span<float> data,
-                                    comm::Op op) override;
-  comm::RequestPtr start_all_gather(std::span<const std::byte> mine,
-                                    std::span<std::byte> all) override;
-  comm::RequestPtr start_reduce_scatter(std::span<const float> all,
-                                        std::span<float> mine) override;
-  comm::RequestPtr start_send(std::span<const std::byte> data, int to,
-                              int tag) override;
-  comm::RequestPtr start_recv(std::span<std::byte> data, int from,
-                              int tag) override;
   std::unique_ptr<comm::Comm> split(int color, int key) override;
 
  private:
-  template <typename F>
-  void blocking(const char* name, size_t bytes, const F& f);
-  template <typename F>
-  comm::RequestPtr started(const char* name, const char* wait_name,
-                           size_t bytes, const F& f);
-  Category waiting() const;
+  TracedComm(std::unique_ptr<comm::Comm> inner, Tracer& tracer,
+             const std::string& group, std::vector<int> ranks);
 
-  std::unique_ptr<comm::Comm> owned_;
-  comm::Comm* const inner_;
-  Tracer& tracer_;
   const std::string group_;
-  const char* const kept_group_;
   std::deque<std::string> split_names_;
 };
 

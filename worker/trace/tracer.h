@@ -1,18 +1,19 @@
-// Tracer: what one rank did when, for people to look at: spans with a name, a
-// category and some numbers, written as Chrome trace JSON ("Trace Event
-// Format", Google 2016), which Perfetto and chrome://tracing open.
+// Tracer: what one rank does when. Whoever computes or communicates tells it,
+// and it tells those who want to know:
 //
-// Costs nothing where nobody asked for a trace: a Tracer that is not on
-// records and allocates nothing, and a Span of it is two comparisons. While it
-// is on, at most `max_spans` are kept (88 bytes each); what comes after is
-// counted and left out.
+//   the flight record (worker/board), if there is one, always and at once: what
+//     the rank was at when it died;
+//   spans with a name, a category and some numbers, while it is on, for people
+//     to look at: written as Chrome trace JSON (trace_file.h), one file a rank
+//     and generation.
 //
-// One file a rank and generation. pid is the rank; lanes are tids: 0 what the
-// training thread does, spans inside each other; then operations that run
-// beside it, as many lanes as run at once. Times are microseconds of unix
-// time, whole, so that ranks of one clock fit together.
+// Costs nothing where nobody listens: a Tracer that is not on and has no flight
+// record keeps and allocates nothing, and a Span of it is two comparisons.
+// While it is on, at most `max_spans` are kept (88 bytes each); what comes
+// after is counted and left out.
 //
-// Threads: add() and what uses it may be called by any; a Span lives in one.
+// Threads: add() and what uses it may be called by any; a Span lives in the
+// training thread.
 #pragma once
 
 #include <array>
@@ -26,30 +27,17 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "worker/board/flight.h"
 
 namespace remesh::trace {
 
-enum class Category : uint8_t {
-  kStep,     // a whole step, around all others
-  kForward,  // passes of a microbatch
-  kBackward,
-  kWeight,
-  kCollective,  // a blocking operation on a group: exposed
-  kWait,        // for an operation started before: exposed
-  kBubble,      // for a neighbouring pipeline stage
-  kOptimizer,
-  kCheckpoint,
-  kData,
-};
-inline constexpr int kNumCategories = 10;
+using Category = board::OpKind;
+using Lane = board::Lane;
+inline constexpr int kNumCategories = board::kNumOpKinds;
 // "forward", "collective" ...: also the name of a span without one.
-const char* category_name(Category category);
-
-enum class Lane : uint8_t {
-  kCompute,        // the training thread
-  kCommunication,  // under way beside it
-  kBackground,     // other threads
-};
+inline const char* category_name(Category category) {
+  return board::op_kind_name(category);
+}
 
 // A number of a span. The key must outlive the tracer (a literal).
 struct Arg {
@@ -57,6 +45,13 @@ struct Arg {
   int64_t value = 0;
 };
 inline constexpr size_t kMaxArgs = 3;
+
+// An operation under way.
+struct Ticket {
+  int64_t begin_ns = 0;  // 0: nobody listens
+  bool traced = false;   // becomes a span
+  board::FlightTicket flight;
+};
 
 struct TracerOptions {
   int64_t generation = 0;
@@ -72,19 +67,40 @@ struct TracerOptions {
 
 class Tracer {
  public:
-  Tracer() = default;  // never on
+  Tracer() = default;  // keeps no spans, ever
   explicit Tracer(TracerOptions options);
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  bool on() const { return on_; }
-  // Begins or ends to record. A default-made tracer stays off.
-  void set_on(bool on) { on_ = on && able_; }
+  // Who else is told; nullptr: nobody. It must outlive the tracer. Set before
+  // anything is told.
+  void set_flight(board::FlightRecord* flight) { flight_ = flight; }
+  board::FlightRecord* flight() const { return flight_; }
 
-  // Nanoseconds of the monotonic clock, 0 when off.
-  int64_t now() const { return on_ ? monotonic_ns() : 0; }
+  bool on() const { return on_; }
+  // Begins or ends to keep spans. A default-made tracer stays off.
+  void set_on(bool on) { on_ = on && able_; }
+  // Whether anybody wants to know.
+  bool listens() const { return on_ || flight_ != nullptr; }
+
+  // Nanoseconds of the monotonic clock, 0 when nobody listens.
+  int64_t now() const { return listens() ? monotonic_ns() : 0; }
+  // An operation begins, and is over; the latter gives the time. A span is the
+  // caller's to add, with what it knows by then.
+  Ticket begin(const board::Op& op) {
+    Ticket t{.begin_ns = now(), .traced = on_};
+    if (flight_ != nullptr) t.flight = flight_->begin(op, t.begin_ns);
+    return t;
+  }
+  int64_t end(const Ticket& ticket) {
+    if (ticket.begin_ns == 0) return 0;
+    const int64_t now_ns = monotonic_ns();
+    if (flight_ != nullptr) flight_->end(ticket.flight, now_ns);
+    return now_ns;
+  }
+
   // A span [begin, end] by now(). Names and groups are literals or from keep().
-  // Does nothing when off, or when the span began while it was (begin 0).
+  // Does nothing when off, or when the span began while nobody listened.
   void add(Lane lane, Category category, const char* name, int64_t begin_ns,
            int64_t end_ns, std::initializer_list<Arg> args = {},
            const char* group = nullptr);
@@ -94,8 +110,8 @@ class Tracer {
   size_t num_spans() const;
   size_t dropped() const;
   std::string to_json() const;
-  // Writes `folder`/gen-G-rank-R.json at once (a file beside it is renamed);
-  // makes the folder. Fails with the path.
+  // Writes `folder`/gen-G-rank-R.json at once; makes the folder. Fails with
+  // the path.
   Status write(const std::string& folder) const;
 
  private:
@@ -108,11 +124,8 @@ class Tracer {
     Lane lane;
   };
 
-  struct Shown;
-  static int place(std::vector<Shown>& shown, Lane lane, int first_tid);
-  static std::string span_line(int pid, const Shown& shown);
-
   TracerOptions options_;
+  board::FlightRecord* flight_ = nullptr;
   bool able_ = false;
   bool on_ = false;
   int64_t unix_minus_monotonic_ns_ = 0;
@@ -126,22 +139,25 @@ class Tracer {
 //   trace::Span span(tracer, Category::kForward, {{"microbatch", i}});
 class Span {
  public:
-  // tracer: nullptr is one that is off. name: nullptr is the category's.
+  // tracer: nullptr is one that nobody listens to. name: nullptr is the
+  // category's.
   Span(Tracer* tracer, Category category, std::initializer_list<Arg> args = {},
        const char* name = nullptr)
-      : tracer_(tracer != nullptr && tracer->on() ? tracer : nullptr) {
+      : tracer_(tracer != nullptr && tracer->listens() ? tracer : nullptr) {
     if (tracer_ == nullptr) return;
     category_ = category;
     name_ = name != nullptr ? name : category_name(category);
     size_t i = 0;
     for (const Arg& a : args)
       if (i < kMaxArgs) args_[i++] = a;
-    begin_ns_ = tracer_->now();
+    ticket_ = tracer_->begin({.kind = category, .name = name_});
   }
   ~Span() {
     if (tracer_ == nullptr) return;
-    tracer_->add(Lane::kCompute, category_, name_, begin_ns_, tracer_->now(),
-                 {args_[0], args_[1], args_[2]});
+    const int64_t end_ns = tracer_->end(ticket_);
+    if (ticket_.traced)
+      tracer_->add(Lane::kCompute, category_, name_, ticket_.begin_ns, end_ns,
+                   {args_[0], args_[1], args_[2]});
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;
@@ -151,7 +167,7 @@ class Span {
   Category category_ = Category::kStep;
   const char* name_ = nullptr;
   std::array<Arg, kMaxArgs> args_{};
-  int64_t begin_ns_ = 0;
+  Ticket ticket_;
 };
 
 }  // namespace remesh::trace

@@ -145,6 +145,7 @@ Outcome Trainer::connect() {
                     layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1,
                 .microbatches = microbatches})
           : std::make_unique<trace::Tracer>();
+  tracer_->set_flight(&board_.flight());
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
   auto mesh = comm::Mesh::make(*world_, layout_);
@@ -244,6 +245,7 @@ Outcome Trainer::build(int rank) {
 
 Outcome Trainer::restore() {
   board_.set_phase(Phase::kRestoring);
+  const trace::Span span(tracer_.get(), trace::Category::kRestore);
   if (Outcome o = restore_state()) return o;
   engine_->state_loaded();
   first_step_ = engine_->step();

@@ -10,6 +10,8 @@
 
 #include "parallel/comm/local_comm.h"
 #include "parallel/comm/mesh.h"
+#include "worker/board/board.h"
+#include "worker/trace/trace_file.h"
 #include "worker/trace/traced_comm.h"
 
 namespace remesh::trace {
@@ -222,6 +224,87 @@ TEST(TracedComm, TellsEveryOperationWithBytesAndGroup) {
       EXPECT_EQ(find("send", 1).at("args").at("group"), "pp");
       EXPECT_EQ(find("wait send", 0).at("cat"), "bubble");
     }
+  }
+}
+
+// With no spans asked for, the flight record knows all the same, and more:
+// members and peers as ranks of the world, and which collective it is.
+TEST(TracedComm, TheFlightRecordIsToldAlsoWhileTheTracerIsOff) {
+  constexpr int kRanks = 4;
+  auto comms = comm::make_local_comms(kRanks);
+  std::vector<std::unique_ptr<board::Board>> boards;
+  for (int r = 0; r < kRanks; ++r)
+    boards.push_back(std::move(board::Board::create(1, r)).value());
+  std::vector<std::jthread> threads;
+  for (int r = 0; r < kRanks; ++r)
+    threads.emplace_back([&, r] {
+      Tracer t;
+      board::Board& b = *boards[static_cast<size_t>(r)];
+      t.set_flight(&b.flight());
+      TracedComm world(*comms[static_cast<size_t>(r)], t, "world",
+                       mesh_group_names());
+      auto mesh = comm::Mesh::make(world, {.dp = 2, .pp = 2});
+      ASSERT_TRUE(mesh.ok());
+      b.set_step(5);
+      const Span step(&t, Category::kStep, {{"step", 5}});
+      std::vector<float> x(8, 1);
+      (*mesh)->dp().all_reduce(x, comm::Op::kSum);
+      auto reduce = (*mesh)->dp().start_all_reduce(x, comm::Op::kMax);
+      std::vector<std::byte> bytes(16);
+      comm::Comm& pp = (*mesh)->pp();
+      if (pp.rank() == 0)
+        pp.start_send(bytes, 1, 7)->wait();
+      else
+        pp.recv(bytes, 0, 7);
+      reduce->wait();
+      EXPECT_EQ(t.num_spans(), 0U);
+    });
+  threads.clear();
+  for (int r = 0; r < kRanks; ++r) {
+    const board::Flight f = boards[static_cast<size_t>(r)]->flight().read();
+    const auto find = [&](const std::string& name, const std::string& group) {
+      for (const board::FlightOp& op : f.ops)
+        if (op.name == name && op.group >= 0 &&
+            f.groups[static_cast<size_t>(op.group)].name == group)
+          return op;
+      ADD_FAILURE() << "no " << name << " on " << group << " of rank " << r;
+      return board::FlightOp{.group = 0};
+    };
+    const board::FlightOp sum = find("all_reduce", "dp");
+    EXPECT_EQ(sum.kind, Category::kCollective);
+    EXPECT_EQ(sum.bytes, 32);
+    EXPECT_EQ(sum.number, 1);
+    EXPECT_EQ(sum.step, 5);
+    EXPECT_NE(sum.end_ns, 0);
+    EXPECT_EQ(f.groups[static_cast<size_t>(sum.group)].ranks,
+              (std::vector<int>{r / 2 * 2, r / 2 * 2 + 1}));
+    const board::FlightOp wait = find("wait all_reduce", "dp");
+    EXPECT_EQ(wait.kind, Category::kWait);
+    EXPECT_EQ(wait.number, 2);
+    const board::FlightOp& step = f.ops[0];
+    EXPECT_EQ(step.kind, Category::kStep);
+    EXPECT_EQ(wait.outer, step.id);
+    EXPECT_NE(step.end_ns, 0);
+    const bool first = r < 2;  // stage
+    const board::FlightOp message = find(first ? "wait send" : "recv", "pp");
+    EXPECT_EQ(message.kind, Category::kBubble);
+    EXPECT_EQ(message.peer, first ? r + 2 : r - 2);
+    EXPECT_EQ(message.number, -1);
+    EXPECT_EQ(f.current, 0U);
+  }
+}
+
+TEST(TraceFile, WhatIsNoTextIsReplaced) {
+  EXPECT_EQ(json_text("a\"b\\c\nd"), R"("a\"b\\c\u000ad")");
+  const std::string good = "\u00e4 \u20ac \U0001F600";
+  EXPECT_EQ(Json::parse(json_text(good)), good);
+  for (const char* bad :
+       {"\xff", "\xc3", "\xc3(", "\xe2\x82", "\xed\xa0\x80", "\xc0\x80",
+        "\xf0\x80\x80\x80", "\xf5\x80\x80\x80", "\x80"}) {
+    const Json j = Json::parse(json_text(std::string(bad) + "x"), nullptr,
+                               /*allow_exceptions=*/false);
+    ASSERT_TRUE(j.is_string()) << bad;
+    EXPECT_EQ(j.get<std::string>().back(), 'x');
   }
 }
 
