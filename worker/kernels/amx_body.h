@@ -8,8 +8,6 @@
 #include "worker/kernels/amx_tiles.h"
 #include "worker/kernels/simd_math.h"
 
-#define REMESH_INLINE_MEMBER inline __attribute__((always_inline))
-
 namespace remesh::kernels {
 namespace {
 

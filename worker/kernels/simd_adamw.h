@@ -1,4 +1,5 @@
 // AdamW in one pass over memory; part of simd_body.h, not a public header.
+// simd_adamw_v4.h has it for AVX-512.
 //
 // The update is bound by memory, so results that go to other buffers are
 // written past the caches when the instruction set can: an ordinary store

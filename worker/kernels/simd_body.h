@@ -1,6 +1,7 @@
 // The vectorised loops, compiled once for each instruction set by
 // simd_<level>.cc, which defines REMESH_SIMD_LEVEL (function name) and
-// REMESH_LANES (floats in a vector register) first. Not a public header.
+// REMESH_LANES (floats in a vector register) first, and REMESH_ADAMW where it
+// has an update of its own. Not a public header.
 //
 // Everything here is in an unnamed namespace and uses no library templates:
 // an inline function shared with other files could be merged by the linker
@@ -226,7 +227,10 @@ double sum_of_squares(int64_t n, const float* x) {
 }  // namespace
 }  // namespace remesh::kernels
 
+#ifndef REMESH_ADAMW
+#define REMESH_ADAMW adamw
 #include "worker/kernels/simd_adamw.h"
+#endif
 #include "worker/kernels/simd_attention.h"
 
 namespace remesh::kernels {
@@ -259,7 +263,7 @@ const SimdOps& REMESH_SIMD_LEVEL() {
                                    .accumulate = accumulate,
                                    .add = add,
                                    .sum_of_squares = sum_of_squares,
-                                   .adamw = adamw,
+                                   .adamw = REMESH_ADAMW,
                                    .attention_scratch = attention_scratch};
   return kOps;
 }

@@ -7,6 +7,7 @@
 #include "worker/kernels/backend.h"
 
 #define REMESH_INLINE static inline __attribute__((always_inline))
+#define REMESH_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace remesh::kernels {
 namespace {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <thread>
 
 #include "tests/unit/kernels/tensor.h"
@@ -439,6 +440,42 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
           [&](Backend& b, std::vector<Tensor>& o) { f(b, o, in_place); },
           buffer(1), buffer(2), v, buffer(4), zeros_fp32(n + kOff),
           zeros_fp32(n + kOff), zeros_fp32(n + kOff));
+  }
+}
+
+TEST_P(BackendTest, AdamWGivesTheSameBitsWhereverItWrites) {
+  const int64_t n = 30011;
+  constexpr int64_t kRoom = 32;
+  const auto buffer = [&](uint64_t stream) {
+    return random_fp32(n + kRoom, stream);
+  };
+  Tensor v = buffer(3);
+  for (int64_t i = 0; i < v.size(); ++i) v.set(i, v[i] * v[i]);
+  const AdamWOptions options{.lr = 3e-3, .weight_decay = 0.1, .step = 3};
+  // Where the operands and each of the results begin.
+  for (const int64_t from : {0, 5}) {
+    std::vector<Tensor> in_place = {buffer(1), buffer(2), v, buffer(4)};
+    const auto at = [from](Tensor& t) { return t.floats() + from; };
+    cpu_->adamw(options, n, at(in_place[3]), at(in_place[0]), at(in_place[1]),
+                at(in_place[2]), at(in_place[0]), at(in_place[1]),
+                at(in_place[2]));
+    for (const auto& to : {std::array<int64_t, 3>{from, from, from},
+                           std::array<int64_t, 3>{0, 1, 15},
+                           std::array<int64_t, 3>{17, 16, 3}}) {
+      SCOPED_TRACE(testing::Message() << from << " to " << to[0] << ", "
+                                      << to[1] << ", " << to[2]);
+      std::vector<Tensor> in = {buffer(1), buffer(2), v, buffer(4)};
+      std::vector<Tensor> out = {buffer(5), buffer(6), buffer(7)};
+      cpu_->adamw(options, n, at(in[3]), at(in[0]), at(in[1]), at(in[2]),
+                  out[0].floats() + to[0], out[1].floats() + to[1],
+                  out[2].floats() + to[2]);
+      for (size_t k = 0; k < 3; ++k) {
+        Tensor expected = buffer(5 + k);
+        for (int64_t i = 0; i < n; ++i)
+          expected.set(to[k] + i, in_place[k][from + i]);
+        EXPECT_TRUE(same_bits(out[k], expected)) << "result " << k;
+      }
+    }
   }
 }
 
