@@ -14,6 +14,8 @@
 namespace remesh::agent {
 namespace {
 
+constexpr uint64_t kJob = 0xABC;
+
 pb::Directive directive(uint64_t seq, int64_t generation,
                         pb::Directive::Goal goal, int ranks) {
   pb::Directive d;
@@ -23,6 +25,7 @@ pb::Directive directive(uint64_t seq, int64_t generation,
   d.set_seq(seq);
   d.set_generation(generation);
   d.set_goal(goal);
+  d.set_state_job(kJob);
   if (goal == pb::Directive::PREPARE) {
     d.mutable_assignment()->set_generation(generation);
     for (int r = 0; r < ranks; ++r) {
@@ -41,25 +44,31 @@ struct Shell {
   bool tear_down = false;
   std::set<int64_t> spawned;
   std::set<int64_t> gone;  // generations torn down
+  // The states in its memory: a number that moves with whatever a rank does.
+  int64_t states = 0;
+  std::optional<InventoryTaken> inventory;  // asked for, not yet told
 };
 
 class RandomAgent {
  public:
   explicit RandomAgent(uint64_t seed) : rng_(seed) {}
 
-  void run() {
+  // The number of reports with an inventory.
+  int64_t run() {
     for (int i = 0; i < 400 && !testing::Test::HasFatalFailure(); ++i) {
       now_ += static_cast<int64_t>(rng_() % 40);
       one_event();
-      if (agent_.exited()) return;
+      if (agent_.exited()) break;
     }
+    return inventories_;
   }
 
  private:
   uint64_t below(uint64_t n) { return rng_() % n; }
 
   void one_event() {
-    switch (below(8)) {
+    if (!shell_.alive.empty()) ++shell_.states;
+    switch (below(9)) {
       case 0:
       case 1:
       case 2:
@@ -78,6 +87,12 @@ class RandomAgent {
         shell_.tear_down = false;
         shell_.gone.insert(shell_.generation);
         return on(TornDown{shell_.generation});
+      case 7: {
+        if (!shell_.inventory) return;
+        const InventoryTaken taken = *shell_.inventory;
+        shell_.inventory.reset();
+        return on(taken);
+      }
       default:
         if (below(4) == 0 && !shell_.alive.empty() && shell_.gone.empty()) {
           shell_.alive.clear();
@@ -96,8 +111,10 @@ class RandomAgent {
     // Sometimes an older one, or one that was overtaken.
     const int64_t g = generation_ - static_cast<int64_t>(below(4) == 0);
     const uint64_t seq = below(5) == 0 ? seq_ - below(seq_) : ++seq_;
-    on(DirectiveReceived{
-        directive(seq, g, kGoals[below(7)], static_cast<int>(below(3)))});
+    pb::Directive d =
+        directive(seq, g, kGoals[below(7)], static_cast<int>(below(3)));
+    if (below(20) == 0) d.set_state_job(below(2));  // another's, or none
+    on(DirectiveReceived{d});
   }
 
   void exit_one(int signal, int code) {
@@ -135,6 +152,13 @@ class RandomAgent {
       ASSERT_TRUE(shell_.alive.empty()) << "torn down with ranks alive";
       ASSERT_FALSE(shell_.tear_down) << "torn down twice";
       shell_.tear_down = true;
+    } else if (const auto* i = std::get_if<TakeInventory>(&action)) {
+      ASSERT_TRUE(shell_.alive.empty()) << "ranks change what is listed";
+      InventoryTaken taken{.job = i->job, .generation = i->generation};
+      taken.holdings.emplace_back();
+      taken.holdings[0].set_step(shell_.states);
+      taken.holdings[0].set_model(i->job);
+      shell_.inventory = taken;
     } else if (const auto* r = std::get_if<SendReport>(&action)) {
       check_report(r->report);
     }
@@ -147,6 +171,12 @@ class RandomAgent {
     ASSERT_EQ(r.busy(), open);
     if (r.state() == pb::Report::PREPARED) {
       ASSERT_FALSE(open);
+    }
+    ASSERT_EQ(r.has_inventory(), r.holdings_size() == 1);
+    if (r.has_inventory()) {
+      ASSERT_FALSE(open) << "ranks change what is told";
+      ASSERT_EQ(r.holdings(0).step(), shell_.states) << "states of before";
+      ++inventories_;
     }
     if (r.state() == pb::Report::QUIESCED &&
         shell_.spawned.contains(r.generation())) {
@@ -162,15 +192,179 @@ class RandomAgent {
   int64_t generation_ = 1;
   uint64_t seq_ = 1;
   int64_t reported_generation_ = 0;
+  int64_t inventories_ = 0;
 };
 
+// And never tells of states that are not the ones in memory.
 TEST(Agent, NeverSaysQuiescedBeforeItsRanksAndNamespaceAreGone) {
   const uint64_t first = std::random_device{}();
+  int64_t inventories = 0;
   for (uint64_t seed = first; seed < first + 500; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
-    RandomAgent(seed).run();
+    inventories += RandomAgent(seed).run();
     if (HasFatalFailure()) return;
   }
+  EXPECT_GT(inventories, 5000);
+}
+
+// -------------------------------------------------------- a rank by hand
+
+template <typename A>
+std::vector<A> of(const std::vector<Action>& actions) {
+  std::vector<A> out;
+  for (const Action& a : actions)
+    if (const A* x = std::get_if<A>(&a)) out.push_back(*x);
+  return out;
+}
+
+// An agent whose ranks do what the test says.
+class ByHand : public ::testing::Test {
+ protected:
+  std::vector<Action> on(const Event& e) { return agent_.on(e, now_); }
+  std::vector<Action> direct(pb::Directive::Goal goal, int64_t generation,
+                             bool save = true, uint64_t job = kJob) {
+    pb::Directive d = directive(++seq_, generation, goal, 1);
+    d.set_save(save);
+    d.set_state_job(job);
+    return on(DirectiveReceived{d});
+  }
+  void start_rank(int64_t generation) {
+    direct(pb::Directive::PREPARE, generation);
+    const auto spawned = of<Spawn>(direct(pb::Directive::RUN, generation));
+    ASSERT_EQ(spawned.size(), 1u);
+    EXPECT_EQ(spawned[0].state_job, kJob);
+    on(RankStarted{generation, 0, 4711});
+  }
+  // Everything that follows on the end of the rank.
+  std::vector<Action> end_rank(int64_t generation, int code, int64_t states) {
+    RankExited e{.generation = generation, .exit_code = code};
+    e.sample.status.set_rank(0);
+    std::vector<Action> out = on(e);
+    const auto asked = of<TakeInventory>(out);
+    EXPECT_EQ(asked.size(), 1u);
+    if (!asked.empty()) tell(asked[0], states);
+    return on(TornDown{generation});
+  }
+  std::vector<Action> tell(const TakeInventory& asked, int64_t states) {
+    InventoryTaken taken{.job = asked.job, .generation = asked.generation};
+    taken.holdings.resize(static_cast<size_t>(states));
+    return on(taken);
+  }
+  std::optional<Exit> exit_within(int64_t ms) {
+    const int64_t end = now_ + ms;
+    while (now_ < end) {
+      now_ += 100;
+      const auto exits = of<Exit>(on(Tick{}));
+      if (!exits.empty()) return exits[0];
+    }
+    return std::nullopt;
+  }
+
+  Agent agent_{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  int64_t now_ = 0;
+  uint64_t seq_ = 0;
+};
+
+TEST_F(ByHand, AskedToHandOverRanksSaveNothing) {
+  start_rank(1);
+  const auto stop = of<SetRequest>(direct(pb::Directive::FINISH, 1));
+  ASSERT_EQ(stop.size(), 1u);
+  EXPECT_EQ(stop[0].bits, 1u);
+  const auto hand_over =
+      of<SetRequest>(direct(pb::Directive::FINISH, 1, /*save=*/false));
+  ASSERT_EQ(hand_over.size(), 1u);
+  EXPECT_EQ(hand_over[0].bits, 1u | 4u);
+}
+
+TEST_F(ByHand, TellsItsStatesBeforeItHasAnAssignmentAndWithQuiesced) {
+  auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].job, kJob);
+  auto reports = of<SendReport>(tell(asked[0], 2));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].report.holdings_size(), 2);
+  start_rank(1);
+  now_ += 1000;
+  reports = of<SendReport>(on(Tick{}));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_FALSE(reports[0].report.has_inventory());
+  EXPECT_EQ(reports[0].report.holdings_size(), 0);
+  reports = of<SendReport>(end_rank(1, 0, 3));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].report.state(), pb::Report::QUIESCED);
+  EXPECT_TRUE(reports[0].report.has_inventory());
+  EXPECT_EQ(reports[0].report.holdings_size(), 3);
+}
+
+TEST_F(ByHand, StatesOfAnotherJobAreListedAnew) {
+  auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
+  tell(asked.at(0), 2);
+  const auto none = direct(pb::Directive::IDLE, 0, true, 0);
+  EXPECT_TRUE(of<TakeInventory>(none).empty());
+  now_ += 1000;
+  EXPECT_FALSE(of<SendReport>(on(Tick{})).at(0).report.has_inventory());
+  asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
+  ASSERT_EQ(asked.size(), 1u);
+  EXPECT_EQ(asked[0].job, kJob);
+}
+
+TEST_F(ByHand, StaysWithItsStatesUntilNobodyNeedsThem) {
+  start_rank(1);
+  direct(pb::Directive::FINISH, 1, /*save=*/false);
+  end_rank(1, 0, 1);
+  on(Terminate{});
+  // As long as the coordinator answers.
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_FALSE(exit_within(1000));
+    direct(pb::Directive::FINISH, 1, /*save=*/false);
+  }
+  const auto exits = of<Exit>(direct(pb::Directive::LEAVE, 1));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 0);
+  EXPECT_EQ(exits[0].states, States::kRemoved);
+}
+
+TEST_F(ByHand, TheEndOfTheJobIsTheEndOfItsStates) {
+  direct(pb::Directive::IDLE, 0);
+  const auto exits = of<Exit>(direct(pb::Directive::SHUTDOWN, 0));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].states, States::kRemovedForAll);
+}
+
+TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
+  start_rank(1);
+  direct(pb::Directive::FINISH, 1, /*save=*/false);
+  end_rank(1, 0, 1);
+  on(Terminate{});
+  const auto exit = exit_within(20'000);
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->states, States::kKept);
+}
+
+// The ranks are asked to save, by the worker itself.
+class Alone : public ByHand, public ::testing::WithParamInterface<int> {};
+TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
+  start_rank(1);
+  on(Terminate{});
+  now_ += 20'000;
+  const auto request = of<SetRequest>(on(Tick{}));
+  ASSERT_EQ(request.size(), 1u);
+  EXPECT_EQ(request[0].bits, 1u | 2u);
+  const int code = GetParam();
+  end_rank(1, code, 1);
+  const auto exit = exit_within(20'000);
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->states, code == 0 ? States::kRemoved : States::kKept);
+}
+INSTANTIATE_TEST_SUITE_P(ExitCodes, Alone, ::testing::Values(0, 68));
+
+TEST_F(ByHand, ASecondTermTakesThemAtOnce) {
+  start_rank(1);
+  on(Terminate{});
+  const auto exits = of<Exit>(on(Terminate{}));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 130);
+  EXPECT_EQ(exits[0].states, States::kRemoved);
 }
 
 TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {

@@ -6,6 +6,7 @@
 //   step_ms=N      length of a step
 //   exit=RANK@STEP:CODE  that rank exits with CODE in that step
 //   abort=RANK@STEP      calls MPI_Abort
+// Where it is given a state folder it commits each step to a segment there.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -15,10 +16,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
 
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/shelf.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/control.pb.h"
@@ -59,6 +63,42 @@ void push(board::Board& board, int64_t step, double loss) {
   board.push_step(r);
 }
 
+// Its segment, of 8 elements a vector; none without a folder.
+class State {
+ public:
+  explicit State(const pb::RankSpec& spec) : spec_(spec) {
+    if (spec.state_folder().empty()) return;
+    const std::string path = memory::segment_path(
+        spec.state_folder(), spec.state_job(), spec.rank());
+    auto s = memory::StateSegment::create(path, spec.state_job(), 8);
+    if (!s.ok())
+      s = memory::StateSegment::open(path, spec.state_job(),
+                                     memory::StateSegment::Mode::kWrite);
+    CHECK_MSG(s.ok(), s.status().message().c_str());
+    segment_ = std::move(s).value();
+  }
+  void commit(int64_t step) {
+    if (!segment_) return;
+    memory::StateInfo info;
+    info.step = step;
+    info.generation = spec_.assignment().generation();
+    info.rank = spec_.rank();
+    info.sharding = {.layout = {.dp = spec_.assignment().ranks_size()},
+                     .bounds = {0, 2},
+                     .zero = {.stage = 1}};
+    info.model = 77;
+    info.elements = 5;
+    info.tokens = step * 1000;
+    info.sequences = step * 10;
+    segment_->begin(static_cast<int>(step % 2));
+    segment_->commit(info);
+  }
+
+ private:
+  const pb::RankSpec& spec_;
+  std::unique_ptr<memory::StateSegment> segment_;
+};
+
 int train(board::Board& board, const pb::RankSpec& spec) {
   int rank = 0, size = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -69,6 +109,7 @@ int train(board::Board& board, const pb::RankSpec& spec) {
   const std::string steps_text = word(script, "steps");
   const int64_t steps = steps_text.empty() ? 1 << 30 : std::stoll(steps_text);
   const std::string ms = word(script, "step_ms");
+  State state(spec);
   board.set_phase(board::Phase::kCompute);
   for (int64_t step = 1; step <= steps; ++step) {
     board.set_step(step);
@@ -79,6 +120,7 @@ int train(board::Board& board, const pb::RankSpec& spec) {
                       (board.request() & board::kRequestStop) != 0 ? 1. : 0.};
     MPI_Allreduce(MPI_IN_PLACE, both, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     CHECK(both[0] == size * (size + 1) / 2.0);
+    state.commit(step);
     board.commit_step(step);
     if (rank == 0) push(board, step, both[0]);
     if (both[1] > 0) break;

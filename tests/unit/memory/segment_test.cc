@@ -314,6 +314,8 @@ TEST(Shelf, ListsAndRemovesTheJobsOwnFilesAlone) {
                                             "state-0000000000001234--1"};
   for (const std::string& name : foreign) std::ofstream(dir / name) << "x";
   std::ofstream(segment_path(dir.path(), kJob, 2) + ".new") << "x";
+  EXPECT_EQ(list_jobs(dir.path()), (std::vector<uint64_t>{9, kJob}));
+  EXPECT_TRUE(list_jobs(dir / "none").empty());
   const auto files = list_segments(dir.path(), kJob);
   ASSERT_EQ(files.size(), 3U);
   EXPECT_EQ(files[2].number, 3);

@@ -1,0 +1,219 @@
+// Training states and scratch folders: what stays, what goes, and when.
+#include "worker/agent/shell/states.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/shelf.h"
+#include "tests/unit/agent_shell/temp_dir.h"
+#include "worker/agent/shell/scratch.h"
+
+namespace remesh::agent {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kJob = 0xABC;
+constexpr uint64_t kOther = 0xDEF;
+
+memory::StateInfo info_of(int64_t step) {
+  memory::StateInfo info;
+  info.step = step;
+  info.generation = 3;
+  info.rank = 1;
+  info.sharding = {.layout = {.dp = 2, .pp = 2},
+                   .bounds = {0, 1, 3},
+                   .chunks = 1,
+                   .zero = {.stage = 2, .shard_group = 1}};
+  info.model = 77;
+  info.elements = 8;
+  info.tokens = 5000;
+  info.sequences = 50;
+  info.replica = true;
+  return info;
+}
+
+std::string add_segment(const std::string& folder, uint64_t job, int64_t step) {
+  const std::string path =
+      memory::segment_path(folder, job, memory::free_number(folder, job));
+  auto s = memory::StateSegment::create(path, job, 8);
+  EXPECT_TRUE(s.ok()) << s.status().message();
+  (*s)->begin(0);
+  (*s)->commit(info_of(step));
+  return path;
+}
+
+void make_older(const std::string& path, int64_t seconds) {
+  timespec times[2] = {};
+  times[0].tv_sec = times[1].tv_sec = time(nullptr) - seconds;
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+}
+
+class StatesTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    std::error_code ignored;
+    for (const char* name : {"dead", "a"})
+      fs::remove_all(shared_root_of(root() + "/" + name), ignored);
+  }
+  std::string root() const { return dir_ / "s"; }
+  std::string states_of(const std::string& name) const {
+    return state_folder_of(root() + "/" + name);
+  }
+  std::unique_ptr<Scratch> open(const std::string& name) {
+    auto s = Scratch::open(root(), name);
+    EXPECT_TRUE(s.ok()) << s.status().message();
+    return std::move(s).value();
+  }
+  // A worker that made segments of these jobs and was killed, with a
+  // generation under way.
+  void leave_dead(const std::string& name, const std::vector<uint64_t>& jobs) {
+    const pid_t child = fork();
+    if (child == 0) {
+      auto s = open(name);
+      (void)s->make_state_folder();
+      for (const uint64_t job : jobs) add_segment(s->state_folder(), job, 7);
+      auto g = s->make_generation(3, 1 << 20);
+      std::ofstream(g->shared + "/segment") << "x";
+      std::ofstream(memory::segment_path(s->state_folder(), kJob, 9) + ".new")
+          << "x";
+      kill(getpid(), SIGKILL);
+    }
+    waitpid(child, nullptr, 0);
+    ASSERT_TRUE(fs::exists(states_of(name)));
+  }
+  void make_old(const std::string& name, uint64_t job) {
+    for (const auto& f : memory::list_segments(states_of(name), job))
+      make_older(f.path, kStateKeptS + 5);
+  }
+  size_t num_segments(const std::string& name, uint64_t job) const {
+    return memory::list_segments(states_of(name), job).size();
+  }
+
+  TempDir dir_;
+};
+
+TEST_F(StatesTest, InventorySaysWhatTheRecordsSay) {
+  auto s = open("a");
+  ASSERT_TRUE(s->make_state_folder().ok());
+  const std::string folder = s->state_folder();
+  struct stat st {};
+  ASSERT_EQ(stat(folder.c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0700u);
+  const std::string path = add_segment(folder, kJob, 7);
+  add_segment(folder, kOther, 8);
+  std::ofstream(memory::segment_path(folder, kJob, 1)) << "rubbish";
+  std::ofstream(memory::segment_path(folder, kJob, 2) + ".new") << "x";
+  const InventoryTaken e = take_inventory(folder, kJob);
+  EXPECT_EQ(e.job, kJob);
+  ASSERT_EQ(e.damaged.size(), 1u);
+  EXPECT_NE(e.damaged[0].find(memory::segment_path(folder, kJob, 1)),
+            std::string::npos);
+  EXPECT_FALSE(fs::exists(memory::segment_path(folder, kJob, 2) + ".new"));
+  ASSERT_EQ(e.holdings.size(), 1u);
+  EXPECT_EQ(e.holdings[0].ShortDebugString(),
+            "step: 7 generation: 3 rank: 1 sharding { mesh { dp: 2 pp: 2 tp: 1 "
+            "cp: 1 } bounds: 0 bounds: 1 bounds: 3 chunks: 1 zero_stage: 2 "
+            "zero_shard_group: 1 } model: 77 elements: 8 tokens: 5000 "
+            "sequences: 50 replica: true segment: \"" +
+                path + "\"");
+  EXPECT_EQ(describe_states(folder, kJob, e).rfind("1 states in 2 segments", 0),
+            0u);
+  EXPECT_NE(describe_states(folder, kJob, e).find(": steps 7"),
+            std::string::npos);
+  s->remove_states(kJob, false);
+  EXPECT_EQ(num_segments("a", kOther), 1u);
+}
+
+TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
+  leave_dead("a", {kJob});
+  make_old("a", kJob);  // however long it takes
+  {
+    auto s = open("a");
+    EXPECT_EQ(num_segments("a", kJob), 1u);
+    EXPECT_EQ(num_entries(s->state_folder()), 1);  // not the unfinished one
+    EXPECT_EQ(num_entries(s->shared_root()), 1);
+    EXPECT_EQ(num_entries(s->folder()), 2);  // lock, pmix
+    EXPECT_NE(s->cleaned(), "");
+  }
+  // Nobody said that they are not needed.
+  EXPECT_EQ(num_segments("a", kJob), 1u);
+  {
+    auto s = open("a");
+    EXPECT_EQ(s->remove_states(kJob, false), 1);
+  }
+  EXPECT_FALSE(fs::exists(shared_root_of(root() + "/a")));
+  EXPECT_FALSE(fs::exists(root()));
+}
+
+TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
+  leave_dead("dead", {kJob, kOther});
+  auto s = open("a");
+  EXPECT_EQ(num_segments("dead", kJob), 1u);
+  EXPECT_EQ(num_segments("dead", kOther), 1u);
+  EXPECT_EQ(num_entries(shared_root_of(root() + "/dead")), 1);
+  EXPECT_EQ(num_entries(root() + "/dead"), 1);  // the lock
+  EXPECT_EQ(s->keep_states(kJob), 0);
+  make_old("dead", kJob);
+  EXPECT_EQ(s->keep_states(kJob), 1);
+  EXPECT_EQ(num_segments("dead", kJob), 0u);
+  EXPECT_EQ(num_segments("dead", kOther), 1u);
+  make_old("dead", kOther);
+  s.reset();  // its last sweep
+  EXPECT_FALSE(fs::exists(shared_root_of(root() + "/dead")));
+  EXPECT_FALSE(fs::exists(root()));
+}
+
+TEST_F(StatesTest, OfALivingWorkerAreNobodyElses) {
+  auto a = open("a");
+  auto b = open("dead");  // not yet
+  ASSERT_TRUE(b->make_state_folder().ok());
+  add_segment(b->state_folder(), kJob, 7);
+  make_old("dead", kJob);
+  EXPECT_EQ(a->keep_states(kJob), 0);
+  EXPECT_EQ(a->remove_states(kJob, true), 0);
+  EXPECT_EQ(num_segments("dead", kJob), 1u);
+}
+
+TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
+  leave_dead("a", {kJob, kOther});
+  make_old("a", kJob);
+  make_old("a", kOther);
+  auto s = open("a");
+  EXPECT_EQ(s->keep_states(0), 0);  // any of them may be wanted
+  EXPECT_TRUE(has_old_states(s->state_folder()));
+  EXPECT_EQ(s->keep_states(kJob), 1);
+  EXPECT_EQ(num_segments("a", kJob), 1u);
+  EXPECT_EQ(num_segments("a", kOther), 0u);
+  EXPECT_FALSE(has_old_states(s->state_folder()));
+}
+
+TEST_F(StatesTest, TheEndOfAJobTakesWhatItsDeadWorkersLeft) {
+  leave_dead("dead", {kJob, kOther});
+  auto s = open("a");
+  ASSERT_TRUE(s->make_state_folder().ok());
+  add_segment(s->state_folder(), kJob, 7);
+  EXPECT_EQ(s->remove_states(kJob, false), 1);
+  EXPECT_EQ(num_segments("dead", kJob), 1u);
+  EXPECT_EQ(s->remove_states(kJob, true), 1);
+  EXPECT_EQ(num_segments("dead", kOther), 1u);
+}
+
+TEST_F(StatesTest, AnEmptyFolderGoesWithTheGeneration) {
+  auto s = open("a");
+  ASSERT_TRUE(s->make_generation(1, 1 << 20).ok());
+  ASSERT_TRUE(s->make_state_folder().ok());
+  s->remove_generation(1);
+  EXPECT_FALSE(fs::exists(s->shared_root()));
+}
+
+}  // namespace
+}  // namespace remesh::agent

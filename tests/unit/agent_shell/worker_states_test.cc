@@ -1,0 +1,177 @@
+// Workers and the training states in their shared memory: told when no rank
+// lives, kept through a kill, gone when the coordinator says so.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <set>
+
+#include "tests/unit/agent_shell/worker_fixture.h"
+
+namespace remesh::agent {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kJob = 0xABC;
+constexpr uint64_t kOther = 0xDEF;
+
+class WorkerStatesTest : public WorkerTest {
+ protected:
+  void SetUp() override { coordinator_.set_state_job(kJob); }
+
+  void start_one(const std::string& name) {
+    const size_t before = coordinator_.num_workers();
+    start(coordinator_.address(), name);
+    ASSERT_TRUE(coordinator_.run_until(
+        [&] { return coordinator_.num_workers() == before + 1; }));
+  }
+  // A new life, which has heard the coordinator.
+  void start_again(const std::string& name) {
+    const uint64_t before = coordinator_.report(name).incarnation();
+    start(coordinator_.address(), name);
+    ASSERT_TRUE(coordinator_.run_until([&] {
+      return coordinator_.report(name).incarnation() != before &&
+             coordinator_.report(name).has_inventory();
+    })) << output(name);
+  }
+  bool ends(const std::string& name) {
+    const bool ended = coordinator_.run_until(
+        [&] { return read_proc_stat(pids_[name])->state == 'Z'; });
+    return ended && wait(name) == 0;
+  }
+  static std::set<int64_t> newest_steps(const pb::Report& r) {
+    std::map<int, int64_t> by_rank;
+    for (const pb::StateHolding& h : r.holdings())
+      by_rank[h.rank()] = std::max(by_rank[h.rank()], h.step());
+    std::set<int64_t> out;
+    for (const auto& [rank, step] : by_rank) out.insert(step);
+    return out;
+  }
+
+  TinyCoordinator coordinator_;
+};
+
+TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  c.want(pb::Directive::IDLE, pb::Assignment());
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").has_inventory(); }));
+  EXPECT_EQ(c.report("a").holdings_size(), 0);
+  const auto a = assignment({"a"}, 2, "step_ms=1");
+  run_generation(c, a);
+  EXPECT_FALSE(c.report("a").has_inventory());
+  EXPECT_EQ(c.report("a").holdings_size(), 0);
+  c.want(pb::Directive::FINISH, a);
+  ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, a.generation()));
+  const pb::Report& r = c.report("a");
+  ASSERT_TRUE(r.has_inventory());
+  EXPECT_EQ(r.damaged_size(), 0);
+  ASSERT_EQ(r.holdings_size(), 4);  // two buffers a rank
+  EXPECT_EQ(newest_steps(r), std::set<int64_t>{r.ranks(0).committed_step()});
+  const pb::StateHolding& h = r.holdings(0);
+  EXPECT_EQ(h.generation(), a.generation());
+  EXPECT_EQ(h.sharding().mesh().dp(), 2);
+  EXPECT_EQ(h.sharding().bounds_size(), 2);
+  EXPECT_EQ(h.sharding().zero_stage(), 1);
+  EXPECT_EQ(h.model(), 77u);
+  EXPECT_EQ(h.elements(), 5);
+  EXPECT_EQ(h.tokens(), h.step() * 1000);
+  EXPECT_EQ(h.sequences(), h.step() * 10);
+  EXPECT_FALSE(h.replica());
+  EXPECT_EQ(fs::path(h.segment()).parent_path(), states_of("a"));
+  // It stays, also when it is asked to go, until nothing of it is needed.
+  kill(pids_["a"], SIGTERM);
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
+  EXPECT_FALSE(c.run_until(
+      [&] { return read_proc_stat(pids_["a"])->state == 'Z'; }, 300));
+  EXPECT_EQ(c.report("a").holdings_size(), 4);
+  c.want(pb::Directive::LEAVE, a);
+  EXPECT_TRUE(ends("a"));
+  EXPECT_FALSE(has_shared("a"));
+  EXPECT_EQ(num_entries(scratch()), 0);
+}
+
+TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  const auto a = assignment({"a"}, 2, "step_ms=1");
+  run_generation(c, a);
+  stop("a", SIGKILL);
+  const int64_t told = c.report("a").ranks(0).committed_step();
+  // Somebody else comes by while it is gone.
+  start_one("b");
+  c.want(pb::Directive::IDLE, pb::Assignment());  // no run directory, no job
+  start_again("a");
+  const pb::Report& r = c.report("a");
+  EXPECT_GE(r.holdings_size(), 2);
+  for (const int64_t step : newest_steps(r)) EXPECT_GE(step, told);
+  EXPECT_NE(output("a").find("states_found"), std::string::npos) << output("a");
+  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(ends("a"));
+  EXPECT_TRUE(ends("b"));
+  EXPECT_NE(output("a").find("states_removed"), std::string::npos);
+  EXPECT_FALSE(has_shared("a"));
+  EXPECT_EQ(num_entries(scratch()), 0);
+}
+
+TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  run_generation(c, assignment({"a"}, 1, "step_ms=1"));
+  stop("a", SIGKILL);
+  c.set_state_job(kOther);
+  c.want(pb::Directive::IDLE, pb::Assignment());
+  start_again("a");
+  EXPECT_EQ(c.report("a").holdings_size(), 0);
+  c.want(pb::Directive::SHUTDOWN, pb::Assignment());
+  EXPECT_TRUE(ends("a"));
+  EXPECT_EQ(num_entries(states_of("a")), 1);
+  EXPECT_TRUE(fs::exists(scratch() + "/a/lock"));
+  // The first job comes back for them.
+  c.set_state_job(kJob);
+  c.want(pb::Directive::IDLE, pb::Assignment());
+  start_again("a");
+  EXPECT_GE(c.report("a").holdings_size(), 1);
+}
+
+TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  start_one("b");
+  start_one("c");
+  run_generation(c, assignment({"a", "b", "c"}, 1, "step_ms=1"));
+  stop("a", SIGKILL);
+  pb::Assignment next;
+  next.set_generation(generation_ + 1);
+  c.want(pb::Directive::IDLE, next);
+  ASSERT_TRUE(c.reach({"b", "c"}, pb::Report::IDLE, next.generation()));
+  kill(pids_["c"], SIGSTOP);
+  c.want(pb::Directive::LEAVE, next);
+  EXPECT_TRUE(ends("b"));
+  EXPECT_FALSE(has_shared("b"));
+  EXPECT_EQ(num_entries(states_of("a")), 1);
+  EXPECT_EQ(num_entries(states_of("c")), 1);
+  c.want(pb::Directive::SHUTDOWN, next);
+  // What it was told while it stood still goes first; it is the last to leave.
+  kill(pids_["c"], SIGKILL);
+  wait("c");
+  start_again("c");
+  EXPECT_TRUE(ends("c"));
+  EXPECT_FALSE(has_shared("a"));
+  EXPECT_FALSE(has_shared("c"));
+  EXPECT_EQ(num_entries(scratch()), 0);
+}
+
+TEST_F(WorkerStatesTest, GoWithAWorkerThatIsInterruptedTwice) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  run_generation(c, assignment({"a"}, 1, "step_ms=1"));
+  kill(pids_["a"], SIGTERM);
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
+  EXPECT_EQ(stop("a", SIGTERM), 130);
+  EXPECT_FALSE(has_shared("a"));
+}
+
+}  // namespace
+}  // namespace remesh::agent
