@@ -181,7 +181,7 @@ TEST(Flight, AReaderBesideTheWriterSeesOnlyWholeEntries) {
     }
   });
   size_t seen = 0;
-  for (int round = 0; round < 300 || seen < 20000; ++round) {
+  for (int round = 0; round < 1000 || seen < 5000; ++round) {
     const Flight f = own.record.read();
     for (const FlightOp& op : f.ops) {
       const int64_t i = op.number;

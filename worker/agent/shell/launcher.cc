@@ -23,6 +23,7 @@ namespace remesh::agent {
 namespace {
 
 constexpr size_t kLastWordsBytes = 500;
+constexpr size_t kTailLines = 6;
 // What Open MPI's shared-memory transport may take for each rank.
 constexpr uint64_t kSharedBytesPerRank = 32 << 20;
 constexpr int kReapTimeoutMs = 5000;
@@ -63,7 +64,14 @@ pb::StepMetrics to_metrics(const board::StepRecord& r, int64_t generation,
   if (r.gemm_flops_per_s > 0) m.set_gemm_flops_per_s(r.gemm_flops_per_s);
   if (r.exposed_comm >= 0) m.set_exposed_comm(r.exposed_comm);
   if (r.bubble >= 0) m.set_bubble(r.bubble);
+  if (r.has_digest) m.set_digest(r.digest);
   return m;
+}
+
+std::string host_of(const pb::Assignment& a, const std::string& worker) {
+  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
+    if (a.workers(i) == worker) return a.hosts(i);
+  return "";
 }
 
 void to_memory(const board::Memory& m, pb::MemoryUse* out) {
@@ -118,6 +126,9 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   CHECK(assignment.generation() > 0);
   generation_ = assignment.generation();
   mesh_ = assignment.mesh();
+  run_dir_ = assignment.run_dir();
+  host_ = host_of(assignment, options_.worker);
+  killed_ = false;
   state_job_ = assignment.job().elastic().keep_state() ? state_job : 0;
   request_bits_ = 0;
   checkpoint_request_ = 0;
@@ -270,10 +281,11 @@ bool Launcher::beat(int64_t now_ms) {
 
 RankSample Launcher::sample(Rank& r, bool alive) {
   RankSample out;
-  // Steps first: what is committed after this shows in the next sample.
+  // The rank tells a step's metrics before it commits it: what is committed
+  // here has its metrics there.
+  const board::Snapshot b = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
     out.steps.push_back(to_metrics(s, generation_, mesh_));
-  const board::Snapshot b = r.board->snapshot();
   pb::RankStatus& s = out.status;
   s.set_rank(r.rank);
   s.set_pid(r.pid);
@@ -287,8 +299,10 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
   if (b.bubble >= 0) s.set_bubble(b.bubble);
   if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
+  if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
   if (!b.error.empty()) s.set_error(b.error);
   if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
+  fill_doing(*r.board, monotonic_ns(), &s);
   if (alive) {
     if (const auto stat = read_proc_stat(r.pid)) {
       s.set_os_state(std::string(1, stat->state));
@@ -333,10 +347,30 @@ void Launcher::reap() {
   std::stable_sort(ended.begin(), ended.end(), [](auto& a, auto& b) {
     return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
   });
-  for (auto& [rank, status] : ended) on_exit(rank, status);
+  const int64_t died_ns = monotonic_ns();
+  const std::string folder = run_dir_ + "/traces";
+  std::vector<FlightAbout> records;
+  for (auto& [rank, status] : ended) records.push_back(on_exit(rank, status));
+  // Nobody waits for the files: all is told by now.
+  for (size_t i = 0; i < records.size(); ++i)
+    if (!records[i].ended.empty())
+      keep_flight(folder, records[i], *ended[i].first.board, died_ns);
 }
 
-void Launcher::on_exit(Rank& r, int wait_status) {
+void Launcher::keep_flight(const std::string& folder, const FlightAbout& about,
+                           const board::Board& board, int64_t died_ns) {
+  const int64_t offset =
+      static_cast<int64_t>(unix_seconds() * 1e6) * 1000 - monotonic_ns();
+  const Status s = write_flight(
+      folder, about, flight_json(about, board.flight().read(), died_ns, offset),
+      options_.keep_generation_flights);
+  if (!s.ok())
+    log_->warn("flight_record_lost", {{"generation", about.generation},
+                                      {"rank", about.rank},
+                                      {"error", s.message()}});
+}
+
+FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   RankExited e;
   e.generation = generation_;
   e.rank = r.rank;
@@ -347,18 +381,36 @@ void Launcher::on_exit(Rank& r, int wait_status) {
   e.exit_time = unix_seconds();
   e.last_log = last_words(r.logs, kLastWordsBytes);
   e.sample = sample(r, /*alive=*/false);
+  pb::RankStatus& status = e.sample.status;
+  FlightAbout about{.generation = generation_,
+                    .rank = r.rank,
+                    .pid = r.pid,
+                    .worker = options_.worker,
+                    .host = host_,
+                    .doing = status.doing(),
+                    .error = status.error()};
+  if (e.signal != 0 || e.exit_code != 0) {
+    about.ended = ended_text(e.signal, e.exit_code);
+    if (killed_ && e.signal == SIGKILL) about.ended += " by its worker";
+    about.log_tail = log_tail(r.logs, kTailLines, kLastWordsBytes);
+    for (const std::string& line : about.log_tail) status.add_log_tail(line);
+    status.set_flight_record(flight_name(about.generation, about.rank));
+  }
   log_->info("rank_exited", {{"generation", generation_},
                              {"rank", r.rank},
                              {"pid", r.pid},
                              {"exit_code", e.exit_code},
                              {"signal", e.signal},
                              {"step", e.sample.status.committed_step()},
+                             {"doing", e.sample.status.doing()},
                              {"error", e.sample.status.error()},
                              {"last_log", e.last_log}});
   sink_(std::move(e));
+  return about;
 }
 
 void Launcher::kill_all() {
+  killed_ = true;
   for (const auto& [rank, r] : ranks_) kill_group(r.pid);
 }
 

@@ -21,6 +21,7 @@
 #include "proto/control.pb.h"
 #include "proto/wire/loop.h"
 #include "worker/agent/core/agent.h"
+#include "worker/agent/shell/flight.h"
 #include "worker/agent/shell/pmix_daemon.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/rank_logs.h"
@@ -36,6 +37,7 @@ struct LauncherOptions {
   // Interfaces or CIDRs for MPI between hosts; "": see rank_env.h.
   std::string tcp_interfaces;
   int keep_generation_logs = 20;
+  int keep_generation_flights = 20;  // flight records of ranks that died
 };
 
 class Launcher {
@@ -102,7 +104,10 @@ class Launcher {
                     const std::string& log_folder,
                     const std::vector<std::string>& pmix_env);
   void on_pmix();
-  void on_exit(Rank& rank, int wait_status);
+  // What its flight record shall say; `ended` is "" when it ended in order.
+  FlightAbout on_exit(Rank& rank, int wait_status);
+  void keep_flight(const std::string& folder, const FlightAbout& about,
+                   const board::Board& board, int64_t died_ns);
   void kill_all();
   void forget_generation();
   RankSample sample(Rank& rank, bool alive);
@@ -119,6 +124,9 @@ class Launcher {
   // The generation at hand; 0: none.
   int64_t generation_ = 0;
   pb::Mesh mesh_;
+  std::string run_dir_;
+  std::string host_;           // of this worker, as the assignment has it
+  bool killed_ = false;        // its ranks were
   uint64_t state_job_ = 0;     // as given to spawn(); 0: it keeps no states
   std::string space_;          // its PMIx namespace; "" when not registered
   std::map<int, Rank> ranks_;  // not reaped yet

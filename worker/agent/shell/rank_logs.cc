@@ -32,6 +32,29 @@ int64_t generation_of(const std::string& name) {
   return std::stoll(name.substr(4));
 }
 
+// The last `lines` non-empty lines of a text, newest first.
+std::vector<std::string> last_lines(std::string_view text, size_t lines,
+                                    size_t max_bytes) {
+  std::vector<std::string> out;
+  while (!text.empty() && out.size() < lines) {
+    const size_t cut = text.find_last_of('\n');
+    const bool first = cut == std::string_view::npos;
+    std::string line =
+        last_line(first ? text : text.substr(cut + 1), max_bytes);
+    if (!line.empty()) out.push_back(std::move(line));
+    text = first ? "" : text.substr(0, cut);
+  }
+  return out;
+}
+
+// Whether what the rank printed is younger than what it logged.
+bool printed_last(const RankLogPaths& paths) {
+  std::error_code log_error, out_error;
+  const auto log_time = fs::last_write_time(paths.log, log_error);
+  const auto out_time = fs::last_write_time(paths.out, out_error);
+  return log_error || (!out_error && out_time >= log_time);
+}
+
 }  // namespace
 
 Result<std::string> make_log_folder(const std::string& run_dir,
@@ -84,14 +107,24 @@ std::string last_line(std::string_view text, size_t max_bytes) {
 }
 
 std::string last_words(const RankLogPaths& paths, size_t max_bytes) {
-  std::error_code log_error, out_error;
-  const auto log_time = fs::last_write_time(paths.log, log_error);
-  const auto out_time = fs::last_write_time(paths.out, out_error);
   const std::string log = last_line(read_tail(paths.log), max_bytes);
   const std::string out = last_line(read_tail(paths.out), max_bytes);
-  if (log_error || log.empty()) return out;
-  if (out_error || out.empty()) return log;
-  return out_time >= log_time ? out : log;
+  if (log.empty()) return out;
+  if (out.empty()) return log;
+  return printed_last(paths) ? out : log;
+}
+
+std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,
+                                  size_t max_bytes) {
+  const std::string log = read_tail(paths.log), printed = read_tail(paths.out);
+  const bool last = printed_last(paths);
+  std::vector<std::string> out =
+      last_lines(last ? printed : log, lines, max_bytes);
+  for (std::string& line :
+       last_lines(last ? log : printed, lines - out.size(), max_bytes))
+    out.push_back(std::move(line));
+  std::reverse(out.begin(), out.end());
+  return out;
 }
 
 }  // namespace remesh::agent

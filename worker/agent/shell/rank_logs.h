@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "proto/base/status.h"
 
@@ -25,6 +26,10 @@ RankLogPaths rank_log_paths(const std::string& folder, int rank);
 // The last non-empty line of the file that was written last, at most
 // `max_bytes` of it, without control characters; "" when both are empty.
 std::string last_words(const RankLogPaths& paths, size_t max_bytes);
+// The last `lines` non-empty lines of both files, oldest first, those of the
+// file that was written last at the end; each as in last_words().
+std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,
+                                  size_t max_bytes);
 // The last non-empty line of a text.
 std::string last_line(std::string_view text, size_t max_bytes);
 

@@ -1,0 +1,209 @@
+#include "worker/agent/shell/flight.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+#include <set>
+
+#include "proto/base/text.h"
+#include "worker/trace/trace_file.h"
+
+namespace remesh::agent {
+namespace {
+
+using board::FlightGroup;
+using board::FlightOp;
+using board::Lane;
+using board::OpKind;
+using board::Phase;
+
+bool is_pass(OpKind kind) {
+  return kind == OpKind::kForward || kind == OpKind::kBackward ||
+         kind == OpKind::kWeight;
+}
+
+std::string seconds_text(int64_t ns) {
+  const double s = static_cast<double>(std::max<int64_t>(0, ns)) * 1e-9;
+  return s < 0.0995 ? fmt::format("{:.1f} ms", s * 1e3)
+                    : fmt::format("{:.1f} s", s);
+}
+
+// "all_reduce of 8.0 MiB on data (ranks 0 2)", "recv from rank 3 of ...".
+std::string op_text(const FlightOp& op, const FlightGroup& group) {
+  std::string out = op.name;
+  if (op.peer >= 0)
+    out += fmt::format(" {} rank {}",
+                       out.find("send") != std::string::npos ? "to" : "from",
+                       op.peer);
+  if (op.bytes > 0)
+    out += " of " + format_bytes(static_cast<uint64_t>(op.bytes));
+  if (group.name.empty()) return out;
+  out += " on " + group.name;
+  constexpr size_t kShown = 8;
+  if (op.peer >= 0 || group.ranks.empty()) return out;
+  const size_t shown = std::min(group.ranks.size(), kShown);
+  out += " (ranks";
+  for (size_t i = 0; i < shown; ++i) out += fmt::format(" {}", group.ranks[i]);
+  if (static_cast<size_t>(group.size) > shown)
+    out += fmt::format(" and {} more", static_cast<size_t>(group.size) - shown);
+  return out + ")";
+}
+
+// Where no operation is told, these are waits for other ranks, too.
+bool waits_in(Phase phase) {
+  return phase == Phase::kConnecting || phase == Phase::kStopping;
+}
+
+void fill_at(const FlightOp& op, const FlightGroup& group, int64_t now_ns,
+             pb::RankOperation* at) {
+  at->set_name(op.name);
+  at->set_seconds(
+      static_cast<double>(std::max<int64_t>(0, now_ns - op.begin_ns)) * 1e-9);
+  if (op.bytes >= 0) at->set_bytes(op.bytes);
+  if (op.peer >= 0) at->set_peer(op.peer);
+  if (op.number >= 0) at->set_number(op.number);
+  if (group.name.empty()) return;
+  at->set_group(group.name);
+  if (static_cast<size_t>(group.size) == group.ranks.size())
+    for (const int r : group.ranks) at->add_ranks(r);
+}
+
+// Generation of "flight-g007-rank-3.json".
+std::optional<int64_t> generation_of(const std::string& name) {
+  long long generation = 0;
+  int rank = 0, used = 0;
+  if (std::sscanf(name.c_str(), "flight-g%lld-rank-%d.json%n", &generation,
+                  &rank, &used) != 2 ||
+      used != static_cast<int>(name.size()))
+    return std::nullopt;
+  return generation;
+}
+
+void remove_old(const std::string& folder, int keep) {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<int64_t, fs::path>> files;
+  std::set<int64_t> generations;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error))
+    if (const auto g = generation_of(it->path().filename().string())) {
+      files.emplace_back(*g, it->path());
+      generations.insert(*g);
+    }
+  while (generations.size() > static_cast<size_t>(keep)) {
+    for (const auto& [generation, path] : files)
+      if (generation == *generations.begin()) fs::remove(path, error);
+    generations.erase(generations.begin());
+  }
+}
+
+trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
+                        int64_t died_ns, int64_t offset_ns) {
+  const int64_t end_ns =
+      op.end_ns != 0 ? op.end_ns : std::max(op.begin_ns, died_ns);
+  trace::FileSpan s{.lane = op.lane,
+                    .name = op.name,
+                    .category = board::op_kind_name(op.kind),
+                    .begin_us = (op.begin_ns + offset_ns) / 1000,
+                    .end_us = (end_ns + offset_ns) / 1000};
+  if (op.group >= 0 && static_cast<size_t>(op.group) < flight.groups.size())
+    s.group = flight.groups[static_cast<size_t>(op.group)].name;
+  s.args.emplace_back("step", op.step);
+  if (is_pass(op.kind)) s.args.emplace_back("microbatch", op.microbatch);
+  if (op.bytes >= 0) s.args.emplace_back("bytes", op.bytes);
+  if (op.peer >= 0) s.args.emplace_back("peer", op.peer);
+  if (op.number >= 0) s.args.emplace_back("number", op.number);
+  if (op.end_ns == 0) s.args.emplace_back("unfinished", 1);
+  return s;
+}
+
+}  // namespace
+
+std::string doing_text(const std::vector<FlightOp>& under_way,
+                       const FlightGroup& group,
+                       const board::Snapshot& snapshot, int64_t now_ns) {
+  std::vector<std::string> parts;
+  const int64_t step =
+      under_way.empty() ? snapshot.step : under_way.front().step;
+  if (step > 0) parts.push_back(fmt::format("step {}", step));
+  // From the outside in; the step itself has its number.
+  for (size_t i = under_way.size(); i-- > 0;) {
+    const FlightOp& op = under_way[i];
+    if (is_pass(op.kind))
+      parts.push_back(fmt::format("microbatch {}", op.microbatch));
+    if (i == 0)
+      parts.push_back(op_text(op, group));
+    else if (op.kind != OpKind::kStep)
+      parts.push_back(op.name);
+  }
+  if (under_way.size() == 1 && under_way[0].kind == OpKind::kStep && step > 0)
+    parts.back() = board::phase_name(snapshot.phase);
+  if (under_way.empty()) {
+    parts.emplace_back(board::phase_name(snapshot.phase));
+    return join(parts);
+  }
+  return join(parts) + " for " +
+         seconds_text(now_ns - under_way.front().begin_ns);
+}
+
+void fill_doing(const board::Board& board, int64_t now_ns,
+                pb::RankStatus* status) {
+  const board::Snapshot snapshot = board.snapshot();
+  const std::vector<FlightOp> at = board.flight().under_way();
+  FlightGroup group;
+  if (!at.empty()) group = board.flight().group(at.front().group);
+  status->set_operations(board.flight().begun());
+  status->set_doing(doing_text(at, group, snapshot, now_ns));
+  status->set_waits(at.empty() ? waits_in(snapshot.phase)
+                               : board::waits_for_others(at.front().kind));
+  if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());
+}
+
+std::string ended_text(int signal, int exit_code) {
+  if (signal == 0) return fmt::format("exit code {}", exit_code);
+  const char* const name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal)
+                         : fmt::format("signal {} (SIG{})", signal, name);
+}
+
+std::string flight_name(int64_t generation, int rank) {
+  return fmt::format("flight-g{:03}-rank-{}.json", generation, rank);
+}
+
+std::string flight_json(const FlightAbout& a, const board::Flight& flight,
+                        int64_t died_ns, int64_t unix_minus_monotonic_ns) {
+  using trace::json_text;
+  std::vector<trace::FileSpan> spans;
+  for (const FlightOp& op : flight.ops)
+    spans.push_back(to_span(op, flight, died_ns, unix_minus_monotonic_ns));
+  std::string groups, log;
+  for (const FlightGroup& g : flight.groups)
+    groups += fmt::format(R"({}{{"name":{},"size":{},"ranks":[{}]}})",
+                          groups.empty() ? "" : ",", json_text(g.name), g.size,
+                          fmt::join(g.ranks, ","));
+  for (const std::string& line : a.log_tail)
+    log += (log.empty() ? "" : ",") + json_text(line);
+  return trace::trace_json(
+      a.rank, std::move(spans),
+      fmt::format(
+          R"("generation":{},"rank":{},"worker":{},"host":{},)"
+          R"("pid":{},"ended":{},"doing":{},"error":{},"log_tail":[{}],)"
+          R"("operations":{},"torn":{},"groups":[{}])",
+          a.generation, a.rank, json_text(a.worker), json_text(a.host), a.pid,
+          json_text(a.ended), json_text(a.doing), json_text(a.error), log,
+          flight.begun, flight.torn, groups));
+}
+
+Status write_flight(const std::string& folder, const FlightAbout& about,
+                    const std::string& json, int keep) {
+  RETURN_IF_ERROR(trace::write_at_once(
+      folder, flight_name(about.generation, about.rank), json));
+  remove_old(folder, keep);
+  return ok_status();
+}
+
+}  // namespace remesh::agent
