@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -61,6 +62,27 @@ bool field(const Json& j, const char* key, Set set) {
   return true;
 }
 
+// A digest is written as 16 hexadecimal digits: readers of JSON keep 53 bits of
+// a number.
+std::string digest_text(uint64_t digest) {
+  return fmt::format("{:016x}", digest);
+}
+
+template <typename Set>
+bool digest_field(const Json& j, Set set) {
+  bool good = true;
+  return field<std::string>(j, "digest",
+                            [&](const std::string& text) {
+                              uint64_t v = 0;
+                              const char* end = text.data() + text.size();
+                              const auto r =
+                                  std::from_chars(text.data(), end, v, 16);
+                              good = r.ec == std::errc() && r.ptr == end;
+                              if (good) set(v);
+                            }) &&
+         good;
+}
+
 bool mesh_field(const Json& j, pb::Mesh* mesh) {
   if (!j.is_object()) return false;
   return field<int64_t>(j, "dp", [&](int64_t v) { mesh->set_dp(v); }) &&
@@ -100,6 +122,8 @@ std::string metrics_line(const pb::StepMetrics& m) {
   add("mfu", m.gemm_flops_per_s() > 0, m.flops_per_s() / m.gemm_flops_per_s());
   add("exposed_comm", m.has_exposed_comm(), m.exposed_comm());
   add("bubble", m.has_bubble(), m.bubble());
+  if (m.has_digest())
+    out += fmt::format(R"(,"digest":"{}")", digest_text(m.digest()));
   return out + "}";
 }
 
@@ -123,7 +147,8 @@ Result<pb::StepMetrics> parse_metrics_line(std::string_view line) {
        field<D>(j, "gemm_flops_per_s",
                 [&](D v) { m.set_gemm_flops_per_s(v); }) &&
        field<D>(j, "exposed_comm", [&](D v) { m.set_exposed_comm(v); }) &&
-       field<D>(j, "bubble", [&](D v) { m.set_bubble(v); });
+       field<D>(j, "bubble", [&](D v) { m.set_bubble(v); }) &&
+       digest_field(j, [&](uint64_t v) { m.set_digest(v); });
   if (ok && j.contains("mesh")) ok = mesh_field(j["mesh"], m.mutable_mesh());
   if (!ok || m.step() < 1) {
     return corrupt("not a line of metrics: \"" + shown(line) + "\"");
@@ -146,6 +171,16 @@ std::string event_line(const pb::EventRecord& e) {
   if (e.has_lost_steps()) j["lost_steps"] = e.lost_steps();
   if (e.has_seconds()) j["seconds"] = e.seconds();
   if (e.has_detail()) j["detail"] = e.detail();
+  if (e.has_host()) j["host"] = e.host();
+  if (e.has_signal()) j["signal"] = e.signal();
+  if (e.has_exit_code()) j["exit_code"] = e.exit_code();
+  if (e.has_doing()) j["doing"] = e.doing();
+  if (e.last_log_size() > 0) {
+    j["last_log"] = Json::array();
+    for (const std::string& line : e.last_log()) j["last_log"].push_back(line);
+  }
+  if (e.has_flight_record()) j["flight_record"] = e.flight_record();
+  if (e.has_digest()) j["digest"] = digest_text(e.digest());
   return j.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -166,7 +201,21 @@ Result<pb::EventRecord> parse_event_line(std::string_view line) {
        field<S>(j, "source", [&](const S& v) { e.set_source(v); }) &&
        field<I>(j, "lost_steps", [&](I v) { e.set_lost_steps(v); }) &&
        field<D>(j, "seconds", [&](D v) { e.set_seconds(v); }) &&
-       field<S>(j, "detail", [&](const S& v) { e.set_detail(v); });
+       field<S>(j, "detail", [&](const S& v) { e.set_detail(v); }) &&
+       field<S>(j, "host", [&](const S& v) { e.set_host(v); }) &&
+       field<I>(j, "signal", [&](I v) { e.set_signal(v); }) &&
+       field<I>(j, "exit_code", [&](I v) { e.set_exit_code(v); }) &&
+       field<S>(j, "doing", [&](const S& v) { e.set_doing(v); }) &&
+       field<S>(j, "flight_record",
+                [&](const S& v) { e.set_flight_record(v); }) &&
+       digest_field(j, [&](uint64_t v) { e.set_digest(v); });
+  if (const auto log = j.find("last_log"); ok && log != j.end()) {
+    ok = log->is_array();
+    for (size_t i = 0; ok && i < log->size(); ++i) {
+      ok = (*log)[i].is_string();
+      if (ok) e.add_last_log((*log)[i].get<std::string>());
+    }
+  }
   if (ok && j.contains("mesh")) ok = mesh_field(j["mesh"], e.mutable_mesh());
   if (ok && j.contains("from")) ok = mesh_field(j["from"], e.mutable_from());
   if (!ok) return corrupt("not an event line: \"" + shown(line) + "\"");

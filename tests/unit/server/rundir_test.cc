@@ -95,6 +95,53 @@ TEST_F(RunDirTest, AnEventTellsTheMeshBefore) {
   EXPECT_EQ(back->from().cp(), 4);
 }
 
+TEST_F(RunDirTest, DigestsKeepAllTheirBits) {
+  for (const uint64_t digest :
+       {uint64_t{0}, uint64_t{1} << 63 | 1, ~uint64_t{0}}) {
+    pb::StepMetrics m = metrics(1);
+    m.set_digest(digest);
+    const auto back = parse_metrics_line(metrics_line(m));
+    ASSERT_TRUE(back.ok());
+    EXPECT_TRUE(back->has_digest());
+    EXPECT_EQ(back->digest(), digest);
+    pb::EventRecord e;
+    e.set_event("training");
+    e.set_digest(digest);
+    const auto event = parse_event_line(event_line(e));
+    ASSERT_TRUE(event.ok());
+    EXPECT_EQ(event->digest(), digest);
+  }
+  EXPECT_FALSE(parse_metrics_line(metrics_line(metrics(1)))->has_digest());
+  for (const char* bad : {"12x", "", "1ffffffffffffffff"})
+    EXPECT_FALSE(parse_metrics_line(std::string(R"({"step":1,"loss":1,)") +
+                                    R"("digest":")" + bad + R"("})")
+                     .ok())
+        << bad;
+}
+
+TEST_F(RunDirTest, AFailureTellsWhereItBegan) {
+  pb::EventRecord e;
+  e.set_event("failure");
+  e.set_host("node7");
+  e.set_signal(9);
+  e.set_exit_code(0);
+  e.set_doing("step 12, microbatch 3");
+  e.add_last_log("one");
+  e.add_last_log("two \xff");
+  e.set_flight_record("traces/flight.jsonl");
+  const auto back = parse_event_line(event_line(e));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(event_line(*back), event_line(e));
+  EXPECT_EQ(back->host(), "node7");
+  EXPECT_EQ(back->signal(), 9);
+  EXPECT_TRUE(back->has_exit_code());
+  EXPECT_EQ(back->doing(), "step 12, microbatch 3");
+  ASSERT_EQ(back->last_log_size(), 2);
+  EXPECT_EQ(back->last_log(0), "one");
+  EXPECT_EQ(back->flight_record(), "traces/flight.jsonl");
+  EXPECT_FALSE(parse_event_line(R"({"event":"x","last_log":[1]})").ok());
+}
+
 TEST_F(RunDirTest, WhatIsNoNumberBecomesNull) {
   pb::StepMetrics m = metrics(1);
   m.set_loss(std::numeric_limits<double>::infinity());
