@@ -1,13 +1,11 @@
 // Disks that are full, and files that are damaged.
 #include <fmt/format.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/small_disk.h"
 
 namespace remesh::e2e {
 namespace {
@@ -24,33 +22,6 @@ void DiskTest::train_to_20() {
   c().start_run(1);
   expect_exit(c().run(), 0, 60'000);
 }
-
-// A folder that is a small disk of its own.
-class SmallDisk {
- public:
-  SmallDisk(std::string path, int64_t bytes) : path_(std::move(path)) {
-    mkdir(path_.c_str(), 0755);
-    const std::string size = fmt::format("size={}", bytes);
-    mounted_ = mount("tmpfs", path_.c_str(), "tmpfs", 0, size.c_str()) == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) umount2(path_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  bool mounted() const { return mounted_; }
-  // Takes all room but this much.
-  void fill(int64_t leave) const {
-    const fs::space_info room = fs::space(path_);
-    std::ofstream(path_ + "/filler")
-        << std::string(room.available - static_cast<uint64_t>(leave), 'x');
-  }
-  void free() const { fs::remove(path_ + "/filler"); }
-
- private:
-  std::string path_;
-  bool mounted_ = false;
-};
 
 // Turns one bit in the middle of the file.
 void damage(const std::string& path) {
@@ -71,7 +42,7 @@ std::string shard_of(const std::string& checkpoint) {
 
 TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   make(endless());
-  const SmallDisk disk(c().folder() + "/disk", 24 << 20);
+  const testing::SmallDisk disk(c().folder() + "/disk", 24 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "may not mount a tmpfs here";
   testing::write_whole(
       c().job_file(),

@@ -19,6 +19,7 @@ namespace {
 
 constexpr const char* kMark = "REMESH_TEST_FOLDER";
 constexpr int64_t kListenMs = 20'000;
+constexpr int64_t kEndMs = 5'000;
 
 // A small language: words by a linear congruential sequence, so that there is
 // something to learn and nothing to ship.
@@ -91,7 +92,9 @@ std::string tiny_job(const std::string& data_path, const Settings& more) {
 }
 
 Cluster::Cluster(const std::string& data_path, const Settings& job)
-    : before_(temporary_entries()) {
+    : metrics_(run_dir() + "/metrics.jsonl"),
+      events_(run_dir() + "/events.jsonl"),
+      before_(temporary_entries()) {
   write_whole(job_file(), tiny_job(data_path, job));
 }
 
@@ -156,6 +159,20 @@ Process& Cluster::start_worker(const WorkerStart& start) {
   return *slot;
 }
 
+void Cluster::lose_host(const std::string& worker) {
+  const std::vector<Rank> all = ranks();
+  this->worker(worker).kill(SIGKILL);
+  for (const Rank& r : all)
+    if (r.worker == worker) kill(r.pid, SIGKILL);
+  this->worker(worker).wait_ms(kEndMs);
+  std::error_code ignored;
+  fs::remove_all(shared_folder(scratch(), worker), ignored);
+}
+
+std::string Cluster::state_folder(const std::string& worker) const {
+  return shared_folder(scratch(), worker) + "/state";
+}
+
 Finished Cluster::remesh(const std::vector<std::string>& args,
                          int64_t timeout_ms) {
   std::vector<std::string> argv = {program("remesh")};
@@ -175,20 +192,12 @@ void Cluster::note_port() {
 
 // ---------------------------------------------------------------- the files
 
-std::vector<Json> Cluster::metrics() const {
-  return read_json_lines(run_dir() + "/metrics.jsonl");
-}
-
 std::vector<std::string> Cluster::metric_lines() const {
   return split_lines(read_whole(run_dir() + "/metrics.jsonl"));
 }
 
-std::vector<Json> Cluster::events() const {
-  return read_json_lines(run_dir() + "/events.jsonl");
-}
-
 int64_t Cluster::last_step() const {
-  const auto m = metrics();
+  const auto& m = metrics();
   return m.empty() ? 0 : m.back().value("step", int64_t{0});
 }
 
@@ -222,7 +231,7 @@ bool Cluster::wait_for_event(const std::string& name, size_t count,
 bool Cluster::wait_for_dp(int64_t dp, int64_t after, int64_t timeout_ms) {
   return wait_until(
       [&] {
-        const auto m = metrics();
+        const auto& m = metrics();
         return !m.empty() && m.back().value("step", int64_t{0}) > after &&
                m.back()["mesh"].value("dp", int64_t{0}) == dp;
       },
@@ -255,6 +264,16 @@ std::map<int, pid_t> Cluster::rank_pids(size_t ranks, int64_t timeout_ms) {
       },
       timeout_ms);
   return pids;
+}
+
+std::vector<Cluster::Rank> Cluster::ranks() {
+  std::vector<Rank> out;
+  for (const Seen& p : processes_with(dir_.path())) {
+    if (p.command.find("remesh-trainer") == std::string::npos) continue;
+    for (const auto& [name, process] : workers_)
+      if (process->pid() == p.parent) out.push_back({p.pid, name});
+  }
+  return out;
 }
 
 // ---------------------------------------------------------------- afterwards

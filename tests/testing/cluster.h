@@ -73,13 +73,18 @@ class Cluster {
   Process& worker(const std::string& name) { return *workers_.at(name); }
   Process& coordinator() { return *coordinator_; }
   Process& run() { return *run_; }
+  // A host as it is lost: the worker's daemon, its ranks, their memory.
+  void lose_host(const std::string& worker);
+  // Folder of the worker's states in shared memory.
+  std::string state_folder(const std::string& worker) const;
   // `remesh ARGS...`, with this job's environment.
   Finished remesh(const std::vector<std::string>& args,
                   int64_t timeout_ms = 30'000);
 
   // ---- what the run's files say
-  std::vector<Json> metrics() const;
-  std::vector<Json> events() const;
+  // The references stand until the next look at the same file.
+  const std::vector<Json>& metrics() const { return metrics_.read(); }
+  const std::vector<Json>& events() const { return events_.read(); }
   std::vector<std::string> metric_lines() const;
   int64_t last_step() const;
   // The events of that name, in order.
@@ -99,6 +104,13 @@ class Cluster {
   // rank -> pid of the running generation, once all `ranks` are alive.
   std::map<int, pid_t> rank_pids(size_t ranks, int64_t timeout_ms = 20'000);
 
+  // The ranks alive now, as the system shows them.
+  struct Rank {
+    pid_t pid = 0;
+    std::string worker;
+  };
+  std::vector<Rank> ranks();
+
   // What the processes of this cluster left behind, one text each: processes,
   // shared memory, scratch folders, MPI's and PMIx's files, the port.
   std::vector<std::string> leftovers();
@@ -110,6 +122,8 @@ class Cluster {
   void note_port();
 
   TempDir dir_;
+  mutable JsonLines metrics_;
+  mutable JsonLines events_;
   std::vector<std::string> before_;  // of /tmp and /dev/shm
   std::vector<int> ports_;
   std::map<std::string, std::unique_ptr<Process>> workers_;

@@ -40,18 +40,38 @@ std::vector<std::string> split_lines(const std::string& text) {
   return out;
 }
 
-std::vector<Json> read_json_lines(const std::string& path) {
-  const std::string text = read_whole(path);
-  std::vector<Json> out;
+namespace {
+
+// Appends the objects of the whole lines in `text`; returns where they end.
+size_t parse_lines(const std::string& text, std::vector<Json>* out) {
   size_t at = 0;
   for (size_t end; (end = text.find('\n', at)) != std::string::npos;
        at = end + 1) {
     Json j = Json::parse(text.begin() + static_cast<std::ptrdiff_t>(at),
                          text.begin() + static_cast<std::ptrdiff_t>(end),
                          nullptr, /*allow_exceptions=*/false);
-    if (j.is_object()) out.push_back(std::move(j));
+    if (j.is_object()) out->push_back(std::move(j));
   }
-  return out;
+  return at;
+}
+
+}  // namespace
+
+const std::vector<Json>& JsonLines::read() {
+  std::ifstream in(path_, std::ios::binary | std::ios::ate);
+  if (!in) return lines_;
+  const auto size = static_cast<size_t>(in.tellg());
+  if (size < at_) {  // another file, or it was cut
+    at_ = 0;
+    lines_.clear();
+  }
+  if (size == at_) return lines_;
+  std::string text(size - at_, '\0');
+  in.seekg(static_cast<std::streamoff>(at_));
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(in.gcount()));
+  at_ += parse_lines(text, &lines_);
+  return lines_;
 }
 
 std::string raw_value(const std::string& line, const std::string& key) {

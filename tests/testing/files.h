@@ -3,6 +3,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace remesh::testing {
@@ -26,8 +27,20 @@ class TempDir {
 // "" when it cannot be read.
 std::string read_whole(const std::string& path);
 void write_whole(const std::string& path, const std::string& text);
-// The whole lines of a .jsonl file; a torn last one is left out.
-std::vector<Json> read_json_lines(const std::string& path);
+
+// A .jsonl file that grows: reads only what was added since the last look.
+class JsonLines {
+ public:
+  explicit JsonLines(std::string path) : path_(std::move(path)) {}
+  // The whole lines so far; a torn last one is left out. The reference stands
+  // until the next call.
+  const std::vector<Json>& read();
+
+ private:
+  std::string path_;
+  size_t at_ = 0;
+  std::vector<Json> lines_;
+};
 // The text of `key`'s value in a line of JSON, as written.
 std::string raw_value(const std::string& line, const std::string& key);
 std::vector<std::string> split_lines(const std::string& text);

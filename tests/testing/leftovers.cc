@@ -57,13 +57,15 @@ std::vector<std::string> worker_leftovers(
     for (const std::string& name : names) {
       const std::string folder = root + "/" + name;
       if (held_by_the_living(folder + "/lock")) continue;
-      // As worker/agent/shell/scratch.h names it.
-      const std::string shared =
-          fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
-      for (const std::string& path : {folder, shared})
+      for (const std::string& path : {folder, shared_folder(root, name)})
         if (fs::exists(path, ignored)) out.push_back(path);
     }
   return out;
+}
+
+std::string shared_folder(const std::string& scratch, const std::string& name) {
+  return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(),
+                     hash64(scratch + "/" + name));
 }
 
 bool listens(int port) {

@@ -16,6 +16,9 @@ std::vector<std::string> temporary_leftovers(
 // below the default scratch folder that no living worker holds.
 std::vector<std::string> worker_leftovers(
     const std::string& scratch, const std::vector<std::string>& names);
+// The shared memory of the worker of that name, as worker/agent/shell/scratch.h
+// names it; its training state lies below in state/.
+std::string shared_folder(const std::string& scratch, const std::string& name);
 // Whether any socket of this network namespace listens on the TCP port.
 bool listens(int port);
 

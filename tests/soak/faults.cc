@@ -1,0 +1,241 @@
+// The faults themselves.
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "proto/base/clock.h"
+#include "tests/soak/soak.h"
+
+namespace remesh::soak {
+namespace {
+
+constexpr size_t kMostWorkers = 5;
+constexpr int64_t kRanksMs = 3'000;
+constexpr uint64_t kAwayMs = 400;   // that a killed daemon stays away
+constexpr uint64_t kPauseMs = 900;  // that a rank stands
+constexpr int64_t kSilentMs = 2'200;
+constexpr int64_t kRoomLeft = 64 << 10;  // on a full disk
+// A coordinator of the last part of the run is left alone, so that its memory
+// can be looked at over many faults.
+constexpr double kCoordinatorShare = 0.6;
+const char* const kAnchor = "w1";  // the same for the memory of a worker
+
+struct Share {
+  Kind kind;
+  const char* name;
+  int weight;
+  bool keeps_mesh;
+};
+
+constexpr std::array kShares = {
+    Share{Kind::kRankKilled, "rank killed", 8, true},
+    Share{Kind::kWorkerKilled, "worker killed, comes back", 6, true},
+    Share{Kind::kHostLost, "worker and memory lost", 6, true},
+    Share{Kind::kHostsLost, "two of them at once", 1, false},
+    Share{Kind::kCoordinatorKilled, "coordinator killed", 4, true},
+    Share{Kind::kRankStopped, "rank stopped", 2, true},
+    Share{Kind::kRankPaused, "rank paused", 2, true},
+    Share{Kind::kWorkerStopped, "worker silent, comes back", 1, true},
+    Share{Kind::kDrain, "drain", 4, true},
+    Share{Kind::kJoin, "join", 4, true},
+    Share{Kind::kScale, "scale", 3, false},
+    Share{Kind::kMesh, "mesh asked for", 4, false},
+    Share{Kind::kDiskFull, "disk full", 2, true}};
+
+const Share& share_of(Kind kind) {
+  return *std::find_if(kShares.begin(), kShares.end(),
+                       [&](const Share& s) { return s.kind == kind; });
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) { return share_of(kind).name; }
+
+bool Soak::possible(Kind kind, int number) const {
+  if (options_.keep_mesh && !share_of(kind).keeps_mesh) return false;
+  const size_t others = live_.size() - live_.count(kAnchor);
+  const bool spare = live_.size() > least_workers();
+  switch (kind) {
+    case Kind::kCoordinatorKilled:
+      return number < options_.faults * kCoordinatorShare;
+    case Kind::kHostLost:
+    case Kind::kWorkerStopped:
+      return hosts_lost_ == 0 && others > 0 && spare;
+    case Kind::kHostsLost:
+      return hosts_lost_ == 0 && others > 1 && spare;
+    case Kind::kWorkerKilled:
+      return others > 0;
+    case Kind::kDrain:
+      return others > 0 && spare;
+    case Kind::kJoin:
+      return live_.size() < kMostWorkers;
+    case Kind::kDiskFull:
+      return disk_.mounted() && disk_full_for_ == 0;
+    default:
+      return true;
+  }
+}
+
+size_t Soak::least_workers() const {
+  return options_.keep_mesh ? kKeptSlots : 2;
+}
+
+Kind Soak::pick(int number) {
+  while (true) {
+    int all = 0;
+    for (const Share& s : kShares) all += s.weight;
+    auto at = static_cast<int>(random(static_cast<uint64_t>(all)));
+    size_t i = 0;
+    while (at >= kShares[i].weight) at -= kShares[i++].weight;
+    if (possible(kShares[i].kind, number)) return kShares[i].kind;
+  }
+}
+
+bool Soak::inject(Kind kind, Waiting* wait) {
+  using Change = Waiting::Change;
+  switch (kind) {
+    case Kind::kRankKilled:
+    case Kind::kRankStopped:
+    case Kind::kRankPaused:
+      return hit_rank(kind, wait);
+    case Kind::kWorkerKilled:
+    case Kind::kHostLost:
+    case Kind::kWorkerStopped:
+      return hit_worker(kind, wait);
+    case Kind::kHostsLost:
+      lose_two_hosts();
+      wait->change = Change::kPerhaps;
+      return true;
+    case Kind::kCoordinatorKilled:
+      cluster_.coordinator().kill(SIGKILL);
+      cluster_.coordinator().wait_ms(kRanksMs);
+      testing::sleep_ms(static_cast<int64_t>(random(kAwayMs)));
+      cluster_.start_coordinator();
+      wait->change = Change::kNone;
+      return true;
+    case Kind::kDiskFull:
+      disk_.fill(kRoomLeft);
+      disk_full_for_ = 2;
+      wait->change = Change::kNone;
+      return true;
+    case Kind::kDrain:
+    case Kind::kJoin:
+    case Kind::kScale:
+    case Kind::kMesh:
+      wait->change = Change::kPerhaps;
+      return change_plan(kind);
+  }
+  return false;
+}
+
+bool Soak::hit_rank(Kind kind, Waiting* wait) {
+  std::vector<testing::Cluster::Rank> ranks;
+  testing::wait_until(
+      [&] {
+        ranks = cluster_.ranks();
+        return !ranks.empty();
+      },
+      kRanksMs);
+  if (ranks.empty()) return false;
+  const pid_t pid = ranks[random(ranks.size())].pid;
+  if (kind == Kind::kRankKilled) {
+    kill(pid, SIGKILL);
+    return true;
+  }
+  kill(pid, SIGSTOP);
+  if (kind == Kind::kRankStopped) return true;
+  testing::sleep_ms(static_cast<int64_t>(random(kPauseMs)));
+  kill(pid, SIGCONT);
+  wait->change = Waiting::Change::kNone;
+  return true;
+}
+
+std::string Soak::some_worker() {
+  std::vector<std::string> names;
+  for (const std::string& name : live_)
+    if (name != kAnchor && !stopped_.contains(name)) names.push_back(name);
+  return names.empty() ? "" : names[random(names.size())];
+}
+
+bool Soak::has_rank(const std::string& worker) {
+  const auto ranks = cluster_.ranks();
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](const auto& r) { return r.worker == worker; });
+}
+
+bool Soak::hit_worker(Kind kind, Waiting* wait) {
+  const std::string name = some_worker();
+  if (name.empty()) return false;
+  // A spare's death changes nothing.
+  if (!has_rank(name)) wait->change = Waiting::Change::kPerhaps;
+  if (kind == Kind::kWorkerStopped) {
+    cluster_.worker(name).kill(SIGSTOP);
+    stopped_.insert(name);
+    ++hosts_lost_;
+    testing::sleep_ms(kSilentMs);
+    return true;
+  }
+  if (kind == Kind::kHostLost) {
+    lose_host(name);
+    // A new host, sometimes of the same name.
+    if (random(3) != 0) start_worker(random(2) == 0 ? name : new_name());
+    return true;
+  }
+  cluster_.worker(name).kill(SIGKILL);
+  cluster_.worker(name).wait_ms(kRanksMs);
+  testing::sleep_ms(static_cast<int64_t>(random(kAwayMs)));
+  start_worker(name);
+  return true;
+}
+
+void Soak::lose_host(const std::string& name) {
+  ++hosts_lost_;
+  live_.erase(name);
+  leaving_.erase(name);
+  cluster_.lose_host(name);
+}
+
+void Soak::lose_two_hosts() {
+  windows_.push_back({.from = unix_seconds(), .to = -1});
+  for (int i = 0; i < 2; ++i) lose_host(some_worker());
+  while (live_.size() < least_workers()) start_worker(new_name());
+}
+
+bool Soak::change_plan(Kind kind) {
+  std::vector<std::string> command;
+  if (kind == Kind::kJoin) {
+    start_worker(new_name());
+    return true;
+  }
+  if (kind == Kind::kDrain) {
+    const std::string name = some_worker();
+    if (name.empty()) return false;
+    command = {"drain", name};
+    live_.erase(name);
+    leaving_.insert(name);
+  } else if (kind == Kind::kScale) {
+    command = {"scale", std::to_string(random(live_.size() + 1))};
+  } else {
+    constexpr std::array kLayouts = {"dp2",     "dp1,tp2", "pp2",
+                                     "dp2,tp2", "pp2,tp2", "auto"};
+    command = {"mesh", kLayouts[random(kLayouts.size())]};
+  }
+  command.push_back(cluster_.run_dir());
+  // What does not fit is refused.
+  const bool done = cluster_.remesh(command).exit.code == 0;
+  if (!done && kind == Kind::kDrain) {
+    live_.insert(command[1]);
+    leaving_.erase(command[1]);
+  }
+  return done;
+}
+
+void Soak::start_worker(const std::string& name) {
+  live_.insert(name);
+  cluster_.start_worker({.name = name});
+}
+
+}  // namespace remesh::soak

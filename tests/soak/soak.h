@@ -1,0 +1,145 @@
+// Soak: a training run of real processes on this machine under random faults,
+// one after the other and sometimes one into the other's recovery.
+//
+// The faults and the moments at which they come follow from the seed; what they
+// meet does not, because processes take the time they take.
+//
+// Threads: one, the main one (tests/testing/process.h).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/soak/checks.h"
+#include "tests/testing/cluster.h"
+#include "tests/testing/small_disk.h"
+
+namespace remesh::soak {
+
+struct Options {
+  int faults = 500;
+  uint64_t seed = 0;
+  bool keep_mesh = false;  // only faults after which the mesh is the same
+  int zero_stage = 1;
+};
+
+enum class Kind {
+  kRankKilled,
+  kWorkerKilled,       // its daemon, which comes back under its name
+  kHostLost,           // daemon, ranks and memory
+  kHostsLost,          // two at once, more than there are replicas for
+  kCoordinatorKilled,  // and started again
+  kRankStopped,        // SIGSTOP, for good
+  kRankPaused,         // SIGSTOP and, soon, SIGCONT
+  kWorkerStopped,      // its daemon is silent, and comes back
+  kDrain,
+  kJoin,
+  kScale,
+  kMesh,  // another one is asked for
+  kDiskFull,
+};
+const char* name_of(Kind kind);
+
+struct Fault {
+  Kind kind = Kind::kRankKilled;
+  double time = 0;         // unix seconds
+  int64_t generation = 0;  // that it met
+  bool alone = true;       // not into another one's recovery
+  double settled = -1;     // when the mesh was whole; < 0: the next came first
+  bool measured = false;   // a later generation was waited for
+  double recovery_s = -1;  // to the next finished step of a later generation
+};
+
+// Resident memory of one daemon's life, in KiB.
+struct Resident {
+  std::string name;
+  int first_fault = 0, last_fault = 0;
+  int64_t first = 0, last = 0, most = 0;
+};
+
+// Slots of the mesh when it is kept; there is a spare beside them.
+constexpr int kKeptSlots = 3;
+
+// Of the job, but for its steps; `disk`: folder of the checkpoints, "": the
+// run's own.
+testing::Settings job_settings(const Options& options, const std::string& disk);
+
+class Soak {
+ public:
+  Soak(const std::string& data_path, const Options& options);
+
+  // Trains through all the faults, stops in order, goes on from the checkpoint
+  // for a few steps to the end of the job. False, with the reason on stderr,
+  // when the run does not go on.
+  bool run();
+
+  testing::Cluster& cluster() { return cluster_; }
+  const std::vector<Fault>& faults() const { return faults_; }
+  const std::vector<Window>& windows() const { return windows_; }
+  const std::map<int, Resident>& residents() const { return residents_; }
+  bool has_small_disk() const { return disk_.mounted(); }
+  int64_t last_step() const { return last_step_; }
+
+ private:
+  // What is waited for after a fault.
+  struct Waiting {
+    enum class Change { kNone, kPerhaps, kSure };
+    Change change = Change::kSure;  // of the generation
+    int64_t generation = 0;         // the one before
+    int64_t step = 0;
+  };
+
+  void write_job(const testing::Settings& more);
+  bool start();
+  bool one_fault(int number);
+  bool finish();
+
+  size_t least_workers() const;
+  Kind pick(int number);
+  bool possible(Kind kind, int number) const;
+  // False when there is nothing to be done that to.
+  bool inject(Kind kind, Waiting* wait);
+  bool hit_rank(Kind kind, Waiting* wait);
+  bool hit_worker(Kind kind, Waiting* wait);
+  void lose_two_hosts();
+  bool change_plan(Kind kind);
+
+  bool settle(const Waiting& wait);
+  bool whole_again();
+  void refill();
+  bool fail(const std::string& why);
+  void note_resident(int number);
+  void note_recoveries();
+
+  uint64_t random(uint64_t below) { return random_() % below; }
+  std::string some_worker();
+  bool has_rank(const std::string& worker);
+  void start_worker(const std::string& name);
+  void lose_host(const std::string& name);
+  std::string new_name() { return "w" + std::to_string(next_worker_++); }
+  int64_t generation() const;
+
+  const Options options_;
+  const std::string data_path_;
+  testing::Cluster cluster_;
+  testing::SmallDisk disk_;
+  std::mt19937_64 random_;
+  std::set<std::string> live_;     // workers, a slot each
+  std::set<std::string> stopped_;  // of them, by SIGSTOP
+  std::set<std::string> leaving_;  // told to go
+  int next_worker_ = 1;
+  int disk_full_for_ = 0;  // so many faults more
+  int hosts_lost_ = 0;     // since the mesh was whole
+  bool alone_ = true;      // the next fault meets a whole mesh
+  std::vector<Fault> faults_;
+  std::vector<Window> windows_;
+  std::map<int, Resident> residents_;  // by pid
+  int64_t last_step_ = 0;
+};
+
+}  // namespace remesh::soak
