@@ -43,7 +43,7 @@ parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
 parallel/planner proto/base|parallel/geometry
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
-checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/manifest
+checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
 checkpoint/memory proto/base|parallel/geometry
 checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
@@ -51,12 +51,12 @@ worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
 worker/data proto/base
 worker/board proto/base
-worker/trace proto/base|parallel/comm
+worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(trace|engine|kernels|model|data|board)
 worker/agent/core proto/base|proto/[a-z]*\.pb\.h
-worker/agent/shell proto|worker/(agent|board)|checkpoint/memory
-coordinator/core proto/(base|jobfile)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry
-coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store)
+worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
+coordinator/core proto/(base|jobfile)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry|checkpoint/(memory|manifest)
+coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store|memory)
 RULES
 [ $bad -eq 0 ] && echo "layering: clean"
 exit $bad

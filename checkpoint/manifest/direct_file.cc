@@ -1,6 +1,7 @@
 #include "checkpoint/manifest/direct_file.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -22,7 +24,9 @@ constexpr size_t kAlign = 4096;
 // the filling thread has to wait for a processor (32 MiB, a few hundredths of
 // s).
 constexpr size_t kBufferBytes = size_t{4} << 20;
-constexpr int kNumBuffers = 8;
+constexpr uint64_t kMinBuffers = 8;
+// So that a buffer has few pages, to be made and to be handed to the disk.
+constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Free {
   void operator()(std::byte* p) const { std::free(p); }
@@ -31,8 +35,10 @@ using Buffer = std::unique_ptr<std::byte[], Free>;
 
 // Null: no memory.
 Buffer make_buffer() {
-  return Buffer(
-      static_cast<std::byte*>(std::aligned_alloc(kAlign, kBufferBytes)));
+  static_assert(kHugePage % kAlign == 0 && kBufferBytes % kHugePage == 0);
+  void* const at = std::aligned_alloc(kHugePage, kBufferBytes);
+  if (at != nullptr) (void)::madvise(at, kBufferBytes, MADV_HUGEPAGE);
+  return Buffer(static_cast<std::byte*>(at));
 }
 
 // Writes all bytes, or says why not.
@@ -49,11 +55,46 @@ int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
   return 0;
 }
 
+}  // namespace
+
+class BufferPool {
+ public:
+  // Null: no memory.
+  Buffer take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!free_.empty()) {
+        Buffer b = std::move(free_.back());
+        free_.pop_back();
+        return b;
+      }
+    }
+    return make_buffer();
+  }
+  void give(Buffer b) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(b));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Buffer> free_;
+};
+
+namespace {
+
 class DirectFile final : public File {
  public:
-  DirectFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  DirectFile(int fd, std::string path, const StreamOptions& options,
+             std::shared_ptr<BufferPool> buffers)
+      : fd_(fd),
+        path_(std::move(path)),
+        give_up_(options.give_up),
+        moved_(options.moved),
+        max_buffers_(std::max(kMinBuffers, options.room / kBufferBytes + 2)),
+        pool_(std::move(buffers)) {}
   ~DirectFile() override {
-    stop();
+    drop();
     if (fd_ >= 0) ::close(fd_);
   }
   DirectFile(const DirectFile&) = delete;
@@ -131,28 +172,34 @@ class DirectFile final : public File {
   };
 
   Status failed(int err) const {
+    if (err == ECANCELED) return cancelled("write " + path_ + ": given up");
     return err == 0 ? ok_status() : os_error("write " + path_, err);
   }
   int error() {
     const std::lock_guard lock(mutex_);
     return error_;
   }
+  bool given_up() const { return give_up_ != nullptr && give_up_->load(); }
 
   // A buffer to fill, waiting for the disk when all are under way; null after a
   // failure.
   Buffer take_free() {
     std::unique_lock lock(mutex_);
-    if (num_buffers_ < kNumBuffers && free_.empty() && error_ == 0) {
-      Buffer b = make_buffer();
-      if (b == nullptr) error_ = ENOMEM;
-      num_buffers_ += b == nullptr ? 0 : 1;
-      return b;
+    while (error_ == 0) {
+      if (num_buffers_ < max_buffers_) {
+        if (Buffer b = pool_->take()) {
+          ++num_buffers_;
+          return b;
+        }
+        // Less memory than was asked for does, as long as there is some.
+        max_buffers_ = num_buffers_;
+        if (num_buffers_ == 0) error_ = ENOMEM;
+        continue;
+      }
+      changed_.wait(
+          lock, [this] { return num_buffers_ < max_buffers_ || error_ != 0; });
     }
-    changed_.wait(lock, [this] { return !free_.empty() || error_ != 0; });
-    if (error_ != 0) return nullptr;
-    Buffer b = std::move(free_.back());
-    free_.pop_back();
-    return b;
+    return nullptr;
   }
 
   void hand_over() {
@@ -162,6 +209,7 @@ class DirectFile final : public File {
     }
     {
       const std::lock_guard lock(mutex_);
+      if (error_ == 0 && given_up()) error_ = ECANCELED;
       jobs_.push_back({std::move(current_), begin_});
     }
     changed_.notify_all();
@@ -175,19 +223,26 @@ class DirectFile final : public File {
       changed_.wait(lock, [this] { return quit_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
       Job job = std::move(jobs_.front());
-      jobs_.erase(jobs_.begin());
+      jobs_.pop_front();
+      if (error_ == 0 && given_up()) error_ = ECANCELED;
       const bool skip = error_ != 0;
       lock.unlock();
-      int err = 0;
-      if (!skip) err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
-      // The file system took the flag, but not the write.
-      if (err == EINVAL && set_direct(false))
-        err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+      const int err = skip ? 0 : write_buffer(job);
+      pool_->give(std::move(job.buffer));
       lock.lock();
       if (error_ == 0) error_ = err;
-      free_.push_back(std::move(job.buffer));
+      --num_buffers_;
       changed_.notify_all();
     }
+  }
+
+  int write_buffer(const Job& job) {
+    int err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+    // The file system took the flag, but not the write.
+    if (err == EINVAL && set_direct(false))
+      err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+    if (moved_) moved_();
+    return err;
   }
 
   // Lets the thread write what it has, and end.
@@ -200,18 +255,34 @@ class DirectFile final : public File {
     if (thread_.joinable()) thread_.join();
   }
 
+  // What waits for the disk is not written any more.
+  void drop() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (error_ == 0 && (filled_ > 0 || !jobs_.empty())) error_ = ECANCELED;
+    }
+    settled_ = true;
+    stop();
+    give_back();
+  }
+
   // Everything so far is in the kernel's hands, in order.
   Status settle() {
     if (!settled_) {
       settled_ = true;
       stop();
       set_direct(false);
+      if (error_ == 0 && given_up()) error_ = ECANCELED;
       // The end has any length, which O_DIRECT does not take.
       if (error_ == 0 && filled_ > 0)
         error_ = write_all(fd_, current_.get(), filled_, begin_);
-      current_.reset();
+      give_back();
     }
     return failed(error_);
+  }
+  void give_back() {
+    if (current_ != nullptr) pool_->give(std::move(current_));
+    current_.reset();
   }
 
   bool set_direct(bool on) const {
@@ -223,6 +294,8 @@ class DirectFile final : public File {
 
   int fd_;
   const std::string path_;
+  const std::atomic<bool>* const give_up_;
+  const std::function<void()> moved_;
   // The caller's side.
   Buffer current_;
   uint64_t begin_ = 0;  // of current_ in the file
@@ -231,18 +304,26 @@ class DirectFile final : public File {
   // Shared with the thread.
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Job> jobs_;     // in order
-  std::vector<Buffer> free_;  // to be filled again
-  int num_buffers_ = 0;       // made
+  std::deque<Job> jobs_;      // in order
+  uint64_t max_buffers_;      // ... that this file may hold
+  uint64_t num_buffers_ = 0;  // held: current_, and what waits for the disk
   int error_ = 0;             // errno of the first failure
   bool quit_ = false;
+  const std::shared_ptr<BufferPool> pool_;
   std::thread thread_;
 };
 
 }  // namespace
 
-std::unique_ptr<File> make_direct_file(int fd, std::string path) {
-  return std::make_unique<DirectFile>(fd, std::move(path));
+std::shared_ptr<BufferPool> make_buffer_pool() {
+  return std::make_shared<BufferPool>();
+}
+
+std::unique_ptr<File> make_direct_file(int fd, std::string path,
+                                       const StreamOptions& options,
+                                       std::shared_ptr<BufferPool> buffers) {
+  return std::make_unique<DirectFile>(fd, std::move(path), options,
+                                      std::move(buffers));
 }
 
 }  // namespace remesh::manifest

@@ -141,9 +141,9 @@ class PosixFileSystem final : public FileSystem {
   }
 
   Result<std::unique_ptr<File>> create_streamed(
-      const std::string& path) override {
+      const std::string& path, const StreamOptions& options) override {
     ASSIGN_OR_RETURN(const int fd, open_fd(path, O_RDWR | O_CREAT | O_TRUNC));
-    return make_direct_file(fd, path);
+    return make_direct_file(fd, path, options, buffers_);
   }
 
   Status create_dirs(const std::string& path) override {
@@ -217,6 +217,8 @@ class PosixFileSystem final : public FileSystem {
     struct stat st = {};
     return ::stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
   }
+
+  const std::shared_ptr<BufferPool> buffers_ = make_buffer_pool();
 };
 
 std::string hex(XXH128_hash_t hash) {

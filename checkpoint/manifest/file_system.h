@@ -11,8 +11,10 @@
 // is Code::kExhausted, a missing file Code::kNotFound, else Code::kIo.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -39,6 +41,18 @@ class File {
   virtual Status close() = 0;
 };
 
+// How a streamed file is written; all of it may be ignored.
+struct StreamOptions {
+  // Bytes that may wait in memory for the disk before write_at() waits; a few
+  // buffers in any case. As many as the file has: write_at() never waits, and
+  // whose bytes they are is rid of them as fast as they can be copied.
+  uint64_t room = 0;
+  // Once true, what waits is dropped and every call fails, soon. May be null.
+  const std::atomic<bool>* give_up = nullptr;
+  // Called whenever the disk has taken something, from any thread.
+  std::function<void()> moved;
+};
+
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
@@ -50,7 +64,7 @@ class FileSystem {
   // not soon read: bytes may be under way when write_at returns, and a failure
   // may show in a later call, at the latest in sync().
   virtual Result<std::unique_ptr<File>> create_streamed(
-      const std::string& path) {
+      const std::string& path, const StreamOptions& /*options*/ = {}) {
     return create(path);
   }
   // Makes the directory and its parents; fine when it exists. Does not sync.
@@ -68,7 +82,7 @@ class FileSystem {
   virtual Status sync_dir(const std::string& path) = 0;
 };
 
-// The real one. Stateless.
+// The real one. Keeps the memory of streamed files for the next ones.
 std::unique_ptr<FileSystem> posix_file_system();
 
 // "dir/name".

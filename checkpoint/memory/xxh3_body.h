@@ -22,5 +22,14 @@ void REMESH_XXH3_NAME(_add)(void* state, const void* data, size_t bytes) {
 uint64_t REMESH_XXH3_NAME(_digest)(const void* state) {
   return XXH3_64bits_digest(static_cast<const XXH3_state_t*>(state));
 }
+void REMESH_XXH3_NAME(_once128)(const void* data, size_t bytes, void* out) {
+  XXH128_canonicalFromHash(static_cast<XXH128_canonical_t*>(out),
+                           XXH3_128bits(data, bytes));
+}
+void REMESH_XXH3_NAME(_digest128)(const void* state, void* out) {
+  XXH128_canonicalFromHash(
+      static_cast<XXH128_canonical_t*>(out),
+      XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state)));
+}
 
 }  // namespace remesh::memory

@@ -1,13 +1,13 @@
 #include "checkpoint/store/blocks.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <optional>
 
+#include "checkpoint/memory/xxh3.h"
 #include "proto/base/check.h"
 
 namespace remesh::store {
@@ -16,19 +16,11 @@ namespace {
 using manifest::File;
 using manifest::FileSystem;
 
-using Sum = std::array<std::byte, kSumBytes>;
-
-Sum to_bytes(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  Sum sum;
-  static_assert(sizeof canonical.digest == kSumBytes);
-  std::memcpy(sum.data(), canonical.digest, kSumBytes);
-  return sum;
-}
+using Sum = memory::Xxh128;
+static_assert(sizeof(Sum) == kSumBytes);
 
 Sum sum_of(std::span<const std::byte> bytes) {
-  return to_bytes(XXH3_128bits(bytes.data(), bytes.size()));
+  return memory::xxh3_128(bytes.data(), bytes.size());
 }
 
 std::string_view as_text(std::span<const std::byte> bytes) {
@@ -193,8 +185,6 @@ class BlockWriter::Sums {
  public:
   explicit Sums(uint64_t block_bytes) : block_bytes_(block_bytes) {
     CHECK(block_bytes > 0);
-    CHECK(state_ != nullptr);
-    XXH3_128bits_reset(state_.get());
   }
 
   void add(std::span<const std::byte> bytes) {
@@ -203,7 +193,7 @@ class BlockWriter::Sums {
       if (n == block_bytes_) {
         put(sum_of(bytes.first(n)));
       } else {
-        XXH3_128bits_update(state_.get(), bytes.data(), n);
+        stream_.add(bytes.data(), n);
         filled_ += n;
         if (filled_ == block_bytes_) end_block();
       }
@@ -218,8 +208,8 @@ class BlockWriter::Sums {
 
  private:
   void end_block() {
-    put(to_bytes(XXH3_128bits_digest(state_.get())));
-    XXH3_128bits_reset(state_.get());
+    put(stream_.digest_128());
+    stream_.reset();
     filled_ = 0;
   }
   void put(const Sum& sum) {
@@ -227,8 +217,7 @@ class BlockWriter::Sums {
   }
 
   const uint64_t block_bytes_;
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state_{
-      XXH3_createState(), &XXH3_freeState};
+  memory::Xxh3Stream stream_;
   uint64_t filled_ = 0;  // of the block under way
   std::vector<std::byte> list_;
 };

@@ -84,26 +84,35 @@ Status write_whole(Hdf5Writer& w, size_t tensor,
   return w.write_virtual(path, spec.shape, parts);
 }
 
-Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
-                   const ParamTable& table) {
-  const std::string path = path_join(dir, manifest::kIndexName);
-  ASSIGN_OR_RETURN(const auto w,
-                   Hdf5Writer::create(std::make_unique<SparseFile>(), path));
-  RETURN_IF_ERROR(write_facts(*w, m));
-  const auto by_param = parts_by_param(m);
-  for (size_t t = 0; t < kTensors.size(); ++t) {
-    RETURN_IF_ERROR(w->make_group(std::string("/") + kTensors[t]));
-    for (const geometry::ParamSpec& spec : table.specs())
-      RETURN_IF_ERROR(write_whole(*w, t, spec, by_param.at(spec.name)));
+// As a key: all that the index depends on.
+std::string shown_by_index(const pb::Manifest& m) {
+  pb::Manifest shown;
+  shown.set_job(m.job());
+  shown.set_step(m.step());
+  shown.set_generation(m.generation());
+  shown.set_tokens(m.tokens());
+  shown.set_sequences(m.sequences());
+  *shown.mutable_model() = m.model();
+  for (const pb::ShardFile& from : m.shards()) {
+    pb::ShardFile& shard = *shown.add_shards();
+    shard.set_name(from.name());
+    *shard.mutable_slices() = from.slices();
   }
-  ASSIGN_OR_RETURN(const auto file, w->finish());
-  ASSIGN_OR_RETURN(const uint64_t size, file->size());
-  std::string bytes(size, '\0');
-  RETURN_IF_ERROR(file->read_at(
-      0, std::as_writable_bytes(std::span(bytes.data(), bytes.size()))));
-  RETURN_IF_ERROR(manifest::write_file(fs, path, bytes));
+  return shown.SerializeAsString();
+}
+
+Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
+                   const ParamTable& table, const Index* ready) {
+  Index made;
+  if (ready == nullptr || ready->made_of != shown_by_index(m)) {
+    ASSIGN_OR_RETURN(made, make_index(m, table));
+    ready = &made;
+  }
+  const std::string& bytes = ready->bytes;
+  RETURN_IF_ERROR(
+      manifest::write_file(fs, path_join(dir, manifest::kIndexName), bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
-  m.mutable_index()->set_bytes(size);
+  m.mutable_index()->set_bytes(bytes.size());
   m.mutable_index()->set_xxh128(manifest::xxh128_text(bytes));
   return ok_status();
 }
@@ -198,6 +207,27 @@ Status publish(FileSystem& fs, const std::string& folder,
 
 }  // namespace
 
+Result<Index> make_index(const pb::Manifest& of, const ParamTable& table) {
+  pb::Manifest m = of;
+  m.set_format(manifest::kFormat);
+  ASSIGN_OR_RETURN(
+      const auto w,
+      Hdf5Writer::create(std::make_unique<SparseFile>(), manifest::kIndexName));
+  RETURN_IF_ERROR(write_facts(*w, m));
+  const auto by_param = parts_by_param(m);
+  for (size_t t = 0; t < kTensors.size(); ++t) {
+    RETURN_IF_ERROR(w->make_group(std::string("/") + kTensors[t]));
+    for (const geometry::ParamSpec& spec : table.specs())
+      RETURN_IF_ERROR(write_whole(*w, t, spec, by_param.at(spec.name)));
+  }
+  ASSIGN_OR_RETURN(const auto file, w->finish());
+  ASSIGN_OR_RETURN(const uint64_t size, file->size());
+  Index index{.bytes = std::string(size, '\0'), .made_of = shown_by_index(m)};
+  RETURN_IF_ERROR(file->read_at(
+      0, std::as_writable_bytes(std::span(index.bytes.data(), size))));
+  return index;
+}
+
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards) {
   std::vector<int> missing;
@@ -210,7 +240,8 @@ std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
 
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest m, int num_shards,
-                         const ParamTable& table, const Retention& retention) {
+                         const ParamTable& table, const Retention& retention,
+                         const Index* ready) {
   CHECK(num_shards >= 1);
   const SaveId id{.step = m.step(), .generation = m.generation()};
   const std::string tmp = tmp_path(folder, id);
@@ -231,7 +262,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   m.set_format(manifest::kFormat);
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
-  RETURN_IF_ERROR(write_index(fs, tmp, m, table));
+  RETURN_IF_ERROR(write_index(fs, tmp, m, table, ready));
   RETURN_IF_ERROR(manifest::write_file(
       fs, path_join(tmp, manifest::kManifestName), manifest::encode(m)));
   for (int rank = 0; rank < num_shards; ++rank)

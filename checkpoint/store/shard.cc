@@ -93,17 +93,19 @@ Result<std::unique_ptr<manifest::File>> write_compressed(
 Status write_files(FileSystem& fs, const std::string& dir, const SaveId& id,
                    const ParamTable& table,
                    const std::vector<Piece<const float>>& pieces,
-                   Compression compression, pb::ShardFile& shard) {
+                   Compression compression, const Beside& beside,
+                   pb::ShardFile& shard) {
   const std::string path = path_join(dir, shard.name());
   const bool plain = compression == Compression::kNone;
-  ASSIGN_OR_RETURN(auto file,
-                   plain ? fs.create_streamed(path) : fs.create(path));
+  ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, beside.stream)
+                                    : fs.create(path));
   if (plain) {
     RETURN_IF_ERROR(write_plain(*file, id, table, pieces, shard));
   } else {
     ASSIGN_OR_RETURN(file, write_compressed(std::move(file), path, id, table,
                                             pieces, shard));
   }
+  if (beside.taken) beside.taken();
   RETURN_IF_ERROR(file->sync());
   RETURN_IF_ERROR(file->close());
   return write_sidecar(fs, dir, shard);
@@ -151,7 +153,8 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
                                   const SaveId& id, int rank,
                                   const ParamTable& table,
                                   const std::vector<Piece<const float>>& pieces,
-                                  Compression compression) {
+                                  Compression compression,
+                                  const Beside& beside) {
   pb::ShardFile shard;
   shard.set_name(manifest::shard_name(rank));
   shard.set_rank(rank);
@@ -165,7 +168,7 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
   RETURN_IF_ERROR(
       manifest::remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
   const Status written =
-      write_files(fs, dir, id, table, pieces, compression, shard);
+      write_files(fs, dir, id, table, pieces, compression, beside, shard);
   if (written.ok()) return shard;
   // Free what a full disk needs back; the first failure is the one to tell.
   (void)manifest::remove_all(fs, path_join(dir, shard.name()));

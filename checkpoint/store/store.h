@@ -28,6 +28,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -84,6 +85,17 @@ enum class Compression { kNone, kZlib };
 // "none" (or nothing) and "zlib".
 Result<Compression> parse_compression(const std::string& name);
 
+// How a shard comes to the disk beside other work.
+struct Beside {
+  // For a shard that is not compressed. With room for all of it the elements
+  // are read once, as fast as memory goes, and then are free to change while
+  // the disk is still at work.
+  manifest::StreamOptions stream;
+  // Called once no element will be read any more, before the disk is waited
+  // for: what is done here costs no time. Not called when writing fails before.
+  std::function<void()> taken;
+};
+
 // Writes shard `rank` (and its sidecar) of the checkpoint `id` below `folder`
 // and returns its name, size, checksum and slices. The shard's bytes are
 // durable then; its name is with commit(). Makes the temporary directory when
@@ -93,11 +105,23 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
                                   const SaveId& id, int rank,
                                   const geometry::ParamTable& table,
                                   const std::vector<Piece<const float>>& pieces,
-                                  Compression compression = Compression::kNone);
+                                  Compression compression = Compression::kNone,
+                                  const Beside& beside = {});
 
 // Ranks of 0..num_shards-1 whose shard is not complete yet.
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards);
+
+// index.h5, made while the shards are still being written, by who knows what
+// they will hold. It takes a tenth of a second or two.
+struct Index {
+  std::string bytes;
+  std::string made_of;  // all of the manifest that it shows
+};
+// `manifest` as for commit(), and with shards: their names and slices.
+// REQUIRES: they cover the table.
+Result<Index> make_index(const pb::Manifest& manifest,
+                         const geometry::ParamTable& table);
 
 struct Retention {
   int64_t keep_latest_k = 3;
@@ -116,12 +140,14 @@ struct Committed {
 // naming those missing), checks that they cover the table exactly, writes
 // index.h5 and the manifest, syncs and renames. `manifest` is complete but for
 // format, shards, index; its step and generation name the temporary directory.
+// `ready` is used when it is the index of this very manifest, else made anew.
 // Then retention, and removal of temporary directories of older generations;
 // a failure there is reported in `cleanup`, the checkpoint stands.
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest manifest, int num_shards,
                          const geometry::ParamTable& table,
-                         const Retention& retention);
+                         const Retention& retention,
+                         const Index* ready = nullptr);
 
 // Removes the temporary directory of a save that was given up. Ok when absent.
 Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);

@@ -1,5 +1,7 @@
 #include "worker/train/boundary.h"
 
+#include <algorithm>
+
 #include "proto/base/check.h"
 
 namespace remesh::train {
@@ -35,23 +37,27 @@ SavePlan::Decision SavePlan::on_step(int64_t step, const Facts& agreed,
     ended(*d.ended);
   }
   if (stops_here) return d;
-  const bool due = options_.interval > 0 && step % options_.interval == 0;
   const bool asked = agreed.checkpoint_request > served_request_;
-  if (!due && !asked) return d;
+  if (!due(step) && !asked) return d;
   if (phase_ == Phase::kIdle) {
     d.begin = true;
     served_request_ = agreed.checkpoint_request;
     begin(step);
   } else {
-    d.skipped = due;
+    d.skipped = options_.interval > 0 && step % options_.interval == 0;
   }
   return d;
+}
+
+bool SavePlan::due(int64_t step) const {
+  const int64_t n = options_.interval;
+  return n > 0 && step / n > std::max<int64_t>(begun_step_, 0) / n;
 }
 
 void SavePlan::begin(int64_t step) {
   CHECK(phase_ == Phase::kIdle);
   phase_ = Phase::kWriting;
-  saving_step_ = step;
+  saving_step_ = begun_step_ = step;
 }
 
 void SavePlan::written() {

@@ -39,8 +39,9 @@ class SavePlan {
  public:
   enum class Phase { kIdle, kWriting, kEnding };
   struct Options {
-    int64_t interval = 0;  // steps; 0: only when asked for
-    int world = 1;         // ranks that write
+    int64_t interval = 0;     // steps; 0: only when asked for
+    int world = 1;            // ranks that write
+    int64_t saved_step = -1;  // newest committed step there is; -1: none
   };
   struct Decision {
     bool commit = false;        // rank 0: complete the save under way
@@ -48,14 +49,23 @@ class SavePlan {
     std::optional<bool> ended;  // it ended; true: it counts
     int64_t ended_step = 0;
     bool begin = false;    // begin a save of this step now
-    bool skipped = false;  // one is due, and the one before is not done
+    bool skipped = false;  // one became due, and the one before is not done
   };
 
-  explicit SavePlan(const Options& options) : options_(options) {}
+  explicit SavePlan(const Options& options)
+      : options_(options),
+        saved_step_(options.saved_step),
+        begun_step_(options.saved_step) {}
 
-  // After step `step`. `stops_here`: a synchronous save follows, so none is
-  // begun. A checkpoint asked for by number is begun as soon as none is under
-  // way.
+  // After step `step`. `stops_here`: none is begun, since a synchronous save or
+  // the end follows.
+  //
+  // A save is due when a multiple of the interval has gone by since the newest
+  // one that was begun here or committed before. So one that was skipped is
+  // made up for as soon as none is under way, and one that the generation
+  // before could not finish at once; one that failed is not tried again before
+  // the next multiple. A checkpoint asked for by number is begun as soon as
+  // none is under way.
   Decision on_step(int64_t step, const Facts& agreed, bool stops_here);
 
   // The same transitions for a save that everybody waits for.
@@ -72,10 +82,13 @@ class SavePlan {
   int64_t saved_step() const { return saved_step_; }
 
  private:
+  bool due(int64_t step) const;
+
   Options options_;
   Phase phase_ = Phase::kIdle;
   int64_t saving_step_ = -1;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_;
+  int64_t begun_step_;
   double served_request_ = 0;
 };
 

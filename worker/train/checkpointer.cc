@@ -2,9 +2,11 @@
 
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <thread>
 #include <utility>
 
+#include "checkpoint/manifest/scan.h"
 #include "proto/base/clock.h"
 #include "worker/train/watched_fs.h"
 
@@ -34,12 +36,33 @@ Checkpointer::Checkpointer(CheckpointerOptions options,
       board_(board),
       log_(log),
       fs_(watched_file_system(
-          fs, [this] { disk_moved_ms_.store(monotonic_ms()); })),
+          fs, [this] { disk_moved_ms_.store(monotonic_ms()); }, &give_up_)),
       pieces_(pieces_to_save(shard, zero)),
       packed_(packed(pieces_, &staged_elements_)),
-      plan_({.interval = options_.interval, .world = world.size()}) {}
+      plan_({.interval = options_.interval,
+             .world = world.size(),
+             .saved_step = newest_saved()}) {}
 
 Checkpointer::~Checkpointer() = default;
+
+// Newest committed step, at most the one that the generation began with; -1:
+// none. All ranks go by what rank 0 sees, once, since each looking for itself
+// might see another folder.
+int64_t Checkpointer::newest_saved() const {
+  int64_t step = -1;
+  if (world_.rank() == 0 && options_.first_step > 0) {
+    const auto names = fs_->list(options_.folder);
+    for (size_t i = names.ok() ? names->size() : 0; i-- > 0 && step < 0;) {
+      const auto found = manifest::parse_step_name((*names)[i]);
+      if (!found || *found > options_.first_step) continue;
+      const std::string path =
+          manifest::path_join(options_.folder, (*names)[i]);
+      if (manifest::read_checkpoint(*fs_, path).ok()) step = *found;
+    }
+  }
+  world_.all_reduce(std::span<int64_t>(&step, 1), comm::Op::kMax);
+  return step;
+}
 
 void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
   if (world_.rank() != 0) return;
@@ -88,18 +111,28 @@ void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
     note_end(d.ended_step, *d.ended);
   }
   if (d.skipped)
-    log_.warn("checkpoint_skipped",
-              {{"reason", "the one before is still being written"},
-               {"writing_step", plan_.saving_step()}});
-  if (!d.begin) return;
+    log_.warn(
+        "checkpoint_skipped",
+        {{"reason", "the one before is still being written; made up after it"},
+         {"writing_step", plan_.saving_step()}});
+  if (d.begin) start_save(state);
+}
+
+void Checkpointer::start_save(const RankState& state) {
   reported_ = false;
-  write_status_ = stage(state);
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
-  if (!write_status_.ok()) return;
-  start_write(state.step, store_pieces<const float>(
-                              table_, packed_, std::as_const(staged_[0]).span(),
-                              std::as_const(staged_[1]).span(),
-                              std::as_const(staged_[2]).span()));
+  if (options_.double_buffered) {
+    write_status_ = ok_status();
+    start_copy_and_write(state);
+    return;
+  }
+  write_status_ = stage(state);
+  if (write_status_.ok()) start_write(state.step, staged_pieces());
+}
+
+std::vector<store::Piece<const float>> Checkpointer::staged_pieces() const {
+  return store_pieces<const float>(table_, packed_, staged_[0].span(),
+                                   staged_[1].span(), staged_[2].span());
 }
 
 Status Checkpointer::stage(const RankState& state) {
@@ -129,19 +162,102 @@ Status Checkpointer::stage(const RankState& state) {
   return ok_status();
 }
 
+Status Checkpointer::write(int64_t step,
+                           const std::vector<store::Piece<const float>>& pieces,
+                           const store::Beside& beside) {
+  const store::SaveId id{.step = step,
+                         .generation = options_.manifest.generation()};
+  // The manifest says how: "" or "zlib".
+  ASSIGN_OR_RETURN(const store::Compression compression,
+                   store::parse_compression(options_.manifest.compression()));
+  return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
+                            pieces, compression, beside)
+      .status();
+}
+
+// Of memory that stays as it is until the write is done.
 void Checkpointer::start_write(int64_t step,
                                std::vector<store::Piece<const float>> pieces) {
   disk_moved_ms_.store(monotonic_ms());
-  const store::SaveId id{.step = step,
-                         .generation = options_.manifest.generation()};
-  disk_.start([this, id, pieces = std::move(pieces)]() -> Status {
-    // The manifest says how: "" or "zlib".
-    ASSIGN_OR_RETURN(const store::Compression compression,
-                     store::parse_compression(options_.manifest.compression()));
-    return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
-                              pieces, compression)
-        .status();
+  disk_.start([this, step, pieces = std::move(pieces), of = manifest_] {
+    return write(step, pieces, {.taken = [&] { make_index(of); }});
   });
+}
+
+// Of a state that stays for a while: it is read as fast as memory goes, into
+// what the disk thread writes from; or, to be compressed, which is slow, into
+// the frozen copy first.
+void Checkpointer::start_copy_and_write(const RankState& state) {
+  disk_moved_ms_.store(monotonic_ms());
+  {
+    const std::lock_guard lock(copy_mutex_);
+    copying_step_ = state.step;
+  }
+  disk_.start([this, state, of = manifest_]() -> Status {
+    const auto taken = [&] {
+      copied();
+      make_index(of);
+    };
+    const bool compressed = !options_.manifest.compression().empty();
+    if (compressed) {
+      const Status staged = stage(state);
+      taken();
+      return staged.ok() ? write(state.step, staged_pieces(), {}) : staged;
+    }
+    const Status written =
+        write(state.step,
+              store_pieces<const float>(table_, pieces_, state.weights,
+                                        state.exp_avg, state.exp_avg_sq),
+              {.stream = {.room = std::numeric_limits<uint64_t>::max()},
+               .taken = taken});
+    copied();  // also when it failed before
+    return written;
+  });
+}
+
+void Checkpointer::copied() {
+  {
+    const std::lock_guard lock(copy_mutex_);
+    copying_step_ = -1;
+  }
+  copy_done_.notify_all();
+}
+
+void Checkpointer::before_update(int64_t step) {
+  std::unique_lock lock(copy_mutex_);
+  if (copying_step_ < 0 || copying_step_ > step - 2) return;
+  const int64_t since = monotonic_ms();
+  while (copying_step_ >= 0) {
+    copy_done_.wait_for(lock, std::chrono::milliseconds(10));
+    // A copy is memory's work, but may wait for the memory of what the disk has
+    // not taken.
+    if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
+  }
+  const int64_t waited_ms = monotonic_ms() - since;
+  ++copy_waits_;
+  copy_waited_ms_ += waited_ms;
+  log_.warn("checkpoint_copy_late", {{"waited_ms", waited_ms},
+                                     {"waits", copy_waits_},
+                                     {"waited_ms_in_all", copy_waited_ms_}});
+}
+
+void Checkpointer::abandon_for_hand_over() {
+  give_up_.store(true);
+  if (plan_.phase() == SavePlan::Phase::kIdle) return;
+  log_.info(
+      "checkpoint_given_up",
+      {{"checkpoint", plan_.saving_step()},
+       {"reason", "the state is handed over; the next generation saves"}});
+}
+
+// Rank 0, in its disk thread, while the disk is at work.
+void Checkpointer::make_index(const pb::Manifest& manifest) {
+  if (world_.rank() != 0 || last_shards_.shards_size() == 0) return;
+  pb::Manifest m = manifest;
+  *m.mutable_shards() = last_shards_.shards();
+  auto index = store::make_index(m, table_);
+  // Without one the commit makes it, and says what is wrong.
+  if (index.ok()) index_ = std::move(index).value();
 }
 
 void Checkpointer::start_commit(pb::Manifest manifest) {
@@ -150,7 +266,7 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
     const int64_t step = manifest.step();
     const store::SaveId id{.step = step, .generation = manifest.generation()};
     auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
-                              table_, options_.retention);
+                              table_, options_.retention, &index_);
     if (!done.ok()) {
       const Status removed = store::abandon(*fs_, options_.folder, id);
       if (!removed.ok())
@@ -159,6 +275,7 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
     }
     if (!done->cleanup.ok())
       log_.warn("checkpoint_cleanup", {{"error", done->cleanup.to_string()}});
+    *last_shards_.mutable_shards() = done->manifest.shards();
     board_.set_checkpoint_step(step);
     return ok_status();
   });

@@ -2,10 +2,20 @@
 // or while everybody waits. What is decided is boundary.h; what is written is
 // checkpoint/store.
 //
-// In the background: at the boundary this rank's share of the state is copied
-// aside (staged), a thread writes it, and flags that ride in the next steps'
-// agreement tell rank 0 when all shards are there; then rank 0's thread
-// commits. Training never waits for a disk.
+// In the background: this rank's share of the state is copied aside, a thread
+// writes it, and flags that ride in the next steps' agreement tell rank 0 when
+// all shards are there; then rank 0's thread commits. Training never waits for
+// a disk.
+//
+// What copies depends on where the state lives. In place, the boundary does, in
+// the owner's thread. Double-buffered, the state of step k stays as it is until
+// the update of step k + 2: then the background thread reads it beside the
+// computing, right into the memory that the disk is given, and before_update()
+// is where an update would wait for a copy that is late (counted and logged).
+//
+// At a hand-over nothing is saved, and a save under way is given up: the
+// generation that follows makes it up at its first boundary (SavePlan), and its
+// commit removes what is left of this one.
 //
 // Threads: one owner thread, which alone talks to other ranks; the file work
 // runs in one thread of its own, which never touches MPI. A failed save is
@@ -14,9 +24,11 @@
 #pragma once
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -44,12 +56,16 @@ struct CheckpointerOptions {
   int64_t sequences_per_step = 0;
   int64_t first_step = 0;    // the state that this generation began with
   int64_t first_tokens = 0;  // ... and the tokens it had seen
+  // The RankState given to on_step() after step k stays unchanged until the
+  // update of step k + 2, before which before_update(k + 2) is called.
+  bool double_buffered = false;
 };
 
 class Checkpointer {
  public:
   // Borrows everything. `shard` and `zero` are this rank's: what it saves is
-  // pieces_to_save() of them.
+  // pieces_to_save() of them. Collective: rank 0 looks which checkpoints there
+  // are.
   Checkpointer(CheckpointerOptions options, manifest::FileSystem& fs,
                const geometry::ShardTable& shard,
                const geometry::ZeroPlan& zero, kernels::Backend& backend,
@@ -69,11 +85,30 @@ class Checkpointer {
   // as the disk moves. The same answer on every rank: ok, or why not (in words
   // on the rank it happened to).
   Status save_and_wait(const RankState& state);
+  // Returns once the update of step `step` may overwrite the state of step
+  // step - 2: at once but when that is still being copied.
+  void before_update(int64_t step);
+  // Gives up what is under way, as if the process had been killed. Returns at
+  // once; the destructor waits for the one operation that the disk is at.
+  // Nothing but the destructor may follow.
+  void abandon_for_hand_over();
   int64_t saved_step() const { return plan_.saved_step(); }
+  // How often, and how long, before_update() waited.
+  int64_t copy_waits() const { return copy_waits_; }
+  int64_t copy_waited_ms() const { return copy_waited_ms_; }
 
  private:
   Status stage(const RankState& state);
+  void start_save(const RankState& state);
   void start_write(int64_t step, std::vector<store::Piece<const float>> pieces);
+  void start_copy_and_write(const RankState& state);
+  Status write(int64_t step,
+               const std::vector<store::Piece<const float>>& pieces,
+               const store::Beside& beside);
+  std::vector<store::Piece<const float>> staged_pieces() const;
+  void copied();
+  void make_index(const pb::Manifest& manifest);
+  int64_t newest_saved() const;
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
   pb::Manifest manifest_of(int64_t step) const;
@@ -90,6 +125,7 @@ class Checkpointer {
   board::Board& board_;
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
+  std::atomic<bool> give_up_{false};
   std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
   const std::vector<StatePiece> pieces_;      // in the state vectors
   int64_t staged_elements_ = 0;
@@ -101,7 +137,17 @@ class Checkpointer {
   engine::FlatBuffer staged_[3];        // weights, moments; made when needed
   bool have_staging_ = false;
   bool reported_ = false;  // the failure of the save under way
-  Background disk_;        // last: its jobs use what is above
+  // The state that the disk thread reads; -1: none.
+  std::mutex copy_mutex_;
+  std::condition_variable copy_done_;
+  int64_t copying_step_ = -1;
+  int64_t copy_waits_ = 0;
+  int64_t copy_waited_ms_ = 0;
+  // Rank 0's disk thread: the shards of the last commit, which those of the
+  // next are like, and the index made of them ahead.
+  pb::Manifest last_shards_;
+  store::Index index_;
+  Background disk_;  // last: its jobs use what is above
 };
 
 }  // namespace remesh::train

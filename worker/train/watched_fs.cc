@@ -11,49 +11,69 @@ using manifest::File;
 using manifest::FileSystem;
 using Moved = std::function<void()>;
 
+// What files and file system have in common.
+struct Watch {
+  Moved moved;
+  const std::atomic<bool>* give_up = nullptr;
+
+  // Makes the call, unless all is given up.
+  template <typename F>
+  auto operator()(F call) const -> decltype(call()) {
+    if (give_up != nullptr && give_up->load())
+      return cancelled("given up before it was done");
+    auto result = call();
+    moved();
+    return result;
+  }
+};
+
 class WatchedFile final : public File {
  public:
-  WatchedFile(std::unique_ptr<File> inner, const Moved& moved)
-      : inner_(std::move(inner)), moved_(moved) {}
+  WatchedFile(std::unique_ptr<File> inner, const Watch& watch)
+      : inner_(std::move(inner)), watch_(watch) {}
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
-    return told(inner_->write_at(offset, bytes));
+    return watch_([&] { return inner_->write_at(offset, bytes); });
   }
   Status read_at(uint64_t offset, std::span<std::byte> bytes) override {
-    return told(inner_->read_at(offset, bytes));
+    return watch_([&] { return inner_->read_at(offset, bytes); });
   }
   Result<uint64_t> size() override { return inner_->size(); }
   Status truncate(uint64_t size) override {
-    return told(inner_->truncate(size));
+    return watch_([&] { return inner_->truncate(size); });
   }
-  Status sync() override { return told(inner_->sync()); }
-  Status close() override { return told(inner_->close()); }
+  Status sync() override {
+    return watch_([&] { return inner_->sync(); });
+  }
+  Status close() override {
+    return watch_([&] { return inner_->close(); });
+  }
 
  private:
-  Status told(Status status) {
-    moved_();
-    return status;
-  }
   std::unique_ptr<File> inner_;
-  Moved moved_;
+  const Watch watch_;
 };
 
 class WatchedFileSystem final : public FileSystem {
  public:
-  WatchedFileSystem(FileSystem& inner, Moved moved)
-      : inner_(inner), moved_(std::move(moved)) {}
+  WatchedFileSystem(FileSystem& inner, Watch watch)
+      : inner_(inner), watch_(std::move(watch)) {}
 
   Result<std::unique_ptr<File>> open(const std::string& path) override {
-    return watched(inner_.open(path));
+    return watched([&] { return inner_.open(path); });
   }
   Result<std::unique_ptr<File>> create(const std::string& path) override {
-    return watched(inner_.create(path));
+    return watched([&] { return inner_.create(path); });
   }
   Result<std::unique_ptr<File>> create_streamed(
-      const std::string& path) override {
-    return watched(inner_.create_streamed(path));
+      const std::string& path,
+      const manifest::StreamOptions& options) override {
+    manifest::StreamOptions watching = options;
+    watching.give_up = watch_.give_up;
+    watching.moved = watch_.moved;
+    return watched([&] { return inner_.create_streamed(path, watching); });
   }
   Status create_dirs(const std::string& path) override {
-    return told(inner_.create_dirs(path));
+    return watch_([&] { return inner_.create_dirs(path); });
   }
   Result<std::vector<std::string>> list(const std::string& path) override {
     return inner_.list(path);
@@ -63,35 +83,32 @@ class WatchedFileSystem final : public FileSystem {
     return inner_.size(path);
   }
   Status rename(const std::string& from, const std::string& to) override {
-    return told(inner_.rename(from, to));
+    return watch_([&] { return inner_.rename(from, to); });
   }
   Status remove(const std::string& path) override {
-    return told(inner_.remove(path));
+    return watch_([&] { return inner_.remove(path); });
   }
   Status sync_dir(const std::string& path) override {
-    return told(inner_.sync_dir(path));
+    return watch_([&] { return inner_.sync_dir(path); });
   }
 
  private:
-  Result<std::unique_ptr<File>> watched(Result<std::unique_ptr<File>> file) {
-    moved_();
-    if (!file.ok()) return file;
+  template <typename F>
+  Result<std::unique_ptr<File>> watched(F call) const {
+    ASSIGN_OR_RETURN(auto file, watch_(call));
     return std::unique_ptr<File>(
-        std::make_unique<WatchedFile>(std::move(file).value(), moved_));
-  }
-  Status told(Status status) {
-    moved_();
-    return status;
+        std::make_unique<WatchedFile>(std::move(file), watch_));
   }
   FileSystem& inner_;
-  Moved moved_;
+  const Watch watch_;
 };
 
 }  // namespace
 
-std::unique_ptr<FileSystem> watched_file_system(FileSystem& inner,
-                                                Moved moved) {
-  return std::make_unique<WatchedFileSystem>(inner, std::move(moved));
+std::unique_ptr<FileSystem> watched_file_system(
+    FileSystem& inner, Moved moved, const std::atomic<bool>* give_up) {
+  return std::make_unique<WatchedFileSystem>(
+      inner, Watch{.moved = std::move(moved), .give_up = give_up});
 }
 
 }  // namespace remesh::train

@@ -1,7 +1,9 @@
 // WatchedFileSystem: a file system that tells of its activity, so that a long
-// save or load is seen to move (and a stuck disk is seen not to).
+// save or load is seen to move (and a stuck disk is seen not to), and that can
+// be told to give up.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 
@@ -11,7 +13,10 @@ namespace remesh::train {
 
 // Passes everything on to `inner`, which must outlive it; `moved` is called
 // after each operation that reads, writes or syncs, in the thread that did it.
+// Once `give_up` is true, whatever would change something fails (Cancelled), as
+// if the machine had stopped there.
 std::unique_ptr<manifest::FileSystem> watched_file_system(
-    manifest::FileSystem& inner, std::function<void()> moved);
+    manifest::FileSystem& inner, std::function<void()> moved,
+    const std::atomic<bool>* give_up = nullptr);
 
 }  // namespace remesh::train

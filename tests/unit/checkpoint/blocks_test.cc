@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <random>
@@ -124,7 +125,9 @@ TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
     const std::string path = root_ + "/f" + std::to_string(trial);
     std::string want;
     {
-      const auto file = fs_->create_streamed(path);
+      // Room for little, or for all of it.
+      const auto file = fs_->create_streamed(
+          path, {.room = trial % 2 == 0 ? 0 : uint64_t{1} << 40});
       ASSERT_TRUE(file.ok()) << file.status().to_string();
       // Up to several buffers, and an end of any length.
       const size_t size = trial < 3 ? trial * 5000 : rng() % (20 << 20);
@@ -180,6 +183,26 @@ TEST_F(StreamedTest, TellsOfAFailureAtTheLatestWhenSynced) {
   EXPECT_FALSE(status.ok());
   EXPECT_NE(status.message().find(root_ + "/f"), std::string::npos)
       << status.to_string();
+}
+
+TEST_F(StreamedTest, GivenUpItFailsSoonAndSaysSo) {
+  std::atomic<bool> give_up{false};
+  std::atomic<int> moved{0};
+  const std::string part(3 << 20, 'x');
+  const auto file =
+      fs_->create_streamed(root_ + "/f", {.room = uint64_t{1} << 40,
+                                          .give_up = &give_up,
+                                          .moved = [&] { ++moved; }});
+  uint64_t at = 0;
+  for (; at < 8 * part.size(); at += part.size())
+    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+  give_up = true;
+  Status written;
+  for (int i = 0; i < 3 && written.ok(); ++i, at += part.size())
+    written = (*file)->write_at(at, bytes_of(part));
+  EXPECT_EQ(written.code(), Code::kCancelled) << written.to_string();
+  EXPECT_EQ((*file)->sync().code(), Code::kCancelled);
+  EXPECT_LE(moved, 8);
 }
 
 TEST_F(StreamedTest, IsDroppedUnfinished) {

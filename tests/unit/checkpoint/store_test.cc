@@ -435,6 +435,65 @@ TEST_F(StoreTest, CommitWaitsForEveryShard) {
       commit(*fs_, folder_, manifest_of(table_, id), 3, table_, {}).ok());
 }
 
+TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
+  for (const Compression c : {Compression::kNone, Compression::kZlib}) {
+    const SaveId id{.step = c == Compression::kNone ? 1 : 2, .generation = 1};
+    State changing = state_;
+    int taken = 0;
+    Beside beside;
+    beside.stream.room = uint64_t{1} << 40;
+    beside.taken = [&] {
+      ++taken;
+      for (auto* v :
+           {&changing.weights, &changing.exp_avg, &changing.exp_avg_sq})
+        std::fill(v->begin(), v->end(), 7.0F);
+    };
+    const auto shard = write_shard(
+        *fs_, folder_, id, 0, table_,
+        pieces_of_range<const float>(table_, 0, table_.num_elements(),
+                                     std::as_const(changing).view()),
+        c, beside);
+    ASSERT_TRUE(shard.ok()) << shard.status().to_string();
+    EXPECT_EQ(taken, 1);
+    const auto done =
+        commit(*fs_, folder_, manifest_of(table_, id), 1, table_, {});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    State loaded;
+    ASSERT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
+    EXPECT_TRUE(same_bits(loaded, state_));
+  }
+}
+
+TEST_F(StoreTest, AnIndexMadeAheadIsTheSameAndAnotherOnesIsNotUsed) {
+  const auto one = save(*fs_, folder_, {1, 1}, table_, state_, 3);
+  ASSERT_TRUE(one.ok()) << one.status().to_string();
+  const auto bytes = [&](const Committed& c) {
+    return *manifest::read_file(*fs_, c.path + "/" + manifest::kIndexName,
+                                1 << 30);
+  };
+  // Of step 2, from the shards of step 1; and of step 1 itself.
+  pb::Manifest m = manifest_of(table_, {2, 1});
+  *m.mutable_shards() = one->manifest.shards();
+  const auto two = make_index(m, table_);
+  const auto stale = make_index(one->manifest, table_);
+  ASSERT_TRUE(two.ok() && stale.ok());
+  ASSERT_NE(two->bytes, stale->bytes);
+  std::vector<std::string> written;
+  for (const Index* ready :
+       {&*two, &*stale, static_cast<const Index*>(nullptr)}) {
+    ASSERT_TRUE(write_shards(*fs_, folder_, {2, 1}, table_, state_, 3).ok());
+    const auto done = commit(*fs_, folder_, manifest_of(table_, {2, 1}), 3,
+                             table_, {.keep_latest_k = 9}, ready);
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_TRUE(verify(*fs_, done->path).ok);
+    written.push_back(bytes(*done));
+    ASSERT_TRUE(manifest::remove_all(*fs_, done->path).ok());
+  }
+  EXPECT_EQ(written[0], two->bytes);
+  EXPECT_EQ(written[1], two->bytes);
+  EXPECT_EQ(written[2], two->bytes);
+}
+
 TEST_F(StoreTest, CommitKeepsAValidOneAndReplacesADamagedOne) {
   const auto first = save(*fs_, folder_, {1, 1}, table_, state_, 2);
   ASSERT_TRUE(first.ok());

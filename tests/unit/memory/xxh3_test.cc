@@ -5,6 +5,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -29,6 +30,11 @@ TEST(Xxh3, IsTheLibrarys) {
       at += piece;
     }
     ASSERT_EQ(stream.digest(), XXH3_64bits(data.data(), n)) << n;
+    XXH128_canonical_t wide;
+    XXH128_canonicalFromHash(&wide, XXH3_128bits(data.data(), n));
+    const Xxh128 once = xxh3_128(data.data(), n);
+    ASSERT_EQ(std::memcmp(once.data(), wide.digest, sizeof once), 0) << n;
+    ASSERT_EQ(stream.digest_128(), once) << n;
   }
 }
 

@@ -95,6 +95,74 @@ TEST(SavePlan, AnAskedForCheckpointWaitsItsTurnAndIsMadeOnce) {
   EXPECT_FALSE(d.begin);
 }
 
+TEST(SavePlan, ASkippedOneIsMadeUpAndAFailedOneIsNot) {
+  SavePlan p({.interval = 10, .world = 1});
+  EXPECT_TRUE(p.on_step(10, {}, false).begin);
+  EXPECT_FALSE(p.on_step(19, {}, false).skipped);
+  EXPECT_TRUE(p.on_step(20, {}, false).skipped);
+  EXPECT_FALSE(p.on_step(21, {.shard_saved = 1}, false).skipped);
+  auto d = p.on_step(22, {.committed = 1}, false);
+  EXPECT_TRUE(d.begin);
+  EXPECT_EQ(p.saving_step(), 22);
+  // It fails: the next one is that of step 30.
+  p.on_step(23, {.shard_failed = 1}, false);
+  d = p.on_step(24, {.gave_up = 1}, false);
+  EXPECT_EQ(d.ended, false);
+  EXPECT_FALSE(d.begin);
+  EXPECT_FALSE(p.on_step(29, {}, false).begin);
+  EXPECT_TRUE(p.on_step(30, {}, false).begin);
+}
+
+// What the generation before began and could not finish.
+TEST(SavePlan, ACutShortOneIsMadeUpByTheNextGeneration) {
+  SavePlan p({.interval = 10, .world = 1, .saved_step = 10});
+  EXPECT_EQ(p.saved_step(), 10);
+  EXPECT_TRUE(p.on_step(24, {}, false).begin);
+  SavePlan q({.interval = 10, .world = 1, .saved_step = 20});
+  EXPECT_FALSE(q.on_step(24, {}, false).begin);
+  EXPECT_TRUE(q.on_step(30, {}, false).begin);
+  // None there at all: of a run that never saved.
+  SavePlan r({.interval = 10, .world = 1});
+  EXPECT_FALSE(r.on_step(9, {}, false).begin);
+  EXPECT_TRUE(r.on_step(14, {}, false).begin);
+}
+
+// Whatever disks and hand-overs do: every multiple of the interval that goes by
+// is answered by a save that begins at it, or as soon as the one before is
+// done, and never two for one.
+TEST(SavePlan, EveryMultipleHasItsSaveAcrossGenerations) {
+  const unsigned seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 rng(seed);
+  const auto upto = [&](int n) { return static_cast<int>(rng() % n); };
+  for (int round = 0; round < 300; ++round) {
+    const int64_t interval = 1 + upto(7);
+    int64_t step = 0, committed = -1;
+    while (step < 200) {
+      SavePlan p({.interval = interval, .world = 1, .saved_step = committed});
+      int64_t covered = std::max<int64_t>(committed, 0) / interval;
+      int left = 0;
+      for (const int64_t end = step + 1 + upto(40); step < end;) {
+        ++step;
+        Facts agreed;
+        if (p.phase() != SavePlan::Phase::kIdle && left-- <= 0)
+          (p.phase() == SavePlan::Phase::kWriting ? agreed.shard_saved
+                                                  : agreed.committed) = 1;
+        const auto d = p.on_step(step, agreed, false);
+        if (d.ended) committed = d.ended_step;
+        if (d.commit) left = upto(3);
+        const bool wanted = step / interval > covered;
+        ASSERT_FALSE(d.begin && !wanted) << step;
+        ASSERT_FALSE(wanted && !d.begin && p.phase() == SavePlan::Phase::kIdle)
+            << step;
+        if (!d.begin) continue;
+        covered = step / interval;
+        left = upto(9);
+      }
+    }
+  }
+}
+
 TEST(SavePlan, NoneIsBegunWhereEverybodyStops) {
   SavePlan p({.interval = 1, .world = 1});
   EXPECT_FALSE(p.on_step(1, {.checkpoint_request = 1}, true).begin);
