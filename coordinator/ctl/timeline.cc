@@ -89,6 +89,7 @@ struct Passes {
   int64_t begin = std::numeric_limits<int64_t>::max();
   int64_t end = std::numeric_limits<int64_t>::min();
   int64_t busy = 0;
+  std::vector<double> lengths;  // seconds, in their order
 };
 
 struct Mean {
@@ -122,11 +123,16 @@ double length_of(const geometry::PassCosts& c, geometry::Pass pass) {
   }
 }
 
-// Idle share of a schedule whose ranks take times of their own: an op starts
-// when its rank is free and its input is there, as in geometry::simulate(),
-// which has found that the lists can finish.
-double uneven_bubble(const geometry::Schedule& schedule,
-                     const std::vector<geometry::PassCosts>& costs) {
+struct Idle {
+  double idle = 0, all = 0;  // seconds of all ranks
+  double share() const { return all > 0 ? idle / all : 0; }
+};
+
+// Idle time of a schedule whose op number n on rank r takes length(r, n): an op
+// starts when its rank is free and its input is there, as in
+// geometry::simulate(), which has found that the lists can finish.
+template <typename F>
+Idle idle_of(const geometry::Schedule& schedule, const F& length_of_op) {
   using geometry::Pass;
   const auto ranks = schedule.ranks.size();
   std::map<std::tuple<Pass, int, int>, double> done;  // pass, stage, microbatch
@@ -148,7 +154,7 @@ double uneven_bubble(const geometry::Schedule& schedule,
         if (input == done.end()) continue;
         start = std::max(start, input->second);
       }
-      const double length = length_of(costs[r], op.pass);
+      const double length = length_of_op(r, next[r]);
       busy += length;
       done[{op.pass, stage, op.microbatch}] = free[r] = start + length;
       ++next[r];
@@ -156,7 +162,8 @@ double uneven_bubble(const geometry::Schedule& schedule,
     }
   }
   const double makespan = *std::max_element(free.begin(), free.end());
-  return makespan > 0 ? 1 - busy / (makespan * static_cast<double>(ranks)) : 0;
+  const double all = makespan * static_cast<double>(ranks);
+  return {.idle = all - busy, .all = all};
 }
 
 std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
@@ -178,6 +185,7 @@ std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
     p.begin = std::min(p.begin, s.begin_us);
     p.end = std::max(p.end, s.end_us);
     p.busy += busy;
+    p.lengths.push_back(static_cast<double>(busy) * 1e-6);
     means->of[s.category].add(static_cast<double>(busy) * 1e-6);
   }
   return by_step;
@@ -294,7 +302,8 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   PassMeans means;
   std::vector<PassMeans> of_stage(static_cast<size_t>(layout.pp));
   // By the pipeline's other coordinates and the step: its ranks' passes.
-  std::map<std::tuple<int, int, int, int64_t>, std::vector<Passes>> pipelines;
+  using Pipeline = std::map<int, Passes>;  // by pipeline rank
+  std::map<std::tuple<int, int, int, int64_t>, Pipeline> pipelines;
   for (const RankTrace& t : ranks) {
     if (t.mesh != one.mesh || t.schedule != one.schedule ||
         t.rank >= layout.world())
@@ -302,13 +311,13 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
     const geometry::Coord c = layout.coord(t.rank);
     PassMeans& stage = of_stage[static_cast<size_t>(c.pp)];
     for (const auto& [step, passes] : passes_of(t, &stage))
-      pipelines[{c.dp, c.tp, c.cp, step}].push_back(passes);
+      pipelines[{c.dp, c.tp, c.cp, step}].emplace(c.pp, passes);
   }
   double idle = 0, all = 0;
   for (const auto& [where, stages] : pipelines) {
     if (static_cast<int>(stages.size()) != layout.pp) continue;
     Passes sum;
-    for (const Passes& p : stages) {
+    for (const auto& [pp, p] : stages) {
       sum.begin = std::min(sum.begin, p.begin);
       sum.end = std::max(sum.end, p.end);
       sum.busy += p.busy;
@@ -337,7 +346,21 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   ASSIGN_OR_RETURN(const geometry::PipeTiming timing,
                    geometry::simulate(schedule, out.costs));
   out.scheduled = timing.bubble_share;
-  out.uneven = uneven_bubble(schedule, costs);
+  out.uneven = idle_of(schedule, [&](size_t r, size_t n) {
+                 return length_of(costs[r], schedule.ranks[r][n].pass);
+               }).share();
+  Idle replayed;
+  for (const auto& [where, stages] : pipelines) {
+    if (static_cast<int>(stages.size()) != layout.pp) continue;
+    const Idle one_step = idle_of(schedule, [&](size_t r, size_t n) {
+      const std::vector<double>& own = stages.at(static_cast<int>(r)).lengths;
+      // A rank with fewer microbatches skips the last ones' passes.
+      return n < own.size() ? own[n] : 0;
+    });
+    replayed.idle += one_step.idle;
+    replayed.all += one_step.all;
+  }
+  out.replayed = replayed.share();
   return out;
 }
 
@@ -359,11 +382,12 @@ std::string trace_report(const std::vector<RankTrace>& ranks) {
   } else if (bubble->steps > 0) {
     out += fmt::format(
         "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % by "
-        "the schedule,\n{:.1f} % with each stage's own times ({}, {} "
-        "microbatches; forward {:.2f} ms, backward {:.2f} ms{})\n",
+        "the schedule,\n{:.1f} % with each stage's mean times, {:.1f} % with "
+        "each pass's own time\n({}, {} microbatches; forward {:.2f} ms, "
+        "backward {:.2f} ms{})\n",
         100 * bubble->measured, 100 * bubble->scheduled, 100 * bubble->uneven,
-        ranks[0].schedule, ranks[0].microbatches, 1e3 * bubble->costs.forward,
-        1e3 * bubble->costs.backward,
+        100 * bubble->replayed, ranks[0].schedule, ranks[0].microbatches,
+        1e3 * bubble->costs.forward, 1e3 * bubble->costs.backward,
         bubble->costs.weight > 0
             ? fmt::format(", weight {:.2f} ms", 1e3 * bubble->costs.weight)
             : "");

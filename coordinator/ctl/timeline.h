@@ -58,6 +58,9 @@ struct PipelineBubble {
   double measured = 0;   // mean over steps and pipelines
   double scheduled = 0;  // by the schedule, with the mean times of the passes
   double uneven = 0;     // the same with each pipeline rank's own mean times
+  // The same with the time that each pass took: what the measured share has
+  // beyond it are messages, not passes of unsteady length (a shared machine).
+  double replayed = 0;
   geometry::PassCosts costs;  // seconds
   int steps = 0;              // 0: nothing to measure
 };

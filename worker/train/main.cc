@@ -2,6 +2,7 @@
 // serialized RankSpec and a board (worker/board); for trying things out it also
 // runs under mpirun, or alone, without a board.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include <sstream>
 
 #include "proto/base/clock.h"
+#include "worker/train/pinning.h"
 #include "worker/train/trainer.h"
 #include "worker/train/watchdog.h"
 
@@ -61,6 +63,18 @@ int usage_failure(const std::string& text) {
   return board::kExitUsage;
 }
 
+// Before any thread is made. Only a loss of speed when it does not work.
+void pin(const pb::RankSpec& spec, TrainLog& log) {
+  const std::vector<int> cpus =
+      cpus_of_rank(spec.assignment(), spec.rank(), allowed_cpus());
+  if (cpus.empty()) return;
+  const Status pinned = pin_to(cpus);
+  if (!pinned.ok())
+    log.warn("not_pinned", {{"error", pinned.to_string()}});
+  else
+    log.info("pinned", {{"cpus", fmt::format("{}", fmt::join(cpus, ","))}});
+}
+
 int run(const Arguments& args, int64_t exec_ms) {
   auto spec = read_spec(args.spec);
   if (!spec.ok()) return usage_failure(spec.status().to_string());
@@ -84,6 +98,7 @@ int run(const Arguments& args, int64_t exec_ms) {
     log.flush();
     _exit(code);
   };
+  if (has_daemon) pin(*spec, log);
   std::optional<OrphanGuard> guard;
   if (has_daemon)
     guard.emplace(page, [&] {

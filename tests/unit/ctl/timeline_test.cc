@@ -193,9 +193,36 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     EXPECT_NEAR(bubble->measured, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble->scheduled, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble->uneven, timing->bubble_share, 1e-3) << name;
+    EXPECT_NEAR(bubble->replayed, timing->bubble_share, 1e-3) << name;
     EXPECT_NE(trace_report(traces).find("% by the schedule"),
               std::string::npos);
   }
+}
+
+// One slow pass delays the other stage: no bubble of the schedule's, but none
+// of the messages' either.
+TEST(Timeline, AnUnsteadyPassIsToldFromTheSchedule) {
+  // 1F1B over two stages, two microbatches; forward and backward 10 ms each,
+  // but for the second stage's first backward pass, which takes 50.
+  File first(0, "dp1,pp2,tp1", "1f1b", 2), second(1, "dp1,pp2,tp1", "1f1b", 2);
+  const auto pass = [](File& f, const char* kind, int64_t mb, int64_t begin,
+                       int64_t end) {
+    f.span(kind, begin, end, {{"microbatch", mb}});
+  };
+  for (File* f : {&first, &second}) f->span("step", 0, 100'000, {{"step", 1}});
+  pass(first, "forward", 0, 0, 10'000);
+  pass(first, "forward", 1, 10'000, 20'000);
+  pass(first, "backward", 0, 70'000, 80'000);
+  pass(first, "backward", 1, 90'000, 100'000);
+  pass(second, "forward", 0, 10'000, 20'000);
+  pass(second, "backward", 0, 20'000, 70'000);
+  pass(second, "forward", 1, 70'000, 80'000);
+  pass(second, "backward", 1, 80'000, 90'000);
+  const auto bubble = pipeline_bubble({first.parsed(), second.parsed()});
+  ASSERT_TRUE(bubble.ok()) << bubble.status().message();
+  EXPECT_NEAR(bubble->measured, 1 - 120.0 / 200, 1e-6);
+  EXPECT_NEAR(bubble->replayed, bubble->measured, 1e-6);
+  EXPECT_LT(bubble->scheduled, bubble->measured - 0.02);
 }
 
 TEST(Timeline, WithoutAPipelineThereIsNoBubble) {

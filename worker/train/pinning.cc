@@ -1,0 +1,59 @@
+#include "worker/train/pinning.h"
+
+#include <sched.h>
+
+#include <cerrno>
+#include <map>
+#include <string>
+
+namespace remesh::train {
+
+std::vector<int> cpus_of_rank(const pb::Assignment& assignment, int rank,
+                              std::span<const int> allowed) {
+  std::map<std::string, std::string> host_of;
+  for (int i = 0; i < assignment.workers_size() && i < assignment.hosts_size();
+       ++i)
+    host_of[assignment.workers(i)] = assignment.hosts(i);
+  std::map<int, const pb::RankPlace*> places;
+  for (const pb::RankPlace& p : assignment.ranks()) places[p.rank()] = &p;
+  if (!places.contains(rank) || allowed.empty()) return {};
+  const std::string& host = host_of[places[rank]->worker()];
+  const size_t n = allowed.size();
+  size_t wanted = 0;
+  size_t first = 0;
+  for (const auto& [r, place] : places) {
+    if (host_of[place->worker()] != host) continue;
+    if (place->threads() < 1) return {};
+    if (r < rank) first += static_cast<size_t>(place->threads());
+    wanted += static_cast<size_t>(place->threads());
+  }
+  if (wanted % n != 0) return {};
+  const size_t depth = wanted / n;
+  const auto threads = static_cast<size_t>(places[rank]->threads());
+  if (threads >= n || (depth > 1 && threads > 1)) return {};
+  std::vector<int> cpus;
+  for (size_t i = 0; i < threads; ++i)
+    cpus.push_back(allowed[(first + i) / depth]);
+  return cpus;
+}
+
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  return cpus;
+}
+
+Status pin_to(std::span<const int> cpus) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (sched_setaffinity(0, sizeof(set), &set) != 0)
+    return errno_error("bind to CPUs", errno);
+  return ok_status();
+}
+
+}  // namespace remesh::train
