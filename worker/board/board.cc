@@ -63,6 +63,8 @@ struct Board::Page {
   std::atomic<double> exposed_comm{-1};
   std::atomic<double> bubble{-1};
   std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of Memory
+  std::atomic<uint64_t> restored_digest{0};
+  std::atomic<bool> has_restored_digest{false};
   std::atomic<uint32_t> request{0};
   std::atomic<int64_t> checkpoint_request{0};
   std::atomic<int64_t> daemon_beat_ms{0};
@@ -176,6 +178,10 @@ void Board::set_shares(double exposed_comm, double bubble) {
   page_->exposed_comm.store(exposed_comm);
   page_->bubble.store(bubble);
 }
+void Board::set_restored_digest(uint64_t digest) {
+  page_->restored_digest.store(digest);
+  page_->has_restored_digest.store(true);
+}
 void Board::set_memory(const Memory& m) {
   const std::array<uint64_t, 5> bytes = {m.weights, m.gradients, m.optimizer,
                                          m.activations, m.buffers};
@@ -217,6 +223,8 @@ Snapshot Board::snapshot() const {
               .optimizer = page_->memory[2].load(),
               .activations = page_->memory[3].load(),
               .buffers = page_->memory[4].load()};
+  if (page_->has_restored_digest.load())
+    s.restored_digest = page_->restored_digest.load();
   s.error = page_->error.read();
   s.checkpoint_error = page_->checkpoint_error.read();
   return s;

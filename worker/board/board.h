@@ -79,6 +79,9 @@ struct StepRecord {
   // Shares of the step's time, mean over the ranks; negative: not measured.
   double exposed_comm = -1;  // waiting for collectives and messages
   double bubble = -1;        // waiting for a neighbouring pipeline stage
+  // Of the state after this step (Train.digest), when it was asked for.
+  bool has_digest = false;
+  uint64_t digest = 0;
 };
 
 // Bytes of this rank by what they are for, the most so far.
@@ -103,6 +106,7 @@ struct Snapshot {
   double exposed_comm = -1;  // shares of its newest step; negative: not known
   double bubble = -1;
   Memory memory;
+  std::optional<uint64_t> restored_digest;
   std::string error;
   std::string checkpoint_error;
 };
@@ -135,6 +139,8 @@ class Board {
   // This rank's own shares of the step just made (see StepRecord).
   void set_shares(double exposed_comm, double bubble);
   void set_memory(const Memory& memory);
+  // Digest of the state that this generation began with.
+  void set_restored_digest(uint64_t digest);
   void set_error(std::string_view text);             // truncated to 2 KiB
   void set_checkpoint_error(std::string_view text);  // "" clears
   // Blocks never; false when the ring (4096 steps) is full.

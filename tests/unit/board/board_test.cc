@@ -92,6 +92,9 @@ TEST(Board, SharesAndMemoryAreToldOnceMeasured) {
   EXPECT_EQ(p.daemon->snapshot().memory, m);
   EXPECT_EQ(p.daemon->snapshot().exposed_comm, 0.25);
   EXPECT_EQ(p.daemon->snapshot().bubble, 0.125);
+  EXPECT_FALSE(p.daemon->snapshot().restored_digest);
+  p.rank->set_restored_digest(0);
+  EXPECT_EQ(p.daemon->snapshot().restored_digest, 0U);
 }
 
 TEST(Board, LongTextIsCut) {
