@@ -325,10 +325,10 @@ TEST_F(ByHand, StaysWithItsStatesUntilNobodyNeedsThem) {
 }
 
 TEST_F(ByHand, TheEndOfTheJobIsTheEndOfItsStates) {
-  direct(pb::Directive::IDLE, 0);
   const auto exits = of<Exit>(direct(pb::Directive::SHUTDOWN, 0));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].states, States::kRemovedForAll);
+  EXPECT_EQ(exits[0].state_job, kJob);
 }
 
 TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {

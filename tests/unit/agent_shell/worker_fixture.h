@@ -137,7 +137,8 @@ class WorkerTest : public ::testing::Test {
     for (auto& [name, pid] : pids_) stop(name, SIGKILL);
     // Workers that a test killed leave their things to the next one.
     std::error_code ignored;
-    for (const auto& e : std::filesystem::directory_iterator(scratch()))
+    for (const auto& e :
+         std::filesystem::directory_iterator(scratch(), ignored))
       std::filesystem::remove_all(state_folder_of(e.path().string()), ignored);
     (void)Scratch::open(scratch(), "sweeper");
     EXPECT_EQ(num_entries(scratch()), 0);

@@ -152,11 +152,10 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
   EXPECT_FALSE(has_shared("b"));
   EXPECT_EQ(num_entries(states_of("a")), 1);
   EXPECT_EQ(num_entries(states_of("c")), 1);
+  // The last life hears of nothing but the end.
+  stop("c", SIGKILL);
   c.want(pb::Directive::SHUTDOWN, next);
-  // What it was told while it stood still goes first; it is the last to leave.
-  kill(pids_["c"], SIGKILL);
-  wait("c");
-  start_again("c");
+  start(c.address(), "c");
   EXPECT_TRUE(ends("c"));
   EXPECT_FALSE(has_shared("a"));
   EXPECT_FALSE(has_shared("c"));

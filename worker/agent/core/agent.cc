@@ -443,7 +443,7 @@ void Agent::report() {
 void Agent::exit_with(int code, const std::string& message, States states) {
   if (exited_) return;
   report();  // the last word, for whoever listens
-  act(Exit{code, message, states});
+  act(Exit{code, message, states, state_job_});
   exited_ = true;
 }
 

@@ -138,6 +138,7 @@ struct Exit {
   int code = 0;
   std::string message;
   States states = States::kKept;
+  uint64_t state_job = 0;  // of those; 0: not known
 };
 
 using Action =

@@ -296,6 +296,8 @@ void Worker::act(const Action& action) {
     exit_code_ = a->code;
     exit_message_ = a->message;
     states_after_ = a->states;
+    // It may never have asked for them.
+    if (a->state_job != 0) state_job_ = a->state_job;
   }
 }
 
