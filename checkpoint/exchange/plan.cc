@@ -236,6 +236,7 @@ Plan Planner::take(int me) {
       if (r == me) add(in, f.sender, me, f.sender, f.copy);
       if (f.sender == me) add(out, me, r, r, f.copy);
     }
+  plan.adopts = adopt_;
   for (auto& [distance, s] : in) plan.receive.push_back(std::move(s));
   for (auto& [distance, s] : out) plan.send.push_back(std::move(s));
   if (me < to_.layout.world()) {

@@ -57,6 +57,7 @@ struct Stream {
 
 struct Plan {
   int adopt = -1;           // source that is this rank's state already
+  std::vector<int> adopts;  // the same of every new rank, or -1
   std::vector<Copy> local;  // from sources of this host
   // In the order of the exchange: by (to - from) modulo the processes, which
   // is what keeps bounded buffers from waiting for each other in a circle.

@@ -81,6 +81,7 @@ class Replicator::Stream {
   virtual ~Stream() = default;
   int peer() const { return peer_; }
   bool done() const { return at_ == num_messages_ && under_way_.empty(); }
+  uint64_t messages() const { return begun_; }
   bool poll() {
     while (!under_way_.empty() && under_way_.front().request->test()) {
       const int64_t index = under_way_.front().index;
@@ -90,6 +91,7 @@ class Replicator::Stream {
     if (at_ < num_messages_ && under_way_.size() < window_) {
       under_way_.push_back({at_, begin(at_)});
       ++at_;
+      ++begun_;
     }
     return done();
   }
@@ -136,6 +138,7 @@ class Replicator::Stream {
   int64_t pieces_a_vector_ = 0;
   int64_t num_messages_ = 0;
   int64_t at_ = 0;  // the next message to begin
+  uint64_t begun_ = 0;
   std::deque<UnderWay> under_way_;
 };
 
@@ -263,11 +266,22 @@ bool Replicator::done() const {
          std::all_of(senders_.begin(), senders_.end(), is_done);
 }
 
+uint64_t Replicator::messages() const {
+  uint64_t n = 0;
+  for (const auto& r : receivers_) n += r->messages();
+  for (const auto& s : senders_) n += s->messages();
+  return n;
+}
+
 Status Replicator::finish(const std::function<void()>& tick) {
   while (!poll()) {
     if (tick) tick();
     std::this_thread::yield();
   }
+  return status();
+}
+
+Status Replicator::status() const {
   for (const auto& r : receivers_) RETURN_IF_ERROR(r->status());
   return ok_status();
 }

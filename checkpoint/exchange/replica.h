@@ -66,6 +66,10 @@ class Replicator {
   // A little work; true when nothing is under way.
   bool poll();
   bool done() const;
+  // Of the last one that ended: as finish().
+  Status status() const;
+  // Messages begun so far, to see that it moves.
+  uint64_t messages() const;
   // Polls until all is done, running `tick` (may be empty). Corrupt, naming the
   // rank, when a replica that this one keeps did not arrive whole this time;
   // its last whole one stays.

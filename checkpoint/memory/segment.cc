@@ -244,7 +244,13 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open(
   if (bytes < header_bytes())
     return corrupt(
         fmt::format("{}: {} bytes, less than a header", path, bytes));
-  if (mode == Mode::kWrite) RETURN_IF_ERROR(lock(path, fd.get()));
+  if (mode == Mode::kWrite) {
+    RETURN_IF_ERROR(lock(path, fd.get()));
+    // Whoever had it locked may have removed it.
+    struct stat now {};
+    if (stat(path.c_str(), &now) != 0 || now.st_ino != st.st_ino)
+      return not_found(path + " does not exist any more");
+  }
   ASSIGN_OR_RETURN(auto segment, map(path, fd.release(), bytes, mode));
   const Header& h = *segment->header_;
   if (h.magic != kMagic) return corrupt(path + ": is not a state segment");

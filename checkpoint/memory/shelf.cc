@@ -1,6 +1,8 @@
 #include "checkpoint/memory/shelf.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -129,6 +131,16 @@ int remove_segments(const std::string& folder, uint64_t job) {
   for_each(folder, job, [&](const std::string& path, const Name&) {
     if (unlink(path.c_str()) == 0) ++removed;
   });
+  return removed;
+}
+
+bool remove_unused(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return false;
+  // Locked while it is removed: nobody takes it meanwhile.
+  const bool removed =
+      flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0;
+  close(fd);
   return removed;
 }
 

@@ -40,6 +40,8 @@ int free_number(const std::string& folder, uint64_t job);
 // Removes the job's segments, finished or not; how many there were. Who has
 // them mapped keeps the memory until it unmaps them.
 int remove_segments(const std::string& folder, uint64_t job);
+// Removes that segment unless somebody has it open to write.
+bool remove_unused(const std::string& path);
 // Only those which were not finished: REQUIRES: nobody is making one.
 int remove_unfinished(const std::string& folder, uint64_t job);
 

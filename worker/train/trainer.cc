@@ -2,11 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
 #include "worker/train/schedule.h"
 
@@ -37,6 +39,8 @@ Outcome Trainer::run() {
   }
   board_.set_phase(Phase::kStopping);
   checkpointer_.reset();
+  if (sweeper_.joinable()) sweeper_.join();
+  replication_.reset();
   engine_.reset();
   mesh_.reset();
   world_.reset();
@@ -69,7 +73,9 @@ engine::Facts Trainer::facts() const {
   if ((request & board::kRequestStop) != 0) {
     f.stop = 1;
     if ((request & board::kRequestMust) != 0) f.must_stop = 1;
-    if ((request & board::kRequestHandOver) == 0) f.stop_saves = 1;
+    // What lives in this process alone cannot be handed over.
+    if ((request & board::kRequestHandOver) == 0 || home_ == nullptr)
+      f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
@@ -124,10 +130,15 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
   auto r = engine_->run({.lr = lr,
                          .microbatches = *microbatches,
                          .global_tokens = tokens,
-                         .facts = [this] { return facts(); }});
+                         .facts = [this] {
+                           before_agreement();
+                           return facts();
+                         }});
   // A flipped bit in hardware makes a NaN as well as a bad job does: ending
   // with "try again" lets the coordinator find out which.
   if (!r.ok()) return Failure{board::kExitInternal, r.status().to_string()};
+  if (replication_ != nullptr && replication_->due(step)) replication_->start();
+  if (step == first_step_ + 1) remove_unused_segments();
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   board::StepRecord record{
       .step = step,
@@ -146,7 +157,9 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
   const engine::StepTimes& times = r->times;
   board_.set_shares(times.exposed() / step_s, times.pipeline / step_s);
   if (step == first_step_ + 1) {
-    board_.set_memory(engine_->memory());
+    board::Memory memory = engine_->memory();
+    if (replication_ != nullptr) memory.buffers += replication_->bytes();
+    board_.set_memory(memory);
     log_start("first_step_ms");
     start_parts_.push_back({"prepare_alone_ms", prepare_ms_});
     start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
@@ -155,9 +168,15 @@ Outcome Trainer::one_step(int64_t step, bool& stop) {
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
   if (batches_->eval_sequences() > 0 && (due || step == t.steps()))
     if (Outcome o = validate(record.val_loss)) return o;
+  if (t.digest()) {
+    record.has_digest = true;
+    record.digest = digest();
+  }
   record.time = unix_seconds();
-  board_.commit_step(step);
+  // Whoever hears that the step is finished has its metrics.
   publish(record);
+  told_step_ = step;
+  tell_committed();
   if (step % t.log_every() == 0 && mpi_->rank() == 0)
     log_.info("step", {{"loss", record.loss},
                        {"grad_norm", record.grad_norm},
@@ -213,7 +232,59 @@ void Trainer::publish(const board::StepRecord& record) {
   m.set_exposed_comm(record.exposed_comm);
   m.set_bubble(record.bubble);
   if (!std::isnan(record.val_loss)) m.set_val_loss(record.val_loss);
+  if (record.has_digest) m.set_digest(record.digest);
   checkpointer_->add_metrics(m);
+}
+
+// The agreement of a step is the last moment before its update overwrites the
+// state of two steps ago.
+void Trainer::before_agreement() {
+  if (replication_ != nullptr) {
+    const Status whole = replication_->finish([this] { board_.tick(); });
+    if (!whole.ok())
+      log_.warn("replica_failed", {{"error", whole.to_string()}});
+    tell_committed();
+  }
+  checkpointer_->before_update(engine_->step() + 1);
+}
+
+void Trainer::poll_replica() {
+  if (!replication_->done() && replication_->poll()) tell_committed();
+}
+
+// A step is finished on this rank when its metrics are on the board and, where
+// each step has replicas, those that it keeps are whole.
+void Trainer::tell_committed() {
+  int64_t step = told_step_;
+  if (replication_ != nullptr && !replication_->lags())
+    step = std::min(step, replication_->done_step());
+  if (step > committed_step_) board_.commit_step(step);
+  committed_step_ = std::max(committed_step_, step);
+}
+
+uint64_t Trainer::digest() {
+  const engine::ConstStateView s = engine_->state();
+  auto halves =
+      to_halves(state_digest(*table_, engine_->shard(), engine_->zero(),
+                             s.weights, s.exp_avg, s.exp_avg_sq));
+  world_->all_reduce(std::span<int64_t>(halves), comm::Op::kSum);
+  return from_halves(halves);
+}
+
+// Once the first step was agreed on: every rank has the restored state, and
+// its replicas, in segments of its own. One rank of each worker removes the
+// others, beside the computing, for it may be much memory to give back.
+void Trainer::remove_unused_segments() {
+  if (home_ == nullptr) return;
+  int slot = mpi_->rank();
+  for (const pb::RankPlace& p : assignment_.ranks())
+    if (p.rank() == mpi_->rank()) slot = p.local_slot();
+  if (slot != 0) return;
+  sweeper_ = std::thread([this] {
+    const int removed = home_->segments().sweep({});
+    home_->segments().remove_unfinished();
+    if (removed > 0) log_.info("segments_removed", {{"number", removed}});
+  });
 }
 
 Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
@@ -225,6 +296,26 @@ Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
     checkpointer_->on_step(agreed, stops_here, rank_state());
   }
   if (!stops_here) return {};
+  if (Outcome o = replicate_last()) return o;
+  if (!last && !stop_policy_.saves()) {
+    checkpointer_->abandon_for_hand_over();
+    stop = true;
+    return {};
+  }
+  return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
+}
+
+// Whatever follows, the state that is left behind has its replicas.
+Outcome Trainer::replicate_last() {
+  if (replication_ == nullptr) return {};
+  if (!replication_->due(engine_->step())) replication_->start();
+  const Status whole = replication_->finish([this] { board_.tick(); });
+  if (!whole.ok()) return Failure{board::kExitInternal, whole.to_string()};
+  tell_committed();
+  return {};
+}
+
+Outcome Trainer::save_last(bool last, bool must, bool& stop) {
   const Status saved = checkpointer_->save_and_wait(rank_state());
   if (saved.ok()) {
     stop = true;
@@ -232,8 +323,7 @@ Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   }
   const std::string why = fmt::format("step {} could not be saved: {}",
                                       engine_->step(), saved.to_string());
-  if (last || answer == StopPolicy::Answer::kMustStop)
-    return Failure{board::kExitSaveFailed, why};
+  if (last || must) return Failure{board::kExitSaveFailed, why};
   stop_policy_.refused();
   board_.refuse_stop();
   board_.set_checkpoint_error(why);

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/manifest/file_system.h"
@@ -29,6 +30,8 @@
 #include "worker/train/batch_source.h"
 #include "worker/train/checkpointer.h"
 #include "worker/train/rank_state.h"
+#include "worker/train/replication.h"
+#include "worker/train/state_home.h"
 #include "worker/train/train_log.h"
 
 namespace remesh::train {
@@ -65,12 +68,21 @@ class Trainer {
   Result<engine::EngineOptions> engine_options();
   Outcome restore();
   Outcome restore_state();
+  Outcome restore_memory();
+  Outcome begin_replicas();
   void make_checkpointer();
   Outcome train();
   Outcome one_step(int64_t step, bool& stop);
   Outcome validate(double& loss);
   void publish(const board::StepRecord& record);
+  void before_agreement();
+  void poll_replica();
+  void tell_committed();
+  uint64_t digest();
+  void remove_unused_segments();
   Outcome boundary(const engine::Facts& agreed, bool& stop);
+  Outcome replicate_last();
+  Outcome save_last(bool last, bool must, bool& stop);
   engine::Facts facts() const;
   void measure_gemms();
   void trace(int64_t step);
@@ -90,12 +102,17 @@ class Trainer {
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
   std::optional<geometry::ParamTable> table_;
+  std::unique_ptr<StateHome> home_;  // null: the state is the engine's own
   std::unique_ptr<engine::Engine> engine_;
+  std::unique_ptr<Replication> replication_;  // null: there is none to make
+  std::thread sweeper_;                       // removes old segments
   std::unique_ptr<manifest::FileSystem> fs_;
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;
   int64_t first_tokens_ = 0;
+  int64_t told_step_ = -1;       // the metrics up to here are on the board
+  int64_t committed_step_ = -1;  // ... and the board says that it is finished
   std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
   int64_t exec_ms_;
   std::vector<Kv> start_parts_;  // milliseconds of each part of the start

@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/exchange/exchange.h"
 #include "proto/base/clock.h"
 #include "proto/jobfile/jobfile.h"
 #include "worker/train/restore.h"
@@ -111,9 +112,14 @@ Outcome Trainer::prepare(int rank) {
   const int index = layout_.coord(rank).dp;
   if (Outcome o = open_data(index)) return o;
   if (Outcome o = build(rank)) return o;
-  if (assignment_.source().kind() == pb::Source::INIT)
+  if (assignment_.source().kind() == pb::Source::INIT) {
+    const engine::StateView to = engine_->begin_state();
     fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
-                         backend_->threads(), engine_->begin_state().weights);
+                         backend_->threads(), to.weights);
+    // A segment that was used before holds what it held.
+    for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
+      if (!v.empty()) backend_->zero(v.data(), v.size_bytes());
+  }
   board_.tick();
   prepare_ms_ = monotonic_ms() - began_ms;
   return {};
@@ -233,10 +239,25 @@ Outcome Trainer::build(int rank) {
   backend_ = kernels::make_cpu_backend(threads);
   const auto options = engine_options();
   if (!options.ok()) return failed_start(options.status());
-  auto made = engine::Engine::prepare(*table_, layout_, rank, *options,
-                                      *backend_, engine::Progress(&board_));
-  if (!made.ok()) return failed_start(made.status());
+  if (!spec_.state_folder().empty())
+    home_ = std::make_unique<StateHome>(*table_, spec_, rank);
+  auto made =
+      engine::Engine::prepare(*table_, layout_, rank, *options, *backend_,
+                              engine::Progress(&board_), home_.get());
+  if (!made.ok())
+    return home_ != nullptr && home_->exit_code()
+               ? failed(*home_->exit_code(), made.status())
+               : failed_start(made.status());
   engine_ = std::move(made).value();
+  if (home_ != nullptr) {
+    auto replicas = Replication::prepare(*table_, spec_, rank, *home_);
+    if (!replicas.ok())
+      return failed(replicas.status().code() == Code::kExhausted
+                        ? board::kExitCannotContinue
+                        : board::kExitInternal,
+                    replicas.status());
+    replication_ = std::move(replicas).value();
+  }
   log_.info("backend", {{"processor", backend_->description()},
                         {"threads", threads},
                         {"parameters", table_->num_elements()}});
@@ -245,18 +266,22 @@ Outcome Trainer::build(int rank) {
 
 Outcome Trainer::restore() {
   board_.set_phase(Phase::kRestoring);
-  const trace::Span span(tracer_.get(), trace::Category::kRestore);
   if (Outcome o = restore_state()) return o;
-  engine_->state_loaded();
   first_step_ = engine_->step();
-  board_.commit_step(first_step_);
+  if (Outcome o = begin_replicas()) return o;
+  engine_->state_loaded();
+  if (job_.train().digest()) board_.set_restored_digest(digest());
   make_checkpointer();
+  told_step_ = first_step_;
+  tell_committed();
   const pb::Source& source = assignment_.source();
-  log_.info("restored", {{"source", source.kind() == pb::Source::CHECKPOINT
-                                        ? source.path()
-                                        : std::string("init")},
-                         {"reason", source.reason()},
-                         {"from_step", first_step_}});
+  log_.info(
+      "restored",
+      {{"source", source.kind() == pb::Source::CHECKPOINT ? source.path()
+                  : source.kind() == pb::Source::MEMORY ? std::string("memory")
+                                                        : std::string("init")},
+       {"reason", source.reason()},
+       {"from_step", first_step_}});
   log_start("restore_ms");
   return {};
 }
@@ -269,6 +294,7 @@ Outcome Trainer::restore_state() {
     engine_->commit_state(0);
     return {};
   }
+  if (source.kind() == pb::Source::MEMORY) return restore_memory();
   const pb::Train& t = job_.train();
   const auto m = load_checkpoint(
       *fs_, source.path(), source.step(),
@@ -284,8 +310,38 @@ Outcome Trainer::restore_state() {
                       ? board::kExitCannotContinue
                       : board::kExitBadSource,
                   m.status());
+  if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
   first_tokens_ = m->tokens();
+  return {};
+}
+
+Outcome Trainer::restore_memory() {
+  if (home_ == nullptr)
+    return Failure{board::kExitBadSource,
+                   "the source is a state in shared memory, and this worker "
+                   "keeps none"};
+  const Status restored = home_->restore(*world_, [this] { board_.tick(); });
+  if (!restored.ok()) return failed(board::kExitBadSource, restored);
+  engine_->set_step(home_->source()->step());
+  first_tokens_ = home_->source()->tokens();
+  return {};
+}
+
+// Every rank has committed the state it begins with: what is held of older ones
+// may be overwritten now.
+Outcome Trainer::begin_replicas() {
+  if (home_ == nullptr) return {};
+  const Status all = exchange::agree(*world_, ok_status(), "restore");
+  if (!all.ok()) return failed(board::kExitInternal, all);
+  if (replication_ == nullptr) return {};
+  const Status connected = replication_->connect(*world_);
+  if (!connected.ok()) return failed(board::kExitInternal, connected);
+  replication_->start();
+  engine_->set_poll([this] { poll_replica(); });
+  log_.info("replicas", {{"kept_here", replication_->num_kept()},
+                         {"copied_on_this_host", replication_->num_mapped()},
+                         {"bytes", replication_->bytes()}});
   return {};
 }
 
@@ -316,7 +372,8 @@ void Trainer::make_checkpointer() {
           .tokens_per_step = t.global_batch_size() * t.seq_len(),
           .sequences_per_step = t.global_batch_size(),
           .first_step = first_step_,
-          .first_tokens = first_tokens_},
+          .first_tokens = first_tokens_,
+          .double_buffered = home_ != nullptr},
       *fs_, engine_->shard(), engine_->zero(), *backend_, mpi_->world(), board_,
       log_);
 }

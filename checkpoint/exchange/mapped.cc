@@ -1,0 +1,92 @@
+#include "checkpoint/exchange/mapped.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "proto/base/check.h"
+
+namespace remesh::exchange {
+
+using memory::kNumVectors;
+using memory::StateSegment;
+
+MappedReplica::MappedReplica(int rank, std::unique_ptr<StateSegment> owner,
+                             StateSegment& copy, int64_t elements,
+                             int64_t piece_bytes)
+    : rank_(rank),
+      owner_(std::move(owner)),
+      copy_(copy),
+      elements_(elements),
+      piece_(std::max<int64_t>(1, piece_bytes / 4)) {
+  CHECK(elements <= copy.capacity());
+}
+
+void MappedReplica::start(int64_t step, int64_t generation) {
+  CHECK(done());
+  step_ = step;
+  generation_ = generation;
+  under_way_ = true;
+  found_ = false;
+  status_ = ok_status();
+}
+
+bool MappedReplica::find() {
+  for (const auto& c : owner_->contents().states)
+    if (c.info.step == step_ && c.info.generation == generation_ &&
+        c.info.rank == rank_ && !c.info.replica &&
+        c.info.elements == elements_) {
+      from_ = c;
+      const auto held = copy_.contents().states;
+      buffer_ = held.empty() ? 0 : 1 - held.front().buffer;
+      copy_.begin(buffer_);
+      at_ = 0;
+      stream_.reset();
+      return true;
+    }
+  return false;
+}
+
+bool MappedReplica::poll() {
+  if (!under_way_) return true;
+  if (!found_ && !(found_ = find())) return false;
+  const int64_t end = static_cast<int64_t>(kNumVectors) * elements_;
+  if (at_ < end) {
+    const auto v = static_cast<size_t>(at_ / elements_);
+    const int64_t begin = at_ % elements_;
+    const int64_t size = std::min(piece_, elements_ - begin);
+    const auto from = owner_->read(from_.buffer, elements_)[v].subspan(
+        static_cast<size_t>(begin), static_cast<size_t>(size));
+    stream_.add(from.data(), from.size_bytes());
+    std::memcpy(copy_.write(buffer_, elements_)[v].data() + begin, from.data(),
+                from.size_bytes());
+    at_ += size;
+    ++pieces_;
+    if (at_ % elements_ == 0) {
+      hash_[v] = stream_.digest();
+      stream_.reset();
+    }
+  }
+  if (at_ < end) return false;
+  finish();
+  return true;
+}
+
+void MappedReplica::finish() {
+  under_way_ = false;
+  if (elements_ == 0) hash_.fill(stream_.digest());
+  if (!owner_->stands(from_)) {
+    status_ = corrupt(fmt::format(
+        "replica of rank {}: its state of step {} was overwritten meanwhile",
+        rank_, step_));
+    return;
+  }
+  memory::StateInfo info = from_.info;
+  info.replica = true;
+  info.content = hash_;
+  (void)copy_.commit(info);
+}
+
+}  // namespace remesh::exchange

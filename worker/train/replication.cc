@@ -1,0 +1,210 @@
+#include "worker/train/replication.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "proto/base/check.h"
+
+namespace remesh::train {
+
+using memory::StateSegment;
+
+namespace {
+
+// Of one poll's work: it stays in the cache between hash and copy.
+constexpr int64_t kPieceBytes = int64_t{1} << 19;
+
+// A path as a message of fixed size.
+using PathMessage = std::array<char, 512>;
+
+}  // namespace
+
+Result<std::unique_ptr<Replication>> Replication::prepare(
+    const geometry::ParamTable& table, const pb::RankSpec& spec, int rank,
+    StateHome& home) {
+  const pb::Elastic& e = spec.assignment().job().elastic();
+  const geometry::Sharding& sharding = home.sharding();
+  const int world = sharding.layout.world();
+  auto r = std::unique_ptr<Replication>(new Replication(rank, home));
+  if (e.replicate_every() <= 0) return std::unique_ptr<Replication>();
+  r->every_ = e.replicate_every();
+  r->places_ = places_of(spec.assignment(), world);
+  std::vector<int> content;
+  for (int i = 0; i < world; ++i)
+    content.push_back(geometry::content_class(sharding, i));
+  r->placement_ = memory::place_replicas(r->places_, content,
+                                         static_cast<int>(e.replicas()));
+  const auto& kept = r->placement_.kept;
+  if (std::all_of(kept.begin(), kept.end(),
+                  [](const auto& k) { return k.empty(); }))
+    return std::unique_ptr<Replication>();
+  RETURN_IF_ERROR(r->take_segments(table, r->lags()));
+  return r;
+}
+
+// What some rank takes over as it stands is not for this; what else the source
+// lies in is, but only the other buffer of it (drop_old).
+Status Replication::take_segments(const geometry::ParamTable& table,
+                                  bool lags) {
+  std::set<std::string> avoid, keep;
+  if (const MemorySource* source = home_.source()) {
+    avoid = source->adopted_paths();
+    keep = source->paths();
+  }
+  for (const int owner : placement_.kept[static_cast<size_t>(rank_)]) {
+    ASSIGN_OR_RETURN(const geometry::RankShard shard,
+                     geometry::make_rank_shard(table, home_.sharding(), owner));
+    Kept k{.rank = owner, .elements = shard.zero.state_elements()};
+    ASSIGN_OR_RETURN(k.segment, home_.segments().take(k.elements, avoid, keep));
+    kept_.push_back(std::move(k));
+  }
+  if (lags) {
+    ASSIGN_OR_RETURN(
+        own_copy_,
+        home_.segments().take(
+            static_cast<int64_t>(home_.current().weights.size()), avoid, keep));
+  }
+  return ok_status();
+}
+
+// All that the segment holds but the state that this generation began with,
+// which others may still need.
+void Replication::drop_old(StateSegment& segment) const {
+  int source = -1;
+  const auto states = segment.contents().states;
+  for (const auto& c : states)
+    if (home_.source() != nullptr && c.info.step == home_.source()->step() &&
+        c.info.generation == home_.source()->generation())
+      source = c.buffer;
+  for (const int buffer : {0, 1})
+    if (buffer != source) segment.begin(buffer);
+}
+
+// Which of the kept ranks' segments this process can read itself.
+std::vector<bool> Replication::map_owners(comm::Comm& world) {
+  const auto n = static_cast<size_t>(world.size());
+  PathMessage mine{};
+  const std::string& path = home_.segment().path();
+  if (path.size() < mine.size())
+    std::copy(path.begin(), path.end(), mine.begin());
+  std::vector<PathMessage> all(n);
+  world.all_gather(std::as_bytes(std::span(mine)),
+                   std::as_writable_bytes(std::span(all)));
+  const int64_t step = home_.committed().info.step;
+  const int64_t generation = home_.committed().info.generation;
+  std::vector<bool> mapped(kept_.size(), false);
+  for (size_t i = 0; i < kept_.size(); ++i) {
+    const auto owner = static_cast<size_t>(kept_[i].rank);
+    if (places_[owner].host != places_[static_cast<size_t>(rank_)].host)
+      continue;
+    const char* const at = all[owner].data();
+    auto segment =
+        home_.segments().open(std::string(at, strnlen(at, all[owner].size())),
+                              StateSegment::Mode::kRead);
+    if (!segment.ok()) continue;
+    // The same path may be another file, where hosts are containers.
+    for (const auto& c : (*segment)->contents().states)
+      if (c.info.rank == kept_[i].rank && c.info.step == step &&
+          c.info.generation == generation)
+        mapped[i] = true;
+    if (mapped[i])
+      mapped_.push_back(std::make_unique<exchange::MappedReplica>(
+          kept_[i].rank, std::move(segment).value(), *kept_[i].segment,
+          kept_[i].elements, kPieceBytes));
+  }
+  return mapped;
+}
+
+Status Replication::connect(comm::Comm& world) {
+  for (Kept& k : kept_) drop_old(*k.segment);
+  if (own_copy_ != nullptr) {
+    drop_old(*own_copy_);
+    local_ = std::make_unique<exchange::LocalReplica>(home_.segment(),
+                                                      *own_copy_, kPieceBytes);
+  }
+  const std::vector<bool> mapped = map_owners(world);
+  // Everybody learns whose state is copied by whom without a message.
+  const auto n = static_cast<size_t>(world.size());
+  std::vector<char> mine(n, 0);
+  for (size_t i = 0; i < kept_.size(); ++i)
+    if (mapped[i]) mine[static_cast<size_t>(kept_[i].rank)] = 1;
+  std::vector<char> all(n * n);
+  world.all_gather(std::as_bytes(std::span(mine)),
+                   std::as_writable_bytes(std::span(all)));
+  bool any = false;
+  for (size_t keeper = 0; keeper < n; ++keeper)
+    for (const int owner : placement_.kept[keeper])
+      any = any || all[keeper * n + static_cast<size_t>(owner)] == 0;
+  if (!any) return ok_status();
+  comm_ = world.split(0, world.rank());
+  std::vector<int> holders;
+  for (const int h : placement_.holders[static_cast<size_t>(rank_)])
+    if (all[static_cast<size_t>(h) * n + static_cast<size_t>(rank_)] == 0)
+      holders.push_back(h);
+  std::vector<exchange::KeptReplica> kept;
+  for (size_t i = 0; i < kept_.size(); ++i)
+    if (!mapped[i])
+      kept.push_back({.rank = kept_[i].rank,
+                      .elements = kept_[i].elements,
+                      .segment = kept_[i].segment.get()});
+  messages_ = std::make_unique<exchange::Replicator>(
+      *comm_, home_.segment(), holders, std::move(kept),
+      exchange::ReplicaOptions{.piece_bytes = kPieceBytes});
+  return ok_status();
+}
+
+void Replication::start() {
+  CHECK(done());
+  const StateSegment::Committed& c = home_.committed();
+  step_ = c.info.step;
+  under_way_ = true;
+  for (auto& m : mapped_) m->start(c.info.step, c.info.generation);
+  if (messages_ != nullptr) messages_->start(c);
+  if (local_ != nullptr) local_->start(c);
+  (void)poll();
+}
+
+bool Replication::poll() {
+  if (!under_way_) return true;
+  bool all = messages_ == nullptr || messages_->poll();
+  for (auto& m : mapped_) all = m->poll() && all;
+  if (local_ != nullptr) all = local_->poll() && all;
+  if (!all) return false;
+  under_way_ = false;
+  if (status().ok()) done_step_ = step_;
+  return true;
+}
+
+uint64_t Replication::moved() const {
+  uint64_t n = messages_ != nullptr ? messages_->messages() : 0;
+  for (const auto& m : mapped_) n += m->pieces();
+  return n;
+}
+
+Status Replication::status() const {
+  for (const auto& m : mapped_) RETURN_IF_ERROR(m->status());
+  return messages_ != nullptr ? messages_->status() : ok_status();
+}
+
+Status Replication::finish(const std::function<void()>& tick) {
+  uint64_t before = moved();
+  while (!poll()) {
+    const uint64_t now = moved();
+    if (now != before) tick();
+    if (now == before) std::this_thread::yield();
+    before = now;
+  }
+  return status();
+}
+
+uint64_t Replication::bytes() const {
+  uint64_t n = own_copy_ != nullptr ? own_copy_->bytes() : 0;
+  for (const Kept& k : kept_) n += k.segment->bytes();
+  return n;
+}
+
+}  // namespace remesh::train

@@ -1,0 +1,116 @@
+#include "worker/train/state_home.h"
+
+#include <set>
+#include <utility>
+
+#include "proto/base/check.h"
+
+namespace remesh::train {
+
+using memory::StateSegment;
+
+StateHome::StateHome(const geometry::ParamTable& table,
+                     const pb::RankSpec& spec, int rank)
+    : table_(table),
+      spec_(spec),
+      rank_(rank),
+      model_(geometry::model_id(table)),
+      segments_(spec.state_folder(), spec.state_job()) {}
+
+Status StateHome::reserve(const geometry::Sharding& sharding,
+                          int64_t elements) {
+  CHECK(segment_ == nullptr);
+  sharding_ = sharding;
+  elements_ = elements;
+  const pb::Assignment& a = spec_.assignment();
+  const bool from_memory = a.source().kind() == pb::Source::MEMORY;
+  if (from_memory) {
+    auto source = MemorySource::make(table_, a, sharding, rank_, segments_);
+    if (!source.ok()) return end_with(board::kExitBadSource, source.status());
+    source_ = std::move(source).value();
+    set_position(source_->step(), source_->tokens());
+    if (!source_->adopted().empty()) {
+      const Status adopted = adopt();
+      if (!adopted.ok()) return end_with(board::kExitBadSource, adopted);
+      return ok_status();
+    }
+  }
+  const std::set<std::string> sources =
+      from_memory ? source_->paths() : std::set<std::string>{};
+  auto taken = segments_.take(elements, sources, sources);
+  if (!taken.ok())
+    return end_with(taken.status().code() == Code::kExhausted
+                        ? board::kExitCannotContinue
+                        : board::kExitInternal,
+                    taken.status());
+  segment_ = std::move(taken).value();
+  return ok_status();
+}
+
+Status StateHome::end_with(board::ExitCode code, Status status) {
+  exit_code_ = code;
+  return status;
+}
+
+Status StateHome::adopt() {
+  ASSIGN_OR_RETURN(
+      segment_, segments_.open(source_->adopted(), StateSegment::Mode::kWrite));
+  ASSIGN_OR_RETURN(const auto c,
+                   source_->find(*segment_, source_->adopted_rank()));
+  if (c.info.elements != elements_)
+    return corrupt(segment_->path() + ": is not of this rank's size");
+  RETURN_IF_ERROR(segment_->verify_content(c));
+  committed_ = c;
+  buffer_ = c.buffer;
+  return ok_status();
+}
+
+engine::ConstStateView StateHome::current() const {
+  const memory::ConstState s = segment_->read(buffer_, elements_);
+  return {s.weights, s.exp_avg, s.exp_avg_sq};
+}
+
+engine::StateView StateHome::begin() {
+  begun_ = committed_ ? 1 - buffer_ : 0;
+  segment_->begin(begun_);
+  const memory::MutableState s = segment_->write(begun_, elements_);
+  return {s.weights, s.exp_avg, s.exp_avg_sq};
+}
+
+void StateHome::commit(int64_t step) {
+  CHECK(begun_ >= 0);
+  committed_ = segment_->commit(info(step));
+  buffer_ = std::exchange(begun_, -1);
+}
+
+memory::StateInfo StateHome::info(int64_t step) const {
+  const pb::Train& t = spec_.assignment().job().train();
+  return {.step = step,
+          .generation = spec_.assignment().generation(),
+          .rank = rank_,
+          .sharding = sharding_,
+          .model = model_,
+          .elements = elements_,
+          .tokens = first_tokens_ +
+                    (step - first_step_) * t.global_batch_size() * t.seq_len(),
+          .sequences = step * t.global_batch_size()};
+}
+
+Status StateHome::restore(comm::Comm& world,
+                          const std::function<void()>& tick) {
+  const bool adopts = !source_->adopted().empty();
+  memory::MutableState target;
+  if (!adopts) {
+    const engine::StateView to = begin();
+    target = {to.weights, to.exp_avg, to.exp_avg_sq};
+  }
+  RETURN_IF_ERROR(source_->run(world, target, tick));
+  if (adopts)
+    committed_ = segment_->redescribe(*committed_, info(source_->step()));
+  else
+    commit(source_->step());
+  source_->release();
+  return ok_status();
+}
+
+}  // namespace remesh::train
