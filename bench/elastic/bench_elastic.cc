@@ -1,8 +1,8 @@
-// bench_elastic: from a fault to the next finished step, with real processes on
-// this machine.
+// bench_elastic: from a fault, or a wish, to the next finished step, with real
+// processes on this machine.
 //
 // Times of steps are those of metrics.jsonl, taken by rank 0 when its step is
-// committed; the fault's is taken right before kill(2) (or before the command
+// computed; the fault's is taken right before kill(2) (or before the command
 // or program that makes the change is started).
 #include <fmt/format.h>
 
@@ -10,23 +10,28 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "bench/elastic/trials.h"
+#include "proto/base/clock.h"
 #include "proto/base/text.h"
 
 namespace remesh::bench {
 namespace {
 
 constexpr int64_t kPeerMs = 300'000;
+// What is aimed at.
+constexpr double kRecoveryS = 0.5;  // and one step
+constexpr double kPauseS = 0.5;
+constexpr double kFoundSlackS = 0.3;  // a few reports
+constexpr double kPeerRatio = 6;
 
 struct Arguments {
-  int trials = 10;
-  int workers = 4;
-  int interval = 1;
-  int dead_after_ms = 2000;
+  int trials = 20;
+  BenchOptions bench;
   std::vector<std::string> rows;
   std::string peer;
 };
@@ -40,10 +45,13 @@ struct Row {
 const std::vector<Row>& fault_rows() {
   static const std::vector<Row> rows = {
       {"rank", "rank killed", &Bench::rank_killed},
-      {"worker", "worker killed", &Bench::worker_killed},
-      {"stopped", "worker SIGSTOPped", &Bench::worker_stopped},
+      {"worker", "worker killed, back", &Bench::worker_restarted},
+      {"host", "worker, memory lost", &Bench::host_lost},
+      {"stopped", "rank SIGSTOPped", &Bench::rank_stopped},
+      {"silent", "worker SIGSTOPped", &Bench::worker_stopped},
       {"join", "join", &Bench::join},
-      {"drain", "drain", &Bench::drain}};
+      {"drain", "drain", &Bench::drain},
+      {"scale", "scale", &Bench::scale}};
   return rows;
 }
 
@@ -69,18 +77,31 @@ Summary summarize(const std::vector<Trial>& trials, T Trial::*field) {
   return summarize(std::move(v));
 }
 
-void print_row(const Row& row, const std::vector<Trial>& trials) {
-  const Summary next = summarize(trials, &Trial::recovery_s);
-  const Summary standing = summarize(trials, &Trial::standing_s);
-  const Summary lost = summarize(trials, &Trial::lost_steps);
+struct Outcome {
+  Summary next;      // fault to next step
+  Summary standing;  // no step finished
+  Summary lost;
+  Summary noticed, planned, first_step;  // parts of `next`
+  double step_s = 0;
+};
+
+Outcome outcome_of(const std::vector<Trial>& trials, double step_s) {
+  return {.next = summarize(trials, &Trial::recovery_s),
+          .standing = summarize(trials, &Trial::standing_s),
+          .lost = summarize(trials, &Trial::lost_steps),
+          .noticed = summarize(trials, &Trial::noticed_s),
+          .planned = summarize(trials, &Trial::planned_s),
+          .first_step = summarize(trials, &Trial::first_step_s),
+          .step_s = step_s};
+}
+
+void print_row(const Row& row, size_t trials, const Outcome& o) {
   fmt::print(
-      "{:<20} {:>6} {:>9.3f} {:>9.3f} {:>9.3f} {:>9.3f} {:>6.0f} "
-      "{:>6.0f}   {:.3f} + {:.3f} + {:.3f}\n",
-      row.text, trials.size(), next.median, next.worst, standing.median,
-      standing.worst, lost.median, lost.worst,
-      summarize(trials, &Trial::noticed_s).median,
-      summarize(trials, &Trial::planned_s).median,
-      summarize(trials, &Trial::first_step_s).median);
+      "{:<20} {:>6} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>5.0f} {:>6.3f}   "
+      "{:.3f} + {:.3f} + {:.3f}\n",
+      row.text, trials, o.next.median, o.next.worst, o.standing.median,
+      o.standing.worst, o.lost.worst, o.step_s, o.noticed.median,
+      o.planned.median, o.first_step.median);
   std::fflush(stdout);
 }
 
@@ -103,7 +124,7 @@ Summary run_peer(const std::string& file) {
     fmt::print("torchrun: {} printed no recovery:\n{}", file,
                testing::tail(f.output, 5));
   } else {
-    fmt::print("{:<20} {:>6} {:>9.3f} {:>9.3f}\n", "torchrun rank killed",
+    fmt::print("{:<20} {:>6} {:>8.3f} {:>8.3f}\n", "torchrun rank killed",
                seconds.size(), s.median, s.worst);
   }
   return s;
@@ -138,52 +159,102 @@ bool run_coordinator_row(const Arguments& a, Bench* bench) {
   return true;
 }
 
-void print_head(const Arguments& a, const Bench& bench) {
+void print_head(const Arguments& a) {
   fmt::print(
       "bench_elastic: {} workers with a rank each on {} cores, 0.1 M "
-      "parameters, median\nstep {:.3f} s, checkpoint every {} step{}, "
-      "elastic.dead_after_ms {}, {} trials a row\n\n",
-      a.workers, std::thread::hardware_concurrency(), bench.median_step_s(),
-      a.interval, a.interval == 1 ? "" : "s", a.dead_after_ms, a.trials);
-  fmt::print("{:<20} {:>6} {:>19} {:>19} {:>13}\n", "", "",
-             "fault to next step", "no step finished", "lost steps");
-  fmt::print("{:<20} {:>6} {:>9} {:>9} {:>9} {:>9} {:>6} {:>6}   {}\n", "fault",
-             "trials", "median", "worst", "median", "worst", "med.", "worst",
+      "parameters, ZeRO-{},\ncheckpoint every {} steps, elastic.dead_after_ms "
+      "{}, elastic.hang_after_s {}, {} trials\na row\n\n",
+      a.bench.workers, std::thread::hardware_concurrency(), a.bench.zero_stage,
+      a.bench.interval, a.bench.dead_after_ms, a.bench.hang_after_s, a.trials);
+  fmt::print("{:<20} {:>6} {:>17} {:>17} {:>5} {:>6}\n", "", "",
+             "to the next step", "no step finished", "lost", "");
+  fmt::print("{:<20} {:>6} {:>8} {:>8} {:>8} {:>8} {:>5} {:>6}   {}\n", "fault",
+             "trials", "median", "worst", "median", "worst", "steps", "step",
              "ended + planned + first step");
   std::fflush(stdout);
 }
 
 void print_notes() {
   fmt::print(
-      "\nSeconds. The next step is the first one finished on the new mesh that "
-      "was not\nfinished before; steps computed again count into its time. "
-      "For join and drain the\nold mesh goes on stepping: what stands still is "
-      "the second pair of columns. A join\nholds the start of the worker's "
-      "process and elastic.join_window_ms (200 here).\nThe last column splits "
-      "the first median: until the old generation was ended\neverywhere, until "
-      "the new one was planned, until its first new step. A save takes longer "
-      "than "
-      "so small a step: some are\nskipped, and more steps are lost than the "
-      "interval says.\n");
+      "\nSeconds; lost steps at worst; the step is the row's median. The next "
+      "step is the\nfirst one finished in the new generation. For join, drain "
+      "and scale the old mesh\ngoes on stepping: what stands still is the "
+      "second pair of columns. A join holds the\nstart of the worker's process "
+      "and elastic.join_window_ms (200 here). The last column\nsplits the "
+      "first median: until the old generation was ended everywhere, until the "
+      "new\none was planned, until its first step.\n");
 }
+
+class Verdict {
+ public:
+  explicit Verdict(const std::map<std::string, Outcome>& outcomes)
+      : outcomes_(outcomes) {}
+
+  void print(const Arguments& a, const Summary& peer) {
+    fmt::print("\n{:<58} {:>8} {:>8}\n", "aimed at", "limit", "is");
+    for (const char* row : {"rank", "worker", "host"}) {
+      if (const Outcome* o = of(row)) {
+        line(fmt::format("{}: to the next step, median, 0.5 s and a step",
+                         text_of(row)),
+             kRecoveryS + o->step_s, o->next.median);
+        line(fmt::format("{}: finished steps lost", text_of(row)), 0,
+             o->lost.worst);
+      }
+    }
+    if (const Outcome* o = of("stopped")) {
+      line("rank SIGSTOPped: found, worst, hang_after_s and reports",
+           a.bench.hang_after_s + kFoundSlackS, o->noticed.worst);
+      line("rank SIGSTOPped: finished steps lost", 0, o->lost.worst);
+    }
+    for (const char* row : {"join", "drain", "scale"}) {
+      if (const Outcome* o = of(row)) {
+        line(fmt::format("{}: training stands, median", row), kPauseS,
+             o->standing.median);
+        line(fmt::format("{}: finished steps lost", row), 0, o->lost.worst);
+      }
+    }
+    const Outcome* rank = of("rank");
+    if (rank == nullptr || peer.median <= 0) return;
+    const double ratio = peer.median / rank->next.median;
+    fmt::print("{:<58} {:>8.3f} {:>8.3f}   {}\n",
+               "torchrun's time over remesh's, rank killed, at least",
+               kPeerRatio, ratio, ratio >= kPeerRatio ? "met" : "NOT MET");
+  }
+
+ private:
+  const Outcome* of(const std::string& row) const {
+    const auto it = outcomes_.find(row);
+    return it == outcomes_.end() ? nullptr : &it->second;
+  }
+  static const char* text_of(const std::string& row) {
+    for (const Row& r : fault_rows())
+      if (row == r.name) return r.text;
+    return "";
+  }
+  static void line(const std::string& what, double limit, double is) {
+    fmt::print("{:<58} {:>8.3f} {:>8.3f}   {}\n", what, limit, is,
+               is <= limit ? "met" : "NOT MET");
+  }
+  const std::map<std::string, Outcome>& outcomes_;
+};
 
 int run(const Arguments& a) {
   const testing::TinyData data;
-  double rank_median = -1;
+  std::map<std::string, Outcome> outcomes;
   {
-    Bench bench(data.path(), a.workers, a.interval, a.dead_after_ms);
-    print_head(a, bench);
+    Bench bench(data.path(), a.bench);
+    print_head(a);
     for (const Row& row : fault_rows()) {
       if (!wanted(a, row.name)) continue;
+      const double begin = unix_seconds();
       std::vector<Trial> trials;
       for (int i = 0; i < a.trials; ++i) {
         Trial t;
         if (!(bench.*row.run)(i, &t)) return EXIT_FAILURE;
         trials.push_back(t);
       }
-      print_row(row, trials);
-      if (std::string(row.name) != "rank") continue;
-      rank_median = summarize(trials, &Trial::recovery_s).median;
+      outcomes[row.name] = outcome_of(trials, bench.median_step_s(begin));
+      print_row(row, trials.size(), outcomes[row.name]);
     }
     const std::string parts = bench.start_parts();
     if (wanted(a, kCoordinatorRow) && !run_coordinator_row(a, &bench))
@@ -191,13 +262,10 @@ int run(const Arguments& a) {
     if (!parts.empty())
       fmt::print("\nstart of a rank, the last one: {}\n", parts);
   }
+  Summary peer;
+  if (!a.peer.empty()) peer = run_peer(a.peer);
   print_notes();
-  if (a.peer.empty()) return EXIT_SUCCESS;
-  fmt::print("\n");
-  const Summary peer = run_peer(a.peer);
-  if (peer.median > 0 && rank_median > 0)
-    fmt::print("torchrun / remesh, rank killed, medians: {:.1f}\n",
-               peer.median / rank_median);
+  Verdict(outcomes).print(a, peer);
   return EXIT_SUCCESS;
 }
 
@@ -210,18 +278,25 @@ int main(int argc, char** argv) {
   app.add_option("--trials", a.trials, "Faults a row")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--workers", a.workers, "Workers, a rank each")
+  app.add_option("--workers", a.bench.workers, "Workers, a rank each")
       ->check(CLI::Range(2, 64))
       ->capture_default_str();
-  app.add_option("--interval", a.interval, "Steps between checkpoints")
-      ->check(CLI::Range(1, 1000))
+  app.add_option("--interval", a.bench.interval, "Steps between checkpoints")
+      ->check(CLI::Range(0, 100000))
       ->capture_default_str();
-  app.add_option("--dead-after-ms", a.dead_after_ms, "elastic.dead_after_ms")
+  app.add_option("--dead-after-ms", a.bench.dead_after_ms,
+                 "elastic.dead_after_ms")
+      ->capture_default_str();
+  app.add_option("--hang-after-s", a.bench.hang_after_s, "elastic.hang_after_s")
+      ->check(CLI::Range(0.5, 600.0))
+      ->capture_default_str();
+  app.add_option("--zero-stage", a.bench.zero_stage, "parallel.zero_stage")
+      ->check(CLI::Range(0, 3))
       ->capture_default_str();
   app.add_option("--rows", a.rows, "Only these")
       ->delimiter(',')
-      ->check(CLI::IsMember(
-          {"rank", "worker", "stopped", "join", "drain", "coordinator"}));
+      ->check(CLI::IsMember({"rank", "worker", "host", "stopped", "silent",
+                             "join", "drain", "scale", "coordinator"}));
   app.add_option("--peer", a.peer,
                  "Python program that measures torchrun: run with 'drive', it "
                  "prints lines \"recovery X s\"")

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kPatienceMs = 60'000;
 // The mesh is left alone this long and for so many steps between faults.
-constexpr int64_t kCalmMs = 700;
+constexpr int64_t kCalmMs = 300;
 constexpr int64_t kCalmSteps = 5;
 constexpr double kWindowS = 2.0;  // around a coordinator's death
 constexpr const char* kLate = "late";
@@ -46,13 +46,14 @@ double median(std::vector<double> v) {
 
 }  // namespace
 
-Bench::Bench(const std::string& data_path, int workers, int interval,
-             int dead_after_ms)
+Bench::Bench(const std::string& data_path, const BenchOptions& o)
     : cluster_(data_path,
                {{"train.steps", "100000000"},
-                {"checkpoint.interval", std::to_string(interval)},
-                {"elastic.dead_after_ms", std::to_string(dead_after_ms)}}),
-      workers_(workers) {
+                {"checkpoint.interval", std::to_string(o.interval)},
+                {"parallel.zero_stage", std::to_string(o.zero_stage)},
+                {"elastic.hang_after_s", fmt::format("{}", o.hang_after_s)},
+                {"elastic.dead_after_ms", std::to_string(o.dead_after_ms)}}),
+      workers_(o.workers) {
   cluster_.start_coordinator();
   for (int i = 0; i < workers_; ++i) cluster_.start_worker({name_of(i)});
   CHECK_MSG(settle(), "the cluster does not train");
@@ -86,17 +87,16 @@ bool Bench::settle() {
 }
 
 int64_t Bench::generation() const {
-  const auto m = cluster_.metrics();
+  const auto& m = cluster_.metrics();
   return m.empty() ? 0 : m.back().value("generation", int64_t{0});
 }
 
 // Waits for the first step of a later generation than `generation`.
 bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
-  std::vector<Json> metrics;
   size_t at = 0;
   const bool found = testing::wait_until(
       [&] {
-        metrics = cluster_.metrics();
+        const auto& metrics = cluster_.metrics();
         at = metrics.size();
         while (at > 0 && metrics[at - 1]["generation"] > generation) --at;
         return at < metrics.size();
@@ -106,6 +106,7 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
     fmt::print(stderr, "no step after the fault\n{}\n", cluster_.describe());
     return false;
   }
+  const auto& metrics = cluster_.metrics();
   const double next = time_of(metrics[at]);
   out->recovery_s = next - fault_time;
   out->standing_s = next - time_of(metrics[at - 1]);
@@ -126,22 +127,51 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   return true;
 }
 
+pid_t Bench::some_rank(int trial) {
+  std::vector<testing::Cluster::Rank> ranks;
+  testing::wait_until(
+      [&] {
+        ranks = cluster_.ranks();
+        return ranks.size() == static_cast<size_t>(workers_);
+      },
+      kPatienceMs);
+  return ranks.empty() ? -1
+                       : ranks[static_cast<size_t>(trial) % ranks.size()].pid;
+}
+
 bool Bench::rank_killed(int trial, Trial* out) {
-  const auto pids =
-      cluster_.rank_pids(static_cast<size_t>(workers_), kPatienceMs);
-  if (pids.empty()) return false;
-  const pid_t pid = pids.at(trial % workers_);
+  const pid_t pid = some_rank(trial);
+  if (pid <= 0) return false;
   const int64_t g = generation();
   const double t = unix_seconds();
   kill(pid, SIGKILL);
   return measure(t, g, out) && settle();
 }
 
-bool Bench::worker_killed(int trial, Trial* out) {
+bool Bench::rank_stopped(int trial, Trial* out) {
+  const pid_t pid = some_rank(trial);
+  if (pid <= 0) return false;
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  kill(pid, SIGSTOP);
+  return measure(t, g, out) && settle();
+}
+
+// At once, as a service manager does.
+bool Bench::worker_restarted(int trial, Trial* out) {
   const std::string name = name_of(trial);
   const int64_t g = generation();
   const double t = unix_seconds();
   cluster_.worker(name).kill(SIGKILL);
+  cluster_.worker(name).wait_ms(kPatienceMs);
+  cluster_.start_worker({name});
+  return measure(t, g, out) && settle();
+}
+
+bool Bench::host_lost(int trial, Trial* out) {
+  const std::string name = name_of(trial);
+  const int64_t g = generation();
+  const double t = cluster_.lose_host(name);
   const bool ok = measure(t, g, out);
   cluster_.start_worker({name});
   return ok && settle();
@@ -178,6 +208,16 @@ bool Bench::drain(int trial, Trial* out) {
   return ok && settle();
 }
 
+bool Bench::scale(int, Trial* out) {
+  const int64_t g = generation();
+  const double t = unix_seconds();
+  (void)cluster_.remesh(
+      {"scale", std::to_string(workers_ - 1), cluster_.run_dir()});
+  const bool ok = measure(t, g, out);
+  (void)cluster_.remesh({"scale", "0", cluster_.run_dir()});
+  return ok && settle();
+}
+
 // Killed and at once started again, as `remesh run` and systemd do.
 bool Bench::coordinator_killed(int, GapTrial* out) {
   testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
@@ -189,7 +229,7 @@ bool Bench::coordinator_killed(int, GapTrial* out) {
   testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
   const bool heard = testing::wait_until(
       [&] {
-        const auto m = cluster_.metrics();
+        const auto& m = cluster_.metrics();
         return time_of(m.back()) > t + kWindowS;
       },
       kPatienceMs);
@@ -198,17 +238,17 @@ bool Bench::coordinator_killed(int, GapTrial* out) {
                cluster_.describe());
     return false;
   }
-  const auto m = cluster_.metrics();
+  const auto& m = cluster_.metrics();
   out->longest_s = largest(gaps(m, t, t + kWindowS));
   out->longest_before_s = largest(gaps(m, t - kWindowS, t));
   out->median_s = median(gaps(m, t - kWindowS, t + kWindowS));
   return true;
 }
 
-double Bench::median_step_s() const {
+double Bench::median_step_s(double since) const {
   std::vector<double> steps;
   for (const Json& m : cluster_.metrics())
-    steps.push_back(m.value("step_s", 0.0));
+    if (time_of(m) >= since) steps.push_back(m.value("step_s", 0.0));
   return median(steps);
 }
 

@@ -1,8 +1,9 @@
 // The faults that bench_elastic measures, each on a running cluster.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -28,12 +29,19 @@ struct GapTrial {
   double median_s = -1;
 };
 
+struct BenchOptions {
+  int workers = 4;
+  int interval = 100;  // of checkpoints
+  int dead_after_ms = 2000;
+  double hang_after_s = 2;
+  int zero_stage = 1;
+};
+
 class Bench {
  public:
-  // A cluster of `workers` daemons with a slot each, training; aborts when it
-  // does not start.
-  Bench(const std::string& data_path, int workers, int interval,
-        int dead_after_ms);
+  // A cluster of daemons with a slot each, training; aborts when it does not
+  // start.
+  Bench(const std::string& data_path, const BenchOptions& options);
   ~Bench();
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
@@ -41,13 +49,17 @@ class Bench {
   // Each leaves the cluster as it was. False (with the reason on stderr) when
   // it does not recover within a minute.
   bool rank_killed(int trial, Trial* out);
-  bool worker_killed(int trial, Trial* out);
+  bool worker_restarted(int trial, Trial* out);  // killed, back under its name
+  bool host_lost(int trial, Trial* out);         // ... and its memory with it
+  bool rank_stopped(int trial, Trial* out);
   bool worker_stopped(int trial, Trial* out);
   bool join(int trial, Trial* out);
   bool drain(int trial, Trial* out);
+  bool scale(int trial, Trial* out);  // one slot less
   bool coordinator_killed(int trial, GapTrial* out);
 
-  double median_step_s() const;
+  // Of the steps finished since that moment.
+  double median_step_s(double since) const;
   // Rank 0's start of the newest generation, by its parts, from its log.
   std::string start_parts() const;
 
@@ -55,6 +67,7 @@ class Bench {
   std::string name_of(int index) const;
   bool settle();
   int64_t generation() const;
+  pid_t some_rank(int trial);
   bool measure(double fault_time, int64_t generation, Trial* out);
 
   testing::Cluster cluster_;

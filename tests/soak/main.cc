@@ -107,8 +107,8 @@ std::vector<std::string> compare(const Options& o, const std::string& data_path,
   if (!(std::abs(a / b - 1) <= kMostLossDifference))
     errors.push_back("the final validation loss is another");
   if (o.keep_mesh) {
-    const int64_t at =
-        first_difference(disturbed.metric_lines(), calm.metric_lines());
+    const int64_t at = testing::first_difference(disturbed.metric_lines(),
+                                                 calm.metric_lines());
     if (at == 0)
       fmt::print("every loss of the {} steps is the same to the bit\n", steps);
     else
@@ -144,7 +144,8 @@ int run(const Options& o) {
   std::fflush(stdout);
   if (!soak.run()) return report({"the run did not go on"}, o, 0);
   testing::Cluster& c = soak.cluster();
-  const Findings found = check_records(c.metrics(), c.events(), soak.windows());
+  const testing::Findings found =
+      testing::check_records(c.metrics(), c.events(), soak.windows());
   std::vector<std::string> errors = found.errors;
   print_faults(soak.faults());
   fmt::print(

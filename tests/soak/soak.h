@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "tests/soak/checks.h"
 #include "tests/testing/cluster.h"
+#include "tests/testing/records.h"
 #include "tests/testing/small_disk.h"
 
 namespace remesh::soak {
@@ -80,7 +80,7 @@ class Soak {
 
   testing::Cluster& cluster() { return cluster_; }
   const std::vector<Fault>& faults() const { return faults_; }
-  const std::vector<Window>& windows() const { return windows_; }
+  const std::vector<testing::Window>& windows() const { return windows_; }
   const std::map<int, Resident>& residents() const { return residents_; }
   bool has_small_disk() const { return disk_.mounted(); }
   int64_t last_step() const { return last_step_; }
@@ -137,7 +137,7 @@ class Soak {
   int hosts_lost_ = 0;     // since the mesh was whole
   bool alone_ = true;      // the next fault meets a whole mesh
   std::vector<Fault> faults_;
-  std::vector<Window> windows_;
+  std::vector<testing::Window> windows_;
   std::map<int, Resident> residents_;  // by pid
   int64_t last_step_ = 0;
 };

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 #include "tests/testing/leftovers.h"
 
 namespace remesh::testing {
@@ -159,14 +160,16 @@ Process& Cluster::start_worker(const WorkerStart& start) {
   return *slot;
 }
 
-void Cluster::lose_host(const std::string& worker) {
+double Cluster::lose_host(const std::string& worker) {
   const std::vector<Rank> all = ranks();
+  const double moment = unix_seconds();
   this->worker(worker).kill(SIGKILL);
   for (const Rank& r : all)
     if (r.worker == worker) kill(r.pid, SIGKILL);
   this->worker(worker).wait_ms(kEndMs);
   std::error_code ignored;
   fs::remove_all(shared_folder(scratch(), worker), ignored);
+  return moment;
 }
 
 std::string Cluster::state_folder(const std::string& worker) const {

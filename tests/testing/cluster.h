@@ -73,8 +73,9 @@ class Cluster {
   Process& worker(const std::string& name) { return *workers_.at(name); }
   Process& coordinator() { return *coordinator_; }
   Process& run() { return *run_; }
-  // A host as it is lost: the worker's daemon, its ranks, their memory.
-  void lose_host(const std::string& worker);
+  // A host as it is lost: the worker's daemon, its ranks, their memory. Returns
+  // the moment, in unix seconds.
+  double lose_host(const std::string& worker);
   // Folder of the worker's states in shared memory.
   std::string state_folder(const std::string& worker) const;
   // `remesh ARGS...`, with this job's environment.

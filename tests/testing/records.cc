@@ -1,4 +1,4 @@
-#include "tests/soak/checks.h"
+#include "tests/testing/records.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 
 #include "tests/testing/cluster.h"
 
-namespace remesh::soak {
+namespace remesh::testing {
 namespace {
 
 bool inside(const std::vector<Window>& windows, double time) {
@@ -29,7 +29,7 @@ Findings check_records(const std::vector<Json>& metrics,
                        const std::vector<Window>& windows) {
   Findings out;
   out.steps = static_cast<int64_t>(metrics.size());
-  const std::string broken = testing::sequence_error(metrics);
+  const std::string broken = sequence_error(metrics);
   if (!broken.empty()) out.errors.push_back("metrics.jsonl: " + broken);
   std::map<int64_t, std::string> digest_of;
   for (const Json& m : metrics) {
@@ -39,6 +39,7 @@ Findings check_records(const std::vector<Json>& metrics,
       out.errors.push_back(
           fmt::format("step {} has no digest", m.value("step", 0)));
   }
+  std::map<int64_t, int64_t> restored;  // generation -> step
   // Steps computed again on another mesh have other bits, and metrics.jsonl
   // shows the first ones.
   std::set<int64_t> computed_again;
@@ -56,6 +57,7 @@ Findings check_records(const std::vector<Json>& metrics,
       const int64_t lost = e.value("lost_steps", int64_t{0});
       out.lost_steps += lost;
       const int64_t step = e.value("step", int64_t{0});
+      restored[e.value("generation", int64_t{0})] = step;
       for (int64_t k = 1; k <= lost; ++k) computed_again.insert(step + k);
       if (lost == 0 || inside(windows, time)) continue;
       out.lost_outside += lost;
@@ -63,7 +65,7 @@ Findings check_records(const std::vector<Json>& metrics,
           fmt::format("{} finished steps lost: {}", lost, e.dump()));
     }
     if (name == "training" && e.contains("digest")) {
-      const int64_t step = e.value("step", int64_t{0});
+      const int64_t step = restored[e.value("generation", int64_t{0})];
       if (step == 0 || computed_again.contains(step)) continue;
       const auto it = digest_of.find(step);
       ++out.digests;
@@ -80,10 +82,9 @@ int64_t first_difference(const std::vector<std::string>& lines_a,
                          const std::vector<std::string>& lines_b) {
   for (size_t i = 0; i < std::max(lines_a.size(), lines_b.size()); ++i)
     if (i >= lines_a.size() || i >= lines_b.size() ||
-        testing::raw_value(lines_a[i], "loss") !=
-            testing::raw_value(lines_b[i], "loss"))
+        raw_value(lines_a[i], "loss") != raw_value(lines_b[i], "loss"))
       return static_cast<int64_t>(i) + 1;
   return 0;
 }
 
-}  // namespace remesh::soak
+}  // namespace remesh::testing

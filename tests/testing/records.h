@@ -1,4 +1,5 @@
-// What the records of a run must say after faults, whatever they were. Pure.
+// What metrics.jsonl and events.jsonl of a run must say after faults, whatever
+// they were. Pure.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,7 @@
 
 #include "tests/testing/files.h"
 
-namespace remesh::soak {
-
-using testing::Json;
+namespace remesh::testing {
 
 // Steps that a loss was allowed to take, because more hosts went at once than
 // there were replicas for: finished in (from, to] of unix time.
@@ -39,4 +38,4 @@ Findings check_records(const std::vector<Json>& metrics,
 int64_t first_difference(const std::vector<std::string>& lines_a,
                          const std::vector<std::string>& lines_b);
 
-}  // namespace remesh::soak
+}  // namespace remesh::testing

@@ -1,0 +1,173 @@
+// State in shared memory: no fault and no change of the mesh costs a finished
+// step, and what is restored is what was there.
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "tests/e2e/e2e.h"
+#include "tests/testing/records.h"
+
+namespace remesh::e2e {
+namespace {
+namespace fs = std::filesystem;
+
+// No checkpoint is written but for the one at the end of the job.
+Settings in_memory(Settings more = {}) {
+  more.emplace("train.digest", "true");
+  more.emplace("checkpoint.interval", "0");
+  return more;
+}
+
+class StateTest : public E2e {
+ protected:
+  // Files of states in a worker's shared memory.
+  size_t segments(const std::string& worker) {
+    size_t n = 0;
+    std::error_code ignored;
+    for (const auto& e :
+         fs::directory_iterator(c().state_folder(worker), ignored))
+      n += e.is_regular_file() ? 1 : 0;
+    return n;
+  }
+  size_t checkpoints() {
+    std::error_code ignored;
+    return static_cast<size_t>(
+        std::distance(fs::directory_iterator(c().checkpoints(), ignored), {}));
+  }
+  // Every generation after the first began from memory and lost nothing, and
+  // its state was that of its step.
+  void expect_nothing_lost(int64_t generations) {
+    const testing::Findings found =
+        testing::check_records(c().metrics(), c().events(), {});
+    for (const std::string& e : found.errors) ADD_FAILURE() << e;
+    EXPECT_EQ(found.lost_steps, 0);
+    EXPECT_GE(found.generations, generations);
+    EXPECT_EQ(found.from_memory, found.generations - 1);
+    EXPECT_EQ(found.digests, found.generations - 1);
+  }
+  void kill_rank(int rank, size_t ranks) {
+    const auto pids = c().rank_pids(ranks);
+    ASSERT_EQ(pids.size(), ranks);
+    const size_t failures = c().events_named("failure").size();
+    kill(pids.at(rank), SIGKILL);
+    ASSERT_TRUE(c().wait_for_event("failure", failures + 1));
+  }
+};
+
+TEST_F(StateTest, KilledRanksCostNoStepAndNoBit) {
+  const Settings job = in_memory({{"train.steps", "80"},
+                                  {"elastic.min_slots", "2"},
+                                  {"elastic.max_slots", "2"}});
+  make(job);
+  c().start_run(2);
+  expect_exit(c().run(), 0, 60'000);
+  const auto undisturbed = c().metric_lines();
+  ASSERT_EQ(undisturbed.size(), 80U);
+
+  make(job);
+  c().start_coordinator();
+  for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
+  for (const int rank : {0, 1}) {
+    ASSERT_TRUE(c().wait_for_step(10 + 25 * rank));
+    EXPECT_GE(segments("w1"), 1U);
+    kill_rank(rank, 2);
+    if (HasFatalFailure()) return;
+    ASSERT_TRUE(c().wait_for_step(c().last_step() + 1));
+  }
+  expect_exit(c().coordinator(), 0, 60'000);
+  for (const char* name : {"w1", "w2"}) expect_exit(c().worker(name), 0);
+  expect_sequence(80);
+  expect_nothing_lost(3);
+  EXPECT_EQ(testing::first_difference(undisturbed, c().metric_lines()), 0);
+}
+
+// Half of the state is nowhere else: no replicas, and the halves differ.
+TEST_F(StateTest, AWorkerThatComesBackBringsItsState) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"},
+                          {"elastic.replicate_every", "0"},
+                          {"elastic.rejoin_wait_ms", "10000"}})));
+  start_services(2, 5);
+  c().worker("w2").kill(SIGKILL);
+  ASSERT_TRUE(c().worker("w2").wait_ms(5000));
+  EXPECT_GE(segments("w2"), 1U);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const int64_t at = c().last_step();
+  c().start_worker({.name = "w2"});
+  ASSERT_TRUE(c().wait_for_dp(2, at));
+  expect_nothing_lost(2);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(StateTest, ALostHostCostsNoStepWhereReplicasAre) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"}})));
+  start_services(3, 5);
+  c().lose_host("w2");
+  EXPECT_EQ(segments("w2"), 0U);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const int64_t at = c().last_step();
+  // And of what is left, after a new host has come, another one.
+  c().start_worker({.name = "w4"});
+  ASSERT_TRUE(c().wait_for_dp(3, at));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  c().lose_host("w1");
+  ASSERT_TRUE(c().wait_for_dp(2, c().last_step() + 1));
+  expect_nothing_lost(4);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+TEST_F(StateTest, PlannedChangesGoThroughMemory) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"}})));
+  start_services(2, 5);
+  c().start_worker({.name = "w3"});
+  ASSERT_TRUE(c().wait_for_dp(3));
+  Finished f = c().remesh({"drain", "w1", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_exit(c().worker("w1"), 0);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  f = c().remesh({"scale", "1", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  ASSERT_TRUE(c().wait_for_dp(1));
+  f = c().remesh({"scale", "0", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
+  f = c().remesh({"mesh", "dp1,tp2", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  ASSERT_TRUE(testing::wait_until(
+      [&] { return c().metrics().back()["mesh"]["tp"] == 2; }, 20'000));
+  c().worker("w2").kill(SIGTERM);
+  expect_exit(c().worker("w2"), 0);
+  ASSERT_TRUE(c().wait_for_dp(1, c().last_step()));
+  expect_nothing_lost(7);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  EXPECT_EQ(checkpoints(), 0U);
+  stop_in_order();
+  EXPECT_EQ(checkpoints(), 1U);
+  expect_sequence(c().last_step());
+}
+
+TEST_F(StateTest, WithoutItTheStateComesFromCheckpoints) {
+  make(endless({{"elastic.keep_state", "false"},
+                {"train.digest", "true"},
+                {"checkpoint.interval", "5"}}));
+  start_services(2, 8);
+  EXPECT_EQ(segments("w1") + segments("w2"), 0U);
+  ASSERT_TRUE(c().wait_for_event("checkpoint"));
+  const int64_t at = c().last_step();
+  kill_rank(1, 2);
+  if (HasFatalFailure()) return;
+  ASSERT_TRUE(c().wait_for_dp(2, at + 3));
+  const Json mesh = c().events_named("mesh").back();
+  EXPECT_NE(mesh.value("source", "").find("step-"), std::string::npos) << mesh;
+  const Finished f = c().remesh({"drain", "w2", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_exit(c().worker("w2"), 0);
+  ASSERT_TRUE(c().wait_for_dp(1));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
+}  // namespace
+}  // namespace remesh::e2e
