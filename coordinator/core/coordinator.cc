@@ -6,6 +6,7 @@
 
 #include "coordinator/core/job_shape.h"
 #include "proto/base/check.h"
+#include "proto/base/rng.h"
 
 namespace remesh::core {
 namespace {
@@ -24,13 +25,17 @@ bool terminal(pb::Durable::Phase p) {
 }  // namespace
 
 Coordinator::Coordinator(Options options)
-    : options_(std::move(options)), shape_(shape_of(options_.job)) {}
+    : options_(std::move(options)), shape_(shape_of(options_.job)) {
+  if (shape_ && options_.job.elastic().keep_state())
+    table_ = geometry::ParamTable::llama(shape_->model);
+}
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
   actions_.clear();
-  now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
+  now_ms_ = started_ms_ = phase_since_ms_ = loss_ms_ = now_ms;
   last_finished_ = options_.last_finished_step;
   last_metrics_ = options_.last_metrics;
+  first_steps_ = options_.first_steps;
   if (options_.restored) durable_ = *options_.restored;
   // Where the journal is gone, the metrics still know.
   if (last_metrics_)
@@ -45,7 +50,13 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     durable_.set_same_failures(0);
     durable_.clear_cause();
     durable_.clear_bad_checkpoints();
+    durable_.clear_bad_states();
   }
+  if (keeps_state() && durable_.state_job() == 0)
+    durable_.set_state_job(std::max<uint64_t>(
+        1, hash64(fmt::format("{} {} {}", options_.run_dir,
+                              options_.epoch_floor, durable_.epoch()))));
+  if (!check_scale(durable_.scale()).ok()) durable_.clear_scale();
   if (terminal(durable_.phase())) {
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
   } else if (durable_.phase() != pb::Durable::WAITING) {
@@ -60,7 +71,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
       m.report.set_slots(p.slots());
       m.report.set_cores(p.cores());
       m.report.set_memory_bytes(p.memory_bytes());
-      m.draining = p.draining();
+      m.draining = drains(p.name(), p.incarnation());
       m.heard_ms = now_ms_ + kReconnectSlackMs;
       members_[p.name()] = m;
     }
@@ -127,6 +138,7 @@ void Coordinator::handle(const ReportReceived& e) {
   if (it == members_.end() || back) {
     if (it == members_.end())
       it = members_.insert_or_assign(r.worker(), Member{}).first;
+    it->second.draining = drains(r.worker(), r.incarnation());
     it->second.alive = true;
     it->second.death.clear();
     last_join_ms_ = now_ms_;
@@ -162,10 +174,22 @@ void Coordinator::handle(const ReportReceived& e) {
     persist();
   }
   if (r.generation() > durable_.generation()) skip_to(r);
+  // While nothing runs, also words of those who were given up are welcome.
+  const bool waiting = durable_.phase() == pb::Durable::WAITING;
   if (r.generation() == durable_.generation() &&
-      participates(r.worker(), r.incarnation()))
+      (waiting || participates(r.worker(), r.incarnation())))
     for (const pb::StepMetrics& s : r.metrics())
-      if (s.step() > last_finished_) pending_metrics_.emplace(s.step(), s);
+      if (s.step() > last_finished_ &&
+          (!waiting || s.generation() == r.generation()))
+        pending_metrics_.emplace(s.step(), s);
+}
+
+// Whether a command asked this life of the worker to go.
+bool Coordinator::drains(const std::string& name, uint64_t incarnation) const {
+  const auto& all = durable_.draining();
+  return std::any_of(all.begin(), all.end(), [&](const auto& d) {
+    return d.name() == name && d.incarnation() == incarnation;
+  });
 }
 
 // A journal was lost: numbers are never used twice. A generation that was
@@ -272,6 +296,12 @@ bool Coordinator::all_quiesced() const {
   return true;
 }
 
+bool Coordinator::everybody_heard() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& m) {
+    return !m.second.alive || m.second.reported;
+  });
+}
+
 bool Coordinator::all_started() const {
   for (const pb::Durable::Member& p : durable_.participants()) {
     const Member* m = live_participant(p.name());
@@ -314,6 +344,7 @@ void Coordinator::expire_members() {
       if (!m.death.empty()) {
         worker_gone(it->first, m, m.death);
         m.alive = false;
+        loss_ms_ = now_ms_;
       }
     }
     const bool needed = participates(it->first, m.report.incarnation()) &&
@@ -335,6 +366,7 @@ void Coordinator::reconcile() {
   expire_members();
   watch_checkpoints();
   take_metrics();
+  watch_hand_over();
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       reconcile_waiting();
@@ -357,7 +389,7 @@ void Coordinator::reconcile() {
 }
 
 void Coordinator::reconcile_waiting() {
-  if (durable_.stop_requested())
+  if (durable_.stop_requested() && !stop_needs_save())
     return terminate(pb::Durable::STOPPED, "stopped as asked");
   if (scanning_ || now_ms_ < not_before_ms_) return;
   if (job_finished() && !finish_checked_) {
@@ -380,9 +412,15 @@ void Coordinator::reconcile_waiting() {
     }
     return;
   }
-  if (gathering_ &&
+  // After a fault those who were there go on at once; who comes later makes a
+  // planned change.
+  const bool all_back = keeps_state() &&
+                        durable_.assignment().ranks_size() > 0 &&
+                        gone_holders().empty();
+  if (gathering_ && !all_back &&
       now_ms_ - last_join_ms_ < options_.job.elastic().join_window_ms())
     return;
+  if (keeps_state() && (!inventories_known() || awaits_rejoin())) return;
   scanning_ = true;
   act(ScanCheckpoints{});
 }
@@ -391,10 +429,14 @@ void Coordinator::reconcile_preparing() {
   std::string why;
   bool must = false;
   if (const auto lost = find_loss()) return begin_abort(*lost);
-  if (durable_.stop_requested() || (wants_other_mesh(&why, &must) && must)) {
+  if (const std::string lost = lost_source(); !lost.empty())
     return begin_abort(
-        {.text = durable_.stop_requested() ? "stop" : why, .failure = false});
-  }
+        {.text = fmt::format("worker {} went with a state to begin with", lost),
+         .worker = lost,
+         .failure = false});
+  const bool wanted = wants_other_mesh(&why, &must);
+  if (wanted && must && !(durable_.stop_requested() && stop_needs_save()))
+    return begin_abort({.text = why, .failure = false});
   for (const auto& [name, m] : members_) {
     if (!m.alive) continue;
     if (!m.reported) return;
@@ -425,6 +467,10 @@ void Coordinator::reconcile_live() {
     return;
   }
   if (must && !durable_.must_stop()) return finish_with(why, true);
+  if (!durable_.finish_saves() && everybody_heard() && must_save_to_finish()) {
+    durable_.set_finish_saves(true);
+    persist();
+  }
   // Ranks that could not save go on, unless they must stop.
   bool refused = false;
   for (const auto& [name, m] : members_)
@@ -469,8 +515,9 @@ pb::Directive Coordinator::directive_for(const std::string& name,
   if (terminal(durable_.phase())) {
     d.set_goal(pb::Directive::SHUTDOWN);
     d.set_reason(durable_.cause());
-  } else if (m.leaving() && (!part || !has_ranks(name) ||
-                             durable_.phase() == pb::Durable::WAITING)) {
+  } else if (m.leaving() && !needs_memory_of(name, m) &&
+             (!part || !has_ranks(name) ||
+              durable_.phase() == pb::Durable::WAITING)) {
     d.set_goal(pb::Directive::LEAVE);
   } else if (part) {
     switch (durable_.phase()) {
@@ -484,6 +531,7 @@ pb::Directive Coordinator::directive_for(const std::string& name,
       case pb::Durable::FINISHING:
         d.set_goal(pb::Directive::FINISH);
         d.set_must_stop(durable_.must_stop());
+        d.set_save(durable_.finish_saves());
         break;
       case pb::Durable::ABORTING:
         d.set_goal(pb::Directive::ABORT);
@@ -507,9 +555,9 @@ void Coordinator::send_directives() {
     if (!m.alive || !m.reported) continue;
     pb::Directive d = directive_for(name, m);
     const std::string key =
-        fmt::format("{}/{}/{}/{}/{}/{}", m.report.incarnation(), d.generation(),
-                    static_cast<int>(d.goal()), d.must_stop(),
-                    d.checkpoint_request(), d.want_fences());
+        fmt::format("{}/{}/{}/{}/{}/{}/{}", m.report.incarnation(),
+                    d.generation(), static_cast<int>(d.goal()), d.must_stop(),
+                    d.save(), d.checkpoint_request(), d.want_fences());
     if (key == m.directive_key && now_ms_ - m.directive_ms < kResendMs)
       continue;
     m.directive_key = key;
@@ -522,6 +570,8 @@ void Coordinator::send_directives() {
     d.set_report_every_ms(options_.job.elastic().report_every_ms());
     d.set_dead_after_ms(options_.job.elastic().dead_after_ms());
     d.set_job(options_.job.job().name());
+    if (keeps_state()) d.set_state_job(durable_.state_job());
+    m.sent_away = m.sent_away || d.goal() == pb::Directive::LEAVE;
     act(SendDirective{std::move(d)});
   }
 }

@@ -7,6 +7,9 @@
 //    live participant has said that no older rank of it is alive;
 //  * a step enters metrics.jsonl once, in order, and only after every rank has
 //    committed it;
+//  * a generation begins with the newest state that is whole (inventory.h), in
+//    the memory of the workers before checkpoints; a worker is sent away when
+//    no generation needs what it holds any more;
 //  * what it must not forget is in a Persist action before the actions that
 //    act on it;
 //  * when faults stop, the job goes on and ends.
@@ -21,10 +24,13 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "coordinator/core/inventory.h"
+#include "parallel/geometry/param_table.h"
 #include "parallel/planner/deal.h"
 #include "proto/control.pb.h"
 
@@ -49,6 +55,7 @@ struct CommandReceived {
 // A committed checkpoint whose manifest verified.
 struct CheckpointInfo {
   int64_t step = 0;
+  int64_t generation = 0;  // 0: not known
   std::string path;
   std::vector<pb::StepMetrics> recent;  // the last steps before it
 };
@@ -107,6 +114,8 @@ struct Options {
   // From metrics.jsonl: the last step in it, 0 when there is none.
   int64_t last_finished_step = 0;
   std::optional<pb::StepMetrics> last_metrics;
+  // Also from there: the first step of each generation in it.
+  std::vector<FirstStep> first_steps;
   // From the journal, when this is not the first life on the run directory.
   std::optional<pb::Durable> restored;
   // `remesh run --resume` of an ended or stopped job: go on from the newest
@@ -118,6 +127,9 @@ struct Options {
   // Seconds of unix time at monotonic zero, for the times in events.
   double unix_offset_s = 0;
 };
+
+// Where a generation's state comes from, in words.
+std::string source_text(const pb::Source& source);
 
 class Coordinator {
  public:
@@ -144,8 +156,9 @@ class Coordinator {
     int64_t lost_ms = -1;  // connection broke, not heard since
     bool alive = true;
     bool draining = false;
-    bool reported = false;  // in this life of the coordinator
-    std::string death;      // why it is not alive
+    bool sent_away = false;  // was told to leave
+    bool reported = false;   // in this life of the coordinator
+    std::string death;       // why it is not alive
     int64_t directive_ms = -1;
     std::string directive_key;  // what the last one said, to spot a change
     std::map<int, Progress> progress;  // by rank
@@ -189,6 +202,7 @@ class Coordinator {
   const Member* live_participant(const std::string& name) const;
   bool quiesced(const Member& m) const;
   bool all_quiesced() const;
+  bool everybody_heard() const;
   bool all_started() const;
   void worker_gone(const std::string& name, const Member& m,
                    const std::string& why);
@@ -200,6 +214,8 @@ class Coordinator {
   std::optional<geometry::Layout> pinned() const;
   std::optional<pb::Mesh> mesh_before() const;
   Status ask_mesh(const std::string& layout);
+  Status ask_scale(int64_t slots);
+  Status check_scale(int64_t slots) const;
   // Gives the layout asked for up when `chosen` is another; says which.
   std::string release_pin(const geometry::Layout& chosen);
   void emit_released(const std::string& layout);
@@ -208,8 +224,35 @@ class Coordinator {
   // Planning.
   bool wants_other_mesh(std::string* why, bool* must) const;
   void plan(const CheckpointsScanned& scan);
+  void add_participant(const std::string& name, const Member& m,
+                       pb::Assignment* a);
   bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
+  std::string no_checkpoint(const CheckpointsScanned& scan) const;
+  bool refuses(const std::string& checkpoint) const;
+  void take_recent(const CheckpointsScanned& scan, const std::string& first);
   void fill_metrics(int64_t up_to);
+
+  // States in memory (states.cc).
+  bool keeps_state() const { return table_.has_value(); }
+  bool inventory_known(const Member& m) const;
+  bool inventories_known() const;
+  bool saved_at_end(const CheckpointsScanned& scan);
+  bool source_from_states(const CheckpointsScanned& scan,
+                          const planner::Deal& deal, pb::Source* source);
+  Choice choose(const CheckpointsScanned& scan, const planner::Deal& deal,
+                Inventory* in, std::vector<pb::StateHolding>* messages) const;
+  int64_t last_known_step() const;
+  void refuse_source();
+  std::string lost_source() const;
+  std::set<std::string> gone_holders() const;
+  int64_t rejoin_until_ms() const;
+  bool awaits_rejoin() const;
+  bool begin_rejoin_wait();
+  void watch_hand_over();
+  bool needs_memory_of(const std::string& name, const Member& m) const;
+  bool must_save_to_finish() const;
+  bool stop_needs_save() const;
+  bool drains(const std::string& name, uint64_t incarnation) const;
 
   // Ends of generations.
   std::optional<Cause> find_exit() const;
@@ -226,6 +269,7 @@ class Coordinator {
 
   // Steps.
   void take_metrics();
+  std::optional<uint64_t> restored_digest() const;
   void append_metrics(const pb::StepMetrics& m);
   void watch_checkpoints();
   int64_t min_committed() const;
@@ -237,6 +281,7 @@ class Coordinator {
   pb::EventRecord event(const std::string& name) const;
   void emit(pb::EventRecord record);
   pb::Reply answer(const pb::Command& command);
+  void note_drain(const std::string& name, const Member& m);
   void fill_worker_status(const std::string& name, const Member& m,
                           pb::WorkerStatus* out) const;
   void fill_prediction(pb::RankStatus* rank) const;
@@ -249,6 +294,8 @@ class Coordinator {
 
   Options options_;
   const std::optional<planner::JobShape> shape_;
+  // Of the model whose states are kept in memory; none: they are not kept.
+  std::optional<geometry::ParamTable> table_;
   int64_t now_ms_ = 0;
   std::vector<Action> actions_;
   pb::Durable durable_;
@@ -276,8 +323,12 @@ class Coordinator {
   int64_t last_join_ms_ = 0;
   int64_t not_before_ms_ = 0;  // back-off after repeated failures
   std::string waiting_for_;
-  std::optional<Cause> cause_;      // of the abort under way
-  int64_t change_began_ms_ = -1;    // training stands since
+  std::optional<Cause> cause_;     // of the abort under way
+  int64_t change_began_ms_ = -1;   // training stands since
+  int64_t loss_ms_ = 0;            // a worker that held a state was lost then
+  std::set<std::string> awaited_;  // those, since steps would be lost
+  bool handed_over_ = false;  // nobody needs the states this one began with
+  std::vector<FirstStep> first_steps_;
   int64_t lost_steps_ = 0;          // by the change under way
   int64_t refused_until_ms_ = 0;    // optional stops are off: saving fails
   std::map<int, int64_t> refused_;  // stops refused so far, by rank

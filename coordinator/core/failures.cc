@@ -215,7 +215,7 @@ void Coordinator::account_failure() {
   durable_.set_last_failure_rank(c.rank);
   durable_.set_last_failure_step(c.step);
   if (c.exit_code == kExitBadSource) {
-    durable_.add_bad_checkpoints(durable_.assignment().source().path());
+    refuse_source();
     durable_.set_same_failures(0);  // the next source is another one
   }
   if (c.exit_code == kExitCannotContinue)

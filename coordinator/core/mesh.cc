@@ -32,6 +32,7 @@ planner::DealRequest Coordinator::request() const {
       job.train().global_batch_size() / job.train().local_batch_size();
   r.min_slots = static_cast<int>(job.elastic().min_slots());
   r.max_slots = static_cast<int>(job.elastic().max_slots());
+  if (durable_.scale() > 0) r.max_slots = durable_.scale();
   for (const pb::RankPlace& p : durable_.assignment().ranks())
     r.previous.push_back({.rank = p.rank(),
                           .worker = p.worker(),
@@ -126,6 +127,11 @@ Status Coordinator::ask_mesh(const std::string& text) {
     r.layouts = {layout};
     if (shape_) RETURN_IF_ERROR(planner::admit(*shape_, layout));
     const auto& elastic = options_.job.elastic();
+    if (durable_.scale() > 0 && layout.world() > durable_.scale())
+      return invalid_argument(
+          fmt::format("{} has {} ranks, and the job is scaled to {} slots; "
+                      "`remesh scale all` uses all of them again",
+                      layout.to_string(), layout.world(), durable_.scale()));
     if (layout.world() < elastic.min_slots() ||
         (elastic.max_slots() != -1 && layout.world() > elastic.max_slots()))
       return invalid_argument(
@@ -148,6 +154,67 @@ Status Coordinator::ask_mesh(const std::string& text) {
   e.set_detail(pin.empty() ? "the mesh is chosen by the slots again"
                            : pin + " until another is asked for");
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
+  emit(std::move(e));
+  return ok_status();
+}
+
+// Whether some mesh may have so many slots, however many there are; 0: all.
+Status Coordinator::check_scale(int64_t slots) const {
+  const auto& elastic = options_.job.elastic();
+  const int64_t most = elastic.max_slots();
+  if (slots == 0) return ok_status();
+  if (slots < elastic.min_slots() || (most != -1 && slots > most))
+    return invalid_argument(fmt::format(
+        "scale to {} slots: must be from elastic.min_slots = {} to {}, or 0 "
+        "for all",
+        slots, elastic.min_slots(),
+        most == -1 ? "any number"
+                   : fmt::format("elastic.max_slots = {}", most)));
+  planner::DealRequest r = request();
+  if (const auto pin = pinned()) {
+    if (pin->world() <= slots) return ok_status();
+    return invalid_argument(fmt::format(
+        "scale to {} slots: {} was asked for and has {} ranks; allowed are {} "
+        "slots and more, or `remesh mesh auto` first",
+        slots, pin->to_string(), pin->world(), pin->world()));
+  }
+  // On one host with so many slots and no limit of memory.
+  const auto admits = [&](int64_t n) {
+    r.previous.clear();
+    r.workers = {{.worker = "any",
+                  .host = "any",
+                  .slots = static_cast<int>(n),
+                  .cores = static_cast<int>(n)}};
+    r.max_slots = static_cast<int>(n);
+    return planner::deal_mesh(r);
+  };
+  const auto dealt = admits(slots);
+  if (dealt.ok()) return ok_status();
+  constexpr int64_t kLooksFurther = 64;
+  for (int64_t n = slots + 1; n <= (most == -1 ? slots + kLooksFurther : most);
+       ++n)
+    if (admits(n).ok())
+      return invalid_argument(
+          fmt::format("scale to {} slots: no mesh of the job is so small; "
+                      "allowed are {} slots and more",
+                      slots, n));
+  return dealt.status().with_context(fmt::format("scale to {} slots", slots));
+}
+
+Status Coordinator::ask_scale(int64_t slots) {
+  RETURN_IF_ERROR(check_scale(slots));
+  if (durable_.scale() == slots) return ok_status();
+  durable_.set_scale(static_cast<int>(slots));
+  const auto d = deal();
+  if (durable_.assignment().ranks_size() > 0 && d.ok() &&
+      d->layout != layout_of(durable_.assignment().mesh()))
+    durable_.set_mesh_asked(true);
+  persist();
+  pb::EventRecord e = event("scale_asked");
+  e.set_detail(slots == 0 ? "all slots are used again"
+                          : fmt::format("{} slots, the others are spares until "
+                                        "another number is asked for",
+                                        slots));
   emit(std::move(e));
   return ok_status();
 }

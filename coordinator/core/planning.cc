@@ -12,19 +12,58 @@ void Coordinator::finish_with(const std::string& reason, bool must) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   durable_.set_finish_reason(reason);
   durable_.set_must_stop(must);
+  durable_.set_finish_saves(must_save_to_finish());
   for (const auto& [name, m] : members_)
     for (const pb::RankStatus& s : m.report.ranks())
       refused_[s.rank()] = s.refused_stops();
   set_phase(pb::Durable::FINISHING);
 }
 
+bool Coordinator::refuses(const std::string& checkpoint) const {
+  const auto& bad = durable_.bad_checkpoints();
+  return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();
+}
+
+// Why to begin with fresh weights would be to forget what was trained: there
+// are checkpoints, and none is of use. "" when there are none.
+std::string Coordinator::no_checkpoint(const CheckpointsScanned& scan) const {
+  size_t bad = scan.invalid.size();
+  std::string first = bad > 0 ? scan.invalid.front() : "";
+  for (const CheckpointInfo& c : scan.valid) {
+    if (c.step > total_steps()) continue;
+    ++bad;
+    if (first.empty())
+      first = c.path + (refuses(c.path) ? ": does not load"
+                                        : ": is of a branch that was left");
+  }
+  if (bad == 0) return "";
+  return fmt::format(
+      "{} checkpoints exist and none can be loaded ({}); "
+      "move them away to start afresh",
+      bad, first);
+}
+
+// A committed checkpoint proves that every rank committed its step, also
+// where reports that said so were lost; reports alone prove nothing yet. What
+// the one at `first` says comes first.
+void Coordinator::take_recent(const CheckpointsScanned& scan,
+                              const std::string& first) {
+  std::map<int64_t, pb::StepMetrics> proven;
+  for (const bool is_first : {true, false})
+    for (const CheckpointInfo& c : scan.valid)
+      if ((c.path == first) == is_first)
+        for (const pb::StepMetrics& m : c.recent) proven.emplace(m.step(), m);
+  proven.merge(pending_metrics_);
+  pending_metrics_ = std::move(proven);
+}
+
+// Without states in memory: the newest checkpoint.
 bool Coordinator::choose_source(const CheckpointsScanned& scan,
                                 pb::Source* source) {
   const CheckpointInfo* best = nullptr;
   size_t bad = scan.invalid.size();
   for (const CheckpointInfo& c : scan.valid) {
-    const auto& refused = durable_.bad_checkpoints();
-    if (std::find(refused.begin(), refused.end(), c.path) != refused.end()) {
+    if (refuses(c.path)) {
       ++bad;
       continue;
     }
@@ -40,25 +79,12 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
                  : fmt::format("newest checkpoint that verifies; {} newer or "
                                "older ones do not",
                                bad));
-    // A committed checkpoint proves that every rank committed its step, also
-    // where reports that said so were lost; reports alone prove nothing yet.
-    std::map<int64_t, pb::StepMetrics> proven;
-    for (const pb::StepMetrics& m : best->recent) proven.emplace(m.step(), m);
-    for (const CheckpointInfo& c : scan.valid)
-      for (const pb::StepMetrics& m : c.recent) proven.emplace(m.step(), m);
-    proven.merge(pending_metrics_);
-    pending_metrics_ = std::move(proven);
+    take_recent(scan, best->path);
     fill_metrics(best->step);
     return true;
   }
-  if (bad > 0) {
-    std::string first = scan.invalid.empty()
-                            ? durable_.bad_checkpoints(0) + ": does not load"
-                            : scan.invalid.front();
-    terminate(pb::Durable::FAILED,
-              fmt::format("{} checkpoints exist and none can be loaded ({}); "
-                          "move them away to start afresh",
-                          bad, first));
+  if (const std::string none = no_checkpoint(scan); !none.empty()) {
+    terminate(pb::Durable::FAILED, none);
     return false;
   }
   source->set_kind(pb::Source::INIT);
@@ -69,7 +95,7 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
   return true;
 }
 
-// Steps up to the checkpoint's that were not yet known to be finished.
+// Steps up to the state's that were not yet known to be finished.
 void Coordinator::fill_metrics(int64_t up_to) {
   while (last_finished_ < up_to) {
     const auto it = pending_metrics_.find(last_finished_ + 1);
@@ -87,13 +113,30 @@ void Coordinator::fill_metrics(int64_t up_to) {
   }
 }
 
+void Coordinator::add_participant(const std::string& name, const Member& m,
+                                  pb::Assignment* a) {
+  a->add_workers(name);
+  a->add_hosts(m.report.host());
+  pb::Durable::Member* p = durable_.add_participants();
+  p->set_name(name);
+  p->set_incarnation(m.report.incarnation());
+  p->set_host(m.report.host());
+  p->set_slots(m.report.slots());
+  p->set_cores(m.report.cores());
+  p->set_memory_bytes(m.report.memory_bytes());
+}
+
 void Coordinator::plan(const CheckpointsScanned& scan) {
   pb::Assignment a;
-  if (!choose_source(scan, a.mutable_source())) return;
-  if (a.source().step() >= total_steps())
+  pb::Source* source = a.mutable_source();
+  if (!keeps_state() && !choose_source(scan, source)) return;
+  if (keeps_state() ? saved_at_end(scan) : source->step() >= total_steps())
     return terminate(pb::Durable::DONE, "");
   const auto dealt = deal();
   if (!dealt.ok()) return;  // too few workers now, or still
+  if (keeps_state() &&
+      (!inventories_known() || !source_from_states(scan, *dealt, source)))
+    return;
   // Where a journal was lost, checkpoints may know of more generations.
   for (const CheckpointInfo& c : scan.valid)
     for (const pb::StepMetrics& m : c.recent)
@@ -112,15 +155,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   durable_.clear_participants();
   for (const auto& [name, m] : members_) {
     if (!m.alive || !m.reported || m.leaving()) continue;
-    a.add_workers(name);
-    a.add_hosts(m.report.host());
-    pb::Durable::Member* p = durable_.add_participants();
-    p->set_name(name);
-    p->set_incarnation(m.report.incarnation());
-    p->set_host(m.report.host());
-    p->set_slots(m.report.slots());
-    p->set_cores(m.report.cores());
-    p->set_memory_bytes(m.report.memory_bytes());
+    add_participant(name, m, &a);
   }
   *a.mutable_job() =
       shape_ ? job_on(options_.job, *shape_, dealt->layout) : options_.job;
@@ -133,12 +168,13 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   const std::optional<pb::Mesh> before = mesh_before();
   if (before) *e.mutable_from() = *before;
   e.set_generation(a.generation());
-  e.set_source(a.source().kind() == pb::Source::INIT ? "initial weights"
-                                                     : a.source().path());
+  e.set_source(source_text(a.source()));
   e.set_lost_steps(lost_steps_);
   e.set_detail(dealt->reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
   waiting_for_.clear();
+  awaited_.clear();
+  handed_over_ = false;
   for (auto& [name, m] : members_) m.progress.clear();
   const std::string released = release_pin(dealt->layout);
   durable_.clear_mesh_asked();
@@ -196,6 +232,7 @@ void Coordinator::take_metrics() {
       *e.mutable_mesh() = durable_.assignment().mesh();
       e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
       e.set_lost_steps(lost_steps_);
+      if (const auto digest = restored_digest()) e.set_digest(*digest);
       emit(std::move(e));
       change_began_ms_ = -1;
       lost_steps_ = 0;
@@ -203,7 +240,19 @@ void Coordinator::take_metrics() {
   }
 }
 
+// Of the state that the generation began with, when it was asked for.
+std::optional<uint64_t> Coordinator::restored_digest() const {
+  for (const auto& [name, m] : members_)
+    if (m.reported && m.report.generation() == durable_.generation())
+      for (const pb::RankStatus& s : m.report.ranks())
+        if (s.has_restored_digest()) return s.restored_digest();
+  return std::nullopt;
+}
+
 void Coordinator::append_metrics(const pb::StepMetrics& m) {
+  if (std::none_of(first_steps_.begin(), first_steps_.end(),
+                   [&](auto& f) { return f.generation == m.generation(); }))
+    first_steps_.push_back({m.generation(), m.step()});
   last_finished_ = m.step();
   last_metrics_ = m;
   act(AppendMetrics{m});

@@ -89,6 +89,7 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
   out->set_recompute(job.train().recompute());
   out->set_recompute_every(job.train().recompute_every());
   if (!durable_.pinned().empty()) out->set_pinned(durable_.pinned());
+  if (durable_.scale() > 0) out->set_scale(durable_.scale());
   if (!shape_ || !planned) return;
   const geometry::Layout layout = layout_of(durable_.assignment().mesh());
   if (planner::admit(*shape_, layout).ok())
@@ -135,6 +136,17 @@ pb::JobStatus Coordinator::status(int64_t now_ms) const {
   return s;
 }
 
+// Those that are gone need not be remembered.
+void Coordinator::note_drain(const std::string& name, const Member& m) {
+  auto* drained = durable_.mutable_draining();
+  for (int i = drained->size() - 1; i >= 0; --i)
+    if (!considers_live(drained->Get(i).name(), drained->Get(i).incarnation()))
+      drained->DeleteSubrange(i, 1);
+  pb::Durable::Member* d = drained->Add();
+  d->set_name(name);
+  d->set_incarnation(m.report.incarnation());
+}
+
 pb::Reply Coordinator::answer(const pb::Command& c) {
   pb::Reply reply;
   reply.set_id(c.id());
@@ -158,8 +170,7 @@ pb::Reply Coordinator::answer(const pb::Command& c) {
       }
       if (it->second.draining) break;
       it->second.draining = true;
-      for (pb::Durable::Member& p : *durable_.mutable_participants())
-        if (p.name() == c.worker()) p.set_draining(true);
+      note_drain(it->first, it->second);
       persist();
       pb::EventRecord e = event("drain");
       e.set_worker(c.worker());
@@ -175,6 +186,7 @@ pb::Reply Coordinator::answer(const pb::Command& c) {
       ++checkpoint_request_;
       break;
     case pb::Command::MESH:
+    case pb::Command::SCALE:
       if (durable_.phase() == pb::Durable::DONE ||
           durable_.phase() == pb::Durable::FAILED ||
           durable_.phase() == pb::Durable::STOPPED ||
@@ -183,7 +195,10 @@ pb::Reply Coordinator::answer(const pb::Command& c) {
                            durable_.stop_requested()
                                ? "stopping"
                                : phase_text(durable_.phase())));
-      } else if (const Status s = ask_mesh(c.layout()); !s.ok()) {
+      } else if (const Status s = c.kind() == pb::Command::MESH
+                                      ? ask_mesh(c.layout())
+                                      : ask_scale(c.slots());
+                 !s.ok()) {
         refuse(s.message());
       }
       break;

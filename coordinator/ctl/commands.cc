@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -199,6 +200,30 @@ int mesh_command(const std::string& layout, const std::string& run) {
   } else {
     fmt::print("mesh {} from the next step boundary on, {}\n", s.pinned(),
                "until another is asked for or the slots do not suffice");
+  }
+  return kExitOk;
+}
+
+int scale_command(const std::string& slots, const std::string& run) {
+  int number = 0;
+  const char* end = slots.data() + slots.size();
+  const auto [at, error] = std::from_chars(slots.data(), end, number);
+  const bool is_number = error == std::errc() && at == end && number >= 0;
+  if (slots != "all" && !is_number)
+    return fail(invalid_argument(fmt::format(
+        "'{}' is no number of slots: give 1 or more, or 'all'", slots)));
+  const auto target = find_target(run);
+  if (!target.ok()) return fail(target.status());
+  pb::Command command;
+  command.set_kind(pb::Command::SCALE);
+  command.set_slots(number);
+  const auto status = tell(target.value(), command);
+  if (!status.ok()) return fail(status.status());
+  if (status.value().scale() == 0) {
+    fmt::print("all slots are used from the next step boundary on\n");
+  } else {
+    fmt::print("{} slots are used from the next step boundary on, {}\n",
+               status.value().scale(), "the others are spares");
   }
   return kExitOk;
 }

@@ -24,6 +24,8 @@ int status_command(const StatusOptions& options);
 int drain_command(const std::string& worker, const std::string& run);
 // layout: "dp1,tp2", or "auto".
 int mesh_command(const std::string& layout, const std::string& run);
+// slots: a number, or "all".
+int scale_command(const std::string& slots, const std::string& run);
 // Waits until the new checkpoint is committed, and prints its path.
 int checkpoint_command(const std::string& run);
 // Waits until the job has ended.

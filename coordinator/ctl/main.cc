@@ -34,6 +34,7 @@ struct Arguments {
   std::string target;
   std::string worker;
   std::string layout;
+  std::string slots;
   TraceOptions trace;
   PlanOptions plan;
   std::string job_file;
@@ -131,6 +132,20 @@ Examples:
 The state is saved and nothing is lost. The mesh stays until another is asked
 for, or until there are too few slots for it.)");
   mesh->callback([a] { a->code = mesh_command(a->layout, a->target); });
+
+  CLI::App* scale =
+      app.add_subcommand("scale", "Use so many slots, the others are spares");
+  scale->add_option("SLOTS", a->slots, "How many; 'all' (or 0): no bound")
+      ->required();
+  add_target(scale, &a->target);
+  scale->footer(R"(
+Examples:
+  remesh scale 2
+  remesh scale all runs/latest
+
+Training goes over to the new mesh at the next step boundary and nothing is
+lost. Spares stay ready; a restarted coordinator keeps the number.)");
+  scale->callback([a] { a->code = scale_command(a->slots, a->target); });
 
   CLI::App* checkpoint = app.add_subcommand(
       "checkpoint", "Save after the step under way; waits, prints the path");

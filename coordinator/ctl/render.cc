@@ -129,6 +129,7 @@ std::string event_text(const pb::EventRecord& e) {
   if (name == "worker_lost") return worker + " lost" + after_colon(e.cause());
   if (name == "drain") return worker + " is drained";
   if (name == "mesh_asked") return "mesh asked for" + after_colon(e.detail());
+  if (name == "scale_asked") return "scaled" + after_colon(e.detail());
   if (name == "mesh_released") return "mesh given up" + after_colon(e.detail());
   if (name == "mesh") return mesh_event(e);
   if (name == "training") return training_event(e);

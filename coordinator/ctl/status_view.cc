@@ -242,10 +242,12 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   rows.push_back(
       {"mesh",
        s.has_mesh()
-           ? fmt::format("{}{}, generation {}, {} spare slot{}",
-                         rundir::mesh_text(s.mesh()),
-                         s.pinned().empty() ? "" : " as asked", s.generation(),
-                         s.spares(), s.spares() == 1 ? "" : "s")
+           ? fmt::format(
+                 "{}{}, generation {}, {} spare slot{}{}",
+                 rundir::mesh_text(s.mesh()),
+                 s.pinned().empty() ? "" : " as asked", s.generation(),
+                 s.spares(), s.spares() == 1 ? "" : "s",
+                 s.scale() == 0 ? "" : fmt::format(", scaled to {}", s.scale()))
            : fmt::format("none, generation {}", s.generation())});
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
@@ -306,6 +308,8 @@ std::string status_json(const pb::JobStatus& s) {
                           {"pid", s.coordinator_pid()},
                           {"epoch", s.epoch()}};
   j["spares"] = s.spares();
+  j["scale"] = nullptr;
+  if (s.scale() > 0) j["scale"] = s.scale();
   j["dropped"] = s.dropped();
   j["workers"] = Json::array();
   for (const pb::WorkerStatus& w : s.workers()) {

@@ -24,7 +24,7 @@ std::string status_text(const pb::JobStatus& s, const Style& style);
 // address, coordinator {host, pid, epoch}, workers [{name, host, pid, slots,
 // cores, age_s, state, draining, incarnation, ranks [{rank, host, pid, phase,
 // step, committed_step, memory, predicted_memory ...}]}], settings, events
-// (lines of events.jsonl).
+// (lines of events.jsonl), scale (slots asked for, null: all).
 std::string status_json(const pb::JobStatus& s);
 
 }  // namespace remesh::ctl

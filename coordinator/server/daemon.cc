@@ -18,6 +18,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/first_steps.h"
 #include "coordinator/server/journal.h"
 #include "coordinator/server/listen.h"
 #include "coordinator/server/scanner.h"
@@ -178,6 +179,7 @@ class DaemonImpl : public Daemon {
       o.last_finished_step = last.value().step();
       o.last_metrics = last.value();
     }
+    o.first_steps = first_steps(rundir::metrics_path(options_.run_dir));
     log_->info("coordinator_starts", {{"job", o.job.job().name()},
                                       {"run_dir", o.run_dir},
                                       {"address", address_},

@@ -26,7 +26,9 @@ Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
       out.invalid.push_back(f.path + ": " + f.status.message());
       continue;
     }
-    core::CheckpointInfo info{.step = f.step, .path = std::move(f.path)};
+    core::CheckpointInfo info{.step = f.step,
+                              .generation = f.manifest.generation(),
+                              .path = std::move(f.path)};
     for (pb::StepMetrics& m : *f.manifest.mutable_recent()) {
       info.recent.push_back(std::move(m));
     }

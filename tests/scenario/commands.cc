@@ -146,6 +146,10 @@ Status ScriptedCluster::job(const Command& c) {
   e->set_hang_after_s(c.real("hang_after_s", -1));
   e->set_max_same_failures(c.number("max_same_failures", 3));
   e->set_max_failures_without_progress(c.number("max_failures", 10));
+  e->set_keep_state(c.number("keep_state", 0) != 0);
+  e->set_replicas(c.number("replicas", 1));
+  e->set_replicate_every(c.number("replicate_every", 1));
+  e->set_rejoin_wait_ms(c.number("rejoin_wait_ms", 3000));
   start_coordinator(false);
   return ok_status();
 }
