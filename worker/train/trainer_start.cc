@@ -270,7 +270,12 @@ Outcome Trainer::restore() {
   first_step_ = engine_->step();
   if (Outcome o = begin_replicas()) return o;
   engine_->state_loaded();
-  if (job_.train().digest()) board_.set_restored_digest(digest());
+  std::string of_state;
+  if (job_.train().digest()) {
+    const uint64_t d = digest();
+    board_.set_restored_digest(d);
+    of_state = fmt::format("{:016x}", d);
+  }
   make_checkpointer();
   told_step_ = first_step_;
   tell_committed();
@@ -281,7 +286,8 @@ Outcome Trainer::restore() {
                   : source.kind() == pb::Source::MEMORY ? std::string("memory")
                                                         : std::string("init")},
        {"reason", source.reason()},
-       {"from_step", first_step_}});
+       {"from_step", first_step_},
+       {"digest", of_state}});
   log_start("restore_ms");
   return {};
 }

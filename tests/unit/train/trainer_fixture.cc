@@ -14,6 +14,9 @@
 
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
+#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/shelf.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "proto/jobfile/jobfile.h"
@@ -51,6 +54,8 @@ bucket_mb = 1
 [checkpoint]
 interval = 4
 )";
+
+constexpr uint64_t kStateJob = 42;
 
 void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
@@ -146,6 +151,7 @@ void TrainerTest::TearDown() {
   unsetenv("OMPI_MCA_btl_vader_backing_directory");
   // The helper of a rank started alone tidies up there too, a moment later.
   std::error_code error;
+  if (!shm_.empty()) std::filesystem::remove_all(shm_, error);
   for (int tries = 0; tries < 100; ++tries) {
     std::filesystem::remove_all(dir_, error);
     if (!error && !std::filesystem::exists(dir_, error)) return;
@@ -243,6 +249,119 @@ int TrainerTest::run_mpi(const pb::RankSpec& spec, int n) {
                  write_spec(spec)},
                 nullptr, dir_ + "/output");
   return p.wait();
+}
+
+int TrainerTest::run_mpi(const std::vector<pb::RankSpec>& specs) {
+  std::vector<std::string> argv = {"mpirun"};
+  for (size_t i = 0; i < specs.size(); ++i) {
+    pb::RankSpec s = specs[i];
+    if (i > 0) s.set_log_path(dir_ + "/rank-" + std::to_string(i) + ".log");
+    if (i > 0) argv.push_back(":");
+    for (const std::string& a :
+         {std::string("-n"), std::string("1"), std::string(REMESH_TRAINER),
+          std::string("--spec"), write_spec(s)})
+      argv.push_back(a);
+  }
+  RankProcess p(argv, nullptr, dir_ + "/output");
+  return p.wait();
+}
+
+std::string TrainerTest::worker_folder(const std::string& worker) {
+  if (shm_.empty()) {
+    std::string pattern = "/dev/shm/remesh-train-test-XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    shm_ = pattern;
+  }
+  const std::string folder = shm_ + "/" + worker;
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+std::vector<pb::RankSpec> TrainerTest::on_workers(
+    const pb::RankSpec& spec, const std::vector<std::string>& workers) {
+  pb::RankSpec all = spec;
+  pb::Assignment& a = *all.mutable_assignment();
+  std::map<std::string, int> slots;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    pb::RankPlace& p = *a.add_ranks();
+    p.set_rank(static_cast<int>(i));
+    p.set_worker(workers[i]);
+    p.set_local_slot(slots[workers[i]]++);
+  }
+  for (const auto& [worker, n] : slots) {
+    a.add_workers(worker);
+    a.add_hosts("here");
+  }
+  std::vector<pb::RankSpec> out;
+  for (size_t i = 0; i < workers.size(); ++i) {
+    pb::RankSpec s = all;
+    s.set_rank(static_cast<int>(i));
+    s.set_state_folder(worker_folder(workers[i]));
+    s.set_state_job(kStateJob);
+    out.push_back(s);
+  }
+  return out;
+}
+
+std::vector<pb::StateHolding> TrainerTest::holdings(
+    const std::vector<std::string>& workers) {
+  std::vector<pb::StateHolding> out;
+  for (const std::string& worker : workers)
+    for (const auto& f :
+         memory::list_segments(worker_folder(worker), kStateJob)) {
+      const auto s = memory::StateSegment::open(
+          f.path, kStateJob, memory::StateSegment::Mode::kRead);
+      EXPECT_TRUE(s.ok()) << s.status().to_string();
+      if (!s.ok()) continue;
+      EXPECT_TRUE((*s)->contents().damaged.empty());
+      for (const auto& c : (*s)->contents().states) {
+        EXPECT_TRUE((*s)->verify_content(c).ok());
+        pb::StateHolding h;
+        h.set_step(c.info.step);
+        h.set_generation(c.info.generation);
+        h.set_rank(c.info.rank);
+        *h.mutable_sharding() = manifest::sharding_info(c.info.sharding);
+        h.set_model(c.info.model);
+        h.set_elements(c.info.elements);
+        h.set_tokens(c.info.tokens);
+        h.set_sequences(c.info.sequences);
+        h.set_replica(c.info.replica);
+        h.set_segment(f.path);
+        h.set_worker(worker);
+        h.set_host("here");
+        out.push_back(h);
+      }
+    }
+  return out;
+}
+
+void TrainerTest::from_memory(pb::RankSpec& spec,
+                              const std::vector<std::string>& workers) {
+  pb::Assignment& a = *spec.mutable_assignment();
+  const auto table =
+      geometry::ParamTable::llama(jobfile::model_config(a.job()));
+  std::map<std::pair<int64_t, int64_t>, std::map<int, pb::StateHolding>> states;
+  for (const pb::StateHolding& h : holdings(workers)) {
+    auto& of = states[{h.step(), h.generation()}];
+    // A rank's own state rather than a replica of it.
+    if (!of.contains(h.rank()) || !h.replica()) of[h.rank()] = h;
+  }
+  a.set_generation(a.generation() + 1);
+  pb::Source& source = *a.mutable_source();
+  source.Clear();
+  source.set_kind(pb::Source::MEMORY);
+  for (auto it = states.rbegin(); it != states.rend(); ++it) {
+    std::vector<int> ranks;
+    for (const auto& [rank, h] : it->second) ranks.push_back(rank);
+    const auto sharding =
+        manifest::parse_sharding(it->second.begin()->second.sharding());
+    ASSERT_TRUE(sharding.ok()) << sharding.status().to_string();
+    if (!geometry::check_whole(table, *sharding, ranks).ok()) continue;
+    source.set_step(it->first.first);
+    for (const auto& [rank, h] : it->second) *source.add_states() = h;
+    return;
+  }
+  ADD_FAILURE() << "no whole state in memory";
 }
 
 std::string TrainerTest::output() const {

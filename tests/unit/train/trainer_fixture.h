@@ -62,9 +62,24 @@ class TrainerTest : public testing::Test {
                                      RankProcess&)>& watch = {});
   // `n` ranks under mpirun, without boards; the exit code.
   int run_mpi(const pb::RankSpec& spec, int n);
+  // One of each, under one mpirun; log and output of rank 0.
+  int run_mpi(const std::vector<pb::RankSpec>& specs);
   std::string output() const;  // of the last process
 
+  // --- states in shared memory. A worker is a folder of its own; all are on
+  // one host.
+  std::string worker_folder(const std::string& worker);
+  // The specification of each rank: rank i on workers[i].
+  std::vector<pb::RankSpec> on_workers(const pb::RankSpec& spec,
+                                       const std::vector<std::string>& workers);
+  // What those workers' memory holds.
+  std::vector<pb::StateHolding> holdings(
+      const std::vector<std::string>& workers);
+  // The newest step that they hold all of, of `spec`'s model.
+  void from_memory(pb::RankSpec& spec, const std::vector<std::string>& workers);
+
   std::string dir_;
+  std::string shm_;  // folder of the workers' folders, once there are any
   std::string old_tmpdir_;
   int number_ = 0;
 };

@@ -1,0 +1,274 @@
+// States in shared memory, as the program keeps them: what a killed rank
+// leaves, and what a generation on the same or another mesh begins with.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/shelf.h"
+#include "tests/unit/train/trainer_fixture.h"
+
+namespace remesh::train {
+namespace {
+
+using board::Board;
+using board::Snapshot;
+
+constexpr uint64_t kStateJob = 42;
+
+std::map<int64_t, double> losses(const Ended& e) {
+  std::map<int64_t, double> out;
+  for (const auto& s : e.steps) out[s.step] = s.loss;
+  return out;
+}
+
+class MemoryTest : public TrainerTest {
+ protected:
+  // One rank on worker "a".
+  pb::RankSpec alone(const std::vector<std::string>& overrides) {
+    return on_workers(spec(overrides), {"a"}).front();
+  }
+  size_t segments(const std::string& worker) {
+    return memory::list_segments(worker_folder(worker), kStateJob).size();
+  }
+  // What the checkpoint says of the state of its last step.
+  uint64_t saved_digest(int64_t step) {
+    const auto fs = manifest::posix_file_system();
+    const auto m = manifest::read_checkpoint(*fs, checkpoint(step));
+    EXPECT_TRUE(m.ok()) << m.status().to_string();
+    for (const auto& r : m->recent())
+      if (r.step() == step) return r.digest();
+    ADD_FAILURE() << "no step " << step;
+    return 0;
+  }
+};
+
+TEST_F(MemoryTest, KilledAnywhereItGoesOnWithWhatItCommitted) {
+  const std::vector<std::string> long_run = {
+      "train.steps=400", "train.eval_every=0", "train.eval_sequences=0",
+      "checkpoint.interval=0"};
+  const Ended whole = run(spec(long_run));
+  ASSERT_EQ(whole.code, 0) << output();
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  const auto want = losses(whole);
+  const unsigned seed = std::random_device()();
+  fmt::print("seed {}\n", seed);
+  std::mt19937 random(seed);
+  pb::RankSpec s = alone(long_run);
+  int64_t before = 0;
+  for (int life = 0; life < 4; ++life) {
+    const int64_t at = before + 1 + static_cast<int64_t>(random() % 40);
+    const int us = static_cast<int>(random() % 3000);
+    const Ended e = run(s, [&](const Snapshot& now, Board&, RankProcess& rank) {
+      if (now.committed_step < at) return;
+      std::this_thread::sleep_for(std::chrono::microseconds(us));
+      rank.kill_it();
+    });
+    ASSERT_EQ(e.code, -9) << output();
+    EXPECT_EQ(segments("a"), 1U);
+    for (const auto& [step, loss] : losses(e))
+      EXPECT_EQ(loss, want.at(step)) << step;
+    from_memory(s, {"a"});
+    const int64_t held = s.assignment().source().step();
+    // What was told as finished is there; a step may be more than was told.
+    EXPECT_GE(held, e.board.committed_step);
+    EXPECT_LE(held, e.board.committed_step + 1);
+    before = held;
+  }
+  const Ended rest = run(s);
+  ASSERT_EQ(rest.code, 0) << output();
+  EXPECT_EQ(rest.steps.front().step, before + 1);
+  for (const auto& [step, loss] : losses(rest))
+    EXPECT_EQ(loss, want.at(step)) << step;
+  EXPECT_EQ(rest.steps.back().tokens, whole.steps.back().tokens);
+}
+
+TEST_F(MemoryTest, AHandOverLeavesTheStateAndSavesNothing) {
+  pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
+  const auto hand_over = [](const Snapshot& now, Board& board, RankProcess&) {
+    if (now.committed_step >= 3)
+      board.set_request(board::kRequestStop | board::kRequestHandOver);
+  };
+  const Ended e = run(s, hand_over);
+  ASSERT_EQ(e.code, 0) << output();
+  const int64_t at = e.board.committed_step;
+  EXPECT_EQ(e.steps.back().step, at);
+  EXPECT_EQ(e.board.checkpoint_step, -1);
+  EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
+  from_memory(s, {"a"});
+  EXPECT_EQ(s.assignment().source().step(), at);
+  // A rank whose state is in its own memory saves, whatever it was told.
+  pb::RankSpec own = spec({"train.steps=5000", "checkpoint.interval=0"});
+  const Ended saved = run(own, hand_over);
+  ASSERT_EQ(saved.code, 0) << output();
+  EXPECT_EQ(saved.board.checkpoint_step, saved.board.committed_step);
+}
+
+TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
+  pb::RankSpec s = alone({"train.steps=3", "checkpoint.interval=0"});
+  ASSERT_EQ(run(s).code, 0) << output();
+  from_memory(s, {"a"});
+  s.mutable_assignment()->mutable_job()->mutable_train()->set_steps(6);
+  const std::string path = s.assignment().source().states(0).segment();
+
+  pb::RankSpec other = s;
+  other.mutable_assignment()->mutable_source()->set_step(2);
+  Ended e = run(other);
+  EXPECT_EQ(e.code, 0) << output();  // the step before is there too
+  other.mutable_assignment()->mutable_source()->set_step(1);
+  e = run(other);
+  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_NE(e.board.error.find("holds no state of step 1"), std::string::npos)
+      << e.board.error;
+}
+
+TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
+  pb::RankSpec s = alone({"train.steps=3", "checkpoint.interval=0"});
+  ASSERT_EQ(run(s).code, 0) << output();
+  from_memory(s, {"a"});
+  s.mutable_assignment()->mutable_job()->mutable_train()->set_steps(6);
+  const std::string path = s.assignment().source().states(0).segment();
+  {
+    auto segment = memory::StateSegment::open(
+        path, kStateJob, memory::StateSegment::Mode::kWrite);
+    ASSERT_TRUE(segment.ok());
+    const auto c = (*segment)->contents().states.front();
+    memory::StateInfo info = c.info;
+    info.content =
+        memory::content_hash((*segment)->read(c.buffer, c.info.elements));
+    (*segment)->redescribe(c, info);
+    float& x = (*segment)->write(c.buffer, c.info.elements).exp_avg[7];
+    x = std::nextafter(x, 1.0F);
+  }
+  Ended e = run(s);
+  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_NE(e.board.error.find("checksum of the first moment"),
+            std::string::npos)
+      << e.board.error;
+  std::filesystem::remove(path);
+  e = run(s);
+  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_NE(e.board.error.find(path), std::string::npos) << e.board.error;
+}
+
+// The state goes from mesh to mesh through memory alone; workers come and go,
+// and one is lost with all its memory.
+TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
+  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no mpirun";
+  const auto keep = std::string("checkpoint.keep_latest_k=99");
+  const Ended one = run(spec({"train.steps=12", keep}));
+  ASSERT_EQ(one.code, 0) << output();
+  const auto want = losses(one);
+  std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
+  struct Leg {
+    int dp, pp, tp;
+    std::vector<std::string> workers;  // by rank
+    std::vector<std::string> more;
+    std::vector<std::string> lost;           // before it
+    std::map<std::string, size_t> segments;  // after it, by worker
+  };
+  const std::vector<Leg> legs = {
+      // Shares on two workers: each keeps the other's.
+      {2,
+       1,
+       1,
+       {"a", "b"},
+       {"parallel.zero_stage=3"},
+       {},
+       {{"a", 2}, {"b", 2}}},
+      // The same again, from where it is.
+      {2,
+       1,
+       1,
+       {"a", "b"},
+       {"parallel.zero_stage=3"},
+       {},
+       {{"a", 2}, {"b", 2}}},
+      // One is lost, the other goes on with its replica; nobody keeps one now.
+      {1, 1, 1, {"b"}, {}, {"a"}, {{"b", 1}}},
+      // Four ranks on three workers, every second step replicated.
+      {1, 2, 2, {"a", "b", "b", "c"}, {"elastic.replicate_every=2"}, {}, {}},
+      // Copies of each other need no replicas.
+      {2, 1, 1, {"c", "d"}, {}, {"b"}, {{"c", 1}, {"d", 1}}},
+      {1, 1, 2, {"c", "d"}, {}, {}, {{"c", 2}, {"d", 2}}}};
+  const std::vector<std::string> all = {"a", "b", "c", "d"};
+  int64_t generation = 0;
+  for (size_t i = 0; i < legs.size(); ++i) {
+    SCOPED_TRACE(fmt::format("leg {}", i));
+    const Leg& leg = legs[i];
+    for (const std::string& w : leg.lost)
+      std::filesystem::remove_all(worker_folder(w));
+    std::vector<std::string> more = leg.more;
+    const int64_t from = 2 * static_cast<int64_t>(i);
+    more.push_back("train.steps=" + std::to_string(from + 2));
+    more.push_back("schedule.total_steps=12");
+    more.push_back("train.digest=true");
+    more.push_back(keep);
+    pb::RankSpec s = spec(more, leg.dp * leg.pp * leg.tp);
+    pb::Mesh* mesh = s.mutable_assignment()->mutable_mesh();
+    mesh->set_dp(leg.dp);
+    mesh->set_pp(leg.pp);
+    mesh->set_tp(leg.tp);
+    s.mutable_assignment()->set_generation(generation);
+    if (from == 0) s.mutable_assignment()->set_generation(1);
+    if (from > 0) from_memory(s, all);
+    generation = s.assignment().generation();
+    if (from > 0) {
+      EXPECT_EQ(s.assignment().source().step(), from);
+    }
+    ASSERT_EQ(run_mpi(on_workers(s, leg.workers)), 0) << output();
+    for (const auto& [step, loss] : recent_losses(checkpoint(from + 2)))
+      EXPECT_NEAR(loss / want.at(step), 1, 1e-5) << step;
+    if (from > 0) {
+      EXPECT_NE(
+          output().find(fmt::format("digest={:016x}", saved_digest(from))),
+          std::string::npos)
+          << output();
+    }
+    for (const auto& [worker, n] : leg.segments)
+      EXPECT_EQ(segments(worker), n) << worker;
+    // Workers without ranks end, and take what they hold along.
+    for (const std::string& w : all)
+      if (std::find(leg.workers.begin(), leg.workers.end(), w) ==
+          leg.workers.end())
+        std::filesystem::remove_all(worker_folder(w));
+  }
+}
+
+// Two workers, the same mesh before and after: not a bit changes.
+TEST_F(MemoryTest, OnTheSameMeshEveryLossKeepsItsBits) {
+  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
+    GTEST_SKIP() << "no mpirun";
+  const auto job = [&](int64_t steps) {
+    return std::vector<std::string>{
+        "train.steps=" + std::to_string(steps), "schedule.total_steps=8",
+        "parallel.zero_stage=1", "checkpoint.interval=0"};
+  };
+  ASSERT_EQ(run_mpi(on_workers(spec(job(8), 2), {"a", "b"})), 0) << output();
+  const auto want = recent_losses(checkpoint(8));
+  ASSERT_EQ(want.size(), 8U);
+  std::filesystem::remove_all(dir_ + "/checkpoints");
+  std::filesystem::remove_all(shm_);
+  pb::RankSpec s = spec(job(3), 2);
+  ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
+  // With one's own state, and with the replica of a worker that is gone.
+  for (const int64_t steps : {5, 8}) {
+    if (steps == 8) std::filesystem::remove_all(worker_folder("a"));
+    pb::RankSpec next = spec(job(steps), 2);
+    next.mutable_assignment()->set_generation(s.assignment().generation());
+    from_memory(next, {"a", "b"});
+    s = next;
+    ASSERT_EQ(run_mpi(on_workers(next, {"a", "b"})), 0) << output();
+    for (const auto& [step, loss] : recent_losses(checkpoint(steps)))
+      EXPECT_EQ(loss, want.at(step)) << step;
+  }
+}
+
+}  // namespace
+}  // namespace remesh::train
