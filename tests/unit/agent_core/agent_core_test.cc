@@ -341,6 +341,19 @@ TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
   EXPECT_EQ(exit->states, States::kKept);
 }
 
+// Its ranks may have agreed to hand over before they were asked to save.
+TEST_F(ByHand, LeavesAStateWhoseRanksMayNotHaveSaved) {
+  start_rank(1);
+  direct(pb::Directive::FINISH, 1, /*save=*/false);
+  on(Terminate{});
+  now_ += 20'000;
+  EXPECT_EQ(of<SetRequest>(on(Tick{})).at(0).bits, 1u | 2u);
+  end_rank(1, 0, 1);
+  const auto exit = exit_within(20'000);
+  ASSERT_TRUE(exit);
+  EXPECT_EQ(exit->states, States::kKept);
+}
+
 // The ranks are asked to save, by the worker itself.
 class Alone : public ByHand, public ::testing::WithParamInterface<int> {};
 TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
