@@ -253,6 +253,9 @@ std::string merge_traces(const std::vector<RankTrace>& ranks) {
     const auto layout = geometry::Layout::parse(t.mesh);
     for (const std::string& text : t.events) {
       Json e = Json::parse(text);
+      // Nobody sees a span of less than a microsecond, and viewers that sort
+      // begins and ends stumble over it.
+      if (e["ph"] == "X" && e["dur"] == 0) continue;
       if (e["ph"] == "X") e["ts"] = e["ts"].get<int64_t>() - first;
       if (e["name"] == "process_name" && layout.ok() &&
           t.rank < layout->world()) {

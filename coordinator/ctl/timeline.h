@@ -40,7 +40,8 @@ struct RankTrace {
 // without what it needs, a negative length, spans of one lane that overlap.
 Result<RankTrace> parse_trace(std::string_view text, const std::string& name);
 
-// One Chrome trace of all; times count from the first span.
+// One Chrome trace of all; times count from the first span. Spans of less than
+// a microsecond are left out.
 std::string merge_traces(const std::vector<RankTrace>& ranks);
 
 struct RankShares {

@@ -97,6 +97,7 @@ TEST(Timeline, RanksBecomeOneFileThatBeginsAtZero) {
   File a(0, "dp1,pp2,tp1", "1f1b", 1), b(1, "dp1,pp2,tp1", "1f1b", 1);
   a.span("step", 500, 900, {{"step", 1}});
   b.span("step", 300, 800, {{"step", 1}});
+  b.span("wait", 400, 400);  // too short to be seen
   const Json all = Json::parse(merge_traces({a.parsed(), b.parsed()}));
   ASSERT_EQ(all.at("traceEvents").size(), 4U);
   EXPECT_EQ(all.at("traceEvents")[1].at("ts"), 200);
