@@ -29,6 +29,7 @@
 #include <variant>
 #include <vector>
 
+#include "coordinator/core/cause.h"
 #include "coordinator/core/inventory.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/planner/deal.h"
@@ -171,7 +172,7 @@ class Coordinator {
     std::string worker;
     int64_t step = -1;  // being computed
     double exit_time = 0;
-    bool by_signal = false;
+    bool by_signal = false;  // died_of_itself()
     int exit_code = 0;
     bool failure = true;  // false: a change of plan before anything ran
   };
@@ -255,6 +256,7 @@ class Coordinator {
   bool drains(const std::string& name, uint64_t incarnation) const;
 
   // Ends of generations.
+  std::vector<RankView> rank_views() const;  // of the generation
   std::optional<Cause> find_exit() const;
   std::optional<Cause> find_loss() const;
   std::optional<Cause> find_hang() const;

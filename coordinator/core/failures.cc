@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "coordinator/core/coordinator.h"
 
@@ -21,57 +20,41 @@ constexpr int64_t kMaxBackoffMs = 30'000;
 constexpr int kExitCannotContinue = 3;
 constexpr int kExitBadSource = 65;
 
-std::string exit_text(const pb::RankStatus& s) {
-  std::string how = s.signal() != 0
-                        ? fmt::format("killed by signal {} ({})", s.signal(),
-                                      strsignal(s.signal()))
-                        : fmt::format("exit code {}", s.exit_code());
-  if (!s.error().empty()) {
-    how += ": " + s.error();
-  } else if (!s.last_log().empty()) {
-    how += "; last log line: " + s.last_log();
-  }
-  return how;
-}
-
-bool process_stopped(const pb::RankStatus& s) {
-  return s.os_state() == "T" || s.os_state() == "t";
-}
-
 }  // namespace
 
-// A rank that ended by itself, and was not killed in the course of an abort.
-// A signal outweighs an exit code, own words outweigh none, then the earliest:
-// the others are its victims.
-std::optional<Coordinator::Cause> Coordinator::find_exit() const {
-  std::optional<Cause> best;
-  bool best_words = false;
+std::vector<RankView> Coordinator::rank_views() const {
+  std::vector<RankView> out;
   for (const auto& [name, m] : members_) {
     if (!m.reported || m.report.generation() != durable_.generation() ||
         !participates(name, m.report.incarnation()))
       continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
-      if (!s.exited() || s.killed_by_worker() ||
-          (s.signal() == 0 && s.exit_code() == 0))
-        continue;
-      const bool by_signal = s.signal() != 0;
-      const bool words = !s.error().empty();
-      if (best &&
-          std::make_tuple(!best->by_signal, !best_words, best->exit_time) <=
-              std::make_tuple(!by_signal, !words, s.exit_time()))
-        continue;
-      best_words = words;
-      best = Cause{.text = fmt::format("rank {} on worker {}: {}", s.rank(),
-                                       name, exit_text(s)),
-                   .rank = s.rank(),
-                   .worker = name,
-                   .step = s.step(),
-                   .exit_time = s.exit_time(),
-                   .by_signal = by_signal,
-                   .exit_code = by_signal ? 0 : s.exit_code()};
+      const auto it = m.progress.find(s.rank());
+      const int64_t since =
+          it == m.progress.end()
+              ? now_ms_
+              : std::max(it->second.since_ms, phase_since_ms_);
+      out.push_back({.status = &s,
+                     .worker = name,
+                     .host = m.report.host(),
+                     .stood_ms = now_ms_ - since});
     }
   }
-  return best;
+  return out;
+}
+
+std::optional<Coordinator::Cause> Coordinator::find_exit() const {
+  const std::vector<RankView> ranks = rank_views();
+  const auto first = first_death(ranks);
+  if (!first) return std::nullopt;
+  const pb::RankStatus& s = *ranks[*first].status;
+  return Cause{.text = death_text(ranks[*first]),
+               .rank = s.rank(),
+               .worker = ranks[*first].worker,
+               .step = s.step(),
+               .exit_time = s.exit_time(),
+               .by_signal = died_of_itself(s),
+               .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
 }
 
 // A participant that is dead, or lives a new life. Without ranks it matters
@@ -110,13 +93,10 @@ int64_t Coordinator::hang_after_ms() const {
   return std::max(kAutoHangMs, static_cast<int64_t>(10'000 * t[t.size() / 2]));
 }
 
-// Every rank stands when one does; the culprit is the one whose process is
-// stopped, else the one that stood first.
+// Every rank stands when one does; cause.h tells the culprit.
 std::optional<Coordinator::Cause> Coordinator::find_hang() const {
   const int64_t limit = hang_after_ms();
   bool hung = false;
-  std::optional<Cause> culprit;
-  std::tuple<bool, int64_t> best;
   for (const auto& [name, m] : members_) {
     if (live_participant(name) == nullptr) continue;
     // A silent daemon may hide what the others wait for; it will be heard or
@@ -130,23 +110,18 @@ std::optional<Coordinator::Cause> Coordinator::find_hang() const {
       const int64_t since = std::max(it->second.since_ms, phase_since_ms_);
       // A silent daemon says nothing about its ranks.
       if (m.heard_ms - since > limit) hung = true;
-      const auto key = std::make_tuple(!process_stopped(s), since);
-      if (culprit && best <= key) continue;
-      best = key;
-      culprit = Cause{
-          .text = fmt::format(
-              "rank {} on worker {}: no progress for {:.1f} s at step {}, "
-              "microbatch {}{}",
-              s.rank(), name, static_cast<double>(now_ms_ - since) / 1000,
-              s.step(), s.microbatch(),
-              process_stopped(s) ? " (its process is stopped)" : ""),
-          .rank = s.rank(),
-          .worker = name,
-          .step = s.step()};
     }
   }
   if (!hung) return std::nullopt;
-  return culprit;
+  std::vector<RankView> ranks = rank_views();
+  std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
+  const Stuck stuck = find_stuck(ranks);
+  const RankView& r = ranks[stuck.rank];
+  Cause cause{.text = stuck_text(ranks, stuck), .step = r.status->step()};
+  if (stuck.lost_message) return cause;  // of nobody's doing
+  cause.rank = r.status->rank();
+  cause.worker = r.worker;
+  return cause;
 }
 
 void Coordinator::begin_abort(const Cause& cause) {
@@ -179,6 +154,11 @@ void Coordinator::end_generation() {
     e.set_cause(cause.text);
     e.set_worker(cause.worker);
     if (cause.rank >= 0) e.set_rank(cause.rank);
+    for (const RankView& r : rank_views())
+      if (r.status->rank() == cause.rank && r.worker == cause.worker)
+        fill_failure(r, &e);
+    for (const pb::Durable::Member& p : durable_.participants())
+      if (p.name() == cause.worker && !e.has_host()) e.set_host(p.host());
     e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
     emit(std::move(e));
   } else if (!aborted) {

@@ -1,0 +1,202 @@
+#include "coordinator/core/cause.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+#include "proto/base/check.h"
+
+namespace remesh::core {
+namespace {
+
+std::string signal_text(int signal) {
+  const char* const name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal)
+                         : fmt::format("signal {} (SIG{})", signal, name);
+}
+
+bool process_stopped(const pb::RankStatus& s) {
+  return s.os_state() == "T" || s.os_state() == "t";
+}
+
+// The first that failed is the smallest.
+int death_class(const pb::RankStatus& s) {
+  if (died_of_itself(s)) return 0;
+  if (!s.error().empty()) return 1;
+  return s.waits() ? 3 : 2;
+}
+
+// Without the last " for 1.2 s".
+std::string without_time(const std::string& doing) {
+  return doing.substr(0, doing.rfind(" for "));
+}
+
+std::string who(const RankView& r) {
+  return fmt::format("rank {} on worker {}", r.status->rank(), r.worker);
+}
+
+// ------------------------------------------------------ who waits for whom
+
+// Whether b has come to the collective that a waits in, or beyond it.
+bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
+  if (!a.has_at() || !b.has_at())
+    return b.waits() && a.has_at() == b.has_at() && a.phase() == b.phase();
+  const pb::RankOperation& x = a.at();
+  const pb::RankOperation& y = b.at();
+  return x.has_number() && y.has_number() && x.group() == y.group() &&
+         std::equal(x.ranks().begin(), x.ranks().end(), y.ranks().begin(),
+                    y.ranks().end()) &&
+         y.number() >= x.number();
+}
+
+// Those whose part in its operation a waiting rank misses.
+std::vector<size_t> missed_by(const std::vector<RankView>& ranks, size_t i) {
+  const pb::RankStatus& a = *ranks[i].status;
+  std::vector<size_t> out;
+  for (size_t j = 0; j < ranks.size(); ++j) {
+    const pb::RankStatus& b = *ranks[j].status;
+    if (j == i) continue;
+    const auto& members = a.at().ranks();
+    const bool concerned =
+        a.at().has_peer()
+            ? a.at().peer() == b.rank()
+            : members.empty() || std::find(members.begin(), members.end(),
+                                           b.rank()) != members.end();
+    if (concerned && (a.at().has_peer() || !has_joined(a, b))) out.push_back(j);
+  }
+  return out;
+}
+
+// Everybody that rank i waits for, directly or through others; itself too.
+std::vector<size_t> behind(const std::vector<std::vector<size_t>>& missed,
+                           size_t i) {
+  std::vector<bool> seen(missed.size(), false);
+  std::vector<size_t> out = {i};
+  seen[i] = true;
+  for (size_t at = 0; at < out.size(); ++at)
+    for (const size_t j : missed[out[at]]) {
+      if (seen[j]) continue;
+      seen[j] = true;
+      out.push_back(j);
+    }
+  return out;
+}
+
+// Where all wait: of the ranks that wait for each other only, the one in the
+// earliest operation.
+size_t earliest_waiter(const std::vector<RankView>& ranks) {
+  std::vector<std::vector<size_t>> missed;
+  for (size_t i = 0; i < ranks.size(); ++i)
+    missed.push_back(missed_by(ranks, i));
+  std::vector<size_t> circle;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    std::vector<size_t> b = behind(missed, i);
+    if (circle.empty() || b.size() < circle.size()) circle = std::move(b);
+  }
+  const auto key = [&](size_t i) {
+    const pb::RankStatus& s = *ranks[i].status;
+    return std::make_tuple(s.step(), s.at().number(), s.rank());
+  };
+  return *std::min_element(circle.begin(), circle.end(),
+                           [&](size_t a, size_t b) { return key(a) < key(b); });
+}
+
+}  // namespace
+
+bool died_of_itself(const pb::RankStatus& s) {
+  return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
+}
+
+std::optional<size_t> first_death(const std::vector<RankView>& ranks) {
+  std::optional<size_t> best;
+  std::tuple<int, double> best_key;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const pb::RankStatus& s = *ranks[i].status;
+    if (!s.exited() || s.killed_by_worker() ||
+        (s.signal() == 0 && s.exit_code() == 0))
+      continue;
+    const auto key = std::make_tuple(death_class(s), s.exit_time());
+    if (best && best_key <= key) continue;
+    best = i;
+    best_key = key;
+  }
+  return best;
+}
+
+std::string death_text(const RankView& r) {
+  const pb::RankStatus& s = *r.status;
+  std::string out = who(r) + ": ";
+  out += s.signal() != 0 ? "killed by " + signal_text(s.signal())
+                         : fmt::format("exit code {}", s.exit_code());
+  if (!s.error().empty()) out += ": " + s.error();
+  if (!s.doing().empty()) out += "; it was at " + s.doing();
+  // Its own words say more than its log, and where it was more than what it
+  // logged before a signal came.
+  const bool log_helps =
+      s.doing().empty() || s.signal() == 0 || s.signal() == SIGABRT;
+  if (s.error().empty() && log_helps && !s.last_log().empty())
+    out += "; last log line: " + s.last_log();
+  return out;
+}
+
+Stuck find_stuck(const std::vector<RankView>& ranks) {
+  CHECK(!ranks.empty());
+  std::optional<size_t> best;
+  std::tuple<bool, int64_t> best_key;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const pb::RankStatus& s = *ranks[i].status;
+    const bool stopped = process_stopped(s);
+    if (s.waits() && !stopped) continue;
+    const auto key = std::make_tuple(!stopped, -ranks[i].stood_ms);
+    if (best && best_key <= key) continue;
+    best = i;
+    best_key = key;
+  }
+  if (best) return {.rank = *best};
+  return {.rank = earliest_waiter(ranks), .lost_message = true};
+}
+
+std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
+  const RankView& r = ranks[stuck.rank];
+  const pb::RankStatus& s = *r.status;
+  const std::string where =
+      s.doing().empty()
+          ? fmt::format("step {}, microbatch {}", s.step(), s.microbatch())
+          : without_time(s.doing());
+  const std::string stands = fmt::format(
+      "no progress for {:.1f} s", static_cast<double>(r.stood_ms) / 1000);
+  if (stuck.lost_message)
+    return fmt::format(
+        "{}: every rank waits for others, {} at {}: a message was lost", stands,
+        who(r), where);
+  const auto waiting =
+      std::count_if(ranks.begin(), ranks.end(),
+                    [](const RankView& x) { return x.status->waits(); }) -
+      (s.waits() ? 1 : 0);
+  std::string out = fmt::format("{}: {} at {}", who(r), stands, where);
+  if (process_stopped(s)) out += " (its process is stopped)";
+  if (waiting > 0)
+    out += fmt::format("; {} other rank{} for it", waiting,
+                       waiting == 1 ? " waits" : "s wait");
+  return out;
+}
+
+void fill_failure(const RankView& r, pb::EventRecord* e) {
+  const pb::RankStatus& s = *r.status;
+  if (!r.host.empty()) e->set_host(r.host);
+  if (!s.doing().empty()) e->set_doing(s.doing());
+  if (!s.flight_record().empty()) e->set_flight_record(s.flight_record());
+  for (const std::string& line : s.log_tail()) e->add_last_log(line);
+  // How an abort ended it says nothing about it.
+  if (!s.exited() || s.killed_by_worker()) return;
+  if (s.signal() != 0)
+    e->set_signal(s.signal());
+  else
+    e->set_exit_code(s.exit_code());
+}
+
+}  // namespace remesh::core
