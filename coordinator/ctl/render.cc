@@ -42,14 +42,23 @@ std::string mesh_event(const pb::EventRecord& e) {
   return out + in_brackets(e.detail());
 }
 
+// The cause begins with whom it is about; here that stands before it.
 std::string failure_event(const pb::EventRecord& e) {
-  std::string where;
-  if (e.has_rank()) where = fmt::format(" of rank {}", e.rank());
-  if (!e.worker().empty()) {
-    where +=
-        fmt::format("{} worker {}", e.has_rank() ? " on" : " of", e.worker());
+  std::string where, named;
+  if (e.has_rank()) {
+    where = fmt::format(" of rank {} on worker {}", e.rank(), e.worker());
+    named = fmt::format("rank {} on worker {}: ", e.rank(), e.worker());
+  } else if (!e.worker().empty()) {
+    where = " of worker " + e.worker();
+    named = fmt::format("worker {} on {}: ", e.worker(), e.host());
   }
-  return "failure" + where + after_colon(e.cause());
+  if (!where.empty()) where += in_brackets(e.host());
+  std::string cause = e.cause();
+  if (!named.empty() && cause.rfind(named, 0) == 0)
+    cause.erase(0, named.size());
+  std::string out = "failure" + where + after_colon(cause);
+  if (!e.flight_record().empty()) out += "; see traces/" + e.flight_record();
+  return out;
 }
 
 std::string training_event(const pb::EventRecord& e) {

@@ -169,6 +169,11 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
          {"rss_bytes", r.rss_bytes()},
          {"exited", r.exited()}};
   if (r.has_os_state()) j["os_state"] = r.os_state();
+  if (r.has_doing()) {
+    j["doing"] = r.doing();
+    j["waits"] = r.waits();
+    j["operations"] = r.operations();
+  }
   if (r.exited()) {
     j["exit_code"] = r.exit_code();
     j["signal"] = r.signal();

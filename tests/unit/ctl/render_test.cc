@@ -90,6 +90,23 @@ TEST_F(RenderTest, EventsInWords) {
   failure.set_cause("signal 9");
   EXPECT_EQ(event_text(failure), "failure of rank 1 on worker w2: signal 9");
   EXPECT_EQ(event_tone(failure), Tone::kBad);
+  // All that is known of it in one line, and nothing twice.
+  failure.set_host("vm");
+  failure.set_cause(
+      "rank 1 on worker w2: killed by signal 9 (SIGKILL); it was at step 3, "
+      "optimizer for 0.1 s");
+  failure.set_flight_record("flight-g003-rank-1.json");
+  EXPECT_EQ(event_text(failure),
+            "failure of rank 1 on worker w2 (vm): killed by signal 9 "
+            "(SIGKILL); it was at step 3, optimizer for 0.1 s; see "
+            "traces/flight-g003-rank-1.json");
+  pb::EventRecord gone = event("failure", 0);
+  gone.set_worker("w2");
+  gone.set_host("vm");
+  gone.set_cause("worker w2 on vm: silent for 2.0 s");
+  EXPECT_EQ(event_text(gone), "failure of worker w2 (vm): silent for 2.0 s");
+  gone.clear_worker();
+  EXPECT_EQ(event_text(gone), "failure: worker w2 on vm: silent for 2.0 s");
   pb::EventRecord joined = event("worker_joined", 0);
   joined.set_worker("w1");
   joined.set_detail("2 slots on vm");
