@@ -124,6 +124,7 @@ TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
   c.want(pb::Directive::IDLE, pb::Assignment());
   start_again("a");
   EXPECT_EQ(c.report("a").holdings_size(), 0);
+  EXPECT_NE(output("a").find("states_of_other_jobs"), std::string::npos);
   c.want(pb::Directive::SHUTDOWN, pb::Assignment());
   EXPECT_TRUE(ends("a"));
   EXPECT_EQ(num_entries(states_of("a")), 1);

@@ -95,6 +95,16 @@ bool has_states(const std::string& folder) {
   return !memory::list_jobs(folder).empty();
 }
 
+uint64_t bytes_of_others(const std::string& folder, uint64_t job) {
+  uint64_t bytes = 0;
+  for (const uint64_t other : memory::list_jobs(folder)) {
+    if (other == job) continue;
+    for (const memory::SegmentFile& f : memory::list_segments(folder, other))
+      bytes += f.bytes;
+  }
+  return bytes;
+}
+
 void remove_unfinished_states(const std::string& folder) {
   for (const uint64_t job : memory::list_jobs(folder))
     memory::remove_unfinished(folder, job);

@@ -27,6 +27,8 @@ std::string describe_states(const std::string& folder, uint64_t job,
                             const InventoryTaken& inventory);
 
 bool has_states(const std::string& folder);
+// Bytes of the segments of other jobs.
+uint64_t bytes_of_others(const std::string& folder, uint64_t job);
 // Of any job. REQUIRES: no rank lives.
 void remove_unfinished_states(const std::string& folder);
 void touch_states(const std::string& folder, uint64_t job);

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/text.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/states.h"
@@ -314,6 +315,11 @@ void Worker::take_states(const TakeInventory& action) {
     log_->info(first ? "states_found" : "states_held",
                {{"states", describe_states(folder, action.job, e)},
                 {"folder", folder}});
+  const uint64_t others = first ? bytes_of_others(folder, action.job) : 0;
+  if (others > 0)
+    log_->warn("states_of_other_jobs", {{"room", format_bytes(others)},
+                                        {"kept_s", kStateKeptS},
+                                        {"folder", folder}});
   for (const std::string& d : e.damaged)
     log_->warn("state_damaged", {{"reason", d}});
   feed(std::move(e));
