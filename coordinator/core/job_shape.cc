@@ -25,6 +25,10 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job) {
                 : t.recompute() == "selective" ? planner::Recompute::kSelective
                                                : planner::Recompute::kNone;
   s.recompute_every = static_cast<int>(t.recompute_every());
+  const pb::Elastic& e = job.elastic();
+  s.keep_state = e.keep_state();
+  s.replicas = e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0;
+  s.replicate_every = e.replicate_every();
   return s;
 }
 

@@ -197,7 +197,24 @@ int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
   return sum;
 }
 
+// Of the rank's states in shared memory but its own: each segment holds two.
+int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
+  const int64_t kept = replicas_kept(s, l);
+  const bool own_too = kept > 0 && s.replicate_every > 1;
+  return (kept + (own_too ? 1 : 0)) * 2 * 3 * state * kFp32;
+}
+
 }  // namespace
+
+int64_t replicas_kept(const JobShape& s, const Layout& l) {
+  if (!s.keep_state || s.replicate_every < 1) return 0;
+  const int64_t world = l.world();
+  const int64_t states = int64_t{l.pp} * l.tp * shard_group_on(s, l);
+  const int64_t copies = world / states;
+  const int64_t missing =
+      std::clamp<int64_t>(s.replicas + 1 - copies, 0, world - copies);
+  return (states * missing + world - 1) / world;
+}
 
 Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const Coord at = l.coord(rank);
@@ -209,7 +226,7 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   CHECK(shard.ok());
   const int z = shard_group_on(s, l);
   const auto zero = geometry::ZeroPlan::make(
-      *shard, {.stage = s.zero_stage, .shard_group = z == 1 ? 0 : z},
+      *shard, {.stage = s.zero_stage, .shard_group = s.zero_stage == 0 ? 0 : z},
       l.dp * l.cp, at.dp * l.cp + at.cp);
   CHECK(zero.ok());
   const bool streams = s.zero_stage == 3 && z > 1;
@@ -230,10 +247,12 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const int64_t ends = padded - padded_elements(*shard, z, true);
   const int64_t places = std::min<int64_t>(2, num_blocks) * largest_block;
 
-  int64_t weights = state;
+  const int64_t held = s.keep_state ? 2 : 1;
+  int64_t weights = held * state;
   if (z > 1 && !streams) weights += padded;
   if (streams) weights += ends;
-  int64_t activations = 0, buffers = 0;
+  int64_t activations = 0;
+  int64_t buffers = replica_bytes(s, l, state);
   const std::vector<int64_t> live = live_slots(schedule, at.pp);
   for (int c = 0; c < chunks; ++c) {
     const Chunk k = chunk_of(s, *shard, c);
@@ -247,7 +266,7 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   return {.weights = static_cast<uint64_t>(weights * kFp32),
           .gradients = static_cast<uint64_t>(
               (few_gradients ? shares + places + ends : padded) * kFp32),
-          .optimizer = static_cast<uint64_t>(2 * state * kFp32),
+          .optimizer = static_cast<uint64_t>(held * 2 * state * kFp32),
           .activations = static_cast<uint64_t>(activations),
           .buffers = static_cast<uint64_t>(buffers)};
 }

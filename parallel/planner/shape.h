@@ -31,6 +31,12 @@ struct JobShape {
   int chunks = 1;  // model chunks a rank, where there is a pipeline
   Recompute recompute = Recompute::kNone;
   int recompute_every = 1;
+  // The state lies in shared memory, twice, and so often on other workers.
+  bool keep_state = false;
+  int replicas = 0;  // losses that it must survive; 0: none is kept
+  // Steps from one replica to the next; above 1 a rank also keeps its own state
+  // of the last such step.
+  int64_t replicate_every = 1;
   friend bool operator==(const JobShape&, const JobShape&) = default;
 };
 

@@ -8,8 +8,10 @@
 #include <random>
 #include <thread>
 
+#include "checkpoint/memory/buddies.h"
 #include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
+#include "parallel/geometry/sharding.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::planner {
@@ -184,6 +186,67 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
   EXPECT_LT(selective, plain.activations);
   s.recompute = Recompute::kFull;
   EXPECT_LT(predict_worst_memory(s, l).activations, selective / 2);
+}
+
+TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
+  JobShape s{.model = {.dim = 256,
+                       .n_layers = 8,
+                       .n_heads = 8,
+                       .n_kv_heads = 8,
+                       .hidden_dim = 704,
+                       .vocab_size = 4096},
+             .T = 256,
+             .B = 2,
+             .microbatches = 4};
+  const Layout l{.tp = 2};
+  const Memory own = predict_memory(s, l, 0);
+  s.keep_state = true;
+  Memory kept = predict_memory(s, l, 0);
+  EXPECT_EQ(kept.weights, 2 * own.weights);
+  EXPECT_EQ(kept.optimizer, 2 * own.optimizer);
+  EXPECT_EQ(kept.buffers, own.buffers);
+  s.replicas = 1;
+  kept = predict_memory(s, l, 0);
+  EXPECT_EQ(kept.buffers - own.buffers, kept.weights + kept.optimizer);
+  s.replicate_every = 5;  // its own state of the last fifth step as well
+  kept = predict_memory(s, l, 0);
+  EXPECT_EQ(kept.buffers - own.buffers, 2 * (kept.weights + kept.optimizer));
+}
+
+// On workers and hosts of their own.
+TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
+  const uint64_t seed = std::random_device()();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Rng rng(seed);
+  for (int i = 0; i < 300; ++i) {
+    JobShape s;
+    s.keep_state = true;
+    s.replicas = pick(rng, 0, 3);
+    s.zero_stage = pick(rng, 0, 3);
+    s.shard_group = pick(rng, 0, 4);
+    const Layout l{.dp = pick(rng, 1, 4),
+                   .pp = pick(rng, 1, 3),
+                   .tp = pick(rng, 1, 2),
+                   .cp = pick(rng, 1, 2)};
+    const int z = shard_group_on(s, l);
+    const geometry::Sharding sharding{
+        .layout = l,
+        .zero = {.stage = s.zero_stage,
+                 .shard_group = s.zero_stage == 0 ? 0 : z}};
+    std::vector<memory::RankPlace> places;
+    std::vector<int> content;
+    for (int r = 0; r < l.world(); ++r) {
+      places.push_back({std::to_string(r), std::to_string(r)});
+      content.push_back(geometry::content_class(sharding, r));
+    }
+    size_t most = 0;
+    for (const auto& k :
+         memory::place_replicas(places, content, s.replicas).kept)
+      most = std::max(most, k.size());
+    EXPECT_EQ(replicas_kept(s, l), static_cast<int64_t>(most))
+        << l.to_string() << " zero " << s.zero_stage << " group " << z
+        << " replicas " << s.replicas;
+  }
 }
 
 }  // namespace
