@@ -1,14 +1,16 @@
 // bench_checkpoint: how fast a state is saved and loaded, beside a plain write
-// and fsync of as many bytes to the same disk in the same run.
+// and fsync of as many bytes to the same disk in the same run; then the same
+// beside computing, and how much either slows it (beside.h).
 //
 //   bench_checkpoint [--mib N] [--ranks N] [--trials N] [--compression C]
-//                    [--dir DIR] [--json]
+//                    [--threads N] [--dir DIR] [--json]
 //
 // The figure is the ratio: 1.0 means that HDF5, checksums, index and commit
 // cost nothing beside a plain write. Every rank is a thread with a file of its
 // own, in either; for loading a process, since HDF5 has one lock in each.
 // "streamed" is the plain write by way of FileSystem::create_streamed, as
-// shards are written: what this disk allows.
+// shards are written: what this disk allows. Loading is for another number of
+// ranks than saved, the state cut elsewhere; what comes back is compared.
 //
 // Trials alternate, and so does which comes first; medians are compared.
 // Removing files, and waiting for the disk to settle, is not timed.
@@ -27,6 +29,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/checkpoint/beside.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
@@ -39,6 +42,7 @@ struct Options {
   int64_t mib = 1024;
   int ranks = 1;
   int trials = 5;
+  int threads = 2;  // that compute; 0: nothing is measured beside computing
   Compression compression = Compression::kNone;
   std::string dir = ".";
   bool json = false;
@@ -62,12 +66,16 @@ Result<Options> parse(int argc, char** argv) {
       o.ranks = static_cast<int>(number);
     else if (flag == "--trials" && number >= 1 && number <= 1000)
       o.trials = static_cast<int>(number);
+    else if (flag == "--threads" && value != nullptr && number >= 0 &&
+             number <= 1024)
+      o.threads = static_cast<int>(number);
     else if (flag == "--compression" && value != nullptr) {
       ASSIGN_OR_RETURN(o.compression, parse_compression(value));
     } else
       return invalid_argument(
           "usage: bench_checkpoint [--mib N] [--ranks N] [--trials N] "
-          "[--compression none|zlib] [--dir DIR] [--json]; not understood: " +
+          "[--compression none|zlib] [--threads N] [--dir DIR] [--json]; not "
+          "understood: " +
           flag);
   }
   return o;
@@ -210,8 +218,20 @@ class Bench {
         }
         RETURN_IF_ERROR(remove_plain());
       }
-      RETURN_IF_ERROR(measure(load_, [&] { return load_all(); }));
+      RETURN_IF_ERROR(check_load());
       RETURN_IF_ERROR(manifest::remove_all(*fs_, path_));
+    }
+    if (options_.threads > 0) {
+      ASSIGN_OR_RETURN(
+          beside_,
+          bench::measure_beside(
+              {.dir = dir_,
+               .threads = options_.threads,
+               .trials = options_.trials,
+               .compression = options_.compression == Compression::kZlib
+                                  ? "zlib"
+                                  : "none"},
+              table_, weights_.span(), exp_avg_.span(), exp_avg_sq_.span()));
     }
     report();
     return ok_status();
@@ -219,9 +239,9 @@ class Bench {
 
  private:
   uint64_t bytes() const { return 12U * weights_.span().size(); }
-  std::pair<int64_t, int64_t> share(int rank) const {
+  std::pair<int64_t, int64_t> share(int rank, int ranks) const {
     const int64_t n = table_.num_elements();
-    return {n * rank / options_.ranks, n * (rank + 1) / options_.ranks};
+    return {n * rank / ranks, n * (rank + 1) / ranks};
   }
 
   Status measure(std::vector<Cost>& costs,
@@ -241,7 +261,7 @@ class Bench {
   Status write_plain(bool streamed) {
     RETURN_IF_ERROR(fs_->create_dirs(plain_dir()));
     return in_threads(options_.ranks, [&](int r) -> Status {
-      const auto [begin, end] = share(r);
+      const auto [begin, end] = share(r, options_.ranks);
       const std::string path =
           manifest::path_join(plain_dir(), std::to_string(r));
       ASSIGN_OR_RETURN(const auto file, streamed ? fs_->create_streamed(path)
@@ -267,20 +287,23 @@ class Bench {
     const FlatState<const float> state{.weights = weights_.span(),
                                        .exp_avg = exp_avg_.span(),
                                        .exp_avg_sq = exp_avg_sq_.span()};
-    RETURN_IF_ERROR(in_threads(options_.ranks, [&](int r) {
-      const auto [begin, end] = share(r);
-      return write_shard(*fs_, dir_, id, r, table_,
-                         pieces_of_range(table_, begin, end, state),
-                         options_.compression)
-          .status();
-    }));
     pb::Manifest m;
     m.set_step(id.step);
     m.set_generation(id.generation);
     *m.mutable_model() = manifest::model_info(table_.config());
+    RETURN_IF_ERROR(in_threads(options_.ranks, [&](int r) {
+      const auto [begin, end] = share(r, options_.ranks);
+      Beside beside;
+      beside.stream.room = bytes();
+      beside.layouts = &layouts_[static_cast<size_t>(r)];
+      return write_shard(*fs_, dir_, id, r, table_,
+                         pieces_of_range(table_, begin, end, state),
+                         options_.compression, beside)
+          .status();
+    }));
     const int64_t begin_ns = monotonic_ns();
-    ASSIGN_OR_RETURN(const Committed done, commit(*fs_, dir_, std::move(m),
-                                                  options_.ranks, table_, {}));
+    ASSIGN_OR_RETURN(const Committed done, commit(*fs_, dir_, m, options_.ranks,
+                                                  table_, {}, &layouts_[0]));
     commit_s_.push_back(static_cast<double>(monotonic_ns() - begin_ns) * 1e-9);
     path_ = done.path;
     stored_ = 0;
@@ -288,9 +311,27 @@ class Bench {
     return done.cleanup;
   }
 
+  Status check_load() {
+    std::vector<std::string> before;
+    for (const SharedFloats* tensor : {&weights_, &exp_avg_, &exp_avg_sq_}) {
+      before.push_back(sum_of(*tensor));
+      std::fill(tensor->span().begin(), tensor->span().end(), 0.0F);
+    }
+    RETURN_IF_ERROR(measure(load_, [&] { return load_all(); }));
+    if (before[0] == sum_of(weights_) && before[1] == sum_of(exp_avg_) &&
+        before[2] == sum_of(exp_avg_sq_))
+      return ok_status();
+    return corrupt(path_ + ": what was loaded is not what was saved");
+  }
+  static std::string sum_of(const SharedFloats& v) {
+    return manifest::xxh128_text(
+        {reinterpret_cast<const char*>(v.span().data()),
+         v.span().size_bytes()});
+  }
+
   Status load_all() {
-    return in_processes(options_.ranks, [&](int r) -> Status {
-      const auto [begin, end] = share(r);
+    return in_processes(options_.ranks + 1, [&](int r) -> Status {
+      const auto [begin, end] = share(r, options_.ranks + 1);
       ASSIGN_OR_RETURN(const auto m, manifest::read_checkpoint(*fs_, path_));
       const FlatState<float> state{.weights = weights_.span(),
                                    .exp_avg = exp_avg_.span(),
@@ -313,10 +354,14 @@ class Bench {
           "\"save_gb_per_s\": {:.4f}, \"load_gb_per_s\": {:.4f}, "
           "\"save_over_plain\": {:.4f}, \"save_over_streamed\": {:.4f}, "
           "\"plain_cpu_s_per_gb\": {:.4f}, "
-          "\"save_cpu_s_per_gb\": {:.4f}, \"load_cpu_s_per_gb\": {:.4f}}}\n",
+          "\"save_cpu_s_per_gb\": {:.4f}, \"load_cpu_s_per_gb\": {:.4f}, "
+          "\"beside_save_over_plain\": {:.4f}, \"save_slows\": {:.4f}, "
+          "\"plain_slows\": {:.4f}, \"copy_waits\": {}}}\n",
           bytes(), stored_, options_.ranks, 1 / plain.wall_s, 1 / save.wall_s,
           1 / load.wall_s, plain.wall_s / save.wall_s,
-          stream.wall_s / save.wall_s, plain.cpu_s, save.cpu_s, load.cpu_s);
+          stream.wall_s / save.wall_s, plain.cpu_s, save.cpu_s, load.cpu_s,
+          beside_.plain_over_save, beside_.save_slows, beside_.plain_slows,
+          beside_.copy_waits);
       return;
     }
     fmt::print("state {:.0f} MiB, {} shards, median of {} trials\n",
@@ -334,7 +379,18 @@ class Bench {
                      plain.wall_s / save.wall_s, stream.wall_s / save.wall_s,
                      static_cast<double>(stored_) / (1 << 20),
                      1e3 * median(commit_s_)));
-    line("load, verified", load, "");
+    line("load, verified", load,
+         fmt::format("{} shards to {} ranks", options_.ranks,
+                     options_.ranks + 1));
+    if (options_.threads == 0) return;
+    fmt::print(
+        "beside {} computing threads: save {:.3f} GB/s, plain write {:.3f} "
+        "GB/s, ratio {:.2f}\n"
+        "  computing takes {:.1f} % longer while it saves, {:.1f} % beside the "
+        "plain write; {} updates waited for the copy\n",
+        options_.threads, gb / beside_.save_s, gb / beside_.plain_s,
+        beside_.plain_over_save, 100 * beside_.save_slows,
+        100 * beside_.plain_slows, beside_.copy_waits);
   }
 
   const Options options_;
@@ -344,6 +400,8 @@ class Bench {
   const size_t n_ = static_cast<size_t>(table_.num_elements());
   const SharedFloats weights_{n_}, exp_avg_{n_}, exp_avg_sq_{n_};
   std::string path_;
+  std::vector<Layouts> layouts_{static_cast<size_t>(options_.ranks)};
+  bench::BesideResult beside_;
   uint64_t stored_ = 0;
   std::vector<double> commit_s_;  // part of save_
   std::vector<Cost> plain_, stream_, save_, load_;

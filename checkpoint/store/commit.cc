@@ -1,13 +1,10 @@
 #include <fmt/format.h>
 
-#include <map>
-
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/blocks.h"
-#include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/layouts.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
-#include "checkpoint/store/sparse_file.h"
 #include "checkpoint/store/store.h"
 
 namespace remesh::store {
@@ -24,91 +21,9 @@ std::string parent(std::string path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Where the slices of every parameter stand; the dataset's path still lacks
-// its tensor.
-std::map<std::string, std::vector<VirtualPart>> parts_by_param(
-    const pb::Manifest& m) {
-  std::map<std::string, std::vector<VirtualPart>> parts;
-  for (const pb::ShardFile& shard : m.shards()) {
-    const std::vector<std::string> names = slice_names(shard, m.format());
-    for (size_t i = 0; i < names.size(); ++i) {
-      const pb::Slice& slice = shard.slices(static_cast<int>(i));
-      parts[slice.param()].push_back({.start = start_of(slice),
-                                      .count = count_of(slice),
-                                      .file = shard.name(),
-                                      .dataset = names[i]});
-    }
-  }
-  return parts;
-}
-
-// What someone who opens the file alone wants to know.
-Status write_facts(Hdf5Writer& w, const pb::Manifest& m) {
-  const pb::ModelInfo& c = m.model();
-  const std::pair<const char*, int64_t> integers[] = {
-      {"step", m.step()},
-      {"generation", m.generation()},
-      {"tokens", m.tokens()},
-      {"sequences", m.sequences()},
-      {"hidden_size", c.dim()},
-      {"num_hidden_layers", c.n_layers()},
-      {"num_attention_heads", c.n_heads()},
-      {"num_key_value_heads", c.n_kv_heads()},
-      {"intermediate_size", c.hidden_dim()},
-      {"vocab_size", c.vocab_size()},
-      {"tie_word_embeddings", c.tie_embeddings() ? 1 : 0}};
-  for (const auto& [name, value] : integers)
-    RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
-  RETURN_IF_ERROR(w.set_attribute("/", "rms_norm_eps", c.norm_eps()));
-  RETURN_IF_ERROR(w.set_attribute("/", "rope_theta", c.rope_theta()));
-  if (c.rope_scaled()) {
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_factor", c.rope_factor()));
-    RETURN_IF_ERROR(
-        w.set_attribute("/", "rope_low_freq_factor", c.rope_low_freq_factor()));
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_high_freq_factor",
-                                    c.rope_high_freq_factor()));
-    const int64_t position = c.rope_original_max_position();
-    RETURN_IF_ERROR(w.set_attribute("/", "rope_original_max_position",
-                                    std::span(&position, 1)));
-  }
-  return w.set_attribute("/", "job", m.job());
-}
-
-// One parameter as a whole.
-Status write_whole(Hdf5Writer& w, size_t tensor,
-                   const geometry::ParamSpec& spec,
-                   std::vector<VirtualPart> parts) {
-  const std::string path = dataset_path(tensor, spec.name);
-  for (VirtualPart& part : parts)
-    part.dataset = dataset_path(tensor, part.dataset);
-  return w.write_virtual(path, spec.shape, parts);
-}
-
-// As a key: all that the index depends on.
-std::string shown_by_index(const pb::Manifest& m) {
-  pb::Manifest shown;
-  shown.set_job(m.job());
-  shown.set_step(m.step());
-  shown.set_generation(m.generation());
-  shown.set_tokens(m.tokens());
-  shown.set_sequences(m.sequences());
-  *shown.mutable_model() = m.model();
-  for (const pb::ShardFile& from : m.shards()) {
-    pb::ShardFile& shard = *shown.add_shards();
-    shard.set_name(from.name());
-    *shard.mutable_slices() = from.slices();
-  }
-  return shown.SerializeAsString();
-}
-
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
-                   const ParamTable& table, const Index* ready) {
-  Index made;
-  if (ready == nullptr || ready->made_of != shown_by_index(m)) {
-    ASSIGN_OR_RETURN(made, make_index(m, table));
-    ready = &made;
-  }
-  const std::string& bytes = ready->bytes;
+                   const ParamTable& table, Layouts* layouts) {
+  ASSIGN_OR_RETURN(const std::string bytes, index_bytes(layouts, m, table));
   RETURN_IF_ERROR(
       manifest::write_file(fs, path_join(dir, manifest::kIndexName), bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
@@ -207,27 +122,6 @@ Status publish(FileSystem& fs, const std::string& folder,
 
 }  // namespace
 
-Result<Index> make_index(const pb::Manifest& of, const ParamTable& table) {
-  pb::Manifest m = of;
-  m.set_format(manifest::kFormat);
-  ASSIGN_OR_RETURN(
-      const auto w,
-      Hdf5Writer::create(std::make_unique<SparseFile>(), manifest::kIndexName));
-  RETURN_IF_ERROR(write_facts(*w, m));
-  const auto by_param = parts_by_param(m);
-  for (size_t t = 0; t < kTensors.size(); ++t) {
-    RETURN_IF_ERROR(w->make_group(std::string("/") + kTensors[t]));
-    for (const geometry::ParamSpec& spec : table.specs())
-      RETURN_IF_ERROR(write_whole(*w, t, spec, by_param.at(spec.name)));
-  }
-  ASSIGN_OR_RETURN(const auto file, w->finish());
-  ASSIGN_OR_RETURN(const uint64_t size, file->size());
-  Index index{.bytes = std::string(size, '\0'), .made_of = shown_by_index(m)};
-  RETURN_IF_ERROR(file->read_at(
-      0, std::as_writable_bytes(std::span(index.bytes.data(), size))));
-  return index;
-}
-
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards) {
   std::vector<int> missing;
@@ -241,7 +135,7 @@ std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest m, int num_shards,
                          const ParamTable& table, const Retention& retention,
-                         const Index* ready) {
+                         Layouts* layouts) {
   CHECK(num_shards >= 1);
   const SaveId id{.step = m.step(), .generation = m.generation()};
   const std::string tmp = tmp_path(folder, id);
@@ -262,7 +156,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   m.set_format(manifest::kFormat);
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
-  RETURN_IF_ERROR(write_index(fs, tmp, m, table, ready));
+  RETURN_IF_ERROR(write_index(fs, tmp, m, table, layouts));
   RETURN_IF_ERROR(manifest::write_file(
       fs, path_join(tmp, manifest::kManifestName), manifest::encode(m)));
   for (int rank = 0; rank < num_shards; ++rank)

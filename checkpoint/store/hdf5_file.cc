@@ -244,6 +244,32 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
   return w;
 }
 
+Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::reopen(
+    std::unique_ptr<manifest::File> file, const std::string& path) {
+  const QuietErrors quiet;
+  std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
+  Impl& m = *w->impl_;
+  m.path = path;
+  m.state->file = std::move(file);
+  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
+  const Id fapl = access_list(m.state, m.driver);
+  if (!fapl.ok()) return m.failed("set up");
+  m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDWR, fapl.get()), H5Fclose);
+  if (!m.file.ok()) return m.failed("open");
+  return w;
+}
+
+Status Hdf5Writer::change_attribute(const std::string& object,
+                                    const std::string& name, int64_t value) {
+  const QuietErrors quiet;
+  const Id attr(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(),
+                                H5P_DEFAULT, H5P_DEFAULT),
+                H5Aclose);
+  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_INT64, &value) < 0)
+    return impl_->failed("attribute " + name + " of " + object);
+  return impl_->check();
+}
+
 Status Hdf5Writer::set_attribute(const std::string& object,
                                  const std::string& name,
                                  std::span<const int64_t> values) {

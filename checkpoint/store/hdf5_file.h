@@ -50,6 +50,9 @@ class Hdf5Writer {
   // Writes into `file`, which is empty; `path` is for words alone.
   static Result<std::unique_ptr<Hdf5Writer>> create(
       std::unique_ptr<manifest::File> file, const std::string& path);
+  // A file that was finished, to change attributes of it.
+  static Result<std::unique_ptr<Hdf5Writer>> reopen(
+      std::unique_ptr<manifest::File> file, const std::string& path);
   // Gives up what was not finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
@@ -62,6 +65,9 @@ class Hdf5Writer {
                        double value);
   Status set_attribute(const std::string& object, const std::string& name,
                        const std::string& value);
+  // An integer that is there, in its place.
+  Status change_attribute(const std::string& object, const std::string& name,
+                          int64_t value);
   // Makes the group at `path`, whose parent exists.
   Status make_group(const std::string& path);
   // fp32, chunked, byte shuffle and deflate. Row i (dim 0; one dim is one row)

@@ -4,6 +4,7 @@
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/layouts.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/store.h"
@@ -54,8 +55,9 @@ Status append_layout(BlockWriter& out, manifest::File& layout, uint64_t begin,
 Status write_plain(manifest::File& file, const SaveId& id,
                    const ParamTable& table,
                    const std::vector<Piece<const float>>& pieces,
-                   pb::ShardFile& shard) {
-  ASSIGN_OR_RETURN(const ShardLayout layout, lay_out(id, table, shard));
+                   Layouts* layouts, pb::ShardFile& shard) {
+  ASSIGN_OR_RETURN(const ShardLayout layout,
+                   lay_out(layouts, id, table, shard));
   BlockWriter out(file);
   uint64_t at = 0;
   for (const StoredTensor& t : layout.tensors) {
@@ -100,7 +102,8 @@ Status write_files(FileSystem& fs, const std::string& dir, const SaveId& id,
   ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, beside.stream)
                                     : fs.create(path));
   if (plain) {
-    RETURN_IF_ERROR(write_plain(*file, id, table, pieces, shard));
+    RETURN_IF_ERROR(
+        write_plain(*file, id, table, pieces, beside.layouts, shard));
   } else {
     ASSIGN_OR_RETURN(file, write_compressed(std::move(file), path, id, table,
                                             pieces, shard));

@@ -29,6 +29,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -85,6 +86,23 @@ enum class Compression { kNone, kZlib };
 // "none" (or nothing) and "zlib".
 Result<Compression> parse_compression(const std::string& name);
 
+// Remembers, from one save of a rank to its next, how the files were laid out.
+// Where the next are alike but for the step, a few numbers change; HDF5 takes a
+// tenth of a second to lay out a few hundred parameters. The bytes are the same
+// either way. Threads: one at a time.
+class Layouts {
+ public:
+  Layouts();
+  ~Layouts();
+  Layouts(const Layouts&) = delete;
+  Layouts& operator=(const Layouts&) = delete;
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
 // How a shard comes to the disk beside other work.
 struct Beside {
   // For a shard that is not compressed. With room for all of it the elements
@@ -92,8 +110,9 @@ struct Beside {
   // the disk is still at work.
   manifest::StreamOptions stream;
   // Called once no element will be read any more, before the disk is waited
-  // for: what is done here costs no time. Not called when writing fails before.
+  // for. Not called when writing fails before.
   std::function<void()> taken;
+  Layouts* layouts = nullptr;
 };
 
 // Writes shard `rank` (and its sidecar) of the checkpoint `id` below `folder`
@@ -112,17 +131,6 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
 std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
                                 const SaveId& id, int num_shards);
 
-// index.h5, made while the shards are still being written, by who knows what
-// they will hold. It takes a tenth of a second or two.
-struct Index {
-  std::string bytes;
-  std::string made_of;  // all of the manifest that it shows
-};
-// `manifest` as for commit(), and with shards: their names and slices.
-// REQUIRES: they cover the table.
-Result<Index> make_index(const pb::Manifest& manifest,
-                         const geometry::ParamTable& table);
-
 struct Retention {
   int64_t keep_latest_k = 3;
   int64_t keep_every_n = 0;
@@ -140,14 +148,13 @@ struct Committed {
 // naming those missing), checks that they cover the table exactly, writes
 // index.h5 and the manifest, syncs and renames. `manifest` is complete but for
 // format, shards, index; its step and generation name the temporary directory.
-// `ready` is used when it is the index of this very manifest, else made anew.
 // Then retention, and removal of temporary directories of older generations;
 // a failure there is reported in `cleanup`, the checkpoint stands.
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest manifest, int num_shards,
                          const geometry::ParamTable& table,
                          const Retention& retention,
-                         const Index* ready = nullptr);
+                         Layouts* layouts = nullptr);
 
 // Removes the temporary directory of a save that was given up. Ok when absent.
 Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);

@@ -162,14 +162,19 @@ Status Checkpointer::stage(const RankState& state) {
   return ok_status();
 }
 
+// In the disk thread.
 Status Checkpointer::write(int64_t step,
                            const std::vector<store::Piece<const float>>& pieces,
-                           const store::Beside& beside) {
+                           uint64_t room, std::function<void()> taken) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
   // The manifest says how: "" or "zlib".
   ASSIGN_OR_RETURN(const store::Compression compression,
                    store::parse_compression(options_.manifest.compression()));
+  store::Beside beside;
+  beside.stream.room = room;
+  beside.taken = std::move(taken);
+  beside.layouts = &layouts_;
   return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
                             pieces, compression, beside)
       .status();
@@ -179,8 +184,8 @@ Status Checkpointer::write(int64_t step,
 void Checkpointer::start_write(int64_t step,
                                std::vector<store::Piece<const float>> pieces) {
   disk_moved_ms_.store(monotonic_ms());
-  disk_.start([this, step, pieces = std::move(pieces), of = manifest_] {
-    return write(step, pieces, {.taken = [&] { make_index(of); }});
+  disk_.start([this, step, pieces = std::move(pieces)] {
+    return write(step, pieces, /*room=*/0, {});
   });
 }
 
@@ -193,23 +198,17 @@ void Checkpointer::start_copy_and_write(const RankState& state) {
     const std::lock_guard lock(copy_mutex_);
     copying_step_ = state.step;
   }
-  disk_.start([this, state, of = manifest_]() -> Status {
-    const auto taken = [&] {
-      copied();
-      make_index(of);
-    };
-    const bool compressed = !options_.manifest.compression().empty();
-    if (compressed) {
+  disk_.start([this, state]() -> Status {
+    if (!options_.manifest.compression().empty()) {
       const Status staged = stage(state);
-      taken();
-      return staged.ok() ? write(state.step, staged_pieces(), {}) : staged;
+      copied();
+      return staged.ok() ? write(state.step, staged_pieces(), 0, {}) : staged;
     }
     const Status written =
         write(state.step,
               store_pieces<const float>(table_, pieces_, state.weights,
                                         state.exp_avg, state.exp_avg_sq),
-              {.stream = {.room = std::numeric_limits<uint64_t>::max()},
-               .taken = taken});
+              std::numeric_limits<uint64_t>::max(), [this] { copied(); });
     copied();  // also when it failed before
     return written;
   });
@@ -250,23 +249,13 @@ void Checkpointer::abandon_for_hand_over() {
        {"reason", "the state is handed over; the next generation saves"}});
 }
 
-// Rank 0, in its disk thread, while the disk is at work.
-void Checkpointer::make_index(const pb::Manifest& manifest) {
-  if (world_.rank() != 0 || last_shards_.shards_size() == 0) return;
-  pb::Manifest m = manifest;
-  *m.mutable_shards() = last_shards_.shards();
-  auto index = store::make_index(m, table_);
-  // Without one the commit makes it, and says what is wrong.
-  if (index.ok()) index_ = std::move(index).value();
-}
-
 void Checkpointer::start_commit(pb::Manifest manifest) {
   disk_moved_ms_.store(monotonic_ms());
   disk_.start([this, manifest = std::move(manifest)] {
     const int64_t step = manifest.step();
     const store::SaveId id{.step = step, .generation = manifest.generation()};
     auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
-                              table_, options_.retention, &index_);
+                              table_, options_.retention, &layouts_);
     if (!done.ok()) {
       const Status removed = store::abandon(*fs_, options_.folder, id);
       if (!removed.ok())
@@ -275,7 +264,6 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
     }
     if (!done->cleanup.ok())
       log_.warn("checkpoint_cleanup", {{"error", done->cleanup.to_string()}});
-    *last_shards_.mutable_shards() = done->manifest.shards();
     board_.set_checkpoint_step(step);
     return ok_status();
   });

@@ -104,10 +104,9 @@ class Checkpointer {
   void start_copy_and_write(const RankState& state);
   Status write(int64_t step,
                const std::vector<store::Piece<const float>>& pieces,
-               const store::Beside& beside);
+               uint64_t room, std::function<void()> taken);
   std::vector<store::Piece<const float>> staged_pieces() const;
   void copied();
-  void make_index(const pb::Manifest& manifest);
   int64_t newest_saved() const;
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
@@ -143,11 +142,8 @@ class Checkpointer {
   int64_t copying_step_ = -1;
   int64_t copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
-  // Rank 0's disk thread: the shards of the last commit, which those of the
-  // next are like, and the index made of them ahead.
-  pb::Manifest last_shards_;
-  store::Index index_;
-  Background disk_;  // last: its jobs use what is above
+  store::Layouts layouts_;  // the disk thread's
+  Background disk_;         // last: its jobs use what is above
 };
 
 }  // namespace remesh::train

@@ -464,34 +464,43 @@ TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
   }
 }
 
-TEST_F(StoreTest, AnIndexMadeAheadIsTheSameAndAnotherOnesIsNotUsed) {
-  const auto one = save(*fs_, folder_, {1, 1}, table_, state_, 3);
-  ASSERT_TRUE(one.ok()) << one.status().to_string();
-  const auto bytes = [&](const Committed& c) {
-    return *manifest::read_file(*fs_, c.path + "/" + manifest::kIndexName,
-                                1 << 30);
-  };
-  // Of step 2, from the shards of step 1; and of step 1 itself.
-  pb::Manifest m = manifest_of(table_, {2, 1});
-  *m.mutable_shards() = one->manifest.shards();
-  const auto two = make_index(m, table_);
-  const auto stale = make_index(one->manifest, table_);
-  ASSERT_TRUE(two.ok() && stale.ok());
-  ASSERT_NE(two->bytes, stale->bytes);
-  std::vector<std::string> written;
-  for (const Index* ready :
-       {&*two, &*stale, static_cast<const Index*>(nullptr)}) {
-    ASSERT_TRUE(write_shards(*fs_, folder_, {2, 1}, table_, state_, 3).ok());
-    const auto done = commit(*fs_, folder_, manifest_of(table_, {2, 1}), 3,
-                             table_, {.keep_latest_k = 9}, ready);
+// Steps, generations and cuts that change or do not: the same bytes as without.
+TEST_F(StoreTest, RememberedLayoutsGiveTheSameBytes) {
+  std::vector<Layouts> layouts(3);
+  const auto save_in = [&](const std::string& folder, const SaveId& id,
+                           int ranks, bool remember) {
+    for (int r = 0; r < ranks; ++r) {
+      const auto [begin, end] = share(table_.num_elements(), ranks, r);
+      Beside beside;
+      if (remember) beside.layouts = &layouts[static_cast<size_t>(r)];
+      const auto shard = write_shard(
+          *fs_, folder, id, r, table_,
+          pieces_of_range<const float>(table_, begin, end, state_.view()),
+          Compression::kNone, beside);
+      ASSERT_TRUE(shard.ok()) << shard.status().to_string();
+    }
+    pb::Manifest m = manifest_of(table_, id);
+    m.set_tokens(id.step * 1000);
+    m.set_sequences(id.step * 10);
+    const auto done = commit(*fs_, folder, m, ranks, table_, {},
+                             remember ? layouts.data() : nullptr);
     ASSERT_TRUE(done.ok()) << done.status().to_string();
     EXPECT_TRUE(verify(*fs_, done->path).ok);
-    written.push_back(bytes(*done));
-    ASSERT_TRUE(manifest::remove_all(*fs_, done->path).ok());
+  };
+  const std::pair<SaveId, int> saves[] = {
+      {{1, 1}, 2},   {{2, 1}, 2},   {{300, 1}, 2},
+      {{301, 2}, 2}, {{302, 2}, 3}, {{int64_t{1} << 40, 2}, 3},
+      {{303, 2}, 1}};
+  for (const auto& [id, ranks] : saves) {
+    save_in(root_ + "/a", id, ranks, true);
+    save_in(root_ + "/b", id, ranks, false);
+    const std::string dir = "/" + manifest::step_name(id.step) + "/";
+    for (int r = 0; r < ranks; ++r)
+      EXPECT_EQ(slurp(root_ + "/a" + dir + manifest::shard_name(r)),
+                slurp(root_ + "/b" + dir + manifest::shard_name(r)));
+    EXPECT_EQ(slurp(root_ + "/a" + dir + "index.h5"),
+              slurp(root_ + "/b" + dir + "index.h5"));
   }
-  EXPECT_EQ(written[0], two->bytes);
-  EXPECT_EQ(written[1], two->bytes);
-  EXPECT_EQ(written[2], two->bytes);
 }
 
 TEST_F(StoreTest, CommitKeepsAValidOneAndReplacesADamagedOne) {
