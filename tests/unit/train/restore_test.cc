@@ -140,8 +140,8 @@ void on_all_ranks(const Cut& cut,
 }
 
 // REMESH_RESTORE_CASES asks for more. Thousands, through memory as well:
-//   REMESH_RESTORE_CASES=5000 REMESH_EXCHANGE_CASES=5000 \
-//     ctest -R '^(train_test|exchange_test)$'
+//   env REMESH_RESTORE_CASES=5000 REMESH_EXCHANGE_CASES=5000
+//       ctest -R '^(train_test|exchange_test)$'
 TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
