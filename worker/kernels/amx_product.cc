@@ -62,14 +62,32 @@ struct Cut {
   int64_t packed() const { return rows * block_steps * 1024; }
 };
 
+// n cut into equal parts of at most `most`.
+REMESH_INLINE int64_t even(int64_t n, int64_t most) {
+  const int64_t parts = (n + most - 1) / most;
+  return (n + parts - 1) / parts;
+}
+
+// Steps of a block of the depth.
+REMESH_INLINE int64_t block_steps(int64_t steps) {
+  return steps <= kWholeSteps ? steps : even(steps, kBlockSteps);
+}
+
+// Elements before a step of a panel in a packed second operand. What is read at
+// a time lies together: panels a large power of two apart would fall on few
+// sets of the caches.
+REMESH_INLINE int64_t packed_at(int64_t panels, int64_t steps, int64_t panel,
+                                int64_t step) {
+  const int64_t each = block_steps(steps);
+  const int64_t first = step - step % each;
+  return (first * panels + panel * least(each, steps - first) + step - first) *
+         1024;
+}
+
 REMESH_INLINE Cut cut_of(const AmxProduct& p) {
-  const auto even = [](int64_t n, int64_t most) {
-    const int64_t blocks = (n + most - 1) / most;
-    return (n + blocks - 1) / blocks;
-  };
   Cut c;
   c.steps = amx_panels(p.k);
-  c.block_steps = c.steps <= kWholeSteps ? c.steps : even(c.steps, kBlockSteps);
+  c.block_steps = block_steps(c.steps);
   c.cols = amx_panels(p.n);
   c.rows = kBlockRows;
   if (c.split()) {
@@ -84,129 +102,234 @@ REMESH_INLINE Cut cut_of(const AmxProduct& p) {
   return c;
 }
 
+// How a row of C takes its sums.
+enum class Put { kBf16, kBf16Stream, kFp32, kFp32Stream, kFp32Add };
+
+REMESH_INLINE Put put_of(const AmxProduct& p, const Cut& cut) {
+  if (p.add) return Put::kFp32Add;
+  if (p.out == Dtype::kFp32) return cut.stream ? Put::kFp32Stream : Put::kFp32;
+  return cut.stream ? Put::kBf16Stream : Put::kBf16;
+}
+
+// 32 sums.
+template <Put kPut>
+REMESH_INLINE void put_row(const float* sums, char* c) {
+  __m512 lo = _mm512_load_ps(sums);
+  __m512 hi = _mm512_load_ps(sums + 16);
+  auto* f = reinterpret_cast<float*>(c);
+  if constexpr (kPut == Put::kBf16) {
+    _mm512_storeu_si512(c, round_pair(lo, hi));
+  } else if constexpr (kPut == Put::kBf16Stream) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(c), round_pair(lo, hi));
+  } else if constexpr (kPut == Put::kFp32Stream) {
+    _mm512_stream_ps(f, lo);
+    _mm512_stream_ps(f + 16, hi);
+  } else {
+    if constexpr (kPut == Put::kFp32Add) {
+      lo = _mm512_add_ps(_mm512_loadu_ps(f), lo);
+      hi = _mm512_add_ps(_mm512_loadu_ps(f + 16), hi);
+    }
+    _mm512_storeu_ps(f, lo);
+    _mm512_storeu_ps(f + 16, hi);
+  }
+}
+
 // Memory that later steps will want, fetched into the second-level cache a few
-// lines a step: rows of `lines` cache lines. Few lines can be on their way at
-// a time, and the hardware sees no pattern in short runs far apart.
+// lines a step: few can be on their way at a time, and the hardware sees no
+// pattern in short runs far apart. Each step fetches `lines` lines `apart`
+// bytes apart, and the next step's are `on` bytes on.
 struct Ahead {
-  const char* row = nullptr;
-  int64_t stride = 0;  // bytes between rows
-  int64_t rows = 0, lines = 0;
-  int64_t each = 0;  // lines a step
-  int64_t line = 0;  // of the row
+  const char* at = nullptr;
+  int64_t lines = 0, apart = 0, on = 0;
 
   REMESH_INLINE_MEMBER void fetch() {
-    for (int64_t i = 0; i < each && rows > 0; ++i) {
-      _mm_prefetch(row + line * 64, _MM_HINT_T1);
-      if (++line < lines) continue;
-      line = 0;
-      row += stride;
-      --rows;
-    }
+    for (int64_t i = 0; i < lines; ++i)
+      _mm_prefetch(at + i * apart, _MM_HINT_T1);
+    at += on;
   }
 };
 
-// A finished block of sums on its way to C, a few rows at a time.
+// Rows of a finished block of sums on their way to C.
 struct Finished {
   const float* sums = nullptr;
   char* c = nullptr;
   int64_t rows = 0;  // still to go
 };
 
+// A block of C over a block of the depth.
+struct Stage {
+  int64_t m0, m1, n0, n1;  // panels
+  int64_t s0, steps;
+  bool empty() const { return n0 == n1; }
+};
+
+// Everything that is not a product is done beside one, and with few
+// instructions: a step of the tiles takes some 80 cycles, and whatever is
+// slower than that holds them up.
+template <Put kPut>
 class Multiplication {
  public:
   Multiplication(const AmxProduct& p, void* scratch)
       : p_(p),
         cut_(cut_of(p)),
-        c_row_(p.n * (p.out == Dtype::kFp32 ? 4 : 2)),
+        c_row_(p.n * kElement),
         packed_(static_cast<Bf16*>(scratch)),
         sums_(reinterpret_cast<float*>(packed_ + cut_.packed())) {}
 
   // Panels [m0, m1) x [n0, n1) of C.
   REMESH_INLINE_MEMBER void run(int64_t m0, int64_t m1, int64_t n0,
                                 int64_t n1) {
-    for (int64_t n = n0; n < n1; n += cut_.cols)
-      for (int64_t m = m0; m < m1; m += cut_.rows) {
-        // What follows this block: more rows, or the first again.
-        const bool more = m + cut_.rows < m1;
-        const bool again = n + cut_.cols < n1;
-        const int64_t next = more ? m + cut_.rows : m0;
-        block(m, least(m + cut_.rows, m1), n, least(n + cut_.cols, n1), next,
-              more || again ? least(next + cut_.rows, m1) : next);
-      }
-    put_rows(32);
-    if (cut_.stream) _mm_sfence();
+    m0_ = m0;
+    m1_ = m1;
+    n1_ = n1;
+    cut_.rows = even(m1 - m0, cut_.rows);
+    Stage now = stage(m0, n0, 0);
+    while (!now.empty()) {
+      const Stage next = after(now);
+      pack(now);
+      multiply(now, next);
+      now = next;
+    }
+    put_rest();
+    if (kStream) _mm_sfence();
   }
 
  private:
+  static constexpr bool kStream =
+      kPut == Put::kBf16Stream || kPut == Put::kFp32Stream;
+  static constexpr int64_t kElement =
+      kPut == Put::kBf16 || kPut == Put::kBf16Stream ? 2 : 4;
+
   REMESH_INLINE_MEMBER bool whole_rows(int64_t m) const {
     return (m + 1) * 32 <= p_.m;
   }
+  REMESH_INLINE_MEMBER bool direct(int64_t m) const {
+    return cut_.direct && whole_rows(m);
+  }
   REMESH_INLINE_MEMBER char* c_at(int64_t m, int64_t n) const {
-    return static_cast<char*>(p_.c) + m * 32 * c_row_ +
-           n * (p_.out == Dtype::kFp32 ? 128 : 64);
+    return static_cast<char*>(p_.c) + m * 32 * c_row_ + n * 32 * kElement;
+  }
+  REMESH_INLINE_MEMBER const char* columns(int64_t n, int64_t s0) const {
+    return reinterpret_cast<const char*>(
+        p_.b + packed_at(amx_panels(p_.n), cut_.steps, n, s0));
+  }
+  // Where panel m of a stage is packed.
+  REMESH_INLINE_MEMBER Bf16* packed(const Stage& t, int64_t m) const {
+    return packed_ + (m - t.m0) * t.steps * 1024;
+  }
+  REMESH_INLINE_MEMBER Rows rows_of(const Stage& t, int64_t m) const {
+    if (direct(m))
+      return {reinterpret_cast<const char*>(p_.a + m * 32 * p_.k + t.s0 * 32),
+              2 * p_.k, 64, 32 * p_.k};
+    return {reinterpret_cast<const char*>(packed(t, m)), 64, kStepBytes,
+            kTileBytes};
   }
 
-  // Rows [next0, next1) are those of the next block.
-  REMESH_INLINE_MEMBER void block(int64_t m0, int64_t m1, int64_t n0,
-                                  int64_t n1, int64_t next0, int64_t next1) {
-    for (int64_t s0 = 0; s0 < cut_.steps; s0 += cut_.block_steps) {
-      const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
-      for (int64_t s = 0; s < steps; ++s)
-        for (int64_t m = m0; m < m1; ++m)
-          if (!cut_.direct || !whole_rows(m))
-            pack(m, s0 + s, packed_ + ((m - m0) * steps + s) * 1024);
-      const int64_t products = (n1 - n0) * (m1 - m0) * steps;
-      Ahead ahead_a = s0 + steps < cut_.steps
-                          ? rows_ahead(m0, m1, s0 + steps, products)
-                          : rows_ahead(next0, next1, 0, products);
-      for (int64_t n = n0; n < n1; ++n) {
-        Ahead ahead_b;
-        if (n + 1 < n1)
-          ahead_b = {columns(n + 1, s0), 0, 1, 32 * steps,
-                     (32 + m1 - m0 - 1) / (m1 - m0)};
-        for (int64_t m = m0; m < m1; ++m) {
-          const Rows rows = cut_.direct && whole_rows(m)
-                                ? direct_rows(m, s0)
-                                : Rows{reinterpret_cast<const char*>(
-                                           packed_ + (m - m0) * steps * 1024),
-                                       64, kStepBytes, kTileBytes};
-          const int64_t slot =
-              cut_.split() ? (n - n0) * (m1 - m0) + m - m0 : (turn_ ^= 1);
-          panel(m, n, rows, s0, steps, sums_ + slot * 1024, ahead_a, ahead_b);
-        }
+  // Empty past the end.
+  REMESH_INLINE_MEMBER Stage stage(int64_t m, int64_t n, int64_t s) const {
+    if (n >= n1_) return {};
+    return {m, least(m + cut_.rows, m1_),
+            n, least(n + cut_.cols, n1_),
+            s, least(cut_.block_steps, cut_.steps - s)};
+  }
+  REMESH_INLINE_MEMBER Stage after(const Stage& t) const {
+    if (t.empty()) return t;
+    if (t.s0 + t.steps < cut_.steps) return stage(t.m0, t.n0, t.s0 + t.steps);
+    if (t.m1 < m1_) return stage(t.m1, t.n0, 0);
+    return stage(m0_, t.n1, 0);
+  }
+
+  REMESH_INLINE_MEMBER void multiply(const Stage& now, const Stage& next) {
+    const int64_t count = now.m1 - now.m0;
+    const int64_t b_lines = (32 + count - 1) / count;
+    const int64_t columns_count = now.n1 - now.n0;
+    const int64_t a_lines = (32 + columns_count - 1) / columns_count;
+    for (int64_t n = now.n0; n < now.n1; ++n)
+      for (int64_t m = now.m0; m < now.m1; ++m) {
+        Ahead b;
+        if (n + 1 < now.n1 || !next.empty())
+          b = {(n + 1 < now.n1 ? columns(n + 1, now.s0)
+                               : columns(next.n0, next.s0)) +
+                   (m - now.m0) * now.steps * b_lines * 64,
+               b_lines, 64, b_lines * 64};
+        const int64_t slot = cut_.split() ? (n - now.n0) * count + m - now.m0
+                                          : (sums_turn_ ^= 1);
+        panel(now, m, n, sums_ + slot * 1024,
+              rows_ahead(next, next.m0 + m - now.m0, n - now.n0, a_lines), b);
       }
-    }
   }
 
-  // Steps from s0 on of panels [m0, m1) of rows, over `products` steps.
-  REMESH_INLINE_MEMBER Ahead rows_ahead(int64_t m0, int64_t m1, int64_t s0,
-                                        int64_t products) const {
-    if (m0 >= m1) return {};
-    const int64_t steps = least(cut_.block_steps, cut_.steps - s0);
-    const int64_t each = ((m1 - m0) * steps * 32 + products - 1) / products;
+  // The part-th `lines` of every 32 lines of a panel of rows.
+  REMESH_INLINE_MEMBER Ahead rows_ahead(const Stage& t, int64_t m, int64_t part,
+                                        int64_t lines) const {
+    const int64_t row = part * lines;
+    if (m >= t.m1 || row >= 32) return {};
     if (p_.a_transposed)
-      return {reinterpret_cast<const char*>(p_.a + s0 * 32 * p_.m + m0 * 32),
-              2 * p_.m, least(steps * 32, p_.k - s0 * 32), m1 - m0, each};
-    return {reinterpret_cast<const char*>(p_.a + m0 * 32 * p_.k + s0 * 32),
-            2 * p_.k, least((m1 - m0) * 32, p_.m - m0 * 32), steps, each};
+      return {reinterpret_cast<const char*>(p_.a + (t.s0 * 32 + row) * p_.m +
+                                            m * 32),
+              lines, 2 * p_.m, 64 * p_.m};
+    return {
+        reinterpret_cast<const char*>(p_.a + (m * 32 + row) * p_.k + t.s0 * 32),
+        lines, 2 * p_.k, 64};
   }
 
-  REMESH_INLINE_MEMBER void panel(int64_t m, int64_t n, const Rows& rows,
-                                  int64_t s0, int64_t steps, float* sums,
-                                  Ahead& ahead_a, Ahead& ahead_b) {
-    const bool last = s0 + steps == cut_.steps;
+  // The rows of a stage that are not read where they lie.
+  REMESH_INLINE_MEMBER void pack(const Stage& t) const {
+    if (direct(t.m1 - 1)) return;
+    for (int64_t s = 0; s < t.steps; ++s)
+      for (int64_t m = t.m0; m < t.m1; ++m) {
+        const int64_t k = (t.s0 + s) * 32;
+        if (p_.a_transposed && k + 32 <= p_.k && whole_rows(m))
+          turn_full_step(p_.a + k * p_.m + m * 32, p_.m,
+                         packed(t, m) + s * 1024);
+        else if (!direct(m))
+          pack_part(m * 32, k, packed(t, m) + s * 1024);
+      }
+  }
+  // A step of a panel of rows that may end before it.
+  __attribute__((noinline)) void pack_part(int64_t m, int64_t k,
+                                           Bf16* dst) const {
+    if (p_.a_transposed)
+      turn_step(p_.a + k * p_.m + m, p_.m, p_.k - k, p_.m - m, dst);
+    else
+      pack_rows_step(p_.a + m * p_.k + k, p_.k, p_.m - m, p_.k - k, dst);
+  }
+
+  REMESH_INLINE_MEMBER void panel(const Stage& t, int64_t m, int64_t n,
+                                  float* sums, Ahead a, Ahead b) {
+    const bool last = t.s0 + t.steps == cut_.steps;
     const bool whole = whole_rows(m) && (n + 1) * 32 <= p_.n;
-    const int64_t each = (32 + steps - 1) / steps;
-    Ahead ahead_c;
-    if (last && whole && !cut_.stream)
-      ahead_c = {c_at(m, n), c_row_, 32, p_.out == Dtype::kFp32 ? 2 : 1,
-                 p_.out == Dtype::kFp32 ? 2 * each : each};
-    panel_product<true>(rows, columns(n, s0), steps, s0 > 0, sums, 32, [&] {
-      ahead_a.fetch();
-      ahead_b.fetch();
-      ahead_c.fetch();
-      put_rows(each);
-    });
+    // All of it goes before these sums are stored, perhaps in its place.
+    Finished before = finished_;
+    const int64_t pairs = (16 + t.steps - 1) / t.steps;
+    Ahead c;
+    int64_t c_rows = 0;
+    // The sums that the next panel adds to; those of the last are followed by
+    // nothing.
+    const char* next_sums =
+        t.s0 > 0 ? reinterpret_cast<const char*>(sums + 1024) : nullptr;
+    if (!kStream && last && whole) {
+      c = {c_at(m, n), kElement / 2, 64, c_row_};
+      c_rows = 32;
+    }
+    panel_product<true>(rows_of(t, m), columns(n, t.s0), t.steps, t.s0 > 0,
+                        sums, 32, [&] {
+                          a.fetch();
+                          b.fetch();
+                          for (int64_t i = 0; i < pairs && before.rows > 0; ++i)
+                            put_two(before);
+                          for (int64_t i = 0; i < pairs && c_rows > 0; ++i) {
+                            c.fetch();
+                            c.fetch();
+                            c_rows -= 2;
+                          }
+                          if (next_sums != nullptr) {
+                            for (int64_t i = 0; i < 4; ++i)
+                              _mm_prefetch(next_sums + i * 64, _MM_HINT_T0);
+                            next_sums += 256;
+                          }
+                        });
+    finished_ = {};
     if (!last) return;
     if (whole)
       finished_ = {sums, c_at(m, n), 32};
@@ -214,56 +337,20 @@ class Multiplication {
       put_part(sums, m * 32, n * 32);
   }
 
-  REMESH_INLINE_MEMBER Rows direct_rows(int64_t m, int64_t s0) const {
-    return {reinterpret_cast<const char*>(p_.a + m * 32 * p_.k + s0 * 32),
-            2 * p_.k, 64, 32 * p_.k};
+  REMESH_INLINE_MEMBER void put_two(Finished& f) const {
+    put_row<kPut>(f.sums, f.c);
+    put_row<kPut>(f.sums + 32, f.c + c_row_);
+    f.sums += 64;
+    f.c += 2 * c_row_;
+    f.rows -= 2;
   }
-  REMESH_INLINE_MEMBER const char* columns(int64_t n, int64_t s0) const {
-    return reinterpret_cast<const char*>(p_.b) +
-           (n * cut_.steps + s0) * kStepBytes;
-  }
-
-  // A step of a panel of rows.
-  REMESH_INLINE_MEMBER void pack(int64_t m, int64_t step, Bf16* dst) const {
-    const int64_t k = step * 32;
-    const int64_t width = p_.m - m * 32;
-    if (!p_.a_transposed) {
-      pack_rows_step(p_.a + m * 32 * p_.k + k, p_.k, width, p_.k - k, dst);
-      return;
-    }
-    turn_step(p_.a + k * p_.m + m * 32, p_.m, p_.k - k, width, dst);
-  }
-
-  // Up to `count` rows of the block that was finished last.
-  REMESH_INLINE_MEMBER void put_rows(int64_t count) {
-    for (; count > 0 && finished_.rows > 0; --count, --finished_.rows) {
-      const __m512 lo = _mm512_load_ps(finished_.sums);
-      const __m512 hi = _mm512_load_ps(finished_.sums + 16);
-      auto* f = reinterpret_cast<float*>(finished_.c);
-      if (p_.out == Dtype::kBf16) {
-        if (cut_.stream)
-          _mm512_stream_si512(reinterpret_cast<__m512i*>(finished_.c),
-                              round_pair(lo, hi));
-        else
-          _mm512_storeu_si512(finished_.c, round_pair(lo, hi));
-      } else if (cut_.stream) {
-        _mm512_stream_ps(f, lo);
-        _mm512_stream_ps(f + 16, hi);
-      } else if (p_.add) {
-        _mm512_storeu_ps(f, _mm512_add_ps(_mm512_loadu_ps(f), lo));
-        _mm512_storeu_ps(f + 16, _mm512_add_ps(_mm512_loadu_ps(f + 16), hi));
-      } else {
-        _mm512_storeu_ps(f, lo);
-        _mm512_storeu_ps(f + 16, hi);
-      }
-      finished_.sums += 32;
-      finished_.c += c_row_;
-    }
+  REMESH_INLINE_MEMBER void put_rest() {
+    while (finished_.rows > 0) put_two(finished_);
   }
 
   // A finished block of which only a part lies in C.
-  REMESH_INLINE_MEMBER void put_part(const float* sums, int64_t row,
-                                     int64_t col) const {
+  __attribute__((noinline)) void put_part(const float* sums, int64_t row,
+                                          int64_t col) const {
     const int64_t rows = least(p_.m - row, 32);
     const __mmask32 mask = first_mask(p_.n - col);
     const auto m0 = static_cast<__mmask16>(mask);
@@ -288,13 +375,21 @@ class Multiplication {
   }
 
   const AmxProduct& p_;
-  const Cut cut_;
+  Cut cut_;
   const int64_t c_row_;  // bytes
   Bf16* packed_;
   float* sums_;
-  int64_t turn_ = 0;
+  int64_t m0_ = 0, m1_ = 0, n1_ = 0;
+  int64_t sums_turn_ = 0;
   Finished finished_;
 };
+
+template <Put kPut>
+__attribute__((noinline)) void multiply(const AmxProduct& p, int64_t m0,
+                                        int64_t m1, int64_t n0, int64_t n1,
+                                        void* scratch) {
+  Multiplication<kPut>(p, scratch).run(m0, m1, n0, n1);
+}
 
 }  // namespace
 
@@ -304,19 +399,23 @@ void amx_pack_weight(const float* w, int64_t out, int64_t in, int64_t o0,
   const int64_t out_steps = amx_panels(out);
   for (int64_t o = o0; o < o1; o += 32)
     for (int64_t i = 0; i < in; i += 32)
-      pack_weight_block(w + o * in + i, in, out - o, in - i,
-                        forward + ((o / 32) * in_steps + i / 32) * 1024,
-                        backward + ((i / 32) * out_steps + o / 32) * 1024);
+      pack_weight_block(
+          w + o * in + i, in, out - o, in - i,
+          forward + packed_at(out_steps, in_steps, o / 32, i / 32),
+          backward + packed_at(in_steps, out_steps, i / 32, o / 32));
   _mm_sfence();
 }
 
 void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,
                       int64_t p1, Bf16* packed) {
   const int64_t steps = amx_panels(depth);
+  const int64_t panels = amx_panels(width);
   for (int64_t s = 0; s < steps; ++s)
-    for (int64_t p = p0; p < p1; ++p)
-      pack_step(x + s * 32 * width + p * 32, width, depth - s * 32,
-                width - p * 32, packed + (p * steps + s) * 1024);
+    for (int64_t p = p0; p < p1; ++p) {
+      const Bf16* from = x + s * 32 * width + p * 32;
+      pack_step(from, width, depth - s * 32, width - p * 32,
+                packed + packed_at(panels, steps, p, s));
+    }
 }
 
 int64_t amx_scratch(const AmxProduct& p) {
@@ -327,7 +426,18 @@ int64_t amx_scratch(const AmxProduct& p) {
 void amx_product(const AmxProduct& p, int64_t m0, int64_t m1, int64_t n0,
                  int64_t n1, void* scratch) {
   const Tiles tiles;
-  Multiplication(p, scratch).run(m0, m1, n0, n1);
+  switch (put_of(p, cut_of(p))) {
+    case Put::kBf16:
+      return multiply<Put::kBf16>(p, m0, m1, n0, n1, scratch);
+    case Put::kBf16Stream:
+      return multiply<Put::kBf16Stream>(p, m0, m1, n0, n1, scratch);
+    case Put::kFp32:
+      return multiply<Put::kFp32>(p, m0, m1, n0, n1, scratch);
+    case Put::kFp32Stream:
+      return multiply<Put::kFp32Stream>(p, m0, m1, n0, n1, scratch);
+    case Put::kFp32Add:
+      return multiply<Put::kFp32Add>(p, m0, m1, n0, n1, scratch);
+  }
 }
 
 }  // namespace remesh::kernels

@@ -8,8 +8,8 @@
 // column 2 n + k % 2). The loops work on panels of 32 rows or columns, that is
 // 2 x 2 fp32 tiles, and steps of 32 in depth.
 //
-// A packed operand is [panel][step][2 tiles][16][32] bf16, where short panels
-// and steps are filled with zeros.
+// A packed operand is [block of steps][panel][step][2 tiles][16][32] bf16,
+// where short panels and steps are filled with zeros.
 //
 // Every element of a product is summed in an order that depends on the depth
 // alone: neither the number of rows nor that of threads changes its bits.

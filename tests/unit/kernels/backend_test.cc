@@ -73,7 +73,8 @@ struct GemmSize {
 constexpr GemmSize kGemmSizes[] = {
     {1, 1, 1},      {3, 5, 7},      {17, 33, 65},   {130, 48, 96},
     {64, 509, 40},  {40, 70, 1100}, {1100, 40, 70}, {70, 1100, 40},
-    {33, 64, 2048}, {610, 928, 33}, {300, 96, 320}};
+    {33, 64, 2048}, {610, 928, 33}, {300, 96, 320}, {34, 800, 800},
+    {800, 34, 800}, {800, 420, 34}};
 
 TEST_P(BackendTest, LinearForwardAndBothGradients) {
   for (const GemmSize& s : kGemmSizes) {
