@@ -1,0 +1,198 @@
+// Saves beside updates: what is saved is the state as it was, however late the
+// disk; a save that is given up leaves nothing that counts and is made up.
+#include "worker/train/checkpointer.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <random>
+#include <thread>
+
+#include "checkpoint/manifest/scan.h"
+#include "parallel/comm/local_comm.h"
+#include "tests/testing/files.h"
+#include "worker/train/watched_fs.h"
+
+namespace remesh::train {
+namespace {
+
+using manifest::File;
+using manifest::FileSystem;
+using namespace std::chrono_literals;
+
+// Opens when told to; what changes files waits for it.
+class Gate {
+ public:
+  void open(bool yes) {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = yes;
+    }
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return open_; });
+    --waiting_;
+  }
+  void wait_for_a_visitor() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return waiting_ > 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+  int waiting_ = 0;
+};
+
+class CheckpointerTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto bounds = geometry::stage_bounds(table_.config(), 1, 16);
+    shard_ = geometry::ShardTable::make(table_, {}, {}, *bounds).value();
+    zero_ = geometry::ZeroPlan::make(shard_, {}, 1, 0).value();
+    board_ = board::Board::create(1, 0).value();
+    std::mt19937 random(7);
+    for (auto& v : state_) {
+      v.resize(static_cast<size_t>(zero_.state_elements()));
+      for (float& x : v) x = static_cast<float>(random());
+    }
+  }
+
+  std::unique_ptr<Checkpointer> make(int64_t generation, int64_t first_step) {
+    CheckpointerOptions o;
+    o.folder = dir_.path() + "/checkpoints";
+    o.interval = 10;
+    o.manifest.set_generation(generation);
+    *o.manifest.mutable_model() = manifest::model_info(table_.config());
+    o.manifest.set_compression(GetParam());
+    o.first_step = first_step;
+    o.double_buffered = true;
+    return std::make_unique<Checkpointer>(o, *fs_, shard_, zero_, *backend_,
+                                          *world_[0], *board_, log_);
+  }
+  RankState at(int64_t step) {
+    return {.step = step,
+            .shard = &shard_,
+            .zero = &zero_,
+            .weights = state_[0],
+            .exp_avg = state_[1],
+            .exp_avg_sq = state_[2]};
+  }
+  void boundary(Checkpointer& c, int64_t step) {
+    c.on_step(c.facts(), false, at(step));
+  }
+  // Boundaries, without time going by in training, until `step` is saved.
+  bool finish(Checkpointer& c, int64_t step) {
+    for (int i = 0; i < 5000 && c.saved_step() != step; ++i) {
+      boundary(c, step + 1);
+      std::this_thread::sleep_for(1ms);
+    }
+    return c.saved_step() == step;
+  }
+  using Vectors = std::array<std::vector<float>, 3>;
+  Vectors load(int64_t step) {
+    const std::string path =
+        dir_.path() + "/checkpoints/" + manifest::step_name(step);
+    const auto m = manifest::read_checkpoint(*fs_, path);
+    EXPECT_TRUE(m.ok()) << m.status().to_string();
+    Vectors v;
+    for (auto& x : v) x.resize(state_[0].size());
+    if (!m.ok()) return v;
+    const Status s = store::load(
+        *fs_, path, *m, table_,
+        store_pieces<float>(table_, geometry::pieces_to_load(shard_, zero_),
+                            v[0], v[1], v[2]));
+    EXPECT_TRUE(s.ok()) << s.to_string();
+    return v;
+  }
+
+  const testing::TempDir dir_;
+  const geometry::ParamTable table_ =
+      geometry::ParamTable::llama({.dim = 8,
+                                   .n_layers = 2,
+                                   .n_heads = 2,
+                                   .n_kv_heads = 1,
+                                   .hidden_dim = 12,
+                                   .vocab_size = 11});
+  geometry::ShardTable shard_;
+  geometry::ZeroPlan zero_;
+  Vectors state_;
+  Gate gate_;
+  const std::unique_ptr<FileSystem> disk_ = manifest::posix_file_system();
+  const std::unique_ptr<FileSystem> fs_ =
+      watched_file_system(*disk_, [this] { gate_.pass(); });
+  const std::unique_ptr<kernels::Backend> backend_ =
+      kernels::make_cpu_backend(1);
+  const std::vector<std::unique_ptr<comm::Comm>> world_ =
+      comm::make_local_comms(1);
+  std::unique_ptr<board::Board> board_;
+  TrainLog log_{Logger::null(), 1, 0};
+};
+
+TEST_P(CheckpointerTest, AnUpdateWaitsForTheCopyOfWhatItOverwrites) {
+  const auto c = make(1, 0);
+  const Vectors saved = state_;
+  // Until the first file operation; without compression nothing is read before.
+  const bool reads_late = std::string(GetParam()).empty();
+  gate_.open(false);
+  boundary(*c, 10);
+  gate_.wait_for_a_visitor();
+  c->before_update(11);  // writes the other buffer
+  EXPECT_EQ(c->copy_waits(), 0);
+  auto update = std::async(std::launch::async, [&] {
+    c->before_update(12);
+    for (auto& v : state_) std::fill(v.begin(), v.end(), 1.0F);
+  });
+  if (reads_late) {
+    EXPECT_EQ(update.wait_for(50ms), std::future_status::timeout);
+  }
+  gate_.open(true);
+  update.get();
+  EXPECT_EQ(c->copy_waits(), reads_late ? 1 : 0);
+  ASSERT_TRUE(finish(*c, 10));
+  EXPECT_EQ(load(10), saved);
+}
+
+TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
+  {
+    const auto c = make(1, 0);
+    boundary(*c, 10);
+    ASSERT_TRUE(finish(*c, 10));
+    gate_.open(false);
+    for (int64_t step = 12; step <= 20; ++step) boundary(*c, step);
+    gate_.wait_for_a_visitor();
+    c->abandon_for_hand_over();  // and returns, though the disk stands still
+    gate_.open(true);
+  }
+  const std::string folder = dir_.path() + "/checkpoints";
+  EXPECT_EQ(manifest::scan(*disk_, folder)->size(), 1U);
+  // Nor was the shard finished, for nobody.
+  EXPECT_FALSE(disk_->exists(folder + "/" +
+                             manifest::tmp_name({.step = 20, .generation = 1}) +
+                             "/" + manifest::sidecar_name(0)));
+  const auto next = make(2, 24);
+  EXPECT_EQ(next->saved_step(), 10);
+  boundary(*next, 25);
+  ASSERT_TRUE(finish(*next, 25));
+  EXPECT_EQ(load(25), state_);
+  // What the first one had begun is gone.
+  EXPECT_EQ(*disk_->list(folder),
+            (std::vector<std::string>{"step-00000010", "step-00000025"}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Of, CheckpointerTest, ::testing::Values("", "zlib"),
+                         [](const auto& info) {
+                           return std::string(info.param).empty()
+                                      ? "Plain"
+                                      : "Compressed";
+                         });
+
+}  // namespace
+}  // namespace remesh::train
