@@ -50,6 +50,12 @@ void rmsnorm_backward(const float* dy, const float* x, const float* rstd,
   for (int64_t j = 0; j < dim; ++j) dw[j] = 0;
   for (int64_t i = 0; i < rows; ++i, dy += dim, x += dim, dx += dim) {
     const float r = rstd[i];
+    // The row after this one, which the hardware would begin late.
+    for (int64_t j = 0; j < dim; j += 16) {
+      __builtin_prefetch(dy + dim + j);
+      __builtin_prefetch(x + dim + j);
+      if (dres != nullptr) __builtin_prefetch(dres + dim + j);
+    }
     float dot = 0;
 #pragma omp simd reduction(+ : dot)
     for (int64_t j = 0; j < dim; ++j) {
@@ -211,6 +217,8 @@ double sum_of_squares(int64_t n, const float* x) {
   const int64_t part = n / kParts / kHalf * kHalf;
   for (int64_t i = 0; i < part; i += kHalf)
     for (int64_t k = 0; k < kParts; ++k) {
+      // The same place of the next block.
+      __builtin_prefetch(x + kSquareBlock + k * part + i, 0, 2);
       Narrow v;
       __builtin_memcpy(&v, x + k * part + i, sizeof(v));
       const Wide w = __builtin_convertvector(v, Wide);

@@ -69,9 +69,17 @@ REMESH_INLINE __m512 exp_above(__m512 x, __m512 zero) {
   return exp2_512(_mm512_mul_ps(_mm512_sub_ps(x, zero), broadcast(kLog2e)));
 }
 
+// The row after this one, which the hardware would begin late.
+template <typename T>
+REMESH_INLINE void fetch(const T* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
 void swiglu(const Bf16* gu, int64_t rows, int64_t dim, Bf16* y) {
   for (int64_t i = 0; i < rows; ++i, gu += 2 * dim, y += dim)
     for (int64_t j = 0; j < dim; j += 32) {
+      fetch(gu + 2 * dim + j);
+      fetch(gu + 3 * dim + j);
       const __mmask32 mask = first(dim - j);
       const Pair g = load(gu + j, mask);
       const Pair u = load(gu + dim + j, mask);
@@ -87,6 +95,9 @@ void swiglu_backward(const Bf16* gu, const Bf16* dy, int64_t rows, int64_t dim,
                      Bf16* dgu, Bf16* y) {
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t j = 0; j < dim; j += 32) {
+      fetch(gu + 2 * dim + j);
+      fetch(gu + 3 * dim + j);
+      fetch(dy + dim + j);
       const __mmask32 mask = first(dim - j);
       const Pair g = load(gu + j, mask);
       const Pair u = load(gu + dim + j, mask);
@@ -111,11 +122,6 @@ void swiglu_backward(const Bf16* gu, const Bf16* dy, int64_t rows, int64_t dim,
     y += dim;
   }
   _mm_sfence();
-}
-
-// The row after this one, which the hardware would begin late.
-REMESH_INLINE void fetch(const Bf16* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
 constexpr uint16_t kMinusInfinity = 0xFF80;
@@ -190,7 +196,11 @@ void rmsnorm(const float* x, const float* branch, const float* w, float eps,
     for (int64_t j = 0; j < dim; j += 16) {
       const auto mask = static_cast<__mmask16>(first(dim - j));
       __m512 s = part(x, j, mask);
-      if (b != nullptr) s = _mm512_add_ps(s, part(b, j, mask));
+      fetch(x + dim + j);
+      if (b != nullptr) {
+        s = _mm512_add_ps(s, part(b, j, mask));
+        fetch(b + dim + j);
+      }
       squares = _mm512_fmadd_ps(s, s, squares);
     }
     const float r = 1.0F / __builtin_sqrtf(_mm512_reduce_add_ps(squares) /
