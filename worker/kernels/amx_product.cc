@@ -244,19 +244,22 @@ class Multiplication {
     const int64_t b_lines = (32 + count - 1) / count;
     const int64_t columns_count = now.n1 - now.n0;
     const int64_t a_lines = (32 + columns_count - 1) / columns_count;
-    for (int64_t n = now.n0; n < now.n1; ++n)
+    for (int64_t n = now.n0; n < now.n1; ++n) {
+      const char* b = columns(n, now.s0);
+      Ahead b_ahead;
+      if (n + 1 < now.n1)
+        b_ahead = {columns(n + 1, now.s0), b_lines, 64, b_lines * 64};
+      else if (!next.empty())
+        b_ahead = {columns(next.n0, next.s0), b_lines, 64, b_lines * 64};
       for (int64_t m = now.m0; m < now.m1; ++m) {
-        Ahead b;
-        if (n + 1 < now.n1 || !next.empty())
-          b = {(n + 1 < now.n1 ? columns(n + 1, now.s0)
-                               : columns(next.n0, next.s0)) +
-                   (m - now.m0) * now.steps * b_lines * 64,
-               b_lines, 64, b_lines * 64};
         const int64_t slot = cut_.split() ? (n - now.n0) * count + m - now.m0
                                           : (sums_turn_ ^= 1);
-        panel(now, m, n, sums_ + slot * 1024,
-              rows_ahead(next, next.m0 + m - now.m0, n - now.n0, a_lines), b);
+        panel(now, m, n, b, sums_ + slot * 1024,
+              rows_ahead(next, next.m0 + m - now.m0, n - now.n0, a_lines),
+              b_ahead);
+        b_ahead.at += now.steps * b_ahead.on;
       }
+    }
   }
 
   // The part-th `lines` of every 32 lines of a panel of rows.
@@ -296,12 +299,13 @@ class Multiplication {
   }
 
   REMESH_INLINE_MEMBER void panel(const Stage& t, int64_t m, int64_t n,
-                                  float* sums, Ahead a, Ahead b) {
+                                  const char* columns, float* sums, Ahead a,
+                                  Ahead b) {
     const bool last = t.s0 + t.steps == cut_.steps;
     const bool whole = whole_rows(m) && (n + 1) * 32 <= p_.n;
     // All of it goes before these sums are stored, perhaps in its place.
     Finished before = finished_;
-    const int64_t pairs = (16 + t.steps - 1) / t.steps;
+    const int64_t pairs = t.steps >= 16 ? 1 : (16 + t.steps - 1) / t.steps;
     Ahead c;
     int64_t c_rows = 0;
     // The sums that the next panel adds to; those of the last are followed by
@@ -312,8 +316,8 @@ class Multiplication {
       c = {c_at(m, n), kElement / 2, 64, c_row_};
       c_rows = 32;
     }
-    panel_product<true>(rows_of(t, m), columns(n, t.s0), t.steps, t.s0 > 0,
-                        sums, 32, [&] {
+    panel_product<true>(rows_of(t, m), columns, t.steps, t.s0 > 0, sums, 32,
+                        [&] {
                           a.fetch();
                           b.fetch();
                           for (int64_t i = 0; i < pairs && before.rows > 0; ++i)
