@@ -83,6 +83,127 @@ TEST_F(FaultTest, AKilledRankIsNamed) {
   stop_in_order();
 }
 
+// Stopped where it is, then killed: what is told of it is what it was at, and
+// the record of its last operations ends there.
+TEST_F(FaultTest, AKilledRankLeavesWhatItWasAt) {
+  make(endless());
+  start_services(2);
+  const auto pids = c().rank_pids(2);
+  ASSERT_EQ(pids.size(), 2U);
+  const auto doing = [&](const Json& status) {
+    for (const Json& w : status["workers"])
+      for (const Json& r : w["ranks"])
+        if (r["rank"] == 1 && r.value("os_state", "") == "T")
+          return r.value("doing", "");
+    return std::string();
+  };
+  // Without the time it has taken.
+  const auto what = [](const std::string& text) {
+    return text.substr(0, text.rfind(" for "));
+  };
+  // Most of a step is an operation of some kind; not every moment of it.
+  std::string at;
+  for (int tries = 0; tries < 20; ++tries) {
+    kill(pids.at(1), SIGSTOP);
+    const Json status =
+        c().wait_for_status([&](const Json& s) { return !doing(s).empty(); });
+    ASSERT_FALSE(status.is_null());
+    at = what(doing(status));
+    if (std::count(at.begin(), at.end(), ',') > 0 &&
+        doing(status).find(" for ") != std::string::npos)
+      break;
+    kill(pids.at(1), SIGCONT);
+    testing::sleep_ms(7);
+  }
+  kill(pids.at(1), SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const Json e = c().events_named("failure")[0];
+  EXPECT_EQ(e["rank"], 1);
+  EXPECT_EQ(e["signal"], SIGKILL);
+  EXPECT_FALSE(e.contains("exit_code"));
+  EXPECT_NE(e.value("host", ""), "");
+  EXPECT_EQ(what(e.value("doing", "")), at) << e;
+  EXPECT_EQ(at.rfind("step ", 0), 0U) << at;
+  EXPECT_NE(e.value("cause", "").find("SIGKILL"), std::string::npos) << e;
+  EXPECT_FALSE(e["last_log"].empty());
+  const std::string path =
+      c().run_dir() + "/traces/" + e.value("flight_record", "none");
+  Json flight;
+  ASSERT_TRUE(testing::wait_until(
+      [&] {
+        flight = Json::parse(testing::read_whole(path), nullptr,
+                             /*allow_exceptions=*/false);
+        return flight.is_object();
+      },
+      5000))
+      << path;
+  EXPECT_EQ(flight["otherData"]["rank"], 1);
+  EXPECT_EQ(flight["otherData"]["ended"], "signal 9 (SIGKILL)");
+  EXPECT_EQ(flight["otherData"]["torn"], 0);
+  EXPECT_GT(flight["traceEvents"].size(), 50U);
+  Json last;
+  for (const Json& span : flight["traceEvents"])
+    if (span["ph"] == "X" && span["tid"] == 0) last = span;
+  EXPECT_EQ(last["args"]["unfinished"], 1) << last;
+  EXPECT_NE(at.find(last["name"] == "step" ? "step" : last["name"]),
+            std::string::npos)
+      << at << last;
+  EXPECT_NE(at.find(fmt::format("step {}", last["args"]["step"].get<int>())),
+            std::string::npos)
+      << at << last;
+  // The other rank was ended by its worker, and says so.
+  const std::string peer = path.substr(0, path.find("-rank-")) + "-rank-0.json";
+  ASSERT_TRUE(testing::wait_until(
+      [&] { return !testing::read_whole(peer).empty(); }, 5000));
+  EXPECT_EQ(Json::parse(testing::read_whole(peer))["otherData"]["ended"],
+            "signal 9 (SIGKILL) by its worker");
+  stop_in_order();
+}
+
+// Its peers wait for it in one group or another, and it waits for none.
+TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
+  make(endless({{"elastic.hang_after_s", "3"}, {"train.dtype", "\"fp32\""}}));
+  c().start_coordinator();
+  for (const char* name : {"w1", "w2"})
+    c().start_worker({.name = name, .slots = 2});
+  ASSERT_TRUE(c().wait_for_dp(4));
+  const Finished f = c().remesh({"mesh", "dp2,tp2", c().run_dir()});
+  ASSERT_EQ(f.exit.code, 0) << f.output;
+  ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
+  const auto pids = c().rank_pids(4);
+  ASSERT_EQ(pids.size(), 4U);
+  kill(pids.at(2), SIGSTOP);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const Json e = c().events_named("failure")[0];
+  EXPECT_EQ(e["rank"], 2) << e;
+  const std::string cause = e.value("cause", "");
+  EXPECT_NE(cause.find("its process is stopped"), std::string::npos) << e;
+  EXPECT_NE(cause.find("3 other ranks wait for it"), std::string::npos) << e;
+  EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
+  EXPECT_FALSE(e.contains("signal")) << e;  // which ended it in the abort
+  EXPECT_NE(e.value("flight_record", "").find("rank-2"), std::string::npos);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 2));
+  stop_in_order();
+}
+
+TEST_F(FaultTest, ARankThatGivesUpIsQuoted) {
+  make(endless({{"optimizer.lr", "1e30"},
+                {"schedule.warmup_steps", "0"},
+                {"elastic.max_same_failures", "1"}}));
+  c().start_coordinator();
+  c().start_worker({.name = "w1"});
+  expect_exit(c().coordinator(), 3, 60'000);
+  const auto failures = c().events_named("failure");
+  ASSERT_EQ(failures.size(), 1U);
+  const Json& e = failures[0];
+  EXPECT_EQ(e["exit_code"], 1) << e;
+  EXPECT_FALSE(e.contains("signal")) << e;
+  EXPECT_NE(e.value("cause", "").find("not finite"), std::string::npos) << e;
+  EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
+  EXPECT_NE(e["last_log"].dump().find("not finite"), std::string::npos) << e;
+  ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
+}
+
 TEST_F(FaultTest, WithoutAKilledWorkerTheOthersGoOn) {
   make(endless({{"checkpoint.interval", "5"}}));
   start_services(3, 8);

@@ -24,7 +24,7 @@ class FlightFile : public ::testing::Test {
   board::FlightRecord& record() { return board_->flight(); }
   pb::RankStatus doing(int64_t now_ns) {
     pb::RankStatus s;
-    fill_doing(*board_, now_ns, &s);
+    fill_doing(*board_, board_->snapshot(), now_ns, &s);
     return s;
   }
   std::unique_ptr<board::Board> board_ =

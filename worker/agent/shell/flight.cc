@@ -150,9 +150,8 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
          seconds_text(now_ns - under_way.front().begin_ns);
 }
 
-void fill_doing(const board::Board& board, int64_t now_ns,
-                pb::RankStatus* status) {
-  const board::Snapshot snapshot = board.snapshot();
+void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
+                int64_t now_ns, pb::RankStatus* status) {
   const std::vector<FlightOp> at = board.flight().under_way();
   FlightGroup group;
   if (!at.empty()) group = board.flight().group(at.front().group);

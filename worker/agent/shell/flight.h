@@ -17,10 +17,10 @@
 
 namespace remesh::agent {
 
-// Sets doing, at, waits and operations. now_ns: CLOCK_MONOTONIC, when it was
-// seen like this; for a dead rank, when it died.
-void fill_doing(const board::Board& board, int64_t now_ns,
-                pb::RankStatus* status);
+// Sets doing, at, waits and operations. snapshot: of the board. now_ns:
+// CLOCK_MONOTONIC, when it was seen like this; for a dead rank, when it died.
+void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
+                int64_t now_ns, pb::RankStatus* status);
 
 // "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0 2)
 // for 1.2 s". under_way: innermost first; empty: `phase` is all that is known.

@@ -302,7 +302,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
   if (!b.error.empty()) s.set_error(b.error);
   if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
-  fill_doing(*r.board, monotonic_ns(), &s);
+  fill_doing(*r.board, b, monotonic_ns(), &s);
   if (alive) {
     if (const auto stat = read_proc_stat(r.pid)) {
       s.set_os_state(std::string(1, stat->state));
