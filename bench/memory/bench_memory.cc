@@ -7,7 +7,9 @@
 // (planner::predict_memory), bytes the engine says it holds, and by how much
 // the process's peak of resident memory (VmHWM) grew from before the engine was
 // made to after three steps. What a process takes anyway (code, MPI, stacks) is
-// measured before and not counted.
+// measured before and not counted. With --keep-state the state lives in shared
+// memory, as in training, and each rank is a worker of its own: resident memory
+// counts those pages too.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -17,9 +19,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "bench/kept_state.h"
 #include "bench/models.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
@@ -45,6 +50,7 @@ struct Options {
   int64_t batch = 8;
   int64_t seq = 256;
   std::string dtype = "bf16";
+  bool keep_state = false;  // in shared memory, with replicas
 };
 
 // KiB of a line of /proc/self/status.
@@ -76,7 +82,7 @@ Recompute run_as(const std::string& r) {
 }
 
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
-             int64_t vocab) {
+             int64_t vocab, Kept* kept) {
   const auto mine = geometry::deal(o.microbatches, layout.dp, dp_index);
   const int64_t each = o.batch * o.seq;
   std::vector<int32_t> tokens;
@@ -88,12 +94,22 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
   for (int64_t m = 0; m < mine.size(); ++m)
     list.push_back({tokens.data() + m * each, tokens.data() + m * each + 1,
                     o.batch, o.seq});
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 3; ++i) {
+    Status replicated;
     RETURN_IF_ERROR(e.run({.lr = 1e-4,
                            .microbatches = list,
-                           .global_tokens = o.microbatches * each})
+                           .global_tokens = o.microbatches * each,
+                           .facts =
+                               [&] {
+                                 if (kept != nullptr)
+                                   replicated = kept->before_agreement();
+                                 return engine::Facts{};
+                               }})
                         .status());
-  return ok_status();
+    RETURN_IF_ERROR(replicated);
+    if (kept != nullptr) kept->after_step();
+  }
+  return kept != nullptr ? kept->before_agreement() : ok_status();
 }
 
 // One configuration, in every rank of an MPI world.
@@ -107,6 +123,9 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));
   world.barrier();
   const double before_kib = status_kib("VmRSS");
+  std::optional<Kept> kept;
+  if (o.keep_state)
+    kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
   ASSIGN_OR_RETURN(
       const auto e,
       Engine::create(table, *mesh,
@@ -119,11 +138,12 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
                       .max_batch = o.batch,
                       .max_seq = o.seq,
                       .optimizer = {.max_norm = 1}},
-                     *backend, {}));
+                     *backend, {}, kept ? &kept->home() : nullptr));
   e->initialise(1);
   e->state_loaded();
-  RETURN_IF_ERROR(
-      steps(o, layout, *e, mesh->coord().dp, table.config().vocab_size));
+  if (kept) RETURN_IF_ERROR(kept->replicate(*e, world));
+  RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
+                        table.config().vocab_size, kept ? &*kept : nullptr));
   const double peak = (status_kib("VmHWM") - before_kib) / 1024;
   const planner::JobShape shape{.model = table.config(),
                                 .T = o.seq,
@@ -133,10 +153,13 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
                                 .zero_stage = o.zero,
                                 .schedule = schedule,
                                 .chunks = o.chunks,
-                                .recompute = planned(o.recompute)};
+                                .recompute = planned(o.recompute),
+                                .keep_state = o.keep_state,
+                                .replicas = o.keep_state ? 1 : 0};
   const planner::Memory want =
       planner::predict_memory(shape, layout, world.rank());
-  const board::Memory held = e->memory();
+  board::Memory held = e->memory();
+  if (kept) held.buffers += kept->replica_bytes();
   const double mine[] = {
       mib(want.total()),     mib(total(held)),    peak,
       mib(want.weights),     mib(want.gradients), mib(want.optimizer),
@@ -157,6 +180,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   if (o.zero > 0) name += fmt::format(" ZeRO {}", o.zero);
   if (layout.pp > 1) name += " " + o.schedule;
   if (o.recompute != "none") name += " " + o.recompute;
+  if (o.keep_state) name += " kept";
   fmt::print(
       "{:<28} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.3f}   {:.0f}/{:.0f} "
       "{:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f}\n",
@@ -178,6 +202,9 @@ constexpr Row kRows[] = {{1, "--layout dp1"},
                          {2, "--layout dp2 --zero 1"},
                          {2, "--layout dp2 --zero 3"},
                          {2, "--layout dp2 --zero 3 --microbatches 2"},
+                         {1, "--layout dp1 --keep-state"},
+                         {2, "--layout dp2 --keep-state"},
+                         {2, "--layout dp2 --zero 1 --keep-state"},
                          {2, "--layout tp2"},
                          {2, "--layout cp2"},
                          {2, "--layout pp2"},
@@ -230,6 +257,8 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 4096));
   app.add_option("--seq", o.seq, "Tokens a sequence")
       ->check(CLI::Range(1, 1 << 20));
+  app.add_flag("--keep-state", o.keep_state,
+               "The state in shared memory, and its replicas");
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);

@@ -3,15 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
+#include "checkpoint/memory/stream_copy.h"
 #include "proto/base/check.h"
 
 namespace remesh::exchange {
 
 using memory::kNumVectors;
 using memory::StateSegment;
+
+namespace {
+
+constexpr int64_t kCached = int64_t{1} << 13;  // elements: 32 KiB
+
+}  // namespace
 
 MappedReplica::MappedReplica(int rank, std::unique_ptr<StateSegment> owner,
                              StateSegment& copy, int64_t elements,
@@ -57,11 +63,16 @@ bool MappedReplica::poll() {
     const auto v = static_cast<size_t>(at_ / elements_);
     const int64_t begin = at_ % elements_;
     const int64_t size = std::min(piece_, elements_ - begin);
-    const auto from = owner_->read(from_.buffer, elements_)[v].subspan(
-        static_cast<size_t>(begin), static_cast<size_t>(size));
-    stream_.add(from.data(), from.size_bytes());
-    std::memcpy(copy_.write(buffer_, elements_)[v].data() + begin, from.data(),
-                from.size_bytes());
+    const float* const from =
+        owner_->read(from_.buffer, elements_)[v].data() + begin;
+    float* const to = copy_.write(buffer_, elements_)[v].data() + begin;
+    // Hashed and copied in parts that the nearest cache holds in between.
+    for (int64_t i = 0; i < size; i += kCached) {
+      const auto bytes =
+          static_cast<size_t>(std::min(kCached, size - i)) * sizeof(float);
+      stream_.add(from + i, bytes);
+      memory::stream_copy(to + i, from + i, bytes);
+    }
     at_ += size;
     ++pieces_;
     if (at_ % elements_ == 0) {

@@ -1,6 +1,8 @@
 #include "worker/train/state_home.h"
 
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "proto/base/check.h"
@@ -39,12 +41,18 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
       from_memory ? source_->paths() : std::set<std::string>{};
   auto taken = segments_.take(elements, sources, sources);
   if (!taken.ok())
-    return end_with(taken.status().code() == Code::kExhausted
-                        ? board::kExitCannotContinue
-                        : board::kExitInternal,
-                    taken.status());
+    return end_with(short_of_room(taken.status()), taken.status());
   segment_ = std::move(taken).value();
   return ok_status();
+}
+
+// A state that moves needs room for what it was and what it becomes. Where that
+// is too much a checkpoint may do; where nothing is held yet, the job cannot be
+// kept in memory at all.
+board::ExitCode StateHome::short_of_room(const Status& status) const {
+  if (status.code() != Code::kExhausted) return board::kExitInternal;
+  return source_ != nullptr ? board::kExitBadSource
+                            : board::kExitCannotContinue;
 }
 
 Status StateHome::end_with(board::ExitCode code, Status status) {
@@ -53,8 +61,17 @@ Status StateHome::end_with(board::ExitCode code, Status status) {
 }
 
 Status StateHome::adopt() {
-  ASSIGN_OR_RETURN(
-      segment_, segments_.open(source_->adopted(), StateSegment::Mode::kWrite));
+  // Who had it is dead, but perhaps not yet buried.
+  constexpr int kTries = 100;
+  auto opened = segments_.open(source_->adopted(), StateSegment::Mode::kWrite);
+  for (int i = 0; i < kTries && !opened.ok() &&
+                  opened.status().code() == Code::kUnavailable;
+       ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    opened = segments_.open(source_->adopted(), StateSegment::Mode::kWrite);
+  }
+  if (!opened.ok()) return opened.status();
+  segment_ = std::move(opened).value();
   ASSIGN_OR_RETURN(const auto c,
                    source_->find(*segment_, source_->adopted_rank()));
   if (c.info.elements != elements_)

@@ -44,6 +44,9 @@ class StateHome final : public engine::StateStore {
   // What the process ends with when reserve() has failed.
   std::optional<board::ExitCode> exit_code() const { return exit_code_; }
 
+  // ... and when it has not the room for what `status` says.
+  board::ExitCode short_of_room(const Status& status) const;
+
   // Collective over the mesh's world: fills the state from the source in
   // memory. REQUIRES: reserved, and the source is of that kind.
   Status restore(comm::Comm& world, const std::function<void()>& tick);

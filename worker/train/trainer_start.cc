@@ -252,10 +252,7 @@ Outcome Trainer::build(int rank) {
   if (home_ != nullptr) {
     auto replicas = Replication::prepare(*table_, spec_, rank, *home_);
     if (!replicas.ok())
-      return failed(replicas.status().code() == Code::kExhausted
-                        ? board::kExitCannotContinue
-                        : board::kExitInternal,
-                    replicas.status());
+      return failed(home_->short_of_room(replicas.status()), replicas.status());
     replication_ = std::move(replicas).value();
   }
   log_.info("backend", {{"processor", backend_->description()},

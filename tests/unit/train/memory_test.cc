@@ -11,6 +11,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/shelf.h"
+#include "tests/testing/small_disk.h"
 #include "tests/unit/train/trainer_fixture.h"
 
 namespace remesh::train {
@@ -154,6 +155,17 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
   e = run(s);
   EXPECT_EQ(e.code, board::kExitBadSource);
   EXPECT_NE(e.board.error.find(path), std::string::npos) << e.board.error;
+}
+
+TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
+  const testing::SmallDisk small(worker_folder("a"), 128 << 10);
+  if (!small.mounted()) GTEST_SKIP() << "no right to mount";
+  const Ended e = run(alone({"train.steps=3", "checkpoint.interval=0"}));
+  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  for (const char* part :
+       {"of shared memory", " are free", "elastic.keep_state = false"})
+    EXPECT_NE(e.board.error.find(part), std::string::npos) << e.board.error;
+  EXPECT_EQ(segments("a"), 0U);
 }
 
 // The state goes from mesh to mesh through memory alone; workers come and go,

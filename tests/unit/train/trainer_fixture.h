@@ -41,7 +41,7 @@ struct Ended {
   std::vector<board::StepRecord> steps;
 };
 
-class TrainerTest : public testing::Test {
+class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override;
   void TearDown() override;
