@@ -3,6 +3,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <set>
 
 #include "tests/e2e/e2e.h"
 #include "tests/testing/small_disk.h"
@@ -15,6 +17,7 @@ class DiskTest : public E2e {
  protected:
   // Trains to step 20 with checkpoints at 10 and 20.
   void train_to_20();
+  std::unique_ptr<testing::SmallDisk> make_on_small_disk(Settings more);
 };
 
 void DiskTest::train_to_20() {
@@ -40,18 +43,25 @@ std::string shard_of(const std::string& checkpoint) {
   return "";
 }
 
+// A job whose checkpoints have 24 MiB; null where that may not be.
+std::unique_ptr<testing::SmallDisk> DiskTest::make_on_small_disk(
+    Settings more) {
+  make();
+  auto disk =
+      std::make_unique<testing::SmallDisk>(c().folder() + "/disk", 24 << 20);
+  if (!disk->mounted()) return nullptr;
+  more["checkpoint.folder"] = "\"" + disk->path() + "\"";
+  testing::write_whole(c().job_file(),
+                       testing::tiny_job(data_path(), endless(more)));
+  return disk;
+}
+
 TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
-  make(endless());
-  const testing::SmallDisk disk(c().folder() + "/disk", 24 << 20);
-  if (!disk.mounted()) GTEST_SKIP() << "may not mount a tmpfs here";
-  testing::write_whole(
-      c().job_file(),
-      testing::tiny_job(
-          data_path(),
-          endless({{"checkpoint.folder", "\"" + c().folder() + "/disk\""}})));
+  const auto disk = make_on_small_disk({{"elastic.keep_state", "false"}});
+  if (disk == nullptr) GTEST_SKIP() << "may not mount a tmpfs here";
   start_services(1, 12);
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
-  disk.fill(64 << 10);
+  disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
   const int64_t full_at = c().last_step();
   EXPECT_NE(c().events_named("checkpoint_failed")[0]
@@ -67,9 +77,30 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
   const Finished save = c().remesh({"checkpoint", c().run_dir()});
   EXPECT_EQ(save.exit.code, 3) << save.output;
-  disk.free();
+  disk->free();
   const size_t saved = c().events_named("checkpoint").size();
   ASSERT_TRUE(c().wait_for_event("checkpoint", saved + 1));
+  stop_in_order();
+  expect_sequence(c().last_step());
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+}
+
+TEST_F(DiskTest, AFullDiskKeepsNoMeshFromChanging) {
+  const auto disk = make_on_small_disk({});
+  if (disk == nullptr) GTEST_SKIP() << "may not mount a tmpfs here";
+  start_services(2, 12);
+  disk->fill(64 << 10);
+  ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
+  c().start_worker({.name = "late"});
+  ASSERT_TRUE(c().wait_for_dp(3));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  // Each rank tells of each failed save once.
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(at + 20));
+  std::set<std::string> told;
+  for (const Json& e : c().events_named("checkpoint_failed"))
+    EXPECT_TRUE(told.insert(e.value("cause", "")).second) << e;
+  disk->free();
   stop_in_order();
   expect_sequence(c().last_step());
   EXPECT_EQ(c().events_named("failure").size(), 0U);
