@@ -91,6 +91,7 @@ class DirectFile final : public File {
         path_(std::move(path)),
         give_up_(options.give_up),
         moved_(options.moved),
+        in_thread_(options.in_thread),
         max_buffers_(std::max(kMinBuffers, options.room / kBufferBytes + 2)),
         pool_(std::move(buffers)) {}
   ~DirectFile() override {
@@ -218,6 +219,7 @@ class DirectFile final : public File {
   }
 
   void loop() {
+    if (in_thread_) in_thread_();
     std::unique_lock lock(mutex_);
     while (true) {
       changed_.wait(lock, [this] { return quit_ || !jobs_.empty(); });
@@ -296,6 +298,7 @@ class DirectFile final : public File {
   const std::string path_;
   const std::atomic<bool>* const give_up_;
   const std::function<void()> moved_;
+  const std::function<void()> in_thread_;
   // The caller's side.
   Buffer current_;
   uint64_t begin_ = 0;  // of current_ in the file

@@ -51,6 +51,8 @@ struct StreamOptions {
   const std::atomic<bool>* give_up = nullptr;
   // Called whenever the disk has taken something, from any thread.
   std::function<void()> moved;
+  // Called first in the thread that hands bytes to the disk, if there is one.
+  std::function<void()> in_thread;
 };
 
 class FileSystem {

@@ -12,15 +12,13 @@
 #include "proto/base/check.h"
 
 namespace remesh::train {
-namespace {
 
-// Training goes first: of the processor (nice 10) and of the disk (the last of
-// the best-effort levels, not idle, which might never be served). On Linux both
-// are a thread's own, and those it starts inherit them. What cannot be had is
-// done without.
+// Of the processor (nice 15) and of the disk (the last of the best-effort
+// levels, not idle, which might never be served). On Linux both are a thread's
+// own, and those it starts inherit them. What cannot be had is done without.
 void lower_priority_of_this_thread() {
 #ifdef __linux__
-  constexpr int kNice = 10;
+  constexpr int kNice = 15;
   constexpr int kWhoProcess = 1, kBestEffort = 2, kLowest = 7;  // ioprio.h
   const auto id = static_cast<id_t>(::syscall(SYS_gettid));
   (void)::setpriority(PRIO_PROCESS, id, kNice);
@@ -28,8 +26,6 @@ void lower_priority_of_this_thread() {
                   kBestEffort << 13 | kLowest);
 #endif
 }
-
-}  // namespace
 
 Background::~Background() {
   {
@@ -47,8 +43,12 @@ void Background::start(std::function<Status()> job) {
     const std::lock_guard lock(mutex_);
     job_ = std::move(job);
   }
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
+  prepare();
   changed_.notify_all();
+}
+
+void Background::prepare() {
+  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
 }
 
 std::optional<Status> Background::result() const {
@@ -78,7 +78,7 @@ void Background::take() {
 }
 
 void Background::loop() {
-  lower_priority_of_this_thread();
+  if (priority_ == Priority::kLow) lower_priority_of_this_thread();
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return quit_ || job_; });

@@ -1,6 +1,6 @@
-// Background: one thread of low priority that runs one job at a time, for what
-// must not hold up training (writing files). Its owner asks for the result;
-// nobody is called back. The destructor waits for the job under way.
+// Background: one thread that runs one job at a time, for what must not hold up
+// training (writing files). Its owner asks for the result; nobody is called
+// back. The destructor waits for the job under way.
 //
 // Threads: one owner thread uses it; jobs run in its own thread.
 #pragma once
@@ -15,13 +15,23 @@
 
 namespace remesh::train {
 
+// Training goes before this thread, and those it starts, for good: a thread
+// without privileges cannot rise again. Of a processor that is wanted elsewhere
+// it gets some 3 %.
+void lower_priority_of_this_thread();
+
 class Background {
  public:
-  Background() = default;
+  enum class Priority { kLow, kOfOwner };
+  explicit Background(Priority priority = Priority::kLow)
+      : priority_(priority) {}
   ~Background();
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
 
+  // Makes the thread, if there is none, with the calling thread's priority or
+  // the low one; start() does it else.
+  void prepare();
   // Starts `job`. REQUIRES: none is under way, and the last one's result was
   // taken.
   void start(std::function<Status()> job);
@@ -38,13 +48,14 @@ class Background {
  private:
   void loop();
 
+  const Priority priority_;
   bool busy_ = false;  // owner's
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::function<Status()> job_;
   std::optional<Status> result_;
   bool quit_ = false;
-  std::thread thread_;  // started with the first job
+  std::thread thread_;
 };
 
 }  // namespace remesh::train

@@ -127,7 +127,8 @@ void Checkpointer::start_save(const RankState& state) {
     return;
   }
   write_status_ = stage(state);
-  if (write_status_.ok()) start_write(state.step, staged_pieces());
+  if (write_status_.ok())
+    start_write(state.step, staged_pieces(), /*waited_for=*/false);
 }
 
 std::vector<store::Piece<const float>> Checkpointer::staged_pieces() const {
@@ -173,6 +174,7 @@ Status Checkpointer::write(int64_t step,
                    store::parse_compression(options_.manifest.compression()));
   store::Beside beside;
   beside.stream.room = room;
+  if (room > 0) beside.stream.in_thread = lower_priority_of_this_thread;
   beside.taken = std::move(taken);
   beside.layouts = &layouts_;
   return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
@@ -180,12 +182,21 @@ Status Checkpointer::write(int64_t step,
       .status();
 }
 
+// In the disk thread: does it in the other one.
+Status Checkpointer::up_front(std::function<Status()> job) {
+  front_.start(std::move(job));
+  return front_.wait([] {});
+}
+
 // Of memory that stays as it is until the write is done.
 void Checkpointer::start_write(int64_t step,
-                               std::vector<store::Piece<const float>> pieces) {
+                               std::vector<store::Piece<const float>> pieces,
+                               bool waited_for) {
   disk_moved_ms_.store(monotonic_ms());
-  disk_.start([this, step, pieces = std::move(pieces)] {
-    return write(step, pieces, /*room=*/0, {});
+  front_.prepare();
+  disk_.start([this, step, pieces = std::move(pieces), waited_for] {
+    const auto job = [&] { return write(step, pieces, /*room=*/0, {}); };
+    return waited_for ? up_front(job) : job();
   });
 }
 
@@ -198,17 +209,19 @@ void Checkpointer::start_copy_and_write(const RankState& state) {
     const std::lock_guard lock(copy_mutex_);
     copying_step_ = state.step;
   }
+  front_.prepare();
   disk_.start([this, state]() -> Status {
     if (!options_.manifest.compression().empty()) {
-      const Status staged = stage(state);
+      const Status staged = up_front([&] { return stage(state); });
       copied();
       return staged.ok() ? write(state.step, staged_pieces(), 0, {}) : staged;
     }
-    const Status written =
-        write(state.step,
-              store_pieces<const float>(table_, pieces_, state.weights,
-                                        state.exp_avg, state.exp_avg_sq),
-              std::numeric_limits<uint64_t>::max(), [this] { copied(); });
+    const Status written = up_front([&] {
+      return write(state.step,
+                   store_pieces<const float>(table_, pieces_, state.weights,
+                                             state.exp_avg, state.exp_avg_sq),
+                   std::numeric_limits<uint64_t>::max(), [this] { copied(); });
+    });
     copied();  // also when it failed before
     return written;
   });
@@ -370,7 +383,8 @@ Status Checkpointer::save_and_wait(const RankState& state) {
   // Nothing changes the state meanwhile, so it is written from where it is.
   start_write(state.step,
               store_pieces<const float>(table_, pieces_, state.weights,
-                                        state.exp_avg, state.exp_avg_sq));
+                                        state.exp_avg, state.exp_avg_sq),
+              /*waited_for=*/true);
   return finish_under_way();
 }
 

@@ -18,7 +18,10 @@
 // commit removes what is left of this one.
 //
 // Threads: one owner thread, which alone talks to other ranks; the file work
-// runs in one thread of its own, which never touches MPI. A failed save is
+// runs in threads of its own, which never touch MPI. What takes long does so at
+// low priority; what somebody may wait for (a copy, which is a fifth of a
+// second a GiB; a save at a stop) at training's: on a full machine ranks that
+// poll for a late one would keep it from its processor. A failed save is
 // reported on the board and in the log and leaves nothing behind; training goes
 // on.
 #pragma once
@@ -100,7 +103,9 @@ class Checkpointer {
  private:
   Status stage(const RankState& state);
   void start_save(const RankState& state);
-  void start_write(int64_t step, std::vector<store::Piece<const float>> pieces);
+  void start_write(int64_t step, std::vector<store::Piece<const float>> pieces,
+                   bool waited_for);
+  Status up_front(std::function<Status()> job);
   void start_copy_and_write(const RankState& state);
   Status write(int64_t step,
                const std::vector<store::Piece<const float>>& pieces,
@@ -143,7 +148,10 @@ class Checkpointer {
   int64_t copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
   store::Layouts layouts_;  // the disk thread's
-  Background disk_;         // last: its jobs use what is above
+  // At training's priority, for jobs of disk_; then disk_, last: its jobs use
+  // what is above.
+  Background front_{Background::Priority::kOfOwner};
+  Background disk_;
 };
 
 }  // namespace remesh::train

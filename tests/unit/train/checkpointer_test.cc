@@ -157,7 +157,7 @@ TEST_P(CheckpointerTest, AnUpdateWaitsForTheCopyOfWhatItOverwrites) {
   update.get();
   EXPECT_EQ(c->copy_waits(), reads_late ? 1 : 0);
   ASSERT_TRUE(finish(*c, 10));
-  EXPECT_EQ(load(10), saved);
+  EXPECT_TRUE(load(10) == saved);
 }
 
 TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
@@ -181,7 +181,7 @@ TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
   EXPECT_EQ(next->saved_step(), 10);
   boundary(*next, 25);
   ASSERT_TRUE(finish(*next, 25));
-  EXPECT_EQ(load(25), state_);
+  EXPECT_TRUE(load(25) == state_);
   // What the first one had begun is gone.
   EXPECT_EQ(*disk_->list(folder),
             (std::vector<std::string>{"step-00000010", "step-00000025"}));
