@@ -26,6 +26,8 @@ constexpr int kFewestFaults = 10;
 // ... the resident memory may have grown this much.
 constexpr double kMostGrowth = 0.15;
 constexpr int64_t kMostGrowthKib = 2048;
+// Ranks and generations come and go with some.
+constexpr int64_t kMostMoreFiles = 24;
 
 double median(std::vector<double> v) {
   if (v.empty()) return -1;
@@ -71,13 +73,17 @@ std::vector<std::string> print_residents(
           fmt::format("resident memory of {} grew from {} to {} KiB over {} "
                       "faults",
                       r.name, r.first, r.last, faults));
+    if (r.last_files > r.first_files + kMostMoreFiles)
+      errors.push_back(fmt::format("{} had {} files open, then {}", r.name,
+                                   r.first_files, r.last_files));
   }
   for (const Resident* r : longest)
     if (r != nullptr)
       fmt::print(
           "resident memory of {} over {} faults: {} KiB at first, {} "
-          "at last, {} at most\n",
-          r->name, r->last_fault - r->first_fault, r->first, r->last, r->most);
+          "at last, {} at most; open files: {} and {}\n",
+          r->name, r->last_fault - r->first_fault, r->first, r->last, r->most,
+          r->first_files, r->last_files);
   return errors;
 }
 

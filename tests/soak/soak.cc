@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 
 #include "proto/base/clock.h"
 
@@ -29,6 +31,13 @@ int64_t resident_kib(int pid) {
       testing::read_whole(fmt::format("/proc/{}/status", pid));
   const size_t at = text.find("VmRSS:");
   return at == std::string::npos ? -1 : std::atoll(text.c_str() + at + 6);
+}
+
+int64_t open_files(int pid) {
+  std::error_code ignored;
+  return std::distance(std::filesystem::directory_iterator(
+                           fmt::format("/proc/{}/fd", pid), ignored),
+                       {});
 }
 
 }  // namespace
@@ -207,7 +216,13 @@ void Soak::note_resident(int number) {
     const int64_t kib = resident_kib(pid);
     if (kib <= 0) return;
     Resident& r = residents_[pid];
-    if (r.first == 0) r = {.name = name, .first_fault = number, .first = kib};
+    const int64_t files = open_files(pid);
+    if (r.first == 0)
+      r = {.name = name,
+           .first_fault = number,
+           .first = kib,
+           .first_files = files};
+    r.last_files = files;
     r.last_fault = number;
     r.last = kib;
     r.most = std::max(r.most, kib);

@@ -55,11 +55,12 @@ struct Fault {
   double recovery_s = -1;  // to the next finished step of a later generation
 };
 
-// Resident memory of one daemon's life, in KiB.
+// What one life of a daemon held, after faults `first_fault` .. `last_fault`.
 struct Resident {
   std::string name;
   int first_fault = 0, last_fault = 0;
-  int64_t first = 0, last = 0, most = 0;
+  int64_t first = 0, last = 0, most = 0;    // resident memory, KiB
+  int64_t first_files = 0, last_files = 0;  // open descriptors
 };
 
 // Slots of the mesh when it is kept; there is a spare beside them.
