@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -42,6 +43,12 @@ inline pb::RankSpec spec_of(const geometry::Layout& layout, int rank,
   return spec;
 }
 
+inline double thread_cpu_s() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
 // A rank's state and replicas in shared memory, in a folder of its own.
 class Kept {
  public:
@@ -64,18 +71,28 @@ class Kept {
     world.barrier();
     if (replicas_ != nullptr) {
       RETURN_IF_ERROR(replicas_->connect(world));
-      e.set_poll([this] { (void)replicas_->poll(); });
+      e.set_poll([this] {
+        const double began = thread_cpu_s();
+        (void)replicas_->poll();
+        cpu_s_ += thread_cpu_s() - began;
+      });
     }
     world.barrier();
     remove();  // what is mapped stays; a killed benchmark leaves nothing
     return ok_status();
   }
   Status before_agreement() {
-    return replicas_ == nullptr ? ok_status() : replicas_->finish([] {});
+    if (replicas_ == nullptr) return ok_status();
+    const double began = thread_cpu_s();
+    const Status whole = replicas_->finish([] {});
+    cpu_s_ += thread_cpu_s() - began;
+    return whole;
   }
   void after_step() {
     if (replicas_ != nullptr) replicas_->start();
   }
+  // Processor time spent on replicas so far.
+  double replica_cpu_s() const { return cpu_s_; }
   uint64_t replica_bytes() const {
     return replicas_ == nullptr ? 0 : replicas_->bytes();
   }
@@ -91,6 +108,7 @@ class Kept {
   const pb::RankSpec spec_;
   train::StateHome home_;
   std::unique_ptr<train::Replication> replicas_;
+  double cpu_s_ = 0;
 };
 
 }  // namespace remesh::bench

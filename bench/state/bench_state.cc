@@ -3,13 +3,14 @@
 //
 //   bench_state [--size 42m]      starts mpirun with two ranks, once a row
 //
-// Every rank has two engines of the same model and mesh: one updates its state
-// in place in memory of its own, the other out of place in a segment of shared
-// memory, and commits it (worker/train/state_home.h). Rounds of three steps
+// One engine a rank, whose state moves to and fro between steps: in memory of
+// its own, updated in place; or in a segment of shared memory, updated out of
+// place and committed (worker/train/state_home.h). Rounds of three steps
 // alternate: in place; kept; kept, with replicas to the other worker
 // (worker/train/replication.h) from the update before to the agreement. A round
 // gives two ratios, each of neighbouring steps; the medians over all rounds are
-// printed, and their quartiles, because machines are shared.
+// printed, and their quartiles, because machines are shared; and, of replicas,
+// the processor time beside that of the step before, which others disturb less.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -67,98 +68,137 @@ double median(std::vector<double> v, double at = 0.5) {
   return v[static_cast<size_t>(at * static_cast<double>(v.size() - 1) + 0.5)];
 }
 
-// One rank's two engines.
-class Pair {
+// A state that lives in one of two places at a time.
+class Movable final : public engine::StateStore {
  public:
-  Pair(const Options& o, const Layout& layout, comm::Comm& world)
+  Movable(kernels::Backend& backend, engine::StateStore& kept)
+      : own_(engine::own_memory(backend)), kept_(kept) {}
+  Status reserve(const geometry::Sharding& sharding,
+                 int64_t elements) override {
+    RETURN_IF_ERROR(own_->reserve(sharding, elements));
+    return kept_.reserve(sharding, elements);
+  }
+  engine::ConstStateView current() const override { return now_->current(); }
+  engine::StateView begin() override { return now_->begin(); }
+  void commit(int64_t step) override { now_->commit(step); }
+  int copies() const override { return now_->copies(); }
+  // True when it was elsewhere.
+  bool move(bool kept, int64_t step) {
+    engine::StateStore* const to = kept ? &kept_ : own_.get();
+    if (to == now_) return false;
+    const engine::ConstStateView from = now_->current();
+    const engine::StateView out = to->begin();
+    std::copy(from.weights.begin(), from.weights.end(), out.weights.begin());
+    std::copy(from.exp_avg.begin(), from.exp_avg.end(), out.exp_avg.begin());
+    std::copy(from.exp_avg_sq.begin(), from.exp_avg_sq.end(),
+              out.exp_avg_sq.begin());
+    to->commit(step);
+    now_ = to;
+    return true;
+  }
+
+ private:
+  const std::unique_ptr<engine::StateStore> own_;
+  engine::StateStore& kept_;
+  engine::StateStore* now_ = &kept_;
+};
+
+class Trial {
+ public:
+  Trial(const Options& o, const Layout& layout, comm::Comm& world)
       : o_(o),
         world_(world),
         table_(geometry::ParamTable::llama(models().at(o.size))),
         backend_(kernels::make_cpu_backend(1)),
-        kept_(table_, layout, world.rank(), o.global_batch, o.seq) {}
+        kept_(table_, layout, world.rank(), o.global_batch, o.seq),
+        state_(*backend_, kept_.home()) {}
 
   Status make(const Layout& layout) {
     ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(world_, layout));
-    ASSIGN_OR_RETURN(other_mesh_, comm::Mesh::make(world_, layout));
     batch_ = make_batch(
         o_, geometry::deal(microbatches(), layout.dp, mesh_->coord().dp).size(),
         table_.config().vocab_size);
-    ASSIGN_OR_RETURN(own_, engine(*mesh_, nullptr));
-    ASSIGN_OR_RETURN(in_segment_, engine(*other_mesh_, &kept_.home()));
-    for (Engine* e : {own_.get(), in_segment_.get()}) {
-      e->initialise(1);
-      e->state_loaded();
-    }
-    return kept_.replicate(*in_segment_, world_);
+    ASSIGN_OR_RETURN(
+        engine_,
+        Engine::create(table_, *mesh_,
+                       {.zero = {.stage = o_.zero},
+                        .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
+                                                    : model::Dtype::kFp32,
+                        .num_microbatches = microbatches(),
+                        .max_batch = o_.batch,
+                        .max_seq = o_.seq,
+                        .optimizer = {.max_norm = 1}},
+                       *backend_, {}, &state_));
+    engine_->initialise(1);
+    engine_->state_loaded();
+    return kept_.replicate(*engine_, world_);
   }
 
   enum class How { kInPlace, kKept, kReplicated };
   // Seconds of a step, with all that belongs to it. A replica belongs to the
   // step beside which it is made.
   Result<double> step(How how) {
-    Engine& e = how == How::kInPlace ? *own_ : *in_segment_;
+    if (state_.move(how != How::kInPlace, engine_->step()))
+      engine_->state_loaded();
     world_.barrier();
     const int64_t began = monotonic_ns();
+    const double cpu_began = thread_cpu_s();
     if (how == How::kReplicated) kept_.after_step();
     Status replicated;
-    const auto r = e.run({.lr = 1e-4,
-                          .microbatches = batch_.list,
-                          .global_tokens = o_.global_batch * o_.seq,
-                          .facts = [&] {
-                            if (how == How::kReplicated)
-                              replicated = kept_.before_agreement();
-                            return engine::Facts{};
-                          }});
+    const auto r = engine_->run({.lr = 1e-4,
+                                 .microbatches = batch_.list,
+                                 .global_tokens = o_.global_batch * o_.seq,
+                                 .facts = [&] {
+                                   if (how == How::kReplicated)
+                                     replicated = kept_.before_agreement();
+                                   return engine::Facts{};
+                                 }});
     RETURN_IF_ERROR(r.status());
     RETURN_IF_ERROR(replicated);
     double s = static_cast<double>(monotonic_ns() - began) * 1e-9;
     update_s_ = r->times.update;
+    cpu_s_ = thread_cpu_s() - cpu_began;
     world_.all_reduce(std::span<double>(&s, 1), comm::Op::kMax);
     return s;
   }
   double update_s() const { return update_s_; }
+  // Processor time of this rank in the last step, and on replicas so far.
+  double cpu_s() const { return cpu_s_; }
+  double replica_cpu_s() const { return kept_.replica_cpu_s(); }
   uint64_t replica_bytes() const { return kept_.replica_bytes(); }
-  uint64_t state_bytes() const { return 3 * own_->weights().size_bytes(); }
+  uint64_t state_bytes() const { return 3 * engine_->weights().size_bytes(); }
 
  private:
   int64_t microbatches() const { return o_.global_batch / o_.batch; }
-  Result<std::unique_ptr<Engine>> engine(comm::Mesh& mesh,
-                                         engine::StateStore* state) {
-    return Engine::create(table_, mesh,
-                          {.zero = {.stage = o_.zero},
-                           .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
-                                                       : model::Dtype::kFp32,
-                           .num_microbatches = microbatches(),
-                           .max_batch = o_.batch,
-                           .max_seq = o_.seq,
-                           .optimizer = {.max_norm = 1}},
-                          *backend_, {}, state);
-  }
 
   const Options& o_;
   comm::Comm& world_;
   const geometry::ParamTable table_;
   const std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<comm::Mesh> mesh_, other_mesh_;
+  std::unique_ptr<comm::Mesh> mesh_;
   Kept kept_;
+  Movable state_;
   Batch batch_;
-  std::unique_ptr<Engine> own_, in_segment_;
-  double update_s_ = 0;
+  std::unique_ptr<Engine> engine_;
+  double update_s_ = 0, cpu_s_ = 0;
 };
 
 Status measure(const Options& o, comm::MpiWorld& mpi) {
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
-  Pair pair(o, layout, mpi.world());
-  RETURN_IF_ERROR(pair.make(layout));
-  std::vector<double> plain, kept, replicated, plain_update, kept_update;
-  using How = Pair::How;
+  Trial trial(o, layout, mpi.world());
+  RETURN_IF_ERROR(trial.make(layout));
+  std::vector<double> plain, kept, replicated, work, plain_update, kept_update;
+  using How = Trial::How;
   for (int i = -1; i < o.rounds; ++i) {  // the first warms up
-    ASSIGN_OR_RETURN(const double a, pair.step(How::kInPlace));
-    const double a_update = pair.update_s();
-    ASSIGN_OR_RETURN(const double b, pair.step(How::kKept));
-    const double b_update = pair.update_s();
-    ASSIGN_OR_RETURN(const double c, pair.step(How::kReplicated));
+    ASSIGN_OR_RETURN(const double a, trial.step(How::kInPlace));
+    const double a_update = trial.update_s();
+    ASSIGN_OR_RETURN(const double b, trial.step(How::kKept));
+    const double b_update = trial.update_s();
+    const double b_cpu = trial.cpu_s();
+    const double before = trial.replica_cpu_s();
+    ASSIGN_OR_RETURN(const double c, trial.step(How::kReplicated));
     if (i < 0) continue;
+    work.push_back((trial.replica_cpu_s() - before) / b_cpu);
     plain.push_back(a);
     kept.push_back(b / a);
     replicated.push_back(c / b);
@@ -170,15 +210,15 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
     return 100 * (median(v, at) - 1);
   };
   const std::string replicas =
-      pair.replica_bytes() == 0
+      trial.replica_bytes() == 0
           ? "none: copies of each other"
-          : fmt::format("{:+.1f} % ({:+.1f} to {:+.1f})",
+          : fmt::format("{:+.1f} % ({:+.1f} to {:+.1f}), {:.1f} %",
                         percent(replicated, 0.5), percent(replicated, 0.25),
-                        percent(replicated, 0.75));
+                        percent(replicated, 0.75), 100 * median(work));
   fmt::print("{:<14} {:>8.0f} {:>9.0f} {:>9.0f}/{:<6.0f} {:>7} {:<20} {}\n",
              o.layout + (o.zero > 0 ? fmt::format(" ZeRO {}", o.zero) : ""),
              1e3 * median(plain),
-             static_cast<double>(pair.state_bytes()) / (1 << 20),
+             static_cast<double>(trial.state_bytes()) / (1 << 20),
              1e3 * median(plain_update), 1e3 * median(kept_update),
              fmt::format("{:+.1f} %", percent(kept, 0.5)),
              fmt::format("({:+.1f} to {:+.1f})", percent(kept, 0.25),
@@ -194,7 +234,7 @@ int run_all(const std::string& self, const Options& o) {
       "{} rounds (quartiles)\n{:<14} {:>8} {:>9} {:>16} {:>28} {}\n",
       o.size, o.dtype, o.global_batch, o.seq, o.batch, o.rounds,
       "configuration", "step ms", "state MiB", "update ms", "kept costs",
-      "replicas cost");
+      "replicas cost, their processor time");
   std::fflush(stdout);
   int bad = 0;
   for (const char* row : {"--layout dp2", "--layout dp2 --zero 1",
