@@ -11,10 +11,9 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kLostGraceMs = 250;        // broken connection -> dead
-constexpr int64_t kReconnectSlackMs = 3000;  // after our own restart
-constexpr int64_t kGoodbyeMs = 3000;         // workers' time to hear SHUTDOWN
-constexpr int64_t kOwnAbsenceMs = 300;       // several missed ticks
+constexpr int64_t kLostGraceMs = 250;   // broken connection -> dead
+constexpr int64_t kGoodbyeMs = 3000;    // workers' time to hear SHUTDOWN
+constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
 constexpr size_t kKeptEvents = 50;
 
 bool terminal(pb::Durable::Phase p) {
@@ -291,7 +290,8 @@ bool Coordinator::quiesced(const Member& m) const {
 bool Coordinator::all_quiesced() const {
   for (const pb::Durable::Member& p : durable_.participants()) {
     const Member* m = live_participant(p.name());
-    if (m != nullptr && !quiesced(*m)) return false;
+    // One without ranks has nothing to end, and may have missed it all.
+    if (m != nullptr && has_ranks(p.name()) && !quiesced(*m)) return false;
   }
   return true;
 }
@@ -435,7 +435,8 @@ void Coordinator::reconcile_preparing() {
          .worker = lost,
          .failure = false});
   const bool wanted = wants_other_mesh(&why, &must);
-  if (wanted && must && !(durable_.stop_requested() && stop_needs_save()))
+  if (wanted && must && !durable_.rescue() &&
+      !(durable_.stop_requested() && stop_needs_save()))
     return begin_abort({.text = why, .failure = false});
   for (const auto& [name, m] : members_) {
     if (!m.alive) continue;

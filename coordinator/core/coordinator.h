@@ -129,6 +129,9 @@ struct Options {
   double unix_offset_s = 0;
 };
 
+// Time that workers have to find a restarted coordinator.
+inline constexpr int64_t kReconnectSlackMs = 3000;
+
 // Where a generation's state comes from, in words.
 std::string source_text(const pb::Source& source);
 
@@ -209,8 +212,9 @@ class Coordinator {
                    const std::string& why);
 
   // Meshes.
-  planner::DealRequest request() const;  // by the job's keys
-  Result<planner::Deal> deal() const;    // by the layout asked for, if it fits
+  // By the job's keys. everybody: also who leaves, however many were asked for.
+  planner::DealRequest request(bool everybody = false) const;
+  Result<planner::Deal> deal() const;  // by the layout asked for, if it fits
   Result<planner::Deal> deal(const planner::DealRequest& request) const;
   std::optional<geometry::Layout> pinned() const;
   std::optional<pb::Mesh> mesh_before() const;
@@ -225,6 +229,7 @@ class Coordinator {
   // Planning.
   bool wants_other_mesh(std::string* why, bool* must) const;
   void plan(const CheckpointsScanned& scan);
+  void add_ranks(const planner::Deal& deal, pb::Assignment* a) const;
   void add_participant(const std::string& name, const Member& m,
                        pb::Assignment* a);
   bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
@@ -238,12 +243,23 @@ class Coordinator {
   bool inventory_known(const Member& m) const;
   bool inventories_known() const;
   bool saved_at_end(const CheckpointsScanned& scan);
-  bool source_from_states(const CheckpointsScanned& scan,
-                          const planner::Deal& deal, pb::Source* source);
-  Choice choose(const CheckpointsScanned& scan, const planner::Deal& deal,
-                Inventory* in, std::vector<pb::StateHolding>* messages) const;
+  bool source_from_states(const CheckpointsScanned& scan, planner::Deal* deal,
+                          pb::Source* source);
+  std::set<std::string> hosts_of(const planner::Deal& deal) const;
+  // hosts: where there will be processes; none: everywhere.
+  Choice choose(const CheckpointsScanned& scan,
+                const std::set<std::string>& hosts,
+                std::vector<pb::StateHolding>* messages) const;
+  bool rescue(const CheckpointsScanned& scan, planner::Deal* deal,
+              Choice* choice, std::vector<pb::StateHolding>* messages) const;
+  std::optional<planner::Deal> deal_as_before() const;
+  std::optional<planner::Deal> deal_on(const std::set<std::string>& hosts,
+                                       int less) const;
+  std::set<std::string> hosts_needed(const CheckpointsScanned& scan,
+                                     int64_t step) const;
   int64_t last_known_step() const;
   void refuse_source();
+  bool source_is_there() const;
   std::string lost_source() const;
   std::set<std::string> gone_holders() const;
   int64_t rejoin_until_ms() const;
@@ -253,6 +269,7 @@ class Coordinator {
   bool needs_memory_of(const std::string& name, const Member& m) const;
   bool must_save_to_finish() const;
   bool stop_needs_save() const;
+  bool expects_plan() const;
   bool drains(const std::string& name, uint64_t incarnation) const;
 
   // Ends of generations.
@@ -342,6 +359,7 @@ class Coordinator {
   int64_t checkpoint_step_ = -1;
   int64_t checkpoint_request_ = 0;
   std::string checkpoint_error_;
+  std::map<int, std::string> checkpoint_errors_;  // told of, by rank
   std::deque<pb::EventRecord> events_;
   uint64_t dropped_ = 0;
   int64_t terminal_since_ms_ = -1;

@@ -112,7 +112,8 @@ std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
 // Why the group cannot be begun with; or its sources are there.
 std::string obstacle(const ParamTable& table, const Inventory& in,
                      const Group& g, std::vector<size_t>* sources) {
-  if (g.step > in.max_step) return "is beyond the job's last step";
+  if (g.step > in.max_step)
+    return fmt::format("is beyond step {}", in.max_step);
   if (in.refused.contains({g.generation, g.step})) return "did not load before";
   if (const int64_t by = left_by(in, g.generation, g.step); by != 0)
     return fmt::format("is of a branch that generation {} left", by);

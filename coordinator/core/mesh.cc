@@ -12,10 +12,11 @@ namespace remesh::core {
 
 using geometry::Layout;
 
-planner::DealRequest Coordinator::request() const {
+planner::DealRequest Coordinator::request(bool everybody) const {
   planner::DealRequest r;
   for (const auto& [name, m] : members_) {
-    if (!m.alive || !m.reported || m.leaving()) continue;
+    if (!m.alive || !m.reported || m.sent_away || (m.leaving() && !everybody))
+      continue;
     r.workers.push_back({.worker = name,
                          .host = m.report.host(),
                          .slots = m.report.slots(),
@@ -32,7 +33,7 @@ planner::DealRequest Coordinator::request() const {
       job.train().global_batch_size() / job.train().local_batch_size();
   r.min_slots = static_cast<int>(job.elastic().min_slots());
   r.max_slots = static_cast<int>(job.elastic().max_slots());
-  if (durable_.scale() > 0) r.max_slots = durable_.scale();
+  if (durable_.scale() > 0 && !everybody) r.max_slots = durable_.scale();
   for (const pb::RankPlace& p : durable_.assignment().ranks())
     r.previous.push_back({.rank = p.rank(),
                           .worker = p.worker(),
@@ -104,9 +105,13 @@ bool Coordinator::wants_other_mesh(std::string* why, bool* must) const {
   for (const auto& [name, m] : members_)
     if (m.alive && m.reported && !m.leaving()) slots += m.report.slots();
   const int ranks = durable_.assignment().ranks_size();
-  if (slots <= ranks && !asked) return false;
+  if (slots <= ranks && !asked && !durable_.rescue()) return false;
   const auto d = deal();
   if (!d.ok()) return false;
+  if (durable_.rescue()) {
+    *why = "saved for " + d->layout.to_string();
+    return true;
+  }
   const Layout here = layout_of(durable_.assignment().mesh());
   if (d->layout == here) return false;
   // Preferred layouts are in order; else only a larger mesh is worth a stop.

@@ -113,6 +113,19 @@ void Coordinator::fill_metrics(int64_t up_to) {
   }
 }
 
+void Coordinator::add_ranks(const planner::Deal& deal,
+                            pb::Assignment* a) const {
+  for (const planner::RankPlace& p : deal.ranks) {
+    pb::RankPlace* out = a->add_ranks();
+    out->set_rank(p.rank);
+    out->set_worker(p.worker);
+    out->set_local_slot(p.local_slot);
+    out->set_threads(options_.job.train().threads() > 0
+                         ? static_cast<int>(options_.job.train().threads())
+                         : p.threads);
+  }
+}
+
 void Coordinator::add_participant(const std::string& name, const Member& m,
                                   pb::Assignment* a) {
   a->add_workers(name);
@@ -132,33 +145,29 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (!keeps_state() && !choose_source(scan, source)) return;
   if (keeps_state() ? saved_at_end(scan) : source->step() >= total_steps())
     return terminate(pb::Durable::DONE, "");
-  const auto dealt = deal();
-  if (!dealt.ok()) return;  // too few workers now, or still
+  const auto wanted = deal();
+  if (!wanted.ok()) return;  // too few workers now, or still
+  planner::Deal dealt = *wanted;
   if (keeps_state() &&
-      (!inventories_known() || !source_from_states(scan, *dealt, source)))
+      (!inventories_known() || !source_from_states(scan, &dealt, source)))
     return;
   // Where a journal was lost, checkpoints may know of more generations.
   for (const CheckpointInfo& c : scan.valid)
     for (const pb::StepMetrics& m : c.recent)
       durable_.set_generation(std::max(durable_.generation(), m.generation()));
   a.set_generation(durable_.generation() + 1);
-  *a.mutable_mesh() = mesh_of(dealt->layout);
-  for (const planner::RankPlace& p : dealt->ranks) {
-    pb::RankPlace* out = a.add_ranks();
-    out->set_rank(p.rank);
-    out->set_worker(p.worker);
-    out->set_local_slot(p.local_slot);
-    out->set_threads(options_.job.train().threads() > 0
-                         ? static_cast<int>(options_.job.train().threads())
-                         : p.threads);
-  }
+  *a.mutable_mesh() = mesh_of(dealt.layout);
+  add_ranks(dealt, &a);
   durable_.clear_participants();
   for (const auto& [name, m] : members_) {
-    if (!m.alive || !m.reported || m.leaving()) continue;
-    add_participant(name, m, &a);
+    const bool has_place =
+        std::any_of(a.ranks().begin(), a.ranks().end(),
+                    [&](const pb::RankPlace& p) { return p.worker() == name; });
+    if (m.alive && m.reported && (!m.leaving() || has_place))
+      add_participant(name, m, &a);
   }
   *a.mutable_job() =
-      shape_ ? job_on(options_.job, *shape_, dealt->layout) : options_.job;
+      shape_ ? job_on(options_.job, *shape_, dealt.layout) : options_.job;
   a.set_run_dir(options_.run_dir);
   pending_metrics_.clear();
   durable_.set_generation(a.generation());
@@ -170,14 +179,17 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   e.set_generation(a.generation());
   e.set_source(source_text(a.source()));
   e.set_lost_steps(lost_steps_);
-  e.set_detail(dealt->reason + "; " + a.source().reason());
+  e.set_detail(dealt.reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
   waiting_for_.clear();
   awaited_.clear();
   handed_over_ = false;
   for (auto& [name, m] : members_) m.progress.clear();
-  const std::string released = release_pin(dealt->layout);
-  durable_.clear_mesh_asked();
+  std::string released;
+  if (!durable_.rescue()) {
+    released = release_pin(dealt.layout);
+    durable_.clear_mesh_asked();
+  }
   set_phase(pb::Durable::PREPARING);
   if (!released.empty()) emit_released(released);
   emit(std::move(e));
@@ -269,9 +281,12 @@ void Coordinator::watch_checkpoints() {
         e.set_step(checkpoint_step_);
         emit(std::move(e));
       }
-      if (!s.checkpoint_error().empty() &&
-          s.checkpoint_error() != checkpoint_error_) {
-        checkpoint_error_ = s.checkpoint_error();
+      // Ranks fail with words of their own, and go on saying them.
+      std::string& told = checkpoint_errors_[s.rank()];
+      if (s.checkpoint_error() != told) {
+        told = s.checkpoint_error();
+        if (told.empty()) continue;
+        checkpoint_error_ = told;
         pb::EventRecord e = event("checkpoint_failed");
         e.set_rank(s.rank());
         e.set_worker(name);

@@ -81,8 +81,11 @@ int64_t Coordinator::last_known_step() const {
 // record. Nobody has seen those steps, so they are better computed again: such
 // a state is taken only when finished steps would be lost without it.
 Choice Coordinator::choose(const CheckpointsScanned& scan,
-                           const planner::Deal& deal, Inventory* in,
+                           const std::set<std::string>& hosts,
                            std::vector<pb::StateHolding>* messages) const {
+  Inventory inventory;
+  Inventory* const in = &inventory;
+  messages->clear();
   for (const auto& [name, m] : members_) {
     if (!m.alive || m.sent_away) continue;
     for (const pb::StateHolding& h : m.report.holdings()) {
@@ -98,8 +101,7 @@ Choice Coordinator::choose(const CheckpointsScanned& scan,
     if (!refuses(c.path))
       in->checkpoints.push_back({c.step, c.generation, c.path});
   in->first_steps = first_steps_;
-  for (const planner::RankPlace& p : deal.ranks)
-    in->hosts.insert(members_.at(p.worker).report.host());
+  in->hosts = hosts;
   for (const pb::Durable::State& s : durable_.bad_states())
     in->refused.emplace(s.generation(), s.step());
   in->last_finished = last_finished_;
@@ -125,14 +127,24 @@ bool Coordinator::saved_at_end(const CheckpointsScanned& scan) {
   return false;
 }
 
+std::set<std::string> Coordinator::hosts_of(const planner::Deal& deal) const {
+  std::set<std::string> hosts;
+  for (const planner::RankPlace& p : deal.ranks)
+    hosts.insert(members_.at(p.worker).report.host());
+  return hosts;
+}
+
 bool Coordinator::source_from_states(const CheckpointsScanned& scan,
-                                     const planner::Deal& deal,
-                                     pb::Source* source) {
+                                     planner::Deal* deal, pb::Source* source) {
   take_recent(scan, "");
-  Inventory in;
   std::vector<pb::StateHolding> messages;
-  const Choice c = choose(scan, deal, &in, &messages);
-  if (c.step < last_finished_ && begin_rejoin_wait()) return false;
+  Choice c = choose(scan, hosts_of(*deal), &messages);
+  bool rescued = false;
+  if (c.step < last_finished_) {
+    rescued = rescue(scan, deal, &c, &messages);
+    if (c.step < last_finished_ && begin_rejoin_wait()) return false;
+  }
+  durable_.set_rescue(rescued);
   const std::string none = no_checkpoint(scan);
   if (c.kind == Choice::Kind::kInit && !none.empty()) {
     terminate(pb::Durable::FAILED, none);
@@ -140,8 +152,10 @@ bool Coordinator::source_from_states(const CheckpointsScanned& scan,
   }
   source->set_step(c.step);
   std::string why = c.why;
-  if (!scan.invalid.empty())
-    why += fmt::format("; {} checkpoints do not verify", scan.invalid.size());
+  // Those that were found out by trying, too.
+  const size_t bad = scan.invalid.size() +
+                     static_cast<size_t>(durable_.bad_checkpoints_size());
+  if (bad > 0) why += fmt::format("; {} checkpoints do not verify", bad);
   size_t damages = 0;
   for (const auto& [name, m] : members_)
     for (const std::string& d : m.report.damaged())
@@ -165,23 +179,39 @@ bool Coordinator::source_from_states(const CheckpointsScanned& scan,
   return true;
 }
 
-// A state that did not load is not tried again, unless one of those that held
-// it went away: then the others may do.
+// A state that did not load is not tried again, unless part of it is not there
+// any more: then the others may do.
 void Coordinator::refuse_source() {
   const pb::Source& s = durable_.assignment().source();
   if (s.kind() == pb::Source::CHECKPOINT)
     durable_.add_bad_checkpoints(s.path());
-  if (s.kind() != pb::Source::MEMORY || !lost_source().empty()) return;
+  if (s.kind() != pb::Source::MEMORY || !source_is_there()) return;
   pb::Durable::State* bad = durable_.add_bad_states();
   bad->set_generation(s.states(0).generation());
   bad->set_step(s.step());
 }
 
+bool Coordinator::source_is_there() const {
+  const auto& states = durable_.assignment().source().states();
+  return std::all_of(states.begin(), states.end(), [this](const auto& wanted) {
+    const auto it = members_.find(wanted.worker());
+    if (it == members_.end() || !it->second.alive) return false;
+    const auto& held = it->second.report.holdings();
+    return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+      return h.generation() == wanted.generation() &&
+             h.step() == wanted.step() && h.rank() == wanted.rank();
+    });
+  });
+}
+
 // A worker that is gone and with it a state which the generation begins with.
+// A restarted coordinator gives those that it does not know time to be heard.
 std::string Coordinator::lost_source() const {
+  const bool finding = durable_.generation() == adopted_generation_ &&
+                       now_ms_ - started_ms_ < kReconnectSlackMs;
   for (const pb::StateHolding& h : durable_.assignment().source().states()) {
     const auto it = members_.find(h.worker());
-    if (it == members_.end() || !it->second.alive) return h.worker();
+    if (it == members_.end() ? !finding : !it->second.alive) return h.worker();
   }
   return "";
 }
@@ -248,8 +278,7 @@ bool Coordinator::needs_memory_of(const std::string& name,
   if (durable_.phase() == pb::Durable::WAITING) {
     if (m.report.has_inventory() && m.report.holdings_size() == 0) return false;
     if (checkpoint_step_ >= last_finished_) return false;
-    const int64_t patience = options_.job.elastic().rejoin_wait_ms();
-    return deal().ok() || now_ms_ - phase_since_ms_ < patience;
+    return expects_plan();
   }
   if (handed_over_) return false;
   const auto& states = durable_.assignment().source().states();
@@ -261,10 +290,7 @@ bool Coordinator::must_save_to_finish() const {
   if (!keeps_state() || durable_.stop_requested()) return true;
   const auto next = deal();
   if (!next.ok()) return true;
-  std::set<std::string> hosts;
-  for (const planner::RankPlace& p : next->ranks)
-    hosts.insert(members_.at(p.worker).report.host());
-  return !survives_on(durable_.assignment(), hosts);
+  return !survives_on(durable_.assignment(), hosts_of(*next));
 }
 
 // Finished steps are in memory alone, which ends with the job: a generation
@@ -275,7 +301,13 @@ bool Coordinator::stop_needs_save() const {
       std::any_of(members_.begin(), members_.end(), [](const auto& m) {
         return m.second.alive && m.second.report.holdings_size() > 0;
       });
-  return held && deal().ok();
+  return held && expects_plan();
+}
+
+// While waiting: there are slots enough, or may be soon.
+bool Coordinator::expects_plan() const {
+  return deal().ok() ||
+         now_ms_ - phase_since_ms_ < options_.job.elastic().rejoin_wait_ms();
 }
 
 }  // namespace remesh::core

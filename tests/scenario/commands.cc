@@ -16,7 +16,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
        {&S::job,
         "job steps= interval= min_slots= max_slots= join_window_ms= "
         "dead_after_ms= hang_after_s= max_same_failures= max_failures= "
-        "microbatches= dp= tp= pp= cp= layouts=\"A B\": a new cluster; its "
+        "microbatches= dp= tp= pp= cp= layouts=\"A B\" keep_state=0 "
+        "replicas= replicate_every= rejoin_wait_ms= zero=: a new cluster; its "
         "model has 8 layers and 8 heads"}},
       {"coordinator",
        {&S::coordinator,
@@ -28,8 +29,9 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
         "name is left alone when `twin` is given"}},
       {"kill",
        {&S::kill,
-        "kill NAME... [silent]: SIGKILL of daemons, ranks die with them; "
-        "silent: the connection does not break"}},
+        "kill NAME... [silent] [memory]: SIGKILL of daemons, ranks die with "
+        "them; silent: the connection does not break; memory: the states in "
+        "it are lost as well"}},
       {"network",
        {&S::network,
         "network NAME cut|lost|hold|ok: loses everything / breaks and loses "
@@ -40,9 +42,13 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"stop", {&S::user, "stop: as `remesh stop`"}},
       {"checkpoint", {&S::user, "checkpoint: as `remesh checkpoint`"}},
       {"mesh", {&S::user, "mesh LAYOUT: as `remesh mesh`"}},
+      {"scale", {&S::user, "scale N: as `remesh scale`; 0: all"}},
       {"time", {&S::time, "time MS: lets it pass"}},
       {"step", {&S::step, "step [N=1]: all ranks make N steps, 10 ms each"}},
-      {"commit", {&S::commit, "commit RANK step=N: one rank commits a step"}},
+      {"commit",
+       {&S::commit,
+        "commit RANK step=N [unsaid]: one rank commits a step; unsaid: its "
+        "board does not say so yet"}},
       {"rank",
        {&S::rank,
         "rank N exit=|signal=|stopped|continued|stuck error= time=: what "
@@ -55,6 +61,9 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"damage",
        {&S::scan_result,
         "damage STEP...: checkpoints fail verification; `lost`: are gone"}},
+      {"spoil",
+       {&S::scan_result,
+        "spoil NAME STEP...: states in that worker's memory do not load"}},
       {"report",
        {&S::report,
         "report NAME incarnation= seq= generation= state= slots=: a hand-made "
@@ -146,6 +155,7 @@ Status ScriptedCluster::job(const Command& c) {
   e->set_hang_after_s(c.real("hang_after_s", -1));
   e->set_max_same_failures(c.number("max_same_failures", 3));
   e->set_max_failures_without_progress(c.number("max_failures", 10));
+  p->set_zero_stage(c.number("zero", 0));
   e->set_keep_state(c.number("keep_state", 0) != 0);
   e->set_replicas(c.number("replicas", 1));
   e->set_replicate_every(c.number("replicate_every", 1));
@@ -174,10 +184,12 @@ Status ScriptedCluster::worker(const Command& c) {
     Worker& w = workers_[name];
     if (w.agent) return already_exists("worker " + name + " runs");
     const uint64_t last = w.incarnation;
+    sim::StateMemory memory = std::move(w.memory);
     w = Worker{.name = name,
                .host = c.text("host", "host-" + name),
                .slots = static_cast<int>(c.number("slots", 1)),
                .incarnation = last + 1};
+    w.memory = std::move(memory);
     agent::Options o;
     o.worker = name;
     o.incarnation = w.incarnation;
@@ -193,13 +205,17 @@ Status ScriptedCluster::worker(const Command& c) {
 }
 
 Status ScriptedCluster::kill(const Command& c) {
-  const bool silent = !c.words.empty() && c.words.back() == "silent";
+  const auto has = [&](const char* word) {
+    return std::find(c.words.begin(), c.words.end(), word) != c.words.end();
+  };
+  const bool silent = has("silent");
   for (const std::string& name : c.words) {
-    if (silent && name == "silent") continue;
+    if (name == "silent" || name == "memory") continue;
     const auto w = find_worker(name, true);
     if (!w.ok()) return w.status();
     (*w)->agent.reset();
     for (auto& [rank, r] : (*w)->ranks) r.alive = false;
+    if (has("memory")) (*w)->memory.clear();
     if (!silent) drive(core::PeerLost{name});
   }
   return ok_status();
@@ -247,9 +263,11 @@ Status ScriptedCluster::user(const Command& c) {
   command.set_kind(c.name == "drain"        ? pb::Command::DRAIN
                    : c.name == "checkpoint" ? pb::Command::CHECKPOINT
                    : c.name == "mesh"       ? pb::Command::MESH
+                   : c.name == "scale"      ? pb::Command::SCALE
                                             : pb::Command::STOP);
   if (!c.words.empty()) command.set_worker(c.words[0]);
   if (!c.words.empty()) command.set_layout(c.words[0]);
+  if (!c.words.empty()) command.set_slots(std::atoi(c.words[0].c_str()));
   drive(core::CommandReceived{1, command});
   return ok_status();
 }
@@ -280,7 +298,9 @@ Status ScriptedCluster::step(const Command& c) {
                                        r->rank, live_));
     now_ += 10;
     const int64_t step = ranks[0].second->committed + 1;
-    for (const auto& [w, r] : ranks) commit_step(*r, step);
+    forget_older_states();
+    for (const auto& [w, r] : ranks) commit_step(*w, *r, step);
+    replicate(step);
     boundary(step);
     for (auto& [name, w] : workers_) tick_worker(w);
     pump();
@@ -293,7 +313,12 @@ Status ScriptedCluster::commit(const Command& c) {
   if (!found.ok()) return found.status();
   auto [w, r] = *found;
   now_ += 10;
-  commit_step(*r, c.number("step", r->committed + 1));
+  forget_older_states();
+  const int64_t step = c.number("step", r->committed + 1);
+  if (c.words.size() > 1)
+    commit_state(*w, r->rank, step);
+  else
+    commit_step(*w, *r, step);
   tick_worker(*w);
   return ok_status();
 }
@@ -338,6 +363,11 @@ Status ScriptedCluster::disk(const Command& c) {
 }
 
 Status ScriptedCluster::scan_result(const Command& c) {
+  if (c.name == "spoil") {
+    for (size_t i = 1; i < c.words.size(); ++i)
+      spoiled_.emplace(c.words[0], std::atoll(c.words[i].c_str()));
+    return ok_status();
+  }
   const bool lost = !c.words.empty() && c.words.back() == "lost";
   for (const std::string& word : c.words) {
     const int64_t step = std::strtoll(word.c_str(), nullptr, 10);
@@ -415,6 +445,7 @@ Status ScriptedCluster::status(const Command&) {
                                  s.generation(), s.step(), s.steps());
   if (s.has_mesh()) text += mesh_text(s.mesh());
   if (!s.pinned().empty()) text += " pinned";
+  if (s.scale() > 0) text += fmt::format(" scale={}", s.scale());
   if (!s.detail().empty()) text += " (" + s.detail() + ")";
   for (const pb::WorkerStatus& w : s.workers())
     text += fmt::format(" {}:{}{}", w.name(), w.state(),

@@ -9,6 +9,7 @@ namespace {
 
 constexpr uint32_t kStop = 1;
 constexpr uint32_t kMust = 2;
+constexpr uint32_t kHandOver = 4;
 constexpr int kExitSaveFailed = 68;
 
 std::string lower(std::string s) {
@@ -44,6 +45,15 @@ std::string durable_text(const pb::Durable& d) {
     s += fmt::format(
         "{} ranks {} from step {}", mesh_text(d.assignment().mesh()),
         assignment_text(d.assignment()), d.assignment().source().step());
+  if (d.phase() == pb::Durable::PREPARING &&
+      d.assignment().source().kind() == pb::Source::MEMORY)
+    s += " in memory";
+  if (d.rescue()) s += " rescue";
+  if (d.phase() == pb::Durable::FINISHING && !d.finish_saves())
+    s += " hands over";
+  if (d.scale() > 0) s += fmt::format(" scale={}", d.scale());
+  for (const pb::Durable::State& b : d.bad_states())
+    s += fmt::format(" bad=g{}:{}", b.generation(), b.step());
   if (d.stop_requested()) s += " stop_requested";
   if (d.must_stop()) s += " must_stop";
   if (!d.pinned().empty()) s += " pinned " + d.pinned();
@@ -69,6 +79,7 @@ std::string directive_text(const pb::Directive& d) {
       fmt::format("tell {} {} g{}", d.worker(),
                   pb::Directive::Goal_Name(d.goal()), d.generation());
   if (d.must_stop()) s += " must_stop";
+  if (!d.save()) s += " hand_over";
   if (d.want_fences()) s += " want_fences";
   if (d.checkpoint_request() > 0)
     s += fmt::format(" checkpoint_request={}", d.checkpoint_request());
@@ -82,6 +93,11 @@ std::string report_text(const pb::Report& r) {
   if (r.leaving()) s += " leaving";
   if (r.busy() && r.state() != pb::Report::RUNNING) s += " busy";
   if (!r.error().empty()) s += " error=\"" + r.error() + "\"";
+  std::set<std::pair<int64_t, int64_t>> held;
+  for (const pb::StateHolding& h : r.holdings())
+    held.emplace(h.generation(), h.step());
+  for (const auto& [generation, step] : held)
+    s += fmt::format(" holds g{}:{}", generation, step);
   return s;
 }
 
@@ -248,12 +264,19 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     const int64_t g = t->generation;
     if (!slow_kill_)
       messages_.push_back([this, &w, g] { drive(w, agent::TornDown{g}); });
+  } else if (const auto* i = std::get_if<agent::TakeInventory>(&action)) {
+    const agent::TakeInventory asked = *i;
+    messages_.push_back([this, &w, asked] {
+      drive(w, agent::InventoryTaken{
+                   asked.job, asked.generation, w.memory.inventory(), {}});
+    });
   } else if (const auto* c = std::get_if<agent::CompleteFence>(&action)) {
     complete_fence(w, *c);
   } else if (const auto* q = std::get_if<agent::SetRequest>(&action)) {
     std::string text;
     if ((q->bits & kStop) != 0) text += " stop";
     if ((q->bits & kMust) != 0) text += " must";
+    if ((q->bits & kHandOver) != 0) text += " hand_over";
     if (q->checkpoint_request > 0)
       text += fmt::format(" checkpoint={}", q->checkpoint_request);
     if (!text.empty()) say(fmt::format("{} asks its ranks:{}", w.name, text));
@@ -266,6 +289,7 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
   } else if (const auto* x = std::get_if<agent::Exit>(&action)) {
     say(fmt::format("{} exits with {}: {}", w.name, x->code, x->message));
     const std::string name = w.name;
+    if (x->states != agent::States::kKept) w.memory.clear();
     // The event being handled is its agent's own: free it afterwards.
     messages_.push_back([this, &w, name] {
       w.agent.reset();
@@ -279,6 +303,7 @@ void ScriptedCluster::spawn(Worker& w, const pb::Assignment& a) {
   const int64_t g = a.generation();
   if (g != live_) {
     live_ = g;
+    assignment_ = a;
     computed_.clear();
   }
   w.generation = g;
@@ -298,7 +323,7 @@ void ScriptedCluster::spawn(Worker& w, const pb::Assignment& a) {
     if (p.worker() != w.name) continue;
     Rank r;
     r.rank = p.rank();
-    r.committed = a.source().step();
+    r.committed = keeps_state() ? -1 : a.source().step();
     w.ranks[p.rank()] = r;
     text += fmt::format(" {}", p.rank());
     const int rank = p.rank();
@@ -324,6 +349,7 @@ void ScriptedCluster::complete_fence(Worker& w, const agent::CompleteFence& f) {
   for (auto& [other, r] : world())
     if (!other->fences.contains(1)) return;
   say(fmt::format("ranks of g{} are connected", g));
+  if (keeps_state()) restore_states();
 }
 
 void ScriptedCluster::end_rank(Worker& w, Rank& r, int code, int signal,
@@ -359,7 +385,8 @@ ScriptedCluster::world() {
   return out;
 }
 
-void ScriptedCluster::commit_step(Rank& r, int64_t step) {
+void ScriptedCluster::commit_step(Worker& w, Rank& r, int64_t step) {
+  commit_state(w, r.rank, step);
   pb::StepMetrics m;
   m.set_step(step);
   m.set_step_s(0.01);
@@ -374,13 +401,24 @@ void ScriptedCluster::commit_step(Rank& r, int64_t step) {
 void ScriptedCluster::boundary(int64_t step) {
   uint32_t bits = 0;
   bool asked = false;
+  bool saves = false;
   const auto ranks = world();
   for (auto& [w, r] : ranks) {
     if (!r->declined) bits |= r->request.bits;
+    if (!r->declined && (r->request.bits & kStop) != 0 &&
+        (r->request.bits & kHandOver) == 0)
+      saves = true;
     if (r->request.checkpoint_request > 0) asked = true;
   }
   const bool last = step >= job_.train().steps();
   const bool stop = last || (bits & kStop) != 0;
+  if (stop && !last && !saves) {
+    say(fmt::format("ranks of g{} hand over after step {}", live_, step));
+    replicate(step, /*always=*/true);
+    for (auto& [w, r] : ranks)
+      end_rank(*w, *r, 0, 0, "", static_cast<double>(now_) / 1000);
+    return;
+  }
   const int64_t interval = job_.checkpoint().interval();
   const bool due = asked || (interval > 0 && step % interval == 0);
   if ((stop || due) && !disk_full_) save(step);

@@ -24,6 +24,7 @@
 #include "coordinator/core/coordinator.h"
 #include "proto/base/status.h"
 #include "tests/scenario/scenario_file.h"
+#include "tests/sim/memory.h"
 #include "worker/agent/core/agent.h"
 
 namespace remesh::scenario {
@@ -67,6 +68,7 @@ class ScriptedCluster {
     std::deque<agent::Event> in;          // while held or frozen
     int64_t generation = 0;               // of `ranks`
     std::map<int, Rank> ranks;
+    sim::StateMemory memory;   // of its host: outlives its daemon
     std::set<int64_t> fences;  // completed, of `generation`
     std::string spawn_error;   // the next start fails
     std::string said;          // last printed report and directive
@@ -123,7 +125,14 @@ class ScriptedCluster {
   Result<Worker*> find_worker(const std::string& name, bool alive);
   Result<std::pair<Worker*, Rank*>> find_rank(const std::string& number);
   std::vector<std::pair<Worker*, Rank*>> world();
-  void commit_step(Rank& r, int64_t step);
+  void commit_step(Worker& w, Rank& r, int64_t step);
+  // States in memory (states.cc).
+  bool keeps_state() const { return job_.elastic().keep_state(); }
+  pb::StateHolding holding(int rank, int64_t step, bool replica) const;
+  void restore_states();
+  void commit_state(Worker& w, int rank, int64_t step);
+  void replicate(int64_t step, bool always = false);
+  void forget_older_states();
   void boundary(int64_t step);
   void save(int64_t step);
 
@@ -135,10 +144,12 @@ class ScriptedCluster {
   std::vector<pb::StepMetrics> metrics_;
   std::map<int64_t, std::vector<pb::StepMetrics>> checkpoints_;
   std::set<int64_t> damaged_;
+  std::set<std::pair<std::string, int64_t>> spoiled_;  // in whose memory
   bool disk_full_ = false;
   bool slow_kill_ = false;
   std::map<int64_t, pb::StepMetrics> computed_;  // by the live generation
   int64_t live_ = 0;                             // newest generation spawned
+  pb::Assignment assignment_;                    // of it
   std::map<std::string, Worker> workers_;
   std::deque<std::function<void()>> messages_;
 };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "coordinator/core/job_shape.h"
 #include "proto/base/rng.h"
 #include "tests/sim/parts.h"
 
@@ -47,6 +48,13 @@ Cluster::Cluster(const SimOptions& options)
     e->add_layouts(chance(0.5) ? "tp2" : "pp2");
     if (e->min_slots() == 1) e->add_layouts("dp1");
   }
+  e->set_keep_state(chance(0.8));
+  e->set_replicas(chance(0.8) ? 1 : uniform(0, 2));
+  e->set_replicate_every(chance(0.8) ? 1 : uniform(0, 3));
+  e->set_rejoin_wait_ms(chance(0.5) ? 3000 : uniform(0, 1000));
+  job_.mutable_parallel()->set_zero_stage(chance(0.5) ? 0 : 1);
+  workers_a_host_ = chance(0.6) ? 1 : 2;
+  table_ = geometry::ParamTable::llama(core::shape_of(job_)->model);
   loss_ = chance(0.5) ? 0.0 : static_cast<double>(uniform(1, 30)) / 100;
   duplicate_ = chance(0.5) ? 0.0 : 0.1;
   max_latency_ms_ = chance(0.5) ? 2 : uniform(5, 200);
@@ -113,7 +121,8 @@ std::string Cluster::run() {
     return violation_;
   }
   if (exit_code_ != 0) violated(fmt::format("job ended with {}", exit_code_));
-  if (static_cast<int64_t>(metrics_.size()) != job_.train().steps())
+  if (stats_.gaps == 0 &&
+      static_cast<int64_t>(metrics_.size()) != job_.train().steps())
     violated(fmt::format("{} steps in metrics, {} wanted", metrics_.size(),
                          job_.train().steps()));
   check_leftovers();
@@ -160,6 +169,10 @@ void Cluster::start_coordinator() {
     o.last_finished_step = metrics_.back().step();
     o.last_metrics = metrics_.back();
   }
+  for (const pb::StepMetrics& m : metrics_)
+    if (std::none_of(o.first_steps.begin(), o.first_steps.end(),
+                     [&](auto& f) { return f.generation == m.generation(); }))
+      o.first_steps.push_back({m.generation(), m.step()});
   o.restored = journal_;
   o.resume = true;
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
@@ -218,6 +231,7 @@ core::CheckpointsScanned Cluster::scan() {
   newest_scanned_ = checkpoints_.empty() ? 0 : checkpoints_.rbegin()->first;
   for (const auto& [step, saved] : checkpoints_)
     s.valid.push_back({.step = step,
+                       .generation = saved.generation,
                        .path = fmt::format("step-{}", step),
                        .recent = saved.recent});
   return s;
@@ -324,6 +338,7 @@ void Cluster::deliver_to_worker(const std::string& to, agent::Event event) {
 Cluster::Worker& Cluster::add_worker() {
   auto w = std::make_unique<Worker>();
   w->name = fmt::format("w{}", workers_.size());
+  w->host = fmt::format("h{}", workers_.size() / workers_a_host_);
   w->slots = static_cast<int>(uniform(1, 2));
   Worker& ref = *w;
   workers_[w->name] = std::move(w);
@@ -336,7 +351,7 @@ void Cluster::start_worker(Worker& w) {
   o.worker = w.name;
   o.incarnation = w.incarnation =
       static_cast<uint64_t>(now_) * 1000 + order_ % 1000 + 1;
-  o.host = "h";
+  o.host = w.host;
   o.slots = w.slots;
   o.cores = 2;
   w.agent = std::make_unique<agent::Agent>(o);
@@ -359,6 +374,7 @@ void Cluster::crash_worker(Worker& w) {
   if (!w.agent) return;
   trace("worker " + w.name + " dies");
   w.agent.reset();
+  if (w.ranks.contains(0)) worlds_[w.ranks_generation]->reporter_died = true;
   for (auto& [rank, r] : w.ranks) r.alive = false;
   const std::string name = w.name;
   if (chance(0.7))  // the transport notices, mostly
@@ -366,9 +382,10 @@ void Cluster::crash_worker(Worker& w) {
       if (partitioned_until_[name] <= now_)
         drive_coordinator(core::PeerLost{name});
     });
-  if (faults_on_ && chance(0.15))
+  if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, for ever
-  else
+    lose_memory(w);
+  } else
     at(uniform(5, 3000), [this, name] { start_worker(*workers_[name]); });
 }
 
@@ -474,8 +491,19 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
       r.request = q->bits;
       r.save_request = q->checkpoint_request;
     }
-  } else if (std::get_if<agent::Exit>(&action) != nullptr) {
-    trace("worker " + name + " exits");
+  } else if (const auto* i = std::get_if<agent::TakeInventory>(&action)) {
+    const agent::TakeInventory asked = *i;
+    at(uniform(0, 8), [this, name, life, asked] {
+      Worker& x = *workers_[name];
+      if (!x.agent || x.incarnation != life) return;
+      drive_worker(x,
+                   agent::InventoryTaken{
+                       asked.job, asked.generation, x.memory.inventory(), {}});
+    });
+  } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
+    trace("worker " + name + " exits: " + e->message);
+    if (e->states != agent::States::kKept) w.memory.clear();
+    if (w.ranks.contains(0)) worlds_[w.ranks_generation]->reporter_died = true;
     note_trouble(w, now_);
     for (auto& [rank, r] : w.ranks) r.alive = false;
     w.agent.reset();

@@ -39,6 +39,10 @@ struct SimStats {
   int64_t steps = 0;
   int64_t faults = 0;
   int64_t messages = 0;
+  int64_t from_memory = 0;  // generations
+  int64_t lost_steps = 0;   // made again
+  int64_t gaps = 0;         // in the record of steps
+  int64_t hand_overs = 0;
 };
 
 class Cluster {
@@ -96,6 +100,26 @@ class Cluster {
   void boundary(World& world);
   void save(World& world);
   bool intact(const World& world) const;
+  // States in memory (states.cc).
+  bool keeps_state() const { return job_.elastic().keep_state(); }
+  void describe_states(World& world);
+  void restore(int64_t generation);
+  bool restore_from_memory(World& world);
+  bool was_whole(const World& world, int64_t step) const;
+  Rank* live_rank(const World& world, int rank);
+  void begin_updates(World& world, int64_t step);
+  void commit_rank(int64_t generation, int rank, int64_t step,
+                   const pb::StepMetrics& m);
+  void replicate(World& world, int rank, int64_t step, bool awaited);
+  void said_committed(World& world, int rank, int64_t step);
+  void hand_over(World& world);
+  void lose_host(Worker& w);
+  void lose_memory(Worker& w);
+  void scale();
+  void check_source(const pb::Durable& d);
+  bool reporter_is_here(const World& world) const;
+  void check_lost(const pb::Durable& d);
+  void note_safe(int64_t generation, int64_t ms);
   uint64_t chain(int64_t step);
 
   // ---- faults
@@ -154,6 +178,8 @@ class Cluster {
   struct Saved {
     uint64_t state;
     std::vector<pb::StepMetrics> recent;
+    int64_t generation = 0;
+    uint64_t tag = 0;
   };
   std::map<int64_t, Saved> checkpoints_;
   std::vector<uint64_t> chain_;
@@ -178,6 +204,12 @@ class Cluster {
   bool forgot_ = false;  // the journal was lost once
   bool stop_ = false;    // `remesh stop` comes at some time
   int64_t newest_scanned_ = 0;
+  size_t workers_a_host_ = 1;
+  std::optional<geometry::ParamTable> table_;
+  // The last finished step lies in the memory of that generation's workers
+  // since then.
+  int64_t safe_generation_ = 0;
+  int64_t safe_ms_ = 0;
   std::set<std::pair<int64_t, int64_t>> saved_steps_;  // generation, step
   std::set<int64_t> put_off_;  // generations whose change was put off
 };

@@ -40,7 +40,7 @@ void Cluster::random_fault() {
                          : ranks[static_cast<size_t>(uniform(
                                0, static_cast<int64_t>(ranks.size()) - 1))];
   };
-  const int64_t kind = uniform(0, 13);
+  const int64_t kind = uniform(0, 15);
   trace(fmt::format("fault {}", kind));
   switch (kind) {
     case 0:
@@ -108,6 +108,12 @@ void Cluster::random_fault() {
       break;
     case 13:
       ask_mesh();
+      break;
+    case 14:
+      if (Worker* w = worker()) lose_host(*w);
+      break;
+    case 15:
+      scale();
       break;
   }
 }

@@ -77,7 +77,8 @@ void Cluster::check_mesh(const pb::Durable& d) {
   const geometry::Layout mesh = core::layout_of(d.assignment().mesh());
   const std::string text = mesh.to_string();
   if (d.phase() == pb::Durable::RUNNING) {
-    if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text)
+    if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text &&
+        !d.rescue())
       violated(fmt::format("{} runs, {} was asked for", text, d.pinned()));
     if (coordinator_ && journal_ && !journal_->pinned().empty() &&
         d.pinned().empty() && !d.mesh_asked()) {
@@ -100,6 +101,9 @@ void Cluster::check_mesh(const pb::Durable& d) {
     slots += p.slots();
     room[p.name()] = p.slots();
   }
+  if (d.scale() > 0 && mesh.world() > d.scale() && !d.rescue())
+    violated(fmt::format("{} planned, scaled to {}", text, d.scale()));
+  if (d.scale() > 0) slots = std::min<int64_t>(slots, d.scale());
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (--room[p.worker()] < 0)
       violated(fmt::format("{} has more ranks than slots", p.worker()));
@@ -109,6 +113,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
   const auto shape = core::shape_of(job_);
   if (const Status s = planner::admit(*shape, mesh); !s.ok())
     violated("a mesh that the model does not admit: " + s.message());
+  if (d.rescue()) return;  // not the one wanted, and not for long
   if (d.mesh_asked()) violated("a new generation, and its mesh is asked for");
   if (journal_ && !journal_->pinned().empty() && d.pinned().empty() &&
       slots_suffice(slots, journal_->pinned()))
@@ -174,7 +179,9 @@ void Cluster::check_persist(const pb::Durable& d) {
     if (!fresh && it->second != d.assignment().SerializeAsString())
       violated(fmt::format("generation {} planned twice, differently",
                            d.assignment().generation()));
-    if (fresh && d.assignment().source().step() != newest_scanned_)
+    if (fresh && keeps_state()) check_source(d);
+    if (fresh && !keeps_state() &&
+        d.assignment().source().step() != newest_scanned_)
       violated(fmt::format(
           "generation {} starts from step {}, not from the "
           "newest checkpoint, {}",
@@ -188,6 +195,10 @@ void Cluster::check_directive(const pb::Directive& d) {
        journal_->phase() != pb::Durable::RUNNING))
     violated("RUN was sent before it was journaled");
   if (d.goal() != pb::Directive::LEAVE) return;
+  // With too few slots to go on nobody can take what it holds: it may go.
+  workers_[d.worker()]->told_to_leave =
+      !coordinator_ || coordinator_->status(now_).state() != "waiting" ||
+      coordinator_->status(now_).detail().find("slots") == std::string::npos;
   for (const Rank* r : live_ranks(*workers_[d.worker()]))
     if (r->generation == d.generation() && journal_ &&
         (journal_->phase() == pb::Durable::RUNNING ||
@@ -198,17 +209,21 @@ void Cluster::check_directive(const pb::Directive& d) {
 
 void Cluster::check_metrics(const pb::StepMetrics& m) {
   const int64_t expected = metrics_.empty() ? 1 : metrics_.back().step() + 1;
-  if (m.step() != expected)
+  if (m.step() != expected && (stats_.gaps == 0 || m.step() < expected))
     violated(
         fmt::format("metrics: step {} after step {}", m.step(), expected - 1));
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
                          m.step()));
+  if (const auto w = worlds_.find(m.generation());
+      w != worlds_.end() && w->second->whole_ms.contains(m.step()))
+    note_safe(m.generation(), w->second->whole_ms[m.step()]);
   if (saved_steps_.contains({m.generation(), m.step()})) return;
   const auto world = worlds_.find(m.generation());
   const bool known = world != worlds_.end();
   for (int r = 0; known && r < world->second->assignment.ranks_size(); ++r)
-    if (world->second->committed[r] < m.step())
+    if (world->second->committed[r] < m.step() &&
+        !was_whole(*world->second, m.step()))
       violated(
           fmt::format("metrics: step {} of generation {} before rank {} "
                       "committed it",
@@ -218,7 +233,19 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
 
 // A failure must name something that did fail.
 void Cluster::check_event(const pb::EventRecord& e) {
-  if (e.event() == "metrics_gap") violated("metrics have a gap");
+  if (e.event() == "metrics_gap") {
+    // Only where the daemon that knew them died with them, or is cut off.
+    const int64_t newest = metrics_.empty() ? 0 : metrics_.back().generation();
+    if (!keeps_state() ||
+        std::none_of(worlds_.begin(), worlds_.end(), [&](const auto& w) {
+          return w.first >= newest &&
+                 (w.second->reporter_died || !reporter_is_here(*w.second));
+        }))
+      violated("metrics have a gap: " + e.detail());
+    ++stats_.gaps;
+  }
+  // Stopped with too few slots to save on.
+  if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "change_put_off") put_off_.insert(e.generation());
   if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
       healthy(e.worker()))

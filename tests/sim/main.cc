@@ -47,6 +47,10 @@ int main(int argc, char** argv) {
       total.faults += cluster.stats().faults;
       total.generations += cluster.stats().generations;
       total.messages += cluster.stats().messages;
+      total.from_memory += cluster.stats().from_memory;
+      total.lost_steps += cluster.stats().lost_steps;
+      total.gaps += cluster.stats().gaps;
+      total.hand_overs += cluster.stats().hand_overs;
       total.end_ms += cluster.stats().end_ms;
       if (violation.empty()) {
         ++clean;
@@ -63,13 +67,18 @@ int main(int argc, char** argv) {
   for (unsigned i = 0; i < jobs; ++i) threads.emplace_back(work);
   for (auto& t : threads) t.join();
   std::printf(
-      "%llu seeds clean, %llu violated: %lld faults, %lld generations, %lld "
-      "steps, %lld messages, %.1f simulated hours in %.1f s\n",
+      "%llu seeds clean, %llu violated: %lld faults, %lld generations (%lld "
+      "from memory, %lld handed over), %lld steps, %lld made again, %lld gaps "
+      "in their record, %lld messages, %.1f simulated hours in %.1f s\n",
       static_cast<unsigned long long>(clean.load()),
       static_cast<unsigned long long>(bad.load()),
       static_cast<long long>(total.faults),
       static_cast<long long>(total.generations),
+      static_cast<long long>(total.from_memory),
+      static_cast<long long>(total.hand_overs),
       static_cast<long long>(total.steps),
+      static_cast<long long>(total.lost_steps),
+      static_cast<long long>(total.gaps),
       static_cast<long long>(total.messages),
       static_cast<double>(total.end_ms) / 3.6e6,
       remesh::unix_seconds() - began);

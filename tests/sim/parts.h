@@ -10,13 +10,16 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/memory/buddies.h"
 #include "tests/sim/cluster.h"
+#include "tests/sim/memory.h"
 
 namespace remesh::sim {
 
 // Bits of board::Request.
 constexpr uint32_t kStop = 1;
 constexpr uint32_t kMust = 2;
+constexpr uint32_t kHandOver = 4;
 // Latency, ticks and reconnecting, on top of dead_after_ms.
 constexpr int64_t kTroubleSlackMs = 1000;
 
@@ -50,6 +53,10 @@ struct Cluster::Rank {
 
 struct Cluster::Worker {
   std::string name;
+  std::string host;
+  StateMemory memory;           // of the job's states: outlives the daemon
+  int64_t memory_lost_ms = -1;  // with its host, last time
+  bool told_to_leave = false;
   uint64_t incarnation = 0;
   int slots = 1;
   std::unique_ptr<agent::Agent> agent;  // null: not running
@@ -77,6 +84,15 @@ struct Cluster::World {
   std::set<int> faulted;             // ranks that ended by themselves
   std::map<int, int64_t> committed;  // by rank, also of dead ones
   std::vector<pb::StepMetrics> recent;
+  // States in memory.
+  int64_t planned_ms = 0;
+  std::map<int, pb::StateHolding> holdings;  // by rank, without a step
+  memory::Placement replicas;
+  std::map<int64_t, uint64_t> tags;      // of its states, by step
+  std::map<int64_t, std::set<int>> own;  // ranks that committed it
+  std::map<int, int> replicas_left;      // of the newest step, by rank
+  std::map<int64_t, int64_t> whole_ms;   // committed by all, when
+  bool reporter_died = false;  // the daemon that had the steps' numbers
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker
 };
 

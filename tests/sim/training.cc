@@ -32,6 +32,8 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
     world->assignment = a;
     world->began_ms = now_ - kTroubleSlackMs;
     world->step = world->saved = a.source().step();
+    if (a.source().kind() == pb::Source::MEMORY) world->saved = -1;
+    if (keeps_state()) describe_states(*world);
   }
   w.ranks.clear();
   w.ranks_generation = g;
@@ -52,7 +54,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
     Rank r;
     r.rank = p.rank();
     r.generation = g;
-    r.committed = a.source().step();
+    r.committed = keeps_state() ? -1 : a.source().step();
     r.step = a.source().step();
     w.ranks[p.rank()] = r;
     const int rank = p.rank();
@@ -130,7 +132,9 @@ void Cluster::maybe_connect(World& world) {
   world.connected = true;
   trace(
       fmt::format("generation {} is connected", world.assignment.generation()));
-  schedule_step(world);
+  if (!keeps_state()) return schedule_step(world);
+  const int64_t g = world.assignment.generation();
+  at(uniform(0, 30), [this, g] { restore(g); });
 }
 
 void Cluster::schedule_step(World& world) {
@@ -162,24 +166,14 @@ void Cluster::finish_step(int64_t g, int64_t step) {
   m.set_step_s(0.05);
   m.set_generation(g);
   world.recent.push_back(m);
+  if (keeps_state()) begin_updates(world, step);
   // Ranks commit one after another; rank 0 tells the numbers when it does.
   for (const pb::RankPlace& p : world.assignment.ranks()) {
-    const std::string name = p.worker();
-    const uint64_t life = workers_[name]->incarnation;
     const int rank = p.rank();
-    at(uniform(0, 10), [this, name, life, rank, g, step, m] {
-      Worker& w = *workers_[name];
-      if (w.incarnation != life || !w.ranks.contains(rank)) return;
-      Rank& r = w.ranks.at(rank);
-      if (!r.alive || r.generation != g) return;
-      r.committed = step;
-      worlds_[g]->committed[rank] = step;
-      r.step = step;
-      ++r.progress;
-      if (rank == 0) r.ring.push_back(m);
-    });
+    at(uniform(0, 10),
+       [this, g, rank, step, m] { commit_rank(g, rank, step, m); });
   }
-  at(11, [this, g] { boundary(*worlds_[g]); });
+  at(keeps_state() ? 30 : 11, [this, g] { boundary(*worlds_[g]); });
 }
 
 void Cluster::boundary(World& world) {
@@ -189,21 +183,25 @@ void Cluster::boundary(World& world) {
     return;
   }
   uint32_t bits = 0;
+  bool saves = false;
   int64_t save_request = 0;
   std::vector<Rank*> ranks;
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     Rank& r = workers_[p.worker()]->ranks.at(p.rank());
     ranks.push_back(&r);
     if (r.request == 0) r.declined = 0;
-    bits |= r.request & ~r.declined;
+    const uint32_t asked = r.request & ~r.declined;
+    bits |= asked;
+    saves = saves || ((asked & kStop) != 0 && (asked & kHandOver) == 0);
     save_request = std::max(save_request, r.save_request);
   }
   const bool last = world.step >= job_.train().steps();
+  if (!last && (bits & kStop) != 0 && !saves) return hand_over(world);
   if (last || (bits & kStop) != 0) {
     const bool failed = disk_full_ && world.saved != world.step;
     if (failed && !last && (bits & kMust) == 0) {
       for (Rank* r : ranks) {
-        r->declined = r->request;
+        r->declined = r->request & ~kHandOver;
         ++r->refused;
       }
       schedule_step(world);
@@ -239,7 +237,9 @@ void Cluster::boundary(World& world) {
 
 void Cluster::save(World& world) {
   if (world.saved == world.step && checkpoints_.contains(world.step)) return;
-  checkpoints_[world.step] = {chain(world.step), world.recent};
+  checkpoints_[world.step] = {chain(world.step), world.recent,
+                              world.assignment.generation(),
+                              world.tags[world.step]};
   for (const pb::StepMetrics& m : world.recent)
     saved_steps_.emplace(m.generation(), m.step());
   while (checkpoints_.size() > 3) checkpoints_.erase(checkpoints_.begin());

@@ -1,0 +1,79 @@
+#include "tests/sim/memory.h"
+
+#include <fmt/format.h>
+
+#include "checkpoint/manifest/sharding.h"
+#include "coordinator/core/survival.h"
+#include "proto/base/check.h"
+#include "proto/jobfile/jobfile.h"
+
+namespace remesh::sim {
+
+void StateMemory::begin(int64_t generation, int rank, bool replica) {
+  auto& records = segments_[{generation, rank, replica}];
+  while (records.size() > 1) records.erase(records.begin());
+}
+
+void StateMemory::commit(const pb::StateHolding& holding, uint64_t tag) {
+  auto& records =
+      segments_[{holding.generation(), holding.rank(), holding.replica()}];
+  while (records.size() > 1) records.erase(records.begin());
+  records.push_back({holding, tag});
+}
+
+void StateMemory::forget_before(int64_t generation) {
+  std::erase_if(segments_, [&](const auto& s) {
+    return std::get<0>(s.first) < generation;
+  });
+}
+
+std::vector<pb::StateHolding> StateMemory::inventory() const {
+  std::vector<pb::StateHolding> out;
+  for (const auto& [key, records] : segments_)
+    for (const Record& r : records) out.push_back(r.holding);
+  return out;
+}
+
+const StateMemory::Record* StateMemory::find(int64_t generation, int64_t step,
+                                             int rank) const {
+  for (const bool replica : {false, true}) {
+    const auto it = segments_.find({generation, rank, replica});
+    if (it == segments_.end()) continue;
+    for (const Record& r : it->second)
+      if (r.holding.step() == step) return &r;
+  }
+  return nullptr;
+}
+
+geometry::Sharding trainer_sharding(const pb::Assignment& assignment) {
+  geometry::Sharding s = core::sharding_of(assignment);
+  const auto bounds = geometry::stage_bounds(
+      jobfile::model_config(assignment.job()), s.layout.pp * s.chunks,
+      assignment.job().train().seq_len());
+  CHECK(bounds.ok());
+  s.bounds = *bounds;
+  return s;
+}
+
+pb::StateHolding make_holding(const geometry::ParamTable& table,
+                              const pb::Assignment& a, int rank, int64_t step,
+                              bool replica) {
+  const geometry::Sharding sharding = trainer_sharding(a);
+  const auto shard = geometry::make_rank_shard(table, sharding, rank);
+  CHECK(shard.ok());
+  pb::StateHolding h;
+  h.set_step(step);
+  h.set_generation(a.generation());
+  h.set_rank(rank);
+  *h.mutable_sharding() = manifest::sharding_info(sharding);
+  h.set_model(geometry::model_id(table));
+  h.set_elements(shard->zero.state_elements());
+  h.set_tokens(step * 1000);
+  h.set_sequences(step * 8);
+  h.set_replica(replica);
+  h.set_segment(
+      fmt::format("g{}-{}{}", a.generation(), rank, replica ? "-replica" : ""));
+  return h;
+}
+
+}  // namespace remesh::sim

@@ -1,0 +1,314 @@
+// The states that simulated ranks keep in memory: restored from there, made
+// step by step, copied to others, handed over; and what must hold of them.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "coordinator/core/survival.h"
+#include "proto/base/rng.h"
+#include "tests/sim/cluster.h"
+#include "tests/sim/parts.h"
+
+namespace remesh::sim {
+namespace {
+
+constexpr int kExitBadSource = 65;
+constexpr int64_t kRestoredMs = 60;  // own states and replicas of them
+
+}  // namespace
+
+void Cluster::describe_states(World& world) {
+  const pb::Assignment& a = world.assignment;
+  world.planned_ms = now_;
+  std::vector<memory::RankPlace> places;
+  std::vector<int> classes;
+  for (const pb::RankPlace& p : a.ranks()) {
+    world.holdings[p.rank()] = make_holding(*table_, a, p.rank(), 0, false);
+    places.push_back({p.worker(), workers_[p.worker()]->host});
+    classes.push_back(geometry::content_class(core::sharding_of(a), p.rank()));
+  }
+  const auto& e = job_.elastic();
+  world.replicas = memory::place_replicas(
+      places, classes,
+      e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0);
+}
+
+Cluster::Rank* Cluster::live_rank(const World& world, int rank) {
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    if (p.rank() != rank) continue;
+    Worker& w = *workers_[p.worker()];
+    const auto r = w.ranks.find(rank);
+    if (!w.agent || r == w.ranks.end() || !r->second.alive ||
+        r->second.generation != world.assignment.generation())
+      return nullptr;
+    return &r->second;
+  }
+  return nullptr;
+}
+
+// ----------------------------------------------------------------- restore
+
+void Cluster::restore(int64_t g) {
+  World& world = *worlds_[g];
+  if (!intact(world)) {
+    at(50, [this, g] { restore(g); });
+    return;
+  }
+  const pb::Source& source = world.assignment.source();
+  const int64_t step = source.step();
+  if (source.kind() == pb::Source::MEMORY) {
+    if (!restore_from_memory(world)) return;
+  } else {
+    world.tags[step] =
+        source.kind() == pb::Source::INIT ? chain(0) : checkpoints_[step].tag;
+  }
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const int rank = p.rank();
+    at(uniform(0, 20), [this, g, rank, step] {
+      World& x = *worlds_[g];
+      Rank* r = live_rank(x, rank);
+      if (r == nullptr) return;
+      for (const pb::RankPlace& place : x.assignment.ranks()) {
+        if (place.rank() != rank) continue;
+        pb::StateHolding h = x.holdings[rank];
+        h.set_step(step);
+        workers_[place.worker()]->memory.commit(h, x.tags[step]);
+      }
+      x.own[step].insert(rank);
+      r->committed = step;
+      replicate(x, rank, step, /*awaited=*/false);
+    });
+  }
+  at(kRestoredMs, [this, g, step] {
+    if (step < job_.train().steps())
+      schedule_step(*worlds_[g]);
+    else
+      boundary(*worlds_[g]);  // nothing left to do but to save
+  });
+}
+
+// Each state must be where the coordinator said, unless something took it away
+// since; all of one generation, whole, and the same.
+bool Cluster::restore_from_memory(World& world) {
+  const pb::Assignment& a = world.assignment;
+  const pb::Source& source = a.source();
+  std::set<std::string> hosts;
+  for (const pb::RankPlace& p : a.ranks())
+    hosts.insert(workers_[p.worker()]->host);
+  std::set<uint64_t> tags;
+  for (const pb::StateHolding& h : source.states()) {
+    const Worker& w = *workers_[h.worker()];
+    if (!hosts.contains(w.host))
+      violated(fmt::format("step {} is to be read on {}, where no rank is",
+                           h.step(), w.host));
+    const auto* record = w.memory.find(h.generation(), h.step(), h.rank());
+    if (record != nullptr) {
+      tags.insert(record->tag);
+      continue;
+    }
+    if (w.memory_lost_ms < world.planned_ms && loss_ == 0 &&
+        w.trouble_until < world.planned_ms)
+      violated(fmt::format("step {} of rank {} is not in the memory of {}",
+                           h.step(), h.rank(), h.worker()));
+    Rank* r = live_rank(world, a.ranks(0).rank());
+    world.faulted.insert(r->rank);
+    rank_ends(*r, kExitBadSource, 0, 0);
+    return false;
+  }
+  if (tags.size() != 1) violated("states of two histories were put together");
+  world.tags[source.step()] = *tags.begin();
+  const auto from = worlds_.find(source.states(0).generation());
+  if (from == worlds_.end() || !was_whole(*from->second, source.step()))
+    violated(fmt::format("step {} of generation {} was never whole",
+                         source.step(), source.states(0).generation()));
+  return true;
+}
+
+// Every part of that state was committed by some rank of the generation.
+bool Cluster::was_whole(const World& world, int64_t step) const {
+  const auto own = world.own.find(step);
+  if (own == world.own.end()) return false;
+  const geometry::Sharding cut = core::sharding_of(world.assignment);
+  std::set<int> whole;
+  for (const int rank : own->second)
+    whole.insert(geometry::content_class(cut, rank));
+  return static_cast<int>(whole.size()) == geometry::num_content_classes(cut);
+}
+
+// ------------------------------------------------------------------- steps
+
+// All ranks agreed on the step: what the one before needed is whole.
+void Cluster::begin_updates(World& world, int64_t step) {
+  const pb::Assignment& a = world.assignment;
+  const int64_t g = a.generation();
+  const bool first = step == a.source().step() + 1;
+  for (const pb::RankPlace& p : a.ranks()) {
+    StateMemory& memory = workers_[p.worker()]->memory;
+    if (first) memory.forget_before(g);
+    memory.begin(g, p.rank(), false);
+  }
+  if (first && (metrics_.empty() || step > metrics_.back().step()))
+    note_safe(g, now_);
+  world.tags[step] = random_u64(world.tags[step - 1], static_cast<uint64_t>(g),
+                                static_cast<uint64_t>(step));
+}
+
+void Cluster::commit_rank(int64_t g, int rank, int64_t step,
+                          const pb::StepMetrics& m) {
+  World& world = *worlds_[g];
+  Rank* r = live_rank(world, rank);
+  if (r == nullptr) return;
+  if (rank == 0) r->ring.push_back(m);
+  if (!keeps_state()) return said_committed(world, rank, step);
+  pb::StateHolding h = world.holdings[rank];
+  h.set_step(step);
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (p.rank() == rank)
+      workers_[p.worker()]->memory.commit(h, world.tags[step]);
+  world.own[step].insert(rank);
+  const int64_t every = job_.elastic().replicate_every();
+  if (every == 1) return replicate(world, rank, step, /*awaited=*/true);
+  said_committed(world, rank, step);
+  if (every > 0 && step % every == 0)
+    replicate(world, rank, step, /*awaited=*/false);
+}
+
+// `awaited`: the rank says that it committed the step when all have it.
+void Cluster::replicate(World& world, int rank, int64_t step, bool awaited) {
+  const int64_t g = world.assignment.generation();
+  const auto& holders = world.replicas.holders[static_cast<size_t>(rank)];
+  world.replicas_left[rank] = static_cast<int>(holders.size());
+  if (holders.empty() && awaited) said_committed(world, rank, step);
+  for (const int holder : holders) {
+    const auto memory_of = [this, g, rank, holder]() -> StateMemory* {
+      World& w = *worlds_[g];
+      if (live_rank(w, holder) == nullptr || live_rank(w, rank) == nullptr)
+        return nullptr;
+      for (const pb::RankPlace& p : w.assignment.ranks())
+        if (p.rank() == holder) return &workers_[p.worker()]->memory;
+      return nullptr;
+    };
+    const int64_t began = uniform(0, 8);
+    at(began, [memory_of, g, rank] {
+      if (StateMemory* m = memory_of()) m->begin(g, rank, true);
+    });
+    at(began + uniform(0, 8), [this, memory_of, g, rank, step, awaited] {
+      StateMemory* m = memory_of();
+      if (m == nullptr) return;
+      World& w = *worlds_[g];
+      pb::StateHolding h = w.holdings[rank];
+      h.set_step(step);
+      h.set_replica(true);
+      m->commit(h, w.tags[step]);
+      if (--w.replicas_left[rank] == 0 && awaited)
+        said_committed(w, rank, step);
+    });
+  }
+}
+
+void Cluster::said_committed(World& world, int rank, int64_t step) {
+  Rank* r = live_rank(world, rank);
+  if (r == nullptr) return;
+  r->committed = step;
+  r->step = step;
+  ++r->progress;
+  world.committed[rank] = step;
+  const int n = world.assignment.ranks_size();
+  bool all = static_cast<int>(world.committed.size()) == n;
+  for (const auto& [other, s] : world.committed) all = all && s >= step;
+  if (all) world.whole_ms.emplace(step, now_);
+}
+
+// The last step's replicas are made whatever replicate_every is; then all end.
+void Cluster::hand_over(World& world) {
+  const int64_t every = job_.elastic().replicate_every();
+  const int64_t g = world.assignment.generation();
+  ++stats_.hand_overs;
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    if (every > 1 && world.step % every != 0)
+      replicate(world, p.rank(), world.step, /*awaited=*/false);
+    const int rank = p.rank();
+    at(20 + uniform(0, 20), [this, g, rank] {
+      if (Rank* r = live_rank(*worlds_[g], rank)) rank_ends(*r, 0, 0, 0);
+    });
+  }
+}
+
+// ------------------------------------------------------------------ faults
+
+void Cluster::lose_memory(Worker& w) {
+  w.memory.clear();
+  w.memory_lost_ms = now_;
+}
+
+void Cluster::lose_host(Worker& w) {
+  trace("host " + w.host + " is lost");
+  const std::string host = w.host;
+  for (auto& [name, other] : workers_) {
+    if (other->host != host) continue;
+    lose_memory(*other);
+    crash_worker(*other);
+  }
+}
+
+void Cluster::scale() {
+  if (!coordinator_) return;
+  pb::Command c;
+  c.set_kind(pb::Command::SCALE);
+  c.set_slots(static_cast<int>(uniform(0, 4)));
+  trace(fmt::format("scale {}", c.slots()));
+  drive_coordinator(core::CommandReceived{2, c});
+}
+
+// -------------------------------------------------------------- invariants
+
+void Cluster::note_safe(int64_t generation, int64_t ms) {
+  if (ms < safe_ms_) return;
+  safe_generation_ = generation;
+  safe_ms_ = ms;
+}
+
+bool Cluster::reporter_is_here(const World& world) const {
+  const Worker& w = *workers_.at(world.assignment.ranks(0).worker());
+  return coordinator_ && coordinator_->considers_live(w.name, w.incarnation);
+}
+
+void Cluster::check_source(const pb::Durable& d) {
+  const pb::Source& s = d.assignment().source();
+  if (s.kind() == pb::Source::MEMORY) ++stats_.from_memory;
+  if (s.step() < newest_scanned_)
+    violated(fmt::format(
+        "generation {} starts from step {}, a checkpoint has step {}",
+        d.generation(), s.step(), newest_scanned_));
+  check_lost(d);
+}
+
+// No finished step is lost while its state lies in the memory of those who are
+// there: with replicas of each step, one host may be gone.
+void Cluster::check_lost(const pb::Durable& d) {
+  const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
+  const int64_t lost = finished - d.assignment().source().step();
+  if (lost <= 0) return;
+  stats_.lost_steps += lost;
+  const int64_t since = safe_ms_;
+  const auto world = worlds_.find(safe_generation_);
+  safe_generation_ = 0;
+  if (world == worlds_.end() || forgot_) return;
+  std::set<std::string> hosts, gone;
+  for (const pb::RankPlace& p : world->second->assignment.ranks()) {
+    const Worker& w = *workers_[p.worker()];
+    hosts.insert(w.host);
+    const bool here = w.told_to_leave ||
+                      coordinator_->considers_live(p.worker(), w.incarnation);
+    if (!here || w.memory_lost_ms >= since) gone.insert(w.host);
+  }
+  const auto& e = job_.elastic();
+  const size_t may_go =
+      e.replicas() > 0 && e.replicate_every() == 1 && hosts.size() > 1 ? 1 : 0;
+  if (gone.size() <= may_go)
+    violated(fmt::format("generation {} loses {} finished steps: {}",
+                         d.generation(), lost,
+                         d.assignment().source().reason()));
+}
+
+}  // namespace remesh::sim

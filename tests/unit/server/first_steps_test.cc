@@ -1,0 +1,41 @@
+// Which generation made which steps, read back from metrics.jsonl.
+#include "coordinator/server/first_steps.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+
+#include "coordinator/rundir/lines.h"
+
+namespace remesh::server {
+namespace {
+
+std::string line(int64_t step, int64_t generation) {
+  pb::StepMetrics m;
+  m.set_step(step);
+  m.set_loss(1.5);
+  m.set_generation(generation);
+  return rundir::metrics_line(m) + "\n";
+}
+
+TEST(FirstSteps, AreTheFirstOfEachGeneration) {
+  const std::string path =
+      testing::TempDir() + "first-steps-" + std::to_string(getpid());
+  std::ofstream(path) << line(1, 2) << line(2, 2) << "torn{\"generation\":9\n"
+                      << line(3, 5) << line(4, 5) << line(5, 11);
+  const auto found = first_steps(path);
+  ASSERT_EQ(found.size(), 3u);
+  EXPECT_EQ(found[0].generation, 2);
+  EXPECT_EQ(found[0].step, 1);
+  EXPECT_EQ(found[1].generation, 5);
+  EXPECT_EQ(found[1].step, 3);
+  EXPECT_EQ(found[2].generation, 11);
+  EXPECT_EQ(found[2].step, 5);
+  unlink(path.c_str());
+  EXPECT_TRUE(first_steps(path).empty());
+}
+
+}  // namespace
+}  // namespace remesh::server
