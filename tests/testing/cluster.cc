@@ -100,12 +100,19 @@ Cluster::Cluster(const std::string& data_path, const Settings& job)
 }
 
 Cluster::~Cluster() {
+  std::vector<std::string> shared;
+  for (const auto& [name, process] : workers_)
+    shared.push_back(shared_folder(scratch(), name));
   run_.reset();
   workers_.clear();
   former_.clear();
   coordinator_.reset();
   for (const Seen& p : processes_with(dir_.path())) kill(p.pid, SIGKILL);
-  wait_until([&] { return processes_with(dir_.path()).empty(); }, 5000);
+  wait_until([&] { return processes_with(dir_.path()).empty(); }, kEndMs);
+  // Of workers that were killed just now; the others' are looked for by
+  // leftovers().
+  std::error_code ignored;
+  for (const std::string& folder : shared) fs::remove_all(folder, ignored);
 }
 
 std::vector<std::pair<std::string, std::string>> Cluster::environment() const {

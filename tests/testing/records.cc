@@ -56,7 +56,8 @@ Findings check_records(const std::vector<Json>& metrics,
         ++out.from_checkpoint;
       const int64_t lost = e.value("lost_steps", int64_t{0});
       out.lost_steps += lost;
-      const int64_t step = e.value("step", int64_t{0});
+      // An event's step is the last one finished by then.
+      const int64_t step = e.value("step", int64_t{0}) - lost;
       restored[e.value("generation", int64_t{0})] = step;
       for (int64_t k = 1; k <= lost; ++k) computed_again.insert(step + k);
       if (lost == 0 || inside(windows, time)) continue;
