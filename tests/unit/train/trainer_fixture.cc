@@ -290,7 +290,7 @@ std::vector<pb::RankSpec> TrainerTest::on_workers(
   }
   for (const auto& [worker, n] : slots) {
     a.add_workers(worker);
-    a.add_hosts("here");
+    a.add_hosts(host_of(worker));
   }
   std::vector<pb::RankSpec> out;
   for (size_t i = 0; i < workers.size(); ++i) {
@@ -328,7 +328,7 @@ std::vector<pb::StateHolding> TrainerTest::holdings(
         h.set_replica(c.info.replica);
         h.set_segment(f.path);
         h.set_worker(worker);
-        h.set_host("here");
+        h.set_host(host_of(worker));
         out.push_back(h);
       }
     }

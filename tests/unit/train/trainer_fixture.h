@@ -67,7 +67,11 @@ class TrainerTest : public ::testing::Test {
   std::string output() const;  // of the last process
 
   // --- states in shared memory. A worker is a folder of its own; all are on
-  // one host.
+  // one host, or each is said to be on its own.
+  bool one_host_ = true;
+  std::string host_of(const std::string& worker) const {
+    return one_host_ ? "here" : worker;
+  }
   std::string worker_folder(const std::string& worker);
   // The specification of each rank: rank i on workers[i].
   std::vector<pb::RankSpec> on_workers(const pb::RankSpec& spec,
