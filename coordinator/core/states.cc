@@ -274,16 +274,22 @@ void Coordinator::watch_hand_over() {
 
 bool Coordinator::needs_memory_of(const std::string& name,
                                   const Member& m) const {
-  if (!keeps_state() || m.sent_away || durable_.stop_requested()) return false;
+  if (!keeps_state() || m.sent_away) return false;
   if (durable_.phase() == pb::Durable::WAITING) {
     if (m.report.has_inventory() && m.report.holdings_size() == 0) return false;
     if (checkpoint_step_ >= last_finished_) return false;
     return expects_plan();
   }
   if (handed_over_) return false;
-  const auto& states = durable_.assignment().source().states();
-  return std::any_of(states.begin(), states.end(),
-                     [&](const auto& h) { return h.worker() == name; });
+  const pb::Source& source = durable_.assignment().source();
+  if (source.kind() != pb::Source::MEMORY) return false;
+  // Also one that nobody reads from: until there are replicas of what the
+  // others took up, it is one.
+  const auto& held = m.report.holdings();
+  return std::any_of(source.states().begin(), source.states().end(),
+                     [&](const auto& h) { return h.worker() == name; }) ||
+         std::any_of(held.begin(), held.end(),
+                     [&](const auto& h) { return h.step() == source.step(); });
 }
 
 bool Coordinator::must_save_to_finish() const {

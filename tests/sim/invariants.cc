@@ -215,9 +215,13 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
                          m.step()));
-  if (const auto w = worlds_.find(m.generation());
-      w != worlds_.end() && w->second->whole_ms.contains(m.step()))
-    note_safe(m.generation(), w->second->whole_ms[m.step()]);
+  // One that was found whole in memory may have no replicas yet.
+  if (const auto w = worlds_.find(m.generation()); w != worlds_.end()) {
+    if (w->second->whole_ms.contains(m.step()))
+      note_safe(m.generation(), w->second->whole_ms[m.step()]);
+    else
+      safe_generation_ = 0;
+  }
   if (saved_steps_.contains({m.generation(), m.step()})) return;
   const auto world = worlds_.find(m.generation());
   const bool known = world != worlds_.end();
@@ -235,11 +239,9 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
 void Cluster::check_event(const pb::EventRecord& e) {
   if (e.event() == "metrics_gap") {
     // Only where the daemon that knew them died with them, or is cut off.
-    const int64_t newest = metrics_.empty() ? 0 : metrics_.back().generation();
     if (!keeps_state() ||
         std::none_of(worlds_.begin(), worlds_.end(), [&](const auto& w) {
-          return w.first >= newest &&
-                 (w.second->reporter_died || !reporter_is_here(*w.second));
+          return w.second->reporter_died || !reporter_is_here(*w.second);
         }))
       violated("metrics have a gap: " + e.detail());
     ++stats_.gaps;

@@ -298,8 +298,9 @@ void Cluster::check_lost(const pb::Durable& d) {
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
     hosts.insert(w.host);
-    const bool here = w.told_to_leave ||
-                      coordinator_->considers_live(p.worker(), w.incarnation);
+    const bool here =
+        w.told_to_leave ||
+        (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
     if (!here || w.memory_lost_ms >= since) gone.insert(w.host);
   }
   const auto& e = job_.elastic();
