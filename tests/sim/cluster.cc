@@ -374,7 +374,8 @@ void Cluster::crash_worker(Worker& w) {
   if (!w.agent) return;
   trace("worker " + w.name + " dies");
   w.agent.reset();
-  if (w.ranks.contains(0)) worlds_[w.ranks_generation]->reporter_died = true;
+  if (!w.ranks.empty())
+    worlds_[w.ranks_generation]->reporters_died.insert(w.name);
   for (auto& [rank, r] : w.ranks) r.alive = false;
   const std::string name = w.name;
   if (chance(0.7))  // the transport notices, mostly
@@ -503,7 +504,8 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
   } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
     trace("worker " + name + " exits: " + e->message);
     if (e->states != agent::States::kKept) w.memory.clear();
-    if (w.ranks.contains(0)) worlds_[w.ranks_generation]->reporter_died = true;
+    if (!w.ranks.empty())
+      worlds_[w.ranks_generation]->reporters_died.insert(w.name);
     note_trouble(w, now_);
     for (auto& [rank, r] : w.ranks) r.alive = false;
     w.agent.reset();

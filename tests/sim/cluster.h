@@ -117,6 +117,7 @@ class Cluster {
   void lose_memory(Worker& w);
   void scale();
   void check_source(const pb::Durable& d);
+  bool tells_steps(const World& world, int rank) const;
   bool reporter_is_here(const World& world) const;
   void check_lost(const pb::Durable& d);
   void note_safe(int64_t generation, int64_t ms);

@@ -238,10 +238,10 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
 // A failure must name something that did fail.
 void Cluster::check_event(const pb::EventRecord& e) {
   if (e.event() == "metrics_gap") {
-    // Only where the daemon that knew them died with them, or is cut off.
+    // Only where all daemons that knew them died with them, or are cut off.
     if (!keeps_state() ||
         std::none_of(worlds_.begin(), worlds_.end(), [&](const auto& w) {
-          return w.second->reporter_died || !reporter_is_here(*w.second);
+          return !reporter_is_here(*w.second);
         }))
       violated("metrics have a gap: " + e.detail());
     ++stats_.gaps;

@@ -92,7 +92,7 @@ struct Cluster::World {
   std::map<int64_t, std::set<int>> own;  // ranks that committed it
   std::map<int, int> replicas_left;      // of the newest step, by rank
   std::map<int64_t, int64_t> whole_ms;   // committed by all, when
-  bool reporter_died = false;  // the daemon that had the steps' numbers
+  std::set<std::string> reporters_died;  // daemons that had steps' numbers
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker
 };
 

@@ -158,7 +158,7 @@ void Cluster::commit_rank(int64_t g, int rank, int64_t step,
   World& world = *worlds_[g];
   Rank* r = live_rank(world, rank);
   if (r == nullptr) return;
-  if (rank == 0) r->ring.push_back(m);
+  if (tells_steps(world, rank)) r->ring.push_back(m);
   if (!keeps_state()) return said_committed(world, rank, step);
   pb::StateHolding h = world.holdings[rank];
   h.set_step(step);
@@ -268,9 +268,25 @@ void Cluster::note_safe(int64_t generation, int64_t ms) {
   safe_ms_ = ms;
 }
 
+// The first rank of each worker does.
+bool Cluster::tells_steps(const World& world, int rank) const {
+  const auto& ranks = world.assignment.ranks();
+  const std::string& worker = ranks[rank].worker();
+  return std::none_of(ranks.begin(), ranks.end(), [&](const auto& p) {
+    return p.worker() == worker && p.rank() < rank;
+  });
+}
+
+// Whether a daemon that knows the numbers of the world's steps is there.
 bool Cluster::reporter_is_here(const World& world) const {
-  const Worker& w = *workers_.at(world.assignment.ranks(0).worker());
-  return coordinator_ && coordinator_->considers_live(w.name, w.incarnation);
+  if (!coordinator_) return false;
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const Worker& w = *workers_.at(p.worker());
+    if (!world.reporters_died.contains(w.name) &&
+        coordinator_->considers_live(w.name, w.incarnation))
+      return true;
+  }
+  return false;
 }
 
 void Cluster::check_source(const pb::Durable& d) {

@@ -167,7 +167,7 @@ void Cluster::finish_step(int64_t g, int64_t step) {
   m.set_generation(g);
   world.recent.push_back(m);
   if (keeps_state()) begin_updates(world, step);
-  // Ranks commit one after another; rank 0 tells the numbers when it does.
+  // Ranks commit one after another; the first of each worker tells the numbers.
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
     at(uniform(0, 10),

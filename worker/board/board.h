@@ -60,7 +60,7 @@ enum Request : uint32_t {
   kRequestHandOver = 4,
 };
 
-// One finished step, written by rank 0.
+// One finished step, written by one rank of each worker.
 struct StepRecord {
   int64_t step = 0;
   double loss = 0;

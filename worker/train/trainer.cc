@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -52,6 +51,12 @@ Outcome Trainer::run() {
 Outcome Trainer::train() {
   const int64_t steps = job_.train().steps();
   bool stop = false;
+  // All steps are made, but their state was in memory alone until now.
+  if (engine_->step() >= steps &&
+      assignment_.source().kind() == pb::Source::MEMORY) {
+    if (Outcome o = replicate_last()) return o;
+    if (Outcome o = save_last(/*last=*/true, /*must=*/false, stop)) return o;
+  }
   while (!stop && engine_->step() < steps) {
     const int64_t step = engine_->step() + 1;
     board_.set_step(step);
@@ -205,8 +210,22 @@ Outcome Trainer::validate(double& loss) {
   return {};
 }
 
+// What a worker needs to have done once, its lowest rank does.
+bool Trainer::first_of_worker() const {
+  const auto& ranks = assignment_.ranks();
+  const auto mine = std::find_if(
+      ranks.begin(), ranks.end(),
+      [&](const pb::RankPlace& p) { return p.rank() == mpi_->rank(); });
+  if (mine == ranks.end()) return mpi_->rank() == 0;
+  return std::none_of(ranks.begin(), ranks.end(), [&](const auto& p) {
+    return p.worker() == mine->worker() && p.rank() < mine->rank();
+  });
+}
+
+// Every worker's daemon is told: the numbers of a step are the same on all
+// ranks, and shall outlive a worker that is lost.
 void Trainer::publish(const board::StepRecord& record) {
-  if (mpi_->rank() != 0) return;
+  if (!first_of_worker()) return;
   // Steps enter the world in order, and none is left out: what the daemon has
   // no room for yet waits here.
   unpushed_.push_back(record);
@@ -215,6 +234,7 @@ void Trainer::publish(const board::StepRecord& record) {
     ++pushed;
   unpushed_.erase(unpushed_.begin(),
                   unpushed_.begin() + static_cast<std::ptrdiff_t>(pushed));
+  if (mpi_->rank() != 0) return;
   pb::StepMetrics m;
   m.set_step(record.step);
   m.set_loss(record.loss);
@@ -276,10 +296,7 @@ uint64_t Trainer::digest() {
 // others, beside the computing, for it may be much memory to give back.
 void Trainer::remove_unused_segments() {
   if (home_ == nullptr) return;
-  int slot = mpi_->rank();
-  for (const pb::RankPlace& p : assignment_.ranks())
-    if (p.rank() == mpi_->rank()) slot = p.local_slot();
-  if (slot != 0) return;
+  if (!first_of_worker()) return;
   sweeper_ = std::thread([this] {
     const int removed = home_->segments().sweep({});
     home_->segments().remove_unfinished();

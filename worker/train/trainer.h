@@ -74,6 +74,7 @@ class Trainer {
   Outcome train();
   Outcome one_step(int64_t step, bool& stop);
   Outcome validate(double& loss);
+  bool first_of_worker() const;
   void publish(const board::StepRecord& record);
   void before_agreement();
   void poll_replica();

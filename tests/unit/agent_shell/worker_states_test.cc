@@ -100,8 +100,8 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   stop("a", SIGKILL);
   const int64_t told = c.report("a").ranks(0).committed_step();
   // Somebody else comes by while it is gone.
-  start_one("b");
   c.want(pb::Directive::IDLE, pb::Assignment());  // no run directory, no job
+  start_one("b");
   start_again("a");
   const pb::Report& r = c.report("a");
   EXPECT_GE(r.holdings_size(), 2);
@@ -109,7 +109,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   EXPECT_NE(output("a").find("states_found"), std::string::npos) << output("a");
   c.want(pb::Directive::SHUTDOWN, pb::Assignment());
   EXPECT_TRUE(ends("a"));
-  EXPECT_TRUE(ends("b"));
+  EXPECT_TRUE(ends("b")) << output("b");
   EXPECT_NE(output("a").find("states_removed"), std::string::npos);
   EXPECT_FALSE(has_shared("a"));
   EXPECT_EQ(num_entries(scratch()), 0);

@@ -204,6 +204,7 @@ TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
   report->set_host("h");
   report->set_slots(1);
   report->set_cores(1);
+  report->set_has_inventory(true);
   int64_t generation = -1;
   EXPECT_TRUE(talk(envelope, [&](const pb::Envelope& got) {
     if (!got.has_directive()) return false;

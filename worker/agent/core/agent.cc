@@ -281,6 +281,8 @@ void Agent::fence_at(int64_t generation) {
   metrics_.clear();
   if (!busy_) ranks_.clear();
   set_state(pb::Report::IDLE);
+  // Also when it was idle before: the coordinator waits to hear it.
+  urgent_ = true;
   request_ = SetRequest{};
 }
 
