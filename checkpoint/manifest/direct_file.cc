@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -92,6 +93,8 @@ class DirectFile final : public File {
         give_up_(options.give_up),
         moved_(options.moved),
         in_thread_(options.in_thread),
+        idle_(options.idle),
+        hurry_(options.hurry),
         max_buffers_(std::max(kMinBuffers, options.room / kBufferBytes + 2)),
         pool_(std::move(buffers)) {}
   ~DirectFile() override {
@@ -229,13 +232,28 @@ class DirectFile final : public File {
       if (error_ == 0 && given_up()) error_ = ECANCELED;
       const bool skip = error_ != 0;
       lock.unlock();
+      const auto begin = Clock::now();
       const int err = skip ? 0 : write_buffer(job);
+      const auto took = Clock::now() - begin;
       pool_->give(std::move(job.buffer));
       lock.lock();
       if (error_ == 0) error_ = err;
       --num_buffers_;
       changed_.notify_all();
+      rest(lock, took * idle_);
     }
+  }
+
+  using Clock = std::chrono::steady_clock;
+
+  void rest(std::unique_lock<std::mutex>& lock,
+            std::chrono::duration<double> time) {
+    constexpr std::chrono::milliseconds kLook{10};
+    const auto end =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
+    while (error_ == 0 && !given_up() &&
+           !(hurry_ != nullptr && hurry_->load()) && Clock::now() < end)
+      changed_.wait_until(lock, std::min(end, Clock::now() + kLook));
   }
 
   int write_buffer(const Job& job) {
@@ -299,6 +317,8 @@ class DirectFile final : public File {
   const std::atomic<bool>* const give_up_;
   const std::function<void()> moved_;
   const std::function<void()> in_thread_;
+  const double idle_;
+  const std::atomic<bool>* const hurry_;
   // The caller's side.
   Buffer current_;
   uint64_t begin_ = 0;  // of current_ in the file

@@ -53,6 +53,11 @@ struct StreamOptions {
   std::function<void()> moved;
   // Called first in the thread that hands bytes to the disk, if there is one.
   std::function<void()> in_thread;
+  // After each buffer that thread idles so many times as long as the disk took
+  // for it, until *hurry is true (null: never): what is written beside other
+  // work leaves processor, memory and disk to it.
+  double idle = 0;
+  const std::atomic<bool>* hurry = nullptr;
 };
 
 class FileSystem {

@@ -130,6 +130,7 @@ class Checkpointer {
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
   std::atomic<bool> give_up_{false};
+  std::atomic<bool> hurry_{false};  // everybody waits for the save under way
   std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
   const std::vector<StatePiece> pieces_;      // in the state vectors
   int64_t staged_elements_ = 0;
