@@ -23,6 +23,7 @@
 
 #include "bench/kept_state.h"
 #include "bench/models.h"
+#include "bench/under_mpi.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
@@ -276,16 +277,7 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);
   if (o.layout.empty()) return bench::run_all(argv[0], o);
-  auto mpi = comm::MpiWorld::init({});
-  if (!mpi.ok()) {
-    fmt::print(stderr, "bench_state: {}\n", mpi.status().to_string());
-    return 3;
-  }
-  const Status s = bench::measure(o, **mpi);
-  if (!s.ok()) {
-    fmt::print(stderr, "bench_state: {}: {}\n", o.layout, s.to_string());
-    (*mpi)->abort(1, s.to_string());
-  }
-  (*mpi)->finalize();
-  return 0;
+  return bench::under_mpi("bench_state", o.layout, [&](comm::MpiWorld& mpi) {
+    return bench::measure(o, mpi);
+  });
 }

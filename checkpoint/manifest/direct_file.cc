@@ -84,6 +84,8 @@ class BufferPool {
 
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 class DirectFile final : public File {
  public:
   DirectFile(int fd, std::string path, const StreamOptions& options,
@@ -244,8 +246,7 @@ class DirectFile final : public File {
     }
   }
 
-  using Clock = std::chrono::steady_clock;
-
+  // Until the time is over, or somebody waits.
   void rest(std::unique_lock<std::mutex>& lock,
             std::chrono::duration<double> time) {
     constexpr std::chrono::milliseconds kLook{10};

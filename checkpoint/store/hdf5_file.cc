@@ -195,6 +195,24 @@ Dims chunk_of(const Dims& dims) {
 
 // --- writer ---------------------------------------------------------------
 
+namespace {
+
+// For writer and reader alike; `mode` is H5Fopen's.
+template <typename Impl>
+Status open_existing(Impl& m, std::unique_ptr<manifest::File> file,
+                     const std::string& path, unsigned mode) {
+  const QuietErrors quiet;
+  m.path = path;
+  m.state->file = std::move(file);
+  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
+  const Id fapl = access_list(m.state, m.driver);
+  if (!fapl.ok()) return m.failed("set up");
+  m.file = Id(H5Fopen(path.c_str(), mode, fapl.get()), H5Fclose);
+  return m.file.ok() ? ok_status() : m.failed("open");
+}
+
+}  // namespace
+
 struct Hdf5Writer::Impl {
   std::string path;
   std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
@@ -246,16 +264,9 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::reopen(
     std::unique_ptr<manifest::File> file, const std::string& path) {
-  const QuietErrors quiet;
   std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
-  Impl& m = *w->impl_;
-  m.path = path;
-  m.state->file = std::move(file);
-  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
-  const Id fapl = access_list(m.state, m.driver);
-  if (!fapl.ok()) return m.failed("set up");
-  m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDWR, fapl.get()), H5Fclose);
-  if (!m.file.ok()) return m.failed("open");
+  RETURN_IF_ERROR(
+      open_existing(*w->impl_, std::move(file), path, H5F_ACC_RDWR));
   return w;
 }
 
@@ -467,16 +478,9 @@ Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
 
 Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
     std::unique_ptr<manifest::File> file, const std::string& path) {
-  const QuietErrors quiet;
   std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
-  Impl& m = *r->impl_;
-  m.path = path;
-  m.state->file = std::move(file);
-  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
-  const Id fapl = access_list(m.state, m.driver);
-  if (!fapl.ok()) return m.failed("set up");
-  m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose);
-  if (!m.file.ok()) return m.failed("open");
+  RETURN_IF_ERROR(
+      open_existing(*r->impl_, std::move(file), path, H5F_ACC_RDONLY));
   return r;
 }
 

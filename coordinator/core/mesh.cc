@@ -33,7 +33,10 @@ planner::DealRequest Coordinator::request(bool everybody) const {
       job.train().global_batch_size() / job.train().local_batch_size();
   r.min_slots = static_cast<int>(job.elastic().min_slots());
   r.max_slots = static_cast<int>(job.elastic().max_slots());
-  if (durable_.scale() > 0 && !everybody) r.max_slots = durable_.scale();
+  if (durable_.scale() > 0 && !everybody) {
+    r.max_slots = durable_.scale();
+    r.scaled = true;
+  }
   for (const pb::RankPlace& p : durable_.assignment().ranks())
     r.previous.push_back({.rank = p.rank(),
                           .worker = p.worker(),

@@ -208,7 +208,7 @@ int scale_command(const std::string& slots, const std::string& run) {
   int number = 0;
   const char* end = slots.data() + slots.size();
   const auto [at, error] = std::from_chars(slots.data(), end, number);
-  const bool is_number = error == std::errc() && at == end && number >= 0;
+  const bool is_number = error == std::errc() && at == end && number >= 1;
   if (slots != "all" && !is_number)
     return fail(invalid_argument(fmt::format(
         "'{}' is no number of slots: give 1 or more, or 'all'", slots)));
@@ -222,8 +222,8 @@ int scale_command(const std::string& slots, const std::string& run) {
   if (status.value().scale() == 0) {
     fmt::print("all slots are used from the next step boundary on\n");
   } else {
-    fmt::print("{} slots are used from the next step boundary on, {}\n",
-               status.value().scale(), "the others are spares");
+    fmt::print("up to {} slots are used from the next step boundary on, {}\n",
+               status.value().scale(), "others are spares");
   }
   return kExitOk;
 }

@@ -179,7 +179,9 @@ std::string limit_of(const DealRequest& q, int64_t offered,
     return count(q.microbatches, "microbatch", "es");
   const int64_t slots = usable(q, offered);
   if (slots < offered && l.world() + unit > slots)
-    return fmt::format("elastic.max_slots = {}", q.max_slots);
+    return fmt::format(
+        "{} {}",
+        q.scaled ? "remesh scale" : "elastic.max_slots =", q.max_slots);
   if (!model_axes && unit > 1 && l.world() + unit > slots)
     return fmt::format("multiples of {} slots", unit);
   return "no larger mesh that the model, its microbatches and memory admit";

@@ -64,6 +64,7 @@ struct DealRequest {
   int64_t microbatches = 1;  // of one global batch
   int min_slots = 1;         // refuse a smaller mesh
   int max_slots = -1;        // use no more; -1: no limit
+  bool scaled = false;       // max_slots is a command's, not the job file's
   // The previous generation's places, for stability; may be empty, and may
   // name workers that are gone.
   std::vector<RankPlace> previous;

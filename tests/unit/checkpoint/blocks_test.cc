@@ -8,10 +8,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "tests/unit/checkpoint/memory_file_system.h"
 
@@ -203,6 +205,40 @@ TEST_F(StreamedTest, GivenUpItFailsSoonAndSaysSo) {
   EXPECT_EQ(written.code(), Code::kCancelled) << written.to_string();
   EXPECT_EQ((*file)->sync().code(), Code::kCancelled);
   EXPECT_LE(moved, 8);
+}
+
+TEST_F(StreamedTest, IdlesAfterABufferUntilSomebodyWaits) {
+  std::atomic<bool> hurry{false};
+  std::atomic<int> moved{0};
+  const std::string part(5 << 20, 'x');
+  // As good as for ever after the first.
+  const auto file =
+      fs_->create_streamed(root_ + "/f", {.room = uint64_t{1} << 40,
+                                          .moved = [&] { ++moved; },
+                                          .idle = 1e9,
+                                          .hurry = &hurry});
+  uint64_t at = 0;
+  for (; at < 8 * part.size(); at += part.size())
+    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+  while (moved == 0) std::this_thread::yield();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_EQ(moved, 1);
+  hurry = true;
+  ASSERT_TRUE((*file)->sync().ok());
+  EXPECT_GT(moved, 1);
+  EXPECT_EQ(*fs_->size(root_ + "/f"), at);
+}
+
+TEST_F(StreamedTest, GivenUpItDoesNotIdle) {
+  std::atomic<bool> give_up{false};
+  const std::string part(5 << 20, 'x');
+  const auto file = fs_->create_streamed(
+      root_ + "/f",
+      {.room = uint64_t{1} << 40, .give_up = &give_up, .idle = 1e9});
+  for (uint64_t at = 0; at < 3 * part.size(); at += part.size())
+    ASSERT_TRUE((*file)->write_at(at, bytes_of(part)).ok());
+  give_up = true;
+  EXPECT_EQ((*file)->sync().code(), Code::kCancelled);
 }
 
 TEST_F(StreamedTest, IsDroppedUnfinished) {
