@@ -130,6 +130,8 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
   EXPECT_EQ(f.exit.code, 0) << f.output;
   ASSERT_TRUE(c().wait_for_dp(1));
   f = c().remesh({"scale", "0", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  f = c().remesh({"scale", "all", c().run_dir()});
   EXPECT_EQ(f.exit.code, 0) << f.output;
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
   f = c().remesh({"mesh", "dp1,tp2", c().run_dir()});

@@ -217,7 +217,8 @@ bool Soak::change_plan(Kind kind) {
     live_.erase(name);
     leaving_.insert(name);
   } else if (kind == Kind::kScale) {
-    command = {"scale", std::to_string(random(live_.size() + 1))};
+    const size_t slots = random(live_.size() + 1);
+    command = {"scale", slots == 0 ? "all" : std::to_string(slots)};
   } else {
     constexpr std::array kLayouts = {"dp2",     "dp1,tp2", "pp2",
                                      "dp2,tp2", "pp2,tp2", "auto"};
