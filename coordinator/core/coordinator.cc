@@ -174,13 +174,15 @@ void Coordinator::handle(const ReportReceived& e) {
   }
   if (r.generation() > durable_.generation()) skip_to(r);
   // While nothing runs, also words of those who were given up are welcome.
-  const bool waiting = durable_.phase() == pb::Durable::WAITING;
-  if (r.generation() == durable_.generation() &&
-      (waiting || participates(r.worker(), r.incarnation())))
-    for (const pb::StepMetrics& s : r.metrics())
-      if (s.step() > last_finished_ &&
-          (!waiting || s.generation() == r.generation()))
-        pending_metrics_.emplace(s.step(), s);
+  const bool welcome = durable_.phase() == pb::Durable::WAITING ||
+                       participates(r.worker(), r.incarnation());
+  for (const pb::StepMetrics& s : r.metrics()) {
+    if (s.step() <= last_finished_) continue;
+    if (s.generation() < durable_.generation())
+      earlier_metrics_[s.generation()].emplace(s.step(), s);
+    else if (s.generation() == r.generation() && welcome)
+      pending_metrics_.emplace(s.step(), s);
+  }
 }
 
 // Whether a command asked this life of the worker to go.

@@ -257,7 +257,9 @@ class Coordinator {
                                        int less) const;
   std::set<std::string> hosts_needed(const CheckpointsScanned& scan,
                                      int64_t step) const;
-  int64_t last_known_step() const;
+  const pb::StepMetrics* known_metrics(int64_t generation, int64_t step) const;
+  int64_t last_known_step(int64_t generation) const;
+  void take_known(int64_t generation);
   void refuse_source();
   bool source_is_there() const;
   std::string lost_source() const;
@@ -353,7 +355,12 @@ class Coordinator {
   std::map<int, int64_t> refused_;  // stops refused so far, by rank
   int64_t last_finished_ = 0;
   std::optional<pb::StepMetrics> last_metrics_;
+  // By step: the newest generation's, and, while one is planned, those that
+  // checkpoints prove.
   std::map<int64_t, pb::StepMetrics> pending_metrics_;
+  // Of generations before, by generation and step: a worker that was silent
+  // may come back with newer steps than the record has, and their state.
+  std::map<int64_t, std::map<int64_t, pb::StepMetrics>> earlier_metrics_;
   std::deque<double> step_times_;
   int64_t steps_in_generation_ = 0;
   int64_t checkpoint_step_ = -1;

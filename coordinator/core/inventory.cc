@@ -44,6 +44,13 @@ int64_t left_by(const Inventory& in, int64_t generation, int64_t step) {
   return by;
 }
 
+// The last step that a state of the generation may be of.
+int64_t last_step(const Inventory& in, int64_t generation) {
+  const auto known = in.known_steps.find(generation);
+  return known == in.known_steps.end() ? in.max_step
+                                       : std::min(in.max_step, known->second);
+}
+
 // Why a holding is of no use beside others of its group, or "".
 std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
   // Checks the sharding, before ranks are counted by it.
@@ -112,8 +119,8 @@ std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
 // Why the group cannot be begun with; or its sources are there.
 std::string obstacle(const ParamTable& table, const Inventory& in,
                      const Group& g, std::vector<size_t>* sources) {
-  if (g.step > in.max_step)
-    return fmt::format("is beyond step {}", in.max_step);
+  if (const int64_t last = last_step(in, g.generation); g.step > last)
+    return fmt::format("is beyond step {}", last);
   if (in.refused.contains({g.generation, g.step})) return "did not load before";
   if (const int64_t by = left_by(in, g.generation, g.step); by != 0)
     return fmt::format("is of a branch that generation {} left", by);
@@ -128,7 +135,7 @@ const SavedState* newest_checkpoint(const Inventory& in,
                                     std::vector<std::string>& notes) {
   const SavedState* best = nullptr;
   for (const SavedState& c : in.checkpoints) {
-    if (c.step > in.max_step) continue;
+    if (c.step > last_step(in, c.generation)) continue;
     if (const int64_t by = left_by(in, c.generation, c.step); by != 0) {
       notes.push_back(
           fmt::format("{} is of a branch that generation {} left", c.path, by));

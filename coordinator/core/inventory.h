@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -60,6 +61,9 @@ struct Inventory {
   // (generation, step) of states in memory that failed to load.
   std::set<std::pair<int64_t, int64_t>> refused;
   int64_t max_step = INT64_MAX;  // of the job
+  // By generation, the last step whose metrics are known: no state beyond it.
+  // Of those not named, any.
+  std::map<int64_t, int64_t> known_steps;
   int64_t last_finished = 0;     // step in the record of steps
 };
 

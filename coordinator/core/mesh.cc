@@ -173,8 +173,8 @@ Status Coordinator::check_scale(int64_t slots) const {
   if (slots == 0) return ok_status();
   if (slots < elastic.min_slots() || (most != -1 && slots > most))
     return invalid_argument(fmt::format(
-        "scale to {} slots: must be from elastic.min_slots = {} to {}, or 0 "
-        "for all",
+        "scale to {} slots: must be from elastic.min_slots = {} to {}, or "
+        "all",
         slots, elastic.min_slots(),
         most == -1 ? "any number"
                    : fmt::format("elastic.max_slots = {}", most)));

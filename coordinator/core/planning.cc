@@ -170,6 +170,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
       shape_ ? job_on(options_.job, *shape_, dealt.layout) : options_.job;
   a.set_run_dir(options_.run_dir);
   pending_metrics_.clear();
+  for (auto& [generation, steps] : earlier_metrics_)
+    steps.erase(steps.begin(), steps.upper_bound(last_finished_));
+  std::erase_if(earlier_metrics_, [](auto& g) { return g.second.empty(); });
   durable_.set_generation(a.generation());
   lost_steps_ = std::max<int64_t>(0, last_finished_ - a.source().step());
   pb::EventRecord e = event("mesh");

@@ -70,11 +70,36 @@ bool Coordinator::inventories_known() const {
 
 // ------------------------------------------------------------------ choice
 
+// What is known of a step that the generation (0: any) made: from its workers,
+// or from a checkpoint. The newest generation's steps are on no other's way.
+const pb::StepMetrics* Coordinator::known_metrics(int64_t generation,
+                                                  int64_t step) const {
+  if (const auto g = earlier_metrics_.find(generation);
+      g != earlier_metrics_.end())
+    if (const auto m = g->second.find(step); m != g->second.end())
+      return &m->second;
+  const auto m = pending_metrics_.find(step);
+  const bool usable = m != pending_metrics_.end() &&
+                      (m->second.generation() != durable_.generation() ||
+                       generation == durable_.generation() || generation == 0);
+  return usable ? &m->second : nullptr;
+}
+
 // The last step whose metrics, and those of all before, are known.
-int64_t Coordinator::last_known_step() const {
+int64_t Coordinator::last_known_step(int64_t generation) const {
   int64_t known = last_finished_;
-  while (pending_metrics_.contains(known + 1)) ++known;
+  while (known_metrics(generation, known + 1) != nullptr) ++known;
   return known;
+}
+
+// The generation went on from a step that was finished, so what is newer than
+// the record's end it made itself.
+void Coordinator::take_known(int64_t generation) {
+  std::map<int64_t, pb::StepMetrics> known;
+  const int64_t last = last_known_step(generation);
+  for (int64_t step = last_finished_ + 1; step <= last; ++step)
+    known.emplace(step, *known_metrics(generation, step));
+  pending_metrics_ = std::move(known);
 }
 
 // A state beyond the steps whose metrics are known leaves a gap in their
@@ -105,11 +130,17 @@ Choice Coordinator::choose(const CheckpointsScanned& scan,
   for (const pb::Durable::State& s : durable_.bad_states())
     in->refused.emplace(s.generation(), s.step());
   in->last_finished = last_finished_;
-  in->max_step = std::min(total_steps(), last_known_step());
+  in->max_step = total_steps();
+  const auto limit = [&](int64_t generation) {
+    if (!in->known_steps.contains(generation))
+      in->known_steps[generation] = last_known_step(generation);
+  };
+  for (const Holding& h : in->holdings) limit(h.generation);
+  for (const SavedState& c : in->checkpoints) limit(c.generation);
   Choice c = choose_state(*table_, *in);
   const bool loses = c.step < last_finished_;
   if (!loses && c.kind != Choice::Kind::kInit) return c;
-  in->max_step = total_steps();
+  in->known_steps.clear();
   Choice all = choose_state(*table_, *in);
   if (all.step > c.step && (loses || all.kind == Choice::Kind::kCheckpoint))
     return all;
@@ -175,6 +206,7 @@ bool Coordinator::source_from_states(const CheckpointsScanned& scan,
       for (const size_t i : c.sources) *source->add_states() = messages[i];
       break;
   }
+  take_known(c.generation);
   fill_metrics(c.step);
   return true;
 }
@@ -275,7 +307,8 @@ void Coordinator::watch_hand_over() {
 bool Coordinator::needs_memory_of(const std::string& name,
                                   const Member& m) const {
   if (!keeps_state() || m.sent_away) return false;
-  if (durable_.phase() == pb::Durable::WAITING) {
+  if (durable_.phase() == pb::Durable::WAITING ||
+      durable_.phase() == pb::Durable::ABORTING) {
     if (m.report.has_inventory() && m.report.holdings_size() == 0) return false;
     if (checkpoint_step_ >= last_finished_) return false;
     return expects_plan();

@@ -503,7 +503,10 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     });
   } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
     trace("worker " + name + " exits: " + e->message);
-    if (e->states != agent::States::kKept) w.memory.clear();
+    if (e->states != agent::States::kKept) {
+      w.memory.clear();
+      if (!w.told_to_leave) w.memory_lost_ms = now_;
+    }
     if (!w.ranks.empty())
       worlds_[w.ranks_generation]->reporters_died.insert(w.name);
     note_trouble(w, now_);

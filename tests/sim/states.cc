@@ -262,8 +262,9 @@ void Cluster::scale() {
 
 // -------------------------------------------------------------- invariants
 
+// An older generation's is later only where the job went back to its steps.
 void Cluster::note_safe(int64_t generation, int64_t ms) {
-  if (ms < safe_ms_) return;
+  if (ms < safe_ms_ && generation >= safe_generation_) return;
   safe_generation_ = generation;
   safe_ms_ = ms;
 }

@@ -398,6 +398,7 @@ TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
   for (int64_t step = 1; step <= 3; ++step) {
     s.steps.emplace_back();
     s.steps.back().set_step(step);
+    s.steps.back().set_generation(1);
   }
   EXPECT_EQ(metrics(agent.on(Tick{{s}}, 1000)),
             (std::vector<int64_t>{1, 2, 3}));
@@ -406,6 +407,55 @@ TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {
   d.set_metrics_acked(2);
   agent.on(DirectiveReceived{d}, 2001);
   EXPECT_EQ(metrics(agent.on(Tick{}, 3000)), (std::vector<int64_t>{3}));
+}
+
+pb::StateHolding held(int64_t generation, int64_t step) {
+  pb::StateHolding h;
+  h.set_generation(generation);
+  h.set_step(step);
+  return h;
+}
+
+// The job may go back to the steps of a generation that was fenced, while
+// their state is here; then somebody must know their numbers.
+TEST(Agent, TellsTheStepsOfAFencedGenerationWhileItHasTheirState) {
+  Agent agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
+  uint64_t seq = 0;
+  const auto tell = [&](pb::Directive::Goal goal, int64_t g, int64_t now) {
+    pb::Directive d = directive(++seq, g, goal, 1);
+    d.set_state_job(7);
+    return agent.on(DirectiveReceived{d}, now);
+  };
+  const auto told = [](const std::vector<Action>& actions) {
+    std::optional<std::vector<int64_t>> steps;
+    for (const Action& a : actions)
+      if (const auto* r = std::get_if<SendReport>(&a)) {
+        steps.emplace();
+        for (const auto& m : r->report.metrics()) steps->push_back(m.step());
+      }
+    return steps;
+  };
+  using Steps = std::vector<int64_t>;
+  tell(pb::Directive::PREPARE, 1, 0);
+  tell(pb::Directive::RUN, 1, 0);
+  RankSample s;
+  s.status.set_rank(0);
+  for (const int64_t step : {1, 2, 3}) {
+    s.steps.emplace_back();
+    s.steps.back().set_step(step);
+    s.steps.back().set_generation(1);
+  }
+  agent.on(Tick{{s}}, 10);
+  tell(pb::Directive::IDLE, 2, 1000);
+  agent.on(RankExited{1, 0, 0, 9, 0, "", {}}, 1001);
+  EXPECT_EQ(told(agent.on(TornDown{1}, 1002)), (Steps{1, 2, 3}));
+  // Step 3 was not committed.
+  EXPECT_EQ(told(agent.on(InventoryTaken{7, 1, {held(1, 1), held(1, 2)}, {}},
+                          1003)),
+            (Steps{1, 2}));
+  // They may be many: not in each report.
+  EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
+  EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));
 }
 
 }  // namespace

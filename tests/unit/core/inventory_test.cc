@@ -122,7 +122,16 @@ Inventory random_inventory(std::mt19937& random, Known& known) {
                               "ckpt-" + std::to_string(i)});
   if (random() % 3 == 0) in.hosts = {"host-a", "host-b", "host-c"};
   if (random() % 5 == 0) in.max_step = static_cast<int64_t>(random() % 7);
+  for (int g = 0; g <= generations; ++g)
+    if (random() % 5 == 0)
+      in.known_steps[g] = static_cast<int64_t>(random() % 7);
   return in;
+}
+
+bool too_new(const Inventory& in, int64_t generation, int64_t step) {
+  for (const auto& [g, known] : in.known_steps)
+    if (g == generation && step > known) return true;
+  return step > in.max_step;
 }
 
 bool on_branch_left(const Inventory& in, int64_t generation, int64_t step) {
@@ -136,7 +145,7 @@ bool on_branch_left(const Inventory& in, int64_t generation, int64_t step) {
 bool usable(Known& known, const Inventory& in, const Holding& h) {
   return h.model == model_id(known.table) &&
          known.rank(h.sharding, h.rank).elements == h.elements &&
-         h.elements >= 0 && h.step <= in.max_step &&
+         h.elements >= 0 && !too_new(in, h.generation, h.step) &&
          !in.refused.contains({h.generation, h.step}) &&
          !on_branch_left(in, h.generation, h.step) &&
          (in.hosts.empty() || in.hosts.contains(h.host));
@@ -167,7 +176,8 @@ std::pair<int64_t, int64_t> newest_in_memory(Known& known,
 int64_t newest_saved(const Inventory& in) {
   int64_t best = -1;
   for (const SavedState& c : in.checkpoints)
-    if (c.step <= in.max_step && !on_branch_left(in, c.generation, c.step))
+    if (!too_new(in, c.generation, c.step) &&
+        !on_branch_left(in, c.generation, c.step))
       best = std::max(best, c.step);
   return best;
 }

@@ -11,6 +11,9 @@ namespace {
 
 constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
+// Between reports with the steps of generations that were fenced, which may be
+// many and for long.
+constexpr int64_t kEarlierEveryMs = 2000;
 constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
@@ -118,8 +121,7 @@ void Agent::handle(const DirectiveReceived& e) {
     inventory_.reset();
   }
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
-  while (!metrics_.empty() && metrics_.front().step() <= metrics_acked_)
-    metrics_.pop_front();
+  drop_metrics();
   if (d.want_fences() && busy_ && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
   if (new_coordinator) urgent_ = true;
@@ -201,7 +203,24 @@ void Agent::handle(const InventoryTaken& e) {
   // Ranks that were started in the meantime have changed it.
   if (e.job != state_job_ || e.generation != ranks_generation_) return;
   inventory_ = e;
+  drop_metrics();
   if (!busy_) urgent_ = true;
+}
+
+// Those that are acknowledged, and those of a generation that was fenced and
+// whose states are not here any more.
+void Agent::drop_metrics() {
+  const auto may_be_gone_back_to = [this](const pb::StepMetrics& m) {
+    const auto& held = inventory_->holdings;
+    return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+      return h.generation() == m.generation() && h.step() >= m.step();
+    });
+  };
+  std::erase_if(metrics_, [&](const auto& m) {
+    return m.step() <= metrics_acked_ ||
+           (m.generation() < generation_ &&
+            (inventory_ ? !may_be_gone_back_to(m) : state_job_ == 0));
+  });
 }
 
 void Agent::handle(const Terminate&) {
@@ -278,7 +297,6 @@ void Agent::fence_at(int64_t generation) {
   generation_ = generation;
   assignment_.reset();
   error_.clear();
-  metrics_.clear();
   if (!busy_) ranks_.clear();
   set_state(pb::Report::IDLE);
   // Also when it was idle before: the coordinator waits to hear it.
@@ -358,8 +376,7 @@ void Agent::absorb(const RankSample& sample) {
   if (!s.has_pid()) s.set_pid(pid);
   if (s.committed_step() != committed) dirty_ = true;
   for (const pb::StepMetrics& m : sample.steps) {
-    if (m.step() <= metrics_acked_ || ranks_generation_ != generation_)
-      continue;
+    if (m.step() <= metrics_acked_) continue;
     metrics_.push_back(m);
     if (metrics_.size() > kMaxMetrics) metrics_.pop_front();
     dirty_ = true;
@@ -424,7 +441,11 @@ void Agent::report() {
   if (ranks_generation_ == generation_)
     for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
   r.set_leaving(leaving_);
-  for (const pb::StepMetrics& m : metrics_) *r.add_metrics() = m;
+  const bool earlier =
+      urgent_ || now_ms_ - told_earlier_ms_ >= kEarlierEveryMs;
+  if (earlier) told_earlier_ms_ = now_ms_;
+  for (const pb::StepMetrics& m : metrics_)
+    if (earlier || m.generation() == generation_) *r.add_metrics() = m;
   r.set_coordinator_epoch(epoch_);
   if (!error_.empty()) r.set_error(error_);
   r.set_version(options_.version);

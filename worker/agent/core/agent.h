@@ -192,6 +192,7 @@ class Agent {
   bool any_alive() const;
   bool all_saved() const;
   void absorb(const RankSample& sample);
+  void drop_metrics();
   void push_request();
   void send_fences(bool all);
   void set_state(pb::Report::State state);
@@ -243,8 +244,10 @@ class Agent {
   bool handed_over_ = false;  // asked the ranks to save nothing
   bool saved_alone_ = false;  // by ranks that stopped without a coordinator
 
-  std::deque<pb::StepMetrics> metrics_;  // not acknowledged
+  // Not acknowledged, of any generation: what was fenced may be gone back to.
+  std::deque<pb::StepMetrics> metrics_;
   int64_t metrics_acked_ = 0;
+  int64_t told_earlier_ms_ = 0;  // when those of fenced generations were
   std::string error_;
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;
