@@ -178,10 +178,9 @@ void Coordinator::handle(const ReportReceived& e) {
                        participates(r.worker(), r.incarnation());
   for (const pb::StepMetrics& s : r.metrics()) {
     if (s.step() <= last_finished_) continue;
-    if (s.generation() < durable_.generation())
-      earlier_metrics_[s.generation()].emplace(s.step(), s);
-    else if (s.generation() == r.generation() && welcome)
-      pending_metrics_.emplace(s.step(), s);
+    if (s.generation() < durable_.generation() ||
+        (s.generation() == r.generation() && welcome))
+      told_[s.generation()].emplace(s.step(), s);
   }
 }
 

@@ -58,8 +58,10 @@ struct CheckpointInfo {
   int64_t step = 0;
   int64_t generation = 0;  // 0: not known
   std::string path;
-  std::vector<pb::StepMetrics> recent;  // the last steps before it
+  std::vector<pb::StepMetrics> recent;  // the last steps up to it, in order
 };
+// That wrote it; 0: not known.
+int64_t generation_of(const CheckpointInfo& checkpoint);
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // any order
   std::vector<std::string> invalid;   // "path: why"
@@ -235,8 +237,9 @@ class Coordinator {
   bool choose_source(const CheckpointsScanned& scan, pb::Source* source);
   std::string no_checkpoint(const CheckpointsScanned& scan) const;
   bool refuses(const std::string& checkpoint) const;
-  void take_recent(const CheckpointsScanned& scan, const std::string& first);
-  void fill_metrics(int64_t up_to);
+  void take_recent(const CheckpointsScanned& scan);
+  const pb::StepMetrics* known_metrics(int64_t generation, int64_t step) const;
+  void fill_metrics(int64_t generation, int64_t up_to);
 
   // States in memory (states.cc).
   bool keeps_state() const { return table_.has_value(); }
@@ -257,9 +260,7 @@ class Coordinator {
                                        int less) const;
   std::set<std::string> hosts_needed(const CheckpointsScanned& scan,
                                      int64_t step) const;
-  const pb::StepMetrics* known_metrics(int64_t generation, int64_t step) const;
   int64_t last_known_step(int64_t generation) const;
-  void take_known(int64_t generation);
   void refuse_source();
   bool source_is_there() const;
   std::string lost_source() const;
@@ -355,12 +356,11 @@ class Coordinator {
   std::map<int, int64_t> refused_;  // stops refused so far, by rank
   int64_t last_finished_ = 0;
   std::optional<pb::StepMetrics> last_metrics_;
-  // By step: the newest generation's, and, while one is planned, those that
-  // checkpoints prove.
-  std::map<int64_t, pb::StepMetrics> pending_metrics_;
-  // Of generations before, by generation and step: a worker that was silent
-  // may come back with newer steps than the record has, and their state.
-  std::map<int64_t, std::map<int64_t, pb::StepMetrics>> earlier_metrics_;
+  // Not in the record yet, by the generation that made the step, and step: what
+  // workers told, also of earlier generations (one that was silent may come
+  // back with newer steps than the record has, and their state), and what the
+  // checkpoints say that were scanned last.
+  std::map<int64_t, std::map<int64_t, pb::StepMetrics>> told_, proven_;
   std::deque<double> step_times_;
   int64_t steps_in_generation_ = 0;
   int64_t checkpoint_step_ = -1;

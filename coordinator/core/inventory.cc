@@ -34,16 +34,6 @@ struct Group {
   }
 };
 
-// The generation that went on from an older step than this, or 0.
-int64_t left_by(const Inventory& in, int64_t generation, int64_t step) {
-  if (generation == 0) return 0;
-  int64_t by = 0;
-  for (const FirstStep& f : in.first_steps)
-    if (f.generation > generation && f.step <= step)
-      by = by == 0 ? f.generation : std::min(by, f.generation);
-  return by;
-}
-
 // The last step that a state of the generation may be of.
 int64_t last_step(const Inventory& in, int64_t generation) {
   const auto known = in.known_steps.find(generation);
@@ -122,7 +112,7 @@ std::string obstacle(const ParamTable& table, const Inventory& in,
   if (const int64_t last = last_step(in, g.generation); g.step > last)
     return fmt::format("is beyond step {}", last);
   if (in.refused.contains({g.generation, g.step})) return "did not load before";
-  if (const int64_t by = left_by(in, g.generation, g.step); by != 0)
+  if (const int64_t by = left_by(in.first_steps, g.generation, g.step); by != 0)
     return fmt::format("is of a branch that generation {} left", by);
   *sources = sources_of(in, g);
   std::vector<int> ranks;
@@ -136,7 +126,7 @@ const SavedState* newest_checkpoint(const Inventory& in,
   const SavedState* best = nullptr;
   for (const SavedState& c : in.checkpoints) {
     if (c.step > last_step(in, c.generation)) continue;
-    if (const int64_t by = left_by(in, c.generation, c.step); by != 0) {
+    if (const int64_t by = left_by(in.first_steps, c.generation, c.step); by != 0) {
       notes.push_back(
           fmt::format("{} is of a branch that generation {} left", c.path, by));
       continue;
@@ -191,6 +181,16 @@ Choice from_memory(const Inventory& in, const Group& g,
 }
 
 }  // namespace
+
+int64_t left_by(const std::vector<FirstStep>& first_steps, int64_t generation,
+                int64_t step) {
+  if (generation == 0) return 0;
+  int64_t by = 0;
+  for (const FirstStep& f : first_steps)
+    if (f.generation > generation && f.step <= step)
+      by = by == 0 ? f.generation : std::min(by, f.generation);
+  return by;
+}
 
 Choice choose_state(const ParamTable& table, const Inventory& in) {
   std::vector<std::string> notes;

@@ -51,6 +51,11 @@ struct FirstStep {
   int64_t step = 0;
 };
 
+// The first generation that the job went on with from an older step than that
+// one of `generation`, which is left thereby; 0: none.
+int64_t left_by(const std::vector<FirstStep>& first_steps, int64_t generation,
+                int64_t step);
+
 struct Inventory {
   std::vector<Holding> holdings;        // any order
   std::vector<SavedState> checkpoints;  // those that verify, any order

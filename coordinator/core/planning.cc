@@ -43,18 +43,44 @@ std::string Coordinator::no_checkpoint(const CheckpointsScanned& scan) const {
       bad, first);
 }
 
+int64_t generation_of(const CheckpointInfo& c) {
+  if (c.generation != 0 || c.recent.empty()) return c.generation;
+  return c.recent.back().generation();
+}
+
 // A committed checkpoint proves that every rank committed its step, also
-// where reports that said so were lost; reports alone prove nothing yet. What
-// the one at `first` says comes first.
-void Coordinator::take_recent(const CheckpointsScanned& scan,
-                              const std::string& first) {
-  std::map<int64_t, pb::StepMetrics> proven;
-  for (const bool is_first : {true, false})
-    for (const CheckpointInfo& c : scan.valid)
-      if ((c.path == first) == is_first)
-        for (const pb::StepMetrics& m : c.recent) proven.emplace(m.step(), m);
-  proven.merge(pending_metrics_);
-  pending_metrics_ = std::move(proven);
+// where reports that said so were lost; reports alone prove nothing yet.
+void Coordinator::take_recent(const CheckpointsScanned& scan) {
+  proven_.clear();
+  for (const CheckpointInfo& c : scan.valid)
+    for (const pb::StepMetrics& m : c.recent)
+      if (m.step() > last_finished_)
+        proven_[m.generation()].emplace(m.step(), m);
+}
+
+// What is known of a step on the way of that generation, null: nothing. The
+// generation went on from a step that was finished, so it made the step itself,
+// unless the record was lost; then a checkpoint knows who did.
+const pb::StepMetrics* Coordinator::known_metrics(int64_t generation,
+                                                  int64_t step) const {
+  const auto found = [step](const auto& by_generation, int64_t g) {
+    const auto steps = by_generation.find(g);
+    const pb::StepMetrics* none = nullptr;
+    if (steps == by_generation.end()) return none;
+    const auto m = steps->second.find(step);
+    return m == steps->second.end() ? none : &m->second;
+  };
+  if (const auto* m = found(told_, generation)) return m;
+  for (auto g = proven_.upper_bound(generation); g != proven_.begin();) {
+    --g;
+    if (const auto* m = found(proven_, g->first)) {
+      const bool on_the_way = g->first == generation ||
+                              left_by(first_steps_, g->first, step) == 0;
+      return on_the_way ? m : nullptr;
+    }
+    if (!g->second.empty() && g->second.begin()->first < step) break;
+  }
+  return nullptr;
 }
 
 // Without states in memory: the newest checkpoint.
@@ -79,8 +105,8 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
                  : fmt::format("newest checkpoint that verifies; {} newer or "
                                "older ones do not",
                                bad));
-    take_recent(scan, best->path);
-    fill_metrics(best->step);
+    take_recent(scan);
+    fill_metrics(generation_of(*best), best->step);
     return true;
   }
   if (const std::string none = no_checkpoint(scan); !none.empty()) {
@@ -96,10 +122,10 @@ bool Coordinator::choose_source(const CheckpointsScanned& scan,
 }
 
 // Steps up to the state's that were not yet known to be finished.
-void Coordinator::fill_metrics(int64_t up_to) {
+void Coordinator::fill_metrics(int64_t generation, int64_t up_to) {
   while (last_finished_ < up_to) {
-    const auto it = pending_metrics_.find(last_finished_ + 1);
-    if (it == pending_metrics_.end()) {
+    const auto* known = known_metrics(generation, last_finished_ + 1);
+    if (known == nullptr) {
       pb::EventRecord e = event("metrics_gap");
       e.set_detail(
           fmt::format("steps {} to {} are finished, their metrics are "
@@ -109,7 +135,7 @@ void Coordinator::fill_metrics(int64_t up_to) {
       last_finished_ = up_to;
       return;
     }
-    append_metrics(it->second);
+    append_metrics(*known);
   }
 }
 
@@ -169,10 +195,9 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   *a.mutable_job() =
       shape_ ? job_on(options_.job, *shape_, dealt.layout) : options_.job;
   a.set_run_dir(options_.run_dir);
-  pending_metrics_.clear();
-  for (auto& [generation, steps] : earlier_metrics_)
+  for (auto& [generation, steps] : told_)
     steps.erase(steps.begin(), steps.upper_bound(last_finished_));
-  std::erase_if(earlier_metrics_, [](auto& g) { return g.second.empty(); });
+  std::erase_if(told_, [](auto& g) { return g.second.empty(); });
   durable_.set_generation(a.generation());
   lost_steps_ = std::max<int64_t>(0, last_finished_ - a.source().step());
   pb::EventRecord e = event("mesh");
@@ -220,13 +245,14 @@ void Coordinator::take_metrics() {
   if (steps_in_generation_ == 0 &&
       min_committed() > durable_.assignment().source().step())
     steps_in_generation_ = 1;
-  if (pending_metrics_.empty()) return;
+  const auto told = told_.find(durable_.generation());
+  if (told == told_.end() || told->second.empty()) return;
   const int64_t committed = min_committed();
-  while (!pending_metrics_.empty()) {
-    const auto it = pending_metrics_.begin();
+  while (!told->second.empty()) {
+    const auto it = told->second.begin();
     if (it->first > committed) return;
     const pb::StepMetrics m = it->second;
-    pending_metrics_.erase(it);
+    told->second.erase(it);
     if (m.step() <= last_finished_) continue;
     if (m.step() > last_finished_ + 1) {
       pb::EventRecord e = event("metrics_gap");

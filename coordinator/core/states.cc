@@ -70,36 +70,11 @@ bool Coordinator::inventories_known() const {
 
 // ------------------------------------------------------------------ choice
 
-// What is known of a step that the generation (0: any) made: from its workers,
-// or from a checkpoint. The newest generation's steps are on no other's way.
-const pb::StepMetrics* Coordinator::known_metrics(int64_t generation,
-                                                  int64_t step) const {
-  if (const auto g = earlier_metrics_.find(generation);
-      g != earlier_metrics_.end())
-    if (const auto m = g->second.find(step); m != g->second.end())
-      return &m->second;
-  const auto m = pending_metrics_.find(step);
-  const bool usable = m != pending_metrics_.end() &&
-                      (m->second.generation() != durable_.generation() ||
-                       generation == durable_.generation() || generation == 0);
-  return usable ? &m->second : nullptr;
-}
-
 // The last step whose metrics, and those of all before, are known.
 int64_t Coordinator::last_known_step(int64_t generation) const {
   int64_t known = last_finished_;
   while (known_metrics(generation, known + 1) != nullptr) ++known;
   return known;
-}
-
-// The generation went on from a step that was finished, so what is newer than
-// the record's end it made itself.
-void Coordinator::take_known(int64_t generation) {
-  std::map<int64_t, pb::StepMetrics> known;
-  const int64_t last = last_known_step(generation);
-  for (int64_t step = last_finished_ + 1; step <= last; ++step)
-    known.emplace(step, *known_metrics(generation, step));
-  pending_metrics_ = std::move(known);
 }
 
 // A state beyond the steps whose metrics are known leaves a gap in their
@@ -124,7 +99,7 @@ Choice Coordinator::choose(const CheckpointsScanned& scan,
   }
   for (const CheckpointInfo& c : scan.valid)
     if (!refuses(c.path))
-      in->checkpoints.push_back({c.step, c.generation, c.path});
+      in->checkpoints.push_back({c.step, generation_of(c), c.path});
   in->first_steps = first_steps_;
   in->hosts = hosts;
   for (const pb::Durable::State& s : durable_.bad_states())
@@ -150,9 +125,11 @@ Choice Coordinator::choose(const CheckpointsScanned& scan,
 // All steps are made, and their state is in a checkpoint.
 bool Coordinator::saved_at_end(const CheckpointsScanned& scan) {
   for (const CheckpointInfo& c : scan.valid) {
-    if (c.step != total_steps() || refuses(c.path)) continue;
-    take_recent(scan, c.path);
-    fill_metrics(c.step);
+    if (c.step != total_steps() || refuses(c.path) ||
+        left_by(first_steps_, c.generation, c.step) != 0)
+      continue;
+    take_recent(scan);
+    fill_metrics(generation_of(c), c.step);
     return true;
   }
   return false;
@@ -167,7 +144,7 @@ std::set<std::string> Coordinator::hosts_of(const planner::Deal& deal) const {
 
 bool Coordinator::source_from_states(const CheckpointsScanned& scan,
                                      planner::Deal* deal, pb::Source* source) {
-  take_recent(scan, "");
+  take_recent(scan);
   std::vector<pb::StateHolding> messages;
   Choice c = choose(scan, hosts_of(*deal), &messages);
   bool rescued = false;
@@ -206,8 +183,7 @@ bool Coordinator::source_from_states(const CheckpointsScanned& scan,
       for (const size_t i : c.sources) *source->add_states() = messages[i];
       break;
   }
-  take_known(c.generation);
-  fill_metrics(c.step);
+  fill_metrics(c.generation, c.step);
   return true;
 }
 

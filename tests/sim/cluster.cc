@@ -228,12 +228,22 @@ void Cluster::drive_coordinator(const core::Event& event) {
 
 core::CheckpointsScanned Cluster::scan() {
   core::CheckpointsScanned s;
-  newest_scanned_ = checkpoints_.empty() ? 0 : checkpoints_.rbegin()->first;
-  for (const auto& [step, saved] : checkpoints_)
+  newest_scanned_ = 0;
+  for (const auto& [step, saved] : checkpoints_) {
     s.valid.push_back({.step = step,
                        .generation = saved.generation,
                        .path = fmt::format("step-{}", step),
                        .recent = saved.recent});
+    // The job may have gone on without those who saved it.
+    const bool left = keeps_state() &&
+                      std::any_of(metrics_.begin(), metrics_.end(),
+                                  [&, step = step, g = saved.generation](
+                                      const pb::StepMetrics& m) {
+                                    return m.generation() > g &&
+                                           m.step() <= step;
+                                  });
+    if (!left) newest_scanned_ = step;
+  }
   return s;
 }
 

@@ -105,6 +105,7 @@ class Cluster {
   void describe_states(World& world);
   void restore(int64_t generation);
   bool restore_from_memory(World& world);
+  void cannot_restore(World& world);
   bool was_whole(const World& world, int64_t step) const;
   Rank* live_rank(const World& world, int rank);
   void begin_updates(World& world, int64_t step);
@@ -120,6 +121,7 @@ class Cluster {
   bool tells_steps(const World& world, int rank) const;
   bool reporter_is_here(const World& world) const;
   void check_lost(const pb::Durable& d);
+  void check_branch(const pb::StepMetrics& last, int64_t generation);
   void note_safe(int64_t generation, int64_t ms);
   uint64_t chain(int64_t step);
 
@@ -211,6 +213,7 @@ class Cluster {
   // since then.
   int64_t safe_generation_ = 0;
   int64_t safe_ms_ = 0;
+  bool lost_since_record_ = false;  // finished steps are made again
   std::set<std::pair<int64_t, int64_t>> saved_steps_;  // generation, step
   std::set<int64_t> put_off_;  // generations whose change was put off
 };

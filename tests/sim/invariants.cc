@@ -212,6 +212,9 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   if (m.step() != expected && (stats_.gaps == 0 || m.step() < expected))
     violated(
         fmt::format("metrics: step {} after step {}", m.step(), expected - 1));
+  if (!metrics_.empty() && m.step() == expected && !lost_since_record_)
+    check_branch(metrics_.back(), m.generation());
+  lost_since_record_ = false;
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
                          m.step()));

@@ -58,9 +58,13 @@ void Cluster::restore(int64_t g) {
   const int64_t step = source.step();
   if (source.kind() == pb::Source::MEMORY) {
     if (!restore_from_memory(world)) return;
+  } else if (source.kind() == pb::Source::INIT) {
+    world.tags[step] = chain(0);
+  } else if (const auto c = checkpoints_.find(step); c != checkpoints_.end()) {
+    world.tags[step] = c->second.tag;
   } else {
-    world.tags[step] =
-        source.kind() == pb::Source::INIT ? chain(0) : checkpoints_[step].tag;
+    // Swept since by ranks that are cut off, and save on.
+    return cannot_restore(world);
   }
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
@@ -87,6 +91,12 @@ void Cluster::restore(int64_t g) {
   });
 }
 
+void Cluster::cannot_restore(World& world) {
+  Rank* r = live_rank(world, world.assignment.ranks(0).rank());
+  world.faulted.insert(r->rank);
+  rank_ends(*r, kExitBadSource, 0, 0);
+}
+
 // Each state must be where the coordinator said, unless something took it away
 // since; all of one generation, whole, and the same.
 bool Cluster::restore_from_memory(World& world) {
@@ -110,9 +120,7 @@ bool Cluster::restore_from_memory(World& world) {
         w.trouble_until < world.planned_ms)
       violated(fmt::format("step {} of rank {} is not in the memory of {}",
                            h.step(), h.rank(), h.worker()));
-    Rank* r = live_rank(world, a.ranks(0).rank());
-    world.faulted.insert(r->rank);
-    rank_ends(*r, kExitBadSource, 0, 0);
+    cannot_restore(world);
     return false;
   }
   if (tags.size() != 1) violated("states of two histories were put together");
@@ -298,6 +306,25 @@ void Cluster::check_source(const pb::Durable& d) {
         "generation {} starts from step {}, a checkpoint has step {}",
         d.generation(), s.step(), newest_scanned_));
   check_lost(d);
+  if (s.kind() == pb::Source::MEMORY && !metrics_.empty() &&
+      !lost_since_record_)
+    check_branch(metrics_.back(), s.states(0).generation());
+}
+
+// The generation has the recorded step in its past, and no other one of that
+// number.
+void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
+  const auto recorded = worlds_.find(last.generation());
+  const auto follows = worlds_.find(generation);
+  if (recorded == worlds_.end() || follows == worlds_.end()) return;
+  const auto& was = recorded->second->tags;
+  const auto& is = follows->second->tags;
+  if (was.contains(last.step()) && is.contains(last.step()) &&
+      was.at(last.step()) != is.at(last.step()))
+    violated(
+        fmt::format("goes on with generation {}, which has another step {} "
+                    "than that of generation {} in the record",
+                    generation, last.step(), last.generation()));
 }
 
 // No finished step is lost while its state lies in the memory of those who are
@@ -307,6 +334,7 @@ void Cluster::check_lost(const pb::Durable& d) {
   const int64_t lost = finished - d.assignment().source().step();
   if (lost <= 0) return;
   stats_.lost_steps += lost;
+  lost_since_record_ = true;
   const int64_t since = safe_ms_;
   const auto world = worlds_.find(safe_generation_);
   safe_generation_ = 0;
