@@ -75,7 +75,9 @@ Status remove_checkpoint(FileSystem& fs, const std::string& folder,
 
 // Everything after the commit. Goes on after a failure; returns the first.
 Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
-                const Retention& retention, std::vector<int64_t>& removed) {
+                const Retention& retention,
+                const std::optional<manifest::Origin>& origin,
+                std::vector<int64_t>& removed) {
   Status first;
   const auto note = [&](const Status& s) {
     if (first.ok() && !s.ok()) first = s;
@@ -92,8 +94,14 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;
-  for (const manifest::Found& f : *found)
-    (f.status.ok() ? valid : invalid).push_back(f.step);
+  for (const manifest::Found& f : *found) {
+    const int64_t saver = f.status.ok() ? f.manifest.generation() : 0;
+    if (saver > id.generation) continue;
+    const bool counts =
+        f.status.ok() &&
+        manifest::of_branch(origin, id.generation, f.step, saver);
+    (counts ? valid : invalid).push_back(f.step);
+  }
   for (const int64_t step : manifest::to_remove(
            valid, invalid, retention.keep_latest_k, retention.keep_every_n)) {
     // What was just saved stays, even below steps that someone left there.
@@ -109,7 +117,7 @@ Status publish(FileSystem& fs, const std::string& folder,
                const std::string& tmp, const std::string& final_path,
                int64_t step) {
   if (fs.exists(final_path)) {
-    // It is there and not valid (checked before), so nothing is lost.
+    // It is not valid or of another branch (checked before): nothing is lost.
     const std::string old = path_join(folder, manifest::old_name(step));
     RETURN_IF_ERROR(manifest::remove_all(fs, old));
     RETURN_IF_ERROR(fs.rename(final_path, old));
@@ -135,20 +143,28 @@ std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest m, int num_shards,
                          const ParamTable& table, const Retention& retention,
-                         Layouts* layouts) {
+                         Layouts* layouts,
+                         const std::optional<manifest::Origin>& origin) {
   CHECK(num_shards >= 1);
   const SaveId id{.step = m.step(), .generation = m.generation()};
   const std::string tmp = tmp_path(folder, id);
   Committed done;
   done.path = path_join(folder, manifest::step_name(id.step));
 
+  RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   auto existing = read_all(fs, done.path);
-  if (existing.ok()) {
+  if (existing.ok() && manifest::of_branch(origin, id.generation, id.step,
+                                           existing->generation())) {
     done.existed = true;
     done.manifest = std::move(*existing);
     done.cleanup = abandon(fs, folder, id);
     return done;
   }
+  if (existing.ok() && existing->generation() > id.generation)
+    return cancelled(fmt::format("{}: generation {} saved it; generation {} "
+                                 "was given up",
+                                 done.path, existing->generation(),
+                                 id.generation));
   const std::vector<int> missing = missing_shards(fs, folder, id, num_shards);
   if (!missing.empty())
     return unavailable(fmt::format("{}: no complete shard of rank {} yet", tmp,
@@ -162,9 +178,10 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   for (int rank = 0; rank < num_shards; ++rank)
     RETURN_IF_ERROR(fs.remove(path_join(tmp, manifest::sidecar_name(rank))));
   RETURN_IF_ERROR(fs.sync_dir(tmp));
+  RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   RETURN_IF_ERROR(publish(fs, folder, tmp, done.path, id.step));
   done.manifest = std::move(m);
-  done.cleanup = clean_up(fs, folder, id, retention, done.removed);
+  done.cleanup = clean_up(fs, folder, id, retention, origin, done.removed);
   return done;
 }
 

@@ -401,6 +401,9 @@ void Coordinator::reconcile_waiting() {
     return;
   }
   const auto dealt = deal();
+  if (!dealt.ok() && dealt.status().code() == Code::kInvalidArgument &&
+      durable_.scale() > 0)
+    return release_scale(dealt.status().message());
   if (!dealt.ok() && dealt.status().code() == Code::kInvalidArgument)
     return terminate(pb::Durable::FAILED, dealt.status().message());
   if (!dealt.ok()) {

@@ -65,6 +65,7 @@ int64_t generation_of(const CheckpointInfo& checkpoint);
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // any order
   std::vector<std::string> invalid;   // "path: why"
+  int64_t claimed = 0;  // newest generation that went on there
 };
 struct Tick {};
 
@@ -227,6 +228,7 @@ class Coordinator {
   std::string release_pin(const geometry::Layout& chosen);
   void emit_released(const std::string& layout);
   void release_unfit_pin();
+  void release_scale(const std::string& why);
 
   // Planning.
   bool wants_other_mesh(std::string* why, bool* must) const;

@@ -242,6 +242,15 @@ void Coordinator::emit_released(const std::string& layout) {
   emit(std::move(e));
 }
 
+// It admitted the mesh that was asked for, and admits none of the job's own.
+void Coordinator::release_scale(const std::string& why) {
+  pb::EventRecord e = event("scale_released");
+  e.set_detail(fmt::format("all slots are used again: {}", why));
+  durable_.clear_scale();
+  persist();
+  emit(std::move(e));
+}
+
 // The slots went before the change that was asked for began.
 void Coordinator::release_unfit_pin() {
   const auto pin = pinned();

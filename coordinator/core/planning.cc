@@ -178,6 +178,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
       (!inventories_known() || !source_from_states(scan, &dealt, source)))
     return;
   // Where a journal was lost, checkpoints may know of more generations.
+  durable_.set_generation(std::max(durable_.generation(), scan.claimed));
   for (const CheckpointInfo& c : scan.valid)
     for (const pb::StepMetrics& m : c.recent)
       durable_.set_generation(std::max(durable_.generation(), m.generation()));

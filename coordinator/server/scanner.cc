@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/check.h"
 
@@ -21,6 +22,7 @@ Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
   ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
                    manifest::scan(fs, folder));
   core::CheckpointsScanned out;
+  ASSIGN_OR_RETURN(out.claimed, manifest::claimed(fs, folder));
   for (manifest::Found& f : found) {
     if (!f.status.ok()) {
       out.invalid.push_back(f.path + ": " + f.status.message());

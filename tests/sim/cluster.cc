@@ -228,6 +228,7 @@ void Cluster::drive_coordinator(const core::Event& event) {
 
 core::CheckpointsScanned Cluster::scan() {
   core::CheckpointsScanned s;
+  s.claimed = claimed_;
   newest_scanned_ = 0;
   for (const auto& [step, saved] : checkpoints_) {
     s.valid.push_back({.step = step,

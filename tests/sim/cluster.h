@@ -185,6 +185,7 @@ class Cluster {
     uint64_t tag = 0;
   };
   std::map<int64_t, Saved> checkpoints_;
+  int64_t claimed_ = 0;  // the generation that goes on in their folder
   std::vector<uint64_t> chain_;
 
   std::unique_ptr<core::Coordinator> coordinator_;

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "coordinator/core/job_shape.h"
+#include "coordinator/core/survival.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 
@@ -199,6 +200,15 @@ void Cluster::check_directive(const pb::Directive& d) {
   workers_[d.worker()]->told_to_leave =
       !coordinator_ || coordinator_->status(now_).state() != "waiting" ||
       coordinator_->status(now_).detail().find("slots") == std::string::npos;
+  // What it held was taken up by a mesh that no replica can be made for.
+  const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
+  if (const auto world = worlds_.find(d.generation());
+      world != worlds_.end() && was_whole(*world->second, finished) &&
+      !core::makes_replicas(world->second->assignment) &&
+      safe_generation_ != 0 && safe_generation_ < d.generation()) {
+    safe_generation_ = d.generation();
+    safe_ms_ = world->second->planned_ms;
+  }
   for (const Rank* r : live_ranks(*workers_[d.worker()]))
     if (r->generation == d.generation() && journal_ &&
         (journal_->phase() == pb::Durable::RUNNING ||

@@ -89,6 +89,7 @@ struct Cluster::World {
   std::map<int, pb::StateHolding> holdings;  // by rank, without a step
   memory::Placement replicas;
   std::map<int64_t, uint64_t> tags;      // of its states, by step
+  int64_t origin = 0;  // generation of the state that it began with
   std::map<int64_t, std::set<int>> own;  // ranks that committed it
   std::map<int, int> replicas_left;      // of the newest step, by rank
   std::map<int64_t, int64_t> whole_ms;   // committed by all, when

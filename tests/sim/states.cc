@@ -125,6 +125,7 @@ bool Cluster::restore_from_memory(World& world) {
   }
   if (tags.size() != 1) violated("states of two histories were put together");
   world.tags[source.step()] = *tags.begin();
+  world.origin = source.states(0).generation();
   const auto from = worlds_.find(source.states(0).generation());
   if (from == worlds_.end() || !was_whole(*from->second, source.step()))
     violated(fmt::format("step {} of generation {} was never whole",

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "checkpoint/manifest/branch.h"
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
@@ -130,6 +131,11 @@ void Cluster::maybe_connect(World& world) {
   for (const pb::RankPlace& p : world.assignment.ranks())
     if (!world.fences_done[p.worker()].contains(1)) return;
   world.connected = true;
+  claimed_ = std::max(claimed_, world.assignment.generation());
+  const pb::Source& source = world.assignment.source();
+  if (const auto c = checkpoints_.find(source.step());
+      source.kind() == pb::Source::CHECKPOINT && c != checkpoints_.end())
+    world.origin = c->second.generation;
   trace(
       fmt::format("generation {} is connected", world.assignment.generation()));
   if (!keeps_state()) return schedule_step(world);
@@ -198,7 +204,8 @@ void Cluster::boundary(World& world) {
   const bool last = world.step >= job_.train().steps();
   if (!last && (bits & kStop) != 0 && !saves) return hand_over(world);
   if (last || (bits & kStop) != 0) {
-    const bool failed = disk_full_ && world.saved != world.step;
+    const bool failed =
+        (disk_full_ || g < claimed_) && world.saved != world.step;
     if (failed && !last && (bits & kMust) == 0) {
       for (Rank* r : ranks) {
         r->declined = r->request & ~kHandOver;
@@ -222,7 +229,8 @@ void Cluster::boundary(World& world) {
     const int64_t step = world.step;
     at(uniform(5, 60), [this, g, step] {
       World& x = *worlds_[g];
-      if (intact(x) && x.step - step <= 3 && x.saved < step) {
+      if (intact(x) && x.step - step <= 3 && x.saved < step &&
+          g >= claimed_) {
         World copy = x;
         copy.step = step;
         std::erase_if(copy.recent,
@@ -237,12 +245,25 @@ void Cluster::boundary(World& world) {
 
 void Cluster::save(World& world) {
   if (world.saved == world.step && checkpoints_.contains(world.step)) return;
-  checkpoints_[world.step] = {chain(world.step), world.recent,
-                              world.assignment.generation(),
-                              world.tags[world.step]};
+  const int64_t g = world.assignment.generation();
+  const auto in_past = [&](int64_t step, const Saved& s) {
+    return manifest::of_branch(
+        manifest::Origin{world.assignment.source().step(), world.origin}, g,
+        step, s.generation);
+  };
+  if (const auto c = checkpoints_.find(world.step);
+      c == checkpoints_.end() || !in_past(c->first, c->second))
+    checkpoints_[world.step] = {chain(world.step), world.recent, g,
+                                world.tags[world.step]};
   for (const pb::StepMetrics& m : world.recent)
     saved_steps_.emplace(m.generation(), m.step());
-  while (checkpoints_.size() > 3) checkpoints_.erase(checkpoints_.begin());
+  // The three newest, and what is of another branch while it is newer.
+  int kept = 0;
+  for (auto c = checkpoints_.end(); c != checkpoints_.begin();) {
+    --c;
+    if (in_past(c->first, c->second) ? ++kept > 3 : kept > 0)
+      c = checkpoints_.erase(c);
+  }
   world.saved = world.step;
   for (const pb::RankPlace& p : world.assignment.ranks())
     if (p.rank() == 0 && workers_[p.worker()]->ranks.contains(0))

@@ -54,8 +54,13 @@ Checkpointer::~Checkpointer() = default;
 // Newest committed step, at most the one that the generation began with; -1:
 // none. All ranks go by what rank 0 sees, once, since each looking for itself
 // might see another folder.
-int64_t Checkpointer::newest_saved() const {
+int64_t Checkpointer::newest_saved() {
   int64_t step = -1;
+  const int64_t generation = options_.manifest.generation();
+  if (world_.rank() == 0) {
+    const Status s = manifest::claim(*fs_, options_.folder, generation);
+    if (!s.ok()) log_.warn("checkpoints_not_claimed", {{"error", s.to_string()}});
+  }
   if (world_.rank() == 0 && options_.first_step > 0) {
     const auto names = fs_->list(options_.folder);
     for (size_t i = names.ok() ? names->size() : 0; i-- > 0 && step < 0;) {
@@ -63,7 +68,10 @@ int64_t Checkpointer::newest_saved() const {
       if (!found || *found > options_.first_step) continue;
       const std::string path =
           manifest::path_join(options_.folder, (*names)[i]);
-      if (manifest::read_checkpoint(*fs_, path).ok()) step = *found;
+      const auto m = manifest::read_checkpoint(*fs_, path);
+      if (m.ok() && manifest::of_branch(origin(), generation, *found,
+                                        m->generation()))
+        step = *found;
     }
   }
   world_.all_reduce(std::span<int64_t>(&step, 1), comm::Op::kMax);
@@ -279,7 +287,7 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
     const int64_t step = manifest.step();
     const store::SaveId id{.step = step, .generation = manifest.generation()};
     auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
-                              table_, options_.retention, &layouts_);
+                              table_, options_.retention, &layouts_, origin());
     if (!done.ok()) {
       const Status removed = store::abandon(*fs_, options_.folder, id);
       if (!removed.ok())

@@ -57,8 +57,11 @@ struct CheckpointerOptions {
   pb::Manifest manifest;
   int64_t tokens_per_step = 0;
   int64_t sequences_per_step = 0;
-  int64_t first_step = 0;    // the state that this generation began with
-  int64_t first_tokens = 0;  // ... and the tokens it had seen
+  // The state that this generation began with: its step, the generation that
+  // made it, and the tokens it had seen.
+  int64_t first_step = 0;
+  int64_t first_generation = 0;
+  int64_t first_tokens = 0;
   // The RankState given to on_step() after step k stays unchanged until the
   // update of step k + 2, before which before_update(k + 2) is called.
   bool double_buffered = false;
@@ -112,7 +115,10 @@ class Checkpointer {
                uint64_t room, std::function<void()> taken);
   std::vector<store::Piece<const float>> staged_pieces() const;
   void copied();
-  int64_t newest_saved() const;
+  manifest::Origin origin() const {
+    return {options_.first_step, options_.first_generation};
+  }
+  int64_t newest_saved();
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
   pb::Manifest manifest_of(int64_t step) const;

@@ -111,6 +111,7 @@ class Trainer {
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;
+  int64_t first_generation_ = 0;  // that made the state of first_step_
   int64_t first_tokens_ = 0;
   int64_t told_step_ = -1;       // the metrics up to here are on the board
   int64_t committed_step_ = -1;  // ... and the board says that it is finished

@@ -315,6 +315,7 @@ Outcome Trainer::restore_state() {
                   m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
+  first_generation_ = m->generation();
   first_tokens_ = m->tokens();
   return {};
 }
@@ -327,6 +328,7 @@ Outcome Trainer::restore_memory() {
   const Status restored = home_->restore(*world_, [this] { board_.tick(); });
   if (!restored.ok()) return failed(board::kExitBadSource, restored);
   engine_->set_step(home_->source()->step());
+  first_generation_ = home_->source()->generation();
   first_tokens_ = home_->source()->tokens();
   return {};
 }
@@ -375,6 +377,7 @@ void Trainer::make_checkpointer() {
           .tokens_per_step = t.global_batch_size() * t.seq_len(),
           .sequences_per_step = t.global_batch_size(),
           .first_step = first_step_,
+          .first_generation = first_generation_,
           .first_tokens = first_tokens_,
           .double_buffered = home_ != nullptr},
       *fs_, engine_->shard(), engine_->zero(), *backend_, mpi_->world(), board_,

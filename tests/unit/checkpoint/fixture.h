@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -95,10 +96,12 @@ inline Result<Committed> save(FileSystem& fs, const std::string& folder,
                               const geometry::ParamTable& table,
                               const State& state, int ranks,
                               const Retention& retention = {},
-                              Compression compression = Compression::kNone) {
+                              Compression compression = Compression::kNone,
+                              std::optional<manifest::Origin> origin = {}) {
   RETURN_IF_ERROR(
       write_shards(fs, folder, id, table, state, ranks, compression));
-  return commit(fs, folder, manifest_of(table, id), ranks, table, retention);
+  return commit(fs, folder, manifest_of(table, id), ranks, table, retention,
+                nullptr, origin);
 }
 
 inline Status load_whole(FileSystem& fs, const std::string& path,

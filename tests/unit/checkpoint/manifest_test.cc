@@ -11,6 +11,7 @@
 #include <random>
 #include <set>
 
+#include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/manifest/scan.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -436,6 +437,40 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   ASSERT_NE(choose_newest_valid(*found), nullptr);
   EXPECT_EQ(choose_newest_valid(*found)->step, 2);
   EXPECT_EQ(choose_newest_valid({}), nullptr);
+}
+
+TEST(Branch, WhatIsInAGenerationsPast) {
+  const Origin origin{.step = 10, .generation = 3};
+  EXPECT_TRUE(of_branch(origin, 5, 99, 5));   // its own
+  EXPECT_TRUE(of_branch(origin, 5, 10, 3));   // where it began
+  EXPECT_TRUE(of_branch(origin, 5, 9, 1));    // before that
+  EXPECT_FALSE(of_branch(origin, 5, 10, 4));  // the same step, made again
+  EXPECT_FALSE(of_branch(origin, 5, 11, 3));  // went on without it
+  EXPECT_FALSE(of_branch(origin, 5, 9, 6));   // of the future
+  EXPECT_TRUE(of_branch({}, 5, 99, 4));
+  EXPECT_FALSE(of_branch({}, 5, 99, 6));
+}
+
+TEST(Branch, TheNewestClaimHolds) {
+  MemoryFileSystem fs;
+  EXPECT_EQ(claimed(fs, "a/c").value(), 0);
+  EXPECT_TRUE(check_claim(fs, "a/c", 1).ok());
+  ASSERT_TRUE(claim(fs, "a/c", 7).ok());
+  ASSERT_TRUE(claim(fs, "a/c", 7).ok());
+  EXPECT_EQ(claimed(fs, "a/c").value(), 7);
+  EXPECT_TRUE(check_claim(fs, "a/c", 7).ok());
+  EXPECT_TRUE(check_claim(fs, "a/c", 8).ok());
+  const Status old = check_claim(fs, "a/c", 6);
+  EXPECT_EQ(old.code(), Code::kCancelled);
+  EXPECT_NE(old.message().find("a/c: generation 7"), std::string::npos);
+  // One that comes late does not take it back; nor does a strange name count.
+  ASSERT_TRUE(claim(fs, "a/c", 6).ok());
+  for (const char* name : {".claim-g", ".claim-g9x", ".claim-g-9", "claim-g9"})
+    ASSERT_TRUE(fs.create(path_join("a/c", name)).ok());
+  EXPECT_EQ(claimed(fs, "a/c").value(), 7);
+  ASSERT_TRUE(claim(fs, "a/c", 8).ok());
+  EXPECT_EQ(claimed(fs, "a/c").value(), 8);
+  EXPECT_FALSE(fs.exists("a/c/.claim-g7"));
 }
 
 }  // namespace

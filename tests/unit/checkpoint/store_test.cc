@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -541,6 +542,43 @@ TEST_F(StoreTest, CommitRetainsAndClearsWhatOlderGenerationsLeft) {
                                       "step-00000007"}));
   ASSERT_TRUE(abandon(*fs_, folder_, {9, 4}).ok());
   EXPECT_FALSE(fs_->exists(folder_ + "/.tmp-step-00000009.g4"));
+}
+
+// Generation 1 is cut off and saves on while 2 goes on from its step 3.
+TEST_F(StoreTest, OfTwoBranchesTheNewerIsKept) {
+  const auto save_as = [&](int64_t generation, int64_t step) {
+    std::optional<manifest::Origin> origin;
+    if (generation == 2) origin = {.step = 3, .generation = 1};
+    return save(*fs_, folder_, {step, generation}, table_, state_, 1,
+                {.keep_latest_k = 2}, Compression::kNone, origin);
+  };
+  const auto steps = [&] {
+    std::map<int64_t, int64_t> generation;
+    const auto found = manifest::scan(*fs_, folder_);
+    for (const manifest::Found& f : *found)
+      generation[f.step] = f.manifest.generation();
+    return generation;
+  };
+  using Steps = std::map<int64_t, int64_t>;
+  for (const int64_t step : {2, 3, 5, 7}) ASSERT_TRUE(save_as(1, step).ok());
+  EXPECT_EQ(steps(), (Steps{{5, 1}, {7, 1}}));
+  ASSERT_TRUE(save_as(2, 4).ok());
+  EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 1}, {7, 1}}));
+  const auto again = save_as(2, 5);
+  ASSERT_TRUE(again.ok()) << again.status().to_string();
+  EXPECT_FALSE(again->existed);
+  EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}}));
+  // Without a claim, too, what is there of a newer one stays.
+  EXPECT_EQ(save_as(1, 5).status().code(), Code::kCancelled);
+  ASSERT_TRUE(save_as(1, 9).ok());
+  EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}, {9, 1}}));
+  ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
+  const auto before = *fs_->list(folder_);
+  EXPECT_EQ(save_as(1, 10).status().code(), Code::kCancelled);
+  ASSERT_TRUE(abandon(*fs_, folder_, {10, 1}).ok());
+  EXPECT_EQ(*fs_->list(folder_), before);
+  ASSERT_TRUE(save_as(2, 8).ok());
+  EXPECT_EQ(steps(), (Steps{{5, 2}, {8, 2}, {9, 1}}));
 }
 
 TEST_F(StoreTest, TwoThreadsSaveAtOnceAndBothAreRight) {

@@ -73,6 +73,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     *o.manifest.mutable_model() = manifest::model_info(table_.config());
     o.manifest.set_compression(GetParam());
     o.first_step = first_step;
+    o.first_generation = generation - 1;
     o.double_buffered = true;
     return std::make_unique<Checkpointer>(o, *fs_, shard_, zero_, *backend_,
                                           *world_[0], *board_, log_);
@@ -184,7 +185,28 @@ TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
   EXPECT_TRUE(load(25) == state_);
   // What the first one had begun is gone.
   EXPECT_EQ(*disk_->list(folder),
-            (std::vector<std::string>{"step-00000010", "step-00000025"}));
+            (std::vector<std::string>{".claim-g2", "step-00000010",
+                                      "step-00000025"}));
+}
+
+// It was cut off, and the job went on without it.
+TEST_P(CheckpointerTest, OnceANewerGenerationGoesOnItSavesNothing) {
+  const auto old = make(1, 0);
+  boundary(*old, 10);
+  ASSERT_TRUE(finish(*old, 10));
+  boundary(*old, 20);
+  ASSERT_TRUE(finish(*old, 20));
+  const auto next = make(2, 15);
+  EXPECT_EQ(next->saved_step(), 10);
+  EXPECT_FALSE(old->save_and_wait(at(30)).ok());
+  EXPECT_NE(board_->snapshot().checkpoint_error.find("generation 2 goes on"),
+            std::string::npos)
+      << board_->snapshot().checkpoint_error;
+  // Its step 20 does not count as the next one's, which has another.
+  state_[0][0] += 1;
+  ASSERT_TRUE(next->save_and_wait(at(20)).ok());
+  EXPECT_TRUE(load(20) == state_);
+  EXPECT_EQ(manifest::scan(*disk_, dir_.path() + "/checkpoints")->size(), 2U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, CheckpointerTest, ::testing::Values("", "zlib"),
