@@ -118,8 +118,10 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
   const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
                                    plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
+  // A loss far below a nat is a difference of logits that are not.
   for (size_t i = 0; i < want.loss.size(); ++i)
-    EXPECT_NEAR(got.loss[i] / want.loss[i], 1, loss_bound);
+    EXPECT_NEAR(got.loss[i], want.loss[i],
+                loss_bound * std::max(1.0, want.loss[i]));
   // What bf16 costs one rank it may cost several, too.
   Passed alone = want;
   if (bf16) {
@@ -145,7 +147,7 @@ TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRank) {
   const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
   fmt::print("{} cases from seed {}\n", n, seed);
   for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i)
-    expect_like_one_rank(random_case(i), i, 1e-6, 1e-5);
+    expect_like_one_rank(random_case(i), i, 1e-6, 3e-5);
 }
 
 TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRankInBf16) {
