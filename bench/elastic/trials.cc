@@ -214,7 +214,7 @@ bool Bench::scale(int, Trial* out) {
   (void)cluster_.remesh(
       {"scale", std::to_string(workers_ - 1), cluster_.run_dir()});
   const bool ok = measure(t, g, out);
-  (void)cluster_.remesh({"scale", "0", cluster_.run_dir()});
+  (void)cluster_.remesh({"scale", "all", cluster_.run_dir()});
   return ok && settle();
 }
 
