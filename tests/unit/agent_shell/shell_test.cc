@@ -1,10 +1,13 @@
 // The parts of the worker's shell that need no MPI.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -20,6 +23,28 @@
 
 namespace remesh::agent {
 namespace {
+
+// This program again, as start_anew() left it: is the file still open?
+constexpr char kAnew[] = "REMESH_TEST_STARTED_ANEW";
+[[maybe_unused]] const bool started_anew = [] {
+  if (const char* fd = std::getenv(kAnew))
+    _exit(fcntl(std::atoi(fd), F_GETFD) == -1 ? 42 : 43);
+  return false;
+}();
+
+TEST(Process, StartsAnewWithNothingOpen) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const int fd = open("/dev/null", O_RDONLY);  // would be inherited
+    setenv(kAnew, std::to_string(fd).c_str(), 1);
+    (void)start_anew().ok();
+    _exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 42);
+}
 
 // --------------------------------------------------------------- processes
 

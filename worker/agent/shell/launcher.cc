@@ -141,6 +141,8 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
     log_->error("spawn_failed", {{"generation", generation_},
                                  {"rank", failed},
                                  {"error", status.message()}});
+    if (pmix_->stuck() && ranks_.empty() && options_.start_over)
+      options_.start_over();
     sink_(SpawnFailed{generation_, failed, status.message()});
     return;
   }

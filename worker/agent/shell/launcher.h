@@ -38,6 +38,9 @@ struct LauncherOptions {
   std::string tcp_interfaces;
   int keep_generation_logs = 20;
   int keep_generation_flights = 20;  // flight records of ranks that died
+  // Called when PMIx is stuck and no rank lives; not expected to return. None:
+  // spawning fails from then on.
+  std::function<void()> start_over;
 };
 
 class Launcher {

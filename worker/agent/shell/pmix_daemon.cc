@@ -22,7 +22,10 @@
 namespace remesh::agent {
 namespace {
 
-constexpr auto kAnswerTimeout = std::chrono::seconds(20);
+constexpr auto kAnswerTimeout = std::chrono::seconds(10);
+
+// PMIx has left a call without an answer, and will leave others.
+std::atomic<bool> g_stuck{false};
 
 Status pmix_error(const std::string& what, pmix_status_t status) {
   return internal("PMIx: " + what + ": " + PMIx_Error_string(status));
@@ -56,8 +59,10 @@ class Answer {
       return called == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : called;
     }
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kAnswerTimeout, [this] { return done_; }))
+    if (!changed_.wait_for(lock, kAnswerTimeout, [this] { return done_; })) {
+      g_stuck.store(true);
       return PMIX_ERR_TIMEOUT;
+    }
     return status_ == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status_;
   }
 
@@ -133,7 +138,8 @@ std::atomic<ServerImpl*> g_server{nullptr};
 class ServerImpl : public PmixServer {
  public:
   ~ServerImpl() override {
-    if (running_) {
+    // One that is stuck would keep its end waiting, too.
+    if (running_ && !stuck()) {
       for (const auto& [name, space] : spaces_) fail_fences(name);
       PMIx_server_finalize();
     }
@@ -144,6 +150,7 @@ class ServerImpl : public PmixServer {
   Status init(const PmixOptions& options);
 
   int event_fd() const override { return event_fd_; }
+  bool stuck() const override { return g_stuck.load(); }
   std::vector<PmixUpcall> take_upcalls() override {
     uint64_t n = 0;
     (void)!read(event_fd_, &n, sizeof(n));

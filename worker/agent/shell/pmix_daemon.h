@@ -59,6 +59,10 @@ class PmixServer {
 
   // Readable when take_upcalls() has something.
   virtual int event_fd() const = 0;
+  // PMIx left a call without an answer. Its thread can lock itself out when a
+  // rank is killed in the middle of connecting (seen with 4.2.2), and a process
+  // has one PMIx: only a new process can start ranks again.
+  virtual bool stuck() const = 0;
   virtual std::vector<PmixUpcall> take_upcalls() = 0;
 
   // REQUIRES: a node of that name is in `space`, with ranks.

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <thread>
@@ -222,6 +223,21 @@ uint64_t usable_memory() {
     if (in >> limit && limit > 0 && (bytes == 0 || limit < bytes)) return limit;
   }
   return bytes;
+}
+
+Status start_anew() {
+  std::vector<std::string> words;
+  std::ifstream in("/proc/self/cmdline");
+  for (std::string word; std::getline(in, word, '\0');) words.push_back(word);
+  std::error_code error;
+  const std::string program =
+      std::filesystem::read_symlink("/proc/self/exe", error).string();
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  (void)syscall(SYS_close_range, 3U, ~0U, kCloseRangeCloexec);
+  execv(program.c_str(), argv.data());
+  return io_error(program + ": " + std::strerror(errno));
 }
 
 }  // namespace remesh::agent

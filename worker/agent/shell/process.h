@@ -34,6 +34,10 @@ struct Child {
 // it cannot be executed.
 Result<Child> start_child(const ChildOptions& options);
 
+// This program anew in this process, with its arguments: no thread and no open
+// file but 0, 1, 2 is left. Returns only when that fails.
+Status start_anew();
+
 struct ProcStat {
   char state = '?';         // letter of proc(5)
   uint64_t start_time = 0;  // clock ticks since boot

@@ -99,6 +99,12 @@ Status Worker::start() {
   launcher.trainer = options_.trainer;
   launcher.cores = core.cores;
   launcher.tcp_interfaces = options_.interface;
+  launcher.start_over = [this] {
+    log_->error("starts_anew", {{"reason", "PMIx does not answer"}});
+    log_->flush();
+    const Status failed = start_anew();
+    log_->error("cannot_start_anew", {{"error", failed.to_string()}});
+  };
   ASSIGN_OR_RETURN(launcher_,
                    Launcher::make(launcher, scratch_.get(), &loop_,
                                   [this](Event e) { feed(std::move(e)); }));
