@@ -47,20 +47,20 @@ Checkpointer::Checkpointer(CheckpointerOptions options,
       packed_(packed(pieces_, &staged_elements_)),
       plan_({.interval = options_.interval,
              .world = world.size(),
-             .saved_step = newest_saved()}) {}
+             .saved_step = newest_saved()}) {
+  if (world.rank() != 0) return;
+  const Status s = manifest::claim(*fs_, options_.folder,
+                                   options_.manifest.generation());
+  if (!s.ok()) log_.warn("checkpoints_not_claimed", {{"error", s.to_string()}});
+}
 
 Checkpointer::~Checkpointer() = default;
 
 // Newest committed step, at most the one that the generation began with; -1:
 // none. All ranks go by what rank 0 sees, once, since each looking for itself
 // might see another folder.
-int64_t Checkpointer::newest_saved() {
+int64_t Checkpointer::newest_saved() const {
   int64_t step = -1;
-  const int64_t generation = options_.manifest.generation();
-  if (world_.rank() == 0) {
-    const Status s = manifest::claim(*fs_, options_.folder, generation);
-    if (!s.ok()) log_.warn("checkpoints_not_claimed", {{"error", s.to_string()}});
-  }
   if (world_.rank() == 0 && options_.first_step > 0) {
     const auto names = fs_->list(options_.folder);
     for (size_t i = names.ok() ? names->size() : 0; i-- > 0 && step < 0;) {
@@ -69,8 +69,9 @@ int64_t Checkpointer::newest_saved() {
       const std::string path =
           manifest::path_join(options_.folder, (*names)[i]);
       const auto m = manifest::read_checkpoint(*fs_, path);
-      if (m.ok() && manifest::of_branch(origin(), generation, *found,
-                                        m->generation()))
+      if (m.ok() &&
+          manifest::of_branch(origin(), options_.manifest.generation(), *found,
+                              m->generation()))
         step = *found;
     }
   }

@@ -71,7 +71,7 @@ class Checkpointer {
  public:
   // Borrows everything. `shard` and `zero` are this rank's: what it saves is
   // pieces_to_save() of them. Collective: rank 0 looks which checkpoints there
-  // are.
+  // are, and claims their folder (manifest/branch.h).
   Checkpointer(CheckpointerOptions options, manifest::FileSystem& fs,
                const geometry::ShardTable& shard,
                const geometry::ZeroPlan& zero, kernels::Backend& backend,
@@ -118,7 +118,7 @@ class Checkpointer {
   manifest::Origin origin() const {
     return {options_.first_step, options_.first_generation};
   }
-  int64_t newest_saved();
+  int64_t newest_saved() const;
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
   pb::Manifest manifest_of(int64_t step) const;

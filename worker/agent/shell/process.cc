@@ -232,11 +232,8 @@ Status start_anew() {
   std::error_code error;
   const std::string program =
       std::filesystem::read_symlink("/proc/self/exe", error).string();
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  (void)syscall(SYS_close_range, 3U, ~0U, kCloseRangeCloexec);
-  execv(program.c_str(), argv.data());
+  (void)syscall(SYS_close_range, kChildFd, ~0U, kCloseRangeCloexec);
+  execv(program.c_str(), pointers(words).data());
   return io_error(program + ": " + std::strerror(errno));
 }
 
