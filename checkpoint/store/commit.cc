@@ -161,10 +161,10 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
     return done;
   }
   if (existing.ok() && existing->generation() > id.generation)
-    return cancelled(fmt::format("{}: generation {} saved it; generation {} "
-                                 "was given up",
-                                 done.path, existing->generation(),
-                                 id.generation));
+    return cancelled(
+        fmt::format("{}: generation {} saved it; generation {} "
+                    "was given up",
+                    done.path, existing->generation(), id.generation));
   const std::vector<int> missing = missing_shards(fs, folder, id, num_shards);
   if (!missing.empty())
     return unavailable(fmt::format("{}: no complete shard of rank {} yet", tmp,

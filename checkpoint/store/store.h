@@ -147,18 +147,18 @@ struct Committed {
 };
 
 // Completes the checkpoint, unless a newer generation goes on in the folder
-// (Cancelled; manifest/branch.h): collects the shards 0..num_shards-1 (Unavailable,
-// naming those missing), checks that they cover the table exactly, writes
-// index.h5 and the manifest, syncs and renames. `manifest` is complete but for
-// format, shards, index; its step and generation name the temporary directory.
-// One of that step that is valid and in the generation's past is kept instead.
-// Then retention among those in its past, and removal of temporary directories of older generations;
-// a failure there is reported in `cleanup`, the checkpoint stands.
+// (Cancelled; manifest/branch.h): collects the shards 0..num_shards-1
+// (Unavailable, naming those missing), checks that they cover the table
+// exactly, writes index.h5 and the manifest, syncs and renames. `manifest` is
+// complete but for format, shards, index; its step and generation name the
+// temporary directory. One of that step that is valid and in the generation's
+// past is kept instead. Then retention among those in its past, and removal of
+// temporary directories of older generations; a failure there is reported in
+// `cleanup`, the checkpoint stands.
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest manifest, int num_shards,
                          const geometry::ParamTable& table,
-                         const Retention& retention,
-                         Layouts* layouts = nullptr,
+                         const Retention& retention, Layouts* layouts = nullptr,
                          const std::optional<manifest::Origin>& origin = {});
 
 // Removes the temporary directory of a save that was given up. Ok when absent.

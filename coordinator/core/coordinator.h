@@ -65,7 +65,7 @@ int64_t generation_of(const CheckpointInfo& checkpoint);
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // any order
   std::vector<std::string> invalid;   // "path: why"
-  int64_t claimed = 0;  // newest generation that went on there
+  int64_t claimed = 0;                // newest generation that went on there
 };
 struct Tick {};
 

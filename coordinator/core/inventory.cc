@@ -126,7 +126,8 @@ const SavedState* newest_checkpoint(const Inventory& in,
   const SavedState* best = nullptr;
   for (const SavedState& c : in.checkpoints) {
     if (c.step > last_step(in, c.generation)) continue;
-    if (const int64_t by = left_by(in.first_steps, c.generation, c.step); by != 0) {
+    if (const int64_t by = left_by(in.first_steps, c.generation, c.step);
+        by != 0) {
       notes.push_back(
           fmt::format("{} is of a branch that generation {} left", c.path, by));
       continue;

@@ -69,7 +69,7 @@ struct Inventory {
   // By generation, the last step whose metrics are known: no state beyond it.
   // Of those not named, any.
   std::map<int64_t, int64_t> known_steps;
-  int64_t last_finished = 0;     // step in the record of steps
+  int64_t last_finished = 0;  // step in the record of steps
 };
 
 struct Choice {

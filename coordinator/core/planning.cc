@@ -74,8 +74,8 @@ const pb::StepMetrics* Coordinator::known_metrics(int64_t generation,
   for (auto g = proven_.upper_bound(generation); g != proven_.begin();) {
     --g;
     if (const auto* m = found(proven_, g->first)) {
-      const bool on_the_way = g->first == generation ||
-                              left_by(first_steps_, g->first, step) == 0;
+      const bool on_the_way =
+          g->first == generation || left_by(first_steps_, g->first, step) == 0;
       return on_the_way ? m : nullptr;
     }
     if (!g->second.empty() && g->second.begin()->first < step) break;

@@ -88,7 +88,7 @@ struct Cluster::World {
   int64_t planned_ms = 0;
   std::map<int, pb::StateHolding> holdings;  // by rank, without a step
   memory::Placement replicas;
-  std::map<int64_t, uint64_t> tags;      // of its states, by step
+  std::map<int64_t, uint64_t> tags;  // of its states, by step
   int64_t origin = 0;  // generation of the state that it began with
   std::map<int64_t, std::set<int>> own;  // ranks that committed it
   std::map<int, int> replicas_left;      // of the newest step, by rank

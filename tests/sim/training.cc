@@ -229,8 +229,7 @@ void Cluster::boundary(World& world) {
     const int64_t step = world.step;
     at(uniform(5, 60), [this, g, step] {
       World& x = *worlds_[g];
-      if (intact(x) && x.step - step <= 3 && x.saved < step &&
-          g >= claimed_) {
+      if (intact(x) && x.step - step <= 3 && x.saved < step && g >= claimed_) {
         World copy = x;
         copy.step = step;
         std::erase_if(copy.recent,

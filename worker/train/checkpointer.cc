@@ -49,8 +49,8 @@ Checkpointer::Checkpointer(CheckpointerOptions options,
              .world = world.size(),
              .saved_step = newest_saved()}) {
   if (world.rank() != 0) return;
-  const Status s = manifest::claim(*fs_, options_.folder,
-                                   options_.manifest.generation());
+  const Status s =
+      manifest::claim(*fs_, options_.folder, options_.manifest.generation());
   if (!s.ok()) log_.warn("checkpoints_not_claimed", {{"error", s.to_string()}});
 }
 

@@ -450,9 +450,9 @@ TEST(Agent, TellsTheStepsOfAFencedGenerationWhileItHasTheirState) {
   agent.on(RankExited{1, 0, 0, 9, 0, "", {}}, 1001);
   EXPECT_EQ(told(agent.on(TornDown{1}, 1002)), (Steps{1, 2, 3}));
   // Step 3 was not committed.
-  EXPECT_EQ(told(agent.on(InventoryTaken{7, 1, {held(1, 1), held(1, 2)}, {}},
-                          1003)),
-            (Steps{1, 2}));
+  EXPECT_EQ(
+      told(agent.on(InventoryTaken{7, 1, {held(1, 1), held(1, 2)}, {}}, 1003)),
+      (Steps{1, 2}));
   // They may be many: not in each report.
   EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
   EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));

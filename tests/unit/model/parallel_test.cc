@@ -124,9 +124,9 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
   const Passed alone =
       run_pipeline(m, {.microbatches = c.pipeline.microbatches}, plain, *cpu);
   for (size_t i = 0; i < want.loss.size(); ++i)
-    EXPECT_NEAR(got.loss[i] / want.loss[i], 1,
-                std::max(loss_bound,
-                         2 * std::abs(alone.loss[i] / want.loss[i] - 1)));
+    EXPECT_NEAR(
+        got.loss[i] / want.loss[i], 1,
+        std::max(loss_bound, 2 * std::abs(alone.loss[i] / want.loss[i] - 1)));
   const double whole = size_of(want.grads);
   for (size_t i = 0; i < m.table.size(); ++i) {
     // A gradient that is nothing but cancellation has no digits of its own.

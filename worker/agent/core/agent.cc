@@ -441,8 +441,7 @@ void Agent::report() {
   if (ranks_generation_ == generation_)
     for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
   r.set_leaving(leaving_);
-  const bool earlier =
-      urgent_ || now_ms_ - told_earlier_ms_ >= kEarlierEveryMs;
+  const bool earlier = urgent_ || now_ms_ - told_earlier_ms_ >= kEarlierEveryMs;
   if (earlier) told_earlier_ms_ = now_ms_;
   for (const pb::StepMetrics& m : metrics_)
     if (earlier || m.generation() == generation_) *r.add_metrics() = m;
