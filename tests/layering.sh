@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
-# Layering: which folder may include which, and which one module each
-# third-party header may stand in. Prints every offence; exit 1 if any.
+# Checks the include graph: the one module that may include each third-party
+# header, the folders that each folder may include, and that no include points
+# upward. Prints every offence; exits with 1 if there is one.
 # Usage: tests/layering.sh [ROOT]
 set -uo pipefail
 cd "${1:-$(dirname "$0")/..}" || exit 2
 bad=0
 offence() { echo "$1"; bad=1; }
+production=(proto parallel checkpoint worker coordinator)
+includes() {  # PATTERN FOLDER...: the matching lines as FILE:LINE:TEXT
+  local pattern=$1
+  shift
+  grep -rnE "#include *[<\"]$pattern" --include=*.cc --include=*.h "$@"
+}
 
-# header pattern | the files (regex) that may include it
+# header (pattern) | the files (pattern) that may include it
 while read -r header files; do
   [ -n "$header" ] || continue
   while IFS=: read -r file line _; do
     [[ "$file" =~ ^($files) ]] ||
-      offence "$file:$line: <$header> belongs in ${files//|/ or }"
-  done < <(grep -rnE "#include *[<\"]$header" --include=*.cc --include=*.h \
-             proto parallel checkpoint worker coordinator)
+      offence "$file:$line: only ${files//|/ or } may include <$header>"
+  done < <(includes "$header" "${production[@]}")
 done <<'RULES'
 mpi\.h parallel/comm/mpi_comm\.cc
 hdf5\.h checkpoint/store/[a-z0-9_]*\.cc
@@ -26,16 +32,8 @@ toml[+][+] proto/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc
 RULES
 
-# folder (prefix) | folders it may include from
-while read -r from to; do
-  [ -n "$from" ] || continue
-  while IFS=: read -r file line text; do
-    path=$(sed -E 's/.*#include "([^"]+)".*/\1/' <<<"$text")
-    [[ "$path" =~ ^($from|$to) ]] ||
-      offence "$file:$line: $from may not include $path"
-  done < <(grep -rnE '#include "(proto|parallel|checkpoint|worker|coordinator|tests|bench)/' \
-             --include=*.cc --include=*.h "$from")
-done <<'RULES'
+# folder (prefix) | the folders (pattern) that it may include
+rules=$(cat <<'RULES'
 proto/base proto/base
 proto/wire proto/base|proto/[a-z]*\.pb\.h
 proto/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
@@ -58,5 +56,40 @@ worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
 coordinator/core proto/(base|jobfile)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry|checkpoint/(memory|manifest)
 coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store|memory)
 RULES
+)
+while read -r from to; do
+  while IFS=: read -r file line text; do
+    [[ "$text" =~ \"([^\"]+)\" ]]
+    path=${BASH_REMATCH[1]}
+    [[ "$path" =~ ^($from|$to) ]] ||
+      offence "$file:$line: $from may not include $path"
+  done < <(includes '(proto|parallel|checkpoint|worker|coordinator|tests|bench)/' \
+             "$from")
+done <<<"$rules"
+
+# The rules above leave out no folder, the top folders include only those
+# listed before them (worker and coordinator not each other), and the folders
+# form no cycle.
+edges=$(includes '(proto|parallel|checkpoint|worker|coordinator)/' \
+          "${production[@]}" |
+        sed -E 's,^(.*)/[^/]+:[0-9]+:#include "(.*)/[^/]+".*,\1 \2,' |
+        awk '$1 != $2' | sort -u)
+for folder in $(find "${production[@]}" -name '*.cc' -printf '%h\n' | sort -u)
+do
+  for rule in $(cut -d' ' -f1 <<<"$rules"); do
+    [[ "$folder" == "$rule"* ]] && continue 2
+  done
+  offence "$folder: tests/layering.sh has no rule for it"
+done
+while read -r from to; do
+  offence "$from includes $to: that is upward"
+done < <(awk '
+  BEGIN { level["proto"] = 1; level["parallel"] = 2; level["checkpoint"] = 3
+          level["worker"] = 4; level["coordinator"] = 4 }
+  { split($1, a, "/"); split($2, b, "/") }
+  $0 == "proto/jobfile parallel/geometry" { next }
+  a[1] != b[1] && level[b[1]] >= level[a[1]]' <<<"$edges")
+cycle=$(tsort <<<"$edges" 2>&1 >/dev/null) || offence "cycle of folders: $cycle"
+
 [ $bad -eq 0 ] && echo "layering: clean"
 exit $bad

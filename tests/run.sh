@@ -34,7 +34,7 @@ if [ "$preset" = tsan ]; then
   # It forks a process that has threads, which ThreadSanitizer cannot follow.
   export GTEST_FILTER=-Channel.KilledPeerIsLostBeforeAnyHeartbeat
 elif [ "$preset" = asan ]; then
-  select=(-LE no_asan)
+  select=(-LE 'no_asan|lint')
   export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
   export UBSAN_OPTIONS=print_stacktrace=1
 fi

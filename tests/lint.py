@@ -1,0 +1,220 @@
+"""The checks behind tests/lint.sh; see there for how to run them."""
+
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+PRODUCTION = ("proto", "parallel", "checkpoint", "worker", "coordinator")
+TIDY = "clang-tidy-14"
+RECORD = pathlib.Path("tests/lint_tidy.txt")
+
+
+def sources(*folders):
+    return sorted(p for folder in folders
+                  for p in pathlib.Path(folder).rglob("*")
+                  if p.suffix in (".cc", ".h"))
+
+
+# ------------------------------------------------------------------- size
+
+MAX_FUNCTION = 70
+MAX_FILE = 500
+
+
+def top_comment(lines):
+    return "\n".join(lines[:next(
+        (i for i, line in enumerate(lines) if not line.startswith("//")),
+        len(lines))])
+
+
+def comment_above(lines, start):
+    i = start
+    while i > 0 and lines[i - 1].lstrip().startswith("//"):
+        i -= 1
+    return "\n".join(lines[i:start])
+
+
+def check_size():
+    """A longer file or function gives its reason in the comment at its top:
+    "Over 500 lines because ...", "Over 70 lines because ..."."""
+    offences = []
+    paths = sources(*PRODUCTION, "bench")
+    text = {str(p): p.read_text().splitlines() for p in paths}
+    for path, lines in text.items():
+        if (len(lines) > MAX_FILE and
+                f"Over {MAX_FILE} lines because" not in top_comment(lines)):
+            offences.append(f"{path}: {len(lines)} lines")
+    tags = subprocess.run(
+        ["ctags", "--languages=C++", "--c++-kinds=f", "--fields=+ne",
+         "-f", "-", *text], check=True, capture_output=True, text=True)
+    for tag in tags.stdout.splitlines():
+        name, path, *rest = tag.split("\t")
+        field = dict(f.split(":", 1) for f in rest if ":" in f)
+        if "end" not in field:
+            continue
+        start, end = int(field["line"]), int(field["end"])
+        reason = comment_above(text[path], start - 1)
+        if (end - start + 1 > MAX_FUNCTION and
+                f"Over {MAX_FUNCTION} lines because" not in reason):
+            offences.append(f"{path}:{start}: {name} has "
+                            f"{end - start + 1} lines")
+    return offences
+
+
+# ----------------------------------------------------------------- copies
+
+MIN_COPY = 8
+
+# Pairs of files that may share blocks, and why.
+STATED_COPIES = {
+    ("parallel/comm/local_comm.cc", "parallel/comm/mpi_comm.cc"):
+        "both declare the member functions of Comm",
+    ("worker/kernels/cpu_backend.cc", "worker/kernels/reference.cc"):
+        "the reference shares no code with what it judges",
+}
+
+
+def meaningful_lines(path):
+    """(line number, text) without what repeats by nature: includes, blank
+    lines, comments, lone brackets."""
+    kept = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        line = line.strip()
+        if (line and not line.startswith(("#", "//", "using "))
+                and not re.fullmatch(r"[][{}();,]+", line)):
+            kept.append((number, line))
+    return kept
+
+
+def check_copies():
+    lines = {str(p): meaningful_lines(p) for p in sources(*PRODUCTION)}
+    places = {}
+    for path, kept in lines.items():
+        for i in range(len(kept) - MIN_COPY + 1):
+            block = tuple(line for _, line in kept[i:i + MIN_COPY])
+            places.setdefault(block, []).append((path, i))
+    offences, stated = [], set()
+    for found in places.values():
+        for (a, i), (b, j) in zip(found, found[1:]):
+            if i and j and lines[a][i - 1][1] == lines[b][j - 1][1]:
+                continue  # reported at the block's first line
+            if tuple(sorted((a, b))) in STATED_COPIES:
+                stated.add(tuple(sorted((a, b))))
+                continue
+            length = 0
+            for (_, x), (_, y) in zip(lines[a][i:], lines[b][j:]):
+                if x != y:
+                    break
+                length += 1
+            offences.append(f"{b}:{lines[b][j][0]}: {length} lines as in "
+                            f"{a}:{lines[a][i][0]}")
+    for pair in STATED_COPIES.keys() - stated:
+        offences.append(f"tests/lint.py: {' and '.join(pair)} share no block; "
+                        "delete the exception")
+    return offences
+
+
+# ------------------------------------------------------------------- tidy
+
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
+
+
+def fingerprint(path):
+    """Changes with the code and with .clang-tidy, not with // comments."""
+    code = re.sub(
+        r'("(?:\\.|[^"\\\n])*")|//(?![^\n]*NOLINT)[^\n]*',
+        lambda m: m[1] or "", path.read_text())
+    return hashlib.sha256(
+        "\n".join([TIDY, pathlib.Path(".clang-tidy").read_text(),
+                   " ".join(code.split())]).encode()).hexdigest()[:16]
+
+
+def unit_of(header, includes):
+    """The .cc file by which a header is checked: its own, or else the first
+    that includes it, directly or through other headers."""
+    own = header[:-2] + ".cc"
+    if own in includes:
+        return own
+    users = {header}
+    while True:
+        more = {p for p, names in includes.items() if users & names} - users
+        units = sorted(p for p in more if p.endswith(".cc"))
+        if units:
+            return units[0]
+        if not more:
+            return None
+        users |= more
+
+
+def tidy_unit(build, gcc_headers, unit):
+    run = subprocess.run(
+        [TIDY, "-p", build, "--quiet",
+         f"--extra-arg=-idirafter{gcc_headers}", unit],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return unit, run.returncode == 0, run.stdout
+
+
+def check_tidy(build, record=False, everything=False):
+    """Checking all files takes some 30 minutes of processor time, so the
+    fingerprint of each accepted file is kept in RECORD, and only files whose
+    fingerprint is not there are checked."""
+    paths = {str(p): p for p in sources(*PRODUCTION, "tests", "bench")}
+    includes = {p: set(INCLUDE.findall(path.read_text()))
+                for p, path in paths.items()}
+    prints = {p: fingerprint(path) for p, path in paths.items()}
+    clean = {}
+    if RECORD.exists() and not everything:
+        clean = dict(reversed(line.split())
+                     for line in RECORD.read_text().splitlines())
+    offences, covered, failed, seen = [], {}, set(), set()
+    for p in prints:
+        if clean.get(p) == prints[p]:
+            continue
+        unit = p if p.endswith(".cc") else unit_of(p, includes)
+        if unit is None:
+            offences.append(f"{p}: no .cc file includes it")
+            failed.add(p)
+        else:
+            covered.setdefault(unit, set()).add(p)
+    gcc_headers = subprocess.run(
+        ["g++", "-print-file-name=include"], check=True, capture_output=True,
+        text=True).stdout.strip()
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for unit, ok, output in pool.map(
+                lambda u: tidy_unit(build, gcc_headers, u), sorted(covered)):
+            if ok:
+                continue
+            failed |= covered[unit]
+            # A finding in a header is reported by every unit that includes it.
+            for finding in re.split(r"\n(?=\S+:\d+:\d+: (?:error|warning))",
+                                    output):
+                if finding not in seen:
+                    seen.add(finding)
+                    offences.append(finding.rstrip())
+            offences.append(f"{unit}: {TIDY} fails")
+    print(f"tidy: {len(covered)} of {sum(p.endswith('.cc') for p in prints)} "
+          "units checked")
+    if record:
+        RECORD.write_text("".join(f"{prints[p]} {p}\n" for p in sorted(
+            prints.keys() - failed)))
+    return offences
+
+
+def main():
+    name, *rest = sys.argv[1:]
+    if name == "tidy":
+        options = [a for a in rest if a.startswith("--")]
+        build, = [a for a in rest if not a.startswith("--")]
+        offences = check_tidy(build, "--record" in options, "--all" in options)
+    else:
+        offences = {"size": check_size, "copies": check_copies}[name]()
+    print("\n".join(offences or [f"{name}: clean"]))
+    return 1 if offences else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
