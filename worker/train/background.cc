@@ -7,15 +7,17 @@
 #endif
 
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "proto/base/check.h"
 
 namespace remesh::train {
 
-// Of the processor (nice 15) and of the disk (the last of the best-effort
-// levels, not idle, which might never be served). On Linux both are a thread's
-// own, and those it starts inherit them. What cannot be had is done without.
+// Lowers the priority for the processor (nice 15) and the disk (the lowest
+// best-effort level; the idle class might never be served). On Linux both are
+// per thread and inherited by the threads it starts. Failures are ignored: they
+// cost only speed.
 void lower_priority_of_this_thread() {
 #ifdef __linux__
   constexpr int kNice = 15;
@@ -27,69 +29,21 @@ void lower_priority_of_this_thread() {
 #endif
 }
 
-Background::~Background() {
-  {
-    const std::lock_guard lock(mutex_);
-    quit_ = true;
-  }
-  changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+void BackgroundJob::start(std::function<Status()> job) {
+  CHECK(!busy());
+  job_ = std::async(std::launch::async, std::move(job));
 }
 
-void Background::start(std::function<Status()> job) {
-  CHECK(!busy_);
-  busy_ = true;
-  {
-    const std::lock_guard lock(mutex_);
-    job_ = std::move(job);
-  }
-  prepare();
-  changed_.notify_all();
+bool BackgroundJob::done() const {
+  return job_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-void Background::prepare() {
-  if (!thread_.joinable()) thread_ = std::thread([this] { loop(); });
-}
-
-std::optional<Status> Background::result() const {
-  const std::lock_guard lock(mutex_);
-  return result_;
-}
-
-Status Background::wait(const std::function<void()>& tick) {
-  CHECK(busy_);
-  std::unique_lock lock(mutex_);
-  while (!result_) {
-    changed_.wait_for(lock, std::chrono::milliseconds(10));
-    lock.unlock();
+Status BackgroundJob::take(const std::function<void()>& tick) {
+  CHECK(busy());
+  while (job_.wait_for(std::chrono::milliseconds(10)) !=
+         std::future_status::ready)
     tick();
-    lock.lock();
-  }
-  Status status = *std::exchange(result_, std::nullopt);
-  busy_ = false;
-  return status;
-}
-
-void Background::take() {
-  const std::lock_guard lock(mutex_);
-  CHECK(result_.has_value());
-  result_.reset();
-  busy_ = false;
-}
-
-void Background::loop() {
-  if (priority_ == Priority::kLow) lower_priority_of_this_thread();
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return quit_ || job_; });
-    if (!job_) return;
-    const std::function<Status()> job = std::exchange(job_, nullptr);
-    lock.unlock();
-    Status status = job();
-    lock.lock();
-    result_ = std::move(status);
-    changed_.notify_all();
-  }
+  return std::exchange(job_, {}).get();
 }
 
 }  // namespace remesh::train

@@ -90,13 +90,13 @@ engine::Facts Checkpointer::facts() const {
   const bool writing = plan_.phase() == SavePlan::Phase::kWriting;
   const bool ending = plan_.phase() == SavePlan::Phase::kEnding;
   if (writing) {
-    // Not even staged: failed. Else what the disk thread says, once it does.
-    const std::optional<Status> r =
-        disk_.busy() ? disk_.result() : std::optional(write_status_);
-    if (r) (r->ok() ? f.shard_saved : f.shard_failed) = 1;
-  } else if (ending && world_.rank() == 0) {
-    const std::optional<Status> r = disk_.result();
-    if (r) (r->ok() && write_status_.ok() ? f.committed : f.gave_up) = 1;
+    // Without a job, staging has failed.
+    if (!job_.busy() || job_.done()) {
+      const Status& s = job_.busy() ? job_.result() : write_status_;
+      (s.ok() ? f.shard_saved : f.shard_failed) = 1;
+    }
+  } else if (ending && world_.rank() == 0 && job_.done()) {
+    (job_.result().ok() && write_status_.ok() ? f.committed : f.gave_up) = 1;
   }
   return f;
 }
@@ -105,10 +105,7 @@ void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
                            const RankState& state) {
   const SavePlan::Decision d = plan_.on_step(state.step, agreed, stops_here);
   if (d.commit || d.abandon) {
-    if (disk_.busy()) {
-      write_status_ = *disk_.result();
-      disk_.take();
-    }
+    if (job_.busy()) write_status_ = job_.take();
     if (!write_status_.ok()) report_failure(plan_.saving_step(), write_status_);
     if (world_.rank() == 0) {
       if (d.abandon && write_status_.ok())
@@ -118,9 +115,8 @@ void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
     }
   }
   if (d.ended) {
-    if (disk_.busy()) {
-      const Status status = *disk_.result();
-      disk_.take();
+    if (job_.busy()) {
+      const Status status = job_.take();
       if (!status.ok()) report_failure(d.ended_step, status);
     }
     note_end(d.ended_step, *d.ended);
@@ -181,7 +177,7 @@ Status Checkpointer::stage(const RankState& state) {
   return ok_status();
 }
 
-// In the disk thread.
+// In a job.
 Status Checkpointer::write(int64_t step,
                            const std::vector<store::Piece<const float>>& pieces,
                            uint64_t room, std::function<void()> taken) {
@@ -202,47 +198,43 @@ Status Checkpointer::write(int64_t step,
       .status();
 }
 
-// In the disk thread: does it in the other one.
-Status Checkpointer::up_front(std::function<Status()> job) {
-  front_.start(std::move(job));
-  return front_.wait([] {});
+void Checkpointer::start_job(std::function<Status()> job) {
+  disk_moved_ms_.store(monotonic_ms());
+  job_.start(std::move(job));
 }
 
-// Of memory that stays as it is until the write is done.
+// `pieces` must not change until the write is done.
 void Checkpointer::start_write(int64_t step,
                                std::vector<store::Piece<const float>> pieces,
                                bool waited_for) {
-  disk_moved_ms_.store(monotonic_ms());
-  front_.prepare();
-  disk_.start([this, step, pieces = std::move(pieces), waited_for] {
-    const auto job = [&] { return write(step, pieces, /*room=*/0, {}); };
-    return waited_for ? up_front(job) : job();
+  start_job([this, step, pieces = std::move(pieces), waited_for] {
+    if (!waited_for) lower_priority_of_this_thread();
+    return write(step, pieces, /*room=*/0, {});
   });
 }
 
-// Of a state that stays for a while: it is read as fast as memory goes, into
-// what the disk thread writes from; or, to be compressed, which is slow, into
-// the frozen copy first.
+// `state` stays unchanged only until before_update(): it is copied at full
+// priority, into the buffers that the file is written from or, since
+// compression is slow, into the staging buffers first.
 void Checkpointer::start_copy_and_write(const RankState& state) {
-  disk_moved_ms_.store(monotonic_ms());
   {
     const std::lock_guard lock(copy_mutex_);
     copying_step_ = state.step;
   }
-  front_.prepare();
-  disk_.start([this, state]() -> Status {
+  start_job([this, state]() -> Status {
     if (!options_.manifest.compression().empty()) {
-      const Status staged = up_front([&] { return stage(state); });
+      const Status staged = stage(state);
       copied();
-      return staged.ok() ? write(state.step, staged_pieces(), 0, {}) : staged;
+      RETURN_IF_ERROR(staged);
+      lower_priority_of_this_thread();
+      return write(state.step, staged_pieces(), 0, {});
     }
-    const Status written = up_front([&] {
-      return write(state.step,
-                   store_pieces<const float>(table_, pieces_, state.weights,
-                                             state.exp_avg, state.exp_avg_sq),
-                   std::numeric_limits<uint64_t>::max(), [this] { copied(); });
-    });
-    copied();  // also when it failed before
+    const Status written =
+        write(state.step,
+              store_pieces<const float>(table_, pieces_, state.weights,
+                                        state.exp_avg, state.exp_avg_sq),
+              std::numeric_limits<uint64_t>::max(), [this] { copied(); });
+    copied();  // no-op unless write() failed early
     return written;
   });
 }
@@ -283,8 +275,8 @@ void Checkpointer::abandon_for_hand_over() {
 }
 
 void Checkpointer::start_commit(pb::Manifest manifest) {
-  disk_moved_ms_.store(monotonic_ms());
-  disk_.start([this, manifest = std::move(manifest)] {
+  start_job([this, manifest = std::move(manifest)] {
+    lower_priority_of_this_thread();
     const int64_t step = manifest.step();
     const store::SaveId id{.step = step, .generation = manifest.generation()};
     auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
@@ -303,10 +295,12 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
 }
 
 void Checkpointer::start_abandon(int64_t step) {
-  disk_moved_ms_.store(monotonic_ms());
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
-  disk_.start([this, id] { return store::abandon(*fs_, options_.folder, id); });
+  start_job([this, id] {
+    lower_priority_of_this_thread();
+    return store::abandon(*fs_, options_.folder, id);
+  });
 }
 
 pb::Manifest Checkpointer::manifest_of(int64_t step) const {
@@ -349,8 +343,8 @@ bool Checkpointer::all_agree(bool ok) {
 }
 
 Status Checkpointer::wait_for_disk() {
-  if (!disk_.busy()) return ok_status();
-  return disk_.wait([this] {
+  if (!job_.busy()) return ok_status();
+  return job_.take([this] {
     if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
   });
 }
@@ -359,7 +353,7 @@ Status Checkpointer::wait_for_disk() {
 Status Checkpointer::finish_under_way() {
   const int64_t step = plan_.saving_step();
   if (plan_.phase() == SavePlan::Phase::kWriting) {
-    if (disk_.busy()) write_status_ = wait_for_disk();
+    if (job_.busy()) write_status_ = wait_for_disk();
     if (!write_status_.ok()) report_failure(step, write_status_);
     const bool all_written = all_agree(write_status_.ok());
     plan_.written();

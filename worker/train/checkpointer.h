@@ -99,16 +99,15 @@ class Checkpointer {
   // Nothing but the destructor may follow.
   void abandon_for_hand_over();
   int64_t saved_step() const { return plan_.saved_step(); }
-  // How often, and how long, before_update() waited.
+  // How often before_update() waited.
   int64_t copy_waits() const { return copy_waits_; }
-  int64_t copy_waited_ms() const { return copy_waited_ms_; }
 
  private:
   Status stage(const RankState& state);
   void start_save(const RankState& state);
+  void start_job(std::function<Status()> job);
   void start_write(int64_t step, std::vector<store::Piece<const float>> pieces,
                    bool waited_for);
-  Status up_front(std::function<Status()> job);
   void start_copy_and_write(const RankState& state);
   Status write(int64_t step,
                const std::vector<store::Piece<const float>>& pieces,
@@ -154,11 +153,8 @@ class Checkpointer {
   int64_t copying_step_ = -1;
   int64_t copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
-  store::Layouts layouts_;  // the disk thread's
-  // At training's priority, for jobs of disk_; then disk_, last: its jobs use
-  // what is above.
-  Background front_{Background::Priority::kOfOwner};
-  Background disk_;
+  store::Layouts layouts_;  // used by jobs alone
+  BackgroundJob job_;       // last: jobs use the members above
 };
 
 }  // namespace remesh::train

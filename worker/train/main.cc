@@ -109,7 +109,8 @@ int run(const Arguments& args, int64_t exec_ms) {
     // Peers wait for a rank that fails, in MPI_Finalize too: a failure ends the
     // process at once, and its worker ends the others.
     Trainer trainer(std::move(spec).value(), page, log, exec_ms);
-    if (const Outcome o = trainer.run()) end(o->code, o->reason);
+    if (const Status s = trainer.run(); !s.ok())
+      end(trainer.exit_code(), s.to_string());
   } catch (const std::exception& e) {
     end(board::kExitInternal, e.what());
   }

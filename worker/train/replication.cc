@@ -42,7 +42,8 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
   if (std::all_of(kept.begin(), kept.end(),
                   [](const auto& k) { return k.empty(); }))
     return std::unique_ptr<Replication>();
-  RETURN_IF_ERROR(r->take_segments(table, r->lags()));
+  if (Status s = r->take_segments(table, r->lags()); !s.ok())
+    return home.fail_allocation(std::move(s));
   return r;
 }
 

@@ -28,34 +28,35 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
   const bool from_memory = a.source().kind() == pb::Source::MEMORY;
   if (from_memory) {
     auto source = MemorySource::make(table_, a, sharding, rank_, segments_);
-    if (!source.ok()) return end_with(board::kExitBadSource, source.status());
+    if (!source.ok()) return fail(board::kExitBadSource, source.status());
     source_ = std::move(source).value();
     set_position(source_->step(), source_->tokens());
     if (!source_->adopted().empty()) {
       const Status adopted = adopt();
-      if (!adopted.ok()) return end_with(board::kExitBadSource, adopted);
+      if (!adopted.ok()) return fail(board::kExitBadSource, adopted);
       return ok_status();
     }
   }
   const std::set<std::string> sources =
       from_memory ? source_->paths() : std::set<std::string>{};
   auto taken = segments_.take(elements, sources, sources);
-  if (!taken.ok())
-    return end_with(short_of_room(taken.status()), taken.status());
+  if (!taken.ok()) return fail_allocation(taken.status());
   segment_ = std::move(taken).value();
   return ok_status();
 }
 
-// A state that moves needs room for what it was and what it becomes. Where that
-// is too much a checkpoint may do; where nothing is held yet, the job cannot be
-// kept in memory at all.
-board::ExitCode StateHome::short_of_room(const Status& status) const {
-  if (status.code() != Code::kExhausted) return board::kExitInternal;
-  return source_ != nullptr ? board::kExitBadSource
-                            : board::kExitCannotContinue;
+// Resharding needs room for the old and the new state. When that does not fit,
+// restoring from a checkpoint may; without an old state, the job's state does
+// not fit in shared memory at all.
+Status StateHome::fail_allocation(Status status) {
+  if (status.code() != Code::kExhausted)
+    return fail(board::kExitInternal, std::move(status));
+  return fail(
+      source_ != nullptr ? board::kExitBadSource : board::kExitCannotContinue,
+      std::move(status));
 }
 
-Status StateHome::end_with(board::ExitCode code, Status status) {
+Status StateHome::fail(board::ExitCode code, Status status) {
   exit_code_ = code;
   return status;
 }

@@ -41,11 +41,11 @@ class StateHome final : public engine::StateStore {
   engine::StateView begin() override;
   void commit(int64_t step) override;
   int copies() const override { return 2; }
-  // What the process ends with when reserve() has failed.
+  // What the process exits with after reserve() or fail_allocation().
   std::optional<board::ExitCode> exit_code() const { return exit_code_; }
 
-  // ... and when it has not the room for what `status` says.
-  board::ExitCode short_of_room(const Status& status) const;
+  // Sets exit_code() for a failed segment allocation; returns `status`.
+  Status fail_allocation(Status status);
 
   // Collective over the mesh's world: fills the state from the source in
   // memory. REQUIRES: reserved, and the source is of that kind.
@@ -69,7 +69,7 @@ class StateHome final : public engine::StateStore {
 
  private:
   Status adopt();
-  Status end_with(board::ExitCode code, Status status);
+  Status fail(board::ExitCode code, Status status);
   memory::StateInfo info(int64_t step) const;
 
   const geometry::ParamTable& table_;

@@ -16,26 +16,26 @@ namespace {
 
 using board::Phase;
 
-Schedule schedule_of(const pb::Job& job, Decay decay) {
+Result<Schedule> schedule_of(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
-  return {.lr = job.optimizer().lr(),
-          .warmup_steps = s.warmup_steps(),
-          .total_steps =
-              s.total_steps() > 0 ? s.total_steps() : job.train().steps(),
-          .decay = decay,
-          .decay_ratio = s.decay_ratio(),
-          .min_lr_factor = s.min_lr_factor()};
+  ASSIGN_OR_RETURN(const Decay decay, parse_decay(s.decay_type()));
+  return Schedule{.lr = job.optimizer().lr(),
+                  .warmup_steps = s.warmup_steps(),
+                  .total_steps = s.total_steps() > 0 ? s.total_steps()
+                                                     : job.train().steps(),
+                  .decay = decay,
+                  .decay_ratio = s.decay_ratio(),
+                  .min_lr_factor = s.min_lr_factor()};
 }
 
 }  // namespace
 
-Outcome Trainer::run() {
+Status Trainer::run() {
   log_start("exec_ms");
-  using Part = Outcome (Trainer::*)();
-  for (const Part part : {&Trainer::check_spec, &Trainer::start,
-                          &Trainer::restore, &Trainer::train}) {
-    if (Outcome o = (this->*part)()) return o;
-  }
+  RETURN_IF_ERROR(check_spec());
+  RETURN_IF_ERROR(start());
+  RETURN_IF_ERROR(restore());
+  RETURN_IF_ERROR(train());
   board_.set_phase(Phase::kStopping);
   checkpointer_.reset();
   if (sweeper_.joinable()) sweeper_.join();
@@ -45,31 +45,34 @@ Outcome Trainer::run() {
   world_.reset();
   mpi_->finalize();
   board_.set_phase(Phase::kEnded);
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::train() {
+Status Trainer::train() {
+  const auto schedule = schedule_of(job_);
+  if (!schedule.ok())
+    return fail(board::kExitCannotContinue, schedule.status());
   const int64_t steps = job_.train().steps();
   bool stop = false;
   // All steps are made, but their state was in memory alone until now.
   if (engine_->step() >= steps &&
       assignment_.source().kind() == pb::Source::MEMORY) {
-    if (Outcome o = replicate_last()) return o;
-    if (Outcome o = save_last(/*last=*/true, /*must=*/false, stop)) return o;
+    RETURN_IF_ERROR(replicate_last());
+    RETURN_IF_ERROR(save_last(/*last=*/true, /*must=*/false, stop));
   }
   while (!stop && engine_->step() < steps) {
     const int64_t step = engine_->step() + 1;
     board_.set_step(step);
     log_.set_step(step);
     trace(step);
-    if (Outcome o = one_step(step, stop)) return o;
+    RETURN_IF_ERROR(one_step(step, learning_rate(*schedule, step - 1), stop));
   }
   if (tracer_->on()) trace(std::numeric_limits<int64_t>::max());
   log_.info("finished",
             {{"reason", engine_->step() >= steps ? "trained to the end"
                                                  : "stopped as asked"},
              {"steps", engine_->step()}});
-  return {};
+  return ok_status();
 }
 
 engine::Facts Trainer::facts() const {
@@ -118,96 +121,105 @@ void Trainer::measure_gemms() {
                                         c.hidden_dim, c.dim, kBudgetS);
 }
 
-Outcome Trainer::one_step(int64_t step, bool& stop) {
+Status Trainer::one_step(int64_t step, double lr, bool& stop) {
   const pb::Train& t = job_.train();
   const int64_t began_ns = monotonic_ns();
-  const auto decay = parse_decay(job_.schedule().decay_type());
-  if (!decay.ok())
-    return Failure{board::kExitCannotContinue, decay.status().to_string()};
-  const double lr = learning_rate(schedule_of(job_, *decay), step - 1);
   auto microbatches = [&] {
     const trace::Span span(tracer_.get(), trace::Category::kData);
     return batches_->step(step - 1);
   }();
-  if (!microbatches.ok())
-    return Failure{board::kExitInternal, microbatches.status().to_string()};
-  const int64_t tokens = t.global_batch_size() * t.seq_len();
-  auto r = engine_->run({.lr = lr,
-                         .microbatches = *microbatches,
-                         .global_tokens = tokens,
-                         .facts = [this] {
-                           before_agreement();
-                           return facts();
-                         }});
-  // A flipped bit in hardware makes a NaN as well as a bad job does: ending
-  // with "try again" lets the coordinator find out which.
-  if (!r.ok()) return Failure{board::kExitInternal, r.status().to_string()};
+  if (!microbatches.ok()) return microbatches.status();
+  // A NaN fails with kExitInternal: it may come from a flipped bit as well as
+  // from the job, and a retry lets the coordinator find out which.
+  ASSIGN_OR_RETURN(
+      const engine::StepResult result,
+      engine_->run({.lr = lr,
+                    .microbatches = *microbatches,
+                    .global_tokens = t.global_batch_size() * t.seq_len(),
+                    .facts = [this] {
+                      before_agreement();
+                      return facts();
+                    }}));
   if (replication_ != nullptr && replication_->due(step)) replication_->start();
-  if (step == first_step_ + 1) remove_unused_segments();
-  const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
-  board::StepRecord record{
-      .step = step,
-      .loss = r->loss,
-      .grad_norm = r->grad_norm,
-      .lr = lr,
-      .tokens_per_s = static_cast<double>(tokens) / step_s,
-      .step_s = step_s,
-      .val_loss = std::numeric_limits<double>::quiet_NaN(),
-      .tokens = first_tokens_ + (step - first_step_) * tokens,
-      .flops_per_s = geometry::flops_per_token(table_->config(), t.seq_len()) *
-                     static_cast<double>(tokens) / step_s,
-      .gemm_flops_per_s = r->agreed.gemm_flops_per_s,
-      .exposed_comm = r->mean_exposed_s / step_s,
-      .bubble = r->mean_bubble_s / step_s};
-  const engine::StepTimes& times = r->times;
-  board_.set_shares(times.exposed() / step_s, times.pipeline / step_s);
-  if (step == first_step_ + 1) {
-    board::Memory memory = engine_->memory();
-    if (replication_ != nullptr) memory.buffers += replication_->bytes();
-    board_.set_memory(memory);
-    log_start("first_step_ms");
-    start_parts_.push_back({"prepare_alone_ms", prepare_ms_});
-    start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
-    log_.info("started", start_parts_);
-  }
+  board::StepRecord record = record_of(step, lr, result, began_ns);
+  const engine::StepTimes& times = result.times;
+  board_.set_shares(times.exposed() / record.step_s,
+                    times.pipeline / record.step_s);
+  if (step == first_step_ + 1) after_first_step();
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
-  if (batches_->eval_sequences() > 0 && (due || step == t.steps()))
-    if (Outcome o = validate(record.val_loss)) return o;
+  if (batches_->eval_sequences() > 0 && (due || step == t.steps())) {
+    ASSIGN_OR_RETURN(record.val_loss, validate());
+  }
   if (t.digest()) {
     record.has_digest = true;
     record.digest = digest();
   }
   record.time = unix_seconds();
-  // Whoever hears that the step is finished has its metrics.
+  // Publish the metrics before the step counts as finished.
   publish(record);
   told_step_ = step;
   tell_committed();
-  if (step % t.log_every() == 0 && mpi_->rank() == 0)
-    log_.info("step", {{"loss", record.loss},
-                       {"grad_norm", record.grad_norm},
-                       {"lr", lr},
-                       {"step_s", step_s},
-                       {"compute_s", times.compute},
-                       {"bubble_s", times.pipeline},
-                       {"tensor_s", times.tensor},
-                       {"context_s", times.context},
-                       {"reduce_s", times.reduce},
-                       {"gather_s", times.gather},
-                       {"agree_s", times.agree},
-                       {"update_s", times.update}});
+  if (step % t.log_every() == 0 && mpi_->rank() == 0) log_step(record, times);
   measure_gemms();
-  return boundary(r->agreed, stop);
+  return boundary(result.agreed, stop);
 }
 
-Outcome Trainer::validate(double& loss) {
+board::StepRecord Trainer::record_of(int64_t step, double lr,
+                                     const engine::StepResult& result,
+                                     int64_t began_ns) const {
+  const pb::Train& t = job_.train();
+  const int64_t tokens = t.global_batch_size() * t.seq_len();
+  const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
+  const double tokens_per_s = static_cast<double>(tokens) / step_s;
+  return {
+      .step = step,
+      .loss = result.loss,
+      .grad_norm = result.grad_norm,
+      .lr = lr,
+      .tokens_per_s = tokens_per_s,
+      .step_s = step_s,
+      .val_loss = std::numeric_limits<double>::quiet_NaN(),
+      .tokens = first_tokens_ + (step - first_step_) * tokens,
+      .flops_per_s = geometry::flops_per_token(table_->config(), t.seq_len()) *
+                     tokens_per_s,
+      .gemm_flops_per_s = result.agreed.gemm_flops_per_s,
+      .exposed_comm = result.mean_exposed_s / step_s,
+      .bubble = result.mean_bubble_s / step_s};
+}
+
+// Reports what the start took and what memory the rank uses.
+void Trainer::after_first_step() {
+  remove_unused_segments();
+  board::Memory memory = engine_->memory();
+  if (replication_ != nullptr) memory.buffers += replication_->bytes();
+  board_.set_memory(memory);
+  log_start("first_step_ms");
+  start_parts_.push_back({"prepare_alone_ms", prepare_ms_});
+  start_parts_.push_back({"all_ms", start_at_ms_ - exec_ms_});
+  log_.info("started", start_parts_);
+}
+
+void Trainer::log_step(const board::StepRecord& record,
+                       const engine::StepTimes& times) {
+  log_.info("step", {{"loss", record.loss},
+                     {"grad_norm", record.grad_norm},
+                     {"lr", record.lr},
+                     {"step_s", record.step_s},
+                     {"compute_s", times.compute},
+                     {"bubble_s", times.pipeline},
+                     {"tensor_s", times.tensor},
+                     {"context_s", times.context},
+                     {"reduce_s", times.reduce},
+                     {"gather_s", times.gather},
+                     {"agree_s", times.agree},
+                     {"update_s", times.update}});
+}
+
+Result<double> Trainer::validate() {
   board_.set_phase(Phase::kValidate);
-  auto microbatches = batches_->validation();
-  if (!microbatches.ok())
-    return Failure{board::kExitInternal, microbatches.status().to_string()};
-  const auto e = engine_->evaluate(*microbatches);
-  if (!e.ok()) return Failure{board::kExitInternal, e.status().to_string()};
-  loss = e->loss_sum / e->tokens;
-  return {};
+  ASSIGN_OR_RETURN(auto microbatches, batches_->validation());
+  ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
+  return evaluated.loss_sum / evaluated.tokens;
 }
 
 // What a worker needs to have done once, its lowest rank does.
@@ -304,7 +316,7 @@ void Trainer::remove_unused_segments() {
   });
 }
 
-Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
+Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
@@ -312,40 +324,40 @@ Outcome Trainer::boundary(const engine::Facts& agreed, bool& stop) {
     const trace::Span span(tracer_.get(), trace::Category::kCheckpoint);
     checkpointer_->on_step(agreed, stops_here, rank_state());
   }
-  if (!stops_here) return {};
-  if (Outcome o = replicate_last()) return o;
+  if (!stops_here) return ok_status();
+  RETURN_IF_ERROR(replicate_last());
   if (!last && !stop_policy_.saves()) {
     checkpointer_->abandon_for_hand_over();
     stop = true;
-    return {};
+    return ok_status();
   }
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
 // Whatever follows, the state that is left behind has its replicas.
-Outcome Trainer::replicate_last() {
-  if (replication_ == nullptr) return {};
+Status Trainer::replicate_last() {
+  if (replication_ == nullptr) return ok_status();
   if (!replication_->due(engine_->step())) replication_->start();
-  const Status whole = replication_->finish([this] { board_.tick(); });
-  if (!whole.ok()) return Failure{board::kExitInternal, whole.to_string()};
+  RETURN_IF_ERROR(replication_->finish([this] { board_.tick(); }));
   tell_committed();
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::save_last(bool last, bool must, bool& stop) {
-  const Status saved = checkpointer_->save_and_wait(rank_state());
+Status Trainer::save_last(bool last, bool must, bool& stop) {
+  Status saved = checkpointer_->save_and_wait(rank_state());
   if (saved.ok()) {
     stop = true;
-    return {};
+    return ok_status();
   }
-  const std::string why = fmt::format("step {} could not be saved: {}",
-                                      engine_->step(), saved.to_string());
-  if (last || must) return Failure{board::kExitSaveFailed, why};
+  saved = saved.with_context(
+      fmt::format("step {} could not be saved", engine_->step()));
+  if (last || must) return fail(board::kExitSaveFailed, std::move(saved));
+  const std::string why = saved.to_string();
   stop_policy_.refused();
   board_.refuse_stop();
   board_.set_checkpoint_error(why);
   log_.warn("stop_refused", {{"reason", why}});
-  return {};
+  return ok_status();
 }
 
 }  // namespace remesh::train

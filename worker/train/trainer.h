@@ -36,13 +36,6 @@
 
 namespace remesh::train {
 
-struct Failure {
-  board::ExitCode code = board::kExitInternal;
-  std::string reason;
-};
-// Empty: went well.
-using Outcome = std::optional<Failure>;
-
 class Trainer {
  public:
   // `board` and `log` must outlive it. `exec_ms`: when the process was
@@ -51,29 +44,38 @@ class Trainer {
           int64_t exec_ms);
   ~Trainer();
 
-  // Not empty: the process shall end at once (_exit) with the code given,
-  // without destroying this object: MPI would wait for its peers.
-  Outcome run();
+  // On failure the process must end at once (_exit) with exit_code(), without
+  // destroying this object: MPI would wait for its peers.
+  Status run();
+  board::ExitCode exit_code() const { return exit_code_; }
 
  private:
-  Outcome check_spec();
-  Outcome start();
-  Outcome connect();
-  Outcome prepare(int rank);
-  Outcome open_data(int dp_index);
-  Outcome build(int rank);
-  Outcome join();
+  Status fail(board::ExitCode code, Status status);
+  Status fail_start(Status status);
+  Status check_spec();
+  Status start();
+  Status connect();
+  Status prepare(int rank);
+  Status open_data(int dp_index);
+  Status build(int rank);
+  Status join();
   RankState rank_state();
   model::Dtype dtype();
   Result<engine::EngineOptions> engine_options();
-  Outcome restore();
-  Outcome restore_state();
-  Outcome restore_memory();
-  Outcome begin_replicas();
+  Status restore();
+  Status restore_state();
+  Status restore_memory();
+  Status begin_replicas();
   void make_checkpointer();
-  Outcome train();
-  Outcome one_step(int64_t step, bool& stop);
-  Outcome validate(double& loss);
+  Status train();
+  Status one_step(int64_t step, double lr, bool& stop);
+  board::StepRecord record_of(int64_t step, double lr,
+                              const engine::StepResult& result,
+                              int64_t began_ns) const;
+  void after_first_step();
+  Result<double> validate();
+  void log_step(const board::StepRecord& record,
+                const engine::StepTimes& times);
   bool first_of_worker() const;
   void publish(const board::StepRecord& record);
   void before_agreement();
@@ -81,9 +83,9 @@ class Trainer {
   void tell_committed();
   uint64_t digest();
   void remove_unused_segments();
-  Outcome boundary(const engine::Facts& agreed, bool& stop);
-  Outcome replicate_last();
-  Outcome save_last(bool last, bool must, bool& stop);
+  Status boundary(const engine::Facts& agreed, bool& stop);
+  Status replicate_last();
+  Status save_last(bool last, bool must, bool& stop);
   engine::Facts facts() const;
   void measure_gemms();
   void trace(int64_t step);
@@ -95,6 +97,8 @@ class Trainer {
   board::Board& board_;
   TrainLog& log_;
   geometry::Layout layout_;
+  // Of the process when run() fails; fail() sets it.
+  board::ExitCode exit_code_ = board::kExitInternal;
 
   std::unique_ptr<comm::MpiWorld> mpi_;
   std::unique_ptr<trace::Tracer> tracer_;

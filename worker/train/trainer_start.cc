@@ -20,18 +20,6 @@ using board::Phase;
 #define REMESH_VERSION "unknown"
 #endif
 
-Failure failed(board::ExitCode code, const Status& status) {
-  return {code, status.to_string()};
-}
-
-// Sizes that do not fit are the job's fault and stay so; the rest may pass.
-Failure failed_start(const Status& status) {
-  return failed(status.code() == Code::kInvalidArgument
-                    ? board::kExitCannotContinue
-                    : board::kExitInternal,
-                status);
-}
-
 }  // namespace
 
 Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
@@ -53,47 +41,65 @@ void Trainer::log_start(std::string_view part) {
   start_at_ms_ = now;
 }
 
-Outcome Trainer::check_spec() {
+Status Trainer::fail(board::ExitCode code, Status status) {
+  exit_code_ = code;
+  return status;
+}
+
+// Sizes that do not fit are an error in the job and permanent; other failures
+// may be transient.
+Status Trainer::fail_start(Status status) {
+  if (home_ != nullptr && home_->exit_code())
+    return fail(*home_->exit_code(), std::move(status));
+  return fail(status.code() == Code::kInvalidArgument
+                  ? board::kExitCannotContinue
+                  : board::kExitInternal,
+              std::move(status));
+}
+
+Status Trainer::check_spec() {
   const pb::Mesh& m = assignment_.mesh();
   layout_ = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
   if (layout_.dp < 1 || layout_.pp < 1 || layout_.tp < 1 || layout_.cp < 1)
-    return Failure{
-        board::kExitCannotContinue,
-        "mesh " + layout_.to_string() + ": every degree must be at least 1"};
+    return fail(board::kExitCannotContinue,
+                invalid_argument("mesh " + layout_.to_string() +
+                                 ": every degree must be at least 1"));
   if (spec_.has_rank() && spec_.rank() != board_.rank())
-    return Failure{board::kExitInternal,
-                   fmt::format("the specification is of rank {}, the board of "
-                               "rank {}",
-                               spec_.rank(), board_.rank())};
+    return internal(
+        fmt::format("the specification is for rank {}, the board for rank {}",
+                    spec_.rank(), board_.rank()));
   if (!assignment_.has_source() || assignment_.run_dir().empty())
-    return Failure{board::kExitUsage,
-                   "the specification names no source or no run directory"};
-  return {};
+    return fail(board::kExitUsage,
+                invalid_argument(
+                    "the specification lacks a source or a run directory"));
+  return ok_status();
 }
 
 // Connects and prepares, at the same time where the rank is known beforehand.
-Outcome Trainer::start() {
+Status Trainer::start() {
+  Status connected, prepared;
   if (!spec_.has_rank()) {
-    if (Outcome o = connect()) return o;
-    if (Outcome o = prepare(mpi_->rank())) return o;
+    connected = connect();
+    if (connected.ok()) prepared = prepare(mpi_->rank());
     log_start("prepare_ms");
-    return join();
+  } else {
+    std::thread preparing([&] { prepared = prepare(spec_.rank()); });
+    connected = connect();
+    preparing.join();
+    log_start("prepare_beyond_mpi_ms");
   }
-  Outcome prepared;
-  std::thread beside([&] { prepared = prepare(spec_.rank()); });
-  const Outcome connected = connect();
-  beside.join();
-  log_start("prepare_beyond_mpi_ms");
-  // What no other world can mend is the first thing to say.
-  if (prepared && prepared->code == board::kExitCannotContinue) return prepared;
-  if (connected) return connected;
-  return prepared ? prepared : join();
+  // Report a permanent error before a retryable one.
+  if (!prepared.ok()) prepared = fail_start(std::move(prepared));
+  if (!connected.ok() && exit_code_ != board::kExitCannotContinue)
+    return fail(board::kExitWorld, std::move(connected));
+  RETURN_IF_ERROR(prepared);
+  return join();
 }
 
 // What needs both: all of this rank and all of its peers.
-Outcome Trainer::join() {
-  if (const Status s = engine_->connect(*mesh_); !s.ok())
-    return failed_start(s);
+Status Trainer::join() {
+  if (Status s = engine_->connect(*mesh_); !s.ok())
+    return fail_start(std::move(s));
   engine_->set_tracer(tracer_.get());
   log_.info(
       "engine",
@@ -103,15 +109,14 @@ Outcome Trainer::join() {
        {"zero_stage", engine_->zero().stage()},
        {"shard_group", engine_->zero().shard_size()},
        {"dtype", engine_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
-  return {};
+  return ok_status();
 }
 
 // All that needs no peer.
-Outcome Trainer::prepare(int rank) {
+Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
-  const int index = layout_.coord(rank).dp;
-  if (Outcome o = open_data(index)) return o;
-  if (Outcome o = build(rank)) return o;
+  RETURN_IF_ERROR(open_data(layout_.coord(rank).dp));
+  RETURN_IF_ERROR(build(rank));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
     fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
@@ -122,15 +127,14 @@ Outcome Trainer::prepare(int rank) {
   }
   board_.tick();
   prepare_ms_ = monotonic_ms() - began_ms;
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::connect() {
+Status Trainer::connect() {
   board_.set_phase(Phase::kConnecting);
-  auto mpi = comm::MpiWorld::init(
-      {.size = layout_.world(), .rank = spec_.has_rank() ? spec_.rank() : -1});
-  if (!mpi.ok()) return failed(board::kExitWorld, mpi.status());
-  mpi_ = std::move(mpi).value();
+  ASSIGN_OR_RETURN(mpi_, comm::MpiWorld::init(
+                             {.size = layout_.world(),
+                              .rank = spec_.has_rank() ? spec_.rank() : -1}));
   log_.set_rank(mpi_->rank());
   const pb::Parallel& p = job_.parallel();
   const pb::Train& t = job_.train();
@@ -154,34 +158,30 @@ Outcome Trainer::connect() {
   tracer_->set_flight(&board_.flight());
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
-  auto mesh = comm::Mesh::make(*world_, layout_);
-  if (!mesh.ok()) return failed(board::kExitWorld, mesh.status());
-  mesh_ = std::move(mesh).value();
+  ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_, layout_));
   log_start("mpi_ms");
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::open_data(int dp_index) {
-  auto dataset = data::Dataset::open(job_.data().path());
-  if (!dataset.ok()) return failed_start(dataset.status());
-  if (dataset->vocab_size() > job_.model().vocab_size())
-    return Failure{board::kExitCannotContinue,
-                   fmt::format("model.vocab_size: {}, but the data set {} has "
-                               "tokens up to {}; allowed: that many or more",
-                               job_.model().vocab_size(), dataset->dir(),
-                               dataset->vocab_size())};
+Status Trainer::open_data(int dp_index) {
+  ASSIGN_OR_RETURN(data::Dataset dataset,
+                   data::Dataset::open(job_.data().path()));
+  if (dataset.vocab_size() > job_.model().vocab_size())
+    return invalid_argument(fmt::format(
+        "model.vocab_size: {}, but the vocabulary of the data set "
+        "{} has {} tokens; allowed: that many or more",
+        job_.model().vocab_size(), dataset.dir(), dataset.vocab_size()));
   const pb::Train& t = job_.train();
-  auto batches = BatchSource::make(std::move(dataset).value(),
-                                   {.seed = t.seed(),
-                                    .seq_len = t.seq_len(),
-                                    .global_batch = t.global_batch_size(),
-                                    .local_batch = t.local_batch_size(),
-                                    .eval_sequences = t.eval_sequences(),
-                                    .dp = layout_.dp,
-                                    .dp_index = dp_index});
-  if (!batches.ok()) return failed_start(batches.status());
-  batches_.emplace(std::move(batches).value());
-  return {};
+  ASSIGN_OR_RETURN(batches_,
+                   BatchSource::make(std::move(dataset),
+                                     {.seed = t.seed(),
+                                      .seq_len = t.seq_len(),
+                                      .global_batch = t.global_batch_size(),
+                                      .local_batch = t.local_batch_size(),
+                                      .eval_sequences = t.eval_sequences(),
+                                      .dp = layout_.dp,
+                                      .dp_index = dp_index}));
+  return ok_status();
 }
 
 RankState Trainer::rank_state() {
@@ -231,41 +231,33 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   return o;
 }
 
-Outcome Trainer::build(int rank) {
+Status Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
-  if (const Status s = config.validate(); !s.ok()) return failed_start(s);
+  RETURN_IF_ERROR(config.validate());
   table_.emplace(geometry::ParamTable::llama(config));
   const int threads = std::max(1, spec_.threads());
   backend_ = kernels::make_cpu_backend(threads);
-  const auto options = engine_options();
-  if (!options.ok()) return failed_start(options.status());
+  ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
     home_ = std::make_unique<StateHome>(*table_, spec_, rank);
-  auto made =
-      engine::Engine::prepare(*table_, layout_, rank, *options, *backend_,
-                              engine::Progress(&board_), home_.get());
-  if (!made.ok())
-    return home_ != nullptr && home_->exit_code()
-               ? failed(*home_->exit_code(), made.status())
-               : failed_start(made.status());
-  engine_ = std::move(made).value();
+  ASSIGN_OR_RETURN(engine_, engine::Engine::prepare(
+                                *table_, layout_, rank, options, *backend_,
+                                engine::Progress(&board_), home_.get()));
   if (home_ != nullptr) {
-    auto replicas = Replication::prepare(*table_, spec_, rank, *home_);
-    if (!replicas.ok())
-      return failed(home_->short_of_room(replicas.status()), replicas.status());
-    replication_ = std::move(replicas).value();
+    ASSIGN_OR_RETURN(replication_,
+                     Replication::prepare(*table_, spec_, rank, *home_));
   }
   log_.info("backend", {{"processor", backend_->description()},
                         {"threads", threads},
                         {"parameters", table_->num_elements()}});
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::restore() {
+Status Trainer::restore() {
   board_.set_phase(Phase::kRestoring);
-  if (Outcome o = restore_state()) return o;
+  RETURN_IF_ERROR(restore_state());
   first_step_ = engine_->step();
-  if (Outcome o = begin_replicas()) return o;
+  RETURN_IF_ERROR(begin_replicas());
   engine_->state_loaded();
   std::string of_state;
   if (job_.train().digest()) {
@@ -286,16 +278,16 @@ Outcome Trainer::restore() {
        {"from_step", first_step_},
        {"digest", of_state}});
   log_start("restore_ms");
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::restore_state() {
+Status Trainer::restore_state() {
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
     exchange_parts(mesh_->data(), engine_->shard(), engine_->zero(),
                    engine_->begin_state().weights);
     engine_->commit_state(0);
-    return {};
+    return ok_status();
   }
   if (source.kind() == pb::Source::MEMORY) return restore_memory();
   const pb::Train& t = job_.train();
@@ -309,45 +301,43 @@ Outcome Trainer::restore_state() {
       *world_, mesh_->data(), [this] { board_.tick(); }, engine_->shard(),
       engine_->zero(), engine_->begin_state());
   if (!m.ok())
-    return failed(m.status().code() == Code::kInvalidArgument
-                      ? board::kExitCannotContinue
-                      : board::kExitBadSource,
-                  m.status());
+    return fail(m.status().code() == Code::kInvalidArgument
+                    ? board::kExitCannotContinue
+                    : board::kExitBadSource,
+                m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
   first_generation_ = m->generation();
   first_tokens_ = m->tokens();
-  return {};
+  return ok_status();
 }
 
-Outcome Trainer::restore_memory() {
+Status Trainer::restore_memory() {
   if (home_ == nullptr)
-    return Failure{board::kExitBadSource,
-                   "the source is a state in shared memory, and this worker "
-                   "keeps none"};
-  const Status restored = home_->restore(*world_, [this] { board_.tick(); });
-  if (!restored.ok()) return failed(board::kExitBadSource, restored);
+    return fail(board::kExitBadSource,
+                not_found("the source is a state in shared memory, and this "
+                          "worker keeps none"));
+  if (Status s = home_->restore(*world_, [this] { board_.tick(); }); !s.ok())
+    return fail(board::kExitBadSource, std::move(s));
   engine_->set_step(home_->source()->step());
   first_generation_ = home_->source()->generation();
   first_tokens_ = home_->source()->tokens();
-  return {};
+  return ok_status();
 }
 
 // Every rank has committed the state it begins with: what is held of older ones
 // may be overwritten now.
-Outcome Trainer::begin_replicas() {
-  if (home_ == nullptr) return {};
-  const Status all = exchange::agree(*world_, ok_status(), "restore");
-  if (!all.ok()) return failed(board::kExitInternal, all);
-  if (replication_ == nullptr) return {};
-  const Status connected = replication_->connect(*world_);
-  if (!connected.ok()) return failed(board::kExitInternal, connected);
+Status Trainer::begin_replicas() {
+  if (home_ == nullptr) return ok_status();
+  RETURN_IF_ERROR(exchange::agree(*world_, ok_status(), "restore"));
+  if (replication_ == nullptr) return ok_status();
+  RETURN_IF_ERROR(replication_->connect(*world_));
   replication_->start();
   engine_->set_poll([this] { poll_replica(); });
   log_.info("replicas", {{"kept_here", replication_->num_kept()},
                          {"copied_on_this_host", replication_->num_mapped()},
                          {"bytes", replication_->bytes()}});
-  return {};
+  return ok_status();
 }
 
 void Trainer::make_checkpointer() {
