@@ -17,12 +17,12 @@ namespace {
 
 constexpr int kExecFailed = 127;
 
-// In the child, between fork and exec: only what is async-signal-safe.
+// Runs in the child between fork and exec: async-signal-safe calls only.
 [[noreturn]] void become(char* const* argv, int log_fd, int null_fd,
                          int error_fd, pid_t parent) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(kExecFailed);  // it died meanwhile
+  if (getppid() != parent) _exit(kExecFailed);  // the parent has died
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -36,7 +36,7 @@ constexpr int kExecFailed = 127;
   _exit(kExecFailed);
 }
 
-// Children of this process, whoever started them.
+// All children of this process, adopted orphans included.
 std::vector<int> children_of_self() {
   std::vector<int> out;
   std::ifstream in(fmt::format("/proc/self/task/{}/children", getpid()));
@@ -48,7 +48,7 @@ std::vector<int> children_of_self() {
 
 std::string how_it_ended(const Ended& e) {
   if (e.signal == 0) return fmt::format("exited with code {}", e.exit_code);
-  return fmt::format("was ended by signal {} ({})", e.signal,
+  return fmt::format("was killed by signal {} ({})", e.signal,
                      strsignal(e.signal));
 }
 
@@ -56,8 +56,7 @@ Children::Children() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 
 Children::~Children() { kill_all(); }
 
-Result<int> Children::start(const std::string& name,
-                            const std::vector<std::string>& argv,
+Result<int> Children::start(int child, const std::vector<std::string>& argv,
                             const std::string& log) {
   std::vector<char*> raw;
   for (const std::string& a : argv) raw.push_back(const_cast<char*>(a.c_str()));
@@ -78,13 +77,13 @@ Result<int> Children::start(const std::string& name,
   if (pid == 0) become(raw.data(), log_fd, null_fd, error[1], parent);
   int err = pid < 0 ? errno : 0;
   for (const int fd : {log_fd, null_fd, error[1]}) close(fd);
-  // Nothing comes, but the end of the pipe, when exec worked.
+  // A successful exec closes the pipe without writing to it.
   if (pid > 0 && read(error[0], &err, sizeof(err)) == sizeof(err)) {
     waitpid(pid, nullptr, 0);
   }
   close(error[0]);
   if (err != 0) return errno_error("start " + argv[0], err);
-  pids_[pid] = name;
+  children_[pid] = child;
   return pid;
 }
 
@@ -93,10 +92,10 @@ std::vector<Ended> Children::reap() {
   int status = 0;
   for (pid_t pid = 0; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
     Ended e{.pid = pid};
-    const auto it = pids_.find(pid);
-    if (it != pids_.end()) {
-      e.name = it->second;
-      pids_.erase(it);
+    const auto it = children_.find(pid);
+    if (it != children_.end()) {
+      e.child = it->second;
+      children_.erase(it);
     }
     if (WIFSIGNALED(status)) e.signal = WTERMSIG(status);
     if (WIFEXITED(status)) e.exit_code = WEXITSTATUS(status);
@@ -105,31 +104,24 @@ std::vector<Ended> Children::reap() {
   return out;
 }
 
-bool Children::running(const std::string& name) const {
-  for (const auto& [pid, n] : pids_) {
-    if (n == name) return true;
-  }
-  return false;
-}
-
-void Children::signal(const std::string& name, int signal) {
-  for (const auto& [pid, n] : pids_) {
-    if (n == name) kill(pid, signal);
+void Children::signal(int child, int signal) {
+  for (const auto& [pid, number] : children_) {
+    if (number == child) kill(pid, signal);
   }
 }
 
 void Children::kill_all() {
   // Orphans become our children when their parent is reaped, so the list is
-  // read again until nobody is left.
+  // read again until it is empty.
   for (;;) {
-    for (const auto& [pid, name] : pids_) kill(pid, SIGKILL);
+    for (const auto& [pid, number] : children_) kill(pid, SIGKILL);
     for (const int pid : children_of_self()) kill(pid, SIGKILL);
     int status = 0;
     const pid_t pid = waitpid(-1, &status, 0);
-    if (pid > 0) pids_.erase(pid);
+    if (pid > 0) children_.erase(pid);
     if (pid < 0 && errno != EINTR) break;
   }
-  pids_.clear();
+  children_.clear();
 }
 
 Result<std::string> program_beside(const std::string& name) {
@@ -137,7 +129,8 @@ Result<std::string> program_beside(const std::string& name) {
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   const std::string path = (self.parent_path() / name).string();
   if (error || access(path.c_str(), X_OK) != 0) {
-    return not_found(path + ": no such program; it belongs beside `remesh`");
+    return not_found(
+        path + ": no such program; it must be in the same folder as `remesh`");
   }
   return path;
 }

@@ -1,10 +1,10 @@
-// Child processes of `remesh run`, of which none outlives it.
+// Child processes of `remesh run`, none of which outlives it.
 //
-// Each child is a process group of its own, so that a Ctrl-C in the terminal
-// reaches only `remesh`, and has SIGKILL as its parent-death signal, so that
-// it dies also when `remesh` is killed by force. What the children leave behind
-// (ranks of a worker that was killed) becomes ours (child subreaper) and is
-// killed and reaped too.
+// Each child is its own process group, so that Ctrl-C in the terminal reaches
+// only `remesh`, and has SIGKILL as its parent-death signal, so that it dies
+// even if `remesh` is killed with SIGKILL. Processes that the children leave
+// behind (ranks of a killed worker) are re-parented to this process (child
+// subreaper) and are killed and reaped too.
 //
 // Threads: the one that made the object, which must be the main thread: the
 // parent-death signal watches the thread that forked.
@@ -20,11 +20,11 @@ namespace remesh::ctl {
 
 struct Ended {
   int pid = 0;
-  std::string name;  // "" for an adopted orphan
+  int child = -1;  // number given to start(); -1 for an adopted orphan
   int exit_code = 0;
   int signal = 0;  // 0: exited by itself
 };
-// "exited with code 3", "was ended by signal 9 (Killed)".
+// "exited with code 3", "was killed by signal 9 (Killed)".
 std::string how_it_ended(const Ended& e);
 
 class Children {
@@ -34,24 +34,21 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  // Starts `argv` (argv[0]: path). Its output is appended to `log`. Fails
-  // naming the program when it cannot be run.
-  Result<int> start(const std::string& name,
-                    const std::vector<std::string>& argv,
+  // Starts `argv` (argv[0]: path) and returns its pid. Its output is appended
+  // to `log`. The error names the program if it cannot be run.
+  Result<int> start(int child, const std::vector<std::string>& argv,
                     const std::string& log);
   // Those that ended since the last call.
   std::vector<Ended> reap();
-  bool running(const std::string& name) const;
-  int count() const { return static_cast<int>(pids_.size()); }
-  void signal(const std::string& name, int signal);
-  // SIGKILL to all, and to their orphans, until nothing is left.
+  void signal(int child, int signal);
+  // SIGKILL to all children and orphans; returns when all are reaped.
   void kill_all();
 
  private:
-  std::map<int, std::string> pids_;
+  std::map<int, int> children_;  // by pid
 };
 
-// A program that lies beside this one; NotFound names the path.
+// Path of a program in the same folder as this one; NotFound if it is absent.
 Result<std::string> program_beside(const std::string& name);
 
 }  // namespace remesh::ctl

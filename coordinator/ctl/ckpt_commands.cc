@@ -19,14 +19,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-int fail(const Status& status) {
-  fmt::print(stderr, "remesh: {}\n", status.message());
-  return status.code() == Code::kInvalidArgument ||
-                 status.code() == Code::kNotFound
-             ? kExitBadUsage
-             : kExitCannot;
-}
-
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
   if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
@@ -143,7 +135,7 @@ int ckpt_verify_command(const CkptOptions& options) {
   } else {
     fmt::print("{}\n{}", path.value(), store::describe(report));
   }
-  return report.ok ? kExitOk : kExitCannot;
+  return report.ok ? kExitOk : kExitFailed;
 }
 
 }  // namespace remesh::ctl

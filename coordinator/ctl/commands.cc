@@ -37,14 +37,6 @@ void pause_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-int fail(const Status& status) {
-  fmt::print(stderr, "remesh: {}\n", status.message());
-  return status.code() == Code::kInvalidArgument ||
-                 status.code() == Code::kNotFound
-             ? kExitBadUsage
-             : kExitCannot;
-}
-
 // A question to the coordinator of a run; a refusal is a failure.
 Result<pb::JobStatus> tell(const Target& target, const pb::Command& command) {
   if (target.address.empty()) {
@@ -159,7 +151,7 @@ int show_status_once(const StatusOptions& options, bool clear) {
     fmt::print(stderr, "remesh: {}\n", status.status().message());
   }
   std::fflush(stdout);
-  return status.ok() ? kExitOk : kExitCannot;
+  return status.ok() ? kExitOk : kExitFailed;
 }
 
 }  // namespace
@@ -167,7 +159,7 @@ int show_status_once(const StatusOptions& options, bool clear) {
 int status_command(const StatusOptions& options) {
   const bool clear = options.watch && stdout_is_terminal();
   int code = show_status_once(options, clear);
-  while (options.watch && code != kExitBadUsage) {
+  while (options.watch && code != kExitUsage) {
     pause_ms(kWatchMs);
     code = show_status_once(options, clear);
   }
@@ -305,7 +297,7 @@ int stop_command(const std::string& run) {
     step = last.value().step();
   }
   fmt::print("the job is {} at step {}\n", state, step);
-  return state == "failed" ? kExitCannot : kExitOk;
+  return state == "failed" ? kExitFailed : kExitOk;
 }
 
 int job_check_command(const std::string& job_file,

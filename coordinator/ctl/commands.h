@@ -5,13 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/plan_view.h"
 
 namespace remesh::ctl {
-
-inline constexpr int kExitOk = 0;
-inline constexpr int kExitBadUsage = 2;
-inline constexpr int kExitCannot = 3;
 
 struct StatusOptions {
   std::string run;

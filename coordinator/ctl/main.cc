@@ -295,7 +295,7 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
                near.empty() ? "" : "; did you mean " + near + "?");
     break;
   }
-  return kExitBadUsage;
+  return kExitUsage;
 }
 
 }  // namespace

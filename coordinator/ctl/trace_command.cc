@@ -92,11 +92,7 @@ Status write_trace(const TraceOptions& o) {
 
 int trace_command(const TraceOptions& options) {
   const Status s = write_trace(options);
-  if (s.ok()) return kExitOk;
-  fmt::print(stderr, "remesh: {}\n", s.message());
-  return s.code() == Code::kInvalidArgument || s.code() == Code::kNotFound
-             ? kExitBadUsage
-             : kExitCannot;
+  return s.ok() ? kExitOk : fail(s);
 }
 
 }  // namespace remesh::ctl

@@ -42,25 +42,24 @@ class ChildrenTest : public testing::Test {
 TEST_F(ChildrenTest, TellsHowTheyEnded) {
   Children children;
   ASSERT_TRUE(
-      children.start("a", {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
-  ASSERT_TRUE(children.start("b", {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
-  std::map<std::string, std::string> ended;
-  for (int i = 0; i < 300 && children.count() > 0; ++i) {
-    for (const Ended& e : children.reap()) ended[e.name] = how_it_ended(e);
+      children.start(1, {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
+  ASSERT_TRUE(children.start(2, {"/bin/sh", "-c", "kill -9 $$"}, log()).ok());
+  std::map<int, std::string> ended;
+  for (int i = 0; i < 300 && ended.size() < 2; ++i) {
+    for (const Ended& e : children.reap()) ended[e.child] = how_it_ended(e);
     usleep(10'000);
   }
-  EXPECT_EQ(ended["a"], "exited with code 5");
-  EXPECT_EQ(ended["b"], "was ended by signal 9 (Killed)");
-  EXPECT_EQ(children.count(), 0);
+  EXPECT_EQ(ended[1], "exited with code 5");
+  EXPECT_EQ(ended[2], "was killed by signal 9 (Killed)");
   EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
 }
 
 TEST_F(ChildrenTest, AProgramThatIsNotThereIsNamed) {
   Children children;
-  const auto pid = children.start("a", {dir_ + "/none"}, log());
+  const auto pid = children.start(1, {dir_ + "/none"}, log());
   ASSERT_FALSE(pid.ok());
   EXPECT_NE(pid.status().message().find(dir_ + "/none"), std::string::npos);
-  EXPECT_EQ(children.count(), 0);
+  EXPECT_TRUE(children.reap().empty());
 }
 
 TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
@@ -71,7 +70,7 @@ TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
     const std::string script =
         "setsid sh -c 'trap \"\" TERM HUP INT; echo $$ > " + dir_ +
         "/pid; while :; do sleep 1; done' & wait";
-    ASSERT_TRUE(children.start("a", {"/bin/sh", "-c", script}, log()).ok());
+    ASSERT_TRUE(children.start(1, {"/bin/sh", "-c", script}, log()).ok());
     orphan = number_in("pid");
     ASSERT_GT(orphan, 0);
   }
@@ -83,7 +82,7 @@ TEST_F(ChildrenTest, NoneOutlivesAParentKilledByForce) {
   if (parent == 0) {
     Children children;
     (void)children
-        .start("a",
+        .start(1,
                {"/bin/sh", "-c", "echo $$ > " + dir_ + "/pid; exec sleep 100"},
                log())
         .ok();

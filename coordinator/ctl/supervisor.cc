@@ -1,0 +1,224 @@
+#include "coordinator/ctl/supervisor.h"
+
+#include <fmt/format.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "coordinator/ctl/exit.h"
+
+namespace remesh::ctl {
+
+std::vector<Action> Supervisor::on(const Event& event, int64_t now_ms) {
+  now_ms_ = now_ms;
+  actions_.clear();
+  if (!exited_) std::visit([this](const auto& e) { handle(e); }, event);
+  return std::move(actions_);
+}
+
+void Supervisor::handle(const Begin& e) {
+  if (e.lock_holder == 0) return start_coordinator();
+  following_ = true;
+  say(fmt::format("a coordinator already runs this job (pid {}); following it",
+                  e.lock_holder));
+}
+
+void Supervisor::handle(const Tick& e) {
+  if (stage_ == Stage::kStarting && e.coordinator_listens) {
+    enter(Stage::kRunning);
+    act(Greet{});
+    for (int i = 1; i <= options_.local_workers; ++i)
+      if (!running_.contains(i)) start_worker(i);
+  } else if (stage_ == Stage::kRunning && following_ && !e.outcome.empty()) {
+    code_ = e.outcome == "failed" ? kExitFailed : kExitOk;
+    leave();
+  } else if (stage_ >= Stage::kLeaving) {
+    wind_up();
+  }
+  if (exited_ || stage_ >= Stage::kLeaving) return;
+  take_over(e);
+  start_due();
+  if (interrupted() && !following_ && stage_ < Stage::kLeaving &&
+      !stop_accepted_ && now_ms_ - stop_sent_ms_ >= kStopResendMs)
+    send_stop();
+}
+
+void Supervisor::handle(const Interrupt&) {
+  ++interrupts_;
+  if (interrupts_ == 1 && following_) {
+    say("no longer following; training continues, `remesh stop` ends it");
+    leave();
+  } else if (interrupts_ == 1) {
+    say("saving and stopping; press Ctrl-C again to kill immediately");
+    act(SetNote{"saving and stopping"});
+    send_stop();
+  } else if (interrupts_ == 2) {
+    say("killing all processes", Tone::kBad);
+    enter(Stage::kHurrying);
+    act(SignalChild{kCoordinator, SIGKILL});
+    // A worker that is asked twice kills its ranks. Two different signals,
+    // because the kernel merges equal ones that are pending.
+    signal_workers(SIGTERM);
+    signal_workers(SIGINT);
+  } else {
+    exited_ = true;
+    act(Exit{kExitInterrupted});
+  }
+}
+
+void Supervisor::handle(const ChildExited& e) {
+  running_.erase(e.how.child);
+  if (e.how.child == kCoordinator) {
+    coordinator_exited(e.how);
+  } else {
+    worker_exited(e);
+  }
+}
+
+void Supervisor::handle(const StartFailed& e) {
+  running_.erase(e.child);
+  if (e.child == kCoordinator) return give_up(e.error);
+  say(e.error, Tone::kBad);
+}
+
+void Supervisor::handle(const StopAnswered& e) { stop_accepted_ = e.accepted; }
+
+void Supervisor::coordinator_exited(const Ended& how) {
+  if (stage_ == Stage::kHurrying) return;
+  if (how.signal == 0 && how.exit_code == kExitUsage) {
+    exited_ = true;
+    return act(Exit{kExitUsage});
+  }
+  if (how.signal == 0 &&
+      (how.exit_code == kExitOk || how.exit_code == kExitFailed)) {
+    code_ = how.exit_code;
+    return leave();
+  }
+  while (!starts_.empty() && now_ms_ - starts_.front() > kRestartWindowMs)
+    starts_.pop_front();
+  if (starts_.size() > kMaxRestarts)
+    return give_up(fmt::format(
+        "the coordinator died {} times within a minute, the last time it {}; "
+        "see {}",
+        starts_.size(), how_it_ended(how), options_.logs));
+  const size_t restarts = starts_.size() < 2 ? 0 : starts_.size() - 2;
+  restart_at_ms_ =
+      now_ms_ + std::min(kMaxRestartDelayMs, kFirstRestartDelayMs << restarts);
+  say(fmt::format("the coordinator {}; restarting it, training continues",
+                  how_it_ended(how)),
+      Tone::kBad);
+}
+
+void Supervisor::worker_exited(const ChildExited& e) {
+  if (stage_ >= Stage::kLeaving) return;
+  // A worker that exits cleanly was asked to; the events say why.
+  if (e.how.signal == 0 && e.how.exit_code == 0) return;
+  say(fmt::format("worker process {} {}", e.how.pid, how_it_ended(e.how)),
+      Tone::kBad);
+  if (e.how.signal == 0 && !e.last_line.empty()) say(e.last_line, Tone::kBad);
+  if (options_.respawn && !interrupted())
+    respawn_at_[e.how.child] = now_ms_ + kRespawnDelayMs;
+}
+
+// A followed coordinator that is gone without having ended the job either was
+// just ending it or died.
+void Supervisor::take_over(const Tick& e) {
+  if (!following_ || interrupted() || !e.outcome.empty() ||
+      e.coordinator_alive) {
+    gone_since_ms_ = -1;
+    return;
+  }
+  if (gone_since_ms_ < 0) gone_since_ms_ = now_ms_;
+  if (now_ms_ - gone_since_ms_ < kTakeOverMs) return;
+  say("the followed coordinator is gone; starting a new one");
+  following_ = false;
+  enter(Stage::kStarting);
+  start_coordinator();
+}
+
+void Supervisor::start_due() {
+  if (restart_at_ms_ >= 0 && now_ms_ >= restart_at_ms_) {
+    restart_at_ms_ = -1;
+    stop_accepted_ = false;  // the new coordinator may not know of it
+    start_coordinator();
+  }
+  for (auto it = respawn_at_.begin(); it != respawn_at_.end();) {
+    if (now_ms_ < it->second) {
+      ++it;
+      continue;
+    }
+    start_worker(it->first);
+    it = respawn_at_.erase(it);
+  }
+}
+
+// From the end of the job to the exit of the last child.
+void Supervisor::wind_up() {
+  const int64_t since = now_ms_ - stage_since_ms_;
+  if (running_.empty()) {
+    exited_ = true;
+    return act(
+        Exit{interrupted() && code_ == kExitOk ? kExitInterrupted : code_});
+  }
+  if (stage_ == Stage::kHurrying && since > kHurryMs) {
+    code_ = kExitInterrupted;
+    kill_all();
+  } else if (stage_ == Stage::kLeaving && since > kLeaveMs) {
+    signal_workers(SIGTERM);
+    enter(Stage::kTerminating);
+  } else if (stage_ == Stage::kTerminating && since > kTerminateMs) {
+    kill_all();
+  }
+}
+
+void Supervisor::start_coordinator() {
+  starts_.push_back(now_ms_);
+  running_.insert(kCoordinator);
+  act(StartCoordinator{.first = !started_});
+  started_ = true;
+}
+
+void Supervisor::start_worker(int number) {
+  running_.insert(number);
+  act(StartWorker{number});
+}
+
+void Supervisor::signal_workers(int signal) {
+  for (const int child : running_)
+    if (child != kCoordinator) act(SignalChild{child, signal});
+}
+
+void Supervisor::kill_all() {
+  running_.clear();
+  act(KillAll{});
+}
+
+void Supervisor::send_stop() {
+  stop_sent_ms_ = now_ms_;
+  act(SendStop{});
+}
+
+void Supervisor::enter(Stage stage) {
+  stage_ = stage;
+  stage_since_ms_ = now_ms_;
+}
+
+void Supervisor::leave() {
+  if (stage_ >= Stage::kLeaving) return;
+  enter(Stage::kLeaving);
+  // At the end of a job the coordinator dismisses the workers. Those of a job
+  // that continues without us, or that lost its coordinator, are told here.
+  if (following_ || !reason_.empty()) signal_workers(SIGTERM);
+}
+
+void Supervisor::give_up(const std::string& reason) {
+  reason_ = reason;
+  code_ = kExitFailed;
+  leave();
+}
+
+void Supervisor::say(std::string text, Tone tone) {
+  act(Say{std::move(text), tone});
+}
+
+}  // namespace remesh::ctl

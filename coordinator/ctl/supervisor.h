@@ -1,0 +1,182 @@
+// Supervisor: everything `remesh run` decides, as a pure state machine.
+//
+// on(event, now_ms) returns what the shell (run.cc) does next, in order. There
+// are no processes, files, sockets or clocks here. The shell ticks every
+// kTickMs, reports each child that exits and performs the actions.
+//
+// Guarantees: a coordinator that crashes is restarted with a growing delay, at
+// most kMaxRestarts times a minute; a coordinator that exits by itself ends the
+// run with its exit code; the first interrupt saves and stops, the second one
+// kills; Exit is returned once, after every child has exited or was killed.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "coordinator/ctl/children.h"
+#include "coordinator/ctl/render.h"
+
+namespace remesh::ctl {
+
+// Children are numbered: 0 is the coordinator, 1 and up are local workers.
+inline constexpr int kCoordinator = 0;
+
+// ------------------------------------------------------------------ events
+
+// First event of all. `lock_holder`: pid of the coordinator that already runs
+// this job, which is then followed; 0 if there is none.
+struct Begin {
+  int lock_holder = 0;
+};
+struct Tick {
+  // The run directory has the endpoint of the coordinator that was started or
+  // is followed.
+  bool coordinator_listens = false;
+  // Only sampled while a coordinator is followed: one holds the run's lock.
+  bool coordinator_alive = false;
+  std::string outcome;  // "done", "stopped", "failed"; "" while the job runs
+};
+// SIGINT, SIGTERM or SIGHUP.
+struct Interrupt {};
+struct ChildExited {
+  Ended how;
+  std::string last_line;  // of its output
+};
+struct StartFailed {
+  int child = 0;
+  std::string error;
+};
+// The coordinator's answer to SendStop.
+struct StopAnswered {
+  bool accepted = false;
+};
+using Event = std::variant<Begin, Tick, Interrupt, ChildExited, StartFailed,
+                           StopAnswered>;
+
+// ----------------------------------------------------------------- actions
+
+// `first`: not a restart. Only then is --resume passed on and the output of
+// an earlier session removed.
+struct StartCoordinator {
+  bool first = false;
+};
+struct StartWorker {
+  int number = 0;
+};
+struct SignalChild {
+  int child = 0;
+  int signal = 0;
+};
+// SIGKILL to all children, which are reaped without a ChildExited.
+struct KillAll {};
+struct SendStop {};
+// Print the run directory and how other workers join.
+struct Greet {};
+struct Say {
+  std::string text;
+  Tone tone = Tone::kNotice;
+};
+// Replaces the loss at the bottom of the screen.
+struct SetNote {
+  std::string text;
+};
+struct Exit {
+  int code = 0;
+};
+using Action = std::variant<StartCoordinator, StartWorker, SignalChild, KillAll,
+                            SendStop, Greet, Say, SetNote, Exit>;
+
+class Supervisor {
+ public:
+  static constexpr int kTickMs = 50;
+  static constexpr int64_t kStopResendMs = 1000;
+  // Time for the workers to leave by themselves after the end of the job,
+  // after SIGTERM, and after the second interrupt.
+  static constexpr int64_t kLeaveMs = 6000;
+  static constexpr int64_t kTerminateMs = 3000;
+  static constexpr int64_t kHurryMs = 2000;
+  static constexpr int64_t kFirstRestartDelayMs = 100;
+  static constexpr int64_t kMaxRestartDelayMs = 5000;
+  static constexpr size_t kMaxRestarts = 10;
+  static constexpr int64_t kRestartWindowMs = 60'000;
+  static constexpr int64_t kRespawnDelayMs = 1000;
+  // A followed coordinator that is gone for this long is replaced; whoever
+  // restarts it takes the lock sooner.
+  static constexpr int64_t kTakeOverMs = 3000;
+
+  struct Options {
+    int local_workers = 0;
+    bool respawn = false;
+    std::string logs;  // folder of the logs, for messages
+  };
+  explicit Supervisor(Options options) : options_(std::move(options)) {}
+
+  std::vector<Action> on(const Event& event, int64_t now_ms);
+
+  // The coordinator is not a child of this process.
+  bool following() const { return following_; }
+  bool interrupted() const { return interrupts_ > 0; }
+  // Why the supervisor itself gave up, else "".
+  const std::string& reason() const { return reason_; }
+
+ private:
+  enum class Stage {
+    kStarting,  // no coordinator listens yet
+    kRunning,
+    kLeaving,      // the job has ended; workers leave by themselves
+    kTerminating,  // the workers were sent SIGTERM
+    kHurrying,     // second interrupt: the workers kill their ranks
+  };
+
+  void handle(const Begin& e);
+  void handle(const Tick& e);
+  void handle(const Interrupt& e);
+  void handle(const ChildExited& e);
+  void handle(const StartFailed& e);
+  void handle(const StopAnswered& e);
+
+  void coordinator_exited(const Ended& how);
+  void worker_exited(const ChildExited& e);
+  void take_over(const Tick& e);
+  void start_due();
+  void wind_up();
+  void start_coordinator();
+  void start_worker(int number);
+  void signal_workers(int signal);
+  void kill_all();
+  void send_stop();
+  void enter(Stage stage);
+  void leave();
+  void give_up(const std::string& reason);
+  void say(std::string text, Tone tone = Tone::kNotice);
+  template <typename A>
+  void act(A action) {
+    actions_.push_back(std::move(action));
+  }
+
+  Options options_;
+  int64_t now_ms_ = 0;
+  std::vector<Action> actions_;
+  Stage stage_ = Stage::kStarting;
+  int64_t stage_since_ms_ = 0;
+  bool following_ = false;
+  std::set<int> running_;              // children
+  std::deque<int64_t> starts_;         // of the coordinator, in the window
+  bool started_ = false;               // a coordinator, at least once
+  int64_t gone_since_ms_ = -1;         // the followed coordinator; -1: alive
+  int64_t restart_at_ms_ = -1;         // the coordinator; -1: not due
+  std::map<int, int64_t> respawn_at_;  // worker number -> time
+  int interrupts_ = 0;
+  bool stop_accepted_ = false;
+  int64_t stop_sent_ms_ = 0;
+  int code_ = 0;
+  std::string reason_;
+  bool exited_ = false;
+};
+
+}  // namespace remesh::ctl

@@ -1,0 +1,305 @@
+// The core of `remesh run`, driven by events and invented times.
+#include "coordinator/ctl/supervisor.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace remesh::ctl {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+std::string text_of(const Action& action) {
+  struct Visitor {
+    std::string operator()(const StartCoordinator& a) const {
+      return a.first ? "start coordinator" : "restart coordinator";
+    }
+    std::string operator()(const StartWorker& a) const {
+      return fmt::format("start worker {}", a.number);
+    }
+    std::string operator()(const SignalChild& a) const {
+      return fmt::format("signal {} to {}", a.signal, a.child);
+    }
+    std::string operator()(const KillAll&) const { return "kill all"; }
+    std::string operator()(const SendStop&) const { return "send stop"; }
+    std::string operator()(const Greet&) const { return "greet"; }
+    std::string operator()(const Say& a) const { return "say " + a.text; }
+    std::string operator()(const SetNote& a) const { return "note " + a.text; }
+    std::string operator()(const Exit& a) const {
+      return fmt::format("exit {}", a.code);
+    }
+  };
+  return std::visit(Visitor{}, action);
+}
+
+class SupervisorTest : public testing::Test {
+ protected:
+  static constexpr int kPid = 7;
+
+  void make(Supervisor::Options options = {}) {
+    options.logs = "LOGS";
+    supervisor_.emplace(std::move(options));
+    now_ = 1000;
+  }
+  Texts give(const Event& event) {
+    Texts out;
+    for (const Action& a : supervisor_->on(event, now_))
+      out.push_back(text_of(a));
+    return out;
+  }
+  // A coordinator of our own that listens, and `workers` started workers.
+  void start(int workers, bool respawn = false) {
+    make({.local_workers = workers, .respawn = respawn});
+    EXPECT_EQ(give(Begin{}), Texts{"start coordinator"});
+    EXPECT_EQ(tick(), Texts{});
+    EXPECT_EQ(tick({.coordinator_listens = true}).size(), 1U + workers);
+  }
+  // A followed coordinator and `workers` local workers.
+  void follow(int workers = 0) {
+    make({.local_workers = workers});
+    EXPECT_EQ(give(Begin{.lock_holder = 42}),
+              Texts{"say a coordinator already runs this job (pid 42); "
+                    "following it"});
+    tick({.coordinator_listens = true, .coordinator_alive = true});
+  }
+  Texts tick(const Tick& e = {}, int64_t after_ms = Supervisor::kTickMs) {
+    now_ += after_ms;
+    return give(e);
+  }
+  Texts exited(int child, int code, int signal = 0,
+               const std::string& last_line = "") {
+    return give(ChildExited{
+        {.pid = kPid, .child = child, .exit_code = code, .signal = signal},
+        last_line});
+  }
+  // Milliseconds until the coordinator is restarted.
+  int64_t restart_delay() {
+    for (int64_t ms = 0; ms <= 10'000; ms += 10) {
+      if (tick({}, ms == 0 ? 0 : 10) == Texts{"restart coordinator"}) return ms;
+    }
+    return -1;
+  }
+
+  std::optional<Supervisor> supervisor_;
+  int64_t now_ = 0;
+};
+
+const std::string kTerm = fmt::format("signal {} to ", SIGTERM);
+const std::string kInt = fmt::format("signal {} to ", SIGINT);
+
+TEST_F(SupervisorTest, StartsTheWorkersOnceTheCoordinatorListens) {
+  make({.local_workers = 2});
+  EXPECT_EQ(give(Begin{}), Texts{"start coordinator"});
+  EXPECT_EQ(tick(), Texts{});
+  EXPECT_EQ(tick({.coordinator_listens = true}),
+            (Texts{"greet", "start worker 1", "start worker 2"}));
+  EXPECT_EQ(tick({.coordinator_listens = true}), Texts{});
+}
+
+TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
+  for (const int code : {0, 3}) {
+    start(2);
+    EXPECT_EQ(exited(kCoordinator, code), Texts{});
+    EXPECT_EQ(tick(), Texts{});
+    EXPECT_EQ(exited(1, 0), Texts{});
+    EXPECT_EQ(tick(), Texts{});
+    EXPECT_EQ(exited(2, 3), Texts{}) << "no report once the job has ended";
+    EXPECT_EQ(tick(), Texts{fmt::format("exit {}", code)});
+    EXPECT_EQ(tick(), Texts{}) << "exits once";
+  }
+}
+
+TEST_F(SupervisorTest, AUsageErrorOfTheCoordinatorEndsItAtOnce) {
+  start(1);
+  EXPECT_EQ(exited(kCoordinator, 2), Texts{"exit 2"});
+}
+
+TEST_F(SupervisorTest, WorkersThatDoNotLeaveAreTerminatedThenKilled) {
+  start(2);
+  exited(1, 0);
+  exited(kCoordinator, 0);
+  EXPECT_EQ(tick({}, Supervisor::kLeaveMs), Texts{});
+  EXPECT_EQ(tick({}, 1), Texts{kTerm + "2"});
+  EXPECT_EQ(tick({}, Supervisor::kTerminateMs), Texts{});
+  EXPECT_EQ(tick({}, 1), Texts{"kill all"});
+  EXPECT_EQ(tick(), Texts{"exit 0"});
+}
+
+TEST_F(SupervisorTest, RestartsACrashedCoordinatorWithGrowingDelay) {
+  start(1);
+  const int64_t delays[] = {100, 100, 200, 400, 800, 1600, 3200, 5000, 5000};
+  for (const int64_t delay : delays) {
+    EXPECT_EQ(exited(kCoordinator, 0, SIGKILL),
+              Texts{"say the coordinator was killed by signal 9 (Killed); "
+                    "restarting it, training continues"});
+    EXPECT_EQ(restart_delay(), delay);
+  }
+}
+
+TEST_F(SupervisorTest, GivesUpAfterTooManyCrashesWithinAMinute) {
+  start(1);
+  Texts last;
+  int crashes = 0;
+  while (last.empty() || last[0].starts_with("say")) {
+    last = exited(kCoordinator, 1);
+    ++crashes;
+    if (last[0].starts_with("say")) {
+      EXPECT_GE(restart_delay(), 0);
+    }
+    ASSERT_LE(crashes, 20);
+  }
+  EXPECT_EQ(crashes, 11);
+  EXPECT_EQ(last, Texts{kTerm + "1"});
+  EXPECT_EQ(supervisor_->reason(),
+            "the coordinator died 11 times within a minute, the last time it "
+            "exited with code 1; see LOGS");
+  exited(1, 0);
+  EXPECT_EQ(tick(), Texts{"exit 3"});
+}
+
+TEST_F(SupervisorTest, OldCrashesDoNotCount) {
+  start(0);
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(exited(kCoordinator, 0, SIGSEGV)[0].starts_with("say"));
+    EXPECT_EQ(restart_delay(), 100);
+    now_ += Supervisor::kRestartWindowMs + 1;
+  }
+}
+
+TEST_F(SupervisorTest, TheFirstInterruptStopsTheSecondKills) {
+  start(2);
+  EXPECT_EQ(give(Interrupt{}),
+            (Texts{"say saving and stopping; press Ctrl-C again to kill "
+                   "immediately",
+                   "note saving and stopping", "send stop"}));
+  EXPECT_TRUE(supervisor_->interrupted());
+  EXPECT_EQ(tick(), Texts{});
+  EXPECT_EQ(give(Interrupt{}),
+            (Texts{"say killing all processes",
+                   fmt::format("signal {} to 0", SIGKILL), kTerm + "1",
+                   kTerm + "2", kInt + "1", kInt + "2"}));
+  EXPECT_EQ(exited(kCoordinator, 0, SIGKILL), Texts{}) << "not restarted";
+  exited(1, 130);
+  EXPECT_EQ(tick({}, Supervisor::kHurryMs), Texts{});
+  EXPECT_EQ(tick({}, 1), Texts{"kill all"});
+  EXPECT_EQ(tick(), Texts{"exit 130"});
+}
+
+TEST_F(SupervisorTest, TheThirdInterruptExitsWithoutWaiting) {
+  start(1);
+  give(Interrupt{});
+  give(Interrupt{});
+  EXPECT_EQ(give(Interrupt{}), Texts{"exit 130"});
+}
+
+TEST_F(SupervisorTest, AnInterruptedRunThatSavedExitsWith130) {
+  start(1);
+  give(Interrupt{});
+  give(StopAnswered{true});
+  exited(kCoordinator, 0);
+  exited(1, 0);
+  EXPECT_EQ(tick(), Texts{"exit 130"});
+}
+
+TEST_F(SupervisorTest, AFailureWhileStoppingIsAFailure) {
+  start(0);
+  give(Interrupt{});
+  exited(kCoordinator, 3);
+  EXPECT_EQ(tick(), Texts{"exit 3"});
+}
+
+TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
+  start(0);
+  give(Interrupt{});
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs - 1), Texts{});
+  EXPECT_EQ(tick({}, 1), Texts{"send stop"});
+  EXPECT_EQ(give(StopAnswered{false}), Texts{});
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
+  give(StopAnswered{true});
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{});
+  exited(kCoordinator, 0, SIGKILL);
+  EXPECT_EQ(tick({}, 100), (Texts{"restart coordinator", "send stop"}));
+}
+
+TEST_F(SupervisorTest, AWorkerThatDiesIsReported) {
+  start(2);
+  EXPECT_EQ(exited(1, 0), Texts{}) << "a clean exit was asked for";
+  EXPECT_EQ(exited(2, 3, 0, "no room in /dev/shm"),
+            (Texts{"say worker process 7 exited with code 3",
+                   "say no room in /dev/shm"}));
+  start(1);
+  EXPECT_EQ(exited(1, 0, SIGKILL, "an old line"),
+            Texts{"say worker process 7 was killed by signal 9 (Killed)"});
+  EXPECT_EQ(tick({}, 10'000), Texts{}) << "not restarted without --respawn";
+}
+
+TEST_F(SupervisorTest, RespawnRestartsAWorkerThatDied) {
+  start(2, /*respawn=*/true);
+  exited(2, 0, SIGKILL);
+  EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs - 1), Texts{});
+  EXPECT_EQ(tick({}, 1), Texts{"start worker 2"});
+  EXPECT_EQ(tick(), Texts{});
+  exited(1, 0);
+  EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{})
+      << "one that was drained stays away";
+  give(Interrupt{});
+  give(StopAnswered{true});
+  exited(2, 0, SIGKILL);
+  EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{}) << "stopping";
+}
+
+TEST_F(SupervisorTest, AProgramThatCannotBeStarted) {
+  start(2);
+  EXPECT_EQ(give(StartFailed{2, "start W: denied"}),
+            Texts{"say start W: denied"});
+  exited(kCoordinator, 0);
+  exited(1, 0);
+  EXPECT_EQ(tick(), Texts{"exit 0"});
+  make();
+  give(Begin{});
+  EXPECT_EQ(give(StartFailed{kCoordinator, "start C: denied"}), Texts{});
+  EXPECT_EQ(supervisor_->reason(), "start C: denied");
+  EXPECT_EQ(tick(), Texts{"exit 3"});
+}
+
+TEST_F(SupervisorTest, AFollowedJobEndsWithItsOutcome) {
+  for (const auto& [outcome, code] :
+       {std::pair("done", 0), {"stopped", 0}, {"failed", 3}}) {
+    follow(1);
+    EXPECT_EQ(tick({.coordinator_alive = true, .outcome = outcome}),
+              Texts{kTerm + "1"});
+    exited(1, 0);
+    EXPECT_EQ(tick(), Texts{fmt::format("exit {}", code)});
+  }
+}
+
+TEST_F(SupervisorTest, AnInterruptEndsTheFollowingNotTheJob) {
+  follow(1);
+  EXPECT_EQ(give(Interrupt{}),
+            (Texts{"say no longer following; training continues, `remesh "
+                   "stop` ends it",
+                   kTerm + "1"}));
+  exited(1, 0);
+  EXPECT_EQ(tick(), Texts{"exit 130"});
+}
+
+TEST_F(SupervisorTest, AFollowedCoordinatorThatIsGoneIsReplaced) {
+  follow(1);
+  EXPECT_TRUE(supervisor_->following());
+  EXPECT_EQ(tick(), Texts{});
+  EXPECT_EQ(tick({.coordinator_alive = true}, Supervisor::kTakeOverMs), Texts{})
+      << "somebody restarted it";
+  EXPECT_EQ(tick(), Texts{});
+  EXPECT_EQ(tick({}, Supervisor::kTakeOverMs - 1), Texts{});
+  EXPECT_EQ(tick({}, 1),
+            (Texts{"say the followed coordinator is gone; starting a new one",
+                   "start coordinator"}));
+  EXPECT_FALSE(supervisor_->following());
+  exited(1, 0, SIGKILL);
+  EXPECT_EQ(tick({.coordinator_listens = true}),
+            (Texts{"greet", "start worker 1"}));
+}
+
+}  // namespace
+}  // namespace remesh::ctl
