@@ -4,6 +4,8 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
@@ -14,6 +16,34 @@ namespace {
 
 constexpr int64_t kResendMs = 500;
 constexpr int64_t kPollMs = 50;
+constexpr int kStatusIntervalMs = 200;
+
+// One command and its reply. Unavailable after kReplyMs.
+Result<pb::Reply> exchange(const std::string& address,
+                           const pb::Command& command) {
+  ASSIGN_OR_RETURN(const auto client, wire::Client::connect(address));
+  pb::Envelope envelope;
+  *envelope.mutable_command() = command;
+  // All copies have one id: the reply to any of them will do.
+  envelope.mutable_command()->set_id(1);
+  const int64_t deadline = monotonic_ms() + kReplyMs;
+  int64_t send_at = 0;
+  for (int64_t now = monotonic_ms(); now < deadline; now = monotonic_ms()) {
+    if (now >= send_at) {
+      client->send(envelope);
+      send_at = now + kResendMs;
+    }
+    while (auto received = client->receive()) {
+      if (received->has_reply() && received->reply().id() == 1) {
+        return std::move(*received->mutable_reply());
+      }
+    }
+    pollfd fd{client->fd(), POLLIN, 0};
+    ::poll(&fd, 1, static_cast<int>(std::min(kPollMs, deadline - now)));
+  }
+  return unavailable(fmt::format("no answer from {} within {}", address,
+                                 format_duration(kReplyMs / 1000.0)));
+}
 
 }  // namespace
 
@@ -42,7 +72,7 @@ void Asker::send(pb::Command command) {
 std::optional<pb::Reply> Asker::poll() {
   while (auto envelope = client_->receive()) {
     if (!waiting_ || !envelope->has_reply() || envelope->reply().id() != id_) {
-      continue;  // the late answer to an earlier question
+      continue;  // a late reply to an earlier command
     }
     waiting_ = false;
     return std::move(*envelope->mutable_reply());
@@ -50,30 +80,40 @@ std::optional<pb::Reply> Asker::poll() {
   return std::nullopt;
 }
 
-Result<pb::Reply> ask(const std::string& address, const pb::Command& command,
-                      int timeout_ms) {
-  ASSIGN_OR_RETURN(const auto client, wire::Client::connect(address));
-  pb::Envelope envelope;
-  *envelope.mutable_command() = command;
-  // One number for all sendings: whichever arrives is answered the same.
-  envelope.mutable_command()->set_id(1);
-  const int64_t deadline = monotonic_ms() + timeout_ms;
-  int64_t send_at = 0;
-  for (int64_t now = monotonic_ms(); now < deadline; now = monotonic_ms()) {
-    if (now >= send_at) {
-      client->send(envelope);
-      send_at = now + kResendMs;
-    }
-    while (auto received = client->receive()) {
-      if (received->has_reply() && received->reply().id() == 1) {
-        return std::move(*received->mutable_reply());
-      }
-    }
-    pollfd fd{client->fd(), POLLIN, 0};
-    ::poll(&fd, 1, static_cast<int>(std::min(kPollMs, deadline - now)));
+Result<pb::JobStatus> send_command(const Target& target,
+                                   const pb::Command& command) {
+  if (target.address.empty()) {
+    return unavailable(target.run_dir +
+                       ": no coordinator runs this job (it has ended or was "
+                       "not started); `remesh run JOB --resume --run-dir " +
+                       target.run_dir + "` continues it");
   }
-  return unavailable(fmt::format("no answer from {} within {}", address,
-                                 format_duration(timeout_ms / 1000.0)));
+  // Do not wait for the reply of a dead process.
+  if (const auto e = rundir::read_endpoint(target.run_dir);
+      e.ok() && e.value().host == rundir::host_name() &&
+      rundir::RunLock::holder(target.run_dir) == 0) {
+    return unavailable(fmt::format(
+        "{}: the coordinator (pid {}) is dead; start the job again with this "
+        "run directory to continue it",
+        target.run_dir, e.value().pid));
+  }
+  ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target.address, command));
+  if (!reply.ok()) return unavailable(reply.error());
+  return reply.status();
+}
+
+Result<pb::JobStatus> send_command(const std::string& run,
+                                   const pb::Command& command) {
+  ASSIGN_OR_RETURN(const Target target, find_target(run));
+  return send_command(target, command);
+}
+
+void wait_for_next_poll() {
+  std::this_thread::sleep_for(std::chrono::milliseconds(kStatusIntervalMs));
+}
+
+bool has_ended(const std::string& state) {
+  return state == "done" || state == "failed" || state == "stopped";
 }
 
 }  // namespace remesh::ctl

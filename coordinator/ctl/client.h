@@ -1,4 +1,4 @@
-// Asking a coordinator: one question, one answer, with a time limit.
+// Client of a coordinator: a command, a reply, a time limit.
 #pragma once
 
 #include <memory>
@@ -11,26 +11,36 @@
 
 namespace remesh::ctl {
 
-// A run as the user named it: a run directory, an address, or nothing (the
-// newest run below ./runs).
+// A run as named by the user: a run directory, an address, or "" for the newest
+// run in ./runs.
 struct Target {
-  std::string run_dir;  // "" when only an address was given
-  std::string address;  // "" when the run has no coordinator
+  std::string run_dir;  // "" if only an address was given
+  std::string address;  // "" if the run has no coordinator
 };
 Result<Target> find_target(const std::string& named);
 
-// Sends the command, again every kResendMs, until the answer is there.
-// Unavailable, naming the address, when the time is over.
-Result<pb::Reply> ask(const std::string& address, const pb::Command& command,
-                      int timeout_ms);
+// Sends the command to the run's coordinator, repeatedly until it replies, and
+// returns the state of the job. Unavailable if there is no coordinator, it does
+// not reply in time or it refuses the command.
+Result<pb::JobStatus> send_command(const Target& target,
+                                   const pb::Command& command);
+// The same with the address read again: a coordinator may have restarted.
+Result<pb::JobStatus> send_command(const std::string& run,
+                                   const pb::Command& command);
 
-// The same without waiting, for who follows a run: at most one question under
-// way. Threads: one.
+// How long send_command() waits for a reply.
+inline constexpr int kReplyMs = 3000;
+// Sleeps between two commands that poll the state of a job.
+void wait_for_next_poll();
+// Whether JobStatus.state is final.
+bool has_ended(const std::string& state);
+
+// Sends commands without waiting, one at a time. Threads: one.
 class Asker {
  public:
   static Result<std::unique_ptr<Asker>> connect(const std::string& address);
-  void send(pb::Command command);   // forgets the one under way
-  std::optional<pb::Reply> poll();  // its answer, once
+  void send(pb::Command command);   // abandons the previous one
+  std::optional<pb::Reply> poll();  // the reply to it, once
   bool waiting() const { return waiting_; }
 
  private:

@@ -1,5 +1,5 @@
-#include "coordinator/ctl/run.h"
-
+// `remesh run`: starts a coordinator and local workers as children, follows the
+// job until it ends, and stops them.
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -15,6 +15,7 @@
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/ctl/supervisor.h"
+#include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
@@ -23,6 +24,18 @@
 
 namespace remesh::ctl {
 namespace {
+
+struct RunOptions {
+  std::string job_file;
+  std::string run_dir;
+  bool resume = false;
+  int local_workers = 0;
+  int slots_per_worker = 1;
+  bool respawn = false;
+  std::string bind = "tcp://127.0.0.1:0";
+  std::string advertise;
+  std::vector<std::string> set;
+};
 
 std::string last_line_of(const std::string& path) {
   const auto lines = rundir::read_lines(path);
@@ -262,8 +275,6 @@ class RunJob {
   std::unique_ptr<Asker> stopper_;
 };
 
-}  // namespace
-
 int run_job(const RunOptions& options) {
   auto job = rundir::load_resolved(options.job_file, options.set);
   if (!job.ok()) return fail(job.status());
@@ -274,6 +285,46 @@ int run_job(const RunOptions& options) {
   RunJob run(options, std::move(*job), std::move(*run_dir));
   if (const Status s = run.start(); !s.ok()) return fail(s);
   return run.run();
+}
+
+}  // namespace
+
+void add_run_verb(CLI::App* app, int* code) {
+  auto o = std::make_shared<RunOptions>();
+  CLI::App* c = app->add_subcommand("run", "Train: start a job and follow it");
+  add_job_options(c, &o->job_file, &o->set);
+  c->add_option("--local", o->local_workers,
+                "Number of workers to start on this machine")
+      ->check(CLI::Range(0, 4096));
+  c->add_option("--slots-per-worker", o->slots_per_worker,
+                "Slots (ranks) that each local worker offers")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  c->add_flag("--resume", o->resume,
+              "Continue the newest run of this job (or --run-dir) from its "
+              "newest checkpoint, with any number of workers");
+  c->add_option("--run-dir", o->run_dir,
+                "Run directory. Default: a new one in job.dump_folder");
+  c->add_option("--bind", o->bind,
+                "Address the coordinator listens on; use tcp://0.0.0.0:5710 "
+                "for workers on other machines")
+      ->capture_default_str();
+  c->add_option("--advertise", o->advertise,
+                "HOST or HOST:PORT that workers connect to, if it differs from "
+                "--bind");
+  c->add_flag("--respawn", o->respawn, "Restart local workers that die");
+  c->footer(R"(
+Examples:
+  remesh run job.toml --local 2
+  remesh run job.toml --local 2 --set train.steps=500 --set optimizer.lr=3e-4
+  remesh run job.toml --local 4 --resume
+  remesh run job.toml --bind tcp://0.0.0.0:5710
+      starts only the coordinator; start a worker on each machine with
+      remesh-worker --connect tcp://HOST:5710 --slots N
+
+Workers can join and leave during the run: remesh-worker --connect RUN.
+Ctrl-C saves and stops; a second Ctrl-C kills immediately.)");
+  c->callback([o, code] { *code = run_job(*o); });
 }
 
 }  // namespace remesh::ctl

@@ -234,6 +234,17 @@ std::string bytes_text(uint64_t bytes) {
   return fmt::format("{:.1f}G", mib / 1024);
 }
 
+std::string events_text(const pb::JobStatus& s, const Style& style) {
+  std::string out;
+  for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
+       ++i) {
+    const pb::EventRecord& e = s.events(i);
+    out += "  " + clock_text(e.time()) + "  " +
+           toned(event_text(e), event_tone(e), style) + "\n";
+  }
+  return out;
+}
+
 std::string status_text(const pb::JobStatus& s, const Style& style) {
   const double share = s.steps() > 0 ? 100.0 * static_cast<double>(s.step()) /
                                            static_cast<double>(s.steps())
@@ -277,13 +288,7 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   out += table(rows) + "\n" + worker_table(s);
   if (const std::string memory = memory_table(s); !memory.empty())
     out += "\n" + memory;
-  if (s.events_size() > 0) out += "\n";
-  for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
-       ++i) {
-    const pb::EventRecord& e = s.events(i);
-    out += "  " + clock_text(e.time()) + "  " +
-           toned(event_text(e), event_tone(e), style) + "\n";
-  }
+  if (s.events_size() > 0) out += "\n" + events_text(s, style);
   return out;
 }
 

@@ -16,7 +16,9 @@ std::string settings_text(const pb::Parallel& parallel,
 // "12M", "1.5G", of 1,048,576 and 1,073,741,824 bytes.
 std::string bytes_text(uint64_t bytes);
 
-// A page for people, several lines.
+// The newest events, one a line.
+std::string events_text(const pb::JobStatus& s, const Style& style);
+// All of it, several lines.
 std::string status_text(const pb::JobStatus& s, const Style& style);
 
 // One JSON object: job, state, detail, generation, mesh, step, steps, loss,

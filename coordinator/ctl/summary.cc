@@ -122,7 +122,7 @@ std::string next_rows(const RunSummary& s) {
     next.push_back(fmt::format("less {}/logs/coordinator.log", s.run_dir));
   }
   if (!s.checkpoint.empty()) {
-    next.push_back(fmt::format("remesh ckpt inspect {}", s.run_dir));
+    next.push_back(fmt::format("remesh checkpoint inspect {}", s.run_dir));
   }
   next.push_back(fmt::format("remesh status {}", s.run_dir));
   std::string out = "\nWhat to try next:\n";

@@ -1,4 +1,4 @@
-// `remesh trace`: the timeline of a generation.
+// `remesh trace`: the merged timeline of a generation.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -6,18 +6,26 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <sstream>
 
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/commands.h"
+#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/timeline.h"
+#include "coordinator/ctl/verbs.h"
 
 namespace remesh::ctl {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Generation and rank of "gen-3-rank-0.json".
+struct Options {
+  std::string run;
+  std::string output;         // "": traces/gen-G.json of the run
+  long long generation = -1;  // -1: the newest that has traces
+};
+
+// Parses "gen-3-rank-0.json" into generation and rank.
 std::optional<std::pair<int64_t, int>> parse_name(const std::string& name) {
   int64_t generation = 0;
   int rank = 0, used = 0;
@@ -36,7 +44,7 @@ Result<std::string> read_file(const fs::path& path) {
   return text.str();
 }
 
-// The files of a run's traces by generation and rank.
+// A run's trace files by generation and rank.
 std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   std::map<int64_t, std::map<int, fs::path>> found;
   std::error_code ec;
@@ -47,25 +55,24 @@ std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   return found;
 }
 
-Status write_trace(const TraceOptions& o) {
+Status write_trace(const Options& o) {
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
   if (target.run_dir.empty())
     return invalid_argument(o.run +
-                            ": traces are files of the run directory; give "
-                            "its path");
+                            ": traces are read from the run directory; give "
+                            "its path, not an address");
   const fs::path folder = fs::path(target.run_dir) / "traces";
   const auto all = find_traces(folder);
   if (all.empty())
     return not_found(folder.string() +
-                     ": no traces; a job with profile.enable = true writes "
-                     "them once profile.num_steps steps were traced");
+                     ": no traces; they are written if profile.enable = true, "
+                     "after profile.num_steps traced steps");
   const auto of =
       o.generation < 0 ? std::prev(all.end()) : all.find(o.generation);
   if (of == all.end())
     return not_found(fmt::format(
-        "{}: no traces of generation {}; there are those of {} to {}",
-        folder.string(), o.generation, all.begin()->first,
-        all.rbegin()->first));
+        "{}: no traces of generation {}; available: {} to {}", folder.string(),
+        o.generation, all.begin()->first, all.rbegin()->first));
   std::vector<RankTrace> ranks;
   for (const auto& [rank, path] : of->second) {
     ASSIGN_OR_RETURN(const std::string text, read_file(path));
@@ -90,9 +97,26 @@ Status write_trace(const TraceOptions& o) {
 
 }  // namespace
 
-int trace_command(const TraceOptions& options) {
-  const Status s = write_trace(options);
-  return s.ok() ? kExitOk : fail(s);
+void add_trace_verb(CLI::App* app, int* code) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = app->add_subcommand(
+      "trace", "Merge the ranks' traces into one timeline and summarize it");
+  add_run_option(c, &o->run);
+  c->add_option("-o,--output", o->output,
+                "Output file. Default: traces/gen-G.json of the run");
+  c->add_option("--generation", o->generation,
+                "Generation to show. Default: the newest that has traces");
+  c->footer(R"(
+Examples:
+  remesh run job.toml --local 4 --set profile.enable=true
+  remesh trace
+  remesh trace runs/latest -o timeline.json
+
+Open the file at https://ui.perfetto.dev or chrome://tracing.)");
+  c->callback([o, code] {
+    const Status s = write_trace(*o);
+    *code = s.ok() ? kExitOk : fail(s);
+  });
 }
 
 }  // namespace remesh::ctl

@@ -75,7 +75,7 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   const int64_t put_off_at = c().last_step();
   ASSERT_TRUE(c().wait_for_step(put_off_at + 10));
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
-  const Finished save = c().remesh({"checkpoint", c().run_dir()});
+  const Finished save = c().remesh({"checkpoint", "save", c().run_dir()});
   EXPECT_EQ(save.exit.code, 3) << save.output;
   disk->free();
   const size_t saved = c().events_named("checkpoint").size();
@@ -109,7 +109,7 @@ TEST_F(DiskTest, AFullDiskKeepsNoMeshFromChanging) {
 TEST_F(DiskTest, ADamagedCheckpointGivesWayToTheOneBefore) {
   train_to_20();
   damage(shard_of(c().checkpoints() + "/step-00000020"));
-  EXPECT_EQ(c().remesh({"ckpt", "verify", c().run_dir()}).exit.code, 3);
+  EXPECT_EQ(c().remesh({"checkpoint", "verify", c().run_dir()}).exit.code, 3);
   c().start_run(1, {"--resume", "--set", "train.steps=30"});
   expect_exit(c().run(), 0, 60'000);
   expect_sequence(30);

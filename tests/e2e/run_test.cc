@@ -37,9 +37,9 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
     EXPECT_EQ(metrics.back()["mesh"]["dp"], workers);
     EXPECT_LT(metrics.back()["loss"], metrics.front()["loss"]);
     for (const Json& m : metrics) EXPECT_EQ(m["generation"], 1);
-    const Finished verify = c().remesh({"ckpt", "verify", c().run_dir()});
+    const Finished verify = c().remesh({"checkpoint", "verify", c().run_dir()});
     EXPECT_EQ(verify.exit.code, 0) << verify.output;
-    const Finished list = c().remesh({"ckpt", "list", c().run_dir()});
+    const Finished list = c().remesh({"checkpoint", "list", c().run_dir()});
     EXPECT_NE(list.output.find("40"), std::string::npos) << list.output;
     EXPECT_EQ(c().events_named("failure").size(), 0U);
   }
@@ -137,12 +137,12 @@ TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
-  const Finished f = c().remesh({"checkpoint", c().run_dir()});
+  const Finished f = c().remesh({"checkpoint", "save", c().run_dir()});
   EXPECT_EQ(f.exit.code, 0) << f.output;
   const size_t at = f.output.find(c().run_dir());
   ASSERT_NE(at, std::string::npos) << f.output;
   const std::string path = f.output.substr(at, f.output.find('\n', at) - at);
-  const Finished verify = c().remesh({"ckpt", "verify", path});
+  const Finished verify = c().remesh({"checkpoint", "verify", path});
   EXPECT_EQ(verify.exit.code, 0) << verify.output;
   const int64_t step = c().last_step();
   ASSERT_TRUE(c().wait_for_step(step + 3));  // it goes on

@@ -248,7 +248,7 @@ TEST_F(RenderTest, Summary) {
 
 What to try next:
   remesh run job.toml --resume --run-dir runs/r --set train.steps=8
-  remesh ckpt inspect runs/r
+  remesh checkpoint inspect runs/r
   remesh status runs/r
 )");
 }

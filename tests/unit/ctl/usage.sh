@@ -27,11 +27,20 @@ expect() {
   esac
 }
 
-for command in "" run status drain mesh checkpoint stop plan trace ckpt \
-  "ckpt list" "ckpt inspect" "ckpt verify" job "job check" "job defaults" data \
-  "data prepare"; do
-  expect 0 "xample" "$bin/remesh" $command --help
+# The verbs that `remesh ARGUMENTS --help` lists.
+verbs() {
+  "$bin/remesh" "$@" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
+}
+for verb in "" $(verbs); do
+  expect 0 "xample" "$bin/remesh" $verb --help
 done
+for verb in checkpoint job; do
+  for inner in $(verbs $verb); do
+    expect 0 "xample" "$bin/remesh" $verb $inner --help
+  done
+done
+expect 0 "checkpoint save" "$bin/remesh" checkpoint --help
+expect 0 "xample" "$bin/remesh" data prepare --help
 expect 0 "SIGTERM" "$bin/remesh-coordinator" --help
 expect 2 "did you mean status" "$bin/remesh" statsu
 expect 2 "did you mean --local" "$bin/remesh" run j.toml --lokal 2
@@ -42,7 +51,13 @@ expect 2 "no such job file" "$bin/remesh" run none.toml
 expect 2 "none not in range 0 to 4096" "$bin/remesh" run none.toml --local none
 expect 2 "no run in $dir/runs" "$bin/remesh" status
 expect 2 "$dir/none: no such run" "$bin/remesh" stop none
-expect 2 "no such run" "$bin/remesh" ckpt list none
+expect 2 "no such run" "$bin/remesh" checkpoint list none
+expect 2 "type: remesh checkpoint list none --json" "$bin/remesh" ckpt list \
+  none --json
+expect 2 "type: remesh checkpoint save runs/latest" "$bin/remesh" checkpoint \
+  runs/latest
+expect 2 "expected one of: save, list, inspect, verify" "$bin/remesh" checkpoint
+expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 3 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9
 

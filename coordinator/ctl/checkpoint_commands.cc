@@ -1,0 +1,247 @@
+// `remesh checkpoint save|list|inspect|verify`
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/verify.h"
+#include "coordinator/ctl/client.h"
+#include "coordinator/ctl/exit.h"
+#include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/clock.h"
+#include "proto/base/text.h"
+#include "proto/jobfile/jobfile.h"
+
+namespace remesh::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A failed save whose error equals that of the one before it emits no new
+// event. After this long without a checkpoint, an error that a rank reports is
+// attributed to this save.
+constexpr int64_t kSameErrorMs = 5000;
+
+struct Options {
+  std::string target;   // a run directory or one checkpoint
+  long long step = -1;  // of a run; -1: the newest
+  bool json = false;
+};
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
+  const std::string name = fs::path(rundir::absolute(path)).filename();
+  return fs::is_directory(path, error) &&
+         manifest::parse_step_name(name).has_value();
+}
+
+Result<std::string> checkpoint_folder(const std::string& run) {
+  ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(rundir::job_path(run)));
+  const std::string& folder = job.checkpoint().folder();
+  return folder.starts_with('/') ? folder : run + "/" + folder;
+}
+
+// Folder of the checkpoints of a run, or the path itself if it has checkpoints.
+Result<std::string> folder_of(const std::string& target) {
+  std::error_code error;
+  if (!target.empty() && !rundir::is_run(target)) {
+    for (fs::directory_iterator it(target, error), end; it != end;
+         it.increment(error)) {
+      if (error) break;
+      if (is_checkpoint(it->path().string())) return rundir::absolute(target);
+    }
+  }
+  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(target));
+  return checkpoint_folder(run);
+}
+
+// The one checkpoint that the options name.
+Result<std::string> one_checkpoint(const Options& options) {
+  if (!options.target.empty() && is_checkpoint(options.target)) {
+    return rundir::absolute(options.target);
+  }
+  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
+  if (options.step >= 0) {
+    const std::string path = folder + "/" + manifest::step_name(options.step);
+    std::error_code error;
+    if (fs::is_directory(path, error)) return path;
+  }
+  const auto system = manifest::posix_file_system();
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
+  if (options.step >= 0) {
+    std::vector<std::string> steps;
+    for (const auto& f : found) steps.push_back(fmt::format("{}", f.step));
+    return not_found(fmt::format("{}: no checkpoint of step {}; available: {}",
+                                 folder, options.step,
+                                 steps.empty() ? "none" : join(steps)));
+  }
+  if (found.empty()) return not_found(folder + ": no checkpoint");
+  const auto* newest = manifest::choose_newest_valid(found);
+  return newest == nullptr ? found.front().path : newest->path;
+}
+
+uint64_t bytes_of(const pb::Manifest& m) {
+  uint64_t bytes = 0;
+  for (const pb::ShardFile& s : m.shards()) bytes += s.bytes();
+  return bytes;
+}
+
+int list(const Options& options) {
+  const auto folder = folder_of(options.target);
+  if (!folder.ok()) return fail(folder.status());
+  const auto system = manifest::posix_file_system();
+  const auto found = manifest::scan(*system, folder.value());
+  if (!found.ok()) return fail(found.status());
+  if (options.json) {
+    auto array = nlohmann::ordered_json::array();
+    for (const auto& f : found.value()) {
+      array.push_back({{"step", f.step},
+                       {"path", f.path},
+                       {"valid", f.status.ok()},
+                       {"problem", f.status.message()},
+                       {"bytes", bytes_of(f.manifest)}});
+    }
+    fmt::print("{}\n", array.dump(2, ' ', false,
+                                  nlohmann::json::error_handler_t::replace));
+    return kExitOk;
+  }
+  if (found.value().empty())
+    fmt::print("no checkpoint in {}\n", folder.value());
+  for (const auto& f : found.value()) {
+    if (!f.status.ok()) {
+      fmt::print("{:>10}  not usable: {}\n", f.step, f.status.message());
+      continue;
+    }
+    fmt::print("{:>10}  {:>10}  {} shard{} of {}  {}\n", f.step,
+               format_bytes(bytes_of(f.manifest)), f.manifest.shards_size(),
+               f.manifest.shards_size() == 1 ? "" : "s",
+               rundir::mesh_text(f.manifest.mesh()), f.path);
+  }
+  return kExitOk;
+}
+
+int inspect(const Options& options) {
+  const auto path = one_checkpoint(options);
+  if (!path.ok()) return fail(path.status());
+  const auto system = manifest::posix_file_system();
+  const auto manifest = manifest::read_checkpoint(*system, path.value());
+  if (!manifest.ok()) return fail(manifest.status());
+  if (options.json) {
+    fmt::print("{}\n", store::describe_json(manifest.value()));
+  } else {
+    fmt::print("{}\n{}", path.value(), store::describe(manifest.value()));
+  }
+  return kExitOk;
+}
+
+int verify(const Options& options) {
+  const auto path = one_checkpoint(options);
+  if (!path.ok()) return fail(path.status());
+  const auto system = manifest::posix_file_system();
+  const store::VerifyReport report = store::verify(*system, path.value());
+  if (options.json) {
+    fmt::print("{}\n", store::describe_json(report));
+  } else {
+    fmt::print("{}\n{}", path.value(), store::describe(report));
+  }
+  return report.ok ? kExitOk : kExitFailed;
+}
+
+std::string rank_checkpoint_error(const pb::JobStatus& s) {
+  for (const pb::WorkerStatus& w : s.workers()) {
+    for (const pb::RankStatus& r : w.ranks()) {
+      if (!r.checkpoint_error().empty()) return r.checkpoint_error();
+    }
+  }
+  return "";
+}
+
+// Waits until the new checkpoint is committed, and returns its path.
+Result<std::string> save_and_wait(const std::string& run) {
+  pb::Command command;
+  command.set_kind(pb::Command::CHECKPOINT);
+  ASSIGN_OR_RETURN(const pb::JobStatus before, send_command(run, command));
+  const double requested_at = unix_seconds();
+  const int64_t began_ms = monotonic_ms();
+  for (;;) {
+    wait_for_next_poll();
+    const int64_t waited_ms = monotonic_ms() - began_ms;
+    const auto now = send_command(run, pb::Command());
+    if (!now.ok()) {
+      // A coordinator that restarts answers again soon.
+      if (waited_ms < 10 * kReplyMs) continue;
+      return now.status();
+    }
+    const pb::JobStatus& s = now.value();
+    if (s.checkpoint_step() > before.checkpoint_step()) {
+      ASSIGN_OR_RETURN(const std::string folder,
+                       checkpoint_folder(s.run_dir()));
+      return folder + "/" + manifest::step_name(s.checkpoint_step());
+    }
+    std::string error;
+    if (waited_ms > kSameErrorMs) error = rank_checkpoint_error(s);
+    for (const pb::EventRecord& e : s.events())
+      if (e.event() == "checkpoint_failed" && e.time() >= requested_at)
+        error = e.cause();
+    if (!error.empty())
+      return unavailable("the checkpoint was not saved: " + error);
+    if (has_ended(s.state()))
+      return unavailable("the job is " + s.state() +
+                         "; no new checkpoint was saved");
+  }
+}
+
+int save(const Options& options) {
+  const auto path = save_and_wait(options.target);
+  if (!path.ok()) return fail(path.status());
+  fmt::print("{}\n", path.value());
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_checkpoint_verbs(CLI::App* app, int* code) {
+  CLI::App* checkpoint =
+      app->add_subcommand("checkpoint", "Save, list or check checkpoints");
+  checkpoint->require_subcommand(1);
+  checkpoint->footer(R"(
+Examples:
+  remesh checkpoint save
+  remesh checkpoint list runs/latest
+  remesh checkpoint inspect runs/latest --step 100
+  remesh checkpoint verify runs/latest/checkpoints/step-00000100)");
+  auto o = std::make_shared<Options>();
+  CLI::App* c = checkpoint->add_subcommand(
+      "save", "Save after the current step; waits and prints the path");
+  add_run_option(c, &o->target);
+  c->footer("\nExample:\n  remesh checkpoint save runs/latest");
+  c->callback([o, code] { *code = save(*o); });
+  const auto add = [&](const char* name, const char* help, bool one,
+                       int (*command)(const Options&)) {
+    c = checkpoint->add_subcommand(name, help);
+    c->add_option("RUN_OR_CHECKPOINT", o->target,
+                  "Run directory or one checkpoint. Default: the newest run "
+                  "in ./runs");
+    if (one) {
+      c->add_option("--step", o->step,
+                    "Step of the checkpoint. Default: the newest");
+    }
+    c->add_flag("--json", o->json, "Print JSON");
+    c->footer(
+        fmt::format("\nExample:\n  remesh checkpoint {} runs/latest", name));
+    c->callback([o, code, command] { *code = command(*o); });
+  };
+  add("list", "List the checkpoints of a run", false, list);
+  add("inspect", "Show what a checkpoint contains", true, inspect);
+  add("verify", "Read and check every byte; exit code 3 if damaged", true,
+      verify);
+}
+
+}  // namespace remesh::ctl

@@ -1,0 +1,111 @@
+// Verbs that need no run: plan, job check, job defaults, data.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+#include <thread>
+
+#include "coordinator/ctl/children.h"
+#include "coordinator/ctl/exit.h"
+#include "coordinator/ctl/plan_view.h"
+#include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/job_files.h"
+
+namespace remesh::ctl {
+namespace {
+
+int plan(PlanOptions o) {
+  const auto job = rundir::load_resolved(o.job_file, o.set);
+  if (!job.ok()) return fail(job.status());
+  if (o.cores == 0)
+    o.cores =
+        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const auto text = plan_text(job.value(), o);
+  if (!text.ok()) return fail(text.status());
+  fmt::print("{}", text.value());
+  return kExitOk;
+}
+
+int job_check(const std::string& job_file,
+              const std::vector<std::string>& set) {
+  const auto job = rundir::load_resolved(job_file, set);
+  if (!job.ok()) return fail(job.status());
+  fmt::print("{}", jobfile::to_toml(job.value()));
+  return kExitOk;
+}
+
+// Becomes remesh-data; returns only if that fails.
+int data(const std::vector<std::string>& arguments) {
+  const auto program = program_beside("remesh-data");
+  if (!program.ok()) return fail(program.status());
+  std::vector<std::string> argv = {program.value()};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  std::vector<char*> raw;
+  for (std::string& a : argv) raw.push_back(a.data());
+  raw.push_back(nullptr);
+  execv(raw[0], raw.data());
+  return fail(errno_error("start " + program.value(), errno));
+}
+
+void add_plan(CLI::App* app, int* code) {
+  auto o = std::make_shared<PlanOptions>();
+  CLI::App* c = app->add_subcommand(
+      "plan", "Show the mesh that a job would get, and its memory use");
+  add_job_options(c, &o->job_file, &o->set);
+  c->add_option("--slots", o->slots, "Slots of each host")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  c->add_option("--hosts", o->hosts, "Number of identical hosts")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+  c->add_option("--layout", o->layout,
+                "Use this mesh instead of selecting one");
+  c->add_option("--cores", o->cores,
+                "Cores of each host. Default: those of this machine")
+      ->check(CLI::Range(1, 65536));
+  c->add_option("--memory-gib", o->memory_gib,
+                "Memory of each host. Default: not checked")
+      ->check(CLI::Range(0.0, 1e9));
+  c->footer(R"(
+Examples:
+  remesh plan job.toml --slots 4
+  remesh plan job.toml --slots 8 --hosts 4 --memory-gib 64
+  remesh plan job.toml --slots 4 --layout pp2,tp2 --set train.recompute=full
+
+Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
+  c->callback([o, code] { *code = plan(*o); });
+}
+
+void add_job(CLI::App* app, int* code) {
+  CLI::App* job = app->add_subcommand("job", "Check and create job files");
+  job->require_subcommand(1);
+  struct Options {
+    std::string job_file;
+    std::vector<std::string> set;
+  };
+  auto o = std::make_shared<Options>();
+  CLI::App* check =
+      job->add_subcommand("check", "Print a job file with all values resolved");
+  add_job_options(check, &o->job_file, &o->set);
+  check->footer("\nExample:\n  remesh job check job.toml --set train.steps=50");
+  check->callback([o, code] { *code = job_check(o->job_file, o->set); });
+  CLI::App* defaults = job->add_subcommand(
+      "defaults", "Print a job file with every key, its default and its help");
+  defaults->footer("\nExample:\n  remesh job defaults > job.toml");
+  defaults->callback([] { fmt::print("{}", jobfile::commented_example()); });
+}
+
+}  // namespace
+
+void add_job_verbs(CLI::App* app, int* code) {
+  add_plan(app, code);
+  add_job(app, code);
+  // All arguments go to remesh-data, --help included.
+  CLI::App* c = app->add_subcommand("data", "Prepare text for training");
+  c->prefix_command();
+  c->set_help_flag();
+  c->callback([c, code] { *code = data(c->remaining()); });
+}
+
+}  // namespace remesh::ctl

@@ -1,0 +1,32 @@
+// The verbs of `remesh`. Each group of verbs is declared (options and help) and
+// implemented in one file; main.cc lists the groups. A verb stores the exit
+// code of the process in *code and prints errors on stderr.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace remesh::ctl {
+
+void add_run_verb(CLI::App* app, int* code);          // run.cc
+void add_status_verb(CLI::App* app, int* code);       // status_command.cc
+void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
+void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
+void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
+void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
+
+// Options that several verbs have.
+inline void add_run_option(CLI::App* verb, std::string* run) {
+  verb->add_option("RUN", *run,
+                   "Run directory or address. Default: the newest in ./runs");
+}
+inline void add_job_options(CLI::App* verb, std::string* job_file,
+                            std::vector<std::string>* set) {
+  verb->add_option("JOB", *job_file, "Job file (TOML)")->required();
+  verb->add_option("--set", *set,
+                   "section.key=value, overrides the job file; repeatable")
+      ->allow_extra_args(false);
+}
+
+}  // namespace remesh::ctl
