@@ -1,5 +1,5 @@
-// A rank's state and replicas in shared memory, for benchmarks: what a worker
-// and a trainer would set up. Each rank is a worker of its own, all on one
+// A rank's state and replicas in shared memory, set up for benchmarks as a
+// worker and a trainer do it. Each rank is a worker of its own; all are on one
 // host.
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace remesh::bench {
 
-// What a worker would tell its rank of where the state shall be.
+// The spec from which a rank learns where to keep its state.
 inline pb::RankSpec spec_of(const geometry::Layout& layout, int rank,
                             const std::string& folder, int64_t global_batch,
                             int64_t seq) {
@@ -64,7 +64,7 @@ class Kept {
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
   train::StateHome& home() { return home_; }
-  // The first state is there.
+  // Connects the replicas. REQUIRES: home() holds the first state.
   Status replicate(engine::Engine& e, comm::Comm& world) {
     ASSIGN_OR_RETURN(replicas_, train::Replication::prepare(
                                     table_, spec_, world.rank(), home_));
@@ -78,20 +78,21 @@ class Kept {
       });
     }
     world.barrier();
-    remove();  // what is mapped stays; a killed benchmark leaves nothing
+    // Mappings stay valid, and a killed benchmark leaves nothing behind.
+    remove();
     return ok_status();
   }
   Status before_agreement() {
     if (replicas_ == nullptr) return ok_status();
     const double began = thread_cpu_s();
-    const Status whole = replicas_->finish([] {});
+    Status finished = replicas_->finish([] {});
     cpu_s_ += thread_cpu_s() - began;
-    return whole;
+    return finished;
   }
   void after_step() {
     if (replicas_ != nullptr) replicas_->start();
   }
-  // Processor time spent on replicas so far.
+  // CPU time spent on replicas so far.
   double replica_cpu_s() const { return cpu_s_; }
   uint64_t replica_bytes() const {
     return replicas_ == nullptr ? 0 : replicas_->bytes();

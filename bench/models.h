@@ -1,6 +1,5 @@
 // The models that benchmarks measure, by name: the Llama sizes of the stories
-// models (karpathy/llama2.c) with a vocabulary of 32,000, and a tiny one. The
-// PyTorch program that bench_step runs beside itself has the same.
+// models (karpathy/llama2.c) with a vocabulary of 32,000, and a tiny one.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// One row of a benchmark, in the ranks that mpirun has started for it.
+// Runs one row of a benchmark in the ranks that mpirun started for it.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,8 +10,8 @@
 
 namespace remesh::bench {
 
-// Runs measure(MpiWorld&) -> Status between MPI's start and its end; returns
-// the exit code. A rank that fails ends all of them.
+// Runs measure(MpiWorld&) -> Status between MPI_Init and MPI_Finalize; returns
+// the exit code. A failing rank aborts all of them.
 template <typename F>
 int under_mpi(const char* program, const std::string& row, const F& measure) {
   auto mpi = comm::MpiWorld::init({});

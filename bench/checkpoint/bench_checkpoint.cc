@@ -1,19 +1,19 @@
-// bench_checkpoint: how fast a state is saved and loaded, beside a plain write
-// and fsync of as many bytes to the same disk in the same run; then the same
-// beside computing, and how much either slows it (beside.h).
+// bench_checkpoint: how fast a state is saved and loaded, compared with a plain
+// write and fsync of the same bytes to the same disk in the same run; then the
+// same during computation, and how much each slows it down (under_load.h).
 //
 //   bench_checkpoint [--mib N] [--ranks N] [--trials N] [--compression C]
 //                    [--threads N] [--dir DIR] [--json]
 //
-// The figure is the ratio: 1.0 means that HDF5, checksums, index and commit
-// cost nothing beside a plain write. Every rank is a thread with a file of its
-// own, in either; for loading a process, since HDF5 has one lock in each.
-// "streamed" is the plain write by way of FileSystem::create_streamed, as
-// shards are written: what this disk allows. Loading is for another number of
-// ranks than saved, the state cut elsewhere; what comes back is compared.
+// The figure of merit is the ratio: 1.0 means that HDF5, checksums, index and
+// commit cost nothing on top of a plain write. For saving and plain writes each
+// rank is a thread with its own file; for loading it is a process, because HDF5
+// has one lock per process. "streamed" is the plain write through
+// FileSystem::create_streamed, as shards are written: the limit of this disk.
+// The state is loaded by another number of ranks than saved it, and compared.
 //
-// Trials alternate, and so does which comes first; medians are compared.
-// Removing files, and waiting for the disk to settle, is not timed.
+// Trials alternate, as does their order; medians are compared. Removing files
+// and waiting for the disk to settle are not timed.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -29,7 +29,8 @@
 #include <thread>
 #include <vector>
 
-#include "bench/checkpoint/beside.h"
+#include "bench/checkpoint/under_load.h"
+#include "bench/median.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
@@ -42,7 +43,7 @@ struct Options {
   int64_t mib = 1024;
   int ranks = 1;
   int trials = 5;
-  int threads = 2;  // that compute; 0: nothing is measured beside computing
+  int threads = 2;  // that compute; 0: skips the measurement under load
   Compression compression = Compression::kNone;
   std::string dir = ".";
   bool json = false;
@@ -74,14 +75,15 @@ Result<Options> parse(int argc, char** argv) {
     } else
       return invalid_argument(
           "usage: bench_checkpoint [--mib N] [--ranks N] [--trials N] "
-          "[--compression none|zlib] [--threads N] [--dir DIR] [--json]; not "
-          "understood: " +
+          "[--compression none|zlib] [--threads N] [--dir DIR] [--json]; "
+          "invalid "
+          "argument: " +
           flag);
   }
   return o;
 }
 
-// A Llama whose state (three fp32 tensors) has about that size.
+// A Llama whose state (three fp32 tensors) has about this size.
 geometry::ParamTable table_of(int64_t mib) {
   geometry::ModelConfig c{.dim = 512,
                           .n_layers = 1,
@@ -97,14 +99,9 @@ geometry::ParamTable table_of(int64_t mib) {
   return geometry::ParamTable::llama(c);
 }
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
 struct Cost {
   double wall_s = 0;
-  double cpu_s = 0;  // of the process, user and system: what neighbours feel
+  double cpu_s = 0;  // user and system time of the process and its children
 };
 
 double cpu_seconds() {
@@ -119,11 +116,12 @@ double cpu_seconds() {
   return seconds;
 }
 
-// Runs work(rank) in a thread for each rank.
+// Runs work(rank) in one thread per rank.
 Status in_threads(int ranks, const std::function<Status(int)>& work) {
   std::vector<Status> outcome(static_cast<size_t>(ranks));
   {
     std::vector<std::jthread> threads;
+    threads.reserve(static_cast<size_t>(ranks));
     for (int r = 0; r < ranks; ++r)
       threads.emplace_back(
           [&, r] { outcome[static_cast<size_t>(r)] = work(r); });
@@ -132,7 +130,7 @@ Status in_threads(int ranks, const std::function<Status(int)>& work) {
   return ok_status();
 }
 
-// Runs work(rank) in a process for each rank.
+// Runs work(rank) in one process per rank.
 Status in_processes(int ranks, const std::function<Status(int)>& work) {
   std::vector<pid_t> children;
   for (int r = 0; r < ranks; ++r) {
@@ -153,7 +151,7 @@ Status in_processes(int ranks, const std::function<Status(int)>& work) {
   return all ? ok_status() : io_error("a rank failed");
 }
 
-// Memory that the ranks' processes share, so that none pays for new pages.
+// Memory shared by the ranks' processes, so that none of them faults in pages.
 class SharedFloats {
  public:
   explicit SharedFloats(size_t n) : n_(n) {
@@ -161,7 +159,7 @@ class SharedFloats {
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(at != MAP_FAILED);
     data_ = static_cast<float*>(at);
-    // Like weights: noise, but for the exponent.
+    // Like weights: noise except for the exponent.
     uint32_t x = 1;
     for (size_t i = 0; i < n; ++i) {
       x = x * 1664525U + 1013904223U;
@@ -186,14 +184,14 @@ Result<Cost> cost_of(const std::function<Status()>& work) {
               .cpu_s = cpu_seconds() - cpu};
 }
 
-// Medians of wall and CPU time, each by itself, a GB.
+// Independent medians of wall and CPU time per GB.
 Cost median_per_gb(const std::vector<Cost>& costs, double gb) {
   std::vector<double> wall, cpu;
   for (const Cost& c : costs) {
     wall.push_back(c.wall_s);
     cpu.push_back(c.cpu_s);
   }
-  return {.wall_s = median(wall) / gb, .cpu_s = median(cpu) / gb};
+  return {.wall_s = bench::median(wall) / gb, .cpu_s = bench::median(cpu) / gb};
 }
 
 class Bench {
@@ -223,8 +221,8 @@ class Bench {
     }
     if (options_.threads > 0) {
       ASSIGN_OR_RETURN(
-          beside_,
-          bench::measure_beside(
+          under_load_,
+          bench::measure_under_load(
               {.dir = dir_,
                .threads = options_.threads,
                .trials = options_.trials,
@@ -254,8 +252,8 @@ class Bench {
     return ok_status();
   }
 
-  // In a directory of their own, as shards are: file systems place it, and so
-  // its files, elsewhere on the disk, where it may be faster or slower.
+  // In a directory of their own, as shards are: the directory decides where on
+  // the disk a file system places its files, which may be faster or slower.
   std::string plain_dir() const { return manifest::path_join(dir_, "plain"); }
   Status remove_plain() { return manifest::remove_all(*fs_, plain_dir()); }
   Status write_plain(bool streamed) {
@@ -321,7 +319,7 @@ class Bench {
     if (before[0] == sum_of(weights_) && before[1] == sum_of(exp_avg_) &&
         before[2] == sum_of(exp_avg_sq_))
       return ok_status();
-    return corrupt(path_ + ": what was loaded is not what was saved");
+    return corrupt(path_ + ": the loaded state differs from the saved one");
   }
   static std::string sum_of(const SharedFloats& v) {
     return manifest::xxh128_text(
@@ -360,8 +358,8 @@ class Bench {
           bytes(), stored_, options_.ranks, 1 / plain.wall_s, 1 / save.wall_s,
           1 / load.wall_s, plain.wall_s / save.wall_s,
           stream.wall_s / save.wall_s, plain.cpu_s, save.cpu_s, load.cpu_s,
-          beside_.plain_over_save, beside_.save_slows, beside_.plain_slows,
-          beside_.copy_waits);
+          under_load_.plain_over_save, under_load_.save_slows,
+          under_load_.plain_slows, under_load_.copy_waits);
       return;
     }
     fmt::print("state {:.0f} MiB, {} shards, median of {} trials\n",
@@ -372,25 +370,26 @@ class Bench {
                  1 / c.wall_s, c.cpu_s, note);
     };
     line("write + fsync", plain, "");
-    line("the same, streamed", stream, "");
-    line("save, committed", save,
+    line("streamed write", stream, "");
+    line("save + commit", save,
          fmt::format("{:.2f} of the plain write, {:.2f} of the streamed; "
                      "{:.0f} MiB, commit {:.0f} ms",
                      plain.wall_s / save.wall_s, stream.wall_s / save.wall_s,
                      static_cast<double>(stored_) / (1 << 20),
-                     1e3 * median(commit_s_)));
-    line("load, verified", load,
+                     1e3 * bench::median(commit_s_)));
+    line("load + verify", load,
          fmt::format("{} shards to {} ranks", options_.ranks,
                      options_.ranks + 1));
     if (options_.threads == 0) return;
     fmt::print(
-        "beside {} computing threads: save {:.3f} GB/s, plain write {:.3f} "
-        "GB/s, ratio {:.2f}\n"
-        "  computing takes {:.1f} % longer while it saves, {:.1f} % beside the "
+        "with {} threads computing: save {:.3f} GB/s, plain write {:.3f} GB/s, "
+        "ratio {:.2f}\n"
+        "  computing takes {:.1f} % longer during the save, {:.1f} % during "
+        "the "
         "plain write; {} updates waited for the copy\n",
-        options_.threads, gb / beside_.save_s, gb / beside_.plain_s,
-        beside_.plain_over_save, 100 * beside_.save_slows,
-        100 * beside_.plain_slows, beside_.copy_waits);
+        options_.threads, gb / under_load_.save_s, gb / under_load_.plain_s,
+        under_load_.plain_over_save, 100 * under_load_.save_slows,
+        100 * under_load_.plain_slows, under_load_.copy_waits);
   }
 
   const Options options_;
@@ -401,7 +400,7 @@ class Bench {
   const SharedFloats weights_{n_}, exp_avg_{n_}, exp_avg_sq_{n_};
   std::string path_;
   std::vector<Layouts> layouts_{static_cast<size_t>(options_.ranks)};
-  bench::BesideResult beside_;
+  bench::UnderLoadResult under_load_;
   uint64_t stored_ = 0;
   std::vector<double> commit_s_;  // part of save_
   std::vector<Cost> plain_, stream_, save_, load_;
@@ -415,7 +414,7 @@ int run_main(int argc, char** argv) {
   }
   std::string dir = manifest::path_join(options->dir, "bench-ckpt-XXXXXX");
   if (mkdtemp(dir.data()) == nullptr) {
-    fmt::print(stderr, "cannot make a directory in {}\n", options->dir);
+    fmt::print(stderr, "cannot create a directory in {}\n", options->dir);
     return 3;
   }
   const Status done = Bench(*options, dir).run();

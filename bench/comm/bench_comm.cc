@@ -1,12 +1,12 @@
-// bench_comm: all-reduce of mpi_comm beside plain MPI_Allreduce in one run.
+// bench_comm: all-reduce of mpi_comm compared with MPI_Allreduce in one run.
 //
 //   mpirun -n 4 bench_comm [--max-mib 64] [--json]
 //
-// A row a message size: bus bandwidth (bytes * 2 (p-1) / p / time, as the NCCL
-// tests define it) of Comm::all_reduce, of eight overlapping start_all_reduce
-// buckets, and of MPI_Allreduce in place; then the ratio of the first to the
-// last. The three take turns within each repetition, so that a noisy machine
-// harms all alike; the median is shown.
+// One row per message size: bus bandwidth (bytes * 2 (p-1) / p / time, as the
+// NCCL tests define it) of Comm::all_reduce, of eight overlapping
+// start_all_reduce buckets, and of MPI_Allreduce in place; then the ratio of
+// the first to the last. The three alternate within each repetition, so that
+// noise affects all of them alike; medians are shown.
 
 #include <fmt/format.h>
 
@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "bench/comm/plain_mpi.h"
+#include "bench/median.h"
 #include "parallel/comm/mpi_comm.h"
 #include "proto/base/clock.h"
 
@@ -23,12 +24,7 @@ namespace {
 
 using namespace remesh;  // NOLINT: a program
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
-// Seconds of one call, the slowest rank's.
+// Seconds of one call on the slowest rank.
 double timed(comm::Comm& world, const std::function<void()>& f) {
   world.barrier();
   const int64_t start = monotonic_ns();
@@ -69,8 +65,8 @@ void row(comm::Comm& world, size_t bytes, bool json) {
   const double p = world.size();
   double gb[kWays];
   for (size_t w = 0; w < kWays; ++w)
-    gb[w] = static_cast<double>(bytes) * 2 * (p - 1) / p / median(seconds[w]) *
-            1e-9;
+    gb[w] = static_cast<double>(bytes) * 2 * (p - 1) / p /
+            bench::median(seconds[w]) * 1e-9;
   fmt::print(
       fmt::runtime(json ? "{{\"bytes\": {}, \"us\": {:.1f}, "
                           "\"all_reduce_gb_s\": {:.4f}, "
@@ -78,7 +74,8 @@ void row(comm::Comm& world, size_t bytes, bool json) {
                           "\"ratio\": {:.3f}}}\n"
                         : "{:>10} {:>10.1f} {:>12.4f} {:>12.4f} {:>12.4f} "
                           "{:>7.2f}\n"),
-      bytes, median(seconds[0]) * 1e6, gb[0], gb[1], gb[2], gb[0] / gb[2]);
+      bytes, bench::median(seconds[0]) * 1e6, gb[0], gb[1], gb[2],
+      gb[0] / gb[2]);
   std::fflush(stdout);
 }
 
@@ -86,14 +83,14 @@ void row(comm::Comm& world, size_t bytes, bool json) {
 
 int main(int argc, char** argv) {
   CLI::App app{
-      "All-reduce bandwidth beside plain MPI_Allreduce.\n"
+      "All-reduce bandwidth compared with MPI_Allreduce.\n"
       "Example: mpirun -n 4 bench_comm --max-mib 16"};
   size_t max_mib = 64;
   bool json = false;
   app.add_option("--max-mib", max_mib, "Largest message, MiB")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  app.add_flag("--json", json, "One JSON object a line");
+  app.add_flag("--json", json, "One JSON object per line");
   CLI11_PARSE(app, argc, argv);
 
   auto made = comm::MpiWorld::init({});
@@ -103,8 +100,7 @@ int main(int argc, char** argv) {
   }
   comm::MpiWorld& mpi = **made;
   if (mpi.size() < 2) {
-    fmt::print(stderr,
-               "bench_comm: world of 1, needs 2 ranks or more: mpirun -n 2\n");
+    fmt::print(stderr, "bench_comm: needs at least 2 ranks: mpirun -n 2\n");
     return 2;
   }
   if (mpi.rank() == 0 && !json)

@@ -1,5 +1,5 @@
-// MPI_Allreduce as Open MPI has it, for comparison only. The world is the one
-// that MpiWorld initialised.
+// Open MPI's MPI_Allreduce, for comparison only. REQUIRES: MpiWorld has
+// initialized MPI.
 #pragma once
 
 #include <span>

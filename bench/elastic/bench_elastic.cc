@@ -1,9 +1,9 @@
-// bench_elastic: from a fault, or a wish, to the next finished step, with real
-// processes on this machine.
+// bench_elastic: time from a fault or command to the next finished step, with
+// real processes on this machine.
 //
-// Times of steps are those of metrics.jsonl, taken by rank 0 when its step is
-// computed; the fault's is taken right before kill(2) (or before the command
-// or program that makes the change is started).
+// The times of steps are those of metrics.jsonl, taken by rank 0 when it has
+// computed the step; the time of a fault is taken right before kill(2), that of
+// a command right before it is started.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -23,8 +23,8 @@ namespace remesh::bench {
 namespace {
 
 constexpr int64_t kPeerMs = 300'000;
-// What is aimed at.
-constexpr double kRecoveryS = 0.5;  // and one step
+// Targets.
+constexpr double kRecoveryS = 0.5;  // plus one step
 constexpr double kPauseS = 0.5;
 constexpr double kFoundSlackS = 0.3;  // a few reports
 constexpr double kPeerRatio = 6;
@@ -78,8 +78,8 @@ Summary summarize(const std::vector<Trial>& trials, T Trial::*field) {
 }
 
 struct Outcome {
-  Summary next;      // fault to next step
-  Summary standing;  // no step finished
+  Summary next;   // fault to next step
+  Summary pause;  // no step finished
   Summary lost;
   Summary noticed, planned, first_step;  // parts of `next`
   double step_s = 0;
@@ -87,7 +87,7 @@ struct Outcome {
 
 Outcome outcome_of(const std::vector<Trial>& trials, double step_s) {
   return {.next = summarize(trials, &Trial::recovery_s),
-          .standing = summarize(trials, &Trial::standing_s),
+          .pause = summarize(trials, &Trial::pause_s),
           .lost = summarize(trials, &Trial::lost_steps),
           .noticed = summarize(trials, &Trial::noticed_s),
           .planned = summarize(trials, &Trial::planned_s),
@@ -99,18 +99,18 @@ void print_row(const Row& row, size_t trials, const Outcome& o) {
   fmt::print(
       "{:<20} {:>6} {:>8.3f} {:>8.3f} {:>8.3f} {:>8.3f} {:>5.0f} {:>6.3f}   "
       "{:.3f} + {:.3f} + {:.3f}\n",
-      row.text, trials, o.next.median, o.next.worst, o.standing.median,
-      o.standing.worst, o.lost.worst, o.step_s, o.noticed.median,
-      o.planned.median, o.first_step.median);
+      row.text, trials, o.next.median, o.next.worst, o.pause.median,
+      o.pause.worst, o.lost.worst, o.step_s, o.noticed.median, o.planned.median,
+      o.first_step.median);
   std::fflush(stdout);
 }
 
-// Median and worst of torchrun's recoveries, as the peer program prints them.
+// Median and worst of torchrun's recoveries, which the peer program prints.
 Summary run_peer(const std::string& file) {
   const std::string python = "/usr/bin/python3";
   if (testing::run_program({python, "-c", "import torch"}, 60'000).exit.code !=
       0) {
-    fmt::print("torchrun: {} has no torch; left out\n", python);
+    fmt::print("torchrun: skipped, {} has no torch\n", python);
     return {};
   }
   const testing::Finished f =
@@ -161,9 +161,9 @@ bool run_coordinator_row(const Arguments& a, Bench* bench) {
 
 void print_head(const Arguments& a) {
   fmt::print(
-      "bench_elastic: {} workers with a rank each on {} cores, 0.1 M "
+      "bench_elastic: {} workers with one rank each on {} cores, 0.1 M "
       "parameters, ZeRO-{},\ncheckpoint every {} steps, elastic.dead_after_ms "
-      "{}, elastic.hang_after_s {}, {} trials\na row\n\n",
+      "{}, elastic.hang_after_s {}, {} trials\nper row\n\n",
       a.bench.workers, std::thread::hardware_concurrency(), a.bench.zero_stage,
       a.bench.interval, a.bench.dead_after_ms, a.bench.hang_after_s, a.trials);
   fmt::print("{:<20} {:>6} {:>17} {:>17} {:>5} {:>6}\n", "", "",
@@ -176,13 +176,13 @@ void print_head(const Arguments& a) {
 
 void print_notes() {
   fmt::print(
-      "\nSeconds; lost steps at worst; the step is the row's median. The next "
-      "step is the\nfirst one finished in the new generation. For join, drain "
-      "and scale the old mesh\ngoes on stepping: what stands still is the "
-      "second pair of columns. A join holds the\nstart of the worker's process "
-      "and elastic.join_window_ms (200 here). The last column\nsplits the "
-      "first median: until the old generation was ended everywhere, until the "
-      "new\none was planned, until its first step.\n");
+      "\nTimes in seconds; the worst number of lost steps; the median step of "
+      "the row. The\nnext step is the first one finished in the new "
+      "generation. During join, drain and\nscale the old mesh keeps training: "
+      "the pause is the second pair of columns. A join\nincludes the start of "
+      "the worker process and elastic.join_window_ms (200 here). The\nlast "
+      "column splits the first median: until the old generation has ended, "
+      "until the\nnew one is planned, until its first step.\n");
 }
 
 class Verdict {
@@ -191,13 +191,13 @@ class Verdict {
       : outcomes_(outcomes) {}
 
   void print(const Arguments& a, const Summary& peer) {
-    fmt::print("\n{:<58} {:>8} {:>8}\n", "aimed at", "limit", "is");
+    fmt::print("\n{:<58} {:>8} {:>8}\n", "target", "limit", "actual");
     for (const char* row : {"rank", "worker", "host"}) {
       if (const Outcome* o = of(row)) {
-        // A lost host is another matter: that its connection is broken for
-        // good has to be waited for.
+        // For a lost host the coordinator first waits whether the connection
+        // comes back.
         if (std::string(row) != "host")
-          line(fmt::format("{}: to the next step, median, 0.5 s and a step",
+          line(fmt::format("{}: to the next step, median, 0.5 s plus a step",
                            text_of(row)),
                kRecoveryS + o->step_s, o->next.median);
         line(fmt::format("{}: finished steps lost", text_of(row)), 0,
@@ -205,14 +205,14 @@ class Verdict {
       }
     }
     if (const Outcome* o = of("stopped")) {
-      line("rank SIGSTOPped: found, worst, hang_after_s and reports",
+      line("rank SIGSTOPped: detected, worst, hang_after_s + reports",
            a.bench.hang_after_s + kFoundSlackS, o->noticed.worst);
       line("rank SIGSTOPped: finished steps lost", 0, o->lost.worst);
     }
     for (const char* row : {"join", "drain", "scale"}) {
       if (const Outcome* o = of(row)) {
-        line(fmt::format("{}: training stands, median", row), kPauseS,
-             o->standing.median);
+        line(fmt::format("{}: pause of training, median", row), kPauseS,
+             o->pause.median);
         line(fmt::format("{}: finished steps lost", row), 0, o->lost.worst);
       }
     }
@@ -220,7 +220,7 @@ class Verdict {
     if (rank == nullptr || peer.median <= 0) return;
     const double ratio = peer.median / rank->next.median;
     fmt::print("{:<58} {:>8.3f} {:>8.3f}   {}\n",
-               "torchrun's time over remesh's, rank killed, at least",
+               "rank killed: torchrun's time over remesh's, at least",
                kPeerRatio, ratio, ratio >= kPeerRatio ? "met" : "NOT MET");
   }
 
@@ -263,7 +263,7 @@ int run(const Arguments& a) {
     if (wanted(a, kCoordinatorRow) && !run_coordinator_row(a, &bench))
       return EXIT_FAILURE;
     if (!parts.empty())
-      fmt::print("\nstart of a rank, the last one: {}\n", parts);
+      fmt::print("\nparts of the start of the last rank: {}\n", parts);
   }
   Summary peer;
   if (!a.peer.empty()) peer = run_peer(a.peer);
@@ -276,12 +276,12 @@ int run(const Arguments& a) {
 }  // namespace remesh::bench
 
 int main(int argc, char** argv) {
-  CLI::App app("From a fault to the next finished step.");
+  CLI::App app("Time from a fault to the next finished step.");
   remesh::bench::Arguments a;
-  app.add_option("--trials", a.trials, "Faults a row")
+  app.add_option("--trials", a.trials, "Faults per row")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--workers", a.bench.workers, "Workers, a rank each")
+  app.add_option("--workers", a.bench.workers, "Workers, one rank each")
       ->check(CLI::Range(2, 64))
       ->capture_default_str();
   app.add_option("--interval", a.bench.interval, "Steps between checkpoints")
@@ -296,13 +296,13 @@ int main(int argc, char** argv) {
   app.add_option("--zero-stage", a.bench.zero_stage, "parallel.zero_stage")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
-  app.add_option("--rows", a.rows, "Only these")
+  app.add_option("--rows", a.rows, "Only these rows")
       ->delimiter(',')
       ->check(CLI::IsMember({"rank", "worker", "host", "stopped", "silent",
                              "join", "drain", "scale", "coordinator"}));
   app.add_option("--peer", a.peer,
-                 "Python program that measures torchrun: run with 'drive', it "
-                 "prints lines \"recovery X s\"")
+                 "Python program that measures torchrun: with the argument "
+                 "'drive' it prints lines \"recovery X s\"")
       ->check(CLI::ExistingFile);
   CLI11_PARSE(app, argc, argv);
   return remesh::bench::run(a);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "bench/median.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -16,7 +17,7 @@ using testing::Json;
 namespace {
 
 constexpr int64_t kPatienceMs = 60'000;
-// The mesh is left alone this long and for so many steps between faults.
+// The mesh runs undisturbed this long and for so many steps between faults.
 constexpr int64_t kCalmMs = 300;
 constexpr int64_t kCalmSteps = 5;
 constexpr double kWindowS = 2.0;  // around a coordinator's death
@@ -24,7 +25,7 @@ constexpr const char* kLate = "late";
 
 double time_of(const Json& j) { return j.value("time", 0.0); }
 
-// Gaps between steps whose later one finished in [from, to).
+// Gaps between successive steps of which the later one finished in [from, to).
 std::vector<double> gaps(const std::vector<Json>& metrics, double from,
                          double to) {
   std::vector<double> out;
@@ -38,10 +39,8 @@ double largest(const std::vector<double>& v) {
   return v.empty() ? -1 : *std::max_element(v.begin(), v.end());
 }
 
-double median(std::vector<double> v) {
-  if (v.empty()) return -1;
-  std::nth_element(v.begin(), v.begin() + v.size() / 2, v.end());
-  return v[v.size() / 2];
+double median_or_none(std::vector<double> v) {
+  return v.empty() ? -1 : bench::median(std::move(v));
 }
 
 }  // namespace
@@ -72,15 +71,14 @@ std::string Bench::name_of(int index) const {
   return fmt::format("w{}", index % workers_ + 1);
 }
 
-// The whole mesh trains, and has for a while.
+// Waits until the full mesh has trained for a while.
 bool Bench::settle() {
   const bool ok =
       cluster_.wait_for_dp(workers_, cluster_.last_step(), kPatienceMs) &&
       cluster_.wait_for_step(cluster_.last_step() + kCalmSteps, kPatienceMs);
   testing::sleep_ms(kCalmMs);
   if (!ok || cluster_.metrics().back()["mesh"]["dp"] != workers_) {
-    fmt::print(stderr, "the mesh is not whole again\n{}\n",
-               cluster_.describe());
+    fmt::print(stderr, "the mesh did not recover\n{}\n", cluster_.describe());
     return false;
   }
   return true;
@@ -109,7 +107,7 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   const auto& metrics = cluster_.metrics();
   const double next = time_of(metrics[at]);
   out->recovery_s = next - fault_time;
-  out->standing_s = next - time_of(metrics[at - 1]);
+  out->pause_s = next - time_of(metrics[at - 1]);
   double ended = -1;
   for (const Json& e : cluster_.events()) {
     const std::string name = e.value("event", "");
@@ -157,7 +155,7 @@ bool Bench::rank_stopped(int trial, Trial* out) {
   return measure(t, g, out) && settle();
 }
 
-// At once, as a service manager does.
+// Restarted at once, as a service manager does.
 bool Bench::worker_restarted(int trial, Trial* out) {
   const std::string name = name_of(trial);
   const int64_t g = generation();
@@ -218,7 +216,7 @@ bool Bench::scale(int, Trial* out) {
   return ok && settle();
 }
 
-// Killed and at once started again, as `remesh run` and systemd do.
+// Killed and restarted at once, as `remesh run` and systemd do.
 bool Bench::coordinator_killed(int, GapTrial* out) {
   testing::sleep_ms(static_cast<int64_t>(kWindowS * 1000));
   const int64_t g = generation();
@@ -234,14 +232,14 @@ bool Bench::coordinator_killed(int, GapTrial* out) {
       },
       kPatienceMs);
   if (!heard || generation() != g) {
-    fmt::print(stderr, "the ranks were not found again\n{}\n",
+    fmt::print(stderr, "the coordinator did not adopt the ranks\n{}\n",
                cluster_.describe());
     return false;
   }
   const auto& m = cluster_.metrics();
   out->longest_s = largest(gaps(m, t, t + kWindowS));
   out->longest_before_s = largest(gaps(m, t - kWindowS, t));
-  out->median_s = median(gaps(m, t - kWindowS, t + kWindowS));
+  out->median_s = median_or_none(gaps(m, t - kWindowS, t + kWindowS));
   return true;
 }
 
@@ -249,7 +247,7 @@ double Bench::median_step_s(double since) const {
   std::vector<double> steps;
   for (const Json& m : cluster_.metrics())
     if (time_of(m) >= since) steps.push_back(m.value("step_s", 0.0));
-  return median(steps);
+  return median_or_none(std::move(steps));
 }
 
 std::string Bench::start_parts() const {

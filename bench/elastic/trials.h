@@ -14,18 +14,18 @@ namespace remesh::bench {
 // One fault. Seconds; negative: not measured.
 struct Trial {
   double recovery_s = -1;  // from the fault to the next finished step
-  double standing_s = -1;  // between the finished steps before and after
-  int64_t lost_steps = 0;  // computed again
-  // Where recovery_s goes.
+  double pause_s = -1;     // between the finished steps before and after
+  int64_t lost_steps = 0;  // recomputed
+  // Parts of recovery_s.
   double noticed_s = -1;  // fault to the old generation's end
   double planned_s = -1;  // to the new generation's plan
   double first_step_s = -1;
 };
 
-// Around a coordinator's death, when no step should wait.
+// Around the death of the coordinator, which should not delay any step.
 struct GapTrial {
   double longest_s = -1;         // between finished steps, around the kill
-  double longest_before_s = -1;  // in as long a time before it
+  double longest_before_s = -1;  // in an equally long time before it
   double median_s = -1;
 };
 
@@ -39,28 +39,29 @@ struct BenchOptions {
 
 class Bench {
  public:
-  // A cluster of daemons with a slot each, training; aborts when it does not
-  // start.
+  // Starts a cluster of workers with one slot each and waits until it trains;
+  // aborts if it does not.
   Bench(const std::string& data_path, const BenchOptions& options);
   ~Bench();
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  // Each leaves the cluster as it was. False (with the reason on stderr) when
-  // it does not recover within a minute.
+  // Each restores the cluster to what it was. False (with the reason on stderr)
+  // if it does not recover within a minute.
   bool rank_killed(int trial, Trial* out);
-  bool worker_restarted(int trial, Trial* out);  // killed, back under its name
-  bool host_lost(int trial, Trial* out);         // ... and its memory with it
+  bool worker_restarted(int trial, Trial* out);  // killed, same name again
+  bool host_lost(int trial, Trial* out);         // ... and its memory is lost
   bool rank_stopped(int trial, Trial* out);
   bool worker_stopped(int trial, Trial* out);
   bool join(int trial, Trial* out);
   bool drain(int trial, Trial* out);
-  bool scale(int trial, Trial* out);  // one slot less
+  bool scale(int trial, Trial* out);  // down by one slot
   bool coordinator_killed(int trial, GapTrial* out);
 
-  // Of the steps finished since that moment.
+  // Of the steps finished since that time.
   double median_step_s(double since) const;
-  // Rank 0's start of the newest generation, by its parts, from its log.
+  // How long the parts of rank 0's start took in the newest generation, from
+  // its log.
   std::string start_parts() const;
 
  private:

@@ -1,15 +1,15 @@
-// bench_memory: what a rank's memory grows by, beside what the planner says
-// that it will.
+// bench_memory: how much memory a rank needs, compared with the prediction of
+// the planner.
 //
-//   bench_memory [--size 15m]        starts mpirun once a configuration
+//   bench_memory [--size 15m]        starts mpirun once per configuration
 //
-// A row a configuration, of the rank that needs most: bytes predicted
-// (planner::predict_memory), bytes the engine says it holds, and by how much
-// the process's peak of resident memory (VmHWM) grew from before the engine was
-// made to after three steps. What a process takes anyway (code, MPI, stacks) is
-// measured before and not counted. With --keep-state the state lives in shared
-// memory, as in training, and each rank is a worker of its own: resident memory
-// counts those pages too.
+// One row per configuration, for the rank that needs most: the bytes predicted
+// (planner::predict_memory), the bytes the engine accounts for, and the growth
+// of the peak resident memory of the process (VmHWM) from before the engine was
+// created to after three steps. The baseline of every process (code, MPI,
+// stacks) is measured before and subtracted. With --keep-state the state lives
+// in shared memory, as in training, and each rank is a worker of its own;
+// resident memory includes those pages.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -54,7 +54,7 @@ struct Options {
   bool keep_state = false;  // in shared memory, with replicas
 };
 
-// KiB of a line of /proc/self/status.
+// The value of a line of /proc/self/status, in KiB.
 double status_kib(const std::string& key) {
   std::ifstream in("/proc/self/status");
   std::string word;
@@ -113,7 +113,39 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
   return kept != nullptr ? kept->before_agreement() : ok_status();
 }
 
-// One configuration, in every rank of an MPI world.
+// Gathers the figures of all ranks and prints those of the rank with the
+// highest peak, on rank 0.
+void print_row(const Options& o, comm::Comm& world, const planner::Memory& want,
+               const board::Memory& held, double peak) {
+  const double mine[] = {
+      mib(want.total()),     mib(total(held)),    peak,
+      mib(want.weights),     mib(want.gradients), mib(want.optimizer),
+      mib(want.activations), mib(want.buffers),   mib(held.weights),
+      mib(held.gradients),   mib(held.optimizer), mib(held.activations),
+      mib(held.buffers)};
+  constexpr size_t kN = sizeof(mine) / sizeof(mine[0]);
+  std::vector<double> all(kN * static_cast<size_t>(world.size()));
+  world.all_gather(std::as_bytes(std::span(mine)),
+                   std::as_writable_bytes(std::span(all)));
+  if (world.rank() != 0) return;
+  size_t worst = 0;
+  for (size_t r = 0; r * kN < all.size(); ++r)
+    if (all[r * kN + 2] > all[worst * kN + 2]) worst = r;
+  const double* w = all.data() + worst * kN;
+  std::string name = o.layout;
+  if (o.zero > 0) name += fmt::format(" ZeRO {}", o.zero);
+  if (o.layout.find("pp") != std::string::npos) name += " " + o.schedule;
+  if (o.recompute != "none") name += " " + o.recompute;
+  if (o.keep_state) name += " kept";
+  fmt::print(
+      "{:<28} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.3f}   {:.0f}/{:.0f} "
+      "{:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f}\n",
+      name, w[0], w[1], w[2], w[2] / w[0], w[3], w[8], w[4], w[9], w[5], w[10],
+      w[6], w[11], w[7], w[12]);
+  std::fflush(stdout);
+}
+
+// Measures one configuration; called on every rank of an MPI world.
 Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
@@ -161,33 +193,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
       planner::predict_memory(shape, layout, world.rank());
   board::Memory held = e->memory();
   if (kept) held.buffers += kept->replica_bytes();
-  const double mine[] = {
-      mib(want.total()),     mib(total(held)),    peak,
-      mib(want.weights),     mib(want.gradients), mib(want.optimizer),
-      mib(want.activations), mib(want.buffers),   mib(held.weights),
-      mib(held.gradients),   mib(held.optimizer), mib(held.activations),
-      mib(held.buffers)};
-  constexpr size_t kN = sizeof(mine) / sizeof(mine[0]);
-  std::vector<double> all(kN * static_cast<size_t>(world.size()));
-  world.all_gather(std::as_bytes(std::span(mine)),
-                   std::as_writable_bytes(std::span(all)));
-  if (world.rank() != 0) return ok_status();
-  // Of the rank whose peak is the highest.
-  size_t worst = 0;
-  for (size_t r = 0; r * kN < all.size(); ++r)
-    if (all[r * kN + 2] > all[worst * kN + 2]) worst = r;
-  const double* w = all.data() + worst * kN;
-  std::string name = o.layout;
-  if (o.zero > 0) name += fmt::format(" ZeRO {}", o.zero);
-  if (layout.pp > 1) name += " " + o.schedule;
-  if (o.recompute != "none") name += " " + o.recompute;
-  if (o.keep_state) name += " kept";
-  fmt::print(
-      "{:<28} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.3f}   {:.0f}/{:.0f} "
-      "{:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f}\n",
-      name, w[0], w[1], w[2], w[2] / w[0], w[3], w[8], w[4], w[9], w[5], w[10],
-      w[6], w[11], w[7], w[12]);
-  std::fflush(stdout);
+  print_row(o, world, want, held, peak);
   return ok_status();
 }
 
@@ -239,27 +245,27 @@ int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;
   CLI::App app{
-      "Memory that ranks need, beside what the planner predicts.\n"
+      "Memory that ranks need, compared with the planner's prediction.\n"
       "Example: bench_memory --size 42m"};
   app.add_option("--size", o.size, "Model: 15m or 42m")
       ->capture_default_str()
       ->check(CLI::IsMember({"15m", "42m"}));
   app.add_option("--layout", o.layout,
-                 "This mesh alone, in the ranks that mpirun started");
+                 "Only this layout, in the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
   app.add_option("--schedule", o.schedule, "gpipe, 1f1b, interleaved, zb-h1");
-  app.add_option("--chunks", o.chunks, "Model chunks a pipeline rank")
+  app.add_option("--chunks", o.chunks, "Model chunks per pipeline rank")
       ->check(CLI::Range(1, 64));
   app.add_option("--recompute", o.recompute, "none, selective or full")
       ->check(CLI::IsMember({"none", "selective", "full"}));
-  app.add_option("--microbatches", o.microbatches, "Of the global batch")
+  app.add_option("--microbatches", o.microbatches, "Microbatches per step")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences a microbatch")
+  app.add_option("--batch", o.batch, "Sequences per microbatch")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens a sequence")
+  app.add_option("--seq", o.seq, "Tokens per sequence")
       ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--keep-state", o.keep_state,
-               "The state in shared memory, and its replicas");
+               "State and replicas in shared memory");
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);

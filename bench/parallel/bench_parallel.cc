@@ -1,13 +1,13 @@
-// bench_parallel: what parallelism costs: steps of N ranks of one thread beside
-// steps of one rank of N threads, the same model and global batch.
+// bench_parallel: the cost of parallelism: steps of N single-threaded ranks
+// compared with steps of one rank with N threads, same model and global batch.
 //
 //   mpirun -n 2 --bind-to none bench_parallel [--size 42m] [--json]
 //
-// A row a configuration: its seconds a step (median of the rounds), the speed
-// relative to the one rank, whose steps take turns with it (median of the
-// rounds' ratios, as a shared machine's speed changes from minute to minute),
-// what the schedule's bubble and the stages' imbalance alone would allow, and
-// where the time went (mean over ranks).
+// One row per configuration: seconds per step (median of the rounds), the speed
+// relative to the one rank, whose steps alternate with it (median of the ratios
+// of the rounds, because the speed of a shared machine drifts), the limit set
+// by the schedule's bubble and the imbalance of the stages alone, and where the
+// time went (mean over ranks).
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/median.h"
 #include "bench/models.h"
 #include "parallel/comm/local_comm.h"
 #include "parallel/comm/mpi_comm.h"
@@ -40,7 +41,7 @@ using geometry::ScheduleKind;
 struct Options {
   std::string size = "42m";
   std::string only;
-  std::string layout;  // not empty: this configuration alone
+  std::string layout;  // not empty: only this configuration
   int zero = 0;
   std::string schedule = "1f1b";
   int chunks = 1;
@@ -79,11 +80,6 @@ Result<std::vector<Configuration>> configurations(const Options& o, int n) {
       {"pp, 1f1b", {.pp = n}, 0, ScheduleKind::k1F1B},
       {"pp, interleaved 2", {.pp = n}, 0, ScheduleKind::kInterleaved1F1B, 2},
       {"pp, zb-h1", {.pp = n}, 0, ScheduleKind::kZbH1}};
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 double seconds_since(int64_t ns) {
@@ -153,7 +149,7 @@ class Runner {
   int64_t global_tokens_ = 0;
 };
 
-// What pp stages of those loads reach of the even split without a bubble.
+// The speed of the pipeline relative to an even split without a bubble.
 double predicted(const Configuration& c, const Options& o,
                  const geometry::ModelConfig& m) {
   if (c.layout.pp == 1) return 1;
@@ -179,7 +175,7 @@ double predicted(const Configuration& c, const Options& o,
   return sum / c.layout.pp / most / (1 + timing->bubble_overhead);
 }
 
-// Rank 0 works alone; the others sleep, so that they take no core from it.
+// Runs the reference on rank 0; the others sleep and leave it their cores.
 double alone(comm::Comm& world, Runner* reference, double& loss) {
   double seconds = 0;
   std::byte done{0};
@@ -229,7 +225,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
   std::vector<double> with, ratios;
   double difference = 0;  // of the losses
   double sums[7] = {};
-  double most = 0;  // computing, of the busiest rank
+  double most = 0;  // compute time of the busiest rank
   for (int i = -1; i < o.rounds; ++i) {
     double loss = 0;
     const double one = alone(world, reference, loss);
@@ -269,7 +265,7 @@ int run(const Options& o, comm::MpiWorld& mpi) {
         Runner::make(o, {"one rank", {}}, world.size(), *self[0], table);
     if (!made.ok()) {
       fmt::print(stderr, "bench_parallel: {}\n", made.status().to_string());
-      mpi.abort(3, "the one rank cannot be made");
+      mpi.abort(3, "cannot set up the one rank");
     }
     reference = std::move(made).value();
     if (!o.json)
@@ -281,7 +277,7 @@ int run(const Options& o, comm::MpiWorld& mpi) {
           "{:>7} {:>7} {:>7} {:>7}\n",
           o.size, o.dtype, o.microbatches, o.batch, o.seq, world.size(),
           world.size(), "configuration", "step_s", "ratio", "predicted",
-          "loss diff", "compute", "most", "pipeline", "tp, cp", "reduce",
+          "loss diff", "compute", "max", "pipeline", "tp, cp", "reduce",
           "gather", "agree", "update");
   }
   const auto all = configurations(o, world.size());
@@ -305,35 +301,37 @@ int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;
   CLI::App app{
-      "Steps of N ranks of one thread beside steps of one rank of N threads.\n"
+      "Steps of N single-threaded ranks compared with one rank of N threads.\n"
       "Example: mpirun -n 2 --bind-to none bench_parallel --size 15m"};
   app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
       ->capture_default_str()
       ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
-  app.add_option("--only", o.only, "Configurations with this in their name");
+  app.add_option("--only", o.only,
+                 "Only configurations whose name contains this");
   app.add_option("--layout", o.layout,
-                 "This mesh of all ranks alone, like dp2,pp2");
+                 "Only this layout of all ranks, like dp2,pp2");
   app.add_option("--zero", o.zero, "ZeRO stage of --layout")
       ->check(CLI::Range(0, 3));
   app.add_option("--schedule", o.schedule,
-                 "of --layout: gpipe, 1f1b, interleaved or zb-h1");
-  app.add_option("--chunks", o.chunks, "of --layout")->check(CLI::Range(1, 64));
-  app.add_option("--microbatches", o.microbatches, "Of the global batch")
+                 "Schedule of --layout: gpipe, 1f1b, interleaved or zb-h1");
+  app.add_option("--chunks", o.chunks, "Chunks of --layout")
+      ->check(CLI::Range(1, 64));
+  app.add_option("--microbatches", o.microbatches, "Microbatches per step")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences a microbatch")
+  app.add_option("--batch", o.batch, "Sequences per microbatch")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens a sequence")
+  app.add_option("--seq", o.seq, "Tokens per sequence")
       ->capture_default_str()
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
       ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_option("--rounds", o.rounds, "Steps measured of each")
+  app.add_option("--rounds", o.rounds, "Steps measured per configuration")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
-  app.add_flag("--json", o.json, "One JSON object a line");
+  app.add_flag("--json", o.json, "One JSON object per line");
   CLI11_PARSE(app, argc, argv);
 
   auto made = comm::MpiWorld::init({});
@@ -343,9 +341,7 @@ int main(int argc, char** argv) {
   }
   comm::MpiWorld& mpi = **made;
   if (mpi.size() < 2) {
-    fmt::print(stderr,
-               "bench_parallel: world of 1, needs 2 ranks or more: mpirun -n "
-               "2\n");
+    fmt::print(stderr, "bench_parallel: needs at least 2 ranks: mpirun -n 2\n");
     return 2;
   }
   const int rc = bench::run(o, mpi);

@@ -1,16 +1,17 @@
-// bench_state: what it costs a step that its state survives a killed process
-// and a lost worker.
+// bench_state: the cost per step of a state that survives a killed process and
+// a lost worker.
 //
-//   bench_state [--size 42m]      starts mpirun with two ranks, once a row
+//   bench_state [--size 42m]      starts mpirun with two ranks, once per row
 //
-// One engine a rank, whose state moves to and fro between steps: in memory of
-// its own, updated in place; or in a segment of shared memory, updated out of
-// place and committed (worker/train/state_home.h). Rounds of three steps
-// alternate: in place; kept; kept, with replicas to the other worker
-// (worker/train/replication.h) from the update before to the agreement. A round
-// gives two ratios, each of neighbouring steps; the medians over all rounds are
-// printed, and their quartiles, because machines are shared; and, of replicas,
-// the processor time beside that of the step before, which others disturb less.
+// Each rank has one engine, whose state moves back and forth between steps:
+// private memory, updated in place; or a segment of shared memory, updated out
+// of place and committed (worker/train/state_home.h). A round has three steps:
+// in place; kept; kept with replicas on the other worker
+// (worker/train/replication.h), which are made between the update before and
+// the agreement. A round gives two ratios of neighbouring steps. Medians over
+// all rounds are printed with quartiles, because machines are shared, and for
+// replicas also the CPU time relative to the step before, which depends less on
+// other load.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "bench/kept_state.h"
+#include "bench/median.h"
 #include "bench/models.h"
 #include "bench/under_mpi.h"
 #include "parallel/comm/mpi_comm.h"
@@ -64,12 +66,7 @@ Batch make_batch(const Options& o, int64_t count, int64_t vocab) {
   return b;
 }
 
-double median(std::vector<double> v, double at = 0.5) {
-  std::sort(v.begin(), v.end());
-  return v[static_cast<size_t>(at * static_cast<double>(v.size() - 1) + 0.5)];
-}
-
-// A state that lives in one of two places at a time.
+// A state that lives in one of two stores at a time.
 class Movable final : public engine::StateStore {
  public:
   Movable(kernels::Backend& backend, engine::StateStore& kept)
@@ -83,7 +80,7 @@ class Movable final : public engine::StateStore {
   engine::StateView begin() override { return now_->begin(); }
   void commit(int64_t step) override { now_->commit(step); }
   int copies() const override { return now_->copies(); }
-  // True when it was elsewhere.
+  // True if it was in the other store.
   bool move(bool kept, int64_t step) {
     engine::StateStore* const to = kept ? &kept_ : own_.get();
     if (to == now_) return false;
@@ -136,8 +133,8 @@ class Trial {
   }
 
   enum class How { kInPlace, kKept, kReplicated };
-  // Seconds of a step, with all that belongs to it. A replica belongs to the
-  // step beside which it is made.
+  // Seconds of a complete step. A replica counts in the step that it overlaps
+  // with.
   Result<double> step(How how) {
     if (state_.move(how != How::kInPlace, engine_->step()))
       engine_->state_loaded();
@@ -163,7 +160,7 @@ class Trial {
     return s;
   }
   double update_s() const { return update_s_; }
-  // Processor time of this rank in the last step, and on replicas so far.
+  // CPU time of this rank in the last step, and on replicas so far.
   double cpu_s() const { return cpu_s_; }
   double replica_cpu_s() const { return kept_.replica_cpu_s(); }
   uint64_t replica_bytes() const { return kept_.replica_bytes(); }
@@ -190,7 +187,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   RETURN_IF_ERROR(trial.make(layout));
   std::vector<double> plain, kept, replicated, work, plain_update, kept_update;
   using How = Trial::How;
-  for (int i = -1; i < o.rounds; ++i) {  // the first warms up
+  for (int i = -1; i < o.rounds; ++i) {  // the first is warm-up
     ASSIGN_OR_RETURN(const double a, trial.step(How::kInPlace));
     const double a_update = trial.update_s();
     ASSIGN_OR_RETURN(const double b, trial.step(How::kKept));
@@ -234,8 +231,8 @@ int run_all(const std::string& self, const Options& o) {
       "{} in {}, global batches of {} x {} in microbatches of {}; medians of "
       "{} rounds (quartiles)\n{:<14} {:>8} {:>9} {:>16} {:>28} {}\n",
       o.size, o.dtype, o.global_batch, o.seq, o.batch, o.rounds,
-      "configuration", "step ms", "state MiB", "update ms", "kept costs",
-      "replicas cost, their processor time");
+      "configuration", "step ms", "state MiB", "update ms", "keeping costs",
+      "replicas cost, their CPU time");
   std::fflush(stdout);
   int bad = 0;
   for (const char* row : {"--layout dp2", "--layout dp2 --zero 1",
@@ -257,19 +254,19 @@ int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;
   CLI::App app{
-      "What states in shared memory, and replicas of them, cost a step.\n"
+      "Cost per step of keeping the state in shared memory and of replicas.\n"
       "Example: bench_state --size 15m --rounds 20"};
   app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
       ->capture_default_str()
       ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
   app.add_option("--layout", o.layout,
-                 "This mesh alone, in the ranks that mpirun started");
+                 "Only this layout, in the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
-  app.add_option("--global-batch", o.global_batch, "Sequences a step")
+  app.add_option("--global-batch", o.global_batch, "Sequences per step")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences a microbatch")
+  app.add_option("--batch", o.batch, "Sequences per microbatch")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens a sequence")
+  app.add_option("--seq", o.seq, "Tokens per sequence")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--rounds", o.rounds, "Rounds measured")
       ->check(CLI::Range(1, 1000));

@@ -2,10 +2,10 @@
 // clipping and AdamW on a Llama of a named size, without communication.
 //
 // Prints tokens/s of the best step after warm-up; where the time went and what
-// bounds each part (report.h), by the rates of plain matrix products of the
-// widest layer's shape and of memory, measured in the same run; and, with
-// --peer, the same step of another program beside it. Everything alternates in
-// rounds, because machines are shared.
+// bounds each part (report.h), by the rate of plain GEMMs of the widest layer's
+// shape and the memory bandwidth, both measured in the same run; and, with
+// --peer, the same step of another program for comparison. Everything
+// alternates in rounds, because machines are shared.
 #include <fmt/format.h>
 #include <sys/wait.h>
 
@@ -43,8 +43,8 @@ struct Options {
   bool recompute = false;
   bool json = false;
   std::string peer;
-  // 0: as many as here, but in fp32, where a PyTorch without BLAS takes
-  // minutes, two steps of one sequence.
+  // 0: the same as here, except in fp32, where a PyTorch without BLAS takes
+  // minutes: two steps of one sequence.
   int peer_steps = 0;
   int64_t peer_batch = 0;
 };
@@ -114,7 +114,7 @@ class Trainer {
     stage_->load_weights(now().p.span());
   }
 
-  // One step on random tokens; returns its seconds and sets phases().
+  // Runs one step on random tokens; returns its seconds and sets phases().
   double step(int64_t number) {
     make_tokens(number);
     const auto tokens = static_cast<double>(o_.batch * o_.seq);
@@ -205,8 +205,7 @@ class Trainer {
   double loss_ = 0;
 };
 
-// As torch_llama.py counts: 6 for each weight used in a product, and causal
-// attention at half.
+// 6 per weight used in a GEMM, and half of full attention, which is causal.
 double flops_per_token(const ParamTable& table, int64_t seq) {
   const ModelConfig& c = table.config();
   const auto body =
@@ -214,7 +213,7 @@ double flops_per_token(const ParamTable& table, int64_t seq) {
   return 6 * body + 6 * static_cast<double>(c.n_layers * c.dim * seq);
 }
 
-// tokens/s of the peer program, or 0 when it failed.
+// tokens/s of the peer program, or 0 if it failed.
 double run_peer(const Options& o) {
   const std::string command = fmt::format(
       "/usr/bin/python3 '{}' --size {} --batch {} --seq {} "
@@ -252,7 +251,7 @@ int run(const Options& o) {
                 .flops = tokens * flops_per_token(trainer.table(), o.seq)};
   int64_t number = 0;
   for (int round = 0; round < o.rounds; ++round) {
-    // The first step of all compiles products and touches memory.
+    // The very first step compiles GEMMs and touches memory.
     for (int i = 0; i < (round == 0 ? o.steps : o.steps - 1); ++i) {
       const double s = trainer.step(number++);
       if (number == 1 || s >= report.step_s) continue;
@@ -297,36 +296,37 @@ int main(int argc, char** argv) {
   app.add_option("--size", o.size, "Model")
       ->check(CLI::IsMember(names))
       ->capture_default_str();
-  app.add_option("--batch", o.batch, "Sequences a step")
+  app.add_option("--batch", o.batch, "Sequences per step")
       ->check(CLI::Range(1, 65536))
       ->capture_default_str();
-  app.add_option("--seq", o.seq, "Tokens a sequence")
+  app.add_option("--seq", o.seq, "Tokens per sequence")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   app.add_option("--threads", o.threads, "CPU threads")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  app.add_option("--dtype", o.dtype, "Type of the products")
+  app.add_option("--dtype", o.dtype, "Type of the GEMMs")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
-  app.add_option("--steps", o.steps, "Steps a round; the first is warm-up")
+  app.add_option("--steps", o.steps, "Steps per round; the first is warm-up")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_option("--rounds", o.rounds, "Rounds; the peer runs once in each")
+  app.add_option("--rounds", o.rounds, "Rounds; the peer runs once per round")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_flag("--recompute", o.recompute, "Recompute activations");
   app.add_flag("--json", o.json, "One JSON object on one line");
-  app.add_option("--peer", o.peer,
-                 "PyTorch program to run beside it, with the same arguments")
+  app.add_option(
+         "--peer", o.peer,
+         "PyTorch program to run for comparison, with the same arguments")
       ->check(CLI::ExistingFile);
   app.add_option("--peer-steps", o.peer_steps,
-                 "Steps of the peer a round; 0: as --steps, but 2 in fp32, "
+                 "Steps of the peer per round; 0: as --steps, but 2 in fp32, "
                  "where a PyTorch without BLAS takes minutes")
       ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str();
   app.add_option("--peer-batch", o.peer_batch,
-                 "Sequences a step of the peer; 0: as --batch, but 1 in fp32")
+                 "Sequences per step of the peer; 0: as --batch, but 1 in fp32")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
   try {

@@ -244,7 +244,7 @@ class Profiler final : public ProfilingBackend {
     return static_cast<double>(rows) * static_cast<double>(cols);
   }
   static OperationCost product_cost(const Weight& w, int64_t rows, Dtype out) {
-    // One side of the product is as `w`, the other is fp32 at times.
+    // The input has the dtype of `w`; the output may be fp32.
     return {.flops = 2 * elements(rows, w.out()) * static_cast<double>(w.in()),
             .bytes = elements(rows, w.in()) * size(w.dtype()) +
                      elements(rows, w.out()) * size(out) +
@@ -257,12 +257,12 @@ class Profiler final : public ProfilingBackend {
         .bytes = elements(rows, out + in) * size(d) + 8 * elements(out, in)};
   }
   static OperationCost load_cost(const Weight& w) {
-    // An fp32 weight may be read where it lies.
+    // An fp32 weight may be used in place.
     if (w.dtype() == Dtype::kFp32) return {};
     return {.bytes =
                 4 * elements(w.out(), w.in()) + static_cast<double>(w.bytes())};
   }
-  // Causal: half of the scores. Two products forward, five back.
+  // Causal: half of the scores. Two GEMMs forward, five backward.
   static OperationCost attention_cost(Dtype d, int64_t B, int64_t Tq,
                                       int64_t Tk, int64_t heads,
                                       int64_t kv_heads, int64_t head_dim,

@@ -1,9 +1,9 @@
-// A Backend that passes every call on to another and adds up, for each kind of
-// operation, the time it takes, the arithmetic of its products and the memory
-// it has to move at least (each operand once): the breakdown of bench_step.
+// A Backend that forwards every call to another one and adds up, per kind of
+// operation, the time, the FLOPs of its GEMMs and the least memory traffic
+// (each operand once): the breakdown of bench_step.
 //
-// One thread. The wrapped backend must outlive it; weights made through it are
-// the wrapped backend's own.
+// One thread. The wrapped backend must outlive it; weights made through it
+// belong to the wrapped backend.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@ namespace remesh::bench {
 
 struct OperationCost {
   double seconds = 0;
-  double flops = 0;  // of matrix products
+  double flops = 0;  // of GEMMs
   double bytes = 0;
 };
 

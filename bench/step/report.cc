@@ -18,7 +18,7 @@ struct Bound {
 Bound bound_of(const Report& r, const OperationCost& c) {
   const double arithmetic = c.flops / r.gemm_rate;
   const double memory = c.bytes / r.bandwidth;
-  if (arithmetic > memory) return {arithmetic, "products"};
+  if (arithmetic > memory) return {arithmetic, "GEMM"};
   return {memory, "memory"};
 }
 
@@ -40,7 +40,7 @@ void print_text(const Report& r) {
   fmt::print("step={:.4f}s tokens/s={:.0f} GFLOP/s={:.1f}\n", r.step_s,
              r.rate(), r.flops / r.step_s / 1e9);
   fmt::print(
-      "plain products {:.1f} GFLOP/s: the step runs at {:.1f} % of that; "
+      "plain GEMMs {:.1f} GFLOP/s: the step runs at {:.1f} % of that; "
       "memory {:.1f} GB/s\n",
       r.gemm_rate / 1e9, 100 * r.gemm_share(), r.bandwidth / 1e9);
   fmt::print("phases\n");

@@ -1,8 +1,8 @@
-// What bench_step found, and its two forms on paper.
+// The result of bench_step, and its two printed forms.
 //
-// Each kind of operation is held against the least time the machine would need
-// for it: its arithmetic at the rate of plain matrix products, or its memory
-// traffic at the measured bandwidth, whichever is longer.
+// Each kind of operation is compared with its roofline: its arithmetic at the
+// measured GEMM rate or its memory traffic at the measured bandwidth, whichever
+// takes longer.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct Report {
   int64_t parameters = 0;
   double tokens = 0, flops = 0;  // of a step
   double step_s = 1e30;          // the best
-  double gemm_rate = 0;          // FLOP/s of plain products
+  double gemm_rate = 0;          // FLOP/s of plain GEMMs
   double bandwidth = 0;          // bytes/s
   double loss = 0;
   uint64_t stage_bytes = 0;

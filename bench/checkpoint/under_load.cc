@@ -1,4 +1,4 @@
-#include "bench/checkpoint/beside.h"
+#include "bench/checkpoint/under_load.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/median.h"
 #include "parallel/comm/local_comm.h"
 #include "proto/base/clock.h"
 #include "worker/kernels/backend.h"
@@ -20,16 +21,11 @@ namespace {
 
 using manifest::path_join;
 
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
 double seconds_since(int64_t begin_ns) {
   return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
 }
 
-// Some milliseconds of matrix products, as many at every call.
+// A fixed load of a few milliseconds of GEMMs per call.
 class Load {
  public:
   explicit Load(int threads)
@@ -39,7 +35,7 @@ class Load {
         y_(backend_->allocate(kBytes), Free{backend_.get()}) {
     backend_->zero(x_.get(), kBytes);
     backend_->load_weight(*weight_, static_cast<const float*>(x_.get()));
-    run();  // pages, threads
+    run();  // touches pages, starts threads
   }
   kernels::Backend& backend() { return *backend_; }
   void run() {
@@ -47,7 +43,7 @@ class Load {
       backend_->linear(*weight_, x_.get(), kSize, y_.get());
     backend_->synchronize();
   }
-  // Mean seconds of a run(), over about `seconds`.
+  // Mean seconds per run(), measured for about `seconds`.
   double alone(double seconds) {
     const int64_t begin = monotonic_ns();
     int n = 0;
@@ -69,12 +65,12 @@ class Load {
 
 struct Window {
   double seconds = 0;  // of what was written
-  double run_s = 0;    // mean of a Load::run() meanwhile
+  double run_s = 0;    // mean per Load::run() in that time
 };
 
-class Beside {
+class UnderLoad {
  public:
-  Beside(const BesideOptions& options, const geometry::ParamTable& table)
+  UnderLoad(const UnderLoadOptions& options, const geometry::ParamTable& table)
       : options_(options), table_(table) {}
 
   Status prepare(std::span<const float> weights, std::span<const float> m,
@@ -92,7 +88,7 @@ class Beside {
               .exp_avg = m,
               .exp_avg_sq = v};
     train::CheckpointerOptions o;
-    o.folder = path_join(options_.dir, "beside");
+    o.folder = path_join(options_.dir, "saves");
     o.retention.keep_latest_k = 1;
     o.manifest.set_generation(1);
     *o.manifest.mutable_model() = manifest::model_info(table_.config());
@@ -104,8 +100,8 @@ class Beside {
     return ok_status();
   }
 
-  Result<BesideResult> run() {
-    // The first of a generation makes memory and index for the next ones.
+  Result<UnderLoadResult> run() {
+    // The first save allocates buffers and builds the index for the next ones.
     RETURN_IF_ERROR(save().status());
     std::vector<double> save_s, plain_s, ratio, save_slows, plain_slows;
     for (int t = 0; t < options_.trials; ++t) {
@@ -126,17 +122,17 @@ class Beside {
       save_slows.push_back(saved.run_s / alone - 1);
       plain_slows.push_back(plain.run_s / alone - 1);
     }
-    return BesideResult{.save_s = median(save_s),
-                        .plain_s = median(plain_s),
-                        .plain_over_save = median(ratio),
-                        .save_slows = median(save_slows),
-                        .plain_slows = median(plain_slows),
-                        .copy_waits = checkpointer_->copy_waits()};
+    return UnderLoadResult{.save_s = median(save_s),
+                           .plain_s = median(plain_s),
+                           .plain_over_save = median(ratio),
+                           .save_slows = median(save_slows),
+                           .plain_slows = median(plain_slows),
+                           .copy_waits = checkpointer_->copy_waits()};
   }
 
  private:
   static constexpr double kAloneS = 0.7;
-  // An update every so long, as a model of that size has.
+  // Time between updates, as for a model of this size.
   static constexpr double kStepS = 0.5;
 
   void settle() {
@@ -145,8 +141,8 @@ class Beside {
     ::close(fd);
   }
 
-  // Computes until `done`, asked after every run.
-  Window beside(const std::function<bool()>& done) {
+  // Computes until done(), polled after every run.
+  Window compute_until(const std::function<bool()>& done) {
     const int64_t begin = monotonic_ns();
     int n = 0;
     do {
@@ -157,8 +153,8 @@ class Beside {
     return {.seconds = s, .run_s = s / n};
   }
 
-  // The life of a save: boundaries where one of its flags has changed, updates
-  // in between.
+  // One save: a step boundary whenever one of its flags changed, and updates in
+  // between.
   Result<Window> save() {
     Status failed;
     ++request_;
@@ -166,7 +162,7 @@ class Beside {
     const int64_t saving = state_.step;
     const int64_t begin = monotonic_ns();
     int64_t updates = 0;
-    const Window w = beside([&] {
+    const Window w = compute_until([&] {
       while (seconds_since(begin) > kStepS * static_cast<double>(updates + 1))
         checkpointer_->before_update(saving + ++updates);
       const engine::Facts f = checkpointer_->facts();
@@ -197,7 +193,7 @@ class Beside {
       seconds = seconds_since(begin);
       done = true;
     });
-    Window w = beside([&] { return done.load(); });
+    Window w = compute_until([&] { return done.load(); });
     writer.join();
     w.seconds = seconds;
     RETURN_IF_ERROR(status);
@@ -221,7 +217,7 @@ class Beside {
     return file->close();
   }
 
-  const BesideOptions options_;
+  const UnderLoadOptions options_;
   const geometry::ParamTable& table_;
   const std::unique_ptr<manifest::FileSystem> fs_ =
       manifest::posix_file_system();
@@ -239,14 +235,14 @@ class Beside {
 
 }  // namespace
 
-Result<BesideResult> measure_beside(const BesideOptions& options,
-                                    const geometry::ParamTable& table,
-                                    std::span<const float> weights,
-                                    std::span<const float> exp_avg,
-                                    std::span<const float> exp_avg_sq) {
-  Beside beside(options, table);
-  RETURN_IF_ERROR(beside.prepare(weights, exp_avg, exp_avg_sq));
-  return beside.run();
+Result<UnderLoadResult> measure_under_load(const UnderLoadOptions& options,
+                                           const geometry::ParamTable& table,
+                                           std::span<const float> weights,
+                                           std::span<const float> exp_avg,
+                                           std::span<const float> exp_avg_sq) {
+  UnderLoad bench(options, table);
+  RETURN_IF_ERROR(bench.prepare(weights, exp_avg, exp_avg_sq));
+  return bench.run();
 }
 
 }  // namespace remesh::bench
