@@ -118,6 +118,34 @@ def check_copies():
     return offences
 
 
+# ------------------------------------------------------------------- docs
+
+MENTIONED = re.compile(
+    r"(?<![\w./-])(?:" + "|".join(PRODUCTION + ("tests", "bench", "deploy")) +
+    r")/[\w./@-]*[\w/]")
+LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
+EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)"')
+
+
+def check_docs():
+    """Pages mention files that exist, and PROTOCOL.md all events."""
+    offences = []
+    pages = [p for p in pathlib.Path(".").rglob("*.md")
+             if not p.parts[0].startswith((".", "build", "runs"))]
+    for page in pages:
+        text = page.read_text()
+        names = [(name, pathlib.Path(name)) for name in MENTIONED.findall(text)]
+        names += [(name, page.parent / name) for name in LINK.findall(text)]
+        offences += [f"{page}: {name} does not exist"
+                     for name, path in names if not path.exists()]
+    protocol = pathlib.Path("proto/PROTOCOL.md").read_text()
+    events = pathlib.Path("proto/rundir/events.h").read_text()
+    offences += [f"proto/PROTOCOL.md: event {name} is missing"
+                 for name in EVENT.findall(events)
+                 if f"`{name}`" not in protocol]
+    return offences
+
+
 # ------------------------------------------------------------------- tidy
 
 INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
@@ -211,7 +239,8 @@ def main():
         build, = [a for a in rest if not a.startswith("--")]
         offences = check_tidy(build, "--record" in options, "--all" in options)
     else:
-        offences = {"size": check_size, "copies": check_copies}[name]()
+        offences = {"size": check_size, "copies": check_copies,
+                    "docs": check_docs}[name]()
     print("\n".join(offences or [f"{name}: clean"]))
     return 1 if offences else 0
 

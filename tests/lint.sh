@@ -4,6 +4,7 @@
 #   tests/lint.sh format           clang-format accepts every source file
 #   tests/lint.sh size             functions <= 70 lines, files <= 500
 #   tests/lint.sh copies           no block of 8 lines occurs twice
+#   tests/lint.sh docs             pages mention only files that exist
 #   tests/lint.sh tidy BUILD       clang-tidy accepts what changed since it
 #                                  was last recorded in tests/lint_tidy.txt
 #   tests/lint.sh tidy BUILD --record [--all]   and records the result
@@ -17,6 +18,6 @@ case "${1:-}" in
     find proto parallel checkpoint worker coordinator bench tests \
       \( -name '*.cc' -o -name '*.h' \) -print0 |
       xargs -0 clang-format-14 --dry-run -Werror ;;
-  size|copies|tidy) exec python3 tests/lint.py "$@" ;;
+  size|copies|docs|tidy) exec python3 tests/lint.py "$@" ;;
   *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2 ;;
 esac

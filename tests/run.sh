@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds, and runs every test. Idempotent.
+# Installs missing packages, builds, and runs every test. Idempotent.
 #
 #   tests/run.sh                  release build in build/
 #   tests/run.sh asan | tsan      under AddressSanitizer+UBSan | ThreadSanitizer
-#   tests/run.sh release -R sim   further words go to ctest
+#   tests/run.sh release -R sim   further arguments go to ctest
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=${1:-release}
@@ -20,8 +20,8 @@ step "packages"
 deploy/install_packages.sh
 step "configure ($preset)"
 cmake --preset "$preset" -DREMESH_TESTS=ON -DREMESH_BENCH=ON
-# ThreadSanitizer cannot see the OpenMP runtime's barriers, so there only what
-# has threads of ours is built and run.
+# ThreadSanitizer cannot see the barriers of the OpenMP runtime, so under it only
+# the tests of our own threads are built and run.
 threaded=(wire_test board_test local_comm_test store_test server_test
           train_test agent_shell_test)
 targets=(all)
@@ -31,7 +31,7 @@ if [ "$preset" = tsan ]; then
   select=(-R "^($(IFS='|'; echo "${threaded[*]}"))\$")
   export OMP_NUM_THREADS=1
   export TSAN_OPTIONS=suppressions=$PWD/tests/tsan.supp
-  # It forks a process that has threads, which ThreadSanitizer cannot follow.
+  # This test forks a process with threads, which ThreadSanitizer cannot follow.
   export GTEST_FILTER=-Channel.KilledPeerIsLostBeforeAnyHeartbeat
 elif [ "$preset" = asan ]; then
   select=(-LE 'no_asan|lint')
