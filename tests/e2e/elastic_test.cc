@@ -64,7 +64,8 @@ TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
   c().worker("w2").kill(SIGTERM);
   ASSERT_TRUE(testing::wait_until(
       [&] {
-        return c().remesh({"checkpoint", "verify", c().run_dir()}).exit.code == 0;
+        return c().remesh({"checkpoint", "verify", c().run_dir()}).exit.code ==
+               0;
       },
       kEndMs));
   expect_exit(c().worker("w2"), 0);
