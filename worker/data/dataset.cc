@@ -6,7 +6,7 @@
 
 #include "proto/base/check.h"
 #include "worker/data/index.h"
-#include "worker/data/shard.h"
+#include "worker/data/token_shard.h"
 
 namespace remesh::data {
 namespace {
@@ -89,7 +89,6 @@ Result<Dataset> Dataset::open(const std::string& dir) {
                    parse_index(*text, dir + "/" + kIndexName));
   Dataset dataset;
   dataset.dir_ = dir;
-  dataset.tokenizer_id_ = index.tokenizer;
   dataset.data_id_ = index.data_id;
   dataset.vocab_size_ = index.vocab_size;
   dataset.end_of_text_ = index.end_of_text;

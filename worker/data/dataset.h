@@ -62,7 +62,6 @@ class Dataset {
   const Split& train() const { return train_; }
   const Split& val() const { return val_; }  // may have no tokens
   int64_t vocab_size() const { return vocab_size_; }
-  const std::string& tokenizer_id() const { return tokenizer_id_; }
   int32_t end_of_text() const { return end_of_text_; }
   // Identity of the tokens, 32 hex digits: a hash over the shards' checksums,
   // the same wherever the data set was made from the same text and options.
@@ -77,7 +76,6 @@ class Dataset {
  private:
   Dataset() = default;
   std::string dir_;
-  std::string tokenizer_id_;
   std::string data_id_;
   int64_t vocab_size_ = 0;
   int32_t end_of_text_ = 0;

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <span>
 
-#include "worker/data/shard.h"
+#include "worker/data/token_shard.h"
 
 namespace remesh::data {
 namespace {

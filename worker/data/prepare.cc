@@ -17,8 +17,8 @@
 #include "proto/base/rng.h"
 #include "worker/data/dataset.h"
 #include "worker/data/index.h"
-#include "worker/data/shard.h"
 #include "worker/data/text_reader.h"
+#include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"
 
 namespace remesh::data {

@@ -16,7 +16,7 @@
 
 #include "proto/base/status.h"
 #include "worker/data/file.h"
-#include "worker/data/shard.h"
+#include "worker/data/token_shard.h"
 
 namespace remesh::data {
 

@@ -58,7 +58,7 @@ std::string Tracer::to_json() const {
   for (const Record& r : records_) {
     FileSpan s{.lane = r.lane,
                .name = r.name,
-               .category = category_name(r.category),
+               .category = board::op_kind_name(r.category),
                .begin_us = (r.begin_ns + unix_minus_monotonic_ns_) / 1000,
                .end_us = (r.end_ns + unix_minus_monotonic_ns_) / 1000};
     if (r.group != nullptr) s.group = r.group;

@@ -33,11 +33,6 @@ namespace remesh::trace {
 
 using Category = board::OpKind;
 using Lane = board::Lane;
-inline constexpr int kNumCategories = board::kNumOpKinds;
-// "forward", "collective" ...: also the name of a span without one.
-inline const char* category_name(Category category) {
-  return board::op_kind_name(category);
-}
 
 // A number of a span. The key must outlive the tracer (a literal).
 struct Arg {
@@ -146,7 +141,7 @@ class Span {
       : tracer_(tracer != nullptr && tracer->listens() ? tracer : nullptr) {
     if (tracer_ == nullptr) return;
     category_ = category;
-    name_ = name != nullptr ? name : category_name(category);
+    name_ = name != nullptr ? name : board::op_kind_name(category);
     size_t i = 0;
     for (const Arg& a : args)
       if (i < kMaxArgs) args_[i++] = a;

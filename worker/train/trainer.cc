@@ -2,11 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "worker/board/step_metrics.h"
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
 #include "worker/train/schedule.h"
@@ -247,25 +248,8 @@ void Trainer::publish(const board::StepRecord& record) {
   unpushed_.erase(unpushed_.begin(),
                   unpushed_.begin() + static_cast<std::ptrdiff_t>(pushed));
   if (mpi_->rank() != 0) return;
-  pb::StepMetrics m;
-  m.set_step(record.step);
-  m.set_loss(record.loss);
-  m.set_grad_norm(record.grad_norm);
-  m.set_lr(record.lr);
-  m.set_tokens(record.tokens);
-  m.set_tokens_per_s(record.tokens_per_s);
-  m.set_step_s(record.step_s);
-  m.set_generation(assignment_.generation());
-  *m.mutable_mesh() = assignment_.mesh();
-  m.set_time(record.time);
-  m.set_flops_per_s(record.flops_per_s);
-  if (record.gemm_flops_per_s > 0)
-    m.set_gemm_flops_per_s(record.gemm_flops_per_s);
-  m.set_exposed_comm(record.exposed_comm);
-  m.set_bubble(record.bubble);
-  if (!std::isnan(record.val_loss)) m.set_val_loss(record.val_loss);
-  if (record.has_digest) m.set_digest(record.digest);
-  checkpointer_->add_metrics(m);
+  checkpointer_->add_metrics(
+      board::to_metrics(record, assignment_.generation(), assignment_.mesh()));
 }
 
 // The agreement of a step is the last moment before its update overwrites the

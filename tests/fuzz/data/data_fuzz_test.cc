@@ -22,8 +22,8 @@
 #include "worker/data/dataset.h"
 #include "worker/data/index.h"
 #include "worker/data/prepare.h"
-#include "worker/data/shard.h"
 #include "worker/data/text_reader.h"
+#include "worker/data/token_shard.h"
 
 namespace remesh {
 namespace {

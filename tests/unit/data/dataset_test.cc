@@ -8,7 +8,7 @@
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/index.h"
 #include "worker/data/prepare.h"
-#include "worker/data/shard.h"
+#include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"
 
 namespace remesh::data {
@@ -86,7 +86,6 @@ TEST_F(DatasetTest, WithoutHoldingOutItIsTheTextAndItsEnds) {
   EXPECT_EQ(tokens_of(d->train()), naive_tokens(text));
   EXPECT_EQ(d->val().num_tokens(), 0);
   EXPECT_EQ(d->vocab_size(), 257);
-  EXPECT_EQ(d->tokenizer_id(), "bytes");
   EXPECT_EQ(d->end_of_text(), 256);
   EXPECT_EQ(d->data_id().size(), 32U);
   EXPECT_TRUE(d->verify().ok());

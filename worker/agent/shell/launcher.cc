@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <fstream>
 #include <thread>
 #include <utility>
@@ -18,6 +17,7 @@
 #include "proto/base/clock.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
+#include "worker/board/step_metrics.h"
 
 namespace remesh::agent {
 namespace {
@@ -44,28 +44,6 @@ Status write_spec(const std::string& path, const pb::RankSpec& spec) {
 // Only what has a name in PMIx: at most 255 bytes, and no '@', ':' or '/'.
 std::string namespace_of(const std::string& job, int64_t generation) {
   return fmt::format("{}.g{}", job.substr(0, 200), generation);
-}
-
-pb::StepMetrics to_metrics(const board::StepRecord& r, int64_t generation,
-                           const pb::Mesh& mesh) {
-  pb::StepMetrics m;
-  m.set_step(r.step);
-  m.set_loss(r.loss);
-  m.set_grad_norm(r.grad_norm);
-  m.set_lr(r.lr);
-  m.set_tokens(r.tokens);
-  m.set_tokens_per_s(r.tokens_per_s);
-  m.set_step_s(r.step_s);
-  m.set_generation(generation);
-  *m.mutable_mesh() = mesh;
-  m.set_time(r.time);
-  if (!std::isnan(r.val_loss)) m.set_val_loss(r.val_loss);
-  if (r.flops_per_s > 0) m.set_flops_per_s(r.flops_per_s);
-  if (r.gemm_flops_per_s > 0) m.set_gemm_flops_per_s(r.gemm_flops_per_s);
-  if (r.exposed_comm >= 0) m.set_exposed_comm(r.exposed_comm);
-  if (r.bubble >= 0) m.set_bubble(r.bubble);
-  if (r.has_digest) m.set_digest(r.digest);
-  return m;
 }
 
 std::string host_of(const pb::Assignment& a, const std::string& worker) {
@@ -287,7 +265,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   // here has its metrics there.
   const board::Snapshot b = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
-    out.steps.push_back(to_metrics(s, generation_, mesh_));
+    out.steps.push_back(board::to_metrics(s, generation_, mesh_));
   pb::RankStatus& s = out.status;
   s.set_rank(r.rank);
   s.set_pid(r.pid);

@@ -21,7 +21,7 @@
 #include "proto/control.pb.h"
 #include "proto/wire/loop.h"
 #include "worker/agent/core/agent.h"
-#include "worker/agent/shell/flight.h"
+#include "worker/agent/shell/flight_report.h"
 #include "worker/agent/shell/pmix_daemon.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/rank_logs.h"

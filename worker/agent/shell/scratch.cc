@@ -17,7 +17,7 @@
 #include "checkpoint/memory/shelf.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
-#include "worker/agent/shell/states.h"
+#include "worker/agent/shell/state_folder.h"
 
 namespace remesh::agent {
 namespace fs = std::filesystem;
@@ -145,7 +145,7 @@ void for_each_dead(const std::string& root, const std::string& own,
 // What a worker left that was killed. REQUIRES: its lock is held.
 // The number of segments removed.
 int sweep_one(const std::string& folder) {
-  const int removed = remove_old_states(state_folder_of(folder));
+  const int removed = agent::refresh_states(state_folder_of(folder), /*job=*/0);
   (void)clean(folder);
   remove_cleaned(folder);
   return removed;
@@ -264,12 +264,8 @@ Status Scratch::make_state_folder() {
   return make_private_folder(state_folder());
 }
 
-int Scratch::keep_states(uint64_t job) {
-  int removed = 0;
-  if (job != 0) {
-    touch_states(state_folder(), job);
-    removed += remove_old_states(state_folder(), job);
-  }
+int Scratch::refresh_states(uint64_t job) {
+  int removed = job == 0 ? 0 : agent::refresh_states(state_folder(), job);
   for_each_dead(
       root_, folder_,
       [](const std::string& f) { return has_old_states(state_folder_of(f)); },

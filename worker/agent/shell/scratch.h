@@ -45,8 +45,6 @@ class Scratch {
   const std::string& name() const { return name_; }
   const std::string& folder() const { return folder_; }
   std::string pmix_folder() const { return folder_ + "/pmix"; }
-  // In /dev/shm; exists while a generation or a state does.
-  const std::string& shared_root() const { return shared_root_; }
   // What the predecessor left, in words; "" when nothing.
   const std::string& cleaned() const { return cleaned_; }
 
@@ -67,7 +65,7 @@ class Scratch {
   // For every minute: the job's states stay young; here, those of other jobs go
   // when they are old, and so do all of dead workers. `job` 0: not known yet,
   // any here may be its. The number of segments removed.
-  int keep_states(uint64_t job);
+  int refresh_states(uint64_t job);
   // The job does not need them any more; with `of_dead_workers`, nor those
   // below dead workers of this root. The number of segments removed.
   int remove_states(uint64_t job, bool of_dead_workers);
@@ -83,8 +81,8 @@ class Scratch {
   int lock_fd_ = -1;
 };
 
-// The shared_root() and state_folder() of the worker whose folder this is
-// (absolute).
+// The folder in /dev/shm and the state_folder() of the worker whose folder this
+// is (absolute).
 std::string shared_root_of(const std::string& folder);
 std::string state_folder_of(const std::string& folder);
 // /tmp/remesh-<uid>

@@ -15,7 +15,7 @@
 #include "proto/base/text.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
-#include "worker/agent/shell/states.h"
+#include "worker/agent/shell/state_folder.h"
 
 namespace remesh::agent {
 namespace {
@@ -29,7 +29,7 @@ constexpr int kBoardTickMs = 10;
 // A coordinator that is silent this long may listen elsewhere by now.
 constexpr int64_t kLookAgainMs = 500;
 constexpr int kMaxNameSuffix = 1000;
-constexpr int64_t kKeepStatesMs = 60'000;
+constexpr int64_t kRefreshStatesMs = 60'000;
 
 std::string host_name() {
   char name[256] = {};
@@ -254,7 +254,8 @@ void Worker::on_directive(const pb::Directive& directive) {
   feed(DirectiveReceived{directive});
 }
 
-void Worker::send(const pb::Envelope& envelope) {
+void Worker::send(pb::Envelope envelope) {
+  envelope.set_job(options_.job);
   // What does not go out is said again: the protocol repeats itself.
   if (client_) (void)client_->send(envelope);
 }
@@ -268,52 +269,65 @@ void Worker::feed(Event event) {
   while (!events_.empty() && !exit_code_) {
     const Event next = std::move(events_.front());
     events_.pop_front();
-    for (const Action& action : agent_->on(next, monotonic_ms())) act(action);
+    for (const Action& action : agent_->on(next, monotonic_ms()))
+      std::visit([this](const auto& a) { act(a); }, action);
   }
   feeding_ = false;
   if (exit_code_) loop_.stop(*exit_code_);
 }
 
-void Worker::act(const Action& action) {
+void Worker::act(const SendReport& action) {
   pb::Envelope e;
-  e.set_job(options_.job);
-  if (const auto* a = std::get_if<SendReport>(&action)) {
-    *e.mutable_report() = a->report;
-    send(e);
-  } else if (const auto* a = std::get_if<SendFence>(&action)) {
-    *e.mutable_fence_in() = a->fence;
-    send(e);
-  } else if (const auto* a = std::get_if<Spawn>(&action)) {
-    launcher_->spawn(a->assignment, a->state_job);
-  } else if (const auto* a = std::get_if<KillRanks>(&action)) {
-    launcher_->kill(a->generation);
-  } else if (const auto* a = std::get_if<TearDown>(&action)) {
-    launcher_->tear_down(a->generation);
-  } else if (const auto* a = std::get_if<TakeInventory>(&action)) {
-    take_states(*a);
-  } else if (const auto* a = std::get_if<CompleteFence>(&action)) {
-    launcher_->complete_fence(a->generation, a->index, a->blob);
-  } else if (const auto* a = std::get_if<SetRequest>(&action)) {
-    log_->info("request", {{"bits", a->bits},
-                           {"checkpoint_request", a->checkpoint_request}});
-    launcher_->set_request(a->bits, a->checkpoint_request);
-  } else if (const auto* a = std::get_if<LogEvent>(&action)) {
-    log_->info(a->event, {{"detail", a->detail}});
-  } else if (const auto* a = std::get_if<Exit>(&action)) {
-    exit_code_ = a->code;
-    exit_message_ = a->message;
-    states_after_ = a->states;
-    // It may never have asked for them.
-    if (a->state_job != 0) state_job_ = a->state_job;
-  }
+  *e.mutable_report() = action.report;
+  send(std::move(e));
+}
+
+void Worker::act(const SendFence& action) {
+  pb::Envelope e;
+  *e.mutable_fence_in() = action.fence;
+  send(std::move(e));
+}
+
+void Worker::act(const Spawn& action) {
+  launcher_->spawn(action.assignment, action.state_job);
+}
+
+void Worker::act(const KillRanks& action) {
+  launcher_->kill(action.generation);
+}
+
+void Worker::act(const TearDown& action) {
+  launcher_->tear_down(action.generation);
+}
+
+void Worker::act(const CompleteFence& action) {
+  launcher_->complete_fence(action.generation, action.index, action.blob);
+}
+
+void Worker::act(const SetRequest& action) {
+  log_->info("request", {{"bits", action.bits},
+                         {"checkpoint_request", action.checkpoint_request}});
+  launcher_->set_request(action.bits, action.checkpoint_request);
+}
+
+void Worker::act(const LogEvent& action) {
+  log_->info(action.event, {{"detail", action.detail}});
+}
+
+void Worker::act(const Exit& action) {
+  exit_code_ = action.code;
+  exit_message_ = action.message;
+  states_after_ = action.states;
+  // The agent may never have asked for an inventory.
+  if (action.state_job != 0) state_job_ = action.state_job;
 }
 
 // -------------------------------------------------------------------- states
 
-void Worker::take_states(const TakeInventory& action) {
+void Worker::act(const TakeInventory& action) {
   const std::string folder = scratch_->state_folder();
   const bool first = std::exchange(state_job_, action.job) != action.job;
-  if (first) keep_states(monotonic_ms());
+  if (first) refresh_states(monotonic_ms());
   InventoryTaken e = take_inventory(folder, action.job);
   e.generation = action.generation;
   // What a predecessor left is news, what a generation left is its duty.
@@ -331,9 +345,9 @@ void Worker::take_states(const TakeInventory& action) {
   feed(std::move(e));
 }
 
-void Worker::keep_states(int64_t now_ms) {
-  states_kept_ms_ = now_ms;
-  const int removed = scratch_->keep_states(state_job_);
+void Worker::refresh_states(int64_t now_ms) {
+  states_refreshed_ms_ = now_ms;
+  const int removed = scratch_->refresh_states(state_job_);
   if (removed > 0) log_->info("old_states_removed", {{"segments", removed}});
 }
 
@@ -360,7 +374,7 @@ void Worker::on_tick() {
     feed(Tick{launcher_->samples()});
   }
   look_for_coordinator(now);
-  if (now - states_kept_ms_ >= kKeepStatesMs) keep_states(now);
+  if (now - states_refreshed_ms_ >= kRefreshStatesMs) refresh_states(now);
   const int64_t report = std::max<int64_t>(1, agent_->report_every_ms());
   loop_.set_tick_ms(launcher_->running() ? kBoardTickMs
                                          : static_cast<int>(std::min<int64_t>(

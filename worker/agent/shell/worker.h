@@ -67,11 +67,20 @@ class Worker {
 
   // Gives the core an event, now or after the one that it is at.
   void feed(Event event);
-  void act(const Action& action);
-  void take_states(const TakeInventory& action);
-  void keep_states(int64_t now_ms);
+  // One overload for each alternative of Action.
+  void act(const SendReport& action);
+  void act(const SendFence& action);
+  void act(const Spawn& action);
+  void act(const KillRanks& action);
+  void act(const TearDown& action);
+  void act(const TakeInventory& action);
+  void act(const CompleteFence& action);
+  void act(const SetRequest& action);
+  void act(const LogEvent& action);
+  void act(const Exit& action);
+  void refresh_states(int64_t now_ms);
   void remove_states();
-  void send(const pb::Envelope& envelope);
+  void send(pb::Envelope envelope);
 
   WorkerOptions options_;
   CoordinatorAddress coordinator_;
@@ -89,7 +98,7 @@ class Worker {
   std::deque<Event> events_;
   bool feeding_ = false;
   uint64_t state_job_ = 0;  // whose states it keeps; 0: not known yet
-  int64_t states_kept_ms_ = 0;
+  int64_t states_refreshed_ms_ = 0;
   States states_after_ = States::kKept;
   std::optional<int> exit_code_;
   std::string exit_message_;

@@ -1,4 +1,4 @@
-#include "worker/agent/shell/states.h"
+#include "worker/agent/shell/state_folder.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -110,19 +110,16 @@ void remove_unfinished_states(const std::string& folder) {
     memory::remove_unfinished(folder, job);
 }
 
-void touch_states(const std::string& folder, uint64_t job) {
+bool has_old_states(const std::string& folder) {
+  return !old_jobs(folder, /*but=*/0).empty();
+}
+
+int refresh_states(const std::string& folder, uint64_t job) {
   for (const memory::SegmentFile& f : memory::list_segments(folder, job))
     utimensat(AT_FDCWD, f.path.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
-}
-
-bool has_old_states(const std::string& folder, uint64_t but) {
-  return !old_jobs(folder, but).empty();
-}
-
-int remove_old_states(const std::string& folder, uint64_t but) {
   int removed = 0;
-  for (const uint64_t job : old_jobs(folder, but))
-    removed += memory::remove_segments(folder, job);
+  for (const uint64_t old : old_jobs(folder, job))
+    removed += memory::remove_segments(folder, old);
   return removed;
 }
 

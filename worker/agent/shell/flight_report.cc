@@ -1,4 +1,4 @@
-#include "worker/agent/shell/flight.h"
+#include "worker/agent/shell/flight_report.h"
 
 #include <fmt/format.h>
 

@@ -1,5 +1,5 @@
 // Training states and scratch folders: what stays, what goes, and when.
-#include "worker/agent/shell/states.h"
+#include "worker/agent/shell/state_folder.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -140,7 +140,7 @@ TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
     auto s = open("a");
     EXPECT_EQ(num_segments("a", kJob), 1u);
     EXPECT_EQ(num_entries(s->state_folder()), 1);  // not the unfinished one
-    EXPECT_EQ(num_entries(s->shared_root()), 1);
+    EXPECT_EQ(num_entries(shared_root_of(s->folder())), 1);
     EXPECT_EQ(num_entries(s->folder()), 2);  // lock, pmix
     EXPECT_NE(s->cleaned(), "");
   }
@@ -161,9 +161,9 @@ TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
   EXPECT_EQ(num_segments("dead", kOther), 1u);
   EXPECT_EQ(num_entries(shared_root_of(root() + "/dead")), 1);
   EXPECT_EQ(num_entries(root() + "/dead"), 1);  // the lock
-  EXPECT_EQ(s->keep_states(kJob), 0);
+  EXPECT_EQ(s->refresh_states(kJob), 0);
   make_old("dead", kJob);
-  EXPECT_EQ(s->keep_states(kJob), 1);
+  EXPECT_EQ(s->refresh_states(kJob), 1);
   EXPECT_EQ(num_segments("dead", kJob), 0u);
   EXPECT_EQ(num_segments("dead", kOther), 1u);
   make_old("dead", kOther);
@@ -178,7 +178,7 @@ TEST_F(StatesTest, OfALivingWorkerAreNobodyElses) {
   ASSERT_TRUE(b->make_state_folder().ok());
   add_segment(b->state_folder(), kJob, 7);
   make_old("dead", kJob);
-  EXPECT_EQ(a->keep_states(kJob), 0);
+  EXPECT_EQ(a->refresh_states(kJob), 0);
   EXPECT_EQ(a->remove_states(kJob, true), 0);
   EXPECT_EQ(num_segments("dead", kJob), 1u);
 }
@@ -188,9 +188,9 @@ TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
   make_old("a", kJob);
   make_old("a", kOther);
   auto s = open("a");
-  EXPECT_EQ(s->keep_states(0), 0);  // any of them may be wanted
+  EXPECT_EQ(s->refresh_states(0), 0);  // any of them may be wanted
   EXPECT_TRUE(has_old_states(s->state_folder()));
-  EXPECT_EQ(s->keep_states(kJob), 1);
+  EXPECT_EQ(s->refresh_states(kJob), 1);
   EXPECT_EQ(num_segments("a", kJob), 1u);
   EXPECT_EQ(num_segments("a", kOther), 0u);
   EXPECT_FALSE(has_old_states(s->state_folder()));
@@ -212,7 +212,7 @@ TEST_F(StatesTest, AnEmptyFolderGoesWithTheGeneration) {
   ASSERT_TRUE(s->make_generation(1, 1 << 20).ok());
   ASSERT_TRUE(s->make_state_folder().ok());
   s->remove_generation(1);
-  EXPECT_FALSE(fs::exists(s->shared_root()));
+  EXPECT_FALSE(fs::exists(shared_root_of(s->folder())));
 }
 
 }  // namespace

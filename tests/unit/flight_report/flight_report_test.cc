@@ -1,5 +1,5 @@
 // What a worker says of a rank's flight record, in words and as a file.
-#include "worker/agent/shell/flight.h"
+#include "worker/agent/shell/flight_report.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -31,10 +31,9 @@ bool has_states(const std::string& folder);
 uint64_t bytes_of_others(const std::string& folder, uint64_t job);
 // Of any job. REQUIRES: no rank lives.
 void remove_unfinished_states(const std::string& folder);
-void touch_states(const std::string& folder, uint64_t job);
-// Whether some job other than `but` has states there which are old.
-bool has_old_states(const std::string& folder, uint64_t but = 0);
-// Removes these; the number of segments.
-int remove_old_states(const std::string& folder, uint64_t but = 0);
+bool has_old_states(const std::string& folder);
+// Touches the job's segments and removes the old ones of other jobs. Returns
+// the number of segments removed.
+int refresh_states(const std::string& folder, uint64_t job);
 
 }  // namespace remesh::agent

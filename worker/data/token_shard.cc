@@ -1,4 +1,4 @@
-#include "worker/data/shard.h"
+#include "worker/data/token_shard.h"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
