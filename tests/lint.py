@@ -2,13 +2,16 @@
 
 import concurrent.futures
 import hashlib
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 PRODUCTION = ("proto", "parallel", "checkpoint", "worker", "coordinator")
+CHECKED = (*PRODUCTION, "tests", "bench")
 TIDY = "clang-tidy-14"
 RECORD = pathlib.Path("tests/lint_tidy.txt")
 
@@ -121,7 +124,7 @@ def check_copies():
 # ------------------------------------------------------------------- docs
 
 MENTIONED = re.compile(
-    r"(?<![\w./-])(?:" + "|".join(PRODUCTION + ("tests", "bench", "deploy")) +
+    r"(?<![\w./-])(?:" + "|".join(CHECKED + ("deploy",)) +
     r")/[\w./@-]*[\w/]")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)"')
@@ -178,19 +181,84 @@ def unit_of(header, includes):
         users |= more
 
 
-def tidy_unit(build, gcc_headers, unit):
-    run = subprocess.run(
-        [TIDY, "-p", build, "--quiet",
-         f"--extra-arg=-idirafter{gcc_headers}", unit],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return unit, run.returncode == 0, run.stdout
+class Tidy:
+    """Runs clang-tidy. Several .cc files are checked as one translation unit
+    that includes them all: most of the time goes into library headers."""
+
+    FILES_PER_RUN = 8
+
+    def __init__(self, build):
+        self.root = pathlib.Path.cwd()
+        gcc_headers = subprocess.run(
+            ["g++", "-print-file-name=include"], check=True,
+            capture_output=True, text=True).stdout.strip()
+        self.common = ["-Wno-unknown-warning-option",
+                       f"-idirafter{gcc_headers}"]  # for omp.h
+        self.paths, self.flags = {}, {}
+        database = pathlib.Path(build, "compile_commands.json").read_text()
+        for entry in json.loads(database):
+            unit = os.path.relpath(entry["file"], self.root)
+            words = entry["command"].split()
+            self.paths[unit] = [w for w in words if w.startswith("-D")]
+            for before, word in zip(words, words[1:]):
+                if word.startswith("-I"):
+                    self.paths[unit] += [word]
+                if before == "-isystem":
+                    self.paths[unit] += [before, word]
+            self.flags[unit] = tuple(w for w in words if re.match(
+                "-m|-std|-fopenmp", w))
+
+    def groups(self, units):
+        """Files with the same flags, a few together."""
+        by_flags = {}
+        for unit in sorted(units):
+            by_flags.setdefault(self.flags[unit], []).append(unit)
+        return [units[i:i + self.FILES_PER_RUN]
+                for units in by_flags.values()
+                for i in range(0, len(units), self.FILES_PER_RUN)]
+
+    def run(self, units):
+        """Returns the findings, each beginning with "FILE:LINE:"."""
+        with tempfile.NamedTemporaryFile("w", suffix=".cc") as source:
+            for unit in units:
+                source.write(f'#include "{self.root}/{unit}"\n')
+            source.flush()
+            paths = dict.fromkeys(
+                tuple(words) for unit in units
+                for words in pairs_of(self.paths[unit]))
+            run = subprocess.run(
+                [TIDY, "--quiet", "--checks=-bugprone-suspicious-include",
+                 f"--config-file={self.root}/.clang-tidy",
+                 f"--header-filter=^{self.root}/({'|'.join(CHECKED)})/",
+                 source.name, "--",
+                 *(word for words in paths for word in words),
+                 *self.flags[units[0]], *self.common],
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        if run.returncode == 0:
+            return []
+        if "clang-diagnostic-error" in run.stdout and len(units) > 1:
+            # Names may collide in one translation unit.
+            half = len(units) // 2
+            return self.run(units[:half]) + self.run(units[half:])
+        findings = re.findall(
+            rf"^{re.escape(str(self.root))}/(\S+:\d+:\d+: error: (?:.*\n)"
+            r"(?:(?!/).*\n)*)", run.stdout, re.M)
+        return findings or [f"{unit}:0: {TIDY} fails" for unit in units]
+
+
+def pairs_of(words):
+    """The words, "-isystem" together with its argument."""
+    i = 0
+    while i < len(words):
+        n = 2 if words[i] == "-isystem" else 1
+        yield words[i:i + n]
+        i += n
 
 
 def check_tidy(build, record=False, everything=False):
-    """Checking all files takes some 30 minutes of processor time, so the
-    fingerprint of each accepted file is kept in RECORD, and only files whose
+    """The fingerprint of each file that passed is kept in RECORD. Files whose
     fingerprint is not there are checked."""
-    paths = {str(p): p for p in sources(*PRODUCTION, "tests", "bench")}
+    paths = {str(p): p for p in sources(*CHECKED)}
     includes = {p: set(INCLUDE.findall(path.read_text()))
                 for p, path in paths.items()}
     prints = {p: fingerprint(path) for p, path in paths.items()}
@@ -198,38 +266,28 @@ def check_tidy(build, record=False, everything=False):
     if RECORD.exists() and not everything:
         clean = dict(reversed(line.split())
                      for line in RECORD.read_text().splitlines())
-    offences, covered, failed, seen = [], {}, set(), set()
+    findings, units = set(), set()
     for p in prints:
         if clean.get(p) == prints[p]:
             continue
         unit = p if p.endswith(".cc") else unit_of(p, includes)
         if unit is None:
-            offences.append(f"{p}: no .cc file includes it")
-            failed.add(p)
+            findings.add(f"{p}:0: no .cc file includes it")
         else:
-            covered.setdefault(unit, set()).add(p)
-    gcc_headers = subprocess.run(
-        ["g++", "-print-file-name=include"], check=True, capture_output=True,
-        text=True).stdout.strip()
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for unit, ok, output in pool.map(
-                lambda u: tidy_unit(build, gcc_headers, u), sorted(covered)):
-            if ok:
-                continue
-            failed |= covered[unit]
-            # A finding in a header is reported by every unit that includes it.
-            for finding in re.split(r"\n(?=\S+:\d+:\d+: (?:error|warning))",
-                                    output):
-                if finding not in seen:
-                    seen.add(finding)
-                    offences.append(finding.rstrip())
-            offences.append(f"{unit}: {TIDY} fails")
-    print(f"tidy: {len(covered)} of {sum(p.endswith('.cc') for p in prints)} "
+            units.add(unit)
+    if units:
+        tidy = Tidy(build)
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            for found in pool.map(tidy.run, tidy.groups(units)):
+                # Every unit that includes a header reports its findings.
+                findings.update(found)
+    print(f"tidy: {len(units)} of {sum(p.endswith('.cc') for p in prints)} "
           "units checked")
     if record:
-        RECORD.write_text("".join(f"{prints[p]} {p}\n" for p in sorted(
-            prints.keys() - failed)))
-    return offences
+        bad = {finding.split(":")[0] for finding in findings}
+        RECORD.write_text("".join(
+            f"{prints[p]} {p}\n" for p in sorted(prints.keys() - bad)))
+    return sorted(findings)
 
 
 def main():

@@ -381,6 +381,7 @@ ScriptedCluster::world() {
     if (w.generation == live_)
       for (auto& [rank, r] : w.ranks) by_rank[rank] = {&w, &r};
   std::vector<std::pair<Worker*, Rank*>> out;
+  out.reserve(by_rank.size());
   for (const auto& [rank, r] : by_rank) out.push_back(r);
   return out;
 }

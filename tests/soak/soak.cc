@@ -176,7 +176,7 @@ bool Soak::whole_again() {
 
 // As many workers as the next faults need.
 void Soak::refill() {
-  while (live_.size() < static_cast<size_t>(kKeptSlots + 1)) {
+  while (live_.size() < static_cast<size_t>(kKeptSlots) + 1) {
     if (!options_.keep_mesh && live_.size() >= least_workers() &&
         random(2) == 0)
       return;

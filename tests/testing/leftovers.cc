@@ -55,7 +55,7 @@ std::vector<std::string> worker_leftovers(
   const std::string common = fmt::format("/tmp/remesh-{}", geteuid());
   for (const std::string& root : {scratch, common})
     for (const std::string& name : names) {
-      const std::string folder = root + "/" + name;
+      const std::string folder = fmt::format("{}/{}", root, name);
       if (held_by_the_living(folder + "/lock")) continue;
       for (const std::string& path : {folder, shared_folder(root, name)})
         if (fs::exists(path, ignored)) out.push_back(path);

@@ -30,6 +30,7 @@ constexpr int kExecFailed = 127;
 
 std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> out;
+  out.reserve(texts.size() + 1);
   for (const std::string& t : texts)
     out.push_back(const_cast<char*>(t.c_str()));
   out.push_back(nullptr);
@@ -46,7 +47,8 @@ std::vector<std::string> environment_with(
     };
     if (std::none_of(more.begin(), more.end(), same)) out.push_back(text);
   }
-  for (const auto& [key, value] : more) out.push_back(key + "=" + value);
+  for (const auto& [key, value] : more)
+    out.push_back(fmt::format("{}={}", key, value));
   return out;
 }
 

@@ -111,7 +111,7 @@ int run(int64_t rounds, uint64_t seed) {
   }
   std::printf("wire_fuzz: ok, %lld of %lld mutants accepted\n",
               static_cast<long long>(accepted),
-              static_cast<long long>(2 * rounds));
+              2 * static_cast<long long>(rounds));
   return 0;
 }
 

@@ -241,6 +241,7 @@ TEST(Scratch, ManyComeAndGoAtOnce) {
   TempDir dir;
   std::atomic<int> failed{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       for (int i = 0; i < 40; ++i)

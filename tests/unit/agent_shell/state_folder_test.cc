@@ -42,7 +42,7 @@ memory::StateInfo info_of(int64_t step) {
 }
 
 std::string add_segment(const std::string& folder, uint64_t job, int64_t step) {
-  const std::string path =
+  std::string path =
       memory::segment_path(folder, job, memory::free_number(folder, job));
   auto s = memory::StateSegment::create(path, job, 8);
   EXPECT_TRUE(s.ok()) << s.status().message();

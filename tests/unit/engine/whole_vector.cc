@@ -1,7 +1,8 @@
 #include "tests/unit/engine/whole_vector.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
+#include <cstdint>
 
 namespace remesh::engine {
 
@@ -35,8 +36,8 @@ void WholeVector::add(const geometry::ShardTable& shard, int64_t begin,
   for_each_element(
       shard, begin, static_cast<int64_t>(part.size()),
       [&](size_t whole, size_t i) {
-        if (seen_[whole] &&
-            std::memcmp(&values_[whole], &part[i], sizeof(float)) != 0)
+        if (seen_[whole] && std::bit_cast<uint32_t>(values_[whole]) !=
+                                std::bit_cast<uint32_t>(part[i]))
           differs_ = table_[table_.param_at(static_cast<int64_t>(whole))].name;
         values_[whole] = part[i];
         seen_[whole] = true;
