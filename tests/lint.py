@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,7 @@ class Tidy:
         database = pathlib.Path(build, "compile_commands.json").read_text()
         for entry in json.loads(database):
             unit = os.path.relpath(entry["file"], self.root)
-            words = entry["command"].split()
+            words = shlex.split(entry["command"])
             self.paths[unit] = [w for w in words if w.startswith("-D")]
             for before, word in zip(words, words[1:]):
                 if word.startswith("-I"):
@@ -209,12 +210,14 @@ class Tidy:
                 "-m|-std|-fopenmp", w))
 
     def groups(self, units):
-        """Files with the same flags, a few together."""
-        by_flags = {}
+        """Files with the same flags, a few together; main() alone."""
+        groups = {}
         for unit in sorted(units):
-            by_flags.setdefault(self.flags[unit], []).append(unit)
+            alone = "\nint main(" in (self.root / unit).read_text()
+            groups.setdefault((self.flags[unit], alone and unit),
+                              []).append(unit)
         return [units[i:i + self.FILES_PER_RUN]
-                for units in by_flags.values()
+                for units in groups.values()
                 for i in range(0, len(units), self.FILES_PER_RUN)]
 
     def run(self, units):
@@ -262,31 +265,30 @@ def check_tidy(build, record=False, everything=False):
     includes = {p: set(INCLUDE.findall(path.read_text()))
                 for p, path in paths.items()}
     prints = {p: fingerprint(path) for p, path in paths.items()}
-    clean = {}
+    clean = set()
     if RECORD.exists() and not everything:
-        clean = dict(reversed(line.split())
-                     for line in RECORD.read_text().splitlines())
-    findings, units = set(), set()
-    for p in prints:
-        if clean.get(p) == prints[p]:
-            continue
+        clean = {line.split()[0] for line in RECORD.read_text().splitlines()}
+    accepted = {p for p in prints if prints[p] in clean}
+    findings, covered = set(), {}
+    for p in prints.keys() - accepted:
         unit = p if p.endswith(".cc") else unit_of(p, includes)
         if unit is None:
             findings.add(f"{p}:0: no .cc file includes it")
         else:
-            units.add(unit)
-    if units:
-        tidy = Tidy(build)
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            for found in pool.map(tidy.run, tidy.groups(units)):
-                # Every unit that includes a header reports its findings.
-                findings.update(found)
-    print(f"tidy: {len(units)} of {sum(p.endswith('.cc') for p in prints)} "
+            covered.setdefault(unit, set()).add(p)
+    tidy = Tidy(build) if covered else None
+    groups = tidy.groups(covered) if covered else []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for group, found in zip(groups, pool.map(tidy and tidy.run, groups)):
+            # Every unit that includes a header reports its findings.
+            findings.update(found)
+            accepted.update(p for unit in group for p in covered[unit])
+            accepted -= {finding.split(":")[0] for finding in findings}
+            if record:
+                RECORD.write_text("".join(
+                    f"{prints[p]} {p}\n" for p in sorted(accepted)))
+    print(f"tidy: {len(covered)} of {sum(p.endswith('.cc') for p in prints)} "
           "units checked")
-    if record:
-        bad = {finding.split(":")[0] for finding in findings}
-        RECORD.write_text("".join(
-            f"{prints[p]} {p}\n" for p in sorted(prints.keys() - bad)))
     return sorted(findings)
 
 
