@@ -1,11 +1,11 @@
 // golden_check FILE.h5 [--dtype fp32|bf16] [--layout dp2,pp2,tp2] ...: trains
 // the model of a golden file with the real engine and compares everything with
-// the file. Exit code 0: all errors within bounds; 1: one is past its bound;
-// 2: the arguments or the file are no good; 3: the model does not admit the
-// layout (or this machine the dtype).
+// the file. Exit code 0: all errors are within their bounds; 1: one is not; 2:
+// invalid arguments or file; 3: the model does not admit the layout, or this
+// machine the dtype.
 //
-// The ranks of the layout run as threads over local_comm; with more than one,
-// microbatches of one sequence are dealt to them, evenly or not.
+// The ranks of the layout run as threads over local_comm. With several ranks a
+// microbatch is one sequence, and ranks may have different numbers of them.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -48,19 +48,19 @@ const std::map<std::string, model::Recompute> kRecompute = {
     {"selective", model::Recompute::kSelective},
     {"full", model::Recompute::kFull}};
 
-// What training gave, put together by all ranks.
+// The results of training, gathered from all ranks.
 struct Run {
   explicit Run(const geometry::ParamTable& table)
       : first_grads(table), weights_after(table) {}
   std::mutex mutex;
   Status status;
-  model::Dtype products = model::Dtype::kFp32;  // what the stage computed in
+  model::Dtype products = model::Dtype::kFp32;  // type of the GEMMs
   engine::WholeVector first_grads, weights_after;
   std::vector<float> first_logits;
   std::vector<double> loss, grad_norm, lr;
 };
 
-// The microbatches of one step that rank `index` of `dp` takes.
+// The microbatches of one step for rank `index` of `dp`.
 std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
                                          int64_t each, int dp, int index,
                                          std::vector<int32_t>& tokens,
@@ -98,10 +98,10 @@ engine::EngineOptions engine_options(const Golden& g, const Options& o,
       .max_batch = each,
       .max_seq = g.seq_len,
       .optimizer = g.optimizer,
-      .bucket_elements = 5000};  // several buckets, cut anywhere
+      .bucket_elements = 5000};  // several buckets with arbitrary bounds
 }
 
-// Logits of sequence 0: each rank with a part of the head has its share of
+// Logits of sequence 0: each rank that holds part of the head has some of the
 // positions and of the vocabulary.
 Status first_logits(const Golden& g, comm::Mesh& mesh,
                     std::span<const model::MicroBatch> microbatches,
@@ -148,7 +148,7 @@ void load_golden(const std::vector<float>& whole, engine::Engine& engine) {
   engine.state_loaded();
 }
 
-// Adds what a rank holds of every unit.
+// Adds a rank's part of every unit.
 void collect(engine::Engine& engine, bool grads, Run& run) {
   const std::lock_guard lock(run.mutex);
   for (size_t u = 0; u < engine.shard().units().size(); ++u) {
@@ -196,7 +196,8 @@ Status train_rank(const Golden& g, const Options& o,
   return ok_status();
 }
 
-// Whether every rank of the layout can be made, before any waits for another.
+// Whether every rank of the layout can be created. Checked first, because a
+// rank that cannot would leave the others waiting.
 Status admit(const Golden& g, const Options& o,
              const geometry::ParamTable& table, const geometry::Layout& layout,
              int64_t each) {
@@ -249,7 +250,7 @@ double relative(double a, double b) { return std::abs(a - b) / std::abs(b); }
 class Verdict {
  public:
   explicit Verdict(bool verbose) : verbose_(verbose) {}
-  // Not a number is past any bound.
+  // NaN exceeds every bound.
   void add(const std::string& what, double error, double bound,
            bool detail = false) {
     const bool ok = error <= bound;
@@ -262,7 +263,7 @@ class Verdict {
                  ok ? "ok" : "PAST THE BOUND");
     }
   }
-  // Every parameter by itself; the largest error is always shown.
+  // Each parameter separately; the largest error is always printed.
   void add_parameters(const std::string& what,
                       const geometry::ParamTable& table,
                       std::span<const float> got, std::span<const float> want,
@@ -307,9 +308,9 @@ bool compare(const Golden& g, const Run& run, const Options& o) {
     v.add(fmt::format("step {} learning rate", s + 1),
           relative(run.lr[s], g.lr[s]), 1e-9);
   }
-  // Adam moves an element whose gradient is all rounding by a whole lr, either
-  // way; so the weights are bounded as one vector, and the worst parameter is
-  // only shown.
+  // If the gradient of an element is rounding alone, Adam still moves it by a
+  // full lr in either direction. So the weights are bounded as one vector, and
+  // the worst parameter is only printed.
   v.add("weights after",
         relative_l2(run.weights_after.values(), g.weights_after), bound);
   v.add_parameters("weights after", table, run.weights_after.values(),

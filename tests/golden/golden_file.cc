@@ -9,7 +9,7 @@
 namespace remesh::golden {
 namespace {
 
-// An HDF5 handle that is closed.
+// An HDF5 handle that closes itself.
 class Handle {
  public:
   Handle(hid_t id, herr_t (*close)(hid_t)) : id_(id), close_(close) {}
@@ -19,7 +19,7 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
   bool ok() const { return id_ >= 0; }
-  operator hid_t() const { return id_; }  // NOLINT: stands for the id
+  operator hid_t() const { return id_; }  // NOLINT: used as the id
 
  private:
   hid_t id_;
@@ -76,7 +76,7 @@ class Reader {
     H5Sget_simple_extent_dims(space, dims.data(), nullptr);
     return std::vector<int64_t>(dims.begin(), dims.end());
   }
-  // A data set of just this shape into `out`.
+  // Reads a data set of exactly this shape into `out`.
   Status read(const std::string& name, const std::vector<int64_t>& want,
               hid_t type, void* out) const {
     ASSIGN_OR_RETURN(const std::vector<int64_t> found, shape(name));

@@ -1,5 +1,5 @@
-// Golden files: a small Llama with weights, tokens and what training it gives,
-// computed elsewhere in float64 (attributes `source` and `optimizer.note`).
+// Golden files: a small Llama with weights, tokens and the results of training,
+// computed by PyTorch in float64 (attributes `source` and `optimizer.note`).
 //
 //   attributes  config.*, optimizer.*
 //   /tokens               int32 (steps, sequences, T + 1)
