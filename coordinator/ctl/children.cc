@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 
 namespace remesh::ctl {
@@ -122,17 +121,6 @@ void Children::kill_all() {
     if (pid < 0 && errno != EINTR) break;
   }
   children_.clear();
-}
-
-Result<std::string> program_beside(const std::string& name) {
-  std::error_code error;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
-  const std::string path = (self.parent_path() / name).string();
-  if (error || access(path.c_str(), X_OK) != 0) {
-    return not_found(
-        path + ": no such program; it must be in the same folder as `remesh`");
-  }
-  return path;
 }
 
 }  // namespace remesh::ctl

@@ -48,7 +48,4 @@ class Children {
   std::map<int, int> children_;  // by pid
 };
 
-// Path of a program in the same folder as this one; NotFound if it is absent.
-Result<std::string> program_beside(const std::string& name);
-
 }  // namespace remesh::ctl

@@ -9,6 +9,7 @@
 
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -90,7 +91,7 @@ Result<pb::JobStatus> send_command(const Target& target,
   }
   // Do not wait for the reply of a dead process.
   if (const auto e = rundir::read_endpoint(target.run_dir);
-      e.ok() && e.value().host == rundir::host_name() &&
+      e.ok() && e.value().host == host_name() &&
       rundir::RunLock::holder(target.run_dir) == 0) {
     return unavailable(fmt::format(
         "{}: the coordinator (pid {}) is dead; start the job again with this "

@@ -11,6 +11,7 @@
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
+#include "proto/base/process.h"
 
 namespace remesh::ctl {
 namespace {

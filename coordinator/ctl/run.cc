@@ -20,6 +20,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "proto/wire/loop.h"
 
 namespace remesh::ctl {
@@ -194,7 +195,7 @@ class RunJob {
     if (!endpoint.ok()) return;
     perform(Say{fmt::format("run directory {}", run_dir_)});
     perform(Say{fmt::format("to add a worker: remesh-worker --connect {}",
-                            endpoint.value().host == rundir::host_name()
+                            endpoint.value().host == host_name()
                                 ? run_dir_
                                 : endpoint.value().address)});
   }

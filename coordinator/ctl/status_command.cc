@@ -14,6 +14,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/process.h"
 
 namespace remesh::ctl {
 namespace {
@@ -35,7 +36,7 @@ std::string coordinator_text(const std::string& run) {
   const auto& e = endpoint.value();
   std::string out =
       fmt::format("coordinator {} on {}, pid {}", e.address, e.host, e.pid);
-  if (e.host == rundir::host_name())
+  if (e.host == host_name())
     out += rundir::process_alive(e.pid) ? ": alive" : ": dead";
   return out;
 }

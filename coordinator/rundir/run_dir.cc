@@ -155,12 +155,6 @@ void remove_endpoint(const std::string& run) {
   unlink(endpoint_path(run).c_str());
 }
 
-std::string host_name() {
-  char name[256] = {};
-  if (gethostname(name, sizeof(name) - 1) != 0) return "localhost";
-  return name;
-}
-
 bool process_alive(int pid) {
   if (pid <= 0) return false;
   if (kill(pid, 0) != 0 && errno == ESRCH) return false;

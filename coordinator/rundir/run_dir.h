@@ -51,7 +51,6 @@ Status write_endpoint(const std::string& run, const Endpoint& endpoint);
 Result<Endpoint> read_endpoint(const std::string& run);
 void remove_endpoint(const std::string& run);
 
-std::string host_name();
 // Of this host. A zombie counts as dead.
 bool process_alive(int pid);
 

@@ -24,7 +24,9 @@
 #include "coordinator/server/scanner.h"
 #include "coordinator/server/syncer.h"
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/log.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/loop.h"
@@ -116,7 +118,8 @@ class DaemonImpl : public Daemon {
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
     log_->flush();
     // The port is kept for a next life as long as the job goes on.
-    if (code == 0 || code == 3) rundir::remove_endpoint(options_.run_dir);
+    if (code == kExitOk || code == kExitFailed)
+      rundir::remove_endpoint(options_.run_dir);
     return code;
   }
 
@@ -153,7 +156,7 @@ class DaemonImpl : public Daemon {
     }
     ASSIGN_OR_RETURN(
         server_, listen(options_.bind, previous, kListenPatienceMs, sleep_ms));
-    const std::string host = rundir::host_name();
+    const std::string host = host_name();
     address_ = advertised_address(server_->address(), options_.advertise, host);
     return rundir::write_endpoint(options_.run_dir,
                                   {.address = address_,
@@ -166,7 +169,7 @@ class DaemonImpl : public Daemon {
     core::Options o;
     o.job = options_.job;
     o.run_dir = options_.run_dir;
-    o.host = rundir::host_name();
+    o.host = host_name();
     o.pid = getpid();
     o.address = address_;
     o.resume = options_.resume;

@@ -33,7 +33,6 @@ struct DaemonOptions {
   bool log_to_stderr = false;
 };
 
-inline constexpr int kExitRestart = 75;  // not the job's end: start it again
 inline constexpr int64_t kWriteRetryMs = 10'000;
 
 class Daemon {

@@ -12,12 +12,10 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/daemon.h"
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 
 namespace remesh::server {
 namespace {
-
-constexpr int kExitUsage = 2;
-constexpr int kExitCannotContinue = 3;
 
 constexpr const char* kFooter = R"(
 Examples:
@@ -68,11 +66,7 @@ void declare(CLI::App& app, Arguments* a) {
 }
 
 int fail(const Status& status) {
-  fmt::print(stderr, "remesh-coordinator: {}\n", status.message());
-  return status.code() == Code::kInvalidArgument ||
-                 status.code() == Code::kNotFound
-             ? kExitUsage
-             : kExitCannotContinue;
+  return exit_with("remesh-coordinator", status);
 }
 
 // Ends as the signal would have ended it, so that who started it can tell a
@@ -128,7 +122,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : remesh::server::kExitUsage;
+    return app.exit(e) == 0 ? 0 : remesh::kExitUsage;
   }
   return remesh::server::run(arguments);
 }

@@ -81,32 +81,6 @@ Board::Board(int fd, Page* page)
       page_(page),
       flight_(&page->flight, &page->step, &page->microbatch) {}
 
-const char* phase_name(Phase phase) {
-  switch (phase) {
-    case Phase::kStarting:
-      return "starting";
-    case Phase::kConnecting:
-      return "connecting";
-    case Phase::kRestoring:
-      return "restoring";
-    case Phase::kCompute:
-      return "compute";
-    case Phase::kReduce:
-      return "reduce";
-    case Phase::kUpdate:
-      return "update";
-    case Phase::kValidate:
-      return "validate";
-    case Phase::kCheckpoint:
-      return "checkpoint";
-    case Phase::kStopping:
-      return "stopping";
-    case Phase::kEnded:
-      return "ended";
-  }
-  return "unknown";
-}
-
 Result<std::unique_ptr<Board>> Board::create(int64_t generation, int rank) {
   const int fd = memfd_create("remesh-board", MFD_CLOEXEC);
   if (fd < 0) return errno_error("board: memfd_create", errno);
@@ -156,7 +130,7 @@ Board::~Board() {
 int64_t Board::generation() const { return page_->generation; }
 int Board::rank() const { return page_->rank; }
 
-void Board::set_phase(Phase phase) {
+void Board::set_phase(RankPhase phase) {
   page_->phase.store(static_cast<uint32_t>(phase));
   tick();
 }
@@ -209,7 +183,7 @@ int64_t Board::daemon_beat_ms() const { return page_->daemon_beat_ms.load(); }
 
 Snapshot Board::snapshot() const {
   Snapshot s;
-  s.phase = static_cast<Phase>(page_->phase.load());
+  s.phase = static_cast<RankPhase>(page_->phase.load());
   s.progress = page_->progress.load();
   s.step = page_->step.load();
   s.microbatch = page_->microbatch.load();

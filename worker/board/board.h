@@ -19,46 +19,11 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/base/rank_phase.h"
 #include "proto/base/status.h"
 #include "worker/board/flight.h"
 
 namespace remesh::board {
-
-// What a rank is doing.
-enum class Phase : uint32_t {
-  kStarting = 0,  // before MPI_Init
-  kConnecting,    // in MPI_Init
-  kRestoring,     // reading or making the initial state
-  kCompute,       // forward/backward of a microbatch
-  kReduce,        // gradient reduction
-  kUpdate,        // norm, clip, optimizer
-  kValidate,
-  kCheckpoint,  // waiting for a checkpoint (saving at a stop)
-  kStopping,    // finalizing
-  kEnded,
-};
-const char* phase_name(Phase phase);
-
-// Exit codes of remesh-trainer.
-enum ExitCode : int {
-  kExitOk = 0,        // trained to the end, or stopped as asked
-  kExitInternal = 1,  // anything else; tried again
-  kExitUsage = 2,
-  kExitCannotContinue = 3,  // the job as given cannot run: do not try again
-  kExitBadSource = 65,      // the checkpoint to start from does not load
-  kExitWorld = 67,          // MPI world differs from the mesh
-  kExitSaveFailed = 68,     // had to stop, and could not save
-  kExitOrphan = 69,         // the daemon is gone
-};
-
-// Bits of the daemon's request.
-enum Request : uint32_t {
-  kRequestNone = 0,
-  kRequestStop = 1,  // save and stop at the next boundary, if saving works
-  kRequestMust = 2,  // with kRequestStop: stop even if saving fails
-  // With kRequestStop: save nothing, the state stays in shared memory.
-  kRequestHandOver = 4,
-};
 
 // One finished step, written by one rank of each worker.
 struct StepRecord {
@@ -96,7 +61,7 @@ struct Memory {
 
 // A snapshot, as the daemon reads it.
 struct Snapshot {
-  Phase phase = Phase::kStarting;
+  RankPhase phase = RankPhase::kStarting;
   uint64_t progress = 0;
   int64_t step = 0;
   int64_t microbatch = 0;
@@ -129,7 +94,7 @@ class Board {
   const FlightRecord& flight() const { return flight_; }
 
   // --- rank side
-  void set_phase(Phase phase);  // also moves progress
+  void set_phase(RankPhase phase);  // also moves progress
   void set_step(int64_t step);
   void set_microbatch(int64_t microbatch);  // also moves progress
   void tick();                              // progress moves
@@ -145,7 +110,7 @@ class Board {
   void set_checkpoint_error(std::string_view text);  // "" clears
   // Blocks never; false when the ring (4096 steps) is full.
   bool push_step(const StepRecord& record);
-  uint32_t request() const;
+  uint32_t request() const;  // kRequestStop ...
   int64_t checkpoint_request() const;
   // Milliseconds of the monotonic clock at the daemon's last sign.
   int64_t daemon_beat_ms() const;

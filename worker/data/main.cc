@@ -8,6 +8,7 @@
 #include <string>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
@@ -15,8 +16,6 @@
 namespace remesh::data {
 namespace {
 
-constexpr int kExitUsage = 2;
-constexpr int kExitCannot = 3;
 constexpr int64_t kRedrawMs = 100;
 constexpr int kBarWidth = 30;
 
@@ -60,12 +59,8 @@ class Bar {
 };
 
 int fail(const Status& status) {
-  fmt::print(stderr, "remesh data: {}\n", status.message());
-  return status.code() == Code::kInvalidArgument ||
-                 status.code() == Code::kNotFound ||
-                 status.code() == Code::kAlreadyExists
-             ? kExitUsage
-             : kExitCannot;
+  const ExitCode code = exit_with("remesh data", status);
+  return status.code() == Code::kAlreadyExists ? kExitUsage : code;
 }
 
 int prepare_command(const PrepareOptions& options) {

@@ -180,7 +180,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
 Status Engine::run_passes(const StepInput& in, Facts& facts) {
   CHECK_MSG(static_cast<int>(in.microbatches.size()) <= plan_.num_microbatches,
             "more microbatches than this rank is dealt");
-  progress_.phase(board::Phase::kCompute);
+  progress_.phase(RankPhase::kCompute);
   cut(in.microbatches);
   const std::vector<PipeOp>& ops = plan_.ops(shard_.coord().pp);
   grads_->begin();
@@ -232,7 +232,7 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
 }
 
 void Engine::update(double lr, double grad_scale) {
-  progress_.phase(board::Phase::kUpdate);
+  progress_.phase(RankPhase::kUpdate);
   const trace::Span span(tracer_, trace::Category::kOptimizer);
   const ConstStateView from = state();
   const StateView to = begin_state();
@@ -267,7 +267,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
     RETURN_IF_ERROR(run_passes(in, facts));
   }
   const double in_passes = grads_->waited_s() - reduce;
-  progress_.phase(board::Phase::kReduce);
+  progress_.phase(RankPhase::kReduce);
   grads_->finish([this] {
     progress_.tick();
     if (poll_) poll_();

@@ -11,7 +11,7 @@ class Progress {
  public:
   Progress() = default;
   explicit Progress(board::Board* board) : board_(board) {}
-  void phase(board::Phase p) const {
+  void phase(RankPhase p) const {
     if (board_ != nullptr) board_->set_phase(p);
   }
   void microbatch(int64_t i) const {

@@ -382,7 +382,7 @@ Status Checkpointer::finish_under_way() {
 }
 
 Status Checkpointer::save_and_wait(const RankState& state) {
-  board_.set_phase(board::Phase::kCheckpoint);
+  board_.set_phase(RankPhase::kCheckpoint);
   hurry_.store(true);
   // A failure of an older step's save does not matter any more.
   if (plan_.phase() != SavePlan::Phase::kIdle) {

@@ -17,6 +17,7 @@
 #include <sstream>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "worker/train/pinning.h"
 #include "worker/train/trainer.h"
 #include "worker/train/watchdog.h"
@@ -60,7 +61,7 @@ Result<pb::RankSpec> read_spec(const std::string& path) {
 // Prints where nothing else can be told.
 int usage_failure(const std::string& text) {
   std::fprintf(stderr, "remesh-trainer: %s\n", text.c_str());
-  return board::kExitUsage;
+  return kExitUsage;
 }
 
 // Before any thread is made. Only a loss of speed when it does not work.
@@ -92,7 +93,7 @@ int run(const Arguments& args, int64_t exec_ms) {
     return usage_failure(logger.status().to_string());
   }
   TrainLog log(*logger, generation, spec->rank());
-  const auto end = [&](board::ExitCode code, const std::string& reason) {
+  const auto end = [&](ExitCode code, const std::string& reason) {
     page.set_error(reason);
     log.error("failed", {{"code", static_cast<int>(code)}, {"reason", reason}});
     log.flush();
@@ -102,8 +103,7 @@ int run(const Arguments& args, int64_t exec_ms) {
   std::optional<OrphanGuard> guard;
   if (has_daemon)
     guard.emplace(page, [&] {
-      end(board::kExitOrphan,
-          "no sign of the daemon and no progress for a minute");
+      end(kExitOrphan, "no sign of the daemon and no progress for a minute");
     });
   try {
     // Peers wait for a rank that fails, in MPI_Finalize too: a failure ends the
@@ -112,10 +112,10 @@ int run(const Arguments& args, int64_t exec_ms) {
     if (const Status s = trainer.run(); !s.ok())
       end(trainer.exit_code(), s.to_string());
   } catch (const std::exception& e) {
-    end(board::kExitInternal, e.what());
+    end(kExitInternal, e.what());
   }
   log.flush();
-  return board::kExitOk;
+  return kExitOk;
 }
 
 }  // namespace
@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     const int rc = app.exit(e);
-    return rc == 0 ? 0 : remesh::board::kExitUsage;
+    return rc == 0 ? 0 : remesh::kExitUsage;
   }
   if (args.board_fd >= 0) {
     signal(SIGTERM, SIG_IGN);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "proto/base/exit_code.h"
 
 namespace remesh::train {
 
@@ -28,12 +29,12 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
   const bool from_memory = a.source().kind() == pb::Source::MEMORY;
   if (from_memory) {
     auto source = MemorySource::make(table_, a, sharding, rank_, segments_);
-    if (!source.ok()) return fail(board::kExitBadSource, source.status());
+    if (!source.ok()) return fail(kExitBadSource, source.status());
     source_ = std::move(source).value();
     set_position(source_->step(), source_->tokens());
     if (!source_->adopted().empty()) {
       const Status adopted = adopt();
-      if (!adopted.ok()) return fail(board::kExitBadSource, adopted);
+      if (!adopted.ok()) return fail(kExitBadSource, adopted);
       return ok_status();
     }
   }
@@ -50,13 +51,12 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
 // not fit in shared memory at all.
 Status StateHome::fail_allocation(Status status) {
   if (status.code() != Code::kExhausted)
-    return fail(board::kExitInternal, std::move(status));
-  return fail(
-      source_ != nullptr ? board::kExitBadSource : board::kExitCannotContinue,
-      std::move(status));
+    return fail(kExitInternal, std::move(status));
+  return fail(source_ != nullptr ? kExitBadSource : kExitFailed,
+              std::move(status));
 }
 
-Status StateHome::fail(board::ExitCode code, Status status) {
+Status StateHome::fail(ExitCode code, Status status) {
   exit_code_ = code;
   return status;
 }

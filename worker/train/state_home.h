@@ -19,11 +19,13 @@
 
 #include "checkpoint/memory/segment.h"
 #include "parallel/comm/comm.h"
+#include "proto/base/exit_code.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/state_store.h"
 #include "worker/train/memory_source.h"
 #include "worker/train/segments.h"
+#include "proto/base/exit_code.h"
 
 namespace remesh::train {
 
@@ -42,7 +44,7 @@ class StateHome final : public engine::StateStore {
   void commit(int64_t step) override;
   int copies() const override { return 2; }
   // What the process exits with after reserve() or fail_allocation().
-  std::optional<board::ExitCode> exit_code() const { return exit_code_; }
+  std::optional<ExitCode> exit_code() const { return exit_code_; }
 
   // Sets exit_code() for a failed segment allocation; returns `status`.
   Status fail_allocation(Status status);
@@ -69,7 +71,7 @@ class StateHome final : public engine::StateStore {
 
  private:
   Status adopt();
-  Status fail(board::ExitCode code, Status status);
+  Status fail(ExitCode code, Status status);
   memory::StateInfo info(int64_t step) const;
 
   const geometry::ParamTable& table_;
@@ -85,7 +87,7 @@ class StateHome final : public engine::StateStore {
   int buffer_ = 0;  // of the newest state
   int begun_ = -1;
   int64_t first_step_ = 0, first_tokens_ = 0;
-  std::optional<board::ExitCode> exit_code_;
+  std::optional<ExitCode> exit_code_;
 };
 
 }  // namespace remesh::train

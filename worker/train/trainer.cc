@@ -11,11 +11,11 @@
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
 #include "worker/train/schedule.h"
+#include "proto/base/exit_code.h"
 
 namespace remesh::train {
 namespace {
 
-using board::Phase;
 
 Result<Schedule> schedule_of(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
@@ -37,7 +37,7 @@ Status Trainer::run() {
   RETURN_IF_ERROR(start());
   RETURN_IF_ERROR(restore());
   RETURN_IF_ERROR(train());
-  board_.set_phase(Phase::kStopping);
+  board_.set_phase(RankPhase::kStopping);
   checkpointer_.reset();
   if (sweeper_.joinable()) sweeper_.join();
   replication_.reset();
@@ -45,14 +45,14 @@ Status Trainer::run() {
   mesh_.reset();
   world_.reset();
   mpi_->finalize();
-  board_.set_phase(Phase::kEnded);
+  board_.set_phase(RankPhase::kEnded);
   return ok_status();
 }
 
 Status Trainer::train() {
   const auto schedule = schedule_of(job_);
   if (!schedule.ok())
-    return fail(board::kExitCannotContinue, schedule.status());
+    return fail(kExitFailed, schedule.status());
   const int64_t steps = job_.train().steps();
   bool stop = false;
   // All steps are made, but their state was in memory alone until now.
@@ -79,11 +79,11 @@ Status Trainer::train() {
 engine::Facts Trainer::facts() const {
   engine::Facts f = checkpointer_->facts();
   const uint32_t request = board_.request();
-  if ((request & board::kRequestStop) != 0) {
+  if ((request & kRequestStop) != 0) {
     f.stop = 1;
-    if ((request & board::kRequestMust) != 0) f.must_stop = 1;
+    if ((request & kRequestForce) != 0) f.must_stop = 1;
     // What lives in this process alone cannot be handed over.
-    if ((request & board::kRequestHandOver) == 0 || home_ == nullptr)
+    if ((request & kRequestHandOver) == 0 || home_ == nullptr)
       f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
@@ -217,7 +217,7 @@ void Trainer::log_step(const board::StepRecord& record,
 }
 
 Result<double> Trainer::validate() {
-  board_.set_phase(Phase::kValidate);
+  board_.set_phase(RankPhase::kValidate);
   ASSIGN_OR_RETURN(auto microbatches, batches_->validation());
   ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
   return evaluated.loss_sum / evaluated.tokens;
@@ -335,7 +335,7 @@ Status Trainer::save_last(bool last, bool must, bool& stop) {
   }
   saved = saved.with_context(
       fmt::format("step {} could not be saved", engine_->step()));
-  if (last || must) return fail(board::kExitSaveFailed, std::move(saved));
+  if (last || must) return fail(kExitSaveFailed, std::move(saved));
   const std::string why = saved.to_string();
   stop_policy_.refused();
   board_.refuse_stop();

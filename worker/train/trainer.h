@@ -3,7 +3,7 @@
 // It is told everything by the RankSpec: mesh, job, where the state comes from.
 // It checks the world against the mesh, restores, makes steps up to train.steps
 // or until the board asks it to stop, saves, and ends with one of
-// board::ExitCode. It never reaches the coordinator: what it has to say stands
+// ExitCode. It never reaches the coordinator: what it has to say stands
 // on the board, in its log and in the checkpoints.
 //
 // Threads: run() and all of MPI in the calling thread; one more thread writes
@@ -22,6 +22,7 @@
 #include "parallel/comm/mesh.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/param_table.h"
+#include "proto/base/exit_code.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/engine.h"
@@ -47,10 +48,10 @@ class Trainer {
   // On failure the process must end at once (_exit) with exit_code(), without
   // destroying this object: MPI would wait for its peers.
   Status run();
-  board::ExitCode exit_code() const { return exit_code_; }
+  ExitCode exit_code() const { return exit_code_; }
 
  private:
-  Status fail(board::ExitCode code, Status status);
+  Status fail(ExitCode code, Status status);
   Status fail_start(Status status);
   Status check_spec();
   Status start();
@@ -98,7 +99,7 @@ class Trainer {
   TrainLog& log_;
   geometry::Layout layout_;
   // Of the process when run() fails; fail() sets it.
-  board::ExitCode exit_code_ = board::kExitInternal;
+  ExitCode exit_code_ = kExitInternal;
 
   std::unique_ptr<comm::MpiWorld> mpi_;
   std::unique_ptr<trace::Tracer> tracer_;

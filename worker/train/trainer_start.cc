@@ -7,14 +7,13 @@
 
 #include "checkpoint/exchange/exchange.h"
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/jobfile/jobfile.h"
 #include "worker/train/restore.h"
 #include "worker/train/trainer.h"
 
 namespace remesh::train {
 namespace {
-
-using board::Phase;
 
 #ifndef REMESH_VERSION
 #define REMESH_VERSION "unknown"
@@ -41,7 +40,7 @@ void Trainer::log_start(std::string_view part) {
   start_at_ms_ = now;
 }
 
-Status Trainer::fail(board::ExitCode code, Status status) {
+Status Trainer::fail(ExitCode code, Status status) {
   exit_code_ = code;
   return status;
 }
@@ -51,17 +50,16 @@ Status Trainer::fail(board::ExitCode code, Status status) {
 Status Trainer::fail_start(Status status) {
   if (home_ != nullptr && home_->exit_code())
     return fail(*home_->exit_code(), std::move(status));
-  return fail(status.code() == Code::kInvalidArgument
-                  ? board::kExitCannotContinue
-                  : board::kExitInternal,
-              std::move(status));
+  return fail(
+      status.code() == Code::kInvalidArgument ? kExitFailed : kExitInternal,
+      std::move(status));
 }
 
 Status Trainer::check_spec() {
   const pb::Mesh& m = assignment_.mesh();
   layout_ = {.dp = m.dp(), .pp = m.pp(), .tp = m.tp(), .cp = m.cp()};
   if (layout_.dp < 1 || layout_.pp < 1 || layout_.tp < 1 || layout_.cp < 1)
-    return fail(board::kExitCannotContinue,
+    return fail(kExitFailed,
                 invalid_argument("mesh " + layout_.to_string() +
                                  ": every degree must be at least 1"));
   if (spec_.has_rank() && spec_.rank() != board_.rank())
@@ -69,7 +67,7 @@ Status Trainer::check_spec() {
         fmt::format("the specification is for rank {}, the board for rank {}",
                     spec_.rank(), board_.rank()));
   if (!assignment_.has_source() || assignment_.run_dir().empty())
-    return fail(board::kExitUsage,
+    return fail(kExitUsage,
                 invalid_argument(
                     "the specification lacks a source or a run directory"));
   return ok_status();
@@ -90,8 +88,8 @@ Status Trainer::start() {
   }
   // Report a permanent error before a retryable one.
   if (!prepared.ok()) prepared = fail_start(std::move(prepared));
-  if (!connected.ok() && exit_code_ != board::kExitCannotContinue)
-    return fail(board::kExitWorld, std::move(connected));
+  if (!connected.ok() && exit_code_ != kExitFailed)
+    return fail(kExitWorld, std::move(connected));
   RETURN_IF_ERROR(prepared);
   return join();
 }
@@ -131,7 +129,7 @@ Status Trainer::prepare(int rank) {
 }
 
 Status Trainer::connect() {
-  board_.set_phase(Phase::kConnecting);
+  board_.set_phase(RankPhase::kConnecting);
   ASSIGN_OR_RETURN(mpi_, comm::MpiWorld::init(
                              {.size = layout_.world(),
                               .rank = spec_.has_rank() ? spec_.rank() : -1}));
@@ -254,7 +252,7 @@ Status Trainer::build(int rank) {
 }
 
 Status Trainer::restore() {
-  board_.set_phase(Phase::kRestoring);
+  board_.set_phase(RankPhase::kRestoring);
   RETURN_IF_ERROR(restore_state());
   first_step_ = engine_->step();
   RETURN_IF_ERROR(begin_replicas());
@@ -301,9 +299,8 @@ Status Trainer::restore_state() {
       *world_, mesh_->data(), [this] { board_.tick(); }, engine_->shard(),
       engine_->zero(), engine_->begin_state());
   if (!m.ok())
-    return fail(m.status().code() == Code::kInvalidArgument
-                    ? board::kExitCannotContinue
-                    : board::kExitBadSource,
+    return fail(m.status().code() == Code::kInvalidArgument ? kExitFailed
+                                                            : kExitBadSource,
                 m.status());
   if (home_ != nullptr) home_->set_position(m->step(), m->tokens());
   engine_->commit_state(m->step());
@@ -314,11 +311,11 @@ Status Trainer::restore_state() {
 
 Status Trainer::restore_memory() {
   if (home_ == nullptr)
-    return fail(board::kExitBadSource,
+    return fail(kExitBadSource,
                 not_found("the source is a state in shared memory, and this "
                           "worker keeps none"));
   if (Status s = home_->restore(*world_, [this] { board_.tick(); }); !s.ok())
-    return fail(board::kExitBadSource, std::move(s));
+    return fail(kExitBadSource, std::move(s));
   engine_->set_step(home_->source()->step());
   first_generation_ = home_->source()->generation();
   first_tokens_ = home_->source()->tokens();

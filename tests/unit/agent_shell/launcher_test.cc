@@ -8,6 +8,7 @@
 #include <fstream>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/process.h"
 
@@ -139,7 +140,7 @@ TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
     EXPECT_EQ(e.exit_code, 0) << e.rank << ": " << e.last_log;
     EXPECT_EQ(e.signal, 0);
     EXPECT_EQ(e.sample.status.committed_step(), 5);
-    EXPECT_EQ(e.sample.status.phase(), static_cast<int>(board::Phase::kEnded));
+    EXPECT_EQ(e.sample.status.phase(), static_cast<int>(RankPhase::kEnded));
     for (const auto& m : e.sample.steps) steps.push_back(m);
   }
   ASSERT_EQ(steps.size(), 5u);
@@ -160,7 +161,7 @@ TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
 TEST_F(LauncherTest, StopRequestEndsAllRanksAtTheSameStep) {
   world_->launcher->spawn(assignment(2, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(0) > 3; }));
-  world_->launcher->set_request(board::kRequestStop, 0);
+  world_->launcher->set_request(kRequestStop, 0);
   ASSERT_TRUE(run_until_exits(2));
   const auto e = seen<RankExited>();
   EXPECT_EQ(e[0].exit_code, 0);

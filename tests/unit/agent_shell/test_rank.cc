@@ -25,6 +25,7 @@
 #include "checkpoint/memory/shelf.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 
@@ -104,20 +105,20 @@ int train(board::Board& board, const pb::RankSpec& spec) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (size != spec.assignment().ranks_size() || rank != spec.rank())
-    return board::kExitWorld;
+    return kExitWorld;
   const std::string script = spec.assignment().job().job().description();
   const std::string steps_text = word(script, "steps");
   const int64_t steps = steps_text.empty() ? 1 << 30 : std::stoll(steps_text);
   const std::string ms = word(script, "step_ms");
   State state(spec);
-  board.set_phase(board::Phase::kCompute);
+  board.set_phase(RankPhase::kCompute);
   for (int64_t step = 1; step <= steps; ++step) {
     board.set_step(step);
     maybe_die(script, rank, step);
     if (!ms.empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(std::stoi(ms)));
     double both[2] = {rank + 1.0,
-                      (board.request() & board::kRequestStop) != 0 ? 1. : 0.};
+                      (board.request() & kRequestStop) != 0 ? 1. : 0.};
     MPI_Allreduce(MPI_IN_PLACE, both, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     CHECK(both[0] == size * (size + 1) / 2.0);
     state.commit(step);
@@ -125,28 +126,28 @@ int train(board::Board& board, const pb::RankSpec& spec) {
     if (rank == 0) push(board, step, both[0]);
     if (both[1] > 0) break;
   }
-  board.set_phase(board::Phase::kStopping);
-  return board::kExitOk;
+  board.set_phase(RankPhase::kStopping);
+  return kExitOk;
 }
 
 int rank_main(int argc, char** argv) {
   if (argc != 5 || std::strcmp(argv[1], "--spec") != 0 ||
       std::strcmp(argv[3], "--board-fd") != 0)
-    return board::kExitUsage;
+    return kExitUsage;
   pb::RankSpec spec;
   std::ifstream in(argv[2], std::ios::binary);
-  if (!spec.ParseFromIstream(&in)) return board::kExitUsage;
+  if (!spec.ParseFromIstream(&in)) return kExitUsage;
   auto board = board::Board::open(std::atoi(argv[4]));
-  if (!board.ok()) return board::kExitUsage;
+  if (!board.ok()) return kExitUsage;
   std::ofstream(spec.log_path()) << "rank " << spec.rank() << " starts\n";
-  (*board)->set_phase(board::Phase::kConnecting);
+  (*board)->set_phase(RankPhase::kConnecting);
   const int64_t start = monotonic_ns();
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   (*board)->set_checkpoint_step((monotonic_ns() - start) / 1000);  // init, us
   const int code = train(**board, spec);
   MPI_Finalize();
-  (*board)->set_phase(board::Phase::kEnded);
+  (*board)->set_phase(RankPhase::kEnded);
   return code;
 }
 

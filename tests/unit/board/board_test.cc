@@ -30,7 +30,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_EQ(p.rank->generation(), 7);
   EXPECT_EQ(p.rank->rank(), 3);
   EXPECT_EQ(p.daemon->snapshot().committed_step, -1);
-  p.rank->set_phase(Phase::kCompute);
+  p.rank->set_phase(RankPhase::kCompute);
   p.rank->set_step(11);
   p.rank->set_microbatch(2);
   p.rank->commit_step(10);
@@ -39,7 +39,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   p.rank->set_error("bad thing");
   p.rank->set_checkpoint_error("disk full");
   const Snapshot s = p.daemon->snapshot();
-  EXPECT_EQ(s.phase, Phase::kCompute);
+  EXPECT_EQ(s.phase, RankPhase::kCompute);
   EXPECT_EQ(s.step, 11);
   EXPECT_EQ(s.microbatch, 2);
   EXPECT_EQ(s.committed_step, 10);
@@ -51,10 +51,10 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_GT(s.progress, 2u);
   p.rank->set_checkpoint_error("");
   EXPECT_EQ(p.daemon->snapshot().checkpoint_error, "");
-  p.daemon->set_request(kRequestStop | kRequestMust);
+  p.daemon->set_request(kRequestStop | kRequestForce);
   p.daemon->set_checkpoint_request(4);
   p.daemon->beat(99);
-  EXPECT_EQ(p.rank->request(), kRequestStop | kRequestMust);
+  EXPECT_EQ(p.rank->request(), kRequestStop | kRequestForce);
   EXPECT_EQ(p.rank->checkpoint_request(), 4);
   EXPECT_EQ(p.rank->daemon_beat_ms(), 99);
 }
@@ -69,7 +69,7 @@ TEST(Board, ProgressMovesWithEverySign) {
   EXPECT_FALSE(moved());
   p.rank->tick();
   EXPECT_TRUE(moved());
-  p.rank->set_phase(Phase::kReduce);
+  p.rank->set_phase(RankPhase::kReduce);
   EXPECT_TRUE(moved());
   p.rank->set_microbatch(1);
   EXPECT_TRUE(moved());
@@ -182,10 +182,11 @@ TEST(Board, LastWordsSurviveAKill) {
 
 TEST(Board, EveryPhaseHasAName) {
   std::set<std::string> names;
-  for (uint32_t i = 0; i <= static_cast<uint32_t>(Phase::kEnded); ++i)
-    names.insert(phase_name(static_cast<Phase>(i)));
-  EXPECT_EQ(names.size(), static_cast<size_t>(Phase::kEnded) + 1);
-  EXPECT_EQ(std::string(phase_name(static_cast<Phase>(99))), "unknown");
+  for (uint32_t i = 0; i <= static_cast<uint32_t>(RankPhase::kEnded); ++i)
+    names.insert(rank_phase_name(static_cast<RankPhase>(i)));
+  EXPECT_EQ(names.size(), static_cast<size_t>(RankPhase::kEnded) + 1);
+  EXPECT_EQ(std::string(rank_phase_name(static_cast<RankPhase>(99))),
+            "unknown");
 }
 
 }  // namespace

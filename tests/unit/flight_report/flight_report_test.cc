@@ -8,6 +8,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "proto/base/process.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/rank_logs.h"
 
@@ -35,11 +36,11 @@ TEST_F(FlightFile, WhatARankIsAtInWords) {
   EXPECT_EQ(doing(1).doing(), "starting");
   EXPECT_FALSE(doing(1).waits());
   EXPECT_FALSE(doing(1).has_at());
-  board_->set_phase(board::Phase::kConnecting);
+  board_->set_phase(RankPhase::kConnecting);
   EXPECT_EQ(doing(1).doing(), "connecting");
   EXPECT_TRUE(doing(1).waits());
   const int tp = record().add_group("tp", {2, 3});
-  board_->set_phase(board::Phase::kCompute);
+  board_->set_phase(RankPhase::kCompute);
   board_->set_step(12);
   const auto step = record().begin({.kind = OpKind::kStep}, kSecond);
   EXPECT_EQ(doing(3 * kSecond).doing(), "step 12, compute for 2.0 s");
@@ -82,7 +83,7 @@ TEST_F(FlightFile, WhatARankIsAtInWords) {
   record().end(recv, 4 * kSecond);
   record().end(pass, 4 * kSecond);
   record().end(step, 4 * kSecond);
-  board_->set_phase(board::Phase::kCheckpoint);
+  board_->set_phase(RankPhase::kCheckpoint);
   EXPECT_EQ(doing(1).doing(), "step 12, checkpoint");
   EXPECT_FALSE(doing(1).waits());
 }
@@ -102,10 +103,10 @@ TEST_F(FlightFile, ManyRanksAreCounted) {
 }
 
 TEST_F(FlightFile, HowItEnded) {
-  EXPECT_EQ(ended_text(SIGKILL, 0), "signal 9 (SIGKILL)");
-  EXPECT_EQ(ended_text(SIGSEGV, 0), "signal 11 (SIGSEGV)");
-  EXPECT_EQ(ended_text(99, 0), "signal 99");
-  EXPECT_EQ(ended_text(0, 65), "exit code 65");
+  EXPECT_EQ(exit_text(SIGKILL, 0), "signal 9 (SIGKILL)");
+  EXPECT_EQ(exit_text(SIGSEGV, 0), "signal 11 (SIGSEGV)");
+  EXPECT_EQ(exit_text(99, 0), "signal 99");
+  EXPECT_EQ(exit_text(0, 65), "exit code 65");
 }
 
 // The operation it died in is the last, unfinished, and lies in those around

@@ -11,6 +11,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/shelf.h"
+#include "proto/base/exit_code.h"
 #include "tests/testing/small_disk.h"
 #include "tests/unit/train/trainer_fixture.h"
 
@@ -93,7 +94,7 @@ TEST_F(MemoryTest, AHandOverLeavesTheStateAndSavesNothing) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
   const auto hand_over = [](const Snapshot& now, Board& board, RankProcess&) {
     if (now.committed_step >= 3)
-      board.set_request(board::kRequestStop | board::kRequestHandOver);
+      board.set_request(kRequestStop | kRequestHandOver);
   };
   const Ended e = run(s, hand_over);
   ASSERT_EQ(e.code, 0) << output();
@@ -123,7 +124,7 @@ TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
   EXPECT_EQ(e.code, 0) << output();  // the step before is there too
   other.mutable_assignment()->mutable_source()->set_step(1);
   e = run(other);
-  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_NE(e.board.error.find("holds no state of step 1"), std::string::npos)
       << e.board.error;
 }
@@ -147,13 +148,13 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
     x = std::nextafter(x, 1.0F);
   }
   Ended e = run(s);
-  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_NE(e.board.error.find("checksum of the first moment"),
             std::string::npos)
       << e.board.error;
   std::filesystem::remove(path);
   e = run(s);
-  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_NE(e.board.error.find(path), std::string::npos) << e.board.error;
 }
 
@@ -161,7 +162,7 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
   const testing::SmallDisk small(worker_folder("a"), 128 << 10);
   if (!small.mounted()) GTEST_SKIP() << "no right to mount";
   const Ended e = run(alone({"train.steps=3", "checkpoint.interval=0"}));
-  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_EQ(e.code, kExitFailed);
   for (const char* part :
        {"of shared memory", " are free", "elastic.keep_state = false"})
     EXPECT_NE(e.board.error.find(part), std::string::npos) << e.board.error;

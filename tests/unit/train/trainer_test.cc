@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "checkpoint/manifest/scan.h"
+#include "proto/base/exit_code.h"
 #include "tests/unit/train/trainer_fixture.h"
 
 namespace remesh::train {
@@ -35,7 +36,7 @@ TEST_F(TrainerTest, TrainsToTheEndValidatesAndSaves) {
   EXPECT_LT(e.steps.back().val_loss, e.steps[4].val_loss);
   EXPECT_EQ(e.board.committed_step, 12);
   EXPECT_EQ(e.board.checkpoint_step, 12);
-  EXPECT_EQ(e.board.phase, board::Phase::kEnded);
+  EXPECT_EQ(e.board.phase, RankPhase::kEnded);
   EXPECT_EQ(e.board.error, "");
   EXPECT_TRUE(std::filesystem::exists(checkpoint(12)));
 }
@@ -70,7 +71,7 @@ TEST_F(TrainerTest, KilledAndStartedAgainItGivesTheSameBits) {
 TEST_F(TrainerTest, StopsAtABoundaryWithEverythingSaved) {
   pb::RankSpec s = spec({"train.steps=5000", "checkpoint.interval=0"});
   const Ended e = run(s, [](const Snapshot& now, Board& board, RankProcess&) {
-    if (now.committed_step >= 3) board.set_request(board::kRequestStop);
+    if (now.committed_step >= 3) board.set_request(kRequestStop);
   });
   ASSERT_EQ(e.code, 0) << output();
   const int64_t at = e.board.committed_step;
@@ -89,7 +90,7 @@ TEST_F(TrainerTest, SavesWhenAskedAndInTheBackground) {
     if (now.committed_step >= 2) board.set_checkpoint_request(1);
     if (first < 0 && now.checkpoint_step > 0) first = now.checkpoint_step;
     if (first > 0 && now.committed_step > first + 3)
-      board.set_request(board::kRequestStop);
+      board.set_request(kRequestStop);
   });
   ASSERT_EQ(e.code, 0) << output();
   EXPECT_GE(first, 3);
@@ -107,13 +108,13 @@ TEST_F(TrainerTest, AStopThatCannotSaveIsRefusedUnlessItMustBe) {
   int64_t refused_at = -1;
   const Ended e = run(s, [&](const Snapshot& now, Board& board, RankProcess&) {
     if (now.committed_step == 0) return;
-    if (refused_at < 0) board.set_request(board::kRequestStop);
+    if (refused_at < 0) board.set_request(kRequestStop);
     if (now.refused_stops == 0) return;
     if (refused_at < 0) refused_at = now.committed_step;
     if (now.committed_step > refused_at + 5)
-      board.set_request(board::kRequestStop | board::kRequestMust);
+      board.set_request(kRequestStop | kRequestForce);
   });
-  EXPECT_EQ(e.code, board::kExitSaveFailed) << output();
+  EXPECT_EQ(e.code, kExitSaveFailed) << output();
   EXPECT_EQ(e.board.refused_stops, 1);
   EXPECT_NE(e.board.checkpoint_error.find("blocked"), std::string::npos)
       << e.board.checkpoint_error;
@@ -129,7 +130,7 @@ TEST_F(TrainerTest, AFailedBackgroundSaveDoesNotStopTraining) {
       std::filesystem::remove(dir_ + "/later");
       mended = true;
     }
-    if (now.checkpoint_step > 0) board.set_request(board::kRequestStop);
+    if (now.checkpoint_step > 0) board.set_request(kRequestStop);
   });
   EXPECT_TRUE(mended);
   EXPECT_EQ(e.code, 0) << output();
@@ -147,12 +148,12 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   pb::RankSpec other = spec({"train.steps=2", "train.seed=9"});
   from_checkpoint(other, checkpoint(2), 2);
   Ended e = run(other);
-  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_EQ(e.code, kExitFailed);
   EXPECT_NE(e.board.error.find("seed"), std::string::npos) << e.board.error;
 
   from_checkpoint(s, checkpoint(1), 1);
   e = run(s);
-  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_NE(e.board.error.find("step-00000001"), std::string::npos);
 
   const std::string shard = checkpoint(2) + "/shard-00000.h5";
@@ -162,7 +163,7 @@ TEST_F(TrainerTest, ABadSourceIsNamed) {
   f.close();
   from_checkpoint(s, checkpoint(2), 2);
   e = run(s);
-  EXPECT_EQ(e.code, board::kExitBadSource);
+  EXPECT_EQ(e.code, kExitBadSource);
   EXPECT_NE(e.board.error.find("shard-00000.h5"), std::string::npos)
       << e.board.error;
 }
@@ -171,13 +172,13 @@ TEST_F(TrainerTest, RefusesAWorldThatIsNotItsMesh) {
   pb::RankSpec s = spec({}, 2);
   s.set_rank(0);
   Ended e = run(s);
-  EXPECT_EQ(e.code, board::kExitWorld);
+  EXPECT_EQ(e.code, kExitWorld);
   EXPECT_NE(e.board.error.find("world"), std::string::npos) << e.board.error;
   s = spec();
   s.set_rank(0);
   s.mutable_assignment()->mutable_mesh()->set_tp(3);
   e = run(s);
-  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_EQ(e.code, kExitFailed);
   EXPECT_NE(e.board.error.find("allowed: 1, 2, 4"), std::string::npos)
       << e.board.error;
 }
@@ -186,7 +187,7 @@ TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
   pb::RankSpec s = spec();
   s.mutable_assignment()->mutable_job()->mutable_model()->set_vocab_size(100);
   const Ended e = run(s);
-  EXPECT_EQ(e.code, board::kExitCannotContinue);
+  EXPECT_EQ(e.code, kExitFailed);
   EXPECT_NE(e.board.error.find("model.vocab_size: 100"), std::string::npos);
 }
 

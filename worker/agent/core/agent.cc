@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "proto/base/check.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/rank_phase.h"
 
 namespace remesh::agent {
 namespace {
@@ -17,11 +19,9 @@ constexpr int64_t kEarlierEveryMs = 2000;
 constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
-// Bits of board::Request, which this library does not link.
-constexpr uint32_t kStop = 1;
-constexpr uint32_t kMust = 2;
-constexpr uint32_t kHandOver = 4;
-constexpr int kStoppingPhase = 8;  // board::Phase::kStopping
+bool is_stopping(const pb::RankStatus& s) {
+  return s.phase() >= static_cast<int>(RankPhase::kStopping);
+}
 
 bool failed(const pb::RankStatus& s) {
   return s.exited() && !s.killed_by_worker() &&
@@ -72,12 +72,12 @@ void Agent::leave_alone() {
   const bool never = directive_ms_ < 0;
   if (!never && now_ms_ - heard < 3 * dead_after_ms_) return;
   if (busy_) {
-    request_.bits = kStop | kMust;
+    request_.bits = kRequestStop | kRequestForce;
     push_request();
     // They have saved; ending MPI in order takes a fence that nobody relays.
     const bool saved =
         std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
-          return r.second.exited() || r.second.phase() >= kStoppingPhase;
+          return r.second.exited() || is_stopping(r.second);
         });
     if (saved) kill_ranks();
     return;
@@ -92,7 +92,7 @@ void Agent::leave_alone() {
 bool Agent::all_saved() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
     const pb::RankStatus& s = r.second;
-    return s.phase() >= kStoppingPhase ||
+    return is_stopping(s) ||
            (s.exited() && s.exit_code() == 0 && s.signal() == 0);
   });
 }
@@ -158,7 +158,7 @@ void Agent::handle(const SpawnFailed& e) {
     // Never started: nothing to reap.
     s.set_exited(true);
     if (rank == e.rank || e.rank < 0) {
-      s.set_exit_code(1);
+      s.set_exit_code(kExitInternal);
       s.set_error(e.error);
     } else {
       s.set_killed_by_worker(true);
@@ -192,8 +192,8 @@ void Agent::handle(const TornDown& e) {
   killing_ = false;
   fences_.clear();
   fence_done_.clear();
-  saved_alone_ =
-      request_.bits == (kStop | kMust) && !handed_over_ && all_saved();
+  saved_alone_ = request_.bits == (kRequestStop | kRequestForce) &&
+                 !handed_over_ && all_saved();
   if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
   urgent_ = true;
 }
@@ -388,20 +388,22 @@ void Agent::push_request() {
   SetRequest wanted = request_;
   if (directive_ && ranks_generation_ == directive_->generation()) {
     if (directive_->goal() == pb::Directive::FINISH)
-      wanted.bits = kStop | (directive_->must_stop() ? kMust : 0) |
-                    (directive_->save() ? 0 : kHandOver);
+      wanted.bits = kRequestStop |
+                    (directive_->must_stop() ? kRequestForce : 0) |
+                    (directive_->save() ? 0 : kRequestHandOver);
     else if (directive_->goal() == pb::Directive::RUN)
       wanted.bits = 0;
     wanted.checkpoint_request =
         directive_->checkpoint_request() - request_base_;
   }
-  if (leaving_ && request_.bits == (kStop | kMust)) wanted.bits = request_.bits;
+  if (leaving_ && request_.bits == (kRequestStop | kRequestForce))
+    wanted.bits = request_.bits;
   if (!busy_) return;
   if (wanted.bits == sent_request_.bits &&
       wanted.checkpoint_request == sent_request_.checkpoint_request &&
       sent_request_generation_ == ranks_generation_)
     return;
-  handed_over_ |= (wanted.bits & kHandOver) != 0;
+  handed_over_ |= (wanted.bits & kRequestHandOver) != 0;
   sent_request_ = wanted;
   sent_request_generation_ = ranks_generation_;
   act(wanted);

@@ -19,7 +19,6 @@ using board::FlightGroup;
 using board::FlightOp;
 using board::Lane;
 using board::OpKind;
-using board::Phase;
 
 bool is_pass(OpKind kind) {
   return kind == OpKind::kForward || kind == OpKind::kBackward ||
@@ -54,8 +53,8 @@ std::string op_text(const FlightOp& op, const FlightGroup& group) {
 }
 
 // Where no operation is told, these are waits for other ranks, too.
-bool waits_in(Phase phase) {
-  return phase == Phase::kConnecting || phase == Phase::kStopping;
+bool waits_in(RankPhase phase) {
+  return phase == RankPhase::kConnecting || phase == RankPhase::kStopping;
 }
 
 void fill_at(const FlightOp& op, const FlightGroup& group, int64_t now_ns,
@@ -141,9 +140,9 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
       parts.push_back(op.name);
   }
   if (under_way.size() == 1 && under_way[0].kind == OpKind::kStep && step > 0)
-    parts.back() = board::phase_name(snapshot.phase);
+    parts.back() = rank_phase_name(snapshot.phase);
   if (under_way.empty()) {
-    parts.emplace_back(board::phase_name(snapshot.phase));
+    parts.emplace_back(rank_phase_name(snapshot.phase));
     return join(parts);
   }
   return join(parts) + " for " +
@@ -160,13 +159,6 @@ void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
   status->set_waits(at.empty() ? waits_in(snapshot.phase)
                                : board::waits_for_others(at.front().kind));
   if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());
-}
-
-std::string ended_text(int signal, int exit_code) {
-  if (signal == 0) return fmt::format("exit code {}", exit_code);
-  const char* const name = sigabbrev_np(signal);
-  return name == nullptr ? fmt::format("signal {}", signal)
-                         : fmt::format("signal {} (SIG{})", signal, name);
 }
 
 std::string flight_name(int64_t generation, int rank) {

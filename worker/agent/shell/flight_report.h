@@ -28,16 +28,13 @@ std::string doing_text(const std::vector<board::FlightOp>& under_way,
                        const board::FlightGroup& group,
                        const board::Snapshot& snapshot, int64_t now_ns);
 
-// "signal 9 (SIGKILL)", "exit code 65".
-std::string ended_text(int signal, int exit_code);
-
 struct FlightAbout {
   int64_t generation = 0;
   int rank = 0;
   int pid = 0;
   std::string worker;
   std::string host;
-  std::string ended;  // how, in words
+  std::string ended;  // exit_text()
   std::string doing;
   std::string error;                  // its own last words
   std::vector<std::string> log_tail;  // oldest first

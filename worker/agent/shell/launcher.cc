@@ -15,6 +15,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/board/step_metrics.h"
@@ -370,7 +371,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
                     .doing = status.doing(),
                     .error = status.error()};
   if (e.signal != 0 || e.exit_code != 0) {
-    about.ended = ended_text(e.signal, e.exit_code);
+    about.ended = exit_text(e.signal, e.exit_code);
     if (killed_ && e.signal == SIGKILL) about.ended += " by its worker";
     about.log_tail = log_tail(r.logs, kTailLines, kLastWordsBytes);
     for (const std::string& line : about.log_tail) status.add_log_tail(line);

@@ -1,17 +1,15 @@
 // remesh-worker: a daemon that offers this machine's slots to a training run.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <filesystem>
 #include <string>
 
+#include "proto/base/exit_code.h"
+#include "proto/base/process.h"
 #include "worker/agent/shell/address.h"
 #include "worker/agent/shell/worker.h"
 
 namespace remesh::agent {
 namespace {
-
-constexpr int kExitUsage = 2;
-constexpr int kExitCannotContinue = 3;
 
 constexpr const char* kExamples = R"(
 Examples:
@@ -25,12 +23,6 @@ lost. A second one: at once.
 Exit codes: 0 left or the job has ended, 2 usage, 3 cannot continue,
 130 interrupted twice.
 )";
-
-std::string beside_this_binary(const std::string& name) {
-  std::error_code ignored;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  return (self.parent_path() / name).string();
-}
 
 int fail(int code, const std::string& message) {
   std::fprintf(stderr, "remesh-worker: %s\n", message.c_str());
@@ -83,14 +75,13 @@ int worker_main(int argc, char** argv) {
       return fail(kExitUsage, std::string(key) + " '" + name +
                                   "': allowed are 1 to 64 letters, digits, "
                                   "'-', '_', '.', the first no sign");
-  if (options.trainer.empty())
-    options.trainer = beside_this_binary("remesh-trainer");
+  if (options.trainer.empty()) {
+    const auto trainer = program_beside("remesh-trainer");
+    if (!trainer.ok()) return exit_with("remesh-worker", trainer.status());
+    options.trainer = *trainer;
+  }
   auto worker = Worker::make(options);
-  if (!worker.ok())
-    return fail(worker.status().code() == Code::kInvalidArgument
-                    ? kExitUsage
-                    : kExitCannotContinue,
-                worker.status().message());
+  if (!worker.ok()) return exit_with("remesh-worker", worker.status());
   const int code = (*worker)->run();
   const std::string message = (*worker)->exit_message();
   if (!message.empty() && code != 0) return fail(code, message);

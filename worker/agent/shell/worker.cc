@@ -12,6 +12,8 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
@@ -30,13 +32,6 @@ constexpr int kBoardTickMs = 10;
 constexpr int64_t kLookAgainMs = 500;
 constexpr int kMaxNameSuffix = 1000;
 constexpr int64_t kRefreshStatesMs = 60'000;
-
-std::string host_name() {
-  char name[256] = {};
-  if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0')
-    return "localhost";
-  return name;
-}
 
 // The host's name as a worker's: other characters become '-'.
 std::string as_worker_name(std::string host) {
@@ -200,7 +195,7 @@ void Worker::connect() {
     // An address that was given does not get better.
     if (!coordinator_.may_change()) {
       exit_message_ = client.status().message();
-      exit_code_ = 2;
+      exit_code_ = kExitUsage;
     }
     return;
   }

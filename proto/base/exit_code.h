@@ -1,0 +1,32 @@
+// The exit codes of every program of remesh. They cross processes: a worker
+// reads those of its ranks, `remesh run` those of both daemons, and scripts and
+// service managers those of `remesh`.
+#pragma once
+
+#include <string_view>
+
+#include "proto/base/status.h"
+
+namespace remesh {
+
+enum ExitCode : int {
+  kExitOk = 0,           // done, or stopped as requested
+  kExitInternal = 1,     // rank: any other failure; the job retries
+  kExitUsage = 2,        // invalid arguments, job file or input
+  kExitFailed = 3,       // permanent failure: a retry would fail again
+  kExitBadSource = 65,   // rank: the state to start from does not load
+  kExitWorld = 67,       // rank: the MPI world differs from the mesh
+  kExitSaveFailed = 68,  // rank: forced to stop without saving
+  kExitOrphan = 69,      // rank: its worker daemon is gone
+  kExitRestart = 75,     // coordinator: the job continues, restart the daemon
+  kExitInterrupted = 130,
+};
+
+// kExitUsage for InvalidArgument and NotFound (a wrong argument or name),
+// kExitOk for ok, else kExitFailed.
+ExitCode exit_code_of(const Status& status);
+
+// Prints "PROGRAM: message" on stderr; returns the exit code. For main().
+ExitCode exit_with(std::string_view program, const Status& status);
+
+}  // namespace remesh
