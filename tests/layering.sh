@@ -35,6 +35,7 @@ RULES
 # folder (prefix) | the folders (pattern) that it may include
 rules=$(cat <<'RULES'
 proto/base proto/base
+proto/rundir proto/base
 proto/wire proto/base|proto/[a-z]*\.pb\.h
 proto/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/geometry proto/base
@@ -53,7 +54,7 @@ worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(trace|engine|kernels|model|data|board)
 worker/agent/core proto/base|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
-coordinator/core proto/(base|jobfile)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry|checkpoint/(memory|manifest)
+coordinator/core proto/(base|jobfile|rundir)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry|checkpoint/(memory|manifest)
 coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store|memory)
 RULES
 )

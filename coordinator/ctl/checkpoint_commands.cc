@@ -17,6 +17,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
 #include "proto/jobfile/jobfile.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -44,8 +45,7 @@ bool is_checkpoint(const std::string& path) {
 
 Result<std::string> checkpoint_folder(const std::string& run) {
   ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(rundir::job_path(run)));
-  const std::string& folder = job.checkpoint().folder();
-  return folder.starts_with('/') ? folder : run + "/" + folder;
+  return rundir::checkpoints_path(run, job.checkpoint().folder());
 }
 
 // Folder of the checkpoints of a run, or the path itself if it has checkpoints.
@@ -188,7 +188,7 @@ Result<std::string> save_and_wait(const std::string& run) {
     std::string error;
     if (waited_ms > kSameErrorMs) error = rank_checkpoint_error(s);
     for (const pb::EventRecord& e : s.events())
-      if (e.event() == "checkpoint_failed" && e.time() >= requested_at)
+      if (e.event() == events::kCheckpointFailed && e.time() >= requested_at)
         error = e.cause();
     if (!error.empty())
       return unavailable("the checkpoint was not saved: " + error);

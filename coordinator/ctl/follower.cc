@@ -4,6 +4,7 @@
 
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -58,9 +59,9 @@ void Follower::read_events() {
     if (!event.ok()) continue;  // of a newer version, or mended by hand
     const pb::EventRecord& e = event.value();
     say(event_text(e), event_tone(e), e.time());
-    if (e.event() == "job_done") outcome_ = "done";
-    if (e.event() == "job_stopped") outcome_ = "stopped";
-    if (e.event() == "job_failed") {
+    if (e.event() == events::kJobDone) outcome_ = "done";
+    if (e.event() == events::kJobStopped) outcome_ = "stopped";
+    if (e.event() == events::kJobFailed) {
       outcome_ = "failed";
       reason_ = e.cause();
     }

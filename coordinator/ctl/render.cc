@@ -8,6 +8,7 @@
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -129,49 +130,53 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps) {
 std::string event_text(const pb::EventRecord& e) {
   const std::string& name = e.event();
   const std::string worker = "worker " + e.worker();
-  if (name == "worker_joined")
+  if (name == events::kWorkerJoined)
     return worker + " joined" + after_colon(e.detail());
-  if (name == "worker_back")
+  if (name == events::kWorkerBack)
     return worker + " is back" + after_colon(e.detail());
-  if (name == "worker_left") return worker + " left";
-  if (name == "worker_leaving") return worker + " wants to leave";
-  if (name == "worker_lost") return worker + " lost" + after_colon(e.cause());
-  if (name == "drain") return worker + " is drained";
-  if (name == "mesh_asked") return "mesh asked for" + after_colon(e.detail());
-  if (name == "scale_asked") return "scaled" + after_colon(e.detail());
-  if (name == "mesh_released") return "mesh given up" + after_colon(e.detail());
-  if (name == "mesh") return mesh_event(e);
-  if (name == "training") return training_event(e);
-  if (name == "failure") return failure_event(e);
-  if (name == "generation_ended") {
+  if (name == events::kWorkerLeft) return worker + " left";
+  if (name == events::kWorkerLeaving) return worker + " wants to leave";
+  if (name == events::kWorkerLost)
+    return worker + " lost" + after_colon(e.cause());
+  if (name == events::kDrain) return worker + " is drained";
+  if (name == events::kMeshAsked)
+    return "mesh asked for" + after_colon(e.detail());
+  if (name == events::kScaleAsked) return "scaled" + after_colon(e.detail());
+  if (name == events::kMeshReleased)
+    return "mesh given up" + after_colon(e.detail());
+  if (name == events::kMesh) return mesh_event(e);
+  if (name == events::kTraining) return training_event(e);
+  if (name == events::kFailure) return failure_event(e);
+  if (name == events::kGenerationEnded) {
     return fmt::format("generation {} ended in order{}", e.generation(),
                        after_colon(e.detail()));
   }
-  if (name == "checkpoint") {
+  if (name == events::kCheckpoint) {
     return fmt::format("checkpoint of step {} saved", e.step());
   }
-  if (name == "checkpoint_failed") {
+  if (name == events::kCheckpointFailed) {
     return "checkpoint not saved" + after_colon(e.cause());
   }
-  if (name == "waiting") return "waiting for workers" + after_colon(e.detail());
-  if (name == "stop_requested") return "asked to stop: saves and ends";
-  if (name == "job_done") return fmt::format("done at step {}", e.step());
-  if (name == "job_stopped") return fmt::format("stopped at step {}", e.step());
-  if (name == "job_failed") return "the job failed" + after_colon(e.cause());
+  if (name == events::kWaiting)
+    return "waiting for workers" + after_colon(e.detail());
+  if (name == events::kStopRequested) return "asked to stop: saves and ends";
+  if (name == events::kJobDone) return fmt::format("done at step {}", e.step());
+  if (name == events::kJobStopped)
+    return fmt::format("stopped at step {}", e.step());
+  if (name == events::kJobFailed)
+    return "the job failed" + after_colon(e.cause());
   return any_event(e);
 }
 
 Tone event_tone(const pb::EventRecord& e) {
-  const std::string& name = e.event();
-  if (name == "failure" || name == "worker_lost" || name == "job_failed" ||
-      name == "checkpoint_failed" || name == "scan_failed" ||
-      name == "metrics_gap") {
-    return Tone::kBad;
+  switch (events::tone_of(e.event())) {
+    case events::Tone::kGood:
+      return Tone::kGood;
+    case events::Tone::kBad:
+      return Tone::kBad;
+    default:
+      return Tone::kNotice;
   }
-  if (name == "training" || name == "job_done" || name == "checkpoint") {
-    return Tone::kGood;
-  }
-  return Tone::kNotice;
 }
 
 std::string clock_text(double unix_s) {

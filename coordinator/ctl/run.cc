@@ -214,10 +214,9 @@ class RunJob {
   // ---------------------------------------------------------------- the end
 
   std::string newest_checkpoint() const {
-    const std::string& folder = job_.checkpoint().folder();
     const auto fs = manifest::posix_file_system();
     const auto found = manifest::scan(
-        *fs, folder.starts_with('/') ? folder : run_dir_ + "/" + folder);
+        *fs, rundir::checkpoints_path(run_dir_, job_.checkpoint().folder()));
     if (!found.ok()) return "";
     const auto* newest = manifest::choose_newest_valid(found.value());
     return newest == nullptr ? "" : newest->path;

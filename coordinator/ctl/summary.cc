@@ -7,6 +7,8 @@
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::ctl {
 namespace {
@@ -62,8 +64,9 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
   int64_t lost_steps = 0;
   for (const pb::EventRecord& e : s.events) {
     if (e.time() < s.began) continue;
-    if (e.event() == "mesh") meshes.push_back(rundir::mesh_text(e.mesh()));
-    if (e.event() == "training") {
+    if (e.event() == events::kMesh)
+      meshes.push_back(rundir::mesh_text(e.mesh()));
+    if (e.event() == events::kTraining) {
       ++changes;
       lost_s += e.seconds();
       lost_steps += e.lost_steps();
@@ -89,9 +92,11 @@ std::string event_rows(const RunSummary& s) {
   std::vector<std::string> bad;
   for (const pb::EventRecord& e : s.events) {
     if (e.time() < s.began) continue;
-    joined += e.event() == "worker_joined" || e.event() == "worker_back";
-    left += e.event() == "worker_left" || e.event() == "worker_lost";
-    if (event_tone(e) == Tone::kBad && e.event() != "job_failed") {
+    joined +=
+        e.event() == events::kWorkerJoined || e.event() == events::kWorkerBack;
+    left +=
+        e.event() == events::kWorkerLeft || e.event() == events::kWorkerLost;
+    if (event_tone(e) == Tone::kBad && e.event() != events::kJobFailed) {
       bad.push_back(clock_text(e.time()) + " " + event_text(e));
     }
   }
@@ -119,7 +124,7 @@ std::string next_rows(const RunSummary& s) {
                                s.job_file, s.run_dir));
   }
   if (s.outcome == "failed") {
-    next.push_back(fmt::format("less {}/logs/coordinator.log", s.run_dir));
+    next.push_back("less " + rundir::coordinator_log_path(s.run_dir));
   }
   if (!s.checkpoint.empty()) {
     next.push_back(fmt::format("remesh checkpoint inspect {}", s.run_dir));

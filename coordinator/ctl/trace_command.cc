@@ -13,6 +13,7 @@
 #include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/timeline.h"
 #include "coordinator/ctl/verbs.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::ctl {
 namespace {
@@ -61,7 +62,7 @@ Status write_trace(const Options& o) {
     return invalid_argument(o.run +
                             ": traces are read from the run directory; give "
                             "its path, not an address");
-  const fs::path folder = fs::path(target.run_dir) / "traces";
+  const fs::path folder = rundir::traces_path(target.run_dir);
   const auto all = find_traces(folder);
   if (all.empty())
     return not_found(folder.string() +

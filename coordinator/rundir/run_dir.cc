@@ -48,22 +48,6 @@ int parse_pid(std::string_view text) {
 
 }  // namespace
 
-std::string job_path(const std::string& run) { return run + "/job.toml"; }
-std::string metrics_path(const std::string& run) {
-  return run + "/metrics.jsonl";
-}
-std::string events_path(const std::string& run) {
-  return run + "/events.jsonl";
-}
-std::string journal_path(const std::string& run) { return run + "/journal.db"; }
-std::string lock_path(const std::string& run) {
-  return run + "/coordinator.lock";
-}
-std::string endpoint_path(const std::string& run) {
-  return run + "/coordinator.addr";
-}
-std::string logs_path(const std::string& run) { return run + "/logs"; }
-
 Status create(const std::string& run) {
   std::error_code error;
   fs::create_directories(logs_path(run), error);

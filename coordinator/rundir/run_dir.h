@@ -1,14 +1,5 @@
-// A run directory: its layout, who owns it, and how to find one.
-//
-//   RUN/job.toml           the job as resolved
-//   RUN/metrics.jsonl      one line a finished step (lines.h)
-//   RUN/events.jsonl       one line an event
-//   RUN/journal.db         the coordinator's memory
-//   RUN/coordinator.lock   flock'ed by the living coordinator; holds its pid
-//   RUN/coordinator.addr   where it listens: first line the address, then
-//                          "pid=...", "host=...", "bound=..."; gone when the
-//                          job ended
-//   RUN/checkpoints/ RUN/logs/
+// A run directory: who owns it, and how to find one. Its layout is in
+// proto/rundir/paths.h.
 //
 // Functions here touch the file system and nothing else. Errors name the path.
 #pragma once
@@ -18,16 +9,9 @@
 #include <string>
 
 #include "proto/base/status.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::rundir {
-
-std::string job_path(const std::string& run);
-std::string metrics_path(const std::string& run);
-std::string events_path(const std::string& run);
-std::string journal_path(const std::string& run);
-std::string lock_path(const std::string& run);
-std::string endpoint_path(const std::string& run);
-std::string logs_path(const std::string& run);
 
 // Makes the directory and logs/ in it.
 Status create(const std::string& run);

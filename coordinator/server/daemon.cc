@@ -28,6 +28,7 @@
 #include "proto/base/log.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/loop.h"
 
@@ -41,11 +42,6 @@ constexpr int kWritePauseMs = 100;
 
 void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-}
-
-std::string checkpoint_folder(const pb::Job& job, const std::string& run) {
-  const std::string& folder = job.checkpoint().folder();
-  return folder.starts_with('/') ? folder : manifest::path_join(run, folder);
 }
 
 // The job that the run directory holds must be the one given, but for what may
@@ -92,8 +88,8 @@ class DaemonImpl : public Daemon {
     RETURN_IF_ERROR(adopt_job(options_.job, options_.run_dir));
     RETURN_IF_ERROR(open_files());
     RETURN_IF_ERROR(open_socket());
-    scanner_ = std::make_unique<Scanner>(
-        checkpoint_folder(options_.job, options_.run_dir));
+    scanner_ = std::make_unique<Scanner>(rundir::checkpoints_path(
+        options_.run_dir, options_.job.checkpoint().folder()));
     syncer_ = std::make_unique<Syncer>(
         std::vector<int>{metrics_->sync_fd(), events_->sync_fd()},
         kSyncPeriodMs);
@@ -126,10 +122,10 @@ class DaemonImpl : public Daemon {
  private:
   Status open_files() {
     const std::string& run = options_.run_dir;
-    ASSIGN_OR_RETURN(
-        log_, Logger::open({.name = "coordinator",
-                            .path = rundir::logs_path(run) + "/coordinator.log",
-                            .to_stderr = options_.log_to_stderr}));
+    ASSIGN_OR_RETURN(log_,
+                     Logger::open({.name = "coordinator",
+                                   .path = rundir::coordinator_log_path(run),
+                                   .to_stderr = options_.log_to_stderr}));
     ASSIGN_OR_RETURN(journal_, Journal::open(rundir::journal_path(run)));
     ASSIGN_OR_RETURN(metrics_,
                      rundir::LineFile::open(
@@ -285,7 +281,7 @@ class DaemonImpl : public Daemon {
       log_->error("scan_failed", {{"cause", *note}});
       pb::EventRecord e;
       e.set_time(unix_seconds());
-      e.set_event("scan_failed");
+      e.set_event(events::kScanFailed.name);
       e.set_cause(*note);
       event_lines_ += rundir::event_line(e) + "\n";
       if (!flush_lines()) return;

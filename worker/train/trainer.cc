@@ -7,15 +7,15 @@
 #include <utility>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
+#include "proto/rundir/paths.h"
 #include "worker/board/step_metrics.h"
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
 #include "worker/train/schedule.h"
-#include "proto/base/exit_code.h"
 
 namespace remesh::train {
 namespace {
-
 
 Result<Schedule> schedule_of(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
@@ -51,8 +51,7 @@ Status Trainer::run() {
 
 Status Trainer::train() {
   const auto schedule = schedule_of(job_);
-  if (!schedule.ok())
-    return fail(kExitFailed, schedule.status());
+  if (!schedule.ok()) return fail(kExitFailed, schedule.status());
   const int64_t steps = job_.train().steps();
   bool stop = false;
   // All steps are made, but their state was in memory alone until now.
@@ -83,8 +82,7 @@ engine::Facts Trainer::facts() const {
     f.stop = 1;
     if ((request & kRequestForce) != 0) f.must_stop = 1;
     // What lives in this process alone cannot be handed over.
-    if ((request & kRequestHandOver) == 0 || home_ == nullptr)
-      f.stop_saves = 1;
+    if ((request & kRequestHandOver) == 0 || home_ == nullptr) f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
@@ -101,7 +99,8 @@ void Trainer::trace(int64_t step) {
   const bool was_on = tracer_->on();
   tracer_->set_on(step >= first_step_ + p.first_step() && step < end);
   if (!was_on || tracer_->on()) return;
-  const Status written = tracer_->write(assignment_.run_dir() + "/traces");
+  const Status written =
+      tracer_->write(rundir::traces_path(assignment_.run_dir()));
   if (!written.ok())
     log_.warn("trace_failed", {{"error", written.to_string()}});
   else

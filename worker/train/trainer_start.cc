@@ -9,6 +9,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/jobfile/jobfile.h"
+#include "proto/rundir/paths.h"
 #include "worker/train/restore.h"
 #include "worker/train/trainer.h"
 
@@ -354,9 +355,7 @@ void Trainer::make_checkpointer() {
   const pb::Checkpoint& c = job_.checkpoint();
   checkpointer_ = std::make_unique<Checkpointer>(
       CheckpointerOptions{
-          .folder = c.folder().starts_with('/')
-                        ? c.folder()
-                        : assignment_.run_dir() + "/" + c.folder(),
+          .folder = rundir::checkpoints_path(assignment_.run_dir(), c.folder()),
           .interval = c.interval(),
           .retention = {.keep_latest_k = c.keep_latest_k(),
                         .keep_every_n = c.keep_every_n()},

@@ -6,12 +6,14 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <set>
 
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::rundir {
 namespace {
@@ -80,6 +82,16 @@ TEST_F(RunDirTest, WhatWasMeasuredOfAStepIsWrittenAndWhatWasNotIsLeftOut) {
   const auto back = parse_metrics_line(metrics_line(m));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(metrics_line(*back), metrics_line(m));
+}
+
+TEST_F(RunDirTest, EventNamesAreUniqueAndUnknownOnesAreNotices) {
+  std::set<std::string> names;
+  for (const events::EventKind& kind : events::event_kinds()) {
+    EXPECT_TRUE(names.insert(kind.name).second) << kind.name;
+    EXPECT_FALSE(kind.meaning.empty()) << kind.name;
+  }
+  EXPECT_EQ(events::tone_of("failure"), events::Tone::kBad);
+  EXPECT_EQ(events::tone_of("from_a_newer_version"), events::Tone::kNotice);
 }
 
 TEST_F(RunDirTest, AnEventTellsTheMeshBefore) {

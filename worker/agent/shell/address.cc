@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "proto/rundir/paths.h"
+
 namespace remesh::agent {
 namespace fs = std::filesystem;
 
@@ -18,7 +20,7 @@ Result<CoordinatorAddress> CoordinatorAddress::parse(
   if (!fs::is_directory(connect, error))
     return invalid_argument("--connect '" + connect +
                             "': neither tcp://HOST:PORT nor a run directory");
-  out.file_ = (fs::path(connect) / "coordinator.addr").string();
+  out.file_ = rundir::endpoint_path(connect);
   return out;
 }
 

@@ -16,6 +16,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
+#include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/board/step_metrics.h"
@@ -329,7 +330,7 @@ void Launcher::reap() {
     return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
   });
   const int64_t died_ns = monotonic_ns();
-  const std::string folder = run_dir_ + "/traces";
+  const std::string folder = rundir::traces_path(run_dir_);
   std::vector<FlightAbout> records;
   for (auto& [rank, status] : ended) records.push_back(on_exit(rank, status));
   // Nobody waits for the files: all is told by now.

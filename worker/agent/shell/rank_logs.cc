@@ -7,6 +7,8 @@
 #include <fstream>
 #include <vector>
 
+#include "proto/rundir/paths.h"
+
 namespace remesh::agent {
 namespace fs = std::filesystem;
 namespace {
@@ -59,7 +61,7 @@ bool printed_last(const RankLogPaths& paths) {
 
 Result<std::string> make_log_folder(const std::string& run_dir,
                                     int64_t generation, int keep) {
-  const fs::path logs = fs::path(run_dir) / "logs";
+  const fs::path logs = rundir::logs_path(run_dir);
   const fs::path folder = logs / fmt::format("gen-{}", generation);
   std::error_code error;
   fs::create_directories(folder, error);

@@ -15,6 +15,7 @@
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/state_folder.h"
@@ -157,12 +158,11 @@ void Worker::log_to_run(const std::string& run_dir) {
   if (logs_to_run_ || !options_.log.empty() || run_dir.empty()) return;
   logs_to_run_ = true;
   namespace fs = std::filesystem;
-  const fs::path logs = fs::path(run_dir) / "logs";
   std::error_code ignored;
-  fs::create_directories(logs, ignored);
+  fs::create_directories(rundir::logs_path(run_dir), ignored);
   LogOptions log;
   log.name = "worker " + options_.name;
-  log.path = (logs / fmt::format("worker-{}.log", options_.name)).string();
+  log.path = rundir::worker_log_path(run_dir, options_.name);
   auto opened = Logger::open(log);
   if (!opened.ok()) {
     log_->warn("log_stays_here", {{"error", opened.status().message()}});

@@ -1,0 +1,49 @@
+#include "proto/rundir/events.h"
+
+#include <algorithm>
+
+namespace remesh::events {
+namespace {
+
+constexpr EventKind kKinds[] = {
+    kCoordinatorStarted,
+    kCoordinatorRestarted,
+    kJournalBehind,
+    kScanFailed,
+    kWorkerJoined,
+    kWorkerBack,
+    kWorkerLeaving,
+    kWorkerLeft,
+    kWorkerLost,
+    kDrain,
+    kWaiting,
+    kMesh,
+    kTraining,
+    kFailure,
+    kGenerationEnded,
+    kChangePutOff,
+    kMetricsGap,
+    kCheckpoint,
+    kCheckpointFailed,
+    kMeshAsked,
+    kMeshReleased,
+    kScaleAsked,
+    kScaleReleased,
+    kStopRequested,
+    kJobDone,
+    kJobStopped,
+    kJobFailed,
+};
+
+}  // namespace
+
+std::span<const EventKind> event_kinds() { return kKinds; }
+
+Tone tone_of(std::string_view name) {
+  const auto* kind =
+      std::find_if(std::begin(kKinds), std::end(kKinds),
+                   [&](const EventKind& k) { return name == k.name; });
+  return kind == std::end(kKinds) ? Tone::kNotice : kind->tone;
+}
+
+}  // namespace remesh::events

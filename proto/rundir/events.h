@@ -1,0 +1,138 @@
+// The events of a run: all that RUN/events.jsonl may contain.
+//
+// To add one, add a constant and its entry in event_kinds() here, and emit it.
+// `remesh run` and `remesh status` print an event that they have no sentence
+// for as its name and fields.
+//
+// Every event has the fields time (unix seconds), event (its name), generation
+// (the newest one planned) and step (the last finished step); `fields` of an
+// EventKind lists the others. pb::EventRecord (control.proto) declares them
+// all.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace remesh::events {
+
+// How an event is shown.
+enum class Tone { kNotice, kGood, kBad };
+
+struct EventKind {
+  const char* name;
+  Tone tone;
+  std::string_view fields;   // beside time, event, generation and step
+  std::string_view meaning;  // one sentence for people
+
+  friend bool operator==(const std::string& event, const EventKind& kind) {
+    return event == kind.name;
+  }
+};
+
+// ------------------------------------------------------------- coordinator
+
+inline constexpr EventKind kCoordinatorStarted{
+    "coordinator_started", Tone::kNotice, "", "A new run began."};
+inline constexpr EventKind kCoordinatorRestarted{
+    "coordinator_restarted", Tone::kNotice, "detail",
+    "A coordinator took over a run that had not ended."};
+inline constexpr EventKind kJournalBehind{
+    "journal_behind", Tone::kNotice, "worker, detail",
+    "A worker knows a later generation than the journal does."};
+inline constexpr EventKind kScanFailed{
+    "scan_failed", Tone::kBad, "cause",
+    "The checkpoint folder cannot be listed; retried every second."};
+
+// ----------------------------------------------------------------- workers
+
+inline constexpr EventKind kWorkerJoined{"worker_joined", Tone::kNotice,
+                                         "worker, detail", "A worker joined."};
+inline constexpr EventKind kWorkerBack{
+    "worker_back", Tone::kNotice, "worker, detail",
+    "A worker that had been declared dead reported again."};
+inline constexpr EventKind kWorkerLeaving{
+    "worker_leaving", Tone::kNotice, "worker",
+    "A worker received SIGTERM and asks to leave."};
+inline constexpr EventKind kWorkerLeft{"worker_left", Tone::kNotice, "worker",
+                                       "A worker left cleanly."};
+inline constexpr EventKind kWorkerLost{
+    "worker_lost", Tone::kBad, "worker, cause", "A worker was declared dead."};
+inline constexpr EventKind kDrain{"drain", Tone::kNotice, "worker",
+                                  "`remesh drain`: the worker finishes its "
+                                  "step and leaves."};
+
+// ------------------------------------------------------------- generations
+
+inline constexpr EventKind kWaiting{
+    "waiting", Tone::kNotice, "detail",
+    "No generation can start yet: too few slots, or a worker that holds the "
+    "newest state may still return."};
+inline constexpr EventKind kMesh{
+    "mesh", Tone::kNotice, "mesh, from, source, lost_steps, detail",
+    "A generation was planned; `from` is the mesh before it, `source` the "
+    "state that it starts from."};
+inline constexpr EventKind kTraining{
+    "training", Tone::kGood, "mesh, seconds, lost_steps, digest",
+    "The first step after a change finished; `seconds` is how long training "
+    "was interrupted."};
+inline constexpr EventKind kFailure{
+    "failure", Tone::kBad,
+    "cause, worker, rank, host, signal or exit_code, doing, last_log, "
+    "flight_record, seconds",
+    "A generation was aborted; names the rank or worker that failed first. "
+    "`seconds` is how long the abort took."};
+inline constexpr EventKind kGenerationEnded{
+    "generation_ended", Tone::kNotice, "detail",
+    "All ranks stopped at a step boundary."};
+inline constexpr EventKind kChangePutOff{
+    "change_put_off", Tone::kNotice, "cause, detail",
+    "A planned change was postponed because saving failed."};
+inline constexpr EventKind kMetricsGap{
+    "metrics_gap", Tone::kBad, "detail",
+    "Steps finished whose metrics are lost."};
+
+// --------------------------------------------------------------- checkpoints
+
+inline constexpr EventKind kCheckpoint{
+    "checkpoint", Tone::kGood, "",
+    "A checkpoint was committed; `step` is its step."};
+inline constexpr EventKind kCheckpointFailed{"checkpoint_failed", Tone::kBad,
+                                             "rank, worker, cause",
+                                             "A rank could not save."};
+
+// ------------------------------------------------------------------ commands
+
+inline constexpr EventKind kMeshAsked{"mesh_asked", Tone::kNotice, "detail",
+                                      "`remesh mesh` pinned or unpinned the "
+                                      "layout."};
+inline constexpr EventKind kMeshReleased{
+    "mesh_released", Tone::kNotice, "detail",
+    "The pinned layout does not fit any more and was unpinned."};
+inline constexpr EventKind kScaleAsked{"scale_asked", Tone::kNotice, "detail",
+                                       "`remesh scale` set the number of "
+                                       "slots."};
+inline constexpr EventKind kScaleReleased{
+    "scale_released", Tone::kNotice, "detail",
+    "The number of slots admits no mesh; all slots are used again."};
+inline constexpr EventKind kStopRequested{"stop_requested", Tone::kNotice, "",
+                                          "`remesh stop`: the job saves and "
+                                          "ends."};
+
+// ------------------------------------------------------------------- the end
+
+inline constexpr EventKind kJobDone{"job_done", Tone::kGood, "",
+                                    "All steps are done."};
+inline constexpr EventKind kJobStopped{"job_stopped", Tone::kNotice, "",
+                                       "The job stopped as requested."};
+inline constexpr EventKind kJobFailed{"job_failed", Tone::kBad, "cause",
+                                      "The job cannot continue."};
+
+// All of the above.
+std::span<const EventKind> event_kinds();
+
+// The tone of the event of that name; kNotice if it is unknown, which is how
+// programs of different versions read each other's files.
+Tone tone_of(std::string_view name);
+
+}  // namespace remesh::events

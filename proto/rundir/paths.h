@@ -1,0 +1,60 @@
+// The layout of a run directory: every path below RUN that more than one
+// program uses.
+//
+//   RUN/job.toml           the job as resolved
+//   RUN/metrics.jsonl      one line per finished step
+//   RUN/events.jsonl       one line per event (events.h)
+//   RUN/journal.db         the coordinator's durable state
+//   RUN/coordinator.lock   flock'ed by the running coordinator; holds its pid
+//   RUN/coordinator.addr   where it listens: the address on the first line,
+//                          then "pid=...", "host=...", "bound=..."; removed
+//                          when the job ends
+//   RUN/checkpoints/       step folders, unless checkpoint.folder says
+//   otherwise RUN/logs/              coordinator.log, worker-NAME.log,
+//   gen-N/rank-R.log RUN/traces/            traces, and flight records of dead
+//   ranks
+//
+// Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace remesh::rundir {
+
+inline std::string job_path(const std::string& run) {
+  return run + "/job.toml";
+}
+inline std::string metrics_path(const std::string& run) {
+  return run + "/metrics.jsonl";
+}
+inline std::string events_path(const std::string& run) {
+  return run + "/events.jsonl";
+}
+inline std::string journal_path(const std::string& run) {
+  return run + "/journal.db";
+}
+inline std::string lock_path(const std::string& run) {
+  return run + "/coordinator.lock";
+}
+inline std::string endpoint_path(const std::string& run) {
+  return run + "/coordinator.addr";
+}
+inline std::string logs_path(const std::string& run) { return run + "/logs"; }
+inline std::string coordinator_log_path(const std::string& run) {
+  return logs_path(run) + "/coordinator.log";
+}
+inline std::string worker_log_path(const std::string& run,
+                                   const std::string& worker) {
+  return logs_path(run) + "/worker-" + worker + ".log";
+}
+inline std::string traces_path(const std::string& run) {
+  return run + "/traces";
+}
+// `folder` is the job's checkpoint.folder: absolute, or relative to the run.
+inline std::string checkpoints_path(const std::string& run,
+                                    const std::string& folder) {
+  return folder.starts_with('/') ? folder : run + "/" + folder;
+}
+
+}  // namespace remesh::rundir
