@@ -217,7 +217,7 @@ class Bench {
         RETURN_IF_ERROR(remove_plain());
       }
       RETURN_IF_ERROR(check_load());
-      RETURN_IF_ERROR(manifest::remove_all(*fs_, path_));
+      RETURN_IF_ERROR(remove_all(*fs_, path_));
     }
     if (options_.threads > 0) {
       ASSIGN_OR_RETURN(
@@ -254,14 +254,13 @@ class Bench {
 
   // In a directory of their own, as shards are: the directory decides where on
   // the disk a file system places its files, which may be faster or slower.
-  std::string plain_dir() const { return manifest::path_join(dir_, "plain"); }
-  Status remove_plain() { return manifest::remove_all(*fs_, plain_dir()); }
+  std::string plain_dir() const { return path_join(dir_, "plain"); }
+  Status remove_plain() { return remove_all(*fs_, plain_dir()); }
   Status write_plain(bool streamed) {
     RETURN_IF_ERROR(fs_->create_dirs(plain_dir()));
     return in_threads(options_.ranks, [&](int r) -> Status {
       const auto [begin, end] = share(r, options_.ranks);
-      const std::string path =
-          manifest::path_join(plain_dir(), std::to_string(r));
+      const std::string path = path_join(plain_dir(), std::to_string(r));
       ASSIGN_OR_RETURN(const auto file, streamed ? fs_->create_streamed(path)
                                                  : fs_->create(path));
       uint64_t at = 0;
@@ -322,9 +321,8 @@ class Bench {
     return corrupt(path_ + ": the loaded state differs from the saved one");
   }
   static std::string sum_of(const SharedFloats& v) {
-    return manifest::xxh128_text(
-        {reinterpret_cast<const char*>(v.span().data()),
-         v.span().size_bytes()});
+    return xxh128_text({reinterpret_cast<const char*>(v.span().data()),
+                        v.span().size_bytes()});
   }
 
   Status load_all() {
@@ -395,7 +393,7 @@ class Bench {
   const Options options_;
   const std::string dir_;
   const geometry::ParamTable table_ = table_of(options_.mib);
-  const std::unique_ptr<FileSystem> fs_ = manifest::posix_file_system();
+  const std::unique_ptr<FileSystem> fs_ = posix_file_system();
   const size_t n_ = static_cast<size_t>(table_.num_elements());
   const SharedFloats weights_{n_}, exp_avg_{n_}, exp_avg_sq_{n_};
   std::string path_;
@@ -412,14 +410,13 @@ int run_main(int argc, char** argv) {
     fmt::print(stderr, "{}\n", options.status().message());
     return 2;
   }
-  std::string dir = manifest::path_join(options->dir, "bench-ckpt-XXXXXX");
+  std::string dir = path_join(options->dir, "bench-ckpt-XXXXXX");
   if (mkdtemp(dir.data()) == nullptr) {
     fmt::print(stderr, "cannot create a directory in {}\n", options->dir);
     return 3;
   }
   const Status done = Bench(*options, dir).run();
-  const Status removed =
-      manifest::remove_all(*manifest::posix_file_system(), dir);
+  const Status removed = remove_all(*posix_file_system(), dir);
   for (const Status& s : {done, removed})
     if (!s.ok()) fmt::print(stderr, "{}\n", s.to_string());
   return done.ok() && removed.ok() ? 0 : 3;

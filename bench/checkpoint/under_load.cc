@@ -19,8 +19,6 @@
 namespace remesh::bench {
 namespace {
 
-using manifest::path_join;
-
 double seconds_since(int64_t begin_ns) {
   return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
 }
@@ -219,8 +217,7 @@ class UnderLoad {
 
   const UnderLoadOptions options_;
   const geometry::ParamTable& table_;
-  const std::unique_ptr<manifest::FileSystem> fs_ =
-      manifest::posix_file_system();
+  const std::unique_ptr<FileSystem> fs_ = posix_file_system();
   Load load_{options_.threads};
   const std::vector<std::unique_ptr<comm::Comm>> world_ =
       comm::make_local_comms(1);

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::manifest {
 

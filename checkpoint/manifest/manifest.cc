@@ -8,7 +8,7 @@
 #include <cmath>
 #include <set>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::manifest {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
 #include "checkpoint/manifest/manifest.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::manifest {
 

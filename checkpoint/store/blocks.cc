@@ -13,9 +13,6 @@
 namespace remesh::store {
 namespace {
 
-using manifest::File;
-using manifest::FileSystem;
-
 using Sum = memory::Xxh128;
 static_assert(sizeof(Sum) == kSumBytes);
 
@@ -39,7 +36,7 @@ Status write_list(File& file, std::span<const std::byte> list,
   shard.set_bytes(data_bytes + list.size());
   shard.set_data_bytes(data_bytes);
   shard.set_block_bytes(block_bytes);
-  shard.set_xxh128(manifest::xxh128_text(as_text(list)));
+  shard.set_xxh128(xxh128_text(as_text(list)));
   return ok_status();
 }
 
@@ -59,7 +56,7 @@ class VerifiedFile final : public File {
                                  bytes, shard.bytes()));
     std::vector<std::byte> list(list_bytes);
     RETURN_IF_ERROR(file->read_at(data, list));
-    if (manifest::xxh128_text(as_text(list)) != shard.xxh128())
+    if (xxh128_text(as_text(list)) != shard.xxh128())
       return corrupt(fmt::format(
           "{}: the list of checksums at its end (bytes {}-{}) is damaged, or "
           "of another file",

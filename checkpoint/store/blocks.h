@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/manifest.pb.h"
 
@@ -33,8 +33,7 @@ inline constexpr uint64_t kSumBytes = 16;
 // list on the way. Borrows the file.
 class BlockWriter {
  public:
-  explicit BlockWriter(manifest::File& file,
-                       uint64_t block_bytes = kBlockBytes);
+  explicit BlockWriter(File& file, uint64_t block_bytes = kBlockBytes);
   ~BlockWriter();
   BlockWriter(const BlockWriter&) = delete;
   BlockWriter& operator=(const BlockWriter&) = delete;
@@ -49,15 +48,15 @@ class BlockWriter {
   Status write(std::span<const std::byte> bytes);
   Status flush();
 
-  manifest::File& file_;
+  File& file_;
   std::unique_ptr<Sums> sums_;
   std::vector<std::byte> buffer_;  // small pieces, not yet written
   uint64_t written_ = 0;
 };
 
 // The same for a file that was written in another order: reads all of it.
-Status append_sums(manifest::File& file, uint64_t data_bytes,
-                   pb::ShardFile& shard, uint64_t block_bytes = kBlockBytes);
+Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
+                   uint64_t block_bytes = kBlockBytes);
 
 // A block whose bytes are not what was written.
 struct BadBlock {
@@ -66,16 +65,16 @@ struct BadBlock {
 
 // Reads all blocks. Not ok: the file's size or its list is not the manifest's,
 // or it cannot be read. REQUIRES: shard.block_bytes() > 0.
-Result<std::vector<BadBlock>> find_bad_blocks(manifest::FileSystem& fs,
+Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
                                               const std::string& path,
                                               const pb::ShardFile& shard);
 
 // Opens the data of a shard for reading: size() is data_bytes, and what
 // read_at() fills in was checked; else it is Corrupt, naming file and block.
 // REQUIRES: shard.block_bytes() > 0.
-Result<std::unique_ptr<manifest::File>> open_verified(
-    manifest::FileSystem& fs, const std::string& path,
-    const pb::ShardFile& shard);
+Result<std::unique_ptr<File>> open_verified(FileSystem& fs,
+                                            const std::string& path,
+                                            const pb::ShardFile& shard);
 
 // "bytes 0-262143"
 std::string text(const BadBlock& block);

@@ -11,7 +11,6 @@ namespace remesh::store {
 namespace {
 
 using geometry::ParamTable;
-using manifest::path_join;
 
 // The directory that holds `path`.
 std::string parent(std::string path) {
@@ -24,11 +23,10 @@ std::string parent(std::string path) {
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
                    const ParamTable& table, Layouts* layouts) {
   ASSIGN_OR_RETURN(const std::string bytes, index_bytes(layouts, m, table));
-  RETURN_IF_ERROR(
-      manifest::write_file(fs, path_join(dir, manifest::kIndexName), bytes));
+  RETURN_IF_ERROR(write_file(fs, path_join(dir, manifest::kIndexName), bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
   m.mutable_index()->set_bytes(bytes.size());
-  m.mutable_index()->set_xxh128(manifest::xxh128_text(bytes));
+  m.mutable_index()->set_xxh128(xxh128_text(bytes));
   return ok_status();
 }
 
@@ -67,10 +65,10 @@ Result<pb::Manifest> read_all(FileSystem& fs, const std::string& path) {
 Status remove_checkpoint(FileSystem& fs, const std::string& folder,
                          int64_t step) {
   const std::string old = path_join(folder, manifest::old_name(step));
-  RETURN_IF_ERROR(manifest::remove_all(fs, old));
+  RETURN_IF_ERROR(remove_all(fs, old));
   RETURN_IF_ERROR(fs.rename(path_join(folder, manifest::step_name(step)), old));
   RETURN_IF_ERROR(fs.sync_dir(folder));
-  return manifest::remove_all(fs, old);
+  return remove_all(fs, old);
 }
 
 // Everything after the commit. Goes on after a failure; returns the first.
@@ -89,7 +87,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
     const auto tmp = manifest::parse_tmp_name(name);
     // One of this generation may be a save in progress.
     if ((tmp && tmp->generation < id.generation) || manifest::is_old_name(name))
-      note(manifest::remove_all(fs, path_join(folder, name)));
+      note(remove_all(fs, path_join(folder, name)));
   }
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
@@ -119,7 +117,7 @@ Status publish(FileSystem& fs, const std::string& folder,
   if (fs.exists(final_path)) {
     // It is not valid or of another branch (checked before): nothing is lost.
     const std::string old = path_join(folder, manifest::old_name(step));
-    RETURN_IF_ERROR(manifest::remove_all(fs, old));
+    RETURN_IF_ERROR(remove_all(fs, old));
     RETURN_IF_ERROR(fs.rename(final_path, old));
   }
   RETURN_IF_ERROR(fs.rename(tmp, final_path));
@@ -173,8 +171,8 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
   RETURN_IF_ERROR(write_index(fs, tmp, m, table, layouts));
-  RETURN_IF_ERROR(manifest::write_file(
-      fs, path_join(tmp, manifest::kManifestName), manifest::encode(m)));
+  RETURN_IF_ERROR(write_file(fs, path_join(tmp, manifest::kManifestName),
+                             manifest::encode(m)));
   for (int rank = 0; rank < num_shards; ++rank)
     RETURN_IF_ERROR(fs.remove(path_join(tmp, manifest::sidecar_name(rank))));
   RETURN_IF_ERROR(fs.sync_dir(tmp));
@@ -186,7 +184,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
 }
 
 Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id) {
-  return manifest::remove_all(fs, tmp_path(folder, id));
+  return remove_all(fs, tmp_path(folder, id));
 }
 
 }  // namespace remesh::store

@@ -1,4 +1,4 @@
-// An HDF5 virtual file driver over manifest::File, so that HDF5's bytes go
+// An HDF5 virtual file driver over File, so that HDF5's bytes go
 // through the same seam as everything else of a checkpoint.
 //
 // A failed write is remembered and, from then on, writes are swallowed: HDF5
@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
@@ -20,7 +20,7 @@ namespace remesh::store {
 // What the driver and the owner of the file share. Outlives the owner when
 // HDF5 should keep the file open (it must not touch freed memory then).
 struct DriverState {
-  std::unique_ptr<manifest::File> file;  // null: owner has gone
+  std::unique_ptr<File> file;  // null: owner has gone
   uint64_t size = 0;
   Status error;  // first failure
 };

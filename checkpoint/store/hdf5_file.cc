@@ -15,7 +15,6 @@ namespace remesh::store {
 namespace {
 
 using manifest::Box;
-using manifest::FileSystem;
 
 // Turns HDF5's own printing off in this thread while it lives.
 class QuietErrors {
@@ -199,7 +198,7 @@ namespace {
 
 // For writer and reader alike; `mode` is H5Fopen's.
 template <typename Impl>
-Status open_existing(Impl& m, std::unique_ptr<manifest::File> file,
+Status open_existing(Impl& m, std::unique_ptr<File> file,
                      const std::string& path, unsigned mode) {
   const QuietErrors quiet;
   m.path = path;
@@ -247,7 +246,7 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
 }
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
-    std::unique_ptr<manifest::File> file, const std::string& path) {
+    std::unique_ptr<File> file, const std::string& path) {
   const QuietErrors quiet;
   std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
   Impl& m = *w->impl_;
@@ -263,7 +262,7 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
 }
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::reopen(
-    std::unique_ptr<manifest::File> file, const std::string& path) {
+    std::unique_ptr<File> file, const std::string& path) {
   std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
   RETURN_IF_ERROR(
       open_existing(*w->impl_, std::move(file), path, H5F_ACC_RDWR));
@@ -424,7 +423,7 @@ Status Hdf5Writer::write_virtual(const std::string& path, const Dims& dims,
   return impl_->check();
 }
 
-Result<std::unique_ptr<manifest::File>> Hdf5Writer::finish() {
+Result<std::unique_ptr<File>> Hdf5Writer::finish() {
   const QuietErrors quiet;
   if (!impl_->file.close()) return impl_->failed("close");
   RETURN_IF_ERROR(impl_->check());
@@ -476,8 +475,8 @@ Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
   return open(std::move(file), path);
 }
 
-Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
-    std::unique_ptr<manifest::File> file, const std::string& path) {
+Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(std::unique_ptr<File> file,
+                                                     const std::string& path) {
   std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
   RETURN_IF_ERROR(
       open_existing(*r->impl_, std::move(file), path, H5F_ACC_RDONLY));

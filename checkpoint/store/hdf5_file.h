@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
 #include "checkpoint/manifest/read_plan.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
@@ -45,14 +45,14 @@ struct VirtualPart {
 
 class Hdf5Writer {
  public:
-  static Result<std::unique_ptr<Hdf5Writer>> create(manifest::FileSystem& fs,
+  static Result<std::unique_ptr<Hdf5Writer>> create(FileSystem& fs,
                                                     const std::string& path);
   // Writes into `file`, which is empty; `path` is for words alone.
-  static Result<std::unique_ptr<Hdf5Writer>> create(
-      std::unique_ptr<manifest::File> file, const std::string& path);
+  static Result<std::unique_ptr<Hdf5Writer>> create(std::unique_ptr<File> file,
+                                                    const std::string& path);
   // A file that was finished, to change attributes of it.
-  static Result<std::unique_ptr<Hdf5Writer>> reopen(
-      std::unique_ptr<manifest::File> file, const std::string& path);
+  static Result<std::unique_ptr<Hdf5Writer>> reopen(std::unique_ptr<File> file,
+                                                    const std::string& path);
   // Gives up what was not finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
@@ -84,7 +84,7 @@ class Hdf5Writer {
                        const std::vector<VirtualPart>& parts);
   // Ends HDF5's work: flushes into the file and gives it back, not synced. The
   // file is good only if this says ok.
-  Result<std::unique_ptr<manifest::File>> finish();
+  Result<std::unique_ptr<File>> finish();
 
  private:
   Hdf5Writer();
@@ -100,11 +100,11 @@ struct StoredPart {
 
 class Hdf5Reader {
  public:
-  static Result<std::unique_ptr<Hdf5Reader>> open(manifest::FileSystem& fs,
+  static Result<std::unique_ptr<Hdf5Reader>> open(FileSystem& fs,
                                                   const std::string& path);
   // Reads from `file`; `path` is for words alone.
-  static Result<std::unique_ptr<Hdf5Reader>> open(
-      std::unique_ptr<manifest::File> file, const std::string& path);
+  static Result<std::unique_ptr<Hdf5Reader>> open(std::unique_ptr<File> file,
+                                                  const std::string& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;

@@ -86,7 +86,7 @@ Result<SparseFile> make_index(const pb::Manifest& m, const ParamTable& table) {
 }
 
 // A copy of `from` in which attributes of the file have other values.
-Result<std::unique_ptr<manifest::File>> changed(
+Result<std::unique_ptr<File>> changed(
     const SparseFile& from, const std::string& name,
     std::initializer_list<std::pair<const char*, int64_t>> values) {
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::reopen(
@@ -152,7 +152,7 @@ Result<std::string> index_bytes(Layouts* layouts, const pb::Manifest& m,
                                 const ParamTable& table) {
   Layouts own;
   Layouts::Impl& known = (layouts == nullptr ? own : *layouts).impl();
-  std::unique_ptr<manifest::File> file;
+  std::unique_ptr<File> file;
   std::string key = key_of(m);
   if (key == known.index_of) {
     ASSIGN_OR_RETURN(file, changed(known.index, manifest::kIndexName,

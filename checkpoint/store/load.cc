@@ -12,7 +12,6 @@ namespace remesh::store {
 namespace {
 
 using manifest::Box;
-using manifest::path_join;
 using manifest::Read;
 
 float* tensor_of(const Piece<float>& piece, size_t tensor) {

@@ -13,7 +13,6 @@ namespace remesh::store {
 namespace {
 
 using geometry::ParamTable;
-using manifest::path_join;
 
 Status check_piece(const Piece<const float>& piece, const ParamTable& table) {
   RETURN_IF_ERROR(manifest::check_in_table(piece.slice, table));
@@ -42,7 +41,7 @@ Status append_elements(BlockWriter& out, const Piece<const float>& piece,
 }
 
 // What HDF5 put between the elements.
-Status append_layout(BlockWriter& out, manifest::File& layout, uint64_t begin,
+Status append_layout(BlockWriter& out, File& layout, uint64_t begin,
                      uint64_t end) {
   std::vector<std::byte> bytes(end - begin);
   RETURN_IF_ERROR(layout.read_at(begin, bytes));
@@ -52,8 +51,7 @@ Status append_layout(BlockWriter& out, manifest::File& layout, uint64_t begin,
 // HDF5 lays the file out in memory, which needs no element; then everything is
 // written from front to back, the elements straight from where they are: one
 // pass, no copies, the checksums on the way.
-Status write_plain(manifest::File& file, const SaveId& id,
-                   const ParamTable& table,
+Status write_plain(File& file, const SaveId& id, const ParamTable& table,
                    const std::vector<Piece<const float>>& pieces,
                    Layouts* layouts, pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const ShardLayout layout,
@@ -72,10 +70,10 @@ Status write_plain(manifest::File& file, const SaveId& id,
 
 // Sizes show only while compressing, so HDF5 writes the file in its own order
 // and it is read back for the checksums, which costs little beside the rest.
-Result<std::unique_ptr<manifest::File>> write_compressed(
-    std::unique_ptr<manifest::File> file, const std::string& path,
-    const SaveId& id, const ParamTable& table,
-    const std::vector<Piece<const float>>& pieces, pb::ShardFile& shard) {
+Result<std::unique_ptr<File>> write_compressed(
+    std::unique_ptr<File> file, const std::string& path, const SaveId& id,
+    const ParamTable& table, const std::vector<Piece<const float>>& pieces,
+    pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
   RETURN_IF_ERROR(write_contents(
       *w, id, table, shard,
@@ -168,13 +166,12 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
   const std::string dir = tmp_path(folder, id);
   RETURN_IF_ERROR(fs.create_dirs(dir));
   // A note of an earlier try must not vouch for what is written now.
-  RETURN_IF_ERROR(
-      manifest::remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
+  RETURN_IF_ERROR(remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
   const Status written =
       write_files(fs, dir, id, table, pieces, compression, beside, shard);
   if (written.ok()) return shard;
   // Free what a full disk needs back; the first failure is the one to tell.
-  (void)manifest::remove_all(fs, path_join(dir, shard.name()));
+  (void)remove_all(fs, path_join(dir, shard.name()));
   return written;
 }
 

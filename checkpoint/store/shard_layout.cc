@@ -89,19 +89,19 @@ Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
   return layout;
 }
 
-Status check_whole_file(manifest::FileSystem& fs, const std::string& path,
+Status check_whole_file(FileSystem& fs, const std::string& path,
                         const pb::ShardFile& file) {
   ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(path));
   if (bytes != file.bytes())
     return corrupt(fmt::format("{}: {} bytes, the manifest says {}", path,
                                bytes, file.bytes()));
-  ASSIGN_OR_RETURN(const std::string sum, manifest::xxh128_file(fs, path));
+  ASSIGN_OR_RETURN(const std::string sum, xxh128_file(fs, path));
   if (sum == file.xxh128()) return ok_status();
   return corrupt(fmt::format("{}: xxh128 {}, the manifest says {}", path, sum,
                              file.xxh128()));
 }
 
-Result<std::unique_ptr<Hdf5Reader>> open_shard(manifest::FileSystem& fs,
+Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard) {
   if (shard.block_bytes() == 0) {

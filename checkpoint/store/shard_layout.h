@@ -51,8 +51,8 @@ struct StoredTensor {
   size_t tensor = 0;            // of kTensors
 };
 struct ShardLayout {
-  std::vector<StoredTensor> tensors;     // by place; none overlap
-  std::unique_ptr<manifest::File> rest;  // all bytes between them
+  std::vector<StoredTensor> tensors;  // by place; none overlap
+  std::unique_ptr<File> rest;         // all bytes between them
   uint64_t size = 0;
 };
 // A function of its arguments and the HDF5 library alone. REQUIRES: the slices
@@ -62,12 +62,12 @@ Result<ShardLayout> lay_out(const SaveId& id, const geometry::ParamTable& table,
 
 // Opens a shard for reading such that nothing unchecked is read. Corrupt,
 // naming the file, when it is not the one that the manifest says.
-Result<std::unique_ptr<Hdf5Reader>> open_shard(manifest::FileSystem& fs,
+Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard);
 // The same for a file with one checksum (format 1, and the index): reads it
 // all.
-Status check_whole_file(manifest::FileSystem& fs, const std::string& path,
+Status check_whole_file(FileSystem& fs, const std::string& path,
                         const pb::ShardFile& file);
 
 inline Dims start_of(const pb::Slice& s) {

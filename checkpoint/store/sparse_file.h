@@ -8,11 +8,11 @@
 #include <array>
 #include <map>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::store {
 
-class SparseFile final : public manifest::File {
+class SparseFile final : public File {
  public:
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override;
   // What was never written is zero.

@@ -36,14 +36,12 @@
 #include <vector>
 
 #include "checkpoint/manifest/branch.h"
-#include "checkpoint/manifest/file_system.h"
 #include "checkpoint/manifest/manifest.h"
 #include "parallel/geometry/param_table.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
-
-using manifest::FileSystem;
 
 // A slice and where its elements stand. T is `const float` to save from, float
 // to load into. Row i of the slice (dim 0; a slice of one dim is one row)
@@ -110,7 +108,7 @@ struct Beside {
   // For a shard that is not compressed. With room for all of it the elements
   // are read once, as fast as memory goes, and then are free to change while
   // the disk is still at work.
-  manifest::StreamOptions stream;
+  StreamOptions stream;
   // Called once no element will be read any more, before the disk is waited
   // for. Not called when writing fails before.
   std::function<void()> taken;

@@ -16,9 +16,6 @@
 namespace remesh::store {
 namespace {
 
-using manifest::FileSystem;
-using manifest::path_join;
-
 constexpr size_t kWeights = 0;
 
 // Reads a dataset in bands; counts what is not finite.

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
 #include "checkpoint/manifest/manifest.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::store {
 
@@ -24,7 +24,7 @@ struct VerifyReport {
 // Reads everything in the directory `path`: manifest, sizes and checksums of
 // all files, HDF5 contents, and whether every parameter is there exactly once.
 // Damage is a problem in the report, never a failure of the call.
-VerifyReport verify(manifest::FileSystem& fs, const std::string& path);
+VerifyReport verify(FileSystem& fs, const std::string& path);
 
 // Several lines for a person: step, mesh, model, data, parameters, shards.
 std::string describe(const pb::Manifest& manifest);

@@ -73,7 +73,7 @@ Result<std::string> one_checkpoint(const Options& options) {
     std::error_code error;
     if (fs::is_directory(path, error)) return path;
   }
-  const auto system = manifest::posix_file_system();
+  const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
   if (options.step >= 0) {
     std::vector<std::string> steps;
@@ -96,7 +96,7 @@ uint64_t bytes_of(const pb::Manifest& m) {
 int list(const Options& options) {
   const auto folder = folder_of(options.target);
   if (!folder.ok()) return fail(folder.status());
-  const auto system = manifest::posix_file_system();
+  const auto system = posix_file_system();
   const auto found = manifest::scan(*system, folder.value());
   if (!found.ok()) return fail(found.status());
   if (options.json) {
@@ -130,7 +130,7 @@ int list(const Options& options) {
 int inspect(const Options& options) {
   const auto path = one_checkpoint(options);
   if (!path.ok()) return fail(path.status());
-  const auto system = manifest::posix_file_system();
+  const auto system = posix_file_system();
   const auto manifest = manifest::read_checkpoint(*system, path.value());
   if (!manifest.ok()) return fail(manifest.status());
   if (options.json) {
@@ -144,7 +144,7 @@ int inspect(const Options& options) {
 int verify(const Options& options) {
   const auto path = one_checkpoint(options);
   if (!path.ok()) return fail(path.status());
-  const auto system = manifest::posix_file_system();
+  const auto system = posix_file_system();
   const store::VerifyReport report = store::verify(*system, path.value());
   if (options.json) {
     fmt::print("{}\n", store::describe_json(report));

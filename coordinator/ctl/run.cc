@@ -214,7 +214,7 @@ class RunJob {
   // ---------------------------------------------------------------- the end
 
   std::string newest_checkpoint() const {
-    const auto fs = manifest::posix_file_system();
+    const auto fs = posix_file_system();
     const auto found = manifest::scan(
         *fs, rundir::checkpoints_path(run_dir_, job_.checkpoint().folder()));
     if (!found.ok()) return "";

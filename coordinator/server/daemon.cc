@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
@@ -25,6 +24,7 @@
 #include "coordinator/server/syncer.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/file_system.h"
 #include "proto/base/log.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"

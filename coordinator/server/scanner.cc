@@ -17,7 +17,7 @@ constexpr auto kRetryAfter = std::chrono::seconds(1);
 
 }  // namespace
 
-Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
+Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
                                                   const std::string& folder) {
   ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
                    manifest::scan(fs, folder));
@@ -41,7 +41,7 @@ Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
 
 Scanner::Scanner(std::string folder)
     : folder_(std::move(folder)),
-      fs_(manifest::posix_file_system()),
+      fs_(posix_file_system()),
       event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   CHECK(event_fd_ >= 0);
   thread_ = std::thread([this] { work(); });

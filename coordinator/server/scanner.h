@@ -16,14 +16,14 @@
 #include <string>
 #include <thread>
 
-#include "checkpoint/manifest/file_system.h"
 #include "coordinator/core/coordinator.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::server {
 
 // Scan results as the core takes them.
-Result<core::CheckpointsScanned> scan_checkpoints(manifest::FileSystem& fs,
+Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
                                                   const std::string& folder);
 
 class Scanner {
@@ -44,7 +44,7 @@ class Scanner {
   void wake_owner();
 
   std::string folder_;
-  std::unique_ptr<manifest::FileSystem> fs_;
+  std::unique_ptr<FileSystem> fs_;
   int event_fd_ = -1;
   std::mutex mutex_;
   std::condition_variable wake_;

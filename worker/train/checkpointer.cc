@@ -29,8 +29,7 @@ constexpr size_t kKeptMetrics = 1000;
 
 }  // namespace
 
-Checkpointer::Checkpointer(CheckpointerOptions options,
-                           manifest::FileSystem& fs,
+Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
                            const geometry::ShardTable& shard,
                            const geometry::ZeroPlan& zero,
                            kernels::Backend& backend, comm::Comm& world,
@@ -66,8 +65,7 @@ int64_t Checkpointer::newest_saved() const {
     for (size_t i = names.ok() ? names->size() : 0; i-- > 0 && step < 0;) {
       const auto found = manifest::parse_step_name((*names)[i]);
       if (!found || *found > options_.first_step) continue;
-      const std::string path =
-          manifest::path_join(options_.folder, (*names)[i]);
+      const std::string path = path_join(options_.folder, (*names)[i]);
       const auto m = manifest::read_checkpoint(*fs_, path);
       if (m.ok() &&
           manifest::of_branch(origin(), options_.manifest.generation(), *found,

@@ -72,7 +72,7 @@ class Checkpointer {
   // Borrows everything. `shard` and `zero` are this rank's: what it saves is
   // pieces_to_save() of them. Collective: rank 0 looks which checkpoints there
   // are, and claims their folder (manifest/branch.h).
-  Checkpointer(CheckpointerOptions options, manifest::FileSystem& fs,
+  Checkpointer(CheckpointerOptions options, FileSystem& fs,
                const geometry::ShardTable& shard,
                const geometry::ZeroPlan& zero, kernels::Backend& backend,
                comm::Comm& world, board::Board& board, TrainLog& log);
@@ -136,8 +136,8 @@ class Checkpointer {
   std::atomic<int64_t> disk_moved_ms_{0};
   std::atomic<bool> give_up_{false};
   std::atomic<bool> hurry_{false};  // everybody waits for the save under way
-  std::unique_ptr<manifest::FileSystem> fs_;  // notes disk_moved_ms_
-  const std::vector<StatePiece> pieces_;      // in the state vectors
+  std::unique_ptr<FileSystem> fs_;  // notes disk_moved_ms_
+  const std::vector<StatePiece> pieces_;  // in the state vectors
   int64_t staged_elements_ = 0;
   const std::vector<StatePiece> packed_;  // in staged_
   SavePlan plan_;

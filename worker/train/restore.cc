@@ -15,8 +15,8 @@ namespace remesh::train {
 namespace {
 
 // What this rank can say about the checkpoint before it reads the tensors.
-Result<pb::Manifest> read_manifest(manifest::FileSystem& fs,
-                                   const std::string& path, int64_t step,
+Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path,
+                                   int64_t step,
                                    const manifest::JobFacts& job) {
   ASSIGN_OR_RETURN(pb::Manifest m, manifest::read_checkpoint(fs, path));
   if (m.step() != step)
@@ -83,7 +83,7 @@ void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
 }
 
 Result<pb::Manifest> load_checkpoint(
-    manifest::FileSystem& inner, const std::string& path, int64_t step,
+    FileSystem& inner, const std::string& path, int64_t step,
     const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
     const std::function<void()>& tick, const geometry::ShardTable& shard,
     const geometry::ZeroPlan& zero, const engine::StateView& to) {

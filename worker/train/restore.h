@@ -10,10 +10,10 @@
 #include <functional>
 #include <string>
 
-#include "checkpoint/manifest/file_system.h"
 #include "checkpoint/manifest/manifest.h"
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "worker/engine/state_store.h"
 #include "worker/train/rank_state.h"
@@ -39,7 +39,7 @@ void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
 // not load. Collective over `world`, of which `data` is this rank's data group.
 // `tick` runs as it goes on, in the calling thread.
 Result<pb::Manifest> load_checkpoint(
-    manifest::FileSystem& fs, const std::string& path, int64_t step,
+    FileSystem& fs, const std::string& path, int64_t step,
     const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
     const std::function<void()>& tick, const geometry::ShardTable& shard,
     const geometry::ZeroPlan& zero, const engine::StateView& to);

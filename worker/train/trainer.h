@@ -18,11 +18,11 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
 #include "parallel/comm/mesh.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/param_table.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/file_system.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/engine.h"
@@ -112,7 +112,7 @@ class Trainer {
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Replication> replication_;  // null: there is none to make
   std::thread sweeper_;                       // removes old segments
-  std::unique_ptr<manifest::FileSystem> fs_;
+  std::unique_ptr<FileSystem> fs_;
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;

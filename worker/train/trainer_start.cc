@@ -29,7 +29,7 @@ Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
       job_(assignment_.job()),
       board_(board),
       log_(log),
-      fs_(manifest::posix_file_system()),
+      fs_(posix_file_system()),
       exec_ms_(exec_ms),
       start_at_ms_(exec_ms) {}
 

@@ -7,8 +7,6 @@
 namespace remesh::train {
 namespace {
 
-using manifest::File;
-using manifest::FileSystem;
 using Moved = std::function<void()>;
 
 // What files and file system have in common.
@@ -65,9 +63,8 @@ class WatchedFileSystem final : public FileSystem {
     return watched([&] { return inner_.create(path); });
   }
   Result<std::unique_ptr<File>> create_streamed(
-      const std::string& path,
-      const manifest::StreamOptions& options) override {
-    manifest::StreamOptions watching = options;
+      const std::string& path, const StreamOptions& options) override {
+    StreamOptions watching = options;
     watching.give_up = watch_.give_up;
     watching.moved = watch_.moved;
     return watched([&] { return inner_.create_streamed(path, watching); });

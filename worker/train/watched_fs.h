@@ -7,7 +7,7 @@
 #include <functional>
 #include <memory>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
 namespace remesh::train {
 
@@ -15,8 +15,8 @@ namespace remesh::train {
 // after each operation that reads, writes or syncs, in the thread that did it.
 // Once `give_up` is true, whatever would change something fails (Cancelled), as
 // if the machine had stopped there.
-std::unique_ptr<manifest::FileSystem> watched_file_system(
-    manifest::FileSystem& inner, std::function<void()> moved,
+std::unique_ptr<FileSystem> watched_file_system(
+    FileSystem& inner, std::function<void()> moved,
     const std::atomic<bool>* give_up = nullptr);
 
 }  // namespace remesh::train

@@ -10,14 +10,11 @@
 
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
-#include "tests/unit/checkpoint/memory_file_system.h"
 
 namespace remesh::store {
 namespace {
-
-using manifest::MemoryFileSystem;
-using manifest::path_join;
 
 uint64_t number_from(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -65,10 +62,10 @@ class CheckpointFuzz : public testing::Test {
     manifest_ = done->manifest;
   }
   void put(const std::string& path, const std::string& bytes) {
-    ASSERT_TRUE(manifest::write_file(fs_, path, bytes).ok());
+    ASSERT_TRUE(write_file(fs_, path, bytes).ok());
   }
   std::string get(const std::string& path) {
-    return *manifest::read_file(fs_, path, uint64_t{1} << 30);
+    return *read_file(fs_, path, uint64_t{1} << 30);
   }
 
   const uint64_t seed_ = number_from("REMESH_FUZZ_SEED", 1);
@@ -105,7 +102,7 @@ TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
   const std::string body = text.substr(line, text.size() - line - 2);
   for (uint64_t i = 0; i < 1500 * rounds_; ++i) {
     const std::string bad = mutate(body, rng_);
-    const std::string whole = "{\"xxh128\":\"" + manifest::xxh128_text(bad) +
+    const std::string whole = "{\"xxh128\":\"" + xxh128_text(bad) +
                               "\",\"bytes\":" + std::to_string(bad.size()) +
                               ",\"manifest\":\n" + bad + "}\n";
     const auto m = manifest::decode(whole);

@@ -15,12 +15,10 @@
 #include <string>
 #include <thread>
 
-#include "tests/unit/checkpoint/memory_file_system.h"
+#include "tests/testing/memory_file_system.h"
 
 namespace remesh::store {
 namespace {
-
-using manifest::MemoryFileSystem;
 
 constexpr uint64_t kSeed = 31;
 
@@ -35,7 +33,7 @@ std::string random_text(size_t n, std::mt19937_64& rng) {
 }
 
 // In pieces of any size.
-Status write_blocks(manifest::FileSystem& fs, const std::string& path,
+Status write_blocks(FileSystem& fs, const std::string& path,
                     const std::string& data, uint64_t block_bytes,
                     std::mt19937_64& rng, pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const auto file, fs.create(path));
@@ -57,11 +55,11 @@ TEST(Blocks, AreTheSameInOnePassAndReadBack) {
     const std::string data = random_text(rng() % 900000, rng);
     pb::ShardFile one, two;
     ASSERT_TRUE(write_blocks(fs, "one", data, block, rng, one).ok());
-    ASSERT_TRUE(manifest::write_file(fs, "two", data).ok());
+    ASSERT_TRUE(write_file(fs, "two", data).ok());
     ASSERT_TRUE(append_sums(**fs.open("two"), data.size(), two, block).ok());
     EXPECT_EQ(one.SerializeAsString(), two.SerializeAsString());
-    const std::string a = *manifest::read_file(fs, "one", 1 << 30);
-    EXPECT_EQ(a, *manifest::read_file(fs, "two", 1 << 30));
+    const std::string a = *read_file(fs, "one", 1 << 30);
+    EXPECT_EQ(a, *read_file(fs, "two", 1 << 30));
     EXPECT_EQ(a.size(), one.bytes());
     EXPECT_EQ(a.substr(0, data.size()), data);
     const auto bad = find_bad_blocks(fs, "one", one);
@@ -77,12 +75,12 @@ TEST(Blocks, AreCheckedWhereReadAndNowhereElse) {
   const std::string data = random_text(87654, rng);
   pb::ShardFile shard;
   ASSERT_TRUE(write_blocks(fs, "f", data, kBlock, rng, shard).ok());
-  const std::string good = *manifest::read_file(fs, "f", 1 << 30);
+  const std::string good = *read_file(fs, "f", 1 << 30);
   for (int trial = 0; trial < 300; ++trial) {
     const size_t hit = rng() % data.size();
     std::string text = good;
     text[hit] = static_cast<char>(text[hit] ^ 8);
-    ASSERT_TRUE(manifest::write_file(fs, "f", text).ok());
+    ASSERT_TRUE(write_file(fs, "f", text).ok());
     const auto bad = find_bad_blocks(fs, "f", shard);
     ASSERT_EQ(bad->size(), 1U);
     EXPECT_LE((*bad)[0].begin, hit);
@@ -117,8 +115,7 @@ class StreamedTest : public testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
   std::string root_;
-  const std::unique_ptr<manifest::FileSystem> fs_ =
-      manifest::posix_file_system();
+  const std::unique_ptr<FileSystem> fs_ = posix_file_system();
 };
 
 TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
@@ -156,7 +153,7 @@ TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
       ASSERT_TRUE((*file)->sync().ok());
       ASSERT_TRUE((*file)->close().ok());
     }
-    const auto back = manifest::read_file(*fs_, path, 1 << 30);
+    const auto back = read_file(*fs_, path, 1 << 30);
     ASSERT_TRUE(back.ok());
     EXPECT_TRUE(*back == want) << trial;
   }

@@ -8,16 +8,15 @@
 #include <cstdio>
 #include <set>
 
+#include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
-#include "tests/unit/checkpoint/memory_file_system.h"
 
 namespace remesh::store {
 namespace {
 
-using Fault = manifest::MemoryFileSystem::Fault;
-using Survives = manifest::MemoryFileSystem::Survives;
-using Torn = manifest::MemoryFileSystem::Torn;
-using manifest::MemoryFileSystem;
+using Fault = MemoryFileSystem::Fault;
+using Survives = MemoryFileSystem::Survives;
+using Torn = MemoryFileSystem::Torn;
 
 constexpr uint64_t kSeed = 4711;
 constexpr char kFolder[] = "run/checkpoints";
@@ -53,7 +52,7 @@ class CrashTest : public testing::TestWithParam<Case> {
     const auto two = save(start_, kFolder, {2, 1}, table_, one_, 2, keep);
     ASSERT_TRUE(two.ok()) << two.status().to_string();
     const std::string shard = two->path + "/" + manifest::shard_name(0);
-    ASSERT_TRUE(manifest::write_file(start_, shard, "cut").ok());
+    ASSERT_TRUE(write_file(start_, shard, "cut").ok());
   }
 
   // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is under

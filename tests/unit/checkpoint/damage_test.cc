@@ -15,15 +15,13 @@
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/verify.h"
+#include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
-#include "tests/unit/checkpoint/memory_file_system.h"
 
 namespace remesh::store {
 namespace {
 
 using geometry::ParamTable;
-using manifest::MemoryFileSystem;
-using manifest::path_join;
 
 constexpr uint64_t kSeed = 99;
 // Each change is looked for where it is: file, and what is loaded. Every so
@@ -57,10 +55,10 @@ class DamageTest : public testing::TestWithParam<Compression> {
     }
   }
   std::string get(const std::string& name) {
-    return *manifest::read_file(fs_, path_join(path_, name), 1 << 30);
+    return *read_file(fs_, path_join(path_, name), 1 << 30);
   }
   void put(const std::string& name, const std::string& bytes) {
-    ASSERT_TRUE(manifest::write_file(fs_, path_join(path_, name), bytes).ok());
+    ASSERT_TRUE(write_file(fs_, path_join(path_, name), bytes).ok());
   }
 
   // What a restore does: the newest that loads. Returns its step.

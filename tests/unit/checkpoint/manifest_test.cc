@@ -14,8 +14,8 @@
 #include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/manifest/scan.h"
+#include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
-#include "tests/unit/checkpoint/memory_file_system.h"
 
 namespace remesh::manifest {
 namespace {

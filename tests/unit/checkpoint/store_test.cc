@@ -27,7 +27,6 @@ namespace remesh::store {
 namespace {
 
 using geometry::ParamTable;
-using manifest::path_join;
 
 constexpr uint64_t kSeed = 77;
 
@@ -49,7 +48,7 @@ class StoreTest : public testing::Test {
     std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
   }
 
-  std::unique_ptr<FileSystem> fs_ = manifest::posix_file_system();
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
   const ParamTable table_ = ParamTable::llama(tiny_model());
   const State state_ = random_state(table_.num_elements(), kSeed);
   std::string root_, folder_;
@@ -587,7 +586,7 @@ TEST_F(StoreTest, TwoThreadsSaveAtOnceAndBothAreRight) {
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       const std::string folder = root_ + "/" + std::to_string(t);
-      const auto fs = manifest::posix_file_system();
+      const auto fs = posix_file_system();
       for (int step = 1; step <= 2; ++step) {
         const auto done = save(*fs, folder, {step, 1}, table_, state_, 2);
         outcome[t] = done.status();

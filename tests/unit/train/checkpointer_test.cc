@@ -18,8 +18,6 @@
 namespace remesh::train {
 namespace {
 
-using manifest::File;
-using manifest::FileSystem;
 using namespace std::chrono_literals;
 
 // Opens when told to; what changes files waits for it.
@@ -126,7 +124,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
   geometry::ZeroPlan zero_;
   Vectors state_;
   Gate gate_;
-  const std::unique_ptr<FileSystem> disk_ = manifest::posix_file_system();
+  const std::unique_ptr<FileSystem> disk_ = posix_file_system();
   const std::unique_ptr<FileSystem> fs_ =
       watched_file_system(*disk_, [this] { gate_.pass(); });
   const std::unique_ptr<kernels::Backend> backend_ =

@@ -40,7 +40,7 @@ class MemoryTest : public TrainerTest {
   }
   // What the checkpoint says of the state of its last step.
   uint64_t saved_digest(int64_t step) {
-    const auto fs = manifest::posix_file_system();
+    const auto fs = posix_file_system();
     const auto m = manifest::read_checkpoint(*fs, checkpoint(step));
     EXPECT_TRUE(m.ok()) << m.status().to_string();
     for (const auto& r : m->recent())

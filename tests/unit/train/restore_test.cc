@@ -146,7 +146,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  const auto fs = manifest::posix_file_system();
+  const auto fs = posix_file_system();
   const char* asked = std::getenv("REMESH_RESTORE_CASES");
   const int cases = asked != nullptr ? std::atoi(asked) : 60;
   const testing::TempDir root;
@@ -198,7 +198,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
       });
     });
     ASSERT_EQ(wrong, 0);
-    ASSERT_TRUE(manifest::remove_all(*fs, dir).ok());
+    ASSERT_TRUE(remove_all(*fs, dir).ok());
   }
 }
 

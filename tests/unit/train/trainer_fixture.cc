@@ -374,7 +374,7 @@ std::string TrainerTest::output() const {
 }
 
 std::map<int64_t, double> recent_losses(const std::string& checkpoint) {
-  const auto fs = manifest::posix_file_system();
+  const auto fs = posix_file_system();
   const auto m = manifest::read_checkpoint(*fs, checkpoint);
   EXPECT_TRUE(m.ok()) << m.status().to_string();
   std::map<int64_t, double> out;

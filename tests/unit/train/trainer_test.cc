@@ -200,7 +200,7 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
   ASSERT_EQ(one.code, 0) << output();
   std::filesystem::rename(dir_ + "/checkpoints", dir_ + "/one");
   ASSERT_EQ(run_mpi(spec(more, 4), 4), 0) << output();
-  const auto fs = manifest::posix_file_system();
+  const auto fs = posix_file_system();
   const auto m = manifest::read_checkpoint(*fs, checkpoint(10));
   ASSERT_TRUE(m.ok()) << m.status().to_string();
   EXPECT_EQ(m->shards_size(), 4);

@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
-namespace remesh::manifest {
+namespace remesh {
 
 class MemoryFileSystem final : public FileSystem {
  public:
@@ -80,4 +80,4 @@ class MemoryFileSystem final : public FileSystem {
   bool failed_a_write_ = false;
 };
 
-}  // namespace remesh::manifest
+}  // namespace remesh

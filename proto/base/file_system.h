@@ -1,6 +1,7 @@
-// FileSystem: the operating system as checkpoints see it, behind a seam that a
-// test can make fail, fill up or crash at any call. Everything a checkpoint
-// reads or writes goes through it, the bytes of HDF5 files included.
+// FileSystem: the operating system's files behind a seam that a test can make
+// fail, fill up or crash at any call. Everything that must survive a crash goes
+// through it: checkpoints (the bytes of HDF5 files included), the run
+// directory, the journal's creation and data sets.
 //
 // Durability is explicit, as POSIX has it: bytes of a file are safe after
 // File::sync, and the entries of a directory (created, renamed or removed
@@ -23,7 +24,7 @@
 
 #include "proto/base/status.h"
 
-namespace remesh::manifest {
+namespace remesh {
 
 // An open file. Closing happens in the destructor too, without an answer;
 // a writer calls close() to learn of late errors.
@@ -94,9 +95,16 @@ std::unique_ptr<FileSystem> posix_file_system();
 
 // "dir/name".
 std::string path_join(std::string_view dir, std::string_view name);
-// Creates, writes, syncs and closes. Not atomic: write elsewhere and rename.
+// The directory that holds `path`; "." for a plain name.
+std::string parent_path(const std::string& path);
+// Creates, writes, syncs and closes. Not atomic.
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
+// Replaces `path` durably: writes `path`.tmp, syncs it, renames it and syncs
+// the directory. Whatever fails and wherever the machine stops, `path` has all
+// of the old bytes or all of the new ones. One writer of a path at a time.
+Status write_file_atomically(FileSystem& fs, const std::string& path,
+                             std::string_view bytes);
 // The whole file; Corrupt when it is longer than max_bytes.
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);
@@ -106,4 +114,4 @@ Status remove_all(FileSystem& fs, const std::string& path);
 std::string xxh128_text(std::string_view bytes);
 Result<std::string> xxh128_file(FileSystem& fs, const std::string& path);
 
-}  // namespace remesh::manifest
+}  // namespace remesh

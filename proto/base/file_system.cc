@@ -1,4 +1,4 @@
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,9 +11,9 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "checkpoint/manifest/direct_file.h"
+#include "proto/base/direct_file.h"
 
-namespace remesh::manifest {
+namespace remesh {
 
 Status os_error(const std::string& what, int err) {
   const Status s = errno_error(what, err);
@@ -254,6 +254,23 @@ Status write_file(FileSystem& fs, const std::string& path,
   return file->close();
 }
 
+std::string parent_path(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+Status write_file_atomically(FileSystem& fs, const std::string& path,
+                             std::string_view bytes) {
+  const std::string temporary = path + ".tmp";
+  Status status = write_file(fs, temporary, bytes);
+  if (status.ok()) status = fs.rename(temporary, path);
+  if (status.ok()) return fs.sync_dir(parent_path(path));
+  // The first failure is the one to report.
+  (void)fs.remove(temporary).ok();
+  return status;
+}
+
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes) {
   ASSIGN_OR_RETURN(const auto file, fs.open(path));
@@ -302,4 +319,4 @@ Result<std::string> xxh128_file(FileSystem& fs, const std::string& path) {
   return hex(XXH3_128bits_digest(state.get()));
 }
 
-}  // namespace remesh::manifest
+}  // namespace remesh

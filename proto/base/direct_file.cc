@@ -1,4 +1,4 @@
-#include "checkpoint/manifest/direct_file.h"
+#include "proto/base/direct_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-namespace remesh::manifest {
+namespace remesh {
 namespace {
 
 // Of memory, place and length; no disk asks for more.
@@ -350,4 +350,4 @@ std::unique_ptr<File> make_direct_file(int fd, std::string path,
                                       std::move(buffers));
 }
 
-}  // namespace remesh::manifest
+}  // namespace remesh

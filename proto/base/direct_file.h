@@ -15,9 +15,9 @@
 #include <memory>
 #include <string>
 
-#include "checkpoint/manifest/file_system.h"
+#include "proto/base/file_system.h"
 
-namespace remesh::manifest {
+namespace remesh {
 
 // What failed, with errno's words; Exhausted for lack of space or memory.
 Status os_error(const std::string& what, int err);
@@ -33,4 +33,4 @@ std::unique_ptr<File> make_direct_file(int fd, std::string path,
                                        const StreamOptions& options,
                                        std::shared_ptr<BufferPool> buffers);
 
-}  // namespace remesh::manifest
+}  // namespace remesh

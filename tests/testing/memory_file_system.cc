@@ -1,9 +1,9 @@
-#include "tests/unit/checkpoint/memory_file_system.h"
+#include "tests/testing/memory_file_system.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace remesh::manifest {
+namespace remesh {
 
 class MemoryFile final : public File {
  public:
@@ -251,4 +251,4 @@ Status MemoryFileSystem::sync_dir(const std::string& path) {
   return ok_status();
 }
 
-}  // namespace remesh::manifest
+}  // namespace remesh
