@@ -9,6 +9,7 @@
 #include <set>
 
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/text.h"
 
 namespace remesh::rundir {
 namespace {
@@ -17,6 +18,8 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 using Json = nlohmann::json;
+
+constexpr uint64_t kMaxJobBytes = uint64_t{16} << 20;
 
 // Sum of "tokens" over the shards of a split, -1 when it is not that.
 int64_t split_tokens(const Json& index, const char* split) {
@@ -160,6 +163,30 @@ std::vector<std::string> forbidden_differences(const pb::Job& run,
     }
   }
   return out;
+}
+
+Status adopt_job(FileSystem& fs, const pb::Job& job, const std::string& run) {
+  const std::string path = job_path(run);
+  const std::string text = jobfile::to_toml(job);
+  const Result<std::string> before = remesh::read_file(fs, path, kMaxJobBytes);
+  if (before.ok()) {
+    if (*before == text) return ok_status();
+    ASSIGN_OR_RETURN(const pb::Job loaded,
+                     jobfile::parse_job(*before, {path, run}));
+    jobfile::DataInfo info;
+    info.vocab_size = loaded.model().vocab_size();
+    ASSIGN_OR_RETURN(const pb::Job held, jobfile::resolve(loaded, info));
+    const auto differences = forbidden_differences(held, job);
+    if (!differences.empty()) {
+      return invalid_argument(fmt::format(
+          "{} contains a run with other values; restore them, or start a new "
+          "run with another --run-dir:\n  {}",
+          run, join(differences, "\n  ")));
+    }
+  } else if (before.status().code() != Code::kNotFound) {
+    return before.status();
+  }
+  return write_file_atomically(fs, path, text);
 }
 
 }  // namespace remesh::rundir

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/job.pb.h"
 #include "proto/jobfile/jobfile.h"
@@ -33,5 +34,9 @@ Result<pb::Job> load_resolved(const std::string& path,
 // [checkpoint], train.threads, train.recompute. Both must be resolved.
 std::vector<std::string> forbidden_differences(const pb::Job& run,
                                                const pb::Job& given);
+
+// Makes `job` the job of the run directory: writes job.toml. InvalidArgument,
+// naming every key, when the directory holds another training.
+Status adopt_job(FileSystem& fs, const pb::Job& job, const std::string& run);
 
 }  // namespace remesh::rundir

@@ -57,39 +57,9 @@ Status create(const std::string& run) {
   return ok_status();
 }
 
-Status write_file_atomic(const std::string& path, const std::string& text) {
-  const std::string beside = fmt::format("{}.{}.tmp", path, getpid());
-  const int fd =
-      open(beside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return errno_error(beside + ": open", errno);
-  size_t done = 0;
-  int err = 0;
-  while (done < text.size() && err == 0) {
-    const ssize_t n = write(fd, text.data() + done, text.size() - done);
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno != EINTR) {
-      err = errno;
-    }
-  }
-  if (err == 0 && fsync(fd) != 0) err = errno;
-  close(fd);
-  if (err == 0 && rename(beside.c_str(), path.c_str()) != 0) err = errno;
-  if (err == 0) return ok_status();
-  unlink(beside.c_str());
-  return errno_error(path + ": write", err);
-}
-
 Result<std::string> read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    return errno == ENOENT ? not_found(path + ": no such file")
-                           : errno_error(path + ": open", errno);
-  }
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (in.bad()) return io_error(path + ": cannot be read");
-  return text.str();
+  constexpr uint64_t kMaxBytes = uint64_t{64} << 20;
+  return remesh::read_file(*posix_file_system(), path, kMaxBytes);
 }
 
 std::string absolute(const std::string& path) {
@@ -124,8 +94,9 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
   return e;
 }
 
-Status write_endpoint(const std::string& run, const Endpoint& endpoint) {
-  return write_file_atomic(endpoint_path(run), endpoint_text(endpoint));
+Status write_endpoint(FileSystem& fs, const std::string& run,
+                      const Endpoint& endpoint) {
+  return write_file_atomically(fs, endpoint_path(run), endpoint_text(endpoint));
 }
 
 Result<Endpoint> read_endpoint(const std::string& run) {
@@ -135,8 +106,8 @@ Result<Endpoint> read_endpoint(const std::string& run) {
   return endpoint;
 }
 
-void remove_endpoint(const std::string& run) {
-  unlink(endpoint_path(run).c_str());
+void remove_endpoint(FileSystem& fs, const std::string& run) {
+  if (fs.remove(endpoint_path(run)).ok()) (void)fs.sync_dir(run).ok();
 }
 
 bool process_alive(int pid) {

@@ -2,12 +2,14 @@
 // proto/rundir/paths.h.
 //
 // Functions here touch the file system and nothing else. Errors name the path.
+// What is written takes a FileSystem, so that tests can make it fail or crash.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/rundir/paths.h"
 
@@ -15,8 +17,7 @@ namespace remesh::rundir {
 
 // Makes the directory and logs/ in it.
 Status create(const std::string& run);
-// Writes beside it, syncs, renames.
-Status write_file_atomic(const std::string& path, const std::string& text);
+// A text file; NotFound when it does not exist.
 Result<std::string> read_file(const std::string& path);
 // Absolute, without "." and ".."; links are left as they are.
 std::string absolute(const std::string& path);
@@ -31,9 +32,11 @@ struct Endpoint {
 };
 std::string endpoint_text(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(const std::string& text);
-Status write_endpoint(const std::string& run, const Endpoint& endpoint);
+Status write_endpoint(FileSystem& fs, const std::string& run,
+                      const Endpoint& endpoint);
 Result<Endpoint> read_endpoint(const std::string& run);
-void remove_endpoint(const std::string& run);
+// Best effort: workers ignore an endpoint that does not answer.
+void remove_endpoint(FileSystem& fs, const std::string& run);
 
 // Of this host. A zombie counts as dead.
 bool process_alive(int pid);

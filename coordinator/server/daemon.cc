@@ -44,31 +44,6 @@ void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-// The job that the run directory holds must be the one given, but for what may
-// change; then job.toml becomes the one given.
-Status adopt_job(const pb::Job& job, const std::string& run) {
-  const std::string path = rundir::job_path(run);
-  const std::string text = jobfile::to_toml(job);
-  const Result<std::string> before = rundir::read_file(path);
-  if (before.ok()) {
-    if (*before == text) return ok_status();
-    ASSIGN_OR_RETURN(const pb::Job loaded, jobfile::load_job(path));
-    jobfile::DataInfo info;
-    info.vocab_size = loaded.model().vocab_size();
-    ASSIGN_OR_RETURN(const pb::Job held, jobfile::resolve(loaded, info));
-    const auto differences = rundir::forbidden_differences(held, job);
-    if (!differences.empty()) {
-      return invalid_argument(fmt::format(
-          "{} holds another training; give its own values, or begin a new run "
-          "with another --run-dir:\n  {}",
-          run, join(differences, "\n  ")));
-    }
-  } else if (before.status().code() != Code::kNotFound) {
-    return before.status();
-  }
-  return rundir::write_file_atomic(path, text);
-}
-
 bool terminal(pb::Durable::Phase p) {
   return p == pb::Durable::DONE || p == pb::Durable::FAILED ||
          p == pb::Durable::STOPPED;
@@ -85,7 +60,7 @@ class DaemonImpl : public Daemon {
                                         [this](int s) { asked_to_end(s); }));
     RETURN_IF_ERROR(rundir::create(options_.run_dir));
     ASSIGN_OR_RETURN(lock_, rundir::RunLock::acquire(options_.run_dir));
-    RETURN_IF_ERROR(adopt_job(options_.job, options_.run_dir));
+    RETURN_IF_ERROR(rundir::adopt_job(*fs_, options_.job, options_.run_dir));
     RETURN_IF_ERROR(open_files());
     RETURN_IF_ERROR(open_socket());
     scanner_ = std::make_unique<Scanner>(rundir::checkpoints_path(
@@ -115,7 +90,7 @@ class DaemonImpl : public Daemon {
     log_->flush();
     // The port is kept for a next life as long as the job goes on.
     if (code == kExitOk || code == kExitFailed)
-      rundir::remove_endpoint(options_.run_dir);
+      rundir::remove_endpoint(*fs_, options_.run_dir);
     return code;
   }
 
@@ -126,7 +101,7 @@ class DaemonImpl : public Daemon {
                      Logger::open({.name = "coordinator",
                                    .path = rundir::coordinator_log_path(run),
                                    .to_stderr = options_.log_to_stderr}));
-    ASSIGN_OR_RETURN(journal_, Journal::open(rundir::journal_path(run)));
+    ASSIGN_OR_RETURN(journal_, Journal::open(*fs_, rundir::journal_path(run)));
     ASSIGN_OR_RETURN(metrics_,
                      rundir::LineFile::open(
                          rundir::metrics_path(run), [](std::string_view line) {
@@ -154,7 +129,7 @@ class DaemonImpl : public Daemon {
         server_, listen(options_.bind, previous, kListenPatienceMs, sleep_ms));
     const std::string host = host_name();
     address_ = advertised_address(server_->address(), options_.advertise, host);
-    return rundir::write_endpoint(options_.run_dir,
+    return rundir::write_endpoint(*fs_, options_.run_dir,
                                   {.address = address_,
                                    .host = host,
                                    .pid = getpid(),
@@ -309,8 +284,7 @@ class DaemonImpl : public Daemon {
   }
 
   void act(const core::Persist& a) {
-    persistently("journal",
-                 [&] { return journal_->persist(a.durable, unix_seconds()); });
+    persistently("journal", [&] { return journal_->persist(a.durable); });
   }
 
   void act(const core::SendDirective& a) {
@@ -416,6 +390,7 @@ class DaemonImpl : public Daemon {
   };
 
   DaemonOptions options_;
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
   std::unique_ptr<rundir::RunLock> lock_;
   std::shared_ptr<Logger> log_;
   std::unique_ptr<Journal> journal_;

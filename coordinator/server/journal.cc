@@ -1,13 +1,7 @@
 #include "coordinator/server/journal.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sqlite3.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
-#include <filesystem>
 
 #include "proto/base/rng.h"
 
@@ -23,12 +17,6 @@ constexpr const char* kSchema = R"sql(
     id INTEGER PRIMARY KEY CHECK (id = 1),
     durable BLOB NOT NULL,
     checksum INTEGER NOT NULL);
-  CREATE TABLE history (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    time REAL NOT NULL,
-    generation INTEGER NOT NULL,
-    phase TEXT NOT NULL,
-    detail TEXT NOT NULL);
 )sql";
 
 struct CloseDb {
@@ -50,26 +38,9 @@ std::string column_bytes(sqlite3_stmt* s, int column) {
   return data == nullptr ? std::string() : std::string(data, size);
 }
 
-std::string detail_of(const pb::Durable& d) {
-  if (!d.cause().empty()) return d.cause();
-  if (!d.finish_reason().empty()) return d.finish_reason();
-  return d.assignment().source().reason();
-}
-
-Status sync_folder_of(const std::string& path) {
-  const std::string dir = std::filesystem::path(path).parent_path().string();
-  const int fd = ::open(dir.empty() ? "." : dir.c_str(),
-                        O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) return errno_error(dir + ": open", errno);
-  const int err = fsync(fd) == 0 ? 0 : errno;
-  close(fd);
-  return err == 0 ? ok_status() : errno_error(dir + ": fsync", err);
-}
-
 class SqliteJournal : public Journal {
  public:
-  SqliteJournal(std::string path, int64_t max_history)
-      : path_(std::move(path)), max_history_(max_history) {}
+  explicit SqliteJournal(std::string path) : path_(std::move(path)) {}
 
   // Opens the file that is there.
   Status start() {
@@ -93,35 +64,15 @@ class SqliteJournal : public Journal {
     return restored_;
   }
 
-  Status persist(const pb::Durable& durable, double unix_s) override {
+  Status persist(const pb::Durable& durable) override {
     RETURN_IF_ERROR(exec("BEGIN IMMEDIATE"));
-    Status status = write(durable, unix_s);
+    Status status = write(durable);
     if (status.ok()) status = exec("COMMIT");
     if (!status.ok() && sqlite3_get_autocommit(db_.get()) == 0) {
       // Best effort: the first failure is the one to tell.
       (void)exec("ROLLBACK").ok();
     }
     return status;
-  }
-
-  Result<std::vector<JournalEntry>> history(int64_t limit) const override {
-    ASSIGN_OR_RETURN(
-        Statement s,
-        prepare("SELECT id, time, generation, phase, detail FROM history "
-                "WHERE id IN (SELECT id FROM history ORDER BY id DESC LIMIT "
-                "?) ORDER BY id"));
-    sqlite3_bind_int64(s.get(), 1, limit);
-    std::vector<JournalEntry> out;
-    int code = 0;
-    while ((code = sqlite3_step(s.get())) == SQLITE_ROW) {
-      out.push_back({.id = sqlite3_column_int64(s.get(), 0),
-                     .time = sqlite3_column_double(s.get(), 1),
-                     .generation = sqlite3_column_int64(s.get(), 2),
-                     .phase = column_bytes(s.get(), 3),
-                     .detail = column_bytes(s.get(), 4)});
-    }
-    if (code != SQLITE_DONE) return failure("read the history", code);
-    return out;
   }
 
  private:
@@ -229,70 +180,45 @@ class SqliteJournal : public Journal {
     return ok_status();
   }
 
-  Status run(Statement& s) const {
-    const int code = sqlite3_step(s.get());
-    return code == SQLITE_DONE ? ok_status() : failure("write", code);
-  }
-
   // Inside a transaction.
-  Status write(const pb::Durable& durable, double unix_s) {
+  Status write(const pb::Durable& durable) {
     const std::string bytes = durable.SerializeAsString();
     ASSIGN_OR_RETURN(Statement state,
                      prepare("INSERT OR REPLACE INTO state VALUES (1, ?, ?)"));
     sqlite3_bind_blob64(state.get(), 1, bytes.data(), bytes.size(),
                         SQLITE_STATIC);
     sqlite3_bind_int64(state.get(), 2, checksum_of(bytes));
-    RETURN_IF_ERROR(run(state));
-    ASSIGN_OR_RETURN(Statement entry,
-                     prepare("INSERT INTO history (time, generation, phase, "
-                             "detail) VALUES (?, ?, ?, ?)"));
-    const std::string phase = pb::Durable::Phase_Name(durable.phase());
-    const std::string detail = detail_of(durable);
-    sqlite3_bind_double(entry.get(), 1, unix_s);
-    sqlite3_bind_int64(entry.get(), 2, durable.generation());
-    sqlite3_bind_text(entry.get(), 3, phase.data(),
-                      static_cast<int>(phase.size()), SQLITE_STATIC);
-    sqlite3_bind_text(entry.get(), 4, detail.data(),
-                      static_cast<int>(detail.size()), SQLITE_STATIC);
-    RETURN_IF_ERROR(run(entry));
-    ASSIGN_OR_RETURN(Statement compact,
-                     prepare("DELETE FROM history WHERE id <= (SELECT "
-                             "MAX(id) FROM history) - ?"));
-    sqlite3_bind_int64(compact.get(), 1, max_history_);
-    return run(compact);
+    const int code = sqlite3_step(state.get());
+    return code == SQLITE_DONE ? ok_status() : failure("write", code);
   }
 
   std::string path_;
-  int64_t max_history_;
   Db db_;
   std::optional<pb::Durable> restored_;
 };
 
+// Creates an empty journal, complete from the moment that `path` exists.
+Status create_journal(FileSystem& fs, const std::string& path) {
+  const std::string temporary = path + ".new";
+  RETURN_IF_ERROR(remove_all(fs, temporary));
+  RETURN_IF_ERROR(remove_all(fs, temporary + "-journal"));
+  {
+    SqliteJournal fresh(temporary);
+    RETURN_IF_ERROR(fresh.make());
+  }
+  RETURN_IF_ERROR(remove_all(fs, temporary + "-journal"));
+  // A rollback journal left by a file that was moved away is not this one's.
+  RETURN_IF_ERROR(remove_all(fs, path + "-journal"));
+  RETURN_IF_ERROR(fs.rename(temporary, path));
+  return fs.sync_dir(parent_path(path));
+}
+
 }  // namespace
 
-Result<std::unique_ptr<Journal>> Journal::open(const std::string& path,
-                                               int64_t max_history) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) {
-    // Made under another name, so that a journal that is there is whole and an
-    // empty file is damage, not a beginning.
-    const std::string beside = path + ".new";
-    for (const char* suffix : {"", "-journal"}) {
-      std::filesystem::remove(beside + suffix, error);
-    }
-    {
-      SqliteJournal fresh(beside, max_history);
-      RETURN_IF_ERROR(fresh.make());
-    }
-    std::filesystem::remove(beside + "-journal", error);
-    // One left behind by a journal that was moved away is not this one's.
-    std::filesystem::remove(path + "-journal", error);
-    if (rename(beside.c_str(), path.c_str()) != 0) {
-      return errno_error(path + ": rename", errno);
-    }
-    RETURN_IF_ERROR(sync_folder_of(path));
-  }
-  auto journal = std::make_unique<SqliteJournal>(path, max_history);
+Result<std::unique_ptr<Journal>> Journal::open(FileSystem& fs,
+                                               const std::string& path) {
+  if (!fs.exists(path)) RETURN_IF_ERROR(create_journal(fs, path));
+  auto journal = std::make_unique<SqliteJournal>(path);
   RETURN_IF_ERROR(journal->start());
   return std::unique_ptr<Journal>(std::move(journal));
 }

@@ -35,46 +35,32 @@ class JournalTest : public testing::Test {
     return d;
   }
 
+  const std::unique_ptr<FileSystem> files_ = posix_file_system();
   std::string dir_;
   std::string path_;
 };
 
 TEST_F(JournalTest, GivesBackTheNewestState) {
   {
-    auto j = Journal::open(path_);
+    auto j = Journal::open(*files_, path_);
     ASSERT_TRUE(j.ok()) << j.status().message();
     EXPECT_FALSE((*j)->restored().has_value());
     for (int i = 1; i <= 5; ++i) {
-      ASSERT_TRUE((*j)->persist(state(i), i).ok());
+      ASSERT_TRUE((*j)->persist(state(i)).ok());
     }
   }
-  auto j = Journal::open(path_);
+  auto j = Journal::open(*files_, path_);
   ASSERT_TRUE(j.ok()) << j.status().message();
   ASSERT_TRUE((*j)->restored().has_value());
   EXPECT_EQ((*j)->restored()->SerializeAsString(),
             state(5).SerializeAsString());
 }
 
-TEST_F(JournalTest, KeepsTheNewestHistoryOnly) {
-  auto j = Journal::open(path_, /*max_history=*/10);
-  ASSERT_TRUE(j.ok());
-  for (int i = 1; i <= 35; ++i) ASSERT_TRUE((*j)->persist(state(i), i).ok());
-  const auto all = (*j)->history(1000);
-  ASSERT_TRUE(all.ok());
-  ASSERT_EQ(all.value().size(), 10u);
-  EXPECT_EQ(all.value().front().generation, 26);
-  EXPECT_EQ(all.value().back().generation, 35);
-  EXPECT_EQ(all.value().back().phase, "RUNNING");
-  const auto two = (*j)->history(2);
-  ASSERT_TRUE(two.ok());
-  EXPECT_EQ(two.value().front().generation, 34);
-}
-
 TEST_F(JournalTest, ASecondOpenerIsRefused) {
-  auto first = Journal::open(path_);
+  auto first = Journal::open(*files_, path_);
   ASSERT_TRUE(first.ok());
-  ASSERT_TRUE((*first)->persist(state(1), 1).ok());
-  const auto second = Journal::open(path_);
+  ASSERT_TRUE((*first)->persist(state(1)).ok());
+  const auto second = Journal::open(*files_, path_);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kUnavailable)
       << second.status().message();
@@ -92,10 +78,10 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
     ASSERT_EQ(pipe(said), 0);
     const pid_t child = fork();
     if (child == 0) {
-      auto j = Journal::open(path_);
+      auto j = Journal::open(*files_, path_);
       if (!j.ok()) _exit(1);
       for (int64_t g = reached + 1;; ++g) {
-        if (!(*j)->persist(state(g), 0).ok()) _exit(2);
+        if (!(*j)->persist(state(g)).ok()) _exit(2);
         (void)!write(said[1], &g, sizeof(g));
       }
     }
@@ -111,7 +97,7 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
     for (int64_t g = 0; read(said[0], &g, sizeof(g)) == sizeof(g);) heard = g;
     close(said[0]);
 
-    auto j = Journal::open(path_);
+    auto j = Journal::open(*files_, path_);
     ASSERT_TRUE(j.ok()) << j.status().message() << ", seed " << seed;
     ASSERT_TRUE((*j)->restored().has_value());
     const int64_t found = (*j)->restored()->generation();
@@ -125,9 +111,9 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
 TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
   if (geteuid() != 0 && access("/dev/full", W_OK) != 0) GTEST_SKIP();
   {
-    auto j = Journal::open(path_);
+    auto j = Journal::open(*files_, path_);
     ASSERT_TRUE(j.ok());
-    ASSERT_TRUE((*j)->persist(state(1), 1).ok());
+    ASSERT_TRUE((*j)->persist(state(1)).ok());
     // No file of this process may grow: the disk is full.
     ::signal(SIGXFSZ, SIG_IGN);
     rlimit before{};
@@ -137,13 +123,13 @@ TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
     setrlimit(RLIMIT_FSIZE, &none);
     pb::Durable big = state(2);
     big.set_cause(std::string(500'000, 'x'));
-    const Status full = (*j)->persist(big, 2);
+    const Status full = (*j)->persist(big);
     setrlimit(RLIMIT_FSIZE, &before);
     ASSERT_FALSE(full.ok());
     // And when there is room again, it goes on.
-    ASSERT_TRUE((*j)->persist(state(3), 3).ok());
+    ASSERT_TRUE((*j)->persist(state(3)).ok());
   }
-  auto j = Journal::open(path_);
+  auto j = Journal::open(*files_, path_);
   ASSERT_TRUE(j.ok()) << j.status().message();
   EXPECT_EQ((*j)->restored()->generation(), 3);
 }
@@ -152,7 +138,7 @@ TEST_F(JournalTest, OtherFilesAreRefusedWithWhatToDo) {
   for (const std::string& content :
        {std::string(), std::string("hello"), std::string(10'000, 'x')}) {
     std::ofstream(path_, std::ios::binary) << content;
-    const auto j = Journal::open(path_);
+    const auto j = Journal::open(*files_, path_);
     ASSERT_FALSE(j.ok()) << content.size();
     EXPECT_EQ(j.status().code(), Code::kCorrupt) << j.status().message();
     EXPECT_NE(j.status().message().find("mv " + path_), std::string::npos);

@@ -247,10 +247,10 @@ TEST_F(RunDirTest, EndpointsSurviveTheFile) {
                    .host = "head",
                    .pid = 42,
                    .bound = "tcp://0.0.0.0:5710"};
-  ASSERT_TRUE(write_endpoint(dir_, e).ok());
+  ASSERT_TRUE(write_endpoint(*posix_file_system(), dir_, e).ok());
   EXPECT_EQ(read_endpoint(dir_).value(), e);
   EXPECT_EQ(get(endpoint_path(dir_)).substr(0, 20), "tcp://10.0.0.1:5710\n");
-  remove_endpoint(dir_);
+  remove_endpoint(*posix_file_system(), dir_);
   EXPECT_EQ(read_endpoint(dir_).status().code(), Code::kNotFound);
 }
 
