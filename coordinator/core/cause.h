@@ -16,6 +16,17 @@
 
 namespace remesh::core {
 
+// Why a generation ends early.
+struct Failure {
+  std::string text;
+  int rank = -1;  // at fault; -1: none, or not known
+  std::string worker;
+  int64_t step = -1;       // that was being computed
+  bool by_signal = false;  // died_of_itself()
+  int exit_code = 0;
+  bool is_fault = true;  // false: a change of plan before anything ran
+};
+
 // A rank as its worker told last. Borrows the status.
 struct RankView {
   const pb::RankStatus* status = nullptr;

@@ -4,242 +4,159 @@
 
 #include <algorithm>
 
+#include "coordinator/core/durable.h"
+#include "coordinator/core/failure_budget.h"
 #include "coordinator/core/job_shape.h"
-#include "proto/base/check.h"
 #include "proto/base/rng.h"
 
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kLostGraceMs = 250;   // broken connection -> dead
-constexpr int64_t kGoodbyeMs = 3000;    // workers' time to hear SHUTDOWN
-constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
+constexpr int64_t kGoodbyeMs = 3000;         // for workers to receive SHUTDOWN
+constexpr int64_t kOwnAbsenceMs = 300;       // several missed ticks
+constexpr int64_t kDeclinedStopMs = 30'000;  // until the next optional stop
 constexpr size_t kKeptEvents = 50;
 
-bool terminal(pb::Durable::Phase p) {
-  return p == pb::Durable::DONE || p == pb::Durable::FAILED ||
-         p == pb::Durable::STOPPED;
+std::optional<geometry::ParamTable> table_of(
+    const std::optional<planner::JobShape>& shape, const pb::Job& job) {
+  if (!shape || !job.elastic().keep_state()) return std::nullopt;
+  return geometry::ParamTable::llama(shape->model);
 }
 
 }  // namespace
 
 Coordinator::Coordinator(Options options)
-    : options_(std::move(options)), shape_(shape_of(options_.job)) {
-  if (shape_ && options_.job.elastic().keep_state())
-    table_ = geometry::ParamTable::llama(shape_->model);
-}
+    : options_(std::move(options)),
+      shape_(shape_of(options_.job)),
+      keeps_state_(shape_ && options_.job.elastic().keep_state()),
+      detector_(options_.job.elastic()),
+      policy_(options_.job, shape_),
+      recovery_(options_.job, table_of(shape_, options_.job)),
+      retention_(options_.job.elastic(), keeps_state_) {}
+
+// ------------------------------------------------------------------- start
 
 std::vector<Action> Coordinator::start(int64_t now_ms) {
   actions_.clear();
-  now_ms_ = started_ms_ = phase_since_ms_ = loss_ms_ = now_ms;
-  last_finished_ = options_.last_finished_step;
-  last_metrics_ = options_.last_metrics;
-  first_steps_ = options_.first_steps;
-  if (options_.restored) durable_ = *options_.restored;
-  // Where the journal is gone, the metrics still know.
-  if (last_metrics_)
-    durable_.set_generation(
-        std::max(durable_.generation(), last_metrics_->generation()));
+  now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
+  roster_ = Roster(now_ms);
+  ledger_ = StepLedger(options_.last_finished_step, options_.last_metrics,
+                       options_.first_steps);
   const bool restart = options_.restored.has_value();
+  if (restart) durable_ = *options_.restored;
+  // The metrics log may know a generation that a lost journal does not.
+  if (options_.last_metrics)
+    durable_.set_generation(
+        std::max(durable_.generation(), options_.last_metrics->generation()));
   durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
-  if (terminal(durable_.phase()) && options_.resume) {
-    durable_.set_phase(pb::Durable::WAITING);
-    durable_.set_stop_requested(false);
-    durable_.set_failures(0);
-    durable_.set_same_failures(0);
-    durable_.clear_cause();
-    durable_.clear_bad_checkpoints();
-    durable_.clear_bad_states();
-  }
+  if (terminal(durable_.phase()) && options_.resume) resume_ended_job();
   if (keeps_state() && durable_.state_job() == 0)
     durable_.set_state_job(std::max<uint64_t>(
         1, hash64(fmt::format("{} {} {}", options_.run_dir,
                               options_.epoch_floor, durable_.epoch()))));
-  if (!check_scale(durable_.scale()).ok()) durable_.clear_scale();
-  if (terminal(durable_.phase())) {
+  if (!policy_.check_scale(view(), durable_.scale()).ok())
+    durable_.clear_scale();
+  if (terminal(durable_.phase()))
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
-  } else if (durable_.phase() != pb::Durable::WAITING) {
-    adopted_generation_ = durable_.generation();
-    // Re-adopt: the participants are taken for alive until they had time to
-    // find us again.
-    for (const pb::Durable::Member& p : durable_.participants()) {
-      Member m;
-      m.report.set_worker(p.name());
-      m.report.set_incarnation(p.incarnation());
-      m.report.set_host(p.host());
-      m.report.set_slots(p.slots());
-      m.report.set_cores(p.cores());
-      m.report.set_memory_bytes(p.memory_bytes());
-      m.draining = drains(p.name(), p.incarnation());
-      m.heard_ms = now_ms_ + kReconnectSlackMs;
-      members_[p.name()] = m;
-    }
-    if (durable_.phase() == pb::Durable::ABORTING) {
-      cause_ = Cause{.text = durable_.cause(),
-                     .rank = durable_.cause_rank(),
-                     .worker = durable_.cause_worker()};
-      change_began_ms_ = now_ms_;
-    }
-  }
+  else if (durable_.phase() != pb::Durable::WAITING)
+    adopt_generation();
   persist();
   pb::EventRecord e =
       event(restart ? "coordinator_restarted" : "coordinator_started");
-  if (restart && !members_.empty())
+  if (restart && !roster_.members().empty())
     e.set_detail(fmt::format("looks for the {} workers of generation {}",
-                             members_.size(), durable_.generation()));
+                             roster_.members().size(), durable_.generation()));
   emit(std::move(e));
   reconcile();
   return std::move(actions_);
 }
 
-std::vector<Action> Coordinator::on(const Event& event, int64_t now_ms) {
+void Coordinator::resume_ended_job() {
+  durable_.set_phase(pb::Durable::WAITING);
+  durable_.set_stop_requested(false);
+  reset_failures(&durable_);
+  durable_.clear_cause();
+  durable_.clear_bad_checkpoints();
+  durable_.clear_bad_states();
+}
+
+// The participants are taken for alive until they had time to find this
+// coordinator.
+void Coordinator::adopt_generation() {
+  adopted_generation_ = durable_.generation();
+  roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
+  if (durable_.phase() != pb::Durable::ABORTING) return;
+  failure_ = Failure{.text = durable_.cause(),
+                     .rank = durable_.cause_rank(),
+                     .worker = durable_.cause_worker()};
+  change_began_ms_ = now_ms_;
+}
+
+// ------------------------------------------------------------------ inputs
+
+std::vector<Action> Coordinator::on(const Input& input, int64_t now_ms) {
   actions_.clear();
   if (exited_) return {};
-  notice_own_absence(now_ms);
+  note_own_absence(now_ms);
   now_ms_ = now_ms;
-  std::visit([this](const auto& e) { handle(e); }, event);
+  std::visit([this](const auto& e) { handle(e); }, input);
   reconcile();
   return std::move(actions_);
 }
 
-// When this process itself stood still (stopped, swapped, suspended host), the
-// workers were not silent: nobody was listening.
-void Coordinator::notice_own_absence(int64_t now_ms) {
-  const int64_t gap = now_ms - now_ms_;
-  if (gap < kOwnAbsenceMs) return;
-  for (auto& [name, m] : members_) {
-    m.heard_ms += gap;
-    if (m.lost_ms >= 0) m.lost_ms += gap;
-    for (auto& [rank, p] : m.progress) p.since_ms += gap;
-  }
+// While this process itself did not run (stopped, swapped out, suspended
+// host), the workers were not silent: nobody was listening.
+void Coordinator::note_own_absence(int64_t now_ms) {
+  const int64_t gap_ms = now_ms - now_ms_;
+  if (gap_ms >= kOwnAbsenceMs) roster_.on_own_absence(gap_ms);
 }
-
-// ---------------------------------------------------------------- handlers
 
 void Coordinator::handle(const ReportReceived& e) {
   const pb::Report& r = e.report;
-  auto it = members_.find(r.worker());
-  const bool known = it != members_.end();
-  auto& newest = heard_[r.worker()];
-  const auto this_one = std::make_pair(r.incarnation(), r.seq());
-  if (r.worker().empty() || this_one <= newest ||
-      (known && r.incarnation() < it->second.report.incarnation())) {
+  const auto changes =
+      roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
+  if (!changes) {
     ++dropped_;
     return;
   }
-  newest = this_one;
-  if (known && r.incarnation() > it->second.report.incarnation()) {
-    // The younger life proves the older one dead.
-    worker_gone(r.worker(), it->second, "restarted");
-    it = members_.end();
-  }
-  const bool back = it != members_.end() && !it->second.alive;
-  if (it == members_.end() || back) {
-    if (it == members_.end())
-      it = members_.insert_or_assign(r.worker(), Member{}).first;
-    it->second.draining = drains(r.worker(), r.incarnation());
-    it->second.alive = true;
-    it->second.death.clear();
-    last_join_ms_ = now_ms_;
-    pb::EventRecord j = event(back ? "worker_back" : "worker_joined");
-    j.set_worker(r.worker());
-    j.set_detail(fmt::format("{} slots on {}", r.slots(), r.host()));
-    if (!terminal(durable_.phase())) emit(std::move(j));
-  }
-  Member& m = it->second;
-  if (!m.report.leaving() && r.leaving()) {
-    pb::EventRecord l = event("worker_leaving");
-    l.set_worker(r.worker());
-    emit(std::move(l));
-  }
-  // What its ranks did while it was silent is not known, and its first words
-  // may be of before.
-  const int64_t gap = now_ms_ - m.heard_ms;
-  if (gap > silent_ms())
-    for (auto& [rank, p] : m.progress) p.since_ms += gap;
-  for (const pb::RankStatus& s : r.ranks()) {
-    Progress& p = m.progress[s.rank()];
-    if (!m.reported || p.since_ms == 0 || p.value != s.progress() ||
-        m.report.generation() != r.generation())
-      p = {s.progress(), now_ms_};
-  }
-  m.report = r;
-  m.reported = true;
-  m.heard_ms = now_ms_;
-  m.lost_ms = -1;
+  announce(*changes);
   if (r.coordinator_epoch() > durable_.epoch()) {
-    // It follows a life that the journal does not know, and no older one.
+    // The worker follows a coordinator that the journal does not know, and
+    // ignores directives of an older epoch.
     durable_.set_epoch(r.coordinator_epoch() + 1);
     persist();
   }
-  if (r.generation() > durable_.generation()) skip_to(r);
-  // While nothing runs, also words of those who were given up are welcome.
-  const bool welcome = durable_.phase() == pb::Durable::WAITING ||
-                       participates(r.worker(), r.incarnation());
-  for (const pb::StepMetrics& s : r.metrics()) {
-    if (s.step() <= last_finished_) continue;
+  if (r.generation() > durable_.generation()) skip_to_generation_of(r);
+  // While no generation runs, also accept metrics from workers that were
+  // declared dead.
+  const bool accepted = durable_.phase() == pb::Durable::WAITING ||
+                        participates(durable_, r.worker(), r.incarnation());
+  for (const pb::StepMetrics& s : r.metrics())
     if (s.generation() < durable_.generation() ||
-        (s.generation() == r.generation() && welcome))
-      told_[s.generation()].emplace(s.step(), s);
-  }
-}
-
-// Whether a command asked this life of the worker to go.
-bool Coordinator::drains(const std::string& name, uint64_t incarnation) const {
-  const auto& all = durable_.draining();
-  return std::any_of(all.begin(), all.end(), [&](const auto& d) {
-    return d.name() == name && d.incarnation() == incarnation;
-  });
-}
-
-// A journal was lost: numbers are never used twice. A generation that was
-// planned meanwhile has a number that its workers may have had before, so it
-// ends.
-void Coordinator::skip_to(const pb::Report& r) {
-  pb::EventRecord e = event("journal_behind");
-  e.set_worker(r.worker());
-  e.set_detail(fmt::format("generation {} was used before: goes on above it",
-                           r.generation()));
-  emit(std::move(e));
-  durable_.set_generation(r.generation());
-  const pb::Durable::Phase phase = durable_.phase();
-  if (phase == pb::Durable::PREPARING || phase == pb::Durable::RUNNING ||
-      phase == pb::Durable::FINISHING)
-    begin_abort({.text = fmt::format("worker {} knows generation {}, which "
-                                     "the journal does not",
-                                     r.worker(), r.generation()),
-                 .failure = false});
-  else
-    persist();
+        (s.generation() == r.generation() && accepted))
+      ledger_.report(s);
 }
 
 void Coordinator::handle(const FenceReceived& e) {
   const pb::FenceIn& f = e.fence;
   if (f.generation() != durable_.generation() ||
-      !participates(f.worker(), f.incarnation()) || !has_ranks(f.worker())) {
+      !participates(durable_, f.worker(), f.incarnation()) ||
+      !has_ranks(durable_, f.worker())) {
     ++dropped_;
     return;
   }
-  auto& in = fences_[f.index()];
-  const bool again = in.contains(f.worker());
-  in[f.worker()] = f.blob();
+  FenceRelay::Delivery delivery = fences_.add(f, durable_);
   pb::FenceOut out;
-  for (const std::string& w : durable_.assignment().workers()) {
-    if (!has_ranks(w)) continue;
-    if (!in.contains(w)) return;  // not all are there yet
-    *out.mutable_blob() += in[w];
-  }
   out.set_epoch(durable_.epoch());
   out.set_generation(f.generation());
   out.set_index(f.index());
-  for (const auto& [worker, blob] : in)
-    if (!again || worker == f.worker()) act(SendFence{worker, out});
+  out.set_blob(std::move(delivery.blob));
+  for (const std::string& worker : delivery.workers)
+    act(SendFence{worker, out});
 }
 
 void Coordinator::handle(const PeerLost& e) {
-  const auto it = members_.find(e.worker);
-  if (it == members_.end() || !it->second.alive) return;
-  it->second.lost_ms = now_ms_;
+  roster_.on_disconnect(e.worker, now_ms_);
 }
 
 void Coordinator::handle(const CommandReceived& e) {
@@ -252,122 +169,67 @@ void Coordinator::handle(const CheckpointsScanned& e) {
   if (durable_.phase() == pb::Durable::WAITING) plan(e);
 }
 
-// ----------------------------------------------------------------- members
-
-bool Coordinator::participates(const std::string& name,
-                               uint64_t incarnation) const {
-  for (const pb::Durable::Member& p : durable_.participants())
-    if (p.name() == name) return p.incarnation() == incarnation;
-  return false;
-}
-
-bool Coordinator::has_ranks(const std::string& name) const {
-  for (const pb::RankPlace& p : durable_.assignment().ranks())
-    if (p.worker() == name) return true;
-  return false;
-}
-
-const Coordinator::Member* Coordinator::live_participant(
-    const std::string& name) const {
-  const auto it = members_.find(name);
-  if (it == members_.end() || !it->second.alive ||
-      !participates(name, it->second.report.incarnation()))
-    return nullptr;
-  return &it->second;
-}
-
-bool Coordinator::considers_live(const std::string& worker,
-                                 uint64_t incarnation) const {
-  const auto it = members_.find(worker);
-  return it != members_.end() && it->second.alive &&
-         it->second.report.incarnation() == incarnation;
-}
-
-bool Coordinator::quiesced(const Member& m) const {
-  return m.reported && m.report.generation() == durable_.generation() &&
-         m.report.state() == pb::Report::QUIESCED;
-}
-
-bool Coordinator::all_quiesced() const {
-  for (const pb::Durable::Member& p : durable_.participants()) {
-    const Member* m = live_participant(p.name());
-    // One without ranks has nothing to end, and may have missed it all.
-    if (m != nullptr && has_ranks(p.name()) && !quiesced(*m)) return false;
+void Coordinator::announce(const Roster::Changes& changes) {
+  using Kind = Roster::Change::Kind;
+  for (const Roster::Change& c : changes) {
+    if (c.kind == Kind::kLost) {
+      announce_loss(c);
+      continue;
+    }
+    pb::EventRecord e = event(c.kind == Kind::kJoined     ? "worker_joined"
+                              : c.kind == Kind::kReturned ? "worker_back"
+                                                          : "worker_leaving");
+    e.set_worker(c.worker);
+    if (c.kind != Kind::kLeaving) {
+      if (terminal(durable_.phase())) continue;
+      e.set_detail(c.detail);
+    }
+    emit(std::move(e));
   }
-  return true;
 }
 
-bool Coordinator::everybody_heard() const {
-  return std::all_of(members_.begin(), members_.end(), [](const auto& m) {
-    return !m.second.alive || m.second.reported;
-  });
-}
-
-bool Coordinator::all_started() const {
-  for (const pb::Durable::Member& p : durable_.participants()) {
-    const Member* m = live_participant(p.name());
-    if (m != nullptr &&
-        (!m->reported || m->report.generation() != durable_.generation() ||
-         m->report.state() == pb::Report::PREPARED))
-      return false;
-  }
-  return true;
-}
-
-void Coordinator::worker_gone(const std::string& name, const Member& m,
-                              const std::string& why) {
-  const bool expected =
-      m.leaving() &&
-      !(participates(name, m.report.incarnation()) && has_ranks(name) &&
-        durable_.phase() != pb::Durable::WAITING);
-  if (!m.alive || terminal(durable_.phase())) return;
+void Coordinator::announce_loss(const Roster::Change& lost) {
+  if (terminal(durable_.phase())) return;
+  const bool has_part = participates(durable_, lost.worker, lost.incarnation) &&
+                        has_ranks(durable_, lost.worker) &&
+                        durable_.phase() != pb::Durable::WAITING;
+  const bool expected = lost.leaving && !has_part;
   pb::EventRecord e = event(expected ? "worker_left" : "worker_lost");
-  e.set_worker(name);
-  if (!expected) e.set_cause(why);
+  e.set_worker(lost.worker);
+  if (!expected) e.set_cause(lost.detail);
   emit(std::move(e));
 }
 
-void Coordinator::expire_members() {
-  const int64_t dead_after = options_.job.elastic().dead_after_ms();
-  for (auto it = members_.begin(); it != members_.end();) {
-    Member& m = it->second;
-    if (m.alive) {
-      const bool quick =
-          terminal(durable_.phase()) ||
-          (m.leaving() && !participates(it->first, m.report.incarnation()));
-      if (now_ms_ - m.heard_ms > dead_after) {
-        m.death = fmt::format("silent for {:.1f} s",
-                              static_cast<double>(dead_after) / 1000);
-      } else if (m.lost_ms >= 0 &&
-                 (quick || now_ms_ - m.lost_ms > kLostGraceMs)) {
-        m.death = "connection broken: the daemon is dead";
-      }
-      if (!m.death.empty()) {
-        worker_gone(it->first, m, m.death);
-        m.alive = false;
-        loss_ms_ = now_ms_;
-      }
-    }
-    const bool needed = participates(it->first, m.report.incarnation()) &&
-                        durable_.phase() != pb::Durable::WAITING &&
-                        !terminal(durable_.phase());
-    // A dead participant is kept for its last words until the generation ends.
-    if (!m.alive && !needed) {
-      it = members_.erase(it);
-    } else {
-      ++it;
-    }
-  }
+// The journal was lost or rolled back. Generation numbers are never reused: a
+// generation that was planned since has a number that its workers may know from
+// before, so it ends.
+void Coordinator::skip_to_generation_of(const pb::Report& r) {
+  pb::EventRecord e = event("journal_behind");
+  e.set_worker(r.worker());
+  e.set_detail(fmt::format("generation {} was used before: goes on above it",
+                           r.generation()));
+  emit(std::move(e));
+  durable_.set_generation(r.generation());
+  const pb::Durable::Phase phase = durable_.phase();
+  if (phase == pb::Durable::PREPARING || phase == pb::Durable::RUNNING ||
+      phase == pb::Durable::FINISHING)
+    abort({.text = fmt::format("worker {} knows generation {}, which "
+                               "the journal does not",
+                               r.worker(), r.generation()),
+           .is_fault = false});
+  else
+    persist();
 }
 
 // --------------------------------------------------------------- reconcile
 
 void Coordinator::reconcile() {
   if (exited_) return;
-  expire_members();
+  announce(roster_.expire(durable_, options_.job.elastic().dead_after_ms(),
+                          now_ms_));
   watch_checkpoints();
-  take_metrics();
-  watch_hand_over();
+  finish_steps();
+  retention_.observe(view());
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       reconcile_waiting();
@@ -380,7 +242,7 @@ void Coordinator::reconcile() {
       reconcile_live();
       break;
     case pb::Durable::ABORTING:
-      reconcile_aborting();
+      if (roster_.all_quiesced(durable_)) end_generation();
       break;
     default:
       break;
@@ -390,194 +252,158 @@ void Coordinator::reconcile() {
 }
 
 void Coordinator::reconcile_waiting() {
-  if (durable_.stop_requested() && !stop_needs_save())
+  if (durable_.stop_requested() && !must_save_before_stop())
     return terminate(pb::Durable::STOPPED, "stopped as asked");
-  if (scanning_ || now_ms_ < not_before_ms_) return;
-  if (job_finished() && !finish_checked_) {
-    // All steps are made; plan() ends the job if their state is saved too.
-    finish_checked_ = true;
-    scanning_ = true;
-    act(ScanCheckpoints{});
-    return;
-  }
-  const auto dealt = deal();
-  if (!dealt.ok() && dealt.status().code() == Code::kInvalidArgument &&
-      durable_.scale() > 0)
-    return release_scale(dealt.status().message());
-  if (!dealt.ok() && dealt.status().code() == Code::kInvalidArgument)
-    return terminate(pb::Durable::FAILED, dealt.status().message());
-  if (!dealt.ok()) {
-    gathering_ = true;
-    if (waiting_for_ != dealt.status().message()) {
-      waiting_for_ = dealt.status().message();
-      pb::EventRecord e = event("waiting");
-      e.set_detail(waiting_for_);
-      emit(std::move(e));
-    }
-    return;
-  }
-  // After a fault those who were there go on at once; who comes later makes a
-  // planned change.
-  const bool all_back = keeps_state() &&
-                        durable_.assignment().ranks_size() > 0 &&
-                        gone_holders().empty();
-  if (gathering_ && !all_back &&
-      now_ms_ - last_join_ms_ < options_.job.elastic().join_window_ms())
-    return;
-  if (keeps_state() && (!inventories_known() || awaits_rejoin())) return;
+  if (scanning_ || now_ms_ < not_before_ms_ || !ready_to_scan()) return;
   scanning_ = true;
   act(ScanCheckpoints{});
 }
 
+// Whether to look for a source now: there are slots for a mesh, and nobody
+// is worth waiting for.
+bool Coordinator::ready_to_scan() {
+  if (job_finished() && !finish_checked_) {
+    // plan() ends the job if the last step's state is saved, too.
+    finish_checked_ = true;
+    return true;
+  }
+  const auto placed = policy_.place(view());
+  if (!placed.ok() && placed.status().code() == Code::kInvalidArgument) {
+    if (durable_.scale() > 0)
+      release_scale(placed.status().message());
+    else
+      terminate(pb::Durable::FAILED, placed.status().message());
+    return false;
+  }
+  if (!placed.ok()) {
+    gathering_ = true;
+    if (waiting_for_ != placed.status().message())
+      wait_for(placed.status().message());
+    return false;
+  }
+  // After a fault those who were there continue at once; who comes later makes
+  // a planned change.
+  const bool all_back = keeps_state() &&
+                        durable_.assignment().ranks_size() > 0 &&
+                        retention_.missing_holders(view()).empty();
+  const bool in_join_window = now_ms_ - roster_.last_join_ms() <
+                              options_.job.elastic().join_window_ms();
+  if (gathering_ && !all_back && in_join_window) return false;
+  return !keeps_state() ||
+         (roster_.inventories_known(durable_.generation()) &&
+          !recovery_.waiting(view(), retention_.missing_holders(view())));
+}
+
 void Coordinator::reconcile_preparing() {
-  std::string why;
-  bool must = false;
-  if (const auto lost = find_loss()) return begin_abort(*lost);
-  if (const std::string lost = lost_source(); !lost.empty())
-    return begin_abort(
+  if (const auto lost = detector_.find_loss(view())) return abort(*lost);
+  const bool forgiving = durable_.generation() == adopted_generation_ &&
+                         now_ms_ - started_ms_ < kReconnectSlackMs;
+  if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
+    return abort(
         {.text = fmt::format("worker {} went with a state to begin with", lost),
          .worker = lost,
-         .failure = false});
-  const bool wanted = wants_other_mesh(&why, &must);
-  if (wanted && must && !durable_.rescue() &&
-      !(durable_.stop_requested() && stop_needs_save()))
-    return begin_abort({.text = why, .failure = false});
-  for (const auto& [name, m] : members_) {
-    if (!m.alive) continue;
-    if (!m.reported) return;
-    const pb::Report& r = m.report;
-    // Who came back from silence may still have ranks of an older generation,
-    // or start them on an order that is under way, until it is fenced.
-    const bool fenced = r.generation() == durable_.generation();
-    const bool quiet = live_participant(name) != nullptr
-                           ? fenced && r.state() == pb::Report::PREPARED
-                           : fenced && !r.busy();
-    if (!quiet) return;
-  }
-  set_phase(pb::Durable::RUNNING);
+         .is_fault = false});
+  const auto change = policy_.wanted_change(view(), no_change_before_ms_);
+  if (change && change->must && !durable_.rescue() &&
+      !(durable_.stop_requested() && must_save_before_stop()))
+    return abort({.text = change->why, .is_fault = false});
+  if (roster_.all_prepared(durable_)) set_phase(pb::Durable::RUNNING);
 }
 
 void Coordinator::reconcile_live() {
-  for (auto find : {&Coordinator::find_exit, &Coordinator::find_loss,
-                    &Coordinator::find_hang})
-    if (const auto cause = (this->*find)()) return begin_abort(*cause);
-  if (all_quiesced()) return end_generation();
+  if (const auto failure = detector_.find(view())) return abort(*failure);
+  if (roster_.all_quiesced(durable_)) return end_generation();
   release_unfit_pin();
-  std::string why;
-  bool must = false;
-  const bool wanted = wants_other_mesh(&why, &must);
+  const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
-    // RUN must have reached everybody before FINISH takes its place.
-    if (wanted && all_started()) finish_with(why, must);
+    // RUN must have reached every worker before FINISH replaces it.
+    if (change && roster_.all_started(durable_)) finish(*change);
     return;
   }
-  if (must && !durable_.must_stop()) return finish_with(why, true);
-  if (!durable_.finish_saves() && everybody_heard() && must_save_to_finish()) {
+  if (change && change->must && !durable_.must_stop()) return finish(*change);
+  if (!durable_.finish_saves() && roster_.all_heard() &&
+      retention_.must_save_to_finish(view(), policy_)) {
     durable_.set_finish_saves(true);
     persist();
   }
-  // Ranks that could not save go on, unless they must stop.
-  bool refused = false;
-  for (const auto& [name, m] : members_)
-    if (live_participant(name) != nullptr &&
-        m.report.generation() == durable_.generation())
-      for (const pb::RankStatus& s : m.report.ranks()) {
-        if (s.refused_stops() > refused_[s.rank()]) refused = true;
-        refused_[s.rank()] = std::max(refused_[s.rank()], s.refused_stops());
-      }
-  if (refused && !durable_.must_stop()) {
-    refused_until_ms_ = now_ms_ + 30'000;
-    pb::EventRecord e = event("change_put_off");
-    e.set_cause("saving failed: " + checkpoint_error_);
-    e.set_detail(durable_.finish_reason());
-    emit(std::move(e));
-    change_began_ms_ = -1;
-    set_phase(pb::Durable::RUNNING);
-  }
+  note_declined_stops();
 }
 
-void Coordinator::reconcile_aborting() {
-  if (all_quiesced()) end_generation();
+// Ranks that could not save continue, unless they must stop.
+void Coordinator::note_declined_stops() {
+  if (!checkpoints_.stop_declined(view()) || durable_.must_stop()) return;
+  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
+  pb::EventRecord e = event("change_put_off");
+  e.set_cause("saving failed: " + checkpoints_.last_error());
+  e.set_detail(durable_.finish_reason());
+  emit(std::move(e));
+  change_began_ms_ = -1;
+  set_phase(pb::Durable::RUNNING);
 }
 
 void Coordinator::reconcile_ended() {
   if (terminal_since_ms_ < 0) terminal_since_ms_ = now_ms_;
-  const bool alone = std::none_of(members_.begin(), members_.end(),
-                                  [](const auto& m) { return m.second.alive; });
-  if (!alone && now_ms_ - terminal_since_ms_ < kGoodbyeMs) return;
+  if (!roster_.none_alive() && now_ms_ - terminal_since_ms_ < kGoodbyeMs)
+    return;
   exited_ = true;
   act(Exit{durable_.phase() == pb::Durable::FAILED ? 3 : 0, durable_.cause()});
 }
 
-// -------------------------------------------------------------- directives
+// --------------------------------------------------- steps and checkpoints
 
-pb::Directive Coordinator::directive_for(const std::string& name,
-                                         const Member& m) const {
-  pb::Directive d;
-  d.set_generation(durable_.generation());
-  d.set_goal(pb::Directive::IDLE);
-  const bool part = participates(name, m.report.incarnation());
-  if (terminal(durable_.phase())) {
-    d.set_goal(pb::Directive::SHUTDOWN);
-    d.set_reason(durable_.cause());
-  } else if (m.leaving() && !needs_memory_of(name, m) &&
-             (!part || !has_ranks(name) ||
-              durable_.phase() == pb::Durable::WAITING)) {
-    d.set_goal(pb::Directive::LEAVE);
-  } else if (part) {
-    switch (durable_.phase()) {
-      case pb::Durable::PREPARING:
-        d.set_goal(pb::Directive::PREPARE);
-        *d.mutable_assignment() = durable_.assignment();
-        break;
-      case pb::Durable::RUNNING:
-        d.set_goal(pb::Directive::RUN);
-        break;
-      case pb::Durable::FINISHING:
-        d.set_goal(pb::Directive::FINISH);
-        d.set_must_stop(durable_.must_stop());
-        d.set_save(durable_.finish_saves());
-        break;
-      case pb::Durable::ABORTING:
-        d.set_goal(pb::Directive::ABORT);
-        break;
-      default:
-        break;
-    }
+void Coordinator::finish_steps() {
+  const int64_t committed = roster_.committed_step(durable_);
+  // Steps that are computed again, or that an earlier life recorded, also show
+  // that the generation makes progress.
+  if (committed > durable_.assignment().source().step())
+    detector_.note_progress();
+  for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
+    record(entry);
+    detector_.note_step(entry.metrics->step_s());
+    reset_failures(&durable_);
+    if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
+      emit_training(entry.metrics->step());
   }
-  d.set_checkpoint_request(checkpoint_request_);
-  // Only what an earlier life was given is missing; the rest is under way.
-  if (durable_.generation() == adopted_generation_ &&
-      (d.goal() == pb::Directive::RUN || d.goal() == pb::Directive::FINISH))
-    for (const auto& [index, in] : fences_)
-      if (has_ranks(name) && !in.contains(name)) d.set_want_fences(true);
-  return d;
 }
 
-void Coordinator::send_directives() {
-  constexpr int64_t kResendMs = 250;
-  for (auto& [name, m] : members_) {
-    if (!m.alive || !m.reported) continue;
-    pb::Directive d = directive_for(name, m);
-    const std::string key =
-        fmt::format("{}/{}/{}/{}/{}/{}/{}", m.report.incarnation(),
-                    d.generation(), static_cast<int>(d.goal()), d.must_stop(),
-                    d.save(), d.checkpoint_request(), d.want_fences());
-    if (key == m.directive_key && now_ms_ - m.directive_ms < kResendMs)
-      continue;
-    m.directive_key = key;
-    m.directive_ms = now_ms_;
-    d.set_epoch(durable_.epoch());
-    d.set_seq(++directive_seq_);
-    d.set_worker(name);
-    d.set_incarnation(m.report.incarnation());
-    d.set_metrics_acked(last_finished_);
-    d.set_report_every_ms(options_.job.elastic().report_every_ms());
-    d.set_dead_after_ms(options_.job.elastic().dead_after_ms());
-    d.set_job(options_.job.job().name());
-    if (keeps_state()) d.set_state_job(durable_.state_job());
-    m.sent_away = m.sent_away || d.goal() == pb::Directive::LEAVE;
-    act(SendDirective{std::move(d)});
+void Coordinator::record(const StepLedger::Entry& entry) {
+  if (entry.gap_first > 0) {
+    pb::EventRecord e = event("metrics_gap");
+    e.set_step(entry.gap_first - 1);
+    e.set_detail(
+        fmt::format("steps {} to {} are finished, their metrics are lost",
+                    entry.gap_first, entry.gap_last));
+    emit(std::move(e));
+  }
+  if (entry.metrics) act(AppendMetrics{*entry.metrics});
+}
+
+void Coordinator::emit_training(int64_t step) {
+  pb::EventRecord e = event("training");
+  e.set_step(step);
+  *e.mutable_mesh() = durable_.assignment().mesh();
+  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
+  e.set_lost_steps(lost_steps_);
+  if (const auto digest = roster_.restored_digest(durable_.generation()))
+    e.set_digest(*digest);
+  emit(std::move(e));
+  change_began_ms_ = -1;
+  lost_steps_ = 0;
+}
+
+void Coordinator::watch_checkpoints() {
+  for (const CheckpointWatch::Result& r :
+       checkpoints_.observe(roster_, durable_.generation())) {
+    pb::EventRecord e =
+        event(r.error.empty() ? "checkpoint" : "checkpoint_failed");
+    if (r.error.empty()) {
+      e.set_step(r.step);
+    } else {
+      e.set_rank(r.rank);
+      e.set_worker(r.worker);
+      e.set_cause(r.error);
+    }
+    emit(std::move(e));
   }
 }
 
@@ -594,7 +420,7 @@ pb::EventRecord Coordinator::event(const std::string& name) const {
   e.set_time(options_.unix_offset_s + static_cast<double>(now_ms_) / 1000);
   e.set_generation(durable_.generation());
   e.set_event(name);
-  e.set_step(last_finished_);
+  e.set_step(ledger_.last_finished());
   return e;
 }
 
@@ -602,19 +428,6 @@ void Coordinator::emit(pb::EventRecord record) {
   events_.push_back(record);
   if (events_.size() > kKeptEvents) events_.pop_front();
   act(EmitEvent{std::move(record)});
-}
-
-void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
-  durable_.set_cause(why);
-  durable_.clear_participants();
-  durable_.clear_assignment();
-  set_phase(phase);
-  pb::EventRecord e = event(phase == pb::Durable::DONE     ? "job_done"
-                            : phase == pb::Durable::FAILED ? "job_failed"
-                                                           : "job_stopped");
-  if (phase == pb::Durable::FAILED) e.set_cause(why);
-  emit(std::move(e));
-  terminal_since_ms_ = now_ms_;
 }
 
 }  // namespace remesh::core

@@ -2,33 +2,12 @@
 #include <fmt/format.h>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
-
-const char* phase_text(pb::Durable::Phase p) {
-  switch (p) {
-    case pb::Durable::WAITING:
-      return "waiting";
-    case pb::Durable::PREPARING:
-      return "preparing";
-    case pb::Durable::RUNNING:
-      return "running";
-    case pb::Durable::FINISHING:
-      return "finishing";
-    case pb::Durable::ABORTING:
-      return "aborting";
-    case pb::Durable::DONE:
-      return "done";
-    case pb::Durable::FAILED:
-      return "failed";
-    case pb::Durable::STOPPED:
-      return "stopped";
-  }
-  return "unknown";
-}
 
 const char* state_text(pb::Report::State s) {
   switch (s) {
@@ -46,7 +25,8 @@ const char* state_text(pb::Report::State s) {
 
 }  // namespace
 
-void Coordinator::fill_worker_status(const std::string& name, const Member& m,
+void Coordinator::fill_worker_status(const std::string& name,
+                                     const Roster::Member& m,
                                      pb::WorkerStatus* out) const {
   out->set_name(name);
   out->set_incarnation(m.report.incarnation());
@@ -96,8 +76,7 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
     out->set_predicted_bubble(scheduled_bubble(*shape_, layout));
 }
 
-pb::JobStatus Coordinator::status(int64_t now_ms) const {
-  (void)now_ms;
+pb::JobStatus Coordinator::status() const {
   pb::JobStatus s;
   s.set_job(options_.job.job().name());
   s.set_state(phase_text(durable_.phase()));
@@ -120,12 +99,12 @@ pb::JobStatus Coordinator::status(int64_t now_ms) const {
   s.set_epoch(durable_.epoch());
   s.set_run_dir(options_.run_dir);
   s.set_address(options_.address);
-  s.set_step(last_finished_);
+  s.set_step(ledger_.last_finished());
   s.set_steps(total_steps());
-  if (last_metrics_) *s.mutable_last() = *last_metrics_;
-  s.set_checkpoint_step(checkpoint_step_);
+  if (ledger_.last_metrics()) *s.mutable_last() = *ledger_.last_metrics();
+  s.set_checkpoint_step(checkpoints_.newest_step());
   int slots = 0;
-  for (const auto& [name, m] : members_) {
+  for (const auto& [name, m] : roster_.members()) {
     fill_worker_status(name, m, s.add_workers());
     if (m.alive) slots += m.report.slots();
   }
@@ -134,83 +113,6 @@ pb::JobStatus Coordinator::status(int64_t now_ms) const {
   for (const pb::EventRecord& e : events_) *s.add_events() = e;
   s.set_dropped(dropped_);
   return s;
-}
-
-// Those that are gone need not be remembered.
-void Coordinator::note_drain(const std::string& name, const Member& m) {
-  auto* drained = durable_.mutable_draining();
-  for (int i = drained->size() - 1; i >= 0; --i)
-    if (!considers_live(drained->Get(i).name(), drained->Get(i).incarnation()))
-      drained->DeleteSubrange(i, 1);
-  pb::Durable::Member* d = drained->Add();
-  d->set_name(name);
-  d->set_incarnation(m.report.incarnation());
-}
-
-pb::Reply Coordinator::answer(const pb::Command& c) {
-  pb::Reply reply;
-  reply.set_id(c.id());
-  reply.set_ok(true);
-  const auto refuse = [&](const std::string& why) {
-    reply.set_ok(false);
-    reply.set_error(why);
-  };
-  switch (c.kind()) {
-    case pb::Command::STATUS:
-      break;
-    case pb::Command::DRAIN: {
-      const auto it = members_.find(c.worker());
-      if (it == members_.end() || !it->second.alive) {
-        std::vector<std::string> names;
-        for (const auto& [name, m] : members_)
-          if (m.alive) names.push_back(name);
-        refuse(fmt::format("no worker '{}'; the workers are: {}", c.worker(),
-                           names.empty() ? "none" : join(names)));
-        break;
-      }
-      if (it->second.draining) break;
-      it->second.draining = true;
-      note_drain(it->first, it->second);
-      persist();
-      pb::EventRecord e = event("drain");
-      e.set_worker(c.worker());
-      emit(std::move(e));
-      break;
-    }
-    case pb::Command::CHECKPOINT:
-      if (durable_.phase() != pb::Durable::RUNNING) {
-        refuse(fmt::format("nothing to save now: the job is {}",
-                           phase_text(durable_.phase())));
-        break;
-      }
-      ++checkpoint_request_;
-      break;
-    case pb::Command::MESH:
-    case pb::Command::SCALE:
-      if (durable_.phase() == pb::Durable::DONE ||
-          durable_.phase() == pb::Durable::FAILED ||
-          durable_.phase() == pb::Durable::STOPPED ||
-          durable_.stop_requested()) {
-        refuse(fmt::format("no mesh comes after this one: the job is {}",
-                           durable_.stop_requested()
-                               ? "stopping"
-                               : phase_text(durable_.phase())));
-      } else if (const Status s = c.kind() == pb::Command::MESH
-                                      ? ask_mesh(c.layout())
-                                      : ask_scale(c.slots());
-                 !s.ok()) {
-        refuse(s.message());
-      }
-      break;
-    case pb::Command::STOP:
-      if (durable_.stop_requested()) break;
-      durable_.set_stop_requested(true);
-      persist();
-      emit(event("stop_requested"));
-      break;
-  }
-  *reply.mutable_status() = status(now_ms_);
-  return reply;
 }
 
 }  // namespace remesh::core

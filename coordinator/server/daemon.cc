@@ -264,7 +264,7 @@ class DaemonImpl : public Daemon {
     if (auto scan = scanner_->take()) give(std::move(*scan));
   }
 
-  void give(const core::Event& event) {
+  void give(const core::Input& event) {
     if (!ended_) execute(core_->on(event, monotonic_ms()));
   }
 

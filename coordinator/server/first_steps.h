@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/core/inventory.h"
+#include "coordinator/core/api.h"
 
 namespace remesh::server {
 

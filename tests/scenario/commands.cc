@@ -235,7 +235,7 @@ Status ScriptedCluster::network(const Command& c) {
   auto in = std::move(w.in);
   w.out.clear();
   w.in.clear();
-  for (core::Event& e : out) to_coordinator(w, std::move(e));
+  for (core::Input& e : out) to_coordinator(w, std::move(e));
   for (agent::Event& e : in) to_worker(w.name, std::move(e));
   return ok_status();
 }
@@ -440,7 +440,7 @@ Status ScriptedCluster::status(const Command&) {
     say("status: no coordinator");
     return ok_status();
   }
-  const pb::JobStatus s = coordinator_->status(now_);
+  const pb::JobStatus s = coordinator_->status();
   std::string text = fmt::format("status: {} g{} step {}/{}", s.state(),
                                  s.generation(), s.step(), s.steps());
   if (s.has_mesh()) text += mesh_text(s.mesh());

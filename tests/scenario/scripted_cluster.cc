@@ -172,7 +172,7 @@ void ScriptedCluster::start_coordinator(bool resume) {
   for (const core::Action& a : coordinator_->start(now_)) act(a);
 }
 
-void ScriptedCluster::drive(const core::Event& event) {
+void ScriptedCluster::drive(const core::Input& event) {
   if (!coordinator_) return;
   for (const core::Action& a : coordinator_->on(event, now_)) act(a);
 }
@@ -220,7 +220,7 @@ core::CheckpointsScanned ScriptedCluster::scan() const {
 
 // ----------------------------------------------------------------- network
 
-void ScriptedCluster::to_coordinator(Worker& w, core::Event event) {
+void ScriptedCluster::to_coordinator(Worker& w, core::Input event) {
   if (w.held) {
     w.out.push_back(std::move(event));
   } else if (!w.cut) {

@@ -64,7 +64,7 @@ class ScriptedCluster {
     bool frozen = false;                  // SIGSTOP of the daemon
     bool cut = false;                     // network loses everything
     bool held = false;                    // network delays everything
-    std::deque<core::Event> out;          // while held
+    std::deque<core::Input> out;          // while held
     std::deque<agent::Event> in;          // while held or frozen
     int64_t generation = 0;               // of `ranks`
     std::map<int, Rank> ranks;
@@ -109,11 +109,11 @@ class ScriptedCluster {
   void tick_worker(Worker& w);
   void pump();  // delivers messages until none is under way
   void start_coordinator(bool resume);
-  void drive(const core::Event& event);
+  void drive(const core::Input& event);
   void drive(Worker& w, const agent::Event& event);
   void act(const core::Action& action);
   void act(Worker& w, const agent::Action& action);
-  void to_coordinator(Worker& w, core::Event event);
+  void to_coordinator(Worker& w, core::Input event);
   void to_worker(const std::string& name, agent::Event event);
   void spawn(Worker& w, const pb::Assignment& a);
   void complete_fence(Worker& w, const agent::CompleteFence& f);

@@ -116,7 +116,7 @@ std::string Cluster::run() {
     violated(fmt::format("faults stopped at {} ms and the job is not done: {}",
                          options_.fault_ms,
                          coordinator_
-                             ? coordinator_->status(now_).ShortDebugString()
+                             ? coordinator_->status().ShortDebugString()
                              : "no coordinator"));
     return violation_;
   }
@@ -185,6 +185,7 @@ void Cluster::start_coordinator() {
   const uint64_t life = ++coordinator_life_;
   trace("coordinator starts");
   for (const core::Action& a : coordinator_->start(now_)) {
+    add_to_digest(a);
     do_action(a);
     if (coordinator_life_ != life || !coordinator_) return;
   }
@@ -213,10 +214,11 @@ void Cluster::coordinator_tick(uint64_t life) {
   at(kCoordinatorTickMs, [this, life] { coordinator_tick(life); });
 }
 
-void Cluster::drive_coordinator(const core::Event& event) {
+void Cluster::drive_coordinator(const core::Input& event) {
   if (!coordinator_) return;
   const uint64_t life = coordinator_life_;
   for (const core::Action& a : coordinator_->on(event, now_)) {
+    add_to_digest(a);
     if (faults_on_ && chance(crash_between_actions_)) {
       ++stats_.faults;
       return crash_coordinator();
@@ -303,7 +305,7 @@ int64_t Cluster::latency() {
 bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 
 void Cluster::deliver_to_coordinator(const std::string& from,
-                                     core::Event event) {
+                                     core::Input event) {
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
     if (network_eats() || partitioned_until_[from] > now_ ||
@@ -315,7 +317,7 @@ void Cluster::deliver_to_coordinator(const std::string& from,
 }
 
 // A stopped coordinator finds its mail when it goes on.
-void Cluster::arrive(const std::string& from, const core::Event& event) {
+void Cluster::arrive(const std::string& from, const core::Input& event) {
   if (reconnected_at_[from] > now_) return;
   if (now_ >= coordinator_frozen_until_) {
     drive_coordinator(event);

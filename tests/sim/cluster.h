@@ -43,6 +43,11 @@ struct SimStats {
   int64_t lost_steps = 0;   // made again
   int64_t gaps = 0;         // in the record of steps
   int64_t hand_overs = 0;
+  // Of every action of the coordinator, with its time: two builds that print
+  // the same digest made the same decisions. The second leaves out sentences
+  // (reasons, causes, details), so that wording can change.
+  uint64_t digest = 0;
+  uint64_t digest_of_decisions = 0;
 };
 
 class Cluster {
@@ -67,9 +72,10 @@ class Cluster {
   // ---- coordinator process
   void start_coordinator();
   void crash_coordinator();
-  void drive_coordinator(const core::Event& event);
+  void drive_coordinator(const core::Input& event);
   void coordinator_tick(uint64_t life);
   void do_action(const core::Action& action);
+  void add_to_digest(const core::Action& action);
   core::CheckpointsScanned scan();
   void resume();
 
@@ -83,8 +89,8 @@ class Cluster {
   agent::RankSample sample(Rank& r);
 
   // ---- network
-  void deliver_to_coordinator(const std::string& from, core::Event event);
-  void arrive(const std::string& from, const core::Event& event);
+  void deliver_to_coordinator(const std::string& from, core::Input event);
+  void arrive(const std::string& from, const core::Input& event);
   void deliver_to_worker(const std::string& to, agent::Event event);
   bool network_eats();
   int64_t latency();

@@ -84,7 +84,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
     if (coordinator_ && journal_ && !journal_->pinned().empty() &&
         d.pinned().empty() && !d.mesh_asked()) {
       int64_t slots = 0;
-      const pb::JobStatus status = coordinator_->status(now_);
+      const pb::JobStatus status = coordinator_->status();
       for (const pb::WorkerStatus& w : status.workers())
         if (w.state() != "dead" && w.state() != "awaited" && !w.draining())
           slots += w.slots();
@@ -198,8 +198,8 @@ void Cluster::check_directive(const pb::Directive& d) {
   if (d.goal() != pb::Directive::LEAVE) return;
   // With too few slots to go on nobody can take what it holds: it may go.
   workers_[d.worker()]->told_to_leave =
-      !coordinator_ || coordinator_->status(now_).state() != "waiting" ||
-      coordinator_->status(now_).detail().find("slots") == std::string::npos;
+      !coordinator_ || coordinator_->status().state() != "waiting" ||
+      coordinator_->status().detail().find("slots") == std::string::npos;
   // What it held was taken up by a mesh that no replica can be made for.
   const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
   if (const auto world = worlds_.find(d.generation());

@@ -52,6 +52,9 @@ int main(int argc, char** argv) {
       total.gaps += cluster.stats().gaps;
       total.hand_overs += cluster.stats().hand_overs;
       total.end_ms += cluster.stats().end_ms;
+      // A sum: threads finish seeds in any order.
+      total.digest += cluster.stats().digest;
+      total.digest_of_decisions += cluster.stats().digest_of_decisions;
       if (violation.empty()) {
         ++clean;
       } else {
@@ -82,5 +85,8 @@ int main(int argc, char** argv) {
       static_cast<long long>(total.messages),
       static_cast<double>(total.end_ms) / 3.6e6,
       remesh::unix_seconds() - began);
+  std::printf("digest of all actions %016llx, of decisions alone %016llx\n",
+              static_cast<unsigned long long>(total.digest),
+              static_cast<unsigned long long>(total.digest_of_decisions));
   return bad == 0 ? 0 : 1;
 }

@@ -9,8 +9,8 @@
 #include <random>
 
 #include "checkpoint/memory/buddies.h"
-#include "coordinator/core/inventory.h"
 #include "coordinator/core/job_shape.h"
+#include "coordinator/core/state_choice.h"
 
 namespace remesh::core {
 namespace {
@@ -105,7 +105,8 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
     for (const std::string& h : a.hosts())
       if (rng() % 3 != 0) in.hosts.insert(h);
     if (in.hosts.empty()) in.hosts.insert("elsewhere");
-    const bool found = choose_state(table, in).kind == Choice::Kind::kMemory;
+    const bool found =
+        choose_state(table, in).kind == StateChoice::Kind::kMemory;
     ASSERT_EQ(survives_on(a, in.hosts), found)
         << round << ": " << a.ShortDebugString() << " on "
         << fmt::format("{}", fmt::join(in.hosts, ", "));

@@ -25,7 +25,7 @@
 #include "checkpoint/exchange/replica.h"
 #include "checkpoint/memory/buddies.h"
 #include "checkpoint/memory/shelf.h"
-#include "coordinator/core/inventory.h"
+#include "coordinator/core/state_choice.h"
 #include "parallel/comm/local_comm.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/memory/shm_dir.h"
@@ -34,7 +34,7 @@ namespace remesh::exchange {
 namespace {
 
 namespace fs = std::filesystem;
-using core::Choice;
+using core::StateChoice;
 using core::Holding;
 using geometry::ParamTable;
 using geometry::Sharding;
@@ -310,7 +310,7 @@ std::vector<Holding> inventory_of(const std::string& root,
 }
 
 Orders plan_generation(std::mt19937& random, const ParamTable& table,
-                       int64_t generation, const Choice& choice,
+                       int64_t generation, const StateChoice& choice,
                        const std::vector<Holding>& holdings) {
   Orders o;
   o.generation = generation;
@@ -324,7 +324,7 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
   }
   for (int h = 0; h < kHosts; ++h)
     if (!used.contains(h)) o.processes.push_back({h, h});
-  o.fresh = choice.kind == Choice::Kind::kInit;
+  o.fresh = choice.kind == StateChoice::Kind::kInit;
   o.step = choice.step;
   o.from_generation = choice.generation;
   o.from = choice.sharding;
@@ -369,10 +369,10 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
     core::Inventory in;
     in.holdings = inventory_of(dir.path(), table, &files);
     in.first_steps = first_steps;
-    const Choice choice = core::choose_state(table, in);
+    const StateChoice choice = core::choose_state(table, in);
     ASSERT_GE(choice.step, finished) << choice.why;
     // Nothing was finished yet: from the start again.
-    ASSERT_TRUE(choice.kind == Choice::Kind::kMemory || finished == 0);
+    ASSERT_TRUE(choice.kind == StateChoice::Kind::kMemory || finished == 0);
     Orders orders = plan_generation(random, table, g, choice, in.holdings);
     orders.before = files;
     Told& told = *new (page) Told;

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "coordinator/core/step_ledger.h"
 #include "parallel/geometry/sharding.h"
 
 namespace remesh::core {
@@ -45,17 +46,6 @@ struct SavedState {
   std::string path;
 };
 
-// The first step that a generation finished (its metrics entered the record).
-struct FirstStep {
-  int64_t generation = 0;
-  int64_t step = 0;
-};
-
-// The first generation that the job went on with from an older step than that
-// one of `generation`, which is left thereby; 0: none.
-int64_t left_by(const std::vector<FirstStep>& first_steps, int64_t generation,
-                int64_t step);
-
 struct Inventory {
   std::vector<Holding> holdings;        // any order
   std::vector<SavedState> checkpoints;  // those that verify, any order
@@ -72,7 +62,7 @@ struct Inventory {
   int64_t last_finished = 0;  // step in the record of steps
 };
 
-struct Choice {
+struct StateChoice {
   enum class Kind { kInit, kCheckpoint, kMemory };
   Kind kind = Kind::kInit;
   int64_t step = 0;
@@ -87,7 +77,7 @@ struct Choice {
   std::string why;
 };
 
-Choice choose_state(const geometry::ParamTable& table,
-                    const Inventory& inventory);
+StateChoice choose_state(const geometry::ParamTable& table,
+                         const Inventory& inventory);
 
 }  // namespace remesh::core

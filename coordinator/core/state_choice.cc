@@ -1,4 +1,4 @@
-#include "coordinator/core/inventory.h"
+#include "coordinator/core/state_choice.h"
 
 #include <fmt/format.h>
 
@@ -112,7 +112,8 @@ std::string obstacle(const ParamTable& table, const Inventory& in,
   if (const int64_t last = last_step(in, g.generation); g.step > last)
     return fmt::format("is beyond step {}", last);
   if (in.refused.contains({g.generation, g.step})) return "did not load before";
-  if (const int64_t by = left_by(in.first_steps, g.generation, g.step); by != 0)
+  if (const int64_t by = abandoned_by(in.first_steps, g.generation, g.step);
+      by != 0)
     return fmt::format("is of a branch that generation {} left", by);
   *sources = sources_of(in, g);
   std::vector<int> ranks;
@@ -126,7 +127,7 @@ const SavedState* newest_checkpoint(const Inventory& in,
   const SavedState* best = nullptr;
   for (const SavedState& c : in.checkpoints) {
     if (c.step > last_step(in, c.generation)) continue;
-    if (const int64_t by = left_by(in.first_steps, c.generation, c.step);
+    if (const int64_t by = abandoned_by(in.first_steps, c.generation, c.step);
         by != 0) {
       notes.push_back(
           fmt::format("{} is of a branch that generation {} left", c.path, by));
@@ -166,10 +167,10 @@ std::string describe_sources(const Inventory& in,
                      join({workers.begin(), workers.end()}));
 }
 
-Choice from_memory(const Inventory& in, const Group& g,
-                   std::vector<size_t> sources) {
-  Choice c;
-  c.kind = Choice::Kind::kMemory;
+StateChoice from_memory(const Inventory& in, const Group& g,
+                        std::vector<size_t> sources) {
+  StateChoice c;
+  c.kind = StateChoice::Kind::kMemory;
   c.step = g.step;
   c.generation = g.generation;
   c.sharding = g.sharding;
@@ -183,17 +184,7 @@ Choice from_memory(const Inventory& in, const Group& g,
 
 }  // namespace
 
-int64_t left_by(const std::vector<FirstStep>& first_steps, int64_t generation,
-                int64_t step) {
-  if (generation == 0) return 0;
-  int64_t by = 0;
-  for (const FirstStep& f : first_steps)
-    if (f.generation > generation && f.step <= step)
-      by = by == 0 ? f.generation : std::min(by, f.generation);
-  return by;
-}
-
-Choice choose_state(const ParamTable& table, const Inventory& in) {
+StateChoice choose_state(const ParamTable& table, const Inventory& in) {
   std::vector<std::string> notes;
   std::vector<Group> groups = groups_of(table, in, notes);
   // Newest step first, of it the newest generation, then who has most of it.
@@ -203,7 +194,7 @@ Choice choose_state(const ParamTable& table, const Inventory& in) {
                std::tuple(b.step, b.generation, b.members.size(), b.name());
       });
   const SavedState* const saved = newest_checkpoint(in, notes);
-  Choice c;
+  StateChoice c;
   for (const Group& g : groups) {
     if (saved != nullptr && g.step < saved->step) break;
     std::vector<size_t> sources;
@@ -216,7 +207,7 @@ Choice choose_state(const ParamTable& table, const Inventory& in) {
     notes.push_back(g.name() + " " + no);
   }
   if (saved != nullptr) {
-    c.kind = Choice::Kind::kCheckpoint;
+    c.kind = StateChoice::Kind::kCheckpoint;
     c.step = saved->step;
     c.generation = saved->generation;
     c.path = saved->path;

@@ -1,5 +1,5 @@
 // Which state is begun with, against a twin that marks every element.
-#include "coordinator/core/inventory.h"
+#include "coordinator/core/state_choice.h"
 
 #include <gtest/gtest.h>
 
@@ -182,7 +182,7 @@ int64_t newest_saved(const Inventory& in) {
   return best;
 }
 
-void check_sources(Known& known, const Inventory& in, const Choice& c) {
+void check_sources(Known& known, const Inventory& in, const StateChoice& c) {
   std::vector<const Holding*> read;
   std::set<std::pair<int, std::string>> rank_and_host;
   for (const size_t i : c.sources) {
@@ -216,26 +216,26 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
   std::mt19937 random(seed);
   const ParamTable table = small_model();
   Known known(table);
-  std::map<Choice::Kind, int> kinds;
+  std::map<StateChoice::Kind, int> kinds;
   for (int i = 0; i < 2000; ++i) {
     Inventory in = random_inventory(random, known);
-    const Choice c = choose_state(table, in);
+    const StateChoice c = choose_state(table, in);
     const auto [step, generation] = newest_in_memory(known, in);
     const int64_t saved = newest_saved(in);
     ++kinds[c.kind];
     ASSERT_FALSE(c.why.empty());
     if (step >= 0 && step >= saved) {
-      ASSERT_EQ(c.kind, Choice::Kind::kMemory) << c.why;
+      ASSERT_EQ(c.kind, StateChoice::Kind::kMemory) << c.why;
       ASSERT_EQ(c.step, step) << c.why;
       ASSERT_EQ(c.generation, generation) << c.why;
       check_sources(known, in, c);
       if (HasFatalFailure()) return;
     } else if (saved >= 0) {
-      ASSERT_EQ(c.kind, Choice::Kind::kCheckpoint) << c.why;
+      ASSERT_EQ(c.kind, StateChoice::Kind::kCheckpoint) << c.why;
       ASSERT_EQ(c.step, saved);
       ASSERT_FALSE(c.path.empty());
     } else {
-      ASSERT_EQ(c.kind, Choice::Kind::kInit) << c.why;
+      ASSERT_EQ(c.kind, StateChoice::Kind::kInit) << c.why;
       ASSERT_EQ(c.step, 0);
     }
     // Order does not matter.
@@ -243,7 +243,7 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
     for (const size_t k : c.sources) read.push_back(in.holdings[k]);
     std::shuffle(in.holdings.begin(), in.holdings.end(), random);
     std::shuffle(in.checkpoints.begin(), in.checkpoints.end(), random);
-    const Choice again = choose_state(table, in);
+    const StateChoice again = choose_state(table, in);
     ASSERT_EQ(again.kind, c.kind);
     ASSERT_EQ(again.step, c.step);
     ASSERT_EQ(again.path, c.path);
@@ -252,7 +252,8 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
       ASSERT_EQ(in.holdings[again.sources[k]].rank, read[k].rank);
   }
   for (const auto kind :
-       {Choice::Kind::kInit, Choice::Kind::kCheckpoint, Choice::Kind::kMemory})
+       {StateChoice::Kind::kInit, StateChoice::Kind::kCheckpoint,
+        StateChoice::Kind::kMemory})
     EXPECT_GT(kinds[kind], 50) << static_cast<int>(kind);
 }
 
@@ -268,8 +269,8 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
     if (r != 1) in.holdings.push_back(holding(known, s, r, 8, 1, worker));
   }
   in.checkpoints = {{5, 1, "ckpt-5"}};
-  Choice c = choose_state(table, in);
-  EXPECT_EQ(c.kind, Choice::Kind::kMemory);
+  StateChoice c = choose_state(table, in);
+  EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
   EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is not whole"),
             std::string::npos)
@@ -277,11 +278,11 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
   // Its host is gone with it, but b's buddy has a replica of step 7.
   std::erase_if(in.holdings, [](const Holding& h) { return h.worker == "b"; });
   c = choose_state(table, in);
-  EXPECT_EQ(c.kind, Choice::Kind::kCheckpoint);
+  EXPECT_EQ(c.kind, StateChoice::Kind::kCheckpoint);
   EXPECT_EQ(c.path, "ckpt-5");
   in.holdings.push_back(holding(known, s, 1, 7, 1, "c", true));
   c = choose_state(table, in);
-  EXPECT_EQ(c.kind, Choice::Kind::kMemory);
+  EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
   EXPECT_EQ(c.tokens, 700);
   EXPECT_NE(c.why.find("replicas of rank 1"), std::string::npos) << c.why;
@@ -295,7 +296,7 @@ TEST(Inventory, OneOfTheReplicasIsEnough) {
   Inventory in;
   in.holdings = {holding(known, s, 0, 7, 1, "a"),
                  holding(known, s, 1, 8, 1, "b")};
-  const Choice c = choose_state(table, in);
+  const StateChoice c = choose_state(table, in);
   EXPECT_EQ(c.step, 8);
   ASSERT_EQ(c.sources.size(), 1U);
   EXPECT_EQ(in.holdings[c.sources[0]].worker, "b");
@@ -312,7 +313,7 @@ TEST(Inventory, ABranchThatWasLeftStaysLeft) {
                  holding(known, s, 0, 11, 2, "a")};
   EXPECT_EQ(choose_state(table, in).step, 12);
   in.first_steps = {{1, 1}, {2, 11}};
-  const Choice c = choose_state(table, in);
+  const StateChoice c = choose_state(table, in);
   EXPECT_EQ(c.step, 11);
   EXPECT_EQ(c.generation, 2);
   EXPECT_NE(c.why.find("branch that generation 2 left"), std::string::npos)

@@ -1,0 +1,50 @@
+#include "coordinator/core/checkpoint_watch.h"
+
+#include <algorithm>
+
+namespace remesh::core {
+
+std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
+    const Roster& roster, int64_t generation) {
+  std::vector<Result> out;
+  for (const auto& [name, m] : roster.members()) {
+    if (!m.reported || m.report.generation() != generation) continue;
+    for (const pb::RankStatus& s : m.report.ranks()) {
+      if (s.has_checkpoint_step() && s.checkpoint_step() > newest_step_) {
+        newest_step_ = s.checkpoint_step();
+        last_error_.clear();
+        out.push_back({.step = newest_step_});
+      }
+      std::string& known = errors_[s.rank()];
+      if (s.checkpoint_error() == known) continue;
+      known = s.checkpoint_error();
+      if (known.empty()) continue;
+      last_error_ = known;
+      out.push_back({.error = known, .rank = s.rank(), .worker = name});
+    }
+  }
+  return out;
+}
+
+void CheckpointWatch::expect_stop(const Roster& roster) {
+  for (const auto& [name, m] : roster.members())
+    for (const pb::RankStatus& s : m.report.ranks())
+      declined_[s.rank()] = s.refused_stops();
+}
+
+bool CheckpointWatch::stop_declined(const ClusterView& view) {
+  bool declined = false;
+  for (const auto& [name, m] : view.roster.members()) {
+    if (view.roster.live_participant(view.durable, name) == nullptr ||
+        m.report.generation() != view.durable.generation())
+      continue;
+    for (const pb::RankStatus& s : m.report.ranks()) {
+      int64_t& known = declined_[s.rank()];
+      declined = declined || s.refused_stops() > known;
+      known = std::max(known, s.refused_stops());
+    }
+  }
+  return declined;
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,44 @@
+// CheckpointWatch: what the ranks' reports say about saving: which checkpoint
+// is the newest, which saves failed, and which ranks declined to stop because
+// they could not save. A value without I/O.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/cluster_view.h"
+
+namespace remesh::core {
+
+class CheckpointWatch {
+ public:
+  struct Result {
+    int64_t step = -1;  // that was saved, if error is empty
+    std::string error;  // of a save that failed
+    int rank = -1;      // that failed, and its worker
+    std::string worker;
+  };
+
+  // What is new in the reports of the generation's members.
+  std::vector<Result> observe(const Roster& roster, int64_t generation);
+  // Newest saved step that was reported; -1 if none was.
+  int64_t newest_step() const { return newest_step_; }
+  const std::string& last_error() const { return last_error_; }
+
+  // Forgets which stops were declined so far; call it before asking for one.
+  void expect_stop(const Roster& roster);
+  // Whether a rank has declined a stop since the last call.
+  bool stop_declined(const ClusterView& view);
+  void end_generation() { declined_.clear(); }
+
+ private:
+  int64_t newest_step_ = -1;
+  std::string last_error_;
+  // By rank: ranks fail with different errors and repeat them in every report.
+  std::map<int, std::string> errors_;
+  std::map<int, int64_t> declined_;  // stops, by rank
+};
+
+}  // namespace remesh::core

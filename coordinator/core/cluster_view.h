@@ -1,0 +1,20 @@
+// ClusterView: what the coordinator knows at one moment. Every decision of the
+// core is a pure function of it, of the job and of what was decided before.
+#pragma once
+
+#include <cstdint>
+
+#include "coordinator/core/roster.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+// Borrows its members.
+struct ClusterView {
+  const Roster& roster;
+  const pb::Durable& durable;
+  int64_t now_ms = 0;
+  int64_t phase_since_ms = 0;  // when the current phase began
+};
+
+}  // namespace remesh::core

@@ -1,0 +1,134 @@
+// What people ask of the coordinator: one function for each command.
+#include <fmt/format.h>
+
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
+#include "proto/base/text.h"
+
+namespace remesh::core {
+
+using geometry::Layout;
+
+pb::Reply Coordinator::answer(const pb::Command& command) {
+  pb::Reply reply;
+  reply.set_id(command.id());
+  const Status done = run_command(command);
+  reply.set_ok(done.ok());
+  if (!done.ok()) reply.set_error(done.message());
+  *reply.mutable_status() = status();
+  return reply;
+}
+
+Status Coordinator::run_command(const pb::Command& command) {
+  switch (command.kind()) {
+    case pb::Command::STATUS:
+      return ok_status();
+    case pb::Command::DRAIN:
+      return drain(command.worker());
+    case pb::Command::CHECKPOINT:
+      return save_checkpoint();
+    case pb::Command::STOP:
+      return request_stop();
+    case pb::Command::MESH:
+      return pin_mesh(command.layout());
+    case pb::Command::SCALE:
+      return set_scale(command.slots());
+  }
+  return ok_status();
+}
+
+Status Coordinator::drain(const std::string& worker) {
+  const Roster::Member* m = roster_.find_alive(worker);
+  if (m == nullptr) {
+    std::vector<std::string> names;
+    for (const auto& [name, member] : roster_.members())
+      if (member.alive) names.push_back(name);
+    return not_found(fmt::format("no worker '{}'; the workers are: {}", worker,
+                                 names.empty() ? "none" : join(names)));
+  }
+  if (m->draining) return ok_status();
+  // Workers that are gone need not be remembered.
+  auto* drained = durable_.mutable_draining();
+  for (int i = drained->size() - 1; i >= 0; --i)
+    if (!considers_live(drained->Get(i).name(), drained->Get(i).incarnation()))
+      drained->DeleteSubrange(i, 1);
+  pb::Durable::Member* d = drained->Add();
+  d->set_name(worker);
+  d->set_incarnation(m->report.incarnation());
+  roster_.drain(worker);
+  persist();
+  pb::EventRecord e = event("drain");
+  e.set_worker(worker);
+  emit(std::move(e));
+  return ok_status();
+}
+
+Status Coordinator::save_checkpoint() {
+  if (durable_.phase() != pb::Durable::RUNNING)
+    return unavailable(fmt::format("nothing to save now: the job is {}",
+                                   phase_text(durable_.phase())));
+  ++checkpoint_request_;
+  return ok_status();
+}
+
+Status Coordinator::request_stop() {
+  if (durable_.stop_requested()) return ok_status();
+  durable_.set_stop_requested(true);
+  persist();
+  emit(event("stop_requested"));
+  return ok_status();
+}
+
+Status Coordinator::check_another_mesh_follows() const {
+  if (!terminal(durable_.phase()) && !durable_.stop_requested())
+    return ok_status();
+  return unavailable(fmt::format(
+      "no mesh comes after this one: the job is {}",
+      durable_.stop_requested() ? "stopping" : phase_text(durable_.phase())));
+}
+
+Status Coordinator::pin_mesh(const std::string& text) {
+  RETURN_IF_ERROR(check_another_mesh_follows());
+  std::string pin;
+  pb::EventRecord e = event("mesh_asked");
+  if (text != "auto") {
+    ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
+    RETURN_IF_ERROR(policy_.check_layout(view(), layout));
+    pin = layout.to_string();
+    *e.mutable_mesh() = mesh_of(layout);
+  }
+  const bool here = layout_of(durable_.assignment().mesh()).to_string() == pin;
+  if (durable_.pinned() == pin &&
+      (pin.empty() || here || durable_.mesh_asked()))
+    return ok_status();  // it is so already, or will be
+  durable_.set_pinned(pin);
+  durable_.set_mesh_asked(true);
+  persist();
+  e.set_detail(pin.empty() ? "the mesh is chosen by the slots again"
+                           : pin + " until another is asked for");
+  if (const auto before = mesh_before()) *e.mutable_from() = *before;
+  emit(std::move(e));
+  return ok_status();
+}
+
+Status Coordinator::set_scale(int64_t slots) {
+  RETURN_IF_ERROR(check_another_mesh_follows());
+  RETURN_IF_ERROR(policy_.check_scale(view(), slots));
+  if (durable_.scale() == slots) return ok_status();
+  durable_.set_scale(static_cast<int>(slots));
+  const auto placed = policy_.place(view());
+  if (durable_.assignment().ranks_size() > 0 && placed.ok() &&
+      placed->layout != layout_of(durable_.assignment().mesh()))
+    durable_.set_mesh_asked(true);
+  persist();
+  pb::EventRecord e = event("scale_asked");
+  e.set_detail(slots == 0 ? "all slots are used again"
+                          : fmt::format("{} slots, the others are spares until "
+                                        "another number is asked for",
+                                        slots));
+  emit(std::move(e));
+  return ok_status();
+}
+
+}  // namespace remesh::core

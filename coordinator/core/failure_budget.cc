@@ -1,0 +1,63 @@
+#include "coordinator/core/failure_budget.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace remesh::core {
+namespace {
+
+constexpr int64_t kFailuresBeforeBackoff = 3;
+constexpr int64_t kFirstBackoffMs = 250;
+constexpr int64_t kMaxBackoffMs = 30'000;
+
+// Exit codes of remesh-trainer (worker/board/board.h), which this library may
+// not include.
+constexpr int kExitCannotContinue = 3;
+constexpr int kExitBadSource = 65;
+
+int64_t backoff_ms(int64_t failures) {
+  if (failures < kFailuresBeforeBackoff) return 0;
+  const int64_t doublings =
+      std::min<int64_t>(failures - kFailuresBeforeBackoff, 10);
+  return std::min(kMaxBackoffMs, kFirstBackoffMs << doublings);
+}
+
+}  // namespace
+
+FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
+                               pb::Durable* d) {
+  FailureVerdict v;
+  d->set_failures(d->failures() + 1);
+  const bool same = f.rank >= 0 && d->last_failure_rank() == f.rank &&
+                    d->last_failure_step() == f.step;
+  d->set_same_failures(same ? d->same_failures() + 1 : 1);
+  d->set_last_failure_rank(f.rank);
+  d->set_last_failure_step(f.step);
+  if (f.exit_code == kExitBadSource) {
+    v.bad_source = true;
+    d->set_same_failures(0);  // the next source is a different one
+  }
+  if (f.exit_code == kExitCannotContinue) {
+    v.reason = f.text;
+  } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
+    v.reason = fmt::format("the same failure {} times at step {}: {}",
+                           d->same_failures(), f.step, f.text);
+  } else if (d->failures() >= elastic.max_failures_without_progress()) {
+    v.reason =
+        fmt::format("{} failures in a row without a finished step, last: {}",
+                    d->failures(), f.text);
+  } else {
+    v.backoff_ms = backoff_ms(d->failures());
+    return v;
+  }
+  v.give_up = true;
+  return v;
+}
+
+void reset_failures(pb::Durable* durable) {
+  durable->set_failures(0);
+  durable->set_same_failures(0);
+}
+
+}  // namespace remesh::core

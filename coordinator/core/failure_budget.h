@@ -1,0 +1,33 @@
+// The failure budget: whether the job tries again after a failure, when, or
+// gives up. Pure.
+//
+// The job gives up when a rank says that it cannot continue, when the same rank
+// fails at the same step elastic.max_same_failures times in a row, or after
+// elastic.max_failures_without_progress failures without a finished step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "coordinator/core/cause.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+struct FailureVerdict {
+  bool give_up = false;
+  std::string reason;      // why, if give_up
+  int64_t backoff_ms = 0;  // until the next attempt, otherwise
+  // The source that the generation started from did not load.
+  bool bad_source = false;
+};
+
+// Counts the failure in `durable` (failures, same_failures, last_failure_*).
+FailureVerdict account_failure(const Failure& failure,
+                               const pb::Elastic& elastic,
+                               pb::Durable* durable);
+
+// A step was finished: failures in a row are counted from zero again.
+void reset_failures(pb::Durable* durable);
+
+}  // namespace remesh::core

@@ -1,0 +1,149 @@
+#include "coordinator/core/failure_detector.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "coordinator/core/durable.h"
+
+namespace remesh::core {
+namespace {
+
+constexpr int64_t kAutoHangMs = 10'000;      // at least, once steps were made
+constexpr int64_t kAutoHangSteps = 10;       // median step times
+constexpr int64_t kStartHangMs = 120'000;    // before the first step
+constexpr int64_t kSetStartHangMs = 30'000;  // the same, with hang_after_s set
+constexpr int64_t kSilentReports = 5;
+constexpr size_t kKeptStepTimes = 101;
+
+}  // namespace
+
+std::vector<RankView> rank_views(const ClusterView& view) {
+  std::vector<RankView> out;
+  for (const auto& [name, m] : view.roster.members()) {
+    if (!m.reported || m.report.generation() != view.durable.generation() ||
+        !participates(view.durable, name, m.report.incarnation()))
+      continue;
+    for (const pb::RankStatus& s : m.report.ranks()) {
+      const auto it = m.progress.find(s.rank());
+      const int64_t since =
+          it == m.progress.end()
+              ? view.now_ms
+              : std::max(it->second.since_ms, view.phase_since_ms);
+      out.push_back({.status = &s,
+                     .worker = name,
+                     .host = m.report.host(),
+                     .stood_ms = view.now_ms - since});
+    }
+  }
+  return out;
+}
+
+void FailureDetector::note_step(double seconds) {
+  has_stepped_ = true;
+  step_times_.push_back(seconds);
+  if (step_times_.size() > kKeptStepTimes) step_times_.pop_front();
+}
+
+std::optional<Failure> FailureDetector::find(const ClusterView& view) const {
+  if (auto failure = find_exit(view)) return failure;
+  if (auto failure = find_loss(view)) return failure;
+  return find_hang(view);
+}
+
+std::optional<Failure> FailureDetector::find_exit(
+    const ClusterView& view) const {
+  const std::vector<RankView> ranks = rank_views(view);
+  const auto first = first_death(ranks);
+  if (!first) return std::nullopt;
+  const pb::RankStatus& s = *ranks[*first].status;
+  return Failure{.text = death_text(ranks[*first]),
+                 .rank = s.rank(),
+                 .worker = ranks[*first].worker,
+                 .step = s.step(),
+                 .by_signal = died_of_itself(s),
+                 .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
+}
+
+std::optional<Failure> FailureDetector::find_loss(
+    const ClusterView& view) const {
+  const pb::Durable& d = view.durable;
+  for (const pb::Durable::Member& p : d.participants()) {
+    if (view.roster.live_participant(d, p.name()) != nullptr ||
+        !has_ranks(d, p.name()))
+      continue;
+    const Roster::Member* m = view.roster.find(p.name());
+    std::string why = "gone";
+    if (m != nullptr && m->report.incarnation() != p.incarnation())
+      why = "its daemon was restarted";
+    else if (m != nullptr && !m->death.empty())
+      why = m->death;
+    return Failure{
+        .text = fmt::format("worker {} on {}: {}", p.name(), p.host(), why),
+        .worker = p.name()};
+  }
+  return std::nullopt;
+}
+
+int64_t FailureDetector::silent_ms() const {
+  return kSilentReports * elastic_.report_every_ms();
+}
+
+int64_t FailureDetector::hang_after_ms() const {
+  if (elastic_.hang_after_s() > 0) {
+    const auto ms = static_cast<int64_t>(elastic_.hang_after_s() * 1000);
+    return has_stepped_ ? ms : std::max(ms, kSetStartHangMs);
+  }
+  if (!has_stepped_ || step_times_.empty()) return kStartHangMs;
+  std::vector<double> t(step_times_.begin(), step_times_.end());
+  std::nth_element(t.begin(), t.begin() + t.size() / 2, t.end());
+  return std::max(kAutoHangMs, static_cast<int64_t>(1000 * kAutoHangSteps *
+                                                    t[t.size() / 2]));
+}
+
+// When one rank hangs, all ranks stall: any stalled rank starts the search for
+// the culprit.
+std::optional<Failure> FailureDetector::find_hang(
+    const ClusterView& view) const {
+  const pb::Durable& d = view.durable;
+  const int64_t limit = hang_after_ms();
+  bool hung = false;
+  for (const auto& [name, m] : view.roster.members()) {
+    if (view.roster.live_participant(d, name) == nullptr) continue;
+    // A silent daemon may hide what the others wait for. It will report or be
+    // declared dead.
+    if (has_ranks(d, name) &&
+        (!m.reported || view.now_ms - m.heard_ms > silent_ms()))
+      return std::nullopt;
+    if (m.report.generation() != d.generation()) continue;
+    for (const pb::RankStatus& s : m.report.ranks()) {
+      const auto it = m.progress.find(s.rank());
+      if (s.exited() || it == m.progress.end()) continue;
+      const int64_t since = std::max(it->second.since_ms, view.phase_since_ms);
+      // Up to the last report, not up to now.
+      if (m.heard_ms - since > limit) hung = true;
+    }
+  }
+  if (!hung) return std::nullopt;
+  std::vector<RankView> ranks = rank_views(view);
+  std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
+  const Stuck stuck = find_stuck(ranks);
+  const RankView& r = ranks[stuck.rank];
+  Failure failure{.text = stuck_text(ranks, stuck), .step = r.status->step()};
+  if (stuck.lost_message) return failure;  // no rank is to blame
+  failure.rank = r.status->rank();
+  failure.worker = r.worker;
+  return failure;
+}
+
+Failure FailureDetector::settle(const Failure& noticed,
+                                const ClusterView& view) const {
+  if (!noticed.is_fault || noticed.by_signal) return noticed;
+  const auto exit = find_exit(view);
+  if (exit && exit->by_signal) return *exit;
+  if (const auto loss = find_loss(view)) return *loss;
+  if (exit && noticed.exit_code != 0) return *exit;
+  return noticed;
+}
+
+}  // namespace remesh::core

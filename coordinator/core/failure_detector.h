@@ -1,0 +1,52 @@
+// FailureDetector: whether the running generation has failed, and why. It looks
+// for ranks that ended, for participants that are gone, and for ranks that make
+// no progress, in this order; cause.h tells the culprit from its victims.
+//
+// A value without I/O; its only state is the recent step times, from which the
+// time limit for progress follows.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "coordinator/core/cause.h"
+#include "coordinator/core/cluster_view.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+// The generation's ranks as their workers last reported them.
+std::vector<RankView> rank_views(const ClusterView& view);
+
+class FailureDetector {
+ public:
+  explicit FailureDetector(const pb::Elastic& elastic) : elastic_(elastic) {}
+
+  void end_generation() { has_stepped_ = false; }
+  // The generation committed a step, possibly one that is computed again.
+  void note_progress() { has_stepped_ = true; }
+  void note_step(double seconds);
+
+  std::optional<Failure> find(const ClusterView& view) const;
+  // A participant with ranks that is dead or has been restarted.
+  std::optional<Failure> find_loss(const ClusterView& view) const;
+  // The first cause once all reports of the abort are in: victims of a death
+  // can be reported before it is.
+  Failure settle(const Failure& noticed, const ClusterView& view) const;
+
+  // A worker that has not reported for this long may have any progress.
+  int64_t silent_ms() const;
+
+ private:
+  std::optional<Failure> find_exit(const ClusterView& view) const;
+  std::optional<Failure> find_hang(const ClusterView& view) const;
+  int64_t hang_after_ms() const;
+
+  pb::Elastic elastic_;
+  std::deque<double> step_times_;  // seconds, of the last steps
+  bool has_stepped_ = false;       // in this generation
+};
+
+}  // namespace remesh::core

@@ -1,0 +1,286 @@
+// How the coordinator starts and ends generations, and the job.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
+#include "coordinator/core/failure_budget.h"
+#include "coordinator/core/job_shape.h"
+
+namespace remesh::core {
+
+using geometry::Layout;
+
+// ------------------------------------------------------------------- start
+
+void Coordinator::plan(const CheckpointsScanned& scan) {
+  ledger_.prove(scan.valid);
+  const ClusterView now = view();
+  const Recovery::Inputs in{.view = now,
+                            .ledger = ledger_,
+                            .scan = scan,
+                            .policy = policy_,
+                            .missing_holders = retention_.missing_holders(now)};
+  Recovery::Decision decision;
+  if (!keeps_state()) {
+    decision = recovery_.decide_from_checkpoints(in);
+    if (decision.kind == Recovery::Decision::Kind::kGiveUp)
+      return terminate(pb::Durable::FAILED, decision.why);
+    restore_steps(decision.generation, decision.source.step());
+    if (decision.source.step() >= total_steps())
+      return terminate(pb::Durable::DONE, "");
+  } else if (const auto* last = recovery_.final_checkpoint(in)) {
+    restore_steps(generation_of(*last), last->step);
+    return terminate(pb::Durable::DONE, "");
+  }
+  const auto wanted = policy_.place(now);
+  if (!wanted.ok()) return;  // workers were lost during the scan
+  if (keeps_state()) {
+    if (!roster_.inventories_known(durable_.generation())) return;
+    decision = recovery_.decide(in, *wanted);
+    if (decision.kind == Recovery::Decision::Kind::kWait)
+      return wait_for(decision.why);
+    durable_.set_rescue(decision.rescue);
+    if (decision.kind == Recovery::Decision::Kind::kGiveUp)
+      return terminate(pb::Durable::FAILED, decision.why);
+    restore_steps(decision.generation, decision.source.step());
+  } else {
+    decision.placement = *wanted;
+  }
+  begin_generation(decision, newest_generation(scan) + 1);
+}
+
+void Coordinator::restore_steps(int64_t generation, int64_t step) {
+  for (const auto& entry : ledger_.restore(generation, step)) record(entry);
+}
+
+// The newest generation that the journal or, if it was lost, the checkpoints
+// know.
+int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
+  int64_t newest = std::max(durable_.generation(), scan.claimed);
+  for (const CheckpointInfo& c : scan.valid)
+    for (const pb::StepMetrics& m : c.recent)
+      newest = std::max(newest, m.generation());
+  return newest;
+}
+
+pb::Assignment Coordinator::assignment_of(
+    const Recovery::Decision& decision) const {
+  pb::Assignment a;
+  const planner::Deal& placement = decision.placement;
+  *a.mutable_source() = decision.source;
+  *a.mutable_mesh() = mesh_of(placement.layout);
+  const auto threads = static_cast<int>(options_.job.train().threads());
+  for (const planner::RankPlace& p : placement.ranks) {
+    pb::RankPlace* out = a.add_ranks();
+    out->set_rank(p.rank);
+    out->set_worker(p.worker);
+    out->set_local_slot(p.local_slot);
+    out->set_threads(threads > 0 ? threads : p.threads);
+  }
+  *a.mutable_job() =
+      shape_ ? job_on(options_.job, *shape_, placement.layout) : options_.job;
+  a.set_run_dir(options_.run_dir);
+  return a;
+}
+
+// Every live worker participates, with ranks or as a spare, unless it is
+// leaving and has no ranks.
+void Coordinator::add_participants(pb::Assignment* a) {
+  durable_.clear_participants();
+  for (const auto& [name, m] : roster_.members()) {
+    const bool has_place = std::any_of(
+        a->ranks().begin(), a->ranks().end(),
+        [&, &worker = name](const auto& p) { return p.worker() == worker; });
+    if (!m.alive || !m.reported || (m.leaving() && !has_place)) continue;
+    a->add_workers(name);
+    a->add_hosts(m.report.host());
+    pb::Durable::Member* p = durable_.add_participants();
+    p->set_name(name);
+    p->set_incarnation(m.report.incarnation());
+    p->set_host(m.report.host());
+    p->set_slots(m.report.slots());
+    p->set_cores(m.report.cores());
+    p->set_memory_bytes(m.report.memory_bytes());
+  }
+}
+
+void Coordinator::begin_generation(const Recovery::Decision& decision,
+                                   int64_t number) {
+  pb::Assignment a = assignment_of(decision);
+  a.set_generation(number);
+  add_participants(&a);
+  ledger_.forget_finished();
+  durable_.set_generation(number);
+  lost_steps_ =
+      std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
+  pb::EventRecord e = event("mesh");
+  *e.mutable_mesh() = a.mesh();
+  if (const auto before = mesh_before()) *e.mutable_from() = *before;
+  e.set_source(source_text(a.source()));
+  e.set_lost_steps(lost_steps_);
+  e.set_detail(decision.placement.reason + "; " + a.source().reason());
+  *durable_.mutable_assignment() = std::move(a);
+  waiting_for_.clear();
+  recovery_.begin_generation();
+  retention_.begin_generation();
+  roster_.begin_generation();
+  std::string released;
+  if (!durable_.rescue()) {
+    released = release_pin(decision.placement.layout);
+    durable_.clear_mesh_asked();
+  }
+  set_phase(pb::Durable::PREPARING);
+  if (!released.empty()) emit_pin_released(released);
+  emit(std::move(e));
+}
+
+// Of the newest generation, or, when the journal was lost or the job resumed,
+// of the last finished step.
+std::optional<pb::Mesh> Coordinator::mesh_before() const {
+  if (durable_.assignment().ranks_size() > 0)
+    return durable_.assignment().mesh();
+  const auto& last = ledger_.last_metrics();
+  if (last && last->has_mesh()) return last->mesh();
+  return std::nullopt;
+}
+
+void Coordinator::wait_for(const std::string& what) {
+  if (what.empty()) return;
+  waiting_for_ = what;
+  pb::EventRecord e = event("waiting");
+  e.set_detail(what);
+  emit(std::move(e));
+}
+
+// ------------------------------------------------------- released requests
+
+// Unpins the layout if `chosen` is another one; returns the layout.
+std::string Coordinator::release_pin(const Layout& chosen) {
+  const auto pin = pinned_layout(durable_);
+  if (!pin || *pin == chosen) return "";
+  durable_.clear_pinned();
+  return pin->to_string();
+}
+
+void Coordinator::emit_pin_released(const std::string& layout) {
+  pb::EventRecord e = event("mesh_released");
+  e.set_detail(fmt::format(
+      "the slots do not suffice for {} any more: the mesh is chosen again",
+      layout));
+  emit(std::move(e));
+}
+
+// Slots were lost before the change to the pinned layout began.
+void Coordinator::release_unfit_pin() {
+  if (durable_.phase() != pb::Durable::RUNNING || !policy_.pin_is_unfit(view()))
+    return;
+  const std::string layout = pinned_layout(durable_)->to_string();
+  durable_.clear_pinned();
+  durable_.clear_mesh_asked();
+  persist();
+  emit_pin_released(layout);
+}
+
+// The scale admitted the layout that was pinned, and admits none of the job's
+// own.
+void Coordinator::release_scale(const std::string& why) {
+  pb::EventRecord e = event("scale_released");
+  e.set_detail(fmt::format("all slots are used again: {}", why));
+  durable_.clear_scale();
+  persist();
+  emit(std::move(e));
+}
+
+// --------------------------------------------------------------------- end
+
+void Coordinator::finish(const MeshPolicy::Change& change) {
+  if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+  durable_.set_finish_reason(change.why);
+  durable_.set_must_stop(change.must);
+  durable_.set_finish_saves(retention_.must_save_to_finish(view(), policy_));
+  checkpoints_.expect_stop(roster_);
+  set_phase(pb::Durable::FINISHING);
+}
+
+void Coordinator::abort(const Failure& failure) {
+  failure_ = failure;
+  if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+  durable_.set_cause(failure.text);
+  durable_.set_cause_rank(failure.rank);
+  durable_.set_cause_worker(failure.worker);
+  set_phase(pb::Durable::ABORTING);
+}
+
+void Coordinator::end_generation() {
+  const bool aborted = durable_.phase() == pb::Durable::ABORTING;
+  std::optional<Failure> fault;
+  if (aborted && failure_ && failure_->is_fault) {
+    fault = detector_.settle(*failure_, view());
+    durable_.set_cause(fault->text);
+    emit_failure(*fault);
+  } else if (!aborted) {
+    pb::EventRecord e = event("generation_ended");
+    e.set_detail(durable_.finish_reason().empty() ? "all ranks finished"
+                                                  : durable_.finish_reason());
+    emit(std::move(e));
+    if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
+  }
+  failure_.reset();
+  fences_.clear();
+  checkpoints_.end_generation();
+  detector_.end_generation();
+  durable_.clear_participants();
+  durable_.clear_finish_reason();
+  durable_.set_must_stop(false);
+  gathering_ = false;
+  if (fault && !try_again_after(*fault)) return;
+  // Ranks finish the last step in order only after they saved it.
+  if (!aborted && job_finished()) return terminate(pb::Durable::DONE, "");
+  finish_checked_ = false;
+  set_phase(pb::Durable::WAITING);
+  reconcile_waiting();
+}
+
+void Coordinator::emit_failure(const Failure& fault) {
+  pb::EventRecord e = event("failure");
+  e.set_cause(fault.text);
+  e.set_worker(fault.worker);
+  if (fault.rank >= 0) e.set_rank(fault.rank);
+  for (const RankView& r : rank_views(view()))
+    if (r.status->rank() == fault.rank && r.worker == fault.worker)
+      fill_failure(r, &e);
+  for (const pb::Durable::Member& p : durable_.participants())
+    if (p.name() == fault.worker && !e.has_host()) e.set_host(p.host());
+  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
+  emit(std::move(e));
+}
+
+// False if the job has failed.
+bool Coordinator::try_again_after(const Failure& fault) {
+  const FailureVerdict verdict =
+      account_failure(fault, options_.job.elastic(), &durable_);
+  if (verdict.bad_source) refuse_source(roster_, &durable_);
+  if (verdict.give_up) {
+    terminate(pb::Durable::FAILED, verdict.reason);
+    return false;
+  }
+  if (verdict.backoff_ms > 0) not_before_ms_ = now_ms_ + verdict.backoff_ms;
+  return true;
+}
+
+void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
+  durable_.set_cause(why);
+  durable_.clear_participants();
+  durable_.clear_assignment();
+  set_phase(phase);
+  pb::EventRecord e = event(phase == pb::Durable::DONE     ? "job_done"
+                            : phase == pb::Durable::FAILED ? "job_failed"
+                                                           : "job_stopped");
+  if (phase == pb::Durable::FAILED) e.set_cause(why);
+  emit(std::move(e));
+  terminal_since_ms_ = now_ms_;
+}
+
+}  // namespace remesh::core

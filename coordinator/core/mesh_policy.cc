@@ -1,0 +1,228 @@
+#include "coordinator/core/mesh_policy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
+
+namespace remesh::core {
+
+using geometry::Layout;
+
+std::optional<Layout> pinned_layout(const pb::Durable& durable) {
+  if (durable.pinned().empty()) return std::nullopt;
+  const auto layout = Layout::parse(durable.pinned());
+  if (!layout.ok()) return std::nullopt;
+  return *layout;
+}
+
+MeshPolicy::MeshPolicy(const pb::Job& job,
+                       std::optional<planner::JobShape> shape)
+    : job_(job), shape_(std::move(shape)) {}
+
+// --------------------------------------------------------------- placement
+
+planner::DealRequest MeshPolicy::request(const ClusterView& view,
+                                         bool everyone) const {
+  planner::DealRequest r;
+  for (const auto& [name, m] : view.roster.members()) {
+    if (!m.alive || !m.reported || m.sent_away || (m.leaving() && !everyone))
+      continue;
+    r.workers.push_back({.worker = name,
+                         .host = m.report.host(),
+                         .slots = m.report.slots(),
+                         .cores = m.report.cores(),
+                         .memory_bytes = m.report.memory_bytes()});
+  }
+  r.degrees = {
+      .dp = static_cast<int>(job_.parallel().data_parallel_degree()),
+      .tp = static_cast<int>(job_.parallel().tensor_parallel_degree()),
+      .pp = static_cast<int>(job_.parallel().pipeline_parallel_degree()),
+      .cp = static_cast<int>(job_.parallel().context_parallel_degree())};
+  r.microbatches =
+      job_.train().global_batch_size() / job_.train().local_batch_size();
+  r.min_slots = static_cast<int>(job_.elastic().min_slots());
+  r.max_slots = static_cast<int>(job_.elastic().max_slots());
+  if (view.durable.scale() > 0 && !everyone) {
+    r.max_slots = view.durable.scale();
+    r.scaled = true;
+  }
+  for (const pb::RankPlace& p : view.durable.assignment().ranks())
+    r.previous.push_back({.rank = p.rank(),
+                          .worker = p.worker(),
+                          .local_slot = p.local_slot(),
+                          .threads = p.threads()});
+  r.shape = shape_;
+  for (const std::string& text : job_.elastic().layouts())
+    if (const auto layout = Layout::parse(text); layout.ok())
+      r.layouts.push_back(*layout);
+  return r;
+}
+
+Result<planner::Deal> MeshPolicy::place(
+    const planner::DealRequest& request) const {
+  constexpr size_t kKept = 2;  // with the pinned layout and without
+  for (const auto& [asked, answer] : cache_)
+    if (asked == request) return answer;
+  if (cache_.size() >= kKept) cache_.erase(cache_.begin());
+  cache_.emplace_back(request, planner::deal_mesh(request));
+  return cache_.back().second;
+}
+
+Result<planner::Deal> MeshPolicy::place(const ClusterView& view) const {
+  if (const auto pin = pinned_layout(view.durable)) {
+    auto placed = place(view, *pin);
+    if (placed.ok()) return placed;
+  }
+  return place(request(view));
+}
+
+Result<planner::Deal> MeshPolicy::place(const ClusterView& view,
+                                        const Layout& layout) const {
+  planner::DealRequest r = request(view);
+  r.layouts = {layout};
+  return place(r);
+}
+
+std::optional<planner::Deal> MeshPolicy::place_as_before(
+    const ClusterView& view) const {
+  const pb::Assignment& a = view.durable.assignment();
+  if (a.ranks_size() == 0) return std::nullopt;
+  planner::Deal out{.layout = layout_of(a.mesh())};
+  for (const pb::RankPlace& p : a.ranks()) {
+    const Roster::Member* m = view.roster.find_alive(p.worker());
+    if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot())
+      return std::nullopt;
+    out.ranks.push_back({.rank = p.rank(),
+                         .worker = p.worker(),
+                         .local_slot = p.local_slot(),
+                         .threads = p.threads()});
+  }
+  return out;
+}
+
+std::optional<planner::Deal> MeshPolicy::place_on(
+    const ClusterView& view, const std::set<std::string>& hosts,
+    int fewer) const {
+  planner::DealRequest r = request(view, /*everyone=*/true);
+  std::erase_if(r.workers,
+                [&](const auto& w) { return !hosts.contains(w.host); });
+  for (; fewer > 0; --fewer) {
+    const auto largest = std::max_element(
+        r.workers.begin(), r.workers.end(),
+        [](const auto& a, const auto& b) { return a.slots < b.slots; });
+    if (largest == r.workers.end() || largest->slots <= 1) return std::nullopt;
+    --largest->slots;
+  }
+  const auto placed = planner::deal_mesh(r);
+  if (!placed.ok()) return std::nullopt;
+  return *placed;
+}
+
+// ------------------------------------------------------------------ change
+
+std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
+    const ClusterView& view, int64_t not_before_ms) const {
+  const pb::Durable& d = view.durable;
+  if (d.stop_requested()) return Change{.why = "stop", .must = true};
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && m.leaving() &&
+        participates(d, name, m.report.incarnation()) && has_ranks(d, name))
+      return Change{.why = fmt::format("worker {} leaves", name), .must = true};
+  const bool asked = d.mesh_asked();
+  const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
+                              job_.elastic().join_window_ms();
+  if (view.now_ms < not_before_ms || (in_join_window && !asked))
+    return std::nullopt;
+  int slots = 0;
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && m.reported && !m.leaving()) slots += m.report.slots();
+  const int ranks = d.assignment().ranks_size();
+  if (slots <= ranks && !asked && !d.rescue()) return std::nullopt;
+  const auto placed = place(view);
+  if (!placed.ok()) return std::nullopt;
+  const Layout& wanted = placed->layout;
+  if (d.rescue()) return Change{.why = "saved for " + wanted.to_string()};
+  const Layout here = layout_of(d.assignment().mesh());
+  if (wanted == here) return std::nullopt;
+  // Preferred layouts are listed in order of preference; without a list only a
+  // larger mesh is worth a stop.
+  if (!asked && job_.elastic().layouts().empty() && wanted.world() <= ranks)
+    return std::nullopt;
+  return Change{.why = fmt::format("{}: {} -> {}", asked ? "asked for" : "join",
+                                   here.to_string(), wanted.to_string())};
+}
+
+bool MeshPolicy::pin_is_unfit(const ClusterView& view) const {
+  const auto pin = pinned_layout(view.durable);
+  return pin && layout_of(view.durable.assignment().mesh()) != *pin &&
+         !place(view, *pin).ok();
+}
+
+// ---------------------------------------------------------------- commands
+
+Status MeshPolicy::check_layout(const ClusterView& view,
+                                const Layout& layout) const {
+  if (shape_) RETURN_IF_ERROR(planner::admit(*shape_, layout));
+  const auto& elastic = job_.elastic();
+  const int scale = view.durable.scale();
+  if (scale > 0 && layout.world() > scale)
+    return invalid_argument(
+        fmt::format("{} has {} ranks, and the job is scaled to {} slots; "
+                    "`remesh scale all` uses all of them again",
+                    layout.to_string(), layout.world(), scale));
+  if (layout.world() < elastic.min_slots() ||
+      (elastic.max_slots() != -1 && layout.world() > elastic.max_slots()))
+    return invalid_argument(
+        fmt::format("{} has {} ranks; must be from elastic.min_slots = {} to "
+                    "elastic.max_slots = {}",
+                    layout.to_string(), layout.world(), elastic.min_slots(),
+                    elastic.max_slots()));
+  return place(view, layout).status();
+}
+
+Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
+  const auto& elastic = job_.elastic();
+  const int64_t most = elastic.max_slots();
+  if (slots == 0) return ok_status();
+  if (slots < elastic.min_slots() || (most != -1 && slots > most))
+    return invalid_argument(fmt::format(
+        "scale to {} slots: must be from elastic.min_slots = {} to {}, or "
+        "all",
+        slots, elastic.min_slots(),
+        most == -1 ? "any number"
+                   : fmt::format("elastic.max_slots = {}", most)));
+  if (const auto pin = pinned_layout(view.durable)) {
+    if (pin->world() <= slots) return ok_status();
+    return invalid_argument(fmt::format(
+        "scale to {} slots: {} was asked for and has {} ranks; allowed are {} "
+        "slots and more, or `remesh mesh auto` first",
+        slots, pin->to_string(), pin->world(), pin->world()));
+  }
+  // On one host with that many slots and unlimited memory.
+  planner::DealRequest r = request(view);
+  r.previous.clear();
+  const auto placed_on = [&](int64_t n) {
+    r.workers = {{.worker = "any",
+                  .host = "any",
+                  .slots = static_cast<int>(n),
+                  .cores = static_cast<int>(n)}};
+    r.max_slots = static_cast<int>(n);
+    return planner::deal_mesh(r);
+  };
+  const auto placed = placed_on(slots);
+  if (placed.ok()) return ok_status();
+  constexpr int64_t kTriedBeyond = 64;
+  const int64_t last = most == -1 ? slots + kTriedBeyond : most;
+  for (int64_t n = slots + 1; n <= last; ++n)
+    if (placed_on(n).ok())
+      return invalid_argument(
+          fmt::format("scale to {} slots: no mesh of the job is so small; "
+                      "allowed are {} slots and more",
+                      slots, n));
+  return placed.status().with_context(fmt::format("scale to {} slots", slots));
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,83 @@
+// MeshPolicy: which mesh the job should have. It follows the keys of the job
+// file and the slots of the live workers, or a layout or number of slots that a
+// command asked for (durable.pinned, durable.scale). A pinned layout stays
+// until another is pinned or until a generation is planned for which the slots
+// do not suffice.
+//
+// A value without I/O; its only state is a cache of placements.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "coordinator/core/cluster_view.h"
+#include "parallel/geometry/layout.h"
+#include "parallel/planner/deal.h"
+#include "parallel/planner/shape.h"
+#include "proto/base/status.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+// The layout that a command pinned.
+std::optional<geometry::Layout> pinned_layout(const pb::Durable& durable);
+
+class MeshPolicy {
+ public:
+  // A change of mesh that the running generation should stop for. must: even
+  // if saving fails.
+  struct Change {
+    std::string why;
+    bool must = false;
+  };
+
+  MeshPolicy(const pb::Job& job, std::optional<planner::JobShape> shape);
+
+  // The placement of the next generation: by the pinned layout if it fits,
+  // otherwise by the job.
+  Result<planner::Deal> place(const ClusterView& view) const;
+  // The same if `layout` were pinned, without a fallback.
+  Result<planner::Deal> place(const ClusterView& view,
+                              const geometry::Layout& layout) const;
+  // The placement of the newest generation once more, if all of its workers are
+  // alive, leaving or not.
+  std::optional<planner::Deal> place_as_before(const ClusterView& view) const;
+  // A placement on the workers of these hosts, leaving or not, whatever a
+  // command asked for. With `fewer` slots than there are, the largest worker
+  // giving up one at a time, so that a mesh may need all of the hosts.
+  std::optional<planner::Deal> place_on(const ClusterView& view,
+                                        const std::set<std::string>& hosts,
+                                        int fewer) const;
+
+  // Whether the running generation should stop, and why. No optional change is
+  // wanted before not_before_ms.
+  std::optional<Change> wanted_change(const ClusterView& view,
+                                      int64_t not_before_ms) const;
+  // Whether the pinned layout is not running and does not fit any more.
+  bool pin_is_unfit(const ClusterView& view) const;
+
+  // Whether a command may ask for this layout now.
+  Status check_layout(const ClusterView& view,
+                      const geometry::Layout& layout) const;
+  // Whether some mesh of the job uses at most this number of slots, however
+  // many there are; 0 means all slots and is always allowed.
+  Status check_scale(const ClusterView& view, int64_t slots) const;
+
+ private:
+  // everyone: also workers that are leaving, and no limit from scale.
+  planner::DealRequest request(const ClusterView& view,
+                               bool everyone = false) const;
+  Result<planner::Deal> place(const planner::DealRequest& request) const;
+
+  pb::Job job_;
+  std::optional<planner::JobShape> shape_;
+  // The answers to the last requests, which are repeated at every input.
+  mutable std::vector<std::pair<planner::DealRequest, Result<planner::Deal>>>
+      cache_;
+};
+
+}  // namespace remesh::core

@@ -1,0 +1,364 @@
+#include "coordinator/core/recovery.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/manifest/sharding.h"
+#include "coordinator/core/durable.h"
+#include "coordinator/core/state_retention.h"
+#include "proto/base/text.h"
+
+namespace remesh::core {
+namespace {
+
+Result<Holding> holding_of(const pb::StateHolding& h, const std::string& worker,
+                           const std::string& host) {
+  ASSIGN_OR_RETURN(geometry::Sharding sharding,
+                   manifest::parse_sharding(h.sharding()));
+  return Holding{.worker = worker,
+                 .host = host,
+                 .segment = h.segment(),
+                 .step = h.step(),
+                 .generation = h.generation(),
+                 .rank = h.rank(),
+                 .sharding = std::move(sharding),
+                 .model = h.model(),
+                 .elements = h.elements(),
+                 .tokens = h.tokens(),
+                 .sequences = h.sequences(),
+                 .replica = h.replica()};
+}
+
+std::string in_memory(const pb::Source& s) {
+  std::set<std::string> workers;
+  for (const pb::StateHolding& h : s.states()) workers.insert(h.worker());
+  return fmt::format("memory of {}: step {} of generation {}",
+                     join({workers.begin(), workers.end()}), s.step(),
+                     s.states(0).generation());
+}
+
+// The checkpoints and segments that are damaged, for the reason of a choice.
+std::string damage_text(const Recovery::Inputs& in) {
+  constexpr size_t kShown = 4;
+  std::string out;
+  const size_t bad =
+      in.scan.invalid.size() +
+      static_cast<size_t>(in.view.durable.bad_checkpoints_size());
+  if (bad > 0) out += fmt::format("; {} checkpoints do not verify", bad);
+  size_t damages = 0;
+  for (const auto& [name, m] : in.view.roster.members())
+    for (const std::string& d : m.report.damaged())
+      if (m.alive && ++damages <= kShown)
+        out += fmt::format("; worker {}: {}", name, d);
+  return out;
+}
+
+}  // namespace
+
+std::string source_text(const pb::Source& s) {
+  switch (s.kind()) {
+    case pb::Source::CHECKPOINT:
+      return s.path();
+    case pb::Source::MEMORY:
+      return in_memory(s);
+    default:
+      return "initial weights";
+  }
+}
+
+// --------------------------------------------------------- a source's fate
+
+namespace {
+
+bool source_is_there(const Roster& roster, const pb::Source& source) {
+  const auto& states = source.states();
+  return std::all_of(states.begin(), states.end(), [&](const auto& wanted) {
+    const Roster::Member* m = roster.find_alive(wanted.worker());
+    if (m == nullptr) return false;
+    const auto& held = m->report.holdings();
+    return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+      return h.generation() == wanted.generation() &&
+             h.step() == wanted.step() && h.rank() == wanted.rank();
+    });
+  });
+}
+
+}  // namespace
+
+void refuse_source(const Roster& roster, pb::Durable* durable) {
+  const pb::Source& s = durable->assignment().source();
+  if (s.kind() == pb::Source::CHECKPOINT)
+    durable->add_bad_checkpoints(s.path());
+  if (s.kind() != pb::Source::MEMORY || !source_is_there(roster, s)) return;
+  pb::Durable::State* bad = durable->add_bad_states();
+  bad->set_generation(s.states(0).generation());
+  bad->set_step(s.step());
+}
+
+std::string lost_source(const ClusterView& view, bool forgiving) {
+  for (const auto& h : view.durable.assignment().source().states()) {
+    const Roster::Member* m = view.roster.find(h.worker());
+    if (m == nullptr ? !forgiving : !m->alive) return h.worker();
+  }
+  return "";
+}
+
+// ------------------------------------------------------------------ choice
+
+struct Recovery::Candidates {
+  Inventory inventory;
+  std::vector<pb::StateHolding> messages;  // of inventory.holdings
+  // The last step of each generation whose metrics are known.
+  std::map<int64_t, int64_t> known_steps;
+};
+
+struct Recovery::Option {
+  planner::Deal placement;
+  StateChoice choice;
+};
+
+Recovery::Recovery(const pb::Job& job,
+                   std::optional<geometry::ParamTable> table)
+    : job_(job), table_(std::move(table)) {}
+
+Recovery::Candidates Recovery::gather(const Inputs& in) const {
+  Candidates out;
+  Inventory& inventory = out.inventory;
+  for (const auto& [name, m] : in.view.roster.members()) {
+    if (!m.alive || m.sent_away) continue;
+    for (const pb::StateHolding& h : m.report.holdings()) {
+      auto holding = holding_of(h, name, m.report.host());
+      if (!holding.ok()) continue;
+      inventory.holdings.push_back(std::move(*holding));
+      out.messages.push_back(h);
+      out.messages.back().set_worker(name);
+      out.messages.back().set_host(m.report.host());
+    }
+  }
+  for (const CheckpointInfo& c : in.scan.valid)
+    if (!refuses(in.view.durable, c.path))
+      inventory.checkpoints.push_back({c.step, generation_of(c), c.path});
+  inventory.first_steps = in.ledger.first_steps();
+  for (const pb::Durable::State& s : in.view.durable.bad_states())
+    inventory.refused.emplace(s.generation(), s.step());
+  inventory.last_finished = in.ledger.last_finished();
+  inventory.max_step = job_.train().steps();
+  const auto limit = [&](int64_t generation) {
+    if (!out.known_steps.contains(generation))
+      out.known_steps[generation] = in.ledger.last_known(generation);
+  };
+  for (const Holding& h : inventory.holdings) limit(h.generation);
+  for (const SavedState& c : inventory.checkpoints) limit(c.generation);
+  return out;
+}
+
+// A state beyond the steps whose metrics are known leaves a gap in the metrics
+// log. Nobody has seen those steps, so it is better to compute them again: such
+// a state is chosen only if finished steps would be lost without it.
+StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
+                             const std::set<std::string>& hosts) const {
+  Inventory inventory = candidates.inventory;
+  inventory.hosts = hosts;
+  inventory.known_steps = candidates.known_steps;
+  StateChoice c = choose_state(*table_, inventory);
+  const bool loses = c.step < in.ledger.last_finished();
+  if (!loses && c.kind != StateChoice::Kind::kInit) return c;
+  inventory.known_steps.clear();
+  StateChoice all = choose_state(*table_, inventory);
+  if (all.step > c.step &&
+      (loses || all.kind == StateChoice::Kind::kCheckpoint))
+    return all;
+  return c;
+}
+
+const CheckpointInfo* Recovery::final_checkpoint(const Inputs& in) const {
+  for (const CheckpointInfo& c : in.scan.valid)
+    if (c.step == job_.train().steps() && !refuses(in.view.durable, c.path) &&
+        abandoned_by(in.ledger.first_steps(), c.generation, c.step) == 0)
+      return &c;
+  return nullptr;
+}
+
+// Why initial weights would discard what was trained: checkpoints exist and
+// none is usable. "" if none exist.
+std::string Recovery::no_checkpoint(const Inputs& in) const {
+  size_t bad = in.scan.invalid.size();
+  std::string first = bad > 0 ? in.scan.invalid.front() : "";
+  for (const CheckpointInfo& c : in.scan.valid) {
+    if (c.step > job_.train().steps()) continue;
+    ++bad;
+    if (first.empty())
+      first = c.path + (refuses(in.view.durable, c.path)
+                            ? ": does not load"
+                            : ": is of a branch that was left");
+  }
+  if (bad == 0) return "";
+  return fmt::format(
+      "{} checkpoints exist and none can be loaded ({}); "
+      "move them away to start afresh",
+      bad, first);
+}
+
+Recovery::Decision Recovery::decide_from_checkpoints(const Inputs& in) const {
+  Decision out;
+  const CheckpointInfo* best = nullptr;
+  size_t bad = in.scan.invalid.size();
+  for (const CheckpointInfo& c : in.scan.valid) {
+    if (refuses(in.view.durable, c.path)) {
+      ++bad;
+      continue;
+    }
+    if (c.step > job_.train().steps()) continue;
+    if (best == nullptr || c.step > best->step) best = &c;
+  }
+  pb::Source* source = &out.source;
+  if (best != nullptr) {
+    source->set_kind(pb::Source::CHECKPOINT);
+    source->set_step(best->step);
+    source->set_path(best->path);
+    source->set_reason(
+        bad == 0 ? "newest checkpoint"
+                 : fmt::format("newest checkpoint that verifies; {} newer or "
+                               "older ones do not",
+                               bad));
+    out.generation = generation_of(*best);
+    return out;
+  }
+  out.why = no_checkpoint(in);
+  if (!out.why.empty()) {
+    out.kind = Decision::Kind::kGiveUp;
+    return out;
+  }
+  source->set_kind(pb::Source::INIT);
+  source->set_step(0);
+  source->set_reason(in.ledger.last_finished() == 0
+                         ? "start of the job"
+                         : "no checkpoint was saved yet: from the start");
+  return out;
+}
+
+Recovery::Decision Recovery::decide(const Inputs& in,
+                                    const planner::Deal& wanted) {
+  const Candidates candidates = gather(in);
+  Option best{
+      .placement = wanted,
+      .choice = choose(candidates, in, hosts_of(wanted, in.view.roster))};
+  Decision out;
+  const int64_t last_finished = in.ledger.last_finished();
+  if (best.choice.step < last_finished) {
+    if (auto rescued = rescue(candidates, in, best)) {
+      best = std::move(*rescued);
+      out.rescue = true;
+    }
+    // The workers that are missing may return with the finished steps.
+    const int64_t until_ms = rejoin_until_ms(in.view.roster);
+    if (best.choice.step < last_finished && !in.missing_holders.empty() &&
+        in.view.now_ms < until_ms) {
+      out.kind = Decision::Kind::kWait;
+      if (awaited_ != in.missing_holders)
+        out.why = fmt::format(
+            "finished steps would be lost without {}: waits {:.1f} s for it to "
+            "come back (elastic.rejoin_wait_ms)",
+            join({in.missing_holders.begin(), in.missing_holders.end()}),
+            static_cast<double>(until_ms - in.view.now_ms) / 1000);
+      awaited_ = in.missing_holders;
+      return out;
+    }
+  }
+  const StateChoice& c = best.choice;
+  if (c.kind == StateChoice::Kind::kInit) {
+    out.why = no_checkpoint(in);
+    if (!out.why.empty()) {
+      out.kind = Decision::Kind::kGiveUp;
+      return out;
+    }
+  }
+  out.source.set_step(c.step);
+  out.source.set_reason(c.why + damage_text(in));
+  switch (c.kind) {
+    case StateChoice::Kind::kInit:
+      out.source.set_kind(pb::Source::INIT);
+      break;
+    case StateChoice::Kind::kCheckpoint:
+      out.source.set_kind(pb::Source::CHECKPOINT);
+      out.source.set_path(c.path);
+      break;
+    case StateChoice::Kind::kMemory:
+      out.source.set_kind(pb::Source::MEMORY);
+      for (const size_t i : c.sources)
+        *out.source.add_states() = candidates.messages[i];
+      break;
+  }
+  out.generation = c.generation;
+  out.placement = std::move(best.placement);
+  return out;
+}
+
+int64_t Recovery::rejoin_until_ms(const Roster& roster) const {
+  return roster.last_loss_ms() + job_.elastic().rejoin_wait_ms();
+}
+
+bool Recovery::waiting(const ClusterView& view,
+                       const std::set<std::string>& missing_holders) const {
+  return !awaited_.empty() && view.now_ms < rejoin_until_ms(view.roster) &&
+         missing_holders == awaited_;
+}
+
+// ------------------------------------------------------------------ rescue
+
+// The fewest hosts that together hold the state of that step.
+std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
+                                             const Inputs& in,
+                                             int64_t step) const {
+  std::set<std::string> hosts;
+  for (const auto& [name, m] : in.view.roster.members())
+    if (m.alive && !m.sent_away) hosts.insert(m.report.host());
+  const std::set<std::string> all = hosts;
+  for (const std::string& host : all) {
+    hosts.erase(host);
+    if (hosts.empty() || choose(candidates, in, hosts).step < step)
+      hosts.insert(host);
+  }
+  return hosts;
+}
+
+// A placement that can start from a newer state than `option`, if there is one:
+// the last one again, or one on the hosts that hold the state, and on further
+// hosts where those have too few slots.
+std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
+                                                 const Inputs& in,
+                                                 const Option& option) const {
+  const int64_t newest = choose(candidates, in, {}).step;
+  if (newest <= option.choice.step) return std::nullopt;
+  const auto try_placement =
+      [&](std::optional<planner::Deal> placement) -> std::optional<Option> {
+    if (!placement) return std::nullopt;
+    StateChoice c =
+        choose(candidates, in, hosts_of(*placement, in.view.roster));
+    if (c.step < newest) return std::nullopt;
+    placement->reason = fmt::format(
+        "{} once more, where the state is, to save it for {}",
+        placement->layout.to_string(), option.placement.layout.to_string());
+    return Option{.placement = std::move(*placement), .choice = std::move(c)};
+  };
+  const auto try_hosts =
+      [&](const std::set<std::string>& hosts) -> std::optional<Option> {
+    constexpr int kMostFewer = 8;
+    for (int fewer = 0; fewer <= kMostFewer; ++fewer)
+      if (auto found = try_placement(in.policy.place_on(in.view, hosts, fewer)))
+        return found;
+    return std::nullopt;
+  };
+  if (auto found = try_placement(in.policy.place_as_before(in.view)))
+    return found;
+  std::set<std::string> hosts = hosts_needed(candidates, in, newest);
+  if (auto found = try_hosts(hosts)) return found;
+  for (const auto& [name, m] : in.view.roster.members())
+    if (m.alive && !m.sent_away && hosts.insert(m.report.host()).second)
+      if (auto found = try_hosts(hosts)) return found;
+  return std::nullopt;
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,98 @@
+// Recovery: which state a new generation starts from, and why. The newest step
+// that is complete wins, in the memory of the workers before checkpoints
+// (state_choice.h); this file gathers the candidates and handles the cases in
+// which the next mesh cannot reach the newest state:
+//  * the workers that hold it are gone but may return: wait for them, up to
+//    elastic.rejoin_wait_ms;
+//  * it is on workers that are leaving or become spares: a rescue generation
+//    runs once where the state is, and saves it.
+//
+// A value without I/O; its only state is the set of workers it waits for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/api.h"
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/state_choice.h"
+#include "coordinator/core/step_ledger.h"
+#include "parallel/geometry/param_table.h"
+
+namespace remesh::core {
+
+// One line for people: where a generation's state comes from.
+std::string source_text(const pb::Source& source);
+
+// Records that the source of the newest generation did not load, so that it is
+// not chosen again. A state in memory of which a part is gone is not recorded:
+// without that part another choice is made anyway.
+void refuse_source(const Roster& roster, pb::Durable* durable);
+
+// The first worker that holds a part of the generation's source and is dead;
+// "" if none. forgiving: workers that have not reported to this life of the
+// coordinator yet may still do so.
+std::string lost_source(const ClusterView& view, bool forgiving);
+
+class Recovery {
+ public:
+  struct Inputs {
+    const ClusterView& view;
+    const StepLedger& ledger;
+    const CheckpointsScanned& scan;
+    const MeshPolicy& policy;
+    // Workers with a part of the newest state that are not here.
+    std::set<std::string> missing_holders;
+  };
+  struct Decision {
+    enum class Kind { kRestore, kWait, kGiveUp };
+    Kind kind = Kind::kRestore;
+    // kGiveUp: the reason. kWait: for what, "" if it was said before.
+    std::string why;
+    // kRestore: the source and the placement, which differs from the wanted
+    // one in a rescue.
+    pb::Source source;
+    int64_t generation = 0;  // that made the state; 0 if unknown or none
+    planner::Deal placement;
+    bool rescue = false;
+  };
+
+  // table: of the model whose states are kept in memory; nothing if the job
+  // keeps none.
+  Recovery(const pb::Job& job, std::optional<geometry::ParamTable> table);
+
+  Decision decide(const Inputs& in, const planner::Deal& wanted);
+  // For jobs that keep no states in memory. Leaves `placement` empty.
+  Decision decide_from_checkpoints(const Inputs& in) const;
+  // Whether decide() asked to wait and nothing has changed since.
+  bool waiting(const ClusterView& view,
+               const std::set<std::string>& missing_holders) const;
+  void begin_generation() { awaited_.clear(); }
+
+  // The checkpoint that holds the state of the last step, if there is one.
+  const CheckpointInfo* final_checkpoint(const Inputs& in) const;
+
+ private:
+  struct Candidates;  // what may be restored
+  struct Option;      // a placement and the newest state it can start from
+
+  Candidates gather(const Inputs& in) const;
+  StateChoice choose(const Candidates& candidates, const Inputs& in,
+                     const std::set<std::string>& hosts) const;
+  std::optional<Option> rescue(const Candidates& candidates, const Inputs& in,
+                               const Option& option) const;
+  std::set<std::string> hosts_needed(const Candidates& candidates,
+                                     const Inputs& in, int64_t step) const;
+  std::string no_checkpoint(const Inputs& in) const;
+  int64_t rejoin_until_ms(const Roster& roster) const;
+
+  pb::Job job_;
+  std::optional<geometry::ParamTable> table_;
+  std::set<std::string> awaited_;
+};
+
+}  // namespace remesh::core

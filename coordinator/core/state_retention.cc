@@ -1,0 +1,89 @@
+#include "coordinator/core/state_retention.h"
+
+#include <algorithm>
+
+#include "coordinator/core/survival.h"
+
+namespace remesh::core {
+
+std::set<std::string> hosts_of(const planner::Deal& placement,
+                               const Roster& roster) {
+  std::set<std::string> hosts;
+  for (const planner::RankPlace& p : placement.ranks)
+    hosts.insert(roster.members().at(p.worker).report.host());
+  return hosts;
+}
+
+void StateRetention::observe(const ClusterView& view) {
+  if (handed_off_) return;
+  const pb::Assignment& a = view.durable.assignment();
+  const int64_t committed = view.roster.committed_step(view.durable);
+  handed_off_ = committed > a.source().step() ||
+                (committed == a.source().step() && !makes_replicas(a));
+}
+
+std::set<std::string> StateRetention::missing_holders(
+    const ClusterView& view) const {
+  std::set<std::string> missing;
+  const pb::Assignment& a = view.durable.assignment();
+  for (const pb::RankPlace& p : a.ranks()) missing.insert(p.worker());
+  if (!handed_off_)
+    for (const pb::StateHolding& h : a.source().states())
+      missing.insert(h.worker());
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && m.reported) missing.erase(name);
+  return missing;
+}
+
+bool StateRetention::expects_generation(const ClusterView& view,
+                                        const MeshPolicy& policy) const {
+  return policy.place(view).ok() ||
+         view.now_ms - view.phase_since_ms < elastic_.rejoin_wait_ms();
+}
+
+bool StateRetention::needs_memory_of(const ClusterView& view,
+                                     const MeshPolicy& policy,
+                                     const std::string& worker,
+                                     int64_t saved_step,
+                                     int64_t last_finished) const {
+  const Roster::Member& m = view.roster.members().at(worker);
+  if (!keeps_state_ || m.sent_away) return false;
+  const pb::Durable& d = view.durable;
+  if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING) {
+    if (m.report.has_inventory() && m.report.holdings_size() == 0) return false;
+    if (saved_step >= last_finished) return false;
+    return expects_generation(view, policy);
+  }
+  if (handed_off_) return false;
+  const pb::Source& source = d.assignment().source();
+  if (source.kind() != pb::Source::MEMORY) return false;
+  // Also a worker that nobody reads from: until there are replicas of what the
+  // others restored, its state is one.
+  const auto& held = m.report.holdings();
+  return std::any_of(source.states().begin(), source.states().end(),
+                     [&](const auto& h) { return h.worker() == worker; }) ||
+         std::any_of(held.begin(), held.end(),
+                     [&](const auto& h) { return h.step() == source.step(); });
+}
+
+bool StateRetention::must_save_to_finish(const ClusterView& view,
+                                         const MeshPolicy& policy) const {
+  if (!keeps_state_ || view.durable.stop_requested()) return true;
+  const auto next = policy.place(view);
+  if (!next.ok()) return true;
+  return !survives_on(view.durable.assignment(), hosts_of(*next, view.roster));
+}
+
+bool StateRetention::must_save_before_stop(const ClusterView& view,
+                                           const MeshPolicy& policy,
+                                           int64_t saved_step,
+                                           int64_t last_finished) const {
+  if (!keeps_state_ || saved_step >= last_finished) return false;
+  const auto& members = view.roster.members();
+  const bool held = std::any_of(members.begin(), members.end(), [](auto& m) {
+    return m.second.alive && m.second.report.holdings_size() > 0;
+  });
+  return held && expects_generation(view, policy);
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,61 @@
+// StateRetention: how long the training state in a worker's memory is needed,
+// so that no worker leaves, and no job stops, with the only copy of finished
+// steps. The states that a generation started from are needed until its own
+// ranks have states, and replicas of them.
+//
+// A value without I/O.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/mesh_policy.h"
+
+namespace remesh::core {
+
+// The hosts on which a placement has ranks.
+std::set<std::string> hosts_of(const planner::Deal& placement,
+                               const Roster& roster);
+
+class StateRetention {
+ public:
+  // keeps_state: whether the job keeps states in memory at all.
+  // saved_step: of the newest checkpoint; last_finished: of the metrics log.
+  StateRetention(const pb::Elastic& elastic, bool keeps_state)
+      : elastic_(elastic), keeps_state_(keeps_state) {}
+
+  void begin_generation() { handed_off_ = false; }
+  // Notes from when on the states that the generation started from are not
+  // needed: each rank has its own, and a further step shows that replicas were
+  // made of them.
+  void observe(const ClusterView& view);
+
+  // Workers with ranks of the newest generation, or with states that it was to
+  // start from, that are not here.
+  std::set<std::string> missing_holders(const ClusterView& view) const;
+  // Whether a generation can be expected to start: there are slots enough, or
+  // may be soon.
+  bool expects_generation(const ClusterView& view,
+                          const MeshPolicy& policy) const;
+  // Whether this worker must not leave yet.
+  bool needs_memory_of(const ClusterView& view, const MeshPolicy& policy,
+                       const std::string& worker, int64_t saved_step,
+                       int64_t last_finished) const;
+  // Whether the ranks must save a checkpoint when they stop, because the state
+  // does not survive in memory where the next generation runs.
+  bool must_save_to_finish(const ClusterView& view,
+                           const MeshPolicy& policy) const;
+  // Whether finished steps are in memory alone, which ends with the job: then a
+  // generation must restore and save them before the job stops.
+  bool must_save_before_stop(const ClusterView& view, const MeshPolicy& policy,
+                             int64_t saved_step, int64_t last_finished) const;
+
+ private:
+  pb::Elastic elastic_;
+  bool keeps_state_ = false;
+  bool handed_off_ = false;
+};
+
+}  // namespace remesh::core

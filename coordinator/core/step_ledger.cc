@@ -1,0 +1,120 @@
+#include "coordinator/core/step_ledger.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace remesh::core {
+
+int64_t generation_of(const CheckpointInfo& c) {
+  if (c.generation != 0 || c.recent.empty()) return c.generation;
+  return c.recent.back().generation();
+}
+
+int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
+                     int64_t generation, int64_t step) {
+  if (generation == 0) return 0;
+  int64_t by = 0;
+  for (const FirstStep& f : first_steps)
+    if (f.generation > generation && f.step <= step)
+      by = by == 0 ? f.generation : std::min(by, f.generation);
+  return by;
+}
+
+StepLedger::StepLedger(int64_t last_finished,
+                       std::optional<pb::StepMetrics> last_metrics,
+                       std::vector<FirstStep> first_steps)
+    : last_finished_(last_finished),
+      last_metrics_(std::move(last_metrics)),
+      first_steps_(std::move(first_steps)) {}
+
+void StepLedger::report(const pb::StepMetrics& m) {
+  if (m.step() > last_finished_) reported_[m.generation()].emplace(m.step(), m);
+}
+
+void StepLedger::prove(const std::vector<CheckpointInfo>& checkpoints) {
+  proven_.clear();
+  for (const CheckpointInfo& c : checkpoints)
+    for (const pb::StepMetrics& m : c.recent)
+      if (m.step() > last_finished_)
+        proven_[m.generation()].emplace(m.step(), m);
+}
+
+// The metrics of a step in the history of the generation. The generation
+// continued from a finished step, so it made the step itself, unless the
+// metrics log was lost; then a checkpoint may show which earlier one did.
+const pb::StepMetrics* StepLedger::find(int64_t generation,
+                                        int64_t step) const {
+  const auto found = [step](const auto& by_generation, int64_t g) {
+    const auto steps = by_generation.find(g);
+    const pb::StepMetrics* none = nullptr;
+    if (steps == by_generation.end()) return none;
+    const auto m = steps->second.find(step);
+    return m == steps->second.end() ? none : &m->second;
+  };
+  if (const auto* m = found(reported_, generation)) return m;
+  for (auto g = proven_.upper_bound(generation); g != proven_.begin();) {
+    --g;
+    if (const auto* m = found(proven_, g->first)) {
+      const bool in_history = g->first == generation ||
+                              abandoned_by(first_steps_, g->first, step) == 0;
+      return in_history ? m : nullptr;
+    }
+    if (!g->second.empty() && g->second.begin()->first < step) break;
+  }
+  return nullptr;
+}
+
+StepLedger::Entry StepLedger::finish(const pb::StepMetrics& m) {
+  Entry e{.metrics = m};
+  if (m.step() > last_finished_ + 1) {
+    e.gap_first = last_finished_ + 1;
+    e.gap_last = m.step() - 1;
+  }
+  if (std::none_of(first_steps_.begin(), first_steps_.end(),
+                   [&](auto& f) { return f.generation == m.generation(); }))
+    first_steps_.push_back({m.generation(), m.step()});
+  last_finished_ = m.step();
+  last_metrics_ = m;
+  return e;
+}
+
+StepLedger::Entries StepLedger::advance(int64_t generation, int64_t committed) {
+  Entries out;
+  const auto reported = reported_.find(generation);
+  if (reported == reported_.end()) return out;
+  Steps& steps = reported->second;
+  while (!steps.empty() && steps.begin()->first <= committed) {
+    const pb::StepMetrics m = std::move(steps.begin()->second);
+    steps.erase(steps.begin());
+    if (m.step() > last_finished_) out.push_back(finish(m));
+  }
+  return out;
+}
+
+StepLedger::Entries StepLedger::restore(int64_t generation, int64_t step) {
+  Entries out;
+  while (last_finished_ < step) {
+    const pb::StepMetrics* m = find(generation, last_finished_ + 1);
+    if (m == nullptr) {
+      out.push_back({.gap_first = last_finished_ + 1, .gap_last = step});
+      last_finished_ = step;
+      return out;
+    }
+    out.push_back(finish(*m));
+  }
+  return out;
+}
+
+void StepLedger::forget_finished() {
+  for (auto& [generation, steps] : reported_)
+    steps.erase(steps.begin(), steps.upper_bound(last_finished_));
+  std::erase_if(reported_, [](const auto& g) { return g.second.empty(); });
+}
+
+int64_t StepLedger::last_known(int64_t generation) const {
+  int64_t known = last_finished_;
+  while (find(generation, known + 1) != nullptr) ++known;
+  return known;
+}
+
+}  // namespace remesh::core

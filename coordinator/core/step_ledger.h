@@ -1,0 +1,75 @@
+// StepLedger: which steps are finished, and their metrics. A step is finished
+// once: in order, after every rank has committed it, or when a state that
+// includes it is restored.
+//
+// Metrics are kept by the generation that made the step, because the same step
+// computed again on another mesh has other values. They come from reports,
+// which prove nothing by themselves, and from the newest steps that a committed
+// checkpoint lists, which proves that every rank committed them.
+//
+// A value without I/O: methods return what to append to the metrics log.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "coordinator/core/api.h"
+
+namespace remesh::core {
+
+// The first generation that continued from an older step than this one of
+// `generation`, which thereby abandoned it; 0 if none did.
+int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
+                     int64_t generation, int64_t step);
+
+class StepLedger {
+ public:
+  // A finished step, or steps whose metrics are lost, or both: the gap comes
+  // before the step.
+  struct Entry {
+    int64_t gap_first = 0;  // 0: no gap
+    int64_t gap_last = 0;
+    std::optional<pb::StepMetrics> metrics;
+  };
+  using Entries = std::vector<Entry>;
+
+  StepLedger() = default;
+  StepLedger(int64_t last_finished, std::optional<pb::StepMetrics> last_metrics,
+             std::vector<FirstStep> first_steps);
+
+  void report(const pb::StepMetrics& metrics);
+  // Replaces what earlier scans proved.
+  void prove(const std::vector<CheckpointInfo>& checkpoints);
+  // Finishes the reported steps of the generation up to the committed one.
+  Entries advance(int64_t generation, int64_t committed);
+  // Finishes all steps up to the one of a restored state of the generation.
+  Entries restore(int64_t generation, int64_t step);
+  void forget_finished();
+
+  // The last step before and including which all metrics of the generation's
+  // history are known.
+  int64_t last_known(int64_t generation) const;
+  int64_t last_finished() const { return last_finished_; }
+  const std::optional<pb::StepMetrics>& last_metrics() const {
+    return last_metrics_;
+  }
+  const std::vector<FirstStep>& first_steps() const { return first_steps_; }
+
+ private:
+  using Steps = std::map<int64_t, pb::StepMetrics>;
+
+  const pb::StepMetrics* find(int64_t generation, int64_t step) const;
+  Entry finish(const pb::StepMetrics& metrics);
+
+  int64_t last_finished_ = 0;
+  std::optional<pb::StepMetrics> last_metrics_;
+  std::vector<FirstStep> first_steps_;
+  // By generation, then by step; only steps that are not finished. Reports may
+  // also concern earlier generations: a worker that was silent may return with
+  // newer steps than the log has, and with their state.
+  std::map<int64_t, Steps> reported_, proven_;
+};
+
+}  // namespace remesh::core
