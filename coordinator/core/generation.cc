@@ -22,32 +22,21 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                             .scan = scan,
                             .policy = policy_,
                             .missing_holders = retention_.missing_holders(now)};
-  Recovery::Decision decision;
-  if (!keeps_state()) {
-    decision = recovery_.decide_from_checkpoints(in);
-    if (decision.kind == Recovery::Decision::Kind::kGiveUp)
-      return terminate(pb::Durable::FAILED, decision.why);
-    restore_steps(decision.generation, decision.source.step());
-    if (decision.source.step() >= total_steps())
-      return terminate(pb::Durable::DONE, "");
-  } else if (const auto* last = recovery_.final_checkpoint(in)) {
+  if (const auto* last = recovery_.final_checkpoint(in)) {
     restore_steps(generation_of(*last), last->step);
     return terminate(pb::Durable::DONE, "");
   }
   const auto wanted = policy_.place(now);
   if (!wanted.ok()) return;  // workers were lost during the scan
-  if (keeps_state()) {
-    if (!roster_.inventories_known(durable_.generation())) return;
-    decision = recovery_.decide(in, *wanted);
-    if (decision.kind == Recovery::Decision::Kind::kWait)
-      return wait_for(decision.why);
-    durable_.set_rescue(decision.rescue);
-    if (decision.kind == Recovery::Decision::Kind::kGiveUp)
-      return terminate(pb::Durable::FAILED, decision.why);
-    restore_steps(decision.generation, decision.source.step());
-  } else {
-    decision.placement = *wanted;
-  }
+  if (keeps_state() && !roster_.inventories_known(durable_.generation()))
+    return;
+  const Recovery::Decision decision = recovery_.decide(in, *wanted);
+  if (decision.kind == Recovery::Decision::Kind::kWait)
+    return wait_for(decision.why);
+  if (keeps_state()) durable_.set_rescue(decision.rescue);
+  if (decision.kind == Recovery::Decision::Kind::kGiveUp)
+    return terminate(pb::Durable::FAILED, decision.why);
+  restore_steps(decision.generation, decision.source.step());
   begin_generation(decision, newest_generation(scan) + 1);
 }
 

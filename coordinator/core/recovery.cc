@@ -110,7 +110,8 @@ std::string lost_source(const ClusterView& view, bool forgiving) {
 struct Recovery::Candidates {
   Inventory inventory;
   std::vector<pb::StateHolding> messages;  // of inventory.holdings
-  // The last step of each generation whose metrics are known.
+  // The last step of each generation whose metrics are known; empty if only
+  // checkpoints can be restored.
   std::map<int64_t, int64_t> known_steps;
 };
 
@@ -126,6 +127,16 @@ Recovery::Recovery(const pb::Job& job,
 Recovery::Candidates Recovery::gather(const Inputs& in) const {
   Candidates out;
   Inventory& inventory = out.inventory;
+  for (const CheckpointInfo& c : in.scan.valid)
+    if (!refuses(in.view.durable, c.path))
+      inventory.checkpoints.push_back({c.step, generation_of(c), c.path});
+  inventory.first_steps = in.ledger.first_steps();
+  for (const pb::Durable::State& s : in.view.durable.bad_states())
+    inventory.refused.emplace(s.generation(), s.step());
+  inventory.last_finished = in.ledger.last_finished();
+  inventory.max_step = job_.train().steps();
+  // Without states in memory the newest checkpoint is all there is.
+  if (!table_) return out;
   for (const auto& [name, m] : in.view.roster.members()) {
     if (!m.alive || m.sent_away) continue;
     for (const pb::StateHolding& h : m.report.holdings()) {
@@ -137,14 +148,6 @@ Recovery::Candidates Recovery::gather(const Inputs& in) const {
       out.messages.back().set_host(m.report.host());
     }
   }
-  for (const CheckpointInfo& c : in.scan.valid)
-    if (!refuses(in.view.durable, c.path))
-      inventory.checkpoints.push_back({c.step, generation_of(c), c.path});
-  inventory.first_steps = in.ledger.first_steps();
-  for (const pb::Durable::State& s : in.view.durable.bad_states())
-    inventory.refused.emplace(s.generation(), s.step());
-  inventory.last_finished = in.ledger.last_finished();
-  inventory.max_step = job_.train().steps();
   const auto limit = [&](int64_t generation) {
     if (!out.known_steps.contains(generation))
       out.known_steps[generation] = in.ledger.last_known(generation);
@@ -162,11 +165,11 @@ StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
   Inventory inventory = candidates.inventory;
   inventory.hosts = hosts;
   inventory.known_steps = candidates.known_steps;
-  StateChoice c = choose_state(*table_, inventory);
+  StateChoice c = choose_state(table_ ? &*table_ : nullptr, inventory);
   const bool loses = c.step < in.ledger.last_finished();
   if (!loses && c.kind != StateChoice::Kind::kInit) return c;
   inventory.known_steps.clear();
-  StateChoice all = choose_state(*table_, inventory);
+  StateChoice all = choose_state(table_ ? &*table_ : nullptr, inventory);
   if (all.step > c.step &&
       (loses || all.kind == StateChoice::Kind::kCheckpoint))
     return all;
@@ -201,44 +204,6 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
       bad, first);
 }
 
-Recovery::Decision Recovery::decide_from_checkpoints(const Inputs& in) const {
-  Decision out;
-  const CheckpointInfo* best = nullptr;
-  size_t bad = in.scan.invalid.size();
-  for (const CheckpointInfo& c : in.scan.valid) {
-    if (refuses(in.view.durable, c.path)) {
-      ++bad;
-      continue;
-    }
-    if (c.step > job_.train().steps()) continue;
-    if (best == nullptr || c.step > best->step) best = &c;
-  }
-  pb::Source* source = &out.source;
-  if (best != nullptr) {
-    source->set_kind(pb::Source::CHECKPOINT);
-    source->set_step(best->step);
-    source->set_path(best->path);
-    source->set_reason(
-        bad == 0 ? "newest checkpoint"
-                 : fmt::format("newest checkpoint that verifies; {} newer or "
-                               "older ones do not",
-                               bad));
-    out.generation = generation_of(*best);
-    return out;
-  }
-  out.why = no_checkpoint(in);
-  if (!out.why.empty()) {
-    out.kind = Decision::Kind::kGiveUp;
-    return out;
-  }
-  source->set_kind(pb::Source::INIT);
-  source->set_step(0);
-  source->set_reason(in.ledger.last_finished() == 0
-                         ? "start of the job"
-                         : "no checkpoint was saved yet: from the start");
-  return out;
-}
-
 Recovery::Decision Recovery::decide(const Inputs& in,
                                     const planner::Deal& wanted) {
   const Candidates candidates = gather(in);
@@ -247,7 +212,7 @@ Recovery::Decision Recovery::decide(const Inputs& in,
       .choice = choose(candidates, in, hosts_of(wanted, in.view.roster))};
   Decision out;
   const int64_t last_finished = in.ledger.last_finished();
-  if (best.choice.step < last_finished) {
+  if (table_ && best.choice.step < last_finished) {
     if (auto rescued = rescue(candidates, in, best)) {
       best = std::move(*rescued);
       out.rescue = true;

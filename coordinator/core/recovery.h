@@ -66,8 +66,6 @@ class Recovery {
   Recovery(const pb::Job& job, std::optional<geometry::ParamTable> table);
 
   Decision decide(const Inputs& in, const planner::Deal& wanted);
-  // For jobs that keep no states in memory. Leaves `placement` empty.
-  Decision decide_from_checkpoints(const Inputs& in) const;
   // Whether decide() asked to wait and nothing has changed since.
   bool waiting(const ClusterView& view,
                const std::set<std::string>& missing_holders) const;

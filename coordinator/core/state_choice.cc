@@ -7,6 +7,7 @@
 #include <optional>
 #include <tuple>
 
+#include "proto/base/check.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -184,9 +185,11 @@ StateChoice from_memory(const Inventory& in, const Group& g,
 
 }  // namespace
 
-StateChoice choose_state(const ParamTable& table, const Inventory& in) {
+StateChoice choose_state(const ParamTable* table, const Inventory& in) {
+  CHECK(table != nullptr || in.holdings.empty());
   std::vector<std::string> notes;
-  std::vector<Group> groups = groups_of(table, in, notes);
+  std::vector<Group> groups;
+  if (table != nullptr) groups = groups_of(*table, in, notes);
   // Newest step first, of it the newest generation, then who has most of it.
   std::stable_sort(
       groups.begin(), groups.end(), [](const Group& a, const Group& b) {
@@ -198,7 +201,7 @@ StateChoice choose_state(const ParamTable& table, const Inventory& in) {
   for (const Group& g : groups) {
     if (saved != nullptr && g.step < saved->step) break;
     std::vector<size_t> sources;
-    const std::string no = obstacle(table, in, g, &sources);
+    const std::string no = obstacle(*table, in, g, &sources);
     if (no.empty()) {
       c = from_memory(in, g, std::move(sources));
       c.why = with_notes(c.why, notes);
@@ -211,7 +214,10 @@ StateChoice choose_state(const ParamTable& table, const Inventory& in) {
     c.step = saved->step;
     c.generation = saved->generation;
     c.path = saved->path;
-    c.why = with_notes("newest checkpoint; no newer step is whole in memory",
+    c.why = with_notes(in.holdings.empty()
+                           ? "newest checkpoint"
+                           : "newest checkpoint; no newer step is complete in "
+                             "memory",
                        notes);
     return c;
   }

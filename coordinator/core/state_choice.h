@@ -77,7 +77,8 @@ struct StateChoice {
   std::string why;
 };
 
-StateChoice choose_state(const geometry::ParamTable& table,
+// table: of the job's model; may be null if there are no holdings.
+StateChoice choose_state(const geometry::ParamTable* table,
                          const Inventory& inventory);
 
 }  // namespace remesh::core

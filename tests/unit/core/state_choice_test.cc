@@ -219,7 +219,7 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
   std::map<StateChoice::Kind, int> kinds;
   for (int i = 0; i < 2000; ++i) {
     Inventory in = random_inventory(random, known);
-    const StateChoice c = choose_state(table, in);
+    const StateChoice c = choose_state(&table, in);
     const auto [step, generation] = newest_in_memory(known, in);
     const int64_t saved = newest_saved(in);
     ++kinds[c.kind];
@@ -243,7 +243,7 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
     for (const size_t k : c.sources) read.push_back(in.holdings[k]);
     std::shuffle(in.holdings.begin(), in.holdings.end(), random);
     std::shuffle(in.checkpoints.begin(), in.checkpoints.end(), random);
-    const StateChoice again = choose_state(table, in);
+    const StateChoice again = choose_state(&table, in);
     ASSERT_EQ(again.kind, c.kind);
     ASSERT_EQ(again.step, c.step);
     ASSERT_EQ(again.path, c.path);
@@ -269,7 +269,7 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
     if (r != 1) in.holdings.push_back(holding(known, s, r, 8, 1, worker));
   }
   in.checkpoints = {{5, 1, "ckpt-5"}};
-  StateChoice c = choose_state(table, in);
+  StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
   EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is not whole"),
@@ -277,11 +277,11 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
       << c.why;
   // Its host is gone with it, but b's buddy has a replica of step 7.
   std::erase_if(in.holdings, [](const Holding& h) { return h.worker == "b"; });
-  c = choose_state(table, in);
+  c = choose_state(&table, in);
   EXPECT_EQ(c.kind, StateChoice::Kind::kCheckpoint);
   EXPECT_EQ(c.path, "ckpt-5");
   in.holdings.push_back(holding(known, s, 1, 7, 1, "c", true));
-  c = choose_state(table, in);
+  c = choose_state(&table, in);
   EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
   EXPECT_EQ(c.tokens, 700);
@@ -296,7 +296,7 @@ TEST(Inventory, OneOfTheReplicasIsEnough) {
   Inventory in;
   in.holdings = {holding(known, s, 0, 7, 1, "a"),
                  holding(known, s, 1, 8, 1, "b")};
-  const StateChoice c = choose_state(table, in);
+  const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.step, 8);
   ASSERT_EQ(c.sources.size(), 1U);
   EXPECT_EQ(in.holdings[c.sources[0]].worker, "b");
@@ -311,9 +311,9 @@ TEST(Inventory, ABranchThatWasLeftStaysLeft) {
   Inventory in;
   in.holdings = {holding(known, s, 0, 12, 1, "c"),
                  holding(known, s, 0, 11, 2, "a")};
-  EXPECT_EQ(choose_state(table, in).step, 12);
+  EXPECT_EQ(choose_state(&table, in).step, 12);
   in.first_steps = {{1, 1}, {2, 11}};
-  const StateChoice c = choose_state(table, in);
+  const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.step, 11);
   EXPECT_EQ(c.generation, 2);
   EXPECT_NE(c.why.find("branch that generation 2 left"), std::string::npos)
@@ -323,9 +323,9 @@ TEST(Inventory, ABranchThatWasLeftStaysLeft) {
 TEST(Inventory, NothingLeftIsSaid) {
   const ParamTable table = small_model();
   Inventory in;
-  EXPECT_EQ(choose_state(table, in).why, "start of the job");
+  EXPECT_EQ(choose_state(&table, in).why, "start of the job");
   in.last_finished = 9;
-  EXPECT_NE(choose_state(table, in).why.find("of 9 finished steps"),
+  EXPECT_NE(choose_state(&table, in).why.find("of 9 finished steps"),
             std::string::npos);
 }
 

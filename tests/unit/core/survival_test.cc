@@ -106,7 +106,7 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
       if (rng() % 3 != 0) in.hosts.insert(h);
     if (in.hosts.empty()) in.hosts.insert("elsewhere");
     const bool found =
-        choose_state(table, in).kind == StateChoice::Kind::kMemory;
+        choose_state(&table, in).kind == StateChoice::Kind::kMemory;
     ASSERT_EQ(survives_on(a, in.hosts), found)
         << round << ": " << a.ShortDebugString() << " on "
         << fmt::format("{}", fmt::join(in.hosts, ", "));

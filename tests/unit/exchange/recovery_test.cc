@@ -34,8 +34,8 @@ namespace remesh::exchange {
 namespace {
 
 namespace fs = std::filesystem;
-using core::StateChoice;
 using core::Holding;
+using core::StateChoice;
 using geometry::ParamTable;
 using geometry::Sharding;
 using memory::StateInfo;
@@ -369,7 +369,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
     core::Inventory in;
     in.holdings = inventory_of(dir.path(), table, &files);
     in.first_steps = first_steps;
-    const StateChoice choice = core::choose_state(table, in);
+    const StateChoice choice = core::choose_state(&table, in);
     ASSERT_GE(choice.step, finished) << choice.why;
     // Nothing was finished yet: from the start again.
     ASSERT_TRUE(choice.kind == StateChoice::Kind::kMemory || finished == 0);

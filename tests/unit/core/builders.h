@@ -1,0 +1,72 @@
+// Small reports and durable states for the tests of the core's values.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/roster.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+inline constexpr int64_t kSilentMs = 500;
+
+inline pb::Report report(const std::string& worker, uint64_t seq,
+                         uint64_t incarnation = 1) {
+  pb::Report r;
+  r.set_worker(worker);
+  r.set_incarnation(incarnation);
+  r.set_seq(seq);
+  r.set_host("host-" + worker);
+  r.set_slots(1);
+  r.set_cores(1);
+  return r;
+}
+
+// Adds a rank that has committed `step`.
+inline pb::RankStatus* add_rank(pb::Report* r, int rank, int64_t step = 0,
+                                uint64_t progress = 0) {
+  pb::RankStatus* s = r->add_ranks();
+  s->set_rank(rank);
+  s->set_committed_step(step);
+  s->set_progress(progress);
+  return s;
+}
+
+// Generation 1 with one rank on each worker, in that phase.
+inline pb::Durable running(const std::vector<std::string>& workers,
+                           pb::Durable::Phase phase = pb::Durable::RUNNING) {
+  pb::Durable d;
+  d.set_phase(phase);
+  d.set_generation(1);
+  d.mutable_assignment()->set_generation(1);
+  d.mutable_assignment()->mutable_mesh()->set_dp(
+      static_cast<int>(workers.size()));
+  for (const std::string& w : workers) {
+    pb::Durable::Member* p = d.add_participants();
+    p->set_name(w);
+    p->set_incarnation(1);
+    p->set_host("host-" + w);
+    p->set_slots(1);
+    pb::RankPlace* place = d.mutable_assignment()->add_ranks();
+    place->set_rank(d.assignment().ranks_size() - 1);
+    place->set_worker(w);
+    d.mutable_assignment()->add_workers(w);
+    d.mutable_assignment()->add_hosts("host-" + w);
+  }
+  return d;
+}
+
+// The report of a worker that runs one rank of generation 1.
+inline pb::Report running_report(const std::string& worker, uint64_t seq,
+                                 int rank, int64_t step,
+                                 uint64_t progress = 0) {
+  pb::Report r = report(worker, seq);
+  r.set_generation(1);
+  r.set_state(pb::Report::RUNNING);
+  add_rank(&r, rank, step, progress);
+  return r;
+}
+
+}  // namespace remesh::core

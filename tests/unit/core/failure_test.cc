@@ -1,0 +1,124 @@
+// Failures: when the detector finds one, and what the budget allows.
+#include <gtest/gtest.h>
+
+#include "coordinator/core/failure_budget.h"
+#include "coordinator/core/failure_detector.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+pb::Elastic elastic() {
+  pb::Elastic e;
+  e.set_report_every_ms(100);
+  e.set_hang_after_s(2);
+  e.set_max_same_failures(3);
+  e.set_max_failures_without_progress(5);
+  return e;
+}
+
+struct Fixture {
+  Roster roster;
+  pb::Durable durable = running({"a", "b"});
+  FailureDetector detector{elastic()};
+
+  void hear(const pb::Report& r, int64_t now_ms) {
+    roster.on_report(r, durable, kSilentMs, now_ms);
+  }
+  std::optional<Failure> find(int64_t now_ms) const {
+    return detector.find(
+        {.roster = roster, .durable = durable, .now_ms = now_ms});
+  }
+};
+
+TEST(FailureDetector, NamesTheRankThatWasKilledNotItsVictim) {
+  Fixture f;
+  f.hear(running_report("a", 1, 0, 3), 0);
+  pb::Report victim = running_report("b", 1, 1, 3);
+  victim.mutable_ranks(0)->set_exited(true);
+  victim.mutable_ranks(0)->set_exit_code(1);
+  victim.mutable_ranks(0)->set_waits(true);
+  f.hear(victim, 10);
+  const auto noticed = f.find(20);
+  ASSERT_TRUE(noticed);
+  EXPECT_EQ(noticed->rank, 1);
+  pb::Report culprit = running_report("a", 2, 0, 3);
+  culprit.mutable_ranks(0)->set_exited(true);
+  culprit.mutable_ranks(0)->set_signal(9);
+  f.hear(culprit, 30);
+  const Failure settled = f.detector.settle(
+      *noticed, {.roster = f.roster, .durable = f.durable, .now_ms = 40});
+  EXPECT_EQ(settled.rank, 0);
+  EXPECT_TRUE(settled.by_signal);
+}
+
+TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
+  Fixture f;
+  f.durable.mutable_assignment()->mutable_ranks()->RemoveLast();
+  f.hear(running_report("a", 1, 0, 3), 0);
+  EXPECT_FALSE(f.find(10)) << "b has no ranks";
+  f.roster.expire(f.durable, 50, 100);
+  const auto lost = f.find(100);
+  ASSERT_TRUE(lost);
+  EXPECT_EQ(lost->worker, "a");
+}
+
+TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
+  Fixture f;
+  const auto hear_both = [&](uint64_t seq, int64_t now_ms) {
+    f.hear(running_report("a", seq, 0, 3, 5), now_ms);
+    f.hear(running_report("b", seq, 1, 3, 5), now_ms);
+  };
+  uint64_t seq = 0;
+  for (int64_t t = 0; t <= 3000; t += 100) hear_both(++seq, t);
+  EXPECT_FALSE(f.find(3000)) << "starting takes longer";
+  f.detector.note_progress();
+  EXPECT_TRUE(f.find(3000));
+  EXPECT_FALSE(f.find(3000 + 501)) << "nobody has reported lately";
+  f.hear(running_report("a", ++seq, 0, 4, 6), 3100);
+  f.hear(running_report("b", seq, 1, 4, 6), 3100);
+  EXPECT_FALSE(f.find(3100)) << "progress was made";
+}
+
+TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
+  pb::Durable d;
+  const Failure f{.text = "x", .rank = 1, .worker = "a", .step = 7};
+  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
+  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
+  EXPECT_TRUE(account_failure(f, elastic(), &d).give_up);
+  reset_failures(&d);
+  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
+}
+
+TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
+  pb::Durable d;
+  std::vector<int64_t> waits;
+  for (int64_t step = 1; step <= 5; ++step) {
+    const auto v =
+        account_failure({.text = "x", .rank = 1, .step = step}, elastic(), &d);
+    EXPECT_EQ(v.give_up, step == 5);
+    waits.push_back(v.backoff_ms);
+  }
+  EXPECT_EQ(waits, (std::vector<int64_t>{0, 0, 250, 500, 0}));
+}
+
+TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
+  pb::Durable d;
+  const Failure f{.text = "x", .rank = 0, .step = 7, .exit_code = 65};
+  for (int i = 0; i < 4; ++i) {
+    const auto v = account_failure(f, elastic(), &d);
+    EXPECT_TRUE(v.bad_source);
+    EXPECT_FALSE(v.give_up);
+  }
+}
+
+TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
+  pb::Durable d;
+  const auto v = account_failure({.text = "why", .rank = 0, .exit_code = 3},
+                                 elastic(), &d);
+  EXPECT_TRUE(v.give_up);
+  EXPECT_EQ(v.reason, "why");
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,209 @@
+// Decisions about meshes and states: the mesh policy, recovery and retention.
+#include <gtest/gtest.h>
+
+#include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/recovery.h"
+#include "coordinator/core/state_retention.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+pb::Job job() {
+  pb::Job j;
+  j.mutable_train()->set_steps(100);
+  j.mutable_train()->set_global_batch_size(8);
+  j.mutable_train()->set_local_batch_size(1);
+  j.mutable_elastic()->set_join_window_ms(1000);
+  j.mutable_elastic()->set_rejoin_wait_ms(5000);
+  return j;
+}
+
+struct Fixture {
+  Roster roster;
+  pb::Durable durable;
+  MeshPolicy policy{job(), std::nullopt};
+  uint64_t seq = 0;
+
+  void hear(pb::Report r, int64_t now_ms = 0) {
+    r.set_seq(++seq);
+    roster.on_report(r, durable, kSilentMs, now_ms);
+  }
+  void hear_all(const std::vector<std::string>& workers, int64_t now_ms = 0) {
+    for (const std::string& w : workers) hear(report(w, 0), now_ms);
+  }
+  ClusterView view(int64_t now_ms = 0) const {
+    return {.roster = roster, .durable = durable, .now_ms = now_ms};
+  }
+};
+
+int world(const Result<planner::Deal>& placed) {
+  return placed.ok() ? placed->layout.world() : 0;
+}
+
+TEST(MeshPolicy, UsesAllSlotsUnlessACommandSaysOtherwise) {
+  Fixture f;
+  f.hear_all({"a", "b", "c"});
+  EXPECT_EQ(world(f.policy.place(f.view())), 3);
+  f.durable.set_scale(2);
+  EXPECT_EQ(world(f.policy.place(f.view())), 2);
+  f.durable.clear_scale();
+  f.durable.set_pinned("dp1");
+  EXPECT_EQ(world(f.policy.place(f.view())), 1);
+  f.durable.set_pinned("dp4");
+  EXPECT_EQ(world(f.policy.place(f.view())), 3) << "the pin does not fit";
+}
+
+TEST(MeshPolicy, WorkersThatLeaveGetNoRanks) {
+  Fixture f;
+  f.hear_all({"a", "b"});
+  f.roster.drain("b");
+  const auto placed = f.policy.place(f.view());
+  ASSERT_EQ(world(placed), 1);
+  EXPECT_EQ(placed->ranks[0].worker, "a");
+}
+
+TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {
+  Fixture f;
+  f.durable = running({"a"});
+  f.hear_all({"a"});
+  EXPECT_FALSE(f.policy.wanted_change(f.view(5000), 0));
+  f.hear_all({"b"}, 5000);
+  EXPECT_FALSE(f.policy.wanted_change(f.view(5999), 0)) << "more may join";
+  const auto change = f.policy.wanted_change(f.view(6000), 0);
+  ASSERT_TRUE(change);
+  EXPECT_FALSE(change->must);
+  EXPECT_FALSE(f.policy.wanted_change(f.view(6000), 7000)) << "put off";
+}
+
+TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
+  Fixture f;
+  f.durable = running({"a", "b"});
+  f.hear_all({"a", "b", "spare"});
+  f.roster.drain("spare");
+  EXPECT_FALSE(f.policy.wanted_change(f.view(), 0));
+  f.roster.drain("b");
+  ASSERT_TRUE(f.policy.wanted_change(f.view(), 0));
+  EXPECT_TRUE(f.policy.wanted_change(f.view(), 0)->must);
+  f.durable.set_stop_requested(true);
+  EXPECT_EQ(f.policy.wanted_change(f.view(), 0)->why, "stop");
+}
+
+TEST(MeshPolicy, RefusesALayoutOrScaleThatCannotBe) {
+  Fixture f;
+  f.hear_all({"a", "b"});
+  EXPECT_TRUE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
+  EXPECT_FALSE(f.policy.check_layout(f.view(), {.dp = 3}).ok());
+  EXPECT_TRUE(f.policy.check_scale(f.view(), 1).ok());
+  f.durable.set_pinned("dp2");
+  EXPECT_FALSE(f.policy.check_scale(f.view(), 1).ok());
+  f.durable.set_scale(1);
+  EXPECT_FALSE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
+}
+
+// ---------------------------------------------------------------- recovery
+
+CheckpointInfo saved(int64_t step, int64_t generation = 1) {
+  return {.step = step,
+          .generation = generation,
+          .path = "step-" + std::to_string(step)};
+}
+
+Recovery::Decision decide(const Fixture& f, const StepLedger& ledger,
+                          const CheckpointsScanned& scan) {
+  Recovery recovery(job(), std::nullopt);
+  const ClusterView view = f.view();
+  return recovery.decide({.view = view,
+                          .ledger = ledger,
+                          .scan = scan,
+                          .policy = f.policy,
+                          .missing_holders = {}},
+                         *f.policy.place(view));
+}
+
+TEST(Recovery, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
+  Fixture f;
+  f.hear_all({"a"});
+  // Generation 2 continued from step 4 without what generation 1 saved later.
+  const StepLedger ledger(6, std::nullopt, {{1, 1}, {2, 5}});
+  const auto d =
+      decide(f, ledger, {.valid = {saved(4), saved(8), saved(6, 2)}});
+  ASSERT_EQ(d.kind, Recovery::Decision::Kind::kRestore);
+  EXPECT_EQ(d.source.path(), "step-6");
+  EXPECT_EQ(d.generation, 2);
+}
+
+TEST(Recovery, NeverTakesInitialWeightsWhileCheckpointsExist) {
+  Fixture f;
+  f.hear_all({"a"});
+  EXPECT_EQ(decide(f, {}, {}).source.kind(), pb::Source::INIT);
+  EXPECT_EQ(decide(f, {}, {.invalid = {"step-5: truncated"}}).kind,
+            Recovery::Decision::Kind::kGiveUp);
+  f.durable.add_bad_checkpoints("step-5");
+  const auto d = decide(f, {}, {.valid = {saved(5)}});
+  EXPECT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
+  EXPECT_NE(d.why.find("step-5: does not load"), std::string::npos) << d.why;
+}
+
+TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
+  Fixture f;
+  f.durable = running({"a"});
+  pb::Source* source = f.durable.mutable_assignment()->mutable_source();
+  source->set_kind(pb::Source::MEMORY);
+  source->set_step(3);
+  pb::StateHolding* wanted = source->add_states();
+  wanted->set_worker("a");
+  wanted->set_generation(1);
+  wanted->set_step(3);
+  wanted->set_rank(0);
+  f.hear_all({"a"});
+  refuse_source(f.roster, &f.durable);
+  EXPECT_EQ(f.durable.bad_states_size(), 0) << "the worker lost it";
+  pb::Report r = report("a", 0);
+  *r.add_holdings() = *wanted;
+  f.hear(r);
+  refuse_source(f.roster, &f.durable);
+  EXPECT_EQ(f.durable.bad_states_size(), 1);
+  EXPECT_EQ(lost_source(f.view(), false), "");
+  f.roster.expire(f.durable, 10, 1000);
+  EXPECT_EQ(lost_source(f.view(), true), "a");
+}
+
+// --------------------------------------------------------------- retention
+
+TEST(StateRetention, TheSourceIsNeededUntilAFurtherStepIsCommitted) {
+  Fixture f;
+  f.durable = running({"a"});
+  pb::Source* source = f.durable.mutable_assignment()->mutable_source();
+  source->set_kind(pb::Source::MEMORY);
+  source->set_step(3);
+  source->add_states()->set_worker("b");
+  f.hear(running_report("a", 0, 0, 2));
+  f.hear(report("b", 0));
+  f.roster.drain("b");
+  StateRetention retention(job().elastic(), /*keeps_state=*/true);
+  const auto needs_b = [&] {
+    retention.observe(f.view());
+    return retention.needs_memory_of(f.view(), f.policy, "b", -1, 3);
+  };
+  EXPECT_TRUE(needs_b());
+  EXPECT_EQ(retention.missing_holders(f.view()), std::set<std::string>{});
+  f.hear(running_report("a", 0, 0, 4));
+  EXPECT_FALSE(needs_b());
+  retention.begin_generation();
+  EXPECT_FALSE(StateRetention(job().elastic(), false)
+                   .needs_memory_of(f.view(), f.policy, "b", -1, 3));
+}
+
+TEST(StateRetention, AStopSavesStepsThatAreInMemoryAlone) {
+  Fixture f;
+  pb::Report r = report("a", 0);
+  r.add_holdings()->set_step(9);
+  f.hear(r);
+  const StateRetention retention(job().elastic(), true);
+  EXPECT_TRUE(retention.must_save_before_stop(f.view(), f.policy, 5, 9));
+  EXPECT_FALSE(retention.must_save_before_stop(f.view(), f.policy, 9, 9));
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,76 @@
+// The fence relay and the checkpoint watch.
+#include <gtest/gtest.h>
+
+#include "coordinator/core/checkpoint_watch.h"
+#include "coordinator/core/fence_relay.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+pb::FenceIn fence(const std::string& worker, const std::string& blob) {
+  pb::FenceIn f;
+  f.set_worker(worker);
+  f.set_index(0);
+  f.set_blob(blob);
+  return f;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(FenceRelay, IsCompleteWhenEveryWorkerWithRanksContributed) {
+  FenceRelay relay;
+  pb::Durable d = running({"b", "a"});
+  d.mutable_assignment()->add_workers("spare");
+  EXPECT_TRUE(relay.add(fence("a", "A"), d).workers.empty());
+  EXPECT_TRUE(relay.misses("b"));
+  const auto done = relay.add(fence("b", "B"), d);
+  EXPECT_EQ(done.blob, "BA") << "in the order of the assignment's workers";
+  EXPECT_EQ(done.workers, (Names{"a", "b"}));
+  EXPECT_EQ(relay.add(fence("a", "A"), d).workers, Names{"a"})
+      << "repeated for the one that asks again";
+  relay.clear();
+  EXPECT_TRUE(relay.add(fence("b", "B"), d).workers.empty());
+}
+
+TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a"});
+  const auto hear = [&](uint64_t seq, int64_t step, const std::string& error) {
+    pb::Report r = running_report("a", seq, 0, 9);
+    r.mutable_ranks(0)->set_checkpoint_step(step);
+    r.mutable_ranks(0)->set_checkpoint_error(error);
+    roster.on_report(r, d, kSilentMs, 0);
+    return watch.observe(roster, 1);
+  };
+  EXPECT_EQ(hear(1, 5, "").size(), 1u);
+  EXPECT_TRUE(hear(2, 5, "").empty());
+  ASSERT_EQ(hear(3, 5, "disk full").size(), 1u);
+  EXPECT_EQ(watch.last_error(), "disk full");
+  EXPECT_TRUE(hear(4, 5, "disk full").empty());
+  EXPECT_EQ(hear(5, 6, "").size(), 1u);
+  EXPECT_EQ(watch.newest_step(), 6);
+  EXPECT_EQ(watch.last_error(), "");
+  EXPECT_TRUE(watch.observe(roster, 2).empty()) << "of another generation";
+}
+
+TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a"});
+  const auto hear = [&](uint64_t seq, int64_t declined) {
+    pb::Report r = running_report("a", seq, 0, 9);
+    r.mutable_ranks(0)->set_refused_stops(declined);
+    roster.on_report(r, d, kSilentMs, 0);
+    return watch.stop_declined({.roster = roster, .durable = d});
+  };
+  hear(1, 2);
+  watch.expect_stop(roster);
+  EXPECT_FALSE(hear(2, 2));
+  EXPECT_TRUE(hear(3, 3));
+  EXPECT_FALSE(hear(4, 3));
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,90 @@
+// Which steps are finished, by reports, checkpoints and restored states.
+#include "coordinator/core/step_ledger.h"
+
+#include <gtest/gtest.h>
+
+namespace remesh::core {
+namespace {
+
+pb::StepMetrics step(int64_t generation, int64_t number) {
+  pb::StepMetrics m;
+  m.set_generation(generation);
+  m.set_step(number);
+  return m;
+}
+
+std::vector<int64_t> numbers(const StepLedger::Entries& entries) {
+  std::vector<int64_t> out;
+  for (const auto& e : entries)
+    out.push_back(e.metrics ? e.metrics->step() : 0);
+  return out;
+}
+
+using Numbers = std::vector<int64_t>;
+
+TEST(StepLedger, FinishesReportedStepsUpToTheCommittedOneOnce) {
+  StepLedger ledger;
+  for (const int64_t n : {1, 2, 3}) ledger.report(step(1, n));
+  EXPECT_EQ(numbers(ledger.advance(1, 2)), (Numbers{1, 2}));
+  EXPECT_EQ(numbers(ledger.advance(1, 2)), Numbers{});
+  ledger.report(step(1, 2));
+  EXPECT_EQ(numbers(ledger.advance(1, 3)), Numbers{3});
+  EXPECT_EQ(ledger.last_finished(), 3);
+  EXPECT_EQ(ledger.last_metrics()->step(), 3);
+}
+
+TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
+  StepLedger ledger;
+  ledger.report(step(1, 1));
+  EXPECT_TRUE(ledger.advance(2, 9).empty());
+  EXPECT_EQ(ledger.last_finished(), 0);
+}
+
+TEST(StepLedger, AMissingReportIsAGapBeforeTheNextStep) {
+  StepLedger ledger(4, std::nullopt, {});
+  ledger.report(step(1, 7));
+  const auto entries = ledger.advance(1, 7);
+  ASSERT_EQ(entries.size(), 1u);
+  EXPECT_EQ(entries[0].gap_first, 5);
+  EXPECT_EQ(entries[0].gap_last, 6);
+  EXPECT_EQ(entries[0].metrics->step(), 7);
+}
+
+TEST(StepLedger, ARestoredStateFinishesItsStepsFromReportsAndCheckpoints) {
+  StepLedger ledger(2, std::nullopt, {{1, 1}});
+  ledger.report(step(1, 3));
+  ledger.prove({{.step = 5,
+                 .generation = 1,
+                 .path = "step-5",
+                 .recent = {step(1, 4), step(1, 5)}}});
+  EXPECT_EQ(ledger.last_known(1), 5);
+  EXPECT_EQ(numbers(ledger.restore(1, 5)), (Numbers{3, 4, 5}));
+  EXPECT_EQ(ledger.last_finished(), 5);
+}
+
+TEST(StepLedger, ARestoredStepWithoutMetricsIsAGap) {
+  StepLedger ledger(2, std::nullopt, {});
+  ledger.report(step(3, 3));
+  const auto entries = ledger.restore(3, 6);
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[1].gap_first, 4);
+  EXPECT_EQ(entries[1].gap_last, 6);
+  EXPECT_FALSE(entries[1].metrics);
+  EXPECT_EQ(ledger.last_finished(), 6);
+}
+
+TEST(StepLedger, AnAbandonedBranchProvesNothing) {
+  // Generation 1 made steps to 5; generation 2 continued from step 2.
+  StepLedger ledger(3, std::nullopt, {{1, 1}, {2, 3}});
+  ledger.prove({{.step = 5,
+                 .generation = 1,
+                 .path = "step-5",
+                 .recent = {step(1, 4), step(1, 5)}}});
+  EXPECT_EQ(ledger.last_known(2), 3);
+  EXPECT_EQ(abandoned_by(ledger.first_steps(), 1, 4), 2);
+  EXPECT_EQ(abandoned_by(ledger.first_steps(), 1, 2), 0);
+  EXPECT_EQ(abandoned_by(ledger.first_steps(), 2, 9), 0);
+}
+
+}  // namespace
+}  // namespace remesh::core
