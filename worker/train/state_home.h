@@ -25,7 +25,6 @@
 #include "worker/engine/state_store.h"
 #include "worker/train/memory_source.h"
 #include "worker/train/segments.h"
-#include "proto/base/exit_code.h"
 
 namespace remesh::train {
 
