@@ -23,25 +23,25 @@ bool process_stopped(const pb::RankStatus& s) {
   return s.os_state() == "T" || s.os_state() == "t";
 }
 
-// The first that failed is the smallest.
+// The smallest class failed first.
 int death_class(const pb::RankStatus& s) {
   if (died_of_itself(s)) return 0;
   if (!s.error().empty()) return 1;
   return s.waits() ? 3 : 2;
 }
 
-// Without the last " for 1.2 s".
+// Strips the last " for 1.2 s".
 std::string without_time(const std::string& doing) {
   return doing.substr(0, doing.rfind(" for "));
 }
 
-std::string who(const RankView& r) {
+std::string name_of(const RankView& r) {
   return fmt::format("rank {} on worker {}", r.status->rank(), r.worker);
 }
 
-// ------------------------------------------------------ who waits for whom
+// -------------------------------------------------------- waiting for whom
 
-// Whether b has come to the collective that a waits in, or beyond it.
+// Whether b has reached the collective that a waits in, or passed it.
 bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
   if (!a.has_at() || !b.has_at())
     return b.waits() && a.has_at() == b.has_at() && a.phase() == b.phase();
@@ -53,7 +53,7 @@ bool has_joined(const pb::RankStatus& a, const pb::RankStatus& b) {
          y.number() >= x.number();
 }
 
-// Those whose part in its operation a waiting rank misses.
+// The ranks whose part in its operation a waiting rank is missing.
 std::vector<size_t> missed_by(const std::vector<RankView>& ranks, size_t i) {
   const pb::RankStatus& a = *ranks[i].status;
   std::vector<size_t> out;
@@ -71,9 +71,9 @@ std::vector<size_t> missed_by(const std::vector<RankView>& ranks, size_t i) {
   return out;
 }
 
-// Everybody that rank i waits for, directly or through others; itself too.
-std::vector<size_t> behind(const std::vector<std::vector<size_t>>& missed,
-                           size_t i) {
+// Rank i and every rank that it waits for, directly or through others.
+std::vector<size_t> waited_for(const std::vector<std::vector<size_t>>& missed,
+                               size_t i) {
   std::vector<bool> seen(missed.size(), false);
   std::vector<size_t> out = {i};
   seen[i] = true;
@@ -86,22 +86,22 @@ std::vector<size_t> behind(const std::vector<std::vector<size_t>>& missed,
   return out;
 }
 
-// Where all wait: of the ranks that wait for each other only, the one in the
+// If all ranks wait: of those that wait only for each other, the one in the
 // earliest operation.
 size_t earliest_waiter(const std::vector<RankView>& ranks) {
   std::vector<std::vector<size_t>> missed;
   for (size_t i = 0; i < ranks.size(); ++i)
     missed.push_back(missed_by(ranks, i));
-  std::vector<size_t> circle;
+  std::vector<size_t> cycle;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    std::vector<size_t> b = behind(missed, i);
-    if (circle.empty() || b.size() < circle.size()) circle = std::move(b);
+    std::vector<size_t> b = waited_for(missed, i);
+    if (cycle.empty() || b.size() < cycle.size()) cycle = std::move(b);
   }
   const auto key = [&](size_t i) {
     const pb::RankStatus& s = *ranks[i].status;
     return std::make_tuple(s.step(), s.at().number(), s.rank());
   };
-  return *std::min_element(circle.begin(), circle.end(),
+  return *std::min_element(cycle.begin(), cycle.end(),
                            [&](size_t a, size_t b) { return key(a) < key(b); });
 }
 
@@ -129,13 +129,13 @@ std::optional<size_t> first_death(const std::vector<RankView>& ranks) {
 
 std::string death_text(const RankView& r) {
   const pb::RankStatus& s = *r.status;
-  std::string out = who(r) + ": ";
+  std::string out = name_of(r) + ": ";
   out += s.signal() != 0 ? "killed by " + signal_text(s.signal())
                          : fmt::format("exit code {}", s.exit_code());
   if (!s.error().empty()) out += ": " + s.error();
   if (!s.doing().empty()) out += "; it was at " + s.doing();
-  // Its own words say more than its log, and where it was more than what it
-  // logged before a signal came.
+  // An error message says more than the log, and so does the operation that a
+  // signal interrupted.
   const bool log_helps =
       s.doing().empty() || s.signal() == 0 || s.signal() == SIGABRT;
   if (s.error().empty() && log_helps && !s.last_log().empty())
@@ -151,7 +151,7 @@ Stuck find_stuck(const std::vector<RankView>& ranks) {
     const pb::RankStatus& s = *ranks[i].status;
     const bool stopped = process_stopped(s);
     if (s.waits() && !stopped) continue;
-    const auto key = std::make_tuple(!stopped, -ranks[i].stood_ms);
+    const auto key = std::make_tuple(!stopped, -ranks[i].stalled_ms);
     if (best && best_key <= key) continue;
     best = i;
     best_key = key;
@@ -167,17 +167,17 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
       s.doing().empty()
           ? fmt::format("step {}, microbatch {}", s.step(), s.microbatch())
           : without_time(s.doing());
-  const std::string stands = fmt::format(
-      "no progress for {:.1f} s", static_cast<double>(r.stood_ms) / 1000);
+  const std::string stalled = fmt::format(
+      "no progress for {:.1f} s", static_cast<double>(r.stalled_ms) / 1000);
   if (stuck.lost_message)
     return fmt::format(
-        "{}: every rank waits for others, {} at {}: a message was lost", stands,
-        who(r), where);
+        "{}: every rank waits for others, {} at {}: a message was lost",
+        stalled, name_of(r), where);
   const auto waiting =
       std::count_if(ranks.begin(), ranks.end(),
                     [](const RankView& x) { return x.status->waits(); }) -
       (s.waits() ? 1 : 0);
-  std::string out = fmt::format("{}: {} at {}", who(r), stands, where);
+  std::string out = fmt::format("{}: {} at {}", name_of(r), stalled, where);
   if (process_stopped(s)) out += " (its process is stopped)";
   if (waiting > 0)
     out += fmt::format("; {} other rank{} for it", waiting,
@@ -191,7 +191,7 @@ void fill_failure(const RankView& r, pb::EventRecord* e) {
   if (!s.doing().empty()) e->set_doing(s.doing());
   if (!s.flight_record().empty()) e->set_flight_record(s.flight_record());
   for (const std::string& line : s.log_tail()) e->add_last_log(line);
-  // How an abort ended it says nothing about it.
+  // How an abort ended the rank says nothing about it.
   if (!s.exited() || s.killed_by_worker()) return;
   if (s.signal() != 0)
     e->set_signal(s.signal());

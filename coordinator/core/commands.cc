@@ -58,7 +58,7 @@ Status Coordinator::drain(const std::string& worker) {
   d->set_incarnation(m->report.incarnation());
   roster_.drain(worker);
   persist();
-  pb::EventRecord e = event("drain");
+  pb::EventRecord e = event(events::kDrain);
   e.set_worker(worker);
   emit(std::move(e));
   return ok_status();
@@ -66,7 +66,7 @@ Status Coordinator::drain(const std::string& worker) {
 
 Status Coordinator::save_checkpoint() {
   if (durable_.phase() != pb::Durable::RUNNING)
-    return unavailable(fmt::format("nothing to save now: the job is {}",
+    return unavailable(fmt::format("cannot save now: the job is {}",
                                    phase_text(durable_.phase())));
   ++checkpoint_request_;
   return ok_status();
@@ -76,7 +76,7 @@ Status Coordinator::request_stop() {
   if (durable_.stop_requested()) return ok_status();
   durable_.set_stop_requested(true);
   persist();
-  emit(event("stop_requested"));
+  emit(event(events::kStopRequested));
   return ok_status();
 }
 
@@ -84,14 +84,14 @@ Status Coordinator::check_another_mesh_follows() const {
   if (!terminal(durable_.phase()) && !durable_.stop_requested())
     return ok_status();
   return unavailable(fmt::format(
-      "no mesh comes after this one: the job is {}",
+      "the mesh cannot change any more: the job is {}",
       durable_.stop_requested() ? "stopping" : phase_text(durable_.phase())));
 }
 
 Status Coordinator::pin_mesh(const std::string& text) {
   RETURN_IF_ERROR(check_another_mesh_follows());
   std::string pin;
-  pb::EventRecord e = event("mesh_asked");
+  pb::EventRecord e = event(events::kMeshAsked);
   if (text != "auto") {
     ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
     RETURN_IF_ERROR(policy_.check_layout(view(), layout));
@@ -105,8 +105,7 @@ Status Coordinator::pin_mesh(const std::string& text) {
   durable_.set_pinned(pin);
   durable_.set_mesh_asked(true);
   persist();
-  e.set_detail(pin.empty() ? "the mesh is chosen by the slots again"
-                           : pin + " until another is asked for");
+  e.set_detail(pin.empty() ? "automatic mesh selection" : "pinned to " + pin);
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
   emit(std::move(e));
   return ok_status();
@@ -122,11 +121,10 @@ Status Coordinator::set_scale(int64_t slots) {
       placed->layout != layout_of(durable_.assignment().mesh()))
     durable_.set_mesh_asked(true);
   persist();
-  pb::EventRecord e = event("scale_asked");
-  e.set_detail(slots == 0 ? "all slots are used again"
-                          : fmt::format("{} slots, the others are spares until "
-                                        "another number is asked for",
-                                        slots));
+  pb::EventRecord e = event(events::kScaleAsked);
+  e.set_detail(slots == 0
+                   ? "using all slots"
+                   : fmt::format("using {} slots; others are spares", slots));
   emit(std::move(e));
   return ok_status();
 }

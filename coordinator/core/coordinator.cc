@@ -7,6 +7,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/job_shape.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/rng.h"
 
 namespace remesh::core {
@@ -61,10 +62,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   else if (durable_.phase() != pb::Durable::WAITING)
     adopt_generation();
   persist();
-  pb::EventRecord e =
-      event(restart ? "coordinator_restarted" : "coordinator_started");
+  pb::EventRecord e = event(restart ? events::kCoordinatorRestarted
+                                    : events::kCoordinatorStarted);
   if (restart && !roster_.members().empty())
-    e.set_detail(fmt::format("looks for the {} workers of generation {}",
+    e.set_detail(fmt::format("waiting for the {} workers of generation {}",
                              roster_.members().size(), durable_.generation()));
   emit(std::move(e));
   reconcile();
@@ -176,9 +177,10 @@ void Coordinator::announce(const Roster::Changes& changes) {
       announce_loss(c);
       continue;
     }
-    pb::EventRecord e = event(c.kind == Kind::kJoined     ? "worker_joined"
-                              : c.kind == Kind::kReturned ? "worker_back"
-                                                          : "worker_leaving");
+    pb::EventRecord e =
+        event(c.kind == Kind::kJoined     ? events::kWorkerJoined
+              : c.kind == Kind::kReturned ? events::kWorkerBack
+                                          : events::kWorkerLeaving);
     e.set_worker(c.worker);
     if (c.kind != Kind::kLeaving) {
       if (terminal(durable_.phase())) continue;
@@ -194,7 +196,8 @@ void Coordinator::announce_loss(const Roster::Change& lost) {
                         has_ranks(durable_, lost.worker) &&
                         durable_.phase() != pb::Durable::WAITING;
   const bool expected = lost.leaving && !has_part;
-  pb::EventRecord e = event(expected ? "worker_left" : "worker_lost");
+  pb::EventRecord e =
+      event(expected ? events::kWorkerLeft : events::kWorkerLost);
   e.set_worker(lost.worker);
   if (!expected) e.set_cause(lost.detail);
   emit(std::move(e));
@@ -204,10 +207,11 @@ void Coordinator::announce_loss(const Roster::Change& lost) {
 // generation that was planned since has a number that its workers may know from
 // before, so it ends.
 void Coordinator::skip_to_generation_of(const pb::Report& r) {
-  pb::EventRecord e = event("journal_behind");
+  pb::EventRecord e = event(events::kJournalBehind);
   e.set_worker(r.worker());
-  e.set_detail(fmt::format("generation {} was used before: goes on above it",
-                           r.generation()));
+  e.set_detail(
+      fmt::format("generation {} was used before; numbering continues above it",
+                  r.generation()));
   emit(std::move(e));
   durable_.set_generation(r.generation());
   const pb::Durable::Phase phase = durable_.phase();
@@ -253,7 +257,7 @@ void Coordinator::reconcile() {
 
 void Coordinator::reconcile_waiting() {
   if (durable_.stop_requested() && !must_save_before_stop())
-    return terminate(pb::Durable::STOPPED, "stopped as asked");
+    return terminate(pb::Durable::STOPPED, "stopped by request");
   if (scanning_ || now_ms_ < not_before_ms_ || !ready_to_scan()) return;
   scanning_ = true;
   act(ScanCheckpoints{});
@@ -278,7 +282,7 @@ bool Coordinator::ready_to_scan() {
   if (!placed.ok()) {
     gathering_ = true;
     if (waiting_for_ != placed.status().message())
-      wait_for(placed.status().message());
+      wait_for(events::kWaiting, placed.status().message());
     return false;
   }
   // After a fault those who were there continue at once; who comes later makes
@@ -300,7 +304,9 @@ void Coordinator::reconcile_preparing() {
                          now_ms_ - started_ms_ < kReconnectSlackMs;
   if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
     return abort(
-        {.text = fmt::format("worker {} went with a state to begin with", lost),
+        {.text = fmt::format("worker {} was lost with a state that the "
+                             "generation starts from",
+                             lost),
          .worker = lost,
          .is_fault = false});
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
@@ -333,7 +339,7 @@ void Coordinator::reconcile_live() {
 void Coordinator::note_declined_stops() {
   if (!checkpoints_.stop_declined(view()) || durable_.must_stop()) return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  pb::EventRecord e = event("change_put_off");
+  pb::EventRecord e = event(events::kChangePutOff);
   e.set_cause("saving failed: " + checkpoints_.last_error());
   e.set_detail(durable_.finish_reason());
   emit(std::move(e));
@@ -346,7 +352,8 @@ void Coordinator::reconcile_ended() {
   if (!roster_.none_alive() && now_ms_ - terminal_since_ms_ < kGoodbyeMs)
     return;
   exited_ = true;
-  act(Exit{durable_.phase() == pb::Durable::FAILED ? 3 : 0, durable_.cause()});
+  act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed : kExitOk,
+           durable_.cause()});
 }
 
 // --------------------------------------------------- steps and checkpoints
@@ -368,10 +375,10 @@ void Coordinator::finish_steps() {
 
 void Coordinator::record(const StepLedger::Entry& entry) {
   if (entry.gap_first > 0) {
-    pb::EventRecord e = event("metrics_gap");
+    pb::EventRecord e = event(events::kMetricsGap);
     e.set_step(entry.gap_first - 1);
     e.set_detail(
-        fmt::format("steps {} to {} are finished, their metrics are lost",
+        fmt::format("the metrics of the finished steps {} to {} are lost",
                     entry.gap_first, entry.gap_last));
     emit(std::move(e));
   }
@@ -379,7 +386,7 @@ void Coordinator::record(const StepLedger::Entry& entry) {
 }
 
 void Coordinator::emit_training(int64_t step) {
-  pb::EventRecord e = event("training");
+  pb::EventRecord e = event(events::kTraining);
   e.set_step(step);
   *e.mutable_mesh() = durable_.assignment().mesh();
   e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
@@ -394,8 +401,8 @@ void Coordinator::emit_training(int64_t step) {
 void Coordinator::watch_checkpoints() {
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation())) {
-    pb::EventRecord e =
-        event(r.error.empty() ? "checkpoint" : "checkpoint_failed");
+    pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
+                                              : events::kCheckpointFailed);
     if (r.error.empty()) {
       e.set_step(r.step);
     } else {
@@ -415,11 +422,11 @@ void Coordinator::set_phase(pb::Durable::Phase phase) {
   persist();
 }
 
-pb::EventRecord Coordinator::event(const std::string& name) const {
+pb::EventRecord Coordinator::event(const events::EventKind& kind) const {
   pb::EventRecord e;
   e.set_time(options_.unix_offset_s + static_cast<double>(now_ms_) / 1000);
   e.set_generation(durable_.generation());
-  e.set_event(name);
+  e.set_event(kind.name);
   e.set_step(ledger_.last_finished());
   return e;
 }

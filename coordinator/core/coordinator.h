@@ -55,6 +55,7 @@
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
 #include "parallel/planner/shape.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::core {
 
@@ -107,7 +108,7 @@ class Coordinator {
   void add_participants(pb::Assignment* assignment);
   void begin_generation(const Recovery::Decision& decision, int64_t number);
   std::optional<pb::Mesh> mesh_before() const;
-  void wait_for(const std::string& what);
+  void wait_for(const events::EventKind& kind, const std::string& what);
   std::string release_pin(const geometry::Layout& chosen);
   void emit_pin_released(const std::string& layout);
   void release_unfit_pin();
@@ -166,7 +167,7 @@ class Coordinator {
 
   void set_phase(pb::Durable::Phase phase);  // persists
   void persist() { act(Persist{durable_}); }
-  pb::EventRecord event(const std::string& name) const;
+  pb::EventRecord event(const events::EventKind& kind) const;
   void emit(pb::EventRecord record);
   template <typename A>
   void act(A action) {

@@ -4,17 +4,14 @@
 
 #include <algorithm>
 
+#include "proto/base/exit_code.h"
+
 namespace remesh::core {
 namespace {
 
 constexpr int64_t kFailuresBeforeBackoff = 3;
 constexpr int64_t kFirstBackoffMs = 250;
 constexpr int64_t kMaxBackoffMs = 30'000;
-
-// Exit codes of remesh-trainer (worker/board/board.h), which this library may
-// not include.
-constexpr int kExitCannotContinue = 3;
-constexpr int kExitBadSource = 65;
 
 int64_t backoff_ms(int64_t failures) {
   if (failures < kFailuresBeforeBackoff) return 0;
@@ -38,7 +35,7 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
     v.bad_source = true;
     d->set_same_failures(0);  // the next source is a different one
   }
-  if (f.exit_code == kExitCannotContinue) {
+  if (f.exit_code == kExitFailed) {
     v.reason = f.text;
   } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format("the same failure {} times at step {}: {}",

@@ -33,7 +33,7 @@ std::vector<RankView> rank_views(const ClusterView& view) {
       out.push_back({.status = &s,
                      .worker = name,
                      .host = m.report.host(),
-                     .stood_ms = view.now_ms - since});
+                     .stalled_ms = view.now_ms - since});
     }
   }
   return out;
@@ -73,7 +73,7 @@ std::optional<Failure> FailureDetector::find_loss(
         !has_ranks(d, p.name()))
       continue;
     const Roster::Member* m = view.roster.find(p.name());
-    std::string why = "gone";
+    std::string why = "lost";
     if (m != nullptr && m->report.incarnation() != p.incarnation())
       why = "its daemon was restarted";
     else if (m != nullptr && !m->death.empty())

@@ -32,7 +32,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
   if (decision.kind == Recovery::Decision::Kind::kWait)
-    return wait_for(decision.why);
+    return wait_for(events::kWaitingForState, decision.why);
   if (keeps_state()) durable_.set_rescue(decision.rescue);
   if (decision.kind == Recovery::Decision::Kind::kGiveUp)
     return terminate(pb::Durable::FAILED, decision.why);
@@ -104,7 +104,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   durable_.set_generation(number);
   lost_steps_ =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
-  pb::EventRecord e = event("mesh");
+  pb::EventRecord e = event(events::kMesh);
   *e.mutable_mesh() = a.mesh();
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
   e.set_source(source_text(a.source()));
@@ -135,10 +135,11 @@ std::optional<pb::Mesh> Coordinator::mesh_before() const {
   return std::nullopt;
 }
 
-void Coordinator::wait_for(const std::string& what) {
+void Coordinator::wait_for(const events::EventKind& kind,
+                           const std::string& what) {
   if (what.empty()) return;
   waiting_for_ = what;
-  pb::EventRecord e = event("waiting");
+  pb::EventRecord e = event(kind);
   e.set_detail(what);
   emit(std::move(e));
 }
@@ -154,9 +155,9 @@ std::string Coordinator::release_pin(const Layout& chosen) {
 }
 
 void Coordinator::emit_pin_released(const std::string& layout) {
-  pb::EventRecord e = event("mesh_released");
+  pb::EventRecord e = event(events::kMeshReleased);
   e.set_detail(fmt::format(
-      "the slots do not suffice for {} any more: the mesh is chosen again",
+      "not enough slots for {}; falling back to automatic mesh selection",
       layout));
   emit(std::move(e));
 }
@@ -175,8 +176,8 @@ void Coordinator::release_unfit_pin() {
 // The scale admitted the layout that was pinned, and admits none of the job's
 // own.
 void Coordinator::release_scale(const std::string& why) {
-  pb::EventRecord e = event("scale_released");
-  e.set_detail(fmt::format("all slots are used again: {}", why));
+  pb::EventRecord e = event(events::kScaleReleased);
+  e.set_detail(fmt::format("using all slots again: {}", why));
   durable_.clear_scale();
   persist();
   emit(std::move(e));
@@ -210,7 +211,7 @@ void Coordinator::end_generation() {
     durable_.set_cause(fault->text);
     emit_failure(*fault);
   } else if (!aborted) {
-    pb::EventRecord e = event("generation_ended");
+    pb::EventRecord e = event(events::kGenerationEnded);
     e.set_detail(durable_.finish_reason().empty() ? "all ranks finished"
                                                   : durable_.finish_reason());
     emit(std::move(e));
@@ -233,7 +234,7 @@ void Coordinator::end_generation() {
 }
 
 void Coordinator::emit_failure(const Failure& fault) {
-  pb::EventRecord e = event("failure");
+  pb::EventRecord e = event(events::kFailure);
   e.set_cause(fault.text);
   e.set_worker(fault.worker);
   if (fault.rank >= 0) e.set_rank(fault.rank);
@@ -264,9 +265,10 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   durable_.clear_participants();
   durable_.clear_assignment();
   set_phase(phase);
-  pb::EventRecord e = event(phase == pb::Durable::DONE     ? "job_done"
-                            : phase == pb::Durable::FAILED ? "job_failed"
-                                                           : "job_stopped");
+  pb::EventRecord e =
+      event(phase == pb::Durable::DONE     ? events::kJobDone
+            : phase == pb::Durable::FAILED ? events::kJobFailed
+                                           : events::kJobStopped);
   if (phase == pb::Durable::FAILED) e.set_cause(why);
   emit(std::move(e));
   terminal_since_ms_ = now_ms_;

@@ -1,4 +1,4 @@
-// The planner's view of a job, and meshes as messages. Pure.
+// The planner's view of a job, and layouts as messages. Pure.
 #pragma once
 
 #include <optional>
@@ -10,20 +10,20 @@
 
 namespace remesh::core {
 
-// Nothing when the job's model is not a model: of a resolved job it is one.
+// Nothing if the job's model is invalid; that of a resolved job is valid.
 std::optional<planner::JobShape> shape_of(const pb::Job& job);
 
 geometry::Layout layout_of(const pb::Mesh& mesh);
 pb::Mesh mesh_of(const geometry::Layout& layout);
 
-// What the keys of [parallel] amount to on that mesh, for the trainers:
-// zero_shard_group divides the data group; there are chunks only in a pipeline,
-// and without any it is 1F1B.
+// The job with the keys of [parallel] resolved for that layout, for the
+// trainers: zero_shard_group divides the data-parallel group, and pipeline
+// chunks and schedule are those that the layout can run.
 pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
                const geometry::Layout& layout);
 
-// Share of the time that the pipeline's ranks stand by the schedule, each pass
-// taking the same time; 0 without a pipeline. REQUIRES: admit() passed.
+// Share of the time that the pipeline's ranks idle by the schedule if all
+// passes take the same time; 0 without a pipeline. REQUIRES: admit() passed.
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout);
 

@@ -130,7 +130,8 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.leaving() &&
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))
-      return Change{.why = fmt::format("worker {} leaves", name), .must = true};
+      return Change{.why = fmt::format("worker {} is leaving", name),
+                    .must = true};
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();
@@ -144,14 +145,14 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
   const auto placed = place(view);
   if (!placed.ok()) return std::nullopt;
   const Layout& wanted = placed->layout;
-  if (d.rescue()) return Change{.why = "saved for " + wanted.to_string()};
+  if (d.rescue()) return Change{.why = "state saved for " + wanted.to_string()};
   const Layout here = layout_of(d.assignment().mesh());
   if (wanted == here) return std::nullopt;
   // Preferred layouts are listed in order of preference; without a list only a
   // larger mesh is worth a stop.
   if (!asked && job_.elastic().layouts().empty() && wanted.world() <= ranks)
     return std::nullopt;
-  return Change{.why = fmt::format("{}: {} -> {}", asked ? "asked for" : "join",
+  return Change{.why = fmt::format("{}: {} -> {}", asked ? "requested" : "join",
                                    here.to_string(), wanted.to_string())};
 }
 
@@ -170,8 +171,8 @@ Status MeshPolicy::check_layout(const ClusterView& view,
   const int scale = view.durable.scale();
   if (scale > 0 && layout.world() > scale)
     return invalid_argument(
-        fmt::format("{} has {} ranks, and the job is scaled to {} slots; "
-                    "`remesh scale all` uses all of them again",
+        fmt::format("{} has {} ranks, but the job is scaled to {} slots; run "
+                    "`remesh scale all` first",
                     layout.to_string(), layout.world(), scale));
   if (layout.world() < elastic.min_slots() ||
       (elastic.max_slots() != -1 && layout.world() > elastic.max_slots()))
@@ -189,7 +190,7 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   if (slots == 0) return ok_status();
   if (slots < elastic.min_slots() || (most != -1 && slots > most))
     return invalid_argument(fmt::format(
-        "scale to {} slots: must be from elastic.min_slots = {} to {}, or "
+        "cannot scale to {} slots: expected elastic.min_slots = {} to {}, or "
         "all",
         slots, elastic.min_slots(),
         most == -1 ? "any number"
@@ -197,8 +198,8 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   if (const auto pin = pinned_layout(view.durable)) {
     if (pin->world() <= slots) return ok_status();
     return invalid_argument(fmt::format(
-        "scale to {} slots: {} was asked for and has {} ranks; allowed are {} "
-        "slots and more, or `remesh mesh auto` first",
+        "cannot scale to {} slots: the pinned layout {} has {} ranks; use {} "
+        "slots or more, or run `remesh mesh auto` first",
         slots, pin->to_string(), pin->world(), pin->world()));
   }
   // On one host with that many slots and unlimited memory.
@@ -219,10 +220,11 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   for (int64_t n = slots + 1; n <= last; ++n)
     if (placed_on(n).ok())
       return invalid_argument(
-          fmt::format("scale to {} slots: no mesh of the job is so small; "
-                      "allowed are {} slots and more",
+          fmt::format("cannot scale to {} slots: no mesh of the job is that "
+                      "small; the smallest uses {}",
                       slots, n));
-  return placed.status().with_context(fmt::format("scale to {} slots", slots));
+  return placed.status().with_context(
+      fmt::format("cannot scale to {} slots", slots));
 }
 
 }  // namespace remesh::core

@@ -46,7 +46,7 @@ std::string damage_text(const Recovery::Inputs& in) {
   const size_t bad =
       in.scan.invalid.size() +
       static_cast<size_t>(in.view.durable.bad_checkpoints_size());
-  if (bad > 0) out += fmt::format("; {} checkpoints do not verify", bad);
+  if (bad > 0) out += fmt::format("; {} checkpoints failed verification", bad);
   size_t damages = 0;
   for (const auto& [name, m] : in.view.roster.members())
     for (const std::string& d : m.report.damaged())
@@ -195,12 +195,12 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
     if (first.empty())
       first = c.path + (refuses(in.view.durable, c.path)
                             ? ": does not load"
-                            : ": is of a branch that was left");
+                            : ": belongs to an abandoned branch");
   }
   if (bad == 0) return "";
   return fmt::format(
-      "{} checkpoints exist and none can be loaded ({}); "
-      "move them away to start afresh",
+      "{} checkpoints exist but none can be loaded ({}); move them away to "
+      "start over from initial weights",
       bad, first);
 }
 
@@ -224,8 +224,8 @@ Recovery::Decision Recovery::decide(const Inputs& in,
       out.kind = Decision::Kind::kWait;
       if (awaited_ != in.missing_holders)
         out.why = fmt::format(
-            "finished steps would be lost without {}: waits {:.1f} s for it to "
-            "come back (elastic.rejoin_wait_ms)",
+            "finished steps would be lost without {}; waiting up to {:.1f} s "
+            "for it to return (elastic.rejoin_wait_ms)",
             join({in.missing_holders.begin(), in.missing_holders.end()}),
             static_cast<double>(until_ms - in.view.now_ms) / 1000);
       awaited_ = in.missing_holders;
@@ -304,7 +304,7 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
         choose(candidates, in, hosts_of(*placement, in.view.roster));
     if (c.step < newest) return std::nullopt;
     placement->reason = fmt::format(
-        "{} once more, where the state is, to save it for {}",
+        "{} once more, on the workers that hold the state, to save it for {}",
         placement->layout.to_string(), option.placement.layout.to_string());
     return Option{.placement = std::move(*placement), .choice = std::move(c)};
   };

@@ -134,7 +134,7 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
       } else if (m.disconnected_ms >= 0 &&
                  (expected ||
                   now_ms - m.disconnected_ms > kDisconnectGraceMs)) {
-        m.death = "connection broken: the daemon is dead";
+        m.death = "connection closed and not restored";
       }
       if (!m.death.empty()) {
         changes.push_back(lost(name, m, m.death));

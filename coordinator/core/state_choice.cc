@@ -15,14 +15,14 @@ namespace {
 
 using geometry::ParamTable;
 
-// Holdings that may be put together.
+// Holdings that may be combined.
 struct Group {
   int64_t step = 0;
   int64_t generation = 0;
   geometry::Sharding sharding;
   int64_t tokens = 0, sequences = 0;
   std::vector<size_t> members;
-  std::map<int, int64_t> elements;  // of a state, by content class
+  std::map<int, int64_t> elements;  // of a state, by replica group
 
   bool takes(const Holding& h) const {
     return h.step == step && h.generation == generation &&
@@ -35,16 +35,16 @@ struct Group {
   }
 };
 
-// The last step that a state of the generation may be of.
+// The newest step of the generation that may be chosen.
 int64_t last_step(const Inventory& in, int64_t generation) {
   const auto known = in.known_steps.find(generation);
   return known == in.known_steps.end() ? in.max_step
                                        : std::min(in.max_step, known->second);
 }
 
-// Why a holding is of no use beside others of its group, or "".
+// Why a holding cannot be combined with its group; "" if it can.
 std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
-  // Checks the sharding, before ranks are counted by it.
+  // Check the sharding before ranks are counted by it.
   const auto shard = g.elements.empty()
                          ? make_rank_shard(table, h.sharding, h.rank).status()
                          : ok_status();
@@ -76,7 +76,7 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
                             .tokens = h.tokens,
                             .sequences = h.sequences});
     const std::string no =
-        h.model == model ? refusal(table, h, *g) : "is of another model";
+        h.model == model ? refusal(table, h, *g) : "belongs to another model";
     if (no.empty())
       g->members.push_back(i);
     else
@@ -88,7 +88,8 @@ std::vector<Group> groups_of(const ParamTable& table, const Inventory& in,
   return groups;
 }
 
-// Own before replica, then by names: of each rank, the first on each host.
+// For each rank the first holding on each host: its own state before replicas,
+// then by name.
 std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
   std::vector<size_t> order;
   for (const size_t i : g.members)
@@ -107,20 +108,21 @@ std::vector<size_t> sources_of(const Inventory& in, const Group& g) {
   return order;
 }
 
-// Why the group cannot be begun with; or its sources are there.
+// Why no generation can start from the group; "" if one can, with its sources.
 std::string obstacle(const ParamTable& table, const Inventory& in,
                      const Group& g, std::vector<size_t>* sources) {
   if (const int64_t last = last_step(in, g.generation); g.step > last)
     return fmt::format("is beyond step {}", last);
-  if (in.refused.contains({g.generation, g.step})) return "did not load before";
+  if (in.refused.contains({g.generation, g.step}))
+    return "failed to load before";
   if (const int64_t by = abandoned_by(in.first_steps, g.generation, g.step);
       by != 0)
-    return fmt::format("is of a branch that generation {} left", by);
+    return fmt::format("is on a branch that generation {} abandoned", by);
   *sources = sources_of(in, g);
   std::vector<int> ranks;
   for (const size_t i : *sources) ranks.push_back(in.holdings[i].rank);
   const Status whole = geometry::check_whole(table, g.sharding, ranks);
-  return whole.ok() ? "" : "is not whole: " + whole.message();
+  return whole.ok() ? "" : "is incomplete: " + whole.message();
 }
 
 const SavedState* newest_checkpoint(const Inventory& in,
@@ -130,8 +132,8 @@ const SavedState* newest_checkpoint(const Inventory& in,
     if (c.step > last_step(in, c.generation)) continue;
     if (const int64_t by = abandoned_by(in.first_steps, c.generation, c.step);
         by != 0) {
-      notes.push_back(
-          fmt::format("{} is of a branch that generation {} left", c.path, by));
+      notes.push_back(fmt::format(
+          "{} is on a branch that generation {} abandoned", c.path, by));
       continue;
     }
     if (best == nullptr ||
@@ -141,7 +143,7 @@ const SavedState* newest_checkpoint(const Inventory& in,
   return best;
 }
 
-// The last few reasons, so that a line stays a line.
+// Adds the first few notes, so that the reason stays one line.
 std::string with_notes(const std::string& why,
                        const std::vector<std::string>& notes) {
   constexpr size_t kShown = 4;
@@ -177,7 +179,7 @@ StateChoice from_memory(const Inventory& in, const Group& g,
   c.sharding = g.sharding;
   c.tokens = g.tokens;
   c.sequences = g.sequences;
-  c.why = fmt::format("newest whole state: {}: {}", g.name(),
+  c.why = fmt::format("newest complete state: {}: {}", g.name(),
                       describe_sources(in, sources));
   c.sources = std::move(sources);
   return c;
@@ -190,7 +192,7 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   std::vector<std::string> notes;
   std::vector<Group> groups;
   if (table != nullptr) groups = groups_of(*table, in, notes);
-  // Newest step first, of it the newest generation, then who has most of it.
+  // Newest step first, then newest generation, then most holdings.
   std::stable_sort(
       groups.begin(), groups.end(), [](const Group& a, const Group& b) {
         return std::tuple(a.step, a.generation, a.members.size(), a.name()) >
@@ -224,8 +226,8 @@ StateChoice choose_state(const ParamTable* table, const Inventory& in) {
   c.why = with_notes(
       in.last_finished == 0
           ? "start of the job"
-          : fmt::format("from the start: of {} finished steps no state is "
-                        "whole in memory and no checkpoint was saved",
+          : fmt::format("starting over: no state of the {} finished steps is "
+                        "complete in memory and no checkpoint was saved",
                         in.last_finished),
       notes);
   return c;

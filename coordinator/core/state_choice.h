@@ -1,15 +1,14 @@
-// Inventory: which state a new generation begins with, given what every live
-// worker holds in its memory and which checkpoints verify. Pure.
+// choose_state(): which state a new generation starts from, given what every
+// live worker holds in memory and which checkpoints verify. Pure.
 //
-// The newest step that is whole wins; in memory before on disk at the same
-// step. A step is whole when the states of one generation at that step hold,
-// together, every element of every parameter. States of different generations
-// are never put together: the same step, computed again on another mesh, has
-// other bits.
+// The newest complete step wins, in memory before on disk. A step is complete
+// when the states of one generation at that step together hold every element of
+// every parameter. States of different generations are never combined: the same
+// step computed again on another mesh has different bits.
 //
-// A worker that comes back may hold steps of a branch that the job has left: it
-// went on from an older step without them. Such states are set aside, however
-// new (FirstStep).
+// A worker that returns may hold steps of an abandoned branch, that is, the job
+// continued from an older step without them (abandoned_by() in step_ledger.h).
+// Such states are not considered, however new.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +23,8 @@
 
 namespace remesh::core {
 
-// The state of one rank in the memory of a live worker: what a segment's record
-// says (checkpoint/memory/state_info.h), and where it is.
+// The state of one rank in the memory of a live worker: the record of its
+// segment (checkpoint/memory/state_info.h) and where it is.
 struct Holding {
   std::string worker;
   std::string host;
@@ -42,38 +41,39 @@ struct Holding {
 
 struct SavedState {
   int64_t step = 0;
-  int64_t generation = 0;  // 0: not known
+  int64_t generation = 0;  // 0 if unknown
   std::string path;
 };
 
 struct Inventory {
-  std::vector<Holding> holdings;        // any order
-  std::vector<SavedState> checkpoints;  // those that verify, any order
-  std::vector<FirstStep> first_steps;   // any order
-  // Where the new generation will have processes; a state elsewhere cannot be
-  // read. Empty: everywhere.
+  std::vector<Holding> holdings;        // in any order
+  std::vector<SavedState> checkpoints;  // that verify, in any order
+  std::vector<FirstStep> first_steps;   // in any order
+  // Hosts on which the new generation will have processes; states on other
+  // hosts cannot be read. Empty: all hosts.
   std::set<std::string> hosts;
   // (generation, step) of states in memory that failed to load.
   std::set<std::pair<int64_t, int64_t>> refused;
   int64_t max_step = INT64_MAX;  // of the job
-  // By generation, the last step whose metrics are known: no state beyond it.
-  // Of those not named, any.
+  // By generation, the last step whose metrics are known: no newer state is
+  // chosen. Generations that are not listed have no such limit.
   std::map<int64_t, int64_t> known_steps;
-  int64_t last_finished = 0;  // step in the record of steps
+  int64_t last_finished = 0;  // step in the metrics log
 };
 
 struct StateChoice {
   enum class Kind { kInit, kCheckpoint, kMemory };
   Kind kind = Kind::kInit;
   int64_t step = 0;
-  // Of memory: who wrote it, how it is cut, and the holdings to read, by rank;
-  // of each rank at most one a host, its own before replicas, then by worker.
+  // Memory: the generation that wrote the state, its sharding, and the holdings
+  // to read, in the order of ranks; at most one per rank and host, the rank's
+  // own before replicas, then by worker.
   int64_t generation = 0;
   geometry::Sharding sharding;
   std::vector<size_t> sources;  // indices into Inventory::holdings
   int64_t tokens = 0, sequences = 0;
-  std::string path;  // of the checkpoint
-  // Why this one, and why nothing newer, in words for events.jsonl.
+  std::string path;  // kCheckpoint
+  // One line for people: why this state, and why nothing newer.
   std::string why;
 };
 

@@ -1,5 +1,5 @@
-// Survival: whether the state that a generation leaves in memory is whole where
-// the next one will have processes, so that nobody need save it first. Pure.
+// Whether the state that a generation leaves in memory is complete where the
+// next one will have processes, so that it need not be saved first. Pure.
 #pragma once
 
 #include <set>
@@ -10,17 +10,17 @@
 
 namespace remesh::core {
 
-// How the state of an assignment's ranks is cut, but for the bounds of its
-// stages: enough for content classes.
+// How the state of an assignment's ranks is sharded, except for the bounds of
+// the pipeline stages; enough to compute replica groups.
 geometry::Sharding sharding_of(const pb::Assignment& assignment);
 
-// Whether ranks of this generation keep replicas of others at all.
+// Whether the ranks of this generation keep replicas of each other at all.
 bool makes_replicas(const pb::Assignment& assignment);
 
-// Whether every state lies on one of `hosts` when the ranks have stopped and
-// made their replicas: its own rank's, that of a rank which holds the same
-// (content class), or a replica as place_replicas() puts it. Exact but for a
-// state that holds nothing which others do not.
+// Whether every state is on one of `hosts` when the ranks have stopped and made
+// their replicas: the rank's own, that of another rank in its replica group, or
+// a replica as placed by place_replicas(). Conservative for a state whose
+// elements other states also hold.
 bool survives_on(const pb::Assignment& assignment,
                  const std::set<std::string>& hosts);
 

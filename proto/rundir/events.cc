@@ -17,6 +17,7 @@ constexpr EventKind kKinds[] = {
     kWorkerLost,
     kDrain,
     kWaiting,
+    kWaitingForState,
     kMesh,
     kTraining,
     kFailure,

@@ -66,8 +66,11 @@ inline constexpr EventKind kDrain{"drain", Tone::kNotice, "worker",
 
 inline constexpr EventKind kWaiting{
     "waiting", Tone::kNotice, "detail",
-    "No generation can start yet: too few slots, or a worker that holds the "
-    "newest state may still return."};
+    "No generation can start yet: there are too few slots."};
+inline constexpr EventKind kWaitingForState{
+    "waiting_for_state", Tone::kNotice, "detail",
+    "No generation starts yet: a worker that holds finished steps may still "
+    "return."};
 inline constexpr EventKind kMesh{
     "mesh", Tone::kNotice, "mesh, from, source, lost_steps, detail",
     "A generation was planned; `from` is the mesh before it, `source` the "

@@ -14,7 +14,7 @@ namespace {
 class Ranks {
  public:
   // The status of a new rank that computes.
-  pb::RankStatus& add(int64_t stood_ms = 5000) {
+  pb::RankStatus& add(int64_t stalled_ms = 5000) {
     const int rank = static_cast<int>(statuses_.size());
     pb::RankStatus& s = statuses_.emplace_back();
     s.set_rank(rank);
@@ -23,7 +23,7 @@ class Ranks {
     views_.push_back({.status = &s,
                       .worker = "w" + std::to_string(rank),
                       .host = "h" + std::to_string(rank),
-                      .stood_ms = stood_ms});
+                      .stalled_ms = stalled_ms});
     return s;
   }
   // It waits in the `number`th collective on a group.

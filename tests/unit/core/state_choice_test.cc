@@ -272,7 +272,7 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
   StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
-  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is not whole"),
+  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is incomplete"),
             std::string::npos)
       << c.why;
   // Its host is gone with it, but b's buddy has a replica of step 7.
@@ -304,7 +304,7 @@ TEST(Inventory, OneOfTheReplicasIsEnough) {
 
 // Generation 2 began at the checkpoint without worker c, which comes back with
 // a newer step of generation 1.
-TEST(Inventory, ABranchThatWasLeftStaysLeft) {
+TEST(Inventory, AnAbandonedBranchIsNotRestored) {
   const ParamTable table = small_model();
   Known known(table);
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
@@ -316,16 +316,16 @@ TEST(Inventory, ABranchThatWasLeftStaysLeft) {
   const StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.step, 11);
   EXPECT_EQ(c.generation, 2);
-  EXPECT_NE(c.why.find("branch that generation 2 left"), std::string::npos)
+  EXPECT_NE(c.why.find("branch that generation 2 abandoned"), std::string::npos)
       << c.why;
 }
 
-TEST(Inventory, NothingLeftIsSaid) {
+TEST(Inventory, NamesTheLossWhenNothingIsLeft) {
   const ParamTable table = small_model();
   Inventory in;
   EXPECT_EQ(choose_state(&table, in).why, "start of the job");
   in.last_finished = 9;
-  EXPECT_NE(choose_state(&table, in).why.find("of 9 finished steps"),
+  EXPECT_NE(choose_state(&table, in).why.find("of the 9 finished steps"),
             std::string::npos);
 }
 
