@@ -16,7 +16,7 @@ constexpr uint64_t kMagic = 0x33645242686d6572ULL;  // "remhBRd3"
 constexpr size_t kRing = 4096;
 constexpr size_t kText = 2048;
 
-// Text with a version: odd while it is being written.
+// A text with a version (seqlock), which is odd during a write.
 struct Text {
   std::atomic<uint32_t> version{0};
   std::atomic<uint32_t> length{0};
@@ -31,8 +31,8 @@ struct Text {
     version.fetch_add(1, std::memory_order_release);
   }
   std::string read() const {
-    // A writer that died half way leaves an odd version: then what is there
-    // is better than nothing.
+    // A writer that died during a write leaves an odd version. Partial text is
+    // better than none.
     for (int tries = 0;; ++tries) {
       const uint32_t before = version.load(std::memory_order_acquire);
       std::string out(
@@ -107,8 +107,7 @@ Result<std::unique_ptr<Board>> Board::open(int fd) {
   if (fstat(fd, &st) != 0) return errno_error("board: fstat", errno);
   if (st.st_size != static_cast<off_t>(sizeof(Page)))
     return invalid_argument(
-        "board: descriptor has another size: daemon and "
-        "trainer are of different versions");
+        "board: wrong size: daemon and trainer have different versions");
   void* p =
       mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return errno_error("board: mmap", errno);
@@ -116,8 +115,8 @@ Result<std::unique_ptr<Board>> Board::open(int fd) {
   if (page->magic != kMagic) {
     munmap(p, sizeof(Page));
     return invalid_argument(
-        "board: wrong magic: daemon and trainer are of "
-        "different versions");
+        "board: wrong magic number: daemon and trainer have different "
+        "versions");
   }
   return std::unique_ptr<Board>(new Board(fd, page));
 }

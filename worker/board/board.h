@@ -1,13 +1,13 @@
-// Board: a page of shared memory between a worker daemon and one rank.
+// Board: the status page of one rank, in memory that its worker daemon shares.
 //
-// The rank writes how far it is; the daemon reads it without the rank's help,
-// so that a stuck or stopped rank is noticed, and its last words survive a
-// SIGKILL. The daemon writes requests (stop, save). The memory is a memfd that
-// the rank inherits: nothing is left behind when both are dead.
+// The rank writes its progress, and the daemon reads it without the rank's
+// cooperation: it notices a rank that hangs or is stopped, and the last error
+// survives a SIGKILL. The daemon writes requests (stop, save). The memory is a
+// memfd that the rank inherits, so nothing is left behind when both are dead.
 //
-// Threads: single writer per field; readers see each field atomically but not
-// all fields at one instant. The step ring has one producer (the rank) and one
-// consumer (the daemon).
+// Threads: each field has a single writer. Readers see each field atomically
+// but not all fields at the same instant. The step ring has one producer (the
+// rank) and one consumer (the daemon).
 #pragma once
 
 #include <array>
@@ -37,19 +37,19 @@ struct StepRecord {
   double val_loss = 0;  // NaN: not validated at this step
   int64_t tokens = 0;
   // Of all ranks together; 0: not measured. The model's floating-point
-  // operations (nothing recomputed counts twice), and what the ranks' matrix
-  // products alone reach: their quotient is the MFU.
+  // operations (recomputation does not count), and the rate that the ranks'
+  // GEMMs reach alone; their quotient is the GEMM efficiency.
   double flops_per_s = 0;
   double gemm_flops_per_s = 0;
   // Shares of the step's time, mean over the ranks; negative: not measured.
   double exposed_comm = -1;  // waiting for collectives and messages
   double bubble = -1;        // waiting for a neighbouring pipeline stage
-  // Of the state after this step (Train.digest), when it was asked for.
+  // Of the state after this step, if train.digest is set.
   bool has_digest = false;
   uint64_t digest = 0;
 };
 
-// Bytes of this rank by what they are for, the most so far.
+// Peak memory of this rank by purpose, in bytes.
 struct Memory {
   uint64_t weights = 0;
   uint64_t gradients = 0;
@@ -59,7 +59,7 @@ struct Memory {
   friend bool operator==(const Memory&, const Memory&) = default;
 };
 
-// A snapshot, as the daemon reads it.
+// The contents of a board, as the daemon reads them.
 struct Snapshot {
   RankPhase phase = RankPhase::kStarting;
   uint64_t progress = 0;
@@ -68,7 +68,7 @@ struct Snapshot {
   int64_t committed_step = -1;
   int64_t checkpoint_step = -1;
   int64_t refused_stops = 0;
-  double exposed_comm = -1;  // shares of its newest step; negative: not known
+  double exposed_comm = -1;  // shares of the newest step; negative: unknown
   double bubble = -1;
   Memory memory;
   std::optional<uint64_t> restored_digest;
@@ -78,9 +78,9 @@ struct Snapshot {
 
 class Board {
  public:
-  // Daemon: a fresh board; fd() is to be inherited by the rank.
+  // Daemon: creates a board, whose fd() the rank must inherit.
   static Result<std::unique_ptr<Board>> create(int64_t generation, int rank);
-  // Rank: maps the inherited descriptor; fails on a wrong size or magic.
+  // Rank: maps the inherited descriptor. Fails on a wrong size or magic number.
   static Result<std::unique_ptr<Board>> open(int fd);
   ~Board();
   Board(const Board&) = delete;
@@ -89,30 +89,30 @@ class Board {
   int fd() const { return fd_; }
   int64_t generation() const;
   int rank() const;
-  // What the rank did last; either side's part of it.
+  // The rank's most recent operations.
   FlightRecord& flight() { return flight_; }
   const FlightRecord& flight() const { return flight_; }
 
   // --- rank side
-  void set_phase(RankPhase phase);  // also moves progress
+  void set_phase(RankPhase phase);  // also a tick()
   void set_step(int64_t step);
-  void set_microbatch(int64_t microbatch);  // also moves progress
-  void tick();                              // progress moves
+  void set_microbatch(int64_t microbatch);  // also a tick()
+  void tick();                              // increments progress
   void commit_step(int64_t step);
   void set_checkpoint_step(int64_t step);
   void refuse_stop();
-  // This rank's own shares of the step just made (see StepRecord).
+  // This rank's own shares of the newest step (see StepRecord).
   void set_shares(double exposed_comm, double bubble);
   void set_memory(const Memory& memory);
-  // Digest of the state that this generation began with.
+  // Digest of the initial state of this generation.
   void set_restored_digest(uint64_t digest);
   void set_error(std::string_view text);             // truncated to 2 KiB
   void set_checkpoint_error(std::string_view text);  // "" clears
-  // Blocks never; false when the ring (4096 steps) is full.
+  // Never blocks; false if the ring (4096 steps) is full.
   bool push_step(const StepRecord& record);
   uint32_t request() const;  // kRequestStop ...
   int64_t checkpoint_request() const;
-  // Milliseconds of the monotonic clock at the daemon's last sign.
+  // The daemon's last heartbeat, in milliseconds of the monotonic clock.
   int64_t daemon_beat_ms() const;
 
   // --- daemon side

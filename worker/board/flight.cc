@@ -80,9 +80,9 @@ int FlightRecord::add_group(const std::string& name,
   return static_cast<int>(n);
 }
 
-// The version is odd before any word changes and even after all have: every
-// store is a release, every load an acquire, so who sees a new word sees an odd
-// version or a later one afterwards.
+// A seqlock: the version is odd before any word changes and even after all
+// have. Every store is a release and every load an acquire, so a reader that
+// sees a new word subsequently sees an odd or a later version.
 FlightTicket FlightRecord::begin(const Op& op, int64_t now_ns) {
   FlightTicket t;
   t.id = memory_->begun.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -124,7 +124,7 @@ std::optional<FlightOp> FlightRecord::read_entry(uint64_t id) const {
   const FlightMemory::Entry& e = memory_->entries[id % kFlightOps];
   for (int i = 0; i < kTries; ++i) {
     const uint64_t before = e.version.load(std::memory_order_acquire);
-    if (before > 2 * id) return std::nullopt;  // a younger one has its place
+    if (before > 2 * id) return std::nullopt;  // overwritten
     std::array<uint64_t, kNumWords> words;
     for (size_t w = 0; w < words.size(); ++w)
       words[w] = e.words[w].load(std::memory_order_acquire);
@@ -141,11 +141,11 @@ std::vector<FlightOp> FlightRecord::under_way() const {
     uint64_t id = memory_->current.load(std::memory_order_acquire);
     for (int depth = 0; id != 0 && depth < kMaxDepth; ++depth) {
       auto op = read_entry(id);
-      if (!op) break;  // its place was needed
+      if (!op) break;  // overwritten
       id = op->outer;
       out.push_back(std::move(*op));
     }
-    // What ended meanwhile is not it.
+    // Retry if an operation ended during the read.
     if (std::all_of(out.begin(), out.end(),
                     [](const FlightOp& op) { return op.end_ns == 0; }))
       break;

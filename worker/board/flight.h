@@ -1,18 +1,20 @@
-// FlightRecord: the last operations of a rank, in the memory of its Board, for
-// whoever asks what it was at when it died or stood.
+// FlightRecord: the last operations of a rank, in the memory of its Board. It
+// shows what the rank was doing when it died or hung.
 //
-// The rank writes an entry when an operation begins and its end when it is
-// over; the daemon reads them without the rank's help, also after a SIGKILL.
-// Always on: an operation costs two looks at the clock and some 30 stores.
+// The rank adds an entry when an operation begins, and its end time when it
+// ends. The daemon reads the entries without the rank's cooperation, also after
+// a SIGKILL. The record is always on: an operation costs two clock reads and
+// about 30 stores.
 //
-// Operations of the training thread (Lane::kCompute) lie inside each other like
-// calls: the one begun last is over first. What runs beside it (messages under
-// way, other threads) has lanes of its own and belongs to no other.
+// Operations of the training thread (Lane::kCompute) nest like calls.
+// Operations that overlap it (messages in flight, other threads) have lanes of
+// their own and do not nest.
 //
-// Threads: operations of Lane::kCompute are one thread's; the others may be
-// any's. Lock-free. An entry has a version: one that was torn by a death, or is
-// written while it is read, is recognised and left out. Nothing is recognised
-// of two writers that are kFlightOps operations apart.
+// Threads: one thread writes the operations of Lane::kCompute; any thread may
+// write those of other lanes. Lock-free. Each entry has a version, by which the
+// reader recognises and skips an entry that is incomplete or being written. It
+// does not detect two concurrent writers of one entry, which are kFlightOps
+// operations apart.
 #pragma once
 
 #include <array>
@@ -25,13 +27,13 @@
 namespace remesh::board {
 
 enum class OpKind : uint8_t {
-  kStep,     // a whole step, around all others
-  kForward,  // passes of a microbatch
+  kStep,     // a step, which encloses all others
+  kForward,  // of a microbatch, like the next two
   kBackward,
   kWeight,
-  kCollective,  // a blocking operation on a group: exposed
-  kWait,        // for an operation started before: exposed
-  kBubble,      // for a neighbouring pipeline stage
+  kCollective,  // blocking, on a group: exposed communication
+  kWait,        // for a nonblocking operation: exposed communication
+  kBubble,      // waiting for a neighbouring pipeline stage
   kOptimizer,
   kCheckpoint,
   kData,
@@ -40,7 +42,7 @@ enum class OpKind : uint8_t {
 inline constexpr int kNumOpKinds = 11;
 // "forward", "collective" ...; "unknown" for other values.
 const char* op_kind_name(OpKind kind);
-// Whether one of that kind only goes on when other ranks do their part.
+// Whether an operation of that kind waits for other ranks.
 inline bool waits_for_others(OpKind kind) {
   return kind == OpKind::kCollective || kind == OpKind::kWait ||
          kind == OpKind::kBubble;
@@ -48,38 +50,38 @@ inline bool waits_for_others(OpKind kind) {
 
 enum class Lane : uint8_t {
   kCompute,        // the training thread
-  kCommunication,  // under way beside it
+  kCommunication,  // overlapped with it
   kBackground,     // other threads
 };
 
 inline constexpr size_t kFlightOps = 512;         // entries kept
-inline constexpr size_t kFlightGroups = 64;       // groups that have a name
+inline constexpr size_t kFlightGroups = 64;       // named groups
 inline constexpr size_t kFlightGroupRanks = 128;  // members kept of a group
 inline constexpr size_t kFlightName = 24;         // bytes kept of a name
 
-// An operation, as it is begun.
+// An operation at its begin.
 struct Op {
   OpKind kind = OpKind::kStep;
   Lane lane = Lane::kCompute;
-  const char* name = nullptr;  // nullptr: the kind's
-  int group = -1;              // of add_group()
-  int peer = -1;               // world rank, of a message
+  const char* name = nullptr;  // nullptr: the name of the kind
+  int group = -1;              // from add_group()
+  int peer = -1;               // of a message: the world rank
   int64_t bytes = -1;
-  int64_t number = -1;  // of this rank's collectives on that group
+  int64_t number = -1;  // sequence number of the collective on that group
 };
 
-// What begin() gives for end().
+// Returned by begin(), passed to end().
 struct FlightTicket {
   uint64_t id = 0;  // 0: none
   uint64_t outer = 0;
   bool compute = false;
 };
 
-// ------------------------------------------------------------- as it is read
+// ------------------------------------------------------------- read results
 
 struct FlightOp {
   uint64_t id = 0;     // 1, 2, ... in the order they began
-  uint64_t outer = 0;  // the one around it; 0: none
+  uint64_t outer = 0;  // the enclosing operation; 0: none
   OpKind kind = OpKind::kStep;
   Lane lane = Lane::kCompute;
   std::string name;
@@ -88,7 +90,7 @@ struct FlightOp {
   int64_t bytes = -1;
   int64_t number = -1;
   int64_t begin_ns = 0;  // CLOCK_MONOTONIC
-  int64_t end_ns = 0;    // 0: still at it
+  int64_t end_ns = 0;    // 0: not ended
   int64_t step = 0;
   int64_t microbatch = 0;
 };
@@ -96,22 +98,22 @@ struct FlightOp {
 struct FlightGroup {
   std::string name;
   int size = 0;
-  std::vector<int> ranks;  // of the world, at most kFlightGroupRanks
+  std::vector<int> ranks;  // world ranks, at most kFlightGroupRanks
 };
 
 struct Flight {
   std::vector<FlightOp> ops;  // oldest first
   std::vector<FlightGroup> groups;
-  uint64_t begun = 0;    // operations so far
-  uint64_t current = 0;  // innermost one of the training thread; 0: none
-  uint64_t torn = 0;     // entries that could not be read
+  uint64_t begun = 0;    // number of operations so far
+  uint64_t current = 0;  // innermost operation of the training thread; 0: none
+  uint64_t torn = 0;     // number of entries that could not be read
 };
 
-// ------------------------------------------------- what both sides map
+// ----------------------------------------------------- shared memory layout
 
 struct FlightMemory {
   struct Entry {
-    // 2 id when whole, 2 id - 1 while it is written.
+    // 2 id if complete, 2 id - 1 during a write.
     std::atomic<uint64_t> version{0};
     std::array<std::atomic<uint64_t>, 11> words{};
   };
@@ -129,13 +131,14 @@ struct FlightMemory {
 
 class FlightRecord {
  public:
-  // Borrows all three; entries carry the step and microbatch of their begin.
+  // Borrows all three. Entries record the step and microbatch at their begin.
   FlightRecord(FlightMemory* memory, const std::atomic<int64_t>* step,
                const std::atomic<int64_t>* microbatch)
       : memory_(memory), step_(step), microbatch_(microbatch) {}
 
   // --- rank side
-  // Names a group of world ranks; its number, -1 when there is no room.
+  // Adds a named group of world ranks. Returns its number, -1 if there is no
+  // room.
   int add_group(const std::string& name, const std::vector<int>& ranks);
   // now_ns: CLOCK_MONOTONIC, not 0.
   FlightTicket begin(const Op& op, int64_t now_ns);
@@ -143,10 +146,10 @@ class FlightRecord {
 
   // --- daemon side
   uint64_t begun() const { return memory_->begun.load(); }
-  // What the training thread is at: the innermost operation first, then those
-  // around it, as far as they are still kept.
+  // The current operations of the training thread, innermost first, as far as
+  // they are still in the record.
   std::vector<FlightOp> under_way() const;
-  FlightGroup group(int number) const;  // empty when there is none
+  FlightGroup group(int number) const;  // empty if there is none
   Flight read() const;
 
  private:

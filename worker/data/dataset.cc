@@ -13,22 +13,24 @@ namespace {
 
 constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
 
-// Opens one shard and holds it against its line of the index.
+// Opens one shard and compares it with its entry in the index.
 Result<MappedShard> open_entry(const std::string& dir, const Index& index,
                                const ShardEntry& entry) {
   const std::string path = dir + "/" + entry.file;
   ASSIGN_OR_RETURN(MappedShard shard, MappedShard::open(path));
   const ShardInfo& info = shard.info();
   if (info.vocab_size != index.vocab_size)
-    return corrupt(fmt::format("{}: vocabulary of {}: the data set's has {}",
-                               path, info.vocab_size, index.vocab_size));
+    return corrupt(
+        fmt::format("{}: vocabulary of {}, but that of the data set has {}",
+                    path, info.vocab_size, index.vocab_size));
   if (info.tokenizer != index.tokenizer)
-    return corrupt(fmt::format("{}: tokenizer '{}': the data set's is '{}'",
-                               path, info.tokenizer, index.tokenizer));
+    return corrupt(
+        fmt::format("{}: tokenizer '{}', but that of the data set is '{}'",
+                    path, info.tokenizer, index.tokenizer));
   if (info.num_tokens != entry.tokens || info.checksum != entry.checksum)
     return corrupt(fmt::format(
-        "{}: {} tokens with checksum {}: the index says {} with {} (is it "
-        "another data set's?)",
+        "{}: {} tokens with checksum {}, but the index has {} with {} (does it "
+        "belong to another data set?)",
         path, info.num_tokens, info.checksum, entry.tokens, entry.checksum));
   return shard;
 }
@@ -44,7 +46,7 @@ Status Split::read(int64_t begin, std::span<int32_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   if (begin < 0 || count > num_tokens_ || begin > num_tokens_ - count)
     return invalid_argument(fmt::format(
-        "tokens {} to {}: the split has {}", begin,
+        "tokens {} to {}: the split has only {}", begin,
         static_cast<__int128>(begin) + count > INT64_MAX ? INT64_MAX
                                                          : begin + count,
         num_tokens_));
@@ -71,8 +73,9 @@ Status Split::read_window(int64_t window, int64_t seq_len,
   CHECK(input.size() == length && target.size() == length);
   const int64_t windows = num_tokens_ == 0 ? 0 : (num_tokens_ - 1) / seq_len;
   if (window < 0 || window >= windows)
-    return invalid_argument(fmt::format(
-        "window {}: the split has {} of {} tokens", window, windows, seq_len));
+    return invalid_argument(
+        fmt::format("window {}: the split has only {} of {} tokens", window,
+                    windows, seq_len));
   RETURN_IF_ERROR(read(window * seq_len, input));
   std::copy(input.begin() + 1, input.end(), target.begin());
   return read((window + 1) * seq_len, target.last(1));
@@ -82,8 +85,8 @@ Result<Dataset> Dataset::open(const std::string& dir) {
   auto text = read_file(dir + "/" + kIndexName, kMaxIndexBytes);
   if (!text.ok() && text.status().code() == Code::kNotFound)
     return not_found(fmt::format(
-        "{}: no data set there (no {}); `remesh data prepare` makes one", dir,
-        kIndexName));
+        "{}: not a data set (no {}); create one with `remesh data prepare`",
+        dir, kIndexName));
   if (!text.ok()) return text.status();
   ASSIGN_OR_RETURN(const Index index,
                    parse_index(*text, dir + "/" + kIndexName));

@@ -1,18 +1,18 @@
-// Dataset: the token shards that `remesh data prepare` wrote, memory-mapped.
+// Dataset: memory-mapped token shards written by `remesh data prepare`.
 //
-// A data set is a folder: dataset.json (the index, written last: a folder
-// without it is no data set), train-00000.tok ... and val-00000.tok ...
-// (shard.h has the file form). A split is one long sequence of tokens; where
-// one shard ends and the next begins does not show.
+// A data set is a folder with dataset.json (the index, written last: without it
+// the folder is not a data set), train-00000.tok ... and val-00000.tok ...
+// (token_shard.h describes the format). A split is one long sequence of tokens;
+// shard boundaries are invisible.
 //
-// Ownership: a Dataset owns its mappings and can be moved; the Splits inside
-// live as long as it does. Threads: immutable after open(), so any number may
-// read. Nothing is written, ever.
+// Ownership: a Dataset owns its mappings and can be moved; its Splits live as
+// long as it does. Threads: immutable after open(), so any number of threads
+// may read. It never writes.
 //
-// What is checked when: open() checks the index, that every shard has the
-// size, header checksum, tokenizer, vocabulary and checksum that the index
-// says. read() checks each token it copies against the vocabulary. verify()
-// reads everything and compares the checksums.
+// Checks: open() checks the index, and that the size, header checksum,
+// tokenizer, vocabulary and checksum of every shard match it. read() checks
+// each token that it copies against the vocabulary. verify() reads all tokens
+// and compares the checksums.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +37,13 @@ class Split {
   Split& operator=(Split&&) noexcept;
 
   int64_t num_tokens() const { return num_tokens_; }
-  // Copies tokens [begin, begin + out.size()). Fails when the range is not
-  // inside the split (out of range) or a token is not in the vocabulary
-  // (corrupt, with shard and index).
+  // Copies tokens [begin, begin + out.size()). Fails with InvalidArgument if
+  // the range is not inside the split, and with Corrupt, naming shard and
+  // index, if a token is not in the vocabulary.
   Status read(int64_t begin, std::span<int32_t> out) const;
   // Window w of `seq_len` tokens (sampler.h): input tokens
-  // [w * seq_len, (w + 1) * seq_len) and, as targets, the same one later.
+  // [w * seq_len, (w + 1) * seq_len); the targets are the same range shifted by
+  // one.
   // REQUIRES: both spans have seq_len elements.
   Status read_window(int64_t window, int64_t seq_len, std::span<int32_t> input,
                      std::span<int32_t> target) const;
@@ -63,13 +64,13 @@ class Dataset {
   const Split& val() const { return val_; }  // may have no tokens
   int64_t vocab_size() const { return vocab_size_; }
   int32_t end_of_text() const { return end_of_text_; }
-  // Identity of the tokens, 32 hex digits: a hash over the shards' checksums,
-  // the same wherever the data set was made from the same text and options.
+  // Identity of the tokens, 32 hex digits: a hash of the checksums of the
+  // shards. The same text and options give the same id.
   const std::string& data_id() const { return data_id_; }
   const std::string& dir() const { return dir_; }
 
-  // Reads every token: checksums and range. `progress` (may be empty) is
-  // called now and then with bytes done and in all.
+  // Reads every token and checks checksums and vocabulary. Calls `progress`
+  // (may be empty) after each shard with the bytes done and in total.
   Status verify(
       const std::function<void(uint64_t, uint64_t)>& progress = {}) const;
 

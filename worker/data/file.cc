@@ -97,8 +97,8 @@ Result<std::string> read_file(const std::string& path, uint64_t max_bytes) {
   ASSIGN_OR_RETURN(File file, File::open_regular(path));
   ASSIGN_OR_RETURN(const uint64_t size, file.size());
   if (size > max_bytes)
-    return corrupt(fmt::format("{}: {} bytes, at most {} make sense", path,
-                               size, max_bytes));
+    return corrupt(fmt::format("{}: {} bytes, expected at most {}", path, size,
+                               max_bytes));
   std::string text(size, '\0');
   ASSIGN_OR_RETURN(const size_t got, file.read(text.data(), text.size()));
   text.resize(got);

@@ -1,6 +1,6 @@
-// Small wrappers over POSIX files that return a Status naming the path.
+// Wrappers of POSIX files whose errors name the path.
 //
-// File owns its descriptor and closes it. Not thread-safe.
+// A File owns its descriptor. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ namespace remesh::data {
 
 class File {
  public:
-  // Opens for reading; not_found when there is no such file, invalid_argument
-  // when it is not a regular file.
+  // Opens for reading. NotFound if there is no such file, InvalidArgument if it
+  // is not a regular file.
   static Result<File> open_regular(const std::string& path);
-  // Makes an empty file, replacing one of that name.
+  // Creates an empty file, replacing an existing one.
   static Result<File> create(const std::string& path);
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -26,10 +26,10 @@ class File {
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
   Result<uint64_t> size() const;
-  // Reads up to `bytes`; fewer only at the end of the file.
+  // Reads `bytes` bytes, or fewer at the end of the file.
   Result<size_t> read(void* out, size_t bytes);
   Status write(const void* bytes, size_t size);
-  // Writes at an offset, leaving the position alone.
+  // Writes at an offset without changing the position.
   Status write_at(uint64_t offset, const void* bytes, size_t size);
   Status sync();
 
@@ -40,7 +40,7 @@ class File {
 };
 
 Result<std::string> read_file(const std::string& path, uint64_t max_bytes);
-// Makes a file's name, or a rename in it, survive a crash.
+// Makes created and renamed entries of a directory durable.
 Status sync_directory(const std::string& path);
 Status rename_file(const std::string& from, const std::string& to);
 

@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "remesh-dataset";
 constexpr int64_t kVersion = 1;
-// Keeps sums of tokens far from overflow.
+// Keeps sums of tokens from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 53;
 
 int64_t total_tokens(const std::vector<ShardEntry>& shards) {
@@ -31,7 +31,7 @@ bool is_hash(const std::string& text) {
          text.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
-// Typed look-ups in one object; the first failure sticks.
+// Typed lookups in an object; status() is the first failure.
 class Fields {
  public:
   Fields(const Json& object, std::string name)
@@ -97,7 +97,7 @@ Result<std::vector<ShardEntry>> parse_shards(const Json& array,
     s.checksum = f.hash("checksum");
     if (s.file.empty() || s.file[0] == '.' ||
         s.file.find_first_of(std::string_view("/\0", 2)) != std::string::npos)
-      f.fail("file", "must be the name of a file in the data set's folder");
+      f.fail("file", "must be a file name in the folder of the data set");
     RETURN_IF_ERROR(f.status());
     shards.push_back(std::move(s));
     if (total_tokens(shards) > kMaxCount)
@@ -158,7 +158,7 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
     f.fail("format", fmt::format("must be \"{}\"", kFormat));
   if (const int64_t version = f.count("version"); version != kVersion)
     f.fail("version",
-           fmt::format("{}: this program reads {}", version, kVersion));
+           fmt::format("{}: this program supports {}", version, kVersion));
   Index index;
   index.data_id = f.hash("data_id");
   index.source_id = f.hash("source_id");
@@ -183,7 +183,7 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
   ASSIGN_OR_RETURN(index.train, parse_shards(train, name + ": train"));
   ASSIGN_OR_RETURN(index.val, parse_shards(val, name + ": val"));
   if (index.data_id != data_id_of(index))
-    return corrupt(name + ": data_id does not match the shards listed");
+    return corrupt(name + ": data_id does not match the shards");
   return index;
 }
 

@@ -1,5 +1,5 @@
-// The index of a data set: dataset.json, which names the shards and says what
-// they were made from. JSON, so that people and scripts can read it.
+// The index of a data set, dataset.json: the shards and their inputs, in a
+// format that people and scripts can read.
 //
 // A plain value; parsing and printing are pure.
 #pragma once
@@ -16,14 +16,14 @@ namespace remesh::data {
 inline constexpr char kIndexName[] = "dataset.json";
 
 struct ShardEntry {
-  std::string file;  // a plain name, in the data set's folder
+  std::string file;  // name in the folder of the data set
   int64_t tokens = 0;
   std::string checksum;  // of the tokens, 32 hex digits
   friend bool operator==(const ShardEntry&, const ShardEntry&) = default;
 };
 
 struct InputEntry {
-  std::string file;  // as it was given
+  std::string file;  // as given by the user
   uint64_t bytes = 0;
   std::string xxh128;  // of the file as stored, 32 hex digits
   friend bool operator==(const InputEntry&, const InputEntry&) = default;
@@ -31,7 +31,7 @@ struct InputEntry {
 
 struct Index {
   std::string data_id;    // data_id_of() this index
-  std::string source_id;  // of inputs and options: the same, the same data
+  std::string source_id;  // hash of inputs and options; equal ids, equal data
   std::string tokenizer;
   int64_t vocab_size = 0;
   int32_t end_of_text = 0;
@@ -46,13 +46,14 @@ struct Index {
   int64_t val_tokens() const;
 };
 
-// 32 hex digits over tokenizer, vocabulary and the shards' checksums.
+// A hash of tokenizer, vocabulary and the checksums of the shards, 32 hex
+// digits.
 std::string data_id_of(const Index& index);
 
 std::string index_to_json(const Index& index);
 
-// Fails (corrupt, naming `name` and the key) on anything but a whole, sound
-// index: its data_id is checked too.
+// Fails with Corrupt, naming `name` and the key, unless the index is complete
+// and consistent, including its data_id.
 Result<Index> parse_index(std::string_view json, const std::string& name);
 
 }  // namespace remesh::data

@@ -1,4 +1,4 @@
-// remesh-data: makes and checks data sets; `remesh data` runs it.
+// remesh-data: creates and verifies data sets; `remesh data` runs it.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kRedrawMs = 100;
 constexpr int kBarWidth = 30;
 
-// A bar on stderr, when that is a terminal.
+// A progress bar on stderr, if that is a terminal.
 class Bar {
  public:
   explicit Bar(std::string what) : what_(std::move(what)) {}
@@ -94,14 +94,14 @@ int verify_command(const std::string& dir) {
         [&](uint64_t done, uint64_t total) { bar.show(done, total); });
   }
   if (!status.ok()) return fail(status);
-  fmt::print("{}: {} training and {} validation tokens, all sound\n", dir,
+  fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
              set->train().num_tokens(), set->val().num_tokens());
   return 0;
 }
 
 void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
-  CLI::App* c =
-      app.add_subcommand("prepare", "Text files to a data set of token shards");
+  CLI::App* c = app.add_subcommand(
+      "prepare", "Convert text files to a data set of token shards");
   c->add_option("--input", o->inputs,
                 "Text files, plain or .xz, read in this order")
       ->required();
@@ -112,17 +112,18 @@ void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
                 "Share of the text held out for validation, 0 to 0.5")
       ->capture_default_str();
   c->add_option("--val-block-bytes", o->val_block_bytes,
-                "Text is held out in blocks of about this size; 0: 16 KiB, or "
-                "less when the input is small")
+                "Size of the held-out blocks, about; 0: 16 KiB, or less for a "
+                "small input")
       ->capture_default_str();
-  c->add_option("--shard-tokens", o->shard_tokens, "Most tokens a shard")
+  c->add_option("--shard-tokens", o->shard_tokens,
+                "Maximum number of tokens per shard")
       ->capture_default_str();
-  c->add_option("--seed", o->seed, "Seed of the held-out choice")
+  c->add_option("--seed", o->seed, "Seed of the held-out sample")
       ->capture_default_str();
   c->add_flag("--raw-bytes", o->raw_bytes,
-              "Take text that is not valid UTF-8 as it is");
+              "Accept text that is not valid UTF-8");
   c->add_flag("--overwrite", o->overwrite,
-              "Replace another data set in the folder");
+              "Replace a different data set in the folder");
   c->footer(R"(
 A line "<|endoftext|>" ends a document, as does the end of a file.
 
@@ -144,7 +145,7 @@ int data_main(int argc, char** argv) {
   int code = 0;
   declare_prepare(app, &options, &code);
   CLI::App* verify = app.add_subcommand(
-      "verify", "Read a data set whole and compare its checksums");
+      "verify", "Read a complete data set and compare its checksums");
   verify->add_option("DIR", dir, "Folder of the data set")->required();
   verify->footer("\nExample:\n  remesh data verify data/books");
   verify->callback([&] { code = verify_command(dir); });

@@ -34,7 +34,7 @@ constexpr char kPartial[] = ".partial";
 
 Status check_options(const PrepareOptions& o) {
   if (o.inputs.empty())
-    return invalid_argument("prepare: no input: give one file or more");
+    return invalid_argument("prepare: no input: expected at least one file");
   if (o.out_dir.empty()) return invalid_argument("prepare: no output folder");
   if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5))
     return invalid_argument(fmt::format(
@@ -50,15 +50,15 @@ Status check_options(const PrepareOptions& o) {
   return ok_status();
 }
 
-// Whether block number `block` is held out: one in 1 / fraction, evenly.
+// Whether block number `block` is held out, as every (1 / fraction)-th is.
 bool held_out(double fraction, double phase, int64_t block) {
   const auto b = static_cast<double>(block);
   return std::floor((b + 1) * fraction + phase) >
          std::floor(b * fraction + phase);
 }
 
-// Blocks small enough that some eight of them are held out, judging by the
-// stored size; text compresses to about a quarter.
+// A size with which about eight blocks are held out, estimated from the stored
+// size; text compresses to about a quarter.
 int64_t choose_block_bytes(const PrepareOptions& o,
                            const std::vector<TextReader>& inputs) {
   if (o.val_block_bytes != 0) return o.val_block_bytes;
@@ -106,7 +106,7 @@ Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
   for (const std::string& path : o.inputs) {
     ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
     if (reader.file_bytes() == 0)
-      return invalid_argument(path + ": empty: there is no text in it");
+      return invalid_argument(path + ": empty file");
     readers.push_back(std::move(reader));
   }
   return readers;
@@ -121,7 +121,7 @@ class SplitWriter {
         split_(std::move(split)),
         tokenizer_(tokenizer),
         shard_tokens_(shard_tokens) {}
-  // Removes what is not yet renamed.
+  // Removes files that were not renamed into place.
   ~SplitWriter() {
     for (const std::string& name : names_)
       ::unlink((dir_ + "/" + name + kPartial).c_str());
@@ -177,7 +177,7 @@ class SplitWriter {
   std::optional<ShardWriter> writer_;
 };
 
-// Sends blocks to the two splits, and ends documents in the right one.
+// Distributes blocks over the two splits and ends each document in its split.
 class BlockRouter {
  public:
   BlockRouter(double fraction, uint64_t seed, const Tokenizer& tokenizer,
@@ -199,7 +199,7 @@ class BlockRouter {
       k = 1;
       RETURN_IF_ERROR(close());
     } else if (open_ != nullptr && open_ != to) {
-      RETURN_IF_ERROR(close());  // the document is cut here
+      RETURN_IF_ERROR(close());  // the document continues in the other split
     }
     for (; k < block.ends.size(); ++k) {
       RETURN_IF_ERROR(append(to, block, begin, block.ends[k]));
@@ -219,7 +219,7 @@ class BlockRouter {
         std::string_view(block.text).substr(begin, end - begin), tokens_));
     return to->append(tokens_);
   }
-  // Ends the open document in the split that has the end of it.
+  // Ends the open document in the split that has its last part.
   Status close() {
     SplitWriter* split = std::exchange(open_, nullptr);
     if (split == nullptr) return ok_status();
@@ -237,14 +237,14 @@ class BlockRouter {
   std::vector<int32_t> tokens_;
 };
 
-// Streams one input through the cutter; adds its text bytes to `text_bytes`.
-Status stream_input(TextReader& reader, bool raw_bytes, BlockCutter& cutter,
+// Streams one input through the splitter; adds its text bytes to `text_bytes`.
+Status stream_input(TextReader& reader, bool raw_bytes, BlockSplitter& splitter,
                     Progress& progress, uint64_t& text_bytes) {
   std::vector<char> portion(kPortion);
   Utf8Check utf8;
   const auto not_utf8 = [&] {
     return invalid_argument(fmt::format(
-        "{}: not UTF-8 at byte {} of the text (raw bytes can be allowed)",
+        "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
         reader.path(), utf8.bad_offset()));
   };
   uint64_t reported = 0;
@@ -255,11 +255,11 @@ Status stream_input(TextReader& reader, bool raw_bytes, BlockCutter& cutter,
     if (got == 0) break;
     const std::string_view text(portion.data(), got);
     if (!raw_bytes && !utf8.feed(text)) return not_utf8();
-    RETURN_IF_ERROR(cutter.feed(text));
+    RETURN_IF_ERROR(splitter.feed(text));
     text_bytes += got;
   }
   if (!raw_bytes && !utf8.finish()) return not_utf8();
-  return cutter.end_file();
+  return splitter.end_file();
 }
 
 Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
@@ -283,7 +283,7 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   return entries;
 }
 
-// The output folder: made when missing, locked, and left as it was on failure.
+// The output folder: created if missing, locked, and unchanged on failure.
 class OutDir {
  public:
   static Result<std::unique_ptr<OutDir>> open(const std::string& path) {
@@ -297,8 +297,8 @@ class OutDir {
     if (dir->fd_ < 0) return errno_error("open folder " + path, errno);
     if (::flock(dir->fd_, LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return errno_error("lock " + path, errno);
-      dir->made_ = false;  // it is the other one's
-      return unavailable(path + ": another prepare is writing there");
+      dir->made_ = false;  // the other process uses it
+      return unavailable(path + ": another prepare is writing to this folder");
     }
     return dir;
   }
@@ -313,7 +313,8 @@ class OutDir {
   bool has_index() const {
     return ::access((path_ + "/" + kIndexName).c_str(), F_OK) == 0;
   }
-  // Names in the folder, sorted: those prepare could have written, others.
+  // The sorted names in the folder: those that prepare may have written (own),
+  // and others (foreign).
   Status list(std::vector<std::string>& own,
               std::vector<std::string>& foreign) const {
     std::error_code ec;
@@ -357,8 +358,8 @@ PrepareSummary summarize(const Index& index, uint64_t input_bytes) {
   return s;
 }
 
-// What to do about a data set that is already in the folder: a summary when
-// it is the very one wanted, nothing when the way is free.
+// Checks what is in the folder. Returns a summary if it has exactly the data
+// set wanted, and nothing if prepare may write there.
 Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
                                                      const OutDir& out,
                                                      int64_t block_bytes,
@@ -369,7 +370,7 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
   if (!foreign.empty() && !out.has_index() && !o.overwrite)
     return already_exists(fmt::format(
         "{}: not empty and not a data set (it has {}): choose another folder, "
-        "or overwrite to write beside it",
+        "or use --overwrite to keep both",
         out.path(), foreign[0]));
   if (!out.has_index()) return std::optional<PrepareSummary>();
   auto text = read_file(out.path() + "/" + kIndexName, uint64_t{64} << 20);
@@ -391,8 +392,8 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
   }
   if (o.overwrite) return std::optional<PrepareSummary>();
   return already_exists(fmt::format(
-      "{}: a data set is there already ({}): choose another folder, or "
-      "overwrite it",
+      "{}: already has a data set ({}): choose another folder, or use "
+      "--overwrite",
       out.path(), why.message()));
 }
 
@@ -405,7 +406,7 @@ Status write_partial_index(const Index& index, const std::string& path) {
   return status;
 }
 
-// Puts the finished files in place, the index last.
+// Renames the finished files into place, the index last.
 Status commit(const Index& index, const OutDir& out, SplitWriter& train,
               SplitWriter& val) {
   const std::string path = out.path() + "/" + kIndexName;
@@ -414,7 +415,7 @@ Status commit(const Index& index, const OutDir& out, SplitWriter& train,
   std::vector<std::string> foreign;
   RETURN_IF_ERROR(out.list(before, foreign));
   if (out.has_index()) {
-    // From here to the last rename there is no data set in the folder.
+    // From here until the last rename the folder has no data set.
     if (::unlink(path.c_str()) != 0)
       return errno_error("remove " + path, errno);
     RETURN_IF_ERROR(sync_directory(out.path()));
@@ -437,13 +438,13 @@ Status commit(const Index& index, const OutDir& out, SplitWriter& train,
 Status check_splits(const Index& index, const PrepareOptions& o,
                     int64_t block_bytes) {
   if (index.documents == 0)
-    return invalid_argument(fmt::format(
-        "{}: no text: nothing but document separators", o.inputs[0]));
+    return invalid_argument(
+        fmt::format("{}: no text, only document separators", o.inputs[0]));
   if (o.val_fraction > 0 && (index.val.empty() || index.train.empty()))
     return invalid_argument(fmt::format(
         "{} bytes of text: too little for a {} split with val_fraction = {} "
         "in blocks of {} bytes; use 0 for no held-out split, or smaller "
-        "val_block_bytes (least {})",
+        "val_block_bytes (at least {})",
         index.text_bytes, index.val.empty() ? "validation" : "training",
         o.val_fraction, block_bytes, kMinBlock));
   return ok_status();
@@ -470,23 +471,23 @@ Result<PrepareSummary> prepare(const PrepareOptions& options,
   SplitWriter val(out->path(), "val", *tokenizer, options.shard_tokens);
   BlockRouter router(options.val_fraction, options.seed, *tokenizer, train,
                      val);
-  BlockCutter cutter(static_cast<size_t>(block_bytes),
-                     [&](const TextBlock& b) { return router.add(b); });
+  BlockSplitter splitter(static_cast<size_t>(block_bytes),
+                         [&](const TextBlock& b) { return router.add(b); });
   Progress reading(progress, inputs);
   Index index;
   for (TextReader& reader : inputs) {
-    RETURN_IF_ERROR(stream_input(reader, options.raw_bytes, cutter, reading,
+    RETURN_IF_ERROR(stream_input(reader, options.raw_bytes, splitter, reading,
                                  index.text_bytes));
     index.inputs.push_back(
         {reader.path(), reader.bytes_done(), reader.file_hash()});
   }
-  RETURN_IF_ERROR(cutter.finish());
+  RETURN_IF_ERROR(splitter.finish());
   RETURN_IF_ERROR(train.finish());
   RETURN_IF_ERROR(val.finish());
   index.tokenizer = tokenizer->id();
   index.vocab_size = tokenizer->vocab_size();
   index.end_of_text = tokenizer->end_of_text();
-  index.documents = cutter.documents();
+  index.documents = splitter.documents();
   index.train = train.entries();
   index.val = val.entries();
   index.source_id = source_id_of(options, block_bytes, index.inputs);

@@ -10,8 +10,8 @@
 namespace remesh::data {
 namespace {
 
-// Four rounds are a pseudo-random permutation by Luby and Rackoff; halves of
-// a few bits need more to mix well, and rounds are cheap at one sequence.
+// Four rounds give a pseudo-random permutation (Luby and Rackoff). Halves of a
+// few bits need more to mix well, and one sequence costs little.
 constexpr int kRounds = 8;
 
 uint64_t feistel(uint64_t key, uint64_t tweak, int half_bits, uint64_t x) {
@@ -60,10 +60,10 @@ Result<Sampler> Sampler::make(uint64_t seed, int64_t num_tokens,
   const int64_t windows = num_windows(num_tokens, seq_len);
   if (windows < 1)
     return invalid_argument(fmt::format(
-        "train.seq_len = {}: the training data have {} tokens, not one whole "
+        "train.seq_len = {}: the training data have {} tokens, fewer than one "
         "sequence of {} and the token after it",
         seq_len, num_tokens, seq_len));
-  // A key of its own, so that no other use of the seed shares its stream.
+  // A separate key, so that no other use of the seed shares the stream.
   const uint64_t key = random_u64(seed, hash64("remesh.sampler"), 0);
   return Sampler(key, windows, global_batch);
 }
@@ -72,11 +72,11 @@ Sampler::Sequence Sampler::at(int64_t s, int64_t i) const {
   CHECK(s >= 0);
   CHECK(i >= 0 && i < global_batch_);
   const int64_t n = s * global_batch_ + i;
-  const int64_t pass = n / num_windows_;
-  return {pass, static_cast<int64_t>(keyed_permutation(
-                    key_, static_cast<uint64_t>(pass),
-                    static_cast<uint64_t>(num_windows_),
-                    static_cast<uint64_t>(n % num_windows_)))};
+  const int64_t epoch = n / num_windows_;
+  return {epoch, static_cast<int64_t>(keyed_permutation(
+                     key_, static_cast<uint64_t>(epoch),
+                     static_cast<uint64_t>(num_windows_),
+                     static_cast<uint64_t>(n % num_windows_)))};
 }
 
 std::vector<int64_t> validation_windows(int64_t num_windows, int64_t count) {

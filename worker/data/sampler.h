@@ -1,14 +1,14 @@
-// Sampler: which window of the training data is sequence i of step s.
+// Sampler: the window of the training data that is sequence i of step s.
 //
-// Pure: the answer is a function of (seed, s, i), the number of windows and
-// the global batch size (both constants of a job), and of nothing else; not
-// of the mesh, the rank, or what failed before. There is no list in memory.
+// A pure function of (seed, s, i), the number of windows and the global batch
+// size (both constants of a job). It does not depend on the mesh, the rank or
+// earlier failures, and keeps no list in memory.
 //
-// Windows do not overlap: window w is tokens [w * T, (w + 1) * T) as input
-// and the same one token later as targets. All sequences of a run are
-// numbered n = s * global_batch + i; sequence n is window
-// permutation(pass = n / num_windows)[n % num_windows]: every window exactly
-// once a pass, in another order each pass, whatever the batch size.
+// Windows do not overlap: window w has the tokens [w * T, (w + 1) * T) as input
+// and the same range shifted by one as targets. The sequences of a run are
+// numbered n = s * global_batch + i. Sequence n is window
+// permutation(epoch = n / num_windows)[n % num_windows]: each epoch uses every
+// window exactly once, in an order of its own, for any batch size.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace remesh::data {
 
-// Windows of `seq_len` tokens, each with one more token as the last target,
-// in a split of `num_tokens`. REQUIRES: seq_len >= 1, num_tokens >= 0.
+// Number of windows of `seq_len` tokens, each followed by its last target, in a
+// split of `num_tokens`. REQUIRES: seq_len >= 1, num_tokens >= 0.
 int64_t num_windows(int64_t num_tokens, int64_t seq_len);
 
 // Element `index` of a pseudo-random permutation of 0 .. n - 1 chosen by
@@ -33,17 +33,18 @@ uint64_t keyed_permutation(uint64_t key, uint64_t tweak, uint64_t n,
 class Sampler {
  public:
   struct Sequence {
-    int64_t pass = 0;    // from 0
+    int64_t epoch = 0;   // pass over the data, from 0
     int64_t window = 0;  // 0 .. num_windows - 1
     friend bool operator==(const Sequence&, const Sequence&) = default;
   };
 
-  // `step` is counted from 0 in at(). Fails when the split has no whole
-  // window (naming tokens and seq_len) or a size is below 1.
+  // Fails if the split has no complete window (naming tokens and seq_len) or a
+  // size is below 1.
   static Result<Sampler> make(uint64_t seed, int64_t num_tokens,
                               int64_t seq_len, int64_t global_batch);
 
-  // Sequence i of step s. REQUIRES: s >= 0, 0 <= i < global_batch().
+  // Sequence i of step s, counted from 0. REQUIRES: s >= 0,
+  // 0 <= i < global_batch().
   Sequence at(int64_t s, int64_t i) const;
 
   int64_t windows() const { return num_windows_; }
@@ -57,8 +58,8 @@ class Sampler {
   int64_t global_batch_;
 };
 
-// The windows of a validation: `count` of them (all, when there are fewer),
-// evenly spread over the split, ascending, the same every time.
+// The windows of a validation: `count` of them, or all if there are fewer,
+// evenly spread over the split, in ascending order.
 // REQUIRES: num_windows >= 0, count >= 0.
 std::vector<int64_t> validation_windows(int64_t num_windows, int64_t count);
 

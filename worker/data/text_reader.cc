@@ -21,21 +21,22 @@ Status xz_error(const std::string& path, lzma_ret ret) {
   switch (ret) {
     case LZMA_MEMLIMIT_ERROR:
       return exhausted(
-          fmt::format("{}: decompressing needs more than {} of memory", path,
+          fmt::format("{}: decompression needs more than {} of memory", path,
                       format_bytes(kXzMemory)));
     case LZMA_MEM_ERROR:
       return exhausted(path + ": not enough memory to decompress");
     case LZMA_BUF_ERROR:
       return corrupt(path + ": truncated .xz file");
     case LZMA_OPTIONS_ERROR:
-      return corrupt(path + ": .xz file with options liblzma does not know");
+      return corrupt(path +
+                     ": .xz file with options that liblzma does not support");
     default:
       return corrupt(fmt::format("{}: corrupt .xz file (liblzma error {})",
                                  path, static_cast<int>(ret)));
   }
 }
 
-// Bytes of `text` without the character begun but not ended at its end.
+// Length of `text` without an incomplete character at its end.
 size_t whole_characters(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto b = static_cast<unsigned char>(text[text.size() - back]);
@@ -62,7 +63,7 @@ struct TextReader::Impl {
   uint64_t size = 0;
   uint64_t done = 0;
   Hash128 hash;
-  std::vector<uint8_t> input;  // bytes read ahead; consumed from `position`
+  std::vector<uint8_t> input;  // read ahead; consumed up to `position`
   size_t position = 0;
   bool compressed = false;
   bool ended = false;
@@ -90,7 +91,7 @@ Result<TextReader> TextReader::open(const std::string& path) {
   impl->compressed = got == sizeof(kXzMagic) &&
                      std::memcmp(impl->input.data(), kXzMagic, got) == 0;
   if (!impl->compressed && path.ends_with(".xz") && got > 0)
-    return corrupt(path + ": named .xz, but it does not begin as one");
+    return corrupt(path + ": named .xz, but not in that format");
   if (impl->compressed) {
     const lzma_ret ret =
         lzma_stream_decoder(&impl->stream, kXzMemory, LZMA_CONCATENATED);
@@ -164,12 +165,12 @@ bool Utf8Check::feed(std::string_view bytes) {
 
 bool Utf8Check::finish() { return missing_ == 0; }
 
-BlockCutter::BlockCutter(size_t block_bytes, Sink sink)
+BlockSplitter::BlockSplitter(size_t block_bytes, Sink sink)
     : block_bytes_(block_bytes), sink_(std::move(sink)) {
-  CHECK(block_bytes >= 64);  // above any separator line
+  CHECK(block_bytes >= 64);  // longer than a separator line
 }
 
-Status BlockCutter::feed(std::string_view text) {
+Status BlockSplitter::feed(std::string_view text) {
   while (!text.empty()) {
     const size_t newline = text.find('\n');
     const bool whole = newline != std::string_view::npos;
@@ -181,17 +182,17 @@ Status BlockCutter::feed(std::string_view text) {
     if (whole && n == wanted)
       RETURN_IF_ERROR(end_line());
     else if (n == room)
-      RETURN_IF_ERROR(cut_long_line());
+      RETURN_IF_ERROR(split_long_line());
   }
   return ok_status();
 }
 
-Status BlockCutter::end_line() {
+Status BlockSplitter::end_line() {
   std::string_view line = std::string_view(block_.text).substr(line_begin_);
   if (line.ends_with('\n')) line.remove_suffix(1);
   if (line.ends_with('\r')) line.remove_suffix(1);
-  const bool separator = !line_cut_ && line == kDocumentSeparator;
-  line_cut_ = false;
+  const bool separator = !line_split_ && line == kDocumentSeparator;
+  line_split_ = false;
   if (separator) {
     block_.text.resize(line_begin_);
     return end_document();
@@ -201,18 +202,17 @@ Status BlockCutter::end_line() {
   return block_.text.size() >= block_bytes_ ? emit() : ok_status();
 }
 
-Status BlockCutter::end_document() {
-  if (!document_open_) return ok_status();  // no text: no document
+Status BlockSplitter::end_document() {
+  if (!document_open_) return ok_status();  // skip empty documents
   document_open_ = false;
   ++documents_;
   block_.ends.push_back(block_.text.size());
   return block_.text.size() >= block_bytes_ / 2 ? emit() : ok_status();
 }
 
-// The block is full and has no end of line in its second half: the line is
-// too long to be a separator. Cut it between words, or else between
-// characters.
-Status BlockCutter::cut_long_line() {
+// The block is full and has no line end in its second half, so the line is too
+// long to be a separator. Splits it between words, or else between characters.
+Status BlockSplitter::split_long_line() {
   const size_t space = block_.text.find(' ', block_bytes_);
   const size_t cut =
       space == std::string::npos ? whole_characters(block_.text) : space + 1;
@@ -220,12 +220,12 @@ Status BlockCutter::cut_long_line() {
   block_.text.resize(cut);
   RETURN_IF_ERROR(emit());
   document_open_ = true;
-  line_cut_ = true;
+  line_split_ = true;
   block_.text = std::move(rest);
   return ok_status();
 }
 
-Status BlockCutter::emit() {
+Status BlockSplitter::emit() {
   if (block_.text.empty() && block_.ends.empty()) return ok_status();
   const Status status = sink_(block_);
   block_.text.clear();
@@ -234,12 +234,12 @@ Status BlockCutter::emit() {
   return status;
 }
 
-Status BlockCutter::end_file() {
-  if (line_cut_ || block_.text.size() > line_begin_)
+Status BlockSplitter::end_file() {
+  if (line_split_ || block_.text.size() > line_begin_)
     RETURN_IF_ERROR(end_line());
   return end_document();
 }
 
-Status BlockCutter::finish() { return emit(); }
+Status BlockSplitter::finish() { return emit(); }
 
 }  // namespace remesh::data

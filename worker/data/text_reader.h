@@ -1,9 +1,9 @@
-// TextReader: the bytes of a text file, plain or .xz, in portions.
-// Utf8Check: whether a stream of bytes is UTF-8. BlockCutter: a stream of text
-// cut into documents and blocks. Together the input side of prepare.h.
+// The input side of prepare.h. TextReader streams a text file, plain or .xz.
+// Utf8Check validates a stream. BlockSplitter splits a stream into documents
+// and blocks.
 //
-// None is thread-safe; each uses memory bounded by constants and block size
-// (xz: by the dictionary, at most 1 GiB, usually 8 MiB).
+// None is thread-safe. Each uses constant memory, or memory proportional to the
+// block size (xz: the dictionary, usually 8 MiB and at most 1 GiB).
 #pragma once
 
 #include <cstdint>
@@ -22,21 +22,21 @@ namespace remesh::data {
 
 class TextReader {
  public:
-  // A file that begins as .xz does is decompressed; one named .xz that does
-  // not is refused.
+  // Decompresses a file with the magic number of .xz. Fails on a file named .xz
+  // without it.
   static Result<TextReader> open(const std::string& path);
   TextReader(TextReader&&) noexcept;
   TextReader& operator=(TextReader&&) noexcept;
   ~TextReader();
 
-  // Up to out.size() bytes of text; 0 at the end. Fails (corrupt) on a
+  // Reads up to out.size() bytes of text; returns 0 at the end. Corrupt on a
   // truncated or damaged .xz.
   Result<size_t> read(std::span<char> out);
 
   bool compressed() const;
   const std::string& path() const;
   uint64_t file_bytes() const;    // size of the file as stored
-  uint64_t bytes_done() const;    // of these, read so far
+  uint64_t bytes_done() const;    // of these, the bytes read so far
   std::string file_hash() const;  // XXH3-128 of the bytes read so far
 
  private:
@@ -49,41 +49,41 @@ class TextReader {
 // U+10FFFF.
 class Utf8Check {
  public:
-  // False when `bytes`, after those before, cannot be UTF-8; then
-  // bad_offset() is where the wrong character begins, in the whole stream.
+  // False if the stream so far is not UTF-8; then bad_offset() is the offset of
+  // the invalid character in the stream.
   bool feed(std::string_view bytes);
-  // False when the stream ends inside a character.
+  // False if the stream ends inside a character.
   bool finish();
   uint64_t bad_offset() const { return char_offset_; }
 
  private:
   uint64_t offset_ = 0;       // bytes seen
-  uint64_t char_offset_ = 0;  // where the open character began
-  int missing_ = 0;           // continuation bytes it still needs
-  unsigned char low_ = 0x80;  // bounds of the next one
+  uint64_t char_offset_ = 0;  // begin of the current character
+  int missing_ = 0;           // continuation bytes that it still needs
+  unsigned char low_ = 0x80;  // bounds of the next byte
   unsigned char high_ = 0xBF;
 };
 
 inline constexpr std::string_view kDocumentSeparator = "<|endoftext|>";
 
-// A block of text. Documents end after text[0, ends[k]) for each k; an end of
-// 0 ends the document that the block before left open. The text after the
-// last end belongs to a document that goes on in the next block.
+// A block of text. Documents end after text[0, ends[k]) for each k. An end of 0
+// ends the document that was still open after the previous block. The text
+// after the last end belongs to a document that continues in the next block.
 struct TextBlock {
   std::string text;
   std::vector<size_t> ends;
 };
 
-// Where blocks and documents end depends on the text alone, not on the
-// portions it is fed in.
-class BlockCutter {
+// Block and document boundaries depend only on the text, not on how it is
+// divided into feed() calls.
+class BlockSplitter {
  public:
   using Sink = std::function<Status(const TextBlock&)>;
-  // REQUIRES: block_bytes >= 64. No block is longer than twice that.
-  BlockCutter(size_t block_bytes, Sink sink);
+  // REQUIRES: block_bytes >= 64. Blocks have at most twice as many bytes.
+  BlockSplitter(size_t block_bytes, Sink sink);
 
   Status feed(std::string_view text);
-  Status end_file();  // ends the document, too
+  Status end_file();  // also ends the document
   Status finish();    // after the last end_file()
   int64_t documents() const { return documents_; }
 
@@ -91,13 +91,13 @@ class BlockCutter {
   Status end_line();
   Status end_document();
   Status emit();
-  Status cut_long_line();
+  Status split_long_line();
 
   size_t block_bytes_;
   Sink sink_;
   TextBlock block_;
-  size_t line_begin_ = 0;  // where the current line begins in block_.text
-  bool line_cut_ = false;  // its beginning is in a block gone before
+  size_t line_begin_ = 0;    // of the current line in block_.text
+  bool line_split_ = false;  // its first part is in an earlier block
   bool document_open_ = false;
   int64_t documents_ = 0;
 };

@@ -29,7 +29,7 @@ uint64_t header_checksum(const ShardHeader& h) {
   return XXH3_64bits(&h, offsetof(ShardHeader, header_checksum));
 }
 
-// Widens `out.size()` tokens from `from`; the largest of them.
+// Widens `out.size()` tokens; returns the largest.
 template <typename T>
 uint32_t widen(const std::byte* from, std::span<int32_t> out) {
   uint32_t largest = 0;
@@ -42,7 +42,7 @@ uint32_t widen(const std::byte* from, std::span<int32_t> out) {
   return largest;
 }
 
-// Stores the tokens as T, little-endian; the largest of them.
+// Stores the tokens as T, little-endian; returns the largest.
 template <typename T>
 uint32_t narrow(std::span<const int32_t> tokens, std::byte* to) {
   uint32_t largest = 0;
@@ -102,9 +102,9 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
   ShardHeader h;
   std::memcpy(&h, header.data(), sizeof(h));
   if (std::memcmp(h.magic, kShardMagic, sizeof(h.magic)) != 0)
-    return corrupt(name + ": wrong magic: not a token shard");
+    return corrupt(name + ": wrong magic number: not a token shard");
   if (h.version != kShardVersion)
-    return corrupt(fmt::format("{}: shard version {}: this program reads {}",
+    return corrupt(fmt::format("{}: shard version {}: this program supports {}",
                                name, h.version, kShardVersion));
   if (h.header_checksum != header_checksum(h))
     return corrupt(name + ": header does not match its checksum");
@@ -121,8 +121,7 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
   const uint64_t room = file_bytes - sizeof(ShardHeader);
   if (h.num_tokens != room / h.token_width || room % h.token_width != 0)
     return corrupt(fmt::format(
-        "{}: {} bytes: the header says {} tokens of {} bytes, so {} (is it "
-        "truncated?)",
+        "{}: {} bytes, but {} tokens of {} bytes need {} (is it truncated?)",
         name, file_bytes, h.num_tokens, h.token_width,
         fmt::format("{} + {} * {}", sizeof(ShardHeader), h.num_tokens,
                     h.token_width)));
@@ -144,7 +143,7 @@ Result<ShardWriter> ShardWriter::create(const std::string& path,
   CHECK(vocab_size >= 1 && vocab_size <= kMaxVocab);
   CHECK(!tokenizer.empty() && tokenizer.size() < 64);
   ASSIGN_OR_RETURN(File file, File::create(path));
-  // A header of zeros until finish(): an unfinished file is no shard.
+  // Until finish() the header is zero, so an unfinished file is not a shard.
   const ShardHeader blank{};
   RETURN_IF_ERROR(file.write(&blank, sizeof(blank)));
   return ShardWriter(std::move(file), tokenizer, vocab_size);
@@ -160,7 +159,7 @@ Status ShardWriter::append(std::span<const int32_t> tokens) {
         width_ == 2 ? narrow<uint16_t>(tokens.first(n), &buffer_[at])
                     : narrow<uint32_t>(tokens.first(n), &buffer_[at]);
     CHECK_MSG(largest < static_cast<uint64_t>(vocab_size_),
-              "the tokenizer made a token outside its vocabulary");
+              "the tokenizer returned a token outside its vocabulary");
     if (buffer_.size() >= kBufferBytes) RETURN_IF_ERROR(flush());
     tokens = tokens.subspan(n);
   }
@@ -240,8 +239,8 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
     return static_cast<uint32_t>(token) >=
            static_cast<uint64_t>(info_.vocab_size);
   });
-  return corrupt(fmt::format("{}: token {} at {}: the vocabulary has {}", path_,
-                             static_cast<uint32_t>(*bad),
+  return corrupt(fmt::format("{}: token {} at {}: the vocabulary has only {}",
+                             path_, static_cast<uint32_t>(*bad),
                              begin + (bad - out.begin()), info_.vocab_size));
 }
 

@@ -1,13 +1,13 @@
-// Token shards: the file form, its writer, and its memory-mapped reader.
+// Token shards: the file format, its writer and its memory-mapped reader.
 //
-// A shard is one ShardHeader, then num_tokens unsigned integers of
-// token_width bytes. All numbers are little-endian (so is every host we build
-// for; asserted). The header's checksum covers the bytes before it; the
-// tokens' covers all bytes after the header. Both are from xxHash.
+// A shard is a ShardHeader followed by num_tokens unsigned integers of
+// token_width bytes. All numbers are little-endian, like all supported hosts
+// (asserted). The checksum of the header covers the bytes before it, that of
+// the tokens all bytes after the header. Both are from xxHash.
 //
 // A ShardWriter owns one file and belongs to one thread. A MappedShard is
-// immutable. Truncating a shard while it is mapped makes reads raise SIGBUS:
-// data sets are replaced by rename (prepare.h), never in place.
+// immutable. Truncating a mapped shard would raise SIGBUS in readers, so data
+// sets are replaced by rename (prepare.h), never modified in place.
 #pragma once
 
 #include <bit>
@@ -30,10 +30,10 @@ inline constexpr uint32_t kShardVersion = 1;
 struct ShardHeader {
   char magic[8];             //  0: "RMSHTOK\n"
   uint32_t version;          //  8: 1
-  uint32_t token_width;      // 12: bytes a token, 2 or 4
+  uint32_t token_width;      // 12: bytes per token, 2 or 4
   uint64_t num_tokens;       // 16
-  uint64_t vocab_size;       // 24: every token is below it
-  char tokenizer[64];        // 32: id, padded with zeros, at least one
+  uint64_t vocab_size;       // 24: every token is less than this
+  char tokenizer[64];        // 32: id, padded with at least one zero
   uint8_t checksum[16];      // 96: XXH3-128 of the tokens' bytes, big-endian
   uint64_t reserved;         // 112: 0
   uint64_t header_checksum;  // 120: XXH3-64 of bytes 0 to 119
@@ -42,10 +42,10 @@ static_assert(sizeof(ShardHeader) == 128);
 static_assert(std::is_trivially_copyable_v<ShardHeader>);
 static_assert(std::endian::native == std::endian::little);
 
-// Bytes a token for that vocabulary: 2 up to 65,536 entries, then 4.
+// Bytes per token for a vocabulary: 2 up to 65,536 entries, else 4.
 uint32_t token_width(int64_t vocab_size);
 
-// What a header says, checked against itself.
+// The contents of a valid header.
 struct ShardInfo {
   uint32_t token_width = 0;
   int64_t num_tokens = 0;
@@ -54,13 +54,13 @@ struct ShardInfo {
   std::string checksum;  // of the tokens, 32 hex digits
 };
 
-// Checks magic, version, checksum and ranges of a header that stands in a
-// file of `file_bytes`. `name` is for errors (corrupt).
+// Checks magic number, version, checksum and ranges of the header of a file of
+// `file_bytes`. Fails with Corrupt, naming `name`.
 Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                                      uint64_t file_bytes,
                                      const std::string& name);
 
-// 32 hex digits of XXH3-128.
+// XXH3-128 as 32 hex digits.
 std::string hash128_hex(std::span<const std::byte> bytes);
 
 // XXH3-128 of a stream.
@@ -79,16 +79,16 @@ class Hash128 {
   std::unique_ptr<State> state_;
 };
 
-// Writes one shard: tokens in any portions, then finish().
+// Writes one shard: append() any number of times, then finish().
 class ShardWriter {
  public:
-  // Makes the file. The vocabulary decides the token width.
+  // Creates the file. The vocabulary determines the token width.
   static Result<ShardWriter> create(const std::string& path,
                                     const std::string& tokenizer,
                                     int64_t vocab_size);
   // REQUIRES: every token is in [0, vocab_size).
   Status append(std::span<const int32_t> tokens);
-  // Writes what is buffered and the header, and syncs.
+  // Writes the buffered tokens and the header, and syncs.
   Result<ShardInfo> finish();
   int64_t num_tokens() const { return num_tokens_; }
 
@@ -114,10 +114,10 @@ class MappedShard {
 
   const ShardInfo& info() const { return info_; }
   const std::string& path() const { return path_; }
-  // Copies tokens [begin, begin + out.size()); corrupt when one is not in
-  // the vocabulary. REQUIRES: the range is inside the shard.
+  // Copies tokens [begin, begin + out.size()). Corrupt if one is not in the
+  // vocabulary. REQUIRES: the range is inside the shard.
   Status read(int64_t begin, std::span<int32_t> out) const;
-  // Compares the tokens with the checksum and the vocabulary.
+  // Checks the tokens against the checksum and the vocabulary.
   Status verify() const;
   uint64_t payload_bytes() const {
     return static_cast<uint64_t>(info_.num_tokens) * info_.token_width;
@@ -127,7 +127,7 @@ class MappedShard {
   MappedShard() = default;
   std::string path_;
   ShardInfo info_;
-  const std::byte* map_ = nullptr;  // the whole file
+  const std::byte* map_ = nullptr;  // the complete file
   size_t map_bytes_ = 0;
 };
 

@@ -28,8 +28,8 @@ class ByteTokenizer final : public Tokenizer {
     for (const int32_t token : tokens) {
       if (token < 0 || token > kByteEndOfText)
         return invalid_argument(
-            fmt::format("token {}: the bytes tokenizer has 0 to {}", token,
-                        kByteEndOfText));
+            fmt::format("token {}: the bytes tokenizer has tokens 0 to {}",
+                        token, kByteEndOfText));
       if (token < kByteEndOfText) {
         text.push_back(static_cast<char>(token));
         continue;
@@ -48,8 +48,8 @@ std::vector<std::string> tokenizer_names() { return {"bytes"}; }
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(std::string_view name) {
   if (name == "bytes")
     return std::unique_ptr<Tokenizer>(std::make_unique<ByteTokenizer>());
-  return invalid_argument(fmt::format("tokenizer '{}': there is {}", name,
-                                      join(tokenizer_names())));
+  return invalid_argument(fmt::format("unknown tokenizer '{}': expected {}",
+                                      name, join(tokenizer_names())));
 }
 
 }  // namespace remesh::data

@@ -1,8 +1,7 @@
-// Tokenizer: text to token ids and back, behind one interface.
+// Tokenizer: interface for converting text to token ids and back.
 //
-// A tokenizer is immutable once made, so any number of threads may use one.
-// Ids are 0 .. vocab_size() - 1. Its id string is written into every token
-// shard, so that a data set names the tokenizer it was made with.
+// A tokenizer is immutable, so any number of threads may use one. Token ids are
+// 0 .. vocab_size() - 1. Every token shard has the id() of its tokenizer.
 #pragma once
 
 #include <cstdint>
@@ -28,18 +27,18 @@ class Tokenizer {
   // Appends the tokens of `text` to `out`. Never adds end_of_text().
   virtual Status encode(std::string_view text,
                         std::vector<int32_t>& out) const = 0;
-  // The text of `tokens`; end_of_text() gives "<|endoftext|>" on a line of
-  // its own. Fails on a token outside the vocabulary.
+  // The text of `tokens`; end_of_text() becomes a line "<|endoftext|>". Fails
+  // on a token outside the vocabulary.
   virtual Result<std::string> decode(std::span<const int32_t> tokens) const = 0;
 };
 
-// One token a byte, 0..255, and 256 for end of text.
+// One token per byte, 0..255, and 256 for end of text.
 inline constexpr int32_t kByteEndOfText = 256;
 
-// The names make_tokenizer() takes.
+// The names that make_tokenizer() accepts.
 std::vector<std::string> tokenizer_names();
 
-// Fails on an unknown name, saying which there are.
+// Fails on an unknown name, listing the known ones.
 Result<std::unique_ptr<Tokenizer>> make_tokenizer(std::string_view name);
 
 }  // namespace remesh::data

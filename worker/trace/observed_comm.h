@@ -1,16 +1,15 @@
-// ObservedComm: a Comm that tells an observer what is done on another one. The
-// one decorator of Comms: TracedComm (here) tells a Tracer, TimedComm
-// (worker/engine) adds up seconds.
+// ObservedComm: decorates a Comm and notifies an observer of its operations.
+// TracedComm (here) records them in a Tracer, TimedComm (worker/engine) sums up
+// the seconds.
 //
 // An Observer has
-//   bool listens() const         false: operations are only passed on
-//   S blocking(const CommOp&)    lives while a blocking operation runs
-//   T started(const CommOp&)     lives as long as a request; moved into it
-//     S T::waiting()             lives while somebody waits for the request
-//     void T::done()             once, when it is over
-//   RequestPtr-like ownership is the decorator's; the observer only watches.
+//   bool listens() const         false: operations are not observed
+//   S blocking(const CommOp&)    exists while a blocking operation runs
+//   T started(const CommOp&)     exists as long as the request, which owns it
+//     S T::waiting()             exists during a wait for the request
+//     void T::done()             called once, when the request has completed
 //
-// Ownership: borrows or owns the other comm. Threads: as the comm's.
+// Ownership: borrows or owns the inner comm. Threads: as the inner comm.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +21,12 @@
 
 namespace remesh::trace {
 
-// What is done. Names are literals.
+// A communication operation. Names are literals.
 struct CommOp {
   const char* name;       // "all_reduce"
   const char* wait_name;  // "wait all_reduce"
   size_t bytes = 0;
-  int peer = -1;  // in the group, of a message; else a collective
+  int peer = -1;  // of a message: rank in the group; -1: a collective
 };
 
 template <typename Started>
@@ -35,7 +34,7 @@ class ObservedRequest final : public comm::Request {
  public:
   ObservedRequest(Started started, comm::RequestPtr inner)
       : started_(std::move(started)), inner_(std::move(inner)) {}
-  // Destroying an unfinished request waits.
+  // Destroying an incomplete request waits for it.
   ~ObservedRequest() override {
     if (!done_) ObservedRequest::wait();
   }

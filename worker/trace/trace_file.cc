@@ -5,33 +5,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 namespace remesh::trace {
 namespace {
 
 using board::Lane;
 
-// Bytes of the UTF-8 character that a text begins with; 0: it is none.
-// Unicode 15, table 3-7.
-size_t utf8_length(std::string_view s) {
-  const auto at = [&](size_t i) {
-    return i < s.size() ? static_cast<unsigned char>(s[i]) : 0U;
-  };
-  const unsigned b = at(0);
-  if (b < 0x80) return 1;
-  const size_t n = b >= 0xC2 && b <= 0xDF   ? 2
-                   : b >= 0xE0 && b <= 0xEF ? 3
-                   : b >= 0xF0 && b <= 0xF4 ? 4
-                                            : 0;
-  for (size_t i = 1; i < n; ++i)
-    if ((at(i) & 0xC0) != 0x80) return 0;
-  const bool bad = (b == 0xE0 && at(1) < 0xA0) || (b == 0xED && at(1) > 0x9F) ||
-                   (b == 0xF0 && at(1) < 0x90) || (b == 0xF4 && at(1) > 0x8F);
-  return bad ? 0 : n;
-}
-
-// Gives spans that are sorted by their begin to as few lanes as need be so that
-// none overlaps another of its lane.
+// Assigns spans, sorted by begin, to the fewest lanes in which none overlap.
 std::vector<int> to_lanes(
     const std::vector<std::pair<int64_t, int64_t>>& spans) {
   std::vector<int64_t> ends;  // by lane
@@ -53,7 +34,8 @@ std::string metadata(int pid, int tid, const char* what, const char* key,
       tid, what, key, value);
 }
 
-// Gives the spans of `lane` tids from first_tid on; the number used.
+// Assigns tids from `first_tid` on to the spans of `lane`; returns the number
+// of tids used.
 int place(const std::vector<FileSpan>& spans, Lane lane, int first_tid,
           std::vector<int>* tids) {
   std::vector<std::pair<int64_t, int64_t>> times;
@@ -90,26 +72,14 @@ std::string span_line(int pid, int tid, const FileSpan& s) {
 }  // namespace
 
 std::string json_text(std::string_view text) {
-  std::string out = "\"";
-  while (!text.empty()) {
-    const auto b = static_cast<unsigned char>(text[0]);
-    const size_t n = utf8_length(text);
-    if (n == 0)
-      out += "\xEF\xBF\xBD";
-    else if (b == '"' || b == '\\')
-      out += {'\\', text[0]};
-    else if (b < 0x20)
-      out += fmt::format("\\u{:04x}", b);
-    else
-      out += text.substr(0, n);
-    text.remove_prefix(std::max<size_t>(n, 1));
-  }
-  return out + "\"";
+  using Json = nlohmann::json;
+  return Json(std::string(text))
+      .dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
 }
 
 std::string trace_json(int rank, std::vector<FileSpan> spans,
                        const std::string& about) {
-  // Outer spans before those in them.
+  // Outer spans before inner ones.
   std::stable_sort(spans.begin(), spans.end(),
                    [](const FileSpan& a, const FileSpan& b) {
                      return std::make_pair(a.begin_us, -a.end_us) <
@@ -140,8 +110,8 @@ std::string trace_json(int rank, std::vector<FileSpan> spans,
   return out + "\n]}\n";
 }
 
-Status write_at_once(const std::string& folder, const std::string& name,
-                     std::string_view text) {
+Status write_atomically(const std::string& folder, const std::string& name,
+                        std::string_view text) {
   std::error_code ec;
   std::filesystem::create_directories(folder, ec);
   if (ec) return io_error(folder + ": " + ec.message());

@@ -1,10 +1,10 @@
-// A rank's spans as Chrome trace JSON ("Trace Event Format", Google 2016),
-// which Perfetto and chrome://tracing open: the one writer of all such files.
+// Writes a rank's spans as Chrome trace JSON ("Trace Event Format", Google
+// 2016), which Perfetto and chrome://tracing open. Writes all such files.
 //
-// pid is the rank; lanes are tids: 0 what the training thread does, spans
-// inside each other; then operations that run beside it, as many lanes as run
-// at once. Times are microseconds of unix time, whole, so that ranks of one
-// clock fit together. Pure, but for write_at_once().
+// The pid is the rank and the tid a lane: tid 0 is the training thread, whose
+// spans nest; the others are overlapped operations, as many lanes as run
+// concurrently. Times are integer microseconds of unix time, so ranks with a
+// common clock line up. Pure, except for write_atomically().
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace remesh::trace {
 
-// One of a file. Pointers must outlive the call that takes it.
+// One span of a file. Pointers must outlive the call that takes it.
 struct FileSpan {
   board::Lane lane = board::Lane::kCompute;
   std::string_view name;
@@ -28,17 +28,17 @@ struct FileSpan {
   std::vector<std::pair<const char*, int64_t>> args;
 };
 
-// The text in quotes; what is not UTF-8 becomes U+FFFD.
+// The text as a JSON string. Invalid UTF-8 becomes U+FFFD.
 std::string json_text(std::string_view text);
 
-// The whole file. `about`: members of "otherData", as JSON without braces.
-// Spans of the compute lane must lie inside each other or apart.
+// The contents of a file. `about` has the members of "otherData", as JSON
+// without braces. Spans of the compute lane must nest or be disjoint.
 std::string trace_json(int rank, std::vector<FileSpan> spans,
                        const std::string& about);
 
-// Writes `folder`/`name` at once (a file beside it is renamed); makes the
-// folder. Fails with the path.
-Status write_at_once(const std::string& folder, const std::string& name,
-                     std::string_view text);
+// Atomically replaces `folder`/`name` by a rename; creates the folder. Errors
+// name the path.
+Status write_atomically(const std::string& folder, const std::string& name,
+                        std::string_view text);
 
 }  // namespace remesh::trace

@@ -1,16 +1,17 @@
-// TracedComm: a Comm that tells a Tracer what is done on another one. Each
-// operation becomes a span with its bytes and the name of the group; waiting
-// for one that was started before becomes a span of its own on the compute
-// lane, the time from start to end another on a communication lane. On the
-// pipeline's group ("pp") waiting is the bubble. The flight record learns the
-// members of each group, too, the peers of messages, and which of the group's
-// collectives it is: so that ranks which wait for each other can be told apart.
+// TracedComm: decorates a Comm and records its operations in a Tracer. A
+// blocking operation is a span with its bytes and the name of the group. A
+// nonblocking one is a span on a communication lane, and each wait for it a
+// span on the compute lane. On the pipeline's group ("pp") waiting is the
+// bubble. The flight record also has the members of each group, the peers of
+// messages and the sequence number of a collective in its group, so that one
+// can find out which ranks wait for which.
 //
-// While nobody listens to the tracer it only passes on. Groups split from it
-// are traced, too; with a flight record a split is followed by a small
-// all-gather, so either all ranks have one or none. Ownership: borrows or owns
-// the other comm; borrows the tracer, which must outlive it and everything
-// split from it. Threads: as the comm's.
+// Without an output the tracer costs nothing. Groups split from a TracedComm
+// are traced, too. With a flight record, a split performs a small all-gather,
+// so either all ranks or none must have one.
+//
+// Ownership: borrows or owns the inner comm; borrows the tracer, which must
+// outlive this comm and everything split from it. Threads: as the inner comm.
 #pragma once
 
 #include <deque>
@@ -23,13 +24,13 @@
 
 namespace remesh::trace {
 
-// The names of the groups that comm::Mesh::make() splits off, in its order.
+// The names of the groups that comm::Mesh::make() splits off, in that order.
 std::vector<std::string> mesh_group_names();
 
-// Tells a tracer; for ObservedComm.
+// The observer of a TracedComm.
 class TraceObserver {
  public:
-  // A span of the compute lane, while it lives.
+  // A span of the compute lane, from construction to destruction.
   class Scope {
    public:
     Scope(Tracer& tracer, const board::Op& op, const char* group, Arg second)
@@ -49,7 +50,7 @@ class TraceObserver {
     const Arg second_;
     const Ticket ticket_;
   };
-  // An operation under way beside the training thread.
+  // A nonblocking operation in progress.
   class Started {
    public:
     Started(Tracer& tracer, const board::Op& op, const board::Op& wait,
@@ -69,7 +70,7 @@ class TraceObserver {
     Ticket ticket_;
   };
 
-  // ranks: of the world, by rank of the group.
+  // `ranks` has the world rank of each rank of the group.
   TraceObserver(Tracer& tracer, const std::string& group,
                 std::vector<int> ranks);
   bool listens() const { return tracer_->listens(); }
@@ -83,17 +84,17 @@ class TraceObserver {
   board::Op to_op(const CommOp& op);
 
   Tracer* tracer_;
-  const char* group_;  // kept by the tracer
+  const char* group_;  // from Tracer::keep()
   bool pipeline_;
   std::vector<int> ranks_;
-  int id_ = -1;              // of the flight record
-  int64_t collectives_ = 0;  // begun on this group
+  int id_ = -1;              // of the group in the flight record
+  int64_t collectives_ = 0;  // started on this group
 };
 
 class TracedComm final : public ObservedComm<TraceObserver> {
  public:
-  // split_names: of the groups that the next splits make; those after them
-  // keep this group's name.
+  // The next splits create groups with the names `split_names`; later ones keep
+  // the name of this group.
   TracedComm(comm::Comm& world, Tracer& tracer, const std::string& group,
              const std::vector<std::string>& split_names = {});
 

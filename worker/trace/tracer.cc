@@ -76,7 +76,7 @@ std::string Tracer::to_json() const {
 }
 
 Status Tracer::write(const std::string& folder) const {
-  return write_at_once(
+  return write_atomically(
       folder,
       fmt::format("gen-{}-rank-{}.json", options_.generation, options_.rank),
       to_json());

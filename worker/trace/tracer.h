@@ -1,19 +1,18 @@
-// Tracer: what one rank does when. Whoever computes or communicates tells it,
-// and it tells those who want to know:
+// Tracer: records the operations of one rank. It has two outputs:
 //
-//   the flight record (worker/board), if there is one, always and at once: what
-//     the rank was at when it died;
-//   spans with a name, a category and some numbers, while it is on, for people
-//     to look at: written as Chrome trace JSON (trace_file.h), one file a rank
-//     and generation.
+//   - the flight record (worker/board), if there is one, always and
+//   immediately:
+//     what the rank was doing when it died;
+//   - spans with a name, a category and a few numbers, while the tracer is on,
+//     written as Chrome trace JSON (trace_file.h), one file per rank and
+//     generation.
 //
-// Costs nothing where nobody listens: a Tracer that is not on and has no flight
-// record keeps and allocates nothing, and a Span of it is two comparisons.
-// While it is on, at most `max_spans` are kept (88 bytes each); what comes
-// after is counted and left out.
+// Without an output it costs nothing: a Tracer that is off and has no flight
+// record allocates nothing, and a Span is two comparisons. While it is on, it
+// keeps at most `max_spans` (88 bytes each); later ones are counted as dropped.
 //
-// Threads: add() and what uses it may be called by any; a Span lives in the
-// training thread.
+// Threads: any thread may call add() and the functions built on it. A Span
+// belongs to the training thread.
 #pragma once
 
 #include <array>
@@ -34,16 +33,16 @@ namespace remesh::trace {
 using Category = board::OpKind;
 using Lane = board::Lane;
 
-// A number of a span. The key must outlive the tracer (a literal).
+// A named number of a span. The key must outlive the tracer (a literal).
 struct Arg {
   const char* key = nullptr;
   int64_t value = 0;
 };
 inline constexpr size_t kMaxArgs = 3;
 
-// An operation under way.
+// An operation in progress.
 struct Ticket {
-  int64_t begin_ns = 0;  // 0: nobody listens
+  int64_t begin_ns = 0;  // 0: not recorded
   bool traced = false;   // becomes a span
   board::FlightTicket flight;
 };
@@ -51,8 +50,8 @@ struct Ticket {
 struct TracerOptions {
   int64_t generation = 0;
   int rank = 0;
-  // What `remesh trace` compares with: "dp2,pp2,tp1", "1f1b", model chunks a
-  // rank, microbatches in the schedule.
+  // What `remesh trace` compares the trace with: "dp2,pp2,tp1", "1f1b", model
+  // chunks per rank, microbatches in the schedule.
   std::string mesh;
   std::string schedule;
   int chunks = 1;
@@ -62,26 +61,26 @@ struct TracerOptions {
 
 class Tracer {
  public:
-  Tracer() = default;  // keeps no spans, ever
+  Tracer() = default;  // never keeps spans
   explicit Tracer(TracerOptions options);
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
-  // Who else is told; nullptr: nobody. It must outlive the tracer. Set before
-  // anything is told.
+  // Also records operations in `flight` (nullptr: none), which must outlive the
+  // tracer. Set it before the first operation.
   void set_flight(board::FlightRecord* flight) { flight_ = flight; }
   board::FlightRecord* flight() const { return flight_; }
 
   bool on() const { return on_; }
-  // Begins or ends to keep spans. A default-made tracer stays off.
+  // Starts or stops keeping spans. A default-constructed tracer stays off.
   void set_on(bool on) { on_ = on && able_; }
-  // Whether anybody wants to know.
+  // Whether there is an output.
   bool listens() const { return on_ || flight_ != nullptr; }
 
-  // Nanoseconds of the monotonic clock, 0 when nobody listens.
+  // Nanoseconds of the monotonic clock, or 0 without an output.
   int64_t now() const { return listens() ? monotonic_ns() : 0; }
-  // An operation begins, and is over; the latter gives the time. A span is the
-  // caller's to add, with what it knows by then.
+  // The begin and end of an operation; end() returns the time. The caller adds
+  // the span.
   Ticket begin(const board::Op& op) {
     Ticket t{.begin_ns = now(), .traced = on_};
     if (flight_ != nullptr) t.flight = flight_->begin(op, t.begin_ns);
@@ -94,19 +93,19 @@ class Tracer {
     return now_ns;
   }
 
-  // A span [begin, end] by now(). Names and groups are literals or from keep().
-  // Does nothing when off, or when the span began while nobody listened.
+  // Adds a span [begin, end] in units of now(). Names and groups are literals
+  // or from keep(). Does nothing if the tracer is off or begin_ns is 0.
   void add(Lane lane, Category category, const char* name, int64_t begin_ns,
            int64_t end_ns, std::initializer_list<Arg> args = {},
            const char* group = nullptr);
-  // The text for as long as the tracer lives.
+  // A copy of the text that lives as long as the tracer.
   const char* keep(const std::string& text);
 
   size_t num_spans() const;
   size_t dropped() const;
   std::string to_json() const;
-  // Writes `folder`/gen-G-rank-R.json at once; makes the folder. Fails with
-  // the path.
+  // Atomically writes `folder`/gen-G-rank-R.json and creates the folder. Errors
+  // name the path.
   Status write(const std::string& folder) const;
 
  private:
@@ -130,12 +129,12 @@ class Tracer {
   size_t dropped_ = 0;
 };
 
-// The time from here to the end of the scope, on the compute lane.
+// Records the time until the end of the scope, on the compute lane.
 //   trace::Span span(tracer, Category::kForward, {{"microbatch", i}});
 class Span {
  public:
-  // tracer: nullptr is one that nobody listens to. name: nullptr is the
-  // category's.
+  // A nullptr `tracer` has no output. A nullptr `name` means the name of the
+  // category.
   Span(Tracer* tracer, Category category, std::initializer_list<Arg> args = {},
        const char* name = nullptr)
       : tracer_(tracer != nullptr && tracer->listens() ? tracer : nullptr) {

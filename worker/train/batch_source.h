@@ -1,12 +1,12 @@
-// BatchSource: this rank's microbatches of a step, and of a validation, as
-// token arrays, read from the data set by the sampler's order.
+// BatchSource: this rank's microbatches of a training or validation step, as
+// token arrays read from the data set in the order of the sampler.
 //
-// Microbatch j of a step holds sequences [j * B, (j + 1) * B) of the global
-// batch, B = local_batch; which rank takes it is geometry/batch.h. The answer
-// depends on (seed, step) alone, not on the mesh.
+// Microbatch j of a step has sequences [j * B, (j + 1) * B) of the global
+// batch, B = local_batch. geometry/batch.h assigns microbatches to ranks. The
+// contents of a step depend only on (seed, step), not on the mesh.
 //
-// Ownership: owns the data set and the arrays; a span returned stays until the
-// next call. Threads: one.
+// Ownership: owns the data set and the arrays; a returned span is valid until
+// the next call. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ namespace remesh::train {
 struct BatchOptions {
   uint64_t seed = 1;
   int64_t seq_len = 1;
-  int64_t global_batch = 1;  // sequences a step
-  int64_t local_batch = 1;   // sequences a microbatch; divides global_batch
+  int64_t global_batch = 1;  // sequences per step
+  int64_t local_batch = 1;   // sequences per microbatch; divides global_batch
   int64_t eval_sequences = 0;
   int dp = 1;
   int dp_index = 0;
@@ -33,20 +33,20 @@ struct BatchOptions {
 
 class BatchSource {
  public:
-  // Fails when the data set has no whole sequence, or sizes do not fit.
+  // Fails if the data set has no complete sequence or the sizes do not match.
   static Result<BatchSource> make(data::Dataset dataset,
                                   const BatchOptions& options);
 
   const data::Dataset& dataset() const { return dataset_; }
-  // This rank's microbatches of step `step`, counted from 0; may be none.
+  // This rank's microbatches of step `step`, counted from 0; possibly none.
   // Fails on damaged data.
   Result<std::span<const model::MicroBatch>> step(int64_t step);
-  // Held-out sequences of a validation, of all ranks; 0: there is none.
+  // Number of sequences of a validation, over all ranks; 0: no validation.
   int64_t eval_sequences() const {
     return static_cast<int64_t>(eval_windows_.size());
   }
-  // This rank's microbatches of the validation; the same every time, the last
-  // of all may be smaller.
+  // This rank's microbatches of the validation, the same each time. The last
+  // one of all ranks may be smaller.
   Result<std::span<const model::MicroBatch>> validation();
 
  private:
@@ -55,7 +55,7 @@ class BatchSource {
       : options_(options),
         dataset_(std::move(dataset)),
         sampler_(std::move(sampler)) {}
-  // Reads `windows` and cuts them into microbatches of at most local_batch.
+  // Reads `windows` as microbatches of at most local_batch sequences.
   Status read(const data::Split& split, std::span<const int64_t> windows);
 
   BatchOptions options_;

@@ -8,12 +8,12 @@ namespace remesh::train {
 
 StopPolicy::Answer StopPolicy::on_step(const Facts& agreed) {
   const bool asked = agreed.stop > 0 || agreed.must_stop > 0;
-  const bool hands_over = asked && agreed.stop_saves <= 0;
+  const bool handoff = asked && agreed.stop_saves <= 0;
   if (!asked) refused_ = false;
-  const Answer answer = agreed.must_stop > 0 ? Answer::kMustStop
-                        : !asked || (refused_ && !hands_over) ? Answer::kGoOn
-                                                              : Answer::kStop;
-  saves_ = answer != Answer::kGoOn && !hands_over;
+  const Answer answer = agreed.must_stop > 0               ? Answer::kMustStop
+                        : !asked || (refused_ && !handoff) ? Answer::kContinue
+                                                           : Answer::kStop;
+  saves_ = answer != Answer::kContinue && !handoff;
   return answer;
 }
 
@@ -65,10 +65,10 @@ void SavePlan::written() {
   phase_ = Phase::kEnding;
 }
 
-void SavePlan::ended(bool counts) {
+void SavePlan::ended(bool committed) {
   CHECK(phase_ == Phase::kEnding);
   phase_ = Phase::kIdle;
-  if (counts) saved_step_ = saving_step_;
+  if (committed) saved_step_ = saving_step_;
   saving_step_ = -1;
 }
 

@@ -1,6 +1,6 @@
-// What is decided at a step boundary: stop or go on, begin a checkpoint, commit
-// one. Pure: functions of the agreed facts (agreement.h), which are the same on
-// every rank, so every rank takes the same decision without asking.
+// Decisions at a step boundary: stop or continue, begin or commit a checkpoint.
+// Pure functions of the agreed votes (agreement.h), which are the same on every
+// rank, so every rank makes the same decision without communication.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@ namespace remesh::train {
 
 using engine::Facts;
 
-// Whether to stop here, and whether to save first: it is saved when any rank
-// was asked to; else the state is handed over in memory.
+// Decides whether to stop, and whether to save first. The state is saved if any
+// rank was asked to save; otherwise it is handed over in memory.
 //
-// A stop that could not save is refused once, not at every step: it is
-// forgotten until nobody asks any more, or somebody insists. A hand-over has
-// nothing that could fail, and so is never refused.
+// If saving fails, the stop is refused once rather than at every step: it is
+// ignored until the request is withdrawn or becomes forced. An in-memory
+// handoff cannot fail, so it is never refused.
 class StopPolicy {
  public:
-  enum class Answer { kGoOn, kStop, kMustStop };
+  enum class Answer { kContinue, kStop, kMustStop };
   Answer on_step(const Facts& agreed);
-  // Of the last answer. False: a hand-over, or no stop at all.
+  // Whether the last answer saves. False: a handoff, or no stop.
   bool saves() const { return saves_; }
-  // The stop just answered was refused since saving failed. REQUIRES: saves().
+  // The last stop was refused because saving failed. REQUIRES: saves().
   void refused();
 
  private:
@@ -32,24 +32,24 @@ class StopPolicy {
   bool saves_ = false;
 };
 
-// The life of background saves, at most one at a time:
-//   idle -> writing (every rank its shard) -> ending (rank 0 commits, or
-//   removes what was written when a rank failed) -> idle
+// The state machine of background saves, at most one at a time:
+//   idle -> writing (every rank writes its shard) -> ending (rank 0 commits, or
+//   removes the files if a rank failed) -> idle
 class SavePlan {
  public:
   enum class Phase { kIdle, kWriting, kEnding };
   struct Options {
-    int64_t interval = 0;     // steps; 0: only when asked for
-    int world = 1;            // ranks that write
-    int64_t saved_step = -1;  // newest committed step there is; -1: none
+    int64_t interval = 0;     // steps; 0: only on request
+    int world = 1;            // number of ranks that write
+    int64_t saved_step = -1;  // newest committed step; -1: none
   };
   struct Decision {
-    bool commit = false;        // rank 0: complete the save under way
-    bool abandon = false;       // rank 0: remove it; a shard failed
-    std::optional<bool> ended;  // it ended; true: it counts
+    bool commit = false;        // rank 0: commit the current save
+    bool abandon = false;       // rank 0: remove it, since a shard failed
+    std::optional<bool> ended;  // it ended; true: committed
     int64_t ended_step = 0;
     bool begin = false;    // begin a save of this step now
-    bool skipped = false;  // one became due, and the one before is not done
+    bool skipped = false;  // one is due, but the previous one is not done
   };
 
   explicit SavePlan(const Options& options)
@@ -57,24 +57,23 @@ class SavePlan {
         saved_step_(options.saved_step),
         begun_step_(options.saved_step) {}
 
-  // After step `step`. `stops_here`: none is begun, since a synchronous save or
-  // the end follows.
+  // To be called after step `step`. With `stops_here` it begins no save, since
+  // a synchronous save or the end follows.
   //
-  // A save is due when a multiple of the interval has gone by since the newest
-  // one that was begun here or committed before. So one that was skipped is
-  // made up for as soon as none is under way, and one that the generation
-  // before could not finish at once; one that failed is not tried again before
-  // the next multiple. A checkpoint asked for by number is begun as soon as
-  // none is under way.
+  // A save is due if a multiple of the interval has passed since the newest
+  // save that was begun here or committed before. So a skipped save begins as
+  // soon as the current one ends, and one that the previous generation did not
+  // finish begins immediately. A failed one is not retried before the next
+  // multiple. A requested checkpoint begins as soon as no save is in progress.
   Decision on_step(int64_t step, const Facts& agreed, bool stops_here);
 
-  // The same transitions for a save that everybody waits for.
+  // The same transitions for a save for which all ranks wait.
   // REQUIRES: idle.
   void begin(int64_t step);
   // REQUIRES: writing; all shards are written or failed.
   void written();
   // REQUIRES: ending.
-  void ended(bool counts);
+  void ended(bool committed);
 
   Phase phase() const { return phase_; }
   int64_t saving_step() const { return saving_step_; }

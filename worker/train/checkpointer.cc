@@ -13,18 +13,18 @@
 namespace remesh::train {
 namespace {
 
-// How long a single disk operation, or the wait for other ranks' disks, may
-// take before this rank stops saying that it moves.
+// How long a disk operation, or the wait for other ranks' disks, may take
+// before this rank stops reporting progress.
 constexpr int64_t kQuietLimitMs = 600'000;
 
-// A save beside training leaves the disk, and what feeds it, alone this many
-// times as long as it has just used them. Beside two computing threads on two
-// cores, 1 GiB: the steps take 5 % longer, for 20 % without, and the save runs
-// at an eighth of a plain write's rate, for two fifths.
-constexpr double kIdleBesideTraining = 4;
+// After each write a background save idles this many times as long as the write
+// took. With 1 GiB and two compute threads on two cores, steps take 5% longer
+// (20% without idling), and the save has 1/8 of the rate of a plain write (2/5
+// without idling).
+constexpr double kIdleDuringTraining = 4;
 
-// Steps whose metrics a checkpoint carries: enough for what may be finished
-// while the coordinator cannot hear of it.
+// Number of steps whose metrics a checkpoint includes: enough for the steps
+// that may finish while the coordinator is unreachable.
 constexpr size_t kKeptMetrics = 1000;
 
 }  // namespace
@@ -55,9 +55,8 @@ Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
 
 Checkpointer::~Checkpointer() = default;
 
-// Newest committed step, at most the one that the generation began with; -1:
-// none. All ranks go by what rank 0 sees, once, since each looking for itself
-// might see another folder.
+// The newest committed step up to the first step of this generation; -1: none.
+// Rank 0 decides for all, since ranks might see different folder contents.
 int64_t Checkpointer::newest_saved() const {
   int64_t step = -1;
   if (world_.rank() == 0 && options_.first_step > 0) {
@@ -120,10 +119,10 @@ void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
     note_end(d.ended_step, *d.ended);
   }
   if (d.skipped)
-    log_.warn(
-        "checkpoint_skipped",
-        {{"reason", "the one before is still being written; made up after it"},
-         {"writing_step", plan_.saving_step()}});
+    log_.warn("checkpoint_skipped",
+              {{"reason",
+                "the previous one is still being written; this one follows it"},
+               {"writing_step", plan_.saving_step()}});
   if (d.begin) {
     hurry_.store(false);
     start_save(state);
@@ -151,8 +150,9 @@ std::vector<store::Piece<const float>> Checkpointer::staged_pieces() const {
 Status Checkpointer::stage(const RankState& state) {
   if (!have_staging_) {
     for (engine::FlatBuffer& b : staged_) {
-      ASSIGN_OR_RETURN(b, engine::FlatBuffer::make(backend_, staged_elements_,
-                                                   "a frozen copy to save"));
+      ASSIGN_OR_RETURN(b,
+                       engine::FlatBuffer::make(backend_, staged_elements_,
+                                                "a copy of the state to save"));
     }
     have_staging_ = true;
   }
@@ -161,7 +161,7 @@ Status Checkpointer::stage(const RankState& state) {
   for (int i = 0; i < 3; ++i)
     for (size_t k = 0; k < pieces_.size(); ++k) {
       const StatePiece& p = pieces_[k];
-      // A packed piece's rows are dense; so are those of most pieces.
+      // The rows of packed pieces are contiguous, like those of most pieces.
       const int64_t width = packed_[k].row_stride;
       const int64_t rows = p.box.numel() / width;
       const bool dense = rows == 1 || p.row_stride == width;
@@ -181,13 +181,13 @@ Status Checkpointer::write(int64_t step,
                            uint64_t room, std::function<void()> taken) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
-  // The manifest says how: "" or "zlib".
+  // "" or "zlib".
   ASSIGN_OR_RETURN(const store::Compression compression,
                    store::parse_compression(options_.manifest.compression()));
   store::Beside beside;
   beside.stream.room = room;
   if (room > 0) beside.stream.in_thread = lower_priority_of_this_thread;
-  beside.stream.idle = kIdleBesideTraining;
+  beside.stream.idle = kIdleDuringTraining;
   beside.stream.hurry = &hurry_;
   beside.taken = std::move(taken);
   beside.layouts = &layouts_;
@@ -251,8 +251,7 @@ void Checkpointer::before_update(int64_t step) {
   const int64_t since = monotonic_ms();
   while (copying_step_ >= 0) {
     copy_done_.wait_for(lock, std::chrono::milliseconds(10));
-    // A copy is memory's work, but may wait for the memory of what the disk has
-    // not taken.
+    // The copy may wait for buffers that the disk has not written yet.
     if (monotonic_ms() - disk_moved_ms_.load() < kQuietLimitMs) board_.tick();
   }
   const int64_t waited_ms = monotonic_ms() - since;
@@ -260,16 +259,15 @@ void Checkpointer::before_update(int64_t step) {
   copy_waited_ms_ += waited_ms;
   log_.warn("checkpoint_copy_late", {{"waited_ms", waited_ms},
                                      {"waits", copy_waits_},
-                                     {"waited_ms_in_all", copy_waited_ms_}});
+                                     {"waited_ms_total", copy_waited_ms_}});
 }
 
-void Checkpointer::abandon_for_hand_over() {
+void Checkpointer::abandon_for_handoff() {
   give_up_.store(true);
   if (plan_.phase() == SavePlan::Phase::kIdle) return;
-  log_.info(
-      "checkpoint_given_up",
-      {{"checkpoint", plan_.saving_step()},
-       {"reason", "the state is handed over; the next generation saves"}});
+  log_.info("checkpoint_abandoned",
+            {{"checkpoint", plan_.saving_step()},
+             {"reason", "in-memory handoff; the next generation saves"}});
 }
 
 void Checkpointer::start_commit(pb::Manifest manifest) {
@@ -321,8 +319,8 @@ void Checkpointer::report_failure(int64_t step, const Status& status) {
   board_.tick();
 }
 
-void Checkpointer::note_end(int64_t step, bool counts) {
-  if (!counts) return;
+void Checkpointer::note_end(int64_t step, bool committed) {
+  if (!committed) return;
   board_.set_checkpoint_error("");
   board_.tick();
   log_.info("checkpoint_saved", {{"checkpoint", step}});
@@ -347,8 +345,8 @@ Status Checkpointer::wait_for_disk() {
   });
 }
 
-// From writing or ending to idle, with everybody waiting.
-Status Checkpointer::finish_under_way() {
+// Completes the current save while all ranks wait.
+Status Checkpointer::finish_save() {
   const int64_t step = plan_.saving_step();
   if (plan_.phase() == SavePlan::Phase::kWriting) {
     if (job_.busy()) write_status_ = wait_for_disk();
@@ -371,10 +369,10 @@ Status Checkpointer::finish_under_way() {
     if (status.ok()) status = ended;
     if (!status.ok()) report_failure(step, status);
   }
-  const bool counts = all_agree(status.ok());
-  plan_.ended(counts);
-  note_end(step, counts);
-  if (counts) return ok_status();
+  const bool committed = all_agree(status.ok());
+  plan_.ended(committed);
+  note_end(step, committed);
+  if (committed) return ok_status();
   if (!status.ok()) return status;
   return unavailable("another rank could not save");
 }
@@ -382,23 +380,23 @@ Status Checkpointer::finish_under_way() {
 Status Checkpointer::save_and_wait(const RankState& state) {
   board_.set_phase(RankPhase::kCheckpoint);
   hurry_.store(true);
-  // A failure of an older step's save does not matter any more.
+  // A failed save of an older step does not matter any more.
   if (plan_.phase() != SavePlan::Phase::kIdle) {
-    const Status before = finish_under_way();
+    const Status before = finish_save();
     if (!before.ok())
-      log_.warn("checkpoint_before_failed", {{"error", before.to_string()}});
+      log_.warn("previous_checkpoint_failed", {{"error", before.to_string()}});
   }
   if (plan_.saved_step() == state.step) return ok_status();
   reported_ = false;
   write_status_ = ok_status();
   plan_.begin(state.step);
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
-  // Nothing changes the state meanwhile, so it is written from where it is.
+  // The state does not change meanwhile, so it is written without a copy.
   start_write(state.step,
               store_pieces<const float>(table_, pieces_, state.weights,
                                         state.exp_avg, state.exp_avg_sq),
               /*waited_for=*/true);
-  return finish_under_way();
+  return finish_save();
 }
 
 }  // namespace remesh::train

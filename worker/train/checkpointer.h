@@ -1,29 +1,30 @@
-// Checkpointer: one rank's part in saving the training state, in the background
-// or while everybody waits. What is decided is boundary.h; what is written is
-// checkpoint/store.
+// Checkpointer: saves one rank's part of the training state, either in the
+// background or while all ranks wait. boundary.h has the decisions and
+// checkpoint/store the file formats.
 //
-// In the background: this rank's share of the state is copied aside, a thread
-// writes it, and flags that ride in the next steps' agreement tell rank 0 when
-// all shards are there; then rank 0's thread commits. Training never waits for
+// In the background, this rank's part of the state is copied and a thread
+// writes the copy. Votes in the agreements of later steps show rank 0 when all
+// shards are written; then a thread of rank 0 commits. Training never waits for
 // a disk.
 //
-// What copies depends on where the state lives. In place, the boundary does, in
-// the owner's thread. Double-buffered, the state of step k stays as it is until
-// the update of step k + 2: then the background thread reads it beside the
-// computing, right into the memory that the disk is given, and before_update()
-// is where an update would wait for a copy that is late (counted and logged).
+// Who copies depends on where the state lives. If it is updated in place, the
+// owner's thread copies at the boundary. If it is double-buffered, the state of
+// step k does not change until the update of step k + 2, so the background
+// thread copies it into the write buffers, overlapped with compute. If that
+// copy is late, before_update() waits for it, counts the wait and logs it.
 //
-// At a hand-over nothing is saved, and a save under way is given up: the
-// generation that follows makes it up at its first boundary (SavePlan), and its
-// commit removes what is left of this one.
+// At an in-memory handoff nothing is saved and a save in progress is abandoned.
+// The next generation saves at its first boundary (SavePlan), and its commit
+// removes the remains of this one.
 //
-// Threads: one owner thread, which alone talks to other ranks; the file work
-// runs in threads of its own, which never touch MPI. What takes long does so at
-// low priority; what somebody may wait for (a copy, which is a fifth of a
-// second a GiB; a save at a stop) at training's: on a full machine ranks that
-// poll for a late one would keep it from its processor. A failed save is
-// reported on the board and in the log and leaves nothing behind; training goes
-// on.
+// Threads: one owner thread, which alone communicates with other ranks. File
+// work runs in background threads, which never call MPI. Long work has low
+// priority. Work that a rank may wait for (a copy, which takes 0.2 s per GiB; a
+// save at a stop) has the priority of training: on a fully loaded host, the
+// ranks that poll for it would otherwise keep it from the processor.
+//
+// A failed save is reported on the board and in the log and leaves no files;
+// training continues.
 #pragma once
 
 #include <atomic>
@@ -49,55 +50,55 @@
 namespace remesh::train {
 
 struct CheckpointerOptions {
-  std::string folder;  // of the checkpoints
+  std::string folder;  // for checkpoints
   int64_t interval = 0;
   store::Retention retention;
-  // What every manifest of this generation has in common: all but step,
+  // What all manifests of this generation have in common: everything but step,
   // tokens, sequences, time, recent and the shards.
   pb::Manifest manifest;
   int64_t tokens_per_step = 0;
   int64_t sequences_per_step = 0;
-  // The state that this generation began with: its step, the generation that
-  // made it, and the tokens it had seen.
+  // The initial state of this generation: its step, the generation that made it
+  // and the tokens it had consumed.
   int64_t first_step = 0;
   int64_t first_generation = 0;
   int64_t first_tokens = 0;
-  // The RankState given to on_step() after step k stays unchanged until the
-  // update of step k + 2, before which before_update(k + 2) is called.
+  // The RankState passed to on_step() after step k does not change until the
+  // update of step k + 2, which before_update(k + 2) precedes.
   bool double_buffered = false;
 };
 
 class Checkpointer {
  public:
-  // Borrows everything. `shard` and `zero` are this rank's: what it saves is
-  // pieces_to_save() of them. Collective: rank 0 looks which checkpoints there
-  // are, and claims their folder (manifest/branch.h).
+  // Borrows everything. The rank saves pieces_to_save() of `shard` and `zero`.
+  // Collective: rank 0 looks up the existing checkpoints and claims their
+  // folder (manifest/branch.h).
   Checkpointer(CheckpointerOptions options, FileSystem& fs,
                const geometry::ShardTable& shard,
                const geometry::ZeroPlan& zero, kernels::Backend& backend,
                comm::Comm& world, board::Board& board, TrainLog& log);
   ~Checkpointer();
 
-  // Rank 0: a finished step, to be kept with the next checkpoint.
+  // Rank 0: adds a finished step, whose metrics later checkpoints include.
   void add_metrics(const pb::StepMetrics& metrics);
 
-  // This rank's flags for the next agreement.
+  // This rank's votes for the next agreement.
   engine::Facts facts() const;
-  // After each step, with what was agreed in it. Never waits.
+  // To be called after each step with its agreed votes. Never waits.
   void on_step(const engine::Facts& agreed, bool stops_here,
                const RankState& state);
-  // Collective: completes what is under way, then saves `state` unless that
-  // very step is saved already. Waits for the disk, moving the board as long
-  // as the disk moves. The same answer on every rank: ok, or why not (in words
-  // on the rank it happened to).
+  // Collective: completes the save in progress, then saves `state` unless its
+  // step is saved already. Waits for the disk, and ticks the board as long as
+  // the disk makes progress. Succeeds or fails on all ranks alike; the rank
+  // that failed returns the cause.
   Status save_and_wait(const RankState& state);
-  // Returns once the update of step `step` may overwrite the state of step
-  // step - 2: at once but when that is still being copied.
+  // Waits until the update of step `step` may overwrite the state of step
+  // step - 2, which may still be being copied.
   void before_update(int64_t step);
-  // Gives up what is under way, as if the process had been killed. Returns at
-  // once; the destructor waits for the one operation that the disk is at.
-  // Nothing but the destructor may follow.
-  void abandon_for_hand_over();
+  // Abandons the save in progress, as if the process had been killed. Returns
+  // immediately; the destructor waits for the current disk operation. Only the
+  // destructor may be called afterwards.
+  void abandon_for_handoff();
   int64_t saved_step() const { return plan_.saved_step(); }
   // How often before_update() waited.
   int64_t copy_waits() const { return copy_waits_; }
@@ -121,9 +122,9 @@ class Checkpointer {
   void start_commit(pb::Manifest manifest);
   void start_abandon(int64_t step);
   pb::Manifest manifest_of(int64_t step) const;
-  void note_end(int64_t step, bool counts);
+  void note_end(int64_t step, bool committed);
   void report_failure(int64_t step, const Status& status);
-  Status finish_under_way();
+  Status finish_save();
   Status wait_for_disk();
   bool all_agree(bool ok);
 
@@ -135,19 +136,19 @@ class Checkpointer {
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
   std::atomic<bool> give_up_{false};
-  std::atomic<bool> hurry_{false};  // everybody waits for the save under way
-  std::unique_ptr<FileSystem> fs_;  // notes disk_moved_ms_
+  std::atomic<bool> hurry_{false};        // all ranks wait for the save
+  std::unique_ptr<FileSystem> fs_;        // updates disk_moved_ms_
   const std::vector<StatePiece> pieces_;  // in the state vectors
   int64_t staged_elements_ = 0;
   const std::vector<StatePiece> packed_;  // in staged_
   SavePlan plan_;
   std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
-  pb::Manifest manifest_;               // rank 0: of the save under way
+  pb::Manifest manifest_;               // rank 0: of the current save
   Status write_status_;                 // of this rank's shard
-  engine::FlatBuffer staged_[3];        // weights, moments; made when needed
+  engine::FlatBuffer staged_[3];        // weights, moments; allocated on demand
   bool have_staging_ = false;
-  bool reported_ = false;  // the failure of the save under way
-  // The state that the disk thread reads; -1: none.
+  bool reported_ = false;  // a failure of the current save was reported
+  // Step of the state that a job is copying; -1: none.
   std::mutex copy_mutex_;
   std::condition_variable copy_done_;
   int64_t copying_step_ = -1;

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
 constexpr uint64_t kFirstMoment = 0xbb67ae8584caa73bULL;
 constexpr uint64_t kSecondMoment = 0x3c6ef372fe94f82bULL;
-// So that an element counts although all of it is zero.
+// Makes an element count even if it is zero.
 constexpr uint64_t kPresent = 0xa54ff53a5f1d36f1ULL;
 
 // The finalizer of SplitMix64 (Steele, Lea and Flood 2014).
@@ -29,7 +29,7 @@ uint64_t bits(float f) {
   return u;
 }
 
-// `n` neighbours, whose first is element `e` of a parameter.
+// The digest of `n` consecutive elements of a parameter, from element `e` on.
 uint64_t digest_run(uint64_t seed, int64_t e, int64_t n, const float* w,
                     const float* m, const float* v) {
   uint64_t sum = 0;

@@ -1,19 +1,19 @@
-// Digest of a training state: 64 bits over every element of the master weights
-// and both moments, the same on whatever mesh the state lies. The proof that a
-// state came whole through a fault or over to another mesh (train.digest).
+// Digest of a training state: a 64-bit hash of all elements of the master
+// weights and both moments, which does not depend on the mesh. It proves that a
+// state survived a fault or a change of the mesh unchanged (train.digest).
 //
 //   digest = sum mod 2^64, over the elements e of every parameter p, of
 //            key(p, e) * (bits of w + A * bits of m + B * bits of v + C)
 //
 // where key() is a pseudo-random odd 64-bit number: multilinear hashing
-// (Carter and Wegman 1979; Lemire and Kaser 2014). A change in a single element
-// always shows; any other with a chance of about 2^-32 at most of going
-// unseen. Each element is counted by one rank (pieces_to_save()), and the
-// digest is the sum over all ranks.
+// (Carter and Wegman 1979; Lemire and Kaser 2014). It detects every change of a
+// single element, and misses other changes with a probability of at most about
+// 2^-32. Each element is counted by one rank (pieces_to_save()), and the digest
+// is the sum over all ranks.
 //
-// Not for: finding damage in memory or files, which have their checksums.
+// Not for detecting damage in memory or files, which have checksums.
 //
-// Pure. Threads: any number at once; each call runs on the caller's.
+// Pure.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@
 
 namespace remesh::train {
 
-// This rank's part. The vectors have the zero.state_elements() elements of its
-// state.
+// This rank's part of the digest. The vectors have zero.state_elements()
+// elements.
 uint64_t state_digest(const geometry::ParamTable& table,
                       const geometry::ShardTable& shard,
                       const geometry::ZeroPlan& zero,
@@ -34,8 +34,8 @@ uint64_t state_digest(const geometry::ParamTable& table,
                       std::span<const float> exp_avg,
                       std::span<const float> exp_avg_sq);
 
-// A part in two numbers that may be added up over 2^31 ranks, as int64_t or
-// double, without overflow or rounding:
+// Splits a part into two numbers that can be summed over 2^31 ranks without
+// overflow:
 //
 //   auto halves = to_halves(state_digest(...));
 //   comm.all_reduce(std::span<int64_t>(halves), comm::Op::kSum);

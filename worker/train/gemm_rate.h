@@ -1,5 +1,5 @@
-// How fast this rank's matrix products can be at best, to hold the step
-// against (MFU, as the share of it that the step reaches).
+// Measures the GEMM rate of this rank, to which the rate of a step is compared
+// (GEMM efficiency).
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,9 @@
 
 namespace remesh::train {
 
-// Floating-point operations a second of y (rows, out) = x (rows, in) W^T by
-// `backend`, the best of a few within about `budget_s` seconds (at least two
-// products, the first of which does not count). 0 when memory is short.
+// Floating-point operations per second of y (rows, out) = x (rows, in) W^T on
+// `backend`: the best of several runs within about `budget_s` seconds, at least
+// two, of which the first is a warm-up. 0 if memory does not suffice.
 double measure_gemm_rate(kernels::Backend& backend, kernels::Dtype d,
                          int64_t rows, int64_t out, int64_t in,
                          double budget_s);

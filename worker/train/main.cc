@@ -1,6 +1,6 @@
-// remesh-trainer: the process of one rank. Its worker starts it with a
-// serialized RankSpec and a board (worker/board); for trying things out it also
-// runs under mpirun, or alone, without a board.
+// remesh-trainer: the process of one rank. The worker daemon starts it with a
+// serialized RankSpec and a board (worker/board). For experiments it also runs
+// under mpirun or alone, without a board.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
@@ -30,8 +30,8 @@ struct Arguments {
   int board_fd = -1;
 };
 
-// When this process was started, on the monotonic clock in ms; now, when /proc
-// does not tell.
+// The start time of this process on the monotonic clock, in ms; the current
+// time if /proc does not have it.
 int64_t process_start_ms() {
   const int64_t now = monotonic_ms();
   std::ifstream in("/proc/self/stat");
@@ -58,13 +58,14 @@ Result<pb::RankSpec> read_spec(const std::string& path) {
   return spec;
 }
 
-// Prints where nothing else can be told.
+// Prints an error that cannot be logged yet.
 int usage_failure(const std::string& text) {
   std::fprintf(stderr, "remesh-trainer: %s\n", text.c_str());
   return kExitUsage;
 }
 
-// Before any thread is made. Only a loss of speed when it does not work.
+// Pins the process. Call it before any thread is created. Failure costs only
+// speed.
 void pin(const pb::RankSpec& spec, TrainLog& log) {
   const std::vector<int> cpus =
       cpus_of_rank(spec.assignment(), spec.rank(), allowed_cpus());
@@ -103,11 +104,12 @@ int run(const Arguments& args, int64_t exec_ms) {
   std::optional<OrphanGuard> guard;
   if (has_daemon)
     guard.emplace(page, [&] {
-      end(kExitOrphan, "no sign of the daemon and no progress for a minute");
+      end(kExitOrphan,
+          "no heartbeat of the daemon and no progress for a minute");
     });
   try {
-    // Peers wait for a rank that fails, in MPI_Finalize too: a failure ends the
-    // process at once, and its worker ends the others.
+    // Peers would wait for a failed rank, even in MPI_Finalize. So a failure
+    // ends the process immediately, and the worker kills the other ranks.
     Trainer trainer(std::move(spec).value(), page, log, exec_ms);
     if (const Status s = trainer.run(); !s.ok())
       end(trainer.exit_code(), s.to_string());
@@ -123,22 +125,23 @@ int run(const Arguments& args, int64_t exec_ms) {
 
 int main(int argc, char** argv) {
   const int64_t exec_ms = remesh::train::process_start_ms();
-  // Started by a worker, it must not outlive it, and leaves when the worker
-  // says so: a signal to the whole process group or service is not for it.
+  // A rank must not outlive its worker. It stops at the worker's request and
+  // ignores signals sent to the process group or service.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   signal(SIGPIPE, SIG_IGN);
   CLI::App app(
       "One rank of a generation; started by remesh-worker.\n"
-      "Exit codes: 0 done, 1 failed (try again), 2 usage, 3 cannot continue,\n"
-      "65 checkpoint does not load, 67 wrong MPI world, 68 could not save,\n"
-      "69 orphan.\n"
+      "Exit codes: 0 done, 1 failed (retryable), 2 usage error, 3 cannot\n"
+      "continue, 65 checkpoint does not load, 67 wrong MPI world, 68 could "
+      "not\n"
+      "save, 69 worker daemon lost.\n"
       "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
   remesh::train::Arguments args;
   app.add_option("--spec", args.spec, "file with a serialized RankSpec")
       ->required();
   app.add_option("--board-fd", args.board_fd,
                  "inherited descriptor of the board; without it the trainer "
-                 "runs on its own");
+                 "runs standalone");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
@@ -148,7 +151,7 @@ int main(int argc, char** argv) {
   if (args.board_fd >= 0) {
     signal(SIGTERM, SIG_IGN);
     signal(SIGINT, SIG_IGN);
-    // Not to be inherited by anything that MPI may start.
+    // Must not be inherited by processes that MPI may start.
     fcntl(args.board_fd, F_SETFD, FD_CLOEXEC);
   }
   return remesh::train::run(args, exec_ms);

@@ -27,8 +27,7 @@ std::vector<memory::RankPlace> places_of(const pb::Assignment& assignment,
   return out;
 }
 
-// Hosts and workers as numbers, in the order in which they turn up: the same on
-// every rank.
+// Numbers hosts and workers in order of appearance, the same on every rank.
 void MemorySource::read_facts(const pb::Assignment& assignment, int world) {
   std::map<std::string, int> hosts, workers;
   const auto number = [](std::map<std::string, int>& of, const std::string& s) {
@@ -53,7 +52,7 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
   MemorySource& m = *source;
   m.read_facts(assignment, to.layout.world());
   if (m.sources_.empty())
-    return invalid_argument("the source in memory names no state");
+    return invalid_argument("the source in memory lists no state");
   const pb::StateHolding& first = assignment.source().states(0);
   ASSIGN_OR_RETURN(m.from_, manifest::parse_sharding(first.sharding()));
   m.model_ = geometry::model_id(table);
@@ -80,12 +79,12 @@ Result<StateSegment::Committed> MemorySource::find(const StateSegment& segment,
         c.info.model == model_)
       return c;
   return not_found(fmt::format(
-      "{}: holds no state of step {} of generation "
-      "{}, rank {} of {}, of this model",
+      "{}: has no state of this model for step {} of generation {}, rank {} of "
+      "{}",
       segment.path(), step_, generation_, rank, from_.layout.to_string()));
 }
 
-// Those that the plan reads here.
+// Opens and verifies the states that this rank reads.
 Status MemorySource::open_sources(const geometry::ParamTable& table,
                                   const Segments& all) {
   std::set<int> read;
@@ -102,7 +101,7 @@ Status MemorySource::open_sources(const geometry::ParamTable& table,
     ASSIGN_OR_RETURN(const geometry::RankShard shard,
                      geometry::make_rank_shard(table, from_, rank));
     if (shard.zero.state_elements() != c.info.elements)
-      return corrupt(fmt::format("{}: {} elements of rank {}, not {}",
+      return corrupt(fmt::format("{}: {} elements of rank {}, expected {}",
                                  files_[at], c.info.elements, rank,
                                  shard.zero.state_elements()));
     RETURN_IF_ERROR(segment->verify_content(c));

@@ -1,10 +1,10 @@
-// MemorySource: a state in the shared memory of this generation's workers,
-// which its ranks begin with: what this rank takes over as it stands, what it
-// reads, and what is sent to it (checkpoint/exchange).
+// MemorySource: restores a state from the shared memory of this generation's
+// workers. A rank reuses a state in place, reads others, or receives them
+// (checkpoint/exchange).
 //
-//   make()   needs no peer: the plan; the states that this rank reads are
-//            mapped, looked for and, those with a content hash, verified
-//   run()    the exchange
+//   make()   needs no peer: plans the exchange, then maps the states that this
+//            rank reads and verifies those with a content hash
+//   run()    performs the exchange
 //
 // Threads: one at a time.
 #pragma once
@@ -25,38 +25,37 @@
 
 namespace remesh::train {
 
-// Worker and host of each rank of the mesh; "" where the assignment does not
-// say.
+// Worker and host of each rank of the mesh; "" where the assignment has none.
 std::vector<memory::RankPlace> places_of(const pb::Assignment& assignment,
                                          int world);
 
 class MemorySource {
  public:
-  // REQUIRES: the assignment's source is of kind MEMORY. `to`: how this
-  // generation cuts the state. Fails when the states named are not there, do
-  // not verify, or do not hold all: then the source is bad.
+  // `to` is the sharding of this generation. Fails if states of the source are
+  // missing, damaged or incomplete. REQUIRES: the source of the assignment has
+  // kind MEMORY.
   static Result<std::unique_ptr<MemorySource>> make(
       const geometry::ParamTable& table, const pb::Assignment& assignment,
       const geometry::Sharding& to, int rank, const Segments& segments);
 
-  // The segment that this rank takes over, or "".
+  // The segment whose state this rank reuses in place, or "".
   const std::string& adopted() const { return adopted_; }
-  // Segments that hold the source; those of them that some rank takes over.
+  // The segments of the source, and those of them that some rank reuses.
   const std::set<std::string>& paths() const { return paths_; }
   const std::set<std::string>& adopted_paths() const { return adopted_paths_; }
   int64_t step() const { return step_; }
   int64_t generation() const { return generation_; }
   int64_t tokens() const { return tokens_; }
-  // The record of that rank of the old mesh in a segment.
+  // The state of rank `rank` of the old mesh in a segment.
   Result<memory::StateSegment::Committed> find(
       const memory::StateSegment& segment, int rank) const;
-  // Of the rank whose state is taken over.
+  // The rank of the old mesh whose state is reused.
   int adopted_rank() const { return adopted_rank_; }
 
-  // Collective: fills `target` (any when this rank adopts).
+  // Collective: fills `target` (unused if this rank reuses a state).
   Status run(comm::Comm& world, const memory::MutableState& target,
              const std::function<void()>& tick);
-  // Forgets the mappings. After run().
+  // Unmaps the source. Call it after run().
   void release() { opened_.clear(); }
 
  private:

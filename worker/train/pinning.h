@@ -1,6 +1,6 @@
-// Pinning: which CPUs a rank runs on. Ranks that fill a host to an even depth
-// keep to CPUs of their own, so that the kernel's balancing does not put two on
-// one CPU while another idles: ranks of one step wait for the slowest.
+// Pinning: assigns CPUs to ranks. Ranks that load all CPUs of a host evenly are
+// pinned, so that the kernel does not run two of them on one CPU while another
+// idles: all ranks of a step wait for the slowest.
 #pragma once
 
 #include <span>
@@ -11,18 +11,20 @@
 
 namespace remesh::train {
 
-// The CPUs of rank `rank`: the ranks of its host take as many as they have
-// threads, in rank order. Where ranks of one thread are k times the CPUs, k
-// neighbours share one: they do the same at the same time (data-parallel ranks
-// of one pipeline stage), so that each has a k-th of a CPU whenever it computes
-// and shares and bubbles are those of slower CPUs. Empty: not to be pinned,
-// since the host's ranks leave CPUs free, or would load them unevenly, or their
-// threads are not known. `allowed`: CPUs that the process
-// may use, ascending; the same for all ranks of the host.
+// The CPUs of rank `rank`. The ranks of a host get as many CPUs as they have
+// threads, in rank order. If there are k times as many single-threaded ranks as
+// CPUs, k consecutive ranks share a CPU. Those are data-parallel ranks of one
+// pipeline stage, which do the same work at the same time, so each behaves like
+// a rank on a CPU with 1/k of the speed.
+//
+// Returns an empty vector if the rank must not be pinned: the ranks leave CPUs
+// of the host free, or would load them unevenly, or their threads are unknown.
+// `allowed` has the CPUs that the process may use, in ascending order, the same
+// for all ranks of the host.
 std::vector<int> cpus_of_rank(const pb::Assignment& assignment, int rank,
                               std::span<const int> allowed);
 
-// Of the calling thread; threads made later inherit it.
+// The affinity of the calling thread, which threads created later inherit.
 std::vector<int> allowed_cpus();
 Status pin_to(std::span<const int> cpus);
 

@@ -1,6 +1,6 @@
-// RankState: the training state that one rank of a mesh holds. Which parts of
-// which parameters its elements are: geometry/sharding.h. The bridge between a
-// rank's vectors and checkpoints.
+// RankState: a view of the training state of one rank, and its conversion to
+// the pieces of a checkpoint. geometry/sharding.h defines which parts of which
+// parameters its elements are.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace remesh::train {
 
-// A view to read: borrows all of it. The vectors have zero->state_elements()
-// elements in the order of ZeroPlan::state_offset.
+// A read-only view. The vectors have zero->state_elements() elements in the
+// order of ZeroPlan::state_offset.
 struct RankState {
   int64_t step = 0;  // updates made
   const geometry::ShardTable* shard = nullptr;
@@ -26,7 +26,7 @@ using geometry::pieces_to_load;
 using geometry::pieces_to_save;
 using geometry::StatePiece;
 
-// As checkpoint/store wants them. T: const float to save, float to load.
+// Pieces for checkpoint/store. T is const float to save and float to load.
 template <typename T>
 std::vector<store::Piece<T>> store_pieces(const geometry::ParamTable& table,
                                           const std::vector<StatePiece>& pieces,

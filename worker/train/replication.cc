@@ -15,7 +15,7 @@ using memory::StateSegment;
 
 namespace {
 
-// Of one poll's work: it stays in the cache between hash and copy.
+// Work per poll; small enough to stay in the cache between hash and copy.
 constexpr int64_t kPieceBytes = int64_t{1} << 19;
 
 // A path as a message of fixed size.
@@ -47,8 +47,9 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
   return r;
 }
 
-// What some rank takes over as it stands is not for this; what else the source
-// lies in is, but only the other buffer of it (drop_old).
+// Never reuses a segment whose state a rank restores in place. Of other
+// segments of the source, only the buffer without the source may be used
+// (drop_old).
 Status Replication::take_segments(const geometry::ParamTable& table,
                                   bool lags) {
   std::set<std::string> avoid, keep;
@@ -72,8 +73,8 @@ Status Replication::take_segments(const geometry::ParamTable& table,
   return ok_status();
 }
 
-// All that the segment holds but the state that this generation began with,
-// which others may still need.
+// Invalidates all states in the segment but the initial state of this
+// generation, which other ranks may still need.
 void Replication::drop_old(StateSegment& segment) const {
   int source = -1;
   const auto states = segment.contents().states;
@@ -85,7 +86,7 @@ void Replication::drop_old(StateSegment& segment) const {
     if (buffer != source) segment.begin(buffer);
 }
 
-// Which of the kept ranks' segments this process can read itself.
+// Maps the segments of the kept ranks that are on this host.
 std::vector<bool> Replication::map_owners(comm::Comm& world) {
   const auto n = static_cast<size_t>(world.size());
   PathMessage mine{};
@@ -107,7 +108,7 @@ std::vector<bool> Replication::map_owners(comm::Comm& world) {
         home_.segments().open(std::string(at, strnlen(at, all[owner].size())),
                               StateSegment::Mode::kRead);
     if (!segment.ok()) continue;
-    // The same path may be another file, where hosts are containers.
+    // In containers the same path may be a different file.
     for (const auto& c : (*segment)->contents().states)
       if (c.info.rank == kept_[i].rank && c.info.step == step &&
           c.info.generation == generation)
@@ -128,7 +129,7 @@ Status Replication::connect(comm::Comm& world) {
                                                       *own_copy_, kPieceBytes);
   }
   const std::vector<bool> mapped = map_owners(world);
-  // Everybody learns whose state is copied by whom without a message.
+  // All ranks learn which replicas are copied without a message.
   const auto n = static_cast<size_t>(world.size());
   std::vector<char> mine(n, 0);
   for (size_t i = 0; i < kept_.size(); ++i)

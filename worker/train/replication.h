@@ -1,19 +1,20 @@
-// Replication: this rank's part in keeping every state on more than one worker
-// (memory::place_replicas), beside the computing.
+// Replication: keeps every state on more than one worker
+// (memory::place_replicas), overlapped with compute. This is one rank's part.
 //
-// After each step that is due (elastic.replicate_every), and after a restore,
-// the committed state goes to the ranks that keep it, and this rank receives
-// those that it keeps. A keeper on the same host copies straight from the
-// owner's segment (exchange::MappedReplica); else the state travels by MPI
-// (exchange::Replicator). Where not every step is due, a rank keeps its own
-// state of the last due step as well, so that there is one step that all have.
+// After a restore and after each step that is due (elastic.replicate_every),
+// the committed state is copied to the ranks that keep its replicas. A keeper
+// on the same host copies from the owner's segment (exchange::MappedReplica);
+// others receive the state by MPI (exchange::Replicator). If not every step is
+// due, a rank also keeps its own state of the last due step, so that there is a
+// step that all ranks have.
 //
-// Life of a step:  start() after its commit; poll() as often as there is time;
-// finish() before the agreement of the step after it. done_step() is the newest
-// step whose replicas here are whole; on all ranks: that step survives.
+// Call start() after the commit of a step, poll() often, and finish() before
+// the agreement of the next step. done_step() is the newest step whose replicas
+// here are complete. A step with complete replicas on all ranks survives the
+// loss of a worker.
 //
-// Ownership: owns the segments it keeps and its comm; borrows the home.
-// Threads: the one of MPI; prepare() may run beside MPI's start.
+// Ownership: owns the segments that it keeps and its comm; borrows the home.
+// Threads: the MPI thread; prepare() may run while MPI starts.
 #pragma once
 
 #include <cstdint>
@@ -31,35 +32,35 @@ namespace remesh::train {
 
 class Replication {
  public:
-  // Takes the segments that this rank needs. `home`: reserved. Null when no
-  // rank of this mesh has a replica to make. Exhausted when shared memory is
-  // short.
+  // Allocates the segments that this rank needs. Returns null if no rank of
+  // this mesh keeps replicas. Exhausted if shared memory does not suffice.
+  // REQUIRES: `home` is reserved.
   static Result<std::unique_ptr<Replication>> prepare(
       const geometry::ParamTable& table, const pb::RankSpec& spec, int rank,
       StateHome& home);
 
-  // Collective, once every rank has committed the state it begins with: from
-  // now on what the kept segments held before may be overwritten.
+  // Collective, after every rank has committed its initial state: from now on
+  // the old contents of the kept segments may be overwritten.
   Status connect(comm::Comm& world);
 
-  // Whether the state of a step is replicated without being asked.
+  // Whether the state of a step must be replicated.
   bool due(int64_t step) const { return step % every_ == 0; }
-  // Whether a step counts as finished before it has a replica.
+  // Whether steps count as finished without a replica.
   bool lags() const { return every_ > 1; }
-  // Begins with the newest state, on every rank alike. REQUIRES: done().
+  // Starts to replicate the newest state, on all ranks alike. REQUIRES: done().
   void start();
-  // A little work; true when nothing is under way.
+  // Does a little work; returns done().
   bool poll();
   bool done() const { return !under_way_; }
   int64_t done_step() const { return done_step_; }
-  // Polls until all is done, calling `tick` when something moved. Corrupt,
-  // naming the rank, when a replica did not come whole.
+  // Polls until done, and calls `tick` after progress. Corrupt, naming the
+  // rank, if a replica is incomplete.
   Status finish(const std::function<void()>& tick);
 
-  // Bytes of the segments held here beside the rank's own.
+  // Bytes of the segments kept here, without the rank's own.
   uint64_t bytes() const;
-  // For the log: replicas that this rank keeps, and how many of them are copied
-  // from the owner's memory.
+  // For the log: the number of replicas kept by this rank, and how many of them
+  // are copied from the owner's memory.
   int64_t num_kept() const { return static_cast<int64_t>(kept_.size()); }
   int64_t num_mapped() const { return static_cast<int64_t>(mapped_.size()); }
 

@@ -14,7 +14,7 @@
 namespace remesh::train {
 namespace {
 
-// What this rank can say about the checkpoint before it reads the tensors.
+// Checks the checkpoint as far as possible before reading tensors.
 Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path,
                                    int64_t step,
                                    const manifest::JobFacts& job) {
@@ -25,11 +25,11 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path,
   const std::vector<std::string> d = manifest::differences(m, job);
   if (!d.empty())
     return invalid_argument(
-        fmt::format("{}: is of another job: {}", path, join(d, "; ")));
+        fmt::format("{}: belongs to another job: {}", path, join(d, "; ")));
   return m;
 }
 
-// 0: all ok, else the largest code of any rank.
+// 0 if all ranks are ok, else the largest code of any rank.
 int worst_code(comm::Comm& comm, const Status& status) {
   int64_t code = static_cast<int64_t>(status.code());
   comm.all_reduce(std::span<int64_t>(&code, 1), comm::Op::kMax);

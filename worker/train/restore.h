@@ -1,9 +1,9 @@
-// Restore: the state a generation begins with, fresh or from a checkpoint, on
-// any mesh, whatever mesh wrote it.
+// Restore: the initial state of a generation, either new or from a checkpoint
+// that any mesh wrote.
 //
-// Each rank makes or reads its part (pieces_to_load), then replicas exchange
-// theirs: N replicas need a N-th of the time. The result is the same on any
-// mesh.
+// Each rank creates or reads its part (pieces_to_load), then data-parallel
+// replicas exchange their parts, so that N replicas need 1/N of the time. The
+// result does not depend on the mesh.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,23 @@
 namespace remesh::train {
 
 // Writes the initial weights (ParamTable::initial_value) of this rank's part
-// into its state vector `weights`, with `threads` OpenMP threads. The rest
-// comes with exchange_parts().
+// into its state vector `weights`, with `threads` OpenMP threads.
+// exchange_parts() supplies the rest.
 void fill_initial_weights(const geometry::ShardTable& shard,
                           const geometry::ZeroPlan& zero, uint64_t seed,
                           int threads, std::span<float> weights);
 
-// Fills in the parts of this rank's replicas in a state vector. Collective over
-// `data`, the data group of the plan. REQUIRES: this rank's part is there.
+// Fills a state vector with the parts of the other replicas. Collective over
+// `data`, the data group of the plan. REQUIRES: this rank's part is filled in.
 void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
                     const geometry::ZeroPlan& zero, std::span<float> vector);
 
 // Loads the checkpoint directory `path` into the vectors of this rank, `to`,
 // and returns its manifest.
-// Fails on all ranks when it fails on one: kInvalidArgument when the checkpoint
-// is sound but of another job (each difference named) or step, else why it does
-// not load. Collective over `world`, of which `data` is this rank's data group.
-// `tick` runs as it goes on, in the calling thread.
+// Fails on all ranks if it fails on one: InvalidArgument if the checkpoint is
+// valid but belongs to another job (the message lists the differences), else
+// the reason why it does not load. Collective over `world`, of which `data` is
+// this rank's data group. Calls `tick` on progress, in the calling thread.
 Result<pb::Manifest> load_checkpoint(
     FileSystem& fs, const std::string& path, int64_t step,
     const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,

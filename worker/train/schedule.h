@@ -1,5 +1,4 @@
-// Learning-rate schedule and gradient clipping: the two numbers that scale an
-// update. Pure functions.
+// The learning-rate schedule. Pure functions.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,8 @@ struct Schedule {
 };
 
 // Learning rate of update `i`, counted from 0. Warm-up: lr * (i + 1) /
-// warmup_steps while i < warmup_steps. Then, with u the share of the decay that
-// is behind (0 at its first step, 1 at total_steps and after):
+// warmup_steps while i < warmup_steps. Then, with u the completed share of the
+// decay (0 at its first step, 1 from total_steps on):
 //   kCosine  from warm-up to total_steps, min + (1 - min) (1 + cos(pi u)) / 2
 //            (Loshchilov and Hutter 2017)
 //   kLinear  from warm-up to total_steps, 1 - (1 - min) u
@@ -32,7 +31,7 @@ struct Schedule {
 // REQUIRES: i >= 0.
 double learning_rate(const Schedule& schedule, int64_t i);
 
-// Fails on an unknown name, saying which there are.
+// Fails on an unknown name, listing the known ones.
 Result<Decay> parse_decay(std::string_view name);
 
 }  // namespace remesh::train

@@ -16,8 +16,8 @@ Result<SegmentPtr> Segments::open(const std::string& path,
   return StateSegment::open(path, job_, mode);
 }
 
-// The smallest that suits. One of more than twice the size would be kept for
-// little.
+// Takes the smallest suitable segment. One of more than twice the size would
+// waste memory.
 SegmentPtr Segments::reuse(int64_t elements,
                            const std::set<std::string>& avoid) const {
   const uint64_t bytes = memory::segment_bytes(elements);
@@ -35,7 +35,7 @@ SegmentPtr Segments::reuse(int64_t elements,
 }
 
 Result<SegmentPtr> Segments::create(int64_t elements) const {
-  // Another rank may take the number that is free now.
+  // Another rank may take the same free number first.
   for (int number = memory::free_number(folder_, job_);; ++number) {
     auto made = StateSegment::create(
         memory::segment_path(folder_, job_, number), job_, elements);

@@ -1,8 +1,8 @@
-// Segments: the state segments in a worker's folder of shared memory, as one of
-// its ranks sees them. Several ranks take theirs at the same time: who has a
-// segment open to write (a lock that ends with the process) has it.
+// Segments: allocates the state segments in a worker's folder of shared memory
+// for one of its ranks. Several ranks allocate concurrently. A segment belongs
+// to the process that has it open for writing; that lock ends with the process.
 //
-// Stateless but for its names. Threads: any.
+// Immutable. Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +19,23 @@ class Segments {
   Segments(std::string folder, uint64_t job)
       : folder_(std::move(folder)), job_(job) {}
 
-  // That one, to write or to read. NotFound, Corrupt; Unavailable when another
-  // process has it.
+  // Opens a segment for writing or reading. NotFound, Corrupt; Unavailable if
+  // another process owns it.
   Result<std::unique_ptr<memory::StateSegment>> open(
       const std::string& path, memory::StateSegment::Mode mode) const;
-  // One for vectors of `elements`: an old one of a size that suits, which
-  // nobody has and which is not in `avoid`, with whatever it holds; else a new
-  // one. When shared memory is short, what nobody has and is in neither set is
-  // removed first. Exhausted when it is still short: what is needed and there,
-  // and what helps.
+  // Returns a segment for vectors of `elements`: an unowned one of suitable
+  // size that is not in `avoid`, with its old contents, else a new one. If
+  // shared memory does not suffice, first removes the unowned segments that are
+  // in neither set. Exhausted if it still does not; the message has the sizes
+  // and the remedies.
   Result<std::unique_ptr<memory::StateSegment>> take(
       int64_t elements, const std::set<std::string>& avoid,
       const std::set<std::string>& keep) const;
-  // Removes what nobody has open to write and is not in `keep`, damaged ones
-  // too. How many.
+  // Removes the unowned segments, including damaged ones, that are not in
+  // `keep`. Returns their number.
   int sweep(const std::set<std::string>& keep) const;
-  // Those left by processes that died while they made them. REQUIRES: nobody
-  // is making one.
+  // Removes segments whose creator died during creation. REQUIRES: no process
+  // is creating one.
   void remove_unfinished() const;
 
  private:

@@ -62,7 +62,8 @@ Status StateHome::fail(ExitCode code, Status status) {
 }
 
 Status StateHome::adopt() {
-  // Who had it is dead, but perhaps not yet buried.
+  // The previous owner is dead, but the kernel may not have released its lock
+  // yet.
   constexpr int kTries = 100;
   auto opened = segments_.open(source_->adopted(), StateSegment::Mode::kWrite);
   for (int i = 0; i < kTries && !opened.ok() &&
@@ -76,7 +77,8 @@ Status StateHome::adopt() {
   ASSIGN_OR_RETURN(const auto c,
                    source_->find(*segment_, source_->adopted_rank()));
   if (c.info.elements != elements_)
-    return corrupt(segment_->path() + ": is not of this rank's size");
+    return corrupt(segment_->path() +
+                   ": does not have the size of this rank's state");
   RETURN_IF_ERROR(segment_->verify_content(c));
   committed_ = c;
   buffer_ = c.buffer;

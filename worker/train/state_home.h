@@ -1,14 +1,15 @@
-// StateHome: a rank's training state in a segment of shared memory that
-// outlives the rank: what it committed last is whole, whatever kills it.
+// StateHome: stores a rank's training state in a segment of shared memory that
+// outlives the rank. The last committed state is complete whenever the rank
+// dies.
 //
-// An update reads one buffer of the segment and writes the other; commit() says
-// of what step, generation and rank it is (checkpoint/memory/segment.h).
+// An update reads one buffer of the segment and writes the other; commit()
+// records its step, generation and rank (checkpoint/memory/segment.h).
 //
-// Where the segment comes from, in reserve(): the one that this rank takes over
-// from the generation before, an old one that nobody needs, or a new one.
+// reserve() reuses the segment whose state this rank restores in place, or an
+// unused one, or creates a new one.
 //
-// Ownership: owns the segment's mapping and the source; borrows the table.
-// Threads: one at a time; reserve() may run beside MPI's start.
+// Ownership: owns the mapping of the segment and the source; borrows the table.
+// Threads: one at a time; reserve() may run while MPI starts.
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,13 @@ namespace remesh::train {
 
 class StateHome final : public engine::StateStore {
  public:
-  // `spec` names folder, job and source, and must outlive it, like the table.
-  // `rank`: of the new mesh.
+  // `spec` has the folder, job and source. It and the table must outlive this.
+  // `rank` is the rank in the new mesh.
   StateHome(const geometry::ParamTable& table, const pb::RankSpec& spec,
             int rank);
 
-  // Fails with exit_code() when a source is not what it should be, or shared
-  // memory is short.
+  // On failure, such as a bad source or insufficient shared memory, exit_code()
+  // is set.
   Status reserve(const geometry::Sharding& sharding, int64_t elements) override;
   engine::ConstStateView current() const override;
   engine::StateView begin() override;
@@ -52,8 +53,8 @@ class StateHome final : public engine::StateStore {
   // memory. REQUIRES: reserved, and the source is of that kind.
   Status restore(comm::Comm& world, const std::function<void()>& tick);
 
-  // Data position of later commits: the state of `step` had seen so many
-  // tokens.
+  // Sets the data position for later commits: the state of `step` has consumed
+  // that many tokens.
   void set_position(int64_t step, int64_t tokens) {
     first_step_ = step;
     first_tokens_ = tokens;
@@ -65,7 +66,7 @@ class StateHome final : public engine::StateStore {
   memory::StateSegment& segment() { return *segment_; }
   const geometry::Sharding& sharding() const { return sharding_; }
   const Segments& segments() const { return segments_; }
-  // Null when the source is no memory.
+  // Null if the source is not in memory.
   const MemorySource* source() const { return source_.get(); }
 
  private:
@@ -83,7 +84,7 @@ class StateHome final : public engine::StateStore {
   std::unique_ptr<MemorySource> source_;
   std::unique_ptr<memory::StateSegment> segment_;
   std::optional<memory::StateSegment::Committed> committed_;
-  int buffer_ = 0;  // of the newest state
+  int buffer_ = 0;  // has the newest state
   int begun_ = -1;
   int64_t first_step_ = 0, first_tokens_ = 0;
   std::optional<ExitCode> exit_code_;

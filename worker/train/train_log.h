@@ -1,6 +1,6 @@
-// TrainLog: a rank's log; every line carries generation, rank and step.
+// TrainLog: the log of a rank. Every line has generation, rank and step.
 //
-// Threads: any may log. The step is set by the training thread.
+// Threads: any thread may log; the training thread sets the step.
 #pragma once
 
 #include <atomic>

@@ -54,7 +54,7 @@ Status Trainer::train() {
   if (!schedule.ok()) return fail(kExitFailed, schedule.status());
   const int64_t steps = job_.train().steps();
   bool stop = false;
-  // All steps are made, but their state was in memory alone until now.
+  // All steps are done, but their state has been in memory only.
   if (engine_->step() >= steps &&
       assignment_.source().kind() == pb::Source::MEMORY) {
     RETURN_IF_ERROR(replicate_last());
@@ -70,7 +70,7 @@ Status Trainer::train() {
   if (tracer_->on()) trace(std::numeric_limits<int64_t>::max());
   log_.info("finished",
             {{"reason", engine_->step() >= steps ? "trained to the end"
-                                                 : "stopped as asked"},
+                                                 : "stopped on request"},
              {"steps", engine_->step()}});
   return ok_status();
 }
@@ -81,7 +81,7 @@ engine::Facts Trainer::facts() const {
   if ((request & kRequestStop) != 0) {
     f.stop = 1;
     if ((request & kRequestForce) != 0) f.must_stop = 1;
-    // What lives in this process alone cannot be handed over.
+    // State in private memory would be lost without a checkpoint.
     if ((request & kRequestHandOver) == 0 || home_ == nullptr) f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
@@ -90,8 +90,8 @@ engine::Facts Trainer::facts() const {
   return f;
 }
 
-// Traces steps first_step .. first_step + num_steps - 1 of the generation, and
-// writes what there is when they are over or training ends before.
+// Traces steps first_step .. first_step + num_steps - 1 of the generation.
+// Writes the trace after the last of them or when training ends.
 void Trainer::trace(int64_t step) {
   const pb::Profile& p = job_.profile();
   if (!p.enable()) return;
@@ -109,7 +109,7 @@ void Trainer::trace(int64_t step) {
                {"dropped", static_cast<int64_t>(tracer_->dropped())}});
 }
 
-// After a few steps, so that a start is not held up by it.
+// Measures after a few steps, so as not to delay the start.
 void Trainer::measure_gemms() {
   constexpr int64_t kAfterSteps = 5;
   constexpr double kBudgetS = 0.02;
@@ -155,10 +155,10 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
     record.digest = digest();
   }
   record.time = unix_seconds();
-  // Publish the metrics before the step counts as finished.
+  // The metrics of a finished step must be on the board.
   publish(record);
-  told_step_ = step;
-  tell_committed();
+  published_step_ = step;
+  update_committed();
   if (step % t.log_every() == 0 && mpi_->rank() == 0) log_step(record, times);
   measure_gemms();
   return boundary(result.agreed, stop);
@@ -222,7 +222,8 @@ Result<double> Trainer::validate() {
   return evaluated.loss_sum / evaluated.tokens;
 }
 
-// What a worker needs to have done once, its lowest rank does.
+// Whether this is the lowest rank of its worker, which performs what each
+// worker needs once.
 bool Trainer::first_of_worker() const {
   const auto& ranks = assignment_.ranks();
   const auto mine = std::find_if(
@@ -234,12 +235,12 @@ bool Trainer::first_of_worker() const {
   });
 }
 
-// Every worker's daemon is told: the numbers of a step are the same on all
-// ranks, and shall outlive a worker that is lost.
+// One rank of every worker publishes the metrics of a step, which are the same
+// on all ranks, so that they survive the loss of a worker.
 void Trainer::publish(const board::StepRecord& record) {
   if (!first_of_worker()) return;
-  // Steps enter the world in order, and none is left out: what the daemon has
-  // no room for yet waits here.
+  // Steps must be reported in order and without gaps, so those that do not fit
+  // into the ring wait here.
   unpushed_.push_back(record);
   size_t pushed = 0;
   while (pushed < unpushed_.size() && board_.push_step(unpushed_[pushed]))
@@ -251,26 +252,26 @@ void Trainer::publish(const board::StepRecord& record) {
       board::to_metrics(record, assignment_.generation(), assignment_.mesh()));
 }
 
-// The agreement of a step is the last moment before its update overwrites the
+// Runs before the agreement of a step, after which the update overwrites the
 // state of two steps ago.
 void Trainer::before_agreement() {
   if (replication_ != nullptr) {
-    const Status whole = replication_->finish([this] { board_.tick(); });
-    if (!whole.ok())
-      log_.warn("replica_failed", {{"error", whole.to_string()}});
-    tell_committed();
+    const Status finished = replication_->finish([this] { board_.tick(); });
+    if (!finished.ok())
+      log_.warn("replica_failed", {{"error", finished.to_string()}});
+    update_committed();
   }
   checkpointer_->before_update(engine_->step() + 1);
 }
 
 void Trainer::poll_replica() {
-  if (!replication_->done() && replication_->poll()) tell_committed();
+  if (!replication_->done() && replication_->poll()) update_committed();
 }
 
-// A step is finished on this rank when its metrics are on the board and, where
-// each step has replicas, those that it keeps are whole.
-void Trainer::tell_committed() {
-  int64_t step = told_step_;
+// A step is finished on this rank when its metrics are on the board and, if
+// every step is replicated, the replicas kept here are complete.
+void Trainer::update_committed() {
+  int64_t step = published_step_;
   if (replication_ != nullptr && !replication_->lags())
     step = std::min(step, replication_->done_step());
   if (step > committed_step_) board_.commit_step(step);
@@ -286,23 +287,23 @@ uint64_t Trainer::digest() {
   return from_halves(halves);
 }
 
-// Once the first step was agreed on: every rank has the restored state, and
-// its replicas, in segments of its own. One rank of each worker removes the
-// others, beside the computing, for it may be much memory to give back.
+// After the agreement of the first step every rank has the restored state and
+// its replicas in its own segments. One rank of each worker removes the others,
+// overlapped with compute, since freeing much memory takes long.
 void Trainer::remove_unused_segments() {
   if (home_ == nullptr) return;
   if (!first_of_worker()) return;
   sweeper_ = std::thread([this] {
     const int removed = home_->segments().sweep({});
     home_->segments().remove_unfinished();
-    if (removed > 0) log_.info("segments_removed", {{"number", removed}});
+    if (removed > 0) log_.info("segments_removed", {{"segments", removed}});
   });
 }
 
 Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
-  const bool stops_here = last || answer != StopPolicy::Answer::kGoOn;
+  const bool stops_here = last || answer != StopPolicy::Answer::kContinue;
   {
     const trace::Span span(tracer_.get(), trace::Category::kCheckpoint);
     checkpointer_->on_step(agreed, stops_here, rank_state());
@@ -310,19 +311,19 @@ Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   if (!stops_here) return ok_status();
   RETURN_IF_ERROR(replicate_last());
   if (!last && !stop_policy_.saves()) {
-    checkpointer_->abandon_for_hand_over();
+    checkpointer_->abandon_for_handoff();
     stop = true;
     return ok_status();
   }
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
-// Whatever follows, the state that is left behind has its replicas.
+// Completes the replicas of the last state before this rank stops.
 Status Trainer::replicate_last() {
   if (replication_ == nullptr) return ok_status();
   if (!replication_->due(engine_->step())) replication_->start();
   RETURN_IF_ERROR(replication_->finish([this] { board_.tick(); }));
-  tell_committed();
+  update_committed();
   return ok_status();
 }
 

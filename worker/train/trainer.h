@@ -1,14 +1,14 @@
-// Trainer: one MPI rank of one generation, from its start to its end.
+// Trainer: one MPI rank of one generation, from start to end.
 //
-// It is told everything by the RankSpec: mesh, job, where the state comes from.
-// It checks the world against the mesh, restores, makes steps up to train.steps
-// or until the board asks it to stop, saves, and ends with one of
-// ExitCode. It never reaches the coordinator: what it has to say stands
-// on the board, in its log and in the checkpoints.
+// Its only input is the RankSpec: mesh, job and the source of the state. It
+// checks the MPI world against the mesh, restores the state, trains up to
+// train.steps or until the board requests a stop, saves, and ends with an
+// ExitCode. It never communicates with the coordinator: its results are on the
+// board, in its log and in the checkpoints.
 //
-// Threads: run() and all of MPI in the calling thread; one more thread writes
-// files, one more watches that the daemon is there. While MPI connects, which
-// is mostly waiting for others, a third one prepares all that needs no peer.
+// Threads: run() and all of MPI belong to the calling thread. Other threads
+// write files and watch that the daemon lives. While MPI connects, which is
+// mostly waiting for peers, another thread prepares everything that needs none.
 #pragma once
 
 #include <memory>
@@ -39,8 +39,9 @@ namespace remesh::train {
 
 class Trainer {
  public:
-  // `board` and `log` must outlive it. `exec_ms`: when the process was
-  // started, on the monotonic clock, for the account of the start.
+  // `board` and `log` must outlive the trainer. `exec_ms` is when the process
+  // was started, on the monotonic clock; the log has the time of each part
+  // since.
   Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
           int64_t exec_ms);
   ~Trainer();
@@ -81,7 +82,7 @@ class Trainer {
   void publish(const board::StepRecord& record);
   void before_agreement();
   void poll_replica();
-  void tell_committed();
+  void update_committed();
   uint64_t digest();
   void remove_unused_segments();
   Status boundary(const engine::Facts& agreed, bool& stop);
@@ -90,7 +91,7 @@ class Trainer {
   engine::Facts facts() const;
   void measure_gemms();
   void trace(int64_t step);
-  void log_start(std::string_view part);  // a literal: it is kept
+  void log_start(std::string_view part);  // a literal, which is kept
 
   const pb::RankSpec spec_;
   const pb::Assignment& assignment_;
@@ -103,26 +104,26 @@ class Trainer {
 
   std::unique_ptr<comm::MpiWorld> mpi_;
   std::unique_ptr<trace::Tracer> tracer_;
-  std::unique_ptr<comm::Comm> world_;  // mpi_'s, traced
+  std::unique_ptr<comm::Comm> world_;  // of mpi_, traced
   std::unique_ptr<comm::Mesh> mesh_;
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
   std::optional<geometry::ParamTable> table_;
-  std::unique_ptr<StateHome> home_;  // null: the state is the engine's own
+  std::unique_ptr<StateHome> home_;  // null: the engine owns the state
   std::unique_ptr<engine::Engine> engine_;
-  std::unique_ptr<Replication> replication_;  // null: there is none to make
+  std::unique_ptr<Replication> replication_;  // null: no replicas
   std::thread sweeper_;                       // removes old segments
   std::unique_ptr<FileSystem> fs_;
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
   int64_t first_step_ = 0;
-  int64_t first_generation_ = 0;  // that made the state of first_step_
+  int64_t first_generation_ = 0;  // generation that made first_step_
   int64_t first_tokens_ = 0;
-  int64_t told_step_ = -1;       // the metrics up to here are on the board
-  int64_t committed_step_ = -1;  // ... and the board says that it is finished
-  std::vector<board::StepRecord> unpushed_;  // the daemon's ring was full
+  int64_t published_step_ = -1;  // newest step with metrics on the board
+  int64_t committed_step_ = -1;  // newest step that the board has as finished
+  std::vector<board::StepRecord> unpushed_;  // the step ring was full
   int64_t exec_ms_;
-  std::vector<Kv> start_parts_;  // milliseconds of each part of the start
+  std::vector<Kv> start_parts_;  // duration of each part of the start, in ms
   int64_t prepare_ms_ = 0;
   double gemm_flops_per_s_ = 0;  // of this rank; 0: not measured yet
   int64_t start_at_ms_;

@@ -1,4 +1,4 @@
-// The start of a Trainer: from the specification to a state in memory.
+// The start of a Trainer: from the RankSpec to a state in memory.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -74,7 +74,7 @@ Status Trainer::check_spec() {
   return ok_status();
 }
 
-// Connects and prepares, at the same time where the rank is known beforehand.
+// Connects and prepares, concurrently if the rank is known beforehand.
 Status Trainer::start() {
   Status connected, prepared;
   if (!spec_.has_rank()) {
@@ -95,7 +95,7 @@ Status Trainer::start() {
   return join();
 }
 
-// What needs both: all of this rank and all of its peers.
+// Does what needs both this rank's engine and its peers.
 Status Trainer::join() {
   if (Status s = engine_->connect(*mesh_); !s.ok())
     return fail_start(std::move(s));
@@ -111,7 +111,7 @@ Status Trainer::join() {
   return ok_status();
 }
 
-// All that needs no peer.
+// Prepares everything that needs no peer.
 Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
   RETURN_IF_ERROR(open_data(layout_.coord(rank).dp));
@@ -120,7 +120,7 @@ Status Trainer::prepare(int rank) {
     const engine::StateView to = engine_->begin_state();
     fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
                          backend_->threads(), to.weights);
-    // A segment that was used before holds what it held.
+    // A reused segment still has its old contents.
     for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
       if (!v.empty()) backend_->zero(v.data(), v.size_bytes());
   }
@@ -195,7 +195,7 @@ RankState Trainer::rank_state() {
 model::Dtype Trainer::dtype() {
   if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
   if (backend_->supports_bf16()) return model::Dtype::kBf16;
-  log_.warn("dtype", {{"asked", "bf16"},
+  log_.warn("dtype", {{"requested", "bf16"},
                       {"used", "fp32"},
                       {"reason", "this processor has no bf16 instructions"},
                       {"processor", backend_->description()}});
@@ -210,7 +210,7 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   ASSIGN_OR_RETURN(o.schedule, geometry::parse_schedule(p.pipeline_schedule()));
   o.zero.stage = static_cast<int>(p.zero_stage());
   o.zero.shard_group = static_cast<int>(p.zero_shard_group());
-  // A schedule is for pipelines; without one there is nothing to order.
+  // Without a pipeline there is nothing to schedule.
   o.chunks = layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1;
   if (layout_.pp == 1) o.schedule = geometry::ScheduleKind::k1F1B;
   o.recompute = t.recompute() == "full"        ? model::Recompute::kFull
@@ -265,8 +265,8 @@ Status Trainer::restore() {
     of_state = fmt::format("{:016x}", d);
   }
   make_checkpointer();
-  told_step_ = first_step_;
-  tell_committed();
+  published_step_ = first_step_;
+  update_committed();
   const pb::Source& source = assignment_.source();
   log_.info(
       "restored",
@@ -323,8 +323,8 @@ Status Trainer::restore_memory() {
   return ok_status();
 }
 
-// Every rank has committed the state it begins with: what is held of older ones
-// may be overwritten now.
+// Starts replication. Once every rank has committed its initial state, older
+// states may be overwritten.
 Status Trainer::begin_replicas() {
   if (home_ == nullptr) return ok_status();
   RETURN_IF_ERROR(exchange::agree(*world_, ok_status(), "restore"));

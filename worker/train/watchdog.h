@@ -1,11 +1,11 @@
-// OrphanGuard: ends the process when its daemon is gone.
+// OrphanGuard: ends the process if its daemon hangs.
 //
 // The kernel kills a rank when its parent dies (PR_SET_PDEATHSIG), but not when
-// the parent is there and stuck for good. So: no beat of the daemon for 60 s
-// while this rank has made no progress for 60 s either ends it. A rank that
-// still trains goes on.
+// the parent hangs. So the guard ends the process if there was no heartbeat of
+// the daemon and no progress of this rank for 60 s. A rank that still trains
+// continues.
 //
-// Threads: one of its own; the destructor ends it.
+// Threads: runs one thread, which the destructor ends.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +24,8 @@ class OrphanRule {
   // All in milliseconds of the monotonic clock.
   OrphanRule(int64_t now_ms, int64_t limit_ms)
       : limit_ms_(limit_ms), started_ms_(now_ms), moved_ms_(now_ms) {}
-  // True: an orphan. A beat of 0 means none so far.
+  // Returns whether the rank is an orphan. `beat_ms` is 0 before the first
+  // heartbeat.
   bool on_sample(int64_t now_ms, int64_t beat_ms, uint64_t progress);
 
  private:
@@ -36,7 +37,7 @@ class OrphanRule {
 
 class OrphanGuard {
  public:
-  // `on_orphan` runs in the guard's thread; it is expected not to return.
+  // Calls `on_orphan`, which should not return, in the thread of the guard.
   // `board` must outlive the guard.
   OrphanGuard(const board::Board& board, std::function<void()> on_orphan);
   ~OrphanGuard();

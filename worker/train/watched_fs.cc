@@ -9,16 +9,16 @@ namespace {
 
 using Moved = std::function<void()>;
 
-// What files and file system have in common.
+// Shared by the file system and its files.
 struct Watch {
   Moved moved;
   const std::atomic<bool>* give_up = nullptr;
 
-  // Makes the call, unless all is given up.
+  // Performs the call unless cancelled.
   template <typename F>
   auto operator()(F call) const -> decltype(call()) {
     if (give_up != nullptr && give_up->load())
-      return cancelled("given up before it was done");
+      return cancelled("abandoned before it was done");
     auto result = call();
     moved();
     return result;

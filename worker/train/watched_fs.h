@@ -1,6 +1,5 @@
-// WatchedFileSystem: a file system that tells of its activity, so that a long
-// save or load is seen to move (and a stuck disk is seen not to), and that can
-// be told to give up.
+// WatchedFileSystem: decorates a file system so that it reports progress, which
+// distinguishes a long save or load from a stuck disk, and can be cancelled.
 #pragma once
 
 #include <atomic>
@@ -11,10 +10,10 @@
 
 namespace remesh::train {
 
-// Passes everything on to `inner`, which must outlive it; `moved` is called
-// after each operation that reads, writes or syncs, in the thread that did it.
-// Once `give_up` is true, whatever would change something fails (Cancelled), as
-// if the machine had stopped there.
+// Forwards to `inner`, which must outlive it. Calls `moved` after each
+// operation that reads, writes or syncs, in the same thread. Once `give_up` is
+// true, operations that would change something fail with Cancelled, as if the
+// machine had stopped.
 std::unique_ptr<FileSystem> watched_file_system(
     FileSystem& inner, std::function<void()> moved,
     const std::atomic<bool>* give_up = nullptr);

@@ -1,7 +1,7 @@
-// Mutates what a checkpoint is made of and reads it: a clean Status or the
-// right data, never a crash, never wrong data reported as right.
+// Mutates the files of a checkpoint and reads them: the result is an error or
+// the correct data, never a crash or wrong data.
 //
-// REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS (a multiplier) make longer hunts.
+// REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS (a multiplier) allow longer runs.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -21,8 +21,8 @@ uint64_t number_from(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
 
-// One to a few of: flipped bit, changed byte, cut, insertion, a piece copied
-// over another, a run of zeros.
+// Applies one or more of: flipped bit, changed byte, truncation, insertion,
+// copy of a piece over another, run of zeros.
 std::string mutate(std::string text, std::mt19937_64& rng) {
   const auto pick = [&](size_t n) { return n == 0 ? 0 : rng() % n; };
   for (size_t i = 0, n = 1 + rng() % 4; i < n; ++i) {
@@ -95,7 +95,7 @@ TEST_F(CheckpointFuzz, AnyChangeOfTheManifestsTextIsRefused) {
   }
 }
 
-// Beyond accidents: the body is changed and its checksum made anew.
+// Deliberate damage: the body is changed and its checksum recomputed.
 TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
   const std::string text = manifest::encode(manifest_);
   const size_t line = text.find('\n') + 1;
@@ -112,7 +112,7 @@ TEST_F(CheckpointFuzz, AManifestWithAnyBodyNeverCrashesItsReaders) {
     put(path_join(path_, manifest::kManifestName), whole);
     (void)verify(fs_, path_);
     State loaded;
-    // The state is intact, so what loads must be it.
+    // The state is intact, so it must load correctly.
     if (load_whole(fs_, path_, table_, loaded).ok()) {
       ASSERT_TRUE(same_bits(loaded, state_))
           << "seed " << seed_ << " round " << i;

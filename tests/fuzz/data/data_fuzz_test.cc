@@ -1,9 +1,8 @@
-// Mutational fuzzing of everything here that reads bytes from outside: job
-// files, overrides, the data set's index, token shards, .xz and text. Valid
-// inputs are changed by bit flips, cuts, splices and repeats; whatever comes
-// of it, the answer is a Status or a value, never a crash. Runs under the
-// sanitizers to say more. The seed is fixed; REMESH_FUZZ_SEED and
-// REMESH_FUZZ_ROUNDS change it and the length.
+// Mutational fuzzing of everything that parses external input: job files,
+// overrides, the index of a data set, token shards, .xz and text. Valid inputs
+// are changed by bit flips, truncations, splices and repetitions. The result is
+// an error or a value, never a crash; sanitizers detect more. The seed is
+// fixed; REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS change it and the length.
 #include <gtest/gtest.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -92,8 +91,9 @@ class Mutator {
   std::mt19937_64 rng_;
 };
 
-// Calls `target` on `rounds` mutants of the inputs. `target` says whether the
-// mutant was refused; both must happen, or the fuzzer does not reach far.
+// Calls `target` on `rounds` mutants of the inputs. It returns whether it
+// rejected the mutant; both results must occur, or the mutations are
+// ineffective.
 void fuzz(const std::vector<std::string>& inputs, uint64_t rounds,
           const std::function<Status(const std::string&)>& target) {
   const uint64_t seed = from_env("REMESH_FUZZ_SEED", 1);
@@ -134,7 +134,7 @@ TEST(Fuzz, JobFiles) {
     if (!job.ok()) return job.status();
     const auto full = jobfile::resolve(*job, {257, 10'000, 1000});
     if (!full.ok()) return full.status();
-    // What is accepted can be written and read again.
+    // Accepted input can be written and read again.
     const auto back = jobfile::parse_job(jobfile::to_toml(*full), source);
     EXPECT_TRUE(back.ok()) << back.status().to_string();
     if (!back.ok()) return back.status();
@@ -196,7 +196,7 @@ TEST_F(DataFuzz, ShardHeaders) {
   });
 }
 
-// Headers whose checksum is right but whose fields are not.
+// Headers with a correct checksum but invalid fields.
 TEST_F(DataFuzz, ShardHeadersResealed) {
   const std::string file = data::read_all(dir_ / "set/train-00000.tok");
   const std::string head = file.substr(0, sizeof(data::ShardHeader));
@@ -217,7 +217,7 @@ TEST_F(DataFuzz, ShardHeadersResealed) {
   });
 }
 
-// Every file of a data set, changed on disk: opened, read and verified.
+// Opens, reads and verifies a data set after changing any of its files.
 TEST_F(DataFuzz, DataSetsOnDisk) {
   for (const char* name : {"train-00000.tok", "val-00000.tok"}) {
     const std::string path = std::string("set/") + name;
@@ -230,7 +230,7 @@ TEST_F(DataFuzz, DataSetsOnDisk) {
       RETURN_IF_ERROR(set.train().read(0, all));
       for (const int32_t token : all) EXPECT_LT(token, 257);
       RETURN_IF_ERROR(set.verify());
-      EXPECT_EQ(bytes, good);  // nothing else verifies
+      EXPECT_EQ(bytes, good);  // only the original verifies
       return ok_status();
     });
     dir_.write(path, good);
@@ -244,7 +244,7 @@ TEST_F(DataFuzz, XzAndText) {
     ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
     data::Utf8Check utf8;
     size_t out = 0;
-    data::BlockCutter cutter(512, [&](const data::TextBlock& block) {
+    data::BlockSplitter splitter(512, [&](const data::TextBlock& block) {
       EXPECT_LE(block.text.size(), 1024U);
       for (const size_t end : block.ends) EXPECT_LE(end, block.text.size());
       out += block.text.size();
@@ -256,10 +256,10 @@ TEST_F(DataFuzz, XzAndText) {
       if (got == 0) break;
       const std::string_view text(portion.data(), got);
       if (!utf8.feed(text)) return invalid_argument("not UTF-8");
-      RETURN_IF_ERROR(cutter.feed(text));
+      RETURN_IF_ERROR(splitter.feed(text));
     }
-    RETURN_IF_ERROR(cutter.end_file());
-    return cutter.finish();
+    RETURN_IF_ERROR(splitter.end_file());
+    return splitter.finish();
   });
 }
 

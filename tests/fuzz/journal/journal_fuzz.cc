@@ -1,5 +1,5 @@
-// Damaged journals: cut, flipped, spliced. Opening one gives a Status or the
-// very state that was persisted, never another one, and never a crash.
+// Damaged journals: truncated, flipped, spliced. Opening one returns an error
+// or exactly the persisted state, and never crashes.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -40,13 +40,13 @@ std::string mutate(std::string bytes, std::mt19937_64& random) {
         bytes[below(bytes.size())] ^= static_cast<char>(1 << below(8));
       }
       break;
-    case 2: {  // a page or so becomes zeros, as after a crash
+    case 2: {  // zero about a page, as after a crash
       const size_t at = below(bytes.size());
       const size_t n = std::min(bytes.size() - at, below(5000));
       std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(at), n, '\0');
       break;
     }
-    default: {  // a piece of itself, somewhere else
+    default: {  // copy a piece to another place
       const size_t from = below(bytes.size());
       const size_t to = below(bytes.size());
       const size_t n =
@@ -117,7 +117,7 @@ TEST(LinesFuzz, AnyBytesAreALineOrAStatus) {
   for (int i = 0; i < 20'000; ++i) {
     const std::string bytes = mutate(texts[i % 4], random);
     if (const auto p = rundir::parse_metrics_line(bytes); p.ok()) {
-      // What was taken can be written and read again.
+      // Accepted input can be written and read again.
       EXPECT_TRUE(
           rundir::parse_metrics_line(rundir::metrics_line(p.value())).ok());
     }

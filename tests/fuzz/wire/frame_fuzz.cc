@@ -1,5 +1,5 @@
-// Random and mutated frames against the channel's decoder: nothing crashes,
-// and what is accepted survives another round unchanged.
+// Decodes random and mutated frames: nothing crashes, and accepted frames
+// survive another encoding unchanged.
 //
 //   wire_fuzz [rounds=20000] [seed=from the clock]
 #include <cstdint>

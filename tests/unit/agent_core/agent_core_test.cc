@@ -1,4 +1,4 @@
-// What the agent keeps true for any order of events, also ones that no
+// Invariants of the agent under any order of events, including events that no
 // coordinator would send.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -36,7 +36,7 @@ pb::Directive directive(uint64_t seq, int64_t generation,
   return d;
 }
 
-// The shell's side: which ranks live, what is to be answered.
+// A simulated shell: the live ranks and the pending answers.
 struct Shell {
   std::set<int> alive;
   int64_t generation = 0;
@@ -44,16 +44,16 @@ struct Shell {
   bool tear_down = false;
   std::set<int64_t> spawned;
   std::set<int64_t> gone;  // generations torn down
-  // The states in its memory: a number that moves with whatever a rank does.
+  // Version of the states in memory; every action of a rank changes it.
   int64_t states = 0;
-  std::optional<InventoryTaken> inventory;  // asked for, not yet told
+  std::optional<InventoryTaken> inventory;  // requested, not yet delivered
 };
 
 class RandomAgent {
  public:
   explicit RandomAgent(uint64_t seed) : rng_(seed) {}
 
-  // The number of reports with an inventory.
+  // Number of reports with an inventory.
   int64_t run() {
     for (int i = 0; i < 400 && !testing::Test::HasFatalFailure(); ++i) {
       now_ += static_cast<int64_t>(rng_() % 40);
@@ -77,7 +77,8 @@ class RandomAgent {
         return on(Tick{});
       case 4:
         if (shell_.alive.empty()) return;
-        // By itself, in order or not; or as told.
+        // It ends by itself, with or without an error, or because it was
+        // killed.
         return exit_one(shell_.killed ? 9 : 0, static_cast<int>(below(2)));
       case 5:
         if (!shell_.killed || shell_.alive.empty()) return;
@@ -108,12 +109,12 @@ class RandomAgent {
         pb::Directive::RUN,  pb::Directive::RUN,     pb::Directive::FINISH,
         pb::Directive::ABORT};
     if (below(4) == 0) ++generation_;
-    // Sometimes an older one, or one that was overtaken.
+    // Sometimes an older or reordered one.
     const int64_t g = generation_ - static_cast<int64_t>(below(4) == 0);
     const uint64_t seq = below(5) == 0 ? seq_ - below(seq_) : ++seq_;
     pb::Directive d =
         directive(seq, g, kGoals[below(7)], static_cast<int>(below(3)));
-    if (below(20) == 0) d.set_state_job(below(2));  // another's, or none
+    if (below(20) == 0) d.set_state_job(below(2));  // of another job, or none
     on(DirectiveReceived{d});
   }
 
@@ -195,7 +196,7 @@ class RandomAgent {
   int64_t inventories_ = 0;
 };
 
-// And never tells of states that are not the ones in memory.
+// Nor does it ever report states that are not in memory.
 TEST(Agent, NeverSaysQuiescedBeforeItsRanksAndNamespaceAreGone) {
   const uint64_t first = std::random_device{}();
   int64_t inventories = 0;
@@ -217,7 +218,7 @@ std::vector<A> of(const std::vector<Action>& actions) {
   return out;
 }
 
-// An agent whose ranks do what the test says.
+// An agent whose ranks the test controls.
 class ByHand : public ::testing::Test {
  protected:
   std::vector<Action> on(const Event& e) { return agent_.on(e, now_); }
@@ -235,7 +236,7 @@ class ByHand : public ::testing::Test {
     EXPECT_EQ(spawned[0].state_job, kJob);
     on(RankStarted{generation, 0, 4711});
   }
-  // Everything that follows on the end of the rank.
+  // Everything that follows the exit of the rank.
   std::vector<Action> end_rank(int64_t generation, int code, int64_t states) {
     RankExited e{.generation = generation, .exit_code = code};
     e.sample.status.set_rank(0);
@@ -313,7 +314,7 @@ TEST_F(ByHand, StaysWithItsStatesUntilNobodyNeedsThem) {
   direct(pb::Directive::FINISH, 1, /*save=*/false);
   end_rank(1, 0, 1);
   on(Terminate{});
-  // As long as the coordinator answers.
+  // While the coordinator answers.
   for (int i = 0; i < 50; ++i) {
     EXPECT_FALSE(exit_within(1000));
     direct(pb::Directive::FINISH, 1, /*save=*/false);
@@ -341,7 +342,7 @@ TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
   EXPECT_EQ(exit->states, States::kKept);
 }
 
-// Its ranks may have agreed to hand over before they were asked to save.
+// The ranks may have agreed on a handoff before the request to save arrived.
 TEST_F(ByHand, LeavesAStateWhoseRanksMayNotHaveSaved) {
   start_rank(1);
   direct(pb::Directive::FINISH, 1, /*save=*/false);
@@ -354,7 +355,7 @@ TEST_F(ByHand, LeavesAStateWhoseRanksMayNotHaveSaved) {
   EXPECT_EQ(exit->states, States::kKept);
 }
 
-// The ranks are asked to save, by the worker itself.
+// The worker itself requests the save.
 class Alone : public ByHand, public ::testing::WithParamInterface<int> {};
 TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
   start_rank(1);
@@ -416,8 +417,8 @@ pb::StateHolding held(int64_t generation, int64_t step) {
   return h;
 }
 
-// The job may go back to the steps of a generation that was fenced, while
-// their state is here; then somebody must know their numbers.
+// The job may resume from a step of an older generation while its state is
+// here, so the worker must still have the metrics of these steps.
 TEST(Agent, TellsTheStepsOfAFencedGenerationWhileItHasTheirState) {
   Agent agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
   uint64_t seq = 0;
@@ -453,7 +454,7 @@ TEST(Agent, TellsTheStepsOfAFencedGenerationWhileItHasTheirState) {
   EXPECT_EQ(
       told(agent.on(InventoryTaken{7, 1, {held(1, 1), held(1, 2)}, {}}, 1003)),
       (Steps{1, 2}));
-  // They may be many: not in each report.
+  // They may be many, so not every report includes them.
   EXPECT_EQ(told(agent.on(Tick{}, 2500)), Steps{});
   EXPECT_EQ(told(agent.on(Tick{}, 4000)), (Steps{1, 2}));
 }

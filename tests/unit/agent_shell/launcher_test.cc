@@ -15,8 +15,8 @@
 namespace remesh::agent {
 namespace {
 
-// One launcher with the ranks of one worker; the "coordinator" gives each
-// fence's blob straight back.
+// A launcher with the ranks of one worker. The "coordinator" returns the blob
+// of each fence immediately.
 class LauncherTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -28,12 +28,12 @@ class LauncherTest : public ::testing::Test {
     o.worker = "w.0-a";
     o.trainer = TEST_RANK;
     o.cores = 2;
-    // As a worker does when PMIx locks itself out: all tests again, in a
-    // process whose PMIx is new.
-    o.start_over = [] {
+    // If PMIx deadlocks, do as a worker does: run all tests again in a new
+    // process.
+    o.restart = [] {
       world_->scratch.reset();
       std::filesystem::remove_all(world_->dir.path());
-      ADD_FAILURE() << start_anew().to_string();
+      ADD_FAILURE() << restart_process().to_string();
     };
     auto launcher =
         Launcher::make(o, world_->scratch.get(), &world_->loop,
@@ -149,7 +149,7 @@ TEST_F(LauncherTest, RanksFormOneWorldAndEnd) {
   EXPECT_EQ(steps[4].generation(), world_->generation);
   EXPECT_EQ(steps[4].mesh().dp(), 3);
   EXPECT_FALSE(steps[4].has_val_loss());
-  // Among ranks of one worker PMIx settles the fences by itself.
+  // PMIx completes the fences among ranks of one worker itself.
   EXPECT_TRUE(seen<LocalFence>().empty());
   world_->launcher->tear_down(world_->generation);
   EXPECT_EQ(seen<TornDown>().size(), 1u);
@@ -217,7 +217,7 @@ TEST_F(LauncherTest, AbortShowsAsTheExitOfTheRank) {
   EXPECT_TRUE(e.exit_code != 0 || e.signal != 0);
 }
 
-// Ranks that hang in MPI_Init, because another worker's never come.
+// Ranks that hang in MPI_Init because those of another worker never start.
 TEST_F(LauncherTest, UnansweredFenceDoesNotHinderTheNextGeneration) {
   world_->answer_fences = false;
   pb::Assignment a = assignment(3, "steps=1");
@@ -265,7 +265,7 @@ TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
   const int64_t start = monotonic_ms();
   for (int i = 0; i < 55; ++i) {
     world_->events.clear();
-    // Some end in order, some in the middle of everything.
+    // Some exit normally, some are killed at any point.
     world_->launcher->spawn(assignment(1 + i % 2, "steps=1"));
     if (i % 3 == 0) {
       clean_up();

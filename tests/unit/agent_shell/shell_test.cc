@@ -1,4 +1,4 @@
-// The parts of the worker's shell that need no MPI.
+// Parts of the worker's shell that need no MPI.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,10 +24,10 @@
 namespace remesh::agent {
 namespace {
 
-// This program again, as start_anew() left it: is the file still open?
-constexpr char kAnew[] = "REMESH_TEST_STARTED_ANEW";
+// Runs in the restarted process: is the file still open?
+constexpr char kRestarted[] = "REMESH_TEST_RESTARTED";
 [[maybe_unused]] const bool started_anew = [] {
-  if (const char* fd = std::getenv(kAnew))
+  if (const char* fd = std::getenv(kRestarted))
     _exit(fcntl(std::atoi(fd), F_GETFD) == -1 ? 42 : 43);
   return false;
 }();
@@ -36,8 +36,8 @@ TEST(Process, StartsAnewWithNothingOpen) {
   const pid_t child = fork();
   if (child == 0) {
     const int fd = open("/dev/null", O_RDONLY);  // would be inherited
-    setenv(kAnew, std::to_string(fd).c_str(), 1);
-    (void)start_anew().ok();
+    setenv(kRestarted, std::to_string(fd).c_str(), 1);
+    (void)restart_process().ok();
     _exit(1);
   }
   int status = 0;
@@ -152,8 +152,8 @@ TEST(Process, LeftoversAreKilledButNeverAStranger) {
 
 // ------------------------------------------------------------------ scratch
 
-// A service manager starts the next worker while the killed one's memory is
-// still being torn down.
+// A service manager starts the next worker while the kernel is still freeing
+// the memory of the killed one.
 TEST(Scratch, APredecessorThatIsStillDyingIsWaitedFor) {
   TempDir dir;
   int ready[2];
@@ -384,20 +384,21 @@ TEST(RankLogs, LastLineIsTheLastThatSaysSomething) {
   EXPECT_EQ(last_line("ab\xc3\xa9", 3), "ab");  // not half a character
 }
 
-TEST(RankLogs, LastWordsComeFromTheFileWrittenLast) {
+TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {
   TempDir dir;
   const RankLogPaths p{dir / "l", dir / "o"};
-  EXPECT_EQ(last_words(p, 100), "");
+  EXPECT_TRUE(log_tail(p, 1, 100).empty());
   std::ofstream(p.log) << "step 1\n";
-  EXPECT_EQ(last_words(p, 100), "step 1");
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
   std::ofstream(p.out) << "";
-  EXPECT_EQ(last_words(p, 100), "step 1");
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::ofstream(p.out) << "Segmentation fault\n";
-  EXPECT_EQ(last_words(p, 100), "Segmentation fault");
+  EXPECT_EQ(log_tail(p, 1, 100),
+            std::vector<std::string>{"Segmentation fault"});
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   std::ofstream(p.log, std::ios::app) << "step 2\n";
-  EXPECT_EQ(last_words(p, 100), "step 2");
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 2"});
 }
 
 TEST(RankLogs, OldGenerationsArePruned) {

@@ -1,4 +1,4 @@
-// Training states and scratch folders: what stays, what goes, and when.
+// Training states and scratch folders: what is kept, what is removed and when.
 #include "worker/agent/shell/state_folder.h"
 
 #include <fcntl.h>
@@ -73,8 +73,8 @@ class StatesTest : public ::testing::Test {
     EXPECT_TRUE(s.ok()) << s.status().message();
     return std::move(s).value();
   }
-  // A worker that made segments of these jobs and was killed, with a
-  // generation under way.
+  // A worker that created segments of these jobs and was killed while a
+  // generation ran.
   void leave_dead(const std::string& name, const std::vector<uint64_t>& jobs) {
     const pid_t child = fork();
     if (child == 0) {
@@ -135,7 +135,7 @@ TEST_F(StatesTest, InventorySaysWhatTheRecordsSay) {
 
 TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
   leave_dead("a", {kJob});
-  make_old("a", kJob);  // however long it takes
+  make_old("a", kJob);  // age does not matter
   {
     auto s = open("a");
     EXPECT_EQ(num_segments("a", kJob), 1u);
@@ -144,7 +144,7 @@ TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
     EXPECT_EQ(num_entries(s->folder()), 2);  // lock, pmix
     EXPECT_NE(s->cleaned(), "");
   }
-  // Nobody said that they are not needed.
+  // They may still be needed.
   EXPECT_EQ(num_segments("a", kJob), 1u);
   {
     auto s = open("a");
@@ -167,7 +167,7 @@ TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
   EXPECT_EQ(num_segments("dead", kJob), 0u);
   EXPECT_EQ(num_segments("dead", kOther), 1u);
   make_old("dead", kOther);
-  s.reset();  // its last sweep
+  s.reset();  // its last clean-up
   EXPECT_FALSE(fs::exists(shared_root_of(root() + "/dead")));
   EXPECT_FALSE(fs::exists(root()));
 }
@@ -188,7 +188,7 @@ TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
   make_old("a", kJob);
   make_old("a", kOther);
   auto s = open("a");
-  EXPECT_EQ(s->refresh_states(0), 0);  // any of them may be wanted
+  EXPECT_EQ(s->refresh_states(0), 0);  // any of them may be needed
   EXPECT_TRUE(has_old_states(s->state_folder()));
   EXPECT_EQ(s->refresh_states(kJob), 1);
   EXPECT_EQ(num_segments("a", kJob), 1u);

@@ -1,5 +1,5 @@
-// A folder that is gone with the test, and what a test counts to see that
-// nothing else stays.
+// A folder that is removed with the test, and helpers to check that nothing
+// else is left behind.
 #pragma once
 
 #include <dirent.h>

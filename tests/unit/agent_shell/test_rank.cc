@@ -1,12 +1,12 @@
-// A rank that follows remesh-trainer's command line and board and trains
-// nothing: every "step" is an all-reduce, checked.
+// A rank with the command line and board of remesh-trainer that does not train:
+// every "step" is a checked all-reduce.
 //
-// The job's description says what happens: words "key=value" of
-//   steps=N        end after N steps (default: when told to stop)
+// The description of the job controls it, with any of
+//   steps=N        end after N steps (default: on a stop request)
 //   step_ms=N      length of a step
 //   exit=RANK@STEP:CODE  that rank exits with CODE in that step
 //   abort=RANK@STEP      calls MPI_Abort
-// Where it is given a state folder it commits each step to a segment there.
+// With a state folder it commits each step to a segment there.
 #include <mpi.h>
 #include <unistd.h>
 
@@ -64,7 +64,7 @@ void push(board::Board& board, int64_t step, double loss) {
   board.push_step(r);
 }
 
-// Its segment, of 8 elements a vector; none without a folder.
+// Its segment, with vectors of 8 elements; null without a state folder.
 class State {
  public:
   explicit State(const pb::RankSpec& spec) : spec_(spec) {

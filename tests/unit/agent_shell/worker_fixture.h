@@ -1,5 +1,5 @@
-// Real remesh-worker processes against a coordinator of a few lines, over
-// ZeroMQ, with MPI ranks that train nothing.
+// Runs real remesh-worker processes with a minimal coordinator over ZeroMQ and
+// MPI ranks that do not train.
 #pragma once
 
 #include <fmt/format.h>
@@ -24,7 +24,7 @@
 
 namespace remesh::agent {
 
-// Tells workers what to be, and relays fences. Decides nothing.
+// Sends directives and relays fences. Makes no decisions.
 class TinyCoordinator {
  public:
   explicit TinyCoordinator(uint64_t epoch = 1,
@@ -35,17 +35,17 @@ class TinyCoordinator {
   pb::Report& report(const std::string& worker) { return reports_[worker]; }
   size_t num_workers() const { return reports_.size(); }
   int fences() const { return num_fences_; }
-  // What directives say of it from now on; 0: no states are kept.
+  // The state job of later directives; 0: no states are kept.
   void set_state_job(uint64_t job) { state_job_ = job; }
 
-  // What every worker is told from now on.
+  // The goal of later directives to all workers.
   void want(pb::Directive::Goal goal, const pb::Assignment& assignment) {
     goal_ = goal;
     assignment_ = assignment;
     tell_all();
   }
 
-  // Runs until `done`; false when that takes longer than `ms`.
+  // Runs until `done`; false on a timeout of `ms`.
   template <typename F>
   bool run_until(F&& done, int ms = 20000) {
     const int64_t end = monotonic_ms() + ms;
@@ -58,7 +58,7 @@ class TinyCoordinator {
     }
     return true;
   }
-  // Until all of them are in that state of the generation.
+  // Runs until all workers are in that state of the generation.
   bool reach(const std::set<std::string>& workers, pb::Report::State state,
              int64_t generation, int ms = 20000) {
     return run_until(
@@ -135,7 +135,7 @@ class WorkerTest : public ::testing::Test {
  protected:
   void TearDown() override {
     for (auto& [name, pid] : pids_) stop(name, SIGKILL);
-    // Workers that a test killed leave their things to the next one.
+    // Workers killed by a test leave the clean-up to the next worker.
     std::error_code ignored;
     for (const auto& e :
          std::filesystem::directory_iterator(scratch(), ignored))
@@ -169,7 +169,7 @@ class WorkerTest : public ::testing::Test {
     close(child->pidfd);
     return pids_[name] = child->pid;
   }
-  // Its exit code, 128 + signal; -1: it did not end.
+  // Exit code, or 128 + signal; -1 if it did not end.
   int wait(const std::string& name, int ms = 10000) {
     const int64_t end = monotonic_ms() + ms;
     int status = 0;

@@ -1,5 +1,5 @@
-// Workers and the training states in their shared memory: told when no rank
-// lives, kept through a kill, gone when the coordinator says so.
+// Workers and the training states in their shared memory: reported when no rank
+// lives, kept after a kill, removed when the coordinator no longer needs them.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -26,7 +26,7 @@ class WorkerStatesTest : public WorkerTest {
     ASSERT_TRUE(coordinator_.run_until(
         [&] { return coordinator_.num_workers() == before + 1; }));
   }
-  // A new life, which has heard the coordinator.
+  // A new incarnation, which has received a directive.
   void start_again(const std::string& name) {
     const uint64_t before = coordinator_.report(name).incarnation();
     start(coordinator_.address(), name);
@@ -67,7 +67,7 @@ TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
   const pb::Report& r = c.report("a");
   ASSERT_TRUE(r.has_inventory());
   EXPECT_EQ(r.damaged_size(), 0);
-  ASSERT_EQ(r.holdings_size(), 4);  // two buffers a rank
+  ASSERT_EQ(r.holdings_size(), 4);  // two buffers per rank
   EXPECT_EQ(newest_steps(r), std::set<int64_t>{r.ranks(0).committed_step()});
   const pb::StateHolding& h = r.holdings(0);
   EXPECT_EQ(h.generation(), a.generation());
@@ -80,7 +80,7 @@ TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
   EXPECT_EQ(h.sequences(), h.step() * 10);
   EXPECT_FALSE(h.replica());
   EXPECT_EQ(fs::path(h.segment()).parent_path(), states_of("a"));
-  // It stays, also when it is asked to go, until nothing of it is needed.
+  // A leaving worker stays until none of its states is needed.
   kill(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
   EXPECT_FALSE(c.run_until(
@@ -99,7 +99,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   run_generation(c, a);
   stop("a", SIGKILL);
   const int64_t told = c.report("a").ranks(0).committed_step();
-  // Somebody else comes by while it is gone.
+  // A coordinator of another job takes its place.
   c.want(pb::Directive::IDLE, pb::Assignment());  // no run directory, no job
   start_one("b");
   start_again("a");
@@ -129,7 +129,7 @@ TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
   EXPECT_TRUE(ends("a"));
   EXPECT_EQ(num_entries(states_of("a")), 1);
   EXPECT_TRUE(fs::exists(scratch() + "/a/lock"));
-  // The first job comes back for them.
+  // The first job returns and uses them.
   c.set_state_job(kJob);
   c.want(pb::Directive::IDLE, pb::Assignment());
   start_again("a");
@@ -153,7 +153,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
   EXPECT_FALSE(has_shared("b"));
   EXPECT_EQ(num_entries(states_of("a")), 1);
   EXPECT_EQ(num_entries(states_of("c")), 1);
-  // The last life hears of nothing but the end.
+  // The last incarnation receives only the final directive.
   stop("c", SIGKILL);
   c.want(pb::Directive::SHUTDOWN, next);
   start(c.address(), "c");

@@ -22,7 +22,8 @@ TEST_F(WorkerTest, TwoWorkersGoThroughGenerationsAndLeave) {
     const auto a = assignment({"a", "b"}, 2, "step_ms=1");
     worst_start = std::max(worst_start, run_generation(c, a));
     EXPECT_EQ(c.fences(), 2 * generation_) << "modex and end of MPI_Init";
-    // The second rank of b dies; its worker tells, the others are killed.
+    // The second rank of b dies; its worker reports it and the others are
+    // killed.
     const pid_t victim = c.report("b").ranks(1).pid();
     const int64_t start = monotonic_ms();
     kill(victim, SIGKILL);
@@ -43,7 +44,7 @@ TEST_F(WorkerTest, TwoWorkersGoThroughGenerationsAndLeave) {
               static_cast<long long>(worst_start),
               static_cast<long long>(worst_kill));
   EXPECT_LT(worst_kill, 1000);
-  // One more that ends in order.
+  // Another one that ends normally.
   const auto last = assignment({"a", "b"}, 2, "step_ms=1");
   run_generation(c, last);
   c.want(pb::Directive::FINISH, last);
@@ -121,7 +122,7 @@ TEST_F(WorkerTest, KilledWorkerTakesItsRanksAndItsSuccessorCleansUp) {
       c.run_until([&] { return c.report("a").incarnation() != incarnation; }));
   EXPECT_GT(c.report("a").incarnation(), incarnation);
   for (pid_t r : ranks) {
-    const auto stat = read_proc_stat(r);  // nobody reaps it here: no init
+    const auto stat = read_proc_stat(r);  // there is no init to reap it
     EXPECT_TRUE(!stat || stat->state == 'Z');
   }
   EXPECT_FALSE(std::filesystem::exists(scratch() + "/a/g1"));
@@ -163,8 +164,8 @@ TEST_F(WorkerTest, RanksGoOnWithoutTheCoordinatorAndANewOneIsFound) {
   EXPECT_EQ(wait("a"), 0);
 }
 
-// A frozen worker loses its connection to heartbeats. When it goes on, it must
-// hear at once that its generation is over.
+// A frozen worker loses its connection. When it resumes, it must learn
+// immediately that its generation has ended.
 TEST_F(WorkerTest, FrozenWorkerObeysSoonAfterItGoesOn) {
   TinyCoordinator c;
   start(c.address(), "a");
@@ -185,13 +186,14 @@ TEST_F(WorkerTest, FrozenWorkerObeysSoonAfterItGoesOn) {
   EXPECT_LT(monotonic_ms() - start, 1000);
 }
 
-// The run directory names the coordinator; it may come later and move.
+// The run directory has the coordinator's address, which may appear later and
+// change.
 TEST_F(WorkerTest, RunDirectoryIsReadAgainWhenTheCoordinatorMoves) {
   std::filesystem::create_directories(dir_ / "run");
   start(dir_ / "run", "a");
   usleep(200'000);
   for (uint64_t life = 1; life <= 2; ++life) {
-    TinyCoordinator c(life);  // another port each time
+    TinyCoordinator c(life);  // a different port each time
     std::ofstream(dir_ / "run/coordinator.addr") << c.address() << "\npid=1\n";
     ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }, 8000));
     c.want(pb::Directive::IDLE, pb::Assignment());
@@ -208,7 +210,8 @@ TEST_F(WorkerTest, NamesAreUniqueOnAHost) {
   const pid_t first = pids_["a"];
   start(c.address(), "a");
   EXPECT_EQ(wait("a"), 3);
-  EXPECT_NE(output("a").find("runs already on this host"), std::string::npos);
+  EXPECT_NE(output("a").find("is already running on this host"),
+            std::string::npos);
   start(c.address(), "", {"--host-name", "box"});
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 2; }));
   EXPECT_EQ(c.report("box").host(), "box");

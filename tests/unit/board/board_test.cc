@@ -132,8 +132,8 @@ TEST(Board, OtherMemoryIsRefused) {
   close(fd);
 }
 
-// One rank thread writes all it can while the daemon's reads: no step lost,
-// doubled or torn. ThreadSanitizer watches.
+// A rank thread writes everything while a daemon thread reads: no step is lost,
+// duplicated or torn. Meant for ThreadSanitizer.
 TEST(Board, ConcurrentUseLosesNothing) {
   Pair p = make_pair();
   constexpr int64_t kSteps = 20000;
@@ -158,7 +158,7 @@ TEST(Board, ConcurrentUseLosesNothing) {
       ASSERT_EQ(r.tokens, 3 * next);
       ++next;
     }
-    // What was committed before the look into the ring was in the ring.
+    // Steps committed before the ring was read were in the ring.
     ASSERT_LT(committed, next);
     const Snapshot s = p.daemon->snapshot();
     ASSERT_LE(s.error.size(), 100u);

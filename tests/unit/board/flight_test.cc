@@ -15,7 +15,7 @@
 namespace remesh::board {
 namespace {
 
-// A record in this process's own memory.
+// A record in private memory.
 struct Own {
   std::unique_ptr<FlightMemory> memory = std::make_unique<FlightMemory>();
   std::atomic<int64_t> step{0}, microbatch{0};
@@ -34,7 +34,7 @@ TEST(Flight, AnOperationIsKeptWithAllItSays) {
                                            .bytes = int64_t{1} << 40,
                                            .number = 77},
                                           1000);
-  own.step = 13;  // of no importance any more
+  own.step = 13;  // has no effect any more
   Flight f = own.record.read();
   ASSERT_EQ(f.ops.size(), 1U);
   EXPECT_EQ(f.ops[0].end_ns, 0);
@@ -98,7 +98,7 @@ TEST(Flight, TheInnermostOperationComesFirst) {
   EXPECT_TRUE(own.record.under_way().empty());
   const auto step = own.record.begin({.kind = OpKind::kStep}, 1);
   const auto pass = own.record.begin({.kind = OpKind::kForward}, 2);
-  // A message under way is nothing that the thread is at.
+  // A message in flight is not an operation of the thread.
   const auto message = own.record.begin(
       {.kind = OpKind::kCollective, .lane = Lane::kCommunication}, 3);
   const auto wait = own.record.begin({.kind = OpKind::kWait}, 4);
@@ -127,7 +127,7 @@ TEST(Flight, AnOuterOperationMayBeOverwritten) {
   ASSERT_EQ(own.record.under_way().size(), 1U);
   EXPECT_EQ(own.record.under_way()[0].kind, OpKind::kWait);
   own.record.end(inner, 5);
-  own.record.end(step, 6);  // must not touch who has its place
+  own.record.end(step, 6);  // must not touch its successor
   const Flight f = own.record.read();
   EXPECT_EQ(f.current, 0U);
   for (const FlightOp& op : f.ops) EXPECT_NE(op.end_ns, 6) << op.id;
@@ -137,14 +137,14 @@ TEST(Flight, ATornEntryIsRecognised) {
   Own own;
   for (int i = 0; i < 5; ++i)
     own.record.end(own.record.begin({.kind = OpKind::kData}, 1), 2);
-  // Died while it wrote the fourth.
+  // It died while it wrote the fourth.
   own.memory->entries[4].version = 2 * 4 - 1;
   const Flight f = own.record.read();
   EXPECT_EQ(f.torn, 1U);
   std::set<uint64_t> ids;
   for (const FlightOp& op : f.ops) ids.insert(op.id);
   EXPECT_EQ(ids, (std::set<uint64_t>{1, 2, 3, 5}));
-  // Begun and not a word written: the place still holds an older one.
+  // Begun, but nothing written: the slot still has an older entry.
   own.memory->begun = 6;
   own.memory->current = 6;
   EXPECT_EQ(own.record.read().torn, 2U);
@@ -167,7 +167,7 @@ TEST(Flight, GroupsBeyondTheRoomAreNamed) {
   EXPECT_EQ(own.record.group(1000).size, 0);
 }
 
-// Whatever is read while the rank writes was written so.
+// Entries read during writes are consistent.
 TEST(Flight, AReaderBesideTheWriterSeesOnlyWholeEntries) {
   Own own;
   std::atomic<bool> stop{false};
@@ -223,10 +223,9 @@ TEST(Flight, ItSurvivesAKill) {
             (std::vector<int>{0, 3}));
 }
 
-// A step makes tens to hundreds of operations and takes 10 ms or much more:
-// a microsecond each is less than a thousandth even of a busy one. Measured
-// here: some tens of nanoseconds, the clock included. Ten times that is given,
-// for sanitizers and busy machines.
+// A step has tens to hundreds of operations and takes at least 10 ms, so a
+// microsecond per operation is small. Measured: some tens of nanoseconds, clock
+// included. The limit is larger for sanitizers and busy machines.
 TEST(Flight, AnOperationCostsLittle) {
   Own own;
   constexpr int kOps = 100'000;

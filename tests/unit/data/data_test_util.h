@@ -1,4 +1,4 @@
-// A folder of its own for one test, and .xz files made on the spot.
+// A temporary folder for a test, and .xz compression.
 #pragma once
 
 #include <gtest/gtest.h>

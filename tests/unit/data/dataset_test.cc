@@ -33,7 +33,7 @@ std::vector<int32_t> tokens_of(const Split& split) {
   return tokens;
 }
 
-// What the byte tokenizer makes of a whole text with nothing held out.
+// The tokens of a text with the bytes tokenizer and nothing held out.
 std::vector<int32_t> naive_tokens(const std::string& text) {
   std::vector<int32_t> tokens;
   std::string rest = text;
@@ -65,7 +65,7 @@ class DatasetTest : public testing::Test {
     const auto d = Dataset::open(dir_ / "out");
     return d.ok() ? "" : d.status().message();
   }
-  // Rewrites a file of the data set with `change` made to its bytes.
+  // Applies `change` to the bytes of a file of the data set.
   void damage(const std::string& name,
               const std::function<void(std::string&)>& change) {
     std::string bytes = read_all(dir_ / ("out/" + name));
@@ -142,8 +142,8 @@ TEST_F(DatasetTest, TheHeldOutShareIsRightSpreadAndLosesNoText) {
   EXPECT_NEAR(share, 0.05, 0.006);
   EXPECT_EQ(val.back(), kByteEndOfText);
   EXPECT_EQ(train.back(), kByteEndOfText);
-  // Every byte is in one split; every held-out piece is a piece of the text,
-  // and they come in order from all over it.
+  // Every byte is in one split. Every held-out piece is a piece of the text,
+  // and they are spread over it in order.
   const auto bytes = [](const std::vector<int32_t>& t) {
     return t.size() - static_cast<size_t>(std::count(t.begin(), t.end(), 256));
   };
@@ -232,7 +232,7 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   says(o, "none.txt: no such file");
   o = options(words(10'000));
   o.tokenizer = "byte";
-  says(o, "tokenizer 'byte': there is bytes");
+  says(o, "unknown tokenizer 'byte': expected bytes");
   o = options(words(10'000));
   o.val_fraction = 0.6;
   says(o, "val_fraction = 0.6: must be from 0 to 0.5");
@@ -270,7 +270,7 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   o.seed = 5;
   EXPECT_EQ(prepare(o).status().code(), Code::kAlreadyExists);
   EXPECT_EQ(names_in(o.out_dir), before);
-  // A reader of the old data goes on undisturbed while they are replaced.
+  // A reader of the old data set is unaffected by its replacement.
   const auto old = Dataset::open(o.out_dir);
   o.overwrite = true;
   o.shard_tokens = 1 << 20;
@@ -321,7 +321,7 @@ TEST_F(DatasetTest, RemainsOfAKilledPrepareAreReplaced) {
   dir_.write("out/train-00000.tok.partial", "junk");
   dir_.write("out/train-00007.tok", "junk");
   dir_.write("out/dataset.json.partial", "junk");
-  EXPECT_NE(open_problem().find("no data set there"), std::string::npos);
+  EXPECT_NE(open_problem().find("not a data set"), std::string::npos);
   make(o);
   EXPECT_EQ(names_in(o.out_dir),
             (std::vector<std::string>{"dataset.json", "train-00000.tok",
@@ -361,7 +361,7 @@ TEST_F(DatasetTest, ATokenOutOfRangeIsCaughtOnReadAndAnyBitByVerify) {
   std::vector<int32_t> out(100);
   const Status status = d->train().read(0, out);
   EXPECT_EQ(status.code(), Code::kCorrupt);
-  EXPECT_NE(status.message().find(" at 77: the vocabulary has 257"),
+  EXPECT_NE(status.message().find(" at 77: the vocabulary has only 257"),
             std::string::npos)
       << status.message();
   EXPECT_TRUE(d->train().read(100, out).ok());
@@ -382,11 +382,12 @@ TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
   make(o);
   fs::copy_file(dir_ / "other/train-00000.tok", dir_ / "out/train-00000.tok",
                 fs::copy_options::overwrite_existing);
-  EXPECT_NE(open_problem().find("another data set's"), std::string::npos);
+  EXPECT_NE(open_problem().find("another data set"), std::string::npos);
   auto writer = ShardWriter::create(dir_ / "out/train-00000.tok", "bytes", 300);
   ASSERT_TRUE(writer.ok() && writer->append(std::vector<int32_t>{299}).ok() &&
               writer->finish().ok());
-  EXPECT_NE(open_problem().find("vocabulary of 300: the data set's has 257"),
+  EXPECT_NE(open_problem().find(
+                "vocabulary of 300, but that of the data set has 257"),
             std::string::npos);
 }
 
@@ -441,7 +442,7 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   };
   says("\"tokens\": 7", "\"tokens\": 8", "data_id");
   says("\"tokens\": 7", "\"tokens\": -8", "i: train[1]: tokens: must be");
-  says("val-00000", "../val", "must be the name of a file");
+  says("val-00000", "../val", "must be a file name");
   says("\"version\": 1", "\"version\": 2", "version: 2");
   says("remesh-dataset", "other", "format");
   says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");

@@ -45,15 +45,15 @@ TEST(KeyedPermutation, HugeDomainsStayInsideAndDoNotCollide) {
   }
 }
 
-// The known answers pin the order of the data: a change here changes what
-// every resumed run trains on.
+// Known answers: a change of the order would change the data on which every
+// resumed run trains.
 TEST(KeyedPermutation, GivesTheKnownAnswers) {
   EXPECT_EQ(permutation(1, 0, 10),
             (std::vector<uint64_t>{0, 4, 2, 9, 1, 6, 7, 5, 3, 8}));
   EXPECT_EQ(keyed_permutation(7, 3, 1'000'000'007, 12345), 189953485U);
 }
 
-// Every element lands everywhere about as often: chi-squared over keys.
+// Every element is equally likely at every place: chi-squared over keys.
 TEST(KeyedPermutation, IsUniformOverKeys) {
   for (const uint64_t n : {2, 3, 5, 7, 16, 37}) {
     constexpr uint64_t kKeys = 4000;
@@ -95,8 +95,8 @@ TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
           kPasses, std::vector<int>(static_cast<size_t>(windows)));
       for (int64_t n = 0; n < kPasses * windows; ++n) {
         const auto s = sampler->at(n / batch, n % batch);
-        ASSERT_EQ(s.pass, n / windows);
-        ++used[static_cast<size_t>(s.pass)][static_cast<size_t>(s.window)];
+        ASSERT_EQ(s.epoch, n / windows);
+        ++used[static_cast<size_t>(s.epoch)][static_cast<size_t>(s.window)];
       }
       for (const auto& pass : used)
         for (const int count : pass) ASSERT_EQ(count, 1);
@@ -104,7 +104,7 @@ TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
   }
 }
 
-// The order of sequences does not depend on how they are cut into steps.
+// The order of sequences does not depend on the batch size.
 TEST(Sampler, TheOrderIsTheSameForEveryBatchSize) {
   const auto a = Sampler::make(4, 1601, 16, 1);
   const auto b = Sampler::make(4, 1601, 16, 7);

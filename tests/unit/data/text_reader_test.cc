@@ -34,7 +34,7 @@ TEST(TextReader, PlainAndXzGiveTheSameTextInAnyPortions) {
     const std::string text = random_bytes(size, size);
     dir.write("a.txt", text);
     dir.write("a.xz", xz(text));
-    dir.write("two.xz", xz(text) + xz(text));  // streams one after another
+    dir.write("two.xz", xz(text) + xz(text));  // concatenated streams
     for (const size_t portion : {1, 7, 4096, 1 << 20}) {
       if (size * 10 / portion > 100'000) continue;
       Status why;
@@ -61,16 +61,16 @@ TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
   read_whole(dir.write("tail.xz", good + "tail"), 4096, &why);
   EXPECT_EQ(why.code(), Code::kCorrupt);
   read_whole(dir.write("not.xz", "plain text"), 4096, &why);
-  EXPECT_EQ(why.message(),
-            dir / "not.xz" + std::string(": named .xz, but it does not "
-                                         "begin as one"));
+  EXPECT_EQ(
+      why.message(),
+      dir / "not.xz" + std::string(": named .xz, but not in that format"));
   read_whole(dir / "none.txt", 4096, &why);
   EXPECT_EQ(why.code(), Code::kNotFound);
   read_whole(dir / ".", 4096, &why);
   EXPECT_EQ(why.code(), Code::kInvalidArgument);
 }
 
-// The naive twin: decode by the bit patterns, then look at the code point.
+// Naive reference: decodes the bit patterns, then checks the code point.
 bool naive_utf8(const std::string& s) {
   for (size_t i = 0; i < s.size();) {
     const auto b = static_cast<unsigned char>(s[i]);
@@ -99,7 +99,7 @@ TEST(Utf8, AgreesWithTheNaiveTwinOnRandomBytes) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
-  // Bytes at the edges of the ranges make valid characters likely enough.
+  // Bytes at the bounds of the ranges make valid characters likely.
   const std::string bytes =
       "a\x7f\x80\x8f\x90\x9f\xa0\xbf\xc1\xc2\xdf\xe0\xe1\xed\xee\xef\xf0\xf1"
       "\xf4\xf5";
@@ -127,7 +127,7 @@ TEST(Utf8, TheOffsetIsWhereTheWrongCharacterBegins) {
   EXPECT_EQ(b.bad_offset(), 2U);
 }
 
-// Text of lines short and long, empty, separators, and near separators.
+// Text of short, long and empty lines, separators and near-separators.
 std::string random_text(std::mt19937_64& rng) {
   static const char* const kLines[] = {"<|endoftext|>\n",
                                        "<|endoftext|>\r\n",
@@ -169,7 +169,7 @@ std::vector<std::string> naive_documents(const std::string& text) {
   return documents;
 }
 
-TEST(BlockCutter, DocumentsComeOutWholeWhateverThePortions) {
+TEST(BlockSplitter, DocumentsComeOutWholeWhateverThePortions) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
@@ -178,17 +178,17 @@ TEST(BlockCutter, DocumentsComeOutWholeWhateverThePortions) {
     const size_t block = 64 + rng() % 100;
     std::vector<TextBlock> blocks[2];
     for (const bool whole : {true, false}) {
-      BlockCutter cutter(block, [&](const TextBlock& b) {
+      BlockSplitter splitter(block, [&](const TextBlock& b) {
         blocks[whole].push_back(b);
         return ok_status();
       });
       for (size_t i = 0; i < text.size();) {
         const size_t n = whole ? text.size() : 1 + rng() % 40;
-        ASSERT_TRUE(cutter.feed(std::string_view(text).substr(i, n)).ok());
+        ASSERT_TRUE(splitter.feed(std::string_view(text).substr(i, n)).ok());
         i += std::min(n, text.size() - i);
       }
-      ASSERT_TRUE(cutter.end_file().ok());
-      ASSERT_TRUE(cutter.finish().ok());
+      ASSERT_TRUE(splitter.end_file().ok());
+      ASSERT_TRUE(splitter.finish().ok());
     }
     std::vector<std::string> documents(1);
     ASSERT_EQ(blocks[0].size(), blocks[1].size());
@@ -198,7 +198,7 @@ TEST(BlockCutter, DocumentsComeOutWholeWhateverThePortions) {
       ASSERT_EQ(b.ends, blocks[1][i].ends);
       ASSERT_LE(b.text.size(), 2 * block);
       Utf8Check utf8;
-      ASSERT_TRUE(utf8.feed(b.text) && utf8.finish());  // no cut character
+      ASSERT_TRUE(utf8.feed(b.text) && utf8.finish());  // no split character
       size_t begin = 0;
       for (const size_t end : b.ends) {
         documents.back() += b.text.substr(begin, end - begin);

@@ -1,4 +1,4 @@
-// What a worker says of a rank's flight record, in words and as a file.
+// A rank's flight record as text and as a file.
 #include "worker/agent/shell/flight_report.h"
 
 #include <gtest/gtest.h>
@@ -109,8 +109,8 @@ TEST_F(FlightFile, HowItEnded) {
   EXPECT_EQ(exit_text(0, 65), "exit code 65");
 }
 
-// The operation it died in is the last, unfinished, and lies in those around
-// it; times are unix microseconds.
+// The operation in which the rank died is the last one, is unfinished and nests
+// in the enclosing ones. Times are unix microseconds.
 TEST_F(FlightFile, TheFileEndsWithWhatItWasAt) {
   const int data = record().add_group("data", {1, 3});
   board_->set_step(5);

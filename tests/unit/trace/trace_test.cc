@@ -19,9 +19,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The complete spans of a trace, after everything a viewer relies on: it is
-// JSON, spans of one lane lie inside each other or apart, none is negative, and
-// lanes and processes have names.
+// Returns the spans of a trace after checking what viewers rely on: it is JSON,
+// spans of a lane nest or are disjoint, none is negative, and lanes and
+// processes have names.
 std::vector<Json> checked_spans(const std::string& text) {
   std::vector<Json> spans;
   const Json trace = Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -78,7 +78,7 @@ TEST(Tracer, OffItRecordsNothing) {
   }
   tracer.add(Lane::kCompute, Category::kData, "x", 1, 2);
   EXPECT_EQ(tracer.num_spans(), 0U);
-  // What began while it was off is not known.
+  // An operation that began while it was off is not recorded.
   {
     const int64_t from = tracer.now();
     tracer.set_on(true);
@@ -227,8 +227,8 @@ TEST(TracedComm, TellsEveryOperationWithBytesAndGroup) {
   }
 }
 
-// With no spans asked for, the flight record knows all the same, and more:
-// members and peers as ranks of the world, and which collective it is.
+// With tracing off, the flight record has the same operations, and also members
+// and peers as world ranks and the sequence numbers of collectives.
 TEST(TracedComm, TheFlightRecordIsToldAlsoWhileTheTracerIsOff) {
   constexpr int kRanks = 4;
   auto comms = comm::make_local_comms(kRanks);
@@ -295,7 +295,7 @@ TEST(TracedComm, TheFlightRecordIsToldAlsoWhileTheTracerIsOff) {
 }
 
 TEST(TraceFile, WhatIsNoTextIsReplaced) {
-  EXPECT_EQ(json_text("a\"b\\c\nd"), R"("a\"b\\c\u000ad")");
+  EXPECT_EQ(json_text("a\"b\\c\nd"), R"("a\"b\\c\nd")");
   const std::string good = "\u00e4 \u20ac \U0001F600";
   EXPECT_EQ(Json::parse(json_text(good)), good);
   for (const char* bad :

@@ -12,18 +12,18 @@ using Answer = StopPolicy::Answer;
 
 TEST(StopPolicy, ARefusedStopIsForgottenUntilAskedAnew) {
   StopPolicy p;
-  EXPECT_EQ(p.on_step({}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({}), Answer::kContinue);
   EXPECT_FALSE(p.saves());
   EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
   EXPECT_TRUE(p.saves());
   p.refused();
-  EXPECT_EQ(p.on_step({.stop = 2, .stop_saves = 2}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 2, .stop_saves = 2}), Answer::kContinue);
   EXPECT_FALSE(p.saves());
   EXPECT_EQ(p.on_step({.stop = 2, .must_stop = 1, .stop_saves = 2}),
             Answer::kMustStop);
   EXPECT_TRUE(p.saves());
-  EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kGoOn);
-  EXPECT_EQ(p.on_step({}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kContinue);
+  EXPECT_EQ(p.on_step({}), Answer::kContinue);
   EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
 }
 
@@ -33,15 +33,15 @@ TEST(StopPolicy, AHandOverSavesNothingAndIsNeverRefused) {
   EXPECT_FALSE(p.saves());
   EXPECT_EQ(p.on_step({.stop = 1, .must_stop = 1}), Answer::kMustStop);
   EXPECT_FALSE(p.saves());
-  // One rank that was asked to save is enough.
+  // A request to one rank is enough.
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kStop);
   EXPECT_TRUE(p.saves());
   p.refused();
-  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kGoOn);
+  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
   EXPECT_EQ(p.on_step({.stop = 3}), Answer::kStop);
   EXPECT_FALSE(p.saves());
-  // The refusal still holds for who wants it saved.
-  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kGoOn);
+  // The refusal remains for stops that save.
+  EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
 }
 
 TEST(Facts, SurviveTheArray) {
@@ -72,7 +72,7 @@ TEST(SavePlan, BeginsWhenDueAndCommitsWhenAllAreDone) {
 TEST(SavePlan, OneFailedShardGivesTheSaveUp) {
   SavePlan p({.interval = 1, .world = 2});
   EXPECT_TRUE(p.on_step(1, {}, false).begin);
-  // Nothing may be removed while the other still writes.
+  // Nothing may be removed while the other rank still writes.
   EXPECT_FALSE(p.on_step(2, {.shard_failed = 1}, false).abandon);
   const auto d = p.on_step(3, {.shard_saved = 1, .shard_failed = 1}, false);
   EXPECT_TRUE(d.abandon);
@@ -84,7 +84,7 @@ TEST(SavePlan, OneFailedShardGivesTheSaveUp) {
 TEST(SavePlan, AnAskedForCheckpointWaitsItsTurnAndIsMadeOnce) {
   SavePlan p({.interval = 0, .world = 1});
   EXPECT_TRUE(p.on_step(1, {.checkpoint_request = 1}, false).begin);
-  // A second one is asked for while the first is written.
+  // A second one is requested while the first is being written.
   auto d = p.on_step(2, {.shard_saved = 1, .checkpoint_request = 2}, false);
   EXPECT_FALSE(d.begin);
   EXPECT_FALSE(d.skipped);
@@ -104,7 +104,7 @@ TEST(SavePlan, ASkippedOneIsMadeUpAndAFailedOneIsNot) {
   auto d = p.on_step(22, {.committed = 1}, false);
   EXPECT_TRUE(d.begin);
   EXPECT_EQ(p.saving_step(), 22);
-  // It fails: the next one is that of step 30.
+  // It fails: the next save is at step 30.
   p.on_step(23, {.shard_failed = 1}, false);
   d = p.on_step(24, {.gave_up = 1}, false);
   EXPECT_EQ(d.ended, false);
@@ -113,7 +113,7 @@ TEST(SavePlan, ASkippedOneIsMadeUpAndAFailedOneIsNot) {
   EXPECT_TRUE(p.on_step(30, {}, false).begin);
 }
 
-// What the generation before began and could not finish.
+// A save that the previous generation began and did not finish.
 TEST(SavePlan, ACutShortOneIsMadeUpByTheNextGeneration) {
   SavePlan p({.interval = 10, .world = 1, .saved_step = 10});
   EXPECT_EQ(p.saved_step(), 10);
@@ -121,15 +121,14 @@ TEST(SavePlan, ACutShortOneIsMadeUpByTheNextGeneration) {
   SavePlan q({.interval = 10, .world = 1, .saved_step = 20});
   EXPECT_FALSE(q.on_step(24, {}, false).begin);
   EXPECT_TRUE(q.on_step(30, {}, false).begin);
-  // None there at all: of a run that never saved.
+  // No checkpoint at all: the run has never saved.
   SavePlan r({.interval = 10, .world = 1});
   EXPECT_FALSE(r.on_step(9, {}, false).begin);
   EXPECT_TRUE(r.on_step(14, {}, false).begin);
 }
 
-// Whatever disks and hand-overs do: every multiple of the interval that goes by
-// is answered by a save that begins at it, or as soon as the one before is
-// done, and never two for one.
+// For any disks and handoffs: every multiple of the interval is followed by
+// exactly one save, which begins there or as soon as the previous one is done.
 TEST(SavePlan, EveryMultipleHasItsSaveAcrossGenerations) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -169,8 +168,8 @@ TEST(SavePlan, NoneIsBegunWhereEverybodyStops) {
   EXPECT_EQ(p.phase(), SavePlan::Phase::kIdle);
 }
 
-// Ranks whose disks take any time: saves never overlap, each ends, and what is
-// due is begun or said to be skipped.
+// Ranks with disks of any speed: saves never overlap, each ends, and each due
+// save begins or is reported as skipped.
 TEST(SavePlan, AnyDiskSpeedsKeepTheOrder) {
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);

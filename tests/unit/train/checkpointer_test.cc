@@ -1,5 +1,5 @@
-// Saves beside updates: what is saved is the state as it was, however late the
-// disk; a save that is given up leaves nothing that counts and is made up.
+// Saves that overlap updates: a save has the state at its begin, however slow
+// the disk; an abandoned save leaves no valid checkpoint and is done later.
 #include "worker/train/checkpointer.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Opens when told to; what changes files waits for it.
+// File operations that change something wait until it is opened.
 class Gate {
  public:
   void open(bool yes) {
@@ -87,7 +87,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
   void boundary(Checkpointer& c, int64_t step) {
     c.on_step(c.facts(), false, at(step));
   }
-  // Boundaries, without time going by in training, until `step` is saved.
+  // Passes boundaries, without training, until `step` is saved.
   bool finish(Checkpointer& c, int64_t step) {
     for (int i = 0; i < 5000 && c.saved_step() != step; ++i) {
       boundary(c, step + 1);
@@ -138,7 +138,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
 TEST_P(CheckpointerTest, AnUpdateWaitsForTheCopyOfWhatItOverwrites) {
   const auto c = make(1, 0);
   const Vectors saved = state_;
-  // Until the first file operation; without compression nothing is read before.
+  // Waits for the first file operation; without compression it precedes reads.
   const bool reads_late = std::string(GetParam()).empty();
   gate_.open(false);
   boundary(*c, 10);
@@ -167,12 +167,12 @@ TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
     gate_.open(false);
     for (int64_t step = 12; step <= 20; ++step) boundary(*c, step);
     gate_.wait_for_a_visitor();
-    c->abandon_for_hand_over();  // and returns, though the disk stands still
+    c->abandon_for_handoff();  // returns although the disk is stuck
     gate_.open(true);
   }
   const std::string folder = dir_.path() + "/checkpoints";
   EXPECT_EQ(manifest::scan(*disk_, folder)->size(), 1U);
-  // Nor was the shard finished, for nobody.
+  // The shard is incomplete.
   EXPECT_FALSE(disk_->exists(folder + "/" +
                              manifest::tmp_name({.step = 20, .generation = 1}) +
                              "/" + manifest::sidecar_name(0)));
@@ -181,13 +181,13 @@ TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
   boundary(*next, 25);
   ASSERT_TRUE(finish(*next, 25));
   EXPECT_TRUE(load(25) == state_);
-  // What the first one had begun is gone.
+  // The remains of the first one are removed.
   EXPECT_EQ(*disk_->list(folder),
             (std::vector<std::string>{".claim-g2", "step-00000010",
                                       "step-00000025"}));
 }
 
-// It was cut off, and the job went on without it.
+// The generation was cut off, and the job continued without it.
 TEST_P(CheckpointerTest, OnceANewerGenerationGoesOnItSavesNothing) {
   const auto old = make(1, 0);
   boundary(*old, 10);
@@ -200,7 +200,7 @@ TEST_P(CheckpointerTest, OnceANewerGenerationGoesOnItSavesNothing) {
   EXPECT_NE(board_->snapshot().checkpoint_error.find("generation 2 goes on"),
             std::string::npos)
       << board_->snapshot().checkpoint_error;
-  // Its step 20 does not count as the next one's, which has another.
+  // Its step 20 is not that of the next generation, which has its own.
   state_[0][0] += 1;
   ASSERT_TRUE(next->save_and_wait(at(20)).ok());
   EXPECT_TRUE(load(20) == state_);

@@ -22,7 +22,7 @@ uint64_t part(const ParamTable& table, const RankShard& r, const State& s) {
   return state_digest(table, r.shard, r.zero, s.v[0], s.v[1], s.v[2]);
 }
 
-// Over all ranks, each of which holds the state made with `salt`.
+// Over all ranks, whose states are generated with `salt`.
 uint64_t digest_on(const ParamTable& table, const Sharding& s, uint64_t salt) {
   uint64_t sum = 0;
   for (int rank = 0; rank < s.layout.world(); ++rank) {
@@ -111,7 +111,7 @@ TEST(Digest, HalvesAddUpToTheWrappingSum) {
   }
 }
 
-// Not a limit to be kept on any machine: what a step pays for train.digest.
+// Prints the cost of train.digest per step; there is no limit.
 TEST(Digest, IsQuick) {
   const ParamTable table = ParamTable::llama({.dim = 256,
                                               .n_layers = 4,

@@ -1,5 +1,5 @@
-// States in shared memory, as the program keeps them: what a killed rank
-// leaves, and what a generation on the same or another mesh begins with.
+// States in shared memory, with the real program: what a killed rank leaves,
+// and how a generation on the same or another mesh restores it.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -38,7 +38,7 @@ class MemoryTest : public TrainerTest {
   size_t segments(const std::string& worker) {
     return memory::list_segments(worker_folder(worker), kStateJob).size();
   }
-  // What the checkpoint says of the state of its last step.
+  // The metrics in the checkpoint for the state of its last step.
   uint64_t saved_digest(int64_t step) {
     const auto fs = posix_file_system();
     const auto m = manifest::read_checkpoint(*fs, checkpoint(step));
@@ -77,7 +77,7 @@ TEST_F(MemoryTest, KilledAnywhereItGoesOnWithWhatItCommitted) {
       EXPECT_EQ(loss, want.at(step)) << step;
     from_memory(s, {"a"});
     const int64_t held = s.assignment().source().step();
-    // What was told as finished is there; a step may be more than was told.
+    // The last reported step is there, or the one after it.
     EXPECT_GE(held, e.board.committed_step);
     EXPECT_LE(held, e.board.committed_step + 1);
     before = held;
@@ -104,7 +104,7 @@ TEST_F(MemoryTest, AHandOverLeavesTheStateAndSavesNothing) {
   EXPECT_FALSE(std::filesystem::exists(checkpoint(at)));
   from_memory(s, {"a"});
   EXPECT_EQ(s.assignment().source().step(), at);
-  // A rank whose state is in its own memory saves, whatever it was told.
+  // A rank with its state in private memory saves even for a handoff.
   pb::RankSpec own = spec({"train.steps=5000", "checkpoint.interval=0"});
   const Ended saved = run(own, hand_over);
   ASSERT_EQ(saved.code, 0) << output();
@@ -121,11 +121,12 @@ TEST_F(MemoryTest, ABadSourceInMemoryIsNamed) {
   pb::RankSpec other = s;
   other.mutable_assignment()->mutable_source()->set_step(2);
   Ended e = run(other);
-  EXPECT_EQ(e.code, 0) << output();  // the step before is there too
+  EXPECT_EQ(e.code, 0) << output();  // the previous step is there, too
   other.mutable_assignment()->mutable_source()->set_step(1);
   e = run(other);
   EXPECT_EQ(e.code, kExitBadSource);
-  EXPECT_NE(e.board.error.find("holds no state of step 1"), std::string::npos)
+  EXPECT_NE(e.board.error.find("has no state of this model for step 1"),
+            std::string::npos)
       << e.board.error;
 }
 
@@ -169,8 +170,8 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
   EXPECT_EQ(segments("a"), 0U);
 }
 
-// The state goes from mesh to mesh through memory alone; workers come and go,
-// and one is lost with all its memory.
+// The state moves from mesh to mesh in memory only; workers join and leave, and
+// one is lost with its memory.
 TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
   if (std::system("mpirun --version >/dev/null 2>&1") != 0)
     GTEST_SKIP() << "no mpirun";
@@ -183,11 +184,11 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
     int dp, pp, tp;
     std::vector<std::string> workers;  // by rank
     std::vector<std::string> more;
-    std::vector<std::string> lost;           // before it
+    std::vector<std::string> lost;           // before this mesh
     std::map<std::string, size_t> segments;  // after it, by worker
   };
   const std::vector<Leg> legs = {
-      // Shares on two workers: each keeps the other's.
+      // Parts on two workers: each keeps the other's.
       {2,
        1,
        1,
@@ -195,7 +196,7 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
        {"parallel.zero_stage=3"},
        {},
        {{"a", 2}, {"b", 2}}},
-      // The same again, from where it is.
+      // The same mesh again, from its own state.
       {2,
        1,
        1,
@@ -203,7 +204,7 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
        {"parallel.zero_stage=3"},
        {},
        {{"a", 2}, {"b", 2}}},
-      // One is lost, the other goes on with its replica; nobody keeps one now.
+      // One is lost; the other continues with its replica. No replicas remain.
       {1, 1, 1, {"b"}, {}, {"a"}, {{"b", 1}}},
       // Four ranks on three workers, every second step replicated.
       {1, 2, 2, {"a", "b", "b", "c"}, {"elastic.replicate_every=2"}, {}, {}},
@@ -246,7 +247,7 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
     }
     for (const auto& [worker, n] : leg.segments)
       EXPECT_EQ(segments(worker), n) << worker;
-    // Workers without ranks end, and take what they hold along.
+    // Workers without ranks end, and their states with them.
     for (const std::string& w : all)
       if (std::find(leg.workers.begin(), leg.workers.end(), w) ==
           leg.workers.end())
@@ -254,8 +255,8 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
   }
 }
 
-// Two workers on hosts of their own, so that all goes by messages; the same
-// mesh before and after: not a bit changes.
+// Two workers on different hosts, so that all replicas go by messages. The same
+// mesh before and after: no bit changes.
 TEST_F(MemoryTest, OnTheSameMeshEveryLossKeepsItsBits) {
   if (std::system("mpirun --version >/dev/null 2>&1") != 0)
     GTEST_SKIP() << "no mpirun";
@@ -272,7 +273,7 @@ TEST_F(MemoryTest, OnTheSameMeshEveryLossKeepsItsBits) {
   std::filesystem::remove_all(shm_);
   pb::RankSpec s = spec(job(3), 2);
   ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
-  // With one's own state, and with the replica of a worker that is gone.
+  // With the worker's own state, and with the replica of a lost worker.
   for (const int64_t steps : {5, 8}) {
     if (steps == 8) std::filesystem::remove_all(worker_folder("a"));
     pb::RankSpec next = spec(job(steps), 2);

@@ -7,10 +7,10 @@ namespace {
 
 TEST(OrphanRule, NeedsBothASilentDaemonAndNoProgress) {
   OrphanRule rule(1000, 60'000);
-  // Never heard: counted from the start.
+  // No heartbeat yet: counts from the start.
   EXPECT_FALSE(rule.on_sample(61'000, 0, 0));
   EXPECT_TRUE(rule.on_sample(61'001, 0, 0));
-  // A beat, or a move, puts it off.
+  // A heartbeat or progress restarts the period.
   EXPECT_FALSE(rule.on_sample(62'000, 2'000, 0));
   EXPECT_TRUE(rule.on_sample(62'001, 2'000, 0));
   EXPECT_FALSE(rule.on_sample(62'002, 2'000, 1));

@@ -1,5 +1,5 @@
-// The state moves between meshes: what one mesh saves, any other loads, to the
-// bit; and fresh weights are the same on all of them.
+// Any mesh loads what another mesh saved, bit by bit, and initial weights do
+// not depend on the mesh.
 #include "worker/train/restore.h"
 
 #include <gtest/gtest.h>
@@ -99,8 +99,8 @@ Rank make_rank(const ParamTable& table, const Cut& cut, int rank) {
   return r;
 }
 
-// The value that tensor `t` has at element e of parameter `param`: any bits,
-// also those of no number.
+// The value of tensor `t` at element e of parameter `param`: any bit pattern,
+// including NaNs.
 float truth(size_t t, size_t param, int64_t e) {
   const uint64_t x = random_u64(t, param, static_cast<uint64_t>(e));
   return std::bit_cast<float>(static_cast<uint32_t>(x));
@@ -139,7 +139,7 @@ void on_all_ranks(const Cut& cut,
   for (auto& t : threads) t.join();
 }
 
-// REMESH_RESTORE_CASES asks for more. Thousands, through memory as well:
+// REMESH_RESTORE_CASES sets the number of cases. For thousands, also in memory:
 //   env REMESH_RESTORE_CASES=5000 REMESH_EXCHANGE_CASES=5000
 //       ctest -R '^(train_test|exchange_test)$'
 TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {

@@ -118,7 +118,7 @@ int RankProcess::wait() {
   const int64_t until = monotonic_ms() + 60'000;
   while (!ended()) {
     if (code_ == 0 && monotonic_ms() > until) {
-      code_ = -1;  // said once
+      code_ = -1;  // report it once
       ADD_FAILURE() << "the trainer did not end within a minute";
       kill_it();
     }
@@ -132,7 +132,7 @@ void TrainerTest::SetUp() {
       (std::filesystem::temp_directory_path() / "remesh-train-XXXXXX").string();
   ASSERT_NE(mkdtemp(pattern.data()), nullptr);
   dir_ = pattern;
-  // Open MPI's own files too go where the test cleans up.
+  // Open MPI puts its files where the test cleans up.
   const char* tmpdir = std::getenv("TMPDIR");
   old_tmpdir_ = tmpdir != nullptr ? tmpdir : "";
   setenv("TMPDIR", dir_.c_str(), 1);
@@ -149,7 +149,7 @@ void TrainerTest::TearDown() {
   old_tmpdir_.empty() ? unsetenv("TMPDIR")
                       : setenv("TMPDIR", old_tmpdir_.c_str(), 1);
   unsetenv("OMPI_MCA_btl_vader_backing_directory");
-  // The helper of a rank started alone tidies up there too, a moment later.
+  // The helper process of a standalone rank also cleans up there, a bit later.
   std::error_code error;
   if (!shm_.empty()) std::filesystem::remove_all(shm_, error);
   for (int tries = 0; tries < 100; ++tries) {
@@ -343,7 +343,7 @@ void TrainerTest::from_memory(pb::RankSpec& spec,
   std::map<std::pair<int64_t, int64_t>, std::map<int, pb::StateHolding>> states;
   for (const pb::StateHolding& h : holdings(workers)) {
     auto& of = states[{h.step(), h.generation()}];
-    // A rank's own state rather than a replica of it.
+    // Prefer a rank's own state to a replica.
     if (!of.contains(h.rank()) || !h.replica()) of[h.rank()] = h;
   }
   a.set_generation(a.generation() + 1);

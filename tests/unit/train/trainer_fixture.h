@@ -1,5 +1,6 @@
-// TrainerTest: remesh-trainer as its worker sees it: a process, a board, a run
-// directory. Everything is in one temporary folder and removed afterwards.
+// TrainerTest: runs remesh-trainer as a worker does: a process, a board and a
+// run directory. Everything is in a temporary folder, which is removed
+// afterwards.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,10 +16,10 @@
 
 namespace remesh::train {
 
-// A rank under test; killed when it still lives at the end.
+// A rank under test; killed if it still lives at the end.
 class RankProcess {
  public:
-  // Starts `argv`; with a board the descriptor is inherited.
+  // Starts `argv`, which inherits the descriptor of `board` if there is one.
   RankProcess(std::vector<std::string> argv, board::Board* board,
               const std::string& output);
   ~RankProcess();
@@ -55,19 +56,19 @@ class TrainerTest : public ::testing::Test {
   std::unique_ptr<board::Board> make_board(const pb::RankSpec& spec);
   std::unique_ptr<RankProcess> start(const pb::RankSpec& spec,
                                      board::Board& board);
-  // Starts one and follows it: `watch` sees each snapshot, and may act. Any of
-  // the steps popped are returned.
+  // Starts a rank and polls it: `watch` gets each snapshot and may act. Returns
+  // the steps popped.
   Ended run(const pb::RankSpec& spec,
             const std::function<void(const board::Snapshot&, board::Board&,
                                      RankProcess&)>& watch = {});
-  // `n` ranks under mpirun, without boards; the exit code.
+  // Runs `n` ranks under mpirun without boards; returns the exit code.
   int run_mpi(const pb::RankSpec& spec, int n);
-  // One of each, under one mpirun; log and output of rank 0.
+  // Runs one rank per specification under one mpirun; log and output of rank 0.
   int run_mpi(const std::vector<pb::RankSpec>& specs);
   std::string output() const;  // of the last process
 
-  // --- states in shared memory. A worker is a folder of its own; all are on
-  // one host, or each is said to be on its own.
+  // --- states in shared memory. Each worker is a folder. All workers are on
+  // one host, or each on a host of its own.
   bool one_host_ = true;
   std::string host_of(const std::string& worker) const {
     return one_host_ ? "here" : worker;
@@ -76,10 +77,10 @@ class TrainerTest : public ::testing::Test {
   // The specification of each rank: rank i on workers[i].
   std::vector<pb::RankSpec> on_workers(const pb::RankSpec& spec,
                                        const std::vector<std::string>& workers);
-  // What those workers' memory holds.
+  // The states in the memory of those workers.
   std::vector<pb::StateHolding> holdings(
       const std::vector<std::string>& workers);
-  // The newest step that they hold all of, of `spec`'s model.
+  // The newest step of `spec`'s model of which they have the complete state.
   void from_memory(pb::RankSpec& spec, const std::vector<std::string>& workers);
 
   std::string dir_;

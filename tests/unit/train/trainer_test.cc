@@ -47,7 +47,7 @@ TEST_F(TrainerTest, KilledAndStartedAgainItGivesTheSameBits) {
   const Ended whole = run(spec(longer));
   ASSERT_EQ(whole.code, 0) << output();
   std::filesystem::remove_all(dir_ + "/checkpoints");
-  // Killed anywhere after its first checkpoint.
+  // Killed at any point after its first checkpoint.
   pb::RankSpec s = spec(longer);
   const Ended killed =
       run(s, [](const Snapshot& now, Board&, RankProcess& rank) {
@@ -207,18 +207,18 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
   const auto want = losses(one);
   for (const auto& [step, loss] : recent_losses(checkpoint(10)))
     EXPECT_NEAR(loss / want.at(step), 1, 1e-5);
-  // What four wrote, one goes on from.
+  // One rank continues from a checkpoint of four.
   pb::RankSpec s = spec({"train.steps=12"});
   from_checkpoint(s, checkpoint(10), 10);
   EXPECT_EQ(run(s).code, 0) << output();
-  // And what one wrote, three.
+  // Three ranks continue from a checkpoint of one.
   s = spec({"train.steps=12"}, 3);
   from_checkpoint(s, dir_ + "/one/step-00000010", 10);
   EXPECT_EQ(run_mpi(s, 3), 0) << output();
 }
 
-// One run goes from mesh to mesh through its checkpoints, and its losses are
-// those of one rank.
+// A run moves from mesh to mesh through its checkpoints; its losses are those
+// of a single rank.
 TEST_F(TrainerTest, AnyMeshGoesOnWithWhatAnotherWrote) {
   if (std::system("mpirun --version >/dev/null 2>&1") != 0)
     GTEST_SKIP() << "no mpirun";

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
-// Between reports with the steps of generations that were fenced, which may be
-// many and for long.
-constexpr int64_t kEarlierEveryMs = 2000;
+// Between reports that include the metrics of older generations. These may be
+// many, and remain for long.
+constexpr int64_t kOlderMetricsEveryMs = 2000;
 constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
@@ -55,18 +55,18 @@ void Agent::handle(const Tick& e) {
   if (fences_open && now_ms_ - fence_sent_ms_ >= kFenceResendMs)
     send_fences(/*all=*/false);
   if (leaving_) leave_alone();
-  // A job that ended while nobody could tell us, or a world whose other half
-  // is gone: ranks that do nothing and that nobody asks for.
+  // The job ended while the coordinator was unreachable, or this worker is cut
+  // off from it and from the other ranks.
   if (busy_ && now_ms_ - directive_ms_ > kAbandonedMs &&
       now_ms_ - progress_ms_ > kAbandonedMs) {
     act(LogEvent{"abandoned",
-                 "no coordinator and no progress: ranks are killed"});
+                 "no coordinator and no progress: killing the ranks"});
     kill_ranks();
   }
 }
 
-// A coordinator that is gone must not keep us from leaving: the stop request
-// spreads to every rank of the generation through the step's own collective.
+// The worker must be able to leave without a coordinator: the stop request
+// reaches every rank of the generation through the collective of the step.
 void Agent::leave_alone() {
   const int64_t heard = std::max(directive_ms_, leaving_ms_);
   const bool never = directive_ms_ < 0;
@@ -74,7 +74,8 @@ void Agent::leave_alone() {
   if (busy_) {
     request_.bits = kRequestStop | kRequestForce;
     push_request();
-    // They have saved; ending MPI in order takes a fence that nobody relays.
+    // The ranks have saved. MPI_Finalize needs a fence, which only a
+    // coordinator could relay.
     const bool saved =
         std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
           return r.second.exited() || is_stopping(r.second);
@@ -82,13 +83,13 @@ void Agent::leave_alone() {
     if (saved) kill_ranks();
     return;
   }
-  // What no checkpoint holds may be wanted by a coordinator that comes back
-  // and by a worker of this name.
+  // Without a checkpoint, a returning coordinator and a new worker of this name
+  // may need the states.
   exit_with(0, "left; the coordinator did not answer",
             saved_alone_ ? States::kRemoved : States::kKept);
 }
 
-// The checkpoint was written: what follows is the end of MPI.
+// Whether every rank has written its checkpoint; only MPI_Finalize follows.
 bool Agent::all_saved() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
     const pb::RankStatus& s = r.second;
@@ -155,7 +156,7 @@ void Agent::handle(const SpawnFailed& e) {
   error_ = e.error;
   for (auto& [rank, s] : ranks_) {
     if (s.exited() || (s.pid() != 0 && rank != e.rank)) continue;
-    // Never started: nothing to reap.
+    // It never started, so there is nothing to reap.
     s.set_exited(true);
     if (rank == e.rank || e.rank < 0) {
       s.set_exit_code(kExitInternal);
@@ -180,7 +181,7 @@ void Agent::handle(const RankExited& e) {
   s.set_last_log(e.last_log);
   if (killing_ && e.signal == 9) s.set_killed_by_worker(true);
   urgent_ = true;
-  // Peers of a dead rank hang for ever: end the whole local set at once.
+  // The peers of a dead rank would hang forever: kill all local ranks at once.
   if (failed(s)) kill_ranks();
   settle();
 }
@@ -193,24 +194,24 @@ void Agent::handle(const TornDown& e) {
   fences_.clear();
   fence_done_.clear();
   saved_alone_ = request_.bits == (kRequestStop | kRequestForce) &&
-                 !handed_over_ && all_saved();
+                 !handoff_requested_ && all_saved();
   if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
   urgent_ = true;
 }
 
 void Agent::handle(const InventoryTaken& e) {
   if (e.job != asked_.job || e.generation != asked_.generation) return;
-  // Ranks that were started in the meantime have changed it.
+  // Outdated if ranks have been started in the meantime.
   if (e.job != state_job_ || e.generation != ranks_generation_) return;
   inventory_ = e;
   drop_metrics();
   if (!busy_) urgent_ = true;
 }
 
-// Those that are acknowledged, and those of a generation that was fenced and
-// whose states are not here any more.
+// Drops metrics that are acknowledged, and those of older generations from
+// whose states here training cannot resume any more.
 void Agent::drop_metrics() {
-  const auto may_be_gone_back_to = [this](const pb::StepMetrics& m) {
+  const auto may_resume_from = [this](const pb::StepMetrics& m) {
     const auto& held = inventory_->holdings;
     return std::any_of(held.begin(), held.end(), [&](const auto& h) {
       return h.generation() == m.generation() && h.step() >= m.step();
@@ -219,20 +220,20 @@ void Agent::drop_metrics() {
   std::erase_if(metrics_, [&](const auto& m) {
     return m.step() <= metrics_acked_ ||
            (m.generation() < generation_ &&
-            (inventory_ ? !may_be_gone_back_to(m) : state_job_ == 0));
+            (inventory_ ? !may_resume_from(m) : state_job_ == 0));
   });
 }
 
 void Agent::handle(const Terminate&) {
   if (leaving_) {
     if (busy_) kill_ranks();
-    exit_with(130, "interrupted twice: left at once", States::kRemoved);
+    exit_with(130, "interrupted twice: left immediately", States::kRemoved);
     return;
   }
   leaving_ = true;
   leaving_ms_ = now_ms_;
   urgent_ = true;
-  act(LogEvent{"leaving", "asked to stop: leaves after the current step"});
+  act(LogEvent{"leaving", "stop requested: leaving after the current step"});
   if (directive_ms_ < 0 && !busy_)
     exit_with(0, "left; never had a job", States::kKept);
 }
@@ -299,7 +300,7 @@ void Agent::fence_at(int64_t generation) {
   error_.clear();
   if (!busy_) ranks_.clear();
   set_state(pb::Report::IDLE);
-  // Also when it was idle before: the coordinator waits to hear it.
+  // Report even if the state was IDLE before: the coordinator waits for it.
   urgent_ = true;
   request_ = SetRequest{};
 }
@@ -323,7 +324,7 @@ void Agent::start_ranks() {
   request_.checkpoint_request = directive_->checkpoint_request();
   request_base_ = directive_->checkpoint_request();
   if (ranks_.empty()) {
-    set_state(pb::Report::QUIESCED);  // none of its ranks is alive: trivially
+    set_state(pb::Report::QUIESCED);  // trivially: it has no ranks
     return;
   }
   busy_ = true;
@@ -331,7 +332,7 @@ void Agent::start_ranks() {
   tearing_down_ = false;
   progress_ms_ = now_ms_;
   inventory_.reset();
-  handed_over_ = false;
+  handoff_requested_ = false;
   saved_alone_ = false;
   set_state(pb::Report::RUNNING);
   act(Spawn{*assignment_, state_job_});
@@ -347,11 +348,11 @@ void Agent::kill_ranks() {
 void Agent::settle() {
   if (!busy_ || tearing_down_ || any_alive()) return;
   tearing_down_ = true;
-  take_inventory();  // first, so that QUIESCED is told with it
+  take_inventory();  // first, so that the QUIESCED report includes it
   act(TearDown{ranks_generation_});
 }
 
-// Once for each job and each set of ranks that has ended.
+// Takes one inventory per job and per generation that has ended here.
 void Agent::take_inventory() {
   if (exited_ || state_job_ == 0 || (busy_ && !tearing_down_)) return;
   if (asked_.job == state_job_ && asked_.generation == ranks_generation_)
@@ -383,7 +384,7 @@ void Agent::absorb(const RankSample& sample) {
   }
 }
 
-// What the ranks' boards shall ask for, told to the shell when it changes.
+// Sends the requests for the ranks' boards to the shell when they change.
 void Agent::push_request() {
   SetRequest wanted = request_;
   if (directive_ && ranks_generation_ == directive_->generation()) {
@@ -399,11 +400,9 @@ void Agent::push_request() {
   if (leaving_ && request_.bits == (kRequestStop | kRequestForce))
     wanted.bits = request_.bits;
   if (!busy_) return;
-  if (wanted.bits == sent_request_.bits &&
-      wanted.checkpoint_request == sent_request_.checkpoint_request &&
-      sent_request_generation_ == ranks_generation_)
+  if (wanted == sent_request_ && sent_request_generation_ == ranks_generation_)
     return;
-  handed_over_ |= (wanted.bits & kRequestHandOver) != 0;
+  handoff_requested_ |= (wanted.bits & kRequestHandOver) != 0;
   sent_request_ = wanted;
   sent_request_generation_ = ranks_generation_;
   act(wanted);
@@ -443,10 +442,11 @@ void Agent::report() {
   if (ranks_generation_ == generation_)
     for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
   r.set_leaving(leaving_);
-  const bool earlier = urgent_ || now_ms_ - told_earlier_ms_ >= kEarlierEveryMs;
-  if (earlier) told_earlier_ms_ = now_ms_;
+  const bool with_older =
+      urgent_ || now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
+  if (with_older) older_sent_ms_ = now_ms_;
   for (const pb::StepMetrics& m : metrics_)
-    if (earlier || m.generation() == generation_) *r.add_metrics() = m;
+    if (with_older || m.generation() == generation_) *r.add_metrics() = m;
   r.set_coordinator_epoch(epoch_);
   if (!error_.empty()) r.set_error(error_);
   r.set_version(options_.version);
@@ -466,7 +466,7 @@ void Agent::report() {
 
 void Agent::exit_with(int code, const std::string& message, States states) {
   if (exited_) return;
-  report();  // the last word, for whoever listens
+  report();  // a last report, in case the coordinator is listening
   act(Exit{code, message, states, state_job_});
   exited_ = true;
 }

@@ -1,14 +1,16 @@
-// Agent: everything a worker daemon decides, as a pure state machine.
+// Agent: every decision of a worker daemon, as a pure state machine.
 //
-// on(event, now) returns what the shell shall do, in order. No sockets, files,
-// processes, clocks, threads here. The shell samples the ranks' boards and
-// gives the samples with each Tick.
+// on(event, now) returns the actions that the shell must execute, in order.
+// There are no sockets, files, processes, clocks or threads here. The shell
+// samples the ranks' boards and passes the samples with each Tick.
 //
-// What it keeps true: ranks of one generation at a time; never ranks of a
-// generation below the highest one it was fenced at; QUIESCED is said only
-// when every rank of the generation is reaped and its PMIx namespace is gone;
-// the states told are those which are there, for no rank lives that could
-// change them.
+// Invariants:
+//   - Ranks of at most one generation run at a time, and never ranks of a
+//     generation below the highest one that the worker was fenced at.
+//   - The agent reports QUIESCED only after every rank of the generation was
+//     reaped and its PMIx namespace is gone.
+//   - The inventory of states that it reports is current: it is taken and sent
+//     only while no rank lives that could change them.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +27,13 @@ namespace remesh::agent {
 
 // ------------------------------------------------------------------ events
 
-// What one rank's board and process show; the fields of pb::RankStatus that
-// the shell can see, plus the steps popped from the ring.
+// A sample of one rank's board and process: the fields of pb::RankStatus that
+// the shell can see, and the steps popped from the ring.
 struct RankSample {
   pb::RankStatus status;  // rank set; exit fields unset
   std::vector<pb::StepMetrics> steps;
 };
-// At least every report_every_ms() and soon after a board changed.
+// At least every report_every_ms(), and soon after a board changed.
 struct Tick {
   std::vector<RankSample> samples;
 };
@@ -52,7 +54,7 @@ struct RankStarted {
   int rank = 0;
   int pid = 0;
 };
-// Starting failed altogether (exec, PMIx, descriptors): in words.
+// The ranks could not be started (exec, PMIx, descriptors).
 struct SpawnFailed {
   int64_t generation = 0;
   int rank = -1;
@@ -72,14 +74,15 @@ struct RankExited {
 struct TornDown {
   int64_t generation = 0;
 };
-// Answer to TakeInventory, whose numbers it repeats.
+// Answer to TakeInventory; repeats its `job` and `generation`.
 struct InventoryTaken {
   uint64_t job = 0;
   int64_t generation = 0;
   std::vector<pb::StateHolding> holdings;
-  std::vector<std::string> damaged;  // in words
+  std::vector<std::string> damaged;  // error messages
 };
-// SIGTERM: leave after the current step, nothing lost. A second one: at once.
+// SIGTERM: leave after the current step without losing work. A second one:
+// leave immediately.
 struct Terminate {};
 
 using Event = std::variant<Tick, DirectiveReceived, FenceOutReceived,
@@ -104,12 +107,13 @@ struct Spawn {
 struct KillRanks {
   int64_t generation = 0;
 };
-// All its ranks are reaped: fail open fences, deregister, delete scratch.
+// All ranks are reaped: fail open fences, deregister the namespace, delete the
+// generation's scratch files.
 struct TearDown {
   int64_t generation = 0;
 };
 // No rank lives: list the job's states in shared memory. `generation` is the
-// newest one that had ranks.
+// newest one that had ranks here.
 struct TakeInventory {
   uint64_t job = 0;
   int64_t generation = 0;
@@ -119,26 +123,27 @@ struct CompleteFence {
   int64_t index = 0;
   std::string blob;
 };
-// Put into every local rank's board.
+// Write these into the board of every local rank.
 struct SetRequest {
   uint32_t bits = 0;
   int64_t checkpoint_request = 0;
+  friend bool operator==(const SetRequest&, const SetRequest&) = default;
 };
 struct LogEvent {
   std::string event;
   std::string detail;
 };
-// What becomes of the job's states in shared memory.
+// What happens to the job's states in shared memory when the worker exits.
 enum class States {
-  kKept,           // nobody has said that they are not needed
-  kRemoved,        // this worker's
-  kRemovedForAll,  // the job has ended: also those that killed workers left
+  kKept,           // they may still be needed
+  kRemoved,        // those of this worker
+  kRemovedForAll,  // the job has ended: also those left by killed workers
 };
 struct Exit {
   int code = 0;
   std::string message;
   States states = States::kKept;
-  uint64_t state_job = 0;  // of those; 0: not known
+  uint64_t state_job = 0;  // job of the states; 0: unknown
 };
 
 using Action =
@@ -149,12 +154,12 @@ using Action =
 
 struct Options {
   std::string worker;
-  uint64_t incarnation = 0;  // larger than any earlier life's
+  uint64_t incarnation = 0;  // larger than any earlier incarnation
   std::string host;
   int pid = 0;
   int slots = 1;
   int cores = 1;
-  uint64_t memory_bytes = 0;  // of the host; 0: not known
+  uint64_t memory_bytes = 0;  // of the host; 0: unknown
   std::string version;
 };
 
@@ -164,7 +169,7 @@ class Agent {
 
   std::vector<Action> on(const Event& event, int64_t now_ms);
 
-  // The shell ticks at least this often.
+  // The shell must tick at least this often.
   int64_t report_every_ms() const { return report_every_ms_; }
   int64_t generation() const { return generation_; }
   pb::Report::State state() const { return state_; }
@@ -207,25 +212,26 @@ class Agent {
   int64_t now_ms_ = 0;
   std::vector<Action> actions_;
 
-  // The coordinator, as last heard.
+  // The newest directive of the coordinator.
   uint64_t epoch_ = 0;
-  uint64_t directive_seq_ = 0;  // newest of that epoch
+  uint64_t directive_seq_ = 0;  // newest seq of that epoch
   std::optional<pb::Directive> directive_;
   int64_t directive_ms_ = -1;
   int64_t report_every_ms_ = 100;
   int64_t dead_after_ms_ = 2000;
 
-  // The generation it is fenced at.
+  // The generation that the worker is fenced at.
   int64_t generation_ = 0;
   pb::Report::State state_ = pb::Report::IDLE;
   std::optional<pb::Assignment> assignment_;
-  int64_t ran_generation_ = 0;  // newest one started or given up
+  int64_t ran_generation_ = 0;  // newest one started or abandoned
 
-  // The ranks, from Spawn until TornDown (busy_), and their last state after.
+  // The ranks from Spawn until TornDown (busy_ is true), and their last state
+  // afterwards.
   bool busy_ = false;
   bool killing_ = false;
   bool tearing_down_ = false;
-  int64_t progress_ms_ = 0;  // some local rank did something
+  int64_t progress_ms_ = 0;  // newest progress of any local rank
   int64_t ranks_generation_ = 0;
   std::map<int, pb::RankStatus> ranks_;
   std::map<int64_t, std::string> fences_;  // own contributions, by index
@@ -236,18 +242,20 @@ class Agent {
   SetRequest sent_request_;
   int64_t sent_request_generation_ = 0;
 
-  // The states in shared memory. What was asked for last, and the answer while
-  // it holds.
+  // The states in shared memory: the last inventory requested, and its result
+  // while that is valid.
   uint64_t state_job_ = 0;
   TakeInventory asked_;
   std::optional<InventoryTaken> inventory_;
-  bool handed_over_ = false;  // asked the ranks to save nothing
-  bool saved_alone_ = false;  // by ranks that stopped without a coordinator
+  bool handoff_requested_ = false;  // the ranks stop without saving
+  // The ranks stopped without a coordinator and saved.
+  bool saved_alone_ = false;
 
-  // Not acknowledged, of any generation: what was fenced may be gone back to.
+  // Unacknowledged metrics of any generation: recovery may return to a state of
+  // an older generation.
   std::deque<pb::StepMetrics> metrics_;
   int64_t metrics_acked_ = 0;
-  int64_t told_earlier_ms_ = 0;  // when those of fenced generations were
+  int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
   std::string error_;
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;

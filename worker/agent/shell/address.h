@@ -1,6 +1,6 @@
-// Where the coordinator is: `--connect` takes its address or its run
-// directory, whose file coordinator.addr has the address in its first line and
-// is written anew by each life of the coordinator.
+// CoordinatorAddress: the value of `--connect`, which is the address of the
+// coordinator or its run directory. In a run directory, the first line of
+// coordinator.addr is the address; each coordinator process rewrites it.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ class CoordinatorAddress {
   // InvalidArgument when `connect` is neither tcp://HOST:PORT nor a folder.
   static Result<CoordinatorAddress> parse(const std::string& connect);
 
-  // The address now; NotFound while the run directory has none.
+  // The current address; NotFound while the run directory has none.
   Result<std::string> read() const;
   bool may_change() const { return !file_.empty(); }
 
@@ -23,8 +23,7 @@ class CoordinatorAddress {
   std::string file_;
 };
 
-// Of a worker, as --name allows: 1 to 64 letters, digits, '-', '_', '.', the
-// first a letter or digit.
+// Whether `name` is 1-64 of [A-Za-z0-9._-], starting with a letter or digit.
 bool valid_name(const std::string& name);
 
 }  // namespace remesh::agent

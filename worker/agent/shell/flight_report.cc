@@ -52,7 +52,7 @@ std::string op_text(const FlightOp& op, const FlightGroup& group) {
   return out + ")";
 }
 
-// Where no operation is told, these are waits for other ranks, too.
+// Phases in which a rank without a recorded operation waits for others.
 bool waits_in(RankPhase phase) {
   return phase == RankPhase::kConnecting || phase == RankPhase::kStopping;
 }
@@ -129,7 +129,7 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
   const int64_t step =
       under_way.empty() ? snapshot.step : under_way.front().step;
   if (step > 0) parts.push_back(fmt::format("step {}", step));
-  // From the outside in; the step itself has its number.
+  // From the outermost operation to the innermost. The step is already named.
   for (size_t i = under_way.size(); i-- > 0;) {
     const FlightOp& op = under_way[i];
     if (is_pass(op.kind))
@@ -191,7 +191,7 @@ std::string flight_json(const FlightAbout& a, const board::Flight& flight,
 
 Status write_flight(const std::string& folder, const FlightAbout& about,
                     const std::string& json, int keep) {
-  RETURN_IF_ERROR(trace::write_at_once(
+  RETURN_IF_ERROR(trace::write_atomically(
       folder, flight_name(about.generation, about.rank), json));
   remove_old(folder, keep);
   return ok_status();

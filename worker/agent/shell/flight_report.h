@@ -1,10 +1,11 @@
-// What a rank was at: its flight record (worker/board/flight.h) in words for
-// reports, and as a file of RUN/traces once it is dead.
+// Presents a rank's flight record (worker/board/flight.h): as a line of text in
+// reports, and as a trace file once the rank is dead.
 //
 //   RUN/traces/flight-g007-rank-3.json   Chrome trace JSON, opens in Perfetto;
-//                                        "otherData" says who and how it ended
+//                                        "otherData" has the rank, the worker
+//                                        and how the rank ended
 //
-// Pure, but for write_flight().
+// Pure, except for write_flight().
 #pragma once
 
 #include <cstdint>
@@ -17,13 +18,14 @@
 
 namespace remesh::agent {
 
-// Sets doing, at, waits and operations. snapshot: of the board. now_ns:
-// CLOCK_MONOTONIC, when it was seen like this; for a dead rank, when it died.
+// Sets the fields doing, at, waits and operations. `snapshot` is of `board`.
+// `now_ns` (CLOCK_MONOTONIC) is when it was taken, or when the rank died.
 void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
                 int64_t now_ns, pb::RankStatus* status);
 
 // "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0 2)
-// for 1.2 s". under_way: innermost first; empty: `phase` is all that is known.
+// for 1.2 s". `under_way` has the innermost operation first; if it is empty,
+// the text has the phase of the snapshot.
 std::string doing_text(const std::vector<board::FlightOp>& under_way,
                        const board::FlightGroup& group,
                        const board::Snapshot& snapshot, int64_t now_ns);
@@ -36,18 +38,19 @@ struct FlightAbout {
   std::string host;
   std::string ended;  // exit_text()
   std::string doing;
-  std::string error;                  // its own last words
+  std::string error;                  // from the board
   std::vector<std::string> log_tail;  // oldest first
 };
 
 std::string flight_name(int64_t generation, int rank);
-// died_ns: monotonic; what was under way ends there, marked "unfinished".
-// unix_minus_monotonic_ns: to give unix times.
+// Operations under way end at `died_ns` (CLOCK_MONOTONIC) and are marked
+// "unfinished". `unix_minus_monotonic_ns` converts to unix time.
 std::string flight_json(const FlightAbout& about, const board::Flight& flight,
                         int64_t died_ns, int64_t unix_minus_monotonic_ns);
 
-// Writes it to `folder` (made if need be) and removes the flight records of all
-// but the newest `keep` generations. Other workers may do the same at once.
+// Writes the file to `folder`, which is created if missing, and removes those
+// of all but the newest `keep` generations. Other workers may do so
+// concurrently.
 Status write_flight(const std::string& folder, const FlightAbout& about,
                     const std::string& json, int keep);
 

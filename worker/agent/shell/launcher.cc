@@ -24,13 +24,13 @@
 namespace remesh::agent {
 namespace {
 
-constexpr size_t kLastWordsBytes = 500;
+constexpr size_t kMaxLineBytes = 500;
 constexpr size_t kTailLines = 6;
 // What Open MPI's shared-memory transport may take for each rank.
 constexpr uint64_t kSharedBytesPerRank = 32 << 20;
 constexpr int kReapTimeoutMs = 5000;
 
-// Kills the rank and whatever it has started.
+// Kills the rank and its child processes.
 void kill_group(pid_t pid) {
   ::kill(-pid, SIGKILL);
   ::kill(pid, SIGKILL);
@@ -43,7 +43,7 @@ Status write_spec(const std::string& path, const pb::RankSpec& spec) {
   return ok_status();
 }
 
-// Only what has a name in PMIx: at most 255 bytes, and no '@', ':' or '/'.
+// PMIx allows at most 255 bytes, without '@', ':' and '/'.
 std::string namespace_of(const std::string& job, int64_t generation) {
   return fmt::format("{}.g{}", job.substr(0, 200), generation);
 }
@@ -121,8 +121,8 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
     log_->error("spawn_failed", {{"generation", generation_},
                                  {"rank", failed},
                                  {"error", status.message()}});
-    if (pmix_->stuck() && ranks_.empty() && options_.start_over)
-      options_.start_over();
+    if (pmix_->stuck() && ranks_.empty() && options_.restart)
+      options_.restart();
     sink_(SpawnFailed{generation_, failed, status.message()});
     return;
   }
@@ -147,15 +147,15 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
                    make_log_folder(assignment.run_dir(), generation_,
                                    options_.keep_generation_logs));
   PmixNamespace space;
-  // The same on every worker, hence of the assignment's own words.
+  // Must be the same on every worker, so it is derived from the assignment.
   space.name = namespace_of(assignment.job().job().name(), generation_);
   space.scratch = folders.folder;
   for (const auto& [worker, ranks] : placement.nodes)
     space.nodes.push_back({worker, ranks});
   RETURN_IF_ERROR(pmix_->register_namespace(space));
   space_ = space.name;
-  // All before the first one runs: none may reach a fence while PMIx does not
-  // know the others yet.
+  // Register all ranks before the first one runs: none may reach a fence before
+  // PMIx knows the others.
   std::map<int, std::vector<std::string>> env;
   for (const Placement::Local& l : placement.local) {
     *failed = l.rank;
@@ -222,7 +222,7 @@ void Launcher::on_pmix() {
   for (PmixUpcall& u : pmix_->take_upcalls()) {
     if (u.space != space_) continue;
     if (u.kind == PmixUpcall::kAbort) {
-      // The rank goes on to exit, and that is what counts.
+      // Only logged: the rank will exit, and its exit is handled.
       log_->warn("mpi_abort", {{"generation", generation_},
                                {"rank", u.rank},
                                {"status", u.status},
@@ -263,8 +263,8 @@ bool Launcher::beat(int64_t now_ms) {
 
 RankSample Launcher::sample(Rank& r, bool alive) {
   RankSample out;
-  // The rank tells a step's metrics before it commits it: what is committed
-  // here has its metrics there.
+  // Take the snapshot first. A rank pushes the metrics of a step before it
+  // commits the step, so they are present for every step committed here.
   const board::Snapshot b = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
     out.steps.push_back(board::to_metrics(s, generation_, mesh_));
@@ -314,7 +314,7 @@ void Launcher::reap() {
       ++it;
       continue;
     }
-    // What it may have started dies too, while its number is still its own.
+    // Kill its child processes before the pid can be reused.
     ::kill(-it->second.pid, SIGKILL);
     int status = 0;
     waitpid(it->second.pid, &status, 0);
@@ -325,7 +325,7 @@ void Launcher::reap() {
     ended.emplace_back(std::move(it->second), status);
     it = ranks_.erase(it);
   }
-  // A crash is told before the exits that it may have caused.
+  // Report crashes before the exits that they may have caused.
   std::stable_sort(ended.begin(), ended.end(), [](auto& a, auto& b) {
     return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
   });
@@ -333,7 +333,7 @@ void Launcher::reap() {
   const std::string folder = rundir::traces_path(run_dir_);
   std::vector<FlightAbout> records;
   for (auto& [rank, status] : ended) records.push_back(on_exit(rank, status));
-  // Nobody waits for the files: all is told by now.
+  // Write files only after all exits were reported.
   for (size_t i = 0; i < records.size(); ++i)
     if (!records[i].ended.empty())
       keep_flight(folder, records[i], *ended[i].first.board, died_ns);
@@ -361,7 +361,8 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   else
     e.exit_code = WEXITSTATUS(wait_status);
   e.exit_time = unix_seconds();
-  e.last_log = last_words(r.logs, kLastWordsBytes);
+  std::vector<std::string> tail = log_tail(r.logs, kTailLines, kMaxLineBytes);
+  if (!tail.empty()) e.last_log = tail.back();
   e.sample = sample(r, /*alive=*/false);
   pb::RankStatus& status = e.sample.status;
   FlightAbout about{.generation = generation_,
@@ -374,7 +375,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   if (e.signal != 0 || e.exit_code != 0) {
     about.ended = exit_text(e.signal, e.exit_code);
     if (killed_ && e.signal == SIGKILL) about.ended += " by its worker";
-    about.log_tail = log_tail(r.logs, kTailLines, kLastWordsBytes);
+    about.log_tail = std::move(tail);
     for (const std::string& line : about.log_tail) status.add_log_tail(line);
     status.set_flight_record(flight_name(about.generation, about.rank));
   }
@@ -416,7 +417,7 @@ void Launcher::forget_generation() {
 
 void Launcher::tear_down(int64_t generation) {
   if (generation != generation_) return;
-  CHECK_MSG(ranks_.empty(), "tear down with ranks alive");
+  CHECK_MSG(ranks_.empty(), "tear_down() while ranks are alive");
   forget_generation();
   log_->info("torn_down", {{"generation", generation}});
   sink_(TornDown{generation});
@@ -432,7 +433,7 @@ void Launcher::shut_down() {
     if (!ranks_.empty())
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
-  for (auto& [rank, r] : ranks_) {  // in the kernel's hands (state D)
+  for (auto& [rank, r] : ranks_) {  // uninterruptible (state D)
     log_->error("rank_unkillable", {{"rank", rank}, {"pid", r.pid}});
     if (r.pidfd < 0) continue;
     loop_->unwatch(r.pidfd);

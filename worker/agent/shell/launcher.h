@@ -1,12 +1,14 @@
-// Launcher: the hands of the agent. It starts the ranks of a generation under
-// the PMIx server, watches them and their boards, kills, reaps and clears away.
+// Launcher: executes the agent's actions on ranks. It starts the ranks of a
+// generation under the PMIx server, watches them and their boards, and kills,
+// reaps and cleans up.
 //
-// It decides nothing: calls come from the agent's actions, and what happens
-// goes out as the agent's events through `sink`, one after another, also from
-// within the calls. One generation at a time, as the agent keeps it.
+// It makes no decisions. Its methods correspond to the agent's actions, and it
+// reports what happens as the agent's events through `sink`, possibly from
+// within a call. There is one generation at a time, as the agent guarantees.
 //
 // Threads: belongs to the thread of its Loop, which must live as long as the
-// daemon (ranks die with it). Destruction kills and reaps what still runs.
+// daemon, since ranks die with the thread that started them. The destructor
+// kills and reaps the ranks that still run.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +33,23 @@
 namespace remesh::agent {
 
 struct LauncherOptions {
-  std::string worker;   // its name
+  std::string worker;   // name
   std::string trainer;  // path of remesh-trainer
   int cores = 1;
   // Interfaces or CIDRs for MPI between hosts; "": see rank_env.h.
   std::string tcp_interfaces;
   int keep_generation_logs = 20;
   int keep_generation_flights = 20;  // flight records of ranks that died
-  // Called when PMIx is stuck and no rank lives; not expected to return. None:
-  // spawning fails from then on.
-  std::function<void()> start_over;
+  // Called when PMIx is stuck and no rank lives; restarts the daemon and is not
+  // expected to return. If empty, every later spawn() fails.
+  std::function<void()> restart;
 };
 
 class Launcher {
  public:
   using Sink = std::function<void(Event)>;
 
-  // `scratch` and `loop` outlive it. Starts the PMIx server.
+  // Starts the PMIx server. `scratch` and `loop` must outlive the launcher.
   static Result<std::unique_ptr<Launcher>> make(LauncherOptions options,
                                                 Scratch* scratch,
                                                 wire::Loop* loop, Sink sink);
@@ -60,31 +62,30 @@ class Launcher {
   void set_tcp_interfaces(const std::string& interfaces);
 
   // --- the agent's actions
-  // RankStarted for each local rank; or, after those that did start,
-  // SpawnFailed. REQUIRES: the generation before is torn down.
-  // `state_job`: number of the states that the ranks keep in shared memory; 0:
-  // none.
+  // Emits RankStarted for each rank that starts, then SpawnFailed if one did
+  // not. `state_job` identifies the states that the ranks keep in shared
+  // memory; 0: none. REQUIRES: the previous generation was torn down.
   void spawn(const pb::Assignment& assignment, uint64_t state_job = 0);
   void kill(int64_t generation);
-  // REQUIRES: every rank is reaped. Ends with TornDown.
+  // Emits TornDown. REQUIRES: every rank is reaped.
   void tear_down(int64_t generation);
   void complete_fence(int64_t generation, int64_t index,
                       const std::string& blob);
   void set_request(uint32_t bits, int64_t checkpoint_request);
 
   // --- for the loop's tick
-  // Signs of life to the ranks, and whether a step was committed since the
-  // last samples().
+  // Renews the daemon's heartbeat on the boards. Returns whether a step was
+  // committed since the last samples().
   bool beat(int64_t now_ms);
-  // What the living ranks' boards and /proc show; takes the steps off them.
+  // Samples of the living ranks' boards and /proc; pops their steps.
   std::vector<RankSample> samples();
-  // Reaps whatever has ended: RankExited. The loop does it by itself; needed
-  // only where the kernel has no pidfd.
+  // Reaps ranks that have ended; emits RankExited. The loop calls it by itself
+  // unless the kernel lacks pidfd.
   void reap();
 
   bool running() const { return !ranks_.empty(); }
   bool idle() const { return generation_ == 0; }
-  // SIGKILLs and reaps all, tears down; no events. For the end of the daemon.
+  // Kills and reaps all ranks and tears down without events, at daemon exit.
   void shut_down();
 
  private:
@@ -99,7 +100,7 @@ class Launcher {
 
   Launcher(LauncherOptions options, Scratch* scratch, wire::Loop* loop,
            Sink sink);
-  // `failed` is set to the rank it concerns.
+  // On failure `failed` is the rank concerned, if any.
   Status start_generation(const pb::Assignment& assignment, int* failed);
   Status start_rank(const pb::Assignment& assignment,
                     const Placement::Local& local, const Placement& placement,
@@ -107,7 +108,7 @@ class Launcher {
                     const std::string& log_folder,
                     const std::vector<std::string>& pmix_env);
   void on_pmix();
-  // What its flight record shall say; `ended` is "" when it ended in order.
+  // Returns the data for its flight record; `ended` is "" after exit code 0.
   FlightAbout on_exit(Rank& rank, int wait_status);
   void keep_flight(const std::string& folder, const FlightAbout& about,
                    const board::Board& board, int64_t died_ns);
@@ -124,15 +125,15 @@ class Launcher {
   bool cma_ = true;
   std::vector<std::string> base_env_;
 
-  // The generation at hand; 0: none.
+  // The current generation; 0: none.
   int64_t generation_ = 0;
   pb::Mesh mesh_;
   std::string run_dir_;
-  std::string host_;           // of this worker, as the assignment has it
-  bool killed_ = false;        // its ranks were
-  uint64_t state_job_ = 0;     // as given to spawn(); 0: it keeps no states
-  std::string space_;          // its PMIx namespace; "" when not registered
-  std::map<int, Rank> ranks_;  // not reaped yet
+  std::string host_;           // of this worker, from the assignment
+  bool killed_ = false;        // this worker killed the ranks
+  uint64_t state_job_ = 0;     // from spawn(); 0: no states are kept
+  std::string space_;          // PMIx namespace; "" if not registered
+  std::map<int, Rank> ranks_;  // those not reaped yet
   uint32_t request_bits_ = 0;
   int64_t checkpoint_request_ = 0;
 };

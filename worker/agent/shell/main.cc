@@ -17,11 +17,11 @@ Examples:
   remesh-worker --connect /shared/runs/llama --slots 1 --name node7
   remesh-worker --connect tcp://head:5710 --slots 8 --interface 10.0.0.0/24
 
-SIGTERM or Ctrl-C: the worker leaves after the step under way, nothing is
-lost. A second one: at once.
+SIGTERM or Ctrl-C: the worker leaves after the current step; no work is
+lost. A second one: it leaves immediately.
 
-Exit codes: 0 left or the job has ended, 2 usage, 3 cannot continue,
-130 interrupted twice.
+Exit codes: 0 the worker left or the job ended, 2 usage error, 3 cannot
+continue, 130 interrupted twice.
 )";
 
 int fail(int code, const std::string& message) {
@@ -40,7 +40,7 @@ void add_options(CLI::App& app, WorkerOptions& o) {
                  "Name of this worker, unique in the run; default: the host's "
                  "name, with -2, -3, ... when several run on one host");
   app.add_option("--host-name", o.host_name,
-                 "Name of this host, as other workers shall see it");
+                 "Name of this host, as other workers see it");
   app.add_option("--job", o.job, "Refuse coordinators of other jobs");
   app.add_option("--scratch", o.scratch,
                  "Folder for temporary files; default: /tmp/remesh-<uid>");
@@ -49,10 +49,10 @@ void add_options(CLI::App& app, WorkerOptions& o) {
                  "RUN/logs/worker-NAME.log");
   app.add_option("--interface", o.interface,
                  "Network interfaces or CIDRs for MPI between hosts, "
-                 "comma-separated; default: the one that leads to the "
+                 "comma-separated; default: the one used to reach the "
                  "coordinator");
   app.add_option("--trainer", o.trainer,
-                 "Path of remesh-trainer; default: beside this program");
+                 "Path of remesh-trainer; default: next to this program");
 }
 
 int worker_main(int argc, char** argv) {
@@ -72,9 +72,10 @@ int worker_main(int argc, char** argv) {
   for (const auto& [key, name] :
        {std::pair{"--name", options.name}, {"--host-name", options.host_name}})
     if (!name.empty() && !valid_name(name))
-      return fail(kExitUsage, std::string(key) + " '" + name +
-                                  "': allowed are 1 to 64 letters, digits, "
-                                  "'-', '_', '.', the first no sign");
+      return fail(kExitUsage,
+                  std::string(key) + " '" + name +
+                      "': must be 1-64 of [A-Za-z0-9._-], starting with "
+                      "a letter or digit");
   if (options.trainer.empty()) {
     const auto trainer = program_beside("remesh-trainer");
     if (!trainer.ok()) return exit_with("remesh-worker", trainer.status());

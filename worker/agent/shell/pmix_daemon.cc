@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <condition_variable>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -18,111 +17,10 @@
 
 #include "proto/base/check.h"
 #include "proto/base/text.h"
+#include "worker/agent/shell/pmix_call.h"
 
 namespace remesh::agent {
 namespace {
-
-constexpr auto kAnswerTimeout = std::chrono::seconds(10);
-
-// PMIx has left a call without an answer, and will leave others.
-std::atomic<bool> g_stuck{false};
-
-Status pmix_error(const std::string& what, pmix_status_t status) {
-  return internal("PMIx: " + what + ": " + PMIx_Error_string(status));
-}
-
-// The answer to one asynchronous PMIx call. On the heap and shared with the
-// callback, because the callback may come after the caller has given up.
-class Answer {
- public:
-  // Gives PMIx its share, as a callback argument.
-  void* share() { return new std::shared_ptr<Answer>(self_.lock()); }
-  static std::shared_ptr<Answer> make() {
-    auto a = std::make_shared<Answer>();
-    a->self_ = a;
-    return a;
-  }
-  static void set(pmix_status_t status, void* shared) {
-    std::unique_ptr<std::shared_ptr<Answer>> held(
-        static_cast<std::shared_ptr<Answer>*>(shared));
-    Answer& a = **held;
-    const std::lock_guard lock(a.mutex_);
-    a.status_ = status;
-    a.done_ = true;
-    a.changed_.notify_all();
-  }
-  // `called`: what the call itself returned; only PMIX_SUCCESS promises a
-  // callback.
-  pmix_status_t wait(pmix_status_t called, void* shared) {
-    if (called != PMIX_SUCCESS) {
-      delete static_cast<std::shared_ptr<Answer>*>(shared);
-      return called == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : called;
-    }
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, kAnswerTimeout, [this] { return done_; })) {
-      g_stuck.store(true);
-      return PMIX_ERR_TIMEOUT;
-    }
-    return status_ == PMIX_OPERATION_SUCCEEDED ? PMIX_SUCCESS : status_;
-  }
-
- private:
-  std::weak_ptr<Answer> self_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  pmix_status_t status_ = PMIX_SUCCESS;
-};
-
-// Calls `start(callback, argument)` and waits for its answer.
-template <typename F>
-pmix_status_t call_and_wait(F&& start) {
-  const auto answer = Answer::make();
-  void* shared = answer->share();
-  return answer->wait(start(&Answer::set, shared), shared);
-}
-
-// A list of pmix_info_t that frees what PMIx allocated in it.
-class Infos {
- public:
-  Infos() = default;
-  Infos(const Infos&) = delete;
-  Infos& operator=(const Infos&) = delete;
-  ~Infos() {
-    for (pmix_info_t& i : infos_) PMIX_INFO_DESTRUCT(&i);
-  }
-  template <typename T>
-  void add(const char* key, const T& value, pmix_data_type_t type) {
-    PMIX_INFO_LOAD(fresh(), key, &value, type);
-  }
-  void add(const char* key, const std::string& value) {
-    PMIX_INFO_LOAD(fresh(), key, value.c_str(), PMIX_STRING);
-  }
-  // Takes over `regex`, as PMIx_generate_* made it.
-  void add_regex(const char* key, char* regex) {
-    pmix_info_t* i = fresh();
-    PMIX_LOAD_KEY(i->key, key);
-    i->value.type = PMIX_REGEX;
-    i->value.data.bo.bytes = regex;
-    i->value.data.bo.size = std::strlen(regex) + 1;
-  }
-  void add_array(const char* key, pmix_data_array_t* array) {
-    pmix_info_t* i = fresh();
-    PMIX_LOAD_KEY(i->key, key);
-    i->value.type = PMIX_DATA_ARRAY;
-    i->value.data.darray = array;
-  }
-  pmix_info_t* data() { return infos_.data(); }
-  size_t size() const { return infos_.size(); }
-
- private:
-  pmix_info_t* fresh() {
-    infos_.emplace_back();
-    PMIX_INFO_CONSTRUCT(&infos_.back());
-    return &infos_.back();
-  }
-  std::vector<pmix_info_t> infos_;
-};
 
 struct OpenFence {
   pmix_modex_cbfunc_t callback = nullptr;
@@ -131,14 +29,14 @@ struct OpenFence {
 
 class ServerImpl;
 
-// PMIx's upcalls carry no pointer of ours, and PMIx has one server a process:
-// hence this one, set while the server lives.
+// The server of this process, while it lives. PMIx's upcalls carry no user
+// pointer, and PMIx allows one server per process.
 std::atomic<ServerImpl*> g_server{nullptr};
 
 class ServerImpl : public PmixServer {
  public:
   ~ServerImpl() override {
-    // One that is stuck would keep its end waiting, too.
+    // PMIx_server_finalize would hang if PMIx is stuck.
     if (running_ && !stuck()) {
       for (const auto& [name, space] : spaces_) fail_fences(name);
       PMIx_server_finalize();
@@ -165,7 +63,7 @@ class ServerImpl : public PmixServer {
                       const std::string& blob) override;
   Status deregister(const std::string& space) override;
 
-  // On PMIx's thread.
+  // Called on the PMIx thread.
   pmix_status_t on_fence(const std::string& space, std::string blob,
                          OpenFence fence);
   void on_abort(PmixUpcall upcall);
@@ -185,12 +83,12 @@ class ServerImpl : public PmixServer {
   std::string node_;
   int event_fd_ = -1;
   bool running_ = false;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::vector<PmixUpcall> upcalls_;
   std::map<std::string, Space> spaces_;
 };
 
-// ----------------------------------------------------- upcalls, PMIx's thread
+// ------------------------------------------------ upcalls, on the PMIx thread
 
 pmix_status_t fence_upcall(const pmix_proc_t procs[], size_t nprocs,
                            const pmix_info_t*, size_t, char* data, size_t ndata,
@@ -234,8 +132,8 @@ pmix_status_t modex_upcall(const pmix_proc_t*, const pmix_info_t*, size_t,
   return PMIX_ERR_NOT_SUPPORTED;
 }
 
-// A rank that died shows here as PMIX_ERR_LOST_CONNECTION. The process's exit
-// tells the same and more; the handler only keeps PMIx's own default away.
+// Called with PMIX_ERR_LOST_CONNECTION when a rank has died. The daemon handles
+// the exit of the process instead; the handler only replaces PMIx's default.
 void event_upcall(size_t, pmix_status_t, const pmix_proc_t*, pmix_info_t*,
                   size_t, pmix_info_t*, size_t,
                   pmix_event_notification_cbfunc_fn_t callback,
@@ -270,7 +168,7 @@ void ServerImpl::on_abort(PmixUpcall upcall) {
   wake();
 }
 
-// ------------------------------------------------------------ our own thread
+// ----------------------------------------------- calls, on the owner's thread
 
 Status ServerImpl::init(const PmixOptions& options) {
   ServerImpl* none = nullptr;
@@ -279,11 +177,11 @@ Status ServerImpl::init(const PmixOptions& options) {
   node_ = options.node;
   event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
-  // PMIx writes to ranks that may just have died.
+  // PMIx writes to sockets of ranks that may just have died.
   std::signal(SIGPIPE, SIG_IGN);
-  // The default store of job data grows by 40 kB with each namespace.
+  // The default data store leaks 40 kB per namespace.
   setenv("PMIX_MCA_gds", "hash", 1);
-  // PMIx keeps pointers into it.
+  // Static: PMIx keeps pointers into it.
   static pmix_server_module_t module = [] {
     pmix_server_module_t m{};
     m.client_connected2 = connected_upcall;
@@ -299,10 +197,10 @@ Status ServerImpl::init(const PmixOptions& options) {
   infos.add(PMIX_SERVER_NSPACE, "remesh-worker-" + options.node);
   infos.add(PMIX_SERVER_RANK, rank, PMIX_PROC_RANK);
   infos.add(PMIX_HOSTNAME, options.node);
-  // Deregistering a rank whose end PMIx 4.2 has not noticed yet closes its
-  // socket without telling libevent. With epoll the next rank that gets the
-  // descriptor's number is never heard then, and hangs in PMIx_Init; poll goes
-  // by the number, sees that the socket is gone, and drops what is stale.
+  // When PMIx 4.2 deregisters a rank whose exit it has not noticed yet, it
+  // closes the socket without informing libevent. With epoll, a later rank that
+  // gets the same descriptor number receives no events and hangs in PMIx_Init.
+  // With poll, libevent notices the closed socket and drops the stale event.
   setenv("EVENT_NOEPOLL", "1", 1);
   pmix_status_t rc = PMIx_server_init(&module, infos.data(), infos.size());
   unsetenv("EVENT_NOEPOLL");
@@ -314,7 +212,7 @@ Status ServerImpl::init(const PmixOptions& options) {
       nullptr, 0, nullptr, 0, event_upcall,
       [](pmix_status_t status, size_t, void* p) { Answer::set(status, p); },
       shared);
-  // It returns the handler's number, 0 or more, when it needs no callback.
+  // Returns the id of the handler, 0 or more, if there will be no callback.
   rc = answer->wait(rc > 0 ? PMIX_OPERATION_SUCCEEDED : rc, shared);
   if (rc != PMIX_SUCCESS) return pmix_error("registering for events", rc);
   return ok_status();
@@ -326,7 +224,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
   return join(words, ",");
 }
 
-// Where rank `rank` is, for PMIX_PROC_INFO_ARRAY.
+// The location of rank `rank`, for PMIX_PROC_INFO_ARRAY.
 pmix_data_array_t* proc_info(int rank, uint16_t local_rank, uint32_t node_id,
                              const std::string& node) {
   pmix_data_array_t* array = nullptr;
@@ -345,7 +243,7 @@ pmix_data_array_t* proc_info(int rank, uint16_t local_rank, uint32_t node_id,
   return array;
 }
 
-// The maps of nodes and ranks, and what each rank is told of the others.
+// The maps of nodes and ranks, and the information on each rank.
 Status add_map(const PmixNamespace& space, Infos& infos) {
   std::vector<std::string> nodes, ranks;
   for (const auto& n : space.nodes) {
@@ -449,7 +347,7 @@ bool ServerImpl::complete_fence(const std::string& space, int64_t index,
     if (node.empty()) return false;
     fence = node.mapped();
   }
-  // PMIx frees the copy through std::free when it is done with it.
+  // PMIx frees the copy with std::free.
   char* copy = static_cast<char*>(std::malloc(blob.size() + 1));
   CHECK(copy != nullptr);
   std::memcpy(copy, blob.data(), blob.size());

@@ -1,17 +1,17 @@
-// PmixServer: the PMIx server that MPI ranks on this host report to. It tells
-// them who and where they are, and passes the fences of MPI_Init and
-// MPI_Finalize on to whoever relays them. <pmix_server.h> stays in the .cc.
+// PmixServer: the PMIx server of the MPI ranks on this host. It provides each
+// rank with its identity and the job map, and forwards the fences of MPI_Init
+// and MPI_Finalize, which the coordinator relays between hosts.
 //
-// What the calls are and why: PMIx standard 4.1, chapters on the server role;
-// Slurm's mpi/pmix plugin and flux-pmix work the same way.
+// The calls follow the PMIx standard 4.1, chapters on the server role; the
+// mpi/pmix plugin of Slurm and flux-pmix work the same way.
 //
-// PMIx allows one server a process, so at most one PmixServer exists at a
+// PMIx allows one server per process, so at most one PmixServer exists at a
 // time (CHECKed).
 //
-// Threads: all methods belong to one thread. PMIx makes its upcalls on a
-// thread of its own; they only queue, and wake event_fd(). The methods that
-// register and deregister wait for that thread, some milliseconds; it never
-// waits for ours.
+// Threads: all methods belong to one thread. PMIx makes its upcalls on an
+// internal thread; they only queue and signal event_fd(). The methods that
+// register and deregister wait a few milliseconds for that thread, which never
+// waits for the caller's.
 #pragma once
 
 #include <cstdint>
@@ -24,19 +24,19 @@
 namespace remesh::agent {
 
 struct PmixOptions {
-  std::string node;     // this daemon's name in every node map
-  std::string scratch;  // existing folder for PMIx's own files
+  std::string node;     // name of this daemon in every node map
+  std::string scratch;  // existing folder for the files of PMIx
 };
 
 // One generation of ranks.
 struct PmixNamespace {
-  std::string name;  // unique for ever
+  std::string name;  // never reused
   struct Node {
     std::string name;
     std::vector<int> ranks;  // ascending
   };
-  std::vector<Node> nodes;  // every rank of 0..n-1 once
-  std::string scratch;      // of the ranks on this node
+  std::vector<Node> nodes;  // contain each rank of 0..n-1 once
+  std::string scratch;      // folder of the ranks on this node
 };
 
 // All local ranks of a namespace have entered its fence number `index`, or a
@@ -53,29 +53,30 @@ struct PmixUpcall {
 
 class PmixServer {
  public:
-  // Sets PMIX_MCA_gds in this process's environment, and ignores SIGPIPE.
+  // Sets PMIX_MCA_gds in the environment of this process and ignores SIGPIPE.
   static Result<std::unique_ptr<PmixServer>> start(const PmixOptions& options);
   virtual ~PmixServer() = default;
 
-  // Readable when take_upcalls() has something.
+  // Readable when take_upcalls() would return something.
   virtual int event_fd() const = 0;
-  // PMIx left a call without an answer. Its thread can lock itself out when a
-  // rank is killed in the middle of connecting (seen with 4.2.2), and a process
-  // has one PMIx: only a new process can start ranks again.
+  // Whether PMIx has failed to answer a call. Its thread can deadlock when a
+  // rank is killed while it connects (seen with 4.2.2). Since PMIx cannot be
+  // restarted within a process, only a new process can start ranks again.
   virtual bool stuck() const = 0;
   virtual std::vector<PmixUpcall> take_upcalls() = 0;
 
-  // REQUIRES: a node of that name is in `space`, with ranks.
+  // REQUIRES: `space` has a node with this daemon's name, with ranks.
   virtual Status register_namespace(const PmixNamespace& space) = 0;
-  // Registers a local rank and returns what its environment needs, as
-  // "KEY=value".
+  // Registers a local rank and returns the variables that its environment
+  // needs, as "KEY=value".
   virtual Result<std::vector<std::string>> register_rank(
       const std::string& space, int rank) = 0;
-  // Answers a fence with everybody's contributions. False: no such fence.
+  // Completes a fence with the contributions of all ranks. False: no such
+  // fence.
   virtual bool complete_fence(const std::string& space, int64_t index,
                               const std::string& blob) = 0;
-  // Fails the open fences and forgets the namespace. REQUIRES: its local
-  // ranks are dead.
+  // Fails the open fences and removes the namespace. REQUIRES: its local ranks
+  // are dead.
   virtual Status deregister(const std::string& space) = 0;
 };
 

@@ -26,7 +26,7 @@ namespace {
 
 constexpr unsigned kCloseRangeCloexec = 1U << 2;
 
-// What the child does between fork and exec. The parent has threads, so only
+// Input of the child between fork and exec. The parent has threads, so only
 // async-signal-safe calls are allowed: no allocation, no locks.
 struct ChildPlan {
   const char* path = nullptr;
@@ -60,7 +60,7 @@ void prefer_as_oom_victim() {
 
 [[noreturn]] void run_child(const ChildPlan& plan) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) fail_child(plan.error_fd);
-  if (getppid() != plan.parent) _exit(127);  // died before the call above
+  if (getppid() != plan.parent) _exit(127);  // it died before the prctl
   setpgid(0, 0);
   reset_signals();
   prefer_as_oom_victim();
@@ -68,7 +68,7 @@ void prefer_as_oom_victim() {
   const int out =
       open(plan.output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0644);
   if (in < 0 || out < 0) fail_child(plan.error_fd);
-  // Out of the way of the numbers that are about to be assigned.
+  // Move them out of the way of the descriptors assigned below.
   const int error_fd = fcntl(plan.error_fd, F_DUPFD_CLOEXEC, 10);
   const int pass =
       plan.pass_fd < 0 ? -1 : fcntl(plan.pass_fd, F_DUPFD_CLOEXEC, 10);
@@ -77,7 +77,7 @@ void prefer_as_oom_victim() {
   if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0)
     fail_child(error_fd);
   if (pass >= 0 && dup2(pass, kChildFd) < 0) fail_child(error_fd);
-  // Also descriptors of libraries that did not say close-on-exec.
+  // Libraries may have opened descriptors without close-on-exec.
   syscall(SYS_close_range, pass >= 0 ? kChildFd + 1 : kChildFd, ~0U,
           kCloseRangeCloexec);
   execve(plan.path, plan.argv, plan.envp);
@@ -98,8 +98,7 @@ bool same_process_lives(const ProcessId& p) {
          stat->state != 'X';
 }
 
-// "max 100000" or "150000 100000".
-// Where a setting of this process's control group may be found.
+// Candidate files of a setting of this process's cgroup.
 std::vector<std::string> cgroup_files(const std::string& name) {
   std::ifstream own("/proc/self/cgroup");
   std::string line, path;
@@ -108,6 +107,7 @@ std::vector<std::string> cgroup_files(const std::string& name) {
   return {"/sys/fs/cgroup" + path + "/" + name, "/sys/fs/cgroup/" + name};
 }
 
+// Processors allowed by cpu.max ("150000 100000" or "max 100000"); 0: no limit.
 double cgroup_quota() {
   for (const std::string& file : cgroup_files("cpu.max")) {
     std::ifstream in(file);
@@ -136,7 +136,7 @@ Result<Child> start_child(const ChildOptions& options) {
     close(ends[0]);
     return errno_error("start a rank: fork", fork_error);
   }
-  setpgid(pid, pid);  // whichever of us comes first
+  setpgid(pid, pid);  // parent and child race; either may do it first
   int child_error = 0;
   ssize_t n = 0;
   do {
@@ -156,7 +156,7 @@ Result<Child> start_child(const ChildOptions& options) {
 }
 
 std::optional<ProcStat> parse_proc_stat(const std::string& text) {
-  // The name, in parentheses, may itself hold spaces and parentheses.
+  // The name, in parentheses, may itself contain spaces and parentheses.
   const size_t end = text.rfind(')');
   if (end == std::string::npos) return std::nullopt;
   std::istringstream in(text.substr(end + 1));
@@ -225,7 +225,7 @@ uint64_t usable_memory() {
   return bytes;
 }
 
-Status start_anew() {
+Status restart_process() {
   std::vector<std::string> words;
   std::ifstream in("/proc/self/cmdline");
   for (std::string word; std::getline(in, word, '\0');) words.push_back(word);

@@ -1,9 +1,12 @@
-// Processes: start one under the worker's rules, and look at it in /proc.
+// Processes: starts child processes and reads their state from /proc.
 //
-// A child gets its own process group, dies with the thread that started it
-// (PR_SET_PDEATHSIG: so start from a thread that lives as long as the daemon),
-// has every signal unblocked and at its default, no descriptor but 0, 1, 2 and
-// the one given, and is the first to go when memory runs out.
+// A child
+//   - has its own process group;
+//   - dies with the thread that started it (PR_SET_PDEATHSIG), so start it from
+//     a thread that lives as long as the daemon;
+//   - has all signals unblocked and at their defaults;
+//   - inherits no descriptors but 0, 1, 2 and `pass_fd`;
+//   - is the preferred victim of the OOM killer.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +22,7 @@ namespace remesh::agent {
 
 struct ChildOptions {
   std::vector<std::string> argv;  // argv[0]: path of the program
-  std::vector<std::string> env;   // the whole environment, "KEY=value"
+  std::vector<std::string> env;   // the complete environment, "KEY=value"
   std::string output;             // file for stdout and stderr, truncated
   int pass_fd = -1;               // becomes descriptor kChildFd
 };
@@ -27,41 +30,41 @@ inline constexpr int kChildFd = 3;
 
 struct Child {
   pid_t pid = 0;
-  int pidfd = -1;  // readable when it has ended; -1: not supported here
+  int pidfd = -1;  // readable when it has ended; -1: not supported
 };
 
-// The caller reaps the pid and closes pidfd. Fails, naming the program, when
-// it cannot be executed.
+// The caller reaps the pid and closes pidfd. Fails if the program cannot be
+// executed; the message names it.
 Result<Child> start_child(const ChildOptions& options);
 
-// This program anew in this process, with its arguments: no thread and no open
-// file but 0, 1, 2 is left. Returns only when that fails.
-Status start_anew();
+// Replaces this process by a fresh execution of the same program with the same
+// arguments. Only descriptors 0, 1 and 2 stay open. Returns only on failure.
+Status restart_process();
 
 struct ProcStat {
   char state = '?';         // letter of proc(5)
   uint64_t start_time = 0;  // clock ticks since boot
   uint64_t rss_bytes = 0;
 };
-// Nothing when there is no such process.
+// std::nullopt if there is no such process.
 std::optional<ProcStat> read_proc_stat(pid_t pid);
 // Parses the text of /proc/PID/stat.
 std::optional<ProcStat> parse_proc_stat(const std::string& text);
 
-// A process that can be told from a later one with the same number.
+// Identifies a process even after its pid was reused.
 struct ProcessId {
   pid_t pid = 0;
   uint64_t start_time = 0;
 };
-// SIGKILLs those that still live, with their groups, and waits until they are
-// gone or `timeout_ms` has passed. They need not be our children. Returns the
-// number that lived.
+// Sends SIGKILL to the processes that still live and to their groups, and waits
+// until they are gone or `timeout_ms` has passed. They need not be children of
+// this process. Returns the number that were alive.
 int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms);
 
-// Processors this process may use: affinity and cgroup quota.
+// Number of processors that affinity and cgroup quota allow this process.
 int usable_cores();
-// Memory of the host, or of the control group where that is less, in bytes; 0:
-// not known.
+// Memory of the host in bytes, or the cgroup limit if that is lower; 0:
+// unknown.
 uint64_t usable_memory();
 
 }  // namespace remesh::agent

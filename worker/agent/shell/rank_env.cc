@@ -19,7 +19,7 @@ extern char** environ;
 namespace remesh::agent {
 namespace {
 
-// The host of each worker, its own name when that is not said.
+// The host of each worker; the worker's name where the host is unknown.
 std::map<std::string, std::string> hosts_of(const pb::Assignment& a) {
   std::map<std::string, std::string> hosts;
   for (int i = 0; i < a.workers_size(); ++i)
@@ -44,7 +44,7 @@ void put(std::vector<std::string>& env, const std::string& entry) {
   env.push_back(entry);
 }
 
-// The address of the interface that packets to `host` leave by.
+// The address of the interface by which packets to `host` leave.
 bool source_address(const std::string& host, const std::string& port,
                     in_addr& out) {
   addrinfo hints{};
@@ -120,8 +120,8 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_hwloc_base_binding_policy=none",
         "OMPI_MCA_orte_externally_bound=1", "OMPI_MCA_pml=ob1",
         "OMPI_MCA_btl=self,vader,tcp",
-        // The others try out files of fixed names in /dev/shm, which a kill
-        // leaves there.
+        // The other components create files of fixed names in /dev/shm, which
+        // remain after a kill.
         "OMPI_MCA_shmem=mmap"})
     put(env, e);
   put(env, "OMPI_MCA_btl_vader_backing_directory=" + settings.shared_folder);
@@ -133,7 +133,7 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,podman0");
   }
   if (settings.yield_when_idle) put(env, "OMPI_MCA_mpi_yield_when_idle=1");
-  // A spinning thread would take the core from one that works.
+  // A spinning thread would take the core from a working one.
   if (settings.sleep_when_idle) put(env, "OMP_WAIT_POLICY=passive");
   if (settings.threads > 0)
     put(env, fmt::format("OMP_NUM_THREADS={}", settings.threads));

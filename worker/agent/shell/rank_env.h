@@ -1,7 +1,6 @@
-// What a rank of Open MPI 4.1 must find in its environment when a PMIx server
-// other than mpirun's starts it. Pure functions, and one look at the host.
-//
-// Started without these settings every rank silently becomes rank 0 of 1.
+// The environment of a rank of Open MPI 4.1 that is started by a PMIx server
+// other than mpirun's. Without these settings every rank silently becomes rank
+// 0 of 1. Pure functions, except for those that query the host.
 #pragma once
 
 #include <string>
@@ -12,47 +11,47 @@
 
 namespace remesh::agent {
 
-// What the placement of a generation means for the ranks of one worker.
+// The placement of a generation, as seen by one worker.
 struct Placement {
   struct Local {
     int rank = 0;
-    int threads = 0;  // 0: not said
+    int threads = 0;  // 0: not specified
   };
-  std::vector<Local> local;  // by rank
-  // Workers that have ranks, in the assignment's order, and their ranks.
+  std::vector<Local> local;  // ranks of this worker, ascending
+  // Workers with ranks, in the order of the assignment, and their ranks.
   std::vector<std::pair<std::string, std::vector<int>>> nodes;
   bool one_host = true;  // all ranks are on one host
-  // Cores that the ranks of this worker's host want together.
+  // Cores that all ranks on this worker's host want together.
   int64_t wanted_cores = 0;
 };
-// Fails, naming it, on an assignment that makes no sense: a rank missing or
-// twice, an unknown worker.
+// Fails on an inconsistent assignment: a rank missing or placed twice, or an
+// unknown worker. The message names it.
 Result<Placement> place(const pb::Assignment& assignment,
                         const std::string& worker);
 
 struct MpiSettings {
-  std::string shared_folder;  // MPI's shared-memory files
+  std::string shared_folder;  // for MPI's shared-memory files
   // Interfaces or CIDRs for TCP, comma-separated; "" lets Open MPI choose
   // among all but loopback and container bridges.
   std::string tcp_interfaces;
-  bool yield_when_idle = false;  // in MPI calls that wait
-  bool sleep_when_idle = false;  // OpenMP threads between parallel regions
-  bool cma = true;  // the kernel lets processes copy each other's memory
-  int threads = 0;  // of the rank; 0: not said
+  bool yield_when_idle = false;  // MPI calls yield while they wait
+  bool sleep_when_idle = false;  // OpenMP threads sleep between regions
+  bool cma = true;               // cross-memory attach works
+  int threads = 0;               // of the rank; 0: not specified
 };
 
-// `base` (a parent's environment) without what batch systems and other MPI
-// launchers left in it, then `pmix`, then the settings.
+// `base` (the parent's environment) without the variables of batch systems and
+// other MPI launchers, then `pmix`, then the settings.
 std::vector<std::string> rank_environment(const std::vector<std::string>& base,
                                           const std::vector<std::string>& pmix,
                                           const MpiSettings& settings);
 
 // The environment of this process.
 std::vector<std::string> own_environment();
-// Whether process_vm_readv works: some containers forbid it.
+// Whether process_vm_readv works; some containers forbid it.
 bool cma_works();
-// The network (CIDR) of the interface that leads to the host of `address`
-// (tcp://HOST:PORT); "" when that is loopback or cannot be told.
+// The network (CIDR) of the interface used to reach `address`
+// (tcp://HOST:PORT); "" if that is loopback or cannot be determined.
 std::string network_towards(const std::string& address);
 
 }  // namespace remesh::agent

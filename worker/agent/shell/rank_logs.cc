@@ -49,7 +49,7 @@ std::vector<std::string> last_lines(std::string_view text, size_t lines,
   return out;
 }
 
-// Whether what the rank printed is younger than what it logged.
+// Whether the rank printed to stdout or stderr after it last logged.
 bool printed_last(const RankLogPaths& paths) {
   std::error_code log_error, out_error;
   const auto log_time = fs::last_write_time(paths.log, log_error);
@@ -101,19 +101,11 @@ std::string last_line(std::string_view text, size_t max_bytes) {
   }
   while (!line.empty() && line.back() == ' ') line.pop_back();
   if (line.size() <= max_bytes) return line;
-  // Not in the middle of a UTF-8 character.
+  // Do not split a UTF-8 character.
   size_t end = max_bytes;
   while (end > 0 && (static_cast<unsigned char>(line[end]) & 0xC0) == 0x80)
     --end;
   return line.substr(0, end);
-}
-
-std::string last_words(const RankLogPaths& paths, size_t max_bytes) {
-  const std::string log = last_line(read_tail(paths.log), max_bytes);
-  const std::string out = last_line(read_tail(paths.out), max_bytes);
-  if (log.empty()) return out;
-  if (out.empty()) return log;
-  return printed_last(paths) ? out : log;
 }
 
 std::vector<std::string> log_tail(const RankLogPaths& paths, size_t lines,

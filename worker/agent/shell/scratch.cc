@@ -25,13 +25,14 @@ namespace {
 
 constexpr int kDeathTimeoutMs = 5000;
 constexpr int kTries = 100;
-// How long a sweep of another worker may hold a name that nobody has.
+// How long a clean-up by another worker may hold the lock of a dead one.
 constexpr int64_t kSweepTimeoutMs = 6000;
 
-// A folder of ours alone. In /tmp anybody may have made it first.
+// Creates a folder that only this user can access. In /tmp another user may
+// have created one of that name.
 Status make_private_folder(const std::string& path) {
   struct stat st {};
-  // A worker that ends may remove an empty one between the calls.
+  // An ending worker may remove an empty folder between the calls.
   for (int tries = 0;; ++tries) {
     if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
       return errno_error("make folder " + path, errno);
@@ -39,16 +40,16 @@ Status make_private_folder(const std::string& path) {
     if (errno != ENOENT || tries == kTries) return errno_error(path, errno);
   }
   if (!S_ISDIR(st.st_mode))
-    return invalid_argument(path + ": is not a folder; give another --scratch");
+    return invalid_argument(path + ": not a folder; choose another --scratch");
   if (st.st_uid != geteuid())
-    return invalid_argument(
-        fmt::format("{}: belongs to user {}, not to {}; give another --scratch",
-                    path, st.st_uid, geteuid()));
+    return invalid_argument(fmt::format(
+        "{}: belongs to user {}, not to {}; choose another --scratch", path,
+        st.st_uid, geteuid()));
   return ok_status();
 }
 
-// The locked descriptor, -1 with errno EWOULDBLOCK when another has it. The
-// file may be removed between open and flock: then it is not the lock.
+// The locked descriptor, or -1 with errno EWOULDBLOCK if another process holds
+// the lock. A file removed between open and flock does not count.
 int try_lock(const std::string& path) {
   while (true) {
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -68,7 +69,7 @@ int try_lock(const std::string& path) {
   }
 }
 
-// The living worker that holds the lock, by what it wrote there; 0: none said.
+// The pid in the lock file if that process lives, else 0.
 pid_t holder_of(const std::string& path) {
   std::ifstream in(path);
   pid_t pid = 0;
@@ -76,7 +77,7 @@ pid_t holder_of(const std::string& path) {
   return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM) ? pid : 0;
 }
 
-// All shared memory of the worker but whole states.
+// Removes all shared memory of the worker but committed states.
 uint64_t clean_shared(const std::string& folder) {
   const std::string root = shared_root_of(folder);
   const std::string states = state_folder_of(folder);
@@ -89,12 +90,13 @@ uint64_t clean_shared(const std::string& folder) {
     const uint64_t n = fs::remove_all(entry.path(), ignored);
     if (!ignored) files += n;
   }
-  rmdir(root.c_str());  // when nothing is kept
+  rmdir(root.c_str());  // succeeds if nothing is kept
   return files;
 }
 
-// REQUIRES: the lock in `folder` is held. In words what there was, or "".
-// States stay.
+// Kills the ranks and removes the files that a worker left, but not its states.
+// Returns a description for the log, or "". REQUIRES: the lock in `folder` is
+// held.
 std::string clean(const std::string& folder) {
   std::vector<ProcessId> ranks;
   std::ifstream in(folder + "/ranks");
@@ -113,17 +115,18 @@ std::string clean(const std::string& folder) {
                      files);
 }
 
-// The folder too, unless it is needed to find states. REQUIRES: as clean().
-// Removed while the lock is held: whoever waits for it sees that it is gone.
+// Removes the folder itself, unless it is needed to find states. REQUIRES: the
+// lock is held. A process that waits for the lock notices that the file is
+// gone.
 void remove_cleaned(const std::string& folder) {
   if (has_states(state_folder_of(folder))) return;
   unlink((folder + "/lock").c_str());
   rmdir(folder.c_str());
 }
 
-// Calls f(folder) for each worker below `root` that is dead, but for `own`,
-// with its lock held. Only where `wanted`: a name whose lock we hold has to
-// wait for us.
+// Calls f(folder), with the lock held, for each dead worker under `root` but
+// `own` for which wanted(folder) is true. Locks only those, since a new worker
+// of the name would have to wait.
 template <typename W, typename F>
 void for_each_dead(const std::string& root, const std::string& own,
                    const W& wanted, const F& f) {
@@ -142,8 +145,8 @@ void for_each_dead(const std::string& root, const std::string& own,
   }
 }
 
-// What a worker left that was killed. REQUIRES: its lock is held.
-// The number of segments removed.
+// Cleans up after a killed worker. Returns the number of segments removed.
+// REQUIRES: its lock is held.
 int sweep_one(const std::string& folder) {
   const int removed = agent::refresh_states(state_folder_of(folder), /*job=*/0);
   (void)clean(folder);
@@ -158,7 +161,7 @@ void sweep(const std::string& root, const std::string& own) {
 
 }  // namespace
 
-// In /dev/shm, because MPI's segments on a disk would be written to it.
+// In /dev/shm, since the kernel would write shared memory on a disk to it.
 std::string shared_root_of(const std::string& folder) {
   return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
 }
@@ -191,7 +194,7 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
 Status Scratch::take_lock(int64_t patience_ms) {
   const std::string lock = folder_ + "/lock";
   const int64_t begin = monotonic_ms();
-  // A worker that ends may remove the folders between the steps.
+  // An ending worker may remove the folders between the calls.
   for (int tries = 0;; ++tries) {
     RETURN_IF_ERROR(make_private_folder(root_));
     if (mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST)
@@ -206,8 +209,8 @@ Status Scratch::take_lock(int64_t patience_ms) {
       continue;
     }
     return already_exists(
-        fmt::format("worker '{}' runs already on this host (pid {} holds {}); "
-                    "give this one another --name",
+        fmt::format("worker '{}' is already running on this host (pid {} holds "
+                    "{}); choose another --name",
                     name_, holder, lock));
   }
 }
@@ -217,9 +220,9 @@ Scratch::~Scratch() {
   (void)clean(folder_);
   remove_cleaned(folder_);
   close(lock_fd_);
-  // A killed worker may have nobody after it but us.
+  // This may be the last worker that can clean up after a killed one.
   sweep(root_, folder_);
-  rmdir(root_.c_str());  // when we were the last
+  rmdir(root_.c_str());  // succeeds if it is empty
 }
 
 Result<Scratch::Generation> Scratch::make_generation(int64_t generation,
@@ -245,8 +248,8 @@ void Scratch::remove_generation(int64_t generation) {
   std::error_code ignored;
   fs::remove_all(fmt::format("{}/g{}", folder_, generation), ignored);
   fs::remove_all(fmt::format("{}/g{}", shared_root_, generation), ignored);
-  rmdir(state_folder().c_str());  // when it is empty
-  rmdir(shared_root_.c_str());    // when it was the last
+  rmdir(state_folder().c_str());  // both succeed only if empty
+  rmdir(shared_root_.c_str());
   unlink((folder_ + "/ranks").c_str());
 }
 

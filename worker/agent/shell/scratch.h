@@ -1,23 +1,23 @@
-// Scratch: the worker's folder for what must not outlive it, and the proof
-// that it is the only worker of its name on this host.
+// Scratch: the folders for a worker's temporary files, and the lock that makes
+// it the only worker of its name on this host.
 //
 //   ROOT/                 /tmp/remesh-<uid>, mode 0700
-//     NAME/lock           flock'ed while the worker lives
+//     NAME/lock           held with flock while the worker lives
 //     NAME/ranks          pid and start time of each rank started
-//     NAME/pmix/          PMIx's files
-//     NAME/g7/            of generation 7: rank specs, MPI's session
+//     NAME/pmix/          files of PMIx
+//     NAME/g7/            of generation 7: rank specs, MPI session
 //   /dev/shm/remesh-<uid>-<hash of ROOT/NAME>/
-//     g7/                 MPI's shared memory
-//     state/              training states (states.h)
+//     g7/                 shared memory of MPI
+//     state/              training states (state_folder.h)
 //
-// All of it but states goes when the object does, ROOT too when it is empty.
-// What a killed worker left (ranks, files, shared memory) goes when a worker of
-// any name starts or ends below the same root.
+// The destructor removes everything but the states, and ROOT if it is empty.
+// Whatever a killed worker leaves behind (ranks, files, shared memory) is
+// removed when any worker starts or ends under the same root.
 //
-// States stay until somebody says that they are not needed: the next worker of
-// the name takes them over. Those of a dead worker that nobody has touched for
-// kStateKeptS go with the rest; NAME/lock stays as long as they do, for it
-// tells where they are.
+// States remain until the job no longer needs them; the next worker of the same
+// name uses them. Those of a dead worker are removed with the rest once they
+// are kStateKeptS old. Until then NAME/lock remains, since it identifies their
+// folder.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,9 @@ namespace remesh::agent {
 
 class Scratch {
  public:
-  // AlreadyExists when a live worker holds the name, and goes on holding it for
-  // `patience_ms`: one that was just killed takes a moment to be gone.
-  // InvalidArgument when `root` belongs to somebody else.
+  // AlreadyExists if a live worker still holds the name after `patience_ms` (a
+  // killed process takes a moment to disappear). InvalidArgument if `root`
+  // belongs to another user.
   static Result<std::unique_ptr<Scratch>> open(const std::string& root,
                                                const std::string& name,
                                                int64_t patience_ms = 0);
@@ -45,29 +45,30 @@ class Scratch {
   const std::string& name() const { return name_; }
   const std::string& folder() const { return folder_; }
   std::string pmix_folder() const { return folder_ + "/pmix"; }
-  // What the predecessor left, in words; "" when nothing.
+  // Description of what was cleaned up after a predecessor; "" if nothing.
   const std::string& cleaned() const { return cleaned_; }
 
   struct Generation {
     std::string folder;  // absolute, exists
-    std::string shared;  // for shared memory; in RAM where there is room
+    std::string shared;  // for shared memory; in /dev/shm if there is room
   };
-  // `shared_bytes`: room its shared memory needs.
+  // `shared_bytes`: what its shared memory needs.
   Result<Generation> make_generation(int64_t generation, uint64_t shared_bytes);
   void remove_generation(int64_t generation);
-  // Remembers a rank, so that a successor can make sure it is dead.
+  // Records a rank, so that a successor can kill it.
   void note_rank(pid_t pid);
 
-  // For the segments of the ranks' states, in RAM whatever they need: whoever
-  // makes one sees whether there is room.
+  // For the segments of the ranks' states, always in /dev/shm: creating a
+  // segment fails if there is not enough memory.
   std::string state_folder() const;
   Status make_state_folder();
-  // For every minute: the job's states stay young; here, those of other jobs go
-  // when they are old, and so do all of dead workers. `job` 0: not known yet,
-  // any here may be its. The number of segments removed.
+  // To be called every minute: touches the job's states and removes old states
+  // of other jobs here and of all jobs of dead workers. With `job` 0 (unknown
+  // yet) it leaves this worker's states alone. Returns the number of segments
+  // removed.
   int refresh_states(uint64_t job);
-  // The job does not need them any more; with `of_dead_workers`, nor those
-  // below dead workers of this root. The number of segments removed.
+  // Removes the job's states; with `of_dead_workers`, also those of dead
+  // workers under this root. Returns the number of segments removed.
   int remove_states(uint64_t job, bool of_dead_workers);
 
  private:
@@ -81,8 +82,8 @@ class Scratch {
   int lock_fd_ = -1;
 };
 
-// The folder in /dev/shm and the state_folder() of the worker whose folder this
-// is (absolute).
+// The folder in /dev/shm and the state_folder() of the worker with that
+// folder() (an absolute path).
 std::string shared_root_of(const std::string& folder);
 std::string state_folder_of(const std::string& folder);
 // /tmp/remesh-<uid>

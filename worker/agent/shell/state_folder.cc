@@ -35,8 +35,8 @@ pb::StateHolding to_holding(const memory::StateInfo& info,
   return h;
 }
 
-// Seconds since the job's segments were touched last. A clock that was set
-// back must not make them young for ever.
+// Seconds since any of the job's segments was touched. A clock that was set
+// back must not keep them forever, hence the absolute value.
 int64_t age_of(const std::string& folder, uint64_t job) {
   const time_t now = time(nullptr);
   int64_t age = std::numeric_limits<int64_t>::max();
@@ -65,7 +65,7 @@ InventoryTaken take_inventory(const std::string& folder, uint64_t job) {
     const auto segment = memory::StateSegment::open(
         f.path, job, memory::StateSegment::Mode::kRead);
     if (!segment.ok()) {
-      // Removed since it was listed: by people, never by a worker.
+      // NotFound: a user removed it since it was listed; workers never do.
       if (segment.status().code() != Code::kNotFound)
         out.damaged.push_back(segment.status().message());
       continue;

@@ -1,11 +1,11 @@
-// The training states in a worker's shared memory, as its daemon sees them:
-// files that the ranks make and write (checkpoint/memory) and that outlive them
-// and the daemon. It lists what they hold, keeps them young, and removes them.
+// The folder of training states in a worker's shared memory, as its daemon uses
+// it. The ranks create and write the segments (checkpoint/memory), which
+// outlive them and the daemon. The daemon lists, touches and removes them.
 //
-// Young: its daemon touches a job's segments every minute. When none of them
-// was touched for kStateKeptS, their worker is not coming back.
+// The daemon touches a job's segments every minute. Segments that were not
+// touched for kStateKeptS are old: their worker is not expected to return. A
+// segment that is not old is never removed to make room for another job.
 //
-// A segment of a job is never removed for another job's sake while it is young.
 // Stateless; any thread.
 #pragma once
 
@@ -19,17 +19,18 @@ namespace remesh::agent {
 
 inline constexpr int64_t kStateKeptS = 600;
 
-// What the job's segments in `folder` hold. REQUIRES: no rank lives.
-// Removes what was left unfinished. One that does not open is among `damaged`.
+// Lists the states in the job's segments in `folder` and removes unfinished
+// segments. Segments that do not open are in `damaged`. REQUIRES: no rank
+// lives.
 InventoryTaken take_inventory(const std::string& folder, uint64_t job);
-// In words, for the log: "2 states in 2 segments (192 MiB): steps 7, 8".
+// For the log: "2 states in 2 segments (192 MiB): steps 7, 8".
 std::string describe_states(const std::string& folder, uint64_t job,
                             const InventoryTaken& inventory);
 
 bool has_states(const std::string& folder);
 // Bytes of the segments of other jobs.
 uint64_t bytes_of_others(const std::string& folder, uint64_t job);
-// Of any job. REQUIRES: no rank lives.
+// Of all jobs. REQUIRES: no rank lives.
 void remove_unfinished_states(const std::string& folder);
 bool has_old_states(const std::string& folder);
 // Touches the job's segments and removes the old ones of other jobs. Returns

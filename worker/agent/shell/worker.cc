@@ -23,13 +23,13 @@
 namespace remesh::agent {
 namespace {
 
-// How long a worker that was just killed may take to be gone before the next
-// one of its name gives up.
+// How long a new worker waits for a killed predecessor of the same name to
+// disappear.
 constexpr int64_t kPredecessorMs = 2000;
-// How often the boards are looked at while ranks run: a finished step is told
+// How often the boards are polled while ranks run. A finished step is reported
 // within this time.
 constexpr int kBoardTickMs = 10;
-// A coordinator that is silent this long may listen elsewhere by now.
+// A coordinator that is silent this long may have moved to another address.
 constexpr int64_t kLookAgainMs = 500;
 constexpr int kMaxNameSuffix = 1000;
 constexpr int64_t kRefreshStatesMs = 60'000;
@@ -44,8 +44,8 @@ std::string as_worker_name(std::string host) {
   return valid_name(host) ? host : "worker";
 }
 
-// Larger for a younger life: milliseconds since 1970, then chance, in case
-// the clock stood still.
+// Increases with each start: milliseconds since 1970, then random bits in case
+// the clock did not advance.
 uint64_t new_incarnation() {
   const uint64_t ms = static_cast<uint64_t>(unix_seconds() * 1000);
   std::random_device device;
@@ -95,11 +95,11 @@ Status Worker::start() {
   launcher.trainer = options_.trainer;
   launcher.cores = core.cores;
   launcher.tcp_interfaces = options_.interface;
-  launcher.start_over = [this] {
-    log_->error("starts_anew", {{"reason", "PMIx does not answer"}});
+  launcher.restart = [this] {
+    log_->error("restarting", {{"reason", "the PMIx server does not answer"}});
     log_->flush();
-    const Status failed = start_anew();
-    log_->error("cannot_start_anew", {{"error", failed.to_string()}});
+    const Status failed = restart_process();
+    log_->error("restart_failed", {{"error", failed.to_string()}});
   };
   ASSIGN_OR_RETURN(launcher_,
                    Launcher::make(launcher, scratch_.get(), &loop_,
@@ -117,8 +117,8 @@ Status Worker::start() {
   return exit_code_ ? invalid_argument(exit_message_) : ok_status();
 }
 
-// A name given is the name. Else the first free one of host, host-2, ...: the
-// same after a restart, and different for several workers of a host.
+// Without --name, the worker takes the first free name of host, host-2, ...:
+// the same one after a restart, and a different one for each worker of a host.
 Status Worker::claim_name() {
   const std::string root =
       options_.scratch.empty() ? default_scratch_root() : options_.scratch;
@@ -129,7 +129,7 @@ Status Worker::claim_name() {
                                                         : options_.host_name);
   for (int i = 1; i <= kMaxNameSuffix; ++i) {
     const std::string name = i == 1 ? base : fmt::format("{}-{}", base, i);
-    // Service managers and people start the next one of a name at once.
+    // A worker is often restarted under the same name immediately.
     auto scratch = Scratch::open(root, name, given ? kPredecessorMs : 0);
     if (scratch.ok()) {
       scratch_ = std::move(scratch).value();
@@ -139,8 +139,9 @@ Status Worker::claim_name() {
     if (given || scratch.status().code() != Code::kAlreadyExists)
       return scratch.status();
   }
-  return exhausted(fmt::format("{} workers named '{}-N' run on this host",
-                               kMaxNameSuffix, base));
+  return exhausted(
+      fmt::format("{} workers named '{}-N' are running on this host",
+                  kMaxNameSuffix, base));
 }
 
 // ------------------------------------------------------------------- logging
@@ -165,7 +166,7 @@ void Worker::log_to_run(const std::string& run_dir) {
   log.path = rundir::worker_log_path(run_dir, options_.name);
   auto opened = Logger::open(log);
   if (!opened.ok()) {
-    log_->warn("log_stays_here", {{"error", opened.status().message()}});
+    log_->warn("run_log_failed", {{"error", opened.status().message()}});
     return;
   }
   log_->info("log_continues", {{"path", log.path}});
@@ -183,7 +184,7 @@ void Worker::connect() {
   const auto address = coordinator_.read();
   if (!address.ok()) {
     if (address_.empty() && !std::exchange(waits_, true))
-      log_->info("waits_for_coordinator",
+      log_->info("waiting_for_coordinator",
                  {{"reason", address.status().message()}});
     return;
   }
@@ -192,7 +193,7 @@ void Worker::connect() {
   auto client = wire::Client::connect(*address);
   if (!client.ok()) {
     log_->error("connect_failed", {{"error", client.status().message()}});
-    // An address that was given does not get better.
+    // A fixed address cannot become valid.
     if (!coordinator_.may_change()) {
       exit_message_ = client.status().message();
       exit_code_ = kExitUsage;
@@ -242,7 +243,8 @@ void Worker::on_message() {
 void Worker::on_directive(const pb::Directive& directive) {
   heard_ms_ = monotonic_ms();
   if (directive.worker() == options_.name && directive.has_assignment()) {
-    // From now on it belongs to this job, whoever answers at the address.
+    // From now on the worker belongs to this job, even if another coordinator
+    // answers at the address.
     if (options_.job.empty()) options_.job = directive.job();
     log_to_run(directive.assignment().run_dir());
   }
@@ -251,7 +253,7 @@ void Worker::on_directive(const pb::Directive& directive) {
 
 void Worker::send(pb::Envelope envelope) {
   envelope.set_job(options_.job);
-  // What does not go out is said again: the protocol repeats itself.
+  // A lost message needs no handling: the protocol repeats its messages.
   if (client_) (void)client_->send(envelope);
 }
 
@@ -325,14 +327,14 @@ void Worker::act(const TakeInventory& action) {
   if (first) refresh_states(monotonic_ms());
   InventoryTaken e = take_inventory(folder, action.job);
   e.generation = action.generation;
-  // What a predecessor left is news, what a generation left is its duty.
+  // States of a predecessor are found once; those of a generation are expected.
   if (!e.holdings.empty())
     log_->info(first ? "states_found" : "states_held",
                {{"states", describe_states(folder, action.job, e)},
                 {"folder", folder}});
   const uint64_t others = first ? bytes_of_others(folder, action.job) : 0;
   if (others > 0)
-    log_->warn("states_of_other_jobs", {{"room", format_bytes(others)},
+    log_->warn("states_of_other_jobs", {{"size", format_bytes(others)},
                                         {"kept_s", kStateKeptS},
                                         {"folder", folder}});
   for (const std::string& d : e.damaged)
@@ -349,10 +351,9 @@ void Worker::refresh_states(int64_t now_ms) {
 void Worker::remove_states() {
   if (states_after_ == States::kKept) {
     if (has_states(scratch_->state_folder()))
-      log_->warn("states_stay",
-                 {{"folder", scratch_->state_folder()},
-                  {"seconds", kStateKeptS},
-                  {"reason", "nobody said that they are not needed"}});
+      log_->warn("states_kept", {{"folder", scratch_->state_folder()},
+                                 {"seconds", kStateKeptS},
+                                 {"reason", "they may still be needed"}});
     return;
   }
   const int removed = scratch_->remove_states(
@@ -384,7 +385,7 @@ void Worker::on_signal(int signal) {
 
 int Worker::run() {
   const int code = loop_.run();
-  log_->info("worker_exits", {{"code", code}, {"message", exit_message_}});
+  log_->info("worker_exiting", {{"code", code}, {"message", exit_message_}});
   launcher_->shut_down();
   remove_states();
   log_->flush();

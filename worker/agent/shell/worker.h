@@ -1,9 +1,9 @@
-// Worker: the daemon remesh-worker. It carries messages, time and what happens
-// to the ranks to the pure core (worker/agent/core) and does what the core
-// says, in order.
+// Worker: the daemon remesh-worker. It passes messages, ticks and rank events
+// to the pure core (worker/agent/core) and executes the actions that the core
+// returns, in order.
 //
-// Threads: one, which runs the loop and starts the ranks; ZeroMQ and PMIx have
-// threads of their own inside.
+// Threads: one, which runs the loop and starts the ranks. ZeroMQ and PMIx have
+// internal threads.
 #pragma once
 
 #include <deque>
@@ -25,27 +25,27 @@ namespace remesh::agent {
 struct WorkerOptions {
   std::string connect;  // tcp://HOST:PORT or a run directory
   int slots = 1;
-  std::string name;       // "": from the host's name, unique on the host
-  std::string host_name;  // "": the host's
-  std::string job;        // "": of whatever coordinator answers
+  std::string name;       // "": derived from the host name, unique on the host
+  std::string host_name;  // "": from gethostname()
+  std::string job;        // "": the job of the coordinator that answers
   std::string scratch;    // "": /tmp/remesh-<uid>
   std::string log;        // "": stderr, then RUN/logs/worker-NAME.log
-  std::string interface;  // "": chosen
+  std::string interface;  // "": chosen automatically
   std::string trainer;    // path of remesh-trainer
   std::string version;
 };
 
 class Worker {
  public:
-  // Takes the name, cleans up after a predecessor, starts the PMIx server.
-  // Blocks signals: call before anything starts a thread.
+  // Claims the name, cleans up after a predecessor and starts the PMIx server.
+  // Blocks signals: call this before any thread is started.
   static Result<std::unique_ptr<Worker>> make(WorkerOptions options);
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // Until the core says Exit; returns its code. The last message is in
-  // exit_message().
+  // Runs until the core returns Exit; returns its code. exit_message() has its
+  // message.
   int run();
   const std::string& exit_message() const { return exit_message_; }
   const std::string& name() const { return options_.name; }
@@ -65,7 +65,7 @@ class Worker {
   void on_signal(int signal);
   void look_for_coordinator(int64_t now_ms);
 
-  // Gives the core an event, now or after the one that it is at.
+  // Passes an event to the core, after the one being handled if there is one.
   void feed(Event event);
   // One overload for each alternative of Action.
   void act(const SendReport& action);
@@ -91,18 +91,18 @@ class Worker {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<wire::Client> client_;
-  std::string address_;    // that client_ connects to
-  bool waits_ = false;     // said that there is no coordinator yet
-  int64_t heard_ms_ = 0;   // last directive, or last try of an address
-  int64_t ticked_ms_ = 0;  // last Tick given to the core
+  std::string address_;    // of the coordinator that client_ connects to
+  bool waits_ = false;     // waiting for a coordinator was logged
+  int64_t heard_ms_ = 0;   // last directive or connection attempt
+  int64_t ticked_ms_ = 0;  // last Tick passed to the core
   std::deque<Event> events_;
   bool feeding_ = false;
-  uint64_t state_job_ = 0;  // whose states it keeps; 0: not known yet
+  uint64_t state_job_ = 0;  // job whose states are kept here; 0: unknown yet
   int64_t states_refreshed_ms_ = 0;
   States states_after_ = States::kKept;
   std::optional<int> exit_code_;
   std::string exit_message_;
-  std::string foreign_job_;  // last one refused, to say it once
+  std::string foreign_job_;  // last job refused, to log it once
 
   static constexpr int kIdleTickMs = 50;
 };
