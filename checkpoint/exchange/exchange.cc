@@ -9,7 +9,7 @@
 #include <memory>
 #include <thread>
 
-#include "checkpoint/memory/xxh3.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
@@ -92,9 +92,9 @@ class Slot {
                                                      sizeof(float)};
   }
   uint64_t checksum(int64_t elements, uint64_t index) {
-    return memory::xxh3(
-        floats(), static_cast<size_t>(elements) * kNumVectors * sizeof(float),
-        index);
+    return xxh3(floats(),
+                static_cast<size_t>(elements) * kNumVectors * sizeof(float),
+                index);
   }
   comm::RequestPtr request;  // when under way
 

@@ -17,7 +17,7 @@
 #include <memory>
 
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/xxh3.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::exchange {
 
@@ -58,7 +58,7 @@ class MappedReplica {
   int64_t at_ = 0;  // over the three vectors
   uint64_t pieces_ = 0;
   memory::ContentHash hash_{};
-  memory::Xxh3Stream stream_;  // of the vector that is being copied
+  Xxh3Stream stream_;  // of the vector that is being copied
   Status status_;
 };
 

@@ -7,8 +7,8 @@
 #include <optional>
 #include <utility>
 
-#include "checkpoint/memory/xxh3.h"
 #include "parallel/geometry/rect.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
@@ -260,7 +260,7 @@ uint64_t digest_of(const ParamTable& table, const Sharding& from,
     facts.insert(facts.end(), {s.rank, s.host, s.worker});
   for (const Process& p : processes)
     facts.insert(facts.end(), {p.host, p.worker});
-  return memory::xxh3(facts.data(), facts.size() * sizeof(facts[0]));
+  return xxh3(facts.data(), facts.size() * sizeof(facts[0]));
 }
 
 }  // namespace

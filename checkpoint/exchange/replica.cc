@@ -9,7 +9,7 @@
 #include <thread>
 #include <utility>
 
-#include "checkpoint/memory/xxh3.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
@@ -28,7 +28,7 @@ RecordMessage record_message(const StateInfo& info) {
   RecordMessage m{};
   const std::vector<uint64_t> words = encode(info);
   m[0] = words.size();
-  m[1] = memory::xxh3(words.data(), words.size() * sizeof(words[0]));
+  m[1] = xxh3(words.data(), words.size() * sizeof(words[0]));
   std::copy(words.begin(), words.end(), m.begin() + 2);
   return m;
 }
@@ -37,7 +37,7 @@ Result<StateInfo> read_record(const RecordMessage& m) {
   if (m[0] > kMaxInfoWords) return corrupt("record of a wrong size");
   const std::span<const uint64_t> words(m.data() + 2,
                                         static_cast<size_t>(m[0]));
-  if (memory::xxh3(words.data(), words.size_bytes()) != m[1])
+  if (xxh3(words.data(), words.size_bytes()) != m[1])
     return corrupt("the record's checksum is wrong");
   return memory::decode(words);
 }
@@ -46,7 +46,7 @@ Result<StateInfo> read_record(const RecordMessage& m) {
 class Hasher {
  public:
   void reset() {
-    for (memory::Xxh3Stream& s : streams_) s.reset();
+    for (Xxh3Stream& s : streams_) s.reset();
   }
   void add(size_t vector, std::span<const float> piece) {
     streams_[vector].add(piece.data(), piece.size_bytes());
@@ -58,7 +58,7 @@ class Hasher {
   }
 
  private:
-  std::array<memory::Xxh3Stream, kNumVectors> streams_;
+  std::array<Xxh3Stream, kNumVectors> streams_;
 };
 
 // The buffer that does not hold the newest state.

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "checkpoint/memory/shelf.h"
-#include "checkpoint/memory/xxh3.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::memory {
 namespace {

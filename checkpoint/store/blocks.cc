@@ -7,18 +7,15 @@
 #include <cstring>
 #include <optional>
 
-#include "checkpoint/memory/xxh3.h"
 #include "proto/base/check.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::store {
 namespace {
 
-using Sum = memory::Xxh128;
-static_assert(sizeof(Sum) == kSumBytes);
 
-Sum sum_of(std::span<const std::byte> bytes) {
-  return memory::xxh3_128(bytes.data(), bytes.size());
-}
+using Sum = Xxh128;
+static_assert(sizeof(Sum) == kSumBytes);
 
 std::string_view as_text(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -136,7 +133,7 @@ class VerifiedFile final : public File {
   Status read_only() const { return internal(path_ + ": open for reading"); }
 
   bool matches(uint64_t block, std::span<const std::byte> bytes) const {
-    const Sum sum = sum_of(bytes);
+    const Sum sum = xxh3_128(bytes);
     return std::memcmp(sum.data(), list_.data() + block * kSumBytes,
                        kSumBytes) == 0;
   }
@@ -188,7 +185,7 @@ class BlockWriter::Sums {
     while (!bytes.empty()) {
       const size_t n = std::min<size_t>(bytes.size(), block_bytes_ - filled_);
       if (n == block_bytes_) {
-        put(sum_of(bytes.first(n)));
+        put(xxh3_128(bytes.first(n)));
       } else {
         stream_.add(bytes.data(), n);
         filled_ += n;
@@ -214,7 +211,7 @@ class BlockWriter::Sums {
   }
 
   const uint64_t block_bytes_;
-  memory::Xxh3Stream stream_;
+  Xxh3Stream stream_;
   uint64_t filled_ = 0;  // of the block under way
   std::vector<std::byte> list_;
 };
@@ -270,7 +267,7 @@ Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
   for (uint64_t at = 0; at < data_bytes; at += buffer.size()) {
     buffer.resize(std::min(block_bytes, data_bytes - at));
     RETURN_IF_ERROR(file.read_at(at, buffer));
-    const Sum sum = sum_of(buffer);
+    const Sum sum = xxh3_128(buffer);
     list.insert(list.end(), sum.begin(), sum.end());
   }
   return write_list(file, list, data_bytes, block_bytes, shard);

@@ -1,11 +1,11 @@
 #include "proto/base/rng.h"
 
 #include <Random123/philox.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <cmath>
 #include <numbers>
+
+#include "proto/base/xxh3.h"
 
 namespace remesh {
 
@@ -65,7 +65,7 @@ void random_normals(uint64_t key, uint64_t stream, uint64_t index,
 }
 
 uint64_t hash64(std::string_view text) {
-  return XXH3_64bits(text.data(), text.size());
+  return xxh3(text.data(), text.size());
 }
 
 }  // namespace remesh

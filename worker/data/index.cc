@@ -126,7 +126,7 @@ std::string data_id_of(const Index& index) {
     text += fmt::format("train {} {}\n", s.tokens, s.checksum);
   for (const ShardEntry& s : index.val)
     text += fmt::format("val {} {}\n", s.tokens, s.checksum);
-  return hash128_hex(std::as_bytes(std::span(text)));
+  return hex(xxh3_128(std::as_bytes(std::span(text))));
 }
 
 std::string index_to_json(const Index& index) {

@@ -79,7 +79,7 @@ std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
       o.raw_bytes);
   for (const InputEntry& i : inputs)
     text += fmt::format("input {} {}\n", i.bytes, i.xxh128);
-  return hash128_hex(std::as_bytes(std::span(text)));
+  return hex(xxh3_128(std::as_bytes(std::span(text))));
 }
 
 // Counts bytes read over all inputs.
@@ -268,17 +268,17 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   std::vector<char> portion(kPortion);
   for (const std::string& path : o.inputs) {
     ASSIGN_OR_RETURN(File file, File::open_regular(path));
-    Hash128 hash;
+    Xxh3Stream hash;
     uint64_t bytes = 0;
     for (;;) {
       ASSIGN_OR_RETURN(const size_t got,
                        file.read(portion.data(), portion.size()));
       if (got == 0) break;
-      hash.update(portion.data(), got);
+      hash.add(portion.data(), got);
       bytes += got;
       progress.add(got);
     }
-    entries.push_back({path, bytes, hash.hex()});
+    entries.push_back({path, bytes, hex(hash.digest_128())});
   }
   return entries;
 }

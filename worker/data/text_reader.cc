@@ -54,7 +54,7 @@ struct TextReader::Impl {
   ~Impl() { lzma_end(&stream); }
   Result<size_t> read_raw(void* out, size_t bytes) {
     ASSIGN_OR_RETURN(const size_t got, file.read(out, bytes));
-    hash.update(out, got);
+    hash.add(out, got);
     done += got;
     return got;
   }
@@ -62,7 +62,7 @@ struct TextReader::Impl {
   File file;
   uint64_t size = 0;
   uint64_t done = 0;
-  Hash128 hash;
+  Xxh3Stream hash;
   std::vector<uint8_t> input;  // read ahead; consumed up to `position`
   size_t position = 0;
   bool compressed = false;
@@ -78,7 +78,9 @@ bool TextReader::compressed() const { return impl_->compressed; }
 const std::string& TextReader::path() const { return impl_->file.path(); }
 uint64_t TextReader::file_bytes() const { return impl_->size; }
 uint64_t TextReader::bytes_done() const { return impl_->done; }
-std::string TextReader::file_hash() const { return impl_->hash.hex(); }
+std::string TextReader::file_hash() const {
+  return hex(impl_->hash.digest_128());
+}
 
 Result<TextReader> TextReader::open(const std::string& path) {
   ASSIGN_OR_RETURN(File file, File::open_regular(path));

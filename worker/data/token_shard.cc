@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 #include <sys/mman.h>
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -19,14 +17,8 @@ namespace {
 constexpr size_t kBufferBytes = size_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 31;
 
-std::string hex(const uint8_t* bytes, size_t size) {
-  std::string text;
-  for (size_t i = 0; i < size; ++i) text += fmt::format("{:02x}", bytes[i]);
-  return text;
-}
-
 uint64_t header_checksum(const ShardHeader& h) {
-  return XXH3_64bits(&h, offsetof(ShardHeader, header_checksum));
+  return xxh3(&h, offsetof(ShardHeader, header_checksum));
 }
 
 // Widens `out.size()` tokens; returns the largest.
@@ -58,38 +50,6 @@ uint32_t narrow(std::span<const int32_t> tokens, std::byte* to) {
 
 uint32_t token_width(int64_t vocab_size) {
   return vocab_size <= int64_t{1} << 16 ? 2 : 4;
-}
-
-std::string hash128_hex(std::span<const std::byte> bytes) {
-  Hash128 hash;
-  hash.update(bytes.data(), bytes.size());
-  return hash.hex();
-}
-
-struct Hash128::State {
-  XXH3_state_t xxh;
-};
-Hash128::Hash128() : state_(std::make_unique<State>()) {
-  XXH3_128bits_reset(&state_->xxh);
-}
-Hash128::~Hash128() = default;
-Hash128::Hash128(Hash128&&) noexcept = default;
-Hash128& Hash128::operator=(Hash128&&) noexcept = default;
-
-void Hash128::update(const void* bytes, size_t size) {
-  if (size > 0) XXH3_128bits_update(&state_->xxh, bytes, size);
-}
-
-void Hash128::digest(uint8_t out[16]) const {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(&state_->xxh));
-  std::memcpy(out, canonical.digest, 16);
-}
-
-std::string Hash128::hex() const {
-  uint8_t bytes[16];
-  digest(bytes);
-  return data::hex(bytes, 16);
 }
 
 Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
@@ -126,7 +86,8 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
         fmt::format("{} + {} * {}", sizeof(ShardHeader), h.num_tokens,
                     h.token_width)));
   return ShardInfo{h.token_width, static_cast<int64_t>(h.num_tokens),
-                   vocab_size, h.tokenizer, hex(h.checksum, 16)};
+                   vocab_size, h.tokenizer,
+                   hex(std::bit_cast<Xxh128>(h.checksum))};
 }
 
 ShardWriter::ShardWriter(File file, std::string tokenizer, int64_t vocab_size)
@@ -167,7 +128,7 @@ Status ShardWriter::append(std::span<const int32_t> tokens) {
 }
 
 Status ShardWriter::flush() {
-  hash_.update(buffer_.data(), buffer_.size());
+  hash_.add(buffer_.data(), buffer_.size());
   RETURN_IF_ERROR(file_.write(buffer_.data(), buffer_.size()));
   buffer_.clear();
   return ok_status();
@@ -182,11 +143,12 @@ Result<ShardInfo> ShardWriter::finish() {
   h.num_tokens = static_cast<uint64_t>(num_tokens_);
   h.vocab_size = static_cast<uint64_t>(vocab_size_);
   std::memcpy(h.tokenizer, tokenizer_.data(), tokenizer_.size());
-  hash_.digest(h.checksum);
+  const Xxh128 checksum = hash_.digest_128();
+  std::memcpy(h.checksum, checksum.data(), checksum.size());
   h.header_checksum = header_checksum(h);
   RETURN_IF_ERROR(file_.write_at(0, &h, sizeof(h)));
   RETURN_IF_ERROR(file_.sync());
-  return ShardInfo{width_, num_tokens_, vocab_size_, tokenizer_, hash_.hex()};
+  return ShardInfo{width_, num_tokens_, vocab_size_, tokenizer_, hex(checksum)};
 }
 
 Result<MappedShard> MappedShard::open(const std::string& path) {
@@ -245,8 +207,8 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
 }
 
 Status MappedShard::verify() const {
-  const std::string found = hash128_hex(
-      {map_ + sizeof(ShardHeader), map_bytes_ - sizeof(ShardHeader)});
+  const std::string found = hex(
+      xxh3_128({map_ + sizeof(ShardHeader), map_bytes_ - sizeof(ShardHeader)}));
   if (found != info_.checksum)
     return corrupt(fmt::format(
         "{}: the tokens do not match their checksum: {} stored, {} found",

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "proto/base/xxh3.h"
 #include "worker/data/file.h"
 
 namespace remesh::data {
@@ -60,25 +61,6 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                                      uint64_t file_bytes,
                                      const std::string& name);
 
-// XXH3-128 as 32 hex digits.
-std::string hash128_hex(std::span<const std::byte> bytes);
-
-// XXH3-128 of a stream.
-class Hash128 {
- public:
-  Hash128();
-  ~Hash128();
-  Hash128(Hash128&&) noexcept;
-  Hash128& operator=(Hash128&&) noexcept;
-  void update(const void* bytes, size_t size);
-  void digest(uint8_t out[16]) const;  // big-endian
-  std::string hex() const;
-
- private:
-  struct State;
-  std::unique_ptr<State> state_;
-};
-
 // Writes one shard: append() any number of times, then finish().
 class ShardWriter {
  public:
@@ -102,7 +84,7 @@ class ShardWriter {
   uint32_t width_;
   int64_t num_tokens_ = 0;
   std::vector<std::byte> buffer_;
-  Hash128 hash_;
+  Xxh3Stream hash_;
 };
 
 class MappedShard {

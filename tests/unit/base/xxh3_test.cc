@@ -1,5 +1,5 @@
 // The same values as the library's, whatever the pieces.
-#include "checkpoint/memory/xxh3.h"
+#include "proto/base/xxh3.h"
 
 #include <gtest/gtest.h>
 #include <xxhash.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace remesh::memory {
+namespace remesh {
 namespace {
 
 TEST(Xxh3, IsTheLibrarys) {
@@ -32,11 +32,11 @@ TEST(Xxh3, IsTheLibrarys) {
     ASSERT_EQ(stream.digest(), XXH3_64bits(data.data(), n)) << n;
     XXH128_canonical_t wide;
     XXH128_canonicalFromHash(&wide, XXH3_128bits(data.data(), n));
-    const Xxh128 once = xxh3_128(data.data(), n);
+    const Xxh128 once = xxh3_128(std::as_bytes(std::span(data.data(), n)));
     ASSERT_EQ(std::memcmp(once.data(), wide.digest, sizeof once), 0) << n;
     ASSERT_EQ(stream.digest_128(), once) << n;
   }
 }
 
 }  // namespace
-}  // namespace remesh::memory
+}  // namespace remesh

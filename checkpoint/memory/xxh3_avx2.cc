@@ -1,2 +1,0 @@
-#define REMESH_XXH3 xxh3_avx2
-#include "checkpoint/memory/xxh3_body.h"
