@@ -35,6 +35,7 @@
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::store {
 namespace {
@@ -279,28 +280,27 @@ class Bench {
     });
   }
 
+  geometry::StateView state() const {
+    return {weights_.span(), exp_avg_.span(), exp_avg_sq_.span()};
+  }
+
   Status save(int trial) {
     const SaveId id{.step = trial + 1, .generation = 1};
-    const FlatState<const float> state{.weights = weights_.span(),
-                                       .exp_avg = exp_avg_.span(),
-                                       .exp_avg_sq = exp_avg_sq_.span()};
     pb::Manifest m;
     m.set_step(id.step);
     m.set_generation(id.generation);
     *m.mutable_model() = manifest::model_info(table_.config());
     RETURN_IF_ERROR(in_threads(options_.ranks, [&](int r) {
       const auto [begin, end] = share(r, options_.ranks);
-      Beside beside;
-      beside.stream.room = bytes();
-      beside.layouts = &layouts_[static_cast<size_t>(r)];
+      WriteOptions options{.compression = options_.compression};
+      options.stream.room = bytes();
       return write_shard(*fs_, dir_, id, r, table_,
-                         pieces_of_range(table_, begin, end, state),
-                         options_.compression, beside)
+                         pieces_of_range(table_, begin, end), state(), options)
           .status();
     }));
     const int64_t begin_ns = monotonic_ns();
-    ASSIGN_OR_RETURN(const Committed done, commit(*fs_, dir_, m, options_.ranks,
-                                                  table_, {}, &layouts_[0]));
+    ASSIGN_OR_RETURN(const Committed done,
+                     commit(*fs_, dir_, m, options_.ranks, table_, {}));
     commit_s_.push_back(static_cast<double>(monotonic_ns() - begin_ns) * 1e-9);
     path_ = done.path;
     stored_ = 0;
@@ -329,11 +329,8 @@ class Bench {
     return in_processes(options_.ranks + 1, [&](int r) -> Status {
       const auto [begin, end] = share(r, options_.ranks + 1);
       ASSIGN_OR_RETURN(const auto m, manifest::read_checkpoint(*fs_, path_));
-      const FlatState<float> state{.weights = weights_.span(),
-                                   .exp_avg = exp_avg_.span(),
-                                   .exp_avg_sq = exp_avg_sq_.span()};
-      return load(*fs_, path_, m, table_,
-                  pieces_of_range(table_, begin, end, state));
+      return load(*fs_, path_, m, table_, pieces_of_range(table_, begin, end),
+                  state());
     });
   }
 
@@ -397,7 +394,6 @@ class Bench {
   const size_t n_ = static_cast<size_t>(table_.num_elements());
   const SharedFloats weights_{n_}, exp_avg_{n_}, exp_avg_sq_{n_};
   std::string path_;
-  std::vector<Layouts> layouts_{static_cast<size_t>(options_.ranks)};
   bench::UnderLoadResult under_load_;
   uint64_t stored_ = 0;
   std::vector<double> commit_s_;  // part of save_

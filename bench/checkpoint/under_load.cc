@@ -79,12 +79,7 @@ class UnderLoad {
                      geometry::ShardTable::make(table_, {}, {}, bounds));
     ASSIGN_OR_RETURN(zero_, geometry::ZeroPlan::make(shard_, {}, 1, 0));
     ASSIGN_OR_RETURN(board_, board::Board::create(1, 0));
-    state_ = {.step = 0,
-              .shard = &shard_,
-              .zero = &zero_,
-              .weights = weights,
-              .exp_avg = m,
-              .exp_avg_sq = v};
+    state_.vectors = {weights, m, v};
     train::CheckpointerOptions o;
     o.folder = path_join(options_.dir, "saves");
     o.retention.keep_latest_k = 1;
@@ -201,9 +196,8 @@ class UnderLoad {
   Status write_file(const std::string& path) {
     ASSIGN_OR_RETURN(const auto file, fs_->create(path));
     uint64_t at = 0;
-    for (const std::span<const float> v :
-         {state_.weights, state_.exp_avg, state_.exp_avg_sq}) {
-      const auto all = std::as_bytes(v);
+    for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
+      const auto all = std::as_bytes(state_.vectors[v]);
       constexpr size_t kBlock = 1 << 20;
       for (size_t i = 0; i < all.size(); i += kBlock) {
         const auto part = all.subspan(i, std::min(kBlock, all.size() - i));

@@ -14,9 +14,9 @@
 namespace remesh::exchange {
 namespace {
 
-using memory::ConstState;
-using memory::kNumVectors;
-using memory::MutableState;
+using geometry::ConstStateView;
+using geometry::kNumStateVectors;
+using geometry::StateView;
 
 // Messages under way in each direction.
 constexpr int kWindow = 4;
@@ -72,8 +72,8 @@ void copy_floats(float* to, const float* from, int64_t n) {
 class Slot {
  public:
   explicit Slot(int64_t elements)
-      : bytes_(sizeof(MessageHeader) +
-               static_cast<size_t>(elements) * kNumVectors * sizeof(float)),
+      : bytes_(sizeof(MessageHeader) + static_cast<size_t>(elements) *
+                                           kNumStateVectors * sizeof(float)),
         data_(new std::byte[bytes_]) {}
   MessageHeader header() const {
     MessageHeader h;
@@ -88,13 +88,14 @@ class Slot {
   }
   std::span<std::byte> message(int64_t elements) {
     return {data_.get(), sizeof(MessageHeader) + static_cast<size_t>(elements) *
-                                                     kNumVectors *
+                                                     kNumStateVectors *
                                                      sizeof(float)};
   }
   uint64_t checksum(int64_t elements, uint64_t index) {
-    return xxh3(floats(),
-                static_cast<size_t>(elements) * kNumVectors * sizeof(float),
-                index);
+    return xxh3(
+        floats(),
+        static_cast<size_t>(elements) * kNumStateVectors * sizeof(float),
+        index);
   }
   comm::RequestPtr request;  // when under way
 
@@ -176,7 +177,7 @@ class Lane {
 class SendLane final : public Lane {
  public:
   SendLane(comm::Comm& comm, int tag, const Plan& plan,
-           std::span<const ConstState> sources, int64_t elements_a_message)
+           std::span<const ConstStateView> sources, int64_t elements_a_message)
       : Lane(plan.send, elements_a_message),
         comm_(comm),
         tag_(tag),
@@ -190,8 +191,8 @@ class SendLane final : public Lane {
     int64_t at = 0;
     cursor_.advance(
         m.elements, [&](const Copy& c, int64_t from, int64_t, int64_t n) {
-          const ConstState& s = sources_[static_cast<size_t>(c.source)];
-          for (size_t v = 0; v < kNumVectors; ++v)
+          const ConstStateView& s = sources_[static_cast<size_t>(c.source)];
+          for (size_t v = 0; v < kNumStateVectors; ++v)
             copy_floats(out + static_cast<int64_t>(v) * m.elements + at,
                         s[v].data() + from, n);
           at += n;
@@ -206,14 +207,14 @@ class SendLane final : public Lane {
 
   comm::Comm& comm_;
   const int tag_;
-  std::span<const ConstState> sources_;
+  std::span<const ConstStateView> sources_;
   Cursor cursor_{{}};
 };
 
 class ReceiveLane final : public Lane {
  public:
   ReceiveLane(comm::Comm& comm, int tag, const Plan& plan,
-              const MutableState& target, int64_t elements_a_message)
+              const StateView& target, int64_t elements_a_message)
       : Lane(plan.receive, elements_a_message),
         comm_(comm),
         tag_(tag),
@@ -240,7 +241,7 @@ class ReceiveLane final : public Lane {
     int64_t at = 0;
     cursor_.advance(
         m.elements, [&](const Copy&, int64_t, int64_t to, int64_t n) {
-          for (size_t v = 0; v < kNumVectors; ++v)
+          for (size_t v = 0; v < kNumStateVectors; ++v)
             copy_floats(target_[v].data() + to,
                         in + static_cast<int64_t>(v) * m.elements + at, n);
           at += n;
@@ -249,17 +250,17 @@ class ReceiveLane final : public Lane {
 
   comm::Comm& comm_;
   const int tag_;
-  const MutableState& target_;
+  const StateView& target_;
   Cursor cursor_{{}};
 };
 
 // One piece of the local copies.
-int64_t copy_local(Cursor& cursor, std::span<const ConstState> sources,
-                   const MutableState& target) {
+int64_t copy_local(Cursor& cursor, std::span<const ConstStateView> sources,
+                   const StateView& target) {
   return cursor.advance(
       kLocalPiece, [&](const Copy& c, int64_t from, int64_t to, int64_t n) {
-        const ConstState& s = sources[static_cast<size_t>(c.source)];
-        for (size_t v = 0; v < kNumVectors; ++v)
+        const ConstStateView& s = sources[static_cast<size_t>(c.source)];
+        for (size_t v = 0; v < kNumStateVectors; ++v)
           copy_floats(target[v].data() + to, s[v].data() + from, n);
       });
 }
@@ -270,11 +271,11 @@ int64_t extent(const Copy& c, bool from) {
 }
 
 // What the plan reads and writes is there.
-Status check_views(const Plan& plan, std::span<const ConstState> sources,
-                   const MutableState& target) {
+Status check_views(const Plan& plan, std::span<const ConstStateView> sources,
+                   const StateView& target) {
   const auto reads = [&](const Copy& c) {
     if (static_cast<size_t>(c.source) >= sources.size()) return false;
-    for (size_t v = 0; v < kNumVectors; ++v)
+    for (size_t v = 0; v < kNumStateVectors; ++v)
       if (extent(c, true) >
           static_cast<int64_t>(
               sources[static_cast<size_t>(c.source)][v].size()))
@@ -292,7 +293,7 @@ Status check_views(const Plan& plan, std::span<const ConstState> sources,
   for (const Copy& c : plan.local)
     if (!reads(c)) return missing(c);
   if (plan.local.empty() && plan.receive.empty()) return ok_status();
-  for (size_t v = 0; v < kNumVectors; ++v)
+  for (size_t v = 0; v < kNumStateVectors; ++v)
     if (static_cast<int64_t>(target[v].size()) != plan.elements)
       return invalid_argument(
           fmt::format("exchange: {} elements to fill, the vectors have {}",
@@ -328,13 +329,13 @@ Status agree(comm::Comm& comm, const Status& mine, const char* what) {
 }
 
 Status run_exchange(comm::Comm& comm, const Plan& plan,
-                    std::span<const ConstState> sources,
-                    const MutableState& target, const Status& ready,
+                    std::span<const ConstStateView> sources,
+                    const StateView& target, const Status& ready,
                     const ExchangeOptions& options, ExchangeStats* stats) {
   const int64_t message_bytes = options.staging_bytes / (2 * kWindow);
   const int64_t elements_a_message = std::max<int64_t>(
       1, (message_bytes - static_cast<int64_t>(sizeof(MessageHeader))) /
-             static_cast<int64_t>(kNumVectors * sizeof(float)));
+             static_cast<int64_t>(kNumStateVectors * sizeof(float)));
   const Status mine = ready.ok() ? check_views(plan, sources, target) : ready;
   RETURN_IF_ERROR(agree_to_begin(comm, plan, mine, elements_a_message));
   SendLane send(comm, options.tag, plan, sources, elements_a_message);
@@ -352,8 +353,8 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
     if (!moved) std::this_thread::yield();
   }
   if (stats != nullptr)
-    *stats = {.local_bytes =
-                  copied * static_cast<int64_t>(kNumVectors * sizeof(float)),
+    *stats = {.local_bytes = copied * static_cast<int64_t>(kNumStateVectors *
+                                                           sizeof(float)),
               .sent_bytes = send.bytes,
               .received_bytes = receive.bytes};
   return agree(comm, receive.status, "exchange");

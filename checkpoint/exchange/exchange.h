@@ -35,8 +35,8 @@ struct ExchangeStats {
 // a message's checksum is wrong; InvalidArgument: they have different plans.
 // Nothing can be said of `target` then; the sources are as they were.
 Status run_exchange(comm::Comm& comm, const Plan& plan,
-                    std::span<const memory::ConstState> sources,
-                    const memory::MutableState& target, const Status& ready,
+                    std::span<const geometry::ConstStateView> sources,
+                    const geometry::StateView& target, const Status& ready,
                     const ExchangeOptions& options,
                     ExchangeStats* stats = nullptr);
 

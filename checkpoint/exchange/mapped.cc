@@ -10,7 +10,7 @@
 
 namespace remesh::exchange {
 
-using memory::kNumVectors;
+using geometry::kNumStateVectors;
 using memory::StateSegment;
 
 namespace {
@@ -58,7 +58,7 @@ bool MappedReplica::find() {
 bool MappedReplica::poll() {
   if (!under_way_) return true;
   if (!found_ && !(found_ = find())) return false;
-  const int64_t end = static_cast<int64_t>(kNumVectors) * elements_;
+  const int64_t end = static_cast<int64_t>(kNumStateVectors) * elements_;
   if (at_ < end) {
     const auto v = static_cast<size_t>(at_ / elements_);
     const int64_t begin = at_ % elements_;

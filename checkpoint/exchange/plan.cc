@@ -7,28 +7,28 @@
 #include <optional>
 #include <utility>
 
-#include "parallel/geometry/rect.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::exchange {
 namespace {
 
 using geometry::ParamTable;
+using geometry::Piece;
 using geometry::RankShard;
 using geometry::Rect;
 using geometry::Sharding;
-using geometry::StatePiece;
+using geometry::Uncovered;
 
-// Where a parameter's part stands in the vectors of a content class.
+// A piece of the vectors of a replica group.
 struct Stored {
-  int content = 0;
-  Rect rect;
-  int64_t at = 0, stride = 0;
+  int group = 0;
+  Piece piece;
 };
 
-int64_t position(const Rect& whole, int64_t at, int64_t stride,
-                 const Rect& part) {
-  return at + (part.row - whole.row) * stride + (part.col - whole.col);
+// Where `part` of a piece starts in its vector.
+int64_t position(const Piece& piece, const Rect& part) {
+  return piece.at + (part.row - piece.rect.row) * piece.row_stride +
+         (part.col - piece.rect.col);
 }
 
 class Planner {
@@ -56,10 +56,9 @@ class Planner {
 
   Status index_sources();
   void find_adopters();
-  // The source of `content` that rank r reads or is sent, or nullopt.
-  std::optional<Filled> provider(int content, int r, bool local) const;
-  void fill(const StatePiece& wanted, int r, std::vector<Rect>& left,
-            bool local);
+  // The source of `group` that rank r reads or is sent, or nullopt.
+  std::optional<Filled> provider(int group, int r, bool local) const;
+  void fill(const Piece& wanted, int r, Uncovered& left, bool local);
 
   const ParamTable& table_;
   const Sharding& from_;
@@ -67,30 +66,30 @@ class Planner {
   const Sharding& to_;
   const std::span<const Process> processes_;
 
-  std::vector<std::vector<int>> of_content_;     // sources by class
-  std::vector<std::vector<StatePiece>> held_;    // by class; if it has a source
-  std::vector<std::vector<Stored>> stored_;      // by parameter
-  std::map<int, std::vector<int>> on_host_;      // processes by host
-  std::vector<std::vector<StatePiece>> wanted_;  // by class of the new mesh
-  std::vector<int64_t> elements_;                // by class of the new mesh
-  std::vector<int> adopt_;                       // by new rank
-  std::vector<std::vector<Filled>> filled_;      // by new rank
+  std::vector<std::vector<int>> of_group_;   // sources by replica group
+  std::vector<std::vector<Piece>> held_;     // by group, if it has a source
+  std::vector<std::vector<Stored>> stored_;  // by parameter
+  std::map<int, std::vector<int>> on_host_;  // processes by host
+  std::vector<std::vector<Piece>> wanted_;   // by group of the new mesh
+  std::vector<int64_t> elements_;            // by group of the new mesh
+  std::vector<int> adopt_;                   // by new rank
+  std::vector<std::vector<Filled>> filled_;  // by new rank
 };
 
 Status Planner::prepare() {
   for (size_t i = 0; i < processes_.size(); ++i)
     on_host_[processes_[i].host].push_back(static_cast<int>(i));
   RETURN_IF_ERROR(index_sources());
-  // Checks the new sharding before its classes are counted.
+  // Validates the new sharding before its groups are counted.
   RETURN_IF_ERROR(make_rank_shard(table_, to_, 0).status());
   const int world = to_.layout.world();
   if (static_cast<size_t>(world) > processes_.size())
     return invalid_argument(fmt::format("{} processes for the {} ranks of {}",
                                         processes_.size(), world,
                                         to_.layout.to_string()));
-  for (int c = 0; c < num_content_classes(to_); ++c) {
+  for (int g = 0; g < num_replica_groups(to_); ++g) {
     ASSIGN_OR_RETURN(const RankShard rank,
-                     make_rank_shard(table_, to_, first_of_class(to_, c)));
+                     make_rank_shard(table_, to_, first_rank_of_group(to_, g)));
     wanted_.push_back(held_pieces(rank.shard, rank.zero));
     elements_.push_back(rank.zero.state_elements());
   }
@@ -101,8 +100,8 @@ Status Planner::prepare() {
 
 Status Planner::index_sources() {
   RETURN_IF_ERROR(make_rank_shard(table_, from_, 0).status());
-  of_content_.resize(static_cast<size_t>(num_content_classes(from_)));
-  held_.resize(of_content_.size());
+  of_group_.resize(static_cast<size_t>(num_replica_groups(from_)));
+  held_.resize(of_group_.size());
   stored_.resize(table_.size());
   for (size_t i = 0; i < sources_.size(); ++i) {
     const int rank = sources_[i].rank;
@@ -110,21 +109,18 @@ Status Planner::index_sources() {
       return invalid_argument(
           fmt::format("a source of rank {}: {} has {} ranks", rank,
                       from_.layout.to_string(), from_.layout.world()));
-    of_content_[static_cast<size_t>(content_class(from_, rank))].push_back(
+    of_group_[static_cast<size_t>(replica_group(from_, rank))].push_back(
         static_cast<int>(i));
   }
-  for (size_t c = 0; c < of_content_.size(); ++c) {
-    if (of_content_[c].empty()) continue;
+  for (size_t g = 0; g < of_group_.size(); ++g) {
+    if (of_group_[g].empty()) continue;
     ASSIGN_OR_RETURN(
         const RankShard rank,
         make_rank_shard(table_, from_,
-                        first_of_class(from_, static_cast<int>(c))));
-    held_[c] = held_pieces(rank.shard, rank.zero);
-    for (const StatePiece& p : held_[c])
-      stored_[p.param].push_back({.content = static_cast<int>(c),
-                                  .rect = rect_of(p.box),
-                                  .at = p.at,
-                                  .stride = p.row_stride});
+                        first_rank_of_group(from_, static_cast<int>(g))));
+    held_[g] = held_pieces(rank.shard, rank.zero);
+    for (const Piece& p : held_[g])
+      stored_[p.param].push_back({.group = static_cast<int>(g), .piece = p});
   }
   return ok_status();
 }
@@ -133,15 +129,15 @@ Status Planner::index_sources() {
 void Planner::find_adopters() {
   std::vector<bool> taken(sources_.size(), false);
   for (int r = 0; r < to_.layout.world(); ++r) {
-    const auto& wanted = wanted_[static_cast<size_t>(content_class(to_, r))];
+    const auto& wanted = wanted_[static_cast<size_t>(replica_group(to_, r))];
     int found = -1;
     for (size_t i = 0; i < sources_.size() && found < 0; ++i) {
-      const auto content =
-          static_cast<size_t>(content_class(from_, sources_[i].rank));
+      const auto group =
+          static_cast<size_t>(replica_group(from_, sources_[i].rank));
       if (!taken[i] &&
           sources_[i].worker == processes_[static_cast<size_t>(r)].worker &&
           sources_[i].host == processes_[static_cast<size_t>(r)].host &&
-          held_[content] == wanted)
+          held_[group] == wanted)
         found = static_cast<int>(i);
     }
     if (found >= 0) taken[static_cast<size_t>(found)] = true;
@@ -150,11 +146,11 @@ void Planner::find_adopters() {
 }
 
 // Ranks take turns among the holders, and among the processes of a host.
-std::optional<Planner::Filled> Planner::provider(int content, int r,
+std::optional<Planner::Filled> Planner::provider(int group, int r,
                                                  bool local) const {
   const int here = processes_[static_cast<size_t>(r)].host;
   std::vector<int> able;
-  for (const int s : of_content_[static_cast<size_t>(content)]) {
+  for (const int s : of_group_[static_cast<size_t>(group)]) {
     const int host = sources_[static_cast<size_t>(s)].host;
     if ((host == here) == local && (local || on_host_.contains(host)))
       able.push_back(s);
@@ -165,55 +161,45 @@ std::optional<Planner::Filled> Planner::provider(int content, int r,
   if (!local) {
     const auto& senders =
         on_host_.at(sources_[static_cast<size_t>(f.copy.source)].host);
-    f.sender = senders[static_cast<size_t>(r + content) % senders.size()];
+    f.sender = senders[static_cast<size_t>(r + group) % senders.size()];
   }
   return f;
 }
 
-void Planner::fill(const StatePiece& wanted, int r, std::vector<Rect>& left,
-                   bool local) {
+void Planner::fill(const Piece& wanted, int r, Uncovered& left, bool local) {
   const std::vector<Stored>& stored = stored_[wanted.param];
-  const Rect whole = rect_of(wanted.box);
-  // Not everybody begins with the same of those who hold the same.
+  // Ranks start at different holders, to spread the load.
   const size_t first =
       stored.empty() ? 0 : static_cast<size_t>(r) % stored.size();
   for (size_t k = 0; k < stored.size() && !left.empty(); ++k) {
     const Stored& s = stored[(first + k) % stored.size()];
-    if (intersect(s.rect, whole).empty()) continue;
-    const auto from = provider(s.content, r, local);
+    if (intersect(s.piece.rect, wanted.rect).empty()) continue;
+    const auto from = provider(s.group, r, local);
     if (!from) continue;
-    std::vector<Rect> still;
-    for (const Rect& rect : left) {
-      const Rect part = intersect(rect, s.rect);
-      if (part.empty()) {
-        still.push_back(rect);
-        continue;
-      }
-      Filled f = *from;
-      f.copy.from_at = position(s.rect, s.at, s.stride, part);
-      f.copy.from_stride = s.stride;
-      f.copy.to_at = position(whole, wanted.at, wanted.row_stride, part);
-      f.copy.to_stride = wanted.row_stride;
-      f.copy.rows = part.rows;
-      f.copy.cols = part.cols;
-      filled_[static_cast<size_t>(r)].push_back(f);
-      subtract(rect, part, still);
-    }
-    left = std::move(still);
+    left.cover(s.piece.rect, [&](const Rect& part) {
+      filled_[static_cast<size_t>(r)].push_back(
+          {.copy = {.source = from->copy.source,
+                    .from_at = position(s.piece, part),
+                    .from_stride = s.piece.row_stride,
+                    .to_at = position(wanted, part),
+                    .to_stride = wanted.row_stride,
+                    .rows = part.rows,
+                    .cols = part.cols},
+           .sender = from->sender});
+    });
   }
 }
 
 Status Planner::plan_rank(int r) {
   if (adopt_[static_cast<size_t>(r)] >= 0) return ok_status();
-  for (const StatePiece& p :
-       wanted_[static_cast<size_t>(content_class(to_, r))]) {
-    std::vector<Rect> left = {rect_of(p.box)};
+  for (const Piece& p : wanted_[static_cast<size_t>(replica_group(to_, r))]) {
+    Uncovered left(p.rect);
     fill(p, r, left, /*local=*/true);
     fill(p, r, left, /*local=*/false);
     if (!left.empty())
       return unavailable(fmt::format(
           "{}: row {}, column {} is in no state that can be reached",
-          table_[p.param].name, left[0].row, left[0].col));
+          table_[p.param].name, left.first().row, left.first().col));
   }
   return ok_status();
 }
@@ -241,7 +227,7 @@ Plan Planner::take(int me) {
   for (auto& [distance, s] : out) plan.send.push_back(std::move(s));
   if (me < to_.layout.world()) {
     plan.adopt = adopt_[static_cast<size_t>(me)];
-    plan.elements = elements_[static_cast<size_t>(content_class(to_, me))];
+    plan.elements = elements_[static_cast<size_t>(replica_group(to_, me))];
   }
   return plan;
 }

@@ -12,7 +12,7 @@
 // copy, or the rank adopts. It holds for any two shardings (the idea of
 // PyTorch's distributed checkpoint planner).
 //
-// Cost: ranks x pieces x content classes of the old mesh.
+// Cost: ranks x pieces x replica groups of the old mesh.
 #pragma once
 
 #include <cstdint>

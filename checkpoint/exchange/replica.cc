@@ -14,9 +14,9 @@
 namespace remesh::exchange {
 namespace {
 
+using geometry::kNumStateVectors;
 using memory::ContentHash;
 using memory::kMaxInfoWords;
-using memory::kNumVectors;
 using memory::StateInfo;
 using memory::StateSegment;
 using Committed = memory::StateSegment::Committed;
@@ -53,12 +53,12 @@ class Hasher {
   }
   ContentHash digest() const {
     ContentHash h;
-    for (size_t v = 0; v < kNumVectors; ++v) h[v] = streams_[v].digest();
+    for (size_t v = 0; v < kNumStateVectors; ++v) h[v] = streams_[v].digest();
     return h;
   }
 
  private:
-  std::array<Xxh3Stream, kNumVectors> streams_;
+  std::array<Xxh3Stream, kNumStateVectors> streams_;
 };
 
 // The buffer that does not hold the newest state.
@@ -105,7 +105,8 @@ class Replicator::Stream {
     CHECK(done());
     elements_ = elements;
     pieces_a_vector_ = (elements + piece_ - 1) / piece_;
-    num_messages_ = 2 + static_cast<int64_t>(kNumVectors) * pieces_a_vector_;
+    num_messages_ =
+        2 + static_cast<int64_t>(kNumStateVectors) * pieces_a_vector_;
     at_ = 0;
   }
   bool is_record(int64_t index) const { return index == 0; }
@@ -170,7 +171,7 @@ class Replicator::Sender final : public Replicator::Stream {
   void finished(int64_t) override {}
 
   const StateSegment& own_;
-  memory::ConstState state_;
+  geometry::ConstStateView state_;
 };
 
 class Replicator::Receiver final : public Replicator::Stream {
@@ -231,7 +232,7 @@ class Replicator::Receiver final : public Replicator::Stream {
 
   StateSegment& segment_;
   const int64_t kept_elements_;
-  memory::MutableState state_;
+  geometry::StateView state_;
   Status status_;
 };
 
@@ -292,7 +293,7 @@ void LocalReplica::start(const Committed& c) {
   buffer_ = older_buffer(copy_);
   copy_.begin(buffer_);
   at_ = 0;
-  end_ = static_cast<int64_t>(kNumVectors) * c.info.elements;
+  end_ = static_cast<int64_t>(kNumStateVectors) * c.info.elements;
   if (end_ == 0) (void)copy_.commit(c.info);
 }
 

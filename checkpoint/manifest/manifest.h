@@ -70,15 +70,9 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info);
 Status check_coverage(const pb::Manifest& manifest,
                       const geometry::ParamTable& table);
 
-// A box of a parameter as the manifest keeps it.
-pb::Slice make_slice(const geometry::ParamSpec& spec, const geometry::Box& box);
-// Flat elements [begin, end) of the table's canonical order as slices: a row
-// range of each parameter, with the ragged first and last row apart (so at
-// most three slices a parameter). REQUIRES: 0 <= begin <= end <= num_elements.
-std::vector<pb::Slice> slices_of_range(const geometry::ParamTable& table,
-                                       int64_t begin, int64_t end);
-// Every parameter whole.
-std::vector<pb::Slice> whole_slices(const geometry::ParamTable& table);
+// A rectangle of a parameter as the manifest stores it.
+pb::Slice make_slice(const geometry::ParamSpec& spec,
+                     const geometry::Rect& rect);
 
 // What a job needs a checkpoint to agree with.
 struct JobFacts {

@@ -126,14 +126,15 @@ Seen read_record(const StateSegment::Record& r, uint64_t* sequence,
 
 uint64_t segment_bytes(int64_t capacity) {
   CHECK(capacity >= 0 && capacity <= kMaxCapacity);
-  const uint64_t bytes =
-      header_bytes() + kBuffers * kNumVectors * vector_bytes(capacity);
+  const uint64_t bytes = header_bytes() + kBuffers *
+                                              geometry::kNumStateVectors *
+                                              vector_bytes(capacity);
   return bytes < kHugePage ? bytes : round_up(bytes, kHugePage);
 }
 
-ContentHash content_hash(const ConstState& state) {
+ContentHash content_hash(const geometry::ConstStateView& state) {
   ContentHash h;
-  for (size_t i = 0; i < kNumVectors; ++i)
+  for (size_t i = 0; i < geometry::kNumStateVectors; ++i)
     h[i] = xxh3(state[i].data(), state[i].size_bytes());
   return h;
 }
@@ -278,7 +279,8 @@ int64_t StateSegment::capacity() const {
 
 float* StateSegment::vector(int buffer, size_t i) const {
   CHECK(buffer >= 0 && buffer < kBuffers);
-  const uint64_t index = static_cast<uint64_t>(buffer) * kNumVectors + i;
+  const uint64_t index =
+      static_cast<uint64_t>(buffer) * geometry::kNumStateVectors + i;
   return reinterpret_cast<float*>(base_ + header_bytes() +
                                   index * vector_bytes(capacity()));
 }
@@ -318,7 +320,8 @@ bool StateSegment::stands(const Committed& c) const {
   return false;
 }
 
-ConstState StateSegment::read(int buffer, int64_t elements) const {
+geometry::ConstStateView StateSegment::read(int buffer,
+                                            int64_t elements) const {
   CHECK(elements >= 0 && elements <= capacity());
   const auto n = static_cast<size_t>(elements);
   return {.weights = {vector(buffer, 0), n},
@@ -331,7 +334,7 @@ Status StateSegment::verify_content(const Committed& c) const {
   const ContentHash found = content_hash(read(c.buffer, c.info.elements));
   if (!stands(c))
     return unavailable(path_ + ": was written while it was verified");
-  for (size_t i = 0; i < kNumVectors; ++i)
+  for (size_t i = 0; i < geometry::kNumStateVectors; ++i)
     if (found[i] != (*c.info.content)[i])
       return corrupt(fmt::format("{}: {}: the checksum of {} is wrong", path_,
                                  to_string(c.info),
@@ -341,7 +344,7 @@ Status StateSegment::verify_content(const Committed& c) const {
   return ok_status();
 }
 
-MutableState StateSegment::write(int buffer, int64_t elements) {
+geometry::StateView StateSegment::write(int buffer, int64_t elements) {
   CHECK(mode_ == Mode::kWrite && elements >= 0 && elements <= capacity());
   const auto n = static_cast<size_t>(elements);
   return {.weights = {vector(buffer, 0), n},

@@ -33,6 +33,7 @@
 #include <vector>
 
 #include "checkpoint/memory/state_info.h"
+#include "parallel/geometry/state_vectors.h"
 #include "proto/base/status.h"
 
 namespace remesh::memory {
@@ -40,18 +41,7 @@ namespace remesh::memory {
 // Bytes of a segment whose vectors have up to `capacity` elements.
 uint64_t segment_bytes(int64_t capacity);
 
-// The three vectors of one buffer.
-template <typename T>
-struct Vectors {
-  std::span<T> weights, exp_avg, exp_avg_sq;
-  std::span<T> operator[](size_t i) const {
-    return i == 0 ? weights : i == 1 ? exp_avg : exp_avg_sq;
-  }
-};
-using MutableState = Vectors<float>;
-using ConstState = Vectors<const float>;
-
-ContentHash content_hash(const ConstState& state);
+ContentHash content_hash(const geometry::ConstStateView& state);
 
 class StateSegment {
  public:
@@ -97,13 +87,13 @@ class StateSegment {
   bool stands(const Committed& c) const;
   // The first `elements` of each vector of a buffer.
   // REQUIRES: elements <= capacity().
-  ConstState read(int buffer, int64_t elements) const;
+  geometry::ConstStateView read(int buffer, int64_t elements) const;
   // Corrupt when the state has a content hash which is not that of the vectors.
   Status verify_content(const Committed& c) const;
 
   // --- writing. REQUIRES: made by create() or open(kWrite)
 
-  MutableState write(int buffer, int64_t elements);
+  geometry::StateView write(int buffer, int64_t elements);
   // Takes back all that was said of `buffer`, which may be written from now on.
   void begin(int buffer);
   // What was begun holds this. REQUIRES: begin() before; info.elements fits.

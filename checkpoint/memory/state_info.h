@@ -14,15 +14,12 @@
 #include <vector>
 
 #include "parallel/geometry/sharding.h"
+#include "parallel/geometry/state_vectors.h"
 
 namespace remesh::memory {
 
-// Master weights, first and second moment: in this order wherever the three
-// stand together.
-constexpr size_t kNumVectors = 3;
-
 // xxh3 of each vector.
-using ContentHash = std::array<uint64_t, kNumVectors>;
+using ContentHash = std::array<uint64_t, geometry::kNumStateVectors>;
 
 struct StateInfo {
   int64_t step = 0;        // updates made

@@ -2,7 +2,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/blocks.h"
-#include "checkpoint/store/layouts.h"
+#include "checkpoint/store/index_file.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/store.h"
@@ -21,9 +21,10 @@ std::string parent(std::string path) {
 }
 
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
-                   const ParamTable& table, Layouts* layouts) {
-  ASSIGN_OR_RETURN(const std::string bytes, index_bytes(layouts, m, table));
-  RETURN_IF_ERROR(write_file(fs, path_join(dir, manifest::kIndexName), bytes));
+                   const ParamTable& table) {
+  ASSIGN_OR_RETURN(const std::string bytes, index_bytes(m, table));
+  RETURN_IF_ERROR(
+      write_file(fs, path_join(dir, manifest::kIndexName), bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
   m.mutable_index()->set_bytes(bytes.size());
   m.mutable_index()->set_xxh128(xxh128_text(bytes));
@@ -141,7 +142,6 @@ std::vector<int> missing_shards(FileSystem& fs, const std::string& folder,
 Result<Committed> commit(FileSystem& fs, const std::string& folder,
                          pb::Manifest m, int num_shards,
                          const ParamTable& table, const Retention& retention,
-                         Layouts* layouts,
                          const std::optional<manifest::Origin>& origin) {
   CHECK(num_shards >= 1);
   const SaveId id{.step = m.step(), .generation = m.generation()};
@@ -170,9 +170,9 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   m.set_format(manifest::kFormat);
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
-  RETURN_IF_ERROR(write_index(fs, tmp, m, table, layouts));
-  RETURN_IF_ERROR(write_file(fs, path_join(tmp, manifest::kManifestName),
-                             manifest::encode(m)));
+  RETURN_IF_ERROR(write_index(fs, tmp, m, table));
+  RETURN_IF_ERROR(write_file(
+      fs, path_join(tmp, manifest::kManifestName), manifest::encode(m)));
   for (int rank = 0; rank < num_shards; ++rank)
     RETURN_IF_ERROR(fs.remove(path_join(tmp, manifest::sidecar_name(rank))));
   RETURN_IF_ERROR(fs.sync_dir(tmp));

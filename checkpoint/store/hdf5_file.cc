@@ -14,7 +14,7 @@
 namespace remesh::store {
 namespace {
 
-using manifest::Box;
+using geometry::Rect;
 
 // Turns HDF5's own printing off in this thread while it lives.
 class QuietErrors {
@@ -118,7 +118,7 @@ bool put_attributes(hid_t object, std::span<const Attribute> attributes) {
   return true;
 }
 
-// Memory in which row i begins at i * stride, the box selected.
+// Memory in which row i begins at i * stride, the rect selected.
 Id memory_space(int64_t rows, int64_t cols, int64_t stride) {
   stride = rows == 1 ? cols : stride;
   Id space = simple_space({rows, stride});
@@ -139,8 +139,8 @@ bool select(hid_t space, const Dims& start, const Dims& count) {
 // A chunk of `tile` elements, zeros beyond `part` at the edges, its bytes
 // shuffled: the first of every element, then the second of every element ...
 // (HDF5's filter of that name.)
-void shuffle_chunk(const float* data, int64_t row_stride, const Box& part,
-                   const Box& tile, std::vector<std::byte>& out) {
+void shuffle_chunk(const float* data, int64_t row_stride, const Rect& part,
+                   const Rect& tile, std::vector<std::byte>& out) {
   const auto n = static_cast<size_t>(tile.numel());
   out.assign(n * sizeof(float), std::byte{0});
   for (int64_t r = 0; r < part.rows; ++r) {
@@ -194,24 +194,6 @@ Dims chunk_of(const Dims& dims) {
 
 // --- writer ---------------------------------------------------------------
 
-namespace {
-
-// For writer and reader alike; `mode` is H5Fopen's.
-template <typename Impl>
-Status open_existing(Impl& m, std::unique_ptr<File> file,
-                     const std::string& path, unsigned mode) {
-  const QuietErrors quiet;
-  m.path = path;
-  m.state->file = std::move(file);
-  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
-  const Id fapl = access_list(m.state, m.driver);
-  if (!fapl.ok()) return m.failed("set up");
-  m.file = Id(H5Fopen(path.c_str(), mode, fapl.get()), H5Fclose);
-  return m.file.ok() ? ok_status() : m.failed("open");
-}
-
-}  // namespace
-
 struct Hdf5Writer::Impl {
   std::string path;
   std::shared_ptr<DriverState> state = std::make_shared<DriverState>();
@@ -259,25 +241,6 @@ Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
               H5Fclose);
   if (!m.file.ok()) return m.failed("create");
   return w;
-}
-
-Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::reopen(
-    std::unique_ptr<File> file, const std::string& path) {
-  std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
-  RETURN_IF_ERROR(
-      open_existing(*w->impl_, std::move(file), path, H5F_ACC_RDWR));
-  return w;
-}
-
-Status Hdf5Writer::change_attribute(const std::string& object,
-                                    const std::string& name, int64_t value) {
-  const QuietErrors quiet;
-  const Id attr(H5Aopen_by_name(impl_->file.get(), object.c_str(), name.c_str(),
-                                H5P_DEFAULT, H5P_DEFAULT),
-                H5Aclose);
-  if (!attr.ok() || H5Awrite(attr.get(), H5T_NATIVE_INT64, &value) < 0)
-    return impl_->failed("attribute " + name + " of " + object);
-  return impl_->check();
 }
 
 Status Hdf5Writer::set_attribute(const std::string& object,
@@ -359,7 +322,7 @@ Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
     return impl_->failed(path);
   const bool flat = dims.size() == 1;
   const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
-  const Box tile{.rows = flat ? 1 : chunk[0], .cols = chunk.back()};
+  const Rect tile{.rows = flat ? 1 : chunk[0], .cols = chunk.back()};
   for (int64_t r = 0; r < rows; r += tile.rows)
     for (int64_t c = 0; c < cols; c += tile.cols) {
       shuffle_chunk(data + r * row_stride + c, row_stride,
@@ -475,11 +438,18 @@ Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
   return open(std::move(file), path);
 }
 
-Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(std::unique_ptr<File> file,
-                                                     const std::string& path) {
+Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
+    std::unique_ptr<File> file, const std::string& path) {
+  const QuietErrors quiet;
   std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
-  RETURN_IF_ERROR(
-      open_existing(*r->impl_, std::move(file), path, H5F_ACC_RDONLY));
+  Impl& m = *r->impl_;
+  m.path = path;
+  m.state->file = std::move(file);
+  ASSIGN_OR_RETURN(m.state->size, m.state->file->size());
+  const Id fapl = access_list(m.state, m.driver);
+  if (!fapl.ok()) return m.failed("set up");
+  m.file = Id(H5Fopen(path.c_str(), H5F_ACC_RDONLY, fapl.get()), H5Fclose);
+  if (!m.file.ok()) return m.failed("open");
   return r;
 }
 
@@ -502,16 +472,17 @@ Result<Dims> Hdf5Reader::dims(const std::string& path) {
   return dims;
 }
 
-Status Hdf5Reader::read_floats(const std::string& path, const Box& box,
+Status Hdf5Reader::read_floats(const std::string& path, const Rect& rect,
                                float* out, int64_t row_stride) {
   const QuietErrors quiet;
   RETURN_IF_ERROR(impl_->open_set(path));
   const Id space(H5Dget_space(impl_->set.get()), H5Sclose);
-  const Id memory = memory_space(box.rows, box.cols, row_stride);
+  const Id memory = memory_space(rect.rows, rect.cols, row_stride);
   if (!space.ok() || !memory.ok()) return impl_->failed(path);
   const bool flat = H5Sget_simple_extent_ndims(space.get()) == 1;
-  if (!(flat ? select(space.get(), {box.col}, {box.cols})
-             : select(space.get(), {box.row, box.col}, {box.rows, box.cols})))
+  if (!(flat ? select(space.get(), {rect.col}, {rect.cols})
+             : select(space.get(), {rect.row, rect.col},
+                      {rect.rows, rect.cols})))
     return impl_->failed(path);
   if (H5Dread(impl_->set.get(), H5T_NATIVE_FLOAT, memory.get(), space.get(),
               H5P_DEFAULT, out) < 0)
@@ -543,7 +514,7 @@ Result<std::vector<StoredPart>> Hdf5Reader::parts(const std::string& path) {
   const QuietErrors quiet;
   const hid_t set = impl_->set.get();
   const bool flat = whole.size() == 1;
-  const Box all{.rows = flat ? 1 : whole[0], .cols = whole.back()};
+  const Rect all{.rows = flat ? 1 : whole[0], .cols = whole.back()};
   std::vector<StoredPart> parts;
   const Id dcpl(H5Dget_create_plist(set), H5Pclose);
   if (!dcpl.ok()) return impl_->failed(path);
@@ -565,12 +536,12 @@ Result<std::vector<StoredPart>> Hdf5Reader::parts(const std::string& path) {
     if (H5Dget_chunk_info(set, space.get(), i, start, &skipped, &at, &bytes) <
         0)
       return impl_->failed(path);
-    Box box;
-    box.row = flat ? 0 : static_cast<int64_t>(start[0]);
-    box.col = static_cast<int64_t>(start[flat ? 0 : 1]);
-    box.rows = flat ? 1 : static_cast<int64_t>(chunk[0]);
-    box.cols = static_cast<int64_t>(chunk[flat ? 0 : 1]);
-    parts.push_back({at, at + bytes, manifest::intersect(box, all)});
+    Rect rect;
+    rect.row = flat ? 0 : static_cast<int64_t>(start[0]);
+    rect.col = static_cast<int64_t>(start[flat ? 0 : 1]);
+    rect.rows = flat ? 1 : static_cast<int64_t>(chunk[0]);
+    rect.cols = static_cast<int64_t>(chunk[flat ? 0 : 1]);
+    parts.push_back({at, at + bytes, geometry::intersect(rect, all)});
   }
   return parts;
 }

@@ -16,8 +16,8 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/manifest/read_plan.h"
 #include "proto/base/file_system.h"
+#include "parallel/geometry/rect.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
@@ -48,11 +48,8 @@ class Hdf5Writer {
   static Result<std::unique_ptr<Hdf5Writer>> create(FileSystem& fs,
                                                     const std::string& path);
   // Writes into `file`, which is empty; `path` is for words alone.
-  static Result<std::unique_ptr<Hdf5Writer>> create(std::unique_ptr<File> file,
-                                                    const std::string& path);
-  // A file that was finished, to change attributes of it.
-  static Result<std::unique_ptr<Hdf5Writer>> reopen(std::unique_ptr<File> file,
-                                                    const std::string& path);
+  static Result<std::unique_ptr<Hdf5Writer>> create(
+      std::unique_ptr<File> file, const std::string& path);
   // Gives up what was not finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
@@ -65,9 +62,6 @@ class Hdf5Writer {
                        double value);
   Status set_attribute(const std::string& object, const std::string& name,
                        const std::string& value);
-  // An integer that is there, in its place.
-  Status change_attribute(const std::string& object, const std::string& name,
-                          int64_t value);
   // Makes the group at `path`, whose parent exists.
   Status make_group(const std::string& path);
   // fp32, chunked, byte shuffle and deflate. Row i (dim 0; one dim is one row)
@@ -95,7 +89,7 @@ class Hdf5Writer {
 // Where a piece of a dataset stands in the file.
 struct StoredPart {
   uint64_t begin = 0, end = 0;  // bytes
-  manifest::Box box;            // of the dataset
+  geometry::Rect rect;          // of the dataset
 };
 
 class Hdf5Reader {
@@ -111,9 +105,9 @@ class Hdf5Reader {
 
   // The dataset's shape. Corrupt when it is missing or not fp32.
   Result<Dims> dims(const std::string& path);
-  // Reads `box` (in coordinates of the dataset) so that its row i begins at
-  // out + i * row_stride. REQUIRES: dims(path) holds the box.
-  Status read_floats(const std::string& path, const manifest::Box& box,
+  // Reads `rect` (in coordinates of the dataset) so that its row i begins at
+  // out + i * row_stride. REQUIRES: dims(path) holds the rect.
+  Status read_floats(const std::string& path, const geometry::Rect& rect,
                      float* out, int64_t row_stride);
   Result<std::vector<int64_t>> attribute(const std::string& object,
                                          const std::string& name);

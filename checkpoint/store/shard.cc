@@ -1,10 +1,6 @@
-
-#include <array>
-
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
-#include "checkpoint/store/layouts.h"
 #include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/store.h"
@@ -12,35 +8,39 @@
 namespace remesh::store {
 namespace {
 
+using geometry::ConstStateView;
 using geometry::ParamTable;
+using geometry::Piece;
 
-Status check_piece(const Piece<const float>& piece, const ParamTable& table) {
-  RETURN_IF_ERROR(manifest::check_in_table(piece.slice, table));
-  CHECK(piece.weights != nullptr && piece.exp_avg != nullptr &&
-        piece.exp_avg_sq != nullptr);
-  CHECK(piece.slice.count_size() == 1 ||
-        piece.row_stride >= piece.slice.count(1) || piece.slice.count(0) == 1);
-  return ok_status();
-}
+// What a shard is made of.
+struct Source {
+  const SaveId& id;
+  const ParamTable& table;
+  std::span<const Piece> pieces;
+  const ConstStateView& state;
+};
 
-const float* tensor_of(const Piece<const float>& piece, size_t tensor) {
-  return std::array{piece.weights, piece.exp_avg, piece.exp_avg_sq}[tensor];
+void check_inside(const Piece& p, const ConstStateView& state) {
+  const int64_t end = p.at + (p.rect.rows - 1) * p.row_stride + p.rect.cols;
+  for (size_t t = 0; t < kTensors.size(); ++t)
+    CHECK(p.at >= 0 && end <= static_cast<int64_t>(state[t].size()));
+  CHECK(p.rect.rows == 1 || p.row_stride >= p.rect.cols);
 }
 
 // The elements of one tensor of one piece.
-Status append_elements(BlockWriter& out, const Piece<const float>& piece,
-                       size_t tensor) {
-  const manifest::Box box = manifest::box_of(piece.slice);
-  const float* data = tensor_of(piece, tensor);
-  const bool dense = box.rows == 1 || piece.row_stride == box.cols;
-  const auto width = static_cast<size_t>(dense ? box.numel() : box.cols);
-  for (int64_t r = 0; r < (dense ? 1 : box.rows); ++r)
+Status append_elements(BlockWriter& out, const Piece& piece,
+                       std::span<const float> tensor) {
+  const geometry::Rect& rect = piece.rect;
+  const float* const data = tensor.data() + piece.at;
+  const bool dense = rect.rows == 1 || piece.row_stride == rect.cols;
+  const auto width = static_cast<size_t>(dense ? rect.numel() : rect.cols);
+  for (int64_t r = 0; r < (dense ? 1 : rect.rows); ++r)
     RETURN_IF_ERROR(out.append(
         std::as_bytes(std::span(data + r * piece.row_stride, width))));
   return ok_status();
 }
 
-// What HDF5 put between the elements.
+// What HDF5 wrote between the elements.
 Status append_layout(BlockWriter& out, File& layout, uint64_t begin,
                      uint64_t end) {
   std::vector<std::byte> bytes(end - begin);
@@ -49,39 +49,39 @@ Status append_layout(BlockWriter& out, File& layout, uint64_t begin,
 }
 
 // HDF5 lays the file out in memory, which needs no element; then everything is
-// written from front to back, the elements straight from where they are: one
-// pass, no copies, the checksums on the way.
-Status write_plain(File& file, const SaveId& id, const ParamTable& table,
-                   const std::vector<Piece<const float>>& pieces,
-                   Layouts* layouts, pb::ShardFile& shard) {
+// written from front to back, the elements straight from the state: one pass,
+// no copies, the checksums computed on the way.
+Status write_plain(File& file, const Source& from,
+                   pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const ShardLayout layout,
-                   lay_out(layouts, id, table, shard));
+                   lay_out(from.id, from.table, shard));
   BlockWriter out(file);
   uint64_t at = 0;
   for (const StoredTensor& t : layout.tensors) {
     CHECK(t.begin >= at && t.end <= layout.size);
     RETURN_IF_ERROR(append_layout(out, *layout.rest, at, t.begin));
-    RETURN_IF_ERROR(append_elements(out, pieces[t.slice], t.tensor));
+    RETURN_IF_ERROR(
+        append_elements(out, from.pieces[t.slice], from.state[t.tensor]));
     at = t.end;
   }
   RETURN_IF_ERROR(append_layout(out, *layout.rest, at, layout.size));
   return out.finish(shard);
 }
 
-// Sizes show only while compressing, so HDF5 writes the file in its own order
-// and it is read back for the checksums, which costs little beside the rest.
+// Sizes are known only after compression, so HDF5 writes the file in its own
+// order and it is read back for the checksums, which is cheap in comparison.
 Result<std::unique_ptr<File>> write_compressed(
-    std::unique_ptr<File> file, const std::string& path, const SaveId& id,
-    const ParamTable& table, const std::vector<Piece<const float>>& pieces,
-    pb::ShardFile& shard) {
+    std::unique_ptr<File> file, const std::string& path,
+    const Source& from, pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
   RETURN_IF_ERROR(write_contents(
-      *w, id, table, shard,
+      *w, from.id, from.table, shard,
       [&](const TensorId& t, std::span<const Attribute> attributes) {
-        const Piece<const float>& piece = pieces[t.slice];
-        return w->write_compressed(t.path, count_of(piece.slice), attributes,
-                                   tensor_of(piece, t.tensor),
-                                   piece.row_stride);
+        const Piece& piece = from.pieces[t.slice];
+        return w->write_compressed(
+            t.path, count_of(shard.slices(static_cast<int>(t.slice))),
+            attributes, from.state[t.tensor].data() + piece.at,
+            piece.row_stride);
       }));
   ASSIGN_OR_RETURN(file, w->finish());
   ASSIGN_OR_RETURN(const uint64_t size, file->size());
@@ -89,60 +89,26 @@ Result<std::unique_ptr<File>> write_compressed(
   return file;
 }
 
-// The steps of write_shard that can fail half-way.
-Status write_files(FileSystem& fs, const std::string& dir, const SaveId& id,
-                   const ParamTable& table,
-                   const std::vector<Piece<const float>>& pieces,
-                   Compression compression, const Beside& beside,
-                   pb::ShardFile& shard) {
+// The steps of write_shard that may leave a partial file when they fail.
+Status write_files(FileSystem& fs, const std::string& dir, const Source& from,
+                   const WriteOptions& options, pb::ShardFile& shard) {
   const std::string path = path_join(dir, shard.name());
-  const bool plain = compression == Compression::kNone;
-  ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, beside.stream)
+  const bool plain = options.compression == Compression::kNone;
+  ASSIGN_OR_RETURN(auto file, plain ? fs.create_streamed(path, options.stream)
                                     : fs.create(path));
   if (plain) {
-    RETURN_IF_ERROR(
-        write_plain(*file, id, table, pieces, beside.layouts, shard));
+    RETURN_IF_ERROR(write_plain(*file, from, shard));
   } else {
-    ASSIGN_OR_RETURN(file, write_compressed(std::move(file), path, id, table,
-                                            pieces, shard));
+    ASSIGN_OR_RETURN(file,
+                     write_compressed(std::move(file), path, from, shard));
   }
-  if (beside.taken) beside.taken();
+  if (options.taken) options.taken();
   RETURN_IF_ERROR(file->sync());
   RETURN_IF_ERROR(file->close());
   return write_sidecar(fs, dir, shard);
 }
 
 }  // namespace
-
-template <typename T>
-std::vector<Piece<T>> pieces_of_range(const ParamTable& table, int64_t begin,
-                                      int64_t end, const FlatState<T>& state) {
-  const auto at = [&](std::span<T> tensor, int64_t element) -> T* {
-    if (tensor.empty()) return nullptr;
-    CHECK(begin >= state.begin &&
-          end <= state.begin + static_cast<int64_t>(tensor.size()));
-    return tensor.data() + (element - state.begin);
-  };
-  std::vector<Piece<T>> pieces;
-  for (pb::Slice& s : manifest::slices_of_range(table, begin, end)) {
-    const auto param = static_cast<size_t>(table.find(s.param()));
-    const manifest::Box box = manifest::box_of(s);
-    const int64_t stride = table[param].shape.back();
-    const int64_t first = table.offset(param) + box.row * stride + box.col;
-    pieces.push_back({.slice = std::move(s),
-                      .weights = at(state.weights, first),
-                      .exp_avg = at(state.exp_avg, first),
-                      .exp_avg_sq = at(state.exp_avg_sq, first),
-                      .row_stride = stride});
-  }
-  return pieces;
-}
-
-template std::vector<Piece<float>> pieces_of_range(const ParamTable&, int64_t,
-                                                   int64_t,
-                                                   const FlatState<float>&);
-template std::vector<Piece<const float>> pieces_of_range(
-    const ParamTable&, int64_t, int64_t, const FlatState<const float>&);
 
 Result<Compression> parse_compression(const std::string& name) {
   if (name.empty() || name == "none") return Compression::kNone;
@@ -153,24 +119,26 @@ Result<Compression> parse_compression(const std::string& name) {
 Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
                                   const SaveId& id, int rank,
                                   const ParamTable& table,
-                                  const std::vector<Piece<const float>>& pieces,
-                                  Compression compression,
-                                  const Beside& beside) {
+                                  std::span<const Piece> pieces,
+                                  const ConstStateView& state,
+                                  const WriteOptions& options) {
   pb::ShardFile shard;
   shard.set_name(manifest::shard_name(rank));
   shard.set_rank(rank);
-  for (const Piece<const float>& piece : pieces) {
-    RETURN_IF_ERROR(check_piece(piece, table));
-    *shard.add_slices() = piece.slice;
+  for (const Piece& piece : pieces) {
+    RETURN_IF_ERROR(manifest::check_piece(piece, table));
+    check_inside(piece, state);
+    *shard.add_slices() = manifest::make_slice(table[piece.param], piece.rect);
   }
   const std::string dir = tmp_path(folder, id);
   RETURN_IF_ERROR(fs.create_dirs(dir));
-  // A note of an earlier try must not vouch for what is written now.
-  RETURN_IF_ERROR(remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
+  // The sidecar of an earlier attempt must not vouch for what is written now.
+  RETURN_IF_ERROR(
+      remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
   const Status written =
-      write_files(fs, dir, id, table, pieces, compression, beside, shard);
+      write_files(fs, dir, {id, table, pieces, state}, options, shard);
   if (written.ok()) return shard;
-  // Free what a full disk needs back; the first failure is the one to tell.
+  // Release the space on a full disk; the first failure is the one to report.
   (void)remove_all(fs, path_join(dir, shard.name()));
   return written;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/sparse_file.h"
 
@@ -73,7 +74,7 @@ Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
         const pb::Slice& s = shard.slices(static_cast<int>(id.slice));
         ASSIGN_OR_RETURN(const uint64_t at,
                          w->reserve_floats(id.path, count_of(s), attributes));
-        const auto n = static_cast<uint64_t>(manifest::box_of(s).numel());
+        const auto n = static_cast<uint64_t>(manifest::rect_of(s).numel());
         layout.tensors.push_back({.begin = at,
                                   .end = at + n * sizeof(float),
                                   .slice = id.slice,

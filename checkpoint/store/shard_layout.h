@@ -23,8 +23,8 @@
 
 namespace remesh::store {
 
-inline constexpr std::array<const char*, 3> kTensors = {"weights", "exp_avg",
-                                                        "exp_avg_sq"};
+inline constexpr std::array<const char*, geometry::kNumStateVectors> kTensors =
+    {"weights", "exp_avg", "exp_avg_sq"};
 
 // "PARAM.k" for each slice of the shard: k counts the slices of one parameter.
 std::vector<std::string> slice_names(const pb::ShardFile& shard,

@@ -35,13 +35,13 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
   std::vector<float> values(static_cast<size_t>(step_rows * step_cols));
   for (int64_t r = 0; r < rows; r += step_rows)
     for (int64_t c = 0; c < cols; c += step_cols) {
-      const manifest::Box box{.row = r,
-                              .col = c,
-                              .rows = std::min(step_rows, rows - r),
-                              .cols = std::min(step_cols, cols - c)};
-      RETURN_IF_ERROR(reader.read_floats(path, box, values.data(), box.cols));
+      const geometry::Rect rect{.row = r,
+                                .col = c,
+                                .rows = std::min(step_rows, rows - r),
+                                .cols = std::min(step_cols, cols - c)};
+      RETURN_IF_ERROR(reader.read_floats(path, rect, values.data(), rect.cols));
       num_nonfinite +=
-          std::count_if(values.begin(), values.begin() + box.numel(),
+          std::count_if(values.begin(), values.begin() + rect.numel(),
                         [](float v) { return !std::isfinite(v); });
     }
   return ok_status();
@@ -51,7 +51,7 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
 struct NamedPart {
   uint64_t begin = 0, end = 0;  // bytes
   std::string dataset;
-  manifest::Box box;
+  geometry::Rect rect;
 };
 
 // Of an uncompressed shard everything is known without reading it.
@@ -60,11 +60,11 @@ std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
   const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
   std::vector<NamedPart> parts;
   for (const StoredTensor& t : layout.tensors) {
-    manifest::Box box =
-        manifest::box_of(shard.slices(static_cast<int>(t.slice)));
-    box.row = box.col = 0;
+    geometry::Rect rect =
+        manifest::rect_of(shard.slices(static_cast<int>(t.slice)));
+    rect.row = rect.col = 0;
     parts.push_back(
-        {t.begin, t.end, dataset_path(t.tensor, names[t.slice]), box});
+        {t.begin, t.end, dataset_path(t.tensor, names[t.slice]), rect});
   }
   return parts;
 }
@@ -79,7 +79,7 @@ std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
       const auto stored = reader.parts(path);
       if (!stored.ok()) continue;
       for (const StoredPart& p : *stored)
-        parts.push_back({p.begin, p.end, path, p.box});
+        parts.push_back({p.begin, p.end, path, p.rect});
     }
   return parts;
 }
@@ -91,8 +91,7 @@ std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
   const auto config = manifest::model_config(m.model());
   if (!config.ok()) return {};
   const auto table = geometry::ParamTable::llama(*config);
-  for (const pb::Slice& s : shard.slices())
-    if (!manifest::check_in_table(s, table).ok()) return {};
+  if (!manifest::check_coverage(m, table).ok()) return {};
   const auto layout = lay_out({m.step(), m.generation()}, table, shard);
   // Another size: compressed, or laid out by another version of HDF5.
   if (layout.ok() && layout->size == shard.data_bytes())
@@ -112,18 +111,18 @@ std::string what_stands(const BadBlock& block,
     const uint64_t end = std::min(p.end, block.end);
     if (begin >= end) continue;
     // Of a compressed part any byte may count for every row.
-    const auto row_bytes = static_cast<uint64_t>(p.box.cols) * sizeof(float);
-    const bool raw =
-        p.end - p.begin == static_cast<uint64_t>(p.box.numel()) * sizeof(float);
+    const auto row_bytes = static_cast<uint64_t>(p.rect.cols) * sizeof(float);
+    const bool raw = p.end - p.begin ==
+                     static_cast<uint64_t>(p.rect.numel()) * sizeof(float);
     const int64_t first =
         raw ? static_cast<int64_t>((begin - p.begin) / row_bytes) : 0;
     const int64_t last =
         raw ? static_cast<int64_t>((end - 1 - p.begin) / row_bytes)
-            : p.box.rows - 1;
-    found.push_back(fmt::format("{} rows {}-{}", p.dataset, p.box.row + first,
-                                p.box.row + last));
-    if (p.box.col != 0)
-      found.back() += fmt::format(" from column {}", p.box.col);
+            : p.rect.rows - 1;
+    found.push_back(fmt::format("{} rows {}-{}", p.dataset, p.rect.row + first,
+                                p.rect.row + last));
+    if (p.rect.col != 0)
+      found.back() += fmt::format(" from column {}", p.rect.col);
   }
   if (found.empty()) return "no dataset's elements; metadata, or unknown";
   const size_t more = found.size() > kMost ? found.size() - kMost : 0;

@@ -51,7 +51,7 @@ std::string refusal(const ParamTable& table, const Holding& h, Group& g) {
   if (!shard.ok()) return shard.message();
   if (h.rank < 0 || h.rank >= h.sharding.layout.world())
     return h.sharding.layout.to_string() + " has no such rank";
-  const int content = content_class(h.sharding, h.rank);
+  const int content = replica_group(h.sharding, h.rank);
   if (!g.elements.contains(content))
     g.elements[content] = make_rank_shard(table, h.sharding, h.rank)
                               .value()
@@ -121,8 +121,8 @@ std::string obstacle(const ParamTable& table, const Inventory& in,
   *sources = sources_of(in, g);
   std::vector<int> ranks;
   for (const size_t i : *sources) ranks.push_back(in.holdings[i].rank);
-  const Status whole = geometry::check_whole(table, g.sharding, ranks);
-  return whole.ok() ? "" : "is incomplete: " + whole.message();
+  const Status complete = geometry::check_complete(table, g.sharding, ranks);
+  return complete.ok() ? "" : "is incomplete: " + complete.message();
 }
 
 const SavedState* newest_checkpoint(const Inventory& in,

@@ -23,7 +23,7 @@ std::vector<int> classes_of(const pb::Assignment& a) {
   const geometry::Sharding sharding = sharding_of(a);
   std::vector<int> out;
   for (int r = 0; r < a.ranks_size(); ++r)
-    out.push_back(geometry::content_class(sharding, r));
+    out.push_back(geometry::replica_group(sharding, r));
   return out;
 }
 

@@ -21,8 +21,4 @@ struct MicrobatchRange {
 // REQUIRES: num_microbatches >= 0, 0 <= dp_index < dp.
 MicrobatchRange deal(int64_t num_microbatches, int dp, int dp_index);
 
-// The dp_index whose range holds `microbatch`.
-// REQUIRES: 0 <= microbatch < num_microbatches, dp >= 1.
-int owner_of_microbatch(int64_t num_microbatches, int dp, int64_t microbatch);
-
 }  // namespace remesh::geometry

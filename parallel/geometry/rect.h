@@ -1,12 +1,15 @@
-// Rect: a box of a parameter as rows and columns, whatever its dims (one of one
-// dim is a single row), for those who cut many of them: no allocation. Pure.
+// Rect: a rectangle of a parameter in rows and columns. A parameter of one dim
+// is a single row. Pure.
+//
+// Uncovered is the core of every resharding plan (checkpoint/manifest reads
+// from files, checkpoint/exchange from memory) and of every check that a state
+// is complete.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
-
-#include "parallel/geometry/slice.h"
 
 namespace remesh::geometry {
 
@@ -18,11 +21,6 @@ struct Rect {
   friend bool operator==(const Rect&, const Rect&) = default;
 };
 
-inline Rect rect_of(const Box& b) {
-  if (b.count.size() == 1) return {0, b.start[0], 1, b.count[0]};
-  return {b.start[0], b.start[1], b.count[0], b.count[1]};
-}
-
 // Empty when they do not meet.
 inline Rect intersect(const Rect& a, const Rect& b) {
   const int64_t row = std::max(a.row, b.row);
@@ -31,7 +29,7 @@ inline Rect intersect(const Rect& a, const Rect& b) {
           std::min(a.col + a.cols, b.col + b.cols) - col};
 }
 
-// Appends what is left of `a` without `part`: disjoint, at most four.
+// Appends `a` without `part`: disjoint, at most four.
 // REQUIRES: part lies inside a.
 inline void subtract(const Rect& a, const Rect& part, std::vector<Rect>& out) {
   const auto add = [&](const Rect& r) {
@@ -44,5 +42,34 @@ inline void subtract(const Rect& a, const Rect& part, std::vector<Rect>& out) {
   add({part.row, right, part.rows, a.col + a.cols - right});
   add({below, a.col, a.row + a.rows - below, a.cols});
 }
+
+// The part of a rectangle that nothing has covered yet.
+class Uncovered {
+ public:
+  explicit Uncovered(const Rect& rect) {
+    if (!rect.empty()) rects_.push_back(rect);
+  }
+  bool empty() const { return rects_.empty(); }
+  // REQUIRES: !empty().
+  const Rect& first() const { return rects_.front(); }
+  // Calls f(part) for each uncovered part inside `rect`, and covers it.
+  template <typename F>
+  void cover(const Rect& rect, const F& f) {
+    std::vector<Rect> left;
+    for (const Rect& r : rects_) {
+      const Rect part = intersect(r, rect);
+      if (part.empty()) {
+        left.push_back(r);
+        continue;
+      }
+      f(part);
+      subtract(r, part, left);
+    }
+    rects_ = std::move(left);
+  }
+
+ private:
+  std::vector<Rect> rects_;  // disjoint
+};
 
 }  // namespace remesh::geometry

@@ -22,7 +22,7 @@ UnitKind unit_kind(Role role) {
   }
 }
 
-// Neighbouring tensor-parallel ranks that hold the same box.
+// Neighbouring tensor-parallel ranks that hold the same rectangle.
 int sharing_ranks(const ParamSpec& spec, int tp) {
   if (spec.split == TensorSplit::kNone) return tp;
   if (spec.role != Role::kKey && spec.role != Role::kValue) return 1;
@@ -75,7 +75,7 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
                             .begin = t.num_elements_,
                             .end = t.num_elements_});
       ShardParam p{.param = i,
-                   .box = tp_box(spec, layout.tp, coord.tp),
+                   .rect = tp_rect(spec, layout.tp, coord.tp),
                    .offset = t.num_elements_,
                    .unit = static_cast<int>(t.units_.size()) - 1,
                    .tp_group = sharing_ranks(spec, layout.tp),
@@ -145,26 +145,23 @@ std::vector<Piece> ShardTable::pieces_of(int64_t begin, int64_t end,
     const ShardParam& p = params_[param_at(at)];
     const int64_t from = at - p.offset;
     const int64_t to = std::min(end - p.offset, p.numel());
-    const int64_t columns = p.columns();
-    int64_t next = to;
-    Box box;
-    if (p.box.count.size() == 1) {
-      box = {{p.box.start[0] + from}, {to - from}};
-    } else {
-      const int64_t row = from / columns;
-      const int64_t column = from % columns;
-      int64_t rows = (to - from) / columns;
-      int64_t width = columns;
-      if (column != 0 || rows == 0) {
-        next = std::min(to, (row + 1) * columns);
-        rows = 1;
-        width = next - from;
-      } else {
-        next = from + rows * columns;
-      }
-      box = {{p.box.start[0] + row, p.box.start[1] + column}, {rows, width}};
+    const int64_t columns = p.rect.cols;
+    const int64_t row = from / columns;
+    const int64_t column = from % columns;
+    int64_t rows = (to - from) / columns;
+    int64_t width = columns;
+    int64_t next = from + rows * columns;
+    if (column != 0 || rows == 0) {
+      next = std::min(to, (row + 1) * columns);
+      rows = 1;
+      width = next - from;
     }
-    if (!owned || p.owner) out.push_back({p.param, std::move(box), at});
+    if (!owned || p.owner)
+      out.push_back(
+          {.param = p.param,
+           .rect = {p.rect.row + row, p.rect.col + column, rows, width},
+           .at = at,
+           .row_stride = columns});
     at = p.offset + next;
   }
   return out;
@@ -175,20 +172,15 @@ void ShardTable::initial_values(uint64_t seed, int64_t begin,
   for (const Piece& p :
        pieces(begin, begin + static_cast<int64_t>(out.size()))) {
     const ParamSpec& s = (*table_)[p.param];
-    const std::span<float> part =
-        out.subspan(static_cast<size_t>(p.flat_begin - begin),
-                    static_cast<size_t>(p.box.numel()));
+    const std::span<float> part = out.subspan(
+        static_cast<size_t>(p.at - begin), static_cast<size_t>(p.rect.numel()));
     if (s.init == Init::kOnes) {
       std::fill(part.begin(), part.end(), 1.0F);
       continue;
     }
-    const bool matrix = p.box.count.size() == 2;
-    const int64_t rows = matrix ? p.box.count[0] : 1;
-    const size_t width = static_cast<size_t>(p.box.count.back());
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t e = matrix
-                            ? (p.box.start[0] + r) * s.shape[1] + p.box.start[1]
-                            : p.box.start[0];
+    const auto width = static_cast<size_t>(p.rect.cols);
+    for (int64_t r = 0; r < p.rect.rows; ++r) {
+      const int64_t e = (p.rect.row + r) * s.shape.back() + p.rect.col;
       const std::span<float> row =
           part.subspan(static_cast<size_t>(r) * width, width);
       random_normals(seed, hash64(s.name), static_cast<uint64_t>(e), row);

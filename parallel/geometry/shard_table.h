@@ -1,14 +1,14 @@
 // ShardTable: the parameters that one rank of a mesh holds, and where they
-// stand in its flat vectors. Pure; the mesh-dependent twin of ParamTable, which
-// stays the single source of names and whole shapes.
+// lie in its flat vectors. Pure; the mesh-dependent twin of ParamTable, which
+// stays the single source of names and full shapes.
 //
 // A rank holds, for each of its model chunks (schedule.h), the chunk's layers,
-// and of each parameter the box that its tensor-parallel index gives it
+// and of each parameter the rectangle that its tensor-parallel index selects
 // (slice.h). These are laid out densely, chunk by chunk, in the order of the
 // ParamTable, so that q, k, v and gate, up remain neighbours. With pp = tp = 1
 // the shard table is the ParamTable.
 //
-// A unit is what is gathered, computed with, reduced and freed together: the
+// A unit is gathered, computed with, reduced and freed as one: the
 // embedding, one block, or final norm and head (the FSDP unit of Zhao et al.
 // 2023). Units are consecutive in the flat vector and cover it.
 //
@@ -40,21 +40,19 @@ struct Unit {
 
 struct ShardParam {
   size_t param = 0;    // in the ParamTable
-  Box box;             // what of it this rank holds
-  int64_t offset = 0;  // of the box's first element in the flat vectors
+  Rect rect;           // what of it this rank holds
+  int64_t offset = 0;  // of the rectangle's first element in the flat vectors
   int unit = 0;
   // This many neighbouring tensor-parallel ranks, beginning at a multiple of
-  // it, hold the same box, and the gradient is the sum of theirs. 1: this rank
-  // alone.
+  // it, hold the same rectangle, and the gradient is the sum of theirs. 1: only
+  // this rank.
   int tp_group = 1;
   // The other end of the pipeline holds it as well (tied embedding, pp > 1).
   bool tied_copy = false;
-  // Of all ranks with one data-parallel coordinate that hold this box, this is
-  // the one that counts it (gradient norm) and saves it.
+  // Of all ranks with one data-parallel coordinate that hold this rectangle,
+  // this one counts it (gradient norm) and saves it.
   bool owner = true;
-  int64_t numel() const { return box.numel(); }
-  int64_t rows() const { return box.count[0]; }
-  int64_t columns() const { return box.count.size() == 2 ? box.count[1] : 1; }
+  int64_t numel() const { return rect.numel(); }
 };
 
 class ShardTable {
@@ -89,9 +87,8 @@ class ShardTable {
   // The unit of a chunk's embedding, block or head; -1: not here.
   int find_unit(UnitKind kind, int chunk, int64_t layer = -1) const;
 
-  // Flat elements [begin, end) as boxes of whole parameters, in flat order;
-  // flat_begin counts in this rank's vectors. A box's rows stand columns() of
-  // its ShardParam apart.
+  // Flat elements [begin, end) as rectangles, in flat order: at most three per
+  // parameter (end of a row, full rows, start of a row).
   std::vector<Piece> pieces(int64_t begin, int64_t end) const;
   // The same, only of the parameters that this rank owns.
   std::vector<Piece> owned_pieces(int64_t begin, int64_t end) const;

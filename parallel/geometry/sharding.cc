@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <string>
 
-#include "parallel/geometry/rect.h"
 #include "proto/base/rng.h"
 
 namespace remesh::geometry {
@@ -13,25 +12,22 @@ namespace {
 
 int data_ranks(const Layout& l) { return l.dp * l.cp; }
 
-// Ranks among which a state is cut.
+// The ranks that one copy of a shard is partitioned over.
 int shares(const Sharding& s) {
   if (s.zero.stage == 0) return 1;
   return s.zero.shard_group > 0 ? s.zero.shard_group : data_ranks(s.layout);
 }
 
 template <typename Range, typename Pieces>
-std::vector<StatePiece> collect(const ShardTable& shard, const ZeroPlan& zero,
-                                const Range& range, const Pieces& pieces) {
-  std::vector<StatePiece> out;
+std::vector<Piece> collect(const ShardTable& shard, const ZeroPlan& zero,
+                           const Range& range, const Pieces& pieces) {
+  std::vector<Piece> out;
   for (size_t u = 0; u < shard.units().size(); ++u) {
     const FlatRange r = range(u);
     const int64_t moved = zero.state_offset(u) - zero.update_range(u).begin;
     for (Piece& p : pieces(r)) {
-      const int64_t stride = shard[shard.param_at(p.flat_begin)].columns();
-      out.push_back({.param = p.param,
-                     .box = std::move(p.box),
-                     .at = p.flat_begin + moved,
-                     .row_stride = stride});
+      p.at += moved;
+      out.push_back(p);
     }
   }
   return out;
@@ -56,99 +52,89 @@ Result<RankShard> make_rank_shard(const ParamTable& table,
   return RankShard{std::move(shard), std::move(zero)};
 }
 
-int content_class(const Sharding& s, int rank) {
+int replica_group(const Sharding& s, int rank) {
   const Coord c = s.layout.coord(rank);
   const int z = shares(s);
   return (c.pp * s.layout.tp + c.tp) * z + (c.dp * s.layout.cp + c.cp) % z;
 }
 
-int num_content_classes(const Sharding& s) {
+int num_replica_groups(const Sharding& s) {
   return s.layout.pp * s.layout.tp * shares(s);
 }
 
-int first_of_class(const Sharding& s, int content) {
-  CHECK(content >= 0 && content < num_content_classes(s));
+int first_rank_of_group(const Sharding& s, int group) {
+  CHECK(group >= 0 && group < num_replica_groups(s));
   const int z = shares(s);
-  const int index = content % z;
-  const int shard = content / z;
+  const int index = group % z;
+  const int shard = group / z;
   return s.layout.rank({.dp = index / s.layout.cp,
                         .pp = shard / s.layout.tp,
                         .tp = shard % s.layout.tp,
                         .cp = index % s.layout.cp});
 }
 
-std::vector<StatePiece> held_pieces(const ShardTable& shard,
-                                    const ZeroPlan& zero) {
+std::vector<Piece> held_pieces(const ShardTable& shard, const ZeroPlan& zero) {
   return collect(
       shard, zero, [&](size_t u) { return zero.update_range(u); },
       [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
 }
 
-std::vector<StatePiece> pieces_to_save(const ShardTable& shard,
-                                       const ZeroPlan& zero) {
+std::vector<Piece> pieces_to_save(const ShardTable& shard,
+                                  const ZeroPlan& zero) {
   return collect(
       shard, zero, [&](size_t u) { return zero.norm_range(u); },
       [&](FlatRange r) { return shard.owned_pieces(r.begin, r.end); });
 }
 
-std::vector<StatePiece> pieces_to_load(const ShardTable& shard,
-                                       const ZeroPlan& zero) {
+std::vector<Piece> pieces_to_load(const ShardTable& shard,
+                                  const ZeroPlan& zero) {
   return collect(
       shard, zero, [&](size_t u) { return zero.norm_range(u); },
       [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
 }
 
-Status check_whole(const ParamTable& table, const Sharding& sharding,
-                   std::span<const int> ranks) {
+Status check_complete(const ParamTable& table, const Sharding& sharding,
+                      std::span<const int> ranks) {
   RETURN_IF_ERROR(make_rank_shard(table, sharding, 0).status());
-  std::vector<bool> there(static_cast<size_t>(num_content_classes(sharding)));
+  std::vector<bool> there(static_cast<size_t>(num_replica_groups(sharding)));
   for (const int r : ranks) {
     if (r < 0 || r >= sharding.layout.world())
       return invalid_argument(fmt::format("rank {}: {} has ranks 0 to {}", r,
                                           sharding.layout.to_string(),
                                           sharding.layout.world() - 1));
-    there[static_cast<size_t>(content_class(sharding, r))] = true;
+    there[static_cast<size_t>(replica_group(sharding, r))] = true;
   }
   if (std::find(there.begin(), there.end(), false) == there.end())
     return ok_status();
-  // A class that is missing may hold nothing that others do not.
-  std::vector<std::vector<Rect>> left(table.size());
-  for (size_t i = 0; i < table.size(); ++i)
-    left[i].push_back(rect_of(whole(table[i])));
-  for (size_t c = 0; c < there.size(); ++c) {
-    if (!there[c]) continue;
+  // A missing group may hold nothing that others do not.
+  std::vector<Uncovered> left;
+  for (const ParamSpec& spec : table.specs())
+    left.emplace_back(full_rect(spec));
+  for (size_t g = 0; g < there.size(); ++g) {
+    if (!there[g]) continue;
     ASSIGN_OR_RETURN(
         const RankShard rank,
         make_rank_shard(table, sharding,
-                        first_of_class(sharding, static_cast<int>(c))));
-    for (const StatePiece& p : held_pieces(rank.shard, rank.zero)) {
-      std::vector<Rect> still;
-      for (const Rect& r : left[p.param]) {
-        const Rect part = intersect(r, rect_of(p.box));
-        if (part.empty())
-          still.push_back(r);
-        else
-          subtract(r, part, still);
-      }
-      left[p.param] = std::move(still);
-    }
+                        first_rank_of_group(sharding, static_cast<int>(g))));
+    for (const Piece& p : held_pieces(rank.shard, rank.zero))
+      left[p.param].cover(p.rect, [](const Rect&) {});
   }
   for (size_t i = 0; i < table.size(); ++i)
     if (!left[i].empty())
       return unavailable(fmt::format("{} from row {}, column {} is missing",
-                                     table[i].name, left[i][0].row,
-                                     left[i][0].col));
+                                     table[i].name, left[i].first().row,
+                                     left[i].first().col));
   return ok_status();
 }
 
-std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,
-                               int64_t* num_elements) {
-  std::vector<StatePiece> out = pieces;
+std::vector<Piece> packed(const std::vector<Piece>& pieces,
+                          int64_t* num_elements) {
+  std::vector<Piece> out = pieces;
   int64_t at = 0;
-  for (StatePiece& p : out) {
+  for (Piece& p : out) {
     p.at = at;
-    p.row_stride = p.box.count.back();
-    at += p.box.numel();
+    p.row_stride = p.rect.cols;
+    at += p.rect.numel();
   }
   *num_elements = at;
   return out;

@@ -1,11 +1,7 @@
-// Sharding: how the training state of a model is cut over the ranks of a mesh,
-// as one value: all that ShardTable and ZeroPlan are made of. It is written
-// beside every state (in memory and on the wire), so that whoever finds the
-// state knows what each rank's vectors hold without asking the writer. Pure.
-//
-// A StatePiece is a box of a parameter and where it stands in a rank's state
-// vectors; lists of them are what every mover of state works on (checkpoint,
-// replica, exchange between meshes).
+// Sharding: how the training state of a model is partitioned over the ranks of
+// a mesh, as one value: everything that ShardTable and ZeroPlan are made from.
+// It is stored beside every state (in memory and in messages), so that a reader
+// knows what each rank's vectors hold without asking the writer. Pure.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +21,7 @@ struct Sharding {
   friend bool operator==(const Sharding&, const Sharding&) = default;
 };
 
-// What one rank of it holds. `shard` refers to the ParamTable it was made of.
+// What one rank of it holds. `shard` refers to the ParamTable it was made from.
 struct RankShard {
   ShardTable shard;
   ZeroPlan zero;
@@ -35,43 +31,34 @@ struct RankShard {
 Result<RankShard> make_rank_shard(const ParamTable& table,
                                   const Sharding& sharding, int rank);
 
-// Ranks of one content class hold the same elements at the same places of
-// their vectors (data-parallel ranks; with ZeRO those with the same share).
-// Classes are numbered 0 .. num_content_classes() - 1.
+// A replica group (HSDP, Zhao et al. 2023): the ranks that hold the same
+// elements at the same places of their vectors. These are the data-parallel
+// ranks; with ZeRO those with the same share. Groups are numbered
+// 0 .. num_replica_groups() - 1.
 // REQUIRES: make_rank_shard() succeeds.
-int content_class(const Sharding& sharding, int rank);
-int num_content_classes(const Sharding& sharding);
-// The first rank of a class.
-int first_of_class(const Sharding& sharding, int content);
-
-struct StatePiece {
-  size_t param = 0;  // in the ParamTable
-  Box box;
-  int64_t at = 0;          // its first element in the state vectors
-  int64_t row_stride = 0;  // elements between its rows
-  friend bool operator==(const StatePiece&, const StatePiece&) = default;
-};
+int replica_group(const Sharding& sharding, int rank);
+int num_replica_groups(const Sharding& sharding);
+int first_rank_of_group(const Sharding& sharding, int group);
 
 // Everything in the rank's state vectors, in their order.
-std::vector<StatePiece> held_pieces(const ShardTable& shard,
-                                    const ZeroPlan& zero);
+std::vector<Piece> held_pieces(const ShardTable& shard, const ZeroPlan& zero);
 // What this rank saves: over all ranks every element of the model once.
-std::vector<StatePiece> pieces_to_save(const ShardTable& shard,
-                                       const ZeroPlan& zero);
+std::vector<Piece> pieces_to_save(const ShardTable& shard,
+                                  const ZeroPlan& zero);
 // What this rank reads from files: its part (ZeroPlan::norm_range) of what it
-// and its replicas hold, also of parameters that another rank saves.
-std::vector<StatePiece> pieces_to_load(const ShardTable& shard,
-                                       const ZeroPlan& zero);
+// and its replicas hold, including parameters that another rank saves.
+std::vector<Piece> pieces_to_load(const ShardTable& shard,
+                                  const ZeroPlan& zero);
 
-// Whether the states of these ranks together hold every element of the model,
-// replicas and shared parameters counting for each other. Unavailable, naming
+// Whether the states of these ranks together hold every element of the model;
+// replicas and shared parameters substitute for each other. Unavailable, naming
 // what is missing, when not; else fails like make_rank_shard().
-Status check_whole(const ParamTable& table, const Sharding& sharding,
-                   std::span<const int> ranks);
+Status check_complete(const ParamTable& table, const Sharding& sharding,
+                      std::span<const int> ranks);
 
 // The same pieces, packed one after the other in a vector of *num_elements.
-std::vector<StatePiece> packed(const std::vector<StatePiece>& pieces,
-                               int64_t* num_elements);
+std::vector<Piece> packed(const std::vector<Piece>& pieces,
+                          int64_t* num_elements);
 
 // Identity of the model whose state it is: a hash of the names and shapes of
 // all parameters.

@@ -32,7 +32,7 @@ struct Chunk {
 
 int64_t rows_of(const ShardTable& shard, Role role, int64_t layer) {
   const int i = shard.find(role, layer);
-  return i < 0 ? 0 : shard[static_cast<size_t>(i)].rows();
+  return i < 0 ? 0 : shard[static_cast<size_t>(i)].rect.rows;
 }
 
 Chunk chunk_of(const JobShape& s, const ShardTable& shard, int c) {

@@ -115,10 +115,11 @@ Status first_logits(const Golden& g, comm::Mesh& mesh,
   if (!mine || !shard.has_head(chunk)) return ok_status();
   const auto role = g.config.tie_embeddings ? geometry::Role::kEmbedding
                                             : geometry::Role::kHead;
-  const geometry::Box& box = shard[static_cast<size_t>(shard.find(role))].box;
+  const geometry::Rect& rect =
+      shard[static_cast<size_t>(shard.find(role))].rect;
   const int cp = mesh.layout().cp;
   const int64_t rows = g.seq_len / cp;
-  std::vector<float> part(static_cast<size_t>(rows * box.count[0]));
+  std::vector<float> part(static_cast<size_t>(rows * rect.rows));
   engine.stage(chunk).logits(0, rows, part);
   std::vector<int32_t> positions(static_cast<size_t>(rows));
   for (int64_t i = 0; i < rows; ++i)
@@ -127,10 +128,9 @@ Status first_logits(const Golden& g, comm::Mesh& mesh,
     positions = model::context_positions(g.seq_len, cp, mesh.coord().cp);
   const std::lock_guard lock(run.mutex);
   for (size_t i = 0; i < positions.size(); ++i)
-    std::copy_n(part.begin() + static_cast<int64_t>(i) * box.count[0],
-                box.count[0],
+    std::copy_n(part.begin() + static_cast<int64_t>(i) * rect.rows, rect.rows,
                 run.first_logits.begin() + positions[i] * g.config.vocab_size +
-                    box.start[0]);
+                    rect.row);
   return ok_status();
 }
 

@@ -60,7 +60,7 @@ void ScriptedCluster::replicate(int64_t step, bool always) {
   for (const auto& [w, r] : ranks) {
     places.push_back({w->name, w->host});
     classes.push_back(
-        geometry::content_class(sim::trainer_sharding(assignment_), r->rank));
+        geometry::replica_group(sim::trainer_sharding(assignment_), r->rank));
   }
   const auto placement = memory::place_replicas(
       places, classes, static_cast<int>(elastic.replicas()));

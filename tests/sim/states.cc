@@ -25,7 +25,7 @@ void Cluster::describe_states(World& world) {
   for (const pb::RankPlace& p : a.ranks()) {
     world.holdings[p.rank()] = make_holding(*table_, a, p.rank(), 0, false);
     places.push_back({p.worker(), workers_[p.worker()]->host});
-    classes.push_back(geometry::content_class(core::sharding_of(a), p.rank()));
+    classes.push_back(geometry::replica_group(core::sharding_of(a), p.rank()));
   }
   const auto& e = job_.elastic();
   world.replicas = memory::place_replicas(
@@ -140,8 +140,8 @@ bool Cluster::was_whole(const World& world, int64_t step) const {
   const geometry::Sharding cut = core::sharding_of(world.assignment);
   std::set<int> whole;
   for (const int rank : own->second)
-    whole.insert(geometry::content_class(cut, rank));
-  return static_cast<int>(whole.size()) == geometry::num_content_classes(cut);
+    whole.insert(geometry::replica_group(cut, rank));
+  return static_cast<int>(whole.size()) == geometry::num_replica_groups(cut);
 }
 
 // ------------------------------------------------------------------- steps

@@ -16,20 +16,16 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 
 #include "parallel/geometry/sharding.h"
+#include "parallel/geometry/state_vectors.h"
 #include "proto/base/status.h"
 #include "worker/kernels/backend.h"
 
 namespace remesh::engine {
 
-struct StateView {
-  std::span<float> weights, exp_avg, exp_avg_sq;
-};
-struct ConstStateView {
-  std::span<const float> weights, exp_avg, exp_avg_sq;
-};
+using geometry::ConstStateView;
+using geometry::StateView;
 
 class StateStore {
  public:

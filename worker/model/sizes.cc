@@ -14,7 +14,7 @@ Sizes sizes_of(const ShardTable& shard, int chunk) {
   const auto rows = [&](Role role) {
     const int i = shard.find(role, layer);
     CHECK(i >= 0);
-    return shard[static_cast<size_t>(i)].rows();
+    return shard[static_cast<size_t>(i)].rect.rows;
   };
   Sizes s{.dim = c.dim,
           .heads = rows(Role::kQuery) / c.head_dim(),
@@ -32,8 +32,8 @@ Sizes sizes_of(const ShardTable& shard, int chunk) {
     const int i = shard.find(head ? Role::kHead : Role::kEmbedding);
     CHECK(i >= 0);
     const ShardParam& p = shard[static_cast<size_t>(i)];
-    s.vocab_begin = p.box.start[0];
-    s.vocab = p.rows();
+    s.vocab_begin = p.rect.row;
+    s.vocab = p.rect.rows;
   }
   return s;
 }

@@ -139,12 +139,7 @@ void Checkpointer::start_save(const RankState& state) {
   }
   write_status_ = stage(state);
   if (write_status_.ok())
-    start_write(state.step, staged_pieces(), /*waited_for=*/false);
-}
-
-std::vector<store::Piece<const float>> Checkpointer::staged_pieces() const {
-  return store_pieces<const float>(table_, packed_, staged_[0].span(),
-                                   staged_[1].span(), staged_[2].span());
+    start_job([this, step = state.step] { return write_staged(step); });
 }
 
 Status Checkpointer::stage(const RankState& state) {
@@ -156,19 +151,17 @@ Status Checkpointer::stage(const RankState& state) {
     }
     have_staging_ = true;
   }
-  const std::span<const float> from[3] = {state.weights, state.exp_avg,
-                                          state.exp_avg_sq};
-  for (int i = 0; i < 3; ++i)
+  for (size_t i = 0; i < geometry::kNumStateVectors; ++i)
     for (size_t k = 0; k < pieces_.size(); ++k) {
-      const StatePiece& p = pieces_[k];
+      const geometry::Piece& p = pieces_[k];
       // The rows of packed pieces are contiguous, like those of most pieces.
-      const int64_t width = packed_[k].row_stride;
-      const int64_t rows = p.box.numel() / width;
+      const int64_t width = p.rect.cols;
+      const int64_t rows = p.rect.rows;
       const bool dense = rows == 1 || p.row_stride == width;
       for (int64_t r = 0; r < (dense ? 1 : rows); ++r)
         backend_.copy(
             staged_[i].data() + packed_[k].at + r * width,
-            from[i].data() + p.at + r * p.row_stride,
+            state.vectors[i].data() + p.at + r * p.row_stride,
             static_cast<size_t>(dense ? rows * width : width) * sizeof(float));
     }
   backend_.synchronize();
@@ -177,22 +170,22 @@ Status Checkpointer::stage(const RankState& state) {
 
 // In a job.
 Status Checkpointer::write(int64_t step,
-                           const std::vector<store::Piece<const float>>& pieces,
+                           const std::vector<geometry::Piece>& pieces,
+                           const geometry::ConstStateView& vectors,
                            uint64_t room, std::function<void()> taken) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
   // "" or "zlib".
-  ASSIGN_OR_RETURN(const store::Compression compression,
+  store::WriteOptions options;
+  ASSIGN_OR_RETURN(options.compression,
                    store::parse_compression(options_.manifest.compression()));
-  store::Beside beside;
-  beside.stream.room = room;
-  if (room > 0) beside.stream.in_thread = lower_priority_of_this_thread;
-  beside.stream.idle = kIdleDuringTraining;
-  beside.stream.hurry = &hurry_;
-  beside.taken = std::move(taken);
-  beside.layouts = &layouts_;
+  options.stream.room = room;
+  if (room > 0) options.stream.in_thread = lower_priority_of_this_thread;
+  options.stream.idle = kIdleDuringTraining;
+  options.stream.hurry = &hurry_;
+  options.taken = std::move(taken);
   return store::write_shard(*fs_, options_.folder, id, world_.rank(), table_,
-                            pieces, compression, beside)
+                            pieces, vectors, options)
       .status();
 }
 
@@ -201,14 +194,12 @@ void Checkpointer::start_job(std::function<Status()> job) {
   job_.start(std::move(job));
 }
 
-// `pieces` must not change until the write is done.
-void Checkpointer::start_write(int64_t step,
-                               std::vector<store::Piece<const float>> pieces,
-                               bool waited_for) {
-  start_job([this, step, pieces = std::move(pieces), waited_for] {
-    if (!waited_for) lower_priority_of_this_thread();
-    return write(step, pieces, /*room=*/0, {});
-  });
+// The staged copy, at low priority.
+Status Checkpointer::write_staged(int64_t step) {
+  lower_priority_of_this_thread();
+  return write(step, packed_,
+               {staged_[0].span(), staged_[1].span(), staged_[2].span()},
+               /*room=*/0, {});
 }
 
 // `state` stays unchanged only until before_update(): it is copied at full
@@ -223,14 +214,10 @@ void Checkpointer::start_copy_and_write(const RankState& state) {
     if (!options_.manifest.compression().empty()) {
       const Status staged = stage(state);
       copied();
-      RETURN_IF_ERROR(staged);
-      lower_priority_of_this_thread();
-      return write(state.step, staged_pieces(), 0, {});
+      return staged.ok() ? write_staged(state.step) : staged;
     }
     const Status written =
-        write(state.step,
-              store_pieces<const float>(table_, pieces_, state.weights,
-                                        state.exp_avg, state.exp_avg_sq),
+        write(state.step, pieces_, state.vectors,
               std::numeric_limits<uint64_t>::max(), [this] { copied(); });
     copied();  // no-op unless write() failed early
     return written;
@@ -276,7 +263,7 @@ void Checkpointer::start_commit(pb::Manifest manifest) {
     const int64_t step = manifest.step();
     const store::SaveId id{.step = step, .generation = manifest.generation()};
     auto done = store::commit(*fs_, options_.folder, manifest, world_.size(),
-                              table_, options_.retention, &layouts_, origin());
+                              table_, options_.retention, origin());
     if (!done.ok()) {
       const Status removed = store::abandon(*fs_, options_.folder, id);
       if (!removed.ok())
@@ -392,10 +379,9 @@ Status Checkpointer::save_and_wait(const RankState& state) {
   plan_.begin(state.step);
   if (world_.rank() == 0) manifest_ = manifest_of(state.step);
   // The state does not change meanwhile, so it is written without a copy.
-  start_write(state.step,
-              store_pieces<const float>(table_, pieces_, state.weights,
-                                        state.exp_avg, state.exp_avg_sq),
-              /*waited_for=*/true);
+  start_job([this, state] {
+    return write(state.step, pieces_, state.vectors, /*room=*/0, {});
+  });
   return finish_save();
 }
 

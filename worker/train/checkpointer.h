@@ -107,13 +107,11 @@ class Checkpointer {
   Status stage(const RankState& state);
   void start_save(const RankState& state);
   void start_job(std::function<Status()> job);
-  void start_write(int64_t step, std::vector<store::Piece<const float>> pieces,
-                   bool waited_for);
   void start_copy_and_write(const RankState& state);
-  Status write(int64_t step,
-               const std::vector<store::Piece<const float>>& pieces,
-               uint64_t room, std::function<void()> taken);
-  std::vector<store::Piece<const float>> staged_pieces() const;
+  Status write(int64_t step, const std::vector<geometry::Piece>& pieces,
+               const geometry::ConstStateView& vectors, uint64_t room,
+               std::function<void()> taken);
+  Status write_staged(int64_t step);
   void copied();
   manifest::Origin origin() const {
     return {options_.first_step, options_.first_generation};
@@ -136,11 +134,11 @@ class Checkpointer {
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
   std::atomic<bool> give_up_{false};
-  std::atomic<bool> hurry_{false};        // all ranks wait for the save
-  std::unique_ptr<FileSystem> fs_;        // updates disk_moved_ms_
-  const std::vector<StatePiece> pieces_;  // in the state vectors
+  std::atomic<bool> hurry_{false};  // all ranks wait for the save
+  std::unique_ptr<FileSystem> fs_;   // updates disk_moved_ms_
+  const std::vector<geometry::Piece> pieces_;  // in the state vectors
   int64_t staged_elements_ = 0;
-  const std::vector<StatePiece> packed_;  // in staged_
+  const std::vector<geometry::Piece> packed_;  // in staged_
   SavePlan plan_;
   std::deque<pb::StepMetrics> recent_;  // rank 0: the generation's last steps
   pb::Manifest manifest_;               // rank 0: of the current save
@@ -154,8 +152,7 @@ class Checkpointer {
   int64_t copying_step_ = -1;
   int64_t copy_waits_ = 0;
   int64_t copy_waited_ms_ = 0;
-  store::Layouts layouts_;  // used by jobs alone
-  BackgroundJob job_;       // last: jobs use the members above
+  BackgroundJob job_;  // last: jobs use the members above
 };
 
 }  // namespace remesh::train

@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "parallel/geometry/rect.h"
 #include "parallel/geometry/sharding.h"
 #include "proto/base/check.h"
 
@@ -46,20 +45,19 @@ uint64_t digest_run(uint64_t seed, int64_t e, int64_t n, const float* w,
 uint64_t state_digest(const geometry::ParamTable& table,
                       const geometry::ShardTable& shard,
                       const geometry::ZeroPlan& zero,
-                      std::span<const float> weights,
-                      std::span<const float> exp_avg,
-                      std::span<const float> exp_avg_sq) {
+                      const geometry::ConstStateView& state) {
   const auto n = static_cast<size_t>(zero.state_elements());
-  CHECK(weights.size() == n && exp_avg.size() == n && exp_avg_sq.size() == n);
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
+    CHECK(state[v].size() == n);
   uint64_t sum = 0;
-  for (const geometry::StatePiece& p : pieces_to_save(shard, zero)) {
+  for (const geometry::Piece& p : pieces_to_save(shard, zero)) {
     const uint64_t seed = mix(static_cast<uint64_t>(p.param) + 1);
-    const geometry::Rect box = geometry::rect_of(p.box);
     const int64_t width = table[p.param].shape.back();
-    for (int64_t r = 0; r < box.rows; ++r) {
+    for (int64_t r = 0; r < p.rect.rows; ++r) {
       const auto at = static_cast<size_t>(p.at + r * p.row_stride);
-      sum += digest_run(seed, (box.row + r) * width + box.col, box.cols,
-                        &weights[at], &exp_avg[at], &exp_avg_sq[at]);
+      sum += digest_run(seed, (p.rect.row + r) * width + p.rect.col,
+                        p.rect.cols, &state.weights[at], &state.exp_avg[at],
+                        &state.exp_avg_sq[at]);
     }
   }
   return sum;

@@ -18,9 +18,9 @@
 
 #include <array>
 #include <cstdint>
-#include <span>
 
 #include "parallel/geometry/shard_table.h"
+#include "parallel/geometry/state_vectors.h"
 #include "parallel/geometry/zero.h"
 
 namespace remesh::train {
@@ -30,9 +30,7 @@ namespace remesh::train {
 uint64_t state_digest(const geometry::ParamTable& table,
                       const geometry::ShardTable& shard,
                       const geometry::ZeroPlan& zero,
-                      std::span<const float> weights,
-                      std::span<const float> exp_avg,
-                      std::span<const float> exp_avg_sq);
+                      const geometry::ConstStateView& state);
 
 // Splits a part into two numbers that can be summed over 2^31 ranks without
 // overflow:

@@ -111,7 +111,7 @@ Status MemorySource::open_sources(const geometry::ParamTable& table,
   return ok_status();
 }
 
-Status MemorySource::run(comm::Comm& world, const memory::MutableState& target,
+Status MemorySource::run(comm::Comm& world, const geometry::StateView& target,
                          const std::function<void()>& tick) {
   return exchange::run_exchange(world, plan_, views_, target, ok_status(),
                                 {.tick = tick});

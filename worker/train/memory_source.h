@@ -53,7 +53,7 @@ class MemorySource {
   int adopted_rank() const { return adopted_rank_; }
 
   // Collective: fills `target` (unused if this rank reuses a state).
-  Status run(comm::Comm& world, const memory::MutableState& target,
+  Status run(comm::Comm& world, const geometry::StateView& target,
              const std::function<void()>& tick);
   // Unmaps the source. Call it after run().
   void release() { opened_.clear(); }
@@ -74,7 +74,8 @@ class MemorySource {
   int adopted_rank_ = -1;
   std::set<std::string> paths_, adopted_paths_;
   std::vector<std::unique_ptr<memory::StateSegment>> opened_;
-  std::vector<memory::ConstState> views_;  // by source; empty: not read here
+  std::vector<geometry::ConstStateView>
+      views_;  // by source; empty: not read here
 };
 
 }  // namespace remesh::train

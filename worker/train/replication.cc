@@ -35,7 +35,7 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
   r->places_ = places_of(spec.assignment(), world);
   std::vector<int> content;
   for (int i = 0; i < world; ++i)
-    content.push_back(geometry::content_class(sharding, i));
+    content.push_back(geometry::replica_group(sharding, i));
   r->placement_ = memory::place_replicas(r->places_, content,
                                          static_cast<int>(e.replicas()));
   const auto& kept = r->placement_.kept;

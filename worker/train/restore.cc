@@ -92,10 +92,7 @@ Result<pb::Manifest> load_checkpoint(
   Result<pb::Manifest> m = read_manifest(*fs, path, step, job);
   Status status = m.status();
   if (m.ok())
-    status =
-        store::load(*fs, path, *m, table,
-                    store_pieces<float>(table, pieces_to_load(shard, zero),
-                                        to.weights, to.exp_avg, to.exp_avg_sq));
+    status = store::load(*fs, path, *m, table, pieces_to_load(shard, zero), to);
   const int worst = worst_code(world, status);
   if (!status.ok()) return status;
   if (worst != 0)

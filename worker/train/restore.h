@@ -13,10 +13,9 @@
 #include "checkpoint/manifest/manifest.h"
 #include "parallel/comm/comm.h"
 #include "parallel/geometry/param_table.h"
-#include "proto/base/file_system.h"
+#include "parallel/geometry/sharding.h"
 #include "proto/base/status.h"
 #include "worker/engine/state_store.h"
-#include "worker/train/rank_state.h"
 
 namespace remesh::train {
 

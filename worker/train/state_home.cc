@@ -86,15 +86,13 @@ Status StateHome::adopt() {
 }
 
 engine::ConstStateView StateHome::current() const {
-  const memory::ConstState s = segment_->read(buffer_, elements_);
-  return {s.weights, s.exp_avg, s.exp_avg_sq};
+  return segment_->read(buffer_, elements_);
 }
 
 engine::StateView StateHome::begin() {
   begun_ = committed_ ? 1 - buffer_ : 0;
   segment_->begin(begun_);
-  const memory::MutableState s = segment_->write(begun_, elements_);
-  return {s.weights, s.exp_avg, s.exp_avg_sq};
+  return segment_->write(begun_, elements_);
 }
 
 void StateHome::commit(int64_t step) {
@@ -119,11 +117,8 @@ memory::StateInfo StateHome::info(int64_t step) const {
 Status StateHome::restore(comm::Comm& world,
                           const std::function<void()>& tick) {
   const bool adopts = !source_->adopted().empty();
-  memory::MutableState target;
-  if (!adopts) {
-    const engine::StateView to = begin();
-    target = {to.weights, to.exp_avg, to.exp_avg_sq};
-  }
+  geometry::StateView target;
+  if (!adopts) target = begin();
   RETURN_IF_ERROR(source_->run(world, target, tick));
   if (adopts)
     committed_ = segment_->redescribe(*committed_, info(source_->step()));

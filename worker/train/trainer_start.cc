@@ -184,12 +184,7 @@ Status Trainer::open_data(int dp_index) {
 }
 
 RankState Trainer::rank_state() {
-  return {.step = engine_->step(),
-          .shard = &engine_->shard(),
-          .zero = &engine_->zero(),
-          .weights = engine_->weights(),
-          .exp_avg = engine_->exp_avg(),
-          .exp_avg_sq = engine_->exp_avg_sq()};
+  return {.step = engine_->step(), .vectors = engine_->state()};
 }
 
 model::Dtype Trainer::dtype() {

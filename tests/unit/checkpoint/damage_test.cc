@@ -99,10 +99,9 @@ class DamageTest : public testing::TestWithParam<Compression> {
     ASSERT_NE(looked.message().find(name), std::string::npos) << what;
     if (name == manifest::shard_name(0)) {
       State loaded(table_.num_elements());
-      const Status s =
-          load(fs_, path_, manifest_, table_,
-               pieces_of_range<float>(table_, 0, table_.num_elements(),
-                                      loaded.view()));
+      const Status s = load(fs_, path_, manifest_, table_,
+                            pieces_of_range(table_, 0, table_.num_elements()),
+                            loaded.view());
       ASSERT_EQ(s.code(), Code::kCorrupt) << what << s.to_string();
       ASSERT_NE(s.message().find(name), std::string::npos) << what;
     }

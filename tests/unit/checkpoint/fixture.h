@@ -11,6 +11,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::store {
 
@@ -29,12 +30,10 @@ struct State {
       : weights(static_cast<size_t>(n), fill),
         exp_avg(weights),
         exp_avg_sq(weights) {}
-  FlatState<const float> view() const {
-    return {.weights = weights, .exp_avg = exp_avg, .exp_avg_sq = exp_avg_sq};
+  geometry::ConstStateView view() const {
+    return {weights, exp_avg, exp_avg_sq};
   }
-  FlatState<float> view() {
-    return {.weights = weights, .exp_avg = exp_avg, .exp_avg_sq = exp_avg_sq};
-  }
+  geometry::StateView view() { return {weights, exp_avg, exp_avg_sq}; }
 };
 
 // Any bit pattern may stand in a state: also NaNs, infinities, denormals.
@@ -82,10 +81,9 @@ inline Status write_shards(FileSystem& fs, const std::string& folder,
                            Compression compression = Compression::kNone) {
   for (int r = 0; r < ranks; ++r) {
     const auto [begin, end] = share(table.num_elements(), ranks, r);
-    const auto shard = write_shard(
-        fs, folder, id, r, table,
-        pieces_of_range<const float>(table, begin, end, state.view()),
-        compression);
+    const auto shard = write_shard(fs, folder, id, r, table,
+                                   pieces_of_range(table, begin, end),
+                                   state.view(), {.compression = compression});
     if (!shard.ok()) return shard.status();
   }
   return ok_status();
@@ -101,16 +99,15 @@ inline Result<Committed> save(FileSystem& fs, const std::string& folder,
   RETURN_IF_ERROR(
       write_shards(fs, folder, id, table, state, ranks, compression));
   return commit(fs, folder, manifest_of(table, id), ranks, table, retention,
-                nullptr, origin);
+                origin);
 }
 
 inline Status load_whole(FileSystem& fs, const std::string& path,
                          const geometry::ParamTable& table, State& state) {
   ASSIGN_OR_RETURN(const auto m, manifest::read_checkpoint(fs, path));
   state = State(table.num_elements());
-  return load(
-      fs, path, m, table,
-      pieces_of_range<float>(table, 0, table.num_elements(), state.view()));
+  return load(fs, path, m, table,
+              pieces_of_range(table, 0, table.num_elements()), state.view());
 }
 
 }  // namespace remesh::store

@@ -21,6 +21,7 @@ namespace remesh::manifest {
 namespace {
 
 using geometry::ParamTable;
+using geometry::Rect;
 
 constexpr uint64_t kSeed = 20240601;
 
@@ -41,9 +42,9 @@ pb::Manifest example() {
   f->set_data_bytes(12329);
   f->set_block_bytes(1 << 18);
   f->set_xxh128(std::string(32, 'a'));
-  for (const pb::Slice& s :
-       whole_slices(ParamTable::llama(store::tiny_model())))
-    *f->add_slices() = s;
+  const ParamTable table = ParamTable::llama(store::tiny_model());
+  for (const geometry::ParamSpec& spec : table.specs())
+    *f->add_slices() = make_slice(spec, full_rect(spec));
   return m;
 }
 
@@ -146,8 +147,8 @@ TEST(Encoding, RefusesContentThatWouldLeadAstray) {
 // --- coverage, against counting every element ------------------------------
 
 // Guillotine cuts of the parameter: a random exact tiling.
-void cut(const Box& box, std::mt19937_64& rng, int depth,
-         std::vector<Box>& out) {
+void cut(const Rect& box, std::mt19937_64& rng, int depth,
+         std::vector<Rect>& out) {
   const bool rows = rng() % 2 == 0;
   const int64_t extent = rows ? box.rows : box.cols;
   if (depth == 0 || extent < 2) {
@@ -155,7 +156,7 @@ void cut(const Box& box, std::mt19937_64& rng, int depth,
     return;
   }
   const auto at = 1 + static_cast<int64_t>(rng() % (extent - 1));
-  Box a = box, b = box;
+  Rect a = box, b = box;
   (rows ? a.rows : a.cols) = at;
   (rows ? b.rows : b.cols) -= at;
   (rows ? b.row : b.col) += at;
@@ -163,33 +164,16 @@ void cut(const Box& box, std::mt19937_64& rng, int depth,
   cut(b, rng, depth - 1, out);
 }
 
-pb::Slice slice_of(const geometry::ParamSpec& spec, const Box& box) {
-  pb::Slice s;
-  s.set_param(spec.name);
-  if (spec.shape.size() == 2) {
-    s.add_start(box.row);
-    s.add_count(box.rows);
-  }
-  s.add_start(box.col);
-  s.add_count(box.cols);
-  return s;
-}
-
-Box whole_box(const geometry::ParamSpec& spec) {
-  return {.rows = spec.shape.size() == 2 ? spec.shape[0] : 1,
-          .cols = spec.shape.back()};
-}
-
 pb::Manifest random_tiling(const ParamTable& table, int shards,
                            std::mt19937_64& rng) {
   pb::Manifest m;
   for (int r = 0; r < shards; ++r) m.add_shards()->set_name(shard_name(r));
   for (const geometry::ParamSpec& spec : table.specs()) {
-    std::vector<Box> boxes;
-    cut(whole_box(spec), rng, static_cast<int>(rng() % 4), boxes);
-    for (const Box& box : boxes)
+    std::vector<Rect> boxes;
+    cut(full_rect(spec), rng, static_cast<int>(rng() % 4), boxes);
+    for (const Rect& box : boxes)
       *m.mutable_shards(static_cast<int>(rng() % shards))->add_slices() =
-          slice_of(spec, box);
+          make_slice(spec, box);
   }
   return m;
 }
@@ -201,8 +185,8 @@ bool covers_by_counting(const pb::Manifest& m, const ParamTable& table) {
     for (const pb::Slice& s : f.slices()) {
       const int i = table.find(s.param());
       if (i < 0) return false;
-      const Box all = whole_box(table[static_cast<size_t>(i)]);
-      const Box box = box_of(s);
+      const Rect all = full_rect(table[static_cast<size_t>(i)]);
+      const Rect box = rect_of(s);
       for (int64_t r = box.row; r < box.row + box.rows; ++r)
         for (int64_t c = box.col; c < box.col + box.cols; ++c) {
           if (r >= all.rows || c >= all.cols) return false;
@@ -270,60 +254,41 @@ TEST(Coverage, NamesWhatIsMissingOrTwice) {
   EXPECT_EQ(check_coverage(m, table).code(), Code::kCorrupt);
 }
 
-TEST(SlicesOfRange, TileAnyRangeOnce) {
-  const ParamTable table = ParamTable::llama(store::tiny_model());
-  std::mt19937_64 rng(kSeed);
-  const int64_t n = table.num_elements();
-  for (int trial = 0; trial < 500; ++trial) {
-    int64_t begin = static_cast<int64_t>(rng() % (n + 1));
-    int64_t end = static_cast<int64_t>(rng() % (n + 1));
-    if (begin > end) std::swap(begin, end);
-    if (trial % 2) end = std::min<int64_t>(n, begin + trial % 20);
-    std::vector<int> count(static_cast<size_t>(n));
-    std::map<std::string, int> per_param;
-    for (const pb::Slice& s : slices_of_range(table, begin, end)) {
-      ASSERT_TRUE(check_in_table(s, table).ok());
-      EXPECT_LE(++per_param[s.param()], 3);
-      const auto i = static_cast<size_t>(table.find(s.param()));
-      const Box box = box_of(s);
-      for (int64_t r = box.row; r < box.row + box.rows; ++r)
-        for (int64_t c = box.col; c < box.col + box.cols; ++c)
-          ++count[static_cast<size_t>(table.offset(i) +
-                                      r * table[i].shape.back() + c)];
-    }
-    for (int64_t e = 0; e < n; ++e)
-      ASSERT_EQ(count[static_cast<size_t>(e)], e >= begin && e < end ? 1 : 0)
-          << begin << " " << end << " " << e;
-  }
-}
-
 TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
   const ParamTable table = ParamTable::llama(store::tiny_model());
   std::mt19937_64 rng(kSeed);
   for (int trial = 0; trial < 100; ++trial) {
     const pb::Manifest m = random_tiling(table, 1 + trial % 5, rng);
     const pb::Manifest other = random_tiling(table, 1, rng);
-    std::vector<pb::Slice> wanted(other.shards(0).slices().begin(),
-                                  other.shards(0).slices().end());
+    std::vector<geometry::Piece> wanted;
+    for (const pb::Slice& slice : other.shards(0).slices())
+      wanted.push_back({.param = static_cast<size_t>(table.find(slice.param())),
+                        .rect = rect_of(slice)});
     wanted.resize(1 + rng() % wanted.size());
     const auto reads = plan_reads(m, table, wanted);
     ASSERT_TRUE(reads.ok()) << reads.status().to_string();
     std::vector<std::set<std::pair<int64_t, int64_t>>> filled(wanted.size());
     for (const Read& read : *reads) {
       const pb::Slice& source = m.shards(read.shard).slices(read.slice);
-      EXPECT_EQ(source.param(), wanted[read.wanted].param());
-      EXPECT_EQ(intersect(box_of(source), read.box), read.box);
-      EXPECT_EQ(intersect(box_of(wanted[read.wanted]), read.box), read.box);
-      for (int64_t r = 0; r < read.box.rows; ++r)
-        for (int64_t c = 0; c < read.box.cols; ++c)
+      const geometry::Piece& target = wanted[read.wanted];
+      EXPECT_EQ(source.param(), table[target.param].name);
+      EXPECT_EQ(intersect(rect_of(source), read.rect), read.rect);
+      EXPECT_EQ(intersect(target.rect, read.rect), read.rect);
+      for (int64_t r = 0; r < read.rect.rows; ++r)
+        for (int64_t c = 0; c < read.rect.cols; ++c)
           EXPECT_TRUE(filled[read.wanted]
-                          .insert({read.box.row + r, read.box.col + c})
+                          .insert({read.rect.row + r, read.rect.col + c})
                           .second);
     }
     for (size_t w = 0; w < wanted.size(); ++w)
-      EXPECT_EQ(static_cast<int64_t>(filled[w].size()),
-                box_of(wanted[w]).numel());
+      EXPECT_EQ(static_cast<int64_t>(filled[w].size()), wanted[w].rect.numel());
   }
+  const geometry::Piece outside{.param = 0, .rect = {0, 0, 1, 1 << 20}};
+  EXPECT_EQ(
+      plan_reads(random_tiling(table, 1, rng), table, std::span(&outside, 1))
+          .status()
+          .code(),
+      Code::kInvalidArgument);
 }
 
 // --- compatibility, retention, scanning ------------------------------------

@@ -72,10 +72,9 @@ TEST_F(StoreTest, SavedByAnyRanksLoadsBitExactUnderAnyOther) {
         // Each rank has memory for its own share alone.
         const auto count = static_cast<size_t>(end - begin);
         State mine(end - begin);
-        FlatState<float> view = mine.view();
-        view.begin = begin;
-        const Status s = load(*fs_, done->path, *m, table_,
-                              pieces_of_range(table_, begin, end, view));
+        const Status s =
+            load(*fs_, done->path, *m, table_,
+                 pieces_of_range(table_, begin, end, begin), mine.view());
         ASSERT_TRUE(s.ok()) << s.to_string();
         std::copy_n(mine.weights.begin(), count,
                     loaded.weights.begin() + begin);
@@ -95,17 +94,14 @@ TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
   for (size_t i = 0; i < table_.size(); ++i) {
     if (table_[i].shape.size() != 2) continue;
     const int64_t rows = table_[i].shape[0], cols = table_[i].shape[1];
-    Piece<float> piece;
-    piece.slice.set_param(table_[i].name);
-    piece.slice.add_start(1);
-    piece.slice.add_start(cols / 2);
-    piece.slice.add_count(rows - 2);
-    piece.slice.add_count(cols - cols / 2 - 1);
-    const int64_t width = piece.slice.count(1);
-    piece.row_stride = width + 2;  // a gap that must stay as it is
+    const int64_t width = cols - cols / 2 - 1;
+    const geometry::Piece piece{
+        .param = i,
+        .rect = {1, cols / 2, rows - 2, width},
+        .row_stride = width + 2};  // a gap that must stay as it is
     std::vector<float> out(static_cast<size_t>((rows - 2) * (width + 2)), 42);
-    piece.exp_avg = out.data();  // the moments of one only
-    const Status s = load(*fs_, done->path, done->manifest, table_, {piece});
+    const Status s = load(*fs_, done->path, done->manifest, table_,
+                          std::span(&piece, 1), {.exp_avg = out});
     ASSERT_TRUE(s.ok()) << s.to_string();
     for (int64_t r = 0; r < rows - 2; ++r)
       for (int64_t c = 0; c < width + 2; ++c) {
@@ -236,10 +232,8 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   // A part alone, across the edges of chunks.
   const int64_t begin = 1000 * 1000 - 77, end = 1200 * 1000 + 5;
   State part(end - begin);
-  FlatState<float> view = part.view();
-  view.begin = begin;
   ASSERT_TRUE(load(*fs_, zlib->path, zlib->manifest, table,
-                   pieces_of_range(table, begin, end, view))
+                   pieces_of_range(table, begin, end, begin), part.view())
                   .ok());
   EXPECT_TRUE(std::equal(part.weights.begin(), part.weights.end(),
                          state.weights.begin() + begin));
@@ -285,15 +279,12 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
          {"shard-00000.h5", "bytes ", "/exp_avg/model.embed_tokens.weight.0"})
       EXPECT_NE(s.message().find(word), std::string::npos) << s.to_string();
     // Who does not need that part loads all the same, and right.
-    Piece<float> piece;
     std::vector<float> norm(500);
-    piece.slice.set_param("model.norm.weight");
-    piece.slice.add_start(0);
-    piece.slice.add_count(500);
-    piece.weights = norm.data();
-    piece.row_stride = 500;
-    const Status partly =
-        load(*fs_, done->path, done->manifest, table, {piece});
+    const geometry::Piece piece{
+        .param = static_cast<size_t>(table.find("model.norm.weight")),
+        .rect = {0, 0, 1, 500}};
+    const Status partly = load(*fs_, done->path, done->manifest, table,
+                               std::span(&piece, 1), {.weights = norm});
     EXPECT_TRUE(partly.ok()) << partly.to_string();
   }
 }
@@ -440,19 +431,18 @@ TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
     const SaveId id{.step = c == Compression::kNone ? 1 : 2, .generation = 1};
     State changing = state_;
     int taken = 0;
-    Beside beside;
-    beside.stream.room = uint64_t{1} << 40;
-    beside.taken = [&] {
+    WriteOptions options{.compression = c};
+    options.stream.room = uint64_t{1} << 40;
+    options.taken = [&] {
       ++taken;
       for (auto* v :
            {&changing.weights, &changing.exp_avg, &changing.exp_avg_sq})
         std::fill(v->begin(), v->end(), 7.0F);
     };
-    const auto shard = write_shard(
-        *fs_, folder_, id, 0, table_,
-        pieces_of_range<const float>(table_, 0, table_.num_elements(),
-                                     std::as_const(changing).view()),
-        c, beside);
+    const auto shard =
+        write_shard(*fs_, folder_, id, 0, table_,
+                    pieces_of_range(table_, 0, table_.num_elements()),
+                    changing.view(), options);
     ASSERT_TRUE(shard.ok()) << shard.status().to_string();
     EXPECT_EQ(taken, 1);
     const auto done =
@@ -461,45 +451,6 @@ TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
     State loaded;
     ASSERT_TRUE(load_whole(*fs_, done->path, table_, loaded).ok());
     EXPECT_TRUE(same_bits(loaded, state_));
-  }
-}
-
-// Steps, generations and cuts that change or do not: the same bytes as without.
-TEST_F(StoreTest, RememberedLayoutsGiveTheSameBytes) {
-  std::vector<Layouts> layouts(3);
-  const auto save_in = [&](const std::string& folder, const SaveId& id,
-                           int ranks, bool remember) {
-    for (int r = 0; r < ranks; ++r) {
-      const auto [begin, end] = share(table_.num_elements(), ranks, r);
-      Beside beside;
-      if (remember) beside.layouts = &layouts[static_cast<size_t>(r)];
-      const auto shard = write_shard(
-          *fs_, folder, id, r, table_,
-          pieces_of_range<const float>(table_, begin, end, state_.view()),
-          Compression::kNone, beside);
-      ASSERT_TRUE(shard.ok()) << shard.status().to_string();
-    }
-    pb::Manifest m = manifest_of(table_, id);
-    m.set_tokens(id.step * 1000);
-    m.set_sequences(id.step * 10);
-    const auto done = commit(*fs_, folder, m, ranks, table_, {},
-                             remember ? layouts.data() : nullptr);
-    ASSERT_TRUE(done.ok()) << done.status().to_string();
-    EXPECT_TRUE(verify(*fs_, done->path).ok);
-  };
-  const std::pair<SaveId, int> saves[] = {
-      {{1, 1}, 2},   {{2, 1}, 2},   {{300, 1}, 2},
-      {{301, 2}, 2}, {{302, 2}, 3}, {{int64_t{1} << 40, 2}, 3},
-      {{303, 2}, 1}};
-  for (const auto& [id, ranks] : saves) {
-    save_in(root_ + "/a", id, ranks, true);
-    save_in(root_ + "/b", id, ranks, false);
-    const std::string dir = "/" + manifest::step_name(id.step) + "/";
-    for (int r = 0; r < ranks; ++r)
-      EXPECT_EQ(slurp(root_ + "/a" + dir + manifest::shard_name(r)),
-                slurp(root_ + "/b" + dir + manifest::shard_name(r)));
-    EXPECT_EQ(slurp(root_ + "/a" + dir + "index.h5"),
-              slurp(root_ + "/b" + dir + "index.h5"));
   }
 }
 
@@ -639,14 +590,14 @@ TEST_F(StoreTest, ErrorsNameThePathAndHdf5NeverPrints) {
   EXPECT_EQ(Hdf5Reader::open(*fs_, root_ + "/none.h5").status().code(),
             Code::kNotFound);
   spill(root_ + "/file", "");
-  EXPECT_FALSE(write_shard(*fs_, root_ + "/file", {1, 1}, 0, table_, {}).ok());
-  Piece<const float> piece;
-  piece.slice.set_param("nothing");
-  EXPECT_NE(write_shard(*fs_, folder_, {1, 1}, 0, table_, {piece})
-                .status()
-                .message()
-                .find("'nothing'"),
-            std::string::npos);
+  EXPECT_FALSE(
+      write_shard(*fs_, root_ + "/file", {1, 1}, 0, table_, {}, {}).ok());
+  const geometry::Piece outside{.param = 0, .rect = {0, 0, 1, 1000}};
+  EXPECT_EQ(
+      write_shard(*fs_, folder_, {1, 1}, 0, table_, std::span(&outside, 1), {})
+          .status()
+          .code(),
+      Code::kInvalidArgument);
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::core {
 namespace {
@@ -57,14 +58,11 @@ class Known {
     const auto shard = make_rank_shard(table, s, rank);
     if (!shard.ok()) return r;
     r.elements = shard->zero.state_elements();
-    for (const auto& p : held_pieces(shard->shard, shard->zero))
-      for_each_run(
-          geometry::whole(table[p.param]), p.box,
-          [&](int64_t at, int64_t, int64_t n) {
-            for (int64_t i = 0; i < n; ++i)
-              r.marks[static_cast<size_t>(table.offset(p.param) + at + i)] =
-                  true;
-          });
+    for_each_element(table, held_pieces(shard->shard, shard->zero),
+                     [&](int64_t, size_t param, int64_t e) {
+                       r.marks[static_cast<size_t>(table.offset(param) + e)] =
+                           true;
+                     });
     return r;
   }
 

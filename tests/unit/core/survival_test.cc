@@ -56,7 +56,7 @@ Inventory left_by(const pb::Assignment& a, const ParamTable& table) {
   std::vector<int> classes;
   for (const pb::RankPlace& p : a.ranks()) {
     places.push_back({p.worker(), host[p.worker()]});
-    classes.push_back(geometry::content_class(cut, p.rank()));
+    classes.push_back(geometry::replica_group(cut, p.rank()));
   }
   const auto& e = a.job().elastic();
   const auto replicas = memory::place_replicas(

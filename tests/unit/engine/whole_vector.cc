@@ -4,26 +4,19 @@
 #include <bit>
 #include <cstdint>
 
+#include "tests/testing/pieces.h"
+
 namespace remesh::engine {
 
 void for_each_element(const geometry::ShardTable& shard, int64_t begin,
                       int64_t size,
                       const std::function<void(size_t, size_t)>& f) {
   const geometry::ParamTable& table = shard.table();
-  for (const geometry::Piece& p : shard.pieces(begin, begin + size)) {
-    const int64_t stride = shard[shard.param_at(p.flat_begin)].columns();
-    const bool matrix = p.box.count.size() == 2;
-    const int64_t rows = matrix ? p.box.count[0] : 1;
-    const int64_t first =
-        table.offset(p.param) +
-        (matrix ? p.box.start[0] * table[p.param].shape[1] + p.box.start[1]
-                : p.box.start[0]);
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t k = 0; k < p.box.count.back(); ++k)
-        f(static_cast<size_t>(first +
-                              (matrix ? r * table[p.param].shape[1] : 0) + k),
-          static_cast<size_t>(p.flat_begin - begin + r * stride + k));
-  }
+  geometry::for_each_element(table, shard.pieces(begin, begin + size),
+                             [&](int64_t at, size_t param, int64_t e) {
+                               f(static_cast<size_t>(table.offset(param) + e),
+                                 static_cast<size_t>(at - begin));
+                             });
 }
 
 WholeVector::WholeVector(const geometry::ParamTable& table)

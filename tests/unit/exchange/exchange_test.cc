@@ -145,11 +145,11 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
   in_threads(n, [&](int p) {
     const auto i = static_cast<size_t>(p);
     // Only what this process can map.
-    std::vector<memory::ConstState> views;
+    std::vector<geometry::ConstStateView> views;
     for (size_t s = 0; s < sources.size(); ++s)
       views.push_back(c.sources[s].host == c.processes[i].host
                           ? sources[s].view()
-                          : memory::ConstState{});
+                          : geometry::ConstStateView{});
     done[i] = run_exchange(*comms[i], plans[i], views, targets[i].mut(),
                            ok_status(), {.staging_bytes = staging}, &stats[i]);
   });
@@ -256,7 +256,7 @@ Outcome run_small(
     CHECK(plan.ok());
     if (p == 1) plan->digest ^= digest_of_1;
     const State mine = state_of(table, from, p, 1);
-    std::vector<memory::ConstState> views(3);
+    std::vector<geometry::ConstStateView> views(3);
     views[static_cast<size_t>(p)] = mine.view();
     State target(plan->elements);
     const auto i = static_cast<size_t>(p);

@@ -14,7 +14,7 @@
 namespace remesh::exchange {
 namespace {
 
-using memory::kNumVectors;
+using geometry::kNumStateVectors;
 using memory::ShmDir;
 using memory::StateInfo;
 using memory::StateSegment;
@@ -28,8 +28,8 @@ float value(int64_t step, size_t vector, size_t i) {
                             static_cast<int64_t>(i % 251));
 }
 
-void fill(const memory::MutableState& s, int64_t step) {
-  for (size_t v = 0; v < kNumVectors; ++v)
+void fill(const geometry::StateView& s, int64_t step) {
+  for (size_t v = 0; v < kNumStateVectors; ++v)
     for (size_t i = 0; i < s[v].size(); ++i) s[v][i] = value(step, v, i);
 }
 
@@ -65,7 +65,7 @@ struct Two {
       EXPECT_TRUE(s.info.replica && s.info.content && s.info.rank == kRank);
       EXPECT_TRUE(copy->verify_content(s).ok());
       const auto v = copy->read(s.buffer, kElements);
-      for (size_t k = 0; k < kNumVectors; ++k)
+      for (size_t k = 0; k < kNumStateVectors; ++k)
         for (size_t i = 0; i < v[k].size(); ++i)
           if (v[k][i] != value(s.info.step, k, i)) {
             ADD_FAILURE() << "step " << s.info.step << " is torn";

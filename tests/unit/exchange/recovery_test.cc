@@ -130,7 +130,7 @@ class Rank {
     own_->begin(to);
     const auto out = own_->write(to, info_.elements);
     for_each_element(table_, pieces_, [&](int64_t at, size_t param, int64_t e) {
-      for (size_t v = 0; v < memory::kNumVectors; ++v) {
+      for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
         const uint32_t bits = bits_at(salt_of(step), param, e, v);
         std::memcpy(&out[v][static_cast<size_t>(at)], &bits, sizeof(bits));
       }
@@ -153,7 +153,7 @@ class Rank {
         plan_exchange(table_, o_.from, o_.sources, o_.to, o_.processes, me_);
     CHECK_MSG(plan.ok(), plan.status().to_string().c_str());
     std::vector<std::unique_ptr<StateSegment>> open(o_.sources.size());
-    std::vector<memory::ConstState> views(o_.sources.size());
+    std::vector<geometry::ConstStateView> views(o_.sources.size());
     for (size_t i = 0; i < open.size(); ++i) {
       if (o_.sources[i].host != o_.processes[static_cast<size_t>(me_)].host)
         continue;
@@ -165,7 +165,7 @@ class Rank {
       const auto c = find(*open[i], i);
       views[i] = open[i]->read(c.buffer, c.info.elements);
     }
-    memory::MutableState target;
+    geometry::StateView target;
     if (has_rank_ && plan->adopt < 0) {
       own_ = make(plan->elements);
       own_->begin(0);
@@ -191,7 +191,7 @@ class Rank {
       const std::string host =
           std::to_string(o_.processes[static_cast<size_t>(r)].host);
       places.push_back({host, host});
-      content.push_back(content_class(o_.to, r));
+      content.push_back(replica_group(o_.to, r));
     }
     const auto p = memory::place_replicas(places, content, 1);
     std::vector<KeptReplica> kept;
@@ -247,7 +247,7 @@ class Rank {
   const int me_;
   const bool has_rank_;
   int made_ = 0;
-  std::vector<geometry::StatePiece> pieces_;
+  std::vector<geometry::Piece> pieces_;
   StateInfo info_;
   std::unique_ptr<StateSegment> own_;
   std::vector<std::unique_ptr<StateSegment>> kept_;
@@ -287,7 +287,7 @@ std::vector<Holding> inventory_of(const std::string& root,
       for (const auto& c : (*s)->contents().states) {
         State state(c.info.elements);
         const auto v = (*s)->read(c.buffer, c.info.elements);
-        for (size_t k = 0; k < memory::kNumVectors; ++k)
+        for (size_t k = 0; k < geometry::kNumStateVectors; ++k)
           state.v[k].assign(v[k].begin(), v[k].end());
         EXPECT_TRUE(
             same_bits(state, state_of(table, c.info.sharding, c.info.rank,

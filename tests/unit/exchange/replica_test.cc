@@ -19,7 +19,7 @@
 namespace remesh::exchange {
 namespace {
 
-using memory::kNumVectors;
+using geometry::kNumStateVectors;
 using memory::ShmDir;
 using memory::StateInfo;
 using memory::StateSegment;
@@ -49,7 +49,7 @@ StateSegment::Committed update(StateSegment& s, int rank, int64_t step,
   const int to = static_cast<int>(step % 2);
   s.begin(to);
   const auto out = s.write(to, elements_of(rank));
-  for (size_t v = 0; v < kNumVectors; ++v)
+  for (size_t v = 0; v < kNumStateVectors; ++v)
     for (size_t i = 0; i < out[v].size(); ++i)
       out[v][i] = value(rank, step, v, i);
   return s.commit(info_of(rank, step, world));
@@ -63,7 +63,7 @@ int64_t newest_step(const StateSegment& s, int rank) {
     EXPECT_EQ(state.info.rank, rank);
     const auto v = s.read(state.buffer, state.info.elements);
     EXPECT_TRUE(s.verify_content(state).ok());
-    for (size_t k = 0; k < kNumVectors; ++k)
+    for (size_t k = 0; k < kNumStateVectors; ++k)
       for (size_t i = 0; i < v[k].size(); ++i)
         if (v[k][i] != value(rank, state.info.step, k, i)) {
           ADD_FAILURE() << "step " << state.info.step << " is torn";

@@ -10,6 +10,7 @@
 #include "checkpoint/memory/segment.h"
 #include "parallel/geometry/sharding.h"
 #include "proto/base/rng.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::exchange {
 
@@ -57,36 +58,18 @@ inline geometry::Sharding random_sharding(std::mt19937& random,
 }
 
 struct State {
-  std::vector<float> v[memory::kNumVectors];
+  std::vector<float> v[geometry::kNumStateVectors];
   explicit State(int64_t n = 0) {
     for (auto& x : v) x.assign(static_cast<size_t>(n), -1.0F);
   }
-  memory::MutableState mut() { return {v[0], v[1], v[2]}; }
-  memory::ConstState view() const { return {v[0], v[1], v[2]}; }
+  geometry::StateView mut() { return {v[0], v[1], v[2]}; }
+  geometry::ConstStateView view() const { return {v[0], v[1], v[2]}; }
 };
 
 inline uint32_t bits_at(uint64_t salt, size_t param, int64_t e, size_t vector) {
   uint64_t x = salt + param * 1000003 + static_cast<uint64_t>(e) * 3 + vector;
   x = (x ^ (x >> 31)) * 0x9e3779b97f4a7c15ULL;
   return static_cast<uint32_t>(x >> 20);
-}
-
-// Calls f(position in the vectors, parameter, its element) for each element.
-template <typename F>
-void for_each_element(const geometry::ParamTable& table,
-                      const std::vector<geometry::StatePiece>& pieces,
-                      const F& f) {
-  for (const geometry::StatePiece& p : pieces) {
-    const bool matrix = p.box.count.size() == 2;
-    const int64_t rows = matrix ? p.box.count[0] : 1;
-    const int64_t cols = p.box.count.back();
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < cols; ++c)
-        f(p.at + r * p.row_stride + c, p.param,
-          matrix ? (p.box.start[0] + r) * table[p.param].shape[1] +
-                       p.box.start[1] + c
-                 : p.box.start[0] + c);
-  }
 }
 
 inline State state_of(const geometry::ParamTable& table,
@@ -96,7 +79,7 @@ inline State state_of(const geometry::ParamTable& table,
   State out(shard->zero.state_elements());
   for_each_element(table, held_pieces(shard->shard, shard->zero),
                    [&](int64_t at, size_t param, int64_t e) {
-                     for (size_t v = 0; v < memory::kNumVectors; ++v) {
+                     for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
                        const uint32_t bits = bits_at(salt, param, e, v);
                        std::memcpy(&out.v[v][static_cast<size_t>(at)], &bits,
                                    sizeof(bits));
@@ -106,7 +89,7 @@ inline State state_of(const geometry::ParamTable& table,
 }
 
 inline bool same_bits(const State& a, const State& b) {
-  for (size_t v = 0; v < memory::kNumVectors; ++v)
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
     if (a.v[v].size() != b.v[v].size() ||
         (!a.v[v].empty() && std::memcmp(a.v[v].data(), b.v[v].data(),
                                         a.v[v].size() * sizeof(float)) != 0))

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "parallel/geometry/zero.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::geometry {
 namespace {
@@ -31,12 +32,9 @@ using Counts = std::vector<std::vector<int>>;
 
 void count(const ParamTable& table, const std::vector<Piece>& pieces,
            Counts& counts) {
-  for (const Piece& p : pieces)
-    for_each_run(whole(table[p.param]), p.box,
-                 [&](int64_t at, int64_t, int64_t n) {
-                   for (int64_t i = 0; i < n; ++i)
-                     ++counts[p.param][static_cast<size_t>(at + i)];
-                 });
+  for_each_element(table, pieces, [&](int64_t, size_t param, int64_t e) {
+    ++counts[param][static_cast<size_t>(e)];
+  });
 }
 
 Counts no_counts(const ParamTable& table) {
@@ -109,10 +107,8 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
       t->initial_values(7, 0, values);
       const int64_t e = static_cast<int64_t>(random()) % t->num_elements();
       const Piece p = t->pieces(e, e + 1)[0];
-      const auto& shape = table[p.param].shape;
-      const int64_t global = shape.size() == 2
-                                 ? p.box.start[0] * shape[1] + p.box.start[1]
-                                 : p.box.start[0];
+      const int64_t global =
+          p.rect.row * table[p.param].shape.back() + p.rect.col;
       EXPECT_EQ(values[static_cast<size_t>(e)],
                 table.initial_value(7, p.param, global));
     }
@@ -139,7 +135,7 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
     ASSERT_TRUE(t.ok());
     const ShardParam& k = (*t)[static_cast<size_t>(t->find(Role::kKey, 0))];
     EXPECT_EQ(k.tp_group, 4);
-    EXPECT_EQ(k.box.start[0], tp / 4 * 4);
+    EXPECT_EQ(k.rect.row, tp / 4 * 4);
     EXPECT_EQ(k.owner, tp % 4 == 0);
   }
   EXPECT_FALSE(ShardTable::make(table, {.tp = 3}, {}, StageBounds{0, 1}).ok());

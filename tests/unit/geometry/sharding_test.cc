@@ -10,6 +10,7 @@
 #include <set>
 
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::geometry {
 namespace {
@@ -45,9 +46,9 @@ bool random_sharding(std::mt19937& random, const ModelConfig& c, Sharding& s) {
 }
 
 // Every position of the vectors belongs to one piece; ranks hold the same
-// pieces when they are of one content class; over the classes every
-// element of the model is there.
-TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
+// pieces when they are in one replica group; together the groups hold every
+// element of the model.
+TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -56,7 +57,7 @@ TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
     Sharding s;
     if (!random_sharding(random, table.config(), s)) continue;
     ++done;
-    std::map<int, std::vector<StatePiece>> of_class;
+    std::map<int, std::vector<Piece>> of_group;
     std::set<std::pair<size_t, int64_t>> held;
     for (int r = 0; r < s.layout.world(); ++r) {
       const auto mine = make_rank_shard(table, s, r);
@@ -64,37 +65,26 @@ TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
       const auto pieces = held_pieces(mine->shard, mine->zero);
       std::vector<int> count(static_cast<size_t>(mine->zero.state_elements()),
                              0);
-      for (const StatePiece& p : pieces)
-        for_each_run(whole(table[p.param]), p.box,
-                     [&](int64_t global, int64_t local, int64_t n) {
-                       const int64_t columns = p.box.count.back();
-                       for (int64_t i = 0; i < n; ++i) {
-                         const int64_t e = local + i;
-                         const bool flat = p.box.count.size() == 1;
-                         const int64_t at =
-                             flat ? p.at + e
-                                  : p.at + e / columns * p.row_stride +
-                                        e % columns;
-                         ++count[static_cast<size_t>(at)];
-                         held.emplace(p.param, global + i);
-                       }
-                     });
+      for_each_element(table, pieces, [&](int64_t at, size_t param, int64_t e) {
+        ++count[static_cast<size_t>(at)];
+        held.emplace(param, e);
+      });
       for (const int n : count) ASSERT_EQ(n, 1);
-      const int c = content_class(s, r);
-      ASSERT_LT(c, num_content_classes(s));
-      const auto [it, fresh] = of_class.emplace(c, pieces);
+      const int c = replica_group(s, r);
+      ASSERT_LT(c, num_replica_groups(s));
+      const auto [it, fresh] = of_group.emplace(c, pieces);
       ASSERT_EQ(it->second, pieces) << s.layout.to_string() << " rank " << r;
       if (fresh) {
-        EXPECT_EQ(first_of_class(s, c), r);
+        EXPECT_EQ(first_rank_of_group(s, c), r);
       }
     }
-    EXPECT_EQ(static_cast<int>(of_class.size()), num_content_classes(s));
+    EXPECT_EQ(static_cast<int>(of_group.size()), num_replica_groups(s));
     EXPECT_EQ(static_cast<int64_t>(held.size()), table.num_elements());
   }
 }
 
 // Twin: the set of all elements.
-TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
+TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -112,17 +102,15 @@ TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
       if (random() % 12 == 0) continue;
       ranks.push_back(r);
       const auto mine = make_rank_shard(table, s, r);
-      for (const StatePiece& p : held_pieces(mine->shard, mine->zero))
-        for_each_run(whole(table[p.param]), p.box,
-                     [&](int64_t at, int64_t, int64_t n) {
-                       for (int64_t i = 0; i < n; ++i)
-                         held[p.param][static_cast<size_t>(at + i)] = true;
-                     });
+      for_each_element(table, held_pieces(mine->shard, mine->zero),
+                       [&](int64_t, size_t param, int64_t e) {
+                         held[param][static_cast<size_t>(e)] = true;
+                       });
     }
     bool all = true;
     for (const auto& h : held)
       all = all && std::find(h.begin(), h.end(), false) == h.end();
-    const Status found = check_whole(table, s, ranks);
+    const Status found = check_complete(table, s, ranks);
     ASSERT_EQ(found.ok(), all) << found.to_string();
     if (!all) {
       ASSERT_EQ(found.code(), Code::kUnavailable);
@@ -146,12 +134,13 @@ TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
   std::vector<int> ranks;
   for (int r = 0; r < 40; ++r) ranks.push_back(r);
-  EXPECT_TRUE(check_whole(table, many, ranks).ok());
+  EXPECT_TRUE(check_complete(table, many, ranks).ok());
   ranks.erase(ranks.begin());
-  EXPECT_EQ(check_whole(table, many, ranks).code(), Code::kUnavailable);
-  EXPECT_EQ(check_whole(table, many, {}).code(), Code::kUnavailable);
+  EXPECT_EQ(check_complete(table, many, ranks).code(), Code::kUnavailable);
+  EXPECT_EQ(check_complete(table, many, {}).code(), Code::kUnavailable);
   const std::vector<int> none_such = {64};
-  EXPECT_EQ(check_whole(table, many, none_such).code(), Code::kInvalidArgument);
+  EXPECT_EQ(check_complete(table, many, none_such).code(),
+            Code::kInvalidArgument);
 }
 
 TEST(Sharding, ARankThatIsNotThereIsRefused) {

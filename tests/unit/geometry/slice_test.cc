@@ -8,6 +8,7 @@
 
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/schedule.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::geometry {
 namespace {
@@ -41,10 +42,9 @@ Layout random_layout(Rng& rng, const ModelConfig& c) {
   }
 }
 
-bool contains(const Box& b, int64_t row, int64_t column) {
-  return row >= b.start[0] && row < b.start[0] + b.count[0] &&
-         (b.start.size() == 1 ||
-          (column >= b.start[1] && column < b.start[1] + b.count[1]));
+bool contains(const Rect& r, int64_t row, int64_t column) {
+  return row >= r.row && row < r.row + r.rows && column >= r.col &&
+         column < r.col + r.cols;
 }
 
 class Random : public testing::Test {
@@ -66,12 +66,12 @@ TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
       const bool ends =
           t[i].role == Role::kEmbedding && c.tie_embeddings && l.pp > 1;
       for (int64_t e = 0; e < t[i].numel(); ++e) {
-        const int64_t columns = t[i].shape.size() == 2 ? t[i].shape[1] : 1;
+        const int64_t columns = t[i].shape.back();
         int holders = 0;
         for (int pp = 0; pp < l.pp; ++pp)
           for (int tp = 0; tp < l.tp; ++tp) {
             if (on_stage(t[i], c.tie_embeddings, bounds, pp) &&
-                contains(tp_box(t[i], l.tp, tp), e / columns, e % columns))
+                contains(tp_rect(t[i], l.tp, tp), e / columns, e % columns))
               ++holders;
           }
         const bool kv = t[i].role == Role::kKey || t[i].role == Role::kValue;
@@ -93,19 +93,19 @@ TEST_F(Slice, AShardKeepsHeadsWholeAndQueriesWithTheirKeys) {
     const ParamTable t = ParamTable::llama(c);
     const Layout l = random_layout(rng_, c);
     for (int tp = 0; tp < l.tp; ++tp) {
-      const auto q = tp_box(t[t.find(Role::kQuery, 0)], l.tp, tp);
-      const auto k = tp_box(t[t.find(Role::kKey, 0)], l.tp, tp);
-      const auto o = tp_box(t[t.find(Role::kOutput, 0)], l.tp, tp);
+      const auto q = tp_rect(t[t.find(Role::kQuery, 0)], l.tp, tp);
+      const auto k = tp_rect(t[t.find(Role::kKey, 0)], l.tp, tp);
+      const auto o = tp_rect(t[t.find(Role::kOutput, 0)], l.tp, tp);
       const int64_t group = c.n_heads / c.n_kv_heads;
       // Every query head of the rank reads a key/value head of the rank.
-      EXPECT_EQ(q.start[0] / c.head_dim() / group, k.start[0] / c.head_dim());
-      EXPECT_EQ((q.start[0] + q.count[0] - 1) / c.head_dim() / group,
-                (k.start[0] + k.count[0] - 1) / c.head_dim());
-      EXPECT_EQ(q.start[0] % c.head_dim(), 0);
-      EXPECT_EQ(o.start[1], q.start[0]);
-      EXPECT_EQ(o.count[1], q.count[0]);
-      EXPECT_GT(k.count[0], 0);
-      EXPECT_GT(tp_box(t[0], l.tp, tp).numel(), 0);
+      EXPECT_EQ(q.row / c.head_dim() / group, k.row / c.head_dim());
+      EXPECT_EQ((q.row + q.rows - 1) / c.head_dim() / group,
+                (k.row + k.rows - 1) / c.head_dim());
+      EXPECT_EQ(q.row % c.head_dim(), 0);
+      EXPECT_EQ(o.col, q.row);
+      EXPECT_EQ(o.cols, q.rows);
+      EXPECT_GT(k.rows, 0);
+      EXPECT_GT(tp_rect(t[0], l.tp, tp).numel(), 0);
     }
   }
 }
@@ -124,92 +124,74 @@ TEST(SliceErrors, ALayoutThatDoesNotFitIsRefusedWithTheAllowedDegrees) {
             std::string::npos);
 }
 
+Rect random_rect(Rng& rng) {
+  return {pick(rng, 0, 6), pick(rng, 0, 6), pick(rng, 0, 5), pick(rng, 0, 5)};
+}
+
 TEST_F(Slice, IntersectIsTheCommonElements) {
   for (int trial = 0; trial < 2000; ++trial) {
-    const auto box = [&] {
-      return Box{{pick(rng_, 0, 6), pick(rng_, 0, 6)},
-                 {pick(rng_, 0, 5), pick(rng_, 0, 5)}};
-    };
-    const Box a = box();
-    const Box b = box();
-    const auto both = intersect(a, b);
+    const Rect a = random_rect(rng_);
+    const Rect b = random_rect(rng_);
+    const Rect both = intersect(a, b);
     for (int64_t r = 0; r < 12; ++r)
       for (int64_t col = 0; col < 12; ++col)
         ASSERT_EQ(contains(a, r, col) && contains(b, r, col),
-                  both && contains(*both, r, col));
-    if (both) {
-      EXPECT_FALSE(both->empty());
-    }
+                  contains(both, r, col));
   }
 }
 
-TEST_F(Slice, RunsVisitEveryElementOfTheInnerBoxInOrder) {
-  for (int trial = 0; trial < 2000; ++trial) {
-    const size_t dims = static_cast<size_t>(pick(rng_, 1, 3));
-    Box outer, inner;
-    bool row_rest_whole = true;
-    for (size_t d = 0; d < dims; ++d) {
-      outer.start.push_back(pick(rng_, 0, 3));
-      outer.count.push_back(pick(rng_, 1, 4));
-      const int64_t skip = pick(rng_, 0, outer.count[d] - 1);
-      inner.start.push_back(outer.start[d] + skip);
-      inner.count.push_back(pick(rng_, 0, outer.count[d] - skip));
-      if (d > 0) row_rest_whole &= inner.count[d] == outer.count[d];
+// Twin: a set of elements.
+TEST_F(Slice, CoveringVisitsEveryElementOnceUntilNoneIsLeft) {
+  int covered_all = 0;
+  for (int trial = 0; trial < 500; ++trial) {
+    const Rect all = random_rect(rng_);
+    std::set<std::pair<int64_t, int64_t>> left;
+    const auto for_each = [](const Rect& r, const auto& f) {
+      for (int64_t row = r.row; row < r.row + r.rows; ++row)
+        for (int64_t col = r.col; col < r.col + r.cols; ++col) f(row, col);
+    };
+    for_each(all, [&](int64_t r, int64_t c) { left.emplace(r, c); });
+    Uncovered uncovered(all);
+    for (int i = 0; i < 12; ++i) {
+      const Rect by = random_rect(rng_);
+      std::set<std::pair<int64_t, int64_t>> want, got;
+      for (const auto& [r, c] : left)
+        if (contains(by, r, c)) want.emplace(r, c);
+      uncovered.cover(by, [&](const Rect& part) {
+        for_each(part, [&](int64_t r, int64_t c) {
+          ASSERT_TRUE(got.emplace(r, c).second);
+        });
+      });
+      ASSERT_EQ(got, want);
+      for (const auto& e : want) left.erase(e);
+      ASSERT_EQ(uncovered.empty(), left.empty());
+      if (left.empty()) break;
+      ASSERT_TRUE(
+          left.contains({uncovered.first().row, uncovered.first().col}));
     }
-    std::vector<std::pair<int64_t, int64_t>> got, want;
-    int runs = 0;
-    for_each_run(outer, inner, [&](int64_t o, int64_t i, int64_t n) {
-      ++runs;
-      for (int64_t k = 0; k < n; ++k) got.emplace_back(o + k, i + k);
-    });
-    for (int64_t e = 0; e < inner.numel(); ++e) {
-      int64_t rest = e;
-      int64_t offset = 0;
-      int64_t stride = 1;
-      for (size_t d = dims; d-- > 0;) {
-        offset +=
-            (inner.start[d] - outer.start[d] + rest % inner.count[d]) * stride;
-        stride *= outer.count[d];
-        rest /= inner.count[d];
-      }
-      want.emplace_back(offset, e);
-    }
-    ASSERT_EQ(got, want);
-    if (row_rest_whole && !inner.empty()) {
-      ASSERT_EQ(runs, 1);
-    }
+    covered_all += left.empty() ? 1 : 0;
   }
+  EXPECT_GT(covered_all, 50);
 }
 
-TEST_F(Slice, EvenRangesPartitionAndBoxesCoverThemInOrder) {
+TEST_F(Slice, PiecesOfRangesCoverThemInOrder) {
   for (int trial = 0; trial < 60; ++trial) {
     const ParamTable t = ParamTable::llama(random_model(rng_));
     const int parts = static_cast<int>(pick(rng_, 1, 40));
-    int64_t at = 0;
-    int64_t largest = 0, smallest = t.num_elements();
-    for (const FlatRange& r : split_even(t.num_elements(), parts)) {
-      EXPECT_EQ(r.begin, at);
-      largest = std::max(largest, r.size());
-      smallest = std::min(smallest, r.size());
-      std::map<size_t, int> boxes;
-      for (const Piece& p : boxes_of_range(t, r.begin, r.end)) {
-        ASSERT_EQ(p.flat_begin, at);
-        ASSERT_LE(++boxes[p.param], 3);
-        // Its elements, in the order of the box, are the next ones.
-        const Box all = whole(t[p.param]);
-        int runs = 0;
-        for_each_run(all, p.box, [&](int64_t o, int64_t, int64_t n) {
-          ++runs;
-          ASSERT_EQ(t.offset(p.param) + o, at);
-          ASSERT_EQ(n, p.box.numel());
-        });
-        ASSERT_EQ(runs, 1);
-        at += p.box.numel();
-      }
-      ASSERT_EQ(at, r.end);
+    int64_t next = 0;
+    for (int i = 0; i < parts; ++i) {
+      const MicrobatchRange r = deal(t.num_elements(), parts, i);
+      const std::vector<Piece> pieces = pieces_of_range(t, r.begin, r.end);
+      std::map<size_t, int> per_param;
+      for (const Piece& p : pieces) ASSERT_LE(++per_param[p.param], 3);
+      for_each_element(t, pieces, [&](int64_t at, size_t param, int64_t e) {
+        ASSERT_EQ(at, next);
+        ASSERT_EQ(t.offset(param) + e, next);
+        ++next;
+      });
+      ASSERT_EQ(next, r.end);
     }
-    EXPECT_EQ(at, t.num_elements());
-    EXPECT_LE(largest - smallest, 1);
+    EXPECT_EQ(next, t.num_elements());
   }
 }
 
@@ -223,8 +205,6 @@ TEST(Batch, SharesPartitionTheMicrobatchesForAnyNumberOfRanks) {
         ASSERT_EQ(r.begin, at);
         ASSERT_TRUE(r.size() == m / dp || r.size() == m / dp + 1);
         ASSERT_LE(r.size(), previous);  // the first ranks have more
-        for (int64_t b = r.begin; b < r.end; ++b)
-          ASSERT_EQ(owner_of_microbatch(m, dp, b), i);
         previous = r.size();
         at = r.end;
       }

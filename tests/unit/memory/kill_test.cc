@@ -39,8 +39,8 @@ StateInfo info_of(int64_t step, int64_t elements) {
 void update(StateSegment& s, int64_t step, int64_t elements) {
   const int to = static_cast<int>(step % 2);
   s.begin(to);
-  const MutableState out = s.write(to, elements);
-  for (size_t v = 0; v < kNumVectors; ++v)
+  const geometry::StateView out = s.write(to, elements);
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
     for (size_t i = 0; i < out[v].size(); ++i) out[v][i] = value(step, v, i);
   s.commit(info_of(step, elements));
 }
@@ -51,8 +51,9 @@ int64_t newest_step(const StateSegment& s) {
   const auto c = s.contents();
   EXPECT_TRUE(c.damaged.empty()) << c.damaged[0];
   for (const auto& state : c.states) {
-    const ConstState v = s.read(state.buffer, state.info.elements);
-    for (size_t k = 0; k < kNumVectors; ++k)
+    const geometry::ConstStateView v =
+        s.read(state.buffer, state.info.elements);
+    for (size_t k = 0; k < geometry::kNumStateVectors; ++k)
       for (size_t i = 0; i < v[k].size(); ++i)
         if (v[k][i] != value(state.info.step, k, i)) {
           ADD_FAILURE() << "step " << state.info.step << " is torn";

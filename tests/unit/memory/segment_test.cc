@@ -35,14 +35,14 @@ StateInfo info_of(int64_t step, int64_t elements) {
   return info;
 }
 
-void fill(const MutableState& s, float value) {
-  for (size_t v = 0; v < kNumVectors; ++v)
+void fill(const geometry::StateView& s, float value) {
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
     for (size_t i = 0; i < s[v].size(); ++i)
       s[v][i] = value + static_cast<float>(v);
 }
 
-bool filled(const ConstState& s, float value) {
-  for (size_t v = 0; v < kNumVectors; ++v)
+bool filled(const geometry::ConstStateView& s, float value) {
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
     for (const float x : s[v])
       if (x != value + static_cast<float>(v)) return false;
   return true;
@@ -195,7 +195,7 @@ TEST(StateSegment, ContentIsVerifiedWhenItHasAHash) {
   info.content = content_hash(s->read(0, 100));
   const auto c = s->commit(info);
   EXPECT_TRUE(s->verify_content(c).ok());
-  for (size_t v = 0; v < kNumVectors; ++v) {
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
     float& x = s->write(0, 100)[v][99];
     const float kept = x;
     x = -x;

@@ -61,11 +61,10 @@ template <typename F>
 void for_each_part(const geometry::ShardTable& shard, const F& f) {
   for (size_t i = 0; i < shard.size(); ++i) {
     const geometry::ShardParam& p = shard[i];
-    geometry::for_each_run(geometry::whole(shard.spec(i)), p.box,
-                           [&](int64_t outer, int64_t inner, int64_t length) {
-                             f(shard.table().offset(p.param) + outer,
-                               p.offset + inner, length);
-                           });
+    const int64_t columns = shard.spec(i).shape.back();
+    for (int64_t r = 0; r < p.rect.rows; ++r)
+      f(shard.table().offset(p.param) + (p.rect.row + r) * columns + p.rect.col,
+        p.offset + r * p.rect.cols, p.rect.cols);
   }
 }
 

@@ -215,8 +215,8 @@ Shown show(const Model& m, comm::Comm& comm) {
   s.evaluated = last.evaluate(mb, first.evaluated(), b.hooks);
   const geometry::ShardParam& head =
       b.shard[static_cast<size_t>(b.shard.find(geometry::Role::kHead))];
-  s.vocab_begin = head.box.start[0];
-  s.logits.resize(static_cast<size_t>(kBatch * kSeq * head.rows()));
+  s.vocab_begin = head.rect.row;
+  s.logits.resize(static_cast<size_t>(kBatch * kSeq * head.rect.rows));
   last.logits(0, kBatch * kSeq, s.logits);
   return s;
 }

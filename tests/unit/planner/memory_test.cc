@@ -237,7 +237,7 @@ TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
     std::vector<int> content;
     for (int r = 0; r < l.world(); ++r) {
       places.push_back({std::to_string(r), std::to_string(r)});
-      content.push_back(geometry::content_class(sharding, r));
+      content.push_back(geometry::replica_group(sharding, r));
     }
     size_t most = 0;
     for (const auto& k :

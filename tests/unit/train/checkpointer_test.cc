@@ -77,12 +77,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
                                           *world_[0], *board_, log_);
   }
   RankState at(int64_t step) {
-    return {.step = step,
-            .shard = &shard_,
-            .zero = &zero_,
-            .weights = state_[0],
-            .exp_avg = state_[1],
-            .exp_avg_sq = state_[2]};
+    return {.step = step, .vectors = {state_[0], state_[1], state_[2]}};
   }
   void boundary(Checkpointer& c, int64_t step) {
     c.on_step(c.facts(), false, at(step));
@@ -104,10 +99,9 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     Vectors v;
     for (auto& x : v) x.resize(state_[0].size());
     if (!m.ok()) return v;
-    const Status s = store::load(
-        *fs_, path, *m, table_,
-        store_pieces<float>(table_, geometry::pieces_to_load(shard_, zero_),
-                            v[0], v[1], v[2]));
+    const Status s = store::load(*fs_, path, *m, table_,
+                                 geometry::pieces_to_load(shard_, zero_),
+                                 {v[0], v[1], v[2]});
     EXPECT_TRUE(s.ok()) << s.to_string();
     return v;
   }

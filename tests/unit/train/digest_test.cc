@@ -19,7 +19,7 @@ using geometry::RankShard;
 using geometry::Sharding;
 
 uint64_t part(const ParamTable& table, const RankShard& r, const State& s) {
-  return state_digest(table, r.shard, r.zero, s.v[0], s.v[1], s.v[2]);
+  return state_digest(table, r.shard, r.zero, s.view());
 }
 
 // Over all ranks, whose states are generated with `salt`.
@@ -60,7 +60,7 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   State s = exchange::state_of(table, one, 0, 7);
   const uint64_t before = part(table, *r, s);
   for (int k = 0; k < 1000; ++k) {
-    std::vector<float>& v = s.v[random() % memory::kNumVectors];
+    std::vector<float>& v = s.v[random() % geometry::kNumStateVectors];
     float& element = v[random() % v.size()];
     const float old = element;
     uint32_t b = 0;

@@ -15,6 +15,7 @@
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
 #include "tests/testing/files.h"
+#include "tests/testing/pieces.h"
 
 namespace remesh::train {
 namespace {
@@ -76,13 +77,7 @@ struct Rank {
   ShardTable shard;
   ZeroPlan zero;
   Vectors v;
-  RankState state() {
-    return {.shard = &shard,
-            .zero = &zero,
-            .weights = v.weights,
-            .exp_avg = v.exp_avg,
-            .exp_avg_sq = v.exp_avg_sq};
-  }
+  geometry::StateView state() { return {v.weights, v.exp_avg, v.exp_avg_sq}; }
 };
 
 Rank make_rank(const ParamTable& table, const Cut& cut, int rank) {
@@ -113,17 +108,7 @@ bool is_truth(float value, size_t t, size_t param, int64_t e) {
 // f(position in the state vectors, parameter, element of the parameter).
 template <typename F>
 void for_each_element(const Rank& r, F f) {
-  for (size_t u = 0; u < r.shard.units().size(); ++u) {
-    const auto range = r.zero.update_range(u);
-    for (const geometry::Piece& p : r.shard.pieces(range.begin, range.end)) {
-      int64_t at = r.zero.state_offset(u) + p.flat_begin - range.begin;
-      for_each_run(whole(r.shard.table()[p.param]), p.box,
-                   [&](int64_t e, int64_t, int64_t n) {
-                     for (int64_t i = 0; i < n; ++i)
-                       f(static_cast<size_t>(at++), p.param, e + i);
-                   });
-    }
-  }
+  geometry::for_each_element(r.shard.table(), held_pieces(r.shard, r.zero), f);
 }
 
 void on_all_ranks(const Cut& cut,
@@ -159,17 +144,15 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
     SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
     for (int r = 0; r < from.layout.world(); ++r) {
       Rank rank = make_rank(table, from, r);
-      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+      for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
+        const auto at = static_cast<size_t>(i);
         rank.v.weights[at] = truth(0, param, e);
         rank.v.exp_avg[at] = truth(1, param, e);
         rank.v.exp_avg_sq[at] = truth(2, param, e);
       });
-      const RankState s = rank.state();
-      const auto written =
-          store::write_shard(*fs, dir, {.step = 3, .generation = 1}, r, table,
-                             store_pieces<const float>(
-                                 table, pieces_to_save(rank.shard, rank.zero),
-                                 s.weights, s.exp_avg, s.exp_avg_sq));
+      const auto written = store::write_shard(
+          *fs, dir, {.step = 3, .generation = 1}, r, table,
+          pieces_to_save(rank.shard, rank.zero), rank.state());
       ASSERT_TRUE(written.ok()) << written.status().to_string();
     }
     pb::Manifest m;
@@ -182,15 +165,15 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
     std::atomic<int> wrong{0};
     on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, to, r);
-      const auto loaded =
-          load_checkpoint(*fs, done->path, 3, {.model = config}, mesh.world(),
-                          mesh.data(), [] {}, rank.shard, rank.zero,
-                          {rank.v.weights, rank.v.exp_avg, rank.v.exp_avg_sq});
+      const auto loaded = load_checkpoint(
+          *fs, done->path, 3, {.model = config}, mesh.world(), mesh.data(),
+          [] {}, rank.shard, rank.zero, rank.state());
       if (!loaded.ok()) {
         ADD_FAILURE() << loaded.status().to_string();
         return;
       }
-      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+      for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
+        const auto at = static_cast<size_t>(i);
         if (!is_truth(rank.v.weights[at], 0, param, e) ||
             !is_truth(rank.v.exp_avg[at], 1, param, e) ||
             !is_truth(rank.v.exp_avg_sq[at], 2, param, e))
@@ -215,7 +198,8 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
       Rank rank = make_rank(table, cut, r);
       fill_initial_weights(rank.shard, rank.zero, 9, 1 + r % 2, rank.v.weights);
       exchange_parts(mesh.data(), rank.shard, rank.zero, rank.v.weights);
-      for_each_element(rank, [&](size_t at, size_t param, int64_t e) {
+      for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
+        const auto at = static_cast<size_t>(i);
         if (rank.v.weights[at] != table.initial_value(9, param, e)) ++wrong;
       });
     });
@@ -224,9 +208,9 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
 }
 
 TEST(Restore, PackedPiecesAreDense) {
-  const std::vector<StatePiece> in = {
-      {.param = 0, .box = {{2, 1}, {3, 4}}, .at = 7, .row_stride = 9},
-      {.param = 1, .box = {{5}, {6}}, .at = 100, .row_stride = 1}};
+  const std::vector<geometry::Piece> in = {
+      {.param = 0, .rect = {2, 1, 3, 4}, .at = 7, .row_stride = 9},
+      {.param = 1, .rect = {0, 5, 1, 6}, .at = 100, .row_stride = 11}};
   int64_t n = 0;
   const auto out = packed(in, &n);
   EXPECT_EQ(n, 18);

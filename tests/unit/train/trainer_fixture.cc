@@ -356,7 +356,7 @@ void TrainerTest::from_memory(pb::RankSpec& spec,
     const auto sharding =
         manifest::parse_sharding(it->second.begin()->second.sharding());
     ASSERT_TRUE(sharding.ok()) << sharding.status().to_string();
-    if (!geometry::check_whole(table, *sharding, ranks).ok()) continue;
+    if (!geometry::check_complete(table, *sharding, ranks).ok()) continue;
     source.set_step(it->first.first);
     for (const auto& [rank, h] : it->second) *source.add_states() = h;
     return;

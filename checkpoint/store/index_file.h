@@ -1,0 +1,15 @@
+// index.h5: every parameter in full as a virtual dataset over the shards, for
+// h5py and h5dump. Loading does not use it.
+#pragma once
+
+#include <string>
+
+#include "checkpoint/manifest/manifest.h"
+
+namespace remesh::store {
+
+// The bytes of the file. REQUIRES: the manifest's shards cover the table.
+Result<std::string> index_bytes(const pb::Manifest& m,
+                                const geometry::ParamTable& table);
+
+}  // namespace remesh::store
