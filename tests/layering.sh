@@ -43,7 +43,7 @@ parallel/comm proto/base|parallel/geometry
 parallel/planner proto/base|parallel/geometry
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
-checkpoint/memory proto/base|parallel/geometry
+checkpoint/memory proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels

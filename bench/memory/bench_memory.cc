@@ -84,7 +84,7 @@ Recompute run_as(const std::string& r) {
 
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
              int64_t vocab, Kept* kept) {
-  const auto mine = geometry::deal(o.microbatches, layout.dp, dp_index);
+  const auto mine = geometry::even_share(o.microbatches, layout.dp, dp_index);
   const int64_t each = o.batch * o.seq;
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i <= mine.size() * each; ++i)

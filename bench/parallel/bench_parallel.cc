@@ -129,8 +129,8 @@ class Runner {
 
   void make_data(const Options& o, int64_t vocab) {
     global_tokens_ = o.microbatches * o.batch * o.seq;
-    const auto mine =
-        geometry::deal(o.microbatches, mesh_->layout().dp, mesh_->coord().dp);
+    const auto mine = geometry::even_share(o.microbatches, mesh_->layout().dp,
+                                           mesh_->coord().dp);
     const int64_t each = o.batch * o.seq;
     for (int64_t i = mine.begin * each; i <= mine.end * each; ++i)
       tokens_.push_back(

@@ -114,7 +114,9 @@ class Trial {
   Status make(const Layout& layout) {
     ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(world_, layout));
     batch_ = make_batch(
-        o_, geometry::deal(microbatches(), layout.dp, mesh_->coord().dp).size(),
+        o_,
+        geometry::even_share(microbatches(), layout.dp, mesh_->coord().dp)
+            .size(),
         table_.config().vocab_size);
     ASSIGN_OR_RETURN(
         engine_,

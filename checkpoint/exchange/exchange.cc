@@ -18,9 +18,9 @@ using geometry::ConstStateView;
 using geometry::kNumStateVectors;
 using geometry::StateView;
 
-// Messages under way in each direction.
+// Messages in flight in each direction.
 constexpr int kWindow = 4;
-// Elements copied between two looks at the messages.
+// Elements copied between two polls of the messages.
 constexpr int64_t kLocalPiece = int64_t{1} << 18;
 
 struct MessageHeader {
@@ -29,13 +29,13 @@ struct MessageHeader {
 };
 static_assert(sizeof(MessageHeader) == 16);
 
-// Where one is in a list of copies.
+// A position in a list of copies.
 class Cursor {
  public:
   explicit Cursor(std::span<const Copy> copies) : copies_(copies) {}
   bool done() const { return at_ == copies_.size(); }
-  // Goes on by at most n elements and calls f(copy, from, to, length) for each
-  // run of elements that is consecutive on both sides. How far it went.
+  // Advances by at most n elements and calls f(copy, from, to, length) for each
+  // run of elements that is consecutive on both sides. Returns the distance.
   template <typename F>
   int64_t advance(int64_t n, const F& f) {
     int64_t left = n;
@@ -68,7 +68,7 @@ void copy_floats(float* to, const float* from, int64_t n) {
   std::memcpy(to, from, static_cast<size_t>(n) * sizeof(float));
 }
 
-// A message's place in memory. The vectors stand one after the other.
+// The buffer of a message: its header, then the three vectors.
 class Slot {
  public:
   explicit Slot(int64_t elements)
@@ -97,7 +97,7 @@ class Slot {
         static_cast<size_t>(elements) * kNumStateVectors * sizeof(float),
         index);
   }
-  comm::RequestPtr request;  // when under way
+  comm::RequestPtr request;  // when in flight
 
  private:
   size_t bytes_;
@@ -105,27 +105,27 @@ class Slot {
 };
 
 // The messages of one direction, in the order of the plan's streams, a window
-// of them under way at a time. They begin and end in order: the least message
-// that is not done is under way on both its sides, so there is no deadlock.
+// of them in flight at a time. They start and end in order, so the first
+// unfinished message is in flight on both sides: there is no deadlock.
 class Lane {
  public:
-  Lane(std::span<const Stream> streams, int64_t elements_a_message)
-      : streams_(streams), elements_a_message_(elements_a_message) {}
+  Lane(std::span<const Stream> streams, int64_t elements_per_message)
+      : streams_(streams), elements_per_message_(elements_per_message) {}
   virtual ~Lane() = default;
-  bool done() const { return stream_ == streams_.size() && under_way_.empty(); }
-  // Whether anything moved.
+  bool done() const { return stream_ == streams_.size() && in_flight_.empty(); }
+  // Returns whether anything happened.
   bool poll() {
     bool moved = false;
-    while (!under_way_.empty() && under_way_.front().slot->request->test()) {
-      Message m = under_way_.front();
-      under_way_.pop_front();
+    while (!in_flight_.empty() && in_flight_.front().slot->request->test()) {
+      Message m = in_flight_.front();
+      in_flight_.pop_front();
       m.slot->request.reset();
       finish(m);
       free_.push_back(m.slot);
       moved = true;
     }
     while (stream_ < streams_.size() &&
-           under_way_.size() < static_cast<size_t>(kWindow)) {
+           in_flight_.size() < static_cast<size_t>(kWindow)) {
       begin(next());
       moved = true;
     }
@@ -147,8 +147,8 @@ class Lane {
   Message next() {
     const Stream& s = streams_[stream_];
     Message m{.stream = &s, .index = static_cast<uint64_t>(index_)};
-    const int64_t begin = index_ * elements_a_message_;
-    m.elements = std::min(elements_a_message_, s.elements - begin);
+    const int64_t begin = index_ * elements_per_message_;
+    m.elements = std::min(elements_per_message_, s.elements - begin);
     m.last = begin + m.elements == s.elements;
     index_ = m.last ? 0 : index_ + 1;
     stream_ += m.last ? 1 : 0;
@@ -156,29 +156,30 @@ class Lane {
   }
   void begin(Message m) {
     if (free_.empty()) {
-      slots_.push_back(std::make_unique<Slot>(elements_a_message_));
+      slots_.push_back(std::make_unique<Slot>(elements_per_message_));
       free_.push_back(slots_.back().get());
     }
     m.slot = free_.back();
     free_.pop_back();
     start(m);
-    under_way_.push_back(m);
+    in_flight_.push_back(m);
   }
 
   std::span<const Stream> streams_;
-  const int64_t elements_a_message_;
+  const int64_t elements_per_message_;
   size_t stream_ = 0;  // of the next message
   int64_t index_ = 0;
   std::vector<std::unique_ptr<Slot>> slots_;  // at most kWindow
   std::vector<Slot*> free_;
-  std::deque<Message> under_way_;
+  std::deque<Message> in_flight_;
 };
 
 class SendLane final : public Lane {
  public:
   SendLane(comm::Comm& comm, int tag, const Plan& plan,
-           std::span<const ConstStateView> sources, int64_t elements_a_message)
-      : Lane(plan.send, elements_a_message),
+           std::span<const ConstStateView> sources,
+           int64_t elements_per_message)
+      : Lane(plan.send, elements_per_message),
         comm_(comm),
         tag_(tag),
         sources_(sources) {}
@@ -214,8 +215,8 @@ class SendLane final : public Lane {
 class ReceiveLane final : public Lane {
  public:
   ReceiveLane(comm::Comm& comm, int tag, const Plan& plan,
-              const StateView& target, int64_t elements_a_message)
-      : Lane(plan.receive, elements_a_message),
+              const StateView& target, int64_t elements_per_message)
+      : Lane(plan.receive, elements_per_message),
         comm_(comm),
         tag_(tag),
         target_(target) {}
@@ -254,7 +255,7 @@ class ReceiveLane final : public Lane {
   Cursor cursor_{{}};
 };
 
-// One piece of the local copies.
+// Makes one piece of the local copies.
 int64_t copy_local(Cursor& cursor, std::span<const ConstStateView> sources,
                    const StateView& target) {
   return cursor.advance(
@@ -270,7 +271,7 @@ int64_t extent(const Copy& c, bool from) {
               : c.to_at + (c.rows - 1) * c.to_stride + c.cols;
 }
 
-// What the plan reads and writes is there.
+// Checks that the vectors are as long as the plan requires.
 Status check_views(const Plan& plan, std::span<const ConstStateView> sources,
                    const StateView& target) {
   const auto reads = [&](const Copy& c) {
@@ -284,8 +285,7 @@ Status check_views(const Plan& plan, std::span<const ConstStateView> sources,
   };
   const auto missing = [](const Copy& c) {
     return invalid_argument(fmt::format(
-        "exchange: source {} is shorter than what it is said to hold",
-        c.source));
+        "exchange: source {} is shorter than the plan requires", c.source));
   };
   for (const Stream& s : plan.send)
     for (const Copy& c : s.copies)
@@ -301,11 +301,11 @@ Status check_views(const Plan& plan, std::span<const ConstStateView> sources,
   return ok_status();
 }
 
-// Before anything is sent: everybody is ready, and has the same plan.
+// Before anything is sent: all processes are ready and have the same plan.
 Status agree_to_begin(comm::Comm& comm, const Plan& plan, const Status& mine,
-                      int64_t elements_a_message) {
+                      int64_t elements_per_message) {
   const auto digest = static_cast<int64_t>(
-      plan.digest ^ static_cast<uint64_t>(elements_a_message));
+      plan.digest ^ static_cast<uint64_t>(elements_per_message));
   std::array<int64_t, 3> facts = {static_cast<int64_t>(mine.code()), digest,
                                   ~digest};
   comm.all_reduce(std::span<int64_t>(facts), comm::Op::kMax);
@@ -333,13 +333,13 @@ Status run_exchange(comm::Comm& comm, const Plan& plan,
                     const StateView& target, const Status& ready,
                     const ExchangeOptions& options, ExchangeStats* stats) {
   const int64_t message_bytes = options.staging_bytes / (2 * kWindow);
-  const int64_t elements_a_message = std::max<int64_t>(
+  const int64_t elements_per_message = std::max<int64_t>(
       1, (message_bytes - static_cast<int64_t>(sizeof(MessageHeader))) /
              static_cast<int64_t>(kNumStateVectors * sizeof(float)));
   const Status mine = ready.ok() ? check_views(plan, sources, target) : ready;
-  RETURN_IF_ERROR(agree_to_begin(comm, plan, mine, elements_a_message));
-  SendLane send(comm, options.tag, plan, sources, elements_a_message);
-  ReceiveLane receive(comm, options.tag, plan, target, elements_a_message);
+  RETURN_IF_ERROR(agree_to_begin(comm, plan, mine, elements_per_message));
+  SendLane send(comm, options.tag, plan, sources, elements_per_message);
+  ReceiveLane receive(comm, options.tag, plan, target, elements_per_message);
   Cursor local(plan.local);
   int64_t copied = 0;
   while (!send.done() || !receive.done() || !local.done()) {

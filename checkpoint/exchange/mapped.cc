@@ -34,7 +34,7 @@ void MappedReplica::start(int64_t step, int64_t generation) {
   CHECK(done());
   step_ = step;
   generation_ = generation;
-  under_way_ = true;
+  in_progress_ = true;
   found_ = false;
   status_ = ok_status();
 }
@@ -56,7 +56,7 @@ bool MappedReplica::find() {
 }
 
 bool MappedReplica::poll() {
-  if (!under_way_) return true;
+  if (!in_progress_) return true;
   if (!found_ && !(found_ = find())) return false;
   const int64_t end = static_cast<int64_t>(kNumStateVectors) * elements_;
   if (at_ < end) {
@@ -66,7 +66,7 @@ bool MappedReplica::poll() {
     const float* const from =
         owner_->read(from_.buffer, elements_)[v].data() + begin;
     float* const to = copy_.write(buffer_, elements_)[v].data() + begin;
-    // Hashed and copied in parts that the nearest cache holds in between.
+    // Hashed and copied in parts that fit into the L1 cache.
     for (int64_t i = 0; i < size; i += kCached) {
       const auto bytes =
           static_cast<size_t>(std::min(kCached, size - i)) * sizeof(float);
@@ -86,12 +86,13 @@ bool MappedReplica::poll() {
 }
 
 void MappedReplica::finish() {
-  under_way_ = false;
+  in_progress_ = false;
   if (elements_ == 0) hash_.fill(stream_.digest());
-  if (!owner_->stands(from_)) {
-    status_ = corrupt(fmt::format(
-        "replica of rank {}: its state of step {} was overwritten meanwhile",
-        rank_, step_));
+  if (!owner_->is_valid(from_)) {
+    status_ =
+        corrupt(fmt::format("replica of rank {}: its state of step {} was "
+                            "overwritten during the copy",
+                            rank_, step_));
     return;
   }
   memory::StateInfo info = from_.info;

@@ -42,7 +42,7 @@ class Planner {
         to_(to),
         processes_(processes) {}
 
-  // Reads the facts; fails when they cannot be.
+  // Validates and indexes the inputs.
   Status prepare();
   // All copies into the vectors of new rank r.
   Status plan_rank(int r);
@@ -125,7 +125,7 @@ Status Planner::index_sources() {
   return ok_status();
 }
 
-// In the order of ranks and sources; each source serves one.
+// In the order of ranks and sources; one rank adopts a source.
 void Planner::find_adopters() {
   std::vector<bool> taken(sources_.size(), false);
   for (int r = 0; r < to_.layout.world(); ++r) {
@@ -145,7 +145,7 @@ void Planner::find_adopters() {
   }
 }
 
-// Ranks take turns among the holders, and among the processes of a host.
+// Spreads the ranks over the sources, and over the processes of a host.
 std::optional<Planner::Filled> Planner::provider(int group, int r,
                                                  bool local) const {
   const int here = processes_[static_cast<size_t>(r)].host;
@@ -235,18 +235,18 @@ Plan Planner::take(int me) {
 uint64_t digest_of(const ParamTable& table, const Sharding& from,
                    std::span<const Source> sources, const Sharding& to,
                    std::span<const Process> processes) {
-  std::vector<int64_t> facts = {static_cast<int64_t>(model_id(table))};
+  std::vector<int64_t> inputs = {static_cast<int64_t>(model_id(table))};
   for (const Sharding* s : {&from, &to}) {
     for (const int x : {s->layout.dp, s->layout.pp, s->layout.tp, s->layout.cp,
                         s->chunks, s->zero.stage, s->zero.shard_group})
-      facts.push_back(x);
-    facts.insert(facts.end(), s->bounds.begin(), s->bounds.end());
+      inputs.push_back(x);
+    inputs.insert(inputs.end(), s->bounds.begin(), s->bounds.end());
   }
   for (const Source& s : sources)
-    facts.insert(facts.end(), {s.rank, s.host, s.worker});
+    inputs.insert(inputs.end(), {s.rank, s.host, s.worker});
   for (const Process& p : processes)
-    facts.insert(facts.end(), {p.host, p.worker});
-  return xxh3(facts.data(), facts.size() * sizeof(facts[0]));
+    inputs.insert(inputs.end(), {p.host, p.worker});
+  return xxh3(inputs.data(), inputs.size() * sizeof(inputs[0]));
 }
 
 }  // namespace

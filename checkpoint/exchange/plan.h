@@ -1,15 +1,15 @@
-// Resharding between meshes, as data: which part of which old rank's state
-// fills which part of a new rank's vectors, and which process sends it. Pure:
-// every process computes the same plan from the same facts and takes its own
-// part of it, so nobody asks and nobody waits for an answer.
+// Resharding between meshes in memory, as data: which part of which old rank's
+// state fills which part of a new rank's vectors, and which process sends it.
+// Pure: every process computes the same plan from the same inputs and takes its
+// own part, so none asks another.
 //
-// Old states lie in shared memory (checkpoint/memory). A process reads those of
-// its own host itself; those of another host are sent to it by a process there.
-// A state that is exactly what a new rank of the same worker needs is taken
-// over as it stands (adopted), at no copying at all.
+// The old states are in shared memory (checkpoint/memory). A process reads
+// those of its own host itself; a process on another host sends it the rest. If
+// a state is exactly what a new rank of the same worker needs, the rank adopts
+// it: it reuses the state in place, without copying.
 //
-// Invariant: every element of a new rank's vectors is filled by exactly one
-// copy, or the rank adopts. It holds for any two shardings (the idea of
+// Invariant: exactly one copy fills every element of a new rank's vectors,
+// unless the rank adopts a state. It holds for any two shardings (the idea of
 // PyTorch's distributed checkpoint planner).
 //
 // Cost: ranks x pieces x replica groups of the old mesh.
@@ -25,14 +25,14 @@ namespace remesh::exchange {
 
 // A state of the old mesh.
 struct Source {
-  int rank = 0;    // of the old mesh: what it holds
+  int rank = 0;    // of the old mesh
   int host = 0;    // whose processes can map it
   int worker = 0;  // that owns it
   friend bool operator==(const Source&, const Source&) = default;
 };
 
 // Process i is rank i of the exchange's Comm. The first world() of them are the
-// ranks of the new mesh; the others only send (a worker that leaves).
+// ranks of the new mesh; the others only send (those of a leaving worker).
 struct Process {
   int host = 0;
   int worker = 0;
@@ -48,7 +48,7 @@ struct Copy {
   friend bool operator==(const Copy&, const Copy&) = default;
 };
 
-// What goes from one process to another, in this order.
+// The copies that one process sends to another, in this order.
 struct Stream {
   int peer = 0;
   std::vector<Copy> copies;
@@ -56,21 +56,20 @@ struct Stream {
 };
 
 struct Plan {
-  int adopt = -1;           // source that is this rank's state already
-  std::vector<int> adopts;  // the same of every new rank, or -1
+  int adopt = -1;           // the source that this rank adopts, or -1
+  std::vector<int> adopts;  // the same for every new rank
   std::vector<Copy> local;  // from sources of this host
-  // In the order of the exchange: by (to - from) modulo the processes, which
-  // is what keeps bounded buffers from waiting for each other in a circle.
+  // In the order of the exchange: by (to - from) modulo the number of
+  // processes, which prevents a deadlock of bounded buffers.
   std::vector<Stream> receive, send;
   int64_t elements = 0;  // of this rank's vectors
-  uint64_t digest = 0;   // of all facts: the same on every process
+  uint64_t digest = 0;   // of all inputs: the same on every process
 };
 
 // The part of process `me`. Fails like make_rank_shard(); InvalidArgument when
-// a source is of no rank of `from` or there are fewer processes than ranks;
-// Unavailable, naming a parameter, when the sources that can be reached do not
-// hold all of it. A source is reached by the processes of its host, and by all
-// others when there is one.
+// a source belongs to no rank of `from` or there are fewer processes than
+// ranks; Unavailable, naming a parameter, when the reachable sources do not
+// hold all of it. A source is reachable if its host has a process.
 Result<Plan> plan_exchange(const geometry::ParamTable& table,
                            const geometry::Sharding& from,
                            std::span<const Source> sources,

@@ -42,7 +42,7 @@ Result<StateInfo> read_record(const RecordMessage& m) {
   return memory::decode(words);
 }
 
-// memory::content_hash() of vectors that come in pieces.
+// memory::content_hash() of vectors that arrive in pieces.
 class Hasher {
  public:
   void reset() {
@@ -69,7 +69,7 @@ int older_buffer(const StateSegment& s) {
 
 }  // namespace
 
-// What both sides have in common: the list of messages.
+// The list of messages, which both sides share.
 class Replicator::Stream {
  public:
   Stream(comm::Comm& comm, int peer, const ReplicaOptions& options)
@@ -80,16 +80,16 @@ class Replicator::Stream {
         piece_(std::max<int64_t>(1, options.piece_bytes / 4)) {}
   virtual ~Stream() = default;
   int peer() const { return peer_; }
-  bool done() const { return at_ == num_messages_ && under_way_.empty(); }
+  bool done() const { return at_ == num_messages_ && in_flight_.empty(); }
   uint64_t messages() const { return begun_; }
   bool poll() {
-    while (!under_way_.empty() && under_way_.front().request->test()) {
-      const int64_t index = under_way_.front().index;
-      under_way_.pop_front();
+    while (!in_flight_.empty() && in_flight_.front().request->test()) {
+      const int64_t index = in_flight_.front().index;
+      in_flight_.pop_front();
       finished(index);
     }
-    if (at_ < num_messages_ && under_way_.size() < window_) {
-      under_way_.push_back({at_, begin(at_)});
+    if (at_ < num_messages_ && in_flight_.size() < window_) {
+      in_flight_.push_back({at_, begin(at_)});
       ++at_;
       ++begun_;
     }
@@ -104,17 +104,17 @@ class Replicator::Stream {
   void restart(int64_t elements) {
     CHECK(done());
     elements_ = elements;
-    pieces_a_vector_ = (elements + piece_ - 1) / piece_;
+    pieces_per_vector_ = (elements + piece_ - 1) / piece_;
     num_messages_ =
-        2 + static_cast<int64_t>(kNumStateVectors) * pieces_a_vector_;
+        2 + static_cast<int64_t>(kNumStateVectors) * pieces_per_vector_;
     at_ = 0;
   }
   bool is_record(int64_t index) const { return index == 0; }
   bool is_hash(int64_t index) const { return index == num_messages_ - 1; }
   Piece piece(int64_t index) const {
     const int64_t n = index - 1;
-    const int64_t begin = n % pieces_a_vector_ * piece_;
-    return {.vector = static_cast<size_t>(n / pieces_a_vector_),
+    const int64_t begin = n % pieces_per_vector_ * piece_;
+    return {.vector = static_cast<size_t>(n / pieces_per_vector_),
             .begin = static_cast<size_t>(begin),
             .size = static_cast<size_t>(std::min(piece_, elements_ - begin))};
   }
@@ -130,17 +130,17 @@ class Replicator::Stream {
   ContentHash hash_{};
 
  private:
-  struct UnderWay {
+  struct InFlight {
     int64_t index = 0;
     comm::RequestPtr request;
   };
   const size_t window_;
   const int64_t piece_;
-  int64_t pieces_a_vector_ = 0;
+  int64_t pieces_per_vector_ = 0;
   int64_t num_messages_ = 0;
-  int64_t at_ = 0;  // the next message to begin
+  int64_t at_ = 0;  // the next message to start
   uint64_t begun_ = 0;
-  std::deque<UnderWay> under_way_;
+  std::deque<InFlight> in_flight_;
 };
 
 class Replicator::Sender final : public Replicator::Stream {

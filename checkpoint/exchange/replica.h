@@ -1,24 +1,25 @@
 // Replicator: one rank's part in copying committed states to the ranks that
-// keep them (memory::place_replicas), piece by piece beside the computing:
-// straight from one shared-memory segment into another, no memory in between.
+// keep replicas of them (memory::place_replicas), piece by piece, overlapped
+// with compute: directly from one shared-memory segment into another.
 //
-// A replica segment has two buffers like any other: what arrives goes into the
-// older one and is committed when it is complete and its checksum is right. A
-// replica that came half, or damaged, never takes the place of a whole one.
+// A replica segment has two buffers like any other: the data received goes into
+// the older one and is committed when it is complete and its checksum is right.
+// A partial or damaged replica never replaces a complete one.
 //
-// Life of a step, with the state of step k committed in the rank's segment:
+// Each step, with the state of step k committed in the rank's segment:
 //   start(k)    at the same boundary on all ranks
-//   poll()      as often as there is time: between passes, in waits
+//   poll()      as often as possible: between passes, in waits
 //   finish()    BEFORE the rank joins the agreement of step k + 1, whose update
-//               overwrites step k - 1: else a host lost at that moment would
-//               leave the survivors with k, and its replica with k - 1
-// Step k is safe, and may be told as finished, once finish() is done on all
-// ranks.
+//               overwrites step k - 1: otherwise the loss of a host at that
+//               moment would leave the survivors with k, and its replica with
+//               k - 1
+// Step k is safe, and may be reported as finished, once finish() has returned
+// on all ranks.
 //
-// Messages of one pair and tag: one of the record (StateInfo), then the pieces
-// of the three vectors, then the content hash. Their number and sizes follow
-// from the elements, which both sides know beforehand, so a damaged record
-// breaks no order.
+// Messages of one pair and tag: the record (StateInfo), the pieces of the three
+// vectors, the content hash. Their number and sizes follow from the elements,
+// which both sides know beforehand, so a damaged record does not break the
+// order.
 //
 // Ownership: borrows comm and segments. Threads: one at a time, the one that
 // may use the comm. Not copyable; its requests refer to it.
@@ -36,16 +37,16 @@
 namespace remesh::exchange {
 
 struct ReplicaOptions {
-  int64_t piece_bytes = int64_t{1} << 18;  // of one poll's work; cached
-  int window = 3;                          // pieces under way, a pair
+  int64_t piece_bytes = int64_t{1} << 18;  // per poll; fits into a cache
+  int window = 3;                          // pieces in flight per pair
   int tag = 0;                             // of this comm
 };
 
 // A replica that this rank keeps for another.
 struct KeptReplica {
-  int rank = 0;  // of the comm: whose it is
+  int rank = 0;  // the owner, a rank of the comm
   int64_t elements = 0;
-  memory::StateSegment* segment = nullptr;  // open to write, large enough
+  memory::StateSegment* segment = nullptr;  // open for writing
 };
 
 class Replicator {
@@ -54,25 +55,25 @@ class Replicator {
   Replicator(comm::Comm& comm, const memory::StateSegment& own,
              std::span<const int> holders, std::vector<KeptReplica> kept,
              const ReplicaOptions& options);
-  // Waits like finish(), so that no request outlives it.
+  // Waits like finish(): no request outlives it.
   ~Replicator();
   Replicator(const Replicator&) = delete;
   Replicator& operator=(const Replicator&) = delete;
 
-  // Begins to send this state and to receive those of the same step.
-  // REQUIRES: done(); c stands in the own segment, and its buffer is not begun
-  // before done(); every rank of the placement calls it alike.
+  // Starts to send this state and to receive those of the same step.
+  // REQUIRES: done(); c is valid in the own segment, and its buffer is not
+  // begun before done(); every rank of the placement calls it.
   void start(const memory::StateSegment::Committed& c);
-  // A little work; true when nothing is under way.
+  // Makes progress; true when nothing is in flight.
   bool poll();
   bool done() const;
-  // Of the last one that ended: as finish().
+  // Of the last replica, as finish() returns it.
   Status status() const;
-  // Messages begun so far, to see that it moves.
+  // Messages started so far, to monitor progress.
   uint64_t messages() const;
-  // Polls until all is done, running `tick` (may be empty). Corrupt, naming the
-  // rank, when a replica that this one keeps did not arrive whole this time;
-  // its last whole one stays.
+  // Polls until done, calling `tick` (may be empty). Corrupt, naming the rank,
+  // when a replica that this rank keeps arrived damaged; the last complete one
+  // is kept.
   Status finish(const std::function<void()>& tick = {});
 
  private:
@@ -83,16 +84,16 @@ class Replicator {
   std::vector<std::unique_ptr<Receiver>> receivers_;
 };
 
-// The same between two segments of one process: a rank that keeps its own
-// state of some step, where states are replicated less often than every step.
+// The same between two segments of one process: a rank keeps a copy of its own
+// state if states are replicated less often than every step.
 class LocalReplica {
  public:
   LocalReplica(const memory::StateSegment& own, memory::StateSegment& copy,
                int64_t piece_bytes)
       : own_(own), copy_(copy), piece_(piece_bytes / 4) {}
-  // REQUIRES: poll() gave true; c stands until it does again.
+  // REQUIRES: poll() returned true; c stays valid until it does again.
   void start(const memory::StateSegment::Committed& c);
-  // Copies a piece; true when nothing is left to do.
+  // Copies a piece; true when done.
   bool poll();
 
  private:

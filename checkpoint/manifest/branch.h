@@ -1,11 +1,11 @@
-// Which history a folder's checkpoints are of, when two generations write there
-// at once: ranks that are cut off save on, and do not know that the job went on
-// without them, from an older step.
+// Branches: which history the checkpoints of a folder belong to when two
+// generations write there at once. Ranks that are cut off keep saving and do
+// not know that the job resumed without them from an older step.
 //
-// A generation says that it goes on in a folder (claim); who finds a newer
-// claim than its own publishes and removes nothing there any more. What was
-// saved before that, beyond the step that the newer one began with, is of
-// another branch: it neither counts as saved nor keeps others from being kept.
+// A generation claims a folder; a generation that finds a newer claim than its
+// own no longer publishes or removes anything there. Checkpoints saved before
+// that, beyond the step that the newer generation resumed from, belong to
+// another branch: they neither count as saved nor in retention.
 #pragma once
 
 #include <cstdint>
@@ -16,24 +16,24 @@
 
 namespace remesh::manifest {
 
-// The state that a generation began with: step, and the generation that made
-// (or saved) it.
+// The state that a generation started from: its step, and the generation that
+// made (or saved) it.
 struct Origin {
   int64_t step = 0;
   int64_t generation = 0;
 };
 
-// Whether a checkpoint of `step` that `saver` wrote is in the past of
-// `generation`, or its own. Without an origin all older ones are.
+// Whether a checkpoint of `step` that generation `saver` wrote is in the past
+// of `generation`, or its own. Without an origin all older ones are.
 bool of_branch(const std::optional<Origin>& origin, int64_t generation,
                int64_t step, int64_t saver);
 
-// Says so. Makes the folder; older claims are removed. Durable only against
-// the death of processes.
+// Claims the folder for `generation`. Makes the folder and removes older
+// claims. Not synced: durable against the death of processes only.
 Status claim(FileSystem& fs, const std::string& folder, int64_t generation);
-// The newest generation that did; 0: none.
+// The newest generation that claimed it; 0 if none.
 Result<int64_t> claimed(FileSystem& fs, const std::string& folder);
-// Cancelled when a newer one than `generation` did.
+// Cancelled when a generation newer than `generation` claimed it.
 Status check_claim(FileSystem& fs, const std::string& folder,
                    int64_t generation);
 

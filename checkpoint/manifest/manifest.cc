@@ -13,15 +13,15 @@
 namespace remesh::manifest {
 namespace {
 
-// The frame around the body, so that the whole text is one JSON object and the
-// body's bytes are known without parsing.
+// The frame around the body: the text is one JSON object, and the bytes of the
+// body are known without parsing.
 constexpr char kTail[] = "}\n";
 std::string header(std::string_view checksum, size_t body_bytes) {
   return fmt::format("{{\"xxh128\":\"{}\",\"bytes\":{},\"manifest\":\n",
                      checksum, body_bytes);
 }
 
-// Digits only, no sign, no superfluous zeros but those of `min_digits`.
+// Digits only: no sign, no leading zeros beyond `min_digits`.
 std::optional<int64_t> parse_number(std::string_view text, size_t min_digits) {
   int64_t value = 0;
   const auto [end, error] =
@@ -60,7 +60,7 @@ Status check_blocks(const pb::ShardFile& f, int32_t format) {
                              format));
 }
 
-// What every reader relies on, beyond the checksum.
+// Invariants that every reader relies on, beyond the checksum.
 Status check_content(const pb::Manifest& m) {
   if (m.format() < kOldestFormat || m.format() > kFormat)
     return corrupt(fmt::format("format {}, this version reads formats {} to {}",
@@ -69,7 +69,7 @@ Status check_content(const pb::Manifest& m) {
     return corrupt("negative step or generation");
   for (int i = 0; i < m.shards_size(); ++i) {
     const pb::ShardFile& f = m.shards(i);
-    // The name becomes part of a path: nothing but our own form is taken.
+    // The name becomes part of a path: only our own form is accepted.
     if (f.name() != shard_name(i) || f.rank() != i)
       return corrupt(fmt::format("shard {} is called '{}' rank {}, not '{}'", i,
                                  f.name(), f.rank(), shard_name(i)));
@@ -142,9 +142,9 @@ Result<pb::Manifest> decode(std::string_view text) {
     return corrupt("not a manifest, or cut short");
   const std::string_view body =
       text.substr(line + 1, text.size() - line - 1 - tail.size());
-  // The frame is made anew and compared, so that no byte of it is unchecked.
+  // Rebuilds the frame and compares it, so that every byte is checked.
   if (text.substr(0, line + 1) != header(xxh128_text(body), body.size()))
-    return corrupt("the checksum in the first line does not fit the content");
+    return corrupt("the checksum in the first line does not match the content");
   if (text.substr(line + 1 + body.size()) != tail)
     return corrupt("the end is damaged");
   pb::Manifest manifest;
@@ -197,7 +197,7 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
         .original_max_position = info.rope_original_max_position()};
   const Status valid = c.validate();
   if (!valid.ok()) return corrupt("model in the manifest: " + valid.message());
-  // Bounds that a job file has too: a table of parameters is made from these.
+  // The same bounds as a job file: a table of parameters is made from these.
   if (c.n_layers > 1024 || c.dim > 65536 || c.hidden_dim > 1048576 ||
       c.vocab_size > (int64_t{1} << 31))
     return corrupt("model in the manifest: sizes beyond any model");
@@ -224,7 +224,7 @@ std::vector<std::string> differences(const pb::Manifest& manifest,
   compare("model.norm_eps", a.norm_eps(), b.norm_eps());
   compare("model.rope_theta", a.rope_theta(), b.rope_theta());
   compare("model.tie_embeddings", a.tie_embeddings(), b.tie_embeddings());
-  // Without scaling the factor is 1, and the other three mean nothing.
+  // Without scaling the factor is 1 and the other three are unused.
   compare("model.rope_scaling_factor", a.rope_scaled() ? a.rope_factor() : 1.0,
           b.rope_scaled() ? b.rope_factor() : 1.0);
   if (a.rope_scaled() && b.rope_scaled()) {

@@ -1,15 +1,17 @@
 // The manifest of a checkpoint, the names of its files, and the decisions about
-// them. Everything here is a pure function; reading directories is scan.h.
+// them. Everything here is a pure function; scan.h reads directories, and
+// checkpoint/FORMAT.md specifies the files.
 //
-//   FOLDER/step-00000100/manifest.json      truth: what the checkpoint holds
-//                        shard-00000.h5     one a rank, slices of the state
-//                        index.h5           every parameter whole (h5py,
-//                        h5dump)
+//   FOLDER/step-00000100/manifest.json      what the checkpoint holds
+//                        shard-00000.h5     one per rank, slices of the state
+//                        index.h5           every parameter in full (h5py,
+//                                           h5dump)
 //   FOLDER/.tmp-step-00000100.g3/           being written by generation 3
 //   FOLDER/.old-step-00000100/              being removed
 //
-// A checkpoint is independent of the mesh that wrote it: its shards hold boxes
-// of parameters, together every element of every parameter exactly once.
+// A checkpoint is independent of the mesh that wrote it: its shards hold
+// rectangles of parameters, together every element of every parameter exactly
+// once.
 //
 // No HDF5 and no MPI here: the coordinator links this.
 #pragma once
@@ -27,8 +29,8 @@
 
 namespace remesh::manifest {
 
-// Written, and the oldest read. What differs is how shards are checksummed, see
-// proto/manifest.proto.
+// The format written, and the oldest that is read. They differ in how shards
+// are checksummed, see proto/manifest.proto.
 inline constexpr int32_t kFormat = 2;
 inline constexpr int32_t kOldestFormat = 1;
 inline constexpr char kManifestName[] = "manifest.json";
@@ -45,23 +47,23 @@ struct TmpName {
 };
 std::string tmp_name(const TmpName& name);
 std::optional<TmpName> parse_tmp_name(std::string_view name);
-// ".old-step-00000100", where a checkpoint goes to be removed.
+// ".old-step-00000100", the name of a checkpoint that is being removed.
 std::string old_name(int64_t step);
 bool is_old_name(std::string_view name);
-// "shard-00000.h5", and the note beside it while the checkpoint is written.
+// "shard-00000.h5", and its sidecar while the checkpoint is written.
 std::string shard_name(int rank);
 std::string sidecar_name(int rank);
 
-// The text of manifest.json: JSON whose first line carries the xxh128 and the
-// length of the body; every byte of the text is covered. Doubles survive
-// exactly, infinities too; of NaN and of zero the sign is lost.
+// The text of manifest.json: JSON whose first line holds the xxh128 and the
+// length of the body; every byte of the text is covered. Doubles and infinities
+// survive exactly; NaN and zero lose their sign.
 std::string encode(const pb::Manifest& manifest);
-// Corrupt when any byte differs from what encode wrote, or for a format or a
-// content that this version does not know.
+// Corrupt when any byte differs from what encode() wrote, or the format or
+// content is unknown to this version.
 Result<pb::Manifest> decode(std::string_view text);
 
-// Sizes of the model as the manifest keeps them. The second fails when they
-// are not a valid model.
+// The sizes of the model as the manifest stores them. The second function fails
+// when they are not a valid model.
 pb::ModelInfo model_info(const geometry::ModelConfig& config);
 Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info);
 
@@ -74,7 +76,7 @@ Status check_coverage(const pb::Manifest& manifest,
 pb::Slice make_slice(const geometry::ParamSpec& spec,
                      const geometry::Rect& rect);
 
-// What a job needs a checkpoint to agree with.
+// What must be equal in a checkpoint and the job that loads it.
 struct JobFacts {
   geometry::ModelConfig model;
   uint64_t seed = 0;
@@ -82,15 +84,15 @@ struct JobFacts {
   int64_t global_batch_size = 0;
   int64_t seq_len = 0;
 };
-// "train.seed: checkpoint 1, job 2", one line a difference; empty: it fits.
+// "train.seed: checkpoint 1, job 2" for each difference; empty if it matches.
 std::vector<std::string> differences(const pb::Manifest& manifest,
                                      const JobFacts& job);
 
-// What retention removes. `valid` and `invalid` are the steps found in a
-// folder (any order). Kept are the keep_latest_k newest valid ones and, when
-// keep_every_n > 0, every valid one divisible by it. An invalid one is removed
-// when a newer valid one exists. The newest valid one always stays.
-// Ascending. REQUIRES: keep_latest_k >= 1, keep_every_n >= 0.
+// The steps that retention removes, ascending. `valid` and `invalid` are the
+// steps found in a folder, in any order. It keeps the keep_latest_k newest
+// valid ones and, if keep_every_n > 0, every valid one divisible by it. It
+// removes an invalid one if a newer valid one exists, and never the newest
+// valid one. REQUIRES: keep_latest_k >= 1, keep_every_n >= 0.
 std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
                                const std::vector<int64_t>& invalid,
                                int64_t keep_latest_k, int64_t keep_every_n);

@@ -7,7 +7,7 @@
 namespace remesh::manifest {
 namespace {
 
-// A manifest lists slices, not data: a mesh of thousands stays far below.
+// A manifest lists slices, not data: thousands of ranks need far less.
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 
 std::string base_name(std::string path) {

@@ -1,8 +1,9 @@
-// What checkpoints a folder holds, by cheap checks: the manifest's checksum,
-// and every shard there with the right size. store/verify.h reads everything.
+// Finds the checkpoints in a folder with cheap checks: the manifest's checksum,
+// and that every shard exists with the right size. store/verify.h reads
+// everything.
 //
-// Only reads; may run while others write there: what is being written has a
-// name that is skipped.
+// Only reads, and may run while others write there: incomplete checkpoints have
+// names that it skips.
 #pragma once
 
 #include <string>
@@ -17,11 +18,11 @@ struct Found {
   int64_t step = 0;
   std::string path;       // of the checkpoint's directory
   pb::Manifest manifest;  // when status is ok
-  Status status;          // else why it does not count
+  Status status;          // why it is not valid
 };
 
-// The manifest in directory `path` alone: checksum and content, and that it is
-// of the step in the directory's name (when that is step-*).
+// The manifest in directory `path` alone: checks its checksum and content, and
+// that its step matches the directory's name (if that is step-*).
 Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path);
 
 // The checkpoint in directory `path` by the cheap checks. Corrupt or NotFound
@@ -29,7 +30,7 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path);
 Result<pb::Manifest> read_checkpoint(FileSystem& fs, const std::string& path);
 
 // Every step-* directory, newest first, valid or not. A missing folder is an
-// empty list; one that cannot be listed an error.
+// empty list; a folder that cannot be listed is an error.
 Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder);
 
 // Newest valid one, or nullptr.

@@ -29,8 +29,8 @@ Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
           fmt::format("sharding: mesh {}: every degree is at least 1",
                       out.layout.to_string()));
   if (info.chunks() < 1)
-    return corrupt(fmt::format("sharding: chunks: {}, allowed: 1 and more",
-                               info.chunks()));
+    return corrupt(
+        fmt::format("sharding: chunks: {}, must be at least 1", info.chunks()));
   if (info.bounds_size() != int64_t{m.pp()} * info.chunks() + 1)
     return corrupt(fmt::format("sharding: {} bounds for {} virtual stages",
                                info.bounds_size(),

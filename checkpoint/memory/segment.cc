@@ -15,7 +15,7 @@
 #include <new>
 #include <utility>
 
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::memory {
@@ -24,7 +24,7 @@ namespace {
 constexpr uint64_t kMagic = 0x31746174536d6572ULL;  // "remStat1"
 constexpr uint64_t kVersion = 1;
 constexpr int kBuffers = 2;
-constexpr size_t kSlots = 2 * kBuffers;  // two records a buffer
+constexpr size_t kSlots = 2 * kBuffers;  // two records per buffer
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 constexpr int64_t kMaxCapacity = int64_t{1} << 48;
@@ -40,7 +40,7 @@ uint64_t vector_bytes(int64_t capacity) {
   return round_up(static_cast<uint64_t>(capacity) * sizeof(float), kPage);
 }
 
-// All stores before it, also those past the caches, come before those after.
+// Orders all stores before it, including non-temporal ones, before those after.
 void store_fence() {
 #ifdef __x86_64__
   __builtin_ia32_sfence();
@@ -66,15 +66,15 @@ class Descriptor {
 Status lock(const std::string& path, int fd) {
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) return ok_status();
   if (errno == EWOULDBLOCK)
-    return unavailable(path + ": another process has it open to write");
+    return unavailable(path + ": another process has it open for writing");
   return errno_error(path, errno);
 }
 
 }  // namespace
 
-// What a buffer holds. As words, because they are read while they are written.
+// Describes a buffer. Atomic words, because readers run during a write.
 struct StateSegment::Record {
-  alignas(64) Word sequence;  // 0: nothing
+  alignas(64) Word sequence;  // 0: invalid
   Word num_words;
   Word checksum;  // xxh3 of sequence, then the words
   std::array<Word, kMaxInfoWords> words;
@@ -102,7 +102,7 @@ uint64_t record_checksum(uint64_t sequence, std::span<const uint64_t> words) {
 
 enum class Seen { kNothing, kState, kDamage };
 
-// One record at one instant, however it is being written.
+// A consistent snapshot of one record, even while it is being written.
 Seen read_record(const StateSegment::Record& r, uint64_t* sequence,
                  std::vector<uint64_t>* words) {
   for (int tries = 0; tries < 100; ++tries) {
@@ -119,7 +119,7 @@ Seen read_record(const StateSegment::Record& r, uint64_t* sequence,
                ? Seen::kState
                : Seen::kDamage;
   }
-  return Seen::kNothing;  // rewritten all the time: it will not stand
+  return Seen::kNothing;  // rewritten all the time: treat it as invalid
 }
 
 }  // namespace
@@ -150,10 +150,10 @@ StateSegment::StateSegment(std::string path, int fd, void* base, uint64_t bytes,
 
 StateSegment::~StateSegment() {
   munmap(base_, bytes_);
-  close(fd_);  // ends the lock
+  close(fd_);  // releases the lock
 }
 
-// At a multiple of the huge page, without which shared memory has none.
+// Maps at a multiple of the huge page size, which huge pages require.
 Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
                                                         int fd, uint64_t bytes,
                                                         Mode mode) {
@@ -179,7 +179,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
       new StateSegment(path, owned.release(), at, bytes, mode));
 }
 
-// Every page is there from now on: no store can fail for want of memory.
+// Allocates every page, so that no later store fails for lack of memory.
 Status StateSegment::populate() {
   if (madvise(base_, bytes_, MADV_POPULATE_WRITE) == 0) return ok_status();
   int err = errno;
@@ -199,7 +199,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::create(
   Descriptor fd(
       ::open(fresh.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (fd.get() < 0) {
-    if (errno == EEXIST) return already_exists(fresh + " is there already");
+    if (errno == EEXIST) return already_exists(fresh + " already exists");
     return errno_error(fresh, errno);
   }
   const auto fail = [&](Status status) {
@@ -223,7 +223,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::create(
   h->checksum = h->own_checksum();
   if (renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, path.c_str(),
                 RENAME_NOREPLACE) != 0)
-    return fail(errno == EEXIST ? already_exists(path + " is there already")
+    return fail(errno == EEXIST ? already_exists(path + " already exists")
                                 : errno_error(path, errno));
   return segment;
 }
@@ -240,24 +240,24 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open(
   struct stat st {};
   if (fstat(fd.get(), &st) != 0) return errno_error(path, errno);
   if (!S_ISREG(st.st_mode) || st.st_uid != geteuid())
-    return invalid_argument(path + ": is not a file of this user");
+    return invalid_argument(path + ": not a file of this user");
   const auto bytes = static_cast<uint64_t>(st.st_size);
   if (bytes < header_bytes())
     return corrupt(
         fmt::format("{}: {} bytes, less than a header", path, bytes));
   if (mode == Mode::kWrite) {
     RETURN_IF_ERROR(lock(path, fd.get()));
-    // Whoever had it locked may have removed it.
+    // The previous holder of the lock may have removed it.
     struct stat now {};
     if (stat(path.c_str(), &now) != 0 || now.st_ino != st.st_ino)
-      return not_found(path + " does not exist any more");
+      return not_found(path + " no longer exists");
   }
   ASSIGN_OR_RETURN(auto segment, map(path, fd.release(), bytes, mode));
   const Header& h = *segment->header_;
   if (h.magic != kMagic) return corrupt(path + ": is not a state segment");
   if (h.version != kVersion)
-    return corrupt(fmt::format("{}: is of version {}, this program's is {}",
-                               path, h.version, kVersion));
+    return corrupt(fmt::format("{}: version {}, this program supports {}", path,
+                               h.version, kVersion));
   if (h.checksum != h.own_checksum())
     return corrupt(path + ": the header's checksum is wrong");
   if (h.capacity > static_cast<uint64_t>(kMaxCapacity) || h.bytes != bytes ||
@@ -265,8 +265,8 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open(
     return corrupt(fmt::format("{}: {} bytes, made with {} for {} elements",
                                path, bytes, h.bytes, h.capacity));
   if (h.job != job)
-    return invalid_argument(
-        fmt::format("{}: is of job {:016x}, not of {:016x}", path, h.job, job));
+    return invalid_argument(fmt::format(
+        "{}: belongs to job {:016x}, not {:016x}", path, h.job, job));
   if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->populate());
   for (const Committed& c : segment->contents().states)
     segment->next_sequence_ = std::max(segment->next_sequence_, c.sequence + 1);
@@ -296,7 +296,7 @@ StateSegment::Contents StateSegment::contents() const {
     Result<StateInfo> info =
         seen == Seen::kState ? decode(words) : corrupt("checksum is wrong");
     if (info.ok() && info->elements > capacity())
-      info = corrupt("more elements than the segment has room for");
+      info = corrupt("more elements than the segment's capacity");
     if (info.ok())
       out.states.push_back({buffer, sequence, std::move(*info)});
     else
@@ -311,7 +311,7 @@ StateSegment::Contents StateSegment::contents() const {
   return out;
 }
 
-bool StateSegment::stands(const Committed& c) const {
+bool StateSegment::is_valid(const Committed& c) const {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (size_t slot = 0; slot < kSlots; ++slot)
     if (header_->records[slot].sequence.load(std::memory_order_acquire) ==
@@ -332,8 +332,8 @@ geometry::ConstStateView StateSegment::read(int buffer,
 Status StateSegment::verify_content(const Committed& c) const {
   if (!c.info.content) return ok_status();
   const ContentHash found = content_hash(read(c.buffer, c.info.elements));
-  if (!stands(c))
-    return unavailable(path_ + ": was written while it was verified");
+  if (!is_valid(c))
+    return unavailable(path_ + ": overwritten while it was being verified");
   for (size_t i = 0; i < geometry::kNumStateVectors; ++i)
     if (found[i] != (*c.info.content)[i])
       return corrupt(fmt::format("{}: {}: the checksum of {} is wrong", path_,
@@ -386,7 +386,7 @@ StateSegment::Committed StateSegment::commit(const StateInfo& info) {
 
 StateSegment::Committed StateSegment::redescribe(const Committed& c,
                                                  const StateInfo& info) {
-  CHECK(mode_ == Mode::kWrite && stands(c));
+  CHECK(mode_ == Mode::kWrite && is_valid(c));
   CHECK(info.elements == c.info.elements && info.step == c.info.step);
   const size_t first = static_cast<size_t>(c.buffer) * 2;
   const bool in_first = header_->records[first].sequence.load(

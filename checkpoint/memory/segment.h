@@ -1,29 +1,30 @@
 // StateSegment: a file in shared memory that holds the training state of one
-// rank (fp32 master weights and both moments) twice. A process that is killed
-// between any two instructions leaves one whole, described state of some step.
+// rank (fp32 master weights and both moments) in two buffers. A process that is
+// killed between any two instructions leaves one complete, described state of
+// some step. checkpoint/FORMAT.md specifies the bytes.
 //
 //   header   magic, sizes, checksum: written once, never changed
-//            two records a buffer: what the buffer holds (StateInfo), each
+//            two records per buffer: what the buffer holds (StateInfo), each
 //            with a checksum and a sequence number
 //   buffers  0 and 1, three vectors each
 //
 // The update reads one buffer and writes the other:
-//   begin(b)    takes back what was said of buffer b
-//   ...         the owner writes buffer b as it likes
-//   commit()    says what it holds now: the sequence number is stored last,
-//               by one release store; 0 means: holds nothing
+//   begin(b)    invalidates buffer b's records
+//   ...         the owner writes buffer b
+//   commit()    writes its record; the sequence number is stored last, by one
+//               release store; 0 means that the record is invalid
 // The largest sequence number is the newest commit. A buffer has two records so
-// that a generation which takes a state over as it stands can say so
-// (redescribe) before it takes back what the generation before said.
+// that a generation which reuses a state in place can describe it as its own
+// (redescribe) before the previous generation's record becomes invalid.
 //
 // The file outlives its processes: a worker daemon that was killed finds it by
-// its name (shelf.h) and reads what was committed. It lies on tmpfs; its pages
-// are touched once, when it is made, on huge pages where the kernel grants
-// them, and it serves any state that fits (capacity).
+// its name (segment_directory.h) and reads what was committed. It is on tmpfs;
+// its pages are touched once, when it is made, on huge pages where the kernel
+// grants them, and it serves any state that fits (capacity).
 //
-// Ownership: an object maps the file; it does not remove it. One process at a
-// time has it open to write (flock, which ends with the process); any number
-// read, also while it is written. Threads: one at a time uses an object.
+// Ownership: an object maps the file and never removes it. One process at a
+// time has it open for writing (flock, which ends with the process); any number
+// read, also while it is written. Threads: one at a time per object.
 #pragma once
 
 #include <cstdint>
@@ -48,18 +49,19 @@ class StateSegment {
   struct Record;
   struct Header;
 
-  // A fresh file at `path` (mode 0600), with nothing committed, for `job` (any
-  // number that tells jobs of this host apart). AlreadyExists when the path is
-  // taken; Exhausted, with what is needed and what is there, when shared memory
-  // is short. Touches all pages: about half a second a GiB. The file appears at
-  // `path` only when it is complete; `path`.new is used before.
+  // Creates a file at `path` (mode 0600), with nothing committed, for `job` (a
+  // number that distinguishes the jobs of this host). AlreadyExists when the
+  // path is taken; Exhausted, with the bytes needed and available, when shared
+  // memory is short. Touches all pages: about half a second per GiB. The file
+  // appears at `path` once it is complete; until then it is `path`.new.
   static Result<std::unique_ptr<StateSegment>> create(const std::string& path,
                                                       uint64_t job,
                                                       int64_t capacity);
   enum class Mode { kRead, kWrite };
   // Maps an existing one. Corrupt, with the reason, when the file is not a
-  // whole segment of this version; InvalidArgument when it is of another job or
-  // user; Unavailable when another process has it open to write (kWrite).
+  // complete segment of this version; InvalidArgument when it belongs to
+  // another job or user; Unavailable when another process has it open for
+  // writing (kWrite).
   static Result<std::unique_ptr<StateSegment>> open(const std::string& path,
                                                     uint64_t job, Mode mode);
   ~StateSegment();
@@ -79,31 +81,31 @@ class StateSegment {
   };
   struct Contents {
     std::vector<Committed> states;     // newest first
-    std::vector<std::string> damaged;  // what does not verify, in words
+    std::vector<std::string> damaged;  // one message per invalid record
   };
   Contents contents() const;
-  // Whether that record still stands: what was read of the buffer before the
-  // question is what it described.
-  bool stands(const Committed& c) const;
+  // Whether that record is still valid: then everything read from the buffer
+  // before this call is what the record describes.
+  bool is_valid(const Committed& c) const;
   // The first `elements` of each vector of a buffer.
   // REQUIRES: elements <= capacity().
   geometry::ConstStateView read(int buffer, int64_t elements) const;
-  // Corrupt when the state has a content hash which is not that of the vectors.
+  // Corrupt when the state has a content hash that differs from the vectors'.
   Status verify_content(const Committed& c) const;
 
   // --- writing. REQUIRES: made by create() or open(kWrite)
 
   geometry::StateView write(int buffer, int64_t elements);
-  // Takes back all that was said of `buffer`, which may be written from now on.
+  // Invalidates the records of `buffer`, which may be written from now on.
   void begin(int buffer);
-  // What was begun holds this. REQUIRES: begin() before; info.elements fits.
-  // Returns the new record.
+  // Records what the buffer of the last begin() holds. Returns the new record.
+  // REQUIRES: begin() before; info.elements <= capacity().
   Committed commit(const StateInfo& info);
-  // Says the same state in another way (a new generation's rank and mesh), at
-  // no copying. `c`, which must stand, stands until the next begin(); another
-  // record of its buffer does not.
+  // Describes the same state differently (a new generation's rank and mesh)
+  // without copying it. `c`, which must be valid, stays so until the next
+  // begin(); the other record of its buffer becomes invalid.
   Committed redescribe(const Committed& c, const StateInfo& info);
-  // Takes back everything.
+  // Invalidates all records.
   void clear();
 
  private:

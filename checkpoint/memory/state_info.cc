@@ -19,7 +19,7 @@ class Reader {
  public:
   explicit Reader(std::span<const uint64_t> words) : words_(words) {}
   uint64_t word() { return words_[at_++]; }
-  // A number of [low, high]; else the first such failure is kept.
+  // A number in [low, high]; the first violation becomes the status.
   int64_t number(const char* what, int64_t low, int64_t high) {
     const auto x = static_cast<int64_t>(word());
     if (status_.ok() && (x < low || x > high))
@@ -124,7 +124,7 @@ Result<StateInfo> decode(std::span<const uint64_t> words) {
       return corrupt("state record: a bound of " +
                      std::to_string(s.bounds.back()));
   }
-  // Bits that mean nothing are 0.
+  // Unused bits are 0.
   const std::vector<uint64_t> again = encode(info);
   if (!std::equal(again.begin(), again.end(), words.begin(), words.end()))
     return corrupt("state record: unknown bits are set");

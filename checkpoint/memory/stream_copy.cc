@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kLine = 64;
 
-// Whole lines to a target that is at the beginning of one.
+// Copies full cache lines to a target that is aligned to one.
 void copy_sse2(std::byte* to, const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kLine)
     for (size_t k = 0; k < kLine; k += 16)

@@ -25,7 +25,7 @@ uint64_t num_blocks(uint64_t data_bytes, uint64_t block_bytes) {
   return data_bytes / block_bytes + (data_bytes % block_bytes != 0 ? 1 : 0);
 }
 
-// Writes the list behind the data and says so in `shard`.
+// Writes the list behind the data and records both in `shard`.
 Status write_list(File& file, std::span<const std::byte> list,
                   uint64_t data_bytes, uint64_t block_bytes,
                   pb::ShardFile& shard) {
@@ -37,7 +37,7 @@ Status write_list(File& file, std::span<const std::byte> list,
   return ok_status();
 }
 
-// Reads a file by its list.
+// Reads a file and verifies it against its list.
 class VerifiedFile final : public File {
  public:
   static Result<std::unique_ptr<VerifiedFile>> open(
@@ -70,8 +70,9 @@ class VerifiedFile final : public File {
   Status close() override { return file_->close(); }
   Result<uint64_t> size() override { return data_bytes_; }
 
-  // Whole blocks go straight to their place and are checked there; a part of a
-  // block is copied out of the last one read, as neighbours are read in turn.
+  // Full blocks are read into the caller's memory and verified there; a part of
+  // a block is copied from the last one read, since reads are mostly
+  // sequential.
   Status read_at(uint64_t offset, std::span<std::byte> out) override {
     if (offset > data_bytes_ || out.size() > data_bytes_ - offset)
       return corrupt(fmt::format("{}: ends at {}", path_, data_bytes_));
@@ -93,8 +94,8 @@ class VerifiedFile final : public File {
     return ok_status();
   }
 
-  // The end of what is read at once from `block` on: whole blocks, as many as
-  // `room` has space for, but so few that checking finds them in the cache.
+  // The end of one read starting at `block`: full blocks, as many as fit into
+  // `room`, but few enough to be verified while they are in the cache.
   uint64_t part_end(uint64_t block, uint64_t room) const {
     constexpr uint64_t kPart = uint64_t{1} << 20;
     const uint64_t begin = extent(block).begin;
@@ -112,7 +113,7 @@ class VerifiedFile final : public File {
     return {.begin = begin,
             .end = begin + std::min(block_bytes_, data_bytes_ - begin)};
   }
-  // Whether the block is as it was written.
+  // Whether the block matches its checksum.
   Result<bool> good(uint64_t block, std::vector<std::byte>& buffer) {
     const BadBlock e = extent(block);
     buffer.resize(e.end - e.begin);
@@ -174,7 +175,7 @@ class VerifiedFile final : public File {
 
 // --- writing --------------------------------------------------------------
 
-// The list of what has passed by.
+// Computes the list from the bytes as they are written.
 class BlockWriter::Sums {
  public:
   explicit Sums(uint64_t block_bytes) : block_bytes_(block_bytes) {
@@ -212,7 +213,7 @@ class BlockWriter::Sums {
 
   const uint64_t block_bytes_;
   Xxh3Stream stream_;
-  uint64_t filled_ = 0;  // of the block under way
+  uint64_t filled_ = 0;  // of the current block
   std::vector<std::byte> list_;
 };
 
@@ -221,8 +222,8 @@ BlockWriter::BlockWriter(File& file, uint64_t block_bytes)
 
 BlockWriter::~BlockWriter() = default;
 
-// Small pieces are gathered. Large ones are summed and written little by
-// little, so that the second finds in the cache what the first has read.
+// Small pieces are buffered. Large ones are hashed and written part by part, so
+// that the write finds in the cache what the hash has read.
 Status BlockWriter::append(std::span<const std::byte> bytes) {
   constexpr size_t kSmall = size_t{64} << 10;
   constexpr size_t kPart = size_t{1} << 20;

@@ -1,12 +1,12 @@
-// Checksums of a shard block by block, so that whoever reads a part of it can
-// tell that this part is as it was written, without reading the rest.
+// Per-block checksums of a shard, so that a reader of a part of it can verify
+// that part without reading the rest.
 //
 //   [data: an HDF5 file, data_bytes][checksum of each block, 16 bytes each]
 //
-// The manifest keeps the checksum of that list, and the manifest has its own:
+// The manifest stores the checksum of that list, and the manifest has its own,
 // so every byte of a shard, HDF5's metadata included, is covered from the
-// manifest down (Merkle 1987, with one level), and a VerifiedFile hands out
-// nothing that was not checked. HDF5 does not mind bytes beyond its end.
+// manifest down (a one-level Merkle tree), and a VerifiedFile returns only
+// verified bytes. HDF5 ignores bytes beyond its end of file.
 //
 // Threads: one object belongs to one thread at a time.
 #pragma once
@@ -24,13 +24,13 @@
 
 namespace remesh::store {
 
-// The list is 1/16384 of the data; what is read to check a part, at most two
-// blocks more than the part.
+// The list is 1/16384 of the data; verifying a part reads at most two blocks
+// more than the part.
 inline constexpr uint64_t kBlockBytes = uint64_t{1} << 18;
 inline constexpr uint64_t kSumBytes = 16;
 
-// Writes a file from its beginning to its end, each byte once, and makes the
-// list on the way. Borrows the file.
+// Writes a file sequentially, each byte once, and computes the list on the way.
+// Borrows the file.
 class BlockWriter {
  public:
   explicit BlockWriter(File& file, uint64_t block_bytes = kBlockBytes);
@@ -39,7 +39,7 @@ class BlockWriter {
   BlockWriter& operator=(const BlockWriter&) = delete;
 
   Status append(std::span<const std::byte> bytes);
-  // Writes what is left and the list; sets bytes, data_bytes, block_bytes and
+  // Writes the rest and the list; sets bytes, data_bytes, block_bytes and
   // xxh128 of `shard`. Does not sync.
   Status finish(pb::ShardFile& shard);
 
@@ -54,23 +54,23 @@ class BlockWriter {
   uint64_t written_ = 0;
 };
 
-// The same for a file that was written in another order: reads all of it.
-Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
-                   uint64_t block_bytes = kBlockBytes);
+// The same for a file that was written in another order: reads it back.
+Status append_sums(File& file, uint64_t data_bytes,
+                   pb::ShardFile& shard, uint64_t block_bytes = kBlockBytes);
 
-// A block whose bytes are not what was written.
+// A block whose checksum does not match.
 struct BadBlock {
   uint64_t begin = 0, end = 0;  // bytes of the file
 };
 
-// Reads all blocks. Not ok: the file's size or its list is not the manifest's,
-// or it cannot be read. REQUIRES: shard.block_bytes() > 0.
+// Reads all blocks. Fails if the file's size or list does not match the
+// manifest or it cannot be read. REQUIRES: shard.block_bytes() > 0.
 Result<std::vector<BadBlock>> find_bad_blocks(FileSystem& fs,
                                               const std::string& path,
                                               const pb::ShardFile& shard);
 
-// Opens the data of a shard for reading: size() is data_bytes, and what
-// read_at() fills in was checked; else it is Corrupt, naming file and block.
+// Opens the data of a shard for reading: size() is data_bytes, and read_at()
+// verifies what it returns or fails with Corrupt, naming file and block.
 // REQUIRES: shard.block_bytes() > 0.
 Result<std::unique_ptr<File>> open_verified(FileSystem& fs,
                                             const std::string& path,

@@ -47,7 +47,7 @@ Status collect_shards(FileSystem& fs, const std::string& dir, int num_shards,
   return ok_status();
 }
 
-// Ok when every byte that a restore needs is as its manifest says.
+// Ok when every byte that a restore needs matches the manifest.
 Result<pb::Manifest> read_all(FileSystem& fs, const std::string& path) {
   ASSIGN_OR_RETURN(auto m, manifest::read_checkpoint(fs, path));
   for (const pb::ShardFile& shard : m.shards()) {
@@ -62,7 +62,7 @@ Result<pb::Manifest> read_all(FileSystem& fs, const std::string& path) {
   return m;
 }
 
-// Out of the way in one atomic move, then piece by piece.
+// Renames it atomically, then removes it file by file.
 Status remove_checkpoint(FileSystem& fs, const std::string& folder,
                          int64_t step) {
   const std::string old = path_join(folder, manifest::old_name(step));
@@ -72,7 +72,7 @@ Status remove_checkpoint(FileSystem& fs, const std::string& folder,
   return remove_all(fs, old);
 }
 
-// Everything after the commit. Goes on after a failure; returns the first.
+// Everything after the commit. Continues after a failure; returns the first.
 Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
                 const Retention& retention,
                 const std::optional<manifest::Origin>& origin,
@@ -86,7 +86,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     const auto tmp = manifest::parse_tmp_name(name);
-    // One of this generation may be a save in progress.
+    // A directory of this generation may be a save in progress.
     if ((tmp && tmp->generation < id.generation) || manifest::is_old_name(name))
       note(remove_all(fs, path_join(folder, name)));
   }
@@ -103,7 +103,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   }
   for (const int64_t step : manifest::to_remove(
            valid, invalid, retention.keep_latest_k, retention.keep_every_n)) {
-    // What was just saved stays, even below steps that someone left there.
+    // Never remove what was just saved, even if the folder has higher steps.
     if (step == id.step) continue;
     if (note(remove_checkpoint(fs, folder, step))) removed.push_back(step);
   }
@@ -116,7 +116,7 @@ Status publish(FileSystem& fs, const std::string& folder,
                const std::string& tmp, const std::string& final_path,
                int64_t step) {
   if (fs.exists(final_path)) {
-    // It is not valid or of another branch (checked before): nothing is lost.
+    // It is invalid or of another branch, as checked before.
     const std::string old = path_join(folder, manifest::old_name(step));
     RETURN_IF_ERROR(remove_all(fs, old));
     RETURN_IF_ERROR(fs.rename(final_path, old));
@@ -161,7 +161,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   if (existing.ok() && existing->generation() > id.generation)
     return cancelled(
         fmt::format("{}: generation {} saved it; generation {} "
-                    "was given up",
+                    "is fenced",
                     done.path, existing->generation(), id.generation));
   const std::vector<int> missing = missing_shards(fs, folder, id, num_shards);
   if (!missing.empty())

@@ -15,7 +15,7 @@ uint64_t total_bytes(const pb::Manifest& m) {
   return bytes;
 }
 
-// -1: the manifest's model is not valid.
+// -1 when the manifest's model is not valid.
 int64_t num_elements(const pb::Manifest& m) {
   const auto config = manifest::model_config(m.model());
   if (!config.ok()) return -1;

@@ -74,7 +74,7 @@ herr_t driver_read(H5FD_t* file, H5FD_mem_t, hid_t, haddr_t address,
                    size_t size, void* buffer) {
   DriverState& state = *cast(file)->state;
   if (state.file == nullptr) return -1;
-  // Beyond the end there are zeros, as in HDF5's own driver: it probes.
+  // Reads beyond the end return zeros, as in HDF5's own driver: HDF5 probes.
   const uint64_t there = address >= state.size
                              ? 0
                              : std::min<uint64_t>(size, state.size - address);

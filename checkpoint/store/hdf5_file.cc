@@ -16,14 +16,14 @@ namespace {
 
 using geometry::Rect;
 
-// Turns HDF5's own printing off in this thread while it lives.
+// Suppresses HDF5's own printing in this thread during its lifetime.
 class QuietErrors {
  public:
   QuietErrors() {
-    // After a damaged file HDF5 1.10 cannot put its own house in order at exit
-    // and prints "infinite loop closing library". We close what we open, so
-    // its exit handler has nothing to do; this works before the first use of
-    // HDF5 in the process and is ignored after it.
+    // After a damaged file HDF5 1.10 fails to clean up at exit and prints
+    // "infinite loop closing library". We close what we open, so its exit
+    // handler has nothing to do. This must precede the first use of HDF5 in the
+    // process and is ignored later.
     H5dont_atexit();
     H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -104,7 +104,7 @@ Id creation_list(hid_t cls) {
   return list;
 }
 
-// On an open object: looking it up by its path each time costs more.
+// On an open object, which is cheaper than a lookup by path each time.
 bool put_attributes(hid_t object, std::span<const Attribute> attributes) {
   for (const Attribute& a : attributes) {
     const Id space = simple_space({static_cast<int64_t>(a.values.size())});
@@ -153,11 +153,11 @@ void shuffle_chunk(const float* data, int64_t row_stride, const Rect& part,
   }
 }
 
-// Deflates `raw` into `out`. False: it would not get smaller, and HDF5 is to be
-// told that this filter was left out.
+// Deflates `raw` into `out`. Returns false if it would not get smaller; the
+// chunk is then marked as not deflated.
 bool deflate_chunk(const std::vector<std::byte>& raw,
                    std::vector<std::byte>& out) {
-  // Trained weights are noise but for their exponents: more effort gains
+  // Trained weights are noise except for their exponents: a higher level gains
   // little.
   constexpr int kLevel = 1;
   out.resize(raw.size());
@@ -170,7 +170,7 @@ bool deflate_chunk(const std::vector<std::byte>& raw,
   return true;
 }
 
-// Room for one of our chunks, so that one is unpacked once.
+// Room for one of our chunks, so that each is unpacked once.
 Id chunk_cache() {
   Id dapl(H5Pcreate(H5P_DATASET_ACCESS), H5Pclose);
   if (!dapl.ok() || H5Pset_chunk_cache(dapl.get(), 1,
@@ -201,7 +201,7 @@ struct Hdf5Writer::Impl {
   Id file;
   std::vector<std::byte> shuffled, deflated;  // reused
 
-  // What went wrong: the file's own trouble before HDF5's view of it.
+  // The file's own error takes precedence over HDF5's.
   Status failed(const std::string& what) {
     const std::string why = reason();
     if (!state->error.ok()) return state->error;
@@ -276,7 +276,7 @@ Status Hdf5Writer::set_attribute(const std::string& object,
   const QuietErrors quiet;
   const Id space(H5Screate(H5S_SCALAR), H5Sclose);
   const Id type(H5Tcopy(H5T_C_S1), H5Tclose);
-  // A string of no length is not allowed; the terminating zero is stored.
+  // An empty string is not allowed; the terminating zero is stored.
   if (!type.ok() || H5Tset_size(type.get(), value.size() + 1) < 0 ||
       H5Tset_cset(type.get(), H5T_CSET_UTF8) < 0)
     return impl_->failed("attribute " + name);
@@ -299,8 +299,8 @@ Status Hdf5Writer::make_group(const std::string& path) {
   return impl_->check();
 }
 
-// Chunks are filtered here and handed over whole, outside of HDF5's lock and
-// without its copies.
+// Chunks are filtered here, outside of HDF5's lock and without its copies, and
+// written directly.
 Status Hdf5Writer::write_compressed(const std::string& path, const Dims& dims,
                                     std::span<const Attribute> attributes,
                                     const float* data, int64_t row_stride) {

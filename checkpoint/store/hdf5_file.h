@@ -1,9 +1,8 @@
-// HDF5 as checkpoints use it: files written and read through a FileSystem,
-// every failure a Status with HDF5's own reason, nothing printed.
+// HDF5 files, written and read through a FileSystem. Every failure is a Status
+// with HDF5's own reason; HDF5 prints nothing.
 //
-// Files are written in the 1.10 format, where every piece of metadata carries
-// a checksum, without time stamps: the same state gives the same bytes. What
-// guards the data itself is blocks.h.
+// Files have the 1.10 format, in which all metadata is checksummed, without
+// time stamps: the same state gives the same bytes. blocks.h protects the data.
 //
 // Threads: one object belongs to one thread at a time; different objects in
 // different threads are serialised by HDF5's global lock.
@@ -24,13 +23,13 @@ namespace remesh::store {
 
 using Dims = std::vector<int64_t>;
 
-// Elements a chunk of a compressed slice has at most: 4 MiB of fp32.
+// The most elements in a chunk of a compressed slice: 4 MiB of fp32.
 inline constexpr int64_t kChunkElements = int64_t{1} << 20;
-// The chunk of a dataset: whole rows where they fit, balanced so that little
-// of the last one is empty. Same number of dims as `dims`.
+// The chunk of a dataset: full rows where they fit, balanced so that little of
+// the last one is empty. Same number of dims as `dims`.
 Dims chunk_of(const Dims& dims);
 
-// Integers kept with a dataset.
+// An integer attribute of a dataset.
 struct Attribute {
   const char* name;
   Dims values;
@@ -38,8 +37,8 @@ struct Attribute {
 
 // A stored dataset seen through a virtual one.
 struct VirtualPart {
-  Dims start, count;    // where it stands in the whole
-  std::string file;     // beside the virtual file
+  Dims start, count;    // its place in the virtual dataset
+  std::string file;     // in the directory of the virtual file
   std::string dataset;  // path in that file
 };
 
@@ -47,10 +46,10 @@ class Hdf5Writer {
  public:
   static Result<std::unique_ptr<Hdf5Writer>> create(FileSystem& fs,
                                                     const std::string& path);
-  // Writes into `file`, which is empty; `path` is for words alone.
+  // Writes into `file`, which is empty; `path` is for messages only.
   static Result<std::unique_ptr<Hdf5Writer>> create(
       std::unique_ptr<File> file, const std::string& path);
-  // Gives up what was not finished.
+  // Abandons the file unless it was finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
   Hdf5Writer& operator=(const Hdf5Writer&) = delete;
@@ -69,15 +68,15 @@ class Hdf5Writer {
   Status write_compressed(const std::string& path, const Dims& dims,
                           std::span<const Attribute> attributes,
                           const float* data, int64_t row_stride);
-  // fp32, contiguous, not written: the place in the file where the caller has
-  // to put the elements, row by row, after finish().
+  // fp32, contiguous, not written: returns the offset in the file where the
+  // caller has to write the elements, row by row, after finish().
   Result<uint64_t> reserve_floats(const std::string& path, const Dims& dims,
                                   std::span<const Attribute> attributes);
-  // fp32 of shape dims; what no part covers reads as NaN.
+  // fp32 of shape dims; elements that no part covers read as NaN.
   Status write_virtual(const std::string& path, const Dims& dims,
                        const std::vector<VirtualPart>& parts);
-  // Ends HDF5's work: flushes into the file and gives it back, not synced. The
-  // file is good only if this says ok.
+  // Flushes into the file and returns it, not synced. The file is valid only if
+  // this succeeds.
   Result<std::unique_ptr<File>> finish();
 
  private:
@@ -86,7 +85,7 @@ class Hdf5Writer {
   std::unique_ptr<Impl> impl_;
 };
 
-// Where a piece of a dataset stands in the file.
+// The place of a part of a dataset in the file.
 struct StoredPart {
   uint64_t begin = 0, end = 0;  // bytes
   geometry::Rect rect;          // of the dataset
@@ -96,9 +95,9 @@ class Hdf5Reader {
  public:
   static Result<std::unique_ptr<Hdf5Reader>> open(FileSystem& fs,
                                                   const std::string& path);
-  // Reads from `file`; `path` is for words alone.
-  static Result<std::unique_ptr<Hdf5Reader>> open(std::unique_ptr<File> file,
-                                                  const std::string& path);
+  // Reads from `file`; `path` is for messages only.
+  static Result<std::unique_ptr<Hdf5Reader>> open(
+      std::unique_ptr<File> file, const std::string& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;
@@ -111,7 +110,7 @@ class Hdf5Reader {
                      float* out, int64_t row_stride);
   Result<std::vector<int64_t>> attribute(const std::string& object,
                                          const std::string& name);
-  // The dataset's chunks, or the one part of a contiguous one.
+  // The dataset's chunks, or the single part of a contiguous one.
   Result<std::vector<StoredPart>> parts(const std::string& path);
 
  private:

@@ -1,4 +1,4 @@
-// Where things stand inside a shard file; shared by writer, index and loader.
+// The layout of a shard file; shared by writer, index and loader.
 //
 //   /                          attributes format, step, generation, rank
 //   /weights/PARAM.0, .1 ...   the shard's slices of PARAM, in its order
@@ -6,9 +6,9 @@
 //   /exp_avg_sq/PARAM.0 ...    second moment
 //
 // Each dataset has the slice's shape and attributes `start` (its place in the
-// parameter) and `shape` (the whole parameter's). It is contiguous; compressed
-// it is in chunks. The checksums that count stand behind HDF5's end of the
-// file: blocks.h. In format 1 it is PARAM/0, in chunks with fletcher32.
+// parameter) and `shape` (the parameter's). It is contiguous, or chunked if it
+// is compressed. The checksums are behind HDF5's end of file: blocks.h. In
+// format 1 the name is PARAM/0, and datasets are chunked with fletcher32.
 #pragma once
 
 #include <array>
@@ -32,7 +32,8 @@ std::vector<std::string> slice_names(const pb::ShardFile& shard,
 // "/TENSOR/" + slice name.
 std::string dataset_path(size_t tensor, const std::string& slice_name);
 
-// Everything of a shard but the tensors' elements. `put` makes the dataset.
+// Writes everything of a shard except the tensors' elements. `put` makes the
+// dataset.
 struct TensorId {
   std::string path;
   size_t slice = 0;   // of the shard
@@ -44,15 +45,15 @@ Status write_contents(Hdf5Writer& w, const SaveId& id,
                       const geometry::ParamTable& table,
                       const pb::ShardFile& shard, const PutTensor& put);
 
-// Where an uncompressed shard has what, known without any element.
+// The layout of an uncompressed shard, which does not depend on the elements.
 struct StoredTensor {
   uint64_t begin = 0, end = 0;  // bytes
   size_t slice = 0;             // of the shard
   size_t tensor = 0;            // of kTensors
 };
 struct ShardLayout {
-  std::vector<StoredTensor> tensors;  // by place; none overlap
-  std::unique_ptr<File> rest;         // all bytes between them
+  std::vector<StoredTensor> tensors;     // ascending, disjoint
+  std::unique_ptr<File> rest;  // all bytes between them
   uint64_t size = 0;
 };
 // A function of its arguments and the HDF5 library alone. REQUIRES: the slices
@@ -60,12 +61,12 @@ struct ShardLayout {
 Result<ShardLayout> lay_out(const SaveId& id, const geometry::ParamTable& table,
                             const pb::ShardFile& shard);
 
-// Opens a shard for reading such that nothing unchecked is read. Corrupt,
-// naming the file, when it is not the one that the manifest says.
+// Opens a shard such that only verified bytes are read. Corrupt, naming the
+// file, when it does not match the manifest.
 Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard);
-// The same for a file with one checksum (format 1, and the index): reads it
+// Verifies a file with a single checksum (format 1, and the index): reads it
 // all.
 Status check_whole_file(FileSystem& fs, const std::string& path,
                         const pb::ShardFile& file);

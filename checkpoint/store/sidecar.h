@@ -1,7 +1,7 @@
-// The note beside a shard in the temporary directory: a serialised ShardFile
-// under a checksum. Its presence says that the shard is complete and durable,
-// so rank 0 collects what others wrote without any message. The note itself
-// need not outlast a power cut: what was being written then is given up.
+// The sidecar of a shard in the temporary directory: a serialised ShardFile
+// behind its checksum. Its presence means that the shard is complete and
+// durable, so rank 0 collects the shards without any message. The sidecar
+// itself need not survive a power failure: an unfinished save is given up then.
 #pragma once
 
 #include <string>
@@ -10,9 +10,9 @@
 
 namespace remesh::store {
 
-// FOLDER/.tmp-step-...: where the save `id` is being written.
+// FOLDER/.tmp-step-...: the directory of the save `id`.
 std::string tmp_path(const std::string& folder, const SaveId& id);
-// Appears whole or not at all.
+// Atomic.
 Status write_sidecar(FileSystem& fs, const std::string& dir,
                      const pb::ShardFile& shard);
 Result<pb::ShardFile> read_sidecar(FileSystem& fs, const std::string& dir,

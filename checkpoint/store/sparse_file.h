@@ -1,6 +1,5 @@
-// SparseFile: a file in memory of which little is written, however large it is.
-// HDF5 lays out a shard in it: the metadata is there, the data's place is
-// empty.
+// SparseFile: a file in memory that stores only the pages written. HDF5 lays
+// out a shard in it: the metadata is written, the data is a hole.
 //
 // Threads: one at a time.
 #pragma once
@@ -15,7 +14,7 @@ namespace remesh::store {
 class SparseFile final : public File {
  public:
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override;
-  // What was never written is zero.
+  // Holes read as zeros.
   Status read_at(uint64_t offset, std::span<std::byte> bytes) override;
   Result<uint64_t> size() override { return size_; }
   Status truncate(uint64_t size) override;

@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t kWeights = 0;
 
-// Reads a dataset in bands; counts what is not finite.
+// Reads a dataset band by band and counts the elements that are not finite.
 Status read_dataset(Hdf5Reader& reader, const std::string& path,
                     const pb::Slice& slice, int64_t& num_nonfinite) {
   ASSIGN_OR_RETURN(const Dims dims, reader.dims(path));
@@ -27,7 +27,7 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
   ASSIGN_OR_RETURN(const Dims start, reader.attribute(path, "start"));
   if (start != start_of(slice))
     return corrupt(path + " is not the slice that the manifest says");
-  // Of any layout: bands of about a chunk.
+  // Bands of about a chunk, for any layout.
   const Dims chunk = chunk_of(dims);
   const bool flat = dims.size() == 1;
   const int64_t rows = flat ? 1 : dims[0], cols = dims.back();
@@ -47,14 +47,14 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
   return ok_status();
 }
 
-// "PATH rows 3-7" and where that stands in the file.
+// A part of a dataset and its place in the file.
 struct NamedPart {
   uint64_t begin = 0, end = 0;  // bytes
   std::string dataset;
   geometry::Rect rect;
 };
 
-// Of an uncompressed shard everything is known without reading it.
+// The layout of an uncompressed shard is known without reading it.
 std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
                                        const pb::ShardFile& shard) {
   const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
@@ -69,7 +69,7 @@ std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
   return parts;
 }
 
-// Else of those datasets whose metadata is whole.
+// Otherwise, the parts of datasets whose metadata is intact.
 std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
                                      const pb::ShardFile& shard) {
   std::vector<NamedPart> parts;
@@ -84,7 +84,7 @@ std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
   return parts;
 }
 
-// As far as can be told.
+// Empty if nothing is known.
 std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
                                    const pb::ShardFile& shard,
                                    const pb::Manifest& m) {
@@ -93,7 +93,8 @@ std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
   const auto table = geometry::ParamTable::llama(*config);
   if (!manifest::check_coverage(m, table).ok()) return {};
   const auto layout = lay_out({m.step(), m.generation()}, table, shard);
-  // Another size: compressed, or laid out by another version of HDF5.
+  // The size differs if the shard is compressed or another version of HDF5
+  // wrote it.
   if (layout.ok() && layout->size == shard.data_bytes())
     return parts_of_layout(*layout, shard);
   const auto reader = open_shard(fs, path, shard);
@@ -102,7 +103,7 @@ std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
 }
 
 // The datasets in a block, the first few by name.
-std::string what_stands(const BadBlock& block,
+std::string datasets_in(const BadBlock& block,
                         const std::vector<NamedPart>& parts) {
   constexpr size_t kMost = 4;
   std::vector<std::string> found;
@@ -110,7 +111,7 @@ std::string what_stands(const BadBlock& block,
     const uint64_t begin = std::max(p.begin, block.begin);
     const uint64_t end = std::min(p.end, block.end);
     if (begin >= end) continue;
-    // Of a compressed part any byte may count for every row.
+    // Any byte of a compressed part may affect every row.
     const auto row_bytes = static_cast<uint64_t>(p.rect.cols) * sizeof(float);
     const bool raw = p.end - p.begin ==
                      static_cast<uint64_t>(p.rect.numel()) * sizeof(float);
@@ -177,7 +178,7 @@ class Verifier {
     problem(manifest::check_coverage(m, table));
   }
 
-  // True when the file is bytewise what the manifest says.
+  // Whether every byte of the file matches the manifest.
   bool check_bytes(const pb::ShardFile& file, const pb::Manifest& m) {
     const std::string path = path_join(path_, file.name());
     const auto size = fs_.size(path);
@@ -194,7 +195,7 @@ class Verifier {
     const std::vector<NamedPart> parts = named_parts(fs_, path, file, m);
     for (const BadBlock& block : *bad)
       problem(corrupt(fmt::format("{}: {} are damaged: {}", path, text(block),
-                                  what_stands(block, parts))));
+                                  datasets_in(block, parts))));
     return false;
   }
 

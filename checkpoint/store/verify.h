@@ -1,4 +1,4 @@
-// Looking at a checkpoint: a description, and a check of every byte.
+// Inspection of a checkpoint: a description, and a check of every byte.
 #pragma once
 
 #include <string>
@@ -21,15 +21,15 @@ struct VerifyReport {
   double seconds = 0;
 };
 
-// Reads everything in the directory `path`: manifest, sizes and checksums of
-// all files, HDF5 contents, and whether every parameter is there exactly once.
-// Damage is a problem in the report, never a failure of the call.
+// Reads everything in the directory `path`: checks the manifest, sizes and
+// checksums of all files, HDF5 contents, and that every parameter is stored
+// exactly once. Damage is reported, never a failure of the call.
 VerifyReport verify(FileSystem& fs, const std::string& path);
 
-// Several lines for a person: step, mesh, model, data, parameters, shards.
+// Several lines of text: step, mesh, model, data, parameters, shards.
 std::string describe(const pb::Manifest& manifest);
 std::string describe(const VerifyReport& report);
-// The same as JSON (one object), for programs.
+// The same as one JSON object.
 std::string describe_json(const pb::Manifest& manifest);
 std::string describe_json(const VerifyReport& report);
 

@@ -3,23 +3,13 @@
 #include <map>
 #include <vector>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
 
 namespace remesh::core {
 namespace {
 
-std::vector<memory::RankPlace> places_of(const pb::Assignment& a) {
-  std::map<std::string, std::string> host;
-  for (int i = 0; i < a.workers_size() && i < a.hosts_size(); ++i)
-    host[a.workers(i)] = a.hosts(i);
-  std::vector<memory::RankPlace> out;
-  for (const pb::RankPlace& p : a.ranks())
-    out.push_back({.worker = p.worker(), .host = host[p.worker()]});
-  return out;
-}
-
-std::vector<int> classes_of(const pb::Assignment& a) {
+std::vector<int> groups_of(const pb::Assignment& a) {
   const geometry::Sharding sharding = sharding_of(a);
   std::vector<int> out;
   for (int r = 0; r < a.ranks_size(); ++r)
@@ -31,7 +21,7 @@ memory::Placement placement_of(const pb::Assignment& a) {
   const pb::Elastic& e = a.job().elastic();
   const int copies =
       e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0;
-  return memory::place_replicas(places_of(a), classes_of(a), copies);
+  return memory::place_replicas(memory::places_of(a), groups_of(a), copies);
 }
 
 }  // namespace
@@ -51,18 +41,18 @@ bool makes_replicas(const pb::Assignment& a) {
 }
 
 bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
-  const std::vector<memory::RankPlace> places = places_of(a);
-  const std::vector<int> classes = classes_of(a);
+  const std::vector<memory::RankPlace> places = memory::places_of(a);
+  const std::vector<int> groups = groups_of(a);
   const memory::Placement replicas = placement_of(a);
-  std::map<int, bool> safe;  // by content class
+  std::map<int, bool> safe;  // by replica group
   for (size_t r = 0; r < places.size(); ++r) {
-    bool& is_safe = safe[classes[r]];
+    bool& is_safe = safe[groups[r]];
     is_safe = is_safe || hosts.contains(places[r].host);
     for (const int holder : replicas.holders[r])
       is_safe =
           is_safe || hosts.contains(places[static_cast<size_t>(holder)].host);
   }
-  for (const auto& [content, is_safe] : safe)
+  for (const auto& [group, is_safe] : safe)
     if (!is_safe) return false;
   return !safe.empty();
 }

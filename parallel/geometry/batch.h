@@ -1,6 +1,6 @@
-// The global batch as a fixed list of microbatches, dealt to the data-parallel
-// ranks there are, evenly or not. The list never changes with the mesh, so the
-// gradient of a step is the same sum whatever dp is.
+// Even shares: the global batch is a fixed list of microbatches, assigned to
+// however many data-parallel ranks there are. The list does not depend on the
+// mesh, so the gradient of a step is the same sum for every dp.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,9 @@ struct MicrobatchRange {
                          const MicrobatchRange&) = default;
 };
 
-// The share of one rank: contiguous, in order of dp_index; the first
-// num_microbatches % dp ranks get one more. Empty for the last ranks when
-// dp > num_microbatches.
-// REQUIRES: num_microbatches >= 0, 0 <= dp_index < dp.
-MicrobatchRange deal(int64_t num_microbatches, int dp, int dp_index);
+// Part `index` of [0, n): contiguous, in order; the first n % parts parts have
+// one element more. The last parts are empty if parts > n.
+// REQUIRES: n >= 0, 0 <= index < parts.
+MicrobatchRange even_share(int64_t n, int parts, int index);
 
 }  // namespace remesh::geometry

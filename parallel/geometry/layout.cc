@@ -44,7 +44,7 @@ Result<Layout> Layout::parse(std::string_view text) {
   while (true) {
     const size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);
-    if (part.size() < 3) return fail(fmt::format("'{}' is no axis", part));
+    if (part.size() < 3) return fail(fmt::format("'{}' is not an axis", part));
     const std::string_view axis = part.substr(0, 2);
     int degree = 0;
     const auto [end, error] =

@@ -24,8 +24,8 @@ void gpipe(Schedule& s) {
   }
 }
 
-// Warm-up forwards, then forward and backward in turn, then the backwards that
-// are left. With v chunks the k-th forward works on groups of pp microbatches,
+// Warm-up forwards, then alternating forward and backward, then the remaining
+// backwards. With v chunks the k-th forward works on groups of pp microbatches,
 // chunk by chunk; the k-th backward likewise with the chunks reversed.
 void one_f_one_b(Schedule& s) {
   const int total = s.num_microbatches * s.chunks;
@@ -52,10 +52,10 @@ void one_f_one_b(Schedule& s) {
   }
 }
 
-// ZB-H1: the order of 1F1B, with the weight gradients of rank r put off by r
-// microbatches. So the last ranks send input gradients up at once, and what
-// was put off fills their bubble at the end; each rank holds pp microbatches
-// at most, as the first rank of 1F1B does.
+// ZB-H1: the order of 1F1B, with the weight gradients of rank r deferred by r
+// microbatches. So the last ranks send input gradients immediately, and the
+// deferred work fills their bubble at the end; each rank holds at most pp
+// microbatches, like the first rank of 1F1B.
 void zb_h1(Schedule& s) {
   one_f_one_b(s);
   for (int r = 0; r < s.pp; ++r) {
@@ -112,7 +112,7 @@ Status check_complete(const Schedule& s) {
   return ok_status();
 }
 
-// The state of a run on paper.
+// The state of a simulated run.
 class Simulation {
  public:
   Simulation(const Schedule& s, const PassCosts& c) : s_(s), costs_(c) {
@@ -128,8 +128,8 @@ class Simulation {
   }
 
   Result<PipeTiming> run() {
-    // Times follow from the lists' order and the inputs alone, so the order in
-    // which ranks are looked at does not matter.
+    // Times follow only from the order of the lists and the inputs, so the
+    // order in which ranks are visited does not matter.
     for (bool moved = true; moved;) {
       moved = false;
       for (int r = 0; r < s_.pp; ++r)
@@ -140,7 +140,7 @@ class Simulation {
       const size_t at = next_[static_cast<size_t>(r)];
       if (at < ops.size())
         return invalid_argument(fmt::format(
-            "schedule: deadlock: rank {} waits for ever at {} (op {} of {})", r,
+            "schedule: deadlock: rank {} waits forever at {} (op {} of {})", r,
             op_name(s_, ops[at]), at, ops.size()));
     }
     double work = 0;
@@ -162,7 +162,7 @@ class Simulation {
     return done_[static_cast<size_t>(pass)]
                 [static_cast<size_t>(stage * s_.num_microbatches + microbatch)];
   }
-  // When the result of a pass on another stage is here; nullopt: not known.
+  // When the result of a pass on another stage arrives; nullopt if unknown.
   std::optional<double> arrival(Pass pass, int stage, int microbatch) {
     const double at = done(pass, stage, microbatch);
     if (at < 0) return std::nullopt;
@@ -247,13 +247,13 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
                                int chunks) {
   const auto fail = [&](const std::string& why) {
     return invalid_argument(fmt::format(
-        "schedule {} of {} stages, {} microbatches, {} chunks a rank: {}",
+        "schedule {} of {} stages, {} microbatches, {} chunks per rank: {}",
         schedule_name(kind), pp, num_microbatches, chunks, why));
   };
   if (pp < 1 || num_microbatches < 1 || chunks < 1)
     return fail("each must be at least 1");
   if (chunks > 1 && kind != ScheduleKind::kInterleaved1F1B)
-    return fail("several chunks a rank need the interleaved schedule");
+    return fail("several chunks per rank need the interleaved schedule");
   if (chunks > 1 && num_microbatches % pp != 0)
     return fail("the microbatches must be a multiple of the stages");
   Schedule s{.kind = kind,

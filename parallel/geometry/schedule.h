@@ -1,7 +1,7 @@
 // Pipeline schedules as data: for each rank the list of passes it runs, in
 // order. Nothing here runs or communicates; an executor walks the list, and
-// simulate() tells beforehand whether the lists can finish, how long they take
-// and how much they hold.
+// simulate() predicts whether the lists can finish, how long they take and how
+// many activations they hold.
 //
 // A model chunk is a contiguous run of layers. With v chunks a rank, rank r
 // holds the chunks of virtual stages r, r + pp, r + 2 pp, ... Forward of a
@@ -43,8 +43,8 @@ struct Schedule {
   ScheduleKind kind = ScheduleKind::k1F1B;
   int pp = 1;
   int num_microbatches = 1;
-  int chunks = 1;               // v, model chunks a rank
-  bool split_backward = false;  // kWeight ops are there
+  int chunks = 1;               // v, model chunks per rank
+  bool split_backward = false;  // there are kWeight ops
   std::vector<std::vector<PipeOp>> ranks;
 
   int num_stages() const { return pp * chunks; }  // virtual stages
@@ -77,8 +77,8 @@ struct PipeTiming {
   std::vector<int> peak_live;
 };
 
-// Runs the lists on paper: an op starts when its rank is free and its inputs
-// are there; sending takes no time of the sender. Fails, naming rank and op,
+// Simulates the lists: an op starts when its rank is free and its inputs have
+// arrived; sending takes none of the sender's time. Fails, naming rank and op,
 // when the lists are not a schedule (an op missing, twice or out of range) or
 // cannot finish (deadlock).
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs);
@@ -91,9 +91,9 @@ struct LayerCosts {
   double head = 0;  // final norm, projection and loss
 };
 
-// Contiguous split of n_layers blocks over `stages` stages, each at least one
-// block, the first also bearing the embedding and the last the head: the
-// largest load is the least possible, then the loads are as even as can be.
+// Contiguous split of n_layers blocks over `stages` stages of at least one
+// block each; the first also bears the embedding and the last the head.
+// Minimises the largest load, then balances the others.
 // Returns stages + 1 bounds: stage s has blocks [b[s], b[s + 1]).
 // Fails when there are fewer layers than stages.
 Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,

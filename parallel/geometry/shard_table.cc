@@ -55,7 +55,7 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
     std::vector<size_t> held;
     for (size_t i = 0; i < table.size(); ++i)
       if (on_stage(table[i], tied, bounds, stage)) held.push_back(i);
-    // A tied embedding at the far end belongs to the head.
+    // A tied embedding on the last stage belongs to the head.
     const bool copy = tied && stage == stages - 1 && stages > 1;
     if (copy) std::rotate(held.begin(), held.begin() + 1, held.end());
     for (const size_t i : held) {

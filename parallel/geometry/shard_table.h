@@ -84,7 +84,7 @@ class ShardTable {
   size_t param_at(int64_t e) const;
 
   const std::vector<Unit>& units() const { return units_; }
-  // The unit of a chunk's embedding, block or head; -1: not here.
+  // The unit of a chunk's embedding, block or head, or -1.
   int find_unit(UnitKind kind, int chunk, int64_t layer = -1) const;
 
   // Flat elements [begin, end) as rectangles, in flat order: at most three per
@@ -111,8 +111,8 @@ class ShardTable {
 };
 
 // Layers of each of `stages` virtual stages, balanced by the work of a token at
-// sequence length T: matrix products and attention of a block, projection onto
-// the vocabulary for the last stage; the embedding costs next to nothing.
+// sequence length T: GEMMs and attention of a block, projection onto the
+// vocabulary for the last stage; the embedding costs next to nothing.
 // Fails when there are fewer layers than stages.
 Result<StageBounds> stage_bounds(const ModelConfig& config, int stages,
                                  int64_t T);

@@ -70,7 +70,7 @@ Rect tp_rect(const ParamSpec& spec, int tp, int tp_index) {
   const int64_t num_units = extent / spec.split_unit;
   const bool heads = spec.role == Role::kKey || spec.role == Role::kValue;
   // Fewer key/value heads than ranks: each rank has the one its queries read.
-  MicrobatchRange units = deal(num_units, tp, tp_index);
+  MicrobatchRange units = even_share(num_units, tp, tp_index);
   if (heads && num_units < tp) {
     units.begin = tp_index * num_units / tp;
     units.end = units.begin + 1;

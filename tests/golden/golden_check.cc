@@ -67,7 +67,7 @@ std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
                                          std::vector<int32_t>& targets) {
   const int64_t T = g.seq_len;
   const int64_t n = (g.sequences + each - 1) / each;
-  const geometry::MicrobatchRange mine = geometry::deal(n, dp, index);
+  const geometry::MicrobatchRange mine = geometry::even_share(n, dp, index);
   tokens.clear();
   targets.clear();
   const int64_t begin = std::min(g.sequences, mine.begin * each);

@@ -1,7 +1,7 @@
 // The states that scripted ranks keep in memory.
 #include <fmt/format.h>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
 #include "tests/scenario/scripted_cluster.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/memory.h"
 

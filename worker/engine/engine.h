@@ -81,8 +81,9 @@ struct EngineOptions {
 struct StepInput {
   double lr = 0;
   // This data-parallel rank's part of the global batch (geometry::deal), in
-  // order; at most what deal() gives the first rank. The same on all ranks
-  // with one dp coordinate: tokens and targets of whole sequences, (B, T).
+  // order; at most what even_share() gives the first rank. The same on all
+  // ranks with one dp coordinate: tokens and targets of whole sequences, (B,
+  // T).
   std::span<const model::MicroBatch> microbatches;
   int64_t global_tokens = 0;  // of all ranks
   // Called just before the agreement: this rank's requests and save flags (the

@@ -22,7 +22,7 @@ int64_t rounded_up(int64_t n, int64_t multiple) {
 Result<StepPlan> plan_step(geometry::ScheduleKind kind, int pp, int chunks,
                            int64_t num_microbatches, int dp) {
   CHECK(num_microbatches >= 1);
-  int64_t n = geometry::deal(num_microbatches, dp, 0).size();
+  int64_t n = geometry::even_share(num_microbatches, dp, 0).size();
   if (chunks > 1) n = rounded_up(n, pp);
   StepPlan plan{.num_microbatches = static_cast<int>(n)};
   ASSIGN_OR_RETURN(plan.schedule, geometry::make_schedule(

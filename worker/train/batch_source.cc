@@ -29,8 +29,8 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
 
 Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
   const geometry::MicrobatchRange mine =
-      geometry::deal(options_.global_batch / options_.local_batch, options_.dp,
-                     options_.dp_index);
+      geometry::even_share(options_.global_batch / options_.local_batch,
+                           options_.dp, options_.dp_index);
   std::vector<int64_t> windows;
   for (int64_t i = mine.begin * options_.local_batch;
        i < mine.end * options_.local_batch; ++i)
@@ -42,8 +42,8 @@ Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
 Result<std::span<const model::MicroBatch>> BatchSource::validation() {
   const int64_t n = eval_sequences();
   const int64_t each = options_.local_batch;
-  const geometry::MicrobatchRange mine =
-      geometry::deal((n + each - 1) / each, options_.dp, options_.dp_index);
+  const geometry::MicrobatchRange mine = geometry::even_share(
+      (n + each - 1) / each, options_.dp, options_.dp_index);
   const auto begin = static_cast<size_t>(std::min(n, mine.begin * each));
   const auto end = static_cast<size_t>(std::min(n, mine.end * each));
   RETURN_IF_ERROR(read(dataset_.val(),

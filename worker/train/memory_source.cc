@@ -13,27 +13,13 @@ namespace remesh::train {
 
 using memory::StateSegment;
 
-std::vector<memory::RankPlace> places_of(const pb::Assignment& assignment,
-                                         int world) {
-  std::map<std::string, std::string> host_of;
-  for (int i = 0; i < assignment.workers_size(); ++i)
-    host_of[assignment.workers(i)] = i < assignment.hosts_size()
-                                         ? assignment.hosts(i)
-                                         : assignment.workers(i);
-  std::vector<memory::RankPlace> out(static_cast<size_t>(world));
-  for (const pb::RankPlace& p : assignment.ranks())
-    if (p.rank() >= 0 && p.rank() < world)
-      out[static_cast<size_t>(p.rank())] = {p.worker(), host_of[p.worker()]};
-  return out;
-}
-
 // Numbers hosts and workers in order of appearance, the same on every rank.
-void MemorySource::read_facts(const pb::Assignment& assignment, int world) {
+void MemorySource::read_facts(const pb::Assignment& assignment) {
   std::map<std::string, int> hosts, workers;
   const auto number = [](std::map<std::string, int>& of, const std::string& s) {
     return of.try_emplace(s, static_cast<int>(of.size())).first->second;
   };
-  for (const memory::RankPlace& p : places_of(assignment, world))
+  for (const memory::RankPlace& p : memory::places_of(assignment))
     processes_.push_back(
         {.host = number(hosts, p.host), .worker = number(workers, p.worker)});
   for (const pb::StateHolding& s : assignment.source().states()) {
@@ -50,7 +36,7 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
     const geometry::Sharding& to, int rank, const Segments& segments) {
   auto source = std::unique_ptr<MemorySource>(new MemorySource());
   MemorySource& m = *source;
-  m.read_facts(assignment, to.layout.world());
+  m.read_facts(assignment);
   if (m.sources_.empty())
     return invalid_argument("the source in memory lists no state");
   const pb::StateHolding& first = assignment.source().states(0);

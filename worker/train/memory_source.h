@@ -17,17 +17,13 @@
 #include <vector>
 
 #include "checkpoint/exchange/plan.h"
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment.h"
 #include "parallel/comm/comm.h"
 #include "proto/control.pb.h"
 #include "worker/train/segments.h"
 
 namespace remesh::train {
-
-// Worker and host of each rank of the mesh; "" where the assignment has none.
-std::vector<memory::RankPlace> places_of(const pb::Assignment& assignment,
-                                         int world);
 
 class MemorySource {
  public:
@@ -60,7 +56,7 @@ class MemorySource {
 
  private:
   MemorySource() = default;
-  void read_facts(const pb::Assignment& assignment, int world);
+  void read_facts(const pb::Assignment& assignment);
   Status open_sources(const geometry::ParamTable& table, const Segments& all);
 
   geometry::Sharding from_;

@@ -28,15 +28,16 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
     StateHome& home) {
   const pb::Elastic& e = spec.assignment().job().elastic();
   const geometry::Sharding& sharding = home.sharding();
-  const int world = sharding.layout.world();
   auto r = std::unique_ptr<Replication>(new Replication(rank, home));
   if (e.replicate_every() <= 0) return std::unique_ptr<Replication>();
   r->every_ = e.replicate_every();
-  r->places_ = places_of(spec.assignment(), world);
-  std::vector<int> content;
-  for (int i = 0; i < world; ++i)
-    content.push_back(geometry::replica_group(sharding, i));
-  r->placement_ = memory::place_replicas(r->places_, content,
+  r->places_ = memory::places_of(spec.assignment());
+  if (r->places_.size() != static_cast<size_t>(sharding.layout.world()))
+    return invalid_argument("the assignment does not place every rank");
+  std::vector<int> groups;
+  for (size_t i = 0; i < r->places_.size(); ++i)
+    groups.push_back(geometry::replica_group(sharding, static_cast<int>(i)));
+  r->placement_ = memory::place_replicas(r->places_, groups,
                                          static_cast<int>(e.replicas()));
   const auto& kept = r->placement_.kept;
   if (std::all_of(kept.begin(), kept.end(),

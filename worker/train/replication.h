@@ -25,7 +25,7 @@
 
 #include "checkpoint/exchange/mapped.h"
 #include "checkpoint/exchange/replica.h"
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "worker/train/state_home.h"
 
 namespace remesh::train {

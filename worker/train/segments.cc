@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 
 namespace remesh::train {
 

@@ -12,7 +12,7 @@
 #include <fstream>
 
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/scratch.h"
 

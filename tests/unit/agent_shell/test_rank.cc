@@ -22,7 +22,7 @@
 #include <thread>
 
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"

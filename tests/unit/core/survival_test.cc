@@ -8,7 +8,7 @@
 #include <map>
 #include <random>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/state_choice.h"
 

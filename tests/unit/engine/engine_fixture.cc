@@ -38,7 +38,7 @@ Batch batch_of(const Case& c, int64_t step, int dp_index) {
   const int64_t B = c.options.max_batch;
   const int64_t T = c.options.max_seq;
   const auto mine =
-      geometry::deal(c.options.num_microbatches, c.layout.dp, dp_index);
+      geometry::even_share(c.options.num_microbatches, c.layout.dp, dp_index);
   Batch b;
   const int64_t begin = std::min(c.sequences, mine.begin * B);
   const int64_t end = std::min(c.sequences, mine.end * B);

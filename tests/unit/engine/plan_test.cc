@@ -29,7 +29,7 @@ TEST(Plan, HasAPassForEveryMicrobatchThatAnyRankIsDealt) {
               continue;
             }
             ASSERT_TRUE(plan.ok()) << plan.status().to_string();
-            const int64_t most = geometry::deal(n, dp, 0).size();
+            const int64_t most = geometry::even_share(n, dp, 0).size();
             EXPECT_GE(plan->num_microbatches, most);
             EXPECT_LT(plan->num_microbatches, most + (chunks > 1 ? pp : 1));
             EXPECT_TRUE(geometry::simulate(plan->schedule, {}).ok());

@@ -23,8 +23,8 @@
 
 #include "checkpoint/exchange/exchange.h"
 #include "checkpoint/exchange/replica.h"
-#include "checkpoint/memory/buddies.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/replica_placement.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"
 #include "parallel/comm/local_comm.h"
 #include "tests/unit/exchange/states.h"

@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "parallel/comm/local_comm.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 #include "tests/unit/memory/shm_dir.h"

@@ -180,7 +180,7 @@ TEST_F(Slice, PiecesOfRangesCoverThemInOrder) {
     const int parts = static_cast<int>(pick(rng_, 1, 40));
     int64_t next = 0;
     for (int i = 0; i < parts; ++i) {
-      const MicrobatchRange r = deal(t.num_elements(), parts, i);
+      const MicrobatchRange r = even_share(t.num_elements(), parts, i);
       const std::vector<Piece> pieces = pieces_of_range(t, r.begin, r.end);
       std::map<size_t, int> per_param;
       for (const Piece& p : pieces) ASSERT_LE(++per_param[p.param], 3);
@@ -201,7 +201,7 @@ TEST(Batch, SharesPartitionTheMicrobatchesForAnyNumberOfRanks) {
       int64_t at = 0;
       int64_t previous = m + 1;
       for (int i = 0; i < dp; ++i) {
-        const MicrobatchRange r = deal(m, dp, i);
+        const MicrobatchRange r = even_share(m, dp, i);
         ASSERT_EQ(r.begin, at);
         ASSERT_TRUE(r.size() == m / dp || r.size() == m / dp + 1);
         ASSERT_LE(r.size(), previous);  // the first ranks have more

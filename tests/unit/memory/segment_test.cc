@@ -9,7 +9,7 @@
 #include <fstream>
 #include <random>
 
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::memory {
@@ -123,9 +123,9 @@ TEST(StateSegment, ABufferThatIsWrittenHoldsNothing) {
   const auto first = s->commit(info_of(1, 10));
   s->begin(1);
   s->commit(info_of(2, 10));
-  EXPECT_TRUE(s->stands(first));
+  EXPECT_TRUE(s->is_valid(first));
   s->begin(0);
-  EXPECT_FALSE(s->stands(first));
+  EXPECT_FALSE(s->is_valid(first));
   ASSERT_EQ(s->contents().states.size(), 1U);
   EXPECT_EQ(s->contents().states[0].info.step, 2);
   s->clear();
@@ -143,21 +143,21 @@ TEST(StateSegment, AStateCanBeDescribedAnew) {
   info.generation = 4;
   info.rank = 0;
   const auto taken = s->redescribe(old, info);
-  EXPECT_TRUE(s->stands(old));
-  EXPECT_TRUE(s->stands(taken));
+  EXPECT_TRUE(s->is_valid(old));
+  EXPECT_TRUE(s->is_valid(taken));
   ASSERT_EQ(s->contents().states.size(), 2U);
   EXPECT_EQ(s->contents().states[0].info.generation, 4);
   // Generation 4 came to nothing; 5 starts from what 3 left.
   info.generation = 5;
   const auto again = s->redescribe(old, info);
-  EXPECT_TRUE(s->stands(old));
-  EXPECT_FALSE(s->stands(taken));
-  EXPECT_TRUE(s->stands(again));
+  EXPECT_TRUE(s->is_valid(old));
+  EXPECT_FALSE(s->is_valid(taken));
+  EXPECT_TRUE(s->is_valid(again));
   // 6 starts from what 5 says.
   info.generation = 6;
   s->redescribe(again, info);
-  EXPECT_FALSE(s->stands(old));
-  EXPECT_TRUE(s->stands(again));
+  EXPECT_FALSE(s->is_valid(old));
+  EXPECT_TRUE(s->is_valid(again));
   s->begin(0);
   EXPECT_TRUE(s->contents().states.empty());
 }

@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 #include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/sharding.h"

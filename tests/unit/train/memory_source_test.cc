@@ -10,7 +10,7 @@
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/exit_code.h"
 #include "tests/testing/small_disk.h"
 #include "tests/unit/train/trainer_fixture.h"

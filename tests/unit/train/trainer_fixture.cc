@@ -16,7 +16,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "proto/jobfile/jobfile.h"

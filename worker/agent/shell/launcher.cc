@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
@@ -46,12 +47,6 @@ Status write_spec(const std::string& path, const pb::RankSpec& spec) {
 // PMIx allows at most 255 bytes, without '@', ':' and '/'.
 std::string namespace_of(const std::string& job, int64_t generation) {
   return fmt::format("{}.g{}", job.substr(0, 200), generation);
-}
-
-std::string host_of(const pb::Assignment& a, const std::string& worker) {
-  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
-    if (a.workers(i) == worker) return a.hosts(i);
-  return "";
 }
 
 void to_memory(const board::Memory& m, pb::MemoryUse* out) {
@@ -107,7 +102,7 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   generation_ = assignment.generation();
   mesh_ = assignment.mesh();
   run_dir_ = assignment.run_dir();
-  host_ = host_of(assignment, options_.worker);
+  host_ = memory::host_of(assignment, options_.worker);
   killed_ = false;
   state_job_ = assignment.job().elastic().keep_state() ? state_job : 0;
   request_bits_ = 0;

@@ -14,7 +14,7 @@
 #include <fstream>
 #include <thread>
 
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "worker/agent/shell/state_folder.h"

@@ -13,7 +13,7 @@
 
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/text.h"
 
 namespace remesh::agent {

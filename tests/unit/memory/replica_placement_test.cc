@@ -1,5 +1,5 @@
 // Placement of replicas: every set of lost hosts and workers in turn.
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 
 #include <gtest/gtest.h>
 

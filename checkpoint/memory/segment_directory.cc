@@ -1,4 +1,4 @@
-#include "checkpoint/memory/shelf.h"
+#include "checkpoint/memory/segment_directory.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -13,7 +13,6 @@
 #include <string_view>
 
 #include "checkpoint/memory/segment.h"
-#include "proto/base/rng.h"
 #include "proto/base/text.h"
 
 namespace remesh::memory {
@@ -32,7 +31,7 @@ struct Name {
   bool finished = true;
 };
 
-// Of a file of that job; number -1: it is none.
+// Parses a file name of that job; number -1 if it is not one.
 Name parse(std::string_view name, const std::string& prefix) {
   if (!name.starts_with(prefix)) return {.number = -1};
   name.remove_prefix(prefix.size());
@@ -62,21 +61,19 @@ void for_each(const std::string& folder, uint64_t job, const F& f) {
   }
 }
 
-// Bytes left where `path` is or will be.
+// Bytes left in the file system of `path`, which need not exist yet.
 bool room_at(const std::string& path, uint64_t* left, uint64_t* all) {
   struct statvfs room {};
   const std::string folder = fs::path(path).parent_path().string();
   if (statvfs(folder.empty() ? "." : folder.c_str(), &room) != 0) return false;
   *left = static_cast<uint64_t>(room.f_bavail) * room.f_frsize;
   *all = static_cast<uint64_t>(room.f_blocks) * room.f_frsize;
-  // A tmpfs without a limit says 0 of 0.
+  // A tmpfs without a limit reports 0 of 0.
   if (*all == 0) *left = std::numeric_limits<uint64_t>::max();
   return true;
 }
 
 }  // namespace
-
-uint64_t job_number(const std::string& text) { return hash64(text); }
 
 std::string segment_path(const std::string& folder, uint64_t job, int number) {
   return fmt::format("{}/{}{}", folder, prefix(job), number);
@@ -137,7 +134,7 @@ int remove_segments(const std::string& folder, uint64_t job) {
 bool remove_unused(const std::string& path) {
   const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
   if (fd < 0) return false;
-  // Locked while it is removed: nobody takes it meanwhile.
+  // Locked while it is removed, so that no process opens it meanwhile.
   const bool removed =
       flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path.c_str()) == 0;
   close(fd);
@@ -150,12 +147,6 @@ int remove_unfinished(const std::string& folder, uint64_t job) {
     if (!name.finished && unlink(path.c_str()) == 0) ++removed;
   });
   return removed;
-}
-
-uint64_t needed_bytes(std::span<const int64_t> capacities) {
-  uint64_t bytes = 0;
-  for (const int64_t c : capacities) bytes += segment_bytes(c);
-  return bytes;
 }
 
 int pick_segment(std::span<const int64_t> free_capacities, int64_t elements) {
@@ -185,8 +176,7 @@ Status short_of_room(const std::string& path, uint64_t bytes) {
   return exhausted(fmt::format(
       "{}: needs {} ({} bytes) of shared memory; {} ({} bytes) of {} are free: "
       "make it larger (mount -o remount,size=..., docker run --shm-size) or "
-      "run "
-      "fewer ranks here",
+      "run fewer ranks here",
       path, format_bytes(bytes), bytes, format_bytes(left), left,
       format_bytes(all)));
 }

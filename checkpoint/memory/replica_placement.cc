@@ -1,4 +1,4 @@
-#include "checkpoint/memory/buddies.h"
+#include "checkpoint/memory/replica_placement.h"
 
 #include <algorithm>
 #include <map>
@@ -11,28 +11,28 @@
 namespace remesh::memory {
 namespace {
 
-// Ranks that hold the same state, and where it lies.
+// The ranks of one replica group, and where their state is.
 struct State {
   std::vector<int> members;
   std::set<std::string> hosts, workers;
 };
 
 std::vector<State> states_of(std::span<const RankPlace> ranks,
-                             std::span<const int> content) {
-  std::map<int, State> by_content;
+                             std::span<const int> groups) {
+  std::map<int, State> by_group;
   for (size_t r = 0; r < ranks.size(); ++r) {
-    State& s = by_content[content.empty() ? static_cast<int>(r) : content[r]];
+    State& s = by_group[groups.empty() ? static_cast<int>(r) : groups[r]];
     s.members.push_back(static_cast<int>(r));
     s.hosts.insert(ranks[r].host);
     s.workers.insert(ranks[r].worker);
   }
   std::vector<State> out;
-  for (auto& [unused, s] : by_content) out.push_back(std::move(s));
+  for (auto& [unused, s] : by_group) out.push_back(std::move(s));
   return out;
 }
 
-// One more copy of every state that needs one: a matching of states and ranks
-// (Kuhn 1955), in which no rank keeps more than it must.
+// One more copy of every state that needs one: a bipartite matching of states
+// to ranks (Kuhn 1955) that minimises the largest number kept by a rank.
 class Round {
  public:
   // `kept`: how many replicas each rank keeps already.
@@ -44,8 +44,8 @@ class Round {
         candidates_(states.size()),
         holder_(states.size(), -1) {}
 
-  // States that lie on too few places look for other hosts, where there are
-  // none for other workers. Begins with those next to the sender.
+  // A state that is in too few places looks for other hosts, and if there are
+  // none for other workers, starting next to the sender.
   void want(size_t state, const State& s, int sender, size_t enough) {
     const int n = static_cast<int>(ranks_.size());
     for (const bool by_host : {true, false}) {
@@ -60,7 +60,7 @@ class Round {
     }
   }
 
-  // Holder of each state, -1: none.
+  // The new holder of each state, or -1.
   const std::vector<int>& match() {
     size_t limit = 1;
     for (size_t s = 0; s < candidates_.size(); ++s) {
@@ -107,14 +107,28 @@ class Round {
 
 }  // namespace
 
+std::string host_of(const pb::Assignment& a, const std::string& worker) {
+  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
+    if (a.workers(i) == worker) return a.hosts(i);
+  return worker;
+}
+
+std::vector<RankPlace> places_of(const pb::Assignment& a) {
+  std::vector<RankPlace> out(static_cast<size_t>(a.ranks_size()));
+  for (const pb::RankPlace& p : a.ranks())
+    if (p.rank() >= 0 && p.rank() < a.ranks_size())
+      out[static_cast<size_t>(p.rank())] = {p.worker(), host_of(a, p.worker())};
+  return out;
+}
+
 Placement place_replicas(std::span<const RankPlace> ranks,
-                         std::span<const int> content, int copies) {
-  CHECK(copies >= 0 && (content.empty() || content.size() == ranks.size()));
+                         std::span<const int> groups, int copies) {
+  CHECK(copies >= 0 && (groups.empty() || groups.size() == ranks.size()));
   const auto enough = static_cast<size_t>(copies) + 1;
   Placement out;
   out.holders.resize(ranks.size());
   out.kept.resize(ranks.size());
-  std::vector<State> states = states_of(ranks, content);
+  std::vector<State> states = states_of(ranks, groups);
   for (size_t turn = 0;; ++turn) {
     std::vector<size_t> kept;
     for (const auto& k : out.kept) kept.push_back(k.size());

@@ -1,0 +1,54 @@
+// The state segments in one directory of shared memory: their names, free room,
+// reuse and removal. A worker daemon has its own directory below
+// /dev/shm/remesh-UID-HASH/ (worker/agent/shell/scratch.h).
+//
+// A segment's file is named state-JOB-NUMBER, JOB being 16 hexadecimal digits;
+// state-JOB-NUMBER.new while it is being made. Nothing here touches a file of
+// another name or of another job.
+//
+// Stateless; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::memory {
+
+std::string segment_path(const std::string& folder, uint64_t job, int number);
+
+// The jobs that have segments in `folder`; ascending.
+std::vector<uint64_t> list_jobs(const std::string& folder);
+
+struct SegmentFile {
+  std::string path;
+  int number = 0;
+  uint64_t bytes = 0;
+};
+// The job's complete segments in `folder`, by number; none if there is no such
+// directory.
+std::vector<SegmentFile> list_segments(const std::string& folder, uint64_t job);
+// The smallest number that no file of the job has, complete or not.
+int free_number(const std::string& folder, uint64_t job);
+// Removes the job's segments, complete or not, and returns their number. A
+// process that has one mapped keeps the memory until it unmaps it.
+int remove_segments(const std::string& folder, uint64_t job);
+// Removes that segment unless a process has it open for writing.
+bool remove_unused(const std::string& path);
+// Removes only incomplete ones. REQUIRES: no process is making one.
+int remove_unfinished(const std::string& folder, uint64_t job);
+
+// Index of the smallest free segment with room for `elements`, or -1. A segment
+// of more than twice the elements is not used: it would waste memory.
+int pick_segment(std::span<const int64_t> free_capacities, int64_t elements);
+
+// Exhausted if the file system of `path` has less than `bytes` left; the
+// message says what is needed, what is available, and what to do.
+Status check_room(const std::string& path, uint64_t bytes);
+// That error.
+Status short_of_room(const std::string& path, uint64_t bytes);
+
+}  // namespace remesh::memory
