@@ -75,9 +75,7 @@ class UnderLoad {
                  std::span<const float> v) {
     ASSIGN_OR_RETURN(const auto bounds,
                      geometry::stage_bounds(table_.config(), 1, 16));
-    ASSIGN_OR_RETURN(shard_,
-                     geometry::ShardTable::make(table_, {}, {}, bounds));
-    ASSIGN_OR_RETURN(zero_, geometry::ZeroPlan::make(shard_, {}, 1, 0));
+    ASSIGN_OR_RETURN(rank_, make_rank_shard(table_, {.bounds = bounds}, 0));
     ASSIGN_OR_RETURN(board_, board::Board::create(1, 0));
     state_.vectors = {weights, m, v};
     train::CheckpointerOptions o;
@@ -89,7 +87,7 @@ class UnderLoad {
       o.manifest.set_compression(options_.compression);
     o.double_buffered = true;
     checkpointer_ = std::make_unique<train::Checkpointer>(
-        o, *fs_, shard_, zero_, load_.backend(), *world_[0], *board_, log_);
+        o, *fs_, rank_, load_.backend(), *world_[0], *board_, log_);
     return ok_status();
   }
 
@@ -216,8 +214,7 @@ class UnderLoad {
   const std::vector<std::unique_ptr<comm::Comm>> world_ =
       comm::make_local_comms(1);
   train::TrainLog log_{Logger::null(), 1, 0};
-  geometry::ShardTable shard_;
-  geometry::ZeroPlan zero_;
+  geometry::RankShard rank_;
   std::unique_ptr<board::Board> board_;
   train::RankState state_;
   double request_ = 0;

@@ -90,7 +90,7 @@ Status Planner::prepare() {
   for (int g = 0; g < num_replica_groups(to_); ++g) {
     ASSIGN_OR_RETURN(const RankShard rank,
                      make_rank_shard(table_, to_, first_rank_of_group(to_, g)));
-    wanted_.push_back(held_pieces(rank.shard, rank.zero));
+    wanted_.push_back(held_pieces(rank));
     elements_.push_back(rank.zero.state_elements());
   }
   filled_.resize(static_cast<size_t>(world));
@@ -118,7 +118,7 @@ Status Planner::index_sources() {
         const RankShard rank,
         make_rank_shard(table_, from_,
                         first_rank_of_group(from_, static_cast<int>(g))));
-    held_[g] = held_pieces(rank.shard, rank.zero);
+    held_[g] = held_pieces(rank);
     for (const Piece& p : held_[g])
       stored_[p.param].push_back({.group = static_cast<int>(g), .piece = p});
   }

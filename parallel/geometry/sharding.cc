@@ -18,14 +18,18 @@ int shares(const Sharding& s) {
   return s.zero.shard_group > 0 ? s.zero.shard_group : data_ranks(s.layout);
 }
 
-template <typename Range, typename Pieces>
-std::vector<Piece> collect(const ShardTable& shard, const ZeroPlan& zero,
-                           const Range& range, const Pieces& pieces) {
+// The pieces of range(unit) of each unit, or of its parameters that the rank
+// owns, at their places in the state vectors.
+template <typename Range>
+std::vector<Piece> collect(const RankShard& rank, bool owned,
+                           const Range& range) {
   std::vector<Piece> out;
-  for (size_t u = 0; u < shard.units().size(); ++u) {
+  for (size_t u = 0; u < rank.shard.units().size(); ++u) {
     const FlatRange r = range(u);
-    const int64_t moved = zero.state_offset(u) - zero.update_range(u).begin;
-    for (Piece& p : pieces(r)) {
+    const int64_t moved =
+        rank.zero.state_offset(u) - rank.zero.update_range(u).begin;
+    for (Piece& p : owned ? rank.shard.owned_pieces(r.begin, r.end)
+                          : rank.shard.pieces(r.begin, r.end)) {
       p.at += moved;
       out.push_back(p);
     }
@@ -73,24 +77,19 @@ int first_rank_of_group(const Sharding& s, int group) {
                         .cp = index % s.layout.cp});
 }
 
-std::vector<Piece> held_pieces(const ShardTable& shard, const ZeroPlan& zero) {
-  return collect(
-      shard, zero, [&](size_t u) { return zero.update_range(u); },
-      [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
+std::vector<Piece> held_pieces(const RankShard& rank) {
+  return collect(rank, /*owned=*/false,
+                 [&](size_t u) { return rank.zero.update_range(u); });
 }
 
-std::vector<Piece> pieces_to_save(const ShardTable& shard,
-                                  const ZeroPlan& zero) {
-  return collect(
-      shard, zero, [&](size_t u) { return zero.norm_range(u); },
-      [&](FlatRange r) { return shard.owned_pieces(r.begin, r.end); });
+std::vector<Piece> pieces_to_save(const RankShard& rank) {
+  return collect(rank, /*owned=*/true,
+                 [&](size_t u) { return rank.zero.norm_range(u); });
 }
 
-std::vector<Piece> pieces_to_load(const ShardTable& shard,
-                                  const ZeroPlan& zero) {
-  return collect(
-      shard, zero, [&](size_t u) { return zero.norm_range(u); },
-      [&](FlatRange r) { return shard.pieces(r.begin, r.end); });
+std::vector<Piece> pieces_to_load(const RankShard& rank) {
+  return collect(rank, /*owned=*/false,
+                 [&](size_t u) { return rank.zero.norm_range(u); });
 }
 
 Status check_complete(const ParamTable& table, const Sharding& sharding,
@@ -116,7 +115,7 @@ Status check_complete(const ParamTable& table, const Sharding& sharding,
         const RankShard rank,
         make_rank_shard(table, sharding,
                         first_rank_of_group(sharding, static_cast<int>(g))));
-    for (const Piece& p : held_pieces(rank.shard, rank.zero))
+    for (const Piece& p : held_pieces(rank))
       left[p.param].cover(p.rect, [](const Rect&) {});
   }
   for (size_t i = 0; i < table.size(); ++i)

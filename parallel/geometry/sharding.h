@@ -41,14 +41,12 @@ int num_replica_groups(const Sharding& sharding);
 int first_rank_of_group(const Sharding& sharding, int group);
 
 // Everything in the rank's state vectors, in their order.
-std::vector<Piece> held_pieces(const ShardTable& shard, const ZeroPlan& zero);
+std::vector<Piece> held_pieces(const RankShard& rank);
 // What this rank saves: over all ranks every element of the model once.
-std::vector<Piece> pieces_to_save(const ShardTable& shard,
-                                  const ZeroPlan& zero);
+std::vector<Piece> pieces_to_save(const RankShard& rank);
 // What this rank reads from files: its part (ZeroPlan::norm_range) of what it
 // and its replicas hold, including parameters that another rank saves.
-std::vector<Piece> pieces_to_load(const ShardTable& shard,
-                                  const ZeroPlan& zero);
+std::vector<Piece> pieces_to_load(const RankShard& rank);
 
 // Whether the states of these ranks together hold every element of the model;
 // replicas and shared parameters substitute for each other. Unavailable, naming

@@ -76,41 +76,42 @@ Status Engine::init(const Layout& layout, int rank) {
       const geometry::StageBounds bounds,
       geometry::stage_bounds(table_.config(), layout.pp * options_.chunks,
                              options_.max_seq));
-  const Coord me = layout.coord(rank);
-  ASSIGN_OR_RETURN(
-      shard_, ShardTable::make(table_, layout, me, bounds, options_.chunks));
-  ASSIGN_OR_RETURN(ZeroPlan zero,
-                   ZeroPlan::make(shard_, options_.zero, layout.dp * layout.cp,
-                                  me.dp * layout.cp + me.cp));
-  zero_ = std::make_unique<ZeroPlan>(std::move(zero));
   sharding_ = {.layout = layout,
                .bounds = bounds,
                .chunks = options_.chunks,
                .zero = options_.zero};
+  ASSIGN_OR_RETURN(rank_shard_,
+                   geometry::make_rank_shard(table_, sharding_, rank));
   RETURN_IF_ERROR(make_state());
   if (single()) return make_stages();
   return ok_status();
 }
 
 Status Engine::make_state() {
-  RETURN_IF_ERROR(state_->reserve(sharding_, zero_->state_elements()));
-  ASSIGN_OR_RETURN(store_,
-                   WeightStore::make(shard_, *zero_, backend_, weights()));
-  ASSIGN_OR_RETURN(grads_, GradStore::make(shard_, *zero_, backend_,
-                                           plan_.num_microbatches == 1,
-                                           options_.bucket_elements));
+  RETURN_IF_ERROR(
+      state_->reserve(sharding_, rank_shard_.zero.state_elements()));
+  ASSIGN_OR_RETURN(
+      store_, WeightStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
+                                weights()));
+  ASSIGN_OR_RETURN(
+      grads_,
+      GradStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
+                      plan_.num_microbatches == 1, options_.bucket_elements));
   return ok_status();
 }
 
 bool Engine::single() const {
-  return shard_.layout().tp == 1 && shard_.layout().cp == 1;
+  return rank_shard_.shard.layout().tp == 1 &&
+         rank_shard_.shard.layout().cp == 1;
 }
 
 bool Engine::first_stage(int chunk) const {
-  return shard_.has_embedding(chunk);
+  return rank_shard_.shard.has_embedding(chunk);
 }
 
-bool Engine::last_stage(int chunk) const { return shard_.has_head(chunk); }
+bool Engine::last_stage(int chunk) const {
+  return rank_shard_.shard.has_head(chunk);
+}
 
 model::StageOptions Engine::stage_options(int chunk, int slots) const {
   model::StageOptions o{.chunk = chunk,
@@ -120,7 +121,8 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
                         .max_seq = options_.max_seq,
                         .num_slots = slots,
                         .split_backward = plan_.schedule.split_backward};
-  for (int64_t l = shard_.first_layer(chunk); l < shard_.last_layer(chunk); ++l)
+  for (int64_t l = rank_shard_.shard.first_layer(chunk);
+       l < rank_shard_.shard.last_layer(chunk); ++l)
     o.recompute.push_back(l % options_.recompute_every == 0
                               ? options_.recompute
                               : model::Recompute::kNone);
@@ -130,13 +132,14 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
 
 Status Engine::make_stages() {
   const std::vector<int> slots =
-      slots_needed(plan_.schedule, plan_.ops(shard_.coord().pp));
+      slots_needed(plan_.schedule, plan_.ops(rank_shard_.shard.coord().pp));
   int64_t most = 0;
   for (int c = 0; c < options_.chunks; ++c) {
     model::StageOptions o = stage_options(c, slots[static_cast<size_t>(c)]);
     o.tp = tp_.get();
     o.cp = cp_.get();
-    ASSIGN_OR_RETURN(auto stage, model::Stage::create(shard_, o, backend_));
+    ASSIGN_OR_RETURN(auto stage,
+                     model::Stage::create(rank_shard_.shard, o, backend_));
     most = std::max(most,
                     stage->stream_rows(options_.max_batch, options_.max_seq));
     stages_.push_back(std::move(stage));
@@ -157,34 +160,35 @@ void Engine::make_groups(comm::Mesh& mesh) {
     return groups_.back().get();
   };
   GradGroups groups;
-  const int n = zero_->group_size();
-  const int z = zero_->shard_size();
+  const int n = rank_shard_.zero.group_size();
+  const int z = rank_shard_.zero.shard_size();
   if (z == n && z > 1)
     groups.shard = &mesh.data();
   else if (z > 1)
-    groups.shard =
-        keep(mesh.data().split(zero_->replica_index(), zero_->shard_index()));
+    groups.shard = keep(mesh.data().split(rank_shard_.zero.replica_index(),
+                                          rank_shard_.zero.shard_index()));
   if (z < n)
-    groups.replicas = z == 1 ? &mesh.data()
-                             : keep(mesh.data().split(zero_->shard_index(),
-                                                      zero_->replica_index()));
+    groups.replicas =
+        z == 1 ? &mesh.data()
+               : keep(mesh.data().split(rank_shard_.zero.shard_index(),
+                                        rank_shard_.zero.replica_index()));
   // Gathering runs beside the sums, in an order of its own.
   comm::Comm* gather = groups.shard;
   if (store_->streams())
     gather = keep(groups.shard->split(0, groups.shard->rank()));
 
-  const int tp = shard_.layout().tp;
-  for (size_t i = 0; i < shard_.size(); ++i) {
-    const int g = shard_[i].tp_group;
+  const int tp = rank_shard_.shard.layout().tp;
+  for (size_t i = 0; i < rank_shard_.shard.size(); ++i) {
+    const int g = rank_shard_.shard[i].tp_group;
     if (g == 1 || groups.tp.contains(g)) continue;
     groups.tp[g] =
         g == tp
             ? &mesh.tp()
             : keep(mesh.tp().split(mesh.tp().rank() / g, mesh.tp().rank() % g));
   }
-  const int pp = shard_.layout().pp;
+  const int pp = rank_shard_.shard.layout().pp;
   if (table_.config().tie_embeddings && pp > 1) {
-    const int at = shard_.coord().pp;
+    const int at = rank_shard_.shard.coord().pp;
     groups.ends = keep(mesh.pp().split(at == 0 || at == pp - 1 ? 0 : -1, at));
   }
   grads_->connect(groups);
@@ -197,10 +201,13 @@ void Engine::make_groups(comm::Mesh& mesh) {
 
 Status Engine::connect(comm::Mesh& mesh) {
   CHECK(mesh_ == nullptr);
-  CHECK(mesh.layout() == shard_.layout() && mesh.coord() == shard_.coord());
+  CHECK(mesh.layout() == rank_shard_.shard.layout() &&
+        mesh.coord() == rank_shard_.shard.coord());
   mesh_ = &mesh;
-  if (shard_.layout().tp > 1) tp_ = std::make_unique<TimedComm>(mesh.tp());
-  if (shard_.layout().cp > 1) cp_ = std::make_unique<TimedComm>(mesh.cp());
+  if (rank_shard_.shard.layout().tp > 1)
+    tp_ = std::make_unique<TimedComm>(mesh.tp());
+  if (rank_shard_.shard.layout().cp > 1)
+    cp_ = std::make_unique<TimedComm>(mesh.cp());
   if (!single()) RETURN_IF_ERROR(make_stages());
   make_groups(mesh);
   return ok_status();
@@ -213,12 +220,13 @@ void Engine::commit_state(int64_t step) {
 
 void Engine::initialise(uint64_t seed) {
   const StateView to = begin_state();
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    const geometry::FlatRange r = zero_->update_range(u);
-    shard_.initial_values(
+  for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u) {
+    const geometry::FlatRange r = rank_shard_.zero.update_range(u);
+    rank_shard_.shard.initial_values(
         seed, r.begin,
-        to.weights.subspan(static_cast<size_t>(zero_->state_offset(u)),
-                           static_cast<size_t>(r.size())));
+        to.weights.subspan(
+            static_cast<size_t>(rank_shard_.zero.state_offset(u)),
+            static_cast<size_t>(r.size())));
   }
   for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
     if (!v.empty()) backend_.zero(v.data(), v.size_bytes());
@@ -228,7 +236,8 @@ void Engine::initialise(uint64_t seed) {
 void Engine::state_loaded() {
   CHECK_MSG(mesh_ != nullptr, "connect() comes first");
   store_->set_master(weights());
-  for (size_t u = 0; u < shard_.units().size(); ++u) store_->updated(u);
+  for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
+    store_->updated(u);
   store_->update_done([this] { progress_.tick(); });
 }
 

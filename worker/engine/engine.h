@@ -148,8 +148,9 @@ class Engine {
 
   // --- state: this rank's update ranges, in the order of
   // ZeroPlan::state_offset ---
-  const geometry::ShardTable& shard() const { return shard_; }
-  const geometry::ZeroPlan& zero() const { return *zero_; }
+  const geometry::RankShard& rank_shard() const { return rank_shard_; }
+  const geometry::ShardTable& shard() const { return rank_shard_.shard; }
+  const geometry::ZeroPlan& zero() const { return rank_shard_.zero; }
   const geometry::Sharding& sharding() const { return sharding_; }
   ConstStateView state() const { return state_->current(); }
   std::span<const float> weights() const { return state().weights; }
@@ -223,8 +224,7 @@ class Engine {
   trace::Tracer* tracer_ = nullptr;
   std::function<void()> poll_;
 
-  geometry::ShardTable shard_;
-  std::unique_ptr<geometry::ZeroPlan> zero_;
+  geometry::RankShard rank_shard_;
   StepPlan plan_;
   geometry::Sharding sharding_;
   std::unique_ptr<StateStore> own_state_;  // when none was given

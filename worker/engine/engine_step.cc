@@ -45,7 +45,7 @@ void Engine::cut(std::span<const model::MicroBatch> whole) {
   for (const model::MicroBatch& mb : whole)
     CHECK(mb.B >= 1 && mb.B <= options_.max_batch && mb.T >= 1 &&
           mb.T <= options_.max_seq);
-  const geometry::Layout& layout = shard_.layout();
+  const geometry::Layout& layout = rank_shard_.shard.layout();
   if (layout.cp == 1) return;
   size_t total = 0;
   for (const model::MicroBatch& mb : whole)
@@ -54,7 +54,7 @@ void Engine::cut(std::span<const model::MicroBatch> whole) {
   int32_t* to = cut_tokens_.data();
   for (model::MicroBatch& mb : microbatches_) {
     const std::vector<int32_t> positions =
-        model::context_positions(mb.T, layout.cp, shard_.coord().cp);
+        model::context_positions(mb.T, layout.cp, rank_shard_.shard.coord().cp);
     for (const int32_t** tokens : {&mb.tokens_BT, &mb.targets_BT}) {
       const int32_t* from = *tokens;
       *tokens = to;
@@ -65,8 +65,8 @@ void Engine::cut(std::span<const model::MicroBatch> whole) {
 }
 
 Status Engine::expect(const std::vector<PipeOp>& ops) {
-  const int pp = shard_.layout().pp;
-  const int me = shard_.coord().pp;
+  const int pp = rank_shard_.shard.layout().pp;
+  const int me = rank_shard_.shard.coord().pp;
   std::vector<PipeLinks::Message> messages;
   for (const PipeOp& op : ops) {
     if (static_cast<size_t>(op.microbatch) >= microbatches_.size()) continue;
@@ -88,9 +88,10 @@ Status Engine::expect(const std::vector<PipeOp>& ops) {
 // A loss is the same on all tensor-parallel ranks and counted once.
 void Engine::count(const model::MicroBatch& mb, double loss,
                    Facts& facts) const {
-  if (shard_.coord().tp != 0) return;
+  if (rank_shard_.shard.coord().tp != 0) return;
   facts.loss_sum += loss;
-  facts.tokens += static_cast<double>(mb.B * mb.T / shard_.layout().cp);
+  facts.tokens +=
+      static_cast<double>(mb.B * mb.T / rank_shard_.shard.layout().cp);
 }
 
 Status Engine::forward(const PipeOp& op, Facts& facts) {
@@ -113,8 +114,8 @@ Status Engine::forward(const PipeOp& op, Facts& facts) {
     count(mb, loss, facts);
     return ok_status();
   }
-  const int pp = shard_.layout().pp;
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int pp = rank_shard_.shard.layout().pp;
+  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   links_->send(key, {stage.output(slot), static_cast<size_t>(elements(mb))},
                (at + 1) % pp, tag_of(op, at, plan_.schedule.num_stages()));
@@ -130,8 +131,8 @@ Status Engine::backward(const PipeOp& op, double scale) {
   }
   const float* dx = stages_[c]->backward(slot_of_[c][m], scale, dy, *hooks_);
   if (first_stage(op.chunk)) return ok_status();
-  const int pp = shard_.layout().pp;
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int pp = rank_shard_.shard.layout().pp;
+  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {dx, static_cast<size_t>(elements(microbatches_[m]))}, (at - 1) % pp,
@@ -144,7 +145,7 @@ void Engine::join(const PipeOp& op) {
   const bool last = op.pass == last_pass();
   PipeOp all = op;
   if (last) all.pass = Pass::kBackward;
-  for (const int u : units_needed(shard_, all)) {
+  for (const int u : units_needed(rank_shard_.shard, all)) {
     if (op.pass != Pass::kWeight) store_->join(u);
     if (last && plan_.num_microbatches == 1) grads_->ready(u);
   }
@@ -182,9 +183,9 @@ Status Engine::run_passes(const StepInput& in, Facts& facts) {
             "more microbatches than this rank is dealt");
   progress_.phase(RankPhase::kCompute);
   cut(in.microbatches);
-  const std::vector<PipeOp>& ops = plan_.ops(shard_.coord().pp);
+  const std::vector<PipeOp>& ops = plan_.ops(rank_shard_.shard.coord().pp);
   grads_->begin();
-  store_->begin(blocks_needed(shard_, ops));
+  store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
   const double scale = 1.0 / static_cast<double>(in.global_tokens);
   for (const PipeOp& op : ops) RETURN_IF_ERROR(run_pass(op, scale, facts));
@@ -198,9 +199,9 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
   // Facts, squares by unit, times.
   std::vector<double> sums(static_cast<size_t>(Facts::kSize + units + 2), 0);
   double* const squares = sums.data() + Facts::kSize;
-  for (size_t u = 0; u < shard_.units().size(); ++u)
-    squares[global_unit(shard_, u)] +=
-        square_sum(backend_, shard_, *zero_, u, grads_->reduced(u));
+  for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
+    squares[global_unit(rank_shard_.shard, u)] +=
+        square_sum(backend_, rank_shard_, u, grads_->reduced(u));
   if (in.facts) {
     Facts more = in.facts();
     more.loss_sum = facts.loss_sum;
@@ -237,9 +238,11 @@ void Engine::update(double lr, double grad_scale) {
   const ConstStateView from = state();
   const StateView to = begin_state();
   store_->set_master(to.weights);
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    update_unit(backend_, options_.optimizer, lr, grad_scale, step_ + 1, shard_,
-                *zero_, u, grads_->reduced(u), from, to);
+  const UpdateStep step{
+      .number = step_ + 1, .lr = lr, .grad_scale = grad_scale};
+  for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u) {
+    update_unit(backend_, options_.optimizer, step, rank_shard_, u,
+                grads_->reduced(u), from, to);
     store_->updated(u);
     progress_.tick();
   }
@@ -315,11 +318,11 @@ Status Engine::evaluate_pass(const PipeOp& op, Facts& facts) {
     count(mb, loss, facts);
     return ok_status();
   }
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {stage.evaluated(), static_cast<size_t>(elements(mb))},
-      (at + 1) % shard_.layout().pp,
+      (at + 1) % rank_shard_.shard.layout().pp,
       tag_of(op, at, plan_.schedule.num_stages()));
 }
 
@@ -328,13 +331,14 @@ Result<Evaluation> Engine::evaluate(
   CHECK_MSG(mesh_ != nullptr, "connect() comes first");
   // With weights that are gathered, all must walk the same list.
   auto n = static_cast<int64_t>(microbatches.size());
-  if (shard_.layout().dp > 1)
+  if (rank_shard_.shard.layout().dp > 1)
     mesh_->data().all_reduce(std::span<int64_t>(&n, 1), comm::Op::kMax);
-  const StepPlan plan = plan_evaluation(shard_.layout().pp, options_.chunks, n);
-  const std::vector<PipeOp>& ops = plan.ops(shard_.coord().pp);
+  const StepPlan plan =
+      plan_evaluation(rank_shard_.shard.layout().pp, options_.chunks, n);
+  const std::vector<PipeOp>& ops = plan.ops(rank_shard_.shard.coord().pp);
   Facts facts;
   cut(microbatches);
-  store_->begin(blocks_needed(shard_, ops));
+  store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
   for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));
   links_->finish();

@@ -32,24 +32,24 @@ double clip_coefficient(double max_norm, double norm) {
 }
 
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
-                 double lr, double grad_scale, int64_t step,
-                 const ShardTable& shard, const geometry::ZeroPlan& zero,
+                 const UpdateStep& step, const geometry::RankShard& rank,
                  size_t unit, std::span<float> grads,
                  const ConstStateView& from, const StateView& to) {
-  const FlatRange range = zero.update_range(unit);
+  const ShardTable& shard = rank.shard;
+  const FlatRange range = rank.zero.update_range(unit);
   CHECK(static_cast<int64_t>(grads.size()) == range.size());
-  kernels::AdamWOptions o{.lr = lr,
+  kernels::AdamWOptions o{.lr = step.lr,
                           .beta1 = options.beta1,
                           .beta2 = options.beta2,
                           .eps = options.eps,
-                          .step = step,
-                          .grad_scale = grad_scale};
+                          .step = step.number,
+                          .grad_scale = step.grad_scale};
   for_each_param(
       shard, shard.units()[unit], range,
       [&](size_t i, int64_t begin, int64_t end) {
         o.weight_decay = shard.spec(i).decay ? options.weight_decay : 0;
         const int64_t at = begin - range.begin;
-        const int64_t s = zero.state_offset(unit) + at;
+        const int64_t s = rank.zero.state_offset(unit) + at;
         backend.adamw(o, end - begin, grads.data() + at,
                       from.weights.data() + s, from.exp_avg.data() + s,
                       from.exp_avg_sq.data() + s, to.weights.data() + s,
@@ -57,12 +57,12 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
       });
 }
 
-double square_sum(kernels::Backend& backend, const ShardTable& shard,
-                  const geometry::ZeroPlan& zero, size_t unit,
-                  std::span<const float> grads) {
-  const int64_t first = zero.update_range(unit).begin;
+double square_sum(kernels::Backend& backend, const geometry::RankShard& rank,
+                  size_t unit, std::span<const float> grads) {
+  const ShardTable& shard = rank.shard;
+  const int64_t first = rank.zero.update_range(unit).begin;
   double sum = 0;
-  for_each_param(shard, shard.units()[unit], zero.norm_range(unit),
+  for_each_param(shard, shard.units()[unit], rank.zero.norm_range(unit),
                  [&](size_t i, int64_t begin, int64_t end) {
                    if (shard[i].owner)
                      sum += backend.sum_of_squares(

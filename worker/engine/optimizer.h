@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "parallel/geometry/zero.h"
+#include "parallel/geometry/sharding.h"
 #include "worker/engine/state_store.h"
 #include "worker/kernels/backend.h"
 
@@ -22,20 +22,23 @@ struct OptimizerOptions {
 // / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
 double clip_coefficient(double max_norm, double norm);
 
-// Update number `step` of this rank's part of unit `unit`: reads the state
-// `from`, writes `to`, which is the same memory or does not overlap it.
-// `grads`: of its update range, multiplied by grad_scale.
+struct UpdateStep {
+  int64_t number = 1;
+  double lr = 0;
+  double grad_scale = 1;  // what gradients are multiplied by
+};
+
+// Updates this rank's part of unit `unit`: reads the state `from`, writes `to`,
+// which is the same memory or does not overlap it. `grads`: of its update
+// range.
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
-                 double lr, double grad_scale, int64_t step,
-                 const geometry::ShardTable& shard,
-                 const geometry::ZeroPlan& zero, size_t unit,
-                 std::span<float> grads, const ConstStateView& from,
-                 const StateView& to);
+                 const UpdateStep& step, const geometry::RankShard& rank,
+                 size_t unit, std::span<float> grads,
+                 const ConstStateView& from, const StateView& to);
 
 // Sum of the squares of what this rank counts of the unit's gradient
 // (ZeroPlan::norm_range, owned parameters).
-double square_sum(kernels::Backend& backend, const geometry::ShardTable& shard,
-                  const geometry::ZeroPlan& zero, size_t unit,
-                  std::span<const float> grads);
+double square_sum(kernels::Backend& backend, const geometry::RankShard& rank,
+                  size_t unit, std::span<const float> grads);
 
 }  // namespace remesh::engine

@@ -29,20 +29,20 @@ constexpr size_t kKeptMetrics = 1000;
 
 }  // namespace
 
-Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
-                           const geometry::ShardTable& shard,
-                           const geometry::ZeroPlan& zero,
+Checkpointer::Checkpointer(CheckpointerOptions options,
+                           FileSystem& fs,
+                           const geometry::RankShard& rank,
                            kernels::Backend& backend, comm::Comm& world,
                            board::Board& board, TrainLog& log)
     : options_(std::move(options)),
-      table_(shard.table()),
+      table_(rank.shard.table()),
       backend_(backend),
       world_(world),
       board_(board),
       log_(log),
       fs_(watched_file_system(
           fs, [this] { disk_moved_ms_.store(monotonic_ms()); }, &give_up_)),
-      pieces_(pieces_to_save(shard, zero)),
+      pieces_(pieces_to_save(rank)),
       packed_(packed(pieces_, &staged_elements_)),
       plan_({.interval = options_.interval,
              .world = world.size(),

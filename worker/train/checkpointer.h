@@ -38,6 +38,7 @@
 
 #include "checkpoint/store/store.h"
 #include "parallel/comm/comm.h"
+#include "parallel/geometry/sharding.h"
 #include "proto/manifest.pb.h"
 #include "worker/board/board.h"
 #include "worker/engine/agreement.h"
@@ -70,12 +71,11 @@ struct CheckpointerOptions {
 
 class Checkpointer {
  public:
-  // Borrows everything. The rank saves pieces_to_save() of `shard` and `zero`.
-  // Collective: rank 0 looks up the existing checkpoints and claims their
-  // folder (manifest/branch.h).
+  // Borrows everything. The rank saves pieces_to_save(rank). Collective: rank 0
+  // looks up the existing checkpoints and claims their folder
+  // (manifest/branch.h).
   Checkpointer(CheckpointerOptions options, FileSystem& fs,
-               const geometry::ShardTable& shard,
-               const geometry::ZeroPlan& zero, kernels::Backend& backend,
+               const geometry::RankShard& rank, kernels::Backend& backend,
                comm::Comm& world, board::Board& board, TrainLog& log);
   ~Checkpointer();
 

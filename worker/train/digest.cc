@@ -42,15 +42,14 @@ uint64_t digest_run(uint64_t seed, int64_t e, int64_t n, const float* w,
 
 }  // namespace
 
-uint64_t state_digest(const geometry::ParamTable& table,
-                      const geometry::ShardTable& shard,
-                      const geometry::ZeroPlan& zero,
+uint64_t state_digest(const geometry::RankShard& rank,
                       const geometry::ConstStateView& state) {
-  const auto n = static_cast<size_t>(zero.state_elements());
+  const geometry::ParamTable& table = rank.shard.table();
+  const auto n = static_cast<size_t>(rank.zero.state_elements());
   for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
     CHECK(state[v].size() == n);
   uint64_t sum = 0;
-  for (const geometry::Piece& p : pieces_to_save(shard, zero)) {
+  for (const geometry::Piece& p : pieces_to_save(rank)) {
     const uint64_t seed = mix(static_cast<uint64_t>(p.param) + 1);
     const int64_t width = table[p.param].shape.back();
     for (int64_t r = 0; r < p.rect.rows; ++r) {

@@ -19,17 +19,13 @@
 #include <array>
 #include <cstdint>
 
-#include "parallel/geometry/shard_table.h"
+#include "parallel/geometry/sharding.h"
 #include "parallel/geometry/state_vectors.h"
-#include "parallel/geometry/zero.h"
 
 namespace remesh::train {
 
-// This rank's part of the digest. The vectors have zero.state_elements()
-// elements.
-uint64_t state_digest(const geometry::ParamTable& table,
-                      const geometry::ShardTable& shard,
-                      const geometry::ZeroPlan& zero,
+// This rank's part of the digest.
+uint64_t state_digest(const geometry::RankShard& rank,
                       const geometry::ConstStateView& state);
 
 // Splits a part into two numbers that can be summed over 2^31 ranks without

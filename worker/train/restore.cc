@@ -38,9 +38,10 @@ int worst_code(comm::Comm& comm, const Status& status) {
 
 }  // namespace
 
-void fill_initial_weights(const geometry::ShardTable& shard,
-                          const geometry::ZeroPlan& zero, uint64_t seed,
+void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
                           int threads, std::span<float> weights) {
+  const geometry::ShardTable& shard = rank.shard;
+  const geometry::ZeroPlan& zero = rank.zero;
   constexpr int64_t kChunk = 8192;
   for (size_t u = 0; u < shard.units().size(); ++u) {
     const geometry::FlatRange part = zero.norm_range(u);
@@ -56,8 +57,10 @@ void fill_initial_weights(const geometry::ShardTable& shard,
   }
 }
 
-void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
-                    const geometry::ZeroPlan& zero, std::span<float> vector) {
+void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
+                    std::span<float> vector) {
+  const geometry::ShardTable& shard = rank.shard;
+  const geometry::ZeroPlan& zero = rank.zero;
   const int replicas = zero.num_replicas();
   if (replicas == 1) return;
   std::unique_ptr<comm::Comm> split;
@@ -82,24 +85,26 @@ void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
   }
 }
 
-Result<pb::Manifest> load_checkpoint(
-    FileSystem& inner, const std::string& path, int64_t step,
-    const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
-    const std::function<void()>& tick, const geometry::ShardTable& shard,
-    const geometry::ZeroPlan& zero, const engine::StateView& to) {
+Result<pb::Manifest> load_checkpoint(FileSystem& inner,
+                                     const std::string& path, int64_t step,
+                                     const manifest::JobFacts& job,
+                                     comm::Mesh& mesh,
+                                     const std::function<void()>& tick,
+                                     const geometry::RankShard& rank,
+                                     const engine::StateView& to) {
   const auto fs = watched_file_system(inner, tick);
-  const geometry::ParamTable& table = shard.table();
+  const geometry::ParamTable& table = rank.shard.table();
   Result<pb::Manifest> m = read_manifest(*fs, path, step, job);
   Status status = m.status();
   if (m.ok())
-    status = store::load(*fs, path, *m, table, pieces_to_load(shard, zero), to);
-  const int worst = worst_code(world, status);
+    status = store::load(*fs, path, *m, table, pieces_to_load(rank), to);
+  const int worst = worst_code(mesh.world(), status);
   if (!status.ok()) return status;
   if (worst != 0)
     return Status(static_cast<Code>(worst),
                   path + ": another rank could not load it");
   for (const std::span<float> v : {to.weights, to.exp_avg, to.exp_avg_sq}) {
-    exchange_parts(data, shard, zero, v);
+    exchange_parts(mesh.data(), rank, v);
     tick();
   }
   return m;

@@ -11,7 +11,7 @@
 #include <string>
 
 #include "checkpoint/manifest/manifest.h"
-#include "parallel/comm/comm.h"
+#include "parallel/comm/mesh.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/sharding.h"
 #include "proto/base/status.h"
@@ -22,25 +22,26 @@ namespace remesh::train {
 // Writes the initial weights (ParamTable::initial_value) of this rank's part
 // into its state vector `weights`, with `threads` OpenMP threads.
 // exchange_parts() supplies the rest.
-void fill_initial_weights(const geometry::ShardTable& shard,
-                          const geometry::ZeroPlan& zero, uint64_t seed,
+void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
                           int threads, std::span<float> weights);
 
 // Fills a state vector with the parts of the other replicas. Collective over
 // `data`, the data group of the plan. REQUIRES: this rank's part is filled in.
-void exchange_parts(comm::Comm& data, const geometry::ShardTable& shard,
-                    const geometry::ZeroPlan& zero, std::span<float> vector);
+void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
+                    std::span<float> vector);
 
 // Loads the checkpoint directory `path` into the vectors of this rank, `to`,
 // and returns its manifest.
 // Fails on all ranks if it fails on one: InvalidArgument if the checkpoint is
-// valid but belongs to another job (the message lists the differences), else
-// the reason why it does not load. Collective over `world`, of which `data` is
-// this rank's data group. Calls `tick` on progress, in the calling thread.
-Result<pb::Manifest> load_checkpoint(
-    FileSystem& fs, const std::string& path, int64_t step,
-    const manifest::JobFacts& job, comm::Comm& world, comm::Comm& data,
-    const std::function<void()>& tick, const geometry::ShardTable& shard,
-    const geometry::ZeroPlan& zero, const engine::StateView& to);
+// valid but belongs to another job (the message lists the differences) or step,
+// else the reason why it does not load. Collective over `mesh`. Calls `tick` on
+// progress, in the calling thread.
+Result<pb::Manifest> load_checkpoint(FileSystem& fs,
+                                     const std::string& path, int64_t step,
+                                     const manifest::JobFacts& job,
+                                     comm::Mesh& mesh,
+                                     const std::function<void()>& tick,
+                                     const geometry::RankShard& rank,
+                                     const engine::StateView& to);
 
 }  // namespace remesh::train

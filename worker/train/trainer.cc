@@ -279,8 +279,8 @@ void Trainer::update_committed() {
 }
 
 uint64_t Trainer::digest() {
-  auto halves = to_halves(state_digest(*table_, engine_->shard(),
-                                       engine_->zero(), engine_->state()));
+  auto halves =
+      to_halves(state_digest(engine_->rank_shard(), engine_->state()));
   world_->all_reduce(std::span<int64_t>(halves), comm::Op::kSum);
   return from_halves(halves);
 }

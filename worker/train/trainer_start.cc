@@ -118,7 +118,7 @@ Status Trainer::prepare(int rank) {
   RETURN_IF_ERROR(build(rank));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
-    fill_initial_weights(engine_->shard(), engine_->zero(), job_.train().seed(),
+    fill_initial_weights(engine_->rank_shard(), job_.train().seed(),
                          backend_->threads(), to.weights);
     // A reused segment still has its old contents.
     for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
@@ -278,7 +278,7 @@ Status Trainer::restore() {
 Status Trainer::restore_state() {
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
-    exchange_parts(mesh_->data(), engine_->shard(), engine_->zero(),
+    exchange_parts(mesh_->data(), engine_->rank_shard(),
                    engine_->begin_state().weights);
     engine_->commit_state(0);
     return ok_status();
@@ -292,8 +292,8 @@ Status Trainer::restore_state() {
        .data_id = batches_->dataset().data_id(),
        .global_batch_size = t.global_batch_size(),
        .seq_len = t.seq_len()},
-      *world_, mesh_->data(), [this] { board_.tick(); }, engine_->shard(),
-      engine_->zero(), engine_->begin_state());
+      *mesh_, [this] { board_.tick(); }, engine_->rank_shard(),
+      engine_->begin_state());
   if (!m.ok())
     return fail(m.status().code() == Code::kInvalidArgument ? kExitFailed
                                                             : kExitBadSource,
@@ -361,8 +361,7 @@ void Trainer::make_checkpointer() {
           .first_generation = first_generation_,
           .first_tokens = first_tokens_,
           .double_buffered = home_ != nullptr},
-      *fs_, engine_->shard(), engine_->zero(), *backend_, mpi_->world(), board_,
-      log_);
+      *fs_, engine_->rank_shard(), *backend_, mpi_->world(), board_, log_);
 }
 
 }  // namespace remesh::train

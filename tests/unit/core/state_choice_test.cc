@@ -58,11 +58,10 @@ class Known {
     const auto shard = make_rank_shard(table, s, rank);
     if (!shard.ok()) return r;
     r.elements = shard->zero.state_elements();
-    for_each_element(table, held_pieces(shard->shard, shard->zero),
-                     [&](int64_t, size_t param, int64_t e) {
-                       r.marks[static_cast<size_t>(table.offset(param) + e)] =
-                           true;
-                     });
+    for_each_element(
+        table, held_pieces(*shard), [&](int64_t, size_t param, int64_t e) {
+          r.marks[static_cast<size_t>(table.offset(param) + e)] = true;
+        });
     return r;
   }
 

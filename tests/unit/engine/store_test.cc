@@ -161,6 +161,7 @@ TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
     double squares = 0;
     for (int r = 0; r < z; ++r) {
       const ZeroPlan plan = ZeroPlan::make(shard, {.stage = 1}, z, r).value();
+      const geometry::RankShard rank{shard, plan};
       const auto size = static_cast<size_t>(plan.state_elements());
       std::vector<float> p(size), m(size), v(size);
       for (size_t u = 0; u < shard.units().size(); ++u) {
@@ -171,8 +172,9 @@ TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
           g.push_back(value(1, e, 0));
           p[at + g.size() - 1] = value(2, e, 0);
         }
-        squares += square_sum(*backend, shard, plan, u, g);
-        update_unit(*backend, options, 0.1, 0.5, 1, shard, plan, u, g,
+        squares += square_sum(*backend, rank, u, g);
+        update_unit(*backend, options,
+                    {.number = 1, .lr = 0.1, .grad_scale = 0.5}, rank, u, g,
                     {p, m, v}, {p, m, v});
         for (int64_t e = range.begin; e < range.end; ++e)
           whole[static_cast<size_t>(e)] =

@@ -62,7 +62,7 @@ bool whole(const ParamTable& table, const Change& c) {
     if (!hosts.contains(s.host)) continue;
     const auto shard = make_rank_shard(table, c.from, s.rank);
     for_each_element(
-        table, held_pieces(shard->shard, shard->zero),
+        table, held_pieces(*shard),
         [&](int64_t, size_t param, int64_t e) { held.emplace(param, e); });
   }
   return static_cast<int64_t>(held.size()) == table.num_elements();

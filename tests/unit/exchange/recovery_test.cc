@@ -83,7 +83,7 @@ class Rank {
     if (has_rank_) {
       const auto shard = make_rank_shard(table_, o_.to, me_);
       CHECK(shard.ok());
-      pieces_ = held_pieces(shard->shard, shard->zero);
+      pieces_ = held_pieces(*shard);
       info_ = {.step = o_.step,
                .generation = o_.generation,
                .rank = me_,

@@ -77,14 +77,13 @@ inline State state_of(const geometry::ParamTable& table,
   const auto shard = make_rank_shard(table, s, rank);
   CHECK_MSG(shard.ok(), shard.status().to_string().c_str());
   State out(shard->zero.state_elements());
-  for_each_element(table, held_pieces(shard->shard, shard->zero),
-                   [&](int64_t at, size_t param, int64_t e) {
-                     for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
-                       const uint32_t bits = bits_at(salt, param, e, v);
-                       std::memcpy(&out.v[v][static_cast<size_t>(at)], &bits,
-                                   sizeof(bits));
-                     }
-                   });
+  for_each_element(
+      table, held_pieces(*shard), [&](int64_t at, size_t param, int64_t e) {
+        for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
+          const uint32_t bits = bits_at(salt, param, e, v);
+          std::memcpy(&out.v[v][static_cast<size_t>(at)], &bits, sizeof(bits));
+        }
+      });
   return out;
 }
 

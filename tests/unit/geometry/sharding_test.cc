@@ -62,7 +62,7 @@ TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
     for (int r = 0; r < s.layout.world(); ++r) {
       const auto mine = make_rank_shard(table, s, r);
       ASSERT_TRUE(mine.ok()) << mine.status().to_string();
-      const auto pieces = held_pieces(mine->shard, mine->zero);
+      const auto pieces = held_pieces(*mine);
       std::vector<int> count(static_cast<size_t>(mine->zero.state_elements()),
                              0);
       for_each_element(table, pieces, [&](int64_t at, size_t param, int64_t e) {
@@ -102,7 +102,7 @@ TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
       if (random() % 12 == 0) continue;
       ranks.push_back(r);
       const auto mine = make_rank_shard(table, s, r);
-      for_each_element(table, held_pieces(mine->shard, mine->zero),
+      for_each_element(table, held_pieces(*mine),
                        [&](int64_t, size_t param, int64_t e) {
                          held[param][static_cast<size_t>(e)] = true;
                        });

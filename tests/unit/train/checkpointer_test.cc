@@ -53,12 +53,11 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     const auto bounds = geometry::stage_bounds(table_.config(), 1, 16);
-    shard_ = geometry::ShardTable::make(table_, {}, {}, *bounds).value();
-    zero_ = geometry::ZeroPlan::make(shard_, {}, 1, 0).value();
+    rank_ = make_rank_shard(table_, {.bounds = *bounds}, 0).value();
     board_ = board::Board::create(1, 0).value();
     std::mt19937 random(7);
     for (auto& v : state_) {
-      v.resize(static_cast<size_t>(zero_.state_elements()));
+      v.resize(static_cast<size_t>(rank_.zero.state_elements()));
       for (float& x : v) x = static_cast<float>(random());
     }
   }
@@ -73,8 +72,8 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     o.first_step = first_step;
     o.first_generation = generation - 1;
     o.double_buffered = true;
-    return std::make_unique<Checkpointer>(o, *fs_, shard_, zero_, *backend_,
-                                          *world_[0], *board_, log_);
+    return std::make_unique<Checkpointer>(o, *fs_, rank_, *backend_, *world_[0],
+                                          *board_, log_);
   }
   RankState at(int64_t step) {
     return {.step = step, .vectors = {state_[0], state_[1], state_[2]}};
@@ -99,9 +98,9 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
     Vectors v;
     for (auto& x : v) x.resize(state_[0].size());
     if (!m.ok()) return v;
-    const Status s = store::load(*fs_, path, *m, table_,
-                                 geometry::pieces_to_load(shard_, zero_),
-                                 {v[0], v[1], v[2]});
+    const Status s =
+        store::load(*fs_, path, *m, table_, geometry::pieces_to_load(rank_),
+                    {v[0], v[1], v[2]});
     EXPECT_TRUE(s.ok()) << s.to_string();
     return v;
   }
@@ -114,8 +113,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
                                    .n_kv_heads = 1,
                                    .hidden_dim = 12,
                                    .vocab_size = 11});
-  geometry::ShardTable shard_;
-  geometry::ZeroPlan zero_;
+  geometry::RankShard rank_;
   Vectors state_;
   Gate gate_;
   const std::unique_ptr<FileSystem> disk_ = posix_file_system();

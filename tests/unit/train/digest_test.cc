@@ -19,7 +19,7 @@ using geometry::RankShard;
 using geometry::Sharding;
 
 uint64_t part(const ParamTable& table, const RankShard& r, const State& s) {
-  return state_digest(table, r.shard, r.zero, s.view());
+  return state_digest(r, s.view());
 }
 
 // Over all ranks, whose states are generated with `salt`.

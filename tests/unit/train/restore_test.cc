@@ -24,6 +24,7 @@ using geometry::Coord;
 using geometry::Layout;
 using geometry::ModelConfig;
 using geometry::ParamTable;
+using geometry::Sharding;
 using geometry::ShardTable;
 using geometry::ZeroOptions;
 using geometry::ZeroPlan;
@@ -43,29 +44,22 @@ ModelConfig random_config(std::mt19937& random) {
   return c;
 }
 
-struct Cut {
-  Layout layout;
-  int chunks = 1;
-  ZeroOptions zero;
-  geometry::StageBounds bounds;
-};
-
-Cut random_cut(std::mt19937& random, const ModelConfig& c) {
+Sharding random_sharding(std::mt19937& random, const ModelConfig& c) {
   while (true) {
-    Cut cut;
-    cut.layout = {.dp = 1 + static_cast<int>(random() % 3),
-                  .pp = 1 + static_cast<int>(random() % 3),
-                  .tp = 1 << random() % 3,
-                  .cp = 1 + static_cast<int>(random() % 2)};
-    if (cut.layout.world() > 12) continue;
-    cut.chunks = cut.layout.pp > 1 && random() % 3 == 0 ? 2 : 1;
-    const int n = cut.layout.dp * cut.layout.cp;
-    cut.zero = {.stage = static_cast<int>(random() % 4),
-                .shard_group = n % 2 == 0 && random() % 2 == 0 ? 2 : 0};
-    auto b = stage_bounds(c, cut.layout.pp * cut.chunks, 16);
-    if (!b.ok() || !validate_layout(c, cut.layout).ok()) continue;
-    cut.bounds = *b;
-    return cut;
+    Sharding sharding;
+    sharding.layout = {.dp = 1 + static_cast<int>(random() % 3),
+                       .pp = 1 + static_cast<int>(random() % 3),
+                       .tp = 1 << random() % 3,
+                       .cp = 1 + static_cast<int>(random() % 2)};
+    if (sharding.layout.world() > 12) continue;
+    sharding.chunks = sharding.layout.pp > 1 && random() % 3 == 0 ? 2 : 1;
+    const int n = sharding.layout.dp * sharding.layout.cp;
+    sharding.zero = {.stage = static_cast<int>(random() % 4),
+                     .shard_group = n % 2 == 0 && random() % 2 == 0 ? 2 : 0};
+    auto b = stage_bounds(c, sharding.layout.pp * sharding.chunks, 16);
+    if (!b.ok() || !validate_layout(c, sharding.layout).ok()) continue;
+    sharding.bounds = *b;
+    return sharding;
   }
 }
 
@@ -74,21 +68,14 @@ struct Vectors {
 };
 
 struct Rank {
-  ShardTable shard;
-  ZeroPlan zero;
+  geometry::RankShard shard;
   Vectors v;
   geometry::StateView state() { return {v.weights, v.exp_avg, v.exp_avg_sq}; }
 };
 
-Rank make_rank(const ParamTable& table, const Cut& cut, int rank) {
-  const Coord me = cut.layout.coord(rank);
-  Rank r;
-  r.shard =
-      ShardTable::make(table, cut.layout, me, cut.bounds, cut.chunks).value();
-  r.zero = ZeroPlan::make(r.shard, cut.zero, cut.layout.dp * cut.layout.cp,
-                          me.dp * cut.layout.cp + me.cp)
-               .value();
-  const auto n = static_cast<size_t>(r.zero.state_elements());
+Rank make_rank(const ParamTable& table, const Sharding& sharding, int rank) {
+  Rank r{.shard = make_rank_shard(table, sharding, rank).value(), .v = {}};
+  const auto n = static_cast<size_t>(r.shard.zero.state_elements());
   r.v = {std::vector<float>(n, -1), std::vector<float>(n, -2),
          std::vector<float>(n, -3)};
   return r;
@@ -108,17 +95,18 @@ bool is_truth(float value, size_t t, size_t param, int64_t e) {
 // f(position in the state vectors, parameter, element of the parameter).
 template <typename F>
 void for_each_element(const Rank& r, F f) {
-  geometry::for_each_element(r.shard.table(), held_pieces(r.shard, r.zero), f);
+  geometry::for_each_element(r.shard.shard.table(), held_pieces(r.shard), f);
 }
 
-void on_all_ranks(const Cut& cut,
+void on_all_ranks(const Sharding& sharding,
                   const std::function<void(int, comm::Mesh&)>& f) {
-  auto comms = comm::make_local_comms(cut.layout.world());
+  auto comms = comm::make_local_comms(sharding.layout.world());
   std::vector<std::thread> threads;
-  for (int r = 0; r < cut.layout.world(); ++r)
+  for (int r = 0; r < sharding.layout.world(); ++r)
     threads.emplace_back([&, r] {
       auto mesh =
-          comm::Mesh::make(*comms[static_cast<size_t>(r)], cut.layout).value();
+          comm::Mesh::make(*comms[static_cast<size_t>(r)], sharding.layout)
+              .value();
       f(r, *mesh);
     });
   for (auto& t : threads) t.join();
@@ -139,8 +127,8 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
     const std::string dir = root.path() + "/" + std::to_string(trial);
     const ModelConfig config = random_config(random);
     const ParamTable table = ParamTable::llama(config);
-    const Cut from = random_cut(random, config);
-    const Cut to = random_cut(random, config);
+    const Sharding from = random_sharding(random, config);
+    const Sharding to = random_sharding(random, config);
     SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
     for (int r = 0; r < from.layout.world(); ++r) {
       Rank rank = make_rank(table, from, r);
@@ -150,9 +138,9 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
         rank.v.exp_avg[at] = truth(1, param, e);
         rank.v.exp_avg_sq[at] = truth(2, param, e);
       });
-      const auto written = store::write_shard(
-          *fs, dir, {.step = 3, .generation = 1}, r, table,
-          pieces_to_save(rank.shard, rank.zero), rank.state());
+      const auto written =
+          store::write_shard(*fs, dir, {.step = 3, .generation = 1}, r, table,
+                             pieces_to_save(rank.shard), rank.state());
       ASSERT_TRUE(written.ok()) << written.status().to_string();
     }
     pb::Manifest m;
@@ -166,8 +154,8 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
     on_all_ranks(to, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, to, r);
       const auto loaded = load_checkpoint(
-          *fs, done->path, 3, {.model = config}, mesh.world(), mesh.data(),
-          [] {}, rank.shard, rank.zero, rank.state());
+          *fs, done->path, 3, {.model = config}, mesh, [] {}, rank.shard,
+          rank.state());
       if (!loaded.ok()) {
         ADD_FAILURE() << loaded.status().to_string();
         return;
@@ -192,18 +180,18 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
   for (int trial = 0; trial < 20; ++trial) {
     const ModelConfig config = random_config(random);
     const ParamTable table = ParamTable::llama(config);
-    const Cut cut = random_cut(random, config);
+    const Sharding sharding = random_sharding(random, config);
     std::atomic<int> wrong{0};
-    on_all_ranks(cut, [&](int r, comm::Mesh& mesh) {
-      Rank rank = make_rank(table, cut, r);
-      fill_initial_weights(rank.shard, rank.zero, 9, 1 + r % 2, rank.v.weights);
-      exchange_parts(mesh.data(), rank.shard, rank.zero, rank.v.weights);
+    on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {
+      Rank rank = make_rank(table, sharding, r);
+      fill_initial_weights(rank.shard, 9, 1 + r % 2, rank.v.weights);
+      exchange_parts(mesh.data(), rank.shard, rank.v.weights);
       for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
         const auto at = static_cast<size_t>(i);
         if (rank.v.weights[at] != table.initial_value(9, param, e)) ++wrong;
       });
     });
-    ASSERT_EQ(wrong, 0) << cut.layout.to_string();
+    ASSERT_EQ(wrong, 0) << sharding.layout.to_string();
   }
 }
 
