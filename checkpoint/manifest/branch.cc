@@ -63,7 +63,7 @@ Status check_claim(FileSystem& fs, const std::string& folder,
   ASSIGN_OR_RETURN(const int64_t newest, claimed(fs, folder));
   if (newest <= generation) return ok_status();
   return cancelled(
-      fmt::format("{}: claimed by generation {}; generation {} is fenced",
+      fmt::format("{}: generation {} has claimed it; generation {} is fenced",
                   folder, newest, generation));
 }
 

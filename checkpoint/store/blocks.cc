@@ -13,7 +13,6 @@
 namespace remesh::store {
 namespace {
 
-
 using Sum = Xxh128;
 static_assert(sizeof(Sum) == kSumBytes);
 

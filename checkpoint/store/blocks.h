@@ -55,8 +55,8 @@ class BlockWriter {
 };
 
 // The same for a file that was written in another order: reads it back.
-Status append_sums(File& file, uint64_t data_bytes,
-                   pb::ShardFile& shard, uint64_t block_bytes = kBlockBytes);
+Status append_sums(File& file, uint64_t data_bytes, pb::ShardFile& shard,
+                   uint64_t block_bytes = kBlockBytes);
 
 // A block whose checksum does not match.
 struct BadBlock {

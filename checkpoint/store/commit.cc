@@ -23,8 +23,7 @@ std::string parent(std::string path) {
 Status write_index(FileSystem& fs, const std::string& dir, pb::Manifest& m,
                    const ParamTable& table) {
   ASSIGN_OR_RETURN(const std::string bytes, index_bytes(m, table));
-  RETURN_IF_ERROR(
-      write_file(fs, path_join(dir, manifest::kIndexName), bytes));
+  RETURN_IF_ERROR(write_file(fs, path_join(dir, manifest::kIndexName), bytes));
   m.mutable_index()->set_name(manifest::kIndexName);
   m.mutable_index()->set_bytes(bytes.size());
   m.mutable_index()->set_xxh128(xxh128_text(bytes));
@@ -171,8 +170,8 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
   RETURN_IF_ERROR(collect_shards(fs, tmp, num_shards, m));
   RETURN_IF_ERROR(manifest::check_coverage(m, table).with_context(tmp));
   RETURN_IF_ERROR(write_index(fs, tmp, m, table));
-  RETURN_IF_ERROR(write_file(
-      fs, path_join(tmp, manifest::kManifestName), manifest::encode(m)));
+  RETURN_IF_ERROR(write_file(fs, path_join(tmp, manifest::kManifestName),
+                             manifest::encode(m)));
   for (int rank = 0; rank < num_shards; ++rank)
     RETURN_IF_ERROR(fs.remove(path_join(tmp, manifest::sidecar_name(rank))));
   RETURN_IF_ERROR(fs.sync_dir(tmp));

@@ -438,8 +438,8 @@ Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
   return open(std::move(file), path);
 }
 
-Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(
-    std::unique_ptr<File> file, const std::string& path) {
+Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(std::unique_ptr<File> file,
+                                                     const std::string& path) {
   const QuietErrors quiet;
   std::unique_ptr<Hdf5Reader> r(new Hdf5Reader());
   Impl& m = *r->impl_;

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "proto/base/file_system.h"
 #include "parallel/geometry/rect.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::store {
@@ -47,8 +47,8 @@ class Hdf5Writer {
   static Result<std::unique_ptr<Hdf5Writer>> create(FileSystem& fs,
                                                     const std::string& path);
   // Writes into `file`, which is empty; `path` is for messages only.
-  static Result<std::unique_ptr<Hdf5Writer>> create(
-      std::unique_ptr<File> file, const std::string& path);
+  static Result<std::unique_ptr<Hdf5Writer>> create(std::unique_ptr<File> file,
+                                                    const std::string& path);
   // Abandons the file unless it was finished.
   ~Hdf5Writer();
   Hdf5Writer(const Hdf5Writer&) = delete;
@@ -96,8 +96,8 @@ class Hdf5Reader {
   static Result<std::unique_ptr<Hdf5Reader>> open(FileSystem& fs,
                                                   const std::string& path);
   // Reads from `file`; `path` is for messages only.
-  static Result<std::unique_ptr<Hdf5Reader>> open(
-      std::unique_ptr<File> file, const std::string& path);
+  static Result<std::unique_ptr<Hdf5Reader>> open(std::unique_ptr<File> file,
+                                                  const std::string& path);
   ~Hdf5Reader();
   Hdf5Reader(const Hdf5Reader&) = delete;
   Hdf5Reader& operator=(const Hdf5Reader&) = delete;

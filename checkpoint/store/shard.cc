@@ -51,8 +51,7 @@ Status append_layout(BlockWriter& out, File& layout, uint64_t begin,
 // HDF5 lays the file out in memory, which needs no element; then everything is
 // written from front to back, the elements straight from the state: one pass,
 // no copies, the checksums computed on the way.
-Status write_plain(File& file, const Source& from,
-                   pb::ShardFile& shard) {
+Status write_plain(File& file, const Source& from, pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const ShardLayout layout,
                    lay_out(from.id, from.table, shard));
   BlockWriter out(file);
@@ -70,9 +69,10 @@ Status write_plain(File& file, const Source& from,
 
 // Sizes are known only after compression, so HDF5 writes the file in its own
 // order and it is read back for the checksums, which is cheap in comparison.
-Result<std::unique_ptr<File>> write_compressed(
-    std::unique_ptr<File> file, const std::string& path,
-    const Source& from, pb::ShardFile& shard) {
+Result<std::unique_ptr<File>> write_compressed(std::unique_ptr<File> file,
+                                               const std::string& path,
+                                               const Source& from,
+                                               pb::ShardFile& shard) {
   ASSIGN_OR_RETURN(const auto w, Hdf5Writer::create(std::move(file), path));
   RETURN_IF_ERROR(write_contents(
       *w, from.id, from.table, shard,
@@ -133,8 +133,7 @@ Result<pb::ShardFile> write_shard(FileSystem& fs, const std::string& folder,
   const std::string dir = tmp_path(folder, id);
   RETURN_IF_ERROR(fs.create_dirs(dir));
   // The sidecar of an earlier attempt must not vouch for what is written now.
-  RETURN_IF_ERROR(
-      remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
+  RETURN_IF_ERROR(remove_all(fs, path_join(dir, manifest::sidecar_name(rank))));
   const Status written =
       write_files(fs, dir, {id, table, pieces, state}, options, shard);
   if (written.ok()) return shard;

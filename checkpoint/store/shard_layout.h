@@ -52,8 +52,8 @@ struct StoredTensor {
   size_t tensor = 0;            // of kTensors
 };
 struct ShardLayout {
-  std::vector<StoredTensor> tensors;     // ascending, disjoint
-  std::unique_ptr<File> rest;  // all bytes between them
+  std::vector<StoredTensor> tensors;  // ascending, disjoint
+  std::unique_ptr<File> rest;         // all bytes between them
   uint64_t size = 0;
 };
 // A function of its arguments and the HDF5 library alone. REQUIRES: the slices

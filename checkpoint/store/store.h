@@ -45,7 +45,6 @@
 
 namespace remesh::store {
 
-
 // --- saving ---------------------------------------------------------------
 
 struct SaveId {

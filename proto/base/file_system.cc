@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include <cstdio>
 
 #include "proto/base/direct_file.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh {
 
@@ -221,18 +221,6 @@ class PosixFileSystem final : public FileSystem {
   const std::shared_ptr<BufferPool> buffers_ = make_buffer_pool();
 };
 
-std::string hex(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  std::string text;
-  for (const unsigned char byte : canonical.digest) {
-    constexpr char kDigits[] = "0123456789abcdef";
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
-
 }  // namespace
 
 std::unique_ptr<FileSystem> posix_file_system() {
@@ -299,24 +287,21 @@ Status remove_all(FileSystem& fs, const std::string& path) {
 }
 
 std::string xxh128_text(std::string_view bytes) {
-  return hex(XXH3_128bits(bytes.data(), bytes.size()));
+  return hex(xxh3_128(std::as_bytes(std::span(bytes))));
 }
 
 Result<std::string> xxh128_file(FileSystem& fs, const std::string& path) {
   ASSIGN_OR_RETURN(const auto file, fs.open(path));
   ASSIGN_OR_RETURN(const uint64_t size, file->size());
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(
-      XXH3_createState(), &XXH3_freeState);
-  if (state == nullptr) return exhausted("memory for the checksum of " + path);
-  XXH3_128bits_reset(state.get());
+  Xxh3Stream stream;
   std::vector<std::byte> buffer(std::min<uint64_t>(size, uint64_t{1} << 20));
   for (uint64_t at = 0; at < size; at += buffer.size()) {
     const auto part = std::span(buffer).first(
         static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at)));
     RETURN_IF_ERROR(file->read_at(at, part));
-    XXH3_128bits_update(state.get(), part.data(), part.size());
+    stream.add(part.data(), part.size());
   }
-  return hex(XXH3_128bits_digest(state.get()));
+  return hex(stream.digest_128());
 }
 
 }  // namespace remesh

@@ -61,7 +61,7 @@ MemoryFileSystem::MemoryFileSystem() : root_(std::make_shared<Node>()) {
 std::shared_ptr<MemoryFileSystem::Node> MemoryFileSystem::copy(
     const Node& node) {
   auto twin = std::make_shared<Node>(node);
-  // A name that is synced and there is one node, not two.
+  // A synced name that still exists is one node, not two.
   for (auto& [name, child] : twin->names) child = copy(*child);
   for (auto& [name, child] : twin->synced_names) {
     const auto it = node.names.find(name);

@@ -1,9 +1,9 @@
-// A file system in memory that knows what is durable, fails at a chosen call,
-// and can crash: the twin that shows whether saving survives anything.
+// A file system in memory that tracks what is durable, fails at a chosen call,
+// and can crash.
 //
-// Strict as POSIX allows: after a power cut a file holds what its last sync
-// saw, and a directory names what its last sync_dir saw (LevelDB's
-// fault_injection_test has the same idea).
+// As strict as POSIX allows: after a power failure a file has the contents of
+// its last sync, and a directory the entries of its last sync_dir (the same
+// idea as LevelDB's fault_injection_test).
 #pragma once
 
 #include <cstdint>
@@ -21,27 +21,27 @@ class MemoryFileSystem final : public FileSystem {
  public:
   enum class Fault {
     kNone,
-    kCrash,   // the machine stops at this call: every later one is refused
+    kCrash,   // the machine stops at this call: every later one fails
     kIoOnce,  // this call fails, once
-    kFull,    // from this call on nothing grows
+    kFull,    // from this call on the disk is full
   };
-  // What a write that fails has written all the same.
+  // How much a failing write writes.
   enum class Torn { kNothing, kHalf, kAllButOneByte };
-  // What is left after a crash.
+  // What survives a crash.
   enum class Survives { kAll, kSyncedOnly, kSome };
 
   MemoryFileSystem();
 
-  // A deep copy, durable state and all; no fault set.
+  // A deep copy, including the durable state, without a fault.
   std::unique_ptr<MemoryFileSystem> clone() const;
 
-  // Calls are counted from 0, anew from here: those that change something for
-  // a crash, those that need room for a full disk, else all.
+  // Restarts the count of calls at 0. It counts the calls that change something
+  // for kCrash, those that need space for kFull, otherwise all.
   void fail_at(int64_t call, Fault fault, Torn torn = Torn::kHalf);
   int64_t calls() const { return calls_; }
-  // Whether what failed was a write, so that `torn` made a difference.
+  // Whether a write failed, so that `torn` mattered.
   bool failed_a_write() const { return failed_a_write_; }
-  // The machine is up again.
+  // The machine restarts.
   void recover(Survives survives, std::mt19937_64& rng);
 
   Result<std::unique_ptr<File>> open(const std::string& path) override;
@@ -63,8 +63,8 @@ class MemoryFileSystem final : public FileSystem {
   };
   enum class Kind { kRead, kGrow, kOther };
   static std::shared_ptr<Node> copy(const Node& node);
-  // Counts the call. Not ok: it fails; then *torn is how many of its `bytes`
-  // are written.
+  // Counts the call. If it has to fail, *torn is how many of its `bytes` are
+  // written.
   Status step(Kind kind, const std::string& what, size_t bytes = 0,
               size_t* torn = nullptr);
   std::shared_ptr<Node> find(const std::string& path) const;

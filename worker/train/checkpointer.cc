@@ -29,8 +29,7 @@ constexpr size_t kKeptMetrics = 1000;
 
 }  // namespace
 
-Checkpointer::Checkpointer(CheckpointerOptions options,
-                           FileSystem& fs,
+Checkpointer::Checkpointer(CheckpointerOptions options, FileSystem& fs,
                            const geometry::RankShard& rank,
                            kernels::Backend& backend, comm::Comm& world,
                            board::Board& board, TrainLog& log)

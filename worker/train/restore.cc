@@ -85,8 +85,8 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
   }
 }
 
-Result<pb::Manifest> load_checkpoint(FileSystem& inner,
-                                     const std::string& path, int64_t step,
+Result<pb::Manifest> load_checkpoint(FileSystem& inner, const std::string& path,
+                                     int64_t step,
                                      const manifest::JobFacts& job,
                                      comm::Mesh& mesh,
                                      const std::function<void()>& tick,

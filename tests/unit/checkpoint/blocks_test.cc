@@ -1,5 +1,5 @@
-// Checksums by block, and files written past the page cache, against the plain
-// way of doing the same.
+// Per-block checksums, and files written with direct I/O, compared with the
+// straightforward implementation.
 #include "checkpoint/store/blocks.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ Status write_blocks(FileSystem& fs, const std::string& path,
   return out.finish(shard);
 }
 
-TEST(Blocks, AreTheSameInOnePassAndReadBack) {
+TEST(Blocks, OnePassAndReadingBackGiveTheSame) {
   std::mt19937_64 rng(kSeed);
   for (int trial = 0; trial < 60; ++trial) {
     MemoryFileSystem fs;
@@ -68,7 +68,7 @@ TEST(Blocks, AreTheSameInOnePassAndReadBack) {
   }
 }
 
-TEST(Blocks, AreCheckedWhereReadAndNowhereElse) {
+TEST(Blocks, OnlyTheBlocksReadAreVerified) {
   std::mt19937_64 rng(kSeed);
   constexpr uint64_t kBlock = 1000;
   MemoryFileSystem fs;
@@ -118,7 +118,7 @@ class StreamedTest : public testing::Test {
   const std::unique_ptr<FileSystem> fs_ = posix_file_system();
 };
 
-TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
+TEST_F(StreamedTest, HoldsWhatWasWrittenForAnySequenceOfCalls) {
   std::mt19937_64 rng(kSeed);
   for (int trial = 0; trial < 12; ++trial) {
     const std::string path = root_ + "/f" + std::to_string(trial);
@@ -159,7 +159,7 @@ TEST_F(StreamedTest, HoldsWhatWasWrittenWhateverTheCalls) {
   }
 }
 
-TEST_F(StreamedTest, TellsOfAFailureAtTheLatestWhenSynced) {
+TEST_F(StreamedTest, ReportsAFailureNoLaterThanSync) {
   std::mt19937_64 rng(kSeed);
   const std::string part = random_text(1 << 20, rng);
   rlimit old = {};
@@ -174,7 +174,7 @@ TEST_F(StreamedTest, TellsOfAFailureAtTheLatestWhenSynced) {
     for (uint64_t i = 0; status.ok() && i < 64; ++i)
       status = (*file)->write_at(i * part.size(), bytes_of(part));
     if (status.ok()) status = (*file)->sync();
-    // It stays failed.
+    // The failure is permanent.
     EXPECT_FALSE((*file)->sync().ok());
   }
   setrlimit(RLIMIT_FSIZE, &old);
@@ -184,7 +184,7 @@ TEST_F(StreamedTest, TellsOfAFailureAtTheLatestWhenSynced) {
       << status.to_string();
 }
 
-TEST_F(StreamedTest, GivenUpItFailsSoonAndSaysSo) {
+TEST_F(StreamedTest, CancelledItFailsSoonWithTheReason) {
   std::atomic<bool> give_up{false};
   std::atomic<int> moved{0};
   const std::string part(3 << 20, 'x');
@@ -204,11 +204,11 @@ TEST_F(StreamedTest, GivenUpItFailsSoonAndSaysSo) {
   EXPECT_LE(moved, 8);
 }
 
-TEST_F(StreamedTest, IdlesAfterABufferUntilSomebodyWaits) {
+TEST_F(StreamedTest, IdlesAfterABufferUntilSomeoneWaits) {
   std::atomic<bool> hurry{false};
   std::atomic<int> moved{0};
   const std::string part(5 << 20, 'x');
-  // As good as for ever after the first.
+  // Practically forever after the first.
   const auto file =
       fs_->create_streamed(root_ + "/f", {.room = uint64_t{1} << 40,
                                           .moved = [&] { ++moved; },
@@ -226,7 +226,7 @@ TEST_F(StreamedTest, IdlesAfterABufferUntilSomebodyWaits) {
   EXPECT_EQ(*fs_->size(root_ + "/f"), at);
 }
 
-TEST_F(StreamedTest, GivenUpItDoesNotIdle) {
+TEST_F(StreamedTest, CancelledItDoesNotIdle) {
   std::atomic<bool> give_up{false};
   const std::string part(5 << 20, 'x');
   const auto file = fs_->create_streamed(
@@ -238,7 +238,7 @@ TEST_F(StreamedTest, GivenUpItDoesNotIdle) {
   EXPECT_EQ((*file)->sync().code(), Code::kCancelled);
 }
 
-TEST_F(StreamedTest, IsDroppedUnfinished) {
+TEST_F(StreamedTest, CanBeDestroyedUnfinished) {
   const std::string part(5 << 20, 'x');
   const auto file = fs_->create_streamed(root_ + "/f");
   ASSERT_TRUE((*file)->write_at(0, bytes_of(part)).ok());

@@ -1,8 +1,8 @@
-// Whatever fails while saving, and wherever the machine stops: afterwards there
-// is no new checkpoint or the whole one, and the older ones are untouched.
+// Whatever fails during a save, and wherever the machine stops: afterwards the
+// new checkpoint is absent or complete, and the older ones are untouched.
 //
-// Exhaustive: every call that a save makes, every way it can fail there, every
-// way the disk can look afterwards (random ones besides the extremes).
+// Exhaustive: every call of a save, every way it can fail there, and the
+// possible states of the disk afterwards (the extremes and random ones).
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,7 +21,7 @@ using Torn = MemoryFileSystem::Torn;
 constexpr uint64_t kSeed = 4711;
 constexpr char kFolder[] = "run/checkpoints";
 
-// Two parameters' worth of model is enough: the calls are the same.
+// A tiny model is enough: the calls are the same.
 geometry::ModelConfig smallest() {
   return {.dim = 2,
           .n_layers = 1,
@@ -36,12 +36,12 @@ struct Case {
   const char* name;
   int ranks;
   Compression compression;
-  bool replaces;  // a damaged checkpoint of the same step is there
+  bool replaces;  // a damaged checkpoint of the same step exists
 };
 
 class CrashTest : public testing::TestWithParam<Case> {
  protected:
-  // Step 1 is saved and durable; the run directory is somebody else's.
+  // Step 1 is saved and durable; the run directory already exists.
   void SetUp() override {
     ASSERT_TRUE(start_.create_dirs("run").ok());
     ASSERT_TRUE(start_.sync_dir("").ok());
@@ -55,8 +55,8 @@ class CrashTest : public testing::TestWithParam<Case> {
     ASSERT_TRUE(write_file(start_, shard, "cut").ok());
   }
 
-  // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is under
-  // test too.
+  // Step 2 replaces step 1 (keep_latest_k = 1), so that removal is tested
+  // too.
   Result<Committed> second(MemoryFileSystem& fs, int64_t generation) {
     return save(fs, kFolder, {2, generation}, table_, two_, GetParam().ranks,
                 {.keep_latest_k = 1}, GetParam().compression);
@@ -78,7 +78,7 @@ class CrashTest : public testing::TestWithParam<Case> {
     return best->step;
   }
 
-  // The machine stops at `call`. False: the save makes fewer calls.
+  // The machine stops at `call`. Returns false if the save makes fewer calls.
   bool crash(int64_t call, Torn torn, Survives survives) {
     const auto copy = start_.clone();
     MemoryFileSystem& fs = *copy;
@@ -91,12 +91,12 @@ class CrashTest : public testing::TestWithParam<Case> {
                               std::to_string(call) + ": ";
     const int64_t step = check(fs, where);
     seen_.insert(step);
-    // What was reported saved is saved.
+    // What was reported as saved is saved.
     if (done.ok()) {
       EXPECT_EQ(step, 2) << where;
     }
     ++num_crashes_;
-    // The next generation finishes the work and leaves no debris.
+    // The next generation saves step 2 and leaves no debris.
     if (torn == Torn::kHalf && survives == Survives::kSyncedOnly) {
       const auto again = second(fs, 3);
       EXPECT_TRUE(again.ok()) << where << again.status().to_string();
@@ -120,7 +120,7 @@ class CrashTest : public testing::TestWithParam<Case> {
   int64_t num_crashes_ = 0;
 };
 
-TEST_P(CrashTest, ACrashAtAnyCallLeavesOneOrTheOtherWhole) {
+TEST_P(CrashTest, ACrashAtAnyCallLeavesOneCompleteCheckpoint) {
   int64_t call = 0;
   for (bool reached = true; reached; ++call)
     for (const Torn torn :
@@ -129,7 +129,7 @@ TEST_P(CrashTest, ACrashAtAnyCallLeavesOneOrTheOtherWhole) {
       if (torn != Torn::kHalf && !wrote_) continue;
       for (const Survives survives :
            {Survives::kSyncedOnly, Survives::kAll, Survives::kSome}) {
-        // How much of the last write is there shows only if it survives.
+        // The extent of the last write matters only if it survives.
         if (torn != Torn::kHalf && survives != Survives::kAll) continue;
         reached = crash(call, torn, survives);
       }

@@ -1,10 +1,10 @@
-// Exhaustive damage of a small checkpoint: every byte of every file changed in
-// turn, every length that a file can be cut to. Each is found, the file is
-// named, and who walks from the newest checkpoint to older ones ends at the
-// good one.
+// Exhaustive damage to a small checkpoint: every byte of every file is changed
+// in turn, and every file is truncated to every length. Each damage is found,
+// the file is named, and a search from the newest checkpoint to older ones ends
+// at the intact one.
 //
-// Reading a whole checkpoint takes HDF5 milliseconds, so what follows from a
-// file being found damaged is gone through for every kSample-th case only.
+// Reading an entire checkpoint takes HDF5 milliseconds, so the consequences of
+// a damaged file are tested for every kSample-th case only.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,9 +24,9 @@ namespace {
 using geometry::ParamTable;
 
 constexpr uint64_t kSeed = 99;
-// Each change is looked for where it is: file, and what is loaded. Every so
-// many are also looked for by verify(), and survived by a restore from the
-// folder; REMESH_DAMAGE_SAMPLE=1: all of them.
+// Every change must be found in its file and by load(). A sample is also
+// checked with verify() and with a restore from the folder;
+// REMESH_DAMAGE_SAMPLE=1: all.
 size_t sample() {
   const char* asked = std::getenv("REMESH_DAMAGE_SAMPLE");
   return asked != nullptr ? std::max(std::atoi(asked), 1) : 64;
@@ -61,7 +61,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
     ASSERT_TRUE(write_file(fs_, path_join(path_, name), bytes).ok());
   }
 
-  // What a restore does: the newest that loads. Returns its step.
+  // Like a restore: loads the newest one that it can. Returns its step.
   int64_t restore(Status& newest) {
     const auto found = manifest::scan(fs_, kFolder);
     if (!found.ok()) return 0;
@@ -77,7 +77,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
     return 0;
   }
 
-  // What verify() and load() ask first, of the file alone.
+  // The check of a single file that verify() and load() do first.
   Status look(const std::string& name) {
     if (name == manifest::kManifestName)
       return manifest::read_manifest(fs_, path_).status();
@@ -90,9 +90,9 @@ class DamageTest : public testing::TestWithParam<Compression> {
     return ok_status();
   }
 
-  // `bad` in the place of the file's bytes: told and survived.
-  void expect_told(const std::string& name, const std::string& bad,
-                   const std::string& what, bool in_full) {
+  // Replaces the file's bytes by `bad`, which is reported and survived.
+  void expect_reported(const std::string& name, const std::string& bad,
+                       const std::string& what, bool in_full) {
     put(name, bad);
     const Status looked = look(name);
     ASSERT_EQ(looked.code(), Code::kCorrupt) << what << looked.to_string();
@@ -116,7 +116,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
     Status newest;
     const int64_t step = restore(newest);
     if (name == manifest::kIndexName) {
-      // For people: a restore does not read it.
+      // A restore does not read the index.
       ASSERT_EQ(step, 2) << what << newest.to_string();
       return;
     }
@@ -134,7 +134,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
   pb::Manifest manifest_;
 };
 
-TEST_P(DamageTest, EveryChangedByteIsToldAndTheOlderOneIsUsed) {
+TEST_P(DamageTest, EveryChangedByteIsReportedAndTheOlderOneIsUsed) {
   std::mt19937_64 rng(kSeed);
   RecordProperty("seed", std::to_string(kSeed));
   const auto names = fs_.list(path_);
@@ -144,8 +144,8 @@ TEST_P(DamageTest, EveryChangedByteIsToldAndTheOlderOneIsUsed) {
     for (size_t i = 0; i < good.size(); ++i) {
       std::string bad = good;
       bad[i] = static_cast<char>(bad[i] ^ (1 << (rng() % 8)));
-      expect_told(name, bad, name + " byte " + std::to_string(i),
-                  i % sample_ == 0);
+      expect_reported(name, bad, name + " byte " + std::to_string(i),
+                      i % sample_ == 0);
       if (HasFatalFailure()) return;
     }
     put(name, good);
@@ -155,17 +155,18 @@ TEST_P(DamageTest, EveryChangedByteIsToldAndTheOlderOneIsUsed) {
   EXPECT_EQ(restore(newest), 2) << newest.to_string();
 }
 
-TEST_P(DamageTest, EveryLengthIsToldAndTheOlderOneIsUsed) {
+TEST_P(DamageTest, EveryTruncationIsReportedAndTheOlderOneIsUsed) {
   const auto names = fs_.list(path_);
   ASSERT_EQ(names->size(), 3U);
   for (const std::string& name : *names) {
     const std::string good = get(name);
     for (size_t n = 0; n < good.size(); ++n) {
-      expect_told(name, good.substr(0, n),
-                  name + " of length " + std::to_string(n), n % sample_ == 0);
+      expect_reported(name, good.substr(0, n),
+                      name + " of length " + std::to_string(n),
+                      n % sample_ == 0);
       if (HasFatalFailure()) return;
     }
-    expect_told(name, good + '\0', name + ", longer", true);
+    expect_reported(name, good + '\0', name + ", longer", true);
     put(name, good);
   }
   EXPECT_TRUE(verify(fs_, path_).ok);

@@ -1,5 +1,5 @@
-// A small model, a state with awkward numbers, and saving and loading it the
-// way ranks do: for the tests of checkpoints.
+// Fixture of the checkpoint tests: a small model, a state of random bits, and
+// saving and loading it the way ranks do.
 #pragma once
 
 #include <cstring>
@@ -36,7 +36,7 @@ struct State {
   geometry::StateView view() { return {weights, exp_avg, exp_avg_sq}; }
 };
 
-// Any bit pattern may stand in a state: also NaNs, infinities, denormals.
+// A state may hold any bit pattern, including NaNs, infinities and denormals.
 inline State random_state(int64_t n, uint64_t seed) {
   std::mt19937_64 rng(seed);
   State s(n);
@@ -58,7 +58,7 @@ inline bool same_bits(const State& a, const State& b) {
          same_bits(a.exp_avg_sq, b.exp_avg_sq);
 }
 
-// Even cuts that respect no row or parameter.
+// Even shares, without regard to rows or parameters.
 inline std::pair<int64_t, int64_t> share(int64_t n, int ranks, int rank) {
   return {n * rank / ranks, n * (rank + 1) / ranks};
 }

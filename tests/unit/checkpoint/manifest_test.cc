@@ -106,7 +106,7 @@ TEST(Encoding, DoublesRoundTripExactly) {
   EXPECT_TRUE(std::isnan(back->recent(m.recent_size() - 1).loss()));
 }
 
-TEST(Encoding, EveryChangedByteAndEveryCutIsNoticed) {
+TEST(Encoding, EveryChangedByteAndEveryTruncationIsDetected) {
   pb::Manifest m = example();
   m.mutable_shards(0)->clear_slices();
   const std::string text = encode(m);
@@ -121,7 +121,7 @@ TEST(Encoding, EveryChangedByteAndEveryCutIsNoticed) {
   EXPECT_FALSE(decode(text + " ").ok());
 }
 
-TEST(Encoding, RefusesContentThatWouldLeadAstray) {
+TEST(Encoding, RefusesInvalidContent) {
   const auto refused = [](auto change) {
     pb::Manifest m = example();
     change(m);
@@ -146,7 +146,7 @@ TEST(Encoding, RefusesContentThatWouldLeadAstray) {
 
 // --- coverage, against counting every element ------------------------------
 
-// Guillotine cuts of the parameter: a random exact tiling.
+// Random guillotine cuts: an exact tiling of the parameter.
 void cut(const Rect& box, std::mt19937_64& rng, int depth,
          std::vector<Rect>& out) {
   const bool rows = rng() % 2 == 0;
@@ -178,7 +178,7 @@ pb::Manifest random_tiling(const ParamTable& table, int shards,
   return m;
 }
 
-// The dumb twin: counts how often each element is stored.
+// Naive twin: counts how often each element is stored.
 bool covers_by_counting(const pb::Manifest& m, const ParamTable& table) {
   std::vector<int> count(static_cast<size_t>(table.num_elements()));
   for (const pb::ShardFile& f : m.shards())
@@ -377,7 +377,7 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   };
   put("step-00000001", 1);
   put("step-00000002", 2);
-  put("step-00000003", 4);  // says another step
+  put("step-00000003", 4);  // names another step
   put("step-00000005", 5);
   put(".tmp-step-00000006.g1", 6);
   put("notes", 7);
@@ -404,19 +404,19 @@ TEST(Scan, ListsNewestFirstWithReasonsAndSkipsWhatIsBeingWritten) {
   EXPECT_EQ(choose_newest_valid({}), nullptr);
 }
 
-TEST(Branch, WhatIsInAGenerationsPast) {
+TEST(Branch, DecidesWhatIsInTheGenerationsPast) {
   const Origin origin{.step = 10, .generation = 3};
   EXPECT_TRUE(of_branch(origin, 5, 99, 5));   // its own
-  EXPECT_TRUE(of_branch(origin, 5, 10, 3));   // where it began
+  EXPECT_TRUE(of_branch(origin, 5, 10, 3));   // where it started
   EXPECT_TRUE(of_branch(origin, 5, 9, 1));    // before that
-  EXPECT_FALSE(of_branch(origin, 5, 10, 4));  // the same step, made again
-  EXPECT_FALSE(of_branch(origin, 5, 11, 3));  // went on without it
+  EXPECT_FALSE(of_branch(origin, 5, 10, 4));  // the same step, computed again
+  EXPECT_FALSE(of_branch(origin, 5, 11, 3));  // continued without it
   EXPECT_FALSE(of_branch(origin, 5, 9, 6));   // of the future
   EXPECT_TRUE(of_branch({}, 5, 99, 4));
   EXPECT_FALSE(of_branch({}, 5, 99, 6));
 }
 
-TEST(Branch, TheNewestClaimHolds) {
+TEST(Branch, TheNewestClaimWins) {
   MemoryFileSystem fs;
   EXPECT_EQ(claimed(fs, "a/c").value(), 0);
   EXPECT_TRUE(check_claim(fs, "a/c", 1).ok());
@@ -428,7 +428,7 @@ TEST(Branch, TheNewestClaimHolds) {
   const Status old = check_claim(fs, "a/c", 6);
   EXPECT_EQ(old.code(), Code::kCancelled);
   EXPECT_NE(old.message().find("a/c: generation 7"), std::string::npos);
-  // One that comes late does not take it back; nor does a strange name count.
+  // A late older claim changes nothing; an unknown name is ignored.
   ASSERT_TRUE(claim(fs, "a/c", 6).ok());
   for (const char* name : {".claim-g", ".claim-g9x", ".claim-g-9", "claim-g9"})
     ASSERT_TRUE(fs.create(path_join("a/c", name)).ok());

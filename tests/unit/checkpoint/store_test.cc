@@ -54,7 +54,7 @@ class StoreTest : public testing::Test {
   std::string root_, folder_;
 };
 
-TEST_F(StoreTest, SavedByAnyRanksLoadsBitExactUnderAnyOther) {
+TEST_F(StoreTest, LoadsBitExactUnderAnyOtherNumberOfRanks) {
   const int64_t n = table_.num_elements();
   for (int k = 1; k <= 5; ++k) {
     const SaveId id{.step = k, .generation = 1};
@@ -69,7 +69,7 @@ TEST_F(StoreTest, SavedByAnyRanksLoadsBitExactUnderAnyOther) {
       State loaded(n, 42);
       for (int r = 0; r < other; ++r) {
         const auto [begin, end] = share(n, other, r);
-        // Each rank has memory for its own share alone.
+        // Each rank has memory only for its own share.
         const auto count = static_cast<size_t>(end - begin);
         State mine(end - begin);
         const Status s =
@@ -98,7 +98,7 @@ TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
     const geometry::Piece piece{
         .param = i,
         .rect = {1, cols / 2, rows - 2, width},
-        .row_stride = width + 2};  // a gap that must stay as it is
+        .row_stride = width + 2};  // a gap that must not change
     std::vector<float> out(static_cast<size_t>((rows - 2) * (width + 2)), 42);
     const Status s = load(*fs_, done->path, done->manifest, table_,
                           std::span(&piece, 1), {.exp_avg = out});
@@ -116,7 +116,7 @@ TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
 }
 
 TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
-  // Several chunks a parameter, an odd last one; one dim beyond a chunk.
+  // Several chunks per parameter, an odd last one; a dim larger than a chunk.
   EXPECT_EQ(chunk_of({3, 5}), (Dims{3, 5}));
   EXPECT_EQ(chunk_of({kChunkElements + 1}), (Dims{kChunkElements / 2 + 1}));
   EXPECT_EQ(chunk_of({2, 2 * kChunkElements}), (Dims{1, kChunkElements}));
@@ -150,7 +150,7 @@ TEST_F(StoreTest, SameStateGivesTheSameBytes) {
         << file;
 }
 
-// Runs `script` with h5py if there is one; -1: there is none.
+// Runs `script` with h5py; returns -1 if it is not installed.
 int run_h5py(const std::string& script, const std::string& arguments) {
   if (std::system("/usr/bin/python3 -c 'import h5py' >/dev/null 2>&1") != 0)
     return -1;
@@ -160,7 +160,7 @@ int run_h5py(const std::string& script, const std::string& arguments) {
   return WIFEXITED(rc) ? WEXITSTATUS(rc) : 255;
 }
 
-TEST_F(StoreTest, OtherProgramsReadEveryParameterWholeFromTheIndex) {
+TEST_F(StoreTest, OtherProgramsReadEveryParameterFromTheIndex) {
   for (int k : {1, 3}) {
     const auto done = save(*fs_, folder_, {k, 1}, table_, state_, k);
     ASSERT_TRUE(done.ok()) << done.status().to_string();
@@ -187,7 +187,7 @@ for tensor in ('weights', 'exp_avg', 'exp_avg_sq'):
     assert (flat.view('u4') == want.view('u4')).all(), tensor
 n = f['weights/model.embed_tokens.weight']
 assert n.shape == (11, 8) and n.dtype == numpy.float32
-# Without its shard a slice reads as NaN, a whole parameter not at all.
+# Without its shard a slice reads as NaN, or the parameter fails to open.
 os.rename(path + '/shard-00000.h5', root + '/away')
 g = h5py.File(path + '/index.h5', 'r')
 try:
@@ -203,7 +203,7 @@ os.rename(root + '/away', path + '/shard-00000.h5')
 }
 
 TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
-  // Several chunks a parameter, an odd last one, noise in the moments.
+  // Several chunks per parameter, an odd last one, noise in the moments.
   const ParamTable table = ParamTable::llama({.dim = 1000,
                                               .n_layers = 1,
                                               .n_heads = 2,
@@ -229,7 +229,7 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   State loaded;
   ASSERT_TRUE(load_whole(*fs_, zlib->path, table, loaded).ok());
   EXPECT_TRUE(same_bits(loaded, state));
-  // A part alone, across the edges of chunks.
+  // A part across the edges of chunks.
   const int64_t begin = 1000 * 1000 - 77, end = 1200 * 1000 + 5;
   State part(end - begin);
   ASSERT_TRUE(load(*fs_, zlib->path, zlib->manifest, table,
@@ -259,8 +259,8 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     ASSERT_TRUE(done.ok()) << done.status().to_string();
     const std::string path = done->path + "/shard-00000.h5";
     const std::string good = slurp(path);
-    // Within the embedding's first moment, far from anything else's data. It
-    // has 3 million elements in 2000 bytes a row: rows 3000 and so on.
+    // Within the embedding's first moment, far from other data. It has 3
+    // million elements, 2000 bytes per row: this is about row 3000.
     std::string bad = good;
     const size_t at = good.size() / 3 + 6000000;
     bad[at] = static_cast<char>(bad[at] ^ 1);
@@ -278,7 +278,7 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
     for (const char* word :
          {"shard-00000.h5", "bytes ", "/exp_avg/model.embed_tokens.weight.0"})
       EXPECT_NE(s.message().find(word), std::string::npos) << s.to_string();
-    // Who does not need that part loads all the same, and right.
+    // A rank that does not need that part still loads correctly.
     std::vector<float> norm(500);
     const geometry::Piece piece{
         .param = static_cast<size_t>(table.find("model.norm.weight")),
@@ -357,13 +357,13 @@ TEST_F(StoreTest, EveryKindOfDamageIsNamed) {
     spill(path, flipped);
     expect_damage(name, std::string(name) == "manifest.json");
     std::filesystem::remove(path);
-    std::filesystem::create_directory(path);  // a thing of another kind
+    std::filesystem::create_directory(path);  // not a file
     expect_damage(name, true);
     std::filesystem::remove(path);
     spill(path, good);
   }
   EXPECT_TRUE(verify(*fs_, done->path).ok);
-  // The index is for people: its damage is told, but does not stop a restore.
+  // Damage to the index is reported, but does not prevent a restore.
   const std::string index = path_join(done->path, "index.h5");
   spill(index, slurp(index).substr(1));
   EXPECT_FALSE(verify(*fs_, done->path).ok);
@@ -385,7 +385,7 @@ TEST_F(StoreTest, ASwappedShardOfAnotherStepIsNamed) {
       << s.to_string();
 }
 
-TEST_F(StoreTest, VerifyWarnsOfWhatIsNotFiniteAndOfStrays) {
+TEST_F(StoreTest, VerifyWarnsOfNonFiniteWeightsAndStrayFiles) {
   State state(table_.num_elements(), 1.0F);
   state.weights[3] = std::numeric_limits<float>::quiet_NaN();
   state.weights[500] = std::numeric_limits<float>::infinity();
@@ -416,7 +416,7 @@ TEST_F(StoreTest, CommitWaitsForEveryShard) {
       commit(*fs_, folder_, manifest_of(table_, id), 5, table_, {});
   EXPECT_EQ(early.status().code(), Code::kUnavailable);
   EXPECT_NE(early.status().message().find("rank 3, 4"), std::string::npos);
-  // Shards that do not make a whole are refused too.
+  // Shards that do not cover the model are refused too.
   EXPECT_EQ(commit(*fs_, folder_, manifest_of(table_, id), 2, table_, {})
                 .status()
                 .code(),
@@ -454,14 +454,14 @@ TEST_F(StoreTest, ElementsMayChangeOnceTaken) {
   }
 }
 
-TEST_F(StoreTest, CommitKeepsAValidOneAndReplacesADamagedOne) {
+TEST_F(StoreTest, CommitKeepsAValidCheckpointAndReplacesADamagedOne) {
   const auto first = save(*fs_, folder_, {1, 1}, table_, state_, 2);
   ASSERT_TRUE(first.ok());
   const auto again = save(*fs_, folder_, {1, 2}, table_, state_, 3);
   ASSERT_TRUE(again.ok()) << again.status().to_string();
   EXPECT_TRUE(again->existed);
   EXPECT_EQ(again->manifest.generation(), 1);
-  // A flipped byte that only reading everything shows.
+  // A flipped byte that only a full read detects.
   std::string bytes = slurp(first->path + "/shard-00001.h5");
   bytes[bytes.size() / 2] ^= 1;
   spill(first->path + "/shard-00001.h5", bytes);
@@ -472,7 +472,7 @@ TEST_F(StoreTest, CommitKeepsAValidOneAndReplacesADamagedOne) {
   EXPECT_EQ(*fs_->list(folder_), (std::vector<std::string>{"step-00000001"}));
 }
 
-TEST_F(StoreTest, CommitRetainsAndClearsWhatOlderGenerationsLeft) {
+TEST_F(StoreTest, CommitAppliesRetentionAndRemovesOlderTemporaries) {
   ASSERT_TRUE(write_shards(*fs_, folder_, {9, 1}, table_, state_, 1).ok());
   ASSERT_TRUE(write_shards(*fs_, folder_, {9, 4}, table_, state_, 1).ok());
   ASSERT_TRUE(fs_->create_dirs(folder_ + "/.old-step-00000001/x").ok());
@@ -494,7 +494,7 @@ TEST_F(StoreTest, CommitRetainsAndClearsWhatOlderGenerationsLeft) {
   EXPECT_FALSE(fs_->exists(folder_ + "/.tmp-step-00000009.g4"));
 }
 
-// Generation 1 is cut off and saves on while 2 goes on from its step 3.
+// Generation 1 is cut off and keeps saving; 2 continues from its step 3.
 TEST_F(StoreTest, OfTwoBranchesTheNewerIsKept) {
   const auto save_as = [&](int64_t generation, int64_t step) {
     std::optional<manifest::Origin> origin;
@@ -518,7 +518,7 @@ TEST_F(StoreTest, OfTwoBranchesTheNewerIsKept) {
   ASSERT_TRUE(again.ok()) << again.status().to_string();
   EXPECT_FALSE(again->existed);
   EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}}));
-  // Without a claim, too, what is there of a newer one stays.
+  // Without a claim, too, a newer generation's checkpoint is kept.
   EXPECT_EQ(save_as(1, 5).status().code(), Code::kCancelled);
   ASSERT_TRUE(save_as(1, 9).ok());
   EXPECT_EQ(steps(), (Steps{{4, 2}, {5, 2}, {7, 1}, {9, 1}}));
@@ -531,7 +531,7 @@ TEST_F(StoreTest, OfTwoBranchesTheNewerIsKept) {
   EXPECT_EQ(steps(), (Steps{{5, 2}, {8, 2}, {9, 1}}));
 }
 
-TEST_F(StoreTest, TwoThreadsSaveAtOnceAndBothAreRight) {
+TEST_F(StoreTest, TwoThreadsSaveConcurrently) {
   std::vector<std::thread> threads;
   std::vector<Status> outcome(4);
   for (int t = 0; t < 4; ++t)

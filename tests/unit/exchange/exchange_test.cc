@@ -1,5 +1,5 @@
-// Resharding: the state of any mesh comes to any other, to the bit, from
-// whatever holds it, over messages and shared memory.
+// Resharding through memory: the state of any mesh moves to any other,
+// bit-exact, from any sufficient set of sources, by messages and shared memory.
 #include "checkpoint/exchange/exchange.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 using geometry::ParamTable;
 using geometry::Sharding;
 
-// A change of mesh, with who is where.
+// A change of mesh, with the places of sources and processes.
 struct Change {
   Sharding from, to;
   std::vector<Source> sources;
@@ -76,7 +76,7 @@ void in_threads(size_t n, const std::function<void(int)>& f) {
   for (std::thread& t : threads) t.join();
 }
 
-// Each element of a rank is filled once, and only from where it can be read.
+// Each element of a rank is filled once, from a source that is reachable.
 void check_plan(const ParamTable& table, const Change& c, int me,
                 const Plan& plan) {
   const bool has_rank = me < c.to.layout.world();
@@ -129,8 +129,8 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
     ASSERT_EQ(plans[p].digest, plans[0].digest);
     check_plan(table, c, static_cast<int>(p), plans[p]);
   }
-  // A mesh may adopt all it needs of a state that is not whole by itself:
-  // never, since its ranks together need every element.
+  // Even if all ranks adopt, their sources are complete, since the ranks
+  // together need every element.
   ASSERT_TRUE(possible);
   std::vector<State> sources;
   for (const Source& s : c.sources)
@@ -144,7 +144,7 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
   const int64_t staging = 300 + static_cast<int64_t>(random() % 20000);
   in_threads(n, [&](int p) {
     const auto i = static_cast<size_t>(p);
-    // Only what this process can map.
+    // Only the sources that this process can map.
     std::vector<geometry::ConstStateView> views;
     for (size_t s = 0; s < sources.size(); ++s)
       views.push_back(c.sources[s].host == c.processes[i].host
@@ -173,8 +173,8 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
     ASSERT_TRUE(same_bits(sources[s], before[s]));
 }
 
-// REMESH_EXCHANGE_CASES asks for more.
-TEST(Exchange, AnyMeshToAnyOtherToTheBit) {
+// REMESH_EXCHANGE_CASES sets the number of cases.
+TEST(Exchange, AnyMeshToAnyOtherIsBitExact) {
   const char* asked = std::getenv("REMESH_EXCHANGE_CASES");
   const int cases = asked != nullptr ? std::atoi(asked) : 1500;
   const uint32_t seed = std::random_device{}();
@@ -200,7 +200,7 @@ ParamTable small_model() {
 }
 
 // One of four ranks was killed: the others keep what they have.
-TEST(Exchange, WhoHasItsStateMovesNothing) {
+TEST(Exchange, RanksThatAdoptMoveNothing) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 4}, .bounds = {0, 2}};
   const Sharding to{.layout = {.dp = 3}, .bounds = {0, 2}};
@@ -215,7 +215,7 @@ TEST(Exchange, WhoHasItsStateMovesNothing) {
   }
 }
 
-// Those that hold the same take turns in sending it.
+// Holders of the same state take turns in sending it.
 TEST(Exchange, HoldersOfTheSameShareTheSending) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 2}, .bounds = {0, 2}};
@@ -268,7 +268,7 @@ Outcome run_small(
   return out;
 }
 
-TEST(Exchange, AFailureIsEverybodysFailure) {
+TEST(Exchange, AFailureFailsAllProcesses) {
   const auto plain = [](comm::Comm&) { return nullptr; };
   EXPECT_TRUE(run_small(plain, ok_status(), 0).all(Code::kOk));
   const Outcome o = run_small(plain, not_found("no segment"), 0);
@@ -288,7 +288,7 @@ TEST(Exchange, AFlippedBitIsFound) {
         << number;
 }
 
-TEST(Exchange, WhatCannotBeIsSaid) {
+TEST(Exchange, InvalidPlansAreRefusedWithTheReason) {
   const ParamTable table = small_model();
   const Sharding one{.layout = {}, .bounds = {0, 2}};
   const Sharding two{.layout = {.tp = 2}, .bounds = {0, 2}};

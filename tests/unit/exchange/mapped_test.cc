@@ -1,5 +1,5 @@
-// Replicas that the keeper copies from the owner's segment: whole or not at
-// all.
+// Replicas that the keeper copies from the owner's segment are complete or
+// absent.
 #include "checkpoint/exchange/mapped.h"
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ struct Two {
       StateSegment::open(dir / "own", kJob, StateSegment::Mode::kRead).value(),
       *copy, kElements, 1 << 16};
 
-  // The newest step of the replica, all of it right; -1: none.
+  // The newest step of the replica, verified, or -1.
   int64_t newest() {
     const auto c = copy->contents();
     EXPECT_TRUE(c.damaged.empty());
@@ -89,7 +89,7 @@ TEST(MappedReplica, FollowsItsOwner) {
     int polls = 0;
     while (!t.replica.poll()) {
       ++polls;
-      // What is under way does not touch the last one.
+      // A replica in progress does not touch the last one.
       if (polls == 5) {
         EXPECT_EQ(t.newest(), step == 8 ? -1 : step - 1);
       }
@@ -98,12 +98,12 @@ TEST(MappedReplica, FollowsItsOwner) {
     EXPECT_TRUE(t.replica.status().ok());
     EXPECT_EQ(t.newest(), step);
   }
-  // The same step as another generation has it is another state.
+  // The same step of another generation is another state.
   t.replica.start(11, 2);
   for (int i = 0; i < 100; ++i) EXPECT_FALSE(t.replica.poll());
 }
 
-TEST(MappedReplica, WhatIsOverwrittenMeanwhileDoesNotCount) {
+TEST(MappedReplica, ACopyOfAnOverwrittenStateIsDiscarded) {
   Two t;
   update(*t.own, 1);
   t.replica.start(1, 1);
@@ -120,7 +120,7 @@ TEST(MappedReplica, WhatIsOverwrittenMeanwhileDoesNotCount) {
   EXPECT_EQ(t.newest(), 1);
 }
 
-TEST(StreamCopy, CopiesWhateverStandsWherever) {
+TEST(StreamCopy, CopiesAnyBytesAtAnyAlignment) {
   std::vector<unsigned char> from(5000), want(5000), got(5000);
   for (uint64_t i = 0; i < 2000; ++i) {
     for (size_t k = 0; k < from.size(); ++k)

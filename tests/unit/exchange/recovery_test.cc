@@ -1,11 +1,11 @@
-// State in memory as a whole: generations of random meshes that update,
-// replicate and are killed at random instants, with a host lost now and then.
-// What is found afterwards is always a whole state, and never an older step
-// than the newest that was finished.
+// End-to-end test of state in memory: generations of random meshes update,
+// replicate and are killed at random instants; now and then a host is lost.
+// What is found afterwards is always a complete state, and never older than the
+// newest finished step.
 //
 // A generation is a process, its ranks are threads; each host has one worker,
-// whose segments are files in a folder of its own. The update is a function of
-// step, parameter and element, so that every bit can be checked on any mesh.
+// whose segments are files in its own folder. The update is a function of step,
+// parameter and element, so that every bit can be checked on any mesh.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -53,7 +53,7 @@ struct Told {
   std::atomic<int64_t> first{-1};     // of this generation
 };
 
-// What the coordinator tells the ranks of a generation.
+// The assignment of a generation.
 struct Orders {
   int64_t generation = 0;
   Sharding to;
@@ -64,7 +64,7 @@ struct Orders {
   Sharding from;
   std::vector<Source> sources;
   std::vector<std::string> segments;  // of the sources
-  std::vector<std::string> before;    // all files there were
+  std::vector<std::string> before;    // all files before it
 };
 
 class Rank {
@@ -95,7 +95,7 @@ class Rank {
       restore();
     else if (has_rank_)
       update(o_.step);
-    // Those that only send leave the group of the mesh.
+    // Processes that only send leave the group of the mesh.
     const auto mesh = comm_.split(has_rank_ ? 0 : -1, me_);
     if (!has_rank_) return;
     replicate(*mesh);
@@ -114,7 +114,7 @@ class Rank {
     return root_ + "/" +
            std::to_string(o_.processes[static_cast<size_t>(process)].host);
   }
-  // Ranks of one worker ask for numbers far from each other's.
+  // Ranks of one worker use distant numbers.
   std::unique_ptr<StateSegment> make(int64_t elements) {
     const int number =
         static_cast<int>(o_.generation * 1000 + me_ * 20 + made_++);
@@ -186,14 +186,14 @@ class Rank {
 
   void replicate(comm::Comm& mesh) {
     std::vector<memory::RankPlace> places;
-    std::vector<int> content;
+    std::vector<int> groups;
     for (int r = 0; r < o_.to.layout.world(); ++r) {
       const std::string host =
           std::to_string(o_.processes[static_cast<size_t>(r)].host);
       places.push_back({host, host});
-      content.push_back(replica_group(o_.to, r));
+      groups.push_back(replica_group(o_.to, r));
     }
-    const auto p = memory::place_replicas(places, content, 1);
+    const auto p = memory::place_replicas(places, groups, 1);
     std::vector<KeptReplica> kept;
     for (const int r : p.kept[static_cast<size_t>(me_)]) {
       const auto shard = make_rank_shard(table_, o_.to, r);
@@ -224,7 +224,7 @@ class Rank {
           !adopted_.contains(path))
         fs::remove(path);
   }
-  // One rank a host cleans up, and spares what any rank there took over.
+  // One rank per host cleans up, except what a rank there adopted.
   bool first_of_host() {
     const int host = o_.processes[static_cast<size_t>(me_)].host;
     for (int r = 0; r < o_.to.layout.world(); ++r) {
@@ -272,7 +272,7 @@ class Rank {
   _exit(0);
 }
 
-// What all workers hold, each state checked to the bit.
+// What all workers hold; every bit of each state is checked.
 std::vector<Holding> inventory_of(const std::string& root,
                                   const ParamTable& table,
                                   std::vector<std::string>* files) {
@@ -316,7 +316,7 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
   o.generation = generation;
   o.to = random_sharding(random, table.config(), 5);
   std::set<int> used;
-  // Two hosts at least, so that the loss of one can be survived.
+  // At least two hosts, so that the loss of one can be survived.
   for (int r = 0; r < o.to.layout.world(); ++r) {
     const int host = static_cast<int>(random() % kHosts);
     o.processes.push_back({host, host});
@@ -336,8 +336,8 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
   return o;
 }
 
-// Half of the generations get to train, however slow the machine; the others
-// are killed on the way there.
+// Half of the generations start training, however slow the machine; the others
+// are killed before.
 void wait_for_some_steps(std::mt19937& random, const Told& told, int64_t from) {
   const int64_t steps = static_cast<int64_t>(random() % 5);
   const bool trains = random() % 2 == 0;
@@ -371,7 +371,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
     in.first_steps = first_steps;
     const StateChoice choice = core::choose_state(&table, in);
     ASSERT_GE(choice.step, finished) << choice.why;
-    // Nothing was finished yet: from the start again.
+    // Nothing was finished yet: start again.
     ASSERT_TRUE(choice.kind == StateChoice::Kind::kMemory || finished == 0);
     Orders orders = plan_generation(random, table, g, choice, in.holdings);
     orders.before = files;
@@ -390,8 +390,8 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
     for (int r = 0; r < orders.to.layout.world(); ++r)
       hosts.insert(orders.processes[static_cast<size_t>(r)].host);
     const bool secured = told.finished.load() >= 0;
-    // A host is lost with what it holds, also in the middle of a change: where
-    // the state was secured since the last loss, by ranks on two hosts.
+    // A host is lost with its states, possibly during a change of mesh, if the
+    // state has been secured on two hosts since the last loss.
     safe = (safe || secured) && hosts.size() > 1;
     if (safe && random() % 2 == 0) {
       const std::string host = dir / std::to_string(random() % kHosts);

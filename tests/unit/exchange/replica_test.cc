@@ -1,4 +1,4 @@
-// Replicas: they come whole or not at all.
+// Replicas are complete or absent.
 #include "checkpoint/exchange/replica.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ StateSegment::Committed update(StateSegment& s, int rank, int64_t step,
   return s.commit(info_of(rank, step, world));
 }
 
-// The newest step of `rank` in the segment, all of it right; -1: none.
+// The newest step of `rank` in the segment, verified, or -1.
 int64_t newest_step(const StateSegment& s, int rank) {
   const auto c = s.contents();
   EXPECT_TRUE(c.damaged.empty());
@@ -113,7 +113,7 @@ memory::Placement ring(int n, int copies) {
   return memory::place_replicas(places, {}, copies);
 }
 
-TEST(Replica, EveryStepComesToItsKeepersBesideTheUpdates) {
+TEST(Replica, EveryStepIsReplicatedDuringTheUpdates) {
   constexpr int kRanks = 4;
   const ShmDir dir;
   const memory::Placement p = ring(kRanks, 2);
@@ -130,7 +130,7 @@ TEST(Replica, EveryStepComesToItsKeepersBesideTheUpdates) {
         rank.replicator->start(c);
         for (unsigned i = random() % 20; i > 0; --i)
           (void)rank.replicator->poll();
-        // The update of the next step writes the other buffer meanwhile.
+        // The update of the next step writes the other buffer concurrently.
         c = update(*rank.own, r, step, kRanks);
         EXPECT_TRUE(rank.replicator->finish().ok());
         EXPECT_TRUE(rank.replicator->done());
@@ -153,9 +153,9 @@ void poll_both(Replicator& a, Replicator& b) {
   }
 }
 
-// The sender is gone in the middle: the receiver's segment, as a daemon that
-// comes back reads it, has the step before.
-TEST(Replica, HalfAReplicaReplacesNothing) {
+// The sender dies during a replica: the receiver's segment, as a restarted
+// daemon reads it, has the previous step.
+TEST(Replica, APartialReplicaReplacesNothing) {
   const ShmDir dir;
   auto comms = comm::make_local_comms(2);
   const ReplicaOptions options{.piece_bytes = 512, .window = 2};
@@ -193,7 +193,7 @@ TEST(Replica, HalfAReplicaReplacesNothing) {
 }
 
 TEST(Replica, ADamagedOneReplacesNothing) {
-  const int64_t messages = 2 + 3 * 2;  // record, two pieces a vector, hash
+  const int64_t messages = 2 + 3 * 2;  // record, two pieces per vector, hash
   for (int flipped = 0; flipped < messages; ++flipped) {
     const ShmDir dir;
     auto comms = comm::make_local_comms(2);
@@ -223,7 +223,7 @@ TEST(Replica, ADamagedOneReplacesNothing) {
   }
 }
 
-TEST(Replica, OfNothingIsWhole) {
+TEST(Replica, AnEmptyStateIsComplete) {
   const ShmDir dir;
   auto own = StateSegment::create(dir / "own", kJob, 0);
   auto copy = StateSegment::create(dir / "copy", kJob, 0);
@@ -243,8 +243,8 @@ TEST(Replica, OfNothingIsWhole) {
   EXPECT_EQ((*copy)->contents().states.size(), 1U);
 }
 
-// All ranks killed at once, while they update and send for ever.
-TEST(Replica, KilledAtAnyInstantTheReplicaIsWhole) {
+// All ranks are killed at once while they update and send.
+TEST(Replica, KilledAtAnyInstantTheReplicaIsComplete) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -292,7 +292,7 @@ TEST(Replica, KilledAtAnyInstantTheReplicaIsWhole) {
   EXPECT_GT(most, 2);
 }
 
-TEST(Replica, OfTheRankItselfInPieces) {
+TEST(Replica, ALocalReplicaIsCopiedInPieces) {
   const ShmDir dir;
   auto own = make(dir / "own", 1);
   auto copy = make(dir / "copy", 1);

@@ -1,4 +1,4 @@
-// A Comm that passes all to another one; tests change what they want of it.
+// A Comm that forwards to another one; tests override parts of it.
 #pragma once
 
 #include <algorithm>

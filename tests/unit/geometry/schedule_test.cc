@@ -29,7 +29,7 @@ std::vector<Case> cases() {
 
 constexpr PassCosts kEqual{};  // forward = backward = weight = 1
 
-TEST(Schedule, EveryOneRunsEveryPassOnceAndCannotDeadlock) {
+TEST(Schedule, EveryScheduleRunsEveryPassOnceWithoutDeadlock) {
   for (const Case& c : cases()) {
     const auto s = make_schedule(c.kind, c.pp, c.m, c.v);
     ASSERT_TRUE(s.ok()) << s.status().to_string();
@@ -73,14 +73,14 @@ TEST(Schedule, LiveMicrobatchesAreBounded) {
       } else if (c.kind == ScheduleKind::kZbH1) {
         EXPECT_LE(live, c.pp);
       } else {
-        // Warm-up and the one in hand (Narayanan et al., SC'21).
+        // Warm-up and the current one (Narayanan et al., SC'21).
         EXPECT_LE(live, 2 * (c.pp - 1 - r) + (c.v - 1) * c.pp + 1);
       }
     }
   }
 }
 
-TEST(Schedule, ReadsAsInThePapers) {
+TEST(Schedule, MatchesThePapers) {
   const auto s = make_schedule(ScheduleKind::k1F1B, 3, 4);
   EXPECT_EQ(s->to_string(0), "F0 F1 F2 B0 F3 B1 B2 B3");
   EXPECT_EQ(s->to_string(2), "F0 B0 F1 B1 F2 B2 F3 B3");
@@ -90,7 +90,7 @@ TEST(Schedule, ReadsAsInThePapers) {
   EXPECT_EQ(z->to_string(1), "F0 B0 F1 B1 W0 F2 B2 W1 W2");
 }
 
-TEST(Schedule, SimulationRefusesListsThatAreNoSchedule) {
+TEST(Schedule, SimulationRefusesInvalidLists) {
   const Schedule good = *make_schedule(ScheduleKind::k1F1B, 2, 2);
   Schedule s = good;
   s.ranks[1].pop_back();
@@ -107,7 +107,7 @@ TEST(Schedule, SimulationRefusesListsThatAreNoSchedule) {
             std::string::npos);
 }
 
-TEST(Schedule, RefusesWhatItCannotMake) {
+TEST(Schedule, RefusesInvalidArguments) {
   EXPECT_FALSE(make_schedule(ScheduleKind::k1F1B, 0, 1).ok());
   EXPECT_FALSE(make_schedule(ScheduleKind::k1F1B, 2, 4, 2).ok());
   EXPECT_NE(make_schedule(ScheduleKind::kInterleaved1F1B, 4, 6, 2)
@@ -133,7 +133,7 @@ double least_largest_load(int64_t layers, int stages, double first,
   return best;
 }
 
-TEST(SplitLayers, MakesTheLargestLoadAsSmallAsCanBe) {
+TEST(SplitLayers, MinimisesTheLargestLoad) {
   for (int64_t n = 1; n <= 9; ++n)
     for (int p = 1; p <= n && p <= 5; ++p)
       for (const double embedding : {0.0, 0.5, 2.0})

@@ -1,4 +1,4 @@
-// What ranks hold: over a mesh every element is owned once, whatever the cut.
+// ShardTable and ZeroPlan: over a mesh every element is owned exactly once.
 #include "parallel/geometry/shard_table.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ ModelConfig random_config(std::mt19937& random) {
   return c;
 }
 
-// How often each element of each parameter is there.
+// How often each element of each parameter is held.
 using Counts = std::vector<std::vector<int>>;
 
 void count(const ParamTable& table, const std::vector<Piece>& pieces,
@@ -102,7 +102,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
         count(table, t->owned_pieces(norm.begin, norm.end), counted);
       }
       EXPECT_EQ(at, t->num_elements());
-      // Initial values are those of the whole table.
+      // Initial values equal those of the table.
       std::vector<float> values(static_cast<size_t>(t->num_elements()));
       t->initial_values(7, 0, values);
       const int64_t e = static_cast<int64_t>(random()) % t->num_elements();
@@ -141,7 +141,7 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
   EXPECT_FALSE(ShardTable::make(table, {.tp = 3}, {}, StageBounds{0, 1}).ok());
 }
 
-TEST(Zero, WhatIsAllowedIsSaid) {
+TEST(Zero, ErrorsNameTheAllowedValues) {
   const ParamTable table = ParamTable::llama({.dim = 8,
                                               .n_layers = 1,
                                               .n_heads = 2,

@@ -121,7 +121,7 @@ TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
   EXPECT_GT(torn, 20);
 }
 
-TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
+TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
   const ParamTable table = ParamTable::llama({.dim = 8,
                                               .n_layers = 2,
                                               .n_heads = 2,
@@ -129,7 +129,7 @@ TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
                                               .hidden_dim = 8,
                                               .vocab_size = 16,
                                               .tie_embeddings = true});
-  // Shares of 16 elements at least: the last ranks have none.
+  // Shares have at least 16 elements: the last ranks have none.
   const Sharding many{
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
   std::vector<int> ranks;
@@ -143,7 +143,7 @@ TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
             Code::kInvalidArgument);
 }
 
-TEST(Sharding, ARankThatIsNotThereIsRefused) {
+TEST(Sharding, ARankOutsideTheMeshIsRefused) {
   const ParamTable table = ParamTable::llama({.dim = 8,
                                               .n_layers = 2,
                                               .n_heads = 2,
@@ -159,7 +159,7 @@ TEST(Sharding, ARankThatIsNotThereIsRefused) {
   EXPECT_FALSE(make_rank_shard(table, no_bounds, 0).ok());
 }
 
-TEST(Sharding, ModelsOfOtherShapesHaveOtherIds) {
+TEST(Sharding, ModelsOfDifferentShapesHaveDifferentIds) {
   ModelConfig c{.dim = 8,
                 .n_layers = 2,
                 .n_heads = 2,

@@ -87,7 +87,7 @@ TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
   }
 }
 
-TEST_F(Slice, AShardKeepsHeadsWholeAndQueriesWithTheirKeys) {
+TEST_F(Slice, AShardHasCompleteHeadsAndTheKeysOfItsQueries) {
   for (int trial = 0; trial < 60; ++trial) {
     const ModelConfig c = random_model(rng_);
     const ParamTable t = ParamTable::llama(c);

@@ -1,5 +1,5 @@
 // A process that is killed between any two instructions of its updates leaves
-// one whole state of some step, at most one step old.
+// one complete state, at most one step old.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -45,8 +45,7 @@ void update(StateSegment& s, int64_t step, int64_t elements) {
   s.commit(info_of(step, elements));
 }
 
-// The newest step; -1 when there is none. Everything that is said to be there
-// must be.
+// The newest step, or -1. Every record must describe its buffer.
 int64_t newest_step(const StateSegment& s) {
   const auto c = s.contents();
   EXPECT_TRUE(c.damaged.empty()) << c.damaged[0];
@@ -63,15 +62,15 @@ int64_t newest_step(const StateSegment& s) {
   return c.states.empty() ? -1 : c.states[0].info.step;
 }
 
-// What a child does for ever.
+// The endless loop of a child.
 void update_for_ever(StateSegment& s, int64_t elements) {
   const auto c = s.contents();
   int64_t step = c.states.empty() ? 0 : c.states[0].info.step;
   while (true) update(s, ++step, elements);
 }
 
-// Generations that take the state over as it stands; every second comes to
-// nothing, and the next begins with what that one had begun with.
+// Generations that reuse the state in place; every second one fails, and the
+// next starts from the state that the failed one started from.
 void take_over_for_ever(StateSegment& s, int64_t) {
   auto from = s.contents().states[0];
   while (true) {
@@ -98,8 +97,8 @@ pid_t start_child(const std::string& path, int64_t elements, bool traced,
   _exit(4);
 }
 
-// Runs the child one instruction at a time until look() says that it is
-// enough. False when that is not possible here.
+// Runs the child one instruction at a time until look() returns true. Returns
+// false when single-stepping is not possible here.
 bool step_through(pid_t child, const std::function<bool()>& look) {
   int status = 0;
   EXPECT_EQ(waitpid(child, &status, 0), child);
@@ -139,11 +138,11 @@ TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
   });
   if (!possible) GTEST_SKIP() << "no ptrace here";
   EXPECT_EQ(last, 5);
-  EXPECT_GT(with_one, 100);  // updates were seen half way
+  EXPECT_GT(with_one, 100);  // some updates were incomplete
 }
 
-// At any instant the description that the generation began with stands.
-TEST(StateSegmentKill, EveryInstructionOfATakeover) {
+// The record that the generation started from is valid at every instant.
+TEST(StateSegmentKill, EveryInstructionOfReuse) {
   const ShmDir dir;
   auto made = StateSegment::create(dir / "s", kJob, 4);
   ASSERT_TRUE(made.ok());
@@ -159,7 +158,7 @@ TEST(StateSegmentKill, EveryInstructionOfATakeover) {
     EXPECT_TRUE(c.damaged.empty());
     EXPECT_FALSE(c.states.empty());
     if (c.states.empty()) return true;
-    // Generations 1, 3, 5 ... are those that others begin with.
+    // Others start from generations 1, 3, 5 ...
     int64_t begun_with = 0;
     for (const auto& state : c.states)
       if (state.info.generation % 2 == 1)
@@ -192,7 +191,7 @@ TEST(StateSegmentKill, RandomInstants) {
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << status;
-    // As a daemon that comes back does.
+    // Like a restarted daemon.
     const auto s =
         StateSegment::open(dir / "s", kJob, StateSegment::Mode::kWrite);
     ASSERT_TRUE(s.ok()) << s.status().to_string();

@@ -1,4 +1,4 @@
-// Placement of replicas: every set of lost hosts and workers in turn.
+// Replica placement, tested with every set of lost hosts and workers.
 #include "checkpoint/memory/replica_placement.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@ namespace {
 
 struct Cluster {
   std::vector<RankPlace> ranks;
-  std::vector<int> content;
+  std::vector<int> groups;
 };
 
 Cluster random_cluster(std::mt19937& random) {
@@ -21,35 +21,35 @@ Cluster random_cluster(std::mt19937& random) {
   const unsigned hosts = 1 + random() % 5;
   const unsigned workers = hosts + random() % 3;
   const unsigned n = 1 + random() % 9;
-  const unsigned contents = 1 + random() % n;
+  const unsigned num_groups = 1 + random() % n;
   const bool own = random() % 2 == 0;
   for (unsigned r = 0; r < n; ++r) {
     const unsigned w = random() % workers;
     c.ranks.push_back(
         {"w" + std::to_string(w), "h" + std::to_string(w % hosts)});
-    if (!own) c.content.push_back(static_cast<int>(random() % contents));
+    if (!own) c.groups.push_back(static_cast<int>(random() % num_groups));
   }
   return c;
 }
 
-int content_of(const Cluster& c, size_t r) {
-  return c.content.empty() ? static_cast<int>(r) : c.content[r];
+int group_of(const Cluster& c, size_t r) {
+  return c.groups.empty() ? static_cast<int>(r) : c.groups[r];
 }
 
-// Whether each state is left when all places of which `lost` is true are gone.
+// Whether each state survives the loss of all places for which `lost` is true.
 bool survives(const Cluster& c, const Placement& p,
               const std::function<bool(const RankPlace&)>& lost) {
   std::set<int> all, left;
   for (size_t r = 0; r < c.ranks.size(); ++r) {
-    all.insert(content_of(c, r));
-    if (!lost(c.ranks[r])) left.insert(content_of(c, r));
+    all.insert(group_of(c, r));
+    if (!lost(c.ranks[r])) left.insert(group_of(c, r));
     for (const int h : p.holders[r])
-      if (!lost(c.ranks[static_cast<size_t>(h)])) left.insert(content_of(c, r));
+      if (!lost(c.ranks[static_cast<size_t>(h)])) left.insert(group_of(c, r));
   }
   return all == left;
 }
 
-// All subsets of at most k names, one of them always left.
+// All subsets of at most k names that leave at least one.
 void check_losses(const Cluster& c, const Placement& p, int k, bool hosts) {
   std::set<std::string> names;
   for (const RankPlace& r : c.ranks) names.insert(hosts ? r.host : r.worker);
@@ -68,19 +68,19 @@ void check_losses(const Cluster& c, const Placement& p, int k, bool hosts) {
   }
 }
 
-TEST(Buddies, NoSetOfLostHostsOrWorkersTakesAState) {
+TEST(ReplicaPlacement, NoSetOfLostHostsOrWorkersTakesAState) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 3000 && !HasFatalFailure(); ++i) {
     const Cluster c = random_cluster(random);
     const int k = static_cast<int>(random() % 4);
-    const Placement p = place_replicas(c.ranks, c.content, k);
+    const Placement p = place_replicas(c.ranks, c.groups, k);
     check_losses(c, p, k, true);
     check_losses(c, p, k, false);
-    const Placement again = place_replicas(c.ranks, c.content, k);
+    const Placement again = place_replicas(c.ranks, c.groups, k);
     ASSERT_EQ(again.holders, p.holders);
-    // Nobody keeps its own worker's state, nor more copies than asked for.
+    // No rank keeps its own worker's state, nor are there more copies than k.
     for (size_t r = 0; r < c.ranks.size(); ++r) {
       ASSERT_LE(p.holders[r].size(), static_cast<size_t>(k));
       for (const int h : p.holders[r]) {
@@ -121,13 +121,13 @@ bool feasible(const std::vector<RankPlace>& ranks, size_t load) {
   return true;
 }
 
-TEST(Buddies, ReplicasAreDealtEvenly) {
+TEST(ReplicaPlacement, ReplicasAreSpreadEvenly) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 1000; ++i) {
     Cluster c = random_cluster(random);
-    c.content.clear();
+    c.groups.clear();
     std::set<std::string> hosts;
     for (const RankPlace& r : c.ranks) hosts.insert(r.host);
     if (hosts.size() < 2) continue;
@@ -140,7 +140,7 @@ TEST(Buddies, ReplicasAreDealtEvenly) {
   }
 }
 
-TEST(Buddies, EqualHostsKeepEqually) {
+TEST(ReplicaPlacement, EqualHostsKeepEqually) {
   for (int hosts = 2; hosts < 7; ++hosts)
     for (int slots = 1; slots < 5; ++slots)
       for (int k = 1; k < hosts; ++k) {
@@ -155,7 +155,7 @@ TEST(Buddies, EqualHostsKeepEqually) {
       }
 }
 
-TEST(Buddies, WhatIsReplicatedAlreadyNeedsNoBuddy) {
+TEST(ReplicaPlacement, AStateThatDataParallelRanksReplicateNeedsNoReplica) {
   const std::vector<RankPlace> ranks = {
       {"a", "a"}, {"b", "b"}, {"c", "c"}, {"d", "d"}};
   const std::vector<int> same = {0, 0, 0, 0};

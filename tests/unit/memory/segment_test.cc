@@ -1,4 +1,4 @@
-// State segments: what is committed is found, what is not is not, and what is
+// State segments: only what was committed is found, and a segment that is
 // damaged, foreign or too large is refused with the reason.
 #include "checkpoint/memory/segment.h"
 
@@ -54,7 +54,7 @@ std::unique_ptr<StateSegment> make(const std::string& path, int64_t capacity) {
   return std::move(*s);
 }
 
-TEST(StateInfo, WhatIsEncodedIsDecodedAndNothingElse) {
+TEST(StateInfo, DecodesExactlyWhatWasEncoded) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
@@ -72,7 +72,7 @@ TEST(StateInfo, WhatIsEncodedIsDecodedAndNothingElse) {
     const auto back = decode(words);
     ASSERT_TRUE(back.ok()) << back.status().to_string();
     ASSERT_EQ(*back, info);
-    // Any other words give another state or a reason, never a crash.
+    // Other words give another state or an error, never a crash.
     std::vector<uint64_t> wrong = words;
     wrong[random() % wrong.size()] ^= uint64_t{1} << random() % 64;
     const auto other = decode(wrong);
@@ -86,7 +86,7 @@ TEST(StateInfo, WhatIsEncodedIsDecodedAndNothingElse) {
   }
 }
 
-TEST(StateSegment, WhatWasCommittedIsThereForWhoeverOpensIt) {
+TEST(StateSegment, EveryReaderFindsWhatWasCommitted) {
   const ShmDir dir;
   const std::string path = dir / "s";
   {
@@ -116,7 +116,7 @@ TEST(StateSegment, WhatWasCommittedIsThereForWhoeverOpensIt) {
   EXPECT_EQ(st.st_mode & 0777, 0600U);
 }
 
-TEST(StateSegment, ABufferThatIsWrittenHoldsNothing) {
+TEST(StateSegment, ABufferBeingWrittenHasNoRecord) {
   const ShmDir dir;
   auto s = make(dir / "s", 10);
   s->begin(0);
@@ -132,9 +132,9 @@ TEST(StateSegment, ABufferThatIsWrittenHoldsNothing) {
   EXPECT_TRUE(s->contents().states.empty());
 }
 
-// A generation takes a state over as it stands: both descriptions hold, until
-// a third one comes, and no instant is without.
-TEST(StateSegment, AStateCanBeDescribedAnew) {
+// A generation reuses a state in place: both records are valid until a third is
+// written, and at every instant there is a valid one.
+TEST(StateSegment, AStateCanBeRedescribed) {
   const ShmDir dir;
   auto s = make(dir / "s", 10);
   s->begin(0);
@@ -147,13 +147,13 @@ TEST(StateSegment, AStateCanBeDescribedAnew) {
   EXPECT_TRUE(s->is_valid(taken));
   ASSERT_EQ(s->contents().states.size(), 2U);
   EXPECT_EQ(s->contents().states[0].info.generation, 4);
-  // Generation 4 came to nothing; 5 starts from what 3 left.
+  // Generation 4 failed; 5 starts from what 3 left.
   info.generation = 5;
   const auto again = s->redescribe(old, info);
   EXPECT_TRUE(s->is_valid(old));
   EXPECT_FALSE(s->is_valid(taken));
   EXPECT_TRUE(s->is_valid(again));
-  // 6 starts from what 5 says.
+  // 6 starts from the record of 5.
   info.generation = 6;
   s->redescribe(again, info);
   EXPECT_FALSE(s->is_valid(old));
@@ -162,7 +162,7 @@ TEST(StateSegment, AStateCanBeDescribedAnew) {
   EXPECT_TRUE(s->contents().states.empty());
 }
 
-// Commits go on where they were after the file is opened again.
+// Sequence numbers continue after the file is reopened.
 TEST(StateSegment, TheNewestCommitIsTheNewestAfterReopening) {
   const ShmDir dir;
   make(dir / "s", 4);
@@ -212,8 +212,8 @@ void flip(const std::string& path, int64_t at) {
   f.put(c);
 }
 
-// Every byte of the header in turn: what is opened says either what was
-// committed or less, never something else.
+// Every byte of the header is damaged in turn: a reader finds what was
+// committed or less, never anything else.
 TEST(StateSegment, DamageOfTheHeaderIsFound) {
   const ShmDir dir;
   const std::string path = dir / "s";
@@ -246,7 +246,7 @@ TEST(StateSegment, DamageOfTheHeaderIsFound) {
   EXPECT_GT(damaged, 2 * 8 * 20);
 }
 
-TEST(StateSegment, OfAnotherSizeJobOrKindIsRefused) {
+TEST(StateSegment, AnotherSizeJobOrKindIsRefused) {
   const ShmDir dir;
   const std::string path = dir / "s";
   const uint64_t bytes = make(path, 5000)->bytes();
@@ -270,7 +270,7 @@ TEST(StateSegment, OfAnotherSizeJobOrKindIsRefused) {
             Code::kNotFound);
 }
 
-TEST(StateSegment, APlaceThatIsTakenStaysAsItIs) {
+TEST(StateSegment, CreateDoesNotReplaceAFile) {
   const ShmDir dir;
   auto s = make(dir / "s", 4);
   s->begin(0);
@@ -281,7 +281,7 @@ TEST(StateSegment, APlaceThatIsTakenStaysAsItIs) {
   EXPECT_FALSE(std::filesystem::exists(dir / "s.new"));
 }
 
-TEST(StateSegment, TooLittleSharedMemoryIsSaidWithNumbers) {
+TEST(StateSegment, TooLittleSharedMemoryIsReportedWithNumbers) {
   const ShmDir dir;
   const int64_t huge = int64_t{1} << 42;
   const auto s = StateSegment::create(dir / "s", kJob, huge);
@@ -293,7 +293,7 @@ TEST(StateSegment, TooLittleSharedMemoryIsSaidWithNumbers) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
-TEST(StateSegment, BytesAreTwoBuffersAndAHeader) {
+TEST(StateSegment, SizeIsAHeaderAndTwoBuffers) {
   for (const int64_t n : {0, 1, 1000, 1024, 1025, 1 << 20}) {
     const uint64_t data = 6 * static_cast<uint64_t>(n) * 4;
     EXPECT_GE(segment_bytes(n), data);
@@ -302,7 +302,7 @@ TEST(StateSegment, BytesAreTwoBuffersAndAHeader) {
   }
 }
 
-TEST(Shelf, ListsAndRemovesTheJobsOwnFilesAlone) {
+TEST(SegmentDirectory, ListsAndRemovesOnlyTheFilesOfTheJob) {
   const ShmDir dir;
   EXPECT_EQ(free_number(dir.path(), kJob), 0);
   for (const int n : {0, 1, 3})
@@ -334,7 +334,7 @@ TEST(Shelf, ListsAndRemovesTheJobsOwnFilesAlone) {
   EXPECT_TRUE(list_segments(dir / "none", kJob).empty());
 }
 
-TEST(Shelf, TheSmallestThatSufficesIsUsedAgain) {
+TEST(SegmentDirectory, TheSmallestSufficientSegmentIsReused) {
   const std::vector<int64_t> free = {100000, 3000000, 2000000, 2500000};
   EXPECT_EQ(pick_segment(free, 1900000), 2);
   EXPECT_EQ(pick_segment(free, 2000001), 3);

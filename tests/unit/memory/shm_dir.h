@@ -1,4 +1,4 @@
-// A folder of shared memory that is gone with the test.
+// A directory in shared memory that is removed at the end of the test.
 #pragma once
 
 #include <stdlib.h>

@@ -94,7 +94,8 @@ std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
       const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
       const std::vector<model::MicroBatch> mine(
           static_cast<size_t>(
-              geometry::deal(s.microbatches, l.dp, (*mesh)->coord().dp).size()),
+              geometry::even_share(s.microbatches, l.dp, (*mesh)->coord().dp)
+                  .size()),
           {.tokens_BT = tokens.data(),
            .targets_BT = tokens.data(),
            .B = s.B,
@@ -234,14 +235,14 @@ TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
         .zero = {.stage = s.zero_stage,
                  .shard_group = s.zero_stage == 0 ? 0 : z}};
     std::vector<memory::RankPlace> places;
-    std::vector<int> content;
+    std::vector<int> groups;
     for (int r = 0; r < l.world(); ++r) {
       places.push_back({std::to_string(r), std::to_string(r)});
-      content.push_back(geometry::replica_group(sharding, r));
+      groups.push_back(geometry::replica_group(sharding, r));
     }
     size_t most = 0;
     for (const auto& k :
-         memory::place_replicas(places, content, s.replicas).kept)
+         memory::place_replicas(places, groups, s.replicas).kept)
       most = std::max(most, k.size());
     EXPECT_EQ(replicas_kept(s, l), static_cast<int64_t>(most))
         << l.to_string() << " zero " << s.zero_stage << " group " << z
