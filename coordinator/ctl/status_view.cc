@@ -109,13 +109,15 @@ std::string memory_table(const pb::JobStatus& s) {
   return table(rows);
 }
 
-// "MFU 74.1% (312G of 420G FLOP/s)", or "".
+// "312G FLOP/s, GEMM efficiency 74.1%, MFU 40.2%", as far as known.
 std::string speed_text(const pb::StepMetrics& m) {
-  if (m.gemm_flops_per_s() <= 0 || !m.has_flops_per_s()) return "";
-  return fmt::format("MFU {:.1f}% ({} of {} FLOP/s)",
-                     100 * m.flops_per_s() / m.gemm_flops_per_s(),
-                     short_number(m.flops_per_s()),
-                     short_number(m.gemm_flops_per_s()));
+  if (!m.has_flops_per_s()) return "";
+  std::string out = short_number(m.flops_per_s()) + " FLOP/s";
+  if (m.gemm_flops_per_s() > 0)
+    out += fmt::format(", GEMM efficiency {:.1f}%",
+                       100 * m.flops_per_s() / m.gemm_flops_per_s());
+  if (m.has_mfu()) out += fmt::format(", MFU {:.1f}%", 100 * m.mfu());
+  return out;
 }
 
 // "exposed comm 5.2%, bubble 12.1% (11.0% by the schedule)", as far as it is

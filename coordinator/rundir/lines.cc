@@ -118,8 +118,10 @@ std::string metrics_line(const pb::StepMetrics& m) {
   };
   add("flops_per_s", m.has_flops_per_s(), m.flops_per_s());
   add("gemm_flops_per_s", m.has_gemm_flops_per_s(), m.gemm_flops_per_s());
-  // For readers; the two above say it.
-  add("mfu", m.gemm_flops_per_s() > 0, m.flops_per_s() / m.gemm_flops_per_s());
+  // Redundant, for the convenience of readers.
+  add("gemm_efficiency", m.gemm_flops_per_s() > 0,
+      m.flops_per_s() / m.gemm_flops_per_s());
+  add("mfu", m.has_mfu(), m.mfu());
   add("exposed_comm", m.has_exposed_comm(), m.exposed_comm());
   add("bubble", m.has_bubble(), m.bubble());
   if (m.has_digest())
@@ -146,6 +148,7 @@ Result<pb::StepMetrics> parse_metrics_line(std::string_view line) {
        field<D>(j, "flops_per_s", [&](D v) { m.set_flops_per_s(v); }) &&
        field<D>(j, "gemm_flops_per_s",
                 [&](D v) { m.set_gemm_flops_per_s(v); }) &&
+       field<D>(j, "mfu", [&](D v) { m.set_mfu(v); }) &&
        field<D>(j, "exposed_comm", [&](D v) { m.set_exposed_comm(v); }) &&
        field<D>(j, "bubble", [&](D v) { m.set_bubble(v); }) &&
        digest_field(j, [&](uint64_t v) { m.set_digest(v); });

@@ -28,7 +28,7 @@ print('elements', total)
 
 TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
   for (const int workers : {1, 2}) {
-    make({{"train.steps", "40"}});
+    make({{"train.steps", "40"}, {"train.peak_flops", "1e12"}});
     c().start_run(workers);
     expect_exit(c().run(), 0, 60'000);
     expect_sequence(40);
@@ -36,7 +36,10 @@ TEST_F(RunTest, TrainsToTheEndWithOneAndTwoWorkers) {
     ASSERT_FALSE(metrics.empty());
     EXPECT_EQ(metrics.back()["mesh"]["dp"], workers);
     EXPECT_LT(metrics.back()["loss"], metrics.front()["loss"]);
-    for (const Json& m : metrics) EXPECT_EQ(m["generation"], 1);
+    for (const Json& m : metrics) {
+      EXPECT_EQ(m["generation"], 1);
+      EXPECT_NEAR(m["mfu"].get<double>() * 1e12 * workers, m["flops_per_s"], 1);
+    }
     const Finished verify = c().remesh({"checkpoint", "verify", c().run_dir()});
     EXPECT_EQ(verify.exit.code, 0) << verify.output;
     const Finished list = c().remesh({"checkpoint", "list", c().run_dir()});

@@ -37,10 +37,11 @@ struct StepRecord {
   double val_loss = 0;  // NaN: not validated at this step
   int64_t tokens = 0;
   // Of all ranks together; 0: not measured. The model's floating-point
-  // operations (recomputation does not count), and the rate that the ranks'
-  // GEMMs reach alone; their quotient is the GEMM efficiency.
+  // operations (recomputation does not count), and the rate of the ranks'
+  // GEMMs alone: their quotient is the GEMM efficiency.
   double flops_per_s = 0;
   double gemm_flops_per_s = 0;
+  double mfu = 0;  // flops_per_s over the theoretical peak; 0: peak unknown
   // Shares of the step's time, mean over the ranks; negative: not measured.
   double exposed_comm = -1;  // waiting for collectives and messages
   double bubble = -1;        // waiting for a neighbouring pipeline stage

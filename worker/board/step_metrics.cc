@@ -20,6 +20,7 @@ pb::StepMetrics to_metrics(const StepRecord& r, int64_t generation,
   if (!std::isnan(r.val_loss)) m.set_val_loss(r.val_loss);
   if (r.flops_per_s > 0) m.set_flops_per_s(r.flops_per_s);
   if (r.gemm_flops_per_s > 0) m.set_gemm_flops_per_s(r.gemm_flops_per_s);
+  if (r.mfu > 0) m.set_mfu(r.mfu);
   if (r.exposed_comm >= 0) m.set_exposed_comm(r.exposed_comm);
   if (r.bubble >= 0) m.set_bubble(r.bubble);
   if (r.has_digest) m.set_digest(r.digest);

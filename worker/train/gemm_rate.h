@@ -1,5 +1,5 @@
-// Measures the GEMM rate of this rank, to which the rate of a step is compared
-// (GEMM efficiency).
+// The GEMM rate that this rank reaches at best. The share of it that a step
+// reaches is the GEMM efficiency; MFU refers to the theoretical peak instead.
 #pragma once
 
 #include <cstdint>

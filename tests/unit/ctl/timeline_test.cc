@@ -282,6 +282,7 @@ pb::JobStatus measured() {
   m->set_step(3);
   m->set_flops_per_s(3.12e11);
   m->set_gemm_flops_per_s(4e11);
+  m->set_mfu(0.39);
   m->set_exposed_comm(0.05);
   m->set_bubble(0.125);
   pb::RankStatus* r = s.add_workers()->add_ranks();
@@ -299,7 +300,7 @@ TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
   for (const char* part :
        {"dp1 pp2 as asked",
         "ZeRO 2 in groups of 2, 1f1b, recompute full every 2 layers",
-        "MFU 78.0% (312G of 400G FLOP/s)",
+        "312G FLOP/s, GEMM efficiency 78.0%, MFU 39.0%",
         "exposed comm 5.0%, bubble 12.5% "
         "(10.0% by the schedule)",
         "100M", "105M", "110M", "3.0G", "25.0%"})
@@ -308,7 +309,11 @@ TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
   for (std::string line; std::getline(lines, line);)
     EXPECT_LE(line.size(), 80U) << line;
   pb::JobStatus bare;
-  EXPECT_EQ(status_text(bare, {}).find("MFU"), std::string::npos);
+  EXPECT_EQ(status_text(bare, {}).find("FLOP/s"), std::string::npos);
+  // Without train.peak_flops there is no MFU.
+  pb::JobStatus unknown_peak = measured();
+  unknown_peak.mutable_last()->clear_mfu();
+  EXPECT_EQ(status_text(unknown_peak, {}).find("MFU"), std::string::npos);
 }
 
 TEST(Status, JsonHasAllOfIt) {
@@ -317,7 +322,8 @@ TEST(Status, JsonHasAllOfIt) {
   EXPECT_EQ(j.at("settings").at("pipeline_schedule"), "1f1b");
   EXPECT_EQ(j.at("settings").at("pinned_mesh"), "dp1,pp2,tp1");
   EXPECT_EQ(j.at("settings").at("predicted_bubble"), 0.1);
-  EXPECT_EQ(j.at("last").at("mfu"), 0.78);
+  EXPECT_EQ(j.at("last").at("gemm_efficiency"), 0.78);
+  EXPECT_EQ(j.at("last").at("mfu"), 0.39);
   EXPECT_EQ(j.at("last").at("bubble"), 0.125);
   const Json& rank = j.at("workers")[0].at("ranks")[0];
   EXPECT_EQ(rank.at("exposed_comm"), 0.25);

@@ -72,13 +72,17 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
 
 TEST_F(RunDirTest, WhatWasMeasuredOfAStepIsWrittenAndWhatWasNotIsLeftOut) {
   pb::StepMetrics m = metrics(7);
-  EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
+  EXPECT_EQ(metrics_line(m).find("gemm_efficiency"), std::string::npos);
   EXPECT_EQ(metrics_line(m).find("bubble"), std::string::npos);
   m.set_flops_per_s(3e11);
   m.set_gemm_flops_per_s(4e11);
   m.set_exposed_comm(0.125);
   m.set_bubble(0);
-  EXPECT_NE(metrics_line(m).find(R"("mfu":0.75,)"), std::string::npos);
+  EXPECT_NE(metrics_line(m).find(R"("gemm_efficiency":0.75,)"),
+            std::string::npos);
+  EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
+  m.set_mfu(0.375);
+  EXPECT_NE(metrics_line(m).find(R"("mfu":0.375,)"), std::string::npos);
   const auto back = parse_metrics_line(metrics_line(m));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(metrics_line(*back), metrics_line(m));
