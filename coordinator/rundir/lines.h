@@ -1,10 +1,12 @@
-// The two logs of a run that programs and people read, line by line:
-// metrics.jsonl (one finished step a line) and events.jsonl (one event a line).
+// The lines of metrics.jsonl (one per finished step) and events.jsonl (one per
+// event): JSON objects whose keys are the fields of pb::StepMetrics and
+// pb::EventRecord that are set, in the order of their declaration.
 //
-// Pure functions. Doubles of metrics carry 17 significant digits, so that
-// parsing gives back the same bits; NaN and infinities, which JSON lacks, are
-// written as null and read as NaN. Text that is not UTF-8 (last words of a
-// process) has its bad bytes replaced. A line ends without '\n' here.
+// Pure functions. A double is written so that parsing gives back the same bits;
+// NaN and infinities, which JSON lacks, are written as null and read as NaN. A
+// digest is written as 16 hexadecimal digits, because readers of JSON keep 53
+// bits of a number. Bytes that are not UTF-8 (in the last output of a process)
+// are replaced. A line has no '\n' here.
 #pragma once
 
 #include <string>
@@ -15,12 +17,11 @@
 
 namespace remesh::rundir {
 
+// Adds gemm_efficiency, flops_per_s over gemm_flops_per_s, if both are known.
 std::string metrics_line(const pb::StepMetrics& metrics);
-// Corrupt when the line is not what metrics_line writes. Unknown keys are
-// passed over.
+// Corrupt if metrics_line() cannot have written it. Unknown keys are ignored.
 Result<pb::StepMetrics> parse_metrics_line(std::string_view line);
 
-// Only the fields that are set are written.
 std::string event_line(const pb::EventRecord& event);
 Result<pb::EventRecord> parse_event_line(std::string_view line);
 
