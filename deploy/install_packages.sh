@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the packages of deploy/packages.txt that are missing. Debian 12.
-# Needs root or sudo only when something is missing.
+# Installs the missing packages of deploy/packages.txt. Debian 12. Needs root or
+# sudo only if a package is missing.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 missing=()
@@ -10,7 +10,7 @@ while read -r package; do
   [ "$status" = "install ok installed" ] || missing+=("$package")
 done < "$here/packages.txt"
 if [ ${#missing[@]} -eq 0 ]; then
-  echo "packages: all there"
+  echo "packages: all installed"
   exit 0
 fi
 sudo=""

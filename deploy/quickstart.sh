@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From a fresh Debian 12 to a trained model: installs the packages, builds,
-# prepares the shipped corpus, and trains a small Llama on two workers. While it
-# trains, a third worker joins and one worker is killed, so that you see the
-# mesh move and the loss go on falling. Idempotent; a few minutes.
+# prepares the shipped corpus, and trains a small Llama on two workers. During
+# the training a third worker joins and one worker is killed: the mesh changes
+# and the loss keeps falling. Idempotent; takes a few minutes.
 #
 #   deploy/quickstart.sh [--set section.key=value ...]
 set -euo pipefail
@@ -28,16 +28,16 @@ run=runs/quickstart-$(date +%Y%m%d-%H%M%S)
 job=deploy/examples/quickstart.toml
 echo "remesh run $job --local 2 --run-dir $run $*"
 
-# What happens to a cluster of machines that come and go, played on one: at a
-# third of the steps a worker joins, at two thirds one is killed with -9.
+# Simulates a cluster of machines that come and go: after a third of the steps a
+# worker joins, after two thirds one is killed with SIGKILL.
 steps_done() { [ -f "$run/metrics.jsonl" ] && wc -l < "$run/metrics.jsonl" || echo 0; }
 wait_for_step() { while [ "$(steps_done)" -lt "$1" ]; do sleep 0.2; done; }
-drama() {
+membership_changes() {
   trap 'kill $(jobs -p) 2>/dev/null; exit 0' TERM
   while [ ! -f "$run/job.toml" ]; do sleep 0.2; done
   steps=$(sed -n '/^\[train\]/,/^\[/s/^steps *= *//p' "$run/job.toml")
   wait_for_step $((steps / 3))
-  echo ">>> here comes a third worker: remesh-worker --connect $run --name late"
+  echo ">>> a third worker joins: remesh-worker --connect $run --name late"
   remesh-worker --connect "$run" --slots 1 --name late \
     --log "$run/logs/late.out" &
   wait_for_step $((steps * 2 / 3))
@@ -45,17 +45,17 @@ drama() {
     python3 -c 'import json, sys
 workers = json.load(sys.stdin)["workers"]
 print(next(w["pid"] for w in workers if w["name"] != "late"))')
-  echo ">>> and now: kill -9 $victim, one of the first two workers"
+  echo ">>> kill -9 $victim: one of the first two workers dies"
   kill -9 "$victim"
   wait
 }
-drama &
-drama_pid=$!
-trap 'kill $drama_pid 2>/dev/null || true; wait $drama_pid 2>/dev/null || true' EXIT
+membership_changes &
+changes_pid=$!
+trap 'kill $changes_pid 2>/dev/null || true; wait $changes_pid 2>/dev/null || true' EXIT
 
 code=0
 remesh run "$job" --local 2 --run-dir "$run" "$@" || code=$?
 if [ $code -eq 0 ]; then
-  wait $drama_pid || true
+  wait $changes_pid || true
 fi
 exit $code

@@ -11,6 +11,7 @@
 #include "checkpoint/store/verify.h"
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/exit.h"
+#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
@@ -119,9 +120,9 @@ int list(const Options& options) {
       fmt::print("{:>10}  not usable: {}\n", f.step, f.status.message());
       continue;
     }
-    fmt::print("{:>10}  {:>10}  {} shard{} of {}  {}\n", f.step,
-               format_bytes(bytes_of(f.manifest)), f.manifest.shards_size(),
-               f.manifest.shards_size() == 1 ? "" : "s",
+    fmt::print("{:>10}  {:>10}  {} of {}  {}\n", f.step,
+               format_bytes(bytes_of(f.manifest)),
+               plural(f.manifest.shards_size(), "shard"),
                rundir::mesh_text(f.manifest.mesh()), f.path);
   }
   return kExitOk;

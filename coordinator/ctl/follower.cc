@@ -10,8 +10,8 @@ namespace remesh::ctl {
 namespace {
 
 constexpr int64_t kAskEveryMs = 500;
-// A question without an answer for so long is asked of the address anew.
-constexpr int64_t kAnswerWithinMs = 3000;
+// After this long without a reply, connect to the address again.
+constexpr int64_t kReplyTimeoutMs = 3000;
 
 }  // namespace
 
@@ -28,7 +28,7 @@ double Pace::left_s(int64_t steps, double now) const {
   const double pace =
       (last_time - first_time) / static_cast<double>(last_step - first_step);
   const double left = pace * static_cast<double>(steps - last_step);
-  // Goes down between steps too, but not below what the step takes to end.
+  // Decreases between steps too, by at most the length of one step.
   return std::max(left - std::max(now - last_time, 0.0),
                   left > 0 ? left - pace : 0.0);
 }
@@ -56,7 +56,7 @@ void Follower::say(const std::string& text, Tone tone, double now_unix) {
 void Follower::read_events() {
   for (const std::string& line : events_.poll()) {
     const auto event = rundir::parse_event_line(line);
-    if (!event.ok()) continue;  // of a newer version, or mended by hand
+    if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
     say(event_text(e), event_tone(e), e.time());
     if (e.event() == events::kJobDone) outcome_ = "done";
@@ -89,7 +89,7 @@ void Follower::ask_status(int64_t now_ms) {
     if (const auto reply = asker_->poll()) {
       state_ = reply->status().state();
       detail_ = reply->status().detail();
-    } else if (now_ms - asked_ms_ > kAnswerWithinMs) {
+    } else if (now_ms - asked_ms_ > kReplyTimeoutMs) {
       state_ = "unreachable";
       asker_.reset();
     }

@@ -1,8 +1,8 @@
-// Follower: shows a run as it goes, from the run directory's files, which
-// outlive any coordinator, and from the coordinator's answers for what no file
-// says ("waiting for workers: 0 of 1 slots").
+// Follower: shows the progress of a run from the files of the run directory,
+// which outlive any coordinator, and from the coordinator's status for what is
+// in no file ("waiting for workers: 0 of 1 slots").
 //
-// Threads: one. Nothing here blocks.
+// Threads: one. No call blocks.
 #pragma once
 
 #include <deque>
@@ -18,12 +18,11 @@
 
 namespace remesh::ctl {
 
-// Estimates the time left from the pace of the last steps, pauses included,
-// so that it tells what a clock on the wall will show.
+// Estimates the time left from the rate of the last steps, including pauses.
 class Pace {
  public:
   void step(int64_t step, double time);
-  // Negative: not known yet.
+  // Negative if not known yet.
   double left_s(int64_t steps, double now) const;
 
  private:
@@ -33,18 +32,18 @@ class Pace {
 
 class Follower {
  public:
-  // Lines that are in the files already are not shown.
+  // Lines that the files already have are not shown.
   Follower(const pb::Job& job, std::string run_dir, Screen* screen);
 
-  // Reads what is new, shows it, asks the coordinator now and then.
+  // Shows new lines, and queries the coordinator periodically.
   void poll(int64_t now_ms, double now_unix);
-  // "done", "stopped" or "failed" once the job has ended, else "".
+  // "done", "stopped" or "failed" after the job has ended, else "".
   const std::string& outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
   int64_t last_step() const { return last_step_; }
-  // Lines of our own, among the run's.
+  // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
-  // Shown at the bottom instead of the loss; "" ends it.
+  // Shown at the bottom in place of the loss; "" removes it.
   void set_note(const std::string& note) { note_ = note; }
 
  private:
@@ -63,7 +62,7 @@ class Follower {
   int64_t last_step_ = 0;
   double loss_ = 0;
   std::string note_;
-  std::string state_;  // of the coordinator's last answer
+  std::string state_;  // from the coordinator's last reply
   std::string detail_;
   std::string outcome_;
   std::string reason_;

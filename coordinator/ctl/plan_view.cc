@@ -16,7 +16,7 @@ namespace {
 
 using geometry::Layout;
 
-// As the coordinator asks (coordinator/core/mesh.cc), for hosts alike.
+// The request that the coordinator would make for identical hosts.
 Result<planner::DealRequest> request_of(const pb::Job& job,
                                         const PlanOptions& o) {
   planner::DealRequest r;
@@ -37,7 +37,8 @@ Result<planner::DealRequest> request_of(const pb::Job& job,
   r.min_slots = static_cast<int>(job.elastic().min_slots());
   r.max_slots = static_cast<int>(job.elastic().max_slots());
   r.shape = core::shape_of(job);
-  if (!r.shape) return invalid_argument("the job's model is not complete");
+  if (!r.shape)
+    return invalid_argument("the job's [model] section is incomplete");
   for (const std::string& text : job.elastic().layouts()) {
     ASSIGN_OR_RETURN(const Layout l, Layout::parse(text));
     r.layouts.push_back(l);
@@ -100,13 +101,14 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
          "\n";
   const int64_t most = planner::most_microbatches(shape, l);
   out += fmt::format(
-      "  {} microbatches of {} x {} tokens a step, {} a data-parallel rank\n",
+      "  {} microbatches of {} x {} tokens per step, {} per data-parallel "
+      "rank\n",
       shape.microbatches, shape.B, shape.T,
       shape.microbatches % l.dp == 0 ? fmt::format("{}", most)
                                      : fmt::format("{} or {}", most - 1, most));
   if (l.pp > 1) {
     out += stages_text(shape, l);
-    out += fmt::format("  bubble by the schedule: {:.1f} %\n",
+    out += fmt::format("  scheduled bubble: {:.1f} %\n",
                        100 * core::scheduled_bubble(shape, l));
   }
   planner::Hardware hw;
@@ -116,14 +118,15 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
   if (shape.bf16) hw.flops_per_core *= 2;
   const planner::StepEstimate e = planner::estimate_step(shape, l, hw);
   out += fmt::format(
-      "  of a step, roughly: {:.0f} % compute, {:.0f} % bubble, {:.0f} % "
+      "  estimated step time: {:.0f} % compute, {:.0f} % bubble, {:.0f} % "
       "exposed communication\n",
       100 * e.compute_s / e.total_s(), 100 * e.bubble_s / e.total_s(),
       100 * e.exposed_s / e.total_s());
-  out += "memory of a rank, predicted:\n" + memory_table(shape, l);
+  out += "predicted memory of a rank:\n" + memory_table(shape, l);
   if (o.memory_gib > 0)
-    out += fmt::format("  of {:.1f} GiB that each of a host's {} ranks has\n",
-                       o.memory_gib / hw.ranks_per_host, hw.ranks_per_host);
+    out +=
+        fmt::format("  available: {:.1f} GiB for each of a host's {} ranks\n",
+                    o.memory_gib / hw.ranks_per_host, hw.ranks_per_host);
   return out;
 }
 

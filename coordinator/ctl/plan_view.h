@@ -1,4 +1,4 @@
-// `remesh plan` as text: pure.
+// `remesh plan` as text: pure functions.
 #pragma once
 
 #include <string>
@@ -14,12 +14,12 @@ struct PlanOptions {
   int slots = 1;  // of each host
   int hosts = 1;
   int cores = 0;          // of each host; 0: this machine's
-  double memory_gib = 0;  // of each host; 0: not looked at
-  std::string layout;     // instead of the one that would be chosen
+  double memory_gib = 0;  // of each host; 0: not checked
+  std::string layout;     // "": selected automatically
 };
 
-// The mesh that the job would get, its stages, schedule and memory. Fails with
-// the reason when there is none. REQUIRES: resolve() made the job.
+// The mesh that the job would get, its stages, schedule and memory. The error
+// is the reason why there is none. REQUIRES: `job` is resolved.
 Result<std::string> plan_text(const pb::Job& job, const PlanOptions& options);
 
 }  // namespace remesh::ctl

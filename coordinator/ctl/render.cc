@@ -13,7 +13,7 @@
 namespace remesh::ctl {
 namespace {
 
-// " (why)" or nothing.
+// " (text)", or "" if there is no text.
 std::string in_brackets(const std::string& text) {
   return text.empty() ? "" : " (" + text + ")";
 }
@@ -22,11 +22,7 @@ std::string after_colon(const std::string& text) {
   return text.empty() ? "" : ": " + text;
 }
 
-std::string plural(int64_t n, const std::string& thing) {
-  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
-}
-
-// The last part of a checkpoint's path says it all here.
+// The last component of a checkpoint's path.
 std::string source_name(const std::string& source) {
   return source.substr(source.rfind('/') + 1);  // npos + 1 is 0
 }
@@ -38,12 +34,12 @@ std::string mesh_event(const pb::EventRecord& e) {
   std::string out = fmt::format("generation {}: mesh {}, from {}",
                                 e.generation(), mesh, source_name(e.source()));
   if (e.lost_steps() > 0) {
-    out += fmt::format(", {} computed again", plural(e.lost_steps(), "step"));
+    out += fmt::format(", {} recomputed", plural(e.lost_steps(), "step"));
   }
   return out + in_brackets(e.detail());
 }
 
-// The cause begins with whom it is about; here that stands before it.
+// The cause repeats the rank or worker, which is named first here.
 std::string failure_event(const pb::EventRecord& e) {
   std::string where, named;
   if (e.has_rank()) {
@@ -63,11 +59,11 @@ std::string failure_event(const pb::EventRecord& e) {
 }
 
 std::string training_event(const pb::EventRecord& e) {
-  return fmt::format("training on {} again, it stood for {}",
+  return fmt::format("training resumed on {} after {}",
                      rundir::mesh_text(e.mesh()), format_duration(e.seconds()));
 }
 
-// Everything an event says, for the ones without words of their own.
+// All fields of an event that has no text of its own.
 std::string any_event(const pb::EventRecord& e) {
   std::string name = e.event();
   std::replace(name.begin(), name.end(), '_', ' ');
@@ -97,6 +93,10 @@ std::string toned(const std::string& text, Tone tone, const Style& style) {
       break;
   }
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+}
+
+std::string plural(int64_t n, const std::string& thing) {
+  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
 }
 
 std::string short_number(double value) {
@@ -133,22 +133,23 @@ std::string event_text(const pb::EventRecord& e) {
   if (name == events::kWorkerJoined)
     return worker + " joined" + after_colon(e.detail());
   if (name == events::kWorkerBack)
-    return worker + " is back" + after_colon(e.detail());
+    return worker + " returned" + after_colon(e.detail());
   if (name == events::kWorkerLeft) return worker + " left";
-  if (name == events::kWorkerLeaving) return worker + " wants to leave";
+  if (name == events::kWorkerLeaving) return worker + " is leaving";
   if (name == events::kWorkerLost)
     return worker + " lost" + after_colon(e.cause());
-  if (name == events::kDrain) return worker + " is drained";
+  if (name == events::kDrain) return "draining " + worker;
   if (name == events::kMeshAsked)
-    return "mesh asked for" + after_colon(e.detail());
-  if (name == events::kScaleAsked) return "scaled" + after_colon(e.detail());
+    return "mesh requested" + after_colon(e.detail());
+  if (name == events::kScaleAsked)
+    return "slot limit changed" + after_colon(e.detail());
   if (name == events::kMeshReleased)
-    return "mesh given up" + after_colon(e.detail());
+    return "requested mesh released" + after_colon(e.detail());
   if (name == events::kMesh) return mesh_event(e);
   if (name == events::kTraining) return training_event(e);
   if (name == events::kFailure) return failure_event(e);
   if (name == events::kGenerationEnded) {
-    return fmt::format("generation {} ended in order{}", e.generation(),
+    return fmt::format("generation {} stopped cleanly{}", e.generation(),
                        after_colon(e.detail()));
   }
   if (name == events::kCheckpoint) {
@@ -157,9 +158,10 @@ std::string event_text(const pb::EventRecord& e) {
   if (name == events::kCheckpointFailed) {
     return "checkpoint not saved" + after_colon(e.cause());
   }
-  if (name == events::kWaiting)
-    return "waiting for workers" + after_colon(e.detail());
-  if (name == events::kStopRequested) return "asked to stop: saves and ends";
+  // For slots, or for a worker that holds the newest state: the detail says.
+  if (name == events::kWaiting) return "waiting" + after_colon(e.detail());
+  if (name == events::kStopRequested)
+    return "stop requested; saving and stopping";
   if (name == events::kJobDone) return fmt::format("done at step {}", e.step());
   if (name == events::kJobStopped)
     return fmt::format("stopped at step {}", e.step());
@@ -206,7 +208,7 @@ std::string progress_line(const Progress& p, const Style& style) {
   const size_t width = std::max(style.width, 1);
   const size_t taken = display_width(tail) + 2;
   if (taken + kMinBar > width) {
-    // Too narrow for a bar. Only ASCII is cut here: a note is our own text.
+    // Too narrow for a bar. The tail is ASCII, so bytes are columns.
     return tail.substr(1, width);
   }
   const size_t bar = std::min(kMaxBar, width - taken);

@@ -43,7 +43,7 @@ std::string last_line_of(const std::string& path) {
   return lines.empty() ? "" : lines.back();
 }
 
-// A path as short as it can be typed from here.
+// The path relative to the working directory if that is shorter to type.
 std::string shown(const std::string& path) {
   std::error_code error;
   const auto here = std::filesystem::current_path(error);

@@ -1,5 +1,5 @@
-// The terminal, or the pipe: lines that stay, and on a terminal one line at the
-// bottom that is redrawn. Writes to stdout; one thread.
+// Output of `remesh run` to stdout: lines, and on a terminal one line at the
+// bottom that is redrawn. Threads: one.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace remesh::ctl {
 
-// What stdout is: a terminal of which width, UTF-8 by the locale's variables,
-// colors unless NO_COLOR is set or TERM is dumb.
+// Style of stdout: the terminal's width, UTF-8 if the locale's variables say
+// so, colors unless NO_COLOR is set or TERM is dumb.
 Style style_of_stdout();
 bool stdout_is_terminal();
 
@@ -21,10 +21,10 @@ class Screen {
   Screen& operator=(const Screen&) = delete;
 
   const Style& style() const { return style_; }
-  // Takes the terminal's present width.
+  // Reads the width of the terminal again.
   void resize();
   void line(const std::string& text, Tone tone = Tone::kPlain);
-  // On a terminal only; "" takes it away.
+  // Sets the bottom line, on a terminal only; "" removes it.
   void bottom(const std::string& text);
   void flush();
 

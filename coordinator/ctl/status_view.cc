@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 
-// Rows of cells as aligned columns, two spaces apart, indented by two.
+// Aligned columns, two spaces apart, indented by two.
 std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
@@ -42,8 +42,9 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
 std::string rank_text(const pb::RankStatus& r) {
   if (r.exited()) {
     return r.signal() != 0
-               ? fmt::format("{}: ended by signal {}", r.rank(), r.signal())
-               : fmt::format("{}: exited {}", r.rank(), r.exit_code());
+               ? fmt::format("{}: killed by signal {}", r.rank(), r.signal())
+               : fmt::format("{}: exited with code {}", r.rank(),
+                             r.exit_code());
   }
   std::string out =
       fmt::format("{}: pid {} step {}", r.rank(), r.pid(), r.step());
@@ -53,13 +54,13 @@ std::string rank_text(const pb::RankStatus& r) {
 
 std::string worker_table(const pb::JobStatus& s) {
   std::vector<std::vector<std::string>> rows = {
-      {"worker", "host", "pid", "slots", "state", "last sign", "ranks"}};
+      {"worker", "host", "pid", "slots", "state", "last seen", "ranks"}};
   for (const pb::WorkerStatus& w : s.workers()) {
     std::vector<std::string> ranks;
     for (const pb::RankStatus& r : w.ranks()) ranks.push_back(rank_text(r));
     rows.push_back({w.name(), w.host(), fmt::format("{}", w.pid()),
                     fmt::format("{}", w.slots()),
-                    w.state() + (w.draining() ? ", leaving" : ""),
+                    w.state() + (w.draining() ? ", draining" : ""),
                     format_duration(w.age_s()) + " ago",
                     ranks.empty() ? "-" : join(ranks, "; ")});
   }
@@ -75,7 +76,7 @@ std::string share_text(bool known, double share) {
   return known ? fmt::format("{:.1f}%", 100 * share) : "-";
 }
 
-// A row a rank: what it holds, by what it is for, and what was predicted.
+// One row per rank: its memory by purpose, and the predicted total.
 std::string memory_table(const pb::JobStatus& s) {
   std::vector<const pb::RankStatus*> ranks;
   for (const pb::WorkerStatus& w : s.workers())
@@ -120,8 +121,7 @@ std::string speed_text(const pb::StepMetrics& m) {
   return out;
 }
 
-// "exposed comm 5.2%, bubble 12.1% (11.0% by the schedule)", as far as it is
-// known.
+// "exposed comm 5.2%, bubble 12.1% (11.0% scheduled)", as far as known.
 std::string waiting_text(const pb::JobStatus& s) {
   const pb::StepMetrics& m = s.last();
   std::vector<std::string> parts;
@@ -132,8 +132,7 @@ std::string waiting_text(const pb::JobStatus& s) {
   std::string bubble;
   if (m.has_bubble()) bubble = fmt::format(" {:.1f}%", 100 * m.bubble());
   if (s.has_predicted_bubble())
-    bubble +=
-        fmt::format(" ({:.1f}% by the schedule)", 100 * s.predicted_bubble());
+    bubble += fmt::format(" ({:.1f}% scheduled)", 100 * s.predicted_bubble());
   if (!bubble.empty()) parts.push_back("bubble" + bubble);
   return join(parts);
 }
@@ -222,7 +221,7 @@ std::string settings_text(const pb::Parallel& parallel,
     if (parallel.pipeline_chunks() > 1)
       parts.back() += fmt::format(" of {} chunks", parallel.pipeline_chunks());
   }
-  parts.push_back(recompute == "none" ? "nothing recomputed"
+  parts.push_back(recompute == "none" ? "no recomputation"
                                       : "recompute " + recompute);
   if (recompute != "none" && recompute_every > 1)
     parts.back() += fmt::format(" every {} layers", recompute_every);
@@ -257,23 +256,22 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   out += "\n\n";
   std::vector<std::vector<std::string>> rows;
   rows.push_back({"run", s.run_dir()});
-  rows.push_back(
-      {"mesh",
-       s.has_mesh()
-           ? fmt::format(
-                 "{}{}, generation {}, {} spare slot{}{}",
-                 rundir::mesh_text(s.mesh()),
-                 s.pinned().empty() ? "" : " as asked", s.generation(),
-                 s.spares(), s.spares() == 1 ? "" : "s",
-                 s.scale() == 0 ? "" : fmt::format(", scaled to {}", s.scale()))
-           : fmt::format("none, generation {}", s.generation())});
+  std::string mesh = fmt::format("none, generation {}", s.generation());
+  if (s.has_mesh()) {
+    mesh = fmt::format("{}{}, generation {}, {}", rundir::mesh_text(s.mesh()),
+                       s.pinned().empty() ? "" : " (requested)", s.generation(),
+                       plural(s.spares(), "spare slot"));
+    if (s.scale() > 0)
+      mesh += fmt::format(", limited to {}", plural(s.scale(), "slot"));
+  }
+  rows.push_back({"mesh", mesh});
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
                                       s.recompute_every(), s.mesh())});
   if (const std::string speed = speed_text(s.last()); !speed.empty())
     rows.push_back({"speed", speed});
   if (const std::string waiting = waiting_text(s); !waiting.empty())
-    rows.push_back({"waiting", waiting});
+    rows.push_back({"idle time", waiting});
   if (s.has_last()) {
     const pb::StepMetrics& m = s.last();
     rows.push_back({"last step",
@@ -283,7 +281,7 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
   rows.push_back(
       {"checkpoint", s.checkpoint_step() > 0
                          ? fmt::format("step {}", s.checkpoint_step())
-                         : "none of this generation"});
+                         : "none in this generation"});
   rows.push_back(
       {"coordinator", fmt::format("{} on {}, pid {}", s.address(),
                                   s.coordinator_host(), s.coordinator_pid())});

@@ -1,5 +1,5 @@
 // `remesh status` as text and as JSON: pure functions of the coordinator's
-// answer.
+// reply.
 #pragma once
 
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace remesh::ctl {
 
-// How a job runs on its mesh: "ZeRO 2, 1f1b, recompute full".
+// Parallel settings of a job on its mesh: "ZeRO 2, 1f1b, recompute full".
 std::string settings_text(const pb::Parallel& parallel,
                           const std::string& recompute, int64_t recompute_every,
                           const pb::Mesh& mesh);
-// "12M", "1.5G", of 1,048,576 and 1,073,741,824 bytes.
+// "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 
-// The newest events, one a line.
+// The newest events, one per line.
 std::string events_text(const pb::JobStatus& s, const Style& style);
-// All of it, several lines.
+// The complete page.
 std::string status_text(const pb::JobStatus& s, const Style& style);
 
 // One JSON object: job, state, detail, generation, mesh, step, steps, loss,
@@ -26,7 +26,7 @@ std::string status_text(const pb::JobStatus& s, const Style& style);
 // address, coordinator {host, pid, epoch}, workers [{name, host, pid, slots,
 // cores, age_s, state, draining, incarnation, ranks [{rank, host, pid, phase,
 // step, committed_step, memory, predicted_memory ...}]}], settings, events
-// (lines of events.jsonl), scale (slots asked for, null: all).
+// (lines of events.jsonl), scale (requested limit of slots, null: none).
 std::string status_json(const pb::JobStatus& s);
 
 }  // namespace remesh::ctl

@@ -22,7 +22,7 @@ std::string row(const std::string& label, const std::string& text) {
 }
 
 std::string loss_rows(const RunSummary& s) {
-  if (s.metrics.empty()) return row("loss", "no step was finished");
+  if (s.metrics.empty()) return row("loss", "no step finished");
   const pb::StepMetrics& first = s.metrics.front();
   const pb::StepMetrics& last = s.metrics.back();
   std::string out = row(
@@ -33,14 +33,14 @@ std::string loss_rows(const RunSummary& s) {
                    [](const auto& m) { return m.has_val_loss(); });
   if (validated != s.metrics.rend()) {
     out += row("validation",
-               fmt::format("{:.4f} nats a token at step {}",
+               fmt::format("{:.4f} nats per token at step {}",
                            validated->val_loss(), validated->step()));
   }
   return out;
 }
 
 std::string speed_row(const RunSummary& s) {
-  // Of this session: tokens of its steps over the time those steps took.
+  // Only the steps of this session.
   double seconds = 0;
   double tokens = 0;
   int64_t steps = 0;
@@ -52,7 +52,7 @@ std::string speed_row(const RunSummary& s) {
   }
   if (steps == 0 || seconds <= 0) return "";
   return row("speed",
-             fmt::format("{} tokens/s, {:.3f} s a step (mean of {} steps)",
+             fmt::format("{} tokens/s, {:.3f} s per step (mean of {} steps)",
                          short_number(tokens / seconds),
                          seconds / static_cast<double>(steps), steps));
 }
@@ -76,13 +76,11 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
   if (!meshes.empty()) {
     out += row("meshes", join(meshes, style.unicode ? " \u2192 " : " -> "));
   }
-  if (changes > 0) {
+  if (changes > 0)
     out += row(
         "time lost",
-        fmt::format("{} to {} change{}, {} step{} computed again",
-                    format_duration(lost_s), changes, changes == 1 ? "" : "s",
-                    lost_steps, lost_steps == 1 ? "" : "s"));
-  }
+        fmt::format("{} in {} of mesh, {} recomputed", format_duration(lost_s),
+                    plural(changes, "change"), plural(lost_steps, "step")));
   return out;
 }
 
@@ -101,10 +99,10 @@ std::string event_rows(const RunSummary& s) {
     }
   }
   std::string out =
-      row("workers", fmt::format("{} joined, {} went", joined, left));
+      row("workers", fmt::format("{} joined, {} left", joined, left));
   const size_t shown = std::min(bad.size(), kMaxFailures);
   for (size_t i = 0; i < shown; ++i) {
-    out += row(i == 0 ? "trouble" : "", bad[bad.size() - shown + i]);
+    out += row(i == 0 ? "problems" : "", bad[bad.size() - shown + i]);
   }
   if (bad.size() > shown) {
     out += row(

@@ -1,5 +1,5 @@
-// The page at the end of `remesh run`: a pure function of what the run's files
-// hold.
+// The page that `remesh run` prints at the end: a pure function of the contents
+// of the run's files.
 #pragma once
 
 #include <string>
@@ -11,17 +11,16 @@
 namespace remesh::ctl {
 
 struct RunSummary {
-  std::string job_file;  // as the user gave it
+  std::string job_file;  // as typed by the user
   std::string run_dir;
   std::string outcome;  // "done", "stopped", "failed", "interrupted"
   int64_t steps = 0;    // the job's
-  double began = 0;     // unix seconds: events before are of earlier sessions
-  std::vector<pb::StepMetrics> metrics;  // whole run
-  std::vector<pb::EventRecord> events;   // whole run
-  std::string checkpoint;  // newest one's path, "" when there is none
+  double began = 0;     // unix seconds; earlier events are of earlier sessions
+  std::vector<pb::StepMetrics> metrics;  // of all sessions
+  std::vector<pb::EventRecord> events;   // of all sessions
+  std::string checkpoint;  // path of the newest one, "" if there is none
 };
 
-// Several lines, each ended by '\n'.
 std::string summary_text(const RunSummary& s, const Style& style);
 
 }  // namespace remesh::ctl

@@ -29,13 +29,13 @@ int64_t number(const Json& args, const char* key) {
   return whole(args, key) ? args[key].get<int64_t>() : -1;
 }
 
-// What is wrong with an event, or "".
+// The problem of an event, or "".
 std::string event_problem(const Json& e) {
   if (!e.is_object() || !text(e, "ph") || !whole(e, "pid") ||
       !whole(e, "tid") || !text(e, "name"))
     return "lacks ph, pid, tid or name";
   if (e["ph"] == "M") return "";
-  if (e["ph"] != "X") return "is of a kind that ranks do not write";
+  if (e["ph"] != "X") return "is of a kind that is not written by ranks";
   if (!whole(e, "ts") || !whole(e, "dur") || !text(e, "cat"))
     return "lacks ts, dur or cat";
   if (e["dur"].get<int64_t>() < 0) return "has a negative length";
@@ -43,7 +43,7 @@ std::string event_problem(const Json& e) {
   return "";
 }
 
-// Spans of one lane lie inside each other or apart.
+// Spans of one lane must be nested or disjoint.
 std::string nesting_problem(std::vector<TraceSpan> spans) {
   std::stable_sort(spans.begin(), spans.end(),
                    [](const TraceSpan& a, const TraceSpan& b) {
@@ -69,7 +69,7 @@ bool is_pass(const TraceSpan& s) {
           s.category == "weight");
 }
 
-// Time of the spans for which `counts`, those inside such ones not again.
+// Total length of the spans for which `counts`; nested ones count once.
 template <typename F>
 int64_t time_of(const std::vector<TraceSpan>& spans, int64_t from, int64_t to,
                 const F& counts) {
@@ -176,7 +176,7 @@ std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
       to = s.end_us;
     }
     if (!is_pass(s) || s.begin_us < from || s.end_us > to) continue;
-    // Waiting for a neighbour is no work, wherever it stands.
+    // Waiting for a neighbouring stage is not work.
     const int64_t busy =
         s.length_us() -
         time_of(t.spans, s.begin_us, s.end_us,
@@ -253,8 +253,8 @@ std::string merge_traces(const std::vector<RankTrace>& ranks) {
     const auto layout = geometry::Layout::parse(t.mesh);
     for (const std::string& text : t.events) {
       Json e = Json::parse(text);
-      // Nobody sees a span of less than a microsecond, and viewers that sort
-      // begins and ends stumble over it.
+      // A span shorter than a microsecond is invisible, and confuses viewers
+      // that sort begins and ends.
       if (e["ph"] == "X" && e["dur"] == 0) continue;
       if (e["ph"] == "X") e["ts"] = e["ts"].get<int64_t>() - first;
       if (e["name"] == "process_name" && layout.ok() &&
@@ -384,8 +384,8 @@ std::string trace_report(const std::vector<RankTrace>& ranks) {
     out += "bubble: " + bubble.status().message() + "\n";
   } else if (bubble->steps > 0) {
     out += fmt::format(
-        "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % by "
-        "the schedule,\n{:.1f} % with each stage's mean times, {:.1f} % with "
+        "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % "
+        "scheduled,\n{:.1f} % with each stage's mean times, {:.1f} % with "
         "each pass's own time\n({}, {} microbatches; forward {:.2f} ms, "
         "backward {:.2f} ms{})\n",
         100 * bubble->measured, 100 * bubble->scheduled, 100 * bubble->uneven,
@@ -397,7 +397,7 @@ std::string trace_report(const std::vector<RankTrace>& ranks) {
   }
   if (dropped > 0)
     out += fmt::format(
-        "{} spans did not fit into the ranks' memory: trace fewer steps "
+        "{} spans did not fit into the trace buffers; trace fewer steps "
         "(profile.num_steps)\n",
         dropped);
   return out;

@@ -1,4 +1,4 @@
-// Disks that are full, and files that are damaged.
+// Full disks and damaged files.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -26,7 +26,7 @@ void DiskTest::train_to_20() {
   expect_exit(c().run(), 0, 60'000);
 }
 
-// Turns one bit in the middle of the file.
+// Flips one bit in the middle of the file.
 void damage(const std::string& path) {
   std::fstream f(path, std::ios::in | std::ios::out | std::ios::binary);
   f.seekg(static_cast<std::streamoff>(fs::file_size(path) / 2));
@@ -43,7 +43,7 @@ std::string shard_of(const std::string& checkpoint) {
   return "";
 }
 
-// A job whose checkpoints have 24 MiB; null where that may not be.
+// A job with 24 MiB for its checkpoints; null without permission to mount.
 std::unique_ptr<testing::SmallDisk> DiskTest::make_on_small_disk(
     Settings more) {
   make();
@@ -58,7 +58,7 @@ std::unique_ptr<testing::SmallDisk> DiskTest::make_on_small_disk(
 
 TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   const auto disk = make_on_small_disk({{"elastic.keep_state", "false"}});
-  if (disk == nullptr) GTEST_SKIP() << "may not mount a tmpfs here";
+  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
   start_services(1, 12);
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
   disk->fill(64 << 10);
@@ -69,7 +69,7 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
                 .find("No space left"),
             std::string::npos);
   ASSERT_TRUE(c().wait_for_step(full_at + 10));
-  // A change of mesh would lose work: it is put off.
+  // A change of mesh would lose work, so it is postponed.
   c().start_worker({.name = "late"});
   ASSERT_TRUE(c().wait_for_event("change_put_off"));
   const int64_t put_off_at = c().last_step();
@@ -85,16 +85,16 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
-TEST_F(DiskTest, AFullDiskKeepsNoMeshFromChanging) {
+TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   const auto disk = make_on_small_disk({});
-  if (disk == nullptr) GTEST_SKIP() << "may not mount a tmpfs here";
+  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
   start_services(2, 12);
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
   c().start_worker({.name = "late"});
   ASSERT_TRUE(c().wait_for_dp(3));
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
-  // Each rank tells of each failed save once.
+  // Each rank reports each failed save once.
   const int64_t at = c().last_step();
   ASSERT_TRUE(c().wait_for_step(at + 20));
   std::set<std::string> told;
@@ -106,7 +106,7 @@ TEST_F(DiskTest, AFullDiskKeepsNoMeshFromChanging) {
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
-TEST_F(DiskTest, ADamagedCheckpointGivesWayToTheOneBefore) {
+TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   train_to_20();
   damage(shard_of(c().checkpoints() + "/step-00000020"));
   EXPECT_EQ(c().remesh({"checkpoint", "verify", c().run_dir()}).exit.code, 3);
@@ -137,7 +137,7 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobStopsAndSaysSo) {
 
 TEST_F(DiskTest, ADamagedDataSetStopsTheJobWithItsCause) {
   make(endless());
-  // A copy, because the others need theirs.
+  // A copy, because other tests use the original.
   const std::string copy = c().folder() + "/data";
   fs::copy(data_path(), copy, fs::copy_options::recursive);
   testing::write_whole(c().job_file(),

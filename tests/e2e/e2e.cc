@@ -42,7 +42,7 @@ void E2e::stop_in_order() {
 }
 
 void E2e::expect_exit(Process& process, int code, int64_t timeout_ms) {
-  ASSERT_TRUE(process.wait_ms(timeout_ms)) << "it still runs";
+  ASSERT_TRUE(process.wait_ms(timeout_ms)) << "still running";
   EXPECT_EQ(process.exit().signal, 0);
   EXPECT_EQ(process.exit().code, code) << testing::tail(process.output(), 10);
 }

@@ -1,5 +1,5 @@
-// Base of the end-to-end tests: a data set for the whole program, a cluster of
-// real processes a test, and after each test the proof that nothing is left.
+// Base of the end-to-end tests: one data set per test program, one cluster of
+// real processes per test, and a check after each test that nothing is left.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ using testing::Json;
 using testing::Process;
 using testing::Settings;
 
-constexpr int64_t kEndMs = 30'000;  // for a run to end once it should
+constexpr int64_t kEndMs = 30'000;  // time for a run to exit
 
 class E2e : public ::testing::Test {
  protected:
@@ -28,18 +28,18 @@ class E2e : public ::testing::Test {
   static void TearDownTestSuite();
   void TearDown() override;
 
-  // The test's cluster; a second call replaces it, after the same checks.
+  // The test's cluster; a second call checks and replaces it.
   Cluster& make(const Settings& job = {});
   Cluster& c() { return *cluster_; }
   static const std::string& data_path() { return data_->path(); }
 
   // Coordinator and workers w1, w2, ... as services, training past `step`.
   void start_services(int workers, int64_t step = 3);
-  // `remesh stop`, and everybody leaves in order.
+  // `remesh stop`; all daemons must exit with code 0.
   void stop_in_order();
-  // The program ends by itself with that code.
+  // The process must exit by itself with that code.
   void expect_exit(Process& process, int code, int64_t timeout_ms = kEndMs);
-  // Steps 1 .. last once each and in order.
+  // Steps 1 .. last must occur once each and in order.
   void expect_sequence(int64_t last);
 
  private:
@@ -48,7 +48,7 @@ class E2e : public ::testing::Test {
   std::unique_ptr<Cluster> cluster_;
 };
 
-// A job that goes on until it is stopped.
+// A job that trains until it is stopped.
 Settings endless(Settings more = {});
 int64_t lost_steps(const Json& event);
 // step -> the loss as written in metrics.jsonl.

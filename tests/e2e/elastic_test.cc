@@ -1,4 +1,4 @@
-// Workers that come, go and stand still.
+// Workers that join, leave and hang.
 #include <fmt/format.h>
 
 #include "tests/e2e/e2e.h"
@@ -55,7 +55,7 @@ TEST_F(ElasticTest, SigtermToAWorkerLosesNothing) {
   expect_sequence(c().last_step());
 }
 
-// The stop spreads through the ranks; the worker need not wait for anybody.
+// The ranks agree on the stop; no coordinator is needed.
 TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
   make(endless({{"checkpoint.interval", "0"}}));
   start_services(2);
@@ -95,7 +95,7 @@ TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
   stop_in_order();
 }
 
-TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItComesBack) {
+TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItReturns) {
   make(endless());
   start_services(2);
   c().worker("w2").kill(SIGSTOP);

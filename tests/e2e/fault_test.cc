@@ -1,4 +1,4 @@
-// Deaths: ranks, workers, coordinators, at any time.
+// Ranks, workers and coordinators that die at any time.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -12,8 +12,8 @@ namespace {
 
 class FaultTest : public E2e {
  protected:
-  // Kills rank `rank` or worker w(rank + 1) (which is started again), and
-  // waits until the mesh is whole again.
+  // Kills rank `rank` or worker w(rank + 1), which is restarted, and waits
+  // until the mesh is complete again.
   void kill_one(bool daemon, int rank);
 };
 
@@ -37,7 +37,7 @@ TEST_F(FaultTest, TenRandomKillsLeaveTheLossesAsTheyAre) {
   const uint32_t seed = std::random_device{}();
   std::mt19937 random(seed);
   SCOPED_TRACE(fmt::format("seed {}", seed));
-  // The mesh is always two ranks: fewer slots are waited for.
+  // The mesh always has two ranks: the job waits for two slots.
   const Settings job = {{"train.steps", "150"},
                         {"elastic.min_slots", "2"},
                         {"elastic.max_slots", "2"},
@@ -83,9 +83,9 @@ TEST_F(FaultTest, AKilledRankIsNamed) {
   stop_in_order();
 }
 
-// Stopped where it is, then killed: what is told of it is what it was at, and
-// the record of its last operations ends there.
-TEST_F(FaultTest, AKilledRankLeavesWhatItWasAt) {
+// A rank is stopped, then killed: the event names what it was doing, and its
+// flight record ends there.
+TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
   make(endless());
   start_services(2);
   const auto pids = c().rank_pids(2);
@@ -97,11 +97,11 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasAt) {
           return r.value("doing", "");
     return std::string();
   };
-  // Without the time it has taken.
+  // Without its duration.
   const auto what = [](const std::string& text) {
     return text.substr(0, text.rfind(" for "));
   };
-  // Most of a step is an operation of some kind; not every moment of it.
+  // Most of a step, but not all of it, is spent in some operation.
   std::string at;
   for (int tries = 0; tries < 20; ++tries) {
     kill(pids.at(1), SIGSTOP);
@@ -151,7 +151,7 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasAt) {
   EXPECT_NE(at.find(fmt::format("step {}", last["args"]["step"].get<int>())),
             std::string::npos)
       << at << last;
-  // The other rank was ended by its worker, and says so.
+  // The other rank was killed by its worker, and its log says so.
   const std::string peer = path.substr(0, path.find("-rank-")) + "-rank-0.json";
   ASSERT_TRUE(testing::wait_until(
       [&] { return !testing::read_whole(peer).empty(); }, 5000));
@@ -160,7 +160,7 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasAt) {
   stop_in_order();
 }
 
-// Its peers wait for it in one group or another, and it waits for none.
+// Its peers wait for it in some group; the stopped rank waits for no one.
 TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
   make(endless({{"elastic.hang_after_s", "3"}, {"train.dtype", "\"fp32\""}}));
   c().start_coordinator();
@@ -180,7 +180,7 @@ TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
   EXPECT_NE(cause.find("its process is stopped"), std::string::npos) << e;
   EXPECT_NE(cause.find("3 other ranks wait for it"), std::string::npos) << e;
   EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
-  EXPECT_FALSE(e.contains("signal")) << e;  // which ended it in the abort
+  EXPECT_FALSE(e.contains("signal")) << e;  // of the abort
   EXPECT_NE(e.value("flight_record", "").find("rank-2"), std::string::npos);
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 2));
   stop_in_order();
@@ -204,7 +204,7 @@ TEST_F(FaultTest, ARankThatGivesUpIsQuoted) {
   ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
 }
 
-TEST_F(FaultTest, WithoutAKilledWorkerTheOthersGoOn) {
+TEST_F(FaultTest, TheOthersContinueWithoutAKilledWorker) {
   make(endless({{"checkpoint.interval", "5"}}));
   start_services(3, 8);
   c().worker("w2").kill(SIGKILL);
@@ -245,13 +245,13 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
   c().coordinator().kill(SIGKILL);
   ASSERT_TRUE(c().coordinator().wait_ms(5000));
   EXPECT_TRUE(c().status().is_null());
-  testing::sleep_ms(2500);  // longer than dead_after_ms: nobody minds
+  testing::sleep_ms(2500);  // longer than dead_after_ms: no effect
   const int64_t at = c().last_step();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_step(at + 10));
   EXPECT_EQ(c().rank_pids(2), before);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
-  // A fault after that is noticed as ever.
+  // A fault after that is still detected.
   kill(before.at(0), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
@@ -294,7 +294,7 @@ TEST_F(FaultTest, ARankThatAlwaysDiesStopsTheJobWithItsCause) {
   make(endless({{"checkpoint.interval", "1"},
                 {"elastic.max_same_failures", "2"},
                 {"elastic.max_failures_without_progress", "3"}}));
-  // A trainer that is no trainer.
+  // A trainer that exits at once.
   const std::string broken = c().folder() + "/broken";
   testing::write_whole(broken, "#!/bin/sh\necho cannot start >&2\nexit 70\n");
   chmod(broken.c_str(), 0755);

@@ -1,5 +1,5 @@
-// One run over many meshes: workers join and are killed, and the mesh is asked
-// for; the losses are those of a run that nothing ever happened to.
+// One run over many meshes: workers join and are killed, and meshes are
+// requested; the losses equal those of an undisturbed run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class MeshTest : public E2e {
 };
 
 TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
-  // Steps that last long enough for four meshes to have a part of them.
+  // Enough steps, long enough, for four meshes.
   const Settings job = {{"train.steps", "100"},
                         {"train.global_batch_size", "120"},
                         {"train.dtype", "\"fp32\""},
@@ -65,7 +65,7 @@ TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
   ASSERT_TRUE(c().wait_for_event("failure", 2));
   c().start_worker({.name = "w2"});
   c().start_worker({.name = "w3"});
-  // One slot is left: pp2 is given up, and what is there is used again.
+  // One slot is left: pp2 is released and the mesh is selected automatically.
   ASSERT_TRUE(wait_for_mesh(3, 1, 1, 0));
   expect_exit(c().coordinator(), 0, 60'000);
   expect_sequence(100);

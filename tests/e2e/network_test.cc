@@ -76,14 +76,14 @@ TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
   ASSERT_TRUE(c().wait_for_event("failure"));
   EXPECT_EQ(c().events_named("failure")[0]["worker"], "w2");
   ASSERT_TRUE(c().wait_for_dp(2, at));
-  // The cable is pulled: the other goes on, and takes it back afterwards.
+  // Disconnect the host: the other continues, and takes it back afterwards.
   network_->set_link(2, false);
   ASSERT_TRUE(c().wait_for_dp(1));
   EXPECT_EQ(c().events_named("failure").back()["worker"], "w2");
   at = c().last_step();
   network_->set_link(2, true);
   ASSERT_TRUE(c().wait_for_dp(2, at));
-  // The stop comes from a host too.
+  // Stop from a remote host.
   auto argv = network_->on(0);
   argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
   const Finished stop = testing::run_program(argv);

@@ -1,4 +1,4 @@
-// `remesh run` from its start to its end, and the commands beside it.
+// `remesh run` from start to end, and the other commands during a run.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 class RunTest : public E2e {};
 
-// h5py opens the newest index and adds up all elements of all parameters.
+// h5py opens the newest index and counts the elements of all parameters.
 constexpr const char* kReadIndex = R"(
 import h5py, sys, math
 total = 0
@@ -84,7 +84,7 @@ TEST_F(RunTest, DegreesOfDataParallelismAgree) {
   }
 }
 
-TEST_F(RunTest, CtrlCSavesAndResumeGoesOnWithOtherWorkers) {
+TEST_F(RunTest, CtrlCSavesAndResumeContinuesWithOtherWorkers) {
   make({{"train.steps", "60"}, {"checkpoint.interval", "0"}});
   c().start_run(2);
   expect_exit(c().run(), 0, 60'000);
@@ -99,7 +99,8 @@ TEST_F(RunTest, CtrlCSavesAndResumeGoesOnWithOtherWorkers) {
   const int64_t stopped_at = c().last_step();
   ASSERT_GE(stopped_at, 5);
   ASSERT_LT(stopped_at, 60);
-  // Two to the last bit, then one and then three, which add up differently.
+  // Two workers: bit-identical. Then one and three, with another summation
+  // order.
   c().start_run(1, {"--resume"});
   ASSERT_TRUE(c().wait_for_step(stopped_at + 5));
   c().run().kill(SIGINT);
@@ -119,7 +120,7 @@ TEST_F(RunTest, CtrlCSavesAndResumeGoesOnWithOtherWorkers) {
   }
 }
 
-TEST_F(RunTest, StopEndsARunInOrderAndResumeGoesOn) {
+TEST_F(RunTest, StopEndsARunCleanlyAndResumeContinues) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
@@ -148,7 +149,7 @@ TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   const Finished verify = c().remesh({"checkpoint", "verify", path});
   EXPECT_EQ(verify.exit.code, 0) << verify.output;
   const int64_t step = c().last_step();
-  ASSERT_TRUE(c().wait_for_step(step + 3));  // it goes on
+  ASSERT_TRUE(c().wait_for_step(step + 3));  // training continues
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130);
 }
@@ -157,7 +158,7 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(3));
-  // One rank stands, so that saving cannot end.
+  // One rank is stopped, so that the save cannot finish.
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
   kill(pids.at(1), SIGSTOP);
@@ -194,7 +195,7 @@ TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {
   expect_exit(c().run(), 130);
 }
 
-TEST_F(RunTest, ABadJobFileIsUsage) {
+TEST_F(RunTest, ABadJobFileIsAUsageError) {
   make({{"train.stepz", "5"}});
   c().start_run(1);
   expect_exit(c().run(), 2);

@@ -1,5 +1,5 @@
-// State in shared memory: no fault and no change of the mesh costs a finished
-// step, and what is restored is what was there.
+// State in shared memory: no fault and no change of mesh loses a finished step,
+// and the restored state is the saved one.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -11,7 +11,7 @@ namespace remesh::e2e {
 namespace {
 namespace fs = std::filesystem;
 
-// No checkpoint is written but for the one at the end of the job.
+// No checkpoint is written except at the end of the job.
 Settings in_memory(Settings more = {}) {
   more.emplace("train.digest", "true");
   more.emplace("checkpoint.interval", "0");
@@ -20,7 +20,7 @@ Settings in_memory(Settings more = {}) {
 
 class StateTest : public E2e {
  protected:
-  // Files of states in a worker's shared memory.
+  // State files in a worker's shared memory.
   size_t segments(const std::string& worker) {
     size_t n = 0;
     std::error_code ignored;
@@ -36,8 +36,8 @@ class StateTest : public E2e {
       n += e.path().filename().string().starts_with("step-") ? 1 : 0;
     return n;
   }
-  // Every generation after the first began from memory and lost nothing, and
-  // its state was that of its step.
+  // Every generation after the first was restored from memory without loss, and
+  // its digest is that of its step.
   void expect_nothing_lost(int64_t generations) {
     const testing::Findings found =
         testing::check_records(c().metrics(), c().events(), {});
@@ -83,8 +83,8 @@ TEST_F(StateTest, KilledRanksCostNoStepAndNoBit) {
   EXPECT_EQ(testing::first_difference(undisturbed, c().metric_lines()), 0);
 }
 
-// Half of the state is nowhere else: no replicas, and the halves differ.
-TEST_F(StateTest, AWorkerThatComesBackBringsItsState) {
+// Each worker has the only copy of its half of the state.
+TEST_F(StateTest, AWorkerThatReturnsBringsItsState) {
   make(endless(in_memory({{"parallel.zero_stage", "1"},
                           {"elastic.replicate_every", "0"},
                           {"elastic.rejoin_wait_ms", "10000"}})));
@@ -101,14 +101,14 @@ TEST_F(StateTest, AWorkerThatComesBackBringsItsState) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(StateTest, ALostHostCostsNoStepWhereReplicasAre) {
+TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
   make(endless(in_memory({{"parallel.zero_stage", "1"}})));
   start_services(3, 5);
   c().lose_host("w2");
   EXPECT_EQ(segments("w2"), 0U);
   ASSERT_TRUE(c().wait_for_dp(2));
   const int64_t at = c().last_step();
-  // And of what is left, after a new host has come, another one.
+  // Then lose another host, after a new one has joined.
   c().start_worker({.name = "w4"});
   ASSERT_TRUE(c().wait_for_dp(3, at));
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
@@ -151,7 +151,7 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(StateTest, WithoutItTheStateComesFromCheckpoints) {
+TEST_F(StateTest, WithoutStateInMemoryItComesFromCheckpoints) {
   make(endless({{"elastic.keep_state", "false"},
                 {"train.digest", "true"},
                 {"checkpoint.interval", "5"}}));

@@ -14,14 +14,15 @@ namespace {
 
 constexpr size_t kMostWorkers = 5;
 constexpr int64_t kRanksMs = 3'000;
-constexpr uint64_t kAwayMs = 400;   // that a killed daemon stays away
-constexpr uint64_t kPauseMs = 900;  // that a rank stands
+constexpr uint64_t kAwayMs = 400;   // absence of a killed daemon
+constexpr uint64_t kPauseMs = 900;  // pause of a rank
 constexpr int64_t kSilentMs = 2'200;
 constexpr int64_t kRoomLeft = 64 << 10;  // on a full disk
-// A coordinator of the last part of the run is left alone, so that its memory
-// can be looked at over many faults.
+// The coordinator of the last part of the run is not killed, so that its memory
+// can be observed over many faults.
 constexpr double kCoordinatorShare = 0.6;
-const char* const kAnchor = "w1";  // the same for the memory of a worker
+const char* const kAnchor =
+    "w1";  // likewise, a worker whose memory is observed
 
 struct Share {
   Kind kind;
@@ -32,17 +33,17 @@ struct Share {
 
 constexpr std::array kShares = {
     Share{Kind::kRankKilled, "rank killed", 8, true},
-    Share{Kind::kWorkerKilled, "worker killed, comes back", 6, true},
+    Share{Kind::kWorkerKilled, "worker killed, returns", 6, true},
     Share{Kind::kHostLost, "worker and memory lost", 6, true},
     Share{Kind::kHostsLost, "two of them at once", 1, false},
     Share{Kind::kCoordinatorKilled, "coordinator killed", 4, true},
     Share{Kind::kRankStopped, "rank stopped", 2, true},
     Share{Kind::kRankPaused, "rank paused", 2, true},
-    Share{Kind::kWorkerStopped, "worker silent, comes back", 1, true},
+    Share{Kind::kWorkerStopped, "worker silent, returns", 1, true},
     Share{Kind::kDrain, "drain", 4, true},
     Share{Kind::kJoin, "join", 4, true},
     Share{Kind::kScale, "scale", 3, false},
-    Share{Kind::kMesh, "mesh asked for", 4, false},
+    Share{Kind::kMesh, "mesh requested", 4, false},
     Share{Kind::kDiskFull, "disk full", 2, true}};
 
 const Share& share_of(Kind kind) {
@@ -169,7 +170,7 @@ bool Soak::has_rank(const std::string& worker) {
 bool Soak::hit_worker(Kind kind, Waiting* wait) {
   const std::string name = some_worker();
   if (name.empty()) return false;
-  // A spare's death changes nothing.
+  // The death of a spare changes nothing.
   if (!has_rank(name)) wait->change = Waiting::Change::kPerhaps;
   if (kind == Kind::kWorkerStopped) {
     cluster_.worker(name).kill(SIGSTOP);
@@ -225,7 +226,7 @@ bool Soak::change_plan(Kind kind) {
     command = {"mesh", kLayouts[random(kLayouts.size())]};
   }
   command.push_back(cluster_.run_dir());
-  // What does not fit is refused.
+  // A mesh that does not fit is refused.
   const bool done = cluster_.remesh(command).exit.code == 0;
   if (!done && kind == Kind::kDrain) {
     live_.insert(command[1]);

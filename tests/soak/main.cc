@@ -1,5 +1,5 @@
-// soak: hundreds of random faults over one training run, and what must be true
-// after them. See soak.h.
+// soak: hundreds of random faults over one training run, and checks of what
+// must hold after them. See soak.h.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -19,14 +19,14 @@ namespace {
 
 constexpr double kMostLossDifference = 0.01;
 constexpr int kReferenceSlots = 2;
-constexpr int64_t kStepMs = 200;  // a step takes less
+constexpr int64_t kStepMs = 200;  // upper bound of a step
 constexpr int64_t kStartMs = 60'000;
 // Of a daemon that lived through this many faults or more...
 constexpr int kFewestFaults = 10;
 // ... the resident memory may have grown this much.
 constexpr double kMostGrowth = 0.15;
 constexpr int64_t kMostGrowthKib = 2048;
-// Ranks and generations come and go with some.
+// Ranks and generations open and close some.
 constexpr int64_t kMostMoreFiles = 24;
 
 double median(std::vector<double> v) {
@@ -56,7 +56,7 @@ void print_faults(const std::vector<Fault>& faults) {
   }
 }
 
-// Returns what is wrong with it.
+// Returns the problems found.
 std::vector<std::string> print_residents(
     const std::map<int, Resident>& residents) {
   std::vector<std::string> errors;
@@ -87,7 +87,7 @@ std::vector<std::string> print_residents(
   return errors;
 }
 
-// The same steps without a fault. Returns what differs too much.
+// Trains the same steps without faults. Returns what differs too much.
 std::vector<std::string> compare(const Options& o, const std::string& data_path,
                                  testing::Cluster& disturbed, int64_t steps) {
   testing::Settings s = job_settings(o, "");
@@ -100,7 +100,7 @@ std::vector<std::string> compare(const Options& o, const std::string& data_path,
                   std::to_string(o.keep_mesh ? kKeptSlots : kReferenceSlots)});
   if (!calm.run().wait_ms(kStartMs + steps * kStepMs) ||
       calm.run().exit().code != 0)
-    return {"the run without faults does not end: " + calm.describe()};
+    return {"the run without faults did not end: " + calm.describe()};
   fmt::print("the same {} steps without a fault: {:.0f} s\n", steps,
              unix_seconds() - begin);
   std::vector<std::string> errors;
@@ -108,17 +108,17 @@ std::vector<std::string> compare(const Options& o, const std::string& data_path,
   const double b = calm.metrics().back().value("val_loss", NAN);
   fmt::print(
       "final validation loss: {:.6f} with faults, {:.6f} without: "
-      "{:.4f} % apart\n",
+      "difference {:.4f} %\n",
       a, b, 100 * std::abs(a / b - 1));
   if (!(std::abs(a / b - 1) <= kMostLossDifference))
-    errors.push_back("the final validation loss is another");
+    errors.push_back("the final validation losses differ");
   if (o.keep_mesh) {
     const int64_t at = testing::first_difference(disturbed.metric_lines(),
                                                  calm.metric_lines());
     if (at == 0)
-      fmt::print("every loss of the {} steps is the same to the bit\n", steps);
+      fmt::print("all losses of the {} steps are bit-identical\n", steps);
     else
-      errors.push_back(fmt::format("the losses differ from step {} on", at));
+      errors.push_back(fmt::format("the losses differ from step {}", at));
   }
   for (const std::string& left : calm.leftovers())
     errors.push_back("left behind: " + left);
@@ -134,7 +134,7 @@ int report(const std::vector<std::string>& errors, const Options& o,
     fmt::print("WRONG: {} more\n", errors.size() - kShown);
   fmt::print("soak: {} faults, seed {}{}, {:.0f} s: {}\n", o.faults, o.seed,
              o.keep_mesh ? ", --keep-mesh" : "", seconds,
-             errors.empty() ? "all is well" : "FAILED");
+             errors.empty() ? "passed" : "FAILED");
   return errors.empty() ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
@@ -142,13 +142,13 @@ int run(const Options& o) {
   const double begin = unix_seconds();
   const testing::TinyData data;
   fmt::print("soak: seed {}, {} faults, {} ZeRO-{}\n", o.seed, o.faults,
-             o.keep_mesh ? "which keep the mesh," : "over changing meshes,",
+             o.keep_mesh ? "that keep the mesh," : "that change the mesh,",
              o.zero_stage);
   Soak soak(data.path(), o);
   if (!soak.has_small_disk())
-    fmt::print("may not mount a tmpfs here: no full disks\n");
+    fmt::print("no permission to mount a tmpfs: no full disks\n");
   std::fflush(stdout);
-  if (!soak.run()) return report({"the run did not go on"}, o, 0);
+  if (!soak.run()) return report({"training did not continue"}, o, 0);
   testing::Cluster& c = soak.cluster();
   const testing::Findings found =
       testing::check_records(c.metrics(), c.events(), soak.windows());
@@ -183,10 +183,10 @@ int main(int argc, char** argv) {
   app.add_option("--faults", o.faults, "Number of faults")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
-  app.add_option("--seed", o.seed, "Seed of the faults; default: a new one");
+  app.add_option("--seed", o.seed, "Seed of the faults. Default: random");
   app.add_flag("--keep-mesh", o.keep_mesh,
-               "Only faults after which the mesh is the same; every loss must "
-               "be that of a run without faults, to the bit");
+               "Only faults that keep the mesh; the losses must be "
+               "bit-identical to those of a run without faults");
   app.add_option("--zero-stage", o.zero_stage, "parallel.zero_stage")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();

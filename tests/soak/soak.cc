@@ -15,14 +15,14 @@ namespace remesh::soak {
 namespace {
 
 constexpr int64_t kPatienceMs = 60'000;
-// How long a change of the mesh is waited for that need not come.
+// How long to wait for a change of mesh that may not happen.
 constexpr int64_t kPerhapsMs = 2'500;
 constexpr int64_t kDiskBytes = 48 << 20;
 constexpr int64_t kLastSteps = 20;  // after the stop
 constexpr int kReportEvery = 25;    // faults
-// The mesh is left alone for up to so many steps between faults.
+// Up to this many steps without a fault.
 constexpr uint64_t kCalmSteps = 9;
-// One in so many faults comes into the recovery of the one before.
+// One in this many faults hits the recovery from the previous one.
 constexpr uint64_t kPileUp = 6;
 constexpr uint64_t kPileUpMs = 700;
 
@@ -105,7 +105,7 @@ bool Soak::run() {
 bool Soak::start() {
   cluster_.start_coordinator();
   for (int i = 0; i < kKeptSlots + 1; ++i) start_worker(new_name());
-  if (!cluster_.wait_for_step(5, kPatienceMs)) return fail("no step at all");
+  if (!cluster_.wait_for_step(5, kPatienceMs)) return fail("no step finished");
   return whole_again();
 }
 
@@ -147,7 +147,7 @@ bool Soak::settle(const Waiting& wait) {
   stopped_.clear();
   for (const std::string& name : leaving_) {
     if (!cluster_.worker(name).wait_ms(kPatienceMs))
-      return fail("worker " + name + " does not leave");
+      return fail("worker " + name + " did not leave");
     if (cluster_.worker(name).exit().code != 0)
       return fail("worker " + name + " left with an error");
   }
@@ -157,7 +157,7 @@ bool Soak::settle(const Waiting& wait) {
   return whole_again();
 }
 
-// The coordinator answers, and the newest generation has made some steps.
+// The coordinator answers, and the newest generation has finished some steps.
 bool Soak::whole_again() {
   const testing::Json s = cluster_.wait_for_status(
       [&](const testing::Json& j) {
@@ -174,7 +174,7 @@ bool Soak::whole_again() {
   return true;
 }
 
-// As many workers as the next faults need.
+// Starts as many workers as the next faults need.
 void Soak::refill() {
   while (live_.size() < static_cast<size_t>(kKeptSlots) + 1) {
     if (!options_.keep_mesh && live_.size() >= least_workers() &&
@@ -184,19 +184,19 @@ void Soak::refill() {
   }
 }
 
-// The job is stopped, goes on from its checkpoint and comes to its end.
+// Stops the job, resumes it from its checkpoint and trains to its end.
 bool Soak::finish() {
   disk_.free();
   const auto stop = cluster_.remesh({"stop", cluster_.run_dir()}, kPatienceMs);
   if (stop.exit.code != 0) return fail("stop: " + stop.output);
   const auto ended = [&] {
     if (!cluster_.coordinator().wait_ms(kPatienceMs))
-      return fail("the coordinator does not end");
+      return fail("the coordinator did not exit");
     if (cluster_.coordinator().exit().code != 0)
-      return fail("the coordinator ended with an error");
+      return fail("the coordinator exited with an error");
     for (const std::string& name : live_)
       if (!cluster_.worker(name).wait_ms(kPatienceMs))
-        return fail("worker " + name + " does not end");
+        return fail("worker " + name + " did not exit");
     live_.clear();
     return true;
   };

@@ -1,8 +1,8 @@
 // Soak: a training run of real processes on this machine under random faults,
-// one after the other and sometimes one into the other's recovery.
+// one after the other and sometimes one during the recovery from another.
 //
-// The faults and the moments at which they come follow from the seed; what they
-// meet does not, because processes take the time they take.
+// The seed determines the faults and the delays between them, but not the state
+// of the run that they hit: real processes vary in speed.
 //
 // Threads: one, the main one (tests/testing/process.h).
 #pragma once
@@ -24,23 +24,23 @@ namespace remesh::soak {
 struct Options {
   int faults = 500;
   uint64_t seed = 0;
-  bool keep_mesh = false;  // only faults after which the mesh is the same
+  bool keep_mesh = false;  // only faults that keep the mesh
   int zero_stage = 1;
 };
 
 enum class Kind {
   kRankKilled,
-  kWorkerKilled,       // its daemon, which comes back under its name
+  kWorkerKilled,       // its daemon, which returns under its name
   kHostLost,           // daemon, ranks and memory
-  kHostsLost,          // two at once, more than there are replicas for
-  kCoordinatorKilled,  // and started again
-  kRankStopped,        // SIGSTOP, for good
-  kRankPaused,         // SIGSTOP and, soon, SIGCONT
-  kWorkerStopped,      // its daemon is silent, and comes back
+  kHostsLost,          // two at once, more than there are replicas
+  kCoordinatorKilled,  // and restarted
+  kRankStopped,        // SIGSTOP without SIGCONT
+  kRankPaused,         // SIGSTOP, soon followed by SIGCONT
+  kWorkerStopped,      // its daemon is silent, and returns
   kDrain,
   kJoin,
   kScale,
-  kMesh,  // another one is asked for
+  kMesh,  // another one is requested
   kDiskFull,
 };
 const char* name_of(Kind kind);
@@ -48,14 +48,14 @@ const char* name_of(Kind kind);
 struct Fault {
   Kind kind = Kind::kRankKilled;
   double time = 0;         // unix seconds
-  int64_t generation = 0;  // that it met
-  bool alone = true;       // not into another one's recovery
-  double settled = -1;     // when the mesh was whole; < 0: the next came first
-  bool measured = false;   // a later generation was waited for
+  int64_t generation = 0;  // at the time of the fault
+  bool alone = true;       // not during another recovery
+  double settled = -1;    // mesh complete again; < 0: the next fault came first
+  bool measured = false;  // waited for a later generation
   double recovery_s = -1;  // to the next finished step of a later generation
 };
 
-// What one life of a daemon held, after faults `first_fault` .. `last_fault`.
+// Resources of one daemon process, after faults `first_fault` .. `last_fault`.
 struct Resident {
   std::string name;
   int first_fault = 0, last_fault = 0;
@@ -63,20 +63,20 @@ struct Resident {
   int64_t first_files = 0, last_files = 0;  // open descriptors
 };
 
-// Slots of the mesh when it is kept; there is a spare beside them.
+// Slots of the mesh with keep_mesh; there is one spare more.
 constexpr int kKeptSlots = 3;
 
-// Of the job, but for its steps; `disk`: folder of the checkpoints, "": the
-// run's own.
+// Settings of the job except train.steps. `disk`: folder of the checkpoints;
+// "": the default.
 testing::Settings job_settings(const Options& options, const std::string& disk);
 
 class Soak {
  public:
   Soak(const std::string& data_path, const Options& options);
 
-  // Trains through all the faults, stops in order, goes on from the checkpoint
-  // for a few steps to the end of the job. False, with the reason on stderr,
-  // when the run does not go on.
+  // Trains through all the faults, stops, resumes from the checkpoint and
+  // trains a few steps to the end of the job. False, with the reason on stderr,
+  // if training does not continue.
   bool run();
 
   testing::Cluster& cluster() { return cluster_; }
@@ -87,7 +87,7 @@ class Soak {
   int64_t last_step() const { return last_step_; }
 
  private:
-  // What is waited for after a fault.
+  // What to wait for after a fault.
   struct Waiting {
     enum class Change { kNone, kPerhaps, kSure };
     Change change = Change::kSure;  // of the generation
@@ -103,7 +103,7 @@ class Soak {
   size_t least_workers() const;
   Kind pick(int number);
   bool possible(Kind kind, int number) const;
-  // False when there is nothing to be done that to.
+  // False if there is no target for this fault.
   bool inject(Kind kind, Waiting* wait);
   bool hit_rank(Kind kind, Waiting* wait);
   bool hit_worker(Kind kind, Waiting* wait);
@@ -131,12 +131,12 @@ class Soak {
   testing::SmallDisk disk_;
   std::mt19937_64 random_;
   std::set<std::string> live_;     // workers, a slot each
-  std::set<std::string> stopped_;  // of them, by SIGSTOP
-  std::set<std::string> leaving_;  // told to go
+  std::set<std::string> stopped_;  // subset stopped by SIGSTOP
+  std::set<std::string> leaving_;  // asked to leave
   int next_worker_ = 1;
-  int disk_full_for_ = 0;  // so many faults more
-  int hosts_lost_ = 0;     // since the mesh was whole
-  bool alone_ = true;      // the next fault meets a whole mesh
+  int disk_full_for_ = 0;  // number of further faults
+  int hosts_lost_ = 0;     // since the mesh was complete
+  bool alone_ = true;      // the next fault hits a complete mesh
   std::vector<Fault> faults_;
   std::vector<testing::Window> windows_;
   std::map<int, Resident> residents_;  // by pid

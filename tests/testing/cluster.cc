@@ -22,9 +22,9 @@ constexpr const char* kMark = "REMESH_TEST_FOLDER";
 constexpr int64_t kListenMs = 20'000;
 constexpr int64_t kEndMs = 5'000;
 
-// A small language: words by a linear congruential sequence, so that there is
-// something to learn and nothing to ship.
-std::string made_up_text() {
+// Words drawn by a linear congruential generator: something to learn, and no
+// file to ship.
+std::string generated_text() {
   constexpr std::array kWords = {"the",  "whale", "sea",   "ship", "captain",
                                  "said", "and",   "of",    "a",    "to",
                                  "in",   "old",   "white", "boat", "men"};
@@ -52,7 +52,7 @@ std::string program(const std::string& name) {
 }
 
 TinyData::TinyData() : path_(dir_.path() + "/data") {
-  write_whole(dir_.path() + "/text.txt", made_up_text());
+  write_whole(dir_.path() + "/text.txt", generated_text());
   const Finished f =
       run_program({program("remesh"), "data", "prepare", "--input",
                    dir_.path() + "/text.txt", "--out", path_});
@@ -81,7 +81,7 @@ std::string tiny_job(const std::string& data_path, const Settings& more) {
   for (const auto& [key, value] : more) all[key] = value;
   std::string text;
   std::string section;
-  for (const auto& [key, value] : all) {  // sorted: a section is in one piece
+  for (const auto& [key, value] : all) {  // sorted, so sections are contiguous
     const size_t dot = key.find('.');
     if (key.substr(0, dot) != section) {
       section = key.substr(0, dot);
@@ -109,8 +109,7 @@ Cluster::~Cluster() {
   coordinator_.reset();
   for (const Seen& p : processes_with(dir_.path())) kill(p.pid, SIGKILL);
   wait_until([&] { return processes_with(dir_.path()).empty(); }, kEndMs);
-  // Of workers that were killed just now; the others' are looked for by
-  // leftovers().
+  // Only of the workers killed above: leftovers() reports those of others.
   std::error_code ignored;
   for (const std::string& folder : shared) fs::remove_all(folder, ignored);
 }
@@ -286,11 +285,11 @@ std::vector<Cluster::Rank> Cluster::ranks() {
   return out;
 }
 
-// ---------------------------------------------------------------- afterwards
+// ---------------------------------------------------------------- leftovers
 
 std::vector<std::string> Cluster::leftovers() {
   std::vector<std::string> out;
-  // What has just been told to go may need a moment.
+  // Processes that are just exiting may need a moment.
   wait_until(
       [&] {
         out.clear();
@@ -305,7 +304,7 @@ std::vector<std::string> Cluster::leftovers() {
           out.push_back(std::move(s));
         for (const int port : ports_)
           if (listens(port))
-            out.push_back(fmt::format("somebody listens on port {}", port));
+            out.push_back(fmt::format("a process listens on port {}", port));
         return out.empty();
       },
       3000);
@@ -333,7 +332,7 @@ std::string sequence_error(const std::vector<Json>& metrics) {
   for (const Json& m : metrics) {
     const int64_t step = m.value("step", int64_t{-1});
     if (step != expected)
-      return fmt::format("step {} stands where {} belongs", step, expected);
+      return fmt::format("found step {}, expected {}", step, expected);
     ++expected;
   }
   return "";

@@ -1,9 +1,8 @@
-// Cluster: a tiny training job with real processes: the product's own
-// binaries, found beside the test program (REMESH_BIN names another folder).
+// Cluster: a tiny training job with real processes: the product's own binaries
+// in the folder of the test program (or in REMESH_BIN).
 //
-// Everything of a cluster lies below one temporary folder, whose path every
-// process has in its environment; so what is left of it can be found
-// afterwards (leftovers()).
+// All files of a cluster are in one temporary folder, whose path is in the
+// environment of every process, so that leftovers() finds what remains.
 //
 // Threads: one, the main one (see process.h).
 #pragma once
@@ -24,7 +23,7 @@ namespace remesh::testing {
 // Path of a program of the product.
 std::string program(const std::string& name);
 
-// A data set of some 180 KiB of made-up English, for any number of clusters.
+// A data set of about 180 KiB of generated English, for any number of clusters.
 class TinyData {
  public:
   TinyData();  // runs `remesh data prepare`
@@ -35,11 +34,11 @@ class TinyData {
   std::string path_;
 };
 
-// section.key -> value as written in TOML; wins over the tiny job's.
+// section.key -> value as written in TOML; overrides the tiny job's.
 using Settings = std::map<std::string, std::string>;
 
-// Text of a job file: about 100,000 parameters, 15 microbatches a step, which
-// 1, 3 and 5 ranks share evenly and others do not.
+// Text of a job file: about 100,000 parameters and 15 microbatches per step,
+// which divide evenly among 1, 3 and 5 ranks only.
 std::string tiny_job(const std::string& data_path, const Settings& more);
 
 struct WorkerStart {
@@ -53,7 +52,7 @@ struct WorkerStart {
 class Cluster {
  public:
   Cluster(const std::string& data_path, const Settings& job);
-  ~Cluster();  // kills what is left
+  ~Cluster();  // kills all processes
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
@@ -63,7 +62,7 @@ class Cluster {
   std::string scratch() const { return dir_.path() + "/scratch"; }
   std::string checkpoints() const { return run_dir() + "/checkpoints"; }
 
-  // Starts `remesh run` (not waited for).
+  // Starts `remesh run` and returns at once.
   Process& start_run(int local_workers,
                      const std::vector<std::string>& more = {});
   // Starts remesh-coordinator and waits until it listens.
@@ -73,8 +72,8 @@ class Cluster {
   Process& worker(const std::string& name) { return *workers_.at(name); }
   Process& coordinator() { return *coordinator_; }
   Process& run() { return *run_; }
-  // A host as it is lost: the worker's daemon, its ranks, their memory. Returns
-  // the moment, in unix seconds.
+  // Simulates the loss of a host: kills the worker's daemon and ranks, and
+  // removes their shared memory. Returns the time in unix seconds.
   double lose_host(const std::string& worker);
   // Folder of the worker's states in shared memory.
   std::string state_folder(const std::string& worker) const;
@@ -82,30 +81,30 @@ class Cluster {
   Finished remesh(const std::vector<std::string>& args,
                   int64_t timeout_ms = 30'000);
 
-  // ---- what the run's files say
-  // The references stand until the next look at the same file.
+  // ---- the run's files
+  // A reference is valid until the next call for the same file.
   const std::vector<Json>& metrics() const { return metrics_.read(); }
   const std::vector<Json>& events() const { return events_.read(); }
   std::vector<std::string> metric_lines() const;
   int64_t last_step() const;
   // The events of that name, in order.
   std::vector<Json> events_named(const std::string& name) const;
-  // ---- what the coordinator says; null when it does not answer
+  // ---- the coordinator's status; null if it does not answer
   Json status();
 
-  // ---- waiting; false when the time is over
+  // ---- waiting; false on timeout
   bool wait_for_step(int64_t step, int64_t timeout_ms = 30'000);
   bool wait_for_event(const std::string& name, size_t count = 1,
                       int64_t timeout_ms = 30'000);
   // A finished step with that data-parallel degree, after `after`.
   bool wait_for_dp(int64_t dp, int64_t after = 0, int64_t timeout_ms = 30'000);
-  // Until the status holds; the status that did, or null.
+  // Waits until `holds` is true of the status; returns that status, or null.
   Json wait_for_status(const std::function<bool(const Json&)>& holds,
                        int64_t timeout_ms = 20'000);
   // rank -> pid of the running generation, once all `ranks` are alive.
   std::map<int, pid_t> rank_pids(size_t ranks, int64_t timeout_ms = 20'000);
 
-  // The ranks alive now, as the system shows them.
+  // The ranks alive now, according to /proc.
   struct Rank {
     pid_t pid = 0;
     std::string worker;
@@ -113,7 +112,7 @@ class Cluster {
   std::vector<Rank> ranks();
 
   // What the processes of this cluster left behind, one text each: processes,
-  // shared memory, scratch folders, MPI's and PMIx's files, the port.
+  // shared memory, scratch folders, files of MPI and PMIx, open ports.
   std::vector<std::string> leftovers();
   // The last events and log lines, for the message of a failed test.
   std::string describe() const;
@@ -133,8 +132,8 @@ class Cluster {
   std::unique_ptr<Process> run_;
 };
 
-// Breaks of the rule that each step from 1 to the last is there once and in
-// order; "" when it holds.
+// The first violation of the rule that each step from 1 to the last occurs once
+// and in order; "" if there is none.
 std::string sequence_error(const std::vector<Json>& metrics);
 
 }  // namespace remesh::testing

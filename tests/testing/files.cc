@@ -42,7 +42,7 @@ std::vector<std::string> split_lines(const std::string& text) {
 
 namespace {
 
-// Appends the objects of the whole lines in `text`; returns where they end.
+// Appends the objects of the complete lines in `text`; returns their length.
 size_t parse_lines(const std::string& text, std::vector<Json>* out) {
   size_t at = 0;
   for (size_t end; (end = text.find('\n', at)) != std::string::npos;
@@ -61,7 +61,7 @@ const std::vector<Json>& JsonLines::read() {
   std::ifstream in(path_, std::ios::binary | std::ios::ate);
   if (!in) return lines_;
   const auto size = static_cast<size_t>(in.tellg());
-  if (size < at_) {  // another file, or it was cut
+  if (size < at_) {  // another file, or it was truncated
     at_ = 0;
     lines_.clear();
   }

@@ -1,4 +1,4 @@
-// Files of tests: temporary folders and the lines of a run's records.
+// Files of tests: temporary folders and the .jsonl files of a run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -10,8 +10,8 @@ namespace remesh::testing {
 
 using Json = nlohmann::json;
 
-// A new folder /tmp/remesh-test-XXXXXX, removed with all in it at the end
-// unless REMESH_KEEP is set.
+// A new folder /tmp/remesh-test-XXXXXX, removed with its contents by the
+// destructor unless REMESH_KEEP is set.
 class TempDir {
  public:
   TempDir();
@@ -24,16 +24,15 @@ class TempDir {
   std::string path_;
 };
 
-// "" when it cannot be read.
+// "" if it cannot be read.
 std::string read_whole(const std::string& path);
 void write_whole(const std::string& path, const std::string& text);
 
-// A .jsonl file that grows: reads only what was added since the last look.
+// A .jsonl file that grows: each call reads only what was added.
 class JsonLines {
  public:
   explicit JsonLines(std::string path) : path_(std::move(path)) {}
-  // The whole lines so far; a torn last one is left out. The reference stands
-  // until the next call.
+  // The complete lines so far. The reference is valid until the next call.
   const std::vector<Json>& read();
 
  private:

@@ -43,7 +43,7 @@ Result<std::unique_ptr<Network>> Network::make(int hosts) {
   return out;
 }
 
-// Host 0 has the bridge and its own address on it.
+// Host 0 has the bridge, and an address on it.
 Status Network::add_host(int host) {
   const std::string& name = names_[static_cast<size_t>(host)];
   const std::string& first = names_[0];

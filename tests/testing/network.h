@@ -1,8 +1,8 @@
-// A network of several hosts on this one: Linux network namespaces
-// (ip-netns(8)) whose interfaces meet on a bridge in the first of them, so that
-// nothing of the host's own network is touched. Needs root.
+// A network of several simulated hosts: Linux network namespaces (ip-netns(8))
+// connected by a bridge in the first of them, so that the machine's own network
+// is not touched. Needs root.
 //
-// The namespaces, and what runs in them, are the network's: they go with it.
+// Ownership: the destructor removes the namespaces and kills their processes.
 #pragma once
 
 #include <memory>
@@ -15,17 +15,17 @@ namespace remesh::testing {
 
 class Network {
  public:
-  // Unavailable, with ip's words, where it is not permitted.
+  // Unavailable, with the output of ip, if it is not permitted.
   static Result<std::unique_ptr<Network>> make(int hosts);
   ~Network();
   Network(const Network&) = delete;
   Network& operator=(const Network&) = delete;
 
-  // Words to put before a program so that it runs on that host.
+  // Arguments that run the program after them on that host.
   std::vector<std::string> on(int host) const;
   // Its address, "10.77.0.(host + 1)".
   static std::string address(int host);
-  // Cuts a host off, or connects it again.
+  // Disconnects a host, or connects it again.
   void set_link(int host, bool up);
 
  private:

@@ -52,7 +52,7 @@ std::vector<std::string> environment_with(
   return out;
 }
 
-// In the child: only what is async-signal-safe.
+// Runs in the child: async-signal-safe calls only.
 [[noreturn]] void become(char* const* argv, char* const* env, int in_fd,
                          int out_fd, pid_t parent) {
   setpgid(0, 0);
@@ -70,7 +70,7 @@ std::vector<std::string> environment_with(
 
 pid_t parent_of(pid_t pid) {
   const std::string stat = read_whole(fmt::format("/proc/{}/stat", pid));
-  const size_t end = stat.rfind(')');  // a name may hold anything
+  const size_t end = stat.rfind(')');  // a name may contain anything
   if (end == std::string::npos || end + 4 >= stat.size()) return 0;
   return static_cast<pid_t>(std::atoi(stat.c_str() + end + 4));
 }

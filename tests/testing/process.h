@@ -1,11 +1,11 @@
-// Child processes of tests and benchmarks, and what can be seen of any process.
+// Child processes of tests and benchmarks, and observation of any process.
 //
-// A child is the leader of its own process group, so that a signal sent to it
-// reaches nobody else, and dies with the test (parent-death signal), so that
-// an aborted test leaves nothing running.
+// A child leads its own process group, so that a signal sent to it reaches no
+// other process, and dies with the test (parent-death signal), so that an
+// aborted test leaves nothing running.
 //
-// Threads: children must be started by a thread that outlives them, which is
-// in practice the main one.
+// Threads: children must be started by a thread that outlives them, in practice
+// the main thread.
 #pragma once
 
 #include <sys/types.h>
@@ -19,20 +19,20 @@
 namespace remesh::testing {
 
 struct Exit {
-  int code = -1;   // when it exited by itself
-  int signal = 0;  // else what ended it
+  int code = -1;   // if it exited by itself
+  int signal = 0;  // else the signal that killed it
 };
 
 struct ProcessOptions {
-  std::vector<std::string> argv;  // argv[0]: looked for in PATH without '/'
+  std::vector<std::string> argv;  // argv[0] without '/': searched in PATH
   std::string output;             // file, appended to; "": /dev/null
-  // Added to the own environment.
+  // Added to the environment of this process.
   std::vector<std::pair<std::string, std::string>> env;
 };
 
 class Process {
  public:
-  // Aborts the test program when it cannot be started.
+  // Aborts the test program if it cannot be started.
   explicit Process(ProcessOptions options);
   ~Process();  // SIGKILL, and reaps
   Process(const Process&) = delete;
@@ -41,7 +41,7 @@ class Process {
   pid_t pid() const { return pid_; }
   bool running();
   void kill(int signal);
-  // False when it still runs after that long.
+  // False if it is still running after that time.
   bool wait_ms(int64_t timeout_ms);
   // REQUIRES: it has ended.
   const Exit& exit() const { return exit_; }
@@ -59,24 +59,24 @@ struct Finished {
   Exit exit;
   std::string output;  // stdout and stderr
 };
-// Runs a program to its end; SIGKILL after the time.
+// Runs a program until it exits; SIGKILL on timeout.
 Finished run_program(
     const std::vector<std::string>& argv, int64_t timeout_ms = 20'000,
     const std::vector<std::pair<std::string, std::string>>& env = {});
 
-// Polls every few milliseconds; false when the time is over.
+// Polls every few milliseconds; false on timeout.
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
 void sleep_ms(int64_t ms);
 
-// All processes whose command line or environment holds the text, but for
-// this one and its forebears.
+// All processes whose command line or environment contains the text, except
+// this one and its ancestors.
 struct Seen {
   pid_t pid = 0;
   pid_t parent = 0;
   std::string command;  // as in /proc/PID/cmdline, with blanks
 };
 std::vector<Seen> processes_with(const std::string& text);
-// The kernel's letter: "R", "S", "T" stopped, "Z"; "" when there is none.
+// The kernel's letter: "R", "S", "T" (stopped), "Z"; "" if there is no process.
 std::string process_state(pid_t pid);
 
 }  // namespace remesh::testing

@@ -17,7 +17,7 @@ bool inside(const std::vector<Window>& windows, double time) {
   });
 }
 
-// A mesh event's words for where its state comes from.
+// The source of the state in a mesh event.
 bool is_memory(const std::string& source) {
   return source.find("memory") != std::string::npos;
 }
@@ -40,8 +40,8 @@ Findings check_records(const std::vector<Json>& metrics,
           fmt::format("step {} has no digest", m.value("step", 0)));
   }
   std::map<int64_t, int64_t> restored;  // generation -> step
-  // Steps computed again on another mesh have other bits, and metrics.jsonl
-  // shows the first ones.
+  // Steps recomputed on another mesh differ in their bits, and metrics.jsonl
+  // has the original ones.
   std::set<int64_t> computed_again;
   for (const Json& e : events) {
     const std::string name = e.value("event", "");
@@ -56,7 +56,7 @@ Findings check_records(const std::vector<Json>& metrics,
         ++out.from_checkpoint;
       const int64_t lost = e.value("lost_steps", int64_t{0});
       out.lost_steps += lost;
-      // An event's step is the last one finished by then.
+      // The step of an event is the last one finished before it.
       const int64_t step = e.value("step", int64_t{0}) - lost;
       restored[e.value("generation", int64_t{0})] = step;
       for (int64_t k = 1; k <= lost; ++k) computed_again.insert(step + k);

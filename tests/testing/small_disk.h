@@ -1,5 +1,5 @@
-// A folder that is a small disk of its own (a tmpfs), to be filled up. Needs
-// the right to mount: mounted() says whether it was granted.
+// A folder on its own small disk (a tmpfs), to be filled up. mounted() is false
+// without permission to mount.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ class SmallDisk {
 
   const std::string& path() const { return path_; }
   bool mounted() const { return mounted_; }
-  // Takes all room but this much.
+  // Leaves this many bytes free.
   void fill(int64_t leave) const;
   void free() const;
 

@@ -75,14 +75,14 @@ TEST_F(RenderTest, ShortNumbers) {
   }
 }
 
-TEST_F(RenderTest, EventsInWords) {
+TEST_F(RenderTest, EventTexts) {
   pb::EventRecord mesh = event("mesh", 0);
   mesh.mutable_mesh()->set_dp(3);
   mesh.set_source("/runs/x/checkpoints/step-00000014");
   mesh.set_lost_steps(1);
   mesh.set_detail("3 of 3 slots");
   EXPECT_EQ(event_text(mesh),
-            "generation 3: mesh dp3, from step-00000014, 1 step computed again "
+            "generation 3: mesh dp3, from step-00000014, 1 step recomputed "
             "(3 of 3 slots)");
   pb::EventRecord failure = event("failure", 0);
   failure.set_rank(1);
@@ -113,8 +113,8 @@ TEST_F(RenderTest, EventsInWords) {
   EXPECT_EQ(event_text(joined), "worker w1 joined: 2 slots on vm");
   pb::EventRecord training = event("training", 0);
   training.set_seconds(0.42);
-  EXPECT_EQ(event_text(training), "training on dp1 again, it stood for 0.4s");
-  // One that this version has no words for still says everything.
+  EXPECT_EQ(event_text(training), "training resumed on dp1 after 0.4s");
+  // An event that this version has no text for shows all its fields.
   pb::EventRecord other = event("change_put_off", 0);
   other.set_cause("disk full");
   other.set_detail("join");
@@ -238,12 +238,12 @@ TEST_F(RenderTest, Summary) {
   run         runs/r
   outcome     done at step 4 of 4, 16.4k tokens
   loss        5.0000 at step 1, 2.0000 at step 4
-  validation  2.2500 nats a token at step 4
-  speed       41.2k tokens/s, 0.099 s a step (mean of 3 steps)
+  validation  2.2500 nats per token at step 4
+  speed       41.2k tokens/s, 0.099 s per step (mean of 3 steps)
   meshes      dp2 -> dp3
-  time lost   1.2s to 1 change, 2 steps computed again
-  workers     1 joined, 0 went
-  trouble     01:01:01 failure of rank 1 on worker w2: signal 9
+  time lost   1.2s in 1 change of mesh, 2 steps recomputed
+  workers     1 joined, 0 left
+  problems    01:01:01 failure of rank 1 on worker w2: signal 9
   checkpoint  runs/r/checkpoints/step-00000004
 
 What to try next:
@@ -256,7 +256,7 @@ What to try next:
 TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
   const std::string text = summary_text(
       {.job_file = "j", .run_dir = "r", .outcome = "failed", .steps = 9}, {});
-  EXPECT_NE(text.find("no step was finished"), std::string::npos);
+  EXPECT_NE(text.find("no step finished"), std::string::npos);
   EXPECT_NE(text.find("failed at step 0 of 9"), std::string::npos);
   EXPECT_NE(text.find("coordinator.log"), std::string::npos);
 }
@@ -305,8 +305,8 @@ TEST_F(RenderTest, StatusText) {
   checkpoint   step 300
   coordinator  tcp://h:1 on h, pid 7
 
-  worker  host  pid  slots  state             last sign  ranks
-  w1      h     8    2      running, leaving  0.0s ago   0: pid 90 step 341; 1: ended by signal 9
+  worker  host  pid  slots  state              last seen  ranks
+  w1      h     8    2      running, draining  0.0s ago   0: pid 90 step 341; 1: killed by signal 9
 
   00:01:01  coordinator started
 )");

@@ -195,8 +195,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     EXPECT_NEAR(bubble->scheduled, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble->uneven, timing->bubble_share, 1e-3) << name;
     EXPECT_NEAR(bubble->replayed, timing->bubble_share, 1e-3) << name;
-    EXPECT_NE(trace_report(traces).find("% by the schedule"),
-              std::string::npos);
+    EXPECT_NE(trace_report(traces).find("% scheduled"), std::string::npos);
   }
 }
 
@@ -252,9 +251,9 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
   for (const char* part :
        {"mesh dp2,pp2,tp1: 4 of 5 slots on 1 worker, 1 spare (multiples of 2 "
         "slots)",
-        "ZeRO 1, zb-h1, nothing recomputed", "stage 0: embedding, layers 0-1",
-        "stage 1: layers 2-3, head", "bubble by the schedule: ",
-        "4 microbatches of 4 x 256 tokens a step, 2 a data-parallel rank"})
+        "ZeRO 1, zb-h1, no recomputation", "stage 0: embedding, layers 0-1",
+        "stage 1: layers 2-3, head", "scheduled bubble: ",
+        "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank"})
     EXPECT_NE(text->find(part), std::string::npos) << part << "\n" << *text;
   EXPECT_EQ(plan_text(job, {.slots = 1, .cores = 4}).status().code(),
             Code::kExhausted);
@@ -298,11 +297,11 @@ pb::JobStatus measured() {
 TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
   const std::string text = status_text(measured(), {});
   for (const char* part :
-       {"dp1 pp2 as asked",
+       {"dp1 pp2 (requested)",
         "ZeRO 2 in groups of 2, 1f1b, recompute full every 2 layers",
         "312G FLOP/s, GEMM efficiency 78.0%, MFU 39.0%",
         "exposed comm 5.0%, bubble 12.5% "
-        "(10.0% by the schedule)",
+        "(10.0% scheduled)",
         "100M", "105M", "110M", "3.0G", "25.0%"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   std::istringstream lines(text);

@@ -31,6 +31,13 @@ expect() {
 verbs() {
   "$bin/remesh" "$@" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
 }
+case $(verbs) in
+*run*checkpoint*job*) ;;
+*)
+  echo "FAIL: --help does not list the verbs"
+  failed=1
+  ;;
+esac
 for verb in "" $(verbs); do
   expect 0 "xample" "$bin/remesh" $verb --help
 done

@@ -78,7 +78,7 @@ TEST_F(RunDirTest, WhatWasMeasuredOfAStepIsWrittenAndWhatWasNotIsLeftOut) {
   m.set_gemm_flops_per_s(4e11);
   m.set_exposed_comm(0.125);
   m.set_bubble(0);
-  EXPECT_NE(metrics_line(m).find(R"("gemm_efficiency":0.75,)"),
+  EXPECT_NE(metrics_line(m).find(R"("gemm_efficiency":0.75)"),
             std::string::npos);
   EXPECT_EQ(metrics_line(m).find("mfu"), std::string::npos);
   m.set_mfu(0.375);
