@@ -134,8 +134,8 @@ class Checkpointer {
   TrainLog& log_;
   std::atomic<int64_t> disk_moved_ms_{0};
   std::atomic<bool> give_up_{false};
-  std::atomic<bool> hurry_{false};  // all ranks wait for the save
-  std::unique_ptr<FileSystem> fs_;   // updates disk_moved_ms_
+  std::atomic<bool> hurry_{false};             // all ranks wait for the save
+  std::unique_ptr<FileSystem> fs_;             // updates disk_moved_ms_
   const std::vector<geometry::Piece> pieces_;  // in the state vectors
   int64_t staged_elements_ = 0;
   const std::vector<geometry::Piece> packed_;  // in staged_

@@ -14,6 +14,7 @@
 #include "parallel/comm/mesh.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/geometry/sharding.h"
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "worker/engine/state_store.h"
 
@@ -36,8 +37,8 @@ void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,
 // valid but belongs to another job (the message lists the differences) or step,
 // else the reason why it does not load. Collective over `mesh`. Calls `tick` on
 // progress, in the calling thread.
-Result<pb::Manifest> load_checkpoint(FileSystem& fs,
-                                     const std::string& path, int64_t step,
+Result<pb::Manifest> load_checkpoint(FileSystem& fs, const std::string& path,
+                                     int64_t step,
                                      const manifest::JobFacts& job,
                                      comm::Mesh& mesh,
                                      const std::function<void()>& tick,

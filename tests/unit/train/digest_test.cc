@@ -18,7 +18,7 @@ using geometry::ParamTable;
 using geometry::RankShard;
 using geometry::Sharding;
 
-uint64_t part(const ParamTable& table, const RankShard& r, const State& s) {
+uint64_t part(const RankShard& r, const State& s) {
   return state_digest(r, s.view());
 }
 
@@ -28,7 +28,7 @@ uint64_t digest_on(const ParamTable& table, const Sharding& s, uint64_t salt) {
   for (int rank = 0; rank < s.layout.world(); ++rank) {
     const auto r = make_rank_shard(table, s, rank);
     CHECK(r.ok());
-    sum += part(table, *r, exchange::state_of(table, s, rank, salt));
+    sum += part(*r, exchange::state_of(table, s, rank, salt));
   }
   return sum;
 }
@@ -58,7 +58,7 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());
   State s = exchange::state_of(table, one, 0, 7);
-  const uint64_t before = part(table, *r, s);
+  const uint64_t before = part(*r, s);
   for (int k = 0; k < 1000; ++k) {
     std::vector<float>& v = s.v[random() % geometry::kNumStateVectors];
     float& element = v[random() % v.size()];
@@ -67,10 +67,10 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
     std::memcpy(&b, &old, sizeof(b));
     b ^= 1U << random() % 32;
     std::memcpy(&element, &b, sizeof(b));
-    ASSERT_NE(part(table, *r, s), before);
+    ASSERT_NE(part(*r, s), before);
     element = old;
   }
-  EXPECT_EQ(part(table, *r, s), before);
+  EXPECT_EQ(part(*r, s), before);
 }
 
 TEST(Digest, TellsPlacesAndVectorsApart) {
@@ -85,13 +85,13 @@ TEST(Digest, TellsPlacesAndVectorsApart) {
   ASSERT_TRUE(r.ok());
   State s(r->zero.state_elements());
   for (auto& v : s.v) v.assign(v.size(), 0.0F);
-  const uint64_t zeros = part(table, *r, s);
+  const uint64_t zeros = part(*r, s);
   EXPECT_NE(zeros, 0U);
   std::set<uint64_t> seen = {zeros};
   for (auto& v : s.v)
     for (float& x : v) {
       x = 1.0F;
-      EXPECT_TRUE(seen.insert(part(table, *r, s)).second);
+      EXPECT_TRUE(seen.insert(part(*r, s)).second);
       x = 0.0F;
     }
 }
@@ -127,7 +127,7 @@ TEST(Digest, IsQuick) {
   uint64_t sum = 0;
   for (int k = 0; k < 3; ++k) {
     const auto t = std::chrono::steady_clock::now();
-    sum += part(table, *r, s);
+    sum += part(*r, s);
     best = std::min(best, std::chrono::duration<double>(
                               std::chrono::steady_clock::now() - t)
                               .count());
