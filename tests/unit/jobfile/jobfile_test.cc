@@ -149,7 +149,7 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
       "--set train.x=1: no key 'x'; [train] has steps, seq_len, "
       "global_batch_size, local_batch_size, max_norm, seed, dtype, "
       "recompute, threads, eval_every, eval_sequences, log_every, "
-      "recompute_every, digest");
+      "recompute_every, peak_flops, digest");
 }
 
 TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
