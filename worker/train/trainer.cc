@@ -12,21 +12,21 @@
 #include "worker/board/step_metrics.h"
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
-#include "worker/train/schedule.h"
+#include "worker/train/lr_schedule.h"
 
 namespace remesh::train {
 namespace {
 
-Result<Schedule> schedule_of(const pb::Job& job) {
+Result<LrSchedule> schedule_of(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
   ASSIGN_OR_RETURN(const Decay decay, parse_decay(s.decay_type()));
-  return Schedule{.lr = job.optimizer().lr(),
-                  .warmup_steps = s.warmup_steps(),
-                  .total_steps = s.total_steps() > 0 ? s.total_steps()
-                                                     : job.train().steps(),
-                  .decay = decay,
-                  .decay_ratio = s.decay_ratio(),
-                  .min_lr_factor = s.min_lr_factor()};
+  return LrSchedule{.lr = job.optimizer().lr(),
+                    .warmup_steps = s.warmup_steps(),
+                    .total_steps = s.total_steps() > 0 ? s.total_steps()
+                                                       : job.train().steps(),
+                    .decay = decay,
+                    .decay_ratio = s.decay_ratio(),
+                    .min_lr_factor = s.min_lr_factor()};
 }
 
 }  // namespace

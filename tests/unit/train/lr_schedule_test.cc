@@ -1,4 +1,4 @@
-#include "worker/train/schedule.h"
+#include "worker/train/lr_schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 namespace remesh::train {
 namespace {
 
-Schedule schedule(Decay decay) {
+LrSchedule schedule(Decay decay) {
   return {.lr = 3e-3,
           .warmup_steps = 2,
           .total_steps = 10,
@@ -17,8 +17,8 @@ Schedule schedule(Decay decay) {
           .min_lr_factor = 0.1};
 }
 
-TEST(Schedule, CosineIsAsInTheGoldenFiles) {
-  const Schedule s = schedule(Decay::kCosine);
+TEST(LrSchedule, CosineIsAsInTheGoldenFiles) {
+  const LrSchedule s = schedule(Decay::kCosine);
   const double want[] = {0.0015,     0.003,      0.003,
                          0.00289724, 0.00260459, 0.00216662};
   for (int i = 0; i < 6; ++i)
@@ -27,27 +27,27 @@ TEST(Schedule, CosineIsAsInTheGoldenFiles) {
   EXPECT_NEAR(learning_rate(s, 1000), 3e-4, 1e-15);
 }
 
-TEST(Schedule, LinearReachesItsEnd) {
-  const Schedule s = schedule(Decay::kLinear);
+TEST(LrSchedule, LinearReachesItsEnd) {
+  const LrSchedule s = schedule(Decay::kLinear);
   EXPECT_DOUBLE_EQ(learning_rate(s, 2), 3e-3);
   EXPECT_NEAR(learning_rate(s, 6), 3e-3 * 0.55, 1e-15);
   EXPECT_NEAR(learning_rate(s, 10), 3e-4, 1e-15);
 }
 
-TEST(Schedule, WsdIsFlatThenFalls) {
-  const Schedule s = schedule(Decay::kWsd);
+TEST(LrSchedule, WsdIsFlatThenFalls) {
+  const LrSchedule s = schedule(Decay::kWsd);
   for (int i = 1; i <= 7; ++i) EXPECT_DOUBLE_EQ(learning_rate(s, i), 3e-3);
   EXPECT_NEAR(learning_rate(s, 8), 3e-3 * (1 - 0.9 * 0.2), 1e-15);
   EXPECT_NEAR(learning_rate(s, 10), 3e-4, 1e-15);
 }
 
-TEST(Schedule, AnyCourseRisesToItsPeakAndNeverRisesAfter) {
+TEST(LrSchedule, AnyCourseRisesToItsPeakAndNeverRisesAfter) {
   for (const Decay d :
        {Decay::kConstant, Decay::kCosine, Decay::kLinear, Decay::kWsd})
     for (int64_t warmup : {0, 1, 5, 40})
       for (int64_t total : {1, 5, 40})
         for (double ratio : {0.0, 0.3, 1.0}) {
-          Schedule s = schedule(d);
+          LrSchedule s = schedule(d);
           s.warmup_steps = warmup;
           s.total_steps = total;
           s.decay_ratio = ratio;
@@ -66,7 +66,7 @@ TEST(Schedule, AnyCourseRisesToItsPeakAndNeverRisesAfter) {
         }
 }
 
-TEST(Schedule, NamesAreReadAndUnknownOnesRefused) {
+TEST(LrSchedule, NamesAreReadAndUnknownOnesRefused) {
   EXPECT_EQ(*parse_decay("wsd"), Decay::kWsd);
   EXPECT_EQ(*parse_decay("constant"), Decay::kConstant);
   const auto bad = parse_decay("cosin");

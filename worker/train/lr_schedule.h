@@ -10,7 +10,7 @@ namespace remesh::train {
 
 enum class Decay { kConstant, kCosine, kLinear, kWsd };
 
-struct Schedule {
+struct LrSchedule {
   double lr = 1e-3;  // peak
   int64_t warmup_steps = 0;
   int64_t total_steps = 1;  // where the decay ends
@@ -29,7 +29,7 @@ struct Schedule {
 //            2024, MiniCPM)
 //   kConstant  lr
 // REQUIRES: i >= 0.
-double learning_rate(const Schedule& schedule, int64_t i);
+double learning_rate(const LrSchedule& schedule, int64_t i);
 
 // Fails on an unknown name, listing the known ones.
 Result<Decay> parse_decay(std::string_view name);

@@ -1,4 +1,4 @@
-#include "worker/train/schedule.h"
+#include "worker/train/lr_schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +18,7 @@ double behind(int64_t i, double begin, double end) {
 
 }  // namespace
 
-double learning_rate(const Schedule& s, int64_t i) {
+double learning_rate(const LrSchedule& s, int64_t i) {
   CHECK(i >= 0);
   if (i < s.warmup_steps)
     return s.lr * static_cast<double>(i + 1) /
