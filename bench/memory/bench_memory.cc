@@ -150,7 +150,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
   ASSIGN_OR_RETURN(const auto schedule, geometry::parse_schedule(o.schedule));
-  const auto table = geometry::ParamTable::llama(models().at(o.size));
+  const auto table = geometry::ParamTable::make(models().at(o.size));
   const auto backend = kernels::make_cpu_backend(1);
   const bool bf16 = o.dtype == "bf16";
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));

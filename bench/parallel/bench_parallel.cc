@@ -257,7 +257,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
 
 int run(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
-  const auto table = geometry::ParamTable::llama(models().at(o.size));
+  const auto table = geometry::ParamTable::make(models().at(o.size));
   std::unique_ptr<Runner> reference;
   auto self = comm::make_local_comms(1);
   if (world.rank() == 0) {

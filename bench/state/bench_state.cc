@@ -106,7 +106,7 @@ class Trial {
   Trial(const Options& o, const Layout& layout, comm::Comm& world)
       : o_(o),
         world_(world),
-        table_(geometry::ParamTable::llama(models().at(o.size))),
+        table_(geometry::ParamTable::make(models().at(o.size))),
         backend_(kernels::make_cpu_backend(1)),
         kept_(table_, layout, world.rank(), o.global_batch, o.seq),
         state_(*backend_, kept_.home()) {}

@@ -87,7 +87,7 @@ class Trainer {
   Trainer(const ModelConfig& config, const Options& o,
           ProfilingBackend& backend)
       : o_(o),
-        table_(ParamTable::llama(config)),
+        table_(ParamTable::make(config)),
         shard_(geometry::ShardTable::make(table_, {}, {}, {0, config.n_layers})
                    .value()),
         backend_(backend),

@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "parallel/geometry/family.h"
+
 namespace remesh::geometry {
 
 Status ModelConfig::validate() const {
+  if (find_family(arch) == nullptr)
+    return invalid_argument(fmt::format(
+        "model.arch = \"{}\": must be one of {}", arch, family_names()));
   const struct {
     const char* name;
     int64_t value;

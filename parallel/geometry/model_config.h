@@ -1,10 +1,11 @@
-// ModelConfig: the sizes of a Llama model, as one plain value.
+// ModelConfig: the family and the sizes of a model, as one plain value.
 //
 // Field names follow torchtitan's ModelArgs; the golden files and checkpoints
 // use the Hugging Face names given beside each.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "proto/base/status.h"
 
@@ -31,12 +32,14 @@ struct ModelConfig {
   bool tie_embeddings = false;  // tie_word_embeddings
   bool rope_scaled = false;     // rope_scaling present, rope_type llama3
   RopeScaling rope_scaling;
+  std::string arch = "llama";  // model_type; see family.h
 
   int64_t head_dim() const { return dim / n_heads; }
   int64_t kv_dim() const { return n_kv_heads * head_dim(); }
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
-  // Names the field, its value and what is allowed: positive sizes, n_heads
+  // Names the field, its value and what is allowed: a known family, positive
+  // sizes, n_heads
   // divides dim, n_kv_heads divides n_heads, head_dim even.
   Status validate() const;
 };

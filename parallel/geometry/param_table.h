@@ -6,8 +6,8 @@
 // elements [offset(i), offset(i) + numel(i)) of a flat fp32 vector of
 // num_elements(). With tied embeddings there is no lm_head entry.
 //
-// Names and shapes are Hugging Face's for Llama: a linear layer's weight is
-// (out_features, in_features), row-major; q/k rows in half-split rotary order.
+// Names and shapes are those of Hugging Face for the model family (family.h): a
+// linear layer's weight is (out_features, in_features), row-major.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,8 @@ struct ParamSpec {
 
 class ParamTable {
  public:
-  // REQUIRES: config.validate().ok(). Order: embedding, then layer by layer
-  // (input norm, q, k, v, o, post norm, gate, up, down), final norm, head.
-  static ParamTable llama(const ModelConfig& config);
+  // The parameters of the family config.arch. REQUIRES: config.validate().ok().
+  static ParamTable make(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }
   size_t size() const { return specs_.size(); }

@@ -218,7 +218,7 @@ int64_t replicas_kept(const JobShape& s, const Layout& l) {
 
 Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const Coord at = l.coord(rank);
-  const auto table = geometry::ParamTable::llama(s.model);
+  const auto table = geometry::ParamTable::make(s.model);
   const int chunks = chunks_on(s, l);
   const auto bounds = geometry::stage_bounds(s.model, l.pp * chunks, s.T);
   CHECK(bounds.ok());

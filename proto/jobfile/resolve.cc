@@ -236,6 +236,7 @@ void check_slots(const pb::Job& job, Problems& out) {
 geometry::ModelConfig model_config(const pb::Job& resolved) {
   const pb::Model& m = resolved.model();
   geometry::ModelConfig c;
+  c.arch = m.arch();
   c.dim = m.dim();
   c.n_layers = m.n_layers();
   c.n_heads = m.n_heads();

@@ -293,7 +293,7 @@ bool compare(const Golden& g, const Run& run, const Options& o) {
   const bool bf16 = o.dtype == "bf16";
   const double loss_bound = bf16 ? 2e-2 : 1e-5;
   const double bound = bf16 ? 2e-2 : 1e-4;
-  const auto table = geometry::ParamTable::llama(g.config);
+  const auto table = geometry::ParamTable::make(g.config);
   Verdict v(o.verbose);
   v.add("first loss", relative(run.loss[0], g.first_loss), loss_bound);
   v.add("first logits of sequence 0",
@@ -339,7 +339,7 @@ int check(const Options& o) {
              layout->to_string(), o.zero, o.schedule,
              o.chunks > 1 ? fmt::format(" of {} chunks", o.chunks) : "",
              o.recompute);
-  const auto table = geometry::ParamTable::llama(golden->config);
+  const auto table = geometry::ParamTable::make(golden->config);
   const int64_t each = o.microbatch > 0       ? o.microbatch
                        : layout->world() == 1 ? golden->sequences
                                               : 1;

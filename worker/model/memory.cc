@@ -1,6 +1,6 @@
 #include "worker/model/memory.h"
 
-#include "worker/model/buffers.h"
+#include "worker/model/llama/buffers.h"
 
 namespace remesh::model {
 

@@ -233,7 +233,7 @@ Result<engine::EngineOptions> Trainer::engine_options() {
 Status Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   RETURN_IF_ERROR(config.validate());
-  table_.emplace(geometry::ParamTable::llama(config));
+  table_.emplace(geometry::ParamTable::make(config));
   const int threads = std::max(1, spec_.threads());
   backend_ = kernels::make_cpu_backend(threads);
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());

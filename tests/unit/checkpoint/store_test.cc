@@ -49,7 +49,7 @@ class StoreTest : public testing::Test {
   }
 
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
-  const ParamTable table_ = ParamTable::llama(tiny_model());
+  const ParamTable table_ = ParamTable::make(tiny_model());
   const State state_ = random_state(table_.num_elements(), kSeed);
   std::string root_, folder_;
 };
@@ -128,7 +128,7 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
     const Dims c = chunk_of(d);
     EXPECT_LE(c[0] * c[1], kChunkElements);
   }
-  const ParamTable table = ParamTable::llama({.dim = 1000,
+  const ParamTable table = ParamTable::make({.dim = 1000,
                                               .n_layers = 1,
                                               .n_heads = 2,
                                               .n_kv_heads = 1,
@@ -208,7 +208,7 @@ os.rename(root + '/away', path + '/shard-00000.h5')
 
 TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   // Several chunks a parameter, an odd last one, noise in the moments.
-  const ParamTable table = ParamTable::llama({.dim = 1000,
+  const ParamTable table = ParamTable::make({.dim = 1000,
                                               .n_layers = 1,
                                               .n_heads = 2,
                                               .n_kv_heads = 1,
@@ -251,7 +251,7 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
 }
 
 TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
-  const ParamTable table = ParamTable::llama({.dim = 500,
+  const ParamTable table = ParamTable::make({.dim = 500,
                                               .n_layers = 1,
                                               .n_heads = 2,
                                               .n_kv_heads = 1,
@@ -299,7 +299,7 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
 }
 
 TEST_F(StoreTest, CheckpointsOfFormat1LoadAndTheirDamageIsFound) {
-  const ParamTable table = ParamTable::llama({.dim = 2,
+  const ParamTable table = ParamTable::make({.dim = 2,
                                               .n_layers = 1,
                                               .n_heads = 1,
                                               .n_kv_heads = 1,
@@ -607,7 +607,7 @@ TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   const std::string folder = small + "/checkpoints";
   const auto first = save(*fs_, folder, {1, 1}, table_, state_, 2);
-  const ParamTable big = ParamTable::llama({.dim = 64,
+  const ParamTable big = ParamTable::make({.dim = 64,
                                             .n_layers = 2,
                                             .n_heads = 2,
                                             .n_kv_heads = 2,

@@ -18,7 +18,7 @@ using geometry::ParamTable;
 using geometry::Sharding;
 
 ParamTable small_model() {
-  return ParamTable::llama({.dim = 8,
+  return ParamTable::make({.dim = 8,
                             .n_layers = 2,
                             .n_heads = 2,
                             .n_kv_heads = 1,

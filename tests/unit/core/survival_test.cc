@@ -91,7 +91,7 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
   std::mt19937_64 rng(seed);
   // No shared parameters, and shares enough for everybody: no state without
   // something of its own.
-  const ParamTable table = ParamTable::llama({.dim = 32,
+  const ParamTable table = ParamTable::make({.dim = 32,
                                               .n_layers = 2,
                                               .n_heads = 2,
                                               .n_kv_heads = 2,

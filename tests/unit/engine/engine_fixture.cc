@@ -161,7 +161,7 @@ std::string Case::to_string() const {
 }
 
 Outcome run_case(const Case& c) {
-  const ParamTable table = ParamTable::llama(c.model);
+  const ParamTable table = ParamTable::make(c.model);
   auto comms = comm::make_local_comms(c.layout.world());
   Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
   std::vector<Status> status(comms.size());
@@ -180,7 +180,7 @@ Outcome run_case(const Case& c) {
 }
 
 Outcome run_rank(const Case& c, comm::Comm& world) {
-  const ParamTable table = ParamTable::llama(c.model);
+  const ParamTable table = ParamTable::make(c.model);
   Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
   out.outcome.status = train_rank(c, table, world, out);
   return std::move(out.outcome);
@@ -189,7 +189,7 @@ Outcome run_rank(const Case& c, comm::Comm& world) {
 Difference largest_difference(const geometry::ModelConfig& model,
                               const std::vector<float>& got,
                               const std::vector<float>& want) {
-  const ParamTable table = ParamTable::llama(model);
+  const ParamTable table = ParamTable::make(model);
   double whole = 0;
   for (const float x : want) whole += static_cast<double>(x) * x;
   Difference worst;
@@ -246,7 +246,7 @@ Case random_case(uint64_t seed, int ranks) {
     o.bucket_elements = of(21, {100, 1000, 1 << 20});
     if (c.layout.world() == 1 || c.layout.world() > ranks) continue;
     if (!c.model.validate().ok()) continue;
-    const auto table = ParamTable::llama(c.model);
+    const auto table = ParamTable::make(c.model);
     const auto backend = kernels::make_cpu_backend(1);
     if (Engine::prepare(table, c.layout, 0, o, *backend, {}).ok()) return c;
   }

@@ -165,7 +165,7 @@ TEST(Engine, RefusesWhatCannotBeAndSaysWhatIsAllowed) {
                                     .n_kv_heads = 2,
                                     .hidden_dim = 40,
                                     .vocab_size = 37};
-  const auto table = geometry::ParamTable::llama(model);
+  const auto table = geometry::ParamTable::make(model);
   const auto backend = kernels::make_cpu_backend(1);
   const auto why = [&](const geometry::Layout& layout, EngineOptions o) {
     o.max_seq = o.max_seq == 1 ? 8 : o.max_seq;

@@ -113,7 +113,7 @@ TEST(Plan, EvaluationHasForwardPassesOnly) {
 }
 
 TEST(Plan, GlobalUnitsNumberTheModel) {
-  const auto table = geometry::ParamTable::llama({.dim = 16,
+  const auto table = geometry::ParamTable::make({.dim = 16,
                                                   .n_layers = 5,
                                                   .n_heads = 2,
                                                   .n_kv_heads = 1,

@@ -17,7 +17,7 @@ using geometry::ShardTable;
 using geometry::ZeroPlan;
 
 geometry::ParamTable tiny_table(int64_t layers = 3) {
-  return geometry::ParamTable::llama({.dim = 8,
+  return geometry::ParamTable::make({.dim = 8,
                                       .n_layers = layers,
                                       .n_heads = 2,
                                       .n_kv_heads = 1,

@@ -109,7 +109,7 @@ void check_plan(const ParamTable& table, const Change& c, int me,
 
 void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
                    int64_t* received) {
-  const ParamTable table = ParamTable::llama(random_config(random));
+  const ParamTable table = ParamTable::make(random_config(random));
   const Change c = random_change(random, table);
   SCOPED_TRACE(c.from.layout.to_string() + " to " + c.to.layout.to_string());
   const size_t n = c.processes.size();
@@ -191,7 +191,7 @@ TEST(Exchange, AnyMeshToAnyOtherToTheBit) {
 }
 
 ParamTable small_model() {
-  return ParamTable::llama({.dim = 16,
+  return ParamTable::make({.dim = 16,
                             .n_layers = 2,
                             .n_heads = 4,
                             .n_kv_heads = 2,

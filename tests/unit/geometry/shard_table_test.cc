@@ -49,7 +49,7 @@ Counts no_counts(const ParamTable& table) {
 TEST(ShardTable, OneRankHoldsTheParamTable) {
   std::mt19937 random(1);
   for (int i = 0; i < 20; ++i) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     const auto t =
         ShardTable::make(table, {}, {}, {0, table.config().n_layers});
     ASSERT_TRUE(t.ok());
@@ -69,7 +69,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
   std::mt19937 random(seed);
   int done = 0;
   while (done < 150) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Layout layout{.dp = 1 + static_cast<int>(random() % 3),
                   .pp = 1 + static_cast<int>(random() % 4),
                   .tp = 1 << random() % 4,
@@ -127,7 +127,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
 }
 
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
-  const ParamTable table = ParamTable::llama({.dim = 32,
+  const ParamTable table = ParamTable::make({.dim = 32,
                                               .n_layers = 1,
                                               .n_heads = 8,
                                               .n_kv_heads = 2,
@@ -146,7 +146,7 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
 }
 
 TEST(Zero, WhatIsAllowedIsSaid) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
+  const ParamTable table = ParamTable::make({.dim = 8,
                                               .n_layers = 1,
                                               .n_heads = 2,
                                               .n_kv_heads = 2,

@@ -52,7 +52,7 @@ TEST(Sharding, PiecesFillTheVectorsAndClassesSayWhoHoldsTheSame) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int done = 0; done < 100;) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Sharding s;
     if (!random_sharding(random, table.config(), s)) continue;
     ++done;
@@ -100,7 +100,7 @@ TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
   std::mt19937 random(seed);
   int whole_ones = 0, torn = 0;
   for (int done = 0; done < 400;) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Sharding s;
     if (!random_sharding(random, table.config(), s)) continue;
     ++done;
@@ -134,7 +134,7 @@ TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
 }
 
 TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
+  const ParamTable table = ParamTable::make({.dim = 8,
                                               .n_layers = 2,
                                               .n_heads = 2,
                                               .n_kv_heads = 1,
@@ -155,7 +155,7 @@ TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
 }
 
 TEST(Sharding, ARankThatIsNotThereIsRefused) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
+  const ParamTable table = ParamTable::make({.dim = 8,
                                               .n_layers = 2,
                                               .n_heads = 2,
                                               .n_kv_heads = 1,
@@ -177,13 +177,13 @@ TEST(Sharding, ModelsOfOtherShapesHaveOtherIds) {
                 .n_kv_heads = 1,
                 .hidden_dim = 8,
                 .vocab_size = 16};
-  const uint64_t id = model_id(ParamTable::llama(c));
-  EXPECT_EQ(model_id(ParamTable::llama(c)), id);
+  const uint64_t id = model_id(ParamTable::make(c));
+  EXPECT_EQ(model_id(ParamTable::make(c)), id);
   c.n_layers = 3;
-  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+  EXPECT_NE(model_id(ParamTable::make(c)), id);
   c.n_layers = 2;
   c.vocab_size = 17;
-  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+  EXPECT_NE(model_id(ParamTable::make(c)), id);
 }
 
 }  // namespace

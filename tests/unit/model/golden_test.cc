@@ -33,7 +33,7 @@ void check_golden(const std::string& name, Dtype dtype, bool keep_dtype,
                   kernels::Backend& backend, const Bounds& bounds) {
   SCOPED_TRACE(name + " " + backend.name() + " " + kernels::dtype_name(dtype));
   const GoldenFile g = read_golden("tests/golden/" + name + ".h5");
-  const auto table = geometry::ParamTable::llama(g.config);
+  const auto table = geometry::ParamTable::make(g.config);
   const auto shard =
       geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}).value();
   auto made = Stage::create(shard,

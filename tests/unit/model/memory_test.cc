@@ -64,7 +64,7 @@ TEST(Memory, IsPredictedExactly) {
     Case c = random_case(i);
     SCOPED_TRACE(fmt::format("seed {}: {}", i, c.layout.to_string()));
     if (!backend->supports_bf16()) c.options.dtype = Dtype::kFp32;
-    const auto table = geometry::ParamTable::llama(c.config);
+    const auto table = geometry::ParamTable::make(c.config);
     const auto shard = make_shard(table, c.layout, c.coord, c.chunks);
     std::mt19937_64 random(i);
     for (int64_t l = shard.first_layer(c.options.chunk);
@@ -93,7 +93,7 @@ TEST(Memory, ActivationsAreWhatTheHeaderSays) {
                                      .n_kv_heads = 2,
                                      .hidden_dim = 80,
                                      .vocab_size = 100};
-  const auto table = geometry::ParamTable::llama(config);
+  const auto table = geometry::ParamTable::make(config);
   const auto shard = make_shard(table, {.pp = 3, .tp = 2, .cp = 2},
                                 {.pp = 1, .tp = 1, .cp = 1});
   StageOptions o{.max_batch = 3, .max_seq = 20, .num_slots = 4};

@@ -32,7 +32,7 @@ struct Model {
   // Weights are larger than at a start, so that every gradient counts.
   Model(const geometry::ModelConfig& config, int64_t num_tokens, uint64_t seed,
         float scale = 3)
-      : table(geometry::ParamTable::llama(config)) {
+      : table(geometry::ParamTable::make(config)) {
     for (size_t i = 0; i < table.size(); ++i)
       for (int64_t e = 0; e < table[i].numel(); ++e)
         weights.push_back(scale * table.initial_value(seed, i, e));

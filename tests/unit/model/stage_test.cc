@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "tests/unit/model/model_fixture.h"
-#include "worker/model/rope.h"
+#include "worker/model/llama/rope.h"
 
 namespace remesh::model {
 namespace {
@@ -356,7 +356,7 @@ TEST(Stage, TakesBf16OnlyWhereTheBackendFindsThatItPays) {
   EXPECT_EQ(runs[0].grads, runs[1].grads);
   geometry::ModelConfig c = small_config(false);
   c.dim = 128;
-  const auto table = geometry::ParamTable::llama(c);
+  const auto table = geometry::ParamTable::make(c);
   const auto large = make_shard(table);
   StageOptions o = whole(Dtype::kBf16);
   o.keep_dtype = false;

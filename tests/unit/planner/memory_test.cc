@@ -77,7 +77,7 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
 
 // Makes one step on every rank and gives what each holds then.
 std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
-  const auto table = geometry::ParamTable::llama(s.model);
+  const auto table = geometry::ParamTable::make(s.model);
   auto comms = comm::make_local_comms(l.world());
   std::vector<board::Memory> out(static_cast<size_t>(l.world()));
   std::vector<std::jthread> ranks;

@@ -114,7 +114,7 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
 
   const testing::TempDir dir_;
   const geometry::ParamTable table_ =
-      geometry::ParamTable::llama({.dim = 8,
+      geometry::ParamTable::make({.dim = 8,
                                    .n_layers = 2,
                                    .n_heads = 2,
                                    .n_kv_heads = 1,

@@ -153,7 +153,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   for (int trial = 0; trial < cases; ++trial) {
     const std::string dir = root.path() + "/" + std::to_string(trial);
     const ModelConfig config = random_config(random);
-    const ParamTable table = ParamTable::llama(config);
+    const ParamTable table = ParamTable::make(config);
     const Cut from = random_cut(random, config);
     const Cut to = random_cut(random, config);
     SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
@@ -208,7 +208,7 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < 20; ++trial) {
     const ModelConfig config = random_config(random);
-    const ParamTable table = ParamTable::llama(config);
+    const ParamTable table = ParamTable::make(config);
     const Cut cut = random_cut(random, config);
     std::atomic<int> wrong{0};
     on_all_ranks(cut, [&](int r, comm::Mesh& mesh) {

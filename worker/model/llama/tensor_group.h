@@ -10,7 +10,7 @@
 
 #include "parallel/comm/comm.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/sizes.h"
+#include "worker/model/llama/sizes.h"
 
 namespace remesh::model {
 

@@ -14,7 +14,7 @@
 
 #include "parallel/comm/comm.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/buffers.h"
+#include "worker/model/llama/buffers.h"
 
 namespace remesh::model {
 

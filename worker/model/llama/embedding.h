@@ -4,8 +4,8 @@
 #pragma once
 
 #include "worker/kernels/backend.h"
-#include "worker/model/buffers.h"
-#include "worker/model/tensor_group.h"
+#include "worker/model/llama/buffers.h"
+#include "worker/model/llama/tensor_group.h"
 
 namespace remesh::model {
 

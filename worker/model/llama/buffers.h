@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "worker/kernels/backend.h"
+#include "worker/model/llama/rope.h"
+#include "worker/model/llama/sizes.h"
 #include "worker/model/pool.h"
-#include "worker/model/rope.h"
-#include "worker/model/sizes.h"
 #include "worker/model/stage.h"
 
 namespace remesh::model {

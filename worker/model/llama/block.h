@@ -14,9 +14,9 @@
 #include <span>
 
 #include "worker/kernels/backend.h"
-#include "worker/model/attention.h"
-#include "worker/model/buffers.h"
-#include "worker/model/tensor_group.h"
+#include "worker/model/llama/attention.h"
+#include "worker/model/llama/buffers.h"
+#include "worker/model/llama/tensor_group.h"
 
 namespace remesh::model {
 

@@ -1,4 +1,4 @@
-#include "worker/model/tensor_group.h"
+#include "worker/model/llama/tensor_group.h"
 
 namespace remesh::model {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/model/embedding.h"
+#include "worker/model/llama/embedding.h"
 
 #include "proto/base/check.h"
 

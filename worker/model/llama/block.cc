@@ -1,4 +1,4 @@
-#include "worker/model/block.h"
+#include "worker/model/llama/block.h"
 
 #include "proto/base/check.h"
 

@@ -1,4 +1,4 @@
-#include "worker/model/sizes.h"
+#include "worker/model/llama/sizes.h"
 
 #include "proto/base/check.h"
 

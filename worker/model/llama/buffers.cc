@@ -1,4 +1,4 @@
-#include "worker/model/buffers.h"
+#include "worker/model/llama/buffers.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "worker/model/head.h"
+#include "worker/model/llama/head.h"
 
 #include <algorithm>
 #include <optional>

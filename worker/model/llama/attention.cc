@@ -1,4 +1,4 @@
-#include "worker/model/attention.h"
+#include "worker/model/llama/attention.h"
 
 namespace remesh::model {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/model/rope.h"
+#include "worker/model/llama/rope.h"
 
 #include <cmath>
 #include <numbers>
