@@ -38,7 +38,6 @@ namespace {
 
 using engine::Engine;
 using geometry::Layout;
-using model::Recompute;
 
 struct Options {
   std::string size = "15m";
@@ -68,18 +67,6 @@ double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 uint64_t total(const board::Memory& m) {
   return m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
-}
-
-planner::Recompute planned(const std::string& r) {
-  return r == "full"        ? planner::Recompute::kFull
-         : r == "selective" ? planner::Recompute::kSelective
-                            : planner::Recompute::kNone;
-}
-
-Recompute run_as(const std::string& r) {
-  return r == "full"        ? Recompute::kFull
-         : r == "selective" ? Recompute::kSelective
-                            : Recompute::kNone;
 }
 
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
@@ -165,7 +152,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
                      {.zero = {.stage = o.zero},
                       .schedule = schedule,
                       .chunks = o.chunks,
-                      .recompute = run_as(o.recompute),
+                      .recompute = *geometry::parse_recompute(o.recompute),
                       .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
                       .num_microbatches = o.microbatches,
                       .max_batch = o.batch,
@@ -178,17 +165,18 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
                         table.config().vocab_size, kept ? &*kept : nullptr));
   const double peak = (status_kib("VmHWM") - before_kib) / 1024;
-  const planner::JobShape shape{.model = table.config(),
-                                .T = o.seq,
-                                .B = o.batch,
-                                .microbatches = o.microbatches,
-                                .bf16 = e->dtype() == model::Dtype::kBf16,
-                                .zero_stage = o.zero,
-                                .schedule = schedule,
-                                .chunks = o.chunks,
-                                .recompute = planned(o.recompute),
-                                .keep_state = o.keep_state,
-                                .replicas = o.keep_state ? 1 : 0};
+  const planner::JobShape shape{
+      .model = table.config(),
+      .T = o.seq,
+      .B = o.batch,
+      .microbatches = o.microbatches,
+      .bf16 = e->dtype() == model::Dtype::kBf16,
+      .zero_stage = o.zero,
+      .schedule = schedule,
+      .chunks = o.chunks,
+      .recompute = *geometry::parse_recompute(o.recompute),
+      .keep_state = o.keep_state,
+      .replicas = o.keep_state ? 1 : 0};
   const planner::Memory want =
       planner::predict_memory(shape, layout, world.rank());
   board::Memory held = e->memory();

@@ -18,7 +18,7 @@
 #include "bench/models.h"
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
-#include "parallel/geometry/param_table.h"
+#include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "worker/kernels/backend.h"
@@ -205,14 +205,6 @@ class Trainer {
   double loss_ = 0;
 };
 
-// 6 per weight used in a GEMM, and half of full attention, which is causal.
-double flops_per_token(const ParamTable& table, int64_t seq) {
-  const ModelConfig& c = table.config();
-  const auto body =
-      static_cast<double>(table.num_elements() - c.vocab_size * c.dim);
-  return 6 * body + 6 * static_cast<double>(c.n_layers * c.dim * seq);
-}
-
 // tokens/s of the peer program, or 0 if it failed.
 double run_peer(const Options& o) {
   const std::string command = fmt::format(
@@ -240,15 +232,16 @@ int run(const Options& o) {
   const auto profiler = make_profiling_backend(*backend);
   Trainer trainer(config, o, *profiler);
   const auto tokens = static_cast<double>(o.batch * o.seq);
-  Report report{.size = o.size,
-                .dtype = o.dtype,
-                .backend = backend->description(),
-                .batch = o.batch,
-                .seq = o.seq,
-                .threads = o.threads,
-                .parameters = trainer.table().num_elements(),
-                .tokens = tokens,
-                .flops = tokens * flops_per_token(trainer.table(), o.seq)};
+  Report report{
+      .size = o.size,
+      .dtype = o.dtype,
+      .backend = backend->description(),
+      .batch = o.batch,
+      .seq = o.seq,
+      .threads = o.threads,
+      .parameters = trainer.table().num_elements(),
+      .tokens = tokens,
+      .flops = tokens * geometry::flops_per_token(trainer.table(), o.seq)};
   int64_t number = 0;
   for (int round = 0; round < o.rounds; ++round) {
     // The very first step compiles GEMMs and touches memory.

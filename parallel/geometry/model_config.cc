@@ -51,14 +51,4 @@ Status ModelConfig::validate() const {
   return ok_status();
 }
 
-double flops_per_token(const ModelConfig& config, int64_t T) {
-  const auto d = static_cast<double>(config.dim);
-  const auto kv = static_cast<double>(config.kv_dim());
-  const auto layers = static_cast<double>(config.n_layers);
-  const double block = d * (2 * d + 2 * kv) +
-                       3 * d * static_cast<double>(config.hidden_dim) + 2 * d;
-  const double head = d * static_cast<double>(config.vocab_size) + d;
-  return 6 * (layers * block + head) + 6 * layers * d * static_cast<double>(T);
-}
-
 }  // namespace remesh::geometry

@@ -44,10 +44,4 @@ struct ModelConfig {
   Status validate() const;
 };
 
-// Floating-point operations of forward and backward of one token in a sequence
-// of T, nothing recomputed: 6 a parameter but those of the embedding (of a tied
-// one the projection counts), and causal attention, half of 12 L D T (Narayanan
-// et al., SC'21; Korthikanti et al. 2022).
-double flops_per_token(const ModelConfig& config, int64_t T);
-
 }  // namespace remesh::geometry

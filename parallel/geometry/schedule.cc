@@ -6,14 +6,11 @@
 #include <limits>
 #include <optional>
 
+#include "parallel/geometry/batch.h"
 #include "proto/base/text.h"
 
 namespace remesh::geometry {
 namespace {
-
-constexpr ScheduleKind kKinds[] = {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
-                                   ScheduleKind::kInterleaved1F1B,
-                                   ScheduleKind::kZbH1};
 
 void gpipe(Schedule& s) {
   for (auto& ops : s.ranks) {
@@ -70,6 +67,22 @@ void zb_h1(Schedule& s) {
     s.ranks[static_cast<size_t>(r)] = std::move(ops);
   }
 }
+
+double full_bubble(const PassCosts& c) {
+  return c.forward + c.backward + c.weight;
+}
+
+// The weight gradients that were put off fill the idle time at the end.
+double zb_h1_bubble(const PassCosts& c) {
+  return c.forward + c.backward - c.weight;
+}
+
+constexpr ScheduleTraits kTraits[] = {
+    {ScheduleKind::kGpipe, "gpipe", false, false, gpipe, full_bubble},
+    {ScheduleKind::k1F1B, "1f1b", false, false, one_f_one_b, full_bubble},
+    {ScheduleKind::kInterleaved1F1B, "interleaved", true, false, one_f_one_b,
+     full_bubble},
+    {ScheduleKind::kZbH1, "zb-h1", false, true, zb_h1, zb_h1_bubble}};
 
 std::string op_name(const Schedule& s, const PipeOp& op) {
   const char letter = op.pass == Pass::kForward    ? 'F'
@@ -193,10 +206,9 @@ class Simulation {
     free_at_[r] = std::max(free_at_[r], *ready) + cost;
     timing_.busy[r] += cost;
     done(op.pass, stage, op.microbatch) = free_at_[r];
-    const Pass last = s_.split_backward ? Pass::kWeight : Pass::kBackward;
     if (op.pass == Pass::kForward)
       timing_.peak_live[r] = std::max(timing_.peak_live[r], ++live_[r]);
-    if (op.pass == last) --live_[r];
+    if (op.pass == s_.last_pass()) --live_[r];
     ++next_[r];
     return true;
   }
@@ -212,25 +224,18 @@ class Simulation {
 
 }  // namespace
 
-const char* schedule_name(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kGpipe:
-      return "gpipe";
-    case ScheduleKind::k1F1B:
-      return "1f1b";
-    case ScheduleKind::kInterleaved1F1B:
-      return "interleaved";
-    case ScheduleKind::kZbH1:
-      return "zb-h1";
-  }
-  return "?";
+const ScheduleTraits& traits_of(ScheduleKind kind) {
+  for (const ScheduleTraits& t : kTraits)
+    if (t.kind == kind) return t;
+  CHECK_MSG(false, "a schedule without traits");
+  return kTraits[0];
 }
 
 Result<ScheduleKind> parse_schedule(std::string_view name) {
   std::vector<std::string> names;
-  for (const ScheduleKind kind : kKinds) {
-    if (name == schedule_name(kind)) return kind;
-    names.emplace_back(schedule_name(kind));
+  for (const ScheduleTraits& t : kTraits) {
+    if (name == t.name) return t.kind;
+    names.emplace_back(t.name);
   }
   return invalid_argument(
       fmt::format("schedule '{}': must be one of {}", name, join(names)));
@@ -252,7 +257,8 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
   };
   if (pp < 1 || num_microbatches < 1 || chunks < 1)
     return fail("each must be at least 1");
-  if (chunks > 1 && kind != ScheduleKind::kInterleaved1F1B)
+  const ScheduleTraits& traits = traits_of(kind);
+  if (chunks > 1 && !traits.interleaved)
     return fail("several chunks a rank need the interleaved schedule");
   if (chunks > 1 && num_microbatches % pp != 0)
     return fail("the microbatches must be a multiple of the stages");
@@ -260,15 +266,40 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
              .pp = pp,
              .num_microbatches = num_microbatches,
              .chunks = chunks,
-             .split_backward = kind == ScheduleKind::kZbH1};
+             .split_backward = traits.split_backward};
   s.ranks.resize(static_cast<size_t>(pp));
-  if (kind == ScheduleKind::kGpipe)
-    gpipe(s);
-  else if (kind == ScheduleKind::kZbH1)
-    zb_h1(s);
-  else
-    one_f_one_b(s);
+  traits.fill(s);
   return s;
+}
+
+Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
+                               int64_t num_microbatches, int dp) {
+  CHECK(num_microbatches >= 1);
+  int64_t n = deal(num_microbatches, dp, 0).size();
+  if (chunks > 1) n = (n + pp - 1) / pp * pp;
+  return make_schedule(kind, pp, static_cast<int>(n), chunks);
+}
+
+Schedule forward_schedule(int pp, int chunks, int64_t n) {
+  Schedule s = step_schedule(chunks > 1 ? ScheduleKind::kInterleaved1F1B
+                                        : ScheduleKind::k1F1B,
+                             pp, chunks, std::max<int64_t>(1, n), 1)
+                   .value();
+  for (auto& ops : s.ranks)
+    std::erase_if(ops,
+                  [](const PipeOp& op) { return op.pass != Pass::kForward; });
+  return s;
+}
+
+std::vector<int> slots_needed(const Schedule& schedule, int rank) {
+  std::vector<int> live(static_cast<size_t>(schedule.chunks), 0);
+  std::vector<int> most(live.size(), 1);
+  for (const PipeOp& op : schedule.ranks[static_cast<size_t>(rank)]) {
+    const auto c = static_cast<size_t>(op.chunk);
+    if (op.pass == Pass::kForward) most[c] = std::max(most[c], ++live[c]);
+    if (op.pass == schedule.last_pass()) --live[c];
+  }
+  return most;
 }
 
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {

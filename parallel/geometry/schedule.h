@@ -21,9 +21,28 @@
 
 namespace remesh::geometry {
 
+// A new schedule is an entry here, its lists and traits in schedule.cc, and its
+// name in the allowed values of parallel.pipeline_schedule (proto/job.proto).
 enum class ScheduleKind { kGpipe, k1F1B, kInterleaved1F1B, kZbH1 };
-// "gpipe", "1f1b", "interleaved", "zb-h1".
-const char* schedule_name(ScheduleKind kind);
+
+struct Schedule;
+struct PassCosts;
+
+struct ScheduleTraits {
+  ScheduleKind kind;
+  const char* name;     // "gpipe", "1f1b", "interleaved", "zb-h1"
+  bool interleaved;     // a rank may have several model chunks
+  bool split_backward;  // the lists have kWeight ops
+  // Writes Schedule::ranks; everything else is set.
+  void (*fill)(Schedule&);
+  // Idle time of a rank in a step, in the time of its passes (all its chunks),
+  // for each pipeline rank but the first.
+  double (*bubble)(const PassCosts&);
+};
+const ScheduleTraits& traits_of(ScheduleKind kind);
+inline const char* schedule_name(ScheduleKind kind) {
+  return traits_of(kind).name;
+}
 Result<ScheduleKind> parse_schedule(std::string_view name);
 
 enum class Pass {
@@ -49,14 +68,34 @@ struct Schedule {
 
   int num_stages() const { return pp * chunks; }  // virtual stages
   int stage(int rank, int chunk) const { return chunk * pp + rank; }
+  // Of a microbatch in a chunk.
+  Pass last_pass() const {
+    return split_backward ? Pass::kWeight : Pass::kBackward;
+  }
   // "F0 F1 B0 ..." of one rank; chunk as a suffix, "F0.1", when v > 1.
   std::string to_string(int rank) const;
 };
 
 // Fails, naming what is allowed: pp, num_microbatches and chunks at least 1;
-// chunks > 1 for interleaved only, which needs a multiple of pp microbatches.
+// chunks > 1 for interleaved schedules only, which need a multiple of pp
+// microbatches.
 Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
                                int chunks = 1);
+
+// The schedule that all ranks of a step follow, for a global batch of
+// `num_microbatches` over dp data-parallel ranks (batch.h). It is made for the
+// largest share, rounded up to a multiple of pp where a rank has several
+// chunks. A rank with fewer microbatches skips the passes of those it does not
+// have: the last ones, and leaving out all passes of a microbatch breaks no
+// dependency. So uneven shares fit every schedule. Fails like make_schedule().
+Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
+                               int64_t num_microbatches, int dp);
+// Forward passes alone, of at least n microbatches, in an order that every rank
+// of the pipeline can keep.
+Schedule forward_schedule(int pp, int chunks, int64_t n);
+
+// Most microbatches of each chunk of a rank whose activations are held at once.
+std::vector<int> slots_needed(const Schedule& schedule, int rank);
 
 // Time of one pass of one chunk, in any one unit. A backward that is not split
 // takes backward + weight.

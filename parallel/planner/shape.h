@@ -5,16 +5,13 @@
 
 #include <cstdint>
 
+#include "parallel/geometry/family.h"
 #include "parallel/geometry/layout.h"
 #include "parallel/geometry/model_config.h"
 #include "parallel/geometry/schedule.h"
 #include "proto/base/status.h"
 
 namespace remesh::planner {
-
-// Activations kept for backward (see worker/model): all; all but what
-// attention and SwiGLU make; a layer's input alone.
-enum class Recompute { kNone, kSelective, kFull };
 
 struct JobShape {
   geometry::ModelConfig model;
@@ -29,7 +26,7 @@ struct JobShape {
   int shard_group = 0;  // as asked for; 0: the whole data group
   geometry::ScheduleKind schedule = geometry::ScheduleKind::k1F1B;
   int chunks = 1;  // model chunks a rank, where there is a pipeline
-  Recompute recompute = Recompute::kNone;
+  geometry::Recompute recompute = geometry::Recompute::kNone;
   int recompute_every = 1;
   // The state lies in shared memory, twice, and so often on other workers.
   bool keep_state = false;

@@ -43,11 +43,6 @@ struct Options {
   bool verbose = false;
 };
 
-const std::map<std::string, model::Recompute> kRecompute = {
-    {"none", model::Recompute::kNone},
-    {"selective", model::Recompute::kSelective},
-    {"full", model::Recompute::kFull}};
-
 // The results of training, gathered from all ranks.
 struct Run {
   explicit Run(const geometry::ParamTable& table)
@@ -92,7 +87,7 @@ engine::EngineOptions engine_options(const Golden& g, const Options& o,
       .zero = {.stage = o.zero},
       .schedule = geometry::parse_schedule(o.schedule).value(),
       .chunks = o.chunks,
-      .recompute = kRecompute.at(o.recompute),
+      .recompute = *geometry::parse_recompute(o.recompute),
       .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
       .num_microbatches = (g.sequences + each - 1) / each,
       .max_batch = each,

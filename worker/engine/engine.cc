@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/mesh_check.h"
 #include "proto/base/check.h"
 #include "worker/engine/hooks.h"
 
@@ -24,12 +25,7 @@ Status check_sizes(const EngineOptions& o, const Layout& layout) {
         "engine: {} microbatches of {} sequences of {} tokens, recomputed "
         "every {} layers: each must be at least 1",
         o.num_microbatches, o.max_batch, o.max_seq, o.recompute_every));
-  if (layout.cp > 1 && o.max_seq % (2 * layout.cp) != 0)
-    return invalid_argument(fmt::format(
-        "context parallelism of {} cuts sequences in {} pieces, which {} "
-        "tokens are not divisible by; allowed: multiples of {}",
-        layout.cp, 2 * layout.cp, o.max_seq, 2 * layout.cp));
-  return ok_status();
+  return geometry::check_context(o.max_seq, layout.cp);
 }
 
 }  // namespace
@@ -69,9 +65,9 @@ Result<std::unique_ptr<Engine>> Engine::create(
 
 Status Engine::init(const Layout& layout, int rank) {
   RETURN_IF_ERROR(geometry::validate_layout(table_.config(), layout));
-  ASSIGN_OR_RETURN(plan_,
-                   plan_step(options_.schedule, layout.pp, options_.chunks,
-                             options_.num_microbatches, layout.dp));
+  ASSIGN_OR_RETURN(schedule_, geometry::step_schedule(
+                                  options_.schedule, layout.pp, options_.chunks,
+                                  options_.num_microbatches, layout.dp));
   ASSIGN_OR_RETURN(
       const geometry::StageBounds bounds,
       geometry::stage_bounds(table_.config(), layout.pp * options_.chunks,
@@ -97,7 +93,7 @@ Status Engine::make_state() {
   ASSIGN_OR_RETURN(store_,
                    WeightStore::make(shard_, *zero_, backend_, weights()));
   ASSIGN_OR_RETURN(grads_, GradStore::make(shard_, *zero_, backend_,
-                                           plan_.num_microbatches == 1,
+                                           schedule_.num_microbatches == 1,
                                            options_.bucket_elements));
   return ok_status();
 }
@@ -119,7 +115,7 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
                         .max_batch = options_.max_batch,
                         .max_seq = options_.max_seq,
                         .num_slots = slots,
-                        .split_backward = plan_.schedule.split_backward};
+                        .split_backward = schedule_.split_backward};
   for (int64_t l = shard_.first_layer(chunk); l < shard_.last_layer(chunk); ++l)
     o.recompute.push_back(l % options_.recompute_every == 0
                               ? options_.recompute
@@ -130,7 +126,7 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
 
 Status Engine::make_stages() {
   const std::vector<int> slots =
-      slots_needed(plan_.schedule, plan_.ops(shard_.coord().pp));
+      geometry::slots_needed(schedule_, shard_.coord().pp);
   int64_t most = 0;
   for (int c = 0; c < options_.chunks; ++c) {
     model::StageOptions o = stage_options(c, slots[static_cast<size_t>(c)]);
@@ -143,7 +139,7 @@ Status Engine::make_stages() {
     free_slots_.emplace_back();
     for (int s = slots[static_cast<size_t>(c)]; s-- > 0;)
       free_slots_.back().push_back(s);
-    slot_of_.emplace_back(static_cast<size_t>(plan_.num_microbatches), -1);
+    slot_of_.emplace_back(static_cast<size_t>(schedule_.num_microbatches), -1);
   }
   links_ = std::make_unique<PipeLinks>(backend_, most * table_.config().dim);
   return ok_status();

@@ -2,8 +2,8 @@
 // context parallelism, sharded as ZeRO 0 to 3, in any schedule.
 //
 //   forward and backward of this rank's microbatches, as the schedule lists
-//     them (plan.h), activations to and from the neighbouring stages
-//     (pipe_links.h), gradients summed beside backward (grad_store.h)
+//     them (geometry/schedule.h), activations to and from the neighbouring
+//     stages (pipe_links.h), gradients summed beside backward (grad_store.h)
 //   one small all-reduce over all ranks: loss, gradient norm, and all else that
 //     they must agree on at this boundary (agreement.h)
 //   clip, AdamW on this rank's update ranges, new compute weights to whoever
@@ -182,7 +182,6 @@ class Engine {
   }
   // What the products run in (StageOptions::dtype). REQUIRES: connected.
   model::Dtype dtype() const { return stages_.front()->dtype(); }
-  const StepPlan& plan() const { return plan_; }
   // Bytes held now, by what they are for.
   board::Memory memory() const;
 
@@ -210,7 +209,6 @@ class Engine {
   Status backward(const geometry::PipeOp& op, double scale);
   Status evaluate_pass(const geometry::PipeOp& op, Facts& facts);
   void join(const geometry::PipeOp& op);
-  geometry::Pass last_pass() const;  // of a microbatch, in a chunk
   void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
   StepResult agree(const StepInput& in, Facts facts, StepTimes times);
   void update(double lr, double grad_scale);
@@ -224,7 +222,7 @@ class Engine {
 
   geometry::ShardTable shard_;
   std::unique_ptr<geometry::ZeroPlan> zero_;
-  StepPlan plan_;
+  geometry::Schedule schedule_;  // of a step
   geometry::Sharding sharding_;
   std::unique_ptr<StateStore> own_state_;  // when none was given
   StateStore* const state_;

@@ -114,10 +114,10 @@ Status Engine::forward(const PipeOp& op, Facts& facts) {
     return ok_status();
   }
   const int pp = shard_.layout().pp;
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int at = schedule_.stage(shard_.coord().pp, op.chunk);
   backend_.synchronize();
   links_->send(key, {stage.output(slot), static_cast<size_t>(elements(mb))},
-               (at + 1) % pp, tag_of(op, at, plan_.schedule.num_stages()));
+               (at + 1) % pp, tag_of(op, at, schedule_.num_stages()));
   return ok_status();
 }
 
@@ -131,27 +131,23 @@ Status Engine::backward(const PipeOp& op, double scale) {
   const float* dx = stages_[c]->backward(slot_of_[c][m], scale, dy, *hooks_);
   if (first_stage(op.chunk)) return ok_status();
   const int pp = shard_.layout().pp;
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int at = schedule_.stage(shard_.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {dx, static_cast<size_t>(elements(microbatches_[m]))}, (at - 1) % pp,
-      tag_of(op, at, plan_.schedule.num_stages()));
+      tag_of(op, at, schedule_.num_stages()));
 }
 
 // Another data-parallel rank has this microbatch: gathers with it. Where a step
 // has one microbatch, others may wait for a unit's gradient before they go on.
 void Engine::join(const PipeOp& op) {
-  const bool last = op.pass == last_pass();
+  const bool last = op.pass == schedule_.last_pass();
   PipeOp all = op;
   if (last) all.pass = Pass::kBackward;
   for (const int u : units_needed(shard_, all)) {
     if (op.pass != Pass::kWeight) store_->join(u);
-    if (last && plan_.num_microbatches == 1) grads_->ready(u);
+    if (last && schedule_.num_microbatches == 1) grads_->ready(u);
   }
-}
-
-Pass Engine::last_pass() const {
-  return plan_.schedule.split_backward ? Pass::kWeight : Pass::kBackward;
 }
 
 Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
@@ -170,7 +166,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
     RETURN_IF_ERROR(backward(op, scale));
   else
     stages_[c]->backward_weight(slot_of_[c][m], *hooks_);
-  if (op.pass == last_pass()) {
+  if (op.pass == schedule_.last_pass()) {
     free_slots_[c].push_back(slot_of_[c][m]);
     slot_of_[c][m] = -1;
   }
@@ -178,11 +174,13 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
 }
 
 Status Engine::run_passes(const StepInput& in, Facts& facts) {
-  CHECK_MSG(static_cast<int>(in.microbatches.size()) <= plan_.num_microbatches,
-            "more microbatches than this rank is dealt");
+  CHECK_MSG(
+      static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
+      "more microbatches than this rank is dealt");
   progress_.phase(RankPhase::kCompute);
   cut(in.microbatches);
-  const std::vector<PipeOp>& ops = plan_.ops(shard_.coord().pp);
+  const std::vector<PipeOp>& ops =
+      schedule_.ranks[static_cast<size_t>(shard_.coord().pp)];
   grads_->begin();
   store_->begin(blocks_needed(shard_, ops));
   RETURN_IF_ERROR(expect(ops));
@@ -315,12 +313,11 @@ Status Engine::evaluate_pass(const PipeOp& op, Facts& facts) {
     count(mb, loss, facts);
     return ok_status();
   }
-  const int at = plan_.schedule.stage(shard_.coord().pp, op.chunk);
+  const int at = schedule_.stage(shard_.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {stage.evaluated(), static_cast<size_t>(elements(mb))},
-      (at + 1) % shard_.layout().pp,
-      tag_of(op, at, plan_.schedule.num_stages()));
+      (at + 1) % shard_.layout().pp, tag_of(op, at, schedule_.num_stages()));
 }
 
 Result<Evaluation> Engine::evaluate(
@@ -330,8 +327,10 @@ Result<Evaluation> Engine::evaluate(
   auto n = static_cast<int64_t>(microbatches.size());
   if (shard_.layout().dp > 1)
     mesh_->data().all_reduce(std::span<int64_t>(&n, 1), comm::Op::kMax);
-  const StepPlan plan = plan_evaluation(shard_.layout().pp, options_.chunks, n);
-  const std::vector<PipeOp>& ops = plan.ops(shard_.coord().pp);
+  const geometry::Schedule schedule =
+      geometry::forward_schedule(shard_.layout().pp, options_.chunks, n);
+  const std::vector<PipeOp>& ops =
+      schedule.ranks[static_cast<size_t>(shard_.coord().pp)];
   Facts facts;
   cut(microbatches);
   store_->begin(blocks_needed(shard_, ops));

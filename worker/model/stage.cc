@@ -3,6 +3,7 @@
 #include <string>
 
 #include "parallel/comm/comm.h"
+#include "parallel/geometry/mesh_check.h"
 #include "proto/base/check.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/llama/stage.h"
@@ -61,12 +62,7 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
     return unavailable(
         "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed "
         "here: fp32");
-  const int64_t pieces = 2 * shard.layout().cp;
-  if (pieces > 2 && o.max_seq % pieces != 0)
-    return invalid_argument("stage: sequences of " + std::to_string(o.max_seq) +
-                            " over " + std::to_string(shard.layout().cp) +
-                            " context-parallel ranks; allowed: a multiple of " +
-                            std::to_string(pieces));
+  RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
   return check_groups(shard, o);
 }
 

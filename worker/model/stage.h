@@ -39,6 +39,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/geometry/family.h"
 #include "parallel/geometry/shard_table.h"
 #include "proto/base/status.h"
 #include "worker/kernels/dtype.h"
@@ -54,17 +55,7 @@ namespace remesh::model {
 
 using Dtype = kernels::Dtype;
 
-// What of a layer's activations is kept between forward and backward; memory.h
-// has the bytes.
-//   kNone       everything
-//   kSelective  all but attention's output and the SwiGLU product's inputs,
-//               which take most of the memory and are computed again (after
-//               Korthikanti et al. 2022, section 5)
-//   kFull       the layer's input alone
-// A split backward keeps more for the weight gradients: kSelective is then as
-// kNone. The head keeps its logits, in bf16, unless the chunk's last layer is
-// recomputed.
-enum class Recompute { kNone, kSelective, kFull };
+using geometry::Recompute;
 
 struct StageOptions {
   int chunk = 0;  // of the shard table
@@ -191,8 +182,7 @@ class Stage {
   // ignored.
   virtual void logits(int slot, int64_t rows, std::span<float> out) = 0;
 
-  // Bytes held, by category; memory.h says what they consist of, and knows them
-  // beforehand.
+  // Bytes held; geometry::chunk_memory() predicts them.
   struct Memory {
     uint64_t weights = 0, activations = 0, buffers = 0;
   };

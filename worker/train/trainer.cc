@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/rundir/paths.h"
@@ -180,7 +181,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
       .step_s = step_s,
       .val_loss = std::numeric_limits<double>::quiet_NaN(),
       .tokens = first_tokens_ + (step - first_step_) * tokens,
-      .flops_per_s = geometry::flops_per_token(table_->config(), t.seq_len()) *
+      .flops_per_s = geometry::flops_per_token(*table_, t.seq_len()) *
                      tokens_per_s,
       .gemm_flops_per_s = result.agreed.gemm_flops_per_s,
       .exposed_comm = result.mean_exposed_s / step_s,

@@ -137,23 +137,22 @@ Status Trainer::connect() {
   log_.set_rank(mpi_->rank());
   const pb::Parallel& p = job_.parallel();
   const pb::Train& t = job_.train();
-  // In the schedule of the rank that has most (engine/plan.h).
-  int64_t microbatches =
-      (t.global_batch_size() / t.local_batch_size() + layout_.dp - 1) /
-      layout_.dp;
-  if (layout_.pp > 1 && p.pipeline_schedule() == "interleaved")
-    microbatches = (microbatches + layout_.pp - 1) / layout_.pp * layout_.pp;
-  tracer_ =
-      job_.profile().enable()
-          ? std::make_unique<trace::Tracer>(trace::TracerOptions{
-                .generation = assignment_.generation(),
-                .rank = mpi_->rank(),
-                .mesh = layout_.to_string(),
-                .schedule = p.pipeline_schedule(),
-                .chunks =
-                    layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1,
-                .microbatches = microbatches})
-          : std::make_unique<trace::Tracer>();
+  ASSIGN_OR_RETURN(const geometry::ScheduleKind kind,
+                   geometry::parse_schedule(p.pipeline_schedule()));
+  ASSIGN_OR_RETURN(
+      const geometry::Schedule schedule,
+      geometry::step_schedule(
+          kind, layout_.pp, static_cast<int>(p.pipeline_chunks()),
+          t.global_batch_size() / t.local_batch_size(), layout_.dp));
+  tracer_ = job_.profile().enable()
+                ? std::make_unique<trace::Tracer>(trace::TracerOptions{
+                      .generation = assignment_.generation(),
+                      .rank = mpi_->rank(),
+                      .mesh = layout_.to_string(),
+                      .schedule = p.pipeline_schedule(),
+                      .chunks = schedule.chunks,
+                      .microbatches = schedule.num_microbatches})
+                : std::make_unique<trace::Tracer>();
   tracer_->set_flight(&board_.flight());
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
@@ -210,12 +209,8 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   ASSIGN_OR_RETURN(o.schedule, geometry::parse_schedule(p.pipeline_schedule()));
   o.zero.stage = static_cast<int>(p.zero_stage());
   o.zero.shard_group = static_cast<int>(p.zero_shard_group());
-  // Without a pipeline there is nothing to schedule.
-  o.chunks = layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1;
-  if (layout_.pp == 1) o.schedule = geometry::ScheduleKind::k1F1B;
-  o.recompute = t.recompute() == "full"        ? model::Recompute::kFull
-                : t.recompute() == "selective" ? model::Recompute::kSelective
-                                               : model::Recompute::kNone;
+  o.chunks = static_cast<int>(p.pipeline_chunks());
+  ASSIGN_OR_RETURN(o.recompute, geometry::parse_recompute(t.recompute()));
   o.recompute_every = static_cast<int>(t.recompute_every());
   o.dtype = dtype();
   o.num_microbatches = t.global_batch_size() / t.local_batch_size();

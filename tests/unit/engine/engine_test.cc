@@ -177,7 +177,7 @@ TEST(Engine, RefusesWhatCannotBeAndSaysWhatIsAllowed) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
   EXPECT_EQ(why({}, {}), "accepted");
-  contains(why({.cp = 2}, {.max_seq = 10}), "multiples of 4");
+  contains(why({.cp = 2}, {.max_seq = 10}), "allowed: a multiple of 4");
   contains(why({.pp = 3}, {}), "allowed: 1 to 2");
   contains(why({.tp = 3}, {}), "allowed");
   contains(why({.pp = 2}, {.chunks = 2}), "need the interleaved schedule");

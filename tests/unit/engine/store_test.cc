@@ -18,11 +18,11 @@ using geometry::ZeroPlan;
 
 geometry::ParamTable tiny_table(int64_t layers = 3) {
   return geometry::ParamTable::make({.dim = 8,
-                                      .n_layers = layers,
-                                      .n_heads = 2,
-                                      .n_kv_heads = 1,
-                                      .hidden_dim = 21,
-                                      .vocab_size = 33});
+                                     .n_layers = layers,
+                                     .n_heads = 2,
+                                     .n_kv_heads = 1,
+                                     .hidden_dim = 21,
+                                     .vocab_size = 33});
 }
 
 ShardTable whole_shard(const geometry::ParamTable& table) {

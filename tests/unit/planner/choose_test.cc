@@ -45,7 +45,8 @@ JobShape random_shape(Rng& rng) {
                    ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
   if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = pick(rng, 1, 3);
   s.recompute =
-      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+      one_of(rng, {geometry::Recompute::kNone, geometry::Recompute::kSelective,
+                   geometry::Recompute::kFull});
   s.recompute_every = pick(rng, 1, 3);
   return s;
 }
@@ -269,7 +270,7 @@ TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
   EXPECT_TRUE(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}).ok());
   says({.dp = 9}, "dp must be 1 to 8");
   says({.pp = 5}, "allowed: 1 to 4");
-  says({.cp = 3}, "must divide the 256 tokens");
+  says({.cp = 3}, "allowed: a multiple of 6");
   s.schedule = ScheduleKind::kInterleaved1F1B;
   s.chunks = 2;
   EXPECT_TRUE(admit(s, {.dp = 3}).ok());

@@ -52,7 +52,8 @@ JobShape random_shape(Rng& rng, bool bf16) {
                    ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
   if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = 2;
   s.recompute =
-      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+      one_of(rng, {geometry::Recompute::kNone, geometry::Recompute::kSelective,
+                   geometry::Recompute::kFull});
   s.recompute_every = pick(rng, 1, 2);
   return s;
 }
@@ -63,10 +64,7 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
                .shard_group = s.shard_group == 0 ? 0 : shard_group_on(s, l)},
       .schedule = schedule_kind_on(s, l),
       .chunks = chunks_on(s, l),
-      .recompute = s.recompute == Recompute::kFull ? model::Recompute::kFull
-                   : s.recompute == Recompute::kSelective
-                       ? model::Recompute::kSelective
-                       : model::Recompute::kNone,
+      .recompute = s.recompute,
       .recompute_every = s.recompute_every,
       .dtype = s.bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
       .keep_dtype = true,
@@ -181,10 +179,10 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
   EXPECT_EQ(4 * predict_worst_memory(s, l).optimizer, plain.optimizer);
   s.zero_stage = 3;
   EXPECT_LT(predict_worst_memory(s, l).weights, plain.weights);
-  s.recompute = Recompute::kSelective;
+  s.recompute = geometry::Recompute::kSelective;
   const uint64_t selective = predict_worst_memory(s, l).activations;
   EXPECT_LT(selective, plain.activations);
-  s.recompute = Recompute::kFull;
+  s.recompute = geometry::Recompute::kFull;
   EXPECT_LT(predict_worst_memory(s, l).activations, selective / 2);
 }
 

@@ -222,24 +222,4 @@ StageBuffers make_buffers(const StageShape& shape, Pool& slots, Pool& buffers) {
   return b;
 }
 
-uint64_t weight_bytes(const StageShape& shape, bool packed) {
-  if (shape.dtype == Dtype::kFp32) return 0;
-  const Sizes& s = shape.sizes;
-  const auto matrix = [&](int64_t out, int64_t in) {
-    const auto up = [](int64_t n) { return (n + 31) / 32 * 32; };
-    return packed ? 2 * up(out) * up(in) : out * in;
-  };
-  const int64_t sets =
-      shape.block_buffers == 0
-          ? shape.num_layers()
-          : std::min<int64_t>(shape.block_buffers, shape.num_layers());
-  int64_t elements =
-      sets * (matrix(s.qkv_dim(), s.dim) + matrix(s.dim, s.q_dim()) +
-              matrix(2 * s.hidden, s.dim) + matrix(s.dim, s.hidden));
-  if (shape.has_head)
-    for (int64_t c = 0; c < s.vocab; c += kPieceColumns)
-      elements += matrix(std::min(kPieceColumns, s.vocab - c), s.dim);
-  return static_cast<uint64_t>(elements) * kernels::dtype_size(shape.dtype);
-}
-
 }  // namespace remesh::model

@@ -6,7 +6,7 @@
 //            recomputation, and evaluate()
 //   scratch  what lives inside one call
 //
-// Made in one place, so that a stage can be measured without making it.
+// llama_memory() (parallel/geometry/llama.h) has the same sizes as formulas.
 #pragma once
 
 #include <array>
@@ -129,9 +129,5 @@ Recompute effective(Recompute r, bool split_backward);
 
 // `slots` gets what grows with the number of microbatches in flight.
 StageBuffers make_buffers(const StageShape& shape, Pool& slots, Pool& buffers);
-
-// Bytes of the compute copies of the weights, as the CPU backend makes them:
-// see memory.h.
-uint64_t weight_bytes(const StageShape& shape, bool packed);
 
 }  // namespace remesh::model

@@ -45,8 +45,8 @@ class LlamaStage final : public Stage {
         shape_(
             shape_of(shard, options, product_dtype(shard, options, backend))),
         sizes_(shape_.sizes),
-        activations_(&backend),
-        buffers_(&backend),
+        activations_(backend),
+        buffers_(backend),
         b_(make_buffers(shape_, activations_, buffers_)),
         group_(sizes_, backend, options.tp),
         attention_(sizes_, shape_.dtype, backend, options.cp),
