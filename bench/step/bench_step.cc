@@ -18,11 +18,11 @@
 #include "bench/models.h"
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
+#include "bench/step/yardstick.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
 #include "worker/kernels/backend.h"
-#include "worker/kernels/yardstick.h"
 #include "worker/model/stage.h"
 
 namespace remesh::bench {

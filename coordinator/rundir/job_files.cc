@@ -65,10 +65,10 @@ bool free_to_change(const std::string& section, const std::string& key,
   static const std::set<std::string> kSections = {"parallel", "elastic",
                                                   "checkpoint", "profile"};
   static const std::set<std::string> kKeys = {
-      "job.description",       "job.dump_folder",  "data.path",
-      "train.steps",           "train.threads",    "train.recompute",
-      "train.recompute_every", "train.eval_every", "train.log_every",
-      "train.eval_sequences"};
+      "job.description", "job.dump_folder",       "data.path",
+      "train.steps",     "train.threads",         "train.backend",
+      "train.recompute", "train.recompute_every", "train.eval_every",
+      "train.log_every", "train.eval_sequences"};
   const std::string name = section + "." + key;
   return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
          (length_follows && name == "schedule.total_steps") ||

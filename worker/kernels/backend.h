@@ -1,9 +1,10 @@
 // Backend: every operation on tensors that the model and the optimizer need.
 //
-// It is the seam between what is computed and where: nothing above it may know
-// the device. Two implementations exist: the reference (naive, double
-// accumulation, the definition of correct) and the CPU one (oneDNN for matrix
-// products, OpenMP and SIMD for the rest). A GPU one is a third folder.
+// It is the seam between what is computed and where: nothing above it knows the
+// device. Each backend is a folder: reference/ (naive, double accumulation, the
+// definition of correct) and cpu/ (AMX, AVX-512 or oneDNN for GEMMs, OpenMP and
+// SIMD for the rest). A new one is a folder, a name in backend.cc, and an
+// allowed value of train.backend (proto/job.proto).
 //
 // Ownership: pointers passed to an operation are borrowed for the call and lie
 // in memory the backend can reach (allocate(), or any host memory on a CPU).
@@ -29,7 +30,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
+#include "proto/base/status.h"
 #include "worker/kernels/dtype.h"
 
 namespace remesh::kernels {
@@ -267,6 +270,10 @@ class Backend {
                      const float* p, const float* m, const float* v,
                      float* new_p, float* new_m, float* new_v) = 0;
 };
+
+// A backend by its name, "cpu" or "reference", with `threads` threads.
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name,
+                                              int threads);
 
 // Naive twin of every operation, one thread, double accumulation.
 std::unique_ptr<Backend> make_reference_backend();

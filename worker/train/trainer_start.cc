@@ -230,7 +230,8 @@ Status Trainer::build(int rank) {
   RETURN_IF_ERROR(config.validate());
   table_.emplace(geometry::ParamTable::make(config));
   const int threads = std::max(1, spec_.threads());
-  backend_ = kernels::make_cpu_backend(threads);
+  ASSIGN_OR_RETURN(backend_,
+                   kernels::make_backend(job_.train().backend(), threads));
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
     home_ = std::make_unique<StateHome>(*table_, spec_, rank);

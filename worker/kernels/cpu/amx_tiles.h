@@ -18,8 +18,8 @@
 
 #include <cstdint>
 
+#include "worker/kernels/cpu/simd.h"
 #include "worker/kernels/dtype.h"
-#include "worker/kernels/simd.h"
 
 namespace remesh::kernels {
 

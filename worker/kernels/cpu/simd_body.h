@@ -8,8 +8,8 @@
 // into code that an older host cannot run.
 #include <cstdint>
 
-#include "worker/kernels/simd.h"
-#include "worker/kernels/simd_math.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/simd_math.h"
 
 namespace remesh::kernels {
 namespace {
@@ -237,9 +237,9 @@ double sum_of_squares(int64_t n, const float* x) {
 
 #ifndef REMESH_ADAMW
 #define REMESH_ADAMW adamw
-#include "worker/kernels/simd_adamw.h"
+#include "worker/kernels/cpu/simd_adamw.h"
 #endif
-#include "worker/kernels/simd_attention.h"
+#include "worker/kernels/cpu/simd_attention.h"
 
 namespace remesh::kernels {
 namespace {

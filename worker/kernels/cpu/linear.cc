@@ -1,7 +1,7 @@
-#include "worker/kernels/cpu_linear.h"
+#include "worker/kernels/cpu/linear.h"
 
-#include "worker/kernels/amx_tiles.h"
-#include "worker/kernels/parallel.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/parallel.h"
 
 namespace remesh::kernels {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <immintrin.h>
 
-#include "worker/kernels/simd_math.h"
+#include "worker/kernels/cpu/simd_math.h"
 
 namespace remesh::kernels {
 namespace {

@@ -4,9 +4,9 @@
 // simd_body.h no library templates are used.
 #include <immintrin.h>
 
-#include "worker/kernels/simd.h"
-#include "worker/kernels/simd_exp2.h"
-#include "worker/kernels/simd_math.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/simd_exp2.h"
+#include "worker/kernels/cpu/simd_math.h"
 
 namespace remesh::kernels {
 namespace {

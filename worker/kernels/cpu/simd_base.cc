@@ -2,4 +2,4 @@
 #define REMESH_SIMD_LEVEL simd_base
 #define REMESH_SIMD_NAME "sse2"
 #define REMESH_LANES 4
-#include "worker/kernels/simd_body.h"
+#include "worker/kernels/cpu/simd_body.h"

@@ -10,8 +10,8 @@
 
 #include <immintrin.h>
 
-#include "worker/kernels/simd.h"
-#include "worker/kernels/simd_math.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/simd_math.h"
 
 namespace remesh::kernels {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <immintrin.h>
 
-#include "worker/kernels/amx_tiles.h"
-#include "worker/kernels/simd_math.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/simd_math.h"
 
 namespace remesh::kernels {
 namespace {

@@ -1,13 +1,14 @@
 // The naive twin of every operation: plain loops over formulas, double
 // accumulation, one thread. It defines what the other backends must compute,
 // and is allowed to be slow.
+#include "worker/kernels/backend.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "proto/base/check.h"
-#include "worker/kernels/backend.h"
 #include "worker/kernels/host_memory.h"
 
 namespace remesh::kernels {

@@ -5,9 +5,9 @@
 // that the exponentials dominate, so products are arranged for few conversions
 // rather than for depth. Probabilities and score gradients are rounded to bf16
 // before they meet the second product.
-#include "worker/kernels/amx_body.h"
-#include "worker/kernels/amx_tiles.h"
-#include "worker/kernels/simd_exp2.h"
+#include "worker/kernels/cpu/amx_body.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/simd_exp2.h"
 
 namespace remesh::kernels {
 namespace {

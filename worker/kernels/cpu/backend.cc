@@ -1,8 +1,10 @@
-// The CPU backend: matrix products by oneDNN, everything else by the loops of
-// simd.h dealt to OpenMP threads in contiguous ranges.
+// The CPU backend: GEMMs by linear.h, everything else by the loops of simd.h,
+// which OpenMP threads share in contiguous ranges.
 //
 // Results do not depend on timing: every element has one writer, and sums that
 // cross threads are taken in blocks of fixed size and added in order.
+#include "worker/kernels/backend.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -10,13 +12,12 @@
 #include <type_traits>
 
 #include "proto/base/check.h"
-#include "worker/kernels/amx_tiles.h"
-#include "worker/kernels/backend.h"
-#include "worker/kernels/cpu_linear.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/linear.h"
+#include "worker/kernels/cpu/parallel.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/workspace.h"
 #include "worker/kernels/host_memory.h"
-#include "worker/kernels/parallel.h"
-#include "worker/kernels/simd.h"
-#include "worker/kernels/workspace.h"
 
 namespace remesh::kernels {
 namespace {
@@ -35,15 +36,16 @@ class CpuBackend final : public Backend {
       : threads_(threads), simd_(select_simd()), linear_(threads, simd_) {
     const Bf16Hardware bf16 = linear_.bf16();
     CHECK_MSG(threads >= 1, "a backend needs at least one thread");
-    description_ = std::string(simd_.name) +
-                   (bf16 == Bf16Hardware::kAmx      ? ", bf16 products by AMX"
-                    : bf16 == Bf16Hardware::kAvx512 ? ", AVX512-BF16 products"
-                                                    : ", no bf16 hardware") +
-                   ", " + std::to_string(threads) +
-                   (threads == 1 ? " thread" : " threads");
+    description_ =
+        std::string(simd_.name) +
+        (bf16 == Bf16Hardware::kAmx      ? ", bf16 GEMMs by AMX"
+         : bf16 == Bf16Hardware::kAvx512 ? ", bf16 GEMMs by AVX512-BF16"
+                                         : ", no bf16 hardware") +
+        ", " + std::to_string(threads) +
+        (threads == 1 ? " thread" : " threads");
   }
 
-  const char* name() const override { return "onednn"; }
+  const char* name() const override { return "cpu"; }
   const char* description() const override { return description_.c_str(); }
   bool supports_bf16() const override {
     return linear_.bf16() != Bf16Hardware::kNone;

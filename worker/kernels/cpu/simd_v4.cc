@@ -3,5 +3,5 @@
 #define REMESH_SIMD_NAME "avx512"
 #define REMESH_LANES 16
 #define REMESH_ADAMW adamw_v4
-#include "worker/kernels/simd_adamw_v4.h"
-#include "worker/kernels/simd_body.h"
+#include "worker/kernels/cpu/simd_adamw_v4.h"
+#include "worker/kernels/cpu/simd_body.h"

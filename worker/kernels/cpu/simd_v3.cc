@@ -5,4 +5,4 @@
 #define REMESH_LANES 8
 #define REMESH_STREAM_STORE(dst, src) _mm256_stream_ps(dst, _mm256_load_ps(src))
 #define REMESH_STREAM_FENCE() _mm_sfence()
-#include "worker/kernels/simd_body.h"
+#include "worker/kernels/cpu/simd_body.h"

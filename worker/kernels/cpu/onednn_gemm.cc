@@ -1,4 +1,4 @@
-#include "worker/kernels/onednn_gemm.h"
+#include "worker/kernels/cpu/onednn_gemm.h"
 
 #include <algorithm>
 #include <dnnl.hpp>
@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "proto/base/check.h"
-#include "worker/kernels/amx_tiles.h"
+#include "worker/kernels/cpu/amx_tiles.h"
 #include "worker/kernels/host_memory.h"
 
 namespace remesh::kernels {

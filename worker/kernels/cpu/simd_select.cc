@@ -1,8 +1,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "worker/kernels/amx_tiles.h"
-#include "worker/kernels/simd.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/simd.h"
 
 namespace remesh::kernels {
 

@@ -1,8 +1,8 @@
 // Compiled for AMX (see CMakeLists.txt) and called only where it exists. As in
 // simd_body.h no library templates are used: an inline function shared with
 // other files could be merged into code that an older host cannot run.
-#include "worker/kernels/amx_body.h"
-#include "worker/kernels/amx_tiles.h"
+#include "worker/kernels/cpu/amx_body.h"
+#include "worker/kernels/cpu/amx_tiles.h"
 
 namespace remesh::kernels {
 namespace {

@@ -10,9 +10,9 @@
 #include <memory>
 
 #include "worker/kernels/backend.h"
-#include "worker/kernels/onednn_gemm.h"
-#include "worker/kernels/simd.h"
-#include "worker/kernels/workspace.h"
+#include "worker/kernels/cpu/onednn_gemm.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/workspace.h"
 
 namespace remesh::kernels {
 

@@ -1,4 +1,4 @@
-#include "worker/kernels/yardstick.h"
+#include "bench/step/yardstick.h"
 
 #include <immintrin.h>
 
@@ -6,9 +6,9 @@
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "worker/kernels/cpu/onednn_gemm.h"
+#include "worker/kernels/cpu/parallel.h"
 #include "worker/kernels/host_memory.h"
-#include "worker/kernels/onednn_gemm.h"
-#include "worker/kernels/parallel.h"
 
 namespace remesh::kernels {
 namespace {
