@@ -31,6 +31,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/planner/memory.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::bench {
@@ -148,18 +149,19 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
     kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
   ASSIGN_OR_RETURN(
       const auto e,
-      Engine::create(table, *mesh,
-                     {.zero = {.stage = o.zero},
-                      .schedule = schedule,
-                      .chunks = o.chunks,
-                      .recompute = *geometry::parse_recompute(o.recompute),
-                      .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
-                      .num_microbatches = o.microbatches,
-                      .max_batch = o.batch,
-                      .max_seq = o.seq,
-                      .optimizer = {.max_norm = 1}},
-                     *backend, {}, kept ? &kept->home() : nullptr));
-  e->initialise(1);
+      testing::make_engine(
+          table, *mesh,
+          {.zero = {.stage = o.zero},
+           .schedule = schedule,
+           .chunks = o.chunks,
+           .recompute = *geometry::parse_recompute(o.recompute),
+           .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
+           .num_microbatches = o.microbatches,
+           .max_batch = o.batch,
+           .max_seq = o.seq,
+           .optimizer = {.max_norm = 1}},
+          *backend, {}, kept ? &kept->home() : nullptr));
+  testing::initialise(*e, *backend, 1);
   e->state_loaded();
   if (kept) RETURN_IF_ERROR(kept->replicate(*e, world));
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
@@ -170,7 +172,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
       .T = o.seq,
       .B = o.batch,
       .microbatches = o.microbatches,
-      .bf16 = e->dtype() == model::Dtype::kBf16,
+      .bf16 = bf16,
       .zero_stage = o.zero,
       .schedule = schedule,
       .chunks = o.chunks,

@@ -22,12 +22,13 @@
 
 #include "bench/median.h"
 #include "bench/models.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::bench {
@@ -105,15 +106,15 @@ class Runner {
         .max_batch = o.batch,
         .max_seq = o.seq,
         .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
-    ASSIGN_OR_RETURN(r->engine_,
-                     Engine::create(table, *r->mesh_, e, *r->backend_, {}));
+    ASSIGN_OR_RETURN(r->engine_, testing::make_engine(table, *r->mesh_, e,
+                                                      *r->backend_, {}));
     r->reset();
     r->make_data(o, table.config().vocab_size);
     return r;
   }
 
   void reset() {
-    engine_->initialise(1);
+    testing::initialise(*engine_, *backend_, 1);
     engine_->state_loaded();
   }
 

@@ -22,6 +22,7 @@
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/resident.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
 
@@ -111,7 +112,7 @@ class Trainer {
       std::exit(3);
     }
     stage_ = std::move(made).value();
-    stage_->load_weights(now().p.span());
+    testing::load_weights(*stage_, shard_, now().p.span());
   }
 
   // Runs one step on random tokens; returns its seconds and sets phases().
@@ -121,7 +122,7 @@ class Trainer {
     backend_.reset();
     phases_.clear();
     const int64_t start = monotonic_ns();
-    model::ResidentHooks hooks(shard_, grads_.span());
+    testing::ResidentHooks hooks(shard_, grads_.span());
     phase("forward", [&] {
       loss_ = stage_->forward(
           0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr,
@@ -135,7 +136,8 @@ class Trainer {
           backend_.sum_of_squares(table_.num_elements(), grads_.data()));
     });
     phase("adamw", [&] { update(number, std::min(1.0, 1.0 / (norm + 1e-6))); });
-    phase("load", [&] { stage_->load_weights(now().p.span()); });
+    phase("load",
+          [&] { testing::load_weights(*stage_, shard_, now().p.span()); });
     loss_ /= tokens;
     return seconds_since(start);
   }

@@ -20,10 +20,11 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/layout.h"
 #include "tests/golden/golden_file.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/engine/whole_vector.h"
 #include "worker/engine/engine.h"
 #include "worker/kernels/backend.h"
@@ -82,18 +83,20 @@ std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
 }
 
 engine::EngineOptions engine_options(const Golden& g, const Options& o,
+                                     const kernels::Backend& backend,
                                      int64_t each) {
-  return {
-      .zero = {.stage = o.zero},
-      .schedule = geometry::parse_schedule(o.schedule).value(),
-      .chunks = o.chunks,
-      .recompute = *geometry::parse_recompute(o.recompute),
-      .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
-      .num_microbatches = (g.sequences + each - 1) / each,
-      .max_batch = each,
-      .max_seq = g.seq_len,
-      .optimizer = g.optimizer,
-      .bucket_elements = 5000};  // several buckets with arbitrary bounds
+  return {.zero = {.stage = o.zero},
+          .schedule = geometry::parse_schedule(o.schedule).value(),
+          .chunks = o.chunks,
+          .recompute = *geometry::parse_recompute(o.recompute),
+          .dtype = backend.product_dtype(
+              o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
+              g.config.dim),
+          .num_microbatches = (g.sequences + each - 1) / each,
+          .max_batch = each,
+          .max_seq = g.seq_len,
+          .optimizer = g.optimizer,
+          .bucket_elements = 5000};  // several buckets with arbitrary bounds
 }
 
 // Logits of sequence 0: each rank that holds part of the head has some of the
@@ -165,13 +168,14 @@ Status train_rank(const Golden& g, const Options& o,
                   int64_t each, Run& run) {
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(comm, layout));
-  ASSIGN_OR_RETURN(const auto engine,
-                   engine::Engine::create(
-                       table, *mesh, engine_options(g, o, each), *backend, {}));
+  ASSIGN_OR_RETURN(
+      const auto engine,
+      testing::make_engine(table, *mesh, engine_options(g, o, *backend, each),
+                           *backend, {}));
   load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
-  if (reports) run.products = engine->dtype();
+  if (reports) run.products = engine_options(g, o, *backend, each).dtype;
   for (int64_t s = 0; s < g.steps; ++s) {
     const auto mbs =
         deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
@@ -201,9 +205,9 @@ Status admit(const Golden& g, const Options& o,
     return unavailable(
         "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
   for (int rank = 0; rank < layout.world(); ++rank)
-    RETURN_IF_ERROR(engine::Engine::prepare(table, layout, rank,
-                                            engine_options(g, o, each),
-                                            *backend, {})
+    RETURN_IF_ERROR(engine::Engine::prepare(
+                        table, layout, rank,
+                        engine_options(g, o, *backend, each), *backend, {})
                         .status());
   return ok_status();
 }

@@ -52,17 +52,6 @@ Result<std::unique_ptr<Engine>> Engine::prepare(
   return engine;
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(
-    const geometry::ParamTable& table, comm::Mesh& mesh,
-    const EngineOptions& options, kernels::Backend& backend, Progress progress,
-    StateStore* state) {
-  ASSIGN_OR_RETURN(auto engine,
-                   prepare(table, mesh.layout(), mesh.world().rank(), options,
-                           backend, progress, state));
-  RETURN_IF_ERROR(engine->connect(mesh));
-  return engine;
-}
-
 Status Engine::init(const Layout& layout, int rank) {
   RETURN_IF_ERROR(geometry::validate_layout(table_.config(), layout));
   ASSIGN_OR_RETURN(schedule_, geometry::step_schedule(
@@ -111,7 +100,6 @@ bool Engine::last_stage(int chunk) const { return shard_.has_head(chunk); }
 model::StageOptions Engine::stage_options(int chunk, int slots) const {
   model::StageOptions o{.chunk = chunk,
                         .dtype = options_.dtype,
-                        .keep_dtype = options_.keep_dtype,
                         .max_batch = options_.max_batch,
                         .max_seq = options_.max_seq,
                         .num_slots = slots,
@@ -205,20 +193,6 @@ Status Engine::connect(comm::Mesh& mesh) {
 void Engine::commit_state(int64_t step) {
   state_->commit(step);
   step_ = step;
-}
-
-void Engine::initialise(uint64_t seed) {
-  const StateView to = begin_state();
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    const geometry::FlatRange r = zero_->update_range(u);
-    shard_.initial_values(
-        seed, r.begin,
-        to.weights.subspan(static_cast<size_t>(zero_->state_offset(u)),
-                           static_cast<size_t>(r.size())));
-  }
-  for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
-    if (!v.empty()) backend_.zero(v.data(), v.size_bytes());
-  commit_state(0);
 }
 
 void Engine::state_loaded() {

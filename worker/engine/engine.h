@@ -15,9 +15,8 @@
 // Life:
 //   prepare()    needs no peer: tables, memory, stages where it can. May run
 //                beside MPI's start in another thread.
-//   state        either initialise(), or fill begin_state() yourself, for this
-//                rank's shard() and zero(), and commit_state(); or set_step()
-//                when the store holds it already
+//   state        fill begin_state(), for this rank's shard() and zero(), and
+//                commit_state(); or set_step() when the store holds it already
 //   connect()    makes the groups; collective over the mesh's world
 //   state_loaded()  once the state is there, in every rank
 //   run(), evaluate() as often as wanted
@@ -70,7 +69,6 @@ struct EngineOptions {
   model::Recompute recompute = model::Recompute::kNone;
   int recompute_every = 1;
   model::Dtype dtype = model::Dtype::kFp32;
-  bool keep_dtype = false;       // StageOptions::keep_dtype
   int64_t num_microbatches = 1;  // of the global batch, before it is dealt
   int64_t max_batch = 1;         // sequences a microbatch
   int64_t max_seq = 1;           // tokens a sequence
@@ -131,11 +129,6 @@ class Engine {
   // Collective. REQUIRES: the mesh has the layout and this rank its
   // coordinates. Fails, on this rank alone, like prepare().
   Status connect(comm::Mesh& mesh);
-  // Both.
-  static Result<std::unique_ptr<Engine>> create(
-      const geometry::ParamTable& table, comm::Mesh& mesh,
-      const EngineOptions& options, kernels::Backend& backend,
-      Progress progress, StateStore* state = nullptr);
   ~Engine();
   // Tells it the passes and updates of the steps to come; nullptr: nobody. It
   // must outlive the engine.
@@ -159,8 +152,6 @@ class Engine {
   // Writes a state from outside: StateStore::begin() and commit().
   StateView begin_state() { return state_->begin(); }
   void commit_state(int64_t step);
-  // Initial weights (ShardTable::initial_values), no moments, step 0.
-  void initialise(uint64_t seed);
   // The state vectors were written: makes the compute weights of it.
   // Collective over the data group.
   void state_loaded();
@@ -180,8 +171,6 @@ class Engine {
   model::Stage& stage(int chunk) {
     return *stages_[static_cast<size_t>(chunk)];
   }
-  // What the products run in (StageOptions::dtype). REQUIRES: connected.
-  model::Dtype dtype() const { return stages_.front()->dtype(); }
   // Bytes held now, by what they are for.
   board::Memory memory() const;
 

@@ -34,7 +34,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -58,10 +57,8 @@ using Dtype = kernels::Dtype;
 using geometry::Recompute;
 
 struct StageOptions {
-  int chunk = 0;  // of the shard table
-  Dtype dtype = Dtype::kFp32;
-  // Takes dtype even where Backend::product_dtype() prefers fp32 (tests).
-  bool keep_dtype = false;
+  int chunk = 0;                     // of the shard table
+  Dtype dtype = Dtype::kFp32;        // of the operands of GEMMs
   std::vector<Recompute> recompute;  // by layer of the chunk; empty: kNone
   int64_t max_batch = 1;             // sequences a microbatch, B
   int64_t max_seq = 1;  // tokens a sequence, T, before context parallelism
@@ -107,23 +104,6 @@ class UnitHooks {
   virtual void ready(int unit) = 0;
 };
 
-// Everything resident: weights were loaded with load_weights(); gradients are
-// added into one flat vector. on_ready may be empty.
-class ResidentHooks final : public UnitHooks {
- public:
-  ResidentHooks(const geometry::ShardTable& shard, std::span<float> grads,
-                std::function<void(int)> on_ready = {});
-  void need(int) override {}
-  void release(int) override {}
-  float* grads(int unit) override;
-  void ready(int unit) override;
-
- private:
-  const geometry::ShardTable& shard_;
-  std::span<float> grads_;
-  std::function<void(int)> on_ready_;
-};
-
 class Stage {
  public:
   // Fails when sizes are refused (naming what is allowed), memory is short, or
@@ -134,9 +114,6 @@ class Stage {
       kernels::Backend& backend);
   virtual ~Stage() = default;
 
-  // What the products run in: the options' dtype, or fp32 where the backend
-  // finds that bf16 does not pay.
-  virtual Dtype dtype() const = 0;
   // Rows of the residual stream that this rank holds for B sequences of T.
   virtual int64_t stream_rows(int64_t B, int64_t T) const = 0;
 
@@ -145,9 +122,6 @@ class Stage {
   // load of that unit or its release(): what is computed in fp32 is read from
   // there. u must be of this stage's chunk.
   virtual void load_unit(int unit, std::span<const float> weights) = 0;
-  // All units of this chunk, from the rank's flat vector.
-  virtual void load_weights(std::span<const float> master) = 0;
-
   // Forward of one microbatch into `slot`. Input: tokens on the first stage,
   // else x_in, the output of the stage before: (stream_rows, dim) fp32.
   // Returns on the last stage the loss (nats) summed over this rank's N rows,

@@ -117,9 +117,9 @@ void Trainer::measure_gemms() {
   if (engine_->step() != first_step_ + kAfterSteps) return;
   const pb::Train& t = job_.train();
   const geometry::ModelConfig& c = table_->config();
-  gemm_flops_per_s_ = measure_gemm_rate(*backend_, engine_->dtype(),
-                                        t.local_batch_size() * t.seq_len(),
-                                        c.hidden_dim, c.dim, kBudgetS);
+  gemm_flops_per_s_ =
+      measure_gemm_rate(*backend_, dtype_, t.local_batch_size() * t.seq_len(),
+                        c.hidden_dim, c.dim, kBudgetS);
 }
 
 Status Trainer::one_step(int64_t step, double lr, bool& stop) {
@@ -172,20 +172,19 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
   const int64_t tokens = t.global_batch_size() * t.seq_len();
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   const double tokens_per_s = static_cast<double>(tokens) / step_s;
-  return {
-      .step = step,
-      .loss = result.loss,
-      .grad_norm = result.grad_norm,
-      .lr = lr,
-      .tokens_per_s = tokens_per_s,
-      .step_s = step_s,
-      .val_loss = std::numeric_limits<double>::quiet_NaN(),
-      .tokens = first_tokens_ + (step - first_step_) * tokens,
-      .flops_per_s = geometry::flops_per_token(*table_, t.seq_len()) *
-                     tokens_per_s,
-      .gemm_flops_per_s = result.agreed.gemm_flops_per_s,
-      .exposed_comm = result.mean_exposed_s / step_s,
-      .bubble = result.mean_bubble_s / step_s};
+  return {.step = step,
+          .loss = result.loss,
+          .grad_norm = result.grad_norm,
+          .lr = lr,
+          .tokens_per_s = tokens_per_s,
+          .step_s = step_s,
+          .val_loss = std::numeric_limits<double>::quiet_NaN(),
+          .tokens = first_tokens_ + (step - first_step_) * tokens,
+          .flops_per_s =
+              geometry::flops_per_token(*table_, t.seq_len()) * tokens_per_s,
+          .gemm_flops_per_s = result.agreed.gemm_flops_per_s,
+          .exposed_comm = result.mean_exposed_s / step_s,
+          .bubble = result.mean_bubble_s / step_s};
 }
 
 // Reports what the start took and what memory the rank uses.

@@ -100,14 +100,13 @@ Status Trainer::join() {
   if (Status s = engine_->connect(*mesh_); !s.ok())
     return fail_start(std::move(s));
   engine_->set_tracer(tracer_.get());
-  log_.info(
-      "engine",
-      {{"mesh", layout_.to_string()},
-       {"parameters_here", engine_->shard().num_elements()},
-       {"state_here", engine_->zero().state_elements()},
-       {"zero_stage", engine_->zero().stage()},
-       {"shard_group", engine_->zero().shard_size()},
-       {"dtype", engine_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  log_.info("engine",
+            {{"mesh", layout_.to_string()},
+             {"parameters_here", engine_->shard().num_elements()},
+             {"state_here", engine_->zero().state_elements()},
+             {"zero_stage", engine_->zero().stage()},
+             {"shard_group", engine_->zero().shard_size()},
+             {"dtype", dtype_ == model::Dtype::kBf16 ? "bf16" : "fp32"}});
   return ok_status();
 }
 
@@ -193,7 +192,8 @@ RankState Trainer::rank_state() {
 
 model::Dtype Trainer::dtype() {
   if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
-  if (backend_->supports_bf16()) return model::Dtype::kBf16;
+  if (backend_->supports_bf16())
+    return backend_->product_dtype(model::Dtype::kBf16, table_->config().dim);
   log_.warn("dtype", {{"requested", "bf16"},
                       {"used", "fp32"},
                       {"reason", "this processor has no bf16 instructions"},
@@ -212,7 +212,7 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   o.chunks = static_cast<int>(p.pipeline_chunks());
   ASSIGN_OR_RETURN(o.recompute, geometry::parse_recompute(t.recompute()));
   o.recompute_every = static_cast<int>(t.recompute_every());
-  o.dtype = dtype();
+  o.dtype = dtype_ = dtype();
   o.num_microbatches = t.global_batch_size() / t.local_batch_size();
   o.max_batch = t.local_batch_size();
   o.max_seq = t.seq_len();

@@ -10,10 +10,11 @@
 #include <mutex>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/engine/whole_vector.h"
 
 namespace remesh::engine {
@@ -103,10 +104,10 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, c.layout));
   TwoBuffers store;
   ASSIGN_OR_RETURN(const auto engine,
-                   Engine::create(table, *mesh, c.options, *backend, {},
-                                  c.out_of_place ? &store : nullptr));
+                   testing::make_engine(table, *mesh, c.options, *backend, {},
+                                        c.out_of_place ? &store : nullptr));
   if (c.out_of_place) CHECK(engine->sharding().layout == c.layout);
-  engine->initialise(c.seed);
+  testing::initialise(*engine, *backend, c.seed);
   engine->state_loaded();
   const auto& shard = engine->shard();
   for (int s = 0; s < c.steps; ++s) {

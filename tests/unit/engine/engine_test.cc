@@ -64,7 +64,6 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
     Case c = random_case(seed + i, 8);
     c.options.dtype = model::Dtype::kBf16;
-    c.options.keep_dtype = true;
     expect_like_reference(c, 2e-2, 2e-2);
   }
 }

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/grad_store.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/units.h"

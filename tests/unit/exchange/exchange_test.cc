@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 
@@ -192,11 +192,11 @@ TEST(Exchange, AnyMeshToAnyOtherToTheBit) {
 
 ParamTable small_model() {
   return ParamTable::make({.dim = 16,
-                            .n_layers = 2,
-                            .n_heads = 4,
-                            .n_kv_heads = 2,
-                            .hidden_dim = 24,
-                            .vocab_size = 64});
+                           .n_layers = 2,
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .hidden_dim = 24,
+                           .vocab_size = 64});
 }
 
 // One of four ranks was killed: the others keep what they have.

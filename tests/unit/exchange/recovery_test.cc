@@ -26,7 +26,7 @@
 #include "checkpoint/memory/buddies.h"
 #include "checkpoint/memory/shelf.h"
 #include "coordinator/core/state_choice.h"
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/memory/shm_dir.h"
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tests/testing/resident.h"
 #include "tests/unit/model/golden_file.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
@@ -28,30 +29,25 @@ struct Bounds {
   double tensor;    // each tensor by itself
 };
 
-// keep_dtype: bf16 products even where the backend would rather take fp32.
-void check_golden(const std::string& name, Dtype dtype, bool keep_dtype,
+// keep_dtype: bf16 GEMMs even where the backend would rather take fp32.
+void check_golden(const std::string& name, Dtype wanted, bool keep_dtype,
                   kernels::Backend& backend, const Bounds& bounds) {
-  SCOPED_TRACE(name + " " + backend.name() + " " + kernels::dtype_name(dtype));
+  SCOPED_TRACE(name + " " + backend.name() + " " + kernels::dtype_name(wanted));
   const GoldenFile g = read_golden("tests/golden/" + name + ".h5");
+  const Dtype dtype =
+      keep_dtype ? wanted : backend.product_dtype(wanted, g.config.dim);
   const auto table = geometry::ParamTable::make(g.config);
   const auto shard =
       geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}).value();
-  auto made = Stage::create(shard,
-                            {.dtype = dtype,
-                             .keep_dtype = keep_dtype,
-                             .max_batch = g.B,
-                             .max_seq = g.T},
-                            backend);
+  auto made = Stage::create(
+      shard, {.dtype = dtype, .max_batch = g.B, .max_seq = g.T}, backend);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   Stage& stage = **made;
-  if (keep_dtype) {
-    EXPECT_EQ(stage.dtype(), dtype);
-  }
-  stage.load_weights(g.weights);
+  testing::load_weights(stage, shard, g.weights);
   const MicroBatch mb{g.tokens_BT.data(), g.targets_BT.data(), g.B, g.T};
   const auto tokens = static_cast<double>(g.B * g.T);
   std::vector<float> grads(g.weights.size());
-  ResidentHooks hooks(shard, grads);
+  testing::ResidentHooks hooks(shard, grads);
   const double loss = stage.forward(0, mb, nullptr, hooks) / tokens;
   EXPECT_NEAR(loss, g.loss, bounds.loss * g.loss);
   std::vector<float> logits(g.logits_row0.size());
@@ -72,11 +68,10 @@ void check_golden(const std::string& name, Dtype dtype, bool keep_dtype,
       relative_l2(grads.data(), g.grads.data(), table.num_elements());
   EXPECT_LT(whole, bounds.gradient);
   std::printf(
-      "%-14s %-9s %s, products in %s: off by: loss %.1e, gradient %.1e, worst "
+      "%-14s %-9s %s, GEMMs in %s: off by: loss %.1e, gradient %.1e, worst "
       "tensor %.1e\n",
-      name.c_str(), backend.name(), kernels::dtype_name(dtype),
-      kernels::dtype_name(stage.dtype()), std::abs(loss / g.loss - 1), whole,
-      worst);
+      name.c_str(), backend.name(), kernels::dtype_name(wanted),
+      kernels::dtype_name(dtype), std::abs(loss / g.loss - 1), whole, worst);
 }
 
 constexpr Bounds kFp32 = {

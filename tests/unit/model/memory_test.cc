@@ -4,7 +4,7 @@
 
 #include <random>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
@@ -42,7 +42,6 @@ Case random_case(uint64_t seed) {
               .tie_embeddings = random() % 2 == 0};
   c.options = {.chunk = below(c.chunks),
                .dtype = random() % 2 == 0 ? Dtype::kBf16 : Dtype::kFp32,
-               .keep_dtype = true,
                .max_batch = pick({1, 3}),
                .max_seq = 12 * pick({1, 2, 3}),
                .num_slots = pick({1, 2, 5}),

@@ -11,6 +11,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
+#include "tests/testing/resident.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
 
@@ -119,13 +120,13 @@ struct RankModel {
       auto made = Stage::create(shard, o, backend);
       CHECK_MSG(made.ok(), made.status().to_string().c_str());
       stages.push_back(std::move(made).value());
-      stages.back()->load_weights(weights);
+      testing::load_weights(*stages.back(), shard, weights, o.chunk);
     }
   }
 
   geometry::ShardTable shard;
   std::vector<float> weights, grads;
-  ResidentHooks hooks;
+  testing::ResidentHooks hooks;
   std::vector<std::unique_ptr<Stage>> stages;  // by chunk
 };
 

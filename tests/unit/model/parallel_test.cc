@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
@@ -69,8 +69,7 @@ Case random_case(uint64_t seed) {
   if (c.config.n_layers >= 2 && random() % 3 == 0) c.layout.pp = 2;
   c.pipeline.pp = c.layout.pp;
   const int whole = 2 * c.layout.cp;
-  c.options = {.keep_dtype = true,
-               .max_batch = pick({1, 2, 3}),
+  c.options = {.max_batch = pick({1, 2, 3}),
                .max_seq = c.layout.cp > 1 ? whole * pick({1, 2, 5, 9})
                                           : pick({1, 5, 8, 33}),
                .split_backward = random() % 3 == 0};

@@ -41,7 +41,6 @@ Model small_model(bool tied) {
 
 StageOptions whole(Dtype d, std::vector<Recompute> recompute = {}) {
   return {.dtype = d,
-          .keep_dtype = true,
           .recompute = std::move(recompute),
           .max_batch = kB,
           .max_seq = kT};
@@ -337,33 +336,6 @@ INSTANTIATE_TEST_SUITE_P(Types, StageTest,
                          [](const auto& info) {
                            return std::string(kernels::dtype_name(info.param));
                          });
-
-TEST(Stage, TakesBf16OnlyWhereTheBackendFindsThatItPays) {
-  const auto backend = kernels::make_cpu_backend(1);
-  if (!backend->supports_bf16()) GTEST_SKIP() << backend->description();
-  const Model m = small_model(false);
-  ASSERT_EQ(backend->product_dtype(Dtype::kBf16, m.table.config().dim),
-            Dtype::kFp32);
-  Passed runs[2];
-  int i = 0;
-  for (const Dtype d : {Dtype::kFp32, Dtype::kBf16}) {
-    StageOptions o = whole(d);
-    o.keep_dtype = false;
-    EXPECT_EQ((*Stage::create(make_shard(m.table), o, *backend))->dtype(),
-              Dtype::kFp32);
-    runs[i++] = run_pipeline(m, {}, o, *backend);
-  }
-  EXPECT_EQ(runs[0].grads, runs[1].grads);
-  geometry::ModelConfig c = small_config(false);
-  c.dim = 128;
-  const auto table = geometry::ParamTable::make(c);
-  const auto large = make_shard(table);
-  StageOptions o = whole(Dtype::kBf16);
-  o.keep_dtype = false;
-  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kBf16);
-  o.dtype = Dtype::kFp32;
-  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kFp32);
-}
 
 TEST(Stage, RefusesWhatDoesNotFit) {
   const Model m = small_model(false);

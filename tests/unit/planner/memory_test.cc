@@ -9,9 +9,10 @@
 #include <thread>
 
 #include "checkpoint/memory/buddies.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/sharding.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::planner {
@@ -67,7 +68,6 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
       .recompute = s.recompute,
       .recompute_every = s.recompute_every,
       .dtype = s.bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
-      .keep_dtype = true,
       .num_microbatches = s.microbatches,
       .max_batch = s.B,
       .max_seq = s.T};
@@ -84,10 +84,10 @@ std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
       const auto backend = kernels::make_cpu_backend(1);
       auto mesh = comm::Mesh::make(*comms[static_cast<size_t>(r)], l);
       ASSERT_TRUE(mesh.ok());
-      auto engine = engine::Engine::create(table, **mesh, options_of(s, l),
-                                           *backend, engine::Progress());
+      auto engine = testing::make_engine(table, **mesh, options_of(s, l),
+                                         *backend, engine::Progress());
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      (*engine)->initialise(1);
+      testing::initialise(**engine, *backend, 1);
       (*engine)->state_loaded();
       const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
       const std::vector<model::MicroBatch> mine(

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "checkpoint/manifest/scan.h"
-#include "parallel/comm/local_comm.h"
 #include "tests/testing/files.h"
+#include "tests/testing/local_comm.h"
 #include "worker/train/watched_fs.h"
 
 namespace remesh::train {
@@ -115,11 +115,11 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
   const testing::TempDir dir_;
   const geometry::ParamTable table_ =
       geometry::ParamTable::make({.dim = 8,
-                                   .n_layers = 2,
-                                   .n_heads = 2,
-                                   .n_kv_heads = 1,
-                                   .hidden_dim = 12,
-                                   .vocab_size = 11});
+                                  .n_layers = 2,
+                                  .n_heads = 2,
+                                  .n_kv_heads = 1,
+                                  .hidden_dim = 12,
+                                  .vocab_size = 11});
   geometry::ShardTable shard_;
   geometry::ZeroPlan zero_;
   Vectors state_;

@@ -11,10 +11,10 @@
 #include <thread>
 
 #include "checkpoint/store/store.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
 #include "tests/testing/files.h"
+#include "tests/testing/local_comm.h"
 
 namespace remesh::train {
 namespace {

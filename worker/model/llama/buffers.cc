@@ -187,11 +187,10 @@ Recompute effective(Recompute r, bool split_backward) {
   return split_backward && r == Recompute::kSelective ? Recompute::kNone : r;
 }
 
-StageShape shape_of(const ShardTable& shard, const StageOptions& o,
-                    Dtype products) {
+StageShape shape_of(const ShardTable& shard, const StageOptions& o) {
   const int64_t layers = shard.last_layer(o.chunk) - shard.first_layer(o.chunk);
   StageShape s{.sizes = sizes_of(shard, o.chunk),
-               .dtype = products,
+               .dtype = o.dtype,
                .recompute = o.recompute,
                .max_seq = o.max_seq,
                .num_slots = o.num_slots,

@@ -117,7 +117,7 @@ struct StageShape {
   int64_t num_layers() const { return static_cast<int64_t>(recompute.size()); }
 };
 StageShape shape_of(const geometry::ShardTable& shard,
-                    const StageOptions& options, Dtype products);
+                    const StageOptions& options);
 
 // Vocabulary entries a piece of the head: large enough that a product runs at
 // full rate, small enough that a piece of logits stays in the last cache.

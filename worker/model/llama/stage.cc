@@ -28,13 +28,6 @@ size_t bytes_of(int64_t floats) {
   return static_cast<size_t>(floats) * sizeof(float);
 }
 
-Dtype product_dtype(const ShardTable& shard, const StageOptions& o,
-                    const kernels::Backend& backend) {
-  return o.keep_dtype
-             ? o.dtype
-             : backend.product_dtype(o.dtype, shard.table().config().dim);
-}
-
 class LlamaStage final : public Stage {
  public:
   LlamaStage(const ShardTable& shard, const StageOptions& options,
@@ -42,8 +35,7 @@ class LlamaStage final : public Stage {
       : shard_(shard),
         o_(options),
         backend_(backend),
-        shape_(
-            shape_of(shard, options, product_dtype(shard, options, backend))),
+        shape_(shape_of(shard, options)),
         sizes_(shape_.sizes),
         activations_(backend),
         buffers_(backend),
@@ -56,12 +48,10 @@ class LlamaStage final : public Stage {
 
   Status init();
 
-  Dtype dtype() const override { return shape_.dtype; }
   int64_t stream_rows(int64_t B, int64_t T) const override {
     return rows_of(sizes_, B, T).n;
   }
   void load_unit(int unit, std::span<const float> weights) override;
-  void load_weights(std::span<const float> master) override;
   double forward(int slot, const MicroBatch& mb, const float* x_in,
                  UnitHooks& hooks) override;
   const float* output(int slot) const override;
@@ -215,19 +205,6 @@ void LlamaStage::load_unit(int unit, std::span<const float> weights) {
   if (unit == embedding_unit_) embedding_.load(p + embedding_offset_);
   if (unit == head_unit_) head_->load_norm(p + norm_offset_);
   if (unit == projection_unit_) head_->load_projection(p + projection_offset_);
-}
-
-void LlamaStage::load_weights(std::span<const float> master) {
-  CHECK(static_cast<int64_t>(master.size()) == shard_.num_elements());
-  CHECK_MSG(weights_.size() == num_layers(),
-            "layers that share weight memory are loaded unit by unit");
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    const Unit& unit = shard_.units()[u];
-    if (unit.chunk != o_.chunk) continue;
-    load_unit(static_cast<int>(u),
-              master.subspan(static_cast<size_t>(unit.begin),
-                             static_cast<size_t>(unit.numel())));
-  }
 }
 
 Slot& LlamaStage::slot_at(int slot) {

@@ -1,5 +1,5 @@
-// local_comm: a group of N ranks that are N threads of one process, for tests
-// and for single-process runs. Same contract as mpi_comm (comm.h).
+// local_comm: a group of N ranks that are N threads of one process. Same
+// contract as mpi_comm (comm.h).
 //
 // Each thread takes one of the returned Comms and uses it alone. They share
 // one state, freed with the last of them; they may be destroyed in any order
