@@ -128,7 +128,8 @@ Status check_complete(const Schedule& s) {
 // The state of a run on paper.
 class Simulation {
  public:
-  Simulation(const Schedule& s, const PassCosts& c) : s_(s), costs_(c) {
+  Simulation(const Schedule& s, const PassLength& length, double transfer)
+      : s_(s), length_(length), transfer_(transfer) {
     const auto cells = static_cast<size_t>(s.num_stages()) *
                        static_cast<size_t>(s.num_microbatches);
     for (auto& done : done_) done.assign(cells, -1);
@@ -179,7 +180,7 @@ class Simulation {
   std::optional<double> arrival(Pass pass, int stage, int microbatch) {
     const double at = done(pass, stage, microbatch);
     if (at < 0) return std::nullopt;
-    return at + (s_.pp > 1 ? costs_.transfer : 0);
+    return at + (s_.pp > 1 ? transfer_ : 0);
   }
   std::optional<double> inputs_at(const PipeOp& op, int stage) {
     const int m = op.microbatch;
@@ -199,10 +200,7 @@ class Simulation {
     const int stage = s_.stage(rank, op.chunk);
     const auto ready = inputs_at(op, stage);
     if (!ready) return false;
-    double cost = costs_.forward;
-    if (op.pass == Pass::kWeight) cost = costs_.weight;
-    if (op.pass == Pass::kBackward)
-      cost = costs_.backward + (s_.split_backward ? 0 : costs_.weight);
+    const double cost = length_(rank, next_[r]);
     free_at_[r] = std::max(free_at_[r], *ready) + cost;
     timing_.busy[r] += cost;
     done(op.pass, stage, op.microbatch) = free_at_[r];
@@ -214,7 +212,8 @@ class Simulation {
   }
 
   const Schedule& s_;
-  const PassCosts costs_;
+  const PassLength& length_;
+  const double transfer_;
   std::vector<double> done_[3];  // by pass: end time by (stage, microbatch)
   std::vector<size_t> next_;     // by rank
   std::vector<double> free_at_;
@@ -305,8 +304,28 @@ std::vector<int> slots_needed(const Schedule& schedule, int rank) {
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {
   CHECK(costs.forward >= 0 && costs.backward >= 0 && costs.weight >= 0 &&
         costs.transfer >= 0);
+  const double backward =
+      costs.backward + (schedule.split_backward ? 0 : costs.weight);
+  return simulate(
+      schedule,
+      [&](int rank, size_t n) {
+        switch (schedule.ranks[static_cast<size_t>(rank)][n].pass) {
+          case Pass::kForward:
+            return costs.forward;
+          case Pass::kBackward:
+            return backward;
+          case Pass::kWeight:
+            break;
+        }
+        return costs.weight;
+      },
+      costs.transfer);
+}
+
+Result<PipeTiming> simulate(const Schedule& schedule, const PassLength& length,
+                            double transfer) {
   RETURN_IF_ERROR(check_complete(schedule));
-  return Simulation(schedule, costs).run();
+  return Simulation(schedule, length, transfer).run();
 }
 
 Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,

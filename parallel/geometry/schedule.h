@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -117,10 +118,14 @@ struct PipeTiming {
 };
 
 // Runs the lists on paper: an op starts when its rank is free and its inputs
-// are there; sending takes no time of the sender. Fails, naming rank and op,
+// have arrived; sending takes no time of the sender. Fails, naming rank and op,
 // when the lists are not a schedule (an op missing, twice or out of range) or
 // cannot finish (deadlock).
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs);
+// The same where op number n of a rank takes length(rank, n).
+using PassLength = std::function<double(int rank, size_t n)>;
+Result<PipeTiming> simulate(const Schedule& schedule, const PassLength& length,
+                            double transfer = 0);
 
 // --- layers to stages ------------------------------------------------------
 
