@@ -40,18 +40,18 @@ int64_t Engine::elements(const model::MicroBatch& mb) const {
 }
 
 // Takes this rank's part of every sequence (context parallelism).
-void Engine::cut(std::span<const model::MicroBatch> whole) {
-  microbatches_.assign(whole.begin(), whole.end());
-  for (const model::MicroBatch& mb : whole)
+void Engine::take_part(std::span<const model::MicroBatch> sequences) {
+  microbatches_.assign(sequences.begin(), sequences.end());
+  for (const model::MicroBatch& mb : sequences)
     CHECK(mb.B >= 1 && mb.B <= options_.max_batch && mb.T >= 1 &&
           mb.T <= options_.max_seq);
   const geometry::Layout& layout = shard_.layout();
   if (layout.cp == 1) return;
   size_t total = 0;
-  for (const model::MicroBatch& mb : whole)
+  for (const model::MicroBatch& mb : sequences)
     total += 2 * static_cast<size_t>(mb.B * mb.T / layout.cp);
-  cut_tokens_.resize(total);
-  int32_t* to = cut_tokens_.data();
+  part_tokens_.resize(total);
+  int32_t* to = part_tokens_.data();
   for (model::MicroBatch& mb : microbatches_) {
     const std::vector<int32_t> positions =
         model::context_positions(mb.T, layout.cp, shard_.coord().cp);
@@ -85,7 +85,7 @@ Status Engine::expect(const std::vector<PipeOp>& ops) {
   return links_->expect(std::move(messages));
 }
 
-// A loss is the same on all tensor-parallel ranks and counted once.
+// All tensor-parallel ranks have the same loss; one of them counts it.
 void Engine::count(const model::MicroBatch& mb, double loss,
                    Facts& facts) const {
   if (shard_.coord().tp != 0) return;
@@ -138,8 +138,8 @@ Status Engine::backward(const PipeOp& op, double scale) {
       tag_of(op, at, schedule_.num_stages()));
 }
 
-// Another data-parallel rank has this microbatch: gathers with it. Where a step
-// has one microbatch, others may wait for a unit's gradient before they go on.
+// Gathers with the data-parallel ranks that have this microbatch. In a step of
+// one microbatch they may wait for a unit's gradient before they continue.
 void Engine::join(const PipeOp& op) {
   const bool last = op.pass == schedule_.last_pass();
   PipeOp all = op;
@@ -178,7 +178,7 @@ Status Engine::run_passes(const StepInput& in, Facts& facts) {
       static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
       "more microbatches than this rank is dealt");
   progress_.phase(RankPhase::kCompute);
-  cut(in.microbatches);
+  take_part(in.microbatches);
   const std::vector<PipeOp>& ops =
       schedule_.ranks[static_cast<size_t>(shard_.coord().pp)];
   grads_->begin();
@@ -332,7 +332,7 @@ Result<Evaluation> Engine::evaluate(
   const std::vector<PipeOp>& ops =
       schedule.ranks[static_cast<size_t>(shard_.coord().pp)];
   Facts facts;
-  cut(microbatches);
+  take_part(microbatches);
   store_->begin(blocks_needed(shard_, ops));
   RETURN_IF_ERROR(expect(ops));
   for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));

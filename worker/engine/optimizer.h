@@ -18,13 +18,13 @@ struct OptimizerOptions {
   double max_norm = 0;      // 0: no clipping
 };
 
-// What gradients of global L2 norm `norm` are multiplied with: min(1, max_norm
-// / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
+// The factor for gradients of global L2 norm `norm`: min(1, max_norm / (norm +
+// 1e-6)), as in torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
 double clip_coefficient(double max_norm, double norm);
 
-// Update number `step` of this rank's part of unit `unit`: reads the state
-// `from`, writes `to`, which is the same memory or does not overlap it.
-// `grads`: of its update range, multiplied by grad_scale.
+// Makes update number `step` of this rank's part of unit `unit`: reads state
+// `from` and writes `to`, which is the same memory or does not overlap it.
+// `grads`: the gradient of the update range, to be multiplied by grad_scale.
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  double lr, double grad_scale, int64_t step,
                  const geometry::ShardTable& shard,
@@ -32,7 +32,7 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  std::span<float> grads, const ConstStateView& from,
                  const StateView& to);
 
-// Sum of the squares of what this rank counts of the unit's gradient
+// Sum of squares over the part of the unit's gradient that this rank counts
 // (ZeroPlan::norm_range, owned parameters).
 double square_sum(kernels::Backend& backend, const geometry::ShardTable& shard,
                   const geometry::ZeroPlan& zero, size_t unit,

@@ -11,15 +11,15 @@
 namespace remesh::engine {
 
 // The blocks (as units of the shard table) that the passes compute with, in
-// order. Passes that make weight gradients alone need none.
+// order. Passes that compute only weight gradients need none.
 std::vector<int> blocks_needed(const geometry::ShardTable& shard,
                                const std::vector<geometry::PipeOp>& ops);
-// ... one pass, with embedding and head where it computes with them.
+// The same for one pass, including embedding and head.
 std::vector<int> units_needed(const geometry::ShardTable& shard,
                               const geometry::PipeOp& op);
 
-// Number of a unit of any rank's shard table among all units of the model:
-// embedding, blocks by layer, head.
+// The index among all units of the model (embedding, blocks by layer, head) of
+// a unit of any rank's shard table.
 int64_t global_unit(const geometry::ShardTable& shard, size_t unit);
 inline int64_t num_global_units(const geometry::ModelConfig& config) {
   return config.n_layers + 2;

@@ -1,6 +1,6 @@
-// Pool: the memory of a stage, taken from its backend once and given back
-// together. A refusal is remembered instead of returned each time, so that a
-// long list of buffers is checked in one place.
+// Pool: the memory of a stage, allocated from its backend and released
+// together. A failed allocation is remembered, not returned, so that one check
+// covers a long list of buffers.
 #pragma once
 
 #include <cstdint>

@@ -30,7 +30,7 @@ Status check_groups(const ShardTable& shard, const StageOptions& o) {
     return invalid_argument(
         "stage: groups of " + std::to_string(degree(o.tp)) +
         " tensor-parallel and " + std::to_string(degree(o.cp)) +
-        " context-parallel ranks are not those of " + l.to_string());
+        " context-parallel ranks do not fit " + l.to_string());
   return ok_status();
 }
 
@@ -56,12 +56,12 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
         " layers; allowed: none, or the chunk's " + std::to_string(layers));
   if (o.block_buffers < 0 || o.block_buffers == 1)
     return invalid_argument("stage: " + std::to_string(o.block_buffers) +
-                            " weight buffers; allowed: 0 (one a layer), or 2 "
-                            "and more");
+                            " weight buffers; allowed: 0 (one per layer), or "
+                            "at least 2");
   if (o.dtype == Dtype::kBf16 && !backend.supports_bf16())
     return unavailable(
-        "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed "
-        "here: fp32");
+        "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed: "
+        "fp32");
   RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
   return check_groups(shard, o);
 }

@@ -137,7 +137,7 @@ void Attention::ring_backward(const Rows& rows, const BlockParts& a,
   const size_t bytes = kv_bytes(rows, d_);
   const size_t gradient_bytes = kv_bytes(rows, Dtype::kFp32);
   float* dq = scratch.attention;
-  float* coming = scratch.dkv[2];  // of the keys at hand, from ranks before
+  float* coming = scratch.dkv[2];  // of the current keys, from earlier ranks
   comm::RequestPtr sent[2], received, kv_sent, kv_received;
   backend_.zero(dq, static_cast<size_t>(rows.N * q) * sizeof(float));
   pack(rows, a, scratch.kv[0]);

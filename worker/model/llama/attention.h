@@ -1,13 +1,13 @@
-// Attention of one layer between all tokens of its sequences, wherever they
-// are. Private to this folder.
+// Attention of one layer over all tokens of its sequences, also those on other
+// ranks. Private to this folder.
 //
-// With context parallelism keys and values go round the ring of ranks (Liu et
-// al. 2023): in each step a rank attends to what it holds while it passes that
-// on and gets the next. On the way back the gradients of keys and values follow
-// one step behind, every rank adding its part, and end where they began. Each
-// rank's tokens are two pieces (context_positions()), so that with a causal
-// mask all ranks have the same work in every step: two whole blocks of a piece
-// with a piece, or in the first one whole and two half ones.
+// With context parallelism keys and values circulate in the ring of ranks (Liu
+// et al. 2023): in each step a rank attends to the keys it holds while it sends
+// them on and receives the next. In backward the gradients of keys and values
+// follow one step behind, every rank adds its part, and they end where they
+// began. Each rank's tokens are two pieces (context_positions()), so that with
+// a causal mask all ranks have the same work in every step: two full blocks of
+// piece by piece, or one full and two half ones in the first step.
 #pragma once
 
 #include <array>
@@ -31,12 +31,12 @@ class Attention {
   void backward(const Rows& rows, const BlockParts& a, const Scratch& scratch);
 
  private:
-  // A block of a ring step: a piece of this rank's queries and a piece of the
-  // keys at hand.
+  // A block of a ring step: a piece of this rank's queries with a piece of the
+  // current keys.
   struct Pair {
     kernels::AttentionSegment segment;
     int64_t q_token = 0, k_token = 0;  // where the pieces begin in a sequence
-    bool first = false;                // that these queries see
+    bool first = false;                // block that these queries see
   };
   struct Pairs {
     std::array<Pair, 4> at;

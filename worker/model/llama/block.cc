@@ -153,8 +153,8 @@ void Block::qkv_weight(const Rows& rows, const BlockParts& a,
                                   grads + at_.qkv);
 }
 
-// What the ranks exchange travels beside the weight gradients, except those of
-// products with dy and dmid, which may be where the next gradient is written.
+// Communication overlaps with the weight gradients, except those of GEMMs with
+// dy and dmid, whose memory may receive the next gradient.
 void Block::backward(const BlockWeights& w, const Rows& rows,
                      const RopeView& rope, const BlockParts& a,
                      const Scratch& scratch, const StreamGradient& dy,

@@ -5,9 +5,9 @@
 // The layer reads x (n, D) and computes
 //   x1 = x + sum of Wo attention(rope(Wqkv gather(norm(x))))
 //   x2 = x1 + sum of Wdown swiglu(Wgate_up gather(norm(x1)))
-// where gather and sum go over the tensor-parallel ranks (tensor_group.h), but
-// leaves the last sum of x1 and branch to whoever normalises it next (rmsnorm
-// with a residual), which saves a pass over memory.
+// where gather and sum are over the tensor-parallel ranks (tensor_group.h). The
+// last sum of x1 and branch is left to the rmsnorm that follows (it takes a
+// residual), which saves a pass over memory.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ namespace remesh::model {
 // The weights of one layer, ready to compute with.
 struct BlockWeights {
   std::unique_ptr<kernels::Weight> qkv, o, gate_up, down;
-  const float* norm1 = nullptr;  // (D) each, where the caller has them
+  const float* norm1 = nullptr;  // (D) each, in the caller's memory
   const float* norm2 = nullptr;
   int unit = -1;  // loaded; -1: none
 
@@ -31,19 +31,19 @@ struct BlockWeights {
   uint64_t bytes() const;
 };
 
-// Gradient of the residual stream at some place of the model.
+// Gradient of the residual stream at one point of the model.
 struct StreamGradient {
   float* fp32 = nullptr;  // (n, D)
-  // (P, D) in the type of the products, of which n rows are this rank's own;
-  // nullptr: no product needs it. In fp32 the own rows are `fp32`.
+  // (P, D) in the type of the GEMMs, of which n rows are this rank's own;
+  // nullptr when no GEMM needs it. In fp32 the own rows are `fp32`.
   void* all = nullptr;
-  // Where a kernel has to write the own rows in the other type, or nullptr.
+  // Where a kernel writes the own rows in the other type, or nullptr.
   void* rounded = nullptr;
 };
 
 class Block {
  public:
-  // All must outlive the block. `layer`: any of the chunk's.
+  // All must outlive the block. `layer`: any layer of the chunk.
   Block(const geometry::ShardTable& shard, int64_t layer, const Sizes& sizes,
         kernels::Dtype d, kernels::Backend& backend, const TensorGroup& group,
         Attention& attention);
@@ -53,21 +53,21 @@ class Block {
   void load(int unit, std::span<const float> weights, BlockWeights& w) const;
 
   // Input: x + branch (written to a[kX]) when branch is given, else a[kX].
-  // Leaves x1 in a[kX1] and returns the second branch (n, D), which lies in
+  // Leaves x1 in a[kX1] and returns the second branch (n, D), which is in
   // scratch.
   const float* forward(const BlockWeights& w, const Rows& rows,
                        const RopeView& rope, const float* x,
                        const float* branch, const BlockParts& a,
                        const Scratch& scratch) const;
-  // Computes again what a layer treated so did not keep.
+  // Recomputes what a layer with this setting did not keep.
   void recompute(Recompute kind, const BlockWeights& w, const Rows& rows,
                  const RopeView& rope, const BlockParts& a,
                  const Scratch& scratch) const;
 
-  // dy: gradient of the layer's output, gathered; dmid: where that of x1 goes;
-  // dx: where that of the layer's input goes, gathered where there is room. The
-  // three may be the same. grads: the unit's, added to; nullptr: leaves in `a`
-  // what backward_weight() needs. Overwrites a[kGu].
+  // dy: gradient of the layer's output, gathered; dmid: receives that of x1;
+  // dx: receives that of the layer's input, gathered where there is room. The
+  // three may be the same. grads: the unit's, added to; if nullptr, what
+  // backward_weight() needs is left in `a`. Overwrites a[kGu].
   void backward(const BlockWeights& w, const Rows& rows, const RopeView& rope,
                 const BlockParts& a, const Scratch& scratch,
                 const StreamGradient& dy, const StreamGradient& dmid,

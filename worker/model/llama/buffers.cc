@@ -102,11 +102,11 @@ Slot make_slot(const StageShape& shape, Pool& pool) {
   return s;
 }
 
-// Parts that no slot has, with everything that evaluate() needs lying where
-// only backward would use the memory.
+// Parts that no slot has. Everything that evaluate() needs is placed in memory
+// that only backward would use.
 void make_shared(const StageShape& shape, Pool& pool, StageBuffers& b) {
   const bool split = shape.split_backward;
-  const auto again = [&](Part p) {  // computed again for a backward
+  const auto again = [&](Part p) {  // recomputed in backward
     return std::any_of(shape.recompute.begin(), shape.recompute.end(),
                        [&](Recompute r) { return !kept(p, r, split); });
   };
@@ -130,8 +130,8 @@ void make_shared(const StageShape& shape, Pool& pool, StageBuffers& b) {
   x.dattention = pool.get(shape.max.N * s.q_dim(), shape.dtype);
   place(kO, again(kO), x.dattention);
   x.ds = again(kGu) ? pool.get(shape.max.N * s.hidden, shape.dtype) : at[kGu];
-  // The residual stream of evaluate() is one buffer; x1 lies apart from x only
-  // where a layer is recomputed.
+  // The residual stream of evaluate() is one buffer; x1 is apart from x only
+  // when a layer is recomputed.
   void* stream = make_part(pool, shape, kX);
   if (again(kX1)) make(kX1);
   BlockParts parts;

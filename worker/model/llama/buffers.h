@@ -1,10 +1,10 @@
-// Buffers: every byte of memory of a stage but its weights, and who shares
-// it. Private to this folder.
+// Buffers: all memory of a stage except its weights, and what shares it.
+// Private to this folder.
 //
 //   slot     what one microbatch keeps between its passes
 //   shared   the same parts of one layer, for layers that do not keep them:
 //            recomputation, and evaluate()
-//   scratch  what lives inside one call
+//   scratch  what lives within one call
 //
 // llama_memory() (parallel/geometry/llama.h) has the same sizes as formulas.
 #pragma once
@@ -22,7 +22,7 @@
 namespace remesh::model {
 
 // What a microbatch leaves in one layer. Rows N, n, P as in sizes.h; d is the
-// type of the products, the rest is fp32.
+// type of the GEMMs, the rest is fp32.
 enum Part : int {
   kX,      // (n, D) the layer's input
   kH1,     // (P, D) d: norm(x)
@@ -34,7 +34,7 @@ enum Part : int {
   kH2,     // (P, D) d: norm(x1)
   kRstd2,  // (n)
   kGu,     // (N, 2 F) d: gate and up; after backward their gradients
-  // Kept for weight gradients that are made later.
+  // Kept for weight gradients that are computed later.
   kS,       // (N, F) d: swiglu(gu)
   kDy,      // (P, D) d: gradient of the layer's output
   kDmid,    // (P, D) d: gradient of x1
@@ -44,7 +44,7 @@ enum Part : int {
   kNumParts,
 };
 
-// Parts of one layer; nullptr where another has them.
+// Parts of one layer; nullptr for parts held elsewhere.
 struct BlockParts {
   std::array<void*, kNumParts> at{};
   void* operator[](Part p) const { return at[p]; }
@@ -60,8 +60,8 @@ struct HeadParts {
   float* rstd = nullptr;
   float* lse = nullptr;        // (N)
   int32_t* targets = nullptr;  // (N)
-  // (N, V) d, pieces one after the other; after backward their gradients. Or
-  // nullptr: computed again.
+  // (N, V) d, piece after piece; after backward their gradients. nullptr when
+  // they are recomputed.
   void* logits = nullptr;
   float* dnorm = nullptr;  // (D)
 };
@@ -77,9 +77,9 @@ struct Slot {
   float* dx = nullptr;        // first stage, split backward: (n, D)
 };
 
-// Alive inside one call.
+// Alive within one call.
 struct Scratch {
-  float* partial = nullptr;    // (P, D) a product into the residual stream
+  float* partial = nullptr;    // (P, D) a GEMM into the residual stream
   float* mine = nullptr;       // (n, D) its sum over the tensor-parallel ranks
   void* ds = nullptr;          // (N, F) d
   void* dattention = nullptr;  // (N, q) d
@@ -88,7 +88,7 @@ struct Scratch {
   float* new_max = nullptr;    // (N) tensor parallelism
   float* row_sums = nullptr;   // (2 N): sums, then the targets' logits
   float* attention = nullptr;  // (N, q) context parallelism: fp32 out, or dq
-  void* kv[2] = {};            // (N, 2 kv) d: keys and values on their way
+  void* kv[2] = {};            // (N, 2 kv) d: keys and values in transit
   float* dkv[3] = {};          // (2, N, kv) their gradients
 };
 
@@ -103,11 +103,11 @@ struct StageBuffers {
   RopeView rope;        // of this rank's positions
 };
 
-// Everything that sizes follow from.
+// Everything that determines sizes.
 struct StageShape {
   Sizes sizes;
-  Dtype dtype = Dtype::kFp32;        // of the products
-  std::vector<Recompute> recompute;  // one a layer
+  Dtype dtype = Dtype::kFp32;        // of the GEMMs
+  std::vector<Recompute> recompute;  // one per layer
   Rows max;
   int64_t max_seq = 1;
   int num_slots = 1;
@@ -119,12 +119,13 @@ struct StageShape {
 StageShape shape_of(const geometry::ShardTable& shard,
                     const StageOptions& options);
 
-// Vocabulary entries a piece of the head: large enough that a product runs at
-// full rate, small enough that a piece of logits stays in the last cache.
+// Vocabulary entries in a piece of the head: large enough for a GEMM to run at
+// full rate, small enough for a piece of logits to stay in the last-level
+// cache.
 inline constexpr int64_t kPieceColumns = 4096;
 
-// How a layer is really treated: what a split backward keeps for the weight
-// gradients need not be computed again.
+// The setting that takes effect: what a split backward keeps for the weight
+// gradients need not be recomputed.
 Recompute effective(Recompute r, bool split_backward);
 
 // `slots` gets what grows with the number of microbatches in flight.

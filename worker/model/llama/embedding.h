@@ -1,6 +1,6 @@
 // Embedding: the table that turns tokens into the residual stream, split over
-// the tensor-parallel ranks by vocabulary: each looks up the tokens it has, the
-// others are zero, and the ranks' results are summed. Private to this folder.
+// the tensor-parallel ranks by vocabulary: each rank looks up its own tokens,
+// leaves the others zero, and the results are summed. Private to this folder.
 #pragma once
 
 #include "worker/kernels/backend.h"

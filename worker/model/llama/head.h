@@ -2,7 +2,7 @@
 // model. Private to this folder.
 //
 // The vocabulary is split over the tensor-parallel ranks, and each rank's part
-// is worked through in pieces. The forward keeps for each row only the running
+// is processed in pieces. The forward keeps for each row only the running
 // statistics of its softmax, which the ranks combine; the backward forms a
 // piece of the logits' gradient and uses it up before the next. So fp32 logits
 // never exist all at once. Logits in bf16 may be kept between forward and
@@ -22,8 +22,7 @@ namespace remesh::model {
 
 class Head {
  public:
-  // All must outlive the head. Check ok() afterwards: false when memory was
-  // short.
+  // All must outlive the head. ok() is false afterwards when memory was short.
   Head(const Sizes& sizes, kernels::Dtype d, kernels::Backend& backend,
        const TensorGroup& group);
   bool ok() const;
@@ -35,7 +34,7 @@ class Head {
   double forward(const Rows& rows, const float* x, const float* branch,
                  const HeadParts& a, const Scratch& scratch) const;
   // Writes dx, not gathered, and the gradient of the norm's weight. dw: the
-  // projection's, added to; nullptr: backward_weight() will do it. Overwrites
+  // projection's, added to; nullptr leaves it to backward_weight(). Overwrites
   // a.logits.
   void backward(const Rows& rows, double loss_scale, const HeadParts& a,
                 const Scratch& scratch, const StreamGradient& dx, float* dnorm,
@@ -52,10 +51,10 @@ class Head {
     int64_t col0 = 0, cols = 0;  // of this rank's part of the vocabulary
     std::unique_ptr<kernels::Weight> weight;
   };
-  // Where the piece's logits of this microbatch stand.
+  // The memory of the piece's logits of this microbatch.
   void* piece_logits(const Piece& piece, const Rows& rows, const HeadParts& a,
                      const Scratch& scratch) const;
-  // The gradient of a piece of the logits, computed anew unless kept.
+  // The gradient of a piece of the logits, recomputed unless kept.
   void* piece_gradient(const Piece& piece, const Rows& rows, double loss_scale,
                        const HeadParts& a, const Scratch& scratch) const;
 

@@ -1,6 +1,6 @@
-// Sizes: what one rank holds of each layer, and the rows of a microbatch. The
-// one place where shard sizes come from: the model is written in these, never
-// in ModelConfig's. Pure.
+// Sizes: the part of each layer that one rank holds, and the rows of a
+// microbatch. The model is written in these sizes, never in those of
+// ModelConfig. Pure.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Sizes {
   int64_t qkv_dim() const { return q_dim() + 2 * kv_dim(); }
 };
 
-// vocab is 0 where the chunk has neither embedding nor head.
+// vocab is 0 when the chunk has neither embedding nor head.
 // REQUIRES: the chunk has at least one layer.
 Sizes sizes_of(const geometry::ShardTable& shard, int chunk);
 
@@ -31,7 +31,7 @@ struct Rows {
   int64_t B = 0, T = 0;  // sequences, and tokens of each on this rank
   int64_t N = 0;         // B * T
   int64_t n = 0;         // of the residual stream: ceil(N / tp)
-  int64_t P = 0;         // n * tp: N and the zero rows behind them
+  int64_t P = 0;         // n * tp: N and the zero rows that follow
 };
 
 // For B sequences of T tokens before context parallelism.

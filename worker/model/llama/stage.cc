@@ -76,7 +76,7 @@ class LlamaStage final : public Stage {
   BlockParts working(const Slot& s, size_t layer) const {
     return overlay(s.blocks[layer], b_.shared);
   }
-  // Where the gradient of the stream lies, given where its gathered form does.
+  // The gradient of the stream whose gathered form is at `all`.
   StreamGradient gradient(const Rows& rows, void* all) const;
   // Fills the slot's first x from tokens or x_in, and its targets.
   void enter(Slot& s, const MicroBatch& mb, const float* x_in,
@@ -85,7 +85,7 @@ class LlamaStage final : public Stage {
                      UnitHooks& hooks);
   void need_head(UnitHooks& hooks);
   void release_head(UnitHooks& hooks);
-  // Where the gradient of the stage's input goes.
+  // Receives the gradient of the stage's input.
   StreamGradient last_gradient(const Slot& s) const;
   void head_backward(Slot& s, const StreamGradient& dy, UnitHooks& hooks);
   void finish_head(const float* dnorm, UnitHooks& hooks);
@@ -109,11 +109,11 @@ class LlamaStage final : public Stage {
   int embedding_unit_ = -1, head_unit_ = -1;
   int projection_unit_ = -1;  // the head's matrix: its own or the embedding's
   int64_t embedding_offset_ = 0, norm_offset_ = 0, projection_offset_ = 0;
-  int64_t positions_of_ = 0;     // the sequence whose positions b_.rope has
+  int64_t positions_of_ = 0;     // length whose positions b_.rope has
   bool evaluated_last_ = false;  // whose logits logits() gives
 };
 
-// The unit that holds a parameter of no layer, and where in it.
+// The unit that holds a parameter outside the layers, and the offset in it.
 std::pair<int, int64_t> LlamaStage::place_of(Role role) const {
   const int i = shard_.find(role);
   CHECK(i >= 0);
@@ -142,11 +142,11 @@ void LlamaStage::place_rope_tables() {
   backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
 }
 
-// The rotation of each token that this rank has of a sequence of T.
+// The rotation of each of this rank's tokens in a sequence of T.
 void LlamaStage::place_positions(int64_t T) {
   const int64_t cp = sizes_.cp;
   if (cp == 1 || T == positions_of_) return;
-  CHECK_MSG(T % (2 * cp) == 0, "a sequence that 2 cp does not divide");
+  CHECK_MSG(T % (2 * cp) == 0, "2 cp does not divide the sequence");
   positions_of_ = T;
   const int64_t half = sizes_.head_dim / 2;
   const int64_t piece = T / (2 * cp) * half;

@@ -2,10 +2,9 @@
 // its layers (sequence parallelism, Korthikanti et al. 2022). Private to this
 // folder.
 //
-// Row matrices that all ranks need have P = n * tp rows, rank i's own part
-// being rows [i * n, (i + 1) * n): what is computed for the own part is written
-// there, and gather() fills in the rest. Without tensor parallelism n = N = P
-// and nothing moves.
+// Row matrices that all ranks need have P = n * tp rows. Rank i computes its
+// own part, rows [i * n, (i + 1) * n), in place, and gather() fills in the
+// rest. Without tensor parallelism n = N = P and nothing is sent.
 #pragma once
 
 #include "parallel/comm/comm.h"
@@ -22,8 +21,8 @@ class TensorGroup {
 
   // The own part of a matrix of P rows of `dim`.
   void* own(const Rows& rows, kernels::Dtype d, void* all) const;
-  // Completes a matrix whose own part is there. It must stay until the request
-  // is done; nullptr: it is already, or `all` is nullptr.
+  // Starts to complete a matrix whose own part is ready. It must stay until the
+  // request is done; nullptr when nothing is to be done or `all` is nullptr.
   comm::RequestPtr start_gather(const Rows& rows, kernels::Dtype d,
                                 void* all) const;
   void gather(const Rows& rows, kernels::Dtype d, void* all) const {
@@ -31,7 +30,7 @@ class TensorGroup {
     if (request != nullptr) request->wait();
   }
 
-  // A sum over ranks under way.
+  // A sum over ranks in progress.
   class Sum {
    public:
     Sum(float* result, comm::RequestPtr request)
@@ -47,9 +46,9 @@ class TensorGroup {
     float* result_;
     comm::RequestPtr request_;
   };
-  // Sums the ranks' `partial` (N rows written, room for P), giving each its own
-  // rows in `mine` (n rows), or in `partial` itself where nothing moves. Both
-  // must stay until wait().
+  // Sums the ranks' `partial` (N rows written, room for P). Each rank gets its
+  // own n rows in `mine`, or in `partial` itself without tensor parallelism.
+  // Both must stay until wait().
   Sum start_sum(const Rows& rows, float* partial, float* mine) const;
   float* sum(const Rows& rows, float* partial, float* mine) const {
     return start_sum(rows, partial, mine).wait();
