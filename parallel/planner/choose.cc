@@ -29,7 +29,7 @@ std::string offers(const DealRequest& q) {
   return join(parts);
 }
 
-// The slots that may be used of those offered.
+// The number of offered slots that may be used.
 int64_t usable(const DealRequest& q, int64_t offered) {
   return q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
 }
@@ -40,11 +40,11 @@ Status too_few(const DealRequest& q, int64_t offered, int64_t needed,
                                offered, offers(q), needed, why));
 }
 
-// What the ranks of a mesh of `world` find: the machines as if the ranks were
-// spread over the hosts as evenly as their slots are.
+// The hardware for each rank of a mesh of `world` ranks, spread over the hosts
+// as evenly as their slots are.
 struct Machines {
   Hardware hardware;
-  uint64_t memory_per_rank = 0;  // 0: not known
+  uint64_t memory_per_rank = 0;  // 0 if unknown
 };
 
 Machines machines(const DealRequest& q, int64_t world) {
@@ -140,9 +140,9 @@ void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
       }
 }
 
-// The best mesh of exactly that many ranks. Of equal estimates the first, which
-// has the lower tp, pp, cp, in this order. Memory, which takes long to
-// foretell, is looked at last.
+// The best mesh of exactly `world` ranks. Of equal estimates the first, which
+// has the lower tp, pp, cp, in this order. Memory is checked last because its
+// prediction takes longest.
 std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
                                         Status* refused) {
   std::vector<std::pair<double, geometry::Layout>> candidates;

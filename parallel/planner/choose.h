@@ -1,5 +1,5 @@
-// choose_layout: which mesh, of those that the job and its slots admit. The
-// part of deal_mesh() that a better planner would replace. Pure.
+// choose_layout: which of the meshes that the job and its slots admit. The part
+// of deal_mesh() that a better planner would replace. Pure.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Choice {
 };
 
 // `offered`: slots of all workers. REQUIRES: the request's numbers are in
-// range (deal_mesh() sees to it). Fails like deal_mesh().
+// range, which deal_mesh() checks. Fails like deal_mesh().
 Result<Choice> choose_layout(const DealRequest& request, int64_t offered);
 
 // "1 slot", "3 slots".

@@ -11,13 +11,13 @@ double as_double(int64_t n) { return static_cast<double>(n); }
 
 struct Work {
   double layers = 0;      // of a rank
-  double forward = 0;     // operations of a microbatch
-  double attention = 0;   // of them, attention of one layer
-  double recomputed = 0;  // operations done again in backward
-  double elements = 0;    // of weights the rank holds
+  double forward = 0;     // FLOPs of a microbatch
+  double attention = 0;   // of these, attention of one layer
+  double recomputed = 0;  // FLOPs repeated in backward
+  double elements = 0;    // of the rank's weights
 };
 
-// The heaviest rank's: as many layers as any has, and the head if that is more.
+// Of the heaviest rank: the most layers, or the head if that is more.
 Work heaviest(const JobShape& s, const geometry::Layout& l) {
   const double N = as_double(s.B) * as_double(s.T) / l.cp;
   const int64_t stages = int64_t{1} * l.pp * chunks_on(s, l);
@@ -55,7 +55,7 @@ StepEstimate estimate_step(const JobShape& s, const geometry::Layout& l,
           .bubble({.forward = pass, .backward = pass + again, .weight = pass});
   e.bubble_s = (l.pp - 1) * bubble / chunks_on(s, l);
 
-  const auto link = [&](int span) {  // ranks from one to the next but tp
+  const auto link = [&](int span) {  // distance in ranks
     return span > h.ranks_per_host ? h.network_bytes_per_s : h.host_bytes_per_s;
   };
   const double type = s.bf16 ? 2 : 4;

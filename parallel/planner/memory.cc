@@ -31,8 +31,8 @@ geometry::ChunkUse chunk_use(const JobShape& s, const ShardTable& shard, int c,
   return use;
 }
 
-// Messages held: three received ones (one read, two on their way), and a copy
-// of what is sent back.
+// Messages held: three received ones (one being read, two in transit), and a
+// copy of what is sent back.
 int64_t message_bytes(const JobShape& s, const Layout& l, const Coord& at,
                       uint64_t message, int64_t passes) {
   if (l.pp == 1) return 0;
@@ -44,7 +44,7 @@ int64_t message_bytes(const JobShape& s, const Layout& l, const Coord& at,
          static_cast<int64_t>(message);
 }
 
-// Elements of each unit, padded to whole shares.
+// Elements of all units, each padded to equal shares.
 int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
   int64_t sum = 0;
   for (const geometry::Unit& u : shard.units())
@@ -53,7 +53,7 @@ int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
   return sum;
 }
 
-// Of the rank's states in shared memory but its own: each segment holds two.
+// Replicas of other ranks' states in shared memory, each double-buffered.
 int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   const int64_t kept = replicas_kept(s, l);
   const bool own_too = kept > 0 && s.replicate_every > 1;
@@ -134,8 +134,8 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
 
 Memory predict_worst_memory(const JobShape& s, const Layout& l) {
   Memory worst;
-  // Of data- and context-parallel ranks the first has most of everything, and
-  // of tensor-parallel ones the first has most rows.
+  // Of data- and context-parallel ranks the first needs most, and of
+  // tensor-parallel ranks the first has most rows.
   for (int pp = 0; pp < l.pp; ++pp) {
     const Memory m = predict_memory(s, l, l.rank({.pp = pp}));
     if (m.total() > worst.total()) worst = m;
