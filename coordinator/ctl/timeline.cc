@@ -160,7 +160,7 @@ Result<double> replayed_share(const geometry::Schedule& schedule,
   for (const auto& [where, stages] : pipelines) {
     if (static_cast<int>(stages.size()) != schedule.pp) continue;
     ASSIGN_OR_RETURN(const geometry::PipeTiming replayed,
-                     geometry::simulate(schedule, [&](int rank, size_t n) {
+                     geometry::replay(schedule, [&](int rank, size_t n) {
                        const std::vector<double>& own = stages.at(rank).lengths;
                        // A rank with fewer microbatches skips the last ones.
                        return n < own.size() ? own[n] : 0;
@@ -329,7 +329,7 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
                    geometry::simulate(schedule, out.costs));
   out.scheduled = timing.bubble_share;
   ASSIGN_OR_RETURN(const geometry::PipeTiming uneven,
-                   geometry::simulate(schedule, [&](int rank, size_t n) {
+                   geometry::replay(schedule, [&](int rank, size_t n) {
                      const auto r = static_cast<size_t>(rank);
                      return length_of(costs[r], schedule.ranks[r][n].pass);
                    }));

@@ -44,7 +44,7 @@ Result<Layout> Layout::parse(std::string_view text) {
   while (true) {
     const size_t comma = rest.find(',');
     const std::string_view part = rest.substr(0, comma);
-    if (part.size() < 3) return fail(fmt::format("'{}' is no axis", part));
+    if (part.size() < 3) return fail(fmt::format("'{}' is not an axis", part));
     const std::string_view axis = part.substr(0, 2);
     int degree = 0;
     const auto [end, error] =
@@ -53,7 +53,7 @@ Result<Layout> Layout::parse(std::string_view text) {
         degree < 1 || degree > 65536)
       return fail(fmt::format("bad degree in '{}'", part));
     if (!seen.insert(axis).second)
-      return fail(fmt::format("axis '{}' twice", axis));
+      return fail(fmt::format("axis '{}' occurs twice", axis));
     if (axis == "dp") {
       layout.dp = degree;
     } else if (axis == "pp") {

@@ -1,7 +1,7 @@
 // ModelConfig: the family and the sizes of a model, as one plain value.
 //
 // Field names follow torchtitan's ModelArgs; the golden files and checkpoints
-// use the Hugging Face names given beside each.
+// use the Hugging Face names in the comments.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,7 @@ enum class TensorSplit {
   kColumns,  // dim 1: row-parallel linear (o, down)
 };
 
-// Where in the model a parameter stands.
+// The place of a parameter in the model.
 enum class Role {
   kEmbedding,
   kInputNorm,
@@ -45,7 +45,7 @@ enum class Role {
 
 struct ParamSpec {
   std::string name;
-  std::vector<int64_t> shape;  // whole, 1 or 2 dims
+  std::vector<int64_t> shape;  // unsharded, 1 or 2 dims
   Role role = Role::kEmbedding;
   int64_t layer = -1;  // 0..n_layers-1 for block parameters, else -1
   TensorSplit split = TensorSplit::kNone;
@@ -53,7 +53,7 @@ struct ParamSpec {
                            // (head_dim for q, k, v, o; else 1)
   Init init = Init::kNormal;
   double init_std = 0.02;
-  bool decay = true;  // weight decay: tensors of two dims only
+  bool decay = true;  // weight decay, only on tensors of two dims
   int64_t numel() const;
 };
 

@@ -21,8 +21,8 @@ void gpipe(Schedule& s) {
   }
 }
 
-// Warm-up forwards, then forward and backward in turn, then the backwards that
-// are left. With v chunks the k-th forward works on groups of pp microbatches,
+// Warm-up forwards, then forward and backward in turn, then the remaining
+// backwards. With v chunks the k-th forward works on groups of pp microbatches,
 // chunk by chunk; the k-th backward likewise with the chunks reversed.
 void one_f_one_b(Schedule& s) {
   const int total = s.num_microbatches * s.chunks;
@@ -49,10 +49,10 @@ void one_f_one_b(Schedule& s) {
   }
 }
 
-// ZB-H1: the order of 1F1B, with the weight gradients of rank r put off by r
-// microbatches. So the last ranks send input gradients up at once, and what
-// was put off fills their bubble at the end; each rank holds pp microbatches
-// at most, as the first rank of 1F1B does.
+// ZB-H1: the order of 1F1B, with the weight gradients of rank r delayed by r
+// microbatches. So the last ranks send input gradients up at once, and the
+// delayed gradients fill their bubble at the end; each rank holds at most pp
+// microbatches, as the first rank of 1F1B does.
 void zb_h1(Schedule& s) {
   one_f_one_b(s);
   for (int r = 0; r < s.pp; ++r) {
@@ -72,7 +72,7 @@ double full_bubble(const PassCosts& c) {
   return c.forward + c.backward + c.weight;
 }
 
-// The weight gradients that were put off fill the idle time at the end.
+// The delayed weight gradients fill the idle time at the end.
 double zb_h1_bubble(const PassCosts& c) {
   return c.forward + c.backward - c.weight;
 }
@@ -125,7 +125,7 @@ Status check_complete(const Schedule& s) {
   return ok_status();
 }
 
-// The state of a run on paper.
+// The state of a simulation.
 class Simulation {
  public:
   Simulation(const Schedule& s, const PassLength& length, double transfer)
@@ -142,8 +142,8 @@ class Simulation {
   }
 
   Result<PipeTiming> run() {
-    // Times follow from the lists' order and the inputs alone, so the order in
-    // which ranks are looked at does not matter.
+    // Times depend only on the lists' order and the inputs, so the order in
+    // which ranks are visited does not matter.
     for (bool moved = true; moved;) {
       moved = false;
       for (int r = 0; r < s_.pp; ++r)
@@ -154,7 +154,7 @@ class Simulation {
       const size_t at = next_[static_cast<size_t>(r)];
       if (at < ops.size())
         return invalid_argument(fmt::format(
-            "schedule: deadlock: rank {} waits for ever at {} (op {} of {})", r,
+            "schedule: deadlock: rank {} waits forever at {} (op {} of {})", r,
             op_name(s_, ops[at]), at, ops.size()));
     }
     double work = 0;
@@ -176,7 +176,7 @@ class Simulation {
     return done_[static_cast<size_t>(pass)]
                 [static_cast<size_t>(stage * s_.num_microbatches + microbatch)];
   }
-  // When the result of a pass on another stage is here; nullopt: not known.
+  // When the result of a pass on another stage arrives; nullopt if unknown.
   std::optional<double> arrival(Pass pass, int stage, int microbatch) {
     const double at = done(pass, stage, microbatch);
     if (at < 0) return std::nullopt;
@@ -306,7 +306,7 @@ Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {
         costs.transfer >= 0);
   const double backward =
       costs.backward + (schedule.split_backward ? 0 : costs.weight);
-  return simulate(
+  return replay(
       schedule,
       [&](int rank, size_t n) {
         switch (schedule.ranks[static_cast<size_t>(rank)][n].pass) {
@@ -322,8 +322,8 @@ Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {
       costs.transfer);
 }
 
-Result<PipeTiming> simulate(const Schedule& schedule, const PassLength& length,
-                            double transfer) {
+Result<PipeTiming> replay(const Schedule& schedule, const PassLength& length,
+                          double transfer) {
   RETURN_IF_ERROR(check_complete(schedule));
   return Simulation(schedule, length, transfer).run();
 }

@@ -1,11 +1,11 @@
 // Pipeline schedules as data: for each rank the list of passes it runs, in
 // order. Nothing here runs or communicates; an executor walks the list, and
-// simulate() tells beforehand whether the lists can finish, how long they take
-// and how much they hold.
+// simulate() predicts whether the lists can finish, how long they take and how
+// many activations they hold.
 //
-// A model chunk is a contiguous run of layers. With v chunks a rank, rank r
+// A model chunk is a contiguous run of layers. With v chunks per rank, rank r
 // holds the chunks of virtual stages r, r + pp, r + 2 pp, ... Forward of a
-// microbatch goes through virtual stages 0 .. pp * v - 1, backward returns.
+// microbatch visits virtual stages 0 .. pp * v - 1, backward the reverse.
 //
 // Sources: GPipe (Huang et al. 2019); 1F1B (PipeDream-Flush, Narayanan et al.
 // 2021); interleaved 1F1B (Narayanan et al., SC'21, section 2.2); ZB-H1 (Qi et
@@ -63,8 +63,8 @@ struct Schedule {
   ScheduleKind kind = ScheduleKind::k1F1B;
   int pp = 1;
   int num_microbatches = 1;
-  int chunks = 1;               // v, model chunks a rank
-  bool split_backward = false;  // kWeight ops are there
+  int chunks = 1;               // v, model chunks per rank
+  bool split_backward = false;  // the lists have kWeight ops
   std::vector<std::vector<PipeOp>> ranks;
 
   int num_stages() const { return pp * chunks; }  // virtual stages
@@ -117,15 +117,15 @@ struct PipeTiming {
   std::vector<int> peak_live;
 };
 
-// Runs the lists on paper: an op starts when its rank is free and its inputs
+// Simulates the lists: an op starts when its rank is free and its inputs
 // have arrived; sending takes no time of the sender. Fails, naming rank and op,
 // when the lists are not a schedule (an op missing, twice or out of range) or
 // cannot finish (deadlock).
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs);
 // The same where op number n of a rank takes length(rank, n).
 using PassLength = std::function<double(int rank, size_t n)>;
-Result<PipeTiming> simulate(const Schedule& schedule, const PassLength& length,
-                            double transfer = 0);
+Result<PipeTiming> replay(const Schedule& schedule, const PassLength& length,
+                          double transfer = 0);
 
 // --- layers to stages ------------------------------------------------------
 
@@ -135,11 +135,11 @@ struct LayerCosts {
   double head = 0;  // final norm, projection and loss
 };
 
-// Contiguous split of n_layers blocks over `stages` stages, each at least one
-// block, the first also bearing the embedding and the last the head: the
-// largest load is the least possible, then the loads are as even as can be.
-// Returns stages + 1 bounds: stage s has blocks [b[s], b[s + 1]).
-// Fails when there are fewer layers than stages.
+// Contiguous split of n_layers blocks over `stages` stages of at least one
+// block each. The first also has the embedding, the last the head. Minimises
+// the largest load, then makes the loads as even as possible. Returns stages +
+// 1 bounds: stage s has blocks [b[s], b[s + 1]). Fails when there are fewer
+// layers than stages.
 Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,
                                           const LayerCosts& costs = {});
 

@@ -106,7 +106,7 @@ TEST(Schedule, SimulationRefusesListsThatAreNoSchedule) {
   s = good;  // backward before its forward
   std::swap(s.ranks[1][0], s.ranks[1][1]);
   EXPECT_NE(simulate(s, {}).status().message().find(
-                "deadlock: rank 0 waits for ever at B0"),
+                "deadlock: rank 0 waits forever at B0"),
             std::string::npos);
 }
 
