@@ -6,7 +6,6 @@
 #include "parallel/geometry/mesh_check.h"
 #include "proto/base/check.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/llama/stage.h"
 
 namespace remesh::model {
 namespace {

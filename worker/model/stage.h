@@ -163,4 +163,10 @@ class Stage {
   virtual Memory memory() const = 0;
 };
 
+// The families of parallel/geometry/family.h, a folder each.
+// REQUIRES: Stage::create() has checked the options.
+Result<std::unique_ptr<Stage>> make_llama_stage(
+    const geometry::ShardTable& shard, const StageOptions& options,
+    kernels::Backend& backend);
+
 }  // namespace remesh::model

@@ -41,8 +41,7 @@ pb::Manifest example() {
   f->set_data_bytes(12329);
   f->set_block_bytes(1 << 18);
   f->set_xxh128(std::string(32, 'a'));
-  for (const pb::Slice& s :
-       whole_slices(ParamTable::make(store::tiny_model())))
+  for (const pb::Slice& s : whole_slices(ParamTable::make(store::tiny_model())))
     *f->add_slices() = s;
   return m;
 }

@@ -92,11 +92,11 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
   // No shared parameters, and shares enough for everybody: no state without
   // something of its own.
   const ParamTable table = ParamTable::make({.dim = 32,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 64,
-                                              .vocab_size = 64});
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 64,
+                                             .vocab_size = 64});
   int survived = 0;
   constexpr int kRounds = 1500;
   for (int round = 0; round < kRounds; ++round) {

@@ -128,11 +128,11 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
 
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
   const ParamTable table = ParamTable::make({.dim = 32,
-                                              .n_layers = 1,
-                                              .n_heads = 8,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 16,
-                                              .vocab_size = 16});
+                                             .n_layers = 1,
+                                             .n_heads = 8,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 16,
+                                             .vocab_size = 16});
   for (int tp = 0; tp < 8; ++tp) {
     const auto t =
         ShardTable::make(table, {.tp = 8}, {.tp = tp}, StageBounds{0, 1});
@@ -147,11 +147,11 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
 
 TEST(Zero, WhatIsAllowedIsSaid) {
   const ParamTable table = ParamTable::make({.dim = 8,
-                                              .n_layers = 1,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 8});
+                                             .n_layers = 1,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 8});
   const auto t = ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1});
   ASSERT_TRUE(t.ok());
   EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 4}, 6, 0).ok());

@@ -135,12 +135,12 @@ TEST(Sharding, WhetherAStateIsWholeIsDecidedByElements) {
 
 TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
   const ParamTable table = ParamTable::make({.dim = 8,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 16,
-                                              .tie_embeddings = true});
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 16,
+                                             .tie_embeddings = true});
   // Shares of 16 elements at least: the last ranks have none.
   const Sharding many{
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
@@ -156,11 +156,11 @@ TEST(Sharding, WhoHoldsNothingOfItsOwnIsNotMissed) {
 
 TEST(Sharding, ARankThatIsNotThereIsRefused) {
   const ParamTable table = ParamTable::make({.dim = 8,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 16});
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 16});
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
   EXPECT_TRUE(make_rank_shard(table, s, 1).ok());
   EXPECT_FALSE(make_rank_shard(table, s, 2).ok());

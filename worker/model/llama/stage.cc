@@ -1,4 +1,4 @@
-#include "worker/model/llama/stage.h"
+#include "worker/model/stage.h"
 
 #include <algorithm>
 #include <string>
