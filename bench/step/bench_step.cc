@@ -256,8 +256,8 @@ int run(const Options& o) {
     }
     report.gemm_rate = std::max(
         report.gemm_rate,
-        kernels::plain_product_rate(o.threads, d, o.batch * o.seq,
-                                    2 * config.hidden_dim, config.dim, 5));
+        kernels::plain_gemm_rate(o.threads, d, o.batch * o.seq,
+                                 2 * config.hidden_dim, config.dim, 5));
     report.bandwidth =
         std::max(report.bandwidth, kernels::memory_bandwidth(o.threads, 3));
     if (!o.peer.empty()) report.peer = std::max(report.peer, run_peer(o));

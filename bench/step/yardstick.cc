@@ -28,8 +28,8 @@ double seconds(const F& f) {
 
 }  // namespace
 
-double plain_product_rate(int threads, Dtype d, int64_t rows, int64_t out,
-                          int64_t in, int repeats) {
+double plain_gemm_rate(int threads, Dtype d, int64_t rows, int64_t out,
+                       int64_t in, int repeats) {
   const auto size = static_cast<int64_t>(dtype_size(d));
   const HostBlock x = block(rows * in * size);
   const HostBlock y = block(rows * out * size);

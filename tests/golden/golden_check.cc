@@ -50,7 +50,7 @@ struct Run {
       : first_grads(table), weights_after(table) {}
   std::mutex mutex;
   Status status;
-  model::Dtype products = model::Dtype::kFp32;  // type of the GEMMs
+  model::Dtype gemm_dtype = model::Dtype::kFp32;  // what the stage computed in
   engine::WholeVector first_grads, weights_after;
   std::vector<float> first_logits;
   std::vector<double> loss, grad_norm, lr;
@@ -89,7 +89,7 @@ engine::EngineOptions engine_options(const Golden& g, const Options& o,
           .schedule = geometry::parse_schedule(o.schedule).value(),
           .chunks = o.chunks,
           .recompute = *geometry::parse_recompute(o.recompute),
-          .dtype = backend.product_dtype(
+          .dtype = backend.gemm_dtype(
               o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
               g.config.dim),
           .num_microbatches = (g.sequences + each - 1) / each,
@@ -175,7 +175,7 @@ Status train_rank(const Golden& g, const Options& o,
   load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
-  if (reports) run.products = engine_options(g, o, *backend, each).dtype;
+  if (reports) run.gemm_dtype = engine_options(g, o, *backend, each).dtype;
   for (int64_t s = 0; s < g.steps; ++s) {
     const auto mbs =
         deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
@@ -352,10 +352,10 @@ int check(const Options& o) {
     fmt::print(stderr, "golden_check: {}\n", run.status.to_string());
     return 2;
   }
-  if (o.dtype == "bf16" && run.products == model::Dtype::kFp32)
+  if (o.dtype == "bf16" && run.gemm_dtype == model::Dtype::kFp32)
     fmt::print(
-        "products in fp32: at dimension {} bf16 would not pay (see "
-        "Backend::product_dtype)\n",
+        "GEMMs in fp32: at dimension {} bf16 would not pay (see "
+        "Backend::gemm_dtype)\n",
         golden->config.dim);
   const bool ok = compare(*golden, run, o);
   fmt::print("{}\n", ok ? "all within bounds" : "FAILED");

@@ -513,14 +513,14 @@ TEST(Backend, SumsDoNotDependOnThreads) {
 
 TEST(Backend, CpuTakesBf16OnlyWhereItPays) {
   const auto b = make_cpu_backend(1);
-  EXPECT_EQ(b->product_dtype(Dtype::kBf16, 48), Dtype::kFp32);
-  EXPECT_EQ(b->product_dtype(Dtype::kBf16, 128), Dtype::kBf16);
-  EXPECT_EQ(b->product_dtype(Dtype::kFp32, 128), Dtype::kFp32);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 48), Dtype::kFp32);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 128), Dtype::kBf16);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kFp32, 128), Dtype::kFp32);
 }
 
 // A row's result does not depend on the rows beside it, nor anything on the
 // number of threads.
-TEST(Backend, Bf16ProductsDependOnTheirOperandsAlone) {
+TEST(Backend, Bf16GemmsDependOnTheirOperandsAlone) {
   constexpr int64_t kRows = 200, kOut = 96, kIn = 700;
   Tensor master(Dtype::kFp32, kOut * kIn, 1);
   const Tensor x(Dtype::kBf16, kRows * kIn, 2);

@@ -35,7 +35,7 @@ void check_golden(const std::string& name, Dtype wanted, bool keep_dtype,
   SCOPED_TRACE(name + " " + backend.name() + " " + kernels::dtype_name(wanted));
   const GoldenFile g = read_golden("tests/golden/" + name + ".h5");
   const Dtype dtype =
-      keep_dtype ? wanted : backend.product_dtype(wanted, g.config.dim);
+      keep_dtype ? wanted : backend.gemm_dtype(wanted, g.config.dim);
   const auto table = geometry::ParamTable::make(g.config);
   const auto shard =
       geometry::ShardTable::make(table, {}, {}, {0, g.config.n_layers}).value();
@@ -78,10 +78,10 @@ constexpr Bounds kFp32 = {
     .loss = 1e-5, .logits = 1e-4, .gradient = 1e-4, .tensor = 1e-4};
 constexpr Bounds kBf16 = {
     .loss = 1e-3, .logits = 2e-2, .gradient = 2e-2, .tensor = 2e-2};
-// What products in bf16 can hold on models this small: rounding the weights
+// What bf16 GEMMs can hold on models this small: rounding the weights
 // alone, all else in float64, moves single tensors of odd_sizes by 2.2e-2;
 // PyTorch's autocast moves them by 2.7e-2.
-constexpr Bounds kBf16Products = {
+constexpr Bounds kBf16Gemms = {
     .loss = 1e-3, .logits = 2e-2, .gradient = 2e-2, .tensor = 2.6e-2};
 
 class Golden : public testing::TestWithParam<const char*> {};
@@ -95,18 +95,18 @@ TEST_P(Golden, CpuBf16) {
   if (!backend->supports_bf16()) GTEST_SKIP() << backend->description();
   check_golden(GetParam(), Dtype::kBf16, false, *backend, kBf16);
 }
-TEST_P(Golden, CpuBf16Products) {
+TEST_P(Golden, CpuBf16Gemms) {
   const auto backend = kernels::make_cpu_backend(2);
   if (!backend->supports_bf16()) GTEST_SKIP() << backend->description();
-  check_golden(GetParam(), Dtype::kBf16, true, *backend, kBf16Products);
+  check_golden(GetParam(), Dtype::kBf16, true, *backend, kBf16Gemms);
 }
 TEST_P(Golden, ReferenceFp32) {
   const auto backend = kernels::make_reference_backend();
   check_golden(GetParam(), Dtype::kFp32, false, *backend, kFp32);
 }
-TEST_P(Golden, ReferenceBf16Products) {
+TEST_P(Golden, ReferenceBf16Gemms) {
   const auto backend = kernels::make_reference_backend();
-  check_golden(GetParam(), Dtype::kBf16, true, *backend, kBf16Products);
+  check_golden(GetParam(), Dtype::kBf16, true, *backend, kBf16Gemms);
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, Golden,

@@ -1,10 +1,13 @@
 // Attention on AMX tiles, forward and backward; see amx_tiles.h.
 //
 // After FlashAttention (Dao et al. 2022), as simd_attention.h: a chunk of
-// kChunk keys' scores exists at a time. The tiles make the products so cheap
-// that the exponentials dominate, so products are arranged for few conversions
-// rather than for depth. Probabilities and score gradients are rounded to bf16
-// before they meet the second product.
+// kChunk keys' scores exists at a time. The tiles make the GEMMs so cheap that
+// the exponentials dominate, so GEMMs are arranged for few conversions rather
+// than for depth. Probabilities and score gradients are rounded to bf16 before
+// the second GEMM.
+//
+// Over 500 lines because forward and backward share the packing of keys, values
+// and scores, whose layouts are chosen together.
 #include "worker/kernels/cpu/amx_body.h"
 #include "worker/kernels/cpu/amx_tiles.h"
 #include "worker/kernels/cpu/simd_exp2.h"
@@ -44,7 +47,7 @@ REMESH_INLINE Sizes sizes_of(const AttentionTask& t) {
           .factor = 1.0F / __builtin_sqrtf(static_cast<float>(s.head_dim))};
 }
 
-// Deals out a task's scratch; without memory, counts what it would take.
+// Divides a task's scratch; without memory, counts what is needed.
 struct Bump {
   char* base;
   int64_t at = 0;  // bytes
@@ -56,9 +59,9 @@ struct Bump {
   }
 };
 
-REMESH_INLINE void product(const Bf16* a, const Bf16* b, int64_t steps,
-                           bool load, float* c) {
-  panel_product<false>(
+REMESH_INLINE void gemm(const Bf16* a, const Bf16* b, int64_t steps, bool load,
+                        float* c) {
+  panel_gemm<false>(
       {reinterpret_cast<const char*>(a), 64, kStepBytes, kTileBytes},
       reinterpret_cast<const char*>(b), steps, load, c, 32, [] {});
 }
@@ -85,8 +88,8 @@ REMESH_INLINE void pack_along(const Bf16* x, int64_t stride, int64_t rows,
                 dst + i / 32 * kBlock);
 }
 
-// The rows that the next task of this thread will most likely read, fetched
-// little by little: they lie too far apart for the hardware to see a pattern.
+// Prefetches, a little at a time, the rows that this thread's next task will
+// most likely read: they are too far apart for the hardware to find a pattern.
 class Upcoming {
  public:
   REMESH_INLINE_MEMBER explicit Upcoming(const AttentionTask& t) {
@@ -133,7 +136,7 @@ class Upcoming {
   int count_ = 0, at_ = 0;
 };
 
-// 32 columns of a row, or the `columns` that exist.
+// 32 columns of a row, or `columns` at its end.
 REMESH_INLINE void put_row(__m512i v, int64_t columns, Bf16* to) {
   if (columns >= 32 && reinterpret_cast<uintptr_t>(to) % 64 == 0)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
@@ -222,8 +225,8 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
     const int64_t panels = amx_panels(least(seen - k0, kChunk));
     for (int64_t p = 0; p < panels; ++p) {
       upcoming.fetch(kFetchRows);
-      product(f.q, f.kt + (k0 / 32 + p) * z.depth * kBlock, z.depth, false,
-              f.s + p * kBlock);
+      gemm(f.q, f.kt + (k0 / 32 + p) * z.depth * kBlock, z.depth, false,
+           f.s + p * kBlock);
     }
     for (int64_t i = 0; i < 32; ++i) {
       const int64_t valid =
@@ -243,8 +246,8 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
       }
     }
     for (int64_t h = 0; h < z.depth; ++h)
-      product(f.p, f.v + (h * z.keys + k0 / 32) * kBlock, panels, k0 > 0,
-              f.o + h * kBlock);
+      gemm(f.p, f.v + (h * z.keys + k0 / 32) * kBlock, panels, k0 > 0,
+           f.o + h * kBlock);
   }
 }
 
@@ -400,10 +403,10 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < keys_of(r); ++c) {
       upcoming.fetch(kFetchRows);
-      product(b.q + r * z.depth * kBlock, b.kt + (kp0 + c) * z.depth * kBlock,
-              z.depth, false, b.s_block + slot * kBlock);
-      product(b.go + r * z.depth * kBlock, b.vt + (kp0 + c) * z.depth * kBlock,
-              z.depth, false, b.dp_block + slot * kBlock);
+      gemm(b.q + r * z.depth * kBlock, b.kt + (kp0 + c) * z.depth * kBlock,
+           z.depth, false, b.s_block + slot * kBlock);
+      gemm(b.go + r * z.depth * kBlock, b.vt + (kp0 + c) * z.depth * kBlock,
+           z.depth, false, b.dp_block + slot * kBlock);
       finish();
       before_r = r;
       before_c = c;
@@ -412,9 +415,8 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
   finish();
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t h = 0; h < z.depth && keys_of(r) > 0; ++h)
-      product(b.ds + r * kChunkPanels * kBlock,
-              b.k + (h * z.keys + kp0) * kBlock, keys_of(r), true,
-              b.dq + (r * z.depth + h) * kBlock);
+      gemm(b.ds + r * kChunkPanels * kBlock, b.k + (h * z.keys + kp0) * kBlock,
+           keys_of(r), true, b.dq + (r * z.depth + h) * kBlock);
   for (int64_t c = 0; c < keys_of(rows - 1); ++c) {
     int64_t r = 0;  // the first panel of queries that sees this one of keys
     while (keys_of(r) <= c) ++r;
@@ -422,10 +424,8 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
     for (int64_t h = 0; h < z.depth; ++h) {
       const int64_t along = (h * kChunkPanels + r) * kBlock;
       const int64_t to = ((kp0 + c) * z.depth + h) * kBlock;
-      product(b.p_turned + turned, b.go_along + along, rows - r, true,
-              b.dv + to);
-      product(b.ds_turned + turned, b.q_along + along, rows - r, true,
-              b.dk + to);
+      gemm(b.p_turned + turned, b.go_along + along, rows - r, true, b.dv + to);
+      gemm(b.ds_turned + turned, b.q_along + along, rows - r, true, b.dk + to);
     }
   }
 }

@@ -30,7 +30,7 @@ class Tiles {
       config.bytes[i] = 64;
       config.rows[i] = 16;
     }
-    // The intrinsic tells the compiler of the first bytes only.
+    // The intrinsic declares only the first bytes to the compiler.
     __asm__ volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
@@ -188,13 +188,13 @@ struct Rows {
 };
 
 // 32 x 32 of C (ld floats between rows) over `steps` steps; `load`: added to
-// what stands there. kStream: rows are read past the first-level cache, which
+// the old contents. kStream: rows are read past the first-level cache, which
 // is the columns'. meanwhile(): other work, called once a step; the tiles leave
 // the vector units idle.
 template <bool kStream, typename F>
-REMESH_INLINE void panel_product(const Rows& a, const char* b, int64_t steps,
-                                 bool load, float* c, int64_t ld,
-                                 const F& meanwhile) {
+REMESH_INLINE void panel_gemm(const Rows& a, const char* b, int64_t steps,
+                              bool load, float* c, int64_t ld,
+                              const F& meanwhile) {
   const int64_t bytes = 4 * ld;
   if (load) {
     _tile_loadd(0, c, bytes);

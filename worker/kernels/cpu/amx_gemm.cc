@@ -7,12 +7,12 @@
 namespace remesh::kernels {
 namespace {
 
-// Steps up to which the depth is not cut, and of a block where it is: a panel
-// of so many columns stays in the first-level cache.
+// Steps up to which the depth is not split, and per block when it is: a panel
+// of this many columns stays in the first-level cache.
 constexpr int64_t kWholeSteps = 24;
 constexpr int64_t kBlockSteps = 16;
-// Panels of a block of C. Where the depth is cut, its sums (4 KB for 32 x 32)
-// stay in the second-level cache beside the operands.
+// Panels of a block of C. When the depth is split, its sums (4 KB for 32 x 32)
+// stay in the second-level cache with the operands.
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kSplitRows = 12;
 constexpr int64_t kSplitCols = 24;
@@ -23,7 +23,7 @@ constexpr int64_t kStreamBytes = 1 << 20;
 REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
                                      int64_t cols, Bf16* forward,
                                      Bf16* backward) {
-  // Past the caches: nobody reads them before the next step.
+  // Past the caches: they are not read before the next step.
   const auto put = [](Bf16* to, __m512i v) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to), v);
   };
@@ -50,19 +50,19 @@ REMESH_INLINE void pack_weight_block(const float* w, int64_t ld, int64_t rows,
   }
 }
 
-// How a product is cut. A block of C stays in the second-level cache while the
-// depth is walked in blocks of steps, of which a panel of columns stays in the
-// first.
+// How a GEMM is tiled. A block of C stays in the second-level cache while the
+// depth is traversed in blocks of steps, of which a panel of columns stays in
+// the first-level cache.
 struct Cut {
   int64_t rows, cols;  // panels of a block of C
   int64_t steps, block_steps;
-  bool direct;  // A is read where it lies
+  bool direct;  // A is read in place
   bool stream;  // C is written past the caches
   bool split() const { return block_steps < steps; }
   int64_t packed() const { return rows * block_steps * 1024; }
 };
 
-// n cut into equal parts of at most `most`.
+// n split into equal parts of at most `most`.
 REMESH_INLINE int64_t even(int64_t n, int64_t most) {
   const int64_t parts = (n + most - 1) / most;
   return (n + parts - 1) / parts;
@@ -73,9 +73,9 @@ REMESH_INLINE int64_t block_steps(int64_t steps) {
   return steps <= kWholeSteps ? steps : even(steps, kBlockSteps);
 }
 
-// Elements before a step of a panel in a packed second operand. What is read at
-// a time lies together: panels a large power of two apart would fall on few
-// sets of the caches.
+// Elements before a step of a panel in a packed second operand. Data read
+// together are stored together: panels a large power of two apart would map to
+// few sets of the caches.
 REMESH_INLINE int64_t packed_at(int64_t panels, int64_t steps, int64_t panel,
                                 int64_t step) {
   const int64_t each = block_steps(steps);
@@ -84,7 +84,7 @@ REMESH_INLINE int64_t packed_at(int64_t panels, int64_t steps, int64_t panel,
          1024;
 }
 
-REMESH_INLINE Cut cut_of(const AmxProduct& p) {
+REMESH_INLINE Cut cut_of(const AmxGemm& p) {
   Cut c;
   c.steps = amx_panels(p.k);
   c.block_steps = block_steps(c.steps);
@@ -94,7 +94,7 @@ REMESH_INLINE Cut cut_of(const AmxProduct& p) {
     c.cols = even(c.cols, kSplitCols);
     c.rows = kSplitRows;
   }
-  // Rows a large power of two apart would fall on few sets of the caches.
+  // Rows a large power of two apart would map to few sets of the caches.
   c.direct = !p.a_transposed && p.k % kAmxStep == 0 && p.k % 2048 != 0;
   c.stream = !p.add &&
              p.m * p.n * (p.out == Dtype::kFp32 ? 4 : 2) > kStreamBytes &&
@@ -102,10 +102,10 @@ REMESH_INLINE Cut cut_of(const AmxProduct& p) {
   return c;
 }
 
-// How a row of C takes its sums.
+// How a row of C receives its sums.
 enum class Put { kBf16, kBf16Stream, kFp32, kFp32Stream, kFp32Add };
 
-REMESH_INLINE Put put_of(const AmxProduct& p, const Cut& cut) {
+REMESH_INLINE Put put_of(const AmxGemm& p, const Cut& cut) {
   if (p.add) return Put::kFp32Add;
   if (p.out == Dtype::kFp32) return cut.stream ? Put::kFp32Stream : Put::kFp32;
   return cut.stream ? Put::kBf16Stream : Put::kBf16;
@@ -134,10 +134,10 @@ REMESH_INLINE void put_row(const float* sums, char* c) {
   }
 }
 
-// Memory that later steps will want, fetched into the second-level cache a few
-// lines a step: few can be on their way at a time, and the hardware sees no
-// pattern in short runs far apart. Each step fetches `lines` lines `apart`
-// bytes apart, and the next step's are `on` bytes on.
+// Prefetches memory of later steps into the second-level cache, a few lines per
+// step: only few can be in flight at a time, and the hardware finds no pattern
+// in short runs far apart. Each step fetches `lines` lines `apart` bytes apart,
+// and the next step continues `on` bytes further.
 struct Ahead {
   const char* at = nullptr;
   int64_t lines = 0, apart = 0, on = 0;
@@ -149,11 +149,11 @@ struct Ahead {
   }
 };
 
-// Rows of a finished block of sums on their way to C.
+// Rows of a finished block of sums that are being written to C.
 struct Finished {
   const float* sums = nullptr;
   char* c = nullptr;
-  int64_t rows = 0;  // still to go
+  int64_t rows = 0;  // remaining
 };
 
 // A block of C over a block of the depth.
@@ -163,13 +163,12 @@ struct Stage {
   bool empty() const { return n0 == n1; }
 };
 
-// Everything that is not a product is done beside one, and with few
-// instructions: a step of the tiles takes some 80 cycles, and whatever is
-// slower than that holds them up.
+// All other work overlaps with tile operations and uses few instructions: a
+// step of the tiles takes about 80 cycles, and slower work would stall them.
 template <Put kPut>
 class Multiplication {
  public:
-  Multiplication(const AmxProduct& p, void* scratch)
+  Multiplication(const AmxGemm& p, void* scratch)
       : p_(p),
         cut_(cut_of(p)),
         c_row_(p.n * kElement),
@@ -213,7 +212,7 @@ class Multiplication {
     return reinterpret_cast<const char*>(
         p_.b + packed_at(amx_panels(p_.n), cut_.steps, n, s0));
   }
-  // Where panel m of a stage is packed.
+  // The place where panel m of a stage is packed.
   REMESH_INLINE_MEMBER Bf16* packed(const Stage& t, int64_t m) const {
     return packed_ + (m - t.m0) * t.steps * 1024;
   }
@@ -276,7 +275,7 @@ class Multiplication {
         lines, 2 * p_.k, 64};
   }
 
-  // The rows of a stage that are not read where they lie.
+  // The rows of a stage that are not read in place.
   REMESH_INLINE_MEMBER void pack(const Stage& t) const {
     if (direct(t.m1 - 1)) return;
     for (int64_t s = 0; s < t.steps; ++s)
@@ -303,36 +302,33 @@ class Multiplication {
                                   Ahead b) {
     const bool last = t.s0 + t.steps == cut_.steps;
     const bool whole = whole_rows(m) && (n + 1) * 32 <= p_.n;
-    // All of it goes before these sums are stored, perhaps in its place.
+    // All of it is written before these sums are stored, perhaps in its place.
     Finished before = finished_;
     const int64_t pairs = t.steps >= 16 ? 1 : (16 + t.steps - 1) / t.steps;
     Ahead c;
     int64_t c_rows = 0;
-    // The sums that the next panel adds to; those of the last are followed by
-    // nothing.
+    // The sums to which the next panel adds; the last panel has no successor.
     const char* next_sums =
         t.s0 > 0 ? reinterpret_cast<const char*>(sums + 1024) : nullptr;
     if (!kStream && last && whole) {
       c = {c_at(m, n), kElement / 2, 64, c_row_};
       c_rows = 32;
     }
-    panel_product<true>(rows_of(t, m), columns, t.steps, t.s0 > 0, sums, 32,
-                        [&] {
-                          a.fetch();
-                          b.fetch();
-                          for (int64_t i = 0; i < pairs && before.rows > 0; ++i)
-                            put_two(before);
-                          for (int64_t i = 0; i < pairs && c_rows > 0; ++i) {
-                            c.fetch();
-                            c.fetch();
-                            c_rows -= 2;
-                          }
-                          if (next_sums != nullptr) {
-                            for (int64_t i = 0; i < 4; ++i)
-                              _mm_prefetch(next_sums + i * 64, _MM_HINT_T0);
-                            next_sums += 256;
-                          }
-                        });
+    panel_gemm<true>(rows_of(t, m), columns, t.steps, t.s0 > 0, sums, 32, [&] {
+      a.fetch();
+      b.fetch();
+      for (int64_t i = 0; i < pairs && before.rows > 0; ++i) put_two(before);
+      for (int64_t i = 0; i < pairs && c_rows > 0; ++i) {
+        c.fetch();
+        c.fetch();
+        c_rows -= 2;
+      }
+      if (next_sums != nullptr) {
+        for (int64_t i = 0; i < 4; ++i)
+          _mm_prefetch(next_sums + i * 64, _MM_HINT_T0);
+        next_sums += 256;
+      }
+    });
     finished_ = {};
     if (!last) return;
     if (whole)
@@ -352,7 +348,7 @@ class Multiplication {
     while (finished_.rows > 0) put_two(finished_);
   }
 
-  // A finished block of which only a part lies in C.
+  // A finished block of which only a part is in C.
   __attribute__((noinline)) void put_part(const float* sums, int64_t row,
                                           int64_t col) const {
     const int64_t rows = least(p_.m - row, 32);
@@ -378,7 +374,7 @@ class Multiplication {
     }
   }
 
-  const AmxProduct& p_;
+  const AmxGemm& p_;
   Cut cut_;
   const int64_t c_row_;  // bytes
   Bf16* packed_;
@@ -389,7 +385,7 @@ class Multiplication {
 };
 
 template <Put kPut>
-__attribute__((noinline)) void multiply(const AmxProduct& p, int64_t m0,
+__attribute__((noinline)) void multiply(const AmxGemm& p, int64_t m0,
                                         int64_t m1, int64_t n0, int64_t n1,
                                         void* scratch) {
   Multiplication<kPut>(p, scratch).run(m0, m1, n0, n1);
@@ -422,13 +418,13 @@ void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,
     }
 }
 
-int64_t amx_scratch(const AmxProduct& p) {
+int64_t amx_scratch(const AmxGemm& p) {
   const Cut cut = cut_of(p);
   return 2 * cut.packed() + 4096 * (cut.split() ? cut.rows * cut.cols : 2);
 }
 
-void amx_product(const AmxProduct& p, int64_t m0, int64_t m1, int64_t n0,
-                 int64_t n1, void* scratch) {
+void amx_gemm(const AmxGemm& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+              void* scratch) {
   const Tiles tiles;
   switch (put_of(p, cut_of(p))) {
     case Put::kBf16:

@@ -1,6 +1,6 @@
-// Matrix products of bf16 operands on AMX tiles (Intel, "Architecture
+// GEMMs with bf16 operands on AMX tiles (Intel, "Architecture
 // Instruction Set Extensions Programming Reference", ch. 3): the loops of one
-// thread. Private to this folder; amx_gemm.h deals work to threads.
+// thread. Private to this folder; linear.cc distributes work to threads.
 //
 // A tile register holds 16 rows of 64 bytes. One instruction adds the product
 // of a (16 rows, 32 deep) and a (32 deep, 16 columns) tile to a 16 x 16 fp32
@@ -46,7 +46,7 @@ void amx_pack_columns(const Bf16* x, int64_t depth, int64_t width, int64_t p0,
                       int64_t p1, Bf16* packed);
 
 // C (m, n) [+]= A (m, k) B (k, n); A and C dense, B packed.
-struct AmxProduct {
+struct AmxGemm {
   int64_t m = 0, n = 0, k = 0;
   const Bf16* a = nullptr;
   bool a_transposed = false;  // stored (k, m)
@@ -56,10 +56,10 @@ struct AmxProduct {
   bool add = false;  // REQUIRES: fp32 out
 };
 // Bytes of scratch a thread needs.
-int64_t amx_scratch(const AmxProduct& p);
+int64_t amx_scratch(const AmxGemm& p);
 // Panels [m0, m1) of rows and [n0, n1) of columns.
-void amx_product(const AmxProduct& p, int64_t m0, int64_t m1, int64_t n0,
-                 int64_t n1, void* scratch);
+void amx_gemm(const AmxGemm& p, int64_t m0, int64_t m1, int64_t n0, int64_t n1,
+              void* scratch);
 
 // Attention as SimdTyped<Bf16>'s functions of the same names, on tiles.
 int64_t amx_attention_scratch(const AttentionSegment& s);  // floats

@@ -51,7 +51,7 @@ class CpuBackend final : public Backend {
     return linear_.bf16() != Bf16Hardware::kNone;
   }
   int threads() const override { return threads_; }
-  Dtype product_dtype(Dtype wanted, int64_t dim) const override {
+  Dtype gemm_dtype(Dtype wanted, int64_t dim) const override {
     return dim < kBf16Dim ? Dtype::kFp32 : wanted;
   }
 
@@ -163,19 +163,9 @@ class CpuBackend final : public Backend {
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    // The task's lse is only read on the way back.
-    const AttentionTask task{.segment = whole(s),
-                             .dq_stride = s.stride,
-                             .dkv_stride = s.stride,
-                             .q = q,
-                             .k = k,
-                             .v = v,
-                             .out = out,
-                             .dout = dout,
-                             .dq = dq,
-                             .dk = dk,
-                             .dv = dv,
-                             .lse = const_cast<float*>(lse)};
+    const AttentionTask task = backward_task(
+        {.segment = whole(s), .dq_stride = s.stride, .dkv_stride = s.stride}, q,
+        k, v, out, lse, dout, dq, dk, dv);
     run_attention(d, task, amx_attention_backward,
                   [](auto& ops) { return ops.attention_backward; });
   }
@@ -197,18 +187,11 @@ class CpuBackend final : public Backend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    const AttentionTask task{.segment = s,
-                             .dq_stride = s.num_heads * s.head_dim,
-                             .dkv_stride = s.num_kv_heads * s.head_dim,
-                             .q = q,
-                             .k = k,
-                             .v = v,
-                             .out = out,
-                             .dout = dout,
-                             .dq = dq,
-                             .dk = dk,
-                             .dv = dv,
-                             .lse = const_cast<float*>(lse)};
+    const AttentionTask task =
+        backward_task({.segment = s,
+                       .dq_stride = s.num_heads * s.head_dim,
+                       .dkv_stride = s.num_kv_heads * s.head_dim},
+                      q, k, v, out, lse, dout, dq, dk, dv);
     run_attention(d, task, amx_attention_segment_backward,
                   [](auto& ops) { return ops.attention_segment_backward; });
   }
@@ -397,6 +380,22 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  static AttentionTask backward_task(AttentionTask task, const void* q,
+                                     const void* k, const void* v,
+                                     const void* out, const float* lse,
+                                     const void* dout, void* dq, void* dk,
+                                     void* dv) {
+    task.q = q;
+    task.k = k;
+    task.v = v;
+    task.out = out;
+    task.lse = const_cast<float*>(lse);  // only read in backward
+    task.dout = dout;
+    task.dq = dq;
+    task.dk = dk;
+    task.dv = dv;
+    return task;
+  }
   // Element i of an untyped array; nullptr stays nullptr.
   template <typename T>
   static const T* at(const void* p, int64_t i) {
@@ -414,10 +413,7 @@ class CpuBackend final : public Backend {
   // f(table of loops for the type, a value of the type).
   template <typename F>
   void typed(Dtype d, const F& f) const {
-    if (d == Dtype::kFp32)
-      f(&simd_.fp32, float{});
-    else
-      f(&simd_.bf16, Bf16{});
+    d == Dtype::kFp32 ? f(&simd_.fp32, float{}) : f(&simd_.bf16, Bf16{});
   }
 
   template <typename F>
@@ -425,7 +421,7 @@ class CpuBackend final : public Backend {
     parallel_ranges(threads_, n, grain, f);
   }
 
-  // Attention of whole sequences is one block of each with itself.
+  // Attention within complete sequences: one block of each with itself.
   static AttentionSegment whole(const AttentionShape& s) {
     return {.B = s.B,
             .Tq = s.T,
@@ -454,7 +450,7 @@ class CpuBackend final : public Backend {
           simd_.attention_scratch(s));
   }
 
-  // The forward's tasks are cut further where there are few: queries do not
+  // With few heads the forward's tasks are also split by queries, which do not
   // depend on each other.
   void attention_tasks(const AttentionTask& shared,
                        void (*run)(const AttentionTask&), int64_t floats) {
@@ -464,23 +460,23 @@ class CpuBackend final : public Backend {
     const int64_t heads = s.B * s.num_kv_heads;
     if (heads == 0 || s.Tq == 0) return;
     const bool forward = shared.o != nullptr;
-    const int64_t cuts =
+    const int64_t parts =
         forward ? std::clamp<int64_t>(ceil_div(4 * threads_, heads), 1,
                                       ceil_div(s.Tq, kQueries))
                 : 1;
-    const int64_t each_cut =
-        ceil_div(ceil_div(s.Tq, cuts), kQueries) * kQueries;
+    const int64_t queries =
+        ceil_div(ceil_div(s.Tq, parts), kQueries) * kQueries;
     // A multiple of a cache line, so that threads' scratch stays aligned.
     const int64_t each = ceil_div(floats, 16) * 16;
     float* scratch = workspace_.reserve(each * threads_);
-    parallel(heads * cuts, 1, [&](int64_t i0, int64_t i1, int thread) {
+    parallel(heads * parts, 1, [&](int64_t i0, int64_t i1, int thread) {
       AttentionTask task = shared;
       task.scratch = scratch + thread * each;
       for (int64_t i = i0; i < i1; ++i) {
-        task.b = i / cuts / s.num_kv_heads;
-        task.g = i / cuts % s.num_kv_heads;
-        task.i0 = std::min(i % cuts * each_cut, s.Tq);
-        task.i1 = cuts == 1 ? s.Tq : std::min(task.i0 + each_cut, s.Tq);
+        task.b = i / parts / s.num_kv_heads;
+        task.g = i / parts % s.num_kv_heads;
+        task.i0 = std::min(i % parts * queries, s.Tq);
+        task.i1 = parts == 1 ? s.Tq : std::min(task.i0 + queries, s.Tq);
         if (task.i0 < task.i1) run(task);
       }
     });

@@ -181,7 +181,7 @@ void CpuLinear::gemm(const GemmKey& key, const void* a, const void* b,
   gemm_.run(key, a, b, c);
 }
 
-void CpuLinear::amx(AmxProduct p, const Bf16* columns) {
+void CpuLinear::amx(AmxGemm p, const Bf16* columns) {
   const int64_t rows = amx_panels(p.m);
   const int64_t cols = amx_panels(p.n);
   if (p.m == 0 || p.k == 0) return;
@@ -195,13 +195,13 @@ void CpuLinear::amx(AmxProduct p, const Bf16* columns) {
   }
   const int64_t each = ceil_div(amx_scratch(p), 64) * 64;
   auto* scratch = static_cast<char*>(scratch_.reserve_bytes(each * threads_));
-  // Along the longer side: fewer panels would leave threads idle.
+  // Split the longer side: fewer panels would leave threads idle.
   const bool by_rows = rows >= cols || rows >= 8 * threads_;
   parallel_ranges(threads_, by_rows ? rows : cols, 1,
                   [&](int64_t i0, int64_t i1, int thread) {
-                    amx_product(p, by_rows ? i0 : 0, by_rows ? i1 : rows,
-                                by_rows ? 0 : i0, by_rows ? cols : i1,
-                                scratch + thread * each);
+                    amx_gemm(p, by_rows ? i0 : 0, by_rows ? i1 : rows,
+                             by_rows ? 0 : i0, by_rows ? cols : i1,
+                             scratch + thread * each);
                   });
 }
 

@@ -1,9 +1,9 @@
-// CpuLinear: the CPU backend's linear layers. bf16 products run on AMX tiles
-// where the host has them (amx_tiles.h), from weights packed once at each load;
-// everything else goes to oneDNN. Private to this folder; the contracts are
+// CpuLinear: the CPU backend's linear layers. bf16 GEMMs run on AMX tiles where
+// the host has them (amx_tiles.h), with weights packed once at each load;
+// everything else runs in oneDNN. Private to this folder; the contracts are
 // those of backend.h.
 //
-// fp32 weights are read where the master lies. Belongs to one thread at a time.
+// fp32 weights are read from the master. Belongs to one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace remesh::kernels {
 
-struct AmxProduct;
+struct AmxGemm;
 
 class CpuLinear {
  public:
@@ -35,7 +35,7 @@ class CpuLinear {
  private:
   void gemm(const GemmKey& key, const void* a, const void* b, void* c);
   // columns: packed first as the second operand, by all threads.
-  void amx(AmxProduct p, const Bf16* columns);
+  void amx(AmxGemm p, const Bf16* columns);
 
   int threads_;
   const SimdOps& simd_;

@@ -25,9 +25,9 @@ dnnl::memory::desc matrix(int64_t rows, int64_t cols, Dtype d,
       transposed ? dnnl::memory::format_tag::ba : dnnl::memory::format_tag::ab};
 }
 
-// A compiled product with its argument list, of which only the data pointers
+// A compiled GEMM with its argument list, of which only the data pointers
 // change from call to call.
-struct Product {
+struct CompiledGemm {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, scratch;
   std::unordered_map<int, dnnl::memory> arguments;
@@ -39,15 +39,15 @@ struct Product {
 struct OnednnGemm::Impl {
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
-  std::map<GemmKey, Product> products;
+  std::map<GemmKey, CompiledGemm> compiled;
   HostBlock scratch;
   size_t scratch_bytes = 0;
 
-  Product make(const GemmKey& key) const;
+  CompiledGemm make(const GemmKey& key) const;
   void reserve(size_t bytes);
 };
 
-Product OnednnGemm::Impl::make(const GemmKey& key) const {
+CompiledGemm OnednnGemm::Impl::make(const GemmKey& key) const {
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   if (key.add) {
@@ -60,7 +60,7 @@ Product OnednnGemm::Impl::make(const GemmKey& key) const {
                          matrix(key.k, key.n, key.in, key.b_transposed),
                          matrix(key.m, key.n, key.out, false)),
       attributes, engine);
-  Product p;
+  CompiledGemm p;
   p.primitive = dnnl::matmul(pd);
   p.a = dnnl::memory(pd.src_desc(), engine, nullptr);
   p.b = dnnl::memory(pd.weights_desc(), engine, nullptr);
@@ -78,7 +78,7 @@ void OnednnGemm::Impl::reserve(size_t bytes) {
   if (bytes <= scratch_bytes) return;
   scratch.reset();
   scratch.reset(host_allocate(bytes));
-  CHECK_MSG(scratch != nullptr, "no memory for a matrix product's scratchpad");
+  CHECK_MSG(scratch != nullptr, "no memory for a GEMM scratchpad");
   scratch_bytes = bytes;
 }
 
@@ -89,12 +89,12 @@ void OnednnGemm::run(const GemmKey& key, const void* a, const void* b,
                      void* c) {
   if (key.m == 0 || key.n == 0) return;
   try {
-    auto it = impl_->products.find(key);
-    if (it == impl_->products.end())
-      it = impl_->products.emplace(key, impl_->make(key)).first;
-    Product& p = it->second;
+    auto it = impl_->compiled.find(key);
+    if (it == impl_->compiled.end())
+      it = impl_->compiled.emplace(key, impl_->make(key)).first;
+    CompiledGemm& p = it->second;
     impl_->reserve(p.scratch_bytes);
-    // oneDNN takes all memory as mutable; it only writes C and the scratchpad.
+    // oneDNN takes all memory as mutable, but only writes C and the scratchpad.
     p.a.set_data_handle(const_cast<void*>(a));
     p.b.set_data_handle(const_cast<void*>(b));
     p.c.set_data_handle(c);
@@ -102,7 +102,7 @@ void OnednnGemm::run(const GemmKey& key, const void* a, const void* b,
     p.primitive.execute(impl_->stream, p.arguments);
     impl_->stream.wait();
   } catch (const dnnl::error& e) {
-    // Shapes and types are ours, so a refusal is our error.
+    // Shapes and types are our own, so a failure is a programmer error.
     CHECK_MSG(false, e.what());
   }
 }

@@ -1,8 +1,8 @@
-// Matrix products through oneDNN, one compiled primitive for each shape.
+// GEMMs by oneDNN, one compiled primitive for each shape.
 //
 // Private to this folder; <dnnl.hpp> stays in the .cc file. One OnednnGemm
-// belongs to one thread at a time. The number of worker threads is whatever
-// OpenMP would use for the caller (the backend sets it).
+// belongs to one thread at a time. It uses as many worker threads as OpenMP
+// would use for the caller (the backend sets it).
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ class OnednnGemm {
   std::unique_ptr<Impl> impl_;
 };
 
-// Whether oneDNN has bf16 products in hardware on this host (AVX512-BF16 or
-// AMX), and which.
+// Which hardware oneDNN has for bf16 GEMMs on this host (AVX512-BF16, AMX or
+// none).
 enum class Bf16Hardware { kNone, kAvx512, kAmx };
 Bf16Hardware bf16_hardware();
 

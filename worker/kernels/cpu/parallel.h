@@ -1,4 +1,4 @@
-// Ranges of work dealt to OpenMP threads. Private to this folder.
+// Splits ranges of work over OpenMP threads. Private to this folder.
 #pragma once
 
 #include <omp.h>
@@ -10,9 +10,9 @@ namespace remesh::kernels {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// f(first, last, thread) over [0, n) in contiguous ranges, one a thread, of at
-// least `grain` where possible. Which range an element is in must not change
-// its value.
+// f(first, last, thread) over [0, n) in contiguous ranges, one per thread, of
+// at least `grain` where possible. The range that an element is in must not
+// affect its value.
 template <typename F>
 void parallel_ranges(int threads, int64_t n, int64_t grain, const F& f) {
   const int64_t wanted = std::min<int64_t>(threads, ceil_div(n, grain));

@@ -1,8 +1,8 @@
 // SimdOps: the vectorised inner loops of the CPU backend, one table for each
 // instruction set. Private to this folder.
 //
-// Each function works on the rows or elements it is given, on the calling
-// thread; the backend deals ranges to threads. The loops are compiled several
+// Each function works on the given rows or elements, on the calling thread;
+// the backend distributes ranges to threads. The loops are compiled several
 // times from simd_body.h with different flags; select_simd() picks the best
 // table the host can run.
 #pragma once
@@ -86,7 +86,7 @@ struct SimdOps {
   void (*adamw)(const AdamWConstants& c, int64_t n, float* g, const float* p,
                 const float* m, const float* v, float* new_p, float* new_m,
                 float* new_v);
-  // Floats of scratch one attention task needs (the larger of both ways).
+  // Floats of scratch for one attention task (the larger of both directions).
   int64_t (*attention_scratch)(const AttentionSegment& s);
 };
 

@@ -2,8 +2,8 @@
 // simd_adamw_v4.h has it for AVX-512.
 //
 // The update is bound by memory, so results that go to other buffers are
-// written past the caches when the instruction set can: an ordinary store
-// would first read the line it is about to overwrite.
+// written with non-temporal stores where available: an ordinary store would
+// first read the line it is about to overwrite.
 #pragma once
 
 namespace remesh::kernels {

@@ -2,10 +2,10 @@
 // header.
 //
 // The update is bound by memory. Results that go to other buffers are written
-// past the caches in whole lines, wherever the buffers begin: an ordinary store
+// past the caches in full lines, wherever the buffers begin: an ordinary store
 // would first read the line it is about to overwrite. Every element is computed
-// by the same instructions, so neither where it stands nor where it goes
-// changes its bits.
+// by the same instructions, so its bits do not depend on where it is read or
+// written.
 #pragma once
 
 #include <immintrin.h>
@@ -16,9 +16,9 @@
 namespace remesh::kernels {
 namespace {
 
-// Elements by which the operands are fetched ahead, into the second-level
-// cache. The hardware does not look past the end of a 4 KB page, of which
-// shared memory consists.
+// Elements by which the operands are prefetched into the second-level cache.
+// The hardware prefetcher does not cross the 4 KB pages that shared memory
+// consists of.
 constexpr int64_t kAdamWAhead = 2048;
 
 struct AdamWVectors {
@@ -60,8 +60,8 @@ REMESH_INLINE int64_t into_line(const float* p) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(p) % 64 / 4);
 }
 
-// Vectors of 16 that follow each other from `to` on, moved so that each store
-// fills a line; what lies over goes with the next.
+// Consecutive vectors of 16 from `to` on, shifted so that each store fills a
+// line; the remainder is stored with the next vector.
 class LineWriter {
  public:
   explicit LineWriter(float* to)
@@ -101,7 +101,7 @@ class LineWriter {
   __m512 carry_ = _mm512_setzero_ps();
 };
 
-// The arrays of an update from some element on.
+// The arrays of an update, from one element on.
 struct AdamWArrays {
   float* g;
   const float *p, *m, *v;
@@ -154,7 +154,7 @@ void adamw_v4(const AdamWConstants& constants, int64_t n, float* g,
   const AdamWBroadcast c(constants);
   const bool clear = constants.clear_grad;
   AdamWArrays a = {g, p, m, v, np, nm, nv};
-  // To whole lines; all arrays mostly lie alike.
+  // Up to a full line; the arrays usually have the same alignment.
   int64_t head = (16 - into_line(np)) % 16;
   if (head > n) head = n;
   adamw_part(c, clear, a, head);

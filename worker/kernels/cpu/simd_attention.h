@@ -3,7 +3,7 @@
 //
 // After FlashAttention (Dao et al. 2022; backward as in its Algorithm 4): a
 // tile of kTile x kTile scores exists at a time; the forward keeps only the
-// log-sum-exp of each row, from which the backward computes scores again.
+// log-sum-exp of each row, from which the backward recomputes scores.
 // One task is one key/value head of one sequence with all query heads that
 // read it, so that dk and dv have one writer and one order.
 #pragma once
@@ -29,9 +29,9 @@ REMESH_INLINE void store_vec(float* p, Vec v) {
 
 // C (R rows, C vectors wide) += A B; A(i, k) = a[i * ars + k * acs].
 template <int R, int C>
-REMESH_INLINE void product_block(int64_t depth, const float* a, int64_t ars,
-                                 int64_t acs, const float* b, int64_t ldb,
-                                 float* c, int64_t ldc) {
+REMESH_INLINE void gemm_block(int64_t depth, const float* a, int64_t ars,
+                              int64_t acs, const float* b, int64_t ldb,
+                              float* c, int64_t ldc) {
   Vec acc[R][C];
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < C; ++j) acc[i][j] = load_vec(c + i * ldc + j * kLanes);
@@ -48,30 +48,30 @@ REMESH_INLINE void product_block(int64_t depth, const float* a, int64_t ars,
 }
 
 template <int C>
-REMESH_INLINE void product_columns(int64_t rows, int64_t depth, const float* a,
-                                   int64_t ars, int64_t acs, const float* b,
-                                   int64_t ldb, float* c, int64_t ldc) {
+REMESH_INLINE void gemm_columns(int64_t rows, int64_t depth, const float* a,
+                                int64_t ars, int64_t acs, const float* b,
+                                int64_t ldb, float* c, int64_t ldc) {
   constexpr int kRows = 4;
   int64_t i = 0;
   for (; i + kRows <= rows; i += kRows)
-    product_block<kRows, C>(depth, a + i * ars, ars, acs, b, ldb, c + i * ldc,
-                            ldc);
+    gemm_block<kRows, C>(depth, a + i * ars, ars, acs, b, ldb, c + i * ldc,
+                         ldc);
   for (; i < rows; ++i)
-    product_block<1, C>(depth, a + i * ars, ars, acs, b, ldb, c + i * ldc, ldc);
+    gemm_block<1, C>(depth, a + i * ars, ars, acs, b, ldb, c + i * ldc, ldc);
 }
 
 // C (rows, cols) += A (rows, depth) B (depth, cols); cols % kLanes == 0.
-__attribute__((noinline)) void product_add(int64_t rows, int64_t cols,
-                                           int64_t depth, const float* a,
-                                           int64_t ars, int64_t acs,
-                                           const float* b, int64_t ldb,
-                                           float* c, int64_t ldc) {
+__attribute__((noinline)) void gemm_add(int64_t rows, int64_t cols,
+                                        int64_t depth, const float* a,
+                                        int64_t ars, int64_t acs,
+                                        const float* b, int64_t ldb, float* c,
+                                        int64_t ldc) {
   constexpr int kWide = REMESH_LANES == 16 ? 4 : 2;  // registers: 32 or 16
   int64_t j = 0;
   for (; j + kWide * kLanes <= cols; j += kWide * kLanes)
-    product_columns<kWide>(rows, depth, a, ars, acs, b + j, ldb, c + j, ldc);
+    gemm_columns<kWide>(rows, depth, a, ars, acs, b + j, ldb, c + j, ldc);
   for (; j < cols; j += kLanes)
-    product_columns<1>(rows, depth, a, ars, acs, b + j, ldb, c + j, ldc);
+    gemm_columns<1>(rows, depth, a, ars, acs, b + j, ldb, c + j, ldc);
 }
 
 REMESH_INLINE void fill_zero(float* p, int64_t n) {
@@ -141,22 +141,22 @@ REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
   return keep;
 }
 
-// Of a tile of keys from k0 on: how many query i sees, which may be none.
+// How many keys of a tile from k0 on query i sees; may be none.
 REMESH_INLINE int64_t valid_columns(const AttentionSegment& s, int64_t i,
                                     int64_t k0) {
   const int64_t n = visible_keys(s, i) - k0;
   return n < 0 ? 0 : (n < kTile ? n : kTile);
 }
 
-// The backward's need, which is the larger: k, v, both transposed, dk, dv;
-// tiles of q, of the output's gradient and dq; two score tiles; delta.
+// For backward, which needs more: k, v, both transposed, dk, dv; tiles of q, of
+// the output's gradient and dq; two score tiles; delta.
 int64_t attention_scratch(const AttentionSegment& s) {
   const int64_t width = round_up(s.head_dim, kLanes);
   const int64_t keys = round_up(s.Tk, kTile);
   return 6 * keys * width + 3 * kTile * width + 2 * kTile * kTile + 2 * kTile;
 }
 
-// Where the parts of a task lie, for its sequence and key/value head.
+// The parts of a task for its sequence and key/value head.
 struct Geometry {
   int64_t width, keys, group, out_row, kv;
   float factor;
@@ -213,7 +213,7 @@ void attention(const AttentionTask& t) {
       }
       for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
         fill_zero(p, n * kTile);
-        product_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
+        gemm_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
         for (int64_t i = 0; i < n; ++i) {
           const int64_t valid = valid_columns(s, i0 + i, k0);
           if (valid == 0) {
@@ -226,7 +226,7 @@ void attention(const AttentionTask& t) {
 #pragma omp simd
           for (int64_t j = 0; j < w; ++j) o[i * w + j] *= keep;
         }
-        product_add(n, w, kTile, p, kTile, 1, v + k0 * w, w, o, w);
+        gemm_add(n, w, kTile, p, kTile, 1, v + k0 * w, w, o, w);
       }
       const int64_t at = geo.out(t, h) + i0 * geo.out_row;
       for (int64_t i = 0; i < n; ++i) {
@@ -323,14 +323,14 @@ void attention_backward(const AttentionTask& t) {
       for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
         fill_zero(p, n * kTile);
         fill_zero(ds, n * kTile);
-        product_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
-        product_add(n, kTile, w, go, w, 1, vt + k0 * w, kTile, ds, kTile);
+        gemm_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
+        gemm_add(n, kTile, w, go, w, 1, vt + k0 * w, kTile, ds, kTile);
         for (int64_t i = 0; i < n; ++i)
           score_gradient_row(valid_columns(s, i0 + i, k0), lse[i0 + i],
                              delta[i], p + i * kTile, ds + i * kTile);
-        product_add(kTile, w, n, p, 1, kTile, go, w, dv + k0 * w, w);
-        product_add(kTile, w, n, ds, 1, kTile, q, w, dk + k0 * w, w);
-        product_add(n, w, kTile, ds, kTile, 1, k + k0 * w, w, dq, w);
+        gemm_add(kTile, w, n, p, 1, kTile, go, w, dv + k0 * w, w);
+        gemm_add(kTile, w, n, ds, 1, kTile, q, w, dk + k0 * w, w);
+        gemm_add(n, w, kTile, ds, kTile, 1, k + k0 * w, w, dq, w);
       }
       put_gradient<T, kAdd>(dq, w, n, s.head_dim, geo.factor, t.dq,
                             dq0 + i0 * t.dq_stride, t.dq_stride);

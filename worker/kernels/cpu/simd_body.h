@@ -50,7 +50,7 @@ void rmsnorm_backward(const float* dy, const float* x, const float* rstd,
   for (int64_t j = 0; j < dim; ++j) dw[j] = 0;
   for (int64_t i = 0; i < rows; ++i, dy += dim, x += dim, dx += dim) {
     const float r = rstd[i];
-    // The row after this one, which the hardware would begin late.
+    // Prefetch the next row, which the hardware would start late.
     for (int64_t j = 0; j < dim; j += 16) {
       __builtin_prefetch(dy + dim + j);
       __builtin_prefetch(x + dim + j);

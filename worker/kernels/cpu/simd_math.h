@@ -54,7 +54,7 @@ REMESH_INLINE float fast_exp(float v) {
 
 // --- attention ---
 
-// How many keys of a block query i sees, which may be none.
+// How many keys of a block query i sees; may be none.
 REMESH_INLINE int64_t visible_keys(const AttentionSegment& s, int64_t i) {
   const int64_t n = s.q0 + i - s.k0 + 1;
   return n < 0 ? 0 : (n < s.Tk ? n : s.Tk);
@@ -67,7 +67,7 @@ REMESH_INLINE void merge_row(int64_t hd, bool first, const float* o, float sum,
   const float before = first ? -__builtin_inff() : *out_lse;
   const bool none = sum == 0.0F;
   const float most = none || before > lse ? before : lse;
-  // exp(-inf) is 0; nothing seen so far or here has no weight.
+  // exp(-inf) is 0: a part in which no key was seen has no weight.
   const float old_weight =
       before == -__builtin_inff() ? 0.0F : fast_exp(before - most);
   const float weight = none ? 0.0F : fast_exp(lse - most);
@@ -80,7 +80,7 @@ REMESH_INLINE void merge_row(int64_t hd, bool first, const float* o, float sum,
   const float a = old_weight / all;
   const float b = none ? 0.0F : weight / all / sum;
   if (a == 0.0F) {
-    // What stood there may be anything.
+    // The old contents are undefined.
 #pragma omp simd
     for (int64_t j = 0; j < hd; ++j) out[j] = b * o[j];
   } else {

@@ -23,8 +23,8 @@ bool amx_available() {
   if (!__builtin_cpu_supports("amx-tile") ||
       !__builtin_cpu_supports("amx-bf16") || &select_simd() != &simd_v4_bf16())
     return false;
-  // Linux grants the large tile registers to processes that ask, for all their
-  // threads (Documentation/arch/x86/xstate.rst).
+  // Linux grants the large tile registers on request, for all threads of the
+  // process (Documentation/arch/x86/xstate.rst).
   constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;
   return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;

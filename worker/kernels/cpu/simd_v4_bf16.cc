@@ -1,6 +1,6 @@
 // The loops over bf16 for hosts with AVX512-BF16; the rest is simd_v4's. A
-// bf16 is the upper half of an fp32, so a register of 32 of them is worked on
-// as its even and its odd elements, which costs one operation each. As in
+// bf16 is the upper half of an fp32, so a register of 32 of them is processed
+// as its even and its odd elements, at one operation each. As in
 // simd_body.h no library templates are used.
 #include <immintrin.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kLog2e = 1.44269504088896341F;
 
-// 32 elements; those that do not exist are `rest`.
+// 32 elements; missing ones are `rest`.
 struct Pair {
   __m512 even, odd;
 };
@@ -38,8 +38,8 @@ REMESH_INLINE __m512i rounded(Pair x) {
 REMESH_INLINE void store(Bf16* p, __mmask32 mask, Pair x) {
   _mm512_mask_storeu_epi16(p, mask, rounded(x));
 }
-// The same past the caches where the line is whole: an ordinary store reads
-// what it overwrites. The caller fences.
+// The same past the caches for full lines: an ordinary store reads what it
+// overwrites. The caller fences.
 REMESH_INLINE void stream(Bf16* p, __mmask32 mask, Pair x) {
   if (mask == ~0U && reinterpret_cast<uintptr_t>(p) % 64 == 0)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(p), rounded(x));
@@ -69,7 +69,7 @@ REMESH_INLINE __m512 exp_above(__m512 x, __m512 zero) {
   return exp2_512(_mm512_mul_ps(_mm512_sub_ps(x, zero), broadcast(kLog2e)));
 }
 
-// The row after this one, which the hardware would begin late.
+// Prefetches the next row, which the hardware would start late.
 template <typename T>
 REMESH_INLINE void fetch(const T* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);

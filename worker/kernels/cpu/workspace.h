@@ -1,5 +1,5 @@
-// Workspace: memory that grows to the largest size asked for and is then
-// reused. Private to this folder.
+// Workspace: memory that grows to the largest requested size and is reused.
+// Private to this folder.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The naive twin of every operation: plain loops over formulas, double
 // accumulation, one thread. It defines what the other backends must compute,
-// and is allowed to be slow.
+// and may be slow. Over 500 lines because it is the complete definition.
 #include "worker/kernels/backend.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class ReferenceBackend final : public Backend {
   bool supports_bf16() const override { return true; }
   int threads() const override { return 1; }
   // Speed is nothing here.
-  Dtype product_dtype(Dtype wanted, int64_t) const override { return wanted; }
+  Dtype gemm_dtype(Dtype wanted, int64_t) const override { return wanted; }
 
   void* allocate(size_t bytes) override { return host_allocate(bytes); }
   void release(void* p) override { host_release(p); }
