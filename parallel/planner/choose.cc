@@ -95,7 +95,7 @@ Status fits(const DealRequest& q, const geometry::Layout& l) {
       static_cast<double>(have) / kMiB));
 }
 
-Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_preferred(const DealRequest& q, int64_t offered) {
   const int64_t slots = usable(q, offered);
   int64_t least = std::numeric_limits<int64_t>::max();
   Status refused = ok_status();
@@ -104,7 +104,7 @@ Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
     if (s.ok()) s = fits(q, l);
-    if (s.ok()) return Choice{l, "the mesh asked for"};
+    if (s.ok()) return LayoutChoice{l, "the mesh asked for"};
     if (refused.ok()) refused = s;
   }
   if (!refused.ok()) return refused;
@@ -226,7 +226,7 @@ Status check_degrees(const DealRequest& q, int64_t unit) {
                           .cp = given(q.degrees.cp)});
 }
 
-Result<Choice> choose_by_degrees(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_by_degrees(const DealRequest& q, int64_t offered) {
   const auto given = [](int degree) { return std::max(degree, 1); };
   const int64_t unit = int64_t{1} * given(q.degrees.tp) * given(q.degrees.pp) *
                        given(q.degrees.cp);
@@ -239,7 +239,7 @@ Result<Choice> choose_by_degrees(const DealRequest& q, int64_t offered) {
   Status refused = ok_status();
   for (int64_t world = slots / unit * unit; world >= needed; world -= unit)
     if (const auto best = best_of(q, world, &refused))
-      return Choice{*best, limit_of(q, offered, *best, unit)};
+      return LayoutChoice{*best, limit_of(q, offered, *best, unit)};
   if (refused.code() == Code::kExhausted) return refused;  // memory
   if (slots >= needed)
     return exhausted(fmt::format(
@@ -259,7 +259,7 @@ std::string count(int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
-Result<Choice> choose_layout(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_layout(const DealRequest& q, int64_t offered) {
   return q.layouts.empty() ? choose_by_degrees(q, offered)
                            : choose_preferred(q, offered);
 }

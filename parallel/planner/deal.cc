@@ -192,7 +192,7 @@ Result<Deal> deal_mesh(const DealRequest& request) {
   RETURN_IF_ERROR(check_request(request));
   int64_t offered = 0;
   for (const WorkerSlots& w : request.workers) offered += w.slots;
-  ASSIGN_OR_RETURN(const Choice choice, choose_layout(request, offered));
+  ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request, offered));
   Deal deal;
   deal.layout = choice.layout;
   deal.ranks = Seating(request, choice.layout).run(request.previous);
