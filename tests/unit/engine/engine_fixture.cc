@@ -61,8 +61,8 @@ struct Collected {
   Outcome outcome;
 };
 
-// Two buffers. What is not the state is NaN, so that reading it shows; and the
-// state may not change while the next one is made.
+// Two buffers. The one that is not the state is NaN, so that reading it shows,
+// and the state must not change while the next one is written.
 class TwoBuffers final : public StateStore {
  public:
   Status reserve(const geometry::Sharding&, int64_t elements) override {
@@ -203,7 +203,7 @@ Difference largest_difference(const geometry::ModelConfig& model,
       difference += d * d;
       size += static_cast<double>(want[at]) * want[at];
     }
-    // A gradient that cancels out is rounding alone.
+    // A gradient that cancels out consists of rounding errors only.
     const double value = std::sqrt(difference) /
                          std::max(std::sqrt(size), 1e-4 * std::sqrt(whole));
     if (!(value <= worst.value)) worst = {value, table[i].name};

@@ -1,4 +1,4 @@
-// Property tests of the engine: whatever the mesh, one training.
+// Property tests of the engine: training is the same on any mesh.
 //
 // REMESH_ENGINE_CASES=N: that many random cases instead of the sample;
 // REMESH_ENGINE_SEED=S: beginning with this seed;
@@ -68,8 +68,8 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   }
 }
 
-// What may not change a bit: ZeRO stage, schedule, chunks and recomputation,
-// and, unless an embedding is tied over two stages, pp.
+// Changes no bit: ZeRO stage, schedule, chunks and recomputation, and, unless
+// an embedding is tied over two stages, pp.
 TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
   const uint64_t n = env("REMESH_ENGINE_CASES", 12) / 4;
   const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
@@ -149,7 +149,7 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
          .layout = {.dp = 2, .pp = 2},
          .options = {.zero = {.stage = 3}, .num_microbatches = 4, .max_seq = 8},
          .lr = std::numeric_limits<double>::quiet_NaN()};
-  // The first update makes every weight NaN; the second step finds out.
+  // The first update makes every weight NaN; the second step detects it.
   const Outcome o = run_case(c);
   ASSERT_FALSE(o.status.ok());
   EXPECT_NE(o.status.message().find("step 2: loss nan"), std::string::npos)

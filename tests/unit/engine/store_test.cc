@@ -1,5 +1,4 @@
-// The stores of weights and gradients by themselves, with passes made up by the
-// test.
+// The stores of weights and gradients alone, with passes simulated by the test.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -149,7 +148,7 @@ TEST(Units, SharesAreWholeAndPadded) {
   }
 }
 
-// Ranges cut anywhere, also inside a parameter, update as the whole does.
+// Arbitrary ranges, even within a parameter, update like the full vector.
 TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
   const auto table = tiny_table();
   const ShardTable shard = whole_shard(table);

@@ -1,6 +1,6 @@
-// A small random model, and ways to run it through stages: in one piece, cut
+// A small random model, and ways to run it through stages: in one piece, split
 // into pipeline stages in one thread, or split over ranks that are threads.
-// What the tests of this folder share.
+// Shared by the tests of this folder.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +70,7 @@ void for_each_part(const geometry::ShardTable& shard, const F& f) {
   }
 }
 
-// What of the model a rank has.
+// The part of the model that a rank has.
 inline std::vector<float> shard_of(const std::vector<float>& whole,
                                    const geometry::ShardTable& shard) {
   std::vector<float> out(static_cast<size_t>(shard.num_elements()));
@@ -132,15 +132,15 @@ struct RankModel {
 
 struct Passed {
   std::vector<double> loss;  // by microbatch
-  std::vector<float> grads;  // of the whole model
+  std::vector<float> grads;  // of the complete model
 };
 
 struct Pipeline {
   int pp = 1;
   int chunks = 1;
   int microbatches = 1;  // all in flight at once, one slot each
-  // Sizes of a microbatch; 0: the largest there may be. Where they are given,
-  // microbatches of the largest size come first and are forgotten.
+  // Sizes of a microbatch; 0: the largest. When given, microbatches of the
+  // largest size run first and are discarded.
   int64_t B = 0, T = 0;
 };
 

@@ -229,7 +229,7 @@ TEST_P(StageTest, ShorterMicrobatchFitsALargerStage) {
 }
 
 // Loads units when they are needed, into memory that is poisoned as soon as
-// they are released, and checks every promise made to hooks.
+// they are released, and checks the contract of UnitHooks.
 class StrictHooks final : public UnitHooks {
  public:
   StrictHooks(const Model& m, const geometry::ShardTable& shard)
@@ -324,7 +324,7 @@ TEST_P(StageTest, SharedWeightMemoryIsSmaller) {
     o.block_buffers = buffers;
     bytes[i++] = (*Stage::create(shard, o, *cpu_))->memory().weights;
   }
-  if (GetParam() == Dtype::kFp32) {  // read where they lie
+  if (GetParam() == Dtype::kFp32) {  // read in place
     EXPECT_EQ(bytes[0], 0U);
   } else {
     EXPECT_LT(bytes[1], bytes[0]);

@@ -1,5 +1,5 @@
-// What the planner foretells of a rank's memory against what an engine of that
-// mesh holds: ranks are threads.
+// The planner's prediction of a rank's memory against what an engine of that
+// mesh holds; ranks are threads.
 #include "parallel/planner/memory.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using geometry::Layout;
 using geometry::ScheduleKind;
 using Rng = std::mt19937_64;
 
-// What is allowed of the whole and of a category, and what is of no matter.
+// Allowed error of the total and of a category, and a negligible amount.
 constexpr double kTotal = 0.02, kPart = 0.05;
 constexpr uint64_t kSmall = 16 << 10;
 
@@ -73,7 +73,7 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
       .max_seq = s.T};
 }
 
-// Makes one step on every rank and gives what each holds then.
+// Makes one step on every rank and returns what each holds afterwards.
 std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
   const auto table = geometry::ParamTable::make(s.model);
   auto comms = comm::make_local_comms(l.world());
