@@ -149,7 +149,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
     kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
   ASSIGN_OR_RETURN(
       const auto e,
-      testing::make_engine(
+      engine::make_engine(
           table, *mesh,
           {.zero = {.stage = o.zero},
            .schedule = schedule,
@@ -161,7 +161,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
            .max_seq = o.seq,
            .optimizer = {.max_norm = 1}},
           *backend, {}, kept ? &kept->home() : nullptr));
-  testing::initialise(*e, *backend, 1);
+  engine::initialise(*e, *backend, 1);
   e->state_loaded();
   if (kept) RETURN_IF_ERROR(kept->replicate(*e, world));
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,

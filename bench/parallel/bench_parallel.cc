@@ -106,15 +106,15 @@ class Runner {
         .max_batch = o.batch,
         .max_seq = o.seq,
         .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
-    ASSIGN_OR_RETURN(r->engine_, testing::make_engine(table, *r->mesh_, e,
-                                                      *r->backend_, {}));
+    ASSIGN_OR_RETURN(
+        r->engine_, engine::make_engine(table, *r->mesh_, e, *r->backend_, {}));
     r->reset();
     r->make_data(o, table.config().vocab_size);
     return r;
   }
 
   void reset() {
-    testing::initialise(*engine_, *backend_, 1);
+    engine::initialise(*engine_, *backend_, 1);
     engine_->state_loaded();
   }
 

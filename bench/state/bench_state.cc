@@ -119,16 +119,16 @@ class Trial {
         table_.config().vocab_size);
     ASSIGN_OR_RETURN(
         engine_,
-        testing::make_engine(table_, *mesh_,
-                             {.zero = {.stage = o_.zero},
-                              .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
-                                                          : model::Dtype::kFp32,
-                              .num_microbatches = microbatches(),
-                              .max_batch = o_.batch,
-                              .max_seq = o_.seq,
-                              .optimizer = {.max_norm = 1}},
-                             *backend_, {}, &state_));
-    testing::initialise(*engine_, *backend_, 1);
+        engine::make_engine(table_, *mesh_,
+                            {.zero = {.stage = o_.zero},
+                             .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
+                                                         : model::Dtype::kFp32,
+                             .num_microbatches = microbatches(),
+                             .max_batch = o_.batch,
+                             .max_seq = o_.seq,
+                             .optimizer = {.max_norm = 1}},
+                            *backend_, {}, &state_));
+    engine::initialise(*engine_, *backend_, 1);
     engine_->state_loaded();
     return kept_.replicate(*engine_, world_);
   }

@@ -112,7 +112,7 @@ class Trainer {
       std::exit(3);
     }
     stage_ = std::move(made).value();
-    testing::load_weights(*stage_, shard_, now().p.span());
+    model::load_weights(*stage_, shard_, now().p.span());
   }
 
   // Runs one step on random tokens; returns its seconds and sets phases().
@@ -122,7 +122,7 @@ class Trainer {
     backend_.reset();
     phases_.clear();
     const int64_t start = monotonic_ns();
-    testing::ResidentHooks hooks(shard_, grads_.span());
+    model::ResidentHooks hooks(shard_, grads_.span());
     phase("forward", [&] {
       loss_ = stage_->forward(
           0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr,
@@ -137,7 +137,7 @@ class Trainer {
     });
     phase("adamw", [&] { update(number, std::min(1.0, 1.0 / (norm + 1e-6))); });
     phase("load",
-          [&] { testing::load_weights(*stage_, shard_, now().p.span()); });
+          [&] { model::load_weights(*stage_, shard_, now().p.span()); });
     loss_ /= tokens;
     return seconds_since(start);
   }

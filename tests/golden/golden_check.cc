@@ -170,8 +170,8 @@ Status train_rank(const Golden& g, const Options& o,
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(comm, layout));
   ASSIGN_OR_RETURN(
       const auto engine,
-      testing::make_engine(table, *mesh, engine_options(g, o, *backend, each),
-                           *backend, {}));
+      engine::make_engine(table, *mesh, engine_options(g, o, *backend, each),
+                          *backend, {}));
   load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;

@@ -5,24 +5,24 @@
 
 #include "worker/engine/engine.h"
 
-namespace remesh::testing {
+namespace remesh::engine {
 
 // Prepares and connects. Collective.
-inline Result<std::unique_ptr<engine::Engine>> make_engine(
+inline Result<std::unique_ptr<Engine>> make_engine(
     const geometry::ParamTable& table, comm::Mesh& mesh,
-    const engine::EngineOptions& options, kernels::Backend& backend,
-    engine::Progress progress = {}, engine::StateStore* state = nullptr) {
-  ASSIGN_OR_RETURN(auto engine, engine::Engine::prepare(
-                                    table, mesh.layout(), mesh.world().rank(),
-                                    options, backend, progress, state));
+    const EngineOptions& options, kernels::Backend& backend,
+    Progress progress = {}, StateStore* state = nullptr) {
+  ASSIGN_OR_RETURN(auto engine,
+                   Engine::prepare(table, mesh.layout(), mesh.world().rank(),
+                                   options, backend, progress, state));
   RETURN_IF_ERROR(engine->connect(mesh));
   return engine;
 }
 
 // Initial weights (ShardTable::initial_values), no moments, step 0.
-inline void initialise(engine::Engine& engine, kernels::Backend& backend,
+inline void initialise(Engine& engine, kernels::Backend& backend,
                        uint64_t seed) {
-  const engine::StateView to = engine.begin_state();
+  const StateView to = engine.begin_state();
   for (size_t u = 0; u < engine.shard().units().size(); ++u) {
     const geometry::FlatRange r = engine.zero().update_range(u);
     engine.shard().initial_values(
@@ -35,4 +35,4 @@ inline void initialise(engine::Engine& engine, kernels::Backend& backend,
   engine.commit_state(0);
 }
 
-}  // namespace remesh::testing
+}  // namespace remesh::engine

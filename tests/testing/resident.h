@@ -9,10 +9,10 @@
 #include "proto/base/check.h"
 #include "worker/model/stage.h"
 
-namespace remesh::testing {
+namespace remesh::model {
 
 // on_ready may be empty.
-class ResidentHooks final : public model::UnitHooks {
+class ResidentHooks final : public UnitHooks {
  public:
   ResidentHooks(const geometry::ShardTable& shard, std::span<float> grads,
                 std::function<void(int)> on_ready = {})
@@ -35,7 +35,7 @@ class ResidentHooks final : public model::UnitHooks {
 };
 
 // Loads all units of a chunk from the rank's flat vector.
-inline void load_weights(model::Stage& stage, const geometry::ShardTable& shard,
+inline void load_weights(Stage& stage, const geometry::ShardTable& shard,
                          std::span<const float> master, int chunk = 0) {
   CHECK(static_cast<int64_t>(master.size()) == shard.num_elements());
   for (size_t u = 0; u < shard.units().size(); ++u) {
@@ -47,4 +47,4 @@ inline void load_weights(model::Stage& stage, const geometry::ShardTable& shard,
   }
 }
 
-}  // namespace remesh::testing
+}  // namespace remesh::model

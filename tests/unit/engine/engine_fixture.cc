@@ -104,10 +104,10 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, c.layout));
   TwoBuffers store;
   ASSIGN_OR_RETURN(const auto engine,
-                   testing::make_engine(table, *mesh, c.options, *backend, {},
-                                        c.out_of_place ? &store : nullptr));
+                   engine::make_engine(table, *mesh, c.options, *backend, {},
+                                       c.out_of_place ? &store : nullptr));
   if (c.out_of_place) CHECK(engine->sharding().layout == c.layout);
-  testing::initialise(*engine, *backend, c.seed);
+  engine::initialise(*engine, *backend, c.seed);
   engine->state_loaded();
   const auto& shard = engine->shard();
   for (int s = 0; s < c.steps; ++s) {

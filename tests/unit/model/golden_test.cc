@@ -43,11 +43,11 @@ void check_golden(const std::string& name, Dtype wanted, bool keep_dtype,
       shard, {.dtype = dtype, .max_batch = g.B, .max_seq = g.T}, backend);
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   Stage& stage = **made;
-  testing::load_weights(stage, shard, g.weights);
+  model::load_weights(stage, shard, g.weights);
   const MicroBatch mb{g.tokens_BT.data(), g.targets_BT.data(), g.B, g.T};
   const auto tokens = static_cast<double>(g.B * g.T);
   std::vector<float> grads(g.weights.size());
-  testing::ResidentHooks hooks(shard, grads);
+  model::ResidentHooks hooks(shard, grads);
   const double loss = stage.forward(0, mb, nullptr, hooks) / tokens;
   EXPECT_NEAR(loss, g.loss, bounds.loss * g.loss);
   std::vector<float> logits(g.logits_row0.size());

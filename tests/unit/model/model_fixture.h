@@ -120,13 +120,13 @@ struct RankModel {
       auto made = Stage::create(shard, o, backend);
       CHECK_MSG(made.ok(), made.status().to_string().c_str());
       stages.push_back(std::move(made).value());
-      testing::load_weights(*stages.back(), shard, weights, o.chunk);
+      model::load_weights(*stages.back(), shard, weights, o.chunk);
     }
   }
 
   geometry::ShardTable shard;
   std::vector<float> weights, grads;
-  testing::ResidentHooks hooks;
+  model::ResidentHooks hooks;
   std::vector<std::unique_ptr<Stage>> stages;  // by chunk
 };
 

@@ -84,10 +84,10 @@ std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
       const auto backend = kernels::make_cpu_backend(1);
       auto mesh = comm::Mesh::make(*comms[static_cast<size_t>(r)], l);
       ASSERT_TRUE(mesh.ok());
-      auto engine = testing::make_engine(table, **mesh, options_of(s, l),
-                                         *backend, engine::Progress());
+      auto engine = engine::make_engine(table, **mesh, options_of(s, l),
+                                        *backend, engine::Progress());
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      testing::initialise(**engine, *backend, 1);
+      engine::initialise(**engine, *backend, 1);
       (*engine)->state_loaded();
       const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
       const std::vector<model::MicroBatch> mine(
