@@ -26,7 +26,7 @@ mpi\.h parallel/comm/mpi_comm\.cc
 hdf5\.h checkpoint/store/[a-z0-9_]*\.cc
 zmq proto/wire/[a-z_]*\.cc
 pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
-dnnl worker/kernels/onednn_[a-z_]*\.cc
+dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 sqlite3\.h coordinator/server/journal\.cc
 toml[+][+] proto/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc

@@ -75,9 +75,7 @@ MIN_COPY = 8
 
 # Pairs of files that may share blocks, and why.
 STATED_COPIES = {
-    ("parallel/comm/local_comm.cc", "parallel/comm/mpi_comm.cc"):
-        "both declare the member functions of Comm",
-    ("worker/kernels/cpu_backend.cc", "worker/kernels/reference.cc"):
+    ("worker/kernels/cpu/backend.cc", "worker/kernels/reference/backend.cc"):
         "the reference shares no code with what it judges",
 }
 

@@ -94,10 +94,10 @@ geometry::ParamTable table_of(int64_t mib) {
                           .vocab_size = 8192,
                           .tie_embeddings = true};
   const int64_t wanted = mib * (1 << 20) / 12;
-  const int64_t one = geometry::ParamTable::llama(c).num_elements();
+  const int64_t one = geometry::ParamTable::make(c).num_elements();
   const int64_t layer = one - c.vocab_size * c.dim - c.dim;
   c.n_layers = std::max<int64_t>(1, 1 + (wanted - one) / layer);
-  return geometry::ParamTable::llama(c);
+  return geometry::ParamTable::make(c);
 }
 
 struct Cost {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "bench/median.h"
-#include "parallel/comm/local_comm.h"
 #include "proto/base/clock.h"
+#include "tests/testing/local_comm.h"
 #include "worker/kernels/backend.h"
 #include "worker/train/checkpointer.h"
 

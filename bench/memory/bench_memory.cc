@@ -31,6 +31,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/planner/memory.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::bench {
@@ -38,7 +39,6 @@ namespace {
 
 using engine::Engine;
 using geometry::Layout;
-using model::Recompute;
 
 struct Options {
   std::string size = "15m";
@@ -68,18 +68,6 @@ double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 uint64_t total(const board::Memory& m) {
   return m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
-}
-
-planner::Recompute planned(const std::string& r) {
-  return r == "full"        ? planner::Recompute::kFull
-         : r == "selective" ? planner::Recompute::kSelective
-                            : planner::Recompute::kNone;
-}
-
-Recompute run_as(const std::string& r) {
-  return r == "full"        ? Recompute::kFull
-         : r == "selective" ? Recompute::kSelective
-                            : Recompute::kNone;
 }
 
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
@@ -150,7 +138,7 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   ASSIGN_OR_RETURN(const Layout layout, Layout::parse(o.layout));
   ASSIGN_OR_RETURN(const auto schedule, geometry::parse_schedule(o.schedule));
-  const auto table = geometry::ParamTable::llama(models().at(o.size));
+  const auto table = geometry::ParamTable::make(models().at(o.size));
   const auto backend = kernels::make_cpu_backend(1);
   const bool bf16 = o.dtype == "bf16";
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, layout));
@@ -161,34 +149,36 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
     kept.emplace(table, layout, world.rank(), o.microbatches * o.batch, o.seq);
   ASSIGN_OR_RETURN(
       const auto e,
-      Engine::create(table, *mesh,
-                     {.zero = {.stage = o.zero},
-                      .schedule = schedule,
-                      .chunks = o.chunks,
-                      .recompute = run_as(o.recompute),
-                      .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
-                      .num_microbatches = o.microbatches,
-                      .max_batch = o.batch,
-                      .max_seq = o.seq,
-                      .optimizer = {.max_norm = 1}},
-                     *backend, {}, kept ? &kept->home() : nullptr));
-  e->initialise(1);
+      engine::make_engine(
+          table, *mesh,
+          {.zero = {.stage = o.zero},
+           .schedule = schedule,
+           .chunks = o.chunks,
+           .recompute = *geometry::parse_recompute(o.recompute),
+           .dtype = bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
+           .num_microbatches = o.microbatches,
+           .max_batch = o.batch,
+           .max_seq = o.seq,
+           .optimizer = {.max_norm = 1}},
+          *backend, {}, kept ? &kept->home() : nullptr));
+  engine::initialise(*e, *backend, 1);
   e->state_loaded();
   if (kept) RETURN_IF_ERROR(kept->replicate(*e, world));
   RETURN_IF_ERROR(steps(o, layout, *e, mesh->coord().dp,
                         table.config().vocab_size, kept ? &*kept : nullptr));
   const double peak = (status_kib("VmHWM") - before_kib) / 1024;
-  const planner::JobShape shape{.model = table.config(),
-                                .T = o.seq,
-                                .B = o.batch,
-                                .microbatches = o.microbatches,
-                                .bf16 = e->dtype() == model::Dtype::kBf16,
-                                .zero_stage = o.zero,
-                                .schedule = schedule,
-                                .chunks = o.chunks,
-                                .recompute = planned(o.recompute),
-                                .keep_state = o.keep_state,
-                                .replicas = o.keep_state ? 1 : 0};
+  const planner::JobShape shape{
+      .model = table.config(),
+      .T = o.seq,
+      .B = o.batch,
+      .microbatches = o.microbatches,
+      .bf16 = bf16,
+      .zero_stage = o.zero,
+      .schedule = schedule,
+      .chunks = o.chunks,
+      .recompute = *geometry::parse_recompute(o.recompute),
+      .keep_state = o.keep_state,
+      .replicas = o.keep_state ? 1 : 0};
   const planner::Memory want =
       planner::predict_memory(shape, layout, world.rank());
   board::Memory held = e->memory();

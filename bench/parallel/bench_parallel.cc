@@ -22,11 +22,13 @@
 
 #include "bench/median.h"
 #include "bench/models.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
+#include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::bench {
@@ -104,15 +106,15 @@ class Runner {
         .max_batch = o.batch,
         .max_seq = o.seq,
         .optimizer = {.weight_decay = 0.1, .max_norm = 1}};
-    ASSIGN_OR_RETURN(r->engine_,
-                     Engine::create(table, *r->mesh_, e, *r->backend_, {}));
+    ASSIGN_OR_RETURN(
+        r->engine_, engine::make_engine(table, *r->mesh_, e, *r->backend_, {}));
     r->reset();
     r->make_data(o, table.config().vocab_size);
     return r;
   }
 
   void reset() {
-    engine_->initialise(1);
+    engine::initialise(*engine_, *backend_, 1);
     engine_->state_loaded();
   }
 
@@ -153,25 +155,22 @@ class Runner {
 double predicted(const Configuration& c, const Options& o,
                  const geometry::ModelConfig& m) {
   if (c.layout.pp == 1) return 1;
-  const auto plan = engine::plan_step(c.schedule, c.layout.pp, c.chunks,
-                                      o.microbatches, c.layout.dp);
+  const auto schedule = geometry::step_schedule(
+      c.schedule, c.layout.pp, c.chunks, o.microbatches, c.layout.dp);
   const int stages = c.layout.pp * c.chunks;
   const auto bounds = geometry::stage_bounds(m, stages, o.seq);
-  if (!plan.ok() || !bounds.ok()) return 0;
-  const auto d = static_cast<double>(m.dim);
-  const double block = d * (2 * d + 2 * static_cast<double>(m.kv_dim())) +
-                       3 * d * static_cast<double>(m.hidden_dim) +
-                       static_cast<double>(o.seq) * d;
+  if (!schedule.ok() || !bounds.ok()) return 0;
+  const geometry::ModelWork work = geometry::work_per_token(m, o.seq);
   std::vector<double> load(static_cast<size_t>(c.layout.pp), 0);
   for (int s = 0; s < stages; ++s)
     load[static_cast<size_t>(s % c.layout.pp)] +=
         static_cast<double>((*bounds)[static_cast<size_t>(s) + 1] -
                             (*bounds)[static_cast<size_t>(s)]) *
-            block +
-        (s + 1 == stages ? d * static_cast<double>(m.vocab_size) : 0);
+            (work.block + work.attention) +
+        (s + 1 == stages ? work.head : 0);
   const double sum = std::accumulate(load.begin(), load.end(), 0.0);
   const double most = *std::max_element(load.begin(), load.end());
-  const auto timing = geometry::simulate(plan->schedule, {});
+  const auto timing = geometry::simulate(*schedule, {});
   return sum / c.layout.pp / most / (1 + timing->bubble_overhead);
 }
 
@@ -257,7 +256,7 @@ Status measure(const Options& o, const Configuration& c, comm::Comm& world,
 
 int run(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
-  const auto table = geometry::ParamTable::llama(models().at(o.size));
+  const auto table = geometry::ParamTable::make(models().at(o.size));
   std::unique_ptr<Runner> reference;
   auto self = comm::make_local_comms(1);
   if (world.rank() == 0) {

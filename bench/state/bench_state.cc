@@ -30,6 +30,7 @@
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
 
 namespace remesh::bench {
 namespace {
@@ -106,7 +107,7 @@ class Trial {
   Trial(const Options& o, const Layout& layout, comm::Comm& world)
       : o_(o),
         world_(world),
-        table_(geometry::ParamTable::llama(models().at(o.size))),
+        table_(geometry::ParamTable::make(models().at(o.size))),
         backend_(kernels::make_cpu_backend(1)),
         kept_(table_, layout, world.rank(), o.global_batch, o.seq),
         state_(*backend_, kept_.home()) {}
@@ -120,16 +121,16 @@ class Trial {
         table_.config().vocab_size);
     ASSIGN_OR_RETURN(
         engine_,
-        Engine::create(table_, *mesh_,
-                       {.zero = {.stage = o_.zero},
-                        .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
-                                                    : model::Dtype::kFp32,
-                        .num_microbatches = microbatches(),
-                        .max_batch = o_.batch,
-                        .max_seq = o_.seq,
-                        .optimizer = {.max_norm = 1}},
-                       *backend_, {}, &state_));
-    engine_->initialise(1);
+        engine::make_engine(table_, *mesh_,
+                            {.zero = {.stage = o_.zero},
+                             .dtype = o_.dtype == "bf16" ? model::Dtype::kBf16
+                                                         : model::Dtype::kFp32,
+                             .num_microbatches = microbatches(),
+                             .max_batch = o_.batch,
+                             .max_seq = o_.seq,
+                             .optimizer = {.max_norm = 1}},
+                            *backend_, {}, &state_));
+    engine::initialise(*engine_, *backend_, 1);
     engine_->state_loaded();
     return kept_.replicate(*engine_, world_);
   }

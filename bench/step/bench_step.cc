@@ -18,11 +18,12 @@
 #include "bench/models.h"
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
-#include "parallel/geometry/param_table.h"
+#include "bench/step/yardstick.h"
+#include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "tests/testing/resident.h"
 #include "worker/kernels/backend.h"
-#include "worker/kernels/yardstick.h"
 #include "worker/model/stage.h"
 
 namespace remesh::bench {
@@ -87,7 +88,7 @@ class Trainer {
   Trainer(const ModelConfig& config, const Options& o,
           ProfilingBackend& backend)
       : o_(o),
-        table_(ParamTable::llama(config)),
+        table_(ParamTable::make(config)),
         shard_(geometry::ShardTable::make(table_, {}, {}, {0, config.n_layers})
                    .value()),
         backend_(backend),
@@ -111,7 +112,7 @@ class Trainer {
       std::exit(3);
     }
     stage_ = std::move(made).value();
-    stage_->load_weights(now().p.span());
+    model::load_weights(*stage_, shard_, now().p.span());
   }
 
   // Runs one step on random tokens; returns its seconds and sets phases().
@@ -135,7 +136,8 @@ class Trainer {
           backend_.sum_of_squares(table_.num_elements(), grads_.data()));
     });
     phase("adamw", [&] { update(number, std::min(1.0, 1.0 / (norm + 1e-6))); });
-    phase("load", [&] { stage_->load_weights(now().p.span()); });
+    phase("load",
+          [&] { model::load_weights(*stage_, shard_, now().p.span()); });
     loss_ /= tokens;
     return seconds_since(start);
   }
@@ -205,14 +207,6 @@ class Trainer {
   double loss_ = 0;
 };
 
-// 6 per weight used in a GEMM, and half of full attention, which is causal.
-double flops_per_token(const ParamTable& table, int64_t seq) {
-  const ModelConfig& c = table.config();
-  const auto body =
-      static_cast<double>(table.num_elements() - c.vocab_size * c.dim);
-  return 6 * body + 6 * static_cast<double>(c.n_layers * c.dim * seq);
-}
-
 // tokens/s of the peer program, or 0 if it failed.
 double run_peer(const Options& o) {
   const std::string command = fmt::format(
@@ -240,15 +234,16 @@ int run(const Options& o) {
   const auto profiler = make_profiling_backend(*backend);
   Trainer trainer(config, o, *profiler);
   const auto tokens = static_cast<double>(o.batch * o.seq);
-  Report report{.size = o.size,
-                .dtype = o.dtype,
-                .backend = backend->description(),
-                .batch = o.batch,
-                .seq = o.seq,
-                .threads = o.threads,
-                .parameters = trainer.table().num_elements(),
-                .tokens = tokens,
-                .flops = tokens * flops_per_token(trainer.table(), o.seq)};
+  Report report{
+      .size = o.size,
+      .dtype = o.dtype,
+      .backend = backend->description(),
+      .batch = o.batch,
+      .seq = o.seq,
+      .threads = o.threads,
+      .parameters = trainer.table().num_elements(),
+      .tokens = tokens,
+      .flops = tokens * geometry::flops_per_token(trainer.table(), o.seq)};
   int64_t number = 0;
   for (int round = 0; round < o.rounds; ++round) {
     // The very first step compiles GEMMs and touches memory.
@@ -261,8 +256,8 @@ int run(const Options& o) {
     }
     report.gemm_rate = std::max(
         report.gemm_rate,
-        kernels::plain_product_rate(o.threads, d, o.batch * o.seq,
-                                    2 * config.hidden_dim, config.dim, 5));
+        kernels::plain_gemm_rate(o.threads, d, o.batch * o.seq,
+                                 2 * config.hidden_dim, config.dim, 5));
     report.bandwidth =
         std::max(report.bandwidth, kernels::memory_bandwidth(o.threads, 3));
     if (!o.peer.empty()) report.peer = std::max(report.peer, run_peer(o));

@@ -26,8 +26,8 @@ class Profiler final : public ProfilingBackend {
   const char* description() const override { return b_.description(); }
   bool supports_bf16() const override { return b_.supports_bf16(); }
   int threads() const override { return b_.threads(); }
-  Dtype product_dtype(Dtype wanted, int64_t dim) const override {
-    return b_.product_dtype(wanted, dim);
+  Dtype gemm_dtype(Dtype wanted, int64_t dim) const override {
+    return b_.gemm_dtype(wanted, dim);
   }
   void* allocate(size_t bytes) override { return b_.allocate(bytes); }
   void release(void* p) override { b_.release(p); }
@@ -48,22 +48,22 @@ class Profiler final : public ProfilingBackend {
     timed("load_weight", load_cost(w), [&] { b_.load_weight(w, master); });
   }
   void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    timed("gemm_forward", product_cost(w, rows, w.dtype()),
+    timed("gemm_forward", gemm_cost(w, rows, w.dtype()),
           [&] { b_.linear(w, x, rows, y); });
   }
   void linear_fp32(const Weight& w, const void* x, int64_t rows,
                    float* y) override {
-    timed("gemm_forward", product_cost(w, rows, Dtype::kFp32),
+    timed("gemm_forward", gemm_cost(w, rows, Dtype::kFp32),
           [&] { b_.linear_fp32(w, x, rows, y); });
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
                              void* dx) override {
-    timed("gemm_input", product_cost(w, rows, w.dtype()),
+    timed("gemm_input", gemm_cost(w, rows, w.dtype()),
           [&] { b_.linear_backward_input(w, dy, rows, dx); });
   }
   void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
                                   bool add, float* dx) override {
-    timed("gemm_input", product_cost(w, rows, Dtype::kFp32),
+    timed("gemm_input", gemm_cost(w, rows, Dtype::kFp32),
           [&] { b_.linear_backward_input_fp32(w, dy, rows, add, dx); });
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
@@ -243,7 +243,7 @@ class Profiler final : public ProfilingBackend {
   static double elements(int64_t rows, int64_t cols) {
     return static_cast<double>(rows) * static_cast<double>(cols);
   }
-  static OperationCost product_cost(const Weight& w, int64_t rows, Dtype out) {
+  static OperationCost gemm_cost(const Weight& w, int64_t rows, Dtype out) {
     // The input has the dtype of `w`; the output may be fp32.
     return {.flops = 2 * elements(rows, w.out()) * static_cast<double>(w.in()),
             .bytes = elements(rows, w.in()) * size(w.dtype()) +

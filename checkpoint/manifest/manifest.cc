@@ -158,6 +158,8 @@ Result<pb::Manifest> decode(std::string_view text) {
 
 pb::ModelInfo model_info(const geometry::ModelConfig& c) {
   pb::ModelInfo info;
+  // Left out where it is the default, as before there was a choice.
+  if (c.arch != info.arch()) info.set_arch(c.arch);
   info.set_dim(c.dim);
   info.set_n_layers(c.n_layers);
   info.set_n_heads(c.n_heads);
@@ -179,6 +181,7 @@ pb::ModelInfo model_info(const geometry::ModelConfig& c) {
 
 Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
   geometry::ModelConfig c;
+  c.arch = info.arch();
   c.dim = info.dim();
   c.n_layers = info.n_layers();
   c.n_heads = info.n_heads();
@@ -215,6 +218,7 @@ std::vector<std::string> differences(const pb::Manifest& manifest,
   };
   const pb::ModelInfo& a = manifest.model();
   const pb::ModelInfo b = model_info(job.model);
+  compare("model.arch", a.arch(), b.arch());
   compare("model.dim", a.dim(), b.dim());
   compare("model.n_layers", a.n_layers(), b.n_layers());
   compare("model.n_heads", a.n_heads(), b.n_heads());

@@ -19,7 +19,7 @@ uint64_t total_bytes(const pb::Manifest& m) {
 int64_t num_elements(const pb::Manifest& m) {
   const auto config = manifest::model_config(m.model());
   if (!config.ok()) return -1;
-  return geometry::ParamTable::llama(*config).num_elements();
+  return geometry::ParamTable::make(*config).num_elements();
 }
 
 int64_t num_elements(const pb::ShardFile& shard) {

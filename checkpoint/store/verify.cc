@@ -90,7 +90,7 @@ std::vector<NamedPart> named_parts(FileSystem& fs, const std::string& path,
                                    const pb::Manifest& m) {
   const auto config = manifest::model_config(m.model());
   if (!config.ok()) return {};
-  const auto table = geometry::ParamTable::llama(*config);
+  const auto table = geometry::ParamTable::make(*config);
   if (!manifest::check_coverage(m, table).ok()) return {};
   const auto layout = lay_out({m.step(), m.generation()}, table, shard);
   // The size differs if the shard is compressed or another version of HDF5
@@ -173,7 +173,7 @@ class Verifier {
   void check_parameters(const pb::Manifest& m) {
     const auto config = manifest::model_config(m.model());
     if (!config.ok()) return problem(config.status());
-    const auto table = geometry::ParamTable::llama(*config);
+    const auto table = geometry::ParamTable::make(*config);
     report_.num_elements = table.num_elements();
     problem(manifest::check_coverage(m, table));
   }

@@ -21,7 +21,7 @@ constexpr size_t kKeptEvents = 50;
 std::optional<geometry::ParamTable> table_of(
     const std::optional<planner::JobShape>& shape, const pb::Job& job) {
   if (!shape || !job.elastic().keep_state()) return std::nullopt;
-  return geometry::ParamTable::llama(shape->model);
+  return geometry::ParamTable::make(shape->model);
 }
 
 }  // namespace

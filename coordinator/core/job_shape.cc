@@ -21,9 +21,9 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job) {
   s.shard_group = static_cast<int>(p.zero_shard_group());
   s.schedule = *schedule;
   s.chunks = static_cast<int>(p.pipeline_chunks());
-  s.recompute = t.recompute() == "full"        ? planner::Recompute::kFull
-                : t.recompute() == "selective" ? planner::Recompute::kSelective
-                                               : planner::Recompute::kNone;
+  s.recompute = t.recompute() == "full"        ? geometry::Recompute::kFull
+                : t.recompute() == "selective" ? geometry::Recompute::kSelective
+                                               : geometry::Recompute::kNone;
   s.recompute_every = static_cast<int>(t.recompute_every());
   const pb::Elastic& e = job.elastic();
   s.keep_state = e.keep_state();

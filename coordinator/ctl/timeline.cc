@@ -123,49 +123,6 @@ double length_of(const geometry::PassCosts& c, geometry::Pass pass) {
   }
 }
 
-struct Idle {
-  double idle = 0, all = 0;  // seconds of all ranks
-  double share() const { return all > 0 ? idle / all : 0; }
-};
-
-// Idle time of a schedule whose op number n on rank r takes length(r, n): an op
-// starts when its rank is free and its input is there, as in
-// geometry::simulate(), which has found that the lists can finish.
-template <typename F>
-Idle idle_of(const geometry::Schedule& schedule, const F& length_of_op) {
-  using geometry::Pass;
-  const auto ranks = schedule.ranks.size();
-  std::map<std::tuple<Pass, int, int>, double> done;  // pass, stage, microbatch
-  std::vector<size_t> next(ranks, 0);
-  std::vector<double> free(ranks, 0);
-  double busy = 0;
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (size_t r = 0; r < ranks; ++r) {
-      if (next[r] == schedule.ranks[r].size()) continue;
-      const geometry::PipeOp op = schedule.ranks[r][next[r]];
-      const int stage = schedule.stage(static_cast<int>(r), op.chunk);
-      const int from = op.pass == Pass::kForward    ? stage - 1
-                       : op.pass == Pass::kBackward ? stage + 1
-                                                    : -1;
-      double start = free[r];
-      if (from >= 0 && from < schedule.num_stages()) {
-        const auto input = done.find({op.pass, from, op.microbatch});
-        if (input == done.end()) continue;
-        start = std::max(start, input->second);
-      }
-      const double length = length_of_op(r, next[r]);
-      busy += length;
-      done[{op.pass, stage, op.microbatch}] = free[r] = start + length;
-      ++next[r];
-      moved = true;
-    }
-  }
-  const double makespan = *std::max_element(free.begin(), free.end());
-  const double all = makespan * static_cast<double>(ranks);
-  return {.idle = all - busy, .all = all};
-}
-
 std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
   std::map<int64_t, Passes> by_step;
   int64_t step = -1, from = 0, to = -1;
@@ -189,6 +146,30 @@ std::map<int64_t, Passes> passes_of(const RankTrace& t, PassMeans* means) {
     means->of[s.category].add(static_cast<double>(busy) * 1e-6);
   }
   return by_step;
+}
+
+// By the pipeline's other coordinates and the step: the passes of each pipeline
+// rank.
+using Pipelines =
+    std::map<std::tuple<int, int, int, int64_t>, std::map<int, Passes>>;
+
+// Idle share of all ranks when each pass takes the time that was measured.
+Result<double> replayed_share(const geometry::Schedule& schedule,
+                              const Pipelines& pipelines) {
+  double idle = 0, all = 0;
+  for (const auto& [where, stages] : pipelines) {
+    if (static_cast<int>(stages.size()) != schedule.pp) continue;
+    ASSIGN_OR_RETURN(const geometry::PipeTiming replayed,
+                     geometry::replay(schedule, [&](int rank, size_t n) {
+                       const std::vector<double>& own = stages.at(rank).lengths;
+                       // A rank with fewer microbatches skips the last ones.
+                       return n < own.size() ? own[n] : 0;
+                     }));
+    const double total = replayed.makespan * schedule.pp;
+    all += total;
+    idle += total * replayed.bubble_share;
+  }
+  return all > 0 ? idle / all : 0;
 }
 
 std::string percent(double part, double of) {
@@ -304,9 +285,7 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   if (layout.pp == 1) return out;
   PassMeans means;
   std::vector<PassMeans> of_stage(static_cast<size_t>(layout.pp));
-  // By the pipeline's other coordinates and the step: its ranks' passes.
-  using Pipeline = std::map<int, Passes>;  // by pipeline rank
-  std::map<std::tuple<int, int, int, int64_t>, Pipeline> pipelines;
+  Pipelines pipelines;
   for (const RankTrace& t : ranks) {
     if (t.mesh != one.mesh || t.schedule != one.schedule ||
         t.rank >= layout.world())
@@ -349,21 +328,13 @@ Result<PipelineBubble> pipeline_bubble(const std::vector<RankTrace>& ranks) {
   ASSIGN_OR_RETURN(const geometry::PipeTiming timing,
                    geometry::simulate(schedule, out.costs));
   out.scheduled = timing.bubble_share;
-  out.uneven = idle_of(schedule, [&](size_t r, size_t n) {
-                 return length_of(costs[r], schedule.ranks[r][n].pass);
-               }).share();
-  Idle replayed;
-  for (const auto& [where, stages] : pipelines) {
-    if (static_cast<int>(stages.size()) != layout.pp) continue;
-    const Idle one_step = idle_of(schedule, [&](size_t r, size_t n) {
-      const std::vector<double>& own = stages.at(static_cast<int>(r)).lengths;
-      // A rank with fewer microbatches skips the last ones' passes.
-      return n < own.size() ? own[n] : 0;
-    });
-    replayed.idle += one_step.idle;
-    replayed.all += one_step.all;
-  }
-  out.replayed = replayed.share();
+  ASSIGN_OR_RETURN(const geometry::PipeTiming uneven,
+                   geometry::replay(schedule, [&](int rank, size_t n) {
+                     const auto r = static_cast<size_t>(rank);
+                     return length_of(costs[r], schedule.ranks[r][n].pass);
+                   }));
+  out.uneven = uneven.bubble_share;
+  ASSIGN_OR_RETURN(out.replayed, replayed_share(schedule, pipelines));
   return out;
 }
 

@@ -68,7 +68,7 @@ bool free_to_change(const std::string& section, const std::string& key,
       "job.description",       "job.dump_folder",  "data.path",
       "train.steps",           "train.threads",    "train.recompute",
       "train.recompute_every", "train.eval_every", "train.log_every",
-      "train.eval_sequences",  "train.peak_flops"};
+      "train.eval_sequences",  "train.peak_flops", "train.backend"};
   const std::string name = section + "." + key;
   return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
          (length_follows && name == "schedule.total_steps") ||

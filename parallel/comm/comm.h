@@ -1,18 +1,18 @@
-// Comm: a group of ranks that exchange bytes. The only way ranks talk.
+// Comm: a group of ranks that exchange bytes; all communication of ranks.
 //
 // Implementations: mpi_comm (Open MPI, the only file that includes <mpi.h>) and
-// local_comm (N ranks = N threads of one process, for tests). Collectives are
-// called by every rank of the group in the same order. No global state: a Comm
-// can be destroyed and a new one made.
+// tests/testing/local_comm (N ranks are N threads of one process). Every rank
+// of the group calls collectives in the same order. No global state: a Comm can
+// be destroyed and a new one made.
 //
 // Threads: one thread at a time uses a Comm and those split from it.
 // Reductions are deterministic: every element is ((x_0 + x_1) + x_2) + ... by
 // rank, so the result has the same bits every time and on every rank, whatever
-// the element count, and a vector may be reduced whole or in pieces.
+// the element count, and a vector may be reduced at once or in pieces.
 //
 // Errors: a dead peer is not reported (Open MPI 4.1 cannot); the daemon ends
-// the whole rank set instead. Sizes that differ between ranks are a
-// programmer's error.
+// all ranks instead. Sizes that differ between ranks are a programmer's
+// error.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,9 @@ namespace remesh::comm {
 
 enum class Op { kSum, kMax, kMin };
 
-// A non-blocking operation under way. wait() returns once the buffers are the
-// caller's again; test() progresses it and says whether it is done. Destroying
-// an unfinished request waits.
+// A non-blocking operation in progress. wait() returns once the caller may use
+// the buffers again; test() makes progress and returns whether it is done.
+// Destroying an unfinished request waits.
 class Request {
  public:
   virtual ~Request() = default;

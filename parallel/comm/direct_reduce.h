@@ -1,17 +1,17 @@
 // DirectReduce: all-reduce and reduce-scatter over point-to-point messages, as
 // a state machine that is advanced by polling. Private to parallel/comm.
 //
-// Method: the vector is cut into one part a rank. Every rank sends each part
-// straight to its owner; the owner folds the copies in rank order (fold.h) and,
-// for an all-reduce, sends the result to everyone. Bytes a rank sends:
-// 2 (p-1)/p of the vector, as for a ring, the least possible (Thakur,
-// Rabenseifner and Gropp 2005, section 4.5), in two rounds instead of 2 (p-1),
-// and with a fixed order of addition that a ring has not. The price is p - 1
-// messages at once instead of one. Short vectors go whole to everyone, one
+// Method: the vector is split into one part per rank. Every rank sends each
+// part directly to its owner; the owner folds the copies in rank order (fold.h)
+// and, for an all-reduce, sends the result to all. A rank sends 2 (p-1)/p of
+// the vector's bytes, as in a ring, the least possible (Thakur, Rabenseifner
+// and Gropp 2005, section 4.5), in two rounds instead of 2 (p-1), and with a
+// fixed order of addition, which a ring lacks. The price is p - 1 messages at
+// once instead of one. Short vectors are sent complete to every rank, in one
 // round.
 //
-// Parts are cut into blocks; two blocks are under way at a time, so that the
-// addition of one overlaps the messages of the other, in bounded scratch.
+// Parts are split into blocks; two blocks are in progress at a time, so that
+// the addition of one overlaps the messages of the other, in bounded scratch.
 #pragma once
 
 #include <array>
@@ -28,17 +28,17 @@
 
 namespace remesh::comm {
 
-// Messages under way together. Buffers must stay until test() says true.
+// Messages in progress together. Buffers must stay until test() returns true.
 class Batch {
  public:
   virtual ~Batch() = default;
   virtual void send(const void* data, size_t bytes, int to, int tag) = 0;
   virtual void recv(void* data, size_t bytes, int from, int tag) = 0;
-  // Progresses; true once every message of the batch is complete.
+  // Makes progress; true once every message of the batch is complete.
   virtual bool test() = 0;
 };
 
-// An operation that moves on when polled.
+// An operation that advances when polled.
 class Machine {
  public:
   virtual ~Machine() = default;
@@ -54,8 +54,8 @@ struct Group {
   std::shared_ptr<ScratchPool> scratch;
 };
 
-// Vectors up to this size go whole to everyone: the second round costs more
-// than the bytes it saves.
+// Vectors up to this size are sent complete to every rank: the second round
+// would cost more than the bytes it saves.
 constexpr size_t kWholeBytes = 8 << 10;
 // Scratch of one block, shared by the p - 1 copies in it.
 constexpr size_t kBlockScratch = 2 << 20;
@@ -83,7 +83,7 @@ class DirectReduce final : public Machine {
     return m;
   }
 
-  // `all` has n elements a rank.
+  // `all` has n elements per rank.
   static std::unique_ptr<Machine> reduce_scatter(Group group, Op op,
                                                  const T* all, T* mine,
                                                  size_t n) {
@@ -153,8 +153,8 @@ class DirectReduce final : public Machine {
     const int tag = group_.base_tag + 2 * lane.index;
     const size_t at = lane.block * chunk_;
     const size_t mine = block_length(group_.rank, lane.block);
-    // Each rank starts with its next neighbour, so that no rank is hit by all
-    // at once.
+    // Each rank starts with its next neighbour, so that not all ranks send to
+    // the same one at once.
     for (int d = 1; d < group_.size; ++d) {
       const int from = (group_.rank - d + group_.size) % group_.size;
       if (mine > 0)
@@ -168,8 +168,8 @@ class DirectReduce final : public Machine {
     }
   }
 
-  // What follows once all messages of the lane's state are complete. The sends
-  // are too, so this block of the vector may be overwritten.
+  // Continues once all messages of the lane's state are complete, including the
+  // sends, so this block of the vector may be overwritten.
   void step(Lane& lane) {
     if (lane.state == State::kReduce) {
       fold_block(lane);
@@ -221,10 +221,10 @@ class DirectReduce final : public Machine {
   Op op_;
   const T* src_ = nullptr;
   T* dst_ = nullptr;     // this rank's part of the result
-  T* gather_ = nullptr;  // whole result, when it is wanted
+  T* gather_ = nullptr;  // the complete result, if wanted
   size_t total_ = 0;     // elements of the vector
   size_t part_ = 0;      // of the longest part
-  size_t stride_ = 0;    // between parts; 0: each part is the whole vector
+  size_t stride_ = 0;    // between parts; 0: each part is the full vector
   size_t chunk_ = 0;     // of one part in one block
   size_t blocks_ = 0;
   std::array<Lane, 2> lanes_;

@@ -3,7 +3,7 @@
 // The one order of reduction: for each element, ((x_0 + x_1) + x_2) + ... by
 // rank. It depends on nothing else, so the bits of a sum are independent of
 // the element count, of how gradients are bucketed, of timing and of which
-// host a rank runs on, and every rank and implementation gets the same ones.
+// host a rank runs on, and are the same on every rank and implementation.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 
 namespace remesh::comm {
 
-// out[i] = a[i] op b[i]; `out` may be a or b. The maximum or minimum of
-// anything and NaN is NaN.
+// out[i] = a[i] op b[i]; `out` may be a or b. The maximum or minimum of any
+// value and NaN is NaN.
 template <typename T>
 void combine_two(Op op, const T* a, const T* b, T* out, size_t n) {
   switch (op) {

@@ -4,8 +4,8 @@
 // coordinate alone, ordered by it: dp() are the replicas of this rank's shard,
 // tp() the holders of the other shards of the same tensors, pp() the stages of
 // this rank's pipeline, cp() the holders of the other parts of the sequences.
-// data() is dp and cp together, ordered by dp_i * cp + cp_i: all that hold the
-// same parameters and have a part of their gradient.
+// data() is dp and cp together, ordered by dp_i * cp + cp_i: all ranks that
+// hold the same parameters and a part of their gradient.
 #pragma once
 
 #include <memory>

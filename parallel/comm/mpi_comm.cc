@@ -20,7 +20,7 @@ namespace {
 
 // MPI counts are ints; longer messages go in pieces of this size.
 constexpr size_t kMaxMessage = size_t{1} << 30;
-// Tags of the collectives; four an operation, used again after a million.
+// Tags of the collectives: four per operation, reused after a million.
 constexpr int kTagCycle = 1 << 20;
 
 void check_mpi(int rc, const char* what) { CHECK_MSG(rc == MPI_SUCCESS, what); }
@@ -72,7 +72,7 @@ class MpiBatch final : public Batch {
   }
 
  private:
-  // A message of no bytes still is one message.
+  // An empty message is still a message.
   template <typename F>
   static void for_pieces(size_t bytes, const F& f) {
     size_t at = 0;
@@ -93,7 +93,7 @@ class MpiBatch final : public Batch {
       int count = 0;
       check_mpi(MPI_Get_count(&statuses_[i], MPI_BYTE, &count),
                 "MPI_Get_count");
-      CHECK_MSG(count == lengths_[i], "a message of another size than asked");
+      CHECK_MSG(count == lengths_[i], "a message of unexpected size");
     }
   }
 
@@ -112,8 +112,8 @@ class BatchMachine final : public Machine {
   std::unique_ptr<MpiBatch> batch_;
 };
 
-// All operations of this process that are under way. Whoever waits for one
-// advances all, so that ranks waiting for different things cannot block each
+// All operations of this process that are in progress. Waiting for one advances
+// all, so that ranks that wait for different operations cannot block each
 // other.
 class Progress {
  public:
@@ -132,10 +132,10 @@ class Progress {
   bool contains(const Machine* m) const {
     return std::find(active_.begin(), active_.end(), m) != active_.end();
   }
-  // Spins for about a millisecond, then lets others on this core run between
-  // looks. Giving the core away sooner costs a time slice a message where other
-  // programs compete for it; where ranks outnumber cores, Open MPI's
-  // mpi_yield_when_idle yields at once.
+  // Spins for about a millisecond, then yields the core between polls. Yielding
+  // sooner costs a time slice per message when other programs compete for the
+  // core; when ranks outnumber cores, Open MPI's mpi_yield_when_idle yields at
+  // once.
   void wait(const Machine* m) {
     constexpr int kSpins = 10000;
     for (int spins = 0; contains(m); ++spins) {
@@ -171,7 +171,7 @@ class MpiRequest final : public Request {
 // caller's.
 class MpiComm final : public Comm {
  public:
-  // Takes `p2p` over.
+  // Takes ownership of `p2p`.
   MpiComm(std::shared_ptr<Progress> progress, MPI_Comm p2p)
       : progress_(std::move(progress)), p2p_(p2p) {
     check_mpi(MPI_Comm_dup(p2p_, &coll_), "MPI_Comm_dup");
@@ -266,8 +266,8 @@ class MpiComm final : public Comm {
   }
 
   std::unique_ptr<Comm> split(int color, int key) override {
-    // MPI_Comm_split blocks inside MPI, where nothing else is advanced.
-    CHECK_MSG(progress_->idle(), "split() while requests are under way");
+    // MPI_Comm_split blocks inside MPI, where no other operation advances.
+    CHECK_MSG(progress_->idle(), "split() while requests are in progress");
     MPI_Comm sub = MPI_COMM_NULL;
     check_mpi(
         MPI_Comm_split(coll_, color < 0 ? MPI_UNDEFINED : color, key, &sub),
@@ -324,7 +324,7 @@ class MpiWorldImpl final : public MpiWorld {
   int size() const override { return world_->size(); }
 
   void finalize() override {
-    CHECK_MSG(progress_->idle(), "finalize() while requests are under way");
+    CHECK_MSG(progress_->idle(), "finalize() while requests are in progress");
     check_mpi(MPI_Finalize(), "MPI_Finalize");
   }
   [[noreturn]] void abort(int exit_code, const std::string& message) override {
@@ -347,8 +347,8 @@ Result<std::unique_ptr<MpiWorld>> MpiWorld::init(const MpiExpect& expect) {
   MPI_Initialized(&initialized);
   if (initialized != 0)
     return internal(
-        "MPI: already initialised in this process; one process "
-        "lives for one world");
+        "MPI: already initialised in this process; a process can "
+        "join only one world");
   // Serialized: one thread at a time, but not always the same one.
   int provided = 0;
   const int rc =
@@ -367,7 +367,7 @@ Result<std::unique_ptr<MpiWorld>> MpiWorld::init(const MpiExpect& expect) {
   else if (expect.rank >= 0 && rank != expect.rank)
     why = fmt::format("rank {}, expected {}", rank, expect.rank);
   if (why.empty()) return std::unique_ptr<MpiWorld>(new MpiWorldImpl());
-  // Peers that are content would not join in finalising.
+  // Peers that accept the world would not take part in finalising.
   if (size == 1) MPI_Finalize();
   return unavailable("MPI: " + why +
                      (size == 1 ? " (no launcher found: MPI made a world of "

@@ -7,22 +7,22 @@
 // Reductions use point-to-point messages and add in rank order (fold.h), not
 // MPI_Allreduce: Open MPI picks its order of addition by message size and
 // tuning variables (and, for some components, by placement on hosts), and its
-// non-blocking all-reduce in place is a tree that moves the whole vector log p
+// non-blocking all-reduce in place is a tree that moves the full vector log p
 // times. Here sums have the same bits whatever the bucket size or placement.
 //
 // Progress: Open MPI has no progress thread. A non-blocking operation moves
 // only while some call of this library runs, so computing code calls
-// Request::test() now and then (an all-reduce wants a few calls for every 512
-// KiB or so that it moves; between calls at most the messages already handed to
-// the kernel or laid in shared memory move). Without it nearly all the work is
+// Request::test() regularly (an all-reduce needs a few calls for every 512 KiB
+// or so that it moves; between calls only messages already handed to the kernel
+// or placed in shared memory move). Without these calls nearly all the work is
 // done inside wait(). Every call advances all operations of the process, so
 // ranks may wait for different ones in any order.
 //
-// split() and destroying a Comm are collective and block; no request may be
-// under way then.
+// split() and destroying a Comm are collective and block; no request may be in
+// progress then.
 //
-// Errors inside MPI end the process (MPI_ERRORS_ARE_FATAL): there is nothing a
-// rank could still do in a broken world; its worker sees the exit.
+// Errors inside MPI end the process (MPI_ERRORS_ARE_FATAL): a rank can do
+// nothing useful in a broken world, and its worker sees the exit.
 #pragma once
 
 #include <memory>
@@ -40,10 +40,10 @@ struct MpiExpect {
 
 class MpiWorld {
  public:
-  // Initialises MPI, or finds that the world is not the one expected ("world
-  // of 1, expected 4": MPI that finds no launcher silently starts a world of
-  // its own). On failure MPI is finalised again where that can be done
-  // without waiting for peers.
+  // Initialises MPI. Fails when the world is not the expected one ("world of
+  // 1, expected 4": without a launcher MPI silently starts a world of its own).
+  // On failure MPI is finalised again if that can be done without waiting for
+  // peers.
   static Result<std::unique_ptr<MpiWorld>> init(const MpiExpect& expect);
 
   // Finalises when finalize() was not called. REQUIRES: its Comms are gone.

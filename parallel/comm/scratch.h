@@ -1,7 +1,7 @@
-// ScratchPool: scratch memory of reductions, kept for the next one: fresh pages
-// cost more than the sums that go through them. Private to parallel/comm.
+// ScratchPool: reuses the scratch memory of reductions, because fresh pages
+// cost more than the sums that use them. Private to parallel/comm.
 //
-// Threads: one. Holds what was in use at once, at most kKept blocks.
+// Threads: one. Keeps at most kKept released blocks.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace remesh::comm {
 
 class ScratchPool {
  public:
-  // Memory that goes back when it is destroyed. The pool may go before.
+  // Memory that returns to the pool when destroyed; it keeps the pool alive.
   class Block {
    public:
     Block() = default;
@@ -65,7 +65,7 @@ class ScratchPool {
         ::operator new[](bytes, std::align_val_t{kAlignment}));
     return {std::unique_ptr<std::byte, Block::Free>(p), bytes};
   }
-  // Large blocks serve small wishes, so the small ones go first.
+  // A large block serves small requests too, so drop the smallest.
   void give_back(Block::Memory memory) {
     free_.push_back(std::move(memory));
     if (free_.size() <= kKept) return;

@@ -53,7 +53,7 @@ Result<Layout> Layout::parse(std::string_view text) {
         degree < 1 || degree > 65536)
       return fail(fmt::format("bad degree in '{}'", part));
     if (!seen.insert(axis).second)
-      return fail(fmt::format("axis '{}' twice", axis));
+      return fail(fmt::format("axis '{}' occurs twice", axis));
     if (axis == "dp") {
       layout.dp = degree;
     } else if (axis == "pp") {

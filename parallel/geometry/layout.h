@@ -1,9 +1,9 @@
-// Layout: the degrees of a mesh, one small validated value, and the bijection
-// between ranks and mesh coordinates. Pure; no communication.
+// Layout: the degrees of a mesh as one small value, and the bijection between
+// ranks and mesh coordinates. Pure; no communication.
 //
-// Axes, fastest-varying first: tp, cp, dp, pp. So tensor-parallel peers are
-// neighbours (they talk most), pipeline stages are farthest apart (they talk
-// least): the order of Megatron-LM (Narayanan et al., SC'21).
+// Axes, fastest-varying first: tp, cp, dp, pp, as in Megatron-LM (Narayanan et
+// al., SC'21). So tensor-parallel peers, which communicate most, are
+// neighbours, and pipeline stages, which communicate least, are farthest apart.
 //
 //   rank = ((pp_i * dp + dp_i) * cp + cp_i) * tp + tp_i
 #pragma once

@@ -2,9 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "parallel/geometry/family.h"
+
 namespace remesh::geometry {
 
 Status ModelConfig::validate() const {
+  if (find_family(arch) == nullptr)
+    return invalid_argument(fmt::format(
+        "model.arch = \"{}\": must be one of {}", arch, family_names()));
   const struct {
     const char* name;
     int64_t value;
@@ -44,16 +49,6 @@ Status ModelConfig::validate() const {
         "model.rope_scaling: needs factor >= 1, 0 < low_freq_factor < "
         "high_freq_factor, original_max_position >= 1");
   return ok_status();
-}
-
-double flops_per_token(const ModelConfig& config, int64_t T) {
-  const auto d = static_cast<double>(config.dim);
-  const auto kv = static_cast<double>(config.kv_dim());
-  const auto layers = static_cast<double>(config.n_layers);
-  const double block = d * (2 * d + 2 * kv) +
-                       3 * d * static_cast<double>(config.hidden_dim) + 2 * d;
-  const double head = d * static_cast<double>(config.vocab_size) + d;
-  return 6 * (layers * block + head) + 6 * layers * d * static_cast<double>(T);
 }
 
 }  // namespace remesh::geometry

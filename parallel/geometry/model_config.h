@@ -1,10 +1,11 @@
-// ModelConfig: the sizes of a Llama model, as one plain value.
+// ModelConfig: the family and the sizes of a model, as one plain value.
 //
 // Field names follow torchtitan's ModelArgs; the golden files and checkpoints
-// use the Hugging Face names given beside each.
+// use the Hugging Face names in the comments.
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "proto/base/status.h"
 
@@ -31,20 +32,16 @@ struct ModelConfig {
   bool tie_embeddings = false;  // tie_word_embeddings
   bool rope_scaled = false;     // rope_scaling present, rope_type llama3
   RopeScaling rope_scaling;
+  std::string arch = "llama";  // model_type; see family.h
 
   int64_t head_dim() const { return dim / n_heads; }
   int64_t kv_dim() const { return n_kv_heads * head_dim(); }
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
-  // Names the field, its value and what is allowed: positive sizes, n_heads
+  // Names the field, its value and what is allowed: a known family, positive
+  // sizes, n_heads
   // divides dim, n_kv_heads divides n_heads, head_dim even.
   Status validate() const;
 };
-
-// Floating-point operations of forward and backward of one token in a sequence
-// of T, nothing recomputed: 6 a parameter but those of the embedding (of a tied
-// one the projection counts), and causal attention, half of 12 L D T (Narayanan
-// et al., SC'21; Korthikanti et al. 2022).
-double flops_per_token(const ModelConfig& config, int64_t T);
 
 }  // namespace remesh::geometry

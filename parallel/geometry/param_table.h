@@ -6,8 +6,8 @@
 // elements [offset(i), offset(i) + numel(i)) of a flat fp32 vector of
 // num_elements(). With tied embeddings there is no lm_head entry.
 //
-// Names and shapes are Hugging Face's for Llama: a linear layer's weight is
-// (out_features, in_features), row-major; q/k rows in half-split rotary order.
+// Names and shapes are those of Hugging Face for the model family (family.h): a
+// linear layer's weight is (out_features, in_features), row-major.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ enum class TensorSplit {
   kColumns,  // dim 1: row-parallel linear (o, down)
 };
 
-// Where in the model a parameter stands.
+// The place of a parameter in the model.
 enum class Role {
   kEmbedding,
   kInputNorm,
@@ -45,7 +45,7 @@ enum class Role {
 
 struct ParamSpec {
   std::string name;
-  std::vector<int64_t> shape;  // whole, 1 or 2 dims
+  std::vector<int64_t> shape;  // unsharded, 1 or 2 dims
   Role role = Role::kEmbedding;
   int64_t layer = -1;  // 0..n_layers-1 for block parameters, else -1
   TensorSplit split = TensorSplit::kNone;
@@ -53,15 +53,14 @@ struct ParamSpec {
                            // (head_dim for q, k, v, o; else 1)
   Init init = Init::kNormal;
   double init_std = 0.02;
-  bool decay = true;  // weight decay: tensors of two dims only
+  bool decay = true;  // weight decay, only on tensors of two dims
   int64_t numel() const;
 };
 
 class ParamTable {
  public:
-  // REQUIRES: config.validate().ok(). Order: embedding, then layer by layer
-  // (input norm, q, k, v, o, post norm, gate, up, down), final norm, head.
-  static ParamTable llama(const ModelConfig& config);
+  // The parameters of the family config.arch. REQUIRES: config.validate().ok().
+  static ParamTable make(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }
   size_t size() const { return specs_.size(); }

@@ -6,14 +6,11 @@
 #include <limits>
 #include <optional>
 
+#include "parallel/geometry/batch.h"
 #include "proto/base/text.h"
 
 namespace remesh::geometry {
 namespace {
-
-constexpr ScheduleKind kKinds[] = {ScheduleKind::kGpipe, ScheduleKind::k1F1B,
-                                   ScheduleKind::kInterleaved1F1B,
-                                   ScheduleKind::kZbH1};
 
 void gpipe(Schedule& s) {
   for (auto& ops : s.ranks) {
@@ -24,7 +21,7 @@ void gpipe(Schedule& s) {
   }
 }
 
-// Warm-up forwards, then alternating forward and backward, then the remaining
+// Warm-up forwards, then forward and backward in turn, then the remaining
 // backwards. With v chunks the k-th forward works on groups of pp microbatches,
 // chunk by chunk; the k-th backward likewise with the chunks reversed.
 void one_f_one_b(Schedule& s) {
@@ -52,10 +49,10 @@ void one_f_one_b(Schedule& s) {
   }
 }
 
-// ZB-H1: the order of 1F1B, with the weight gradients of rank r deferred by r
-// microbatches. So the last ranks send input gradients immediately, and the
-// deferred work fills their bubble at the end; each rank holds at most pp
-// microbatches, like the first rank of 1F1B.
+// ZB-H1: the order of 1F1B, with the weight gradients of rank r delayed by r
+// microbatches. So the last ranks send input gradients up at once, and the
+// delayed gradients fill their bubble at the end; each rank holds at most pp
+// microbatches, as the first rank of 1F1B does.
 void zb_h1(Schedule& s) {
   one_f_one_b(s);
   for (int r = 0; r < s.pp; ++r) {
@@ -70,6 +67,22 @@ void zb_h1(Schedule& s) {
     s.ranks[static_cast<size_t>(r)] = std::move(ops);
   }
 }
+
+double full_bubble(const PassCosts& c) {
+  return c.forward + c.backward + c.weight;
+}
+
+// The delayed weight gradients fill the idle time at the end.
+double zb_h1_bubble(const PassCosts& c) {
+  return c.forward + c.backward - c.weight;
+}
+
+constexpr ScheduleTraits kTraits[] = {
+    {ScheduleKind::kGpipe, "gpipe", false, false, gpipe, full_bubble},
+    {ScheduleKind::k1F1B, "1f1b", false, false, one_f_one_b, full_bubble},
+    {ScheduleKind::kInterleaved1F1B, "interleaved", true, false, one_f_one_b,
+     full_bubble},
+    {ScheduleKind::kZbH1, "zb-h1", false, true, zb_h1, zb_h1_bubble}};
 
 std::string op_name(const Schedule& s, const PipeOp& op) {
   const char letter = op.pass == Pass::kForward    ? 'F'
@@ -112,10 +125,11 @@ Status check_complete(const Schedule& s) {
   return ok_status();
 }
 
-// The state of a simulated run.
+// The state of a simulation.
 class Simulation {
  public:
-  Simulation(const Schedule& s, const PassCosts& c) : s_(s), costs_(c) {
+  Simulation(const Schedule& s, const PassLength& length, double transfer)
+      : s_(s), length_(length), transfer_(transfer) {
     const auto cells = static_cast<size_t>(s.num_stages()) *
                        static_cast<size_t>(s.num_microbatches);
     for (auto& done : done_) done.assign(cells, -1);
@@ -128,8 +142,8 @@ class Simulation {
   }
 
   Result<PipeTiming> run() {
-    // Times follow only from the order of the lists and the inputs, so the
-    // order in which ranks are visited does not matter.
+    // Times depend only on the lists' order and the inputs, so the order in
+    // which ranks are visited does not matter.
     for (bool moved = true; moved;) {
       moved = false;
       for (int r = 0; r < s_.pp; ++r)
@@ -166,7 +180,7 @@ class Simulation {
   std::optional<double> arrival(Pass pass, int stage, int microbatch) {
     const double at = done(pass, stage, microbatch);
     if (at < 0) return std::nullopt;
-    return at + (s_.pp > 1 ? costs_.transfer : 0);
+    return at + (s_.pp > 1 ? transfer_ : 0);
   }
   std::optional<double> inputs_at(const PipeOp& op, int stage) {
     const int m = op.microbatch;
@@ -186,23 +200,20 @@ class Simulation {
     const int stage = s_.stage(rank, op.chunk);
     const auto ready = inputs_at(op, stage);
     if (!ready) return false;
-    double cost = costs_.forward;
-    if (op.pass == Pass::kWeight) cost = costs_.weight;
-    if (op.pass == Pass::kBackward)
-      cost = costs_.backward + (s_.split_backward ? 0 : costs_.weight);
+    const double cost = length_(rank, next_[r]);
     free_at_[r] = std::max(free_at_[r], *ready) + cost;
     timing_.busy[r] += cost;
     done(op.pass, stage, op.microbatch) = free_at_[r];
-    const Pass last = s_.split_backward ? Pass::kWeight : Pass::kBackward;
     if (op.pass == Pass::kForward)
       timing_.peak_live[r] = std::max(timing_.peak_live[r], ++live_[r]);
-    if (op.pass == last) --live_[r];
+    if (op.pass == s_.last_pass()) --live_[r];
     ++next_[r];
     return true;
   }
 
   const Schedule& s_;
-  const PassCosts costs_;
+  const PassLength& length_;
+  const double transfer_;
   std::vector<double> done_[3];  // by pass: end time by (stage, microbatch)
   std::vector<size_t> next_;     // by rank
   std::vector<double> free_at_;
@@ -212,25 +223,18 @@ class Simulation {
 
 }  // namespace
 
-const char* schedule_name(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kGpipe:
-      return "gpipe";
-    case ScheduleKind::k1F1B:
-      return "1f1b";
-    case ScheduleKind::kInterleaved1F1B:
-      return "interleaved";
-    case ScheduleKind::kZbH1:
-      return "zb-h1";
-  }
-  return "?";
+const ScheduleTraits& traits_of(ScheduleKind kind) {
+  for (const ScheduleTraits& t : kTraits)
+    if (t.kind == kind) return t;
+  CHECK_MSG(false, "a schedule without traits");
+  return kTraits[0];
 }
 
 Result<ScheduleKind> parse_schedule(std::string_view name) {
   std::vector<std::string> names;
-  for (const ScheduleKind kind : kKinds) {
-    if (name == schedule_name(kind)) return kind;
-    names.emplace_back(schedule_name(kind));
+  for (const ScheduleTraits& t : kTraits) {
+    if (name == t.name) return t.kind;
+    names.emplace_back(t.name);
   }
   return invalid_argument(
       fmt::format("schedule '{}': must be one of {}", name, join(names)));
@@ -252,30 +256,76 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
   };
   if (pp < 1 || num_microbatches < 1 || chunks < 1)
     return fail("each must be at least 1");
-  if (chunks > 1 && kind != ScheduleKind::kInterleaved1F1B)
-    return fail("several chunks per rank need the interleaved schedule");
+  const ScheduleTraits& traits = traits_of(kind);
+  if (chunks > 1 && !traits.interleaved)
+    return fail("several chunks a rank need the interleaved schedule");
   if (chunks > 1 && num_microbatches % pp != 0)
     return fail("the microbatches must be a multiple of the stages");
   Schedule s{.kind = kind,
              .pp = pp,
              .num_microbatches = num_microbatches,
              .chunks = chunks,
-             .split_backward = kind == ScheduleKind::kZbH1};
+             .split_backward = traits.split_backward};
   s.ranks.resize(static_cast<size_t>(pp));
-  if (kind == ScheduleKind::kGpipe)
-    gpipe(s);
-  else if (kind == ScheduleKind::kZbH1)
-    zb_h1(s);
-  else
-    one_f_one_b(s);
+  traits.fill(s);
   return s;
+}
+
+Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
+                               int64_t num_microbatches, int dp) {
+  CHECK(num_microbatches >= 1);
+  int64_t n = even_share(num_microbatches, dp, 0).size();
+  if (chunks > 1) n = (n + pp - 1) / pp * pp;
+  return make_schedule(kind, pp, static_cast<int>(n), chunks);
+}
+
+Schedule forward_schedule(int pp, int chunks, int64_t n) {
+  Schedule s = step_schedule(chunks > 1 ? ScheduleKind::kInterleaved1F1B
+                                        : ScheduleKind::k1F1B,
+                             pp, chunks, std::max<int64_t>(1, n), 1)
+                   .value();
+  for (auto& ops : s.ranks)
+    std::erase_if(ops,
+                  [](const PipeOp& op) { return op.pass != Pass::kForward; });
+  return s;
+}
+
+std::vector<int> slots_needed(const Schedule& schedule, int rank) {
+  std::vector<int> live(static_cast<size_t>(schedule.chunks), 0);
+  std::vector<int> most(live.size(), 1);
+  for (const PipeOp& op : schedule.ranks[static_cast<size_t>(rank)]) {
+    const auto c = static_cast<size_t>(op.chunk);
+    if (op.pass == Pass::kForward) most[c] = std::max(most[c], ++live[c]);
+    if (op.pass == schedule.last_pass()) --live[c];
+  }
+  return most;
 }
 
 Result<PipeTiming> simulate(const Schedule& schedule, const PassCosts& costs) {
   CHECK(costs.forward >= 0 && costs.backward >= 0 && costs.weight >= 0 &&
         costs.transfer >= 0);
+  const double backward =
+      costs.backward + (schedule.split_backward ? 0 : costs.weight);
+  return replay(
+      schedule,
+      [&](int rank, size_t n) {
+        switch (schedule.ranks[static_cast<size_t>(rank)][n].pass) {
+          case Pass::kForward:
+            return costs.forward;
+          case Pass::kBackward:
+            return backward;
+          case Pass::kWeight:
+            break;
+        }
+        return costs.weight;
+      },
+      costs.transfer);
+}
+
+Result<PipeTiming> replay(const Schedule& schedule, const PassLength& length,
+                          double transfer) {
   RETURN_IF_ERROR(check_complete(schedule));
-  return Simulation(schedule, costs).run();
+  return Simulation(schedule, length, transfer).run();
 }
 
 Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/model_work.h"
 #include "parallel/geometry/schedule.h"
 #include "proto/base/rng.h"
 
@@ -191,13 +192,9 @@ void ShardTable::initial_values(uint64_t seed, int64_t begin,
 
 Result<StageBounds> stage_bounds(const ModelConfig& config, int stages,
                                  int64_t T) {
-  const auto d = static_cast<double>(config.dim);
-  const auto kv = static_cast<double>(config.kv_dim());
-  const double block = d * (2 * d + 2 * kv) +
-                       3 * d * static_cast<double>(config.hidden_dim) +
-                       static_cast<double>(T) * d;
-  const double head = d * static_cast<double>(config.vocab_size);
-  return split_layers(config.n_layers, stages, {.head = head / block});
+  const ModelWork work = work_per_token(config, T);
+  return split_layers(config.n_layers, stages,
+                      {.head = work.head / (work.block + work.attention)});
 }
 
 }  // namespace remesh::geometry

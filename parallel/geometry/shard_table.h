@@ -111,8 +111,7 @@ class ShardTable {
 };
 
 // Layers of each of `stages` virtual stages, balanced by the work of a token at
-// sequence length T: GEMMs and attention of a block, projection onto the
-// vocabulary for the last stage; the embedding costs next to nothing.
+// sequence length T (model_work.h); the embedding costs next to nothing.
 // Fails when there are fewer layers than stages.
 Result<StageBounds> stage_bounds(const ModelConfig& config, int stages,
                                  int64_t T);

@@ -29,7 +29,7 @@ std::string offers(const DealRequest& q) {
   return join(parts);
 }
 
-// The slots that may be used of those offered.
+// The number of offered slots that may be used.
 int64_t usable(const DealRequest& q, int64_t offered) {
   return q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
 }
@@ -40,11 +40,11 @@ Status too_few(const DealRequest& q, int64_t offered, int64_t needed,
                                offered, offers(q), needed, why));
 }
 
-// What the ranks of a mesh of `world` find: the machines as if the ranks were
-// spread over the hosts as evenly as their slots are.
+// The hardware for each rank of a mesh of `world` ranks, spread over the hosts
+// as evenly as their slots are.
 struct Machines {
   Hardware hardware;
-  uint64_t memory_per_rank = 0;  // 0: not known
+  uint64_t memory_per_rank = 0;  // 0 if unknown
 };
 
 Machines machines(const DealRequest& q, int64_t world) {
@@ -95,7 +95,7 @@ Status fits(const DealRequest& q, const geometry::Layout& l) {
       static_cast<double>(have) / kMiB));
 }
 
-Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_preferred(const DealRequest& q, int64_t offered) {
   const int64_t slots = usable(q, offered);
   int64_t least = std::numeric_limits<int64_t>::max();
   Status refused = ok_status();
@@ -104,7 +104,7 @@ Result<Choice> choose_preferred(const DealRequest& q, int64_t offered) {
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
     if (s.ok()) s = fits(q, l);
-    if (s.ok()) return Choice{l, "the mesh asked for"};
+    if (s.ok()) return LayoutChoice{l, "the mesh asked for"};
     if (refused.ok()) refused = s;
   }
   if (!refused.ok()) return refused;
@@ -140,9 +140,9 @@ void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
       }
 }
 
-// The best mesh of exactly that many ranks. Of equal estimates the first, which
-// has the lower tp, pp, cp, in this order. Memory, which takes long to
-// foretell, is looked at last.
+// The best mesh of exactly `world` ranks. Of equal estimates the first, which
+// has the lower tp, pp, cp, in this order. Memory is checked last because its
+// prediction takes longest.
 std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
                                         Status* refused) {
   std::vector<std::pair<double, geometry::Layout>> candidates;
@@ -226,7 +226,7 @@ Status check_degrees(const DealRequest& q, int64_t unit) {
                           .cp = given(q.degrees.cp)});
 }
 
-Result<Choice> choose_by_degrees(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_by_degrees(const DealRequest& q, int64_t offered) {
   const auto given = [](int degree) { return std::max(degree, 1); };
   const int64_t unit = int64_t{1} * given(q.degrees.tp) * given(q.degrees.pp) *
                        given(q.degrees.cp);
@@ -239,7 +239,7 @@ Result<Choice> choose_by_degrees(const DealRequest& q, int64_t offered) {
   Status refused = ok_status();
   for (int64_t world = slots / unit * unit; world >= needed; world -= unit)
     if (const auto best = best_of(q, world, &refused))
-      return Choice{*best, limit_of(q, offered, *best, unit)};
+      return LayoutChoice{*best, limit_of(q, offered, *best, unit)};
   if (refused.code() == Code::kExhausted) return refused;  // memory
   if (slots >= needed)
     return exhausted(fmt::format(
@@ -259,7 +259,7 @@ std::string count(int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
-Result<Choice> choose_layout(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_layout(const DealRequest& q, int64_t offered) {
   return q.layouts.empty() ? choose_by_degrees(q, offered)
                            : choose_preferred(q, offered);
 }

@@ -1,5 +1,5 @@
-// choose_layout: which mesh, of those that the job and its slots admit. The
-// part of deal_mesh() that a better planner would replace. Pure.
+// choose_layout: which of the meshes that the job and its slots admit. The part
+// of deal_mesh() that a better planner would replace. Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace remesh::planner {
 
-struct Choice {
+struct LayoutChoice {
   geometry::Layout layout;
   std::string limit;  // what keeps the mesh from being larger
 };
 
 // `offered`: slots of all workers. REQUIRES: the request's numbers are in
-// range (deal_mesh() sees to it). Fails like deal_mesh().
-Result<Choice> choose_layout(const DealRequest& request, int64_t offered);
+// range, which deal_mesh() checks. Fails like deal_mesh().
+Result<LayoutChoice> choose_layout(const DealRequest& request, int64_t offered);
 
 // "1 slot", "3 slots".
 std::string count(int64_t n, const char* what, const char* plural = "s");

@@ -2,44 +2,40 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/model_work.h"
+
 namespace remesh::planner {
 namespace {
 
 double as_double(int64_t n) { return static_cast<double>(n); }
 
-// Elements of one block's matrices.
-double block_elements(const geometry::ModelConfig& c) {
-  return as_double(c.dim) *
-         (2.0 * as_double(c.dim) + 2.0 * as_double(c.kv_dim()) +
-          3.0 * as_double(c.hidden_dim));
-}
-
 struct Work {
   double layers = 0;      // of a rank
-  double forward = 0;     // operations of a microbatch
-  double attention = 0;   // of them, attention of one layer
-  double recomputed = 0;  // operations done again in backward
-  double elements = 0;    // of weights the rank holds
+  double forward = 0;     // FLOPs of a microbatch
+  double attention = 0;   // of these, attention of one layer
+  double recomputed = 0;  // FLOPs repeated in backward
+  double elements = 0;    // of the rank's weights
 };
 
-// The heaviest rank's: as many layers as any has, and the head if that is more.
+// Of the heaviest rank: the most layers, or the head if that is more.
 Work heaviest(const JobShape& s, const geometry::Layout& l) {
   const double N = as_double(s.B) * as_double(s.T) / l.cp;
   const int64_t stages = int64_t{1} * l.pp * chunks_on(s, l);
   Work w;
   w.layers =
       as_double((s.model.n_layers + stages - 1) / stages) * chunks_on(s, l);
-  const double head = as_double(s.model.dim) * as_double(s.model.vocab_size);
-  w.attention = 2 * N * as_double(s.T) * as_double(s.model.dim) / l.tp;
-  const double block = 2 * N * block_elements(s.model) / l.tp + w.attention;
+  const geometry::ModelWork token = geometry::work_per_token(s.model, s.T);
+  w.attention = 2 * N * token.attention / l.tp;
+  const double block = 2 * N * token.block / l.tp + w.attention;
   // A last stage with a large head gets fewer layers (stage_bounds).
   const double with_head =
-      (as_double(s.model.n_layers) * block + 2 * N * head / l.tp) / l.pp;
+      (as_double(s.model.n_layers) * block + 2 * N * token.head / l.tp) / l.pp;
   w.forward = std::max(w.layers * block, with_head);
-  w.elements = (w.layers * block_elements(s.model) + head) / l.tp;
+  w.elements = (w.layers * token.block + token.head) / l.tp;
   const double share = w.layers / s.recompute_every;
-  if (s.recompute == Recompute::kFull) w.recomputed = share * block;
-  if (s.recompute == Recompute::kSelective) w.recomputed = share * w.attention;
+  if (s.recompute == geometry::Recompute::kFull) w.recomputed = share * block;
+  if (s.recompute == geometry::Recompute::kSelective)
+    w.recomputed = share * w.attention;
   return w;
 }
 
@@ -54,11 +50,12 @@ StepEstimate estimate_step(const JobShape& s, const geometry::Layout& l,
   const double again = w.recomputed / rate;
   StepEstimate e;
   e.compute_s = m * (3 * pass + again);
-  double round = 3 * pass + again;
-  if (s.schedule == geometry::ScheduleKind::kZbH1) round -= 2 * pass;
-  e.bubble_s = (l.pp - 1) * round / chunks_on(s, l);
+  const double bubble =
+      geometry::traits_of(s.schedule)
+          .bubble({.forward = pass, .backward = pass + again, .weight = pass});
+  e.bubble_s = (l.pp - 1) * bubble / chunks_on(s, l);
 
-  const auto link = [&](int span) {  // ranks from one to the next but tp
+  const auto link = [&](int span) {  // distance in ranks
     return span > h.ranks_per_host ? h.network_bytes_per_s : h.host_bytes_per_s;
   };
   const double type = s.bf16 ? 2 : 4;

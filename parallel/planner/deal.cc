@@ -49,10 +49,10 @@ Status check_request(const DealRequest& q) {
   return ok_status();
 }
 
-// Who sits where. Slots are handed out host by host; a host's and a worker's
-// turn is that of its first rank in the previous mesh, new ones come last by
-// name. So ranks that stay keep their order, and without a previous mesh the
-// order is that of the names.
+// Assigns ranks to slots, host by host. Hosts and workers are ordered by their
+// first rank in the previous mesh; new ones come last, by name. So ranks that
+// stay keep their order, and without a previous mesh the order is that of the
+// names.
 class Seating {
  public:
   Seating(const DealRequest& q, const geometry::Layout& layout)
@@ -111,7 +111,7 @@ class Seating {
                                           .local_slot = s.second};
   }
 
-  // Everyone who is still there gets the ranks it had.
+  // Every worker that is still present gets its previous ranks.
   void keep(const std::vector<RankPlace>& previous) {
     for (const RankPlace& p : previous) {
       const auto it = index_.find(p.worker);
@@ -124,9 +124,9 @@ class Seating {
     }
   }
 
-  // Tensor-parallel peers [first, last): on the host where most of them sit
-  // already, else on the first with room for all that are vacant, else
-  // wherever slots are free.
+  // Tensor-parallel peers [first, last): on the host that already has most of
+  // them, else on the first with room for all vacant ones, else wherever slots
+  // are free.
   void fill_group(int first, int last) {
     std::vector<int> todo;
     std::map<std::string, int> seated;
@@ -139,7 +139,7 @@ class Seating {
     if (todo.empty()) return;
     std::erase_if(hosts_, [&](const auto& h) { return free_.at(h).empty(); });
     std::vector<std::string> by_wish = hosts_;
-    // One peer alone has no wish.
+    // A single peer has no preference.
     if (last - first > 1)
       std::stable_sort(by_wish.begin(), by_wish.end(),
                        [&](const std::string& a, const std::string& b) {
@@ -181,7 +181,7 @@ class Seating {
   geometry::Layout layout_;
   std::vector<RankPlace> places_;  // by rank; vacant while worker is ""
   std::vector<WorkerSlots> workers_;
-  std::vector<std::string> hosts_;  // in the order of their turn, some full
+  std::vector<std::string> hosts_;  // in order, some may be full
   std::map<std::string, size_t> index_;
   std::map<std::string, std::set<Seat>> free_;  // by host
 };
@@ -192,7 +192,7 @@ Result<Deal> deal_mesh(const DealRequest& request) {
   RETURN_IF_ERROR(check_request(request));
   int64_t offered = 0;
   for (const WorkerSlots& w : request.workers) offered += w.slots;
-  ASSIGN_OR_RETURN(const Choice choice, choose_layout(request, offered));
+  ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request, offered));
   Deal deal;
   deal.layout = choice.layout;
   deal.ranks = Seating(request, choice.layout).run(request.previous);

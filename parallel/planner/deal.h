@@ -1,21 +1,21 @@
-// deal_mesh: which mesh a job gets from the slots there are, and which worker
-// runs which rank. A pure function: the same request in any order of its
-// workers gives the same deal.
+// deal_mesh: which mesh a job gets from the available slots, and which worker
+// runs which rank. A pure function: the result does not depend on the order of
+// the workers in the request.
 //
-// Degrees that are given are kept. Of the others those are chosen that use most
-// slots; among meshes of one size, the one that fits into the hosts' memory and
-// takes the least time by estimate_step() (cost.h). With preferred layouts the
-// first for which the slots suffice is taken. Slots left over are hot spares.
+// Given degrees are kept. The others are chosen to use the most slots; among
+// meshes of one size, the one that fits into the hosts' memory and takes the
+// least time by estimate_step() (cost.h). With preferred layouts the first one
+// for which there are enough slots is taken. Remaining slots are hot spares.
 //
-// Ranks of one tensor-parallel group talk most, so they are put on one host
-// where that can be done; a worker's ranks are contiguous as far as possible.
-// A worker that had a place in the previous mesh of the same size gets the
-// same ranks back, so that its state in memory serves again and only what
-// really left moves. When the size changes, those who stay keep their order
-// and come first, so that joiners take the last ranks.
+// Ranks of one tensor-parallel group communicate most, so they are placed on
+// one host where possible; a worker's ranks are contiguous as far as possible.
+// A worker that had a place in the previous mesh of the same size gets the same
+// ranks again, so that its state in memory is reused and only the state of lost
+// ranks moves. When the size changes, workers that stay keep their order and
+// come first, and workers that join take the last ranks.
 //
-// threads follows from how many ranks share a host, so a rank may get another
-// number when the mesh changes or it moves to another host.
+// The number of threads follows from how many ranks share a host, so it may
+// change for a rank when the mesh changes or the rank moves to another host.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct WorkerSlots {
   std::string host;
   int slots = 0;
   int cores = 0;
-  uint64_t memory_bytes = 0;  // of the host; 0: not known
+  uint64_t memory_bytes = 0;  // of the host; 0 if unknown
   friend bool operator==(const WorkerSlots&, const WorkerSlots&) = default;
 };
 
@@ -49,7 +49,7 @@ struct Degrees {
   friend bool operator==(const Degrees&, const Degrees&) = default;
 };
 
-// One rank's place.
+// Where one rank runs.
 struct RankPlace {
   int rank = 0;
   std::string worker;
@@ -64,14 +64,14 @@ struct DealRequest {
   int64_t microbatches = 1;  // of one global batch
   int min_slots = 1;         // refuse a smaller mesh
   int max_slots = -1;        // use no more; -1: no limit
-  bool scaled = false;       // max_slots is a command's, not the job file's
+  bool scaled = false;       // max_slots comes from `remesh scale`
   // The previous generation's places, for stability; may be empty, and may
-  // name workers that are gone.
+  // name workers that have left.
   std::vector<RankPlace> previous;
-  // What the job asks of a mesh; without it any layout will do, and degrees
-  // of the model's axes that are to be chosen are 1.
+  // What the job requires of a mesh. Without it any layout is accepted, and
+  // model axes whose degree is to be chosen get 1.
   std::optional<JobShape> shape;
-  // When not empty, in place of the degrees: the preferred first.
+  // When not empty, replaces the degrees; in order of preference.
   std::vector<geometry::Layout> layouts;
   friend bool operator==(const DealRequest&, const DealRequest&) = default;
 };
@@ -84,9 +84,9 @@ struct Deal {
 };
 
 // Fails: invalid_argument when the request can never be met (bad degrees, two
-// workers of one name, dp above the number of microbatches, a model that cannot
-// be cut that way, max_slots below min_slots), exhausted when there are too few
-// slots now, or too little memory.
+// workers with one name, dp above the number of microbatches, a model that
+// cannot be sharded that way, max_slots below min_slots), exhausted when there
+// are too few slots now, or too little memory.
 Result<Deal> deal_mesh(const DealRequest& request);
 
 }  // namespace remesh::planner

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "parallel/geometry/slice.h"
+#include "parallel/geometry/mesh_check.h"
+#include "parallel/geometry/schedule.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
 #include "proto/jobfile/jobfile.h"
@@ -128,28 +129,12 @@ int given(int64_t degree) {
 // Why no slots in the world make the layout run, or "". What depends on how
 // the microbatches are dealt is the coordinator's to check.
 std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
-  const int64_t T = job.train().seq_len();
+  const pb::Train& t = job.train();
   const int64_t chunks = l.pp == 1 ? 1 : job.parallel().pipeline_chunks();
-  const int64_t batches =
-      job.train().global_batch_size() / job.train().local_batch_size();
-  const Status valid = geometry::validate_layout(model_config(job), l);
-  if (!valid.ok()) return valid.message();
-  if (l.dp > batches)
-    return fmt::format(
-        "dp = {}: a step has {} microbatches (train.global_batch_size / "
-        "train.local_batch_size); must be at most that",
-        l.dp, batches);
-  if (l.cp > 1 && T % (int64_t{2} * l.cp) != 0)
-    return fmt::format(
-        "cp = {}: twice that must divide train.seq_len = {}, so that each rank "
-        "has two parts of equal length",
-        l.cp, T);
-  if (l.pp * chunks > job.model().n_layers())
-    return fmt::format(
-        "pp = {} with parallel.pipeline_chunks = {}: has {} stages; must be at "
-        "most model.n_layers = {}",
-        l.pp, chunks, l.pp * chunks, job.model().n_layers());
-  return "";
+  return geometry::check_mesh(model_config(job), t.seq_len(),
+                              t.global_batch_size() / t.local_batch_size(),
+                              static_cast<int>(chunks), l)
+      .message();
 }
 
 void check_degrees(const pb::Job& job, Problems& out) {
@@ -184,8 +169,9 @@ void check_degrees(const pb::Job& job, Problems& out) {
 
 void check_pipeline(const pb::Job& job, Problems& out) {
   const pb::Parallel& p = job.parallel();
-  const bool interleaved = p.pipeline_schedule() == "interleaved";
-  if (p.pipeline_chunks() > 1 && !interleaved)
+  const auto schedule = geometry::parse_schedule(p.pipeline_schedule());
+  CHECK(schedule.ok());  // check_key()
+  if (p.pipeline_chunks() > 1 && !geometry::traits_of(*schedule).interleaved)
     out.push_back(fmt::format(
         "parallel.pipeline_chunks = {}: must be 1 where "
         "parallel.pipeline_schedule is \"{}\"; only \"interleaved\" has more",
@@ -236,6 +222,7 @@ void check_slots(const pb::Job& job, Problems& out) {
 geometry::ModelConfig model_config(const pb::Job& resolved) {
   const pb::Model& m = resolved.model();
   geometry::ModelConfig c;
+  c.arch = m.arch();
   c.dim = m.dim();
   c.n_layers = m.n_layers();
   c.n_heads = m.n_heads();

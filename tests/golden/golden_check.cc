@@ -20,10 +20,11 @@
 #include <thread>
 #include <vector>
 
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/layout.h"
 #include "tests/golden/golden_file.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/engine/whole_vector.h"
 #include "worker/engine/engine.h"
 #include "worker/kernels/backend.h"
@@ -43,18 +44,13 @@ struct Options {
   bool verbose = false;
 };
 
-const std::map<std::string, model::Recompute> kRecompute = {
-    {"none", model::Recompute::kNone},
-    {"selective", model::Recompute::kSelective},
-    {"full", model::Recompute::kFull}};
-
 // The results of training, gathered from all ranks.
 struct Run {
   explicit Run(const geometry::ParamTable& table)
       : first_grads(table), weights_after(table) {}
   std::mutex mutex;
   Status status;
-  model::Dtype products = model::Dtype::kFp32;  // type of the GEMMs
+  model::Dtype gemm_dtype = model::Dtype::kFp32;  // what the stage computed in
   engine::WholeVector first_grads, weights_after;
   std::vector<float> first_logits;
   std::vector<double> loss, grad_norm, lr;
@@ -87,18 +83,20 @@ std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
 }
 
 engine::EngineOptions engine_options(const Golden& g, const Options& o,
+                                     const kernels::Backend& backend,
                                      int64_t each) {
-  return {
-      .zero = {.stage = o.zero},
-      .schedule = geometry::parse_schedule(o.schedule).value(),
-      .chunks = o.chunks,
-      .recompute = kRecompute.at(o.recompute),
-      .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
-      .num_microbatches = (g.sequences + each - 1) / each,
-      .max_batch = each,
-      .max_seq = g.seq_len,
-      .optimizer = g.optimizer,
-      .bucket_elements = 5000};  // several buckets with arbitrary bounds
+  return {.zero = {.stage = o.zero},
+          .schedule = geometry::parse_schedule(o.schedule).value(),
+          .chunks = o.chunks,
+          .recompute = *geometry::parse_recompute(o.recompute),
+          .dtype = backend.gemm_dtype(
+              o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
+              g.config.dim),
+          .num_microbatches = (g.sequences + each - 1) / each,
+          .max_batch = each,
+          .max_seq = g.seq_len,
+          .optimizer = g.optimizer,
+          .bucket_elements = 5000};  // several buckets with arbitrary bounds
 }
 
 // Logits of sequence 0: each rank that holds part of the head has some of the
@@ -170,13 +168,14 @@ Status train_rank(const Golden& g, const Options& o,
                   int64_t each, Run& run) {
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(comm, layout));
-  ASSIGN_OR_RETURN(const auto engine,
-                   engine::Engine::create(
-                       table, *mesh, engine_options(g, o, each), *backend, {}));
+  ASSIGN_OR_RETURN(
+      const auto engine,
+      engine::make_engine(table, *mesh, engine_options(g, o, *backend, each),
+                          *backend, {}));
   load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
-  if (reports) run.products = engine->dtype();
+  if (reports) run.gemm_dtype = engine_options(g, o, *backend, each).dtype;
   for (int64_t s = 0; s < g.steps; ++s) {
     const auto mbs =
         deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
@@ -206,9 +205,9 @@ Status admit(const Golden& g, const Options& o,
     return unavailable(
         "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
   for (int rank = 0; rank < layout.world(); ++rank)
-    RETURN_IF_ERROR(engine::Engine::prepare(table, layout, rank,
-                                            engine_options(g, o, each),
-                                            *backend, {})
+    RETURN_IF_ERROR(engine::Engine::prepare(
+                        table, layout, rank,
+                        engine_options(g, o, *backend, each), *backend, {})
                         .status());
   return ok_status();
 }
@@ -293,7 +292,7 @@ bool compare(const Golden& g, const Run& run, const Options& o) {
   const bool bf16 = o.dtype == "bf16";
   const double loss_bound = bf16 ? 2e-2 : 1e-5;
   const double bound = bf16 ? 2e-2 : 1e-4;
-  const auto table = geometry::ParamTable::llama(g.config);
+  const auto table = geometry::ParamTable::make(g.config);
   Verdict v(o.verbose);
   v.add("first loss", relative(run.loss[0], g.first_loss), loss_bound);
   v.add("first logits of sequence 0",
@@ -339,7 +338,7 @@ int check(const Options& o) {
              layout->to_string(), o.zero, o.schedule,
              o.chunks > 1 ? fmt::format(" of {} chunks", o.chunks) : "",
              o.recompute);
-  const auto table = geometry::ParamTable::llama(golden->config);
+  const auto table = geometry::ParamTable::make(golden->config);
   const int64_t each = o.microbatch > 0       ? o.microbatch
                        : layout->world() == 1 ? golden->sequences
                                               : 1;
@@ -353,10 +352,10 @@ int check(const Options& o) {
     fmt::print(stderr, "golden_check: {}\n", run.status.to_string());
     return 2;
   }
-  if (o.dtype == "bf16" && run.products == model::Dtype::kFp32)
+  if (o.dtype == "bf16" && run.gemm_dtype == model::Dtype::kFp32)
     fmt::print(
-        "products in fp32: at dimension {} bf16 would not pay (see "
-        "Backend::product_dtype)\n",
+        "GEMMs in fp32: at dimension {} bf16 would not pay (see "
+        "Backend::gemm_dtype)\n",
         golden->config.dim);
   const bool ok = compare(*golden, run, o);
   fmt::print("{}\n", ok ? "all within bounds" : "FAILED");

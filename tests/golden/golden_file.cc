@@ -190,7 +190,7 @@ Result<Golden> read_golden(const std::string& path) {
   RETURN_IF_ERROR(read_config(r, g.config));
   RETURN_IF_ERROR(read_optimizer(r, g));
   RETURN_IF_ERROR(read_tokens(r, g));
-  const auto table = geometry::ParamTable::llama(g.config);
+  const auto table = geometry::ParamTable::make(g.config);
   RETURN_IF_ERROR(r.read_parameters("weights", table, g.weights));
   RETURN_IF_ERROR(r.read_parameters("first/grads", table, g.first_grads));
   RETURN_IF_ERROR(

@@ -17,13 +17,13 @@
 #include "parallel/geometry/param_table.h"
 #include "proto/base/status.h"
 #include "worker/engine/optimizer.h"
-#include "worker/train/schedule.h"
+#include "worker/train/lr_schedule.h"
 
 namespace remesh::golden {
 
 struct Golden {
   geometry::ModelConfig config;
-  train::Schedule schedule;
+  train::LrSchedule schedule;
   engine::OptimizerOptions optimizer;
   int64_t steps = 0, sequences = 0, seq_len = 0;
   std::vector<int32_t> tokens;  // steps * sequences * (seq_len + 1)

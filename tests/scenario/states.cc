@@ -15,7 +15,7 @@ constexpr int kExitBadSource = 65;
 pb::StateHolding ScriptedCluster::holding(int rank, int64_t step,
                                           bool replica) const {
   const auto table =
-      geometry::ParamTable::llama(core::shape_of(assignment_.job())->model);
+      geometry::ParamTable::make(core::shape_of(assignment_.job())->model);
   return sim::make_holding(table, assignment_, rank, step, replica);
 }
 

@@ -54,7 +54,7 @@ Cluster::Cluster(const SimOptions& options)
   e->set_rejoin_wait_ms(chance(0.5) ? 3000 : uniform(0, 1000));
   job_.mutable_parallel()->set_zero_stage(chance(0.5) ? 0 : 1);
   workers_a_host_ = chance(0.6) ? 1 : 2;
-  table_ = geometry::ParamTable::llama(core::shape_of(job_)->model);
+  table_ = geometry::ParamTable::make(core::shape_of(job_)->model);
   loss_ = chance(0.5) ? 0.0 : static_cast<double>(uniform(1, 30)) / 100;
   duplicate_ = chance(0.5) ? 0.0 : 0.1;
   max_latency_ms_ = chance(0.5) ? 2 : uniform(5, 200);

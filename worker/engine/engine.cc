@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/mesh_check.h"
 #include "proto/base/check.h"
 #include "worker/engine/hooks.h"
 
@@ -24,12 +25,7 @@ Status check_sizes(const EngineOptions& o, const Layout& layout) {
         "engine: {} microbatches of {} sequences of {} tokens, recomputed "
         "every {} layers: each must be at least 1",
         o.num_microbatches, o.max_batch, o.max_seq, o.recompute_every));
-  if (layout.cp > 1 && o.max_seq % (2 * layout.cp) != 0)
-    return invalid_argument(fmt::format(
-        "context parallelism of {} cuts sequences in {} pieces, which {} "
-        "tokens are not divisible by; allowed: multiples of {}",
-        layout.cp, 2 * layout.cp, o.max_seq, 2 * layout.cp));
-  return ok_status();
+  return geometry::check_context(o.max_seq, layout.cp);
 }
 
 }  // namespace
@@ -56,22 +52,11 @@ Result<std::unique_ptr<Engine>> Engine::prepare(
   return engine;
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(
-    const geometry::ParamTable& table, comm::Mesh& mesh,
-    const EngineOptions& options, kernels::Backend& backend, Progress progress,
-    StateStore* state) {
-  ASSIGN_OR_RETURN(auto engine,
-                   prepare(table, mesh.layout(), mesh.world().rank(), options,
-                           backend, progress, state));
-  RETURN_IF_ERROR(engine->connect(mesh));
-  return engine;
-}
-
 Status Engine::init(const Layout& layout, int rank) {
   RETURN_IF_ERROR(geometry::validate_layout(table_.config(), layout));
-  ASSIGN_OR_RETURN(plan_,
-                   plan_step(options_.schedule, layout.pp, options_.chunks,
-                             options_.num_microbatches, layout.dp));
+  ASSIGN_OR_RETURN(schedule_, geometry::step_schedule(
+                                  options_.schedule, layout.pp, options_.chunks,
+                                  options_.num_microbatches, layout.dp));
   ASSIGN_OR_RETURN(
       const geometry::StageBounds bounds,
       geometry::stage_bounds(table_.config(), layout.pp * options_.chunks,
@@ -94,9 +79,9 @@ Status Engine::make_state() {
       store_, WeightStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
                                 weights()));
   ASSIGN_OR_RETURN(
-      grads_,
-      GradStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
-                      plan_.num_microbatches == 1, options_.bucket_elements));
+      grads_, GradStore::make(rank_shard_.shard, rank_shard_.zero, backend_,
+                              schedule_.num_microbatches == 1,
+                              options_.bucket_elements));
   return ok_status();
 }
 
@@ -116,11 +101,10 @@ bool Engine::last_stage(int chunk) const {
 model::StageOptions Engine::stage_options(int chunk, int slots) const {
   model::StageOptions o{.chunk = chunk,
                         .dtype = options_.dtype,
-                        .keep_dtype = options_.keep_dtype,
                         .max_batch = options_.max_batch,
                         .max_seq = options_.max_seq,
                         .num_slots = slots,
-                        .split_backward = plan_.schedule.split_backward};
+                        .split_backward = schedule_.split_backward};
   for (int64_t l = rank_shard_.shard.first_layer(chunk);
        l < rank_shard_.shard.last_layer(chunk); ++l)
     o.recompute.push_back(l % options_.recompute_every == 0
@@ -132,7 +116,7 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
 
 Status Engine::make_stages() {
   const std::vector<int> slots =
-      slots_needed(plan_.schedule, plan_.ops(rank_shard_.shard.coord().pp));
+      geometry::slots_needed(schedule_, rank_shard_.shard.coord().pp);
   int64_t most = 0;
   for (int c = 0; c < options_.chunks; ++c) {
     model::StageOptions o = stage_options(c, slots[static_cast<size_t>(c)]);
@@ -146,7 +130,7 @@ Status Engine::make_stages() {
     free_slots_.emplace_back();
     for (int s = slots[static_cast<size_t>(c)]; s-- > 0;)
       free_slots_.back().push_back(s);
-    slot_of_.emplace_back(static_cast<size_t>(plan_.num_microbatches), -1);
+    slot_of_.emplace_back(static_cast<size_t>(schedule_.num_microbatches), -1);
   }
   links_ = std::make_unique<PipeLinks>(backend_, most * table_.config().dim);
   return ok_status();
@@ -216,21 +200,6 @@ Status Engine::connect(comm::Mesh& mesh) {
 void Engine::commit_state(int64_t step) {
   state_->commit(step);
   step_ = step;
-}
-
-void Engine::initialise(uint64_t seed) {
-  const StateView to = begin_state();
-  for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u) {
-    const geometry::FlatRange r = rank_shard_.zero.update_range(u);
-    rank_shard_.shard.initial_values(
-        seed, r.begin,
-        to.weights.subspan(
-            static_cast<size_t>(rank_shard_.zero.state_offset(u)),
-            static_cast<size_t>(r.size())));
-  }
-  for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
-    if (!v.empty()) backend_.zero(v.data(), v.size_bytes());
-  commit_state(0);
 }
 
 void Engine::state_loaded() {

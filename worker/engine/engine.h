@@ -2,38 +2,36 @@
 // context parallelism, sharded as ZeRO 0 to 3, in any schedule.
 //
 //   forward and backward of this rank's microbatches, as the schedule lists
-//     them (plan.h), activations to and from the neighbouring stages
-//     (pipe_links.h), gradients summed beside backward (grad_store.h)
-//   one small all-reduce over all ranks: loss, gradient norm, and all else that
-//     they must agree on at this boundary (agreement.h)
-//   clip, AdamW on this rank's update ranges, new compute weights to whoever
-//     needs them (weight_store.h)
+//     them (geometry/schedule.h), activations to and from the neighbouring
+//     stages (pipe_links.h), gradients summed during backward (grad_store.h)
+//   one small all-reduce over all ranks: loss, gradient norm, and everything
+//     else that they must agree on at this boundary (agreement.h)
+//   clip, AdamW on this rank's update ranges, new compute weights to the ranks
+//     that need them (weight_store.h)
 //
-// It knows no files, daemon, job or clock of training: what it is given is
-// weights, microbatches and a learning rate.
+// It knows nothing of files, daemons, jobs or the progress of training: it is
+// given weights, microbatches and a learning rate.
 //
-// Life:
-//   prepare()    needs no peer: tables, memory, stages where it can. May run
-//                beside MPI's start in another thread.
-//   state        either initialise(), or fill begin_state() yourself, for this
-//                rank's shard() and zero(), and commit_state(); or set_step()
-//                when the store holds it already
+// Life cycle:
+//   prepare()    makes tables, memory and, where possible, stages. Needs no
+//                peer, so another thread may start MPI at the same time.
+//   state        fill begin_state(), for this rank's shard() and zero(), and
+//                commit_state(); or set_step() when the store holds it already
 //   connect()    makes the groups; collective over the mesh's world
-//   state_loaded()  once the state is there, in every rank
-//   run(), evaluate() as often as wanted
+//   state_loaded()  when every rank has its state
+//   run(), evaluate() any number of times
 //
-// Bits: the gradient is weighted by 1 / (tokens of the global batch) whatever
-// the mesh. Gradients are added over microbatches in ascending order, then over
+// Bits: the gradient is weighted by 1 / (tokens of the global batch) on every
+// mesh. Gradients are added over microbatches in ascending order, then over
 // the data group in rank order. So for one dp, tp, cp and list of microbatches
 // the losses have the same bits in every schedule and ZeRO stage (one shard
 // group); on another mesh they differ by rounding. Squares of the gradient are
-// summed unit by unit, and units in the model's order, so that its norm depends
-// neither on pp, schedule nor ZeRO stage.
+// summed unit by unit, and units in the model's order, so the norm does not
+// depend on pp, schedule or ZeRO stage.
 //
 // Ownership: owns gradients, stages and, unless it is given a StateStore, the
 // state; borrows table, mesh, backend and store, which must outlive it.
-// Threads: one at a time; the thread of run() must be the one that may use the
-// mesh's comms.
+// Threads: one at a time; run() uses the mesh's comms.
 #pragma once
 
 #include <cstdint>
@@ -65,13 +63,12 @@ namespace remesh::engine {
 struct EngineOptions {
   geometry::ZeroOptions zero;
   geometry::ScheduleKind schedule = geometry::ScheduleKind::k1F1B;
-  int chunks = 1;  // of the model, a pipeline rank
-  // Of layers 0, k, 2k, ... with k = recompute_every; the others keep all.
+  int chunks = 1;  // model chunks per pipeline rank
+  // For layers 0, k, 2k, ... with k = recompute_every; the others keep all.
   model::Recompute recompute = model::Recompute::kNone;
   int recompute_every = 1;
   model::Dtype dtype = model::Dtype::kFp32;
-  bool keep_dtype = false;       // StageOptions::keep_dtype
-  int64_t num_microbatches = 1;  // of the global batch, before it is dealt
+  int64_t num_microbatches = 1;  // of the global batch
   int64_t max_batch = 1;         // sequences a microbatch
   int64_t max_seq = 1;           // tokens a sequence
   OptimizerOptions optimizer;
@@ -81,27 +78,26 @@ struct EngineOptions {
 struct StepInput {
   double lr = 0;
   // This data-parallel rank's part of the global batch (geometry::deal), in
-  // order; at most what even_share() gives the first rank. The same on all
-  // ranks with one dp coordinate: tokens and targets of whole sequences, (B,
-  // T).
+  // order; at most as many as the first rank has. The same on all ranks with
+  // one dp coordinate: tokens and targets of complete sequences, (B, T).
   std::span<const model::MicroBatch> microbatches;
   int64_t global_tokens = 0;  // of all ranks
-  // Called just before the agreement: this rank's requests and save flags (the
-  // sums are filled in here). May be empty.
+  // Called just before the agreement for this rank's requests and save flags;
+  // the engine fills in the sums. May be empty.
   std::function<Facts()> facts;
 };
 
 // Seconds of this rank.
 struct StepTimes {
   double compute = 0;   // passes
-  double pipeline = 0;  // waiting for a neighbouring stage: the bubble
+  double pipeline = 0;  // waiting for a neighbouring stage, the bubble
   double tensor = 0;    // waiting for tensor-parallel ranks
   double context = 0;   // waiting for context-parallel ranks
   double reduce = 0;    // waiting for sums of gradients
   double gather = 0;    // waiting for weights
-  double agree = 0;     // in the agreement: also for slower ranks
+  double agree = 0;     // in the agreement, including slower ranks
   double update = 0;    // clip, AdamW, loading weights
-  // Waiting for collectives and messages, but for the bubble.
+  // Waiting for collectives and messages, without the bubble.
   double exposed() const { return tensor + context + reduce + gather + agree; }
 };
 
@@ -123,27 +119,22 @@ class Engine {
  public:
   // For rank `rank` of a mesh of that layout. Fails, saying what is allowed,
   // when the model, schedule, ZeRO options or sizes do not admit the layout;
-  // with kExhausted when memory is short. `state`: where the state lives, not
-  // reserved yet; nullptr: in memory of the engine's own, updated in place.
+  // with kExhausted when memory is short. `state`: a store not reserved yet, or
+  // nullptr to keep the state in private memory and update it in place.
   static Result<std::unique_ptr<Engine>> prepare(
       const geometry::ParamTable& table, const geometry::Layout& layout,
       int rank, const EngineOptions& options, kernels::Backend& backend,
       Progress progress, StateStore* state = nullptr);
-  // Collective. REQUIRES: the mesh has the layout and this rank its
-  // coordinates. Fails, on this rank alone, like prepare().
+  // Collective. REQUIRES: the mesh has this layout and this rank's coordinates.
+  // Fails, on this rank alone, like prepare().
   Status connect(comm::Mesh& mesh);
-  // Both.
-  static Result<std::unique_ptr<Engine>> create(
-      const geometry::ParamTable& table, comm::Mesh& mesh,
-      const EngineOptions& options, kernels::Backend& backend,
-      Progress progress, StateStore* state = nullptr);
   ~Engine();
-  // Tells it the passes and updates of the steps to come; nullptr: nobody. It
-  // must outlive the engine.
+  // Records passes and updates of the following steps; nullptr: nothing. The
+  // tracer must outlive the engine.
   void set_tracer(trace::Tracer* tracer) { tracer_ = tracer; }
-  // Called wherever messages under way are looked after: between the passes'
-  // units and in waits for sums. For what else moves beside the computing; must
-  // be quick.
+  // Called wherever communication is advanced: between the units of a pass and
+  // while waiting for sums. For other communication that overlaps with compute;
+  // must be quick.
   void set_poll(std::function<void()> poll) { poll_ = std::move(poll); }
 
   // --- state: this rank's update ranges, in the order of
@@ -161,31 +152,26 @@ class Engine {
   // Writes a state from outside: StateStore::begin() and commit().
   StateView begin_state() { return state_->begin(); }
   void commit_state(int64_t step);
-  // Initial weights (ShardTable::initial_values), no moments, step 0.
-  void initialise(uint64_t seed);
-  // The state vectors were written: makes the compute weights of it.
-  // Collective over the data group.
+  // Loads the compute weights from the state vectors just written. Collective
+  // over the data group.
   void state_loaded();
 
   // Makes update number step() + 1. Fails, on every rank alike and with the
   // state untouched, when loss or gradient norm is not finite. Collective.
   Result<StepResult> run(const StepInput& in);
-  // Forward alone. A rank may have any number of microbatches, also none; all
-  // ranks of one dp coordinate the same ones. Collective, the same result on
-  // every rank.
+  // Forward passes only. A rank may have any number of microbatches, even none;
+  // all ranks with one dp coordinate have the same ones. Collective, with the
+  // same result on every rank.
   Result<Evaluation> evaluate(std::span<const model::MicroBatch> microbatches);
 
-  // After run(), until the next: the summed gradient, not clipped, of unit
-  // u's update range.
+  // The summed, unclipped gradient of unit u's update range; valid from one
+  // run() to the next.
   std::span<const float> gradient(size_t unit) { return grads_->reduced(unit); }
   // Stage of a chunk of this rank. REQUIRES: connected.
   model::Stage& stage(int chunk) {
     return *stages_[static_cast<size_t>(chunk)];
   }
-  // What the products run in (StageOptions::dtype). REQUIRES: connected.
-  model::Dtype dtype() const { return stages_.front()->dtype(); }
-  const StepPlan& plan() const { return plan_; }
-  // Bytes held now, by what they are for.
+  // Bytes held now, by purpose.
   board::Memory memory() const;
 
  private:
@@ -203,8 +189,8 @@ class Engine {
   bool first_stage(int chunk) const;
   bool last_stage(int chunk) const;
   int64_t elements(const model::MicroBatch& mb) const;
-  void cut(std::span<const model::MicroBatch> whole);
-  // What the passes will receive from neighbouring stages.
+  void take_part(std::span<const model::MicroBatch> sequences);
+  // Announces what the passes receive from neighbouring stages.
   Status expect(const std::vector<geometry::PipeOp>& ops);
   Status run_passes(const StepInput& in, Facts& facts);
   Status run_pass(const geometry::PipeOp& op, double scale, Facts& facts);
@@ -212,7 +198,6 @@ class Engine {
   Status backward(const geometry::PipeOp& op, double scale);
   Status evaluate_pass(const geometry::PipeOp& op, Facts& facts);
   void join(const geometry::PipeOp& op);
-  geometry::Pass last_pass() const;  // of a microbatch, in a chunk
   void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
   StepResult agree(const StepInput& in, Facts facts, StepTimes times);
   void update(double lr, double grad_scale);
@@ -225,9 +210,9 @@ class Engine {
   std::function<void()> poll_;
 
   geometry::RankShard rank_shard_;
-  StepPlan plan_;
+  geometry::Schedule schedule_;  // of a step
   geometry::Sharding sharding_;
-  std::unique_ptr<StateStore> own_state_;  // when none was given
+  std::unique_ptr<StateStore> own_state_;  // when no store is given
   StateStore* const state_;
   int64_t step_ = 0;
   std::unique_ptr<WeightStore> store_;
@@ -239,9 +224,9 @@ class Engine {
   std::vector<std::unique_ptr<model::Stage>> stages_;  // by chunk
   std::unique_ptr<Hooks> hooks_;
 
-  // Of the passes under way.
+  // Of the passes in progress.
   std::vector<model::MicroBatch> microbatches_;  // this rank's part of each
-  std::vector<int32_t> cut_tokens_;
+  std::vector<int32_t> part_tokens_;
   std::vector<std::vector<int>> free_slots_;  // by chunk
   std::vector<std::vector<int>> slot_of_;     // by chunk and microbatch
 };

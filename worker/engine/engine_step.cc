@@ -40,18 +40,18 @@ int64_t Engine::elements(const model::MicroBatch& mb) const {
 }
 
 // Takes this rank's part of every sequence (context parallelism).
-void Engine::cut(std::span<const model::MicroBatch> whole) {
-  microbatches_.assign(whole.begin(), whole.end());
-  for (const model::MicroBatch& mb : whole)
+void Engine::take_part(std::span<const model::MicroBatch> sequences) {
+  microbatches_.assign(sequences.begin(), sequences.end());
+  for (const model::MicroBatch& mb : sequences)
     CHECK(mb.B >= 1 && mb.B <= options_.max_batch && mb.T >= 1 &&
           mb.T <= options_.max_seq);
   const geometry::Layout& layout = rank_shard_.shard.layout();
   if (layout.cp == 1) return;
   size_t total = 0;
-  for (const model::MicroBatch& mb : whole)
+  for (const model::MicroBatch& mb : sequences)
     total += 2 * static_cast<size_t>(mb.B * mb.T / layout.cp);
-  cut_tokens_.resize(total);
-  int32_t* to = cut_tokens_.data();
+  part_tokens_.resize(total);
+  int32_t* to = part_tokens_.data();
   for (model::MicroBatch& mb : microbatches_) {
     const std::vector<int32_t> positions =
         model::context_positions(mb.T, layout.cp, rank_shard_.shard.coord().cp);
@@ -85,7 +85,7 @@ Status Engine::expect(const std::vector<PipeOp>& ops) {
   return links_->expect(std::move(messages));
 }
 
-// A loss is the same on all tensor-parallel ranks and counted once.
+// All tensor-parallel ranks have the same loss; one of them counts it.
 void Engine::count(const model::MicroBatch& mb, double loss,
                    Facts& facts) const {
   if (rank_shard_.shard.coord().tp != 0) return;
@@ -115,10 +115,10 @@ Status Engine::forward(const PipeOp& op, Facts& facts) {
     return ok_status();
   }
   const int pp = rank_shard_.shard.layout().pp;
-  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
+  const int at = schedule_.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   links_->send(key, {stage.output(slot), static_cast<size_t>(elements(mb))},
-               (at + 1) % pp, tag_of(op, at, plan_.schedule.num_stages()));
+               (at + 1) % pp, tag_of(op, at, schedule_.num_stages()));
   return ok_status();
 }
 
@@ -132,27 +132,23 @@ Status Engine::backward(const PipeOp& op, double scale) {
   const float* dx = stages_[c]->backward(slot_of_[c][m], scale, dy, *hooks_);
   if (first_stage(op.chunk)) return ok_status();
   const int pp = rank_shard_.shard.layout().pp;
-  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
+  const int at = schedule_.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {dx, static_cast<size_t>(elements(microbatches_[m]))}, (at - 1) % pp,
-      tag_of(op, at, plan_.schedule.num_stages()));
+      tag_of(op, at, schedule_.num_stages()));
 }
 
-// Another data-parallel rank has this microbatch: gathers with it. Where a step
-// has one microbatch, others may wait for a unit's gradient before they go on.
+// Gathers with the data-parallel ranks that have this microbatch. In a step of
+// one microbatch they may wait for a unit's gradient before they continue.
 void Engine::join(const PipeOp& op) {
-  const bool last = op.pass == last_pass();
+  const bool last = op.pass == schedule_.last_pass();
   PipeOp all = op;
   if (last) all.pass = Pass::kBackward;
   for (const int u : units_needed(rank_shard_.shard, all)) {
     if (op.pass != Pass::kWeight) store_->join(u);
-    if (last && plan_.num_microbatches == 1) grads_->ready(u);
+    if (last && schedule_.num_microbatches == 1) grads_->ready(u);
   }
-}
-
-Pass Engine::last_pass() const {
-  return plan_.schedule.split_backward ? Pass::kWeight : Pass::kBackward;
 }
 
 Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
@@ -171,7 +167,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
     RETURN_IF_ERROR(backward(op, scale));
   else
     stages_[c]->backward_weight(slot_of_[c][m], *hooks_);
-  if (op.pass == last_pass()) {
+  if (op.pass == schedule_.last_pass()) {
     free_slots_[c].push_back(slot_of_[c][m]);
     slot_of_[c][m] = -1;
   }
@@ -179,11 +175,13 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
 }
 
 Status Engine::run_passes(const StepInput& in, Facts& facts) {
-  CHECK_MSG(static_cast<int>(in.microbatches.size()) <= plan_.num_microbatches,
-            "more microbatches than this rank is dealt");
+  CHECK_MSG(
+      static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
+      "more microbatches than this rank is dealt");
   progress_.phase(RankPhase::kCompute);
-  cut(in.microbatches);
-  const std::vector<PipeOp>& ops = plan_.ops(rank_shard_.shard.coord().pp);
+  take_part(in.microbatches);
+  const std::vector<PipeOp>& ops =
+      schedule_.ranks[static_cast<size_t>(rank_shard_.shard.coord().pp)];
   grads_->begin();
   store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
@@ -318,12 +316,12 @@ Status Engine::evaluate_pass(const PipeOp& op, Facts& facts) {
     count(mb, loss, facts);
     return ok_status();
   }
-  const int at = plan_.schedule.stage(rank_shard_.shard.coord().pp, op.chunk);
+  const int at = schedule_.stage(rank_shard_.shard.coord().pp, op.chunk);
   backend_.synchronize();
   return links_->send_copy(
       {stage.evaluated(), static_cast<size_t>(elements(mb))},
       (at + 1) % rank_shard_.shard.layout().pp,
-      tag_of(op, at, plan_.schedule.num_stages()));
+      tag_of(op, at, schedule_.num_stages()));
 }
 
 Result<Evaluation> Engine::evaluate(
@@ -333,11 +331,12 @@ Result<Evaluation> Engine::evaluate(
   auto n = static_cast<int64_t>(microbatches.size());
   if (rank_shard_.shard.layout().dp > 1)
     mesh_->data().all_reduce(std::span<int64_t>(&n, 1), comm::Op::kMax);
-  const StepPlan plan =
-      plan_evaluation(rank_shard_.shard.layout().pp, options_.chunks, n);
-  const std::vector<PipeOp>& ops = plan.ops(rank_shard_.shard.coord().pp);
+  const geometry::Schedule schedule = geometry::forward_schedule(
+      rank_shard_.shard.layout().pp, options_.chunks, n);
+  const std::vector<PipeOp>& ops =
+      schedule.ranks[static_cast<size_t>(rank_shard_.shard.coord().pp)];
   Facts facts;
-  cut(microbatches);
+  take_part(microbatches);
   store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));
   for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));

@@ -1,5 +1,5 @@
-// FlatBuffer: a flat fp32 vector in a backend's memory, zeroed and untouched
-// when made. Owns it; `backend` must outlive it.
+// FlatBuffer: a zeroed fp32 vector in a backend's memory, which it owns. The
+// backend must outlive it.
 #pragma once
 
 #include <cstdint>

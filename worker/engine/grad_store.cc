@@ -38,7 +38,7 @@ Status GradStore::allocate() {
   if (!streams_) {
     for (size_t u = 0; u < n; ++u) where_.push_back(layout_.offset(u));
   } else {
-    // Two places for blocks in turn, and one for each end.
+    // Blocks take turns in two places; embedding and head have one each.
     std::vector<int64_t> sizes(2, 0);
     int64_t shares = 0;
     for (size_t u = 0; u < n; ++u) {
@@ -82,7 +82,7 @@ float* GradStore::memory(size_t unit) { return all_.data() + where_[unit]; }
 
 void GradStore::begin() {
   CHECK(under_way_.empty());
-  // Memory is made zero, and the first step need not touch it again.
+  // New memory is zero, so the first step need not clear it.
   if (used_ && !streams_) backend_.zero(all_.data(), all_.bytes());
   used_ = true;
   std::fill(holder_.begin(), holder_.end(), -1);
@@ -114,7 +114,7 @@ float* GradStore::grads(int unit) {
 void GradStore::ready(int unit) {
   const auto u = static_cast<size_t>(unit);
   CHECK(u < state_.size() && state_[u] == State::kComputing);
-  grads(unit);  // has a place, also when nothing was added
+  grads(unit);  // takes a place, even when nothing was added
   state_[u] = State::kReady;
   start_ready(/*tied_too=*/false);
   poll();
@@ -128,7 +128,8 @@ void GradStore::start_ready(bool tied_too) {
   }
 }
 
-// Packs what a group of tensor-parallel ranks shares into one message.
+// Packs the gradients that a group of tensor-parallel ranks shares into one
+// message.
 void GradStore::sum_shared(size_t unit) {
   const Unit& u = shard_.units()[unit];
   for (const auto& [degree, group] : groups_.tp) {
@@ -185,7 +186,7 @@ void GradStore::start(int unit) {
       groups_.shard->start_reduce_scatter({memory(u), length}, {mine, share}));
 }
 
-// In buckets: what is done of a large unit need not be looked at again.
+// In buckets, so that finished parts of a large unit are not polled again.
 void GradStore::over_replicas(Sum& sum) {
   sum.scattered = true;
   if (groups_.replicas == nullptr) return;
@@ -207,8 +208,8 @@ bool GradStore::complete(Sum& sum, bool wait) {
   return true;
 }
 
-// Sums over the replicas start in the order of the units, so in the same order
-// everywhere.
+// Sums over the replicas start in the order of the units, which is the same on
+// every rank.
 void GradStore::scatter(bool wait) {
   for (Sum& sum : under_way_) {
     if (sum.scattered) continue;

@@ -1,23 +1,23 @@
 // GradStore: gradients of a rank's parameters, from the passes that add to them
-// to the sum that its update reads.
+// to the sum that the update reads.
 //
 // Each unit's gradient is accumulated in fp32 over the rank's microbatches.
-// When it is final on this rank it is summed, beside the rest of backward:
+// When it is final on this rank it is summed while backward continues:
 //
 //   over neighbouring tensor-parallel ranks that hold the same parameters
-//   over both ends of the pipeline, a tied embedding (once all passes are done:
-//     one end finishes it first, the other last)
-//   over the data group: all-reduced when nothing is sharded (in buckets), else
-//     reduce-scattered in the shard group and the shares all-reduced over the
-//     replicas of it
+//   over both ends of the pipeline, for a tied embedding (after all passes: one
+//     end finishes it first, the other last)
+//   over the data group: all-reduced in buckets when nothing is sharded, else
+//     reduce-scattered in the shard group, and the shares all-reduced over its
+//     replicas
 //
-// Sums are in rank order (comm.h), so ZeRO stages give the same bits. Units
-// start in one order on every rank, last unit first, also on a rank that has no
-// microbatch: collectives of a group must be called in the same order.
+// Sums are in rank order (comm.h), so all ZeRO stages give the same bits. The
+// ranks of a group must call collectives in the same order, so units start in
+// one order on every rank, last unit first, even without a microbatch.
 //
-// Memory: all gradients of the shard. Only where there is one microbatch a
-// step, ZeRO 2 and 3 keep less (`streams`): two blocks' gradients, those of
-// the ends, and this rank's shares.
+// Memory: all gradients of the shard. With one microbatch per step, ZeRO 2 and
+// 3 keep less (`streams`): the gradients of two blocks, those of embedding and
+// head, and this rank's shares.
 //
 // Ownership: owns gradients; borrows the rest. Threads: one.
 #pragma once
@@ -37,7 +37,7 @@
 
 namespace remesh::engine {
 
-// Null where there would be one rank. All borrowed.
+// Null where the group would have one rank. All borrowed.
 struct GradGroups {
   std::map<int, comm::Comm*> tp;  // by ShardParam::tp_group
   comm::Comm* ends = nullptr;     // first and last stage, of a tied embedding
@@ -47,25 +47,25 @@ struct GradGroups {
 
 class GradStore {
  public:
-  // one_microbatch: a step adds at most one to every unit, and a unit is ready
-  // before grads() is asked for the next but one.
+  // one_microbatch: a step adds to every unit at most once, and a unit is ready
+  // before grads() is called for the unit after the next.
   static Result<std::unique_ptr<GradStore>> make(
       const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
       kernels::Backend& backend, bool one_microbatch, int64_t bucket_elements);
   void connect(const GradGroups& groups) { groups_ = groups; }
 
-  // A new step: all gradients are zero.
+  // Starts a step with all gradients zero.
   void begin();
-  // Where the gradient of unit u is added: numel() elements.
+  // The numel() elements to which the gradient of unit u is added.
   float* grads(int unit);
   // The gradient of unit u is final on this rank. REQUIRES: once a step.
   void ready(int unit);
-  // Returns when every unit is summed; those that ready() has not named are
-  // final. `tick` runs after each.
+  // Returns when every unit is summed; units that ready() has not named are
+  // taken as final. `tick` runs after each.
   void finish(const std::function<void()>& tick);
-  // The sum, of the unit's update range; until the next begin().
+  // The sum over the unit's update range, valid until the next begin().
   std::span<float> reduced(size_t unit);
-  // Lets what is under way move on.
+  // Advances operations in progress.
   void poll();
 
   // Seconds spent waiting for sums so far.
@@ -74,7 +74,7 @@ class GradStore {
 
  private:
   enum class State { kComputing, kReady, kStarted, kSummed };
-  struct Sum {  // under way
+  struct Sum {  // in progress
     int unit = 0;
     bool scattered = false;  // the first of two sums is done
     std::deque<comm::RequestPtr> requests;
@@ -91,7 +91,7 @@ class GradStore {
   void over_replicas(Sum& sum);
   static bool complete(Sum& sum, bool wait);
   void scatter(bool wait);
-  // wait: until the first sum under way is there.
+  // wait: until the oldest sum in progress is complete.
   void move_on(bool wait);
   float* memory(size_t unit);
   bool is_tied(size_t unit) const;
@@ -104,13 +104,13 @@ class GradStore {
   const int64_t bucket_;
   GradGroups groups_;
 
-  FlatBuffer all_;     // whole units (streams_: a few)
+  FlatBuffer all_;     // complete units (streams_: a few)
   FlatBuffer shares_;  // streams_: this rank's shares
   std::vector<float> scratch_;
-  bool used_ = false;              // all_ may hold something
+  bool used_ = false;              // all_ may hold nonzero values
   std::vector<int64_t> where_;     // of a unit in all_
   std::vector<int64_t> share_at_;  // in shares_
-  std::vector<int> holder_;        // streams_: the unit for which its place is
+  std::vector<int> holder_;        // streams_: the unit that has each place
   std::vector<size_t> place_;      // ... by unit
   std::vector<State> state_;
   std::vector<int> order_;  // in which units start

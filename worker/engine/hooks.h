@@ -1,5 +1,5 @@
-// Engine::Hooks: connects a stage's passes with the stores of weights and
-// gradients. Private to this folder.
+// Engine::Hooks: connects a stage's passes with the weight and gradient stores.
+// Private to this folder.
 #pragma once
 
 #include "worker/engine/engine.h"
@@ -12,7 +12,7 @@ class Engine::Hooks final : public model::UnitHooks {
         const std::function<void()>& more)
       : weights_(weights), grads_(grads), links_(links), more_(more) {}
 
-  // Whether the passes to come add a chunk's last gradients.
+  // Whether the next passes add a chunk's last gradients.
   void set_last(bool last) { last_ = last; }
 
   void need(int unit) override {

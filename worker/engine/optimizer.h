@@ -18,8 +18,8 @@ struct OptimizerOptions {
   double max_norm = 0;      // 0: no clipping
 };
 
-// What gradients of global L2 norm `norm` are multiplied with: min(1, max_norm
-// / (norm + 1e-6)), as torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
+// The factor for gradients of global L2 norm `norm`: min(1, max_norm / (norm +
+// 1e-6)), as in torch.nn.utils.clip_grad_norm_; 1 when max_norm is 0.
 double clip_coefficient(double max_norm, double norm);
 
 struct UpdateStep {
@@ -36,7 +36,7 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  size_t unit, std::span<float> grads,
                  const ConstStateView& from, const StateView& to);
 
-// Sum of the squares of what this rank counts of the unit's gradient
+// Sum of squares over the part of the unit's gradient that this rank counts
 // (ZeroPlan::norm_range, owned parameters).
 double square_sum(kernels::Backend& backend, const geometry::RankShard& rank,
                   size_t unit, std::span<const float> grads);

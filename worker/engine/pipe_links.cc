@@ -17,7 +17,7 @@ Status PipeLinks::expect(std::vector<Message> messages) {
   return post();
 }
 
-// A buffer is free when it has no request and is not what receive() gave.
+// A buffer is free when it has no request and receive() did not return it last.
 Result<PipeLinks::Buffer*> PipeLinks::free_buffer(
     std::vector<std::unique_ptr<Buffer>>& buffers) {
   for (const auto& b : buffers) {
@@ -48,7 +48,7 @@ Status PipeLinks::post() {
 }
 
 Result<const float*> PipeLinks::receive() {
-  CHECK_MSG(!posted_.empty(), "nothing more is expected");
+  CHECK_MSG(!posted_.empty(), "no message is expected");
   current_ = posted_.front();
   posted_.pop_front();
   {

@@ -1,13 +1,12 @@
-// PipeLinks: activations and their gradients between neighbouring pipeline
-// stages, never waiting for a neighbour longer than the data need.
+// PipeLinks: exchanges activations and their gradients between neighbouring
+// pipeline stages, and waits only for data that a pass needs.
 //
-// Receives are posted ahead, in the order the passes want them. Sends do not
-// block and need no buffer of the receiver's: a schedule that simulate()
-// (geometry/schedule.h) can finish cannot deadlock here, as nothing is waited
-// for but data that a pass needs.
+// Receives are posted ahead, in the order in which the passes consume them.
+// Sends neither block nor need a buffer of the receiver's. So a schedule that
+// simulate() (geometry/schedule.h) can finish cannot deadlock here.
 //
 // Messages are fp32 and carry (stream_rows, dim) elements. Ownership: owns its
-// buffers, which are made as the first step needs them. Threads: one.
+// buffers, which are allocated during the first step. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -30,26 +29,26 @@ class PipeLinks {
     int64_t elements = 0;
   };
 
-  // No message has more than max_elements. `backend` must outlive it.
+  // No message has more than max_elements. `backend` must outlive this object.
   PipeLinks(kernels::Backend& backend, int64_t max_elements);
   void connect(comm::Comm& pp) { pp_ = &pp; }
 
-  // What will be received, in this order. Starts to receive the first ones.
-  // REQUIRES: all that was expected before was received. Fails when memory is
-  // short.
+  // The messages that will be received, in order. Starts to receive the first
+  // ones. REQUIRES: all messages expected before have been received. Fails when
+  // memory is short.
   Status expect(std::vector<Message> messages);
-  // The next of them, once it is here; readable until the next receive().
+  // Waits for the next of them; readable until the next receive().
   Result<const float*> receive();
 
-  // Sends from the caller's memory, which must stay as it is until
-  // sent(key) was called. REQUIRES: nothing is being sent under that key.
+  // Sends from the caller's memory, which must not change until sent(key) has
+  // been called. REQUIRES: no send is in progress under that key.
   void send(int key, std::span<const float> data, int to, int tag);
   void sent(int key);
   // Sends a copy.
   Status send_copy(std::span<const float> data, int to, int tag);
   // Waits until everything is sent.
   void finish();
-  // Lets what is under way move on.
+  // Advances operations in progress.
   void poll();
 
   // Seconds spent waiting for neighbours so far.
@@ -71,7 +70,7 @@ class PipeLinks {
   comm::Comm* pp_ = nullptr;
   std::deque<Message> expected_;  // not posted yet
   std::deque<Buffer*> posted_;
-  Buffer* current_ = nullptr;  // what receive() gave
+  Buffer* current_ = nullptr;  // that receive() returned last
   std::vector<std::unique_ptr<Buffer>> in_, out_;
   std::map<int, comm::RequestPtr> sending_;  // by key
   double waited_s_ = 0;

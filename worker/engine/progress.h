@@ -1,4 +1,4 @@
-// Progress: the board as computing code sees it; does nothing without one.
+// Progress: reports to the rank's status page; without one it does nothing.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,17 @@
-// StateStore: where a rank's training state lives, and how an update makes the
-// next state of it.
+// StateStore: holds a rank's training state and decides where an update writes
+// the next one.
 //
-//   current()   the newest whole state; stays as it is until begin()
-//   begin()     where the next one is written. Either the same memory (in
-//               place: what is written is the state at once), or other memory:
-//               then current() stays whole until commit()
-//   commit(k)   what was written is the state of step k, and current()
+//   current()   the newest complete state, unchanged until begin()
+//   begin()     returns where to write the next state. Either the same memory
+//               (in place: writes take effect at once), or other memory, and
+//               then current() stays complete until commit()
+//   commit(k)   makes what was written current(), as the state of step k
 //
-// In place is all that a rank needs which keeps its state to itself; a rank
-// that must lose nothing when it is killed keeps it in shared memory and
-// updates out of place (worker/train/state_home.h).
+// Updating in place is enough for state in private memory. A rank whose state
+// must survive a kill keeps it in shared memory and updates out of place
+// (worker/train/state_home.h).
 //
-// Vectors stand in the order of ZeroPlan::state_offset. Threads: one.
+// Vectors are in the order of ZeroPlan::state_offset. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,16 @@ using geometry::StateView;
 class StateStore {
  public:
   virtual ~StateStore() = default;
-  // Makes room, zeroed or holding a state, for vectors of `elements`: what this
-  // rank holds of a state cut like that. Once, before all else. Exhausted when
-  // memory is short.
+  // Allocates vectors of `elements`, zeroed or holding a state: this rank's
+  // part of a state sharded like that. Called once, first. Fails with
+  // kExhausted when memory is short.
   virtual Status reserve(const geometry::Sharding& sharding,
                          int64_t elements) = 0;
   virtual ConstStateView current() const = 0;
   virtual StateView begin() = 0;
   // REQUIRES: begin() before.
   virtual void commit(int64_t step) = 0;
-  // How often the three vectors are held.
+  // Number of copies of the three vectors in memory.
   virtual int copies() const = 0;
 };
 

@@ -1,5 +1,5 @@
-// UnitLayout: where units stand in a vector in which each is padded to whole
-// shares, so that shares can be gathered and scattered in place. Pure.
+// UnitLayout: the offsets of units in a vector in which each unit is padded to
+// equal shares, so that shares are gathered and scattered in place. Pure.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class UnitLayout {
       offset_.push_back(offset_.back() + share_.back() * shares);
     }
   }
-  // First element of unit u, elements with its padding, elements of a share.
+  // Of unit u: first element, elements with padding, elements of a share.
   int64_t offset(size_t u) const { return offset_[u]; }
   int64_t length(size_t u) const { return share_[u] * shares_; }
   int64_t share(size_t u) const { return share_[u]; }

@@ -40,7 +40,7 @@ Status WeightStore::allocate() {
                                              "the gathered weights"));
     return ok_status();
   }
-  // Elements of every buffer: kBlockBuffers a chunk, then one a unit that
+  // Elements of every buffer: kBlockBuffers per chunk, then one per unit that
   // stays.
   std::vector<int64_t> sizes(
       static_cast<size_t>(shard_.chunks()) * kBlockBuffers, 0);
@@ -113,7 +113,7 @@ void WeightStore::updated(size_t unit) {
 }
 
 void WeightStore::update_done(const std::function<void()>& tick) {
-  // What is gathered now is of the state before.
+  // Anything gathered so far belongs to the previous state.
   for (Buffer& b : buffers_) {
     CHECK(b.request == nullptr && !b.in_use);
     b.unit = -1;
@@ -132,10 +132,10 @@ void WeightStore::update_done(const std::function<void()>& tick) {
 
 void WeightStore::begin(std::vector<int> blocks) {
   if (!streams_) return;
-  CHECK_MSG(next_ == plan_.size(), "passes that were planned are missing");
+  CHECK_MSG(next_ == plan_.size(), "planned passes did not run");
   plan_ = std::move(blocks);
   next_ = 0;
-  // Those that stay: the embedding is needed first, the head last.
+  // Units that stay: the embedding is needed first, the head last.
   for (size_t u = 0; u < shard_.units().size(); ++u)
     if (shard_.units()[u].kind == UnitKind::kEmbedding)
       start(static_cast<int>(u));
@@ -153,8 +153,8 @@ void WeightStore::start(int unit) {
   b.request = start_gather(static_cast<size_t>(unit), b.memory.data());
 }
 
-// Starts what the passes need next, as far as there are buffers that neither
-// are in use nor hold what is needed before.
+// Starts to gather what the passes need next, into buffers that are neither in
+// use nor hold something needed earlier.
 void WeightStore::start_ahead() {
   std::vector<size_t> taken;
   for (size_t i = next_; i < plan_.size(); ++i) {
@@ -174,7 +174,7 @@ void WeightStore::obtain(int unit) {
   Buffer& b = buffer(unit);
   if (is_block(unit)) {
     CHECK_MSG(next_ < plan_.size() && plan_[next_] == unit,
-              "a block is needed out of turn");
+              "a block is needed out of order");
     ++next_;
     start(unit);
   }

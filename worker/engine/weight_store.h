@@ -1,20 +1,20 @@
 // WeightStore: brings weights from the ranks that update them to the stages
 // that compute with them.
 //
-//   nothing sharded (shard group of 1): a unit's state is its weights
-//   ZeRO 1, 2: every rank keeps all weights of its shard; after an update each
-//     rank's share is gathered, once a step
+//   nothing sharded (shard group of 1): the state holds the weights
+//   ZeRO 1, 2: every rank keeps all weights of its shard; each rank's share is
+//     gathered once per step, after the update
 //   ZeRO 3: a block's weights are gathered before use, one block ahead of the
-//     computation, into one of two buffers a chunk, and overwritten after it.
-//     Embedding and head are gathered once a step and stay until the update,
+//     computation, into one of two buffers per chunk, and overwritten after it.
+//     Embedding and head are gathered once per step and stay until the update,
 //     as the root module does in FSDP (Zhao et al. 2023, section 3.2).
 //
-// What is gathered is fp32: a stage reads norms, the embedding and, in fp32,
-// every matrix from there.
+// The gathered copies are fp32: a stage reads norms, the embedding and, when it
+// computes in fp32, every matrix from them.
 //
 // With ZeRO 3 all ranks of the shard group must gather the same units in the
-// same order. So the order is laid down beforehand (begin()), and a rank that
-// has no microbatch where others have one joins in (join()).
+// same order. begin() fixes that order in advance, and a rank without a
+// microbatch takes part in gathering by join().
 //
 // Ownership: owns the gathered copies; borrows everything else. Threads: one.
 #pragma once
@@ -35,14 +35,14 @@ namespace remesh::engine {
 
 class WeightStore {
  public:
-  // `master`: the rank's state vector of weights (ZeroPlan::state_offset), to
-  // be read until set_master() names another.
+  // `master`: the rank's state vector of weights (ZeroPlan::state_offset), read
+  // until set_master() names another.
   static Result<std::unique_ptr<WeightStore>> make(
       const geometry::ShardTable& shard, const geometry::ZeroPlan& zero,
       kernels::Backend& backend, std::span<const float> master);
 
-  // `gather`: the shard group, used by nobody else meanwhile; nullptr when it
-  // has one rank. `stages`: by chunk.
+  // `gather`: the shard group, not used by anyone else; nullptr when it has one
+  // rank. `stages`: by chunk.
   void connect(comm::Comm* gather, std::vector<model::Stage*> stages);
 
   // Blocks share weight memory (StageOptions::block_buffers).
@@ -50,23 +50,23 @@ class WeightStore {
   static constexpr int kBlockBuffers = 2;
 
   // --- after an update or restore ---
-  // Weights are read from here from now on, an update's while it is made; what
-  // was loaded or gathered before stays.
+  // Reads weights from here from now on, also while an update writes them; what
+  // is already loaded or gathered stays.
   void set_master(std::span<const float> master);
   // The state of unit u is final: loads it, or starts gathering it.
   void updated(size_t unit);
-  // All are. Returns when every stage that keeps its weights has them.
+  // All units are final. Returns when every stage has the weights it keeps.
   void update_done(const std::function<void()>& tick);
 
   // --- passes ---
-  // The units of the blocks that the passes to come need, in order, the same
-  // on all ranks of the shard group. Starts gathering. REQUIRES: the passes of
-  // the last begin() are done.
+  // The units of the blocks that the next passes need, in order, the same on
+  // all ranks of the shard group. Starts gathering. REQUIRES: the passes of the
+  // previous begin() are done.
   void begin(std::vector<int> blocks);
   void need(int unit);     // UnitHooks::need
   void release(int unit);  // UnitHooks::release
   void join(int unit);     // takes part in gathering, without computing
-  // Lets what is under way move on.
+  // Advances operations in progress.
   void poll();
 
   // Seconds spent waiting for weights so far.
@@ -74,10 +74,10 @@ class WeightStore {
   uint64_t bytes() const;
 
  private:
-  // Of a block's set, or of a unit that stays.
+  // Holds a block, or a unit that stays.
   struct Buffer {
     FlatBuffer memory;
-    int unit = -1;  // what it holds or is being filled with
+    int unit = -1;  // that it holds or is being filled with
     bool loaded = false;
     bool in_use = false;
     comm::RequestPtr request;
@@ -95,7 +95,7 @@ class WeightStore {
   comm::RequestPtr start_gather(size_t unit, float* to);
   void start(int unit);
   void start_ahead();
-  void obtain(int unit);  // waits until it is gathered
+  void obtain(int unit);  // waits until the unit is gathered
   void load(size_t unit, const float* weights);
 
   const geometry::ShardTable& shard_;

@@ -1,9 +1,10 @@
 // Backend: every operation on tensors that the model and the optimizer need.
 //
-// It is the seam between what is computed and where: nothing above it may know
-// the device. Two implementations exist: the reference (naive, double
-// accumulation, the definition of correct) and the CPU one (oneDNN for matrix
-// products, OpenMP and SIMD for the rest). A GPU one is a third folder.
+// It is the seam between what is computed and where: nothing above it knows the
+// device. Each backend is a folder: reference/ (naive, double accumulation, the
+// definition of correct) and cpu/ (AMX, AVX-512 or oneDNN for GEMMs, OpenMP and
+// SIMD for the rest). A new one is a folder, a name in backend.cc, and an
+// allowed value of train.backend (proto/job.proto).
 //
 // Ownership: pointers passed to an operation are borrowed for the call and lie
 // in memory the backend can reach (allocate(), or any host memory on a CPU).
@@ -11,12 +12,12 @@
 // Threads: one Backend belongs to one thread at a time; several Backends may
 // live in different threads of one process, each with its own worker threads.
 // Determinism: the same call with the same inputs, on the same machine and
-// thread count, gives the same bits. No operation depends on what ran before.
-// Memory: after an operation ran once with some sizes, it allocates nothing
-// when run again with sizes no larger.
+// thread count, gives the same bits. No operation depends on earlier ones.
+// Memory: an operation that has run once does not allocate when it runs again
+// with sizes that are no larger.
 //
-// Types: operands of matrix products and what lies between them are `d` (fp32
-// or bf16). The residual stream and its gradient, weights of norms, the
+// Types: operands of GEMMs and the activations between them are `d` (fp32 or
+// bf16). The residual stream and its gradient, weights of norms, the
 // embedding, statistics, parameter gradients and optimizer state are always
 // fp32. Sums inside an operation are fp32 or better. All matrices are dense and
 // row-major.
@@ -29,12 +30,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
+#include "proto/base/status.h"
 #include "worker/kernels/dtype.h"
 
 namespace remesh::kernels {
 
-// A linear layer's weight (out, in) as one backend likes to hold it.
+// A linear layer's weight (out, in) in the backend's own format.
 class Weight {
  public:
   virtual ~Weight() = default;
@@ -93,14 +96,13 @@ class Backend {
   // False: bf16 would be slower than fp32 here or is not possible.
   virtual bool supports_bf16() const = 0;
   virtual int threads() const = 0;
-  // The type to run the products of a model of dimension `dim` in when
-  // `wanted` is asked for. Policy: bf16 where it pays. Every product with
-  // weights has `dim` as its depth or width; where that is so small that bf16
-  // is not faster, fp32 is taken, as rounding the operands would buy nothing
-  // and move each gradient by 1 to 2 % (most of it from the weights, so no
-  // care with what lies between the products helps). A function of its
-  // arguments alone, the same on every rank.
-  virtual Dtype product_dtype(Dtype wanted, int64_t dim) const = 0;
+  // The type for the GEMMs of a model of dimension `dim` when the job requests
+  // `wanted`: bf16 where it pays. Every GEMM with weights has `dim` as its
+  // depth or width; when that is so small that bf16 is not faster, fp32 is
+  // used, because rounding the operands would gain nothing and change each
+  // gradient by 1 to 2 % (mostly from the weights, so more precise activations
+  // would not help). A function of its arguments alone, the same on every rank.
+  virtual Dtype gemm_dtype(Dtype wanted, int64_t dim) const = 0;
 
   // --- memory ---
   // Zeroed, 64-byte aligned (2 MiB for large blocks); nullptr when short.
@@ -109,15 +111,15 @@ class Backend {
   virtual void release(void* p) = 0;
   virtual void copy(void* dst, const void* src, size_t bytes) = 0;
   virtual void zero(void* dst, size_t bytes) = 0;
-  // Returns when everything asked for before has finished.
+  // Returns when all earlier operations have finished.
   virtual void synchronize() = 0;
 
   // --- linear layers ---
   // nullptr when memory is short.
   virtual std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
                                               int64_t in) = 0;
-  // master: fp32 (out, in). It must stay as it is until the next load: an
-  // fp32 weight may be read from there instead of copied.
+  // master: fp32 (out, in). It must not change until the next load: an fp32
+  // weight may be read from there instead of copied.
   virtual void load_weight(Weight& w, const float* master) = 0;
   // y (rows, out) = x (rows, in) W^T.
   virtual void linear(const Weight& w, const void* x, int64_t rows,
@@ -214,7 +216,7 @@ class Backend {
                                   int64_t dim, float* dtable) = 0;
 
   // --- softmax cross-entropy over pieces of the vocabulary ---
-  // The logits are never needed all at once: each piece (rows, cols), whose
+  // The logits need not exist all at once: each piece (rows, cols), whose
   // first column is vocabulary entry col0, updates the running statistics
   // (online softmax, Milakov & Gimelshein 2018). `first` starts the statistics.
   // target_logit stays 0 for a row whose target lies in none of the pieces
@@ -268,13 +270,17 @@ class Backend {
                      float* new_p, float* new_m, float* new_v) = 0;
 };
 
+// A backend by its name, "cpu" or "reference", with `threads` threads.
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name,
+                                              int threads);
+
 // Naive twin of every operation, one thread, double accumulation.
 std::unique_ptr<Backend> make_reference_backend();
 
-// The fast CPU backend with its own `threads` OpenMP threads. Where ranks share
+// The fast CPU backend with its own `threads` OpenMP threads. When ranks share
 // cores, start them with OMP_WAIT_POLICY=passive: OpenMP's threads otherwise
-// spin for each other on cores that others need. REQUIRES:
-// threads >= 1. One binary picks the instruction set of the host it runs on.
+// spin on cores that other ranks need. One binary picks the instruction set of
+// the host at run time. REQUIRES: threads >= 1.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
 
 }  // namespace remesh::kernels

@@ -22,9 +22,9 @@ void* host_allocate(size_t bytes) {
   if (posix_memalign(&p, large ? kHugePage : kCacheLine, size) != 0)
     return nullptr;
   if (large) {
-    // Whole huge pages only: the rest of the last one would be memory that
-    // nobody asked for, in every block. Advice: without huge pages the block
-    // works as well, but slower.
+    // Complete huge pages only: the rest of the last one would be unrequested
+    // memory in every block. This is advice: without huge pages the block works
+    // too, but slower.
     const size_t whole = size / kHugePage * kHugePage;
     (void)::madvise(p, whole, MADV_HUGEPAGE);
     if (whole < size)

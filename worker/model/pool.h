@@ -1,7 +1,6 @@
-// Pool: the memory of a stage, taken from its backend once and given back
-// together. A refusal is remembered instead of returned each time, so that a
-// long list of buffers is checked in one place. Without a backend it only
-// counts, so that the same code that allocates also predicts.
+// Pool: the memory of a stage, allocated from its backend and released
+// together. A failed allocation is remembered, not returned, so that one check
+// covers a long list of buffers.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +14,9 @@ namespace remesh::model {
 
 class Pool {
  public:
-  // nullptr: counts, and hands out nothing.
-  explicit Pool(kernels::Backend* backend) : backend_(backend) {}
+  explicit Pool(kernels::Backend& backend) : backend_(backend) {}
   ~Pool() {
-    for (void* p : blocks_) backend_->release(p);
+    for (void* p : blocks_) backend_.release(p);
   }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
@@ -46,11 +44,7 @@ class Pool {
 
  private:
   void* take(uint64_t bytes) {
-    if (backend_ == nullptr) {
-      bytes_ += bytes;
-      return nullptr;
-    }
-    void* p = refused_ == 0 ? backend_->allocate(bytes) : nullptr;
+    void* p = refused_ == 0 ? backend_.allocate(bytes) : nullptr;
     if (p == nullptr) {
       refused_ += bytes;
     } else {
@@ -60,7 +54,7 @@ class Pool {
     return p;
   }
 
-  kernels::Backend* backend_;
+  kernels::Backend& backend_;
   std::vector<void*> blocks_;
   uint64_t bytes_ = 0;
   uint64_t refused_ = 0;

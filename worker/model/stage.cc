@@ -1,32 +1,23 @@
 #include "worker/model/stage.h"
 
-#include <algorithm>
 #include <string>
-#include <tuple>
-#include <utility>
 
 #include "parallel/comm/comm.h"
+#include "parallel/geometry/mesh_check.h"
 #include "proto/base/check.h"
 #include "worker/kernels/backend.h"
-#include "worker/model/attention.h"
-#include "worker/model/block.h"
-#include "worker/model/buffers.h"
-#include "worker/model/embedding.h"
-#include "worker/model/head.h"
-#include "worker/model/pool.h"
-#include "worker/model/tensor_group.h"
 
 namespace remesh::model {
 namespace {
 
-using geometry::Role;
 using geometry::ShardTable;
-using geometry::Unit;
-using geometry::UnitKind;
 
-size_t bytes_of(int64_t floats) {
-  return static_cast<size_t>(floats) * sizeof(float);
-}
+// The families of parallel/geometry/family.h.
+constexpr struct {
+  const char* arch;
+  Result<std::unique_ptr<Stage>> (*make)(const ShardTable&, const StageOptions&,
+                                         kernels::Backend&);
+} kFamilies[] = {{"llama", make_llama_stage}};
 
 int degree(const comm::Comm* c) { return c == nullptr ? 1 : c->size(); }
 int index(const comm::Comm* c) { return c == nullptr ? 0 : c->rank(); }
@@ -38,7 +29,7 @@ Status check_groups(const ShardTable& shard, const StageOptions& o) {
     return invalid_argument(
         "stage: groups of " + std::to_string(degree(o.tp)) +
         " tensor-parallel and " + std::to_string(degree(o.cp)) +
-        " context-parallel ranks are not those of " + l.to_string());
+        " context-parallel ranks do not fit " + l.to_string());
   return ok_status();
 }
 
@@ -64,431 +55,46 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
         " layers; allowed: none, or the chunk's " + std::to_string(layers));
   if (o.block_buffers < 0 || o.block_buffers == 1)
     return invalid_argument("stage: " + std::to_string(o.block_buffers) +
-                            " weight buffers; allowed: 0 (one a layer), or 2 "
-                            "and more");
+                            " weight buffers; allowed: 0 (one per layer), or "
+                            "at least 2");
   if (o.dtype == Dtype::kBf16 && !backend.supports_bf16())
     return unavailable(
-        "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed "
-        "here: fp32");
-  const int64_t pieces = 2 * shard.layout().cp;
-  if (pieces > 2 && o.max_seq % pieces != 0)
-    return invalid_argument("stage: sequences of " + std::to_string(o.max_seq) +
-                            " over " + std::to_string(shard.layout().cp) +
-                            " context-parallel ranks; allowed: a multiple of " +
-                            std::to_string(pieces));
+        "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed: "
+        "fp32");
+  RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
   return check_groups(shard, o);
 }
 
-Dtype product_dtype(const ShardTable& shard, const StageOptions& o,
-                    const kernels::Backend& backend) {
-  return o.keep_dtype
-             ? o.dtype
-             : backend.product_dtype(o.dtype, shard.table().config().dim);
-}
-
-class LlamaStage final : public Stage {
- public:
-  LlamaStage(const ShardTable& shard, const StageOptions& options,
-             kernels::Backend& backend)
-      : shard_(shard),
-        o_(options),
-        backend_(backend),
-        shape_(
-            shape_of(shard, options, product_dtype(shard, options, backend))),
-        sizes_(shape_.sizes),
-        activations_(&backend),
-        buffers_(&backend),
-        b_(make_buffers(shape_, activations_, buffers_)),
-        group_(sizes_, backend, options.tp),
-        attention_(sizes_, shape_.dtype, backend, options.cp),
-        block_(shard, shard.first_layer(options.chunk), sizes_, shape_.dtype,
-               backend, group_, attention_),
-        embedding_(sizes_, backend, group_) {}
-
-  Status init();
-
-  Dtype dtype() const override { return shape_.dtype; }
-  int64_t stream_rows(int64_t B, int64_t T) const override {
-    return rows_of(sizes_, B, T).n;
-  }
-  void load_unit(int unit, std::span<const float> weights) override;
-  void load_weights(std::span<const float> master) override;
-  double forward(int slot, const MicroBatch& mb, const float* x_in,
-                 UnitHooks& hooks) override;
-  const float* output(int slot) const override;
-  const float* backward(int slot, double loss_scale, const float* dy_out,
-                        UnitHooks& hooks) override;
-  void backward_weight(int slot, UnitHooks& hooks) override;
-  double evaluate(const MicroBatch& mb, const float* x_in,
-                  UnitHooks& hooks) override;
-  const float* evaluated() const override;
-  void logits(int slot, int64_t rows, std::span<float> out) override;
-  Memory memory() const override;
-
- private:
-  size_t num_layers() const { return shape_.recompute.size(); }
-  void find_units();
-  std::pair<int, int64_t> place_of(Role role) const;
-  void place_rope_tables();
-  void place_positions(int64_t T);
-  Slot& slot_at(int slot);
-  BlockWeights& weights_of(size_t layer);
-  const BlockWeights& loaded(size_t layer);
-  BlockParts working(const Slot& s, size_t layer) const {
-    return overlay(s.blocks[layer], b_.shared);
-  }
-  // Where the gradient of the stream lies, given where its gathered form does.
-  StreamGradient gradient(const Rows& rows, void* all) const;
-  // Fills the slot's first x from tokens or x_in, and its targets.
-  void enter(Slot& s, const MicroBatch& mb, const float* x_in,
-             UnitHooks& hooks);
-  double run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
-                     UnitHooks& hooks);
-  void need_head(UnitHooks& hooks);
-  void release_head(UnitHooks& hooks);
-  // Where the gradient of the stage's input goes.
-  StreamGradient last_gradient(const Slot& s) const;
-  void head_backward(Slot& s, const StreamGradient& dy, UnitHooks& hooks);
-  void finish_head(const float* dnorm, UnitHooks& hooks);
-  void block_backward(Slot& s, size_t layer, UnitHooks& hooks);
-  void finish_embedding(const Slot& s, const float* dx, UnitHooks& hooks);
-
-  const ShardTable& shard_;
-  const StageOptions o_;
-  kernels::Backend& backend_;
-  const StageShape shape_;
-  const Sizes& sizes_;
-  Pool activations_, buffers_;
-  StageBuffers b_;
-  TensorGroup group_;
-  Attention attention_;
-  Block block_;
-  Embedding embedding_;
-  std::vector<BlockWeights> weights_;
-  std::unique_ptr<Head> head_;
-  std::vector<int> block_units_;
-  int embedding_unit_ = -1, head_unit_ = -1;
-  int projection_unit_ = -1;  // the head's matrix: its own or the embedding's
-  int64_t embedding_offset_ = 0, norm_offset_ = 0, projection_offset_ = 0;
-  int64_t positions_of_ = 0;     // the sequence whose positions b_.rope has
-  bool evaluated_last_ = false;  // whose logits logits() gives
-};
-
-// The unit that holds a parameter of no layer, and where in it.
-std::pair<int, int64_t> LlamaStage::place_of(Role role) const {
-  const int i = shard_.find(role);
-  CHECK(i >= 0);
-  const geometry::ShardParam& p = shard_[static_cast<size_t>(i)];
-  const Unit& u = shard_.units()[static_cast<size_t>(p.unit)];
-  return {p.unit, p.offset - u.begin};
-}
-
-void LlamaStage::find_units() {
-  const int64_t first = shard_.first_layer(o_.chunk);
-  for (size_t i = 0; i < num_layers(); ++i)
-    block_units_.push_back(shard_.find_unit(UnitKind::kBlock, o_.chunk,
-                                            first + static_cast<int64_t>(i)));
-  if (shape_.has_embedding)
-    std::tie(embedding_unit_, embedding_offset_) = place_of(Role::kEmbedding);
-  if (!shape_.has_head) return;
-  const bool tied = shard_.table().config().tie_embeddings;
-  std::tie(head_unit_, norm_offset_) = place_of(Role::kFinalNorm);
-  std::tie(projection_unit_, projection_offset_) =
-      place_of(tied ? Role::kEmbedding : Role::kHead);
-}
-
-void LlamaStage::place_rope_tables() {
-  const RopeTables t = make_rope_tables(shard_.table().config(), o_.max_seq);
-  backend_.copy(b_.rope_all.cos, t.cos.data(), t.cos.size() * sizeof(float));
-  backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
-}
-
-// The rotation of each token that this rank has of a sequence of T.
-void LlamaStage::place_positions(int64_t T) {
-  const int64_t cp = sizes_.cp;
-  if (cp == 1 || T == positions_of_) return;
-  CHECK_MSG(T % (2 * cp) == 0, "a sequence that 2 cp does not divide");
-  positions_of_ = T;
-  const int64_t half = sizes_.head_dim / 2;
-  const int64_t piece = T / (2 * cp) * half;
-  const int64_t from[2] = {sizes_.cp_index, 2 * cp - 1 - sizes_.cp_index};
-  for (const int i : {0, 1}) {
-    backend_.copy(b_.rope.cos + i * piece, b_.rope_all.cos + from[i] * piece,
-                  bytes_of(piece));
-    backend_.copy(b_.rope.sin + i * piece, b_.rope_all.sin + from[i] * piece,
-                  bytes_of(piece));
-  }
-}
-
-Status LlamaStage::init() {
-  for (const Pool* pool : {&activations_, &buffers_})
-    RETURN_IF_ERROR(pool->status());
-  find_units();
-  place_rope_tables();
-  const size_t sets =
-      o_.block_buffers == 0
-          ? num_layers()
-          : std::min(static_cast<size_t>(o_.block_buffers), num_layers());
-  bool complete = true;
-  for (size_t i = 0; i < sets; ++i) {
-    weights_.push_back(block_.make_weights());
-    complete = complete && weights_.back().ok();
-  }
-  if (shape_.has_head) {
-    head_ = std::make_unique<Head>(sizes_, shape_.dtype, backend_, group_);
-    complete = complete && head_->ok();
-  }
-  if (!complete) return exhausted("no memory for the stage's weights");
-  return ok_status();
-}
-
-BlockWeights& LlamaStage::weights_of(size_t layer) {
-  return weights_[layer % weights_.size()];
-}
-
-const BlockWeights& LlamaStage::loaded(size_t layer) {
-  const BlockWeights& w = weights_of(layer);
-  CHECK_MSG(w.unit == block_units_[layer], "the unit's weights are not loaded");
-  return w;
-}
-
-void LlamaStage::load_unit(int unit, std::span<const float> weights) {
-  const Unit& u = shard_.units()[static_cast<size_t>(unit)];
-  CHECK(u.chunk == o_.chunk);
-  CHECK(static_cast<int64_t>(weights.size()) == u.numel());
-  if (u.kind == UnitKind::kBlock) {
-    const auto layer =
-        static_cast<size_t>(u.layer - shard_.first_layer(o_.chunk));
-    block_.load(unit, weights, weights_of(layer));
-    return;
-  }
-  const float* p = weights.data();
-  if (unit == embedding_unit_) embedding_.load(p + embedding_offset_);
-  if (unit == head_unit_) head_->load_norm(p + norm_offset_);
-  if (unit == projection_unit_) head_->load_projection(p + projection_offset_);
-}
-
-void LlamaStage::load_weights(std::span<const float> master) {
-  CHECK(static_cast<int64_t>(master.size()) == shard_.num_elements());
-  CHECK_MSG(weights_.size() == num_layers(),
-            "layers that share weight memory are loaded unit by unit");
-  for (size_t u = 0; u < shard_.units().size(); ++u) {
-    const Unit& unit = shard_.units()[u];
-    if (unit.chunk != o_.chunk) continue;
-    load_unit(static_cast<int>(u),
-              master.subspan(static_cast<size_t>(unit.begin),
-                             static_cast<size_t>(unit.numel())));
-  }
-}
-
-Slot& LlamaStage::slot_at(int slot) {
-  CHECK(slot >= 0 && slot < o_.num_slots);
-  return b_.slots[static_cast<size_t>(slot)];
-}
-
-StreamGradient LlamaStage::gradient(const Rows& rows, void* all) const {
-  void* own = group_.own(rows, shape_.dtype, all);
-  if (shape_.dtype == Dtype::kFp32)
-    return {.fp32 = static_cast<float*>(own), .all = all};
-  return {.fp32 = b_.dx, .all = all, .rounded = own};
-}
-
-void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
-                       UnitHooks& hooks) {
-  CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
-  s.rows = rows_of(sizes_, mb.B, mb.T);
-  place_positions(mb.T);
-  const size_t token_bytes = static_cast<size_t>(s.rows.N) * sizeof(int32_t);
-  float* x = s.blocks.front().f(kX);
-  if (shape_.has_embedding) {
-    CHECK(mb.tokens_BT != nullptr);
-    backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
-    hooks.need(embedding_unit_);
-    embedding_.forward(s.rows, s.tokens, b_.scratch, x);
-    hooks.release(embedding_unit_);
-  } else {
-    CHECK(x_in != nullptr);
-    backend_.copy(x, x_in, bytes_of(s.rows.n * sizes_.dim));
-  }
-  if (shape_.has_head) {
-    CHECK(mb.targets_BT != nullptr);
-    backend_.copy(s.head.targets, mb.targets_BT, token_bytes);
-  }
-}
-
-void LlamaStage::need_head(UnitHooks& hooks) {
-  hooks.need(head_unit_);
-  if (projection_unit_ != head_unit_) hooks.need(projection_unit_);
-}
-
-void LlamaStage::release_head(UnitHooks& hooks) {
-  hooks.release(head_unit_);
-  if (projection_unit_ != head_unit_) hooks.release(projection_unit_);
-}
-
-double LlamaStage::run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
-                               UnitHooks& hooks) {
-  enter(s, mb, x_in, hooks);
-  const float* x1 = nullptr;
-  const float* branch = nullptr;
-  for (size_t i = 0; i < num_layers(); ++i) {
-    const BlockParts a = working(s, i);
-    hooks.need(block_units_[i]);
-    branch =
-        block_.forward(loaded(i), s.rows, b_.rope, x1, branch, a, b_.scratch);
-    hooks.release(block_units_[i]);
-    x1 = a.f(kX1);
-  }
-  if (!shape_.has_head) {
-    backend_.add(s.rows.n * sizes_.dim, x1, branch, s.output);
-    return 0;
-  }
-  need_head(hooks);
-  const double loss = head_->forward(s.rows, x1, branch, s.head, b_.scratch);
-  release_head(hooks);
-  return loss;
-}
-
-double LlamaStage::forward(int slot, const MicroBatch& mb, const float* x_in,
-                           UnitHooks& hooks) {
-  Slot& s = slot_at(slot);
-  evaluated_last_ = false;
-  s.forwarded = true;
-  s.backwarded = false;
-  return run_forward(s, mb, x_in, hooks);
-}
-
-double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in,
-                            UnitHooks& hooks) {
-  evaluated_last_ = true;
-  return run_forward(b_.evaluation, mb, x_in, hooks);
-}
-
-const float* LlamaStage::output(int slot) const {
-  CHECK(slot >= 0 && slot < o_.num_slots && !shape_.has_head);
-  return b_.slots[static_cast<size_t>(slot)].output;
-}
-
-const float* LlamaStage::evaluated() const {
-  CHECK(!shape_.has_head);
-  return b_.evaluation.output;
-}
-
-StreamGradient LlamaStage::last_gradient(const Slot& s) const {
-  if (s.dx != nullptr) return {.fp32 = s.dx};
-  if (b_.dx != nullptr) return {.fp32 = b_.dx};
-  return {.fp32 = gradient(s.rows, b_.shared[kDy]).fp32};
-}
-
-void LlamaStage::head_backward(Slot& s, const StreamGradient& dy,
-                               UnitHooks& hooks) {
-  need_head(hooks);
-  const bool split = o_.split_backward;
-  float* dnorm = split ? s.head.dnorm : b_.shared.f(kDnorm1);
-  float* dw =
-      split ? nullptr : hooks.grads(projection_unit_) + projection_offset_;
-  head_->backward(s.rows, s.loss_scale, s.head, b_.scratch, dy, dnorm, dw);
-  release_head(hooks);
-  if (!split) finish_head(dnorm, hooks);
-}
-
-void LlamaStage::finish_head(const float* dnorm, UnitHooks& hooks) {
-  backend_.accumulate(sizes_.dim, 1, dnorm,
-                      hooks.grads(head_unit_) + norm_offset_);
-  hooks.ready(head_unit_);
-}
-
-void LlamaStage::block_backward(Slot& s, size_t layer, UnitHooks& hooks) {
-  const int unit = block_units_[layer];
-  const BlockParts a = working(s, layer);
-  const StreamGradient dy = gradient(s.rows, a[kDy]);
-  const StreamGradient dx = layer == 0
-                                ? last_gradient(s)
-                                : gradient(s.rows, working(s, layer - 1)[kDy]);
-  hooks.need(unit);
-  const BlockWeights& w = loaded(layer);
-  block_.recompute(shape_.recompute[layer], w, s.rows, b_.rope, a, b_.scratch);
-  block_.backward(w, s.rows, b_.rope, a, b_.scratch, dy,
-                  gradient(s.rows, a[kDmid]), dx,
-                  o_.split_backward ? nullptr : hooks.grads(unit));
-  hooks.release(unit);
-  if (!o_.split_backward) hooks.ready(unit);
-}
-
-void LlamaStage::finish_embedding(const Slot& s, const float* dx,
-                                  UnitHooks& hooks) {
-  embedding_.backward(s.rows, s.tokens, dx, b_.scratch,
-                      hooks.grads(embedding_unit_) + embedding_offset_);
-  hooks.ready(embedding_unit_);
-}
-
-const float* LlamaStage::backward(int slot, double loss_scale,
-                                  const float* dy_out, UnitHooks& hooks) {
-  Slot& s = slot_at(slot);
-  CHECK_MSG(s.forwarded, "backward without a forward in this slot");
-  s.forwarded = false;
-  s.backwarded = o_.split_backward;
-  s.loss_scale = loss_scale;
-  const StreamGradient dy = gradient(s.rows, working(s, num_layers() - 1)[kDy]);
-  if (shape_.has_head) {
-    head_backward(s, dy, hooks);
-  } else {
-    CHECK(dy_out != nullptr);
-    const int64_t n = s.rows.n * sizes_.dim;
-    backend_.copy(dy.fp32, dy_out, bytes_of(n));
-    if (dy.rounded != nullptr)
-      backend_.convert(n, Dtype::kFp32, dy.fp32, shape_.dtype, dy.rounded);
-  }
-  group_.gather(s.rows, shape_.dtype, dy.all);
-  for (size_t i = num_layers(); i-- > 0;) block_backward(s, i, hooks);
-  const float* dx = last_gradient(s).fp32;
-  if (!shape_.has_embedding) return dx;
-  if (!o_.split_backward) finish_embedding(s, dx, hooks);
-  return nullptr;
-}
-
-void LlamaStage::backward_weight(int slot, UnitHooks& hooks) {
-  Slot& s = slot_at(slot);
-  CHECK_MSG(s.backwarded, "backward_weight without backward, or not split");
-  s.backwarded = false;
-  if (shape_.has_head) {
-    const bool again = s.head.logits == nullptr;  // the only use of weights
-    if (again) need_head(hooks);
-    head_->backward_weight(s.rows, s.loss_scale, s.head, b_.scratch,
-                           hooks.grads(projection_unit_) + projection_offset_);
-    if (again) release_head(hooks);
-    finish_head(s.head.dnorm, hooks);
-  }
-  for (size_t i = num_layers(); i-- > 0;) {
-    block_.backward_weight(s.rows, working(s, i), hooks.grads(block_units_[i]));
-    hooks.ready(block_units_[i]);
-  }
-  if (shape_.has_embedding) finish_embedding(s, s.dx, hooks);
-}
-
-void LlamaStage::logits(int slot, int64_t rows, std::span<float> out) {
-  CHECK(shape_.has_head);
-  const Slot& s = evaluated_last_ ? b_.evaluation : slot_at(slot);
-  CHECK(rows >= 1 && rows <= s.rows.N);
-  head_->logits(s.rows, rows, s.head, b_.scratch, out);
-}
-
-Stage::Memory LlamaStage::memory() const {
-  Memory m{.activations = activations_.bytes(), .buffers = buffers_.bytes()};
-  for (const BlockWeights& w : weights_) m.weights += w.bytes();
-  if (head_ != nullptr) m.weights += head_->weight_bytes();
-  return m;
-}
-
 }  // namespace
+
+std::vector<int32_t> context_positions(int64_t T, int cp, int cp_index) {
+  CHECK(cp >= 1 && cp_index >= 0 && cp_index < cp);
+  CHECK(cp == 1 || T % (2 * cp) == 0);
+  std::vector<int32_t> out;
+  const auto add = [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      out.push_back(static_cast<int32_t>(t));
+  };
+  if (cp == 1) {
+    add(0, T);
+    return out;
+  }
+  const int64_t piece = T / (2 * cp);
+  add(cp_index * piece, (cp_index + 1) * piece);
+  const int64_t other = 2 * cp - 1 - cp_index;
+  add(other * piece, (other + 1) * piece);
+  return out;
+}
 
 Result<std::unique_ptr<Stage>> Stage::create(const ShardTable& shard,
                                              const StageOptions& options,
                                              kernels::Backend& backend) {
   RETURN_IF_ERROR(check_options(shard, options, backend));
-  auto stage = std::make_unique<LlamaStage>(shard, options, backend);
-  RETURN_IF_ERROR(stage->init());
-  return std::unique_ptr<Stage>(std::move(stage));
+  const std::string& arch = shard.table().config().arch;
+  for (const auto& family : kFamilies)
+    if (family.arch == arch) return family.make(shard, options, backend);
+  return invalid_argument("model.arch = \"" + arch +
+                          "\": this trainer cannot compute it");
 }
 
 }  // namespace remesh::model

@@ -1,44 +1,44 @@
-// Stage: one model chunk of a Llama model on one rank of a mesh: forward and
-// backward of its layers under tensor, sequence and context parallelism.
+// Stage: one model chunk on one rank of a mesh: forward and backward of its
+// layers under tensor, sequence and context parallelism. A folder per family.
 //
 // A stage owns activations and compute copies of its weights; master weights
 // and gradients belong to the caller, laid out by the ShardTable
-// (parallel/geometry) of this rank. It knows no optimizer, data or daemon. All
-// arithmetic goes through a kernels::Backend, so nothing here knows the device.
+// (parallel/geometry) of this rank. All arithmetic goes through a
+// kernels::Backend, so nothing here depends on the device.
 //
 // Several microbatches may be in flight between forward and backward (pipeline
-// schedules): each uses one of `num_slots` activation slots. A rank with v
+// schedules); each uses one of `num_slots` activation slots. A rank with v
 // chunks has v stages.
 //
 // Tensor parallelism is Megatron's (Shoeybi et al. 2019) with sequence
 // parallelism (Korthikanti et al. 2022): norms and the residual stream exist
 // on 1/tp of the rows (tokens) a rank; rows are gathered before the
-// column-parallel products and reduce-scattered after the row-parallel ones.
+// column-parallel GEMMs and reduce-scattered after the row-parallel ones.
 // The vocabulary of embedding and head is split; logits are never gathered.
 // Context parallelism: each rank has T / cp tokens of every sequence, two
-// pieces that balance the causal mask (context_positions()); keys and values go
-// round the ring (Liu et al. 2023).
+// pieces that balance the causal mask (context_positions()); keys and values
+// circulate in a ring (Liu et al. 2023).
 //
 // Rows: a microbatch of B sequences has N = B * T / cp rows on this rank, in
 // the order b * (T / cp) + t. The residual stream of tensor-parallel rank i is
-// rows [i * n, (i + 1) * n) of it, n = stream_rows(B) = ceil(N / tp); those at
-// or past N are zero.
+// rows [i * n, (i + 1) * n) of these, n = stream_rows(B) = ceil(N / tp); rows
+// from N on are zero.
 //
 // Not thread-safe: one Stage belongs to one thread (its kernels may use many).
 // With tp or cp above 1 the calls are collective over those groups, whose ranks
 // have the same options.
 // Deterministic: the same inputs and thread count give the same bits.
-// Recomputation, slots, split backward, and cutting the model into stages and
-// chunks change no bit; but a tied embedding on two stages has a gradient on
-// each, and their sum is rounded differently.
+// Recomputation, slots, split backward, and the split into stages and chunks
+// change no bit, with one exception: a tied embedding on two stages has a
+// gradient on each, and their sum is rounded differently.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "parallel/geometry/family.h"
 #include "parallel/geometry/shard_table.h"
 #include "proto/base/status.h"
 #include "worker/kernels/dtype.h"
@@ -53,27 +53,14 @@ class Comm;
 namespace remesh::model {
 
 using Dtype = kernels::Dtype;
-
-// What of a layer's activations is kept between forward and backward; memory.h
-// has the bytes.
-//   kNone       everything
-//   kSelective  all but attention's output and the SwiGLU product's inputs,
-//               which take most of the memory and are computed again (after
-//               Korthikanti et al. 2022, section 5)
-//   kFull       the layer's input alone
-// A split backward keeps more for the weight gradients: kSelective is then as
-// kNone. The head keeps its logits, in bf16, unless the chunk's last layer is
-// recomputed.
-enum class Recompute { kNone, kSelective, kFull };
+using geometry::Recompute;
 
 struct StageOptions {
-  int chunk = 0;  // of the shard table
-  Dtype dtype = Dtype::kFp32;
-  // Takes dtype even where Backend::product_dtype() prefers fp32 (tests).
-  bool keep_dtype = false;
+  int chunk = 0;                     // of the shard table
+  Dtype dtype = Dtype::kFp32;        // of the operands of GEMMs
   std::vector<Recompute> recompute;  // by layer of the chunk; empty: kNone
-  int64_t max_batch = 1;             // sequences a microbatch, B
-  int64_t max_seq = 1;  // tokens a sequence, T, before context parallelism
+  int64_t max_batch = 1;             // sequences per microbatch, B
+  int64_t max_seq = 1;  // tokens per sequence, T, before context parallelism
   int num_slots = 1;    // microbatches in flight
   // backward() computes input gradients, backward_weight() the rest later
   // (ZB-H1, Qi et al. 2023). Otherwise backward() does both.
@@ -86,12 +73,12 @@ struct StageOptions {
 };
 
 // tokens[b * (T/cp) + t] is the input at local position t, targets the token
-// after it. REQUIRES: every id in [0, vocab_size).
+// that follows it. REQUIRES: every id in [0, vocab_size).
 struct MicroBatch {
   const int32_t* tokens_BT = nullptr;   // read by the first stage
   const int32_t* targets_BT = nullptr;  // read by the last stage
   int64_t B = 0;
-  int64_t T = 0;  // of the whole sequence (divisible by 2 cp when cp > 1)
+  int64_t T = 0;  // of the complete sequence; a multiple of 2 cp if cp > 1
 };
 
 // Positions in the sequence of the T / cp tokens of context-parallel rank i:
@@ -99,63 +86,41 @@ struct MicroBatch {
 // unless cp == 1.
 std::vector<int32_t> context_positions(int64_t T, int cp, int cp_index);
 
-// What whoever owns weights and gradients does around the passes. Units are
+// Callbacks to the owner of weights and gradients during passes. Units are
 // indices into ShardTable::units(). Pointers must stay valid until the pass
 // ends (grads: until ready()).
 class UnitHooks {
  public:
   virtual ~UnitHooks() = default;
-  // Unit u is about to be computed with: when this returns, its weights must
-  // have been loaded (load_unit) and not since been overwritten.
+  // The pass is about to compute with unit u: on return its weights have been
+  // loaded (load_unit) and not been overwritten since.
   virtual void need(int unit) = 0;
-  // This pass has no more use for unit u's weights.
+  // This pass no longer needs unit u's weights.
   virtual void release(int unit) = 0;
-  // Where the gradient of unit u is to be added: numel() fp32 elements.
+  // The numel() fp32 elements to which the gradient of unit u is added.
   virtual float* grads(int unit) = 0;
   // The gradient of unit u will not change any more in this microbatch.
   virtual void ready(int unit) = 0;
 };
 
-// Everything resident: weights were loaded with load_weights(); gradients are
-// added into one flat vector. on_ready may be empty.
-class ResidentHooks final : public UnitHooks {
- public:
-  ResidentHooks(const geometry::ShardTable& shard, std::span<float> grads,
-                std::function<void(int)> on_ready = {});
-  void need(int) override {}
-  void release(int) override {}
-  float* grads(int unit) override;
-  void ready(int unit) override;
-
- private:
-  const geometry::ShardTable& shard_;
-  std::span<float> grads_;
-  std::function<void(int)> on_ready_;
-};
-
 class Stage {
  public:
-  // Fails when sizes are refused (naming what is allowed), memory is short, or
-  // the backend cannot do the dtype on this machine. `backend`, `shard` and
-  // the comms must outlive the stage.
+  // Fails when sizes are invalid (naming what is allowed), memory is short, or
+  // the backend does not support the dtype on this machine. `backend`, `shard`
+  // and the comms must outlive the stage.
   static Result<std::unique_ptr<Stage>> create(
       const geometry::ShardTable& shard, const StageOptions& options,
       kernels::Backend& backend);
   virtual ~Stage() = default;
 
-  // What the products run in: the options' dtype, or fp32 where the backend
-  // finds that bf16 does not pay.
-  virtual Dtype dtype() const = 0;
   // Rows of the residual stream that this rank holds for B sequences of T.
   virtual int64_t stream_rows(int64_t B, int64_t T) const = 0;
 
   // Refreshes unit u's compute copy from fp32 `weights` (its elements, in the
   // shard table's order), which must stay valid and unchanged until the next
-  // load of that unit or its release(): what is computed in fp32 is read from
-  // there. u must be of this stage's chunk.
+  // load of that unit or its release(): fp32 operands are read from there. u
+  // must belong to this stage's chunk.
   virtual void load_unit(int unit, std::span<const float> weights) = 0;
-  // All units of this chunk, from the rank's flat vector.
-  virtual void load_weights(std::span<const float> master) = 0;
 
   // Forward of one microbatch into `slot`. Input: tokens on the first stage,
   // else x_in, the output of the stage before: (stream_rows, dim) fp32.
@@ -179,8 +144,8 @@ class Stage {
   // out; calls hooks.ready(). The slot is free afterwards.
   virtual void backward_weight(int slot, UnitHooks& hooks) = 0;
 
-  // Forward without keeping anything for backward; as forward() otherwise;
-  // the activation is readable at evaluated() until the next call.
+  // Like forward(), but keeps nothing for backward; the activation is readable
+  // at evaluated() until the next call.
   virtual double evaluate(const MicroBatch& mb, const float* x_in,
                           UnitHooks& hooks) = 0;
   virtual const float* evaluated() const = 0;
@@ -191,12 +156,17 @@ class Stage {
   // ignored.
   virtual void logits(int slot, int64_t rows, std::span<float> out) = 0;
 
-  // Bytes held, by category; memory.h says what they consist of, and knows them
-  // beforehand.
+  // Bytes held; geometry::chunk_memory() predicts them.
   struct Memory {
     uint64_t weights = 0, activations = 0, buffers = 0;
   };
   virtual Memory memory() const = 0;
 };
+
+// The families of parallel/geometry/family.h, a folder each.
+// REQUIRES: Stage::create() has checked the options.
+Result<std::unique_ptr<Stage>> make_llama_stage(
+    const geometry::ShardTable& shard, const StageOptions& options,
+    kernels::Backend& backend);
 
 }  // namespace remesh::model

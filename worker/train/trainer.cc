@@ -6,27 +6,28 @@
 #include <limits>
 #include <utility>
 
+#include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/rundir/paths.h"
 #include "worker/board/step_metrics.h"
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
-#include "worker/train/schedule.h"
+#include "worker/train/lr_schedule.h"
 
 namespace remesh::train {
 namespace {
 
-Result<Schedule> schedule_of(const pb::Job& job) {
+Result<LrSchedule> schedule_of(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
   ASSIGN_OR_RETURN(const Decay decay, parse_decay(s.decay_type()));
-  return Schedule{.lr = job.optimizer().lr(),
-                  .warmup_steps = s.warmup_steps(),
-                  .total_steps = s.total_steps() > 0 ? s.total_steps()
-                                                     : job.train().steps(),
-                  .decay = decay,
-                  .decay_ratio = s.decay_ratio(),
-                  .min_lr_factor = s.min_lr_factor()};
+  return LrSchedule{.lr = job.optimizer().lr(),
+                    .warmup_steps = s.warmup_steps(),
+                    .total_steps = s.total_steps() > 0 ? s.total_steps()
+                                                       : job.train().steps(),
+                    .decay = decay,
+                    .decay_ratio = s.decay_ratio(),
+                    .min_lr_factor = s.min_lr_factor()};
 }
 
 }  // namespace
@@ -116,9 +117,9 @@ void Trainer::measure_gemms() {
   if (engine_->step() != first_step_ + kAfterSteps) return;
   const pb::Train& t = job_.train();
   const geometry::ModelConfig& c = table_->config();
-  gemm_flops_per_s_ = measure_gemm_rate(*backend_, engine_->dtype(),
-                                        t.local_batch_size() * t.seq_len(),
-                                        c.hidden_dim, c.dim, kBudgetS);
+  gemm_flops_per_s_ =
+      measure_gemm_rate(*backend_, dtype_, t.local_batch_size() * t.seq_len(),
+                        c.hidden_dim, c.dim, kBudgetS);
 }
 
 Status Trainer::one_step(int64_t step, double lr, bool& stop) {
@@ -172,7 +173,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   const double tokens_per_s = static_cast<double>(tokens) / step_s;
   const double flops_per_s =
-      geometry::flops_per_token(table_->config(), t.seq_len()) * tokens_per_s;
+      geometry::flops_per_token(*table_, t.seq_len()) * tokens_per_s;
   return {.step = step,
           .loss = result.loss,
           .grad_norm = result.grad_norm,

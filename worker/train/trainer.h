@@ -108,6 +108,7 @@ class Trainer {
   std::unique_ptr<comm::Mesh> mesh_;
   std::optional<BatchSource> batches_;
   std::unique_ptr<kernels::Backend> backend_;
+  model::Dtype dtype_ = model::Dtype::kFp32;  // of the operands of GEMMs
   std::optional<geometry::ParamTable> table_;
   std::unique_ptr<StateHome> home_;  // null: the engine owns the state
   std::unique_ptr<engine::Engine> engine_;

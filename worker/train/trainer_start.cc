@@ -100,14 +100,13 @@ Status Trainer::join() {
   if (Status s = engine_->connect(*mesh_); !s.ok())
     return fail_start(std::move(s));
   engine_->set_tracer(tracer_.get());
-  log_.info(
-      "engine",
-      {{"mesh", layout_.to_string()},
-       {"parameters_here", engine_->shard().num_elements()},
-       {"state_here", engine_->zero().state_elements()},
-       {"zero_stage", engine_->zero().stage()},
-       {"shard_group", engine_->zero().shard_size()},
-       {"dtype", engine_->dtype() == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  log_.info("engine",
+            {{"mesh", layout_.to_string()},
+             {"parameters_here", engine_->shard().num_elements()},
+             {"state_here", engine_->zero().state_elements()},
+             {"zero_stage", engine_->zero().stage()},
+             {"shard_group", engine_->zero().shard_size()},
+             {"dtype", dtype_ == model::Dtype::kBf16 ? "bf16" : "fp32"}});
   return ok_status();
 }
 
@@ -137,23 +136,22 @@ Status Trainer::connect() {
   log_.set_rank(mpi_->rank());
   const pb::Parallel& p = job_.parallel();
   const pb::Train& t = job_.train();
-  // In the schedule of the rank that has most (engine/plan.h).
-  int64_t microbatches =
-      (t.global_batch_size() / t.local_batch_size() + layout_.dp - 1) /
-      layout_.dp;
-  if (layout_.pp > 1 && p.pipeline_schedule() == "interleaved")
-    microbatches = (microbatches + layout_.pp - 1) / layout_.pp * layout_.pp;
-  tracer_ =
-      job_.profile().enable()
-          ? std::make_unique<trace::Tracer>(trace::TracerOptions{
-                .generation = assignment_.generation(),
-                .rank = mpi_->rank(),
-                .mesh = layout_.to_string(),
-                .schedule = p.pipeline_schedule(),
-                .chunks =
-                    layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1,
-                .microbatches = microbatches})
-          : std::make_unique<trace::Tracer>();
+  ASSIGN_OR_RETURN(const geometry::ScheduleKind kind,
+                   geometry::parse_schedule(p.pipeline_schedule()));
+  ASSIGN_OR_RETURN(
+      const geometry::Schedule schedule,
+      geometry::step_schedule(
+          kind, layout_.pp, static_cast<int>(p.pipeline_chunks()),
+          t.global_batch_size() / t.local_batch_size(), layout_.dp));
+  tracer_ = job_.profile().enable()
+                ? std::make_unique<trace::Tracer>(trace::TracerOptions{
+                      .generation = assignment_.generation(),
+                      .rank = mpi_->rank(),
+                      .mesh = layout_.to_string(),
+                      .schedule = p.pipeline_schedule(),
+                      .chunks = schedule.chunks,
+                      .microbatches = schedule.num_microbatches})
+                : std::make_unique<trace::Tracer>();
   tracer_->set_flight(&board_.flight());
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
@@ -189,7 +187,8 @@ RankState Trainer::rank_state() {
 
 model::Dtype Trainer::dtype() {
   if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
-  if (backend_->supports_bf16()) return model::Dtype::kBf16;
+  if (backend_->supports_bf16())
+    return backend_->gemm_dtype(model::Dtype::kBf16, table_->config().dim);
   log_.warn("dtype", {{"requested", "bf16"},
                       {"used", "fp32"},
                       {"reason", "this processor has no bf16 instructions"},
@@ -205,14 +204,10 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   ASSIGN_OR_RETURN(o.schedule, geometry::parse_schedule(p.pipeline_schedule()));
   o.zero.stage = static_cast<int>(p.zero_stage());
   o.zero.shard_group = static_cast<int>(p.zero_shard_group());
-  // Without a pipeline there is nothing to schedule.
-  o.chunks = layout_.pp > 1 ? static_cast<int>(p.pipeline_chunks()) : 1;
-  if (layout_.pp == 1) o.schedule = geometry::ScheduleKind::k1F1B;
-  o.recompute = t.recompute() == "full"        ? model::Recompute::kFull
-                : t.recompute() == "selective" ? model::Recompute::kSelective
-                                               : model::Recompute::kNone;
+  o.chunks = static_cast<int>(p.pipeline_chunks());
+  ASSIGN_OR_RETURN(o.recompute, geometry::parse_recompute(t.recompute()));
   o.recompute_every = static_cast<int>(t.recompute_every());
-  o.dtype = dtype();
+  o.dtype = dtype_ = dtype();
   o.num_microbatches = t.global_batch_size() / t.local_batch_size();
   o.max_batch = t.local_batch_size();
   o.max_seq = t.seq_len();
@@ -228,9 +223,10 @@ Result<engine::EngineOptions> Trainer::engine_options() {
 Status Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   RETURN_IF_ERROR(config.validate());
-  table_.emplace(geometry::ParamTable::llama(config));
+  table_.emplace(geometry::ParamTable::make(config));
   const int threads = std::max(1, spec_.threads());
-  backend_ = kernels::make_cpu_backend(threads);
+  ASSIGN_OR_RETURN(backend_,
+                   kernels::make_backend(job_.train().backend(), threads));
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
     home_ = std::make_unique<StateHome>(*table_, spec_, rank);

@@ -72,13 +72,13 @@ class CheckpointFuzz : public testing::Test {
   const uint64_t rounds_ = number_from("REMESH_FUZZ_ROUNDS", 1);
   std::mt19937_64 rng_{seed_};
   const geometry::ParamTable table_ =
-      geometry::ParamTable::llama({.dim = 2,
-                                   .n_layers = 1,
-                                   .n_heads = 1,
-                                   .n_kv_heads = 1,
-                                   .hidden_dim = 1,
-                                   .vocab_size = 3,
-                                   .tie_embeddings = true});
+      geometry::ParamTable::make({.dim = 2,
+                                  .n_layers = 1,
+                                  .n_heads = 1,
+                                  .n_kv_heads = 1,
+                                  .hidden_dim = 1,
+                                  .vocab_size = 3,
+                                  .tie_embeddings = true});
   const State state_ = random_state(table_.num_elements(), 9);
   MemoryFileSystem fs_;
   std::string path_;

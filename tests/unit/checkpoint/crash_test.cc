@@ -110,7 +110,7 @@ class CrashTest : public testing::TestWithParam<Case> {
     return reached;
   }
 
-  const geometry::ParamTable table_ = geometry::ParamTable::llama(smallest());
+  const geometry::ParamTable table_ = geometry::ParamTable::make(smallest());
   const State one_ = random_state(table_.num_elements(), 1);
   const State two_ = random_state(table_.num_elements(), 2);
   std::mt19937_64 rng_{kSeed};

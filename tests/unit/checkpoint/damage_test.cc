@@ -126,7 +126,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
   }
 
   const size_t sample_ = sample();
-  const ParamTable table_ = ParamTable::llama(smallest());
+  const ParamTable table_ = ParamTable::make(smallest());
   const State one_ = random_state(table_.num_elements(), 1);
   const State two_ = random_state(table_.num_elements(), 2);
   MemoryFileSystem fs_;

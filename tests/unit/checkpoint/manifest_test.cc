@@ -42,7 +42,7 @@ pb::Manifest example() {
   f->set_data_bytes(12329);
   f->set_block_bytes(1 << 18);
   f->set_xxh128(std::string(32, 'a'));
-  const ParamTable table = ParamTable::llama(store::tiny_model());
+  const ParamTable table = ParamTable::make(store::tiny_model());
   for (const geometry::ParamSpec& spec : table.specs())
     *f->add_slices() = make_slice(spec, full_rect(spec));
   return m;
@@ -198,7 +198,7 @@ bool covers_by_counting(const pb::Manifest& m, const ParamTable& table) {
 }
 
 TEST(Coverage, AgreesWithCountingOnRandomTilingsRightAndWrong) {
-  const ParamTable table = ParamTable::llama(store::tiny_model());
+  const ParamTable table = ParamTable::make(store::tiny_model());
   std::mt19937_64 rng(kSeed);
   int right = 0, wrong = 0;
   for (int trial = 0; trial < 600; ++trial) {
@@ -233,7 +233,7 @@ TEST(Coverage, AgreesWithCountingOnRandomTilingsRightAndWrong) {
 }
 
 TEST(Coverage, NamesWhatIsMissingOrTwice) {
-  const ParamTable table = ParamTable::llama(store::tiny_model());
+  const ParamTable table = ParamTable::make(store::tiny_model());
   pb::Manifest m = example();
   m.mutable_shards(0)->mutable_slices()->RemoveLast();
   EXPECT_NE(check_coverage(m, table).message().find(
@@ -255,7 +255,7 @@ TEST(Coverage, NamesWhatIsMissingOrTwice) {
 }
 
 TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
-  const ParamTable table = ParamTable::llama(store::tiny_model());
+  const ParamTable table = ParamTable::make(store::tiny_model());
   std::mt19937_64 rng(kSeed);
   for (int trial = 0; trial < 100; ++trial) {
     const pb::Manifest m = random_tiling(table, 1 + trial % 5, rng);
@@ -295,7 +295,7 @@ TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
 
 TEST(Differences, NamesEachOneWithBothValues) {
   const store::SaveId id{.step = 1, .generation = 1};
-  const ParamTable table = ParamTable::llama(store::tiny_model());
+  const ParamTable table = ParamTable::make(store::tiny_model());
   pb::Manifest m = store::manifest_of(table, id);
   m.set_global_batch_size(16);
   m.set_seq_len(32);

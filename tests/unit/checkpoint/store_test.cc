@@ -49,7 +49,7 @@ class StoreTest : public testing::Test {
   }
 
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
-  const ParamTable table_ = ParamTable::llama(tiny_model());
+  const ParamTable table_ = ParamTable::make(tiny_model());
   const State state_ = random_state(table_.num_elements(), kSeed);
   std::string root_, folder_;
 };
@@ -124,13 +124,13 @@ TEST_F(StoreTest, LargeParametersAreChunkedAndRoundTrip) {
     const Dims c = chunk_of(d);
     EXPECT_LE(c[0] * c[1], kChunkElements);
   }
-  const ParamTable table = ParamTable::llama({.dim = 1000,
-                                              .n_layers = 1,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 10,
-                                              .vocab_size = 2501,
-                                              .tie_embeddings = true});
+  const ParamTable table = ParamTable::make({.dim = 1000,
+                                             .n_layers = 1,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 10,
+                                             .vocab_size = 2501,
+                                             .tie_embeddings = true});
   const State state = random_state(table.num_elements(), kSeed);
   const auto done = save(*fs_, folder_, {1, 1}, table, state, 2);
   ASSERT_TRUE(done.ok()) << done.status().to_string();
@@ -204,13 +204,13 @@ os.rename(root + '/away', path + '/shard-00000.h5')
 
 TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
   // Several chunks per parameter, an odd last one, noise in the moments.
-  const ParamTable table = ParamTable::llama({.dim = 1000,
-                                              .n_layers = 1,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 10,
-                                              .vocab_size = 1301,
-                                              .tie_embeddings = true});
+  const ParamTable table = ParamTable::make({.dim = 1000,
+                                             .n_layers = 1,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 10,
+                                             .vocab_size = 1301,
+                                             .tie_embeddings = true});
   State state = random_state(table.num_elements(), kSeed);
   for (size_t i = 0; i < state.weights.size(); ++i) {
     state.weights[i] = static_cast<float>(i % 1000) * 1e-3F;
@@ -245,13 +245,13 @@ TEST_F(StoreTest, CompressedShardsAreSmallerAndLoadUnderAnyRanks) {
 }
 
 TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
-  const ParamTable table = ParamTable::llama({.dim = 500,
-                                              .n_layers = 1,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 10,
-                                              .vocab_size = 6000,
-                                              .tie_embeddings = true});
+  const ParamTable table = ParamTable::make({.dim = 500,
+                                             .n_layers = 1,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 10,
+                                             .vocab_size = 6000,
+                                             .tie_embeddings = true});
   State state = random_state(table.num_elements(), kSeed);
   for (const Compression how : {Compression::kNone, Compression::kZlib}) {
     const SaveId id{.step = how == Compression::kNone ? 1 : 2, .generation = 1};
@@ -290,13 +290,13 @@ TEST_F(StoreTest, VerifyNamesTheDatasetAndItsRows) {
 }
 
 TEST_F(StoreTest, CheckpointsOfFormat1LoadAndTheirDamageIsFound) {
-  const ParamTable table = ParamTable::llama({.dim = 2,
-                                              .n_layers = 1,
-                                              .n_heads = 1,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 1,
-                                              .vocab_size = 2,
-                                              .tie_embeddings = true});
+  const ParamTable table = ParamTable::make({.dim = 2,
+                                             .n_layers = 1,
+                                             .n_heads = 1,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 1,
+                                             .vocab_size = 2,
+                                             .tie_embeddings = true});
   const State state = random_state(table.num_elements(), 1);
   const std::string path = root_ + "/step-00000001";
   // Written by the first version of this code.
@@ -558,12 +558,12 @@ TEST_F(StoreTest, AFullDiskIsAnErrorThatLosesNothing) {
     GTEST_SKIP() << "mounting a tmpfs is not permitted here";
   const std::string folder = small + "/checkpoints";
   const auto first = save(*fs_, folder, {1, 1}, table_, state_, 2);
-  const ParamTable big = ParamTable::llama({.dim = 64,
-                                            .n_layers = 2,
-                                            .n_heads = 2,
-                                            .n_kv_heads = 2,
-                                            .hidden_dim = 128,
-                                            .vocab_size = 300});
+  const ParamTable big = ParamTable::make({.dim = 64,
+                                           .n_layers = 2,
+                                           .n_heads = 2,
+                                           .n_kv_heads = 2,
+                                           .hidden_dim = 128,
+                                           .vocab_size = 300});
   const State state = random_state(big.num_elements(), kSeed);
   const auto second = save(*fs_, folder, {2, 1}, big, state, 2);
   const auto found = manifest::scan(*fs_, folder);

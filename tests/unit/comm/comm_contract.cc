@@ -89,7 +89,7 @@ class Checker {
       case 1:
         return common(2) % 300;
       case 2:
-        return 2040 + common(2) % 20;  // where whole vectors end
+        return 2040 + common(2) % 20;  // around kWholeBytes
       case 3:
         return common(2) % (max_length_ / 10);
       default:
@@ -128,7 +128,7 @@ class Checker {
     expect_same(data, reduced<T>(op, n), "all_reduce");
   }
 
-  // Several under way at once: pieces give the bits of the whole.
+  // Several in progress at once: pieces give the bits of the full vector.
   void bucketed_all_reduce(Op op, size_t n) {
     auto data = inputs<float>(comm_.rank(), n);
     const size_t bucket = 1 + common(5) % (n + 1);
@@ -153,7 +153,7 @@ class Checker {
     expect_same(data, inputs<float>(root, n), "broadcast");
   }
 
-  // Blocking, in place or not; or several under way at once, beside an
+  // Blocking, in place or not; or several in progress at once, together with an
   // all-reduce.
   void all_gather(size_t n) {
     const auto p = static_cast<size_t>(comm_.size());
@@ -287,7 +287,7 @@ class Checker {
   }
 
   // Rank 0 enters a barrier of one group while an all-reduce of another still
-  // needs it: the barrier must keep that moving.
+  // needs it: the barrier must make that progress.
   void overlapping_groups_do_not_block() {
     if (comm_.size() < 2) return;
     const auto other = comm_.split(0, -comm_.rank());

@@ -1,4 +1,4 @@
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// The contract of Comm over MPI, one process a rank; run by mpirun (see
-// mpi_comm_test.sh). Exit code 0 when everything held.
+// The contract of Comm over MPI, one process per rank; run by mpirun (see
+// mpi_comm_test.sh). Exit code 0 on success.
 //
 //   mpi_comm_test SIZE [SEED]        SIZE: ranks the world must have
 

@@ -19,13 +19,13 @@ using geometry::ParamTable;
 using geometry::Sharding;
 
 ParamTable small_model() {
-  return ParamTable::llama({.dim = 8,
-                            .n_layers = 2,
-                            .n_heads = 2,
-                            .n_kv_heads = 1,
-                            .hidden_dim = 9,
-                            .vocab_size = 17,
-                            .tie_embeddings = true});
+  return ParamTable::make({.dim = 8,
+                           .n_layers = 2,
+                           .n_heads = 2,
+                           .n_kv_heads = 1,
+                           .hidden_dim = 9,
+                           .vocab_size = 17,
+                           .tie_embeddings = true});
 }
 
 Sharding random_sharding(std::mt19937& random) {

@@ -91,12 +91,12 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
   std::mt19937_64 rng(seed);
   // No shared parameters, and shares enough for everybody: no state without
   // something of its own.
-  const ParamTable table = ParamTable::llama({.dim = 32,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 64,
-                                              .vocab_size = 64});
+  const ParamTable table = ParamTable::make({.dim = 32,
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 64,
+                                             .vocab_size = 64});
   int survived = 0;
   constexpr int kRounds = 1500;
   for (int round = 0; round < kRounds; ++round) {

@@ -10,10 +10,11 @@
 #include <mutex>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/engine/whole_vector.h"
 
 namespace remesh::engine {
@@ -60,8 +61,8 @@ struct Collected {
   Outcome outcome;
 };
 
-// Two buffers. What is not the state is NaN, so that reading it shows; and the
-// state may not change while the next one is made.
+// Two buffers. The one that is not the state is NaN, so that reading it shows,
+// and the state must not change while the next one is written.
 class TwoBuffers final : public StateStore {
  public:
   Status reserve(const geometry::Sharding&, int64_t elements) override {
@@ -103,10 +104,10 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(world, c.layout));
   TwoBuffers store;
   ASSIGN_OR_RETURN(const auto engine,
-                   Engine::create(table, *mesh, c.options, *backend, {},
-                                  c.out_of_place ? &store : nullptr));
+                   engine::make_engine(table, *mesh, c.options, *backend, {},
+                                       c.out_of_place ? &store : nullptr));
   if (c.out_of_place) CHECK(engine->sharding().layout == c.layout);
-  engine->initialise(c.seed);
+  engine::initialise(*engine, *backend, c.seed);
   engine->state_loaded();
   const auto& shard = engine->shard();
   for (int s = 0; s < c.steps; ++s) {
@@ -161,7 +162,7 @@ std::string Case::to_string() const {
 }
 
 Outcome run_case(const Case& c) {
-  const ParamTable table = ParamTable::llama(c.model);
+  const ParamTable table = ParamTable::make(c.model);
   auto comms = comm::make_local_comms(c.layout.world());
   Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
   std::vector<Status> status(comms.size());
@@ -180,7 +181,7 @@ Outcome run_case(const Case& c) {
 }
 
 Outcome run_rank(const Case& c, comm::Comm& world) {
-  const ParamTable table = ParamTable::llama(c.model);
+  const ParamTable table = ParamTable::make(c.model);
   Collected out{.grad = WholeVector(table), .weights = WholeVector(table)};
   out.outcome.status = train_rank(c, table, world, out);
   return std::move(out.outcome);
@@ -189,7 +190,7 @@ Outcome run_rank(const Case& c, comm::Comm& world) {
 Difference largest_difference(const geometry::ModelConfig& model,
                               const std::vector<float>& got,
                               const std::vector<float>& want) {
-  const ParamTable table = ParamTable::llama(model);
+  const ParamTable table = ParamTable::make(model);
   double whole = 0;
   for (const float x : want) whole += static_cast<double>(x) * x;
   Difference worst;
@@ -202,7 +203,7 @@ Difference largest_difference(const geometry::ModelConfig& model,
       difference += d * d;
       size += static_cast<double>(want[at]) * want[at];
     }
-    // A gradient that cancels out is rounding alone.
+    // A gradient that cancels out consists of rounding errors only.
     const double value = std::sqrt(difference) /
                          std::max(std::sqrt(size), 1e-4 * std::sqrt(whole));
     if (!(value <= worst.value)) worst = {value, table[i].name};
@@ -246,7 +247,7 @@ Case random_case(uint64_t seed, int ranks) {
     o.bucket_elements = of(21, {100, 1000, 1 << 20});
     if (c.layout.world() == 1 || c.layout.world() > ranks) continue;
     if (!c.model.validate().ok()) continue;
-    const auto table = ParamTable::llama(c.model);
+    const auto table = ParamTable::make(c.model);
     const auto backend = kernels::make_cpu_backend(1);
     if (Engine::prepare(table, c.layout, 0, o, *backend, {}).ok()) return c;
   }

@@ -1,5 +1,5 @@
-// Runs an Engine on every rank of a mesh, as threads over local_comm, and puts
-// what they hold together to whole vectors.
+// Runs an Engine on every rank of a mesh, as threads over local_comm, and joins
+// the parts that they hold into complete vectors.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ struct Outcome {
 };
 
 Outcome run_case(const Case& c);
-// One rank's part of it, on a world of any kind that the layout fits. Losses
-// and norms are known on rank 0; vectors are not put together.
+// One rank's part of it, on any world that fits the layout. Losses and norms
+// are known on rank 0; vectors are not joined.
 Outcome run_rank(const Case& c, comm::Comm& world);
 
 // Largest relative L2 difference of any parameter, with its name.

@@ -1,5 +1,5 @@
-// The engine over MPI, one process a rank, gives the bits that it gives over
-// threads; run by mpirun (see engine_mpi_test.sh). Exit code 0 when all did.
+// The engine over MPI, one process per rank, gives the same bits as over
+// threads; run by mpirun (see engine_mpi_test.sh). Exit code 0 on success.
 //
 //   engine_mpi_test SIZE [CASES [SEED]]    SIZE: ranks the world must have
 

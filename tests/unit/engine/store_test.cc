@@ -1,11 +1,10 @@
-// The stores of weights and gradients by themselves, with passes made up by the
-// test.
+// The stores of weights and gradients alone, with passes simulated by the test.
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/grad_store.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/units.h"
@@ -17,12 +16,12 @@ using geometry::ShardTable;
 using geometry::ZeroPlan;
 
 geometry::ParamTable tiny_table(int64_t layers = 3) {
-  return geometry::ParamTable::llama({.dim = 8,
-                                      .n_layers = layers,
-                                      .n_heads = 2,
-                                      .n_kv_heads = 1,
-                                      .hidden_dim = 21,
-                                      .vocab_size = 33});
+  return geometry::ParamTable::make({.dim = 8,
+                                     .n_layers = layers,
+                                     .n_heads = 2,
+                                     .n_kv_heads = 1,
+                                     .hidden_dim = 21,
+                                     .vocab_size = 33});
 }
 
 ShardTable whole_shard(const geometry::ParamTable& table) {
@@ -149,7 +148,7 @@ TEST(Units, SharesAreWholeAndPadded) {
   }
 }
 
-// Ranges cut anywhere, also inside a parameter, update as the whole does.
+// Arbitrary ranges, even within a parameter, update like the full vector.
 TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
   const auto table = tiny_table();
   const ShardTable shard = whole_shard(table);

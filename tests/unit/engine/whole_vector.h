@@ -1,5 +1,5 @@
 // WholeVector: a vector over the model's parameters (as the ParamTable lays
-// them out), put together from, or handed out to, the ranks of a mesh.
+// them out), gathered from, or distributed to, the ranks of a mesh.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace remesh::engine {
 
 // Calls f(whole, part) for each of the elements [begin, begin + size) of a
-// rank's flat vector: its index in the whole vector, and in that range.
+// rank's flat vector: its index in the full vector, and in that range.
 void for_each_element(const geometry::ShardTable& shard, int64_t begin,
                       int64_t size,
                       const std::function<void(size_t, size_t)>& f);

@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 
@@ -109,7 +109,7 @@ void check_plan(const ParamTable& table, const Change& c, int me,
 
 void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
                    int64_t* received) {
-  const ParamTable table = ParamTable::llama(random_config(random));
+  const ParamTable table = ParamTable::make(random_config(random));
   const Change c = random_change(random, table);
   SCOPED_TRACE(c.from.layout.to_string() + " to " + c.to.layout.to_string());
   const size_t n = c.processes.size();
@@ -191,12 +191,12 @@ TEST(Exchange, AnyMeshToAnyOtherIsBitExact) {
 }
 
 ParamTable small_model() {
-  return ParamTable::llama({.dim = 16,
-                            .n_layers = 2,
-                            .n_heads = 4,
-                            .n_kv_heads = 2,
-                            .hidden_dim = 24,
-                            .vocab_size = 64});
+  return ParamTable::make({.dim = 16,
+                           .n_layers = 2,
+                           .n_heads = 4,
+                           .n_kv_heads = 2,
+                           .hidden_dim = 24,
+                           .vocab_size = 64});
 }
 
 // One of four ranks was killed: the others keep what they have.

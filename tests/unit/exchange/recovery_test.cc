@@ -26,7 +26,7 @@
 #include "checkpoint/memory/replica_placement.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/memory/shm_dir.h"
 
@@ -354,7 +354,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const memory::ShmDir dir;
-  const ParamTable table = ParamTable::llama(random_config(random));
+  const ParamTable table = ParamTable::make(random_config(random));
   void* page = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);

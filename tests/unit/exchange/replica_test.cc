@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "checkpoint/memory/replica_placement.h"
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 #include "tests/unit/memory/shm_dir.h"
 

@@ -33,9 +33,9 @@ TEST(ParamTable, CountsTheParametersOfKnownModels) {
                 .n_kv_heads = 8,
                 .hidden_dim = 14336,
                 .vocab_size = 128256};
-  EXPECT_EQ(ParamTable::llama(c).num_elements(), 8030261248);  // Llama 3 8B
+  EXPECT_EQ(ParamTable::make(c).num_elements(), 8030261248);  // Llama 3 8B
   c.tie_embeddings = true;
-  EXPECT_EQ(ParamTable::llama(c).num_elements(),
+  EXPECT_EQ(ParamTable::make(c).num_elements(),
             8030261248 - int64_t{128256} * 4096);
 }
 
@@ -46,7 +46,7 @@ TEST(ParamTable, EveryElementBelongsToOneParameter) {
                       .n_kv_heads = 1,
                       .hidden_dim = 12,
                       .vocab_size = 11};
-  const ParamTable t = ParamTable::llama(c);
+  const ParamTable t = ParamTable::make(c);
   for (int64_t e = 0; e < t.num_elements(); ++e) {
     const size_t i = t.param_at(e);
     EXPECT_LE(t.offset(i), e);

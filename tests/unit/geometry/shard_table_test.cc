@@ -47,7 +47,7 @@ Counts no_counts(const ParamTable& table) {
 TEST(ShardTable, OneRankHoldsTheParamTable) {
   std::mt19937 random(1);
   for (int i = 0; i < 20; ++i) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     const auto t =
         ShardTable::make(table, {}, {}, {0, table.config().n_layers});
     ASSERT_TRUE(t.ok());
@@ -67,7 +67,7 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
   std::mt19937 random(seed);
   int done = 0;
   while (done < 150) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Layout layout{.dp = 1 + static_cast<int>(random() % 3),
                   .pp = 1 + static_cast<int>(random() % 4),
                   .tp = 1 << random() % 4,
@@ -123,12 +123,12 @@ TEST(ShardTable, EveryElementIsOwnedOnceAndNormsCountItOnce) {
 }
 
 TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
-  const ParamTable table = ParamTable::llama({.dim = 32,
-                                              .n_layers = 1,
-                                              .n_heads = 8,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 16,
-                                              .vocab_size = 16});
+  const ParamTable table = ParamTable::make({.dim = 32,
+                                             .n_layers = 1,
+                                             .n_heads = 8,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 16,
+                                             .vocab_size = 16});
   for (int tp = 0; tp < 8; ++tp) {
     const auto t =
         ShardTable::make(table, {.tp = 8}, {.tp = tp}, StageBounds{0, 1});
@@ -142,12 +142,12 @@ TEST(ShardTable, KeysAndValuesAreSharedWhenRanksOutnumberHeads) {
 }
 
 TEST(Zero, ErrorsNameTheAllowedValues) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
-                                              .n_layers = 1,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 8});
+  const ParamTable table = ParamTable::make({.dim = 8,
+                                             .n_layers = 1,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 8});
   const auto t = ShardTable::make(table, {.dp = 6}, {}, StageBounds{0, 1});
   ASSERT_TRUE(t.ok());
   EXPECT_FALSE(ZeroPlan::make(*t, {.stage = 4}, 6, 0).ok());

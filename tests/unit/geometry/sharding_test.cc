@@ -53,7 +53,7 @@ TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int done = 0; done < 100;) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Sharding s;
     if (!random_sharding(random, table.config(), s)) continue;
     ++done;
@@ -90,7 +90,7 @@ TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
   std::mt19937 random(seed);
   int whole_ones = 0, torn = 0;
   for (int done = 0; done < 400;) {
-    const ParamTable table = ParamTable::llama(random_config(random));
+    const ParamTable table = ParamTable::make(random_config(random));
     Sharding s;
     if (!random_sharding(random, table.config(), s)) continue;
     ++done;
@@ -122,13 +122,13 @@ TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
 }
 
 TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 16,
-                                              .tie_embeddings = true});
+  const ParamTable table = ParamTable::make({.dim = 8,
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 16,
+                                             .tie_embeddings = true});
   // Shares have at least 16 elements: the last ranks have none.
   const Sharding many{
       .layout = {.dp = 64}, .bounds = {0, 2}, .zero = {.stage = 1}};
@@ -144,12 +144,12 @@ TEST(Sharding, ARankThatHoldsNothingMayBeMissing) {
 }
 
 TEST(Sharding, ARankOutsideTheMeshIsRefused) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 1,
-                                              .hidden_dim = 8,
-                                              .vocab_size = 16});
+  const ParamTable table = ParamTable::make({.dim = 8,
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 1,
+                                             .hidden_dim = 8,
+                                             .vocab_size = 16});
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
   EXPECT_TRUE(make_rank_shard(table, s, 1).ok());
   EXPECT_FALSE(make_rank_shard(table, s, 2).ok());
@@ -166,13 +166,13 @@ TEST(Sharding, ModelsOfDifferentShapesHaveDifferentIds) {
                 .n_kv_heads = 1,
                 .hidden_dim = 8,
                 .vocab_size = 16};
-  const uint64_t id = model_id(ParamTable::llama(c));
-  EXPECT_EQ(model_id(ParamTable::llama(c)), id);
+  const uint64_t id = model_id(ParamTable::make(c));
+  EXPECT_EQ(model_id(ParamTable::make(c)), id);
   c.n_layers = 3;
-  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+  EXPECT_NE(model_id(ParamTable::make(c)), id);
   c.n_layers = 2;
   c.vocab_size = 17;
-  EXPECT_NE(model_id(ParamTable::llama(c)), id);
+  EXPECT_NE(model_id(ParamTable::make(c)), id);
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ using Slice = Random;
 TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
   for (int trial = 0; trial < 60; ++trial) {
     const ModelConfig c = random_model(rng_);
-    const ParamTable t = ParamTable::llama(c);
+    const ParamTable t = ParamTable::make(c);
     const Layout l = random_layout(rng_, c);
     const auto bounds = *split_layers(c.n_layers, l.pp);
     for (size_t i = 0; i < t.size(); ++i) {
@@ -90,7 +90,7 @@ TEST_F(Slice, ShardsOfOneReplicaCoverEveryElementOnce) {
 TEST_F(Slice, AShardHasCompleteHeadsAndTheKeysOfItsQueries) {
   for (int trial = 0; trial < 60; ++trial) {
     const ModelConfig c = random_model(rng_);
-    const ParamTable t = ParamTable::llama(c);
+    const ParamTable t = ParamTable::make(c);
     const Layout l = random_layout(rng_, c);
     for (int tp = 0; tp < l.tp; ++tp) {
       const auto q = tp_rect(t[t.find(Role::kQuery, 0)], l.tp, tp);
@@ -176,7 +176,7 @@ TEST_F(Slice, CoveringVisitsEveryElementOnceUntilNoneIsLeft) {
 
 TEST_F(Slice, PiecesOfRangesCoverThemInOrder) {
   for (int trial = 0; trial < 60; ++trial) {
-    const ParamTable t = ParamTable::llama(random_model(rng_));
+    const ParamTable t = ParamTable::make(random_model(rng_));
     const int parts = static_cast<int>(pick(rng_, 1, 40));
     int64_t next = 0;
     for (int i = 0; i < parts; ++i) {

@@ -254,14 +254,16 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   says("[model]\nrope_low_freq_factor = 9\n", "rope_high_freq_factor = 4");
   says("[train]\nsteps = 9\n[schedule]\nwarmup_steps = 10\n",
        "schedule.warmup_steps = 10: must be at most the 9");
-  says("[parallel]\ndata_parallel_degree = 5\n", "has 4 microbatches");
+  says("[parallel]\ndata_parallel_degree = 5\n",
+       "a step has 4; dp must be 1 to 4");
   says("[parallel]\ntensor_parallel_degree = 3\n",
        "parallel.tensor_parallel_degree = 3: tensor-parallel degree 3: must "
        "divide the 4 query heads");
   says("[parallel]\ntensor_parallel_degree = 3\n", "allowed: 1, 2, 4");
   says("[parallel]\npipeline_parallel_degree = 5\n", "allowed: 1 to 4");
   says("[parallel]\ncontext_parallel_degree = 3\n",
-       "twice that must divide train.seq_len = 256");
+       "256 tokens over 3 context-parallel ranks, two equal parts each; "
+       "allowed: a multiple of 6");
   says("[parallel]\npipeline_chunks = 2\n",
        "must be 1 where parallel.pipeline_schedule is \"1f1b\"");
   const std::string chunks =
@@ -276,7 +278,8 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   says("[parallel]\nzero_shard_group = 2\n", "zero_stage is 0");
   says("[elastic]\nlayouts = [\"dp2\", \"tp3\"]\n",
        "elastic.layouts: 'tp3': tensor-parallel degree 3");
-  says("[elastic]\nlayouts = [\"dp8\"]\n", "'dp8': dp = 8: a step has 4");
+  says("[elastic]\nlayouts = [\"dp8\"]\n",
+       "'dp8': a data-parallel rank needs a microbatch and a step has 4");
   says("[elastic]\nmax_slots = 2\nlayouts = [\"dp4\"]\n", "has 4 ranks");
   says("[elastic]\nmin_slots = 3\nmax_slots = 2\n", "elastic.max_slots = 2");
   says("[elastic]\nmax_slots = 2\n[parallel]\ndata_parallel_degree = 4\n",

@@ -259,7 +259,7 @@ TEST_P(BackendTest, EmbeddingGathersAndAddsRepeatedTokensInOrder) {
   Tensor dy = random_fp32(kRows * kDim, 2);
   std::vector<int32_t> tokens = ids(kRows, kVocab);
   tokens[5] = -1;
-  // The whole vocabulary, and a shard of it.
+  // The full vocabulary, and a shard of it.
   for (const auto& [row0, num_rows] :
        {std::pair<int64_t, int64_t>{0, kVocab}, {3, 4}}) {
     const auto f = [&](Backend& b, std::vector<Tensor>& o) {
@@ -318,8 +318,8 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
   }
 }
 
-// Ranks that hold a piece of the vocabulary each combine their statistics to
-// those of the whole.
+// Ranks that each hold a piece of the vocabulary combine their statistics into
+// those of the full one.
 TEST_P(BackendTest, CrossEntropyOfSplitVocabulary) {
   constexpr int64_t kRows = 21, kVocab = 90, kCut = 50;
   std::vector<int32_t> targets = ids(kRows, kVocab);
@@ -453,7 +453,7 @@ TEST_P(BackendTest, AdamWGivesTheSameBitsWhereverItWrites) {
   Tensor v = buffer(3);
   for (int64_t i = 0; i < v.size(); ++i) v.set(i, v[i] * v[i]);
   const AdamWOptions options{.lr = 3e-3, .weight_decay = 0.1, .step = 3};
-  // Where the operands and each of the results begin.
+  // Offsets of the operands and of each result.
   for (const int64_t from : {0, 5}) {
     std::vector<Tensor> in_place = {buffer(1), buffer(2), v, buffer(4)};
     const auto at = [from](Tensor& t) { return t.floats() + from; };
@@ -511,9 +511,16 @@ TEST(Backend, SumsDoNotDependOnThreads) {
   EXPECT_EQ(squares[0], squares[1]);
 }
 
-// A row's result does not depend on the rows beside it, nor anything on the
-// number of threads.
-TEST(Backend, Bf16ProductsDependOnTheirOperandsAlone) {
+TEST(Backend, CpuTakesBf16OnlyWhereItPays) {
+  const auto b = make_cpu_backend(1);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 48), Dtype::kFp32);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 128), Dtype::kBf16);
+  EXPECT_EQ(b->gemm_dtype(Dtype::kFp32, 128), Dtype::kFp32);
+}
+
+// A row's result does not depend on other rows, and no result on the number of
+// threads.
+TEST(Backend, Bf16GemmsDependOnTheirOperandsAlone) {
   constexpr int64_t kRows = 200, kOut = 96, kIn = 700;
   Tensor master(Dtype::kFp32, kOut * kIn, 1);
   const Tensor x(Dtype::kBf16, kRows * kIn, 2);

@@ -1,5 +1,5 @@
 // Attention of sequences that are split over ranks: every block against the
-// naive reference, and all blocks together against attention of the whole.
+// naive reference, and all blocks together against full attention.
 #include <gtest/gtest.h>
 
 #include "tests/unit/kernels/tensor.h"
@@ -35,11 +35,11 @@ class SegmentTest : public testing::TestWithParam<Dtype> {
   std::unique_ptr<Backend> ref_ = make_reference_backend();
 };
 
-// A block's result, started or carried on.
+// A block's result, started or continued.
 struct Running {
   Tensor out, lse;
 };
-// A block's gradients, added to what stood there.
+// A block's gradients, added to the old contents.
 struct Gradients {
   Tensor dq, dk, dv;
 };
@@ -87,8 +87,8 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
                               Tensor(Dtype::kFp32, kB * n.heads * s.lse_T, 7)});
       std::vector<Gradients> g(
           2, {Tensor(Dtype::kFp32, out_size, 8), kv_zero, kv_zero});
-      // Started, then carried on with the keys read as values, and the other
-      // way round: different contents with the same shape.
+      // Started, then continued with the keys read as values, and vice versa:
+      // different contents with the same shape.
       for (int i = 0; i < 2; ++i) {
         Backend& b = i == 0 ? *cpu_ : *ref_;
         Running& o = r[static_cast<size_t>(i)];
@@ -119,8 +119,8 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
     }
 }
 
-// Sequences cut into unequal parts; every part of queries meets every part of
-// keys, in ring order. Together: attention of the whole and its gradients.
+// Sequences split into unequal parts; every part of queries attends to every
+// part of keys, in ring order. Together: full attention and its gradients.
 TEST_P(SegmentTest, BlocksMakeTheWhole) {
   constexpr int64_t kB = 2, kT = 150;
   constexpr Heads n{4, 2, 32};

@@ -1,6 +1,6 @@
 // The loops of every instruction set this machine can run agree with each
 // other: one binary must compute the same model on hosts of different age.
-#include "worker/kernels/simd.h"
+#include "worker/kernels/cpu/simd.h"
 
 #include <gtest/gtest.h>
 

@@ -135,7 +135,7 @@ GoldenFile read_golden(const std::string& path) {
                          const std::vector<float>& from) {
     to.insert(to.end(), from.begin(), from.end());
   };
-  const auto table = geometry::ParamTable::llama(g.config);
+  const auto table = geometry::ParamTable::make(g.config);
   for (const geometry::ParamSpec& spec : table.specs()) {
     append(g.weights, f.read<float>("/weights/" + spec.name));
     append(g.grads, f.read<float>("/first/grads/" + spec.name));

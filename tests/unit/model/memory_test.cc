@@ -1,12 +1,10 @@
-// What a stage will hold is known beforehand, and is what the options say.
-#include "worker/model/memory.h"
-
+// A stage allocates what geometry::chunk_memory() predicts.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
@@ -44,13 +42,25 @@ Case random_case(uint64_t seed) {
               .tie_embeddings = random() % 2 == 0};
   c.options = {.chunk = below(c.chunks),
                .dtype = random() % 2 == 0 ? Dtype::kBf16 : Dtype::kFp32,
-               .keep_dtype = true,
                .max_batch = pick({1, 3}),
                .max_seq = 12 * pick({1, 2, 3}),
                .num_slots = pick({1, 2, 5}),
                .split_backward = random() % 2 == 0,
                .block_buffers = pick({0, 2, 3})};
   return c;
+}
+
+geometry::ChunkMemory predicted(const geometry::ShardTable& shard,
+                                const StageOptions& o, Dtype dtype,
+                                bool packed) {
+  return geometry::chunk_memory(shard, o.chunk,
+                                {.max_batch = o.max_batch,
+                                 .max_seq = o.max_seq,
+                                 .bf16 = dtype == Dtype::kBf16,
+                                 .packed = packed,
+                                 .split_backward = o.split_backward,
+                                 .recompute = o.recompute,
+                                 .block_buffers = o.block_buffers});
 }
 
 TEST(Memory, IsPredictedExactly) {
@@ -64,14 +74,14 @@ TEST(Memory, IsPredictedExactly) {
     Case c = random_case(i);
     SCOPED_TRACE(fmt::format("seed {}: {}", i, c.layout.to_string()));
     if (!backend->supports_bf16()) c.options.dtype = Dtype::kFp32;
-    const auto table = geometry::ParamTable::llama(c.config);
+    const auto table = geometry::ParamTable::make(c.config);
     const auto shard = make_shard(table, c.layout, c.coord, c.chunks);
     std::mt19937_64 random(i);
     for (int64_t l = shard.first_layer(c.options.chunk);
          l < shard.last_layer(c.options.chunk); ++l)
       c.options.recompute.push_back(static_cast<Recompute>(random() % 3));
-    const StageMemory expected =
-        predict_stage_memory(shard, c.options, c.options.dtype, packed);
+    const geometry::ChunkMemory expected =
+        predicted(shard, c.options, c.options.dtype, packed);
     const auto tp = comm::make_local_comms(c.layout.tp);
     const auto cp = comm::make_local_comms(c.layout.cp);
     c.options.tp = tp[static_cast<size_t>(c.coord.tp)].get();
@@ -80,12 +90,13 @@ TEST(Memory, IsPredictedExactly) {
     ASSERT_TRUE(stage.ok()) << stage.status().to_string();
     const Stage::Memory m = (*stage)->memory();
     EXPECT_EQ(expected.weights, m.weights);
-    EXPECT_EQ(expected.activations, m.activations);
+    EXPECT_EQ(expected.activations * static_cast<uint64_t>(c.options.num_slots),
+              m.activations);
     EXPECT_EQ(expected.buffers, m.buffers);
   }
 }
 
-// The formulas of memory.h, for a stage in the middle.
+// The formulas of llama.h, for a stage in the middle.
 TEST(Memory, ActivationsAreWhatTheHeaderSays) {
   const geometry::ModelConfig config{.dim = 64,
                                      .n_layers = 3,
@@ -93,10 +104,10 @@ TEST(Memory, ActivationsAreWhatTheHeaderSays) {
                                      .n_kv_heads = 2,
                                      .hidden_dim = 80,
                                      .vocab_size = 100};
-  const auto table = geometry::ParamTable::llama(config);
+  const auto table = geometry::ParamTable::make(config);
   const auto shard = make_shard(table, {.pp = 3, .tp = 2, .cp = 2},
                                 {.pp = 1, .tp = 1, .cp = 1});
-  StageOptions o{.max_batch = 3, .max_seq = 20, .num_slots = 4};
+  StageOptions o{.max_batch = 3, .max_seq = 20};
   const uint64_t N = 30, n = 15, P = 30, D = 64, F = 40, q = 32, kv = 8;
   for (const uint64_t d : {uint64_t{2}, uint64_t{4}})
     for (const bool split : {false, true})
@@ -116,14 +127,13 @@ TEST(Memory, ActivationsAreWhatTheHeaderSays) {
                   8 * D;
         bytes += 4 * n * D;
         const Dtype type = d == 2 ? Dtype::kBf16 : Dtype::kFp32;
-        EXPECT_EQ(predict_stage_memory(shard, o, type, true).activations,
-                  4 * bytes)
+        EXPECT_EQ(predicted(shard, o, type, true).activations, bytes)
             << "d " << d << (split ? " split " : " whole ")
             << static_cast<int>(r);
       }
 }
 
-TEST(Memory, ASlotCostsItsActivationsAlone) {
+TEST(Memory, RecomputationSavesActivations) {
   const Model m({.dim = 64,
                  .n_layers = 4,
                  .n_heads = 8,
@@ -137,13 +147,7 @@ TEST(Memory, ASlotCostsItsActivationsAlone) {
   for (const Recompute r :
        {Recompute::kNone, Recompute::kSelective, Recompute::kFull}) {
     o.recompute.assign(4, r);
-    o.num_slots = 1;
-    const StageMemory one = predict_stage_memory(shard, o, Dtype::kBf16, true);
-    o.num_slots = 3;
-    const StageMemory three =
-        predict_stage_memory(shard, o, Dtype::kBf16, true);
-    EXPECT_EQ(three.activations, 3 * one.activations);
-    EXPECT_EQ(three.buffers, one.buffers);
+    const geometry::ChunkMemory one = predicted(shard, o, Dtype::kBf16, true);
     if (r == Recompute::kNone) none = static_cast<double>(one.activations);
     const double share = r == Recompute::kNone        ? 1
                          : r == Recompute::kSelective ? 0.75

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 
 namespace remesh::model {
 

@@ -1,6 +1,6 @@
-// A small random model, and ways to run it through stages: in one piece, cut
+// A small random model, and ways to run it through stages: in one piece, split
 // into pipeline stages in one thread, or split over ranks that are threads.
-// What the tests of this folder share.
+// Shared by the tests of this folder.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
+#include "tests/testing/resident.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/stage.h"
 
@@ -32,7 +33,7 @@ struct Model {
   // Weights are larger than at a start, so that every gradient counts.
   Model(const geometry::ModelConfig& config, int64_t num_tokens, uint64_t seed,
         float scale = 3)
-      : table(geometry::ParamTable::llama(config)) {
+      : table(geometry::ParamTable::make(config)) {
     for (size_t i = 0; i < table.size(); ++i)
       for (int64_t e = 0; e < table[i].numel(); ++e)
         weights.push_back(scale * table.initial_value(seed, i, e));
@@ -68,7 +69,7 @@ void for_each_part(const geometry::ShardTable& shard, const F& f) {
   }
 }
 
-// What of the model a rank has.
+// The part of the model that a rank has.
 inline std::vector<float> shard_of(const std::vector<float>& whole,
                                    const geometry::ShardTable& shard) {
   std::vector<float> out(static_cast<size_t>(shard.num_elements()));
@@ -118,27 +119,27 @@ struct RankModel {
       auto made = Stage::create(shard, o, backend);
       CHECK_MSG(made.ok(), made.status().to_string().c_str());
       stages.push_back(std::move(made).value());
-      stages.back()->load_weights(weights);
+      model::load_weights(*stages.back(), shard, weights, o.chunk);
     }
   }
 
   geometry::ShardTable shard;
   std::vector<float> weights, grads;
-  ResidentHooks hooks;
+  model::ResidentHooks hooks;
   std::vector<std::unique_ptr<Stage>> stages;  // by chunk
 };
 
 struct Passed {
   std::vector<double> loss;  // by microbatch
-  std::vector<float> grads;  // of the whole model
+  std::vector<float> grads;  // of the complete model
 };
 
 struct Pipeline {
   int pp = 1;
   int chunks = 1;
   int microbatches = 1;  // all in flight at once, one slot each
-  // Sizes of a microbatch; 0: the largest there may be. Where they are given,
-  // microbatches of the largest size come first and are forgotten.
+  // Sizes of a microbatch; 0: the largest. When given, microbatches of the
+  // largest size run first and are discarded.
   int64_t B = 0, T = 0;
 };
 

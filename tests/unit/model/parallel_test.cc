@@ -10,7 +10,7 @@
 #include <random>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
+#include "tests/testing/local_comm.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
@@ -69,8 +69,7 @@ Case random_case(uint64_t seed) {
   if (c.config.n_layers >= 2 && random() % 3 == 0) c.layout.pp = 2;
   c.pipeline.pp = c.layout.pp;
   const int whole = 2 * c.layout.cp;
-  c.options = {.keep_dtype = true,
-               .max_batch = pick({1, 2, 3}),
+  c.options = {.max_batch = pick({1, 2, 3}),
                .max_seq = c.layout.cp > 1 ? whole * pick({1, 2, 5, 9})
                                           : pick({1, 5, 8, 33}),
                .split_backward = random() % 3 == 0};
@@ -118,7 +117,7 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
   const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
                                    plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
-  // What its precision costs one rank it may cost several, too.
+  // Several ranks may lose as much precision as one does.
   const auto cpu = kernels::make_cpu_backend(1);
   plain.dtype = c.options.dtype;
   const Passed alone =
@@ -129,7 +128,7 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
         std::max(loss_bound, 2 * std::abs(alone.loss[i] / want.loss[i] - 1)));
   const double whole = size_of(want.grads);
   for (size_t i = 0; i < m.table.size(); ++i) {
-    // A gradient that is nothing but cancellation has no digits of its own.
+    // A gradient that cancels out consists of rounding errors only.
     const auto w = part(m, want.grads, i);
     const double scale = std::min(1.0, size_of(w) / (1e-3 * whole));
     const double cost = relative_l2(part(m, alone.grads, i), w);
@@ -183,7 +182,7 @@ TEST(Parallel, RecomputationSplitAndStagesChangeNoBit) {
   }
 }
 
-// What one of four tensor-parallel ranks shows of a pipeline of two stages.
+// What one of four tensor-parallel ranks sees of a pipeline of two stages.
 struct Shown {
   std::vector<float> output, dx, logits;  // all rows; dx: of the same place
   double loss = 0, evaluated = 0;

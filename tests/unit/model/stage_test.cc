@@ -9,7 +9,7 @@
 #include <limits>
 
 #include "tests/unit/model/model_fixture.h"
-#include "worker/model/rope.h"
+#include "worker/model/llama/rope.h"
 
 namespace remesh::model {
 namespace {
@@ -41,7 +41,6 @@ Model small_model(bool tied) {
 
 StageOptions whole(Dtype d, std::vector<Recompute> recompute = {}) {
   return {.dtype = d,
-          .keep_dtype = true,
           .recompute = std::move(recompute),
           .max_batch = kB,
           .max_seq = kT};
@@ -230,7 +229,7 @@ TEST_P(StageTest, ShorterMicrobatchFitsALargerStage) {
 }
 
 // Loads units when they are needed, into memory that is poisoned as soon as
-// they are released, and checks every promise made to hooks.
+// they are released, and checks the contract of UnitHooks.
 class StrictHooks final : public UnitHooks {
  public:
   StrictHooks(const Model& m, const geometry::ShardTable& shard)
@@ -325,7 +324,7 @@ TEST_P(StageTest, SharedWeightMemoryIsSmaller) {
     o.block_buffers = buffers;
     bytes[i++] = (*Stage::create(shard, o, *cpu_))->memory().weights;
   }
-  if (GetParam() == Dtype::kFp32) {  // read where they lie
+  if (GetParam() == Dtype::kFp32) {  // read in place
     EXPECT_EQ(bytes[0], 0U);
   } else {
     EXPECT_LT(bytes[1], bytes[0]);
@@ -337,33 +336,6 @@ INSTANTIATE_TEST_SUITE_P(Types, StageTest,
                          [](const auto& info) {
                            return std::string(kernels::dtype_name(info.param));
                          });
-
-TEST(Stage, TakesBf16OnlyWhereTheBackendFindsThatItPays) {
-  const auto backend = kernels::make_cpu_backend(1);
-  if (!backend->supports_bf16()) GTEST_SKIP() << backend->description();
-  const Model m = small_model(false);
-  ASSERT_EQ(backend->product_dtype(Dtype::kBf16, m.table.config().dim),
-            Dtype::kFp32);
-  Passed runs[2];
-  int i = 0;
-  for (const Dtype d : {Dtype::kFp32, Dtype::kBf16}) {
-    StageOptions o = whole(d);
-    o.keep_dtype = false;
-    EXPECT_EQ((*Stage::create(make_shard(m.table), o, *backend))->dtype(),
-              Dtype::kFp32);
-    runs[i++] = run_pipeline(m, {}, o, *backend);
-  }
-  EXPECT_EQ(runs[0].grads, runs[1].grads);
-  geometry::ModelConfig c = small_config(false);
-  c.dim = 128;
-  const auto table = geometry::ParamTable::llama(c);
-  const auto large = make_shard(table);
-  StageOptions o = whole(Dtype::kBf16);
-  o.keep_dtype = false;
-  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kBf16);
-  o.dtype = Dtype::kFp32;
-  EXPECT_EQ((*Stage::create(large, o, *backend))->dtype(), Dtype::kFp32);
-}
 
 TEST(Stage, RefusesWhatDoesNotFit) {
   const Model m = small_model(false);

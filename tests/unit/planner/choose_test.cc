@@ -1,4 +1,4 @@
-// Choosing a mesh for a model: against a naive search over everything.
+// Choosing a mesh for a model, compared with an exhaustive search.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -45,7 +45,8 @@ JobShape random_shape(Rng& rng) {
                    ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
   if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = pick(rng, 1, 3);
   s.recompute =
-      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+      one_of(rng, {geometry::Recompute::kNone, geometry::Recompute::kSelective,
+                   geometry::Recompute::kFull});
   s.recompute_every = pick(rng, 1, 3);
   return s;
 }
@@ -77,7 +78,7 @@ int slots_of(const DealRequest& q) {
 
 bool given(int degree, int value) { return degree == -1 || degree == value; }
 
-// The most ranks of any mesh that the request admits, 0: there is none.
+// The most ranks of any mesh that the request admits; 0 if there is none.
 int most_ranks(const DealRequest& q) {
   int slots = slots_of(q);
   if (q.max_slots != -1) slots = std::min(slots, q.max_slots);
@@ -95,7 +96,7 @@ int most_ranks(const DealRequest& q) {
   return most;
 }
 
-// No mesh of as many ranks is estimated to be faster.
+// No mesh with as many ranks has a lower estimate.
 void expect_fastest(const DealRequest& q, const Layout& l) {
   Hardware hw{.ranks_per_host = 1, .cores_per_rank = 0};
   std::map<std::string, std::pair<int, int>> hosts;  // slots, cores
@@ -135,7 +136,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
     const auto d = deal_mesh(q);
     const int most = most_ranks(q);
     if (!d.ok()) {
-      // A refusal that the slots cannot mend names the degree.
+      // An error that more slots cannot fix names the degree.
       if (d.status().code() == Code::kExhausted) {
         ASSERT_EQ(most, 0) << d.status().message();
       }
@@ -269,13 +270,13 @@ TEST(Shape, WhatNoMeshCanRunIsRefusedWithTheReason) {
   EXPECT_TRUE(admit(s, {.dp = 8, .pp = 4, .tp = 4, .cp = 2}).ok());
   says({.dp = 9}, "dp must be 1 to 8");
   says({.pp = 5}, "allowed: 1 to 4");
-  says({.cp = 3}, "must divide the 256 tokens");
+  says({.cp = 3}, "allowed: a multiple of 6");
   s.schedule = ScheduleKind::kInterleaved1F1B;
   s.chunks = 2;
   EXPECT_TRUE(admit(s, {.dp = 3}).ok());
   EXPECT_TRUE(admit(s, {.dp = 4, .pp = 2}).ok());
   says({.pp = 3}, "at most the 4 layers");
-  // Microbatches that pp does not divide, or dp deals unevenly, are no matter.
+  // pp need not divide the microbatches, and dp may split them unevenly.
   EXPECT_TRUE(admit(s, {.dp = 3, .pp = 2}).ok());
   EXPECT_EQ(schedule_on(s, {.dp = 3, .pp = 2}).num_microbatches, 4);
 }

@@ -1,5 +1,5 @@
-// What the planner foretells of a rank's memory against what an engine of that
-// mesh holds: ranks are threads.
+// The planner's prediction of a rank's memory against what an engine of that
+// mesh holds; ranks are threads.
 #include "parallel/planner/memory.h"
 
 #include <gtest/gtest.h>
@@ -9,9 +9,10 @@
 #include <thread>
 
 #include "checkpoint/memory/replica_placement.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/sharding.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::planner {
@@ -21,7 +22,7 @@ using geometry::Layout;
 using geometry::ScheduleKind;
 using Rng = std::mt19937_64;
 
-// What is allowed of the whole and of a category, and what is of no matter.
+// Allowed error of the total and of a category, and a negligible amount.
 constexpr double kTotal = 0.02, kPart = 0.05;
 constexpr uint64_t kSmall = 16 << 10;
 
@@ -52,7 +53,8 @@ JobShape random_shape(Rng& rng, bool bf16) {
                    ScheduleKind::kInterleaved1F1B, ScheduleKind::kZbH1});
   if (s.schedule == ScheduleKind::kInterleaved1F1B) s.chunks = 2;
   s.recompute =
-      one_of(rng, {Recompute::kNone, Recompute::kSelective, Recompute::kFull});
+      one_of(rng, {geometry::Recompute::kNone, geometry::Recompute::kSelective,
+                   geometry::Recompute::kFull});
   s.recompute_every = pick(rng, 1, 2);
   return s;
 }
@@ -63,21 +65,17 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
                .shard_group = s.shard_group == 0 ? 0 : shard_group_on(s, l)},
       .schedule = schedule_kind_on(s, l),
       .chunks = chunks_on(s, l),
-      .recompute = s.recompute == Recompute::kFull ? model::Recompute::kFull
-                   : s.recompute == Recompute::kSelective
-                       ? model::Recompute::kSelective
-                       : model::Recompute::kNone,
+      .recompute = s.recompute,
       .recompute_every = s.recompute_every,
       .dtype = s.bf16 ? model::Dtype::kBf16 : model::Dtype::kFp32,
-      .keep_dtype = true,
       .num_microbatches = s.microbatches,
       .max_batch = s.B,
       .max_seq = s.T};
 }
 
-// Makes one step on every rank and gives what each holds then.
+// Makes one step on every rank and returns what each holds afterwards.
 std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
-  const auto table = geometry::ParamTable::llama(s.model);
+  const auto table = geometry::ParamTable::make(s.model);
   auto comms = comm::make_local_comms(l.world());
   std::vector<board::Memory> out(static_cast<size_t>(l.world()));
   std::vector<std::jthread> ranks;
@@ -86,10 +84,10 @@ std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
       const auto backend = kernels::make_cpu_backend(1);
       auto mesh = comm::Mesh::make(*comms[static_cast<size_t>(r)], l);
       ASSERT_TRUE(mesh.ok());
-      auto engine = engine::Engine::create(table, **mesh, options_of(s, l),
-                                           *backend, engine::Progress());
+      auto engine = engine::make_engine(table, **mesh, options_of(s, l),
+                                        *backend, engine::Progress());
       ASSERT_TRUE(engine.ok()) << engine.status().message();
-      (*engine)->initialise(1);
+      engine::initialise(**engine, *backend, 1);
       (*engine)->state_loaded();
       const std::vector<int32_t> tokens(static_cast<size_t>(s.B * s.T), 3);
       const std::vector<model::MicroBatch> mine(
@@ -182,10 +180,10 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
   EXPECT_EQ(4 * predict_worst_memory(s, l).optimizer, plain.optimizer);
   s.zero_stage = 3;
   EXPECT_LT(predict_worst_memory(s, l).weights, plain.weights);
-  s.recompute = Recompute::kSelective;
+  s.recompute = geometry::Recompute::kSelective;
   const uint64_t selective = predict_worst_memory(s, l).activations;
   EXPECT_LT(selective, plain.activations);
-  s.recompute = Recompute::kFull;
+  s.recompute = geometry::Recompute::kFull;
   EXPECT_LT(predict_worst_memory(s, l).activations, selective / 2);
 }
 

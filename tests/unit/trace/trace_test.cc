@@ -8,8 +8,8 @@
 #include <random>
 #include <thread>
 
-#include "parallel/comm/local_comm.h"
 #include "parallel/comm/mesh.h"
+#include "tests/testing/local_comm.h"
 #include "worker/board/board.h"
 #include "worker/trace/trace_file.h"
 #include "worker/trace/traced_comm.h"

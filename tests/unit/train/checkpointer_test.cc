@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "checkpoint/manifest/scan.h"
-#include "parallel/comm/local_comm.h"
 #include "tests/testing/files.h"
+#include "tests/testing/local_comm.h"
 #include "worker/train/watched_fs.h"
 
 namespace remesh::train {
@@ -107,12 +107,12 @@ class CheckpointerTest : public ::testing::TestWithParam<const char*> {
 
   const testing::TempDir dir_;
   const geometry::ParamTable table_ =
-      geometry::ParamTable::llama({.dim = 8,
-                                   .n_layers = 2,
-                                   .n_heads = 2,
-                                   .n_kv_heads = 1,
-                                   .hidden_dim = 12,
-                                   .vocab_size = 11});
+      geometry::ParamTable::make({.dim = 8,
+                                  .n_layers = 2,
+                                  .n_heads = 2,
+                                  .n_kv_heads = 1,
+                                  .hidden_dim = 12,
+                                  .vocab_size = 11});
   geometry::RankShard rank_;
   Vectors state_;
   Gate gate_;
@@ -189,8 +189,9 @@ TEST_P(CheckpointerTest, OnceANewerGenerationGoesOnItSavesNothing) {
   const auto next = make(2, 15);
   EXPECT_EQ(next->saved_step(), 10);
   EXPECT_FALSE(old->save_and_wait(at(30)).ok());
-  EXPECT_NE(board_->snapshot().checkpoint_error.find("generation 2 has claimed"),
-            std::string::npos)
+  EXPECT_NE(
+      board_->snapshot().checkpoint_error.find("generation 2 has claimed"),
+      std::string::npos)
       << board_->snapshot().checkpoint_error;
   // Its step 20 is not that of the next generation, which has its own.
   state_[0][0] += 1;

@@ -38,7 +38,7 @@ TEST(Digest, IsTheSameOnAnyMesh) {
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
   for (int k = 0; k < 300; ++k) {
-    const ParamTable table = ParamTable::llama(exchange::random_config(random));
+    const ParamTable table = ParamTable::make(exchange::random_config(random));
     const uint64_t salt = random();
     const Sharding a = exchange::random_sharding(random, table.config(), 8);
     const Sharding b = exchange::random_sharding(random, table.config(), 8);
@@ -53,7 +53,7 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
-  const ParamTable table = ParamTable::llama(exchange::random_config(random));
+  const ParamTable table = ParamTable::make(exchange::random_config(random));
   const Sharding one{.layout = {}, .bounds = {0, table.config().n_layers}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());
@@ -74,12 +74,12 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
 }
 
 TEST(Digest, TellsPlacesAndVectorsApart) {
-  const ParamTable table = ParamTable::llama({.dim = 8,
-                                              .n_layers = 2,
-                                              .n_heads = 2,
-                                              .n_kv_heads = 2,
-                                              .hidden_dim = 16,
-                                              .vocab_size = 17});
+  const ParamTable table = ParamTable::make({.dim = 8,
+                                             .n_layers = 2,
+                                             .n_heads = 2,
+                                             .n_kv_heads = 2,
+                                             .hidden_dim = 16,
+                                             .vocab_size = 17});
   const Sharding one{.layout = {}, .bounds = {0, 2}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());
@@ -113,12 +113,12 @@ TEST(Digest, HalvesAddUpToTheWrappingSum) {
 
 // Prints the cost of train.digest per step; there is no limit.
 TEST(Digest, IsQuick) {
-  const ParamTable table = ParamTable::llama({.dim = 256,
-                                              .n_layers = 4,
-                                              .n_heads = 4,
-                                              .n_kv_heads = 4,
-                                              .hidden_dim = 704,
-                                              .vocab_size = 1024});
+  const ParamTable table = ParamTable::make({.dim = 256,
+                                             .n_layers = 4,
+                                             .n_heads = 4,
+                                             .n_kv_heads = 4,
+                                             .hidden_dim = 704,
+                                             .vocab_size = 1024});
   const Sharding one{.layout = {}, .bounds = {0, 4}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());

@@ -11,7 +11,6 @@
 #include <thread>
 
 #include "checkpoint/store/store.h"
-#include "parallel/comm/local_comm.h"
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
 #include "tests/testing/files.h"
@@ -126,7 +125,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   for (int trial = 0; trial < cases; ++trial) {
     const std::string dir = root.path() + "/" + std::to_string(trial);
     const ModelConfig config = random_config(random);
-    const ParamTable table = ParamTable::llama(config);
+    const ParamTable table = ParamTable::make(config);
     const Sharding from = random_sharding(random, config);
     const Sharding to = random_sharding(random, config);
     SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
@@ -179,7 +178,7 @@ TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < 20; ++trial) {
     const ModelConfig config = random_config(random);
-    const ParamTable table = ParamTable::llama(config);
+    const ParamTable table = ParamTable::make(config);
     const Sharding sharding = random_sharding(random, config);
     std::atomic<int> wrong{0};
     on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {

@@ -338,8 +338,7 @@ std::vector<pb::StateHolding> TrainerTest::holdings(
 void TrainerTest::from_memory(pb::RankSpec& spec,
                               const std::vector<std::string>& workers) {
   pb::Assignment& a = *spec.mutable_assignment();
-  const auto table =
-      geometry::ParamTable::llama(jobfile::model_config(a.job()));
+  const auto table = geometry::ParamTable::make(jobfile::model_config(a.job()));
   std::map<std::pair<int64_t, int64_t>, std::map<int, pb::StateHolding>> states;
   for (const pb::StateHolding& h : holdings(workers)) {
     auto& of = states[{h.step(), h.generation()}];

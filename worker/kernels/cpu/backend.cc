@@ -1,0 +1,498 @@
+// The CPU backend: GEMMs by linear.h, everything else by the loops of simd.h,
+// which OpenMP threads share in contiguous ranges.
+//
+// Results do not depend on timing: every element has one writer, and sums that
+// cross threads are taken in blocks of fixed size and added in order.
+#include "worker/kernels/backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <string>
+#include <type_traits>
+
+#include "proto/base/check.h"
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/linear.h"
+#include "worker/kernels/cpu/parallel.h"
+#include "worker/kernels/cpu/simd.h"
+#include "worker/kernels/cpu/workspace.h"
+#include "worker/kernels/host_memory.h"
+
+namespace remesh::kernels {
+namespace {
+
+// Elements below which a second thread costs more than it gives.
+constexpr int64_t kGrain = 8192;
+
+// Model dimension from which bf16 pays. On one AMX core, forward and backward
+// of four layers in bf16 ran, relative to fp32, at 0.92 to 1.05 of the rate for
+// dimensions 32 to 56, at 1.09 to 1.18 for 64 and 80, at 1.4 to 1.5 for 96.
+constexpr int64_t kBf16Dim = 64;
+
+class CpuBackend final : public Backend {
+ public:
+  explicit CpuBackend(int threads)
+      : threads_(threads), simd_(select_simd()), linear_(threads, simd_) {
+    const Bf16Hardware bf16 = linear_.bf16();
+    CHECK_MSG(threads >= 1, "a backend needs at least one thread");
+    description_ =
+        std::string(simd_.name) +
+        (bf16 == Bf16Hardware::kAmx      ? ", bf16 GEMMs by AMX"
+         : bf16 == Bf16Hardware::kAvx512 ? ", bf16 GEMMs by AVX512-BF16"
+                                         : ", no bf16 hardware") +
+        ", " + std::to_string(threads) +
+        (threads == 1 ? " thread" : " threads");
+  }
+
+  const char* name() const override { return "cpu"; }
+  const char* description() const override { return description_.c_str(); }
+  bool supports_bf16() const override {
+    return linear_.bf16() != Bf16Hardware::kNone;
+  }
+  int threads() const override { return threads_; }
+  Dtype gemm_dtype(Dtype wanted, int64_t dim) const override {
+    return dim < kBf16Dim ? Dtype::kFp32 : wanted;
+  }
+
+  void* allocate(size_t bytes) override { return host_allocate(bytes); }
+  void release(void* p) override { host_release(p); }
+  void copy(void* dst, const void* src, size_t bytes) override {
+    parallel(static_cast<int64_t>(bytes), 4 * kGrain,
+             [&](int64_t i0, int64_t i1, int) {
+               std::memcpy(static_cast<char*>(dst) + i0,
+                           static_cast<const char*>(src) + i0,
+                           static_cast<size_t>(i1 - i0));
+             });
+  }
+  void zero(void* dst, size_t bytes) override {
+    parallel(static_cast<int64_t>(bytes), 4 * kGrain,
+             [&](int64_t i0, int64_t i1, int) {
+               std::memset(static_cast<char*>(dst) + i0, 0,
+                           static_cast<size_t>(i1 - i0));
+             });
+  }
+  void synchronize() override {}
+
+  std::unique_ptr<Weight> make_weight(Dtype d, int64_t out,
+                                      int64_t in) override {
+    return linear_.make_weight(d, out, in);
+  }
+  void load_weight(Weight& w, const float* master) override {
+    linear_.load_weight(w, master);
+  }
+  void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
+    linear_.forward(w, x, rows, w.dtype(), y);
+  }
+  void linear_fp32(const Weight& w, const void* x, int64_t rows,
+                   float* y) override {
+    linear_.forward(w, x, rows, Dtype::kFp32, y);
+  }
+  void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
+                             void* dx) override {
+    linear_.backward_input(w, dy, rows, w.dtype(), false, dx);
+  }
+  void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
+                                  bool add, float* dx) override {
+    linear_.backward_input(w, dy, rows, Dtype::kFp32, add, dx);
+  }
+  void linear_backward_weight(Dtype d, const void* dy, const void* x,
+                              int64_t rows, int64_t out, int64_t in,
+                              float* dw) override {
+    linear_.backward_weight(d, dy, x, rows, out, in, dw);
+  }
+
+  void rmsnorm(Dtype d, const float* x, const float* branch,
+               const float* weight, double eps, int64_t rows, int64_t dim,
+               float* sum, void* y, float* rstd) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
+        const int64_t e = r0 * dim;
+        ops->rmsnorm(x + e, at<float>(branch, e), weight,
+                     static_cast<float>(eps), r1 - r0, dim, at<float>(sum, e),
+                     at<T>(y, e), rstd + r0);
+      });
+    });
+  }
+
+  void rmsnorm_backward(Dtype d, const float* dy, const float* x,
+                        const float* rstd, const float* weight,
+                        const float* dresidual, int64_t rows, int64_t dim,
+                        float* dx, void* dx_d, float* dweight) override {
+    const int64_t blocks = ceil_div(rows, kNormBlockRows);
+    float* partial = workspace_.reserve(blocks * dim);
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
+        for (int64_t b = b0; b < b1; ++b) {
+          const int64_t r0 = b * kNormBlockRows;
+          const int64_t n = std::min(kNormBlockRows, rows - r0);
+          const int64_t e = r0 * dim;
+          ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
+                                at<float>(dresidual, e), n, dim, dx + e,
+                                at<T>(dx_d, e), partial + b * dim);
+        }
+      });
+    });
+    for (int64_t b = 0; b < blocks; ++b)
+      simd_.accumulate(dim, 1.0F, partial + b * dim, dweight);
+  }
+
+  void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
+            int64_t head_dim, int64_t stride, const float* cos,
+            const float* sin, bool inverse) override {
+    typed(d, [&](auto ops, auto tag) {
+      using E = decltype(tag);
+      parallel(rows, row_grain(heads * head_dim),
+               [&](int64_t r0, int64_t r1, int) {
+                 ops->rope(static_cast<E*>(x), r0, r1 - r0, T, heads, head_dim,
+                           stride, cos, sin, inverse ? -1.0F : 1.0F);
+               });
+    });
+  }
+
+  void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
+                 const void* v, void* out, float* lse) override {
+    const AttentionTask task{
+        .segment = whole(s), .q = q, .k = k, .v = v, .o = out, .lse = lse};
+    run_attention(d, task, amx_attention,
+                  [](auto& ops) { return ops.attention; });
+  }
+  void attention_backward(Dtype d, const AttentionShape& s, const void* q,
+                          const void* k, const void* v, const void* out,
+                          const float* lse, const void* dout, void* dq,
+                          void* dk, void* dv) override {
+    const AttentionTask task = backward_task(
+        {.segment = whole(s), .dq_stride = s.stride, .dkv_stride = s.stride}, q,
+        k, v, out, lse, dout, dq, dk, dv);
+    run_attention(d, task, amx_attention_backward,
+                  [](auto& ops) { return ops.attention_backward; });
+  }
+  void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
+                         const void* k, const void* v, bool first, float* out,
+                         float* lse) override {
+    const AttentionTask task{.segment = s,
+                             .first = first,
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .o = out,
+                             .lse = lse};
+    run_attention(d, task, amx_attention_segment,
+                  [](auto& ops) { return ops.attention_segment; });
+  }
+  void attention_segment_backward(Dtype d, const AttentionSegment& s,
+                                  const void* q, const void* k, const void* v,
+                                  const void* out, const float* lse,
+                                  const void* dout, float* dq, float* dk,
+                                  float* dv) override {
+    const AttentionTask task =
+        backward_task({.segment = s,
+                       .dq_stride = s.num_heads * s.head_dim,
+                       .dkv_stride = s.num_kv_heads * s.head_dim},
+                      q, k, v, out, lse, dout, dq, dk, dv);
+    run_attention(d, task, amx_attention_segment_backward,
+                  [](auto& ops) { return ops.attention_segment_backward; });
+  }
+
+  void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
+              void* y) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
+        ops->swiglu(at<T>(gu, r0 * 2 * dim), r1 - r0, dim, at<T>(y, r0 * dim));
+      });
+    });
+  }
+  void swiglu_backward(Dtype d, const void* gu, const void* dy, int64_t rows,
+                       int64_t dim, void* dgu, void* y) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
+        ops->swiglu_backward(at<T>(gu, r0 * 2 * dim), at<T>(dy, r0 * dim),
+                             r1 - r0, dim, at<T>(dgu, r0 * 2 * dim),
+                             at<T>(y, r0 * dim));
+      });
+    });
+  }
+
+  void embedding(const float* table, int64_t row0, int64_t num_rows,
+                 const int32_t* tokens, int64_t rows, int64_t dim,
+                 float* y) override {
+    const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
+    parallel(rows, row_grain(dim), [&](int64_t r0, int64_t r1, int) {
+      for (int64_t i = r0; i < r1; ++i) {
+        const int64_t t = tokens[i] - row0;
+        if (t >= 0 && t < num_rows)
+          std::memcpy(y + i * dim, table + t * dim, bytes);
+        else
+          std::memset(y + i * dim, 0, bytes);
+      }
+    });
+  }
+  void embedding_backward(const float* dy, const int32_t* tokens, int64_t row0,
+                          int64_t num_rows, int64_t rows, int64_t dim,
+                          float* dtable) override {
+    // Each table row belongs to one thread, which adds in row order.
+    const int64_t owners =
+        std::min<int64_t>(threads_, ceil_div(rows * dim, kGrain));
+    parallel(owners, 1, [&](int64_t o0, int64_t o1, int) {
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t t = tokens[i] - row0;
+        if (t < 0 || t >= num_rows) continue;
+        const int64_t owner = t % owners;
+        if (owner >= o0 && owner < o1)
+          simd_.accumulate(dim, 1.0F, dy + i * dim, dtable + t * dim);
+      }
+    });
+  }
+
+  void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
+                         int64_t cols, int64_t col0, const int32_t* targets,
+                         bool first, float* row_max, float* row_sum,
+                         float* target_logit) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
+        ops->cross_entropy_add(at<T>(logits, r0 * cols), r1 - r0, cols, col0,
+                               targets + r0, first, row_max + r0, row_sum + r0,
+                               target_logit + r0);
+      });
+    });
+  }
+  void cross_entropy_rescale(int64_t rows, const float* new_max, float* row_max,
+                             float* row_sum) override {
+    for (int64_t i = 0; i < rows; ++i) {
+      row_sum[i] *= std::exp(row_max[i] - new_max[i]);
+      row_max[i] = new_max[i];
+    }
+  }
+  double cross_entropy_finish(int64_t rows, const float* row_max,
+                              const float* row_sum, const float* target_logit,
+                              float* lse) override {
+    double loss = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const double l = row_max[i] + std::log(static_cast<double>(row_sum[i]));
+      lse[i] = static_cast<float>(l);
+      loss += l - target_logit[i];
+    }
+    return loss;
+  }
+  void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
+                              int64_t cols, int64_t col0,
+                              const int32_t* targets, const float* lse,
+                              double scale, void* dlogits) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
+        ops->cross_entropy_backward(
+            at<T>(logits, r0 * cols), r1 - r0, cols, col0, targets + r0,
+            lse + r0, static_cast<float>(scale), at<T>(dlogits, r0 * cols));
+      });
+    });
+  }
+
+  void add(int64_t n, const float* a, const float* b, float* out) override {
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      simd_.add(i1 - i0, a + i0, b + i0, out + i0);
+    });
+  }
+  void convert(int64_t n, Dtype from, const void* src, Dtype to,
+               void* dst) override {
+    if (from == to) {
+      copy(dst, src, static_cast<size_t>(n) * dtype_size(from));
+      return;
+    }
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      if (to == Dtype::kBf16)
+        simd_.to_bf16(i1 - i0, at<float>(src, i0), at<Bf16>(dst, i0));
+      else
+        simd_.to_fp32(i1 - i0, at<Bf16>(src, i0), at<float>(dst, i0));
+    });
+  }
+  void convert_rows(int64_t rows, int64_t cols, Dtype from, const void* src,
+                    int64_t src_stride, Dtype to, void* dst,
+                    int64_t dst_stride) override {
+    const auto at_row = [](auto* p, Dtype d, int64_t r, int64_t stride) {
+      return p + r * stride * static_cast<int64_t>(dtype_size(d));
+    };
+    parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
+      for (int64_t r = r0; r < r1; ++r) {
+        const char* a =
+            at_row(static_cast<const char*>(src), from, r, src_stride);
+        char* b = at_row(static_cast<char*>(dst), to, r, dst_stride);
+        if (from == to)
+          std::memcpy(b, a, static_cast<size_t>(cols) * dtype_size(from));
+        else if (to == Dtype::kBf16)
+          simd_.to_bf16(cols, at<float>(a, 0), at<Bf16>(b, 0));
+        else
+          simd_.to_fp32(cols, at<Bf16>(a, 0), at<float>(b, 0));
+      }
+    });
+  }
+  void scale(int64_t n, double a, float* x) override {
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      simd_.scale(i1 - i0, static_cast<float>(a), x + i0);
+    });
+  }
+  void accumulate(int64_t n, double a, const float* x, float* y) override {
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      simd_.accumulate(i1 - i0, static_cast<float>(a), x + i0, y + i0);
+    });
+  }
+  double sum_of_squares(int64_t n, const float* x) override {
+    const int64_t blocks = ceil_div(n, kSquareBlock);
+    auto* partial = reinterpret_cast<double*>(workspace_.reserve(2 * blocks));
+    parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
+      for (int64_t b = b0; b < b1; ++b) {
+        const int64_t e = b * kSquareBlock;
+        partial[b] = simd_.sum_of_squares(std::min(kSquareBlock, n - e), x + e);
+      }
+    });
+    double sum = 0;
+    for (int64_t b = 0; b < blocks; ++b) sum += partial[b];
+    return sum;
+  }
+
+  void adamw(const AdamWOptions& o, int64_t n, float* g, const float* p,
+             const float* m, const float* v, float* new_p, float* new_m,
+             float* new_v) override {
+    const auto step = static_cast<double>(o.step);
+    const double bc1 = 1.0 - std::pow(o.beta1, step);
+    const double bc2 = 1.0 - std::pow(o.beta2, step);
+    const AdamWConstants c{
+        .beta1 = static_cast<float>(o.beta1),
+        .one_minus_beta1 = static_cast<float>(1.0 - o.beta1),
+        .beta2 = static_cast<float>(o.beta2),
+        .one_minus_beta2 = static_cast<float>(1.0 - o.beta2),
+        .step_size = static_cast<float>(o.lr / bc1),
+        .denom_scale = static_cast<float>(1.0 / std::sqrt(bc2)),
+        .eps = static_cast<float>(o.eps),
+        .keep = static_cast<float>(1.0 - o.lr * o.weight_decay),
+        .grad_scale = static_cast<float>(o.grad_scale),
+        .clear_grad = o.clear_grad,
+        .stream = new_p != p && new_m != m && new_v != v && n > kGrain};
+    parallel(n, kGrain, [&](int64_t i0, int64_t i1, int) {
+      simd_.adamw(c, i1 - i0, g + i0, p + i0, m + i0, v + i0, new_p + i0,
+                  new_m + i0, new_v + i0);
+    });
+  }
+
+ private:
+  static AttentionTask backward_task(AttentionTask task, const void* q,
+                                     const void* k, const void* v,
+                                     const void* out, const float* lse,
+                                     const void* dout, void* dq, void* dk,
+                                     void* dv) {
+    task.q = q;
+    task.k = k;
+    task.v = v;
+    task.out = out;
+    task.lse = const_cast<float*>(lse);  // only read in backward
+    task.dout = dout;
+    task.dq = dq;
+    task.dk = dk;
+    task.dv = dv;
+    return task;
+  }
+  // Element i of an untyped array; nullptr stays nullptr.
+  template <typename T>
+  static const T* at(const void* p, int64_t i) {
+    return p == nullptr ? nullptr : static_cast<const T*>(p) + i;
+  }
+  template <typename T>
+  static T* at(void* p, int64_t i) {
+    return p == nullptr ? nullptr : static_cast<T*>(p) + i;
+  }
+
+  static int64_t row_grain(int64_t dim) {
+    return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, dim));
+  }
+
+  // f(table of loops for the type, a value of the type).
+  template <typename F>
+  void typed(Dtype d, const F& f) const {
+    d == Dtype::kFp32 ? f(&simd_.fp32, float{}) : f(&simd_.bf16, Bf16{});
+  }
+
+  template <typename F>
+  void parallel(int64_t n, int64_t grain, const F& f) const {
+    parallel_ranges(threads_, n, grain, f);
+  }
+
+  // Attention within complete sequences: one block of each with itself.
+  static AttentionSegment whole(const AttentionShape& s) {
+    return {.B = s.B,
+            .Tq = s.T,
+            .Tk = s.T,
+            .num_heads = s.num_heads,
+            .num_kv_heads = s.num_kv_heads,
+            .head_dim = s.head_dim,
+            .q_stride = s.stride,
+            .kv_stride = s.stride,
+            .q_batch = s.T,
+            .kv_batch = s.T,
+            .lse_T = s.T};
+  }
+
+  // `on_tiles` for bf16 where the host has them, else the loop that `choose`
+  // takes from the type's table.
+  template <typename F>
+  void run_attention(Dtype d, const AttentionTask& task,
+                     void (*on_tiles)(const AttentionTask&), const F& choose) {
+    const AttentionSegment& s = task.segment;
+    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx)
+      attention_tasks(task, on_tiles, amx_attention_scratch(s));
+    else
+      attention_tasks(
+          task, d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16),
+          simd_.attention_scratch(s));
+  }
+
+  // With few heads the forward's tasks are also split by queries, which do not
+  // depend on each other.
+  void attention_tasks(const AttentionTask& shared,
+                       void (*run)(const AttentionTask&), int64_t floats) {
+    constexpr int64_t kQueries = 64;  // a multiple of every kernel's tile
+    const AttentionSegment& s = shared.segment;
+    CHECK(s.num_kv_heads > 0 && s.num_heads % s.num_kv_heads == 0);
+    const int64_t heads = s.B * s.num_kv_heads;
+    if (heads == 0 || s.Tq == 0) return;
+    const bool forward = shared.o != nullptr;
+    const int64_t parts =
+        forward ? std::clamp<int64_t>(ceil_div(4 * threads_, heads), 1,
+                                      ceil_div(s.Tq, kQueries))
+                : 1;
+    const int64_t queries =
+        ceil_div(ceil_div(s.Tq, parts), kQueries) * kQueries;
+    // A multiple of a cache line, so that threads' scratch stays aligned.
+    const int64_t each = ceil_div(floats, 16) * 16;
+    float* scratch = workspace_.reserve(each * threads_);
+    parallel(heads * parts, 1, [&](int64_t i0, int64_t i1, int thread) {
+      AttentionTask task = shared;
+      task.scratch = scratch + thread * each;
+      for (int64_t i = i0; i < i1; ++i) {
+        task.b = i / parts / s.num_kv_heads;
+        task.g = i / parts % s.num_kv_heads;
+        task.i0 = std::min(i % parts * queries, s.Tq);
+        task.i1 = parts == 1 ? s.Tq : std::min(task.i0 + queries, s.Tq);
+        if (task.i0 < task.i1) run(task);
+      }
+    });
+  }
+
+  int threads_;
+  const SimdOps& simd_;
+  CpuLinear linear_;
+  std::string description_;
+  Workspace workspace_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+  return std::make_unique<CpuBackend>(threads);
+}
+
+}  // namespace remesh::kernels

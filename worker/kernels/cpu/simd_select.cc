@@ -1,0 +1,33 @@
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "worker/kernels/cpu/amx_tiles.h"
+#include "worker/kernels/cpu/simd.h"
+
+namespace remesh::kernels {
+
+const SimdOps& select_simd() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512cd") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return __builtin_cpu_supports("avx512bf16") ? simd_v4_bf16() : simd_v4();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
+    return simd_v3();
+  return simd_base();
+}
+
+bool amx_available() {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("amx-tile") ||
+      !__builtin_cpu_supports("amx-bf16") || &select_simd() != &simd_v4_bf16())
+    return false;
+  // Linux grants the large tile registers on request, for all threads of the
+  // process (Documentation/arch/x86/xstate.rst).
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  return ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace remesh::kernels

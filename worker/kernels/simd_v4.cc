@@ -1,7 +1,0 @@
-// The loops for AVX-512 (x86-64-v4).
-#define REMESH_SIMD_LEVEL simd_v4
-#define REMESH_SIMD_NAME "avx512"
-#define REMESH_LANES 16
-#define REMESH_ADAMW adamw_v4
-#include "worker/kernels/simd_adamw_v4.h"
-#include "worker/kernels/simd_body.h"

@@ -1,0 +1,194 @@
+#include "worker/model/llama/attention.h"
+
+namespace remesh::model {
+namespace {
+
+using kernels::Dtype;
+
+constexpr int kKeysTag = 1, kGradientsTag = 2;
+
+void* offset(void* p, Dtype d, int64_t elements) {
+  return static_cast<char*>(p) +
+         elements * static_cast<int64_t>(kernels::dtype_size(d));
+}
+
+}  // namespace
+
+kernels::AttentionShape Attention::shape(const Rows& rows) const {
+  return {.B = rows.B,
+          .T = rows.T,
+          .num_heads = sizes_.heads,
+          .num_kv_heads = sizes_.kv_heads,
+          .head_dim = sizes_.head_dim,
+          .stride = sizes_.qkv_dim()};
+}
+
+void Attention::forward(const Rows& rows, const BlockParts& a,
+                        const Scratch& scratch) {
+  if (comm_ != nullptr) {
+    ring_forward(rows, a, scratch);
+    return;
+  }
+  const int64_t k0 = sizes_.q_dim();
+  const int64_t v0 = k0 + sizes_.kv_dim();
+  backend_.attention(d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
+                     offset(a[kQkv], d_, v0), a[kO], a.f(kLse));
+}
+
+void Attention::backward(const Rows& rows, const BlockParts& a,
+                         const Scratch& scratch) {
+  if (comm_ != nullptr) {
+    ring_backward(rows, a, scratch);
+    return;
+  }
+  const int64_t k0 = sizes_.q_dim();
+  const int64_t v0 = k0 + sizes_.kv_dim();
+  backend_.attention_backward(
+      d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
+      offset(a[kQkv], d_, v0), a[kO], a.f(kLse), scratch.dattention, a[kDqkv],
+      offset(a[kDqkv], d_, k0), offset(a[kDqkv], d_, v0));
+}
+
+Attention::Pairs Attention::pairs(const Rows& rows, int step) const {
+  const int cp = sizes_.cp;
+  const int from = (sizes_.cp_index + cp - step) % cp;  // whose keys
+  const int64_t piece = rows.T / 2;
+  const int mine[2] = {sizes_.cp_index, 2 * cp - 1 - sizes_.cp_index};
+  const int theirs[2] = {from, 2 * cp - 1 - from};
+  Pairs out;
+  for (const int i : {0, 1})
+    for (const int j : {0, 1}) {
+      if (theirs[j] > mine[i]) continue;  // all of it in the future
+      out.at[out.count++] = {.segment = {.B = rows.B,
+                                         .Tq = piece,
+                                         .Tk = piece,
+                                         .num_heads = sizes_.heads,
+                                         .num_kv_heads = sizes_.kv_heads,
+                                         .head_dim = sizes_.head_dim,
+                                         .q_stride = sizes_.qkv_dim(),
+                                         .kv_stride = 2 * sizes_.kv_dim(),
+                                         .q_batch = rows.T,
+                                         .kv_batch = rows.T,
+                                         .lse_T = rows.T,
+                                         .q0 = mine[i] * piece,
+                                         .k0 = theirs[j] * piece},
+                             .q_token = i * piece,
+                             .k_token = j * piece,
+                             .first = step == 0 && j == 0};
+    }
+  return out;
+}
+
+comm::RequestPtr Attention::send(const void* data, size_t bytes, int tag) {
+  return comm_->start_send({static_cast<const std::byte*>(data), bytes},
+                           (comm_->rank() + 1) % comm_->size(), tag);
+}
+
+comm::RequestPtr Attention::receive(void* data, size_t bytes, int tag) {
+  return comm_->start_recv({static_cast<std::byte*>(data), bytes},
+                           (comm_->rank() + comm_->size() - 1) % comm_->size(),
+                           tag);
+}
+
+size_t Attention::kv_bytes(const Rows& rows, Dtype d) const {
+  return static_cast<size_t>(rows.N * 2 * sizes_.kv_dim()) *
+         kernels::dtype_size(d);
+}
+
+void Attention::pack(const Rows& rows, const BlockParts& a, void* kv) {
+  const int64_t columns = 2 * sizes_.kv_dim();
+  backend_.convert_rows(rows.N, columns, d_,
+                        offset(a[kQkv], d_, sizes_.q_dim()), sizes_.qkv_dim(),
+                        d_, kv, columns);
+  backend_.synchronize();
+}
+
+void Attention::ring_forward(const Rows& rows, const BlockParts& a,
+                             const Scratch& scratch) {
+  const int64_t q = sizes_.q_dim();
+  const size_t bytes = kv_bytes(rows, d_);
+  float* out = d_ == Dtype::kFp32 ? a.f(kO) : scratch.attention;
+  pack(rows, a, scratch.kv[0]);
+  for (int step = 0; step < sizes_.cp; ++step) {
+    void* kv = scratch.kv[step % 2];
+    comm::RequestPtr sent, received;
+    if (step + 1 < sizes_.cp) {
+      sent = send(kv, bytes, kKeysTag);
+      received = receive(scratch.kv[(step + 1) % 2], bytes, kKeysTag);
+    }
+    for (const Pair& p : pairs(rows, step)) {
+      void* k = offset(kv, d_, p.k_token * p.segment.kv_stride);
+      backend_.attention_segment(
+          d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
+          offset(k, d_, sizes_.kv_dim()), p.first, out + p.q_token * q,
+          a.f(kLse) + p.q_token);
+    }
+    if (received != nullptr) received->wait();
+    if (sent != nullptr) sent->wait();
+  }
+  if (d_ != Dtype::kFp32)
+    backend_.convert(rows.N * q, Dtype::kFp32, out, d_, a[kO]);
+}
+
+void Attention::ring_backward(const Rows& rows, const BlockParts& a,
+                              const Scratch& scratch) {
+  const int64_t q = sizes_.q_dim();
+  const int64_t kv_dim = sizes_.kv_dim();
+  const size_t bytes = kv_bytes(rows, d_);
+  const size_t gradient_bytes = kv_bytes(rows, Dtype::kFp32);
+  float* dq = scratch.attention;
+  float* coming = scratch.dkv[2];  // of the current keys, from earlier ranks
+  comm::RequestPtr sent[2], received, kv_sent, kv_received;
+  backend_.zero(dq, static_cast<size_t>(rows.N * q) * sizeof(float));
+  pack(rows, a, scratch.kv[0]);
+  for (int step = 0; step < sizes_.cp; ++step) {
+    void* kv = scratch.kv[step % 2];
+    if (step + 1 < sizes_.cp) {
+      kv_sent = send(kv, bytes, kKeysTag);
+      kv_received = receive(scratch.kv[(step + 1) % 2], bytes, kKeysTag);
+    }
+    float* dk = scratch.dkv[step % 2];
+    float* dv = dk + rows.N * kv_dim;
+    comm::RequestPtr& before = sent[step % 2];
+    if (before != nullptr) before->wait();
+    backend_.zero(dk, gradient_bytes);
+    for (const Pair& p : pairs(rows, step)) {
+      void* k = offset(kv, d_, p.k_token * p.segment.kv_stride);
+      backend_.attention_segment_backward(
+          d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
+          offset(k, d_, kv_dim), offset(a[kO], d_, p.q_token * q),
+          a.f(kLse) + p.q_token, offset(scratch.dattention, d_, p.q_token * q),
+          dq + p.q_token * q, dk + p.k_token * kv_dim, dv + p.k_token * kv_dim);
+    }
+    if (received != nullptr) {
+      received->wait();
+      backend_.accumulate(rows.N * 2 * kv_dim, 1, coming, dk);
+    }
+    backend_.synchronize();
+    before = send(dk, gradient_bytes, kGradientsTag);
+    received = receive(coming, gradient_bytes, kGradientsTag);
+    if (kv_received != nullptr) kv_received->wait();
+    if (kv_sent != nullptr) kv_sent->wait();
+    kv_received.reset();
+    kv_sent.reset();
+  }
+  received->wait();
+  unpack_gradients(rows, dq, coming, a[kDqkv]);
+  for (comm::RequestPtr& s : sent)
+    if (s != nullptr) s->wait();
+}
+
+void Attention::unpack_gradients(const Rows& rows, const float* dq,
+                                 const float* dkv, void* dqkv) {
+  const int64_t q = sizes_.q_dim();
+  const int64_t kv = sizes_.kv_dim();
+  const auto put = [&](int64_t columns, const float* from, int64_t at) {
+    backend_.convert_rows(rows.N, columns, Dtype::kFp32, from, columns, d_,
+                          offset(dqkv, d_, at), sizes_.qkv_dim());
+  };
+  put(q, dq, 0);
+  put(kv, dkv, q);
+  put(kv, dkv + rows.N * kv, q + kv);
+}
+
+}  // namespace remesh::model

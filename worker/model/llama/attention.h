@@ -1,0 +1,67 @@
+// Attention of one layer over all tokens of its sequences, also those on other
+// ranks. Private to this folder.
+//
+// With context parallelism keys and values circulate in the ring of ranks (Liu
+// et al. 2023): in each step a rank attends to the keys it holds while it sends
+// them on and receives the next. In backward the gradients of keys and values
+// follow one step behind, every rank adds its part, and they end where they
+// began. Each rank's tokens are two pieces (context_positions()), so that with
+// a causal mask all ranks have the same work in every step: two full blocks of
+// piece by piece, or one full and two half ones in the first step.
+#pragma once
+
+#include <array>
+
+#include "parallel/comm/comm.h"
+#include "worker/kernels/backend.h"
+#include "worker/model/llama/buffers.h"
+
+namespace remesh::model {
+
+class Attention {
+ public:
+  // comm: nullptr without context parallelism.
+  Attention(const Sizes& sizes, kernels::Dtype d, kernels::Backend& backend,
+            comm::Comm* comm)
+      : sizes_(sizes), d_(d), backend_(backend), comm_(comm) {}
+
+  // From a[kQkv] to a[kO] and a[kLse].
+  void forward(const Rows& rows, const BlockParts& a, const Scratch& scratch);
+  // From scratch.dattention, the gradient of a[kO], to a[kDqkv].
+  void backward(const Rows& rows, const BlockParts& a, const Scratch& scratch);
+
+ private:
+  // A block of a ring step: a piece of this rank's queries with a piece of the
+  // current keys.
+  struct Pair {
+    kernels::AttentionSegment segment;
+    int64_t q_token = 0, k_token = 0;  // where the pieces begin in a sequence
+    bool first = false;                // block that these queries see
+  };
+  struct Pairs {
+    std::array<Pair, 4> at;
+    size_t count = 0;
+    const Pair* begin() const { return at.data(); }
+    const Pair* end() const { return at.data() + count; }
+  };
+  Pairs pairs(const Rows& rows, int step) const;
+  size_t kv_bytes(const Rows& rows, kernels::Dtype d) const;
+
+  kernels::AttentionShape shape(const Rows& rows) const;
+  void ring_forward(const Rows& rows, const BlockParts& a,
+                    const Scratch& scratch);
+  void ring_backward(const Rows& rows, const BlockParts& a,
+                     const Scratch& scratch);
+  void pack(const Rows& rows, const BlockParts& a, void* kv);
+  void unpack_gradients(const Rows& rows, const float* dq, const float* dkv,
+                        void* dqkv);
+  comm::RequestPtr send(const void* data, size_t bytes, int tag);
+  comm::RequestPtr receive(void* data, size_t bytes, int tag);
+
+  const Sizes& sizes_;
+  kernels::Dtype d_;
+  kernels::Backend& backend_;
+  comm::Comm* comm_;
+};
+
+}  // namespace remesh::model

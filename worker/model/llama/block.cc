@@ -1,0 +1,208 @@
+#include "worker/model/llama/block.h"
+
+#include "proto/base/check.h"
+
+namespace remesh::model {
+
+using geometry::Role;
+using geometry::ShardTable;
+
+bool BlockWeights::ok() const {
+  return qkv != nullptr && o != nullptr && gate_up != nullptr &&
+         down != nullptr;
+}
+
+uint64_t BlockWeights::bytes() const {
+  return qkv->bytes() + o->bytes() + gate_up->bytes() + down->bytes();
+}
+
+Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
+             kernels::Dtype d, kernels::Backend& backend,
+             const TensorGroup& group, Attention& attention)
+    : sizes_(sizes),
+      d_(d),
+      backend_(backend),
+      group_(group),
+      attention_(attention) {
+  const auto at = [&](Role role) {
+    const int i = shard.find(role, layer);
+    CHECK(i >= 0);
+    const geometry::ShardParam& p = shard[static_cast<size_t>(i)];
+    return p.offset - shard.units()[static_cast<size_t>(p.unit)].begin;
+  };
+  at_ = {.norm1 = at(Role::kInputNorm),
+         .qkv = at(Role::kQuery),
+         .o = at(Role::kOutput),
+         .norm2 = at(Role::kPostNorm),
+         .gate_up = at(Role::kGate),
+         .down = at(Role::kDown)};
+  // q, k, v and gate, up each run as one matrix, so they must be neighbours.
+  CHECK(at(Role::kKey) == at_.qkv + sizes.q_dim() * sizes.dim);
+  CHECK(at(Role::kValue) ==
+        at_.qkv + (sizes.q_dim() + sizes.kv_dim()) * sizes.dim);
+  CHECK(at(Role::kUp) == at_.gate_up + sizes.hidden * sizes.dim);
+}
+
+BlockWeights Block::make_weights() const {
+  const Sizes& s = sizes_;
+  BlockWeights w;
+  w.qkv = backend_.make_weight(d_, s.qkv_dim(), s.dim);
+  w.o = backend_.make_weight(d_, s.dim, s.q_dim());
+  w.gate_up = backend_.make_weight(d_, 2 * s.hidden, s.dim);
+  w.down = backend_.make_weight(d_, s.dim, s.hidden);
+  return w;
+}
+
+void Block::load(int unit, std::span<const float> weights,
+                 BlockWeights& w) const {
+  const float* p = weights.data();
+  w.norm1 = p + at_.norm1;
+  w.norm2 = p + at_.norm2;
+  backend_.load_weight(*w.qkv, p + at_.qkv);
+  backend_.load_weight(*w.o, p + at_.o);
+  backend_.load_weight(*w.gate_up, p + at_.gate_up);
+  backend_.load_weight(*w.down, p + at_.down);
+  w.unit = unit;
+}
+
+void Block::forward_attention(const BlockWeights& w, const Rows& rows,
+                              const RopeView& rope, const float* x,
+                              const float* branch, const BlockParts& a,
+                              const Scratch& scratch) const {
+  const Sizes& s = sizes_;
+  backend_.rmsnorm(d_, branch != nullptr ? x : a.f(kX), branch, w.norm1,
+                   s.norm_eps, rows.n, s.dim, a.f(kX),
+                   group_.own(rows, d_, a[kH1]), a.f(kRstd1));
+  group_.gather(rows, d_, a[kH1]);
+  backend_.linear(*w.qkv, a[kH1], rows.N, a[kQkv]);
+  backend_.rope(d_, a[kQkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
+                s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/false);
+  attention_.forward(rows, a, scratch);
+}
+
+void Block::forward_half(const BlockWeights& w, const Rows& rows,
+                         const BlockParts& a, const Scratch& scratch) const {
+  const Sizes& s = sizes_;
+  backend_.linear_fp32(*w.o, a[kO], rows.N, scratch.partial);
+  const float* branch = group_.sum(rows, scratch.partial, scratch.mine);
+  backend_.rmsnorm(d_, a.f(kX), branch, w.norm2, s.norm_eps, rows.n, s.dim,
+                   a.f(kX1), group_.own(rows, d_, a[kH2]), a.f(kRstd2));
+  group_.gather(rows, d_, a[kH2]);
+  backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+}
+
+const float* Block::forward(const BlockWeights& w, const Rows& rows,
+                            const RopeView& rope, const float* x,
+                            const float* branch, const BlockParts& a,
+                            const Scratch& scratch) const {
+  forward_attention(w, rows, rope, x, branch, a, scratch);
+  forward_half(w, rows, a, scratch);
+  backend_.swiglu(d_, a[kGu], rows.N, sizes_.hidden, a[kS]);
+  backend_.linear_fp32(*w.down, a[kS], rows.N, scratch.partial);
+  return group_.sum(rows, scratch.partial, scratch.mine);
+}
+
+void Block::recompute(Recompute kind, const BlockWeights& w, const Rows& rows,
+                      const RopeView& rope, const BlockParts& a,
+                      const Scratch& scratch) const {
+  switch (kind) {
+    case Recompute::kNone:
+      return;
+    case Recompute::kSelective:
+      attention_.forward(rows, a, scratch);
+      backend_.linear(*w.gate_up, a[kH2], rows.N, a[kGu]);
+      return;
+    case Recompute::kFull:
+      forward_attention(w, rows, rope, nullptr, nullptr, a, scratch);
+      forward_half(w, rows, a, scratch);
+      return;
+  }
+}
+
+void Block::norm_backward(const Rows& rows, const float* dh, const float* x,
+                          const float* rstd, const float* weight,
+                          const StreamGradient& from, const StreamGradient& to,
+                          float* dnorm) const {
+  backend_.zero(dnorm, static_cast<size_t>(sizes_.dim) * sizeof(float));
+  backend_.rmsnorm_backward(d_, dh, x, rstd, weight, from.fp32, rows.n,
+                            sizes_.dim, to.fp32, to.rounded, dnorm);
+}
+
+void Block::down_weight(const Rows& rows, const BlockParts& a,
+                        float* grads) const {
+  backend_.linear_backward_weight(d_, a[kDy], a[kS], rows.N, sizes_.dim,
+                                  sizes_.hidden, grads + at_.down);
+}
+
+void Block::gate_up_weight(const Rows& rows, const BlockParts& a,
+                           float* grads) const {
+  backend_.linear_backward_weight(d_, a[kGu], a[kH2], rows.N, 2 * sizes_.hidden,
+                                  sizes_.dim, grads + at_.gate_up);
+}
+
+void Block::o_weight(const Rows& rows, const BlockParts& a,
+                     float* grads) const {
+  backend_.linear_backward_weight(d_, a[kDmid], a[kO], rows.N, sizes_.dim,
+                                  sizes_.q_dim(), grads + at_.o);
+}
+
+void Block::qkv_weight(const Rows& rows, const BlockParts& a,
+                       float* grads) const {
+  backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N,
+                                  sizes_.qkv_dim(), sizes_.dim,
+                                  grads + at_.qkv);
+}
+
+// Communication overlaps with the weight gradients, except those of GEMMs with
+// dy and dmid, whose memory may receive the next gradient.
+void Block::backward(const BlockWeights& w, const Rows& rows,
+                     const RopeView& rope, const BlockParts& a,
+                     const Scratch& scratch, const StreamGradient& dy,
+                     const StreamGradient& dmid, const StreamGradient& dx,
+                     float* grads) const {
+  const Sizes& s = sizes_;
+  backend_.linear_backward_input(*w.down, dy.all, rows.N, scratch.ds);
+  backend_.swiglu_backward(d_, a[kGu], scratch.ds, rows.N, s.hidden, a[kGu],
+                           a[kS]);
+  backend_.linear_backward_input_fp32(*w.gate_up, a[kGu], rows.N, false,
+                                      scratch.partial);
+  auto dh = group_.start_sum(rows, scratch.partial, scratch.mine);
+  if (grads != nullptr) down_weight(rows, a, grads);
+  norm_backward(rows, dh.wait(), a.f(kX1), a.f(kRstd2), w.norm2, dy, dmid,
+                a.f(kDnorm2));
+  auto gathered = group_.start_gather(rows, d_, dmid.all);
+  if (grads != nullptr) {
+    gate_up_weight(rows, a, grads);
+    backend_.accumulate(s.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+  }
+  if (gathered != nullptr) gathered->wait();
+
+  backend_.linear_backward_input(*w.o, dmid.all, rows.N, scratch.dattention);
+  attention_.backward(rows, a, scratch);
+  backend_.rope(d_, a[kDqkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
+                s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/true);
+  backend_.linear_backward_input_fp32(*w.qkv, a[kDqkv], rows.N, false,
+                                      scratch.partial);
+  dh = group_.start_sum(rows, scratch.partial, scratch.mine);
+  if (grads != nullptr) o_weight(rows, a, grads);
+  norm_backward(rows, dh.wait(), a.f(kX), a.f(kRstd1), w.norm1, dmid, dx,
+                a.f(kDnorm1));
+  gathered = group_.start_gather(rows, d_, dx.all);
+  if (grads != nullptr) {
+    qkv_weight(rows, a, grads);
+    backend_.accumulate(s.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+  }
+  if (gathered != nullptr) gathered->wait();
+}
+
+void Block::backward_weight(const Rows& rows, const BlockParts& a,
+                            float* grads) const {
+  down_weight(rows, a, grads);
+  gate_up_weight(rows, a, grads);
+  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+  o_weight(rows, a, grads);
+  qkv_weight(rows, a, grads);
+  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+}
+
+}  // namespace remesh::model
