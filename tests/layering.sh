@@ -37,6 +37,7 @@ rules=$(cat <<'RULES'
 proto/base proto/base
 proto/rundir proto/base
 proto/wire proto/base|proto/[a-z]*\.pb\.h
+proto/data proto/base
 proto/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
@@ -48,7 +49,7 @@ checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
-worker/data proto/base
+worker/data proto/(base|data)
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(trace|engine|kernels|model|data|board)

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "proto/base/file_system.h"
@@ -13,12 +12,8 @@
 
 namespace remesh::rundir {
 
-// Vocabulary and size of the data set in folder `dir`, from its index. Pure
-// but for reading that one file; checks only what it uses, the ranks check the
-// rest when they open the data.
+// Vocabulary and size of the data set in folder `dir`, from its index.
 Result<jobfile::DataInfo> read_data_info(const std::string& dir);
-Result<jobfile::DataInfo> parse_data_info(std::string_view json,
-                                          const std::string& name);
 
 // load_job() and resolve(). When the data set is not on this host, the job
 // must say model.vocab_size.

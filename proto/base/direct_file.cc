@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/posix_file.h"
+
 namespace remesh {
 namespace {
 
@@ -90,8 +92,7 @@ class DirectFile final : public File {
  public:
   DirectFile(int fd, std::string path, const StreamOptions& options,
              std::shared_ptr<BufferPool> buffers)
-      : fd_(fd),
-        path_(std::move(path)),
+      : file_(fd, std::move(path)),
         give_up_(options.give_up),
         moved_(options.moved),
         in_thread_(options.in_thread),
@@ -99,17 +100,14 @@ class DirectFile final : public File {
         hurry_(options.hurry),
         max_buffers_(std::max(kMinBuffers, options.room / kBufferBytes + 2)),
         pool_(std::move(buffers)) {}
-  ~DirectFile() override {
-    drop();
-    if (fd_ >= 0) ::close(fd_);
-  }
+  ~DirectFile() override { drop(); }
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
 
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
     if (offset != begin_ + filled_ || settled_) {
       RETURN_IF_ERROR(settle());
-      return failed(write_all(fd_, bytes.data(), bytes.size(), offset));
+      return failed(write_all(file_.fd(), bytes.data(), bytes.size(), offset));
     }
     while (!bytes.empty()) {
       if (current_ == nullptr) {
@@ -127,48 +125,25 @@ class DirectFile final : public File {
 
   Status read_at(uint64_t offset, std::span<std::byte> bytes) override {
     RETURN_IF_ERROR(settle());
-    while (!bytes.empty()) {
-      const ssize_t n =
-          ::pread(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return os_error("read " + path_, errno);
-      if (n == 0) return corrupt(path_ + ": ends at " + std::to_string(offset));
-      offset += static_cast<uint64_t>(n);
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-    return ok_status();
+    return file_.read_at(offset, bytes);
   }
-
   Result<uint64_t> size() override {
     RETURN_IF_ERROR(settle());
-    struct stat st = {};
-    if (::fstat(fd_, &st) != 0) return os_error("stat " + path_, errno);
-    return static_cast<uint64_t>(st.st_size);
+    return file_.size();
   }
-
   Status truncate(uint64_t size) override {
     RETURN_IF_ERROR(settle());
-    while (::ftruncate(fd_, static_cast<off_t>(size)) != 0)
-      if (errno != EINTR) return os_error("truncate " + path_, errno);
-    return ok_status();
+    return file_.truncate(size);
   }
-
   Status sync() override {
     RETURN_IF_ERROR(settle());
-    while (::fsync(fd_) != 0)
-      if (errno != EINTR) return os_error("fsync " + path_, errno);
-    return ok_status();
+    return file_.sync();
   }
-
   Status close() override {
-    if (fd_ < 0) return ok_status();
+    if (file_.fd() < 0) return ok_status();
     const Status settled = settle();
-    const int fd = fd_;
-    fd_ = -1;
-    // EINTR: Linux has closed it all the same.
-    if (::close(fd) != 0 && errno != EINTR && settled.ok())
-      return os_error("close " + path_, errno);
-    return settled;
+    const Status closed = file_.close();
+    return settled.ok() ? closed : settled;
   }
 
  private:
@@ -178,8 +153,9 @@ class DirectFile final : public File {
   };
 
   Status failed(int err) const {
-    if (err == ECANCELED) return cancelled("write " + path_ + ": given up");
-    return err == 0 ? ok_status() : os_error("write " + path_, err);
+    if (err == ECANCELED)
+      return cancelled("write " + file_.path() + ": given up");
+    return err == 0 ? ok_status() : os_error("write " + file_.path(), err);
   }
   int error() {
     const std::lock_guard lock(mutex_);
@@ -258,10 +234,10 @@ class DirectFile final : public File {
   }
 
   int write_buffer(const Job& job) {
-    int err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+    int err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
     // The file system took the flag, but not the write.
     if (err == EINVAL && set_direct(false))
-      err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+      err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
     if (moved_) moved_();
     return err;
   }
@@ -296,7 +272,7 @@ class DirectFile final : public File {
       if (error_ == 0 && given_up()) error_ = ECANCELED;
       // The end has any length, which O_DIRECT does not take.
       if (error_ == 0 && filled_ > 0)
-        error_ = write_all(fd_, current_.get(), filled_, begin_);
+        error_ = write_all(file_.fd(), current_.get(), filled_, begin_);
       give_back();
     }
     return failed(error_);
@@ -307,14 +283,13 @@ class DirectFile final : public File {
   }
 
   bool set_direct(bool on) const {
-    const int flags = ::fcntl(fd_, F_GETFL);
+    const int flags = ::fcntl(file_.fd(), F_GETFL);
     if (flags < 0) return false;
-    return ::fcntl(fd_, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) ==
-           0;
+    return ::fcntl(file_.fd(), F_SETFL,
+                   on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
   }
 
-  int fd_;
-  const std::string path_;
+  PosixFile file_;
   const std::atomic<bool>* const give_up_;
   const std::function<void()> moved_;
   const std::function<void()> in_thread_;

@@ -19,9 +19,6 @@
 
 namespace remesh {
 
-// What failed, with errno's words; Exhausted for lack of space or memory.
-Status os_error(const std::string& what, int err);
-
 // Memory that files hand on to each other: fresh pages cost as much as what is
 // copied into them. Threads: any.
 class BufferPool;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "proto/base/check.h"
-#include "worker/data/index.h"
+#include "proto/data/index.h"
 #include "worker/data/token_shard.h"
 
 namespace remesh::data {

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "proto/base/rng.h"
+#include "proto/data/index.h"
 #include "worker/data/dataset.h"
-#include "worker/data/index.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"

@@ -16,10 +16,10 @@
 #include <random>
 #include <span>
 
+#include "proto/data/index.h"
 #include "proto/jobfile/jobfile.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
-#include "worker/data/index.h"
 #include "worker/data/prepare.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"

@@ -5,8 +5,8 @@
 #include <functional>
 #include <random>
 
+#include "proto/data/index.h"
 #include "tests/unit/data/data_test_util.h"
-#include "worker/data/index.h"
 #include "worker/data/prepare.h"
 #include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"
