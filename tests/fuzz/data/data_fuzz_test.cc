@@ -169,7 +169,7 @@ class DataFuzz : public testing::Test {
     options.inputs = {dir_.write("in.txt", text)};
     options.out_dir = dir_ / "set";
     options.val_fraction = 0.1;
-    const auto made = data::prepare(options);
+    const auto made = data::prepare(options, *posix_file_system());
     ASSERT_TRUE(made.ok()) << made.status().to_string();
   }
   TempDir dir_;
