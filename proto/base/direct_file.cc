@@ -21,14 +21,13 @@
 namespace remesh {
 namespace {
 
-// Of memory, place and length; no disk asks for more.
+// Alignment of memory, offset and length; no disk requires more.
 constexpr size_t kAlign = 4096;
-// Large enough that a disk is busy with one, so many that it stays busy while
-// the filling thread has to wait for a processor (32 MiB, a few hundredths of
-// s).
+// One buffer keeps a disk busy; kMinBuffers (32 MiB) keep it busy while the
+// filling thread waits for a processor (a few hundredths of a second).
 constexpr size_t kBufferBytes = size_t{4} << 20;
 constexpr uint64_t kMinBuffers = 8;
-// So that a buffer has few pages, to be made and to be handed to the disk.
+// Few pages per buffer make allocation and direct I/O cheap.
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Free {
@@ -36,7 +35,7 @@ struct Free {
 };
 using Buffer = std::unique_ptr<std::byte[], Free>;
 
-// Null: no memory.
+// Null if there is no memory.
 Buffer make_buffer() {
   static_assert(kHugePage % kAlign == 0 && kBufferBytes % kHugePage == 0);
   void* const at = std::aligned_alloc(kHugePage, kBufferBytes);
@@ -44,7 +43,7 @@ Buffer make_buffer() {
   return Buffer(static_cast<std::byte*>(at));
 }
 
-// Writes all bytes, or says why not.
+// Writes all bytes; returns errno, or 0.
 int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
   while (n > 0) {
     const ssize_t done = ::pwrite(fd, data, n, static_cast<off_t>(at));
@@ -62,7 +61,7 @@ int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
 
 class BufferPool {
  public:
-  // Null: no memory.
+  // Null if there is no memory.
   Buffer take() {
     {
       const std::lock_guard lock(mutex_);
@@ -163,8 +162,8 @@ class DirectFile final : public File {
   }
   bool given_up() const { return give_up_ != nullptr && give_up_->load(); }
 
-  // A buffer to fill, waiting for the disk when all are under way; null after a
-  // failure.
+  // A buffer to fill; waits for the disk while all are being written. Null
+  // after a failure.
   Buffer take_free() {
     std::unique_lock lock(mutex_);
     while (error_ == 0) {
@@ -173,7 +172,7 @@ class DirectFile final : public File {
           ++num_buffers_;
           return b;
         }
-        // Less memory than was asked for does, as long as there is some.
+        // Less memory than wanted is enough, as long as there is some.
         max_buffers_ = num_buffers_;
         if (num_buffers_ == 0) error_ = ENOMEM;
         continue;
@@ -222,7 +221,7 @@ class DirectFile final : public File {
     }
   }
 
-  // Until the time is over, or somebody waits.
+  // Sleeps until the time is over or a caller waits.
   void rest(std::unique_lock<std::mutex>& lock,
             std::chrono::duration<double> time) {
     constexpr std::chrono::milliseconds kLook{10};
@@ -235,14 +234,14 @@ class DirectFile final : public File {
 
   int write_buffer(const Job& job) {
     int err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
-    // The file system took the flag, but not the write.
+    // The file system accepts the flag, but not the write.
     if (err == EINVAL && set_direct(false))
       err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
     if (moved_) moved_();
     return err;
   }
 
-  // Lets the thread write what it has, and end.
+  // Lets the thread write the queue, and joins it.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -252,7 +251,7 @@ class DirectFile final : public File {
     if (thread_.joinable()) thread_.join();
   }
 
-  // What waits for the disk is not written any more.
+  // Drops what is not written yet.
   void drop() {
     {
       const std::lock_guard lock(mutex_);
@@ -263,14 +262,14 @@ class DirectFile final : public File {
     give_back();
   }
 
-  // Everything so far is in the kernel's hands, in order.
+  // Passes everything so far to the kernel, in order.
   Status settle() {
     if (!settled_) {
       settled_ = true;
       stop();
       set_direct(false);
       if (error_ == 0 && given_up()) error_ = ECANCELED;
-      // The end has any length, which O_DIRECT does not take.
+      // The tail has any length, which O_DIRECT does not accept.
       if (error_ == 0 && filled_ > 0)
         error_ = write_all(file_.fd(), current_.get(), filled_, begin_);
       give_back();
@@ -295,17 +294,17 @@ class DirectFile final : public File {
   const std::function<void()> in_thread_;
   const double idle_;
   const std::atomic<bool>* const hurry_;
-  // The caller's side.
+  // Used by the caller's thread only.
   Buffer current_;
   uint64_t begin_ = 0;  // of current_ in the file
   size_t filled_ = 0;   // of current_
   bool settled_ = false;
-  // Shared with the thread.
+  // Shared with the thread, under mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;      // in order
-  uint64_t max_buffers_;      // ... that this file may hold
-  uint64_t num_buffers_ = 0;  // held: current_, and what waits for the disk
+  uint64_t max_buffers_;      // that this file may hold
+  uint64_t num_buffers_ = 0;  // held: current_ and those of jobs_
   int error_ = 0;             // errno of the first failure
   bool quit_ = false;
   const std::shared_ptr<BufferPool> pool_;
