@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/job.pb.h"
-#include "proto/jobfile/jobfile.h"
 
 namespace remesh::rundir {
 

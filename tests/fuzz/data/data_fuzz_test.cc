@@ -16,8 +16,8 @@
 #include <random>
 #include <span>
 
+#include "parallel/jobfile/jobfile.h"
 #include "proto/data/index.h"
-#include "proto/jobfile/jobfile.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"

@@ -1,4 +1,4 @@
-#include "proto/jobfile/jobfile.h"
+#include "parallel/jobfile/jobfile.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <sstream>
 
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {

@@ -17,9 +17,9 @@
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
-#include "proto/jobfile/jobfile.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {

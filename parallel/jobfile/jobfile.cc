@@ -1,4 +1,4 @@
-#include "proto/jobfile/jobfile.h"
+#include "parallel/jobfile/jobfile.h"
 
 // Header-only and without exceptions: the library is not used elsewhere.
 #define TOML_HEADER_ONLY 1
@@ -26,9 +26,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
-#include "proto/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {

@@ -1,4 +1,4 @@
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 #include <fmt/format.h>
 

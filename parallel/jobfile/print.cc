@@ -2,8 +2,8 @@
 
 #include <sstream>
 
-#include "proto/jobfile/jobfile.h"
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {

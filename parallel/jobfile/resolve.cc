@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "parallel/geometry/slice.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
-#include "proto/jobfile/jobfile.h"
-#include "proto/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {
