@@ -57,13 +57,13 @@ bool free_to_change(const std::string& section, const std::string& key,
          (warmup_follows && name == "schedule.warmup_steps");
 }
 
-// Whether the schedule's length is what resolve() makes of train.steps, so that
-// a change of train.steps alone changes it.
+// Whether resolve() derived the length of the schedule from train.steps, so
+// that changing train.steps alone changes it.
 bool length_follows_steps(const pb::Job& job) {
   return job.schedule().total_steps() == job.train().steps();
 }
 
-// Likewise the warm-up: the default one, capped by the schedule's length.
+// Likewise for the warm-up: the default, limited by the schedule's length.
 bool warmup_follows_steps(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
   return length_follows_steps(job) &&
@@ -80,7 +80,7 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   if (!text.ok()) {
     if (text.status().code() != Code::kNotFound) return text.status();
     return not_found("data.path: " + dir +
-                     " holds no data set (no dataset.json); make one with "
+                     " contains no data set (no dataset.json); create one with "
                      "`remesh data prepare --input TEXT --out " +
                      dir + "`");
   }
