@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -44,11 +45,6 @@ void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-bool terminal(pb::Durable::Phase p) {
-  return p == pb::Durable::DONE || p == pb::Durable::FAILED ||
-         p == pb::Durable::STOPPED;
-}
-
 class DaemonImpl : public Daemon {
  public:
   explicit DaemonImpl(DaemonOptions options)
@@ -74,7 +70,8 @@ class DaemonImpl : public Daemon {
 
   const std::string& address() const override { return address_; }
   bool had_ended() const override {
-    return journal_->restored() && terminal(journal_->restored()->phase()) &&
+    return journal_->restored() &&
+           core::core::terminal(journal_->restored()->phase()) &&
            !options_.resume;
   }
   const std::string& message() const override { return message_; }
