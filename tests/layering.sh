@@ -28,7 +28,7 @@ zmq proto/wire/[a-z_]*\.cc
 pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 sqlite3\.h coordinator/server/journal\.cc
-toml[+][+] proto/jobfile/[a-z_]*\.cc
+toml[+][+] parallel/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc
 RULES
 
@@ -37,9 +37,10 @@ rules=$(cat <<'RULES'
 proto/base proto/base
 proto/rundir proto/base
 proto/wire proto/base|proto/[a-z]*\.pb\.h
-proto/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
+proto/data proto/base
 parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
+parallel/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/planner proto/base|parallel/geometry
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
@@ -48,14 +49,14 @@ checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
-worker/data proto/base
+worker/data proto/(base|data)
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/base|parallel/comm|worker/board
-worker/train proto|parallel/geometry|parallel/comm|checkpoint|worker/(trace|engine|kernels|model|data|board)
+worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)
 worker/agent/core proto/base|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
-coordinator/core proto/(base|jobfile|rundir)|proto/[a-z]*\.pb\.h|parallel/planner|parallel/geometry|checkpoint/(memory|manifest)
-coordinator proto|parallel/(planner|geometry)|checkpoint/(manifest|store|memory)
+coordinator/core proto/(base|rundir)|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
+coordinator proto|parallel/(planner|geometry|jobfile)|checkpoint/(manifest|store|memory)
 RULES
 )
 while read -r from to; do
@@ -88,7 +89,6 @@ done < <(awk '
   BEGIN { level["proto"] = 1; level["parallel"] = 2; level["checkpoint"] = 3
           level["worker"] = 4; level["coordinator"] = 4 }
   { split($1, a, "/"); split($2, b, "/") }
-  $0 == "proto/jobfile parallel/geometry" { next }
   a[1] != b[1] && level[b[1]] >= level[a[1]]' <<<"$edges")
 cycle=$(tsort <<<"$edges" 2>&1 >/dev/null) || offence "cycle of folders: $cycle"
 

@@ -9,15 +9,10 @@
 #include <tuple>
 
 #include "proto/base/check.h"
+#include "proto/base/process.h"
 
 namespace remesh::core {
 namespace {
-
-std::string signal_text(int signal) {
-  const char* const name = sigabbrev_np(signal);
-  return name == nullptr ? fmt::format("signal {}", signal)
-                         : fmt::format("signal {} (SIG{})", signal, name);
-}
 
 bool process_stopped(const pb::RankStatus& s) {
   return s.os_state() == "T" || s.os_state() == "t";
@@ -130,8 +125,8 @@ std::optional<size_t> first_death(const std::vector<RankView>& ranks) {
 std::string death_text(const RankView& r) {
   const pb::RankStatus& s = *r.status;
   std::string out = name_of(r) + ": ";
-  out += s.signal() != 0 ? "killed by " + signal_text(s.signal())
-                         : fmt::format("exit code {}", s.exit_code());
+  out += (s.signal() != 0 ? "killed by " : "") +
+         exit_text(s.signal(), s.exit_code());
   if (!s.error().empty()) out += ": " + s.error();
   if (!s.doing().empty()) out += "; it was at " + s.doing();
   // An error message says more than the log, and so does the operation that a

@@ -1,8 +1,8 @@
 #include "coordinator/core/job_shape.h"
 
 #include "parallel/geometry/schedule.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/check.h"
-#include "proto/jobfile/jobfile.h"
 
 namespace remesh::core {
 

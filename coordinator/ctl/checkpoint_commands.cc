@@ -15,9 +15,9 @@
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/text.h"
-#include "proto/jobfile/jobfile.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::ctl {

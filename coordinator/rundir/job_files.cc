@@ -5,11 +5,11 @@
 #include <google/protobuf/message.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
+#include "proto/data/index.h"
 
 namespace remesh::rundir {
 namespace {
@@ -17,25 +17,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
-using Json = nlohmann::json;
-
 constexpr uint64_t kMaxJobBytes = uint64_t{16} << 20;
-
-// Sum of "tokens" over the shards of a split, -1 when it is not that.
-int64_t split_tokens(const Json& index, const char* split) {
-  const auto it = index.find(split);
-  if (it == index.end() || !it->is_array()) return -1;
-  int64_t sum = 0;
-  for (const Json& shard : *it) {
-    const auto tokens = shard.is_object() ? shard.find("tokens") : shard.end();
-    if (!shard.is_object() || tokens == shard.end() ||
-        !tokens->is_number_integer() || tokens->get<int64_t>() < 0) {
-      return -1;
-    }
-    sum += tokens->get<int64_t>();
-  }
-  return sum;
-}
 
 std::string value_text(const Message& section, const FieldDescriptor* field) {
   const Reflection* r = section.GetReflection();
@@ -75,13 +57,13 @@ bool free_to_change(const std::string& section, const std::string& key,
          (warmup_follows && name == "schedule.warmup_steps");
 }
 
-// Whether the schedule's length is what resolve() makes of train.steps, so that
-// a change of train.steps alone changes it.
+// Whether resolve() derived the length of the schedule from train.steps, so
+// that changing train.steps alone changes it.
 bool length_follows_steps(const pb::Job& job) {
   return job.schedule().total_steps() == job.train().steps();
 }
 
-// Likewise the warm-up: the default one, capped by the schedule's length.
+// Likewise for the warm-up: the default, limited by the schedule's length.
 bool warmup_follows_steps(const pb::Job& job) {
   const pb::Schedule& s = job.schedule();
   return length_follows_steps(job) &&
@@ -92,36 +74,20 @@ bool warmup_follows_steps(const pb::Job& job) {
 
 }  // namespace
 
-Result<jobfile::DataInfo> parse_data_info(std::string_view text,
-                                          const std::string& name) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const auto vocab = json.is_object() ? json.find("vocab_size") : json.end();
-  if (!json.is_object() || vocab == json.end() || !vocab->is_number_integer()) {
-    return corrupt(name + ": not the index of a data set (no vocab_size)");
-  }
-  jobfile::DataInfo info;
-  info.vocab_size = vocab->get<int64_t>();
-  info.train_tokens = split_tokens(json, "train");
-  info.val_tokens = split_tokens(json, "val");
-  if (info.vocab_size < 1 || info.train_tokens < 0 || info.val_tokens < 0) {
-    return corrupt(name +
-                   ": vocab_size, train or val is damaged; run `remesh "
-                   "data prepare` again");
-  }
-  return info;
-}
-
 Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
-  const std::string path = dir + "/dataset.json";
+  const std::string path = dir + "/" + data::kIndexName;
   Result<std::string> text = read_file(path);
   if (!text.ok()) {
     if (text.status().code() != Code::kNotFound) return text.status();
     return not_found("data.path: " + dir +
-                     " holds no data set (no dataset.json); make one with "
+                     " contains no data set (no dataset.json); create one with "
                      "`remesh data prepare --input TEXT --out " +
                      dir + "`");
   }
-  return parse_data_info(*text, path);
+  ASSIGN_OR_RETURN(const data::Index index, data::parse_index(*text, path));
+  return jobfile::DataInfo{.vocab_size = index.vocab_size,
+                           .train_tokens = index.train_tokens(),
+                           .val_tokens = index.val_tokens()};
 }
 
 Result<pb::Job> load_resolved(const std::string& path,

@@ -1,42 +1,36 @@
-// Job files as the programs of a run use them: resolved against the data set,
-// and compared with the job that a run directory already holds.
+// Job files as the programs of a run use them: resolved with the data set, and
+// compared with the job that a run directory already has.
 #pragma once
 
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/job.pb.h"
-#include "proto/jobfile/jobfile.h"
 
 namespace remesh::rundir {
 
-// Vocabulary and size of the data set in folder `dir`, from its index. Pure
-// but for reading that one file; checks only what it uses, the ranks check the
-// rest when they open the data.
+// Vocabulary and size of the data set in folder `dir`, from its index.
 Result<jobfile::DataInfo> read_data_info(const std::string& dir);
-Result<jobfile::DataInfo> parse_data_info(std::string_view json,
-                                          const std::string& name);
 
-// load_job() and resolve(). When the data set is not on this host, the job
-// must say model.vocab_size.
+// load_job() and resolve(). If the data set is not on this host, the job must
+// have model.vocab_size.
 Result<pb::Job> load_resolved(const std::string& path,
                               const std::vector<std::string>& overrides);
 
-// Keys that differ between the job of a run and the one given for going on
-// with it, where a difference would make it another training:
-// "train.seed: the run has 1, given is 2". Free to change are what the run is
-// called in words, where things lie, how long it trains (with
-// schedule.total_steps as long as it follows train.steps), how often it
-// validates and logs, and everything about machines: [parallel], [elastic],
-// [checkpoint], train.threads, train.recompute. Both must be resolved.
+// The keys whose difference between the job of a run and the job given to
+// continue it would change the training: "train.seed: the run has 1, given is
+// 2". The description, paths, the length of the training (and
+// schedule.total_steps if it follows train.steps), how often it validates and
+// logs, and everything about machines ([parallel], [elastic], [checkpoint],
+// train.threads, train.recompute) may change. Both jobs must be resolved.
 std::vector<std::string> forbidden_differences(const pb::Job& run,
                                                const pb::Job& given);
 
 // Makes `job` the job of the run directory: writes job.toml. InvalidArgument,
-// naming every key, when the directory holds another training.
+// naming every key, if the directory contains another training.
 Status adopt_job(FileSystem& fs, const pb::Job& job, const std::string& run);
 
 }  // namespace remesh::rundir

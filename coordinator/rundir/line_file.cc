@@ -46,11 +46,11 @@ Status LineFile::repair(const Valid& valid) {
   struct stat st {};
   if (fstat(fd_, &st) != 0) return errno_error(path_ + ": fstat", errno);
   const auto size = static_cast<uint64_t>(st.st_size);
-  // A window twice the cut limit holds the last good line and all behind it.
+  // A window of twice the limit contains the last valid line and what follows.
   const uint64_t begin =
       size > 2 * kMaxCutBytes ? size - 2 * kMaxCutBytes : uint64_t{0};
   ASSIGN_OR_RETURN(const std::string text, read_range(fd_, path_, begin, size));
-  // `end`: just behind the '\n' of the last line not yet given up.
+  // `end`: just after the '\n' of the last line that is not rejected yet.
   size_t end = text.rfind('\n') + 1;  // npos + 1 is 0
   while (end > 0) {
     // The line before `end`, without its '\n'.
@@ -65,8 +65,8 @@ Status LineFile::repair(const Valid& valid) {
   cut_bytes_ = text.size() - end;
   if (cut_bytes_ > kMaxCutBytes) {
     return corrupt(path_ + ": the last " + std::to_string(cut_bytes_) +
-                   " bytes are not valid lines, too much for a torn tail; "
-                   "move the file away or mend it by hand");
+                   " bytes are not valid lines, too many for a torn tail; "
+                   "repair the file or move it away");
   }
   size_ = size - cut_bytes_;
   if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
@@ -83,7 +83,7 @@ Status LineFile::append(std::string_view text) {
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
       const int err = errno;
-      // Half a line must not stay in front of the next one.
+      // A partial line must not precede the next one.
       if (ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
         return errno_error(path_ + ": ftruncate", errno);
       }
@@ -111,7 +111,7 @@ std::vector<std::string> LineTail::poll() {
   if (fd_ < 0) fd_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd_ < 0) return lines;
   struct stat st {};
-  // A torn tail was cut off: what was read of it is void.
+  // A torn tail was removed: discard what was read of it.
   if (fstat(fd_, &st) == 0 && static_cast<uint64_t>(st.st_size) < offset_) {
     offset_ = static_cast<uint64_t>(st.st_size);
     partial_.clear();

@@ -52,7 +52,7 @@ Status create(const std::string& run) {
   std::error_code error;
   fs::create_directories(logs_path(run), error);
   if (error) {
-    return io_error(logs_path(run) + ": cannot be made: " + error.message());
+    return io_error(logs_path(run) + ": cannot create: " + error.message());
   }
   return ok_status();
 }
@@ -89,7 +89,7 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
   }
   if (!e.address.starts_with("tcp://")) {
     return corrupt("not an address: \"" + e.address.substr(0, 60) +
-                   "\", should be tcp://HOST:PORT");
+                   "\"; expected tcp://HOST:PORT");
   }
   return e;
 }
@@ -116,7 +116,7 @@ bool process_alive(int pid) {
   std::ifstream stat(fmt::format("/proc/{}/stat", pid));
   std::string text;
   std::getline(stat, text);
-  // The state follows the name in brackets, which may hold anything.
+  // The state follows the name in brackets, which may contain anything.
   const size_t at = text.rfind(") ");
   if (at == std::string::npos) return false;
   const char state = text[at + 2];
@@ -128,7 +128,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd < 0) return errno_error(path + ": open", errno);
   std::unique_ptr<RunLock> lock(new RunLock(fd));
-  // holder() takes the lock for an instant: one refusal proves nothing.
+  // holder() takes the lock briefly, so one refusal does not prove anything.
   bool locked = false;
   for (int i = 0; i < 10 && !locked; ++i) {
     locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
@@ -141,7 +141,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
     const ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
     const int pid = n > 0 ? parse_pid(text) : 0;
     return already_exists(fmt::format(
-        "{}: another coordinator runs this job: pid {}. `remesh status {}` "
+        "{}: another coordinator (pid {}) runs this job. `remesh status {}` "
         "shows it, `remesh stop {}` ends the job",
         run, pid > 0 ? std::to_string(pid) : "unknown", run, run));
   }
@@ -157,8 +157,8 @@ int RunLock::holder(const std::string& run) {
   const int fd = open(lock_path(run).c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;
   int pid = 0;
-  // A shared lock, tried and dropped at once: two askers do not disturb each
-  // other, and a coordinator starting in between tries again.
+  // A shared lock that is released at once: concurrent callers do not disturb
+  // each other, and a coordinator that starts meanwhile retries.
   if (flock(fd, LOCK_SH | LOCK_NB) != 0) {
     char text[32] = {};
     if (pread(fd, text, sizeof(text) - 1, 0) > 0) pid = parse_pid(text);
@@ -235,7 +235,7 @@ Result<std::string> choose_run(const std::string& dump_folder,
                      " is not a run directory (it has no job.toml)");
   }
   if (!given.empty()) {
-    // "runs/latest" is the run it points to, also after it points elsewhere.
+    // Resolve "runs/latest" now, because it may point elsewhere later.
     std::error_code error;
     const fs::path real = fs::canonical(given, error);
     return error ? absolute(given) : real.string();
@@ -244,7 +244,7 @@ Result<std::string> choose_run(const std::string& dump_folder,
     Result<std::string> newest = newest_run(dump_folder, job_name);
     if (newest.ok()) return absolute(*newest);
     return not_found("nothing to resume: " + newest.status().message() +
-                     "; name one with --run-dir, or begin without --resume");
+                     "; name one with --run-dir, or start without --resume");
   }
   return absolute(dump_folder + "/" + new_run_name(job_name, unix_s));
 }
@@ -253,7 +253,7 @@ Result<std::string> find_run(const std::string& named) {
   if (named.empty()) {
     const std::string runs = absolute("runs");
     std::error_code error;
-    // Of two runs, the one that was begun or resumed last.
+    // Of several runs, the one started or resumed last.
     if (is_run(runs + "/latest")) {
       const fs::path real = fs::canonical(runs + "/latest", error);
       if (!error) return real.string();

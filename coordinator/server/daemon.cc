@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -44,18 +45,13 @@ void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
-bool terminal(pb::Durable::Phase p) {
-  return p == pb::Durable::DONE || p == pb::Durable::FAILED ||
-         p == pb::Durable::STOPPED;
-}
-
 class DaemonImpl : public Daemon {
  public:
   explicit DaemonImpl(DaemonOptions options)
       : options_(std::move(options)), loop_(kTickMs) {}
 
   Status start() {
-    // First of all: threads inherit the mask.
+    // First, because threads inherit the mask.
     RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT},
                                         [this](int s) { asked_to_end(s); }));
     RETURN_IF_ERROR(rundir::create(options_.run_dir));
@@ -74,7 +70,8 @@ class DaemonImpl : public Daemon {
 
   const std::string& address() const override { return address_; }
   bool had_ended() const override {
-    return journal_->restored() && terminal(journal_->restored()->phase()) &&
+    return journal_->restored() &&
+           core::core::terminal(journal_->restored()->phase()) &&
            !options_.resume;
   }
   const std::string& message() const override { return message_; }
@@ -88,7 +85,7 @@ class DaemonImpl : public Daemon {
     const int code = ended_ ? code_ : loop_.run();
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
     log_->flush();
-    // The port is kept for a next life as long as the job goes on.
+    // While the job continues, the next coordinator uses the same port.
     if (code == kExitOk || code == kExitFailed)
       rundir::remove_endpoint(*fs_, options_.run_dir);
     return code;
@@ -114,7 +111,7 @@ class DaemonImpl : public Daemon {
                          }));
     for (const auto* file : {metrics_.get(), events_.get()}) {
       if (file->cut_bytes() > 0) {
-        log_->warn("torn_tail_cut", {{"bytes", file->cut_bytes()}});
+        log_->warn("torn_tail_removed", {{"bytes", file->cut_bytes()}});
       }
     }
     return ok_status();
@@ -167,7 +164,7 @@ class DaemonImpl : public Daemon {
 
   void asked_to_end(int signal) {
     message_ =
-        fmt::format("signal {}: the daemon ends, the job goes on", signal);
+        fmt::format("signal {}: the daemon exits, the job continues", signal);
     end(-signal);
   }
 
@@ -208,7 +205,7 @@ class DaemonImpl : public Daemon {
         give(core::CommandReceived{token, envelope.command()});
         break;
       }
-      default:  // a coordinator's own messages: not for us
+      default:  // messages that only a coordinator sends
         break;
     }
   }
@@ -228,7 +225,7 @@ class DaemonImpl : public Daemon {
     server_->send(peer, out);
   }
 
-  // A worker's newest life and message says where it is to be found.
+  // The newest message of a worker's newest incarnation has its address.
   void note_peer(const wire::PeerId& peer, const pb::Report& report) {
     Place& place = places_[report.worker()];
     if (std::pair(report.incarnation(), report.seq()) <
@@ -270,8 +267,8 @@ class DaemonImpl : public Daemon {
 
   // ---------------------------------------------------------------- actions
 
-  // In order; lines are collected and written before anything that may tell
-  // others of them.
+  // In order. Lines are collected and written before any message that may
+  // depend on them is sent.
   void execute(const std::vector<core::Action>& actions) {
     for (const core::Action& action : actions) {
       const bool line = std::holds_alternative<core::AppendMetrics>(action) ||
@@ -301,7 +298,7 @@ class DaemonImpl : public Daemon {
 
   void act(const core::Respond& a) {
     const auto client = clients_.find(a.client);
-    if (client == clients_.end()) return;  // gone meanwhile
+    if (client == clients_.end()) return;  // has disconnected
     pb::Envelope out;
     *out.mutable_reply() = a.reply;
     out.mutable_reply()->set_id(client->second.id);
@@ -331,13 +328,13 @@ class DaemonImpl : public Daemon {
 
   void send_to_worker(const std::string& worker, pb::Envelope out) {
     const auto place = places_.find(worker);
-    if (place == places_.end()) return;  // not heard in this life
+    if (place == places_.end()) return;  // has not reported yet
     out.set_job(options_.job.job().name());
-    // Lost messages are sent again by the core, so the answer is not needed.
+    // The core repeats messages, so a failure to send does not matter.
     server_->send(place->second.peer, out);
   }
 
-  // False when it cannot be done, and the daemon ends.
+  // False if writing fails for kWriteRetryMs; the daemon then exits.
   template <typename Write>
   bool persistently(const char* what, const Write& write) {
     const int64_t begin = monotonic_ms();

@@ -1,18 +1,18 @@
-// Daemon: the coordinator's shell. It gives the pure core its events (messages,
-// broken connections, scan results, time) and does what the core answers, in
-// the order of the actions: journal, files, messages.
+// Daemon: the shell around the coordinator's core. It passes events (messages,
+// broken connections, scan results, time) to the pure core and performs the
+// actions that the core returns, in order: journal, files, messages.
 //
-// Crash-only: the process may be killed at any instruction. The ranks train on
-// meanwhile, and the next life on the same run directory takes over: it finds
-// the state in the journal, the last step in metrics.jsonl, the port in
-// coordinator.addr. SIGTERM and SIGINT do the same in an orderly way: the
-// daemon ends, the job does not (`remesh stop` ends the job).
+// Crash-only: the process may be killed at any instruction. The ranks continue
+// to train, and the next coordinator on the same run directory takes over: it
+// finds the state in the journal, the last step in metrics.jsonl and the port
+// in coordinator.addr. SIGTERM and SIGINT do the same cleanly: the daemon exits
+// and the job continues (`remesh stop` ends the job).
 //
-// When journal or metrics cannot be written (disk full), nothing that depends
-// on it is done: the daemon tries for kWriteRetryMs and then ends with
-// kExitRestart for its service manager to start it again.
+// While the journal or the metrics cannot be written (disk full), the daemon
+// does nothing that depends on them. It retries for kWriteRetryMs and then
+// exits with kExitRestart, so that its service manager restarts it.
 //
-// Threads: one, beside the scanner's own.
+// Threads: one, besides those of Scanner and Syncer.
 #pragma once
 
 #include <memory>
@@ -25,9 +25,9 @@ namespace remesh::server {
 
 struct DaemonOptions {
   pb::Job job;            // resolved
-  std::string run_dir;    // absolute; made when it is not there
-  std::string bind;       // tcp://HOST:PORT, port 0: the one of the life
-                          // before when it is free, else any free one
+  std::string run_dir;    // absolute; created if it does not exist
+  std::string bind;       // tcp://HOST:PORT; port 0: that of the previous
+                          // coordinator if it is free, else any free one
   std::string advertise;  // HOST or HOST:PORT for workers; "": as bound
   bool resume = false;
   bool log_to_stderr = false;
@@ -37,17 +37,17 @@ inline constexpr int64_t kWriteRetryMs = 10'000;
 
 class Daemon {
  public:
-  // Takes the run directory's lock, opens journal and files, listens. Fails
-  // with already_exists when another coordinator has the directory, with
-  // invalid_argument when the run in it is of another job.
+  // Locks the run directory, opens journal and files, and listens. Fails with
+  // AlreadyExists if another coordinator uses the directory, with
+  // InvalidArgument if it contains a run of another job.
   static Result<std::unique_ptr<Daemon>> open(DaemonOptions options);
   virtual ~Daemon() = default;
 
   virtual const std::string& address() const = 0;  // advertised
-  // True when the run had ended before and is not resumed.
+  // True if the run had already ended and is not resumed.
   virtual bool had_ended() const = 0;
-  // Until the job ends (0 done or stopped, 3 failed) or kExitRestart. A
-  // negative value is minus the signal that asked the daemon to end.
+  // Runs until the job ends (kExitOk: done or stopped, kExitFailed) or returns
+  // kExitRestart. A negative value is minus the signal that ended the daemon.
   virtual int run() = 0;
   virtual const std::string& message() const = 0;  // why it ended
 };

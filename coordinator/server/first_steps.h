@@ -1,5 +1,5 @@
-// Which generation made the steps of a run, out of its metrics.jsonl: what the
-// core asks for to tell states of a branch that was left (core/inventory.h).
+// The generation that made each step of a run, from its metrics.jsonl. The core
+// uses it to recognise states of abandoned branches (core/inventory.h).
 #pragma once
 
 #include <string>
@@ -9,9 +9,9 @@
 
 namespace remesh::server {
 
-// The first step of each generation in the file, in its order; none when there
-// is no file. Lines that are none of metrics are passed over. Reads it once and
-// parses one line a generation.
+// The first step of each generation in the file, in file order; empty if there
+// is no file. Skips lines that are not metrics. Reads the file once and parses
+// one line per generation.
 std::vector<core::FirstStep> first_steps(const std::string& metrics_path);
 
 }  // namespace remesh::server

@@ -42,7 +42,7 @@ class SqliteJournal : public Journal {
  public:
   explicit SqliteJournal(std::string path) : path_(std::move(path)) {}
 
-  // Opens the file that is there.
+  // Opens an existing journal.
   Status start() {
     RETURN_IF_ERROR(connect());
     RETURN_IF_ERROR(check_sound());
@@ -50,7 +50,7 @@ class SqliteJournal : public Journal {
     return load();
   }
 
-  // Makes an empty journal.
+  // Creates an empty journal.
   Status make() {
     RETURN_IF_ERROR(connect());
     RETURN_IF_ERROR(set_durability());
@@ -69,7 +69,7 @@ class SqliteJournal : public Journal {
     Status status = write(durable);
     if (status.ok()) status = exec("COMMIT");
     if (!status.ok() && sqlite3_get_autocommit(db_.get()) == 0) {
-      // Best effort: the first failure is the one to tell.
+      // Best effort: the first failure is the one to report.
       (void)exec("ROLLBACK").ok();
     }
     return status;
@@ -84,7 +84,7 @@ class SqliteJournal : public Journal {
     if (code != SQLITE_OK) return failure("open", code);
     sqlite3_extended_result_codes(db_.get(), 1);
     sqlite3_busy_timeout(db_.get(), kBusyMs);
-    // A table definition from a damaged file is not to be trusted.
+    // Do not trust table definitions in a damaged file.
     sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
     sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr);
     RETURN_IF_ERROR(exec("PRAGMA locking_mode=EXCLUSIVE"));
@@ -98,9 +98,9 @@ class SqliteJournal : public Journal {
 
   Status damaged(const std::string& what) const {
     return corrupt(fmt::format(
-        "{}: the journal is damaged: {}. It is left as it is. To go on from "
-        "the newest checkpoint: stop all workers of this run, move the file "
-        "away (mv {} {}.damaged), and start again with --resume",
+        "{}: the journal is damaged: {}. It was not modified. To continue from "
+        "the newest checkpoint, stop all workers of this run, move the file "
+        "away (mv {} {}.damaged) and restart with --resume",
         path_, what, path_, path_));
   }
 
@@ -132,7 +132,7 @@ class SqliteJournal : public Journal {
     sqlite3_stmt* s = nullptr;
     const int code = sqlite3_prepare_v2(db_.get(), sql, -1, &s, nullptr);
     if (code == SQLITE_OK) return Statement(s);
-    // A sound file of ours has every table and column there is.
+    // An intact journal has every table and column.
     if ((code & 0xff) == SQLITE_ERROR)
       return damaged(sqlite3_errmsg(db_.get()));
     return failure(sql, code);
@@ -152,7 +152,7 @@ class SqliteJournal : public Journal {
     if (id != kApplicationId) return damaged("it is not a journal of remesh");
     if (version != kVersion) {
       return invalid_argument(
-          fmt::format("{}: a journal of version {}, this program reads {}",
+          fmt::format("{}: journal version {}, but this program reads {}",
                       path_, version, kVersion));
     }
     ASSIGN_OR_RETURN(Statement s, prepare("PRAGMA integrity_check(1)"));
@@ -207,7 +207,7 @@ Status create_journal(FileSystem& fs, const std::string& path) {
     RETURN_IF_ERROR(fresh.make());
   }
   RETURN_IF_ERROR(remove_all(fs, temporary + "-journal"));
-  // A rollback journal left by a file that was moved away is not this one's.
+  // A rollback journal here belongs to a file that was moved away.
   RETURN_IF_ERROR(remove_all(fs, path + "-journal"));
   RETURN_IF_ERROR(fs.rename(temporary, path));
   return fs.sync_dir(parent_path(path));

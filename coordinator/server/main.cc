@@ -20,21 +20,21 @@ namespace {
 constexpr const char* kFooter = R"(
 Examples:
   remesh-coordinator job.toml
-      a new run below the job's dump_folder, for workers on this machine
+      start a run below the job's dump_folder, for workers on this machine
   remesh-coordinator job.toml --bind tcp://0.0.0.0:5710 --run-dir /shared/run
       for workers on other machines: remesh-worker --connect tcp://HOST:5710
   remesh-coordinator job.toml --run-dir /shared/run --resume
-      goes on with a run that has ended or stopped, from its newest checkpoint
+      continue a run that has ended or stopped from its newest checkpoint
 
-On a run directory whose job has not ended it takes the job over, with or
-without --resume: running ranks are found again and lose nothing.
+If the job in the run directory has not ended, the coordinator takes it over,
+with or without --resume: running ranks reconnect and lose nothing.
 
-Signals: SIGTERM and SIGINT end the daemon, not the job: the ranks train on, and
-the next coordinator on the run directory takes them over. `remesh stop` ends
-the job.
+Signals: SIGTERM and SIGINT end the daemon, not the job: the ranks continue, and
+the next coordinator on the run directory takes over. `remesh stop` ends the
+job.
 
 Exit codes: 0 the job is done or stopped; 2 wrong usage or job file; 3 the job
-cannot continue (the reason is on the last line); 75 start it again.)";
+cannot continue (the last line has the reason); 75 restart the daemon.)";
 
 struct Arguments {
   std::string job_file;
@@ -51,16 +51,16 @@ void declare(CLI::App& app, Arguments* a) {
   app.add_option("JOB", a->job_file, "Job file (TOML)")->required();
   app.add_option("--run-dir", a->run_dir,
                  "Run directory; must be visible to all workers. Default: a "
-                 "new one below job.dump_folder, with --resume the newest");
+                 "new one below job.dump_folder; with --resume, the newest");
   app.add_flag("--resume", a->resume,
-               "Go on from the newest checkpoint of a run that ended");
+               "Continue a run that ended from its newest checkpoint");
   app.add_option("--bind", a->bind, "Address to listen on")
       ->capture_default_str();
   app.add_option("--advertise", a->advertise,
-                 "HOST or HOST:PORT that workers connect to, when it is not "
-                 "the one bound");
+                 "HOST or HOST:PORT that workers connect to, if it differs "
+                 "from --bind");
   app.add_option("--set", a->set,
-                 "section.key=value, wins over the job file; may be repeated")
+                 "section.key=value, overrides the job file; may be repeated")
       ->allow_extra_args(false);
   app.add_flag("--verbose", a->verbose, "Log to stderr too");
 }
@@ -69,8 +69,8 @@ int fail(const Status& status) {
   return exit_with("remesh-coordinator", status);
 }
 
-// Ends as the signal would have ended it, so that who started it can tell a
-// stopped daemon from an ended job.
+// Exits as if the signal had not been handled, so that the parent process can
+// tell a stopped daemon from an ended job.
 [[noreturn]] void die_by(int signal) {
   ::signal(signal, SIG_DFL);
   sigset_t set;
@@ -101,7 +101,7 @@ int run(const Arguments& a) {
       "{}\n",
       *run_dir, (*daemon)->address());
   if ((*daemon)->had_ended()) {
-    fmt::print("this run has ended before; --resume goes on with it\n");
+    fmt::print("this run has already ended; use --resume to continue it\n");
   }
   std::fflush(stdout);
   const int code = (*daemon)->run();

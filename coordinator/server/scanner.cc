@@ -13,7 +13,7 @@
 namespace remesh::server {
 namespace {
 
-constexpr auto kRetryAfter = std::chrono::seconds(1);
+constexpr std::chrono::milliseconds kRetryAfter(1000);
 
 }  // namespace
 
@@ -44,25 +44,12 @@ Scanner::Scanner(std::string folder)
       fs_(posix_file_system()),
       event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   CHECK(event_fd_ >= 0);
-  thread_ = std::thread([this] { work(); });
+  loop_.emplace([this] { return work(); }, BackgroundLoop::Options{});
 }
 
 Scanner::~Scanner() {
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
-  wake_.notify_all();
-  thread_.join();
+  loop_.reset();
   close(event_fd_);
-}
-
-void Scanner::request() {
-  {
-    const std::lock_guard lock(mutex_);
-    requested_ = true;
-  }
-  wake_.notify_all();
 }
 
 std::optional<core::CheckpointsScanned> Scanner::take() {
@@ -82,26 +69,21 @@ void Scanner::wake_owner() {
   CHECK(write(event_fd_, &one, sizeof(one)) == sizeof(one));
 }
 
-void Scanner::work() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [this] { return requested_ || stopping_; });
-    if (stopping_) return;
-    lock.unlock();
-    Result<core::CheckpointsScanned> scanned = scan_checkpoints(*fs_, folder_);
-    lock.lock();
-    if (scanned.ok()) {
-      requested_ = false;
+std::optional<std::chrono::milliseconds> Scanner::work() {
+  Result<core::CheckpointsScanned> scanned = scan_checkpoints(*fs_, folder_);
+  const bool ok = scanned.ok();
+  {
+    const std::lock_guard lock(mutex_);
+    if (ok) {
       result_ = std::move(*scanned);
       last_note_.clear();
     } else if (scanned.status().message() != last_note_) {
       note_ = last_note_ = scanned.status().message();
     }
-    wake_owner();
-    if (requested_) {
-      wake_.wait_for(lock, kRetryAfter, [this] { return stopping_; });
-    }
   }
+  wake_owner();
+  if (ok) return std::nullopt;
+  return kRetryAfter;
 }
 
 }  // namespace remesh::server

@@ -1,41 +1,56 @@
-// Syncer: fdatasync of the logs on a thread of its own, at most once a period,
-// so that a slow disk never keeps the coordinator from hearing its workers.
+// Syncer: fdatasync of the logs in a thread of its own, at most once per
+// period, so that a slow disk never keeps the coordinator from hearing its
+// workers.
 //
-// What it is worth: lines survive a kill -9 of the coordinator without any
-// sync. A crash of its host loses at most one period of metrics.jsonl; the
-// next life fills in what the newest checkpoint's manifest still has, and the
-// steps after that checkpoint are, when every host crashed, computed again.
+// Lines survive a kill -9 of the coordinator without any sync. A crash of its
+// host loses at most one period of metrics.jsonl; the next coordinator restores
+// what the newest checkpoint's manifest contains. Steps after that checkpoint
+// are computed again if every host crashed.
 //
 // Threads: touch() from the owner's thread. The descriptors must stay open
 // until the destructor, which syncs a last time.
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
-#include <thread>
+#include <unistd.h>
+
+#include <chrono>
+#include <optional>
+#include <utility>
 #include <vector>
+
+#include "proto/base/background_loop.h"
 
 namespace remesh::server {
 
 class Syncer {
  public:
-  Syncer(std::vector<int> fds, int period_ms);
-  ~Syncer();
+  Syncer(std::vector<int> fds, int period_ms) : fds_(std::move(fds)) {
+    loop_.emplace(
+        [this]() -> std::optional<std::chrono::milliseconds> {
+          sync();
+          return std::nullopt;
+        },
+        BackgroundLoop::Options{.min_gap =
+                                    std::chrono::milliseconds(period_ms)});
+  }
+  ~Syncer() {
+    loop_.reset();
+    sync();
+  }
   Syncer(const Syncer&) = delete;
   Syncer& operator=(const Syncer&) = delete;
 
-  void touch();  // something was written
+  void touch() { loop_->wake(); }  // something was written
 
  private:
-  void work();
+  // Nobody could act on a failure: the lines are in the page cache, and a
+  // write that fails for good reports it itself.
+  void sync() const {
+    for (const int fd : fds_) (void)!fdatasync(fd);
+  }
 
-  std::vector<int> fds_;
-  int period_ms_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool dirty_ = false;
-  bool stopping_ = false;
-  std::thread thread_;  // last: starts when the rest is there
+  const std::vector<int> fds_;
+  std::optional<BackgroundLoop> loop_;
 };
 
 }  // namespace remesh::server

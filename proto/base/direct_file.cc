@@ -16,17 +16,18 @@
 #include <thread>
 #include <vector>
 
+#include "proto/base/posix_file.h"
+
 namespace remesh {
 namespace {
 
-// Of memory, place and length; no disk asks for more.
+// Alignment of memory, offset and length; no disk requires more.
 constexpr size_t kAlign = 4096;
-// Large enough that a disk is busy with one, so many that it stays busy while
-// the filling thread has to wait for a processor (32 MiB, a few hundredths of
-// s).
+// One buffer keeps a disk busy; kMinBuffers (32 MiB) keep it busy while the
+// filling thread waits for a processor (a few hundredths of a second).
 constexpr size_t kBufferBytes = size_t{4} << 20;
 constexpr uint64_t kMinBuffers = 8;
-// So that a buffer has few pages, to be made and to be handed to the disk.
+// Few pages per buffer make allocation and direct I/O cheap.
 constexpr size_t kHugePage = size_t{2} << 20;
 
 struct Free {
@@ -34,7 +35,7 @@ struct Free {
 };
 using Buffer = std::unique_ptr<std::byte[], Free>;
 
-// Null: no memory.
+// Null if there is no memory.
 Buffer make_buffer() {
   static_assert(kHugePage % kAlign == 0 && kBufferBytes % kHugePage == 0);
   void* const at = std::aligned_alloc(kHugePage, kBufferBytes);
@@ -42,7 +43,7 @@ Buffer make_buffer() {
   return Buffer(static_cast<std::byte*>(at));
 }
 
-// Writes all bytes, or says why not.
+// Writes all bytes; returns errno, or 0.
 int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
   while (n > 0) {
     const ssize_t done = ::pwrite(fd, data, n, static_cast<off_t>(at));
@@ -60,7 +61,7 @@ int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
 
 class BufferPool {
  public:
-  // Null: no memory.
+  // Null if there is no memory.
   Buffer take() {
     {
       const std::lock_guard lock(mutex_);
@@ -90,8 +91,7 @@ class DirectFile final : public File {
  public:
   DirectFile(int fd, std::string path, const StreamOptions& options,
              std::shared_ptr<BufferPool> buffers)
-      : fd_(fd),
-        path_(std::move(path)),
+      : file_(fd, std::move(path)),
         give_up_(options.give_up),
         moved_(options.moved),
         in_thread_(options.in_thread),
@@ -99,17 +99,14 @@ class DirectFile final : public File {
         hurry_(options.hurry),
         max_buffers_(std::max(kMinBuffers, options.room / kBufferBytes + 2)),
         pool_(std::move(buffers)) {}
-  ~DirectFile() override {
-    drop();
-    if (fd_ >= 0) ::close(fd_);
-  }
+  ~DirectFile() override { drop(); }
   DirectFile(const DirectFile&) = delete;
   DirectFile& operator=(const DirectFile&) = delete;
 
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
     if (offset != begin_ + filled_ || settled_) {
       RETURN_IF_ERROR(settle());
-      return failed(write_all(fd_, bytes.data(), bytes.size(), offset));
+      return failed(write_all(file_.fd(), bytes.data(), bytes.size(), offset));
     }
     while (!bytes.empty()) {
       if (current_ == nullptr) {
@@ -127,48 +124,25 @@ class DirectFile final : public File {
 
   Status read_at(uint64_t offset, std::span<std::byte> bytes) override {
     RETURN_IF_ERROR(settle());
-    while (!bytes.empty()) {
-      const ssize_t n =
-          ::pread(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return os_error("read " + path_, errno);
-      if (n == 0) return corrupt(path_ + ": ends at " + std::to_string(offset));
-      offset += static_cast<uint64_t>(n);
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-    return ok_status();
+    return file_.read_at(offset, bytes);
   }
-
   Result<uint64_t> size() override {
     RETURN_IF_ERROR(settle());
-    struct stat st = {};
-    if (::fstat(fd_, &st) != 0) return os_error("stat " + path_, errno);
-    return static_cast<uint64_t>(st.st_size);
+    return file_.size();
   }
-
   Status truncate(uint64_t size) override {
     RETURN_IF_ERROR(settle());
-    while (::ftruncate(fd_, static_cast<off_t>(size)) != 0)
-      if (errno != EINTR) return os_error("truncate " + path_, errno);
-    return ok_status();
+    return file_.truncate(size);
   }
-
   Status sync() override {
     RETURN_IF_ERROR(settle());
-    while (::fsync(fd_) != 0)
-      if (errno != EINTR) return os_error("fsync " + path_, errno);
-    return ok_status();
+    return file_.sync();
   }
-
   Status close() override {
-    if (fd_ < 0) return ok_status();
+    if (file_.fd() < 0) return ok_status();
     const Status settled = settle();
-    const int fd = fd_;
-    fd_ = -1;
-    // EINTR: Linux has closed it all the same.
-    if (::close(fd) != 0 && errno != EINTR && settled.ok())
-      return os_error("close " + path_, errno);
-    return settled;
+    const Status closed = file_.close();
+    return settled.ok() ? closed : settled;
   }
 
  private:
@@ -178,8 +152,9 @@ class DirectFile final : public File {
   };
 
   Status failed(int err) const {
-    if (err == ECANCELED) return cancelled("write " + path_ + ": given up");
-    return err == 0 ? ok_status() : os_error("write " + path_, err);
+    if (err == ECANCELED)
+      return cancelled("write " + file_.path() + ": given up");
+    return err == 0 ? ok_status() : os_error("write " + file_.path(), err);
   }
   int error() {
     const std::lock_guard lock(mutex_);
@@ -187,8 +162,8 @@ class DirectFile final : public File {
   }
   bool given_up() const { return give_up_ != nullptr && give_up_->load(); }
 
-  // A buffer to fill, waiting for the disk when all are under way; null after a
-  // failure.
+  // A buffer to fill; waits for the disk while all are being written. Null
+  // after a failure.
   Buffer take_free() {
     std::unique_lock lock(mutex_);
     while (error_ == 0) {
@@ -197,7 +172,7 @@ class DirectFile final : public File {
           ++num_buffers_;
           return b;
         }
-        // Less memory than was asked for does, as long as there is some.
+        // Less memory than wanted is enough, as long as there is some.
         max_buffers_ = num_buffers_;
         if (num_buffers_ == 0) error_ = ENOMEM;
         continue;
@@ -246,7 +221,7 @@ class DirectFile final : public File {
     }
   }
 
-  // Until the time is over, or somebody waits.
+  // Sleeps until the time is over or a caller waits.
   void rest(std::unique_lock<std::mutex>& lock,
             std::chrono::duration<double> time) {
     constexpr std::chrono::milliseconds kLook{10};
@@ -258,15 +233,15 @@ class DirectFile final : public File {
   }
 
   int write_buffer(const Job& job) {
-    int err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
-    // The file system took the flag, but not the write.
+    int err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
+    // The file system accepts the flag, but not the write.
     if (err == EINVAL && set_direct(false))
-      err = write_all(fd_, job.buffer.get(), kBufferBytes, job.at);
+      err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
     if (moved_) moved_();
     return err;
   }
 
-  // Lets the thread write what it has, and end.
+  // Lets the thread write the queue, and joins it.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -276,7 +251,7 @@ class DirectFile final : public File {
     if (thread_.joinable()) thread_.join();
   }
 
-  // What waits for the disk is not written any more.
+  // Drops what is not written yet.
   void drop() {
     {
       const std::lock_guard lock(mutex_);
@@ -287,16 +262,16 @@ class DirectFile final : public File {
     give_back();
   }
 
-  // Everything so far is in the kernel's hands, in order.
+  // Passes everything so far to the kernel, in order.
   Status settle() {
     if (!settled_) {
       settled_ = true;
       stop();
       set_direct(false);
       if (error_ == 0 && given_up()) error_ = ECANCELED;
-      // The end has any length, which O_DIRECT does not take.
+      // The tail has any length, which O_DIRECT does not accept.
       if (error_ == 0 && filled_ > 0)
-        error_ = write_all(fd_, current_.get(), filled_, begin_);
+        error_ = write_all(file_.fd(), current_.get(), filled_, begin_);
       give_back();
     }
     return failed(error_);
@@ -307,30 +282,29 @@ class DirectFile final : public File {
   }
 
   bool set_direct(bool on) const {
-    const int flags = ::fcntl(fd_, F_GETFL);
+    const int flags = ::fcntl(file_.fd(), F_GETFL);
     if (flags < 0) return false;
-    return ::fcntl(fd_, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT) ==
-           0;
+    return ::fcntl(file_.fd(), F_SETFL,
+                   on ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
   }
 
-  int fd_;
-  const std::string path_;
+  PosixFile file_;
   const std::atomic<bool>* const give_up_;
   const std::function<void()> moved_;
   const std::function<void()> in_thread_;
   const double idle_;
   const std::atomic<bool>* const hurry_;
-  // The caller's side.
+  // Used by the caller's thread only.
   Buffer current_;
   uint64_t begin_ = 0;  // of current_ in the file
   size_t filled_ = 0;   // of current_
   bool settled_ = false;
-  // Shared with the thread.
+  // Shared with the thread, under mutex_.
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Job> jobs_;      // in order
-  uint64_t max_buffers_;      // ... that this file may hold
-  uint64_t num_buffers_ = 0;  // held: current_, and what waits for the disk
+  uint64_t max_buffers_;      // that this file may hold
+  uint64_t num_buffers_ = 0;  // held: current_ and those of jobs_
   int error_ = 0;             // errno of the first failure
   bool quit_ = false;
   const std::shared_ptr<BufferPool> pool_;

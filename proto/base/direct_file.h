@@ -1,15 +1,15 @@
 // DirectFile: writes a large file from front to back past the page cache
-// (O_DIRECT), while the caller makes the next bytes. Copying into fresh pages
-// of the cache is most of what a buffered write costs, and training has better
+// (O_DIRECT) while the caller produces the next bytes. Most of the cost of a
+// buffered write is copying into fresh pages of the cache; training has better
 // use for that time and memory.
 //
-// A File like any other, also for calls that are not in order: they wait for
-// what is under way and go through the page cache from then on. A write's
-// failure may show only in a later call, at the latest in sync() or close().
-// Destroyed without sync() or close(), it drops what the disk has not got yet.
+// It also supports calls that are out of order: they wait for writes in
+// progress, and the file uses the page cache from then on. A failed write may
+// show in a later call, at the latest in sync() or close(). The destructor
+// drops bytes that were neither synced nor closed.
 //
-// Threads: used by one thread at a time; has one thread of its own, which
-// writes. It starts with the first full buffer, so small files have none.
+// Threads: one thread at a time uses it; a thread of its own writes. That
+// starts with the first full buffer, so small files have none.
 #pragma once
 
 #include <memory>
@@ -19,16 +19,13 @@
 
 namespace remesh {
 
-// What failed, with errno's words; Exhausted for lack of space or memory.
-Status os_error(const std::string& what, int err);
-
-// Memory that files hand on to each other: fresh pages cost as much as what is
-// copied into them. Threads: any.
+// Buffers that files reuse: fresh pages cost as much as copying into them.
+// Threads: any.
 class BufferPool;
 std::shared_ptr<BufferPool> make_buffer_pool();
 
-// Takes over `fd`, open for reading and writing, empty, without O_DIRECT. Turns
-// O_DIRECT on while it serves; where the file system refuses, does without.
+// Owns `fd`, which is open for reading and writing, empty and without O_DIRECT.
+// Uses O_DIRECT where the file system supports it.
 std::unique_ptr<File> make_direct_file(int fd, std::string path,
                                        const StreamOptions& options,
                                        std::shared_ptr<BufferPool> buffers);

@@ -11,106 +11,11 @@
 #include <cstdio>
 
 #include "proto/base/direct_file.h"
+#include "proto/base/posix_file.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh {
-
-Status os_error(const std::string& what, int err) {
-  const Status s = errno_error(what, err);
-  if (err == ENOSPC || err == EDQUOT || err == ENOMEM || err == EMFILE ||
-      err == ENFILE)
-    return exhausted(s.message());
-  if (err == ENOENT) return not_found(s.message());
-  return s;
-}
-
 namespace {
-
-class PosixFile final : public File {
- public:
-  PosixFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
-  ~PosixFile() override {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  PosixFile(const PosixFile&) = delete;
-  PosixFile& operator=(const PosixFile&) = delete;
-
-  Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
-    const uint64_t begin = offset;
-    const uint64_t end = offset + bytes.size();
-    while (!bytes.empty()) {
-      const ssize_t n =
-          ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return os_error("write " + path_, errno);
-      // POSIX allows it for no file we write; never loop on it.
-      if (n == 0) return io_error("write " + path_ + ": nothing written");
-      offset += static_cast<uint64_t>(n);
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-    start_writeback(begin, end);
-    return ok_status();
-  }
-
-  Status read_at(uint64_t offset, std::span<std::byte> bytes) override {
-    while (!bytes.empty()) {
-      const ssize_t n =
-          ::pread(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) return os_error("read " + path_, errno);
-      if (n == 0) return corrupt(path_ + ": ends at " + std::to_string(offset));
-      offset += static_cast<uint64_t>(n);
-      bytes = bytes.subspan(static_cast<size_t>(n));
-    }
-    return ok_status();
-  }
-
-  Result<uint64_t> size() override {
-    struct stat st = {};
-    if (::fstat(fd_, &st) != 0) return os_error("stat " + path_, errno);
-    return static_cast<uint64_t>(st.st_size);
-  }
-
-  Status truncate(uint64_t size) override {
-    while (::ftruncate(fd_, static_cast<off_t>(size)) != 0)
-      if (errno != EINTR) return os_error("truncate " + path_, errno);
-    return ok_status();
-  }
-
-  Status sync() override {
-    while (::fsync(fd_) != 0)
-      if (errno != EINTR) return os_error("fsync " + path_, errno);
-    return ok_status();
-  }
-
-  Status close() override {
-    const int fd = fd_;
-    fd_ = -1;
-    // EINTR: Linux has closed it all the same.
-    if (fd >= 0 && ::close(fd) != 0 && errno != EINTR)
-      return os_error("close " + path_, errno);
-    return ok_status();
-  }
-
- private:
-  // Sets the disk to work on what has been written while more is computed, so
-  // that sync() finds little left. A hint: errors show at sync().
-  void start_writeback(uint64_t begin, uint64_t end) {
-    if (dirty_begin_ == dirty_end_) dirty_begin_ = dirty_end_ = begin;
-    dirty_begin_ = std::min(dirty_begin_, begin);
-    dirty_end_ = std::max(dirty_end_, end);
-    constexpr uint64_t kEnough = uint64_t{8} << 20;
-    if (dirty_end_ - dirty_begin_ < kEnough) return;
-    ::sync_file_range(fd_, static_cast<off_t>(dirty_begin_),
-                      static_cast<off_t>(dirty_end_ - dirty_begin_),
-                      SYNC_FILE_RANGE_WRITE);
-    dirty_begin_ = dirty_end_ = end;
-  }
-
-  int fd_;
-  std::string path_;
-  uint64_t dirty_begin_ = 0, dirty_end_ = 0;  // not yet handed to the disk
-};
 
 Result<int> open_fd(const std::string& path, int flags) {
   int fd = -1;

@@ -9,10 +9,9 @@
 //   RUN/coordinator.addr   where it listens: the address on the first line,
 //                          then "pid=...", "host=...", "bound=..."; removed
 //                          when the job ends
-//   RUN/checkpoints/       step folders, unless checkpoint.folder says
-//   otherwise RUN/logs/              coordinator.log, worker-NAME.log,
-//   gen-N/rank-R.log RUN/traces/            traces, and flight records of dead
-//   ranks
+//   RUN/checkpoints/       one folder per step (see checkpoint.folder)
+//   RUN/logs/              coordinator.log, worker-NAME.log, gen-N/ of ranks
+//   RUN/traces/            traces, and flight records of dead ranks
 //
 // Pure.
 #pragma once

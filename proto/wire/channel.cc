@@ -24,9 +24,9 @@ constexpr std::array<char, 8> kHead = {'R', 'M', 'S', 'H', 1, 0, 0, 0};
 constexpr int kHeartbeatMs = 1000;
 constexpr int kSilenceMs = 3000;
 constexpr int kLingerMs = 500;
-// Small: what waits for an absent coordinator is stale when it gets there.
+// Small: messages that wait for an absent coordinator are stale on arrival.
 constexpr int kClientQueue = 128;
-constexpr int kServerQueue = 1000;  // a peer
+constexpr int kServerQueue = 1000;  // per peer
 constexpr int kReconnectMs = 20;
 constexpr int kReconnectMaxMs = 160;
 constexpr size_t kRememberedLost = 4096;
@@ -34,8 +34,8 @@ constexpr const char* kAddressForm =
     "allowed: tcp://HOST:PORT, for example tcp://127.0.0.1:5710";
 
 // A descriptor that is readable while another one is, or while it is armed.
-// ZeroMQ's descriptor falls silent once a call, also a send, has looked at the
-// socket; arming keeps what was seen there from being forgotten.
+// ZeroMQ's descriptor becomes unreadable once any call, including a send, has
+// processed the socket's events; arming preserves that there is input.
 class Readiness {
  public:
   Readiness() {
@@ -86,7 +86,7 @@ void set_common_options(zmq::socket_t& s, const std::string& address) {
   if (address.find('[') != std::string::npos) s.set(zmq::sockopt::ipv6, true);
 }
 
-// The rest of a message that has more parts than ours do.
+// Skips the rest of a message with more parts than ours have.
 void skip_parts(zmq::socket_t& s, bool more) {
   while (more) {
     zmq::message_t part;
@@ -198,19 +198,19 @@ class ServerImpl : public Server {
   }
 
  private:
-  // The monitor speaks of descriptors, messages of peers. A frame carries the
-  // descriptor it came from, which ties the two together.
+  // The monitor reports descriptors, messages name peers. A frame carries the
+  // descriptor that it came from, which relates the two.
   void note_connection(const PeerId& peer, zmq::message_t& frame) {
     if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return;
     const int fd = zmq_msg_get(frame.handle(), ZMQ_SRCFD);
     if (fd < 0) return;
-    // Descriptor numbers are used again: first hear of the end of the
-    // connection that had this one before.
+    // Descriptor numbers are reused: first process the end of the connection
+    // that had this one before.
     read_monitor();
     if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
     by_fd_[fd] = peer;
     peers_[peer] = fd;
-    if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended meanwhile
+    if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended since
     if (!lost_.empty()) lost_ready_.arm();
   }
 
@@ -275,8 +275,8 @@ class ClientImpl : public Client {
     socket_.set(zmq::sockopt::rcvhwm, kServerQueue);
     socket_.set(zmq::sockopt::reconnect_ivl, kReconnectMs);
     socket_.set(zmq::sockopt::reconnect_ivl_max, kReconnectMaxMs);
-    // A host that is down answers nothing; do not wait for the kernel's two
-    // minutes before trying again.
+    // A host that is down does not answer; do not wait two minutes, as the
+    // kernel does, before trying again.
     socket_.set(zmq::sockopt::connect_timeout, 2000);
     try {
       socket_.connect(address);
@@ -289,19 +289,16 @@ class ClientImpl : public Client {
   }
 
   int fd() const override { return ready_.fd(); }
-  uint64_t dropped_frames() const override { return dropped_; }
 
   std::optional<pb::Envelope> receive() override {
     ready_.disarm();
     while (true) {
       zmq::message_t frame;
       if (!socket_.recv(frame, zmq::recv_flags::dontwait)) return std::nullopt;
-      if (frame.more()) {
+      if (frame.more())
         skip_parts(socket_, true);
-      } else if (auto e = decode_frame(frame.data(), frame.size())) {
+      else if (auto e = decode_frame(frame.data(), frame.size()))
         return e;
-      }
-      ++dropped_;
     }
   }
 
@@ -317,7 +314,6 @@ class ClientImpl : public Client {
   zmq::context_t context_;
   zmq::socket_t socket_;
   Readiness ready_;
-  uint64_t dropped_ = 0;
 };
 
 Status check_address(const std::string& address) {

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 
+#include "proto/base/exit_code.h"
+#include "proto/base/rank_phase.h"
+
 namespace remesh::scenario {
 namespace {
-
-constexpr uint32_t kStop = 1;
-constexpr uint32_t kMust = 2;
-constexpr uint32_t kHandOver = 4;
-constexpr int kExitSaveFailed = 68;
 
 std::string lower(std::string s) {
   for (char& c : s) c = static_cast<char>(std::tolower(c));
@@ -274,9 +272,9 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     complete_fence(w, *c);
   } else if (const auto* q = std::get_if<agent::SetRequest>(&action)) {
     std::string text;
-    if ((q->bits & kStop) != 0) text += " stop";
-    if ((q->bits & kMust) != 0) text += " must";
-    if ((q->bits & kHandOver) != 0) text += " hand_over";
+    if ((q->bits & kRequestStop) != 0) text += " stop";
+    if ((q->bits & kRequestForce) != 0) text += " must";
+    if ((q->bits & kRequestHandOver) != 0) text += " hand_over";
     if (q->checkpoint_request > 0)
       text += fmt::format(" checkpoint={}", q->checkpoint_request);
     if (!text.empty()) say(fmt::format("{} asks its ranks:{}", w.name, text));
@@ -406,13 +404,13 @@ void ScriptedCluster::boundary(int64_t step) {
   const auto ranks = world();
   for (auto& [w, r] : ranks) {
     if (!r->declined) bits |= r->request.bits;
-    if (!r->declined && (r->request.bits & kStop) != 0 &&
-        (r->request.bits & kHandOver) == 0)
+    if (!r->declined && (r->request.bits & kRequestStop) != 0 &&
+        (r->request.bits & kRequestHandOver) == 0)
       saves = true;
     if (r->request.checkpoint_request > 0) asked = true;
   }
   const bool last = step >= job_.train().steps();
-  const bool stop = last || (bits & kStop) != 0;
+  const bool stop = last || (bits & kRequestStop) != 0;
   if (stop && !last && !saves) {
     say(fmt::format("ranks of g{} hand over after step {}", live_, step));
     replicate(step, /*always=*/true);
@@ -426,7 +424,7 @@ void ScriptedCluster::boundary(int64_t step) {
   if ((stop || due) && disk_full_)
     ranks[0].second->checkpoint_error = "no space left on device";
   if (!stop) return;
-  if (disk_full_ && !last && (bits & kMust) == 0) {
+  if (disk_full_ && !last && (bits & kRequestForce) == 0) {
     for (auto& [w, r] : ranks) {
       r->declined = true;
       ++r->refused;

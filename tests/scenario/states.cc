@@ -3,15 +3,10 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
+#include "proto/base/exit_code.h"
 #include "tests/scenario/scripted_cluster.h"
 
 namespace remesh::scenario {
-namespace {
-
-constexpr int kExitBadSource = 65;
-
-}  // namespace
-
 pb::StateHolding ScriptedCluster::holding(int rank, int64_t step,
                                           bool replica) const {
   const auto table =

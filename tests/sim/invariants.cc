@@ -7,6 +7,7 @@
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
+#include "proto/base/rank_phase.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 
@@ -318,7 +319,8 @@ void Cluster::check_report(Worker& w, const pb::Report& r) {
 // A request to stop is withdrawn only where the coordinator put it off.
 void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
   for (const auto& [rank, r] : w.ranks)
-    if (r.alive && (r.request & kStop) != 0 && (q.bits & kStop) == 0 &&
+    if (r.alive && (r.request & kRequestStop) != 0 &&
+        (q.bits & kRequestStop) == 0 &&
         !put_off_.contains(w.ranks_generation) && !w.terminated)
       violated(fmt::format("{} withdrew the stop of generation {}", w.name,
                            w.ranks_generation));

@@ -4,8 +4,8 @@
 
 #include "checkpoint/manifest/sharding.h"
 #include "coordinator/core/survival.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/check.h"
-#include "proto/jobfile/jobfile.h"
 
 namespace remesh::sim {
 

@@ -16,10 +16,6 @@
 
 namespace remesh::sim {
 
-// Bits of board::Request.
-constexpr uint32_t kStop = 1;
-constexpr uint32_t kMust = 2;
-constexpr uint32_t kHandOver = 4;
 // Latency, ticks and reconnecting, on top of dead_after_ms.
 constexpr int64_t kTroubleSlackMs = 1000;
 

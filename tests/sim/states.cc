@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "coordinator/core/survival.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
@@ -12,7 +13,6 @@
 namespace remesh::sim {
 namespace {
 
-constexpr int kExitBadSource = 65;
 constexpr int64_t kRestoredMs = 60;  // own states and replicas of them
 
 }  // namespace

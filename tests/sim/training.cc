@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "checkpoint/manifest/branch.h"
+#include "proto/base/rank_phase.h"
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
@@ -198,17 +199,18 @@ void Cluster::boundary(World& world) {
     if (r.request == 0) r.declined = 0;
     const uint32_t asked = r.request & ~r.declined;
     bits |= asked;
-    saves = saves || ((asked & kStop) != 0 && (asked & kHandOver) == 0);
+    saves = saves ||
+            ((asked & kRequestStop) != 0 && (asked & kRequestHandOver) == 0);
     save_request = std::max(save_request, r.save_request);
   }
   const bool last = world.step >= job_.train().steps();
-  if (!last && (bits & kStop) != 0 && !saves) return hand_over(world);
-  if (last || (bits & kStop) != 0) {
+  if (!last && (bits & kRequestStop) != 0 && !saves) return hand_over(world);
+  if (last || (bits & kRequestStop) != 0) {
     const bool failed =
         (disk_full_ || g < claimed_) && world.saved != world.step;
-    if (failed && !last && (bits & kMust) == 0) {
+    if (failed && !last && (bits & kRequestForce) == 0) {
       for (Rank* r : ranks) {
-        r->declined = r->request & ~kHandOver;
+        r->declined = r->request & ~kRequestHandOver;
         ++r->refused;
       }
       schedule_step(world);

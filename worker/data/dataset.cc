@@ -5,7 +5,8 @@
 #include <algorithm>
 
 #include "proto/base/check.h"
-#include "worker/data/index.h"
+#include "proto/base/file_system.h"
+#include "proto/data/index.h"
 #include "worker/data/token_shard.h"
 
 namespace remesh::data {
@@ -82,7 +83,8 @@ Status Split::read_window(int64_t window, int64_t seq_len,
 }
 
 Result<Dataset> Dataset::open(const std::string& dir) {
-  auto text = read_file(dir + "/" + kIndexName, kMaxIndexBytes);
+  auto text =
+      read_file(*posix_file_system(), dir + "/" + kIndexName, kMaxIndexBytes);
   if (!text.ok() && text.status().code() == Code::kNotFound)
     return not_found(fmt::format(
         "{}: not a data set (no {}); create one with `remesh data prepare`",

@@ -67,8 +67,9 @@ int prepare_command(const PrepareOptions& options) {
   Result<PrepareSummary> done = invalid_argument("not run");
   {
     Bar bar("preparing");
-    done = prepare(
-        options, [&](uint64_t read, uint64_t total) { bar.show(read, total); });
+    done =
+        prepare(options, *posix_file_system(),
+                [&](uint64_t read, uint64_t total) { bar.show(read, total); });
   }
   if (!done.ok()) return fail(done.status());
   const PrepareSummary& s = *done;

@@ -8,23 +8,20 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include "proto/base/rng.h"
+#include "proto/data/index.h"
 #include "worker/data/dataset.h"
-#include "worker/data/index.h"
+#include "worker/data/input_file.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"
 
 namespace remesh::data {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int64_t kMinBlock = 64;
 constexpr int64_t kUsualBlock = 16 << 10;
@@ -115,16 +112,17 @@ Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
 // The shards of one split, under their temporary names.
 class SplitWriter {
  public:
-  SplitWriter(std::string dir, std::string split, const Tokenizer& tokenizer,
-              int64_t shard_tokens)
-      : dir_(std::move(dir)),
+  SplitWriter(FileSystem& fs, std::string dir, std::string split,
+              const Tokenizer& tokenizer, int64_t shard_tokens)
+      : fs_(fs),
+        dir_(std::move(dir)),
         split_(std::move(split)),
         tokenizer_(tokenizer),
         shard_tokens_(shard_tokens) {}
   // Removes files that were not renamed into place.
   ~SplitWriter() {
     for (const std::string& name : names_)
-      ::unlink((dir_ + "/" + name + kPartial).c_str());
+      (void)fs_.remove(dir_ + "/" + name + kPartial).ok();
   }
   SplitWriter(const SplitWriter&) = delete;
   SplitWriter& operator=(const SplitWriter&) = delete;
@@ -146,7 +144,7 @@ class SplitWriter {
   Status rename() {
     for (const std::string& name : names_)
       RETURN_IF_ERROR(
-          rename_file(dir_ + "/" + name + kPartial, dir_ + "/" + name));
+          fs_.rename(dir_ + "/" + name + kPartial, dir_ + "/" + name));
     return ok_status();
   }
 
@@ -156,7 +154,7 @@ class SplitWriter {
     names_.push_back(name);
     ASSIGN_OR_RETURN(
         ShardWriter writer,
-        ShardWriter::create(dir_ + "/" + name + kPartial, tokenizer_.id(),
+        ShardWriter::create(fs_, dir_ + "/" + name + kPartial, tokenizer_.id(),
                             tokenizer_.vocab_size()));
     writer_ = std::move(writer);
     return ok_status();
@@ -168,6 +166,7 @@ class SplitWriter {
     return ok_status();
   }
 
+  FileSystem& fs_;
   std::string dir_;
   std::string split_;
   const Tokenizer& tokenizer_;
@@ -267,7 +266,7 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   std::vector<InputEntry> entries;
   std::vector<char> portion(kPortion);
   for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(File file, File::open_regular(path));
+    ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
     Xxh3Stream hash;
     uint64_t bytes = 0;
     for (;;) {
@@ -286,13 +285,11 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
 // The output folder: created if missing, locked, and unchanged on failure.
 class OutDir {
  public:
-  static Result<std::unique_ptr<OutDir>> open(const std::string& path) {
-    std::error_code ec;
-    const bool existed = fs::exists(path, ec);
-    if (!existed) fs::create_directories(path, ec);
-    if (ec)
-      return io_error(fmt::format("make folder {}: {}", path, ec.message()));
-    auto dir = std::unique_ptr<OutDir>(new OutDir(path, !existed));
+  static Result<std::unique_ptr<OutDir>> open(FileSystem& fs,
+                                              const std::string& path) {
+    const bool existed = fs.exists(path);
+    if (!existed) RETURN_IF_ERROR(fs.create_dirs(path));
+    auto dir = std::unique_ptr<OutDir>(new OutDir(fs, path, !existed));
     dir->fd_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (dir->fd_ < 0) return errno_error("open folder " + path, errno);
     if (::flock(dir->fd_, LOCK_EX | LOCK_NB) != 0) {
@@ -310,27 +307,21 @@ class OutDir {
   OutDir& operator=(const OutDir&) = delete;
 
   const std::string& path() const { return path_; }
-  bool has_index() const {
-    return ::access((path_ + "/" + kIndexName).c_str(), F_OK) == 0;
-  }
+  FileSystem& fs() const { return fs_; }
+  bool has_index() const { return fs_.exists(path_ + "/" + kIndexName); }
   // The sorted names in the folder: those that prepare may have written (own),
   // and others (foreign).
   Status list(std::vector<std::string>& own,
               std::vector<std::string>& foreign) const {
-    std::error_code ec;
-    for (fs::directory_iterator it(path_, ec), end; !ec && it != end;
-         it.increment(ec)) {
-      std::string name = it->path().filename().string();
+    ASSIGN_OR_RETURN(std::vector<std::string> names, fs_.list(path_));
+    for (std::string& name : names)
       (is_own(name) ? own : foreign).push_back(std::move(name));
-    }
-    if (ec) return io_error(fmt::format("list {}: {}", path_, ec.message()));
-    std::sort(own.begin(), own.end());
-    std::sort(foreign.begin(), foreign.end());
     return ok_status();
   }
 
  private:
-  OutDir(std::string path, bool made) : path_(std::move(path)), made_(made) {}
+  OutDir(FileSystem& fs, std::string path, bool made)
+      : fs_(fs), path_(std::move(path)), made_(made) {}
   static bool is_own(std::string_view name) {
     if (name.ends_with(kPartial)) name.remove_suffix(sizeof(kPartial) - 1);
     if (name == kIndexName) return true;
@@ -338,6 +329,7 @@ class OutDir {
            (name.starts_with("train-") || name.starts_with("val-"));
   }
 
+  FileSystem& fs_;
   std::string path_;
   bool made_;
   int fd_ = -1;
@@ -373,7 +365,8 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
         "or use --overwrite to keep both",
         out.path(), foreign[0]));
   if (!out.has_index()) return std::optional<PrepareSummary>();
-  auto text = read_file(out.path() + "/" + kIndexName, uint64_t{64} << 20);
+  auto text =
+      read_file(out.fs(), out.path() + "/" + kIndexName, uint64_t{64} << 20);
   if (!text.ok()) return text.status();
   const auto index = parse_index(*text, out.path() + "/" + kIndexName);
   Status why = index.status();
@@ -397,40 +390,35 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
       out.path(), why.message()));
 }
 
-Status write_partial_index(const Index& index, const std::string& path) {
-  ASSIGN_OR_RETURN(File file, File::create(path));
-  const std::string json = index_to_json(index);
-  Status status = file.write(json.data(), json.size());
-  if (status.ok()) status = file.sync();
-  if (!status.ok()) ::unlink(path.c_str());
-  return status;
-}
-
 // Renames the finished files into place, the index last.
 Status commit(const Index& index, const OutDir& out, SplitWriter& train,
               SplitWriter& val) {
   const std::string path = out.path() + "/" + kIndexName;
-  RETURN_IF_ERROR(write_partial_index(index, path + kPartial));
+  const Status wrote =
+      write_file(out.fs(), path + kPartial, index_to_json(index));
+  if (!wrote.ok()) {
+    (void)out.fs().remove(path + kPartial).ok();
+    return wrote;
+  }
   std::vector<std::string> before;
   std::vector<std::string> foreign;
   RETURN_IF_ERROR(out.list(before, foreign));
   if (out.has_index()) {
     // From here until the last rename the folder has no data set.
-    if (::unlink(path.c_str()) != 0)
-      return errno_error("remove " + path, errno);
-    RETURN_IF_ERROR(sync_directory(out.path()));
+    RETURN_IF_ERROR(out.fs().remove(path));
+    RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
   }
   RETURN_IF_ERROR(train.rename());
   RETURN_IF_ERROR(val.rename());
-  RETURN_IF_ERROR(sync_directory(out.path()));
-  RETURN_IF_ERROR(rename_file(path + kPartial, path));
-  RETURN_IF_ERROR(sync_directory(out.path()));
+  RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
+  RETURN_IF_ERROR(out.fs().rename(path + kPartial, path));
+  RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
   for (const std::string& name : before) {
     const auto is_name = [&](const ShardEntry& e) { return e.file == name; };
     if (name != kIndexName &&
         std::none_of(index.train.begin(), index.train.end(), is_name) &&
         std::none_of(index.val.begin(), index.val.end(), is_name))
-      ::unlink((out.path() + "/" + name).c_str());
+      (void)out.fs().remove(out.path() + "/" + name).ok();
   }
   return ok_status();
 }
@@ -452,7 +440,7 @@ Status check_splits(const Index& index, const PrepareOptions& o,
 
 }  // namespace
 
-Result<PrepareSummary> prepare(const PrepareOptions& options,
+Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
                                const PrepareProgress& progress) {
   RETURN_IF_ERROR(check_options(options));
   ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
@@ -460,15 +448,15 @@ Result<PrepareSummary> prepare(const PrepareOptions& options,
   ASSIGN_OR_RETURN(std::vector<TextReader> inputs, open_inputs(options));
   const int64_t block_bytes = choose_block_bytes(options, inputs);
   ASSIGN_OR_RETURN(const std::unique_ptr<OutDir> out,
-                   OutDir::open(options.out_dir));
+                   OutDir::open(fs, options.out_dir));
   {
     Progress reading(progress, inputs);
     ASSIGN_OR_RETURN(const std::optional<PrepareSummary> existing,
                      check_existing(options, *out, block_bytes, reading));
     if (existing) return *existing;
   }
-  SplitWriter train(out->path(), "train", *tokenizer, options.shard_tokens);
-  SplitWriter val(out->path(), "val", *tokenizer, options.shard_tokens);
+  SplitWriter train(fs, out->path(), "train", *tokenizer, options.shard_tokens);
+  SplitWriter val(fs, out->path(), "val", *tokenizer, options.shard_tokens);
   BlockRouter router(options.val_fraction, options.seed, *tokenizer, train,
                      val);
   BlockSplitter splitter(static_cast<size_t>(block_bytes),

@@ -24,6 +24,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 
 namespace remesh::data {
@@ -64,7 +65,8 @@ using PrepareProgress = std::function<void(uint64_t done, uint64_t total)>;
 // concurrent prepare in out_dir. Fails with AlreadyExists if out_dir has other
 // files; with `overwrite` a data set there is replaced, and other files are
 // never touched.
-Result<PrepareSummary> prepare(const PrepareOptions& options,
+// Writes through `fs`; reads the inputs directly.
+Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
                                const PrepareProgress& progress = {});
 
 }  // namespace remesh::data

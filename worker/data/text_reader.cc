@@ -50,7 +50,7 @@ size_t whole_characters(std::string_view text) {
 }  // namespace
 
 struct TextReader::Impl {
-  explicit Impl(File f) : file(std::move(f)) {}
+  explicit Impl(InputFile f) : file(std::move(f)) {}
   ~Impl() { lzma_end(&stream); }
   Result<size_t> read_raw(void* out, size_t bytes) {
     ASSIGN_OR_RETURN(const size_t got, file.read(out, bytes));
@@ -59,7 +59,7 @@ struct TextReader::Impl {
     return got;
   }
 
-  File file;
+  InputFile file;
   uint64_t size = 0;
   uint64_t done = 0;
   Xxh3Stream hash;
@@ -83,7 +83,7 @@ std::string TextReader::file_hash() const {
 }
 
 Result<TextReader> TextReader::open(const std::string& path) {
-  ASSIGN_OR_RETURN(File file, File::open_regular(path));
+  ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
   auto impl = std::make_unique<Impl>(std::move(file));
   ASSIGN_OR_RETURN(impl->size, impl->file.size());
   impl->input.resize(kInputBytes);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "proto/base/check.h"
+#include "worker/data/input_file.h"
 
 namespace remesh::data {
 namespace {
@@ -90,7 +91,8 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                    hex(std::bit_cast<Xxh128>(h.checksum))};
 }
 
-ShardWriter::ShardWriter(File file, std::string tokenizer, int64_t vocab_size)
+ShardWriter::ShardWriter(std::unique_ptr<File> file, std::string tokenizer,
+                         int64_t vocab_size)
     : file_(std::move(file)),
       tokenizer_(std::move(tokenizer)),
       vocab_size_(vocab_size),
@@ -98,15 +100,13 @@ ShardWriter::ShardWriter(File file, std::string tokenizer, int64_t vocab_size)
   buffer_.reserve(2 * kBufferBytes);
 }
 
-Result<ShardWriter> ShardWriter::create(const std::string& path,
+Result<ShardWriter> ShardWriter::create(FileSystem& fs, const std::string& path,
                                         const std::string& tokenizer,
                                         int64_t vocab_size) {
   CHECK(vocab_size >= 1 && vocab_size <= kMaxVocab);
   CHECK(!tokenizer.empty() && tokenizer.size() < 64);
-  ASSIGN_OR_RETURN(File file, File::create(path));
+  ASSIGN_OR_RETURN(auto file, fs.create(path));
   // Until finish() the header is zero, so an unfinished file is not a shard.
-  const ShardHeader blank{};
-  RETURN_IF_ERROR(file.write(&blank, sizeof(blank)));
   return ShardWriter(std::move(file), tokenizer, vocab_size);
 }
 
@@ -129,7 +129,8 @@ Status ShardWriter::append(std::span<const int32_t> tokens) {
 
 Status ShardWriter::flush() {
   hash_.add(buffer_.data(), buffer_.size());
-  RETURN_IF_ERROR(file_.write(buffer_.data(), buffer_.size()));
+  RETURN_IF_ERROR(file_->write_at(written_, buffer_));
+  written_ += buffer_.size();
   buffer_.clear();
   return ok_status();
 }
@@ -146,13 +147,14 @@ Result<ShardInfo> ShardWriter::finish() {
   const Xxh128 checksum = hash_.digest_128();
   std::memcpy(h.checksum, checksum.data(), checksum.size());
   h.header_checksum = header_checksum(h);
-  RETURN_IF_ERROR(file_.write_at(0, &h, sizeof(h)));
-  RETURN_IF_ERROR(file_.sync());
+  RETURN_IF_ERROR(file_->write_at(0, std::as_bytes(std::span(&h, 1))));
+  RETURN_IF_ERROR(file_->sync());
+  RETURN_IF_ERROR(file_->close());
   return ShardInfo{width_, num_tokens_, vocab_size_, tokenizer_, hex(checksum)};
 }
 
 Result<MappedShard> MappedShard::open(const std::string& path) {
-  ASSIGN_OR_RETURN(File file, File::open_regular(path));
+  ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path));
   ASSIGN_OR_RETURN(const uint64_t size, file.size());
   if (size < sizeof(ShardHeader))
     return corrupt(

@@ -18,9 +18,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/base/xxh3.h"
-#include "worker/data/file.h"
 
 namespace remesh::data {
 
@@ -65,7 +65,7 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
 class ShardWriter {
  public:
   // Creates the file. The vocabulary determines the token width.
-  static Result<ShardWriter> create(const std::string& path,
+  static Result<ShardWriter> create(FileSystem& fs, const std::string& path,
                                     const std::string& tokenizer,
                                     int64_t vocab_size);
   // REQUIRES: every token is in [0, vocab_size).
@@ -75,10 +75,12 @@ class ShardWriter {
   int64_t num_tokens() const { return num_tokens_; }
 
  private:
-  ShardWriter(File file, std::string tokenizer, int64_t vocab_size);
+  ShardWriter(std::unique_ptr<File> file, std::string tokenizer,
+              int64_t vocab_size);
   Status flush();
 
-  File file_;
+  std::unique_ptr<File> file_;
+  uint64_t written_ = sizeof(ShardHeader);  // end of what is in the file
   std::string tokenizer_;
   int64_t vocab_size_;
   uint32_t width_;

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "checkpoint/exchange/exchange.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
-#include "proto/jobfile/jobfile.h"
 #include "proto/rundir/paths.h"
 #include "worker/train/restore.h"
 #include "worker/train/trainer.h"

@@ -9,6 +9,7 @@
 namespace remesh::train {
 namespace {
 constexpr int64_t kLimitMs = 60'000;
+constexpr std::chrono::milliseconds kPeriod(1000);
 }  // namespace
 
 bool OrphanRule::on_sample(int64_t now_ms, int64_t beat_ms, uint64_t progress) {
@@ -24,26 +25,14 @@ OrphanGuard::OrphanGuard(const board::Board& board,
                          std::function<void()> on_orphan)
     : board_(board),
       on_orphan_(std::move(on_orphan)),
-      thread_([this] { loop(); }) {}
-
-OrphanGuard::~OrphanGuard() {
-  {
-    const std::lock_guard lock(mutex_);
-    quit_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-void OrphanGuard::loop() {
-  OrphanRule rule(monotonic_ms(), kLimitMs);
-  std::unique_lock lock(mutex_);
-  while (!changed_.wait_for(lock, std::chrono::seconds(1),
-                            [this] { return quit_; })) {
-    if (rule.on_sample(monotonic_ms(), board_.daemon_beat_ms(),
-                       board_.snapshot().progress))
-      on_orphan_();
-  }
-}
+      rule_(monotonic_ms(), kLimitMs),
+      loop_(
+          [this] {
+            if (rule_.on_sample(monotonic_ms(), board_.daemon_beat_ms(),
+                                board_.snapshot().progress))
+              on_orphan_();
+            return kPeriod;
+          },
+          {.first = kPeriod}) {}
 
 }  // namespace remesh::train

@@ -8,12 +8,10 @@
 // Threads: runs one thread, which the destructor ends.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
 
+#include "proto/base/background_loop.h"
 #include "worker/board/board.h"
 
 namespace remesh::train {
@@ -40,19 +38,12 @@ class OrphanGuard {
   // Calls `on_orphan`, which should not return, in the thread of the guard.
   // `board` must outlive the guard.
   OrphanGuard(const board::Board& board, std::function<void()> on_orphan);
-  ~OrphanGuard();
-  OrphanGuard(const OrphanGuard&) = delete;
-  OrphanGuard& operator=(const OrphanGuard&) = delete;
 
  private:
-  void loop();
-
   const board::Board& board_;
-  std::function<void()> on_orphan_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool quit_ = false;
-  std::thread thread_;
+  const std::function<void()> on_orphan_;
+  OrphanRule rule_;
+  BackgroundLoop loop_;  // last: its thread uses the others
 };
 
 }  // namespace remesh::train

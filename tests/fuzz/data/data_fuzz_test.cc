@@ -16,10 +16,10 @@
 #include <random>
 #include <span>
 
-#include "proto/jobfile/jobfile.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/data/index.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
-#include "worker/data/index.h"
 #include "worker/data/prepare.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
@@ -169,7 +169,7 @@ class DataFuzz : public testing::Test {
     options.inputs = {dir_.write("in.txt", text)};
     options.out_dir = dir_ / "set";
     options.val_fraction = 0.1;
-    const auto made = data::prepare(options);
+    const auto made = data::prepare(options, *posix_file_system());
     ASSERT_TRUE(made.ok()) << made.status().to_string();
   }
   TempDir dir_;

@@ -9,7 +9,7 @@
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/layout.h"
-#include "proto/jobfile/jobfile.h"
+#include "parallel/jobfile/jobfile.h"
 
 namespace remesh::ctl {
 namespace {

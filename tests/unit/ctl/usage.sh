@@ -68,14 +68,14 @@ expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 3 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9
 
-mkdir data run
+mkdir run
 cat >job.toml <<'END'
 [data]
 path = "data"
 END
 expect 2 "remesh data prepare" "$bin/remesh" job check job.toml
-echo '{"vocab_size": 257, "train": [{"tokens": 100000}], "val": []}' \
-  >data/dataset.json
+seq 20000 >text.txt
+expect 0 "" "$bin/remesh" data prepare --input text.txt --out data
 expect 0 "vocab_size = 257" "$bin/remesh" job check job.toml
 expect 0 "steps = 7" "$bin/remesh" job check job.toml --set train.steps=7
 expect 0 "mesh dp3,pp1,tp1: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3

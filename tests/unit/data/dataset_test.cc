@@ -5,8 +5,8 @@
 #include <functional>
 #include <random>
 
+#include "proto/data/index.h"
 #include "tests/unit/data/data_test_util.h"
-#include "worker/data/index.h"
 #include "worker/data/prepare.h"
 #include "worker/data/token_shard.h"
 #include "worker/data/tokenizer.h"
@@ -58,7 +58,7 @@ class DatasetTest : public testing::Test {
     return o;
   }
   void make(const PrepareOptions& o) {
-    const auto made = prepare(o);
+    const auto made = prepare(o, *posix_file_system());
     ASSERT_TRUE(made.ok()) << made.status().to_string();
   }
   std::string open_problem() {
@@ -173,7 +173,7 @@ TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
   for (const uint64_t seed : {1, 2, 1}) {
     o.seed = seed;
     o.out_dir = dir_ / ("out" + std::to_string(ids.size()));
-    const auto made = prepare(o);
+    const auto made = prepare(o, *posix_file_system());
     ASSERT_TRUE(made.ok()) << made.status().to_string();
     EXPECT_GT(made->val_tokens, 0);
     ids.push_back(made->data_id);
@@ -199,12 +199,13 @@ TEST_F(DatasetTest, ProgressRisesToTheTotal) {
   uint64_t last = 0;
   uint64_t total = 0;
   int calls = 0;
-  const auto made = prepare(o, [&](uint64_t done, uint64_t all) {
-    EXPECT_GE(done, last);
-    last = done;
-    total = all;
-    ++calls;
-  });
+  const auto made =
+      prepare(o, *posix_file_system(), [&](uint64_t done, uint64_t all) {
+        EXPECT_GE(done, last);
+        last = done;
+        total = all;
+        ++calls;
+      });
   ASSERT_TRUE(made.ok());
   EXPECT_EQ(last, fs::file_size(o.inputs[0]));
   EXPECT_EQ(total, last);
@@ -216,7 +217,7 @@ TEST_F(DatasetTest, ProgressRisesToTheTotal) {
 
 TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   const auto says = [&](PrepareOptions o, const std::string& what) {
-    const auto made = prepare(o);
+    const auto made = prepare(o, *posix_file_system());
     ASSERT_FALSE(made.ok());
     EXPECT_NE(made.status().message().find(what), std::string::npos)
         << made.status().message();
@@ -263,18 +264,19 @@ TEST_F(DatasetTest, PreparingAgainIsUpToDateAndOtherDataAreRefused) {
   PrepareOptions o = options(words(100'000));
   make(o);
   const auto before = names_in(o.out_dir);
-  const auto again = prepare(o);
+  const auto again = prepare(o, *posix_file_system());
   ASSERT_TRUE(again.ok());
   EXPECT_TRUE(again->up_to_date);
   EXPECT_EQ(again->data_id, Dataset::open(o.out_dir)->data_id());
   o.seed = 5;
-  EXPECT_EQ(prepare(o).status().code(), Code::kAlreadyExists);
+  EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
+            Code::kAlreadyExists);
   EXPECT_EQ(names_in(o.out_dir), before);
   // A reader of the old data set is unaffected by its replacement.
   const auto old = Dataset::open(o.out_dir);
   o.overwrite = true;
   o.shard_tokens = 1 << 20;
-  const auto replaced = prepare(o);
+  const auto replaced = prepare(o, *posix_file_system());
   ASSERT_TRUE(replaced.ok()) << replaced.status().to_string();
   EXPECT_FALSE(replaced->up_to_date);
   EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), replaced->data_id);
@@ -300,7 +302,7 @@ TEST_F(DatasetTest, AFailedOverwriteLeavesTheOldDataSet) {
   const auto before = names_in(o.out_dir);
   o = options(words(50'000) + "\xFF");
   o.overwrite = true;
-  EXPECT_FALSE(prepare(o).ok());
+  EXPECT_FALSE(prepare(o, *posix_file_system()).ok());
   EXPECT_EQ(Dataset::open(o.out_dir)->data_id(), id);
   EXPECT_EQ(names_in(o.out_dir), before);
 }
@@ -309,7 +311,8 @@ TEST_F(DatasetTest, OtherPeoplesFilesAreNeverTouched) {
   PrepareOptions o = options(words(50'000));
   fs::create_directories(o.out_dir);
   dir_.write("out/notes.txt", "mine");
-  EXPECT_EQ(prepare(o).status().code(), Code::kAlreadyExists);
+  EXPECT_EQ(prepare(o, *posix_file_system()).status().code(),
+            Code::kAlreadyExists);
   o.overwrite = true;
   make(o);
   EXPECT_EQ(read_all(dir_ / "out/notes.txt"), "mine");
@@ -383,7 +386,8 @@ TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
   fs::copy_file(dir_ / "other/train-00000.tok", dir_ / "out/train-00000.tok",
                 fs::copy_options::overwrite_existing);
   EXPECT_NE(open_problem().find("another data set"), std::string::npos);
-  auto writer = ShardWriter::create(dir_ / "out/train-00000.tok", "bytes", 300);
+  auto writer = ShardWriter::create(*posix_file_system(),
+                                    dir_ / "out/train-00000.tok", "bytes", 300);
   ASSERT_TRUE(writer.ok() && writer->append(std::vector<int32_t>{299}).ok() &&
               writer->finish().ok());
   EXPECT_NE(open_problem().find(
@@ -394,7 +398,8 @@ TEST_F(DatasetTest, ShardsOfAnotherDataSetOrVocabularyAreRefused) {
 TEST_F(DatasetTest, BothTokenWidthsKeepEveryToken) {
   for (const int64_t vocab : {2, 65'536, 65'537, 200'000}) {
     const std::string path = dir_ / "wide.tok";
-    auto writer = ShardWriter::create(path, "test", vocab);
+    auto writer =
+        ShardWriter::create(*posix_file_system(), path, "test", vocab);
     ASSERT_TRUE(writer.ok());
     std::mt19937_64 rng(1);
     std::vector<int32_t> tokens(700'000);
@@ -471,7 +476,7 @@ TEST(Corpus, TheShippedTextMakesADataSet) {
   PrepareOptions o;
   o.inputs = {"deploy/data/books.txt.xz"};
   o.out_dir = dir / "books";
-  const auto made = prepare(o);
+  const auto made = prepare(o, *posix_file_system());
   ASSERT_TRUE(made.ok()) << made.status().to_string();
   EXPECT_EQ(made->text_bytes, 20'118'430U);
   EXPECT_EQ(made->documents, 370);

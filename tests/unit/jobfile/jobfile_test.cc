@@ -1,4 +1,4 @@
-#include "proto/jobfile/jobfile.h"
+#include "parallel/jobfile/jobfile.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <sstream>
 
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -83,8 +83,8 @@ TEST(Job, AListOfLayoutsIsReadAndChecked) {
                 .layouts(0),
             "tp2");
   EXPECT_EQ(problem(kLeast + key + "\"dp3\"\n"),
-            "job.toml:4: elastic.layouts = \"dp3\": must be a list of texts in "
-            "quotes");
+            "job.toml:4: elastic.layouts = \"dp3\": must be a list of quoted "
+            "strings");
   EXPECT_NE(problem(kLeast + key + "[3]\n"), "");
   EXPECT_NE(problem(kLeast + key + "[\"dp3\", \"dx1\"]\n")
                 .find("layout 'dx1': unknown axis 'dx'"),
@@ -122,7 +122,7 @@ TEST(Job, ErrorsNameLineKeyValueAndWhatIsAllowed) {
   EXPECT_NE(problem(kLeast, {"job.name=../x"}), "");
   EXPECT_NE(problem("[data]\npath = \"\"\n"), "");
   EXPECT_EQ(problem("[train]\nsteps = 2\n"),
-            "job.toml: data.path: is required: give a path in quotes");
+            "job.toml: data.path: is required: give a quoted path");
   EXPECT_EQ(problem("[train\n").substr(0, 20), "job.toml:1: not TOML");
   EXPECT_EQ(problem("train = 5\n" + std::string(kLeast)),
             "job.toml:1: train = 5: must be a section: [train]");
@@ -381,7 +381,7 @@ TEST(Example, TheCommittedFileIsWhatTheSchemaSays) {
   std::stringstream text;
   text << in.rdbuf();
   EXPECT_EQ(text.str(), commented_example())
-      << "run: remesh_jobfile_example > deploy/examples/defaults.toml";
+      << "run: remesh job defaults > deploy/examples/defaults.toml";
 }
 
 TEST(Example, UncommentedItLoadsAsAllDefaults) {

@@ -13,6 +13,7 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
+#include "proto/data/index.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::rundir {
@@ -329,8 +330,13 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
 }
 
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
-  put(dir_ + "/dataset.json",
-      R"({"vocab_size":257,"train":[{"tokens":5},{"tokens":6}],"val":[]})");
+  data::Index index{.source_id = std::string(32, '0'),
+                    .tokenizer = "bytes",
+                    .vocab_size = 257,
+                    .train = {{"a", 5, std::string(32, '1')},
+                              {"b", 6, std::string(32, '2')}}};
+  index.data_id = data_id_of(index);
+  put(dir_ + "/dataset.json", index_to_json(index));
   const auto info = read_data_info(dir_);
   ASSERT_TRUE(info.ok()) << info.status().message();
   EXPECT_EQ(info.value().vocab_size, 257);

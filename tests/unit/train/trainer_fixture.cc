@@ -17,9 +17,9 @@
 #include "checkpoint/manifest/sharding.h"
 #include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
+#include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
-#include "proto/jobfile/jobfile.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
 
@@ -141,7 +141,8 @@ void TrainerTest::SetUp() {
   const auto made = data::prepare({.inputs = {dir_ + "/text.txt"},
                                    .out_dir = dir_ + "/data",
                                    .val_fraction = 0.1,
-                                   .val_block_bytes = 256});
+                                   .val_block_bytes = 256},
+                                  *posix_file_system());
   ASSERT_TRUE(made.ok()) << made.status().to_string();
 }
 

@@ -1,9 +1,9 @@
-// Names that users of TorchTitan (v0.2) or of Hugging Face configurations may
-// write, and what the same thing is called here.
+// Names from TorchTitan (v0.2) and Hugging Face configurations, and the keys
+// that correspond to them.
 #include <algorithm>
 #include <array>
 
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -32,7 +32,7 @@ constexpr Hint kSections[] = {
     {"comm", "", "see [elastic] for time limits"},
 };
 
-// Sections by the names of this schema.
+// Sections are named as in this schema.
 constexpr Hint kKeys[] = {
     {"train", "batch_size", "use train.local_batch_size"},
     {"train", "micro_batch_size", "use train.local_batch_size"},
@@ -56,8 +56,8 @@ constexpr Hint kKeys[] = {
      "use parallel.data_parallel_degree"},
     {"train", "tensor_parallel_degree", "use parallel.tensor_parallel_degree"},
     {"train", "gradient_accumulation_steps",
-     "the microbatches of a step are global_batch_size / local_batch_size, "
-     "dealt to the ranks there are"},
+     "a step has global_batch_size / local_batch_size micro-batches, "
+     "distributed over the ranks"},
     {"parallel", "data_parallel_shard_degree",
      "use parallel.data_parallel_degree"},
     {"parallel", "data_parallel_replicate_degree",
@@ -67,7 +67,7 @@ constexpr Hint kKeys[] = {
     {"parallel", "pipeline_parallel_schedule",
      "use parallel.pipeline_schedule"},
     {"parallel", "pipeline_parallel_split_points",
-     "layers are split over the stages by their cost"},
+     "layers are divided among the stages by cost"},
     {"parallel", "virtual_pipeline_degree", "use parallel.pipeline_chunks"},
     {"parallel", "fsdp_reshard_after_forward",
      "use parallel.zero_stage = 2 or 3"},
@@ -84,9 +84,9 @@ constexpr Hint kKeys[] = {
     {"optimizer", "learning_rate", "use optimizer.lr"},
     {"optimizer", "betas", "use optimizer.beta1 and optimizer.beta2"},
     {"optimizer", "implementation", "there is one implementation"},
-    {"schedule", "lr_min", "use schedule.min_lr_factor, a share of lr"},
-    {"schedule", "min_lr", "use schedule.min_lr_factor, a share of lr"},
-    {"optimizer", "min_lr", "use schedule.min_lr_factor, a share of lr"},
+    {"schedule", "lr_min", "use schedule.min_lr_factor, a fraction of lr"},
+    {"schedule", "min_lr", "use schedule.min_lr_factor, a fraction of lr"},
+    {"optimizer", "min_lr", "use schedule.min_lr_factor, a fraction of lr"},
     {"model", "name", "use model.flavor; the architecture is Llama"},
     {"model", "tokenizer_path", "`remesh data prepare` chooses it"},
     {"model", "hf_assets_path", "`remesh data prepare` chooses it"},

@@ -1,4 +1,4 @@
-#include "worker/data/index.h"
+#include "proto/data/index.h"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <numeric>
 #include <span>
 
-#include "worker/data/token_shard.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::data {
 namespace {

@@ -4,10 +4,10 @@
 
 #include "parallel/geometry/mesh_check.h"
 #include "parallel/geometry/schedule.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
-#include "proto/jobfile/jobfile.h"
-#include "proto/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -54,8 +54,8 @@ void fill_in(pb::Job& job, const DataInfo& data) {
   if (m.vocab_size() == -1) m.set_vocab_size(data.vocab_size);
   pb::Schedule& s = *job.mutable_schedule();
   if (s.total_steps() == -1) s.set_total_steps(job.train().steps());
-  // Defaults that would contradict a short run or a data set without held-out
-  // text give way; the same, given by the user, is an error (check_*).
+  // Defaults adapt to a short run and to a data set without held-out text; the
+  // same values given by the user are errors (check_*).
   if (!s.has_warmup_steps())
     s.set_warmup_steps(std::min(s.warmup_steps(), s.total_steps()));
   pb::Train& t = *job.mutable_train();
@@ -121,7 +121,7 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         s.warmup_steps(), s.total_steps()));
 }
 
-// -1: the coordinator chooses; 1 is what every model admits.
+// -1: the coordinator chooses; every model admits 1.
 int given(int64_t degree) {
   return degree == -1 ? 1 : static_cast<int>(degree);
 }

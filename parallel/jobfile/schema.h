@@ -1,6 +1,6 @@
-// What job.proto says of each key, and setting a key from a value: the part
-// of the job-file reader that is neither TOML nor text of a whole file.
-// Private to this folder. Pure.
+// The schema of each key in job.proto, and setting a key from a value: the part
+// of the job file reader that knows neither TOML nor files. Private to this
+// folder. Pure.
 #pragma once
 
 #include <google/protobuf/descriptor.h>
@@ -19,10 +19,10 @@ namespace remesh::jobfile {
 using Field = google::protobuf::FieldDescriptor;
 using Section = google::protobuf::Descriptor;
 
-// A list of texts, the only kind of list that keys have.
+// A list of strings, the only list type of keys.
 using Texts = std::vector<std::string>;
-// A value as it was written; monostate: something no key takes (another array,
-// a table, a date).
+// A value as written; monostate: a type that no key has (another array, a
+// table, a date).
 using Value =
     std::variant<std::monostate, bool, int64_t, double, std::string, Texts>;
 
@@ -39,15 +39,15 @@ std::string full_name(const Field& key);
 // "an integer from 1 to 1024", "one of fp32, bf16", "true or false" ...
 std::string allowed_text(const Field& key);
 
-// The problem with setting the key to this value ("must be ..."), or "" when
-// it is set in `job`. An integer is taken for a floating-point key.
+// Sets the key in `job` and returns "", or returns the problem with the value
+// ("must be ..."). A floating-point key accepts an integer.
 std::string set_key(pb::Job& job, const Field& key, const Value& value);
 
-// The problem with the key's present or default value, or "".
+// The problem with the key's current or default value, or "".
 std::string check_key(const pb::Job& job, const Field& key);
 
-// The key's value (its default when absent), and its default. A list is always
-// present; by default it is empty.
+// The key's value (its default if absent), and its default. A list is always
+// present; its default is empty.
 Value get_key(const pb::Job& job, const Field& key);
 Value default_value(const Field& key);
 bool has_key(const pb::Job& job, const Field& key);
@@ -55,9 +55,9 @@ bool has_key(const pb::Job& job, const Field& key);
 // The value as TOML; reads back as the same value.
 std::string to_toml_value(const Value& value);
 
-// What to say of a name that TorchTitan or Hugging Face users may expect,
-// e.g. ("training", "batch_size"); "" when there is nothing to say. The key
-// may be empty (the section itself).
+// A hint for a name that TorchTitan or Hugging Face users may expect, such as
+// ("training", "batch_size"); "" if there is none. The key may be empty (the
+// section itself).
 std::string hint(std::string_view section, std::string_view key);
 
 }  // namespace remesh::jobfile

@@ -1,4 +1,4 @@
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/schema.h"
 
 #include <fmt/format.h>
 
@@ -40,8 +40,8 @@ std::string bound_text(double bound) {
   return fmt::format("{}", bound);
 }
 
-// Keys with -1 as least value use it for "not given" or "chosen"; what is
-// between that and the first sensible value is not allowed.
+// A key whose minimum is -1 uses it for "not given" or "automatic"; values
+// between -1 and the first sensible one are not allowed.
 bool has_sentinel(const Field& key) {
   return options(key).HasExtension(pb::min) &&
          options(key).GetExtension(pb::min) == -1;
@@ -100,9 +100,9 @@ std::string check_text(const Field& key, const std::string& text) {
     if (known) problem += fmt::format("; did you mean \"{}\"?", near);
     return problem;
   }
-  if (text.find('\0') != std::string::npos) return "must not have a NUL in it";
+  if (text.find('\0') != std::string::npos) return "must not contain a NUL";
   if (full_name(key) == "job.name" && !is_name(text))
-    return "must be 1 to 64 letters, digits, '-', '_' or '.', not beginning "
+    return "must be 1 to 64 letters, digits, '-', '_' or '.', not starting "
            "with '.'";
   const bool folder = options(key).GetExtension(pb::is_path) ||
                       full_name(key) == "checkpoint.folder";
@@ -110,7 +110,7 @@ std::string check_text(const Field& key, const std::string& text) {
   return "";
 }
 
-// Only elastic.layouts is a list so far.
+// elastic.layouts is the only list.
 std::string check_texts(const Texts& texts) {
   for (const std::string& text : texts)
     if (const auto layout = geometry::Layout::parse(text); !layout.ok())
@@ -184,7 +184,7 @@ std::string full_name(const Field& key) {
 }
 
 std::string allowed_text(const Field& key) {
-  if (key.is_repeated()) return "a list of texts in quotes";
+  if (key.is_repeated()) return "a list of quoted strings";
   switch (key.cpp_type()) {
     case Field::CPPTYPE_BOOL:
       return "true or false";
@@ -193,8 +193,8 @@ std::string allowed_text(const Field& key) {
       if (values.size() == 1) return fmt::format("\"{}\"", values[0]);
       if (!values.empty())
         return fmt::format("one of \"{}\"", join(values, "\", \""));
-      return options(key).GetExtension(pb::is_path) ? "a path in quotes"
-                                                    : "text in quotes";
+      return options(key).GetExtension(pb::is_path) ? "a quoted path"
+                                                    : "a quoted string";
     }
     default:
       return (is_integer(key) ? "an integer" : "a number") + range_text(key);
@@ -259,7 +259,7 @@ std::string set_key(pb::Job& job, const Field& key, const Value& value) {
       set.SetInt64(section, &key, std::get<int64_t>(typed));
       break;
     default:
-      CHECK_MSG(false, "job.proto: a type job files do not have");
+      CHECK_MSG(false, "job.proto: a type that job files do not have");
   }
   return "";
 }
@@ -299,13 +299,13 @@ Value get_key(const pb::Job& job, const Field& key) {
       return get.GetInt64(section, &key);
     case Field::CPPTYPE_UINT64: {
       const uint64_t value = get.GetUInt64(section, &key);
-      // TOML has no integer beyond that; no job file can have set it.
+      // TOML has no larger integer, so no job file can have set it.
       if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
         return std::monostate();
       return static_cast<int64_t>(value);
     }
     default:
-      CHECK_MSG(false, "job.proto: a type job files do not have");
+      CHECK_MSG(false, "job.proto: a type that job files do not have");
       return std::monostate();
   }
 }

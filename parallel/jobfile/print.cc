@@ -2,15 +2,15 @@
 
 #include <sstream>
 
-#include "proto/jobfile/jobfile.h"
-#include "proto/jobfile/schema.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/schema.h"
 
 namespace remesh::jobfile {
 namespace {
 
 constexpr size_t kWidth = 78;
 
-// Lines of "# text", broken between words.
+// "# text", wrapped between words.
 std::string comment(const std::string& text) {
   std::istringstream words(text);
   std::string out;
@@ -48,12 +48,13 @@ std::string commented_example() {
   std::string out =
       "# Every key of a job file, with its default.\n"
       "#\n"
-      "# A key left out, or commented out as here, has its default; only\n"
-      "# data.path must be given. Relative paths start at this file's folder\n"
-      "# (job.dump_folder, when left out, at the current one).\n"
+      "# A key that is left out, or commented out as here, has its default; "
+      "only\n"
+      "# data.path is required. Paths are relative to this file's folder (the\n"
+      "# default of job.dump_folder to the current one).\n"
       "# Any key can be set on the command line:\n"
       "#   remesh run JOB.toml --set train.steps=200\n"
-      "# (Written from proto/job.proto; a test compares the two.)\n";
+      "# (Generated from proto/job.proto by `remesh job defaults`.)\n";
   for (const Field* section : sections()) {
     out += fmt::format("\n[{}]\n", section->name());
     for (const Field* key : keys(*section)) {

@@ -1,0 +1,69 @@
+// Job files: TOML to the message pb::Job and back.
+//
+// proto/job.proto is the only list of keys: names, types, defaults, bounds,
+// allowed values and help come from it by reflection. A loaded job has only the
+// keys that the user gave; accessors return defaults for the others. A resolved
+// job has every key. (One exception: a path with a default, job.dump_folder, is
+// present after loading, made absolute from the current folder.)
+//
+// Everything here is pure except load_job(), which reads one file and the name
+// of the current folder.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "parallel/geometry/model_config.h"
+#include "proto/base/status.h"
+#include "proto/job.pb.h"
+
+namespace remesh::jobfile {
+
+// The origin of a TOML text.
+struct Source {
+  std::string name = "job.toml";  // in errors, "name:line: ..."
+  std::string base_dir = "/";     // absolute; relative paths start here
+};
+
+// Reads the file and applies `overrides` in order, each "section.key=value";
+// the value is TOML, or else a bare string. Paths are relative to the job
+// file's folder, in overrides to the current one. Fails (InvalidArgument) with
+// all problems, one per line: file:line, key, value, what is allowed, and for
+// an unknown name the nearest valid one.
+Result<pb::Job> load_job(const std::string& path,
+                         const std::vector<std::string>& overrides = {});
+
+// load_job() on a text. Paths in overrides are relative to `override_dir`.
+Result<pb::Job> parse_job(std::string_view toml, const Source& source,
+                          const std::vector<std::string>& overrides = {},
+                          const std::string& override_dir = "/");
+
+// What resolve() needs to know about the data set.
+struct DataInfo {
+  int64_t vocab_size = 0;
+  int64_t train_tokens = -1;  // -1: unknown, not checked
+  int64_t val_tokens = -1;    // likewise
+};
+
+// Sets every key: the sizes of the flavor (given keys take precedence), the
+// value of a -1 that the job alone decides (model.n_kv_heads, hidden_dim,
+// vocab_size, schedule.total_steps), and defaults; then checks keys against
+// each other. Keys that depend on the cluster stay -1 (data-, tensor- and
+// pipeline-parallel degree, train.threads, elastic.max_slots,
+// elastic.hang_after_s). Resolving a resolved job changes nothing.
+Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data);
+
+// The model of a resolved job.
+geometry::ModelConfig model_config(const pb::Job& resolved);
+
+// The job as TOML, with every key; parse_job() of it returns the same message
+// if the job is resolved.
+std::string to_toml(const pb::Job& job);
+
+// The text of deploy/examples/defaults.toml: every key, commented out, with its
+// default, help text, bounds and allowed values.
+std::string commented_example();
+
+}  // namespace remesh::jobfile

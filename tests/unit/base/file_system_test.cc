@@ -1,0 +1,70 @@
+// write_file_atomically(): old or new bytes, whatever fails.
+#include "proto/base/file_system.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/testing/memory_file_system.h"
+
+namespace remesh {
+namespace {
+
+using Fault = MemoryFileSystem::Fault;
+using Survives = MemoryFileSystem::Survives;
+
+constexpr char kPath[] = "dir/file";
+
+std::unique_ptr<MemoryFileSystem> with_old_file() {
+  auto fs = std::make_unique<MemoryFileSystem>();
+  EXPECT_TRUE(fs->create_dirs("dir").ok());
+  EXPECT_TRUE(fs->sync_dir("").ok());
+  EXPECT_TRUE(write_file_atomically(*fs, kPath, "old").ok());
+  return fs;
+}
+
+TEST(WriteFileAtomically, ACrashAtAnyCallLeavesTheOldOrTheNewBytes) {
+  std::mt19937_64 rng(4711);
+  std::set<std::string> seen;
+  int64_t call = 0;
+  for (bool reached = true; reached; ++call)
+    for (const Survives survives :
+         {Survives::kSyncedOnly, Survives::kAll, Survives::kSome}) {
+      const auto fs = with_old_file();
+      fs->fail_at(call, Fault::kCrash);
+      const Status done = write_file_atomically(*fs, kPath, "new bytes");
+      reached = fs->calls() > call;
+      fs->recover(survives, rng);
+      const auto text = read_file(*fs, kPath, 100);
+      ASSERT_TRUE(text.ok()) << call;
+      EXPECT_TRUE(*text == "new bytes" || (!done.ok() && *text == "old"))
+          << call << ": " << *text;
+      seen.insert(*text);
+    }
+  EXPECT_EQ(call, 7);  // create, write, sync, close, rename, sync of the folder
+  EXPECT_EQ(seen.size(), 2u);
+}
+
+TEST(WriteFileAtomically, AFailureIsReportedAndLeavesNoTemporaryFile) {
+  for (const Fault fault : {Fault::kIoOnce, Fault::kFull})
+    for (auto [call, reached] = std::pair(int64_t{0}, true); reached; ++call) {
+      const auto fs = with_old_file();
+      fs->fail_at(call, fault);
+      const Status done = write_file_atomically(*fs, kPath, "new bytes");
+      reached = fs->calls() > call;
+      fs->fail_at(0, Fault::kNone);
+      EXPECT_EQ(*read_file(*fs, kPath, 100) == "new bytes" && done.ok(),
+                done.ok())
+          << call;
+      EXPECT_EQ(fs->list("dir")->size(), 1u) << call;
+    }
+}
+
+TEST(ParentPath, IsTheFolderOfAName) {
+  EXPECT_EQ(parent_path("a/b"), "a");
+  EXPECT_EQ(parent_path("/a"), "/");
+  EXPECT_EQ(parent_path("a"), ".");
+}
+
+}  // namespace
+}  // namespace remesh
