@@ -5,17 +5,17 @@
 //
 // The class is a reconciler: after every input it compares what should be with
 // what the workers report and moves the generation through its phases. What it
-// knows and how it judges is in values, each with a header and tests of its
-// own:
+// knows and how it judges is in values with headers and tests of their own:
 //
 //   roster.h            who is a member; where a worker is declared dead
 //   step_ledger.h       which steps are finished, and their metrics
 //   checkpoint_watch.h  which checkpoints were saved or failed
-//   failure_detector.h  whether the generation failed (cause.h: who is at
-//   fault) failure_budget.h    whether to try again, and when mesh_policy.h
-//   which mesh the job should have recovery.h          which state a generation
-//   starts from (state_choice.h) state_retention.h   whose memory is still
-//   needed (survival.h) fence_relay.h       PMIx fences
+//   failure_detector.h  whether the generation failed (cause.h: the culprit)
+//   failure_budget.h    whether to try again, and when
+//   mesh_policy.h       which mesh the job should have
+//   recovery.h          which state a generation starts from (state_choice.h)
+//   state_retention.h   whose memory is still needed (survival.h)
+//   fence_relay.h       PMIx fences
 //
 // The values return what changed or what they decided; only this class
 // persists, sends and emits.
