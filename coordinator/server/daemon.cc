@@ -71,8 +71,7 @@ class DaemonImpl : public Daemon {
   const std::string& address() const override { return address_; }
   bool had_ended() const override {
     return journal_->restored() &&
-           core::core::terminal(journal_->restored()->phase()) &&
-           !options_.resume;
+           core::terminal(journal_->restored()->phase()) && !options_.resume;
   }
   const std::string& message() const override { return message_; }
 

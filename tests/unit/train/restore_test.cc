@@ -14,6 +14,7 @@
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
 #include "tests/testing/files.h"
+#include "tests/testing/local_comm.h"
 #include "tests/testing/pieces.h"
 
 namespace remesh::train {
