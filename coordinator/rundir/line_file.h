@@ -1,15 +1,16 @@
-// Files of lines: appending so that a killed writer loses nothing, reading
+// Files of lines: appended so that a killed writer loses nothing, and read
 // while another process writes.
 //
-// LineFile appends whole lines with write(2): once append() has returned, the
-// lines survive a kill -9 of the writer (they are in the page cache). A crash
-// of the host may lose the tail; sync() bounds how much. A line torn by either
-// is cut off by the next open().
+// LineFile appends lines with write(2): once append() has returned, the lines
+// survive a kill -9 of the writer (they are in the page cache). A crash of the
+// host may lose the tail; fdatasync of sync_fd() bounds how much. The next
+// open() removes a torn line.
 //
-// LineTail follows a file that may not exist yet; it gives whole lines only.
+// LineTail follows a file that may not exist yet; it returns complete lines
+// only.
 //
-// Ownership: both own their descriptor. Threads: one thread at a time, except
-// sync_fd(), a descriptor to fdatasync from another thread.
+// Ownership: both own their descriptor. Threads: one at a time, except that
+// another thread may fdatasync sync_fd().
 #pragma once
 
 #include <cstdint>
@@ -27,19 +28,19 @@ class LineFile {
  public:
   using Valid = std::function<bool(std::string_view line)>;
 
-  // Opens or makes the file. Lines at its end that are not whole or not
-  // `valid` are cut off (cut_bytes() says how much), at most kMaxCutBytes of
-  // them: more is not a torn tail but another kind of damage, hence Corrupt.
+  // Opens or creates the file. Removes lines at its end that are incomplete or
+  // not `valid` (cut_bytes() is the number of bytes). More than kMaxCutBytes is
+  // not a torn tail but other damage: Corrupt.
   static Result<std::unique_ptr<LineFile>> open(const std::string& path,
                                                 const Valid& valid);
   ~LineFile();
   LineFile(const LineFile&) = delete;
   LineFile& operator=(const LineFile&) = delete;
 
-  // Appends `text` (lines, each with its '\n'), all of it or nothing: after a
-  // failed write the file is cut back to where it was.
+  // Appends `text` (lines, each with its '\n') completely or not at all: a
+  // failed write truncates the file to its previous size.
   Status append(std::string_view text);
-  // The last line when the file was opened, "" when there was none.
+  // The last line when the file was opened; "" if there was none.
   const std::string& last_line() const { return last_line_; }
   uint64_t cut_bytes() const { return cut_bytes_; }
   int sync_fd() const { return fd_; }
@@ -59,14 +60,14 @@ class LineFile {
 
 class LineTail {
  public:
-  // from_end: only lines that are written from now on.
+  // from_end: only lines written from now on.
   LineTail(std::string path, bool from_end);
   ~LineTail();
   LineTail(const LineTail&) = delete;
   LineTail& operator=(const LineTail&) = delete;
 
-  // New whole lines since the last call, without '\n'; none when the file is
-  // not there. Does not block.
+  // New complete lines since the last call, without '\n'; none if the file does
+  // not exist. Does not block.
   std::vector<std::string> poll();
 
  private:
@@ -76,7 +77,7 @@ class LineTail {
   std::string partial_;
 };
 
-// All whole lines of a file; none when it is not there.
+// All complete lines of a file; none if it does not exist.
 std::vector<std::string> read_lines(const std::string& path);
 
 }  // namespace remesh::rundir

@@ -1,8 +1,8 @@
-// A run directory: who owns it, and how to find one. Its layout is in
-// proto/rundir/paths.h.
+// Run directories: locking, finding and creating them, and the coordinator's
+// endpoint. proto/rundir/paths.h has their layout.
 //
-// Functions here touch the file system and nothing else. Errors name the path.
-// What is written takes a FileSystem, so that tests can make it fail or crash.
+// The functions access the file system and nothing else. Errors name the path.
+// Functions that write take a FileSystem, so that tests can make it fail.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 
 namespace remesh::rundir {
 
-// Makes the directory and logs/ in it.
+// Creates the directory, and logs/ in it.
 Status create(const std::string& run);
 // A text file; NotFound when it does not exist.
 Result<std::string> read_file(const std::string& path);
-// Absolute, without "." and ".."; links are left as they are.
+// Absolute, without "." and ".."; does not resolve links.
 std::string absolute(const std::string& path);
 
 // Where a coordinator listens.
 struct Endpoint {
   std::string address;  // tcp://host:port
-  std::string host;     // its own name, as gethostname() says
+  std::string host;     // of the coordinator, from gethostname()
   int pid = 0;
-  std::string bound;  // as bound; differs from address when advertised so
+  std::string bound;  // differs from `address` if another one is advertised
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 std::string endpoint_text(const Endpoint& endpoint);
@@ -38,16 +38,16 @@ Result<Endpoint> read_endpoint(const std::string& run);
 // Best effort: workers ignore an endpoint that does not answer.
 void remove_endpoint(FileSystem& fs, const std::string& run);
 
-// Of this host. A zombie counts as dead.
+// Whether a process of this host is alive; a zombie is not.
 bool process_alive(int pid);
 
-// Held by the one coordinator of a run directory, and by the kernel dropped
-// with its process, however that ends.
+// The lock of a run directory's only coordinator. The kernel releases it when
+// the process ends, for whatever reason.
 class RunLock {
  public:
-  // AlreadyExists, naming the pid of the holder, when it is held.
+  // AlreadyExists, naming the pid of the holder, if it is held.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
-  // The pid of the holder, 0 when nobody holds it.
+  // The pid of the holder; 0 if there is none.
   static int holder(const std::string& run);
   ~RunLock();
   RunLock(const RunLock&) = delete;
@@ -58,23 +58,23 @@ class RunLock {
   int fd_;
 };
 
-// "<name>-20261121-161810" for a run begun at `unix_s` (local time).
+// "<name>-20261121-161810" for a run that starts at `unix_s` (local time).
 std::string new_run_name(const std::string& job_name, double unix_s);
-// Makes <dump_folder>/latest point to the run. Best effort: a file of that
-// name which is no link stays.
+// Makes <dump_folder>/latest point to the run. Best effort: does not replace a
+// file of that name that is not a link.
 void point_latest(const std::string& dump_folder, const std::string& run);
-// The newest run below the folder of the job of that name (any job when the
-// name is empty), by the time in its name. NotFound names the folder.
+// The newest run in the folder, by the time in its name, of the job of that
+// name (of any job if it is empty). NotFound names the folder.
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name);
-// Where a job runs: `given`; else, to resume, its newest run; else a new
-// directory of its dump_folder. Absolute; not made yet.
+// The run directory of a job: `given`; otherwise, with `resume`, its newest
+// run; otherwise a new directory in its dump_folder. Absolute; not created.
 Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
                                const std::string& given, bool resume,
                                double unix_s);
 bool is_run(const std::string& path);
-// What a user named as RUN: a run directory; nothing: the newest below ./runs.
+// The run directory that a user means by `named`; "": the newest in ./runs.
 Result<std::string> find_run(const std::string& named);
 
 }  // namespace remesh::rundir

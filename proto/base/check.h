@@ -1,5 +1,5 @@
-// CHECK: a programmer's error ends the process with file, line and condition.
-// Operating failures are never CHECKed; they return a Status (status.h).
+// CHECK: a programming error ends the process and reports file, line and
+// condition. Operating failures return a Status instead (status.h).
 #pragma once
 
 namespace remesh {

@@ -1,16 +1,16 @@
-// Time at the edges. Deciding code never calls these: it takes the time as an
-// argument. Monotonic time is for intervals and timeouts, unix time for files
-// that people read.
+// Clocks, for shells and daemons. Code that decides takes the time as an
+// argument instead. Monotonic time is for intervals and timeouts, unix time for
+// files that people read.
 #pragma once
 
 #include <cstdint>
 
 namespace remesh {
 
-// Nanoseconds of CLOCK_MONOTONIC; comparable between processes of one host.
+// Nanoseconds of CLOCK_MONOTONIC; comparable among processes of one host.
 int64_t monotonic_ns();
 inline int64_t monotonic_ms() { return monotonic_ns() / 1'000'000; }
-// Seconds since 1970 with microseconds.
+// Seconds since 1970, with microsecond resolution.
 double unix_seconds();
 
 }  // namespace remesh

@@ -26,15 +26,15 @@
 
 namespace remesh {
 
-// An open file. Closing happens in the destructor too, without an answer;
-// a writer calls close() to learn of late errors.
+// An open file. The destructor closes it too, but a writer calls close() to
+// learn of late errors.
 class File {
  public:
   virtual ~File() = default;
   // Writes all bytes at `offset`, or fails.
   virtual Status write_at(uint64_t offset,
                           std::span<const std::byte> bytes) = 0;
-  // Fills all of `bytes` from `offset`; Corrupt when the file ends before.
+  // Fills `bytes` from `offset`; Corrupt if the file is too short.
   virtual Status read_at(uint64_t offset, std::span<std::byte> bytes) = 0;
   virtual Result<uint64_t> size() = 0;
   virtual Status truncate(uint64_t size) = 0;
@@ -42,21 +42,22 @@ class File {
   virtual Status close() = 0;
 };
 
-// How a streamed file is written; all of it may be ignored.
+// How a streamed file is written. A FileSystem may ignore all of it.
 struct StreamOptions {
-  // Bytes that may wait in memory for the disk before write_at() waits; a few
-  // buffers in any case. As many as the file has: write_at() never waits, and
-  // whose bytes they are is rid of them as fast as they can be copied.
+  // Bytes that may be buffered before write_at() blocks; at least a few buffers
+  // are allowed. With the size of the file, write_at() never blocks, and the
+  // caller's buffer is free as soon as it has been copied.
   uint64_t room = 0;
-  // Once true, what waits is dropped and every call fails, soon. May be null.
+  // Once true, buffered bytes are dropped and every call soon fails. May be
+  // null.
   const std::atomic<bool>* give_up = nullptr;
-  // Called whenever the disk has taken something, from any thread.
+  // Called after each write to the disk, from any thread.
   std::function<void()> moved;
-  // Called first in the thread that hands bytes to the disk, if there is one.
+  // Called first in the thread that writes to the disk, if there is one.
   std::function<void()> in_thread;
-  // After each buffer that thread idles so many times as long as the disk took
-  // for it, until *hurry is true (null: never): what is written beside other
-  // work leaves processor, memory and disk to it.
+  // After each buffer the thread sleeps this many times as long as the write
+  // took, until *hurry is true (null: never), so that background writes leave
+  // processor, memory and disk to other work.
   double idle = 0;
   const std::atomic<bool>* hurry = nullptr;
 };
@@ -66,20 +67,20 @@ class FileSystem {
   virtual ~FileSystem() = default;
 
   virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
-  // Empty, readable and writable; an existing file is emptied.
+  // Creates or truncates a file, readable and writable.
   virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
-  // The same for a large file that is written once, from front to back, and
-  // not soon read: bytes may be under way when write_at returns, and a failure
-  // may show in a later call, at the latest in sync().
+  // Like create(), for a large file that is written once, from front to back,
+  // and not read soon: bytes may still be buffered when write_at() returns, and
+  // a failure may show in a later call, at the latest in sync().
   virtual Result<std::unique_ptr<File>> create_streamed(
       const std::string& path, const StreamOptions& /*options*/ = {}) {
     return create(path);
   }
-  // Makes the directory and its parents; fine when it exists. Does not sync.
+  // Creates the directory and its parents; ok if it exists. Does not sync.
   virtual Status create_dirs(const std::string& path) = 0;
   // Names in a directory, sorted, without "." and "..".
   virtual Result<std::vector<std::string>> list(const std::string& path) = 0;
-  // False also for what cannot be looked at.
+  // Also false if the path cannot be examined.
   virtual bool exists(const std::string& path) = 0;
   // Size of a regular file.
   virtual Result<uint64_t> size(const std::string& path) = 0;
@@ -90,7 +91,7 @@ class FileSystem {
   virtual Status sync_dir(const std::string& path) = 0;
 };
 
-// The real one. Keeps the memory of streamed files for the next ones.
+// The operating system's. Reuses the buffers of streamed files.
 std::unique_ptr<FileSystem> posix_file_system();
 
 // "dir/name".
@@ -108,7 +109,7 @@ Status write_file_atomically(FileSystem& fs, const std::string& path,
 // The whole file; Corrupt when it is longer than max_bytes.
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);
-// A file, or a directory with all below it. Fine when there is nothing.
+// A file, or a directory and everything below it. Ok if there is nothing.
 Status remove_all(FileSystem& fs, const std::string& path);
 // 32 hex digits, as `xxhsum -H2` prints them.
 std::string xxh128_text(std::string_view bytes);

@@ -1,6 +1,6 @@
-// Structured logging on spdlog: one line an event, "event key=value ...".
+// Structured logging on spdlog: one line per event, "event key=value ...".
 //
-// A Logger is an object that its owner passes down; there is no global one.
+// A Logger is an object that its owner passes down; there is no global logger.
 // Values with spaces, quotes or '=' are quoted. Thread-safe.
 #pragma once
 
@@ -25,8 +25,8 @@ enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
 struct LogOptions {
   std::string name;             // program, e.g. "worker a"
-  std::string path;             // file, rotated; empty: none
-  size_t max_bytes = 16 << 20;  // a file, before it is rotated
+  std::string path;             // of the file, rotated; empty: no file
+  size_t max_bytes = 16 << 20;  // per file, before it is rotated
   size_t max_files = 4;
   bool to_stderr = false;
   LogLevel level = LogLevel::kInfo;
@@ -41,12 +41,12 @@ struct Kv {
   std::string value;
 };
 
-// "event k=v k=\"v v\"": the form of every log line.
+// "event k=v k=\"v v\"", as in every log line.
 std::string format_event(std::string_view event, const std::vector<Kv>& kvs);
 
 class Logger {
  public:
-  // Fails when the file cannot be opened.
+  // Fails if the file cannot be opened.
   static Result<std::shared_ptr<Logger>> open(const LogOptions& options);
   // Discards everything; for tests and tools.
   static std::shared_ptr<Logger> null();

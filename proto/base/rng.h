@@ -1,6 +1,6 @@
-// Counter-based random numbers (Philox 4x32-10, Salmon et al., SC'11, by the
-// Random123 library): a pure function of key and counter, the same on every
-// machine and mesh. Nothing here has state.
+// Counter-based random numbers (Philox 4x32-10, Salmon et al., SC'11, from the
+// Random123 library): pure functions of key and counter, the same on every
+// machine and mesh.
 #pragma once
 
 #include <array>
@@ -17,15 +17,15 @@ std::array<uint32_t, 4> philox(uint64_t key, uint64_t counter_hi,
 // 64 bits for (key, stream, index).
 uint64_t random_u64(uint64_t key, uint64_t stream, uint64_t index);
 
-// Standard normal number of element `index` of stream `stream` (Box-Muller).
+// A standard normal number: element `index` of stream `stream` (Box-Muller).
 float random_normal(uint64_t key, uint64_t stream, uint64_t index);
 
-// Elements index .. index + out.size() - 1 of random_normal, the same bits, in
-// half the time: two come from one block.
+// Elements index .. index + out.size() - 1 of random_normal(), bit for bit, in
+// half the time: one Philox block yields two.
 void random_normals(uint64_t key, uint64_t stream, uint64_t index,
                     std::span<float> out);
 
-// 64-bit key of a text (xxh3), e.g. a parameter's name.
+// 64-bit hash of a text (XXH3), such as a parameter's name.
 uint64_t hash64(std::string_view text);
 
 }  // namespace remesh

@@ -1,9 +1,9 @@
 // Status and Result<T>: how an operating failure is returned.
 //
-// A Status names the thing that failed and what is allowed; its text is
-// written for the user who has to act on it. Programmer errors use CHECK
-// (check.h) instead. No exceptions cross a module's border: an adapter that
-// calls a throwing library catches there and returns a Status.
+// A Status names what failed and what is allowed; its text is written for the
+// user who has to act on it. Programming errors use CHECK (check.h) instead. No
+// exception crosses a module boundary: an adapter that calls a throwing library
+// catches the exception and returns a Status.
 #pragma once
 
 #include <string>
@@ -16,12 +16,12 @@ namespace remesh {
 
 enum class Code {
   kOk = 0,
-  kInvalidArgument,  // the caller's or user's input is wrong
+  kInvalidArgument,  // input of the caller or user is wrong
   kNotFound,         // the named thing does not exist
   kAlreadyExists,
-  kCorrupt,      // data exist but do not verify
-  kIo,           // the operating system refused
-  kUnavailable,  // a peer or resource is not there now
+  kCorrupt,      // the data exist but do not verify
+  kIo,           // the operating system reported an error
+  kUnavailable,  // a peer or resource is not available now
   kExhausted,    // disk, memory, shared memory, slots
   kCancelled,
   kInternal,
@@ -42,7 +42,7 @@ class [[nodiscard]] Status {
   const std::string& message() const { return message_; }
   // "corrupt: shard-0.h5: ..." or "ok".
   std::string to_string() const;
-  // The same failure with "context: " put before its message.
+  // The same failure, with "context: " before its message.
   Status with_context(const std::string& context) const;
 
  private:
@@ -63,7 +63,7 @@ Status exhausted(std::string message);
 Status cancelled(std::string message);
 Status internal(std::string message);
 
-// Either a value or a failed Status. REQUIRES: ok() before value access.
+// A value or a failed Status. REQUIRES: ok() before the value is accessed.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -99,14 +99,14 @@ class [[nodiscard]] Result {
 #define REMESH_CONCAT_(a, b) a##b
 #define REMESH_CONCAT(a, b) REMESH_CONCAT_(a, b)
 
-// Returns from the enclosing function with the failure, if there is one.
+// Returns a failure from the enclosing function.
 #define RETURN_IF_ERROR(expr)                        \
   do {                                               \
     ::remesh::Status remesh_status_ = (expr);        \
     if (!remesh_status_.ok()) return remesh_status_; \
   } while (0)
 
-// ASSIGN_OR_RETURN(auto x, f()): x = value, or returns the failure.
+// ASSIGN_OR_RETURN(auto x, f()): assigns the value or returns the failure.
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_(REMESH_CONCAT(remesh_result_, __LINE__), lhs, expr)
 #define ASSIGN_OR_RETURN_(tmp, lhs, expr) \

@@ -1,4 +1,4 @@
-// Small pure helpers for text that people read.
+// Pure helpers for text that people read.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace remesh {
 
-// The candidate with the smallest edit distance to `word`, or "" when none is
-// near (distance over a third of the word's length, at least 2).
+// The candidate with the smallest edit distance to `word`; "" if every distance
+// is greater than max(2, word.size() / 3).
 std::string nearest_name(std::string_view word,
                          const std::vector<std::string>& candidates);
 

@@ -74,8 +74,8 @@ void Loop::poll_once() {
   for (size_t i = 0; i < fds.size() && !stopped_; ++i) {
     if (fds[i].revents == 0) continue;
     CHECK_MSG((fds[i].revents & POLLNVAL) == 0, "a watched fd was closed");
-    // An earlier handler may have removed this one, or put another in its
-    // place on a descriptor that has the same number.
+    // An earlier handler may have removed this one, or replaced it by another
+    // on a descriptor with the same number.
     auto it = handlers_.find(fds[i].fd);
     if (it != handlers_.end() && it->second == polled[i]) (*polled[i])();
   }

@@ -1,11 +1,11 @@
-// Loop: poll + tick on one thread; how every daemon waits.
+// Loop: the event loop of every daemon, poll(2) and a tick on one thread.
 //
 // Handlers run on the thread that calls run(). A handler may add and remove
-// others, and itself. Signals arrive as events (signalfd), never as handlers
-// on a random stack.
+// handlers, including itself. Signals arrive as events (signalfd), never as
+// signal handlers.
 //
-// A Loop belongs to one thread. Errors of poll(2) other than EINTR are a
-// programmer's (a watched descriptor was closed) and end the process.
+// A Loop belongs to one thread. Errors of poll(2) other than EINTR are
+// programming errors (a watched descriptor was closed) and end the process.
 #pragma once
 
 #include <cstdint>
@@ -26,19 +26,19 @@ class Loop {
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
 
-  // Calls `handler` when `fd` is readable, at its end or in error. The caller
-  // keeps owning fd, and unwatches it before closing it.
+  // Calls `handler` when `fd` is readable, at end of file or in error. The
+  // caller owns fd and must unwatch it before closing it.
   void watch(int fd, std::function<void()> handler);
   void unwatch(int fd);
-  // Called after every wake-up and at least every tick_ms, after the fds.
+  // Called after the handlers of every wake-up, at least every tick_ms.
   void on_tick(std::function<void()> handler);
-  // Blocks the signals in this thread (call before other threads start) and
-  // delivers them here. They stay blocked when the Loop is gone: children must
-  // reset their mask. REQUIRES: not called before on this Loop.
+  // Blocks the signals in this thread (call it before other threads start) and
+  // passes them to `handler`. They remain blocked after the Loop is destroyed;
+  // children must reset their mask. REQUIRES: called at most once per Loop.
   Status watch_signals(const std::vector<int>& signals,
                        std::function<void(int)> handler);
   void set_tick_ms(int tick_ms);
-  // Until stop() is called; returns stop's code.
+  // Runs until stop() is called; returns its code.
   int run();
   void stop(int code);
 
