@@ -1,3 +1,4 @@
+// Over 500 lines because writer and reader share the wrappers of HDF5 handles.
 #include "checkpoint/store/hdf5_file.h"
 
 #include <hdf5.h>

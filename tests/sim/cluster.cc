@@ -305,7 +305,7 @@ int64_t Cluster::latency() {
 bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 
 void Cluster::deliver_to_coordinator(const std::string& from,
-                                     core::Input event) {
+                                     const core::Input& event) {
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
     if (network_eats() || partitioned_until_[from] > now_ ||
@@ -329,7 +329,8 @@ void Cluster::arrive(const std::string& from, const core::Input& event) {
      [this, from, event] { arrive(from, event); });
 }
 
-void Cluster::deliver_to_worker(const std::string& to, agent::Event event) {
+void Cluster::deliver_to_worker(const std::string& to,
+                                const agent::Event& event) {
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
     if (network_eats() || partitioned_until_[to] > now_) continue;

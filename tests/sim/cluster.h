@@ -89,9 +89,10 @@ class Cluster {
   agent::RankSample sample(Rank& r);
 
   // ---- network
-  void deliver_to_coordinator(const std::string& from, core::Input event);
+  void deliver_to_coordinator(const std::string& from,
+                              const core::Input& event);
   void arrive(const std::string& from, const core::Input& event);
-  void deliver_to_worker(const std::string& to, agent::Event event);
+  void deliver_to_worker(const std::string& to, const agent::Event& event);
   bool network_eats();
   int64_t latency();
 
