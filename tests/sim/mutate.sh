@@ -18,7 +18,7 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros
 
 tree="$work/tree"
 folders="proto coordinator/core worker/agent/core parallel/geometry
-  parallel/planner checkpoint/manifest checkpoint/memory tests/sim"
+  parallel/jobfile parallel/planner checkpoint/manifest checkpoint/memory tests/sim"
 for f in $folders; do
   mkdir -p "$tree/$f"
   cp -rp "$root/$f/." "$tree/$f/"
