@@ -159,7 +159,8 @@ std::string event_text(const pb::EventRecord& e) {
     return "checkpoint not saved" + after_colon(e.cause());
   }
   // For slots, or for a worker that holds the newest state: the detail says.
-  if (name == events::kWaiting) return "waiting" + after_colon(e.detail());
+  if (name == events::kWaiting || name == events::kWaitingForState)
+    return "waiting" + after_colon(e.detail());
   if (name == events::kStopRequested)
     return "stop requested; saving and stopping";
   if (name == events::kJobDone) return fmt::format("done at step {}", e.step());
