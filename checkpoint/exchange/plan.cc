@@ -12,24 +12,12 @@
 namespace remesh::exchange {
 namespace {
 
+using geometry::HeldPieces;
 using geometry::ParamTable;
 using geometry::Piece;
 using geometry::RankShard;
-using geometry::Rect;
 using geometry::Sharding;
 using geometry::Uncovered;
-
-// A piece of the vectors of a replica group.
-struct Stored {
-  int group = 0;
-  Piece piece;
-};
-
-// Where `part` of a piece starts in its vector.
-int64_t position(const Piece& piece, const Rect& part) {
-  return piece.at + (part.row - piece.rect.row) * piece.row_stride +
-         (part.col - piece.rect.col);
-}
 
 class Planner {
  public:
@@ -40,7 +28,8 @@ class Planner {
         from_(from),
         sources_(sources),
         to_(to),
-        processes_(processes) {}
+        processes_(processes),
+        stored_(table.size()) {}
 
   // Validates and indexes the inputs.
   Status prepare();
@@ -56,9 +45,9 @@ class Planner {
 
   Status index_sources();
   void find_adopters();
-  // The source of `group` that rank r reads or is sent, or nullopt.
-  std::optional<Filled> provider(int group, int r, bool local) const;
-  void fill(const Piece& wanted, int r, Uncovered& left, bool local);
+  // The source of `group` that rank r reads itself (local) or is sent.
+  std::optional<int> source_of(int group, int r, bool local) const;
+  int sender_of(const Copy& copy, int r) const;
 
   const ParamTable& table_;
   const Sharding& from_;
@@ -68,7 +57,7 @@ class Planner {
 
   std::vector<std::vector<int>> of_group_;   // sources by replica group
   std::vector<std::vector<Piece>> held_;     // by group, if it has a source
-  std::vector<std::vector<Stored>> stored_;  // by parameter
+  HeldPieces stored_;                        // the same by parameter
   std::map<int, std::vector<int>> on_host_;  // processes by host
   std::vector<std::vector<Piece>> wanted_;   // by group of the new mesh
   std::vector<int64_t> elements_;            // by group of the new mesh
@@ -102,7 +91,6 @@ Status Planner::index_sources() {
   RETURN_IF_ERROR(make_rank_shard(table_, from_, 0).status());
   of_group_.resize(static_cast<size_t>(num_replica_groups(from_)));
   held_.resize(of_group_.size());
-  stored_.resize(table_.size());
   for (size_t i = 0; i < sources_.size(); ++i) {
     const int rank = sources_[i].rank;
     if (rank < 0 || rank >= from_.layout.world())
@@ -119,8 +107,7 @@ Status Planner::index_sources() {
         make_rank_shard(table_, from_,
                         first_rank_of_group(from_, static_cast<int>(g))));
     held_[g] = held_pieces(rank);
-    for (const Piece& p : held_[g])
-      stored_[p.param].push_back({.group = static_cast<int>(g), .piece = p});
+    for (const Piece& p : held_[g]) stored_.add(p, static_cast<int>(g));
   }
   return ok_status();
 }
@@ -145,57 +132,37 @@ void Planner::find_adopters() {
   }
 }
 
-// Spreads the ranks over the sources, and over the processes of a host.
-std::optional<Planner::Filled> Planner::provider(int group, int r,
-                                                 bool local) const {
+// Spreads the ranks over the sources.
+std::optional<int> Planner::source_of(int group, int r, bool local) const {
   const int here = processes_[static_cast<size_t>(r)].host;
   std::vector<int> able;
   for (const int s : of_group_[static_cast<size_t>(group)]) {
     const int host = sources_[static_cast<size_t>(s)].host;
-    if ((host == here) == local && (local || on_host_.contains(host)))
-      able.push_back(s);
+    if ((host == here) == local && on_host_.contains(host)) able.push_back(s);
   }
   if (able.empty()) return std::nullopt;
-  Filled f;
-  f.copy.source = able[static_cast<size_t>(r) % able.size()];
-  if (!local) {
-    const auto& senders =
-        on_host_.at(sources_[static_cast<size_t>(f.copy.source)].host);
-    f.sender = senders[static_cast<size_t>(r + group) % senders.size()];
-  }
-  return f;
+  return able[static_cast<size_t>(r) % able.size()];
 }
 
-void Planner::fill(const Piece& wanted, int r, Uncovered& left, bool local) {
-  const std::vector<Stored>& stored = stored_[wanted.param];
-  // Ranks start at different holders, to spread the load.
-  const size_t first =
-      stored.empty() ? 0 : static_cast<size_t>(r) % stored.size();
-  for (size_t k = 0; k < stored.size() && !left.empty(); ++k) {
-    const Stored& s = stored[(first + k) % stored.size()];
-    if (intersect(s.piece.rect, wanted.rect).empty()) continue;
-    const auto from = provider(s.group, r, local);
-    if (!from) continue;
-    left.cover(s.piece.rect, [&](const Rect& part) {
-      filled_[static_cast<size_t>(r)].push_back(
-          {.copy = {.source = from->copy.source,
-                    .from_at = position(s.piece, part),
-                    .from_stride = s.piece.row_stride,
-                    .to_at = position(wanted, part),
-                    .to_stride = wanted.row_stride,
-                    .rows = part.rows,
-                    .cols = part.cols},
-           .sender = from->sender});
-    });
-  }
+// Spreads the sending over the processes of the source's host.
+int Planner::sender_of(const Copy& copy, int r) const {
+  const auto& senders =
+      on_host_.at(sources_[static_cast<size_t>(copy.source)].host);
+  return senders[static_cast<size_t>(r + copy.source) % senders.size()];
 }
 
 Status Planner::plan_rank(int r) {
   if (adopt_[static_cast<size_t>(r)] >= 0) return ok_status();
   for (const Piece& p : wanted_[static_cast<size_t>(replica_group(to_, r))]) {
     Uncovered left(p.rect);
-    fill(p, r, left, /*local=*/true);
-    fill(p, r, left, /*local=*/false);
+    for (const bool local : {true, false})
+      stored_.fill(
+          p, static_cast<size_t>(r), left,
+          [&](int group) { return source_of(group, r, local); },
+          [&](const Copy& copy) {
+            filled_[static_cast<size_t>(r)].push_back(
+                {copy, local ? -1 : sender_of(copy, r)});
+          });
     if (!left.empty())
       return unavailable(fmt::format(
           "{}: row {}, column {} is in no state that can be reached",

@@ -8,9 +8,8 @@
 // a state is exactly what a new rank of the same worker needs, the rank adopts
 // it: it reuses the state in place, without copying.
 //
-// Invariant: exactly one copy fills every element of a new rank's vectors,
-// unless the rank adopts a state. It holds for any two shardings (the idea of
-// PyTorch's distributed checkpoint planner).
+// Exactly one copy fills every element of a new rank's vectors (geometry/
+// reshard.h), unless the rank adopts a state.
 //
 // Cost: ranks x pieces x replica groups of the old mesh.
 #pragma once
@@ -19,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/geometry/reshard.h"
 #include "parallel/geometry/sharding.h"
 
 namespace remesh::exchange {
@@ -38,15 +38,9 @@ struct Process {
   int worker = 0;
 };
 
-// A rectangle of one parameter. Offsets in elements of the state vectors.
-struct Copy {
-  int source = 0;  // index into the sources
-  int64_t from_at = 0, from_stride = 0;
-  int64_t to_at = 0, to_stride = 0;
-  int64_t rows = 0, cols = 0;
-  int64_t numel() const { return rows * cols; }
-  friend bool operator==(const Copy&, const Copy&) = default;
-};
+// Its source is an index into the sources, its offsets are elements of the
+// state vectors.
+using geometry::Copy;
 
 // The copies that one process sends to another, in this order.
 struct Stream {

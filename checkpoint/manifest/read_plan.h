@@ -1,9 +1,6 @@
-// Resharding from files, as data: which part of which stored slice fills which
-// part of what is wanted. Pure.
-//
-// Invariant of a plan: exactly one read fills every element of every wanted
-// piece. It holds for any slicing, so a checkpoint of any mesh loads under any
-// other (the idea of PyTorch's distributed checkpoint planner).
+// Resharding from files (geometry/reshard.h): which part of which stored slice
+// fills which part of what is wanted. A checkpoint of any mesh loads under any
+// other. Pure.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/manifest/manifest.h"
+#include "parallel/geometry/reshard.h"
 
 namespace remesh::manifest {
 
@@ -22,10 +20,10 @@ Status check_piece(const geometry::Piece& piece,
                    const geometry::ParamTable& table);
 
 struct Read {
-  int shard = 0;        // index into manifest.shards
-  int slice = 0;        // index into that shard's slices
-  size_t wanted = 0;    // index into the wanted pieces
-  geometry::Rect rect;  // in coordinates of the full parameter
+  int shard = 0;  // index into manifest.shards
+  int slice = 0;  // index into that shard's slices
+  // From the slice, row by row, to the vector of the wanted pieces.
+  geometry::Copy copy;
 };
 
 // Reads in order of shard, then slice. Corrupt, naming the parameter, when the

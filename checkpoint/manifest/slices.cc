@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
-#include <tuple>
 #include <unordered_map>
 
 #include "checkpoint/manifest/manifest.h"
@@ -50,27 +50,29 @@ Result<size_t> find_in_table(const pb::Slice& s, const ParamTable& table,
   return it->second;
 }
 
-struct Stored {
-  Rect rect;
-  int shard = 0;
-  int slice = 0;
+// Holder i is the i'th slice of the manifest, shard after shard, as a vector of
+// its own.
+struct StoredSlices {
+  geometry::HeldPieces pieces;
+  std::vector<Read> slices;  // their places in the manifest
 };
-using StoredByParam = std::vector<std::vector<Stored>>;  // in table order
 
-Status check_exactly_once(const ParamSpec& spec,
-                          const std::vector<Stored>& stored,
+Status check_exactly_once(const ParamSpec& spec, size_t param,
+                          const StoredSlices& stored,
                           const pb::Manifest& manifest) {
   Uncovered missing(full_rect(spec));
-  for (const Stored& s : stored) {
-    Uncovered twice(s.rect);
-    missing.cover(s.rect, [&](const Rect& part) {
+  for (const auto& [piece, slice] : stored.pieces.of(param)) {
+    Uncovered twice(piece.rect);
+    missing.cover(piece.rect, [&](const Rect& part) {
       twice.cover(part, [](const Rect&) {});
     });
     if (!twice.empty())
-      return corrupt(
-          fmt::format("{}: row {}, column {} is stored twice, once in {}",
-                      spec.name, twice.first().row, twice.first().col,
-                      manifest.shards(s.shard).name()));
+      return corrupt(fmt::format(
+          "{}: row {}, column {} is stored twice, once in {}", spec.name,
+          twice.first().row, twice.first().col,
+
+          manifest.shards(stored.slices[static_cast<size_t>(slice)].shard)
+              .name()));
   }
   if (missing.empty()) return ok_status();
   return corrupt(fmt::format("{}: row {}, column {} is in no shard", spec.name,
@@ -79,21 +81,24 @@ Status check_exactly_once(const ParamSpec& spec,
 
 // The slices of every parameter. Corrupt unless they cover the table exactly
 // once.
-Result<StoredByParam> index_slices(const pb::Manifest& manifest,
-                                   const ParamTable& table) {
+Result<StoredSlices> index_slices(const pb::Manifest& manifest,
+                                  const ParamTable& table) {
   const NameIndex index = index_of(table);
-  StoredByParam stored(table.size());
+  StoredSlices stored{.pieces = geometry::HeldPieces(table.size())};
   for (int f = 0; f < manifest.shards_size(); ++f) {
     const pb::ShardFile& shard = manifest.shards(f);
     for (int i = 0; i < shard.slices_size(); ++i) {
       const auto param = find_in_table(shard.slices(i), table, index);
       if (!param.ok()) return param.status().with_context(shard.name());
-      stored[*param].push_back(
-          {.rect = rect_of(shard.slices(i)), .shard = f, .slice = i});
+      const Rect rect = rect_of(shard.slices(i));
+      stored.pieces.add(
+          {.param = *param, .rect = rect, .row_stride = rect.cols},
+          static_cast<int>(stored.slices.size()));
+      stored.slices.push_back({.shard = f, .slice = i});
     }
   }
   for (size_t i = 0; i < table.size(); ++i)
-    RETURN_IF_ERROR(check_exactly_once(table[i], stored[i], manifest));
+    RETURN_IF_ERROR(check_exactly_once(table[i], i, stored, manifest));
   return stored;
 }
 
@@ -141,22 +146,23 @@ pb::Slice make_slice(const ParamSpec& spec, const Rect& rect) {
 Result<std::vector<Read>> plan_reads(const pb::Manifest& manifest,
                                      const ParamTable& table,
                                      std::span<const Piece> wanted) {
-  ASSIGN_OR_RETURN(const StoredByParam stored, index_slices(manifest, table));
+  ASSIGN_OR_RETURN(const StoredSlices stored, index_slices(manifest, table));
   std::vector<Read> reads;
-  for (size_t w = 0; w < wanted.size(); ++w) {
-    RETURN_IF_ERROR(check_piece(wanted[w], table));
-    Uncovered left(wanted[w].rect);
-    for (const Stored& s : stored[wanted[w].param])
-      left.cover(s.rect, [&](const Rect& part) {
-        reads.push_back(
-            {.shard = s.shard, .slice = s.slice, .wanted = w, .rect = part});
-      });
+  for (const Piece& piece : wanted) {
+    RETURN_IF_ERROR(check_piece(piece, table));
+    Uncovered left(piece.rect);
+    stored.pieces.fill(
+        piece, 0, left, [](int slice) { return std::optional(slice); },
+        [&](const geometry::Copy& copy) {
+          reads.push_back(stored.slices[static_cast<size_t>(copy.source)]);
+          reads.back().copy = copy;
+        });
     CHECK(left.empty());  // the slices cover the table
   }
-  std::stable_sort(
-      reads.begin(), reads.end(), [](const Read& a, const Read& b) {
-        return std::tie(a.shard, a.slice) < std::tie(b.shard, b.slice);
-      });
+  std::stable_sort(reads.begin(), reads.end(),
+                   [](const Read& a, const Read& b) {
+                     return a.copy.source < b.copy.source;
+                   });
   return reads;
 }
 

@@ -28,25 +28,21 @@ Status check_dataset(Hdf5Reader& reader, const std::string& file,
       fmt::join(slice.count(), ", "), fmt::join(slice.start(), ", ")));
 }
 
-// The part `read` of a stored slice, into one tensor of the state.
+// A part of a stored slice, into one tensor of the state.
 Status read_part(Hdf5Reader& reader, const std::string& path,
-                 const pb::Slice& stored, const Rect& part, const Piece& wanted,
-                 std::span<float> tensor) {
-  const Rect from = manifest::rect_of(stored);
-  Rect local = part;
-  local.row -= from.row;
-  local.col -= from.col;
-  const int64_t at = wanted.at +
-                     (part.row - wanted.rect.row) * wanted.row_stride +
-                     part.col - wanted.rect.col;
-  const int64_t end = at + (part.rows - 1) * wanted.row_stride + part.cols;
-  CHECK(at >= 0 && end <= static_cast<int64_t>(tensor.size()));
-  return reader.read_floats(path, local, tensor.data() + at, wanted.row_stride);
+                 const geometry::Copy& copy, std::span<float> tensor) {
+  const int64_t end = copy.to_at + (copy.rows - 1) * copy.to_stride + copy.cols;
+  CHECK(copy.to_at >= 0 && end <= static_cast<int64_t>(tensor.size()));
+  const Rect part{.row = copy.from_at / copy.from_stride,
+                  .col = copy.from_at % copy.from_stride,
+                  .rows = copy.rows,
+                  .cols = copy.cols};
+  return reader.read_floats(path, part, tensor.data() + copy.to_at,
+                            copy.to_stride);
 }
 
 Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
-                  std::span<const Read> reads, std::span<const Piece> pieces,
-                  const StateView& state) {
+                  std::span<const Read> reads, const StateView& state) {
   const pb::ShardFile& shard = m.shards(reads.front().shard);
   const std::string file = path_join(dir, shard.name());
   ASSIGN_OR_RETURN(const auto reader, open_shard(fs, file, shard));
@@ -61,9 +57,7 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
       const std::string path =
           dataset_path(t, names[static_cast<size_t>(read.slice)]);
       Status s = check_dataset(*reader, file, path, stored);
-      if (s.ok())
-        s = read_part(*reader, path, stored, read.rect, pieces[read.wanted],
-                      state[t]);
+      if (s.ok()) s = read_part(*reader, path, read.copy, state[t]);
       if (!s.ok())
         return Status(s.code(), s.message() + ", needed for " + path);
     }
@@ -82,8 +76,7 @@ Status load(FileSystem& fs, const std::string& path, const pb::Manifest& m,
     const auto last = std::find_if(first, reads->end(), [&](const Read& r) {
       return r.shard != first->shard;
     });
-    RETURN_IF_ERROR(
-        load_shard(fs, path, m, std::span(first, last), pieces, state));
+    RETURN_IF_ERROR(load_shard(fs, path, m, std::span(first, last), state));
     first = last;
   }
   return ok_status();

@@ -1,9 +1,8 @@
 // Rect: a rectangle of a parameter in rows and columns. A parameter of one dim
 // is a single row. Pure.
 //
-// Uncovered is the core of every resharding plan (checkpoint/manifest reads
-// from files, checkpoint/exchange from memory) and of every check that a state
-// is complete.
+// Uncovered is the core of resharding (reshard.h) and of every check that a
+// state is complete.
 #pragma once
 
 #include <algorithm>

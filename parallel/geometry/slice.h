@@ -35,6 +35,10 @@ struct Piece {
   Rect rect;
   int64_t at = 0;          // its first element in the vector
   int64_t row_stride = 0;  // elements between its rows
+  // Where a part of it starts in the vector.
+  int64_t position(const Rect& part) const {
+    return at + (part.row - rect.row) * row_stride + (part.col - rect.col);
+  }
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,7 @@
 #include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/read_plan.h"
 #include "checkpoint/manifest/scan.h"
+#include "parallel/geometry/sharding.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 
@@ -254,6 +256,12 @@ TEST(Coverage, NamesWhatIsMissingOrTwice) {
   EXPECT_EQ(check_coverage(m, table).code(), Code::kCorrupt);
 }
 
+// Element i of a rectangle of a parameter, row by row: parameter, row, column.
+using Element = std::array<int64_t, 3>;
+Element element(int64_t param, const Rect& rect, int64_t i) {
+  return {param, rect.row + i / rect.cols, rect.col + i % rect.cols};
+}
+
 TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
   const ParamTable table = ParamTable::make(store::tiny_model());
   std::mt19937_64 rng(kSeed);
@@ -265,23 +273,31 @@ TEST(PlanReads, FillsEveryWantedElementOnceWhateverTheSlicing) {
       wanted.push_back({.param = static_cast<size_t>(table.find(slice.param())),
                         .rect = rect_of(slice)});
     wanted.resize(1 + rng() % wanted.size());
+    int64_t elements = 0;
+    wanted = geometry::packed(wanted, &elements);
+    // Each element of the vector, and of what it must be a copy.
+    std::vector<Element> expected(static_cast<size_t>(elements));
+    for (const geometry::Piece& piece : wanted)
+      for (int64_t i = 0; i < piece.rect.numel(); ++i)
+        expected[static_cast<size_t>(piece.at + i)] =
+            element(static_cast<int64_t>(piece.param), piece.rect, i);
     const auto reads = plan_reads(m, table, wanted);
     ASSERT_TRUE(reads.ok()) << reads.status().to_string();
-    std::vector<std::set<std::pair<int64_t, int64_t>>> filled(wanted.size());
+    const Element none = {-1, 0, 0};
+    std::vector<Element> filled(expected.size(), none);
     for (const Read& read : *reads) {
-      const pb::Slice& source = m.shards(read.shard).slices(read.slice);
-      const geometry::Piece& target = wanted[read.wanted];
-      EXPECT_EQ(source.param(), table[target.param].name);
-      EXPECT_EQ(intersect(rect_of(source), read.rect), read.rect);
-      EXPECT_EQ(intersect(target.rect, read.rect), read.rect);
-      for (int64_t r = 0; r < read.rect.rows; ++r)
-        for (int64_t c = 0; c < read.rect.cols; ++c)
-          EXPECT_TRUE(filled[read.wanted]
-                          .insert({read.rect.row + r, read.rect.col + c})
-                          .second);
+      const pb::Slice& slice = m.shards(read.shard).slices(read.slice);
+      for (int64_t r = 0; r < read.copy.rows; ++r)
+        for (int64_t c = 0; c < read.copy.cols; ++c) {
+          const int64_t to = read.copy.to_at + r * read.copy.to_stride + c;
+          const int64_t from =
+              read.copy.from_at + r * read.copy.from_stride + c;
+          EXPECT_EQ(filled.at(static_cast<size_t>(to)), none);
+          filled[static_cast<size_t>(to)] =
+              element(table.find(slice.param()), rect_of(slice), from);
+        }
     }
-    for (size_t w = 0; w < wanted.size(); ++w)
-      EXPECT_EQ(static_cast<int64_t>(filled[w].size()), wanted[w].rect.numel());
+    EXPECT_EQ(filled, expected);
   }
   const geometry::Piece outside{.param = 0, .rect = {0, 0, 1, 1 << 20}};
   EXPECT_EQ(
