@@ -26,7 +26,7 @@ struct ExchangeStats {
 };
 
 // Fills `target`, the vectors of this process's new rank (unused if it has none
-// or adopts a state). `sources` are the states by the plan's index; only those
+// or reuses a state). `sources` are the states by the plan's index; only those
 // of this host that the plan reads need to be set. `ready` is the result of
 // this process's preparation: if any process failed, none begins.
 //

@@ -44,7 +44,7 @@ class Planner {
   };
 
   Status index_sources();
-  void find_adopters();
+  void find_reused();
   // The source of `group` that rank r reads itself (local) or is sent.
   std::optional<int> source_of(int group, int r, bool local) const;
   int sender_of(const Copy& copy, int r) const;
@@ -61,7 +61,7 @@ class Planner {
   std::map<int, std::vector<int>> on_host_;  // processes by host
   std::vector<std::vector<Piece>> wanted_;   // by group of the new mesh
   std::vector<int64_t> elements_;            // by group of the new mesh
-  std::vector<int> adopt_;                   // by new rank
+  std::vector<int> reuse_;                   // by new rank
   std::vector<std::vector<Filled>> filled_;  // by new rank
 };
 
@@ -83,7 +83,7 @@ Status Planner::prepare() {
     elements_.push_back(rank.zero.state_elements());
   }
   filled_.resize(static_cast<size_t>(world));
-  find_adopters();
+  find_reused();
   return ok_status();
 }
 
@@ -112,8 +112,8 @@ Status Planner::index_sources() {
   return ok_status();
 }
 
-// In the order of ranks and sources; one rank adopts a source.
-void Planner::find_adopters() {
+// In the order of ranks and sources; at most one rank reuses a source.
+void Planner::find_reused() {
   std::vector<bool> taken(sources_.size(), false);
   for (int r = 0; r < to_.layout.world(); ++r) {
     const auto& wanted = wanted_[static_cast<size_t>(replica_group(to_, r))];
@@ -128,7 +128,7 @@ void Planner::find_adopters() {
         found = static_cast<int>(i);
     }
     if (found >= 0) taken[static_cast<size_t>(found)] = true;
-    adopt_.push_back(found);
+    reuse_.push_back(found);
   }
 }
 
@@ -152,7 +152,7 @@ int Planner::sender_of(const Copy& copy, int r) const {
 }
 
 Status Planner::plan_rank(int r) {
-  if (adopt_[static_cast<size_t>(r)] >= 0) return ok_status();
+  if (reuse_[static_cast<size_t>(r)] >= 0) return ok_status();
   for (const Piece& p : wanted_[static_cast<size_t>(replica_group(to_, r))]) {
     Uncovered left(p.rect);
     for (const bool local : {true, false})
@@ -189,11 +189,11 @@ Plan Planner::take(int me) {
       if (r == me) add(in, f.sender, me, f.sender, f.copy);
       if (f.sender == me) add(out, me, r, r, f.copy);
     }
-  plan.adopts = adopt_;
+  plan.reuses = reuse_;
   for (auto& [distance, s] : in) plan.receive.push_back(std::move(s));
   for (auto& [distance, s] : out) plan.send.push_back(std::move(s));
   if (me < to_.layout.world()) {
-    plan.adopt = adopt_[static_cast<size_t>(me)];
+    plan.reuse = reuse_[static_cast<size_t>(me)];
     plan.elements = elements_[static_cast<size_t>(replica_group(to_, me))];
   }
   return plan;

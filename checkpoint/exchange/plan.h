@@ -5,11 +5,11 @@
 //
 // The old states are in shared memory (checkpoint/memory). A process reads
 // those of its own host itself; a process on another host sends it the rest. If
-// a state is exactly what a new rank of the same worker needs, the rank adopts
-// it: it reuses the state in place, without copying.
+// a state is exactly what a new rank of the same worker needs, the rank reuses
+// it in place, without copying.
 //
 // Exactly one copy fills every element of a new rank's vectors (geometry/
-// reshard.h), unless the rank adopts a state.
+// reshard.h), unless the rank reuses a state.
 //
 // Cost: ranks x pieces x replica groups of the old mesh.
 #pragma once
@@ -50,8 +50,8 @@ struct Stream {
 };
 
 struct Plan {
-  int adopt = -1;           // the source that this rank adopts, or -1
-  std::vector<int> adopts;  // the same for every new rank
+  int reuse = -1;           // the source that this rank reuses, or -1
+  std::vector<int> reuses;  // the same for every new rank
   std::vector<Copy> local;  // from sources of this host
   // In the order of the exchange: by (to - from) modulo the number of
   // processes, which prevents a deadlock of bounded buffers.

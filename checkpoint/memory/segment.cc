@@ -394,10 +394,4 @@ StateSegment::Committed StateSegment::redescribe(const Committed& c,
   return publish(in_first ? first + 1 : first, c.buffer, info);
 }
 
-void StateSegment::clear() {
-  begin(0);
-  begin(1);
-  begun_ = -1;
-}
-
 }  // namespace remesh::memory

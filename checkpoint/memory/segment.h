@@ -105,8 +105,6 @@ class StateSegment {
   // without copying it. `c`, which must be valid, stays so until the next
   // begin(); the other record of its buffer becomes invalid.
   Committed redescribe(const Committed& c, const StateInfo& info);
-  // Invalidates all records.
-  void clear();
 
  private:
   StateSegment(std::string path, int fd, void* base, uint64_t bytes, Mode mode);

@@ -149,18 +149,6 @@ int remove_unfinished(const std::string& folder, uint64_t job) {
   return removed;
 }
 
-int pick_segment(std::span<const int64_t> free_capacities, int64_t elements) {
-  int best = -1;
-  for (size_t i = 0; i < free_capacities.size(); ++i) {
-    const int64_t c = free_capacities[i];
-    if (c < elements || segment_bytes(c) > 2 * segment_bytes(elements))
-      continue;
-    if (best < 0 || c < free_capacities[static_cast<size_t>(best)])
-      best = static_cast<int>(i);
-  }
-  return best;
-}
-
 Status check_room(const std::string& path, uint64_t bytes) {
   uint64_t left = 0, all = 0;
   if (room_at(path, &left, &all) && left < bytes)

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -40,10 +39,6 @@ int remove_segments(const std::string& folder, uint64_t job);
 bool remove_unused(const std::string& path);
 // Removes only incomplete ones. REQUIRES: no process is making one.
 int remove_unfinished(const std::string& folder, uint64_t job);
-
-// Index of the smallest free segment with room for `elements`, or -1. A segment
-// of more than twice the elements is not used: it would waste memory.
-int pick_segment(std::span<const int64_t> free_capacities, int64_t elements);
 
 // Exhausted if the file system of `path` has less than `bytes` left; the
 // message says what is needed, what is available, and what to do.

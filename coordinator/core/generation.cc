@@ -57,7 +57,7 @@ int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
 pb::Assignment Coordinator::assignment_of(
     const Recovery::Decision& decision) const {
   pb::Assignment a;
-  const planner::Deal& placement = decision.placement;
+  const planner::Placement& placement = decision.placement;
   *a.mutable_source() = decision.source;
   *a.mutable_mesh() = mesh_of(placement.layout);
   const auto threads = static_cast<int>(options_.job.train().threads());

@@ -24,9 +24,9 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 
 // --------------------------------------------------------------- placement
 
-planner::DealRequest MeshPolicy::request(const ClusterView& view,
-                                         bool everyone) const {
-  planner::DealRequest r;
+planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
+                                              bool everyone) const {
+  planner::PlacementRequest r;
   for (const auto& [name, m] : view.roster.members()) {
     if (!m.alive || !m.reported || m.sent_away || (m.leaving() && !everyone))
       continue;
@@ -61,17 +61,17 @@ planner::DealRequest MeshPolicy::request(const ClusterView& view,
   return r;
 }
 
-Result<planner::Deal> MeshPolicy::place(
-    const planner::DealRequest& request) const {
+Result<planner::Placement> MeshPolicy::place(
+    const planner::PlacementRequest& request) const {
   constexpr size_t kKept = 2;  // with the pinned layout and without
   for (const auto& [asked, answer] : cache_)
     if (asked == request) return answer;
   if (cache_.size() >= kKept) cache_.erase(cache_.begin());
-  cache_.emplace_back(request, planner::deal_mesh(request));
+  cache_.emplace_back(request, planner::place_mesh(request));
   return cache_.back().second;
 }
 
-Result<planner::Deal> MeshPolicy::place(const ClusterView& view) const {
+Result<planner::Placement> MeshPolicy::place(const ClusterView& view) const {
   if (const auto pin = pinned_layout(view.durable)) {
     auto placed = place(view, *pin);
     if (placed.ok()) return placed;
@@ -79,18 +79,18 @@ Result<planner::Deal> MeshPolicy::place(const ClusterView& view) const {
   return place(request(view));
 }
 
-Result<planner::Deal> MeshPolicy::place(const ClusterView& view,
-                                        const Layout& layout) const {
-  planner::DealRequest r = request(view);
+Result<planner::Placement> MeshPolicy::place(const ClusterView& view,
+                                             const Layout& layout) const {
+  planner::PlacementRequest r = request(view);
   r.layouts = {layout};
   return place(r);
 }
 
-std::optional<planner::Deal> MeshPolicy::place_as_before(
+std::optional<planner::Placement> MeshPolicy::place_as_before(
     const ClusterView& view) const {
   const pb::Assignment& a = view.durable.assignment();
   if (a.ranks_size() == 0) return std::nullopt;
-  planner::Deal out{.layout = layout_of(a.mesh())};
+  planner::Placement out{.layout = layout_of(a.mesh())};
   for (const pb::RankPlace& p : a.ranks()) {
     const Roster::Member* m = view.roster.find_alive(p.worker());
     if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot())
@@ -103,10 +103,10 @@ std::optional<planner::Deal> MeshPolicy::place_as_before(
   return out;
 }
 
-std::optional<planner::Deal> MeshPolicy::place_on(
+std::optional<planner::Placement> MeshPolicy::place_on(
     const ClusterView& view, const std::set<std::string>& hosts,
     int fewer) const {
-  planner::DealRequest r = request(view, /*everyone=*/true);
+  planner::PlacementRequest r = request(view, /*everyone=*/true);
   std::erase_if(r.workers,
                 [&](const auto& w) { return !hosts.contains(w.host); });
   for (; fewer > 0; --fewer) {
@@ -116,7 +116,7 @@ std::optional<planner::Deal> MeshPolicy::place_on(
     if (largest == r.workers.end() || largest->slots <= 1) return std::nullopt;
     --largest->slots;
   }
-  const auto placed = planner::deal_mesh(r);
+  const auto placed = planner::place_mesh(r);
   if (!placed.ok()) return std::nullopt;
   return *placed;
 }
@@ -203,7 +203,7 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
         slots, pin->to_string(), pin->world(), pin->world()));
   }
   // On one host with that many slots and unlimited memory.
-  planner::DealRequest r = request(view);
+  planner::PlacementRequest r = request(view);
   r.previous.clear();
   const auto placed_on = [&](int64_t n) {
     r.workers = {{.worker = "any",
@@ -211,7 +211,7 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
                   .slots = static_cast<int>(n),
                   .cores = static_cast<int>(n)}};
     r.max_slots = static_cast<int>(n);
-    return planner::deal_mesh(r);
+    return planner::place_mesh(r);
   };
   const auto placed = placed_on(slots);
   if (placed.ok()) return ok_status();

@@ -16,7 +16,7 @@
 
 #include "coordinator/core/cluster_view.h"
 #include "parallel/geometry/layout.h"
-#include "parallel/planner/deal.h"
+#include "parallel/planner/placement.h"
 #include "parallel/planner/shape.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
@@ -39,19 +39,20 @@ class MeshPolicy {
 
   // The placement of the next generation: by the pinned layout if it fits,
   // otherwise by the job.
-  Result<planner::Deal> place(const ClusterView& view) const;
+  Result<planner::Placement> place(const ClusterView& view) const;
   // The same if `layout` were pinned, without a fallback.
-  Result<planner::Deal> place(const ClusterView& view,
-                              const geometry::Layout& layout) const;
+  Result<planner::Placement> place(const ClusterView& view,
+                                   const geometry::Layout& layout) const;
   // The placement of the newest generation once more, if all of its workers are
   // alive, leaving or not.
-  std::optional<planner::Deal> place_as_before(const ClusterView& view) const;
+  std::optional<planner::Placement> place_as_before(
+      const ClusterView& view) const;
   // A placement on the workers of these hosts, leaving or not, whatever a
   // command asked for. With `fewer` slots than there are, the largest worker
   // giving up one at a time, so that a mesh may need all of the hosts.
-  std::optional<planner::Deal> place_on(const ClusterView& view,
-                                        const std::set<std::string>& hosts,
-                                        int fewer) const;
+  std::optional<planner::Placement> place_on(const ClusterView& view,
+                                             const std::set<std::string>& hosts,
+                                             int fewer) const;
 
   // Whether the running generation should stop, and why. No optional change is
   // wanted before not_before_ms.
@@ -69,14 +70,16 @@ class MeshPolicy {
 
  private:
   // everyone: also workers that are leaving, and no limit from scale.
-  planner::DealRequest request(const ClusterView& view,
-                               bool everyone = false) const;
-  Result<planner::Deal> place(const planner::DealRequest& request) const;
+  planner::PlacementRequest request(const ClusterView& view,
+                                    bool everyone = false) const;
+  Result<planner::Placement> place(
+      const planner::PlacementRequest& request) const;
 
   pb::Job job_;
   std::optional<planner::JobShape> shape_;
   // The answers to the last requests, which are repeated at every input.
-  mutable std::vector<std::pair<planner::DealRequest, Result<planner::Deal>>>
+  mutable std::vector<
+      std::pair<planner::PlacementRequest, Result<planner::Placement>>>
       cache_;
 };
 

@@ -116,7 +116,7 @@ struct Recovery::Candidates {
 };
 
 struct Recovery::Option {
-  planner::Deal placement;
+  planner::Placement placement;
   StateChoice choice;
 };
 
@@ -205,7 +205,7 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
 }
 
 Recovery::Decision Recovery::decide(const Inputs& in,
-                                    const planner::Deal& wanted) {
+                                    const planner::Placement& wanted) {
   const Candidates candidates = gather(in);
   Option best{
       .placement = wanted,
@@ -297,8 +297,8 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
                                                  const Option& option) const {
   const int64_t newest = choose(candidates, in, {}).step;
   if (newest <= option.choice.step) return std::nullopt;
-  const auto try_placement =
-      [&](std::optional<planner::Deal> placement) -> std::optional<Option> {
+  const auto try_placement = [&](std::optional<planner::Placement> placement)
+      -> std::optional<Option> {
     if (!placement) return std::nullopt;
     StateChoice c =
         choose(candidates, in, hosts_of(*placement, in.view.roster));

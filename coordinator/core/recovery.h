@@ -57,7 +57,7 @@ class Recovery {
     // one in a rescue.
     pb::Source source;
     int64_t generation = 0;  // that made the state; 0 if unknown or none
-    planner::Deal placement;
+    planner::Placement placement;
     bool rescue = false;
   };
 
@@ -65,7 +65,7 @@ class Recovery {
   // keeps none.
   Recovery(const pb::Job& job, std::optional<geometry::ParamTable> table);
 
-  Decision decide(const Inputs& in, const planner::Deal& wanted);
+  Decision decide(const Inputs& in, const planner::Placement& wanted);
   // Whether decide() asked to wait and nothing has changed since.
   bool waiting(const ClusterView& view,
                const std::set<std::string>& missing_holders) const;

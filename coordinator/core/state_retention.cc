@@ -6,7 +6,7 @@
 
 namespace remesh::core {
 
-std::set<std::string> hosts_of(const planner::Deal& placement,
+std::set<std::string> hosts_of(const planner::Placement& placement,
                                const Roster& roster) {
   std::set<std::string> hosts;
   for (const planner::RankPlace& p : placement.ranks)

@@ -16,7 +16,7 @@
 namespace remesh::core {
 
 // The hosts on which a placement has ranks.
-std::set<std::string> hosts_of(const planner::Deal& placement,
+std::set<std::string> hosts_of(const planner::Placement& placement,
                                const Roster& roster);
 
 class StateRetention {

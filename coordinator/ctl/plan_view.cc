@@ -17,9 +17,9 @@ namespace {
 using geometry::Layout;
 
 // The request that the coordinator would make for identical hosts.
-Result<planner::DealRequest> request_of(const pb::Job& job,
-                                        const PlanOptions& o) {
-  planner::DealRequest r;
+Result<planner::PlacementRequest> request_of(const pb::Job& job,
+                                             const PlanOptions& o) {
+  planner::PlacementRequest r;
   for (int h = 0; h < o.hosts; ++h)
     r.workers.push_back({.worker = fmt::format("host{}", h),
                          .host = fmt::format("host{}", h),
@@ -89,11 +89,12 @@ std::string memory_table(const planner::JobShape& shape, const Layout& l) {
 }  // namespace
 
 Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
-  ASSIGN_OR_RETURN(const planner::DealRequest request, request_of(job, o));
-  ASSIGN_OR_RETURN(const planner::Deal deal, planner::deal_mesh(request));
+  ASSIGN_OR_RETURN(const planner::PlacementRequest request, request_of(job, o));
+  ASSIGN_OR_RETURN(const planner::Placement placement,
+                   planner::place_mesh(request));
   const planner::JobShape& shape = *request.shape;
-  const Layout& l = deal.layout;
-  std::string out = "mesh " + deal.reason + "\n";
+  const Layout& l = placement.layout;
+  std::string out = "mesh " + placement.reason + "\n";
   pb::Job on_mesh = core::job_on(job, shape, l);
   out += "  " +
          settings_text(on_mesh.parallel(), on_mesh.train().recompute(),

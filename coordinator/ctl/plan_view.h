@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "parallel/planner/deal.h"
+#include "parallel/planner/placement.h"
 #include "proto/job.pb.h"
 
 namespace remesh::ctl {

@@ -1,6 +1,5 @@
 #include "parallel/geometry/param_table.h"
 
-#include <algorithm>
 #include <functional>
 #include <numeric>
 
@@ -36,12 +35,6 @@ int ParamTable::find(const std::string& name) const {
   for (size_t i = 0; i < specs_.size(); ++i)
     if (specs_[i].name == name) return static_cast<int>(i);
   return -1;
-}
-
-size_t ParamTable::param_at(int64_t e) const {
-  CHECK(e >= 0 && e < num_elements());
-  const auto it = std::upper_bound(offsets_.begin(), offsets_.end(), e);
-  return static_cast<size_t>(it - offsets_.begin()) - 1;
 }
 
 float ParamTable::initial_value(uint64_t seed, size_t i, int64_t e) const {

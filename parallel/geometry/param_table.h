@@ -71,8 +71,6 @@ class ParamTable {
   // Index of the parameter with that role (and layer), or -1.
   int find(Role role, int64_t layer = -1) const;
   int find(const std::string& name) const;
-  // The parameter that holds flat element e, 0 <= e < num_elements().
-  size_t param_at(int64_t e) const;
 
   // Initial value of element e of parameter i: a function of (seed, name, e).
   float initial_value(uint64_t seed, size_t i, int64_t e) const;

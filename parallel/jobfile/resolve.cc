@@ -127,7 +127,7 @@ int given(int64_t degree) {
 }
 
 // Why no slots in the world make the layout run, or "". What depends on how
-// the microbatches are dealt is the coordinator's to check.
+// the microbatches are distributed is the coordinator's to check.
 std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
   const pb::Train& t = job.train();
   const int64_t chunks = l.pp == 1 ? 1 : job.parallel().pipeline_chunks();

@@ -14,7 +14,7 @@
 namespace remesh::planner {
 namespace {
 
-std::string offers(const DealRequest& q) {
+std::string offers(const PlacementRequest& q) {
   if (q.workers.empty()) return "no worker is there";
   std::vector<std::string> parts;
   for (const WorkerSlots& w : q.workers)
@@ -30,11 +30,11 @@ std::string offers(const DealRequest& q) {
 }
 
 // The number of offered slots that may be used.
-int64_t usable(const DealRequest& q, int64_t offered) {
+int64_t usable(const PlacementRequest& q, int64_t offered) {
   return q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
 }
 
-Status too_few(const DealRequest& q, int64_t offered, int64_t needed,
+Status too_few(const PlacementRequest& q, int64_t offered, int64_t needed,
                const std::string& why) {
   return exhausted(fmt::format("too few slots: {} offered ({}), needs {} ({})",
                                offered, offers(q), needed, why));
@@ -47,7 +47,7 @@ struct Machines {
   uint64_t memory_per_rank = 0;  // 0 if unknown
 };
 
-Machines machines(const DealRequest& q, int64_t world) {
+Machines machines(const PlacementRequest& q, int64_t world) {
   struct Host {
     int64_t slots = 0;
     int cores = 0;
@@ -80,7 +80,7 @@ Machines machines(const DealRequest& q, int64_t world) {
 }
 
 // Whether a mesh that the job admits has the memory it needs.
-Status fits(const DealRequest& q, const geometry::Layout& l) {
+Status fits(const PlacementRequest& q, const geometry::Layout& l) {
   if (!q.shape) return ok_status();
   const uint64_t have = machines(q, l.world()).memory_per_rank;
   if (have == 0) return ok_status();
@@ -95,7 +95,8 @@ Status fits(const DealRequest& q, const geometry::Layout& l) {
       static_cast<double>(have) / kMiB));
 }
 
-Result<LayoutChoice> choose_preferred(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
+                                      int64_t offered) {
   const int64_t slots = usable(q, offered);
   int64_t least = std::numeric_limits<int64_t>::max();
   Status refused = ok_status();
@@ -115,7 +116,7 @@ Result<LayoutChoice> choose_preferred(const DealRequest& q, int64_t offered) {
 
 // Calls f for every mesh of `world` ranks with the degrees that are given.
 template <typename F>
-void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
+void for_each_layout(const PlacementRequest& q, int64_t world, const F& f) {
   const auto degrees = [&](int given, int64_t of) {
     std::vector<int64_t> out;
     if (given != -1 || !q.shape) {
@@ -143,8 +144,8 @@ void for_each_layout(const DealRequest& q, int64_t world, const F& f) {
 // The best mesh of exactly `world` ranks. Of equal estimates the first, which
 // has the lower tp, pp, cp, in this order. Memory is checked last because its
 // prediction takes longest.
-std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
-                                        Status* refused) {
+std::optional<geometry::Layout> best_of(const PlacementRequest& q,
+                                        int64_t world, Status* refused) {
   std::vector<std::pair<double, geometry::Layout>> candidates;
   const Hardware hardware = machines(q, world).hardware;
   for_each_layout(q, world, [&](const geometry::Layout& l) {
@@ -169,7 +170,7 @@ std::optional<geometry::Layout> best_of(const DealRequest& q, int64_t world,
   return std::nullopt;
 }
 
-std::string limit_of(const DealRequest& q, int64_t offered,
+std::string limit_of(const PlacementRequest& q, int64_t offered,
                      const geometry::Layout& l, int64_t unit) {
   const bool model_axes = q.shape && (q.degrees.tp == -1 ||
                                       q.degrees.pp == -1 || q.degrees.cp == -1);
@@ -187,7 +188,7 @@ std::string limit_of(const DealRequest& q, int64_t offered,
   return "no larger mesh that the model, its microbatches and memory admit";
 }
 
-Status check_degrees(const DealRequest& q, int64_t unit) {
+Status check_degrees(const PlacementRequest& q, int64_t unit) {
   const std::string one_each =
       fmt::format("the global batch has {} and a data-parallel rank needs one",
                   count(q.microbatches, "microbatch", "es"));
@@ -226,7 +227,8 @@ Status check_degrees(const DealRequest& q, int64_t unit) {
                           .cp = given(q.degrees.cp)});
 }
 
-Result<LayoutChoice> choose_by_degrees(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
+                                       int64_t offered) {
   const auto given = [](int degree) { return std::max(degree, 1); };
   const int64_t unit = int64_t{1} * given(q.degrees.tp) * given(q.degrees.pp) *
                        given(q.degrees.cp);
@@ -259,7 +261,7 @@ std::string count(int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
-Result<LayoutChoice> choose_layout(const DealRequest& q, int64_t offered) {
+Result<LayoutChoice> choose_layout(const PlacementRequest& q, int64_t offered) {
   return q.layouts.empty() ? choose_by_degrees(q, offered)
                            : choose_preferred(q, offered);
 }

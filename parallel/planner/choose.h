@@ -1,11 +1,11 @@
 // choose_layout: which of the meshes that the job and its slots admit. The part
-// of deal_mesh() that a better planner would replace. Pure.
+// of place_mesh() that a better planner would replace. Pure.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "parallel/planner/deal.h"
+#include "parallel/planner/placement.h"
 
 namespace remesh::planner {
 
@@ -15,8 +15,9 @@ struct LayoutChoice {
 };
 
 // `offered`: slots of all workers. REQUIRES: the request's numbers are in
-// range, which deal_mesh() checks. Fails like deal_mesh().
-Result<LayoutChoice> choose_layout(const DealRequest& request, int64_t offered);
+// range, which place_mesh() checks. Fails like place_mesh().
+Result<LayoutChoice> choose_layout(const PlacementRequest& request,
+                                   int64_t offered);
 
 // "1 slot", "3 slots".
 std::string count(int64_t n, const char* what, const char* plural = "s");

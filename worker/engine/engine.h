@@ -77,7 +77,7 @@ struct EngineOptions {
 
 struct StepInput {
   double lr = 0;
-  // This data-parallel rank's part of the global batch (geometry::deal), in
+  // This data-parallel rank's part of the global batch (geometry/batch.h), in
   // order; at most as many as the first rank has. The same on all ranks with
   // one dp coordinate: tokens and targets of complete sequences, (B, T).
   std::span<const model::MicroBatch> microbatches;

@@ -177,7 +177,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
 Status Engine::run_passes(const StepInput& in, Facts& facts) {
   CHECK_MSG(
       static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
-      "more microbatches than this rank is dealt");
+      "more microbatches than this rank's share");
   progress_.phase(RankPhase::kCompute);
   take_part(in.microbatches);
   const std::vector<PipeOp>& ops =

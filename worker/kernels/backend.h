@@ -69,6 +69,20 @@ struct AttentionSegment {
   int64_t q_batch = 0, kv_batch = 0;    // tokens between sequences
   int64_t lse_T = 0;
   int64_t q0 = 0, k0 = 0;
+  // Complete sequences: one block of each with itself.
+  static AttentionSegment whole(const AttentionShape& s) {
+    return {.B = s.B,
+            .Tq = s.T,
+            .Tk = s.T,
+            .num_heads = s.num_heads,
+            .num_kv_heads = s.num_kv_heads,
+            .head_dim = s.head_dim,
+            .q_stride = s.stride,
+            .kv_stride = s.stride,
+            .q_batch = s.T,
+            .kv_batch = s.T,
+            .lse_T = s.T};
+  }
 };
 
 // One AdamW update (Loshchilov & Hutter 2019), as torch.optim.AdamW:

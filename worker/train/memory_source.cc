@@ -47,11 +47,11 @@ Result<std::unique_ptr<MemorySource>> MemorySource::make(
   m.tokens_ = first.tokens();
   ASSIGN_OR_RETURN(m.plan_, exchange::plan_exchange(table, m.from_, m.sources_,
                                                     to, m.processes_, rank));
-  for (const int a : m.plan_.adopts)
-    if (a >= 0) m.adopted_paths_.insert(m.files_[static_cast<size_t>(a)]);
-  if (m.plan_.adopt >= 0) {
-    m.adopted_ = m.files_[static_cast<size_t>(m.plan_.adopt)];
-    m.adopted_rank_ = m.sources_[static_cast<size_t>(m.plan_.adopt)].rank;
+  for (const int a : m.plan_.reuses)
+    if (a >= 0) m.reused_paths_.insert(m.files_[static_cast<size_t>(a)]);
+  if (m.plan_.reuse >= 0) {
+    m.reused_ = m.files_[static_cast<size_t>(m.plan_.reuse)];
+    m.reused_rank_ = m.sources_[static_cast<size_t>(m.plan_.reuse)].rank;
   }
   RETURN_IF_ERROR(m.open_sources(table, segments));
   return source;

@@ -35,10 +35,10 @@ class MemorySource {
       const geometry::Sharding& to, int rank, const Segments& segments);
 
   // The segment whose state this rank reuses in place, or "".
-  const std::string& adopted() const { return adopted_; }
+  const std::string& reused() const { return reused_; }
   // The segments of the source, and those of them that some rank reuses.
   const std::set<std::string>& paths() const { return paths_; }
-  const std::set<std::string>& adopted_paths() const { return adopted_paths_; }
+  const std::set<std::string>& reused_paths() const { return reused_paths_; }
   int64_t step() const { return step_; }
   int64_t generation() const { return generation_; }
   int64_t tokens() const { return tokens_; }
@@ -46,7 +46,7 @@ class MemorySource {
   Result<memory::StateSegment::Committed> find(
       const memory::StateSegment& segment, int rank) const;
   // The rank of the old mesh whose state is reused.
-  int adopted_rank() const { return adopted_rank_; }
+  int reused_rank() const { return reused_rank_; }
 
   // Collective: fills `target` (unused if this rank reuses a state).
   Status run(comm::Comm& world, const geometry::StateView& target,
@@ -66,9 +66,9 @@ class MemorySource {
   std::vector<std::string> files_;  // by source
   std::vector<exchange::Process> processes_;
   exchange::Plan plan_;
-  std::string adopted_;
-  int adopted_rank_ = -1;
-  std::set<std::string> paths_, adopted_paths_;
+  std::string reused_;
+  int reused_rank_ = -1;
+  std::set<std::string> paths_, reused_paths_;
   std::vector<std::unique_ptr<memory::StateSegment>> opened_;
   std::vector<geometry::ConstStateView>
       views_;  // by source; empty: not read here

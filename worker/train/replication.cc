@@ -55,7 +55,7 @@ Status Replication::take_segments(const geometry::ParamTable& table,
                                   bool lags) {
   std::set<std::string> avoid, keep;
   if (const MemorySource* source = home_.source()) {
-    avoid = source->adopted_paths();
+    avoid = source->reused_paths();
     keep = source->paths();
   }
   for (const int owner : placement_.kept[static_cast<size_t>(rank_)]) {

@@ -32,9 +32,9 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
     if (!source.ok()) return fail(kExitBadSource, source.status());
     source_ = std::move(source).value();
     set_position(source_->step(), source_->tokens());
-    if (!source_->adopted().empty()) {
-      const Status adopted = adopt();
-      if (!adopted.ok()) return fail(kExitBadSource, adopted);
+    if (!source_->reused().empty()) {
+      const Status reused = reuse();
+      if (!reused.ok()) return fail(kExitBadSource, reused);
       return ok_status();
     }
   }
@@ -61,21 +61,21 @@ Status StateHome::fail(ExitCode code, Status status) {
   return status;
 }
 
-Status StateHome::adopt() {
+Status StateHome::reuse() {
   // The previous owner is dead, but the kernel may not have released its lock
   // yet.
   constexpr int kTries = 100;
-  auto opened = segments_.open(source_->adopted(), StateSegment::Mode::kWrite);
+  auto opened = segments_.open(source_->reused(), StateSegment::Mode::kWrite);
   for (int i = 0; i < kTries && !opened.ok() &&
                   opened.status().code() == Code::kUnavailable;
        ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    opened = segments_.open(source_->adopted(), StateSegment::Mode::kWrite);
+    opened = segments_.open(source_->reused(), StateSegment::Mode::kWrite);
   }
   if (!opened.ok()) return opened.status();
   segment_ = std::move(opened).value();
   ASSIGN_OR_RETURN(const auto c,
-                   source_->find(*segment_, source_->adopted_rank()));
+                   source_->find(*segment_, source_->reused_rank()));
   if (c.info.elements != elements_)
     return corrupt(segment_->path() +
                    ": does not have the size of this rank's state");
@@ -116,11 +116,11 @@ memory::StateInfo StateHome::info(int64_t step) const {
 
 Status StateHome::restore(comm::Comm& world,
                           const std::function<void()>& tick) {
-  const bool adopts = !source_->adopted().empty();
+  const bool reuses = !source_->reused().empty();
   geometry::StateView target;
-  if (!adopts) target = begin();
+  if (!reuses) target = begin();
   RETURN_IF_ERROR(source_->run(world, target, tick));
-  if (adopts)
+  if (reuses)
     committed_ = segment_->redescribe(*committed_, info(source_->step()));
   else
     commit(source_->step());

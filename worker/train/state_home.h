@@ -70,7 +70,7 @@ class StateHome final : public engine::StateStore {
   const MemorySource* source() const { return source_.get(); }
 
  private:
-  Status adopt();
+  Status reuse();
   Status fail(ExitCode code, Status status);
   memory::StateInfo info(int64_t step) const;
 

@@ -37,7 +37,7 @@ struct Fixture {
   }
 };
 
-int world(const Result<planner::Deal>& placed) {
+int world(const Result<planner::Placement>& placed) {
   return placed.ok() ? placed->layout.world() : 0;
 }
 

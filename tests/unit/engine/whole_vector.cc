@@ -19,6 +19,18 @@ void for_each_element(const geometry::ShardTable& shard, int64_t begin,
                              });
 }
 
+namespace {
+
+// The parameter that holds flat element e.
+const geometry::ParamSpec& param_at(const geometry::ParamTable& table,
+                                    int64_t e) {
+  size_t i = table.size() - 1;
+  while (table.offset(i) > e) --i;
+  return table[i];
+}
+
+}  // namespace
+
 WholeVector::WholeVector(const geometry::ParamTable& table)
     : table_(table),
       values_(static_cast<size_t>(table.num_elements())),
@@ -31,7 +43,7 @@ void WholeVector::add(const geometry::ShardTable& shard, int64_t begin,
       [&](size_t whole, size_t i) {
         if (seen_[whole] && std::bit_cast<uint32_t>(values_[whole]) !=
                                 std::bit_cast<uint32_t>(part[i]))
-          differs_ = table_[table_.param_at(static_cast<int64_t>(whole))].name;
+          differs_ = param_at(table_, static_cast<int64_t>(whole)).name;
         values_[whole] = part[i];
         seen_[whole] = true;
       });

@@ -102,12 +102,12 @@ void check_plan(const ParamTable& table, const Change& c, int me,
   EXPECT_EQ(
       plan.elements,
       has_rank ? make_rank_shard(table, c.to, me)->zero.state_elements() : 0);
-  const int times = plan.adopt >= 0 ? 0 : 1;
+  const int times = plan.reuse >= 0 ? 0 : 1;
   EXPECT_TRUE(std::all_of(filled.begin(), filled.end(),
                           [&](int n) { return n == times; }));
 }
 
-void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
+void exchange_once(std::mt19937& random, int* unreachable, int* reused,
                    int64_t* received) {
   const ParamTable table = ParamTable::make(random_config(random));
   const Change c = random_change(random, table);
@@ -129,7 +129,7 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
     ASSERT_EQ(plans[p].digest, plans[0].digest);
     check_plan(table, c, static_cast<int>(p), plans[p]);
   }
-  // Even if all ranks adopt, their sources are complete, since the ranks
+  // Even if all ranks reuse, their sources are complete, since the ranks
   // together need every element.
   ASSERT_TRUE(possible);
   std::vector<State> sources;
@@ -159,10 +159,10 @@ void exchange_once(std::mt19937& random, int* unreachable, int* adopted,
     *received += stats[i].received_bytes;
     if (static_cast<int>(i) >= c.to.layout.world()) continue;
     const State want = state_of(table, c.to, static_cast<int>(i), salt);
-    if (plans[i].adopt >= 0) {
-      ++*adopted;
-      const auto s = static_cast<size_t>(plans[i].adopt);
-      ASSERT_TRUE(taken.insert(plans[i].adopt).second);
+    if (plans[i].reuse >= 0) {
+      ++*reused;
+      const auto s = static_cast<size_t>(plans[i].reuse);
+      ASSERT_TRUE(taken.insert(plans[i].reuse).second);
       ASSERT_EQ(c.sources[s].worker, c.processes[i].worker);
       ASSERT_TRUE(same_bits(sources[s], want));
     } else {
@@ -180,13 +180,13 @@ TEST(Exchange, AnyMeshToAnyOtherIsBitExact) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
-  int unreachable = 0, adopted = 0;
+  int unreachable = 0, reused = 0;
   int64_t received = 0;
   for (int i = 0; i < cases && !HasFatalFailure(); ++i)
-    exchange_once(random, &unreachable, &adopted, &received);
+    exchange_once(random, &unreachable, &reused, &received);
   EXPECT_GT(unreachable, 0);
   EXPECT_LT(unreachable, cases / 2);
-  EXPECT_GT(adopted, 0);
+  EXPECT_GT(reused, 0);
   EXPECT_GT(received, 0);
 }
 
@@ -200,7 +200,7 @@ ParamTable small_model() {
 }
 
 // One of four ranks was killed: the others keep what they have.
-TEST(Exchange, RanksThatAdoptMoveNothing) {
+TEST(Exchange, RanksThatReuseMoveNothing) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 4}, .bounds = {0, 2}};
   const Sharding to{.layout = {.dp = 3}, .bounds = {0, 2}};
@@ -209,7 +209,7 @@ TEST(Exchange, RanksThatAdoptMoveNothing) {
   for (int me = 0; me < 3; ++me) {
     const auto plan = plan_exchange(table, from, sources, to, processes, me);
     ASSERT_TRUE(plan.ok());
-    EXPECT_EQ(plan->adopt, me);
+    EXPECT_EQ(plan->reuse, me);
     EXPECT_TRUE(plan->local.empty() && plan->receive.empty() &&
                 plan->send.empty());
   }

@@ -157,7 +157,7 @@ class Rank {
     for (size_t i = 0; i < open.size(); ++i) {
       if (o_.sources[i].host != o_.processes[static_cast<size_t>(me_)].host)
         continue;
-      const bool mine = plan->adopt == static_cast<int>(i);
+      const bool mine = plan->reuse == static_cast<int>(i);
       auto s = StateSegment::open(o_.segments[i], kJob,
                                   mine ? Mode::kWrite : Mode::kRead);
       CHECK_MSG(s.ok(), s.status().to_string().c_str());
@@ -166,7 +166,7 @@ class Rank {
       views[i] = open[i]->read(c.buffer, c.info.elements);
     }
     geometry::StateView target;
-    if (has_rank_ && plan->adopt < 0) {
+    if (has_rank_ && plan->reuse < 0) {
       own_ = make(plan->elements);
       own_->begin(0);
       target = own_->write(0, plan->elements);
@@ -175,11 +175,11 @@ class Rank {
         run_exchange(comm_, *plan, views, target, ok_status(), {});
     CHECK_MSG(done.ok(), done.to_string().c_str());
     if (!has_rank_) return;
-    if (plan->adopt < 0) {
+    if (plan->reuse < 0) {
       current_ = own_->commit(info_);
       return;
     }
-    const auto i = static_cast<size_t>(plan->adopt);
+    const auto i = static_cast<size_t>(plan->reuse);
     own_ = std::move(open[i]);
     current_ = own_->redescribe(find(*own_, i), info_);
   }
@@ -221,10 +221,10 @@ class Rank {
     const std::string mine = folder(me_);
     for (const std::string& path : o_.before)
       if (path.starts_with(mine + "/") && first_of_host() &&
-          !adopted_.contains(path))
+          !reused_.contains(path))
         fs::remove(path);
   }
-  // One rank per host cleans up, except what a rank there adopted.
+  // One rank per host cleans up, except what a rank there reused.
   bool first_of_host() {
     const int host = o_.processes[static_cast<size_t>(me_)].host;
     for (int r = 0; r < o_.to.layout.world(); ++r) {
@@ -233,8 +233,8 @@ class Rank {
       if (o_.fresh) continue;
       const auto plan =
           plan_exchange(table_, o_.from, o_.sources, o_.to, o_.processes, r);
-      if (plan->adopt >= 0)
-        adopted_.insert(o_.segments[static_cast<size_t>(plan->adopt)]);
+      if (plan->reuse >= 0)
+        reused_.insert(o_.segments[static_cast<size_t>(plan->reuse)]);
     }
     return true;
   }
@@ -253,7 +253,7 @@ class Rank {
   std::vector<std::unique_ptr<StateSegment>> kept_;
   StateSegment::Committed current_;
   std::unique_ptr<Replicator> replicator_;
-  std::set<std::string> adopted_;
+  std::set<std::string> reused_;
 };
 
 [[noreturn]] void run_generation(const std::string& root,

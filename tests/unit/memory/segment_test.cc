@@ -128,8 +128,6 @@ TEST(StateSegment, ABufferBeingWrittenHasNoRecord) {
   EXPECT_FALSE(s->is_valid(first));
   ASSERT_EQ(s->contents().states.size(), 1U);
   EXPECT_EQ(s->contents().states[0].info.step, 2);
-  s->clear();
-  EXPECT_TRUE(s->contents().states.empty());
 }
 
 // A generation reuses a state in place: both records are valid until a third is
@@ -332,16 +330,6 @@ TEST(SegmentDirectory, ListsAndRemovesOnlyTheFilesOfTheJob) {
   for (const std::string& name : foreign)
     EXPECT_TRUE(std::filesystem::exists(dir / name)) << name;
   EXPECT_TRUE(list_segments(dir / "none", kJob).empty());
-}
-
-TEST(SegmentDirectory, TheSmallestSufficientSegmentIsReused) {
-  const std::vector<int64_t> free = {100000, 3000000, 2000000, 2500000};
-  EXPECT_EQ(pick_segment(free, 1900000), 2);
-  EXPECT_EQ(pick_segment(free, 2000001), 3);
-  EXPECT_EQ(pick_segment(free, 3000000), 1);
-  EXPECT_EQ(pick_segment(free, 3000001), -1);
-  EXPECT_EQ(pick_segment(free, 900000), -1);  // wasteful
-  EXPECT_EQ(pick_segment({}, 1), -1);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@
 #include <random>
 
 #include "parallel/planner/cost.h"
-#include "parallel/planner/deal.h"
 #include "parallel/planner/memory.h"
+#include "parallel/planner/placement.h"
 
 namespace remesh::planner {
 namespace {
@@ -51,8 +51,8 @@ JobShape random_shape(Rng& rng) {
   return s;
 }
 
-DealRequest random_request(Rng& rng) {
-  DealRequest q;
+PlacementRequest random_request(Rng& rng) {
+  PlacementRequest q;
   const int workers = pick(rng, 1, 4);
   for (int i = 0; i < workers; ++i)
     q.workers.push_back({.worker = "w" + std::to_string(i),
@@ -70,7 +70,7 @@ DealRequest random_request(Rng& rng) {
   return q;
 }
 
-int slots_of(const DealRequest& q) {
+int slots_of(const PlacementRequest& q) {
   int n = 0;
   for (const auto& w : q.workers) n += w.slots;
   return n;
@@ -79,7 +79,7 @@ int slots_of(const DealRequest& q) {
 bool given(int degree, int value) { return degree == -1 || degree == value; }
 
 // The most ranks of any mesh that the request admits; 0 if there is none.
-int most_ranks(const DealRequest& q) {
+int most_ranks(const PlacementRequest& q) {
   int slots = slots_of(q);
   if (q.max_slots != -1) slots = std::min(slots, q.max_slots);
   int most = 0;
@@ -97,7 +97,7 @@ int most_ranks(const DealRequest& q) {
 }
 
 // No mesh with as many ranks has a lower estimate.
-void expect_fastest(const DealRequest& q, const Layout& l) {
+void expect_fastest(const PlacementRequest& q, const Layout& l) {
   Hardware hw{.ranks_per_host = 1, .cores_per_rank = 0};
   std::map<std::string, std::pair<int, int>> hosts;  // slots, cores
   for (const auto& w : q.workers) {
@@ -130,10 +130,10 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Rng rng(seed);
-  int dealt = 0, refused = 0;
+  int placed = 0, refused = 0;
   for (int trial = 0; trial < 2000; ++trial) {
-    const DealRequest q = random_request(rng);
-    const auto d = deal_mesh(q);
+    const PlacementRequest q = random_request(rng);
+    const auto d = place_mesh(q);
     const int most = most_ranks(q);
     if (!d.ok()) {
       // An error that more slots cannot fix names the degree.
@@ -143,7 +143,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
       ++refused;
       continue;
     }
-    ++dealt;
+    ++placed;
     ASSERT_EQ(d->layout.world(), most) << d->reason;
     ASSERT_TRUE(admit(*q.shape, d->layout).ok());
     ASSERT_TRUE(given(q.degrees.dp, d->layout.dp));
@@ -156,7 +156,7 @@ TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
       ASSERT_EQ(d->reason.find("()"), std::string::npos) << d->reason;
     }
   }
-  EXPECT_GT(dealt, 500);
+  EXPECT_GT(placed, 500);
   EXPECT_GT(refused, 50);
 }
 
@@ -190,8 +190,8 @@ TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
   EXPECT_GT(admitted, 200);
 }
 
-DealRequest four_slots() {
-  DealRequest q;
+PlacementRequest four_slots() {
+  PlacementRequest q;
   q.workers = {{.worker = "a", .host = "h", .slots = 2, .cores = 4},
                {.worker = "b", .host = "i", .slots = 2, .cores = 4}};
   q.shape = JobShape{.model = {.dim = 256,
@@ -208,35 +208,35 @@ DealRequest four_slots() {
 }
 
 TEST(Choose, DataParallelismWinsWhereItFits) {
-  DealRequest q = four_slots();
-  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.dp = 4}));
+  PlacementRequest q = four_slots();
+  EXPECT_EQ(place_mesh(q)->layout, (Layout{.dp = 4}));
   // Fewer microbatches than slots: the model's axes take the rest.
   q.microbatches = q.shape->microbatches = 2;
-  EXPECT_EQ(deal_mesh(q)->layout.world(), 4);
-  EXPECT_LE(deal_mesh(q)->layout.dp, 2);
+  EXPECT_EQ(place_mesh(q)->layout.world(), 4);
+  EXPECT_LE(place_mesh(q)->layout.dp, 2);
   // Degrees given are kept, and what they leave is spare.
   q = four_slots();
   q.degrees = {.dp = -1, .tp = 3, .pp = 1, .cp = 1};
-  EXPECT_EQ(deal_mesh(q).status().code(), Code::kInvalidArgument);
-  EXPECT_NE(deal_mesh(q).status().message().find("allowed: 1, 2, 4"),
+  EXPECT_EQ(place_mesh(q).status().code(), Code::kInvalidArgument);
+  EXPECT_NE(place_mesh(q).status().message().find("allowed: 1, 2, 4"),
             std::string::npos);
   q.degrees = {.dp = -1, .tp = 1, .pp = 3, .cp = 1};
-  EXPECT_EQ(deal_mesh(q)->reason,
+  EXPECT_EQ(place_mesh(q)->reason,
             "dp1,pp3,tp1: 3 of 4 slots on 2 workers, 1 spare (multiples of 3 "
             "slots)");
 }
 
 TEST(Choose, AMeshThatDoesNotFitIntoMemoryIsPassedOver) {
-  DealRequest q = four_slots();
+  PlacementRequest q = four_slots();
   q.degrees = {.dp = -1, .tp = -1, .pp = 1, .cp = 1};
   const uint64_t dp4 = predict_worst_memory(*q.shape, Layout{.dp = 4}).total();
   const uint64_t tp4 = predict_worst_memory(*q.shape, Layout{.tp = 4}).total();
   ASSERT_LT(tp4, dp4);
   for (WorkerSlots& w : q.workers) w.memory_bytes = 2 * (dp4 - 1);
-  EXPECT_GT(deal_mesh(q)->layout.tp, 1);
-  EXPECT_EQ(deal_mesh(q)->layout.world(), 4);
+  EXPECT_GT(place_mesh(q)->layout.tp, 1);
+  EXPECT_EQ(place_mesh(q)->layout.world(), 4);
   for (WorkerSlots& w : q.workers) w.memory_bytes = 1 << 20;
-  const auto none = deal_mesh(q);
+  const auto none = place_mesh(q);
   ASSERT_FALSE(none.ok());
   EXPECT_EQ(none.status().code(), Code::kExhausted);
   EXPECT_NE(none.status().message().find("MiB; use more slots"),
@@ -245,15 +245,15 @@ TEST(Choose, AMeshThatDoesNotFitIntoMemoryIsPassedOver) {
 }
 
 TEST(Choose, TheFirstPreferredLayoutForWhichTheSlotsSufficeIsTaken) {
-  DealRequest q = four_slots();
+  PlacementRequest q = four_slots();
   q.layouts = {Layout{.dp = 8}, Layout{.dp = 3}, Layout{.tp = 2},
                Layout{.pp = 2}};
-  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.dp = 3}));
-  EXPECT_EQ(deal_mesh(q)->spares, 1);
+  EXPECT_EQ(place_mesh(q)->layout, (Layout{.dp = 3}));
+  EXPECT_EQ(place_mesh(q)->spares, 1);
   q.workers.pop_back();
-  EXPECT_EQ(deal_mesh(q)->layout, (Layout{.tp = 2}));
+  EXPECT_EQ(place_mesh(q)->layout, (Layout{.tp = 2}));
   q.workers[0].slots = 1;
-  EXPECT_EQ(deal_mesh(q).status().message(),
+  EXPECT_EQ(place_mesh(q).status().message(),
             "too few slots: 1 offered (a: 1), needs 2 (the smallest of "
             "elastic.layouts)");
 }

@@ -154,8 +154,12 @@ class CpuBackend final : public Backend {
 
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
                  const void* v, void* out, float* lse) override {
-    const AttentionTask task{
-        .segment = whole(s), .q = q, .k = k, .v = v, .o = out, .lse = lse};
+    const AttentionTask task{.segment = AttentionSegment::whole(s),
+                             .q = q,
+                             .k = k,
+                             .v = v,
+                             .o = out,
+                             .lse = lse};
     run_attention(d, task, amx_attention,
                   [](auto& ops) { return ops.attention; });
   }
@@ -163,9 +167,11 @@ class CpuBackend final : public Backend {
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    const AttentionTask task = backward_task(
-        {.segment = whole(s), .dq_stride = s.stride, .dkv_stride = s.stride}, q,
-        k, v, out, lse, dout, dq, dk, dv);
+    const AttentionTask task =
+        backward_task({.segment = AttentionSegment::whole(s),
+                       .dq_stride = s.stride,
+                       .dkv_stride = s.stride},
+                      q, k, v, out, lse, dout, dq, dk, dv);
     run_attention(d, task, amx_attention_backward,
                   [](auto& ops) { return ops.attention_backward; });
   }
@@ -419,21 +425,6 @@ class CpuBackend final : public Backend {
   template <typename F>
   void parallel(int64_t n, int64_t grain, const F& f) const {
     parallel_ranges(threads_, n, grain, f);
-  }
-
-  // Attention within complete sequences: one block of each with itself.
-  static AttentionSegment whole(const AttentionShape& s) {
-    return {.B = s.B,
-            .Tq = s.T,
-            .Tk = s.T,
-            .num_heads = s.num_heads,
-            .num_kv_heads = s.num_kv_heads,
-            .head_dim = s.head_dim,
-            .q_stride = s.stride,
-            .kv_stride = s.stride,
-            .q_batch = s.T,
-            .kv_batch = s.T,
-            .lse_T = s.T};
   }
 
   // `on_tiles` for bf16 where the host has them, else the loop that `choose`

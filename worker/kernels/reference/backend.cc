@@ -1,6 +1,6 @@
 // The naive twin of every operation: plain loops over formulas, double
 // accumulation, one thread. It defines what the other backends must compute,
-// and may be slow. Over 500 lines because it is the complete definition.
+// and may be slow.
 #include "worker/kernels/backend.h"
 
 #include <algorithm>
@@ -56,11 +56,6 @@ class ReferenceWeight final : public Weight {
 
 const ReferenceWeight& own(const Weight& w) {
   return static_cast<const ReferenceWeight&>(w);
-}
-
-// Position of the rows of a head: element (b, t, h, j).
-int64_t head_index(const AttentionShape& s, int64_t b, int64_t t, int64_t h) {
-  return (b * s.T + t) * s.stride + h * s.head_dim;
 }
 
 class ReferenceBackend final : public Backend {
@@ -199,56 +194,23 @@ class ReferenceBackend final : public Backend {
 
   void attention(Dtype d, const AttentionShape& s, const void* q, const void* k,
                  const void* v, void* out, float* lse) override {
-    std::vector<double> p(static_cast<size_t>(s.T));
-    for_each_query(s, [&](int64_t b, int64_t h, int64_t g, int64_t t) {
-      double denominator = 0;
-      const double top = scores(d, s, q, k, b, h, g, t, p);
-      for (int64_t u = 0; u <= t; ++u)
-        denominator += p[static_cast<size_t>(u)] =
-            std::exp(p[static_cast<size_t>(u)] - top);
-      lse[(b * s.num_heads + h) * s.T + t] =
-          static_cast<float>(top + std::log(denominator));
-      for (int64_t j = 0; j < s.head_dim; ++j) {
-        double sum = 0;
-        for (int64_t u = 0; u <= t; ++u)
-          sum +=
-              p[static_cast<size_t>(u)] * at(d, v, head_index(s, b, u, g) + j);
-        set(d, out, ((b * s.T + t) * s.num_heads + h) * s.head_dim + j,
-            sum / denominator);
-      }
-    });
+    const int64_t elements = s.B * s.T * s.num_heads * s.head_dim;
+    std::vector<float> rows(static_cast<size_t>(elements));
+    attention_segment(d, AttentionSegment::whole(s), q, k, v, /*first=*/true,
+                      rows.data(), lse);
+    convert(elements, Dtype::kFp32, rows.data(), d, out);
   }
 
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
                           const void* k, const void* v, const void* out,
                           const float* lse, const void* dout, void* dq,
                           void* dk, void* dv) override {
-    const auto elements = static_cast<size_t>(s.B * s.T * s.stride);
-    std::vector<double> gq(elements), gk(elements), gv(elements);
-    std::vector<double> p(static_cast<size_t>(s.T));
-    const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
-    for_each_query(s, [&](int64_t b, int64_t h, int64_t g, int64_t t) {
-      (void)scores(d, s, q, k, b, h, g, t, p);
-      const int64_t o = ((b * s.T + t) * s.num_heads + h) * s.head_dim;
-      double delta = 0;
-      for (int64_t j = 0; j < s.head_dim; ++j)
-        delta += at(d, out, o + j) * at(d, dout, o + j);
-      for (int64_t u = 0; u <= t; ++u) {
-        const double pu = std::exp(p[static_cast<size_t>(u)] -
-                                   lse[(b * s.num_heads + h) * s.T + t]);
-        double dp = 0;
-        for (int64_t j = 0; j < s.head_dim; ++j)
-          dp += at(d, dout, o + j) * at(d, v, head_index(s, b, u, g) + j);
-        const double ds = pu * (dp - delta) * factor;
-        for (int64_t j = 0; j < s.head_dim; ++j) {
-          const int64_t iq = head_index(s, b, t, h) + j;
-          const int64_t ik = head_index(s, b, u, g) + j;
-          gv[static_cast<size_t>(ik)] += pu * at(d, dout, o + j);
-          gq[static_cast<size_t>(iq)] += ds * at(d, k, ik);
-          gk[static_cast<size_t>(ik)] += ds * at(d, q, iq);
-        }
-      }
-    });
+    const auto tokens = static_cast<size_t>(s.B * s.T * s.head_dim);
+    std::vector<double> gq(tokens * static_cast<size_t>(s.num_heads));
+    std::vector<double> gk(tokens * static_cast<size_t>(s.num_kv_heads));
+    std::vector<double> gv(gk.size());
+    add_gradients(d, AttentionSegment::whole(s), q, k, v, out, lse, dout,
+                  gq.data(), gk.data(), gv.data());
     store_heads(d, s, s.num_heads, gq, dq);
     store_heads(d, s, s.num_kv_heads, gk, dk);
     store_heads(d, s, s.num_kv_heads, gv, dv);
@@ -292,28 +254,7 @@ class ReferenceBackend final : public Backend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
-    for_each_segment_row(s, [&](const SegmentRow& r) {
-      double delta = 0;
-      for (int64_t j = 0; j < s.head_dim; ++j)
-        delta += at(d, out, r.out + j) * at(d, dout, r.out + j);
-      for (int64_t u = 0; u < r.visible; ++u) {
-        const double p = std::exp(segment_score(d, s, q, k, r, u) - lse[r.lse]);
-        double dp = 0;
-        for (int64_t j = 0; j < s.head_dim; ++j)
-          dp += at(d, dout, r.out + j) * at(d, v, r.key(s, u) + j);
-        const double ds = p * (dp - delta) * factor;
-        const int64_t grad = r.key_gradient(s, u);
-        for (int64_t j = 0; j < s.head_dim; ++j) {
-          const auto add = [](float& to, double x) {
-            to = static_cast<float>(to + x);
-          };
-          add(dv[grad + j], p * at(d, dout, r.out + j));
-          add(dq[r.out + j], ds * at(d, k, r.key(s, u) + j));
-          add(dk[grad + j], ds * at(d, q, r.query + j));
-        }
-      }
-    });
+    add_gradients(d, s, q, k, v, out, lse, dout, dq, dk, dv);
   }
 
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
@@ -476,32 +417,6 @@ class ReferenceBackend final : public Backend {
     return sum;
   }
 
-  // f(sequence, query head, its key/value head, query position).
-  template <typename F>
-  static void for_each_query(const AttentionShape& s, const F& f) {
-    for (int64_t b = 0; b < s.B; ++b)
-      for (int64_t h = 0; h < s.num_heads; ++h)
-        for (int64_t t = 0; t < s.T; ++t)
-          f(b, h, h / (s.num_heads / s.num_kv_heads), t);
-  }
-
-  // Scaled scores of one query with keys 0..t; returns the largest.
-  static double scores(Dtype d, const AttentionShape& s, const void* q,
-                       const void* k, int64_t b, int64_t h, int64_t g,
-                       int64_t t, std::vector<double>& p) {
-    double top = -INFINITY;
-    for (int64_t u = 0; u <= t; ++u) {
-      double sum = 0;
-      for (int64_t j = 0; j < s.head_dim; ++j)
-        sum += at(d, q, head_index(s, b, t, h) + j) *
-               at(d, k, head_index(s, b, u, g) + j);
-      p[static_cast<size_t>(u)] =
-          sum / std::sqrt(static_cast<double>(s.head_dim));
-      top = std::max(top, p[static_cast<size_t>(u)]);
-    }
-    return top;
-  }
-
   // One query of one head in a block of attention: where its elements lie and
   // how many keys it sees.
   struct SegmentRow {
@@ -538,13 +453,40 @@ class ReferenceBackend final : public Backend {
     return sum / std::sqrt(static_cast<double>(s.head_dim));
   }
 
-  // Writes the first `heads` heads of every token.
+  template <typename T>
+  static void add_gradients(Dtype d, const AttentionSegment& s, const void* q,
+                            const void* k, const void* v, const void* out,
+                            const float* lse, const void* dout, T* dq, T* dk,
+                            T* dv) {
+    const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+    for_each_segment_row(s, [&](const SegmentRow& r) {
+      double delta = 0;
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        delta += at(d, out, r.out + j) * at(d, dout, r.out + j);
+      for (int64_t u = 0; u < r.visible; ++u) {
+        const double p = std::exp(segment_score(d, s, q, k, r, u) - lse[r.lse]);
+        double dp = 0;
+        for (int64_t j = 0; j < s.head_dim; ++j)
+          dp += at(d, dout, r.out + j) * at(d, v, r.key(s, u) + j);
+        const double ds = p * (dp - delta) * factor;
+        const int64_t grad = r.key_gradient(s, u);
+        for (int64_t j = 0; j < s.head_dim; ++j) {
+          const auto add = [](T& to, double x) { to = static_cast<T>(to + x); };
+          add(dv[grad + j], p * at(d, dout, r.out + j));
+          add(dq[r.out + j], ds * at(d, k, r.key(s, u) + j));
+          add(dk[grad + j], ds * at(d, q, r.query + j));
+        }
+      }
+    });
+  }
+
+  // From `heads` heads a token to the stride of s.
   static void store_heads(Dtype d, const AttentionShape& s, int64_t heads,
                           const std::vector<double>& from, void* to) {
+    const int64_t width = heads * s.head_dim;
     for (int64_t n = 0; n < s.B * s.T; ++n)
-      for (int64_t j = 0; j < heads * s.head_dim; ++j)
-        set(d, to, n * s.stride + j,
-            from[static_cast<size_t>(n * s.stride + j)]);
+      for (int64_t j = 0; j < width; ++j)
+        set(d, to, n * s.stride + j, from[static_cast<size_t>(n * width + j)]);
   }
 };
 

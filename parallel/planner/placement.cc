@@ -1,4 +1,4 @@
-#include "parallel/planner/deal.h"
+#include "parallel/planner/placement.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 namespace remesh::planner {
 namespace {
 
-Status check_request(const DealRequest& q) {
+Status check_request(const PlacementRequest& q) {
   const std::pair<const char*, int> axes[] = {{"data", q.degrees.dp},
                                               {"tensor", q.degrees.tp},
                                               {"pipeline", q.degrees.pp},
@@ -55,7 +55,7 @@ Status check_request(const DealRequest& q) {
 // names.
 class Seating {
  public:
-  Seating(const DealRequest& q, const geometry::Layout& layout)
+  Seating(const PlacementRequest& q, const geometry::Layout& layout)
       : layout_(layout), places_(static_cast<size_t>(layout.world())) {
     std::map<std::string, int> turn;  // first previous rank by worker
     for (const RankPlace& p : q.previous) {
@@ -188,24 +188,25 @@ class Seating {
 
 }  // namespace
 
-Result<Deal> deal_mesh(const DealRequest& request) {
+Result<Placement> place_mesh(const PlacementRequest& request) {
   RETURN_IF_ERROR(check_request(request));
   int64_t offered = 0;
   for (const WorkerSlots& w : request.workers) offered += w.slots;
   ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request, offered));
-  Deal deal;
-  deal.layout = choice.layout;
-  deal.ranks = Seating(request, choice.layout).run(request.previous);
-  deal.spares = static_cast<int>(offered - choice.layout.world());
+  Placement placement;
+  placement.layout = choice.layout;
+  placement.ranks = Seating(request, choice.layout).run(request.previous);
+  placement.spares = static_cast<int>(offered - choice.layout.world());
   std::set<std::string> used;
-  for (const RankPlace& p : deal.ranks) used.insert(p.worker);
-  deal.reason = fmt::format("{}: {} of {} on {}", deal.layout.to_string(),
-                            deal.layout.world(), count(offered, "slot"),
-                            count(static_cast<int64_t>(used.size()), "worker"));
-  if (deal.spares > 0)
-    deal.reason +=
-        fmt::format(", {} ({})", count(deal.spares, "spare"), choice.limit);
-  return deal;
+  for (const RankPlace& p : placement.ranks) used.insert(p.worker);
+  placement.reason =
+      fmt::format("{}: {} of {} on {}", placement.layout.to_string(),
+                  placement.layout.world(), count(offered, "slot"),
+                  count(static_cast<int64_t>(used.size()), "worker"));
+  if (placement.spares > 0)
+    placement.reason += fmt::format(
+        ", {} ({})", count(placement.spares, "spare"), choice.limit);
+  return placement;
 }
 
 }  // namespace remesh::planner

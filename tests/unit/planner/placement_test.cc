@@ -1,4 +1,4 @@
-#include "parallel/planner/deal.h"
+#include "parallel/planner/placement.h"
 
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@ int pick(Rng& rng, int from, int to) {
   return std::uniform_int_distribution<int>(from, to)(rng);
 }
 
-DealRequest random_request(Rng& rng) {
-  DealRequest q;
+PlacementRequest random_request(Rng& rng) {
+  PlacementRequest q;
   const int workers = pick(rng, 0, 6);
   for (int i = 0; i < workers; ++i)
     q.workers.push_back({.worker = "w" + std::to_string(i),
@@ -36,49 +36,49 @@ DealRequest random_request(Rng& rng) {
   return q;
 }
 
-int slots_of(const DealRequest& q) {
+int slots_of(const PlacementRequest& q) {
   int n = 0;
   for (const auto& w : q.workers) n += w.slots;
   return n;
 }
 
-const WorkerSlots& worker(const DealRequest& q, const std::string& name) {
+const WorkerSlots& worker(const PlacementRequest& q, const std::string& name) {
   for (const auto& w : q.workers)
     if (w.worker == name) return w;
   ADD_FAILURE() << "no worker " << name;
   return q.workers.front();
 }
 
-class DealProperty : public testing::Test {
+class PlacementProperty : public testing::Test {
  protected:
-  DealProperty() { std::printf("seed %llu\n", (unsigned long long)seed_); }
+  PlacementProperty() { std::printf("seed %llu\n", (unsigned long long)seed_); }
 
   // Deals that succeed, with some previous mesh half of the time.
   template <typename F>
   void for_random_deals(const F& f) {
-    int dealt = 0;
+    int placed = 0;
     for (int trial = 0; trial < 3000; ++trial) {
-      DealRequest q = random_request(rng_);
+      PlacementRequest q = random_request(rng_);
       if (pick(rng_, 0, 1) == 0) {
-        DealRequest old = random_request(rng_);
-        const auto d = deal_mesh(old);
+        PlacementRequest old = random_request(rng_);
+        const auto d = place_mesh(old);
         if (d.ok()) q.previous = d->ranks;
       }
-      const auto d = deal_mesh(q);
+      const auto d = place_mesh(q);
       if (!d.ok()) continue;
-      ++dealt;
+      ++placed;
       f(q, *d);
       if (HasFailure()) return;
     }
-    EXPECT_GT(dealt, 500);
+    EXPECT_GT(placed, 500);
   }
 
   uint64_t seed_ = std::random_device()();
   Rng rng_{seed_};
 };
 
-TEST_F(DealProperty, EveryRankHasOneSeatAndNoSeatTwoRanks) {
-  for_random_deals([&](const DealRequest& q, const Deal& d) {
+TEST_F(PlacementProperty, EveryRankHasOneSeatAndNoSeatTwoRanks) {
+  for_random_deals([&](const PlacementRequest& q, const Placement& d) {
     ASSERT_EQ(static_cast<int>(d.ranks.size()), d.layout.world());
     std::set<std::pair<std::string, int>> seats;
     std::map<std::string, int> on_host, cores;
@@ -100,8 +100,8 @@ TEST_F(DealProperty, EveryRankHasOneSeatAndNoSeatTwoRanks) {
   });
 }
 
-TEST_F(DealProperty, TheMeshKeepsToItsLimits) {
-  for_random_deals([&](const DealRequest& q, const Deal& d) {
+TEST_F(PlacementProperty, TheMeshKeepsToItsLimits) {
+  for_random_deals([&](const PlacementRequest& q, const Placement& d) {
     EXPECT_GE(d.layout.world(), q.min_slots);
     EXPECT_LE(d.layout.dp, q.microbatches);
     if (q.max_slots != -1) {
@@ -121,11 +121,11 @@ TEST_F(DealProperty, TheMeshKeepsToItsLimits) {
   });
 }
 
-TEST_F(DealProperty, TheOrderOfTheInputDoesNotMatter) {
-  for_random_deals([&](DealRequest q, const Deal& d) {
+TEST_F(PlacementProperty, TheOrderOfTheInputDoesNotMatter) {
+  for_random_deals([&](PlacementRequest q, const Placement& d) {
     std::shuffle(q.workers.begin(), q.workers.end(), rng_);
     std::shuffle(q.previous.begin(), q.previous.end(), rng_);
-    const auto again = deal_mesh(q);
+    const auto again = place_mesh(q);
     ASSERT_TRUE(again.ok());
     EXPECT_EQ(again->ranks, d.ranks);
     EXPECT_EQ(again->layout, d.layout);
@@ -133,29 +133,29 @@ TEST_F(DealProperty, TheOrderOfTheInputDoesNotMatter) {
   });
 }
 
-TEST_F(DealProperty, MoreSlotsNeverMakeFewerRanks) {
-  for_random_deals([&](DealRequest q, const Deal& d) {
+TEST_F(PlacementProperty, MoreSlotsNeverMakeFewerRanks) {
+  for_random_deals([&](PlacementRequest q, const Placement& d) {
     if (pick(rng_, 0, 1) == 0)
       q.workers[static_cast<size_t>(
                     pick(rng_, 0, static_cast<int>(q.workers.size()) - 1))]
           .slots += pick(rng_, 1, 3);
     else
       q.workers.push_back({"new", "h1", pick(rng_, 1, 4), 2});
-    const auto more = deal_mesh(q);
+    const auto more = place_mesh(q);
     ASSERT_TRUE(more.ok());
     EXPECT_GE(more->layout.world(), d.layout.world());
   });
 }
 
-TEST_F(DealProperty, TheSameWorkersGetTheSameRanksAgain) {
-  for_random_deals([&](DealRequest q, const Deal& d) {
+TEST_F(PlacementProperty, TheSameWorkersGetTheSameRanksAgain) {
+  for_random_deals([&](PlacementRequest q, const Placement& d) {
     q.previous = d.ranks;
-    EXPECT_EQ(deal_mesh(q)->ranks, d.ranks);
+    EXPECT_EQ(place_mesh(q)->ranks, d.ranks);
   });
 }
 
-TEST_F(DealProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
-  for_random_deals([&](DealRequest q, const Deal& d) {
+TEST_F(PlacementProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
+  for_random_deals([&](PlacementRequest q, const Placement& d) {
     q.previous = d.ranks;
     auto& gone = q.workers[static_cast<size_t>(
         pick(rng_, 0, static_cast<int>(q.workers.size()) - 1))];
@@ -163,7 +163,7 @@ TEST_F(DealProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
     // Sorts first or last, and may be on another host.
     gone.worker = pick(rng_, 0, 1) == 0 ? "a" : "z";
     gone.host = "h" + std::to_string(pick(rng_, 0, 9));
-    const auto next = deal_mesh(q);
+    const auto next = place_mesh(q);
     ASSERT_TRUE(next.ok());
     ASSERT_EQ(next->layout, d.layout);
     for (size_t r = 0; r < d.ranks.size(); ++r) {
@@ -174,12 +174,12 @@ TEST_F(DealProperty, WhenAWorkerIsReplacedOnlyItsRanksMove) {
   });
 }
 
-TEST_F(DealProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
-  for_random_deals([&](DealRequest q, const Deal& d) {
+TEST_F(PlacementProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
+  for_random_deals([&](PlacementRequest q, const Placement& d) {
     if (d.layout.tp > 1 || !q.previous.empty()) return;
     q.previous = d.ranks;
     q.workers.push_back({"a", "a", 2, 2});  // sorts first
-    const auto next = deal_mesh(q);
+    const auto next = place_mesh(q);
     ASSERT_TRUE(next.ok());
     for (size_t r = 0; r < d.ranks.size(); ++r) {
       // Unless a worker that is there had spare slots, which fill first.
@@ -189,8 +189,8 @@ TEST_F(DealProperty, WhenWorkersJoinThoseThereKeepTheirRanks) {
   });
 }
 
-TEST_F(DealProperty, AsManyTensorGroupsSitOnOneHostAsCan) {
-  for_random_deals([&](const DealRequest& q, const Deal& d) {
+TEST_F(PlacementProperty, AsManyTensorGroupsSitOnOneHostAsCan) {
+  for_random_deals([&](const PlacementRequest& q, const Placement& d) {
     if (!q.previous.empty()) return;
     std::map<std::string, int> slots;
     for (const auto& w : q.workers) slots[w.host] += w.slots;
@@ -210,8 +210,8 @@ TEST_F(DealProperty, AsManyTensorGroupsSitOnOneHostAsCan) {
   });
 }
 
-TEST_F(DealProperty, AWorkersRanksAreContiguousInAFreshMesh) {
-  for_random_deals([&](const DealRequest& q, const Deal& d) {
+TEST_F(PlacementProperty, AWorkersRanksAreContiguousInAFreshMesh) {
+  for_random_deals([&](const PlacementRequest& q, const Placement& d) {
     if (d.layout.tp > 1 || !q.previous.empty()) return;
     std::set<std::string> left;
     for (size_t r = 1; r < d.ranks.size(); ++r) {
@@ -222,13 +222,13 @@ TEST_F(DealProperty, AWorkersRanksAreContiguousInAFreshMesh) {
   });
 }
 
-DealRequest two_workers() {
+PlacementRequest two_workers() {
   return {.workers = {{"b", "h", 2, 4}, {"a", "h", 1, 4}}, .microbatches = 8};
 }
 
-TEST(Deal, SaysWhatItChoseAndWhy) {
-  DealRequest q = two_workers();
-  auto d = deal_mesh(q);
+TEST(Placement, SaysWhatItChoseAndWhy) {
+  PlacementRequest q = two_workers();
+  auto d = place_mesh(q);
   ASSERT_TRUE(d.ok());
   EXPECT_EQ(d->reason, "dp3,pp1,tp1: 3 of 3 slots on 2 workers");
   EXPECT_EQ(
@@ -238,28 +238,28 @@ TEST(Deal, SaysWhatItChoseAndWhy) {
       d->ranks[2],
       (RankPlace{.rank = 2, .worker = "b", .local_slot = 1, .threads = 1}));
   q.max_slots = 2;
-  d = deal_mesh(q);
+  d = place_mesh(q);
   EXPECT_EQ(d->reason,
             "dp2,pp1,tp1: 2 of 3 slots on 2 workers, 1 spare "
             "(elastic.max_slots = 2)");
   EXPECT_EQ(d->ranks[0].threads, 2);
   q.max_slots = -1;
   q.microbatches = 1;
-  EXPECT_EQ(deal_mesh(q)->reason,
+  EXPECT_EQ(place_mesh(q)->reason,
             "dp1,pp1,tp1: 1 of 3 slots on 1 worker, 2 spares (1 "
             "microbatch)");
 }
 
-TEST(Deal, RefusalsNameTheKeyAndWhatIsAllowed) {
-  const auto expect_refusal = [](const DealRequest& q, Code code,
+TEST(Placement, RefusalsNameTheKeyAndWhatIsAllowed) {
+  const auto expect_refusal = [](const PlacementRequest& q, Code code,
                                  const std::string& part) {
-    const auto d = deal_mesh(q);
+    const auto d = place_mesh(q);
     ASSERT_FALSE(d.ok()) << part;
     EXPECT_EQ(d.status().code(), code) << part;
     EXPECT_NE(d.status().message().find(part), std::string::npos)
         << d.status().message();
   };
-  DealRequest q = two_workers();
+  PlacementRequest q = two_workers();
   q.min_slots = 5;
   expect_refusal(q, Code::kExhausted,
                  "too few slots: 3 offered (a: 1, b: 2), needs 5 "

@@ -1,4 +1,4 @@
-// deal_mesh: which mesh a job gets from the available slots, and which worker
+// place_mesh: which mesh a job gets from the available slots, and which worker
 // runs which rank. A pure function: the result does not depend on the order of
 // the workers in the request.
 //
@@ -58,7 +58,7 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
-struct DealRequest {
+struct PlacementRequest {
   std::vector<WorkerSlots> workers;
   Degrees degrees;
   int64_t microbatches = 1;  // of one global batch
@@ -73,10 +73,11 @@ struct DealRequest {
   std::optional<JobShape> shape;
   // When not empty, replaces the degrees; in order of preference.
   std::vector<geometry::Layout> layouts;
-  friend bool operator==(const DealRequest&, const DealRequest&) = default;
+  friend bool operator==(const PlacementRequest&,
+                         const PlacementRequest&) = default;
 };
 
-struct Deal {
+struct Placement {
   geometry::Layout layout;
   std::vector<RankPlace> ranks;  // by rank, world() of them
   int spares = 0;                // slots left unused
@@ -87,6 +88,6 @@ struct Deal {
 // workers with one name, dp above the number of microbatches, a model that
 // cannot be sharded that way, max_slots below min_slots), exhausted when there
 // are too few slots now, or too little memory.
-Result<Deal> deal_mesh(const DealRequest& request);
+Result<Placement> place_mesh(const PlacementRequest& request);
 
 }  // namespace remesh::planner

@@ -1,0 +1,53 @@
+// Which free segment a rank reuses.
+#include "worker/train/segments.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+#include <string>
+
+#include "checkpoint/memory/segment_directory.h"
+#include "tests/unit/memory/shm_dir.h"
+
+namespace remesh::train {
+namespace {
+
+using memory::StateSegment;
+
+constexpr uint64_t kJob = 0x1234;
+
+TEST(Segments, TakesTheSmallestFreeOneOfAtMostTwiceTheSize) {
+  const memory::ShmDir dir;
+  int number = 0;
+  for (const int64_t elements : {100000, 3000000, 2000000, 2500000}) {
+    const auto made = StateSegment::create(
+        memory::segment_path(dir.path(), kJob, number++), kJob, elements);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+  }
+  const Segments segments(dir.path(), kJob);
+  // The number of the segment for `elements`: 4 if it is a new one.
+  const auto taken = [&](int64_t elements, const std::set<std::string>& avoid) {
+    const auto s = segments.take(elements, avoid, {});
+    if (!s.ok()) return -1;
+    for (const auto& f : memory::list_segments(dir.path(), kJob))
+      if (f.path == (*s)->path()) {
+        if (f.number == 4) std::filesystem::remove(f.path);
+        return f.number;
+      }
+    return -1;
+  };
+  EXPECT_EQ(taken(1900000, {}), 2);
+  EXPECT_EQ(taken(2100000, {}), 3);
+  EXPECT_EQ(taken(2900000, {}), 1);
+  EXPECT_EQ(taken(3100000, {}), 4);
+  EXPECT_EQ(taken(900000, {}), 4);  // the others would waste memory
+  const auto smallest = memory::segment_path(dir.path(), kJob, 2);
+  EXPECT_EQ(taken(1900000, {smallest}), 3);
+  const auto owned = segments.open(smallest, StateSegment::Mode::kWrite);
+  ASSERT_TRUE(owned.ok());
+  EXPECT_EQ(taken(1900000, {}), 3);
+}
+
+}  // namespace
+}  // namespace remesh::train
