@@ -1,8 +1,10 @@
 #!/bin/bash
 # mutate.sh [NAME...]: takes the guards away, one at a time, and shows that the
-# simulated cluster notices. Each mutant of mutants.txt (or those named) is
-# applied to a copy of the tree, built and run; the table says which invariant
-# it violated and at which seed. Exit code 1 when a mutant survives.
+# tests notice. Each mutant of mutants.txt (or those named) is applied to a copy
+# of the tree, built and run: in the simulated cluster, and the table says which
+# invariant it violated and at which seed; or, where no invariant of a whole
+# cluster depends on the guard, in the test program that `by` names, and the
+# table says which test failed. Exit code 1 when a mutant survives.
 #   SEEDS=20000  seeds a mutant gets       LIMIT=600  seconds a mutant gets
 #   JOBS=2       threads and compilers     KEEP=DIR   copy and build folder
 set -eu
@@ -18,14 +20,17 @@ export CCACHE_SLOPPINESS=pch_defines,time_macros
 
 tree="$work/tree"
 folders="proto coordinator/core worker/agent/core parallel/geometry
-  parallel/jobfile parallel/planner checkpoint/manifest checkpoint/memory tests/sim"
+  parallel/jobfile parallel/planner checkpoint/manifest checkpoint/memory
+  tests/sim tests/scenario tests/unit/core"
 for f in $folders; do
   mkdir -p "$tree/$f"
   cp -rp "$root/$f/." "$tree/$f/"
 done
+mkdir -p "$tree/tests/testing"
+cp -p "$root/tests/testing/pieces.h" "$tree/tests/testing/"
 touch "$tree"/*/core/*.cc "$tree"/*/*/core/*.cc  # a kept copy may be mutated
 cp "$root/CMakeLists.txt" "$tree/"
-for f in checkpoint worker worker/agent coordinator parallel tests; do
+for f in checkpoint worker worker/agent coordinator parallel tests tests/unit; do
   mkdir -p "$tree/$f"
   if [ -f "$root/$f/CMakeLists.txt" ]; then
     cp "$root/$f/CMakeLists.txt" "$tree/$f/"
@@ -42,14 +47,14 @@ target_precompile_headers(remesh_agent_core PRIVATE
   <fmt/format.h> <algorithm> agent.h)
 CMAKE
 
-build() {
-  cmake --build "$work/build" --target cluster_sim -j "$jobs" \
+build() {  # build TARGET...
+  cmake --build "$work/build" --target "$@" -j "$jobs" \
     > "$work/build.log" 2>&1 < /dev/null
 }
 cmake -S "$tree" -B "$work/build" -G Ninja -DREMESH_BENCH=OFF \
   -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 > "$work/build.log" 2>&1 ||
   { cat "$work/build.log"; exit 2; }
-build || { tail -40 "$work/build.log"; exit 2; }
+build cluster_sim core_test scenario_test || { tail -40 "$work/build.log"; exit 2; }
 
 # replace FILE FROM TO: exact text, which must be there once.
 replace() {
@@ -65,23 +70,37 @@ replace() {
 }
 
 survivors=0
+mutants=0
 edits=()
-name="" guards=""
+name="" guards="" by=cluster_sim
 
-run_mutant() {
-  [ -n "$name" ] || return 0
-  local i violation seed rc=0
-  for ((i = 0; i < ${#edits[@]}; i += 3)); do
-    replace "${edits[i]}" "${edits[i + 1]}" "${edits[i + 2]}"
-  done
-  if build; then
+# Sets rc, and violation and seed if the mutant was noticed.
+run_in() {
+  rc=0
+  if [ "$by" = cluster_sim ]; then
     timeout "$limit" "$work/build/bin/cluster_sim" --seeds "$seeds" \
       --jobs "$jobs" --stop-at 1 > "$work/out" 2> "$work/err" || rc=$?
     violation=$(sed -n 's/^VIOLATED seed [0-9]*, t=[0-9]* ms: //p' \
       "$work/out" | head -1 | cut -c1-76)
     seed=$(sed -n 's/^VIOLATED seed \([0-9]*\).*/\1/p' "$work/out" | head -1)
+  else
+    timeout "$limit" "$work/build/bin/$by" > "$work/out" 2> "$work/err" || rc=$?
+    violation=$(sed -n 's/^\[  FAILED  \] \([^ ]*\) (.*/\1/p' "$work/out" |
+      head -1)
+  fi
+}
+
+run_mutant() {
+  [ -n "$name" ] || return 0
+  local i violation seed="" rc=0
+  for ((i = 0; i < ${#edits[@]}; i += 3)); do
+    replace "${edits[i]}" "${edits[i + 1]}" "${edits[i + 2]}"
+  done
+  mutants=$((mutants + 1))
+  if build "$by"; then
+    run_in
     if [ "$rc" = 0 ]; then
-      violation="SURVIVED $seeds seeds; guards: $guards"
+      violation="SURVIVED $by; guards: $guards"
       survivors=$((survivors + 1))
     elif [ "$rc" = 124 ]; then
       violation="(did not end in $limit s)"
@@ -114,11 +133,12 @@ while IFS= read -r line || [ -n "$line" ]; do
     '' | '#'*) continue ;;
     'mutant '*)
       run_mutant
-      name=${line#mutant } edits=() guards=""
+      name=${line#mutant } edits=() guards="" by=cluster_sim
       skip=0
       wanted "$name" || { skip=1; name=""; }
       ;;
     'guards '*) guards=${line#guards } ;;
+    'by '*) by=${line#by } ;;
     'file '*) file=${line#file } ;;
     '- '*) from=$(printf '%b' "${line#- }") ;;
     '+ '* | '+')
@@ -131,5 +151,5 @@ while IFS= read -r line || [ -n "$line" ]; do
   esac
 done < "$here/mutants.txt"
 run_mutant
-echo "$survivors survived"
+echo "killed $((mutants - survivors)) of $mutants"
 [ "$survivors" = 0 ]

@@ -39,11 +39,13 @@ class OneWorker {
     take(core_->start(now_));
   }
 
-  // Reports that state; at most one rank, as given.
+  // Reports that state; at most one rank, as given, and metrics of this loss
+  // for its step.
   void report(pb::Report::State state,
-              std::optional<pb::RankStatus> rank = std::nullopt) {
+              std::optional<pb::RankStatus> rank = std::nullopt,
+              const std::string& worker = "a", double loss = 0) {
     pb::Report r;
-    r.set_worker("a");
+    r.set_worker(worker);
     r.set_incarnation(1);
     r.set_seq(++seq_);
     r.set_host("h");
@@ -52,6 +54,12 @@ class OneWorker {
     r.set_generation(core_->durable().generation());
     r.set_state(state);
     if (rank) *r.add_ranks() = *rank;
+    if (loss > 0) {
+      pb::StepMetrics* m = r.add_metrics();
+      m->set_generation(r.generation());
+      m->set_step(rank->committed_step());
+      m->set_loss(loss);
+    }
     take(core_->on(ReportReceived{r}, now_));
   }
   void pass(int64_t ms) {
@@ -187,6 +195,38 @@ TEST(Failures, WithoutProgressStopTheJobAtTheLimit) {
       w.pass(40'000);
     }
     EXPECT_EQ(w.phase(), pb::Durable::FAILED) << limit;
+  }
+}
+
+// If the journal is lost, a worker may have ranks of an earlier generation of
+// the same number.
+TEST(Metrics, AreThoseOfTheParticipants) {
+  OneWorker w;
+  w.run({});
+  ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
+  pb::RankStatus rank;
+  rank.set_rank(0);
+  rank.set_committed_step(1);
+  w.report(pb::Report::RUNNING, rank, "outsider", 9.0);
+  w.report(pb::Report::RUNNING, rank, "a", 2.0);
+  const auto recorded = all_of<AppendMetrics>(w.last);
+  ASSERT_EQ(recorded.size(), 1U);
+  EXPECT_EQ(recorded[0].metrics.loss(), 2.0);
+}
+
+// A lost journal does not bring a number back that a checkpoint knows.
+TEST(Numbers, ContinueAboveThoseOfTheCheckpoints) {
+  CheckpointsScanned claimed;
+  claimed.claimed = 7;
+  CheckpointsScanned recorded;
+  recorded.valid = {{.step = 3, .path = "step-3", .recent = {{}}}};
+  recorded.valid[0].recent[0].set_generation(7);
+  recorded.valid[0].recent[0].set_step(3);
+  for (const CheckpointsScanned& scan : {claimed, recorded}) {
+    OneWorker w;
+    w.run(scan);
+    EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
+    EXPECT_EQ(w.durable().generation(), 8);
   }
 }
 
