@@ -451,7 +451,7 @@ void Cluster::drive_worker(Worker& w, const agent::Event& event) {
   if (const auto* d = std::get_if<agent::DirectiveReceived>(&event);
       d != nullptr && d->directive.incarnation() != life &&
       w.agent->generation() != generation)
-    violated(w.name + " obeys an order to its older life");
+    violated(w.name + " obeys a directive to its earlier incarnation");
   for (const agent::Action& a : actions) {
     if (faults_on_ && chance(crash_between_actions_)) {
       ++stats_.faults;

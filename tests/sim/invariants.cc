@@ -63,7 +63,7 @@ void Cluster::check_life(const pb::Durable& d) {
     epoch_life_ = coordinator_life_;
   } else if (journal_ && journal_->phase() >= pb::Durable::DONE &&
              d.phase() < pb::Durable::DONE) {
-    violated("went on after the job's end");
+    violated("continued after the job's end");
   }
   epoch_ = std::max(epoch_, d.epoch());
 }
@@ -270,7 +270,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
   const auto world = worlds_.find(e.generation());
   if (e.cause().find("no progress") != std::string::npos) {
     if (world == worlds_.end() || !world->second->stood)
-      violated("a hang was seen and no rank stood: " + e.cause());
+      violated("a hang was reported and no rank was stuck: " + e.cause());
   } else if (e.has_rank()) {
     if (world == worlds_.end() || !world->second->faulted.contains(e.rank()))
       violated("a failure names a healthy rank: " + e.cause());
@@ -288,19 +288,19 @@ void Cluster::check_heard(const pb::Report& r) {
   if (coordinator_ &&
       coordinator_->considers_live(r.worker(), r.incarnation()) &&
       coordinator_->durable().generation() < r.generation())
-    violated(fmt::format("goes on at generation {}, {} was at {}",
+    violated(fmt::format("continues at generation {}, {} was at {}",
                          coordinator_->durable().generation(), r.worker(),
                          r.generation()));
   uint64_t& newest = newest_heard_[r.worker()];
   if (coordinator_ && r.incarnation() < newest &&
       coordinator_->considers_live(r.worker(), r.incarnation()))
-    violated("took an older life for alive: " + r.worker());
+    violated("considered an earlier incarnation alive: " + r.worker());
   newest = std::max(newest, r.incarnation());
 }
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {
   const auto say = [&](const char* what, int64_t g) {
-    violated(fmt::format("{} says {}, its generation {} is not gone", w.name,
+    violated(fmt::format("{} reports {}, its generation {} still runs", w.name,
                          what, g));
   };
   for (const int64_t g : w.spawned) {

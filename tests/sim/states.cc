@@ -323,7 +323,7 @@ void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
   if (was.contains(last.step()) && is.contains(last.step()) &&
       was.at(last.step()) != is.at(last.step()))
     violated(
-        fmt::format("goes on with generation {}, which has another step {} "
+        fmt::format("continues generation {}, which has another step {} "
                     "than that of generation {} in the record",
                     generation, last.step(), last.generation()));
 }
