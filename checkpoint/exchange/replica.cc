@@ -238,7 +238,7 @@ class Replicator::Receiver final : public Replicator::Stream {
 
 Replicator::Replicator(comm::Comm& comm, const StateSegment& own,
                        std::span<const int> holders,
-                       std::vector<KeptReplica> kept,
+                       const std::vector<KeptReplica>& kept,
                        const ReplicaOptions& options) {
   for (const int h : holders)
     senders_.push_back(std::make_unique<Sender>(comm, h, options, own));

@@ -53,7 +53,7 @@ class Replicator {
  public:
   // `holders`: ranks of the comm that keep this rank's state.
   Replicator(comm::Comm& comm, const memory::StateSegment& own,
-             std::span<const int> holders, std::vector<KeptReplica> kept,
+             std::span<const int> holders, const std::vector<KeptReplica>& kept,
              const ReplicaOptions& options);
   // Waits like finish(): no request outlives it.
   ~Replicator();

@@ -163,8 +163,8 @@ Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) return errno_error(path + ": mmap", errno);
   auto* const begin = static_cast<std::byte*>(p);
-  auto* const at = reinterpret_cast<std::byte*>(
-      round_up(reinterpret_cast<uint64_t>(p), kHugePage));
+  const auto address = reinterpret_cast<uint64_t>(p);
+  std::byte* const at = begin + (round_up(address, kHugePage) - address);
   const int prot = mode == Mode::kWrite ? PROT_READ | PROT_WRITE : PROT_READ;
   if (mmap(at, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
     const int err = errno;

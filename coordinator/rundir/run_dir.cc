@@ -29,7 +29,7 @@ constexpr size_t kStampLength = 16;
 // The time stamp a run's name ends with, or "".
 std::string stamp_of(const std::string& name) {
   if (name.size() <= kStampLength) return "";
-  const std::string stamp = name.substr(name.size() - kStampLength);
+  std::string stamp = name.substr(name.size() - kStampLength);
   for (size_t i = 0; i < stamp.size(); ++i) {
     const bool dash = i == 0 || i == 9;
     if (dash ? stamp[i] != '-'

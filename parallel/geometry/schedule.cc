@@ -109,11 +109,11 @@ Status check_complete(const Schedule& s) {
           op.chunk >= s.chunks)
         return invalid_argument(fmt::format(
             "schedule: rank {}: {} is out of range", r, op_name(s, op)));
-      const auto id = static_cast<size_t>(
+      const int id =
           (static_cast<int>(op.pass) * s.num_microbatches + op.microbatch) *
               s.chunks +
-          op.chunk);
-      if (seen[id])
+          op.chunk;
+      if (seen[static_cast<size_t>(id)])
         return invalid_argument(
             fmt::format("schedule: rank {}: {} twice", r, op_name(s, op)));
       seen[id] = true;
@@ -173,8 +173,8 @@ class Simulation {
 
  private:
   double& done(Pass pass, int stage, int microbatch) {
-    return done_[static_cast<size_t>(pass)]
-                [static_cast<size_t>(stage * s_.num_microbatches + microbatch)];
+    const int i = stage * s_.num_microbatches + microbatch;
+    return done_[static_cast<size_t>(pass)][static_cast<size_t>(i)];
   }
   // When the result of a pass on another stage arrives; nullopt if unknown.
   std::optional<double> arrival(Pass pass, int stage, int microbatch) {

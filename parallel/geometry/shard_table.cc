@@ -83,7 +83,7 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
                    .tied_copy = tied_here && layout.pp > 1};
       p.owner = coord.tp % p.tp_group == 0 && !(tied_here && stage != 0);
       t.num_elements_ += p.numel();
-      t.params_.push_back(std::move(p));
+      t.params_.push_back(p);
       t.units_.back().last = t.params_.size();
       t.units_.back().end = t.num_elements_;
     }
@@ -92,7 +92,8 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
 }
 
 int64_t ShardTable::first_layer(int chunk) const {
-  return bounds_[static_cast<size_t>(chunk * layout_.pp + coord_.pp)];
+  const int stage = chunk * layout_.pp + coord_.pp;
+  return bounds_[static_cast<size_t>(stage)];
 }
 
 int64_t ShardTable::last_layer(int chunk) const {

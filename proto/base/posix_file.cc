@@ -11,7 +11,7 @@
 namespace remesh {
 
 Status os_error(const std::string& what, int err) {
-  const Status s = errno_error(what, err);
+  Status s = errno_error(what, err);
   if (err == ENOSPC || err == EDQUOT || err == ENOMEM || err == EMFILE ||
       err == ENFILE)
     return exhausted(s.message());

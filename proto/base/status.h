@@ -109,7 +109,9 @@ class [[nodiscard]] Result {
 // ASSIGN_OR_RETURN(auto x, f()): assigns the value or returns the failure.
 #define ASSIGN_OR_RETURN(lhs, expr) \
   ASSIGN_OR_RETURN_(REMESH_CONCAT(remesh_result_, __LINE__), lhs, expr)
+// NOLINTBEGIN(bugprone-macro-parentheses): tmp is a name, lhs may declare one.
 #define ASSIGN_OR_RETURN_(tmp, lhs, expr) \
   auto tmp = (expr);                      \
   if (!tmp.ok()) return tmp.status();     \
   lhs = std::move(tmp).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace remesh {
@@ -65,7 +66,7 @@ std::string format_bytes(uint64_t bytes) {
 
 std::string format_duration(double seconds) {
   if (seconds < 60) return fmt::format("{:.1f}s", std::max(0.0, seconds));
-  const auto s = static_cast<int64_t>(seconds + 0.5);
+  const auto s = std::llround(seconds);
   if (s < 3600) return fmt::format("{}m{:02}s", s / 60, s % 60);
   return fmt::format("{}h{:02}m", s / 3600, s % 3600 / 60);
 }

@@ -214,12 +214,13 @@ class ServerImpl : public Server {
     if (!lost_.empty()) lost_ready_.arm();
   }
 
-  void lose(const PeerId peer) {
+  // By value: erasing may destroy the caller's copy.
+  void lose(PeerId peer) {
     auto it = peers_.find(peer);
     if (it == peers_.end()) return;
     by_fd_.erase(it->second);
     peers_.erase(it);
-    lost_.push_back(peer);
+    lost_.push_back(std::move(peer));
     // Messages of a lost peer may still be in the queue.
     if (gone_.insert(peer).second) gone_order_.push_back(peer);
     if (gone_order_.size() > kRememberedLost) {
@@ -317,8 +318,7 @@ class ClientImpl : public Client {
 };
 
 Status check_address(const std::string& address) {
-  const Status bad =
-      invalid_argument("address '" + address + "': " + kAddressForm);
+  Status bad = invalid_argument("address '" + address + "': " + kAddressForm);
   if (address.rfind("ipc://", 0) == 0) return ok_status();
   const size_t colon = address.rfind(':');
   if (address.rfind("tcp://", 0) != 0 || colon < 7) return bad;

@@ -13,8 +13,8 @@ class MemoryFile final : public File {
 
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
     size_t torn = 0;
-    const Status s = fs_.step(MemoryFileSystem::Kind::kGrow, "write " + path_,
-                              bytes.size(), &torn);
+    Status s = fs_.step(MemoryFileSystem::Kind::kGrow, "write " + path_,
+                        bytes.size(), &torn);
     if (!s.ok()) bytes = bytes.first(torn);
     if (!bytes.empty()) {
       std::string& data = node_->data;

@@ -394,8 +394,7 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
 Status commit(const Index& index, const OutDir& out, SplitWriter& train,
               SplitWriter& val) {
   const std::string path = out.path() + "/" + kIndexName;
-  const Status wrote =
-      write_file(out.fs(), path + kPartial, index_to_json(index));
+  Status wrote = write_file(out.fs(), path + kPartial, index_to_json(index));
   if (!wrote.ok()) {
     (void)out.fs().remove(path + kPartial).ok();
     return wrote;

@@ -229,7 +229,7 @@ Status BlockSplitter::split_long_line() {
 
 Status BlockSplitter::emit() {
   if (block_.text.empty() && block_.ends.empty()) return ok_status();
-  const Status status = sink_(block_);
+  Status status = sink_(block_);
   block_.text.clear();
   block_.ends.clear();
   line_begin_ = 0;

@@ -90,8 +90,8 @@ void Engine::count(const model::MicroBatch& mb, double loss,
                    Facts& facts) const {
   if (rank_shard_.shard.coord().tp != 0) return;
   facts.loss_sum += loss;
-  facts.tokens +=
-      static_cast<double>(mb.B * mb.T / rank_shard_.shard.layout().cp);
+  const int64_t tokens = mb.B * mb.T / rank_shard_.shard.layout().cp;
+  facts.tokens += static_cast<double>(tokens);
 }
 
 Status Engine::forward(const PipeOp& op, Facts& facts) {

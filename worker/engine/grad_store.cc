@@ -132,7 +132,8 @@ void GradStore::start_ready(bool tied_too) {
 // message.
 void GradStore::sum_shared(size_t unit) {
   const Unit& u = shard_.units()[unit];
-  for (const auto& [degree, group] : groups_.tp) {
+  for (const auto& [group_degree, group] : groups_.tp) {
+    const int degree = group_degree;
     scratch_.clear();
     const auto each = [&](const auto& f) {
       for (size_t i = u.first; i < u.last; ++i) {

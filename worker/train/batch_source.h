@@ -50,11 +50,9 @@ class BatchSource {
   Result<std::span<const model::MicroBatch>> validation();
 
  private:
-  BatchSource(data::Dataset dataset, data::Sampler sampler,
+  BatchSource(data::Dataset dataset, const data::Sampler& sampler,
               const BatchOptions& options)
-      : options_(options),
-        dataset_(std::move(dataset)),
-        sampler_(std::move(sampler)) {}
+      : options_(options), dataset_(std::move(dataset)), sampler_(sampler) {}
   // Reads `windows` as microbatches of at most local_batch sequences.
   Status read(const data::Split& split, std::span<const int64_t> windows);
 

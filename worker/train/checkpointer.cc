@@ -215,7 +215,7 @@ void Checkpointer::start_copy_and_write(const RankState& state) {
       copied();
       return staged.ok() ? write_staged(state.step) : staged;
     }
-    const Status written =
+    Status written =
         write(state.step, pieces_, state.vectors,
               std::numeric_limits<uint64_t>::max(), [this] { copied(); });
     copied();  // no-op unless write() failed early

@@ -155,7 +155,7 @@ Status Replication::connect(comm::Comm& world) {
                       .elements = kept_[i].elements,
                       .segment = kept_[i].segment.get()});
   messages_ = std::make_unique<exchange::Replicator>(
-      *comm_, home_.segment(), holders, std::move(kept),
+      *comm_, home_.segment(), holders, kept,
       exchange::ReplicaOptions{.piece_bytes = kPieceBytes});
   return ok_status();
 }

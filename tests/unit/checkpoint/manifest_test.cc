@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -103,7 +104,8 @@ TEST(Encoding, DoublesRoundTripExactly) {
   ASSERT_TRUE(back.ok()) << back.status().to_string();
   for (size_t i = 0; i < values.size(); ++i) {
     const double x = back->recent(static_cast<int>(i)).loss();
-    EXPECT_EQ(std::memcmp(&x, &values[i], sizeof x), 0) << values[i];
+    EXPECT_EQ(std::bit_cast<uint64_t>(x), std::bit_cast<uint64_t>(values[i]))
+        << values[i];
   }
   EXPECT_TRUE(std::isnan(back->recent(m.recent_size() - 1).loss()));
 }

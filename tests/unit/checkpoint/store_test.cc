@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -110,7 +111,8 @@ TEST_F(StoreTest, LoadsBlocksOfColumnsAndTouchesNothingElse) {
             c >= width ? 42
                        : state_.exp_avg[static_cast<size_t>(
                              table_.offset(i) + (r + 1) * cols + cols / 2 + c)];
-        ASSERT_EQ(std::memcmp(&got, &want, sizeof got), 0) << r << " " << c;
+        ASSERT_EQ(std::bit_cast<uint32_t>(got), std::bit_cast<uint32_t>(want))
+            << r << " " << c;
       }
   }
 }

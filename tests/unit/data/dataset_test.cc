@@ -216,7 +216,7 @@ TEST_F(DatasetTest, ProgressRisesToTheTotal) {
 }
 
 TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
-  const auto says = [&](PrepareOptions o, const std::string& what) {
+  const auto says = [&](const PrepareOptions& o, const std::string& what) {
     const auto made = prepare(o, *posix_file_system());
     ASSERT_FALSE(made.ok());
     EXPECT_NE(made.status().message().find(what), std::string::npos)

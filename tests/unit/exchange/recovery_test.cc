@@ -201,7 +201,7 @@ class Rank {
       kept.push_back({r, shard->zero.state_elements(), kept_.back().get()});
     }
     replicator_ = std::make_unique<Replicator>(
-        mesh, *own_, p.holders[static_cast<size_t>(me_)], std::move(kept),
+        mesh, *own_, p.holders[static_cast<size_t>(me_)], kept,
         ReplicaOptions{.piece_bytes = 4096});
     replicator_->start(current_);
   }

@@ -91,8 +91,8 @@ struct Rank {
           dir / ("replica" + std::to_string(r) + "-" + std::to_string(me)), r));
       mine.push_back({r, elements_of(r), kept.back().get()});
     }
-    replicator = std::make_unique<Replicator>(comm, *own, p.holders[at],
-                                              std::move(mine), options);
+    replicator =
+        std::make_unique<Replicator>(comm, *own, p.holders[at], mine, options);
   }
   int me;
   std::unique_ptr<StateSegment> own;

@@ -307,7 +307,7 @@ Value random_value(const Field& key, std::mt19937_64& rng) {
     case Field::CPPTYPE_BOOL:
       return pick(2) == 1;
     case Field::CPPTYPE_STRING: {
-      const std::string allowed = o.GetExtension(pb::allowed);
+      const std::string& allowed = o.GetExtension(pb::allowed);
       if (!allowed.empty()) {
         std::istringstream in(allowed);
         std::vector<std::string> all;

@@ -260,8 +260,9 @@ TEST_P(BackendTest, EmbeddingGathersAndAddsRepeatedTokensInOrder) {
   std::vector<int32_t> tokens = ids(kRows, kVocab);
   tokens[5] = -1;
   // The full vocabulary, and a shard of it.
-  for (const auto& [row0, num_rows] :
+  for (const auto& [first, count] :
        {std::pair<int64_t, int64_t>{0, kVocab}, {3, 4}}) {
+    const int64_t row0 = first, num_rows = count;
     const auto f = [&](Backend& b, std::vector<Tensor>& o) {
       b.embedding(table.floats(), row0, num_rows, tokens.data(), kRows, kDim,
                   o[0].floats());
@@ -428,12 +429,10 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
                          .grad_scale = 0.5,
                          .clear_grad = n == 100};
     const auto f = [&](Backend& b, std::vector<Tensor>& o, bool in_place) {
-      const int to = in_place ? 0 : 4;
+      const size_t to = in_place ? 0 : 4;
       b.adamw(options, n, o[3].floats() + kOff, o[0].floats() + kOff,
-              o[1].floats() + kOff, o[2].floats() + kOff,
-              o[static_cast<size_t>(to)].floats() + kOff,
-              o[static_cast<size_t>(to + 1)].floats() + kOff,
-              o[static_cast<size_t>(to + 2)].floats() + kOff);
+              o[1].floats() + kOff, o[2].floats() + kOff, o[to].floats() + kOff,
+              o[to + 1].floats() + kOff, o[to + 2].floats() + kOff);
     };
     for (const bool in_place : {true, false})
       expect_agreement(

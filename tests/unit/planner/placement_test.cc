@@ -197,16 +197,15 @@ TEST_F(PlacementProperty, AsManyTensorGroupsSitOnOneHostAsCan) {
     int can = 0;
     for (const auto& [host, n] : slots) can += n / d.layout.tp;
     int whole = 0;
-    const int groups = d.layout.world() / d.layout.tp;
-    for (int g = 0; g < groups; ++g) {
+    const auto tp = static_cast<size_t>(d.layout.tp);
+    const size_t groups = d.ranks.size() / tp;
+    for (size_t g = 0; g < groups; ++g) {
       std::set<std::string> hosts;
-      for (int t = 0; t < d.layout.tp; ++t)
-        hosts.insert(
-            worker(q, d.ranks[static_cast<size_t>(g * d.layout.tp + t)].worker)
-                .host);
+      for (size_t t = 0; t < tp; ++t)
+        hosts.insert(worker(q, d.ranks.at(g * tp + t).worker).host);
       if (hosts.size() == 1) ++whole;
     }
-    EXPECT_EQ(whole, std::min(can, groups));
+    EXPECT_EQ(whole, std::min(can, static_cast<int>(groups)));
   });
 }
 

@@ -198,7 +198,7 @@ std::string TrainerTest::checkpoint(int64_t step) const {
 }
 
 std::string TrainerTest::write_spec(const pb::RankSpec& spec) {
-  const std::string path = dir_ + "/spec-" + std::to_string(++number_);
+  std::string path = dir_ + "/spec-" + std::to_string(++number_);
   std::ofstream out(path, std::ios::binary);
   spec.SerializeToOstream(&out);
   return path;
@@ -273,7 +273,7 @@ std::string TrainerTest::worker_folder(const std::string& worker) {
     EXPECT_NE(mkdtemp(pattern.data()), nullptr);
     shm_ = pattern;
   }
-  const std::string folder = shm_ + "/" + worker;
+  std::string folder = shm_ + "/" + worker;
   std::filesystem::create_directories(folder);
   return folder;
 }

@@ -350,7 +350,7 @@ bool ServerImpl::complete_fence(const std::string& space, int64_t index,
   // PMIx frees the copy with std::free.
   char* copy = static_cast<char*>(std::malloc(blob.size() + 1));
   CHECK(copy != nullptr);
-  std::memcpy(copy, blob.data(), blob.size());
+  std::copy(blob.begin(), blob.end(), copy);
   fence.callback(PMIX_SUCCESS, copy, blob.size(), fence.argument, std::free,
                  copy);
   return true;

@@ -1,3 +1,4 @@
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,9 +20,11 @@ const SimdOps& select_simd() {
 }
 
 bool amx_available() {
-  __builtin_cpu_init();
-  if (!__builtin_cpu_supports("amx-tile") ||
-      !__builtin_cpu_supports("amx-bf16") || &select_simd() != &simd_v4_bf16())
+  // Leaf 7 of CPUID (Intel SDM, volume 2A).
+  constexpr unsigned kAmx = 1U << 24 | 1U << 22;  // AMX-TILE, AMX-BF16
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 ||
+      (edx & kAmx) != kAmx || &select_simd() != &simd_v4_bf16())
     return false;
   // Linux grants the large tile registers on request, for all threads of the
   // process (Documentation/arch/x86/xstate.rst).
