@@ -13,48 +13,22 @@ namespace {
 
 using Points = std::vector<std::pair<int64_t, double>>;
 
-// Dots of a character cell: Braille has 2 x 4, ASCII one.
-struct Cell {
-  int x = 1;
-  int y = 1;
-};
+// Rows of dots, the first on top: '*' or ' '.
+using Canvas = std::vector<std::string>;
 
-// A grid of dots, row 0 on top.
-class Canvas {
- public:
-  Canvas(int columns, int rows)
-      : columns_(columns), dots_(static_cast<size_t>(columns) * rows) {}
-  void set(int column, int row) {
-    dots_[static_cast<size_t>(row) * columns_ + column] = true;
-  }
-  bool get(int column, int row) const {
-    return dots_[static_cast<size_t>(row) * columns_ + column];
-  }
-
- private:
-  int columns_;
-  std::vector<bool> dots_;
-};
-
-std::string utf8(uint32_t code) {  // U+0800 .. U+FFFF
-  std::string out;
-  out += static_cast<char>(0xe0 | (code >> 12));
-  out += static_cast<char>(0x80 | ((code >> 6) & 0x3f));
-  out += static_cast<char>(0x80 | (code & 0x3f));
-  return out;
-}
-
-// Braille patterns start at U+2800; bit of the dot in column x, row y.
+// The Braille character of 2 x 4 dots: U+2800 and a bit for each of them.
 std::string braille(const Canvas& canvas, int cx, int cy) {
   static constexpr uint32_t kBits[4][2] = {
       {0x01, 0x08}, {0x02, 0x10}, {0x04, 0x20}, {0x40, 0x80}};
-  uint32_t code = 0x2800;
+  uint32_t bits = 0;
   for (int y = 0; y < 4; ++y) {
     for (int x = 0; x < 2; ++x) {
-      if (canvas.get(cx * 2 + x, cy * 4 + y)) code |= kBits[y][x];
+      if (canvas[cy * 4 + y][cx * 2 + x] == '*') bits |= kBits[y][x];
     }
   }
-  return code == 0x2800 ? " " : utf8(code);
+  if (bits == 0) return " ";
+  return {'\xe2', static_cast<char>(0xa0 | (bits >> 6)),
+          static_cast<char>(0x80 | (bits & 0x3f))};  // in UTF-8
 }
 
 // Mean of the points of each dot column; columns between two that have points
@@ -88,7 +62,8 @@ std::vector<std::optional<double>> columns_of(const Points& points,
 
 // Draws the columns as a line: each dot is joined to the one before it.
 void draw(const std::vector<std::optional<double>>& values, double low,
-          double high, int rows, Canvas* canvas) {
+          double high, Canvas* canvas) {
+  const int rows = static_cast<int>(canvas->size());
   std::optional<int> before;
   for (int c = 0; c < static_cast<int>(values.size()); ++c) {
     if (!values[c]) continue;
@@ -100,7 +75,7 @@ void draw(const std::vector<std::optional<double>>& values, double low,
     if (before && *before < row) from = *before + 1;
     if (before && *before > row) to = *before - 1;
     for (int r = std::min(from, row); r <= std::max(to, row); ++r) {
-      canvas->set(c, r);
+      (*canvas)[r][c] = '*';
     }
     before = row;
   }
@@ -116,16 +91,18 @@ std::vector<std::string> loss_curve(const Points& all, int width, int height,
   constexpr int kLabel = 8;  // "  2.1345"
   const int columns = width - kLabel - 2;
   if (points.empty() || columns < 4 || height < 2) return {};
-  const Cell cell = unicode ? Cell{2, 4} : Cell{1, 1};
-  const auto values = columns_of(points, columns * cell.x);
+  // Dots of a character.
+  const int across = unicode ? 2 : 1;
+  const int down = unicode ? 4 : 1;
+  const auto values = columns_of(points, columns * across);
   double low = std::numeric_limits<double>::infinity();
   double high = -low;
   for (const auto& v : values) {
     if (v) low = std::min(low, *v), high = std::max(high, *v);
   }
   if (high - low < 1e-9) high += 0.5, low -= 0.5;
-  Canvas canvas(columns * cell.x, height * cell.y);
-  draw(values, low, high, height * cell.y, &canvas);
+  Canvas canvas(height * down, std::string(columns * across, ' '));
+  draw(values, low, high, &canvas);
 
   std::vector<std::string> lines;
   for (int y = 0; y < height; ++y) {
@@ -133,13 +110,8 @@ std::vector<std::string> loss_curve(const Points& all, int width, int height,
     if (y == 0) line = fmt::format("{:>{}.4f}", high, kLabel);
     if (y == height - 1) line = fmt::format("{:>{}.4f}", low, kLabel);
     line += unicode ? " \u2502" : " |";
-    for (int x = 0; x < columns; ++x) {
-      if (unicode) {
-        line += braille(canvas, x, y);
-      } else {
-        line += canvas.get(x, y) ? '*' : ' ';
-      }
-    }
+    if (!unicode) line += canvas[y];
+    for (int x = 0; unicode && x < columns; ++x) line += braille(canvas, x, y);
     line.erase(line.find_last_not_of(' ') + 1);
     lines.push_back(line);
   }
