@@ -57,13 +57,15 @@ Result<Target> find_target(const std::string& named) {
   return target;
 }
 
-Result<std::unique_ptr<Asker>> Asker::connect(const std::string& address) {
-  auto asker = std::make_unique<Asker>();
-  ASSIGN_OR_RETURN(asker->client_, wire::Client::connect(address));
-  return asker;
-}
-
 void Asker::send(pb::Command command) {
+  const auto endpoint = rundir::read_endpoint(run_dir_);
+  if (!endpoint.ok()) return;
+  if (!client_ || endpoint.value().address != address_) {
+    auto client = wire::Client::connect(endpoint.value().address);
+    if (!client.ok()) return;
+    client_ = std::move(*client);
+    address_ = endpoint.value().address;
+  }
   command.set_id(++id_);
   pb::Envelope envelope;
   *envelope.mutable_command() = std::move(command);
@@ -71,14 +73,20 @@ void Asker::send(pb::Command command) {
 }
 
 std::optional<pb::Reply> Asker::poll() {
-  while (auto envelope = client_->receive()) {
-    if (!waiting_ || !envelope->has_reply() || envelope->reply().id() != id_) {
-      continue;  // a late reply to an earlier command
-    }
+  while (waiting_) {
+    auto envelope = client_->receive();
+    if (!envelope) break;
+    // Others are late replies to earlier commands.
+    if (!envelope->has_reply() || envelope->reply().id() != id_) continue;
     waiting_ = false;
     return std::move(*envelope->mutable_reply());
   }
   return std::nullopt;
+}
+
+void Asker::disconnect() {
+  client_.reset();
+  waiting_ = false;
 }
 
 Result<pb::JobStatus> send_command(const Target& target,

@@ -35,15 +35,22 @@ void wait_for_next_poll();
 // Whether JobStatus.state is final.
 bool has_ended(const std::string& state);
 
-// Sends commands without waiting, one at a time. Threads: one.
+// Sends commands to the coordinator of a run without waiting, one at a time.
+// Threads: one.
 class Asker {
  public:
-  static Result<std::unique_ptr<Asker>> connect(const std::string& address);
-  void send(pb::Command command);   // abandons the previous one
+  explicit Asker(std::string run_dir) : run_dir_(std::move(run_dir)) {}
+  // Abandons the previous command. Connects first if need be, also to another
+  // coordinator than before; does nothing if the run has none.
+  void send(pb::Command command);
   std::optional<pb::Reply> poll();  // the reply to it, once
   bool waiting() const { return waiting_; }
+  // Abandons the command; the next one uses a new connection.
+  void disconnect();
 
  private:
+  std::string run_dir_;
+  std::string address_;  // that client_ is connected to
   std::unique_ptr<wire::Client> client_;
   uint64_t id_ = 0;
   bool waiting_ = false;

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include "coordinator/rundir/lines.h"
-#include "coordinator/rundir/run_dir.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/paths.h"
 
 namespace remesh::ctl {
 namespace {
@@ -12,6 +12,15 @@ namespace {
 constexpr int64_t kAskEveryMs = 500;
 // After this long without a reply, connect to the address again.
 constexpr int64_t kReplyTimeoutMs = 3000;
+
+// What the bottom line shows in place of the loss.
+std::string note_of(const pb::JobStatus& s) {
+  if (s.state() == "running") return "";
+  // With a detail, the coordinator has found that it lacks slots or a worker.
+  if (s.state() == "waiting" && !s.detail().empty())
+    return "waiting for workers";
+  return s.state();
+}
 
 }  // namespace
 
@@ -33,13 +42,14 @@ double Pace::left_s(int64_t steps, double now) const {
                   left > 0 ? left - pace : 0.0);
 }
 
-Follower::Follower(const pb::Job& job, std::string run_dir, Screen* screen)
-    : steps_(job.train().steps()),
-      log_every_(job.train().log_every()),
-      run_dir_(std::move(run_dir)),
+Follower::Follower(const pb::Job& job, const std::string& run_dir,
+                   Screen* screen)
+    : log_every_(job.train().log_every()),
       screen_(screen),
-      metrics_(rundir::metrics_path(run_dir_), /*from_end=*/true),
-      events_(rundir::events_path(run_dir_), /*from_end=*/true) {}
+      metrics_(rundir::metrics_path(run_dir), /*from_end=*/true),
+      events_(rundir::events_path(run_dir), /*from_end=*/true),
+      progress_{.steps = job.train().steps()},
+      asker_(run_dir) {}
 
 void Follower::poll(int64_t now_ms, double now_unix) {
   read_events();
@@ -50,7 +60,6 @@ void Follower::poll(int64_t now_ms, double now_unix) {
 
 void Follower::say(const std::string& text, Tone tone, double now_unix) {
   screen_->line(fmt::format("{}  {}", clock_text(now_unix), text), tone);
-  screen_->flush();
 }
 
 void Follower::read_events() {
@@ -58,7 +67,7 @@ void Follower::read_events() {
     const auto event = rundir::parse_event_line(line);
     if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
-    say(event_text(e), event_tone(e), e.time());
+    say(event_text(e), events::tone_of(e.event()), e.time());
     if (e.event() == events::kJobDone) outcome_ = "done";
     if (e.event() == events::kJobStopped) outcome_ = "stopped";
     if (e.event() == events::kJobFailed) {
@@ -73,52 +82,36 @@ void Follower::read_metrics() {
     const auto parsed = rundir::parse_metrics_line(line);
     if (!parsed.ok()) continue;
     const pb::StepMetrics& m = parsed.value();
-    last_step_ = m.step();
-    loss_ = m.loss();
+    progress_.step = m.step();
+    progress_.loss = m.loss();
     pace_.step(m.step(), m.time());
-    if (m.step() % log_every_ == 0 || m.step() == 1 || m.step() == steps_ ||
-        m.has_val_loss()) {
-      screen_->line(step_line(m, steps_));
+    if (m.step() % log_every_ == 0 || m.step() == 1 ||
+        m.step() == progress_.steps || m.has_val_loss()) {
+      screen_->line(step_line(m, progress_.steps));
     }
   }
-  screen_->flush();
 }
 
 void Follower::ask_status(int64_t now_ms) {
-  if (asker_ && asker_->waiting()) {
-    if (const auto reply = asker_->poll()) {
-      state_ = reply->status().state();
-      detail_ = reply->status().detail();
+  if (asker_.waiting()) {
+    if (const auto reply = asker_.poll()) {
+      state_note_ = note_of(reply->status());
     } else if (now_ms - asked_ms_ > kReplyTimeoutMs) {
-      state_ = "unreachable";
-      asker_.reset();
+      state_note_ = "unreachable";
+      asker_.disconnect();
     }
     return;
   }
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
-  const auto endpoint = rundir::read_endpoint(run_dir_);
-  if (!endpoint.ok()) return;
-  if (!asker_ || endpoint.value().address != address_) {
-    address_ = endpoint.value().address;
-    auto asker = Asker::connect(address_);
-    if (!asker.ok()) return;
-    asker_ = std::move(*asker);
-  }
-  asker_->send(pb::Command());
+  asker_.send(pb::Command());
 }
 
 void Follower::draw(double now_unix) {
-  Progress p{.step = last_step_, .steps = steps_, .loss = loss_};
-  p.left_s = pace_.left_s(steps_, now_unix);
-  p.note = note_;
-  if (p.note.empty() && state_ == "waiting" && !detail_.empty()) {
-    p.note = "waiting for workers";
-  } else if (p.note.empty() && !state_.empty() && state_ != "running") {
-    p.note = state_;
-  }
+  progress_.left_s = pace_.left_s(progress_.steps, now_unix);
+  progress_.note = note_.empty() ? state_note_ : note_;
   screen_->resize();
-  screen_->bottom(progress_line(p, screen_->style()));
+  screen_->bottom(progress_line(progress_, screen_->style()));
 }
 
 }  // namespace remesh::ctl

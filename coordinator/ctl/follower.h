@@ -1,13 +1,10 @@
 // Follower: shows the progress of a run from the files of the run directory,
-// which outlive any coordinator, and from the coordinator's status for what is
-// in no file ("waiting for workers: 0 of 1 slots").
+// which outlive any coordinator, and the state of the job from the coordinator.
 //
 // Threads: one. No call blocks.
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -33,14 +30,13 @@ class Pace {
 class Follower {
  public:
   // Lines that the files already have are not shown.
-  Follower(const pb::Job& job, std::string run_dir, Screen* screen);
+  Follower(const pb::Job& job, const std::string& run_dir, Screen* screen);
 
   // Shows new lines, and queries the coordinator periodically.
   void poll(int64_t now_ms, double now_unix);
   // "done", "stopped" or "failed" after the job has ended, else "".
   const std::string& outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
-  int64_t last_step() const { return last_step_; }
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
   // Shown at the bottom in place of the loss; "" removes it.
@@ -52,22 +48,17 @@ class Follower {
   void ask_status(int64_t now_ms);
   void draw(double now_unix);
 
-  int64_t steps_;
   int64_t log_every_;
-  std::string run_dir_;
   Screen* screen_;
   rundir::LineTail metrics_;
   rundir::LineTail events_;
   Pace pace_;
-  int64_t last_step_ = 0;
-  double loss_ = 0;
+  Progress progress_;
   std::string note_;
-  std::string state_;  // from the coordinator's last reply
-  std::string detail_;
+  std::string state_note_;  // from the coordinator's last reply
   std::string outcome_;
   std::string reason_;
-  std::string address_;
-  std::unique_ptr<Asker> asker_;
+  Asker asker_;
   int64_t asked_ms_ = 0;
 };
 

@@ -8,7 +8,6 @@
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/text.h"
-#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -58,40 +57,13 @@ std::string failure_event(const pb::EventRecord& e) {
   return out;
 }
 
-std::string training_event(const pb::EventRecord& e) {
-  return fmt::format("training resumed on {} after {}",
-                     rundir::mesh_text(e.mesh()), format_duration(e.seconds()));
-}
-
-// All fields of an event that has no text of its own.
-std::string any_event(const pb::EventRecord& e) {
-  std::string name = e.event();
-  std::replace(name.begin(), name.end(), '_', ' ');
-  std::string out = name;
-  if (!e.worker().empty()) out += " " + e.worker();
-  out += after_colon(e.cause());
-  return out + after_colon(e.detail());
-}
-
 }  // namespace
 
 std::string toned(const std::string& text, Tone tone, const Style& style) {
-  if (!style.color || tone == Tone::kPlain) return text;
-  const char* code = "";
-  switch (tone) {
-    case Tone::kGood:
-      code = "32";
-      break;
-    case Tone::kNotice:
-      code = "36";
-      break;
-    case Tone::kBad:
-      code = "31";
-      break;
-    default:
-      code = "2";
-      break;
-  }
+  if (!style.color) return text;
+  const char* code = tone == Tone::kGood  ? "32"
+                     : tone == Tone::kBad ? "31"
+                                          : "36";
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
@@ -128,58 +100,40 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps) {
 }
 
 std::string event_text(const pb::EventRecord& e) {
-  const std::string& name = e.event();
+  if (e.event() == events::kMesh) return mesh_event(e);
+  if (e.event() == events::kFailure) return failure_event(e);
   const std::string worker = "worker " + e.worker();
-  if (name == events::kWorkerJoined)
-    return worker + " joined" + after_colon(e.detail());
-  if (name == events::kWorkerBack)
-    return worker + " returned" + after_colon(e.detail());
-  if (name == events::kWorkerLeft) return worker + " left";
-  if (name == events::kWorkerLeaving) return worker + " is leaving";
-  if (name == events::kWorkerLost)
-    return worker + " lost" + after_colon(e.cause());
-  if (name == events::kDrain) return "draining " + worker;
-  if (name == events::kMeshAsked)
-    return "mesh requested" + after_colon(e.detail());
-  if (name == events::kScaleAsked)
-    return "slot limit changed" + after_colon(e.detail());
-  if (name == events::kMeshReleased)
-    return "requested mesh released" + after_colon(e.detail());
-  if (name == events::kMesh) return mesh_event(e);
-  if (name == events::kTraining) return training_event(e);
-  if (name == events::kFailure) return failure_event(e);
-  if (name == events::kGenerationEnded) {
-    return fmt::format("generation {} stopped cleanly{}", e.generation(),
-                       after_colon(e.detail()));
-  }
-  if (name == events::kCheckpoint) {
-    return fmt::format("checkpoint of step {} saved", e.step());
-  }
-  if (name == events::kCheckpointFailed) {
-    return "checkpoint not saved" + after_colon(e.cause());
-  }
-  // For slots, or for a worker that holds the newest state: the detail says.
-  if (name == events::kWaiting || name == events::kWaitingForState)
-    return "waiting" + after_colon(e.detail());
-  if (name == events::kStopRequested)
-    return "stop requested; saving and stopping";
-  if (name == events::kJobDone) return fmt::format("done at step {}", e.step());
-  if (name == events::kJobStopped)
-    return fmt::format("stopped at step {}", e.step());
-  if (name == events::kJobFailed)
-    return "the job failed" + after_colon(e.cause());
-  return any_event(e);
-}
-
-Tone event_tone(const pb::EventRecord& e) {
-  switch (events::tone_of(e.event())) {
-    case events::Tone::kGood:
-      return Tone::kGood;
-    case events::Tone::kBad:
-      return Tone::kBad;
-    default:
-      return Tone::kNotice;
-  }
+  const std::pair<const events::EventKind*, std::string> sentences[] = {
+      {&events::kWorkerJoined, worker + " joined"},
+      {&events::kWorkerBack, worker + " returned"},
+      {&events::kWorkerLeft, worker + " left"},
+      {&events::kWorkerLeaving, worker + " is leaving"},
+      {&events::kWorkerLost, worker + " lost"},
+      {&events::kDrain, "draining " + worker},
+      {&events::kMeshAsked, "mesh requested"},
+      {&events::kScaleAsked, "slot limit changed"},
+      {&events::kMeshReleased, "requested mesh released"},
+      {&events::kTraining,
+       fmt::format("training resumed on {} after {}",
+                   rundir::mesh_text(e.mesh()), format_duration(e.seconds()))},
+      {&events::kGenerationEnded,
+       fmt::format("generation {} stopped cleanly", e.generation())},
+      {&events::kCheckpoint,
+       fmt::format("checkpoint of step {} saved", e.step())},
+      {&events::kCheckpointFailed, "checkpoint not saved"},
+      // For slots, or for a worker that holds the newest state.
+      {&events::kWaiting, "waiting"},
+      {&events::kWaitingForState, "waiting"},
+      {&events::kStopRequested, "stop requested; saving and stopping"},
+      {&events::kJobDone, fmt::format("done at step {}", e.step())},
+      {&events::kJobStopped, fmt::format("stopped at step {}", e.step())},
+      {&events::kJobFailed, "the job failed"}};
+  const std::string why = after_colon(e.cause()) + after_colon(e.detail());
+  for (const auto& [kind, sentence] : sentences)
+    if (e.event() == *kind) return sentence + why;
+  std::string name = e.event();
+  std::replace(name.begin(), name.end(), '_', ' ');
+  return name + (e.worker().empty() ? "" : " " + e.worker()) + why;
 }
 
 std::string clock_text(double unix_s) {

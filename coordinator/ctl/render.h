@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "proto/control.pb.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 
@@ -18,7 +19,7 @@ struct Style {
   int width = 80;
 };
 
-enum class Tone { kPlain, kGood, kNotice, kBad, kFaint };
+using events::Tone;
 // The text in the tone's color if the style has colors.
 std::string toned(const std::string& text, Tone tone, const Style& style);
 
@@ -32,7 +33,6 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps);
 
 // One event without its time: "worker w1 joined: 2 slots on vm".
 std::string event_text(const pb::EventRecord& e);
-Tone event_tone(const pb::EventRecord& e);
 // "16:18:10", local time.
 std::string clock_text(double unix_s);
 

@@ -61,7 +61,6 @@ class RunJob {
         job_(std::move(job)),
         run_dir_(std::move(run_dir)),
         began_(unix_seconds()),
-        screen_(stdout_is_terminal(), style_of_stdout()),
         loop_(Supervisor::kTickMs),
         supervisor_({.local_workers = options.local_workers,
                      .respawn = options.respawn,
@@ -117,9 +116,7 @@ class RunJob {
   void tick() {
     reap();
     follower_->poll(monotonic_ms(), unix_seconds());
-    if (stopper_ && stopper_->waiting()) {
-      if (const auto reply = stopper_->poll()) give(StopAnswered{reply->ok()});
-    }
+    if (const auto reply = stopper_.poll()) give(StopAnswered{reply->ok()});
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();
     give(Tick{
@@ -177,17 +174,9 @@ class RunJob {
   void perform(const KillAll&) { children_.kill_all(); }
 
   void perform(const SendStop&) {
-    const auto endpoint = rundir::read_endpoint(run_dir_);
-    if (!endpoint.ok()) return;
-    if (!stopper_ || stop_address_ != endpoint.value().address) {
-      stop_address_ = endpoint.value().address;
-      auto asker = Asker::connect(stop_address_);
-      if (!asker.ok()) return;
-      stopper_ = std::move(*asker);
-    }
     pb::Command command;
     command.set_kind(pb::Command::STOP);
-    stopper_->send(command);
+    stopper_.send(command);
   }
 
   void perform(const Greet&) {
@@ -246,11 +235,8 @@ class RunJob {
     const std::string newest = newest_checkpoint();
     s.checkpoint = newest.empty() ? "" : shown(newest);
     screen_.line(summary_text(s, screen_.style()));
-    screen_.flush();
-    if (had_ended) {
+    if (had_ended)
       screen_.line("This run had already ended; --resume continues it.");
-      screen_.flush();
-    }
     if (code != kExitFailed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
@@ -271,8 +257,7 @@ class RunJob {
   std::string worker_program_;
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
-  std::string stop_address_;
-  std::unique_ptr<Asker> stopper_;
+  Asker stopper_{run_dir_};
 };
 
 int run_job(const RunOptions& options) {

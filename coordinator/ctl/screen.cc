@@ -10,14 +10,19 @@
 namespace remesh::ctl {
 namespace {
 
-constexpr int kDefaultWidth = 80;
+constexpr const char* kClearLine = "\r\x1b[K";
+
+// Not fmt::print(), which throws when stdout is a closed pipe.
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
 
 int terminal_width() {
   winsize size{};
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
-    return size.ws_col;
-  }
-  return kDefaultWidth;
+  const bool known =
+      ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : Style().width;
 }
 
 bool locale_is_utf8() {
@@ -54,21 +59,18 @@ void Screen::resize() {
   if (terminal_) style_.width = terminal_width();
 }
 
+void Screen::line(const std::string& text) {
+  print((bottom_.empty() ? "" : kClearLine) + text + "\n" + bottom_);
+}
+
 void Screen::line(const std::string& text, Tone tone) {
-  if (!bottom_.empty()) std::fputs("\r\x1b[K", stdout);
-  const std::string shown = toned(text, tone, style_) + "\n";
-  std::fwrite(shown.data(), 1, shown.size(), stdout);
-  if (!bottom_.empty()) std::fwrite(bottom_.data(), 1, bottom_.size(), stdout);
+  line(toned(text, tone, style_));
 }
 
 void Screen::bottom(const std::string& text) {
   if (!terminal_ || text == bottom_) return;
-  std::fputs("\r\x1b[K", stdout);
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  print(kClearLine + text);
   bottom_ = text;
-  flush();
 }
-
-void Screen::flush() { std::fflush(stdout); }
 
 }  // namespace remesh::ctl

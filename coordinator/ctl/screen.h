@@ -15,7 +15,7 @@ bool stdout_is_terminal();
 
 class Screen {
  public:
-  Screen(bool terminal, Style style) : terminal_(terminal), style_(style) {}
+  Screen() = default;
   ~Screen() { bottom(""); }
   Screen(const Screen&) = delete;
   Screen& operator=(const Screen&) = delete;
@@ -23,14 +23,14 @@ class Screen {
   const Style& style() const { return style_; }
   // Reads the width of the terminal again.
   void resize();
-  void line(const std::string& text, Tone tone = Tone::kPlain);
+  void line(const std::string& text);
+  void line(const std::string& text, Tone tone);
   // Sets the bottom line, on a terminal only; "" removes it.
   void bottom(const std::string& text);
-  void flush();
 
  private:
-  bool terminal_;
-  Style style_;
+  bool terminal_ = stdout_is_terminal();
+  Style style_ = style_of_stdout();
   std::string bottom_;
 };
 

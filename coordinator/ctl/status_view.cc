@@ -241,7 +241,7 @@ std::string events_text(const pb::JobStatus& s, const Style& style) {
        ++i) {
     const pb::EventRecord& e = s.events(i);
     out += "  " + clock_text(e.time()) + "  " +
-           toned(event_text(e), event_tone(e), style) + "\n";
+           toned(event_text(e), events::tone_of(e.event()), style) + "\n";
   }
   return out;
 }

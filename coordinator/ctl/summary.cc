@@ -94,7 +94,8 @@ std::string event_rows(const RunSummary& s) {
         e.event() == events::kWorkerJoined || e.event() == events::kWorkerBack;
     left +=
         e.event() == events::kWorkerLeft || e.event() == events::kWorkerLost;
-    if (event_tone(e) == Tone::kBad && e.event() != events::kJobFailed) {
+    if (events::tone_of(e.event()) == Tone::kBad &&
+        e.event() != events::kJobFailed) {
       bad.push_back(clock_text(e.time()) + " " + event_text(e));
     }
   }

@@ -89,7 +89,7 @@ TEST_F(RenderTest, EventTexts) {
   failure.set_worker("w2");
   failure.set_cause("signal 9");
   EXPECT_EQ(event_text(failure), "failure of rank 1 on worker w2: signal 9");
-  EXPECT_EQ(event_tone(failure), Tone::kBad);
+  EXPECT_EQ(events::tone_of(failure.event()), Tone::kBad);
   // All that is known of it in one line, and nothing twice.
   failure.set_host("vm");
   failure.set_cause(
@@ -183,7 +183,6 @@ TEST_F(RenderTest, LossCurvesOfLittle) {
 TEST_F(RenderTest, TonesAreColorsOnATerminalOnly) {
   EXPECT_EQ(toned("x", Tone::kBad, {.color = true}), "\x1b[31mx\x1b[0m");
   EXPECT_EQ(toned("x", Tone::kBad, {}), "x");
-  EXPECT_EQ(toned("x", Tone::kPlain, {.color = true}), "x");
 }
 
 TEST_F(RenderTest, PaceTellsTheTimeOnTheWall) {
