@@ -10,7 +10,6 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/verify.h"
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/lines.h"
@@ -94,15 +93,13 @@ uint64_t bytes_of(const pb::Manifest& m) {
   return bytes;
 }
 
-int list(const Options& options) {
-  const auto folder = folder_of(options.target);
-  if (!folder.ok()) return fail(folder.status());
+Result<int> list(const Options& options) {
+  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
   const auto system = posix_file_system();
-  const auto found = manifest::scan(*system, folder.value());
-  if (!found.ok()) return fail(found.status());
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
   if (options.json) {
     auto array = nlohmann::ordered_json::array();
-    for (const auto& f : found.value()) {
+    for (const auto& f : found) {
       array.push_back({{"step", f.step},
                        {"path", f.path},
                        {"valid", f.status.ok()},
@@ -113,9 +110,8 @@ int list(const Options& options) {
                                   nlohmann::json::error_handler_t::replace));
     return kExitOk;
   }
-  if (found.value().empty())
-    fmt::print("no checkpoint in {}\n", folder.value());
-  for (const auto& f : found.value()) {
+  if (found.empty()) fmt::print("no checkpoint in {}\n", folder);
+  for (const auto& f : found) {
     if (!f.status.ok()) {
       fmt::print("{:>10}  not usable: {}\n", f.step, f.status.message());
       continue;
@@ -128,30 +124,30 @@ int list(const Options& options) {
   return kExitOk;
 }
 
-int inspect(const Options& options) {
-  const auto path = one_checkpoint(options);
-  if (!path.ok()) return fail(path.status());
-  const auto system = posix_file_system();
-  const auto manifest = manifest::read_checkpoint(*system, path.value());
-  if (!manifest.ok()) return fail(manifest.status());
+// Prints a pb::Manifest or store::VerifyReport of the checkpoint.
+template <typename T>
+void show(const Options& options, const std::string& path, const T& what) {
   if (options.json) {
-    fmt::print("{}\n", store::describe_json(manifest.value()));
+    fmt::print("{}\n", store::describe_json(what));
   } else {
-    fmt::print("{}\n{}", path.value(), store::describe(manifest.value()));
+    fmt::print("{}\n{}", path, store::describe(what));
   }
+}
+
+Result<int> inspect(const Options& options) {
+  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
+  const auto system = posix_file_system();
+  ASSIGN_OR_RETURN(const pb::Manifest manifest,
+                   manifest::read_checkpoint(*system, path));
+  show(options, path, manifest);
   return kExitOk;
 }
 
-int verify(const Options& options) {
-  const auto path = one_checkpoint(options);
-  if (!path.ok()) return fail(path.status());
+Result<int> verify(const Options& options) {
+  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
   const auto system = posix_file_system();
-  const store::VerifyReport report = store::verify(*system, path.value());
-  if (options.json) {
-    fmt::print("{}\n", store::describe_json(report));
-  } else {
-    fmt::print("{}\n{}", path.value(), store::describe(report));
-  }
+  const store::VerifyReport report = store::verify(*system, path);
+  show(options, path, report);
   return report.ok ? kExitOk : kExitFailed;
 }
 
@@ -199,10 +195,9 @@ Result<std::string> save_and_wait(const std::string& run) {
   }
 }
 
-int save(const Options& options) {
-  const auto path = save_and_wait(options.target);
-  if (!path.ok()) return fail(path.status());
-  fmt::print("{}\n", path.value());
+Result<int> save(const Options& options) {
+  ASSIGN_OR_RETURN(const std::string path, save_and_wait(options.target));
+  fmt::print("{}\n", path);
   return kExitOk;
 }
 
@@ -223,9 +218,9 @@ Examples:
       "save", "Save after the current step; waits and prints the path");
   add_run_option(c, &o->target);
   c->footer("\nExample:\n  remesh checkpoint save runs/latest");
-  c->callback([o, code] { *code = save(*o); });
+  c->callback([o, code] { *code = exit_code(save(*o)); });
   const auto add = [&](const char* name, const char* help, bool one,
-                       int (*command)(const Options&)) {
+                       Result<int> (*command)(const Options&)) {
     c = checkpoint->add_subcommand(name, help);
     c->add_option("RUN_OR_CHECKPOINT", o->target,
                   "Run directory or one checkpoint. Default: the newest run "
@@ -237,7 +232,7 @@ Examples:
     c->add_flag("--json", o->json, "Print JSON");
     c->footer(
         fmt::format("\nExample:\n  remesh checkpoint {} runs/latest", name));
-    c->callback([o, code, command] { *code = command(*o); });
+    c->callback([o, code, command] { *code = exit_code(command(*o)); });
   };
   add("list", "List the checkpoints of a run", false, list);
   add("inspect", "Show what a checkpoint contains", true, inspect);

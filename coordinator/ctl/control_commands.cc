@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -19,94 +18,89 @@ struct Options {
   std::string run;
 };
 
-int drain(const Options& o) {
+Result<int> drain(const Options& o) {
   pb::Command command;
   command.set_kind(pb::Command::DRAIN);
   command.set_worker(o.argument);
-  const auto status = send_command(o.run, command);
-  if (!status.ok()) return fail(status.status());
+  RETURN_IF_ERROR(send_command(o.run, command).status());
   fmt::print("worker {} leaves after the current step\n", o.argument);
   return kExitOk;
 }
 
-int mesh(const Options& o) {
+Result<int> mesh(const Options& o) {
   pb::Command command;
   command.set_kind(pb::Command::MESH);
   command.set_layout(o.argument);
-  const auto status = send_command(o.run, command);
-  if (!status.ok()) return fail(status.status());
-  if (status.value().pinned().empty()) {
+  ASSIGN_OR_RETURN(const pb::JobStatus status, send_command(o.run, command));
+  if (status.pinned().empty()) {
     fmt::print("the mesh is selected automatically again\n");
   } else {
     fmt::print(
         "mesh {} from the next step boundary, until another is requested or "
         "there are not enough slots\n",
-        status.value().pinned());
+        status.pinned());
   }
   return kExitOk;
 }
 
-int scale(const Options& o) {
+Result<int> scale(const Options& o) {
   int slots = 0;
   const char* end = o.argument.data() + o.argument.size();
   const auto [at, error] = std::from_chars(o.argument.data(), end, slots);
   const bool is_number = error == std::errc() && at == end && slots >= 1;
   if (o.argument != "all" && !is_number)
-    return fail(invalid_argument(
+    return invalid_argument(
         fmt::format("invalid slot count '{}': expected a positive integer or "
                     "'all'",
-                    o.argument)));
+                    o.argument));
   pb::Command command;
   command.set_kind(pb::Command::SCALE);
   command.set_slots(slots);
-  const auto status = send_command(o.run, command);
-  if (!status.ok()) return fail(status.status());
-  if (status.value().scale() == 0) {
+  ASSIGN_OR_RETURN(const pb::JobStatus status, send_command(o.run, command));
+  if (status.scale() == 0) {
     fmt::print("all slots are used from the next step boundary\n");
   } else {
     fmt::print(
         "up to {} slots are used from the next step boundary; others are "
         "spares\n",
-        status.value().scale());
+        status.scale());
   }
   return kExitOk;
 }
 
-// How the job ended according to its last event; "" if it did not. The
-// coordinator exits soon after the end of the job.
-std::string outcome_in_events(const std::string& run_dir, int64_t* step) {
+// State and step of the job at its end, according to its last event; `error`
+// if that is another one. The coordinator exits soon after the end of the job.
+Result<pb::JobStatus> outcome_in_events(const std::string& run_dir,
+                                        const Status& error) {
   const auto events = rundir::read_lines(rundir::events_path(run_dir));
   const auto last =
       rundir::parse_event_line(events.empty() ? "" : events.back());
   for (const std::string state : {"done", "failed", "stopped"}) {
     if (!last.ok() || last.value().event() != "job_" + state) continue;
-    *step = last.value().step();
-    return state;
+    pb::JobStatus status;
+    status.set_state(state);
+    status.set_step(last.value().step());
+    return status;
   }
-  return "";
+  return error;
 }
 
-int stop(const Options& o) {
+Result<int> stop(const Options& o) {
   pb::Command command;
   command.set_kind(pb::Command::STOP);
-  auto status = send_command(o.run, command);
-  if (!status.ok()) return fail(status.status());
-  const std::string run_dir = status.value().run_dir();
-  std::string state = status.value().state();
-  int64_t step = status.value().step();
-  while (!has_ended(state)) {
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  const std::string run_dir = status.run_dir();
+  while (!has_ended(status.state())) {
     wait_for_next_poll();
-    status = send_command(o.run, pb::Command());
-    if (status.ok()) {
-      state = status.value().state();
-      step = status.value().step();
+    auto now = send_command(o.run, pb::Command());
+    if (now.ok()) {
+      status = std::move(*now);
     } else if (rundir::RunLock::holder(run_dir) == 0) {
-      state = outcome_in_events(run_dir, &step);
-      if (state.empty()) return fail(status.status());
+      ASSIGN_OR_RETURN(status, outcome_in_events(run_dir, now.status()));
     }
   }
-  fmt::print("the job is {} at step {}\n", state, step);
-  return state == "failed" ? kExitFailed : kExitOk;
+  fmt::print("the job is {} at step {}\n", status.state(), status.step());
+  return status.state() == "failed" ? kExitFailed : kExitOk;
 }
 
 struct Verb {
@@ -115,7 +109,7 @@ struct Verb {
   const char* argument;  // nullptr: none
   const char* argument_help;
   const char* footer;
-  int (*run)(const Options&);
+  Result<int> (*run)(const Options&);
 };
 
 constexpr Verb kVerbs[] = {
@@ -162,7 +156,7 @@ void add_control_verbs(CLI::App* app, int* code) {
       c->add_option(verb.argument, o->argument, verb.argument_help)->required();
     add_run_option(c, &o->run);
     c->footer(verb.footer);
-    c->callback([o, code, run = verb.run] { *code = run(*o); });
+    c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });
   }
 }
 

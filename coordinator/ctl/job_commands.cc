@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "coordinator/ctl/children.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
@@ -16,37 +15,33 @@
 namespace remesh::ctl {
 namespace {
 
-int plan(PlanOptions o) {
-  const auto job = rundir::load_resolved(o.job_file, o.set);
-  if (!job.ok()) return fail(job.status());
+Result<int> plan(PlanOptions o) {
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved(o.job_file, o.set));
   if (o.cores == 0)
     o.cores =
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  const auto text = plan_text(job.value(), o);
-  if (!text.ok()) return fail(text.status());
-  fmt::print("{}", text.value());
+  ASSIGN_OR_RETURN(const std::string text, plan_text(job, o));
+  fmt::print("{}", text);
   return kExitOk;
 }
 
-int job_check(const std::string& job_file,
-              const std::vector<std::string>& set) {
-  const auto job = rundir::load_resolved(job_file, set);
-  if (!job.ok()) return fail(job.status());
-  fmt::print("{}", jobfile::to_toml(job.value()));
+Result<int> job_check(const std::string& job_file,
+                      const std::vector<std::string>& set) {
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved(job_file, set));
+  fmt::print("{}", jobfile::to_toml(job));
   return kExitOk;
 }
 
 // Becomes remesh-data; returns only if that fails.
-int data(const std::vector<std::string>& arguments) {
-  const auto program = program_beside("remesh-data");
-  if (!program.ok()) return fail(program.status());
-  std::vector<std::string> argv = {program.value()};
+Result<int> data(const std::vector<std::string>& arguments) {
+  ASSIGN_OR_RETURN(const std::string program, program_beside("remesh-data"));
+  std::vector<std::string> argv = {program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<char*> raw;
   for (std::string& a : argv) raw.push_back(a.data());
   raw.push_back(nullptr);
   execv(raw[0], raw.data());
-  return fail(errno_error("start " + program.value(), errno));
+  return errno_error("start " + program, errno);
 }
 
 void add_plan(CLI::App* app, int* code) {
@@ -75,7 +70,7 @@ Examples:
   remesh plan job.toml --slots 4 --layout pp2,tp2 --set train.recompute=full
 
 Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
-  c->callback([o, code] { *code = plan(*o); });
+  c->callback([o, code] { *code = exit_code(plan(*o)); });
 }
 
 void add_job(CLI::App* app, int* code) {
@@ -90,7 +85,8 @@ void add_job(CLI::App* app, int* code) {
       job->add_subcommand("check", "Print a job file with all values resolved");
   add_job_options(check, &o->job_file, &o->set);
   check->footer("\nExample:\n  remesh job check job.toml --set train.steps=50");
-  check->callback([o, code] { *code = job_check(o->job_file, o->set); });
+  check->callback(
+      [o, code] { *code = exit_code(job_check(o->job_file, o->set)); });
   CLI::App* defaults = job->add_subcommand(
       "defaults", "Print a job file with every key, its default and its help");
   defaults->footer("\nExample:\n  remesh job defaults > job.toml");
@@ -106,7 +102,7 @@ void add_job_verbs(CLI::App* app, int* code) {
   CLI::App* c = app->add_subcommand("data", "Prepare text for training");
   c->prefix_command();
   c->set_help_flag();
-  c->callback([c, code] { *code = data(c->remaining()); });
+  c->callback([c, code] { *code = exit_code(data(c->remaining())); });
 }
 
 }  // namespace remesh::ctl

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/verbs.h"
 #include "proto/base/text.h"
 

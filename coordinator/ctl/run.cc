@@ -10,7 +10,6 @@
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/ctl/children.h"
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/summary.h"
@@ -260,15 +259,15 @@ class RunJob {
   Asker stopper_{run_dir_};
 };
 
-int run_job(const RunOptions& options) {
-  auto job = rundir::load_resolved(options.job_file, options.set);
-  if (!job.ok()) return fail(job.status());
-  auto run_dir =
-      rundir::choose_run(job->job().dump_folder(), job->job().name(),
-                         options.run_dir, options.resume, unix_seconds());
-  if (!run_dir.ok()) return fail(run_dir.status());
-  RunJob run(options, std::move(*job), std::move(*run_dir));
-  if (const Status s = run.start(); !s.ok()) return fail(s);
+Result<int> run_job(const RunOptions& options) {
+  ASSIGN_OR_RETURN(pb::Job job,
+                   rundir::load_resolved(options.job_file, options.set));
+  ASSIGN_OR_RETURN(
+      std::string run_dir,
+      rundir::choose_run(job.job().dump_folder(), job.job().name(),
+                         options.run_dir, options.resume, unix_seconds()));
+  RunJob run(options, std::move(job), std::move(run_dir));
+  RETURN_IF_ERROR(run.start());
   return run.run();
 }
 
@@ -309,7 +308,7 @@ Examples:
 
 Workers can join and leave during the run: remesh-worker --connect RUN.
 Ctrl-C saves and stops; a second Ctrl-C kills immediately.)");
-  c->callback([o, code] { *code = run_job(*o); });
+  c->callback([o, code] { *code = exit_code(run_job(*o)); });
 }
 
 }  // namespace remesh::ctl

@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/verbs.h"
@@ -58,30 +57,28 @@ std::string files_text(const std::string& run, const Style& style) {
   return out + events_text(status, style);
 }
 
-int show(const Options& o, bool clear) {
+Result<int> show(const Options& o, bool clear) {
   const Style style = style_of_stdout();
-  const auto target = find_target(o.run);
-  if (!target.ok()) return fail(target.status());
-  const auto status = send_command(target.value(), pb::Command());
-  const std::string& run_dir = target.value().run_dir;
+  ASSIGN_OR_RETURN(const Target target, find_target(o.run));
+  const auto status = send_command(target, pb::Command());
   std::string text;
   if (status.ok()) {
-    text = o.json ? status_json(status.value())
-                  : status_text(status.value(), style);
-  } else if (!run_dir.empty() && !o.json) {
-    text = files_text(run_dir, style);
+    text = o.json ? status_json(*status) : status_text(*status, style);
+  } else if (!target.run_dir.empty() && !o.json) {
+    text = files_text(target.run_dir, style);
   }
   if (!text.empty()) fmt::print("{}{}", clear ? "\x1b[H\x1b[J" : "", text);
   std::fflush(stdout);
-  return status.ok() ? kExitOk : fail(status.status());
+  RETURN_IF_ERROR(status.status());
+  return kExitOk;
 }
 
 int status(const Options& o) {
   const bool clear = o.watch && stdout_is_terminal();
-  int code = show(o, clear);
+  int code = exit_code(show(o, clear));
   while (o.watch && code != kExitUsage) {
     std::this_thread::sleep_for(kWatchInterval);
-    code = show(o, clear);
+    code = exit_code(show(o, clear));
   }
   return code;
 }

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "coordinator/ctl/exit.h"
+#include "proto/base/exit_code.h"
 
 namespace remesh::ctl {
 

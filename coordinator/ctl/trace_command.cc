@@ -1,18 +1,18 @@
 // `remesh trace`: the merged timeline of a generation.
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <memory>
-#include <sstream>
+#include <optional>
 
 #include "coordinator/ctl/client.h"
-#include "coordinator/ctl/exit.h"
 #include "coordinator/ctl/timeline.h"
 #include "coordinator/ctl/verbs.h"
+#include "proto/base/file_system.h"
 #include "proto/rundir/paths.h"
 
 namespace remesh::ctl {
@@ -37,14 +37,6 @@ std::optional<std::pair<int64_t, int>> parse_name(const std::string& name) {
   return std::pair(generation, rank);
 }
 
-Result<std::string> read_file(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in) return io_error(path.string() + ": cannot be read");
-  return text.str();
-}
-
 // A run's trace files by generation and rank.
 std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   std::map<int64_t, std::map<int, fs::path>> found;
@@ -56,7 +48,7 @@ std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   return found;
 }
 
-Status write_trace(const Options& o) {
+Result<int> write_trace(const Options& o) {
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
   if (target.run_dir.empty())
     return invalid_argument(o.run +
@@ -74,9 +66,12 @@ Status write_trace(const Options& o) {
     return not_found(fmt::format(
         "{}: no traces of generation {}; available: {} to {}", folder.string(),
         o.generation, all.begin()->first, all.rbegin()->first));
+  constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+  const auto system = posix_file_system();
   std::vector<RankTrace> ranks;
   for (const auto& [rank, path] : of->second) {
-    ASSIGN_OR_RETURN(const std::string text, read_file(path));
+    ASSIGN_OR_RETURN(const std::string text,
+                     read_file(*system, path.string(), kNoLimit));
     ASSIGN_OR_RETURN(RankTrace trace, parse_trace(text, path.string()));
     ranks.push_back(std::move(trace));
   }
@@ -93,7 +88,7 @@ Status write_trace(const Options& o) {
   fmt::print("generation {}, mesh {}: {} ranks\n{}\n{}\n", of->first,
              ranks[0].mesh, ranks.size(), trace_report(ranks), out);
   fmt::print("open it at https://ui.perfetto.dev or chrome://tracing\n");
-  return ok_status();
+  return kExitOk;
 }
 
 }  // namespace
@@ -114,10 +109,7 @@ Examples:
   remesh trace runs/latest -o timeline.json
 
 Open the file at https://ui.perfetto.dev or chrome://tracing.)");
-  c->callback([o, code] {
-    const Status s = write_trace(*o);
-    *code = s.ok() ? kExitOk : fail(s);
-  });
+  c->callback([o, code] { *code = exit_code(write_trace(*o)); });
 }
 
 }  // namespace remesh::ctl

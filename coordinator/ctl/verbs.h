@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "proto/base/exit_code.h"
+
 namespace remesh::ctl {
 
 void add_run_verb(CLI::App* app, int* code);          // run.cc
@@ -15,6 +17,11 @@ void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
 void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
 void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
 void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
+
+// What a verb returns: its exit code, or an error, which is printed on stderr.
+inline int exit_code(const Result<int>& code) {
+  return code.ok() ? *code : exit_with("remesh", code.status());
+}
 
 // Options that several verbs have.
 inline void add_run_option(CLI::App* verb, std::string* run) {
