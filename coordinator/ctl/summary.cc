@@ -59,7 +59,7 @@ std::string speed_row(const RunSummary& s) {
 
 std::string mesh_rows(const RunSummary& s, const Style& style) {
   std::vector<std::string> meshes;
-  int64_t changes = 0;
+  int64_t interruptions = 0;
   double lost_s = 0;
   int64_t lost_steps = 0;
   for (const pb::EventRecord& e : s.events) {
@@ -67,7 +67,7 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
     if (e.event() == events::kMesh)
       meshes.push_back(rundir::mesh_text(e.mesh()));
     if (e.event() == events::kTraining) {
-      ++changes;
+      ++interruptions;
       lost_s += e.seconds();
       lost_steps += e.lost_steps();
     }
@@ -76,11 +76,11 @@ std::string mesh_rows(const RunSummary& s, const Style& style) {
   if (!meshes.empty()) {
     out += row("meshes", join(meshes, style.unicode ? " \u2192 " : " -> "));
   }
-  if (changes > 0)
-    out += row(
-        "time lost",
-        fmt::format("{} in {} of mesh, {} recomputed", format_duration(lost_s),
-                    plural(changes, "change"), plural(lost_steps, "step")));
+  if (interruptions > 0)
+    out += row("time lost",
+               fmt::format("{} in {}, {} recomputed", format_duration(lost_s),
+                           plural(interruptions, "interruption"),
+                           plural(lost_steps, "step")));
   return out;
 }
 

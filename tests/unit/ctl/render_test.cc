@@ -240,7 +240,7 @@ TEST_F(RenderTest, Summary) {
   validation  2.2500 nats per token at step 4
   speed       41.2k tokens/s, 0.099 s per step (mean of 3 steps)
   meshes      dp2 -> dp3
-  time lost   1.2s in 1 change of mesh, 2 steps recomputed
+  time lost   1.2s in 1 interruption, 2 steps recomputed
   workers     1 joined, 0 left
   problems    01:01:01 failure of rank 1 on worker w2: signal 9
   checkpoint  runs/r/checkpoints/step-00000004
