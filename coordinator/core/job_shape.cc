@@ -32,6 +32,25 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job) {
   return s;
 }
 
+planner::PlacementRequest placement_request(
+    const pb::Job& job, const std::optional<planner::JobShape>& shape) {
+  const pb::Parallel& p = job.parallel();
+  planner::PlacementRequest r{
+      .degrees = {.dp = static_cast<int>(p.data_parallel_degree()),
+                  .tp = static_cast<int>(p.tensor_parallel_degree()),
+                  .pp = static_cast<int>(p.pipeline_parallel_degree()),
+                  .cp = static_cast<int>(p.context_parallel_degree())},
+      .microbatches =
+          job.train().global_batch_size() / job.train().local_batch_size(),
+      .min_slots = static_cast<int>(job.elastic().min_slots()),
+      .max_slots = static_cast<int>(job.elastic().max_slots()),
+      .shape = shape};
+  for (const std::string& text : job.elastic().layouts())
+    if (const auto layout = geometry::Layout::parse(text); layout.ok())
+      r.layouts.push_back(*layout);
+  return r;
+}
+
 geometry::Layout layout_of(const pb::Mesh& mesh) {
   return {.dp = mesh.dp(), .pp = mesh.pp(), .tp = mesh.tp(), .cp = mesh.cp()};
 }

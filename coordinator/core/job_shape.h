@@ -5,6 +5,7 @@
 
 #include "parallel/geometry/layout.h"
 #include "parallel/planner/memory.h"
+#include "parallel/planner/placement.h"
 #include "parallel/planner/shape.h"
 #include "proto/control.pb.h"
 
@@ -12,6 +13,11 @@ namespace remesh::core {
 
 // Nothing if the job's model is invalid; that of a resolved job is valid.
 std::optional<planner::JobShape> shape_of(const pb::Job& job);
+
+// What a job asks of a mesh; the caller adds the workers. `shape` is
+// shape_of(job), which takes time to compute.
+planner::PlacementRequest placement_request(
+    const pb::Job& job, const std::optional<planner::JobShape>& shape);
 
 geometry::Layout layout_of(const pb::Mesh& mesh);
 pb::Mesh mesh_of(const geometry::Layout& layout);

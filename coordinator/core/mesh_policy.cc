@@ -26,7 +26,7 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 
 planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                                               bool everyone) const {
-  planner::PlacementRequest r;
+  planner::PlacementRequest r = placement_request(job_, shape_);
   for (const auto& [name, m] : view.roster.members()) {
     if (!m.alive || !m.reported || m.sent_away || (m.leaving() && !everyone))
       continue;
@@ -36,15 +36,6 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                          .cores = m.report.cores(),
                          .memory_bytes = m.report.memory_bytes()});
   }
-  r.degrees = {
-      .dp = static_cast<int>(job_.parallel().data_parallel_degree()),
-      .tp = static_cast<int>(job_.parallel().tensor_parallel_degree()),
-      .pp = static_cast<int>(job_.parallel().pipeline_parallel_degree()),
-      .cp = static_cast<int>(job_.parallel().context_parallel_degree())};
-  r.microbatches =
-      job_.train().global_batch_size() / job_.train().local_batch_size();
-  r.min_slots = static_cast<int>(job_.elastic().min_slots());
-  r.max_slots = static_cast<int>(job_.elastic().max_slots());
   if (view.durable.scale() > 0 && !everyone) {
     r.max_slots = view.durable.scale();
     r.scaled = true;
@@ -54,10 +45,6 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                           .worker = p.worker(),
                           .local_slot = p.local_slot(),
                           .threads = p.threads()});
-  r.shape = shape_;
-  for (const std::string& text : job_.elastic().layouts())
-    if (const auto layout = Layout::parse(text); layout.ok())
-      r.layouts.push_back(*layout);
   return r;
 }
 

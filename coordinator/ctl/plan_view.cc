@@ -19,7 +19,10 @@ using geometry::Layout;
 // The request that the coordinator would make for identical hosts.
 Result<planner::PlacementRequest> request_of(const pb::Job& job,
                                              const PlanOptions& o) {
-  planner::PlacementRequest r;
+  planner::PlacementRequest r =
+      core::placement_request(job, core::shape_of(job));
+  if (!r.shape)
+    return invalid_argument("the job's [model] section is incomplete");
   for (int h = 0; h < o.hosts; ++h)
     r.workers.push_back({.worker = fmt::format("host{}", h),
                          .host = fmt::format("host{}", h),
@@ -27,22 +30,6 @@ Result<planner::PlacementRequest> request_of(const pb::Job& job,
                          .cores = o.cores,
                          .memory_bytes = static_cast<uint64_t>(
                              o.memory_gib * 1024 * 1024 * 1024)});
-  const pb::Parallel& p = job.parallel();
-  r.degrees = {.dp = static_cast<int>(p.data_parallel_degree()),
-               .tp = static_cast<int>(p.tensor_parallel_degree()),
-               .pp = static_cast<int>(p.pipeline_parallel_degree()),
-               .cp = static_cast<int>(p.context_parallel_degree())};
-  r.microbatches =
-      job.train().global_batch_size() / job.train().local_batch_size();
-  r.min_slots = static_cast<int>(job.elastic().min_slots());
-  r.max_slots = static_cast<int>(job.elastic().max_slots());
-  r.shape = core::shape_of(job);
-  if (!r.shape)
-    return invalid_argument("the job's [model] section is incomplete");
-  for (const std::string& text : job.elastic().layouts()) {
-    ASSIGN_OR_RETURN(const Layout l, Layout::parse(text));
-    r.layouts.push_back(l);
-  }
   if (!o.layout.empty()) {
     ASSIGN_OR_RETURN(const Layout l, Layout::parse(o.layout));
     RETURN_IF_ERROR(planner::admit(*r.shape, l));
