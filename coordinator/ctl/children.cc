@@ -98,7 +98,7 @@ std::vector<Ended> Children::reap() {
     }
     if (WIFSIGNALED(status)) e.signal = WTERMSIG(status);
     if (WIFEXITED(status)) e.exit_code = WEXITSTATUS(status);
-    out.push_back(std::move(e));
+    out.push_back(e);
   }
   return out;
 }

@@ -47,7 +47,8 @@ std::string stages_text(const planner::JobShape& shape, const Layout& l) {
     std::vector<std::string> parts;
     if (r == 0) parts.push_back("embedding");
     for (int c = 0; c < chunks; ++c) {
-      const auto s = static_cast<size_t>(c * l.pp + r);
+      const int stage = c * l.pp + r;
+      const auto s = static_cast<size_t>(stage);
       const int64_t first = (*bounds)[s], last = (*bounds)[s + 1] - 1;
       parts.push_back(first == last ? fmt::format("layer {}", first)
                                     : fmt::format("layers {}-{}", first, last));

@@ -157,7 +157,8 @@ using Pipelines =
 Result<double> replayed_share(const geometry::Schedule& schedule,
                               const Pipelines& pipelines) {
   double idle = 0, all = 0;
-  for (const auto& [where, stages] : pipelines) {
+  for (const auto& [where, pipeline] : pipelines) {
+    const auto& stages = pipeline;
     if (static_cast<int>(stages.size()) != schedule.pp) continue;
     ASSIGN_OR_RETURN(const geometry::PipeTiming replayed,
                      geometry::replay(schedule, [&](int rank, size_t n) {

@@ -220,9 +220,9 @@ class ServerImpl : public Server {
     if (it == peers_.end()) return;
     by_fd_.erase(it->second);
     peers_.erase(it);
-    lost_.push_back(std::move(peer));
+    lost_.push_back(peer);
     // Messages of a lost peer may still be in the queue.
-    if (gone_.insert(peer).second) gone_order_.push_back(peer);
+    if (gone_.insert(peer).second) gone_order_.push_back(std::move(peer));
     if (gone_order_.size() > kRememberedLost) {
       gone_.erase(gone_order_.front());
       gone_order_.pop_front();
