@@ -37,16 +37,6 @@ for f in checkpoint worker worker/agent coordinator parallel tests tests/unit; d
   fi
 done
 
-# Compiling a mutant is mostly reading headers, and no mutant edits one.
-cat >> "$tree/coordinator/core/CMakeLists.txt" << 'CMAKE'
-target_precompile_headers(remesh_core PRIVATE
-  <fmt/format.h> <algorithm> coordinator.h)
-CMAKE
-cat >> "$tree/worker/agent/core/CMakeLists.txt" << 'CMAKE'
-target_precompile_headers(remesh_agent_core PRIVATE
-  <fmt/format.h> <algorithm> agent.h)
-CMAKE
-
 build() {  # build TARGET...
   cmake --build "$work/build" --target "$@" -j "$jobs" \
     > "$work/build.log" 2>&1 < /dev/null
