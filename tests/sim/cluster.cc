@@ -363,6 +363,7 @@ void Cluster::start_worker(Worker& w) {
   if (w.agent || w.left || done_) return;
   agent::Options o;
   o.worker = w.name;
+  w.told_to_leave = false;
   o.incarnation = w.incarnation =
       static_cast<uint64_t>(now_) * 1000 + order_ % 1000 + 1;
   o.host = w.host;

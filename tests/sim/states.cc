@@ -336,7 +336,6 @@ void Cluster::check_lost(const pb::Durable& d) {
   if (lost <= 0) return;
   stats_.lost_steps += lost;
   lost_since_record_ = true;
-  const int64_t since = safe_ms_;
   const auto world = worlds_.find(safe_generation_);
   safe_generation_ = 0;
   if (world == worlds_.end() || forgot_) return;
@@ -347,7 +346,10 @@ void Cluster::check_lost(const pb::Durable& d) {
     const bool here =
         w.told_to_leave ||
         (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
-    if (!here || w.memory_lost_ms >= since) gone.insert(w.host);
+    // A host that was lost just before the others committed their parts of the
+    // step has taken its replicas with it, too.
+    if (!here || w.memory_lost_ms >= world->second->planned_ms)
+      gone.insert(w.host);
   }
   const auto& e = job_.elastic();
   const size_t may_go =
