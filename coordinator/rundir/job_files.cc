@@ -1,8 +1,6 @@
 #include "coordinator/rundir/job_files.h"
 
 #include <fmt/format.h>
-#include <google/protobuf/descriptor.h>
-#include <google/protobuf/message.h>
 
 #include <algorithm>
 #include <set>
@@ -14,36 +12,10 @@
 namespace remesh::rundir {
 namespace {
 
-using google::protobuf::FieldDescriptor;
-using google::protobuf::Message;
-using google::protobuf::Reflection;
 constexpr uint64_t kMaxJobBytes = uint64_t{16} << 20;
 
-std::string value_text(const Message& section, const FieldDescriptor* field) {
-  const Reflection* r = section.GetReflection();
-  if (field->is_repeated()) {
-    std::string text;
-    for (int i = 0; i < r->FieldSize(section, field); ++i)
-      text += fmt::format("{}\"{}\"", i == 0 ? "" : ", ",
-                          r->GetRepeatedString(section, field, i));
-    return "[" + text + "]";
-  }
-  switch (field->cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64:
-      return fmt::format("{}", r->GetInt64(section, field));
-    case FieldDescriptor::CPPTYPE_UINT64:
-      return fmt::format("{}", r->GetUInt64(section, field));
-    case FieldDescriptor::CPPTYPE_DOUBLE:
-      return fmt::format("{}", r->GetDouble(section, field));
-    case FieldDescriptor::CPPTYPE_BOOL:
-      return r->GetBool(section, field) ? "true" : "false";
-    default:
-      return fmt::format("\"{}\"", r->GetString(section, field));
-  }
-}
-
-bool free_to_change(const std::string& section, const std::string& key,
-                    bool length_follows, bool warmup_follows) {
+bool free_to_change(const std::string& key, bool length_follows,
+                    bool warmup_follows) {
   static const std::set<std::string> kSections = {"parallel", "elastic",
                                                   "checkpoint", "profile"};
   static const std::set<std::string> kKeys = {
@@ -51,10 +23,10 @@ bool free_to_change(const std::string& section, const std::string& key,
       "train.steps",           "train.threads",    "train.recompute",
       "train.recompute_every", "train.eval_every", "train.log_every",
       "train.eval_sequences",  "train.peak_flops", "train.backend"};
-  const std::string name = section + "." + key;
-  return kSections.count(section) > 0 || kKeys.count(name) > 0 ||
-         (length_follows && name == "schedule.total_steps") ||
-         (warmup_follows && name == "schedule.warmup_steps");
+  return kSections.contains(key.substr(0, key.find('.'))) ||
+         kKeys.contains(key) ||
+         (length_follows && key == "schedule.total_steps") ||
+         (warmup_follows && key == "schedule.warmup_steps");
 }
 
 // Whether resolve() derived the length of the schedule from train.steps, so
@@ -111,23 +83,10 @@ std::vector<std::string> forbidden_differences(const pb::Job& run,
   const bool length = length_follows_steps(run) && length_follows_steps(given);
   const bool warmup = warmup_follows_steps(run) && warmup_follows_steps(given);
   std::vector<std::string> out;
-  const auto* descriptor = pb::Job::descriptor();
-  for (int i = 0; i < descriptor->field_count(); ++i) {
-    const FieldDescriptor* section = descriptor->field(i);
-    const Message& a = run.GetReflection()->GetMessage(run, section);
-    const Message& b = given.GetReflection()->GetMessage(given, section);
-    for (int k = 0; k < section->message_type()->field_count(); ++k) {
-      const FieldDescriptor* key = section->message_type()->field(k);
-      const std::string was = value_text(a, key);
-      const std::string is = value_text(b, key);
-      if (was == is ||
-          free_to_change(section->name(), key->name(), length, warmup)) {
-        continue;
-      }
-      out.push_back(fmt::format("{}.{}: the run has {}, given is {}",
-                                section->name(), key->name(), was, is));
-    }
-  }
+  for (const jobfile::Difference& d : jobfile::differences(run, given))
+    if (!free_to_change(d.key, length, warmup))
+      out.push_back(fmt::format("{}: the run has {}, given is {}", d.key,
+                                d.first, d.second));
   return out;
 }
 

@@ -55,6 +55,14 @@ struct DataInfo {
 // elastic.hang_after_s). Resolving a resolved job changes nothing.
 Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data);
 
+// A key whose value differs between two jobs; values as in a job file.
+struct Difference {
+  std::string key;  // "train.steps"
+  std::string first, second;
+};
+std::vector<Difference> differences(const pb::Job& first,
+                                    const pb::Job& second);
+
 // The model of a resolved job.
 geometry::ModelConfig model_config(const pb::Job& resolved);
 

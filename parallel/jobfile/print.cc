@@ -44,6 +44,19 @@ std::string to_toml(const pb::Job& job) {
   return out;
 }
 
+std::vector<Difference> differences(const pb::Job& first,
+                                    const pb::Job& second) {
+  std::vector<Difference> out;
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section)) {
+      Difference d{.key = full_name(*key),
+                   .first = to_toml_value(get_key(first, *key)),
+                   .second = to_toml_value(get_key(second, *key))};
+      if (d.first != d.second) out.push_back(std::move(d));
+    }
+  return out;
+}
+
 std::string commented_example() {
   std::string out =
       "# Every key of a job file, with its default.\n"

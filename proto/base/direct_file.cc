@@ -43,20 +43,6 @@ Buffer make_buffer() {
   return Buffer(static_cast<std::byte*>(at));
 }
 
-// Writes all bytes; returns errno, or 0.
-int write_all(int fd, const std::byte* data, size_t n, uint64_t at) {
-  while (n > 0) {
-    const ssize_t done = ::pwrite(fd, data, n, static_cast<off_t>(at));
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) return errno;
-    if (done == 0) return EIO;  // POSIX allows it for no file we write
-    data += done;
-    at += static_cast<uint64_t>(done);
-    n -= static_cast<size_t>(done);
-  }
-  return 0;
-}
-
 }  // namespace
 
 class BufferPool {
@@ -106,7 +92,7 @@ class DirectFile final : public File {
   Status write_at(uint64_t offset, std::span<const std::byte> bytes) override {
     if (offset != begin_ + filled_ || settled_) {
       RETURN_IF_ERROR(settle());
-      return failed(write_all(file_.fd(), bytes.data(), bytes.size(), offset));
+      return failed(write_all(file_.fd(), bytes, offset));
     }
     while (!bytes.empty()) {
       if (current_ == nullptr) {
@@ -233,10 +219,11 @@ class DirectFile final : public File {
   }
 
   int write_buffer(const Job& job) {
-    int err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
+    const std::span<const std::byte> bytes(job.buffer.get(), kBufferBytes);
+    int err = write_all(file_.fd(), bytes, job.at);
     // The file system accepts the flag, but not the write.
     if (err == EINVAL && set_direct(false))
-      err = write_all(file_.fd(), job.buffer.get(), kBufferBytes, job.at);
+      err = write_all(file_.fd(), bytes, job.at);
     if (moved_) moved_();
     return err;
   }
@@ -271,7 +258,7 @@ class DirectFile final : public File {
       if (error_ == 0 && given_up()) error_ = ECANCELED;
       // The tail has any length, which O_DIRECT does not accept.
       if (error_ == 0 && filled_ > 0)
-        error_ = write_all(file_.fd(), current_.get(), filled_, begin_);
+        error_ = write_all(file_.fd(), {current_.get(), filled_}, begin_);
       give_back();
     }
     return failed(error_);

@@ -19,6 +19,19 @@ Status os_error(const std::string& what, int err) {
   return s;
 }
 
+int write_all(int fd, std::span<const std::byte> bytes, uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t n =
+        ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return EIO;  // POSIX allows it for no file we write
+    offset += static_cast<uint64_t>(n);
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return 0;
+}
+
 PosixFile::PosixFile(int fd, std::string path)
     : fd_(fd), path_(std::move(path)) {}
 
@@ -27,19 +40,9 @@ PosixFile::~PosixFile() {
 }
 
 Status PosixFile::write_at(uint64_t offset, std::span<const std::byte> bytes) {
-  const uint64_t begin = offset;
-  const uint64_t end = offset + bytes.size();
-  while (!bytes.empty()) {
-    const ssize_t n =
-        ::pwrite(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return os_error("write " + path_, errno);
-    // POSIX allows it for no file we write; never loop on it.
-    if (n == 0) return io_error("write " + path_ + ": nothing written");
-    offset += static_cast<uint64_t>(n);
-    bytes = bytes.subspan(static_cast<size_t>(n));
-  }
-  start_writeback(begin, end);
+  if (const int err = write_all(fd_, bytes, offset); err != 0)
+    return os_error("write " + path_, err);
+  start_writeback(offset, offset + bytes.size());
   return ok_status();
 }
 

@@ -11,6 +11,9 @@ namespace remesh {
 // NotFound for a missing file.
 Status os_error(const std::string& what, int err);
 
+// Writes all bytes; returns errno, or 0.
+int write_all(int fd, std::span<const std::byte> bytes, uint64_t offset);
+
 class PosixFile final : public File {
  public:
   // Owns `fd`.
