@@ -81,8 +81,6 @@ void row(comm::Comm& world, size_t bytes, bool json) {
 
 }  // namespace
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   CLI::App app{
       "All-reduce bandwidth compared with MPI_Allreduce.\n"

@@ -275,8 +275,6 @@ int run(const Arguments& a) {
 }  // namespace
 }  // namespace remesh::bench
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   CLI::App app("Time from a fault to the next finished step.");
   remesh::bench::Arguments a;

@@ -296,8 +296,6 @@ int run(const Options& o, comm::MpiWorld& mpi) {
 }  // namespace
 }  // namespace remesh::bench
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;

@@ -253,8 +253,6 @@ int run_all(const std::string& self, const Options& o) {
 }  // namespace
 }  // namespace remesh::bench
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;

@@ -280,8 +280,6 @@ int run(const Options& o) {
 }  // namespace
 }  // namespace remesh::bench
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   remesh::bench::Options o;
   CLI::App app{

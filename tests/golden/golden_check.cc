@@ -365,8 +365,6 @@ int check(const Options& o) {
 }  // namespace
 }  // namespace remesh::golden
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   remesh::golden::Options o;
   CLI::App app(

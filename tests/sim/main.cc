@@ -10,8 +10,6 @@
 #include "proto/base/clock.h"
 #include "tests/sim/cluster.h"
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   CLI::App app{
       "Runs simulated clusters: real coordinator and worker cores, simulated "

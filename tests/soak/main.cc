@@ -174,8 +174,6 @@ int run(const Options& o) {
 }  // namespace
 }  // namespace remesh::soak
 
-// std::terminate reports an unexpected exception.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 int main(int argc, char** argv) {
   CLI::App app("Random faults over a training run of real processes.");
   remesh::soak::Options o;
