@@ -18,6 +18,9 @@
 
 namespace remesh::memory {
 
+// How long the states of a job stay in shared memory after their last user.
+inline constexpr int64_t kStateKeptS = 600;
+
 // xxh3 of each vector.
 using ContentHash = std::array<uint64_t, geometry::kNumStateVectors>;
 

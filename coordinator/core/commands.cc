@@ -29,7 +29,7 @@ Status Coordinator::run_command(const pb::Command& command) {
     case pb::Command::CHECKPOINT:
       return save_checkpoint();
     case pb::Command::STOP:
-      return request_stop();
+      return request_stop(command.discard());
     case pb::Command::MESH:
       return pin_mesh(command.layout());
     case pb::Command::SCALE:
@@ -72,12 +72,24 @@ Status Coordinator::save_checkpoint() {
   return ok_status();
 }
 
-Status Coordinator::request_stop() {
-  if (durable_.stop_requested()) return ok_status();
+Status Coordinator::request_stop(bool discard) {
+  if (durable_.stop_requested() && (durable_.stop_discards() || !discard))
+    return ok_status();
   durable_.set_stop_requested(true);
+  durable_.set_stop_discards(discard);
   persist();
-  emit(event(events::kStopRequested));
+  pb::EventRecord e = event(events::kStopRequested);
+  if (discard) e.set_detail("without saving");
+  emit(std::move(e));
   return ok_status();
+}
+
+// The job continues. Whoever asked can make room and ask again.
+void Coordinator::decline_stop(const std::string& why) {
+  durable_.set_stop_requested(false);
+  pb::EventRecord e = event(events::kStopDeclined);
+  e.set_cause(why);
+  emit(std::move(e));
 }
 
 Status Coordinator::check_another_mesh_follows() const {

@@ -75,6 +75,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
 void Coordinator::resume_ended_job() {
   durable_.set_phase(pb::Durable::WAITING);
   durable_.set_stop_requested(false);
+  durable_.set_stop_discards(false);
   reset_failures(&durable_);
   durable_.clear_cause();
   durable_.clear_bad_checkpoints();
@@ -258,9 +259,16 @@ void Coordinator::reconcile() {
 void Coordinator::reconcile_waiting() {
   if (durable_.stop_requested() && !must_save_before_stop())
     return terminate(pb::Durable::STOPPED, "stopped by request");
-  if (scanning_ || now_ms_ < not_before_ms_ || !ready_to_scan()) return;
+  if (scanning_ || !ready_to_scan()) return;
   scanning_ = true;
   act(ScanCheckpoints{});
+}
+
+// True if the job was told to stop without saving; no rank is needed any more.
+bool Coordinator::abort_to_discard() {
+  if (!durable_.stop_discards()) return false;
+  abort({.text = "stopped without saving", .is_fault = false});
+  return true;
 }
 
 // Whether to look for a source now: there are slots for a mesh, and nobody
@@ -268,6 +276,7 @@ void Coordinator::reconcile_waiting() {
 bool Coordinator::ready_to_scan() {
   if (job_finished() && !finish_checked_) {
     // plan() ends the job if the last step's state is saved, too.
+    if (now_ms_ < not_before_ms_) return false;
     finish_checked_ = true;
     return true;
   }
@@ -285,6 +294,7 @@ bool Coordinator::ready_to_scan() {
       wait_for(events::kWaiting, placed.status().message());
     return false;
   }
+  if (now_ms_ < not_before_ms_) return false;
   // After a fault those who were there continue at once; who comes later makes
   // a planned change.
   const bool all_back = keeps_state() &&
@@ -299,6 +309,7 @@ bool Coordinator::ready_to_scan() {
 }
 
 void Coordinator::reconcile_preparing() {
+  if (abort_to_discard()) return;
   if (const auto lost = detector_.find_loss(view())) return abort(*lost);
   const bool forgiving = durable_.generation() == adopted_generation_ &&
                          now_ms_ - started_ms_ < kReconnectSlackMs;
@@ -310,8 +321,8 @@ void Coordinator::reconcile_preparing() {
          .worker = lost,
          .is_fault = false});
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
-  if (change && change->must && !durable_.rescue() &&
-      !(durable_.stop_requested() && must_save_before_stop()))
+  if (change && (durable_.stop_requested() ? !must_save_before_stop()
+                                           : change->must && !durable_.rescue()))
     return abort({.text = change->why, .is_fault = false});
   if (roster_.all_prepared(durable_)) set_phase(pb::Durable::RUNNING);
 }
@@ -319,6 +330,7 @@ void Coordinator::reconcile_preparing() {
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
+  if (abort_to_discard()) return;
   release_unfit_pin();
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
@@ -339,10 +351,14 @@ void Coordinator::reconcile_live() {
 void Coordinator::note_declined_stops() {
   if (!checkpoints_.stop_declined(view()) || durable_.must_stop()) return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  pb::EventRecord e = event(events::kChangePutOff);
-  e.set_cause("saving failed: " + checkpoints_.last_error());
-  e.set_detail(durable_.finish_reason());
-  emit(std::move(e));
+  if (durable_.stop_requested()) {
+    decline_stop(checkpoints_.last_error());
+  } else {
+    pb::EventRecord e = event(events::kChangePutOff);
+    e.set_cause("saving failed: " + checkpoints_.last_error());
+    e.set_detail(durable_.finish_reason());
+    emit(std::move(e));
+  }
   change_began_ms_ = -1;
   set_phase(pb::Durable::RUNNING);
 }
@@ -404,6 +420,7 @@ void Coordinator::watch_checkpoints() {
     pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
                                               : events::kCheckpointFailed);
     if (r.error.empty()) {
+      failed_saves_ = 0;
       e.set_step(r.step);
     } else {
       e.set_rank(r.rank);

@@ -98,6 +98,7 @@ class Coordinator {
   void reconcile_live();  // RUNNING and FINISHING
   void reconcile_ended();
   bool ready_to_scan();
+  bool abort_to_discard();
   void note_declined_stops();
 
   // Starting a generation (generation.cc).
@@ -120,6 +121,7 @@ class Coordinator {
   void end_generation();
   void emit_failure(const Failure& fault);
   bool try_again_after(const Failure& fault);
+  std::string only_in_memory() const;
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
   // Steps and checkpoints.
@@ -142,7 +144,8 @@ class Coordinator {
   Status save_checkpoint();
   Status pin_mesh(const std::string& layout);
   Status set_scale(int64_t slots);
-  Status request_stop();
+  Status request_stop(bool discard);
+  void decline_stop(const std::string& why);
   Status check_another_mesh_follows() const;
 
   // Status (status.cc).
@@ -161,8 +164,15 @@ class Coordinator {
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
   bool must_save_before_stop() const {
-    return retention_.must_save_before_stop(
-        view(), policy_, checkpoints_.newest_step(), ledger_.last_finished());
+    return !durable_.stop_discards() &&
+           retention_.must_save_before_stop(view(), policy_,
+                                            checkpoints_.newest_step(),
+                                            ledger_.last_finished());
+  }
+  // Whether states in memory are newer than every checkpoint known.
+  bool has_unsaved_steps() const {
+    return keeps_state_ &&
+           checkpoints_.newest_step() < ledger_.last_finished();
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
@@ -200,6 +210,7 @@ class Coordinator {
   bool finish_checked_ = false;  // scanned for the last step's checkpoint
   bool gathering_ = true;        // the next plan waits for the join window
   int64_t not_before_ms_ = 0;    // back-off after repeated failures
+  int64_t failed_saves_ = 0;     // in a row, at which the ranks ended
   std::string waiting_for_;
   std::optional<Failure> failure_;      // of the abort in progress
   int64_t change_began_ms_ = -1;        // training is interrupted since then

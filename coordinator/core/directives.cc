@@ -40,6 +40,8 @@ pb::Directive Coordinator::directive_for(const std::string& name,
   switch (d.goal()) {
     case pb::Directive::SHUTDOWN:
       d.set_reason(durable_.cause());
+      d.set_keep_states(durable_.phase() != pb::Durable::DONE &&
+                        has_unsaved_steps());
       break;
     case pb::Directive::PREPARE:
       *d.mutable_assignment() = durable_.assignment();

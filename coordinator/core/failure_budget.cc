@@ -52,6 +52,10 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
   return v;
 }
 
+int64_t wait_for_room_ms(int64_t n) {
+  return backoff_ms(n + kFailuresBeforeBackoff - 1);
+}
+
 void reset_failures(pb::Durable* durable) {
   durable->set_failures(0);
   durable->set_same_failures(0);

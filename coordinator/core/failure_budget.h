@@ -3,7 +3,9 @@
 //
 // The job gives up when a rank says that it cannot continue, when the same rank
 // fails at the same step elastic.max_same_failures times in a row, or after
-// elastic.max_failures_without_progress failures without a finished step.
+// elastic.max_failures_without_progress failures without a finished step. Ranks
+// that end because a checkpoint could not be saved are no such failure: the job
+// waits for room, however long it takes.
 #pragma once
 
 #include <cstdint>
@@ -26,6 +28,9 @@ struct FailureVerdict {
 FailureVerdict account_failure(const Failure& failure,
                                const pb::Elastic& elastic,
                                pb::Durable* durable);
+
+// Until the next attempt after the n'th save in a row has failed (n >= 1).
+int64_t wait_for_room_ms(int64_t n);
 
 // A step was finished: failures in a row are counted from zero again.
 void reset_failures(pb::Durable* durable);

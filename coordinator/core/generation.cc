@@ -3,10 +3,13 @@
 
 #include <algorithm>
 
+#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/job_shape.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 
@@ -209,7 +212,7 @@ void Coordinator::end_generation() {
   if (aborted && failure_ && failure_->is_fault) {
     fault = detector_.settle(*failure_, view());
     durable_.set_cause(fault->text);
-    emit_failure(*fault);
+    if (fault->exit_code != kExitSaveFailed) emit_failure(*fault);
   } else if (!aborted) {
     pb::EventRecord e = event(events::kGenerationEnded);
     e.set_detail(durable_.finish_reason().empty() ? "all ranks finished"
@@ -249,6 +252,19 @@ void Coordinator::emit_failure(const Failure& fault) {
 
 // False if the job has failed.
 bool Coordinator::try_again_after(const Failure& fault) {
+  if (fault.exit_code == kExitSaveFailed) {
+    if (durable_.stop_requested() && !durable_.stop_discards())
+      decline_stop(fault.text);
+    const int64_t wait_ms = wait_for_room_ms(++failed_saves_);
+    not_before_ms_ = now_ms_ + wait_ms;
+    const std::string& error = checkpoints_.last_error();
+    wait_for(
+        events::kWaitingForRoom,
+        fmt::format("step {} is not saved: {}; trying again in {}",
+                    ledger_.last_finished(), error.empty() ? fault.text : error,
+                    format_duration(static_cast<double>(wait_ms) / 1000)));
+    return true;
+  }
   const FailureVerdict verdict =
       account_failure(fault, options_.job.elastic(), &durable_);
   if (verdict.bad_source) refuse_source(roster_, &durable_);
@@ -260,16 +276,39 @@ bool Coordinator::try_again_after(const Failure& fault) {
   return true;
 }
 
+// Says where the last finished step is if no checkpoint has it.
+std::string Coordinator::only_in_memory() const {
+  if (!has_unsaved_steps()) return "";
+  std::vector<std::string> holders;
+  for (const auto& [name, m] : roster_.members()) {
+    const auto& held = m.report.holdings();
+    if (m.alive && std::any_of(held.begin(), held.end(), [&](const auto& h) {
+          return h.step() == ledger_.last_finished();
+        }))
+      holders.push_back(name);
+  }
+  if (holders.empty()) return "";
+  return fmt::format(
+      "step {} is in no checkpoint, but in the memory of {} for at least {} "
+      "minutes; resume the job to continue from it",
+      ledger_.last_finished(), join(holders), memory::kStateKeptS / 60);
+}
+
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   durable_.set_cause(why);
   durable_.clear_participants();
-  durable_.clear_assignment();
+  // A resumed job waits for those who hold the state.
+  if (phase == pb::Durable::DONE || !has_unsaved_steps())
+    durable_.clear_assignment();
   set_phase(phase);
   pb::EventRecord e =
       event(phase == pb::Durable::DONE     ? events::kJobDone
             : phase == pb::Durable::FAILED ? events::kJobFailed
                                            : events::kJobStopped);
   if (phase == pb::Durable::FAILED) e.set_cause(why);
+  if (phase != pb::Durable::DONE)
+    if (std::string detail = only_in_memory(); !detail.empty())
+      e.set_detail(std::move(detail));
   emit(std::move(e));
   terminal_since_ms_ = now_ms_;
 }

@@ -113,7 +113,7 @@ std::optional<planner::Placement> MeshPolicy::place_on(
 std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
     const ClusterView& view, int64_t not_before_ms) const {
   const pb::Durable& d = view.durable;
-  if (d.stop_requested()) return Change{.why = "stop", .must = true};
+  if (d.stop_requested()) return Change{.why = "stop"};
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.leaving() &&
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))

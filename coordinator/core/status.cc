@@ -70,6 +70,7 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
   out->set_recompute_every(job.train().recompute_every());
   if (!durable_.pinned().empty()) out->set_pinned(durable_.pinned());
   if (durable_.scale() > 0) out->set_scale(durable_.scale());
+  if (durable_.stop_requested()) out->set_stop_requested(true);
   if (!shape_ || !planned) return;
   const geometry::Layout layout = layout_of(durable_.assignment().mesh());
   if (planner::admit(*shape_, layout).ok())

@@ -9,6 +9,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::ctl {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 struct Options {
   std::string argument;  // the worker, layout or number of slots
   std::string run;
+  bool discard = false;
 };
 
 Result<int> drain(const Options& o) {
@@ -85,12 +87,27 @@ Result<pb::JobStatus> outcome_in_events(const std::string& run_dir,
   return error;
 }
 
+// Why the job declined to stop, according to its newest such event.
+std::string why_declined(const pb::JobStatus& status) {
+  std::string why;
+  for (const pb::EventRecord& e : status.events())
+    if (e.event() == events::kStopDeclined) why = e.cause();
+  return why;
+}
+
 Result<int> stop(const Options& o) {
   pb::Command command;
   command.set_kind(pb::Command::STOP);
+  command.set_discard(o.discard);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   const std::string run_dir = status.run_dir();
   while (!has_ended(status.state())) {
+    if (!status.stop_requested())
+      return unavailable(fmt::format(
+          "not stopped, because the job could not be saved: {}. It continues. "
+          "Make room and stop it again, or run `remesh stop --discard` to end "
+          "it without saving",
+          why_declined(status)));
     wait_for_next_poll();
     auto now = send_command(o.run, pb::Command());
     if (now.ok()) {
@@ -141,8 +158,13 @@ coordinator keeps the limit.)",
      scale},
     {"stop", "Save a checkpoint and stop the job; waits until it has stopped",
      nullptr, nullptr, R"(
-Example:
-  remesh stop runs/latest)",
+Examples:
+  remesh stop runs/latest
+  remesh stop --discard runs/latest
+
+If the job cannot be saved, for example because the disk is full, it is not
+stopped and the exit code is 3. With --discard it ends at once; its newest state
+stays in the memory of the workers' hosts for ten minutes.)",
      stop},
 };
 
@@ -154,6 +176,8 @@ void add_control_verbs(CLI::App* app, int* code) {
     CLI::App* c = app->add_subcommand(verb.name, verb.help);
     if (verb.argument != nullptr)
       c->add_option(verb.argument, o->argument, verb.argument_help)->required();
+    if (verb.run == stop)
+      c->add_flag("--discard", o->discard, "Stop at once, without saving");
     add_run_option(c, &o->run);
     c->footer(verb.footer);
     c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });

@@ -68,6 +68,7 @@ void Follower::read_events() {
     if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
     say(event_text(e), events::tone_of(e.event()), e.time());
+    if (e.event() == events::kStopDeclined) ++stops_declined_;
     if (e.event() == events::kJobDone) outcome_ = "done";
     if (e.event() == events::kJobStopped) outcome_ = "stopped";
     if (e.event() == events::kJobFailed) {

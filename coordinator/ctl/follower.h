@@ -39,6 +39,8 @@ class Follower {
   const std::string& reason() const { return reason_; }  // of a failure
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
+  // How often the job declined to stop.
+  int stops_declined() const { return stops_declined_; }
   // Shown at the bottom in place of the loss; "" removes it.
   void set_note(const std::string& note) { note_ = note; }
 
@@ -58,6 +60,7 @@ class Follower {
   std::string state_note_;  // from the coordinator's last reply
   std::string outcome_;
   std::string reason_;
+  int stops_declined_ = 0;
   Asker asker_;
   int64_t asked_ms_ = 0;
 };

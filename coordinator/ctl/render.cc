@@ -124,7 +124,9 @@ std::string event_text(const pb::EventRecord& e) {
       // For slots, or for a worker that holds the newest state.
       {&events::kWaiting, "waiting"},
       {&events::kWaitingForState, "waiting"},
-      {&events::kStopRequested, "stop requested; saving and stopping"},
+      {&events::kWaitingForRoom, "waiting for room"},
+      {&events::kStopRequested, "stop requested"},
+      {&events::kStopDeclined, "not stopped"},
       {&events::kJobDone, fmt::format("done at step {}", e.step())},
       {&events::kJobStopped, fmt::format("stopped at step {}", e.step())},
       {&events::kJobFailed, "the job failed"}};

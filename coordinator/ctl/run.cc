@@ -114,7 +114,9 @@ class RunJob {
 
   void tick() {
     reap();
+    const int declined = follower_->stops_declined();
     follower_->poll(monotonic_ms(), unix_seconds());
+    if (follower_->stops_declined() > declined) give(StopDeclined{});
     if (const auto reply = stopper_.poll()) give(StopAnswered{reply->ok()});
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();

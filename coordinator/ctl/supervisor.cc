@@ -83,6 +83,17 @@ void Supervisor::handle(const StartFailed& e) {
 
 void Supervisor::handle(const StopAnswered& e) { stop_accepted_ = e.accepted; }
 
+// The next interrupt tries again to save.
+void Supervisor::handle(const StopDeclined&) {
+  if (interrupts_ != 1 || following_) return;
+  interrupts_ = 0;
+  stop_accepted_ = false;
+  act(SetNote{""});
+  say("training continues; make room and press Ctrl-C again, or end it without "
+      "saving: remesh stop --discard",
+      Tone::kBad);
+}
+
 void Supervisor::coordinator_exited(const Ended& how) {
   if (stage_ == Stage::kHurrying) return;
   if (how.signal == 0 && how.exit_code == kExitUsage) {

@@ -55,8 +55,10 @@ struct StartFailed {
 struct StopAnswered {
   bool accepted = false;
 };
+// The job could not be saved and continues.
+struct StopDeclined {};
 using Event = std::variant<Begin, Tick, Interrupt, ChildExited, StartFailed,
-                           StopAnswered>;
+                           StopAnswered, StopDeclined>;
 
 // ----------------------------------------------------------------- actions
 
@@ -139,6 +141,7 @@ class Supervisor {
   void handle(const ChildExited& e);
   void handle(const StartFailed& e);
   void handle(const StopAnswered& e);
+  void handle(const StopDeclined& e);
 
   void coordinator_exited(const Ended& how);
   void worker_exited(const ChildExited& e);

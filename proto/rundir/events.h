@@ -71,6 +71,9 @@ inline constexpr EventKind kWaitingForState{
     "waiting_for_state", Tone::kNotice, "detail",
     "No generation starts yet: a worker that holds finished steps may still "
     "return."};
+inline constexpr EventKind kWaitingForRoom{
+    "waiting_for_room", Tone::kBad, "detail",
+    "The ranks ended without saving; the job waits and tries again."};
 inline constexpr EventKind kMesh{
     "mesh", Tone::kNotice, "mesh, from, source, lost_steps, detail",
     "A generation was planned; `from` is the mesh before it, `source` the "
@@ -118,18 +121,25 @@ inline constexpr EventKind kScaleAsked{"scale_asked", Tone::kNotice, "detail",
 inline constexpr EventKind kScaleReleased{
     "scale_released", Tone::kNotice, "detail",
     "The number of slots admits no mesh; all slots are used again."};
-inline constexpr EventKind kStopRequested{"stop_requested", Tone::kNotice, "",
-                                          "`remesh stop`: the job saves and "
-                                          "ends."};
+inline constexpr EventKind kStopRequested{
+    "stop_requested", Tone::kNotice, "detail",
+    "`remesh stop`: the job saves, unless the detail says otherwise, and "
+    "ends."};
+inline constexpr EventKind kStopDeclined{
+    "stop_declined", Tone::kBad, "cause",
+    "The job could not be saved, so it did not stop."};
 
 // ------------------------------------------------------------------- the end
 
 inline constexpr EventKind kJobDone{"job_done", Tone::kGood, "",
                                     "All steps are done."};
-inline constexpr EventKind kJobStopped{"job_stopped", Tone::kNotice, "",
-                                       "The job stopped as requested."};
-inline constexpr EventKind kJobFailed{"job_failed", Tone::kBad, "cause",
-                                      "The job cannot continue."};
+inline constexpr EventKind kJobStopped{
+    "job_stopped", Tone::kNotice, "detail",
+    "The job stopped as requested; `detail` names a state that is only in "
+    "memory."};
+inline constexpr EventKind kJobFailed{
+    "job_failed", Tone::kBad, "cause, detail",
+    "The job cannot continue; `detail` names a state that is only in memory."};
 
 // All of the above.
 std::span<const EventKind> event_kinds();

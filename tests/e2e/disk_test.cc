@@ -106,6 +106,50 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   EXPECT_EQ(c().events_named("failure").size(), 0U);
 }
 
+// The last save fails again and again; nothing is lost, and the job ends when
+// there is room.
+TEST_F(DiskTest, AFullDiskAtTheEndIsWaitedFor) {
+  const auto disk = make_on_small_disk({{"train.steps", "150"}});
+  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  start_services(1, 12);
+  disk->fill(64 << 10);
+  ASSERT_TRUE(c().wait_for_event("waiting_for_room", 4, 60'000));
+  EXPECT_EQ(c().events_named("job_failed").size(), 0U);
+  disk->free();
+  ASSERT_TRUE(c().wait_for_event("job_done", 1, 60'000));
+  expect_exit(c().coordinator(), 0);
+  expect_sequence(150);
+  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+}
+
+// A job that cannot be saved says so at once and continues; without saving it
+// stops, and resumes from the memory of the worker's host.
+TEST_F(DiskTest, AFullDiskDeclinesAStop) {
+  const auto disk = make_on_small_disk({});
+  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  start_services(1, 12);
+  disk->fill(64 << 10);
+  const Finished declined = c().remesh({"stop", c().run_dir()});
+  EXPECT_EQ(declined.exit.code, 3) << declined.output;
+  EXPECT_NE(declined.output.find("No space left"), std::string::npos);
+  EXPECT_NE(declined.output.find("--discard"), std::string::npos);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
+  const Finished stopped = c().remesh({"stop", "--discard", c().run_dir()});
+  EXPECT_EQ(stopped.exit.code, 0) << stopped.output;
+  expect_exit(c().coordinator(), 0);
+  const int64_t last = c().last_step();
+  EXPECT_NE(c().events_named("job_stopped")[0].value("detail", "").find("w1"),
+            std::string::npos);
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  disk->free();
+  c().start_coordinator({"--resume"});
+  c().start_worker({.name = "w1"});
+  ASSERT_TRUE(c().wait_for_step(last + 3));
+  stop_in_order();
+  expect_sequence(c().last_step());
+  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+}
+
 TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   train_to_20();
   damage(shard_of(c().checkpoints() + "/step-00000020"));

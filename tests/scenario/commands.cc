@@ -39,7 +39,7 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"freeze", {&S::freeze, "freeze NAME [off]: SIGSTOP of the daemon"}},
       {"term", {&S::term, "term NAME: SIGTERM of the daemon"}},
       {"drain", {&S::user, "drain NAME: as `remesh drain`"}},
-      {"stop", {&S::user, "stop: as `remesh stop`"}},
+      {"stop", {&S::user, "stop [discard]: as `remesh stop [--discard]`"}},
       {"checkpoint", {&S::user, "checkpoint: as `remesh checkpoint`"}},
       {"mesh", {&S::user, "mesh LAYOUT: as `remesh mesh`"}},
       {"scale", {&S::user, "scale N: as `remesh scale`; 0: all"}},
@@ -265,6 +265,7 @@ Status ScriptedCluster::user(const Command& c) {
                    : c.name == "mesh"       ? pb::Command::MESH
                    : c.name == "scale"      ? pb::Command::SCALE
                                             : pb::Command::STOP);
+  command.set_discard(!c.words.empty() && c.words[0] == "discard");
   if (!c.words.empty()) command.set_worker(c.words[0]);
   if (!c.words.empty()) command.set_layout(c.words[0]);
   if (!c.words.empty()) command.set_slots(std::atoi(c.words[0].c_str()));

@@ -332,6 +332,16 @@ TEST_F(ByHand, TheEndOfTheJobIsTheEndOfItsStates) {
   EXPECT_EQ(exits[0].state_job, kJob);
 }
 
+TEST_F(ByHand, KeepsStatesThatTheEndedJobMayContinueFrom) {
+  pb::Directive d = directive(++seq_, 0, pb::Directive::SHUTDOWN, 1);
+  d.set_keep_states(true);
+  d.set_state_job(kJob);
+  const auto exits = of<Exit>(on(DirectiveReceived{d}));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 0);
+  EXPECT_EQ(exits[0].states, States::kKept);
+}
+
 TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
   start_rank(1);
   direct(pb::Directive::FINISH, 1, /*save=*/false);
@@ -372,13 +382,13 @@ TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
 }
 INSTANTIATE_TEST_SUITE_P(ExitCodes, Alone, ::testing::Values(0, 68));
 
-TEST_F(ByHand, ASecondTermTakesThemAtOnce) {
+TEST_F(ByHand, ASecondTermLeavesAtOnceAndKeepsThem) {
   start_rank(1);
   on(Terminate{});
   const auto exits = of<Exit>(on(Terminate{}));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].code, 130);
-  EXPECT_EQ(exits[0].states, States::kRemoved);
+  EXPECT_EQ(exits[0].states, States::kKept);
 }
 
 TEST(Agent, RepeatsMetricsUntilTheyAreOnDisk) {

@@ -112,6 +112,12 @@ TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
   }
 }
 
+TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
+  EXPECT_EQ(wait_for_room_ms(1), 250);
+  EXPECT_EQ(wait_for_room_ms(2), 500);
+  EXPECT_EQ(wait_for_room_ms(100), 30'000);
+}
+
 TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
   pb::Durable d;
   const auto v = account_failure({.text = "why", .rank = 0, .exit_code = 3},

@@ -222,6 +222,19 @@ TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
   EXPECT_EQ(tick({}, 100), (Texts{"restart coordinator", "send stop"}));
 }
 
+TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
+  start(1);
+  give(Interrupt{});
+  give(StopAnswered{true});
+  EXPECT_EQ(give(StopDeclined{}).size(), 2U);
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{}) << "not asked again";
+  const Texts again = give(Interrupt{});
+  EXPECT_EQ(again.back(), "send stop");
+  exited(kCoordinator, 0);
+  exited(1, 0);
+  EXPECT_EQ(tick(), Texts{"exit 130"});
+}
+
 TEST_F(SupervisorTest, AWorkerThatDiesIsReported) {
   start(2);
   EXPECT_EQ(exited(1, 0), Texts{}) << "a clean exit was asked for";

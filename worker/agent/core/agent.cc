@@ -227,7 +227,7 @@ void Agent::drop_metrics() {
 void Agent::handle(const Terminate&) {
   if (leaving_) {
     if (busy_) kill_ranks();
-    exit_with(130, "interrupted twice: left immediately", States::kRemoved);
+    exit_with(130, "interrupted twice: left immediately", States::kKept);
     return;
   }
   leaving_ = true;
@@ -252,7 +252,8 @@ void Agent::obey() {
     if (d.goal() == pb::Directive::LEAVE)
       exit_with(0, "left", States::kRemoved);
     else
-      exit_with(0, "job ended", States::kRemovedForAll);
+      exit_with(0, "job ended",
+                d.keep_states() ? States::kKept : States::kRemovedForAll);
     return;
   }
   if (busy_ && ranks_generation_ < generation_) {

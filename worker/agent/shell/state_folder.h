@@ -13,11 +13,12 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/memory/state_info.h"
 #include "worker/agent/core/agent.h"
 
 namespace remesh::agent {
 
-inline constexpr int64_t kStateKeptS = 600;
+using memory::kStateKeptS;
 
 // Lists the states in the job's segments in `folder` and removes unfinished
 // segments. Segments that do not open are in `damaged`. REQUIRES: no rank
