@@ -102,7 +102,8 @@ std::string Cluster::run() {
     at(uniform(500, options_.fault_ms), [this] {
       pb::Command c;
       c.set_kind(pb::Command::STOP);
-      drive_coordinator(core::CommandReceived{1, c});
+      c.set_discard(chance(0.3));
+      ask(c);
     });
   at(options_.fault_ms, [this] { heal(); });
   while (!queue_.empty() && violation_.empty() && !done_ && !inconclusive_) {
@@ -319,14 +320,23 @@ void Cluster::deliver_to_coordinator(const std::string& from,
 // A stopped coordinator finds its mail when it goes on.
 void Cluster::arrive(const std::string& from, const core::Input& event) {
   if (reconnected_at_[from] > now_) return;
-  if (now_ >= coordinator_frozen_until_) {
-    drive_coordinator(event);
-    if (const auto* r = std::get_if<core::ReportReceived>(&event))
-      check_heard(r->report);
+  if (now_ < coordinator_frozen_until_) {
+    at(coordinator_frozen_until_ - now_,
+       [this, from, event] { arrive(from, event); });
     return;
   }
-  at(coordinator_frozen_until_ - now_,
-     [this, from, event] { arrive(from, event); });
+  drive_coordinator(event);
+  if (const auto* r = std::get_if<core::ReportReceived>(&event))
+    check_heard(r->report);
+}
+
+void Cluster::when_awake(const core::Input& event) {
+  if (now_ >= coordinator_frozen_until_) return drive_coordinator(event);
+  at(coordinator_frozen_until_ - now_, [this, event] { when_awake(event); });
+}
+
+void Cluster::ask(const pb::Command& command) {
+  when_awake(core::CommandReceived{1, command});
 }
 
 void Cluster::deliver_to_worker(const std::string& to,
@@ -363,7 +373,7 @@ void Cluster::start_worker(Worker& w) {
   if (w.agent || w.left || done_) return;
   agent::Options o;
   o.worker = w.name;
-  w.told_to_leave = false;
+  w.told_to_leave.reset();
   o.incarnation = w.incarnation =
       static_cast<uint64_t>(now_) * 1000 + order_ % 1000 + 1;
   o.host = w.host;
@@ -396,7 +406,7 @@ void Cluster::crash_worker(Worker& w) {
   if (chance(0.7))  // the transport notices, mostly
     at(uniform(0, 30), [this, name] {
       if (partitioned_until_[name] <= now_)
-        drive_coordinator(core::PeerLost{name});
+        when_awake(core::PeerLost{name});
     });
   if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, for ever
@@ -520,7 +530,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     trace("worker " + name + " exits: " + e->message);
     if (e->states != agent::States::kKept) {
       w.memory.clear();
-      if (!w.told_to_leave) w.memory_lost_ms = now_;
+      if (!w.told_to_leave.value_or(false)) w.memory_lost_ms = now_;
     }
     if (!w.ranks.empty())
       worlds_[w.ranks_generation]->reporters_died.insert(w.name);
@@ -528,7 +538,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     for (auto& [rank, r] : w.ranks) r.alive = false;
     w.agent.reset();
     w.left = true;
-    if (chance(0.7)) drive_coordinator(core::PeerLost{name});
+    if (chance(0.7)) when_awake(core::PeerLost{name});
   }
 }
 

@@ -92,6 +92,8 @@ class Cluster {
   void deliver_to_coordinator(const std::string& from,
                               const core::Input& event);
   void arrive(const std::string& from, const core::Input& event);
+  void when_awake(const core::Input& event);
+  void ask(const pb::Command& command);
   void deliver_to_worker(const std::string& to, const agent::Event& event);
   bool network_eats();
   int64_t latency();
@@ -147,6 +149,7 @@ class Cluster {
   void check_persist(const pb::Durable& d);
   void check_mesh(const pb::Durable& d);
   void check_directive(const pb::Directive& d);
+  bool slots_suffice(const pb::JobStatus& status) const;
   void check_metrics(const pb::StepMetrics& m);
   void check_event(const pb::EventRecord& e);
   void check_heard(const pb::Report& r);
@@ -221,6 +224,7 @@ class Cluster {
   // since then.
   int64_t safe_generation_ = 0;
   int64_t safe_ms_ = 0;
+  int64_t forgotten_before_ = 0;    // older generations' states, by some ranks
   bool lost_since_record_ = false;  // finished steps are made again
   std::set<std::pair<int64_t, int64_t>> saved_steps_;  // generation, step
   std::set<int64_t> put_off_;  // generations whose change was put off

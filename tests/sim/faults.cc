@@ -102,7 +102,7 @@ void Cluster::random_fault() {
           pb::Command c;
           c.set_kind(pb::Command::DRAIN);
           c.set_worker(w->name);
-          drive_coordinator(core::CommandReceived{1, c});
+          ask(c);
         }
       }
       break;
@@ -129,7 +129,7 @@ void Cluster::ask_mesh() {
                            : fmt::format("dp{},pp{},tp{},cp{}", uniform(1, 3),
                                          degree(), degree(), degree()));
   trace("mesh " + c.layout());
-  drive_coordinator(core::CommandReceived{2, c});
+  ask(c);
 }
 
 // No more faults; what was down comes up, and there is always a worker.
@@ -139,7 +139,6 @@ void Cluster::heal() {
   disk_full_ = false;
   partitioned_until_.clear();
   reconnected_at_.clear();
-  coordinator_frozen_until_ = 0;
   if (coordinator_ && coordinator_->ended()) {
     // Stopped as asked; resume() is under way.
   } else if (!coordinator_ && !done_) {

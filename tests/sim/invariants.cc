@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
@@ -12,6 +13,18 @@
 #include "tests/sim/parts.h"
 
 namespace remesh::sim {
+namespace {
+
+// Of the workers that are there and do not leave.
+int64_t staying_slots(const pb::JobStatus& status) {
+  int64_t slots = 0;
+  for (const pb::WorkerStatus& w : status.workers())
+    if (w.state() != "dead" && w.state() != "awaited" && !w.draining())
+      slots += w.slots();
+  return slots;
+}
+
+}  // namespace
 
 std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
   std::vector<Rank*> out;
@@ -73,7 +86,7 @@ void Cluster::check_life(const pb::Durable& d) {
 // with the degrees given. What was asked for is given up only where the slots
 // do not suffice.
 void Cluster::check_mesh(const pb::Durable& d) {
-  const auto slots_suffice = [](int64_t slots, const std::string& layout) {
+  const auto suffice = [](int64_t slots, const std::string& layout) {
     return geometry::Layout::parse(layout)->world() <= slots;
   };
   const geometry::Layout mesh = core::layout_of(d.assignment().mesh());
@@ -84,12 +97,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
       violated(fmt::format("{} runs, {} was asked for", text, d.pinned()));
     if (coordinator_ && journal_ && !journal_->pinned().empty() &&
         d.pinned().empty() && !d.mesh_asked()) {
-      int64_t slots = 0;
-      const pb::JobStatus status = coordinator_->status();
-      for (const pb::WorkerStatus& w : status.workers())
-        if (w.state() != "dead" && w.state() != "awaited" && !w.draining())
-          slots += w.slots();
-      if (slots_suffice(slots, journal_->pinned()))
+      if (suffice(staying_slots(coordinator_->status()), journal_->pinned()))
         violated(journal_->pinned() + " was given up, and slots suffice");
     }
     return;
@@ -118,7 +126,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
   if (d.rescue()) return;  // not the one wanted, and not for long
   if (d.mesh_asked()) violated("a new generation, and its mesh is asked for");
   if (journal_ && !journal_->pinned().empty() && d.pinned().empty() &&
-      slots_suffice(slots, journal_->pinned()))
+      suffice(slots, journal_->pinned()))
     violated(journal_->pinned() + " was given up, and slots suffice");
   if (!d.pinned().empty()) {
     if (d.pinned() != text)
@@ -126,7 +134,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
     return;
   }
   for (const std::string& l : job_.elastic().layouts()) {
-    if (!slots_suffice(slots, l)) continue;
+    if (!suffice(slots, l)) continue;
     if (geometry::Layout::parse(l)->to_string() != text)
       violated(fmt::format("{} planned, {} is preferred", text, l));
     return;
@@ -191,6 +199,19 @@ void Cluster::check_persist(const pb::Durable& d) {
   }
 }
 
+// For the smallest mesh of the job, on workers that stay.
+bool Cluster::slots_suffice(const pb::JobStatus& status) const {
+  const pb::Parallel& p = job_.parallel();
+  int64_t needed = std::max<int64_t>(1, p.tensor_parallel_degree()) *
+                   std::max<int64_t>(1, p.pipeline_parallel_degree()) *
+                   std::max<int64_t>(1, p.context_parallel_degree());
+  if (!job_.elastic().layouts().empty())
+    needed = std::numeric_limits<int64_t>::max();
+  for (const std::string& l : job_.elastic().layouts())
+    needed = std::min<int64_t>(needed, geometry::Layout::parse(l)->world());
+  return staying_slots(status) >= std::max(needed, job_.elastic().min_slots());
+}
+
 void Cluster::check_directive(const pb::Directive& d) {
   if (d.goal() == pb::Directive::RUN &&
       (!journal_ || journal_->generation() != d.generation() ||
@@ -198,9 +219,8 @@ void Cluster::check_directive(const pb::Directive& d) {
     violated("RUN was sent before it was journaled");
   if (d.goal() != pb::Directive::LEAVE) return;
   // With too few slots to go on nobody can take what it holds: it may go.
-  workers_[d.worker()]->told_to_leave =
-      !coordinator_ || coordinator_->status().state() != "waiting" ||
-      coordinator_->status().detail().find("slots") == std::string::npos;
+  if (Worker& w = *workers_[d.worker()]; !w.told_to_leave)
+    w.told_to_leave = !coordinator_ || slots_suffice(coordinator_->status());
   // What it held was taken up by a mesh that no replica can be made for.
   const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
   if (const auto world = worlds_.find(d.generation());
@@ -229,8 +249,11 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
                          m.step()));
-  // One that was found whole in memory may have no replicas yet.
-  if (const auto w = worlds_.find(m.generation()); w != worlds_.end()) {
+  // One that was found whole in memory may have no replicas yet, or no longer:
+  // ranks forget older generations when they make a step.
+  if (m.generation() < forgotten_before_) {
+    safe_generation_ = 0;
+  } else if (const auto w = worlds_.find(m.generation()); w != worlds_.end()) {
     if (w->second->whole_ms.contains(m.step()))
       note_safe(m.generation(), w->second->whole_ms[m.step()]);
     else
@@ -262,7 +285,8 @@ void Cluster::check_event(const pb::EventRecord& e) {
   }
   // Stopped with too few slots to save on.
   if (e.event() == "job_stopped") safe_generation_ = 0;
-  if (e.event() == "change_put_off") put_off_.insert(e.generation());
+  if (e.event() == "change_put_off" || e.event() == "stop_declined")
+    put_off_.insert(e.generation());
   if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
       healthy(e.worker()))
     violated("taken for silent: " + e.worker());

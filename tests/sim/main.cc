@@ -3,11 +3,15 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
 #include "tests/sim/cluster.h"
 
 int main(int argc, char** argv) {
@@ -21,16 +25,29 @@ int main(int argc, char** argv) {
   unsigned jobs = std::max(1U, std::thread::hardware_concurrency());
   uint64_t stop_at = 20;
   bool trace = false;
+  std::string known;
   app.add_option("--first", first, "first seed")->capture_default_str();
   app.add_option("--seeds", seeds, "how many")->capture_default_str();
   app.add_option("--jobs", jobs, "threads")->capture_default_str();
   app.add_option("--stop-at", stop_at, "end after so many violated seeds")
       ->capture_default_str();
   app.add_flag("--trace", trace, "print what happens");
+  app.add_option("--known", known,
+                 "file with seeds to run as well, one a line");
   CLI11_PARSE(app, argc, argv);
   if (trace) jobs = 1;
 
-  std::atomic<uint64_t> next{first};
+  // The known seeds, then those counted up.
+  std::vector<uint64_t> known_seeds;
+  std::ifstream file(known);
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && line[0] != '#')
+      known_seeds.push_back(std::strtoull(line.c_str(), nullptr, 10));
+  if (!known.empty() && known_seeds.empty()) {
+    std::fprintf(stderr, "%s: no seeds\n", known.c_str());
+    return remesh::kExitUsage;
+  }
+  std::atomic<uint64_t> next{0};
   std::atomic<uint64_t> clean{0};
   std::atomic<uint64_t> bad{0};
   remesh::sim::SimStats total;
@@ -38,8 +55,11 @@ int main(int argc, char** argv) {
   const double began = remesh::unix_seconds();
   const auto work = [&] {
     while (true) {
-      const uint64_t seed = next.fetch_add(1);
-      if (seed >= first + seeds || bad >= stop_at) return;
+      const uint64_t i = next.fetch_add(1);
+      if (i >= known_seeds.size() + seeds || bad >= stop_at) return;
+      const uint64_t seed = i < known_seeds.size()
+                                ? known_seeds[i]
+                                : first + i - known_seeds.size();
       remesh::sim::Cluster cluster({.seed = seed, .trace = trace});
       const std::string violation = cluster.run();
       const std::lock_guard lock(mutex);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -52,7 +53,7 @@ struct Cluster::Worker {
   std::string host;
   StateMemory memory;           // of the job's states: outlives the daemon
   int64_t memory_lost_ms = -1;  // with its host, last time
-  bool told_to_leave = false;
+  std::optional<bool> told_to_leave;  // true: though others could take its states
   uint64_t incarnation = 0;
   int slots = 1;
   std::unique_ptr<agent::Agent> agent;  // null: not running

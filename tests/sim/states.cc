@@ -154,6 +154,7 @@ void Cluster::begin_updates(World& world, int64_t step) {
   for (const pb::RankPlace& p : a.ranks()) {
     StateMemory& memory = workers_[p.worker()]->memory;
     if (first) memory.forget_before(g);
+    if (first) forgotten_before_ = std::max(forgotten_before_, g);
     memory.begin(g, p.rank(), false);
   }
   if (first && (metrics_.empty() || step > metrics_.back().step()))
@@ -266,7 +267,7 @@ void Cluster::scale() {
   c.set_kind(pb::Command::SCALE);
   c.set_slots(static_cast<int>(uniform(0, 4)));
   trace(fmt::format("scale {}", c.slots()));
-  drive_coordinator(core::CommandReceived{2, c});
+  ask(c);
 }
 
 // -------------------------------------------------------------- invariants
@@ -344,11 +345,12 @@ void Cluster::check_lost(const pb::Durable& d) {
     const Worker& w = *workers_[p.worker()];
     hosts.insert(w.host);
     const bool here =
-        w.told_to_leave ||
+        w.told_to_leave.value_or(false) ||
         (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
+    const bool may_leave = !w.told_to_leave.value_or(true);
     // A host that was lost just before the others committed their parts of the
     // step has taken its replicas with it, too.
-    if (!here || w.memory_lost_ms >= world->second->planned_ms)
+    if (!here || may_leave || w.memory_lost_ms >= world->second->planned_ms)
       gone.insert(w.host);
   }
   const auto& e = job_.elastic();

@@ -1,0 +1,193 @@
+#!/usr/bin/env python3
+"""Removes guards from the cores, one at a time, and shows that tests notice.
+
+Each mutant of mutants.txt is compiled from an edited copy of its files and
+linked into a copy of the test program in front of the libraries of the build
+folder, so a mutant costs one compilation. It runs in the simulated cluster, and
+the table says which invariant it violated and at which seed, or, where no
+invariant of a whole cluster depends on the guard, in the test program that `by`
+names, and the table says which test failed.
+
+Exit code 0: every mutant was killed; 1: one survived; 2: mutants.txt does not
+fit the sources (a mutant's text must occur exactly once in its file).
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIST = ROOT / "tests/sim/mutants.txt"
+
+
+@dataclasses.dataclass
+class Mutant:
+    name: str
+    guards: str = ""
+    by: str = "cluster_sim"
+    quick: bool = False
+    edits: list = dataclasses.field(default_factory=list)  # (file, old, new)
+
+
+def fail(text):
+    print(f"mutants.txt: {text}", file=sys.stderr)
+    sys.exit(2)
+
+
+def read_list():
+    mutants = []
+    path = old = ""
+    for line in LIST.read_text().splitlines():
+        word, _, rest = line.partition(" ")
+        text = rest.replace("\\n", "\n")
+        if not line or line.startswith("#"):
+            continue
+        if word == "mutant":
+            mutants.append(Mutant(rest))
+        elif word == "guards":
+            mutants[-1].guards = rest
+        elif word == "by":
+            mutants[-1].by = rest
+        elif word == "quick":
+            mutants[-1].quick = True
+        elif word == "file":
+            path = rest
+        elif word == "-":
+            old = text
+        elif word == "+":
+            mutants[-1].edits.append((path, old, text))
+        else:
+            fail(f"unknown line '{line}'")
+    return mutants
+
+
+def mutated_sources(mutant):
+    """path -> text, with all edits of the mutant."""
+    texts = {}
+    for path, old, new in mutant.edits:
+        text = texts.get(path) or (ROOT / path).read_text()
+        if text.count(old) != 1:
+            fail(f"{mutant.name}: occurs {text.count(old)} times in {path}, "
+                 f"expected once: {old}")
+        texts[path] = text.replace(old, new)
+    return texts
+
+
+class Builder:
+    def __init__(self, build):
+        self.build = build
+        commands = json.loads((build / "compile_commands.json").read_text())
+        self.compile = {c["file"]: c["command"] for c in commands}
+        self.links = {}
+
+    def link_command(self, target):
+        if target not in self.links:
+            lines = subprocess.check_output(
+                ["ninja", "-C", self.build, "-t", "commands", target],
+                text=True).splitlines()
+            self.links[target] = lines[-1]
+        return self.links[target]
+
+    def run(self, command):
+        return subprocess.run(command, cwd=self.build, text=True,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+
+    def program_of(self, mutant, folder):
+        """Path of the mutant's program, and what the compiler said if none."""
+        objects = []
+        for path, text in mutated_sources(mutant).items():
+            source = folder / path
+            source.parent.mkdir(parents=True, exist_ok=True)
+            source.write_text(text)
+            words = shlex.split(self.compile[str(ROOT / path)])
+            if words[0].endswith("ccache"):
+                words = words[1:]
+            objects.append(str(source) + ".o")
+            words[words.index("-o") + 1] = objects[-1]
+            words[words.index("-c") + 1] = str(source)
+            done = self.run([*words, "-O1"])
+            if done.returncode != 0:
+                return None, done.stderr
+        program = folder / mutant.by
+        link = self.link_command(mutant.by)
+        link = link.replace(f"-o bin/{mutant.by}",
+                            f"-o {program} {' '.join(objects)}")
+        done = self.run(["sh", "-c", link])
+        return (program, "") if done.returncode == 0 else (None, done.stderr)
+
+
+def first(pattern, text):
+    found = re.search(pattern, text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def run_mutant(builder, mutant, seeds, limit):
+    """(killed, seed, what happened)."""
+    with tempfile.TemporaryDirectory() as folder:
+        program, error = builder.program_of(mutant, pathlib.Path(folder))
+        if program is None:
+            return False, "-", "DOES NOT BUILD: " + first("error: (.*)", error)
+        words = [program]
+        if mutant.by == "cluster_sim":
+            words += ["--seeds", str(seeds), "--jobs", "1", "--stop-at", "1"]
+        try:
+            done = subprocess.run(words, cwd=ROOT, text=True, timeout=limit,
+                                  stdin=subprocess.DEVNULL,
+                                  capture_output=True, check=False)
+        except subprocess.TimeoutExpired:
+            return False, "-", f"DID NOT END in {limit} s"
+    if done.returncode == 0:
+        return False, "-", f"SURVIVED {mutant.by}; guards: {mutant.guards}"
+    seed = first(r"^VIOLATED seed (\d+)", done.stdout)
+    what = (first(r"^VIOLATED seed \d+, t=\d+ ms: (.*)", done.stdout)
+            or first(r"^\[  FAILED  \] (\S+) \(", done.stdout)
+            or "(aborted: " + first(r"(.*[Cc]heck.*)", done.stderr) + ")")
+    return True, seed or "-", what
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("names", nargs="*", help="mutants to run; default all")
+    parser.add_argument("--quick", action="store_true",
+                        help="run only those marked quick")
+    parser.add_argument("--build", default=ROOT / "build", type=pathlib.Path,
+                        help="build folder with the test programs")
+    parser.add_argument("--seeds", type=int, default=20000, help="per mutant")
+    parser.add_argument("--limit", type=int, default=600,
+                        help="seconds per mutant")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+
+    mutants = read_list()
+    for mutant in mutants:
+        mutated_sources(mutant)  # all must apply, also those that do not run
+    unknown = set(args.names) - {m.name for m in mutants}
+    if unknown:
+        fail(f"no mutant '{unknown.pop()}'")
+    wanted = [m for m in mutants
+              if (not args.names or m.name in args.names)
+              and (not args.quick or m.quick)]
+    builder = Builder(args.build.resolve())
+    print(f"{'mutant':<28} {'seed':>7}  violated")
+    killed = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        futures = [pool.submit(run_mutant, builder, m, args.seeds, args.limit)
+                   for m in wanted]
+        for mutant, future in zip(wanted, futures):
+            dead, seed, what = future.result()
+            killed += dead
+            print(f"{mutant.name:<28} {seed:>7}  {what[:76]}", flush=True)
+    print(f"killed {killed} of {len(wanted)}")
+    return 0 if killed == len(wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
