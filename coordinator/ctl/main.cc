@@ -8,6 +8,7 @@
 
 #include "coordinator/ctl/verbs.h"
 #include "proto/base/text.h"
+#include "proto/base/version.h"
 
 namespace remesh::ctl {
 namespace {
@@ -88,6 +89,7 @@ int main(int argc, char** argv) {
   CLI::App app("remesh trains language models on machines that come and go.");
   app.name("remesh");
   app.footer(kFooter);
+  app.set_version_flag("-V,--version", version_line("remesh"));
   app.require_subcommand(1);
   int code = kExitOk;
   add_run_verb(&app, &code);

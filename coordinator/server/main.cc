@@ -13,6 +13,7 @@
 #include "coordinator/server/daemon.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/version.h"
 
 namespace remesh::server {
 namespace {
@@ -117,6 +118,8 @@ int run(const Arguments& a) {
 
 int main(int argc, char** argv) {
   CLI::App app("Coordinates the workers of one training job.");
+  app.name("remesh-coordinator");
+  app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));
   remesh::server::Arguments arguments;
   remesh::server::declare(app, &arguments);
   try {

@@ -18,6 +18,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/version.h"
 #include "worker/train/pinning.h"
 #include "worker/train/trainer.h"
 #include "worker/train/watchdog.h"
@@ -136,6 +137,7 @@ int main(int argc, char** argv) {
       "not\n"
       "save, 69 worker daemon lost.\n"
       "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
+  app.set_version_flag("--version", remesh::version_line("remesh-trainer"));
   remesh::train::Arguments args;
   app.add_option("--spec", args.spec, "file with a serialized RankSpec")
       ->required();

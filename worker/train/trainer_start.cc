@@ -9,18 +9,12 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/version.h"
 #include "proto/rundir/paths.h"
 #include "worker/train/restore.h"
 #include "worker/train/trainer.h"
 
 namespace remesh::train {
-namespace {
-
-#ifndef REMESH_VERSION
-#define REMESH_VERSION "unknown"
-#endif
-
-}  // namespace
 
 Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
                  int64_t exec_ms)
@@ -340,7 +334,7 @@ void Trainer::make_checkpointer() {
   manifest.set_data_id(batches_->dataset().data_id());
   manifest.set_global_batch_size(t.global_batch_size());
   manifest.set_seq_len(t.seq_len());
-  manifest.set_code_version(REMESH_VERSION);
+  manifest.set_code_version(version());
   if (job_.checkpoint().compression() != "none")
     manifest.set_compression(job_.checkpoint().compression());
   const pb::Checkpoint& c = job_.checkpoint();

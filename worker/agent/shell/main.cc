@@ -5,6 +5,7 @@
 
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
+#include "proto/base/version.h"
 #include "worker/agent/shell/address.h"
 #include "worker/agent/shell/worker.h"
 
@@ -57,11 +58,11 @@ void add_options(CLI::App& app, WorkerOptions& o) {
 
 int worker_main(int argc, char** argv) {
   WorkerOptions options;
-  options.version = REMESH_VERSION;
+  options.version = version();
   CLI::App app{"Offers this machine's slots to a training run."};
   app.name("remesh-worker");
   app.footer(kExamples);
-  app.set_version_flag("--version", options.version);
+  app.set_version_flag("--version", version_line("remesh-worker"));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_options(app, options);
   try {
