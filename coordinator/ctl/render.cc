@@ -67,10 +67,6 @@ std::string toned(const std::string& text, Tone tone, const Style& style) {
   return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
 }
 
-std::string plural(int64_t n, const std::string& thing) {
-  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
-}
-
 std::string short_number(double value) {
   if (!std::isfinite(value)) return "-";
   if (std::fabs(value) < 1000) return fmt::format("{:.0f}", value);
@@ -121,6 +117,7 @@ std::string event_text(const pb::EventRecord& e) {
       {&events::kCheckpoint,
        fmt::format("checkpoint of step {} saved", e.step())},
       {&events::kCheckpointFailed, "checkpoint not saved"},
+      {&events::kCheckpointDamaged, "damaged checkpoint skipped"},
       // For slots, or for a worker that holds the newest state.
       {&events::kWaiting, "waiting"},
       {&events::kWaitingForState, "waiting"},

@@ -23,8 +23,6 @@ using events::Tone;
 // The text in the tone's color if the style has colors.
 std::string toned(const std::string& text, Tone tone, const Style& style);
 
-// "1 step", "2 steps".
-std::string plural(int64_t n, const std::string& thing);
 // "41.2k", "3.14M", "512".
 std::string short_number(double value);
 

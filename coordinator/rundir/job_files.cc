@@ -57,6 +57,7 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
                      dir + "`");
   }
   ASSIGN_OR_RETURN(const data::Index index, data::parse_index(*text, path));
+  RETURN_IF_ERROR(data::check_shard_files(dir, index));
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
                            .val_tokens = index.val_tokens()};

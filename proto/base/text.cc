@@ -71,4 +71,8 @@ std::string format_duration(double seconds) {
   return fmt::format("{}h{:02}m", s / 3600, s % 3600 / 60);
 }
 
+std::string plural(int64_t n, const std::string& thing) {
+  return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
+}
+
 }  // namespace remesh

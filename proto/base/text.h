@@ -23,4 +23,7 @@ std::string format_bytes(uint64_t bytes);
 // "2h05m", "3m20s", "4.2s".
 std::string format_duration(double seconds);
 
+// "1 slot", "2 slots".
+std::string plural(int64_t n, const std::string& thing);
+
 }  // namespace remesh

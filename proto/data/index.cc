@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -185,6 +186,34 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
   if (index.data_id != data_id_of(index))
     return corrupt(name + ": data_id does not match the shards");
   return index;
+}
+
+uint32_t token_width(int64_t vocab_size) {
+  return vocab_size <= int64_t{1} << 16 ? 2 : 4;
+}
+
+Status check_shard_files(const std::string& dir, const Index& index) {
+  for (const auto* shards : {&index.train, &index.val}) {
+    for (const ShardEntry& shard : *shards) {
+      const std::string path = dir + "/" + shard.file;
+      std::error_code error;
+      const uint64_t bytes = std::filesystem::file_size(path, error);
+      if (error)
+        return corrupt(fmt::format(
+            "{}: {}; restore it, or create the data set again with `remesh "
+            "data prepare --overwrite`",
+            path, error.message()));
+      const uint64_t expected =
+          kShardHeaderBytes +
+          static_cast<uint64_t>(shard.tokens) * token_width(index.vocab_size);
+      if (bytes != expected)
+        return corrupt(fmt::format(
+            "{}: {} bytes, but the index says {}; restore it, or create the "
+            "data set again with `remesh data prepare --overwrite`",
+            path, bytes, expected));
+    }
+  }
+  return ok_status();
 }
 
 }  // namespace remesh::data

@@ -1,7 +1,8 @@
 // The index of a data set, dataset.json: the shards and their inputs, in a
 // format that people and scripts can read.
 //
-// A plain value; parsing and printing are pure.
+// A plain value; parsing and printing are pure, only check_shard_files() reads
+// files.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,15 @@ struct Index {
   int64_t train_tokens() const;
   int64_t val_tokens() const;
 };
+
+// The header of a shard file, and the bytes per token that follow it: 2 for a
+// vocabulary of up to 65,536 entries, else 4.
+inline constexpr uint64_t kShardHeaderBytes = 128;
+uint32_t token_width(int64_t vocab_size);
+
+// Compares the sizes of the shard files in `dir` with the index. Fails with
+// Corrupt, naming the file, if one is missing or has another size.
+Status check_shard_files(const std::string& dir, const Index& index);
 
 // A hash of tokenizer, vocabulary and the checksums of the shards, 32 hex
 // digits.

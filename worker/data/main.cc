@@ -10,8 +10,10 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
+#include "proto/base/version.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
+#include "worker/data/tokenizer.h"
 
 namespace remesh::data {
 namespace {
@@ -74,14 +76,14 @@ int prepare_command(const PrepareOptions& options) {
   if (!done.ok()) return fail(done.status());
   const PrepareSummary& s = *done;
   fmt::print(
-      "{}: {}{} documents, {} of text\n"
-      "  training    {} tokens in {} shard{}\n"
-      "  validation  {} tokens in {} shard{}\n"
+      "{}: {}{}, {} of text\n"
+      "  training    {} tokens in {}\n"
+      "  validation  {} tokens in {}\n"
       "  tokenizer {}, vocabulary {}, data_id {}\n",
-      options.out_dir, s.up_to_date ? "up to date, " : "", s.documents,
-      format_bytes(s.text_bytes), s.train_tokens, s.train_shards,
-      s.train_shards == 1 ? "" : "s", s.val_tokens, s.val_shards,
-      s.val_shards == 1 ? "" : "s", s.tokenizer, s.vocab_size, s.data_id);
+      options.out_dir, s.up_to_date ? "up to date, " : "",
+      plural(s.documents, "document"), format_bytes(s.text_bytes),
+      s.train_tokens, plural(s.train_shards, "shard"), s.val_tokens,
+      plural(s.val_shards, "shard"), s.tokenizer, s.vocab_size, s.data_id);
   return 0;
 }
 
@@ -103,11 +105,12 @@ int verify_command(const std::string& dir) {
 void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
   CLI::App* c = app.add_subcommand(
       "prepare", "Convert text files to a data set of token shards");
-  c->add_option("--input", o->inputs,
+  c->add_option("INPUT,--input", o->inputs,
                 "Text files, plain or .xz, read in this order")
       ->required();
   c->add_option("--out", o->out_dir, "Folder of the data set")->required();
-  c->add_option("--tokenizer", o->tokenizer, "Tokenizer")
+  c->add_option("--tokenizer", o->tokenizer,
+                "Tokenizer: " + join(tokenizer_names()))
       ->capture_default_str();
   c->add_option("--val-fraction", o->val_fraction,
                 "Share of the text held out for validation, 0 to 0.5")
@@ -122,9 +125,9 @@ void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
   c->add_option("--seed", o->seed, "Seed of the held-out sample")
       ->capture_default_str();
   c->add_flag("--raw-bytes", o->raw_bytes,
-              "Accept text that is not valid UTF-8");
+              "Take the files as they are, also if they are not UTF-8 text");
   c->add_flag("--overwrite", o->overwrite,
-              "Replace a different data set in the folder");
+              "Replace a data set in the folder; its other files stay");
   c->footer(R"(
 A line "<|endoftext|>" ends a document, as does the end of a file.
 
@@ -137,6 +140,7 @@ Examples:
 int data_main(int argc, char** argv) {
   CLI::App app("Prepares text for training.");
   app.name("remesh data");
+  app.set_version_flag("--version", version_line("remesh data"));
   app.require_subcommand(1);
   app.footer(
       "\nExample:\n"

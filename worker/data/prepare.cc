@@ -35,15 +35,15 @@ Status check_options(const PrepareOptions& o) {
   if (o.out_dir.empty()) return invalid_argument("prepare: no output folder");
   if (!(o.val_fraction >= 0 && o.val_fraction <= 0.5))
     return invalid_argument(fmt::format(
-        "val_fraction = {}: must be from 0 to 0.5", o.val_fraction));
+        "--val-fraction {}: must be from 0 to 0.5", o.val_fraction));
   if (o.val_block_bytes != 0 &&
       (o.val_block_bytes < kMinBlock || o.val_block_bytes > kMaxBlock))
     return invalid_argument(
-        fmt::format("val_block_bytes = {}: must be 0 or from {} to {}",
+        fmt::format("--val-block-bytes {}: must be 0 or from {} to {}",
                     o.val_block_bytes, kMinBlock, kMaxBlock));
   if (o.shard_tokens < 1)
     return invalid_argument(
-        fmt::format("shard_tokens = {}: must be at least 1", o.shard_tokens));
+        fmt::format("--shard-tokens {}: must be at least 1", o.shard_tokens));
   return ok_status();
 }
 
@@ -101,7 +101,7 @@ class Progress {
 Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
   std::vector<TextReader> readers;
   for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path, o.raw_bytes));
     if (reader.file_bytes() == 0)
       return invalid_argument(path + ": empty file");
     readers.push_back(std::move(reader));
@@ -362,7 +362,7 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
   if (!foreign.empty() && !out.has_index() && !o.overwrite)
     return already_exists(fmt::format(
         "{}: not empty and not a data set (it has {}): choose another folder, "
-        "or use --overwrite to keep both",
+        "or use --overwrite to add the data set to these files",
         out.path(), foreign[0]));
   if (!out.has_index()) return std::optional<PrepareSummary>();
   auto text =
@@ -429,9 +429,9 @@ Status check_splits(const Index& index, const PrepareOptions& o,
         fmt::format("{}: no text, only document separators", o.inputs[0]));
   if (o.val_fraction > 0 && (index.val.empty() || index.train.empty()))
     return invalid_argument(fmt::format(
-        "{} bytes of text: too little for a {} split with val_fraction = {} "
-        "in blocks of {} bytes; use 0 for no held-out split, or smaller "
-        "val_block_bytes (at least {})",
+        "{} bytes of text: too little for a {} split with --val-fraction {} "
+        "in blocks of {} bytes; use --val-fraction 0 for no held-out split, or "
+        "a smaller --val-block-bytes (at least {})",
         index.text_bytes, index.val.empty() ? "validation" : "training",
         o.val_fraction, block_bytes, kMinBlock));
   return ok_status();

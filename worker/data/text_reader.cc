@@ -36,6 +36,38 @@ Status xz_error(const std::string& path, lzma_ret ret) {
   }
 }
 
+// Formats that people try, by their first bytes or the end of their names.
+struct OtherFormat {
+  std::string_view first_bytes;
+  std::string_view suffix;
+  std::string_view advice;
+};
+constexpr OtherFormat kOtherFormats[] = {
+    {"\x1f\x8b", ".gz", "gzip: decompress it first (gunzip -k FILE)"},
+    {"\x28\xb5\x2f\xfd", ".zst",
+     "Zstandard: decompress it first (zstd -d FILE)"},
+    {"BZh", ".bz2", "bzip2: decompress it first (bunzip2 -k FILE)"},
+    {"PK\x03\x04", ".zip", "a zip archive: unpack it first"},
+    {"PAR1", ".parquet", "Parquet: extract its text column first"},
+    {"", ".jsonl",
+     "JSON lines: extract the text first (jq -r '.text, \"<|endoftext|>\"' "
+     "FILE)"},
+    {"", ".json", "JSON: extract the text first (jq -r .text FILE)"},
+};
+
+Status check_is_text(const std::string& path, std::string_view first_bytes) {
+  for (const OtherFormat& f : kOtherFormats) {
+    const bool by_content =
+        !f.first_bytes.empty() && first_bytes.starts_with(f.first_bytes);
+    if (by_content || path.ends_with(f.suffix))
+      return invalid_argument(fmt::format(
+          "{}: looks like {}; plain text and .xz are read, and --raw-bytes "
+          "takes any file as it is",
+          path, f.advice));
+  }
+  return ok_status();
+}
+
 // Length of `text` without an incomplete character at its end.
 size_t whole_characters(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
@@ -82,7 +114,7 @@ std::string TextReader::file_hash() const {
   return hex(impl_->hash.digest_128());
 }
 
-Result<TextReader> TextReader::open(const std::string& path) {
+Result<TextReader> TextReader::open(const std::string& path, bool any_format) {
   ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
   auto impl = std::make_unique<Impl>(std::move(file));
   ASSIGN_OR_RETURN(impl->size, impl->file.size());
@@ -94,6 +126,9 @@ Result<TextReader> TextReader::open(const std::string& path) {
                      std::memcmp(impl->input.data(), kXzMagic, got) == 0;
   if (!impl->compressed && path.ends_with(".xz") && got > 0)
     return corrupt(path + ": named .xz, but not in that format");
+  if (!any_format && !impl->compressed)
+    RETURN_IF_ERROR(check_is_text(
+        path, {reinterpret_cast<const char*>(impl->input.data()), got}));
   if (impl->compressed) {
     const lzma_ret ret =
         lzma_stream_decoder(&impl->stream, kXzMemory, LZMA_CONCATENATED);

@@ -23,8 +23,10 @@ namespace remesh::data {
 class TextReader {
  public:
   // Decompresses a file with the magic number of .xz. Fails on a file named .xz
-  // without it.
-  static Result<TextReader> open(const std::string& path);
+  // without it and, unless `any_format`, on one that is known to be no text,
+  // such as .gz or .jsonl.
+  static Result<TextReader> open(const std::string& path,
+                                 bool any_format = false);
   TextReader(TextReader&&) noexcept;
   TextReader& operator=(TextReader&&) noexcept;
   ~TextReader();

@@ -49,10 +49,6 @@ uint32_t narrow(std::span<const int32_t> tokens, std::byte* to) {
 
 }  // namespace
 
-uint32_t token_width(int64_t vocab_size) {
-  return vocab_size <= int64_t{1} << 16 ? 2 : 4;
-}
-
 Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                                      uint64_t file_bytes,
                                      const std::string& name) {

@@ -21,6 +21,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "proto/base/xxh3.h"
+#include "proto/data/index.h"
 
 namespace remesh::data {
 
@@ -39,12 +40,9 @@ struct ShardHeader {
   uint64_t reserved;         // 112: 0
   uint64_t header_checksum;  // 120: XXH3-64 of bytes 0 to 119
 };
-static_assert(sizeof(ShardHeader) == 128);
+static_assert(sizeof(ShardHeader) == kShardHeaderBytes);
 static_assert(std::is_trivially_copyable_v<ShardHeader>);
 static_assert(std::endian::native == std::endian::little);
-
-// Bytes per token for a vocabulary: 2 up to 65,536 entries, else 4.
-uint32_t token_width(int64_t vocab_size);
 
 // The contents of a valid header.
 struct ShardInfo {

@@ -236,10 +236,10 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   says(o, "unknown tokenizer 'byte': expected bytes");
   o = options(words(10'000));
   o.val_fraction = 0.6;
-  says(o, "val_fraction = 0.6: must be from 0 to 0.5");
+  says(o, "--val-fraction 0.6: must be from 0 to 0.5");
   o = options(words(10'000));
   o.shard_tokens = 0;
-  says(o, "shard_tokens = 0");
+  says(o, "--shard-tokens 0");
   o = options(words(10'000));
   const std::string half = xz(words(100'000));
   o.inputs = {dir_.write("b.xz", half.substr(0, half.size() / 2))};
@@ -247,6 +247,48 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   o = options("x");
   o.inputs.clear();
   says(o, "no input");
+}
+
+TEST_F(DatasetTest, OtherFormatsAreNamedAndNotTakenForText) {
+  const std::pair<const char*, std::string> files[] = {
+      {"a.gz", "gzip"},
+      {"b.txt", "gzip"},
+      {"c.jsonl", "JSON lines"},
+      {"d.parquet", "Parquet"},
+      {"e.zst", "Zstandard"}};
+  for (const auto& [name, format] : files) {
+    PrepareOptions o = options("");
+    const std::string content =
+        format == "gzip" ? "\x1f\x8b\x08 and so on" : words(10'000);
+    o.inputs = {dir_.write(name, content)};
+    const auto made = prepare(o, *posix_file_system());
+    ASSERT_FALSE(made.ok()) << name;
+    EXPECT_NE(made.status().message().find(format), std::string::npos)
+        << made.status().message();
+    o.raw_bytes = true;
+    o.val_fraction = 0;
+    o.overwrite = true;
+    EXPECT_TRUE(prepare(o, *posix_file_system()).ok()) << name;
+  }
+}
+
+TEST_F(DatasetTest, ShardFilesOfAnotherSizeAreNamed) {
+  PrepareOptions o = options(words(50'000));
+  o.shard_tokens = 7919;
+  make(o);
+  const auto problem = [&] {
+    const std::string json = read_all(dir_ / "out/dataset.json");
+    return check_shard_files(o.out_dir, *parse_index(json, "index")).message();
+  };
+  EXPECT_EQ(problem(), "");
+  damage("train-00002.tok", [](std::string& bytes) { bytes.pop_back(); });
+  EXPECT_NE(problem().find("train-00002.tok: 15965 bytes, but the index says "
+                           "15966"),
+            std::string::npos)
+      << problem();
+  std::filesystem::remove(dir_ / "out/train-00002.tok");
+  EXPECT_NE(problem().find("train-00002.tok: No such file"), std::string::npos)
+      << problem();
 }
 
 TEST_F(DatasetTest, RawBytesCanBeAllowed) {

@@ -337,6 +337,10 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
                               {"b", 6, std::string(32, '2')}}};
   index.data_id = data_id_of(index);
   put(dir_ + "/dataset.json", index_to_json(index));
+  put(dir_ + "/a", std::string(128 + 2 * 5, 'x'));
+  EXPECT_NE(read_data_info(dir_).status().message().find("/b: No such file"),
+            std::string::npos);
+  put(dir_ + "/b", std::string(128 + 2 * 6, 'x'));
   const auto info = read_data_info(dir_);
   ASSERT_TRUE(info.ok()) << info.status().message();
   EXPECT_EQ(info.value().vocab_size, 257);
