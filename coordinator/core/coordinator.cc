@@ -321,8 +321,9 @@ void Coordinator::reconcile_preparing() {
          .worker = lost,
          .is_fault = false});
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
-  if (change && (durable_.stop_requested() ? !must_save_before_stop()
-                                           : change->must && !durable_.rescue()))
+  if (change &&
+      (durable_.stop_requested() ? !must_save_before_stop()
+                                 : change->must && !durable_.rescue()))
     return abort({.text = change->why, .is_fault = false});
   if (roster_.all_prepared(durable_)) set_phase(pb::Durable::RUNNING);
 }

@@ -40,6 +40,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -121,6 +122,7 @@ class Coordinator {
   void end_generation();
   void emit_failure(const Failure& fault);
   bool try_again_after(const Failure& fault);
+  bool holds_unsaved_step(const Roster::Member& m) const;
   std::string only_in_memory() const;
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
@@ -171,8 +173,7 @@ class Coordinator {
   }
   // Whether states in memory are newer than every checkpoint known.
   bool has_unsaved_steps() const {
-    return keeps_state_ &&
-           checkpoints_.newest_step() < ledger_.last_finished();
+    return keeps_state_ && checkpoints_.newest_step() < ledger_.last_finished();
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
@@ -211,6 +212,7 @@ class Coordinator {
   bool gathering_ = true;        // the next plan waits for the join window
   int64_t not_before_ms_ = 0;    // back-off after repeated failures
   int64_t failed_saves_ = 0;     // in a row, at which the ranks ended
+  std::set<std::string> told_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   std::optional<Failure> failure_;      // of the abort in progress
   int64_t change_began_ms_ = -1;        // training is interrupted since then

@@ -41,7 +41,7 @@ pb::Directive Coordinator::directive_for(const std::string& name,
     case pb::Directive::SHUTDOWN:
       d.set_reason(durable_.cause());
       d.set_keep_states(durable_.phase() != pb::Durable::DONE &&
-                        has_unsaved_steps());
+                        holds_unsaved_step(m));
       break;
     case pb::Directive::PREPARE:
       *d.mutable_assignment() = durable_.assignment();

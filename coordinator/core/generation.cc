@@ -19,6 +19,12 @@ using geometry::Layout;
 
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
+  for (const std::string& damaged : scan.invalid) {
+    if (!told_damaged_.insert(damaged).second) continue;
+    pb::EventRecord e = event(events::kCheckpointDamaged);
+    e.set_cause(damaged);
+    emit(std::move(e));
+  }
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,
@@ -276,17 +282,19 @@ bool Coordinator::try_again_after(const Failure& fault) {
   return true;
 }
 
+bool Coordinator::holds_unsaved_step(const Roster::Member& m) const {
+  const auto& held = m.report.holdings();
+  return has_unsaved_steps() &&
+         std::any_of(held.begin(), held.end(), [&](const auto& h) {
+           return h.step() >= ledger_.last_finished();
+         });
+}
+
 // Says where the last finished step is if no checkpoint has it.
 std::string Coordinator::only_in_memory() const {
-  if (!has_unsaved_steps()) return "";
   std::vector<std::string> holders;
-  for (const auto& [name, m] : roster_.members()) {
-    const auto& held = m.report.holdings();
-    if (m.alive && std::any_of(held.begin(), held.end(), [&](const auto& h) {
-          return h.step() == ledger_.last_finished();
-        }))
-      holders.push_back(name);
-  }
+  for (const auto& [name, m] : roster_.members())
+    if (m.alive && holds_unsaved_step(m)) holders.push_back(name);
   if (holders.empty()) return "";
   return fmt::format(
       "step {} is in no checkpoint, but in the memory of {} for at least {} "

@@ -42,11 +42,14 @@ std::string in_memory(const pb::Source& s) {
 // The checkpoints and segments that are damaged, for the reason of a choice.
 std::string damage_text(const Recovery::Inputs& in) {
   constexpr size_t kShown = 4;
+  std::vector<std::string> bad = in.scan.invalid;
+  for (const std::string& path : in.view.durable.bad_checkpoints())
+    bad.push_back(path + ": does not load");
   std::string out;
-  const size_t bad =
-      in.scan.invalid.size() +
-      static_cast<size_t>(in.view.durable.bad_checkpoints_size());
-  if (bad > 0) out += fmt::format("; {} checkpoints failed verification", bad);
+  if (!bad.empty())
+    out = fmt::format(
+        "; skipped {}{}", bad[0],
+        bad.size() == 1 ? "" : fmt::format(" and {} more", bad.size() - 1));
   size_t damages = 0;
   for (const auto& [name, m] : in.view.roster.members())
     for (const std::string& d : m.report.damaged())

@@ -87,8 +87,14 @@ Result<std::string> one_checkpoint(const Options& options) {
   return newest == nullptr ? found.front().path : newest->path;
 }
 
+// File names may be anything; JSON must be UTF-8.
+void print_json(const nlohmann::ordered_json& json) {
+  fmt::print("{}\n", json.dump(2, ' ', false,
+                               nlohmann::json::error_handler_t::replace));
+}
+
 uint64_t bytes_of(const pb::Manifest& m) {
-  uint64_t bytes = 0;
+  uint64_t bytes = m.index().bytes();
   for (const pb::ShardFile& s : m.shards()) bytes += s.bytes();
   return bytes;
 }
@@ -102,12 +108,11 @@ Result<int> list(const Options& options) {
     for (const auto& f : found) {
       array.push_back({{"step", f.step},
                        {"path", f.path},
-                       {"valid", f.status.ok()},
+                       {"complete", f.status.ok()},
                        {"problem", f.status.message()},
                        {"bytes", bytes_of(f.manifest)}});
     }
-    fmt::print("{}\n", array.dump(2, ' ', false,
-                                  nlohmann::json::error_handler_t::replace));
+    print_json(array);
     return kExitOk;
   }
   if (found.empty()) fmt::print("no checkpoint in {}\n", folder);
@@ -143,12 +148,49 @@ Result<int> inspect(const Options& options) {
   return kExitOk;
 }
 
-Result<int> verify(const Options& options) {
-  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
+// The checkpoint that the options name, or all of the run, newest first.
+Result<std::vector<std::string>> checkpoints_to_verify(const Options& options) {
+  const bool one = options.step >= 0 ||
+                   (!options.target.empty() && is_checkpoint(options.target));
+  if (one) {
+    ASSIGN_OR_RETURN(std::string path, one_checkpoint(options));
+    return std::vector<std::string>{std::move(path)};
+  }
+  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
   const auto system = posix_file_system();
-  const store::VerifyReport report = store::verify(*system, path);
-  show(options, path, report);
-  return report.ok ? kExitOk : kExitFailed;
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
+  if (found.empty()) return not_found(folder + ": no checkpoint");
+  std::vector<std::string> paths;
+  for (const manifest::Found& f : found) paths.push_back(f.path);
+  return paths;
+}
+
+Result<int> verify(const Options& options) {
+  ASSIGN_OR_RETURN(const auto paths, checkpoints_to_verify(options));
+  const auto system = posix_file_system();
+  int damaged = 0;
+  auto reports = nlohmann::ordered_json::array();
+  for (const std::string& path : paths) {
+    const store::VerifyReport report = store::verify(*system, path);
+    std::error_code error;
+    // A running job removes old checkpoints.
+    if (!report.ok && !fs::exists(path, error)) continue;
+    if (!report.ok) ++damaged;
+    if (options.json) {
+      reports.push_back({{"path", path}});
+      reports.back().update(
+          nlohmann::ordered_json::parse(store::describe_json(report)));
+    } else {
+      fmt::print("{}\n{}", path, store::describe(report));
+    }
+  }
+  if (options.json) {
+    print_json({{"ok", damaged == 0}, {"checkpoints", std::move(reports)}});
+  } else if (paths.size() > 1) {
+    fmt::print("{} of {} checkpoints {} damaged\n", damaged, paths.size(),
+               damaged == 1 ? "is" : "are");
+  }
+  return damaged == 0 ? kExitOk : kExitFailed;
 }
 
 std::string rank_checkpoint_error(const pb::JobStatus& s) {
@@ -227,14 +269,17 @@ Examples:
                   "in ./runs");
     if (one) {
       c->add_option("--step", o->step,
-                    "Step of the checkpoint. Default: the newest");
+                    fmt::format("Step of the checkpoint. Default: {}",
+                                command == verify ? "all" : "the newest"));
     }
     c->add_flag("--json", o->json, "Print JSON");
     c->footer(
         fmt::format("\nExample:\n  remesh checkpoint {} runs/latest", name));
     c->callback([o, code, command] { *code = exit_code(command(*o)); });
   };
-  add("list", "List the checkpoints of a run", false, list);
+  add("list",
+      "List the checkpoints of a run; checks manifests and sizes, not contents",
+      false, list);
   add("inspect", "Show what a checkpoint contains", true, inspect);
   add("verify", "Read and check every byte; exit code 3 if damaged", true,
       verify);

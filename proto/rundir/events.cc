@@ -27,6 +27,7 @@ constexpr EventKind kKinds[] = {
     kMetricsGap,
     kCheckpoint,
     kCheckpointFailed,
+    kCheckpointDamaged,
     kMeshAsked,
     kMeshReleased,
     kScaleAsked,

@@ -106,6 +106,9 @@ inline constexpr EventKind kCheckpoint{
 inline constexpr EventKind kCheckpointFailed{"checkpoint_failed", Tone::kBad,
                                              "rank, worker, cause",
                                              "A rank could not save."};
+inline constexpr EventKind kCheckpointDamaged{
+    "checkpoint_damaged", Tone::kBad, "cause",
+    "A checkpoint cannot be used; the next save that is committed removes it."};
 
 // ------------------------------------------------------------------ commands
 

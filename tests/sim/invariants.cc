@@ -309,14 +309,14 @@ void Cluster::check_event(const pb::EventRecord& e) {
 
 // Numbers are never used twice, whatever was forgotten.
 void Cluster::check_heard(const pb::Report& r) {
-  if (coordinator_ &&
-      coordinator_->considers_live(r.worker(), r.incarnation()) &&
+  if (!coordinator_ || coordinator_->ended()) return;
+  if (coordinator_->considers_live(r.worker(), r.incarnation()) &&
       coordinator_->durable().generation() < r.generation())
     violated(fmt::format("continues at generation {}, {} was at {}",
                          coordinator_->durable().generation(), r.worker(),
                          r.generation()));
   uint64_t& newest = newest_heard_[r.worker()];
-  if (coordinator_ && r.incarnation() < newest &&
+  if (r.incarnation() < newest &&
       coordinator_->considers_live(r.worker(), r.incarnation()))
     violated("considered an earlier incarnation alive: " + r.worker());
   newest = std::max(newest, r.incarnation());
