@@ -71,35 +71,18 @@ void fill_at(const FlightOp& op, const FlightGroup& group, int64_t now_ns,
     for (const int r : group.ranks) at->add_ranks(r);
 }
 
-// Generation of "flight-g007-rank-3.json".
+// Generation of "flight-g007-rank-3.json" or "gen-7-rank-3.json".
 std::optional<int64_t> generation_of(const std::string& name) {
-  long long generation = 0;
-  int rank = 0, used = 0;
-  if (std::sscanf(name.c_str(), "flight-g%lld-rank-%d.json%n", &generation,
-                  &rank, &used) != 2 ||
-      used != static_cast<int>(name.size()))
-    return std::nullopt;
-  return generation;
-}
-
-void remove_old(const std::string& folder, int keep) {
-  namespace fs = std::filesystem;
-  std::vector<std::pair<int64_t, fs::path>> files;
-  std::set<int64_t> generations;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end;
-       it.increment(error))
-    if (const auto g = generation_of(it->path().filename().string())) {
-      files.emplace_back(*g, it->path());
-      generations.insert(*g);
-    }
-  while (generations.size() > static_cast<size_t>(keep)) {
-    for (const auto& [generation, path] : files)
-      if (generation == *generations.begin()) fs::remove(path, error);
-    generations.erase(generations.begin());
+  for (const char* form :
+       {"flight-g%lld-rank-%d.json%n", "gen-%lld-rank-%d.json%n"}) {
+    long long generation = 0;
+    int rank = 0, used = 0;
+    if (std::sscanf(name.c_str(), form, &generation, &rank, &used) == 2 &&
+        used == static_cast<int>(name.size()))
+      return generation;
   }
+  return std::nullopt;
 }
-
 trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
                         int64_t died_ns, int64_t offset_ns) {
   const int64_t end_ns =
@@ -189,11 +172,29 @@ std::string flight_json(const FlightAbout& a, const board::Flight& flight,
           flight.begun, flight.torn, groups));
 }
 
+void remove_old_traces(const std::string& folder, int keep) {
+  namespace fs = std::filesystem;
+  std::vector<std::pair<int64_t, fs::path>> files;
+  std::set<int64_t> generations;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error))
+    if (const auto g = generation_of(it->path().filename().string())) {
+      files.emplace_back(*g, it->path());
+      generations.insert(*g);
+    }
+  while (generations.size() > static_cast<size_t>(keep)) {
+    for (const auto& [generation, path] : files)
+      if (generation == *generations.begin()) fs::remove(path, error);
+    generations.erase(generations.begin());
+  }
+}
+
 Status write_flight(const std::string& folder, const FlightAbout& about,
                     const std::string& json, int keep) {
   RETURN_IF_ERROR(trace::write_atomically(
       folder, flight_name(about.generation, about.rank), json));
-  remove_old(folder, keep);
+  remove_old_traces(folder, keep);
   return ok_status();
 }
 

@@ -5,7 +5,7 @@
 //                                        "otherData" has the rank, the worker
 //                                        and how the rank ended
 //
-// Pure, except for write_flight().
+// Pure, except for the functions that take a folder.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +48,11 @@ std::string flight_name(int64_t generation, int rank);
 std::string flight_json(const FlightAbout& about, const board::Flight& flight,
                         int64_t died_ns, int64_t unix_minus_monotonic_ns);
 
-// Writes the file to `folder`, which is created if missing, and removes those
-// of all but the newest `keep` generations. Other workers may do so
-// concurrently.
+// Removes the flight records and traces of all but the newest `keep`
+// generations that have any.
+void remove_old_traces(const std::string& folder, int keep);
+// Writes the file to `folder`, which is created if missing, and removes old
+// ones. Other workers may do so concurrently.
 Status write_flight(const std::string& folder, const FlightAbout& about,
                     const std::string& json, int keep);
 

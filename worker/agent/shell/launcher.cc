@@ -140,7 +140,9 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   if (state_job_ != 0) RETURN_IF_ERROR(scratch_->make_state_folder());
   ASSIGN_OR_RETURN(const std::string log_folder,
                    make_log_folder(assignment.run_dir(), generation_,
-                                   options_.keep_generation_logs));
+                                   options_.keep_generations));
+  remove_old_traces(rundir::traces_path(assignment.run_dir()),
+                    options_.keep_generations);
   PmixNamespace space;
   // Must be the same on every worker, so it is derived from the assignment.
   space.name = namespace_of(assignment.job().job().name(), generation_);
@@ -340,7 +342,7 @@ void Launcher::keep_flight(const std::string& folder, const FlightAbout& about,
       static_cast<int64_t>(unix_seconds() * 1e6) * 1000 - monotonic_ns();
   const Status s = write_flight(
       folder, about, flight_json(about, board.flight().read(), died_ns, offset),
-      options_.keep_generation_flights);
+      options_.keep_generations);
   if (!s.ok())
     log_->warn("flight_record_lost", {{"generation", about.generation},
                                       {"rank", about.rank},

@@ -38,8 +38,7 @@ struct LauncherOptions {
   int cores = 1;
   // Interfaces or CIDRs for MPI between hosts; "": see rank_env.h.
   std::string tcp_interfaces;
-  int keep_generation_logs = 20;
-  int keep_generation_flights = 20;  // flight records of ranks that died
+  int keep_generations = 20;  // their logs, traces and flight records
   // Called when PMIx is stuck and no rank lives; restarts the daemon and is not
   // expected to return. If empty, every later spawn() fails.
   std::function<void()> restart;
