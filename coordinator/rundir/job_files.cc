@@ -50,14 +50,25 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
   const std::string path = dir + "/" + data::kIndexName;
   Result<std::string> text = read_file(path);
   if (!text.ok()) {
-    if (text.status().code() != Code::kNotFound) return text.status();
+    if (text.status().code() != Code::kNotFound)
+      return text.status().with_context("data.path");
     return not_found("data.path: " + dir +
                      " contains no data set (no dataset.json); create one with "
                      "`remesh data prepare --input TEXT --out " +
                      dir + "`");
   }
-  ASSIGN_OR_RETURN(const data::Index index, data::parse_index(*text, path));
-  RETURN_IF_ERROR(data::check_shard_files(dir, index));
+  const auto advise = [&](const Status& s) {
+    return Status(s.code(),
+                  s.message() +
+                      "; restore the data set, or create it again with "
+                      "`remesh data prepare --overwrite --out " +
+                      dir + " ...`");
+  };
+  const Result<data::Index> parsed = data::parse_index(*text, path);
+  if (!parsed.ok()) return advise(parsed.status());
+  const data::Index& index = *parsed;
+  if (const Status s = data::check_shard_files(dir, index); !s.ok())
+    return advise(s);
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
                            .val_tokens = index.val_tokens()};

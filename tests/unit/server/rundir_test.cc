@@ -7,12 +7,14 @@
 #include <fstream>
 #include <limits>
 #include <set>
+#include <span>
 
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
+#include "proto/base/xxh3.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
 
@@ -329,12 +331,16 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
       forbidden_differences(job(), job({"schedule.total_steps=200"})).empty());
 }
 
+std::string checksum_of(const std::string& tokens) {
+  return hex(xxh3_128(std::as_bytes(std::span(tokens))));
+}
+
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   data::Index index{.source_id = std::string(32, '0'),
                     .tokenizer = "bytes",
                     .vocab_size = 257,
-                    .train = {{"a", 5, std::string(32, '1')},
-                              {"b", 6, std::string(32, '2')}}};
+                    .train = {{"a", 5, checksum_of("xxxxxxxxxx")},
+                              {"b", 6, checksum_of("xxxxxxxxxxxx")}}};
   index.data_id = data_id_of(index);
   put(dir_ + "/dataset.json", index_to_json(index));
   put(dir_ + "/a", std::string(128 + 2 * 5, 'x'));
@@ -346,6 +352,9 @@ TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
   EXPECT_EQ(info.value().vocab_size, 257);
   EXPECT_EQ(info.value().train_tokens, 11);
   EXPECT_EQ(info.value().val_tokens, 0);
+  put(dir_ + "/b", std::string(128 + 2 * 6, 'y'));
+  EXPECT_NE(read_data_info(dir_).status().message().find("/b: the tokens"),
+            std::string::npos);
   const auto none = read_data_info(dir_ + "/none");
   EXPECT_NE(none.status().message().find("remesh data prepare"),
             std::string::npos);
