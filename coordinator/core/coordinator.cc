@@ -422,6 +422,7 @@ void Coordinator::watch_checkpoints() {
                                               : events::kCheckpointFailed);
     if (r.error.empty()) {
       failed_saves_ = 0;
+      durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
       e.set_step(r.step);
     } else {
       e.set_rank(r.rank);

@@ -188,7 +188,7 @@ const CheckpointInfo* Recovery::final_checkpoint(const Inputs& in) const {
 }
 
 // Why initial weights would discard what was trained: checkpoints exist and
-// none is usable. "" if none exist.
+// none is usable, or existed. "" if none ever did.
 std::string Recovery::no_checkpoint(const Inputs& in) const {
   size_t bad = in.scan.invalid.size();
   std::string first = bad > 0 ? in.scan.invalid.front() : "";
@@ -200,7 +200,12 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
                             ? ": does not load"
                             : ": belongs to an abandoned branch");
   }
-  if (bad == 0) return "";
+  if (bad == 0 && in.view.durable.saved_step() == 0) return "";
+  if (bad == 0)
+    return fmt::format(
+        "a checkpoint of step {} was saved, but the checkpoint folder has none; "
+        "make the folder available again, or start over in a new run directory",
+        in.view.durable.saved_step());
   return fmt::format(
       "{} checkpoints exist but none can be loaded ({}); move them away to "
       "start over from initial weights",
