@@ -405,8 +405,7 @@ void Cluster::crash_worker(Worker& w) {
   const std::string name = w.name;
   if (chance(0.7))  // the transport notices, mostly
     at(uniform(0, 30), [this, name] {
-      if (partitioned_until_[name] <= now_)
-        when_awake(core::PeerLost{name});
+      if (partitioned_until_[name] <= now_) when_awake(core::PeerLost{name});
     });
   if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, for ever

@@ -53,7 +53,8 @@ struct Cluster::Worker {
   std::string host;
   StateMemory memory;           // of the job's states: outlives the daemon
   int64_t memory_lost_ms = -1;  // with its host, last time
-  std::optional<bool> told_to_leave;  // true: though others could take its states
+  std::optional<bool>
+      told_to_leave;  // true: though others could take its states
   uint64_t incarnation = 0;
   int slots = 1;
   std::unique_ptr<agent::Agent> agent;  // null: not running
