@@ -203,7 +203,8 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
   if (bad == 0 && in.view.durable.saved_step() == 0) return "";
   if (bad == 0)
     return fmt::format(
-        "a checkpoint of step {} was saved, but the checkpoint folder has none; "
+        "a checkpoint of step {} was saved, but the checkpoint folder has "
+        "none; "
         "make the folder available again, or start over in a new run directory",
         in.view.durable.saved_step());
   return fmt::format(
