@@ -26,9 +26,6 @@ class Profiler final : public ProfilingBackend {
   const char* description() const override { return b_.description(); }
   bool supports_bf16() const override { return b_.supports_bf16(); }
   int threads() const override { return b_.threads(); }
-  Dtype gemm_dtype(Dtype wanted, int64_t dim) const override {
-    return b_.gemm_dtype(wanted, dim);
-  }
   void* allocate(size_t bytes) override { return b_.allocate(bytes); }
   void release(void* p) override { b_.release(p); }
   void copy(void* dst, const void* src, size_t bytes) override {

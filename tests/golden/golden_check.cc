@@ -10,10 +10,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <span>
 #include <string>
@@ -22,6 +20,7 @@
 
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/layout.h"
+#include "tests/golden/compare.h"
 #include "tests/golden/golden_file.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
@@ -35,6 +34,7 @@ namespace {
 struct Options {
   std::string path;
   std::string dtype = "fp32";
+  std::string backend = "cpu";
   std::string layout = "dp1";
   int64_t microbatch = 0;  // sequences; 0: all with one rank, else one
   int zero = 0;
@@ -50,10 +50,18 @@ struct Run {
       : first_grads(table), weights_after(table) {}
   std::mutex mutex;
   Status status;
-  model::Dtype gemm_dtype = model::Dtype::kFp32;  // what the stage computed in
   engine::WholeVector first_grads, weights_after;
   std::vector<float> first_logits;
   std::vector<double> loss, grad_norm, lr;
+
+  Outcome outcome() const {
+    return {.first_logits = first_logits,
+            .first_grads = first_grads.values(),
+            .weights_after = weights_after.values(),
+            .loss = loss,
+            .grad_norm = grad_norm,
+            .lr = lr};
+  }
 };
 
 // The microbatches of one step for rank `index` of `dp`.
@@ -83,20 +91,18 @@ std::vector<model::MicroBatch> deal_step(const Golden& g, int64_t step,
 }
 
 engine::EngineOptions engine_options(const Golden& g, const Options& o,
-                                     const kernels::Backend& backend,
                                      int64_t each) {
-  return {.zero = {.stage = o.zero},
-          .schedule = geometry::parse_schedule(o.schedule).value(),
-          .chunks = o.chunks,
-          .recompute = *geometry::parse_recompute(o.recompute),
-          .dtype = backend.gemm_dtype(
-              o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
-              g.config.dim),
-          .num_microbatches = (g.sequences + each - 1) / each,
-          .max_batch = each,
-          .max_seq = g.seq_len,
-          .optimizer = g.optimizer,
-          .bucket_elements = 5000};  // several buckets with arbitrary bounds
+  return {
+      .zero = {.stage = o.zero},
+      .schedule = geometry::parse_schedule(o.schedule).value(),
+      .chunks = o.chunks,
+      .recompute = *geometry::parse_recompute(o.recompute),
+      .dtype = o.dtype == "bf16" ? model::Dtype::kBf16 : model::Dtype::kFp32,
+      .num_microbatches = (g.sequences + each - 1) / each,
+      .max_batch = each,
+      .max_seq = g.seq_len,
+      .optimizer = g.optimizer,
+      .bucket_elements = 5000};  // several buckets with arbitrary bounds
 }
 
 // Logits of sequence 0: each rank that holds part of the head has some of the
@@ -166,16 +172,14 @@ Status train_rank(const Golden& g, const Options& o,
                   const geometry::ParamTable& table,
                   const geometry::Layout& layout, comm::Comm& comm,
                   int64_t each, Run& run) {
-  const auto backend = kernels::make_cpu_backend(1);
+  const auto backend = kernels::make_backend(o.backend, 1).value();
   ASSIGN_OR_RETURN(const auto mesh, comm::Mesh::make(comm, layout));
-  ASSIGN_OR_RETURN(
-      const auto engine,
-      engine::make_engine(table, *mesh, engine_options(g, o, *backend, each),
-                          *backend, {}));
+  ASSIGN_OR_RETURN(const auto engine,
+                   engine::make_engine(table, *mesh, engine_options(g, o, each),
+                                       *backend, {}));
   load_golden(g.weights, *engine);
   std::vector<int32_t> tokens, targets;
   const bool reports = comm.rank() == 0;
-  if (reports) run.gemm_dtype = engine_options(g, o, *backend, each).dtype;
   for (int64_t s = 0; s < g.steps; ++s) {
     const auto mbs =
         deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
@@ -200,14 +204,14 @@ Status train_rank(const Golden& g, const Options& o,
 Status admit(const Golden& g, const Options& o,
              const geometry::ParamTable& table, const geometry::Layout& layout,
              int64_t each) {
-  const auto backend = kernels::make_cpu_backend(1);
+  const auto backend = kernels::make_backend(o.backend, 1).value();
   if (o.dtype == "bf16" && !backend->supports_bf16())
     return unavailable(
         "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
   for (int rank = 0; rank < layout.world(); ++rank)
-    RETURN_IF_ERROR(engine::Engine::prepare(
-                        table, layout, rank,
-                        engine_options(g, o, *backend, each), *backend, {})
+    RETURN_IF_ERROR(engine::Engine::prepare(table, layout, rank,
+                                            engine_options(g, o, each),
+                                            *backend, {})
                         .status());
   return ok_status();
 }
@@ -232,89 +236,16 @@ void train_all(const Golden& g, const Options& o,
       run.status = internal("the ranks: " + v->trouble());
 }
 
-// |a - b| / |b|, both as vectors.
-double relative_l2(std::span<const float> a, std::span<const float> b) {
-  double difference = 0, size = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-    difference += d * d;
-    size += static_cast<double>(b[i]) * static_cast<double>(b[i]);
-  }
-  if (size == 0) return std::sqrt(difference);
-  return std::sqrt(difference / size);
-}
-
-double relative(double a, double b) { return std::abs(a - b) / std::abs(b); }
-
-class Verdict {
- public:
-  explicit Verdict(bool verbose) : verbose_(verbose) {}
-  // NaN exceeds every bound.
-  void add(const std::string& what, double error, double bound,
-           bool detail = false) {
-    const bool ok = error <= bound;
-    if (!ok) failed_ = true;
-    if (ok && detail && !verbose_) return;
-    if (std::isinf(bound)) {
-      fmt::print("{:<64} {:.3e}\n", what, error);
-    } else {
-      fmt::print("{:<64} {:.3e}  bound {:.0e}  {}\n", what, error, bound,
-                 ok ? "ok" : "PAST THE BOUND");
-    }
-  }
-  // Each parameter separately; the largest error is always printed.
-  void add_parameters(const std::string& what,
-                      const geometry::ParamTable& table,
-                      std::span<const float> got, std::span<const float> want,
-                      double bound) {
-    double worst = 0;
-    size_t worst_i = 0;
-    for (size_t i = 0; i < table.size(); ++i) {
-      const auto at = static_cast<size_t>(table.offset(i));
-      const auto n = static_cast<size_t>(table[i].numel());
-      const double e = relative_l2(got.subspan(at, n), want.subspan(at, n));
-      add(what + " " + table[i].name, e, bound, true);
-      if (!(e <= worst)) {
-        worst = e;
-        worst_i = i;
-      }
-    }
-    add(what + ", largest: " + table[worst_i].name, worst, bound);
-  }
-  bool failed() const { return failed_; }
-
- private:
-  bool verbose_;
-  bool failed_ = false;
-};
-
-bool compare(const Golden& g, const Run& run, const Options& o) {
-  const bool bf16 = o.dtype == "bf16";
-  const double loss_bound = bf16 ? 2e-2 : 1e-5;
-  const double bound = bf16 ? 2e-2 : 1e-4;
-  const auto table = geometry::ParamTable::make(g.config);
-  Verdict v(o.verbose);
-  v.add("first loss", relative(run.loss[0], g.first_loss), loss_bound);
-  v.add("first logits of sequence 0",
-        relative_l2(run.first_logits, g.first_logits), bound);
-  v.add_parameters("gradient", table, run.first_grads.values(), g.first_grads,
-                   bound);
-  for (size_t s = 0; s < g.loss.size(); ++s) {
-    v.add(fmt::format("step {} loss", s + 1), relative(run.loss[s], g.loss[s]),
-          bound);
-    v.add(fmt::format("step {} gradient norm", s + 1),
-          relative(run.grad_norm[s], g.grad_norm[s]), bound);
-    v.add(fmt::format("step {} learning rate", s + 1),
-          relative(run.lr[s], g.lr[s]), 1e-9);
-  }
-  // If the gradient of an element is rounding alone, Adam still moves it by a
-  // full lr in either direction. So the weights are bounded as one vector, and
-  // the worst parameter is only printed.
-  v.add("weights after",
-        relative_l2(run.weights_after.values(), g.weights_after), bound);
-  v.add_parameters("weights after", table, run.weights_after.values(),
-                   g.weights_after, std::numeric_limits<double>::infinity());
-  return !v.failed();
+Result<Bounds> find_bf16_bounds(const Golden& g,
+                                const geometry::ParamTable& table) {
+  if (g.autocast) return bf16_bounds(g, {});
+  Golden one_step = g;
+  one_step.steps = 1;
+  Run run(table);
+  train_all(one_step, {.dtype = "bf16", .backend = "reference"}, table, {},
+            g.sequences, run);
+  RETURN_IF_ERROR(run.status);
+  return bf16_bounds(g, first_step_errors(g, run.outcome()));
 }
 
 int check(const Options& o) {
@@ -348,16 +279,14 @@ int check(const Options& o) {
   }
   Run run(table);
   train_all(*golden, o, table, *layout, each, run);
-  if (!run.status.ok()) {
-    fmt::print(stderr, "golden_check: {}\n", run.status.to_string());
-    return 2;
-  }
-  if (o.dtype == "bf16" && run.gemm_dtype == model::Dtype::kFp32)
-    fmt::print(
-        "GEMMs in fp32: at dimension {} bf16 would not pay (see "
-        "Backend::gemm_dtype)\n",
-        golden->config.dim);
-  const bool ok = compare(*golden, run, o);
+  const auto bounds = o.dtype == "bf16" ? find_bf16_bounds(*golden, table)
+                                        : Result<Bounds>(fp32_bounds(*golden));
+  for (const Status& s : {run.status, bounds.status()})
+    if (!s.ok()) {
+      fmt::print(stderr, "golden_check: {}\n", s.to_string());
+      return 2;
+    }
+  const bool ok = compare(*golden, run.outcome(), *bounds, o.verbose);
   fmt::print("{}\n", ok ? "all within bounds" : "FAILED");
   return ok ? 0 : 1;
 }
@@ -376,6 +305,8 @@ int main(int argc, char** argv) {
   app.add_option("file", o.path, "golden file (HDF5)")->required();
   app.add_option("--dtype", o.dtype, "compute type: fp32 or bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--backend", o.backend, "cpu or reference")
+      ->check(CLI::IsMember({"cpu", "reference"}));
   app.add_option("--layout", o.layout,
                  "axes dp, pp, tp, cp with degrees, like dp2,pp2,tp2");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));

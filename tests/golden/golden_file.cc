@@ -33,6 +33,16 @@ class Reader {
   bool has_attribute(const std::string& name) const {
     return H5Aexists(file_, name.c_str()) > 0;
   }
+  bool has_group(const std::string& name) const {
+    return H5Lexists(file_, name.c_str(), H5P_DEFAULT) > 0;
+  }
+  // A reader whose names are relative to the group.
+  template <typename F>
+  Status in_group(const std::string& name, const F& f) const {
+    const Handle group(H5Gopen2(file_, name.c_str(), H5P_DEFAULT), H5Gclose);
+    if (!group.ok()) return bad(name + " is not a group");
+    return f(Reader(group, path_ + ": " + name));
+  }
   // Numbers and enums of numbers, converted by HDF5.
   Status attribute(const std::string& name, double& out) const {
     if (!has_attribute(name)) return bad("attribute " + name + " is missing");
@@ -177,6 +187,18 @@ Status read_tokens(const Reader& r, Golden& g) {
   return ok_status();
 }
 
+Status read_errors(const Reader& r, const geometry::ParamTable& table,
+                   StepErrors& errors) {
+  RETURN_IF_ERROR(r.attribute("loss", errors.loss));
+  RETURN_IF_ERROR(r.attribute("logits_row0", errors.logits));
+  for (size_t i = 0; i < table.size(); ++i) {
+    std::vector<double> error;
+    RETURN_IF_ERROR(r.read("grads/" + table[i].name, {}, error));
+    errors.gradients.push_back(error[0]);
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 Result<Golden> read_golden(const std::string& path) {
@@ -203,6 +225,10 @@ Result<Golden> read_golden(const std::string& path) {
   RETURN_IF_ERROR(r.read("train/loss", {g.steps}, g.loss));
   RETURN_IF_ERROR(r.read("train/grad_norm", {g.steps}, g.grad_norm));
   RETURN_IF_ERROR(r.read("train/lr", {g.steps}, g.lr));
+  if (r.has_group("autocast_bf16"))
+    RETURN_IF_ERROR(r.in_group("autocast_bf16", [&](const Reader& group) {
+      return read_errors(group, table, g.autocast.emplace());
+    }));
   return g;
 }
 

@@ -6,11 +6,15 @@
 //   /weights/NAME         before the first step
 //   /first/loss, /first/grads/NAME, /first/logits_row0 (T, V)
 //   /train/{loss,grad_norm,lr} (steps), /train/weights_after/NAME
+//   /autocast_bf16        optional: the relative errors of PyTorch's bf16
+//                         autocast in /first: attributes loss and logits_row0,
+//                         /autocast_bf16/grads/NAME
 //
 // Flat vectors are in the order of the ParamTable.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +24,13 @@
 #include "worker/train/lr_schedule.h"
 
 namespace remesh::golden {
+
+// Relative errors of a first step: of the loss, and relative L2 errors of the
+// logits of sequence 0 and of each parameter's gradient.
+struct StepErrors {
+  double loss = 0, logits = 0;
+  std::vector<double> gradients;
+};
 
 struct Golden {
   geometry::ModelConfig config;
@@ -33,6 +44,7 @@ struct Golden {
   std::vector<float> first_logits;  // seq_len * vocab_size, sequence 0
   std::vector<double> loss, grad_norm, lr;
   std::vector<float> weights_after;
+  std::optional<StepErrors> autocast;
 };
 
 // Fails, naming file and object, on a file that is missing, not HDF5, or not

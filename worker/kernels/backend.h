@@ -110,13 +110,6 @@ class Backend {
   // False: bf16 would be slower than fp32 here or is not possible.
   virtual bool supports_bf16() const = 0;
   virtual int threads() const = 0;
-  // The type for the GEMMs of a model of dimension `dim` when the job requests
-  // `wanted`: bf16 where it pays. Every GEMM with weights has `dim` as its
-  // depth or width; when that is so small that bf16 is not faster, fp32 is
-  // used, because rounding the operands would gain nothing and change each
-  // gradient by 1 to 2 % (mostly from the weights, so more precise activations
-  // would not help). A function of its arguments alone, the same on every rank.
-  virtual Dtype gemm_dtype(Dtype wanted, int64_t dim) const = 0;
 
   // --- memory ---
   // Zeroed, 64-byte aligned (2 MiB for large blocks); nullptr when short.

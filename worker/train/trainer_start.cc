@@ -181,8 +181,7 @@ RankState Trainer::rank_state() {
 
 model::Dtype Trainer::dtype() {
   if (job_.train().dtype() != "bf16") return model::Dtype::kFp32;
-  if (backend_->supports_bf16())
-    return backend_->gemm_dtype(model::Dtype::kBf16, table_->config().dim);
+  if (backend_->supports_bf16()) return model::Dtype::kBf16;
   log_.warn("dtype", {{"requested", "bf16"},
                       {"used", "fp32"},
                       {"reason", "this processor has no bf16 instructions"},

@@ -510,13 +510,6 @@ TEST(Backend, SumsDoNotDependOnThreads) {
   EXPECT_EQ(squares[0], squares[1]);
 }
 
-TEST(Backend, CpuTakesBf16OnlyWhereItPays) {
-  const auto b = make_cpu_backend(1);
-  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 48), Dtype::kFp32);
-  EXPECT_EQ(b->gemm_dtype(Dtype::kBf16, 128), Dtype::kBf16);
-  EXPECT_EQ(b->gemm_dtype(Dtype::kFp32, 128), Dtype::kFp32);
-}
-
 // A row's result does not depend on other rows, and no result on the number of
 // threads.
 TEST(Backend, Bf16GemmsDependOnTheirOperandsAlone) {

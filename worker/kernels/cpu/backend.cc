@@ -25,11 +25,6 @@ namespace {
 // Elements below which a second thread costs more than it gives.
 constexpr int64_t kGrain = 8192;
 
-// Model dimension from which bf16 pays. On one AMX core, forward and backward
-// of four layers in bf16 ran, relative to fp32, at 0.92 to 1.05 of the rate for
-// dimensions 32 to 56, at 1.09 to 1.18 for 64 and 80, at 1.4 to 1.5 for 96.
-constexpr int64_t kBf16Dim = 64;
-
 class CpuBackend final : public Backend {
  public:
   explicit CpuBackend(int threads)
@@ -51,9 +46,6 @@ class CpuBackend final : public Backend {
     return linear_.bf16() != Bf16Hardware::kNone;
   }
   int threads() const override { return threads_; }
-  Dtype gemm_dtype(Dtype wanted, int64_t dim) const override {
-    return dim < kBf16Dim ? Dtype::kFp32 : wanted;
-  }
 
   void* allocate(size_t bytes) override { return host_allocate(bytes); }
   void release(void* p) override { host_release(p); }

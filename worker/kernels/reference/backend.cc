@@ -66,8 +66,6 @@ class ReferenceBackend final : public Backend {
   }
   bool supports_bf16() const override { return true; }
   int threads() const override { return 1; }
-  // Speed is nothing here.
-  Dtype gemm_dtype(Dtype wanted, int64_t) const override { return wanted; }
 
   void* allocate(size_t bytes) override { return host_allocate(bytes); }
   void release(void* p) override { host_release(p); }
