@@ -2,7 +2,10 @@
 // and the restored state is the saved one.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <string>
+#include <vector>
 
 #include "tests/e2e/e2e.h"
 #include "tests/testing/records.h"
@@ -56,10 +59,20 @@ class StateTest : public E2e {
   }
 };
 
-TEST_F(StateTest, KilledRanksCostNoStepAndNoBit) {
-  const Settings job = in_memory({{"train.steps", "80"},
-                                  {"elastic.min_slots", "2"},
-                                  {"elastic.max_slots", "2"}});
+// Settings of a job on two ranks.
+struct Mesh {
+  const char* name;
+  Settings job;
+};
+
+class MeshStateTest : public StateTest,
+                      public ::testing::WithParamInterface<Mesh> {};
+
+TEST_P(MeshStateTest, KilledRanksCostNoStepAndNoBit) {
+  Settings job = in_memory({{"train.steps", "80"},
+                            {"elastic.min_slots", "2"},
+                            {"elastic.max_slots", "2"}});
+  job.insert(GetParam().job.begin(), GetParam().job.end());
   make(job);
   c().start_run(2);
   expect_exit(c().run(), 0, 60'000);
@@ -82,6 +95,26 @@ TEST_F(StateTest, KilledRanksCostNoStepAndNoBit) {
   expect_nothing_lost(3);
   EXPECT_EQ(testing::first_difference(undisturbed, c().metric_lines()), 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, MeshStateTest,
+    ::testing::Values(Mesh{"DataParallel", {}},
+                      Mesh{"Zero3AndContextParallelInBf16",
+                           {{"train.dtype", "\"bf16\""},
+                            {"parallel.context_parallel_degree", "2"},
+                            {"parallel.zero_stage", "3"}}},
+                      Mesh{"InterleavedScheduleInBf16",
+                           {{"train.dtype", "\"bf16\""},
+                            {"train.global_batch_size", "32"},
+                            {"model.n_layers", "4"},
+                            {"parallel.pipeline_parallel_degree", "2"},
+                            {"parallel.pipeline_schedule", "\"interleaved\""},
+                            {"parallel.pipeline_chunks", "2"}}},
+                      Mesh{"ZeroBubbleScheduleInBf16",
+                           {{"train.dtype", "\"bf16\""},
+                            {"parallel.pipeline_parallel_degree", "2"},
+                            {"parallel.pipeline_schedule", "\"zb-h1\""}}}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 // Each worker has the only copy of its half of the state.
 TEST_F(StateTest, AWorkerThatReturnsBringsItsState) {
