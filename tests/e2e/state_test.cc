@@ -116,6 +116,40 @@ INSTANTIATE_TEST_SUITE_P(
                             {"parallel.pipeline_schedule", "\"zb-h1\""}}}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// Its rank is killed, and its server locks up when it cleans up after it. The
+// worker has the only copy of its half of the state.
+TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"},
+                          {"elastic.replicate_every", "0"},
+                          {"elastic.rejoin_wait_ms", "60000"}})));
+  const std::string trigger = c().folder() + "/stick";
+  c().start_coordinator();
+  c().start_worker({.name = "w1",
+                    .prefix = {"env", "LD_PRELOAD=" PMIX_STUCK,
+                               "REMESH_TEST_PMIX_STUCK=" + trigger}});
+  c().start_worker({.name = "w2"});
+  ASSERT_TRUE(c().wait_for_step(5));
+  ASSERT_TRUE(c().wait_for_dp(2));
+  testing::write_whole(trigger, "");
+  kill_rank(0, 2);
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_dp(2, at, 60'000));
+  EXPECT_FALSE(fs::exists(trigger));
+  EXPECT_TRUE(c().worker("w1").running());  // still the same process
+  const std::string log =
+      testing::read_whole(c().run_dir() + "/logs/worker-w1.log");
+  EXPECT_NE(log.find("the PMIx server does not answer"), std::string::npos)
+      << log;
+  std::vector<std::string> joined;
+  for (const Json& e : c().events_named("worker_joined"))
+    joined.push_back(e.value("worker", ""));
+  std::sort(joined.begin(), joined.end());
+  EXPECT_EQ(joined, (std::vector<std::string>{"w1", "w1", "w2"}));
+  expect_nothing_lost(2);
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 // Each worker has the only copy of its half of the state.
 TEST_F(StateTest, AWorkerThatReturnsBringsItsState) {
   make(endless(in_memory({{"parallel.zero_stage", "1"},

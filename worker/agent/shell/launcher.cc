@@ -116,8 +116,7 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
     log_->error("spawn_failed", {{"generation", generation_},
                                  {"rank", failed},
                                  {"error", status.message()}});
-    if (pmix_->stuck() && ranks_.empty() && options_.restart)
-      options_.restart();
+    restart_if_stuck();
     sink_(SpawnFailed{generation_, failed, status.message()});
     return;
   }
@@ -412,10 +411,16 @@ void Launcher::forget_generation() {
   generation_ = 0;
 }
 
+void Launcher::restart_if_stuck() {
+  if (pmix_->stuck() && ranks_.empty() && options_.restart) options_.restart();
+}
+
 void Launcher::tear_down(int64_t generation) {
   if (generation != generation_) return;
   CHECK_MSG(ranks_.empty(), "tear_down() while ranks are alive");
   forget_generation();
+  // Before the coordinator assigns ranks that could not be started.
+  restart_if_stuck();
   log_->info("torn_down", {{"generation", generation}});
   sink_(TornDown{generation});
 }

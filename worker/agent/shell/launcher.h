@@ -113,6 +113,7 @@ class Launcher {
                    const board::Board& board, int64_t died_ns);
   void kill_all();
   void forget_generation();
+  void restart_if_stuck();
   RankSample sample(Rank& rank, bool alive);
 
   LauncherOptions options_;
