@@ -223,27 +223,6 @@ TEST(Flight, ItSurvivesAKill) {
             (std::vector<int>{0, 3}));
 }
 
-// A step has tens to hundreds of operations and takes at least 10 ms, so a
-// microsecond per operation is small. Measured: some tens of nanoseconds, clock
-// included. The limit is larger for sanitizers and busy machines.
-TEST(Flight, AnOperationCostsLittle) {
-  Own own;
-  constexpr int kOps = 100'000;
-  int64_t best = INT64_MAX;
-  for (int round = 0; round < 5; ++round) {
-    const int64_t from = monotonic_ns();
-    for (int i = 0; i < kOps; ++i)
-      own.record.end(
-          own.record.begin({.kind = OpKind::kCollective, .name = "all_reduce"},
-                           monotonic_ns()),
-          monotonic_ns());
-    best = std::min(best, (monotonic_ns() - from) / kOps);
-  }
-  RecordProperty("ns_an_operation", static_cast<int>(best));
-  std::cout << best << " ns an operation\n";
-  EXPECT_LT(best, 2000);
-}
-
 TEST(Flight, EveryKindHasAName) {
   std::set<std::string> names;
   for (int i = 0; i < kNumOpKinds; ++i)

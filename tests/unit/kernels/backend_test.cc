@@ -30,8 +30,7 @@ class BackendTest : public testing::TestWithParam<Case> {
     if (d_ == Dtype::kBf16 && !cpu_->supports_bf16())
       GTEST_SKIP() << cpu_->description();
   }
-  // One rounding of the type, and a few for fp32's sums.
-  double tolerance() const { return d_ == Dtype::kFp32 ? 1e-5 : 8e-3; }
+  double tolerance() const { return kernels::tolerance(d_); }
   Tensor random(int64_t n, uint64_t stream, float std = 1.0F) const {
     return {d_, n, stream, std};
   }
@@ -99,9 +98,10 @@ TEST_P(BackendTest, LinearForwardAndBothGradients) {
           b.linear_backward_weight(d_, dy.data(), x.data(), s.rows, s.out, s.in,
                                    o[5].floats());
         },
-        zeros(s.rows * s.out), zeros_fp32(s.rows * s.out), zeros(s.rows * s.in),
-        random_fp32(s.rows * s.in, 4), random_fp32(s.rows * s.in, 4),
-        random_fp32(s.out * s.in, 5));
+        zeros(s.rows * s.out).by(s.out), zeros_fp32(s.rows * s.out).by(s.out),
+        zeros(s.rows * s.in).by(s.in), random_fp32(s.rows * s.in, 4).by(s.in),
+        random_fp32(s.rows * s.in, 4).by(s.in),
+        random_fp32(s.out * s.in, 5).by(s.in));
   }
 }
 
@@ -119,8 +119,9 @@ TEST_P(BackendTest, NormWithAndWithoutBranch) {
             b.rmsnorm(d_, x.floats(), branch.floats(), w.floats(), 1e-5, rows,
                       dim, o[2].floats(), o[3].data(), o[4].floats());
           },
-          zeros(rows * dim), zeros_fp32(rows), zeros_fp32(rows * dim),
-          zeros(rows * dim), zeros_fp32(rows));
+          zeros(rows * dim).by(dim), zeros_fp32(rows).by(1),
+          zeros_fp32(rows * dim).by(dim), zeros(rows * dim).by(dim),
+          zeros_fp32(rows).by(1));
     }
 }
 
@@ -141,8 +142,8 @@ TEST_P(BackendTest, NormBackwardInPlaceAndApart) {
                                w.floats(), nullptr, rows, dim, o[3].floats(),
                                nullptr, o[2].floats());
           },
-          random_fp32(rows * dim, 5), zeros(rows * dim), random_fp32(dim, 6),
-          zeros_fp32(rows * dim));
+          random_fp32(rows * dim, 5).by(dim), zeros(rows * dim).by(dim),
+          random_fp32(dim, 6), zeros_fp32(rows * dim).by(dim));
     }
 }
 
@@ -161,8 +162,8 @@ TEST_P(BackendTest, RopeTurnsAndTurnsBack) {
   expect_agreement(
       *cpu_, *ref_, tolerance(),
       [&](Backend& b, std::vector<Tensor>& o) { turn(b, o[0], false); },
-      random(kB * kT * kStride, 1));
-  Tensor x = random(kB * kT * kStride, 1);
+      random(kB * kT * kStride, 1).by(kStride));
+  Tensor x = random(kB * kT * kStride, 1).by(kStride);
   const Tensor before = x;
   turn(*cpu_, x, false);
   EXPECT_GT(difference(x, before), 0.1);
@@ -205,7 +206,7 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
     ref_->attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv), out.data(),
                     lse.floats());
     expect_agreement(
-        *cpu_, *ref_, tolerance(),
+        *cpu_, *ref_, attention_tolerance(d_, *cpu_),
         [&](Backend& b, std::vector<Tensor>& o) {
           b.attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
                       o[0].data(), o[1].floats());
@@ -213,7 +214,8 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
                                out.data(), lse.floats(), dout.data(),
                                o[2].data(), at(o[2], q), at(o[2], q + kv));
         },
-        zeros(N * q), zeros_fp32(N * z.heads), zeros(N * s.stride));
+        zeros(N * q).by(z.head_dim), zeros_fp32(N * z.heads),
+        zeros(N * s.stride).by(z.head_dim));
   }
 }
 
@@ -230,11 +232,11 @@ TEST_P(BackendTest, AttentionSurvivesLargeScores) {
            e * static_cast<int64_t>(dtype_size(d_));
   };
   expect_agreement(
-      *cpu_, *ref_, 4 * tolerance(),
+      *cpu_, *ref_, attention_tolerance(d_, *cpu_),
       [&](Backend& b, std::vector<Tensor>& o) {
         b.attention(d_, s, at(0), at(8), at(16), o[0].data(), o[1].floats());
       },
-      zeros(s.T * 8), zeros_fp32(s.T));
+      zeros(s.T * 8).by(8), zeros_fp32(s.T));
 }
 
 TEST_P(BackendTest, SwigluForwardAndBackwardInPlace) {
@@ -249,7 +251,8 @@ TEST_P(BackendTest, SwigluForwardAndBackwardInPlace) {
             b.swiglu_backward(d_, o[1].data(), dy.data(), rows, dim,
                               o[1].data(), o[2].data());
           },
-          zeros(rows * dim), gu, zeros(rows * dim));
+          zeros(rows * dim).by(dim), Tensor(gu).by(2 * dim),
+          zeros(rows * dim).by(dim));
     }
 }
 
@@ -314,7 +317,7 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
                                    targets.data(), o[0].floats(), 0.25,
                                    o[1].data());
         },
-        zeros_fp32(kRows), left);
+        zeros_fp32(kRows), Tensor(left).by(cut));
     EXPECT_NEAR(loss[0], loss[1], 1e-5 * (1 + std::abs(loss[1])));
   }
 }
@@ -390,6 +393,7 @@ TEST_P(BackendTest, ConvertsStridedRows) {
 }
 
 TEST_P(BackendTest, ElementwiseAndSums) {
+  constexpr int64_t kFew = 16;
   for (const int64_t n : {1, 7, 1000, 70001}) {
     Tensor x = random_fp32(n, 1);
     Tensor y = random_fp32(n, 2);
@@ -408,8 +412,8 @@ TEST_P(BackendTest, ElementwiseAndSums) {
           b.zero(o[3].floats(), 4);
           squares[call++] = b.sum_of_squares(n, x.floats());
         },
-        zeros_fp32(n), zeros(n), zeros_fp32(n), random_fp32(n, 4),
-        zeros_fp32(n));
+        zeros_fp32(n).by(kFew), zeros(n).by(kFew), zeros_fp32(n).by(kFew),
+        random_fp32(n, 4).by(kFew), zeros_fp32(n).by(kFew));
     EXPECT_NEAR(squares[0] / squares[1], 1.0, 1e-12);
   }
 }
@@ -418,8 +422,9 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
   for (const int64_t n : {1, 100, 30011}) {
     // Starts off a cache line, as parameters in a flat vector do.
     constexpr int64_t kOff = 3;
+    constexpr int64_t kFew = 16;
     const auto buffer = [&](uint64_t stream) {
-      return random_fp32(n + kOff, stream);
+      return random_fp32(n + kOff, stream).by(kFew);
     };
     Tensor v = buffer(3);
     for (int64_t i = 0; i < v.size(); ++i) v.set(i, v[i] * v[i]);
@@ -438,8 +443,8 @@ TEST_P(BackendTest, AdamWInPlaceAndIntoOtherBuffers) {
       expect_agreement(
           *cpu_, *ref_, 1e-5,
           [&](Backend& b, std::vector<Tensor>& o) { f(b, o, in_place); },
-          buffer(1), buffer(2), v, buffer(4), zeros_fp32(n + kOff),
-          zeros_fp32(n + kOff), zeros_fp32(n + kOff));
+          buffer(1), buffer(2), v, buffer(4), zeros_fp32(n + kOff).by(kFew),
+          zeros_fp32(n + kOff).by(kFew), zeros_fp32(n + kOff).by(kFew));
   }
 }
 

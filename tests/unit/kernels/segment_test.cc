@@ -24,7 +24,7 @@ class SegmentTest : public testing::TestWithParam<Dtype> {
     if (d_ == Dtype::kBf16 && !cpu_->supports_bf16())
       GTEST_SKIP() << cpu_->description();
   }
-  double tolerance() const { return d_ == Dtype::kFp32 ? 1e-5 : 8e-3; }
+  double tolerance() const { return attention_tolerance(d_, *cpu_); }
   const void* at(const Tensor& t, int64_t e) const {
     return static_cast<const char*>(t.data()) +
            e * static_cast<int64_t>(dtype_size(d_));
@@ -81,12 +81,14 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
       const Tensor k(d_, kB * s.kv_batch * s.kv_stride, 2);
       const Tensor v(d_, kB * s.kv_batch * s.kv_stride, 3);
       const Tensor dout(d_, out_size, 4);
-      const Tensor kv_zero(Dtype::kFp32, kB * s.kv_batch * kv_dim, 5);
+      const Tensor kv_zero =
+          Tensor(Dtype::kFp32, kB * s.kv_batch * kv_dim, 5).by(n.head_dim);
       std::vector<Running> r(2,
-                             {Tensor(Dtype::kFp32, out_size, 6),
+                             {Tensor(Dtype::kFp32, out_size, 6).by(n.head_dim),
                               Tensor(Dtype::kFp32, kB * n.heads * s.lse_T, 7)});
       std::vector<Gradients> g(
-          2, {Tensor(Dtype::kFp32, out_size, 8), kv_zero, kv_zero});
+          2,
+          {Tensor(Dtype::kFp32, out_size, 8).by(n.head_dim), kv_zero, kv_zero});
       // Started, then continued with the keys read as values, and vice versa:
       // different contents with the same shape.
       for (int i = 0; i < 2; ++i) {
@@ -137,9 +139,9 @@ TEST_P(SegmentTest, BlocksMakeTheWhole) {
   const Tensor qkv(d_, kB * kT * stride, 1, 1.5F);
   const Tensor dout(d_, kB * kT * q_dim, 2);
   const int64_t k0 = q_dim, v0 = q_dim + kv_dim;
-  Tensor out(d_, kB * kT * q_dim, 0);
+  Tensor out = Tensor(d_, kB * kT * q_dim, 0).by(n.head_dim);
   Tensor lse(Dtype::kFp32, kB * n.heads * kT, 0);
-  Tensor grad(d_, kB * kT * stride, 0);
+  Tensor grad = Tensor(d_, kB * kT * stride, 0).by(n.head_dim);
   ref_->attention(d_, whole, qkv.data(), at(qkv, k0), at(qkv, v0), out.data(),
                   lse.floats());
   ref_->attention_backward(d_, whole, qkv.data(), at(qkv, k0), at(qkv, v0),

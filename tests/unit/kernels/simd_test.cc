@@ -21,6 +21,19 @@ std::vector<const SimdOps*> runnable() {
   return levels;
 }
 
+TEST(Tensor, ASmallRowThatIsWrongMakesADifference) {
+  const Tensor b = Tensor(Dtype::kFp32, 4 * 10, 1).by(10);
+  Tensor a = b, small = b;
+  for (int64_t i = 0; i < 10; ++i) {
+    small.set(i, 1e-3F * b[i]);
+    a.set(i, 2e-3F * b[i]);
+  }
+  EXPECT_EQ(difference(b, b), 0);
+  EXPECT_GT(difference(a, small), tolerance(Dtype::kBf16));
+  a.set(0, NAN);
+  EXPECT_EQ(difference(a, small), INFINITY);
+}
+
 TEST(Simd, LevelsAgreeOnElementwiseLoops) {
   constexpr int64_t kRows = 3, kDim = 77;
   Tensor gu(Dtype::kFp32, kRows * 2 * kDim, 1, 6.0F);
@@ -28,7 +41,8 @@ TEST(Simd, LevelsAgreeOnElementwiseLoops) {
   std::vector<Tensor> first;
   for (const SimdOps* s : runnable()) {
     SCOPED_TRACE(s->name);
-    std::vector<Tensor> o(3, Tensor(Dtype::kFp32, kRows * 2 * kDim, 0));
+    std::vector<Tensor> o(3,
+                          Tensor(Dtype::kFp32, kRows * 2 * kDim, 0).by(kDim));
     s->fp32.swiglu(gu.floats(), kRows, kDim, o[0].floats());
     s->fp32.swiglu_backward(gu.floats(), dy.floats(), kRows, kDim,
                             o[1].floats(), o[2].floats());
@@ -72,9 +86,9 @@ TEST(Simd, LevelsAgreeOnAttention) {
   std::vector<Tensor> first;
   for (const SimdOps* s : runnable()) {
     SCOPED_TRACE(s->name);
-    std::vector<Tensor> o = {Tensor(Dtype::kFp32, 100 * 40, 0),
+    std::vector<Tensor> o = {Tensor(Dtype::kFp32, 100 * 40, 0).by(20),
                              Tensor(Dtype::kFp32, 100 * 2, 0),
-                             Tensor(Dtype::kFp32, qkv.size(), 0)};
+                             Tensor(Dtype::kFp32, qkv.size(), 0).by(20)};
     Tensor scratch(Dtype::kFp32, s->attention_scratch(shape), 0);
     AttentionTask t{.segment = shape,
                     .i1 = 100,

@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "proto/base/rng.h"
+#include "worker/kernels/backend.h"
 #include "worker/kernels/dtype.h"
 
 namespace remesh::kernels {
@@ -30,6 +33,13 @@ class Tensor {
   const void* data() const { return const_cast<Tensor*>(this)->data(); }
   float* floats() { return fp32_.data(); }  // REQUIRES: fp32
   int64_t size() const { return static_cast<int64_t>(fp32_.size()); }
+  // As rows of that many elements, which difference() compares one by one; the
+  // last may be shorter. Without: one row.
+  Tensor by(int64_t columns) && {
+    columns_ = columns;
+    return std::move(*this);
+  }
+  int64_t columns() const { return columns_ > 0 ? columns_ : size(); }
   float operator[](int64_t i) const {
     const auto e = static_cast<size_t>(i);
     return d_ == Dtype::kFp32 ? fp32_[e] : to_float(bf16_[e]);
@@ -42,20 +52,50 @@ class Tensor {
 
  private:
   Dtype d_;
+  int64_t columns_ = 0;
   std::vector<float> fp32_;
   std::vector<Bf16> bf16_;
 };
 
-// Largest |a - b| over the largest |b|.
+// The largest relative error of a row of b, in the L2 norm. A row of less than
+// a tenth of the usual size is measured against that tenth, because what nearly
+// cancels consists of rounding errors.
 inline double difference(const Tensor& a, const Tensor& b) {
+  constexpr double kLeastSize = 0.1;
+  const int64_t columns = b.columns();
+  double squares = 0;
+  for (int64_t i = 0; i < b.size(); ++i)
+    squares += static_cast<double>(b[i]) * b[i];
+  const double usual = std::sqrt(squares * static_cast<double>(columns) /
+                                 static_cast<double>(b.size()));
   double worst = 0;
-  double top = 1e-30;
-  for (int64_t i = 0; i < b.size(); ++i) {
-    const double e = std::abs(static_cast<double>(a[i]) - b[i]);
-    worst = std::isnan(e) ? INFINITY : std::max(worst, e);
-    top = std::max(top, std::abs(static_cast<double>(b[i])));
+  for (int64_t from = 0; from < b.size(); from += columns) {
+    double error = 0;
+    double size = 0;
+    for (int64_t i = from; i < std::min(from + columns, b.size()); ++i) {
+      const double e = static_cast<double>(a[i]) - b[i];
+      error += e * e;
+      size += static_cast<double>(b[i]) * b[i];
+    }
+    if (error == 0) continue;
+    const double e =
+        std::sqrt(error) / std::max(std::sqrt(size), kLeastSize * usual);
+    if (!(e <= worst)) worst = e;
+    if (std::isnan(worst)) return INFINITY;
   }
-  return worst / top;
+  return worst;
+}
+
+// Bounds of difference() from the reference, about twice what was measured.
+// One rounding to the type of the result, and the order of fp32 sums.
+inline double tolerance(Dtype d) { return d == Dtype::kFp32 ? 4e-6 : 2e-3; }
+// Small gradients are differences of larger numbers, and on AMX the softmax and
+// its gradient are rounded to bf16, too.
+inline double attention_tolerance(Dtype d, const Backend& b) {
+  if (d == Dtype::kFp32) return 2e-5;
+  const bool amx =
+      std::string_view(b.description()).find("AMX") != std::string_view::npos;
+  return amx ? 1.2e-2 : 5e-3;
 }
 
 inline bool same_bits(const Tensor& a, const Tensor& b) {
