@@ -9,6 +9,7 @@
 #include <set>
 #include <vector>
 
+#include "tests/testing/seed.h"
 #include "worker/agent/core/agent.h"
 
 namespace remesh::agent {
@@ -198,7 +199,7 @@ class RandomAgent {
 
 // Nor does it ever report states that are not in memory.
 TEST(Agent, NeverSaysQuiescedBeforeItsRanksAndNamespaceAreGone) {
-  const uint64_t first = std::random_device{}();
+  const uint64_t first = test_seed();
   int64_t inventories = 0;
   for (uint64_t seed = first; seed < first + 500; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));

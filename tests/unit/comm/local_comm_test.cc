@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <random>
 #include <thread>
 
 #include "parallel/comm/mesh.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/comm/comm_contract.h"
 
 namespace remesh::comm {
@@ -19,7 +19,7 @@ void on_ranks(int n, const std::function<void(Comm&)>& body) {
 }
 
 TEST(LocalComm, KeepsTheContractUnderRandomOperations) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   for (const int n : {1, 2, 3, 5}) {
     std::vector<std::vector<std::string>> failures(static_cast<size_t>(n));

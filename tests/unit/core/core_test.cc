@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::core {
 namespace {
 
-uint64_t fresh_seed() { return std::random_device{}(); }
+uint64_t fresh_seed() { return test_seed(); }
 
 template <typename A>
 std::vector<A> all_of(const std::vector<Action>& actions) {

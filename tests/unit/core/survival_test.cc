@@ -11,6 +11,7 @@
 #include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/state_choice.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::core {
 namespace {
@@ -86,7 +87,7 @@ Inventory left_by(const pb::Assignment& a, const ParamTable& table) {
 }
 
 TEST(Survival, IsWhatTheNextGenerationWouldFind) {
-  const uint64_t seed = std::random_device{}();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 rng(seed);
   // No shared parameters, and shares enough for everybody: no state without

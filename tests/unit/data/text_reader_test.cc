@@ -2,6 +2,7 @@
 
 #include <random>
 
+#include "tests/testing/seed.h"
 #include "tests/unit/data/data_test_util.h"
 
 namespace remesh::data {
@@ -96,7 +97,7 @@ bool naive_utf8(const std::string& s) {
 }
 
 TEST(Utf8, AgreesWithTheNaiveTwinOnRandomBytes) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
   // Bytes at the bounds of the ranges make valid characters likely.
@@ -170,7 +171,7 @@ std::vector<std::string> naive_documents(const std::string& text) {
 }
 
 TEST(BlockSplitter, DocumentsComeOutWholeWhateverThePortions) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
   for (int trial = 0; trial < 1500; ++trial) {

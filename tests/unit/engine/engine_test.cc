@@ -1,7 +1,6 @@
 // Property tests of the engine: training is the same on any mesh.
 //
-// REMESH_ENGINE_CASES=N: that many random cases instead of the sample;
-// REMESH_ENGINE_SEED=S: beginning with this seed;
+// tests/testing/seed.h says how to choose the cases;
 // REMESH_ENGINE_VERBOSE=1: prints each case before it runs.
 #include "worker/engine/engine.h"
 
@@ -11,17 +10,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
-#include <random>
 
+#include "tests/testing/seed.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace remesh::engine {
 namespace {
-
-uint64_t env(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 // A hang is found by its last line.
 void note(const Case& c) {
@@ -48,21 +42,16 @@ void expect_like_reference(const Case& c, double loss_bound, double bound) {
 }
 
 TEST(Engine, AnyMeshGivesTheReferencesLossAndGradients) {
-  const uint64_t n = env("REMESH_ENGINE_CASES", 40);
-  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = 0; i < n && !HasFailure(); ++i)
-    expect_like_reference(random_case(seed + i, 8), 1e-5, 1e-4);
+  for (const uint32_t seed : test_seeds(40))
+    if (!HasFailure()) expect_like_reference(random_case(seed, 8), 1e-5, 1e-4);
 }
 
 TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   if (!kernels::make_cpu_backend(1)->supports_bf16())
     GTEST_SKIP() << "no bf16 instructions here";
-  const uint64_t n = env("REMESH_ENGINE_CASES", 15);
-  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
-    Case c = random_case(seed + i, 8);
+  for (const uint32_t seed : test_seeds(15)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed, 8);
     c.options.dtype = model::Dtype::kBf16;
     expect_like_reference(c, 2e-2, 2e-2);
   }
@@ -71,11 +60,9 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
 // Changes no bit: ZeRO stage, schedule, chunks and recomputation, and, unless
 // an embedding is tied over two stages, pp.
 TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
-  const uint64_t n = env("REMESH_ENGINE_CASES", 12) / 4;
-  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
-    Case base = random_case(seed + i, 8);
+  for (const uint32_t seed : test_seeds(3)) {
+    if (HasFailure()) break;
+    Case base = random_case(seed, 8);
     base.options.zero = {};
     base.options.chunks = 1;
     base.options.schedule = geometry::ScheduleKind::k1F1B;
@@ -102,7 +89,7 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
           geometry::ScheduleKind::kInterleaved1F1B}) {
       Case c = base;
       c.options.schedule = kind;
-      c.options.zero.stage = (seed + i) % 2 == 0 ? 0 : 3;
+      c.options.zero.stage = seed % 2 == 0 ? 0 : 3;
       if (kind == geometry::ScheduleKind::kInterleaved1F1B &&
           base.layout.pp > 1 && base.model.n_layers >= 2 * base.layout.pp)
         c.options.chunks = 2;
@@ -119,12 +106,10 @@ TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {
 
 // Where the state lives changes no bit either.
 TEST(Engine, OutOfPlaceUpdatesGiveTheSameBits) {
-  const uint64_t n = env("REMESH_ENGINE_CASES", 20) / 2;
-  const uint64_t seed = env("REMESH_ENGINE_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = 0; i < n && !HasFailure(); ++i) {
-    Case c = random_case(seed + i, 8);
-    if (i % 3 == 2) c.options.dtype = model::Dtype::kBf16;
+  for (const uint32_t seed : test_seeds(10)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed, 8);
+    if (seed % 3 == 2) c.options.dtype = model::Dtype::kBf16;
     SCOPED_TRACE(c.to_string());
     note(c);
     const Outcome want = run_case(c);

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 
@@ -173,11 +174,9 @@ void exchange_once(std::mt19937& random, int* unreachable, int* reused,
     ASSERT_TRUE(same_bits(sources[s], before[s]));
 }
 
-// REMESH_EXCHANGE_CASES sets the number of cases.
 TEST(Exchange, AnyMeshToAnyOtherIsBitExact) {
-  const char* asked = std::getenv("REMESH_EXCHANGE_CASES");
-  const int cases = asked != nullptr ? std::atoi(asked) : 1500;
-  const uint32_t seed = std::random_device{}();
+  const int cases = test_cases(1500);
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int unreachable = 0, reused = 0;

@@ -27,6 +27,7 @@
 #include "checkpoint/memory/segment_directory.h"
 #include "coordinator/core/state_choice.h"
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/exchange/states.h"
 #include "tests/unit/memory/shm_dir.h"
 
@@ -350,7 +351,7 @@ void wait_for_some_steps(std::mt19937& random, const Told& told, int64_t from) {
 }
 
 TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const memory::ShmDir dir;

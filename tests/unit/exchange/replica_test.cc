@@ -13,6 +13,7 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/exchange/wrapped_comm.h"
 #include "tests/unit/memory/shm_dir.h"
 
@@ -245,7 +246,7 @@ TEST(Replica, AnEmptyStateIsComplete) {
 
 // All ranks are killed at once while they update and send.
 TEST(Replica, KilledAtAnyInstantTheReplicaIsComplete) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   constexpr int kRanks = 2;

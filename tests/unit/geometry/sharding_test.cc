@@ -11,6 +11,7 @@
 
 #include "parallel/geometry/schedule.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::geometry {
 namespace {
@@ -49,7 +50,7 @@ bool random_sharding(std::mt19937& random, const ModelConfig& c, Sharding& s) {
 // pieces when they are in one replica group; together the groups hold every
 // element of the model.
 TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int done = 0; done < 100;) {
@@ -85,7 +86,7 @@ TEST(Sharding, PiecesFillTheVectorsAndReplicaGroupsHoldTheSame) {
 
 // Twin: the set of all elements.
 TEST(Sharding, AStateIsCompleteWhenEveryElementIsHeld) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   int whole_ones = 0, torn = 0;

@@ -9,6 +9,7 @@
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/schedule.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::geometry {
 namespace {
@@ -50,7 +51,7 @@ bool contains(const Rect& r, int64_t row, int64_t column) {
 class Random : public testing::Test {
  protected:
   Random() { std::printf("seed %llu\n", (unsigned long long)seed_); }
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = test_seed();
   Rng rng_{seed_};
 };
 

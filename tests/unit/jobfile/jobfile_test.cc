@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "parallel/jobfile/schema.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -335,7 +336,7 @@ Value random_value(const Field& key, std::mt19937_64& rng) {
 }
 
 TEST(Toml, RandomResolvedJobsComeBackTheSame) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
   int resolved_jobs = 0;

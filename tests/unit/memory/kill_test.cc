@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "checkpoint/memory/segment.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::memory {
@@ -173,7 +174,7 @@ TEST(StateSegmentKill, EveryInstructionOfReuse) {
 }
 
 TEST(StateSegmentKill, RandomInstants) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const ShmDir dir;

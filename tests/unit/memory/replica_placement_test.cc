@@ -8,6 +8,8 @@
 #include <random>
 #include <set>
 
+#include "tests/testing/seed.h"
+
 namespace remesh::memory {
 namespace {
 
@@ -69,7 +71,7 @@ void check_losses(const Cluster& c, const Placement& p, int k, bool hosts) {
 }
 
 TEST(ReplicaPlacement, NoSetOfLostHostsOrWorkersTakesAState) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 3000 && !HasFatalFailure(); ++i) {
@@ -122,7 +124,7 @@ bool feasible(const std::vector<RankPlace>& ranks, size_t load) {
 }
 
 TEST(ReplicaPlacement, ReplicasAreSpreadEvenly) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int i = 0; i < 1000; ++i) {

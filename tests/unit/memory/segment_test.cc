@@ -10,6 +10,7 @@
 #include <random>
 
 #include "checkpoint/memory/segment_directory.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/memory/shm_dir.h"
 
 namespace remesh::memory {
@@ -55,7 +56,7 @@ std::unique_ptr<StateSegment> make(const std::string& path, int64_t capacity) {
 }
 
 TEST(StateInfo, DecodesExactlyWhatWasEncoded) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
   for (int i = 0; i < 2000; ++i) {

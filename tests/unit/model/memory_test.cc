@@ -5,6 +5,7 @@
 #include <random>
 
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
@@ -64,7 +65,7 @@ geometry::ChunkMemory predicted(const geometry::ShardTable& shard,
 }
 
 TEST(Memory, IsPredictedExactly) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   fmt::print("seed {}\n", seed);
   const auto backend = kernels::make_cpu_backend(1);
   const bool packed =

@@ -1,8 +1,7 @@
 // Tensor, sequence and context parallelism: whatever the split, loss and
 // gradients are those of one rank.
 //
-// REMESH_MODEL_CASES=N: that many random cases; REMESH_MODEL_SEED=S: beginning
-// with this seed.
+// tests/testing/seed.h says how to choose the cases.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -11,15 +10,11 @@
 #include <thread>
 
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/model/model_fixture.h"
 
 namespace remesh::model {
 namespace {
-
-uint64_t env(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text != nullptr ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 struct Case {
   geometry::ModelConfig config;
@@ -100,8 +95,15 @@ double size_of(const std::vector<float>& x) {
   return std::sqrt(sum);
 }
 
-void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
-                          double bound) {
+// What one rank's loss and gradients may be off, and what several may be off in
+// any case. When one rank is off by more than half of the latter, several may
+// be by twice as much: they may lose as much precision as it does.
+struct Bounds {
+  double loss, gradient;
+  double one_loss, one_gradient;
+};
+
+void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
   SCOPED_TRACE(fmt::format("seed {}: {}", seed, c.to_string()));
   const bool bf16 = c.options.dtype == Dtype::kBf16;
   const Model m = make_model(c, seed, bf16 ? 1 : 3);
@@ -117,59 +119,59 @@ void expect_like_one_rank(const Case& c, uint64_t seed, double loss_bound,
   const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
                                    plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
-  // Several ranks may lose as much precision as one does.
   const auto cpu = kernels::make_cpu_backend(1);
   plain.dtype = c.options.dtype;
   const Passed alone =
       run_pipeline(m, {.microbatches = c.pipeline.microbatches}, plain, *cpu);
-  for (size_t i = 0; i < want.loss.size(); ++i)
-    EXPECT_NEAR(
-        got.loss[i] / want.loss[i], 1,
-        std::max(loss_bound, 2 * std::abs(alone.loss[i] / want.loss[i] - 1)));
+  for (size_t i = 0; i < want.loss.size(); ++i) {
+    const double cost = std::abs(alone.loss[i] / want.loss[i] - 1);
+    EXPECT_LT(cost, bounds.one_loss) << "one rank";
+    EXPECT_NEAR(got.loss[i] / want.loss[i], 1, std::max(bounds.loss, 2 * cost));
+  }
   const double whole = size_of(want.grads);
   for (size_t i = 0; i < m.table.size(); ++i) {
     // A gradient that cancels out consists of rounding errors only.
     const auto w = part(m, want.grads, i);
     const double scale = std::min(1.0, size_of(w) / (1e-3 * whole));
-    const double cost = relative_l2(part(m, alone.grads, i), w);
+    const double cost = relative_l2(part(m, alone.grads, i), w) * scale;
+    EXPECT_LT(cost, bounds.one_gradient) << m.table[i].name << " of one rank";
     EXPECT_LT(relative_l2(part(m, got.grads, i), w) * scale,
-              std::max(bound, 2 * cost))
+              std::max(bounds.gradient, 2 * cost))
         << m.table[i].name;
   }
 }
 
+constexpr Bounds kFp32Bounds = {
+    .loss = 1e-6, .gradient = 1e-5, .one_loss = 1e-6, .one_gradient = 1e-5};
+constexpr Bounds kBf16Bounds = {
+    .loss = 5e-3, .gradient = 2e-2, .one_loss = 5e-3, .one_gradient = 3e-2};
+
 TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRank) {
-  const uint64_t n = env("REMESH_MODEL_CASES", 60);
-  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i)
-    expect_like_one_rank(random_case(i), i, 1e-6, 1e-5);
+  for (const uint32_t seed : test_seeds(60))
+    if (!HasFailure())
+      expect_like_one_rank(random_case(seed), seed, kFp32Bounds);
 }
 
 TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRankInBf16) {
   if (!kernels::make_cpu_backend(1)->supports_bf16())
     GTEST_SKIP() << "no bf16 instructions here";
-  const uint64_t n = env("REMESH_MODEL_CASES", 20);
-  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
-  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i) {
-    Case c = random_case(i);
+  for (const uint32_t seed : test_seeds(20)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed);
     c.options.dtype = Dtype::kBf16;
-    expect_like_one_rank(c, i, 2e-2, 2e-2);
+    expect_like_one_rank(c, seed, kBf16Bounds);
   }
 }
 
 TEST(Parallel, RecomputationSplitAndStagesChangeNoBit) {
-  const uint64_t n = env("REMESH_MODEL_CASES", 12);
-  const uint64_t seed = env("REMESH_MODEL_SEED", std::random_device()());
-  fmt::print("{} cases from seed {}\n", n, seed);
   const bool bf16 = kernels::make_cpu_backend(1)->supports_bf16();
-  for (uint64_t i = seed; i < seed + n && !testing::Test::HasFailure(); ++i) {
-    Case c = random_case(i);
+  for (const uint32_t seed : test_seeds(12)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed);
     c.config.tie_embeddings = false;
-    if (bf16 && i % 2 == 0) c.options.dtype = Dtype::kBf16;
-    SCOPED_TRACE(fmt::format("seed {}: {}", i, c.to_string()));
-    const Model m = make_model(c, i);
+    if (bf16 && seed % 2 == 0) c.options.dtype = Dtype::kBf16;
+    SCOPED_TRACE(fmt::format("seed {}: {}", seed, c.to_string()));
+    const Model m = make_model(c, seed);
     const Passed a = run_split(m, c.pipeline, c.options, c.layout);
     StageOptions plain = c.options;
     plain.recompute.clear();

@@ -13,6 +13,7 @@
 #include "parallel/geometry/sharding.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "worker/engine/engine.h"
 
 namespace remesh::planner {
@@ -142,7 +143,7 @@ void compare(const JobShape& s, const Layout& l) {
 }
 
 TEST(PredictMemory, IsWhatAnEngineHoldsOnAnyMesh) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   Rng rng(seed);
   const auto backend = kernels::make_cpu_backend(1);
@@ -214,7 +215,7 @@ TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
 
 // On workers and hosts of their own.
 TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   Rng rng(seed);
   for (int i = 0; i < 300; ++i) {

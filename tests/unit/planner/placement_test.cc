@@ -7,6 +7,8 @@
 #include <random>
 #include <set>
 
+#include "tests/testing/seed.h"
+
 namespace remesh::planner {
 namespace {
 
@@ -73,7 +75,7 @@ class PlacementProperty : public testing::Test {
     EXPECT_GT(placed, 500);
   }
 
-  uint64_t seed_ = std::random_device()();
+  uint64_t seed_ = test_seed();
   Rng rng_{seed_};
 };
 

@@ -10,6 +10,7 @@
 
 #include "parallel/comm/mesh.h"
 #include "tests/testing/local_comm.h"
+#include "tests/testing/seed.h"
 #include "worker/board/board.h"
 #include "worker/trace/trace_file.h"
 #include "worker/trace/traced_comm.h"
@@ -130,7 +131,7 @@ TEST(Tracer, MemoryIsBounded) {
 }
 
 TEST(Tracer, WhatRunsAtOnceGetsLanesOfItsOwn) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
   Tracer tracer(rank_options(1));

@@ -5,6 +5,8 @@
 #include <random>
 #include <vector>
 
+#include "tests/testing/seed.h"
+
 namespace remesh::train {
 namespace {
 
@@ -130,7 +132,7 @@ TEST(SavePlan, ACutShortOneIsMadeUpByTheNextGeneration) {
 // For any disks and handoffs: every multiple of the interval is followed by
 // exactly one save, which begins there or as soon as the previous one is done.
 TEST(SavePlan, EveryMultipleHasItsSaveAcrossGenerations) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 rng(seed);
   const auto upto = [&](int n) { return static_cast<int>(rng() % n); };
@@ -171,7 +173,7 @@ TEST(SavePlan, NoneIsBegunWhereEverybodyStops) {
 // Ranks with disks of any speed: saves never overlap, each ends, and each due
 // save begins or is reported as skipped.
 TEST(SavePlan, AnyDiskSpeedsKeepTheOrder) {
-  const unsigned seed = std::random_device{}();
+  const unsigned seed = test_seed();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 rng(seed);
   const auto upto = [&](int n) { return static_cast<int>(rng() % n); };

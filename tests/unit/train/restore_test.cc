@@ -16,6 +16,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::train {
 namespace {
@@ -112,16 +113,14 @@ void on_all_ranks(const Sharding& sharding,
   for (auto& t : threads) t.join();
 }
 
-// REMESH_RESTORE_CASES sets the number of cases. For thousands, also in memory:
-//   env REMESH_RESTORE_CASES=5000 REMESH_EXCHANGE_CASES=5000
-//       ctest -R '^(train_test|exchange_test)$'
+// For thousands of cases, also in memory:
+//   REMESH_TEST_CASES=5000 ctest -R '^(train_test|exchange_test)$'
 TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const auto fs = posix_file_system();
-  const char* asked = std::getenv("REMESH_RESTORE_CASES");
-  const int cases = asked != nullptr ? std::atoi(asked) : 60;
+  const int cases = test_cases(60);
   const testing::TempDir root;
   for (int trial = 0; trial < cases; ++trial) {
     const std::string dir = root.path() + "/" + std::to_string(trial);
@@ -174,7 +173,7 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
 }
 
 TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
-  const uint32_t seed = std::random_device{}();
+  const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int trial = 0; trial < 20; ++trial) {
