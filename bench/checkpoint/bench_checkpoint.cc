@@ -21,16 +21,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "bench/checkpoint/under_load.h"
 #include "bench/median.h"
+#include "bench/targets.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/check.h"
@@ -48,41 +51,8 @@ struct Options {
   Compression compression = Compression::kNone;
   std::string dir = ".";
   bool json = false;
+  bool smoke = false;
 };
-
-Result<Options> parse(int argc, char** argv) {
-  Options o;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--json") {
-      o.json = true;
-      continue;
-    }
-    const char* value = i + 1 < argc ? argv[++i] : nullptr;
-    const int64_t number = value == nullptr ? 0 : std::atoll(value);
-    if (flag == "--dir" && value != nullptr)
-      o.dir = value;
-    else if (flag == "--mib" && number >= 1 && number <= 1 << 20)
-      o.mib = number;
-    else if (flag == "--ranks" && number >= 1 && number <= 1024)
-      o.ranks = static_cast<int>(number);
-    else if (flag == "--trials" && number >= 1 && number <= 1000)
-      o.trials = static_cast<int>(number);
-    else if (flag == "--threads" && value != nullptr && number >= 0 &&
-             number <= 1024)
-      o.threads = static_cast<int>(number);
-    else if (flag == "--compression" && value != nullptr) {
-      ASSIGN_OR_RETURN(o.compression, parse_compression(value));
-    } else
-      return invalid_argument(
-          "usage: bench_checkpoint [--mib N] [--ranks N] [--trials N] "
-          "[--compression none|zlib] [--threads N] [--dir DIR] [--json]; "
-          "invalid "
-          "argument: " +
-          flag);
-  }
-  return o;
-}
 
 // A Llama whose state (three fp32 tensors) has about this size.
 geometry::ParamTable table_of(int64_t mib) {
@@ -400,25 +370,58 @@ class Bench {
   std::vector<Cost> plain_, stream_, save_, load_;
 };
 
-int run_main(int argc, char** argv) {
-  const auto options = parse(argc, argv);
-  if (!options.ok()) {
-    fmt::print(stderr, "{}\n", options.status().message());
-    return 2;
-  }
-  std::string dir = path_join(options->dir, "bench-ckpt-XXXXXX");
+int run(const Options& o) {
+  std::string dir = path_join(o.dir, "bench-ckpt-XXXXXX");
   if (mkdtemp(dir.data()) == nullptr) {
-    fmt::print(stderr, "cannot create a directory in {}\n", options->dir);
-    return 3;
+    fmt::print(stderr, "bench_checkpoint: cannot create a directory in {}\n",
+               o.dir);
+    return bench::kExitFailed;
   }
-  const Status done = Bench(*options, dir).run();
+  const Status done = Bench(o, dir).run();
   const Status removed = remove_all(*posix_file_system(), dir);
   for (const Status& s : {done, removed})
-    if (!s.ok()) fmt::print(stderr, "{}\n", s.to_string());
-  return done.ok() && removed.ok() ? 0 : 3;
+    if (!s.ok()) fmt::print(stderr, "bench_checkpoint: {}\n", s.to_string());
+  if (!done.ok() || !removed.ok()) return bench::kExitFailed;
+  return bench::Targets(o.smoke).report(stderr);
 }
 
 }  // namespace
 }  // namespace remesh::store
 
-int main(int argc, char** argv) { return remesh::store::run_main(argc, argv); }
+int main(int argc, char** argv) {
+  using namespace remesh;  // NOLINT: a program
+  store::Options o;
+  CLI::App app{
+      "Speed of saving and loading a state, beside a plain write.\n"
+      "Example: bench_checkpoint --mib 1024 --dir /data"};
+  app.add_option("--mib", o.mib, "Size of the state")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--ranks", o.ranks, "Ranks that save, one shard each")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1024));
+  app.add_option("--trials", o.trials, "Trials")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1000));
+  app.add_option("--threads", o.threads,
+                 "Threads that compute; 0: not measured under load")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1024));
+  app.add_option("--compression", o.compression, "none or zlib")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, store::Compression>{
+              {"none", store::Compression::kNone},
+              {"zlib", store::Compression::kZlib}}));
+  app.add_option("--dir", o.dir, "Folder on the disk to measure")
+      ->capture_default_str()
+      ->check(CLI::ExistingDirectory);
+  app.add_flag("--json", o.json, "One JSON object");
+  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
+  CLI11_PARSE(app, argc, argv);
+  if (o.smoke) {
+    o.mib = 16;
+    o.ranks = 2;
+    o.trials = 1;
+  }
+  return store::run(o);
+}

@@ -1,13 +1,13 @@
 // bench_comm: all-reduce of mpi_comm compared with MPI_Allreduce in one run.
 //
-//   mpirun -n 4 bench_comm [--max-mib 64] [--json]
+//   bench_comm [--ranks 4] [--max-mib 64] [--json]
 //
 // One row per message size: bus bandwidth (bytes * 2 (p-1) / p / time, as the
 // NCCL tests define it) of Comm::all_reduce, of eight overlapping
 // start_all_reduce buckets, and of MPI_Allreduce in place; then the ratio of
 // the first to the last. The three alternate within each repetition, so that
-// noise affects all of them alike; medians are shown.
-
+// noise affects all of them alike; medians are shown. No target: on one host it
+// compares two ways through shared memory.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -17,12 +17,20 @@
 
 #include "bench/comm/plain_mpi.h"
 #include "bench/median.h"
+#include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "proto/base/clock.h"
 
+namespace remesh::bench {
 namespace {
 
-using namespace remesh;  // NOLINT: a program
+struct Options {
+  int ranks = 4;
+  size_t max_mib = 64;
+  bool json = false;
+  bool smoke = false;
+};
+constexpr size_t kSmallest = 64;  // bytes
 
 // Seconds of one call on the slowest rank.
 double timed(comm::Comm& world, const std::function<void()>& f) {
@@ -43,13 +51,28 @@ void buckets(comm::Comm& world, std::span<float> data) {
   for (auto& r : requests) r->wait();
 }
 
-void row(comm::Comm& world, size_t bytes, bool json) {
-  std::vector<float> data(bytes / sizeof(float), 1e-30F);
+// Whether each way adds the ranks' numbers exactly.
+bool correct(comm::Comm& world, std::span<float> data,
+             std::span<const std::function<void()>> ways) {
+  const int p = world.size();
+  const auto sum = static_cast<float>(p * (p + 1) / 2);
+  return std::all_of(ways.begin(), ways.end(), [&](const auto& way) {
+    std::fill(data.begin(), data.end(), static_cast<float>(world.rank() + 1));
+    way();
+    return std::all_of(data.begin(), data.end(),
+                       [&](float x) { return x == sum; });
+  });
+}
+
+void row(comm::Comm& world, size_t bytes) {
+  std::vector<float> data(bytes / sizeof(float));
   const std::span<float> span(data);
   const std::function<void()> ways[] = {
       [&] { world.all_reduce(span, comm::Op::kSum); },
-      [&] { buckets(world, span); }, [&] { bench::plain_all_reduce(span); }};
+      [&] { buckets(world, span); }, [&] { plain_all_reduce(span); }};
   constexpr size_t kWays = std::size(ways);
+  const bool right = correct(world, span, ways);
+  std::fill(data.begin(), data.end(), 1e-30F);
   // Small messages are repeated within one timing.
   const int inner = bytes < (size_t{1} << 16) ? 50 : 1;
   const int outer = bytes < (size_t{1} << 22) ? 31 : 9;
@@ -65,51 +88,76 @@ void row(comm::Comm& world, size_t bytes, bool json) {
   const double p = world.size();
   double gb[kWays];
   for (size_t w = 0; w < kWays; ++w)
-    gb[w] = static_cast<double>(bytes) * 2 * (p - 1) / p /
-            bench::median(seconds[w]) * 1e-9;
+    gb[w] = static_cast<double>(bytes) * 2 * (p - 1) / p / median(seconds[w]) *
+            1e-9;
+  const Json out = {
+      {"bytes", bytes},           {"us", median(seconds[0]) * 1e6},
+      {"all_reduce_gb_s", gb[0]}, {"buckets_gb_s", gb[1]},
+      {"mpi_gb_s", gb[2]},        {"ratio", gb[0] / gb[2]},
+      {"correct", right}};
+  fmt::print("{}\n", out.dump());
+}
+
+Status measure(const Options& o, comm::Comm& world) {
+  for (size_t bytes = kSmallest; bytes <= o.max_mib << 20; bytes *= 4)
+    row(world, bytes);
+  return ok_status();
+}
+
+void print_table(const Options& o, const std::vector<Json>& rows) {
   fmt::print(
-      fmt::runtime(json ? "{{\"bytes\": {}, \"us\": {:.1f}, "
-                          "\"all_reduce_gb_s\": {:.4f}, "
-                          "\"buckets_gb_s\": {:.4f}, \"mpi_gb_s\": {:.4f}, "
-                          "\"ratio\": {:.3f}}}\n"
-                        : "{:>10} {:>10.1f} {:>12.4f} {:>12.4f} {:>12.4f} "
-                          "{:>7.2f}\n"),
-      bytes, bench::median(seconds[0]) * 1e6, gb[0], gb[1], gb[2],
-      gb[0] / gb[2]);
-  std::fflush(stdout);
+      "{} ranks on {} cores; bus bandwidth in GB/s\n"
+      "{:>10} {:>10} {:>12} {:>12} {:>12} {:>7}\n",
+      o.ranks, cores(), "bytes", "us", "all_reduce", "8 buckets", "MPI",
+      "ratio");
+  for (const Json& r : rows)
+    fmt::print("{:>10} {:>10.1f} {:>12.4f} {:>12.4f} {:>12.4f} {:>7.2f}\n",
+               r["bytes"].get<size_t>(), r["us"].get<double>(),
+               r["all_reduce_gb_s"].get<double>(),
+               r["buckets_gb_s"].get<double>(), r["mpi_gb_s"].get<double>(),
+               r["ratio"].get<double>());
+}
+
+int run(const Options& o) {
+  const auto rows = run_in_ranks(
+      o.ranks, {"--max-mib", std::to_string(o.smoke ? 1 : o.max_mib)});
+  if (!rows.ok()) {
+    fmt::print(stderr, "bench_comm: {}\n", rows.status().message());
+    return kExitFailed;
+  }
+  if (o.json)
+    for (const Json& r : *rows) fmt::print("{}\n", r.dump());
+  else
+    print_table(o, *rows);
+  Targets targets(o.smoke);
+  targets.require("one row per message size", !rows->empty());
+  for (const Json& r : *rows)
+    targets.require(
+        fmt::format("sums of {} bytes are exact", r["bytes"].get<size_t>()),
+        r["correct"]);
+  return targets.report(stderr);
 }
 
 }  // namespace
+}  // namespace remesh::bench
 
 int main(int argc, char** argv) {
+  using namespace remesh;  // NOLINT: a program
+  bench::Options o;
   CLI::App app{
       "All-reduce bandwidth compared with MPI_Allreduce.\n"
-      "Example: mpirun -n 4 bench_comm --max-mib 16"};
-  size_t max_mib = 64;
-  bool json = false;
-  app.add_option("--max-mib", max_mib, "Largest message, MiB")
+      "Example: bench_comm --ranks 2 --max-mib 16"};
+  app.add_option("--ranks", o.ranks, "Ranks")
+      ->capture_default_str()
+      ->check(CLI::Range(2, 256));
+  app.add_option("--max-mib", o.max_mib, "Largest message, MiB")
       ->capture_default_str()
       ->check(CLI::Range(1, 4096));
-  app.add_flag("--json", json, "One JSON object per line");
+  app.add_flag("--json", o.json, "One JSON object per line");
+  app.add_flag("--smoke", o.smoke, "Small messages; no target is judged");
   CLI11_PARSE(app, argc, argv);
-
-  auto made = comm::MpiWorld::init({});
-  if (!made.ok()) {
-    fmt::print(stderr, "bench_comm: {}\n", made.status().to_string());
-    return 3;
-  }
-  comm::MpiWorld& mpi = **made;
-  if (mpi.size() < 2) {
-    fmt::print(stderr, "bench_comm: needs at least 2 ranks: mpirun -n 2\n");
-    return 2;
-  }
-  if (mpi.rank() == 0 && !json)
-    fmt::print(
-        "{} ranks; bus bandwidth in GB/s\n"
-        "{:>10} {:>10} {:>12} {:>12} {:>12} {:>7}\n",
-        mpi.size(), "bytes", "us", "all_reduce", "8 buckets", "MPI", "ratio");
-  for (size_t bytes = 64; bytes <= max_mib << 20; bytes *= 4)
-    row(mpi.world(), bytes, json);
-  mpi.finalize();
-  return 0;
+  if (!bench::started_by_mpirun()) return bench::run(o);
+  return bench::as_rank("bench_comm", [&](comm::MpiWorld& mpi) {
+    return bench::measure(o, mpi.world());
+  });
 }

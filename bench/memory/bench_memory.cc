@@ -1,7 +1,7 @@
 // bench_memory: how much memory a rank needs, compared with the prediction of
 // the planner.
 //
-//   bench_memory [--size 15m]        starts mpirun once per configuration
+//   bench_memory [--size 15m]
 //
 // One row per configuration, for the rank that needs most: the bytes predicted
 // (planner::predict_memory), the bytes the engine accounts for, and the growth
@@ -16,7 +16,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -26,7 +25,7 @@
 
 #include "bench/kept_state.h"
 #include "bench/models.h"
-#include "bench/under_mpi.h"
+#include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/planner/memory.h"
@@ -42,7 +41,7 @@ using geometry::Layout;
 
 struct Options {
   std::string size = "15m";
-  std::string layout;
+  std::string layout = "dp1";
   int zero = 0;
   std::string schedule = "1f1b";
   int chunks = 1;
@@ -52,7 +51,9 @@ struct Options {
   int64_t seq = 256;
   std::string dtype = "bf16";
   bool keep_state = false;  // in shared memory, with replicas
+  bool smoke = false;
 };
+constexpr double kWithin = 0.10;  // of the prediction
 
 // The value of a line of /proc/self/status, in KiB.
 double status_kib(const std::string& key) {
@@ -101,10 +102,9 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
   return kept != nullptr ? kept->before_agreement() : ok_status();
 }
 
-// Gathers the figures of all ranks and prints those of the rank with the
-// highest peak, on rank 0.
-void print_row(const Options& o, comm::Comm& world, const planner::Memory& want,
-               const board::Memory& held, double peak) {
+// Prints, on rank 0, the figures of the rank with the highest peak, in MiB.
+void print_json(comm::Comm& world, const planner::Memory& want,
+                const board::Memory& held, double peak) {
   const double mine[] = {
       mib(want.total()),     mib(total(held)),    peak,
       mib(want.weights),     mib(want.gradients), mib(want.optimizer),
@@ -120,17 +120,12 @@ void print_row(const Options& o, comm::Comm& world, const planner::Memory& want,
   for (size_t r = 0; r * kN < all.size(); ++r)
     if (all[r * kN + 2] > all[worst * kN + 2]) worst = r;
   const double* w = all.data() + worst * kN;
-  std::string name = o.layout;
-  if (o.zero > 0) name += fmt::format(" ZeRO {}", o.zero);
-  if (o.layout.find("pp") != std::string::npos) name += " " + o.schedule;
-  if (o.recompute != "none") name += " " + o.recompute;
-  if (o.keep_state) name += " kept";
-  fmt::print(
-      "{:<28} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.3f}   {:.0f}/{:.0f} "
-      "{:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f} {:.0f}/{:.0f}\n",
-      name, w[0], w[1], w[2], w[2] / w[0], w[3], w[8], w[4], w[9], w[5], w[10],
-      w[6], w[11], w[7], w[12]);
-  std::fflush(stdout);
+  const Json row = {{"predicted", w[0]},
+                    {"held", w[1]},
+                    {"peak", w[2]},
+                    {"predicted_parts", std::vector<double>(w + 3, w + 8)},
+                    {"held_parts", std::vector<double>(w + 8, w + kN)}};
+  fmt::print("{}\n", row.dump());
 }
 
 // Measures one configuration; called on every rank of an MPI world.
@@ -183,33 +178,72 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
       planner::predict_memory(shape, layout, world.rank());
   board::Memory held = e->memory();
   if (kept) held.buffers += kept->replica_bytes();
-  print_row(o, world, want, held, peak);
+  print_json(world, want, held, peak);
   return ok_status();
 }
 
 struct Row {
+  const char* name;
   int ranks;
-  const char* arguments;
+  std::vector<std::string> arguments;
+  bool in_smoke = false;
 };
 
-constexpr Row kRows[] = {{1, "--layout dp1"},
-                         {1, "--layout dp1 --recompute selective"},
-                         {1, "--layout dp1 --recompute full"},
-                         {2, "--layout dp2"},
-                         {2, "--layout dp2 --zero 1"},
-                         {2, "--layout dp2 --zero 3"},
-                         {2, "--layout dp2 --zero 3 --microbatches 2"},
-                         {1, "--layout dp1 --keep-state"},
-                         {2, "--layout dp2 --keep-state"},
-                         {2, "--layout dp2 --zero 1 --keep-state"},
-                         {2, "--layout tp2"},
-                         {2, "--layout cp2"},
-                         {2, "--layout pp2"},
-                         {2, "--layout pp2 --schedule zb-h1"},
-                         {4, "--layout dp2,tp2 --zero 2 --recompute full"},
-                         {4, "--layout dp2,pp2 --zero 3 --schedule gpipe"}};
+const std::vector<Row>& rows() {
+  static const std::vector<Row> kRows = {
+      {"dp1", 1, {}},
+      {"dp1 selective", 1, {"--recompute", "selective"}},
+      {"dp1 full", 1, {"--recompute", "full"}},
+      {"dp2", 2, {"--layout", "dp2"}},
+      {"dp2 ZeRO 1", 2, {"--layout", "dp2", "--zero", "1"}},
+      {"dp2 ZeRO 3", 2, {"--layout", "dp2", "--zero", "3"}},
+      {"dp2 ZeRO 3, one microbatch",
+       2,
+       {"--layout", "dp2", "--zero", "3", "--microbatches", "2"}},
+      {"dp1 kept", 1, {"--keep-state"}},
+      {"dp2 kept", 2, {"--layout", "dp2", "--keep-state"}},
+      {"dp2 ZeRO 1 kept",
+       2,
+       {"--layout", "dp2", "--zero", "1", "--keep-state"},
+       true},
+      {"tp2", 2, {"--layout", "tp2"}},
+      {"cp2", 2, {"--layout", "cp2"}},
+      {"pp2 1f1b", 2, {"--layout", "pp2"}, true},
+      {"pp2 zb-h1", 2, {"--layout", "pp2", "--schedule", "zb-h1"}},
+      {"dp2,tp2 ZeRO 2 full",
+       4,
+       {"--layout", "dp2,tp2", "--zero", "2", "--recompute", "full"}},
+      {"dp2,pp2 ZeRO 3 gpipe",
+       4,
+       {"--layout", "dp2,pp2", "--zero", "3", "--schedule", "gpipe"}}};
+  return kRows;
+}
 
-int run_all(const std::string& self, const Options& o) {
+Result<Json> run_row(const Row& row, const Options& o) {
+  std::vector<std::string> arguments = {"--size",  o.size,
+                                        "--dtype", o.dtype,
+                                        "--batch", std::to_string(o.batch),
+                                        "--seq",   std::to_string(o.seq)};
+  arguments.insert(arguments.end(), row.arguments.begin(), row.arguments.end());
+  ASSIGN_OR_RETURN(const auto found, run_in_ranks(row.ranks, arguments));
+  if (found.size() != 1) return internal("the ranks printed no figures");
+  return found.front();
+}
+
+void print_row(const Row& row, const Json& r) {
+  std::string parts;
+  for (size_t i = 0; i < r["held_parts"].size(); ++i)
+    parts +=
+        fmt::format(" {:.0f}/{:.0f}", r["predicted_parts"][i].get<double>(),
+                    r["held_parts"][i].get<double>());
+  const double predicted = r["predicted"];
+  const double peak = r["peak"];
+  fmt::print("{:<28} {:>9.1f} {:>8.1f} {:>8.1f} {:>8.3f}  {}\n", row.name,
+             predicted, r["held"].get<double>(), peak, peak / predicted, parts);
+  std::fflush(stdout);
+}
+
+int run_all(const Options& o) {
   fmt::print(
       "{} in {}, microbatches of {} x {}; MiB of the rank with the highest "
       "peak\n{:<28} {:>9} {:>8} {:>8} {:>8}   predicted/held: weights "
@@ -217,15 +251,24 @@ int run_all(const std::string& self, const Options& o) {
       o.size, o.dtype, o.batch, o.seq, "configuration", "predicted", "held",
       "peak", "ratio");
   std::fflush(stdout);
-  int bad = 0;
-  for (const Row& row : kRows) {
-    const std::string command = fmt::format(
-        "OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe "
-        "--bind-to none -n {} {} --size {} --dtype {} --batch {} --seq {} {}",
-        row.ranks, self, o.size, o.dtype, o.batch, o.seq, row.arguments);
-    if (std::system(command.c_str()) != 0) ++bad;
+  Targets targets(o.smoke);
+  for (const Row& row : rows()) {
+    if (o.smoke && !row.in_smoke) continue;
+    const auto r = run_row(row, o);
+    if (!r.ok()) {
+      fmt::print(stderr, "bench_memory: {}: {}\n", row.name,
+                 r.status().message());
+      return kExitFailed;
+    }
+    print_row(row, *r);
+    const double ratio =
+        (*r)["peak"].get<double>() / (*r)["predicted"].get<double>();
+    targets.at_most(fmt::format("{}: peak over prediction", row.name),
+                    1 + kWithin, ratio);
+    targets.at_least(fmt::format("{}: peak over prediction", row.name),
+                     1 - kWithin, ratio);
   }
-  return bad == 0 ? 0 : 1;
+  return targets.report();
 }
 
 }  // namespace
@@ -237,11 +280,11 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Memory that ranks need, compared with the planner's prediction.\n"
       "Example: bench_memory --size 42m"};
-  app.add_option("--size", o.size, "Model: 15m or 42m")
+  app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
       ->capture_default_str()
-      ->check(CLI::IsMember({"15m", "42m"}));
+      ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
   app.add_option("--layout", o.layout,
-                 "Only this layout, in the ranks that mpirun started");
+                 "Layout of the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
   app.add_option("--schedule", o.schedule, "gpipe, 1f1b, interleaved, zb-h1");
   app.add_option("--chunks", o.chunks, "Model chunks per pipeline rank")
@@ -258,9 +301,15 @@ int main(int argc, char** argv) {
                "State and replicas in shared memory");
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_flag("--smoke", o.smoke, "A few rows, tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
-  if (o.layout.empty()) return bench::run_all(argv[0], o);
-  return bench::under_mpi("bench_memory", o.layout, [&](comm::MpiWorld& mpi) {
+  if (o.smoke) {
+    o.size = "tiny";
+    o.batch = 1;
+    o.seq = 32;
+  }
+  if (!bench::started_by_mpirun()) return bench::run_all(o);
+  return bench::as_rank("bench_memory", [&](comm::MpiWorld& mpi) {
     return bench::measure(o, mpi);
   });
 }

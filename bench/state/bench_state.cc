@@ -1,7 +1,7 @@
 // bench_state: the cost per step of a state that survives a killed process and
 // a lost worker.
 //
-//   bench_state [--size 42m]      starts mpirun with two ranks, once per row
+//   bench_state [--size 42m]      two ranks per row
 //
 // Each rank has one engine, whose state moves back and forth between steps:
 // private memory, updated in place; or a segment of shared memory, updated out
@@ -17,7 +17,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,7 +24,7 @@
 #include "bench/kept_state.h"
 #include "bench/median.h"
 #include "bench/models.h"
-#include "bench/under_mpi.h"
+#include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
@@ -47,6 +46,7 @@ struct Options {
   int64_t seq = 256;
   int rounds = 12;
   std::string dtype = "bf16";
+  bool smoke = false;
 };
 
 struct Batch {
@@ -207,47 +207,84 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
     kept_update.push_back(b_update);
   }
   if (mpi.rank() != 0) return ok_status();
-  const auto percent = [](const std::vector<double>& v, double at) {
-    return 100 * (median(v, at) - 1);
+  const auto costs = [](const std::vector<double>& v) {
+    return std::vector{median(v, 0.25) - 1, median(v) - 1, median(v, 0.75) - 1};
   };
-  const std::string replicas =
-      trial.replica_bytes() == 0
-          ? "none: copies of each other"
-          : fmt::format("{:+.1f} % ({:+.1f} to {:+.1f}), {:.1f} %",
-                        percent(replicated, 0.5), percent(replicated, 0.25),
-                        percent(replicated, 0.75), 100 * median(work));
-  fmt::print("{:<14} {:>8.0f} {:>9.0f} {:>9.0f}/{:<6.0f} {:>7} {:<20} {}\n",
-             o.layout + (o.zero > 0 ? fmt::format(" ZeRO {}", o.zero) : ""),
-             1e3 * median(plain),
-             static_cast<double>(trial.state_bytes()) / (1 << 20),
-             1e3 * median(plain_update), 1e3 * median(kept_update),
-             fmt::format("{:+.1f} %", percent(kept, 0.5)),
-             fmt::format("({:+.1f} to {:+.1f})", percent(kept, 0.25),
-                         percent(kept, 0.75)),
-             replicas);
-  std::fflush(stdout);
+  Json row = {{"step_s", median(plain)},
+              {"state_bytes", trial.state_bytes()},
+              {"update_s", median(plain_update)},
+              {"kept_update_s", median(kept_update)},
+              {"keeping_costs", costs(kept)},
+              {"replica_bytes", trial.replica_bytes()}};
+  if (trial.replica_bytes() > 0) {
+    row["replicas_cost"] = costs(replicated);
+    row["replicas_cpu"] = median(work);
+  }
+  fmt::print("{}\n", row.dump());
   return ok_status();
 }
 
-int run_all(const std::string& self, const Options& o) {
+struct Row {
+  const char* layout;
+  int zero;
+  bool replicas;  // data-parallel ranks without ZeRO are copies of each other
+};
+constexpr Row kRows[] = {
+    {"dp2", 0, false}, {"dp2", 1, true}, {"dp2", 3, true}, {"tp2", 0, true}};
+
+std::string name_of(const Row& row) {
+  return row.zero == 0 ? row.layout
+                       : fmt::format("{} ZeRO {}", row.layout, row.zero);
+}
+
+// "+1.0 % (+0.5 to +2.0)".
+std::string percent(const Json& quartiles) {
+  return fmt::format(
+      "{:+.1f} % ({:+.1f} to {:+.1f})", 100 * quartiles[1].get<double>(),
+      100 * quartiles[0].get<double>(), 100 * quartiles[2].get<double>());
+}
+
+void print_row(const std::string& name, const Json& r) {
+  fmt::print("{:<14} {:>8.0f} {:>9.0f} {:>9.0f}/{:<6.0f} {:>26}  {}\n", name,
+             1e3 * r["step_s"].get<double>(),
+             r["state_bytes"].get<double>() / (1 << 20),
+             1e3 * r["update_s"].get<double>(),
+             1e3 * r["kept_update_s"].get<double>(),
+             percent(r["keeping_costs"]),
+             r.contains("replicas_cost")
+                 ? fmt::format("{}, {:.1f} %", percent(r["replicas_cost"]),
+                               100 * r["replicas_cpu"].get<double>())
+                 : "none: copies of each other");
+  std::fflush(stdout);
+}
+
+int run_all(const Options& o) {
   fmt::print(
       "{} in {}, global batches of {} x {} in microbatches of {}; medians of "
-      "{} rounds (quartiles)\n{:<14} {:>8} {:>9} {:>16} {:>28} {}\n",
+      "{} rounds (quartiles)\n{:<14} {:>8} {:>9} {:>16} {:>26}  {}\n",
       o.size, o.dtype, o.global_batch, o.seq, o.batch, o.rounds,
       "configuration", "step ms", "state MiB", "update ms", "keeping costs",
       "replicas cost, their CPU time");
   std::fflush(stdout);
-  int bad = 0;
-  for (const char* row : {"--layout dp2", "--layout dp2 --zero 1",
-                          "--layout dp2 --zero 3", "--layout tp2"}) {
-    const std::string command = fmt::format(
-        "OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe "
-        "--bind-to none -n 2 {} --size {} --dtype {} --global-batch {} "
-        "--batch {} --seq {} --rounds {} {}",
-        self, o.size, o.dtype, o.global_batch, o.batch, o.seq, o.rounds, row);
-    if (std::system(command.c_str()) != 0) ++bad;
+  Targets targets(o.smoke);
+  for (const Row& row : kRows) {
+    const auto rows = run_in_ranks(
+        2,
+        {"--size", o.size, "--dtype", o.dtype, "--global-batch",
+         std::to_string(o.global_batch), "--batch", std::to_string(o.batch),
+         "--seq", std::to_string(o.seq), "--rounds", std::to_string(o.rounds),
+         "--layout", row.layout, "--zero", std::to_string(row.zero)});
+    if (!rows.ok() || rows->size() != 1) {
+      fmt::print(stderr, "bench_state: {}: {}\n", name_of(row),
+                 rows.ok() ? "no figures" : rows.status().message());
+      return kExitFailed;
+    }
+    print_row(name_of(row), rows->front());
+    targets.require(
+        name_of(row) + (row.replicas ? " has replicas" : " has no replicas"),
+        row.replicas == (rows->front()["replica_bytes"] > 0));
   }
-  return bad == 0 ? 0 : 1;
+  return targets.report();
 }
 
 }  // namespace
@@ -263,7 +300,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
   app.add_option("--layout", o.layout,
-                 "Only this layout, in the ranks that mpirun started");
+                 "Layout of the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
   app.add_option("--global-batch", o.global_batch, "Sequences per step")
       ->check(CLI::Range(1, 4096));
@@ -275,9 +312,17 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000));
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
       ->check(CLI::IsMember({"bf16", "fp32"}));
+  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
-  if (o.layout.empty()) return bench::run_all(argv[0], o);
-  return bench::under_mpi("bench_state", o.layout, [&](comm::MpiWorld& mpi) {
+  if (o.smoke) {
+    o.size = "tiny";
+    o.global_batch = 4;
+    o.batch = 2;
+    o.seq = 32;
+    o.rounds = 2;
+  }
+  if (!bench::started_by_mpirun()) return bench::run_all(o);
+  return bench::as_rank("bench_state", [&](comm::MpiWorld& mpi) {
     return bench::measure(o, mpi);
   });
 }

@@ -19,6 +19,7 @@
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
 #include "bench/step/yardstick.h"
+#include "bench/targets.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
@@ -43,6 +44,7 @@ struct Options {
   int rounds = 1;
   bool recompute = false;
   bool json = false;
+  bool smoke = false;
   std::string peer;
   // 0: the same as here, except in fp32, where a PyTorch without BLAS takes
   // minutes: two steps of one sequence.
@@ -272,9 +274,11 @@ int run(const Options& o) {
     print_text(report);
   if (report.has_peer && report.peer == 0) {
     fmt::print(stderr, "bench_step: the peer program {} failed\n", o.peer);
-    return 3;
+    return kExitFailed;
   }
-  return 0;
+  Targets targets(o.smoke);
+  targets.require("the loss is a number", std::isfinite(report.loss));
+  return targets.report(stderr);
 }
 
 }  // namespace
@@ -324,10 +328,13 @@ int main(int argc, char** argv) {
                  "Sequences per step of the peer; 0: as --batch, but 1 in fp32")
       ->check(CLI::Range(0, 65536))
       ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
+  CLI11_PARSE(app, argc, argv);
+  if (o.smoke) {
+    o.size = "tiny";
+    o.batch = 2;
+    o.seq = 32;
+    o.steps = 2;
   }
   const bool slow_peer = o.dtype == "fp32";
   if (o.peer_steps == 0) o.peer_steps = slow_peer ? 2 : o.steps;
