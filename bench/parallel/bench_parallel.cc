@@ -1,20 +1,24 @@
 // bench_parallel: the cost of parallelism: steps of N single-threaded ranks
-// compared with steps of one rank with N threads, same model and global batch.
+// compared with the best that the same cores do without communication, same
+// model and global batch.
 //
-//   mpirun -n 2 --bind-to none bench_parallel [--size 42m] [--json]
+//   bench_parallel [--size 42m] [--ranks 2,4] [--json]
 //
-// One row per configuration: seconds per step (median of the rounds), the speed
-// relative to the one rank, whose steps alternate with it (median of the ratios
-// of the rounds, because the speed of a shared machine drifts), the limit set
-// by the schedule's bubble and the imbalance of the stages alone, and where the
-// time went (mean over ranks).
+// On C cores (N, or all that there are) the baseline of a row is the faster of
+//   threads   one rank with C threads
+//   ideal     one rank with one thread, alone on the machine, C times as fast
+// The two and the row's own step alternate, because the speed of a shared
+// machine drifts; the row shows medians over the rounds, and the quartiles of
+// the ratio to that round's baseline. A ratio above 1 would say that the
+// baseline is poor. `limit` is the ratio that the schedule's bubble and the
+// imbalance of the stages alone allow; exposed and bubble are means over the
+// ranks of the time that waits for communication and for a neighbouring stage.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -22,6 +26,7 @@
 
 #include "bench/median.h"
 #include "bench/models.h"
+#include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/model_work.h"
@@ -52,8 +57,15 @@ struct Options {
   int64_t seq = 256;
   std::string dtype = "bf16";
   int rounds = 5;
+  std::vector<int> ranks = {2, 4};
   bool json = false;
+  bool smoke = false;
 };
+// Losses differ by rounding.
+constexpr double kLossDifferenceBf16 = 1e-2;
+constexpr double kLossDifferenceFp32 = 1e-4;
+// Of `limit`, where each rank has a core of its own.
+constexpr double kOfLimit = 0.85;
 
 struct Configuration {
   std::string name;
@@ -174,13 +186,13 @@ double predicted(const Configuration& c, const Options& o,
   return sum / c.layout.pp / most / (1 + timing->bubble_overhead);
 }
 
-// Runs the reference on rank 0; the others sleep and leave it their cores.
-double alone(comm::Comm& world, Runner* reference, double& loss) {
+// Runs a step on rank 0; the others sleep and leave it their cores.
+double alone(comm::Comm& world, Runner* runner, double& loss) {
   double seconds = 0;
   std::byte done{0};
   if (world.rank() == 0) {
     const int64_t start = monotonic_ns();
-    loss = reference->step().loss;
+    loss = runner->step().loss;
     seconds = seconds_since(start);
     for (int r = 1; r < world.size(); ++r) world.send({&done, 1}, r, 1);
   } else {
@@ -191,106 +203,213 @@ double alone(comm::Comm& world, Runner* reference, double& loss) {
   return seconds;
 }
 
-void print_row(const Options& o, const Configuration& c, double seconds,
-               double ratio, double prediction, double difference, double most,
-               const StepTimes& t) {
-  if (o.json)
-    fmt::print(
-        "{{\"configuration\": \"{}\", \"layout\": \"{}\", \"step_s\": {:.4f}, "
-        "\"ratio\": {:.4f}, \"predicted\": {:.4f}, \"loss_difference\": "
-        "{:.2e}, \"compute_s\": {:.4f}, "
-        "\"most_compute_s\": {:.4f}, \"pipeline_s\": {:.4f}, \"tp_cp_s\": "
-        "{:.4f}, \"reduce_s\": {:.4f}, "
-        "\"gather_s\": {:.4f}, "
-        "\"agree_s\": {:.4f}, \"update_s\": {:.4f}}}\n",
-        c.name, c.layout.to_string(), seconds, ratio, prediction, difference,
-        t.compute, most, t.pipeline, t.tensor, t.reduce, t.gather, t.agree,
-        t.update);
-  else
-    fmt::print(
-        "{:<18} {:>7.3f} {:>6.3f} {:>9.3f} {:>9.1e} {:>8.3f} {:>7.3f} {:>8.3f} "
-        "{:>7.3f} "
-        "{:>7.3f} "
-        "{:>7.3f} {:>7.3f} {:>7.3f}\n",
-        c.name, seconds, ratio, prediction, difference, t.compute, most,
-        t.pipeline, t.tensor, t.reduce, t.gather, t.agree, t.update);
-  std::fflush(stdout);
+struct Series {
+  std::vector<double> mesh, threads, ideal, ratio, exposed, bubble;
+  double loss_difference = 0;
+  StepTimes times;  // sums over rounds, of this rank
+};
+
+// The part of a step that each kind of work takes, mean over the ranks.
+Json parts_of(const Series& s, comm::Comm& world) {
+  const StepTimes& t = s.times;
+  double sums[] = {t.compute, t.pipeline, t.tensor + t.context,
+                   t.reduce,  t.gather,   t.agree,
+                   t.update};
+  world.all_reduce(std::span<double>(sums), comm::Op::kSum);
+  constexpr const char* kNames[] = {"compute", "pipeline", "tp_cp", "reduce",
+                                    "gather",  "agree",    "update"};
+  Json parts = Json::object();
+  for (size_t i = 0; i < std::size(kNames); ++i)
+    parts[kNames[i]] =
+        sums[i] / world.size() / static_cast<double>(s.mesh.size());
+  return parts;
 }
 
-Status measure(const Options& o, const Configuration& c, comm::Comm& world,
-               const geometry::ParamTable& table, Runner* reference) {
-  ASSIGN_OR_RETURN(const auto runner, Runner::make(o, c, 1, world, table));
-  if (reference != nullptr) reference->reset();
-  std::vector<double> with, ratios;
-  double difference = 0;  // of the losses
-  double sums[7] = {};
-  double most = 0;  // compute time of the busiest rank
-  for (int i = -1; i < o.rounds; ++i) {
-    double loss = 0;
-    const double one = alone(world, reference, loss);
-    world.barrier();
-    const int64_t start = monotonic_ns();
-    const engine::StepResult r = runner->step();
-    const StepTimes& t = r.times;
-    double seconds = seconds_since(start);
-    if (world.rank() == 0)
-      difference = std::max(difference, std::abs(r.loss / loss - 1));
-    if (i < 0) continue;
-    ratios.push_back(one / seconds);
-    with.push_back(seconds);
-    const double parts[7] = {t.compute, t.pipeline, t.tensor + t.context,
-                             t.reduce,  t.gather,   t.agree,
-                             t.update};
-    most += t.compute / o.rounds;
-    for (int k = 0; k < 7; ++k) sums[k] += parts[k] / o.rounds / world.size();
-  }
-  world.all_reduce(std::span<double>(sums), comm::Op::kSum);
-  world.all_reduce(std::span<double>(&most, 1), comm::Op::kMax);
+void add(const StepTimes& t, StepTimes& sum) {
+  sum.compute += t.compute;
+  sum.pipeline += t.pipeline;
+  sum.tensor += t.tensor;
+  sum.context += t.context;
+  sum.reduce += t.reduce;
+  sum.gather += t.gather;
+  sum.agree += t.agree;
+  sum.update += t.update;
+}
+
+// The runners exist on rank 0 only.
+struct Baselines {
+  std::unique_ptr<Runner> threads, single;
+  int cores = 1;
+};
+
+Result<Baselines> make_baselines(const Options& o, comm::Comm& self,
+                                 int num_cores,
+                                 const geometry::ParamTable& table) {
+  Baselines b{.cores = num_cores};
+  ASSIGN_OR_RETURN(b.threads,
+                   Runner::make(o, {"", {}}, num_cores, self, table));
+  ASSIGN_OR_RETURN(b.single, Runner::make(o, {"", {}}, 1, self, table));
+  return b;
+}
+
+void run_round(comm::Comm& world, Runner& mesh, const Baselines& b,
+               Series* out) {
+  double loss = 0;
+  const double threads = alone(world, b.threads.get(), loss);
+  const double ideal = alone(world, b.single.get(), loss) / b.cores;
+  world.barrier();
+  const int64_t start = monotonic_ns();
+  const engine::StepResult r = mesh.step();
+  const double seconds = seconds_since(start);
   if (world.rank() == 0)
-    print_row(
-        o, c, median(with), median(ratios), predicted(c, o, table.config()),
-        difference, most,
-        {sums[0], sums[1], sums[2], 0, sums[3], sums[4], sums[5], sums[6]});
+    out->loss_difference =
+        std::max(out->loss_difference, std::abs(r.loss / loss - 1));
+  out->mesh.push_back(seconds);
+  out->threads.push_back(threads);
+  out->ideal.push_back(ideal);
+  out->ratio.push_back(std::min(threads, ideal) / seconds);
+  out->exposed.push_back(r.mean_exposed_s);
+  out->bubble.push_back(r.mean_bubble_s);
+  add(r.times, out->times);
+}
+
+Status measure_one(const Options& o, const Configuration& c, comm::Comm& world,
+                   const geometry::ParamTable& table, const Baselines& b) {
+  ASSIGN_OR_RETURN(const auto runner, Runner::make(o, c, 1, world, table));
+  for (Runner* r : {b.threads.get(), b.single.get()})
+    if (r != nullptr) r->reset();
+  Series warm_up, s;
+  run_round(world, *runner, b, &warm_up);
+  for (int i = 0; i < o.rounds; ++i) run_round(world, *runner, b, &s);
+  const Json parts = parts_of(s, world);
+  if (world.rank() != 0) return ok_status();
+  const Json row = {
+      {"configuration", c.name},
+      {"layout", c.layout.to_string()},
+      {"ranks", world.size()},
+      {"cores", b.cores},
+      {"step_s", median(s.mesh)},
+      {"threads_step_s", median(s.threads)},
+      {"ideal_step_s", median(s.ideal)},
+      {"ratio",
+       {median(s.ratio, 0.25), median(s.ratio), median(s.ratio, 0.75)}},
+      {"limit", predicted(c, o, table.config())},
+      {"exposed_s", median(s.exposed)},
+      {"bubble_s", median(s.bubble)},
+      {"loss_difference", s.loss_difference},
+      {"parts_s", parts}};
+  fmt::print("{}\n", row.dump());
+  std::fflush(stdout);
   return ok_status();
 }
 
-int run(const Options& o, comm::MpiWorld& mpi) {
+// A rank on one core would share it among all threads of the baseline.
+Status check_cores(comm::Comm& world, int wanted) {
+  if (world.rank() != 0 || cores() >= wanted) return ok_status();
+  return invalid_argument(fmt::format(
+      "rank 0 may run on {} of the {} cores that the baseline's threads need, "
+      "so the ratios would flatter: start bench_parallel without mpirun, or "
+      "add --bind-to none to mpirun",
+      cores(), wanted));
+}
+
+Status measure(const Options& o, comm::MpiWorld& mpi) {
   comm::Comm& world = mpi.world();
   const auto table = geometry::ParamTable::make(models().at(o.size));
-  std::unique_ptr<Runner> reference;
-  auto self = comm::make_local_comms(1);
+  const int num_cores =
+      std::min(world.size(), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
+  RETURN_IF_ERROR(check_cores(world, num_cores));
+  Baselines baselines{.cores = num_cores};
+  const auto self = comm::make_local_comms(1);
   if (world.rank() == 0) {
-    auto made =
-        Runner::make(o, {"one rank", {}}, world.size(), *self[0], table);
-    if (!made.ok()) {
-      fmt::print(stderr, "bench_parallel: {}\n", made.status().to_string());
-      mpi.abort(3, "cannot set up the one rank");
-    }
-    reference = std::move(made).value();
-    if (!o.json)
-      fmt::print(
-          "{} in {}, {} microbatches of {} x {}; {} ranks of 1 thread against "
-          "1 rank of {} threads\n{:<18} {:>7} {:>6} {:>9} {:>9} {:>8} {:>8} "
-          "{:>7} "
-          "{:>7} "
-          "{:>7} {:>7} {:>7} {:>7}\n",
-          o.size, o.dtype, o.microbatches, o.batch, o.seq, world.size(),
-          world.size(), "configuration", "step_s", "ratio", "predicted",
-          "loss diff", "compute", "max", "pipeline", "tp, cp", "reduce",
-          "gather", "agree", "update");
+    ASSIGN_OR_RETURN(baselines, make_baselines(o, *self[0], num_cores, table));
   }
-  const auto all = configurations(o, world.size());
-  if (!all.ok()) {
-    fmt::print(stderr, "bench_parallel: {}\n", all.status().to_string());
-    return 2;
-  }
-  for (const Configuration& c : *all) {
+  ASSIGN_OR_RETURN(const auto all, configurations(o, world.size()));
+  for (const Configuration& c : all) {
     if (!o.only.empty() && c.name.find(o.only) == std::string::npos) continue;
-    const Status s = measure(o, c, world, table, reference.get());
-    if (!s.ok() && world.rank() == 0)
-      fmt::print("{:<18} {}\n", c.name, s.to_string());
+    RETURN_IF_ERROR(
+        measure_one(o, c, world, table, baselines).with_context(c.name));
   }
-  return 0;
+  return ok_status();
+}
+
+void print_head(const Options& o) {
+  fmt::print(
+      "{} in {}, {} microbatches of {} x {}; ranks of 1 thread, on {} cores\n"
+      "{:<18} {:>5} {:>8} {:>8} {:>8} {:>22} {:>6} {:>8} {:>8} {:>9}\n",
+      o.size, o.dtype, o.microbatches, o.batch, o.seq, cores(), "configuration",
+      "ranks", "step_s", "threads", "ideal", "ratio (quartiles)", "limit",
+      "exposed", "bubble", "loss diff");
+}
+
+void print_row(const Json& r) {
+  const Json& q = r["ratio"];
+  fmt::print(
+      "{:<18} {:>5} {:>8.3f} {:>8.3f} {:>8.3f} {:>22} {:>6.3f} {:>8.3f} "
+      "{:>8.3f} {:>9.1e}\n",
+      r["configuration"].get<std::string>(), r["ranks"].get<int>(),
+      r["step_s"].get<double>(), r["threads_step_s"].get<double>(),
+      r["ideal_step_s"].get<double>(),
+      fmt::format("{:.3f} ({:.3f}-{:.3f})", q[1].get<double>(),
+                  q[0].get<double>(), q[2].get<double>()),
+      r["limit"].get<double>(), r["exposed_s"].get<double>(),
+      r["bubble_s"].get<double>(), r["loss_difference"].get<double>());
+  for (const auto& [name, seconds] : r["parts_s"].items())
+    fmt::print("  {} {:.3f}", name, seconds.get<double>());
+  fmt::print("\n");
+  std::fflush(stdout);
+}
+
+void judge(const Options& o, const Json& r, Targets& targets) {
+  const std::string name =
+      fmt::format("{} on {} ranks", r["configuration"].get<std::string>(),
+                  r["ranks"].get<int>());
+  targets.require(
+      name + ": the loss is that of one rank",
+      r["loss_difference"] <
+          (o.dtype == "bf16" ? kLossDifferenceBf16 : kLossDifferenceFp32));
+  if (r["ranks"] == r["cores"])
+    targets.at_least(name + ": ratio over limit", kOfLimit,
+                     r["ratio"][1].get<double>() / r["limit"].get<double>());
+}
+
+std::vector<std::string> arguments_of(const Options& o) {
+  std::vector<std::string> a = {
+      "--size",         o.size,
+      "--microbatches", std::to_string(o.microbatches),
+      "--batch",        std::to_string(o.batch),
+      "--seq",          std::to_string(o.seq),
+      "--dtype",        o.dtype,
+      "--rounds",       std::to_string(o.rounds)};
+  const auto more = [&](const std::vector<std::string>& b) {
+    a.insert(a.end(), b.begin(), b.end());
+  };
+  if (!o.only.empty()) more({"--only", o.only});
+  if (!o.layout.empty())
+    more({"--layout", o.layout, "--zero", std::to_string(o.zero), "--schedule",
+          o.schedule, "--chunks", std::to_string(o.chunks)});
+  return a;
+}
+
+int run_all(const Options& o) {
+  if (!o.json) print_head(o);
+  Targets targets(o.smoke);
+  for (const int n : o.ranks) {
+    const auto rows = run_in_ranks(n, arguments_of(o));
+    if (!rows.ok()) {
+      fmt::print(stderr, "bench_parallel: {}\n", rows.status().message());
+      return kExitFailed;
+    }
+    targets.require(fmt::format("rows of {} ranks", n), !rows->empty());
+    for (const Json& r : *rows) {
+      if (o.json)
+        fmt::print("{}\n", r.dump());
+      else
+        print_row(r);
+      judge(o, r, targets);
+    }
+  }
+  return targets.report(stderr);
 }
 
 }  // namespace
@@ -300,8 +419,8 @@ int main(int argc, char** argv) {
   using namespace remesh;  // NOLINT: a program
   bench::Options o;
   CLI::App app{
-      "Steps of N single-threaded ranks compared with one rank of N threads.\n"
-      "Example: mpirun -n 2 --bind-to none bench_parallel --size 15m"};
+      "Steps of N single-threaded ranks compared with the best without "
+      "communication.\nExample: bench_parallel --size 15m --ranks 2"};
   app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
       ->capture_default_str()
       ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
@@ -331,19 +450,22 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_flag("--json", o.json, "One JSON object per line");
+  app.add_option("--ranks", o.ranks, "Numbers of ranks, a run for each")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(2, 256));
+  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
-
-  auto made = comm::MpiWorld::init({});
-  if (!made.ok()) {
-    fmt::print(stderr, "bench_parallel: {}\n", made.status().to_string());
-    return 3;
+  if (o.smoke) {
+    o.size = "tiny";
+    o.ranks = {2};
+    o.microbatches = 4;
+    o.batch = 1;
+    o.seq = 32;
+    o.rounds = 1;
   }
-  comm::MpiWorld& mpi = **made;
-  if (mpi.size() < 2) {
-    fmt::print(stderr, "bench_parallel: needs at least 2 ranks: mpirun -n 2\n");
-    return 2;
-  }
-  const int rc = bench::run(o, mpi);
-  mpi.finalize();
-  return rc;
+  if (!bench::started_by_mpirun()) return bench::run_all(o);
+  return bench::as_rank("bench_parallel", [&](comm::MpiWorld& mpi) {
+    return bench::measure(o, mpi);
+  });
 }
