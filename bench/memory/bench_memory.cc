@@ -25,11 +25,11 @@
 
 #include "bench/kept_state.h"
 #include "bench/models.h"
+#include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/planner/memory.h"
-#include "proto/base/rng.h"
 #include "tests/testing/engine.h"
 #include "worker/engine/engine.h"
 
@@ -74,21 +74,12 @@ uint64_t total(const board::Memory& m) {
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
              int64_t vocab, Kept* kept) {
   const auto mine = geometry::even_share(o.microbatches, layout.dp, dp_index);
-  const int64_t each = o.batch * o.seq;
-  std::vector<int32_t> tokens;
-  for (int64_t i = 0; i <= mine.size() * each; ++i)
-    tokens.push_back(
-        static_cast<int32_t>(random_u64(1, 2, static_cast<uint64_t>(i)) %
-                             static_cast<uint64_t>(vocab)));
-  std::vector<model::MicroBatch> list;
-  for (int64_t m = 0; m < mine.size(); ++m)
-    list.push_back({tokens.data() + m * each, tokens.data() + m * each + 1,
-                    o.batch, o.seq});
+  const RandomBatch batch(mine.begin, mine.end, o.batch, o.seq, vocab);
   for (int i = 0; i < 3; ++i) {
     Status replicated;
     RETURN_IF_ERROR(e.run({.lr = 1e-4,
-                           .microbatches = list,
-                           .global_tokens = o.microbatches * each,
+                           .microbatches = batch.list(),
+                           .global_tokens = o.microbatches * o.batch * o.seq,
                            .facts =
                                [&] {
                                  if (kept != nullptr)

@@ -26,12 +26,12 @@
 
 #include "bench/median.h"
 #include "bench/models.h"
+#include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
-#include "proto/base/rng.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/engine/engine.h"
@@ -132,7 +132,7 @@ class Runner {
 
   engine::StepResult step() {
     auto r = engine_->run({.lr = 1e-4,
-                           .microbatches = microbatches_,
+                           .microbatches = batch_.list(),
                            .global_tokens = global_tokens_});
     CHECK_MSG(r.ok(), r.status().to_string().c_str());
     return std::move(r).value();
@@ -145,21 +145,13 @@ class Runner {
     global_tokens_ = o.microbatches * o.batch * o.seq;
     const auto mine = geometry::even_share(o.microbatches, mesh_->layout().dp,
                                            mesh_->coord().dp);
-    const int64_t each = o.batch * o.seq;
-    for (int64_t i = mine.begin * each; i <= mine.end * each; ++i)
-      tokens_.push_back(
-          static_cast<int32_t>(random_u64(1, 2, static_cast<uint64_t>(i)) %
-                               static_cast<uint64_t>(vocab)));
-    for (int64_t m = 0; m < mine.size(); ++m)
-      microbatches_.push_back({tokens_.data() + m * each,
-                               tokens_.data() + m * each + 1, o.batch, o.seq});
+    batch_ = {mine.begin, mine.end, o.batch, o.seq, vocab};
   }
 
   std::unique_ptr<kernels::Backend> backend_;
   std::unique_ptr<comm::Mesh> mesh_;
   std::unique_ptr<Engine> engine_;
-  std::vector<int32_t> tokens_;
-  std::vector<model::MicroBatch> microbatches_;
+  RandomBatch batch_;
   int64_t global_tokens_ = 0;
 };
 

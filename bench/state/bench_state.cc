@@ -24,11 +24,11 @@
 #include "bench/kept_state.h"
 #include "bench/median.h"
 #include "bench/models.h"
+#include "bench/random_batch.h"
 #include "bench/ranks.h"
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/geometry/batch.h"
 #include "proto/base/clock.h"
-#include "proto/base/rng.h"
 #include "tests/testing/engine.h"
 
 namespace remesh::bench {
@@ -48,24 +48,6 @@ struct Options {
   std::string dtype = "bf16";
   bool smoke = false;
 };
-
-struct Batch {
-  std::vector<int32_t> tokens;
-  std::vector<model::MicroBatch> list;
-};
-
-Batch make_batch(const Options& o, int64_t count, int64_t vocab) {
-  Batch b;
-  const int64_t each = o.batch * o.seq;
-  for (int64_t i = 0; i <= count * each; ++i)
-    b.tokens.push_back(
-        static_cast<int32_t>(random_u64(1, 2, static_cast<uint64_t>(i)) %
-                             static_cast<uint64_t>(vocab)));
-  for (int64_t m = 0; m < count; ++m)
-    b.list.push_back({b.tokens.data() + m * each,
-                      b.tokens.data() + m * each + 1, o.batch, o.seq});
-  return b;
-}
 
 // A state that lives in one of two stores at a time.
 class Movable final : public engine::StateStore {
@@ -114,11 +96,10 @@ class Trial {
 
   Status make(const Layout& layout) {
     ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(world_, layout));
-    batch_ = make_batch(
-        o_,
-        geometry::even_share(microbatches(), layout.dp, mesh_->coord().dp)
-            .size(),
-        table_.config().vocab_size);
+    const auto mine =
+        geometry::even_share(microbatches(), layout.dp, mesh_->coord().dp);
+    batch_ = {mine.begin, mine.end, o_.batch, o_.seq,
+              table_.config().vocab_size};
     ASSIGN_OR_RETURN(
         engine_,
         engine::make_engine(table_, *mesh_,
@@ -147,7 +128,7 @@ class Trial {
     if (how == How::kReplicated) kept_.after_step();
     Status replicated;
     const auto r = engine_->run({.lr = 1e-4,
-                                 .microbatches = batch_.list,
+                                 .microbatches = batch_.list(),
                                  .global_tokens = o_.global_batch * o_.seq,
                                  .facts = [&] {
                                    if (how == How::kReplicated)
@@ -179,7 +160,7 @@ class Trial {
   std::unique_ptr<comm::Mesh> mesh_;
   Kept kept_;
   Movable state_;
-  Batch batch_;
+  RandomBatch batch_;
   std::unique_ptr<Engine> engine_;
   double update_s_ = 0, cpu_s_ = 0;
 };

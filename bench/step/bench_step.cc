@@ -1,36 +1,39 @@
-// bench_step: the speed of one training step of one rank: forward, backward,
-// clipping and AdamW on a Llama of a named size, without communication.
+// bench_step: the speed of one training step of one rank: engine::Engine with
+// its state in shared memory, as in training, on a Llama of a named size;
+// without data loading and communication.
 //
-// Prints tokens/s of the best step after warm-up; where the time went and what
-// bounds each part (report.h), by the rate of plain GEMMs of the widest layer's
-// shape and the memory bandwidth, both measured in the same run; and, with
-// --peer, the same step of another program for comparison. Everything
-// alternates in rounds, because machines are shared.
+// Prints tokens/s of the median step; where the time went and what bounds each
+// part (report.h), by the memory bandwidth and the best way to compute each of
+// the step's GEMMs, measured in the same run; and, with --peer, the same step
+// of another program for comparison. Everything alternates in rounds, because
+// machines are shared.
 #include <fmt/format.h>
-#include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <regex>
+#include <optional>
+#include <vector>
 
+#include "bench/kept_state.h"
+#include "bench/median.h"
 #include "bench/models.h"
+#include "bench/random_batch.h"
+#include "bench/step/peer.h"
 #include "bench/step/profiling_backend.h"
 #include "bench/step/report.h"
 #include "bench/step/yardstick.h"
 #include "bench/targets.h"
 #include "parallel/geometry/model_work.h"
 #include "proto/base/clock.h"
-#include "proto/base/rng.h"
-#include "tests/testing/resident.h"
-#include "worker/kernels/backend.h"
-#include "worker/model/stage.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
+#include "worker/kernels/cpu/onednn_gemm.h"
 
 namespace remesh::bench {
 namespace {
 
-using geometry::ModelConfig;
+using engine::Engine;
 using geometry::ParamTable;
 using kernels::Dtype;
 
@@ -41,243 +44,247 @@ struct Options {
   int threads = 2;
   std::string dtype = "bf16";
   int steps = 4;
-  int rounds = 1;
+  int rounds = 3;
   bool recompute = false;
   bool json = false;
   bool smoke = false;
   std::string peer;
-  // 0: the same as here, except in fp32, where a PyTorch without BLAS takes
-  // minutes: two steps of one sequence.
-  int peer_steps = 0;
-  int64_t peer_batch = 0;
-};
+  int peer_steps = 3;
 
-double seconds_since(int64_t start_ns) {
-  return static_cast<double>(monotonic_ns() - start_ns) * 1e-9;
+  bool bf16() const { return dtype == "bf16"; }
+};
+constexpr double kGemmShare = 0.75;
+constexpr double kPeerRatioBf16 = 1.6;
+constexpr double kPeerRatioFp32 = 2.0;
+constexpr int kGemmRepeats = 5;
+constexpr double kLossOfGuessing = 0.5;  // from ln(vocabulary)
+constexpr double kLeastGemms = 0.5;      // of the model's FLOPs
+
+const char* cpu_class() {
+  switch (kernels::bf16_hardware()) {
+    case kernels::Bf16Hardware::kAmx:
+      return "AMX";
+    case kernels::Bf16Hardware::kAvx512:
+      return "AVX512-BF16";
+    case kernels::Bf16Hardware::kNone:
+      return "AVX2 or AVX-512 without bf16";
+  }
+  return "";
 }
 
-// A flat fp32 vector from the backend's memory.
-class Flat {
- public:
-  Flat(kernels::Backend& backend, int64_t n)
-      : backend_(backend),
-        data_(static_cast<float*>(
-            backend.allocate(static_cast<size_t>(n) * sizeof(float)))),
-        size_(static_cast<size_t>(n)) {
-    CHECK_MSG(data_ != nullptr, "no memory for the model's state");
-  }
-  ~Flat() { backend_.release(data_); }
-  Flat(const Flat&) = delete;
-  Flat& operator=(const Flat&) = delete;
-  float* data() { return data_; }
-  std::span<float> span() { return {data_, size_}; }
-
- private:
-  kernels::Backend& backend_;
-  float* data_;
-  size_t size_;
-};
-
-// Parameters and moments; the optimizer reads one set and writes the other,
-// as training does.
-struct State {
-  State(kernels::Backend& b, int64_t n) : p(b, n), m(b, n), v(b, n) {}
-  Flat p, m, v;
-};
-
+// One rank of dp1 that trains, and the sums of its measured steps.
 class Trainer {
  public:
-  Trainer(const ModelConfig& config, const Options& o,
-          ProfilingBackend& backend)
+  Trainer(const ParamTable& table, const Options& o, ProfilingBackend& backend)
       : o_(o),
-        table_(ParamTable::make(config)),
-        shard_(geometry::ShardTable::make(table_, {}, {}, {0, config.n_layers})
-                   .value()),
+        table_(table),
         backend_(backend),
-        a_(backend, table_.num_elements()),
-        b_(backend, table_.num_elements()),
-        grads_(backend, table_.num_elements()) {
-    for (size_t i = 0; i < table_.size(); ++i)
-      for (int64_t e = 0; e < table_[i].numel(); ++e)
-        a_.p.data()[table_.offset(i) + e] = table_.initial_value(0, i, e);
-    auto made = model::Stage::create(
-        shard_,
-        {.dtype = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32,
-         .recompute = {static_cast<size_t>(config.n_layers),
-                       o.recompute ? model::Recompute::kFull
-                                   : model::Recompute::kNone},
-         .max_batch = o.batch,
-         .max_seq = o.seq},
-        backend);
-    if (!made.ok()) {
-      fmt::print(stderr, "bench_step: {}\n", made.status().message());
-      std::exit(3);
-    }
-    stage_ = std::move(made).value();
-    model::load_weights(*stage_, shard_, now().p.span());
+        world_(comm::make_local_comms(1)),
+        kept_(table, {}, 0, o.batch, o.seq),
+        batch_(0, 1, o.batch, o.seq, table.config().vocab_size) {}
+
+  Status make() {
+    ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_[0], {}));
+    ASSIGN_OR_RETURN(engine_,
+                     engine::make_engine(
+                         table_, *mesh_,
+                         {.recompute = o_.recompute ? model::Recompute::kFull
+                                                    : model::Recompute::kNone,
+                          .dtype = o_.bf16() ? Dtype::kBf16 : Dtype::kFp32,
+                          .max_batch = o_.batch,
+                          .max_seq = o_.seq,
+                          .optimizer = {.weight_decay = 0.01, .max_norm = 1}},
+                         backend_, {}, &kept_.home()));
+    engine::initialise(*engine_, backend_, 0);
+    engine_->state_loaded();
+    return kept_.replicate(*engine_, *world_[0]);
   }
 
-  // Runs one step on random tokens; returns its seconds and sets phases().
-  double step(int64_t number) {
-    make_tokens(number);
-    const auto tokens = static_cast<double>(o_.batch * o_.seq);
+  Status step(bool measured) {
     backend_.reset();
-    phases_.clear();
     const int64_t start = monotonic_ns();
-    model::ResidentHooks hooks(shard_, grads_.span());
-    phase("forward", [&] {
-      loss_ = stage_->forward(
-          0, {inputs_.data(), targets_.data(), o_.batch, o_.seq}, nullptr,
-          hooks);
-    });
-    phase("backward",
-          [&] { stage_->backward(0, 1.0 / tokens, nullptr, hooks); });
-    double norm = 0;
-    phase("clip", [&] {
-      norm = std::sqrt(
-          backend_.sum_of_squares(table_.num_elements(), grads_.data()));
-    });
-    phase("adamw", [&] { update(number, std::min(1.0, 1.0 / (norm + 1e-6))); });
-    phase("load",
-          [&] { model::load_weights(*stage_, shard_, now().p.span()); });
-    loss_ /= tokens;
-    return seconds_since(start);
+    ASSIGN_OR_RETURN(const engine::StepResult r,
+                     engine_->run({.lr = 1e-4,
+                                   .microbatches = batch_.list(),
+                                   .global_tokens = o_.batch * o_.seq}));
+    const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
+    if (engine_->step() == 1) first_loss_ = r.loss;
+    if (!measured) return ok_status();
+    steps_.push_back(seconds);
+    const engine::StepTimes& t = r.times;
+    phases_["forward and backward"] += t.compute;
+    phases_["clip, AdamW, load"] += t.update;
+    phases_["rest"] += seconds - t.compute - t.update;
+    for (const auto& [name, c] : backend_.costs()) {
+      OperationCost& sum = operations_[name];
+      sum.seconds += c.seconds;
+      sum.flops += c.flops;
+      sum.bytes += c.bytes;
+    }
+    for (const auto& [shape, use] : backend_.gemms()) {
+      gemms_[shape].calls += use.calls;
+      gemms_[shape].seconds += use.seconds;
+    }
+    return ok_status();
   }
 
-  const ParamTable& table() const { return table_; }
-  const std::map<std::string, double>& phases() const { return phases_; }
-  double loss() const { return loss_; }
-  uint64_t bytes() const {
-    const auto m = stage_->memory();
-    return m.weights + m.activations + m.buffers;
+  const std::map<GemmShape, GemmUse>& gemms() const { return gemms_; }
+
+  // REQUIRES: a step was measured.
+  void fill(Report& r) const {
+    const auto n = static_cast<double>(steps_.size());
+    r.step_s = {median(steps_, 0.25), median(steps_), median(steps_, 0.75)};
+    r.first_loss = first_loss_;
+    const board::Memory m = engine_->memory();
+    r.engine_bytes =
+        m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
+    for (const auto& [name, s] : phases_) r.phases_s[name] = s / n;
+    for (const auto& [name, c] : operations_)
+      r.operations[name] = {
+          .seconds = c.seconds / n, .flops = c.flops / n, .bytes = c.bytes / n};
+    for (const auto& [shape, use] : gemms_) {
+      r.gemms[shape].calls = static_cast<double>(use.calls) / n;
+      r.gemms[shape].seconds = use.seconds / n;
+    }
   }
 
  private:
-  State& now() { return flipped_ ? b_ : a_; }
-  State& next() { return flipped_ ? a_ : b_; }
-
-  void update(int64_t number, double grad_scale) {
-    kernels::AdamWOptions adamw{.lr = 1e-4,
-                                .step = number + 1,
-                                .grad_scale = grad_scale,
-                                .clear_grad = true};
-    for (size_t i = 0; i < table_.size(); ++i) {
-      adamw.weight_decay = table_[i].decay ? 0.01 : 0.0;
-      const int64_t at = table_.offset(i);
-      backend_.adamw(adamw, table_[i].numel(), grads_.data() + at,
-                     now().p.data() + at, now().m.data() + at,
-                     now().v.data() + at, next().p.data() + at,
-                     next().m.data() + at, next().v.data() + at);
-    }
-    flipped_ = !flipped_;
-  }
-
-  void make_tokens(int64_t number) {
-    const int64_t vocab = table_.config().vocab_size;
-    inputs_.clear();
-    targets_.clear();
-    for (int64_t b = 0; b < o_.batch; ++b)
-      for (int64_t t = 0; t < o_.seq; ++t) {
-        const auto token = [&](int64_t at) {
-          return static_cast<int32_t>(
-              random_u64(1, static_cast<uint64_t>(number * o_.batch + b),
-                         static_cast<uint64_t>(at)) %
-              static_cast<uint64_t>(vocab));
-        };
-        inputs_.push_back(token(t));
-        targets_.push_back(token(t + 1));
-      }
-  }
-
-  template <typename F>
-  void phase(const char* name, const F& f) {
-    const int64_t start = monotonic_ns();
-    f();
-    phases_[name] += seconds_since(start);
-  }
-
-  Options o_;
-  ParamTable table_;
-  geometry::ShardTable shard_;
+  const Options& o_;
+  const ParamTable& table_;
   ProfilingBackend& backend_;
-  State a_, b_;
-  Flat grads_;
-  bool flipped_ = false;
-  std::unique_ptr<model::Stage> stage_;
-  std::vector<int32_t> inputs_, targets_;
+  const std::vector<std::unique_ptr<comm::Comm>> world_;
+  std::unique_ptr<comm::Mesh> mesh_;
+  Kept kept_;
+  const RandomBatch batch_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<double> steps_;
   std::map<std::string, double> phases_;
-  double loss_ = 0;
+  std::map<std::string, OperationCost> operations_;
+  std::map<GemmShape, GemmUse> gemms_;
+  double first_loss_ = 0;
 };
 
-// tokens/s of the peer program, or 0 if it failed.
-double run_peer(const Options& o) {
-  const std::string command = fmt::format(
-      "/usr/bin/python3 '{}' --size {} --batch {} --seq {} "
-      "--threads {} --steps {}{}",
-      o.peer, o.size, o.peer_batch, o.seq, o.threads, o.peer_steps,
-      o.dtype == "bf16" ? " --bf16" : "");
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  if (pipe == nullptr) return 0;
-  std::string text;
-  char buffer[512];
-  while (std::fgets(buffer, sizeof(buffer), pipe) != nullptr) text += buffer;
-  const int status = ::pclose(pipe);
-  std::smatch match;
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 ||
-      !std::regex_search(text, match, std::regex("tokens/s=([0-9.]+)")))
-    return 0;
-  return std::stod(match[1]);
+// The rates of each GEMM, one entry per round.
+using RoundRates = std::map<GemmShape, std::vector<GemmRates>>;
+
+GemmRates median_of(const std::vector<GemmRates>& rounds) {
+  const auto over = [&](double GemmRates::*way) {
+    std::vector<double> v;
+    for (const GemmRates& r : rounds) v.push_back(r.*way);
+    return median(std::move(v));
+  };
+  return {.plain = over(&GemmRates::plain),
+          .packed = over(&GemmRates::packed),
+          .own = over(&GemmRates::own)};
+}
+
+// Sets peer and peer_note.
+class Peer {
+ public:
+  Peer(const Options& o, kernels::Backend& backend) : o_(o) {
+    if (o.peer.empty()) {
+      note_ = "--peer names none";
+      return;
+    }
+    const auto blas = find_blas(o.threads);
+    if (!blas.ok()) {
+      note_ = blas.status().message();
+      return;
+    }
+    constexpr int64_t kSize = 1024;
+    note_ = blas_problem(
+        *blas, gemm_rates(backend, {.rows = kSize, .out = kSize, .in = kSize},
+                          kGemmRepeats)
+                   .plain);
+    wanted_ = note_.empty();
+    if (wanted_)
+      note_ = fmt::format("its fp32 products {:.1f} GFLOP/s, {}",
+                          blas->sgemm_rate / 1e9, blas->libraries);
+  }
+  Status run() {
+    if (!wanted_) return ok_status();
+    ASSIGN_OR_RETURN(const double rate, run_peer({.file = o_.peer,
+                                                  .size = o_.size,
+                                                  .batch = o_.batch,
+                                                  .seq = o_.seq,
+                                                  .threads = o_.threads,
+                                                  .steps = o_.peer_steps,
+                                                  .bf16 = o_.bf16()}));
+    rates_.push_back(rate);
+    return ok_status();
+  }
+  void fill(Report& r) const {
+    r.peer_note = note_;
+    if (!rates_.empty()) r.peer = median(rates_);
+  }
+
+ private:
+  const Options& o_;
+  bool wanted_ = false;
+  std::string note_;
+  std::vector<double> rates_;
+};
+
+Result<Report> measure(const Options& o) {
+  const auto table = ParamTable::make(models().at(o.size));
+  const auto backend = kernels::make_cpu_backend(o.threads);
+  const auto profiler = make_profiling_backend(*backend);
+  Trainer trainer(table, o, *profiler);
+  RETURN_IF_ERROR(trainer.make());
+  Peer peer(o, *backend);
+  const auto tokens = static_cast<double>(o.batch * o.seq);
+  Report report{.size = o.size,
+                .dtype = o.dtype,
+                .backend = backend->description(),
+                .cpu = cpu_class(),
+                .batch = o.batch,
+                .seq = o.seq,
+                .threads = o.threads,
+                .parameters = table.num_elements(),
+                .tokens = tokens,
+                .flops = tokens * geometry::flops_per_token(table, o.seq)};
+  RoundRates rates;
+  for (int round = 0; round < o.rounds; ++round) {
+    // The first step of a round finds cold caches.
+    for (int i = 0; i < o.steps; ++i) RETURN_IF_ERROR(trainer.step(i > 0));
+    for (const auto& [shape, use] : trainer.gemms())
+      rates[shape].push_back(gemm_rates(*backend, shape, kGemmRepeats));
+    report.bandwidth =
+        std::max(report.bandwidth, memory_bandwidth(o.threads, 3));
+    RETURN_IF_ERROR(peer.run());
+  }
+  trainer.fill(report);
+  for (const auto& [shape, r] : rates) report.gemms[shape].rates = median_of(r);
+  peer.fill(report);
+  return report;
 }
 
 int run(const Options& o) {
-  const ModelConfig& config = models().at(o.size);
-  const Dtype d = o.dtype == "bf16" ? Dtype::kBf16 : Dtype::kFp32;
-  const auto backend = kernels::make_cpu_backend(o.threads);
-  const auto profiler = make_profiling_backend(*backend);
-  Trainer trainer(config, o, *profiler);
-  const auto tokens = static_cast<double>(o.batch * o.seq);
-  Report report{
-      .size = o.size,
-      .dtype = o.dtype,
-      .backend = backend->description(),
-      .batch = o.batch,
-      .seq = o.seq,
-      .threads = o.threads,
-      .parameters = trainer.table().num_elements(),
-      .tokens = tokens,
-      .flops = tokens * geometry::flops_per_token(trainer.table(), o.seq)};
-  int64_t number = 0;
-  for (int round = 0; round < o.rounds; ++round) {
-    // The very first step compiles GEMMs and touches memory.
-    for (int i = 0; i < (round == 0 ? o.steps : o.steps - 1); ++i) {
-      const double s = trainer.step(number++);
-      if (number == 1 || s >= report.step_s) continue;
-      report.step_s = s;
-      report.phases_s = trainer.phases();
-      report.operations = profiler->costs();
-    }
-    report.gemm_rate = std::max(
-        report.gemm_rate,
-        kernels::plain_gemm_rate(o.threads, d, o.batch * o.seq,
-                                 2 * config.hidden_dim, config.dim, 5));
-    report.bandwidth =
-        std::max(report.bandwidth, kernels::memory_bandwidth(o.threads, 3));
-    if (!o.peer.empty()) report.peer = std::max(report.peer, run_peer(o));
-  }
-  report.loss = trainer.loss();
-  report.stage_bytes = trainer.bytes();
-  report.has_peer = !o.peer.empty();
-  report.peer_batch = o.peer_batch;
-  if (o.json)
-    print_json(report);
-  else
-    print_text(report);
-  if (report.has_peer && report.peer == 0) {
-    fmt::print(stderr, "bench_step: the peer program {} failed\n", o.peer);
+  const auto report = measure(o);
+  if (!report.ok()) {
+    fmt::print(stderr, "bench_step: {}\n", report.status().message());
     return kExitFailed;
   }
+  if (o.json)
+    print_json(*report);
+  else
+    print_text(*report);
   Targets targets(o.smoke);
-  targets.require("the loss is a number", std::isfinite(report.loss));
+  targets.require(
+      "the first loss is that of guessing",
+      std::abs(report->first_loss - std::log(models().at(o.size).vocab_size)) <
+          kLossOfGuessing);
+  double gemm_flops = 0;
+  for (const auto& [shape, g] : report->gemms)
+    gemm_flops += g.calls * shape.flops();
+  targets.require("the GEMMs are most of the model's FLOPs",
+                  gemm_flops > kLeastGemms * report->flops);
+  targets.at_least("share of the best GEMM rate", kGemmShare,
+                   report->gemm_share());
+  if (report->peer > 0)
+    targets.at_least("ratio to the peer",
+                     o.bf16() ? kPeerRatioBf16 : kPeerRatioFp32,
+                     report->rate() / report->peer);
   return targets.report(stderr);
 }
 
@@ -320,13 +327,8 @@ int main(int argc, char** argv) {
          "PyTorch program to run for comparison, with the same arguments")
       ->check(CLI::ExistingFile);
   app.add_option("--peer-steps", o.peer_steps,
-                 "Steps of the peer per round; 0: as --steps, but 2 in fp32, "
-                 "where a PyTorch without BLAS takes minutes")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
-  app.add_option("--peer-batch", o.peer_batch,
-                 "Sequences per step of the peer; 0: as --batch, but 1 in fp32")
-      ->check(CLI::Range(0, 65536))
+                 "Steps of the peer per round; the first is warm-up")
+      ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
@@ -335,9 +337,7 @@ int main(int argc, char** argv) {
     o.batch = 2;
     o.seq = 32;
     o.steps = 2;
+    o.rounds = 1;
   }
-  const bool slow_peer = o.dtype == "fp32";
-  if (o.peer_steps == 0) o.peer_steps = slow_peer ? 2 : o.steps;
-  if (o.peer_batch == 0) o.peer_batch = slow_peer ? 1 : o.batch;
   return remesh::bench::run(o);
 }

@@ -19,8 +19,10 @@ class Profiler final : public ProfilingBackend {
     return costs_;
   }
   void reset() override {
-    for (auto& [name, cost] : costs_) cost = {};
+    costs_.clear();
+    gemms_.clear();
   }
+  const std::map<GemmShape, GemmUse>& gemms() const override { return gemms_; }
 
   const char* name() const override { return b_.name(); }
   const char* description() const override { return b_.description(); }
@@ -45,29 +47,36 @@ class Profiler final : public ProfilingBackend {
     timed("load_weight", load_cost(w), [&] { b_.load_weight(w, master); });
   }
   void linear(const Weight& w, const void* x, int64_t rows, void* y) override {
-    timed("gemm_forward", gemm_cost(w, rows, w.dtype()),
-          [&] { b_.linear(w, x, rows, y); });
+    gemm("gemm_forward", shape_of(GemmPass::kForward, w, rows, w.dtype()),
+         [&] { b_.linear(w, x, rows, y); });
   }
   void linear_fp32(const Weight& w, const void* x, int64_t rows,
                    float* y) override {
-    timed("gemm_forward", gemm_cost(w, rows, Dtype::kFp32),
-          [&] { b_.linear_fp32(w, x, rows, y); });
+    gemm("gemm_forward", shape_of(GemmPass::kForward, w, rows, Dtype::kFp32),
+         [&] { b_.linear_fp32(w, x, rows, y); });
   }
   void linear_backward_input(const Weight& w, const void* dy, int64_t rows,
                              void* dx) override {
-    timed("gemm_input", gemm_cost(w, rows, w.dtype()),
-          [&] { b_.linear_backward_input(w, dy, rows, dx); });
+    gemm("gemm_input", shape_of(GemmPass::kInput, w, rows, w.dtype()),
+         [&] { b_.linear_backward_input(w, dy, rows, dx); });
   }
   void linear_backward_input_fp32(const Weight& w, const void* dy, int64_t rows,
                                   bool add, float* dx) override {
-    timed("gemm_input", gemm_cost(w, rows, Dtype::kFp32),
-          [&] { b_.linear_backward_input_fp32(w, dy, rows, add, dx); });
+    gemm("gemm_input", shape_of(GemmPass::kInput, w, rows, Dtype::kFp32, add),
+         [&] { b_.linear_backward_input_fp32(w, dy, rows, add, dx); });
   }
   void linear_backward_weight(Dtype d, const void* dy, const void* x,
                               int64_t rows, int64_t out, int64_t in,
                               float* dw) override {
-    timed("gemm_weight", weight_cost(d, rows, out, in),
-          [&] { b_.linear_backward_weight(d, dy, x, rows, out, in, dw); });
+    gemm("gemm_weight",
+         {.pass = GemmPass::kWeight,
+          .rows = rows,
+          .out = out,
+          .in = in,
+          .operands = d,
+          .result = Dtype::kFp32,
+          .add = true},
+         [&] { b_.linear_backward_weight(d, dy, x, rows, out, in, dw); });
   }
   void rmsnorm(Dtype d, const float* x, const float* branch,
                const float* weight, double eps, int64_t rows, int64_t dim,
@@ -240,18 +249,27 @@ class Profiler final : public ProfilingBackend {
   static double elements(int64_t rows, int64_t cols) {
     return static_cast<double>(rows) * static_cast<double>(cols);
   }
-  static OperationCost gemm_cost(const Weight& w, int64_t rows, Dtype out) {
-    // The input has the dtype of `w`; the output may be fp32.
-    return {.flops = 2 * elements(rows, w.out()) * static_cast<double>(w.in()),
-            .bytes = elements(rows, w.in()) * size(w.dtype()) +
-                     elements(rows, w.out()) * size(out) +
-                     elements(w.out(), w.in()) * size(w.dtype())};
+  static GemmShape shape_of(GemmPass pass, const Weight& w, int64_t rows,
+                            Dtype result, bool add = false) {
+    return {.pass = pass,
+            .rows = rows,
+            .out = w.out(),
+            .in = w.in(),
+            .operands = w.dtype(),
+            .result = result,
+            .add = add};
   }
-  static OperationCost weight_cost(Dtype d, int64_t rows, int64_t out,
-                                   int64_t in) {
-    return {
-        .flops = 2 * elements(rows, out) * static_cast<double>(in),
-        .bytes = elements(rows, out + in) * size(d) + 8 * elements(out, in)};
+  // Each operand once, and the result twice where it is added to.
+  static OperationCost gemm_cost(const GemmShape& s) {
+    const double x = elements(s.rows, s.in);
+    const double y = elements(s.rows, s.out);
+    const double w = elements(s.out, s.in);
+    const double result = s.pass == GemmPass::kForward ? y
+                          : s.pass == GemmPass::kInput ? x
+                                                       : w;
+    return {.flops = s.flops(),
+            .bytes = (x + y + w - result) * size(s.operands) +
+                     result * size(s.result) * (s.add ? 2 : 1)};
   }
   static OperationCost load_cost(const Weight& w) {
     // An fp32 weight may be used in place.
@@ -271,18 +289,28 @@ class Profiler final : public ProfilingBackend {
   }
 
   template <typename F>
-  void timed(const char* kind, const OperationCost& cost, const F& f) {
+  double timed(const char* kind, const OperationCost& cost, const F& f) {
     const int64_t start = monotonic_ns();
     f();
     b_.synchronize();
+    const double seconds = static_cast<double>(monotonic_ns() - start) * 1e-9;
     OperationCost& sum = costs_[kind];
-    sum.seconds += static_cast<double>(monotonic_ns() - start) * 1e-9;
+    sum.seconds += seconds;
     sum.flops += cost.flops;
     sum.bytes += cost.bytes;
+    return seconds;
+  }
+
+  template <typename F>
+  void gemm(const char* kind, const GemmShape& shape, const F& f) {
+    GemmUse& use = gemms_[shape];
+    ++use.calls;
+    use.seconds += timed(kind, gemm_cost(shape), f);
   }
 
   Backend& b_;
   std::map<std::string, OperationCost> costs_;
+  std::map<GemmShape, GemmUse> gemms_;
 };
 
 }  // namespace

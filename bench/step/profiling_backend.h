@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "bench/step/yardstick.h"
 #include "worker/kernels/backend.h"
 
 namespace remesh::bench {
@@ -20,10 +21,17 @@ struct OperationCost {
   double bytes = 0;
 };
 
+struct GemmUse {
+  int64_t calls = 0;
+  double seconds = 0;
+};
+
 class ProfilingBackend : public kernels::Backend {
  public:
   // By kind of operation.
   virtual const std::map<std::string, OperationCost>& costs() const = 0;
+  // The GEMMs with weights, by shape.
+  virtual const std::map<GemmShape, GemmUse>& gemms() const = 0;
   virtual void reset() = 0;
 };
 

@@ -2,67 +2,175 @@
 
 #include <immintrin.h>
 
-#include <algorithm>
+#include <cstring>
+#include <dnnl.hpp>
+#include <functional>
+#include <unordered_map>
+#include <vector>
 
+#include "bench/median.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "worker/kernels/cpu/onednn_gemm.h"
 #include "worker/kernels/cpu/parallel.h"
 #include "worker/kernels/host_memory.h"
 
-namespace remesh::kernels {
+namespace remesh::bench {
 namespace {
 
+using kernels::Backend;
+using kernels::Dtype;
+using kernels::GemmKey;
+using kernels::HostBlock;
+using kernels::parallel_ranges;
+
 HostBlock block(int64_t bytes) {
-  HostBlock b(host_allocate(static_cast<size_t>(bytes)));
+  HostBlock b(kernels::host_allocate(static_cast<size_t>(bytes)));
   CHECK_MSG(b != nullptr, "no memory for a measurement");
+  // Zeros would need less power. Read as fp32 or bf16 this is 0.75.
+  std::memset(b.get(), 0x3f, static_cast<size_t>(bytes));
   return b;
 }
 
-template <typename F>
-double seconds(const F& f) {
+double seconds(const std::function<void()>& f) {
   const int64_t start = monotonic_ns();
   f();
   return static_cast<double>(monotonic_ns() - start) * 1e-9;
 }
 
+dnnl::memory::desc matrix(int64_t rows, int64_t cols, Dtype d,
+                          dnnl::memory::format_tag tag) {
+  return {{rows, cols},
+          d == Dtype::kFp32 ? dnnl::memory::data_type::f32
+                            : dnnl::memory::data_type::bf16,
+          tag};
+}
+
+// A oneDNN GEMM whose second operand has the layout that oneDNN prefers.
+class PackedGemm {
+ public:
+  PackedGemm(const GemmKey& key, void* a, void* b, void* c) {
+    using Tag = dnnl::memory::format_tag;
+    dnnl::primitive_attr attributes;
+    if (key.add) {
+      dnnl::post_ops ops;
+      ops.append_sum(1.0F);
+      attributes.set_post_ops(ops);
+    }
+    const dnnl::matmul::primitive_desc pd(
+        dnnl::matmul::desc(matrix(key.m, key.k, key.in, Tag::ab),
+                           matrix(key.k, key.n, key.in, Tag::any),
+                           matrix(key.m, key.n, key.out, Tag::ab)),
+        attributes, engine_);
+    gemm_ = dnnl::matmul(pd);
+    const dnnl::memory packed(pd.weights_desc(), engine_);
+    dnnl::memory rows(
+        matrix(key.k, key.n, key.in, key.b_transposed ? Tag::ba : Tag::ab),
+        engine_, b);
+    dnnl::memory to = packed;
+    dnnl::reorder(rows, to).execute(stream_, rows, to);
+    arguments_ = {{DNNL_ARG_SRC, {pd.src_desc(), engine_, a}},
+                  {DNNL_ARG_WEIGHTS, packed},
+                  {DNNL_ARG_DST, {pd.dst_desc(), engine_, c}}};
+    stream_.wait();
+  }
+  void run() {
+    gemm_.execute(stream_, arguments_);
+    stream_.wait();
+  }
+
+ private:
+  dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
+  dnnl::stream stream_{engine_};
+  dnnl::matmul gemm_;
+  std::unordered_map<int, dnnl::memory> arguments_;
+};
+
+GemmKey key_of(const GemmShape& s) {
+  GemmKey key{.in = s.operands, .out = s.result, .add = s.add};
+  switch (s.pass) {
+    case GemmPass::kForward:
+      key.m = s.rows, key.n = s.out, key.k = s.in;
+      key.b_transposed = true;
+      break;
+    case GemmPass::kInput:
+      key.m = s.rows, key.n = s.in, key.k = s.out;
+      break;
+    case GemmPass::kWeight:
+      key.m = s.out, key.n = s.in, key.k = s.rows;
+      key.a_transposed = true;
+      break;
+  }
+  return key;
+}
+
+// One call of the backend's own operation.
+void run_own(Backend& b, const GemmShape& s, const kernels::Weight& w, void* x,
+             void* y, void* dw) {
+  const bool fp32 = s.result == Dtype::kFp32 && s.operands != Dtype::kFp32;
+  switch (s.pass) {
+    case GemmPass::kForward:
+      if (fp32)
+        b.linear_fp32(w, x, s.rows, static_cast<float*>(y));
+      else
+        b.linear(w, x, s.rows, y);
+      break;
+    case GemmPass::kInput:
+      if (fp32 || s.add)
+        b.linear_backward_input_fp32(w, y, s.rows, s.add,
+                                     static_cast<float*>(x));
+      else
+        b.linear_backward_input(w, y, s.rows, x);
+      break;
+    case GemmPass::kWeight:
+      b.linear_backward_weight(s.operands, y, x, s.rows, s.out, s.in,
+                               static_cast<float*>(dw));
+      break;
+  }
+  b.synchronize();
+}
+
 }  // namespace
 
-double plain_gemm_rate(int threads, Dtype d, int64_t rows, int64_t out,
-                       int64_t in, int repeats) {
-  const auto size = static_cast<int64_t>(dtype_size(d));
-  const HostBlock x = block(rows * in * size);
-  const HostBlock y = block(rows * out * size);
-  const HostBlock w = block(out * in * size);
-  const HostBlock dw = block(out * in * 4);
-  OnednnGemm gemm;
+GemmRates gemm_rates(Backend& backend, const GemmShape& s, int repeats) {
+  constexpr auto kMost = static_cast<int64_t>(sizeof(float));
+  const HostBlock x = block(s.rows * s.in * kMost);
+  const HostBlock y = block(s.rows * s.out * kMost);
+  const HostBlock master = block(s.out * s.in * kMost);
+  const HostBlock dw = block(s.out * s.in * kMost);
+  const auto weight = backend.make_weight(s.operands, s.out, s.in);
+  CHECK_MSG(weight != nullptr, "no memory for a measurement");
+  backend.load_weight(*weight, static_cast<const float*>(master.get()));
   const int before = omp_get_max_threads();
-  omp_set_num_threads(threads);
-  double best = 1e30;
-  for (int i = 0; i <= repeats; ++i) {
-    const double s = seconds([&] {
-      gemm.run({.m = rows,
-                .n = out,
-                .k = in,
-                .in = d,
-                .out = d,
-                .b_transposed = true},
-               x.get(), w.get(), y.get());
-      gemm.run({.m = rows, .n = in, .k = out, .in = d, .out = d}, y.get(),
-               w.get(), x.get());
-      gemm.run({.m = out,
-                .n = in,
-                .k = rows,
-                .in = d,
-                .out = Dtype::kFp32,
-                .a_transposed = true,
-                .add = true},
-               y.get(), x.get(), dw.get());
-    });
-    if (i > 0) best = std::min(best, s);  // the first compiles
-  }
+  omp_set_num_threads(backend.threads());
+
+  // The pattern of block() is the same in bf16, so the master serves as both.
+  void* const a = s.pass == GemmPass::kForward ? x.get() : y.get();
+  void* const b = s.pass == GemmPass::kWeight ? x.get() : master.get();
+  void* const c = s.pass == GemmPass::kForward ? y.get()
+                  : s.pass == GemmPass::kInput ? x.get()
+                                               : dw.get();
+  const GemmKey key = key_of(s);
+  kernels::OnednnGemm plain;
+  std::unique_ptr<PackedGemm> packed;
+  if (s.pass != GemmPass::kWeight)  // there the operands are no weights
+    packed = std::make_unique<PackedGemm>(key, a, b, c);
+  const std::vector<std::function<void()>> ways = {
+      [&] { plain.run(key, a, b, c); },
+      [&] {
+        if (packed != nullptr) packed->run();
+      },
+      [&] { run_own(backend, s, *weight, x.get(), y.get(), dw.get()); }};
+  std::vector<std::vector<double>> times(ways.size());
+  for (int i = -1; i < repeats; ++i)
+    for (size_t w = 0; w < ways.size(); ++w) {
+      const double t = seconds(ways[w]);
+      if (i >= 0) times[w].push_back(t);  // the first compiles
+    }
   omp_set_num_threads(before);
-  return 6.0 * static_cast<double>(rows * out * in) / best;
+  return {.plain = s.flops() / median(times[0]),
+          .packed = packed != nullptr ? s.flops() / median(times[1]) : 0,
+          .own = s.flops() / median(times[2])};
 }
 
 double memory_bandwidth(int threads, int repeats) {
@@ -102,4 +210,4 @@ double memory_bandwidth(int threads, int repeats) {
   return best;
 }
 
-}  // namespace remesh::kernels
+}  // namespace remesh::bench
