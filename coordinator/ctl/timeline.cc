@@ -356,11 +356,13 @@ std::string trace_report(const std::vector<RankTrace>& ranks) {
     out += "bubble: " + bubble.status().message() + "\n";
   } else if (bubble->steps > 0) {
     out += fmt::format(
-        "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % "
-        "scheduled,\n{:.1f} % with each stage's mean times, {:.1f} % with "
-        "each pass's own time\n({}, {} microbatches; forward {:.2f} ms, "
-        "backward {:.2f} ms{})\n",
-        100 * bubble->measured, 100 * bubble->scheduled, 100 * bubble->uneven,
+        "pipeline idle from first to last pass: {:.1f} % measured, {:.1f} % by "
+        "the schedule\nwith all passes alike, ratio {:.2f}\n"
+        "(a replay of this trace, no prediction: {:.1f} % with each stage's "
+        "mean times,\n{:.1f} % with the time of each pass)\n"
+        "({}, {} microbatches; forward {:.2f} ms, backward {:.2f} ms{})\n",
+        100 * bubble->measured, 100 * bubble->scheduled,
+        bubble->measured / bubble->scheduled, 100 * bubble->uneven,
         100 * bubble->replayed, ranks[0].schedule, ranks[0].microbatches,
         1e3 * bubble->costs.forward, 1e3 * bubble->costs.backward,
         bubble->costs.weight > 0
