@@ -3,7 +3,8 @@
 //
 // The times of steps are those of metrics.jsonl, taken by rank 0 when it has
 // computed the step; the time of a fault is taken right before kill(2), that of
-// a command right before it is started.
+// a command right before it is started. Lost steps are those that metrics.jsonl
+// has and rank 0 makes again, according to its log.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -30,6 +31,9 @@ constexpr double kPauseS = 0.5;
 constexpr double kFoundSlackS = 0.3;  // a few reports
 constexpr double kPeerRatio = 6;
 constexpr double kGapRatio = 1.5;
+constexpr double kJoinRatio = 2;  // worst pause over the median
+// torchrun polls its workers: by default rarely, and as often as it may.
+constexpr const char* kPeerIntervals[] = {"5", "0.1"};
 
 struct Arguments {
   int trials = 20;
@@ -108,30 +112,27 @@ void print_row(const Row& row, size_t trials, const Outcome& o) {
   std::fflush(stdout);
 }
 
-// Median and worst of torchrun's recoveries, which the peer program prints.
-Summary run_peer(const std::string& file) {
+// torchrun's recoveries, which the peer program prints.
+Summary run_peer(const std::string& file, const std::string& interval_s) {
   const std::string python = "/usr/bin/python3";
-  if (testing::run_program({python, "-c", "import torch"}, 60'000).exit.code !=
-      0) {
-    fmt::print("torchrun: skipped, {} has no torch\n", python);
-    return {};
-  }
-  const testing::Finished f =
-      testing::run_program({python, file, "drive"}, kPeerMs);
+  const testing::Finished f = testing::run_program(
+      {python, file, "drive"}, kPeerMs, {{"MON", interval_s}});
   std::vector<double> seconds;
   for (const std::string& line : testing::split_lines(f.output))
     if (line.starts_with("recovery "))
       seconds.push_back(std::atof(line.c_str() + 9));
   const Summary s = summarize(seconds);
-  if (seconds.empty()) {
+  if (seconds.empty())
     fmt::print("torchrun: {} printed no recovery:\n{}", file,
                testing::tail(f.output, 5));
-  } else {
-    fmt::print("{:<20} {:>6} {:>8.3f} {:>8.3f}\n", "torchrun rank killed",
-               seconds.size(), s.median, s.worst);
-  }
+  else
+    fmt::print("{:<20} {:>6} {:>8.3f} {:>8.3f}   monitor interval {} s\n",
+               "torchrun rank killed", seconds.size(), s.median, s.worst,
+               interval_s);
   return s;
 }
+
+using Peers = std::map<std::string, Summary>;  // by monitor interval
 
 bool wanted(const Arguments& a, const std::string& row) {
   return a.rows.empty() ||
@@ -165,11 +166,13 @@ bool run_coordinator_row(const Arguments& a, Bench* bench, Targets& targets) {
 
 void print_head(const Arguments& a) {
   fmt::print(
-      "bench_elastic: {} workers with one rank each on {} cores, 0.1 M "
-      "parameters, ZeRO-{},\ncheckpoint every {} steps, elastic.dead_after_ms "
+      "bench_elastic: {} workers with one rank each on {} cores, {}, "
+      "ZeRO-{},\ncheckpoint every {} steps, elastic.dead_after_ms "
       "{}, elastic.hang_after_s {}, {} trials\nper row\n\n",
-      a.bench.workers, std::thread::hardware_concurrency(), a.bench.zero_stage,
-      a.bench.interval, a.bench.dead_after_ms, a.bench.hang_after_s, a.trials);
+      a.bench.workers, std::thread::hardware_concurrency(),
+      a.bench.model.empty() ? "0.1 M parameters" : a.bench.model,
+      a.bench.zero_stage, a.bench.interval, a.bench.dead_after_ms,
+      a.bench.hang_after_s, a.trials);
   fmt::print("{:<20} {:>6} {:>17} {:>17} {:>5} {:>6}\n", "", "",
              "to the next step", "no step finished", "lost", "");
   fmt::print("{:<20} {:>6} {:>8} {:>8} {:>8} {:>8} {:>5} {:>6}   {}\n", "fault",
@@ -203,7 +206,7 @@ void judge_faults(const Outcomes& outcomes, Targets& targets) {
   }
 }
 
-void judge(const Arguments& a, const Outcomes& outcomes, const Summary& peer,
+void judge(const Arguments& a, const Outcomes& outcomes, const Peers& peers,
            Targets& targets) {
   judge_faults(outcomes, targets);
   if (const auto o = outcomes.find("stopped"); o != outcomes.end())
@@ -217,10 +220,16 @@ void judge(const Arguments& a, const Outcomes& outcomes, const Summary& peer,
     if (row != "silent")
       targets.require(row + ": no finished step is lost", o.lost.worst == 0);
   }
+  if (const auto o = outcomes.find("join"); o != outcomes.end())
+    targets.at_most("join: worst pause of training over the median", kJoinRatio,
+                    o->second.pause.worst / o->second.pause.median);
   const auto rank = outcomes.find("rank");
-  if (rank != outcomes.end() && peer.median > 0)
-    targets.at_least("rank: torchrun's time over remesh's", kPeerRatio,
-                     peer.median / rank->second.next.median);
+  for (const auto& [interval, peer] : peers)
+    if (rank != outcomes.end())
+      targets.at_least(
+          fmt::format("rank: torchrun's time at {} s over remesh's", interval),
+          interval == kPeerIntervals[0] ? kPeerRatio : 1,
+          peer.median / rank->second.next.median);
 }
 
 int run(const Arguments& a) {
@@ -242,16 +251,23 @@ int run(const Arguments& a) {
       outcomes[row.name] = outcome_of(trials, bench.median_step_s(begin));
       print_row(row, trials.size(), outcomes[row.name]);
     }
+    const std::string error = bench.sequence_error();
+    targets.require("metrics.jsonl has each step once, in order: " + error,
+                    error.empty());
     const std::string parts = bench.start_parts();
     if (wanted(a, kCoordinatorRow) && !run_coordinator_row(a, &bench, targets))
       return kExitFailed;
     if (!parts.empty())
       fmt::print("\nparts of the start of the last rank: {}\n", parts);
   }
-  Summary peer;
-  if (!a.peer.empty()) peer = run_peer(a.peer);
+  Peers peers;
+  if (!a.peer.empty() && !a.bench.model.empty())
+    fmt::print("torchrun: skipped, the peer has no model of that size\n");
+  else if (!a.peer.empty())
+    for (const char* interval : kPeerIntervals)
+      peers[interval] = run_peer(a.peer, interval);
   print_notes();
-  judge(a, outcomes, peer, targets);
+  judge(a, outcomes, peers, targets);
   return targets.report();
 }
 
@@ -279,13 +295,17 @@ int main(int argc, char** argv) {
   app.add_option("--zero-stage", a.bench.zero_stage, "parallel.zero_stage")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
+  app.add_option("--model", a.bench.model,
+                 "15m, 42m or 110m instead of 0.1 M parameters")
+      ->check(CLI::IsMember({"15m", "42m", "110m"}));
   app.add_option("--rows", a.rows, "Only these rows")
       ->delimiter(',')
       ->check(CLI::IsMember({"rank", "worker", "host", "stopped", "silent",
                              "join", "drain", "scale", "coordinator"}));
   app.add_option("--peer", a.peer,
                  "Python program that measures torchrun: with the argument "
-                 "'drive' it prints lines \"recovery X s\"")
+                 "'drive' and its monitor interval in $MON it prints lines "
+                 "\"recovery X s\"")
       ->check(CLI::ExistingFile);
   app.add_flag("--smoke", a.smoke,
                "One fault in each of a few rows; no target is judged");

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <regex>
 
 #include "bench/median.h"
+#include "bench/models.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -16,7 +18,7 @@ using testing::Json;
 
 namespace {
 
-constexpr int64_t kPatienceMs = 60'000;
+constexpr int64_t kPatienceMs = 300'000;
 // The mesh runs undisturbed this long and for so many steps between faults.
 constexpr int64_t kCalmMs = 300;
 constexpr int64_t kCalmSteps = 5;
@@ -43,16 +45,32 @@ double median_or_none(std::vector<double> v) {
   return v.empty() ? -1 : bench::median(std::move(v));
 }
 
+testing::Settings settings_of(const BenchOptions& o) {
+  testing::Settings s = {
+      {"train.steps", "100000000"},
+      {"checkpoint.interval", std::to_string(o.interval)},
+      {"parallel.zero_stage", std::to_string(o.zero_stage)},
+      {"elastic.hang_after_s", fmt::format("{}", o.hang_after_s)},
+      {"elastic.dead_after_ms", std::to_string(o.dead_after_ms)}};
+  if (o.model.empty()) return s;
+  const geometry::ModelConfig& m = models().at(o.model);
+  s["model.dim"] = std::to_string(m.dim);
+  s["model.n_layers"] = std::to_string(m.n_layers);
+  s["model.n_heads"] = std::to_string(m.n_heads);
+  s["model.n_kv_heads"] = std::to_string(m.n_kv_heads);
+  s["model.hidden_dim"] = std::to_string(m.hidden_dim);
+  s["model.vocab_size"] = std::to_string(m.vocab_size);
+  // Steps that are short for the size: its state is what matters.
+  s["train.dtype"] = "\"bf16\"";
+  s["train.global_batch_size"] =
+      std::to_string(2 * (o.workers + 1));  // a microbatch for each
+  return s;
+}
+
 }  // namespace
 
 Bench::Bench(const std::string& data_path, const BenchOptions& o)
-    : cluster_(data_path,
-               {{"train.steps", "100000000"},
-                {"checkpoint.interval", std::to_string(o.interval)},
-                {"parallel.zero_stage", std::to_string(o.zero_stage)},
-                {"elastic.hang_after_s", fmt::format("{}", o.hang_after_s)},
-                {"elastic.dead_after_ms", std::to_string(o.dead_after_ms)}}),
-      workers_(o.workers) {
+    : cluster_(data_path, settings_of(o)), workers_(o.workers) {
   cluster_.start_coordinator();
   for (int i = 0; i < workers_; ++i) cluster_.start_worker({name_of(i)});
   CHECK_MSG(settle(), "the cluster does not train");
@@ -108,6 +126,14 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   const double next = time_of(metrics[at]);
   out->recovery_s = next - fault_time;
   out->pause_s = next - time_of(metrics[at - 1]);
+  const int64_t first =
+      first_step_of(metrics[at].value("generation", int64_t{0}));
+  if (first < 0) {
+    fmt::print(stderr, "rank 0 has not logged its first step\n");
+    return false;
+  }
+  out->lost_steps = std::max<int64_t>(
+      0, metrics[at - 1].value("step", int64_t{0}) + 1 - first);
   double ended = -1;
   for (const Json& e : cluster_.events()) {
     const std::string name = e.value("event", "");
@@ -116,13 +142,21 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
       ended = time_of(e);
     if (name == "mesh" && e["generation"] > generation && ended > 0 &&
         out->planned_s < 0) {
-      out->lost_steps += e.value("lost_steps", int64_t{0});
       out->noticed_s = ended - fault_time;
       out->planned_s = time_of(e) - ended;
       out->first_step_s = next - time_of(e);
     }
   }
   return true;
+}
+
+int64_t Bench::first_step_of(int64_t generation) const {
+  static const std::regex kStep(
+      "trainer: step generation=\\d+ rank=0 step=(\\d+)");
+  const std::string log = testing::read_whole(
+      fmt::format("{}/logs/gen-{}/rank-0.log", cluster_.run_dir(), generation));
+  std::smatch match;
+  return std::regex_search(log, match, kStep) ? std::stoll(match[1]) : -1;
 }
 
 pid_t Bench::some_rank(int trial) {
@@ -241,6 +275,10 @@ bool Bench::coordinator_killed(int, GapTrial* out) {
   out->longest_before_s = largest(gaps(m, t - kWindowS, t));
   out->median_s = median_or_none(gaps(m, t - kWindowS, t + kWindowS));
   return true;
+}
+
+std::string Bench::sequence_error() const {
+  return testing::sequence_error(cluster_.metrics());
 }
 
 double Bench::median_step_s(double since) const {

@@ -13,9 +13,9 @@ namespace remesh::bench {
 
 // One fault. Seconds; negative: not measured.
 struct Trial {
-  double recovery_s = -1;  // from the fault to the next finished step
-  double pause_s = -1;     // between the finished steps before and after
-  int64_t lost_steps = 0;  // recomputed
+  double recovery_s = -1;   // from the fault to the next finished step
+  double pause_s = -1;      // between the finished steps before and after
+  int64_t lost_steps = -1;  // in metrics.jsonl, and made again by rank 0
   // Parts of recovery_s.
   double noticed_s = -1;  // fault to the old generation's end
   double planned_s = -1;  // to the new generation's plan
@@ -35,6 +35,7 @@ struct BenchOptions {
   int dead_after_ms = 2000;
   double hang_after_s = 2;
   int zero_stage = 1;
+  std::string model;  // of models.h; "": 0.1 M parameters
 };
 
 class Bench {
@@ -47,7 +48,7 @@ class Bench {
   Bench& operator=(const Bench&) = delete;
 
   // Each restores the cluster to what it was. False (with the reason on stderr)
-  // if it does not recover within a minute.
+  // if it does not recover in time.
   bool rank_killed(int trial, Trial* out);
   bool worker_restarted(int trial, Trial* out);  // killed, same name again
   bool host_lost(int trial, Trial* out);         // ... and its memory is lost
@@ -58,6 +59,9 @@ class Bench {
   bool scale(int trial, Trial* out);  // down by one slot
   bool coordinator_killed(int trial, GapTrial* out);
 
+  // The first violation of the rule that metrics.jsonl has each step once and
+  // in order; "" if there is none.
+  std::string sequence_error() const;
   // Of the steps finished since that time.
   double median_step_s(double since) const;
   // How long the parts of rank 0's start took in the newest generation, from
@@ -68,6 +72,8 @@ class Bench {
   std::string name_of(int index) const;
   bool settle();
   int64_t generation() const;
+  // That rank 0 made in that generation, from its log; -1: none.
+  int64_t first_step_of(int64_t generation) const;
   pid_t some_rank(int trial);
   bool measure(double fault_time, int64_t generation, Trial* out);
 

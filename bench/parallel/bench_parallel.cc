@@ -356,7 +356,7 @@ void print_head(const Options& o) {
       "{:<18} {:>5} {:>8} {:>8} {:>8} {:>22} {:>6} {:>8} {:>9}\n",
       o.size, o.dtype, o.microbatches, o.batch, o.seq, cores(), "configuration",
       "ranks", "step_s", "threads", "ideal", "ratio (quartiles)", "limit",
-      "exposed", "bubble", "loss diff");
+      "exposed", "loss diff");
 }
 
 double bubble_ratio(const Json& r) {
