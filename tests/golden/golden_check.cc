@@ -184,7 +184,7 @@ Status train_rank(const Golden& g, const Options& o,
     const auto mbs =
         deal_step(g, s, each, layout.dp, mesh->coord().dp, tokens, targets);
     if (s == 0) RETURN_IF_ERROR(first_logits(g, *mesh, mbs, *engine, run));
-    const double lr = train::learning_rate(g.schedule, s);
+    const double lr = jobfile::learning_rate(g.schedule, s);
     ASSIGN_OR_RETURN(const engine::StepResult r,
                      engine->run({.lr = lr,
                                   .microbatches = mbs,

@@ -167,7 +167,7 @@ Status read_optimizer(const Reader& r, Golden& g) {
   RETURN_IF_ERROR(r.attribute("optimizer.total_steps", g.schedule.total_steps));
   RETURN_IF_ERROR(
       r.attribute("optimizer.min_lr_ratio", g.schedule.min_lr_factor));
-  g.schedule.decay = train::Decay::kCosine;
+  g.schedule.decay = jobfile::Decay::kCosine;
   return ok_status();
 }
 

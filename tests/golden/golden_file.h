@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "parallel/geometry/param_table.h"
+#include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/status.h"
 #include "worker/engine/optimizer.h"
-#include "worker/train/lr_schedule.h"
 
 namespace remesh::golden {
 
@@ -34,7 +34,7 @@ struct StepErrors {
 
 struct Golden {
   geometry::ModelConfig config;
-  train::LrSchedule schedule;
+  jobfile::LrSchedule schedule;
   engine::OptimizerOptions optimizer;
   int64_t steps = 0, sequences = 0, seq_len = 0;
   std::vector<int32_t> tokens;  // steps * sequences * (seq_len + 1)

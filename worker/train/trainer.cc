@@ -7,30 +7,15 @@
 #include <utility>
 
 #include "parallel/geometry/model_work.h"
+#include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/rundir/paths.h"
 #include "worker/board/step_metrics.h"
 #include "worker/train/digest.h"
 #include "worker/train/gemm_rate.h"
-#include "worker/train/lr_schedule.h"
 
 namespace remesh::train {
-namespace {
-
-Result<LrSchedule> schedule_of(const pb::Job& job) {
-  const pb::Schedule& s = job.schedule();
-  ASSIGN_OR_RETURN(const Decay decay, parse_decay(s.decay_type()));
-  return LrSchedule{.lr = job.optimizer().lr(),
-                    .warmup_steps = s.warmup_steps(),
-                    .total_steps = s.total_steps() > 0 ? s.total_steps()
-                                                       : job.train().steps(),
-                    .decay = decay,
-                    .decay_ratio = s.decay_ratio(),
-                    .min_lr_factor = s.min_lr_factor()};
-}
-
-}  // namespace
 
 Status Trainer::run() {
   log_start("exec_ms");
@@ -51,7 +36,7 @@ Status Trainer::run() {
 }
 
 Status Trainer::train() {
-  const auto schedule = schedule_of(job_);
+  const auto schedule = jobfile::lr_schedule(job_);
   if (!schedule.ok()) return fail(kExitFailed, schedule.status());
   const int64_t steps = job_.train().steps();
   bool stop = false;
@@ -66,7 +51,8 @@ Status Trainer::train() {
     board_.set_step(step);
     log_.set_step(step);
     trace(step);
-    RETURN_IF_ERROR(one_step(step, learning_rate(*schedule, step - 1), stop));
+    RETURN_IF_ERROR(
+        one_step(step, jobfile::learning_rate(*schedule, step - 1), stop));
   }
   if (tracer_->on()) trace(std::numeric_limits<int64_t>::max());
   log_.info("finished",

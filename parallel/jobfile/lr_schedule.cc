@@ -1,11 +1,11 @@
-#include "worker/train/lr_schedule.h"
+#include "parallel/jobfile/lr_schedule.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <string>
 
-namespace remesh::train {
+namespace remesh::jobfile {
 namespace {
 
 // Share of [begin, end) behind i.
@@ -54,4 +54,16 @@ Result<Decay> parse_decay(std::string_view name) {
                           "\", allowed: cosine, linear, wsd, constant");
 }
 
-}  // namespace remesh::train
+Result<LrSchedule> lr_schedule(const pb::Job& job) {
+  const pb::Schedule& s = job.schedule();
+  ASSIGN_OR_RETURN(const Decay decay, parse_decay(s.decay_type()));
+  return LrSchedule{.lr = job.optimizer().lr(),
+                    .warmup_steps = s.warmup_steps(),
+                    .total_steps = s.total_steps() > 0 ? s.total_steps()
+                                                       : job.train().steps(),
+                    .decay = decay,
+                    .decay_ratio = s.decay_ratio(),
+                    .min_lr_factor = s.min_lr_factor()};
+}
+
+}  // namespace remesh::jobfile

@@ -1,11 +1,11 @@
-#include "worker/train/lr_schedule.h"
+#include "parallel/jobfile/lr_schedule.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <numbers>
 
-namespace remesh::train {
+namespace remesh::jobfile {
 namespace {
 
 LrSchedule schedule(Decay decay) {
@@ -75,4 +75,4 @@ TEST(LrSchedule, NamesAreReadAndUnknownOnesRefused) {
 }
 
 }  // namespace
-}  // namespace remesh::train
+}  // namespace remesh::jobfile

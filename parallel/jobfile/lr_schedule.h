@@ -5,8 +5,9 @@
 #include <string_view>
 
 #include "proto/base/status.h"
+#include "proto/job.pb.h"
 
-namespace remesh::train {
+namespace remesh::jobfile {
 
 enum class Decay { kConstant, kCosine, kLinear, kWsd };
 
@@ -34,4 +35,7 @@ double learning_rate(const LrSchedule& schedule, int64_t i);
 // Fails on an unknown name, listing the known ones.
 Result<Decay> parse_decay(std::string_view name);
 
-}  // namespace remesh::train
+// The schedule of a resolved job.
+Result<LrSchedule> lr_schedule(const pb::Job& job);
+
+}  // namespace remesh::jobfile
