@@ -19,8 +19,9 @@
 namespace remesh::wire {
 namespace {
 
-// "RMSH", wire version 1, three zero bytes.
-constexpr std::array<char, 8> kHead = {'R', 'M', 'S', 'H', 1, 0, 0, 0};
+// "RMSH", wire version, three zero bytes.
+constexpr std::array<char, 8> kHead = {'R', 'M', 'S', 'H', kVersion, 0, 0, 0};
+constexpr size_t kMagicBytes = 4;
 constexpr int kHeartbeatMs = 1000;
 constexpr int kSilenceMs = 3000;
 constexpr int kLingerMs = 500;
@@ -93,6 +94,17 @@ void skip_parts(zmq::socket_t& s, bool more) {
     if (!s.recv(part, zmq::recv_flags::dontwait)) return;
     more = part.more();
   }
+}
+
+// The version of a frame that has another one than ours.
+std::optional<int> foreign_version_of(const zmq::message_t& frame) {
+  if (frame.size() < kHead.size() ||
+      std::memcmp(frame.data(), kHead.data(), kMagicBytes) != 0)
+    return std::nullopt;
+  const int version =
+      static_cast<const unsigned char*>(frame.data())[kMagicBytes];
+  if (version == kVersion) return std::nullopt;
+  return version;
 }
 
 bool has_input(zmq::socket_t& s) {
@@ -172,13 +184,25 @@ class ServerImpl : public Server {
       } else if (auto e = decode_frame(frame.data(), frame.size())) {
         out.envelope = std::move(*e);
         return out;
+      } else if (foreign_version_of(frame)) {
+        (void)send_frame(out.peer, {kHead.data(), kHead.size()});
       }
       ++dropped_;
     }
   }
 
   bool send(const PeerId& peer, const pb::Envelope& envelope) override {
-    const std::string frame = encode_frame(envelope);
+    return send_frame(peer, encode_frame(envelope));
+  }
+
+  std::vector<PeerId> take_lost() override {
+    lost_ready_.disarm();
+    read_monitor();
+    return std::exchange(lost_, {});
+  }
+
+ private:
+  bool send_frame(const PeerId& peer, const std::string& frame) {
     bool sent = false;
     try {
       sent = socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore |
@@ -191,13 +215,6 @@ class ServerImpl : public Server {
     return sent;
   }
 
-  std::vector<PeerId> take_lost() override {
-    lost_ready_.disarm();
-    read_monitor();
-    return std::exchange(lost_, {});
-  }
-
- private:
   // The monitor reports descriptors, messages name peers. A frame carries the
   // descriptor that it came from, which relates the two.
   void note_connection(const PeerId& peer, zmq::message_t& frame) {
@@ -300,7 +317,13 @@ class ClientImpl : public Client {
         skip_parts(socket_, true);
       else if (auto e = decode_frame(frame.data(), frame.size()))
         return e;
+      else if (const auto version = foreign_version_of(frame))
+        foreign_version_ = version;
     }
+  }
+
+  std::optional<int> foreign_version() const override {
+    return foreign_version_;
   }
 
   bool send(const pb::Envelope& envelope) override {
@@ -315,6 +338,7 @@ class ClientImpl : public Client {
   zmq::context_t context_;
   zmq::socket_t socket_;
   Readiness ready_;
+  std::optional<int> foreign_version_;
 };
 
 Status check_address(const std::string& address) {

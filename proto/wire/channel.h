@@ -4,6 +4,8 @@
 // Server is a ROUTER that workers and command lines connect to; Client is the
 // DEALER at the other end. A frame carries one pb::Envelope after a fixed
 // 8-byte header (magic and wire version); anything else is counted and dropped.
+// A frame of another wire version is answered with the bare header, so that the
+// client learns which version the server has.
 // Delivery is best effort: messages may be lost when a connection breaks, so
 // the protocol repeats them (control.proto). Frames are limited to
 // kMaxFrameBytes.
@@ -30,6 +32,8 @@
 
 namespace remesh::wire {
 
+// Of the messages. Raise it when older programs would misunderstand newer ones.
+inline constexpr int kVersion = 1;
 inline constexpr int64_t kMaxFrameBytes = int64_t{256} << 20;
 
 // Identifies a connection of a Server; changes when the peer reconnects.
@@ -73,6 +77,8 @@ class Client {
   virtual std::optional<pb::Envelope> receive() = 0;
   // Never blocks; false if the queue is full (no connection for some time).
   virtual bool send(const pb::Envelope& envelope) = 0;
+  // The server's wire version, once it is known to be another one.
+  virtual std::optional<int> foreign_version() const = 0;
 };
 
 // The contents of a frame; for tests and tools.

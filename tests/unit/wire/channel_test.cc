@@ -286,6 +286,7 @@ class RawPeer {
     if (connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0)
       abort();
   }
+  explicit RawPeer(int fd) : fd_(fd) {}
   ~RawPeer() { close(fd_); }
   void send_bytes(const std::string& bytes) {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -307,6 +308,19 @@ class RawPeer {
     (void)!recv(fd_, head, sizeof(head), MSG_WAITALL);
     std::string rest(head[1], '\0');
     (void)!recv(fd_, rest.data(), rest.size(), MSG_WAITALL);
+  }
+  // Whether these bytes arrive.
+  bool receives(const std::string& bytes) {
+    std::string got;
+    char buf[4096];
+    for (const int64_t end = monotonic_ms() + 3000;
+         monotonic_ms() < end && got.find(bytes) == std::string::npos;) {
+      if (!readable(fd_, 50)) continue;
+      const ssize_t n = read(fd_, buf, sizeof(buf));
+      if (n <= 0) return false;
+      got.append(buf, static_cast<size_t>(n));
+    }
+    return got.find(bytes) != std::string::npos;
   }
   // True when the other side closes within the time.
   bool closed_within(int ms) {
@@ -353,6 +367,40 @@ TEST(Channel, FramesThatAreNoEnvelopesAreCountedAndDropped) {
   ASSERT_TRUE(r) << server->dropped_frames();
   EXPECT_EQ(r->envelope.report().worker(), "right");
   EXPECT_EQ(server->dropped_frames(), 4u);
+}
+
+std::string other_version(std::string frame) {
+  frame[4] = static_cast<char>(kVersion + 1);
+  return frame;
+}
+
+TEST(Channel, AnotherWireVersionIsAnsweredWithOurs) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  raw.send_frame(other_version(encode_frame(report("w"))));
+  EXPECT_FALSE(receive(*server, 200));
+  EXPECT_TRUE(raw.receives(encode_frame(report("w")).substr(0, 8)));
+}
+
+TEST(Channel, AClientLearnsTheVersionOfItsServer) {
+  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(at);
+  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&at), size), 0);
+  ASSERT_EQ(listen(listener, 1), 0);
+  getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size);
+  auto client =
+      connect_or_die("tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port)));
+  RawPeer raw(accept(listener, nullptr, nullptr));
+  raw.handshake();
+  EXPECT_EQ(client->foreign_version(), std::nullopt);
+  raw.send_frame(other_version(encode_frame(report("w")).substr(0, 8)));
+  EXPECT_FALSE(receive(*client, 500));
+  EXPECT_EQ(client->foreign_version(), kVersion + 1);
+  close(listener);
 }
 
 TEST(Channel, BytesThatAreNoZmtpDoNoHarm) {
