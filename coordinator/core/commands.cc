@@ -15,7 +15,10 @@ pb::Reply Coordinator::answer(const pb::Command& command) {
   reply.set_id(command.id());
   const Status done = run_command(command);
   reply.set_ok(done.ok());
-  if (!done.ok()) reply.set_error(done.message());
+  if (!done.ok()) {
+    reply.set_error(done.message());
+    reply.set_code(code_name(done.code()));
+  }
   *reply.mutable_status() = status();
   return reply;
 }
@@ -95,7 +98,7 @@ void Coordinator::decline_stop(const std::string& why) {
 Status Coordinator::check_another_mesh_follows() const {
   if (!terminal(durable_.phase()) && !durable_.stop_requested())
     return ok_status();
-  return unavailable(fmt::format(
+  return remesh::ended(fmt::format(
       "the mesh cannot change any more: the job is {}",
       durable_.stop_requested() ? "stopping" : phase_text(durable_.phase())));
 }

@@ -230,10 +230,9 @@ Result<std::string> save_and_wait(const std::string& run) {
       if (e.event() == events::kCheckpointFailed && e.time() >= requested_at)
         error = e.cause();
     if (!error.empty())
-      return unavailable("the checkpoint was not saved: " + error);
+      return io_error("the checkpoint was not saved: " + error);
     if (has_ended(s.state()))
-      return unavailable("the job is " + s.state() +
-                         "; no new checkpoint was saved");
+      return ended("the job is " + s.state() + "; no new checkpoint was saved");
   }
 }
 

@@ -39,6 +39,11 @@ Result<pb::Reply> exchange(const std::string& address,
         return std::move(*received->mutable_reply());
       }
     }
+    if (const auto theirs = client->foreign_version())
+      return internal(fmt::format(
+          "the coordinator at {} speaks version {} of the protocol and this "
+          "program version {}; install the same release of remesh on both",
+          address, *theirs, wire::kVersion));
     pollfd fd{client->fd(), POLLIN, 0};
     ::poll(&fd, 1, static_cast<int>(std::min(kPollMs, deadline - now)));
   }
@@ -107,7 +112,7 @@ Result<pb::JobStatus> send_command(const Target& target,
         target.run_dir, e.value().pid));
   }
   ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target.address, command));
-  if (!reply.ok()) return unavailable(reply.error());
+  if (!reply.ok()) return Status(code_named(reply.code()), reply.error());
   return reply.status();
 }
 

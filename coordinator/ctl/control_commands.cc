@@ -103,7 +103,7 @@ Result<int> stop(const Options& o) {
   const std::string run_dir = status.run_dir();
   while (!has_ended(status.state())) {
     if (!status.stop_requested())
-      return unavailable(fmt::format(
+      return exhausted(fmt::format(
           "not stopped, because the job could not be saved: {}. It continues. "
           "Make room and stop it again, or run `remesh stop --discard` to end "
           "it without saving",

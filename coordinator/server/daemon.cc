@@ -344,7 +344,7 @@ class DaemonImpl : public Daemon {
                   {{"what", what}, {"cause", status.message()}});
       if (monotonic_ms() - begin >= kWriteRetryMs) {
         message_ = "cannot write: " + status.message();
-        end(kExitRestart);
+        end(kExitTryAgain);
         return false;
       }
       sleep_ms(kWritePauseMs);

@@ -10,7 +10,7 @@
 //
 // While the journal or the metrics cannot be written (disk full), the daemon
 // does nothing that depends on them. It retries for kWriteRetryMs and then
-// exits with kExitRestart, so that its service manager restarts it.
+// exits with kExitTryAgain, so that its service manager restarts it.
 //
 // Threads: one, besides those of Scanner and Syncer.
 #pragma once
@@ -47,7 +47,7 @@ class Daemon {
   // True if the run had already ended and is not resumed.
   virtual bool had_ended() const = 0;
   // Runs until the job ends (kExitOk: done or stopped, kExitFailed) or returns
-  // kExitRestart. A negative value is minus the signal that ended the daemon.
+  // kExitTryAgain. A negative value is minus the signal that ended the daemon.
   virtual int run() = 0;
   virtual const std::string& message() const = 0;  // why it ended
 };

@@ -11,8 +11,13 @@ ExitCode exit_code_of(const Status& status) {
     case Code::kOk:
       return kExitOk;
     case Code::kInvalidArgument:
-    case Code::kNotFound:
       return kExitUsage;
+    case Code::kNotFound:
+      return kExitNotFound;
+    case Code::kEnded:
+      return kExitEnded;
+    case Code::kUnavailable:
+      return kExitTryAgain;
     default:
       return kExitFailed;
   }

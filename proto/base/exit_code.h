@@ -14,16 +14,25 @@ enum ExitCode : int {
   kExitInternal = 1,     // rank: any other failure; the job retries
   kExitUsage = 2,        // invalid arguments, job file or input
   kExitFailed = 3,       // permanent failure: a retry would fail again
+  kExitEnded = 4,        // the run has ended or was never started
+  kExitNotFound = 5,     // a file, run, worker or checkpoint does not exist
   kExitBadSource = 65,   // rank: the state to start from does not load
   kExitWorld = 67,       // rank: the MPI world differs from the mesh
   kExitSaveFailed = 68,  // rank: forced to stop without saving
   kExitOrphan = 69,      // rank: its worker daemon is gone
-  kExitRestart = 75,     // coordinator: the job continues, restart the daemon
+  kExitTryAgain = 75,    // temporary failure: the same command may succeed
+                         // later; coordinator: restart the daemon
   kExitInterrupted = 130,
 };
 
-// kExitUsage for InvalidArgument and NotFound (a wrong argument or name),
-// kExitOk for ok, else kExitFailed.
+// For the help of programs that people start.
+inline constexpr std::string_view kExitCodesHelp =
+    "Exit codes: 0 success; 2 usage error or invalid job file; 3 cannot "
+    "continue (the\nlast line has the reason); 4 the run has ended or was not "
+    "started; 5 a file, run,\nworker or checkpoint does not exist; 75 "
+    "temporary "
+    "failure, try again; 130\ninterrupted after saving.";
+
 ExitCode exit_code_of(const Status& status);
 
 // Prints "PROGRAM: message" on stderr; returns the exit code. For main().

@@ -27,8 +27,16 @@ const char* code_name(Code code) {
       return "cancelled";
     case Code::kInternal:
       return "internal";
+    case Code::kEnded:
+      return "ended";
   }
   return "unknown";
+}
+
+Code code_named(std::string_view name) {
+  for (int i = 0; i <= static_cast<int>(Code::kEnded); ++i)
+    if (name == code_name(static_cast<Code>(i))) return static_cast<Code>(i);
+  return Code::kUnavailable;
 }
 
 std::string Status::to_string() const {
@@ -61,5 +69,6 @@ Status unavailable(std::string m) { return {Code::kUnavailable, std::move(m)}; }
 Status exhausted(std::string m) { return {Code::kExhausted, std::move(m)}; }
 Status cancelled(std::string m) { return {Code::kCancelled, std::move(m)}; }
 Status internal(std::string m) { return {Code::kInternal, std::move(m)}; }
+Status ended(std::string m) { return {Code::kEnded, std::move(m)}; }
 
 }  // namespace remesh

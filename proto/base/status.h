@@ -7,6 +7,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -25,10 +26,13 @@ enum class Code {
   kExhausted,    // disk, memory, shared memory, slots
   kCancelled,
   kInternal,
+  kEnded,  // what is asked for needs a run that has not ended
 };
 
 // Stable lower-case name, "invalid_argument" and so on.
 const char* code_name(Code code);
+// kUnavailable for a name that code_name() never returns.
+Code code_named(std::string_view name);
 
 class [[nodiscard]] Status {
  public:
@@ -62,6 +66,7 @@ Status unavailable(std::string message);
 Status exhausted(std::string message);
 Status cancelled(std::string message);
 Status internal(std::string message);
+Status ended(std::string message);
 
 // A value or a failed Status. REQUIRES: ok() before the value is accessed.
 template <typename T>

@@ -247,7 +247,7 @@ TEST_F(WorkerTest, UsageErrorsSaySo) {
   EXPECT_EQ(wait("x"), 2);
   EXPECT_NE(output("x").find("tcp://nowhere"), std::string::npos);
   start("tcp://127.0.0.1:1", "x", {"--trainer", "/no/trainer"});
-  EXPECT_EQ(wait("x"), 2);
+  EXPECT_EQ(wait("x"), 5);
 }
 
 }  // namespace

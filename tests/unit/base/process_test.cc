@@ -15,11 +15,20 @@ namespace {
 using std::chrono::milliseconds;
 using Delay = std::optional<milliseconds>;
 
-TEST(ExitCode, TellsAWrongArgumentFromAFailure) {
+TEST(ExitCode, HasOneMeaningEach) {
   EXPECT_EQ(exit_code_of(ok_status()), kExitOk);
   EXPECT_EQ(exit_code_of(invalid_argument("x")), kExitUsage);
-  EXPECT_EQ(exit_code_of(not_found("x")), kExitUsage);
+  EXPECT_EQ(exit_code_of(not_found("x")), kExitNotFound);
+  EXPECT_EQ(exit_code_of(ended("x")), kExitEnded);
+  EXPECT_EQ(exit_code_of(unavailable("x")), kExitTryAgain);
   EXPECT_EQ(exit_code_of(io_error("x")), kExitFailed);
+}
+
+TEST(Code, IsFoundByItsName) {
+  EXPECT_EQ(code_named(code_name(Code::kOk)), Code::kOk);
+  EXPECT_EQ(code_named(code_name(Code::kNotFound)), Code::kNotFound);
+  EXPECT_EQ(code_named(code_name(Code::kEnded)), Code::kEnded);
+  EXPECT_EQ(code_named("of a newer version"), Code::kUnavailable);
 }
 
 TEST(Process, ExitTextNamesTheSignal) {

@@ -54,18 +54,18 @@ expect 2 "did you mean --local" "$bin/remesh" run j.toml --lokal 2
 expect 2 "JOB is required" "$bin/remesh" run
 expect 2 "WORKER is required" "$bin/remesh" drain
 expect 2 "LAYOUT is required" "$bin/remesh" mesh
-expect 2 "no such job file" "$bin/remesh" run none.toml
+expect 5 "no such job file" "$bin/remesh" run none.toml
 expect 2 "none not in range 0 to 4096" "$bin/remesh" run none.toml --local none
-expect 2 "no run in $dir/runs" "$bin/remesh" status
-expect 2 "$dir/none: no such run" "$bin/remesh" stop none
-expect 2 "no such run" "$bin/remesh" checkpoint list none
+expect 5 "no run in $dir/runs" "$bin/remesh" status
+expect 5 "$dir/none: no such run" "$bin/remesh" stop none
+expect 5 "no such run" "$bin/remesh" checkpoint list none
 expect 2 "type: remesh checkpoint list none --json" "$bin/remesh" ckpt list \
   none --json
 expect 2 "type: remesh checkpoint save runs/latest" "$bin/remesh" checkpoint \
   runs/latest
 expect 2 "expected one of: save, list, inspect, verify" "$bin/remesh" checkpoint
 expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
-expect 3 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
+expect 75 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
   tcp://127.0.0.1:9
 
 mkdir run
@@ -73,7 +73,7 @@ cat >job.toml <<'END'
 [data]
 path = "data"
 END
-expect 2 "remesh data prepare" "$bin/remesh" job check job.toml
+expect 5 "remesh data prepare" "$bin/remesh" job check job.toml
 seq 20000 >text.txt
 expect 0 "" "$bin/remesh" data prepare --input text.txt --out data
 expect 0 "vocab_size = 257" "$bin/remesh" job check job.toml
@@ -83,8 +83,8 @@ expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
 expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
-expect 2 "nothing to resume" "$bin/remesh" run job.toml --resume
-expect 2 "not a run directory" "$bin/remesh" run job.toml --resume \
+expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume
+expect 5 "not a run directory" "$bin/remesh" run job.toml --resume \
   --run-dir run
 expect 2 "tcp://HOST:PORT" "$bin/remesh-coordinator" job.toml --bind 5710
 expect 0 "# " "$bin/remesh" job defaults
