@@ -193,12 +193,14 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
   size_t bad = in.scan.invalid.size();
   std::string first = bad > 0 ? in.scan.invalid.front() : "";
   for (const CheckpointInfo& c : in.scan.valid) {
-    if (c.step > job_.train().steps()) continue;
     ++bad;
-    if (first.empty())
-      first = c.path + (refuses(in.view.durable, c.path)
-                            ? ": does not load"
-                            : ": belongs to an abandoned branch");
+    if (!first.empty()) continue;
+    const int64_t steps = job_.train().steps();
+    first = c.path + (c.step > steps
+                          ? fmt::format(": beyond train.steps = {}", steps)
+                      : refuses(in.view.durable, c.path)
+                          ? ": does not load"
+                          : ": belongs to an abandoned branch");
   }
   if (bad == 0 && in.view.durable.saved_step() == 0) return "";
   if (bad == 0)

@@ -7,6 +7,8 @@
 #include <chrono>
 #include <thread>
 
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
@@ -94,23 +96,37 @@ void Asker::disconnect() {
   waiting_ = false;
 }
 
+namespace {
+
+// Whether there is an address, and not of a process of this host that is dead.
+bool coordinator_may_answer(const Target& target) {
+  const auto e = rundir::read_endpoint(target.run_dir);
+  return e.ok() && (e->host != host_name() ||
+                    rundir::RunLock::holder(target.run_dir) > 0);
+}
+
+}  // namespace
+
+std::string why_not_running(const std::string& run) {
+  if (const auto end = rundir::end_of_run(run))
+    return rundir::end_text(*end, run);
+  const std::string resume = "remesh resume " + rundir::short_path(run);
+  const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
+  const auto last =
+      rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
+  if (!last.ok())
+    return "not running, and no step was finished; to start it: " + resume;
+  return fmt::format(
+      "not running since step {}, {}, although it has not ended; to continue: "
+      "{}",
+      last->step(), rundir::date_text(last->time()), resume);
+}
+
 Result<pb::JobStatus> send_command(const Target& target,
                                    const pb::Command& command) {
-  if (target.address.empty()) {
-    return unavailable(target.run_dir +
-                       ": no coordinator runs this job (it has ended or was "
-                       "not started); `remesh run JOB --resume --run-dir " +
-                       target.run_dir + "` continues it");
-  }
-  // Do not wait for the reply of a dead process.
-  if (const auto e = rundir::read_endpoint(target.run_dir);
-      e.ok() && e.value().host == host_name() &&
-      rundir::RunLock::holder(target.run_dir) == 0) {
-    return unavailable(fmt::format(
-        "{}: the coordinator (pid {}) is dead; start the job again with this "
-        "run directory to continue it",
-        target.run_dir, e.value().pid));
-  }
+  if (!target.run_dir.empty() && !coordinator_may_answer(target))
+    return ended(rundir::short_path(target.run_dir) + ": " +
+                 why_not_running(target.run_dir));
   ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target.address, command));
   if (!reply.ok()) return Status(code_named(reply.code()), reply.error());
   return reply.status();

@@ -20,13 +20,16 @@ struct Target {
 Result<Target> find_target(const std::string& named);
 
 // Sends the command to the run's coordinator, repeatedly until it replies, and
-// returns the state of the job. Unavailable if there is no coordinator, it does
-// not reply in time or it refuses the command.
+// returns the state of the job. Ended if there is no coordinator, Unavailable
+// if it does not reply in time, or the error of a refused command.
 Result<pb::JobStatus> send_command(const Target& target,
                                    const pb::Command& command);
 // The same with the address read again: a coordinator may have restarted.
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command);
+
+// Why a run has no coordinator, and how to continue it.
+std::string why_not_running(const std::string& run);
 
 // How long send_command() waits for a reply.
 inline constexpr int kReplyMs = 3000;

@@ -10,6 +10,8 @@ namespace remesh::ctl {
 namespace {
 
 constexpr int64_t kAskEveryMs = 500;
+// Workers that are started with the run need no line that they are awaited.
+constexpr double kShowWaitingAfterS = 1.5;
 // After this long without a reply, connect to the address again.
 constexpr int64_t kReplyTimeoutMs = 3000;
 
@@ -53,6 +55,10 @@ Follower::Follower(const pb::Job& job, const std::string& run_dir,
 
 void Follower::poll(int64_t now_ms, double now_unix) {
   read_events();
+  if (waiting_ && now_unix - waiting_->time() > kShowWaitingAfterS) {
+    say(event_text(*waiting_), Tone::kNotice, waiting_->time());
+    waiting_.reset();
+  }
   read_metrics();
   ask_status(now_ms);
   draw(now_unix);
@@ -67,6 +73,11 @@ void Follower::read_events() {
     const auto event = rundir::parse_event_line(line);
     if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
+    if (e.event() == events::kWaiting) {
+      waiting_ = e;
+      continue;
+    }
+    if (e.event() == events::kMesh) waiting_.reset();
     say(event_text(e), events::tone_of(e.event()), e.time());
     if (e.event() == events::kStopDeclined) ++stops_declined_;
     if (e.event() == events::kJobDone) outcome_ = "done";
@@ -96,7 +107,7 @@ void Follower::read_metrics() {
 void Follower::ask_status(int64_t now_ms) {
   if (asker_.waiting()) {
     if (const auto reply = asker_.poll()) {
-      state_note_ = note_of(reply->status());
+      note_status(reply->status());
     } else if (now_ms - asked_ms_ > kReplyTimeoutMs) {
       state_note_ = "unreachable";
       asker_.disconnect();
@@ -106,6 +117,12 @@ void Follower::ask_status(int64_t now_ms) {
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
   asker_.send(pb::Command());
+}
+
+void Follower::note_status(const pb::JobStatus& status) {
+  state_note_ = note_of(status);
+  lacks_slots_ = status.state() == "waiting" &&
+                 status.detail().find("too few slots") != std::string::npos;
 }
 
 void Follower::draw(double now_unix) {

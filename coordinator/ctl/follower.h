@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -37,6 +38,7 @@ class Follower {
   // "done", "stopped" or "failed" after the job has ended, else "".
   const std::string& outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
+  bool lacks_slots() const { return lacks_slots_; }
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
   // How often the job declined to stop.
@@ -48,6 +50,7 @@ class Follower {
   void read_events();
   void read_metrics();
   void ask_status(int64_t now_ms);
+  void note_status(const pb::JobStatus& status);
   void draw(double now_unix);
 
   int64_t log_every_;
@@ -57,7 +60,10 @@ class Follower {
   Pace pace_;
   Progress progress_;
   std::string note_;
-  std::string state_note_;  // from the coordinator's last reply
+  std::string state_note_;    // from the coordinator's last reply
+  bool lacks_slots_ = false;  // likewise
+  // A wait for slots, shown if it does not end at once.
+  std::optional<pb::EventRecord> waiting_;
   std::string outcome_;
   std::string reason_;
   int stops_declined_ = 0;

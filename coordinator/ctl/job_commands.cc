@@ -16,7 +16,8 @@ namespace remesh::ctl {
 namespace {
 
 Result<int> plan(PlanOptions o) {
-  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved(o.job_file, o.set));
+  ASSIGN_OR_RETURN(const pb::Job job,
+                   rundir::load_resolved({o.job_file, o.set}));
   if (o.cores == 0)
     o.cores =
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -27,7 +28,7 @@ Result<int> plan(PlanOptions o) {
 
 Result<int> job_check(const std::string& job_file,
                       const std::vector<std::string>& set) {
-  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved(job_file, set));
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved({job_file, set}));
   fmt::print("{}", jobfile::to_toml(job));
   return kExitOk;
 }

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <memory>
 
 #include "checkpoint/manifest/scan.h"
@@ -18,8 +18,11 @@
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "parallel/geometry/layout.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/process.h"
+#include "proto/base/text.h"
 #include "proto/wire/loop.h"
 
 namespace remesh::ctl {
@@ -42,14 +45,53 @@ std::string last_line_of(const std::string& path) {
   return lines.empty() ? "" : lines.back();
 }
 
-// The path relative to the working directory if that is shorter to type.
-std::string shown(const std::string& path) {
-  std::error_code error;
-  const auto here = std::filesystem::current_path(error);
-  if (error) return path;
-  const std::string near =
-      std::filesystem::path(path).lexically_relative(here).string();
-  return near.empty() || near.starts_with("..") ? path : near;
+// The least number of slots that the job can run on.
+int64_t slots_needed(const pb::Job& job) {
+  const pb::Parallel& p = job.parallel();
+  int64_t ranks = 1;
+  for (const int64_t degree :
+       {p.data_parallel_degree(), p.tensor_parallel_degree(),
+        p.pipeline_parallel_degree(), p.context_parallel_degree()})
+    ranks *= std::max<int64_t>(degree, 1);
+  int64_t least = job.elastic().layouts().empty() ? ranks : INT64_MAX;
+  for (const std::string& text : job.elastic().layouts())
+    if (const auto layout = geometry::Layout::parse(text); layout.ok())
+      least = std::min<int64_t>(least, layout->world());
+  return std::max(least, job.elastic().min_slots());
+}
+
+// The least number of local workers that offer them.
+int64_t workers_needed(const pb::Job& job, const RunOptions& o) {
+  return (slots_needed(job) + o.slots_per_worker - 1) / o.slots_per_worker;
+}
+
+// How to get the slots that the job lacks.
+std::string slots_hint(const pb::Job& job, const RunOptions& o,
+                       const std::string& run_dir) {
+  const int64_t needed = slots_needed(job);
+  return fmt::format(
+      "the job needs {} and waits for workers. To train on this machine, press "
+      "Ctrl-C and type: remesh resume {} --local {}; or start workers with: "
+      "remesh-worker --connect {} --slots {}",
+      plural(needed, "slot"), rundir::short_path(run_dir),
+      workers_needed(job, o), run_dir, needed);
+}
+
+// The command that continues the run with the same workers, or as many as it
+// needs.
+std::string resume_command(const pb::Job& job, const RunOptions& o,
+                           const std::string& run_dir) {
+  std::string out = "remesh resume " + rundir::short_path(run_dir);
+  if (o.local_workers > 0)
+    out +=
+        fmt::format(" --local {}",
+                    std::max<int64_t>(o.local_workers, workers_needed(job, o)));
+  if (o.slots_per_worker > 1)
+    out += fmt::format(" --slots-per-worker {}", o.slots_per_worker);
+  if (o.bind != RunOptions().bind) out += " --bind " + o.bind;
+  if (!o.advertise.empty()) out += " --advertise " + o.advertise;
+  if (o.respawn) out += " --respawn";
+  return out;
 }
 
 // The shell of the Supervisor: owns the processes, the screen and the clock.
@@ -62,6 +104,7 @@ class RunJob {
         began_(unix_seconds()),
         loop_(Supervisor::kTickMs),
         supervisor_({.local_workers = options.local_workers,
+                     .hint = slots_hint(job_, options, run_dir_),
                      .respawn = options.respawn,
                      .logs = rundir::logs_path(run_dir_)}) {}
 
@@ -75,8 +118,8 @@ class RunJob {
     if (options_.local_workers > 0) {
       ASSIGN_OR_RETURN(worker_program_, program_beside("remesh-worker"));
     }
+    was_run_ = rundir::is_run(run_dir_);
     RETURN_IF_ERROR(rundir::create(run_dir_));
-    rundir::point_latest(job_.job().dump_folder(), run_dir_);
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
     give(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});
     return ok_status();
@@ -88,11 +131,8 @@ class RunJob {
     children_.kill_all();
     follower_->poll(monotonic_ms(), unix_seconds());
     screen_.bottom("");
-    if (code == kExitUsage) {
-      for (const std::string& line :
-           rundir::read_lines(output_of(kCoordinator))) {
-        fmt::print(stderr, "{}\n", line);
-      }
+    if (supervisor_.failed_to_start()) {
+      tell_failed_start();
       return code;
     }
     summarize(code);
@@ -100,6 +140,14 @@ class RunJob {
   }
 
  private:
+  void tell_failed_start() {
+    for (const std::string& line : rundir::read_lines(output_of(kCoordinator)))
+      fmt::print(stderr, "{}\n", line);
+    if (was_run_) return;
+    std::remove(output_of(kCoordinator).c_str());
+    rundir::remove_unstarted(*posix_file_system(), run_dir_);
+  }
+
   // ------------------------------------------------------------------ events
 
   void give(const Event& event) {
@@ -125,7 +173,8 @@ class RunJob {
             endpoint.ok() &&
             (following || endpoint.value().pid == coordinator_pid_),
         .coordinator_alive = following && rundir::RunLock::holder(run_dir_) > 0,
-        .outcome = follower_->outcome()});
+        .outcome = follower_->outcome(),
+        .lacks_slots = follower_->lacks_slots()});
   }
 
   void reap() {
@@ -138,12 +187,9 @@ class RunJob {
   // ----------------------------------------------------------------- actions
 
   void perform(const StartCoordinator& a) {
-    std::vector<std::string> argv = {coordinator_program_,
-                                     options_.job_file,
-                                     "--run-dir",
-                                     run_dir_,
-                                     "--bind",
-                                     options_.bind};
+    std::vector<std::string> argv = {coordinator_program_, "--run-dir",
+                                     run_dir_, "--bind", options_.bind};
+    if (!options_.job_file.empty()) argv.push_back(options_.job_file);
     if (!options_.advertise.empty()) {
       argv.insert(argv.end(), {"--advertise", options_.advertise});
     }
@@ -183,6 +229,7 @@ class RunJob {
   void perform(const Greet&) {
     const auto endpoint = rundir::read_endpoint(run_dir_);
     if (!endpoint.ok()) return;
+    rundir::point_latest(job_.job().dump_folder(), run_dir_);
     perform(Say{fmt::format("run directory {}", run_dir_)});
     perform(Say{fmt::format("to add a worker: remesh-worker --connect {}",
                             endpoint.value().host == host_name()
@@ -213,15 +260,12 @@ class RunJob {
   }
 
   void summarize(int code) {
-    RunSummary s{.job_file = options_.job_file, .run_dir = shown(run_dir_)};
-    const bool interrupted = supervisor_.interrupted();
-    const bool had_ended = follower_->outcome().empty() && !interrupted &&
-                           supervisor_.reason().empty();
-    s.outcome = code == kExitFailed            ? "failed"
-                : interrupted                  ? "interrupted"
-                : follower_->outcome().empty() ? "had already ended"
-                                               : follower_->outcome();
-    s.steps = job_.train().steps();
+    RunSummary s{.resume = resume_command(job_, options_, run_dir_),
+                 .run_dir = rundir::short_path(run_dir_),
+                 .job = job_};
+    s.outcome = code == kExitFailed         ? "failed"
+                : supervisor_.interrupted() ? "interrupted"
+                                            : follower_->outcome();
     s.began = began_;
     for (const std::string& line :
          rundir::read_lines(rundir::metrics_path(run_dir_))) {
@@ -234,10 +278,8 @@ class RunJob {
       if (e.ok()) s.events.push_back(std::move(*e));
     }
     const std::string newest = newest_checkpoint();
-    s.checkpoint = newest.empty() ? "" : shown(newest);
+    s.checkpoint = newest.empty() ? "" : rundir::short_path(newest);
     screen_.line(summary_text(s, screen_.style()));
-    if (had_ended)
-      screen_.line("This run had already ended; --resume continues it.");
     if (code != kExitFailed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
@@ -258,27 +300,39 @@ class RunJob {
   std::string worker_program_;
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
+  bool was_run_ = false;  // before this program
   Asker stopper_{run_dir_};
 };
 
-Result<int> run_job(const RunOptions& options) {
-  ASSIGN_OR_RETURN(pb::Job job,
-                   rundir::load_resolved(options.job_file, options.set));
+// What another program that uses the run directory would not agree with.
+Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
+  const std::string& run = opened.run;
+  const int holder = rundir::RunLock::holder(run);
+  const auto end = rundir::end_of_run(run);
+  if (holder == 0 && end && !o.resume)
+    return ended(run + ": " + rundir::end_text(*end, run));
   ASSIGN_OR_RETURN(
-      std::string run_dir,
-      rundir::choose_run(job.job().dump_folder(), job.job().name(),
-                         options.run_dir, options.resume, unix_seconds()));
-  RunJob run(options, std::move(job), std::move(run_dir));
+      const rundir::JobChange change,
+      rundir::check_job(*posix_file_system(), opened.job, o.set, run));
+  if (holder == 0 || change.keys.empty()) return ok_status();
+  return invalid_argument(fmt::format(
+      "{}: a coordinator (pid {}) runs this job with other settings ({}); stop "
+      "it first (remesh stop {}), or give another --run-dir",
+      run, holder, change.keys, rundir::short_path(run)));
+}
+
+Result<int> run_job(const RunOptions& options) {
+  ASSIGN_OR_RETURN(
+      rundir::OpenedJob opened,
+      rundir::open_job({options.job_file, options.set}, options.run_dir,
+                       options.resume, unix_seconds()));
+  RETURN_IF_ERROR(check_run(options, opened));
+  RunJob run(options, std::move(opened.job), std::move(opened.run));
   RETURN_IF_ERROR(run.start());
   return run.run();
 }
 
-}  // namespace
-
-void add_run_verb(CLI::App* app, int* code) {
-  auto o = std::make_shared<RunOptions>();
-  CLI::App* c = app->add_subcommand("run", "Train: start a job and follow it");
-  add_job_options(c, &o->job_file, &o->set);
+void add_run_options(CLI::App* c, RunOptions* o) {
   c->add_option("--local", o->local_workers,
                 "Number of workers to start on this machine")
       ->check(CLI::Range(0, 4096));
@@ -286,11 +340,6 @@ void add_run_verb(CLI::App* app, int* code) {
                 "Slots (ranks) that each local worker offers")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  c->add_flag("--resume", o->resume,
-              "Continue the newest run of this job (or --run-dir) from its "
-              "newest checkpoint, with any number of workers");
-  c->add_option("--run-dir", o->run_dir,
-                "Run directory. Default: a new one in job.dump_folder");
   c->add_option("--bind", o->bind,
                 "Address the coordinator listens on; use tcp://0.0.0.0:5710 "
                 "for workers on other machines")
@@ -299,6 +348,41 @@ void add_run_verb(CLI::App* app, int* code) {
                 "HOST or HOST:PORT that workers connect to, if it differs from "
                 "--bind");
   c->add_flag("--respawn", o->respawn, "Restart local workers that die");
+}
+
+void add_resume_verb(CLI::App* app, int* code) {
+  auto o = std::make_shared<RunOptions>();
+  o->resume = true;
+  CLI::App* c =
+      app->add_subcommand("resume", "Continue a run with its own settings");
+  add_run_option(c, &o->run_dir);
+  add_set_option(c, &o->set);
+  add_run_options(c, o.get());
+  c->footer(R"(
+Examples:
+  remesh resume --local 2
+  remesh resume runs/books --local 2 --set train.steps=2000
+  remesh resume runs/books --local 2 --set optimizer.lr=1e-4
+
+The run continues from its newest state, with any number of workers. Model, data,
+seed and batch stay as they are; the learning rate and its schedule change only
+with --set. If train.steps changes, schedule.total_steps follows it unless it was
+set apart.)");
+  c->callback([o, code] { *code = exit_code(run_job(*o)); });
+}
+
+}  // namespace
+
+void add_run_verb(CLI::App* app, int* code) {
+  auto o = std::make_shared<RunOptions>();
+  CLI::App* c = app->add_subcommand("run", "Train: start a job and follow it");
+  add_job_options(c, &o->job_file, &o->set);
+  c->add_flag("--resume", o->resume,
+              "Continue the newest run of this job (or --run-dir), see remesh "
+              "resume. Keys that JOB does not give stay as they are");
+  c->add_option("--run-dir", o->run_dir,
+                "Run directory. Default: a new one in job.dump_folder");
+  add_run_options(c, o.get());
   c->footer(R"(
 Examples:
   remesh run job.toml --local 2
@@ -309,8 +393,10 @@ Examples:
       remesh-worker --connect tcp://HOST:5710 --slots N
 
 Workers can join and leave during the run: remesh-worker --connect RUN.
-Ctrl-C saves and stops; a second Ctrl-C kills immediately.)");
+Ctrl-C saves and stops; a second Ctrl-C kills immediately. Closing the terminal
+counts as Ctrl-C; to keep training, start with nohup or in tmux.)");
   c->callback([o, code] { *code = exit_code(run_job(*o)); });
+  add_resume_verb(app, code);
 }
 
 }  // namespace remesh::ctl

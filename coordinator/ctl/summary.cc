@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "coordinator/rundir/lines.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/text.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/paths.h"
@@ -113,15 +115,8 @@ std::string event_rows(const RunSummary& s) {
 }
 
 std::string next_rows(const RunSummary& s) {
-  std::vector<std::string> next;
-  if (s.outcome == "done") {
-    next.push_back(
-        fmt::format("remesh run {} --resume --run-dir {} --set train.steps={}",
-                    s.job_file, s.run_dir, 2 * s.steps));
-  } else {
-    next.push_back(fmt::format("remesh run {} --resume --run-dir {}",
-                               s.job_file, s.run_dir));
-  }
+  std::vector<std::string> next = {s.resume};
+  if (s.outcome == "done") next = longer_advice(s.job, s.resume);
   if (s.outcome == "failed") {
     next.push_back("less " + rundir::coordinator_log_path(s.run_dir));
   }
@@ -135,6 +130,32 @@ std::string next_rows(const RunSummary& s) {
 }
 
 }  // namespace
+
+std::vector<std::string> longer_advice(const pb::Job& job,
+                                       const std::string& resume) {
+  const int64_t steps = job.train().steps();
+  const int64_t end = job.schedule().total_steps();
+  const std::string longer =
+      fmt::format("{} --set train.steps={}", resume, 2 * steps);
+  pb::Job follows = jobfile::without_derived(job);
+  follows.mutable_train()->set_steps(2 * steps);
+  if (!follows.schedule().has_warmup_steps())
+    follows.mutable_schedule()->set_warmup_steps(
+        std::min(follows.schedule().warmup_steps(), 2 * steps));
+  const auto before = jobfile::lr_schedule(job);
+  const auto after = jobfile::lr_schedule(follows);
+  if (!before.ok() || !after.ok()) return {longer};
+  const double last = jobfile::learning_rate(*before, steps);
+  const double raised = jobfile::learning_rate(*after, steps);
+  if (raised == last) return {longer};
+  if (last == 0)
+    return {longer,
+            fmt::format("    (raises the learning rate to {:.2e})", raised)};
+  return {fmt::format("{} --set schedule.total_steps={}", longer, end),
+          fmt::format("    (keeps the learning rate of {:.2e}; without the "
+                      "last --set it rises to {:.2e})",
+                      last, raised)};
+}
 
 std::string summary_text(const RunSummary& s, const Style& style) {
   std::vector<std::pair<int64_t, double>> points;
@@ -151,9 +172,9 @@ std::string summary_text(const RunSummary& s, const Style& style) {
   const int64_t step = s.metrics.empty() ? 0 : s.metrics.back().step();
   const int64_t tokens = s.metrics.empty() ? 0 : s.metrics.back().tokens();
   out += row("run", s.run_dir);
-  out += row("outcome",
-             fmt::format("{} at step {} of {}, {} tokens", s.outcome, step,
-                         s.steps, short_number(static_cast<double>(tokens))));
+  out += row("outcome", fmt::format("{} at step {} of {}, {} tokens", s.outcome,
+                                    step, s.job.train().steps(),
+                                    short_number(static_cast<double>(tokens))));
   out += loss_rows(s);
   out += speed_row(s);
   out += mesh_rows(s, style);

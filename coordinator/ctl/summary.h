@@ -7,19 +7,25 @@
 
 #include "coordinator/ctl/render.h"
 #include "proto/control.pb.h"
+#include "proto/job.pb.h"
 
 namespace remesh::ctl {
 
 struct RunSummary {
-  std::string job_file;  // as typed by the user
+  std::string resume;  // the command that continues the run as it was started
   std::string run_dir;
   std::string outcome;  // "done", "stopped", "failed", "interrupted"
-  int64_t steps = 0;    // the job's
+  pb::Job job;          // resolved
   double began = 0;     // unix seconds; earlier events are of earlier sessions
   std::vector<pb::StepMetrics> metrics;  // of all sessions
   std::vector<pb::EventRecord> events;   // of all sessions
   std::string checkpoint;  // path of the newest one, "" if there is none
 };
+
+// The command that trains a finished job twice as long, and what happens to the
+// learning rate.
+std::vector<std::string> longer_advice(const pb::Job& job,
+                                       const std::string& resume);
 
 std::string summary_text(const RunSummary& s, const Style& style);
 

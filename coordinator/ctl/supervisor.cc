@@ -24,6 +24,7 @@ void Supervisor::handle(const Begin& e) {
 }
 
 void Supervisor::handle(const Tick& e) {
+  outcome_ = e.outcome;
   if (stage_ == Stage::kStarting && e.coordinator_listens) {
     enter(Stage::kRunning);
     act(Greet{});
@@ -37,6 +38,7 @@ void Supervisor::handle(const Tick& e) {
   }
   if (exited_ || stage_ >= Stage::kLeaving) return;
   take_over(e);
+  give_hint(e);
   start_due();
   if (interrupted() && !following_ && stage_ < Stage::kLeaving &&
       !stop_accepted_ && now_ms_ - stop_sent_ms_ >= kStopResendMs)
@@ -96,9 +98,16 @@ void Supervisor::handle(const StopDeclined&) {
 
 void Supervisor::coordinator_exited(const Ended& how) {
   if (stage_ == Stage::kHurrying) return;
-  if (how.signal == 0 && how.exit_code == kExitUsage) {
-    exited_ = true;
-    return act(Exit{kExitUsage});
+  const bool never_listened =
+      stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
+  if (never_listened || (how.signal == 0 && how.exit_code == kExitUsage)) {
+    failed_to_start_ = exited_ = true;
+    return act(Exit{how.exit_code});
+  }
+  // Its predecessor had ended the job when it was killed.
+  if (how.signal == 0 && how.exit_code == kExitEnded) {
+    code_ = outcome_ == "failed" ? kExitFailed : kExitOk;
+    return leave();
   }
   if (how.signal == 0 &&
       (how.exit_code == kExitOk || how.exit_code == kExitFailed)) {
@@ -145,6 +154,19 @@ void Supervisor::take_over(const Tick& e) {
   following_ = false;
   enter(Stage::kStarting);
   start_coordinator();
+}
+
+// Once each time slots are lacking, but not while workers are just starting.
+void Supervisor::give_hint(const Tick& e) {
+  if (!e.lacks_slots) {
+    lacking_since_ms_ = -1;
+  } else if (lacking_since_ms_ < 0) {
+    lacking_since_ms_ = now_ms_;
+  } else if (lacking_since_ms_ <= now_ms_ &&
+             now_ms_ - lacking_since_ms_ >= kHintMs) {
+    say(options_.hint);
+    lacking_since_ms_ = INT64_MAX;
+  }
 }
 
 void Supervisor::start_due() {

@@ -40,6 +40,7 @@ struct Tick {
   // Only sampled while a coordinator is followed: one holds the run's lock.
   bool coordinator_alive = false;
   std::string outcome;  // "done", "stopped", "failed"; "" while the job runs
+  bool lacks_slots = false;  // the coordinator waits for workers
 };
 // SIGINT, SIGTERM or SIGHUP.
 struct Interrupt {};
@@ -111,8 +112,12 @@ class Supervisor {
   // restarts it takes the lock sooner.
   static constexpr int64_t kTakeOverMs = 3000;
 
+  // With too few slots for this long, say what to do.
+  static constexpr int64_t kHintMs = 3000;
+
   struct Options {
     int local_workers = 0;
+    std::string hint;  // how to get more slots
     bool respawn = false;
     std::string logs;  // folder of the logs, for messages
   };
@@ -123,6 +128,8 @@ class Supervisor {
   // The coordinator is not a child of this process.
   bool following() const { return following_; }
   bool interrupted() const { return interrupts_ > 0; }
+  // The coordinator exited by itself before it listened; its output says why.
+  bool failed_to_start() const { return failed_to_start_; }
   // Why the supervisor itself gave up, else "".
   const std::string& reason() const { return reason_; }
 
@@ -146,6 +153,7 @@ class Supervisor {
   void coordinator_exited(const Ended& how);
   void worker_exited(const ChildExited& e);
   void take_over(const Tick& e);
+  void give_hint(const Tick& e);
   void start_due();
   void wind_up();
   void start_coordinator();
@@ -179,6 +187,9 @@ class Supervisor {
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;
+  std::string outcome_;            // of the job, as far as known
+  int64_t lacking_since_ms_ = -1;  // slots; -1: does not lack any
+  bool failed_to_start_ = false;
   bool exited_ = false;
 };
 

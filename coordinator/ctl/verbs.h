@@ -11,7 +11,7 @@
 
 namespace remesh::ctl {
 
-void add_run_verb(CLI::App* app, int* code);          // run.cc
+void add_run_verb(CLI::App* app, int* code);          // run.cc: run, resume
 void add_status_verb(CLI::App* app, int* code);       // status_command.cc
 void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
 void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
@@ -28,12 +28,15 @@ inline void add_run_option(CLI::App* verb, std::string* run) {
   verb->add_option("RUN", *run,
                    "Run directory or address. Default: the newest in ./runs");
 }
-inline void add_job_options(CLI::App* verb, std::string* job_file,
-                            std::vector<std::string>* set) {
-  verb->add_option("JOB", *job_file, "Job file (TOML)")->required();
+inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {
   verb->add_option("--set", *set,
                    "section.key=value, overrides the job file; repeatable")
       ->allow_extra_args(false);
+}
+inline void add_job_options(CLI::App* verb, std::string* job_file,
+                            std::vector<std::string>* set) {
+  verb->add_option("JOB", *job_file, "Job file (TOML)")->required();
+  add_set_option(verb, set);
 }
 
 }  // namespace remesh::ctl

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <set>
 
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 
@@ -27,6 +30,23 @@ bool free_to_change(const std::string& key, bool length_follows,
          kKeys.contains(key) ||
          (length_follows && key == "schedule.total_steps") ||
          (warmup_follows && key == "schedule.warmup_steps");
+}
+
+bool moves_rate(const std::string& key) {
+  return key == "optimizer.lr" || key.starts_with("schedule.");
+}
+
+// Hyperparameters that may change during a training, if a person says so.
+bool free_on_request(const std::string& key) {
+  return moves_rate(key) ||
+         (key.starts_with("optimizer.") && key != "optimizer.name") ||
+         key == "train.max_norm" || key == "train.dtype";
+}
+
+std::set<std::string> keys_of(const std::vector<std::string>& set) {
+  std::set<std::string> keys;
+  for (const std::string& s : set) keys.insert(jobfile::override_key(s));
+  return keys;
 }
 
 // Whether resolve() derived the length of the schedule from train.steps, so
@@ -74,9 +94,9 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
                            .val_tokens = index.val_tokens()};
 }
 
-Result<pb::Job> load_resolved(const std::string& path,
-                              const std::vector<std::string>& overrides) {
-  ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(path, overrides));
+namespace {
+
+Result<pb::Job> resolve_with_data(const pb::Job& job) {
   Result<jobfile::DataInfo> info = read_data_info(job.data().path());
   if (!info.ok()) {
     if (info.status().code() != Code::kNotFound ||
@@ -90,39 +110,140 @@ Result<pb::Job> load_resolved(const std::string& path,
   return jobfile::resolve(job, *info);
 }
 
-std::vector<std::string> forbidden_differences(const pb::Job& run,
-                                               const pb::Job& given) {
+// The resolved job of a run directory; NotFound if it has none.
+Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
+  const std::string path = job_path(run);
+  ASSIGN_OR_RETURN(const std::string text,
+                   remesh::read_file(fs, path, kMaxJobBytes));
+  ASSIGN_OR_RETURN(const pb::Job loaded, jobfile::parse_job(text, {path, run}));
+  jobfile::DataInfo info;
+  info.vocab_size = loaded.model().vocab_size();
+  return jobfile::resolve(loaded, info);
+}
+
+}  // namespace
+
+Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
+  pb::Job base;
+  if (!run.empty()) {
+    Result<pb::Job> held = job_of_run(*posix_file_system(), run);
+    if (held.ok()) {
+      base = jobfile::without_derived(std::move(*held));
+    } else if (held.status().code() != Code::kNotFound || source.file.empty()) {
+      return held.status();
+    }
+  }
+  ASSIGN_OR_RETURN(const pb::Job job,
+                   jobfile::load_job(source.file, source.set, base));
+  return resolve_with_data(job);
+}
+
+std::vector<std::string> forbidden_differences(
+    const pb::Job& run, const pb::Job& given,
+    const std::vector<std::string>& set) {
   const bool length = length_follows_steps(run) && length_follows_steps(given);
   const bool warmup = warmup_follows_steps(run) && warmup_follows_steps(given);
+  const std::set<std::string> asked = keys_of(set);
   std::vector<std::string> out;
-  for (const jobfile::Difference& d : jobfile::differences(run, given))
-    if (!free_to_change(d.key, length, warmup))
-      out.push_back(fmt::format("{}: the run has {}, given is {}", d.key,
-                                d.first, d.second));
+  for (const jobfile::Difference& d : jobfile::differences(run, given)) {
+    if (free_to_change(d.key, length, warmup)) continue;
+    const bool may = free_on_request(d.key);
+    if (may && asked.contains(d.key)) continue;
+    out.push_back(fmt::format("{}: the run has {}, given is {}", d.key, d.first,
+                              d.second));
+    if (may)
+      out.back() +=
+          fmt::format(" (to change it for the rest of the run: --set {}={})",
+                      d.key, d.second);
+  }
   return out;
 }
 
-Status adopt_job(FileSystem& fs, const pb::Job& job, const std::string& run) {
+namespace {
+
+std::string keys_text(const pb::Job& run, const pb::Job& job) {
+  std::vector<std::string> out;
+  for (const jobfile::Difference& d : jobfile::differences(run, job))
+    out.push_back(fmt::format("{} {} -> {}", d.key, d.first, d.second));
+  return join(out);
+}
+
+// How another schedule changes the learning rate of the step after `done`.
+std::string learning_rate_text(const pb::Job& run, const pb::Job& job,
+                               int64_t done) {
+  const auto before = jobfile::lr_schedule(run);
+  const auto after = jobfile::lr_schedule(job);
+  if (!before.ok() || !after.ok()) return "";
+  const std::string was =
+      fmt::format("{:.2e}", jobfile::learning_rate(*before, done));
+  const std::string is =
+      fmt::format("{:.2e}", jobfile::learning_rate(*after, done));
+  if (was == is) return "";
+  return fmt::format(
+      "step {} has {} instead of {}, because schedule.total_steps follows "
+      "train.steps; to keep the schedule, add --set schedule.total_steps={}",
+      done + 1, is, was, run.schedule().total_steps());
+}
+
+Status check_steps(const pb::Job& job, const std::string& run, int64_t done) {
+  if (job.train().steps() >= done) return ok_status();
+  return invalid_argument(
+      fmt::format("train.steps = {}: {} has finished step {}; give more steps, "
+                  "for example --set train.steps={}",
+                  job.train().steps(), run, done, 2 * done));
+}
+
+}  // namespace
+
+int64_t last_finished_step(const std::string& run) {
+  const std::vector<std::string> lines = read_last_lines(metrics_path(run));
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    if (const auto m = parse_metrics_line(*line); m.ok()) return m->step();
+  return 0;
+}
+
+Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
+                           bool resume, double unix_s) {
+  OpenedJob out;
+  if (source.file.empty()) {
+    ASSIGN_OR_RETURN(out.run, find_run(run_dir));
+  } else {
+    ASSIGN_OR_RETURN(const pb::Job given,
+                     jobfile::load_job(source.file, source.set));
+    ASSIGN_OR_RETURN(out.run,
+                     choose_run(given.job().dump_folder(), given.job().name(),
+                                run_dir, resume, unix_s));
+  }
+  ASSIGN_OR_RETURN(out.job, load_resolved(source, out.run));
+  return out;
+}
+
+Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
+                            const std::vector<std::string>& set,
+                            const std::string& run) {
+  const Result<pb::Job> held = job_of_run(fs, run);
+  if (held.status().code() == Code::kNotFound) return JobChange{};
+  RETURN_IF_ERROR(held.status());
+  const auto forbidden = forbidden_differences(*held, job, set);
+  if (!forbidden.empty())
+    return invalid_argument(
+        fmt::format("{} contains a run with other values; restore them, or "
+                    "start a new run with another --run-dir:\n  {}",
+                    run, join(forbidden, "\n  ")));
+  const int64_t done = last_finished_step(run);
+  RETURN_IF_ERROR(check_steps(job, run, done));
+  JobChange change{.keys = keys_text(*held, job)};
+  const std::set<std::string> asked = keys_of(set);
+  if (done > 0 && std::none_of(asked.begin(), asked.end(), moves_rate))
+    change.learning_rate = learning_rate_text(*held, job, done);
+  return change;
+}
+
+Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run) {
   const std::string path = job_path(run);
   const std::string text = jobfile::to_toml(job);
   const Result<std::string> before = remesh::read_file(fs, path, kMaxJobBytes);
-  if (before.ok()) {
-    if (*before == text) return ok_status();
-    ASSIGN_OR_RETURN(const pb::Job loaded,
-                     jobfile::parse_job(*before, {path, run}));
-    jobfile::DataInfo info;
-    info.vocab_size = loaded.model().vocab_size();
-    ASSIGN_OR_RETURN(const pb::Job held, jobfile::resolve(loaded, info));
-    const auto differences = forbidden_differences(held, job);
-    if (!differences.empty()) {
-      return invalid_argument(fmt::format(
-          "{} contains a run with other values; restore them, or start a new "
-          "run with another --run-dir:\n  {}",
-          run, join(differences, "\n  ")));
-    }
-  } else if (before.status().code() != Code::kNotFound) {
-    return before.status();
-  }
+  if (before.ok() && *before == text) return ok_status();
   return write_file_atomically(fs, path, text);
 }
 

@@ -15,22 +15,57 @@ namespace remesh::rundir {
 // Vocabulary and size of the data set in folder `dir`, from its index.
 Result<jobfile::DataInfo> read_data_info(const std::string& dir);
 
+// How a job is given to a program.
+struct JobSource {
+  std::string file;              // "": the job of the run directory
+  std::vector<std::string> set;  // "section.key=value", overrides the file
+};
+
 // load_job() and resolve(). If the data set is not on this host, the job must
-// have model.vocab_size.
-Result<pb::Job> load_resolved(const std::string& path,
-                              const std::vector<std::string>& overrides);
+// have model.vocab_size. Keys that `source` does not give are those of the job
+// of the run directory `run`, if it has one: a run keeps its settings.
+Result<pb::Job> load_resolved(const JobSource& source,
+                              const std::string& run = "");
+
+// The run directory that a program's arguments name (choose_run(); without a
+// job file find_run()), and its job.
+struct OpenedJob {
+  std::string run;
+  pb::Job job;
+};
+Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
+                           bool resume, double unix_s);
 
 // The keys whose difference between the job of a run and the job given to
 // continue it would change the training: "train.seed: the run has 1, given is
 // 2". The description, paths, the length of the training (and
 // schedule.total_steps if it follows train.steps), how often it validates and
 // logs, and everything about machines ([parallel], [elastic], [checkpoint],
-// train.threads, train.recompute) may change. Both jobs must be resolved.
-std::vector<std::string> forbidden_differences(const pb::Job& run,
-                                               const pb::Job& given);
+// train.threads, train.recompute) may change. What a person may want to change
+// during a training (learning rate, schedule and the rest of [optimizer],
+// train.max_norm, train.dtype) may change if `set` gives it. Both jobs must be
+// resolved.
+std::vector<std::string> forbidden_differences(
+    const pb::Job& run, const pb::Job& given,
+    const std::vector<std::string>& set = {});
 
-// Makes `job` the job of the run directory: writes job.toml. InvalidArgument,
-// naming every key, if the directory contains another training.
-Status adopt_job(FileSystem& fs, const pb::Job& job, const std::string& run);
+// What a run directory continues with instead of its present job, for people.
+struct JobChange {
+  std::string keys;  // "train.steps 40 -> 80"; "" if nothing changes
+  // How the learning rate of the next step changes, although no key of it was
+  // given with --set; "" if it does not.
+  std::string learning_rate;
+};
+// Whether the run directory may continue with `job`. InvalidArgument, naming
+// every key, if it contains another training or has finished more steps.
+// `set`: the overrides that `job` was loaded with.
+Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
+                            const std::vector<std::string>& set,
+                            const std::string& run);
+// Makes `job` the job of the run directory: writes job.toml.
+Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run);
+
+// The last finished step in the metrics of a run; 0 if there is none.
+int64_t last_finished_step(const std::string& run);
 
 }  // namespace remesh::rundir

@@ -6,8 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
@@ -15,29 +13,27 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
+#include <utility>
 #include <vector>
+
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::rundir {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Length of "-20261121-161810".
-constexpr size_t kStampLength = 16;
-
-// The time stamp a run's name ends with, or "".
-std::string stamp_of(const std::string& name) {
-  if (name.size() <= kStampLength) return "";
-  std::string stamp = name.substr(name.size() - kStampLength);
-  for (size_t i = 0; i < stamp.size(); ++i) {
-    const bool dash = i == 0 || i == 9;
-    if (dash ? stamp[i] != '-'
-             : std::isdigit(static_cast<unsigned char>(stamp[i])) == 0) {
-      return "";
-    }
-  }
-  return stamp;
+std::string time_text(double unix_s, const char* format) {
+  const auto seconds = static_cast<time_t>(std::floor(unix_s));
+  tm parts{};
+  localtime_r(&seconds, &parts);
+  char text[64];
+  return {text, strftime(text, sizeof(text), format, &parts)};
 }
 
 int parse_pid(std::string_view text) {
@@ -170,12 +166,7 @@ int RunLock::holder(const std::string& run) {
 RunLock::~RunLock() { close(fd_); }
 
 std::string new_run_name(const std::string& job_name, double unix_s) {
-  const auto seconds = static_cast<time_t>(std::floor(unix_s));
-  tm parts{};
-  localtime_r(&seconds, &parts);
-  char stamp[32];
-  strftime(stamp, sizeof(stamp), "-%Y%m%d-%H%M%S", &parts);
-  return job_name + stamp;
+  return job_name + time_text(unix_s, "-%Y%m%d-%H%M%S");
 }
 
 void point_latest(const std::string& dump_folder, const std::string& run) {
@@ -200,30 +191,101 @@ bool is_run(const std::string& path) {
          fs::exists(endpoint_path(path), error);
 }
 
+std::optional<RunEnd> end_of_run(const std::string& run) {
+  const std::vector<std::string> lines = read_last_lines(events_path(run));
+  const auto last = parse_event_line(lines.empty() ? "" : lines.back());
+  if (!last.ok()) return std::nullopt;
+  for (const auto& [kind, outcome] :
+       {std::pair{&events::kJobDone, "done"},
+        std::pair{&events::kJobStopped, "stopped"},
+        std::pair{&events::kJobFailed, "failed"}})
+    if (last->event() == *kind)
+      return RunEnd{outcome, last->cause(), last->step(), last->time()};
+  return std::nullopt;
+}
+
+std::string end_text(const RunEnd& end, const std::string& run) {
+  std::string out = fmt::format(
+      "{} at step {}, {}", end.outcome == "done" ? "finished" : end.outcome,
+      end.step, date_text(end.time));
+  if (!end.cause.empty()) out += ": " + end.cause;
+  out += fmt::format("; to {}: remesh resume {}",
+                     end.outcome == "done" ? "train further" : "continue",
+                     short_path(run));
+  if (end.outcome == "done")
+    out += fmt::format(" --set train.steps={}", 2 * end.step);
+  return out;
+}
+
+std::string date_text(double unix_s) {
+  return time_text(unix_s, "%Y-%m-%d %H:%M:%S %Z");
+}
+
+std::string short_path(const std::string& path) {
+  std::error_code error;
+  const auto here = fs::current_path(error);
+  if (error) return path;
+  const std::string near = fs::path(path).lexically_relative(here).string();
+  return near.empty() || near.starts_with("..") ? path : near;
+}
+
+void remove_unstarted(FileSystem& fs, const std::string& run) {
+  const std::string journal = journal_path(run);
+  for (const std::string& path :
+       {journal, journal + "-wal", journal + "-shm", metrics_path(run),
+        events_path(run), job_path(run), endpoint_path(run),
+        coordinator_log_path(run), lock_path(run), logs_path(run), run})
+    (void)fs.remove(path).ok();
+}
+
+double started_at(const std::string& run) {
+  const std::vector<std::string> lines = read_lines(events_path(run));
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    if (line->find("\"coordinator_") == std::string::npos) continue;
+    const auto e = parse_event_line(*line);
+    if (e.ok() && (e->event() == events::kCoordinatorStarted ||
+                   e->event() == events::kCoordinatorRestarted))
+      return e->time();
+  }
+  return 0;
+}
+
+namespace {
+
+std::string real_path(const std::string& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  return error ? absolute(path) : real.string();
+}
+
+bool is_run_of(const std::string& run, const std::string& job_name) {
+  if (job_name.empty()) return true;
+  const auto text = read_file(job_path(run));
+  if (!text.ok()) return false;
+  const auto job = jobfile::parse_job(*text, {job_path(run), run});
+  return job.ok() && job->job().name() == job_name;
+}
+
+}  // namespace
+
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name) {
-  std::string best;
-  std::string best_stamp;
+  std::set<std::string> runs;  // the link "latest" may point elsewhere
   std::error_code error;
-  for (fs::directory_iterator it(dump_folder, error), end; it != end;
-       it.increment(error)) {
-    if (error) break;
-    const std::string name = it->path().filename().string();
-    const std::string stamp = stamp_of(name);
-    if (stamp.empty() || !is_run(it->path().string())) continue;
-    const std::string prefix = name.substr(0, name.size() - kStampLength);
-    if (!job_name.empty() && prefix != job_name) continue;
-    if (stamp > best_stamp || (stamp == best_stamp && name > best)) {
-      best = name;
-      best_stamp = stamp;
-    }
+  for (fs::directory_iterator it(dump_folder, error), end; !error && it != end;
+       it.increment(error))
+    if (is_run(it->path().string())) runs.insert(real_path(it->path()));
+  std::pair<double, std::string> best;
+  for (const std::string& run : runs) {
+    const std::pair<double, std::string> here = {started_at(run), run};
+    if (here.first > 0 && here > best && is_run_of(run, job_name)) best = here;
   }
-  if (best.empty()) {
+  if (best.second.empty()) {
     return not_found(fmt::format(
         "no run{} in {}",
         job_name.empty() ? "" : " of job \"" + job_name + "\"", dump_folder));
   }
-  return dump_folder + "/" + best;
+  return best.second;
 }
 
 Result<std::string> choose_run(const std::string& dump_folder,
@@ -236,13 +298,11 @@ Result<std::string> choose_run(const std::string& dump_folder,
   }
   if (!given.empty()) {
     // Resolve "runs/latest" now, because it may point elsewhere later.
-    std::error_code error;
-    const fs::path real = fs::canonical(given, error);
-    return error ? absolute(given) : real.string();
+    return real_path(given);
   }
   if (resume) {
     Result<std::string> newest = newest_run(dump_folder, job_name);
-    if (newest.ok()) return absolute(*newest);
+    if (newest.ok()) return newest;
     return not_found("nothing to resume: " + newest.status().message() +
                      "; name one with --run-dir, or start without --resume");
   }
@@ -251,24 +311,13 @@ Result<std::string> choose_run(const std::string& dump_folder,
 
 Result<std::string> find_run(const std::string& named) {
   if (named.empty()) {
-    const std::string runs = absolute("runs");
-    std::error_code error;
-    // Of several runs, the one started or resumed last.
-    if (is_run(runs + "/latest")) {
-      const fs::path real = fs::canonical(runs + "/latest", error);
-      if (!error) return real.string();
-    }
-    Result<std::string> newest = newest_run(runs, "");
+    Result<std::string> newest = newest_run(absolute("runs"), "");
     if (newest.ok()) return newest;
     return not_found(newest.status().message() +
                      "; name a run directory or an address, tcp://HOST:PORT");
   }
-  std::string path = absolute(named);
-  if (is_run(path)) {
-    std::error_code error;
-    const fs::path real = fs::canonical(path, error);
-    return error ? path : real.string();
-  }
+  if (is_run(named)) return real_path(named);
+  const std::string path = absolute(named);
   std::error_code error;
   if (!fs::exists(path, error)) return not_found(path + ": no such run");
   return not_found(path + ": not a run directory (it has no job.toml)");

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "proto/base/file_system.h"
@@ -63,8 +64,29 @@ std::string new_run_name(const std::string& job_name, double unix_s);
 // Makes <dump_folder>/latest point to the run. Best effort: does not replace a
 // file of that name that is not a link.
 void point_latest(const std::string& dump_folder, const std::string& run);
-// The newest run in the folder, by the time in its name, of the job of that
-// name (of any job if it is empty). NotFound names the folder.
+// How a run ended, by its last event.
+struct RunEnd {
+  std::string outcome;  // "done", "stopped" or "failed"
+  std::string cause;    // of a failure
+  int64_t step = 0;
+  double time = 0;  // unix seconds
+};
+std::optional<RunEnd> end_of_run(const std::string& run);
+// "stopped at step 7, 2026-11-22 19:13:12 UTC; to continue: remesh resume RUN".
+std::string end_text(const RunEnd& end, const std::string& run);
+// "2026-11-22 19:13:12 UTC", local time.
+std::string date_text(double unix_s);
+// The path relative to the working directory if that is shorter to type.
+std::string short_path(const std::string& path);
+// Removes what a coordinator that could not start leaves in a directory that
+// was no run before; the directory too if nothing else is in it.
+void remove_unstarted(FileSystem& fs, const std::string& run);
+// When the newest coordinator of a run started, in unix seconds, by its events;
+// 0 if none ever did.
+double started_at(const std::string& run);
+// The run in the folder (or that its link "latest" names) that was started or
+// resumed last, of the job of that name (of any job if it is empty). NotFound
+// names the folder.
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name);
 // The run directory of a job: `given`; otherwise, with `resume`, its newest

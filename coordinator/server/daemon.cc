@@ -54,25 +54,14 @@ class DaemonImpl : public Daemon {
     // First, because threads inherit the mask.
     RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT},
                                         [this](int s) { asked_to_end(s); }));
-    RETURN_IF_ERROR(rundir::create(options_.run_dir));
-    ASSIGN_OR_RETURN(lock_, rundir::RunLock::acquire(options_.run_dir));
-    RETURN_IF_ERROR(rundir::adopt_job(*fs_, options_.job, options_.run_dir));
-    RETURN_IF_ERROR(open_files());
-    RETURN_IF_ERROR(open_socket());
-    scanner_ = std::make_unique<Scanner>(rundir::checkpoints_path(
-        options_.run_dir, options_.job.checkpoint().folder()));
-    syncer_ = std::make_unique<Syncer>(
-        std::vector<int>{metrics_->sync_fd(), events_->sync_fd()},
-        kSyncPeriodMs);
-    make_core();
-    return ok_status();
+    const bool was_run = rundir::is_run(options_.run_dir);
+    const Status opened = open();
+    if (!opened.ok() && !was_run && lock_)
+      rundir::remove_unstarted(*fs_, options_.run_dir);
+    return opened;
   }
 
   const std::string& address() const override { return address_; }
-  bool had_ended() const override {
-    return journal_->restored() &&
-           core::terminal(journal_->restored()->phase()) && !options_.resume;
-  }
   const std::string& message() const override { return message_; }
 
   int run() override {
@@ -80,6 +69,7 @@ class DaemonImpl : public Daemon {
     loop_.watch(server_->lost_fd(), [this] { take_lost(); });
     loop_.watch(scanner_->fd(), [this] { take_scan(); });
     loop_.on_tick([this] { tick(); });
+    tell_changes();
     execute(core_->start(monotonic_ms()));
     const int code = ended_ ? code_ : loop_.run();
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
@@ -91,6 +81,52 @@ class DaemonImpl : public Daemon {
   }
 
  private:
+  Status open() {
+    RETURN_IF_ERROR(rundir::create(options_.run_dir));
+    ASSIGN_OR_RETURN(lock_, rundir::RunLock::acquire(options_.run_dir));
+    ASSIGN_OR_RETURN(
+        change_,
+        rundir::check_job(*fs_, options_.job, options_.set, options_.run_dir));
+    RETURN_IF_ERROR(open_files());
+    RETURN_IF_ERROR(check_not_ended());
+    RETURN_IF_ERROR(open_socket());
+    scanner_ = std::make_unique<Scanner>(rundir::checkpoints_path(
+        options_.run_dir, options_.job.checkpoint().folder()));
+    syncer_ = std::make_unique<Syncer>(
+        std::vector<int>{metrics_->sync_fd(), events_->sync_fd()},
+        kSyncPeriodMs);
+    make_core();
+    return ok_status();
+  }
+
+  Status check_not_ended() const {
+    if (options_.resume || !journal_->restored() ||
+        !core::terminal(journal_->restored()->phase()))
+      return ok_status();
+    const auto end = rundir::end_of_run(options_.run_dir);
+    return ended(options_.run_dir + ": " +
+                 (end ? rundir::end_text(*end, options_.run_dir)
+                      : "the run has ended; to continue: remesh resume " +
+                            options_.run_dir));
+  }
+
+  // What the run continues with is part of its history.
+  void tell_changes() {
+    for (const auto& [kind, text] :
+         {std::pair{&events::kJobChanged, change_.keys},
+          std::pair{&events::kLearningRateChanged, change_.learning_rate}}) {
+      if (text.empty()) continue;
+      pb::EventRecord e;
+      e.set_generation(journal_->restored() ? journal_->restored()->generation()
+                                            : 0);
+      e.set_event(kind->name);
+      e.set_step(rundir::last_finished_step(options_.run_dir));
+      e.set_detail(text);
+      act(core::EmitEvent{std::move(e)});
+    }
+    flush_lines();
+  }
+
   Status open_files() {
     const std::string& run = options_.run_dir;
     ASSIGN_OR_RETURN(log_,
@@ -116,6 +152,7 @@ class DaemonImpl : public Daemon {
     return ok_status();
   }
 
+  // The job is written once the address is free, and before anybody is told.
   Status open_socket() {
     std::string previous;
     if (const auto e = rundir::read_endpoint(options_.run_dir); e.ok()) {
@@ -123,6 +160,7 @@ class DaemonImpl : public Daemon {
     }
     ASSIGN_OR_RETURN(
         server_, listen(options_.bind, previous, kListenPatienceMs, sleep_ms));
+    RETURN_IF_ERROR(rundir::write_job(*fs_, options_.job, options_.run_dir));
     const std::string host = host_name();
     address_ = advertised_address(server_->address(), options_.advertise, host);
     return rundir::write_endpoint(*fs_, options_.run_dir,
@@ -211,16 +249,24 @@ class DaemonImpl : public Daemon {
 
   void refuse_other_job(const wire::PeerId& peer,
                         const pb::Envelope& envelope) {
+    const std::string error =
+        fmt::format("this coordinator runs job \"{}\", not \"{}\"",
+                    options_.job.job().name(), envelope.job());
     if (refused_.insert(peer).second) {
-      log_->warn("other_job_refused", {{"job", envelope.job()}});
+      log_->warn("other_job_refused", {{"job", envelope.job()},
+                                       {"worker", envelope.report().worker()},
+                                       {"host", envelope.report().host()}});
     }
-    if (!envelope.has_command()) return;
     pb::Envelope out;
-    pb::Reply* reply = out.mutable_reply();
-    reply->set_id(envelope.command().id());
-    reply->set_ok(false);
-    reply->set_error(fmt::format("this coordinator runs job \"{}\", not \"{}\"",
-                                 options_.job.job().name(), envelope.job()));
+    if (envelope.has_command()) {
+      pb::Reply* reply = out.mutable_reply();
+      reply->set_id(envelope.command().id());
+      reply->set_ok(false);
+      reply->set_error(error);
+      reply->set_code(code_name(Code::kInvalidArgument));
+    } else {
+      out.mutable_refusal()->set_reason(error);
+    }
     server_->send(peer, out);
   }
 
@@ -388,6 +434,7 @@ class DaemonImpl : public Daemon {
   DaemonOptions options_;
   std::unique_ptr<FileSystem> fs_ = posix_file_system();
   std::unique_ptr<rundir::RunLock> lock_;
+  rundir::JobChange change_;
   std::shared_ptr<Logger> log_;
   std::unique_ptr<Journal> journal_;
   std::unique_ptr<rundir::LineFile> metrics_;

@@ -17,6 +17,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "proto/base/status.h"
 #include "proto/job.pb.h"
@@ -24,8 +25,9 @@
 namespace remesh::server {
 
 struct DaemonOptions {
-  pb::Job job;            // resolved
-  std::string run_dir;    // absolute; created if it does not exist
+  pb::Job job;                   // resolved
+  std::vector<std::string> set;  // the overrides that `job` was loaded with
+  std::string run_dir;           // absolute; created if it does not exist
   std::string bind;       // tcp://HOST:PORT; port 0: that of the previous
                           // coordinator if it is free, else any free one
   std::string advertise;  // HOST or HOST:PORT for workers; "": as bound
@@ -39,13 +41,13 @@ class Daemon {
  public:
   // Locks the run directory, opens journal and files, and listens. Fails with
   // AlreadyExists if another coordinator uses the directory, with
-  // InvalidArgument if it contains a run of another job.
+  // InvalidArgument if it contains a run that may not continue with this job,
+  // with Ended if that run has ended and is not resumed. After a failure a
+  // directory that was no run is none.
   static Result<std::unique_ptr<Daemon>> open(DaemonOptions options);
   virtual ~Daemon() = default;
 
   virtual const std::string& address() const = 0;  // advertised
-  // True if the run had already ended and is not resumed.
-  virtual bool had_ended() const = 0;
   // Runs until the job ends (kExitOk: done or stopped, kExitFailed) or returns
   // kExitTryAgain. A negative value is minus the signal that ended the daemon.
   virtual int run() = 0;

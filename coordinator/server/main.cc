@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/daemon.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
@@ -27,6 +26,9 @@ Examples:
   remesh-coordinator job.toml --run-dir /shared/run --resume
       continue a run that has ended or stopped from its newest checkpoint
 
+  remesh-coordinator --run-dir /shared/run --resume --set train.steps=2000
+      the same without the job file; a run keeps the settings it was given
+
 If the job in the run directory has not ended, the coordinator takes it over,
 with or without --resume: running ranks reconnect and lose nothing.
 
@@ -35,7 +37,8 @@ the next coordinator on the run directory takes over. `remesh stop` ends the
 job.
 
 Exit codes: 0 the job is done or stopped; 2 wrong usage or job file; 3 the job
-cannot continue (the last line has the reason); 75 restart the daemon.)";
+cannot continue (the last line has the reason); 4 the run had ended and --resume
+was not given; 5 a file or run does not exist; 75 restart the daemon.)";
 
 struct Arguments {
   std::string job_file;
@@ -49,7 +52,8 @@ struct Arguments {
 
 void declare(CLI::App& app, Arguments* a) {
   app.footer(kFooter);
-  app.add_option("JOB", a->job_file, "Job file (TOML)")->required();
+  app.add_option("JOB", a->job_file,
+                 "Job file (TOML). May be left out if --run-dir is a run");
   app.add_option("--run-dir", a->run_dir,
                  "Run directory; must be visible to all workers. Default: a "
                  "new one below job.dump_folder; with --resume, the newest");
@@ -83,27 +87,23 @@ int fail(const Status& status) {
 }
 
 int run(const Arguments& a) {
-  auto job = rundir::load_resolved(a.job_file, a.set);
-  if (!job.ok()) return fail(job.status());
-  DaemonOptions options{.job = std::move(*job),
-                        .bind = a.bind,
-                        .advertise = a.advertise,
-                        .resume = a.resume,
-                        .log_to_stderr = a.verbose};
-  auto run_dir = rundir::choose_run(options.job.job().dump_folder(),
-                                    options.job.job().name(), a.run_dir,
-                                    a.resume, unix_seconds());
-  if (!run_dir.ok()) return fail(run_dir.status());
-  options.run_dir = *run_dir;
-  auto daemon = Daemon::open(std::move(options));
+  if (a.job_file.empty() && a.run_dir.empty())
+    return fail(invalid_argument("give a job file, or --run-dir of a run"));
+  auto opened = rundir::open_job({a.job_file, a.set}, a.run_dir, a.resume,
+                                 unix_seconds());
+  if (!opened.ok()) return fail(opened.status());
+  auto daemon = Daemon::open({.job = std::move(opened->job),
+                              .set = a.set,
+                              .run_dir = opened->run,
+                              .bind = a.bind,
+                              .advertise = a.advertise,
+                              .resume = a.resume,
+                              .log_to_stderr = a.verbose});
   if (!daemon.ok()) return fail(daemon.status());
   fmt::print(
       "run directory: {}\nworkers connect with: remesh-worker --connect "
       "{}\n",
-      *run_dir, (*daemon)->address());
-  if ((*daemon)->had_ended()) {
-    fmt::print("this run has already ended; use --resume to continue it\n");
-  }
+      opened->run, (*daemon)->address());
   std::fflush(stdout);
   const int code = (*daemon)->run();
   const std::string message = (*daemon)->message();

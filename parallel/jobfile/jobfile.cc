@@ -238,13 +238,14 @@ Result<std::string> read_text(const std::string& path) {
 
 Result<pb::Job> parse_job(std::string_view toml, const Source& source,
                           const std::vector<std::string>& overrides,
-                          const std::string& override_dir) {
+                          const std::string& override_dir,
+                          const pb::Job& base) {
   const toml::parse_result parsed = toml::parse(toml, source.name);
   if (parsed.failed())
     return invalid_argument(fmt::format("{}:{}: not TOML: {}", source.name,
                                         parsed.error().source().begin.line,
                                         parsed.error().description()));
-  pb::Job job;
+  pb::Job job = base;
   std::vector<Problem> problems;
   Reader reader(job, problems);
   reader.read_file(parsed.table(), source);
@@ -278,14 +279,24 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
   return invalid_argument(join(texts, "\n"));
 }
 
+std::string override_key(std::string_view text) {
+  std::string key(text.substr(0, text.find('=')));
+  std::erase_if(key, [](char c) { return c == ' ' || c == '\t'; });
+  return key;
+}
+
 Result<pb::Job> load_job(const std::string& path,
-                         const std::vector<std::string>& overrides) {
-  ASSIGN_OR_RETURN(const std::string text, read_text(path));
+                         const std::vector<std::string>& overrides,
+                         const pb::Job& base) {
+  std::string text;
+  if (!path.empty()) {
+    ASSIGN_OR_RETURN(text, read_text(path));
+  }
   std::error_code ec;
   const fs::path here = fs::current_path(ec);
   if (ec) return io_error("current folder: " + ec.message());
   const Source source{path, (here / path).parent_path().string()};
-  return parse_job(text, source, overrides, here.string());
+  return parse_job(text, source, overrides, here.string(), base);
 }
 
 }  // namespace remesh::jobfile

@@ -31,14 +31,19 @@ struct Source {
 // the value is TOML, or else a bare string. Paths are relative to the job
 // file's folder, in overrides to the current one. Fails (InvalidArgument) with
 // all problems, one per line: file:line, key, value, what is allowed, and for
-// an unknown name the nearest valid one.
+// an unknown name the nearest valid one. Keys that neither gives are those of
+// `base`. Without a path, only the overrides apply to it.
 Result<pb::Job> load_job(const std::string& path,
-                         const std::vector<std::string>& overrides = {});
+                         const std::vector<std::string>& overrides = {},
+                         const pb::Job& base = {});
 
 // load_job() on a text. Paths in overrides are relative to `override_dir`.
 Result<pb::Job> parse_job(std::string_view toml, const Source& source,
                           const std::vector<std::string>& overrides = {},
-                          const std::string& override_dir = "/");
+                          const std::string& override_dir = "/",
+                          const pb::Job& base = {});
+// "train.steps" of "train.steps=40".
+std::string override_key(std::string_view text);
 
 // What resolve() needs to know about the data set.
 struct DataInfo {
@@ -54,6 +59,11 @@ struct DataInfo {
 // pipeline-parallel degree, train.threads, elastic.max_slots,
 // elastic.hang_after_s). Resolving a resolved job changes nothing.
 Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data);
+
+// The resolved job without what resolve() derived from train.steps (the length
+// of the schedule, the default warm-up), so that they follow another
+// train.steps.
+pb::Job without_derived(pb::Job resolved);
 
 // A key whose value differs between two jobs; values as in a job file.
 struct Difference {

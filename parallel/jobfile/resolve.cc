@@ -240,6 +240,16 @@ geometry::ModelConfig model_config(const pb::Job& resolved) {
   return c;
 }
 
+pb::Job without_derived(pb::Job resolved) {
+  pb::Schedule& s = *resolved.mutable_schedule();
+  if (s.total_steps() != resolved.train().steps()) return resolved;
+  const int64_t warmup = pb::Schedule::default_instance().warmup_steps();
+  if (s.warmup_steps() == std::min(warmup, s.total_steps()))
+    s.clear_warmup_steps();
+  s.clear_total_steps();
+  return resolved;
+}
+
 Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
   if (data.vocab_size < 1)
     return invalid_argument(fmt::format(

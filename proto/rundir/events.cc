@@ -8,6 +8,8 @@ namespace {
 constexpr EventKind kKinds[] = {
     kCoordinatorStarted,
     kCoordinatorRestarted,
+    kJobChanged,
+    kLearningRateChanged,
     kJournalBehind,
     kScanFailed,
     kWorkerJoined,

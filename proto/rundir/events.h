@@ -37,6 +37,12 @@ inline constexpr EventKind kCoordinatorStarted{
 inline constexpr EventKind kCoordinatorRestarted{
     "coordinator_restarted", Tone::kNotice, "detail",
     "A coordinator took over a run that had not ended."};
+inline constexpr EventKind kJobChanged{
+    "job_changed", Tone::kNotice, "detail",
+    "The run continues with other settings than before."};
+inline constexpr EventKind kLearningRateChanged{
+    "learning_rate_changed", Tone::kBad, "detail",
+    "Another train.steps changes the learning rate of the next step."};
 inline constexpr EventKind kJournalBehind{
     "journal_behind", Tone::kNotice, "worker, detail",
     "A worker knows a later generation than the journal does."};

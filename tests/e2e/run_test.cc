@@ -137,6 +137,46 @@ TEST_F(RunTest, StopEndsARunCleanlyAndResumeContinues) {
   expect_sequence(at + 5);
 }
 
+TEST_F(RunTest, ARunKeepsItsSettingsAndNoFinishedStepIsForgotten) {
+  make({{"train.steps", "5"}, {"checkpoint.interval", "0"}});
+  c().start_run(1, {"--set", "train.steps=100000"});
+  ASSERT_TRUE(c().wait_for_step(8));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  const int64_t at = c().last_step();
+  // The job file has 5 steps.
+  c().start_run(1, {"--resume"});
+  expect_exit(c().run(), 2);
+  EXPECT_NE(c().run().output().find(fmt::format("has finished step {}", at)),
+            std::string::npos)
+      << c().run().output();
+  // A script must not take this for a finished training.
+  c().start_run(1, {"--set", "train.steps=100000"});
+  expect_exit(c().run(), 4);
+  EXPECT_NE(c().run().output().find("to continue: remesh resume"),
+            std::string::npos)
+      << c().run().output();
+  const Finished f =
+      c().remesh({"resume", c().run_dir(), "--local", "1", "--set",
+                  fmt::format("train.steps={}", at + 5)});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_sequence(at + 5);
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  EXPECT_EQ(c().events_named("job_changed").size(), 1U);
+}
+
+TEST_F(RunTest, ARunInUseIsNotJoinedWithOtherSettings) {
+  make(endless());
+  c().start_run(1);
+  ASSERT_TRUE(c().wait_for_step(3));
+  const Finished f = c().remesh({"run", c().job_file(), "--run-dir",
+                                 c().run_dir(), "--set", "train.steps=77"});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  EXPECT_NE(f.output.find("-> 77"), std::string::npos) << f.output;
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
 TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_run(2);

@@ -196,8 +196,12 @@ TEST_F(RenderTest, PaceTellsTheTimeOnTheWall) {
 }
 
 RunSummary sample() {
-  RunSummary s{.job_file = "job.toml", .run_dir = "runs/r", .outcome = "done"};
-  s.steps = 4;
+  RunSummary s{.resume = "remesh resume runs/r --local 2",
+               .run_dir = "runs/r",
+               .outcome = "done"};
+  s.job.mutable_train()->set_steps(4);
+  s.job.mutable_schedule()->set_total_steps(4);
+  s.job.mutable_schedule()->set_warmup_steps(0);
   s.began = 100;
   for (int i = 1; i <= 4; ++i) s.metrics.push_back(metrics(i, 6.0 - i, 98 + i));
   s.metrics.back().set_val_loss(2.25);
@@ -246,15 +250,40 @@ TEST_F(RenderTest, Summary) {
   checkpoint  runs/r/checkpoints/step-00000004
 
 What to try next:
-  remesh run job.toml --resume --run-dir runs/r --set train.steps=8
+  remesh resume runs/r --local 2 --set train.steps=8 --set schedule.total_steps=4
+      (keeps the learning rate of 1.00e-04; without the last --set it rises to 5.50e-04)
   remesh checkpoint inspect runs/r
   remesh status runs/r
 )");
 }
 
+TEST_F(RenderTest, AdviceToTrainLongerTellsTheLearningRate) {
+  pb::Job job;
+  job.mutable_train()->set_steps(100);
+  pb::Schedule& s = *job.mutable_schedule();
+  s.set_total_steps(100);
+  s.set_decay_type("constant");
+  EXPECT_EQ(longer_advice(job, "R"),
+            std::vector<std::string>{"R --set train.steps=200"});
+  s.set_decay_type("linear");
+  s.set_min_lr_factor(0);
+  EXPECT_EQ(longer_advice(job, "R").back(),
+            "    (raises the learning rate to 6.67e-04)");
+  job.mutable_train()->set_steps(40);  // all of it warm-up
+  s.set_total_steps(40);
+  s.set_warmup_steps(40);
+  EXPECT_EQ(longer_advice(job, "R").back(),
+            "    (raises the learning rate to 8.20e-04)");
+  job.mutable_train()->set_steps(100);
+  s.set_total_steps(80);  // set apart from the steps, so it does not follow
+  EXPECT_EQ(longer_advice(job, "R").size(), 1U);
+}
+
 TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
-  const std::string text = summary_text(
-      {.job_file = "j", .run_dir = "r", .outcome = "failed", .steps = 9}, {});
+  RunSummary s{
+      .resume = "remesh resume r", .run_dir = "r", .outcome = "failed"};
+  s.job.mutable_train()->set_steps(9);
+  const std::string text = summary_text(s, {});
   EXPECT_NE(text.find("no step finished"), std::string::npos);
   EXPECT_NE(text.find("failed at step 0 of 9"), std::string::npos);
   EXPECT_NE(text.find("coordinator.log"), std::string::npos);

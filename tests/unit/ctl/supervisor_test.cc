@@ -115,6 +115,42 @@ TEST_F(SupervisorTest, AUsageErrorOfTheCoordinatorEndsItAtOnce) {
   EXPECT_EQ(exited(kCoordinator, 2), Texts{"exit 2"});
 }
 
+TEST_F(SupervisorTest, ACoordinatorThatCannotStartIsNotStartedAgain) {
+  for (const int code : {3, 4, 5, 75}) {
+    make({.local_workers = 1});
+    give(Begin{});
+    EXPECT_EQ(exited(kCoordinator, code), Texts{fmt::format("exit {}", code)});
+    EXPECT_TRUE(supervisor_->failed_to_start());
+  }
+}
+
+TEST_F(SupervisorTest, ARestartedCoordinatorMayFindTheJobEnded) {
+  for (const auto& [outcome, code] :
+       {std::pair{"done", 0}, std::pair{"failed", 3}}) {
+    start(0);
+    exited(kCoordinator, 0, SIGKILL);
+    restart_delay();
+    tick({.outcome = outcome});
+    EXPECT_EQ(exited(kCoordinator, 4), Texts{});
+    EXPECT_EQ(tick(), Texts{fmt::format("exit {}", code)});
+    EXPECT_FALSE(supervisor_->failed_to_start());
+  }
+}
+
+TEST_F(SupervisorTest, SaysOnceWhatToDoWhenSlotsAreLacking) {
+  make({.hint = "HINT"});
+  give(Begin{});
+  tick({.coordinator_listens = true});
+  const Tick lacking{.coordinator_listens = true, .lacks_slots = true};
+  EXPECT_EQ(tick(lacking), Texts{});
+  EXPECT_EQ(tick(lacking, Supervisor::kHintMs - 1), Texts{});
+  EXPECT_EQ(tick(lacking, 1), Texts{"say HINT"});
+  EXPECT_EQ(tick(lacking, 10 * Supervisor::kHintMs), Texts{});
+  EXPECT_EQ(tick({.coordinator_listens = true}), Texts{});
+  EXPECT_EQ(tick(lacking), Texts{});
+  EXPECT_EQ(tick(lacking, Supervisor::kHintMs), Texts{"say HINT"});
+}
+
 TEST_F(SupervisorTest, WorkersThatDoNotLeaveAreTerminatedThenKilled) {
   start(2);
   exited(1, 0);

@@ -87,5 +87,14 @@ expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume
 expect 5 "not a run directory" "$bin/remesh" run job.toml --resume \
   --run-dir run
 expect 2 "tcp://HOST:PORT" "$bin/remesh-coordinator" job.toml --bind 5710
+expect 5 "no such run" "$bin/remesh" resume none
+expect 2 "give a job file" "$bin/remesh-coordinator"
+# A start that fails leaves no run behind.
+expect 2 "tcp://HOST:PORT" "$bin/remesh" run job.toml --bind 5710
+expect 5 "no run in" "$bin/remesh" status
+[ -z "$(ls runs 2>/dev/null)" ] || {
+  echo "FAIL: a failed start leaves $(ls runs)"
+  failed=1
+}
 expect 0 "# " "$bin/remesh" job defaults
 exit $failed

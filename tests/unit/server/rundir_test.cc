@@ -261,33 +261,91 @@ TEST_F(RunDirTest, EndpointsSurviveTheFile) {
   EXPECT_EQ(read_endpoint(dir_).status().code(), Code::kNotFound);
 }
 
-TEST_F(RunDirTest, TheNewestRunOfAJobIsFoundByName) {
-  for (const char* name :
-       {"a-20250101-000000", "a-20251231-235959", "b-20260101-000000",
-        "a-b-20270101-000000", "a-notes"}) {
-    fs::create_directories(dir_ + "/" + name);
-    put(job_path(dir_ + "/" + name), "");
-  }
-  fs::create_directories(dir_ + "/a-20280101-000000");  // no run: no job.toml
-  EXPECT_EQ(newest_run(dir_, "a").value(), dir_ + "/a-20251231-235959");
-  EXPECT_EQ(newest_run(dir_, "").value(), dir_ + "/a-b-20270101-000000");
-  EXPECT_EQ(choose_run(dir_, "b", "", true, 0).value(),
-            dir_ + "/b-20260101-000000");
-  EXPECT_FALSE(newest_run(dir_, "c").ok());
-  EXPECT_FALSE(choose_run(dir_, "a", dir_ + "/none", true, 0).ok());
-  EXPECT_EQ(choose_run(dir_, "a", dir_ + "/x/", false, 0).value(), dir_ + "/x");
+// A run of the job whose coordinator started at `time`, or never.
+void put_run(const std::string& run, const std::string& job_name, double time) {
+  const auto store = [](const std::string& path, const std::string& text) {
+    ASSERT_TRUE(write_file(*posix_file_system(), path, text).ok());
+  };
+  fs::create_directories(run);
+  store(job_path(run),
+        "[job]\nname = \"" + job_name + "\"\n[data]\npath = \"/d\"\n");
+  if (time <= 0) return;
+  pb::EventRecord e;
+  e.set_event("coordinator_started");
+  e.set_time(time);
+  std::string lines = event_line(e) + "\n";
+  e.set_event("checkpoint");
+  e.set_time(time + 1000);
+  store(events_path(run), lines + event_line(e) + "\n");
+}
+
+TEST_F(RunDirTest, TheNewestRunIsTheOneStartedLast) {
+  const std::string runs = dir_ + "/runs";
+  put_run(runs + "/a-20990101-000000", "a", 100);
+  put_run(runs + "/mine", "a", 300);
+  put_run(runs + "/b", "b", 200);
+  put_run(runs + "/never-started", "a", 0);
+  put_run(dir_ + "/elsewhere", "c", 400);
+  fs::create_directories(runs + "/notes");
+  EXPECT_EQ(newest_run(runs, "a").value(), runs + "/mine");
+  EXPECT_EQ(newest_run(runs, "b").value(), runs + "/b");
+  EXPECT_EQ(newest_run(runs, "").value(), runs + "/mine");
+  EXPECT_FALSE(newest_run(runs, "c").ok());
+  point_latest(runs, dir_ + "/elsewhere");
+  EXPECT_EQ(newest_run(runs, "").value(), dir_ + "/elsewhere");
+  EXPECT_EQ(choose_run(runs, "b", "", true, 0).value(), runs + "/b");
+  EXPECT_FALSE(choose_run(runs, "a", dir_ + "/none", true, 0).ok());
+  EXPECT_EQ(choose_run(runs, "a", dir_ + "/x/", false, 0).value(), dir_ + "/x");
 }
 
 TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
   const std::string run = dir_ + "/a-20250101-000000";
-  fs::create_directories(run);
-  put(job_path(run), "");
+  put_run(run, "a", 1);
   point_latest(dir_, dir_ + "/elsewhere");
   point_latest(dir_, run);
   EXPECT_EQ(find_run(dir_ + "/latest").value(), run);
   EXPECT_EQ(choose_run(dir_, "a", dir_ + "/latest", true, 0).value(), run);
   point_latest(dir_, run);
   EXPECT_EQ(fs::read_symlink(dir_ + "/latest"), "a-20250101-000000");
+}
+
+TEST_F(RunDirTest, TheLastEventSaysHowARunEnded) {
+  EXPECT_FALSE(end_of_run(dir_));
+  pb::EventRecord e;
+  e.set_event("job_failed");
+  e.set_step(7);
+  e.set_time(100);
+  e.set_cause("no luck");
+  put(events_path(dir_), event_line(e) + "\n");
+  const auto end = end_of_run(dir_);
+  ASSERT_TRUE(end.has_value());
+  EXPECT_EQ(end->outcome, "failed");
+  EXPECT_EQ(end_text(*end, "/r"), "failed at step 7, " + date_text(100) +
+                                      ": no luck; to continue: remesh resume "
+                                      "/r");
+  EXPECT_EQ(end_text({.outcome = "done", .step = 7, .time = 100}, "/r"),
+            "finished at step 7, " + date_text(100) +
+                "; to train further: remesh resume /r --set train.steps=14");
+  pb::EventRecord again;
+  again.set_event("coordinator_restarted");
+  put(events_path(dir_), event_line(e) + "\n" + event_line(again) + "\n");
+  EXPECT_FALSE(end_of_run(dir_));
+}
+
+TEST_F(RunDirTest, WhatACoordinatorThatDidNotStartLeavesIsRemoved) {
+  const auto fs = posix_file_system();
+  const std::string run = dir_ + "/run";
+  ASSERT_TRUE(create(run).ok());
+  for (const std::string& path :
+       {job_path(run), journal_path(run), metrics_path(run), lock_path(run)})
+    put(path, "x");
+  put(run + "/own.txt", "x");
+  remove_unstarted(*fs, run);
+  EXPECT_FALSE(is_run(run));
+  EXPECT_TRUE(fs->exists(run + "/own.txt")) << "not of a coordinator";
+  ASSERT_TRUE(fs->remove(run + "/own.txt").ok());
+  remove_unstarted(*fs, run);
+  EXPECT_FALSE(fs->exists(run));
 }
 
 pb::Job job(const std::vector<std::string>& set = {}) {
@@ -333,6 +391,70 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
 
 std::string checksum_of(const std::string& tokens) {
   return hex(xxh3_128(std::as_bytes(std::span(tokens))));
+}
+
+TEST_F(RunDirTest, HyperparametersMayChangeOnlyOnRequest) {
+  for (const char* set : {"optimizer.lr=0.5", "schedule.decay_type=linear",
+                          "train.dtype=fp32", "train.max_norm=9"}) {
+    const auto refused = forbidden_differences(job(), job({set}));
+    ASSERT_EQ(refused.size(), 1U) << set;
+    EXPECT_NE(refused[0].find("--set "), std::string::npos) << refused[0];
+    EXPECT_TRUE(forbidden_differences(job(), job({set}), {set}).empty()) << set;
+  }
+  for (const char* set :
+       {"train.seed=9", "train.global_batch_size=32", "model.norm_eps=1e-6"})
+    EXPECT_EQ(forbidden_differences(job(), job({set}), {set}).size(), 1U)
+        << set;
+}
+
+TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
+  const auto fs = posix_file_system();
+  const std::string run = dir_ + "/run";
+  ASSERT_TRUE(create(run).ok());
+  const pb::Job held = job({"train.steps=200", "model.vocab_size=257",
+                            "elastic.layouts=[\"dp2\"]", "train.seed=5"});
+  ASSERT_TRUE(write_job(*fs, held, run).ok());
+  put(dir_ + "/job.toml", "[data]\npath = \"/d\"\n[train]\nseed = 5\n");
+  const auto same = load_resolved({dir_ + "/job.toml", {}}, run);
+  ASSERT_TRUE(same.ok()) << same.status().message();
+  EXPECT_TRUE(jobfile::differences(held, *same).empty());
+  const auto longer =
+      load_resolved({"", {"train.steps=300", "elastic.layouts=[]"}}, run);
+  ASSERT_TRUE(longer.ok()) << longer.status().message();
+  EXPECT_EQ(longer->schedule().total_steps(), 300) << "follows train.steps";
+  EXPECT_EQ(longer->elastic().layouts_size(), 0);
+  EXPECT_EQ(longer->train().seed(), 5U);
+  EXPECT_FALSE(load_resolved({"", {}}, dir_ + "/none").ok());
+}
+
+TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
+  const auto fs = posix_file_system();
+  ASSERT_TRUE(write_job(*fs, job({"train.steps=200"}), dir_).ok());
+  pb::StepMetrics m;
+  m.set_step(100);
+  m.set_loss(2);
+  put(metrics_path(dir_), metrics_line(m) + "\n" + "{\"step\":101,");
+  EXPECT_EQ(last_finished_step(dir_), 100);
+  const auto check = [&](const std::vector<std::string>& set) {
+    return check_job(*fs, job(set), set, dir_);
+  };
+  const auto fewer = check({"train.steps=99"});
+  EXPECT_EQ(fewer.status().code(), Code::kInvalidArgument);
+  EXPECT_NE(fewer.status().message().find("has finished step 100"),
+            std::string::npos)
+      << fewer.status().message();
+  EXPECT_EQ(check({"train.steps=200"})->keys, "");
+  const auto bent = check({"train.steps=100"});
+  ASSERT_TRUE(bent.ok()) << bent.status().message();
+  EXPECT_EQ(bent->keys,
+            "train.steps 200 -> 100, schedule.total_steps 200 -> 100");
+  EXPECT_EQ(bent->learning_rate.substr(0, 41),
+            "step 101 has 1.00e-04 instead of 7.75e-04");
+  EXPECT_EQ(
+      check({"train.steps=400", "schedule.total_steps=200"})->learning_rate,
+      "");
+  EXPECT_EQ(check({"train.steps=200", "optimizer.lr=0.1"})->keys,
+            "optimizer.lr 0.001 -> 0.1");
 }
 
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
