@@ -258,7 +258,12 @@ Examples:
   CLI::App* c = checkpoint->add_subcommand(
       "save", "Save after the current step; waits and prints the path");
   add_run_option(c, &o->target);
-  c->footer("\nExample:\n  remesh checkpoint save runs/latest");
+  c->footer(R"(
+Example:
+  remesh checkpoint save runs/latest
+
+It is removed like every other one when checkpoint.keep_latest_k newer ones
+exist, unless checkpoint.keep_every_n keeps its step; copy it to keep it.)");
   c->callback([o, code] { *code = exit_code(save(*o)); });
   const auto add = [&](const char* name, const char* help, bool one,
                        Result<int> (*command)(const Options&)) {

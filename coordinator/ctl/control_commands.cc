@@ -6,8 +6,6 @@
 
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/verbs.h"
-#include "coordinator/rundir/line_file.h"
-#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/rundir/events.h"
 
@@ -38,8 +36,8 @@ Result<int> mesh(const Options& o) {
     fmt::print("the mesh is selected automatically again\n");
   } else {
     fmt::print(
-        "mesh {} from the next step boundary, until another is requested or "
-        "there are not enough slots\n",
+        "changing to {} after this step; it stays until you change it or slots "
+        "run short (`remesh mesh auto` undoes it)\n",
         status.pinned());
   }
   return kExitOk;
@@ -62,10 +60,10 @@ Result<int> scale(const Options& o) {
   if (status.scale() == 0) {
     fmt::print("all slots are used from the next step boundary\n");
   } else {
-    fmt::print(
-        "up to {} slots are used from the next step boundary; others are "
-        "spares\n",
-        status.scale());
+    fmt::print("up to {} used from the next step boundary; others are spares\n",
+               status.scale() == 1
+                   ? "1 slot is"
+                   : fmt::format("{} slots are", status.scale()));
   }
   return kExitOk;
 }
@@ -74,17 +72,12 @@ Result<int> scale(const Options& o) {
 // if that is another one. The coordinator exits soon after the end of the job.
 Result<pb::JobStatus> outcome_in_events(const std::string& run_dir,
                                         const Status& error) {
-  const auto events = rundir::read_lines(rundir::events_path(run_dir));
-  const auto last =
-      rundir::parse_event_line(events.empty() ? "" : events.back());
-  for (const std::string state : {"done", "failed", "stopped"}) {
-    if (!last.ok() || last.value().event() != "job_" + state) continue;
-    pb::JobStatus status;
-    status.set_state(state);
-    status.set_step(last.value().step());
-    return status;
-  }
-  return error;
+  const auto end = rundir::end_of_run(run_dir);
+  if (!end) return error;
+  pb::JobStatus status;
+  status.set_state(end->outcome);
+  status.set_step(end->step);
+  return status;
 }
 
 // Why the job declined to stop, according to its newest such event.
@@ -116,7 +109,8 @@ Result<int> stop(const Options& o) {
       ASSIGN_OR_RETURN(status, outcome_in_events(run_dir, now.status()));
     }
   }
-  fmt::print("the job is {} at step {}\n", status.state(), status.step());
+  fmt::print("the job is {} at step {}; to continue: remesh resume {}\n",
+             status.state(), status.step(), rundir::short_path(run_dir));
   return status.state() == "failed" ? kExitFailed : kExitOk;
 }
 
@@ -133,9 +127,11 @@ constexpr Verb kVerbs[] = {
     {"drain", "Let a worker finish its step and leave; the others continue",
      "WORKER", "Its name, as shown by `remesh status`", R"(
 Example:
-  remesh drain node7)",
+  remesh drain node7
+
+To undo it, start the worker again on its host: remesh-worker --connect RUN)",
      drain},
-    {"mesh", "Change to another mesh at the next step boundary", "LAYOUT",
+    {"mesh", "Change the mesh (takes effect after the current step)", "LAYOUT",
      "Parallel degrees such as dp2,pp2,tp2,cp2 (1 if left out), or auto: "
      "select the mesh automatically again",
      R"(
@@ -144,11 +140,11 @@ Examples:
   remesh mesh pp2 runs/latest
   remesh mesh auto
 
-No step is lost. The mesh is kept until another is requested or there are not
-enough slots for it.)",
+No finished step is lost. The mesh stays until you change it or slots run short;
+`remesh mesh auto` undoes it.)",
      mesh},
-    {"scale", "Limit the number of slots in use; the others are spares",
-     "SLOTS", "A positive integer, or 'all' for no limit", R"(
+    {"scale", "Limit the run to a number of slots; the rest stand by", "SLOTS",
+     "A positive integer, or 'all' for no limit", R"(
 Examples:
   remesh scale 2
   remesh scale all runs/latest

@@ -18,13 +18,11 @@ Examples:
   remesh data prepare --input books.txt.xz --out data/books
   remesh run job.toml --local 2          train on this machine, 2 workers
   remesh status -w                       watch the newest run
-  remesh run job.toml --local 3 --resume continue from its newest checkpoint
+  remesh resume --local 3                continue it, with 3 workers
 
 RUN is a run directory or an address (tcp://HOST:PORT). Default: the newest run
 in ./runs. See `remesh COMMAND --help` for the options of a command.
-
-Exit codes: 0 success; 2 usage error or invalid job file; 3 the job cannot
-continue (the reason is on the last line); 130 interrupted after saving.)";
+)";
 
 // What could have been typed in place of `word`, which `rest` follows.
 std::string usage_hint(const CLI::App& app, const std::string& word,
@@ -88,7 +86,7 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
 int main(int argc, char** argv) {
   CLI::App app("remesh trains language models on machines that come and go.");
   app.name("remesh");
-  app.footer(kFooter);
+  app.footer(std::string(kFooter) + "\n" + std::string(kExitCodesHelp));
   app.set_version_flag("-V,--version", version_line("remesh"));
   app.require_subcommand(1);
   int code = kExitOk;

@@ -21,21 +21,27 @@ std::string after_colon(const std::string& text) {
   return text.empty() ? "" : ": " + text;
 }
 
-// The last component of a checkpoint's path.
-std::string source_name(const std::string& source) {
-  return source.substr(source.rfind('/') + 1);  // npos + 1 is 0
+// "continues at step 1184 from memory", "starts from initial weights".
+std::string source_text(const pb::EventRecord& e) {
+  const std::string& source = e.source();
+  if (source == "initial weights") return "starts from " + source;
+  return fmt::format(
+      "continues at step {} from {}", e.step() - e.lost_steps() + 1,
+      source.starts_with("memory of") ? "memory"
+                                      : source.substr(source.rfind('/') + 1));
 }
 
+// The reason of the choice is in events.jsonl, and here if steps are lost.
 std::string mesh_event(const pb::EventRecord& e) {
   std::string mesh = rundir::mesh_text(e.mesh());
   if (e.has_from() && rundir::mesh_text(e.from()) != mesh)
     mesh = rundir::mesh_text(e.from()) + " -> " + mesh;
-  std::string out = fmt::format("generation {}: mesh {}, from {}",
-                                e.generation(), mesh, source_name(e.source()));
-  if (e.lost_steps() > 0) {
-    out += fmt::format(", {} recomputed", plural(e.lost_steps(), "step"));
-  }
-  return out + in_brackets(e.detail());
+  std::string out = fmt::format("generation {}: {}, {}", e.generation(), mesh,
+                                source_text(e));
+  if (e.lost_steps() > 0)
+    out += fmt::format(", {} recomputed", plural(e.lost_steps(), "step")) +
+           in_brackets(e.detail());
+  return out;
 }
 
 // The cause repeats the rank or worker, which is named first here.

@@ -10,10 +10,11 @@
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
-#include "proto/base/process.h"
+#include "proto/base/clock.h"
 
 namespace remesh::ctl {
 namespace {
@@ -26,51 +27,68 @@ struct Options {
   bool json = false;
 };
 
-std::string coordinator_text(const std::string& run) {
-  if (const int holder = rundir::RunLock::holder(run); holder > 0)
-    return fmt::format("the coordinator is alive (pid {}) but does not answer",
-                       holder);
-  const auto endpoint = rundir::read_endpoint(run);
-  if (!endpoint.ok()) return "no coordinator";
-  const auto& e = endpoint.value();
-  std::string out =
-      fmt::format("coordinator {} on {}, pid {}", e.address, e.host, e.pid);
-  if (e.host == host_name())
-    out += rundir::process_alive(e.pid) ? ": alive" : ": dead";
+std::vector<pb::StepMetrics> last_metrics(const std::string& run) {
+  std::vector<pb::StepMetrics> out;
+  for (const std::string& line :
+       rundir::read_last_lines(rundir::metrics_path(run)))
+    if (auto m = rundir::parse_metrics_line(line); m.ok())
+      out.push_back(std::move(*m));
   return out;
 }
 
-// What the files of a run say when its coordinator does not answer.
-std::string files_text(const std::string& run, const Style& style) {
-  std::string out = fmt::format("run {}\n  {}\n", run, coordinator_text(run));
-  const auto metrics = rundir::read_lines(rundir::metrics_path(run));
-  const auto last =
-      rundir::parse_metrics_line(metrics.empty() ? "" : metrics.back());
-  out += last.ok() ? "  last finished: " +
-                         step_line(last.value(), last.value().step()) + "\n"
-                   : "  no finished step\n";
-  const auto lines = rundir::read_lines(rundir::events_path(run));
-  pb::JobStatus status;
-  for (const std::string& line : lines)
-    if (const auto e = rundir::parse_event_line(line); e.ok())
-      *status.add_events() = e.value();
-  return out + events_text(status, style);
+std::vector<pb::EventRecord> all_events(const std::string& run) {
+  std::vector<pb::EventRecord> out;
+  for (const std::string& line : rundir::read_lines(rundir::events_path(run)))
+    if (auto e = rundir::parse_event_line(line); e.ok())
+      out.push_back(std::move(*e));
+  return out;
+}
+
+// What the files of a run say without its coordinator.
+pb::JobStatus status_of_files(const std::string& run) {
+  pb::JobStatus s;
+  s.set_run_dir(run);
+  if (const auto job = rundir::load_resolved({}, run); job.ok()) {
+    s.set_job(job->job().name());
+    s.set_steps(job->train().steps());
+  }
+  const auto end = rundir::end_of_run(run);
+  s.set_state(end ? end->outcome : "not running");
+  const int holder = rundir::RunLock::holder(run);
+  s.set_detail(
+      holder > 0
+          ? fmt::format("the coordinator (pid {}) is alive but does not answer",
+                        holder)
+          : why_not_running(run));
+  if (const auto metrics = last_metrics(run); !metrics.empty()) {
+    s.set_step(metrics.back().step());
+    *s.mutable_last() = metrics.back();
+  }
+  for (pb::EventRecord& e : all_events(run)) *s.add_events() = std::move(e);
+  return s;
 }
 
 Result<int> show(const Options& o, bool clear) {
   const Style style = style_of_stdout();
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
-  const auto status = send_command(target, pb::Command());
+  const auto answer = send_command(target, pb::Command());
+  if (!answer.ok() && target.run_dir.empty()) return answer.status();
+  const pb::JobStatus status =
+      answer.ok() ? *answer : status_of_files(target.run_dir);
   std::string text;
-  if (status.ok()) {
-    text = o.json ? status_json(*status) : status_text(*status, style);
-  } else if (!target.run_dir.empty() && !o.json) {
-    text = files_text(target.run_dir, style);
+  if (o.json) {
+    text = status_json(status);
+  } else {
+    // The folder of a job on another machine may not be visible here.
+    const RunFacts facts =
+        facts_of(last_metrics(status.run_dir()), all_events(status.run_dir()),
+                 status.steps(), unix_seconds());
+    text = status_text(status, facts, style);
   }
-  if (!text.empty()) fmt::print("{}{}", clear ? "\x1b[H\x1b[J" : "", text);
+  fmt::print("{}{}", clear ? "\x1b[H\x1b[J" : "", text);
   std::fflush(stdout);
-  RETURN_IF_ERROR(status.status());
-  return kExitOk;
+  if (answer.ok() || has_ended(status.state())) return kExitOk;
+  return answer.status();
 }
 
 int status(const Options& o) {
@@ -97,7 +115,9 @@ Examples:
   remesh status runs/books-20261121-161810 -w
   remesh status tcp://head:5710 --json
 
-Exit code 3 if the coordinator does not answer; the run's files are shown then.)");
+Exit code 0 also if the run has ended: `state` is done, stopped or failed then.
+4 if it has not ended but has no coordinator, 75 if that does not answer; the
+run's files are shown then.)");
   c->callback([o, code] { *code = status(*o); });
 }
 

@@ -6,7 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "coordinator/ctl/follower.h"
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -240,13 +242,69 @@ std::string events_text(const pb::JobStatus& s, const Style& style) {
   for (int i = std::max(0, s.events_size() - kShownEvents); i < s.events_size();
        ++i) {
     const pb::EventRecord& e = s.events(i);
-    out += "  " + clock_text(e.time()) + "  " +
+    out += "  " + rundir::date_text(e.time()) + "  " +
            toned(event_text(e), events::tone_of(e.event()), style) + "\n";
   }
   return out;
 }
 
-std::string status_text(const pb::JobStatus& s, const Style& style) {
+RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
+                  const std::vector<pb::EventRecord>& events, int64_t steps,
+                  double now) {
+  RunFacts out{.now = now};
+  Pace pace;
+  for (const pb::StepMetrics& m : metrics) {
+    pace.step(m.step(), m.time());
+    if (m.has_val_loss()) out.validated = m;
+  }
+  out.left_s = pace.left_s(steps, now);
+  for (const pb::EventRecord& e : events) {
+    if (e.event() == events::kCheckpoint) out.checkpoint = e;
+    if (e.event() == events::kCoordinatorStarted) out.began = e.time();
+  }
+  return out;
+}
+
+namespace {
+
+std::string mesh_row(const pb::JobStatus& s) {
+  if (!s.has_mesh()) return fmt::format("none, generation {}", s.generation());
+  std::string out =
+      fmt::format("{}{}, generation {}, {}", rundir::mesh_text(s.mesh()),
+                  s.pinned().empty() ? "" : " (requested)", s.generation(),
+                  plural(s.spares(), "spare slot"));
+  if (s.scale() > 0)
+    out += fmt::format(", limited to {}", plural(s.scale(), "slot"));
+  return out;
+}
+
+std::string checkpoint_row(const pb::JobStatus& s, const RunFacts& f) {
+  if (f.checkpoint && f.checkpoint->step() >= s.checkpoint_step())
+    return fmt::format("step {} (generation {}), {} ago", f.checkpoint->step(),
+                       f.checkpoint->generation(),
+                       format_duration(f.now - f.checkpoint->time()));
+  return s.checkpoint_step() > 0 ? fmt::format("step {}", s.checkpoint_step())
+                                 : "none yet";
+}
+
+std::string time_row(const pb::JobStatus& s, const RunFacts& f) {
+  if (f.began <= 0) return "";
+  std::string out = fmt::format("since {} ({} ago)", rundir::date_text(f.began),
+                                format_duration(f.now - f.began));
+  if (f.left_s >= 0 && s.state() == "running")
+    out += fmt::format(", about {} left", format_duration(f.left_s));
+  return out;
+}
+
+std::string last_step_row(const pb::StepMetrics& m) {
+  return fmt::format("loss {:.4f}, {} tokens/s, {:.3f} s", m.loss(),
+                     short_number(m.tokens_per_s()), m.step_s());
+}
+
+}  // namespace
+
+std::string status_text(const pb::JobStatus& s, const RunFacts& f,
+                        const Style& style) {
   const double share = s.steps() > 0 ? 100.0 * static_cast<double>(s.step()) /
                                            static_cast<double>(s.steps())
                                      : 0.0;
@@ -254,38 +312,29 @@ std::string status_text(const pb::JobStatus& s, const Style& style) {
                                 s.state(), s.step(), s.steps(), share);
   if (!s.detail().empty() && s.state() != "running") out += "\n  " + s.detail();
   out += "\n\n";
-  std::vector<std::vector<std::string>> rows;
-  rows.push_back({"run", s.run_dir()});
-  std::string mesh = fmt::format("none, generation {}", s.generation());
-  if (s.has_mesh()) {
-    mesh = fmt::format("{}{}, generation {}, {}", rundir::mesh_text(s.mesh()),
-                       s.pinned().empty() ? "" : " (requested)", s.generation(),
-                       plural(s.spares(), "spare slot"));
-    if (s.scale() > 0)
-      mesh += fmt::format(", limited to {}", plural(s.scale(), "slot"));
-  }
-  rows.push_back({"mesh", mesh});
+  const bool lives = s.coordinator_pid() > 0;
+  std::vector<std::vector<std::string>> rows = {{"run", s.run_dir()}};
+  const auto add = [&](const char* name, const std::string& text) {
+    if (!text.empty()) rows.push_back({name, text});
+  };
+  add("time", time_row(s, f));
+  if (lives) add("mesh", mesh_row(s));
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
                                       s.recompute_every(), s.mesh())});
-  if (const std::string speed = speed_text(s.last()); !speed.empty())
-    rows.push_back({"speed", speed});
-  if (const std::string waiting = waiting_text(s); !waiting.empty())
-    rows.push_back({"idle time", waiting});
-  if (s.has_last()) {
-    const pb::StepMetrics& m = s.last();
-    rows.push_back({"last step",
-                    fmt::format("loss {:.4f}, {} tokens/s, {:.3f} s", m.loss(),
-                                short_number(m.tokens_per_s()), m.step_s())});
-  }
-  rows.push_back(
-      {"checkpoint", s.checkpoint_step() > 0
-                         ? fmt::format("step {}", s.checkpoint_step())
-                         : "none in this generation"});
-  rows.push_back(
-      {"coordinator", fmt::format("{} on {}, pid {}", s.address(),
-                                  s.coordinator_host(), s.coordinator_pid())});
-  out += table(rows) + "\n" + worker_table(s);
+  add("speed", speed_text(s.last()));
+  add("idle time", waiting_text(s));
+  if (s.has_last()) add("last step", last_step_row(s.last()));
+  if (f.validated)
+    add("validation",
+        fmt::format("{:.4f} nats per token at step {}", f.validated->val_loss(),
+                    f.validated->step()));
+  add("checkpoint", checkpoint_row(s, f));
+  if (lives)
+    add("coordinator", fmt::format("{} on {}, pid {}", s.address(),
+                                   s.coordinator_host(), s.coordinator_pid()));
+  out += table(rows);
+  if (lives) out += "\n" + worker_table(s);
   if (const std::string memory = memory_table(s); !memory.empty())
     out += "\n" + memory;
   if (s.events_size() > 0) out += "\n" + events_text(s, style);

@@ -2,7 +2,9 @@
 // reply.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "coordinator/ctl/render.h"
 #include "proto/control.pb.h"
@@ -19,7 +21,21 @@ std::string bytes_text(uint64_t bytes);
 // The newest events, one per line.
 std::string events_text(const pb::JobStatus& s, const Style& style);
 // The complete page.
-std::string status_text(const pb::JobStatus& s, const Style& style);
+// What the files of a run add to what its coordinator says.
+struct RunFacts {
+  double now = 0;      // unix seconds; 0: unknown, shows no time
+  double began = 0;    // when the run was started first; 0: unknown
+  double left_s = -1;  // until the last step; negative: unknown
+  std::optional<pb::StepMetrics> validated;   // newest with a validation loss
+  std::optional<pb::EventRecord> checkpoint;  // newest that was saved
+};
+// `metrics`, `events`: the newest of the run, in order.
+RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
+                  const std::vector<pb::EventRecord>& events, int64_t steps,
+                  double now);
+
+std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
+                        const Style& style);
 
 // One JSON object: job, state, detail, generation, mesh, step, steps, loss,
 // tokens_per_s, last (a line of metrics.jsonl), checkpoint_step, run_dir,

@@ -78,12 +78,19 @@ TEST_F(RenderTest, ShortNumbers) {
 TEST_F(RenderTest, EventTexts) {
   pb::EventRecord mesh = event("mesh", 0);
   mesh.mutable_mesh()->set_dp(3);
+  mesh.set_step(15);
   mesh.set_source("/runs/x/checkpoints/step-00000014");
   mesh.set_lost_steps(1);
   mesh.set_detail("3 of 3 slots");
   EXPECT_EQ(event_text(mesh),
-            "generation 3: mesh dp3, from step-00000014, 1 step recomputed "
-            "(3 of 3 slots)");
+            "generation 3: dp3, continues at step 15 from step-00000014, 1 "
+            "step recomputed (3 of 3 slots)");
+  mesh.set_lost_steps(0);
+  mesh.set_source("memory of w1, w2: step 15 of generation 2");
+  EXPECT_EQ(event_text(mesh),
+            "generation 3: dp3, continues at step 16 from memory");
+  mesh.set_source("initial weights");
+  EXPECT_EQ(event_text(mesh), "generation 3: dp3, starts from initial weights");
   pb::EventRecord failure = event("failure", 0);
   failure.set_rank(1);
   failure.set_worker("w2");
@@ -324,19 +331,49 @@ pb::JobStatus status() {
 }
 
 TEST_F(RenderTest, StatusText) {
-  EXPECT_EQ(status_text(status(), {}),
+  RunFacts facts;
+  EXPECT_NE(status_text(status(), facts, {}).find("checkpoint   step 300\n"),
+            std::string::npos);
+  const double now = 10'000;
+  std::vector<pb::StepMetrics> steps;
+  for (int i = 0; i < 5; ++i)
+    steps.push_back(metrics(336 + i, 2.5, now - 8 + 2 * i));
+  steps[1].set_val_loss(2.75);
+  pb::EventRecord saved = event("checkpoint", now - 40);
+  saved.set_step(320);
+  facts = facts_of(steps, {event("coordinator_started", now - 4000), saved},
+                   1500, now);
+  EXPECT_EQ(status_text(status(), facts, {}),
             R"(job books: running, step 340 of 1500 (23%)
 
   run          /runs/r
+  time         since 1970-01-01 01:40:00 UTC (1h06m ago), about 38m40s left
   mesh         dp2, generation 3, 0 spare slots
   last step    loss 2.1345, 41.2k tokens/s, 0.099 s
-  checkpoint   step 300
+  validation   2.7500 nats per token at step 337
+  checkpoint   step 320 (generation 3), 40.0s ago
   coordinator  tcp://h:1 on h, pid 7
 
   worker  host  pid  slots  state              last seen  ranks
   w1      h     8    2      running, draining  0.0s ago   0: pid 90 step 341; 1: killed by signal 9
 
-  00:01:01  coordinator started
+  1970-01-01 00:01:01 UTC  coordinator started
+)");
+}
+
+TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
+  pb::JobStatus s;
+  s.set_job("books");
+  s.set_state("failed");
+  s.set_detail("failed at step 7: no luck; to continue: remesh resume r");
+  s.set_step(7);
+  s.set_steps(9);
+  s.set_run_dir("r");
+  EXPECT_EQ(status_text(s, {}, {}), R"(job books: failed, step 7 of 9 (78%)
+  failed at step 7: no luck; to continue: remesh resume r
+
+  run         r
+  checkpoint  none yet
 )");
 }
 

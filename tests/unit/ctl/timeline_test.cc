@@ -269,6 +269,7 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
 
 pb::JobStatus measured() {
   pb::JobStatus s;
+  s.set_coordinator_pid(7);
   s.set_job("j");
   s.set_state("running");
   s.mutable_mesh()->set_pp(2);
@@ -296,7 +297,7 @@ pb::JobStatus measured() {
 }
 
 TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
-  const std::string text = status_text(measured(), {});
+  const std::string text = status_text(measured(), {}, {});
   for (const char* part :
        {"dp1 pp2 (requested)",
         "ZeRO 2 in groups of 2, 1f1b, recompute full every 2 layers",
@@ -308,11 +309,11 @@ TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
   for (std::string line; std::getline(lines, line);)
     EXPECT_LE(line.size(), 80U) << line;
   pb::JobStatus bare;
-  EXPECT_EQ(status_text(bare, {}).find("FLOP/s"), std::string::npos);
+  EXPECT_EQ(status_text(bare, {}, {}).find("FLOP/s"), std::string::npos);
   // Without train.peak_flops there is no MFU.
   pb::JobStatus unknown_peak = measured();
   unknown_peak.mutable_last()->clear_mfu();
-  EXPECT_EQ(status_text(unknown_peak, {}).find("MFU"), std::string::npos);
+  EXPECT_EQ(status_text(unknown_peak, {}, {}).find("MFU"), std::string::npos);
 }
 
 TEST(Status, JsonHasAllOfIt) {
