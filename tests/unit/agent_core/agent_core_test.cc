@@ -11,6 +11,7 @@
 
 #include "tests/testing/seed.h"
 #include "worker/agent/core/agent.h"
+#include "worker/agent/core/silence.h"
 
 namespace remesh::agent {
 namespace {
@@ -341,6 +342,39 @@ TEST_F(ByHand, KeepsStatesThatTheEndedJobMayContinueFrom) {
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].code, 0);
   EXPECT_EQ(exits[0].states, States::kKept);
+}
+
+TEST_F(ByHand, ARefusedWorkerExitsUnlessItBelongsToAJob) {
+  Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
+  const auto exits = of<Exit>(stranger.on(Refused{"wrong job"}, now_));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 3);
+  EXPECT_EQ(exits[0].message, "wrong job");
+  direct(pb::Directive::IDLE, 0);
+  EXPECT_TRUE(of<Exit>(on(Refused{"wrong job"})).empty());
+}
+
+TEST_F(ByHand, TheEndOfTheRunEndsAWorkerWithoutRanks) {
+  start_rank(1);
+  EXPECT_TRUE(of<Exit>(on(RunEnded{"done"})).empty());
+  direct(pb::Directive::FINISH, 1);
+  end_rank(1, 0, 1);
+  const auto exits = of<Exit>(on(RunEnded{"done"}));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 4);
+  EXPECT_EQ(exits[0].states, States::kKept);
+}
+
+TEST(SilenceWatch, WarnsSoonThenEverMoreRarely) {
+  SilenceWatch watch;
+  std::vector<int64_t> warned;
+  for (int64_t now = 0; now <= 2'000'000; now += 500)
+    if (watch.due(0, now)) warned.push_back(now);
+  const std::vector<int64_t> begin(warned.begin(), warned.begin() + 4);
+  EXPECT_EQ(begin, (std::vector<int64_t>{3000, 9000, 21000, 45000}));
+  EXPECT_EQ(warned.size(), 10u) << "at most every ten minutes";
+  EXPECT_FALSE(watch.due(2'000'000, 2'002'999));
+  EXPECT_TRUE(watch.due(2'000'000, 2'003'000)) << "a new silence";
 }
 
 TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {

@@ -228,6 +228,69 @@ TEST_F(WorkerTest, NamesAreUniqueOnAHost) {
   }));
 }
 
+template <typename F>
+bool eventually(F&& done, int ms = 20'000) {
+  for (const int64_t end = monotonic_ms() + ms; monotonic_ms() < end;
+       usleep(10'000))
+    if (done()) return true;
+  return false;
+}
+
+TEST_F(WorkerTest, SaysWhyNoCoordinatorAnswers) {
+  std::filesystem::create_directory(scratch());
+  TinyCoordinator c;
+  const std::string listening = c.address();  // but does not answer
+  const std::pair<std::string, std::string> cases[] = {
+      {"tcp://no-such-host.invalid:5710", "cannot be resolved"},
+      {"tcp://127.0.0.1:1", "nothing listens on port 1"},
+      {listening, "accepts connections but does not answer"}};
+  std::vector<std::string> names;
+  for (const auto& [address, why] : cases) {
+    names.push_back(fmt::format("w{}", names.size()));
+    start(address, names.back());
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_TRUE(eventually(
+        [&] {
+          return output(names[i]).find(cases[i].second) != std::string::npos;
+        },
+        30'000))
+        << output(names[i]);
+    EXPECT_EQ(stop(names[i], SIGTERM), 0);
+  }
+}
+
+TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
+  std::filesystem::create_directory(scratch());
+  const auto server = wire::Server::bind("tcp://127.0.0.1:0");
+  ASSERT_TRUE(server.ok());
+  start((*server)->address(), "a", {"--job", "other"});
+  ASSERT_TRUE(eventually([&] {
+    const auto m = (*server)->receive();
+    if (!m) return false;
+    EXPECT_EQ(m->envelope.job(), "other");
+    pb::Envelope no;
+    no.mutable_refusal()->set_reason("this is job \"mine\"");
+    return (*server)->send(m->peer, no);
+  }));
+  EXPECT_EQ(wait("a"), 3);
+  EXPECT_NE(output("a").find("this is job \"mine\""), std::string::npos)
+      << output("a");
+}
+
+TEST_F(WorkerTest, AnEndedRunEndsAWorker) {
+  std::filesystem::create_directory(scratch());
+  const std::string run = dir_ / "ended";
+  std::filesystem::create_directory(run);
+  std::ofstream(run + "/events.jsonl")
+      << "{\"time\":1,\"event\":\"coordinator_started\"}\n"
+      << "{\"time\":2,\"generation\":1,\"event\":\"job_done\",\"step\":9}\n";
+  start(run, "a");
+  EXPECT_EQ(wait("a"), 4);
+  EXPECT_NE(output("a").find("remesh resume"), std::string::npos)
+      << output("a");
+}
+
 TEST_F(WorkerTest, UsageErrorsSaySo) {
   std::filesystem::create_directory(scratch());
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {

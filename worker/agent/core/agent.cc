@@ -224,6 +224,14 @@ void Agent::drop_metrics() {
   });
 }
 
+void Agent::handle(const Refused& e) {
+  if (directive_ms_ < 0) exit_with(kExitFailed, e.reason, States::kKept);
+}
+
+void Agent::handle(const RunEnded& e) {
+  if (!busy_) exit_with(kExitEnded, e.reason, States::kKept);
+}
+
 void Agent::handle(const Terminate&) {
   if (leaving_) {
     if (busy_) kill_ranks();

@@ -81,13 +81,24 @@ struct InventoryTaken {
   std::vector<pb::StateHolding> holdings;
   std::vector<std::string> damaged;  // error messages
 };
+// The coordinator at the address does not take this worker, or has another wire
+// version. A worker that has never had a directive exits; one that belongs to a
+// job goes on waiting for its own coordinator.
+struct Refused {
+  std::string reason;
+};
+// The run of the worker has ended and has no coordinator.
+struct RunEnded {
+  std::string reason;
+};
 // SIGTERM: leave after the current step without losing work. A second one:
 // leave immediately.
 struct Terminate {};
 
-using Event = std::variant<Tick, DirectiveReceived, FenceOutReceived,
-                           LocalFence, RankStarted, SpawnFailed, RankExited,
-                           TornDown, InventoryTaken, Terminate>;
+using Event =
+    std::variant<Tick, DirectiveReceived, FenceOutReceived, LocalFence,
+                 RankStarted, SpawnFailed, RankExited, TornDown, InventoryTaken,
+                 Refused, RunEnded, Terminate>;
 
 // ----------------------------------------------------------------- actions
 
@@ -185,6 +196,8 @@ class Agent {
   void handle(const RankExited& e);
   void handle(const TornDown& e);
   void handle(const InventoryTaken& e);
+  void handle(const Refused& e);
+  void handle(const RunEnded& e);
   void handle(const Terminate& e);
 
   void obey();  // drives the state towards the newest directive

@@ -1,6 +1,8 @@
 #include "worker/agent/shell/address.h"
 
+#include <algorithm>
 #include <cctype>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 
@@ -21,6 +23,7 @@ Result<CoordinatorAddress> CoordinatorAddress::parse(
     return invalid_argument("--connect '" + connect +
                             "': neither tcp://HOST:PORT nor a run directory");
   out.file_ = rundir::endpoint_path(connect);
+  out.run_ = connect;
   return out;
 }
 
@@ -31,6 +34,20 @@ Result<std::string> CoordinatorAddress::read() const {
   if (!std::getline(in, line) || line.empty())
     return not_found(file_ + ": no address; is a coordinator running?");
   return line;
+}
+
+std::string CoordinatorAddress::outcome() const {
+  constexpr int64_t kTailBytes = 1 << 16;
+  if (run_.empty()) return "";
+  std::ifstream in(rundir::events_path(run_), std::ios::ate);
+  const int64_t size = in.tellg();
+  in.seekg(std::max<int64_t>(0, size - kTailBytes));
+  std::string last;
+  for (std::string line; std::getline(in, line) && !in.eof();) last = line;
+  for (const std::string outcome : {"done", "failed", "stopped"})
+    if (last.find("\"event\":\"job_" + outcome + "\"") != std::string::npos)
+      return outcome;
+  return "";
 }
 
 bool valid_name(const std::string& name) {

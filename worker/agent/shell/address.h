@@ -16,11 +16,15 @@ class CoordinatorAddress {
 
   // The current address; NotFound while the run directory has none.
   Result<std::string> read() const;
+  // How the run in the run directory ended ("done", "failed", "stopped"), by
+  // its last event; "" if it has not, or if only an address was given.
+  std::string outcome() const;
   bool may_change() const { return !file_.empty(); }
 
  private:
   std::string address_;
   std::string file_;
+  std::string run_;
 };
 
 // Whether `name` is 1-64 of [A-Za-z0-9._-], starting with a letter or digit.

@@ -21,8 +21,10 @@ Examples:
 SIGTERM or Ctrl-C: the worker leaves after the current step; no work is
 lost. A second one: it leaves immediately.
 
-Exit codes: 0 the worker left or the job ended, 2 usage error, 3 cannot
-continue, 130 interrupted twice.
+Exit codes: 0 the worker left or the job ended; 2 usage error; 3 cannot continue
+(the coordinator runs another job or another version); 4 the run had ended; 5 a
+file does not exist; 130 interrupted twice. While no coordinator answers, the
+worker says why and keeps trying.
 )";
 
 int fail(int code, const std::string& message) {

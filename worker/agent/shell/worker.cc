@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "proto/base/clock.h"
@@ -16,6 +17,7 @@
 #include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/rundir/paths.h"
+#include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/state_folder.h"
@@ -31,6 +33,8 @@ constexpr int64_t kPredecessorMs = 2000;
 constexpr int kBoardTickMs = 10;
 // A coordinator that is silent this long may have moved to another address.
 constexpr int64_t kLookAgainMs = 500;
+// A run that has ended and has no coordinator for this long is not resumed now.
+constexpr int64_t kEndedMs = 2000;
 constexpr int kMaxNameSuffix = 1000;
 constexpr int64_t kRefreshStatesMs = 60'000;
 
@@ -106,6 +110,7 @@ Status Worker::start() {
                                   [this](Event e) { feed(std::move(e)); }));
   launcher_->set_logger(log_);
   loop_.on_tick([this] { on_tick(); });
+  answered_ms_ = monotonic_ms();
   log_->info("worker_started", {{"worker", options_.name},
                                 {"host", options_.host_name},
                                 {"pid", core.pid},
@@ -219,6 +224,46 @@ void Worker::look_for_coordinator(int64_t now_ms) {
     connect();
 }
 
+void Worker::watch_silence(int64_t now_ms) {
+  if (probe_ && probe_->done) {
+    log_->warn("no_coordinator",
+               {{"coordinator", address_},
+                {"silent_s", (now_ms - answered_ms_) / 1000},
+                {"reason", probe_->text},
+                {"next", "still trying; Ctrl-C or SIGTERM to leave"}});
+    probe_.reset();
+  }
+  check_wire_version();
+  check_run_ended(now_ms);
+  if (!client_ || probe_ || !silence_.due(answered_ms_, now_ms)) return;
+  probe_ = std::make_shared<BackgroundText>();
+  std::thread([probe = probe_, address = address_] {
+    probe->text = why_no_answer(address);
+    probe->done = true;
+  }).detach();
+}
+
+void Worker::check_run_ended(int64_t now_ms) {
+  if (!coordinator_.may_change() || now_ms - answered_ms_ < kEndedMs ||
+      coordinator_.read().ok())
+    return;
+  const std::string outcome = coordinator_.outcome();
+  if (outcome.empty()) return;
+  feed(RunEnded{fmt::format(
+      "{}: the run has ended ({}); continue it with `remesh resume {}`, then "
+      "start the worker again",
+      options_.connect, outcome, options_.connect)});
+}
+
+void Worker::check_wire_version() {
+  const auto theirs = client_ ? client_->foreign_version() : std::nullopt;
+  if (!theirs) return;
+  feed(Refused{fmt::format(
+      "the coordinator at {} speaks version {} of the protocol and this worker "
+      "version {}; install the same release of remesh on both",
+      address_, *theirs, wire::kVersion)});
+}
+
 void Worker::on_message() {
   while (client_) {
     auto envelope = client_->receive();
@@ -233,15 +278,21 @@ void Worker::on_message() {
       on_directive(envelope->directive());
     } else if (envelope->has_fence_out()) {
       feed(FenceOutReceived{std::move(*envelope->mutable_fence_out())});
-    } else if (envelope->has_reply() && !envelope->reply().error().empty()) {
-      log_->warn("refused", {{"error", envelope->reply().error()}});
+    } else if (envelope->has_refusal()) {
+      const std::string& reason = envelope->refusal().reason();
+      if (std::exchange(refusal_, reason) != reason)
+        log_->warn("refused", {{"reason", reason}});
+      feed(Refused{fmt::format(
+          "the coordinator at {} refuses this worker: {}; connect to the "
+          "coordinator of \"{}\", or leave --job out",
+          address_, reason, options_.job)});
     }
     if (exit_code_) return;
   }
 }
 
 void Worker::on_directive(const pb::Directive& directive) {
-  heard_ms_ = monotonic_ms();
+  heard_ms_ = answered_ms_ = monotonic_ms();
   if (directive.worker() == options_.name && directive.has_assignment()) {
     // From now on the worker belongs to this job, even if another coordinator
     // answers at the address.
@@ -370,6 +421,7 @@ void Worker::on_tick() {
     feed(Tick{launcher_->samples()});
   }
   look_for_coordinator(now);
+  watch_silence(now);
   if (now - states_refreshed_ms_ >= kRefreshStatesMs) refresh_states(now);
   const int64_t report = std::max<int64_t>(1, agent_->report_every_ms());
   loop_.set_tick_ms(launcher_->running() ? kBoardTickMs

@@ -6,6 +6,7 @@
 // internal threads.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "proto/wire/channel.h"
 #include "proto/wire/loop.h"
 #include "worker/agent/core/agent.h"
+#include "worker/agent/core/silence.h"
 #include "worker/agent/shell/address.h"
 #include "worker/agent/shell/launcher.h"
 #include "worker/agent/shell/scratch.h"
@@ -33,6 +35,12 @@ struct WorkerOptions {
   std::string interface;  // "": chosen automatically
   std::string trainer;    // path of remesh-trainer
   std::string version;
+};
+
+// A text that another thread makes; outlives whoever waits for it.
+struct BackgroundText {
+  std::string text;
+  std::atomic<bool> done = false;
 };
 
 class Worker {
@@ -64,6 +72,9 @@ class Worker {
   void on_tick();
   void on_signal(int signal);
   void look_for_coordinator(int64_t now_ms);
+  void watch_silence(int64_t now_ms);
+  void check_run_ended(int64_t now_ms);
+  void check_wire_version();
 
   // Passes an event to the core, after the one being handled if there is one.
   void feed(Event event);
@@ -91,9 +102,13 @@ class Worker {
   std::unique_ptr<Agent> agent_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<wire::Client> client_;
-  std::string address_;    // of the coordinator that client_ connects to
-  bool waits_ = false;     // waiting for a coordinator was logged
-  int64_t heard_ms_ = 0;   // last directive or connection attempt
+  std::string address_;      // of the coordinator that client_ connects to
+  bool waits_ = false;       // waiting for a coordinator was logged
+  int64_t heard_ms_ = 0;     // last directive or connection attempt
+  int64_t answered_ms_ = 0;  // last directive, or the start
+  SilenceWatch silence_;
+  // The reason of a silence, which a thread looks for.
+  std::shared_ptr<BackgroundText> probe_;
   int64_t ticked_ms_ = 0;  // last Tick passed to the core
   std::deque<Event> events_;
   bool feeding_ = false;
@@ -103,6 +118,7 @@ class Worker {
   std::optional<int> exit_code_;
   std::string exit_message_;
   std::string foreign_job_;  // last job refused, to log it once
+  std::string refusal_;      // last one received, likewise
 
   static constexpr int kIdleTickMs = 50;
 };
