@@ -50,7 +50,11 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     durable_.set_generation(
         std::max(durable_.generation(), options_.last_metrics->generation()));
   durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
-  if (terminal(durable_.phase()) && options_.resume) resume_ended_job();
+  if (options_.resume) {
+    durable_.set_stop_requested(false);
+    durable_.set_stop_discards(false);
+    if (terminal(durable_.phase())) resume_ended_job();
+  }
   if (keeps_state() && durable_.state_job() == 0)
     durable_.set_state_job(std::max<uint64_t>(
         1, hash64(fmt::format("{} {} {}", options_.run_dir,
@@ -74,8 +78,6 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
 
 void Coordinator::resume_ended_job() {
   durable_.set_phase(pb::Durable::WAITING);
-  durable_.set_stop_requested(false);
-  durable_.set_stop_discards(false);
   reset_failures(&durable_);
   durable_.clear_cause();
   durable_.clear_bad_checkpoints();

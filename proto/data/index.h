@@ -52,8 +52,8 @@ struct Index {
 inline constexpr uint64_t kShardHeaderBytes = 128;
 uint32_t token_width(int64_t vocab_size);
 
-// Compares the shard files in `dir` with the index: their sizes and, if all have
-// at most 256 MiB, their checksums. Fails with Corrupt, naming the file.
+// Compares the shard files in `dir` with the index: their sizes and, if all
+// have at most 256 MiB, their checksums. Fails with Corrupt, naming the file.
 Status check_shard_files(const std::string& dir, const Index& index);
 
 // A hash of tokenizer, vocabulary and the checksums of the shards, 32 hex

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
 
 #include "tests/e2e/e2e.h"
@@ -203,6 +204,11 @@ TEST_F(FaultTest, ARankThatGivesUpIsQuoted) {
   EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
   EXPECT_NE(e["last_log"].dump().find("not finite"), std::string::npos) << e;
   ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
+  // What it had finished is in memory for a while, and the job says so.
+  EXPECT_NE(c().events_named("job_failed")[0].value("detail", "").find("w1"),
+            std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(c().state_folder("w1")));
+  c().lose_host("w1");
 }
 
 TEST_F(FaultTest, TheOthersContinueWithoutAKilledWorker) {

@@ -207,6 +207,14 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   EXPECT_TRUE(c().run().running());
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130, 10'000);
+  // The states are still in memory.
+  const int64_t last = c().last_step();
+  c().start_run(2, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(last + 3));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  expect_sequence(c().last_step());
+  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
 }
 
 TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {

@@ -161,7 +161,7 @@ void Cluster::check_leftovers() {
 
 // ------------------------------------------------------------- coordinator
 
-void Cluster::start_coordinator() {
+void Cluster::start_coordinator(bool resume) {
   core::Options o;
   o.job = job_;
   o.run_dir = "/run";
@@ -175,7 +175,7 @@ void Cluster::start_coordinator() {
                      [&](auto& f) { return f.generation == m.generation(); }))
       o.first_steps.push_back({m.generation(), m.step()});
   o.restored = journal_;
-  o.resume = true;
+  o.resume = resume;
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
   coordinator_frozen_until_ = 0;
   newest_heard_.clear();
@@ -289,7 +289,7 @@ void Cluster::resume() {
   trace("resumed");
   if (!stop_) violated("stopped, and nobody asked for it");
   stop_ = false;
-  start_coordinator();
+  start_coordinator(/*resume=*/true);
   for (auto& [name, w] : workers_) w->left = w->left && w->terminated;
   for (auto& [name, w] : workers_) start_worker(*w);
   if (!faults_on_) start_worker(add_worker());

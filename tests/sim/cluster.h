@@ -70,7 +70,7 @@ class Cluster {
   bool chance(double p);
 
   // ---- coordinator process
-  void start_coordinator();
+  void start_coordinator(bool resume = false);
   void crash_coordinator();
   void drive_coordinator(const core::Input& event);
   void coordinator_tick(uint64_t life);

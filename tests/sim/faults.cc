@@ -77,7 +77,8 @@ void Cluster::random_fault() {
         note_trouble(*w, w->frozen_until = now_ + uniform(100, 4000));
       break;
     case 8:
-      crash_coordinator();
+      // One that has exited is started by resume().
+      if (coordinator_ && !coordinator_->ended()) crash_coordinator();
       break;
     case 9:
       coordinator_frozen_until_ = now_ + uniform(100, 2500);

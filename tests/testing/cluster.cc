@@ -175,6 +175,7 @@ double Cluster::lose_host(const std::string& worker) {
   this->worker(worker).wait_ms(kEndMs);
   std::error_code ignored;
   fs::remove_all(shared_folder(scratch(), worker), ignored);
+  fs::remove_all(scratch() + "/" + worker, ignored);
   return moment;
 }
 
