@@ -55,7 +55,8 @@ void buckets(comm::Comm& world, std::span<float> data) {
 bool correct(comm::Comm& world, std::span<float> data,
              std::span<const std::function<void()>> ways) {
   const int p = world.size();
-  const auto sum = static_cast<float>(p * (p + 1) / 2);
+  const int total = p * (p + 1) / 2;
+  const auto sum = static_cast<float>(total);
   return std::all_of(ways.begin(), ways.end(), [&](const auto& way) {
     std::fill(data.begin(), data.end(), static_cast<float>(world.rank() + 1));
     way();

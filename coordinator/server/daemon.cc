@@ -55,7 +55,7 @@ class DaemonImpl : public Daemon {
     RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT},
                                         [this](int s) { asked_to_end(s); }));
     const bool was_run = rundir::is_run(options_.run_dir);
-    const Status opened = open();
+    Status opened = open();
     if (!opened.ok() && !was_run && lock_)
       rundir::remove_unstarted(*fs_, options_.run_dir);
     return opened;

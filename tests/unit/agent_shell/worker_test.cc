@@ -239,7 +239,7 @@ bool eventually(F&& done, int ms = 20'000) {
 TEST_F(WorkerTest, SaysWhyNoCoordinatorAnswers) {
   std::filesystem::create_directory(scratch());
   TinyCoordinator c;
-  const std::string listening = c.address();  // but does not answer
+  const std::string& listening = c.address();  // but does not answer
   const std::pair<std::string, std::string> cases[] = {
       {"tcp://no-such-host.invalid:5710", "cannot be resolved"},
       {"tcp://127.0.0.1:1", "nothing listens on port 1"},

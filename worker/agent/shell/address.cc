@@ -44,7 +44,7 @@ std::string CoordinatorAddress::outcome() const {
   in.seekg(std::max<int64_t>(0, size - kTailBytes));
   std::string last;
   for (std::string line; std::getline(in, line) && !in.eof();) last = line;
-  for (const std::string outcome : {"done", "failed", "stopped"})
+  for (std::string outcome : {"done", "failed", "stopped"})
     if (last.find("\"event\":\"job_" + outcome + "\"") != std::string::npos)
       return outcome;
   return "";
