@@ -112,7 +112,7 @@ Result<int> list(const Options& options) {
                        {"problem", f.status.message()},
                        {"bytes", bytes_of(f.manifest)}});
     }
-    print_json(array);
+    print_json({{"schema", kJsonSchema}, {"checkpoints", std::move(array)}});
     return kExitOk;
   }
   if (found.empty()) fmt::print("no checkpoint in {}\n", folder);
@@ -129,22 +129,18 @@ Result<int> list(const Options& options) {
   return kExitOk;
 }
 
-// Prints a pb::Manifest or store::VerifyReport of the checkpoint.
-template <typename T>
-void show(const Options& options, const std::string& path, const T& what) {
-  if (options.json) {
-    fmt::print("{}\n", store::describe_json(what));
-  } else {
-    fmt::print("{}\n{}", path, store::describe(what));
-  }
-}
-
 Result<int> inspect(const Options& options) {
   ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(*system, path));
-  show(options, path, manifest);
+  if (options.json) {
+    nlohmann::ordered_json json{{"schema", kJsonSchema}, {"path", path}};
+    json.update(nlohmann::ordered_json::parse(store::describe_json(manifest)));
+    print_json(json);
+  } else {
+    fmt::print("{}\n{}", path, store::describe(manifest));
+  }
   return kExitOk;
 }
 
@@ -185,7 +181,9 @@ Result<int> verify(const Options& options) {
     }
   }
   if (options.json) {
-    print_json({{"ok", damaged == 0}, {"checkpoints", std::move(reports)}});
+    print_json({{"schema", kJsonSchema},
+                {"ok", damaged == 0},
+                {"checkpoints", std::move(reports)}});
   } else if (paths.size() > 1) {
     fmt::print("{} of {} checkpoints {} damaged\n", damaged, paths.size(),
                damaged == 1 ? "is" : "are");

@@ -19,6 +19,11 @@ struct Style {
   int width = 80;
 };
 
+// `schema` of everything that --json prints. It grows when a key changes its
+// meaning or disappears; new keys may appear at any time. proto/PROTOCOL.md has
+// the schemas.
+inline constexpr int kJsonSchema = 1;
+
 using events::Tone;
 // The text in the tone's color if the style has colors.
 std::string toned(const std::string& text, Tone tone, const Style& style);

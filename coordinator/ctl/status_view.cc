@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "coordinator/ctl/follower.h"
+#include "coordinator/ctl/render.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -164,7 +166,7 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
   Json j{{"rank", r.rank()},
          {"host", host},
          {"pid", r.pid()},
-         {"phase", r.phase()},
+         {"phase", rank_phase_name(static_cast<RankPhase>(r.phase()))},
          {"step", r.step()},
          {"microbatch", r.microbatch()},
          {"committed_step", r.committed_step()},
@@ -205,7 +207,8 @@ Json worker_json(const pb::WorkerStatus& w) {
               {"age_s", w.age_s()},
               {"state", w.state()},
               {"draining", w.draining()},
-              {"incarnation", w.incarnation()},
+              // Beyond 2^53, which is all that JSON readers must keep.
+              {"incarnation", fmt::format("{}", w.incarnation())},
               {"ranks", ranks}};
 }
 
@@ -342,14 +345,19 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
 }
 
 std::string status_json(const pb::JobStatus& s) {
-  Json j{{"job", s.job()},       {"state", s.state()},
-         {"detail", s.detail()}, {"generation", s.generation()},
-         {"step", s.step()},     {"steps", s.steps()}};
+  Json j{{"schema", kJsonSchema},
+         {"job", s.job()},
+         {"state", s.state()},
+         {"detail", s.detail()},
+         {"generation", s.generation()},
+         {"step", s.step()},
+         {"steps", s.steps()}};
   j["mesh"] = nullptr;
   if (s.has_mesh()) {
-    j["mesh"] = Json{
-        {"dp", s.mesh().dp()}, {"pp", s.mesh().pp()}, {"tp", s.mesh().tp()}};
-    if (s.mesh().cp() > 1) j["mesh"]["cp"] = s.mesh().cp();
+    j["mesh"] = Json{{"dp", s.mesh().dp()},
+                     {"pp", s.mesh().pp()},
+                     {"tp", s.mesh().tp()},
+                     {"cp", std::max(1, s.mesh().cp())}};
   }
   j["loss"] = nullptr;
   j["tokens_per_s"] = nullptr;

@@ -37,12 +37,7 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
 std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
                         const Style& style);
 
-// One JSON object: job, state, detail, generation, mesh, step, steps, loss,
-// tokens_per_s, last (a line of metrics.jsonl), checkpoint_step, run_dir,
-// address, coordinator {host, pid, epoch}, workers [{name, host, pid, slots,
-// cores, age_s, state, draining, incarnation, ranks [{rank, host, pid, phase,
-// step, committed_step, memory, predicted_memory ...}]}], settings, events
-// (lines of events.jsonl), scale (requested limit of slots, null: none).
+// One JSON object, with the keys that proto/PROTOCOL.md lists.
 std::string status_json(const pb::JobStatus& s);
 
 }  // namespace remesh::ctl

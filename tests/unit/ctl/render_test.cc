@@ -385,7 +385,9 @@ TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_EQ(j["workers"][0]["ranks"][1]["pid"], 91);
   EXPECT_EQ(j["workers"][0]["ranks"][0]["host"], "h");
   EXPECT_EQ(j["workers"][0]["age_s"], 0.04);
+  EXPECT_EQ(j["schema"], 1);
   EXPECT_EQ(j["mesh"]["dp"], 2);
+  EXPECT_EQ(j["mesh"]["cp"], 1);
   EXPECT_EQ(j["loss"], 2.1345);
   EXPECT_EQ(j["events"][0]["event"], "coordinator_started");
   // Nothing there yet: nulls, not missing keys.
