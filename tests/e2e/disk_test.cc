@@ -180,6 +180,17 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobStopsAndSaysSo) {
         << e;
 }
 
+// As when their file system is not mounted.
+TEST_F(DiskTest, WithoutTheCheckpointsThatWereSavedTheJobDoesNotStartOver) {
+  train_to_20();
+  fs::remove_all(c().checkpoints());
+  c().start_run(1, {"--resume", "--set", "train.steps=30"});
+  expect_exit(c().run(), 3, 60'000);
+  const std::string last = testing::tail(c().run().output(), 1);
+  EXPECT_NE(last.find("make the folder available"), std::string::npos) << last;
+  EXPECT_EQ(c().last_step(), 20);
+}
+
 TEST_F(DiskTest, ADamagedDataSetStopsTheJobWithItsCause) {
   make(endless());
   // A copy, because other tests use the original.

@@ -83,7 +83,7 @@ struct InventoryTaken {
 };
 // The coordinator at the address does not take this worker, or has another wire
 // version. A worker that has never had a directive exits; one that belongs to a
-// job goes on waiting for its own coordinator.
+// job keeps waiting for its own coordinator.
 struct Refused {
   std::string reason;
 };
