@@ -59,6 +59,7 @@ class Trainer {
   Status connect();
   Status prepare(int rank);
   Status open_data(int dp_index);
+  Status make_backend();
   Status build(int rank);
   Status join();
   RankState rank_state();

@@ -70,6 +70,7 @@ Status Trainer::check_spec() {
 
 // Connects and prepares, concurrently if the rank is known beforehand.
 Status Trainer::start() {
+  if (Status s = make_backend(); !s.ok()) return fail_start(std::move(s));
   Status connected, prepared;
   if (!spec_.has_rank()) {
     connected = connect();
@@ -101,6 +102,19 @@ Status Trainer::join() {
              {"zero_stage", engine_->zero().stage()},
              {"shard_group", engine_->zero().shard_size()},
              {"dtype", dtype_ == model::Dtype::kBf16 ? "bf16" : "fp32"}});
+  return ok_status();
+}
+
+// MPI_Init sets environment variables, which frees memory that a concurrent
+// getenv() reads, and oneDNN reads its variables when it is first used. So this
+// comes before the thread that prepares, and the description makes oneDNN look
+// at the processor.
+Status Trainer::make_backend() {
+  const int threads = std::max(1, spec_.threads());
+  ASSIGN_OR_RETURN(backend_,
+                   kernels::make_backend(job_.train().backend(), threads));
+  log_.info("backend", {{"processor", backend_->description()},
+                        {"threads", threads}});
   return ok_status();
 }
 
@@ -217,9 +231,6 @@ Status Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   RETURN_IF_ERROR(config.validate());
   table_.emplace(geometry::ParamTable::make(config));
-  const int threads = std::max(1, spec_.threads());
-  ASSIGN_OR_RETURN(backend_,
-                   kernels::make_backend(job_.train().backend(), threads));
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
     home_ = std::make_unique<StateHome>(*table_, spec_, rank);
@@ -230,9 +241,6 @@ Status Trainer::build(int rank) {
     ASSIGN_OR_RETURN(replication_,
                      Replication::prepare(*table_, spec_, rank, *home_));
   }
-  log_.info("backend", {{"processor", backend_->description()},
-                        {"threads", threads},
-                        {"parameters", table_->num_elements()}});
   return ok_status();
 }
 
