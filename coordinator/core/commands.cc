@@ -137,9 +137,9 @@ Status Coordinator::set_scale(int64_t slots) {
     durable_.set_mesh_asked(true);
   persist();
   pb::EventRecord e = event(events::kScaleAsked);
-  e.set_detail(slots == 0
-                   ? "using all slots"
-                   : fmt::format("using {} slots; others are spares", slots));
+  e.set_detail(slots == 0 ? "using all slots"
+                          : fmt::format("using {}; others are spares",
+                                        plural(slots, "slot")));
   emit(std::move(e));
   return ok_status();
 }

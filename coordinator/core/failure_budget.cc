@@ -38,12 +38,12 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
   if (f.exit_code == kExitFailed) {
     v.reason = f.text;
   } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
-    v.reason = fmt::format("the same failure {} times at step {}: {}",
-                           d->same_failures(), f.step, f.text);
+    v.reason = fmt::format("{} (the same failure {} times at step {})", f.text,
+                           d->same_failures(), f.step);
   } else if (d->failures() >= elastic.max_failures_without_progress()) {
     v.reason =
-        fmt::format("{} failures in a row without a finished step, last: {}",
-                    d->failures(), f.text);
+        fmt::format("{} (the last of {} failures without a finished step)",
+                    f.text, d->failures());
   } else {
     v.backoff_ms = backoff_ms(d->failures());
     return v;

@@ -235,10 +235,14 @@ Recovery::Decision Recovery::decide(const Inputs& in,
       out.kind = Decision::Kind::kWait;
       if (awaited_ != in.missing_holders)
         out.why = fmt::format(
-            "finished steps would be lost without {}; waiting up to {:.1f} s "
-            "for it to return (elastic.rejoin_wait_ms)",
+            "step {} is complete only with the memory of {}; waiting up to "
+            "{:.1f} s before going back to {} (elastic.rejoin_wait_ms)",
+            last_finished,
             join({in.missing_holders.begin(), in.missing_holders.end()}),
-            static_cast<double>(until_ms - in.view.now_ms) / 1000);
+            static_cast<double>(until_ms - in.view.now_ms) / 1000,
+            best.choice.kind == StateChoice::Kind::kInit
+                ? "the initial weights"
+                : fmt::format("step {}", best.choice.step));
       awaited_ = in.missing_holders;
       return out;
     }

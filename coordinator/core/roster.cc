@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "coordinator/core/durable.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -83,7 +84,8 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
     changes.push_back(
         {.kind = back ? Change::Kind::kReturned : Change::Kind::kJoined,
          .worker = r.worker(),
-         .detail = fmt::format("{} slots on {}", r.slots(), r.host())});
+         .detail =
+             fmt::format("{} on {}", plural(r.slots(), "slot"), r.host())});
   }
   Member& m = it->second;
   if (!m.report.leaving() && r.leaving())
