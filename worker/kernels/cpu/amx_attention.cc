@@ -169,7 +169,8 @@ REMESH_INLINE Forward place_forward(const AttentionSegment& s, Bump& bump) {
 // One row of a chunk of scores, `panels` blocks of which the first `valid`
 // columns count: updates the running maximum and sum (in powers of two), leaves
 // probabilities relative to the new maximum in p, and returns the factor for
-// what was accumulated before. `first`: nothing was.
+// what was accumulated before. `first`: nothing was. The sum is that of the
+// rounded probabilities, so the errors of their rounding partly cancel.
 REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
                                 float factor, bool first, float* top,
                                 float* sum, Bf16* p) {
@@ -196,8 +197,14 @@ REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
     const __m512 hi = _mm512_maskz_mov_ps(
         half_mask(valid - n * 32 - 16),
         exp2_512(_mm512_fmadd_ps(_mm512_load_ps(at + 16), scale, minus)));
-    total = _mm512_add_ps(total, _mm512_add_ps(lo, hi));
-    _mm512_store_si512(p + n * kBlock, round_pair(lo, hi));
+    const __m512i rounded = round_pair(lo, hi);
+    total = _mm512_add_ps(
+        total,
+        _mm512_add_ps(
+            _mm512_castsi512_ps(_mm512_slli_epi32(rounded, 16)),
+            _mm512_castsi512_ps(_mm512_and_si512(
+                rounded, _mm512_set1_epi32(static_cast<int>(0xFFFF0000))))));
+    _mm512_store_si512(p + n * kBlock, rounded);
   }
   const float here_sum = _mm512_reduce_add_ps(total);
   const float keep = first ? 1.0F : exp2_one(*top - now);
