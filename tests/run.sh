@@ -3,6 +3,7 @@
 #
 #   tests/run.sh                  release build in build/
 #   tests/run.sh asan | tsan      under AddressSanitizer+UBSan | ThreadSanitizer
+#   tests/run.sh asan-e2e         the end-to-end tests under AddressSanitizer+UBSan
 #   tests/run.sh release -R sim   further arguments go to ctest
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +12,8 @@ preset=${1:-release}
 case "$preset" in
   release) build=build ;;
   asan|tsan) build=build-$preset ;;
-  *) echo "usage: tests/run.sh [release|asan|tsan] [ctest arguments]" >&2
+  asan-e2e) build=build-asan ;;
+  *) echo "usage: tests/run.sh [release|asan|asan-e2e|tsan] [ctest arguments]" >&2
      exit 2 ;;
 esac
 step() { printf '\n== %s\n' "$*"; }
@@ -19,7 +21,7 @@ step() { printf '\n== %s\n' "$*"; }
 step "packages"
 deploy/install_packages.sh
 step "configure ($preset)"
-cmake --preset "$preset" -DREMESH_TESTS=ON -DREMESH_BENCH=ON
+cmake --preset "${preset%-e2e}" -DREMESH_TESTS=ON -DREMESH_BENCH=ON
 # ThreadSanitizer cannot see the barriers of the OpenMP runtime, so under it only
 # the tests with threads of our own are built and run, with one OpenMP thread for
 # each: what OpenMP threads share among themselves is not checked.
@@ -38,9 +40,26 @@ elif [ "$preset" = asan ]; then
   select=(-LE 'no_asan|lint')
   export LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp:print_suppressions=0
   export UBSAN_OPTIONS=print_stacktrace=1
+elif [ "$preset" = asan-e2e ]; then
+  # Most of these processes end by SIGKILL, and MPI keeps memory until its
+  # process ends, so leaks are left to the tests above. A job recovers from a rank
+  # that a sanitizer ends: the reports decide, not only the tests.
+  targets=(e2e_tests)
+  select=(-R '^e2e_')
+  reports=$PWD/$build/sanitizer
+  rm -rf "$reports" && mkdir -p "$reports"
+  options=log_path=$reports/report:detect_leaks=0:verify_asan_link_order=0
+  export ASAN_OPTIONS=$options UBSAN_OPTIONS=print_stacktrace=1:$options
 fi
 step "build"
 cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
 step "test"
+code=0
 ctest --test-dir "$build" --output-on-failure -j "$(nproc)" \
-  "${select[@]}" "$@"
+  "${select[@]}" "$@" || code=$?
+if [ -n "${reports:-}" ] && [ -n "$(ls -A "$reports")" ]; then
+  head -n 40 "$reports"/*
+  echo "sanitizer reports: $(ls "$reports" | wc -l) in $reports" >&2
+  code=1
+fi
+exit "$code"

@@ -34,7 +34,6 @@ TEST(Loop, TicksAtLeastEveryPeriodAndReturnsTheCode) {
   });
   EXPECT_EQ(loop.run(), 7);
   EXPECT_GE(monotonic_ms() - start, 40);
-  EXPECT_LT(monotonic_ms() - start, 1000);
 }
 
 TEST(Loop, WakesAtOnceForADescriptorAndTicksAfterIt) {
@@ -50,12 +49,10 @@ TEST(Loop, WakesAtOnceForADescriptorAndTicksAfterIt) {
     ticked_after = calls == 1;
     loop.stop(0);
   });
-  const int64_t start = monotonic_ms();
   std::thread writer([&] { event.set(); });
   EXPECT_EQ(loop.run(), 0);
   writer.join();
   EXPECT_TRUE(ticked_after);
-  EXPECT_LT(monotonic_ms() - start, 2000);
 }
 
 TEST(Loop, HandlersMayRemoveAndReplaceEachOther) {
