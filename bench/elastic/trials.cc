@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <regex>
 
+#include "bench/job_settings.h"
 #include "bench/median.h"
-#include "bench/models.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 
@@ -53,13 +53,7 @@ testing::Settings settings_of(const BenchOptions& o) {
       {"elastic.hang_after_s", fmt::format("{}", o.hang_after_s)},
       {"elastic.dead_after_ms", std::to_string(o.dead_after_ms)}};
   if (o.model.empty()) return s;
-  const geometry::ModelConfig& m = models().at(o.model);
-  s["model.dim"] = std::to_string(m.dim);
-  s["model.n_layers"] = std::to_string(m.n_layers);
-  s["model.n_heads"] = std::to_string(m.n_heads);
-  s["model.n_kv_heads"] = std::to_string(m.n_kv_heads);
-  s["model.hidden_dim"] = std::to_string(m.hidden_dim);
-  s["model.vocab_size"] = std::to_string(m.vocab_size);
+  set_model(o.model, s);
   // Steps that are short for the size: its state is what matters.
   s["train.dtype"] = "\"bf16\"";
   s["train.global_batch_size"] =

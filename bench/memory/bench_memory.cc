@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "bench/kept_state.h"
+#include "bench/memory/changes.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
@@ -58,6 +59,8 @@ struct Options {
   bool smoke = false;
 };
 constexpr double kWithin = 0.10;  // of the prediction
+constexpr const char* kJobKept = "job kept";
+constexpr const char* kJobPrivate = "job private";
 
 // The value of a line of /proc/self/status, in KiB.
 double status_kib(const std::string& key) {
@@ -257,7 +260,11 @@ void print_row(const Row& row, const Json& r) {
   std::fflush(stdout);
 }
 
-int run_all(const Options& o) {
+bool wanted(const Options& o, const std::string& row) {
+  return row.find(o.row) != std::string::npos;
+}
+
+Status run_rows(const Options& o, Targets& targets) {
   fmt::print(
       "{} in {}, microbatches of {} x {}; MiB of the rank with the highest "
       "peak\n{:<28} {:>9} {:>8} {:>8} {:>8}   predicted/held: weights "
@@ -265,24 +272,85 @@ int run_all(const Options& o) {
       o.size, o.dtype, o.batch, o.seq, "configuration", "predicted", "held",
       "peak", "ratio");
   std::fflush(stdout);
-  Targets targets(o.smoke);
   for (const Row& row : rows()) {
-    if ((o.smoke && !row.in_smoke) ||
-        std::string(row.name).find(o.row) == std::string::npos)
-      continue;
+    if ((o.smoke && !row.in_smoke) || !wanted(o, row.name)) continue;
     const auto r = run_row(row, o);
-    if (!r.ok()) {
-      fmt::print(stderr, "bench_memory: {}: {}\n", row.name,
-                 r.status().message());
-      return kExitFailed;
-    }
+    if (!r.ok()) return r.status().with_context(row.name);
     print_row(row, *r);
     targets.at_most(
         fmt::format("{}: peak from prediction, share", row.name), kWithin,
         std::abs((*r)["peak"].get<double>() / (*r)["predicted"].get<double>() -
                  1));
   }
-  return targets.report();
+  return ok_status();
+}
+
+double ratio_of(const ChangeRow& r) {
+  return mib(r.peak.total) / mib(r.training + r.besides);
+}
+
+void print_change(const ChangeRow& r) {
+  const double extra = mib(r.peak.total) - mib(r.training);
+  fmt::print(
+      "{:<14} {:>9.1f} {:>8.1f} {:>8.1f} {:>6.3f} {:>8.1f} {:>8.1f} {:>6.3f}\n",
+      r.name, mib(r.training), mib(r.besides), mib(r.peak.total), ratio_of(r),
+      mib(r.peak.shared), extra, extra / mib(r.training));
+  std::fflush(stdout);
+}
+
+// `trained` is the peak of the training before it.
+void judge_change(const std::string& job, const ChangeRow& r, uint64_t trained,
+                  Targets& targets) {
+  const std::string name = job + ", " + r.name;
+  targets.require(name + ": has a peak, in shared memory if kept",
+                  r.peak.total > 0 && (r.peak.shared > 0) == (job == kJobKept));
+  if (r.phase == Phase::kSave)
+    targets.at_most(name + ": more than training, over what it may need",
+                    1 + kWithin,
+                    (mib(r.peak.total) - mib(trained)) / mib(r.besides));
+  else if (r.phase == Phase::kTraining && r.besides == 0)
+    targets.at_most(name + ": peak from prediction, share", kWithin,
+                    std::abs(ratio_of(r) - 1));
+  else
+    targets.at_most(name + ": peak over what it may need", 1 + kWithin,
+                    ratio_of(r));
+}
+
+// With real jobs.
+Status run_changes(const Options& o, Targets& targets) {
+  ChangeOptions c{.size = o.smoke ? "" : o.size,
+                  .dtype = o.dtype,
+                  .batch = o.batch,
+                  .seq = o.seq};
+  for (const bool kept : {true, false}) {
+    const std::string job = kept ? kJobKept : kJobPrivate;
+    if (!wanted(o, job)) continue;
+    c.keep_state = kept;
+    if (!o.smoke && c.base == 0) {
+      ASSIGN_OR_RETURN(c.base, measure_base(c));
+    }
+    fmt::print(
+        "\n{}: MiB of all ranks on the host, without {:.1f} of each rank\n"
+        "{:<14} {:>9} {:>8} {:>8} {:>6} {:>8} {:>8} {:>6}\n",
+        job, mib(c.base), "", "predicted", "besides", "peak", "ratio", "shared",
+        "extra", "share");
+    uint64_t trained = 0;
+    RETURN_IF_ERROR(measure_changes(c, [&](const ChangeRow& r) {
+                      print_change(r);
+                      judge_change(job, r, trained, targets);
+                      if (r.phase == Phase::kTraining) trained = r.peak.total;
+                    }).with_context(job));
+  }
+  return ok_status();
+}
+
+int run_all(const Options& o) {
+  Targets targets(o.smoke);
+  Status done = run_rows(o, targets);
+  if (done.ok()) done = run_changes(o, targets);
+  if (done.ok()) return targets.report();
+  fmt::print(stderr, "bench_memory: {}\n", done.message());
+  return kExitFailed;
 }
 
 }  // namespace

@@ -1,0 +1,263 @@
+#include "bench/memory/changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bench/job_settings.h"
+#include "coordinator/core/job_shape.h"
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/memory.h"
+#include "worker/kernels/cpu/onednn_gemm.h"
+
+namespace remesh::bench {
+namespace {
+
+using geometry::Layout;
+
+constexpr int64_t kPatienceMs = 600'000;
+constexpr int64_t kSteps = 3;
+constexpr uint64_t kTensorBytes = 12;  // weight and moments of a parameter
+// That a streamed file may take even if its writer waits for the disk.
+constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
+
+testing::Settings settings_of(const ChangeOptions& o) {
+  testing::Settings s = {
+      {"train.steps", "100000000"},
+      {"train.seq_len", std::to_string(o.seq)},
+      {"train.local_batch_size", std::to_string(o.batch)},
+      {"train.global_batch_size", std::to_string(2 * o.batch)},
+      {"train.dtype", "\"" + o.dtype + "\""},
+      {"parallel.zero_stage", "1"},
+      {"elastic.keep_state", o.keep_state ? "true" : "false"},
+      {"elastic.dead_after_ms", "60000"},
+      {"checkpoint.interval", "0"}};
+  if (!o.size.empty()) set_model(o.size, s);
+  return s;
+}
+
+uint64_t training_bytes(const planner::JobShape& s, const Layout& l) {
+  uint64_t sum = 0;
+  for (int r = 0; r < l.world(); ++r)
+    sum += planner::predict_memory(s, l, r).total();
+  return sum;
+}
+
+// What the planner predicts to be in shared memory: with every rank both
+// buffers of weights and moments, of which it names the moments, and replicas.
+uint64_t kept_bytes(const planner::JobShape& s, const Layout& l) {
+  if (!s.keep_state) return 0;
+  planner::JobShape alone = s;
+  alone.replicas = 0;
+  uint64_t sum = training_bytes(s, l) - training_bytes(alone, l);
+  for (int r = 0; r < l.world(); ++r)
+    sum += planner::predict_memory(s, l, r).optimizer / 2 * 3;
+  return sum;
+}
+
+// A running job. The functions return an error if it does not do as it is told.
+class Job {
+ public:
+  Job(const ChangeOptions& o,
+      const std::function<void(const ChangeRow&)>& report)
+      : options_(o),
+        report_(report),
+        cluster_(data_.path(), settings_of(o)),
+        host_(cluster_.folder(),
+              {cluster_.state_folder("w1"), cluster_.state_folder("w2")}) {}
+
+  Status begin();
+  // The peak of a few steps of the current mesh.
+  Status train();
+  Status save();
+  // Through the state in memory or, if none is kept, through a checkpoint.
+  Status change(const std::string& to);
+  // Ends the job and continues it from its checkpoint.
+  Status restart();
+  Status end();
+
+ private:
+  void start();
+  Status await(bool done, const char* what) const;
+  Status await_mesh(int64_t generation);
+  int64_t generation() const;
+  // Of the generations so far, by where their state came from.
+  std::string last_source() const;
+  void report(const std::string& name, Phase phase, uint64_t besides);
+
+  const ChangeOptions options_;
+  const std::function<void(const ChangeRow&)>& report_;
+  const testing::TinyData data_;
+  testing::Cluster cluster_;
+  HostMemory host_;
+  planner::JobShape shape_;
+  Layout layout_{.dp = 2};
+  std::string mesh_ = "dp2";
+  uint64_t old_state_ = 0;  // of the mesh before
+};
+
+void Job::start() {
+  for (const char* name : {"w1", "w2"}) cluster_.start_worker({name});
+}
+
+Status Job::await(bool done, const char* what) const {
+  return done ? ok_status()
+              : unavailable(fmt::format("{}\n{}", what, cluster_.describe()));
+}
+
+int64_t Job::generation() const {
+  const auto& m = cluster_.metrics();
+  return m.empty() ? 0 : m.back().value("generation", int64_t{0});
+}
+
+// Waits for some steps of a later generation.
+Status Job::await_mesh(int64_t generation) {
+  RETURN_IF_ERROR(await(
+      testing::wait_until([&] { return this->generation() > generation; },
+                          kPatienceMs) &&
+          cluster_.wait_for_step(cluster_.last_step() + kSteps, kPatienceMs),
+      "the mesh does not train"));
+  const testing::Json mesh = cluster_.metrics().back()["mesh"];
+  const Layout found{.dp = mesh.value("dp", 1),
+                     .pp = mesh.value("pp", 1),
+                     .tp = mesh.value("tp", 1),
+                     .cp = mesh.value("cp", 1)};
+  return await(found == layout_, "the mesh is another one");
+}
+
+std::string Job::last_source() const {
+  const auto meshes = cluster_.events_named("mesh");
+  return meshes.empty() ? "" : meshes.back().value("source", "");
+}
+
+// What was measured since the last row.
+void Job::report(const std::string& name, Phase phase, uint64_t besides) {
+  const auto world = static_cast<uint64_t>(layout_.world());
+  HostPeak peak = host_.take();
+  peak.total -= std::min(peak.total - peak.shared, options_.base * world);
+  report_({.name = name,
+           .phase = phase,
+           .training = training_bytes(shape_, layout_),
+           .besides = besides,
+           .peak = peak});
+}
+
+Status Job::begin() {
+  cluster_.start_coordinator();
+  start();
+  RETURN_IF_ERROR(await(cluster_.wait_for_dp(2, 0, kPatienceMs),
+                        "the mesh does not train"));
+  // The second worker may have joined a mesh of the first one.
+  RETURN_IF_ERROR(await_mesh(generation() - 1));
+  host_.take();
+  ASSIGN_OR_RETURN(const pb::Job job,
+                   jobfile::load_job(cluster_.run_dir() + "/job.toml"));
+  const auto shape = core::shape_of(job);
+  if (!shape) return internal("the job has no model");
+  shape_ = *shape;
+  shape_.packed = kernels::bf16_hardware() == kernels::Bf16Hardware::kAmx;
+  return ok_status();
+}
+
+Status Job::train() {
+  RETURN_IF_ERROR(
+      await(cluster_.wait_for_step(cluster_.last_step() + kSteps, kPatienceMs),
+            "the mesh does not train"));
+  report(mesh_ + " training", Phase::kTraining, old_state_);
+  return ok_status();
+}
+
+Status Job::save() {
+  host_.take();
+  const auto f =
+      cluster_.remesh({"checkpoint", "save", cluster_.run_dir()}, kPatienceMs);
+  RETURN_IF_ERROR(await(f.exit.code == 0, "no checkpoint was saved"));
+  const auto parameters = static_cast<uint64_t>(
+      geometry::ParamTable::make(shape_.model).num_elements());
+  const auto world = static_cast<uint64_t>(layout_.world());
+  report(mesh_ + " save", Phase::kSave,
+         parameters * kTensorBytes + kFileBuffers * world);
+  return ok_status();
+}
+
+Status Job::change(const std::string& to) {
+  const std::string name = mesh_ + " to " + to;
+  old_state_ = kept_bytes(shape_, layout_);
+  mesh_ = to;
+  const int64_t g = generation();
+  ASSIGN_OR_RETURN(layout_, Layout::parse(to));
+  const size_t meshes = cluster_.events_named("mesh").size();
+  host_.take();
+  const auto f = cluster_.remesh({"mesh", to, cluster_.run_dir()}, kPatienceMs);
+  RETURN_IF_ERROR(await(f.exit.code == 0, "the mesh was refused"));
+  if (!options_.keep_state) {
+    // The old ranks end first.
+    RETURN_IF_ERROR(
+        await(cluster_.wait_for_event("mesh", meshes + 1, kPatienceMs),
+              "no mesh was planned"));
+    host_.take();
+  }
+  RETURN_IF_ERROR(await_mesh(g));
+  const char* const source = options_.keep_state ? "memory" : "checkpoint";
+  RETURN_IF_ERROR(await(last_source().find(source) != std::string::npos,
+                        "the state came from elsewhere"));
+  report(name, options_.keep_state ? Phase::kChange : Phase::kRestore,
+         old_state_);
+  return train();
+}
+
+Status Job::restart() {
+  RETURN_IF_ERROR(end());
+  RETURN_IF_ERROR(
+      await(host_.shared() == 0, "the ended job left its state in memory"));
+  const int64_t g = generation();
+  host_.take();
+  cluster_.start_coordinator({"--resume"});
+  start();
+  RETURN_IF_ERROR(await_mesh(g));
+  RETURN_IF_ERROR(await(last_source().find("checkpoint") != std::string::npos,
+                        "the state came from elsewhere"));
+  old_state_ = 0;
+  report(mesh_ + " restore", Phase::kRestore, 0);
+  return train();
+}
+
+Status Job::end() {
+  const auto f = cluster_.remesh({"stop", cluster_.run_dir()}, kPatienceMs);
+  bool ended = f.exit.code == 0 && cluster_.coordinator().wait_ms(kPatienceMs);
+  for (const char* name : {"w1", "w2"})
+    ended = ended && cluster_.worker(name).wait_ms(kPatienceMs);
+  return await(ended, "the job does not end");
+}
+
+}  // namespace
+
+Status measure_changes(const ChangeOptions& options,
+                       const std::function<void(const ChangeRow&)>& report) {
+  Job job(options, report);
+  RETURN_IF_ERROR(job.begin());
+  RETURN_IF_ERROR(job.train());
+  if (options.only_training) return job.end();
+  RETURN_IF_ERROR(job.save());
+  if (!options.keep_state) {
+    RETURN_IF_ERROR(job.change("tp2"));
+    return job.end();
+  }
+  for (const char* to : {"tp2", "pp2", "dp1", "dp2"})
+    RETURN_IF_ERROR(job.change(to));
+  RETURN_IF_ERROR(job.restart());
+  return job.end();
+}
+
+Result<uint64_t> measure_base(ChangeOptions options) {
+  options.size = "";
+  options.only_training = true;
+  uint64_t base = 0;
+  RETURN_IF_ERROR(measure_changes(options, [&](const ChangeRow& row) {
+    base = (row.peak.total - std::min(row.peak.total, row.training)) / 2;
+  }));
+  return base;
+}
+
+}  // namespace remesh::bench

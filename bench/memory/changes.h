@@ -1,0 +1,48 @@
+// The peak memory of a job's ranks on one host while they train, save, restore
+// and change the mesh, with the product's own processes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "bench/memory/host_memory.h"
+#include "proto/base/status.h"
+
+namespace remesh::bench {
+
+enum class Phase { kTraining, kSave, kRestore, kChange };
+
+struct ChangeRow {
+  std::string name;
+  Phase phase = Phase::kTraining;
+  // Of all ranks of the mesh in training, by the planner.
+  uint64_t training = 0;
+  // What is needed besides at most: in and after a mesh change the state and
+  // replicas of the old mesh, by the planner; of a save one copy of the state
+  // and the buffers of the files.
+  uint64_t besides = 0;
+  HostPeak peak;  // without what a rank needs whatever the model
+};
+
+struct ChangeOptions {
+  std::string size = "15m";  // "": 0.1 M parameters
+  std::string dtype = "bf16";
+  int64_t batch = 8;
+  int64_t seq = 256;
+  bool keep_state = true;
+  // Private bytes of a rank whatever the model.
+  uint64_t base = 0;
+  bool only_training = false;
+};
+
+// Runs one job with two workers of one slot each, and reports each row as soon
+// as it is measured.
+Status measure_changes(const ChangeOptions& options,
+                       const std::function<void(const ChangeRow&)>& report);
+
+// The private bytes of a rank whatever the model: what a rank of a job with 0.1
+// M parameters needs more than the planner predicts.
+Result<uint64_t> measure_base(ChangeOptions options);
+
+}  // namespace remesh::bench
