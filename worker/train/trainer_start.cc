@@ -113,8 +113,8 @@ Status Trainer::make_backend() {
   const int threads = std::max(1, spec_.threads());
   ASSIGN_OR_RETURN(backend_,
                    kernels::make_backend(job_.train().backend(), threads));
-  log_.info("backend", {{"processor", backend_->description()},
-                        {"threads", threads}});
+  log_.info("backend",
+            {{"processor", backend_->description()}, {"threads", threads}});
   return ok_status();
 }
 
