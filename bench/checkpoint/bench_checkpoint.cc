@@ -1,6 +1,6 @@
 // bench_checkpoint: how fast a state is saved and loaded, compared with a plain
 // write and fsync of the same bytes to the same disk in the same run; then the
-// same during computation, and how much each slows it down (under_load.h).
+// same during training, and how much each slows it down (under_load.h).
 //
 //   bench_checkpoint [--mib N] [--ranks N] [--trials N] [--compression C]
 //                    [--threads N] [--dir DIR] [--json]
@@ -47,7 +47,7 @@ struct Options {
   int64_t mib = 1024;
   int ranks = 1;
   int trials = 5;
-  int threads = 2;  // that compute; 0: skips the measurement under load
+  int threads = 2;  // that train; 0: skips the measurement under load
   Compression compression = Compression::kNone;
   std::string dir = ".";
   bool json = false;
@@ -347,9 +347,9 @@ class Bench {
                      options_.ranks + 1));
     if (options_.threads == 0) return;
     fmt::print(
-        "with {} threads computing: save {:.3f} GB/s, plain write {:.3f} GB/s, "
+        "with {} threads training: save {:.3f} GB/s, plain write {:.3f} GB/s, "
         "ratio {:.2f}\n"
-        "  computing takes {:.1f} % longer during the save, {:.1f} % during "
+        "  a step takes {:.1f} % longer during the save, {:.1f} % during "
         "the "
         "plain write; {} updates waited for the copy\n",
         options_.threads, gb / under_load_.save_s, gb / under_load_.plain_s,
@@ -404,7 +404,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
   app.add_option("--threads", o.threads,
-                 "Threads that compute; 0: not measured under load")
+                 "Threads that train; 0: not measured beside training")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
   app.add_option("--compression", o.compression, "none or zlib")

@@ -8,10 +8,14 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "bench/kept_state.h"
 #include "bench/median.h"
+#include "bench/random_batch.h"
 #include "proto/base/clock.h"
+#include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "worker/kernels/backend.h"
 #include "worker/train/checkpointer.h"
@@ -23,61 +27,33 @@ double seconds_since(int64_t begin_ns) {
   return static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
 }
 
-// A fixed load of a few milliseconds of GEMMs per call.
-class Load {
- public:
-  explicit Load(int threads)
-      : backend_(kernels::make_cpu_backend(threads)),
-        weight_(backend_->make_weight(kernels::Dtype::kFp32, kSize, kSize)),
-        x_(backend_->allocate(kBytes), Free{backend_.get()}),
-        y_(backend_->allocate(kBytes), Free{backend_.get()}) {
-    backend_->zero(x_.get(), kBytes);
-    backend_->load_weight(*weight_, static_cast<const float*>(x_.get()));
-    run();  // touches pages, starts threads
-  }
-  kernels::Backend& backend() { return *backend_; }
-  void run() {
-    for (int i = 0; i < 3; ++i)
-      backend_->linear(*weight_, x_.get(), kSize, y_.get());
-    backend_->synchronize();
-  }
-  // Mean seconds per run(), measured for about `seconds`.
-  double alone(double seconds) {
-    const int64_t begin = monotonic_ns();
-    int n = 0;
-    for (; n == 0 || seconds_since(begin) < seconds; ++n) run();
-    return seconds_since(begin) / n;
-  }
-
- private:
-  static constexpr int64_t kSize = 1024;
-  static constexpr size_t kBytes = kSize * kSize * sizeof(float);
-  struct Free {
-    kernels::Backend* backend;
-    void operator()(void* p) const { backend->release(p); }
-  };
-  std::unique_ptr<kernels::Backend> backend_;
-  std::unique_ptr<kernels::Weight> weight_;
-  std::unique_ptr<void, Free> x_, y_;
-};
-
 struct Window {
   double seconds = 0;  // of what was written
-  double run_s = 0;    // mean per Load::run() in that time
+  double step_s = 0;   // mean of the training steps in that time
 };
 
 class UnderLoad {
  public:
-  UnderLoad(const UnderLoadOptions& options, const geometry::ParamTable& table)
-      : options_(options), table_(table) {}
+  // `plain` is what a plain write writes.
+  UnderLoad(const UnderLoadOptions& options, const geometry::ParamTable& table,
+            const geometry::ConstStateView& plain)
+      : options_(options), table_(table), plain_(plain) {}
 
-  Status prepare(std::span<const float> weights, std::span<const float> m,
-                 std::span<const float> v) {
-    ASSIGN_OR_RETURN(const auto bounds,
-                     geometry::stage_bounds(table_.config(), 1, 16));
-    ASSIGN_OR_RETURN(rank_, make_rank_shard(table_, {.bounds = bounds}, 0));
+  Status prepare() {
+    ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_[0], {}));
+    ASSIGN_OR_RETURN(
+        engine_, engine::make_engine(
+                     table_, *mesh_,
+                     {.dtype = backend_->supports_bf16() ? model::Dtype::kBf16
+                                                         : model::Dtype::kFp32,
+                      .max_batch = kBatch,
+                      .max_seq = kSeq,
+                      .optimizer = {.weight_decay = 0.01, .max_norm = 1}},
+                     *backend_, {}, &kept_.home()));
+    engine::initialise(*engine_, *backend_, 0);
+    engine_->state_loaded();
+    RETURN_IF_ERROR(kept_.replicate(*engine_, *world_[0]));
     ASSIGN_OR_RETURN(board_, board::Board::create(1, 0));
-    state_.vectors = {weights, m, v};
     train::CheckpointerOptions o;
     o.folder = path_join(options_.dir, "saves");
     o.retention.keep_latest_k = 1;
@@ -87,7 +63,7 @@ class UnderLoad {
       o.manifest.set_compression(options_.compression);
     o.double_buffered = true;
     checkpointer_ = std::make_unique<train::Checkpointer>(
-        o, *fs_, rank_, load_.backend(), *world_[0], *board_, log_);
+        o, *fs_, engine_->rank_shard(), *backend_, *world_[0], *board_, log_);
     return ok_status();
   }
 
@@ -97,7 +73,7 @@ class UnderLoad {
     std::vector<double> save_s, plain_s, ratio, save_slows, plain_slows;
     for (int t = 0; t < options_.trials; ++t) {
       Window saved, plain;
-      const double before = load_.alone(kAloneS);
+      ASSIGN_OR_RETURN(const double before, alone());
       for (int i = 0; i < 2; ++i) {
         settle();
         if ((t + i) % 2 == 0) {
@@ -106,12 +82,13 @@ class UnderLoad {
           ASSIGN_OR_RETURN(plain, write_plain());
         }
       }
-      const double alone = (before + load_.alone(kAloneS)) / 2;
+      ASSIGN_OR_RETURN(const double after, alone());
+      const double alone = (before + after) / 2;
       save_s.push_back(saved.seconds);
       plain_s.push_back(plain.seconds);
       ratio.push_back(plain.seconds / saved.seconds);
-      save_slows.push_back(saved.run_s / alone - 1);
-      plain_slows.push_back(plain.run_s / alone - 1);
+      save_slows.push_back(saved.step_s / alone - 1);
+      plain_slows.push_back(plain.step_s / alone - 1);
     }
     return UnderLoadResult{.save_s = median(save_s),
                            .plain_s = median(plain_s),
@@ -122,9 +99,8 @@ class UnderLoad {
   }
 
  private:
-  static constexpr double kAloneS = 0.7;
-  // Time between updates, as for a model of this size.
-  static constexpr double kStepS = 0.5;
+  static constexpr int kAloneSteps = 3;
+  static constexpr int64_t kBatch = 2, kSeq = 256;
 
   void settle() {
     const int fd = ::open(options_.dir.c_str(), O_RDONLY | O_DIRECTORY);
@@ -132,45 +108,53 @@ class UnderLoad {
     ::close(fd);
   }
 
-  // Computes until done(), polled after every run.
-  Window compute_until(const std::function<bool()>& done) {
+  // One step with its boundary, as train::Trainer makes it.
+  Status step() {
+    ASSIGN_OR_RETURN(
+        const engine::StepResult r,
+        engine_->run({.lr = 1e-4,
+                      .microbatches = batch_.list(),
+                      .global_tokens = kBatch * kSeq,
+                      .facts = [this] {
+                        checkpointer_->before_update(engine_->step() + 1);
+                        engine::Facts f = checkpointer_->facts();
+                        f.checkpoint_request = request_;
+                        return f;
+                      }}));
+    checkpointer_->on_step(
+        r.agreed, false,
+        {.step = engine_->step(), .vectors = engine_->state()});
+    return r.agreed.shard_failed + r.agreed.gave_up > 0
+               ? io_error("the save failed")
+               : ok_status();
+  }
+
+  // Trains until done(), asked after every step.
+  Result<Window> train_until(const std::function<bool()>& done) {
     const int64_t begin = monotonic_ns();
     int n = 0;
     do {
-      load_.run();
+      RETURN_IF_ERROR(step());
       ++n;
     } while (!done());
     const double s = seconds_since(begin);
-    return {.seconds = s, .run_s = s / n};
+    return Window{.seconds = s, .step_s = s / n};
   }
 
-  // One save: a step boundary whenever one of its flags changed, and updates in
-  // between.
-  Result<Window> save() {
-    Status failed;
-    ++request_;
-    boundary();
-    const int64_t saving = state_.step;
-    const int64_t begin = monotonic_ns();
-    int64_t updates = 0;
-    const Window w = compute_until([&] {
-      while (seconds_since(begin) > kStepS * static_cast<double>(updates + 1))
-        checkpointer_->before_update(saving + ++updates);
-      const engine::Facts f = checkpointer_->facts();
-      if (f.shard_failed + f.gave_up > 0) failed = io_error("the save failed");
-      const bool committed = f.committed > 0;
-      if (f.shard_saved + f.committed + f.gave_up + f.shard_failed > 0)
-        boundary();
-      return committed || !failed.ok();
-    });
-    RETURN_IF_ERROR(failed);
-    return w;
+  Result<double> alone() {
+    int n = 0;
+    ASSIGN_OR_RETURN(const Window w,
+                     train_until([&] { return ++n == kAloneSteps; }));
+    return w.step_s;
   }
-  void boundary() {
-    ++state_.step;
-    engine::Facts f = checkpointer_->facts();
-    f.checkpoint_request = request_;
-    checkpointer_->on_step(f, false, state_);
+
+  // From the step at whose end it begins to that at which it is known to be
+  // committed.
+  Result<Window> save() {
+    ++request_;
+    RETURN_IF_ERROR(step());
+    const int64_t saving = engine_->step();
+    return train_until([&] { return checkpointer_->saved_step() >= saving; });
   }
 
   Result<Window> write_plain() {
@@ -184,8 +168,9 @@ class UnderLoad {
       seconds = seconds_since(begin);
       done = true;
     });
-    Window w = compute_until([&] { return done.load(); });
+    auto trained = train_until([&] { return done.load(); });
     writer.join();
+    ASSIGN_OR_RETURN(Window w, std::move(trained));
     w.seconds = seconds;
     RETURN_IF_ERROR(status);
     RETURN_IF_ERROR(fs_->remove(path));
@@ -195,7 +180,7 @@ class UnderLoad {
     ASSIGN_OR_RETURN(const auto file, fs_->create(path));
     uint64_t at = 0;
     for (size_t v = 0; v < geometry::kNumStateVectors; ++v) {
-      const auto all = std::as_bytes(state_.vectors[v]);
+      const auto all = std::as_bytes(plain_[v]);
       constexpr size_t kBlock = 1 << 20;
       for (size_t i = 0; i < all.size(); i += kBlock) {
         const auto part = all.subspan(i, std::min(kBlock, all.size() - i));
@@ -209,14 +194,18 @@ class UnderLoad {
 
   const UnderLoadOptions options_;
   const geometry::ParamTable& table_;
+  const geometry::ConstStateView plain_;
   const std::unique_ptr<FileSystem> fs_ = posix_file_system();
-  Load load_{options_.threads};
+  const std::unique_ptr<kernels::Backend> backend_ =
+      kernels::make_cpu_backend(options_.threads);
   const std::vector<std::unique_ptr<comm::Comm>> world_ =
       comm::make_local_comms(1);
+  std::unique_ptr<comm::Mesh> mesh_;
+  Kept kept_{table_, {}, 0, kBatch, kSeq};
+  const RandomBatch batch_{0, 1, kBatch, kSeq, table_.config().vocab_size};
+  std::unique_ptr<engine::Engine> engine_;
   train::TrainLog log_{Logger::null(), 1, 0};
-  geometry::RankShard rank_;
   std::unique_ptr<board::Board> board_;
-  train::RankState state_;
   double request_ = 0;
   std::unique_ptr<train::Checkpointer> checkpointer_;
 };
@@ -228,8 +217,8 @@ Result<UnderLoadResult> measure_under_load(const UnderLoadOptions& options,
                                            std::span<const float> weights,
                                            std::span<const float> exp_avg,
                                            std::span<const float> exp_avg_sq) {
-  UnderLoad bench(options, table);
-  RETURN_IF_ERROR(bench.prepare(weights, exp_avg, exp_avg_sq));
+  UnderLoad bench(options, table, {weights, exp_avg, exp_avg_sq});
+  RETURN_IF_ERROR(bench.prepare());
   return bench.run();
 }
 
