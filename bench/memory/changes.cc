@@ -18,9 +18,6 @@ using geometry::Layout;
 
 constexpr int64_t kPatienceMs = 600'000;
 constexpr int64_t kSteps = 3;
-constexpr uint64_t kTensorBytes = 12;  // weight and moments of a parameter
-// That a streamed file may take even if its writer waits for the disk.
-constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
 
 testing::Settings settings_of(const ChangeOptions& o) {
   testing::Settings s = {
@@ -37,23 +34,16 @@ testing::Settings settings_of(const ChangeOptions& o) {
   return s;
 }
 
-uint64_t training_bytes(const planner::JobShape& s, const Layout& l) {
+// The sum over the ranks of a mesh.
+template <typename F>
+uint64_t sum_of(const F& predict, const planner::JobShape& s, const Layout& l) {
   uint64_t sum = 0;
-  for (int r = 0; r < l.world(); ++r)
-    sum += planner::predict_memory(s, l, r).total();
+  for (int r = 0; r < l.world(); ++r) sum += predict(s, l, r);
   return sum;
 }
 
-// What the planner predicts to be in shared memory: with every rank both
-// buffers of weights and moments, of which it names the moments, and replicas.
-uint64_t kept_bytes(const planner::JobShape& s, const Layout& l) {
-  if (!s.keep_state) return 0;
-  planner::JobShape alone = s;
-  alone.replicas = 0;
-  uint64_t sum = training_bytes(s, l) - training_bytes(alone, l);
-  for (int r = 0; r < l.world(); ++r)
-    sum += planner::predict_memory(s, l, r).optimizer / 2 * 3;
-  return sum;
+uint64_t training_bytes(const planner::JobShape& s, const Layout& l, int rank) {
+  return planner::predict_memory(s, l, rank).total();
 }
 
 // A running job. The functions return an error if it does not do as it is told.
@@ -138,7 +128,7 @@ void Job::report(const std::string& name, Phase phase, uint64_t besides) {
   peak.total -= std::min(peak.total - peak.shared, options_.base * world);
   report_({.name = name,
            .phase = phase,
-           .training = training_bytes(shape_, layout_),
+           .training = sum_of(training_bytes, shape_, layout_),
            .besides = besides,
            .peak = peak});
 }
@@ -173,17 +163,14 @@ Status Job::save() {
   const auto f =
       cluster_.remesh({"checkpoint", "save", cluster_.run_dir()}, kPatienceMs);
   RETURN_IF_ERROR(await(f.exit.code == 0, "no checkpoint was saved"));
-  const auto parameters = static_cast<uint64_t>(
-      geometry::ParamTable::make(shape_.model).num_elements());
-  const auto world = static_cast<uint64_t>(layout_.world());
   report(mesh_ + " save", Phase::kSave,
-         parameters * kTensorBytes + kFileBuffers * world);
+         sum_of(planner::predict_save, shape_, layout_));
   return ok_status();
 }
 
 Status Job::change(const std::string& to) {
   const std::string name = mesh_ + " to " + to;
-  old_state_ = kept_bytes(shape_, layout_);
+  old_state_ = sum_of(planner::predict_segments, shape_, layout_);
   mesh_ = to;
   const int64_t g = generation();
   ASSIGN_OR_RETURN(layout_, Layout::parse(to));

@@ -18,9 +18,9 @@ struct ChangeRow {
   Phase phase = Phase::kTraining;
   // Of all ranks of the mesh in training, by the planner.
   uint64_t training = 0;
-  // What is needed besides at most: in and after a mesh change the state and
-  // replicas of the old mesh, by the planner; of a save one copy of the state
-  // and the buffers of the files.
+  // What is needed besides at most, also by the planner: in and after a mesh
+  // change the segments of the old mesh, of a save a copy of the state and the
+  // buffers of the files.
   uint64_t besides = 0;
   HostPeak peak;  // without what a rank needs whatever the model
 };

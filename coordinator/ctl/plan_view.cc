@@ -74,6 +74,21 @@ std::string memory_table(const planner::JobShape& shape, const Layout& l) {
   return out;
 }
 
+// What comes on top of the table, for the rank with most of it.
+std::string besides_text(const planner::JobShape& shape, const Layout& l) {
+  uint64_t save = 0, segments = 0;
+  for (int pp = 0; pp < l.pp; ++pp) {
+    const int rank = l.rank({.pp = pp});
+    save = std::max(save, planner::predict_save(shape, l, rank));
+    segments = std::max(segments, planner::predict_segments(shape, l, rank));
+  }
+  std::string out = "  besides: " + bytes_text(save) + " to save a checkpoint";
+  if (segments > 0)
+    out += ", " + bytes_text(segments) +
+           " of old state while another mesh takes over";
+  return out + "\n";
+}
+
 }  // namespace
 
 Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
@@ -111,7 +126,8 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
       "exposed communication\n",
       100 * e.compute_s / e.total_s(), 100 * e.bubble_s / e.total_s(),
       100 * e.exposed_s / e.total_s());
-  out += "predicted memory of a rank:\n" + memory_table(shape, l);
+  out += "predicted memory of a rank:\n" + memory_table(shape, l) +
+         besides_text(shape, l);
   if (o.memory_gib > 0)
     out +=
         fmt::format("  available: {:.1f} GiB for each of a host's {} ranks\n",

@@ -1,11 +1,12 @@
 #include "parallel/planner/memory.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/shard_table.h"
-#include "parallel/geometry/zero.h"
+#include "parallel/geometry/sharding.h"
 
 namespace remesh::planner {
 namespace {
@@ -16,6 +17,22 @@ using geometry::ShardTable;
 
 constexpr int64_t kFp32 = 4;
 constexpr int64_t kStreamedBlocks = 2;  // blocks whose weights ZeRO-3 holds
+constexpr int64_t kStateVectors = 3;    // weights and both moments
+// Those of a streamed file, which keep the disk busy (proto/base).
+constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
+
+geometry::RankShard rank_shard(const JobShape& s, const Layout& l, int rank,
+                               const geometry::ParamTable& table) {
+  geometry::Sharding sharding{.layout = l, .chunks = chunks_on(s, l)};
+  auto bounds = geometry::stage_bounds(s.model, l.pp * sharding.chunks, s.T);
+  CHECK(bounds.ok());
+  sharding.bounds = std::move(bounds).value();
+  sharding.zero = {.stage = s.zero_stage,
+                   .shard_group = s.zero_stage == 0 ? 0 : shard_group_on(s, l)};
+  auto made = geometry::make_rank_shard(table, sharding, rank);
+  CHECK(made.ok());
+  return std::move(made).value();
+}
 
 geometry::ChunkUse chunk_use(const JobShape& s, const ShardTable& shard, int c,
                              bool split_backward, bool streams) {
@@ -57,7 +74,7 @@ int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
 int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   const int64_t kept = replicas_kept(s, l);
   const bool own_too = kept > 0 && s.replicate_every > 1;
-  return (kept + (own_too ? 1 : 0)) * 2 * 3 * state * kFp32;
+  return (kept + (own_too ? 1 : 0)) * 2 * kStateVectors * state * kFp32;
 }
 
 }  // namespace
@@ -76,31 +93,24 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const Coord at = l.coord(rank);
   const auto table = geometry::ParamTable::make(s.model);
   const int chunks = chunks_on(s, l);
-  const auto bounds = geometry::stage_bounds(s.model, l.pp * chunks, s.T);
-  CHECK(bounds.ok());
-  const auto shard = ShardTable::make(table, l, at, *bounds, chunks);
-  CHECK(shard.ok());
+  const auto [shard, zero] = rank_shard(s, l, rank, table);
   const int z = shard_group_on(s, l);
-  const auto zero = geometry::ZeroPlan::make(
-      *shard, {.stage = s.zero_stage, .shard_group = s.zero_stage == 0 ? 0 : z},
-      l.dp * l.cp, at.dp * l.cp + at.cp);
-  CHECK(zero.ok());
   const bool streams = s.zero_stage == 3 && z > 1;
   const geometry::Schedule schedule = schedule_on(s, l);
   const bool few_gradients =
       s.zero_stage >= 2 && z > 1 && schedule.num_microbatches == 1;
-  const int64_t state = zero->state_elements();
+  const int64_t state = zero.state_elements();
 
   int64_t largest_block = 0, num_blocks = 0, shares = 0;
-  for (const geometry::Unit& u : shard->units()) {
+  for (const geometry::Unit& u : shard.units()) {
     shares += geometry::share_length(u.numel(), z);
     if (u.kind != geometry::UnitKind::kBlock) continue;
     ++num_blocks;
     largest_block =
         std::max(largest_block, geometry::share_length(u.numel(), z) * z);
   }
-  const int64_t padded = padded_elements(*shard, z, false);
-  const int64_t ends = padded - padded_elements(*shard, z, true);
+  const int64_t padded = padded_elements(shard, z, false);
+  const int64_t ends = padded - padded_elements(shard, z, true);
   const int64_t places = std::min<int64_t>(2, num_blocks) * largest_block;
 
   const int64_t held = s.keep_state ? 2 : 1;
@@ -112,10 +122,10 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const std::vector<int> live = geometry::slots_needed(schedule, at.pp);
   for (int c = 0; c < chunks; ++c) {
     const geometry::ChunkMemory chunk = geometry::chunk_memory(
-        *shard, c, chunk_use(s, *shard, c, schedule.split_backward, streams));
+        shard, c, chunk_use(s, shard, c, schedule.split_backward, streams));
     if (streams)
       weights += std::min(kStreamedBlocks,
-                          shard->last_layer(c) - shard->first_layer(c)) *
+                          shard.last_layer(c) - shard.first_layer(c)) *
                  largest_block;
     activations +=
         live[static_cast<size_t>(c)] * static_cast<int64_t>(chunk.activations);
@@ -130,6 +140,24 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
           .optimizer = static_cast<uint64_t>(held * 2 * state * kFp32),
           .activations = static_cast<uint64_t>(activations),
           .buffers = static_cast<uint64_t>(buffers)};
+}
+
+uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
+  const auto table = geometry::ParamTable::make(s.model);
+  int64_t elements = 0;
+  for (const geometry::Piece& p :
+       geometry::pieces_to_save(rank_shard(s, l, rank, table)))
+    elements += p.rect.numel();
+  const auto bytes = static_cast<uint64_t>(elements * kStateVectors * kFp32);
+  return bytes + (s.keep_state ? 0 : std::min(bytes, kFileBuffers));
+}
+
+uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
+  if (!s.keep_state) return 0;
+  const auto table = geometry::ParamTable::make(s.model);
+  const int64_t state = rank_shard(s, l, rank, table).zero.state_elements();
+  return static_cast<uint64_t>(2 * kStateVectors * state * kFp32 +
+                               replica_bytes(s, l, state));
 }
 
 Memory predict_worst_memory(const JobShape& s, const Layout& l) {

@@ -42,6 +42,20 @@ int64_t replicas_kept(const JobShape& shape, const geometry::Layout& layout);
 Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
                       int rank);
 
+// What a rank needs besides, of which predict_memory() has nothing and
+// place_mesh() knows nothing. REQUIRES: as above.
+//
+// From its first save of a checkpoint on, since the memory is kept for the next
+// one: a copy of the part of the state that it saves; with a private state,
+// which is copied before, buffers of the file as well.
+uint64_t predict_save(const JobShape& shape, const geometry::Layout& layout,
+                      int rank);
+// Of predict_memory(), the segments in shared memory: its state and the
+// replicas. In a mesh change those of the old mesh come on top of what the new
+// mesh needs.
+uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
+                          int rank);
+
 // For the rank that needs most in total. REQUIRES: admit() passed.
 Memory predict_worst_memory(const JobShape& shape,
                             const geometry::Layout& layout);

@@ -254,7 +254,9 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
         "(multiples of 2 slots)", "ZeRO 1, zb-h1, no recomputation",
         "stage 0: embedding, layers 0-1", "stage 1: layers 2-3, head",
         "scheduled bubble: ",
-        "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank"})
+        "4 microbatches of 4 x 256 tokens per step, 2 per data-parallel rank",
+        "  besides: ", " to save a checkpoint, ",
+        " of old state while another mesh takes over\n"})
     EXPECT_NE(text->find(part), std::string::npos) << part << "\n" << *text;
   EXPECT_EQ(plan_text(job, {.slots = 1, .cores = 4}).status().code(),
             Code::kExhausted);

@@ -213,6 +213,48 @@ TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
   EXPECT_EQ(kept.buffers - own.buffers, 2 * (kept.weights + kept.optimizer));
 }
 
+TEST(PredictMemory, TheRanksOfAMeshSaveEveryParameterOnce) {
+  const uint64_t seed = test_seed();
+  std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
+  Rng rng(seed);
+  for (int i = 0; i < 50; ++i) {
+    JobShape s = random_shape(rng, /*bf16=*/false);
+    const Layout l{
+        .dp = pick(rng, 1, 3), .pp = pick(rng, 1, 2), .tp = pick(rng, 1, 2)};
+    if (!admit(s, l).ok()) continue;
+    uint64_t kept = 0, own = 0;
+    for (int r = 0; r < l.world(); ++r) {
+      s.keep_state = true;
+      kept += predict_save(s, l, r);
+      s.keep_state = false;
+      own += predict_save(s, l, r);
+    }
+    const auto state = static_cast<uint64_t>(
+        12 * geometry::ParamTable::make(s.model).num_elements());
+    EXPECT_EQ(kept, state) << l.to_string() << " zero " << s.zero_stage;
+    // Files are smaller than their buffers may be.
+    EXPECT_EQ(own, 2 * state) << l.to_string() << " zero " << s.zero_stage;
+  }
+}
+
+TEST(PredictMemory, SegmentsAreTheStateAndItsReplicas) {
+  JobShape s{.model = {.dim = 128,
+                       .n_layers = 4,
+                       .n_heads = 8,
+                       .n_kv_heads = 8,
+                       .hidden_dim = 352,
+                       .vocab_size = 1000},
+             .T = 64,
+             .microbatches = 4};
+  const Layout l{.tp = 2};
+  EXPECT_EQ(predict_segments(s, l, 0), 0U);
+  s.keep_state = true;
+  const Memory own = predict_memory(s, l, 0);
+  EXPECT_EQ(predict_segments(s, l, 0), own.weights + own.optimizer);
+  s.replicas = 1;
+  EXPECT_EQ(predict_segments(s, l, 0), 2 * (own.weights + own.optimizer));
+}
+
 // On workers and hosts of their own.
 TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
   const uint64_t seed = test_seed();
