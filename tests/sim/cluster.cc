@@ -239,13 +239,11 @@ core::CheckpointsScanned Cluster::scan() {
                        .path = fmt::format("step-{}", step),
                        .recent = saved.recent});
     // The job may have gone on without those who saved it.
-    const bool left =
-        keeps_state() &&
-        std::any_of(
-            metrics_.begin(), metrics_.end(),
-            [&, step = step, g = saved.generation](const pb::StepMetrics& m) {
-              return m.generation() > g && m.step() <= step;
-            });
+    const bool left = std::any_of(
+        metrics_.begin(), metrics_.end(),
+        [&, step = step, g = saved.generation](const pb::StepMetrics& m) {
+          return m.generation() > g && m.step() <= step;
+        });
     if (!left) newest_scanned_ = step;
   }
   return s;
