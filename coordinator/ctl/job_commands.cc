@@ -51,16 +51,16 @@ void add_plan(CLI::App* app, int* code) {
       "plan", "Show the mesh that a job would get, and its memory use");
   add_job_options(c, &o->job_file, &o->set);
   c->add_option("--slots", o->slots, "Slots of each host")
-      ->check(CLI::Range(1, 65536))
+      ->check(integer_in(1, 65536))
       ->capture_default_str();
   c->add_option("--hosts", o->hosts, "Number of identical hosts")
-      ->check(CLI::Range(1, 65536))
+      ->check(integer_in(1, 65536))
       ->capture_default_str();
   c->add_option("--layout", o->layout,
                 "Use this mesh instead of selecting one");
   c->add_option("--cores", o->cores,
                 "Cores of each host. Default: those of this machine")
-      ->check(CLI::Range(1, 65536));
+      ->check(integer_in(1, 65536));
   c->add_option("--memory-gib", o->memory_gib,
                 "Memory of each host. Default: not checked")
       ->check(CLI::Range(0.0, 1e9));

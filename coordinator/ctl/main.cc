@@ -57,14 +57,11 @@ std::string usage_hint(const CLI::App& app, const std::string& word,
   return hint;
 }
 
-// Explains the first argument that is not known.
-int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
-                char** argv) {
-  if (root.exit(error) == 0) return kExitOk;  // help
+// The hint for the first argument that is not known.
+std::string unknown_argument(const CLI::App& root, int argc, char** argv) {
   const CLI::App* app = &root;
   std::string hint;
-  int i = 1;
-  for (; i < argc && hint.empty(); ++i) {
+  for (int i = 1; i < argc && hint.empty(); ++i) {
     const std::string word = argv[i];
     const auto inner = app->get_subcommands();
     if (!inner.empty() && inner[0]->get_name() == word) {
@@ -75,9 +72,44 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
     for (int k = i + 1; k < argc; ++k) rest += fmt::format(" {}", argv[k]);
     hint = usage_hint(*app, word, rest);
   }
-  if (hint.empty() && app->get_subcommands().empty())
-    hint = usage_hint(*app, "", "");
-  if (!hint.empty()) fmt::print(stderr, "{}\n", hint);
+  return hint.empty() ? usage_hint(*app, "", "") : hint;
+}
+
+// "--local: needs a value (Number of workers ...)".
+std::string with_description(const CLI::App& app, const std::string& option,
+                             const std::string& text) {
+  const CLI::Option* o = app.get_option_no_throw(option);
+  if (o == nullptr) return text;
+  std::string about = o->get_description();
+  return fmt::format("{} ({})", text, about.substr(0, about.find(". ")));
+}
+
+// One line: the verb, the argument, its value and what is allowed.
+int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
+                char** argv) {
+  if (error.get_exit_code() == 0) return root.exit(error);  // help
+  const CLI::App* app = &root;
+  std::string verb = root.get_name();
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands()[0];
+    verb += " " + app->get_name();
+  }
+  const std::string what = error.what();
+  const std::string name = what.substr(0, what.find(": "));
+  const auto kind = static_cast<CLI::ExitCodes>(error.get_exit_code());
+  std::string text = what;
+  if (kind == CLI::ExitCodes::ExtrasError ||
+      what == "A subcommand is required") {
+    const std::string hint = unknown_argument(root, argc, argv);
+    if (!hint.empty()) text = hint;
+  } else if (kind == CLI::ExitCodes::RequiredError) {
+    const std::string option = what.substr(0, what.find(' '));
+    text = with_description(*app, option, what);
+  } else if (kind == CLI::ExitCodes::ArgumentMismatch &&
+             what.ends_with(" missing")) {
+    text = with_description(*app, name, name + ": needs a value");
+  }
+  fmt::print(stderr, "{}: {}; see {} --help\n", verb, text, verb);
   return kExitUsage;
 }
 

@@ -335,10 +335,10 @@ Result<int> run_job(const RunOptions& options) {
 void add_run_options(CLI::App* c, RunOptions* o) {
   c->add_option("--local", o->local_workers,
                 "Number of workers to start on this machine")
-      ->check(CLI::Range(0, 4096));
+      ->check(integer_in(0, 4096));
   c->add_option("--slots-per-worker", o->slots_per_worker,
                 "Slots (ranks) that each local worker offers")
-      ->check(CLI::Range(1, 4096))
+      ->check(integer_in(1, 4096))
       ->capture_default_str();
   c->add_option("--bind", o->bind,
                 "Address the coordinator listens on; use tcp://0.0.0.0:5710 "

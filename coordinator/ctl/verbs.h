@@ -3,6 +3,8 @@
 // code of the process in *code and prints errors on stderr.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
@@ -21,6 +23,20 @@ void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
 // What a verb returns: its exit code, or an error, which is printed on stderr.
 inline int exit_code(const Result<int>& code) {
   return code.ok() ? *code : exit_with("remesh", code.status());
+}
+
+// Accepts integers from `least` to `most`.
+inline CLI::Validator integer_in(int least, int most) {
+  return CLI::Validator(
+      [least, most](const std::string& text) {
+        int value = 0;
+        const bool ok = CLI::detail::lexical_cast(text, value) &&
+                        value >= least && value <= most;
+        return ok ? ""
+                  : fmt::format("'{}' is not an integer from {} to {}", text,
+                                least, most);
+      },
+      fmt::format("{} to {}", least, most));
 }
 
 // Options that several verbs have.

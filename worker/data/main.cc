@@ -142,6 +142,9 @@ int data_main(int argc, char** argv) {
   app.name("remesh data");
   app.set_version_flag("--version", version_line("remesh data"));
   app.require_subcommand(1);
+  app.failure_message([](const CLI::App*, const CLI::Error& e) {
+    return fmt::format("remesh data: {}; see remesh data --help\n", e.what());
+  });
   app.footer(
       "\nExample:\n"
       "  remesh data prepare --input books.txt.xz --out data/books");

@@ -27,6 +27,17 @@ expect() {
   esac
 }
 
+# one_line TEXT ARGUMENT...: a usage error of `remesh` in one line with TEXT.
+one_line() {
+  text=$1
+  shift
+  expect 2 "$text" "$bin/remesh" "$@"
+  [ "$(echo "$out" | wc -l)" -eq 1 ] || {
+    echo "FAIL: remesh $*: more than one line: $out"
+    failed=1
+  }
+}
+
 # The verbs that `remesh ARGUMENTS --help` lists.
 verbs() {
   "$bin/remesh" "$@" --help | sed -n '/^Subcommands:/,/^$/s/^  \([a-z]*\) .*/\1/p'
@@ -55,7 +66,14 @@ expect 2 "JOB is required" "$bin/remesh" run
 expect 2 "WORKER is required" "$bin/remesh" drain
 expect 2 "LAYOUT is required" "$bin/remesh" mesh
 expect 5 "no such job file" "$bin/remesh" run none.toml
-expect 2 "none not in range 0 to 4096" "$bin/remesh" run none.toml --local none
+for value in none -2 2x 5000; do
+  one_line "remesh run: --local: '$value' is not an integer from 0 to 4096;" \
+    run none.toml --local $value
+done
+one_line "remesh run: --local: needs a value (Number of workers" run j.toml --local
+one_line "remesh: expected one of: run, resume"
+one_line "remesh data: " data
+one_line "unknown" status -q
 expect 5 "no run in $dir/runs" "$bin/remesh" status
 expect 5 "$dir/none: no such run" "$bin/remesh" stop none
 expect 5 "no such run" "$bin/remesh" checkpoint list none
