@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
+#include <set>
 
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/ctl/children.h"
@@ -16,12 +18,14 @@
 #include "coordinator/ctl/supervisor.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/geometry/layout.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/process.h"
+#include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "proto/wire/loop.h"
 
@@ -41,7 +45,7 @@ struct RunOptions {
 };
 
 std::string last_line_of(const std::string& path) {
-  const auto lines = rundir::read_lines(path);
+  const auto lines = rundir::read_last_lines(path);
   return lines.empty() ? "" : lines.back();
 }
 
@@ -203,9 +207,18 @@ class RunJob {
   }
 
   void perform(const StartWorker& a) {
-    start_child(a.number, {worker_program_, "--connect", run_dir_, "--slots",
-                           fmt::format("{}", options_.slots_per_worker),
-                           "--job", job_.job().name()});
+    // The same names after every resume, so that a worker finds the states
+    // that its predecessor left in shared memory. Other runs on this host have
+    // workers of these names, with scratch folders of their own.
+    const std::string name = local_name(a.number);
+    std::error_code ignored;
+    const std::string run = std::filesystem::canonical(run_dir_, ignored);
+    start_child(a.number,
+                {worker_program_, "--connect", run_dir_, "--name", name,
+                 "--scratch-name", fmt::format("{}-{:016x}", name, hash64(run)),
+                 "--log", output_of(a.number), "--slots",
+                 fmt::format("{}", options_.slots_per_worker), "--job",
+                 job_.job().name()});
   }
 
   // Returns the pid, 0 if it could not be started.
@@ -230,6 +243,7 @@ class RunJob {
     const auto endpoint = rundir::read_endpoint(run_dir_);
     if (!endpoint.ok()) return;
     rundir::point_latest(job_.job().dump_folder(), run_dir_);
+    if (supervisor_.following()) find_taken_names();
     perform(Say{fmt::format("run directory {}", run_dir_)});
     perform(Say{fmt::format("to add a worker: remesh-worker --connect {}",
                             endpoint.value().host == host_name()
@@ -245,7 +259,22 @@ class RunJob {
     const std::string folder = rundir::logs_path(run_dir_);
     return child == kCoordinator
                ? folder + "/coordinator.out"
-               : fmt::format("{}/worker-local-{}.out", folder, child);
+               : rundir::worker_log_path(run_dir_, local_name(child));
+  }
+
+  // local-1, local-2, ... without those of another `remesh run` in this run.
+  std::string local_name(int child) const {
+    int number = 0;
+    for (int i = 0; i < child; ++i)
+      while (taken_.contains(fmt::format("local-{}", ++number))) continue;
+    return fmt::format("local-{}", number);
+  }
+
+  void find_taken_names() {
+    const auto status = send_command(run_dir_, pb::Command());
+    if (!status.ok()) return;
+    for (const pb::WorkerStatus& w : status->workers())
+      if (w.state() != "dead") taken_.insert(w.name());
   }
 
   // ---------------------------------------------------------------- the end
@@ -300,7 +329,8 @@ class RunJob {
   std::string worker_program_;
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
-  bool was_run_ = false;  // before this program
+  std::set<std::string> taken_;  // names of workers that others started
+  bool was_run_ = false;         // before this program
   Asker stopper_{run_dir_};
 };
 

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <filesystem>
+#include <set>
 
 #include "tests/e2e/e2e.h"
 
@@ -192,6 +194,60 @@ TEST_F(RunTest, CheckpointCommandSavesAndPrintsThePath) {
   ASSERT_TRUE(c().wait_for_step(step + 3));  // training continues
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130);
+}
+
+// The names in the status, and the files of workers in RUN/logs.
+std::set<std::string> worker_names(const Json& status) {
+  std::set<std::string> out;
+  for (const Json& w : status["workers"])
+    if (w["state"] != "dead") out.insert(w["name"]);
+  return out;
+}
+
+std::set<std::string> worker_files(const std::string& run) {
+  std::set<std::string> out;
+  for (const auto& f : std::filesystem::directory_iterator(run + "/logs"))
+    if (f.path().filename().string().starts_with("worker-"))
+      out.insert(f.path().filename());
+  return out;
+}
+
+TEST_F(RunTest, LocalWorkersHaveOneNameAndOneLogThroughoutTheRun) {
+  make(endless());
+  const std::set<std::string> two = {"local-1", "local-2"};
+  // Another run on this host has workers of the same names.
+  Cluster other(data_path(), endless());
+  other.start_run(1);
+  ASSERT_TRUE(other.wait_for_step(3));
+  for (const char* resume : {"--respawn", "--resume"}) {
+    c().start_run(2, {resume});
+    const int64_t last = c().last_step();
+    ASSERT_TRUE(c().wait_for_step(last + 3));
+    EXPECT_EQ(worker_names(c().status()), two);
+    c().run().kill(SIGKILL);  // its workers die with it
+    ASSERT_TRUE(c().run().wait_ms(kEndMs));
+  }
+  // The states that local-1 and local-2 left are found under their names.
+  c().start_run(2, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
+  // Another terminal adds a worker.
+  Process more({{testing::program("remesh"), "run", c().job_file(), "--run-dir",
+                 c().run_dir(), "--local", "1"},
+                c().folder() + "/more.out"});
+  EXPECT_FALSE(c().wait_for_status([&](const Json& s) {
+                    return worker_names(s).contains("local-3");
+                  })
+                   .is_null());
+  more.kill(SIGINT);
+  expect_exit(more, 130);
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  EXPECT_EQ(worker_files(c().run_dir()),
+            (std::set<std::string>{"worker-local-1.log", "worker-local-2.log",
+                                   "worker-local-3.log"}));
+  other.run().kill(SIGINT);
+  expect_exit(other.run(), 130);
 }
 
 TEST_F(RunTest, SecondCtrlCKillsAtOnce) {

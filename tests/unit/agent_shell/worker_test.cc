@@ -218,6 +218,11 @@ TEST_F(WorkerTest, NamesAreUniqueOnAHost) {
   start(c.address(), "", {"--host-name", "box"});
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 3; }));
   EXPECT_EQ(c.report("box-2").host(), "box");
+  // Workers of two runs have one name if their folders differ.
+  TinyCoordinator other;
+  start(other.address(), "a", {"--scratch-name", "a-of-other"});
+  ASSERT_TRUE(other.run_until([&] { return other.num_workers() == 1; }));
+  EXPECT_EQ(stop("a", SIGKILL), 128 + SIGKILL);
   c.want(pb::Directive::LEAVE, pb::Assignment());
   pids_["a"] = first;
   ASSERT_TRUE(c.run_until([&] {

@@ -47,6 +47,10 @@ void add_options(CLI::App& app, WorkerOptions& o) {
   app.add_option("--job", o.job, "Refuse coordinators of other jobs");
   app.add_option("--scratch", o.scratch,
                  "Folder for temporary files; default: /tmp/remesh-<uid>");
+  app.add_option(
+      "--scratch-name", o.scratch_name,
+      "Folder in --scratch, unique on this host; default: NAME. Lets "
+      "workers of several runs have the same --name");
   app.add_option("--log", o.log,
                  "Log file; default: standard error, then "
                  "RUN/logs/worker-NAME.log");
@@ -72,8 +76,9 @@ int worker_main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }
-  for (const auto& [key, name] :
-       {std::pair{"--name", options.name}, {"--host-name", options.host_name}})
+  for (const auto& [key, name] : {std::pair{"--name", options.name},
+                                  {"--host-name", options.host_name},
+                                  {"--scratch-name", options.scratch_name}})
     if (!name.empty() && !valid_name(name))
       return fail(kExitUsage,
                   std::string(key) + " '" + name +

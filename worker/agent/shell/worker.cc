@@ -135,7 +135,9 @@ Status Worker::claim_name() {
   for (int i = 1; i <= kMaxNameSuffix; ++i) {
     const std::string name = i == 1 ? base : fmt::format("{}-{}", base, i);
     // A worker is often restarted under the same name immediately.
-    auto scratch = Scratch::open(root, name, given ? kPredecessorMs : 0);
+    const std::string folder =
+        given && !options_.scratch_name.empty() ? options_.scratch_name : name;
+    auto scratch = Scratch::open(root, folder, given ? kPredecessorMs : 0);
     if (scratch.ok()) {
       scratch_ = std::move(scratch).value();
       options_.name = name;

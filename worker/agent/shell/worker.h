@@ -31,6 +31,8 @@ struct WorkerOptions {
   std::string host_name;  // "": from gethostname()
   std::string job;        // "": the job of the coordinator that answers
   std::string scratch;    // "": /tmp/remesh-<uid>
+  // Folder in `scratch`, unique on the host; "": the name of the worker.
+  std::string scratch_name;
   std::string log;        // "": stderr, then RUN/logs/worker-NAME.log
   std::string interface;  // "": chosen automatically
   std::string trainer;    // path of remesh-trainer
