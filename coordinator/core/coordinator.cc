@@ -204,6 +204,7 @@ void Coordinator::announce_loss(const Roster::Change& lost) {
   e.set_worker(lost.worker);
   if (!expected) e.set_cause(lost.detail);
   emit(std::move(e));
+  if (forgive_source(lost.worker, &durable_)) persist();
 }
 
 // The journal was lost or rolled back. Generation numbers are never reused: a

@@ -100,6 +100,21 @@ void refuse_source(const Roster& roster, pb::Durable* durable) {
   bad->set_step(s.step());
 }
 
+bool forgive_source(const std::string& worker, pb::Durable* durable) {
+  const pb::Source& s = durable->assignment().source();
+  const auto& states = s.states();
+  if (std::none_of(states.begin(), states.end(),
+                   [&](const auto& h) { return h.worker() == worker; }))
+    return false;
+  auto* bad = durable->mutable_bad_states();
+  const auto kept = std::remove_if(bad->begin(), bad->end(), [&](auto& b) {
+    return b.generation() == states[0].generation() && b.step() == s.step();
+  });
+  if (kept == bad->end()) return false;
+  bad->erase(kept, bad->end());
+  return true;
+}
+
 std::string lost_source(const ClusterView& view, bool forgiving) {
   for (const auto& h : view.durable.assignment().source().states()) {
     const Roster::Member* m = view.roster.find(h.worker());

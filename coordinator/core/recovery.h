@@ -33,6 +33,11 @@ std::string source_text(const pb::Source& source);
 // without that part another choice is made anyway.
 void refuse_source(const Roster& roster, pb::Durable* durable);
 
+// `worker` was found dead. If it held a part of that source, this explains why
+// the source did not load, and others may have what is needed. Returns whether
+// the record changed.
+bool forgive_source(const std::string& worker, pb::Durable* durable);
+
 // The first worker that holds a part of the generation's source and is dead;
 // "" if none. forgiving: workers that have not reported to this life of the
 // coordinator yet may still do so.

@@ -49,8 +49,12 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   const Roster::Member& m = view.roster.members().at(worker);
   if (!keeps_state_ || m.sent_away) return false;
   const pb::Durable& d = view.durable;
+  const auto& held = m.report.holdings();
   if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING) {
-    if (m.report.has_inventory() && m.report.holdings_size() == 0) return false;
+    if (m.report.has_inventory() && held.empty()) return false;
+    // Its state may prove steps whose metrics were not heard.
+    for (const pb::StateHolding& h : held)
+      last_finished = std::max(last_finished, h.step());
     if (saved_step >= last_finished) return false;
     return expects_generation(view, policy);
   }
@@ -58,9 +62,9 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   const pb::Source& source = d.assignment().source();
   if (source.kind() != pb::Source::MEMORY) return false;
   // Also a worker that nobody reads from: until there are replicas of what the
-  // others restored, its state is one.
-  const auto& held = m.report.holdings();
-  return std::any_of(source.states().begin(), source.states().end(),
+  // others restored, its state is one. What it holds may not be known yet.
+  return !m.report.has_inventory() ||
+         std::any_of(source.states().begin(), source.states().end(),
                      [&](const auto& h) { return h.worker() == worker; }) ||
          std::any_of(held.begin(), held.end(),
                      [&](const auto& h) { return h.step() == source.step(); });

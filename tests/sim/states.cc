@@ -343,12 +343,10 @@ void Cluster::check_lost(const pb::Durable& d) {
   std::set<std::string> hosts, gone;
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
-    // Once it has left in order, the others have what it held; if they are one
-    // host, nothing can make up for that one.
-    if (w.told_to_leave.value_or(false)) continue;
     hosts.insert(w.host);
     const bool here =
-        w.agent && coordinator_->considers_live(p.worker(), w.incarnation);
+        w.told_to_leave.value_or(false) ||
+        (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
     const bool may_leave = !w.told_to_leave.value_or(true);
     // A host that was lost just before the others committed their parts of the
     // step has taken its replicas with it, too.

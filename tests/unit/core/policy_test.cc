@@ -172,6 +172,10 @@ TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   EXPECT_EQ(lost_source(f.view(), false), "");
   f.roster.expire(f.durable, 10, 1000);
   EXPECT_EQ(lost_source(f.view(), true), "a");
+  EXPECT_FALSE(forgive_source("b", &f.durable)) << "b had no part of it";
+  EXPECT_TRUE(forgive_source("a", &f.durable));
+  EXPECT_EQ(f.durable.bad_states_size(), 0);
+  EXPECT_FALSE(forgive_source("a", &f.durable));
 }
 
 // --------------------------------------------------------------- retention
@@ -198,6 +202,39 @@ TEST(StateRetention, TheSourceIsNeededUntilAFurtherStepIsCommitted) {
   retention.begin_generation();
   EXPECT_FALSE(StateRetention(job().elastic(), false)
                    .needs_memory_of(f.view(), f.policy, "b", -1, 3));
+}
+
+// Another worker's copy of the state is what protects it until then, and a
+// worker that was just fenced has not listed its states yet.
+TEST(StateRetention, AWorkerThatHasNotSaidWhatItHoldsIsNeeded) {
+  Fixture f;
+  f.durable = running({"a"});
+  pb::Source* source = f.durable.mutable_assignment()->mutable_source();
+  source->set_kind(pb::Source::MEMORY);
+  source->set_step(3);
+  source->add_states()->set_worker("a");
+  f.hear(running_report("a", 0, 0, 2));
+  pb::Report r = report("b", 0);
+  r.clear_has_inventory();
+  f.hear(r);
+  const StateRetention retention(job().elastic(), true);
+  EXPECT_TRUE(retention.needs_memory_of(f.view(), f.policy, "b", -1, 3));
+  r.set_has_inventory(true);
+  f.hear(r);
+  EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "b", -1, 3));
+}
+
+// The numbers of the last steps are heard late, or never.
+TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
+  Fixture f;
+  f.durable.set_phase(pb::Durable::WAITING);
+  pb::Report r = report("a", 0);
+  r.set_has_inventory(true);
+  r.add_holdings()->set_step(9);
+  f.hear(r);
+  const StateRetention retention(job().elastic(), true);
+  EXPECT_TRUE(retention.needs_memory_of(f.view(), f.policy, "a", 5, 3));
+  EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "a", 9, 3));
 }
 
 TEST(StateRetention, AStopSavesStepsThatAreInMemoryAlone) {
