@@ -318,8 +318,8 @@ void Coordinator::reconcile_preparing() {
                          now_ms_ - started_ms_ < kReconnectSlackMs;
   if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
     return abort(
-        {.text = fmt::format("worker {} was lost with a state that the "
-                             "generation starts from",
+        {.text = fmt::format("worker {} has lost a state that the generation "
+                             "starts from",
                              lost),
          .worker = lost,
          .is_fault = false});
@@ -328,7 +328,10 @@ void Coordinator::reconcile_preparing() {
       (durable_.stop_requested() ? !must_save_before_stop()
                                  : change->must && !durable_.rescue()))
     return abort({.text = change->why, .is_fault = false});
-  if (roster_.all_prepared(durable_)) set_phase(pb::Durable::RUNNING);
+  // A worker that was restarted may have lost its states with its host.
+  if (roster_.all_prepared(durable_) &&
+      source_is_there(roster_, durable_.assignment().source()))
+    set_phase(pb::Durable::RUNNING);
 }
 
 void Coordinator::reconcile_live() {

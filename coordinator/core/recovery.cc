@@ -75,20 +75,23 @@ std::string source_text(const pb::Source& s) {
 
 namespace {
 
-bool source_is_there(const Roster& roster, const pb::Source& source) {
-  const auto& states = source.states();
-  return std::all_of(states.begin(), states.end(), [&](const auto& wanted) {
-    const Roster::Member* m = roster.find_alive(wanted.worker());
-    if (m == nullptr) return false;
-    const auto& held = m->report.holdings();
-    return std::any_of(held.begin(), held.end(), [&](const auto& h) {
-      return h.generation() == wanted.generation() &&
-             h.step() == wanted.step() && h.rank() == wanted.rank();
-    });
+bool holds(const Roster::Member& m, const pb::StateHolding& wanted) {
+  const auto& held = m.report.holdings();
+  return std::any_of(held.begin(), held.end(), [&](const auto& h) {
+    return h.generation() == wanted.generation() && h.step() == wanted.step() &&
+           h.rank() == wanted.rank();
   });
 }
 
 }  // namespace
+
+bool source_is_there(const Roster& roster, const pb::Source& source) {
+  const auto& states = source.states();
+  return std::all_of(states.begin(), states.end(), [&](const auto& wanted) {
+    const Roster::Member* m = roster.find_alive(wanted.worker());
+    return m != nullptr && holds(*m, wanted);
+  });
+}
 
 void refuse_source(const Roster& roster, pb::Durable* durable) {
   const pb::Source& s = durable->assignment().source();
@@ -118,7 +121,10 @@ bool forgive_source(const std::string& worker, pb::Durable* durable) {
 std::string lost_source(const ClusterView& view, bool forgiving) {
   for (const auto& h : view.durable.assignment().source().states()) {
     const Roster::Member* m = view.roster.find(h.worker());
-    if (m == nullptr ? !forgiving : !m->alive) return h.worker();
+    const bool lost = m == nullptr ? !forgiving
+                                   : !m->alive || (m->report.has_inventory() &&
+                                                   !holds(*m, h));
+    if (lost) return h.worker();
   }
   return "";
 }

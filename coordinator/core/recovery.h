@@ -38,9 +38,12 @@ void refuse_source(const Roster& roster, pb::Durable* durable);
 // the record changed.
 bool forgive_source(const std::string& worker, pb::Durable* durable);
 
-// The first worker that holds a part of the generation's source and is dead;
-// "" if none. forgiving: workers that have not reported to this life of the
-// coordinator yet may still do so.
+// Whether the workers that hold the parts of the generation's source say so.
+bool source_is_there(const Roster& roster, const pb::Source& source);
+
+// The first worker that has lost a part of the generation's source: it is dead,
+// or says that it does not have it; "" if none. forgiving: workers that have
+// not reported to this life of the coordinator yet may still do so.
 std::string lost_source(const ClusterView& view, bool forgiving);
 
 class Recovery {

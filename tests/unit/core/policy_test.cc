@@ -170,7 +170,15 @@ TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   refuse_source(f.roster, &f.durable);
   EXPECT_EQ(f.durable.bad_states_size(), 1);
   EXPECT_EQ(lost_source(f.view(), false), "");
+  EXPECT_TRUE(source_is_there(f.roster, *source));
   f.roster.expire(f.durable, 10, 1000);
+  EXPECT_EQ(lost_source(f.view(), true), "a");
+  pb::Report restarted = report("a", 0, 2);
+  f.hear(restarted);
+  EXPECT_EQ(lost_source(f.view(), false), "") << "it may still list the state";
+  EXPECT_FALSE(source_is_there(f.roster, *source));
+  restarted.set_has_inventory(true);
+  f.hear(restarted);
   EXPECT_EQ(lost_source(f.view(), true), "a");
   EXPECT_FALSE(forgive_source("b", &f.durable)) << "b had no part of it";
   EXPECT_TRUE(forgive_source("a", &f.durable));
