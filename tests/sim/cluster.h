@@ -127,6 +127,7 @@ class Cluster {
   void lose_memory(Worker& w);
   void scale();
   void check_source(const pb::Durable& d);
+  void check_source_is_there(const pb::Durable& d);
   bool tells_steps(const World& world, int rank) const;
   bool reporter_is_here(const World& world) const;
   void check_lost(const pb::Durable& d);
@@ -209,6 +210,11 @@ class Cluster {
   // Participants' lives, by generation.
   std::map<int64_t, std::map<std::string, uint64_t>> planned_;
   std::map<int64_t, std::string> assignments_;  // serialized
+  struct Start {
+    int64_t ms = 0;              // when the coordinator let the ranks start
+    std::set<std::string> lost;  // workers whose part of the source was gone
+  };
+  std::map<int64_t, Start> starts_;  // by generation
   bool faults_on_ = true;
   bool disk_full_ = false;
   uint64_t epoch_ = 0;  // newest journaled

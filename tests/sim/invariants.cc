@@ -162,6 +162,7 @@ void Cluster::check_persist(const pb::Durable& d) {
             !coordinator_->considers_live(p.name(), p.incarnation()))
           violated(fmt::format("generation {} runs with {}, known to be dead",
                                d.generation(), p.name()));
+    check_source_is_there(d);
   }
   if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING)
     for (const auto& [name, w] : workers_)

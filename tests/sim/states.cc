@@ -116,8 +116,9 @@ bool Cluster::restore_from_memory(World& world) {
       tags.insert(record->tag);
       continue;
     }
-    if (w.memory_lost_ms < world.planned_ms && loss_ == 0 &&
-        w.trouble_until < world.planned_ms)
+    const Start& start = starts_[a.generation()];
+    if (!start.lost.contains(w.name) && w.memory_lost_ms < start.ms &&
+        loss_ == 0 && w.trouble_until < start.ms)
       violated(fmt::format("step {} of rank {} is not in the memory of {}",
                            h.step(), h.rank(), h.worker()));
     cannot_restore(world);
@@ -311,6 +312,30 @@ void Cluster::check_source(const pb::Durable& d) {
   if (s.kind() == pb::Source::MEMORY && !metrics_.empty() &&
       !lost_since_record_)
     check_branch(metrics_.back(), s.states(0).generation());
+}
+
+// Each state that the generation begins with is where the coordinator said, as
+// far as it has heard: of the end of a daemon, and with it perhaps of the
+// memory, it may not know yet.
+void Cluster::check_source_is_there(const pb::Durable& d) {
+  Start& start = starts_[d.generation()];
+  start.ms = now_;
+  const pb::JobStatus status = coordinator_->status();
+  for (const pb::StateHolding& h : d.assignment().source().states()) {
+    const Worker& w = *workers_[h.worker()];
+    if (w.memory.find(h.generation(), h.step(), h.rank()) != nullptr) continue;
+    start.lost.insert(w.name);
+    const bool taken_for_live = std::any_of(
+        status.workers().begin(), status.workers().end(), [&](const auto& s) {
+          return s.name() == w.name && s.state() != "dead";
+        });
+    if (!taken_for_live ||
+        (w.agent && coordinator_->considers_live(w.name, w.incarnation)))
+      violated(
+          fmt::format("generation {} runs, and step {} of rank {} is "
+                      "known not to be in the memory of {}",
+                      d.generation(), h.step(), h.rank(), w.name));
+  }
 }
 
 // The generation has the recorded step in its past, and no other one of that
