@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <set>
 
+#include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
@@ -218,6 +219,31 @@ Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
   return out;
 }
 
+namespace {
+
+// Another data set may be given, or the same folder prepared again: the samples
+// would not be those that the training left off with.
+Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run) {
+  const std::string index = job.data().path() + "/" + data::kIndexName;
+  const Result<std::string> text = read_file(index);
+  if (!text.ok()) return ok_status();  // reported by those who open it
+  ASSIGN_OR_RETURN(const data::Index given, data::parse_index(*text, index));
+  ASSIGN_OR_RETURN(
+      const auto found,
+      manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder())));
+  const manifest::Found* newest = manifest::choose_newest_valid(found);
+  if (newest == nullptr || newest->manifest.data_id() == given.data_id)
+    return ok_status();
+  return invalid_argument(fmt::format(
+      "data.path: {} is not the data set that this run was trained on ({}, "
+      "but {} has {}); give the folder of that one (--set data.path=...), or "
+      "start a new run with another --run-dir",
+      job.data().path(), given.data_id, newest->path,
+      newest->manifest.data_id()));
+}
+
+}  // namespace
+
 Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
                             const std::vector<std::string>& set,
                             const std::string& run) {
@@ -232,6 +258,7 @@ Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
                     run, join(forbidden, "\n  ")));
   const int64_t done = last_finished_step(run);
   RETURN_IF_ERROR(check_steps(job, run, done));
+  RETURN_IF_ERROR(check_data(fs, job, run));
   JobChange change{.keys = keys_text(*held, job)};
   const std::set<std::string> asked = keys_of(set);
   if (done > 0 && std::none_of(asked.begin(), asked.end(), moves_rate))

@@ -57,7 +57,8 @@ struct JobChange {
   std::string learning_rate;
 };
 // Whether the run directory may continue with `job`. InvalidArgument, naming
-// every key, if it contains another training or has finished more steps.
+// every key, if it contains another training, has finished more steps, or has a
+// checkpoint that was trained on another data set.
 // `set`: the overrides that `job` was loaded with.
 Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
                             const std::vector<std::string>& set,

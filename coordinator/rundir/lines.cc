@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "proto/base/check.h"
+#include "proto/base/text.h"
 
 namespace remesh::rundir {
 namespace {
@@ -174,6 +175,34 @@ std::string event_line(const pb::EventRecord& event) {
 
 Result<pb::EventRecord> parse_event_line(std::string_view line) {
   return parse_line<pb::EventRecord>(line, "events", {"event"});
+}
+
+std::vector<Kv> event_fields(const pb::EventRecord& event) {
+  const Reflection* r = event.GetReflection();
+  std::vector<const FieldDescriptor*> set;
+  r->ListFields(event, &set);
+  std::vector<Kv> out;
+  for (const FieldDescriptor* f : set) {
+    if (f->name() == "event" || f->name() == "time") continue;
+    if (f->is_repeated()) {
+      std::vector<std::string> parts;
+      for (int k = 0; k < r->FieldSize(event, f); ++k)
+        parts.push_back(r->GetRepeatedString(event, f, k));
+      out.emplace_back(f->name(), join(parts));
+    } else if (f->type() == FieldDescriptor::TYPE_STRING) {
+      out.emplace_back(f->name(), r->GetString(event, f));
+    } else if (f->type() == FieldDescriptor::TYPE_MESSAGE) {
+      out.emplace_back(
+          f->name(),
+          mesh_text(static_cast<const pb::Mesh&>(r->GetMessage(event, f))));
+    } else if (f->type() == FieldDescriptor::TYPE_FIXED64) {
+      out.emplace_back(f->name(),
+                       fmt::format("{:016x}", r->GetUInt64(event, f)));
+    } else {
+      out.emplace_back(f->name(), value_text(event, f, kShortest));
+    }
+  }
+  return out;
 }
 
 std::string mesh_text(const pb::Mesh& mesh) {

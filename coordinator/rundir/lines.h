@@ -11,7 +11,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "proto/base/log.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
 
@@ -24,6 +26,10 @@ Result<pb::StepMetrics> parse_metrics_line(std::string_view line);
 
 std::string event_line(const pb::EventRecord& event);
 Result<pb::EventRecord> parse_event_line(std::string_view line);
+
+// The fields of an event that are set, for a log line that is named after it:
+// all but its name, and the time, which the line has. A list is joined.
+std::vector<Kv> event_fields(const pb::EventRecord& event);
 
 // "dp2" or "dp2 pp2 tp4".
 std::string mesh_text(const pb::Mesh& mesh);

@@ -355,9 +355,8 @@ class DaemonImpl : public Daemon {
   void act(const core::EmitEvent& a) {
     pb::EventRecord record = a.record;
     if (!record.has_time()) record.set_time(unix_seconds());
-    const std::string line = rundir::event_line(record);
-    log_->info(record.event(), {{"record", line}});
-    event_lines_ += line + "\n";
+    log_->info(record.event(), rundir::event_fields(record));
+    event_lines_ += rundir::event_line(record) + "\n";
   }
 
   void act(const core::AppendMetrics& a) {

@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 
+#include "checkpoint/manifest/manifest.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -112,6 +113,26 @@ TEST_F(RunDirTest, AnEventTellsTheMeshBefore) {
   EXPECT_EQ(back->mesh().tp(), 2);
   EXPECT_EQ(back->from().dp(), 2);
   EXPECT_EQ(back->from().cp(), 4);
+}
+
+TEST_F(RunDirTest, ALogLineHasTheFieldsOfAnEvent) {
+  pb::EventRecord e;
+  e.set_time(1.5);
+  e.set_event("failure");
+  e.set_generation(3);
+  e.set_cause("killed by signal 9");
+  e.set_seconds(0.25);
+  e.mutable_mesh()->set_dp(2);
+  e.set_digest(15);
+  e.add_last_log("one");
+  e.add_last_log("two");
+  std::set<std::string> fields;
+  for (const Kv& kv : event_fields(e))
+    fields.insert(std::string(kv.key) + "=" + kv.value);
+  EXPECT_EQ(fields,
+            (std::set<std::string>{
+                "generation=3", "cause=killed by signal 9", "seconds=0.25",
+                "mesh=dp2", "digest=000000000000000f", "last_log=one, two"}));
 }
 
 TEST_F(RunDirTest, DigestsKeepAllTheirBits) {
@@ -455,6 +476,45 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
       "");
   EXPECT_EQ(check({"train.steps=200", "optimizer.lr=0.1"})->keys,
             "optimizer.lr 0.001 -> 0.1");
+}
+
+TEST_F(RunDirTest, AnotherDataSetThanThatOfTheCheckpointsIsRefused) {
+  const auto fs = posix_file_system();
+  const auto data_set = [&](const std::string& name, char content) {
+    fs::create_directories(dir_ + "/" + name);
+    data::Index index{
+        .source_id = std::string(32, '0'),
+        .tokenizer = "bytes",
+        .vocab_size = 257,
+        .train = {{"a", 5, checksum_of(std::string(10, content))}}};
+    index.data_id = data_id_of(index);
+    put(dir_ + "/" + name + "/dataset.json", index_to_json(index));
+    return index.data_id;
+  };
+  const std::string first = data_set("first", 'x');
+  const std::string second = data_set("second", 'y');
+  const auto check = [&](const std::string& name) {
+    pb::Job j = job();
+    j.mutable_data()->set_path(dir_ + "/" + name);
+    return check_job(*fs, j, {}, dir_).status();
+  };
+  ASSERT_TRUE(write_job(*fs, job(), dir_).ok());
+  EXPECT_TRUE(check("second").ok()) << "nothing was trained yet";
+  pb::Manifest m;
+  m.set_format(manifest::kFormat);
+  m.set_step(10);
+  m.set_data_id(first);
+  const std::string step =
+      dir_ + "/checkpoints/" + manifest::step_name(m.step());
+  fs::create_directories(step);
+  put(step + "/manifest.json", manifest::encode(m));
+  EXPECT_TRUE(check("first").ok()) << check("first").message();
+  EXPECT_TRUE(check("none").ok()) << "the job file's check names it";
+  const Status refused = check("second");
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  for (const std::string& part : {first, second, dir_ + "/second"})
+    EXPECT_NE(refused.message().find(part), std::string::npos)
+        << refused.message();
 }
 
 TEST_F(RunDirTest, DataInfoComesFromTheIndex) {
