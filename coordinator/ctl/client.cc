@@ -114,12 +114,17 @@ std::string why_not_running(const std::string& run) {
   const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
   const auto last =
       rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
-  if (!last.ok())
-    return "not running, and no step was finished; to start it: " + resume;
+  const auto events = rundir::read_last_lines(rundir::events_path(run));
+  const auto event =
+      rundir::parse_event_line(events.empty() ? "" : events.back());
+  const double heard = std::max(last.ok() ? last->time() : 0.0,
+                                event.ok() ? event->time() : 0.0);
   return fmt::format(
-      "not running since step {}, {}, although it has not ended; to continue: "
-      "{}",
-      last->step(), rundir::date_text(last->time()), resume);
+      "not running since {}, {}, although it has not ended; to "
+      "continue: {}",
+      last.ok() ? fmt::format("step {}", last->step())
+                : "before the first step",
+      rundir::date_text(heard), resume);
 }
 
 Result<pb::JobStatus> send_command(const Target& target,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <ctime>
 
@@ -184,10 +185,44 @@ std::string progress_line(const Progress& p, const Style& style) {
   return "[" + out + "]" + tail;
 }
 
+namespace {
+
+// A byte that does not continue a character of UTF-8.
+bool begins_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+}
+
+}  // namespace
+
 size_t display_width(const std::string& text) {
-  return static_cast<size_t>(std::count_if(
-      text.begin(), text.end(),
-      [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), begins_character));
+}
+
+std::string fit(const std::string& text, int columns, int rows,
+                const std::string& last) {
+  std::string out;
+  int row = 1, column = 0;
+  bool escape = false;
+  const auto put_last = [&] {
+    for (const char c : last.substr(0, static_cast<size_t>(columns))) out += c;
+    return out;
+  };
+  for (const char c : text) {
+    if (row >= rows) return put_last();
+    if (c == '\n') {
+      ++row;
+      column = 0;
+      out += c;
+      continue;
+    }
+    if (c == '\x1b') escape = true;
+    if (!escape && begins_character(c)) ++column;
+    if (escape || column <= columns) out += c;
+    // "ESC [ numbers letter"
+    if (escape && std::isalpha(static_cast<unsigned char>(c))) escape = false;
+  }
+  return put_last();
 }
 
 }  // namespace remesh::ctl

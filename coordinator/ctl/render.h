@@ -60,4 +60,9 @@ std::vector<std::string> loss_curve(
 // Columns that a terminal needs for a UTF-8 text (one per code point).
 size_t display_width(const std::string& text);
 
+// The first `rows` lines of a text, each cut to `columns` characters. Escape
+// sequences take no room and are kept. `last` replaces the last row.
+std::string fit(const std::string& text, int columns, int rows,
+                const std::string& last);
+
 }  // namespace remesh::ctl

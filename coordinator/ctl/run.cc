@@ -6,12 +6,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <set>
+#include <utility>
 
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/ctl/children.h"
 #include "coordinator/ctl/client.h"
+#include "coordinator/ctl/detach.h"
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/summary.h"
@@ -39,6 +43,7 @@ struct RunOptions {
   int local_workers = 0;
   int slots_per_worker = 1;
   bool respawn = false;
+  bool detach = false;
   std::string bind = "tcp://127.0.0.1:0";
   std::string advertise;
   std::vector<std::string> set;
@@ -129,7 +134,9 @@ class RunJob {
     return ok_status();
   }
 
-  int run() {
+  // `on_listening` is called when the coordinator can be reached.
+  int run(std::function<void()> on_listening) {
+    on_listening_ = std::move(on_listening);
     loop_.on_tick([this] { tick(); });
     const int code = loop_.run();
     children_.kill_all();
@@ -172,10 +179,11 @@ class RunJob {
     if (const auto reply = stopper_.poll()) give(StopAnswered{reply->ok()});
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();
+    const bool listens = endpoint.ok() && (following || endpoint.value().pid ==
+                                                            coordinator_pid_);
+    if (listens && on_listening_) std::exchange(on_listening_, nullptr)();
     give(Tick{
-        .coordinator_listens =
-            endpoint.ok() &&
-            (following || endpoint.value().pid == coordinator_pid_),
+        .coordinator_listens = listens,
         .coordinator_alive = following && rundir::RunLock::holder(run_dir_) > 0,
         .outcome = follower_->outcome(),
         .lacks_slots = follower_->lacks_slots()});
@@ -322,6 +330,7 @@ class RunJob {
   std::string run_dir_;
   double began_;
   Screen screen_;
+  std::function<void()> on_listening_;
   wire::Loop loop_;
   Children children_;
   std::unique_ptr<Follower> follower_;
@@ -351,15 +360,50 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
       run, holder, change.keys, rundir::short_path(run)));
 }
 
+std::string output_path(const std::string& run) {
+  return rundir::logs_path(run) + "/run.out";
+}
+
+Result<Detached> detach(const std::string& run) {
+  RETURN_IF_ERROR(posix_file_system()->create_dirs(rundir::logs_path(run)));
+  return Detached::start(output_path(run));
+}
+
+void print_detached(const std::string& run, int code, pid_t child) {
+  const std::string name = rundir::short_path(run);
+  if (code == kExitOk) {
+    fmt::print(
+        "{} continues in the background, pid {}\n\n"
+        "  remesh status {} -w\n  tail -f {}\n  remesh stop {}\n",
+        name, child, name, output_path(name), name);
+    return;
+  }
+  for (const std::string& line : rundir::read_lines(output_path(run)))
+    fmt::print(stderr, "{}\n", line);
+  if (rundir::is_run(run)) return;
+  std::remove(output_path(run).c_str());
+  rundir::remove_unstarted(*posix_file_system(), run);
+}
+
 Result<int> run_job(const RunOptions& options) {
   ASSIGN_OR_RETURN(
       rundir::OpenedJob opened,
       rundir::open_job({options.job_file, options.set}, options.run_dir,
                        options.resume, unix_seconds()));
   RETURN_IF_ERROR(check_run(options, opened));
+  std::optional<Detached> detached;
+  if (options.detach) {
+    ASSIGN_OR_RETURN(detached, detach(opened.run));
+    if (const auto code = detached->exit_code_of_parent()) {
+      print_detached(opened.run, *code, detached->child());
+      return *code;
+    }
+  }
   RunJob run(options, std::move(opened.job), std::move(opened.run));
   RETURN_IF_ERROR(run.start());
-  return run.run();
+  return run.run([&] {
+    if (detached) detached->say_running();
+  });
 }
 
 void add_run_options(CLI::App* c, RunOptions* o) {
@@ -378,6 +422,9 @@ void add_run_options(CLI::App* c, RunOptions* o) {
                 "HOST or HOST:PORT that workers connect to, if it differs from "
                 "--bind");
   c->add_flag("--respawn", o->respawn, "Restart local workers that die");
+  c->add_flag("--detach", o->detach,
+              "Continue in the background once the run has started; what it "
+              "prints goes to logs/run.out of the run");
 }
 
 void add_resume_verb(CLI::App* app, int* code) {
@@ -424,7 +471,7 @@ Examples:
 
 Workers can join and leave during the run: remesh-worker --connect RUN.
 Ctrl-C saves and stops; a second Ctrl-C kills immediately. Closing the terminal
-counts as Ctrl-C; to keep training, start with nohup or in tmux.)");
+counts as Ctrl-C, unless the run was started with --detach.)");
   c->callback([o, code] { *code = exit_code(run_job(*o)); });
   add_resume_verb(app, code);
 }

@@ -1,6 +1,8 @@
 #include "coordinator/ctl/screen.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,13 +18,6 @@ constexpr const char* kClearLine = "\r\x1b[K";
 void print(const std::string& text) {
   std::fwrite(text.data(), 1, text.size(), stdout);
   std::fflush(stdout);
-}
-
-int terminal_width() {
-  winsize size{};
-  const bool known =
-      ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : Style().width;
 }
 
 bool locale_is_utf8() {
@@ -41,6 +36,39 @@ bool locale_is_utf8() {
 
 }  // namespace
 
+TerminalSize terminal_size() {
+  winsize size{};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0)
+    return {};
+  return {.rows = size.ws_row, .columns = size.ws_col};
+}
+
+struct Keys::Saved {
+  termios mode;
+};
+
+Keys::Keys() {
+  termios mode{};
+  if (isatty(STDIN_FILENO) != 1 || tcgetattr(STDIN_FILENO, &mode) != 0) return;
+  saved_ = std::make_unique<Saved>(Saved{mode});
+  mode.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO | ISIG);
+  tcsetattr(STDIN_FILENO, TCSANOW, &mode);
+}
+
+Keys::~Keys() {
+  if (saved_ != nullptr) tcsetattr(STDIN_FILENO, TCSANOW, &saved_->mode);
+}
+
+char Keys::wait(int timeout_ms) {
+  pollfd input{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+  char key = 0;
+  // Without a terminal, stdin may be closed: then only the time passes.
+  if (poll(&input, saved_ != nullptr ? 1 : 0, timeout_ms) == 1 &&
+      read(STDIN_FILENO, &key, 1) != 1)
+    return '\x03';
+  return key;
+}
+
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 
 Style style_of_stdout() {
@@ -51,12 +79,12 @@ Style style_of_stdout() {
   const char* no_color = std::getenv("NO_COLOR");
   style.color = term != nullptr && std::string(term) != "dumb" &&
                 (no_color == nullptr || *no_color == '\0');
-  style.width = terminal_width();
+  style.width = terminal_size().columns;
   return style;
 }
 
 void Screen::resize() {
-  if (terminal_) style_.width = terminal_width();
+  if (terminal_) style_.width = terminal_size().columns;
 }
 
 void Screen::line(const std::string& text) {

@@ -2,6 +2,7 @@
 // bottom that is redrawn. Threads: one.
 #pragma once
 
+#include <memory>
 #include <string>
 
 #include "coordinator/ctl/render.h"
@@ -12,6 +13,27 @@ namespace remesh::ctl {
 // so, colors unless NO_COLOR is set or TERM is dumb.
 Style style_of_stdout();
 bool stdout_is_terminal();
+
+// Rows and columns of the terminal; 24 x 80 if they are unknown.
+struct TerminalSize {
+  int rows = 24, columns = 80;
+};
+TerminalSize terminal_size();
+
+// While it lives, keys of the terminal are read one by one, without echo.
+class Keys {
+ public:
+  Keys();
+  ~Keys();
+  Keys(const Keys&) = delete;
+  Keys& operator=(const Keys&) = delete;
+  // Waits for a key; 0 if none is pressed in that time. Ctrl-C is '\x03'.
+  char wait(int timeout_ms);
+
+ private:
+  struct Saved;
+  std::unique_ptr<Saved> saved_;  // null: stdin is no terminal
+};
 
 class Screen {
  public:

@@ -1,10 +1,8 @@
 // `remesh status`
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdio>
 #include <memory>
-#include <thread>
 
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/screen.h"
@@ -19,7 +17,8 @@
 namespace remesh::ctl {
 namespace {
 
-constexpr std::chrono::seconds kWatchInterval(1);
+constexpr int kWatchIntervalMs = 1000;
+constexpr char kCtrlC = 3;
 
 struct Options {
   std::string run;
@@ -85,19 +84,28 @@ Result<int> show(const Options& o, bool clear) {
                  status.steps(), unix_seconds());
     text = status_text(status, facts, style);
   }
-  fmt::print("{}{}", clear ? "\x1b[H\x1b[J" : "", text);
+  if (clear) {
+    const TerminalSize size = terminal_size();
+    text = "\x1b[H\x1b[J" + fit(text, size.columns, size.rows,
+                                "  q or Ctrl-C: quit; refreshed every second");
+  }
+  fmt::print("{}", text);
   std::fflush(stdout);
   if (answer.ok() || has_ended(status.state())) return kExitOk;
   return answer.status();
 }
 
 int status(const Options& o) {
-  const bool clear = o.watch && stdout_is_terminal();
-  int code = exit_code(show(o, clear));
-  while (o.watch && code != kExitUsage) {
-    std::this_thread::sleep_for(kWatchInterval);
+  if (!o.watch) return exit_code(show(o, false));
+  const bool clear = stdout_is_terminal();
+  Keys keys;
+  char key = 0;
+  int code = kExitOk;
+  while (key != 'q' && key != kCtrlC && code != kExitUsage) {
     code = exit_code(show(o, clear));
+    if (code != kExitUsage) key = keys.wait(kWatchIntervalMs);
   }
+  if (clear) fmt::print("\n");
   return code;
 }
 
@@ -107,7 +115,7 @@ void add_status_verb(CLI::App* app, int* code) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app->add_subcommand("status", "Show a run");
   add_run_option(c, &o->run);
-  c->add_flag("-w,--watch", o->watch, "Refresh every second");
+  c->add_flag("-w,--watch", o->watch, "Refresh every second, until q");
   c->add_flag("--json", o->json, "Print JSON");
   c->footer(R"(
 Examples:

@@ -139,6 +139,34 @@ TEST_F(RunTest, StopEndsARunCleanlyAndResumeContinues) {
   expect_sequence(at + 5);
 }
 
+TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
+  make(endless());
+  const std::vector<std::string> command = {
+      "run", c().job_file(), "--run-dir", c().run_dir(), "--local",
+      "1",   "--detach"};
+  std::vector<std::string> wrong = command;
+  wrong.insert(wrong.end(), {"--bind", "nonsense"});
+  const Finished refused = c().remesh(wrong);
+  EXPECT_NE(refused.exit.code, 0);
+  EXPECT_NE(refused.output.find("is not an address"), std::string::npos)
+      << refused.output;
+  const Finished f = c().remesh(command, 10'000);
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  const size_t at = f.output.find("pid ");
+  ASSERT_NE(at, std::string::npos) << f.output;
+  const pid_t pid = std::stoi(f.output.substr(at + 4));
+  EXPECT_EQ(getsid(pid), pid);
+  ASSERT_TRUE(c().wait_for_step(3));
+  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 20'000).exit.code, 0);
+  EXPECT_TRUE(testing::wait_until(
+      [&] {
+        return testing::read_whole(c().run_dir() + "/logs/run.out")
+                   .find("What to try next") != std::string::npos;
+      },
+      10'000));
+  expect_sequence(c().last_step());
+}
+
 TEST_F(RunTest, ARunKeepsItsSettingsAndNoFinishedStepIsForgotten) {
   make({{"train.steps", "5"}, {"checkpoint.interval", "0"}});
   c().start_run(1, {"--set", "train.steps=100000"});

@@ -397,5 +397,15 @@ TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_TRUE(none["workers"].empty());
 }
 
+TEST(Render, AScreenIsCutToTheTerminal) {
+  const std::string text =
+      "one\n\x1b[31mtwo\x1b[0m three\n\u00e4\u00f6\u00fcx\n";
+  EXPECT_EQ(fit(text, 80, 24, "keys"), text + "keys");
+  EXPECT_EQ(fit(text, 3, 24, "keys"),
+            "one\n\x1b[31mtwo\x1b[0m\n\u00e4\u00f6\u00fc\nkey");
+  EXPECT_EQ(fit(text, 80, 2, "keys"), "one\nkeys");
+  EXPECT_EQ(fit("", 80, 1, "keys"), "keys");
+}
+
 }  // namespace
 }  // namespace remesh::ctl
