@@ -93,10 +93,12 @@ using Action = std::variant<Persist, SendDirective, SendFence, Respond,
 // ----------------------------------------------------------------- options
 
 // The first step that a generation finished, that is, whose metrics entered
-// the metrics log.
+// the metrics log. If the generation restored the step from a state of an older
+// one, `after` is that older one, which has the same step; otherwise 0.
 struct FirstStep {
   int64_t generation = 0;
   int64_t step = 0;
+  int64_t after = 0;
 };
 
 struct Options {

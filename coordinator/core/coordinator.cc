@@ -45,6 +45,8 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
                        options_.first_steps);
   const bool restart = options_.restored.has_value();
   if (restart) durable_ = *options_.restored;
+  for (const pb::Durable::Abandoned& a : durable_.abandoned())
+    ledger_.abandon({a.generation(), a.step(), a.after()});
   // The metrics log may know a generation that a lost journal does not.
   if (options_.last_metrics)
     durable_.set_generation(
@@ -65,6 +67,8 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
   else if (durable_.phase() != pb::Durable::WAITING)
     adopt_generation();
+  if (restart && !terminal(options_.restored->phase()))
+    unheard_until_ms_ = now_ms_ + kReconnectSlackMs;
   persist();
   pb::EventRecord e = event(restart ? events::kCoordinatorRestarted
                                     : events::kCoordinatorStarted);
@@ -112,7 +116,9 @@ std::vector<Action> Coordinator::on(const Input& input, int64_t now_ms) {
 // host), the workers were not silent: nobody was listening.
 void Coordinator::note_own_absence(int64_t now_ms) {
   const int64_t gap_ms = now_ms - now_ms_;
-  if (gap_ms >= kOwnAbsenceMs) roster_.on_own_absence(gap_ms);
+  if (gap_ms < kOwnAbsenceMs) return;
+  roster_.on_own_absence(gap_ms);
+  unheard_until_ms_ = now_ms + kReconnectSlackMs;
 }
 
 void Coordinator::handle(const ReportReceived& e) {
@@ -250,7 +256,8 @@ void Coordinator::reconcile() {
       reconcile_live();
       break;
     case pb::Durable::ABORTING:
-      if (roster_.all_quiesced(durable_)) end_generation();
+      if (roster_.all_quiesced(durable_) && source_fate_known())
+        end_generation();
       break;
     default:
       break;
@@ -334,6 +341,12 @@ void Coordinator::reconcile_preparing() {
     set_phase(pb::Durable::RUNNING);
 }
 
+bool Coordinator::source_fate_known() const {
+  return !failure_ ||
+         detector_.settle(*failure_, view()).exit_code != kExitBadSource ||
+         holders_answered(view());
+}
+
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
@@ -372,7 +385,8 @@ void Coordinator::note_declined_stops() {
 
 void Coordinator::reconcile_ended() {
   if (terminal_since_ms_ < 0) terminal_since_ms_ = now_ms_;
-  if (!roster_.none_alive() && now_ms_ - terminal_since_ms_ < kGoodbyeMs)
+  if (now_ms_ - terminal_since_ms_ < kGoodbyeMs &&
+      (!roster_.none_alive() || now_ms_ < unheard_until_ms_))
     return;
   exited_ = true;
   act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed : kExitOk,
@@ -444,6 +458,7 @@ void Coordinator::watch_checkpoints() {
 void Coordinator::set_phase(pb::Durable::Phase phase) {
   durable_.set_phase(phase);
   phase_since_ms_ = now_ms_;
+  roster_.begin_phase();
   persist();
 }
 

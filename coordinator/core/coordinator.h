@@ -100,11 +100,12 @@ class Coordinator {
   void reconcile_ended();
   bool ready_to_scan();
   bool abort_to_discard();
+  bool source_fate_known() const;
   void note_declined_stops();
 
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
-  void restore_steps(int64_t generation, int64_t step);
+  void restore_steps(int64_t generation, int64_t step, int64_t next);
   int64_t newest_generation(const CheckpointsScanned& scan) const;
   pb::Assignment assignment_of(const Recovery::Decision& decision) const;
   void add_participants(pb::Assignment* assignment);
@@ -222,6 +223,9 @@ class Coordinator {
   std::deque<pb::EventRecord> events_;  // the newest, for status
   uint64_t dropped_ = 0;                // stale messages
   int64_t terminal_since_ms_ = -1;
+  // After a start or an absence, workers may exist that were not heard yet and
+  // have to be told if the job ends.
+  int64_t unheard_until_ms_ = 0;
   bool exited_ = false;
   // Memory of the ranks of a generation, predicted when a status asks for it.
   mutable int64_t predicted_generation_ = -1;

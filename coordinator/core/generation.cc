@@ -32,7 +32,8 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                             .policy = policy_,
                             .missing_holders = retention_.missing_holders(now)};
   if (const auto* last = recovery_.final_checkpoint(in)) {
-    restore_steps(generation_of(*last), last->step);
+    restore_steps(generation_of(*last), last->step,
+                  newest_generation(scan) + 1);
     return terminate(pb::Durable::DONE, "");
   }
   const auto wanted = policy_.place(now);
@@ -45,11 +46,26 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (keeps_state()) durable_.set_rescue(decision.rescue);
   if (decision.kind == Recovery::Decision::Kind::kGiveUp)
     return terminate(pb::Durable::FAILED, decision.why);
-  restore_steps(decision.generation, decision.source.step());
-  begin_generation(decision, newest_generation(scan) + 1);
+  const int64_t next = newest_generation(scan) + 1;
+  restore_steps(decision.generation, decision.source.step(), next);
+  begin_generation(decision, next);
 }
 
-void Coordinator::restore_steps(int64_t generation, int64_t step) {
+// Finishes the steps up to that one of a state of `generation`, from which
+// generation `next` continues.
+void Coordinator::restore_steps(int64_t generation, int64_t step,
+                                int64_t next) {
+  const int64_t first = ledger_.last_finished() + 1;
+  if (first <= step && 0 < generation && generation + 1 < next) {
+    // Those between the two began before these steps were finished, so what
+    // they have of them they made themselves.
+    ledger_.abandon({.generation = next, .step = first, .after = generation});
+    pb::Durable::Abandoned* a = durable_.add_abandoned();
+    a->set_generation(next);
+    a->set_step(first);
+    a->set_after(generation);
+    persist();  // before the steps are in the metrics log
+  }
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 

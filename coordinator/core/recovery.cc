@@ -93,6 +93,17 @@ bool source_is_there(const Roster& roster, const pb::Source& source) {
   });
 }
 
+bool holders_answered(const ClusterView& view) {
+  constexpr int kReports = 2;  // the first one may have been under way
+  const pb::Durable& d = view.durable;
+  const auto& states = d.assignment().source().states();
+  return std::all_of(states.begin(), states.end(), [&](const auto& h) {
+    const Roster::Member* m = view.roster.find_alive(h.worker());
+    return m == nullptr || m->reports_in_phase >= kReports ||
+           (has_ranks(d, h.worker()) && m->quiesced(d.generation()));
+  });
+}
+
 void refuse_source(const Roster& roster, pb::Durable* durable) {
   const pb::Source& s = durable->assignment().source();
   if (s.kind() == pb::Source::CHECKPOINT)

@@ -33,6 +33,10 @@ std::string source_text(const pb::Source& source);
 // without that part another choice is made anyway.
 void refuse_source(const Roster& roster, pb::Durable* durable);
 
+// Whether every live holder of a part of that source has reported since its
+// ranks ended: one that has not may be lost, and its part with it.
+bool holders_answered(const ClusterView& view);
+
 // `worker` was found dead. If it held a part of that source, this explains why
 // the source did not load, and others may have what is needed. Returns whether
 // the record changed.

@@ -101,6 +101,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   }
   m.report = r;
   m.reported = true;
+  ++m.reports_in_phase;
   m.heard_ms = now_ms;
   m.disconnected_ms = -1;
   return changes;
@@ -153,6 +154,10 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
     }
   }
   return changes;
+}
+
+void Roster::begin_phase() {
+  for (auto& [name, m] : members_) m.reports_in_phase = 0;
 }
 
 void Roster::begin_generation() {

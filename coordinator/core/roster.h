@@ -32,6 +32,7 @@ class Roster {
     bool draining = false;             // a command asked it to leave
     bool sent_away = false;            // a LEAVE directive was sent
     bool reported = false;             // to this life of the coordinator
+    int reports_in_phase = 0;          // since the current phase began
     std::string death;                 // why it is not alive
     int64_t directive_ms = -1;         // when the last directive was sent
     std::string directive_key;         // what it said, to notice a change
@@ -79,6 +80,7 @@ class Roster {
                  int64_t now_ms);
 
   void begin_generation();  // clears the progress clocks
+  void begin_phase();
   void drain(const std::string& worker) { members_.at(worker).draining = true; }
   void note_directive(const std::string& worker, std::string key, bool leave,
                       int64_t now_ms);

@@ -15,7 +15,7 @@ int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
   if (generation == 0) return 0;
   int64_t by = 0;
   for (const FirstStep& f : first_steps)
-    if (f.generation > generation && f.step <= step)
+    if (f.after < generation && generation < f.generation && f.step <= step)
       by = by == 0 ? f.generation : std::min(by, f.generation);
   return by;
 }
@@ -70,8 +70,9 @@ StepLedger::Entry StepLedger::finish(const pb::StepMetrics& m) {
     e.gap_first = last_finished_ + 1;
     e.gap_last = m.step() - 1;
   }
-  if (std::none_of(first_steps_.begin(), first_steps_.end(),
-                   [&](auto& f) { return f.generation == m.generation(); }))
+  if (std::none_of(first_steps_.begin(), first_steps_.end(), [&](auto& f) {
+        return f.generation == m.generation() && f.after == 0;
+      }))
     first_steps_.push_back({m.generation(), m.step()});
   last_finished_ = m.step();
   last_metrics_ = m;

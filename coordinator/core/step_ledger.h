@@ -19,8 +19,8 @@
 
 namespace remesh::core {
 
-// The first generation that continued from an older step than this one of
-// `generation`, which thereby abandoned it; 0 if none did.
+// The first generation whose history has another version of this step than the
+// one of `generation`, which it thereby abandoned; 0 if none does.
 int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
                      int64_t generation, int64_t step);
 
@@ -46,6 +46,9 @@ class StepLedger {
   Entries advance(int64_t generation, int64_t committed);
   // Finishes all steps up to the one of a restored state of the generation.
   Entries restore(int64_t generation, int64_t step);
+  // The steps from f.step on that generations between f.after and f.generation
+  // made are on an abandoned branch.
+  void abandon(const FirstStep& f) { first_steps_.push_back(f); }
   void forget_finished();
 
   // The last step before and including which all metrics of the generation's

@@ -52,6 +52,9 @@ std::string durable_text(const pb::Durable& d) {
   if (d.scale() > 0) s += fmt::format(" scale={}", d.scale());
   for (const pb::Durable::State& b : d.bad_states())
     s += fmt::format(" bad=g{}:{}", b.generation(), b.step());
+  for (const pb::Durable::Abandoned& a : d.abandoned())
+    s += fmt::format(" g{}..g{} abandoned from step {}", a.after() + 1,
+                     a.generation() - 1, a.step());
   if (d.stop_requested()) s += " stop_requested";
   if (d.must_stop()) s += " must_stop";
   if (!d.pinned().empty()) s += " pinned " + d.pinned();

@@ -36,9 +36,26 @@ class OneWorker {
     o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
     o.job.mutable_elastic()->set_max_same_failures(max_same);
     o.job.mutable_elastic()->set_max_failures_without_progress(max_failures);
+    options_ = o;
     core_.emplace(std::move(o));
     take(core_->start(now_));
   }
+  // The coordinator, from its journal and this last finished step.
+  void restart(int64_t last_finished) {
+    Options o = options_;
+    o.last_finished_step = last_finished;
+    o.restored = core_->durable();
+    core_.emplace(std::move(o));
+    take(core_->start(now_));
+    report(pb::Report::QUIESCED);
+  }
+  void stop() {
+    pb::Command c;
+    c.set_kind(pb::Command::STOP);
+    c.set_discard(true);
+    take(core_->on(CommandReceived{1, c}, now_));
+  }
+  void be_absent(int64_t ms) { now_ += ms; }
 
   // Reports that state; at most one rank, as given, and metrics of this loss
   // for its step.
@@ -92,11 +109,13 @@ class OneWorker {
   pb::Durable::Phase phase() const { return core_->durable().phase(); }
   const pb::Durable& durable() const { return core_->durable(); }
   int64_t now() const { return now_; }
+  bool ended() const { return core_->ended(); }
 
   int64_t scan_asked_ms = -1;
   std::vector<Action> last;
 
  private:
+  Options options_;
   std::optional<Coordinator> core_;
   int64_t now_ = 0;
   uint64_t seq_ = 0;
@@ -229,6 +248,49 @@ TEST(Numbers, ContinueAboveThoseOfTheCheckpoints) {
     EXPECT_EQ(w.phase(), pb::Durable::RUNNING);
     EXPECT_EQ(w.durable().generation(), 8);
   }
+}
+
+// Generation 2 starts over although a rank of generation 1 that is cut off has
+// saved step 3, which is found later. From then on step 4 of generation 2 is on
+// an abandoned branch, also for a coordinator that restarts.
+TEST(Branches, BetweenARestoredStepAndItsGenerationAreAbandoned) {
+  const CheckpointsScanned early{
+      .valid = {{.step = 3, .generation = 1, .path = "step-3", .recent = {}}}};
+  CheckpointsScanned both = early;
+  both.valid.push_back(
+      {.step = 4, .generation = 2, .path = "step-4", .recent = {}});
+  OneWorker w;
+  for (int64_t failed = 0; failed < 2; ++failed) {
+    w.run({});
+    ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
+    w.fail(1, failed);
+  }
+  w.run(early);
+  ASSERT_EQ(w.durable().generation(), 3);
+  EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
+  w.fail(1, 3);
+  w.restart(3);
+  w.run(both);
+  ASSERT_EQ(w.durable().generation(), 4);
+  EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
+}
+
+// A coordinator that did not run for a while has not heard of every worker.
+TEST(End, IsToldToWorkersThatWereNotHeardDuringAnAbsence) {
+  OneWorker idle;
+  idle.stop();
+  EXPECT_EQ(all_of<Exit>(idle.last).size(), 1U) << "nobody is there";
+  OneWorker absent;
+  absent.be_absent(5000);
+  absent.stop();
+  ASSERT_EQ(absent.phase(), pb::Durable::STOPPED);
+  EXPECT_TRUE(all_of<Exit>(absent.last).empty());
+  absent.report(pb::Report::IDLE);
+  const auto told = all_of<SendDirective>(absent.last);
+  ASSERT_EQ(told.size(), 1U);
+  EXPECT_EQ(told[0].directive.goal(), pb::Directive::SHUTDOWN);
+  absent.pass(4000);
+  EXPECT_TRUE(absent.ended());
 }
 
 // Whatever is restored, what comes first is in the journal with a younger

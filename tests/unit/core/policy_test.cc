@@ -186,6 +186,29 @@ TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   EXPECT_FALSE(forgive_source("a", &f.durable));
 }
 
+TEST(Recovery, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {
+  Fixture f;
+  f.durable = running({"a"});
+  for (const char* holder : {"a", "b"})
+    f.durable.mutable_assignment()->mutable_source()->add_states()->set_worker(
+        holder);
+  f.hear_all({"a", "b"});
+  f.roster.begin_phase();
+  pb::Report ended = report("a", 0);
+  ended.set_generation(f.durable.generation());
+  ended.set_state(pb::Report::QUIESCED);
+  f.hear(ended);
+  EXPECT_FALSE(holders_answered(f.view())) << "b is silent";
+  f.hear(report("b", 0));
+  EXPECT_FALSE(holders_answered(f.view())) << "this one may be an old one";
+  f.hear(report("b", 0));
+  EXPECT_TRUE(holders_answered(f.view()));
+  f.roster.begin_phase();
+  EXPECT_FALSE(holders_answered(f.view()));
+  f.roster.expire(f.durable, 10, 1000);
+  EXPECT_TRUE(holders_answered(f.view())) << "nobody will answer";
+}
+
 // --------------------------------------------------------------- retention
 
 TEST(StateRetention, TheSourceIsNeededUntilAFurtherStepIsCommitted) {

@@ -86,5 +86,28 @@ TEST(StepLedger, AnAbandonedBranchProvesNothing) {
   EXPECT_EQ(abandoned_by(ledger.first_steps(), 2, 9), 0);
 }
 
+TEST(StepLedger, ABranchBetweenARestoredStepAndItsGenerationIsAbandoned) {
+  // Generations 2 and 3 continued from step 2 of generation 1 and recorded
+  // nothing. Then step 3 of generation 1 was restored for generation 4.
+  StepLedger ledger(2, std::nullopt, {{1, 1}});
+  ledger.report(step(1, 3));
+  ledger.abandon({.generation = 4, .step = 3, .after = 1});
+  EXPECT_EQ(numbers(ledger.restore(1, 3)), (Numbers{3}));
+  const auto by = [&](int64_t g, int64_t s) {
+    return abandoned_by(ledger.first_steps(), g, s);
+  };
+  EXPECT_EQ(by(1, 3), 0);
+  EXPECT_EQ(by(2, 3), 4);
+  EXPECT_EQ(by(3, 2), 0) << "the restored step of both";
+  EXPECT_EQ(by(3, 4), 4);
+  EXPECT_EQ(by(4, 4), 0);
+  // What generation 1 made after the restored step is abandoned as usual, once
+  // generation 4 has made a step of its own.
+  EXPECT_EQ(by(1, 4), 0);
+  ledger.report(step(4, 4));
+  EXPECT_EQ(ledger.advance(4, 4).size(), 1u);
+  EXPECT_EQ(by(1, 4), 4);
+}
+
 }  // namespace
 }  // namespace remesh::core
