@@ -2,15 +2,18 @@
 
 #include <sched.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 
+#include "proto/base/clock.h"
 #include "tests/testing/process.h"
 
 namespace remesh::bench {
 
 namespace {
 constexpr int64_t kPatienceMs = 3'600'000;
+constexpr int64_t kPollMs = 500;
 constexpr size_t kLastLines = 15;
 }  // namespace
 
@@ -25,7 +28,8 @@ int cores() {
 }
 
 Result<std::vector<Json>> run_in_ranks(
-    int ranks, const std::vector<std::string>& arguments) {
+    int ranks, const std::vector<std::string>& arguments,
+    const std::function<void(const Json&)>& show) {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);
   if (error) return io_error("/proc/self/exe: " + error.message());
@@ -33,15 +37,33 @@ Result<std::vector<Json>> run_in_ranks(
       "mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
       "-n",     std::to_string(ranks), self.string()};
   command.insert(command.end(), arguments.begin(), arguments.end());
-  const testing::Finished f = testing::run_program(command, kPatienceMs);
-  if (f.exit.code != 0)
-    return internal(fmt::format("mpirun -n {} failed:\n{}", ranks,
-                                testing::tail(f.output, kLastLines)));
+  const testing::TempDir dir;
+  testing::Process mpirun({.argv = command, .output = dir.path() + "/out"});
   std::vector<Json> rows;
-  for (const std::string& line : testing::split_lines(f.output)) {
-    Json row = Json::parse(line, nullptr, false);
-    if (row.is_object()) rows.push_back(std::move(row));
+  std::string output;
+  const auto read_rows = [&] {
+    const size_t seen = output.rfind('\n') + 1;  // 0 if there is no line yet
+    output = mpirun.output();
+    const size_t end = output.rfind('\n') + 1;
+    if (end <= seen) return;
+    for (const std::string& line :
+         testing::split_lines(output.substr(seen, end - seen))) {
+      Json row = Json::parse(line, nullptr, false);
+      if (!row.is_object()) continue;
+      if (show) show(row);
+      rows.push_back(std::move(row));
+    }
+  };
+  const int64_t give_up_ms = monotonic_ms() + kPatienceMs;
+  while (!mpirun.wait_ms(kPollMs) && monotonic_ms() < give_up_ms) read_rows();
+  if (mpirun.running()) {
+    mpirun.kill(SIGKILL);
+    mpirun.wait_ms(kPatienceMs);
   }
+  read_rows();
+  if (mpirun.exit().code != 0)
+    return internal(fmt::format("mpirun -n {} failed:\n{}", ranks,
+                                testing::tail(output, kLastLines)));
   return rows;
 }
 

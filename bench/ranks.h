@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -24,9 +25,10 @@ bool started_by_mpirun();
 int cores();
 
 // Runs this program with these arguments in so many ranks, which may use all
-// cores; returns the rows.
+// cores; returns the rows. show: called with each row when it is printed.
 Result<std::vector<Json>> run_in_ranks(
-    int ranks, const std::vector<std::string>& arguments);
+    int ranks, const std::vector<std::string>& arguments,
+    const std::function<void(const Json&)>& show = {});
 
 // Runs measure(MpiWorld&) -> Status between MPI_Init and MPI_Finalize; returns
 // the exit code. A failing rank aborts all of them.

@@ -55,10 +55,10 @@ struct Options {
   std::string schedule = "1f1b";
   int chunks = 1;
   int64_t microbatches = 16;
-  int64_t batch = 4;
+  int64_t batch = 2;
   int64_t seq = 256;
   std::string dtype = "bf16";
-  int rounds = 5;
+  int rounds = 3;
   std::vector<int> ranks = {2, 4};
   bool json = false;
   bool smoke = false;
@@ -308,7 +308,6 @@ Status measure_one(const Options& o, const Configuration& c, comm::Comm& world,
                {median(s.ratio, 0.25), median(s.ratio), median(s.ratio, 0.75)}},
               {"limit", limit},
               {"exposed_s", median(s.exposed)},
-
               {"loss_difference", s.loss_difference},
               {"parts_s", parts}};
   if (c.layout.pp > 1) {
@@ -382,7 +381,6 @@ void print_row(const Json& r) {
     fmt::print("  bubble {:.1f} %, by the schedule {:.1f} %, ratio {:.2f}\n",
                100 * r["bubble"].get<double>(),
                100 * r["scheduled_bubble"].get<double>(), bubble_ratio(r));
-  std::fflush(stdout);
 }
 
 void judge(const Options& o, const Json& r, Targets& targets) {
@@ -423,19 +421,19 @@ int run_all(const Options& o) {
   if (!o.json) print_head(o);
   Targets targets(o.smoke);
   for (const int n : o.ranks) {
-    const auto rows = run_in_ranks(n, arguments_of(o));
+    const auto rows = run_in_ranks(n, arguments_of(o), [&](const Json& r) {
+      if (o.json)
+        fmt::print("{}\n", r.dump());
+      else
+        print_row(r);
+      std::fflush(stdout);
+      judge(o, r, targets);
+    });
     if (!rows.ok()) {
       fmt::print(stderr, "bench_parallel: {}\n", rows.status().message());
       return kExitFailed;
     }
     targets.require(fmt::format("rows of {} ranks", n), !rows->empty());
-    for (const Json& r : *rows) {
-      if (o.json)
-        fmt::print("{}\n", r.dump());
-      else
-        print_row(r);
-      judge(o, r, targets);
-    }
   }
   return targets.report(stderr);
 }

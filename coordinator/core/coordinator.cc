@@ -118,6 +118,7 @@ void Coordinator::note_own_absence(int64_t now_ms) {
   const int64_t gap_ms = now_ms - now_ms_;
   if (gap_ms < kOwnAbsenceMs) return;
   roster_.on_own_absence(gap_ms);
+  if (terminal_since_ms_ >= 0) terminal_since_ms_ += gap_ms;
   unheard_until_ms_ = now_ms + kReconnectSlackMs;
 }
 

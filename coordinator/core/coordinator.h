@@ -156,6 +156,7 @@ class Coordinator {
                           pb::WorkerStatus* out) const;
   void fill_prediction(pb::RankStatus* rank) const;
   void fill_settings(pb::JobStatus* out) const;
+  void fill_kept_state(pb::JobStatus* out) const;
 
   ClusterView view() const {
     return {.roster = roster_,

@@ -19,7 +19,8 @@ void StateRetention::observe(const ClusterView& view) {
   const pb::Assignment& a = view.durable.assignment();
   const int64_t committed = view.roster.committed_step(view.durable);
   handed_off_ = committed > a.source().step() ||
-                (committed == a.source().step() && !makes_replicas(a));
+                (committed == a.source().step() &&
+                 a.source().kind() == pb::Source::MEMORY && !makes_replicas(a));
 }
 
 std::set<std::string> StateRetention::missing_holders(
@@ -60,14 +61,18 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   }
   if (handed_off_) return false;
   const pb::Source& source = d.assignment().source();
-  if (source.kind() != pb::Source::MEMORY) return false;
+  const bool from_memory = source.kind() == pb::Source::MEMORY;
   // Also a worker that nobody reads from: until there are replicas of what the
-  // others restored, its state is one. What it holds may not be known yet.
+  // others restored, its state is one. A newer state becomes complete if those
+  // who have the rest of it return before this generation has made a step. What
+  // a worker holds may not be known yet.
   return !m.report.has_inventory() ||
          std::any_of(source.states().begin(), source.states().end(),
                      [&](const auto& h) { return h.worker() == worker; }) ||
-         std::any_of(held.begin(), held.end(),
-                     [&](const auto& h) { return h.step() == source.step(); });
+         std::any_of(held.begin(), held.end(), [&](const auto& h) {
+           return h.step() > source.step() ||
+                  (from_memory && h.step() == source.step());
+         });
 }
 
 bool StateRetention::must_save_to_finish(const ClusterView& view,

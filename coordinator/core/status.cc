@@ -1,9 +1,12 @@
 // What the coordinator tells people.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
+#include "coordinator/core/survival.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -77,6 +80,28 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
     out->set_predicted_bubble(scheduled_bubble(*shape_, layout));
 }
 
+// What would be lost with a host now.
+void Coordinator::fill_kept_state(pb::JobStatus* out) const {
+  const pb::Durable::Phase phase = durable_.phase();
+  const int64_t committed = roster_.committed_step(durable_);
+  if (!keeps_state() || committed < 0 ||
+      (phase != pb::Durable::RUNNING && phase != pb::Durable::FINISHING))
+    return;
+  const pb::Assignment& a = durable_.assignment();
+  const int64_t every =
+      makes_replicas(a) ? a.job().elastic().replicate_every() : 0;
+  pb::JobStatus::KeptState* kept = out->mutable_kept_state();
+  kept->set_step(committed);
+  kept->set_replicate_every(every);
+  for (const std::string& host : needed_hosts(a)) kept->add_needed_hosts(host);
+  if (!kept->needed_hosts().empty()) return;
+  // With every > 1 the replicas of a step are complete when the next one is.
+  const int64_t before = committed - 1;
+  kept->set_safe_step(every > 1
+                          ? std::max(a.source().step(), before - before % every)
+                          : committed);
+}
+
 pb::JobStatus Coordinator::status() const {
   pb::JobStatus s;
   s.set_job(options_.job.job().name());
@@ -111,6 +136,7 @@ pb::JobStatus Coordinator::status() const {
   }
   s.set_spares(std::max(0, slots - durable_.assignment().ranks_size()));
   fill_settings(&s);
+  fill_kept_state(&s);
   for (const pb::EventRecord& e : events_) *s.add_events() = e;
   s.set_dropped(dropped_);
   return s;

@@ -57,4 +57,15 @@ bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
   return !safe.empty();
 }
 
+std::set<std::string> needed_hosts(const pb::Assignment& a) {
+  std::set<std::string> hosts, needed;
+  for (const memory::RankPlace& p : memory::places_of(a)) hosts.insert(p.host);
+  for (const std::string& host : hosts) {
+    std::set<std::string> others = hosts;
+    others.erase(host);
+    if (!survives_on(a, others)) needed.insert(host);
+  }
+  return needed;
+}
+
 }  // namespace remesh::core

@@ -24,4 +24,7 @@ bool makes_replicas(const pb::Assignment& assignment);
 bool survives_on(const pb::Assignment& assignment,
                  const std::set<std::string>& hosts);
 
+// The hosts without which the state would not be complete.
+std::set<std::string> needed_hosts(const pb::Assignment& assignment);
+
 }  // namespace remesh::core

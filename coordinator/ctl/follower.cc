@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "coordinator/rundir/lines.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/paths.h"
@@ -126,6 +128,8 @@ void Follower::note_status(const pb::JobStatus& status) {
 }
 
 void Follower::draw(double now_unix) {
+  if (began_ < 0) began_ = now_unix;
+  progress_.elapsed_s = std::floor(now_unix - began_);
   progress_.left_s = pace_.left_s(progress_.steps, now_unix);
   progress_.note = note_.empty() ? state_note_ : note_;
   screen_->resize();

@@ -59,6 +59,7 @@ class Follower {
   rundir::LineTail events_;
   Pace pace_;
   Progress progress_;
+  double began_ = -1;  // unix seconds
   std::string note_;
   std::string state_note_;    // from the coordinator's last reply
   bool lacks_slots_ = false;  // likewise

@@ -162,8 +162,13 @@ std::string progress_line(const Progress& p, const Style& style) {
     tail += "  " + p.note;
   } else if (p.step > 0) {
     tail += fmt::format("  loss {:.4f}", p.loss);
-    if (p.left_s >= 0) tail += "  " + format_duration(p.left_s) + " left";
   }
+  std::string times;
+  if (p.elapsed_s >= 0) times = "  " + format_duration(p.elapsed_s);
+  if (p.note.empty() && p.step > 0 && p.left_s >= 0)
+    times +=
+        (times.empty() ? "  " : ", ") + format_duration(p.left_s) + " left";
+  tail += times;
   constexpr size_t kMaxBar = 40;
   constexpr size_t kMinBar = 5;
   const size_t width = std::max(style.width, 1);

@@ -45,6 +45,7 @@ struct Progress {
   int64_t step = 0;
   int64_t steps = 0;
   double loss = 0;
+  double elapsed_s = -1;  // since the run was started or resumed
   double left_s = -1;
   std::string note;  // replaces the loss while training is stopped
 };

@@ -290,6 +290,22 @@ std::string checkpoint_row(const pb::JobStatus& s, const RunFacts& f) {
                                  : "none yet";
 }
 
+// What a failure of a host would cost.
+std::string memory_row(const pb::JobStatus& s) {
+  if (!s.has_kept_state()) return "";
+  const pb::JobStatus::KeptState& k = s.kept_state();
+  const std::string step = fmt::format("step {}, ", k.step());
+  if (k.has_safe_step())
+    return step + (k.safe_step() == k.step()
+                       ? "kept if any one host is lost"
+                       : fmt::format("step {} if any one host is lost",
+                                     k.safe_step()));
+  return step +
+         fmt::format("lost with {} {}",
+                     k.needed_hosts_size() == 1 ? "host" : "any of",
+                     join({k.needed_hosts().begin(), k.needed_hosts().end()}));
+}
+
 std::string time_row(const pb::JobStatus& s, const RunFacts& f) {
   if (f.began <= 0) return "";
   std::string out = fmt::format("since {} ({} ago)", rundir::date_text(f.began),
@@ -332,6 +348,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
     add("validation",
         fmt::format("{:.4f} nats per token at step {}", f.validated->val_loss(),
                     f.validated->step()));
+  add("in memory", memory_row(s));
   add("checkpoint", checkpoint_row(s, f));
   if (lives)
     add("coordinator", fmt::format("{} on {}, pid {}", s.address(),
@@ -369,6 +386,17 @@ std::string status_json(const pb::JobStatus& s) {
   }
   j["settings"] = settings_json(s);
   j["checkpoint_step"] = s.checkpoint_step();
+  j["kept_state"] = nullptr;
+  if (s.has_kept_state()) {
+    const pb::JobStatus::KeptState& k = s.kept_state();
+    Json hosts = Json::array();
+    for (const std::string& host : k.needed_hosts()) hosts.push_back(host);
+    j["kept_state"] = Json{{"step", k.step()},
+                           {"needed_hosts", hosts},
+                           {"replicate_every", k.replicate_every()},
+                           {"safe_step", nullptr}};
+    if (k.has_safe_step()) j["kept_state"]["safe_step"] = k.safe_step();
+  }
   j["run_dir"] = s.run_dir();
   j["address"] = s.address();
   j["coordinator"] = Json{{"host", s.coordinator_host()},

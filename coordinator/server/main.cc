@@ -12,6 +12,7 @@
 #include "coordinator/server/daemon.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/usage.h"
 #include "proto/base/version.h"
 
 namespace remesh::server {
@@ -122,6 +123,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));
   remesh::server::Arguments arguments;
   remesh::server::declare(app, &arguments);
+  remesh::report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -10,6 +10,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
+#include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
@@ -142,9 +143,6 @@ int data_main(int argc, char** argv) {
   app.name("remesh data");
   app.set_version_flag("--version", version_line("remesh data"));
   app.require_subcommand(1);
-  app.failure_message([](const CLI::App*, const CLI::Error& e) {
-    return fmt::format("remesh data: {}; see remesh data --help\n", e.what());
-  });
   app.footer(
       "\nExample:\n"
       "  remesh data prepare --input books.txt.xz --out data/books");
@@ -157,6 +155,7 @@ int data_main(int argc, char** argv) {
   verify->add_option("DIR", dir, "Folder of the data set")->required();
   verify->footer("\nExample:\n  remesh data verify data/books");
   verify->callback([&] { code = verify_command(dir); });
+  report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

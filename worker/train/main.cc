@@ -18,6 +18,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/train/pinning.h"
 #include "worker/train/trainer.h"
@@ -137,6 +138,7 @@ int main(int argc, char** argv) {
       "not\n"
       "save, 69 worker daemon lost.\n"
       "Example: mpirun -n 2 remesh-trainer --spec rank.spec");
+  app.name("remesh-trainer");
   app.set_version_flag("--version", remesh::version_line("remesh-trainer"));
   remesh::train::Arguments args;
   app.add_option("--spec", args.spec, "file with a serialized RankSpec")
@@ -144,6 +146,7 @@ int main(int argc, char** argv) {
   app.add_option("--board-fd", args.board_fd,
                  "inherited descriptor of the board; without it the trainer "
                  "runs standalone");
+  remesh::report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -285,7 +285,9 @@ TEST(End, IsToldToWorkersThatWereNotHeardDuringAnAbsence) {
   absent.stop();
   ASSERT_EQ(absent.phase(), pb::Durable::STOPPED);
   EXPECT_TRUE(all_of<Exit>(absent.last).empty());
+  absent.be_absent(5000);
   absent.report(pb::Report::IDLE);
+  EXPECT_TRUE(all_of<Exit>(absent.last).empty()) << "absent again";
   const auto told = all_of<SendDirective>(absent.last);
   ASSERT_EQ(told.size(), 1U);
   EXPECT_EQ(told[0].directive.goal(), pb::Directive::SHUTDOWN);

@@ -255,6 +255,31 @@ TEST(StateRetention, AWorkerThatHasNotSaidWhatItHoldsIsNeeded) {
   EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "b", -1, 3));
 }
 
+// Step 9 may become complete when a missing worker returns.
+TEST(StateRetention, AStateNewerThanTheSourceIsNeededUntilAStepIsMade) {
+  Fixture f;
+  f.durable = running({"a"});
+  pb::Source* source = f.durable.mutable_assignment()->mutable_source();
+  source->set_kind(pb::Source::CHECKPOINT);
+  source->set_step(3);
+  f.hear(running_report("a", 0, 0, 3));
+  pb::Report r = report("b", 0);
+  r.set_has_inventory(true);
+  r.add_holdings()->set_step(3);
+  f.hear(r);
+  StateRetention retention(job().elastic(), true);
+  const auto needs_b = [&] {
+    retention.observe(f.view());
+    return retention.needs_memory_of(f.view(), f.policy, "b", 3, 3);
+  };
+  EXPECT_FALSE(needs_b());
+  r.add_holdings()->set_step(9);
+  f.hear(r);
+  EXPECT_TRUE(needs_b());
+  f.hear(running_report("a", 0, 0, 4));
+  EXPECT_FALSE(needs_b());
+}
+
 // The numbers of the last steps are heard late, or never.
 TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
   Fixture f;

@@ -112,6 +112,15 @@ TEST(Survival, IsWhatTheNextGenerationWouldFind) {
         << round << ": " << a.ShortDebugString() << " on "
         << fmt::format("{}", fmt::join(in.hosts, ", "));
     survived += found ? 1 : 0;
+    const std::set<std::string> all(a.hosts().begin(), a.hosts().end());
+    for (const std::string& h : all) {
+      in.hosts = all;
+      in.hosts.erase(h);
+      if (in.hosts.empty()) in.hosts.insert("elsewhere");
+      ASSERT_EQ(needed_hosts(a).contains(h),
+                choose_state(&table, in).kind != StateChoice::Kind::kMemory)
+          << round << ": " << a.ShortDebugString() << " without " << h;
+    }
   }
   EXPECT_GT(survived, kRounds / 5);
   EXPECT_LT(survived, kRounds * 4 / 5 + kRounds / 10);

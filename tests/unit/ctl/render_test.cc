@@ -141,6 +141,13 @@ TEST_F(RenderTest, ProgressLine) {
   EXPECT_EQ(progress_line({.step = 10, .steps = 10, .loss = 1, .left_s = 0},
                           {.width = 50}),
             "[=======] 100%  step 10/10  loss 1.0000  0.0s left");
+  Progress long_run = p;
+  long_run.elapsed_s = 7325;
+  EXPECT_EQ(progress_line(long_run, {.width = 62}),
+            "[=>...]  45%  step 450/1000  loss 2.1300  2h02m, 3m20s left");
+  long_run.note = "waiting";
+  EXPECT_EQ(progress_line(long_run, {.width = 44}),
+            "[==>...]  45%  step 450/1000  waiting  2h02m");
 }
 
 TEST_F(RenderTest, ProgressNeverExceedsTheWidth) {
@@ -326,6 +333,8 @@ pb::JobStatus status() {
   }
   w->mutable_ranks(1)->set_exited(true);
   w->mutable_ranks(1)->set_signal(9);
+  s.mutable_kept_state()->set_step(340);
+  s.mutable_kept_state()->add_needed_hosts("h");
   *s.add_events() = event("coordinator_started", 61);
   return s;
 }
@@ -351,6 +360,7 @@ TEST_F(RenderTest, StatusText) {
   mesh         dp2, generation 3, 0 spare slots
   last step    loss 2.1345, 41.2k tokens/s, 0.099 s
   validation   2.7500 nats per token at step 337
+  in memory    step 340, lost with host h
   checkpoint   step 320 (generation 3), 40.0s ago
   coordinator  tcp://h:1 on h, pid 7
 
@@ -359,6 +369,24 @@ TEST_F(RenderTest, StatusText) {
 
   1970-01-01 00:01:01 UTC  coordinator started
 )");
+}
+
+TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
+  pb::JobStatus s = status();
+  const auto row = [&] { return status_text(s, {}, {}); };
+  s.mutable_kept_state()->add_needed_hosts("i");
+  EXPECT_NE(row().find("step 340, lost with any of h, i\n"), std::string::npos);
+  s.mutable_kept_state()->clear_needed_hosts();
+  s.mutable_kept_state()->set_safe_step(340);
+  EXPECT_NE(row().find("step 340, kept if any one host is lost\n"),
+            std::string::npos);
+  s.mutable_kept_state()->set_safe_step(336);
+  EXPECT_NE(row().find("step 340, step 336 if any one host is lost\n"),
+            std::string::npos);
+  const auto j = nlohmann::json::parse(status_json(s));
+  EXPECT_EQ(j["kept_state"]["safe_step"], 336);
+  s.clear_kept_state();
+  EXPECT_EQ(row().find("in memory"), std::string::npos);
 }
 
 TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {

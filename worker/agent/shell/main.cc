@@ -5,6 +5,7 @@
 
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
+#include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/agent/shell/address.h"
 #include "worker/agent/shell/worker.h"
@@ -71,6 +72,7 @@ int worker_main(int argc, char** argv) {
   app.set_version_flag("--version", version_line("remesh-worker"));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_options(app, options);
+  report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
