@@ -288,13 +288,31 @@ Result<std::string> newest_run(const std::string& dump_folder,
   return best.second;
 }
 
+namespace {
+
+bool has_metrics(const std::string& run) {
+  std::error_code error;
+  return fs::exists(metrics_path(run), error);
+}
+
+std::string not_a_run(const std::string& path) {
+  return path + ": not a run directory (it has no job.toml)" +
+         (has_metrics(path)
+              ? "; to continue it with its job file: remesh run JOB --resume "
+                "--run-dir " +
+                    short_path(path)
+              : "");
+}
+
+}  // namespace
+
 Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
                                const std::string& given, bool resume,
                                double unix_s) {
-  if (!given.empty() && resume && !is_run(absolute(given))) {
-    return not_found("nothing to resume: " + absolute(given) +
-                     " is not a run directory (it has no job.toml)");
+  if (!given.empty() && resume && !is_run(absolute(given)) &&
+      !has_metrics(absolute(given))) {
+    return not_found("nothing to resume: " + not_a_run(absolute(given)));
   }
   if (!given.empty()) {
     // Resolve "runs/latest" now, because it may point elsewhere later.
@@ -320,7 +338,7 @@ Result<std::string> find_run(const std::string& named) {
   const std::string path = absolute(named);
   std::error_code error;
   if (!fs::exists(path, error)) return not_found(path + ": no such run");
-  return not_found(path + ": not a run directory (it has no job.toml)");
+  return not_found(not_a_run(path));
 }
 
 }  // namespace remesh::rundir

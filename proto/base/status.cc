@@ -58,12 +58,32 @@ Status already_exists(std::string m) {
 }
 Status corrupt(std::string m) { return {Code::kCorrupt, std::move(m)}; }
 Status io_error(std::string m) { return {Code::kIo, std::move(m)}; }
+namespace {
+
+const char* advice(int err) {
+  switch (err) {
+    case EISDIR:
+      return " (expected a file; move the folder away)";
+    case ENOTDIR:
+      return " (expected a folder; move the file away)";
+    case EACCES:
+    case EPERM:
+      return " (see the owner and the permissions)";
+    case EROFS:
+      return " (use a folder elsewhere, or mount it for writing)";
+    default:
+      return "";
+  }
+}
+
+}  // namespace
+
 Status errno_error(const std::string& what, int err) {
   const Code code = err == ENOENT                    ? Code::kNotFound
                     : err == EEXIST                  ? Code::kAlreadyExists
                     : err == ENOSPC || err == ENOMEM ? Code::kExhausted
                                                      : Code::kIo;
-  return {code, what + ": " + std::strerror(err)};
+  return {code, what + ": " + std::strerror(err) + advice(err)};
 }
 Status unavailable(std::string m) { return {Code::kUnavailable, std::move(m)}; }
 Status exhausted(std::string m) { return {Code::kExhausted, std::move(m)}; }
