@@ -45,14 +45,15 @@ void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
   constexpr int64_t kChunk = 8192;
   for (size_t u = 0; u < shard.units().size(); ++u) {
     const geometry::FlatRange part = zero.norm_range(u);
-    float* const out =
-        weights.data() + zero.state_offset(u) - zero.update_range(u).begin;
+    const int64_t offset = zero.state_offset(u) - zero.update_range(u).begin;
     const int64_t chunks = (part.size() + kChunk - 1) / kChunk;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t c = 0; c < chunks; ++c) {
       const int64_t at = part.begin + c * kChunk;
       const int64_t n = std::min(kChunk, part.end - at);
-      shard.initial_values(seed, at, {out + at, static_cast<size_t>(n)});
+      shard.initial_values(seed, at,
+                           weights.subspan(static_cast<size_t>(offset + at),
+                                           static_cast<size_t>(n)));
     }
   }
 }

@@ -144,7 +144,7 @@ TEST_F(RenderTest, ProgressLine) {
   Progress long_run = p;
   long_run.elapsed_s = 7325;
   EXPECT_EQ(progress_line(long_run, {.width = 62}),
-            "[=>...]  45%  step 450/1000  loss 2.1300  2h02m, 3m20s left");
+            "[===>....]  45%  step 450/1000  loss 2.1300  2h02m, 3m20s left");
   long_run.note = "waiting";
   EXPECT_EQ(progress_line(long_run, {.width = 44}),
             "[==>...]  45%  step 450/1000  waiting  2h02m");

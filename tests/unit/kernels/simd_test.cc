@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "tests/unit/kernels/tensor.h"
 
 namespace remesh::kernels {
@@ -108,8 +110,10 @@ TEST(Simd, LevelsAgreeOnAttention) {
     s->fp32.attention(t);
     s->fp32.attention_backward(t);
     if (first.empty()) first = o;
+    // In the gradient, dP - D cancels.
+    constexpr std::array<double, 3> kBounds = {1e-5, 1e-5, 3e-5};
     for (size_t i = 0; i < o.size(); ++i)
-      EXPECT_LT(difference(o[i], first[i]), 1e-5) << i;
+      EXPECT_LT(difference(o[i], first[i]), kBounds[i]) << i;
   }
 }
 
