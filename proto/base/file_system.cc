@@ -179,13 +179,11 @@ Result<std::string> read_file(FileSystem& fs, const std::string& path,
 
 Status remove_all(FileSystem& fs, const std::string& path) {
   if (!fs.exists(path)) return ok_status();
-  // A file cannot be listed; a link to a directory is listed, but then its
-  // entries would be someone else's: we make no links, so none is followed.
-  const auto names =
-      fs.size(path).ok()
-          ? Result<std::vector<std::string>>(std::vector<std::string>())
-          : fs.list(path);
-  if (!names.ok()) return names.status();
+  // This also removes a link, whatever it leads to, which is somebody else's.
+  const Status removed = fs.remove(path);
+  if (removed.ok()) return removed;
+  const auto names = fs.list(path);
+  if (!names.ok()) return removed;  // not a directory
   for (const std::string& name : *names)
     RETURN_IF_ERROR(remove_all(fs, path_join(path, name)));
   return fs.remove(path);

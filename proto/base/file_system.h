@@ -109,7 +109,8 @@ Status write_file_atomically(FileSystem& fs, const std::string& path,
 // The whole file; Corrupt when it is longer than max_bytes.
 Result<std::string> read_file(FileSystem& fs, const std::string& path,
                               uint64_t max_bytes);
-// A file, or a directory and everything below it. Ok if there is nothing.
+// A file, a link (not what it leads to), or a directory and everything below
+// it. Ok if there is nothing.
 Status remove_all(FileSystem& fs, const std::string& path);
 // 32 hex digits, as `xxhsum -H2` prints them.
 std::string xxh128_text(std::string_view bytes);

@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 
+#include "tests/testing/files.h"
 #include "tests/testing/memory_file_system.h"
 
 namespace remesh {
@@ -58,6 +61,28 @@ TEST(WriteFileAtomically, AFailureIsReportedAndLeavesNoTemporaryFile) {
           << call;
       EXPECT_EQ(fs->list("dir")->size(), 1u) << call;
     }
+}
+
+// Somebody may have moved a checkpoint to an archive and left a link.
+TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const fs::path archive = fs::path(dir.path()) / "archive";
+  const fs::path folder = fs::path(dir.path()) / "folder";
+  fs::create_directories(archive / "inner");
+  fs::create_directories(folder / "deep" / "deeper");
+  std::ofstream(archive / "file") << "kept";
+  fs::create_directory_symlink(archive, folder / "deep" / "link");
+  fs::create_symlink(archive / "nothing", folder / "dangling");
+  fs::create_directory_symlink(archive, fs::path(dir.path()) / "top");
+  const auto posix = posix_file_system();
+  EXPECT_TRUE(remove_all(*posix, folder.string()).ok());
+  EXPECT_TRUE(remove_all(*posix, dir.path() + "/top").ok());
+  EXPECT_TRUE(remove_all(*posix, dir.path() + "/never").ok());
+  EXPECT_FALSE(fs::exists(folder));
+  EXPECT_FALSE(fs::is_symlink(fs::path(dir.path()) / "top"));
+  EXPECT_TRUE(fs::exists(archive / "file"));
+  EXPECT_TRUE(fs::exists(archive / "inner"));
 }
 
 TEST(ParentPath, IsTheFolderOfAName) {
