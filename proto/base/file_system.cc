@@ -180,7 +180,7 @@ Result<std::string> read_file(FileSystem& fs, const std::string& path,
 Status remove_all(FileSystem& fs, const std::string& path) {
   if (!fs.exists(path)) return ok_status();
   // This also removes a link, whatever it leads to, which is somebody else's.
-  const Status removed = fs.remove(path);
+  Status removed = fs.remove(path);
   if (removed.ok()) return removed;
   const auto names = fs.list(path);
   if (!names.ok()) return removed;  // not a directory
