@@ -160,7 +160,7 @@ def main():
                         help="run only those marked quick")
     parser.add_argument("--build", default=ROOT / "build", type=pathlib.Path,
                         help="build folder with the test programs")
-    parser.add_argument("--seeds", type=int, default=20000, help="per mutant")
+    parser.add_argument("--seeds", type=int, default=60000, help="per mutant")
     parser.add_argument("--limit", type=int, default=600,
                         help="seconds per mutant")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())

@@ -269,9 +269,16 @@ TEST(Branches, BetweenARestoredStepAndItsGenerationAreAbandoned) {
   ASSERT_EQ(w.durable().generation(), 3);
   EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
   w.fail(1, 3);
-  w.restart(3);
+  w.pass(1000);  // back-off
   w.run(both);
   ASSERT_EQ(w.durable().generation(), 4);
+  EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
+  w.fail(1, 4);
+  w.pass(1000);
+  w.restart(3);
+  w.pass(1000);
+  w.run(both);
+  ASSERT_EQ(w.durable().generation(), 5);
   EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
 }
 
