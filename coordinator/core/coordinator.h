@@ -100,6 +100,7 @@ class Coordinator {
   void reconcile_ended();
   bool ready_to_scan();
   bool abort_to_discard();
+  // Whether it is known why the ranks of an abort could not load their source.
   bool source_fate_known() const;
   void note_declined_stops();
 

@@ -80,7 +80,7 @@ class Roster {
                  int64_t now_ms);
 
   void begin_generation();  // clears the progress clocks
-  void begin_phase();
+  void begin_phase();       // counts reports from 0 again
   void drain(const std::string& worker) { members_.at(worker).draining = true; }
   void note_directive(const std::string& worker, std::string key, bool leave,
                       int64_t now_ms);

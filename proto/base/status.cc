@@ -58,8 +58,10 @@ Status already_exists(std::string m) {
 }
 Status corrupt(std::string m) { return {Code::kCorrupt, std::move(m)}; }
 Status io_error(std::string m) { return {Code::kIo, std::move(m)}; }
+
 namespace {
 
+// What the user can do about it; "" if the error says enough.
 const char* advice(int err) {
   switch (err) {
     case EISDIR:

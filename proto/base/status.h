@@ -60,7 +60,7 @@ Status not_found(std::string message);
 Status already_exists(std::string message);
 Status corrupt(std::string message);
 Status io_error(std::string message);
-// "what: strerror(err)".
+// "what: strerror(err)", with what the user can do about it for some errors.
 Status errno_error(const std::string& what, int err);
 Status unavailable(std::string message);
 Status exhausted(std::string message);
