@@ -4,8 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
-
 #include "tests/unit/kernels/tensor.h"
 
 namespace remesh::kernels {
@@ -110,10 +108,11 @@ TEST(Simd, LevelsAgreeOnAttention) {
     s->fp32.attention(t);
     s->fp32.attention_backward(t);
     if (first.empty()) first = o;
-    // In the gradient, dP - D cancels.
-    constexpr std::array<double, 3> kBounds = {1e-5, 1e-5, 3e-5};
-    for (size_t i = 0; i < o.size(); ++i)
-      EXPECT_LT(difference(o[i], first[i]), kBounds[i]) << i;
+    EXPECT_LT(difference(o[0], first[0]), 1e-6);
+    EXPECT_LT(difference(o[1], first[1]), 1e-6);
+    // Where a query sees one key almost alone, its gradient is what remains of
+    // terms of the usual size that cancel, and so is its error.
+    EXPECT_LT(difference(o[2], first[2], /*least=*/1), 3e-6);
   }
 }
 
