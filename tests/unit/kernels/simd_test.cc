@@ -110,9 +110,7 @@ TEST(Simd, LevelsAgreeOnAttention) {
     if (first.empty()) first = o;
     EXPECT_LT(difference(o[0], first[0]), 1e-6);
     EXPECT_LT(difference(o[1], first[1]), 1e-6);
-    // Where a query sees one key almost alone, its gradient is what remains of
-    // terms of the usual size that cancel, and so is its error.
-    EXPECT_LT(difference(o[2], first[2], /*least=*/1), 3e-6);
+    EXPECT_LT(difference(o[2], first[2]), 1e-5);
   }
 }
 

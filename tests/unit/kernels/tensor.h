@@ -58,9 +58,10 @@ class Tensor {
 };
 
 // The largest relative error of a row of b, in the L2 norm. A row of less than
-// `least` of the usual size is measured against that, because what nearly
+// a tenth of the usual size is measured against that tenth, because what nearly
 // cancels consists of rounding errors.
-inline double difference(const Tensor& a, const Tensor& b, double least = 0.1) {
+inline double difference(const Tensor& a, const Tensor& b) {
+  constexpr double kLeastSize = 0.1;
   const int64_t columns = b.columns();
   double squares = 0;
   for (int64_t i = 0; i < b.size(); ++i)
@@ -78,7 +79,7 @@ inline double difference(const Tensor& a, const Tensor& b, double least = 0.1) {
     }
     if (error == 0) continue;
     const double e =
-        std::sqrt(error) / std::max(std::sqrt(size), least * usual);
+        std::sqrt(error) / std::max(std::sqrt(size), kLeastSize * usual);
     if (!(e <= worst)) worst = e;
     if (std::isnan(worst)) return INFINITY;
   }

@@ -313,12 +313,14 @@ void attention_backward(const AttentionTask& t) {
       load_rows(dout + i0 * geo.out_row, geo.out_row, n, s.head_dim, w, 1, go);
       fill_zero(dq, n * w);
       for (int64_t i = 0; i < n; ++i) {
-        float dot = 0;
+        // Where a query sees one key almost alone, dP - delta cancels.
+        double dot = 0;
         const T* orow = out + (i0 + i) * geo.out_row;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < s.head_dim; ++j)
-          dot += get(orow, j) * go[i * w + j];
-        delta[i] = dot;
+          dot += static_cast<double>(get(orow, j)) *
+                 static_cast<double>(go[i * w + j]);
+        delta[i] = static_cast<float>(dot);
       }
       for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
         fill_zero(p, n * kTile);
