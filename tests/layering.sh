@@ -36,7 +36,8 @@ RULES
 rules=$(cat <<'RULES'
 proto/base proto/base
 proto/rundir proto/base
-proto/wire proto/base|proto/[a-z]*\.pb\.h
+proto/limits proto/base|proto/[a-z]*\.pb\.h
+proto/wire proto/base|proto/rundir/paths|proto/[a-z]*\.pb\.h
 proto/data proto/base
 parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
@@ -53,9 +54,9 @@ worker/data proto/(base|data)
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)
-worker/agent/core proto/base|proto/[a-z]*\.pb\.h
+worker/agent/core proto/(base|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
-coordinator/core proto/(base|rundir)|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
+coordinator/core proto/(base|rundir|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
 coordinator proto|parallel/(planner|geometry|jobfile)|checkpoint/(manifest|store|memory)
 RULES
 )

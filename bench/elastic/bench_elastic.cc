@@ -295,6 +295,8 @@ int main(int argc, char** argv) {
   app.add_option("--zero-stage", a.bench.zero_stage, "parallel.zero_stage")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
+  app.add_flag("--no-auth", a.bench.no_auth,
+               "Without keys on the control plane, to see what they cost");
   app.add_option("--model", a.bench.model,
                  "15m, 42m or 110m instead of 0.1 M parameters")
       ->check(CLI::IsMember({"15m", "42m", "110m"}));

@@ -65,6 +65,7 @@ testing::Settings settings_of(const BenchOptions& o) {
 
 Bench::Bench(const std::string& data_path, const BenchOptions& o)
     : cluster_(data_path, settings_of(o)), workers_(o.workers) {
+  if (o.no_auth) cluster_.use_no_keys();
   cluster_.start_coordinator();
   for (int i = 0; i < workers_; ++i) cluster_.start_worker({name_of(i)});
   CHECK_MSG(settle(), "the cluster does not train");

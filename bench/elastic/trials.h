@@ -35,7 +35,8 @@ struct BenchOptions {
   int dead_after_ms = 2000;
   double hang_after_s = 2;
   int zero_stage = 1;
-  std::string model;  // of models.h; "": 0.1 M parameters
+  bool no_auth = false;  // without keys, to see what they cost
+  std::string model;     // of models.h; "": 0.1 M parameters
 };
 
 class Bench {

@@ -114,9 +114,9 @@ std::optional<TmpName> parse_tmp_name(std::string_view name) {
 
 std::string old_name(int64_t step) { return ".old-" + step_name(step); }
 
-bool is_old_name(std::string_view name) {
-  return name.substr(0, 5) == ".old-" &&
-         parse_step_name(name.substr(5)).has_value();
+std::optional<int64_t> parse_old_name(std::string_view name) {
+  if (name.substr(0, 5) != ".old-") return std::nullopt;
+  return parse_step_name(name.substr(5));
 }
 
 std::string shard_name(int rank) { return fmt::format("shard-{:05}.h5", rank); }

@@ -49,7 +49,7 @@ std::string tmp_name(const TmpName& name);
 std::optional<TmpName> parse_tmp_name(std::string_view name);
 // ".old-step-00000100", the name of a checkpoint that is being removed.
 std::string old_name(int64_t step);
-bool is_old_name(std::string_view name);
+std::optional<int64_t> parse_old_name(std::string_view name);
 // "shard-00000.h5", and its sidecar while the checkpoint is written.
 std::string shard_name(int rank);
 std::string sidecar_name(int rank);

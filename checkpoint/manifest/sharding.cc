@@ -28,6 +28,12 @@ Result<geometry::Sharding> parse_sharding(const pb::Sharding& info) {
       return corrupt(
           fmt::format("sharding: mesh {}: every degree is at least 1",
                       out.layout.to_string()));
+  constexpr int64_t kMaxRanks = 1 << 20;
+  int64_t world = 1;
+  for (const int degree : {m.dp(), m.pp(), m.tp(), m.cp()})
+    if ((world *= degree) > kMaxRanks)
+      return corrupt(fmt::format("sharding: mesh {}: more than {} ranks",
+                                 out.layout.to_string(), kMaxRanks));
   if (info.chunks() < 1)
     return corrupt(
         fmt::format("sharding: chunks: {}, must be at least 1", info.chunks()));

@@ -132,6 +132,13 @@ uint64_t segment_bytes(int64_t capacity) {
   return bytes < kHugePage ? bytes : round_up(bytes, kHugePage);
 }
 
+uint64_t half_segment_bytes(int64_t capacity) {
+  const uint64_t bytes =
+      header_bytes() + geometry::kNumStateVectors * vector_bytes(capacity);
+  return std::min(segment_bytes(capacity),
+                  bytes < kHugePage ? bytes : round_up(bytes, kHugePage));
+}
+
 ContentHash content_hash(const geometry::ConstStateView& state) {
   ContentHash h;
   for (size_t i = 0; i < geometry::kNumStateVectors; ++i)
@@ -180,21 +187,23 @@ Result<std::unique_ptr<StateSegment>> StateSegment::map(const std::string& path,
 }
 
 // Allocates every page, so that no later store fails for lack of memory.
-Status StateSegment::populate() {
-  if (madvise(base_, bytes_, MADV_POPULATE_WRITE) == 0) return ok_status();
+Status StateSegment::populate(uint64_t bytes) {
+  if (madvise(base_, bytes, MADV_POPULATE_WRITE) == 0) return ok_status();
   int err = errno;
   if (err == EINVAL)  // a kernel before 5.14
-    err = posix_fallocate(fd_, 0, static_cast<off_t>(bytes_));
+    err = posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
   if (err == 0) return ok_status();
   if (err == EFAULT || err == ENOMEM || err == ENOSPC)
-    return short_of_room(path_, bytes_);
+    return short_of_room(path_, bytes);
   return errno_error(path_ + ": populate", err);
 }
 
 Result<std::unique_ptr<StateSegment>> StateSegment::create(
-    const std::string& path, uint64_t job, int64_t capacity) {
+    const std::string& path, uint64_t job, int64_t capacity, Extent extent) {
   const uint64_t bytes = segment_bytes(capacity);
-  RETURN_IF_ERROR(check_room(path, bytes));
+  const uint64_t allocated =
+      extent == Extent::kHalf ? half_segment_bytes(capacity) : bytes;
+  RETURN_IF_ERROR(check_room(path, allocated));
   const std::string fresh = path + ".new";
   Descriptor fd(
       ::open(fresh.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
@@ -212,7 +221,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::create(
     return fail(errno_error(fresh + ": ftruncate", errno));
   auto segment = map(path, fd.release(), bytes, Mode::kWrite);
   if (!segment.ok()) return fail(segment.status());
-  Status populated = (*segment)->populate();
+  Status populated = (*segment)->populate(allocated);
   if (!populated.ok()) return fail(std::move(populated));
   Header* const h = new ((*segment)->base_) Header{};
   h->magic = kMagic;
@@ -228,7 +237,7 @@ Result<std::unique_ptr<StateSegment>> StateSegment::create(
   return segment;
 }
 
-Result<std::unique_ptr<StateSegment>> StateSegment::open(
+Result<std::unique_ptr<StateSegment>> StateSegment::open_unpopulated(
     const std::string& path, uint64_t job, Mode mode) {
   Descriptor fd(
       ::open(path.c_str(), (mode == Mode::kWrite ? O_RDWR : O_RDONLY) |
@@ -267,10 +276,29 @@ Result<std::unique_ptr<StateSegment>> StateSegment::open(
   if (h.job != job)
     return invalid_argument(fmt::format(
         "{}: belongs to job {:016x}, not {:016x}", path, h.job, job));
-  if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->populate());
   for (const Committed& c : segment->contents().states)
     segment->next_sequence_ = std::max(segment->next_sequence_, c.sequence + 1);
   return segment;
+}
+
+Result<std::unique_ptr<StateSegment>> StateSegment::open(
+    const std::string& path, uint64_t job, Mode mode) {
+  ASSIGN_OR_RETURN(auto segment, open_unpopulated(path, job, mode));
+  if (mode == Mode::kWrite) RETURN_IF_ERROR(segment->complete());
+  return segment;
+}
+
+Status StateSegment::free_buffer(const std::string& path, uint64_t job,
+                                 int buffer) {
+  ASSIGN_OR_RETURN(auto segment, open_unpopulated(path, job, Mode::kWrite));
+  segment->begin(buffer);
+  const uint64_t bytes =
+      geometry::kNumStateVectors * vector_bytes(segment->capacity());
+  const uint64_t at = header_bytes() + static_cast<uint64_t>(buffer) * bytes;
+  if (fallocate(segment->fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                static_cast<off_t>(at), static_cast<off_t>(bytes)) != 0)
+    return errno_error(path + ": fallocate", errno);
+  return ok_status();
 }
 
 int64_t StateSegment::capacity() const {
@@ -392,6 +420,13 @@ StateSegment::Committed StateSegment::redescribe(const Committed& c,
   const bool in_first = header_->records[first].sequence.load(
                             std::memory_order_relaxed) == c.sequence;
   return publish(in_first ? first + 1 : first, c.buffer, info);
+}
+
+Status StateSegment::check_kept() const {
+  struct stat st {};
+  if (fstat(fd_, &st) != 0 || st.st_nlink > 0) return ok_status();
+  return unavailable(
+      path_ + ": the state in memory is not kept any more: " + kWhoRemoves);
 }
 
 }  // namespace remesh::memory

@@ -41,6 +41,8 @@ namespace remesh::memory {
 
 // Bytes of a segment whose vectors have up to `capacity` elements.
 uint64_t segment_bytes(int64_t capacity);
+// Bytes that it takes while only one of its buffers is allocated.
+uint64_t half_segment_bytes(int64_t capacity);
 
 ContentHash content_hash(const geometry::ConstStateView& state);
 
@@ -54,9 +56,14 @@ class StateSegment {
   // path is taken; Exhausted, with the bytes needed and available, when shared
   // memory is short. Touches all pages: about half a second per GiB. The file
   // appears at `path` once it is complete; until then it is `path`.new.
-  static Result<std::unique_ptr<StateSegment>> create(const std::string& path,
-                                                      uint64_t job,
-                                                      int64_t capacity);
+  //
+  // Extent::kHalf allocates buffer 0 alone, for a rank that restores its state
+  // while the states it reads still take their room. REQUIRES: complete()
+  // succeeds before begin(1).
+  enum class Extent { kWhole, kHalf };
+  static Result<std::unique_ptr<StateSegment>> create(
+      const std::string& path, uint64_t job, int64_t capacity,
+      Extent extent = Extent::kWhole);
   enum class Mode { kRead, kWrite };
   // Maps an existing one. Corrupt, with the reason, when the file is not a
   // complete segment of this version; InvalidArgument when it belongs to
@@ -64,11 +71,17 @@ class StateSegment {
   // writing (kWrite).
   static Result<std::unique_ptr<StateSegment>> open(const std::string& path,
                                                     uint64_t job, Mode mode);
+  // Gives the memory of one buffer of a segment back, and invalidates its
+  // records. open(kWrite) allocates it again. Fails like open(kWrite).
+  static Status free_buffer(const std::string& path, uint64_t job, int buffer);
   ~StateSegment();
   StateSegment(const StateSegment&) = delete;
   StateSegment& operator=(const StateSegment&) = delete;
 
   const std::string& path() const { return path_; }
+  // Unavailable once somebody has removed the file: no later process finds what
+  // is committed here.
+  Status check_kept() const;
   int64_t capacity() const;  // elements of a vector
   uint64_t bytes() const { return bytes_; }
 
@@ -95,6 +108,8 @@ class StateSegment {
 
   // --- writing. REQUIRES: made by create() or open(kWrite)
 
+  // Allocates the buffer that create(kHalf) left out. Exhausted.
+  Status complete() { return populate(bytes_); }
   geometry::StateView write(int buffer, int64_t elements);
   // Invalidates the records of `buffer`, which may be written from now on.
   void begin(int buffer);
@@ -111,7 +126,9 @@ class StateSegment {
   static Result<std::unique_ptr<StateSegment>> map(const std::string& path,
                                                    int fd, uint64_t bytes,
                                                    Mode mode);
-  Status populate();
+  static Result<std::unique_ptr<StateSegment>> open_unpopulated(
+      const std::string& path, uint64_t job, Mode mode);
+  Status populate(uint64_t bytes);
   float* vector(int buffer, size_t i) const;
   Committed publish(size_t slot, int buffer, const StateInfo& info);
 

@@ -17,6 +17,11 @@
 
 namespace remesh::memory {
 
+// Why segments may be missing, and what to do.
+inline constexpr char kWhoRemoves[] =
+    "somebody removed it; systemd-logind does so when a user logs out "
+    "(RemoveIPC): loginctl enable-linger USER, or run as a system user";
+
 std::string segment_path(const std::string& folder, uint64_t job, int number);
 
 // The jobs that have segments in `folder`; ascending.

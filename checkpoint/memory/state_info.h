@@ -20,6 +20,9 @@ namespace remesh::memory {
 
 // How long the states of a job stay in shared memory after their last user.
 inline constexpr int64_t kStateKeptS = 600;
+// The worker of a job uses them for this long after the last word of its
+// coordinator. What nobody used for this long is removed in any case.
+inline constexpr int64_t kStateUnclaimedS = 12 * 3600;
 
 // xxh3 of each vector.
 using ContentHash = std::array<uint64_t, geometry::kNumStateVectors>;

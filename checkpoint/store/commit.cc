@@ -61,14 +61,46 @@ Result<pb::Manifest> read_all(FileSystem& fs, const std::string& path) {
   return m;
 }
 
-// Renames it atomically, then removes it file by file.
-Status remove_checkpoint(FileSystem& fs, const std::string& folder,
-                         int64_t step) {
+Status saved_by_newer(const std::string& path, int64_t newer, int64_t older) {
+  return cancelled(
+      fmt::format("{}: generation {} saved it; generation {} is fenced", path,
+                  newer, older));
+}
+
+// Renames a checkpoint atomically, so that it is out of the way and can be
+// removed file by file.
+//
+// This process may have been stopped, or have waited for a network file system,
+// since it looked, and a newer generation may have claimed the folder and saved
+// the step meanwhile. So it looks again after the rename, when no cached
+// listing can hide that, and puts the checkpoint back.
+Status set_aside(FileSystem& fs, const std::string& folder, const SaveId& id,
+                 int64_t step) {
+  const std::string path = path_join(folder, manifest::step_name(step));
   const std::string old = path_join(folder, manifest::old_name(step));
+  RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   RETURN_IF_ERROR(remove_all(fs, old));
-  RETURN_IF_ERROR(fs.rename(path_join(folder, manifest::step_name(step)), old));
-  RETURN_IF_ERROR(fs.sync_dir(folder));
-  return remove_all(fs, old);
+  RETURN_IF_ERROR(fs.rename(path, old));
+  Status allowed = manifest::check_claim(fs, folder, id.generation);
+  const auto m = manifest::read_checkpoint(fs, old);
+  if (allowed.ok() && m.ok() && m->generation() > id.generation)
+    allowed = saved_by_newer(path, m->generation(), id.generation);
+  if (allowed.ok()) return fs.sync_dir(folder);
+  // Fails where the newer generation has saved the step once more.
+  (void)fs.rename(old, path).ok();
+  return allowed;
+}
+
+// The process that set this checkpoint aside may have died before it could put
+// it back. Whether it is one to keep is for retention to decide.
+bool put_back(FileSystem& fs, const std::string& folder, int64_t step,
+              const SaveId& id, const std::optional<manifest::Origin>& origin) {
+  const std::string path = path_join(folder, manifest::step_name(step));
+  const std::string old = path_join(folder, manifest::old_name(step));
+  const auto m = manifest::read_checkpoint(fs, old);
+  return m.ok() && !fs.exists(path) &&
+         manifest::of_branch(origin, id.generation, step, m->generation()) &&
+         fs.rename(old, path).ok();
 }
 
 // Everything after the commit. Continues after a failure; returns the first.
@@ -76,6 +108,7 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
                 const Retention& retention,
                 const std::optional<manifest::Origin>& origin,
                 std::vector<int64_t>& removed) {
+  RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
   Status first;
   const auto note = [&](const Status& s) {
     if (first.ok() && !s.ok()) first = s;
@@ -85,8 +118,10 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   if (!names.ok()) return names.status();
   for (const std::string& name : *names) {
     const auto tmp = manifest::parse_tmp_name(name);
+    const auto old = manifest::parse_old_name(name);
     // A directory of this generation may be a save in progress.
-    if ((tmp && tmp->generation < id.generation) || manifest::is_old_name(name))
+    if ((tmp && tmp->generation < id.generation) ||
+        (old && !put_back(fs, folder, *old, id, origin)))
       note(remove_all(fs, path_join(folder, name)));
   }
   const auto found = manifest::scan(fs, folder);
@@ -104,22 +139,24 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
            valid, invalid, retention.keep_latest_k, retention.keep_every_n)) {
     // Never remove what was just saved, even if the folder has higher steps.
     if (step == id.step) continue;
-    if (note(remove_checkpoint(fs, folder, step))) removed.push_back(step);
+    Status aside = set_aside(fs, folder, id, step);
+    if (aside.code() == Code::kCancelled) return aside;
+    if (note(aside) &&
+        note(remove_all(fs, path_join(folder, manifest::old_name(step)))))
+      removed.push_back(step);
   }
   note(fs.sync_dir(folder));
   return first;
 }
 
-// Moves the finished directory to its final name.
+// Moves the finished directory to its final name. Another one there is invalid
+// or of another branch, as checked before. One that appears there since then
+// makes the rename fail, because it is not empty.
 Status publish(FileSystem& fs, const std::string& folder,
                const std::string& tmp, const std::string& final_path,
-               int64_t step) {
-  if (fs.exists(final_path)) {
-    // It is invalid or of another branch, as checked before.
-    const std::string old = path_join(folder, manifest::old_name(step));
-    RETURN_IF_ERROR(remove_all(fs, old));
-    RETURN_IF_ERROR(fs.rename(final_path, old));
-  }
+               const SaveId& id) {
+  if (fs.exists(final_path))
+    RETURN_IF_ERROR(set_aside(fs, folder, id, id.step));
   RETURN_IF_ERROR(fs.rename(tmp, final_path));
   RETURN_IF_ERROR(fs.sync_dir(folder));
   // The folder itself may be new.
@@ -158,10 +195,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
     return done;
   }
   if (existing.ok() && existing->generation() > id.generation)
-    return cancelled(
-        fmt::format("{}: generation {} saved it; generation {} "
-                    "is fenced",
-                    done.path, existing->generation(), id.generation));
+    return saved_by_newer(done.path, existing->generation(), id.generation);
   const std::vector<int> missing = missing_shards(fs, folder, id, num_shards);
   if (!missing.empty())
     return unavailable(fmt::format("{}: no complete shard of rank {} yet", tmp,
@@ -176,7 +210,7 @@ Result<Committed> commit(FileSystem& fs, const std::string& folder,
     RETURN_IF_ERROR(fs.remove(path_join(tmp, manifest::sidecar_name(rank))));
   RETURN_IF_ERROR(fs.sync_dir(tmp));
   RETURN_IF_ERROR(manifest::check_claim(fs, folder, id.generation));
-  RETURN_IF_ERROR(publish(fs, folder, tmp, done.path, id.step));
+  RETURN_IF_ERROR(publish(fs, folder, tmp, done.path, id));
   done.manifest = std::move(m);
   done.cleanup = clean_up(fs, folder, id, retention, origin, done.removed);
   return done;

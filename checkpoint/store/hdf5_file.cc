@@ -26,6 +26,10 @@ class QuietErrors {
     // handler has nothing to do. This must precede the first use of HDF5 in the
     // process and is ignored later.
     H5dont_atexit();
+    // A data set may name a filter, for which HDF5 would load a shared library
+    // from a folder of its choice or of HDF5_PLUGIN_PATH.
+    static const bool no_plugins = H5PLset_loading_state(0) >= 0;
+    CHECK(no_plugins);
     H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }

@@ -9,14 +9,31 @@
 #include <vector>
 
 #include "proto/control.pb.h"
+#include "proto/wire/protocol.h"
 
 namespace remesh::core {
 
 // ------------------------------------------------------------------ inputs
 
-struct Tick {};
+struct Tick {
+  // How long, since the last tick, actions were held back because an earlier
+  // write was not done. What waits for their effect is not late.
+  int64_t unwritten_ms = 0;
+  // How long the storage did not answer at all. Workers and ranks that use the
+  // same storage cannot do anything, either.
+  int64_t stalled_ms = 0;
+  // The metrics of the steps up to this one survive a crash of the host.
+  int64_t synced_step = 0;
+};
 struct ReportReceived {
   pb::Report report;
+  std::string key;  // that its sender proved to have; "": without keys
+};
+// The right of a key to a worker name that another key registered.
+enum class Claim {
+  kNone,
+  kWhenDead,  // once that worker is dead
+  kNow,
 };
 struct FenceReceived {
   pb::FenceIn fence;
@@ -24,6 +41,7 @@ struct FenceReceived {
 // The transport saw the worker's connection break; it may come back.
 struct PeerLost {
   std::string worker;
+  std::string barred;  // why it will not be heard again; "": it may come back
 };
 struct CommandReceived {
   uint64_t client = 0;  // the shell's token, returned in Respond
@@ -46,6 +64,7 @@ int64_t generation_of(const CheckpointInfo& checkpoint);
 struct CheckpointsScanned {
   std::vector<CheckpointInfo> valid;  // in any order
   std::vector<std::string> invalid;   // "path: why"
+  std::vector<int64_t> invalid_steps;
   int64_t claimed = 0;  // newest generation that claimed the folder
 };
 
@@ -54,7 +73,8 @@ using Input = std::variant<Tick, ReportReceived, FenceReceived, PeerLost,
 
 // ----------------------------------------------------------------- actions
 
-// Write to the journal, durably, before executing any later action.
+// Write to the journal, durably, before executing any later action but fences,
+// which belong to a generation that is written, and the answer to STATUS.
 struct Persist {
   pb::Durable durable;
 };
@@ -70,6 +90,10 @@ struct Respond {
   uint64_t client = 0;
   pb::Reply reply;
 };
+// The answer to whoever sent the message that has just been given to on().
+struct Refuse {
+  pb::Refusal refusal;
+};
 // Append to events.jsonl and to the log.
 struct EmitEvent {
   pb::EventRecord record;
@@ -79,15 +103,19 @@ struct EmitEvent {
 struct AppendMetrics {
   pb::StepMetrics metrics;
 };
-// List and verify the checkpoints, then answer with CheckpointsScanned.
-struct ScanCheckpoints {};
+// List and verify the checkpoints, then answer with CheckpointsScanned. The one
+// of saved_step (0: none) was committed: look it up by name if it is not
+// listed, because a listing may come from a cache of the file system.
+struct ScanCheckpoints {
+  int64_t saved_step = 0;
+};
 // The job has ended and the workers know it: exit with this code.
 struct Exit {
   int code = 0;
   std::string message;
 };
 
-using Action = std::variant<Persist, SendDirective, SendFence, Respond,
+using Action = std::variant<Persist, SendDirective, SendFence, Respond, Refuse,
                             EmitEvent, AppendMetrics, ScanCheckpoints, Exit>;
 
 // ----------------------------------------------------------------- options
@@ -118,11 +146,13 @@ struct Options {
   // Continue an ended or stopped job from its newest state instead of
   // reporting its end again.
   bool resume = false;
+  bool no_auth = false;  // for status
   // Lower bound of this coordinator's epoch (unix milliseconds), so that
   // workers follow it even when the journal was lost.
   uint64_t epoch_floor = 0;
   // Unix time in seconds at monotonic zero, for the times in events.
   double unix_offset_s = 0;
+  wire::ProtocolRange protocol;
 };
 
 }  // namespace remesh::core

@@ -6,9 +6,11 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <set>
 #include <tuple>
 
 #include "proto/base/check.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 
 namespace remesh::core {
@@ -21,6 +23,8 @@ bool process_stopped(const pb::RankStatus& s) {
 // The smallest class failed first.
 int death_class(const pb::RankStatus& s) {
   if (died_of_itself(s)) return 0;
+  // A rank whose peer is gone cannot complete the MPI world.
+  if (s.signal() == 0 && s.exit_code() == kExitWorld) return 3;
   if (!s.error().empty()) return 1;
   return s.waits() ? 3 : 2;
 }
@@ -81,9 +85,8 @@ std::vector<size_t> waited_for(const std::vector<std::vector<size_t>>& missed,
   return out;
 }
 
-// If all ranks wait: of those that wait only for each other, the one in the
-// earliest operation.
-size_t earliest_waiter(const std::vector<RankView>& ranks) {
+// If all ranks wait: those that wait only for each other.
+std::vector<size_t> smallest_cycle(const std::vector<RankView>& ranks) {
   std::vector<std::vector<size_t>> missed;
   for (size_t i = 0; i < ranks.size(); ++i)
     missed.push_back(missed_by(ranks, i));
@@ -92,6 +95,12 @@ size_t earliest_waiter(const std::vector<RankView>& ranks) {
     std::vector<size_t> b = waited_for(missed, i);
     if (cycle.empty() || b.size() < cycle.size()) cycle = std::move(b);
   }
+  return cycle;
+}
+
+// Of these, the one in the earliest operation.
+size_t earliest_waiter(const std::vector<RankView>& ranks) {
+  const std::vector<size_t> cycle = smallest_cycle(ranks);
   const auto key = [&](size_t i) {
     const pb::RankStatus& s = *ranks[i].status;
     return std::make_tuple(s.step(), s.at().number(), s.rank());
@@ -107,19 +116,26 @@ bool died_of_itself(const pb::RankStatus& s) {
 }
 
 std::optional<size_t> first_death(const std::vector<RankView>& ranks) {
-  std::optional<size_t> best;
-  std::tuple<int, double> best_key;
+  // The clocks of two hosts may differ by any amount, so exit times count only
+  // within one.
+  using Key = std::tuple<int, int64_t, double, size_t>;
+  std::map<std::string, Key> firsts;  // by host
   for (size_t i = 0; i < ranks.size(); ++i) {
     const pb::RankStatus& s = *ranks[i].status;
     if (!s.exited() || s.killed_by_worker() ||
         (s.signal() == 0 && s.exit_code() == 0))
       continue;
-    const auto key = std::make_tuple(death_class(s), s.exit_time());
-    if (best && best_key <= key) continue;
-    best = i;
-    best_key = key;
+    const Key key = {death_class(s), ranks[i].exit_seen_ms, s.exit_time(), i};
+    const auto [it, fresh] = firsts.emplace(ranks[i].host, key);
+    const auto in_host = [](const Key& k) {
+      return std::make_tuple(std::get<0>(k), std::get<2>(k), std::get<3>(k));
+    };
+    if (!fresh && in_host(key) < in_host(it->second)) it->second = key;
   }
-  return best;
+  std::optional<Key> best;
+  for (const auto& [host, key] : firsts)
+    if (!best || key < *best) best = key;
+  return best ? std::optional(std::get<3>(*best)) : std::nullopt;
 }
 
 std::string death_text(const RankView& r) {
@@ -178,6 +194,33 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
     out += fmt::format("; {} other rank{} for it", waiting,
                        waiting == 1 ? " waits" : "s wait");
   return out;
+}
+
+std::vector<Link> silent_links(const std::vector<RankView>& ranks,
+                               const Stuck& stuck) {
+  constexpr size_t kMostHosts = 16;
+  if (!stuck.lost_message) return {};
+  std::set<Link> links;
+  const auto add = [&](const std::string& a, const std::string& b) {
+    if (a != b) links.insert(std::minmax(a, b));
+  };
+  for (const size_t i : smallest_cycle(ranks))
+    for (const RankView& other : ranks)
+      if (ranks[i].status->at().has_peer() &&
+          ranks[i].status->at().peer() == other.status->rank())
+        add(ranks[i].host, other.host);
+  if (links.empty()) {
+    const auto& members = ranks[stuck.rank].status->at().ranks();
+    std::set<std::string> hosts;
+    for (const RankView& r : ranks)
+      if (members.empty() || std::find(members.begin(), members.end(),
+                                       r.status->rank()) != members.end())
+        hosts.insert(r.host);
+    if (hosts.size() > kMostHosts) return {};
+    for (const std::string& a : hosts)
+      for (const std::string& b : hosts) add(a, b);
+  }
+  return {links.begin(), links.end()};
 }
 
 void fill_failure(const RankView& r, pb::EventRecord* e) {

@@ -10,11 +10,15 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/control.pb.h"
 
 namespace remesh::core {
+
+// Two hosts, in alphabetical order.
+using Link = std::pair<std::string, std::string>;
 
 // Why a generation ends early.
 struct Failure {
@@ -25,6 +29,14 @@ struct Failure {
   bool by_signal = false;  // died_of_itself()
   int exit_code = 0;
   bool is_fault = true;  // false: a change of plan before anything ran
+  // Where it happened: the host of `worker`, then others whose ranks ended with
+  // the same exit code. Empty if no rank or worker is at fault.
+  std::vector<std::string> hosts;
+  bool at_start = false;         // before a step of the generation
+  bool before_training = false;  // of that, before the rank computed at all
+  bool silent = false;  // a worker was lost, its connection did not break
+  // Between these hosts, in alphabetical order, a message may have been lost.
+  std::vector<Link> links;
 };
 
 // A rank as its worker last reported it. Borrows the status.
@@ -32,7 +44,8 @@ struct RankView {
   const pb::RankStatus* status = nullptr;
   std::string worker;
   std::string host;
-  int64_t stalled_ms = 0;  // without progress
+  int64_t stalled_ms = 0;    // without progress
+  int64_t exit_seen_ms = 0;  // its end was first reported, by our clock
 };
 
 // Killed by a signal that no peer's death explains.
@@ -41,7 +54,8 @@ bool died_of_itself(const pb::RankStatus& status);
 // Of the ranks that failed and were not killed in an abort, the one that failed
 // first. A signal outweighs an error message, which outweighs an exit without
 // one; an abort or such an exit while waiting for others comes last, because
-// that is how MPI ends the peers of a dead rank. Among equals the earliest.
+// that is how MPI ends the peers of a dead rank. Among equals the earliest: on
+// one host by its clock, between hosts by when the coordinator heard of it.
 std::optional<size_t> first_death(const std::vector<RankView>& ranks);
 
 // "rank 1 on worker w2: killed by signal 9 (SIGKILL); it was at step 12, ...".
@@ -56,6 +70,11 @@ struct Stuck {
 // Of ranks that are alive and stalled. REQUIRES: at least one.
 Stuck find_stuck(const std::vector<RankView>& ranks);
 std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck);
+// If a message was lost: between which hosts that may have been. Ranks that
+// exchange messages know it; in a collective it may be any two of their hosts.
+// Empty if there are too many.
+std::vector<Link> silent_links(const std::vector<RankView>& ranks,
+                               const Stuck& stuck);
 
 // Adds the details of the rank that a failure event names.
 void fill_failure(const RankView& rank, pb::EventRecord* event);

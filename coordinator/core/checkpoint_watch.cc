@@ -1,8 +1,18 @@
 #include "coordinator/core/checkpoint_watch.h"
 
 #include <algorithm>
+#include <cctype>
 
 namespace remesh::core {
+namespace {
+
+// The same for every rank and step: the numbers in paths do not count.
+std::string cause_of(std::string error) {
+  std::erase_if(error, [](unsigned char c) { return std::isdigit(c) != 0; });
+  return error;
+}
+
+}  // namespace
 
 std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
     const Roster& roster, int64_t generation) {
@@ -13,6 +23,7 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
       if (s.has_checkpoint_step() && s.checkpoint_step() > newest_step_) {
         newest_step_ = s.checkpoint_step();
         last_error_.clear();
+        told_.clear();
         out.push_back({.step = newest_step_});
       }
       std::string& known = errors_[s.rank()];
@@ -20,6 +31,7 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
       known = s.checkpoint_error();
       if (known.empty()) continue;
       last_error_ = known;
+      if (!told_.insert(cause_of(known)).second) continue;
       out.push_back({.error = known, .rank = s.rank(), .worker = name});
     }
   }

@@ -3,8 +3,10 @@
 // they could not save. A value without I/O.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,10 +23,16 @@ class CheckpointWatch {
     std::string worker;
   };
 
-  // What is new in the reports of the generation's members.
+  // What is new in the reports of the generation's members. A cause is new
+  // once until a save succeeds, however many ranks and saves it affects.
   std::vector<Result> observe(const Roster& roster, int64_t generation);
   // Newest saved step that was reported; -1 if none was.
   int64_t newest_step() const { return newest_step_; }
+  // Newer ones are on a branch that was abandoned: the job may save these steps
+  // again.
+  void forget_after(int64_t step) {
+    newest_step_ = std::min(newest_step_, step);
+  }
   const std::string& last_error() const { return last_error_; }
 
   // Forgets which stops were declined so far; call it before asking for one.
@@ -38,6 +46,7 @@ class CheckpointWatch {
   std::string last_error_;
   // By rank: ranks fail with different errors and repeat them in every report.
   std::map<int, std::string> errors_;
+  std::set<std::string> told_;       // causes since the newest save
   std::map<int, int64_t> declined_;  // stops, by rank
 };
 

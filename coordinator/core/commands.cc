@@ -5,6 +5,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 
@@ -24,6 +25,7 @@ pb::Reply Coordinator::answer(const pb::Command& command) {
 }
 
 Status Coordinator::run_command(const pb::Command& command) {
+  RETURN_IF_ERROR(limits::check(command));
   switch (command.kind()) {
     case pb::Command::STATUS:
       return ok_status();
@@ -37,8 +39,12 @@ Status Coordinator::run_command(const pb::Command& command) {
       return pin_mesh(command.layout());
     case pb::Command::SCALE:
       return set_scale(command.slots());
+    case pb::Command::UNCORDON:
+      return lift_cordon(command.worker());
+    case pb::Command::UNKNOWN:
+      break;
   }
-  return ok_status();
+  return invalid_argument("the coordinator does not know this command");
 }
 
 Status Coordinator::drain(const std::string& worker) {

@@ -47,10 +47,12 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (restart) durable_ = *options_.restored;
   for (const pb::Durable::Abandoned& a : durable_.abandoned())
     ledger_.abandon({a.generation(), a.step(), a.after()});
-  // The metrics log may know a generation that a lost journal does not.
+  // The metrics log may know a generation that the journal does not, if that
+  // was lost or put back from a backup.
+  const int64_t journaled = durable_.generation();
   if (options_.last_metrics)
     durable_.set_generation(
-        std::max(durable_.generation(), options_.last_metrics->generation()));
+        std::max(journaled, options_.last_metrics->generation()));
   durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
   if (options_.resume) {
     durable_.set_stop_requested(false);
@@ -63,10 +65,15 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
                               options_.epoch_floor, durable_.epoch()))));
   if (!policy_.check_scale(view(), durable_.scale()).ok())
     durable_.clear_scale();
+  for (const pb::Durable::NameOwner& o : durable_.owners())
+    owners_[o.worker()] = o.key();
   if (terminal(durable_.phase()))
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
-  else if (durable_.phase() != pb::Durable::WAITING)
+  else if (durable_.phase() != pb::Durable::WAITING &&
+           durable_.assignment().generation() == durable_.generation())
     adopt_generation();
+  else
+    leave_unknown_generation();
   if (restart && !terminal(options_.restored->phase()))
     unheard_until_ms_ = now_ms_ + kReconnectSlackMs;
   persist();
@@ -76,6 +83,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     e.set_detail(fmt::format("waiting for the {} workers of generation {}",
                              roster_.members().size(), durable_.generation()));
   emit(std::move(e));
+  if (restart && journaled < durable_.generation()) emit_journal_behind("");
   reconcile();
   return std::move(actions_);
 }
@@ -86,6 +94,8 @@ void Coordinator::resume_ended_job() {
   durable_.clear_cause();
   durable_.clear_bad_checkpoints();
   durable_.clear_bad_states();
+  durable_.clear_cordons();
+  durable_.clear_suspects();
 }
 
 // The participants are taken for alive until they had time to find this
@@ -122,37 +132,55 @@ void Coordinator::note_own_absence(int64_t now_ms) {
   unheard_until_ms_ = now_ms + kReconnectSlackMs;
 }
 
+// Nobody could do what the phase waits for before it was written, and nobody
+// could report or make progress while the storage stood.
+void Coordinator::handle(const Tick& e) {
+  phase_since_ms_ += e.unwritten_ms;
+  if (terminal_since_ms_ >= 0) terminal_since_ms_ += e.unwritten_ms;
+  if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
+  roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
+  synced_step_ = std::max(synced_step_, e.synced_step);
+}
+
 void Coordinator::handle(const ReportReceived& e) {
-  const pb::Report& r = e.report;
+  const auto admitted = admit(e.report);
+  if (!admitted) return;
+  const pb::Report& r = *admitted;
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   if (!changes) {
-    ++dropped_;
+    const std::string why = roster_.refusal(r, now_ms_);
+    if (!why.empty()) refuse(r.worker(), why, /*permanent=*/false);
+    if (why.empty()) ++dropped_;
     return;
   }
+  unreached_.erase(r.worker());
+  if (!e.key.empty()) register_name(r.worker(), e.key);
   announce(*changes);
   if (r.coordinator_epoch() > durable_.epoch()) {
-    // The worker follows a coordinator that the journal does not know, and
-    // ignores directives of an older epoch.
+    // The worker ignores directives of an older epoch. If it follows a younger
+    // coordinator, that one has journaled its epoch, so this write is refused,
+    // and the shell ends. Otherwise the journal was lost or is older.
+    persist();
     durable_.set_epoch(r.coordinator_epoch() + 1);
     persist();
   }
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
   // While no generation runs, also accept metrics from workers that were
   // declared dead.
-  const bool accepted = durable_.phase() == pb::Durable::WAITING ||
+  const bool accepted = (durable_.phase() == pb::Durable::WAITING &&
+                         may_know_steps(r, r.generation())) ||
                         participates(durable_, r.worker(), r.incarnation());
   for (const pb::StepMetrics& s : r.metrics())
-    if (s.generation() < durable_.generation() ||
+    if ((s.generation() < durable_.generation() &&
+         may_know_steps(r, s.generation())) ||
         (s.generation() == r.generation() && accepted))
       ledger_.report(s);
 }
 
 void Coordinator::handle(const FenceReceived& e) {
   const pb::FenceIn& f = e.fence;
-  if (f.generation() != durable_.generation() ||
-      !participates(durable_, f.worker(), f.incarnation()) ||
-      !has_ranks(durable_, f.worker())) {
+  if (!check_fence(f).ok()) {
     ++dropped_;
     return;
   }
@@ -167,7 +195,10 @@ void Coordinator::handle(const FenceReceived& e) {
 }
 
 void Coordinator::handle(const PeerLost& e) {
-  roster_.on_disconnect(e.worker, now_ms_);
+  if (e.barred.empty())
+    roster_.on_disconnect(e.worker, now_ms_);
+  else
+    roster_.bar(e.worker, e.barred);
 }
 
 void Coordinator::handle(const CommandReceived& e) {
@@ -190,8 +221,10 @@ void Coordinator::announce(const Roster::Changes& changes) {
     pb::EventRecord e =
         event(c.kind == Kind::kJoined     ? events::kWorkerJoined
               : c.kind == Kind::kReturned ? events::kWorkerBack
+              : c.kind == Kind::kAlone    ? events::kCutOff
+              : c.kind == Kind::kHeard    ? events::kCutOffEnded
                                           : events::kWorkerLeaving);
-    e.set_worker(c.worker);
+    if (!c.worker.empty()) e.set_worker(c.worker);
     if (c.kind != Kind::kLeaving) {
       if (terminal(durable_.phase())) continue;
       e.set_detail(c.detail);
@@ -214,28 +247,6 @@ void Coordinator::announce_loss(const Roster::Change& lost) {
   if (forgive_source(lost.worker, &durable_)) persist();
 }
 
-// The journal was lost or rolled back. Generation numbers are never reused: a
-// generation that was planned since has a number that its workers may know from
-// before, so it ends.
-void Coordinator::skip_to_generation_of(const pb::Report& r) {
-  pb::EventRecord e = event(events::kJournalBehind);
-  e.set_worker(r.worker());
-  e.set_detail(
-      fmt::format("generation {} was used before; numbering continues above it",
-                  r.generation()));
-  emit(std::move(e));
-  durable_.set_generation(r.generation());
-  const pb::Durable::Phase phase = durable_.phase();
-  if (phase == pb::Durable::PREPARING || phase == pb::Durable::RUNNING ||
-      phase == pb::Durable::FINISHING)
-    abort({.text = fmt::format("worker {} knows generation {}, which "
-                               "the journal does not",
-                               r.worker(), r.generation()),
-           .is_fault = false});
-  else
-    persist();
-}
-
 // --------------------------------------------------------------- reconcile
 
 void Coordinator::reconcile() {
@@ -245,6 +256,7 @@ void Coordinator::reconcile() {
   watch_checkpoints();
   finish_steps();
   retention_.observe(view());
+  if (!terminal(durable_.phase())) end_cordons_in_time();
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       reconcile_waiting();
@@ -272,7 +284,7 @@ void Coordinator::reconcile_waiting() {
     return terminate(pb::Durable::STOPPED, "stopped by request");
   if (scanning_ || !ready_to_scan()) return;
   scanning_ = true;
-  act(ScanCheckpoints{});
+  act(ScanCheckpoints{durable_.saved_step()});
 }
 
 // True if the job was told to stop without saving; no rank is needed any more.
@@ -322,8 +334,14 @@ bool Coordinator::ready_to_scan() {
 void Coordinator::reconcile_preparing() {
   if (abort_to_discard()) return;
   if (const auto lost = detector_.find_loss(view())) return abort(*lost);
-  const bool forgiving = durable_.generation() == adopted_generation_ &&
-                         now_ms_ - started_ms_ < kReconnectSlackMs;
+  const bool adopted = durable_.generation() == adopted_generation_;
+  const bool forgiving = adopted && now_ms_ - started_ms_ < kReconnectSlackMs;
+  if (const auto ahead = roster_.started_early(durable_, adopted && !forgiving);
+      !ahead.empty())
+    return abort({.text = fmt::format("worker {} has started generation {}, "
+                                      "which the journal only prepares",
+                                      ahead, durable_.generation()),
+                  .is_fault = false});
   if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
     return abort(
         {.text = fmt::format("worker {} has lost a state that the generation "
@@ -351,7 +369,7 @@ bool Coordinator::source_fate_known() const {
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
-  if (abort_to_discard()) return;
+  if (abort_to_discard() || abort_ended_before()) return;
   release_unfit_pin();
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
@@ -400,12 +418,13 @@ void Coordinator::finish_steps() {
   const int64_t committed = roster_.committed_step(durable_);
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
-  if (committed > durable_.assignment().source().step())
+  if (committed > durable_.assignment().source().step()) {
     detector_.note_progress();
+    clear_suspicion();
+  }
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
-    reset_failures(&durable_);
     if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
       emit_training(entry.metrics->step());
   }

@@ -12,7 +12,9 @@
 //   checkpoint_watch.h  which checkpoints were saved or failed
 //   failure_detector.h  whether the generation failed (cause.h: the culprit)
 //   failure_budget.h    whether to try again, and when
+//   cordons.h           which hosts get no ranks for a while
 //   mesh_policy.h       which mesh the job should have
+//   room.h              whether the states fit into shared memory
 //   recovery.h          which state a generation starts from (state_choice.h)
 //   state_retention.h   whose memory is still needed (survival.h)
 //   fence_relay.h       PMIx fences
@@ -48,10 +50,12 @@
 #include "coordinator/core/api.h"
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/fence_relay.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
+#include "coordinator/core/room.h"
 #include "coordinator/core/roster.h"
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
@@ -77,9 +81,22 @@ class Coordinator {
   bool considers_live(const std::string& worker, uint64_t incarnation) const {
     return roster_.considers_live(worker, incarnation);
   }
+  bool is_member(const std::string& worker) const {
+    return roster_.find(worker) != nullptr;
+  }
+  // Whether this report is the newest of its worker that counts. What is sent
+  // to the worker goes to the connection that it came from.
+  bool follows(const pb::Report& report) const {
+    return roster_.newest_is(report);
+  }
+  // The key that registered a worker name; "" if none has (owners.cc).
+  std::string owner_of(const std::string& worker) const;
+  std::vector<std::string> workers_of(const std::string& key) const;
+  bool may_use_name(const std::string& worker, const std::string& key,
+                    Claim claim) const;
 
  private:
-  void handle(const Tick&) {}
+  void handle(const Tick& e);
   void handle(const ReportReceived& e);
   void handle(const FenceReceived& e);
   void handle(const PeerLost& e);
@@ -87,10 +104,20 @@ class Coordinator {
   void handle(const CheckpointsScanned& e);
   void resume_ended_job();
   void adopt_generation();
+  void leave_unknown_generation();
   void note_own_absence(int64_t now_ms);
   void announce(const Roster::Changes& changes);
   void announce_loss(const Roster::Change& lost);
+  void register_name(const std::string& worker, const std::string& key);
   void skip_to_generation_of(const pb::Report& report);
+  void emit_journal_behind(const std::string& worker);
+
+  // What of a worker's message counts (admission.cc).
+  std::optional<pb::Report> admit(const pb::Report& report);
+  Status check_fence(const pb::FenceIn& fence) const;
+  bool may_know_steps(const pb::Report& report, int64_t generation) const;
+  void refuse(const std::string& worker, const std::string& why,
+              bool permanent);
 
   // One method for each phase, run after every input.
   void reconcile();
@@ -100,6 +127,7 @@ class Coordinator {
   void reconcile_ended();
   bool ready_to_scan();
   bool abort_to_discard();
+  bool abort_ended_before();
   // Whether it is known why the ranks of an abort could not load their source.
   bool source_fate_known() const;
   void note_declined_stops();
@@ -107,10 +135,13 @@ class Coordinator {
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
   void restore_steps(int64_t generation, int64_t step, int64_t next);
+  void abandon_checkpoints(const CheckpointsScanned& scan, int64_t step);
   int64_t newest_generation(const CheckpointsScanned& scan) const;
   pb::Assignment assignment_of(const Recovery::Decision& decision) const;
-  void add_participants(pb::Assignment* assignment);
-  void begin_generation(const Recovery::Decision& decision, int64_t number);
+  std::vector<pb::Durable::Member> add_workers(
+      pb::Assignment* assignment) const;
+  Shortages fit_room(pb::Assignment* assignment, std::string* given_up) const;
+  void begin_generation(const Recovery::Decision& decision, pb::Assignment a);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
   std::string release_pin(const geometry::Layout& chosen);
@@ -123,10 +154,29 @@ class Coordinator {
   void abort(const Failure& failure);
   void end_generation();
   void emit_failure(const Failure& fault);
-  bool try_again_after(const Failure& fault);
+  bool try_again_after(const Failure& fault, Consequence consequence);
   bool holds_unsaved_step(const Roster::Member& m) const;
   std::string only_in_memory() const;
+  std::string who_was_not_reached() const;
   void terminate(pb::Durable::Phase phase, const std::string& why);
+
+  // Cordons (cordoning.cc).
+  double unix_now() const;
+  bool others_remain(const std::vector<std::string>& failed,
+                     const Failure& fault) const;
+  bool could_go_on_without(const std::vector<std::string>& hosts) const;
+  Consequence cordon_for(const Failure& fault,
+                         std::vector<pb::Cordon>* cordoned);
+  Consequence cordon_for_link(const Failure& fault,
+                              std::vector<pb::Cordon>* cordoned);
+  bool needs_state_of(const std::string& host) const;
+  bool cordon_short(const Shortages& shortages,
+                    const pb::Assignment& assignment);
+  void emit_cordon(const pb::Cordon& cordon);
+  void emit_uncordoned(const std::string& host, const std::string& detail);
+  void end_cordons_in_time();
+  void clear_suspicion();
+  Status lift_cordon(const std::string& name);
 
   // Steps and checkpoints.
   void finish_steps();
@@ -195,6 +245,7 @@ class Coordinator {
   std::vector<Action> actions_;
   pb::Durable durable_;
 
+  std::map<std::string, std::string> owners_;  // as in durable_, by worker
   Roster roster_;
   StepLedger ledger_;
   CheckpointWatch checkpoints_;
@@ -208,6 +259,7 @@ class Coordinator {
   // declared dead never sees the numbers go backwards.
   uint64_t directive_seq_ = 0;
   int64_t adopted_generation_ = -1;  // started in an earlier life
+  int64_t synced_step_ = 0;          // whose metrics are durable
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;
   bool scanning_ = false;
@@ -215,6 +267,7 @@ class Coordinator {
   bool gathering_ = true;        // the next plan waits for the join window
   int64_t not_before_ms_ = 0;    // back-off after repeated failures
   int64_t failed_saves_ = 0;     // in a row, at which the ranks ended
+  bool replicas_fit_ = true;     // unless a rank found that there is no room
   std::set<std::string> told_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   std::optional<Failure> failure_;      // of the abort in progress
@@ -223,12 +276,17 @@ class Coordinator {
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
   int64_t checkpoint_request_ = 0;      // number of the last one
   std::deque<pb::EventRecord> events_;  // the newest, for status
-  uint64_t dropped_ = 0;                // stale messages
+  uint64_t dropped_ = 0;                // messages that were not taken
+  int64_t refused_ = 0;                 // reports since the last event of it
+  std::optional<int64_t> refusal_told_ms_;
   int64_t terminal_since_ms_ = -1;
   // After a start or an absence, workers may exist that were not heard yet and
   // have to be told if the job ends.
   int64_t unheard_until_ms_ = 0;
   bool exited_ = false;
+  // Whose ranks of the last generation may still run: they were lost with it
+  // and not heard of since.
+  std::set<std::string> unreached_;
   // Memory of the ranks of a generation, predicted when a status asks for it.
   mutable int64_t predicted_generation_ = -1;
   mutable std::map<int, pb::MemoryUse> predicted_;

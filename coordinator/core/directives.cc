@@ -1,6 +1,4 @@
 // What the coordinator asks of each worker.
-#include <fmt/format.h>
-
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 
@@ -40,11 +38,12 @@ pb::Directive Coordinator::directive_for(const std::string& name,
   switch (d.goal()) {
     case pb::Directive::SHUTDOWN:
       d.set_reason(durable_.cause());
-      d.set_keep_states(durable_.phase() != pb::Durable::DONE &&
-                        holds_unsaved_step(m));
-      break;
-    case pb::Directive::PREPARE:
-      *d.mutable_assignment() = durable_.assignment();
+      // A failed job may be mended and resumed, also where it went back to a
+      // state that is older than the last finished step.
+      d.set_keep_states(durable_.phase() == pb::Durable::FAILED
+                            ? has_unsaved_steps()
+                            : durable_.phase() == pb::Durable::STOPPED &&
+                                  holds_unsaved_step(m));
       break;
     case pb::Directive::FINISH:
       d.set_must_stop(durable_.must_stop());
@@ -68,25 +67,32 @@ pb::Directive Coordinator::directive_for(const std::string& name,
 void Coordinator::send_directives() {
   constexpr int64_t kResendMs = 250;
   for (const auto& [name, m] : roster_.members()) {
-    if (!m.alive || !m.reported) continue;
+    if (!m.reachable()) continue;
     pb::Directive d = directive_for(name, m);
-    std::string key =
-        fmt::format("{}/{}/{}/{}/{}/{}/{}", m.report.incarnation(),
-                    d.generation(), static_cast<int>(d.goal()), d.must_stop(),
-                    d.save(), d.checkpoint_request(), d.want_fences());
-    if (key == m.directive_key && now_ms_ - m.directive_ms < kResendMs)
+    const Roster::Said said = {.incarnation = m.report.incarnation(),
+                               .generation = d.generation(),
+                               .goal = d.goal(),
+                               .must_stop = d.must_stop(),
+                               .save = d.save(),
+                               .want_fences = d.want_fences(),
+                               .checkpoint_request = d.checkpoint_request()};
+    if (m.directive_ms >= 0 && said == m.said &&
+        now_ms_ - m.directive_ms < kResendMs)
       continue;
+    if (d.goal() == pb::Directive::PREPARE)
+      *d.mutable_assignment() = durable_.assignment();
+    wire::set_protocol(options_.protocol, &d);
     d.set_epoch(durable_.epoch());
     d.set_seq(++directive_seq_);
     d.set_worker(name);
     d.set_incarnation(m.report.incarnation());
-    d.set_metrics_acked(ledger_.last_finished());
+    // What only the page cache has, the workers keep.
+    d.set_metrics_acked(synced_step_);
     d.set_report_every_ms(options_.job.elastic().report_every_ms());
     d.set_dead_after_ms(options_.job.elastic().dead_after_ms());
     d.set_job(options_.job.job().name());
     if (keeps_state()) d.set_state_job(durable_.state_job());
-    roster_.note_directive(name, std::move(key),
-                           d.goal() == pb::Directive::LEAVE, now_ms_);
+    roster_.note_directive(name, said, now_ms_);
     act(SendDirective{std::move(d)});
   }
 }

@@ -22,20 +22,38 @@ int64_t backoff_ms(int64_t failures) {
 
 }  // namespace
 
-FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
-                               pb::Durable* d) {
-  FailureVerdict v;
+void count_failure(const Failure& f, int64_t last_finished, pb::Durable* d) {
+  if (last_finished > d->finished_at_failure()) reset_failures(d);
+  d->set_finished_at_failure(last_finished);
   d->set_failures(d->failures() + 1);
   const bool same = f.rank >= 0 && d->last_failure_rank() == f.rank &&
                     d->last_failure_step() == f.step;
   d->set_same_failures(same ? d->same_failures() + 1 : 1);
   d->set_last_failure_rank(f.rank);
   d->set_last_failure_step(f.step);
-  if (f.exit_code == kExitBadSource) {
+}
+
+FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
+                             Consequence consequence, pb::Durable* d) {
+  FailureVerdict v;
+  const bool cordoned = consequence == Consequence::kCordoned;
+  if (cordoned) {
+    d->set_same_failures(0);
+    // It says nothing about the step. Such failures end with the back-off of
+    // the cordon, not with the job.
+    if (f.before_training) d->set_failures(d->failures() - 1);
+  }
+  // The same mesh is tried once more, without replicas.
+  const bool no_room =
+      f.exit_code == kExitNoRoom && consequence != Consequence::kSuspected;
+  const bool from_memory =
+      d->assignment().source().kind() == pb::Source::MEMORY;
+  if (!cordoned &&
+      (f.exit_code == kExitBadSource || (no_room && from_memory))) {
     v.bad_source = true;
     d->set_same_failures(0);  // the next source is a different one
   }
-  if (f.exit_code == kExitFailed) {
+  if (!cordoned && (f.exit_code == kExitFailed || (no_room && !from_memory))) {
     v.reason = f.text;
   } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format("{} (the same failure {} times at step {})", f.text,
@@ -45,7 +63,7 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& elastic,
         fmt::format("{} (the last of {} failures without a finished step)",
                     f.text, d->failures());
   } else {
-    v.backoff_ms = backoff_ms(d->failures());
+    if (!cordoned) v.backoff_ms = backoff_ms(d->failures());
     return v;
   }
   v.give_up = true;

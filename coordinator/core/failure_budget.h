@@ -3,9 +3,10 @@
 //
 // The job gives up when a rank says that it cannot continue, when the same rank
 // fails at the same step elastic.max_same_failures times in a row, or after
-// elastic.max_failures_without_progress failures without a finished step. Ranks
-// that end because a checkpoint could not be saved are no such failure: the job
-// waits for room, however long it takes.
+// elastic.max_failures_without_progress failures without a finished step. While
+// hosts remain that have not failed, those that have are cordoned instead
+// (cordons.h). Ranks that end because a checkpoint could not be saved are no
+// such failure: the job waits for room, however long it takes.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +25,27 @@ struct FailureVerdict {
   bool bad_source = false;
 };
 
-// Counts the failure in `durable` (failures, same_failures, last_failure_*).
-FailureVerdict account_failure(const Failure& failure,
-                               const pb::Elastic& elastic,
-                               pb::Durable* durable);
+// What a failure means for the hosts that it is put down to.
+enum class Consequence {
+  kNone,
+  kSuspected,  // counted there; not often enough for a cordon
+  kCordoned,   // the next generation runs without them
+};
+
+// Counts the failure in `durable` (failures, same_failures, last_failure_*,
+// finished_at_failure). When a step was finished since the failure before, the
+// count begins again; last_finished comes from the metrics log, so that this
+// holds across restarts of the coordinator.
+void count_failure(const Failure& failure, int64_t last_finished,
+                   pb::Durable* durable);
+// REQUIRES: the failure is counted.
+FailureVerdict judge_failure(const Failure& failure, const pb::Elastic& elastic,
+                             Consequence consequence, pb::Durable* durable);
 
 // Until the next attempt after the n'th save in a row has failed (n >= 1).
 int64_t wait_for_room_ms(int64_t n);
 
-// A step was finished: failures in a row are counted from zero again.
+// Failures in a row are counted from zero again.
 void reset_failures(pb::Durable* durable);
 
 }  // namespace remesh::core

@@ -3,8 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "coordinator/core/durable.h"
+#include "proto/base/rank_phase.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -16,6 +19,26 @@ constexpr int64_t kSetStartHangMs = 30'000;  // the same, with hang_after_s set
 constexpr int64_t kSilentReports = 5;
 constexpr size_t kKeptStepTimes = 101;
 
+// "; no message arrives between hosts a and b".
+std::string links_text(const std::vector<Link>& links) {
+  if (links.empty()) return "";
+  std::set<std::string> hosts;
+  for (const auto& [a, b] : links) hosts.insert({a, b});
+  if (links.size() == 1)
+    return fmt::format(", between the hosts {} and {}", links[0].first,
+                       links[0].second);
+  return ", between two of the hosts " + join({hosts.begin(), hosts.end()});
+}
+
+// Where and how far into the generation the rank failed.
+void locate(const RankView& r, const pb::Durable& d, Failure* f) {
+  const pb::RankStatus& s = *r.status;
+  f->hosts = {r.host};
+  f->at_start = s.committed_step() <= d.assignment().source().step();
+  f->before_training =
+      f->at_start && s.phase() < static_cast<int>(RankPhase::kCompute);
+}
+
 }  // namespace
 
 std::vector<RankView> rank_views(const ClusterView& view) {
@@ -26,14 +49,15 @@ std::vector<RankView> rank_views(const ClusterView& view) {
       continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
       const auto it = m.progress.find(s.rank());
+      const bool known = it != m.progress.end();
       const int64_t since =
-          it == m.progress.end()
-              ? view.now_ms
-              : std::max(it->second.since_ms, view.phase_since_ms);
+          known ? std::max(it->second.since_ms, view.phase_since_ms)
+                : view.now_ms;
       out.push_back({.status = &s,
                      .worker = name,
                      .host = m.report.host(),
-                     .stalled_ms = view.now_ms - since});
+                     .stalled_ms = view.now_ms - since,
+                     .exit_seen_ms = known ? it->second.exited_ms : 0});
     }
   }
   return out;
@@ -57,12 +81,22 @@ std::optional<Failure> FailureDetector::find_exit(
   const auto first = first_death(ranks);
   if (!first) return std::nullopt;
   const pb::RankStatus& s = *ranks[*first].status;
-  return Failure{.text = death_text(ranks[*first]),
-                 .rank = s.rank(),
-                 .worker = ranks[*first].worker,
-                 .step = s.step(),
-                 .by_signal = died_of_itself(s),
-                 .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
+  Failure f{.text = death_text(ranks[*first]),
+            .rank = s.rank(),
+            .worker = ranks[*first].worker,
+            .step = s.step(),
+            .by_signal = died_of_itself(s),
+            .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
+  locate(ranks[*first], view.durable, &f);
+  if (f.exit_code == 0) return f;
+  for (const RankView& r : ranks) {
+    const pb::RankStatus& other = *r.status;
+    if (other.exited() && !other.killed_by_worker() && other.signal() == 0 &&
+        other.exit_code() == f.exit_code &&
+        std::find(f.hosts.begin(), f.hosts.end(), r.host) == f.hosts.end())
+      f.hosts.push_back(r.host);
+  }
+  return f;
 }
 
 std::optional<Failure> FailureDetector::find_loss(
@@ -73,6 +107,9 @@ std::optional<Failure> FailureDetector::find_loss(
         !has_ranks(d, p.name()))
       continue;
     const Roster::Member* m = view.roster.find(p.name());
+    // It only delayed the end.
+    if (m != nullptr && m->given_up && d.phase() == pb::Durable::ABORTING)
+      continue;
     std::string why = "lost";
     if (m != nullptr && m->report.incarnation() != p.incarnation())
       why = "its daemon was restarted";
@@ -80,7 +117,11 @@ std::optional<Failure> FailureDetector::find_loss(
       why = m->death;
     return Failure{
         .text = fmt::format("worker {} on {}: {}", p.name(), p.host(), why),
-        .worker = p.name()};
+        .worker = p.name(),
+        .hosts = {p.host()},
+        .at_start = !has_stepped_,
+        .before_training = !has_stepped_,
+        .silent = m != nullptr && !m->alive && m->disconnected_ms < 0};
   }
   return std::nullopt;
 }
@@ -89,12 +130,18 @@ int64_t FailureDetector::silent_ms() const {
   return kSilentReports * elastic_.report_every_ms();
 }
 
-int64_t FailureDetector::hang_after_ms() const {
+int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
+  // Before the first step, unless it is known that messages may be lost.
+  const auto& suspects = view.durable.suspects();
+  const bool doubtful =
+      std::any_of(suspects.begin(), suspects.end(),
+                  [](const pb::Cordon& c) { return !c.peer().empty(); });
   if (elastic_.hang_after_s() > 0) {
     const auto ms = static_cast<int64_t>(elastic_.hang_after_s() * 1000);
     return has_stepped_ ? ms : std::max(ms, kSetStartHangMs);
   }
-  if (!has_stepped_ || step_times_.empty()) return kStartHangMs;
+  if (!has_stepped_ || step_times_.empty())
+    return doubtful ? kSetStartHangMs : kStartHangMs;
   std::vector<double> t(step_times_.begin(), step_times_.end());
   std::nth_element(t.begin(), t.begin() + t.size() / 2, t.end());
   return std::max(kAutoHangMs, static_cast<int64_t>(1000 * kAutoHangSteps *
@@ -106,7 +153,7 @@ int64_t FailureDetector::hang_after_ms() const {
 std::optional<Failure> FailureDetector::find_hang(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
-  const int64_t limit = hang_after_ms();
+  const int64_t limit = hang_after_ms(view);
   bool hung = false;
   for (const auto& [name, m] : view.roster.members()) {
     if (view.roster.live_participant(d, name) == nullptr) continue;
@@ -130,9 +177,15 @@ std::optional<Failure> FailureDetector::find_hang(
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
   Failure failure{.text = stuck_text(ranks, stuck), .step = r.status->step()};
-  if (stuck.lost_message) return failure;  // no rank is to blame
+  if (stuck.lost_message) {  // no rank is to blame
+    failure.links = silent_links(ranks, stuck);
+    failure.at_start = failure.before_training = !has_stepped_;
+    failure.text += links_text(failure.links);
+    return failure;
+  }
   failure.rank = r.status->rank();
   failure.worker = r.worker;
+  locate(r, d, &failure);
   return failure;
 }
 

@@ -28,6 +28,7 @@ class FailureDetector {
   // The generation committed a step, possibly one that is computed again.
   void note_progress() { has_stepped_ = true; }
   void note_step(double seconds);
+  bool has_stepped() const { return has_stepped_; }
 
   std::optional<Failure> find(const ClusterView& view) const;
   // A participant with ranks that is dead or has been restarted.
@@ -42,7 +43,7 @@ class FailureDetector {
  private:
   std::optional<Failure> find_exit(const ClusterView& view) const;
   std::optional<Failure> find_hang(const ClusterView& view) const;
-  int64_t hang_after_ms() const;
+  int64_t hang_after_ms(const ClusterView& view) const;
 
   pb::Elastic elastic_;
   std::deque<double> step_times_;  // seconds, of the last steps

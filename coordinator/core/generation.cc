@@ -10,10 +10,14 @@
 #include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 
 using geometry::Layout;
+
+// How often it is checked whether the states fit when they did not.
+constexpr int64_t kLookForRoomMs = 1000;
 
 // ------------------------------------------------------------------- start
 
@@ -41,14 +45,57 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (keeps_state() && !roster_.inventories_known(durable_.generation()))
     return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
-  if (decision.kind == Recovery::Decision::Kind::kWait)
+  if (decision.kind == Recovery::Decision::Kind::kWait) {
+    if (decision.rescan_ms > 0) not_before_ms_ = now_ms_ + decision.rescan_ms;
     return wait_for(events::kWaitingForState, decision.why);
+  }
   if (keeps_state()) durable_.set_rescue(decision.rescue);
-  if (decision.kind == Recovery::Decision::Kind::kGiveUp)
-    return terminate(pb::Durable::FAILED, decision.why);
+  if (decision.kind == Recovery::Decision::Kind::kGiveUp) {
+    // A checkpoint that did not load may be sound, and the host bad.
+    if (durable_.bad_checkpoints().empty() || !tries_another_host(*wanted, now))
+      return terminate(pb::Durable::FAILED, decision.why);
+    durable_.clear_bad_checkpoints();
+    return plan(scan);
+  }
+  pb::Assignment assignment = assignment_of(decision);
+  const std::vector<pb::Durable::Member> participants =
+      add_workers(&assignment);
+  std::string given_up;
+  if (const Shortages s = fit_room(&assignment, &given_up); !s.empty()) {
+    if (cordon_short(s, assignment)) return;
+    not_before_ms_ = now_ms_ + kLookForRoomMs;
+    if (const std::string text = to_text(s); text != waiting_for_)
+      wait_for(events::kWaitingForRoom, text);
+    return;
+  }
   const int64_t next = newest_generation(scan) + 1;
+  assignment.set_generation(next);
+  if (!given_up.empty())
+    assignment.mutable_source()->mutable_reason()->append("; " + given_up);
   restore_steps(decision.generation, decision.source.step(), next);
-  begin_generation(decision, next);
+  abandon_checkpoints(scan, decision.source.step());
+  durable_.mutable_participants()->Assign(participants.begin(),
+                                          participants.end());
+  begin_generation(decision, std::move(assignment));
+}
+
+Shortages Coordinator::fit_room(pb::Assignment* assignment,
+                                std::string* given_up) const {
+  if (!keeps_state()) return {};
+  return core::fit_room(recovery_.table(), roster_, replicas_fit_, assignment,
+                        given_up);
+}
+
+// The job continues from `step`: newer checkpoints, which could not be used,
+// are on an abandoned branch, and nobody waits for them any more.
+void Coordinator::abandon_checkpoints(const CheckpointsScanned& scan,
+                                      int64_t step) {
+  if (durable_.saved_step() <= step) return;
+  int64_t newest = 0;
+  for (const CheckpointInfo& c : scan.valid)
+    if (c.step <= step) newest = std::max(newest, c.step);
+  durable_.set_saved_step(newest);
+  checkpoints_.forget_after(newest);
 }
 
 // Finishes the steps up to that one of a state of `generation`, from which
@@ -72,10 +119,13 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
 // The newest generation that the journal or, if it was lost, the checkpoints
 // know.
 int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
-  int64_t newest = std::max(durable_.generation(), scan.claimed);
+  int64_t newest = durable_.generation();
+  const auto take = [&](int64_t other) {
+    if (other <= limits::kMaxNumber) newest = std::max(newest, other);
+  };
+  take(scan.claimed);
   for (const CheckpointInfo& c : scan.valid)
-    for (const pb::StepMetrics& m : c.recent)
-      newest = std::max(newest, m.generation());
+    for (const pb::StepMetrics& m : c.recent) take(m.generation());
   return newest;
 }
 
@@ -96,37 +146,41 @@ pb::Assignment Coordinator::assignment_of(
   *a.mutable_job() =
       shape_ ? job_on(options_.job, *shape_, placement.layout) : options_.job;
   a.set_run_dir(options_.run_dir);
+  if (!placement.ranks.empty())
+    a.set_build(roster_.members().at(placement.ranks[0].worker).report.build());
   return a;
 }
 
 // Every live worker participates, with ranks or as a spare, unless it is
 // leaving and has no ranks.
-void Coordinator::add_participants(pb::Assignment* a) {
-  durable_.clear_participants();
+std::vector<pb::Durable::Member> Coordinator::add_workers(
+    pb::Assignment* a) const {
+  std::vector<pb::Durable::Member> participants;
   for (const auto& [name, m] : roster_.members()) {
     const bool has_place = std::any_of(
         a->ranks().begin(), a->ranks().end(),
         [&, &worker = name](const auto& p) { return p.worker() == worker; });
-    if (!m.alive || !m.reported || (m.leaving() && !has_place)) continue;
+    if (!m.alive || !m.reported || m.report.slots() < 1 ||
+        (m.leaving() && !has_place))
+      continue;
     a->add_workers(name);
     a->add_hosts(m.report.host());
-    pb::Durable::Member* p = durable_.add_participants();
-    p->set_name(name);
-    p->set_incarnation(m.report.incarnation());
-    p->set_host(m.report.host());
-    p->set_slots(m.report.slots());
-    p->set_cores(m.report.cores());
-    p->set_memory_bytes(m.report.memory_bytes());
+    pb::Durable::Member& p = participants.emplace_back();
+    p.set_name(name);
+    p.set_incarnation(m.report.incarnation());
+    p.set_host(m.report.host());
+    p.set_slots(m.report.slots());
+    p.set_cores(m.report.cores());
+    p.set_memory_bytes(m.report.memory_bytes());
   }
+  return participants;
 }
 
 void Coordinator::begin_generation(const Recovery::Decision& decision,
-                                   int64_t number) {
-  pb::Assignment a = assignment_of(decision);
-  a.set_generation(number);
-  add_participants(&a);
+                                   pb::Assignment a) {
   ledger_.forget_finished();
-  durable_.set_generation(number);
+  durable_.set_generation(a.generation());
+  replicas_fit_ = true;
   lost_steps_ =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
   pb::EventRecord e = event(events::kMesh);
@@ -242,19 +296,31 @@ void Coordinator::end_generation() {
     emit(std::move(e));
     if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   }
+  std::vector<pb::Cordon> cordoned;
+  Consequence consequence = Consequence::kNone;
+  if (fault && fault->exit_code != kExitSaveFailed) {
+    count_failure(*fault, ledger_.last_finished(), &durable_);
+    consequence = cordon_for(*fault, &cordoned);
+  }
   failure_.reset();
   fences_.clear();
   checkpoints_.end_generation();
   detector_.end_generation();
+  unreached_.clear();
+  for (const pb::Durable::Member& p : durable_.participants())
+    if (has_ranks(durable_, p.name()) &&
+        roster_.find_alive(p.name()) == nullptr)
+      unreached_.insert(p.name());
   durable_.clear_participants();
   durable_.clear_finish_reason();
   durable_.set_must_stop(false);
   gathering_ = false;
-  if (fault && !try_again_after(*fault)) return;
+  if (fault && !try_again_after(*fault, consequence)) return;
   // Ranks finish the last step in order only after they saved it.
   if (!aborted && job_finished()) return terminate(pb::Durable::DONE, "");
   finish_checked_ = false;
   set_phase(pb::Durable::WAITING);
+  for (const pb::Cordon& c : cordoned) emit_cordon(c);
   reconcile_waiting();
 }
 
@@ -273,7 +339,8 @@ void Coordinator::emit_failure(const Failure& fault) {
 }
 
 // False if the job has failed.
-bool Coordinator::try_again_after(const Failure& fault) {
+bool Coordinator::try_again_after(const Failure& fault,
+                                  Consequence consequence) {
   if (fault.exit_code == kExitSaveFailed) {
     if (durable_.stop_requested() && !durable_.stop_discards())
       decline_stop(fault.text);
@@ -287,8 +354,10 @@ bool Coordinator::try_again_after(const Failure& fault) {
                     format_duration(static_cast<double>(wait_ms) / 1000)));
     return true;
   }
+  if (fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned)
+    replicas_fit_ = false;
   const FailureVerdict verdict =
-      account_failure(fault, options_.job.elastic(), &durable_);
+      judge_failure(fault, options_.job.elastic(), consequence, &durable_);
   if (verdict.bad_source) refuse_source(roster_, &durable_);
   if (verdict.give_up) {
     terminate(pb::Durable::FAILED, verdict.reason);
@@ -318,6 +387,15 @@ std::string Coordinator::only_in_memory() const {
       ledger_.last_finished(), join(holders), memory::kStateKeptS / 60);
 }
 
+std::string Coordinator::who_was_not_reached() const {
+  if (unreached_.empty()) return "";
+  return fmt::format(
+      "{} not reached: {}; ranks there may run until they learn of the end",
+      unreached_.size() == 1 ? "1 worker was"
+                             : plural(unreached_.size(), "worker") + " were",
+      join({unreached_.begin(), unreached_.end()}));
+}
+
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   durable_.set_cause(why);
   durable_.clear_participants();
@@ -330,9 +408,12 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
             : phase == pb::Durable::FAILED ? events::kJobFailed
                                            : events::kJobStopped);
   if (phase == pb::Durable::FAILED) e.set_cause(why);
-  if (phase != pb::Durable::DONE)
-    if (std::string detail = only_in_memory(); !detail.empty())
-      e.set_detail(std::move(detail));
+  if (phase != pb::Durable::DONE) {
+    std::vector<std::string> details;
+    for (const std::string& d : {who_was_not_reached(), only_in_memory()})
+      if (!d.empty()) details.push_back(d);
+    if (!details.empty()) e.set_detail(join(details, "; "));
+  }
   emit(std::move(e));
   terminal_since_ms_ = now_ms_;
 }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 
@@ -24,12 +26,52 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 
 // --------------------------------------------------------------- placement
 
+// A rescue may need what only a cordoned host holds, a few times.
+bool MeshPolicy::is_set_aside(const pb::Durable& d, const std::string& host,
+                              bool everyone) const {
+  return std::any_of(
+      d.cordons().begin(), d.cordons().end(), [&](const pb::Cordon& c) {
+        return c.host() == host &&
+               (!everyone ||
+                c.failures() >= job_.elastic().max_same_failures());
+      });
+}
+
+bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
+                           bool everyone) const {
+  return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
+         (everyone || !m.leaving()) &&
+         !is_set_aside(view.durable, m.report.host(), everyone);
+}
+
+std::vector<std::string> MeshPolicy::builds(const ClusterView& view,
+                                            bool everyone) const {
+  std::map<std::string, int64_t> slots;
+  for (const auto& [name, m] : view.roster.members())
+    if (is_usable(view, m, everyone))
+      slots[m.report.build()] += m.report.slots();
+  std::vector<std::string> out;
+  for (const auto& [build, n] : slots) out.push_back(build);
+  const auto rank = [&](const std::string& build) {
+    return std::pair(slots[build], build == view.durable.assignment().build());
+  };
+  std::stable_sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
+    return rank(a) > rank(b);
+  });
+  return out;
+}
+
+planner::PlacementRequest MeshPolicy::request(const ClusterView& view) const {
+  const auto all = builds(view, /*everyone=*/false);
+  return request(view, all.empty() ? "" : all.front(), /*everyone=*/false);
+}
+
 planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
+                                              const std::string& build,
                                               bool everyone) const {
   planner::PlacementRequest r = placement_request(job_, shape_);
   for (const auto& [name, m] : view.roster.members()) {
-    if (!m.alive || !m.reported || m.sent_away || (m.leaving() && !everyone))
-      continue;
+    if (!is_usable(view, m, everyone) || m.report.build() != build) continue;
     r.workers.push_back({.worker = name,
                          .host = m.report.host(),
                          .slots = m.report.slots(),
@@ -63,7 +105,12 @@ Result<planner::Placement> MeshPolicy::place(const ClusterView& view) const {
     auto placed = place(view, *pin);
     if (placed.ok()) return placed;
   }
-  return place(request(view));
+  auto placed = place(request(view));
+  if (!placed.ok() && placed.status().code() == Code::kExhausted &&
+      !view.durable.cordons().empty())
+    return exhausted(placed.status().message() + "; " +
+                     cordons_text(view.durable));
+  return placed;
 }
 
 Result<planner::Placement> MeshPolicy::place(const ClusterView& view,
@@ -80,7 +127,9 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
   planner::Placement out{.layout = layout_of(a.mesh())};
   for (const pb::RankPlace& p : a.ranks()) {
     const Roster::Member* m = view.roster.find_alive(p.worker());
-    if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot())
+    if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot() ||
+        m->report.build() != a.build() ||
+        is_set_aside(view.durable, m->report.host(), /*everyone=*/true))
       return std::nullopt;
     out.ranks.push_back({.rank = p.rank(),
                          .worker = p.worker(),
@@ -90,10 +139,34 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
   return out;
 }
 
+bool MeshPolicy::stays_on(const ClusterView& view,
+                          const planner::Placement& placement) const {
+  pb::Durable after = view.durable;
+  auto* ranks = after.mutable_assignment()->mutable_ranks();
+  ranks->Clear();
+  for (const planner::RankPlace& p : placement.ranks) {
+    pb::RankPlace* out = ranks->Add();
+    out->set_rank(p.rank);
+    out->set_worker(p.worker);
+    out->set_local_slot(p.local_slot);
+    out->set_threads(p.threads);
+  }
+  const auto next = place(ClusterView{.roster = view.roster,
+                                      .durable = after,
+                                      .now_ms = view.now_ms,
+                                      .phase_since_ms = view.phase_since_ms});
+  return next.ok() && next->layout == placement.layout &&
+         std::equal(next->ranks.begin(), next->ranks.end(),
+                    placement.ranks.begin(), placement.ranks.end(),
+                    [](const auto& a, const auto& b) {
+                      return a.rank == b.rank && a.worker == b.worker;
+                    });
+}
+
 std::optional<planner::Placement> MeshPolicy::place_on(
-    const ClusterView& view, const std::set<std::string>& hosts,
-    int fewer) const {
-  planner::PlacementRequest r = request(view, /*everyone=*/true);
+    const ClusterView& view, const std::string& build,
+    const std::set<std::string>& hosts, int fewer) const {
+  planner::PlacementRequest r = request(view, build, /*everyone=*/true);
   std::erase_if(r.workers,
                 [&](const auto& w) { return !hosts.contains(w.host); });
   for (; fewer > 0; --fewer) {
@@ -126,7 +199,9 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
     return std::nullopt;
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())
-    if (m.alive && m.reported && !m.leaving()) slots += m.report.slots();
+    if (m.alive && m.reported && !m.leaving() &&
+        !is_cordoned(d, m.report.host()))
+      slots += m.report.slots();
   const int ranks = d.assignment().ranks_size();
   if (slots <= ranks && !asked && !d.rescue()) return std::nullopt;
   const auto placed = place(view);

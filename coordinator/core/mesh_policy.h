@@ -1,8 +1,8 @@
 // MeshPolicy: which mesh the job should have. It follows the keys of the job
-// file and the slots of the live workers, or a layout or number of slots that a
-// command asked for (durable.pinned, durable.scale). A pinned layout stays
-// until another is pinned or until a generation is planned for which the slots
-// do not suffice.
+// file and the slots of the live workers on hosts that are not cordoned
+// (cordons.h), or a layout or number of slots that a command asked for
+// (durable.pinned, durable.scale). A pinned layout stays until another is
+// pinned or until a generation is planned for which the slots do not suffice.
 //
 // A value without I/O; its only state is a cache of placements.
 #pragma once
@@ -47,12 +47,22 @@ class MeshPolicy {
   // alive, leaving or not.
   std::optional<planner::Placement> place_as_before(
       const ClusterView& view) const;
-  // A placement on the workers of these hosts, leaving or not, whatever a
-  // command asked for. With `fewer` slots than there are, the largest worker
-  // giving up one at a time, so that a mesh may need all of the hosts.
+  // Whether the job would stay on that placement: planned after it, the next
+  // mesh is the same, with each rank on the same worker.
+  bool stays_on(const ClusterView& view,
+                const planner::Placement& placement) const;
+  // A placement on the workers of that build on these hosts, leaving or not,
+  // whatever a command asked for. With `fewer` slots than there are, the
+  // largest worker giving up one at a time, so that a mesh may need all of the
+  // hosts.
   std::optional<planner::Placement> place_on(const ClusterView& view,
+                                             const std::string& build,
                                              const std::set<std::string>& hosts,
                                              int fewer) const;
+  // Of the workers that can be used. Ranks of two builds are never mixed in a
+  // mesh: the first build, which offers the most slots, is used, and of equals
+  // the one that runs. everyone: also of workers that are leaving.
+  std::vector<std::string> builds(const ClusterView& view, bool everyone) const;
 
   // Whether the running generation should stop, and why. No optional change is
   // wanted before not_before_ms.
@@ -69,9 +79,17 @@ class MeshPolicy {
   Status check_scale(const ClusterView& view, int64_t slots) const;
 
  private:
-  // everyone: also workers that are leaving, and no limit from scale.
+  // Whether no ranks are placed on the host now.
+  bool is_set_aside(const pb::Durable& durable, const std::string& host,
+                    bool everyone) const;
+  bool is_usable(const ClusterView& view, const Roster::Member& member,
+                 bool everyone) const;
+  planner::PlacementRequest request(const ClusterView& view) const;
+  // everyone: also workers that are leaving or cordoned, and no limit from
+  // scale.
   planner::PlacementRequest request(const ClusterView& view,
-                                    bool everyone = false) const;
+                                    const std::string& build,
+                                    bool everyone) const;
   Result<planner::Placement> place(
       const planner::PlacementRequest& request) const;
 

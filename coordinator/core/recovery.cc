@@ -6,12 +6,17 @@
 #include <utility>
 
 #include "checkpoint/manifest/sharding.h"
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/state_retention.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
+
+// NFS caches the contents of a folder that does not change for 30 s (acdirmin).
+constexpr int64_t kListingPatienceMs = 30'000;
+constexpr int64_t kRescanMs = 1000;
 
 Result<Holding> holding_of(const pb::StateHolding& h, const std::string& worker,
                            const std::string& host) {
@@ -112,6 +117,16 @@ void refuse_source(const Roster& roster, pb::Durable* durable) {
   pb::Durable::State* bad = durable->add_bad_states();
   bad->set_generation(s.states(0).generation());
   bad->set_step(s.step());
+}
+
+bool tries_another_host(const planner::Placement& placement,
+                        const ClusterView& view) {
+  const pb::Assignment& a = view.durable.assignment();
+  std::set<std::string> tried;
+  for (int i = 0; i < std::min(a.workers_size(), a.hosts_size()); ++i)
+    if (has_ranks(view.durable, a.workers(i))) tried.insert(a.hosts(i));
+  const std::set<std::string> next = hosts_of(placement, view.roster);
+  return !std::includes(tried.begin(), tried.end(), next.begin(), next.end());
 }
 
 bool forgive_source(const std::string& worker, pb::Durable* durable) {
@@ -247,6 +262,41 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
       bad, first);
 }
 
+// Names the checkpoint that was committed, is newer than the step chosen, and
+// that the scan did not find; "" if there is none.
+std::string Recovery::missing_checkpoint(const Inputs& in,
+                                         int64_t chosen) const {
+  const int64_t saved = in.view.durable.saved_step();
+  const auto& bad = in.scan.invalid_steps;
+  if (saved <= chosen ||
+      std::find(bad.begin(), bad.end(), saved) != bad.end() ||
+      std::any_of(in.scan.valid.begin(), in.scan.valid.end(),
+                  [&](const CheckpointInfo& c) { return c.step == saved; }))
+    return "";
+  return fmt::format(
+      "the checkpoint of step {} was committed, but the "
+      "checkpoint folder does not show it",
+      saved);
+}
+
+// Whether to scan again before anything older is used.
+bool Recovery::await_listing(const Inputs& in, int64_t chosen,
+                             const std::string& missing, Decision* out) {
+  const bool first_time = listing_late_since_ms_ < 0;
+  if (missing.empty() || first_time)
+    listing_late_since_ms_ = missing.empty() ? -1 : in.view.now_ms;
+  if (missing.empty() ||
+      in.view.now_ms - listing_late_since_ms_ >= kListingPatienceMs)
+    return false;
+  out->kind = Decision::Kind::kWait;
+  out->rescan_ms = kRescanMs;
+  if (first_time)
+    out->why = fmt::format(
+        "{}; looking again for up to {} s before going back to step {}",
+        missing, kListingPatienceMs / 1000, chosen);
+  return true;
+}
+
 Recovery::Decision Recovery::decide(const Inputs& in,
                                     const planner::Placement& wanted) {
   const Candidates candidates = gather(in);
@@ -258,7 +308,11 @@ Recovery::Decision Recovery::decide(const Inputs& in,
   if (table_ && best.choice.step < last_finished) {
     if (auto rescued = rescue(candidates, in, best)) {
       best = std::move(*rescued);
-      out.rescue = true;
+      out.rescue = !in.policy.stays_on(in.view, best.placement);
+      if (!out.rescue)
+        best.placement.reason =
+            fmt::format("{} on the workers that hold the state",
+                        best.placement.layout.to_string());
     }
     // The workers that are missing may return with the finished steps.
     const int64_t until_ms = rejoin_until_ms(in.view.roster);
@@ -280,6 +334,8 @@ Recovery::Decision Recovery::decide(const Inputs& in,
     }
   }
   const StateChoice& c = best.choice;
+  const std::string missing = missing_checkpoint(in, c.step);
+  if (await_listing(in, c.step, missing, &out)) return out;
   if (c.kind == StateChoice::Kind::kInit) {
     out.why = no_checkpoint(in);
     if (!out.why.empty()) {
@@ -288,7 +344,8 @@ Recovery::Decision Recovery::decide(const Inputs& in,
     }
   }
   out.source.set_step(c.step);
-  out.source.set_reason(c.why + damage_text(in));
+  out.source.set_reason(c.why + damage_text(in) +
+                        (missing.empty() ? "" : "; " + missing));
   switch (c.kind) {
     case StateChoice::Kind::kInit:
       out.source.set_kind(pb::Source::INIT);
@@ -320,14 +377,32 @@ bool Recovery::waiting(const ClusterView& view,
 
 // ------------------------------------------------------------------ rescue
 
-// The fewest hosts that together hold the state of that step.
+namespace {
+
+// Of the workers of that build; those that are cordoned first or last.
+std::vector<std::string> hosts_of_build(const ClusterView& view,
+                                        const std::string& build,
+                                        bool cordoned_first) {
+  std::set<std::string> all;
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && !m.sent_away && m.report.build() == build)
+      all.insert(m.report.host());
+  std::vector<std::string> out(all.begin(), all.end());
+  std::stable_partition(out.begin(), out.end(), [&](const std::string& host) {
+    return is_cordoned(view.durable, host) == cordoned_first;
+  });
+  return out;
+}
+
+}  // namespace
+
+// The fewest hosts with workers of that build that together hold the state of
+// that step; cordoned ones only if the others do not hold it.
 std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
-                                             const Inputs& in,
-                                             int64_t step) const {
-  std::set<std::string> hosts;
-  for (const auto& [name, m] : in.view.roster.members())
-    if (m.alive && !m.sent_away) hosts.insert(m.report.host());
-  const std::set<std::string> all = hosts;
+                                             const Inputs& in, int64_t step,
+                                             const std::string& build) const {
+  const auto all = hosts_of_build(in.view, build, /*cordoned_first=*/true);
+  std::set<std::string> hosts(all.begin(), all.end());
   for (const std::string& host : all) {
     hosts.erase(host);
     if (hosts.empty() || choose(candidates, in, hosts).step < step)
@@ -338,7 +413,7 @@ std::set<std::string> Recovery::hosts_needed(const Candidates& candidates,
 
 // A placement that can start from a newer state than `option`, if there is one:
 // the last one again, or one on the hosts that hold the state, and on further
-// hosts where those have too few slots.
+// hosts where those have too few slots. On cordoned ones last of all.
 std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
                                                  const Inputs& in,
                                                  const Option& option) const {
@@ -356,21 +431,33 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
     return Option{.placement = std::move(*placement), .choice = std::move(c)};
   };
   const auto try_hosts =
-      [&](const std::set<std::string>& hosts) -> std::optional<Option> {
+      [&](const std::string& build,
+          const std::set<std::string>& hosts) -> std::optional<Option> {
     constexpr int kMostFewer = 8;
     for (int fewer = 0; fewer <= kMostFewer; ++fewer)
-      if (auto found = try_placement(in.policy.place_on(in.view, hosts, fewer)))
+      if (auto found =
+              try_placement(in.policy.place_on(in.view, build, hosts, fewer)))
         return found;
     return std::nullopt;
   };
-  if (auto found = try_placement(in.policy.place_as_before(in.view)))
-    return found;
-  std::set<std::string> hosts = hosts_needed(candidates, in, newest);
-  if (auto found = try_hosts(hosts)) return found;
-  for (const auto& [name, m] : in.view.roster.members())
-    if (m.alive && !m.sent_away && hosts.insert(m.report.host()).second)
-      if (auto found = try_hosts(hosts)) return found;
-  return std::nullopt;
+  const auto before = in.policy.place_as_before(in.view);
+  const std::set<std::string> hosts_before =
+      before ? hosts_of(*before, in.view.roster) : std::set<std::string>();
+  const bool cordoned = std::any_of(
+      hosts_before.begin(), hosts_before.end(),
+      [&](const std::string& h) { return is_cordoned(in.view.durable, h); });
+  if (!cordoned)
+    if (auto found = try_placement(before)) return found;
+  for (const std::string& build :
+       in.policy.builds(in.view, /*everyone=*/true)) {
+    std::set<std::string> hosts = hosts_needed(candidates, in, newest, build);
+    if (auto found = try_hosts(build, hosts)) return found;
+    for (const std::string& host :
+         hosts_of_build(in.view, build, /*cordoned_first=*/false))
+      if (hosts.insert(host).second)
+        if (auto found = try_hosts(build, hosts)) return found;
+  }
+  return cordoned ? try_placement(before) : std::nullopt;
 }
 
 }  // namespace remesh::core

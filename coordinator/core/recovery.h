@@ -5,9 +5,11 @@
 //  * the workers that hold it are gone but may return: wait for them, up to
 //    elastic.rejoin_wait_ms;
 //  * it is on workers that are leaving or become spares: a rescue generation
-//    runs once where the state is, and saves it.
+//    runs once where the state is, and saves it;
+//  * the listing lacks a checkpoint that was committed, which network file
+//    systems do for as long as they cache it: scan again, for up to 30 s.
 //
-// A value without I/O; its only state is the set of workers it waits for.
+// A value without I/O; its only state is what it waits for, and since when.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +39,11 @@ void refuse_source(const Roster& roster, pb::Durable* durable);
 // ranks ended: one that has not may be lost, and its part with it.
 bool holders_answered(const ClusterView& view);
 
+// Whether the placement has a host on which no rank of the newest generation
+// was. A checkpoint that did not load before may load there.
+bool tries_another_host(const planner::Placement& placement,
+                        const ClusterView& view);
+
 // `worker` was found dead. If it held a part of that source, this explains why
 // the source did not load, and others may have what is needed. Returns whether
 // the record changed.
@@ -65,6 +72,7 @@ class Recovery {
     Kind kind = Kind::kRestore;
     // kGiveUp: the reason. kWait: for what, "" if it was said before.
     std::string why;
+    int64_t rescan_ms = 0;  // kWait: scan again after this time
     // kRestore: the source and the placement, which differs from the wanted
     // one in a rescue.
     pb::Source source;
@@ -81,7 +89,12 @@ class Recovery {
   // Whether decide() asked to wait and nothing has changed since.
   bool waiting(const ClusterView& view,
                const std::set<std::string>& missing_holders) const;
-  void begin_generation() { awaited_.clear(); }
+  void begin_generation() {
+    awaited_.clear();
+    listing_late_since_ms_ = -1;
+  }
+  // REQUIRES: made with one.
+  const geometry::ParamTable& table() const { return *table_; }
 
   // The checkpoint that holds the state of the last step, if there is one.
   const CheckpointInfo* final_checkpoint(const Inputs& in) const;
@@ -96,13 +109,18 @@ class Recovery {
   std::optional<Option> rescue(const Candidates& candidates, const Inputs& in,
                                const Option& option) const;
   std::set<std::string> hosts_needed(const Candidates& candidates,
-                                     const Inputs& in, int64_t step) const;
+                                     const Inputs& in, int64_t step,
+                                     const std::string& build) const;
   std::string no_checkpoint(const Inputs& in) const;
+  std::string missing_checkpoint(const Inputs& in, int64_t chosen) const;
+  bool await_listing(const Inputs& in, int64_t chosen,
+                     const std::string& missing, Decision* out);
   int64_t rejoin_until_ms(const Roster& roster) const;
 
   pb::Job job_;
   std::optional<geometry::ParamTable> table_;
   std::set<std::string> awaited_;
+  int64_t listing_late_since_ms_ = -1;
 };
 
 }  // namespace remesh::core

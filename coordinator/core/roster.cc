@@ -3,16 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 
+#include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
 
-// From a broken connection to the declaration of death: long enough for a
-// transport to reconnect.
-constexpr int64_t kDisconnectGraceMs = 250;
+// From a broken connection to the declaration of death, at least: long enough
+// for a transport to reconnect.
+constexpr int64_t kReconnectMs = 250;
 
 Roster::Change lost(const std::string& worker, const Roster::Member& m,
                     const std::string& why) {
@@ -23,7 +27,17 @@ Roster::Change lost(const std::string& worker, const Roster::Member& m,
           .leaving = m.leaving()};
 }
 
+// Its connection was closed while the network still told of it.
+bool closed(const Roster::Member& m, int64_t dead_after_ms) {
+  return m.disconnected_ms >= 0 &&
+         m.disconnected_ms - m.heard_ms < dead_after_ms / 2;
+}
+
 }  // namespace
+
+int64_t broken_after_ms(int64_t dead_after_ms) {
+  return std::min(dead_after_ms, std::max(kReconnectMs, dead_after_ms / 8));
+}
 
 bool Roster::Member::inventory_known(int64_t generation) const {
   return reported && report.has_inventory() && !report.busy() &&
@@ -58,28 +72,40 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
                                                  const pb::Durable& durable,
                                                  int64_t silent_ms,
                                                  int64_t now_ms) {
+  if (judge(r, now_ms) != Verdict::kTaken) return std::nullopt;
   auto it = members_.find(r.worker());
   const bool known = it != members_.end();
-  auto& newest = newest_[r.worker()];
-  const auto this_one = std::make_pair(r.incarnation(), r.seq());
-  if (r.worker().empty() || this_one <= newest ||
-      (known && r.incarnation() < it->second.report.incarnation()))
-    return std::nullopt;
-  newest = this_one;
+  if (newest_.size() >= 2 * limits::kMaxWorkers)  // names of the dead
+    std::erase_if(newest_,
+                  [&](const auto& n) { return !members_.contains(n.first); });
+  Newest& newest = newest_[r.worker()];
+  if (newest.incarnation != r.incarnation()) newest.since_ms = now_ms;
+  newest.incarnation = r.incarnation();
+  newest.seq = r.seq();
+  newest.gone_ms = -1;
   Changes changes;
-  if (known && r.incarnation() > it->second.report.incarnation()) {
+  if (alone_) {
+    changes.push_back({.kind = Change::Kind::kHeard,
+                       .detail = fmt::format(
+                           "after {} s", (now_ms - last_heard_ms()) / 1000)});
+    note_heard(now_ms);
+  }
+  if (known && r.incarnation() != it->second.report.incarnation()) {
     // A later incarnation proves the earlier one dead.
     if (it->second.alive)
       changes.push_back(lost(r.worker(), it->second, "restarted"));
     it = members_.end();
   }
-  const bool back = it != members_.end() && !it->second.alive;
+  const bool back = it != members_.end() && !it->second.alive &&
+                    (!it->second.given_up || is_free(r, durable));
   if (it == members_.end() || back) {
     if (it == members_.end())
       it = members_.insert_or_assign(r.worker(), Member{}).first;
     it->second.draining = drains(durable, r.worker(), r.incarnation());
     it->second.alive = true;
     it->second.death.clear();
+    it->second.given_up = false;
+    it->second.awaited_since_ms = -1;
     last_join_ms_ = now_ms;
     changes.push_back(
         {.kind = back ? Change::Kind::kReturned : Change::Kind::kJoined,
@@ -93,18 +119,90 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   const int64_t gap = now_ms - m.heard_ms;
   if (gap > silent_ms)
     for (auto& [rank, p] : m.progress) p.since_ms += gap;
+  if (m.progress.size() > 2 * limits::kMaxSlots) m.progress.clear();
   for (const pb::RankStatus& s : r.ranks()) {
     Progress& p = m.progress[s.rank()];
     if (!m.reported || p.since_ms == 0 || p.value != s.progress() ||
         m.report.generation() != r.generation())
-      p = {s.progress(), now_ms};
+      p = {s.progress(), now_ms, p.exited_ms};
+    if (s.exited() && p.exited_ms == 0) p.exited_ms = now_ms;
   }
   m.report = r;
   m.reported = true;
   ++m.reports_in_phase;
   m.heard_ms = now_ms;
   m.disconnected_ms = -1;
+  m.barred.clear();
   return changes;
+}
+
+// Nobody else could be heard, either: all have time again.
+void Roster::note_heard(int64_t now_ms) {
+  on_own_absence(now_ms - last_heard_ms());
+  for (auto& [name, m] : members_) {
+    m.heard_ms = now_ms;
+    m.disconnected_ms = -1;
+  }
+  alone_ = false;
+}
+
+void Roster::note_gone(const std::string& worker, int64_t now_ms) {
+  const auto n = newest_.find(worker);
+  if (n != newest_.end() && n->second.gone_ms < 0) n->second.gone_ms = now_ms;
+}
+
+int64_t Roster::last_heard_ms() const {
+  int64_t last = 0;
+  for (const auto& [name, m] : members_)
+    if (m.alive) last = std::max(last, m.heard_ms);
+  return last;
+}
+
+Roster::Verdict Roster::judge(const pb::Report& r, int64_t now_ms) const {
+  // A predecessor's last reports may come later than the first of a life.
+  constexpr int64_t kUnderWayMs = 1000;
+  const auto n = newest_.find(r.worker());
+  const bool heard = n != newest_.end();
+  const Member* m = find(r.worker());
+  const bool alive = m != nullptr && (m->alive || m->given_up);
+  const uint64_t known = std::max(heard ? n->second.incarnation : 0,
+                                  alive ? m->report.incarnation() : 0);
+  if (r.worker().empty()) return Verdict::kStale;
+  if (r.incarnation() < known)
+    return heard && now_ms - n->second.since_ms > kUnderWayMs
+               ? Verdict::kEarlierLife
+               : Verdict::kStale;
+  if (heard && r.incarnation() == n->second.incarnation &&
+      r.seq() <= n->second.seq)
+    return Verdict::kStale;
+  if (m != nullptr && m->alive && m->report.incarnation() < r.incarnation() &&
+      m->report.host() != r.host())
+    return Verdict::kNameInUse;
+  return Verdict::kTaken;
+}
+
+std::string Roster::refusal(const pb::Report& r, int64_t now_ms) const {
+  const Member* m = find_alive(r.worker());
+  switch (judge(r, now_ms)) {
+    case Verdict::kNameInUse:
+      return fmt::format(
+          "a live worker of the name {} is on host {}; give each worker a name "
+          "of its own with --name",
+          r.worker(), m->report.host());
+    case Verdict::kEarlierLife:
+      return m != nullptr
+                 ? fmt::format(
+                       "by its clock it started before the worker {} on host "
+                       "{}, which is alive; give workers and hosts names of "
+                       "their own with --name and --host-name",
+                       r.worker(), m->report.host())
+                 : fmt::format(
+                       "by its clock it started before the worker {} that was "
+                       "last heard; it is taken {} s after the end of that one",
+                       r.worker(), kEarlierLifeMs / 1000);
+    default:
+      return "";
+  }
 }
 
 void Roster::on_disconnect(const std::string& worker, int64_t now_ms) {
@@ -113,11 +211,65 @@ void Roster::on_disconnect(const std::string& worker, int64_t now_ms) {
     it->second.disconnected_ms = now_ms;
 }
 
+void Roster::bar(const std::string& worker, const std::string& why) {
+  const auto it = members_.find(worker);
+  if (it != members_.end() && it->second.alive) it->second.barred = why;
+}
+
 void Roster::on_own_absence(int64_t gap_ms) {
   for (auto& [name, m] : members_) {
     m.heard_ms += gap_ms;
     if (m.disconnected_ms >= 0) m.disconnected_ms += gap_ms;
+    if (m.awaited_since_ms >= 0) m.awaited_since_ms += gap_ms;
     for (auto& [rank, p] : m.progress) p.since_ms += gap_ms;
+  }
+  for (auto& [name, n] : newest_)
+    if (n.gone_ms >= 0) n.gone_ms += gap_ms;
+}
+
+void Roster::on_unwritten(int64_t ms) {
+  for (auto& [name, m] : members_)
+    if (m.awaited_since_ms >= 0) m.awaited_since_ms += ms;
+}
+
+bool Roster::all_silent(int64_t dead_after_ms, int64_t now_ms) const {
+  std::set<std::string_view> hosts;
+  for (const auto& [name, m] : members_) {
+    if (!m.alive) continue;
+    if (closed(m, dead_after_ms)) continue;
+    if (!m.reported || now_ms - m.heard_ms <= dead_after_ms / 2) return false;
+    hosts.insert(m.report.host());
+  }
+  return hosts.size() > 1 &&
+         now_ms - last_heard_ms() <= kAloneLimits * dead_after_ms;
+}
+
+// "" if it is not dead.
+std::string Roster::death_of(const Member& m, bool goodbye,
+                             int64_t dead_after_ms, int64_t now_ms) const {
+  if (now_ms - m.heard_ms > dead_after_ms)
+    return fmt::format("silent for {:.1f} s",
+                       static_cast<double>(dead_after_ms) / 1000);
+  if (m.disconnected_ms >= 0 &&
+      (goodbye || now_ms - m.disconnected_ms > broken_after_ms(dead_after_ms)))
+    return "connection closed and not restored";
+  return "";
+}
+
+// Gives the live member up if the phase has waited too long for it. Counts up
+// to its last report: silence is judged by dead_after_ms alone.
+void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
+                        int64_t now_ms, Member* m) const {
+  const std::string what = awaited(durable, name, *m);
+  if (what.empty()) {
+    m->awaited_since_ms = -1;
+  } else if (m->awaited_since_ms < 0) {
+    m->awaited_since_ms = now_ms;
+  } else if (m->heard_ms - m->awaited_since_ms > kAwaitedMs) {
+    m->given_up = true;
+    m->death = fmt::format(
+        "it answers, but did not {} for {} s; given up until it has", what,
+        kAwaitedMs / 1000);
   }
 }
 
@@ -125,34 +277,48 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
                                int64_t dead_after_ms, int64_t now_ms) {
   Changes changes;
   const bool ended = terminal(durable.phase());
+  const bool silent = !ended && all_silent(dead_after_ms, now_ms);
+  const bool was_alone = std::exchange(
+      alone_, silent && (alone_ || now_ms - last_heard_ms() > dead_after_ms));
+  if (alone_ && !was_alone)
+    changes.push_back(
+        {.kind = Change::Kind::kAlone,
+         .detail = fmt::format(
+             "no worker is heard for {:.1f} s: the coordinator itself seems to "
+             "be cut off; waiting for up to {} s",
+             static_cast<double>(dead_after_ms) / 1000,
+             kAloneLimits * dead_after_ms / 1000)});
   for (auto it = members_.begin(); it != members_.end();) {
     const std::string& name = it->first;
     Member& m = it->second;
     const bool part = participates(durable, name, m.report.incarnation());
     if (m.alive) {
-      const bool expected = ended || (m.leaving() && !part);
-      if (now_ms - m.heard_ms > dead_after_ms) {
-        m.death = fmt::format("silent for {:.1f} s",
-                              static_cast<double>(dead_after_ms) / 1000);
-      } else if (m.disconnected_ms >= 0 &&
-                 (expected ||
-                  now_ms - m.disconnected_ms > kDisconnectGraceMs)) {
-        m.death = "connection closed and not restored";
-      }
+      const bool goodbye = ended || (m.sent_away && !part);
+      if (!m.barred.empty())
+        m.death = m.barred;
+      else if (!silent || closed(m, dead_after_ms))
+        m.death = death_of(m, goodbye, dead_after_ms, now_ms);
+      if (m.death.empty()) watch_wait(durable, name, now_ms, &m);
       if (!m.death.empty()) {
         changes.push_back(lost(name, m, m.death));
         m.alive = false;
         last_loss_ms_ = now_ms;
+        if (!m.given_up) note_gone(name, now_ms);
       }
     }
     const bool needed =
-        part && durable.phase() != pb::Durable::WAITING && !ended;
+        (part && durable.phase() != pb::Durable::WAITING && !ended) ||
+        (m.given_up && now_ms - m.heard_ms <= dead_after_ms);
     if (!m.alive && !needed) {
+      note_gone(name, now_ms);
       it = members_.erase(it);
     } else {
       ++it;
     }
   }
+  std::erase_if(newest_, [&](const auto& n) {
+    return n.second.gone_ms >= 0 && now_ms - n.second.gone_ms > kEarlierLifeMs;
+  });
   return changes;
 }
 
@@ -164,12 +330,12 @@ void Roster::begin_generation() {
   for (auto& [name, m] : members_) m.progress.clear();
 }
 
-void Roster::note_directive(const std::string& worker, std::string key,
-                            bool leave, int64_t now_ms) {
+void Roster::note_directive(const std::string& worker, const Said& said,
+                            int64_t now_ms) {
   Member& m = members_.at(worker);
-  m.directive_key = std::move(key);
+  m.said = said;
   m.directive_ms = now_ms;
-  m.sent_away = m.sent_away || leave;
+  m.sent_away = m.sent_away || said.goal == pb::Directive::LEAVE;
 }
 
 // ----------------------------------------------------------------- queries
@@ -196,6 +362,13 @@ bool Roster::considers_live(const std::string& worker,
                             uint64_t incarnation) const {
   const Member* m = find_alive(worker);
   return m != nullptr && m->report.incarnation() == incarnation;
+}
+
+bool Roster::newest_is(const pb::Report& r) const {
+  const Member* m = find(r.worker());
+  return m != nullptr && m->reported &&
+         m->report.incarnation() == r.incarnation() &&
+         m->report.seq() == r.seq();
 }
 
 bool Roster::none_alive() const {
@@ -233,29 +406,49 @@ bool Roster::all_started(const pb::Durable& durable) const {
 }
 
 bool Roster::all_prepared(const pb::Durable& durable) const {
-  for (const auto& [name, m] : members_) {
-    if (!m.alive) continue;
-    if (!m.reported) return false;
-    const pb::Report& r = m.report;
-    // A worker that returns from silence may still have ranks of an older
-    // generation, or start them on a directive in flight, until it is fenced.
-    const bool fenced = r.generation() == durable.generation();
-    const bool quiet = live_participant(durable, name) != nullptr
-                           ? fenced && r.state() == pb::Report::PREPARED
-                           : fenced && !r.busy();
-    if (!quiet) return false;
+  return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
+    return !m.second.alive ||
+           (m.second.reported && awaited(durable, m.first, m.second).empty());
+  });
+}
+
+std::string Roster::started_early(const pb::Durable& durable, bool late) const {
+  for (const pb::Durable::Member& p : durable.participants()) {
+    const Member* m = live_participant(durable, p.name());
+    if (m == nullptr || !m->reported ||
+        m->report.generation() != durable.generation())
+      continue;
+    const pb::Report::State state = m->report.state();
+    if (state == pb::Report::RUNNING || state == pb::Report::QUIESCED ||
+        (late && state == pb::Report::IDLE && !m->report.busy()))
+      return p.name();
   }
-  return true;
+  return "";
 }
 
 bool Roster::inventories_known(int64_t generation) const {
   return std::all_of(members_.begin(), members_.end(), [&](const auto& m) {
     return !m.second.alive || m.second.sent_away ||
+           offers_nothing(m.second.report) ||
            m.second.inventory_known(generation);
   });
 }
 
+std::string Roster::awaited_text(const pb::Durable& durable,
+                                 int64_t now_ms) const {
+  constexpr int64_t kSomeTimeMs = 2000;
+  std::vector<std::string> all;
+  if (alone_) all.emplace_back("any worker: none is heard");
+  for (const auto& [name, m] : members_)
+    if (m.alive && m.awaited_since_ms >= 0 &&
+        now_ms - m.awaited_since_ms >= kSomeTimeMs)
+      all.push_back(fmt::format("{} on {} to {}", name, m.report.host(),
+                                awaited(durable, name, m)));
+  return all.empty() ? "" : "waiting for " + join(all);
+}
+
 int64_t Roster::committed_step(const pb::Durable& durable) const {
+  if (durable.assignment().generation() != durable.generation()) return -1;
   std::map<int, int64_t> committed;  // by rank
   for (const auto& [name, m] : members_)
     if (m.reported && m.report.generation() == durable.generation() &&

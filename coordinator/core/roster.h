@@ -17,28 +17,58 @@
 
 namespace remesh::core {
 
+// A broken connection is no proof of death: firewalls and switches break them,
+// too. It shortens the silence that counts as death, in proportion: a killed
+// process is noticed in 250 ms by default, and who raises dead_after_ms for a
+// network that pauses need not fear that it closes connections.
+int64_t broken_after_ms(int64_t dead_after_ms);
+
+// A rank that the kernel cannot kill must not stop the others for ever.
+inline constexpr int64_t kAwaitedMs = 30'000;
+inline constexpr int64_t kEarlierLifeMs = 10'000;
+inline constexpr int64_t kAloneLimits = 10;
+
 class Roster {
  public:
-  // When a rank's progress counter last moved.
+  // When a rank's progress counter last moved, and when its end was first
+  // reported; 0: not yet.
   struct Progress {
     uint64_t value = 0;
     int64_t since_ms = 0;
+    int64_t exited_ms = 0;
+  };
+  // What a directive said, to notice a change.
+  struct Said {
+    uint64_t incarnation = 0;
+    int64_t generation = 0;
+    pb::Directive::Goal goal = pb::Directive::IDLE;
+    bool must_stop = false;
+    bool save = false;
+    bool want_fences = false;
+    int64_t checkpoint_request = 0;
+    friend bool operator==(const Said&, const Said&) = default;
   };
   struct Member {
     pb::Report report;  // the newest
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
     bool alive = true;
-    bool draining = false;             // a command asked it to leave
-    bool sent_away = false;            // a LEAVE directive was sent
-    bool reported = false;             // to this life of the coordinator
-    int reports_in_phase = 0;          // since the current phase began
-    std::string death;                 // why it is not alive
+    bool draining = false;     // a command asked it to leave
+    bool sent_away = false;    // a LEAVE directive was sent
+    bool reported = false;     // to this life of the coordinator
+    int reports_in_phase = 0;  // since the current phase began
+    std::string barred;        // why it will not be heard again
+    std::string death;         // why it is not alive
+    // It reports, and does not do what the phase waits for.
+    int64_t awaited_since_ms = -1;
+    bool given_up = false;             // for that; not alive
     int64_t directive_ms = -1;         // when the last directive was sent
-    std::string directive_key;         // what it said, to notice a change
+    Said said;                         // in it
     std::map<int, Progress> progress;  // by rank
 
     bool leaving() const { return draining || report.leaving(); }
+    // Whether it is told what to do: a given-up worker still has to be fenced.
+    bool reachable() const { return reported && (alive || given_up); }
     // Its list of states in memory is complete and nothing can change it: no
     // rank of it is alive, and none can be started by a directive in flight.
     bool inventory_known(int64_t generation) const;
@@ -48,7 +78,8 @@ class Roster {
   using Members = std::map<std::string, Member>;
 
   struct Change {
-    enum class Kind { kLost, kJoined, kReturned, kLeaving };
+    // kAlone, kHeard: no worker is heard any more, and some is again.
+    enum class Kind { kLost, kJoined, kReturned, kLeaving, kAlone, kHeard };
     Kind kind = Kind::kJoined;
     std::string worker;
     std::string detail;        // kLost: why; kJoined, kReturned: what it offers
@@ -57,32 +88,51 @@ class Roster {
   };
   using Changes = std::vector<Change>;
 
+  // Whether a report is taken. It is not if it is stale, comes from an earlier
+  // life of the worker (for kEarlierLifeMs after the end of the last one, in
+  // case the clock of its host went back), or if the name belongs to a live
+  // worker of another host.
+  enum class Verdict { kTaken, kStale, kEarlierLife, kNameInUse };
+
   explicit Roster(int64_t now_ms = 0) : last_loss_ms_(now_ms) {}
 
   // Takes the participants of a generation of an earlier life of the
   // coordinator for alive until `until_ms`.
   void adopt(const pb::Durable& durable, int64_t until_ms);
 
-  // Nothing if the report is stale, that is, not newer than what is known.
+  Verdict judge(const pb::Report& report, int64_t now_ms) const;
+  // Why the report is not taken; "" if it is, or is only stale.
+  std::string refusal(const pb::Report& report, int64_t now_ms) const;
+  // Nothing if the report is not taken.
   // silent_ms: after a longer silence, what the ranks did during it is unknown,
   // so their progress clocks start again.
   std::optional<Changes> on_report(const pb::Report& report,
                                    const pb::Durable& durable,
                                    int64_t silent_ms, int64_t now_ms);
   void on_disconnect(const std::string& worker, int64_t now_ms);
+  // The worker will not be heard again: expire() declares it dead at once.
+  void bar(const std::string& worker, const std::string& why);
   // The coordinator itself did not run for gap_ms, so nobody was silent.
   void on_own_absence(int64_t gap_ms);
+  // Nobody could be told what the phase waits for.
+  void on_unwritten(int64_t ms);
 
   // Declares workers dead that were silent for dead_after_ms or whose
-  // connection stays broken, and forgets the dead. A dead participant is kept
-  // until its generation has ended, for its last report.
+  // connection stays broken for broken_after_ms(), and forgets the dead. A dead
+  // participant is kept until its generation has ended, for its last report.
+  // When workers of several hosts fall silent at once, it is the coordinator
+  // that is cut off: then nobody is dead until one of them is heard again, or
+  // for kAloneLimits times dead_after_ms. Gives up live workers for which the
+  // phase waits longer than kAwaitedMs. Such a worker is as good as dead until
+  // it is fenced with no rank alive: its states and its claim to the
+  // checkpoints are of an older generation.
   Changes expire(const pb::Durable& durable, int64_t dead_after_ms,
                  int64_t now_ms);
 
   void begin_generation();  // clears the progress clocks
   void begin_phase();       // counts reports from 0 again
   void drain(const std::string& worker) { members_.at(worker).draining = true; }
-  void note_directive(const std::string& worker, std::string key, bool leave,
+  void note_directive(const std::string& worker, const Said& said,
                       int64_t now_ms);
 
   const Members& members() const { return members_; }
@@ -93,6 +143,8 @@ class Roster {
   const Member* live_participant(const pb::Durable& durable,
                                  const std::string& worker) const;
   bool considers_live(const std::string& worker, uint64_t incarnation) const;
+  // Whether the member's newest report is this one.
+  bool newest_is(const pb::Report& report) const;
   bool none_alive() const;
 
   // Every live member has reported to this life of the coordinator.
@@ -104,9 +156,18 @@ class Roster {
   // Every live member, participant or not, is fenced at the generation and has
   // no rank alive; participants are PREPARED.
   bool all_prepared(const pb::Durable& durable) const;
+  // A live participant that was told to run the generation before, although it
+  // is only being prepared: the journal is older than that. "" if there is
+  // none.
+  // late: one that is fenced and idle would have prepared it by now, so it has
+  // also ended it before.
+  std::string started_early(const pb::Durable& durable, bool late) const;
   bool inventories_known(int64_t generation) const;
+  // For whom the phase has waited for some time, and what they have to do; ""
+  // if for nobody.
+  std::string awaited_text(const pb::Durable& durable, int64_t now_ms) const;
   // The step that every rank of the generation has committed; -1 if not all
-  // ranks have reported.
+  // ranks have reported, or if its plan is not known.
   int64_t committed_step(const pb::Durable& durable) const;
   // Digest of the state that the generation began with, if it was asked for.
   std::optional<uint64_t> restored_digest(int64_t generation) const;
@@ -116,10 +177,26 @@ class Roster {
   int64_t last_loss_ms() const { return last_loss_ms_; }
 
  private:
+  struct Newest {
+    uint64_t incarnation = 0;
+    uint64_t seq = 0;
+    int64_t since_ms = 0;  // when the incarnation was first heard
+    int64_t gone_ms = -1;  // when the worker was declared dead
+  };
+  // Of several hosts, and none of them was heard for a suspicious time.
+  bool all_silent(int64_t dead_after_ms, int64_t now_ms) const;
+  int64_t last_heard_ms() const;
+  void note_heard(int64_t now_ms);
+  void note_gone(const std::string& worker, int64_t now_ms);
+  std::string death_of(const Member& m, bool goodbye, int64_t dead_after_ms,
+                       int64_t now_ms) const;
+  void watch_wait(const pb::Durable& durable, const std::string& name,
+                  int64_t now_ms, Member* m) const;
+
   Members members_;
-  // Newest incarnation and sequence number of every name, including workers
-  // that were declared dead.
-  std::map<std::string, std::pair<uint64_t, uint64_t>> newest_;
+  // Of every name, also of workers that are dead, for some time.
+  std::map<std::string, Newest> newest_;
+  bool alone_ = false;
   int64_t last_join_ms_ = 0;
   int64_t last_loss_ms_ = 0;
 };

@@ -52,11 +52,12 @@ bool StateRetention::needs_memory_of(const ClusterView& view,
   const pb::Durable& d = view.durable;
   const auto& held = m.report.holdings();
   if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING) {
-    if (m.report.has_inventory() && held.empty()) return false;
     // Its state may prove steps whose metrics were not heard.
     for (const pb::StateHolding& h : held)
       last_finished = std::max(last_finished, h.step());
-    if (saved_step >= last_finished) return false;
+    if (m.report.has_inventory() &&
+        (held.empty() || saved_step >= last_finished))
+      return false;
     return expects_generation(view, policy);
   }
   if (handed_off_) return false;

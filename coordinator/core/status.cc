@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
@@ -22,6 +23,8 @@ const char* state_text(pb::Report::State s) {
       return "running";
     case pb::Report::QUIESCED:
       return "quiesced";
+    case pb::Report::UNKNOWN:
+      break;
   }
   return "unknown";
 }
@@ -37,12 +40,16 @@ void Coordinator::fill_worker_status(const std::string& name,
   out->set_pid(m.report.pid());
   out->set_slots(m.report.slots());
   out->set_cores(m.report.cores());
+  out->set_build(m.report.build());
   out->set_age_s(
       std::max(0.0, static_cast<double>(now_ms_ - m.heard_ms) / 1000));
-  out->set_state(!m.alive      ? "dead"
+  out->set_state(m.given_up    ? "given up"
+                 : !m.alive    ? "dead"
                  : !m.reported ? "awaited"
                                : state_text(m.report.state()));
   out->set_draining(m.leaving());
+  if (is_cordoned(durable_, m.report.host()))
+    out->set_cordoned(cordon_reason(durable_, m.report.host()));
   for (const pb::RankStatus& s : m.report.ranks()) {
     pb::RankStatus* rank = out->add_ranks();
     *rank = s;
@@ -117,6 +124,9 @@ pb::JobStatus Coordinator::status() const {
       s.set_detail(durable_.cause());
       break;
   }
+  if (const std::string awaited = roster_.awaited_text(durable_, now_ms_);
+      !awaited.empty())
+    s.set_detail(s.detail().empty() ? awaited : s.detail() + "; " + awaited);
   s.set_generation(durable_.generation());
   if (durable_.assignment().ranks_size() > 0)
     *s.mutable_mesh() = durable_.assignment().mesh();
@@ -125,6 +135,7 @@ pb::JobStatus Coordinator::status() const {
   s.set_epoch(durable_.epoch());
   s.set_run_dir(options_.run_dir);
   s.set_address(options_.address);
+  s.set_no_auth(options_.no_auth);
   s.set_step(ledger_.last_finished());
   s.set_steps(total_steps());
   if (ledger_.last_metrics()) *s.mutable_last() = *ledger_.last_metrics();
@@ -132,11 +143,16 @@ pb::JobStatus Coordinator::status() const {
   int slots = 0;
   for (const auto& [name, m] : roster_.members()) {
     fill_worker_status(name, m, s.add_workers());
-    if (m.alive) slots += m.report.slots();
+    if (m.alive && !is_cordoned(durable_, m.report.host()))
+      slots += m.report.slots();
   }
   s.set_spares(std::max(0, slots - durable_.assignment().ranks_size()));
   fill_settings(&s);
   fill_kept_state(&s);
+  for (const pb::Cordon& c : durable_.cordons()) {
+    *s.add_cordons() = c;
+    s.mutable_cordons()->rbegin()->set_remaining_s(remaining_s(c, unix_now()));
+  }
   for (const pb::EventRecord& e : events_) *s.add_events() = e;
   s.set_dropped(dropped_);
   return s;

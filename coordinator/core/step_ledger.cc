@@ -28,7 +28,12 @@ StepLedger::StepLedger(int64_t last_finished,
       first_steps_(std::move(first_steps)) {}
 
 void StepLedger::report(const pb::StepMetrics& m) {
-  if (m.step() > last_finished_) reported_[m.generation()].emplace(m.step(), m);
+  constexpr int64_t kMaxAhead = 1 << 17;  // of what all ranks have finished
+  constexpr size_t kMaxGenerations = 64;
+  if (m.step() <= last_finished_ || m.step() - last_finished_ > kMaxAhead)
+    return;
+  reported_[m.generation()].emplace(m.step(), m);
+  if (reported_.size() > kMaxGenerations) reported_.erase(reported_.begin());
 }
 
 void StepLedger::prove(const std::vector<CheckpointInfo>& checkpoints) {

@@ -3,8 +3,9 @@
 #include <map>
 #include <vector>
 
-#include "checkpoint/memory/replica_placement.h"
 #include "coordinator/core/job_shape.h"
+#include "parallel/geometry/shard_table.h"
+#include "parallel/jobfile/jobfile.h"
 
 namespace remesh::core {
 namespace {
@@ -17,13 +18,6 @@ std::vector<int> groups_of(const pb::Assignment& a) {
   return out;
 }
 
-memory::Placement placement_of(const pb::Assignment& a) {
-  const pb::Elastic& e = a.job().elastic();
-  const int copies =
-      e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0;
-  return memory::place_replicas(memory::places_of(a), groups_of(a), copies);
-}
-
 }  // namespace
 
 geometry::Sharding sharding_of(const pb::Assignment& a) {
@@ -34,8 +28,24 @@ geometry::Sharding sharding_of(const pb::Assignment& a) {
                    .shard_group = static_cast<int>(p.zero_shard_group())}};
 }
 
+Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& a) {
+  geometry::Sharding s = sharding_of(a);
+  ASSIGN_OR_RETURN(s.bounds,
+                   geometry::stage_bounds(jobfile::model_config(a.job()),
+                                          s.layout.pp * s.chunks,
+                                          a.job().train().seq_len()));
+  return s;
+}
+
+memory::Placement replicas_of(const pb::Assignment& a) {
+  const pb::Elastic& e = a.job().elastic();
+  const int copies =
+      e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0;
+  return memory::place_replicas(memory::places_of(a), groups_of(a), copies);
+}
+
 bool makes_replicas(const pb::Assignment& a) {
-  for (const auto& holders : placement_of(a).holders)
+  for (const auto& holders : replicas_of(a).holders)
     if (!holders.empty()) return true;
   return false;
 }
@@ -43,7 +53,7 @@ bool makes_replicas(const pb::Assignment& a) {
 bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
   const std::vector<memory::RankPlace> places = memory::places_of(a);
   const std::vector<int> groups = groups_of(a);
-  const memory::Placement replicas = placement_of(a);
+  const memory::Placement replicas = replicas_of(a);
   std::map<int, bool> safe;  // by replica group
   for (size_t r = 0; r < places.size(); ++r) {
     bool& is_safe = safe[groups[r]];

@@ -5,7 +5,9 @@
 #include <set>
 #include <string>
 
+#include "checkpoint/memory/replica_placement.h"
 #include "parallel/geometry/sharding.h"
+#include "proto/base/status.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
@@ -13,6 +15,12 @@ namespace remesh::core {
 // How the state of an assignment's ranks is sharded, except for the bounds of
 // the pipeline stages; enough to compute replica groups.
 geometry::Sharding sharding_of(const pb::Assignment& assignment);
+
+// The same with the bounds. Fails if the model cannot be divided that way.
+Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& assignment);
+
+// Which ranks keep replicas of which.
+memory::Placement replicas_of(const pb::Assignment& assignment);
 
 // Whether the ranks of this generation keep replicas of each other at all.
 bool makes_replicas(const pb::Assignment& assignment);

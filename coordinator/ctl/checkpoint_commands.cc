@@ -210,7 +210,7 @@ Result<std::string> save_and_wait(const std::string& run) {
   for (;;) {
     wait_for_next_poll();
     const int64_t waited_ms = monotonic_ms() - began_ms;
-    const auto now = send_command(run, pb::Command());
+    const auto now = send_command(run, status_request());
     if (!now.ok()) {
       // A coordinator that restarts answers again soon.
       if (waited_ms < 10 * kReplyMs) continue;
@@ -255,7 +255,7 @@ Examples:
   auto o = std::make_shared<Options>();
   CLI::App* c = checkpoint->add_subcommand(
       "save", "Save after the current step; waits and prints the path");
-  add_run_option(c, &o->target);
+  add_client_options(c, &o->target);
   c->footer(R"(
 Example:
   remesh checkpoint save runs/latest

@@ -7,12 +7,14 @@
 #include <chrono>
 #include <thread>
 
+#include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/wire/key_choice.h"
 
 namespace remesh::ctl {
 namespace {
@@ -21,10 +23,25 @@ constexpr int64_t kResendMs = 500;
 constexpr int64_t kPollMs = 50;
 constexpr int kStatusIntervalMs = 200;
 
+// From the options of the verb, of which there is one in a process.
+wire::KeyChoice& key_options() {
+  static wire::KeyChoice options;
+  return options;
+}
+
+Result<std::unique_ptr<wire::Client>> connect(const Target& target) {
+  wire::KeyChoice choice = key_options();
+  choice.run = target.run_dir;
+  choice.member = "operator";
+  choice.no_auth |= target.no_auth;
+  ASSIGN_OR_RETURN(const auto keys, wire::choose_keys(choice));
+  return wire::Client::connect(target.address, keys);
+}
+
 // One command and its reply. Unavailable after kReplyMs.
-Result<pb::Reply> exchange(const std::string& address,
-                           const pb::Command& command) {
-  ASSIGN_OR_RETURN(const auto client, wire::Client::connect(address));
+Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
+  const std::string& address = target.address;
+  ASSIGN_OR_RETURN(const auto client, connect(target));
   pb::Envelope envelope;
   *envelope.mutable_command() = command;
   // All copies have one id: the reply to any of them will do.
@@ -49,26 +66,51 @@ Result<pb::Reply> exchange(const std::string& address,
     pollfd fd{client->fd(), POLLIN, 0};
     ::poll(&fd, 1, static_cast<int>(std::min(kPollMs, deadline - now)));
   }
+  if (!client->trouble().empty())
+    return invalid_argument(fmt::format("{}: {}", address, client->trouble()));
   return unavailable(fmt::format("no answer from {} within {}", address,
                                  format_duration(kReplyMs / 1000.0)));
 }
 
 }  // namespace
 
+void add_client_options(CLI::App* verb, std::string* run) {
+  wire::KeyChoice& o = key_options();
+  add_run_option(verb, run);
+  verb->add_option("--key", o.key,
+                   "File of your key. Default: that of the run directory")
+      ->envname("REMESH_KEY");
+  verb->add_option("--server-key", o.server,
+                   "The coordinator's public key, or a file with it. Default: "
+                   "that of the run directory, or of your key file");
+  verb->add_flag("--no-auth", o.no_auth, "The coordinator runs with --no-auth");
+}
+
 Result<Target> find_target(const std::string& named) {
-  if (named.starts_with("tcp://")) return Target{.address = named};
+  if (named.starts_with("tcp://") || wire::is_ipc(named))
+    return Target{.address = named};
   ASSIGN_OR_RETURN(std::string run, rundir::find_run(named));
   Target target{.run_dir = std::move(run)};
-  const auto endpoint = rundir::read_endpoint(target.run_dir);
-  if (endpoint.ok()) target.address = endpoint.value().address;
+  auto endpoint = rundir::read_endpoint(target.run_dir);
+  if (!endpoint.ok()) return target;
+  target.address = endpoint->address;
+  target.no_auth = endpoint->no_auth;
   return target;
+}
+
+pb::Command status_request() {
+  pb::Command command;
+  command.set_kind(pb::Command::STATUS);
+  return command;
 }
 
 void Asker::send(pb::Command command) {
   const auto endpoint = rundir::read_endpoint(run_dir_);
   if (!endpoint.ok()) return;
   if (!client_ || endpoint.value().address != address_) {
-    auto client = wire::Client::connect(endpoint.value().address);
+    auto client = connect({.run_dir = run_dir_,
+                           .address = endpoint.value().address,
+                           .no_auth = endpoint.value().no_auth});
     if (!client.ok()) return;
     client_ = std::move(*client);
     address_ = endpoint.value().address;
@@ -101,7 +143,7 @@ namespace {
 // Whether there is an address, and not of a process of this host that is dead.
 bool coordinator_may_answer(const Target& target) {
   const auto e = rundir::read_endpoint(target.run_dir);
-  return e.ok() && (e->host != host_name() ||
+  return e.ok() && (e->host != host_identity() ||
                     rundir::RunLock::holder(target.run_dir) > 0);
 }
 
@@ -132,7 +174,7 @@ Result<pb::JobStatus> send_command(const Target& target,
   if (!target.run_dir.empty() && !coordinator_may_answer(target))
     return ended(rundir::short_path(target.run_dir) + ": " +
                  why_not_running(target.run_dir));
-  ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target.address, command));
+  ASSIGN_OR_RETURN(const pb::Reply reply, exchange(target, command));
   if (!reply.ok()) return Status(code_named(reply.code()), reply.error());
   return reply.status();
 }

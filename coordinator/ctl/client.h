@@ -14,8 +14,9 @@ namespace remesh::ctl {
 // A run as named by the user: a run directory, an address, or "" for the newest
 // run in ./runs.
 struct Target {
-  std::string run_dir;  // "" if only an address was given
-  std::string address;  // "" if the run has no coordinator
+  std::string run_dir;   // "" if only an address was given
+  std::string address;   // "" if the run has no coordinator
+  bool no_auth = false;  // the coordinator runs without keys
 };
 Result<Target> find_target(const std::string& named);
 
@@ -27,6 +28,8 @@ Result<pb::JobStatus> send_command(const Target& target,
 // The same with the address read again: a coordinator may have restarted.
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command);
+
+pb::Command status_request();
 
 // Why a run has no coordinator, and how to continue it.
 std::string why_not_running(const std::string& run);

@@ -1,4 +1,4 @@
-// Verbs that change a running job: drain, mesh, scale, stop.
+// Verbs that change a running job: drain, uncordon, mesh, scale, stop.
 #include <fmt/format.h>
 
 #include <charconv>
@@ -7,6 +7,7 @@
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/run_dir.h"
+#include "parallel/geometry/layout.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::ctl {
@@ -27,7 +28,18 @@ Result<int> drain(const Options& o) {
   return kExitOk;
 }
 
+Result<int> uncordon(const Options& o) {
+  pb::Command command;
+  command.set_kind(pb::Command::UNCORDON);
+  command.set_worker(o.argument);
+  RETURN_IF_ERROR(send_command(o.run, command).status());
+  fmt::print("ranks may be placed on {} again\n", o.argument);
+  return kExitOk;
+}
+
 Result<int> mesh(const Options& o) {
+  if (o.argument != "auto")
+    RETURN_IF_ERROR(geometry::Layout::parse(o.argument).status());
   pb::Command command;
   command.set_kind(pb::Command::MESH);
   command.set_layout(o.argument);
@@ -102,15 +114,18 @@ Result<int> stop(const Options& o) {
           "it without saving",
           why_declined(status)));
     wait_for_next_poll();
-    auto now = send_command(o.run, pb::Command());
+    auto now = send_command(o.run, status_request());
     if (now.ok()) {
       status = std::move(*now);
     } else if (rundir::RunLock::holder(run_dir) == 0) {
       ASSIGN_OR_RETURN(status, outcome_in_events(run_dir, now.status()));
     }
   }
-  fmt::print("the job is {} at step {}; to continue: remesh resume {}\n",
-             status.state(), status.step(), rundir::short_path(run_dir));
+  const auto end = rundir::end_of_run(run_dir);
+  fmt::print("the job is {} at step {}; {}to continue: remesh resume {}\n",
+             status.state(), status.step(),
+             !end || end->detail.empty() ? "" : end->detail + "; ",
+             rundir::short_path(run_dir));
   return status.state() == "failed" ? kExitFailed : kExitOk;
 }
 
@@ -131,6 +146,14 @@ Example:
 
 To undo it, start the worker again on its host: remesh-worker --connect RUN)",
      drain},
+    {"uncordon", "Use a host again on which ranks failed to start", "HOST",
+     "Its name, or that of a worker on it, as shown by `remesh status`", R"(
+Example:
+  remesh uncordon node7
+
+A host on which ranks fail to start is cordoned: no ranks are placed on it for a
+time that doubles with each failure. Use this when the cause is mended.)",
+     uncordon},
     {"mesh", "Change the mesh (takes effect after the current step)", "LAYOUT",
      "Parallel degrees such as dp2,pp2,tp2,cp2 (1 if left out), or auto: "
      "select the mesh automatically again",
@@ -174,7 +197,7 @@ void add_control_verbs(CLI::App* app, int* code) {
       c->add_option(verb.argument, o->argument, verb.argument_help)->required();
     if (verb.run == stop)
       c->add_flag("--discard", o->discard, "Stop at once, without saving");
-    add_run_option(c, &o->run);
+    add_client_options(c, &o->run);
     c->footer(verb.footer);
     c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });
   }

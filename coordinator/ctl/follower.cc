@@ -75,6 +75,8 @@ void Follower::read_events() {
     const auto event = rundir::parse_event_line(line);
     if (!event.ok()) continue;  // of a newer version, or edited by hand
     const pb::EventRecord& e = event.value();
+    goes_on_ = goes_on_ || e.event() == events::kCoordinatorStarted ||
+               e.event() == events::kCoordinatorRestarted;
     if (e.event() == events::kWaiting) {
       waiting_ = e;
       continue;
@@ -118,7 +120,7 @@ void Follower::ask_status(int64_t now_ms) {
   }
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
-  asker_.send(pb::Command());
+  asker_.send(status_request());
 }
 
 void Follower::note_status(const pb::JobStatus& status) {

@@ -39,6 +39,8 @@ class Follower {
   const std::string& outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
   bool lacks_slots() const { return lacks_slots_; }
+  // A coordinator that started since has written the journal.
+  bool goes_on() const { return goes_on_; }
   // Prints a line that is not from the run.
   void say(const std::string& text, Tone tone, double now_unix);
   // How often the job declined to stop.
@@ -65,6 +67,7 @@ class Follower {
   bool lacks_slots_ = false;  // likewise
   // A wait for slots, shown if it does not end at once.
   std::optional<pb::EventRecord> waiting_;
+  bool goes_on_ = false;
   std::string outcome_;
   std::string reason_;
   int stops_declined_ = 0;

@@ -20,8 +20,8 @@ Examples:
   remesh status -w                       watch the newest run
   remesh resume --local 3                continue it, with 3 workers
 
-RUN is a run directory or an address (tcp://HOST:PORT). Default: the newest run
-in ./runs. See `remesh COMMAND --help` for the options of a command.
+RUN is a run directory or an address (tcp://HOST:PORT or ipc:///PATH). Default:
+the newest run in ./runs. See `remesh COMMAND --help` for its options.
 )";
 
 // What could have been typed in place of `word`, which `rest` follows.
@@ -128,6 +128,7 @@ int main(int argc, char** argv) {
   add_checkpoint_verbs(&app, &code);
   add_trace_verb(&app, &code);
   add_job_verbs(&app, &code);
+  add_key_verbs(&app, &code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

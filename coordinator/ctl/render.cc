@@ -9,6 +9,7 @@
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::ctl {
 namespace {
@@ -102,7 +103,9 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps) {
   return out;
 }
 
-std::string event_text(const pb::EventRecord& e) {
+namespace {
+
+std::string sentence_of(const pb::EventRecord& e) {
   if (e.event() == events::kMesh) return mesh_event(e);
   if (e.event() == events::kFailure) return failure_event(e);
   const std::string worker = "worker " + e.worker();
@@ -113,6 +116,8 @@ std::string event_text(const pb::EventRecord& e) {
       {&events::kWorkerLeaving, worker + " is leaving"},
       {&events::kWorkerLost, worker + " lost"},
       {&events::kDrain, "draining " + worker},
+      {&events::kHostCordoned, "host " + e.host() + " cordoned"},
+      {&events::kHostUncordoned, "host " + e.host() + " used again"},
       {&events::kMeshAsked, "mesh requested"},
       {&events::kScaleAsked, "slot limit changed"},
       {&events::kMeshReleased, "requested mesh released"},
@@ -140,6 +145,12 @@ std::string event_text(const pb::EventRecord& e) {
   std::string name = e.event();
   std::replace(name.begin(), name.end(), '_', ' ');
   return name + (e.worker().empty() ? "" : " " + e.worker()) + why;
+}
+
+}  // namespace
+
+std::string event_text(const pb::EventRecord& e) {
+  return limits::printable(sentence_of(e), std::string::npos);
 }
 
 std::string clock_text(double unix_s) {

@@ -30,6 +30,7 @@
 #include "proto/base/file_system.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
+#include "proto/base/sharing.h"
 #include "proto/base/text.h"
 #include "proto/wire/loop.h"
 
@@ -44,6 +45,7 @@ struct RunOptions {
   int slots_per_worker = 1;
   bool respawn = false;
   bool detach = false;
+  bool no_auth = false;
   std::string bind = "tcp://127.0.0.1:0";
   std::string advertise;
   std::vector<std::string> set;
@@ -186,7 +188,8 @@ class RunJob {
         .coordinator_listens = listens,
         .coordinator_alive = following && rundir::RunLock::holder(run_dir_) > 0,
         .outcome = follower_->outcome(),
-        .lacks_slots = follower_->lacks_slots()});
+        .lacks_slots = follower_->lacks_slots(),
+        .goes_on = follower_->goes_on()});
   }
 
   void reap() {
@@ -205,7 +208,8 @@ class RunJob {
     if (!options_.advertise.empty()) {
       argv.insert(argv.end(), {"--advertise", options_.advertise});
     }
-    if (options_.resume && a.first) argv.push_back("--resume");
+    if (options_.resume && a.resume) argv.push_back("--resume");
+    argv.push_back(options_.no_auth ? "--no-auth" : "--make-keys");
     for (const std::string& s : options_.set) {
       argv.insert(argv.end(), {"--set", s});
     }
@@ -221,12 +225,22 @@ class RunJob {
     const std::string name = local_name(a.number);
     std::error_code ignored;
     const std::string run = std::filesystem::canonical(run_dir_, ignored);
-    start_child(a.number,
-                {worker_program_, "--connect", run_dir_, "--name", name,
-                 "--scratch-name", fmt::format("{}-{:016x}", name, hash64(run)),
-                 "--log", output_of(a.number), "--slots",
-                 fmt::format("{}", options_.slots_per_worker), "--job",
-                 job_.job().name()});
+    std::vector<std::string> argv = {
+        worker_program_,
+        "--connect",
+        run_dir_,
+        "--name",
+        name,
+        "--scratch-name",
+        fmt::format("{}-{:016x}", name, hash64(run)),
+        "--log",
+        output_of(a.number),
+        "--slots",
+        fmt::format("{}", options_.slots_per_worker),
+        "--job",
+        job_.job().name()};
+    if (options_.no_auth) argv.push_back("--no-auth");
+    start_child(a.number, argv);
   }
 
   // Returns the pid, 0 if it could not be started.
@@ -253,10 +267,11 @@ class RunJob {
     rundir::point_latest(job_.job().dump_folder(), run_dir_);
     if (supervisor_.following()) find_taken_names();
     perform(Say{fmt::format("run directory {}", run_dir_)});
-    perform(Say{fmt::format("to add a worker: remesh-worker --connect {}",
-                            endpoint.value().host == host_name()
+    perform(Say{fmt::format("to add a worker: remesh-worker --connect {}{}",
+                            endpoint.value().host == host_identity()
                                 ? run_dir_
-                                : endpoint.value().address)});
+                                : endpoint.value().address,
+                            options_.no_auth ? " --no-auth" : "")});
   }
 
   void perform(const Say& a) { follower_->say(a.text, a.tone, unix_seconds()); }
@@ -279,7 +294,7 @@ class RunJob {
   }
 
   void find_taken_names() {
-    const auto status = send_command(run_dir_, pb::Command());
+    const auto status = send_command(run_dir_, status_request());
     if (!status.ok()) return;
     for (const pb::WorkerStatus& w : status->workers())
       if (w.state() != "dead") taken_.insert(w.name());
@@ -386,6 +401,7 @@ void print_detached(const std::string& run, int code, pid_t child) {
 }
 
 Result<int> run_job(const RunOptions& options) {
+  RETURN_IF_ERROR(share_new_files(/*group=*/""));
   ASSIGN_OR_RETURN(
       rundir::OpenedJob opened,
       rundir::open_job({options.job_file, options.set}, options.run_dir,
@@ -416,12 +432,15 @@ void add_run_options(CLI::App* c, RunOptions* o) {
       ->capture_default_str();
   c->add_option("--bind", o->bind,
                 "Address the coordinator listens on; use tcp://0.0.0.0:5710 "
-                "for workers on other machines")
+                "for workers on other machines, ipc:///PATH for no port")
       ->capture_default_str();
   c->add_option("--advertise", o->advertise,
                 "HOST or HOST:PORT that workers connect to, if it differs from "
                 "--bind");
   c->add_flag("--respawn", o->respawn, "Restart local workers that die");
+  c->add_flag("--no-auth", o->no_auth,
+              "Without keys: whoever reaches the coordinator's port controls "
+              "the job");
   c->add_flag("--detach", o->detach,
               "Continue in the background once the run has started; what it "
               "prints goes to logs/run.out of the run");

@@ -70,7 +70,7 @@ pb::JobStatus status_of_files(const std::string& run) {
 Result<int> show(const Options& o, bool clear) {
   const Style style = style_of_stdout();
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
-  const auto answer = send_command(target, pb::Command());
+  const auto answer = send_command(target, status_request());
   if (!answer.ok() && target.run_dir.empty()) return answer.status();
   const pb::JobStatus status =
       answer.ok() ? *answer : status_of_files(target.run_dir);
@@ -114,7 +114,7 @@ int status(const Options& o) {
 void add_status_verb(CLI::App* app, int* code) {
   auto o = std::make_shared<Options>();
   CLI::App* c = app->add_subcommand("status", "Show a run");
-  add_run_option(c, &o->run);
+  add_client_options(c, &o->run);
   c->add_flag("-w,--watch", o->watch, "Refresh every second, until q");
   c->add_flag("--json", o->json, "Print JSON");
   c->footer(R"(

@@ -12,6 +12,7 @@
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::ctl {
 namespace {
@@ -22,9 +23,11 @@ constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 
 // Aligned columns, two spaces apart, indented by two.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
+std::string table(std::vector<std::vector<std::string>> rows) {
   std::vector<size_t> widths;
-  for (const auto& row : rows) {
+  for (auto& row : rows) {
+    for (std::string& cell : row)
+      cell = limits::printable(cell, std::string::npos);
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) {
       widths[i] = std::max(widths[i], display_width(row[i]));
@@ -56,6 +59,21 @@ std::string rank_text(const pb::RankStatus& r) {
   return out;
 }
 
+// The build of the ranks that run, if there are any.
+std::string running_build(const pb::JobStatus& s) {
+  for (const pb::WorkerStatus& w : s.workers())
+    if (w.ranks_size() > 0) return w.build();
+  return "";
+}
+
+std::string worker_state(const pb::WorkerStatus& w, const std::string& build) {
+  std::string out = w.state() + (w.draining() ? ", draining" : "") +
+                    (w.cordoned().empty() ? "" : ", cordoned");
+  if (!build.empty() && w.build() != build)
+    out += ", waiting: of another build, " + w.build();
+  return out;
+}
+
 std::string worker_table(const pb::JobStatus& s) {
   std::vector<std::vector<std::string>> rows = {
       {"worker", "host", "pid", "slots", "state", "last seen", "ranks"}};
@@ -64,11 +82,20 @@ std::string worker_table(const pb::JobStatus& s) {
     for (const pb::RankStatus& r : w.ranks()) ranks.push_back(rank_text(r));
     rows.push_back({w.name(), w.host(), fmt::format("{}", w.pid()),
                     fmt::format("{}", w.slots()),
-                    w.state() + (w.draining() ? ", draining" : ""),
+                    worker_state(w, running_build(s)),
                     format_duration(w.age_s()) + " ago",
                     ranks.empty() ? "-" : join(ranks, "; ")});
   }
   return s.workers_size() == 0 ? "  no workers\n" : table(rows);
+}
+
+// One line for each cordoned host.
+std::string cordon_lines(const pb::JobStatus& s) {
+  std::string out;
+  for (const pb::Cordon& c : s.cordons())
+    out += fmt::format("  host {} is cordoned for {}: {}\n", c.host(),
+                       format_duration(c.remaining_s()), c.reason());
+  return out;
 }
 
 uint64_t total(const pb::MemoryUse& m) {
@@ -204,9 +231,11 @@ Json worker_json(const pb::WorkerStatus& w) {
               {"pid", w.pid()},
               {"slots", w.slots()},
               {"cores", w.cores()},
+              {"build", w.build()},
               {"age_s", w.age_s()},
               {"state", w.state()},
               {"draining", w.draining()},
+              {"cordoned", w.cordoned()},
               // Beyond 2^53, which is all that JSON readers must keep.
               {"incarnation", fmt::format("{}", w.incarnation())},
               {"ranks", ranks}};
@@ -330,6 +359,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   std::string out = fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
                                 s.state(), s.step(), s.steps(), share);
   if (!s.detail().empty() && s.state() != "running") out += "\n  " + s.detail();
+  for (const std::string& problem : s.problems()) out += "\n  " + problem;
   out += "\n\n";
   const bool lives = s.coordinator_pid() > 0;
   std::vector<std::vector<std::string>> rows = {{"run", s.run_dir()}};
@@ -353,8 +383,11 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   if (lives)
     add("coordinator", fmt::format("{} on {}, pid {}", s.address(),
                                    s.coordinator_host(), s.coordinator_pid()));
+  if (s.no_auth())
+    add("no keys",
+        "--no-auth: whoever reaches the coordinator controls the job");
   out += table(rows);
-  if (lives) out += "\n" + worker_table(s);
+  if (lives) out += "\n" + worker_table(s) + cordon_lines(s);
   if (const std::string memory = memory_table(s); !memory.empty())
     out += "\n" + memory;
   if (s.events_size() > 0) out += "\n" + events_text(s, style);
@@ -402,10 +435,21 @@ std::string status_json(const pb::JobStatus& s) {
   j["coordinator"] = Json{{"host", s.coordinator_host()},
                           {"pid", s.coordinator_pid()},
                           {"epoch", s.epoch()}};
+  j["no_auth"] = s.no_auth();
   j["spares"] = s.spares();
   j["scale"] = nullptr;
   if (s.scale() > 0) j["scale"] = s.scale();
+  j["cordons"] = Json::array();
+  for (const pb::Cordon& c : s.cordons()) {
+    j["cordons"].push_back(Json{{"host", c.host()},
+                                {"reason", c.reason()},
+                                {"failures", c.failures()},
+                                {"remaining_s", c.remaining_s()}});
+    if (!c.peer().empty()) j["cordons"].back()["peer"] = c.peer();
+  }
   j["dropped"] = s.dropped();
+  j["problems"] = Json::array();
+  for (const std::string& p : s.problems()) j["problems"].push_back(p);
   j["workers"] = Json::array();
   for (const pb::WorkerStatus& w : s.workers()) {
     j["workers"].push_back(worker_json(w));

@@ -25,6 +25,7 @@ void Supervisor::handle(const Begin& e) {
 
 void Supervisor::handle(const Tick& e) {
   outcome_ = e.outcome;
+  goes_on_ = e.goes_on;
   if (stage_ == Stage::kStarting && e.coordinator_listens) {
     enter(Stage::kRunning);
     act(Greet{});
@@ -116,7 +117,9 @@ void Supervisor::coordinator_exited(const Ended& how) {
   }
   while (!starts_.empty() && now_ms_ - starts_.front() > kRestartWindowMs)
     starts_.pop_front();
-  if (starts_.size() > kMaxRestarts)
+  // A full disk may last; the ranks train on.
+  const bool temporary = how.signal == 0 && how.exit_code == kExitTryAgain;
+  if (starts_.size() > kMaxRestarts && !temporary)
     return give_up(fmt::format(
         "the coordinator died {} times within a minute, the last time it {}; "
         "see {}",
@@ -207,7 +210,7 @@ void Supervisor::wind_up() {
 void Supervisor::start_coordinator() {
   starts_.push_back(now_ms_);
   running_.insert(kCoordinator);
-  act(StartCoordinator{.first = !started_});
+  act(StartCoordinator{.first = !started_, .resume = !goes_on_});
   started_ = true;
 }
 

@@ -41,6 +41,7 @@ struct Tick {
   bool coordinator_alive = false;
   std::string outcome;  // "done", "stopped", "failed"; "" while the job runs
   bool lacks_slots = false;  // the coordinator waits for workers
+  bool goes_on = false;      // a coordinator has journaled that in this session
 };
 // SIGINT, SIGTERM or SIGHUP.
 struct Interrupt {};
@@ -63,10 +64,12 @@ using Event = std::variant<Begin, Tick, Interrupt, ChildExited, StartFailed,
 
 // ----------------------------------------------------------------- actions
 
-// `first`: not a restart. Only then is --resume passed on and the output of
-// an earlier session removed.
 struct StartCoordinator {
+  // Not a restart: the output of an earlier session is removed.
   bool first = false;
+  // Pass --resume on, because it is not known to be in the journal yet. Later
+  // it would lift a stop.
+  bool resume = false;
 };
 struct StartWorker {
   int number = 0;
@@ -179,6 +182,7 @@ class Supervisor {
   std::set<int> running_;              // children
   std::deque<int64_t> starts_;         // of the coordinator, in the window
   bool started_ = false;               // a coordinator, at least once
+  bool goes_on_ = false;               // as the last tick said
   int64_t gone_since_ms_ = -1;         // the followed coordinator; -1: alive
   int64_t restart_at_ms_ = -1;         // the coordinator; -1: not due
   std::map<int, int64_t> respawn_at_;  // worker number -> time

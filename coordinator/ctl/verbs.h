@@ -18,6 +18,7 @@ void add_status_verb(CLI::App* app, int* code);       // status_command.cc
 void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
 void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
 void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
+void add_key_verbs(CLI::App* app, int* code);         // key_command.cc
 void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
 
 // What a verb returns: its exit code, or an error, which is printed on stderr.
@@ -44,6 +45,8 @@ inline void add_run_option(CLI::App* verb, std::string* run) {
   verb->add_option("RUN", *run,
                    "Run directory or address. Default: the newest in ./runs");
 }
+// Of verbs that talk to the coordinator (client.cc).
+void add_client_options(CLI::App* verb, std::string* run);
 inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {
   verb->add_option("--set", *set,
                    "section.key=value, overrides the job file; repeatable")

@@ -1,6 +1,7 @@
 #include "coordinator/rundir/line_file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -33,8 +34,13 @@ Result<std::unique_ptr<LineFile>> LineFile::open(const std::string& path,
                                                  const Valid& valid) {
   std::unique_ptr<LineFile> file(new LineFile);
   file->path_ = path;
-  file->fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (file->fd_ < 0) return errno_error(path + ": open", errno);
+  file->fd_ =
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (file->fd_ < 0) {
+    const bool passes = errno != EISDIR;
+    Status failed = errno_error(path + ": open", errno);
+    return passes ? failed : corrupt(failed.message());
+  }
   RETURN_IF_ERROR(file->repair(valid));
   return file;
 }
@@ -47,10 +53,32 @@ Status LineFile::repair(const Valid& valid) {
   struct stat st {};
   if (fstat(fd_, &st) != 0) return errno_error(path_ + ": fstat", errno);
   const auto size = static_cast<uint64_t>(st.st_size);
-  // A window of twice the limit contains the last valid line and what follows.
-  const uint64_t begin =
-      size > 2 * kMaxCutBytes ? size - 2 * kMaxCutBytes : uint64_t{0};
-  ASSIGN_OR_RETURN(const std::string text, read_range(fd_, path_, begin, size));
+  std::string text;
+  size_t end = 0;
+  // Mostly the first window contains the last valid line and what follows.
+  for (uint64_t window = 2 * kMaxCutBytes; end == 0; window *= 8) {
+    const uint64_t begin = size > window ? size - window : uint64_t{0};
+    ASSIGN_OR_RETURN(text, read_range(fd_, path_, begin, size));
+    end = end_of_valid(text, valid);
+    if (begin == 0) break;
+  }
+  cut_bytes_ = text.size() - end;
+  if (cut_bytes_ > kMaxCutBytes) {
+    if (end == 0)
+      return corrupt(path_ + ": none of its " + std::to_string(cut_bytes_) +
+                     " bytes is a valid line; repair the file or move it away");
+    RETURN_IF_ERROR(save_tail(std::string_view(text).substr(end)));
+  }
+  size_ = size - cut_bytes_;
+  if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
+    return errno_error(path_ + ": ftruncate", errno);
+  }
+  return ok_status();
+}
+
+// Just after the last valid line of the text, which becomes last_line(); 0 if
+// there is none.
+size_t LineFile::end_of_valid(const std::string& text, const Valid& valid) {
   // `end`: just after the '\n' of the last line that is not rejected yet.
   size_t end = text.rfind('\n') + 1;  // npos + 1 is 0
   while (end > 0) {
@@ -63,20 +91,35 @@ Status LineFile::repair(const Valid& valid) {
     }
     end = start;
   }
-  cut_bytes_ = text.size() - end;
-  if (cut_bytes_ > kMaxCutBytes) {
-    return corrupt(path_ + ": the last " + std::to_string(cut_bytes_) +
-                   " bytes are not valid lines, too many for a torn tail; "
-                   "repair the file or move it away");
-  }
-  size_ = size - cut_bytes_;
-  if (cut_bytes_ > 0 && ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
+  return end;
+}
+
+// More than a crash leaves behind may be of use to somebody.
+Status LineFile::save_tail(std::string_view tail) const {
+  const std::string path = path_ + ".damaged";
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out.write(tail.data(), static_cast<std::streamsize>(tail.size()));
+  out.close();
+  return out ? ok_status() : io_error(path + ": cannot be written");
+}
+
+// Another coordinator's lines must not be overwritten or cut.
+Status LineFile::check_end() {
+  if (torn_ && ftruncate(fd_, static_cast<off_t>(size_)) != 0)
     return errno_error(path_ + ": ftruncate", errno);
-  }
-  return ok_status();
+  torn_ = false;
+  struct stat st {};
+  if (fstat(fd_, &st) != 0) return errno_error(path_ + ": fstat", errno);
+  const auto size = static_cast<uint64_t>(st.st_size);
+  if (size == size_) return ok_status();
+  return cancelled(fmt::format(
+      "{}: it has {} bytes, and this coordinator left it with {}: another one "
+      "has written to it",
+      path_, size, size_));
 }
 
 Status LineFile::append(std::string_view text) {
+  RETURN_IF_ERROR(check_end());
   size_t done = 0;
   while (done < text.size()) {
     const ssize_t n = pwrite(fd_, text.data() + done, text.size() - done,
@@ -85,9 +128,8 @@ Status LineFile::append(std::string_view text) {
     if (n < 0) {
       const int err = errno;
       // A partial line must not precede the next one.
-      if (ftruncate(fd_, static_cast<off_t>(size_)) != 0) {
-        return errno_error(path_ + ": ftruncate", errno);
-      }
+      torn_ = done > 0;
+      if (torn_) RETURN_IF_ERROR(check_end());
       return errno_error(path_ + ": write", err);
     }
     done += static_cast<size_t>(n);

@@ -30,7 +30,8 @@ class LineFile {
 
   // Opens or creates the file. Removes lines at its end that are incomplete or
   // not `valid` (cut_bytes() is the number of bytes). More than kMaxCutBytes is
-  // not a torn tail but other damage: Corrupt.
+  // not a torn tail but other damage, and is kept in PATH.damaged; without any
+  // valid line before it: Corrupt.
   static Result<std::unique_ptr<LineFile>> open(const std::string& path,
                                                 const Valid& valid);
   ~LineFile();
@@ -38,11 +39,15 @@ class LineFile {
   LineFile& operator=(const LineFile&) = delete;
 
   // Appends `text` (lines, each with its '\n') completely or not at all: a
-  // failed write truncates the file to its previous size.
+  // failed write truncates the file to its previous size. Cancelled if the file
+  // does not end where this object left it.
   Status append(std::string_view text);
+  // Cancelled if the file does not end where this object left it.
+  Status check_end();
   // The last line when the file was opened; "" if there was none.
   const std::string& last_line() const { return last_line_; }
   uint64_t cut_bytes() const { return cut_bytes_; }
+  uint64_t size() const { return size_; }
   int sync_fd() const { return fd_; }
 
   static constexpr uint64_t kMaxCutBytes = 1 << 20;
@@ -50,10 +55,13 @@ class LineFile {
  private:
   LineFile() = default;
   Status repair(const Valid& valid);
+  size_t end_of_valid(const std::string& text, const Valid& valid);
+  Status save_tail(std::string_view tail) const;
 
   std::string path_;
   int fd_ = -1;
   uint64_t size_ = 0;
+  bool torn_ = false;  // a part of a line may follow
   uint64_t cut_bytes_ = 0;
   std::string last_line_;
 };

@@ -11,6 +11,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::rundir {
 namespace {
@@ -136,6 +137,25 @@ bool parse_members(const Json& j, Message* m) {
   return true;
 }
 
+// Cuts long texts, so that a line has at most kMaxEventBytes, although JSON may
+// need three bytes for one of theirs.
+void shorten(pb::EventRecord* e) {
+  constexpr int kMaxLines = 12;
+  if (e->ByteSizeLong() <= limits::kMaxText) return;
+  const Reflection* r = e->GetReflection();
+  std::vector<const FieldDescriptor*> set;
+  r->ListFields(*e, &set);
+  for (const FieldDescriptor* f : set)
+    if (f->type() == FieldDescriptor::TYPE_STRING && !f->is_repeated())
+      if (const std::string text = r->GetString(*e, f);
+          text.size() > limits::kMaxText)
+        r->SetString(e, f, limits::printable(text) + " ...");
+  auto* lines = e->mutable_last_log();
+  if (lines->size() > kMaxLines)
+    lines->DeleteSubrange(0, lines->size() - kMaxLines);
+  for (std::string& line : *lines) line = limits::printable(line);
+}
+
 // A message without one of the `required` fields is corrupt.
 template <typename T>
 Result<T> parse_line(std::string_view line, const char* what,
@@ -169,6 +189,7 @@ Result<pb::StepMetrics> parse_metrics_line(std::string_view line) {
 
 std::string event_line(const pb::EventRecord& event) {
   pb::EventRecord e = event;
+  shorten(&e);
   e.set_time(std::round(e.time() * 1e6) / 1e6);
   return "{" + members(e, kShortest) + "}";
 }

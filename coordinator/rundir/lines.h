@@ -24,7 +24,9 @@ std::string metrics_line(const pb::StepMetrics& metrics);
 // Corrupt if metrics_line() cannot have written it. Unknown keys are ignored.
 Result<pb::StepMetrics> parse_metrics_line(std::string_view line);
 
+// At most kMaxEventBytes: long texts are cut.
 std::string event_line(const pb::EventRecord& event);
+inline constexpr size_t kMaxEventBytes = 64 << 10;
 Result<pb::EventRecord> parse_event_line(std::string_view line);
 
 // The fields of an event that are set, for a log line that is named after it:

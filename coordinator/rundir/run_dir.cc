@@ -21,6 +21,8 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/clock.h"
+#include "proto/base/process.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::rundir {
@@ -40,6 +42,27 @@ int parse_pid(std::string_view text) {
   int pid = 0;
   std::from_chars(text.data(), text.data() + text.size(), pid);
   return pid;
+}
+
+// The holder of a lock file: "PID HOST TIME".
+struct Holder {
+  int pid = 0;
+  std::string host;
+  std::string text;  // all of it
+
+  std::string to_text() const {
+    return fmt::format("pid {} on {}",
+                       pid > 0 ? std::to_string(pid) : "unknown",
+                       host.empty() ? "an unknown host" : host);
+  }
+};
+
+Holder read_holder(int fd) {
+  char text[300] = {};
+  if (pread(fd, text, sizeof(text) - 1, 0) <= 0) return {};
+  Holder out{.text = text};
+  std::istringstream(text) >> out.pid >> out.host;
+  return out;
 }
 
 }  // namespace
@@ -70,8 +93,8 @@ std::string absolute(const std::string& path) {
 }
 
 std::string endpoint_text(const Endpoint& e) {
-  return fmt::format("{}\npid={}\nhost={}\nbound={}\n", e.address, e.pid,
-                     e.host, e.bound);
+  return fmt::format("{}\npid={}\nhost={}\nbound={}\n{}", e.address, e.pid,
+                     e.host, e.bound, e.no_auth ? "auth=none\n" : "");
 }
 
 Result<Endpoint> parse_endpoint(const std::string& text) {
@@ -82,10 +105,11 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
     if (line.starts_with("pid=")) e.pid = parse_pid(line.substr(4));
     if (line.starts_with("host=")) e.host = line.substr(5);
     if (line.starts_with("bound=")) e.bound = line.substr(6);
+    if (line == "auth=none") e.no_auth = true;
   }
-  if (!e.address.starts_with("tcp://")) {
+  if (!e.address.starts_with("tcp://") && !e.address.starts_with("ipc://")) {
     return corrupt("not an address: \"" + e.address.substr(0, 60) +
-                   "\"; expected tcp://HOST:PORT");
+                   "\"; expected tcp://HOST:PORT or ipc:///PATH");
   }
   return e;
 }
@@ -120,33 +144,61 @@ bool process_alive(int pid) {
 }
 
 Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
-  const std::string path = lock_path(run);
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd < 0) return errno_error(path + ": open", errno);
-  std::unique_ptr<RunLock> lock(new RunLock(fd));
+  std::unique_ptr<RunLock> lock(new RunLock(lock_path(run)));
+  // A file that was removed between open() and flock() does not count.
+  do {
+    RETURN_IF_ERROR(lock->take(run));
+  } while (!lock->is_the_file());
+  // The time tells two processes of one pid apart.
+  lock->text_ =
+      fmt::format("{} {} {:.6f}\n", getpid(), host_name(), unix_seconds());
+  // In place: that succeeds on a full disk, too, if it has the block.
+  const auto size = static_cast<ssize_t>(lock->text_.size());
+  if (pwrite(lock->fd_, lock->text_.data(), lock->text_.size(), 0) != size ||
+      ftruncate(lock->fd_, size) != 0)
+    return errno_error(lock->path_ + ": write", errno);
+  return lock;
+}
+
+Status RunLock::take(const std::string& run) {
+  if (fd_ >= 0) close(fd_);
+  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (fd_ < 0) return errno_error(path_ + ": open", errno);
   // holder() takes the lock briefly, so one refusal does not prove anything.
-  bool locked = false;
-  for (int i = 0; i < 10 && !locked; ++i) {
-    locked = flock(fd, LOCK_EX | LOCK_NB) == 0;
-    if (locked) break;
-    if (errno != EWOULDBLOCK) return errno_error(path + ": flock", errno);
+  constexpr int kTries = 10;
+  for (int i = 0; i < kTries; ++i) {
+    if (flock(fd_, LOCK_EX | LOCK_NB) == 0) return ok_status();
+    if (errno != EWOULDBLOCK) return errno_error(path_ + ": flock", errno);
     usleep(10'000);
   }
-  if (!locked) {
-    char text[32] = {};
-    const ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
-    const int pid = n > 0 ? parse_pid(text) : 0;
-    return already_exists(fmt::format(
-        "{}: another coordinator (pid {}) runs this job. `remesh status {}` "
-        "shows it, `remesh stop {}` ends the job",
-        run, pid > 0 ? std::to_string(pid) : "unknown", run, run));
-  }
-  const std::string text = fmt::format("{}\n", getpid());
-  if (ftruncate(fd, 0) != 0 || pwrite(fd, text.data(), text.size(), 0) !=
-                                   static_cast<ssize_t>(text.size())) {
-    return errno_error(path + ": write", errno);
-  }
-  return lock;
+  return already_exists(fmt::format(
+      "{}: another coordinator ({}) runs this job. `remesh status {}` shows "
+      "it, `remesh stop {}` ends the job. If that host is cut off, end the "
+      "process there: this run has no other coordinator before",
+      run, read_holder(fd_).to_text(), run, run));
+}
+
+bool RunLock::is_the_file() const {
+  struct stat mine {
+  }, there{};
+  return fstat(fd_, &mine) == 0 && stat(path_.c_str(), &there) == 0 &&
+         mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
+Status RunLock::check() const {
+  (void)futimens(fd_, nullptr);
+  // A network file system looks for the newest file when one is opened.
+  const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0 && errno != ENOENT) return ok_status();  // nobody knows
+  const Holder there = fd < 0 ? Holder{} : read_holder(fd);
+  if (fd >= 0) close(fd);
+  if (!there.text.empty() && there.text != text_)
+    return cancelled(fmt::format("{}: another coordinator ({}) has taken over",
+                                 path_, there.to_text()));
+  if (fd >= 0 && is_the_file()) return ok_status();
+  return cancelled(path_ +
+                   ": the lock of this coordinator was removed or replaced, so "
+                   "another coordinator may have started");
 }
 
 int RunLock::holder(const std::string& run) {
@@ -155,15 +207,14 @@ int RunLock::holder(const std::string& run) {
   int pid = 0;
   // A shared lock that is released at once: concurrent callers do not disturb
   // each other, and a coordinator that starts meanwhile retries.
-  if (flock(fd, LOCK_SH | LOCK_NB) != 0) {
-    char text[32] = {};
-    if (pread(fd, text, sizeof(text) - 1, 0) > 0) pid = parse_pid(text);
-  }
+  if (flock(fd, LOCK_SH | LOCK_NB) != 0) pid = read_holder(fd).pid;
   close(fd);
   return pid;
 }
 
-RunLock::~RunLock() { close(fd_); }
+RunLock::~RunLock() {
+  if (fd_ >= 0) close(fd_);
+}
 
 std::string new_run_name(const std::string& job_name, double unix_s) {
   return job_name + time_text(unix_s, "-%Y%m%d-%H%M%S");
@@ -200,7 +251,8 @@ std::optional<RunEnd> end_of_run(const std::string& run) {
         std::pair{&events::kJobStopped, "stopped"},
         std::pair{&events::kJobFailed, "failed"}})
     if (last->event() == *kind)
-      return RunEnd{outcome, last->cause(), last->step(), last->time()};
+      return RunEnd{outcome, last->cause(), last->detail(), last->step(),
+                    last->time()};
   return std::nullopt;
 }
 
@@ -209,6 +261,7 @@ std::string end_text(const RunEnd& end, const std::string& run) {
       "{} at step {}, {}", end.outcome == "done" ? "finished" : end.outcome,
       end.step, date_text(end.time));
   if (!end.cause.empty()) out += ": " + end.cause;
+  if (!end.detail.empty()) out += "; " + end.detail;
   out += fmt::format("; to {}: remesh resume {}",
                      end.outcome == "done" ? "train further" : "continue",
                      short_path(run));

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
@@ -28,7 +29,8 @@ struct Endpoint {
   std::string address;  // tcp://host:port
   std::string host;     // of the coordinator, from gethostname()
   int pid = 0;
-  std::string bound;  // differs from `address` if another one is advertised
+  std::string bound;     // differs from `address` if another one is advertised
+  bool no_auth = false;  // it runs without keys
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
 std::string endpoint_text(const Endpoint& endpoint);
@@ -43,11 +45,16 @@ void remove_endpoint(FileSystem& fs, const std::string& run);
 bool process_alive(int pid);
 
 // The lock of a run directory's only coordinator. The kernel releases it when
-// the process ends, for whatever reason.
+// the process ends, for whatever reason. Network file systems can lose locks,
+// and people remove files: check() notices.
 class RunLock {
  public:
-  // AlreadyExists, naming the pid of the holder, if it is held.
+  // AlreadyExists, naming the pid and host of the holder, if it is held.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
+  // Cancelled if the lock file is not the one that was locked any more, or if
+  // another coordinator has written its name into it; ok also where that cannot
+  // be found out. Notes that the holder is there. Waits for the file system.
+  Status check() const;
   // The pid of the holder; 0 if there is none.
   static int holder(const std::string& run);
   ~RunLock();
@@ -55,8 +62,13 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
 
  private:
-  explicit RunLock(int fd) : fd_(fd) {}
-  int fd_;
+  explicit RunLock(std::string path) : path_(std::move(path)) {}
+  Status take(const std::string& run);
+  bool is_the_file() const;
+
+  std::string path_;
+  int fd_ = -1;
+  std::string text_;  // that this holder wrote
 };
 
 // "<name>-20261121-161810" for a run that starts at `unix_s` (local time).
@@ -68,6 +80,7 @@ void point_latest(const std::string& dump_folder, const std::string& run);
 struct RunEnd {
   std::string outcome;  // "done", "stopped" or "failed"
   std::string cause;    // of a failure
+  std::string detail;   // such as who was not reached
   int64_t step = 0;
   double time = 0;  // unix seconds
 };

@@ -15,31 +15,39 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/door.h"
 #include "coordinator/server/first_steps.h"
-#include "coordinator/server/journal.h"
 #include "coordinator/server/listen.h"
+#include "coordinator/server/outbox.h"
+#include "coordinator/server/rate_limit.h"
+#include "coordinator/server/run_files.h"
 #include "coordinator/server/scanner.h"
-#include "coordinator/server/syncer.h"
+#include "coordinator/server/worker_mail.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"
 #include "proto/base/log.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
 #include "proto/wire/channel.h"
 #include "proto/wire/loop.h"
+#include "proto/wire/protocol.h"
 
 namespace remesh::server {
 namespace {
 
 constexpr int kTickMs = 20;
-constexpr int kSyncPeriodMs = 1000;
 constexpr int kListenPatienceMs = 5000;
-constexpr int kWritePauseMs = 100;
+constexpr int64_t kProbeMs = 500;
+constexpr int64_t kFinishMs = 2000;  // for the last writes at the end
+// Of messages in one turn of the loop, so that signals, ticks and the status
+// are not late in a flood.
+constexpr int kTurnMessages = 256;
+constexpr int kTurnMs = 5;
 
 void sleep_ms(int ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
@@ -56,8 +64,10 @@ class DaemonImpl : public Daemon {
                                         [this](int s) { asked_to_end(s); }));
     const bool was_run = rundir::is_run(options_.run_dir);
     Status opened = open();
-    if (!opened.ok() && !was_run && lock_)
-      rundir::remove_unstarted(*fs_, options_.run_dir);
+    if (!opened.ok() && !was_run && files_->lock) {
+      if (door_) door_->remove_made_keys(*files_->fs);
+      rundir::remove_unstarted(*files_->fs, options_.run_dir);
+    }
     return opened;
   }
 
@@ -68,40 +78,65 @@ class DaemonImpl : public Daemon {
     loop_.watch(server_->fd(), [this] { drain(); });
     loop_.watch(server_->lost_fd(), [this] { take_lost(); });
     loop_.watch(scanner_->fd(), [this] { take_scan(); });
+    loop_.watch(outbox_->fd(), [this] { take_written(); });
     loop_.on_tick([this] { tick(); });
     tell_changes();
     execute(core_->start(monotonic_ms()));
     const int code = ended_ ? code_ : loop_.run();
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
-    log_->flush();
+    (void)log_->flush();
     // While the job continues, the next coordinator uses the same port.
     if (code == kExitOk || code == kExitFailed)
-      rundir::remove_endpoint(*fs_, options_.run_dir);
+      write("coordinator.addr", [run = options_.run_dir](RunFiles& f) {
+        rundir::remove_endpoint(*f.fs, run);
+        return ok_status();
+      });
+    outbox_->finish(kFinishMs);
     return code;
   }
 
  private:
+  struct Asker {
+    wire::PeerId peer;
+    uint64_t id = 0;
+    pb::Command::Kind kind = pb::Command::UNKNOWN;
+  };
+
   Status open() {
     RETURN_IF_ERROR(rundir::create(options_.run_dir));
-    ASSIGN_OR_RETURN(lock_, rundir::RunLock::acquire(options_.run_dir));
-    ASSIGN_OR_RETURN(
-        change_,
-        rundir::check_job(*fs_, options_.job, options_.set, options_.run_dir));
-    RETURN_IF_ERROR(open_files());
+    const std::string& run = options_.run_dir;
+    ASSIGN_OR_RETURN(files_->lock, rundir::RunLock::acquire(run));
+    ASSIGN_OR_RETURN(change_, rundir::check_job(*files_->fs, options_.job,
+                                                options_.set, run));
+    log_ = Logger::open({.name = "coordinator",
+                         .path = rundir::coordinator_log_path(run),
+                         .to_stderr = options_.log_to_stderr});
+    RETURN_IF_ERROR(files_->open(run, *log_));
     RETURN_IF_ERROR(check_not_ended());
+    outbox_.emplace(Outbox::Options{
+        .note = [log = log_](const Status& s) { note_write(*log, s); }});
     RETURN_IF_ERROR(open_socket());
-    scanner_ = std::make_unique<Scanner>(rundir::checkpoints_path(
-        options_.run_dir, options_.job.checkpoint().folder()));
-    syncer_ = std::make_unique<Syncer>(
-        std::vector<int>{metrics_->sync_fd(), events_->sync_fd()},
-        kSyncPeriodMs);
+    scanner_ = std::make_unique<Scanner>(
+        rundir::checkpoints_path(run, options_.job.checkpoint().folder()));
+    mail_.emplace(server_.get(), &*outbox_, options_.job.job().name());
     make_core();
     return ok_status();
   }
 
+  static void note_write(Logger& log, const Status& status) {
+    if (status.ok())
+      log.info("written_again");
+    else
+      log.error("write_failed", {{"cause", status.message()}});
+  }
+
+  // What the journal had when it was opened.
+  const std::optional<pb::Durable>& restored() const {
+    return files_->journal->restored();
+  }
+
   Status check_not_ended() const {
-    if (options_.resume || !journal_->restored() ||
-        !core::terminal(journal_->restored()->phase()))
+    if (options_.resume || !restored() || !core::terminal(restored()->phase()))
       return ok_status();
     const auto end = rundir::end_of_run(options_.run_dir);
     return ended(options_.run_dir + ": " +
@@ -117,72 +152,69 @@ class DaemonImpl : public Daemon {
           std::pair{&events::kLearningRateChanged, change_.learning_rate}}) {
       if (text.empty()) continue;
       pb::EventRecord e;
-      e.set_generation(journal_->restored() ? journal_->restored()->generation()
-                                            : 0);
+      e.set_generation(restored() ? restored()->generation() : 0);
       e.set_event(kind->name);
       e.set_step(rundir::last_finished_step(options_.run_dir));
       e.set_detail(text);
       act(core::EmitEvent{std::move(e)});
     }
-    flush_lines();
-  }
-
-  Status open_files() {
-    const std::string& run = options_.run_dir;
-    ASSIGN_OR_RETURN(log_,
-                     Logger::open({.name = "coordinator",
-                                   .path = rundir::coordinator_log_path(run),
-                                   .to_stderr = options_.log_to_stderr}));
-    ASSIGN_OR_RETURN(journal_, Journal::open(*fs_, rundir::journal_path(run)));
-    ASSIGN_OR_RETURN(metrics_,
-                     rundir::LineFile::open(
-                         rundir::metrics_path(run), [](std::string_view line) {
-                           return rundir::parse_metrics_line(line).ok();
-                         }));
-    ASSIGN_OR_RETURN(events_,
-                     rundir::LineFile::open(
-                         rundir::events_path(run), [](std::string_view line) {
-                           return rundir::parse_event_line(line).ok();
-                         }));
-    for (const auto* file : {metrics_.get(), events_.get()}) {
-      if (file->cut_bytes() > 0) {
-        log_->warn("torn_tail_removed", {{"bytes", file->cut_bytes()}});
-      }
-    }
-    return ok_status();
   }
 
   // The job is written once the address is free, and before anybody is told.
+  // The address is not waited for if it is that of the previous coordinator.
   Status open_socket() {
-    std::string previous;
-    if (const auto e = rundir::read_endpoint(options_.run_dir); e.ok()) {
-      previous = e.value().bound;
-    }
+    rundir::Endpoint previous;
+    if (auto e = rundir::read_endpoint(options_.run_dir); e.ok())
+      previous = std::move(*e);
+    if (!wire::is_ipc(options_.bind))
+      RETURN_IF_ERROR(parse_address(options_.bind).status());
     ASSIGN_OR_RETURN(
-        server_, listen(options_.bind, previous, kListenPatienceMs, sleep_ms));
-    RETURN_IF_ERROR(rundir::write_job(*fs_, options_.job, options_.run_dir));
-    const std::string host = host_name();
-    address_ = advertised_address(server_->address(), options_.advertise, host);
-    return rundir::write_endpoint(*fs_, options_.run_dir,
-                                  {.address = address_,
-                                   .host = host,
-                                   .pid = getpid(),
-                                   .bound = server_->address()});
+        door_, Door::open(*files_->fs, {.run = options_.run_dir,
+                                        .job = options_.job.job().name(),
+                                        .no_auth = options_.no_auth,
+                                        .make = options_.make_keys ||
+                                                is_loopback(options_.bind),
+                                        .log = log_}));
+    const auto dead_ms =
+        static_cast<int>(options_.job.elastic().dead_after_ms());
+    ASSIGN_OR_RETURN(server_,
+                     listen(options_.bind, previous.bound, door_->server_keys(),
+                            kListenPatienceMs, sleep_ms, dead_ms));
+    door_->guard(server_.get(), unix_seconds());
+    RETURN_IF_ERROR(
+        rundir::write_job(*files_->fs, options_.job, options_.run_dir));
+    address_ =
+        advertised_address(server_->address(), options_.advertise, host_name());
+    const rundir::Endpoint endpoint{.address = address_,
+                                    .host = host_identity(),
+                                    .pid = getpid(),
+                                    .bound = server_->address(),
+                                    .no_auth = door_->no_auth()};
+    const auto put = [endpoint, run = options_.run_dir](RunFiles& f) {
+      return rundir::write_endpoint(*f.fs, run, endpoint);
+    };
+    previous.pid = endpoint.pid;
+    if (previous != endpoint) return put(*files_);
+    write("coordinator.addr", put);
+    return ok_status();
   }
 
   void make_core() {
     core::Options o;
     o.job = options_.job;
     o.run_dir = options_.run_dir;
-    o.host = host_name();
+    o.host = host_identity();
     o.pid = getpid();
     o.address = address_;
     o.resume = options_.resume;
-    o.restored = journal_->restored();
+    o.protocol = wire::own_protocol();
+    o.no_auth = door_->no_auth();
+    o.restored = restored();
     o.epoch_floor = static_cast<uint64_t>(unix_seconds() * 1000);
     o.unix_offset_s =
         unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;
-    if (const auto last = rundir::parse_metrics_line(metrics_->last_line());
+    if (const auto last =
+            rundir::parse_metrics_line(files_->metrics->last_line());
         last.ok()) {
       o.last_finished_step = last.value().step();
       o.last_metrics = last.value();
@@ -211,34 +243,65 @@ class DaemonImpl : public Daemon {
     take_lost();
     if (now - ticked_ms_ < kTickMs / 2) return;
     ticked_ms_ = now;
-    give(core::Tick{});
+    tell_dropped(now);
+    // Workers whose key has lost its right are given up at once.
+    for (const std::string& key : door_->refresh(unix_seconds()))
+      for (std::string& worker : core_->workers_of(key))
+        give(core::PeerLost{std::move(worker), "its key is not allowed"});
+    probe_storage(now);
+    const Outbox::Waited waited = outbox_->take_waited();
+    give(core::Tick{.unwritten_ms = waited.unwritten_ms,
+                    .stalled_ms = waited.stalled_ms,
+                    .synced_step = files_->syncer->synced_step()});
+    mail_->poll(now);
+  }
+
+  // Whether this coordinator still is the one of the run. Also, workers that
+  // wait for the same storage are silent, and then there may be nothing to
+  // write.
+  void probe_storage(int64_t now_ms) {
+    if (now_ms - probed_ms_ < kProbeMs || !outbox_->written(outbox_->newest()))
+      return;
+    probed_ms_ = now_ms;
+    write("coordinator.lock", [](RunFiles& f) { return f.lock->check(); });
   }
 
   void drain() {
-    while (!ended_) {
+    const int64_t began = monotonic_ms();
+    for (int n = 0; n < kTurnMessages && !ended_; ++n) {
       auto received = server_->receive();
       if (!received) return;
-      handle(received->peer, received->envelope);
+      const int64_t now = monotonic_ms();
+      if (rate_.admits(received->peer, now)) handle(*received);
+      if (now - began >= kTurnMs) break;
     }
+    server_->receive_later();
   }
 
-  void handle(const wire::PeerId& peer, const pb::Envelope& envelope) {
-    const std::string& job = options_.job.job().name();
-    if (!envelope.job().empty() && envelope.job() != job) {
-      refuse_other_job(peer, envelope);
-      return;
-    }
+  void tell_dropped(int64_t now_ms) {
+    const uint64_t bad = server_->dropped_frames();
+    const int version = server_->foreign_version().value_or(wire::kVersion);
+    if (rate_.should_tell(bad + rate_.over_rate(), now_ms))
+      log_->warn("messages_dropped", {{"not_messages", bad},
+                                      {"above_rate", rate_.over_rate()},
+                                      {"wire_version", version}});
+  }
+
+  void handle(const wire::Received& r) {
+    const auto& [peer, key, envelope] = r;
+    if (const auto why = door_->judge(key, envelope, *core_))
+      return refuse(r, *why);
     switch (envelope.body_case()) {
       case pb::Envelope::kReport:
-        note_peer(peer, envelope.report());
-        give(core::ReportReceived{envelope.report()});
+        take_report(r);
         break;
       case pb::Envelope::kFenceIn:
         give(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
         const uint64_t token = ++tokens_;
-        clients_[token] = {peer, envelope.command().id()};
+        clients_[token] = {peer, envelope.command().id(),
+                           envelope.command().kind()};
         give(core::CommandReceived{token, envelope.command()});
         break;
       }
@@ -247,61 +310,47 @@ class DaemonImpl : public Daemon {
     }
   }
 
-  void refuse_other_job(const wire::PeerId& peer,
-                        const pb::Envelope& envelope) {
-    const std::string error =
-        fmt::format("this coordinator runs job \"{}\", not \"{}\"",
-                    options_.job.job().name(), envelope.job());
-    if (refused_.insert(peer).second) {
-      log_->warn("other_job_refused", {{"job", envelope.job()},
-                                       {"worker", envelope.report().worker()},
-                                       {"host", envelope.report().host()}});
-    }
-    pb::Envelope out;
-    if (envelope.has_command()) {
-      pb::Reply* reply = out.mutable_reply();
-      reply->set_id(envelope.command().id());
-      reply->set_ok(false);
-      reply->set_error(error);
-      reply->set_code(code_name(Code::kInvalidArgument));
-    } else {
-      out.mutable_refusal()->set_reason(error);
-    }
-    server_->send(peer, out);
+  void refuse(const wire::Received& r, const pb::Refusal& why) {
+    if (refused_.insert(r.peer).second)
+      if (auto e = door_->tell_refused(r.envelope, why, unix_seconds()))
+        execute({core::EmitEvent{std::move(*e)}});
+    server_->send(r.peer, answer_to_refused(r.envelope, why));
   }
 
-  // The newest message of a worker's newest incarnation has its address.
-  void note_peer(const wire::PeerId& peer, const pb::Report& report) {
-    Place& place = places_[report.worker()];
-    if (std::pair(report.incarnation(), report.seq()) <
-        std::pair(place.incarnation, place.seq)) {
-      return;
+  // A worker is where its newest report that counts came from; that of a
+  // refused report learns why.
+  void take_report(const wire::Received& r) {
+    if (ended_) return;
+    const pb::Report& report = r.envelope.report();
+    const auto actions =
+        core_->on(core::ReportReceived{report, r.key}, monotonic_ms());
+    if (core_->follows(report)) {
+      if (mail_->size() >= limits::kMaxWorkers)
+        mail_->keep_only(
+            [this](const std::string& name) { return core_->is_member(name); });
+      mail_->note(r.peer, report);
     }
-    place = {peer, report.incarnation(), report.seq()};
+    reporter_ = r.peer;
+    execute(actions);
   }
 
   void take_lost() {
     for (const wire::PeerId& peer : server_->take_lost()) {
       refused_.erase(peer);
+      rate_.forget(peer);
       std::erase_if(clients_,
                     [&](const auto& c) { return c.second.peer == peer; });
-      std::vector<std::string> workers;
-      for (const auto& [name, place] : places_) {
-        if (place.peer == peer) workers.push_back(name);
-      }
-      for (std::string& name : workers) give(core::PeerLost{std::move(name)});
+      for (std::string& name : mail_->workers_at(peer))
+        give(core::PeerLost{std::move(name)});
     }
   }
 
   void take_scan() {
     if (const auto note = scanner_->take_note()) {
-      log_->error("scan_failed", {{"cause", *note}});
       pb::EventRecord e;
-      e.set_time(unix_seconds());
       e.set_event(events::kScanFailed.name);
       e.set_cause(*note);
-      event_lines_ += rundir::event_line(e) + "\n";
-      if (!flush_lines()) return;
+      act(core::EmitEvent{std::move(e)});
     }
     if (auto scan = scanner_->take()) give(std::move(*scan));
   }
@@ -312,105 +361,95 @@ class DaemonImpl : public Daemon {
 
   // ---------------------------------------------------------------- actions
 
-  // In order. Lines are collected and written before any message that may
-  // depend on them is sent.
+  // In order. What is written, and what may happen only then, goes through the
+  // outbox.
   void execute(const std::vector<core::Action>& actions) {
     for (const core::Action& action : actions) {
-      const bool line = std::holds_alternative<core::AppendMetrics>(action) ||
-                        std::holds_alternative<core::EmitEvent>(action);
-      if (!line && !flush_lines()) return;
       std::visit([this](const auto& a) { act(a); }, action);
       if (ended_) break;
     }
-    flush_lines();
+  }
+
+  template <typename Write>
+  void write(const std::string& file, Write write) {
+    outbox_->write(file, [files = files_, write] { return write(*files); });
   }
 
   void act(const core::Persist& a) {
-    persistently("journal", [&] { return journal_->persist(a.durable); });
+    write("journal.db",
+          [durable = a.durable](RunFiles& f) { return f.persist(durable); });
   }
 
   void act(const core::SendDirective& a) {
-    pb::Envelope out;
-    *out.mutable_directive() = a.directive;
-    send_to_worker(a.directive.worker(), std::move(out));
+    mail_->send(a.directive, monotonic_ms());
   }
 
-  void act(const core::SendFence& a) {
-    pb::Envelope out;
-    *out.mutable_fence_out() = a.fence;
-    send_to_worker(a.worker, std::move(out));
-  }
+  void act(const core::SendFence& a) { mail_->send(a.worker, a.fence); }
 
+  // Whoever asks for a change is answered when that is written.
   void act(const core::Respond& a) {
     const auto client = clients_.find(a.client);
     if (client == clients_.end()) return;  // has disconnected
+    const auto answer = [this, token = a.client, reply = a.reply] {
+      respond(token, reply);
+    };
+    if (client->second.kind == pb::Command::STATUS)
+      answer();
+    else
+      outbox_->then(answer);
+  }
+
+  void respond(uint64_t token, const pb::Reply& reply) {
+    const auto client = clients_.find(token);
+    if (client == clients_.end()) return;
     pb::Envelope out;
-    *out.mutable_reply() = a.reply;
+    *out.mutable_reply() = reply;
     out.mutable_reply()->set_id(client->second.id);
+    for (auto& problem : {outbox_->problem(), files_->syncer->problem()})
+      if (problem)
+        out.mutable_reply()->mutable_status()->add_problems(*problem);
     out.set_job(options_.job.job().name());
     server_->send(client->second.peer, out);
     clients_.erase(client);
+  }
+
+  void act(const core::Refuse& a) {
+    pb::Envelope out;
+    *out.mutable_refusal() = a.refusal;
+    out.set_job(options_.job.job().name());
+    server_->send(reporter_, out);
   }
 
   void act(const core::EmitEvent& a) {
     pb::EventRecord record = a.record;
     if (!record.has_time()) record.set_time(unix_seconds());
     log_->info(record.event(), rundir::event_fields(record));
-    event_lines_ += rundir::event_line(record) + "\n";
+    write("events.jsonl", [record](RunFiles& f) { return f.append(record); });
   }
 
   void act(const core::AppendMetrics& a) {
-    metric_lines_ += rundir::metrics_line(a.metrics) + "\n";
+    write("metrics.jsonl",
+          [m = a.metrics](RunFiles& f) { return f.append(m); });
   }
 
-  void act(const core::ScanCheckpoints&) { scanner_->request(); }
+  void act(const core::ScanCheckpoints& a) {
+    outbox_->then([this, step = a.saved_step] { scanner_->request(step); });
+  }
 
   void act(const core::Exit& a) {
-    message_ = a.message;
-    end(a.code);
+    outbox_->then([this, a] {
+      message_ = a.message;
+      end(a.code);
+    });
   }
 
-  void send_to_worker(const std::string& worker, pb::Envelope out) {
-    const auto place = places_.find(worker);
-    if (place == places_.end()) return;  // has not reported yet
-    out.set_job(options_.job.job().name());
-    // The core repeats messages, so a failure to send does not matter.
-    server_->send(place->second.peer, out);
-  }
-
-  // False if writing fails for kWriteRetryMs; the daemon then exits.
-  template <typename Write>
-  bool persistently(const char* what, const Write& write) {
-    const int64_t begin = monotonic_ms();
-    for (;;) {
-      const Status status = write();
-      if (status.ok()) return true;
-      log_->error("write_failed",
-                  {{"what", what}, {"cause", status.message()}});
-      if (monotonic_ms() - begin >= kWriteRetryMs) {
-        message_ = "cannot write: " + status.message();
-        end(kExitTryAgain);
-        return false;
-      }
-      sleep_ms(kWritePauseMs);
+  void take_written() {
+    if (const auto refused = outbox_->refused()) {
+      message_ = refused->message() + "; this one ends";
+      return end(kExitTryAgain);
     }
-  }
-
-  bool flush_lines() {
-    if (metric_lines_.empty() && event_lines_.empty()) return !ended_;
-    const bool ok =
-        persistently("metrics",
-                     [&] { return append(*metrics_, metric_lines_); }) &&
-        persistently("events", [&] { return append(*events_, event_lines_); });
-    if (ok) syncer_->touch();
-    return ok && !ended_;
-  }
-
-  static Status append(rundir::LineFile& file, std::string& lines) {
-    if (lines.empty()) return ok_status();
-    RETURN_IF_ERROR(file.append(lines));
-    lines.clear();
-    return ok_status();
+    mail_->poll(monotonic_ms());
+    outbox_->deliver();
   }
 
   void end(int code) {
@@ -420,38 +459,26 @@ class DaemonImpl : public Daemon {
     loop_.stop(code);
   }
 
-  struct Place {
-    wire::PeerId peer;
-    uint64_t incarnation = 0;
-    uint64_t seq = 0;
-  };
-  struct Asker {
-    wire::PeerId peer;
-    uint64_t id = 0;
-  };
-
   DaemonOptions options_;
-  std::unique_ptr<FileSystem> fs_ = posix_file_system();
-  std::unique_ptr<rundir::RunLock> lock_;
+  std::shared_ptr<RunFiles> files_ = std::make_shared<RunFiles>();
   rundir::JobChange change_;
   std::shared_ptr<Logger> log_;
-  std::unique_ptr<Journal> journal_;
-  std::unique_ptr<rundir::LineFile> metrics_;
-  std::unique_ptr<rundir::LineFile> events_;
-  std::unique_ptr<wire::Server> server_;
+  std::optional<Outbox> outbox_;
+  std::unique_ptr<Door> door_;
+  std::unique_ptr<wire::Server> server_;  // after the door it asks
+  std::optional<WorkerMail> mail_;
   std::unique_ptr<Scanner> scanner_;
-  std::unique_ptr<Syncer> syncer_;  // after the files it syncs
   wire::Loop loop_;
   std::unique_ptr<core::Coordinator> core_;
 
   std::string address_;
-  std::map<std::string, Place> places_;  // by worker
-  std::map<uint64_t, Asker> clients_;    // by token
+  wire::PeerId reporter_;              // of the last report
+  std::map<uint64_t, Asker> clients_;  // by token
   uint64_t tokens_ = 0;
   std::set<wire::PeerId> refused_;
-  std::string metric_lines_;
-  std::string event_lines_;
   int64_t ticked_ms_ = 0;
+  int64_t probed_ms_ = 0;
+  RateLimit rate_;
   bool ended_ = false;
   int code_ = 0;
   std::string message_;

@@ -8,11 +8,13 @@
 // in coordinator.addr. SIGTERM and SIGINT do the same cleanly: the daemon exits
 // and the job continues (`remesh stop` ends the job).
 //
-// While the journal or the metrics cannot be written (disk full), the daemon
-// does nothing that depends on them. It retries for kWriteRetryMs and then
-// exits with kExitTryAgain, so that its service manager restarts it.
+// Its own thread, which hears the network, waits for no disk. While journal,
+// metrics or events cannot be written (disk full or not answering), nothing
+// happens that depends on them: the workers are told what they were told
+// before, fences and `remesh status` are answered, and the writes are tried
+// again for as long as it takes.
 //
-// Threads: one, besides those of Scanner and Syncer.
+// Threads: one, besides those of Outbox, Scanner and Syncer.
 #pragma once
 
 #include <memory>
@@ -32,10 +34,12 @@ struct DaemonOptions {
                           // coordinator if it is free, else any free one
   std::string advertise;  // HOST or HOST:PORT for workers; "": as bound
   bool resume = false;
+  bool no_auth = false;  // without keys: for a network without strangers
+  // Make keys if the run has none. They are always made if only this machine
+  // can connect.
+  bool make_keys = false;
   bool log_to_stderr = false;
 };
-
-inline constexpr int64_t kWriteRetryMs = 10'000;
 
 class Daemon {
  public:
@@ -48,8 +52,8 @@ class Daemon {
   virtual ~Daemon() = default;
 
   virtual const std::string& address() const = 0;  // advertised
-  // Runs until the job ends (kExitOk: done or stopped, kExitFailed) or returns
-  // kExitTryAgain. A negative value is minus the signal that ended the daemon.
+  // Runs until the job ends (kExitOk: done or stopped, kExitFailed). A negative
+  // value is minus the signal that ended the daemon.
   virtual int run() = 0;
   virtual const std::string& message() const = 0;  // why it ended
 };

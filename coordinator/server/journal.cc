@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include "proto/base/rng.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::server {
 namespace {
@@ -66,12 +67,15 @@ class SqliteJournal : public Journal {
 
   Status persist(const pb::Durable& durable) override {
     RETURN_IF_ERROR(exec("BEGIN IMMEDIATE"));
-    Status status = write(durable);
+    Status status = check_mine(durable.epoch());
+    tried_ = checksum_of(durable.SerializeAsString());
+    if (status.ok()) status = write(durable);
     if (status.ok()) status = exec("COMMIT");
     if (!status.ok() && sqlite3_get_autocommit(db_.get()) == 0) {
       // Best effort: the first failure is the one to report.
       (void)exec("ROLLBACK").ok();
     }
+    if (status.ok()) known_ = tried_;
     return status;
   }
 
@@ -87,7 +91,6 @@ class SqliteJournal : public Journal {
     // Do not trust table definitions in a damaged file.
     sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_DEFENSIVE, 1, nullptr);
     sqlite3_db_config(db_.get(), SQLITE_DBCONFIG_TRUSTED_SCHEMA, 0, nullptr);
-    RETURN_IF_ERROR(exec("PRAGMA locking_mode=EXCLUSIVE"));
     return exec("PRAGMA cell_size_check=ON");
   }
 
@@ -163,10 +166,38 @@ class SqliteJournal : public Journal {
   }
 
   Status load() {
+    ASSIGN_OR_RETURN(restored_, read());
+    if (!restored_) return ok_status();
+    if (limits::has_unknown_value(*restored_, pb::Durable::kPhaseFieldNumber))
+      return invalid_argument(
+          path_ +
+          ": the phase of the job is of a later release of remesh; "
+          "continue with that release");
+    known_ = checksum_of(restored_->SerializeAsString());
+    return ok_status();
+  }
+
+  // Inside a transaction: ok if the state is the one that this object knows, or
+  // of an older coordinator.
+  Status check_mine(uint64_t epoch) {
+    ASSIGN_OR_RETURN(const std::optional<pb::Durable> there, read());
+    if (!there || there->epoch() < epoch) return ok_status();
+    const int64_t found = checksum_of(there->SerializeAsString());
+    if (there->epoch() == epoch && (found == known_ || found == tried_))
+      return ok_status();
+    return cancelled(
+        fmt::format("{}: another coordinator, of epoch {}, has written to the "
+                    "journal; this one, of epoch {}, is not in charge any more",
+                    path_, there->epoch(), epoch));
+  }
+
+  // The state in the file; nothing if there is none yet.
+  Result<std::optional<pb::Durable>> read() {
+    std::optional<pb::Durable> none;
     ASSIGN_OR_RETURN(Statement s,
                      prepare("SELECT durable, checksum FROM state"));
     const int code = sqlite3_step(s.get());
-    if (code == SQLITE_DONE) return ok_status();
+    if (code == SQLITE_DONE) return none;
     if (code != SQLITE_ROW) return failure("read the state", code);
     const std::string bytes = column_bytes(s.get(), 0);
     if (sqlite3_column_int64(s.get(), 1) != checksum_of(bytes)) {
@@ -176,8 +207,7 @@ class SqliteJournal : public Journal {
     if (!durable.ParseFromString(bytes)) {
       return damaged("the state cannot be decoded");
     }
-    restored_ = std::move(durable);
-    return ok_status();
+    return std::optional<pb::Durable>(std::move(durable));
   }
 
   // Inside a transaction.
@@ -195,6 +225,9 @@ class SqliteJournal : public Journal {
   std::string path_;
   Db db_;
   std::optional<pb::Durable> restored_;
+  // Checksums of the newest state written or read, and of the last one whose
+  // write was begun: a failure may come after the commit.
+  int64_t known_ = 0, tried_ = 0;
 };
 
 // Creates an empty journal, complete from the moment that `path` exists.

@@ -14,8 +14,8 @@
 // transactions per generation and none per step.
 //
 // Ownership: owns the connection. Threads: one. The run directory's lock
-// (rundir::RunLock) keeps a second coordinator out; SQLite's own lock is held
-// too, so that no other program writes in between.
+// (rundir::RunLock) keeps a second coordinator out. Where that is lost, the one
+// with the larger epoch wins: the other one's next persist() fails.
 #pragma once
 
 #include <memory>
@@ -41,6 +41,8 @@ class Journal {
 
   // The newest state; none in a new journal.
   virtual const std::optional<pb::Durable>& restored() const = 0;
+  // Cancelled, without a change, if another coordinator has written since, and
+  // its epoch is not smaller.
   virtual Status persist(const pb::Durable& durable) = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 
 namespace remesh::server {
@@ -19,10 +20,10 @@ bool parse_port(std::string_view text, int* port) {
 
 // Tries one address until it is had, another failure comes, or time is up.
 Result<std::unique_ptr<wire::Server>> try_for(
-    const std::string& address, int patience_ms,
-    const std::function<void(int)>& sleep_ms) {
+    const std::string& address, const std::optional<wire::ServerKeys>& keys,
+    int patience_ms, const std::function<void(int)>& sleep_ms, int silence_ms) {
   for (int waited = 0;; waited += kRetryMs) {
-    auto server = wire::Server::bind(address);
+    auto server = wire::Server::bind(address, keys, silence_ms);
     if (server.ok() || server.status().code() != Code::kAlreadyExists ||
         waited >= patience_ms) {
       return server;
@@ -42,7 +43,7 @@ Result<HostPort> parse_address(const std::string& address) {
       !parse_port(std::string_view(address).substr(colon + 1), &out.port)) {
     return invalid_argument(fmt::format(
         "\"{}\" is not an address; allowed: tcp://HOST:PORT, for example "
-        "tcp://0.0.0.0:5710 (port 0: any free one)",
+        "tcp://0.0.0.0:5710 (port 0: any free one), or ipc:///PATH",
         address));
   }
   out.host = address.substr(kPrefix.size(), colon - kPrefix.size());
@@ -53,20 +54,34 @@ std::string make_address(const HostPort& a) {
   return fmt::format("tcp://{}:{}", a.host, a.port);
 }
 
+bool is_loopback(const std::string& bind) {
+  if (wire::is_ipc(bind)) return true;
+  auto parsed = parse_address(bind);
+  return parsed.ok() &&
+         (parsed->host.starts_with("127.") || parsed->host == "localhost" ||
+          parsed->host == "[::1]" || parsed->host == "lo");
+}
+
 Result<std::unique_ptr<wire::Server>> listen(
-    const std::string& bind, const std::string& previous, int patience_ms,
-    const std::function<void(int)>& sleep_ms) {
+    const std::string& bind, const std::string& previous,
+    const std::optional<wire::ServerKeys>& keys, int patience_ms,
+    const std::function<void(int)>& sleep_ms, int dead_after_ms) {
+  const int silence_ms = std::max(dead_after_ms, wire::kSilenceMs);
+  if (wire::is_ipc(bind))
+    return try_for(bind, keys, patience_ms, sleep_ms, silence_ms);
   ASSIGN_OR_RETURN(const HostPort wanted, parse_address(bind));
-  if (wanted.port != 0) return try_for(bind, patience_ms, sleep_ms);
-  if (!previous.empty()) {
+  if (wanted.port != 0)
+    return try_for(bind, keys, patience_ms, sleep_ms, silence_ms);
+  if (!previous.empty() && !wire::is_ipc(previous)) {
     ASSIGN_OR_RETURN(HostPort again, parse_address(previous));
     again.host = wanted.host;
-    auto server = try_for(make_address(again), patience_ms, sleep_ms);
+    auto server =
+        try_for(make_address(again), keys, patience_ms, sleep_ms, silence_ms);
     if (server.ok() || server.status().code() != Code::kAlreadyExists) {
       return server;
     }
   }
-  return wire::Server::bind(bind);
+  return wire::Server::bind(bind, keys, silence_ms);
 }
 
 std::string advertised_address(const std::string& bound,

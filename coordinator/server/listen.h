@@ -20,13 +20,18 @@ struct HostPort {
 Result<HostPort> parse_address(const std::string& address);
 std::string make_address(const HostPort& address);
 
+// Whether only processes of this machine can connect to it.
+bool is_loopback(const std::string& bind);
+
 // Binds `bind`. With port 0 it tries the port of `previous` first (the previous
 // bound address of this run, or ""). It retries an address in use for
 // `patience_ms`; then it takes any free port if the user gave none, and fails
-// otherwise. `sleep_ms` waits.
+// otherwise. `sleep_ms` waits. A worker that is silent for `dead_after_ms` is
+// declared dead, before which its connection is not closed.
 Result<std::unique_ptr<wire::Server>> listen(
-    const std::string& bind, const std::string& previous, int patience_ms,
-    const std::function<void(int)>& sleep_ms);
+    const std::string& bind, const std::string& previous,
+    const std::optional<wire::ServerKeys>& keys, int patience_ms,
+    const std::function<void(int)>& sleep_ms, int dead_after_ms = 0);
 
 // The address that others connect to. `advertise`: "", HOST or HOST:PORT.
 // `host` is the name of this machine, used when `bound` is every interface and

@@ -12,6 +12,8 @@
 #include "coordinator/server/daemon.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/process.h"
+#include "proto/base/sharing.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
 
@@ -46,8 +48,11 @@ struct Arguments {
   std::string run_dir;
   std::string bind = "tcp://127.0.0.1:0";
   std::string advertise;
+  std::string group;
   std::vector<std::string> set;
   bool resume = false;
+  bool no_auth = false;
+  bool make_keys = false;
   bool verbose = false;
 };
 
@@ -60,19 +65,35 @@ void declare(CLI::App& app, Arguments* a) {
                  "new one below job.dump_folder; with --resume, the newest");
   app.add_flag("--resume", a->resume,
                "Continue a run that ended from its newest checkpoint");
-  app.add_option("--bind", a->bind, "Address to listen on")
+  app.add_option("--bind", a->bind,
+                 "Address to listen on; ipc:///PATH for no port")
       ->capture_default_str();
   app.add_option("--advertise", a->advertise,
                  "HOST or HOST:PORT that workers connect to, if it differs "
                  "from --bind");
+  app.add_option("--group", a->group,
+                 "Group that may read the run directory, and write logs and "
+                 "checkpoints there: for workers of other users, with the same "
+                 "option. Default: this user alone");
   app.add_option("--set", a->set,
                  "section.key=value, overrides the job file; may be repeated")
       ->allow_extra_args(false);
+  app.add_flag("--make-keys", a->make_keys,
+               "Make the keys of the run if it has none (see remesh key). Done "
+               "without being asked if only this machine can connect");
+  app.add_flag("--no-auth", a->no_auth,
+               "Without keys: whoever reaches the port controls the job. "
+               "Workers need --no-auth too");
   app.add_flag("--verbose", a->verbose, "Log to stderr too");
 }
 
+// A disk that is full, and a file system that is not there yet, are no end of
+// the job: whoever supervises the daemon starts it again.
 int fail(const Status& status) {
-  return exit_with("remesh-coordinator", status);
+  const int code = exit_with("remesh-coordinator", status);
+  const bool passes =
+      status.code() == Code::kExhausted || status.code() == Code::kIo;
+  return passes ? kExitTryAgain : code;
 }
 
 // Exits as if the signal had not been handled, so that the parent process can
@@ -90,21 +111,26 @@ int fail(const Status& status) {
 int run(const Arguments& a) {
   if (a.job_file.empty() && a.run_dir.empty())
     return fail(invalid_argument("give a job file, or --run-dir of a run"));
+  if (const Status s = share_new_files(a.group); !s.ok()) return fail(s);
   auto opened = rundir::open_job({a.job_file, a.set}, a.run_dir, a.resume,
                                  unix_seconds());
   if (!opened.ok()) return fail(opened.status());
+  if (const Status s = give_to_group(opened->run, a.group); !s.ok())
+    return fail(s);
   auto daemon = Daemon::open({.job = std::move(opened->job),
                               .set = a.set,
                               .run_dir = opened->run,
                               .bind = a.bind,
                               .advertise = a.advertise,
                               .resume = a.resume,
+                              .no_auth = a.no_auth,
+                              .make_keys = a.make_keys,
                               .log_to_stderr = a.verbose});
   if (!daemon.ok()) return fail(daemon.status());
   fmt::print(
       "run directory: {}\nworkers connect with: remesh-worker --connect "
-      "{}\n",
-      opened->run, (*daemon)->address());
+      "{}{}\n",
+      opened->run, (*daemon)->address(), a.no_auth ? " --no-auth" : "");
   std::fflush(stdout);
   const int code = (*daemon)->run();
   const std::string message = (*daemon)->message();
@@ -129,5 +155,6 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : remesh::kExitUsage;
   }
+  remesh::raise_file_limit();  // a connection per worker
   return remesh::server::run(arguments);
 }

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -15,17 +16,34 @@ namespace {
 
 constexpr std::chrono::milliseconds kRetryAfter(1000);
 
+// A network file system reads a folder again after a change of one's own,
+// instead of showing what it has cached.
+void refresh_listing(FileSystem& fs, const std::string& folder) {
+  const std::string path = path_join(folder, ".listing");
+  if (fs.exists(folder) && fs.create(path).ok()) (void)fs.remove(path).ok();
+}
+
 }  // namespace
 
 Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
-                                                  const std::string& folder) {
+                                                  const std::string& folder,
+                                                  int64_t saved_step) {
+  refresh_listing(fs, folder);
   ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
                    manifest::scan(fs, folder));
+  const bool listed = std::any_of(found.begin(), found.end(), [&](auto& f) {
+    return f.step == saved_step;
+  });
+  const std::string path = path_join(folder, manifest::step_name(saved_step));
+  if (saved_step > 0 && !listed)
+    if (auto m = manifest::read_checkpoint(fs, path); m.ok())
+      found.push_back({saved_step, path, std::move(*m), ok_status()});
   core::CheckpointsScanned out;
   ASSIGN_OR_RETURN(out.claimed, manifest::claimed(fs, folder));
   for (manifest::Found& f : found) {
     if (!f.status.ok()) {
       out.invalid.push_back(f.path + ": " + f.status.message());
+      out.invalid_steps.push_back(f.step);
       continue;
     }
     core::CheckpointInfo info{.step = f.step,
@@ -52,6 +70,14 @@ Scanner::~Scanner() {
   close(event_fd_);
 }
 
+void Scanner::request(int64_t saved_step) {
+  {
+    const std::lock_guard lock(mutex_);
+    saved_step_ = saved_step;
+  }
+  loop_->wake();
+}
+
 std::optional<core::CheckpointsScanned> Scanner::take() {
   uint64_t n = 0;
   (void)!read(event_fd_, &n, sizeof(n));  // not readable: nothing to clear
@@ -70,7 +96,13 @@ void Scanner::wake_owner() {
 }
 
 std::optional<std::chrono::milliseconds> Scanner::work() {
-  Result<core::CheckpointsScanned> scanned = scan_checkpoints(*fs_, folder_);
+  int64_t saved_step = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    saved_step = saved_step_;
+  }
+  Result<core::CheckpointsScanned> scanned =
+      scan_checkpoints(*fs_, folder_, saved_step);
   const bool ok = scanned.ok();
   {
     const std::lock_guard lock(mutex_);

@@ -22,9 +22,11 @@
 
 namespace remesh::server {
 
-// The checkpoints in `folder`, as the core takes them.
+// The checkpoints in `folder`, as the core takes them. The one of saved_step
+// (0: none) is looked up by name if the listing lacks it.
 Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
-                                                  const std::string& folder);
+                                                  const std::string& folder,
+                                                  int64_t saved_step = 0);
 
 class Scanner {
  public:
@@ -33,7 +35,7 @@ class Scanner {
   Scanner(const Scanner&) = delete;
   Scanner& operator=(const Scanner&) = delete;
 
-  void request() { loop_->wake(); }
+  void request(int64_t saved_step);
   int fd() const { return event_fd_; }
   std::optional<core::CheckpointsScanned> take();
   // Why the scan in progress cannot finish; each text once.
@@ -47,6 +49,7 @@ class Scanner {
   std::unique_ptr<FileSystem> fs_;
   int event_fd_ = -1;
   std::mutex mutex_;
+  int64_t saved_step_ = 0;  // of the request
   std::optional<core::CheckpointsScanned> result_;
   std::optional<std::string> note_;
   std::string last_note_;

@@ -3,53 +3,58 @@
 // workers.
 //
 // Lines survive a kill -9 of the coordinator without any sync. A crash of its
-// host loses at most one period of metrics.jsonl; the next coordinator restores
-// what the newest checkpoint's manifest contains. Steps after that checkpoint
-// are computed again if every host crashed.
+// host loses at most what was not synced, and workers keep the metrics of steps
+// until those are.
 //
-// Threads: touch() from the owner's thread. The descriptors must stay open
-// until the destructor, which syncs a last time.
+// Threads: any. The descriptors must stay open until the destructor, which
+// syncs a last time.
 #pragma once
 
-#include <unistd.h>
-
 #include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
 #include <optional>
-#include <utility>
-#include <vector>
+#include <string>
 
 #include "proto/base/background_loop.h"
+#include "proto/base/status.h"
 
 namespace remesh::server {
 
 class Syncer {
  public:
-  Syncer(std::vector<int> fds, int period_ms) : fds_(std::move(fds)) {
-    loop_.emplace(
-        [this]() -> std::optional<std::chrono::milliseconds> {
-          sync();
-          return std::nullopt;
-        },
-        BackgroundLoop::Options{.min_gap =
-                                    std::chrono::milliseconds(period_ms)});
-  }
-  ~Syncer() {
-    loop_.reset();
-    sync();
-  }
+  // 0, or -1 with errno: fdatasync, unless a test gives another.
+  using Sync = std::function<int(int fd)>;
+
+  Syncer(int metrics_fd, int events_fd, int period_ms, Sync sync = {});
+  ~Syncer();
   Syncer(const Syncer&) = delete;
   Syncer& operator=(const Syncer&) = delete;
 
-  void touch() { loop_->wake(); }  // something was written
+  // Something was written.
+  void touch() { loop_->wake(); }
+  // The lines of metrics up to this step are written and end at `size`.
+  void wrote(int64_t step, uint64_t size);
+  // Makes what is written of metrics durable. Waits for the disk.
+  Status sync_metrics();
+  // The steps up to this one are durable; 0: none yet.
+  int64_t synced_step() const;
+  // Why the newest sync failed: "metrics.jsonl: sync: Input/output error".
+  std::optional<std::string> problem() const;
 
  private:
-  // Nobody could act on a failure: the lines are in the page cache, and a
-  // write that fails for good reports it itself.
-  void sync() const {
-    for (const int fd : fds_) (void)!fdatasync(fd);
-  }
+  void sync();
 
-  const std::vector<int> fds_;
+  const int metrics_fd_, events_fd_;
+  const Sync sync_;
+  std::mutex syncing_;  // held while the disk works
+  uint64_t synced_size_ = 0;
+  bool rewrite_ = false;  // a sync has failed
+  mutable std::mutex mutex_;
+  int64_t written_step_ = 0, synced_step_ = 0;
+  uint64_t written_size_ = 0;
+  Status failure_;
   std::optional<BackgroundLoop> loop_;
 };
 

@@ -6,6 +6,11 @@
 #include <set>
 
 namespace remesh::geometry {
+namespace {
+
+constexpr int64_t kMaxWorld = 1 << 20;
+
+}  // namespace
 
 Coord Layout::coord(int rank) const {
   CHECK(rank >= 0 && rank < world());
@@ -68,6 +73,10 @@ Result<Layout> Layout::parse(std::string_view text) {
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }
+  int64_t world = 1;  // the product of all four may exceed 64 bits
+  for (const int degree : {layout.dp, layout.pp, layout.tp, layout.cp})
+    if ((world *= degree) > kMaxWorld)
+      return fail(fmt::format("has more than {} ranks", kMaxWorld));
   return layout;
 }
 

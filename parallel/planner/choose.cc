@@ -114,30 +114,64 @@ Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
                                        : "the smallest of elastic.layouts");
 }
 
-// Calls f for every mesh of `world` ranks with the degrees that are given.
-template <typename F>
-void for_each_layout(const PlacementRequest& q, int64_t world, const F& f) {
-  const auto degrees = [&](int given, int64_t of) {
-    std::vector<int64_t> out;
-    if (given != -1 || !q.shape) {
-      out.push_back(std::max(given, 1));
-    } else {
-      for (int64_t d = 1; d <= std::min<int64_t>(of, 1024); ++d)
-        if (of % d == 0) out.push_back(d);
+// The degrees from which the model axes' are chosen.
+struct Axes {
+  std::vector<int> tp, pp, cp;
+};
+
+// Those that are given, or those up to `most`; `admitted`: that the job admits,
+// which for an axis does not depend on the others.
+Axes axes_of(const PlacementRequest& q, int64_t most, bool admitted) {
+  constexpr int64_t kMostDegree = 1024;
+  const auto degrees = [&](int given, int geometry::Layout::*axis) {
+    if (given != -1 || !q.shape) return std::vector<int>{std::max(given, 1)};
+    std::vector<int> out;
+    for (int d = 1; d <= std::min(most, kMostDegree); ++d) {
+      geometry::Layout l;
+      l.*axis = d;
+      if (!admitted || admit(*q.shape, l).ok()) out.push_back(d);
     }
-    std::erase_if(out, [&](int64_t d) { return of % d != 0; });
     return out;
   };
-  for (const int64_t tp : degrees(q.degrees.tp, world))
-    for (const int64_t pp : degrees(q.degrees.pp, world / tp))
-      for (const int64_t cp : degrees(q.degrees.cp, world / tp / pp)) {
+  return {.tp = degrees(q.degrees.tp, &geometry::Layout::tp),
+          .pp = degrees(q.degrees.pp, &geometry::Layout::pp),
+          .cp = degrees(q.degrees.cp, &geometry::Layout::cp)};
+}
+
+// The largest mesh of at most `slots` ranks by the degrees alone; 0 if there is
+// none.
+int64_t largest_world(const PlacementRequest& q, const Axes& axes,
+                      int64_t slots) {
+  int64_t largest = 0;
+  for (const int64_t tp : axes.tp)
+    for (const int64_t pp : axes.pp)
+      for (const int64_t cp : axes.cp) {
+        const int64_t unit = tp * pp * cp;
+        const int64_t most = std::min(slots / unit, q.microbatches);
+        const int64_t dp = q.degrees.dp == -1 ? most : q.degrees.dp;
+        if (dp <= most) largest = std::max(largest, dp * unit);
+      }
+  return largest;
+}
+
+// Calls f for every mesh of `world` ranks with degrees of these axes.
+template <typename F>
+void for_each_layout(const PlacementRequest& q, int64_t world, const Axes& axes,
+                     const F& f) {
+  const auto dividing = [](const std::vector<int>& degrees, int64_t of) {
+    std::vector<int> out;
+    for (const int d : degrees)
+      if (of % d == 0) out.push_back(d);
+    return out;
+  };
+  for (const int tp : dividing(axes.tp, world))
+    for (const int pp : dividing(axes.pp, world / tp))
+      for (const int cp : dividing(axes.cp, world / tp / pp)) {
         const int64_t dp = world / tp / pp / cp;
         if (dp > q.microbatches || (q.degrees.dp != -1 && dp != q.degrees.dp))
           continue;
-        f(geometry::Layout{.dp = static_cast<int>(dp),
-                           .pp = static_cast<int>(pp),
-                           .tp = static_cast<int>(tp),
-                           .cp = static_cast<int>(cp)});
+        f(geometry::Layout{
+            .dp = static_cast<int>(dp), .pp = pp, .tp = tp, .cp = cp});
       }
 }
 
@@ -145,10 +179,11 @@ void for_each_layout(const PlacementRequest& q, int64_t world, const F& f) {
 // has the lower tp, pp, cp, in this order. Memory is checked last because its
 // prediction takes longest.
 std::optional<geometry::Layout> best_of(const PlacementRequest& q,
-                                        int64_t world, Status* refused) {
+                                        int64_t world, const Axes& axes,
+                                        Status* refused) {
   std::vector<std::pair<double, geometry::Layout>> candidates;
   const Hardware hardware = machines(q, world).hardware;
-  for_each_layout(q, world, [&](const geometry::Layout& l) {
+  for_each_layout(q, world, axes, [&](const geometry::Layout& l) {
     double seconds = 0;
     if (q.shape) {
       if (const Status s = admit(*q.shape, l); !s.ok()) {
@@ -236,12 +271,21 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   const int64_t least = given(q.degrees.dp) * unit;
   const int64_t needed =
       std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
-  const int64_t slots =
-      std::min<int64_t>(usable(q, offered), std::numeric_limits<int>::max());
+  const int64_t slots = usable(q, offered);
+  const Axes admitted = axes_of(q, slots, /*admitted=*/true);
   Status refused = ok_status();
-  for (int64_t world = slots / unit * unit; world >= needed; world -= unit)
-    if (const auto best = best_of(q, world, &refused))
+  // Far below the largest mesh it pays to skip some sizes: only the memory of a
+  // few hosts can be the reason, and every size takes a while.
+  constexpr int64_t kEverySize = 4096;
+  const int64_t most = largest_world(q, admitted, slots);
+  for (int64_t world = most / unit * unit; world >= needed;
+       world -=
+       most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
+    if (const auto best = best_of(q, world, admitted, &refused))
       return LayoutChoice{*best, limit_of(q, offered, *best, unit)};
+  if (refused.ok() && slots >= needed)  // say what the job does not admit
+    (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
+                  &refused);
   if (refused.code() == Code::kExhausted) return refused;  // memory
   if (slots >= needed)
     return exhausted(fmt::format(

@@ -83,7 +83,8 @@ class Seating {
     for (size_t i = 0; i < workers_.size(); ++i) {
       index_[workers_[i].worker] = i;
       std::set<Seat>& free = free_[workers_[i].host];
-      for (int s = 0; s < workers_[i].slots; ++s) free.insert({i, s});
+      const int seats = std::min(workers_[i].slots, layout.world());
+      for (int s = 0; s < seats; ++s) free.insert({i, s});
       if (hosts_.empty() || hosts_.back() != workers_[i].host)
         hosts_.push_back(workers_[i].host);
     }

@@ -17,6 +17,7 @@ enum ExitCode : int {
   kExitEnded = 4,        // the run has ended or was never started
   kExitNotFound = 5,     // a file, run, worker or checkpoint does not exist
   kExitBadSource = 65,   // rank: the state to start from does not load
+  kExitNoRoom = 66,      // rank: its host has too little shared memory
   kExitWorld = 67,       // rank: the MPI world differs from the mesh
   kExitSaveFailed = 68,  // rank: forced to stop without saving
   kExitOrphan = 69,      // rank: its worker daemon is gone

@@ -19,7 +19,7 @@ namespace {
 
 Result<int> open_fd(const std::string& path, int flags) {
   int fd = -1;
-  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
+  do fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
   while (fd < 0 && errno == EINTR);
   if (fd < 0) return os_error("open " + path, errno);
   return fd;
@@ -45,6 +45,12 @@ class PosixFileSystem final : public FileSystem {
     return open_file(path, O_RDWR | O_CREAT | O_TRUNC);
   }
 
+  Result<std::unique_ptr<File>> create_new(const std::string& path) override {
+    if (::unlink(path.c_str()) != 0 && errno != ENOENT)
+      return os_error("remove " + path, errno);
+    return open_file(path, O_RDWR | O_CREAT | O_EXCL);
+  }
+
   Result<std::unique_ptr<File>> create_streamed(
       const std::string& path, const StreamOptions& options) override {
     ASSIGN_OR_RETURN(const int fd, open_fd(path, O_RDWR | O_CREAT | O_TRUNC));
@@ -55,7 +61,7 @@ class PosixFileSystem final : public FileSystem {
     for (size_t i = 1; i <= path.size(); ++i) {
       if (i != path.size() && path[i] != '/') continue;
       const std::string part = path.substr(0, i);
-      if (::mkdir(part.c_str(), 0755) == 0 || errno == EEXIST) continue;
+      if (::mkdir(part.c_str(), 0777) == 0 || errno == EEXIST) continue;
       const int err = errno;
       if (!is_dir(part)) return os_error("create directory " + part, err);
     }
@@ -140,7 +146,7 @@ std::string path_join(std::string_view dir, std::string_view name) {
 
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes) {
-  ASSIGN_OR_RETURN(const auto file, fs.create(path));
+  ASSIGN_OR_RETURN(const auto file, fs.create_new(path));
   RETURN_IF_ERROR(
       file->write_at(0, std::as_bytes(std::span(bytes.data(), bytes.size()))));
   RETURN_IF_ERROR(file->sync());

@@ -69,6 +69,11 @@ class FileSystem {
   virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
   // Creates or truncates a file, readable and writable.
   virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
+  // Like create(), but what was at `path` is removed first, and nothing that
+  // somebody else puts there, a link included, is written to.
+  virtual Result<std::unique_ptr<File>> create_new(const std::string& path) {
+    return create(path);
+  }
   // Like create(), for a large file that is written once, from front to back,
   // and not read soon: bytes may still be buffered when write_at() returns, and
   // a failure may show in a later call, at the latest in sync().
@@ -98,7 +103,7 @@ std::unique_ptr<FileSystem> posix_file_system();
 std::string path_join(std::string_view dir, std::string_view name);
 // The directory that holds `path`; "." for a plain name.
 std::string parent_path(const std::string& path);
-// Creates, writes, syncs and closes. Not atomic.
+// Creates anew, writes, syncs and closes. Not atomic.
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
 // Replaces `path` durably: writes `path`.tmp, syncs it, renames it and syncs

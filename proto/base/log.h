@@ -2,10 +2,16 @@
 //
 // A Logger is an object that its owner passes down; there is no global logger.
 // Values with spaces, quotes or '=' are quoted. Thread-safe.
+//
+// Logging never waits: a thread of the logger writes the lines, and while a
+// disk stands the newest two thousand are kept. What cannot be written is lost;
+// stderr says so, at most once a minute. The lines before a regular exit, a
+// flush() or a failed CHECK are written if that takes at most half a second.
 #pragma once
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <concepts>
 #include <memory>
 #include <string>
@@ -16,8 +22,11 @@
 #include "proto/base/status.h"
 
 namespace spdlog {
-class logger;
+class async_logger;
+namespace details {
+class thread_pool;
 }
+}  // namespace spdlog
 
 namespace remesh {
 
@@ -46,8 +55,9 @@ std::string format_event(std::string_view event, const std::vector<Kv>& kvs);
 
 class Logger {
  public:
-  // Fails if the file cannot be opened.
-  static Result<std::shared_ptr<Logger>> open(const LogOptions& options);
+  // The file is opened with the first line, and tried again with each line as
+  // long as that fails.
+  static std::shared_ptr<Logger> open(const LogOptions& options);
   // Discards everything; for tests and tools.
   static std::shared_ptr<Logger> null();
   ~Logger();
@@ -66,11 +76,16 @@ class Logger {
   void error(std::string_view e, const std::vector<Kv>& kvs = {}) {
     log(LogLevel::kError, e, kvs);
   }
-  void flush();
+  // False if the lines could not be written within half a second.
+  bool flush();
 
  private:
+  class Output;
   Logger() = default;
-  std::shared_ptr<spdlog::logger> impl_;
+  std::shared_ptr<Output> output_;
+  std::shared_ptr<spdlog::details::thread_pool> pool_;
+  std::shared_ptr<spdlog::async_logger> impl_;
+  std::atomic<size_t> posted_{0};
 };
 
 }  // namespace remesh

@@ -1,10 +1,16 @@
 #include "proto/base/process.h"
 
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <string_view>
+
+#include "proto/base/rng.h"
 
 namespace remesh {
 
@@ -13,6 +19,40 @@ std::string host_name() {
   if (gethostname(name, sizeof(name) - 1) != 0 || name[0] == '\0')
     return "localhost";
   return name;
+}
+
+std::string host_identity(const std::string& name, uint64_t number) {
+  for (const std::string_view common :
+       {"localhost", "localhost.localdomain", "localhost4", "localhost6",
+        "(none)", "debian", "ubuntu", "linux", "raspberrypi"})
+    if (name == common)
+      return fmt::format("{}-{:08x}", name == "(none)" ? "localhost" : name,
+                         number & 0xffffffff);
+  return name;
+}
+
+std::string host_identity() {
+  std::string facts;
+  for (const char* path :
+       {"/etc/machine-id", "/proc/sys/kernel/random/boot_id"}) {
+    std::ifstream in(path);
+    std::string line;
+    std::getline(in, line);
+    facts += line + "\n";
+  }
+  std::error_code ignored;
+  facts += std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
+  return host_identity(host_name(), hash64(facts));
+}
+
+void raise_file_limit() {
+  constexpr rlim_t kEnough = 65536;
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t wanted = std::min(limit.rlim_max, kEnough);
+  if (limit.rlim_cur >= wanted) return;
+  limit.rlim_cur = wanted;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 Result<std::string> program_beside(const std::string& name) {

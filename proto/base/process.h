@@ -1,6 +1,7 @@
 // Facts about this process and about processes that ended.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "proto/base/status.h"
@@ -9,6 +10,17 @@ namespace remesh {
 
 // The name of this machine, as gethostname() reports it.
 std::string host_name();
+
+// What tells this host from others: its name, or, when that is one that many
+// machines have, such as localhost, the name and a number made of the machine,
+// its boot and its network: "localhost-1a2b3c4d".
+std::string host_identity();
+// The same of any host. `number`: of its machine, boot and network.
+std::string host_identity(const std::string& name, uint64_t number);
+
+// Raises the soft limit of open files to the hard one, but not above 65536, for
+// this process and its children.
+void raise_file_limit();
 
 // The path of the program `name` in the folder of the running program; NotFound
 // when it cannot be executed.

@@ -6,6 +6,11 @@ namespace remesh {
 
 std::string version() { return REMESH_VERSION; }
 
+std::string build_id() {
+  const std::string commit = REMESH_COMMIT;
+  return commit.empty() ? version() : version() + "+" + commit;
+}
+
 std::string version_line(const std::string& program) {
   const std::string commit = REMESH_COMMIT;
   return fmt::format("{} {}{}", program, version(),

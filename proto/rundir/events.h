@@ -45,7 +45,7 @@ inline constexpr EventKind kLearningRateChanged{
     "Another train.steps changes the learning rate of the next step."};
 inline constexpr EventKind kJournalBehind{
     "journal_behind", Tone::kNotice, "worker, detail",
-    "A worker knows a later generation than the journal does."};
+    "A worker, or the metrics log, knows a later generation than the journal."};
 inline constexpr EventKind kScanFailed{
     "scan_failed", Tone::kBad, "cause",
     "The checkpoint folder cannot be listed; retried every second."};
@@ -54,6 +54,9 @@ inline constexpr EventKind kScanFailed{
 
 inline constexpr EventKind kWorkerJoined{"worker_joined", Tone::kNotice,
                                          "worker, detail", "A worker joined."};
+inline constexpr EventKind kWorkerRefused{
+    "worker_refused", Tone::kBad, "worker, cause",
+    "A message of a worker was refused because of its key or name."};
 inline constexpr EventKind kWorkerBack{
     "worker_back", Tone::kNotice, "worker, detail",
     "A worker that had been declared dead reported again."};
@@ -64,9 +67,21 @@ inline constexpr EventKind kWorkerLeft{"worker_left", Tone::kNotice, "worker",
                                        "A worker left cleanly."};
 inline constexpr EventKind kWorkerLost{
     "worker_lost", Tone::kBad, "worker, cause", "A worker was declared dead."};
+inline constexpr EventKind kCutOff{
+    "coordinator_cut_off", Tone::kBad, "detail",
+    "No worker of several hosts is heard; nobody is declared dead for that."};
+inline constexpr EventKind kCutOffEnded{
+    "coordinator_heard", Tone::kGood, "detail",
+    "A worker is heard again; `detail` says after how long."};
 inline constexpr EventKind kDrain{"drain", Tone::kNotice, "worker",
                                   "`remesh drain`: the worker finishes its "
                                   "step and leaves."};
+inline constexpr EventKind kHostCordoned{
+    "host_cordoned", Tone::kBad, "host, cause, seconds, detail",
+    "Ranks failed on this host, so none are placed there for `seconds`."};
+inline constexpr EventKind kHostUncordoned{
+    "host_uncordoned", Tone::kNotice, "host, detail",
+    "Ranks may be placed on the host again."};
 
 // ------------------------------------------------------------- generations
 
@@ -76,10 +91,11 @@ inline constexpr EventKind kWaiting{
 inline constexpr EventKind kWaitingForState{
     "waiting_for_state", Tone::kNotice, "detail",
     "No generation starts yet: a worker that holds finished steps may still "
-    "return."};
+    "return, or a committed checkpoint is not listed yet."};
 inline constexpr EventKind kWaitingForRoom{
     "waiting_for_room", Tone::kBad, "detail",
-    "The ranks ended without saving; the job waits and tries again."};
+    "A checkpoint, or the states in memory, do not fit; the job waits and "
+    "tries again."};
 inline constexpr EventKind kMesh{
     "mesh", Tone::kNotice, "mesh, from, source, lost_steps, detail",
     "A generation was planned; `from` is the mesh before it, `source` the "
@@ -100,6 +116,10 @@ inline constexpr EventKind kGenerationEnded{
 inline constexpr EventKind kChangePutOff{
     "change_put_off", Tone::kNotice, "cause, detail",
     "A planned change was postponed because saving failed."};
+inline constexpr EventKind kReportRefused{
+    "report_refused", Tone::kBad, "worker, cause, detail",
+    "A report was refused: its content is impossible, or another worker has "
+    "its name or started later; told at most once a minute."};
 inline constexpr EventKind kMetricsGap{
     "metrics_gap", Tone::kBad, "detail",
     "Steps finished whose metrics are lost."};

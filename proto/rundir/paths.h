@@ -5,10 +5,12 @@
 //   RUN/metrics.jsonl      one line per finished step
 //   RUN/events.jsonl       one line per event (events.h)
 //   RUN/journal.db         the coordinator's durable state
-//   RUN/coordinator.lock   flock'ed by the running coordinator; holds its pid
+//   RUN/coordinator.lock   flock'ed by the running coordinator: "PID HOST"
 //   RUN/coordinator.addr   where it listens: the address on the first line,
 //                          then "pid=...", "host=...", "bound=..."; removed
 //                          when the job ends
+//   RUN/keys/              who may talk to the coordinator: NAME.key (secret),
+//                          coordinator.pub, allowed.toml
 //   RUN/checkpoints/       one folder per step (see checkpoint.folder)
 //   RUN/logs/              coordinator.log, worker-NAME.log, gen-N/ of ranks
 //   RUN/traces/            traces, and flight records of dead ranks
@@ -38,6 +40,21 @@ inline std::string lock_path(const std::string& run) {
 }
 inline std::string endpoint_path(const std::string& run) {
   return run + "/coordinator.addr";
+}
+inline std::string keys_path(const std::string& run) { return run + "/keys"; }
+// The secret key of a member, "coordinator" for the coordinator's.
+inline std::string key_path(const std::string& run, const std::string& name) {
+  return keys_path(run) + "/" + name + ".key";
+}
+// The key that the coordinator uses after its next start.
+inline std::string next_key_path(const std::string& run) {
+  return keys_path(run) + "/coordinator.next";
+}
+inline std::string server_key_path(const std::string& run) {
+  return keys_path(run) + "/coordinator.pub";
+}
+inline std::string allowed_path(const std::string& run) {
+  return keys_path(run) + "/allowed.toml";
 }
 inline std::string logs_path(const std::string& run) { return run + "/logs"; }
 inline std::string coordinator_log_path(const std::string& run) {

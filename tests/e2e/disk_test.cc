@@ -150,6 +150,66 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
 }
 
+// Nothing of what the coordinator writes fits: training goes on, a rank that
+// dies is replaced when there is room, and `remesh run` survives.
+TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  const testing::SmallDisk disk(c().run_dir(), 24 << 20);
+  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  Process& run = c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(5));
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const size_t changes = c().events_named("training").size();
+  disk.fill(0);
+  const auto problem_lasts = [](int64_t seconds) {
+    return [seconds](const Json& s) {
+      if (s.value("problems", Json::array()).empty()) return false;
+      const std::string text = s["problems"][0].get<std::string>();
+      return std::stoll(text.substr(text.rfind("for ") + 4)) >= seconds;
+    };
+  };
+  const Json first = c().wait_for_status(problem_lasts(1));
+  ASSERT_FALSE(first.is_null());
+  const Json later = c().wait_for_status(problem_lasts(12), 40'000);
+  ASSERT_FALSE(later.is_null());
+  EXPECT_GE(later["step"].get<int64_t>(), first["step"].get<int64_t>() + 5);
+  EXPECT_EQ(later["state"], "running");
+  EXPECT_EQ(later["coordinator"]["pid"], first["coordinator"]["pid"]);
+  const Json& rank = later["workers"].at(0)["ranks"].at(0);
+  ASSERT_EQ(::kill(rank["pid"].get<pid_t>(), SIGKILL), 0);
+  ASSERT_FALSE(c().wait_for_status(
+                      [](const Json& s) { return s["state"] == "aborting"; })
+                   .is_null());
+  disk.free();
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  ASSERT_TRUE(c().wait_for_event("training", changes + 1));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  EXPECT_EQ(c().events_named("worker_lost").size(), 0U);
+  run.kill(SIGINT);
+  expect_exit(run, 130);
+  expect_sequence(c().last_step());
+}
+
+// The same with the run directory on that disk, and Ctrl-C.
+TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
+  make(endless());
+  const testing::SmallDisk disk(c().run_dir(), 24 << 20);
+  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(12));
+  disk.fill(64 << 10);
+  c().run().kill(SIGINT);
+  ASSERT_TRUE(c().wait_for_event("stop_declined"));
+  const int64_t declined_at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(declined_at + 10));
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  disk.free();
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  expect_sequence(c().last_step());
+}
+
 TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   train_to_20();
   damage(shard_of(c().checkpoints() + "/step-00000020"));

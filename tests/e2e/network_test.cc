@@ -3,7 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <fstream>
+#include <set>
+
 #include "tests/e2e/e2e.h"
+#include "tests/testing/leftovers.h"
 
 namespace remesh::e2e {
 namespace {
@@ -25,11 +29,17 @@ class NetworkTest : public E2e {
   void start_coordinator();
   // Worker w1 on host 1, w2 on host 2.
   void start_worker(int host, int slots = 1);
+  // The same as machines that are all called localhost.
+  void start_nameless_worker(int host);
+
+  std::string key_file() { return c().run_dir() + "/keys/worker.key"; }
 
   std::unique_ptr<Network> network_;
 };
 
 void NetworkTest::start_coordinator() {
+  // Of the same keys each time.
+  (void)c().remesh({"key", "new", "coordinator", "head", c().run_dir()});
   c().start_coordinator(
       {"--bind", "tcp://0.0.0.0:5710", "--advertise", Network::address(0)},
       network_->on(0));
@@ -39,10 +49,75 @@ void NetworkTest::start_worker(int host, int slots) {
   const std::string name = fmt::format("w{}", host);
   c().start_worker({.name = name,
                     .slots = slots,
-                    .more = {"--interface", "10.77.0.0/24", "--host-name",
+                    .more = {"--key", key_file(), "--interface", "10.77.0.0/24",
+                             "--mpi-ports", "20000-20099", "--host-name",
                              fmt::format("host{}", host)},
                     .prefix = network_->on(host),
                     .connect = "tcp://" + Network::address(0) + ":5710"});
+}
+
+void NetworkTest::start_nameless_worker(int host) {
+  std::vector<std::string> prefix = {
+      "unshare", "--uts", "sh", "-c", "hostname localhost; exec \"$@\"", "sh"};
+  const std::vector<std::string> on = network_->on(host);
+  prefix.insert(prefix.end(), on.begin(), on.end());
+  c().start_worker({.name = fmt::format("w{}", host),
+                    .more = {"--key", key_file()},
+                    .prefix = prefix,
+                    .connect = "tcp://" + Network::address(0) + ":5710"});
+}
+
+TEST_F(NetworkTest, MachinesThatAreAllCalledLocalhostAreNotOneHost) {
+  make({{"train.steps", "20"}, {"elastic.min_slots", "2"}});
+  start_coordinator();
+  start_nameless_worker(1);
+  start_nameless_worker(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  std::set<std::string> hosts;
+  auto argv = network_->on(0);
+  argv.insert(argv.end(),
+              {testing::program("remesh"), "status", c().run_dir(), "--json"});
+  const Json status = Json::parse(testing::run_program(argv).output);
+  for (const Json& w : status["workers"]) hosts.insert(w["host"]);
+  EXPECT_EQ(hosts.size(), 2U);
+  expect_exit(c().coordinator(), 0, 60'000);
+  expect_sequence(20);
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+}
+
+// Both hosts reach the coordinator, but their data networks do not meet.
+TEST_F(NetworkTest, NetworksOfMpiThatDoNotMeetAreNamed) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  for (const int host : {1, 2}) {
+    auto add = network_->on(host);
+    add.insert(add.end(),
+               {"sh", "-c",
+                fmt::format("ip link add data type bridge && ip addr add "
+                            "10.78.{}.1/24 dev data && ip link set data up",
+                            host)});
+    const Finished added = testing::run_program(add);
+    ASSERT_EQ(added.exit.code, 0) << added.output;
+    c().start_worker({.name = fmt::format("w{}", host),
+                      .more = {"--key", key_file(), "--interface", "data",
+                               "--host-name", fmt::format("host{}", host)},
+                      .prefix = network_->on(host),
+                      .connect = "tcp://" + Network::address(0) + ":5710"});
+  }
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const std::string cause = c().events_named("failure")[0]["cause"];
+  EXPECT_NE(cause.find("no route leads from the network of MPI here"),
+            std::string::npos)
+      << cause;
+  EXPECT_NE(cause.find("10.78.1.1/24"), std::string::npos) << cause;
+  EXPECT_NE(cause.find("10.78.2.1/24"), std::string::npos) << cause;
+  auto argv = network_->on(0);
+  argv.insert(argv.end(),
+              {testing::program("remesh"), "stop", "--discard", c().run_dir()});
+  const Finished stop = testing::run_program(argv);
+  EXPECT_EQ(stop.exit.code, 0) << stop.output;
+  expect_exit(c().coordinator(), 0);
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
 }
 
 TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
@@ -63,6 +138,15 @@ TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
   start_worker(2);
   ASSERT_TRUE(c().wait_for_dp(2));
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
+  ASSERT_EQ(c().ranks().size(), 2U);
+  for (const Cluster::Rank& r : c().ranks()) {
+    const auto at = testing::listeners_of(r.pid);
+    EXPECT_EQ(at.size(), 2U);
+    for (const std::string& a : at)
+      EXPECT_TRUE((a.starts_with("10.77.0.") || a.starts_with("[::1]")) &&
+                  a.substr(a.rfind(':') + 1).starts_with("200"))
+          << a;
+  }
   // Commands run on the coordinator's host.
   const auto ranks = testing::processes_with(c().folder());
   pid_t rank = 0;
@@ -91,6 +175,163 @@ TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
   expect_exit(c().coordinator(), 0);
   for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
   expect_sequence(c().last_step());
+}
+
+class WireGuardTest : public NetworkTest {
+ protected:
+  void start(int host, bool with = true) {
+    std::vector<std::string> more = {"--key", key_file(), "--host-name",
+                                     fmt::format("host{}", host)};
+    if (with) more.insert(more.end(), {"--wireguard", "0"});
+    c().start_worker({.name = fmt::format("w{}", host),
+                      .more = more,
+                      .prefix = network_->on(host),
+                      .connect = "tcp://" + Network::address(0) + ":5710"});
+  }
+  Finished on(int host, const std::vector<std::string>& command) {
+    auto argv = network_->on(host);
+    argv.insert(argv.end(), command.begin(), command.end());
+    return testing::run_program(argv);
+  }
+  void stop() {
+    const Finished f =
+        on(0, {testing::program("remesh"), "stop", c().run_dir()});
+    EXPECT_EQ(f.exit.code, 0) << f.output;
+    expect_exit(c().coordinator(), 0);
+    for (const char* w : {"w1", "w2"})
+      EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+    for (const int host : {1, 2})
+      EXPECT_EQ(on(host, {"wg", "show", "interfaces"}).output, "");
+  }
+};
+
+// Of a peer that it connects to.
+constexpr const char* kReadOneByte = R"(import socket, sys
+s = socket.create_connection((sys.argv[1], sys.argv[2]), 9)
+try:
+  print('read', s.recv(1))
+except ConnectionResetError:
+  print('read', b'')
+)";
+
+// Nothing of MPI passes between the hosts but in packets of WireGuard.
+TEST_F(WireGuardTest, CarriesWhatRanksSend) {
+  ASSERT_TRUE(network_->set_dropped("meta l4proto tcp").ok());
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  start(1);
+  start(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  for (const char* lost : {"rank", "worker"}) {
+    const int64_t at = c().last_step();
+    if (*lost == 'r') {
+      kill(c().ranks().front().pid, SIGKILL);
+    } else {
+      c().worker("w2").kill(SIGKILL);
+      c().worker("w2").wait_ms(5'000);
+      start(2);
+    }
+    ASSERT_TRUE(c().wait_for_event("failure", *lost == 'r' ? 1 : 2));
+    ASSERT_TRUE(c().wait_for_dp(2, at + 3)) << lost;
+  }
+  expect_sequence(c().last_step());
+  stop();
+}
+
+// A host takes packets for its address in the tunnel on its other interfaces,
+// too: the connection comes about, and is closed.
+TEST_F(WireGuardTest, NobodyOutsideOfItReachesARank) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  start(1);
+  start(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  for (const int host : {0, 1})
+    on(host, {"ip", "addr", "add", Network::address6(host) + "/64", "dev",
+              "lan", "nodad"});
+  const std::string mac =
+      on(1, {"cat", "/sys/class/net/lan/address"}).output.substr(0, 17);
+  int tried = 0;
+  for (const Cluster::Rank& r : c().ranks())
+    for (const std::string& at : testing::listeners_of(r.pid)) {
+      EXPECT_TRUE(at.starts_with("[fd72:6d73:") || at.starts_with("127.0.0.1"))
+          << at;
+      if (r.worker != "w1" || !at.starts_with("[fd72")) continue;
+      const size_t end = at.find(']');
+      const std::string address = at.substr(1, end - 1);
+      on(0, {"ip", "-6", "route", "replace", address, "dev", "lan"});
+      on(0, {"ip", "-6", "neigh", "replace", address, "lladdr", mac, "dev",
+             "lan"});
+      const Finished f =
+          on(0, {"python3", "-c", kReadOneByte, address, at.substr(end + 2)});
+      EXPECT_EQ(f.output, "read b''\n");
+      ++tried;
+    }
+  EXPECT_EQ(tried, 1);
+  const int64_t at = c().last_step();
+  EXPECT_TRUE(c().wait_for_step(at + 5));
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+  stop();
+}
+
+TEST_F(WireGuardTest, AWorkerWithoutItIsNamed) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  start(1);
+  start(2, /*with=*/false);
+  ASSERT_TRUE(c().wait_for_event("failure"));
+  const std::string cause = c().events_named("failure")[0]["cause"];
+  EXPECT_NE(cause.find("--wireguard"), std::string::npos) << cause;
+  EXPECT_EQ(c().last_step(), 0);
+  stop();
+}
+
+class Ipv6Test : public E2e {};
+
+// One worker is given the coordinator's address, the other a name that has an
+// IPv6 address only.
+TEST_F(Ipv6Test, HostsWithoutIpv4TrainTogether) {
+  auto made = Network::make(3, /*ipv6=*/true);
+  if (!made.ok()) GTEST_SKIP() << made.status().message();
+  const std::unique_ptr<Network> network = std::move(made).value();
+  make(endless({{"elastic.min_slots", "2"}}));
+  (void)c().remesh({"key", "new", "coordinator", "head", c().run_dir()});
+  const std::string key = c().run_dir() + "/keys/worker.key";
+  c().start_coordinator({"--bind", "tcp://[::]:5710", "--advertise",
+                         "[" + Network::address6(0) + "]"},
+                        network->on(0));
+  c().start_worker({.name = "w1",
+                    .more = {"--key", key, "--host-name", "host1"},
+                    .prefix = network->on(1),
+                    .connect = "tcp://[" + Network::address6(0) + "]:5710"});
+  const std::string hosts = c().folder() + "/hosts";
+  std::ofstream(hosts) << Network::address6(0) << " head\n";
+  std::vector<std::string> prefix = {
+      "unshare",
+      "--mount",
+      "sh",
+      "-c",
+      "mount --bind " + hosts + " /etc/hosts; exec \"$@\"",
+      "sh"};
+  for (const std::string& a : network->on(2)) prefix.push_back(a);
+  c().start_worker({.name = "w2",
+                    .more = {"--key", key, "--host-name", "host2"},
+                    .prefix = prefix,
+                    .connect = "tcp://head:5710"});
+  ASSERT_TRUE(c().wait_for_dp(2));
+  ASSERT_EQ(c().ranks().size(), 2U);
+  for (const Cluster::Rank& r : c().ranks())
+    for (const std::string& at : testing::listeners_of(r.pid))
+      EXPECT_TRUE(at.starts_with("[fd77::") || at.starts_with("127.0.0.1"))
+          << at;
+  auto argv = network->on(0);
+  argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
+  const Finished stop = testing::run_program(argv);
+  EXPECT_EQ(stop.exit.code, 0) << stop.output;
+  expect_exit(c().coordinator(), 0);
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  expect_sequence(c().last_step());
+  E2e::TearDown();  // before the network ends
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 // `remesh run` from start to end, and the other commands during a run.
+#include <arpa/inet.h>
 #include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -7,6 +10,7 @@
 #include <set>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/leftovers.h"
 
 namespace remesh::e2e {
 namespace {
@@ -323,6 +327,78 @@ TEST_F(RunTest, StatusHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_EQ(pids.size(), 5U);
   for (const int pid : pids)
     EXPECT_NE(testing::process_state(pid), "") << "pid " << pid;
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+// Whether a connection of that user to loopback is closed without an answer.
+bool turned_away(uid_t uid, int port) {
+  const pid_t child = fork();
+  if (child == 0) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const timeval limit{.tv_sec = 10, .tv_usec = 0};
+    char byte = 0;
+    const int fd =
+        setresuid(uid, uid, uid) == 0 ? socket(AF_INET, SOCK_STREAM, 0) : -1;
+    if (fd < 0 ||
+        connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)) != 0)
+      _exit(2);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+    const ssize_t n = recv(fd, &byte, 1, 0);
+    _exit(n == 0 || (n < 0 && errno == ECONNRESET) ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST_F(RunTest, RanksOfOneHostHearThatHostAndTheirUserOnly) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  int listeners = 0;
+  for (const auto& [rank, pid] : c().rank_pids(2))
+    for (const std::string& at : testing::listeners_of(pid)) {
+      EXPECT_TRUE(at.starts_with("127.0.0.1:") || at.starts_with("[::1]:"))
+          << at;
+      if (geteuid() != 0 || !at.starts_with("127.")) continue;
+      EXPECT_TRUE(turned_away(65534, std::stoi(at.substr(10)))) << at;
+      ++listeners;
+    }
+  EXPECT_TRUE(listeners == 2 || geteuid() != 0);
+  const int64_t at = c().last_step();
+  EXPECT_TRUE(c().wait_for_step(at + 5));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  EXPECT_EQ(c().events_named("failure").size(), 0U);
+}
+
+// A socket in the file system, so that no port is open. What is not such a
+// socket is not replaced, and one that is in use is not taken.
+TEST_F(RunTest, ASocketOfThisMachineReplacesAPort) {
+  make(endless());
+  const std::string path = c().folder() + "/socket";
+  testing::write_whole(path, "a file of the user");
+  const std::vector<std::string> run = {"run",       c().job_file(),
+                                        "--run-dir", c().run_dir(),
+                                        "--bind",    "ipc://" + path};
+  const Finished refused = c().remesh(run);
+  EXPECT_NE(refused.exit.code, 0);
+  EXPECT_NE(refused.output.find("not a socket"), std::string::npos)
+      << refused.output;
+  EXPECT_EQ(testing::read_whole(path), "a file of the user");
+  std::filesystem::remove(path);
+  c().start_run(2, {"--bind", "ipc://" + path});
+  ASSERT_TRUE(c().wait_for_dp(2));
+  const Json status = c().status();
+  EXPECT_TRUE(testing::listeners_of(status["coordinator"]["pid"]).empty());
+  auto second = run;
+  second[3] += "2";
+  const Finished taken = c().remesh(second);
+  EXPECT_NE(taken.output.find("in use"), std::string::npos) << taken.output;
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130);
 }

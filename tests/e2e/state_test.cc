@@ -221,6 +221,39 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
   expect_sequence(c().last_step());
 }
 
+// As systemd-logind does with /dev/shm when its user logs out.
+TEST_F(StateTest, StatesThatSomebodyRemovesAreToldAndTrainingGoesOn) {
+  make(endless(in_memory()));
+  start_services(2, 5);
+  for (const char* worker : {"w1", "w2"})
+    for (const auto& e : fs::directory_iterator(c().state_folder(worker)))
+      fs::remove(e.path());
+  ASSERT_TRUE(c().wait_for_event("checkpoint_failed", 2));
+  const Json told = c().events_named("checkpoint_failed").front();
+  EXPECT_NE(told.value("cause", "").find("enable-linger"), std::string::npos)
+      << told;
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
+  stop_in_order();
+  EXPECT_EQ(checkpoints(), 1U);
+  expect_sequence(c().last_step());
+}
+
+TEST_F(StateTest, AllFilesAreTheUsersAlone) {
+  make(endless({{"checkpoint.interval", "5"}}));
+  start_services(2, 8);
+  ASSERT_TRUE(c().wait_for_event("checkpoint"));
+  stop_in_order();
+  size_t files = 0;
+  for (const auto& e : fs::recursive_directory_iterator(c().run_dir())) {
+    EXPECT_EQ(e.status().permissions() &
+                  (fs::perms::group_all | fs::perms::others_all),
+              fs::perms::none)
+        << e.path();
+    files += e.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_GT(files, 10U);
+}
+
 TEST_F(StateTest, WithoutStateInMemoryItComesFromCheckpoints) {
   make(endless({{"elastic.keep_state", "false"},
                 {"train.digest", "true"},

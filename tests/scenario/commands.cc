@@ -21,8 +21,17 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
         "model has 8 layers and 8 heads"}},
       {"coordinator",
        {&S::coordinator,
-        "coordinator [resume] [lost-journal]: (re)starts it, on its journal"}},
+        "coordinator [resume] [lost-journal|old-journal]: (re)starts it, on "
+        "its journal, or on the copy that `backup` made"}},
+      {"backup", {&S::backup, "backup: copies the journal"}},
       {"kill-coordinator", {&S::kill_coordinator, "SIGKILL"}},
+      {"freeze-coordinator",
+       {&S::freeze_coordinator,
+        "SIGSTOP, and its lock is lost: `coordinator` starts a second one"}},
+      {"thaw-coordinator",
+       {&S::thaw_coordinator,
+        "thaw-coordinator NAME...: the older one goes on with what it was sent "
+        "before there was a second one, and hears these workers"}},
       {"worker",
        {&S::worker,
         "worker NAME... slots=1 host=: (re)starts daemons; a live one of the "
@@ -36,6 +45,10 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
        {&S::network,
         "network NAME cut|lost|hold|ok: loses everything / breaks and loses "
         "/ delays / heals and delivers"}},
+      {"link",
+       {&S::link,
+        "link HOST HOST cut|ok: messages between their ranks are lost, in "
+        "generations that start from now on as well"}},
       {"freeze", {&S::freeze, "freeze NAME [off]: SIGSTOP of the daemon"}},
       {"term", {&S::term, "term NAME: SIGTERM of the daemon"}},
       {"drain", {&S::user, "drain NAME: as `remesh drain`"}},
@@ -43,6 +56,7 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"checkpoint", {&S::user, "checkpoint: as `remesh checkpoint`"}},
       {"mesh", {&S::user, "mesh LAYOUT: as `remesh mesh`"}},
       {"scale", {&S::user, "scale N: as `remesh scale`; 0: all"}},
+      {"uncordon", {&S::user, "uncordon HOST: as `remesh uncordon`"}},
       {"time", {&S::time, "time MS: lets it pass"}},
       {"step", {&S::step, "step [N=1]: all ranks make N steps, 10 ms each"}},
       {"commit",
@@ -57,17 +71,20 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
        {&S::rank,
         "spawn-failed NAME error=: its next ranks cannot be started"}},
       {"disk", {&S::disk, "disk full|ok"}},
-      {"kills", {&S::disk, "kills slow|done: SIGKILLed ranks linger"}},
+      {"kills", {&S::disk, "kills slow [NAME]|done: SIGKILLed ranks linger"}},
       {"damage",
        {&S::scan_result,
         "damage STEP...: checkpoints fail verification; `lost`: are gone"}},
+      {"listing",
+       {&S::scan_result,
+        "listing late|ok: checkpoints saved from now on are not listed"}},
       {"spoil",
        {&S::scan_result,
         "spoil NAME STEP...: states in that worker's memory do not load"}},
       {"report",
        {&S::report,
-        "report NAME incarnation= seq= generation= state= slots=: a hand-made "
-        "message to the coordinator"}},
+        "report NAME incarnation= seq= generation= state= slots= epoch=: a "
+        "hand-made message to the coordinator"}},
       {"directive",
        {&S::directive,
         "directive NAME goal= epoch= seq= generation= incarnation=: a "
@@ -170,7 +187,13 @@ Status ScriptedCluster::coordinator(const Command& c) {
   };
   if (coordinator_) return already_exists("the coordinator runs");
   if (has("lost-journal")) journal_.reset();
+  if (has("old-journal")) journal_ = backup_;
   start_coordinator(has("resume"));
+  return ok_status();
+}
+
+Status ScriptedCluster::backup(const Command&) {
+  backup_ = journal_;
   return ok_status();
 }
 
@@ -240,6 +263,24 @@ Status ScriptedCluster::network(const Command& c) {
   return ok_status();
 }
 
+Status ScriptedCluster::link(const Command& c) {
+  if (c.words.size() != 3) return invalid_argument("link HOST HOST HOW");
+  if (c.words[2] == "cut")
+    cut_links_.insert(std::minmax(c.words[0], c.words[1]));
+  else
+    cut_links_.erase(std::minmax(c.words[0], c.words[1]));
+  return ok_status();
+}
+
+// Whether a message between ranks of the world is lost.
+bool ScriptedCluster::cut_apart() {
+  std::set<std::string> hosts;
+  for (const auto& [w, r] : world()) hosts.insert(w->host);
+  return std::any_of(cut_links_.begin(), cut_links_.end(), [&](auto& link) {
+    return hosts.contains(link.first) && hosts.contains(link.second);
+  });
+}
+
 Status ScriptedCluster::freeze(const Command& c) {
   const auto w = find_worker(c.words.empty() ? "" : c.words[0], true);
   if (!w.ok()) return w.status();
@@ -264,6 +305,7 @@ Status ScriptedCluster::user(const Command& c) {
                    : c.name == "checkpoint" ? pb::Command::CHECKPOINT
                    : c.name == "mesh"       ? pb::Command::MESH
                    : c.name == "scale"      ? pb::Command::SCALE
+                   : c.name == "uncordon"   ? pb::Command::UNCORDON
                                             : pb::Command::STOP);
   command.set_discard(!c.words.empty() && c.words[0] == "discard");
   if (!c.words.empty()) command.set_worker(c.words[0]);
@@ -353,10 +395,12 @@ Status ScriptedCluster::disk(const Command& c) {
       for (auto& [w, r] : world()) r->checkpoint_error.clear();
     return ok_status();
   }
+  const std::string slow_one = slow_kill_of_;
   slow_kill_ = what == "slow";
+  slow_kill_of_ = c.words.size() > 1 ? c.words[1] : "";
   if (slow_kill_) return ok_status();
   for (auto& [name, w] : workers_) {
-    if (!w.agent) continue;
+    if (!w.agent || (!slow_one.empty() && slow_one != name)) continue;
     reap_killed(w);
     drive(w, agent::TornDown{w.generation});
   }
@@ -367,6 +411,11 @@ Status ScriptedCluster::scan_result(const Command& c) {
   if (c.name == "spoil") {
     for (size_t i = 1; i < c.words.size(); ++i)
       spoiled_.emplace(c.words[0], std::atoll(c.words[i].c_str()));
+    return ok_status();
+  }
+  if (c.name == "listing") {
+    listed_.reset();
+    if (!c.words.empty() && c.words[0] == "late") listed_ = checkpoints_;
     return ok_status();
   }
   const bool lost = !c.words.empty() && c.words.back() == "lost";
@@ -394,6 +443,8 @@ Status ScriptedCluster::report(const Command& c) {
   if (!pb::Report::State_Parse(c.text("state", "IDLE"), &state))
     return invalid_argument("state: IDLE, PREPARED, RUNNING or QUIESCED");
   r.set_state(state);
+  if (c.number("epoch", 0) > 0)
+    r.set_coordinator_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
   drive(core::ReportReceived{r});
   return ok_status();
 }
@@ -449,8 +500,11 @@ Status ScriptedCluster::status(const Command&) {
   if (s.scale() > 0) text += fmt::format(" scale={}", s.scale());
   if (!s.detail().empty()) text += " (" + s.detail() + ")";
   for (const pb::WorkerStatus& w : s.workers())
-    text += fmt::format(" {}:{}{}", w.name(), w.state(),
-                        w.draining() ? "+leaving" : "");
+    text += fmt::format(" {}:{}{}{}", w.name(), w.state(),
+                        w.draining() ? "+leaving" : "",
+                        w.cordoned().empty() ? "" : "+cordoned");
+  for (const pb::Cordon& k : s.cordons())
+    text += fmt::format(" {}={:.0f}s", k.host(), k.remaining_s());
   text += fmt::format(" dropped={}", s.dropped());
   for (const auto& [name, w] : workers_)
     if (w.dropped > 0) text += fmt::format(" {}-dropped={}", name, w.dropped);

@@ -59,6 +59,11 @@ std::string durable_text(const pb::Durable& d) {
   if (d.must_stop()) s += " must_stop";
   if (!d.pinned().empty()) s += " pinned " + d.pinned();
   if (d.mesh_asked()) s += " mesh_asked";
+  for (const pb::Cordon& c : d.cordons()) s += " cordoned=" + c.host();
+  for (const pb::Cordon& c : d.suspects())
+    if (d.phase() == pb::Durable::WAITING)
+      s += fmt::format(" failures={}{}:{}", c.host(),
+                       c.peer().empty() ? "" : "+" + c.peer(), c.failures());
   return s;
 }
 
@@ -66,6 +71,7 @@ std::string event_text(const pb::EventRecord& e) {
   std::string s = fmt::format("event {} g{}", e.event(), e.generation());
   if (e.has_worker() && !e.worker().empty()) s += " worker=" + e.worker();
   if (e.has_rank()) s += fmt::format(" rank={}", e.rank());
+  if (e.has_host() && !e.has_worker()) s += " host=" + e.host();
   if (e.lost_steps() != 0) s += fmt::format(" lost_steps={}", e.lost_steps());
   if (e.has_source()) s += " source=\"" + e.source() + "\"";
   if (e.has_cause()) s += " cause=\"" + e.cause() + "\"";
@@ -111,7 +117,9 @@ void ScriptedCluster::say(const std::string& line) {
 // -------------------------------------------------------------------- time
 
 void ScriptedCluster::tick() {
-  if (coordinator_) drive(core::Tick{});
+  if (coordinator_)
+    drive(core::Tick{.synced_step =
+                         metrics_.empty() ? 0 : metrics_.back().step()});
   for (auto& [name, w] : workers_) tick_worker(w);
   pump();
 }
@@ -119,13 +127,15 @@ void ScriptedCluster::tick() {
 void ScriptedCluster::tick_worker(Worker& w) {
   if (!w.agent || w.frozen) return;
   const auto ranks = world();
-  const bool moving = std::all_of(ranks.begin(), ranks.end(), [](auto& r) {
-    return r.second->alive && !r.second->stopped && !r.second->stuck;
+  const bool apart = cut_apart();
+  const bool moving = std::all_of(ranks.begin(), ranks.end(), [&](auto& r) {
+    return !apart && r.second->alive && !r.second->stopped && !r.second->stuck;
   });
   agent::Tick t;
   for (auto& [rank, r] : w.ranks) {
     if (r.alive && moving && w.generation == live_) ++r.progress;
     t.samples.push_back(sample(r));
+    if (apart) t.samples.back().status.set_waits(true);
   }
   drive(w, t);
 }
@@ -174,6 +184,7 @@ void ScriptedCluster::start_coordinator(bool resume) {
 }
 
 void ScriptedCluster::drive(const core::Input& event) {
+  if (older_ && !coordinator_) older_mail_.push_back(event);
   if (!coordinator_) return;
   for (const core::Action& a : coordinator_->on(event, now_)) act(a);
 }
@@ -192,6 +203,8 @@ void ScriptedCluster::act(const core::Action& action) {
     to_worker(f->worker, agent::FenceOutReceived{f->fence});
   } else if (const auto* r = std::get_if<core::Respond>(&action)) {
     say(r->reply.ok() ? "answer ok" : "answer error: " + r->reply.error());
+  } else if (const auto* x = std::get_if<core::Refuse>(&action)) {
+    say("refuses: " + x->refusal.reason());
   } else if (const auto* e = std::get_if<core::EmitEvent>(&action)) {
     say(event_text(e->record));
   } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
@@ -209,12 +222,14 @@ void ScriptedCluster::act(const core::Action& action) {
 
 core::CheckpointsScanned ScriptedCluster::scan() const {
   core::CheckpointsScanned s;
-  for (const auto& [step, recent] : checkpoints_) {
+  for (const auto& [step, recent] : listed_ ? *listed_ : checkpoints_) {
     const std::string path = fmt::format("step-{}", step);
-    if (damaged_.contains(step))
+    if (damaged_.contains(step)) {
       s.invalid.push_back(path + ": checksum differs");
-    else
-      s.valid.push_back({.step = step, .path = path, .recent = recent});
+      s.invalid_steps.push_back(step);
+      continue;
+    }
+    s.valid.push_back({.step = step, .path = path, .recent = recent});
   }
   return s;
 }
@@ -225,6 +240,8 @@ void ScriptedCluster::to_coordinator(Worker& w, core::Input event) {
   if (w.held) {
     w.out.push_back(std::move(event));
   } else if (!w.cut) {
+    if (older_ && older_hears_.contains(w.name))
+      messages_.push_back([this, event] { drive_older(event); });
     messages_.push_back([this, event] { drive(event); });
   }
 }
@@ -260,10 +277,10 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     spawn(w, p->assignment);
   } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {
     say(fmt::format("{} kills its ranks of g{}", w.name, k->generation));
-    if (!slow_kill_) messages_.push_back([this, &w] { reap_killed(w); });
+    if (!kills_slowly(w)) messages_.push_back([this, &w] { reap_killed(w); });
   } else if (const auto* t = std::get_if<agent::TearDown>(&action)) {
     const int64_t g = t->generation;
-    if (!slow_kill_)
+    if (!kills_slowly(w))
       messages_.push_back([this, &w, g] { drive(w, agent::TornDown{g}); });
   } else if (const auto* i = std::get_if<agent::TakeInventory>(&action)) {
     const agent::TakeInventory asked = *i;
@@ -349,6 +366,7 @@ void ScriptedCluster::complete_fence(Worker& w, const agent::CompleteFence& f) {
   }
   for (auto& [other, r] : world())
     if (!other->fences.contains(1)) return;
+  if (cut_apart()) return say(fmt::format("ranks of g{} cannot connect", g));
   say(fmt::format("ranks of g{} are connected", g));
   if (keeps_state()) restore_states();
 }

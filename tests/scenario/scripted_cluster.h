@@ -85,10 +85,14 @@ class ScriptedCluster {
   // Commands.
   Status job(const Command& c);
   Status coordinator(const Command& c);
+  Status backup(const Command& c);
+  Status freeze_coordinator(const Command& c);
+  Status thaw_coordinator(const Command& c);
   Status kill_coordinator(const Command& c);
   Status worker(const Command& c);
   Status kill(const Command& c);
   Status network(const Command& c);
+  Status link(const Command& c);
   Status freeze(const Command& c);
   Status term(const Command& c);
   Status user(const Command& c);
@@ -110,6 +114,8 @@ class ScriptedCluster {
   void pump();  // delivers messages until none is under way
   void start_coordinator(bool resume);
   void drive(const core::Input& event);
+  void drive_older(const core::Input& event);
+  std::string refuses_older(const core::Action& action) const;
   void drive(Worker& w, const agent::Event& event);
   void act(const core::Action& action);
   void act(Worker& w, const agent::Action& action);
@@ -120,11 +126,15 @@ class ScriptedCluster {
   void end_rank(Worker& w, Rank& r, int code, int signal,
                 const std::string& error, double time);
   void reap_killed(Worker& w);
+  bool kills_slowly(const Worker& w) const {
+    return slow_kill_ && (slow_kill_of_.empty() || slow_kill_of_ == w.name);
+  }
   agent::RankSample sample(Rank& r);
   core::CheckpointsScanned scan() const;
   Result<Worker*> find_worker(const std::string& name, bool alive);
   Result<std::pair<Worker*, Rank*>> find_rank(const std::string& number);
   std::vector<std::pair<Worker*, Rank*>> world();
+  bool cut_apart();
   void commit_step(Worker& w, Rank& r, int64_t step);
   // States in memory (states.cc).
   bool keeps_state() const { return job_.elastic().keep_state(); }
@@ -140,13 +150,23 @@ class ScriptedCluster {
   std::string output_;
   pb::Job job_;
   std::unique_ptr<core::Coordinator> coordinator_;
-  std::optional<pb::Durable> journal_;
+  // One that was stopped when the other was started, its mail, the length of
+  // metrics.jsonl as it knows it, and the workers it hears again.
+  std::unique_ptr<core::Coordinator> older_;
+  std::deque<core::Input> older_mail_;
+  size_t older_lines_ = 0;
+  std::set<std::string> older_hears_;
+  std::optional<pb::Durable> journal_, backup_;
   std::vector<pb::StepMetrics> metrics_;
   std::map<int64_t, std::vector<pb::StepMetrics>> checkpoints_;
+  // What a listing shows instead, while it is late.
+  std::optional<std::map<int64_t, std::vector<pb::StepMetrics>>> listed_;
   std::set<int64_t> damaged_;
   std::set<std::pair<std::string, int64_t>> spoiled_;  // in whose memory
+  std::set<std::pair<std::string, std::string>> cut_links_;
   bool disk_full_ = false;
   bool slow_kill_ = false;
+  std::string slow_kill_of_;  // only of this worker; "": of all
   std::map<int64_t, pb::StepMetrics> computed_;  // by the live generation
   int64_t live_ = 0;                             // newest generation spawned
   pb::Assignment assignment_;                    // of it

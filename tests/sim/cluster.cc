@@ -6,6 +6,7 @@
 #include <cstdio>
 
 #include "coordinator/core/job_shape.h"
+#include "proto/base/rank_phase.h"
 #include "proto/base/rng.h"
 #include "tests/sim/parts.h"
 
@@ -14,12 +15,30 @@ namespace {
 
 constexpr int64_t kWorkerTickMs = 50;
 constexpr int64_t kCoordinatorTickMs = 50;
-constexpr int64_t kSettledMs = 4000;  // without faults
+
+// The answer to a message of hostile.cc.
+bool answers_hostile(const core::Action& action) {
+  if (const auto* e = std::get_if<core::EmitEvent>(&action))
+    return e->record.event() == events::kReportRefused.name;
+  if (const auto* r = std::get_if<core::Respond>(&action))
+    return r->client == kHostileClient;
+  return std::holds_alternative<core::Refuse>(action);
+}
 
 }  // namespace
 
 Cluster::Cluster(const SimOptions& options)
-    : options_(options), rng_(options.seed * 0x9E3779B97F4A7C15ULL + 1) {
+    : options_(options),
+      rng_(options.seed * 0x9E3779B97F4A7C15ULL + 1),
+      hostile_rng_(options.seed * 0xD1B54A32D192ED03ULL + 1),
+      later_rng_(options.seed * 0x9E3779B97F4A7C15ULL + 2),
+      upgrade_rng_(options.seed * 0x8CB92BA72F3D8DD7ULL + 1),
+      doubts_(options.seed * 0x9E3779B97F4A7C15ULL + 3),
+      host_rng_(options.seed * 0xA24BAED4963EE407ULL + 2),
+      disk_rng_(options.seed * 0xBF58476D1CE4E5B9ULL + 1) {
+  upgrades_ = upgrade_rng_() % 6 == 0;
+  hostile_ = hostile_rng_() % 8 == 0 ? 2 : 0;
+  if (options.hostile >= 0) hostile_ = options.hostile;
   auto* e = job_.mutable_elastic();
   job_.mutable_job()->set_name("sim");
   job_.mutable_train()->set_steps(uniform(8, 25));
@@ -61,6 +80,8 @@ Cluster::Cluster(const SimOptions& options)
   crash_between_actions_ = chance(0.5) ? 0.0 : 0.001;
   stop_ = chance(0.2);
   chain_.push_back(hash64("initial weights"));
+  choose_bad_host();
+  choose_disk();
 }
 
 Cluster::~Cluster() = default;
@@ -78,6 +99,15 @@ int64_t Cluster::uniform(int64_t low, int64_t high) {
 
 bool Cluster::chance(double p) {
   return static_cast<double>(rng_() >> 11) * 0x1p-53 < p;
+}
+
+int64_t Cluster::later_uniform(int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(later_rng_() %
+                                    static_cast<uint64_t>(high - low + 1));
+}
+
+bool Cluster::later_chance(double p) {
+  return static_cast<double>(later_rng_() >> 11) * 0x1p-53 < p;
 }
 
 void Cluster::violated(const std::string& what) {
@@ -98,6 +128,7 @@ std::string Cluster::run() {
     at(uniform(0, 300), [this, &w] { start_worker(w); });
   }
   schedule_fault();
+  schedule_doubt();
   if (stop_)
     at(uniform(500, options_.fault_ms), [this] {
       pb::Command c;
@@ -162,6 +193,10 @@ void Cluster::check_leftovers() {
 // ------------------------------------------------------------- coordinator
 
 void Cluster::start_coordinator(bool resume) {
+  lose_unwritten();
+  decided_ = adopted_ = journal_;
+  if (journal_) restarted_ms_ = now_;
+  resuming_ = resuming_ || resume;
   core::Options o;
   o.job = job_;
   o.run_dir = "/run";
@@ -175,13 +210,20 @@ void Cluster::start_coordinator(bool resume) {
                      [&](auto& f) { return f.generation == m.generation(); }))
       o.first_steps.push_back({m.generation(), m.step()});
   o.restored = journal_;
-  o.resume = resume;
+  o.resume = resuming_;
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
+  // Epochs begin with the time, so an old journal does not repeat them.
+  if (forgot_ && journal_) o.epoch_floor = epoch_ + 1;
+  told_saved_ = journal_ ? journal_->saved_step() : 0;
+  lines_ = metrics_.size();
   coordinator_frozen_until_ = 0;
   newest_heard_.clear();
+  heard_ms_.clear();
+  connection_lost_ms_.clear();
   for (const auto& [name, w] : workers_)
     reconnected_at_[name] =
         faults_on_ && chance(0.3) ? now_ + uniform(0, 2000) : 0;
+  excuse_slow_fences();
   coordinator_ = std::make_unique<core::Coordinator>(std::move(o));
   const uint64_t life = ++coordinator_life_;
   trace("coordinator starts");
@@ -198,27 +240,69 @@ void Cluster::crash_coordinator() {
   trace("coordinator crashes");
   coordinator_.reset();
   ++coordinator_life_;
+  lose_unwritten();
   // Somebody moves the run directory's journal away: rare, and not at once.
   const bool forgets = faults_on_ && chance(0.03);
   if (forgets) trace("the journal is lost");
   if (forgets) journal_.reset();
   forgot_ = forgot_ || forgets;
+  if (forgets) end_rival("its journal is gone");
+  if (faults_on_ && !forgets && later_chance(0.08)) roll_journal_back();
+  if (faults_on_ && later_chance(0.2)) lose_unsynced_metrics();
   const uint64_t life = coordinator_life_;
   at(forgets ? uniform(1100, 2500) : uniform(10, 2500), [this, life] {
-    if (!coordinator_ && life == coordinator_life_) start_coordinator();
+    when_disk_answers([this, life] {
+      if (!coordinator_ && life == coordinator_life_) start_coordinator();
+    });
   });
+}
+
+// The last step whose metrics are durable.
+int64_t Cluster::sync_metrics() {
+  constexpr int64_t kSyncMs = 300;
+  if (now_ >= next_sync_ms_ && disk_ != Disk::kStands) {
+    synced_lines_ = metrics_.size() - unwritten_lines_;
+    next_sync_ms_ = now_ + kSyncMs;
+  }
+  return synced_lines_ == 0 ? 0 : metrics_[synced_lines_ - 1].step();
+}
+
+// The coordinator's host goes down with it.
+void Cluster::lose_unsynced_metrics() {
+  trace(fmt::format("{} lines of metrics are lost",
+                    metrics_.size() - synced_lines_));
+  cut_metrics(synced_lines_);
+  end_rival("it is on the same host");
+}
+
+// Somebody puts the run directory's journal back from a backup.
+void Cluster::roll_journal_back() {
+  if (backups_.empty()) return;
+  end_rival("its journal is gone");
+  const int64_t last = static_cast<int64_t>(backups_.size()) - 1;
+  journal_ = backups_[static_cast<size_t>(later_uniform(0, last))];
+  forgot_ = true;
+  trace(fmt::format("the journal is of generation {} again",
+                    journal_->generation()));
 }
 
 void Cluster::coordinator_tick(uint64_t life) {
   if (life != coordinator_life_ || !coordinator_) return;
-  if (now_ >= coordinator_frozen_until_) drive_coordinator(core::Tick{});
+  if (now_ >= coordinator_frozen_until_) drive_coordinator(tick_of_disk());
+  if (now_ >= coordinator_frozen_until_) poll_mail();
+  if (now_ >= coordinator_frozen_until_) attack_coordinator();
   at(kCoordinatorTickMs, [this, life] { coordinator_tick(life); });
 }
 
 void Cluster::drive_coordinator(const core::Input& event) {
   if (!coordinator_) return;
   const uint64_t life = coordinator_life_;
-  for (const core::Action& a : coordinator_->on(event, now_)) {
+  const auto actions = coordinator_->on(event, now_);
+  if (const auto* r = std::get_if<core::ReportReceived>(&event);
+      r != nullptr && coordinator_->follows(r->report))
+    note_place(r->report);
+  for (const core::Action& a : actions) {
+    if (answers_hostile(a)) continue;
     add_to_digest(a);
     if (faults_on_ && chance(crash_between_actions_)) {
       ++stats_.faults;
@@ -229,56 +313,67 @@ void Cluster::drive_coordinator(const core::Input& event) {
   }
 }
 
+// The listing may be a few seconds old, as NFS gives it. A checkpoint that the
+// coordinator does not know of either would be lost, so the scanner changes the
+// folder before it lists it.
 core::CheckpointsScanned Cluster::scan() {
   core::CheckpointsScanned s;
   s.claimed = claimed_;
   newest_scanned_ = 0;
+  const int64_t listed_ms =
+      faults_on_ && later_chance(0.2) ? now_ - later_uniform(0, 3000) : now_;
   for (const auto& [step, saved] : checkpoints_) {
+    if (saved.ms > listed_ms && step <= told_saved_) continue;
     s.valid.push_back({.step = step,
                        .generation = saved.generation,
                        .path = fmt::format("step-{}", step),
                        .recent = saved.recent});
-    // The job may have gone on without those who saved it.
-    const bool left = std::any_of(
-        metrics_.begin(), metrics_.end(),
-        [&, step = step, g = saved.generation](const pb::StepMetrics& m) {
-          return m.generation() > g && m.step() <= step;
-        });
-    if (!left) newest_scanned_ = step;
+    if (!abandoned(step, saved.generation)) newest_scanned_ = step;
   }
   return s;
 }
 
 void Cluster::do_action(const core::Action& action) {
   if (const auto* p = std::get_if<core::Persist>(&action)) {
+    if (finds_lines_of_rival()) return;
     check_persist(p->durable);
-    journal_ = p->durable;
-    stats_.generations = std::max(stats_.generations, p->durable.generation());
+    decided_ = p->durable;
+    write([this, d = p->durable] { put_into_journal(d); });
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
-    const pb::Directive& d = s->directive;
-    check_directive(d);
-    deliver_to_worker(d.worker(), agent::DirectiveReceived{d});
+    check_directive(s->directive);
+    hold(s->directive);
   } else if (const auto* f = std::get_if<core::SendFence>(&action)) {
     deliver_to_worker(f->worker, agent::FenceOutReceived{f->fence});
   } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
+    if (finds_lines_of_rival()) return;
     check_metrics(m->metrics);
     metrics_.push_back(m->metrics);
+    ++lines_;
+    ++unwritten_lines_;
+    write([this] { --unwritten_lines_; });
   } else if (std::get_if<core::ScanCheckpoints>(&action) != nullptr) {
-    const uint64_t life = coordinator_life_;
-    at(uniform(1, chance(0.9) ? 20 : 1000), [this, life] {
-      if (life == coordinator_life_) drive_coordinator(scan());
+    then([this, life = coordinator_life_] {
+      at(uniform(1, chance(0.9) ? 20 : 1000), [this, life] {
+        when_disk_answers([this, life] {
+          if (life == coordinator_life_) drive_coordinator(scan());
+        });
+      });
     });
   } else if (const auto* v = std::get_if<core::EmitEvent>(&action)) {
-    trace("event " + v->record.ShortDebugString());
+    if (options_.trace) trace("event " + v->record.ShortDebugString());
     check_event(v->record);
+    write([] {});
   } else if (const auto* x = std::get_if<core::Exit>(&action)) {
-    trace("coordinator exits " + x->message);
-    if (journal_->phase() == pb::Durable::STOPPED) {
-      at(uniform(0, 3000), [this] { resume(); });
-    } else {
-      done_ = true;
-      exit_code_ = x->code;
-    }
+    then([this, exit = *x] {
+      trace("coordinator exits " + exit.message);
+      if (journal_->phase() == pb::Durable::STOPPED) {
+        at(uniform(0, 3000),
+           [this] { when_disk_answers([this] { resume(); }); });
+      } else {
+        done_ = true;
+        exit_code_ = exit.code;
+      }
+    });
   }
 }
 
@@ -287,6 +382,7 @@ void Cluster::resume() {
   trace("resumed");
   if (!stop_) violated("stopped, and nobody asked for it");
   stop_ = false;
+  backups_.clear();
   start_coordinator(/*resume=*/true);
   for (auto& [name, w] : workers_) w->left = w->left && w->terminated;
   for (auto& [name, w] : workers_) start_worker(*w);
@@ -305,10 +401,11 @@ bool Cluster::network_eats() { return faults_on_ && chance(loss_); }
 
 void Cluster::deliver_to_coordinator(const std::string& from,
                                      const core::Input& event) {
+  if (partitioned_until_[from] <= now_) tell_rival(event);
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
     if (network_eats() || partitioned_until_[from] > now_ ||
-        reconnected_at_[from] > now_)
+        mute_until_[from] > now_ || reconnected_at_[from] > now_)
       continue;
     ++stats_.messages;
     at(latency(), [this, from, event] { arrive(from, event); });
@@ -323,9 +420,20 @@ void Cluster::arrive(const std::string& from, const core::Input& event) {
        [this, from, event] { arrive(from, event); });
     return;
   }
+  const auto* r = std::get_if<core::ReportReceived>(&event);
+  const auto follows = [&] {
+    return r != nullptr && coordinator_ && coordinator_->follows(r->report);
+  };
+  const bool again = follows();
+  const bool known = r != nullptr && is_known(r->report.worker());
   drive_coordinator(event);
-  if (const auto* r = std::get_if<core::ReportReceived>(&event))
-    check_heard(r->report);
+  if (!follows() || again) return;
+  heard_ms_[from] = now_;
+  connection_lost_ms_.erase(from);
+  check_heard(r->report);
+  note_impostor(r->report);
+  if (known && r->report.incarnation() != workers_.at(from)->incarnation)
+    violated("the name of a live worker was taken: " + from);
 }
 
 void Cluster::when_awake(const core::Input& event) {
@@ -341,7 +449,9 @@ void Cluster::deliver_to_worker(const std::string& to,
                                 const agent::Event& event) {
   const int copies = faults_on_ && chance(duplicate_) ? 2 : 1;
   for (int i = 0; i < copies; ++i) {
-    if (network_eats() || partitioned_until_[to] > now_) continue;
+    if (network_eats() || partitioned_until_[to] > now_ ||
+        deaf_until_[to] > now_)
+      continue;
     ++stats_.messages;
     at(latency(), [this, to, event] {
       const auto it = workers_.find(to);
@@ -372,9 +482,10 @@ void Cluster::start_worker(Worker& w) {
   agent::Options o;
   o.worker = w.name;
   w.told_to_leave.reset();
-  o.incarnation = w.incarnation =
-      static_cast<uint64_t>(now_) * 1000 + order_ % 1000 + 1;
+  o.incarnation = w.incarnation = new_incarnation(w);
   o.host = w.host;
+  upgrade(w);
+  o.build = builds_[{w.name, w.incarnation}] = w.build;
   o.slots = w.slots;
   o.cores = 2;
   w.agent = std::make_unique<agent::Agent>(o);
@@ -403,7 +514,7 @@ void Cluster::crash_worker(Worker& w) {
   const std::string name = w.name;
   if (chance(0.7))  // the transport notices, mostly
     at(uniform(0, 30), [this, name] {
-      if (partitioned_until_[name] <= now_) when_awake(core::PeerLost{name});
+      if (partitioned_until_[name] <= now_) lose_connection(name);
     });
   if (faults_on_ && chance(0.15)) {
     w.left = true;  // with its host, for ever
@@ -425,12 +536,14 @@ void Cluster::worker_tick(const std::string& name, uint64_t incarnation) {
     agent::Tick tick;
     for (auto& [rank, r] : w.ranks)
       if (r.generation == w.ranks_generation) {
-        if (r.alive && !r.stopped && !r.stuck &&
+        if (r.alive && !r.stopped && !r.stuck && !r.finalizing &&
             worlds_[r.generation]->connected && intact(*worlds_[r.generation]))
           ++r.progress;
         tick.samples.push_back(sample(r));
       }
     drive_worker(w, tick);
+    if (!w.agent || w.incarnation != incarnation) return;
+    attack_worker(w);
     if (!w.agent || w.incarnation != incarnation) return;
   }
   at(kWorkerTickMs,
@@ -446,6 +559,10 @@ agent::RankSample Cluster::sample(Rank& r) {
   s.status.set_checkpoint_step(r.checkpoint);
   s.status.set_refused_stops(r.refused);
   s.status.set_os_state(r.stopped ? "T" : "S");
+  if (r.finalizing) s.status.set_phase(static_cast<int>(RankPhase::kStopping));
+  if (const auto w = worlds_.find(r.generation);
+      w != worlds_.end() && cut_apart(*w->second))
+    s.status.set_waits(true);
   s.steps = std::move(r.ring);
   r.ring.clear();
   return s;
@@ -475,6 +592,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
   const uint64_t life = w.incarnation;
   if (const auto* s = std::get_if<agent::SendReport>(&action)) {
     check_report(w, s->report);
+    overheard_.report = s->report;
     deliver_to_coordinator(name, core::ReportReceived{s->report});
   } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
     deliver_to_coordinator(name, core::FenceReceived{f->fence});
@@ -483,10 +601,12 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
   } else if (const auto* k = std::get_if<agent::KillRanks>(&action)) {
     for (auto& [rank, r] : w.ranks)
       if (r.alive && r.generation == k->generation)
-        rank_ends(r, 0, 9, uniform(0, 30));
+        rank_ends(r, 0, 9, std::max(uniform(0, 30), w.kills_wait_until - now_));
+    delay_kills(w);
   } else if (const auto* t = std::get_if<agent::TearDown>(&action)) {
     const int64_t g = t->generation;
-    at(uniform(0, 20), [this, name, life, g] {
+    const int64_t delay = std::max(uniform(0, 20), w.kills_wait_until - now_);
+    at(delay, [this, name, life, g] {
       Worker& x = *workers_[name];
       if (!x.agent || x.incarnation != life) return;
       for (const Rank* r : live_ranks(x))
@@ -507,6 +627,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
           drive_worker(x, agent::LocalFence{g, 1, fence_blob(name, g, 1)});
       });
     }
+    if (c->index == 2) end_finalize(w, c->generation);
     maybe_connect(world);
   } else if (const auto* q = std::get_if<agent::SetRequest>(&action)) {
     check_request(w, *q);
@@ -535,7 +656,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
     for (auto& [rank, r] : w.ranks) r.alive = false;
     w.agent.reset();
     w.left = true;
-    if (chance(0.7)) when_awake(core::PeerLost{name});
+    if (chance(0.7)) lose_connection(name);
   }
 }
 

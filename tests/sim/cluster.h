@@ -3,15 +3,16 @@
 // Real coordinator and agent cores; everything around them is simulated:
 // clocks, a network that loses, delays, duplicates and reorders, processes that
 // crash between any two actions, freeze and come back, ranks that die, stop or
-// fail, a journal, a metrics file and checkpoints that survive. Training is a
-// chain of hashes, so a step that is skipped, repeated or computed from a wrong
-// state shows in its "loss".
+// fail, a journal, a metrics file and checkpoints that survive, and a disk that
+// the coordinator must wait for. Training is a chain of hashes, so a step that
+// is skipped, repeated or computed from a wrong state shows in its "loss".
 //
 // run() returns the first violated invariant, or "" for a clean run. The same
 // seed and options give the same run.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,8 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "coordinator/server/wait.h"
+#include "tests/sim/hostile.h"
 #include "worker/agent/core/agent.h"
 
 namespace remesh::sim {
@@ -31,6 +34,11 @@ struct SimOptions {
   bool trace = false;        // print what happens to stdout
   int64_t fault_ms = 6'000;  // faults happen until then
   int64_t end_ms = 120'000;  // the job must be done by then
+  // Hostile messages at each tick of a daemon; -1: some in some runs, as the
+  // seed says. With `calm` messages without any content take their place, which
+  // must make no difference.
+  int hostile = -1;
+  bool calm = false;
 };
 
 struct SimStats {
@@ -39,6 +47,7 @@ struct SimStats {
   int64_t steps = 0;
   int64_t faults = 0;
   int64_t messages = 0;
+  int64_t hostile = 0;      // of them
   int64_t from_memory = 0;  // generations
   int64_t lost_steps = 0;   // made again
   int64_t gaps = 0;         // in the record of steps
@@ -68,16 +77,52 @@ class Cluster {
   void at(int64_t delay_ms, std::function<void()> what);
   int64_t uniform(int64_t low, int64_t high);  // both included
   bool chance(double p);
+  // For faults that came later: other seeds stay as they are.
+  int64_t later_uniform(int64_t low, int64_t high);
+  bool later_chance(double p);
 
   // ---- coordinator process
   void start_coordinator(bool resume = false);
   void crash_coordinator();
   void drive_coordinator(const core::Input& event);
   void coordinator_tick(uint64_t life);
+  void put_into_journal(const pb::Durable& d);
   void do_action(const core::Action& action);
   void add_to_digest(const core::Action& action);
   core::CheckpointsScanned scan();
+  void roll_journal_back();
+  int64_t sync_metrics();
+  // Two coordinators at once (rival.cc).
+  void start_rival();
+  void end_rival(const std::string& why);
+  void rival_tick();
+  void tell_rival(const core::Input& event);
+  std::string refuses_rival(const core::Action& action) const;
+  bool finds_lines_of_rival();
+  void drive_rival(const core::Input& event);
+  void cut_metrics(size_t lines);
+  void lose_unsynced_metrics();
   void resume();
+
+  // ---- the coordinator's disk and what waits for it (disk.cc), with random
+  // numbers of its own
+  int64_t disk_draw(int64_t low, int64_t high);  // both included
+  void choose_disk();
+  void schedule_disk_fault();
+  void break_disk();
+  void slow_disk();
+  void mend_disk();
+  void when_disk_answers(std::function<void()> what);
+  void write(std::function<void()> effect);
+  void write_one();
+  void then(std::function<void()> act);
+  void deliver_written();
+  bool coordinator_runs() const;
+  void lose_unwritten();
+  core::Tick tick_of_disk();
+  void note_place(const pb::Report& r);
+  void hold(const pb::Directive& d);
+  void poll_mail();
 
   // ---- worker processes
   Worker& add_worker();
@@ -100,6 +145,7 @@ class Cluster {
 
   // ---- training
   void spawn(Worker& w, const pb::Assignment& a);
+  void spawn_fails(Worker& w, World& world);
   void rank_ends(Rank& r, int code, int signal, int64_t delay_ms);
   void reap(const std::string& worker, uint64_t incarnation, int64_t generation,
             int rank);
@@ -136,11 +182,44 @@ class Cluster {
   uint64_t chain(int64_t step);
 
   // ---- faults
+  void choose_bad_host();
+  void choose_bad_link();
+  bool cut_apart(const World& world) const;
+  bool is_bad(const Worker& w) const;
+  bool start_badly(Worker& w, World& world);
+  bool others_could_run() const;
   void schedule_fault();
   void note_trouble(Worker& w, int64_t until);
   void random_fault();
   void ask_mesh();
   void heal();
+
+  // ---- hostile peers
+  void attack_coordinator();
+  void attack_worker(Worker& w);
+  void upgrade(Worker& w);
+  void finish_upgrade();
+  // ---- who is alive and who is who (liveness.cc), with random numbers of its
+  // own
+  int64_t draw(int64_t low, int64_t high);  // both included
+  bool odds(double p);
+  void schedule_doubt();
+  void doubt();
+  void cut_coordinator_off();
+  void lose_connection(const std::string& name);
+  void delay_kills(Worker& w);
+  void turn_clock_back(Worker& w);
+  void pretend_to_be(const Worker& w);
+  void pretend(const std::shared_ptr<agent::Agent>& agent,
+               const std::string& name, int64_t until);
+  void note_impostor(const pb::Report& r);
+  uint64_t new_incarnation(Worker& w);
+  void begin_finalize(Rank& r, int64_t delay_ms);
+  void end_finalize(Worker& w, int64_t generation);
+  void excuse_slow_fences();
+  bool waits_for_fence(const World& world) const;
+  void check_lost_worker(const pb::EventRecord& e);
+  bool is_known(const std::string& worker) const;
 
   // ---- invariants
   std::vector<Rank*> live_ranks(Worker& w);
@@ -149,7 +228,11 @@ class Cluster {
   void check_life(const pb::Durable& d);
   void check_persist(const pb::Durable& d);
   void check_mesh(const pb::Durable& d);
+  void check_saved_is_used(const pb::Durable& d);
+  bool abandoned(int64_t step, int64_t generation) const;
+  void note_written(const pb::Durable& d);
   void check_directive(const pb::Directive& d);
+  void check_sent(const pb::Directive& d);
   bool slots_suffice(const pb::JobStatus& status) const;
   void check_metrics(const pb::StepMetrics& m);
   void check_event(const pb::EventRecord& e);
@@ -164,6 +247,13 @@ class Cluster {
   SimOptions options_;
   SimStats stats_;
   std::mt19937_64 rng_;
+  std::mt19937_64 hostile_rng_;  // its own, so that seeds keep their meaning
+  std::mt19937_64 later_rng_;    // the same
+  int hostile_ = 0;
+  std::mt19937_64 upgrade_rng_;  // its own as well
+  bool upgrades_ = false;        // workers return as another build
+  std::map<std::pair<std::string, uint64_t>, std::string> builds_;  // of lives
+  Overheard overheard_;
   int64_t now_ = 0;
   uint64_t order_ = 0;
   struct Timed {
@@ -183,17 +273,66 @@ class Cluster {
   int64_t max_latency_ms_ = 1;
   double crash_between_actions_ = 0;
   std::map<std::string, int64_t> partitioned_until_;
+  std::mt19937_64 doubts_;
+  std::map<std::string, int64_t> mute_until_;  // nothing arrives from it
+  std::map<std::string, int64_t> deaf_until_;  // nothing arrives at it
+  std::map<std::string, int64_t> heard_ms_;    // by this coordinator
+  std::map<std::string, int64_t> connection_lost_ms_;
   std::map<std::string, int64_t> reconnected_at_;  // to a new coordinator
+
+  // In some runs ranks do not start on one host, until it is mended.
+  enum class Bad { kNone, kSpawn, kCrash, kCannot, kNoRoom, kNoSource };
+  std::mt19937_64 host_rng_;  // leaves the other faults as they are
+  std::string bad_host_;
+  Bad bad_ = Bad::kNone;
+  bool mended_ = false;  // when the faults stop
+  // In others the ranks of two hosts cannot talk to each other any more.
+  std::pair<std::string, std::string> bad_link_;
+  bool link_is_cut_ = false;
+
+  // Of the coordinator: where the run directory is.
+  enum class Disk { kWorks, kStands, kFull, kSlow };
+  std::mt19937_64 disk_rng_;
+  Disk disk_ = Disk::kWorks;
+  int64_t broke_ms_ = 0;
+  int64_t probed_ms_ = 0;
+  // What it has given to the disk, like server::Outbox: the first is being
+  // written. Empty while the disk works.
+  std::deque<std::function<void()>> unwritten_;
+  uint64_t given_ = 0, written_ = 0;  // numbers of writes
+  server::Wait first_waits_, call_lasts_;
+  std::deque<std::function<bool()>> acts_;  // done if all before is written
+  std::optional<pb::Durable> decided_;      // the newest given, or journal_
+  std::optional<pb::Durable> adopted_;      // journal_ when it started
+  size_t unwritten_lines_ = 0;              // the last of metrics_
+  // And to its workers, like server::WorkerMail.
+  struct Place {
+    uint64_t incarnation = 0;
+    std::optional<pb::Directive> sent, held;
+    int64_t sent_ms = 0;
+    uint64_t held_after = 0;
+  };
+  void release(Place& place);
+  void send_again(Place& place);
+  std::map<std::string, Place> places_;  // by worker
+  uint64_t mail_seq_ = 0;
+  std::set<int64_t> ran_;  // generations that the journal once let run
+  bool resuming_ = false;  // and the journal does not say so yet
 
   // Survives crashes.
   pb::Job job_;
   std::optional<pb::Durable> journal_;
+  size_t synced_lines_ = 0;  // of metrics_, which survive a crash of the host
+  std::vector<bool> after_loss_;  // by line: steps had been lost before it
+  int64_t next_sync_ms_ = 0;
+  std::deque<pb::Durable> backups_;  // of the journal, of this run of the job
   std::vector<pb::StepMetrics> metrics_;
   struct Saved {
     uint64_t state;
     std::vector<pb::StepMetrics> recent;
     int64_t generation = 0;
     uint64_t tag = 0;
+    int64_t ms = 0;  // when it was committed
   };
   std::map<int64_t, Saved> checkpoints_;
   int64_t claimed_ = 0;  // the generation that goes on in their folder
@@ -201,6 +340,13 @@ class Cluster {
 
   std::unique_ptr<core::Coordinator> coordinator_;
   uint64_t coordinator_life_ = 0;
+  int64_t restarted_ms_ = -core::kReconnectSlackMs;
+  size_t lines_ = 0;  // of metrics_, as it left them
+  // An older one that has lost its lock; when it finds out, at the latest.
+  std::unique_ptr<core::Coordinator> rival_;
+  size_t rival_lines_ = 0;
+  int64_t rival_frozen_until_ = 0;
+  int64_t rival_ends_ms_ = 0;
   int64_t coordinator_frozen_until_ = 0;
   bool done_ = false;
   int exit_code_ = -1;
@@ -219,10 +365,13 @@ class Cluster {
   bool disk_full_ = false;
   uint64_t epoch_ = 0;  // newest journaled
   uint64_t epoch_life_ = 0;
-  std::map<std::string, uint64_t> newest_heard_;  // by this coordinator
+  // By this coordinator: incarnation, and when.
+  std::map<std::string, std::pair<uint64_t, int64_t>> newest_heard_;
   bool inconclusive_ = false;
-  bool forgot_ = false;  // the journal was lost once
-  bool stop_ = false;    // `remesh stop` comes at some time
+  bool forgot_ = false;  // the journal was lost or rolled back once
+  // Newest committed checkpoint that the coordinator was told of.
+  int64_t told_saved_ = 0;
+  bool stop_ = false;  // `remesh stop` comes at some time
   int64_t newest_scanned_ = 0;
   size_t workers_a_host_ = 1;
   std::optional<geometry::ParamTable> table_;

@@ -38,6 +38,9 @@ struct Serialized {
     }
     return std::to_string(a.client) + r.SerializeAsString();
   }
+  std::string operator()(const core::Refuse& a) const {
+    return sentences ? a.refusal.SerializeAsString() : "";
+  }
   std::string operator()(const core::EmitEvent& a) const {
     pb::EventRecord e = a.record;
     if (!sentences) {

@@ -3,10 +3,84 @@
 
 #include <algorithm>
 
+#include "proto/base/exit_code.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 
 namespace remesh::sim {
+
+void Cluster::choose_bad_host() {
+  const auto draw = [this](uint64_t n) { return host_rng_() % n; };
+  if (draw(4) != 0) return choose_bad_link();
+  bad_host_ = fmt::format("h{}", draw(3));
+  bad_ = static_cast<Bad>(1 + draw(5));
+  mended_ = draw(2) == 0;
+}
+
+// With replicas, so that either host holds what is needed. A hang at the start
+// takes half a minute, and it is not known at once which link is bad.
+void Cluster::choose_bad_link() {
+  if (host_rng_() % 16 != 0) return;
+  const uint64_t a = host_rng_() % 3;
+  bad_link_ = {fmt::format("h{}", a),
+               fmt::format("h{}", (a + 1 + host_rng_() % 2) % 3)};
+  auto* e = job_.mutable_elastic();
+  e->set_max_same_failures(3);
+  e->set_replicas(1);
+  e->set_replicate_every(1);
+  options_.end_ms += 600'000;
+  at(static_cast<int64_t>(host_rng_() %
+                          static_cast<uint64_t>(options_.fault_ms)),
+     [this] {
+       trace("the link between " + bad_link_.first + " and " +
+             bad_link_.second + " is cut");
+       link_is_cut_ = true;
+       for (auto& [g, world] : worlds_)
+         world->stood = world->stood || cut_apart(*world);
+     });
+}
+
+// Whether ranks of the world cannot talk to each other.
+bool Cluster::cut_apart(const World& world) const {
+  if (!link_is_cut_) return false;
+  std::set<std::string> hosts;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    hosts.insert(workers_.at(p.worker())->host);
+  return hosts.contains(bad_link_.first) && hosts.contains(bad_link_.second);
+}
+
+bool Cluster::is_bad(const Worker& w) const {
+  return bad_ != Bad::kNone && w.host == bad_host_;
+}
+
+// Whether the worker's ranks end before they can connect.
+bool Cluster::start_badly(Worker& w, World& world) {
+  if (!is_bad(w)) return false;
+  const auto delay = [this] { return static_cast<int64_t>(host_rng_() % 30); };
+  trace(fmt::format("ranks fail to start on {}", w.host));
+  for (auto& [rank, r] : w.ranks) {
+    world.faulted.insert(rank);
+    const int code = bad_ == Bad::kCannot   ? kExitFailed
+                     : bad_ == Bad::kNoRoom ? kExitNoRoom
+                                            : kExitBadSource;
+    if (bad_ == Bad::kCrash)
+      rank_ends(r, 0, 9, 1 + delay());
+    else
+      rank_ends(r, code, 0, 1 + delay());
+  }
+  return true;
+}
+
+// Whether the coordinator knows hosts that are well, and stay.
+bool Cluster::others_could_run() const {
+  if (!coordinator_) return false;
+  const pb::JobStatus status = coordinator_->status();
+  return std::any_of(status.workers().begin(), status.workers().end(),
+                     [&](const auto& w) {
+                       return w.host() != bad_host_ && w.state() != "dead" &&
+                              w.state() != "awaited" && !w.draining();
+                     });
+}
 
 void Cluster::schedule_fault() {
   at(uniform(50, 1200), [this] {
@@ -77,11 +151,12 @@ void Cluster::random_fault() {
         note_trouble(*w, w->frozen_until = now_ + uniform(100, 4000));
       break;
     case 8:
-      // One that has exited is started by resume().
-      if (coordinator_ && !coordinator_->ended()) crash_coordinator();
+      if (coordinator_runs()) crash_coordinator();
       break;
     case 9:
       coordinator_frozen_until_ = now_ + uniform(100, 2500);
+      if (later_chance(0.3))
+        at(later_uniform(0, 2500), [this] { start_rival(); });
       break;
     case 10:
       if (Worker* w = worker())
@@ -138,7 +213,10 @@ void Cluster::heal() {
   trace("faults stop");
   faults_on_ = false;
   disk_full_ = false;
+  mend_disk();
   partitioned_until_.clear();
+  mute_until_.clear();
+  deaf_until_.clear();
   reconnected_at_.clear();
   if (coordinator_ && coordinator_->ended()) {
     // Stopped as asked; resume() is under way.
@@ -149,8 +227,26 @@ void Cluster::heal() {
     w->frozen_until = 0;
     start_worker(*w);
   }
+  if (upgrades_) finish_upgrade();
   start_worker(add_worker());
   start_worker(add_worker());
+  if (bad_ == Bad::kNone && bad_link_.first.empty()) return;
+  if (mended_) bad_ = Bad::kNone;
+  // Enough for every mesh that the job may ask for.
+  for (int i = 0; i < 4; ++i) start_worker(add_worker());
+}
+
+// A worker that starts in the middle of a rolling upgrade may be of the next
+// build; who has been upgraded stays so.
+void Cluster::upgrade(Worker& w) {
+  if (!upgrades_ || w.build == "2") return;
+  if (!faults_on_ || upgrade_rng_() % 2 == 0) w.build = "2";
+}
+
+// In the end all are of one build, so that the slots suffice.
+void Cluster::finish_upgrade() {
+  for (auto& [name, w] : workers_)
+    if (w->agent && w->build != "2") crash_worker(*w);
 }
 
 }  // namespace remesh::sim

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "coordinator/core/cordons.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/rank_phase.h"
@@ -15,13 +17,15 @@
 namespace remesh::sim {
 namespace {
 
-// Of the workers that are there and do not leave.
+// Of the workers of one build that are there and do not leave.
 int64_t staying_slots(const pb::JobStatus& status) {
-  int64_t slots = 0;
+  std::map<std::string, int64_t> slots;
+  int64_t most = 0;
   for (const pb::WorkerStatus& w : status.workers())
-    if (w.state() != "dead" && w.state() != "awaited" && !w.draining())
-      slots += w.slots();
-  return slots;
+    if (w.state() != "dead" && w.state() != "given up" &&
+        w.state() != "awaited" && !w.draining() && w.cordoned().empty())
+      most = std::max(most, slots[w.build()] += w.slots());
+  return most;
 }
 
 }  // namespace
@@ -39,6 +43,11 @@ std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
 bool Cluster::healthy(const std::string& name) const {
   const auto it = workers_.find(name);
   if (loss_ > 0 || it == workers_.end() || !it->second->agent) return false;
+  // A restarted coordinator waits for a life that calls itself a later one.
+  if (adopted_)
+    for (const auto& p : adopted_->participants())
+      if (p.name() == name && p.incarnation() > it->second->incarnation)
+        return false;
   return now_ > it->second->trouble_until + job_.elastic().dead_after_ms() +
                     kTroubleSlackMs;
 }
@@ -74,11 +83,10 @@ void Cluster::check_life(const pb::Durable& d) {
     if (d.epoch() <= epoch_ && !forgot_)
       violated(fmt::format("two lives of epoch {}", d.epoch()));
     epoch_life_ = coordinator_life_;
-  } else if (journal_ && journal_->phase() >= pb::Durable::DONE &&
+  } else if (decided_ && decided_->phase() >= pb::Durable::DONE &&
              d.phase() < pb::Durable::DONE) {
     violated("continued after the job's end");
   }
-  epoch_ = std::max(epoch_, d.epoch());
 }
 
 // A new generation's mesh is one that the job's model admits, has a rank for
@@ -95,22 +103,33 @@ void Cluster::check_mesh(const pb::Durable& d) {
     if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text &&
         !d.rescue())
       violated(fmt::format("{} runs, {} was asked for", text, d.pinned()));
-    if (coordinator_ && journal_ && !journal_->pinned().empty() &&
+    if (coordinator_ && decided_ && !decided_->pinned().empty() &&
         d.pinned().empty() && !d.mesh_asked()) {
-      if (suffice(staying_slots(coordinator_->status()), journal_->pinned()))
-        violated(journal_->pinned() + " was given up, and slots suffice");
+      if (suffice(staying_slots(coordinator_->status()), decided_->pinned()))
+        violated(decided_->pinned() + " was given up, and slots suffice");
     }
     return;
   }
   if (d.phase() != pb::Durable::PREPARING || !d.has_assignment() ||
-      (journal_ && journal_->generation() == d.generation()))
+      (decided_ && decided_->generation() == d.generation()))
     return;
   int64_t slots = 0;
+  std::map<std::string, int64_t> slots_of_build;
+  std::map<std::string, std::string> build_of;
   std::map<std::string, int> room;
   for (const pb::Durable::Member& p : d.participants()) {
-    slots += p.slots();
+    build_of[p.name()] = builds_[{p.name(), p.incarnation()}];
+    if (core::is_cordoned(d, p.host())) {
+      if (core::has_ranks(d, p.name()) && !d.rescue())
+        violated("ranks are placed on " + p.host() + ", which is cordoned");
+    } else {
+      slots = std::max(slots, slots_of_build[build_of[p.name()]] += p.slots());
+    }
     room[p.name()] = p.slots();
   }
+  for (const pb::RankPlace& p : d.assignment().ranks())
+    if (build_of[p.worker()] != d.assignment().build())
+      violated(fmt::format("{} is of another build than its mesh", p.worker()));
   if (d.scale() > 0 && mesh.world() > d.scale() && !d.rescue())
     violated(fmt::format("{} planned, scaled to {}", text, d.scale()));
   if (d.scale() > 0) slots = std::min<int64_t>(slots, d.scale());
@@ -125,9 +144,9 @@ void Cluster::check_mesh(const pb::Durable& d) {
     violated("a mesh that the model does not admit: " + s.message());
   if (d.rescue()) return;  // not the one wanted, and not for long
   if (d.mesh_asked()) violated("a new generation, and its mesh is asked for");
-  if (journal_ && !journal_->pinned().empty() && d.pinned().empty() &&
-      suffice(slots, journal_->pinned()))
-    violated(journal_->pinned() + " was given up, and slots suffice");
+  if (decided_ && !decided_->pinned().empty() && d.pinned().empty() &&
+      suffice(slots, decided_->pinned()))
+    violated(decided_->pinned() + " was given up, and slots suffice");
   if (!d.pinned().empty()) {
     if (d.pinned() != text)
       violated(fmt::format("{} planned, {} was asked for", text, d.pinned()));
@@ -153,7 +172,7 @@ void Cluster::check_persist(const pb::Durable& d) {
   check_life(d);
   check_mesh(d);
   const pb::Durable::Phase before =
-      journal_ ? journal_->phase() : pb::Durable::WAITING;
+      decided_ ? decided_->phase() : pb::Durable::WAITING;
   if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {
     check_quiet(d.generation());
     for (const auto& p : d.participants())
@@ -164,7 +183,8 @@ void Cluster::check_persist(const pb::Durable& d) {
                                d.generation(), p.name()));
     check_source_is_there(d);
   }
-  if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING)
+  if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING &&
+      d.assignment().generation() == d.generation())
     for (const auto& [name, w] : workers_)
       if (coordinator_ && coordinator_->considers_live(name, w->incarnation))
         for (const Rank* r : live_ranks(*w))
@@ -178,26 +198,68 @@ void Cluster::check_persist(const pb::Durable& d) {
       planned_[d.generation()][p.name()] = p.incarnation();
     const int64_t g = d.assignment().generation();
     if (forgot_ && assignments_.contains(g) &&
-        (!journal_ || journal_->assignment().generation() != g) &&
+        (!decided_ || decided_->assignment().generation() != g) &&
         (metrics_.empty() || metrics_.back().generation() < g)) {
       // The journal was lost, and who knows the number was not heard. That
       // is as well as can be done, and this bookkeeping ends here.
       inconclusive_ = true;
       return;
     }
-    const auto [it, fresh] = assignments_.emplace(
-        d.assignment().generation(), d.assignment().SerializeAsString());
-    if (!fresh && it->second != d.assignment().SerializeAsString())
-      violated(fmt::format("generation {} planned twice, differently",
-                           d.assignment().generation()));
+    const bool fresh = !assignments_.contains(g) &&
+                       (!decided_ || decided_->assignment().generation() != g);
+    if (fresh) check_saved_is_used(d);
     if (fresh && keeps_state()) check_source(d);
     if (fresh && !keeps_state() &&
-        d.assignment().source().step() != newest_scanned_)
+        d.assignment().source().step() != newest_scanned_) {
+      // What fails on all hosts that are there is not tried again.
+      if (bad_ == Bad::kNoSource && !others_could_run() &&
+          now_ - restarted_ms_ >= core::kReconnectSlackMs) {
+        inconclusive_ = true;
+        return;
+      }
       violated(fmt::format(
           "generation {} starts from step {}, not from the "
           "newest checkpoint, {}",
           d.generation(), d.assignment().source().step(), newest_scanned_));
+    }
   }
+}
+
+// It is on the disk now.
+void Cluster::note_written(const pb::Durable& d) {
+  if (inconclusive_) return;
+  epoch_ = std::max(epoch_, d.epoch());
+  if (d.phase() == pb::Durable::RUNNING) ran_.insert(d.generation());
+  if (d.phase() != pb::Durable::PREPARING || !d.has_assignment()) return;
+  const auto [it, fresh] = assignments_.emplace(
+      d.assignment().generation(), d.assignment().SerializeAsString());
+  if (!fresh && it->second != d.assignment().SerializeAsString())
+    violated(fmt::format("generation {} planned twice, differently",
+                         d.assignment().generation()));
+}
+
+// The job has gone on without those who made that step.
+bool Cluster::abandoned(int64_t step, int64_t generation) const {
+  return std::any_of(metrics_.begin(), metrics_.end(), [&](const auto& m) {
+    return m.generation() > generation && m.step() <= step;
+  });
+}
+
+// No generation starts from an older state than a checkpoint that is there and
+// that the coordinator was told of, even if a listing lacked it.
+void Cluster::check_saved_is_used(const pb::Durable& d) {
+  const int64_t step = d.assignment().source().step();
+  const auto saved = checkpoints_.find(told_saved_);
+  const auto& bad = d.bad_checkpoints();
+  if (step < told_saved_ && saved != checkpoints_.end() &&
+      !abandoned(told_saved_, saved->second.generation) &&
+      std::find(bad.begin(), bad.end(), fmt::format("step-{}", told_saved_)) ==
+          bad.end())
+    violated(
+        fmt::format("generation {} starts from step {}, and step {} is "
+                    "known to be saved",
+                    d.generation(), step, told_saved_));
+  told_saved_ = std::min(told_saved_, step);
 }
 
 // For the smallest mesh of the job, on workers that stay.
@@ -215,9 +277,22 @@ bool Cluster::slots_suffice(const pb::JobStatus& status) const {
 
 void Cluster::check_directive(const pb::Directive& d) {
   if (d.goal() == pb::Directive::RUN &&
-      (!journal_ || journal_->generation() != d.generation() ||
-       journal_->phase() != pb::Durable::RUNNING))
+      (!decided_ || decided_->generation() != d.generation() ||
+       decided_->phase() != pb::Durable::RUNNING))
     violated("RUN was sent before it was journaled");
+  if (d.goal() != pb::Directive::LEAVE) return;
+  for (const Rank* r : live_ranks(*workers_[d.worker()]))
+    if (r->generation == d.generation() && decided_ &&
+        (decided_->phase() == pb::Durable::RUNNING ||
+         decided_->phase() == pb::Durable::FINISHING))
+      violated(fmt::format("{} is sent away while its rank {} runs", d.worker(),
+                           r->rank));
+}
+
+// It leaves the coordinator now, perhaps again: what it says is on the disk.
+void Cluster::check_sent(const pb::Directive& d) {
+  if (d.goal() == pb::Directive::RUN && !ran_.contains(d.generation()))
+    violated("RUN was sent before it was on the disk");
   if (d.goal() != pb::Directive::LEAVE) return;
   // With too few slots to go on nobody can take what it holds: it may go.
   if (Worker& w = *workers_[d.worker()]; !w.told_to_leave)
@@ -231,12 +306,6 @@ void Cluster::check_directive(const pb::Directive& d) {
     safe_generation_ = d.generation();
     safe_ms_ = world->second->planned_ms;
   }
-  for (const Rank* r : live_ranks(*workers_[d.worker()]))
-    if (r->generation == d.generation() && journal_ &&
-        (journal_->phase() == pb::Durable::RUNNING ||
-         journal_->phase() == pb::Durable::FINISHING))
-      violated(fmt::format("{} is sent away while its rank {} runs", d.worker(),
-                           r->rank));
 }
 
 void Cluster::check_metrics(const pb::StepMetrics& m) {
@@ -246,6 +315,7 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
         fmt::format("metrics: step {} after step {}", m.step(), expected - 1));
   if (!metrics_.empty() && m.step() == expected && !lost_since_record_)
     check_branch(metrics_.back(), m.generation());
+  after_loss_.push_back(lost_since_record_);
   lost_since_record_ = false;
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
@@ -284,17 +354,27 @@ void Cluster::check_event(const pb::EventRecord& e) {
       violated("metrics have a gap: " + e.detail());
     ++stats_.gaps;
   }
+  if (e.event() == "job_failed" && bad_ != Bad::kNone) {
+    // What fails on all hosts that are there ends the job.
+    if (others_could_run())
+      violated("one host has ended the job: " + e.cause());
+    inconclusive_ = true;
+  }
   // Stopped with too few slots to save on.
   if (e.event() == "job_stopped") safe_generation_ = 0;
+  if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());
   if (e.event() == "change_put_off" || e.event() == "stop_declined")
     put_off_.insert(e.generation());
   if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
       healthy(e.worker()))
     violated("taken for silent: " + e.worker());
-  if (e.event() != "failure") return;
+  if (e.event() == "worker_lost") check_lost_worker(e);
+  // An older journal does not say who was told to end.
+  if (e.event() != "failure" || forgot_) return;
   const auto world = worlds_.find(e.generation());
   if (e.cause().find("no progress") != std::string::npos) {
-    if (world == worlds_.end() || !world->second->stood)
+    if (world == worlds_.end() ||
+        (!world->second->stood && !waits_for_fence(*world->second)))
       violated("a hang was reported and no rank was stuck: " + e.cause());
   } else if (e.has_rank()) {
     if (world == worlds_.end() || !world->second->faulted.contains(e.rank()))
@@ -316,11 +396,11 @@ void Cluster::check_heard(const pb::Report& r) {
     violated(fmt::format("continues at generation {}, {} was at {}",
                          coordinator_->durable().generation(), r.worker(),
                          r.generation()));
-  uint64_t& newest = newest_heard_[r.worker()];
-  if (r.incarnation() < newest &&
-      coordinator_->considers_live(r.worker(), r.incarnation()))
+  auto& [newest, since] = newest_heard_[r.worker()];
+  if (r.incarnation() < newest && now_ - since < kEarlierLifeMs)
     violated("considered an earlier incarnation alive: " + r.worker());
-  newest = std::max(newest, r.incarnation());
+  newest = r.incarnation();
+  since = now_;
 }
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {
@@ -346,7 +426,7 @@ void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
   for (const auto& [rank, r] : w.ranks)
     if (r.alive && (r.request & kRequestStop) != 0 &&
         (q.bits & kRequestStop) == 0 &&
-        !put_off_.contains(w.ranks_generation) && !w.terminated)
+        !put_off_.contains(w.ranks_generation) && !w.terminated && !forgot_)
       violated(fmt::format("{} withdrew the stop of generation {}", w.name,
                            w.ranks_generation));
 }

@@ -67,6 +67,7 @@ int main(int argc, char** argv) {
       total.faults += cluster.stats().faults;
       total.generations += cluster.stats().generations;
       total.messages += cluster.stats().messages;
+      total.hostile += cluster.stats().hostile;
       total.from_memory += cluster.stats().from_memory;
       total.lost_steps += cluster.stats().lost_steps;
       total.gaps += cluster.stats().gaps;
@@ -92,7 +93,8 @@ int main(int argc, char** argv) {
   std::printf(
       "%llu seeds clean, %llu violated: %lld faults, %lld generations (%lld "
       "from memory, %lld handed over), %lld steps, %lld made again, %lld gaps "
-      "in their record, %lld messages, %.1f simulated hours in %.1f s\n",
+      "in their record, %lld messages, %lld hostile ones, %.1f simulated hours "
+      "in %.1f s\n",
       static_cast<unsigned long long>(clean.load()),
       static_cast<unsigned long long>(bad.load()),
       static_cast<long long>(total.faults),
@@ -103,6 +105,7 @@ int main(int argc, char** argv) {
       static_cast<long long>(total.lost_steps),
       static_cast<long long>(total.gaps),
       static_cast<long long>(total.messages),
+      static_cast<long long>(total.hostile),
       static_cast<double>(total.end_ms) / 3.6e6,
       remesh::unix_seconds() - began);
   std::printf("digest of all actions %016llx, of decisions alone %016llx\n",

@@ -46,13 +46,9 @@ const StateMemory::Record* StateMemory::find(int64_t generation, int64_t step,
 }
 
 geometry::Sharding trainer_sharding(const pb::Assignment& assignment) {
-  geometry::Sharding s = core::sharding_of(assignment);
-  const auto bounds = geometry::stage_bounds(
-      jobfile::model_config(assignment.job()), s.layout.pp * s.chunks,
-      assignment.job().train().seq_len());
-  CHECK(bounds.ok());
-  s.bounds = *bounds;
-  return s;
+  const auto s = core::whole_sharding_of(assignment);
+  CHECK(s.ok());
+  return *s;
 }
 
 pb::StateHolding make_holding(const geometry::ParamTable& table,

@@ -136,7 +136,8 @@ def run_mutant(builder, mutant, seeds, limit):
             return False, "-", "DOES NOT BUILD: " + first("error: (.*)", error)
         words = [program]
         if mutant.by == "cluster_sim":
-            words += ["--seeds", str(seeds), "--jobs", "1", "--stop-at", "1"]
+            words += ["--known", "tests/sim/known_seeds.txt",
+                      "--seeds", str(seeds), "--jobs", "1", "--stop-at", "1"]
         try:
             done = subprocess.run(words, cwd=ROOT, text=True, timeout=limit,
                                   stdin=subprocess.DEVNULL,

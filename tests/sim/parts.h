@@ -19,6 +19,10 @@ namespace remesh::sim {
 
 // Latency, ticks and reconnecting, on top of dead_after_ms.
 constexpr int64_t kTroubleSlackMs = 1000;
+// Within this time of a worker's newest life an earlier one is not taken for
+// it.
+constexpr int64_t kEarlierLifeMs = 10'000;
+constexpr int64_t kSettledMs = 4000;  // without faults
 
 inline double as_loss(uint64_t state) {
   return static_cast<double>(state >> 11) * 0x1p-53;
@@ -33,8 +37,9 @@ struct Cluster::Rank {
   int rank = 0;
   int64_t generation = 0;
   bool alive = true;
-  bool stopped = false;  // SIGSTOP
-  bool stuck = false;    // hangs in the next collective
+  bool stopped = false;     // SIGSTOP
+  bool stuck = false;       // hangs in the next collective
+  bool finalizing = false;  // in MPI_Finalize, which needs fence 2
   uint64_t progress = 1;
   int64_t step = 0;
   int64_t committed = -1;
@@ -57,6 +62,7 @@ struct Cluster::Worker {
       told_to_leave;  // true: though others could take its states
   uint64_t incarnation = 0;
   int slots = 1;
+  std::string build = "1";
   std::unique_ptr<agent::Agent> agent;  // null: not running
   int64_t frozen_until = 0;
   int64_t trouble_until = 0;  // frozen, cut off or dead at some time till then
@@ -68,6 +74,8 @@ struct Cluster::Worker {
   uint64_t epoch_seen = 0;      // in this life
   bool terminated = false;
   bool left = false;
+  int64_t kills_wait_until = 0;  // its ranks and folders cannot be removed
+  int64_t clock_ms = 0;          // of its host, in addition to the time
 };
 
 struct Cluster::World {

@@ -240,7 +240,7 @@ void Cluster::hand_over(World& world) {
       replicate(world, p.rank(), world.step, /*awaited=*/false);
     const int rank = p.rank();
     at(20 + uniform(0, 20), [this, g, rank] {
-      if (Rank* r = live_rank(*worlds_[g], rank)) rank_ends(*r, 0, 0, 0);
+      if (Rank* r = live_rank(*worlds_[g], rank)) begin_finalize(*r, 0);
     });
   }
 }
@@ -365,7 +365,7 @@ void Cluster::check_lost(const pb::Durable& d) {
   const auto world = worlds_.find(safe_generation_);
   safe_generation_ = 0;
   if (world == worlds_.end() || forgot_) return;
-  std::set<std::string> hosts, gone;
+  std::set<std::string> hosts, gone, builds;
   for (const pb::RankPlace& p : world->second->assignment.ranks()) {
     const Worker& w = *workers_[p.worker()];
     hosts.insert(w.host);
@@ -379,8 +379,17 @@ void Cluster::check_lost(const pb::Durable& d) {
       gone.insert(w.host);
   }
   const auto& e = job_.elastic();
+  // Where ranks failed that often, no rescue is tried any more.
+  for (const pb::Cordon& c : d.cordons())
+    if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
+      gone.insert(c.host());
   const size_t may_go =
       e.replicas() > 0 && e.replicate_every() == 1 && hosts.size() > 1 ? 1 : 0;
+  // Ranks of two builds are never mixed: those of one may have all of the state
+  // and too few slots, or the other way round.
+  for (const auto& [name, w] : workers_)
+    if (w->agent) builds.insert(w->build);
+  if (builds.size() > 1) return;
   if (gone.size() <= may_go)
     violated(fmt::format("generation {} loses {} finished steps: {}",
                          d.generation(), lost,

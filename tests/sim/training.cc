@@ -33,6 +33,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
     world = std::make_unique<World>();
     world->assignment = a;
     world->began_ms = now_ - kTroubleSlackMs;
+    world->stood = cut_apart(*world);
     world->step = world->saved = a.source().step();
     if (a.source().kind() == pb::Source::MEMORY) world->saved = -1;
     if (keeps_state()) describe_states(*world);
@@ -41,16 +42,8 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
   w.ranks_generation = g;
   const std::string name = w.name;
   const uint64_t life = w.incarnation;
-  if (faults_on_ && chance(0.02)) {
-    for (const pb::RankPlace& p : a.ranks())
-      if (p.worker() == name) world->faulted.insert(p.rank());
-    at(uniform(0, 5), [this, name, life, g] {
-      Worker& x = *workers_[name];
-      if (x.agent && x.incarnation == life)
-        drive_worker(x, agent::SpawnFailed{g, -1, "no such file"});
-    });
-    return;
-  }
+  if ((faults_on_ && chance(0.02)) || (is_bad(w) && bad_ == Bad::kSpawn))
+    return spawn_fails(w, *world);
   for (const pb::RankPlace& p : a.ranks()) {
     if (p.worker() != w.name) continue;
     Rank r;
@@ -66,10 +59,22 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
         drive_worker(x, agent::RankStarted{g, rank, 1000 + rank});
     });
   }
+  if (start_badly(w, *world)) return;
   at(uniform(5, 60), [this, name, life, g] {
     Worker& x = *workers_[name];
     if (x.agent && x.incarnation == life && x.ranks_generation == g)
       drive_worker(x, agent::LocalFence{g, 0, fence_blob(name, g, 0)});
+  });
+}
+
+void Cluster::spawn_fails(Worker& w, World& world) {
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (p.worker() == w.name) world.faulted.insert(p.rank());
+  at(uniform(0, 5), [this, name = w.name, life = w.incarnation,
+                     g = world.assignment.generation()] {
+    Worker& x = *workers_[name];
+    if (x.agent && x.incarnation == life)
+      drive_worker(x, agent::SpawnFailed{g, -1, "no such file"});
   });
 }
 
@@ -115,6 +120,7 @@ void Cluster::reap(const std::string& worker, uint64_t life, int64_t g,
 }
 
 bool Cluster::intact(const World& world) const {
+  if (cut_apart(world)) return false;
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const auto w = workers_.find(p.worker());
     if (w == workers_.end() || !w->second->agent) return false;
@@ -219,7 +225,11 @@ void Cluster::boundary(World& world) {
     if (!failed) save(world);
     for (Rank* r : ranks) {
       if (failed) world.faulted.insert(r->rank);
-      rank_ends(*r, failed ? 68 : 0, 0, uniform(0, 20));
+      const int64_t delay = uniform(0, 20);
+      if (failed)
+        rank_ends(*r, 68, 0, delay);
+      else
+        begin_finalize(*r, delay);
     }
     return;
   }
@@ -255,7 +265,7 @@ void Cluster::save(World& world) {
   if (const auto c = checkpoints_.find(world.step);
       c == checkpoints_.end() || !in_past(c->first, c->second))
     checkpoints_[world.step] = {chain(world.step), world.recent, g,
-                                world.tags[world.step]};
+                                world.tags[world.step], now_};
   for (const pb::StepMetrics& m : world.recent)
     saved_steps_.emplace(m.generation(), m.step());
   // The three newest, and what is of another branch while it is newer.

@@ -12,7 +12,6 @@
 namespace remesh::soak {
 namespace {
 
-constexpr size_t kMostWorkers = 5;
 constexpr int64_t kRanksMs = 3'000;
 constexpr uint64_t kAwayMs = 400;   // absence of a killed daemon
 constexpr uint64_t kPauseMs = 900;  // pause of a rank
@@ -29,6 +28,7 @@ struct Share {
   const char* name;
   int weight;
   bool keeps_mesh;
+  bool hosts_only = false;
 };
 
 constexpr std::array kShares = {
@@ -44,7 +44,13 @@ constexpr std::array kShares = {
     Share{Kind::kJoin, "join", 4, true},
     Share{Kind::kScale, "scale", 3, false},
     Share{Kind::kMesh, "mesh requested", 4, false},
-    Share{Kind::kDiskFull, "disk full", 2, true}};
+    Share{Kind::kDiskFull, "disk full", 2, true},
+    Share{Kind::kCutOff, "host cut off", 3, true, true},
+    Share{Kind::kOneWay, "host cut off one way", 3, true, true},
+    Share{Kind::kPairCutOff, "two hosts cut off", 2, true, true},
+    Share{Kind::kLossy, "packets lost", 2, true, true},
+    Share{Kind::kSlow, "link slow", 2, true, true},
+    Share{Kind::kRunFolderFull, "run directory full", 2, true, true}};
 
 const Share& share_of(Kind kind) {
   return *std::find_if(kShares.begin(), kShares.end(),
@@ -57,6 +63,7 @@ const char* name_of(Kind kind) { return share_of(kind).name; }
 
 bool Soak::possible(Kind kind, int number) const {
   if (options_.keep_mesh && !share_of(kind).keeps_mesh) return false;
+  if (options_.hosts == 0 && share_of(kind).hosts_only) return false;
   const size_t others = live_.size() - live_.count(kAnchor);
   const bool spare = live_.size() > least_workers();
   switch (kind) {
@@ -72,9 +79,19 @@ bool Soak::possible(Kind kind, int number) const {
     case Kind::kDrain:
       return others > 0 && spare;
     case Kind::kJoin:
-      return live_.size() < kMostWorkers;
+      return live_.size() < most_workers();
     case Kind::kDiskFull:
       return disk_.mounted() && disk_full_for_ == 0;
+    case Kind::kCutOff:
+    case Kind::kOneWay:
+      return hosts_lost_ == 0 && spare;
+    case Kind::kPairCutOff:
+      return hosts_lost_ == 0 && live_.size() > 2;
+    case Kind::kLossy:
+    case Kind::kSlow:
+      return network_bad_for_ == 0;
+    case Kind::kRunFolderFull:
+      return run_disk_ != nullptr && run_disk_->mounted();
     default:
       return true;
   }
@@ -114,7 +131,7 @@ bool Soak::inject(Kind kind, Waiting* wait) {
       cluster_.coordinator().kill(SIGKILL);
       cluster_.coordinator().wait_ms(kRanksMs);
       testing::sleep_ms(static_cast<int64_t>(random(kAwayMs)));
-      cluster_.start_coordinator();
+      start_coordinator();
       wait->change = Change::kNone;
       return true;
     case Kind::kDiskFull:
@@ -128,15 +145,35 @@ bool Soak::inject(Kind kind, Waiting* wait) {
     case Kind::kMesh:
       wait->change = Change::kPerhaps;
       return change_plan(kind);
+    case Kind::kRunFolderFull:
+      wait->change = Change::kNone;
+      return fill_run_folder();
+    case Kind::kCutOff:
+    case Kind::kOneWay:
+    case Kind::kPairCutOff:
+    case Kind::kLossy:
+    case Kind::kSlow:
+      return hit_network(kind, wait);
   }
   return false;
+}
+
+// Those of the newest generation: a host that is cut off may still have older
+// ones, of which nobody takes notice.
+std::vector<testing::Cluster::Rank> Soak::newest_ranks() {
+  std::vector<testing::Cluster::Rank> ranks = cluster_.ranks();
+  int64_t newest = 0;
+  for (const auto& r : ranks) newest = std::max(newest, r.generation);
+  std::erase_if(ranks,
+                [newest](const auto& r) { return r.generation < newest; });
+  return ranks;
 }
 
 bool Soak::hit_rank(Kind kind, Waiting* wait) {
   std::vector<testing::Cluster::Rank> ranks;
   testing::wait_until(
       [&] {
-        ranks = cluster_.ranks();
+        ranks = newest_ranks();
         return !ranks.empty();
       },
       kRanksMs);
@@ -162,7 +199,7 @@ std::string Soak::some_worker() {
 }
 
 bool Soak::has_rank(const std::string& worker) {
-  const auto ranks = cluster_.ranks();
+  const auto ranks = newest_ranks();
   return std::any_of(ranks.begin(), ranks.end(),
                      [&](const auto& r) { return r.worker == worker; });
 }
@@ -173,6 +210,7 @@ bool Soak::hit_worker(Kind kind, Waiting* wait) {
   // The death of a spare changes nothing.
   if (!has_rank(name)) wait->change = Waiting::Change::kPerhaps;
   if (kind == Kind::kWorkerStopped) {
+    if (!survives_a_host()) return false;
     cluster_.worker(name).kill(SIGSTOP);
     stopped_.insert(name);
     ++hosts_lost_;
@@ -180,6 +218,7 @@ bool Soak::hit_worker(Kind kind, Waiting* wait) {
     return true;
   }
   if (kind == Kind::kHostLost) {
+    if (!survives_a_host()) return false;
     lose_host(name);
     // A new host, sometimes of the same name.
     if (random(3) != 0) start_worker(random(2) == 0 ? name : new_name());
@@ -197,6 +236,7 @@ void Soak::lose_host(const std::string& name) {
   live_.erase(name);
   leaving_.erase(name);
   cluster_.lose_host(name);
+  hosts_.erase(name);
 }
 
 void Soak::lose_two_hosts() {
@@ -233,11 +273,6 @@ bool Soak::change_plan(Kind kind) {
     leaving_.erase(command[1]);
   }
   return done;
-}
-
-void Soak::start_worker(const std::string& name) {
-  live_.insert(name);
-  cluster_.start_worker({.name = name});
 }
 
 }  // namespace remesh::soak

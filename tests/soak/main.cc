@@ -19,6 +19,10 @@ namespace {
 
 constexpr double kMostLossDifference = 0.01;
 constexpr int kReferenceSlots = 2;
+// 18 MiB. Where a run repeats its data more than a hundred times it learns the
+// words by heart, which are random, and its validation loss says little: 3.5 %
+// between two runs of 128,000 steps over 180 KiB.
+constexpr int kDocuments = 6000;
 constexpr int64_t kStepMs = 200;  // upper bound of a step
 constexpr int64_t kStartMs = 60'000;
 // Of a daemon that lived through this many faults or more...
@@ -26,6 +30,10 @@ constexpr int kFewestFaults = 10;
 // ... the resident memory may have grown this much.
 constexpr double kMostGrowth = 0.15;
 constexpr int64_t kMostGrowthKib = 2048;
+// ... and that of a worker of one slot this much with each generation: libpmix
+// 4.2.2 keeps 5 to 6 KiB of every rank (most of it what it knows of the
+// connection) until the worker ends.
+constexpr int64_t kMostGrowthKibByGeneration = 8;
 // Ranks and generations open and close some.
 constexpr int64_t kMostMoreFiles = 24;
 
@@ -39,7 +47,7 @@ double median(std::vector<double> v) {
 void print_faults(const std::vector<Fault>& faults) {
   fmt::print("\n{:<28} {:>6} {:>9} {:>9} {:>9}   seconds to the next step\n",
              "fault", "number", "measured", "median", "worst");
-  for (int k = 0; k <= static_cast<int>(Kind::kDiskFull); ++k) {
+  for (int k = 0; k <= static_cast<int>(Kind::kRunFolderFull); ++k) {
     int number = 0;
     std::vector<double> seconds;
     for (const Fault& f : faults) {
@@ -66,13 +74,17 @@ std::vector<std::string> print_residents(
     if (faults < kFewestFaults) continue;
     const Resident*& l = longest[r.name == "coordinator" ? 0 : 1];
     if (l == nullptr || faults > l->last_fault - l->first_fault) l = &r;
-    const auto most = static_cast<int64_t>(
-        static_cast<double>(r.first) * (1 + kMostGrowth) + kMostGrowthKib);
+    const int64_t generations = r.last_generation - r.first_generation;
+    const auto most =
+        static_cast<int64_t>(static_cast<double>(r.first) * (1 + kMostGrowth)) +
+        kMostGrowthKib +
+        (r.name == "coordinator" ? 0
+                                 : kMostGrowthKibByGeneration * generations);
     if (r.last > most)
       errors.push_back(
           fmt::format("resident memory of {} grew from {} to {} KiB over {} "
-                      "faults",
-                      r.name, r.first, r.last, faults));
+                      "faults and {} generations",
+                      r.name, r.first, r.last, faults, generations));
     if (r.last_files > r.first_files + kMostMoreFiles)
       errors.push_back(fmt::format("{} had {} files open, then {}", r.name,
                                    r.first_files, r.last_files));
@@ -80,9 +92,10 @@ std::vector<std::string> print_residents(
   for (const Resident* r : longest)
     if (r != nullptr)
       fmt::print(
-          "resident memory of {} over {} faults: {} KiB at first, {} "
-          "at last, {} at most; open files: {} and {}\n",
-          r->name, r->last_fault - r->first_fault, r->first, r->last, r->most,
+          "resident memory of {} over {} faults and {} generations: {} KiB at "
+          "first, {} at last, {} at most; open files: {} and {}\n",
+          r->name, r->last_fault - r->first_fault,
+          r->last_generation - r->first_generation, r->first, r->last, r->most,
           r->first_files, r->last_files);
   return errors;
 }
@@ -140,11 +153,12 @@ int report(const std::vector<std::string>& errors, const Options& o,
 
 int run(const Options& o) {
   const double begin = unix_seconds();
-  const testing::TinyData data;
+  const testing::TinyData data(kDocuments);
   fmt::print("soak: seed {}, {} faults, {} ZeRO-{}\n", o.seed, o.faults,
              o.keep_mesh ? "that keep the mesh," : "that change the mesh,",
              o.zero_stage);
   Soak soak(data.path(), o);
+  if (!soak.no_network().empty()) return report({soak.no_network()}, o, 0);
   if (!soak.has_small_disk())
     fmt::print("no permission to mount a tmpfs: no full disks\n");
   std::fflush(stdout);
@@ -188,6 +202,10 @@ int main(int argc, char** argv) {
   app.add_option("--zero-stage", o.zero_stage, "parallel.zero_stage")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
+  app.add_option("--hosts", o.hosts,
+                 "Run a worker on each of this many hosts, which are network "
+                 "namespaces, and let their network fail, too (needs root)")
+      ->check(CLI::Range(3, 16));
   CLI11_PARSE(app, argc, argv);
   return remesh::soak::run(o);
 }

@@ -18,6 +18,7 @@ constexpr int64_t kPatienceMs = 60'000;
 // How long to wait for a change of mesh that may not happen.
 constexpr int64_t kPerhapsMs = 2'500;
 constexpr int64_t kDiskBytes = 48 << 20;
+constexpr int64_t kRunDiskBytes = int64_t{1} << 30;
 constexpr int64_t kLastSteps = 20;  // after the stop
 constexpr int kReportEvery = 25;    // faults
 // Up to this many steps without a fault.
@@ -64,6 +65,18 @@ Soak::Soak(const std::string& data_path, const Options& options)
       cluster_(data_path, {}),
       disk_(cluster_.folder() + "/disk", kDiskBytes),
       random_(options.seed) {
+  if (options_.hosts > 0) {
+    auto network = testing::Network::make(options_.hosts + 1);
+    if (network.ok()) {
+      network_ = std::move(*network);
+      cluster_.run_commands_with(network_->on(0));
+    } else {
+      no_network_ = network.status().message();
+    }
+    std::filesystem::create_directories(cluster_.run_dir());
+    run_disk_ =
+        std::make_unique<testing::SmallDisk>(cluster_.run_dir(), kRunDiskBytes);
+  }
   write_job({});
 }
 
@@ -103,8 +116,9 @@ bool Soak::run() {
 }
 
 bool Soak::start() {
-  cluster_.start_coordinator();
-  for (int i = 0; i < kKeptSlots + 1; ++i) start_worker(new_name());
+  start_coordinator();
+  while (live_.size() < std::min<size_t>(kKeptSlots + 1, most_workers()))
+    start_worker(new_name());
   if (!cluster_.wait_for_step(5, kPatienceMs)) return fail("no step finished");
   return whole_again();
 }
@@ -128,6 +142,7 @@ bool Soak::one_fault(int number) {
   if (!settle(wait)) return false;
   faults_.back().settled = unix_seconds();
   if (disk_full_for_ > 0 && --disk_full_for_ == 0) disk_.free();
+  if (network_bad_for_ > 0 && --network_bad_for_ == 0) mend_network();
   note_resident(number);
   refill();
   const auto calm = static_cast<int64_t>(random(kCalmSteps));
@@ -150,6 +165,7 @@ bool Soak::settle(const Waiting& wait) {
       return fail("worker " + name + " did not leave");
     if (cluster_.worker(name).exit().code != 0)
       return fail("worker " + name + " left with an error");
+    hosts_.erase(name);
   }
   leaving_.clear();
   if (!cluster_.wait_for_step(wait.step + 1, kPatienceMs))
@@ -176,7 +192,7 @@ bool Soak::whole_again() {
 
 // Starts as many workers as the next faults need.
 void Soak::refill() {
-  while (live_.size() < static_cast<size_t>(kKeptSlots) + 1) {
+  while (live_.size() < std::min<size_t>(kKeptSlots + 1, most_workers())) {
     if (!options_.keep_mesh && live_.size() >= least_workers() &&
         random(2) == 0)
       return;
@@ -187,6 +203,7 @@ void Soak::refill() {
 // Stops the job, resumes it from its checkpoint and trains to its end.
 bool Soak::finish() {
   disk_.free();
+  mend_network();
   const auto stop = cluster_.remesh({"stop", cluster_.run_dir()}, kPatienceMs);
   if (stop.exit.code != 0) return fail("stop: " + stop.output);
   const auto ended = [&] {
@@ -203,7 +220,8 @@ bool Soak::finish() {
   if (!ended()) return false;
   last_step_ = cluster_.last_step() + kLastSteps;
   write_job({{"train.steps", std::to_string(last_step_)}});
-  cluster_.start_coordinator({"--resume"});
+  start_coordinator({"--resume"});
+  hosts_.clear();
   for (int i = 0; i < kKeptSlots; ++i) start_worker(new_name());
   if (!ended()) return false;
   return cluster_.last_step() == last_step_ || fail("the last step is missing");
@@ -220,10 +238,12 @@ void Soak::note_resident(int number) {
     if (r.first == 0)
       r = {.name = name,
            .first_fault = number,
+           .first_generation = generation(),
            .first = kib,
            .first_files = files};
     r.last_files = files;
     r.last_fault = number;
+    r.last_generation = generation();
     r.last = kib;
     r.most = std::max(r.most, kib);
   };

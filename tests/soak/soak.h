@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tests/testing/cluster.h"
+#include "tests/testing/network.h"
 #include "tests/testing/records.h"
 #include "tests/testing/small_disk.h"
 
@@ -26,6 +27,9 @@ struct Options {
   uint64_t seed = 0;
   bool keep_mesh = false;  // only faults that keep the mesh
   int zero_stage = 1;
+  // Hosts of one worker each, on a network of their own (tests/testing/
+  // network.h), with faults of that network; 0: all on this machine.
+  int hosts = 0;
 };
 
 enum class Kind {
@@ -42,6 +46,13 @@ enum class Kind {
   kScale,
   kMesh,  // another one is requested
   kDiskFull,
+  // With hosts only.
+  kCutOff,         // a host, for a while
+  kOneWay,         // a host does not hear the coordinator, or is not heard
+  kPairCutOff,     // two hosts from each other
+  kLossy,          // a host loses packets
+  kSlow,           // a host's link is slow
+  kRunFolderFull,  // the disk of the run directory, for a while
 };
 const char* name_of(Kind kind);
 
@@ -59,6 +70,7 @@ struct Fault {
 struct Resident {
   std::string name;
   int first_fault = 0, last_fault = 0;
+  int64_t first_generation = 0, last_generation = 0;
   int64_t first = 0, last = 0, most = 0;    // resident memory, KiB
   int64_t first_files = 0, last_files = 0;  // open descriptors
 };
@@ -83,6 +95,8 @@ class Soak {
   const std::vector<Fault>& faults() const { return faults_; }
   const std::vector<testing::Window>& windows() const { return windows_; }
   const std::map<int, Resident>& residents() const { return residents_; }
+  // "" unless the network of hosts cannot be made.
+  const std::string& no_network() const { return no_network_; }
   bool has_small_disk() const { return disk_.mounted(); }
   int64_t last_step() const { return last_step_; }
 
@@ -110,6 +124,16 @@ class Soak {
   void lose_two_hosts();
   bool change_plan(Kind kind);
 
+  // Of the network (hosts.cc).
+  void start_coordinator(const std::vector<std::string>& more = {});
+  bool hit_network(Kind kind, Waiting* wait);
+  bool fill_run_folder();
+  int host_of(const std::string& worker) const;
+  int free_host() const;
+  size_t most_workers() const;
+  bool survives_a_host();
+  void mend_network();
+
   bool settle(const Waiting& wait);
   bool whole_again();
   void refill();
@@ -119,6 +143,7 @@ class Soak {
 
   uint64_t random(uint64_t below) { return random_() % below; }
   std::string some_worker();
+  std::vector<testing::Cluster::Rank> newest_ranks();
   bool has_rank(const std::string& worker);
   void start_worker(const std::string& name);
   void lose_host(const std::string& name);
@@ -129,6 +154,11 @@ class Soak {
   const std::string data_path_;
   testing::Cluster cluster_;
   testing::SmallDisk disk_;
+  std::unique_ptr<testing::SmallDisk> run_disk_;
+  std::unique_ptr<testing::Network> network_;
+  std::string no_network_;
+  std::map<std::string, int> hosts_;  // by worker; 0 is the coordinator's
+  int network_bad_for_ = 0;           // number of further faults
   std::mt19937_64 random_;
   std::set<std::string> live_;     // workers, a slot each
   std::set<std::string> stopped_;  // subset stopped by SIGSTOP

@@ -24,13 +24,13 @@ constexpr int64_t kEndMs = 5'000;
 
 // Words drawn by a linear congruential generator: something to learn, and no
 // file to ship.
-std::string generated_text() {
+std::string generated_text(int documents) {
   constexpr std::array kWords = {"the",  "whale", "sea",   "ship", "captain",
                                  "said", "and",   "of",    "a",    "to",
                                  "in",   "old",   "white", "boat", "men"};
   std::string out;
   uint64_t x = 1;
-  for (int document = 0; document < 60; ++document) {
+  for (int document = 0; document < documents; ++document) {
     for (int i = 0; i < 700; ++i) {
       x = x * 6364136223846793005ULL + 1442695040888963407ULL;
       out += kWords[(x >> 33) % kWords.size()];
@@ -51,8 +51,8 @@ std::string program(const std::string& name) {
   return (self.parent_path() / name).string();
 }
 
-TinyData::TinyData() : path_(dir_.path() + "/data") {
-  write_whole(dir_.path() + "/text.txt", generated_text());
+TinyData::TinyData(int documents) : path_(dir_.path() + "/data") {
+  write_whole(dir_.path() + "/text.txt", generated_text(documents));
   const Finished f =
       run_program({program("remesh"), "data", "prepare", "--input",
                    dir_.path() + "/text.txt", "--out", path_});
@@ -137,6 +137,7 @@ Process& Cluster::start_coordinator(const std::vector<std::string>& more,
   argv.insert(argv.end(), {program("remesh-coordinator"), job_file(),
                            "--run-dir", run_dir()});
   argv.insert(argv.end(), more.begin(), more.end());
+  if (no_keys_) argv.push_back("--no-auth");
   if (coordinator_) former_.push_back(std::move(coordinator_));
   coordinator_ = std::make_unique<Process>(
       ProcessOptions{argv, folder() + "/coordinator.out", environment()});
@@ -154,11 +155,12 @@ Process& Cluster::start_coordinator(const std::vector<std::string>& more,
 
 Process& Cluster::start_worker(const WorkerStart& start) {
   std::vector<std::string> argv = start.prefix;
-  argv.insert(argv.end(), {program("remesh-worker"), "--connect",
+  argv.insert(argv.end(), {program(start.program), "--connect",
                            start.connect.empty() ? run_dir() : start.connect,
                            "--slots", std::to_string(start.slots), "--name",
                            start.name, "--scratch", scratch()});
   argv.insert(argv.end(), start.more.begin(), start.more.end());
+  if (no_keys_) argv.push_back("--no-auth");
   std::unique_ptr<Process>& slot = workers_[start.name];
   if (slot) former_.push_back(std::move(slot));
   slot = std::make_unique<Process>(ProcessOptions{
@@ -185,7 +187,8 @@ std::string Cluster::state_folder(const std::string& worker) const {
 
 Finished Cluster::remesh(const std::vector<std::string>& args,
                          int64_t timeout_ms) {
-  std::vector<std::string> argv = {program("remesh")};
+  std::vector<std::string> argv = command_prefix_;
+  argv.push_back(program("remesh"));
   argv.insert(argv.end(), args.begin(), args.end());
   return run_program(argv, timeout_ms, environment());
 }
@@ -281,7 +284,13 @@ std::vector<Cluster::Rank> Cluster::ranks() {
   for (const Seen& p : processes_with(dir_.path())) {
     if (p.command.find("remesh-trainer") == std::string::npos) continue;
     for (const auto& [name, process] : workers_)
-      if (process->pid() == p.parent) out.push_back({p.pid, name});
+      if (process->pid() == p.parent) {
+        const size_t folder = p.command.find("/g", p.command.find("--spec"));
+        out.push_back({p.pid, name,
+                       folder == std::string::npos
+                           ? 0
+                           : std::atoll(p.command.c_str() + folder + 2)});
+      }
   }
   return out;
 }

@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/testing/files.h"
@@ -23,10 +24,11 @@ namespace remesh::testing {
 // Path of a program of the product.
 std::string program(const std::string& name);
 
-// A data set of about 180 KiB of generated English, for any number of clusters.
+// A data set of generated English, of about 3 KiB in each document, for any
+// number of clusters.
 class TinyData {
  public:
-  TinyData();  // runs `remesh data prepare`
+  explicit TinyData(int documents = 60);  // runs `remesh data prepare`
   const std::string& path() const { return path_; }
 
  private:
@@ -47,6 +49,7 @@ struct WorkerStart {
   std::vector<std::string> more;    // further arguments
   std::vector<std::string> prefix;  // before the program: ip netns exec ...
   std::string connect;              // "": the run directory
+  std::string program = "remesh-worker";
 };
 
 class Cluster {
@@ -62,6 +65,8 @@ class Cluster {
   std::string scratch() const { return dir_.path() + "/scratch"; }
   std::string checkpoints() const { return run_dir() + "/checkpoints"; }
 
+  // Those started from now on run with --no-auth.
+  void use_no_keys() { no_keys_ = true; }
   // Starts `remesh run` and returns at once.
   Process& start_run(int local_workers,
                      const std::vector<std::string>& more = {});
@@ -77,6 +82,10 @@ class Cluster {
   double lose_host(const std::string& worker);
   // Folder of the worker's states in shared memory.
   std::string state_folder(const std::string& worker) const;
+  // Arguments before `remesh`: ip netns exec ...
+  void run_commands_with(std::vector<std::string> prefix) {
+    command_prefix_ = std::move(prefix);
+  }
   // `remesh ARGS...`, with this job's environment.
   Finished remesh(const std::vector<std::string>& args,
                   int64_t timeout_ms = 30'000);
@@ -108,6 +117,7 @@ class Cluster {
   struct Rank {
     pid_t pid = 0;
     std::string worker;
+    int64_t generation = 0;
   };
   std::vector<Rank> ranks();
 
@@ -122,8 +132,10 @@ class Cluster {
   void note_port();
 
   TempDir dir_;
+  bool no_keys_ = false;
   mutable JsonLines metrics_;
   mutable JsonLines events_;
+  std::vector<std::string> command_prefix_;
   std::vector<std::string> before_;  // of /tmp and /dev/shm
   std::vector<int> ports_;
   std::map<std::string, std::unique_ptr<Process>> workers_;

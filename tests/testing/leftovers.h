@@ -1,6 +1,8 @@
 // What workers and the libraries they use may leave behind on a host.
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
@@ -20,5 +22,7 @@ std::vector<std::string> worker_leftovers(
 std::string shared_folder(const std::string& scratch, const std::string& name);
 // Whether any socket of this network namespace listens on the TCP port.
 bool listens(int port);
+// The TCP addresses that a process listens on: "127.0.0.1:1024", "[::1]:1024".
+std::vector<std::string> listeners_of(pid_t pid);
 
 }  // namespace remesh::testing

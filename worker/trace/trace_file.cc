@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
+#include <span>
+
+#include "proto/base/file_system.h"
 
 namespace remesh::trace {
 namespace {
@@ -112,23 +114,16 @@ std::string trace_json(int rank, std::vector<FileSpan> spans,
 
 Status write_atomically(const std::string& folder, const std::string& name,
                         std::string_view text) {
-  std::error_code ec;
-  std::filesystem::create_directories(folder, ec);
-  if (ec) return io_error(folder + ": " + ec.message());
-  const std::string path = folder + "/" + name;
-  const std::string part = path + ".part";
-  {
-    std::ofstream file(part, std::ios::binary | std::ios::trunc);
-    file << text;
-    file.flush();
-    if (!file) {
-      std::filesystem::remove(part, ec);
-      return io_error(part + ": cannot write");
-    }
-  }
-  std::filesystem::rename(part, path, ec);
-  if (ec) return io_error(path + ": " + ec.message());
-  return ok_status();
+  const auto fs = posix_file_system();
+  RETURN_IF_ERROR(fs->create_dirs(folder));
+  const std::string path = path_join(folder, name), part = path + ".part";
+  ASSIGN_OR_RETURN(const auto file, fs->create_new(part));
+  Status status =
+      file->write_at(0, std::as_bytes(std::span(text.data(), text.size())));
+  if (status.ok()) status = file->close();
+  if (status.ok()) return fs->rename(part, path);
+  (void)fs->remove(part).ok();
+  return status;
 }
 
 }  // namespace remesh::trace

@@ -18,6 +18,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/socket_guard.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/train/pinning.h"
@@ -91,11 +92,7 @@ int run(const Arguments& args, int64_t exec_ms) {
   auto logger = Logger::open({.name = "trainer",
                               .path = spec->log_path(),
                               .to_stderr = spec->log_path().empty()});
-  if (!logger.ok()) {
-    page.set_error(logger.status().to_string());
-    return usage_failure(logger.status().to_string());
-  }
-  TrainLog log(*logger, generation, spec->rank());
+  TrainLog log(logger, generation, spec->rank());
   const auto end = [&](ExitCode code, const std::string& reason) {
     page.set_error(reason);
     log.error("failed", {{"code", static_cast<int>(code)}, {"reason", reason}});
@@ -131,6 +128,7 @@ int main(int argc, char** argv) {
   // ignores signals sent to the process group or service.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   signal(SIGPIPE, SIG_IGN);
+  remesh::guard_sockets();  // those of MPI
   CLI::App app(
       "One rank of a generation; started by remesh-worker.\n"
       "Exit codes: 0 done, 1 failed (retryable), 2 usage error, 3 cannot\n"

@@ -28,7 +28,7 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
     StateHome& home) {
   const pb::Elastic& e = spec.assignment().job().elastic();
   const geometry::Sharding& sharding = home.sharding();
-  auto r = std::unique_ptr<Replication>(new Replication(rank, home));
+  auto r = std::unique_ptr<Replication>(new Replication(table, rank, home));
   if (e.replicate_every() <= 0) return std::unique_ptr<Replication>();
   r->every_ = e.replicate_every();
   r->places_ = memory::places_of(spec.assignment());
@@ -43,7 +43,8 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
   if (std::all_of(kept.begin(), kept.end(),
                   [](const auto& k) { return k.empty(); }))
     return std::unique_ptr<Replication>();
-  if (Status s = r->take_segments(table, r->lags()); !s.ok())
+  Status s = r->take_segments(/*beside_source=*/true);
+  if (!s.ok() && (home.source() == nullptr || s.code() != Code::kExhausted))
     return home.fail_allocation(std::move(s));
   return r;
 }
@@ -51,26 +52,29 @@ Result<std::unique_ptr<Replication>> Replication::prepare(
 // Never reuses a segment whose state a rank restores in place. Of other
 // segments of the source, only the buffer without the source may be used
 // (drop_old).
-Status Replication::take_segments(const geometry::ParamTable& table,
-                                  bool lags) {
+Status Replication::take_segments(bool beside_source) {
+  kept_.clear();
   std::set<std::string> avoid, keep;
-  if (const MemorySource* source = home_.source()) {
+  if (const MemorySource* source = home_.source();
+      source != nullptr && beside_source) {
     avoid = source->reused_paths();
     keep = source->paths();
   }
   for (const int owner : placement_.kept[static_cast<size_t>(rank_)]) {
-    ASSIGN_OR_RETURN(const geometry::RankShard shard,
-                     geometry::make_rank_shard(table, home_.sharding(), owner));
+    ASSIGN_OR_RETURN(
+        const geometry::RankShard shard,
+        geometry::make_rank_shard(table_, home_.sharding(), owner));
     Kept k{.rank = owner, .elements = shard.zero.state_elements()};
     ASSIGN_OR_RETURN(k.segment, home_.segments().take(k.elements, avoid, keep));
     kept_.push_back(std::move(k));
   }
-  if (lags) {
+  if (lags()) {
     ASSIGN_OR_RETURN(
         own_copy_,
         home_.segments().take(
             static_cast<int64_t>(home_.current().weights.size()), avoid, keep));
   }
+  taken_ = true;
   return ok_status();
 }
 
@@ -123,6 +127,9 @@ std::vector<bool> Replication::map_owners(comm::Comm& world) {
 }
 
 Status Replication::connect(comm::Comm& world) {
+  if (!taken_)
+    if (Status s = take_segments(/*beside_source=*/false); !s.ok())
+      return home_.fail_allocation(std::move(s));
   for (Kept& k : kept_) drop_old(*k.segment);
   if (own_copy_ != nullptr) {
     drop_old(*own_copy_);

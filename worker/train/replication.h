@@ -13,8 +13,8 @@
 // here are complete. A step with complete replicas on all ranks survives the
 // loss of a worker.
 //
-// Ownership: owns the segments that it keeps and its comm; borrows the home.
-// Threads: the MPI thread; prepare() may run while MPI starts.
+// Ownership: owns the segments that it keeps and its comm; borrows the table
+// and the home. Threads: the MPI thread; prepare() may run while MPI starts.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,8 @@ namespace remesh::train {
 
 class Replication {
  public:
-  // Allocates the segments that this rank needs. Returns null if no rank of
+  // Allocates the segments that this rank needs, if there is room beside the
+  // source of the state; otherwise connect() does. Returns null if no rank of
   // this mesh keeps replicas. Exhausted if shared memory does not suffice.
   // REQUIRES: `home` is reserved.
   static Result<std::unique_ptr<Replication>> prepare(
@@ -40,7 +41,8 @@ class Replication {
       StateHome& home);
 
   // Collective, after every rank has committed its initial state: from now on
-  // the old contents of the kept segments may be overwritten.
+  // the old contents of the kept segments may be overwritten. Exhausted if
+  // shared memory does not suffice.
   Status connect(comm::Comm& world);
 
   // Whether the state of a step must be replicated.
@@ -70,15 +72,18 @@ class Replication {
     int64_t elements = 0;
     std::unique_ptr<memory::StateSegment> segment;
   };
-  Replication(int rank, StateHome& home) : rank_(rank), home_(home) {}
-  Status take_segments(const geometry::ParamTable& table, bool lags);
+  Replication(const geometry::ParamTable& table, int rank, StateHome& home)
+      : table_(table), rank_(rank), home_(home) {}
+  Status take_segments(bool beside_source);
   void drop_old(memory::StateSegment& segment) const;
   std::vector<bool> map_owners(comm::Comm& world);
   uint64_t moved() const;
   Status status() const;
 
+  const geometry::ParamTable& table_;
   const int rank_;
   StateHome& home_;
+  bool taken_ = false;  // the segments
   int64_t every_ = 1;
   std::vector<memory::RankPlace> places_;
   memory::Placement placement_;

@@ -31,6 +31,17 @@ class Segments {
   Result<std::unique_ptr<memory::StateSegment>> take(
       int64_t elements, const std::set<std::string>& avoid,
       const std::set<std::string>& keep) const;
+  // The same for a rank that restores its state from `source`, segments that
+  // must be kept until then: if need be, gives back the buffers in them that
+  // are not of that step and generation, except of `reused` segments, and
+  // allocates half of the segment (see StateSegment::Extent). *whole: whether
+  // all of it is allocated.
+  struct SourceStates {
+    std::set<std::string> paths, reused;
+    int64_t step = 0, generation = 0;
+  };
+  Result<std::unique_ptr<memory::StateSegment>> take_beside(
+      int64_t elements, const SourceStates& source, bool* whole) const;
   // Removes the unowned segments, including damaged ones, that are not in
   // `keep`. Returns their number.
   int sweep(const std::set<std::string>& keep) const;
@@ -41,7 +52,9 @@ class Segments {
  private:
   std::unique_ptr<memory::StateSegment> reuse(
       int64_t elements, const std::set<std::string>& avoid) const;
-  Result<std::unique_ptr<memory::StateSegment>> create(int64_t elements) const;
+  Result<std::unique_ptr<memory::StateSegment>> create(
+      int64_t elements, memory::StateSegment::Extent extent) const;
+  void free_other_buffers(const SourceStates& source) const;
 
   std::string folder_;
   uint64_t job_;

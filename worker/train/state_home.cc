@@ -38,22 +38,31 @@ Status StateHome::reserve(const geometry::Sharding& sharding,
       return ok_status();
     }
   }
-  const std::set<std::string> sources =
-      from_memory ? source_->paths() : std::set<std::string>{};
-  auto taken = segments_.take(elements, sources, sources);
+  auto taken = source_ != nullptr ? segments_.take_beside(
+                                        elements,
+                                        {.paths = source_->paths(),
+                                         .reused = source_->reused_paths(),
+                                         .step = source_->step(),
+                                         .generation = source_->generation()},
+                                        &whole_)
+                                  : segments_.take(elements, {}, {});
   if (!taken.ok()) return fail_allocation(taken.status());
   segment_ = std::move(taken).value();
   return ok_status();
 }
 
-// Resharding needs room for the old and the new state. When that does not fit,
-// restoring from a checkpoint may; without an old state, the job's state does
-// not fit in shared memory at all.
+Status StateHome::complete() {
+  if (whole_) return ok_status();
+  segments_.sweep({});
+  if (Status s = segment_->complete(); !s.ok())
+    return fail_allocation(std::move(s));
+  whole_ = true;
+  return ok_status();
+}
+
 Status StateHome::fail_allocation(Status status) {
-  if (status.code() != Code::kExhausted)
-    return fail(kExitInternal, std::move(status));
-  return fail(source_ != nullptr ? kExitBadSource : kExitFailed,
-              std::move(status));
+  const bool no_room = status.code() == Code::kExhausted;
+  return fail(no_room ? kExitNoRoom : kExitInternal, std::move(status));
 }
 
 Status StateHome::fail(ExitCode code, Status status) {

@@ -49,6 +49,10 @@ class StateHome final : public engine::StateStore {
   // Sets exit_code() for a failed segment allocation; returns `status`.
   Status fail_allocation(Status status);
 
+  // Allocates what reserve() had no room for beside the source. REQUIRES: all
+  // ranks have restored their state. Exhausted, with exit_code() set.
+  Status complete();
+
   // Collective over the mesh's world: fills the state from the source in
   // memory. REQUIRES: reserved, and the source is of that kind.
   Status restore(comm::Comm& world, const std::function<void()>& tick);
@@ -84,7 +88,8 @@ class StateHome final : public engine::StateStore {
   std::unique_ptr<MemorySource> source_;
   std::unique_ptr<memory::StateSegment> segment_;
   std::optional<memory::StateSegment::Committed> committed_;
-  int buffer_ = 0;  // has the newest state
+  bool whole_ = true;  // all of segment_ is allocated
+  int buffer_ = 0;     // has the newest state
   int begun_ = -1;
   int64_t first_step_ = 0, first_tokens_ = 0;
   std::optional<ExitCode> exit_code_;

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "parallel/geometry/model_work.h"
@@ -292,6 +294,7 @@ Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kContinue;
+  check_state_kept();
   {
     const trace::Span span(tracer_.get(), trace::Category::kCheckpoint);
     checkpointer_->on_step(agreed, stops_here, rank_state());
@@ -306,6 +309,17 @@ Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
+// Training goes on, but a failure now loses the steps since the last
+// checkpoint.
+void Trainer::check_state_kept() {
+  if (home_ == nullptr || state_lost_) return;
+  const Status kept = home_->segment().check_kept();
+  if (kept.ok()) return;
+  state_lost_ = true;
+  log_.error("state_not_kept", {{"error", kept.to_string()}});
+  board_.set_checkpoint_error(kept.to_string());
+}
+
 // Completes the replicas of the last state before this rank stops.
 Status Trainer::replicate_last() {
   if (replication_ == nullptr) return ok_status();
@@ -315,8 +329,19 @@ Status Trainer::replicate_last() {
   return ok_status();
 }
 
+// Tries a few times, in case there is room again in a moment.
 Status Trainer::save_last(bool last, bool must, bool& stop) {
+  constexpr int kTries = 3;
+  constexpr int64_t kPauseMs = 1000;
   Status saved = checkpointer_->save_and_wait(rank_state());
+  for (int tries = 1; !saved.ok() && tries < kTries; ++tries) {
+    log_.warn("save_tried_again", {{"error", saved.to_string()}});
+    for (const int64_t end = monotonic_ms() + kPauseMs; monotonic_ms() < end;) {
+      board_.tick();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    saved = checkpointer_->save_and_wait(rank_state());
+  }
   if (saved.ok()) {
     stop = true;
     return ok_status();

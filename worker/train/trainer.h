@@ -87,6 +87,7 @@ class Trainer {
   uint64_t digest();
   void remove_unused_segments();
   Status boundary(const engine::Facts& agreed, bool& stop);
+  void check_state_kept();
   Status replicate_last();
   Status save_last(bool last, bool must, bool& stop);
   engine::Facts facts() const;
@@ -112,6 +113,7 @@ class Trainer {
   model::Dtype dtype_ = model::Dtype::kFp32;  // of the operands of GEMMs
   std::optional<geometry::ParamTable> table_;
   std::unique_ptr<StateHome> home_;  // null: the engine owns the state
+  bool state_lost_ = false;          // check_state_kept() has failed
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<Replication> replication_;  // null: no replicas
   std::thread sweeper_;                       // removes old segments

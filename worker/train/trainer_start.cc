@@ -320,8 +320,11 @@ Status Trainer::restore_memory() {
 Status Trainer::begin_replicas() {
   if (home_ == nullptr) return ok_status();
   RETURN_IF_ERROR(exchange::agree(*world_, ok_status(), "restore"));
+  if (Status s = home_->complete(); !s.ok())
+    return fail(*home_->exit_code(), std::move(s));
   if (replication_ == nullptr) return ok_status();
-  RETURN_IF_ERROR(replication_->connect(*world_));
+  if (Status s = replication_->connect(*world_); !s.ok())
+    return home_->exit_code() ? fail(*home_->exit_code(), std::move(s)) : s;
   replication_->start();
   engine_->set_poll([this] { poll_replica(); });
   log_.info("replicas", {{"kept_here", replication_->num_kept()},

@@ -62,6 +62,9 @@ class WatchedFileSystem final : public FileSystem {
   Result<std::unique_ptr<File>> create(const std::string& path) override {
     return watched([&] { return inner_.create(path); });
   }
+  Result<std::unique_ptr<File>> create_new(const std::string& path) override {
+    return watched([&] { return inner_.create_new(path); });
+  }
   Result<std::unique_ptr<File>> create_streamed(
       const std::string& path, const StreamOptions& options) override {
     StreamOptions watching = options;

@@ -354,15 +354,78 @@ TEST_F(ByHand, ARefusedWorkerExitsUnlessItBelongsToAJob) {
   EXPECT_TRUE(of<Exit>(on(Refused{"wrong job"})).empty());
 }
 
-TEST_F(ByHand, TheEndOfTheRunEndsAWorkerWithoutRanks) {
+// The coordinator was replaced by one that this worker cannot speak with.
+TEST_F(ByHand, AWorkerThatIsRefusedForGoodLeaves) {
+  direct(pb::Directive::IDLE, 0);
+  EXPECT_TRUE(of<Exit>(on(Refused{"other protocol", true})).empty());
+  std::vector<Exit> exits;
+  for (int i = 0; i < 1000 && exits.empty(); ++i) {
+    now_ += 50;
+    exits = of<Exit>(on(Tick{}));
+  }
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].code, 3);
+  EXPECT_EQ(exits[0].message, "other protocol");
+  EXPECT_EQ(exits[0].states, States::kKept);
+}
+
+// MPI_Finalize has fence 2, too: the ranks of others wait in it until a
+// restarted coordinator has everybody's contribution again.
+TEST_F(ByHand, GivesItsFencesAgainAfterItsRanksHaveEnded) {
   start_rank(1);
-  EXPECT_TRUE(of<Exit>(on(RunEnded{"done"})).empty());
-  direct(pb::Directive::FINISH, 1);
+  on(LocalFence{1, 2, "mine"});
+  end_rank(1, 0, 1);
+  pb::Directive d = directive(++seq_, 1, pb::Directive::RUN, 1);
+  d.set_want_fences(true);
+  const auto sent = of<SendFence>(on(DirectiveReceived{d}));
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].fence.blob(), "mine");
+  start_rank(2);
+  d = directive(++seq_, 2, pb::Directive::RUN, 1);
+  d.set_want_fences(true);
+  EXPECT_TRUE(of<SendFence>(on(DirectiveReceived{d})).empty());
+}
+
+TEST_F(ByHand, TheEndOfTheRunEndsTheRanksThenTheWorker) {
+  start_rank(1);
+  const auto ended = on(RunEnded{"stopped"});
+  EXPECT_TRUE(of<Exit>(ended).empty());
+  EXPECT_EQ(of<KillRanks>(ended).size(), 1u);
   end_rank(1, 0, 1);
   const auto exits = of<Exit>(on(RunEnded{"done"}));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].code, 4);
   EXPECT_EQ(exits[0].states, States::kKept);
+}
+
+TEST_F(ByHand, ARunThatIsDoneNeedsNoStates) {
+  direct(pb::Directive::IDLE, 0);
+  const auto exits = of<Exit>(on(RunEnded{"done", /*done=*/true}));
+  ASSERT_EQ(exits.size(), 1u);
+  EXPECT_EQ(exits[0].states, States::kRemovedForAll);
+  EXPECT_EQ(exits[0].state_job, kJob);
+}
+
+TEST_F(ByHand, TellsTheRoomForStatesIfItIsKnown) {
+  direct(pb::Directive::IDLE, 0);
+  now_ += 1000;
+  const auto unknown = of<SendReport>(on(Tick{}));
+  ASSERT_EQ(unknown.size(), 1u);
+  EXPECT_FALSE(unknown[0].report.has_state_room());
+  now_ += 1000;
+  const auto known = of<SendReport>(on(Tick{{}, {.total = 100, .room = 0}}));
+  ASSERT_EQ(known.size(), 1u);
+  EXPECT_EQ(known[0].report.state_room_total(), 100u);
+  EXPECT_TRUE(known[0].report.has_state_room());
+}
+
+TEST_F(ByHand, StatesThatAreGoneAreNotToldAnyMore) {
+  const auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
+  tell(asked.at(0), 2);
+  const auto reports = of<SendReport>(tell(asked.at(0), 1));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].report.holdings_size(), 1);
+  EXPECT_TRUE(of<SendReport>(tell(TakeInventory{kJob, 7}, 0)).empty());
 }
 
 TEST(SilenceWatch, WarnsSoonThenEverMoreRarely) {

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,10 +16,7 @@
 
 #include "proto/base/clock.h"
 #include "tests/unit/agent_shell/temp_dir.h"
-#include "worker/agent/shell/address.h"
 #include "worker/agent/shell/process.h"
-#include "worker/agent/shell/rank_env.h"
-#include "worker/agent/shell/rank_logs.h"
 #include "worker/agent/shell/scratch.h"
 
 namespace remesh::agent {
@@ -135,6 +133,36 @@ TEST(Process, StatOfNamesWithParenthesesIsRead) {
   EXPECT_TRUE(read_proc_stat(getpid()));
 }
 
+TEST(Process, MemoryIsLimitedByTheCgroupAndItsParents) {
+  TempDir dir;
+  const auto limit = [&](const std::string& folder, const std::string& value) {
+    std::filesystem::create_directories(dir / folder);
+    const bool v1 = folder.starts_with("memory");
+    std::ofstream(dir / folder +
+                  (v1 ? "/memory.limit_in_bytes" : "/memory.max"))
+        << value << "\n";
+  };
+  const std::string v2 = "0::/user.slice/me.scope\n";
+  EXPECT_EQ(cgroup_memory_limit(v2, dir.path()), 0u);
+  limit("user.slice/me.scope", "max");
+  EXPECT_EQ(cgroup_memory_limit(v2, dir.path()), 0u);
+  limit("user.slice", "4096");
+  EXPECT_EQ(cgroup_memory_limit(v2, dir.path()), 4096u);
+  limit("user.slice/me.scope", "8192");
+  EXPECT_EQ(cgroup_memory_limit(v2, dir.path()), 4096u);
+  limit("user.slice", "16384");
+  EXPECT_EQ(cgroup_memory_limit(v2, dir.path()), 8192u);
+  // In a container the path is that of the host.
+  limit("", "2048");
+  EXPECT_EQ(cgroup_memory_limit("0::/docker/x\n", dir.path()), 2048u);
+  limit("memory/batch/job", "1024");
+  limit("memory", "9223372036854771712");
+  EXPECT_EQ(
+      cgroup_memory_limit("4:cpu:/x\n9:blkio,memory:/batch/job\n", dir.path()),
+      1024u);
+  EXPECT_EQ(cgroup_memory_limit("4:cpu:/batch/job\n", dir.path()), 0u);
+}
+
 TEST(Process, LeftoversAreKilledButNeverAStranger) {
   TempDir dir;
   auto child = start_child(shell(dir, "sleep 100"));
@@ -199,6 +227,27 @@ TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
     EXPECT_EQ(huge->shared.rfind(dir.path(), 0), 0u);
   }
   EXPECT_EQ(num_entries(dir / "s"), 0);
+}
+
+// The clock of the host went back while the worker was down.
+TEST(Scratch, ALifeIsLaterThanTheOneBeforeWhateverTheClockSays) {
+  TempDir dir;
+  constexpr uint64_t kNow = uint64_t{1'800'000'000'000} << 20;
+  const pid_t child = fork();
+  if (child == 0) {
+    auto s = Scratch::open(dir / "s", "a");
+    const bool by_clock = (*s)->new_incarnation(kNow) == kNow;
+    if (by_clock) kill(getpid(), SIGKILL);
+    _exit(1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  auto s = Scratch::open(dir / "s", "a", 5000);
+  ASSERT_TRUE(s.ok()) << s.status().message();
+  EXPECT_EQ((*s)->new_incarnation(kNow / 2), kNow + 1);
+  EXPECT_EQ((*s)->new_incarnation(kNow / 2), kNow + 2);
+  EXPECT_EQ((*s)->new_incarnation(2 * kNow), 2 * kNow);
 }
 
 TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {
@@ -281,152 +330,17 @@ TEST(Scratch, RootThatIsNotOursIsRefused) {
   EXPECT_NE(s.status().message().find("--scratch"), std::string::npos);
   std::filesystem::create_symlink(dir.path(), dir / "link");
   EXPECT_FALSE(Scratch::open(dir / "link", "a").ok());
-}
-
-// -------------------------------------------------------------- environment
-
-bool has(const std::vector<std::string>& env, const std::string& entry) {
-  return std::count(env.begin(), env.end(), entry) == 1;
-}
-
-TEST(RankEnv, OtherLaunchersLeaveNoTrace) {
-  MpiSettings s;
-  s.shared_folder = "/shm/x";
-  s.tcp_interfaces = "lo";
-  s.threads = 3;
-  const auto env = rank_environment(
-      {"HOME=/root", "SLURM_JOB_ID=1", "PMI_RANK=0", "PMIX_RANK=4",
-       "OMPI_MCA_btl=tcp", "OMP_NUM_THREADS=64", "FLUX_X=1", "PATH=/bin"},
-      {"PMIX_RANK=2", "PMIX_NAMESPACE=job.g1"}, s);
-  EXPECT_TRUE(has(env, "HOME=/root"));
-  EXPECT_TRUE(has(env, "PATH=/bin"));
-  EXPECT_TRUE(has(env, "PMIX_RANK=2"));
-  EXPECT_TRUE(has(env, "OMPI_MCA_btl=self,vader,tcp"));
-  EXPECT_TRUE(has(env, "OMPI_MCA_btl_tcp_if_include=lo"));
-  EXPECT_TRUE(has(env, "OMPI_MCA_btl_vader_backing_directory=/shm/x"));
-  EXPECT_TRUE(has(env, "OMP_NUM_THREADS=3"));
-  std::set<std::string> keys;
-  for (const std::string& e : env) {
-    EXPECT_EQ(e.find("SLURM"), std::string::npos);
-    EXPECT_EQ(e.find("FLUX"), std::string::npos);
-    EXPECT_TRUE(keys.insert(e.substr(0, e.find('='))).second) << e;
+  for (const char* shared : {"root", "root/a"}) {
+    std::filesystem::create_directories(dir / "root/a");
+    ASSERT_EQ(chmod((dir / shared).c_str(), 0770), 0);
+    s = Scratch::open(dir / "root", "a");
+    ASSERT_FALSE(s.ok());
+    EXPECT_NE(s.status().message().find(dir / shared + ": others may write"),
+              std::string::npos)
+        << s.status().message();
+    ASSERT_EQ(chmod((dir / shared).c_str(), 0755), 0);
   }
-  EXPECT_FALSE(keys.contains("OMPI_MCA_mpi_yield_when_idle"));
-  EXPECT_FALSE(keys.contains("OMP_WAIT_POLICY"));
-  s.sleep_when_idle = true;
-  EXPECT_TRUE(has(rank_environment({"OMP_WAIT_POLICY=active"}, {}, s),
-                  "OMP_WAIT_POLICY=passive"));
-}
-
-pb::Assignment two_workers(const std::string& host_a,
-                           const std::string& host_b) {
-  pb::Assignment a;
-  a.set_generation(1);
-  for (const char* w : {"a", "spare", "b"}) a.add_workers(w);
-  a.add_hosts(host_a);
-  a.add_hosts("far");
-  a.add_hosts(host_b);
-  for (int r = 0; r < 3; ++r) {
-    auto* p = a.add_ranks();
-    p->set_rank(r);
-    p->set_worker(r < 2 ? "b" : "a");
-    p->set_threads(2);
-  }
-  return a;
-}
-
-TEST(RankEnv, PlacementFollowsTheAssignment) {
-  auto p = place(two_workers("h", "h"), "b");
-  ASSERT_TRUE(p.ok());
-  EXPECT_TRUE(p->one_host);  // the spare has no ranks
-  EXPECT_EQ(p->wanted_cores, 6);
-  ASSERT_EQ(p->local.size(), 2u);
-  EXPECT_EQ(p->local[1].rank, 1);
-  EXPECT_EQ(p->local[1].threads, 2);
-  ASSERT_EQ(p->nodes.size(), 2u);
-  EXPECT_EQ(p->nodes[0].first, "a");
-  EXPECT_EQ(p->nodes[0].second, std::vector<int>{2});
-  EXPECT_EQ(p->nodes[1].second, (std::vector<int>{0, 1}));
-  EXPECT_EQ(place(two_workers("h", "i"), "b")->wanted_cores, 4);
-  EXPECT_FALSE(place(two_workers("h", "i"), "b")->one_host);
-  EXPECT_TRUE(place(two_workers("h", "i"), "spare")->local.empty());
-}
-
-TEST(RankEnv, SenselessAssignmentsAreNamed) {
-  auto a = two_workers("h", "h");
-  a.mutable_ranks(1)->set_rank(0);
-  EXPECT_FALSE(place(a, "a").ok());
-  a.mutable_ranks(1)->set_rank(-1);
-  EXPECT_FALSE(place(a, "a").ok());
-  a.mutable_ranks(1)->set_rank(3);
-  EXPECT_FALSE(place(a, "a").ok());
-  a.mutable_ranks(1)->set_rank(1);
-  EXPECT_TRUE(place(a, "a").ok());
-  a.mutable_ranks(1)->set_worker("x");
-  EXPECT_NE(place(a, "a").status().message().find("'x'"), std::string::npos);
-}
-
-TEST(RankEnv, NetworkTowardsLoopbackIsNone) {
-  EXPECT_EQ(network_towards("tcp://127.0.0.1:5710"), "");
-  EXPECT_EQ(network_towards("tcp://localhost:5710"), "");
-  EXPECT_EQ(network_towards("nonsense"), "");
-}
-
-// --------------------------------------------------------------------- logs
-
-TEST(RankLogs, LastLineIsTheLastThatSaysSomething) {
-  EXPECT_EQ(last_line("one\ntwo\n\n  \n", 100), "two");
-  EXPECT_EQ(last_line("only", 100), "only");
-  EXPECT_EQ(last_line("", 100), "");
-  EXPECT_EQ(last_line("\n\n", 100), "");
-  EXPECT_EQ(last_line("\x1b[31mred\tx\r\n", 100), "[31mred x");
-  EXPECT_EQ(last_line("abcdef", 3), "abc");
-  EXPECT_EQ(last_line("ab\xc3\xa9", 3), "ab");  // not half a character
-}
-
-TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {
-  TempDir dir;
-  const RankLogPaths p{dir / "l", dir / "o"};
-  EXPECT_TRUE(log_tail(p, 1, 100).empty());
-  std::ofstream(p.log) << "step 1\n";
-  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
-  std::ofstream(p.out) << "";
-  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  std::ofstream(p.out) << "Segmentation fault\n";
-  EXPECT_EQ(log_tail(p, 1, 100),
-            std::vector<std::string>{"Segmentation fault"});
-  std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  std::ofstream(p.log, std::ios::app) << "step 2\n";
-  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 2"});
-}
-
-TEST(RankLogs, OldGenerationsArePruned) {
-  TempDir dir;
-  for (int g = 1; g <= 12; ++g)
-    ASSERT_TRUE(make_log_folder(dir.path(), g, 5).ok());
-  std::filesystem::create_directory(dir / "logs/gen-x");
-  ASSERT_TRUE(make_log_folder(dir.path(), 13, 5).ok());
-  EXPECT_EQ(num_entries(dir / "logs"), 6);
-  EXPECT_TRUE(std::filesystem::exists(dir / "logs/gen-9"));
-  EXPECT_FALSE(std::filesystem::exists(dir / "logs/gen-8"));
-}
-
-// ------------------------------------------------------------------ address
-
-TEST(Address, NamesAndAddressesAreChecked) {
-  EXPECT_TRUE(valid_name("node-7.rack_2"));
-  for (const char* bad : {"", "-a", ".", "a b", "a/b", "a,b"})
-    EXPECT_FALSE(valid_name(bad)) << bad;
-  EXPECT_FALSE(valid_name(std::string(65, 'a')));
-  EXPECT_FALSE(CoordinatorAddress::parse("nowhere").ok());
-  TempDir dir;
-  auto a = CoordinatorAddress::parse(dir.path());
-  ASSERT_TRUE(a.ok());
-  EXPECT_TRUE(a->may_change());
-  EXPECT_FALSE(a->read().ok());
-  std::ofstream(dir / "coordinator.addr") << "tcp://h:1\npid=3\n";
-  EXPECT_EQ(*a->read(), "tcp://h:1");
+  EXPECT_TRUE(Scratch::open(dir / "root", "a").ok());
 }
 
 }  // namespace

@@ -196,6 +196,56 @@ TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
   EXPECT_FALSE(has_old_states(s->state_folder()));
 }
 
+// A daemon that never heard of the job's end, or a worker under another root.
+TEST_F(StatesTest, UnclaimedOnesGoWhoeverHoldsThem) {
+  auto dead = open("dead");
+  ASSERT_TRUE(dead->make_state_folder().ok());
+  const std::string lost = add_segment(dead->state_folder(), kJob, 7);
+  const std::string used = add_segment(dead->state_folder(), kJob, 7);
+  const std::string young = add_segment(dead->state_folder(), kOther, 7);
+  {
+    const auto owner = memory::StateSegment::open(
+        used, kJob, memory::StateSegment::Mode::kWrite);
+    ASSERT_TRUE(owner.ok());
+    for (const std::string& path : {lost, used})
+      make_older(path, memory::kStateUnclaimedS + 5);
+    (void)Scratch::open(dir_ / "other", "b");
+    EXPECT_FALSE(fs::exists(lost));
+    EXPECT_TRUE(fs::exists(used));
+  }
+  make_older(young, memory::kStateUnclaimedS - 600);
+  EXPECT_EQ(dead->refresh_states(0), 1);
+  EXPECT_FALSE(fs::exists(used));
+  EXPECT_TRUE(fs::exists(young));
+  make_older(young, memory::kStateUnclaimedS + 5);
+  EXPECT_EQ(dead->refresh_states(kOther), 0);
+  EXPECT_TRUE(fs::exists(young));
+}
+
+TEST_F(StatesTest, AnotherFolderThanDevShmMayHoldThem) {
+  fs::create_directory(dir_ / "shm");
+  {
+    auto s = Scratch::open(root(), "a", 0, dir_ / "shm");
+    ASSERT_TRUE(s.ok()) << s.status().message();
+    ASSERT_TRUE((*s)->make_state_folder().ok());
+    EXPECT_TRUE((*s)->state_folder().starts_with(dir_ / "shm/remesh-"));
+    const uint64_t room = (*s)->state_room(kJob).room;
+    const std::string path = add_segment((*s)->state_folder(), kJob, 7);
+    EXPECT_EQ((*s)->state_room(kOther).total, (*s)->state_room(kJob).total);
+    EXPECT_EQ((*s)->state_room(kJob).room - (*s)->state_room(kOther).room,
+              fs::file_size(path));
+    EXPECT_GT(room, 0u);
+    auto g = (*s)->make_generation(1, 1 << 20);
+    ASSERT_TRUE(g.ok());
+    EXPECT_TRUE(g->shared.starts_with(dir_ / "shm/remesh-"));
+    EXPECT_EQ((*s)->remove_states(kJob, false), 1);
+    EXPECT_FALSE(fs::exists(states_of("a")));
+  }
+  EXPECT_EQ(num_entries(dir_ / "shm"), 0);
+  const auto none = Scratch::open(root(), "a", 0, dir_ / "none");
+  EXPECT_NE(none.status().message().find("--state-folder"), std::string::npos);
+}
+
 TEST_F(StatesTest, TheEndOfAJobTakesWhatItsDeadWorkersLeft) {
   leave_dead("dead", {kJob, kOther});
   auto s = open("a");

@@ -26,6 +26,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/socket_guard.h"
 #include "proto/control.pb.h"
 #include "worker/board/board.h"
 
@@ -143,6 +144,7 @@ int rank_main(int argc, char** argv) {
   (*board)->set_phase(RankPhase::kConnecting);
   const int64_t start = monotonic_ns();
   int provided = 0;
+  guard_sockets();
   MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &provided);
   (*board)->set_checkpoint_step((monotonic_ns() - start) / 1000);  // init, us
   const int code = train(**board, spec);

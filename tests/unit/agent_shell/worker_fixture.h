@@ -29,7 +29,8 @@ class TinyCoordinator {
  public:
   explicit TinyCoordinator(uint64_t epoch = 1,
                            const std::string& at = "tcp://127.0.0.1:0")
-      : epoch_(epoch), server_(std::move(wire::Server::bind(at)).value()) {}
+      : epoch_(epoch),
+        server_(std::move(wire::Server::bind(at, std::nullopt)).value()) {}
 
   const std::string& address() const { return server_->address(); }
   pb::Report& report(const std::string& worker) { return reports_[worker]; }
@@ -155,7 +156,7 @@ class WorkerTest : public ::testing::Test {
               std::vector<std::string> more = {}) {
     ChildOptions c;
     c.argv = {REMESH_WORKER, "--connect", connect,     "--slots", "2",
-              "--trainer",   TEST_RANK,   "--scratch", scratch()};
+              "--trainer",   TEST_RANK,   "--scratch", scratch(), "--no-auth"};
     if (!name.empty()) c.argv.insert(c.argv.end(), {"--name", name});
     c.argv.insert(c.argv.end(), more.begin(), more.end());
     c.env = {"PATH=/usr/bin:/bin", "OMPI_MCA_btl=nonsense",
@@ -184,6 +185,15 @@ class WorkerTest : public ::testing::Test {
     if (pids_[name] == 0) return -1;
     kill(pids_[name], signal);
     return wait(name);
+  }
+  // Whether that text comes up in its output; lines are written by a thread.
+  bool says(const std::string& name, const std::string& text) const {
+    const int64_t until = monotonic_ms() + 5000;
+    while (output(name).find(text) == std::string::npos) {
+      if (monotonic_ms() > until) return false;
+      usleep(10'000);
+    }
+    return true;
   }
   std::string output(const std::string& name) const {
     std::ifstream in(dir_ / ("worker-" + name + ".out"));

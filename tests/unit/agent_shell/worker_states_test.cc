@@ -92,6 +92,29 @@ TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
+// As systemd-logind does when a user logs out.
+TEST_F(WorkerStatesTest, ThatSomebodyRemovedAreNotToldAnyMore) {
+  TinyCoordinator& c = coordinator_;
+  start_one("a");
+  const auto a = assignment({"a"}, 2, "step_ms=1");
+  run_generation(c, a);
+  EXPECT_GT(c.report("a").state_room_total(), 0u);
+  EXPECT_LE(c.report("a").state_room(), c.report("a").state_room_total());
+  c.want(pb::Directive::FINISH, a);
+  ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, a.generation()));
+  ASSERT_EQ(c.report("a").holdings_size(), 4);
+  fs::remove(c.report("a").holdings(0).segment());
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").holdings_size() == 2; }));
+  EXPECT_TRUE(c.report("a").has_inventory());
+  std::string log;  // written by a thread
+  EXPECT_TRUE(c.run_until([&] {
+    std::ifstream in(dir_ / "run/logs/worker-a.log");
+    log.assign(std::istreambuf_iterator<char>(in), {});
+    return log.find("states_lost") != std::string::npos;
+  })) << log;
+  EXPECT_NE(log.find("enable-linger"), std::string::npos);
+}
+
 TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
@@ -106,11 +129,11 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   const pb::Report& r = c.report("a");
   EXPECT_GE(r.holdings_size(), 2);
   for (const int64_t step : newest_steps(r)) EXPECT_GE(step, told);
-  EXPECT_NE(output("a").find("states_found"), std::string::npos) << output("a");
+  EXPECT_TRUE(says("a", "states_found")) << output("a");
   c.want(pb::Directive::SHUTDOWN, pb::Assignment());
   EXPECT_TRUE(ends("a"));
   EXPECT_TRUE(ends("b")) << output("b");
-  EXPECT_NE(output("a").find("states_removed"), std::string::npos);
+  EXPECT_TRUE(says("a", "states_removed"));
   EXPECT_FALSE(has_shared("a"));
   EXPECT_EQ(num_entries(scratch()), 0);
 }
@@ -124,7 +147,7 @@ TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
   c.want(pb::Directive::IDLE, pb::Assignment());
   start_again("a");
   EXPECT_EQ(c.report("a").holdings_size(), 0);
-  EXPECT_NE(output("a").find("states_of_other_jobs"), std::string::npos);
+  EXPECT_TRUE(says("a", "states_of_other_jobs"));
   c.want(pb::Directive::SHUTDOWN, pb::Assignment());
   EXPECT_TRUE(ends("a"));
   EXPECT_EQ(num_entries(states_of("a")), 1);

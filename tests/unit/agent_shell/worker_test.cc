@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <set>
@@ -128,7 +129,7 @@ TEST_F(WorkerTest, KilledWorkerTakesItsRanksAndItsSuccessorCleansUp) {
   }
   EXPECT_FALSE(std::filesystem::exists(scratch() + "/a/g1"));
   EXPECT_FALSE(has_shared("a"));
-  EXPECT_NE(output("a").find("cleaned_up"), std::string::npos);
+  EXPECT_TRUE(says("a", "cleaned_up"));
   c.want(pb::Directive::LEAVE, pb::Assignment());
   ASSERT_TRUE(
       c.run_until([&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
@@ -162,6 +163,37 @@ TEST_F(WorkerTest, RanksGoOnWithoutTheCoordinatorAndANewOneIsFound) {
   ASSERT_TRUE(
       c->run_until([&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
   EXPECT_EQ(wait("a"), 0);
+}
+
+// Opening a FIFO that nobody reads takes for ever, as does a file on a server
+// that does not answer.
+TEST_F(WorkerTest, StorageThatHangsSilencesNobody) {
+  TinyCoordinator c;
+  start(c.address(), "a");
+  ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
+  for (int i = 0; i < 2; ++i) {
+    const std::string logs =
+        dir_ / ("run/logs/gen-" + std::to_string(generation_ + 1));
+    std::filesystem::create_directories(logs);
+    for (const char* out : {"/rank-0.out", "/rank-1.out"})
+      ASSERT_EQ(mkfifo((logs + out).c_str(), 0600), 0);
+    const auto a = assignment({"a"}, 2, "step_ms=1");
+    run_generation(c, a);
+    kill(c.report("a").ranks(1).pid(), SIGKILL);
+    ASSERT_TRUE(c.run_until([&] { return c.report("a").ranks(1).exited(); }));
+    EXPECT_EQ(c.report("a").ranks(1).signal(), SIGKILL);
+    c.want(pb::Directive::ABORT, a);
+    ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, generation_));
+  }
+  kill(pids_["a"], SIGTERM);
+  ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
+  pb::Assignment none;
+  none.set_generation(generation_);
+  c.want(pb::Directive::LEAVE, none);
+  ASSERT_TRUE(
+      c.run_until([&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
+  EXPECT_EQ(wait("a"), 0);
+  EXPECT_EQ(num_entries(scratch()), 0);
 }
 
 // A frozen worker loses its connection. When it resumes, it must learn
@@ -209,8 +241,7 @@ TEST_F(WorkerTest, NamesAreUniqueOnAHost) {
   const pid_t first = pids_["a"];
   start(c.address(), "a");
   EXPECT_EQ(wait("a"), 3);
-  EXPECT_NE(output("a").find("is already running on this host"),
-            std::string::npos);
+  EXPECT_TRUE(says("a", "is already running on this host"));
   start(c.address(), "", {"--host-name", "box"});
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 2; }));
   EXPECT_EQ(c.report("box").host(), "box");
@@ -264,9 +295,50 @@ TEST_F(WorkerTest, SaysWhyNoCoordinatorAnswers) {
   }
 }
 
+// A worker that was given an address also finds a coordinator that moved to
+// another host, once it knows the run directory. Reading that may hang.
+TEST_F(WorkerTest, AGivenAddressIsLeftForThatInTheRunDirectory) {
+  const pb::Assignment a = assignment({"a"}, 1, "step_ms=1");
+  auto c = std::make_unique<TinyCoordinator>(1);
+  const std::string address = c->address();
+  start(address, "a");
+  ASSERT_TRUE(c->run_until([&] { return c->num_workers() == 1; }));
+  run_generation(*c, a);
+  c.reset();
+  // Reading a pipe into which nobody writes hangs, as a file of a server that
+  // is down.
+  const std::string file = a.run_dir() + "/coordinator.addr";
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  int pipe = -1;
+  ASSERT_TRUE(eventually(
+      [&] {
+        pipe = open(file.c_str(), O_WRONLY | O_NONBLOCK);
+        return pipe >= 0;
+      },
+      20'000))
+      << output("a");
+  c = std::make_unique<TinyCoordinator>(2, address);
+  c->want(pb::Directive::RUN, a);
+  ASSERT_TRUE(
+      c->run_until([&] { return c->report("a").coordinator_epoch() == 2; }));
+  c.reset();
+  c = std::make_unique<TinyCoordinator>(3);
+  std::filesystem::remove(file);
+  std::ofstream(file) << c->address() << "\npid=1\n";
+  close(pipe);
+  c->want(pb::Directive::RUN, a);
+  ASSERT_TRUE(
+      c->run_until([&] { return c->report("a").coordinator_epoch() == 3; }));
+  EXPECT_EQ(c->report("a").state(), pb::Report::RUNNING);
+  c->want(pb::Directive::SHUTDOWN, a);
+  ASSERT_TRUE(
+      c->run_until([&] { return read_proc_stat(pids_["a"])->state == 'Z'; }));
+  EXPECT_EQ(wait("a"), 0);
+}
+
 TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
   std::filesystem::create_directory(scratch());
-  const auto server = wire::Server::bind("tcp://127.0.0.1:0");
+  const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
   ASSERT_TRUE(server.ok());
   start((*server)->address(), "a", {"--job", "other"});
   ASSERT_TRUE(eventually([&] {
@@ -275,11 +347,35 @@ TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
     EXPECT_EQ(m->envelope.job(), "other");
     pb::Envelope no;
     no.mutable_refusal()->set_reason("this is job \"mine\"");
+    no.mutable_refusal()->set_permanent(true);
     return (*server)->send(m->peer, no);
   }));
   EXPECT_EQ(wait("a"), 3);
   EXPECT_NE(output("a").find("this is job \"mine\""), std::string::npos)
       << output("a");
+}
+
+// Another worker has its name: it is taken when that one is gone.
+TEST_F(WorkerTest, ARefusalThatWillPassLeavesTheWorkerWaiting) {
+  std::filesystem::create_directory(scratch());
+  const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
+  ASSERT_TRUE(server.ok());
+  start((*server)->address(), "a");
+  int reports = 0;
+  ASSERT_TRUE(eventually([&] {
+    const auto m = (*server)->receive();
+    if (!m || !m->envelope.has_report()) return false;
+    pb::Envelope no;
+    no.mutable_refusal()->set_reason("a live worker has this name");
+    no.mutable_refusal()->set_permanent(false);
+    (void)(*server)->send(m->peer, no);
+    return ++reports > 10;
+  }));
+  ASSERT_TRUE(eventually([&] {
+    return output("a").find("a live worker has this name") != std::string::npos;
+  }));
+  kill(pids_["a"], SIGTERM);
+  EXPECT_EQ(wait("a"), 0);
 }
 
 TEST_F(WorkerTest, AnEndedRunEndsAWorker) {
@@ -295,6 +391,19 @@ TEST_F(WorkerTest, AnEndedRunEndsAWorker) {
       << output("a");
 }
 
+TEST_F(WorkerTest, MayStartBeforeTheRunDirectoryExists) {
+  TinyCoordinator c;
+  const std::string run = dir_ / "later/run";
+  start(run, "a");
+  ASSERT_TRUE(eventually([&] {
+    return output("a").find("waiting_for_coordinator") != std::string::npos;
+  }));
+  std::filesystem::create_directories(run);
+  std::ofstream(run + "/coordinator.addr") << c.address() << "\n";
+  EXPECT_TRUE(c.run_until([&] { return c.num_workers() == 1; })) << output("a");
+  EXPECT_EQ(stop("a", SIGTERM), 0);
+}
+
 TEST_F(WorkerTest, UsageErrorsSaySo) {
   std::filesystem::create_directory(scratch());
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
@@ -307,7 +416,7 @@ TEST_F(WorkerTest, UsageErrorsSaySo) {
     EXPECT_EQ(wait(""), 2) << word;
     EXPECT_NE(output("").find(word), std::string::npos) << output("");
   }
-  start("/no/such/folder", "x");
+  start("nowhere", "x");
   EXPECT_EQ(wait("x"), 2);
   EXPECT_NE(output("x").find("run directory"), std::string::npos);
   start("tcp://nowhere", "x");

@@ -1,11 +1,19 @@
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
 
+#include "proto/base/check.h"
 #include "proto/base/log.h"
 #include "proto/base/rng.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
+#include "tests/testing/files.h"
 
 namespace remesh {
 namespace {
@@ -31,6 +39,77 @@ TEST(Log, ValuesWithSpacesAreQuoted) {
   EXPECT_EQ(format_event("rank_failed", {{"rank", 3}, {"cause", "signal 9"}}),
             "rank_failed rank=3 cause=\"signal 9\"");
   EXPECT_EQ(format_event("x", {{"k", "a\"b\n"}}), "x k=\"a\\\"b\\n\"");
+}
+
+class LogFile : public ::testing::Test {
+ protected:
+  std::string path() const { return dir_.path() + "/logs/x.log"; }
+  std::string text() const { return testing::read_whole(path()); }
+  std::shared_ptr<Logger> open() const {
+    return Logger::open({.name = "x", .path = path()});
+  }
+
+  testing::TempDir dir_;
+};
+
+TEST_F(LogFile, HasTheLinesInOrder) {
+  auto log = open();
+  for (int i = 0; i < 1000; ++i) log->info("line", {{"i", i}});
+  ASSERT_TRUE(log->flush());
+  size_t at = 0;
+  for (int i = 0; i < 1000; ++i) {
+    at = text().find(fmt::format("x: line i={}\n", i), at);
+    ASSERT_NE(at, std::string::npos) << i;
+  }
+}
+
+TEST_F(LogFile, HasTheLastLinesWhenTheLoggerEnds) {
+  open()->info("the last");
+  EXPECT_NE(text().find("the last"), std::string::npos);
+}
+
+TEST_F(LogFile, HasTheLinesBeforeAFailedCheck) {
+  const auto fail = [&] {
+    const auto log = open();
+    log->info("before");
+    CHECK(log == nullptr);
+  };
+  EXPECT_DEATH(fail(), "CHECK failed");
+  EXPECT_NE(text().find("before"), std::string::npos);
+}
+
+// As on a disk that stands still: nobody reads the pipe.
+TEST_F(LogFile, ThatCannotBeWrittenDelaysNobody) {
+  std::filesystem::create_directories(dir_.path() + "/logs");
+  ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
+  auto log = open();
+  constexpr int kLines = 10'000;
+  for (int i = 0; i < kLines; ++i) log->info("line", {{"i", i}});
+  EXPECT_FALSE(log->flush());
+  std::ifstream reader(path());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(reader, line);) {
+    lines.push_back(line.substr(line.find("line")));
+    if (lines.back() == fmt::format("line i={}", kLines - 1)) break;
+  }
+  // The newest lines were kept.
+  EXPECT_LT(lines.size(), kLines / 2);
+  ASSERT_GT(lines.size(), 1000U);
+  EXPECT_EQ(lines[lines.size() - 1000],
+            fmt::format("line i={}", kLines - 1000));
+  EXPECT_TRUE(log->flush());
+}
+
+TEST_F(LogFile, IsOpenedWhenThatIsPossible) {
+  const std::string folder = dir_.path() + "/logs";
+  testing::write_whole(folder, "a file");
+  auto log = open();
+  log->info("too early");
+  ASSERT_TRUE(log->flush());
+  std::filesystem::remove(folder);
+  log->info("now");
+  ASSERT_TRUE(log->flush());
+  EXPECT_NE(text().find("now"), std::string::npos);
 }
 
 // Known answers of Philox4x32-10 from Random123's kat_vectors.

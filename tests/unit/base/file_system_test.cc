@@ -85,6 +85,20 @@ TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
   EXPECT_TRUE(fs::exists(archive / "inner"));
 }
 
+// Another member of the group that owns the folder may put a link there.
+TEST(WriteFileAtomically, WritesThroughNobodysLink) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/file", mine = dir.path() + "/mine";
+  std::ofstream(mine) << "kept";
+  fs::create_symlink(mine, path + ".tmp");
+  const auto posix = posix_file_system();
+  ASSERT_TRUE(write_file_atomically(*posix, path, "new").ok());
+  EXPECT_EQ(*read_file(*posix, mine, 100), "kept");
+  EXPECT_EQ(*read_file(*posix, path, 100), "new");
+  EXPECT_FALSE(fs::is_symlink(path));
+}
+
 TEST(ParentPath, IsTheFolderOfAName) {
   EXPECT_EQ(parent_path("a/b"), "a");
   EXPECT_EQ(parent_path("/a"), "/");

@@ -2,7 +2,9 @@
 #include "proto/base/process.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <csignal>
 #include <future>
 
@@ -69,6 +71,29 @@ TEST(BackgroundLoop, EndsAtOnceHoweverLongItWouldWait) {
   loop.wake();
   ran.get_future().wait();
   loop.wake();  // within the gap: dropped with the loop
+}
+
+TEST(Process, ACommonHostNameIsMadeUnique) {
+  EXPECT_EQ(host_identity("node7", 5), "node7");
+  EXPECT_EQ(host_identity("localhost", 0x1a2b3c4d), "localhost-1a2b3c4d");
+  EXPECT_EQ(host_identity("(none)", 1), "localhost-00000001");
+  EXPECT_NE(host_identity("localhost", 1), host_identity("localhost", 2));
+  EXPECT_EQ(host_identity(), host_identity());
+  EXPECT_TRUE(host_identity().starts_with(host_name())) << host_identity();
+}
+
+TEST(Process, TheLimitOfOpenFilesIsRaised) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = 64;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  raise_file_limit();
+  rlimit after{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, std::min<rlim_t>(before.rlim_max, 65536));
+  EXPECT_EQ(after.rlim_max, before.rlim_max);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 }  // namespace

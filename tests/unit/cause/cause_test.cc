@@ -7,6 +7,7 @@
 #include <deque>
 #include <random>
 
+#include "proto/base/exit_code.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::core {
@@ -65,6 +66,11 @@ class Ranks {
     s.clear_os_state();
     return s;
   }
+  // The newest rank is on this host, and its end was reported at that time.
+  void seen(const std::string& host, int64_t at_ms) {
+    views_.back().host = host;
+    views_.back().exit_seen_ms = at_ms;
+  }
   const std::vector<RankView>& views() const { return views_; }
   Stuck stuck() const { return find_stuck(views_); }
   std::string text() const { return stuck_text(views_, stuck()); }
@@ -96,6 +102,24 @@ TEST(FirstDeath, ASignalOutweighsAllAndTheEarliestCounts) {
   EXPECT_EQ(first_death(r.views()), 3U);
   r.dead(SIGKILL, 0, 2.0);  // at the same time
   EXPECT_EQ(first_death(r.views()), 3U);
+}
+
+// Clocks of two hosts may differ by hours; those of one do not.
+TEST(FirstDeath, TimesOfTwoHostsAreNotCompared) {
+  Ranks r;
+  r.dead(SIGKILL, 0, 10'000.0);  // its clock is ahead
+  r.seen("a", 500);
+  r.dead(SIGKILL, 0, 1.0);
+  r.seen("b", 700);
+  EXPECT_EQ(first_death(r.views()), 0U);
+  // One report may tell of several deaths, in any order.
+  r.dead(SIGKILL, 0, 9'999.5);
+  r.seen("a", 500);
+  EXPECT_EQ(first_death(r.views()), 2U);
+  // What tells a culprit from its victims counts before any time.
+  r.dead(0, 1, 0.5).set_error("loss is not finite");
+  r.seen("c", 100);
+  EXPECT_EQ(first_death(r.views()), 2U);
 }
 
 // MPI aborts the peers of a dead rank, or they exit without a word, in the
@@ -288,6 +312,43 @@ TEST(Hang, OneRankAtWorkOfItsOwnIsAlwaysFound) {
     }
     EXPECT_NE(r.text().find("no progress for"), std::string::npos);
   }
+}
+
+// -------------------------------------------------------------------- links
+
+TEST(SilentLinks, ThoseWhoExchangeMessagesName) {
+  Ranks r;
+  r.in_recv(1);
+  r.in_recv(0);
+  r.in_recv(1);  // waits for one of them
+  EXPECT_EQ(silent_links(r.views(), r.stuck()),
+            (std::vector<Link>{{"h0", "h1"}}));
+}
+
+TEST(SilentLinks, InACollectiveItIsAnyOfItsHosts) {
+  Ranks r;
+  for (int i = 0; i < 3; ++i) r.in_collective("dp", {0, 1, 2}, 7);
+  EXPECT_EQ(silent_links(r.views(), r.stuck()),
+            (std::vector<Link>{{"h0", "h1"}, {"h0", "h2"}, {"h1", "h2"}}));
+  // Connecting: no operation is known.
+  Ranks starting;
+  for (int i = 0; i < 2; ++i) starting.add().set_waits(true);
+  EXPECT_EQ(silent_links(starting.views(), starting.stuck()),
+            (std::vector<Link>{{"h0", "h1"}}));
+}
+
+TEST(SilentLinks, NobodyElseIsToBlameForARankThatHangs) {
+  Ranks r;
+  r.in_recv(1);
+  r.add();
+  EXPECT_TRUE(silent_links(r.views(), r.stuck()).empty());
+}
+
+TEST(FirstDeath, ARankWithoutItsPeerIsAVictim) {
+  Ranks r;
+  r.dead(0, kExitWorld, 1.0).set_error("MPI: the peer is gone");
+  r.dead(0, 1, 2.0);
+  EXPECT_EQ(first_death(r.views()), 1U);
 }
 
 }  // namespace

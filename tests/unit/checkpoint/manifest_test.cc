@@ -58,7 +58,7 @@ TEST(Names, ParseOnlyWhatTheyPrint) {
                              int64_t{100000000}, int64_t{1} << 60}) {
     EXPECT_EQ(parse_step_name(step_name(step)), step);
     EXPECT_EQ(parse_tmp_name(tmp_name({step, 12})), (TmpName{step, 12}));
-    EXPECT_TRUE(is_old_name(old_name(step)));
+    EXPECT_EQ(parse_old_name(old_name(step)), step);
   }
   for (const char* bad :
        {"", "step-", "step-100", "step-000000100", "step-0000010x",

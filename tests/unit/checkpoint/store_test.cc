@@ -2,6 +2,7 @@
 #include "checkpoint/store/store.h"
 
 #include <gtest/gtest.h>
+#include <hdf5.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -494,6 +495,39 @@ TEST_F(StoreTest, CommitAppliesRetentionAndRemovesOlderTemporaries) {
                                       "step-00000007"}));
   ASSERT_TRUE(abandon(*fs_, folder_, {9, 4}).ok());
   EXPECT_FALSE(fs_->exists(folder_ + "/.tmp-step-00000009.g4"));
+}
+
+// A user moved checkpoints to an archive and left links to them.
+TEST_F(StoreTest, RetentionRemovesALinkAndKeepsWhatItLeadsTo) {
+  namespace fs = std::filesystem;
+  const std::string archive = root_ + "/archive";
+  fs::create_directories(archive + "/old");
+  spill(archive + "/old/file", "kept");
+  for (int step = 1; step <= 3; ++step) {
+    const auto done =
+        save(*fs_, folder_, {step, 3}, table_, state_, 1, {.keep_latest_k = 1});
+    ASSERT_TRUE(done.ok()) << done.status().to_string();
+    EXPECT_TRUE(done->cleanup.ok()) << done->cleanup.to_string();
+    EXPECT_EQ(done->removed.size(), step == 1 ? 0u : 1u);
+    const std::string name = manifest::step_name(step);
+    const std::string kept = fs::path(archive) / name;
+    fs::rename(folder_ + "/" + name, kept);
+    fs::create_directory_symlink(kept, folder_ + "/" + name);
+    // Removal was interrupted there.
+    fs::create_directory_symlink(archive + "/old",
+                                 folder_ + "/.old-step-00000009");
+  }
+  EXPECT_EQ(fs_->list(folder_)->size(), 2u);
+  for (int step = 1; step <= 3; ++step)
+    EXPECT_TRUE(verify(*fs_, archive + "/" + manifest::step_name(step)).ok);
+  EXPECT_EQ(slurp(archive + "/old/file"), "kept");
+}
+
+TEST_F(StoreTest, Hdf5LoadsNoPlugIns) {
+  ASSERT_TRUE(save(*fs_, folder_, {1, 1}, table_, state_, 1).ok());
+  unsigned state = ~0U;
+  ASSERT_GE(H5PLget_loading_state(&state), 0);
+  EXPECT_EQ(state, 0U);
 }
 
 // Generation 1 is cut off and keeps saving; 2 continues from its step 3.

@@ -80,22 +80,29 @@ TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
   EXPECT_FALSE(f.find(3100)) << "progress was made";
 }
 
+FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
+                               int64_t last_finished, pb::Durable* d,
+                               Consequence c = Consequence::kNone) {
+  count_failure(f, last_finished, d);
+  return judge_failure(f, e, c, d);
+}
+
 TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
   pb::Durable d;
   const Failure f{.text = "x", .rank = 1, .worker = "a", .step = 7};
-  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
-  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
-  EXPECT_TRUE(account_failure(f, elastic(), &d).give_up);
+  EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
+  EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
+  EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
   reset_failures(&d);
-  EXPECT_FALSE(account_failure(f, elastic(), &d).give_up);
+  EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
 }
 
 TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
   pb::Durable d;
   std::vector<int64_t> waits;
   for (int64_t step = 1; step <= 5; ++step) {
-    const auto v =
-        account_failure({.text = "x", .rank = 1, .step = step}, elastic(), &d);
+    const auto v = account_failure({.text = "x", .rank = 1, .step = step},
+                                   elastic(), 0, &d);
     EXPECT_EQ(v.give_up, step == 5);
     waits.push_back(v.backoff_ms);
   }
@@ -106,7 +113,7 @@ TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
   pb::Durable d;
   const Failure f{.text = "x", .rank = 0, .step = 7, .exit_code = 65};
   for (int i = 0; i < 4; ++i) {
-    const auto v = account_failure(f, elastic(), &d);
+    const auto v = account_failure(f, elastic(), 0, &d);
     EXPECT_TRUE(v.bad_source);
     EXPECT_FALSE(v.give_up);
   }
@@ -121,9 +128,47 @@ TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
 TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
   pb::Durable d;
   const auto v = account_failure({.text = "why", .rank = 0, .exit_code = 3},
-                                 elastic(), &d);
+                                 elastic(), 0, &d);
   EXPECT_TRUE(v.give_up);
   EXPECT_EQ(v.reason, "why");
+}
+
+TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
+  pb::Durable d;
+  for (const int code : {0, 1, 3, 65, 66}) {
+    for (int i = 0; i < 10; ++i) {
+      const auto v = account_failure({.text = "x",
+                                      .rank = 1,
+                                      .exit_code = code,
+                                      .at_start = true,
+                                      .before_training = true},
+                                     elastic(), 0, &d, Consequence::kCordoned);
+      EXPECT_FALSE(v.give_up) << code;
+      EXPECT_FALSE(v.bad_source) << code;
+      EXPECT_EQ(v.backoff_ms, 0);
+    }
+  }
+  EXPECT_EQ(d.failures(), 0);
+  // One that crashes in its first step may be the step's fault.
+  for (int i = 1; i <= 5; ++i)
+    EXPECT_EQ(account_failure({.text = "x", .rank = 1, .at_start = true},
+                              elastic(), 0, &d, Consequence::kCordoned)
+                  .give_up,
+              i == 5);
+}
+
+TEST(FailureBudget, TooLittleRoomIsTheSourcesFaultOnlyInMemory) {
+  pb::Durable d;
+  const Failure f{.text = "no room", .rank = 0, .exit_code = 66};
+  EXPECT_FALSE(
+      account_failure(f, elastic(), 0, &d, Consequence::kSuspected).give_up)
+      << "tried again without replicas";
+  EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
+  d.mutable_assignment()->mutable_source()->set_kind(pb::Source::MEMORY);
+  reset_failures(&d);
+  const auto v = account_failure(f, elastic(), 0, &d);
+  EXPECT_FALSE(v.give_up);
+  EXPECT_TRUE(v.bad_source);
 }
 
 }  // namespace

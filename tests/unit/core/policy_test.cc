@@ -1,6 +1,7 @@
 // Decisions about meshes and states: the mesh policy, recovery and retention.
 #include <gtest/gtest.h>
 
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/state_retention.h"
@@ -16,6 +17,7 @@ pb::Job job() {
   j.mutable_train()->set_local_batch_size(1);
   j.mutable_elastic()->set_join_window_ms(1000);
   j.mutable_elastic()->set_rejoin_wait_ms(5000);
+  j.mutable_elastic()->set_max_same_failures(3);
   return j;
 }
 
@@ -54,6 +56,40 @@ TEST(MeshPolicy, UsesAllSlotsUnlessACommandSaysOtherwise) {
   EXPECT_EQ(world(f.policy.place(f.view())), 3) << "the pin does not fit";
 }
 
+pb::Report of_build(const std::string& worker, const std::string& build) {
+  pb::Report r = report(worker, 0);
+  r.set_build(build);
+  return r;
+}
+
+TEST(MeshPolicy, NeverMixesBuildsAndTakesTheOneWithTheMostSlots) {
+  Fixture f;
+  f.hear(of_build("a", "1"));
+  f.hear(of_build("b", "2"));
+  f.hear(of_build("c", "2"));
+  const auto placed = f.policy.place(f.view());
+  ASSERT_EQ(world(placed), 2);
+  EXPECT_EQ(placed->ranks[0].worker, "b");
+  EXPECT_EQ(placed->ranks[1].worker, "c");
+  const auto old = f.policy.place_on(f.view(), "1", {"host-a", "host-b"}, 0);
+  ASSERT_TRUE(old);
+  ASSERT_EQ(old->ranks.size(), 1U) << "where the state of the older build is";
+  EXPECT_EQ(old->ranks[0].worker, "a");
+}
+
+TEST(MeshPolicy, OfEqualBuildsTheOneThatRunsStays) {
+  for (const char* running_build : {"1", "2"}) {
+    Fixture f;
+    f.durable.mutable_assignment()->set_build(running_build);
+    f.hear(of_build("a", "1"));
+    f.hear(of_build("b", "2"));
+    const auto placed = f.policy.place(f.view());
+    ASSERT_EQ(world(placed), 1);
+    EXPECT_EQ(f.policy.builds(f.view(), false).front(), running_build);
+    EXPECT_EQ(placed->ranks[0].worker, *running_build == '1' ? "a" : "b");
+  }
+}
+
 TEST(MeshPolicy, WorkersThatLeaveGetNoRanks) {
   Fixture f;
   f.hear_all({"a", "b"});
@@ -61,6 +97,50 @@ TEST(MeshPolicy, WorkersThatLeaveGetNoRanks) {
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
   EXPECT_EQ(placed->ranks[0].worker, "a");
+}
+
+TEST(MeshPolicy, CordonedHostsGetNoRanks) {
+  Fixture f;
+  f.durable = running({"a"});
+  f.hear_all({"a", "b"});
+  cordon("host-b", "", "no room there", 0, &f.durable);
+  const auto placed = f.policy.place(f.view());
+  ASSERT_EQ(world(placed), 1);
+  EXPECT_EQ(placed->ranks[0].worker, "a");
+  EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
+  cordon("host-a", "", "too", 0, &f.durable);
+  const auto none = f.policy.place(f.view());
+  ASSERT_FALSE(none.ok());
+  EXPECT_NE(none.status().message().find("host-b (cordoned: no room there)"),
+            std::string::npos)
+      << none.status().message();
+}
+
+TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
+  Fixture f;
+  f.hear_all({"a"});
+  suspect("host-a", "", 0, 0, &f.durable);
+  cordon("host-a", "", "x", 0, &f.durable);
+  EXPECT_TRUE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
+  for (int i = 1; i < job().elastic().max_same_failures(); ++i)
+    suspect("host-a", "", 0, 0, &f.durable);
+  cordon("host-a", "", "x", 0, &f.durable);
+  EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
+}
+
+TEST(MeshPolicy, StaysWhereTheNextMeshWouldBe) {
+  Fixture f;
+  f.hear_all({"a", "b", "c"});
+  f.durable.set_scale(2);
+  const planner::Placement there{
+      .layout = {.dp = 2},
+      .ranks = {{.rank = 0, .worker = "b"}, {.rank = 1, .worker = "c"}}};
+  EXPECT_TRUE(f.policy.stays_on(f.view(), there));
+  f.durable.set_scale(1);
+  EXPECT_FALSE(f.policy.stays_on(f.view(), there)) << "a smaller one is wanted";
+  f.durable.set_scale(2);
+  f.roster.drain("b");
+  EXPECT_FALSE(f.policy.stays_on(f.view(), there)) << "b leaves";
 }
 
 TEST(MeshPolicy, WantsALargerMeshAfterTheJoinWindow) {

@@ -1,4 +1,5 @@
 // The fence relay and the checkpoint watch.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "coordinator/core/checkpoint_watch.h"
@@ -53,6 +54,31 @@ TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
   EXPECT_EQ(watch.newest_step(), 6);
   EXPECT_EQ(watch.last_error(), "");
   EXPECT_TRUE(watch.observe(roster, 2).empty()) << "of another generation";
+}
+
+TEST(CheckpointWatch, ACauseIsAnnouncedOnceWhateverRanksAndStepsItAffects) {
+  CheckpointWatch watch;
+  Roster roster;
+  const pb::Durable d = running({"a"});
+  uint64_t seq = 0;
+  const auto hear = [&](int64_t saved, int64_t step, const std::string& why) {
+    pb::Report r = running_report("a", ++seq, 0, 9);
+    *r.add_ranks() = r.ranks(0);
+    for (int i = 0; i < 2; ++i) {
+      r.mutable_ranks(i)->set_rank(i);
+      r.mutable_ranks(i)->set_checkpoint_step(saved);
+      r.mutable_ranks(i)->set_checkpoint_error(
+          fmt::format("/c/.step-{}/shard-{}.h5: {}", step, i, why));
+    }
+    roster.on_report(r, d, kSilentMs, 0);
+    return watch.observe(roster, 1).size();
+  };
+  EXPECT_EQ(hear(-1, 10, "no space"), 1U);
+  EXPECT_EQ(hear(-1, 20, "no space"), 0U);
+  EXPECT_EQ(hear(-1, 30, "read-only"), 1U);
+  EXPECT_EQ(hear(-1, 40, "no space"), 0U);
+  EXPECT_NE(watch.last_error().find("step-40"), std::string::npos);
+  EXPECT_EQ(hear(50, 60, "no space"), 2U) << "saved, then failed again";
 }
 
 TEST(CheckpointWatch, AStopIsDeclinedWhenTheCountGrows) {

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "tests/unit/core/builders.h"
 
 namespace remesh::core {
@@ -64,6 +67,119 @@ TEST(Roster, SilenceAndABrokenConnectionAreDeath) {
   }
 }
 
+TEST(Roster, ABrokenConnectionShortensTheSilenceInProportion) {
+  EXPECT_EQ(broken_after_ms(100), 100);
+  EXPECT_EQ(broken_after_ms(2000), 250);
+  EXPECT_EQ(broken_after_ms(3'600'000), 450'000);
+  constexpr int64_t kHour = 3'600'000;
+  Roster roster;
+  const pb::Durable d;
+  roster.on_report(report("a", 1), d, kSilentMs, 0);
+  roster.on_disconnect("a", 10);
+  EXPECT_TRUE(roster.expire(d, kHour, 60'000).empty());
+  EXPECT_EQ(roster.expire(d, kHour, 450'011).size(), 1u);
+}
+
+// Until the coordinator itself said that it may go, it may still be needed.
+TEST(Roster, AWorkerThatWasSentAwayIsGoneWithItsConnection) {
+  for (const bool sent_away : {false, true}) {
+    Roster roster;
+    const pb::Durable d;
+    pb::Report r = report("a", 1);
+    r.set_leaving(true);
+    roster.on_report(r, d, kSilentMs, 0);
+    if (sent_away)
+      roster.note_directive("a", {.goal = pb::Directive::LEAVE}, 5);
+    roster.on_disconnect("a", 10);
+    EXPECT_EQ(roster.expire(d, kDeadMs, 20).size(), sent_away ? 1u : 0u);
+  }
+}
+
+// Reports every 100 ms until `until_ms`; returns the losses.
+Roster::Changes report_until(Roster* roster, const pb::Durable& d,
+                             pb::Report* r, int64_t from_ms, int64_t until_ms) {
+  Roster::Changes lost;
+  for (int64_t now = from_ms; now <= until_ms; now += 100) {
+    r->set_seq(r->seq() + 1);
+    roster->on_report(*r, d, kSilentMs, now);
+    for (auto& c : roster->expire(d, kDeadMs, now)) lost.push_back(c);
+  }
+  return lost;
+}
+
+TEST(Roster, AMemberThatDoesNotEndItsRanksIsGivenUpUntilItHas) {
+  Roster roster;
+  const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
+  pb::Report r = running_report("a", 1, 0, 3);
+  r.set_busy(true);
+  EXPECT_TRUE(report_until(&roster, d, &r, 0, kAwaitedMs).empty());
+  EXPECT_FALSE(roster.all_quiesced(d));
+  EXPECT_EQ(roster.awaited_text(d, kAwaitedMs),
+            "waiting for a on host-a to end its ranks");
+  const auto lost =
+      report_until(&roster, d, &r, kAwaitedMs + 100, 2 * kAwaitedMs);
+  ASSERT_EQ(lost.size(), 1u);
+  EXPECT_NE(lost[0].detail.find("did not end its ranks"), std::string::npos);
+  EXPECT_TRUE(roster.all_quiesced(d));
+  EXPECT_EQ(roster.find_alive("a"), nullptr);
+  EXPECT_TRUE(roster.find("a")->reachable()) << "it still has to be fenced";
+  r.set_seq(r.seq() + 1);
+  r.set_busy(false);
+  r.set_state(pb::Report::QUIESCED);
+  const auto back = roster.on_report(r, d, kSilentMs, 2 * kAwaitedMs + 100);
+  ASSERT_TRUE(back);
+  ASSERT_EQ(back->size(), 1u);
+  EXPECT_EQ((*back)[0].kind, Kind::kReturned);
+  EXPECT_NE(roster.find_alive("a"), nullptr);
+}
+
+TEST(Roster, EveryPhaseWaitsForALiveMemberWithinALimit) {
+  using Phase = pb::Durable::Phase;
+  for (const Phase phase :
+       {pb::Durable::WAITING, pb::Durable::PREPARING, pb::Durable::RUNNING,
+        pb::Durable::FINISHING, pb::Durable::ABORTING}) {
+    Roster roster;
+    pb::Durable d = running({"a"}, phase);
+    d.set_state_job(7);
+    pb::Report r = report("a", 1);  // of no generation
+    if (phase == pb::Durable::FINISHING) {
+      r.set_generation(1);
+      add_rank(&r, 0)->set_exited(true);
+      r.set_state(pb::Report::RUNNING);
+    }
+    EXPECT_EQ(report_until(&roster, d, &r, 0, kAwaitedMs).size(), 0u);
+    EXPECT_EQ(report_until(&roster, d, &r, kAwaitedMs, kAwaitedMs + 200).size(),
+              1u)
+        << phase;
+  }
+}
+
+TEST(Roster, AWaitIsNotForSilence) {
+  constexpr int64_t kLong = 10 * kAwaitedMs;
+  Roster roster;
+  const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
+  roster.on_report(running_report("a", 1, 0, 3), d, kSilentMs, 0);
+  roster.expire(d, kLong, 0);
+  EXPECT_TRUE(roster.expire(d, kLong, 2 * kAwaitedMs).empty());
+}
+
+TEST(Roster, AMemberWithoutSlotsHoldsNobodyUp) {
+  Roster roster;
+  const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
+  pb::Report a = report("a", 1);
+  a.set_generation(1);
+  a.set_state(pb::Report::PREPARED);
+  roster.on_report(a, d, kSilentMs, 0);
+  pb::Report none = report("z", 1);
+  none.set_slots(0);
+  roster.on_report(none, d, kSilentMs, 0);
+  EXPECT_TRUE(roster.all_prepared(d));
+  none.set_seq(2);
+  none.set_busy(true);
+  roster.on_report(none, d, kSilentMs, 1);
+  EXPECT_FALSE(roster.all_prepared(d)) << "it still has a rank";
+}
+
 TEST(Roster, AReportAfterADisconnectClearsIt) {
   Roster roster;
   const pb::Durable d;
@@ -96,6 +212,49 @@ TEST(Roster, NobodyIsSilentWhileTheCoordinatorIsAbsent) {
   roster.on_report(report("a", 1), d, kSilentMs, 0);
   roster.on_own_absence(60'000);
   EXPECT_TRUE(roster.expire(d, kDeadMs, 60'500).empty());
+}
+
+// Silence on all hosts at once is put down to the coordinator's own network.
+TEST(Roster, SilenceOnAllHostsKillsNobody) {
+  Roster roster;
+  const pb::Durable d;
+  const auto heard = [&](const std::string& name, uint64_t seq, int64_t ms) {
+    return roster.on_report(report(name, seq), d, kSilentMs, ms);
+  };
+  heard("b", 1, 0);
+  heard("a", 1, 900);
+  const auto changes = roster.expire(d, kDeadMs, 900 + kDeadMs + 1);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].kind, Kind::kAlone);
+  const auto back = heard("a", 2, 6000);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(back->front().kind, Kind::kHeard);
+  heard("a", 3, 6000 + kDeadMs);
+  EXPECT_TRUE(roster.expire(d, kDeadMs, 6000 + kDeadMs).empty())
+      << "the other one had no time to be heard";
+  EXPECT_FALSE(roster.expire(d, kDeadMs, 6000 + kDeadMs + 1).empty());
+}
+
+// A connection closed by a process that ended says that the network works.
+TEST(Roster, AKilledWorkerIsNoPartOfTheSilence) {
+  for (const bool others : {false, true}) {
+    Roster roster;
+    const pb::Durable d;
+    for (const char* name : {"killed", "b", "c"}) {
+      if (!others && *name == 'c') continue;
+      roster.on_report(report(name, 1), d, kSilentMs, 0);
+    }
+    roster.on_report(report("killed", 2), d, kSilentMs, 1500);
+    roster.on_disconnect("killed", 1600);
+    const auto changes = roster.expire(d, kDeadMs, kDeadMs + 1);
+    const auto lost = std::count_if(
+        changes.begin(), changes.end(),
+        [](const Roster::Change& c) { return c.kind == Kind::kLost; });
+    // The silence of one host is that host's; of two, the coordinator's.
+    EXPECT_EQ(lost, others ? 1 : 2);
+    EXPECT_EQ(roster.find_alive("b") != nullptr, others);
+    EXPECT_EQ(roster.find_alive("killed"), nullptr);
+  }
 }
 
 TEST(Roster, AdoptedParticipantsHaveUntilThenToReport) {

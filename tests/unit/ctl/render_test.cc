@@ -128,6 +128,15 @@ TEST_F(RenderTest, EventTexts) {
   EXPECT_EQ(event_text(other), "change put off: disk full: join");
 }
 
+// What a worker says never reaches the terminal as a command.
+TEST(Render, TextsAreFreeOfControlCharacters) {
+  pb::EventRecord e;
+  e.set_event(events::kWorkerLost.name);
+  e.set_worker("w\x1b]0;owned\x07");
+  e.set_cause("\x1b[2J\n");
+  EXPECT_EQ(event_text(e), "worker w?]0;owned? lost: ?[2J?");
+}
+
 TEST_F(RenderTest, ProgressLine) {
   const Progress p{.step = 450, .steps = 1000, .loss = 2.13, .left_s = 200};
   EXPECT_EQ(progress_line(p, {.width = 70}),

@@ -110,6 +110,22 @@ TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
   }
 }
 
+// Its coordinator may be killed while the disk stands: the journal still says
+// that the job has stopped.
+TEST_F(SupervisorTest, ResumesUntilTheJournalSaysThatTheJobGoesOn) {
+  start(0);
+  for (const bool goes_on : {false, true}) {
+    tick({.coordinator_listens = true, .goes_on = goes_on});
+    exited(kCoordinator, 0, SIGKILL);
+    std::optional<StartCoordinator> restart;
+    for (int i = 0; i < 20 && !restart; ++i, now_ += Supervisor::kTickMs)
+      for (const Action& a : supervisor_->on(Tick{.goes_on = goes_on}, now_))
+        if (const auto* s = std::get_if<StartCoordinator>(&a)) restart = *s;
+    ASSERT_TRUE(restart.has_value());
+    EXPECT_EQ(restart->resume, !goes_on);
+  }
+}
+
 TEST_F(SupervisorTest, AUsageErrorOfTheCoordinatorEndsItAtOnce) {
   start(1);
   EXPECT_EQ(exited(kCoordinator, 2), Texts{"exit 2"});
@@ -192,6 +208,16 @@ TEST_F(SupervisorTest, GivesUpAfterTooManyCrashesWithinAMinute) {
             "exited with code 1; see LOGS");
   exited(1, 0);
   EXPECT_EQ(tick(), Texts{"exit 3"});
+}
+
+// Such as a full disk, which may last.
+TEST_F(SupervisorTest, ACoordinatorThatAsksToBeTriedAgainIs) {
+  start(0);
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_TRUE(exited(kCoordinator, 75)[0].starts_with("say")) << i;
+    EXPECT_GE(restart_delay(), 0);
+  }
+  EXPECT_EQ(supervisor_->reason(), "");
 }
 
 TEST_F(SupervisorTest, OldCrashesDoNotCount) {

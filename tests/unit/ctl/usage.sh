@@ -65,6 +65,8 @@ expect 2 "did you mean --local" "$bin/remesh" run j.toml --lokal 2
 expect 2 "JOB is required" "$bin/remesh" run
 expect 2 "WORKER is required" "$bin/remesh" drain
 expect 2 "LAYOUT is required" "$bin/remesh" mesh
+expect 2 "garbage" "$bin/remesh" mesh garbage
+expect 5 "no run in" "$bin/remesh" mesh dp2,tp2
 expect 5 "no such job file" "$bin/remesh" run none.toml
 for value in none -2 2x 5000; do
   one_line "remesh run: --local: '$value' is not an integer from 0 to 4096;" \
@@ -84,7 +86,8 @@ expect 2 "type: remesh checkpoint save runs/latest" "$bin/remesh" checkpoint \
 expect 2 "expected one of: save, list, inspect, verify" "$bin/remesh" checkpoint
 expect 2 "did you mean verify" "$bin/remesh" checkpoint verfy
 expect 75 "no answer from tcp://127.0.0.1:9" "$bin/remesh" status \
-  tcp://127.0.0.1:9
+  tcp://127.0.0.1:9 --no-auth
+expect 2 "remesh key new operator" "$bin/remesh" status tcp://127.0.0.1:9
 
 mkdir run
 cat >job.toml <<'END'

@@ -292,6 +292,45 @@ TEST(StateSegment, TooLittleSharedMemoryIsReportedWithNumbers) {
   EXPECT_TRUE(std::filesystem::is_empty(dir.path()));
 }
 
+// Half of a segment is of use at once; a buffer that is given back takes no
+// memory, and its state is gone.
+TEST(StateSegment, ABufferCanBeGivenBack) {
+  const ShmDir dir;
+  const std::string path = segment_path(dir.path(), kJob, 0);
+  constexpr int64_t kElements = 3'000'000;
+  const auto allocated = [&] {
+    struct stat st {};
+    EXPECT_EQ(stat(path.c_str(), &st), 0);
+    return static_cast<uint64_t>(st.st_blocks) * 512;
+  };
+  auto made =
+      StateSegment::create(path, kJob, kElements, StateSegment::Extent::kHalf);
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+  EXPECT_EQ(allocated(), half_segment_bytes(kElements));
+  ASSERT_TRUE((*made)->complete().ok());
+  EXPECT_EQ(allocated(), segment_bytes(kElements));
+  for (const int buffer : {0, 1}) {
+    (*made)->begin(buffer);
+    (*made)->write(buffer, kElements).weights[7] =
+        static_cast<float>(buffer + 1);
+    (void)(*made)->commit(info_of(buffer + 1, kElements));
+  }
+  EXPECT_EQ(StateSegment::free_buffer(path, kJob, 0).code(), Code::kUnavailable)
+      << "its owner is alive";
+  made->reset();
+  ASSERT_TRUE(StateSegment::free_buffer(path, kJob, 0).ok());
+  EXPECT_LT(allocated(), segment_bytes(kElements) * 6 / 10);
+  const auto read = StateSegment::open(path, kJob, StateSegment::Mode::kRead);
+  ASSERT_TRUE(read.ok());
+  const auto contents = (*read)->contents();
+  ASSERT_EQ(contents.states.size(), 1U);
+  EXPECT_EQ(contents.states[0].info.step, 2);
+  EXPECT_EQ((*read)->read(1, kElements).weights[7], 2.0F);
+  const auto again = StateSegment::open(path, kJob, StateSegment::Mode::kWrite);
+  ASSERT_TRUE(again.ok());
+  EXPECT_EQ(allocated(), segment_bytes(kElements));
+}
+
 TEST(StateSegment, SizeIsAHeaderAndTwoBuffers) {
   for (const int64_t n : {0, 1, 1000, 1024, 1025, 1 << 20}) {
     const uint64_t data = 6 * static_cast<uint64_t>(n) * 4;
@@ -331,6 +370,15 @@ TEST(SegmentDirectory, ListsAndRemovesOnlyTheFilesOfTheJob) {
   for (const std::string& name : foreign)
     EXPECT_TRUE(std::filesystem::exists(dir / name)) << name;
   EXPECT_TRUE(list_segments(dir / "none", kJob).empty());
+}
+
+TEST(StateSegment, KnowsWhenItsFileWasRemoved) {
+  const ShmDir dir;
+  const std::string path = segment_path(dir.path(), kJob, 0);
+  const auto s = make(path, 10);
+  EXPECT_TRUE(s->check_kept().ok());
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  EXPECT_NE(s->check_kept().message().find("enable-linger"), std::string::npos);
 }
 
 }  // namespace

@@ -208,6 +208,29 @@ PlacementRequest four_slots() {
   return q;
 }
 
+// Slots that no mesh can use, however many a worker claims to have, cost no
+// search: counting down from them one by one would take hours.
+TEST(Choose, SlotsBeyondTheLargestMeshChangeNothing) {
+  Rng rng(test_seed());
+  for (int i = 0; i < 20; ++i) {
+    PlacementRequest q = random_request(rng);
+    q.max_slots = -1;
+    q.previous.clear();
+    q.layouts.clear();
+    for (WorkerSlots& w : q.workers) {
+      w.slots = 4000;
+      w.host = "one";
+      w.memory_bytes = 0;
+    }
+    const auto enough = place_mesh(q);
+    for (WorkerSlots& w : q.workers) w.slots = 400'000'000;
+    const auto many = place_mesh(q);
+    ASSERT_EQ(enough.ok(), many.ok());
+    if (!enough.ok()) continue;
+    EXPECT_EQ(enough.value().layout.world(), many.value().layout.world());
+  }
+}
+
 TEST(Choose, DataParallelismWinsWhereItFits) {
   PlacementRequest q = four_slots();
   EXPECT_EQ(place_mesh(q)->layout, (Layout{.dp = 4}));

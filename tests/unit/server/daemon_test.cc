@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,8 @@
 #include "coordinator/server/scanner.h"
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "proto/wire/key_choice.h"
+#include "tests/testing/small_disk.h"
 
 namespace remesh::server {
 namespace {
@@ -35,10 +38,10 @@ pb::Job test_job(const std::string& seed = "1") {
   return jobfile::resolve(parsed.value(), info).value();
 }
 
-class DaemonTest : public testing::Test {
+class DaemonTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/remesh-daemon-XXXXXX";
+    std::string pattern = ::testing::TempDir() + "/remesh-daemon-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     run_ = fs::canonical(pattern).string() + "/run";
   }
@@ -47,8 +50,7 @@ class DaemonTest : public testing::Test {
     fs::remove_all(fs::path(run_).parent_path());
   }
 
-  // Starts a daemon process and waits until it listens.
-  void start() {
+  void launch() {
     pid_ = fork();
     if (pid_ == 0) {
       auto daemon = Daemon::open(
@@ -57,6 +59,11 @@ class DaemonTest : public testing::Test {
       const int code = (*daemon)->run();
       _exit(code < 0 ? 100 - code : code);
     }
+  }
+
+  // Starts a daemon process and waits until it listens.
+  void start() {
+    launch();
     for (int i = 0; i < 500; ++i) {
       const auto e = rundir::read_endpoint(run_);
       if (e.ok() && e.value().pid == pid_) {
@@ -80,7 +87,11 @@ class DaemonTest : public testing::Test {
   // Sends until `take` has what it wants of the answers.
   template <typename Take>
   bool talk(const pb::Envelope& envelope, const Take& take) {
-    auto client = wire::Client::connect(endpoint_.address);
+    const auto keys = wire::choose_keys(
+        {.run = run_,
+         .member = envelope.has_command() ? "operator" : "worker"});
+    if (!keys.ok()) return false;
+    auto client = wire::Client::connect(endpoint_.address, *keys);
     if (!client.ok()) return false;
     const int64_t end = monotonic_ms() + 5000;
     for (int64_t next = 0; monotonic_ms() < end;) {
@@ -201,10 +212,12 @@ TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
   report->set_worker("w");
   report->set_incarnation(5);
   report->set_seq(1);
+  report->set_state(pb::Report::IDLE);
   report->set_host("h");
   report->set_slots(1);
   report->set_cores(1);
   report->set_has_inventory(true);
+  report->set_state(pb::Report::IDLE);
   int64_t generation = -1;
   EXPECT_TRUE(talk(envelope, [&](const pb::Envelope& got) {
     if (!got.has_directive()) return false;
@@ -220,6 +233,55 @@ TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
     mesh |= rundir::parse_event_line(line).value().event() == "mesh";
   }
   EXPECT_TRUE(mesh) << "written before the directive was sent";
+}
+
+// The daemon hears workers, says what is wrong, and writes when there is room.
+TEST_F(DaemonTest, AFullDiskIsWaitedFor) {
+  const remesh::testing::SmallDisk disk(run_, 4 << 20);
+  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  start();
+  ASSERT_TRUE(ask(pb::Command::STATUS).has_value());
+  disk.fill(0);
+  pb::Envelope envelope;  // of a worker for which a generation is planned
+  pb::Report* report = envelope.mutable_report();
+  report->set_worker("w");
+  report->set_incarnation(5);
+  report->set_seq(1);
+  report->set_host("h");
+  report->set_slots(1);
+  report->set_cores(1);
+  report->set_state(pb::Report::IDLE);
+  report->set_has_inventory(true);
+  const auto keys = wire::choose_keys({.run = run_, .member = "worker"});
+  ASSERT_TRUE(keys.ok()) << keys.status().to_string();
+  auto client = wire::Client::connect(endpoint_.address, *keys);
+  ASSERT_TRUE(client.ok());
+  pb::JobStatus status;
+  for (int i = 0; i < 200 && status.problems_size() == 0; ++i) {
+    (void)(*client)->send(envelope);
+    usleep(20'000);
+    if (const auto reply = ask(pb::Command::STATUS)) status = reply->status();
+  }
+  ASSERT_EQ(status.problems_size(), 1);
+  EXPECT_NE(status.problems(0).find(run_ + "/"), std::string::npos);
+  EXPECT_NE(status.problems(0).find(", for "), std::string::npos);
+  EXPECT_EQ(status.workers_size(), 1) << "it is heard";
+  // One that is started meanwhile listens at the same address.
+  EXPECT_EQ(stop(SIGKILL), -SIGKILL);
+  launch();
+  const auto reply = ask(pb::Command::STATUS);
+  ASSERT_TRUE(reply.has_value());
+  EXPECT_EQ(reply->status().coordinator_pid(), pid_);
+  disk.free();
+  const auto restarted = [&] {
+    const auto lines = rundir::read_lines(rundir::events_path(run_));
+    return std::any_of(lines.begin(), lines.end(), [](const auto& line) {
+      return rundir::parse_event_line(line)->event() == "coordinator_restarted";
+    });
+  };
+  for (int i = 0; i < 500 && !restarted(); ++i) usleep(10'000);
+  EXPECT_TRUE(restarted());
+  EXPECT_EQ(stop(SIGTERM), 100 + SIGTERM);
 }
 
 TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepKnown) {
@@ -243,6 +305,15 @@ TEST(ListenTest, AdvertisedAddresses) {
   EXPECT_EQ(a("tcp://0.0.0.0:99", "tcp://head:7", "me"), "tcp://head:7");
 }
 
+TEST(ListenTest, LoopbackIsKnown) {
+  for (const char* bind : {"tcp://127.0.0.1:0", "tcp://localhost:5",
+                           "tcp://[::1]:5", "tcp://lo:0"})
+    EXPECT_TRUE(is_loopback(bind)) << bind;
+  for (const char* bind : {"tcp://0.0.0.0:0", "tcp://*:5", "tcp://[::]:5",
+                           "tcp://10.0.0.1:0", "tcp://eth0:0", "nonsense"})
+    EXPECT_FALSE(is_loopback(bind)) << bind;
+}
+
 TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
   for (const char* bad : {"", "foo", "tcp://", "tcp://h", "tcp://h:", "h:1",
                           "tcp://h:x", "tcp://h:65536", "udp://h:1"}) {
@@ -254,25 +325,27 @@ TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
 }
 
 TEST(ListenTest, ATakenPortOfBeforeGivesWayAndAWishedOneFails) {
-  auto first = listen("tcp://127.0.0.1:0", "", 0, [](int) {});
+  auto first = listen("tcp://127.0.0.1:0", "", std::nullopt, 0, [](int) {});
   ASSERT_TRUE(first.ok());
   const std::string taken = (*first)->address();
-  auto other = listen("tcp://127.0.0.1:0", taken, 100, [](int) {});
+  auto other =
+      listen("tcp://127.0.0.1:0", taken, std::nullopt, 100, [](int) {});
   ASSERT_TRUE(other.ok()) << other.status().message();
   EXPECT_NE((*other)->address(), taken);
   int slept = 0;
-  const auto wished = listen(taken, "", 200, [&](int ms) { slept += ms; });
+  const auto wished =
+      listen(taken, "", std::nullopt, 200, [&](int ms) { slept += ms; });
   EXPECT_FALSE(wished.ok());
   EXPECT_EQ(slept, 200);
 }
 
 TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
-  std::string dir = testing::TempDir() + "/remesh-scan-XXXXXX";
+  std::string dir = ::testing::TempDir() + "/remesh-scan-XXXXXX";
   ASSERT_NE(mkdtemp(dir.data()), nullptr);
   const std::string folder = dir + "/checkpoints";
   std::ofstream(folder) << "a file";
   Scanner scanner(folder);
-  scanner.request();
+  scanner.request(0);
   std::optional<std::string> note;
   const auto wait = [&](int ms) {
     pollfd fd{scanner.fd(), POLLIN, 0};

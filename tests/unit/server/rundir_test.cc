@@ -14,6 +14,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/base/xxh3.h"
 #include "proto/data/index.h"
@@ -229,15 +230,56 @@ TEST_F(RunDirTest, AFileOfOneTornLineBecomesEmpty) {
   EXPECT_EQ(get(path), "");
 }
 
-TEST_F(RunDirTest, MuchDamageIsNotATornTail) {
+TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptBesideTheFile) {
   const std::string path = dir_ + "/m.jsonl";
-  const std::string text = metrics_line(metrics(1)) + "\n" +
-                           std::string(LineFile::kMaxCutBytes + 1, 'x');
+  const std::string good = metrics_line(metrics(1)) + "\n";
+  for (const size_t bytes :
+       {LineFile::kMaxCutBytes + 1, 5 * LineFile::kMaxCutBytes}) {
+    const std::string bad(bytes, 'x');
+    put(path, good + bad);
+    const auto file = LineFile::open(path, valid);
+    ASSERT_TRUE(file.ok()) << file.status().message();
+    EXPECT_EQ(get(path), good);
+    EXPECT_EQ(get(path + ".damaged"), bad);
+    EXPECT_EQ(file.value()->last_line() + "\n", good);
+  }
+}
+
+TEST_F(RunDirTest, AValidLineMayBeLongerThanAnyTornTail) {
+  const std::string path = dir_ + "/m.jsonl";
+  const std::string good = "{\"step\":1,\"loss\":2,\"more\":\"" +
+                           std::string(3 * LineFile::kMaxCutBytes, 'x') +
+                           "\"}\n";
+  put(path, good + "torn");
+  const auto file = LineFile::open(path, valid);
+  ASSERT_TRUE(file.ok()) << file.status().message();
+  EXPECT_EQ(get(path), good);
+}
+
+TEST_F(RunDirTest, MuchDamageWithoutAValidLineIsNotATornTail) {
+  const std::string path = dir_ + "/m.jsonl";
+  const std::string text(5 * LineFile::kMaxCutBytes, 'x');
   put(path, text);
   const auto file = LineFile::open(path, valid);
   ASSERT_FALSE(file.ok());
   EXPECT_EQ(file.status().code(), Code::kCorrupt);
   EXPECT_EQ(get(path), text) << "it must be left as it is";
+}
+
+TEST_F(RunDirTest, ALineOfAnEventIsBounded) {
+  for (const char c : {'x', '"', '\\', '\x1b', '\xff'}) {
+    pb::EventRecord e;
+    const std::string text(1 << 20, c);
+    for (auto* field :
+         {e.mutable_event(), e.mutable_worker(), e.mutable_cause(),
+          e.mutable_source(), e.mutable_detail(), e.mutable_host(),
+          e.mutable_doing(), e.mutable_flight_record()})
+      *field = text;
+    for (int i = 0; i < 100; ++i) e.add_last_log(text);
+    const std::string line = event_line(e);
+    EXPECT_LE(line.size(), kMaxEventBytes);
+    EXPECT_TRUE(parse_event_line(line).ok());
+  }
 }
 
 TEST_F(RunDirTest, ATailGivesWholeLinesOnly) {
@@ -265,9 +307,47 @@ TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
     EXPECT_NE(second.status().message().find(std::to_string(getpid())),
               std::string::npos)
         << second.status().message();
+    EXPECT_NE(second.status().message().find(" on " + host_name()),
+              std::string::npos)
+        << second.status().message();
   }
   EXPECT_EQ(RunLock::holder(dir_), 0);
   EXPECT_TRUE(RunLock::acquire(dir_).ok());
+}
+
+TEST_F(RunDirTest, ALockThatWasLostIsNoticed) {
+  const auto first = RunLock::acquire(dir_);
+  ASSERT_TRUE(first.ok());
+  EXPECT_TRUE(first.value()->check().ok());
+  fs::remove(lock_path(dir_));
+  EXPECT_EQ(first.value()->check().code(), Code::kCancelled);
+  const auto second = RunLock::acquire(dir_);
+  ASSERT_TRUE(second.ok());
+  EXPECT_TRUE(second.value()->check().ok());
+  const Status lost = first.value()->check();
+  EXPECT_EQ(lost.code(), Code::kCancelled);
+  EXPECT_NE(lost.message().find("on " + host_name() + ") has taken over"),
+            std::string::npos)
+      << lost.message();
+  // As where locks do not exclude: the name in the file tells.
+  put(lock_path(dir_), "42 elsewhere 1.0\n");
+  EXPECT_NE(second.value()->check().message().find("pid 42 on elsewhere"),
+            std::string::npos);
+}
+
+TEST_F(RunDirTest, OfTwoWritersNoneCutsTheOthersLines) {
+  const std::string path = dir_ + "/m.jsonl";
+  const std::string one = metrics_line(metrics(1)) + "\n";
+  const std::string two = metrics_line(metrics(2)) + "\n";
+  const auto older = LineFile::open(path, valid);
+  ASSERT_TRUE(older.ok());
+  ASSERT_TRUE(older.value()->append(one).ok());
+  const auto younger = LineFile::open(path, valid);
+  ASSERT_TRUE(younger.ok());
+  ASSERT_TRUE(younger.value()->append(two).ok());
+  const Status refused = older.value()->append(two);
+  EXPECT_EQ(refused.code(), Code::kCancelled) << refused.to_string();
+  EXPECT_EQ(get(path), one + two);
 }
 
 TEST_F(RunDirTest, EndpointsSurviveTheFile) {

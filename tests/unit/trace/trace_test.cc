@@ -161,7 +161,7 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
   EXPECT_EQ(std::distance(fs::directory_iterator(dir / "traces"), {}), 1);
   std::ofstream(dir / "file") << "x";
   const Status s = tracer.write((dir / "file").string());
-  EXPECT_EQ(s.code(), Code::kIo);
+  EXPECT_EQ(s.code(), Code::kAlreadyExists);
   EXPECT_NE(s.message().find("file"), std::string::npos);
   fs::remove_all(dir);
 }

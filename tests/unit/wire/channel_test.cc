@@ -55,11 +55,11 @@ std::optional<pb::Envelope> receive(Client& c, int ms = 3000) {
 
 std::unique_ptr<Server> bind_or_die(
     const std::string& address = "tcp://127.0.0.1:0") {
-  return std::move(Server::bind(address)).value();
+  return std::move(Server::bind(address, std::nullopt)).value();
 }
 
 std::unique_ptr<Client> connect_or_die(const std::string& address) {
-  return std::move(Client::connect(address)).value();
+  return std::move(Client::connect(address, std::nullopt)).value();
 }
 
 int num_fds() {
@@ -167,7 +167,7 @@ TEST(Channel, KilledPeerIsLostBeforeAnyHeartbeat) {
   for (int round = 0; round < 5; ++round) {
     const pid_t child = fork();
     if (child == 0) {
-      auto c = Client::connect(server->address());
+      auto c = Client::connect(server->address(), std::nullopt);
       if (!c.ok() || !(*c)->send(report("child"))) _exit(1);
       while (true) pause();
     }
@@ -240,7 +240,7 @@ TEST(Channel, LastMessageBeforeDestructionGetsOut) {
 
 TEST(Channel, SecondServerOnOneAddressIsRefused) {
   auto server = bind_or_die();
-  auto second = Server::bind(server->address());
+  auto second = Server::bind(server->address(), std::nullopt);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), Code::kAlreadyExists);
   EXPECT_NE(second.status().message().find(server->address()),
@@ -251,12 +251,12 @@ TEST(Channel, BadAddressesAreNamed) {
   for (const char* bad :
        {"", "127.0.0.1:5", "http://x:1", "tcp://", "tcp://127.0.0.1",
         "tcp://127.0.0.1:x", "tcp://127.0.0.1:99999"}) {
-    auto s = Server::bind(bad);
+    auto s = Server::bind(bad, std::nullopt);
     ASSERT_FALSE(s.ok()) << bad;
     EXPECT_NE(s.status().message().find(bad), std::string::npos) << bad;
   }
-  EXPECT_FALSE(Client::connect("nonsense").ok());
-  EXPECT_FALSE(Client::connect("tcp://127.0.0.1:port").ok());
+  EXPECT_FALSE(Client::connect("nonsense", std::nullopt).ok());
+  EXPECT_FALSE(Client::connect("tcp://127.0.0.1:port", std::nullopt).ok());
 }
 
 TEST(Channel, LeavesNoDescriptors) {
@@ -292,8 +292,11 @@ class RawPeer {
   void send_bytes(const std::string& bytes) {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  void send_frame(const std::string& frame) {  // below 256 bytes
-    send_bytes(std::string("\0", 1) + static_cast<char>(frame.size()) + frame);
+  void send_frame(const std::string& frame) {
+    std::string head("\2");  // a long one
+    for (int shift = 56; shift >= 0; shift -= 8)
+      head += static_cast<char>(frame.size() >> shift);
+    send_bytes(head + frame);
   }
   void handshake() {
     std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL", 16);
@@ -338,6 +341,18 @@ class RawPeer {
   int fd_ = -1;
 };
 
+// It answers no heartbeat.
+TEST(Channel, ASilentPeerIsLostAfterTheServersOwnLimit) {
+  auto patient = Server::bind("tcp://127.0.0.1:0", std::nullopt, 600'000);
+  auto strict = Server::bind("tcp://127.0.0.1:0", std::nullopt, 200);
+  ASSERT_TRUE(patient.ok() && strict.ok());
+  RawPeer a((*patient)->address()), b((*strict)->address());
+  a.handshake();
+  b.handshake();
+  EXPECT_TRUE(b.closed_within(10'000));
+  EXPECT_FALSE(a.closed_within(kSilenceMs + 2000));
+}
+
 TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
   auto server = bind_or_die();
   auto good = connect_or_die(server->address());
@@ -368,6 +383,56 @@ TEST(Channel, FramesThatAreNoEnvelopesAreCountedAndDropped) {
   ASSERT_TRUE(r) << server->dropped_frames();
   EXPECT_EQ(r->envelope.report().worker(), "right");
   EXPECT_EQ(server->dropped_frames(), 4u);
+}
+
+// Two bytes on the wire become an object of hundreds in memory.
+TEST(Channel, AFrameOfVeryManyElementsIsDropped) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  const int most = kMaxRequestBytes / kBytesPerElement;
+  pb::Envelope e = report("many");
+  while (e.report().ranks_size() < most - 3) e.mutable_report()->add_ranks();
+  raw.send_frame(encode_frame(e));
+  auto r = receive(*server);
+  ASSERT_TRUE(r) << "within the limit, with the job, the report and its worker";
+  EXPECT_EQ(r->envelope.report().ranks_size(), most - 3);
+  e.mutable_report()->add_ranks();
+  raw.send_frame(encode_frame(e));
+  // Unknown fields are kept in memory as well.
+  raw.send_frame(encode_frame(report("w")) + std::string(3 * most, '\xf8') +
+                 std::string(1, '\0'));
+  std::string unknown;
+  for (int i = 0; i <= most; ++i) unknown += std::string("\xf8\x01\0", 3);
+  raw.send_frame(encode_frame(report("w")) + unknown);
+  raw.send_frame(encode_frame(report("right")));
+  r = receive(*server);
+  ASSERT_TRUE(r);
+  EXPECT_EQ(r->envelope.report().worker(), "right");
+  EXPECT_EQ(server->dropped_frames(), 3u);
+}
+
+TEST(Channel, WhatTheOtherEndWouldRefuseIsNotSent) {
+  auto server = bind_or_die();
+  auto client = connect_or_die(server->address());
+  EXPECT_FALSE(client->send(report(std::string(kMaxRequestBytes + 1, 'w'))));
+  ASSERT_TRUE(client->send(report("w")));
+  const auto r = receive(*server);
+  ASSERT_TRUE(r);
+  EXPECT_FALSE(
+      server->send(r->peer, report(std::string(kMaxAnswerBytes + 1, 'w'))));
+}
+
+TEST(Channel, AServerMayStopReceivingAndIsWokenAgain) {
+  auto server = bind_or_die();
+  auto client = connect_or_die(server->address());
+  ASSERT_TRUE(client->send(report("a")));
+  ASSERT_TRUE(client->send(report("b", 2)));
+  ASSERT_TRUE(receive(*server));
+  server->receive_later();
+  pollfd ready{server->fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&ready, 1, 0), 1);
+  EXPECT_TRUE(receive(*server));
 }
 
 std::string other_version(std::string frame) {

@@ -7,6 +7,7 @@
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/rank_phase.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::agent {
 namespace {
@@ -20,7 +21,8 @@ constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
 bool is_stopping(const pb::RankStatus& s) {
-  return s.phase() >= static_cast<int>(RankPhase::kStopping);
+  return s.phase() == static_cast<int>(RankPhase::kStopping) ||
+         s.phase() == static_cast<int>(RankPhase::kEnded);
 }
 
 bool failed(const pb::RankStatus& s) {
@@ -47,6 +49,7 @@ std::vector<Action> Agent::on(const Event& event, int64_t now_ms) {
 // ---------------------------------------------------------------- handlers
 
 void Agent::handle(const Tick& e) {
+  room_ = e.room;
   for (const RankSample& s : e.samples) absorb(s);
   const bool fences_open =
       busy_ && std::any_of(fences_.begin(), fences_.end(), [this](auto& f) {
@@ -85,7 +88,7 @@ void Agent::leave_alone() {
   }
   // Without a checkpoint, a returning coordinator and a new worker of this name
   // may need the states.
-  exit_with(0, "left; the coordinator did not answer",
+  exit_with(farewell_.first, farewell_.second,
             saved_alone_ ? States::kRemoved : States::kKept);
 }
 
@@ -105,7 +108,7 @@ void Agent::handle(const DirectiveReceived& e) {
   const bool old = d.epoch() < epoch_ ||
                    (d.epoch() == epoch_ && d.seq() <= directive_seq_) ||
                    d.generation() < generation_;
-  if (!mine || old) {
+  if (!mine || old || !limits::check(d).ok()) {
     ++dropped_;
     return;
   }
@@ -123,7 +126,8 @@ void Agent::handle(const DirectiveReceived& e) {
   }
   metrics_acked_ = std::max(metrics_acked_, d.metrics_acked());
   drop_metrics();
-  if (d.want_fences() && busy_ && d.generation() == ranks_generation_)
+  // Also after its own ranks have ended: those of others may wait.
+  if (d.want_fences() && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
   if (new_coordinator) urgent_ = true;
 }
@@ -191,8 +195,6 @@ void Agent::handle(const TornDown& e) {
   busy_ = false;
   tearing_down_ = false;
   killing_ = false;
-  fences_.clear();
-  fence_done_.clear();
   saved_alone_ = request_.bits == (kRequestStop | kRequestForce) &&
                  !handoff_requested_ && all_saved();
   if (ranks_generation_ == generation_) set_state(pb::Report::QUIESCED);
@@ -225,11 +227,17 @@ void Agent::drop_metrics() {
 }
 
 void Agent::handle(const Refused& e) {
-  if (directive_ms_ < 0) exit_with(kExitFailed, e.reason, States::kKept);
+  if (directive_ms_ < 0) return exit_with(kExitFailed, e.reason, States::kKept);
+  if (!e.permanent || leaving_) return;
+  farewell_ = {kExitFailed, e.reason};
+  handle(Terminate{});
 }
 
 void Agent::handle(const RunEnded& e) {
-  if (!busy_) exit_with(kExitEnded, e.reason, States::kKept);
+  // A worker that the end of the job did not reach.
+  if (busy_) return kill_ranks();
+  exit_with(kExitEnded, e.reason,
+            e.done ? States::kRemovedForAll : States::kKept);
 }
 
 void Agent::handle(const Terminate&) {
@@ -251,6 +259,7 @@ void Agent::handle(const Terminate&) {
 void Agent::obey() {
   if (exited_ || !directive_) return;
   const pb::Directive& d = *directive_;
+  if (d.goal() == pb::Directive::UNKNOWN) return;
   if (d.generation() > generation_) fence_at(d.generation());
   if (d.goal() == pb::Directive::LEAVE || d.goal() == pb::Directive::SHUTDOWN) {
     if (busy_) {
@@ -329,9 +338,8 @@ void Agent::start_ranks() {
     s.set_checkpoint_step(-1);
     ranks_[p.rank()] = s;
   }
-  request_ = SetRequest{};
-  request_.checkpoint_request = directive_->checkpoint_request();
-  request_base_ = directive_->checkpoint_request();
+  request_ = {.checkpoint_request = directive_->checkpoint_request()};
+  request_base_ = request_.checkpoint_request;
   if (ranks_.empty()) {
     set_state(pb::Report::QUIESCED);  // trivially: it has no ranks
     return;
@@ -455,10 +463,18 @@ void Agent::report() {
       urgent_ || now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
   if (with_older) older_sent_ms_ = now_ms_;
   for (const pb::StepMetrics& m : metrics_)
-    if (with_older || m.generation() == generation_) *r.add_metrics() = m;
+    if ((with_older || m.generation() == generation_) &&
+        r.metrics_size() < limits::kMaxMetrics)
+      *r.add_metrics() = m;
   r.set_coordinator_epoch(epoch_);
+  if (room_.total > 0) {
+    r.set_state_room_total(room_.total);
+    r.set_state_room(room_.room);
+  }
   if (!error_.empty()) r.set_error(error_);
   r.set_version(options_.version);
+  r.set_build(options_.build);
+  wire::set_protocol(options_.protocol, &r);
   r.set_dropped(dropped_);
   r.set_busy(busy_);
   if (inventory_ && !busy_) {

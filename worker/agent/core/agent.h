@@ -18,10 +18,12 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
 #include "proto/control.pb.h"
+#include "proto/wire/protocol.h"
 
 namespace remesh::agent {
 
@@ -33,9 +35,16 @@ struct RankSample {
   pb::RankStatus status;  // rank set; exit fields unset
   std::vector<pb::StepMetrics> steps;
 };
+// Of the file system that holds the states: its bytes, and those that are free
+// or taken by states of the job. total 0: unknown, or without a limit.
+struct StateRoom {
+  uint64_t total = 0;
+  uint64_t room = 0;
+};
 // At least every report_every_ms(), and soon after a board changed.
 struct Tick {
   std::vector<RankSample> samples;
+  StateRoom room = {};
 };
 struct DirectiveReceived {
   pb::Directive directive;
@@ -74,7 +83,8 @@ struct RankExited {
 struct TornDown {
   int64_t generation = 0;
 };
-// Answer to TakeInventory; repeats its `job` and `generation`.
+// Answer to TakeInventory; repeats its `job` and `generation`. Again, when
+// states were found to be gone.
 struct InventoryTaken {
   uint64_t job = 0;
   int64_t generation = 0;
@@ -83,13 +93,16 @@ struct InventoryTaken {
 };
 // The coordinator at the address does not take this worker, or has another wire
 // version. A worker that has never had a directive exits; one that belongs to a
-// job keeps waiting for its own coordinator.
+// job keeps waiting for its own coordinator, unless the refusal is permanent:
+// then its ranks save and stop, and it exits.
 struct Refused {
   std::string reason;
+  bool permanent = false;
 };
 // The run of the worker has ended and has no coordinator.
 struct RunEnded {
   std::string reason;
+  bool done = false;  // every step is made and saved: no state is needed
 };
 // SIGTERM: leave after the current step without losing work. A second one:
 // leave immediately.
@@ -172,6 +185,8 @@ struct Options {
   int cores = 1;
   uint64_t memory_bytes = 0;  // of the host; 0: unknown
   std::string version;
+  std::string build;
+  wire::ProtocolRange protocol;
 };
 
 class Agent {
@@ -247,7 +262,8 @@ class Agent {
   int64_t progress_ms_ = 0;  // newest progress of any local rank
   int64_t ranks_generation_ = 0;
   std::map<int, pb::RankStatus> ranks_;
-  std::map<int64_t, std::string> fences_;  // own contributions, by index
+  // Own contributions, by index; until the next ranks start.
+  std::map<int64_t, std::string> fences_;
   std::map<int64_t, bool> fence_done_;
   int64_t fence_sent_ms_ = 0;
   SetRequest request_;
@@ -260,6 +276,7 @@ class Agent {
   uint64_t state_job_ = 0;
   TakeInventory asked_;
   std::optional<InventoryTaken> inventory_;
+  StateRoom room_;
   bool handoff_requested_ = false;  // the ranks stop without saving
   // The ranks stopped without a coordinator and saved.
   bool saved_alone_ = false;
@@ -270,6 +287,9 @@ class Agent {
   int64_t metrics_acked_ = 0;
   int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
   std::string error_;
+  // How it exits when it leaves without a coordinator.
+  std::pair<int, std::string> farewell_ = {
+      0, "left; the coordinator did not answer"};
   bool leaving_ = false;
   int64_t leaving_ms_ = 0;
   uint64_t seq_ = 0;

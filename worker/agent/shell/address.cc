@@ -1,7 +1,6 @@
 #include "worker/agent/shell/address.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -18,46 +17,46 @@ Result<CoordinatorAddress> CoordinatorAddress::parse(
     out.address_ = connect;
     return out;
   }
+  // The coordinator may create the run directory later.
+  const bool path = connect.find('/') != std::string::npos &&
+                    connect.find("://") == std::string::npos;
   std::error_code error;
-  if (!fs::is_directory(connect, error))
+  if (!path && !fs::is_directory(connect, error))
     return invalid_argument("--connect '" + connect +
-                            "': neither tcp://HOST:PORT nor a run directory");
-  out.file_ = rundir::endpoint_path(connect);
+                            "': neither tcp://HOST:PORT nor a run directory; "
+                            "for one that does not exist yet: ./" +
+                            connect);
   out.run_ = connect;
   return out;
 }
 
 Result<std::string> CoordinatorAddress::read() const {
-  if (file_.empty()) return address_;
-  std::ifstream in(file_);
-  std::string line;
-  if (!std::getline(in, line) || line.empty())
-    return not_found(file_ + ": no address; is a coordinator running?");
-  return line;
+  return fixed() ? Result<std::string>(address_) : look_up(run_).address;
 }
 
-std::string CoordinatorAddress::outcome() const {
+void CoordinatorAddress::set_run(const std::string& run_dir) {
+  if (run_.empty()) run_ = run_dir;
+}
+
+RunLookup look_up(const std::string& run_dir) {
   constexpr int64_t kTailBytes = 1 << 16;
-  if (run_.empty()) return "";
-  std::ifstream in(rundir::events_path(run_), std::ios::ate);
+  RunLookup out;
+  const std::string file = rundir::endpoint_path(run_dir);
+  std::ifstream endpoint(file);
+  std::string last;
+  if (std::getline(endpoint, last) && !last.empty())
+    out.address = last;
+  else
+    out.address = not_found(file + ": no address; is a coordinator running?");
+  std::ifstream in(rundir::events_path(run_dir), std::ios::ate);
   const int64_t size = in.tellg();
   in.seekg(std::max<int64_t>(0, size - kTailBytes));
-  std::string last;
   for (std::string line; std::getline(in, line) && !in.eof();) last = line;
-  for (std::string outcome : {"done", "failed", "stopped"})
-    if (last.find("\"event\":\"job_" + outcome + "\"") != std::string::npos)
-      return outcome;
-  return "";
-}
-
-bool valid_name(const std::string& name) {
-  if (name.empty() || name.size() > 64) return false;
-  if (std::isalnum(static_cast<unsigned char>(name[0])) == 0) return false;
-  for (char c : name)
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' &&
-        c != '_' && c != '.')
-      return false;
-  return true;
+  for (const char* outcome : {"done", "failed", "stopped"})
+    if (last.find(std::string("\"event\":\"job_") + outcome + "\"") !=
+        std::string::npos)
+      out.outcome = outcome;
+  return out;
 }
 
 }  // namespace remesh::agent

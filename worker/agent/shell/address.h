@@ -1,33 +1,46 @@
 // CoordinatorAddress: the value of `--connect`, which is the address of the
 // coordinator or its run directory. In a run directory, the first line of
-// coordinator.addr is the address; each coordinator process rewrites it.
+// coordinator.addr is the address; each coordinator process rewrites it, also
+// one on another host.
 #pragma once
 
 #include <string>
 
 #include "proto/base/status.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::agent {
 
 class CoordinatorAddress {
  public:
-  // InvalidArgument when `connect` is neither tcp://HOST:PORT nor a folder.
+  // InvalidArgument when `connect` is neither tcp://HOST:PORT nor a folder; one
+  // with a '/' in its name may be created later.
   static Result<CoordinatorAddress> parse(const std::string& connect);
 
-  // The current address; NotFound while the run directory has none.
+  // The address given, or else the current one of the run directory; NotFound
+  // while that has none.
   Result<std::string> read() const;
-  // How the run in the run directory ended ("done", "failed", "stopped"), by
-  // its last event; "" if it has not, or if only an address was given.
-  std::string outcome() const;
-  bool may_change() const { return !file_.empty(); }
+  // Whether an address was given.
+  bool fixed() const { return !address_.empty(); }
+  // The run directory; "" while it is unknown.
+  const std::string& run() const { return run_; }
+  // Of the job that the worker belongs to, when an address was given.
+  void set_run(const std::string& run_dir);
 
  private:
   std::string address_;
-  std::string file_;
   std::string run_;
 };
 
-// Whether `name` is 1-64 of [A-Za-z0-9._-], starting with a letter or digit.
-bool valid_name(const std::string& name);
+// What a run directory says of its coordinator. Reading it may take long.
+struct RunLookup {
+  Result<std::string> address = unavailable("not read yet");
+  // How the run ended ("done", "failed", "stopped"), by its last event; "" if
+  // it has not.
+  std::string outcome;
+};
+RunLookup look_up(const std::string& run_dir);
+
+using limits::valid_name;
 
 }  // namespace remesh::agent

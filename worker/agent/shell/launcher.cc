@@ -20,7 +20,6 @@
 #include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
-#include "worker/board/step_metrics.h"
 
 namespace remesh::agent {
 namespace {
@@ -30,6 +29,9 @@ constexpr size_t kTailLines = 6;
 // What Open MPI's shared-memory transport may take for each rank.
 constexpr uint64_t kSharedBytesPerRank = 32 << 20;
 constexpr int kReapTimeoutMs = 5000;
+// How long a result from shared storage is awaited; less than a silence that
+// counts as death.
+constexpr int64_t kStoragePatienceMs = 1000;
 
 // Kills the rank and its child processes.
 void kill_group(pid_t pid) {
@@ -47,14 +49,6 @@ Status write_spec(const std::string& path, const pb::RankSpec& spec) {
 // PMIx allows at most 255 bytes, without '@', ':' and '/'.
 std::string namespace_of(const std::string& job, int64_t generation) {
   return fmt::format("{}.g{}", job.substr(0, 200), generation);
-}
-
-void to_memory(const board::Memory& m, pb::MemoryUse* out) {
-  out->set_weights(m.weights);
-  out->set_gradients(m.gradients);
-  out->set_optimizer(m.optimizer);
-  out->set_activations(m.activations);
-  out->set_buffers(m.buffers);
 }
 
 }  // namespace
@@ -137,11 +131,26 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
       scratch_->make_generation(generation_,
                                 kSharedBytesPerRank * placement.local.size()));
   if (state_job_ != 0) RETURN_IF_ERROR(scratch_->make_state_folder());
-  ASSIGN_OR_RETURN(const std::string log_folder,
-                   make_log_folder(assignment.run_dir(), generation_,
-                                   options_.keep_generations));
-  remove_old_traces(rundir::traces_path(assignment.run_dir()),
-                    options_.keep_generations);
+  network_.reset();
+  apart_.clear();
+  if (placement.nodes.size() > 1)
+    network_ = mpi_network(placement.one_host ? "lo" : options_.tcp_interfaces);
+  if (options_.wireguard != nullptr && network_ && !placement.one_host) {
+    network_ = options_.wireguard->network(*network_);
+    if (network_->tunnel.empty())
+      return invalid_argument(
+          "WireGuard has no address to tell the other hosts; give --interface "
+          "of a network that leads there");
+  }
+  const std::string logs = log_folder(assignment.run_dir(), generation_);
+  Status opened;
+  const auto outputs = open_outputs(logs, placement, &opened);
+  RETURN_IF_ERROR(opened);
+  storage_.start([run = assignment.run_dir(), g = generation_,
+                  keep = options_.keep_generations] {
+    remove_old_logs(run, g, keep);
+    remove_old_traces(rundir::traces_path(run), keep);
+  });
   PmixNamespace space;
   // Must be the same on every worker, so it is derived from the assignment.
   space.name = namespace_of(assignment.job().job().name(), generation_);
@@ -159,10 +168,31 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   }
   for (const Placement::Local& l : placement.local) {
     *failed = l.rank;
-    RETURN_IF_ERROR(
-        start_rank(assignment, l, placement, folders, log_folder, env[l.rank]));
+    RETURN_IF_ERROR(start_rank(assignment, l, placement, folders, logs,
+                               *outputs, env[l.rank]));
   }
   return ok_status();
+}
+
+// Without files, if they do not open in time: then the ranks print to a local
+// file.
+std::shared_ptr<RankOutputs> Launcher::open_outputs(const std::string& folder,
+                                                    const Placement& placement,
+                                                    Status* status) {
+  std::vector<int> ranks;
+  for (const Placement::Local& l : placement.local) ranks.push_back(l.rank);
+  auto outputs = std::make_shared<RankOutputs>();
+  const auto result = std::make_shared<Status>();
+  if (storage_.within(kStoragePatienceMs, [folder, ranks, outputs, result] {
+        *result = outputs->open(folder, ranks);
+      })) {
+    *status = *result;
+    return outputs;
+  }
+  log_->warn("storage_hangs", {{"path", folder},
+                               {"generation", generation_},
+                               {"next", "the ranks print to local files"}});
+  return std::make_shared<RankOutputs>();
 }
 
 Status Launcher::start_rank(const pb::Assignment& assignment,
@@ -170,6 +200,7 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
                             const Placement& placement,
                             const Scratch::Generation& folders,
                             const std::string& log_folder,
+                            const RankOutputs& outputs,
                             const std::vector<std::string>& pmix_env) {
   const int rank = local.rank;
   const int threads = local.threads;
@@ -192,7 +223,8 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   RETURN_IF_ERROR(write_spec(spec_path, spec));
   MpiSettings settings;
   settings.shared_folder = folders.shared;
-  settings.tcp_interfaces = placement.one_host ? "lo" : options_.tcp_interfaces;
+  settings.tcp = network_;
+  settings.ports = options_.ports;
   settings.yield_when_idle = placement.wanted_cores >= options_.cores;
   settings.sleep_when_idle = placement.wanted_cores > options_.cores;
   settings.cma = cma_;
@@ -201,7 +233,10 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   child.argv = {options_.trainer, "--spec", spec_path, "--board-fd",
                 std::to_string(kChildFd)};
   child.env = rank_environment(base_env_, pmix_env, settings);
-  child.output = r.logs.out;
+  child.output_fd = outputs.fd(rank);
+  if (child.output_fd < 0)
+    child.output = r.logs.out =
+        fmt::format("{}/rank-{}.out", folders.folder, rank);
   child.pass_fd = r.board->fd();
   ASSIGN_OR_RETURN(const Child started, start_child(child));
   r.pid = started.pid;
@@ -228,14 +263,48 @@ void Launcher::on_pmix() {
     log_->debug("fence_entered", {{"generation", generation_},
                                   {"index", u.index},
                                   {"bytes", u.blob.size()}});
+    if (u.index == 0 && network_)
+      u.blob = with_network(u.blob, options_.worker, *network_);
     sink_(LocalFence{generation_, u.index, std::move(u.blob)});
   }
+}
+
+std::string Launcher::connect_networks(const FenceNetworks& fence) {
+  if (!network_) return "";
+  FenceNetworks others = fence;
+  others.tunnels.erase(options_.worker);
+  std::vector<std::string> tunnels;
+  for (const auto& [worker, tunnel] : others.tunnels) {
+    if (tunnel.empty() != network_->tunnel.empty())
+      return fmt::format(
+          "worker {} runs {} --wireguard, this one {}: give it to all workers "
+          "of the job, or to none",
+          worker, tunnel.empty() ? "without" : "with",
+          tunnel.empty() ? "with it" : "without");
+    if (tunnel.empty()) continue;
+    const auto end = parse_tunnel(tunnel);
+    if (!end.ok()) return "worker " + worker + ": " + end.status().message();
+    tunnels.push_back(tunnel);
+    // What its key stands for, whatever it says.
+    others.addresses[worker] = {tunnel_address(end->key) + "/128"};
+  }
+  if (!tunnels.empty())
+    if (const Status s = options_.wireguard->set_peers(tunnels); !s.ok())
+      return s.message();
+  return why_apart(network_->addresses, others.addresses);
 }
 
 void Launcher::complete_fence(int64_t generation, int64_t index,
                               const std::string& blob) {
   if (generation != generation_ || space_.empty()) return;
-  if (!pmix_->complete_fence(space_, index, blob))
+  const FenceNetworks fence = split_networks(blob);
+  if (const std::string why = connect_networks(fence); !why.empty()) {
+    log_->error("networks_apart",
+                {{"generation", generation}, {"reason", why}});
+    apart_ = why;
+    return pmix_->fail_fences(space_);  // MPI_Init returns an error
+  }
+  if (!pmix_->complete_fence(space_, index, fence.blob))
     log_->warn("fence_unknown", {{"generation", generation}, {"index", index}});
 }
 
@@ -249,52 +318,13 @@ void Launcher::set_request(uint32_t bits, int64_t checkpoint_request) {
 }
 
 bool Launcher::beat(int64_t now_ms) {
+  if (options_.wireguard != nullptr) options_.wireguard->call_again(now_ms);
   bool moved = false;
   for (auto& [rank, r] : ranks_) {
     r.board->beat(now_ms);
     moved |= r.board->committed_step() != r.seen_committed;
   }
   return moved;
-}
-
-RankSample Launcher::sample(Rank& r, bool alive) {
-  RankSample out;
-  // Take the snapshot first. A rank pushes the metrics of a step before it
-  // commits the step, so they are present for every step committed here.
-  const board::Snapshot b = r.board->snapshot();
-  for (const board::StepRecord& s : r.board->pop_steps())
-    out.steps.push_back(board::to_metrics(s, generation_, mesh_));
-  pb::RankStatus& s = out.status;
-  s.set_rank(r.rank);
-  s.set_pid(r.pid);
-  s.set_phase(static_cast<int32_t>(b.phase));
-  s.set_step(b.step);
-  s.set_microbatch(b.microbatch);
-  s.set_committed_step(b.committed_step);
-  s.set_progress(b.progress);
-  s.set_checkpoint_step(b.checkpoint_step);
-  s.set_refused_stops(b.refused_stops);
-  if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
-  if (b.bubble >= 0) s.set_bubble(b.bubble);
-  if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
-  if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
-  if (!b.error.empty()) s.set_error(b.error);
-  if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
-  fill_doing(*r.board, b, monotonic_ns(), &s);
-  if (alive) {
-    if (const auto stat = read_proc_stat(r.pid)) {
-      s.set_os_state(std::string(1, stat->state));
-      s.set_rss_bytes(stat->rss_bytes);
-    }
-  }
-  r.seen_committed = b.committed_step;
-  return out;
-}
-
-std::vector<RankSample> Launcher::samples() {
-  std::vector<RankSample> out;
-  for (auto& [rank, r] : ranks_) out.push_back(sample(r, /*alive=*/true));
-  return out;
 }
 
 // -------------------------------------------------------------------- ending
@@ -339,13 +369,24 @@ void Launcher::keep_flight(const std::string& folder, const FlightAbout& about,
                            const board::Board& board, int64_t died_ns) {
   const int64_t offset =
       static_cast<int64_t>(unix_seconds() * 1e6) * 1000 - monotonic_ns();
-  const Status s = write_flight(
-      folder, about, flight_json(about, board.flight().read(), died_ns, offset),
-      options_.keep_generations);
-  if (!s.ok())
-    log_->warn("flight_record_lost", {{"generation", about.generation},
-                                      {"rank", about.rank},
-                                      {"error", s.message()}});
+  storage_.start(
+      [folder, about, log = log_, keep = options_.keep_generations,
+       text = flight_json(about, board.flight().read(), died_ns, offset)] {
+        const Status s = write_flight(folder, about, text, keep);
+        if (!s.ok())
+          log->warn("flight_record_lost", {{"generation", about.generation},
+                                           {"rank", about.rank},
+                                           {"error", s.message()}});
+      });
+}
+
+std::vector<std::string> Launcher::tail_of(const RankLogPaths& logs) {
+  const auto lines = std::make_shared<std::vector<std::string>>();
+  if (!storage_.within(kStoragePatienceMs, [lines, logs] {
+        *lines = log_tail(logs, kTailLines, kMaxLineBytes);
+      }))
+    return {};
+  return *lines;
 }
 
 FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
@@ -357,7 +398,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   else
     e.exit_code = WEXITSTATUS(wait_status);
   e.exit_time = unix_seconds();
-  std::vector<std::string> tail = log_tail(r.logs, kTailLines, kMaxLineBytes);
+  std::vector<std::string> tail = tail_of(r.logs);
   if (!tail.empty()) e.last_log = tail.back();
   e.sample = sample(r, /*alive=*/false);
   pb::RankStatus& status = e.sample.status;

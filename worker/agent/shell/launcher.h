@@ -7,17 +7,20 @@
 // within a call. There is one generation at a time, as the agent guarantees.
 //
 // Threads: belongs to the thread of its Loop, which must live as long as the
-// daemon, since ranks die with the thread that started them. The destructor
-// kills and reaps the ranks that still run.
+// daemon, since ranks die with the thread that started them. Other threads
+// access the run directory, so that storage that hangs does not stop the loop.
+// The destructor kills and reaps the ranks that still run.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "proto/base/blocking_calls.h"
 #include "proto/base/log.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
@@ -28,6 +31,7 @@
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/rank_logs.h"
 #include "worker/agent/shell/scratch.h"
+#include "worker/agent/shell/wireguard.h"
 #include "worker/board/board.h"
 
 namespace remesh::agent {
@@ -38,7 +42,9 @@ struct LauncherOptions {
   int cores = 1;
   // Interfaces or CIDRs for MPI between hosts; "": see rank_env.h.
   std::string tcp_interfaces;
-  int keep_generations = 20;  // their logs, traces and flight records
+  PortRange ports;                 // for MPI between workers
+  WireGuard* wireguard = nullptr;  // carries MPI between hosts, if not null
+  int keep_generations = 20;       // their logs, traces and flight records
   // Called when PMIx is stuck and no rank lives; restarts the daemon and is not
   // expected to return. If empty, every later spawn() fails.
   std::function<void()> restart;
@@ -88,6 +94,7 @@ class Launcher {
   void shut_down();
 
  private:
+  static constexpr int64_t kStorageGraceMs = 1000;
   struct Rank {
     int rank = 0;
     pid_t pid = 0;
@@ -104,13 +111,19 @@ class Launcher {
   Status start_rank(const pb::Assignment& assignment,
                     const Placement::Local& local, const Placement& placement,
                     const Scratch::Generation& folders,
-                    const std::string& log_folder,
+                    const std::string& log_folder, const RankOutputs& outputs,
                     const std::vector<std::string>& pmix_env);
   void on_pmix();
   // Returns the data for its flight record; `ended` is "" after exit code 0.
   FlightAbout on_exit(Rank& rank, int wait_status);
   void keep_flight(const std::string& folder, const FlightAbout& about,
                    const board::Board& board, int64_t died_ns);
+  std::shared_ptr<RankOutputs> open_outputs(const std::string& folder,
+                                            const Placement& placement,
+                                            Status* status);
+  std::vector<std::string> tail_of(const RankLogPaths& logs);
+  // "" if the networks of all workers are connected now.
+  std::string connect_networks(const FenceNetworks& fence);
   void kill_all();
   void forget_generation();
   void restart_if_stuck();
@@ -121,6 +134,7 @@ class Launcher {
   wire::Loop* loop_;
   Sink sink_;
   std::shared_ptr<Logger> log_;
+  BlockingCalls storage_{kStorageGraceMs};  // on files of the run directory
   std::unique_ptr<PmixServer> pmix_;
   bool cma_ = true;
   std::vector<std::string> base_env_;
@@ -129,9 +143,13 @@ class Launcher {
   int64_t generation_ = 0;
   pb::Mesh mesh_;
   std::string run_dir_;
-  std::string host_;           // of this worker, from the assignment
-  bool killed_ = false;        // this worker killed the ranks
-  uint64_t state_job_ = 0;     // from spawn(); 0: no states are kept
+  std::string host_;        // of this worker, from the assignment
+  bool killed_ = false;     // this worker killed the ranks
+  uint64_t state_job_ = 0;  // from spawn(); 0: no states are kept
+  // Why ranks cannot reach those of another worker; "" as far as known.
+  std::string apart_;
+  // Absent: all ranks are of this worker.
+  std::optional<MpiNetwork> network_;
   std::string space_;          // PMIx namespace; "" if not registered
   std::map<int, Rank> ranks_;  // those not reaped yet
   uint32_t request_bits_ = 0;

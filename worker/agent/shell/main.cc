@@ -5,6 +5,7 @@
 
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
+#include "proto/base/sharing.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/agent/shell/address.h"
@@ -33,9 +34,10 @@ int fail(int code, const std::string& message) {
   return code;
 }
 
-void add_options(CLI::App& app, WorkerOptions& o) {
+void add_options(CLI::App& app, WorkerOptions& o, std::string* group) {
   app.add_option("--connect", o.connect,
-                 "Coordinator: tcp://HOST:PORT, or its run directory")
+                 "Coordinator: tcp://HOST:PORT or ipc:///PATH, or its run "
+                 "directory")
       ->required();
   app.add_option("--slots", o.slots, "Ranks that fit on this machine")
       ->check(CLI::Range(1, 4096))
@@ -52,13 +54,40 @@ void add_options(CLI::App& app, WorkerOptions& o) {
       "--scratch-name", o.scratch_name,
       "Folder in --scratch, unique on this host; default: NAME. Lets "
       "workers of several runs have the same --name");
+  app.add_option("--state-folder", o.state_folder,
+                 "Folder for the training states and for MPI's shared memory: "
+                 "a tmpfs, such as another mount in a container whose /dev/shm "
+                 "is small; default: /dev/shm");
   app.add_option("--log", o.log,
                  "Log file; default: standard error, then "
                  "RUN/logs/worker-NAME.log");
+  app.add_option("--group", *group,
+                 "Group that may use what this worker and its ranks write to "
+                 "the run directory, as given to the coordinator; default: "
+                 "this user alone");
   app.add_option("--interface", o.interface,
                  "Network interfaces or CIDRs for MPI between hosts, "
-                 "comma-separated; default: the one used to reach the "
-                 "coordinator");
+                 "comma-separated, which must meet those of the other hosts; "
+                 "default: the one used to reach the coordinator");
+  app.add_option(
+      "--mpi-ports", o.mpi_ports,
+      "Ports FIRST-LAST on which the ranks listen for ranks of other "
+      "workers, some 20 for each slot; default: any");
+  app.add_option("--wireguard", o.wireguard,
+                 "Encrypt and authenticate MPI between hosts: make a WireGuard "
+                 "interface that listens on this UDP port (0: any) and carries "
+                 "it. All workers of the job need it, and root or the "
+                 "capability CAP_NET_ADMIN")
+      ->check(CLI::Range(0, 65535));
+  app.add_option("--key,--secret", o.key,
+                 "File of this worker's key, or of a job secret that admits "
+                 "it (see remesh key). Default: the key in the run directory");
+  app.add_option("--server-key", o.server_key,
+                 "The coordinator's public key, or a file with it. Default: "
+                 "that in the run directory, or in the key file");
+  app.add_flag("--no-auth", o.no_auth,
+               "Without keys, like the coordinator: for a network without "
+               "strangers");
   app.add_option("--trainer", o.trainer,
                  "Path of remesh-trainer; default: next to this program");
 }
@@ -71,7 +100,8 @@ int worker_main(int argc, char** argv) {
   app.footer(kExamples);
   app.set_version_flag("--version", version_line("remesh-worker"));
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  add_options(app, options);
+  std::string group;
+  add_options(app, options, &group);
   report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
@@ -91,6 +121,9 @@ int worker_main(int argc, char** argv) {
     if (!trainer.ok()) return exit_with("remesh-worker", trainer.status());
     options.trainer = *trainer;
   }
+  raise_file_limit();  // the ranks have connections to their peers
+  if (const Status s = share_new_files(group); !s.ok())
+    return exit_with("remesh-worker", s);
   auto worker = Worker::make(options);
   if (!worker.ok()) return exit_with("remesh-worker", worker.status());
   const int code = (*worker)->run();

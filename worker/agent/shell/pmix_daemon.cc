@@ -16,6 +16,7 @@
 #include <mutex>
 
 #include "proto/base/check.h"
+#include "proto/base/socket_guard.h"
 #include "proto/base/text.h"
 #include "worker/agent/shell/pmix_call.h"
 
@@ -61,6 +62,7 @@ class ServerImpl : public PmixServer {
                                                  int rank) override;
   bool complete_fence(const std::string& space, int64_t index,
                       const std::string& blob) override;
+  void fail_fences(const std::string& space) override;
   Status deregister(const std::string& space) override;
 
   // Called on the PMIx thread.
@@ -78,7 +80,6 @@ class ServerImpl : public PmixServer {
     const uint64_t one = 1;
     (void)!write(event_fd_, &one, sizeof(one));
   }
-  void fail_fences(const std::string& space);
 
   std::string node_;
   int event_fd_ = -1;
@@ -177,6 +178,8 @@ Status ServerImpl::init(const PmixOptions& options) {
   node_ = options.node;
   event_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (event_fd_ < 0) return errno_error("PMIx: eventfd", errno);
+  // PMIx listens on a port of loopback, for all users of this host.
+  guard_sockets();
   // PMIx writes to sockets of ranks that may just have died.
   std::signal(SIGPIPE, SIG_IGN);
   // The default data store leaks 40 kB per namespace.

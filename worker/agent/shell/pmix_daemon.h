@@ -75,6 +75,8 @@ class PmixServer {
   // fence.
   virtual bool complete_fence(const std::string& space, int64_t index,
                               const std::string& blob) = 0;
+  // Fails the open fences: MPI_Init returns an error.
+  virtual void fail_fences(const std::string& space) = 0;
   // Fails the open fences and removes the namespace. REQUIRES: its local ranks
   // are dead.
   virtual Status deregister(const std::string& space) = 0;

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <memory>
 
+#include "proto/wire/channel.h"
+
 namespace remesh::agent {
 namespace {
 
@@ -63,8 +65,21 @@ bool greets_in_zmtp(int fd) {
 
 }  // namespace
 
+std::string why_refused(const std::string& address, const pb::Envelope& refusal,
+                        const std::string& job) {
+  // That of another job's coordinator names no job.
+  const std::string advice = fmt::format(
+      "; connect to the coordinator of \"{}\", or leave --job out", job);
+  return fmt::format("the coordinator at {} refuses this worker: {}{}", address,
+                     refusal.refusal().reason(),
+                     refusal.job().empty() ? advice : "");
+}
+
 std::string why_no_answer(const std::string& address) {
   const std::string place = address.substr(address.find("://") + 3);
+  if (wire::is_ipc(address))
+    return fmt::format("nobody answers on the socket {} of this machine",
+                       place);
   const size_t colon = place.rfind(':');
   std::string host = place.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']'))

@@ -1,7 +1,10 @@
-// Why a coordinator does not answer: ZeroMQ reconnects without a word.
+// Why a coordinator does not answer, as ZeroMQ reconnects without a word, or
+// does not take this worker.
 #pragma once
 
 #include <string>
+
+#include "proto/control.pb.h"
 
 namespace remesh::agent {
 
@@ -9,5 +12,9 @@ namespace remesh::agent {
 // sentence. Blocks for some seconds, longer if a name server is slow: call it
 // in a thread of its own.
 std::string why_no_answer(const std::string& address);
+
+// The envelope of a Refusal as a sentence, for a worker of that job.
+std::string why_refused(const std::string& address, const pb::Envelope& refusal,
+                        const std::string& job);
 
 }  // namespace remesh::agent

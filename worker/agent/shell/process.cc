@@ -1,6 +1,7 @@
 #include "worker/agent/shell/process.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -25,6 +26,7 @@ namespace remesh::agent {
 namespace {
 
 constexpr unsigned kCloseRangeCloexec = 1U << 2;
+constexpr int kExecPatienceMs = 250;
 
 // Input of the child between fork and exec. The parent has threads, so only
 // async-signal-safe calls are allowed: no allocation, no locks.
@@ -33,6 +35,7 @@ struct ChildPlan {
   char* const* argv = nullptr;
   char* const* envp = nullptr;
   const char* output = nullptr;
+  int output_fd = -1;
   int pass_fd = -1;
   int error_fd = -1;
   pid_t parent = 0;
@@ -66,7 +69,9 @@ void prefer_as_oom_victim() {
   prefer_as_oom_victim();
   const int in = open("/dev/null", O_RDONLY);
   const int out =
-      open(plan.output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0644);
+      plan.output_fd >= 0
+          ? fcntl(plan.output_fd, F_DUPFD_CLOEXEC, 10)
+          : open(plan.output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
   if (in < 0 || out < 0) fail_child(plan.error_fd);
   // Move them out of the way of the descriptors assigned below.
   const int error_fd = fcntl(plan.error_fd, F_DUPFD_CLOEXEC, 10);
@@ -98,23 +103,50 @@ bool same_process_lives(const ProcessId& p) {
          stat->state != 'X';
 }
 
-// Candidate files of a setting of this process's cgroup.
-std::vector<std::string> cgroup_files(const std::string& name) {
-  std::ifstream own("/proc/self/cgroup");
-  std::string line, path;
-  while (std::getline(own, line))
-    if (line.rfind("0::", 0) == 0) path = line.substr(3);
-  return {"/sys/fs/cgroup" + path + "/" + name, "/sys/fs/cgroup/" + name};
+constexpr char kCgroups[] = "/sys/fs/cgroup";
+
+// The cgroups of a process and their parents, whose limits hold too, as folders
+// below `root`: of version 2, or of `controller` in version 1. `own`: its
+// /proc/PID/cgroup. The folders need not exist.
+std::vector<std::string> cgroup_folders(const std::string& own,
+                                        const std::string& controller,
+                                        const std::string& root) {
+  std::vector<std::string> out;
+  std::istringstream in(own);
+  for (std::string line; std::getline(in, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string names = line.substr(first + 1, second - first - 1);
+    const bool v1 =
+        ("," + names + ",").find("," + controller + ",") != std::string::npos;
+    if (!v1 && !names.empty()) continue;
+    std::string top = root;
+    if (v1) top.append("/").append(controller);
+    for (std::string path = line.substr(second + 1);;
+         path.resize(path.rfind('/'))) {
+      out.push_back(top + path);
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+  return out;
+}
+
+std::string own_cgroups() {
+  std::ifstream in("/proc/self/cgroup");
+  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 // Processors allowed by cpu.max ("150000 100000" or "max 100000"); 0: no limit.
 double cgroup_quota() {
-  for (const std::string& file : cgroup_files("cpu.max")) {
-    std::ifstream in(file);
+  double least = 0;
+  for (const std::string& folder :
+       cgroup_folders(own_cgroups(), "cpu", kCgroups)) {
+    std::ifstream in(folder + "/cpu.max");
     double quota = 0, period = 0;
-    if (in >> quota >> period && quota > 0 && period > 0) return quota / period;
+    if (in >> quota >> period && quota > 0 && period > 0)
+      least = least == 0 ? quota / period : std::min(least, quota / period);
   }
-  return 0;
+  return least;
 }
 
 }  // namespace
@@ -125,9 +157,14 @@ Result<Child> start_child(const ChildOptions& options) {
     return errno_error("start a rank: pipe", errno);
   const std::vector<char*> argv = pointers(options.argv);
   const std::vector<char*> envp = pointers(options.env);
-  const ChildPlan plan{
-      options.argv[0].c_str(), argv.data(), envp.data(), options.output.c_str(),
-      options.pass_fd,         ends[1],     getpid()};
+  const ChildPlan plan{.path = options.argv[0].c_str(),
+                       .argv = argv.data(),
+                       .envp = envp.data(),
+                       .output = options.output.c_str(),
+                       .output_fd = options.output_fd,
+                       .pass_fd = options.pass_fd,
+                       .error_fd = ends[1],
+                       .parent = getpid()};
   const pid_t pid = fork();
   if (pid == 0) run_child(plan);
   const int fork_error = errno;
@@ -139,8 +176,10 @@ Result<Child> start_child(const ChildOptions& options) {
   setpgid(pid, pid);  // parent and child race; either may do it first
   int child_error = 0;
   ssize_t n = 0;
+  pollfd ended{ends[0], POLLIN, 0};
   do {
-    n = read(ends[0], &child_error, sizeof(child_error));
+    n = poll(&ended, 1, kExecPatienceMs);
+    if (n > 0) n = read(ends[0], &child_error, sizeof(child_error));
   } while (n < 0 && errno == EINTR);
   close(ends[0]);
   if (n > 0) {
@@ -211,18 +250,26 @@ int usable_cores() {
   return cores;
 }
 
+uint64_t cgroup_memory_limit(const std::string& own, const std::string& root) {
+  uint64_t least = 0;
+  for (const std::string& folder : cgroup_folders(own, "memory", root))
+    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
+      std::ifstream in(folder + name);  // "max": no limit
+      uint64_t limit = 0;
+      if (in >> limit && limit > 0 && (least == 0 || limit < least))
+        least = limit;
+    }
+  return least;
+}
+
 uint64_t usable_memory() {
   const int64_t pages = sysconf(_SC_PHYS_PAGES);
   const int64_t page = sysconf(_SC_PAGESIZE);
   const auto bytes =
       pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page)
                 : uint64_t{0};
-  for (const std::string& file : cgroup_files("memory.max")) {
-    std::ifstream in(file);  // "max": no limit
-    uint64_t limit = 0;
-    if (in >> limit && limit > 0 && (bytes == 0 || limit < bytes)) return limit;
-  }
-  return bytes;
+  const uint64_t limit = cgroup_memory_limit(own_cgroups(), kCgroups);
+  return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
 }
 
 Status restart_process() {

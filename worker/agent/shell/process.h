@@ -24,6 +24,7 @@ struct ChildOptions {
   std::vector<std::string> argv;  // argv[0]: path of the program
   std::vector<std::string> env;   // the complete environment, "KEY=value"
   std::string output;             // file for stdout and stderr, truncated
+  int output_fd = -1;             // instead of `output`, if not -1
   int pass_fd = -1;               // becomes descriptor kChildFd
 };
 inline constexpr int kChildFd = 3;
@@ -34,7 +35,8 @@ struct Child {
 };
 
 // The caller reaps the pid and closes pidfd. Fails if the program cannot be
-// executed; the message names it.
+// executed; the message names it. If that takes long, because its file system
+// hangs, the child counts as started.
 Result<Child> start_child(const ChildOptions& options);
 
 // Replaces this process by a fresh execution of the same program with the same
@@ -66,5 +68,8 @@ int usable_cores();
 // Memory of the host in bytes, or the cgroup limit if that is lower; 0:
 // unknown.
 uint64_t usable_memory();
+// The lowest memory limit of a process's cgroups and their parents, of either
+// version, mounted at `root`; 0: none. `own`: its /proc/PID/cgroup.
+uint64_t cgroup_memory_limit(const std::string& own, const std::string& root);
 
 }  // namespace remesh::agent

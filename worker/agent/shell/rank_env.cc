@@ -1,18 +1,14 @@
 #include "worker/agent/shell/rank_env.h"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <string_view>
+
+#include "proto/base/socket_guard.h"
 
 extern char** environ;
 
@@ -29,7 +25,8 @@ std::map<std::string, std::string> hosts_of(const pb::Assignment& a) {
 
 bool is_launcher_variable(std::string_view entry) {
   for (std::string_view prefix :
-       {"SLURM_", "FLUX_", "JSM_", "PMI", "OMPI_", "PRTE_", "HYDRA_"})
+       {"SLURM_", "FLUX_", "JSM_", "PMI", "OMPI_", "PRTE_", "HYDRA_",
+        kListenVariable, kPeersVariable})
     if (entry.substr(0, prefix.size()) == prefix) return true;
   return false;
 }
@@ -44,25 +41,28 @@ void put(std::vector<std::string>& env, const std::string& entry) {
   env.push_back(entry);
 }
 
-// The address of the interface by which packets to `host` leave.
-bool source_address(const std::string& host, const std::string& port,
-                    in_addr& out) {
-  addrinfo hints{};
-  hints.ai_family = AF_INET;
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
-    return false;
-  const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  sockaddr_in own{};
-  socklen_t size = sizeof(own);
-  const bool ok =
-      fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &size) == 0;
-  if (fd >= 0) close(fd);
-  freeaddrinfo(found);
-  out = own.sin_addr;
-  return ok;
+void put_network(const MpiSettings& settings, std::vector<std::string>& env) {
+  if (!settings.tcp) return put(env, "OMPI_MCA_btl=self,vader");
+  const MpiNetwork& net = *settings.tcp;
+  put(env, "OMPI_MCA_btl=self,vader,tcp");
+  put(env, net.interfaces.empty()
+               ? "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,"
+                 "podman0"
+               : "OMPI_MCA_btl_tcp_if_include=" + net.interfaces);
+  if (net.unused_family != 0)
+    put(env,
+        fmt::format("OMPI_MCA_btl_tcp_disable_family={}", net.unused_family));
+  if (!net.listen.empty())
+    put(env, fmt::format("{}={}", kListenVariable, net.listen));
+  if (!net.peers_within.empty())
+    put(env, fmt::format("{}={}", kPeersVariable, net.peers_within));
+  if (settings.ports.first == 0) return;
+  const int count = settings.ports.last - settings.ports.first + 1;
+  for (const char* family : {"v4", "v6"}) {
+    put(env, fmt::format("OMPI_MCA_btl_tcp_port_min_{}={}", family,
+                         settings.ports.first));
+    put(env, fmt::format("OMPI_MCA_btl_tcp_port_range_{}={}", family, count));
+  }
 }
 
 }  // namespace
@@ -119,19 +119,13 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_pmix=ext3x", "OMPI_MCA_orte_create_session_dirs=0",
         "OMPI_MCA_hwloc_base_binding_policy=none",
         "OMPI_MCA_orte_externally_bound=1", "OMPI_MCA_pml=ob1",
-        "OMPI_MCA_btl=self,vader,tcp",
         // The other components create files of fixed names in /dev/shm, which
         // remain after a kill.
         "OMPI_MCA_shmem=mmap"})
     put(env, e);
   put(env, "OMPI_MCA_btl_vader_backing_directory=" + settings.shared_folder);
   if (!settings.cma) put(env, "OMPI_MCA_btl_vader_single_copy_mechanism=none");
-  if (!settings.tcp_interfaces.empty()) {
-    put(env, "OMPI_MCA_btl_tcp_if_include=" + settings.tcp_interfaces);
-  } else {
-    put(env,
-        "OMPI_MCA_btl_tcp_if_exclude=127.0.0.0/8,docker0,virbr0,cni0,podman0");
-  }
+  put_network(settings, env);
   if (settings.yield_when_idle) put(env, "OMPI_MCA_mpi_yield_when_idle=1");
   // A spinning thread would take the core from a working one.
   if (settings.sleep_when_idle) put(env, "OMP_WAIT_POLICY=passive");
@@ -150,35 +144,6 @@ bool cma_works() {
   char from = 1, to = 0;
   const iovec local{&to, 1}, remote{&from, 1};
   return process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1;
-}
-
-std::string network_towards(const std::string& address) {
-  const size_t start = address.find("://");
-  const size_t colon = address.rfind(':');
-  if (start == std::string::npos || colon <= start + 3) return "";
-  in_addr own{};
-  if (!source_address(address.substr(start + 3, colon - start - 3),
-                      address.substr(colon + 1), own) ||
-      (ntohl(own.s_addr) >> 24) == 127)
-    return "";
-  ifaddrs* all = nullptr;
-  if (getifaddrs(&all) != 0) return "";
-  std::string out;
-  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
-    if (i->ifa_addr == nullptr || i->ifa_addr->sa_family != AF_INET ||
-        i->ifa_netmask == nullptr)
-      continue;
-    const auto* a = reinterpret_cast<const sockaddr_in*>(i->ifa_addr);
-    const auto* m = reinterpret_cast<const sockaddr_in*>(i->ifa_netmask);
-    if (a->sin_addr.s_addr != own.s_addr) continue;
-    in_addr network{};
-    network.s_addr = a->sin_addr.s_addr & m->sin_addr.s_addr;
-    char text[INET_ADDRSTRLEN] = {};
-    inet_ntop(AF_INET, &network, text, sizeof(text));
-    out = fmt::format("{}/{}", text, std::popcount(m->sin_addr.s_addr));
-  }
-  freeifaddrs(all);
-  return out;
 }
 
 }  // namespace remesh::agent

@@ -3,11 +3,13 @@
 // 0 of 1. Pure functions, except for those that query the host.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
+#include "worker/agent/shell/mpi_network.h"
 
 namespace remesh::agent {
 
@@ -31,9 +33,9 @@ Result<Placement> place(const pb::Assignment& assignment,
 
 struct MpiSettings {
   std::string shared_folder;  // for MPI's shared-memory files
-  // Interfaces or CIDRs for TCP, comma-separated; "" lets Open MPI choose
-  // among all but loopback and container bridges.
-  std::string tcp_interfaces;
+  // Absent: all ranks belong to one worker and share memory.
+  std::optional<MpiNetwork> tcp;
+  PortRange ports;
   bool yield_when_idle = false;  // MPI calls yield while they wait
   bool sleep_when_idle = false;  // OpenMP threads sleep between regions
   bool cma = true;               // cross-memory attach works
@@ -50,8 +52,5 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
 std::vector<std::string> own_environment();
 // Whether process_vm_readv works; some containers forbid it.
 bool cma_works();
-// The network (CIDR) of the interface used to reach `address`
-// (tcp://HOST:PORT); "" if that is loopback or cannot be determined.
-std::string network_towards(const std::string& address);
 
 }  // namespace remesh::agent

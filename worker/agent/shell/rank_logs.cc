@@ -1,8 +1,11 @@
 #include "worker/agent/shell/rank_logs.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <vector>
@@ -59,15 +62,41 @@ bool printed_last(const RankLogPaths& paths) {
 
 }  // namespace
 
-Result<std::string> make_log_folder(const std::string& run_dir,
-                                    int64_t generation, int keep) {
-  const fs::path logs = rundir::logs_path(run_dir);
-  const fs::path folder = logs / fmt::format("gen-{}", generation);
+std::string log_folder(const std::string& run_dir, int64_t generation) {
+  return fmt::format("{}/gen-{}", rundir::logs_path(run_dir), generation);
+}
+
+RankOutputs::~RankOutputs() {
+  for (const auto& [rank, fd] : fds_) close(fd);
+}
+
+Status RankOutputs::open(const std::string& folder,
+                         const std::vector<int>& ranks) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error)
-    return io_error(folder.string() + ": " + error.message() +
-                    " (the run directory must be reachable by every worker)");
+  for (const int rank : ranks) {
+    if (error) break;
+    const int fd = ::open(
+        rank_log_paths(folder, rank).out.c_str(),
+        O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (fd < 0) error.assign(errno, std::system_category());
+    if (fd >= 0) fds_[rank] = fd;
+  }
+  if (!error || error == std::errc::no_space_on_device ||
+      error.value() == EDQUOT)
+    return ok_status();
+  return io_error(folder + ": " + error.message() +
+                  " (the run directory must be reachable by every worker)");
+}
+
+int RankOutputs::fd(int rank) const {
+  const auto it = fds_.find(rank);
+  return it == fds_.end() ? -1 : it->second;
+}
+
+void remove_old_logs(const std::string& run_dir, int64_t generation, int keep) {
+  const fs::path logs = rundir::logs_path(run_dir);
+  std::error_code error;
   std::vector<std::pair<int64_t, fs::path>> old;
   for (const auto& entry : fs::directory_iterator(logs, error)) {
     const int64_t g = generation_of(entry.path().filename().string());
@@ -76,7 +105,6 @@ Result<std::string> make_log_folder(const std::string& run_dir,
   std::sort(old.begin(), old.end());
   for (size_t i = 0; i + static_cast<size_t>(keep) <= old.size(); ++i)
     fs::remove_all(old[i].second, error);
-  return folder.string();
 }
 
 RankLogPaths rank_log_paths(const std::string& folder, int rank) {

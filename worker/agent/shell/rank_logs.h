@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,10 +18,25 @@ struct RankLogPaths {
   std::string out;
 };
 
-// Creates the folder of the generation and removes those of all but the newest
-// `keep` generations. Other workers may do the same concurrently.
-Result<std::string> make_log_folder(const std::string& run_dir,
-                                    int64_t generation, int keep);
+std::string log_folder(const std::string& run_dir, int64_t generation);
+// Removes the folders of all but the newest `keep` generations up to that one.
+// Other workers may do the same concurrently.
+void remove_old_logs(const std::string& run_dir, int64_t generation, int keep);
+// The files that the ranks print to, opened for writing and closed by the
+// destructor.
+class RankOutputs {
+ public:
+  RankOutputs() = default;
+  ~RankOutputs();
+  RankOutputs(const RankOutputs&) = delete;
+  RankOutputs& operator=(const RankOutputs&) = delete;
+  // Creates the folder too. A full disk is no error: the ranks can do without.
+  Status open(const std::string& folder, const std::vector<int>& ranks);
+  int fd(int rank) const;  // -1: not open
+
+ private:
+  std::map<int, int> fds_;
+};
 RankLogPaths rank_log_paths(const std::string& folder, int rank);
 
 // The last `lines` non-empty lines of both files, oldest first; those of the

@@ -8,11 +8,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
@@ -29,7 +31,8 @@ constexpr int kTries = 100;
 constexpr int64_t kSweepTimeoutMs = 6000;
 
 // Creates a folder that only this user can access. In /tmp another user may
-// have created one of that name.
+// have created one of that name. A folder that was there may be readable by
+// others, as the root often is, but nobody else may replace what is in it.
 Status make_private_folder(const std::string& path) {
   struct stat st {};
   // An ending worker may remove an empty folder between the calls.
@@ -45,6 +48,10 @@ Status make_private_folder(const std::string& path) {
     return invalid_argument(fmt::format(
         "{}: belongs to user {}, not to {}; choose another --scratch", path,
         st.st_uid, geteuid()));
+  if ((st.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (st.st_mode & S_ISVTX) == 0)
+    return invalid_argument(fmt::format(
+        "{}: others may write to it; chmod go-w it or choose another --scratch",
+        path));
   return ok_status();
 }
 
@@ -69,18 +76,24 @@ int try_lock(const std::string& path) {
   }
 }
 
-// The pid in the lock file if that process lives, else 0.
-pid_t holder_of(const std::string& path) {
+struct Holder {
+  pid_t pid = 0;  // 0: of no living process
+  uint64_t incarnation = 0;
+};
+
+// What the lock file says.
+Holder holder_of(const std::string& path) {
   std::ifstream in(path);
-  pid_t pid = 0;
-  in >> pid;
-  return pid > 0 && (kill(pid, 0) == 0 || errno == EPERM) ? pid : 0;
+  Holder out;
+  in >> out.pid >> out.incarnation;
+  if (out.pid <= 0 || (kill(out.pid, 0) != 0 && errno != EPERM)) out.pid = 0;
+  return out;
 }
 
 // Removes all shared memory of the worker but committed states.
-uint64_t clean_shared(const std::string& folder) {
-  const std::string root = shared_root_of(folder);
-  const std::string states = state_folder_of(folder);
+uint64_t clean_shared(const std::string& folder, const std::string& shared) {
+  const std::string root = shared_root_of(folder, shared);
+  const std::string states = state_folder_of(folder, shared);
   remove_unfinished_states(states);
   const bool keep = has_states(states);
   std::error_code ignored;
@@ -97,14 +110,14 @@ uint64_t clean_shared(const std::string& folder) {
 // Kills the ranks and removes the files that a worker left, but not its states.
 // Returns a description for the log, or "". REQUIRES: the lock in `folder` is
 // held.
-std::string clean(const std::string& folder) {
+std::string clean(const std::string& folder, const std::string& shared) {
   std::vector<ProcessId> ranks;
   std::ifstream in(folder + "/ranks");
   ProcessId id;
   while (in >> id.pid >> id.start_time) ranks.push_back(id);
   const int killed = kill_leftovers(ranks, kDeathTimeoutMs);
   std::error_code ignored;
-  uint64_t files = clean_shared(folder);
+  uint64_t files = clean_shared(folder, shared);
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     if (entry.path().filename() == "lock") continue;
     const uint64_t n = fs::remove_all(entry.path(), ignored);
@@ -118,8 +131,8 @@ std::string clean(const std::string& folder) {
 // Removes the folder itself, unless it is needed to find states. REQUIRES: the
 // lock is held. A process that waits for the lock notices that the file is
 // gone.
-void remove_cleaned(const std::string& folder) {
-  if (has_states(state_folder_of(folder))) return;
+void remove_cleaned(const std::string& folder, const std::string& shared) {
+  if (has_states(state_folder_of(folder, shared))) return;
   unlink((folder + "/lock").c_str());
   rmdir(folder.c_str());
 }
@@ -147,33 +160,61 @@ void for_each_dead(const std::string& root, const std::string& own,
 
 // Cleans up after a killed worker. Returns the number of segments removed.
 // REQUIRES: its lock is held.
-int sweep_one(const std::string& folder) {
-  const int removed = agent::refresh_states(state_folder_of(folder), /*job=*/0);
-  (void)clean(folder);
-  remove_cleaned(folder);
+int sweep_one(const std::string& folder, const std::string& shared) {
+  const int removed =
+      agent::refresh_states(state_folder_of(folder, shared), /*job=*/0);
+  (void)clean(folder, shared);
+  remove_cleaned(folder, shared);
   return removed;
 }
 
-void sweep(const std::string& root, const std::string& own) {
+std::string shared_prefix() { return fmt::format("remesh-{}-", geteuid()); }
+
+// Of all workers of this user, under any root.
+int remove_unclaimed(const std::string& shared) {
+  int removed = 0;
+  std::error_code error;
+  for (fs::directory_iterator it(shared, error), end; !error && it != end;
+       it.increment(error)) {
+    const fs::path folder = it->path();
+    if (!folder.filename().string().starts_with(shared_prefix())) continue;
+    const int here = remove_unclaimed_states(folder / "state");
+    if (here == 0) continue;
+    removed += here;
+    rmdir((folder / "state").c_str());  // both succeed only if empty
+    rmdir(folder.c_str());
+  }
+  return removed;
+}
+
+void sweep(const std::string& root, const std::string& own,
+           const std::string& shared) {
   for_each_dead(
-      root, own, [](const std::string&) { return true; }, sweep_one);
+      root, own, [](const std::string&) { return true; },
+      [&](const std::string& folder) { (void)sweep_one(folder, shared); });
+  (void)remove_unclaimed(shared);
 }
 
 }  // namespace
 
 // In /dev/shm, since the kernel would write shared memory on a disk to it.
-std::string shared_root_of(const std::string& folder) {
-  return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
+std::string shared_root_of(const std::string& folder,
+                           const std::string& shared) {
+  return fmt::format("{}/{}{:016x}", shared, shared_prefix(), hash64(folder));
 }
 
-std::string state_folder_of(const std::string& folder) {
-  return shared_root_of(folder) + "/state";
+std::string state_folder_of(const std::string& folder,
+                            const std::string& shared) {
+  return shared_root_of(folder, shared) + "/state";
 }
 
 Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
                                                const std::string& name,
-                                               int64_t patience_ms) {
+                                               int64_t patience_ms,
+                                               const std::string& shared) {
   std::error_code error;
+  if (shared != kSharedMemory && !fs::is_directory(shared, error))
+    return invalid_argument("--state-folder " + shared + ": no such folder");
   const std::string absolute_root =
       fs::absolute(root, error).lexically_normal().string();
   std::unique_ptr<Scratch> out(new Scratch);
@@ -181,12 +222,12 @@ Result<std::unique_ptr<Scratch>> Scratch::open(const std::string& root,
   out->root_ = absolute_root;
   out->folder_ = absolute_root + "/" + name;
   RETURN_IF_ERROR(out->take_lock(patience_ms));
-  const std::string pid = fmt::format("{}\n", getpid());
-  (void)!ftruncate(out->lock_fd_, 0);
-  (void)!pwrite(out->lock_fd_, pid.data(), pid.size(), 0);
-  out->shared_root_ = shared_root_of(out->folder_);
-  out->cleaned_ = clean(out->folder_);
-  sweep(absolute_root, out->folder_);
+  out->incarnation_ = holder_of(out->folder_ + "/lock").incarnation;
+  out->write_lock();
+  out->shared_ = fs::absolute(shared, error).lexically_normal().string();
+  out->shared_root_ = shared_root_of(out->folder_, out->shared_);
+  out->cleaned_ = clean(out->folder_, out->shared_);
+  sweep(absolute_root, out->folder_, out->shared_);
   RETURN_IF_ERROR(make_private_folder(out->pmix_folder()));
   return out;
 }
@@ -199,10 +240,15 @@ Status Scratch::take_lock(int64_t patience_ms) {
     RETURN_IF_ERROR(make_private_folder(root_));
     if (mkdir(folder_.c_str(), 0700) == 0 || errno == EEXIST)
       lock_fd_ = try_lock(lock);
-    if (lock_fd_ >= 0) return ok_status();
+    if (lock_fd_ >= 0) {
+      Status status = make_private_folder(folder_);
+      // Nothing in a folder of others is acted on.
+      if (!status.ok()) close(std::exchange(lock_fd_, -1));
+      return status;
+    }
     if (errno == ENOENT && tries < kTries) continue;
     if (errno != EWOULDBLOCK) return errno_error(lock, errno);
-    const pid_t holder = holder_of(lock);
+    const pid_t holder = holder_of(lock).pid;
     const int64_t patience = holder == 0 ? kSweepTimeoutMs : patience_ms;
     if (monotonic_ms() < begin + patience) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -215,13 +261,25 @@ Status Scratch::take_lock(int64_t patience_ms) {
   }
 }
 
+void Scratch::write_lock() {
+  const std::string text = fmt::format("{} {}\n", getpid(), incarnation_);
+  (void)!ftruncate(lock_fd_, 0);
+  (void)!pwrite(lock_fd_, text.data(), text.size(), 0);
+}
+
+uint64_t Scratch::new_incarnation(uint64_t by_clock) {
+  incarnation_ = std::max(incarnation_ + 1, by_clock);
+  write_lock();
+  return incarnation_;
+}
+
 Scratch::~Scratch() {
   if (lock_fd_ < 0) return;
-  (void)clean(folder_);
-  remove_cleaned(folder_);
+  (void)clean(folder_, shared_);
+  remove_cleaned(folder_, shared_);
   close(lock_fd_);
   // This may be the last worker that can clean up after a killed one.
-  sweep(root_, folder_);
+  sweep(root_, folder_, shared_);
   rmdir(root_.c_str());  // succeeds if it is empty
 }
 
@@ -231,7 +289,7 @@ Result<Scratch::Generation> Scratch::make_generation(int64_t generation,
   out.folder = fmt::format("{}/g{}", folder_, generation);
   RETURN_IF_ERROR(make_private_folder(out.folder));
   struct statvfs room {};
-  const bool fits = statvfs("/dev/shm", &room) == 0 &&
+  const bool fits = statvfs(shared_.c_str(), &room) == 0 &&
                     room.f_bavail * room.f_frsize > shared_bytes;
   const std::string shared = fmt::format("{}/g{}", shared_root_, generation);
   if (fits && make_private_folder(shared_root_).ok() &&
@@ -260,20 +318,34 @@ void Scratch::note_rank(pid_t pid) {
       << pid << " " << stat->start_time << "\n";
 }
 
-std::string Scratch::state_folder() const { return state_folder_of(folder_); }
+std::string Scratch::state_folder() const {
+  return state_folder_of(folder_, shared_);
+}
 
 Status Scratch::make_state_folder() {
   RETURN_IF_ERROR(make_private_folder(shared_root_));
   return make_private_folder(state_folder());
 }
 
+StateRoom Scratch::state_room(uint64_t job) const {
+  struct statvfs room {};
+  if (statvfs(shared_.c_str(), &room) != 0) return {};
+  StateRoom out{.total = room.f_blocks * room.f_frsize,
+                .room = room.f_bavail * room.f_frsize};
+  for (const auto& f : memory::list_segments(state_folder(), job))
+    out.room += f.bytes;
+  return out;
+}
+
 int Scratch::refresh_states(uint64_t job) {
   int removed = job == 0 ? 0 : agent::refresh_states(state_folder(), job);
   for_each_dead(
       root_, folder_,
-      [](const std::string& f) { return has_old_states(state_folder_of(f)); },
-      [&removed](const std::string& f) { removed += sweep_one(f); });
-  return removed;
+      [&](const std::string& f) {
+        return has_old_states(state_folder_of(f, shared_));
+      },
+      [&](const std::string& f) { removed += sweep_one(f, shared_); });
+  return removed + remove_unclaimed(shared_);
 }
 
 int Scratch::remove_states(uint64_t job, bool of_dead_workers) {
@@ -282,9 +354,11 @@ int Scratch::remove_states(uint64_t job, bool of_dead_workers) {
   if (of_dead_workers)
     for_each_dead(
         root_, folder_,
-        [](const std::string& f) { return has_states(state_folder_of(f)); },
         [&](const std::string& f) {
-          removed += memory::remove_segments(state_folder_of(f), job);
+          return has_states(state_folder_of(f, shared_));
+        },
+        [&](const std::string& f) {
+          removed += memory::remove_segments(state_folder_of(f, shared_), job);
         });
   return removed;
 }

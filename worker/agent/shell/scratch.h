@@ -2,11 +2,13 @@
 // it the only worker of its name on this host.
 //
 //   ROOT/                 /tmp/remesh-<uid>, mode 0700
-//     NAME/lock           held with flock while the worker lives
+//     NAME/lock           held with flock while the worker lives; has its pid
+//                         and its incarnation
 //     NAME/ranks          pid and start time of each rank started
 //     NAME/pmix/          files of PMIx
 //     NAME/g7/            of generation 7: rank specs, MPI session
-//   /dev/shm/remesh-<uid>-<hash of ROOT/NAME>/
+//   SHARED/remesh-<uid>-<hash of ROOT/NAME>/    SHARED: /dev/shm, or another
+//                                               tmpfs
 //     g7/                 shared memory of MPI
 //     state/              training states (state_folder.h)
 //
@@ -17,7 +19,8 @@
 // States remain until the job no longer needs them; the next worker of the same
 // name uses them. Those of a dead worker are removed with the rest once they
 // are kStateKeptS old. Until then NAME/lock remains, since it identifies their
-// folder.
+// folder. Those that no process has used for kStateUnclaimedS are removed by
+// any worker of the user with the same SHARED.
 #pragma once
 
 #include <cstdint>
@@ -26,18 +29,22 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "worker/agent/core/agent.h"
 #include "worker/agent/shell/process.h"
 
 namespace remesh::agent {
+
+inline constexpr char kSharedMemory[] = "/dev/shm";
 
 class Scratch {
  public:
   // AlreadyExists if a live worker still holds the name after `patience_ms` (a
   // killed process takes a moment to disappear). InvalidArgument if `root`
-  // belongs to another user.
-  static Result<std::unique_ptr<Scratch>> open(const std::string& root,
-                                               const std::string& name,
-                                               int64_t patience_ms = 0);
+  // belongs to another user or others may write to it, or if `shared` is no
+  // folder.
+  static Result<std::unique_ptr<Scratch>> open(
+      const std::string& root, const std::string& name, int64_t patience_ms = 0,
+      const std::string& shared = kSharedMemory);
   ~Scratch();
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -45,12 +52,15 @@ class Scratch {
   const std::string& name() const { return name_; }
   const std::string& folder() const { return folder_; }
   std::string pmix_folder() const { return folder_ + "/pmix"; }
+  // `by_clock`, or the successor of the last life's if the clock went back
+  // since. Known to the next life while the lock file exists.
+  uint64_t new_incarnation(uint64_t by_clock);
   // Description of what was cleaned up after a predecessor; "" if nothing.
   const std::string& cleaned() const { return cleaned_; }
 
   struct Generation {
     std::string folder;  // absolute, exists
-    std::string shared;  // for shared memory; in /dev/shm if there is room
+    std::string shared;  // for shared memory; in SHARED if there is room
   };
   // `shared_bytes`: what its shared memory needs.
   Result<Generation> make_generation(int64_t generation, uint64_t shared_bytes);
@@ -58,14 +68,16 @@ class Scratch {
   // Records a rank, so that a successor can kill it.
   void note_rank(pid_t pid);
 
-  // For the segments of the ranks' states, always in /dev/shm: creating a
-  // segment fails if there is not enough memory.
+  // For the segments of the ranks' states, always in SHARED: creating a segment
+  // fails if there is not enough memory.
   std::string state_folder() const;
   Status make_state_folder();
+  // Of SHARED.
+  StateRoom state_room(uint64_t job) const;
   // To be called every minute: touches the job's states and removes old states
-  // of other jobs here and of all jobs of dead workers. With `job` 0 (unknown
-  // yet) it leaves this worker's states alone. Returns the number of segments
-  // removed.
+  // of other jobs here and of all jobs of dead workers, and unclaimed ones.
+  // With `job` 0 (unknown yet) it leaves this worker's states alone. Returns
+  // the number of segments removed.
   int refresh_states(uint64_t job);
   // Removes the job's states; with `of_dead_workers`, also those of dead
   // workers under this root. Returns the number of segments removed.
@@ -74,18 +86,23 @@ class Scratch {
  private:
   Scratch() = default;
   Status take_lock(int64_t patience_ms);
+  void write_lock();
   std::string name_;
   std::string root_;
   std::string folder_;
-  std::string shared_root_;
+  std::string shared_;       // SHARED
+  std::string shared_root_;  // this worker's folder there
   std::string cleaned_;
   int lock_fd_ = -1;
+  uint64_t incarnation_ = 0;  // of the last life, then of this one
 };
 
-// The folder in /dev/shm and the state_folder() of the worker with that
+// The folder in `shared` and the state_folder() of the worker with that
 // folder() (an absolute path).
-std::string shared_root_of(const std::string& folder);
-std::string state_folder_of(const std::string& folder);
+std::string shared_root_of(const std::string& folder,
+                           const std::string& shared = kSharedMemory);
+std::string state_folder_of(const std::string& folder,
+                            const std::string& shared = kSharedMemory);
 // /tmp/remesh-<uid>
 std::string default_scratch_root();
 

@@ -55,6 +55,15 @@ std::vector<uint64_t> old_jobs(const std::string& folder, uint64_t but) {
   return out;
 }
 
+// How long the machine slept since it was started, when no daemon could touch
+// anything.
+int64_t slept_s() {
+  timespec with{}, without{};
+  clock_gettime(CLOCK_BOOTTIME, &with);
+  clock_gettime(CLOCK_MONOTONIC, &without);
+  return with.tv_sec - without.tv_sec;
+}
+
 }  // namespace
 
 InventoryTaken take_inventory(const std::string& folder, uint64_t job) {
@@ -120,6 +129,17 @@ int refresh_states(const std::string& folder, uint64_t job) {
   int removed = 0;
   for (const uint64_t old : old_jobs(folder, job))
     removed += memory::remove_segments(folder, old);
+  return removed;
+}
+
+int remove_unclaimed_states(const std::string& folder) {
+  const int64_t limit = memory::kStateUnclaimedS + slept_s();
+  int removed = 0;
+  for (const uint64_t job : memory::list_jobs(folder)) {
+    if (age_of(folder, job) <= limit) continue;
+    for (const memory::SegmentFile& f : memory::list_segments(folder, job))
+      removed += memory::remove_unused(f.path) ? 1 : 0;
+  }
   return removed;
 }
 

@@ -4,7 +4,9 @@
 //
 // The daemon touches a job's segments every minute. Segments that were not
 // touched for kStateKeptS are old: their worker is not expected to return. A
-// segment that is not old is never removed to make room for another job.
+// segment that is not old is never removed to make room for another job. One
+// that no daemon touched for kStateUnclaimedS, not counting time during which
+// the machine slept, and that no process has open for writing is unclaimed.
 //
 // Stateless; any thread.
 #pragma once
@@ -37,5 +39,7 @@ bool has_old_states(const std::string& folder);
 // Touches the job's segments and removes the old ones of other jobs. Returns
 // the number of segments removed.
 int refresh_states(const std::string& folder, uint64_t job);
+// Removes the unclaimed segments of all jobs; returns their number.
+int remove_unclaimed_states(const std::string& folder);
 
 }  // namespace remesh::agent

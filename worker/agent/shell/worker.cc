@@ -7,16 +7,16 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
-#include <filesystem>
 #include <random>
-#include <thread>
 #include <utility>
 
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/rundir/paths.h"
+#include "proto/wire/protocol.h"
 #include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
@@ -31,12 +31,9 @@ constexpr int64_t kPredecessorMs = 2000;
 // How often the boards are polled while ranks run. A finished step is reported
 // within this time.
 constexpr int kBoardTickMs = 10;
-// A coordinator that is silent this long may have moved to another address.
-constexpr int64_t kLookAgainMs = 500;
-// A run that has ended and has no coordinator for this long is not resumed now.
-constexpr int64_t kEndedMs = 2000;
 constexpr int kMaxNameSuffix = 1000;
 constexpr int64_t kRefreshStatesMs = 60'000;
+constexpr int64_t kMeasureRoomMs = 1000;
 
 // The host's name as a worker's: other characters become '-'.
 std::string as_worker_name(std::string host) {
@@ -48,9 +45,8 @@ std::string as_worker_name(std::string host) {
   return valid_name(host) ? host : "worker";
 }
 
-// Increases with each start: milliseconds since 1970, then random bits in case
-// the clock did not advance.
-uint64_t new_incarnation() {
+// Milliseconds since 1970, then random bits.
+uint64_t incarnation_by_clock() {
   const uint64_t ms = static_cast<uint64_t>(unix_seconds() * 1000);
   std::random_device device;
   return (ms << 20) | (device() & 0xFFFFF);
@@ -69,36 +65,53 @@ Result<std::unique_ptr<Worker>> Worker::make(WorkerOptions options) {
 Worker::~Worker() {
   disconnect();
   launcher_.reset();  // kills and reaps, ends the PMIx server
+  wireguard_.reset();
   scratch_.reset();
 }
 
 Status Worker::start() {
   ASSIGN_OR_RETURN(coordinator_, CoordinatorAddress::parse(options_.connect));
+  PortRange ports;
+  if (!options_.mpi_ports.empty()) {
+    auto parsed = parse_ports(options_.mpi_ports);
+    if (!parsed.ok())
+      return invalid_argument("--mpi-ports " + parsed.status().message());
+    ports = *parsed;
+  }
   if (access(options_.trainer.c_str(), X_OK) != 0)
     return not_found("trainer program " + options_.trainer +
                      " (give its path with --trainer)");
   RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT, SIGHUP},
                                       [this](int s) { on_signal(s); }));
   RETURN_IF_ERROR(claim_name());
-  RETURN_IF_ERROR(open_log());
+  open_log();
   if (!scratch_->cleaned().empty())
     log_->warn("cleaned_up", {{"left", scratch_->cleaned()}});
-  if (options_.host_name.empty()) options_.host_name = host_name();
+  if (options_.host_name.empty()) options_.host_name = host_identity();
   Options core;
   core.worker = options_.name;
-  core.incarnation = new_incarnation();
+  core.incarnation = scratch_->new_incarnation(incarnation_by_clock());
   core.host = options_.host_name;
   core.pid = getpid();
   core.slots = options_.slots;
   core.cores = usable_cores();
   core.memory_bytes = usable_memory();
   core.version = options_.version;
+  core.build = wire::own_build();
+  core.protocol = wire::own_protocol();
   agent_ = std::make_unique<Agent>(core);
   LauncherOptions launcher;
   launcher.worker = options_.name;
   launcher.trainer = options_.trainer;
   launcher.cores = core.cores;
   launcher.tcp_interfaces = options_.interface;
+  launcher.ports = ports;
+  if (options_.wireguard >= 0) {
+    auto made = WireGuard::make(scratch_->folder(), options_.wireguard);
+    if (!made.ok()) return made.status().with_context("--wireguard");
+    wireguard_ = std::move(made).value();
+    launcher.wireguard = wireguard_.get();
+  }
   launcher.restart = [this] {
     log_->error("restarting", {{"reason", "the PMIx server does not answer"}});
     log_->flush();
@@ -118,6 +131,10 @@ Status Worker::start() {
                                 {"cores", core.cores},
                                 {"incarnation", core.incarnation},
                                 {"scratch", scratch_->folder()}});
+  if (options_.no_auth)
+    log_->warn("no_auth", {{"risk",
+                            "whoever answers at the coordinator's "
+                            "address controls this worker"}});
   connect();
   return exit_code_ ? invalid_argument(exit_message_) : ok_status();
 }
@@ -137,7 +154,9 @@ Status Worker::claim_name() {
     // A worker is often restarted under the same name immediately.
     const std::string folder =
         given && !options_.scratch_name.empty() ? options_.scratch_name : name;
-    auto scratch = Scratch::open(root, folder, given ? kPredecessorMs : 0);
+    auto scratch = Scratch::open(
+        root, folder, given ? kPredecessorMs : 0,
+        options_.state_folder.empty() ? kSharedMemory : options_.state_folder);
     if (scratch.ok()) {
       scratch_ = std::move(scratch).value();
       options_.name = name;
@@ -153,31 +172,22 @@ Status Worker::claim_name() {
 
 // ------------------------------------------------------------------- logging
 
-Status Worker::open_log() {
+void Worker::open_log() {
   LogOptions log;
   log.name = "worker " + options_.name;
   log.path = options_.log;
   log.to_stderr = options_.log.empty();
-  ASSIGN_OR_RETURN(log_, Logger::open(log));
-  return ok_status();
+  log_ = Logger::open(log);
 }
 
 void Worker::log_to_run(const std::string& run_dir) {
   if (logs_to_run_ || !options_.log.empty() || run_dir.empty()) return;
   logs_to_run_ = true;
-  namespace fs = std::filesystem;
-  std::error_code ignored;
-  fs::create_directories(rundir::logs_path(run_dir), ignored);
   LogOptions log;
   log.name = "worker " + options_.name;
   log.path = rundir::worker_log_path(run_dir, options_.name);
-  auto opened = Logger::open(log);
-  if (!opened.ok()) {
-    log_->warn("run_log_failed", {{"error", opened.status().message()}});
-    return;
-  }
   log_->info("log_continues", {{"path", log.path}});
-  log_ = std::move(opened).value();
+  log_ = Logger::open(log);
   launcher_->set_logger(log_);
   log_->info("worker_joined_run", {{"worker", options_.name},
                                    {"host", options_.host_name},
@@ -186,90 +196,11 @@ void Worker::log_to_run(const std::string& run_dir) {
 
 // --------------------------------------------------------------- coordinator
 
-void Worker::connect() {
-  heard_ms_ = monotonic_ms();
-  const auto address = coordinator_.read();
-  if (!address.ok()) {
-    if (address_.empty() && !std::exchange(waits_, true))
-      log_->info("waiting_for_coordinator",
-                 {{"reason", address.status().message()}});
-    return;
-  }
-  if (client_ && *address == address_) return;
-  disconnect();
-  auto client = wire::Client::connect(*address);
-  if (!client.ok()) {
-    log_->error("connect_failed", {{"error", client.status().message()}});
-    // A fixed address cannot become valid.
-    if (!coordinator_.may_change()) {
-      exit_message_ = client.status().message();
-      exit_code_ = kExitUsage;
-    }
-    return;
-  }
-  client_ = std::move(client).value();
-  address_ = *address;
-  loop_.watch(client_->fd(), [this] { on_message(); });
-  if (options_.interface.empty())
-    launcher_->set_tcp_interfaces(network_towards(address_));
-  log_->info("connecting", {{"coordinator", address_}});
-}
-
-void Worker::disconnect() {
-  if (!client_) return;
-  loop_.unwatch(client_->fd());
-  client_.reset();
-}
-
-void Worker::look_for_coordinator(int64_t now_ms) {
-  if (coordinator_.may_change() && now_ms - heard_ms_ >= kLookAgainMs)
-    connect();
-}
-
-void Worker::watch_silence(int64_t now_ms) {
-  if (probe_ && probe_->done) {
-    log_->warn("no_coordinator",
-               {{"coordinator", address_},
-                {"silent_s", (now_ms - answered_ms_) / 1000},
-                {"reason", probe_->text},
-                {"next", "still trying; Ctrl-C or SIGTERM to leave"}});
-    probe_.reset();
-  }
-  check_wire_version();
-  check_run_ended(now_ms);
-  if (!client_ || probe_ || !silence_.due(answered_ms_, now_ms)) return;
-  probe_ = std::make_shared<BackgroundText>();
-  std::thread([probe = probe_, address = address_] {
-    probe->text = why_no_answer(address);
-    probe->done = true;
-  }).detach();
-}
-
-void Worker::check_run_ended(int64_t now_ms) {
-  if (!coordinator_.may_change() || now_ms - answered_ms_ < kEndedMs ||
-      coordinator_.read().ok())
-    return;
-  const std::string outcome = coordinator_.outcome();
-  if (outcome.empty()) return;
-  feed(RunEnded{fmt::format(
-      "{}: the run has ended ({}); continue it with `remesh resume {}`, then "
-      "start the worker again",
-      options_.connect, outcome, options_.connect)});
-}
-
-void Worker::check_wire_version() {
-  const auto theirs = client_ ? client_->foreign_version() : std::nullopt;
-  if (!theirs) return;
-  feed(Refused{fmt::format(
-      "the coordinator at {} speaks version {} of the protocol and this worker "
-      "version {}; install the same release of remesh on both",
-      address_, *theirs, wire::kVersion)});
-}
-
 void Worker::on_message() {
   while (client_) {
     auto envelope = client_->receive();
     if (!envelope) return;
+    former_.reset();
     const std::string& job = envelope->job();
     if (!options_.job.empty() && !job.empty() && job != options_.job) {
       if (std::exchange(foreign_job_, job) != job)
@@ -284,10 +215,11 @@ void Worker::on_message() {
       const std::string& reason = envelope->refusal().reason();
       if (std::exchange(refusal_, reason) != reason)
         log_->warn("refused", {{"reason", reason}});
-      feed(Refused{fmt::format(
-          "the coordinator at {} refuses this worker: {}; connect to the "
-          "coordinator of \"{}\", or leave --job out",
-          address_, reason, options_.job)});
+      const bool later = envelope->refusal().has_permanent() &&
+                         !envelope->refusal().permanent();
+      if (later) continue;  // it is taken without a change here
+      feed(Refused{.reason = why_refused(address_, *envelope, options_.job),
+                   .permanent = envelope->refusal().permanent()});
     }
     if (exit_code_) return;
   }
@@ -299,6 +231,7 @@ void Worker::on_directive(const pb::Directive& directive) {
     // From now on the worker belongs to this job, even if another coordinator
     // answers at the address.
     if (options_.job.empty()) options_.job = directive.job();
+    coordinator_.set_run(directive.assignment().run_dir());
     log_to_run(directive.assignment().run_dir());
   }
   feed(DirectiveReceived{directive});
@@ -392,13 +325,32 @@ void Worker::act(const TakeInventory& action) {
                                         {"folder", folder}});
   for (const std::string& d : e.damaged)
     log_->warn("state_damaged", {{"reason", d}});
+  inventory_ = e;
   feed(std::move(e));
 }
 
+// A job whose coordinator was not heard for long may have ended elsewhere; its
+// states are not claimed any more.
 void Worker::refresh_states(int64_t now_ms) {
   states_refreshed_ms_ = now_ms;
-  const int removed = scratch_->refresh_states(state_job_);
+  const bool claimed = now_ms - answered_ms_ < 1000 * memory::kStateUnclaimedS;
+  const int removed = scratch_->refresh_states(claimed ? state_job_ : 0);
   if (removed > 0) log_->info("old_states_removed", {{"segments", removed}});
+}
+
+// The ranks look themselves.
+void Worker::look_for_lost_states() {
+  if (!launcher_->idle()) return;
+  for (const pb::StateHolding& h : inventory_.holdings) {
+    if (access(h.segment().c_str(), F_OK) == 0) continue;
+    log_->error("states_lost",
+                {{"segment", h.segment()}, {"reason", memory::kWhoRemoves}});
+    const int64_t generation = inventory_.generation;
+    inventory_ = take_inventory(scratch_->state_folder(), state_job_);
+    inventory_.generation = generation;
+    feed(inventory_);
+    return;
+  }
 }
 
 void Worker::remove_states() {
@@ -420,7 +372,12 @@ void Worker::on_tick() {
   const bool moved = launcher_->beat(now);
   if (moved || now - ticked_ms_ >= agent_->report_every_ms()) {
     ticked_ms_ = now;
-    feed(Tick{launcher_->samples()});
+    if (now - room_ms_ >= kMeasureRoomMs) {
+      room_ms_ = now;
+      room_ = scratch_->state_room(state_job_);
+      look_for_lost_states();
+    }
+    feed(Tick{launcher_->samples(), room_});
   }
   look_for_coordinator(now);
   watch_silence(now);

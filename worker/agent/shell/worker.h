@@ -6,15 +6,17 @@
 // internal threads.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "proto/base/background.h"
 #include "proto/base/log.h"
 #include "proto/base/status.h"
 #include "proto/wire/channel.h"
+#include "proto/wire/key_choice.h"
 #include "proto/wire/loop.h"
 #include "worker/agent/core/agent.h"
 #include "worker/agent/core/silence.h"
@@ -33,16 +35,25 @@ struct WorkerOptions {
   std::string scratch;    // "": /tmp/remesh-<uid>
   // Folder in `scratch`, unique on the host; "": the name of the worker.
   std::string scratch_name;
-  std::string log;        // "": stderr, then RUN/logs/worker-NAME.log
-  std::string interface;  // "": chosen automatically
-  std::string trainer;    // path of remesh-trainer
+  std::string state_folder;  // a tmpfs for the states; "": /dev/shm
+  std::string log;           // "": stderr, then RUN/logs/worker-NAME.log
+  std::string interface;     // "": chosen automatically
+  std::string mpi_ports;     // FIRST-LAST; "": any
+  int wireguard = -1;        // UDP port, 0: any; < 0: no WireGuard
+  // File of the worker's key, or of the job secret; "": that in the run
+  // directory. The coordinator's public key, or a file with it; "": that in the
+  // run directory, or in the key file.
+  std::string key;
+  std::string server_key;
+  bool no_auth = false;
+  std::string trainer;  // path of remesh-trainer
   std::string version;
 };
 
-// A text that another thread makes; outlives whoever waits for it.
-struct BackgroundText {
-  std::string text;
-  std::atomic<bool> done = false;
+using Keys = Result<std::optional<wire::ClientKeys>>;
+struct Lookup {
+  std::optional<RunLookup> run;  // looked for only after a silence
+  Keys keys = unavailable("not read yet");
 };
 
 class Worker {
@@ -64,10 +75,15 @@ class Worker {
   explicit Worker(WorkerOptions options);
   Status start();
   Status claim_name();
-  Status open_log();
+  void open_log();
   void log_to_run(const std::string& run_dir);
 
+  // Waits for the run directory.
   void connect();
+  void connect_to(const std::string& address);
+  wire::KeyChoice key_choice() const;
+  void take_keys(const Keys& keys, int64_t now_ms);
+  void use_next_client();
   void disconnect();
   void on_message();
   void on_directive(const pb::Directive& directive);
@@ -75,8 +91,9 @@ class Worker {
   void on_signal(int signal);
   void look_for_coordinator(int64_t now_ms);
   void watch_silence(int64_t now_ms);
-  void check_run_ended(int64_t now_ms);
+  void on_lookup(const RunLookup& lookup, int64_t now_ms);
   void check_wire_version();
+  void check_key();
 
   // Passes an event to the core, after the one being handled if there is one.
   void feed(Event event);
@@ -92,6 +109,7 @@ class Worker {
   void act(const LogEvent& action);
   void act(const Exit& action);
   void refresh_states(int64_t now_ms);
+  void look_for_lost_states();
   void remove_states();
   void send(pb::Envelope envelope);
 
@@ -102,20 +120,35 @@ class Worker {
   wire::Loop loop_{kIdleTickMs};
   std::unique_ptr<Scratch> scratch_;
   std::unique_ptr<Agent> agent_;
+  std::unique_ptr<WireGuard> wireguard_;
   std::unique_ptr<Launcher> launcher_;
   std::unique_ptr<wire::Client> client_;
-  std::string address_;      // of the coordinator that client_ connects to
+  std::string address_;  // of the coordinator that client_ connects to
+  // With a new key, until it is open; with the key before, until the
+  // coordinator has answered to the new one.
+  std::unique_ptr<wire::Client> next_;
+  std::unique_ptr<wire::Client> former_;
+  Keys keys_ = unavailable("not read yet");   // the newest
+  std::optional<wire::ClientKeys> used_;      // of client_, or next_
+  wire::KeyPair own_ = wire::new_key_pair();  // with a job secret
+  int64_t looked_ms_ = 0;                     // last look-up
   bool waits_ = false;       // waiting for a coordinator was logged
-  int64_t heard_ms_ = 0;     // last directive or connection attempt
+  int64_t heard_ms_ = 0;     // last directive, connection attempt or look-up
   int64_t answered_ms_ = 0;  // last directive, or the start
   SilenceWatch silence_;
   // The reason of a silence, which a thread looks for.
-  std::shared_ptr<BackgroundText> probe_;
+  std::shared_ptr<Background<std::string>> probe_;
+  // What the run directory and the key files say, which a thread reads: they
+  // may hang.
+  std::shared_ptr<Background<Lookup>> lookup_;
   int64_t ticked_ms_ = 0;  // last Tick passed to the core
   std::deque<Event> events_;
   bool feeding_ = false;
   uint64_t state_job_ = 0;  // job whose states are kept here; 0: unknown yet
   int64_t states_refreshed_ms_ = 0;
+  InventoryTaken inventory_;  // the last one
+  StateRoom room_;
+  int64_t room_ms_ = INT64_MIN / 2;  // when it was measured
   States states_after_ = States::kKept;
   std::optional<int> exit_code_;
   std::string exit_message_;

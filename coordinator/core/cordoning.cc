@@ -1,0 +1,212 @@
+// Which hosts the coordinator cordons, and when it uses them again.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/cordons.h"
+#include "coordinator/core/durable.h"
+#include "coordinator/core/survival.h"
+#include "proto/base/text.h"
+
+namespace remesh::core {
+
+double Coordinator::unix_now() const {
+  return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
+}
+
+// Whether hosts remain on which the job has not failed in this way, or may
+// return soon: after a loss, or to a coordinator that was restarted. For those
+// that are cordoned for something else the job waits.
+bool Coordinator::others_remain(const std::vector<std::string>& failed,
+                                const Failure& fault) const {
+  const auto failed_alike = [&](const std::string& host) {
+    const auto& all = durable_.cordons();
+    return std::any_of(all.begin(), all.end(), [&](const pb::Cordon& c) {
+      return c.host() == host && is_alike(c, fault);
+    });
+  };
+  if (now_ms_ < unheard_until_ms_ ||
+      (roster_.last_loss_ms() > started_ms_ &&
+       now_ms_ - roster_.last_loss_ms() <
+           options_.job.elastic().rejoin_wait_ms()))
+    return true;
+  const auto& members = roster_.members();
+  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+    const Roster::Member& m = named.second;
+    const std::string& host = m.report.host();
+    return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
+           !failed_alike(host) &&
+           std::find(failed.begin(), failed.end(), host) == failed.end();
+  });
+}
+
+// Whether a mesh is possible now, and hosts that are well remain.
+bool Coordinator::could_go_on_without(
+    const std::vector<std::string>& hosts) const {
+  pb::Durable without = durable_;
+  for (const std::string& host : hosts)
+    cordon(host, "", "", unix_now(), &without);
+  return policy_
+      .place(ClusterView{.roster = roster_,
+                         .durable = without,
+                         .now_ms = now_ms_,
+                         .phase_since_ms = phase_since_ms_})
+      .ok();
+}
+
+// Counts the failure on the hosts that it is put down to, and cordons those
+// where it is one too many, unless nobody else could go on with the job.
+Consequence Coordinator::cordon_for(const Failure& fault,
+                                    std::vector<pb::Cordon>* cordoned) {
+  if (!fault.links.empty()) return cordon_for_link(fault, cordoned);
+  const double now_s = unix_now();
+  const Blame blame = blame_for(fault, view(), options_.job.elastic(),
+                                could_go_on_without(fault.hosts));
+  std::vector<std::string> failing;
+  for (const std::string& host : blame.hosts)
+    if (suspect(host, "", blame.remembered_s, now_s, &durable_) >= blame.enough)
+      failing.push_back(host);
+  if (failing.empty())
+    return blame.hosts.empty() ? Consequence::kNone : Consequence::kSuspected;
+  if (!others_remain(failing, fault)) return Consequence::kNone;
+  for (const std::string& host : failing)
+    cordoned->push_back(cordon(host, "", fault.text, now_s, &durable_));
+  return Consequence::kCordoned;
+}
+
+// Whether the newest state is incomplete without the host.
+bool Coordinator::needs_state_of(const std::string& host) const {
+  const pb::Assignment& a = durable_.assignment();
+  if (detector_.has_stepped()) {
+    std::set<std::string> others(a.hosts().begin(), a.hosts().end());
+    others.erase(host);
+    return !survives_on(a, others);
+  }
+  std::set<int> here, elsewhere;
+  for (const pb::StateHolding& h : a.source().states())
+    (h.host() == host ? here : elsewhere).insert(h.rank());
+  return !std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
+                        here.end());
+}
+
+// Counts the failure on the links between hosts. When one failed before, one
+// of its two hosts is cordoned: rather one that is on more such links, and
+// without which the state is complete.
+Consequence Coordinator::cordon_for_link(const Failure& fault,
+                                         std::vector<pb::Cordon>* cordoned) {
+  constexpr int64_t kEnough = 2;
+  const double now_s = unix_now();
+  int64_t most = 0;
+  for (const auto& [a, b] : fault.links)
+    most = std::max(most, suspect(a, b, 0, now_s, &durable_));
+  if (most < kEnough) return Consequence::kSuspected;
+  std::map<std::string, std::set<std::string>> peers;
+  for (const auto& [a, b] : fault.links) {
+    if (failures_of(durable_, a, b) < most) continue;
+    peers[a].insert(b);
+    peers[b].insert(a);
+  }
+  std::optional<std::string> chosen;
+  std::tuple<bool, size_t> best;
+  for (const auto& [host, of] : peers) {
+    const std::tuple key(!needs_state_of(host), of.size());
+    if (!could_go_on_without({host}) || (chosen && key < best)) continue;
+    chosen = host;
+    best = key;
+  }
+  if (!chosen) return Consequence::kSuspected;
+  // Those that were cordoned for another link did not mend it.
+  for (const pb::Cordon& c : std::vector<pb::Cordon>(durable_.cordons().begin(),
+                                                     durable_.cordons().end()))
+    if (!c.peer().empty() && failures_of(durable_, c.host(), c.peer()) < most)
+      end_cordon(c.host(), &durable_);
+  cordoned->push_back(
+      cordon(*chosen, *peers[*chosen].begin(), fault.text, now_s, &durable_));
+  return Consequence::kCordoned;
+}
+
+// Cordons hosts that have too little room for states, unless they are needed:
+// without the others, or because of the states that they hold.
+bool Coordinator::cordon_short(const Shortages& shortages,
+                               const pb::Assignment& a) {
+  std::vector<std::string> hosts;
+  for (const auto& [host, shortage] : shortages) {
+    const auto& states = a.source().states();
+    if (std::any_of(states.begin(), states.end(),
+                    [&, &host = host](auto& h) { return h.host() == host; }))
+      return false;
+    hosts.push_back(host);
+  }
+  if (!could_go_on_without(hosts)) return false;
+  std::vector<pb::Cordon> made;
+  for (const auto& [host, shortage] : shortages) {
+    suspect(host, "", 0, unix_now(), &durable_);
+    made.push_back(
+        cordon(host, "", to_text({{host, shortage}}), unix_now(), &durable_));
+  }
+  persist();
+  for (const pb::Cordon& c : made) emit_cordon(c);
+  return true;
+}
+
+void Coordinator::emit_cordon(const pb::Cordon& c) {
+  pb::EventRecord e = event(events::kHostCordoned);
+  e.set_host(c.host());
+  e.set_cause(c.reason());
+  e.set_seconds(remaining_s(c, unix_now()));
+  e.set_detail(fmt::format(
+      "{}no ranks are placed on it for {}; `remesh uncordon {}` ends this",
+      c.peer().empty()
+          ? ""
+          : fmt::format("its link to {} seems to be bad; ", c.peer()),
+      format_duration(e.seconds()), c.host()));
+  emit(std::move(e));
+}
+
+void Coordinator::emit_uncordoned(const std::string& host,
+                                  const std::string& detail) {
+  pb::EventRecord e = event(events::kHostUncordoned);
+  e.set_host(host);
+  e.set_detail(detail);
+  emit(std::move(e));
+}
+
+void Coordinator::end_cordons_in_time() {
+  const auto ended = end_cordons(unix_now(), &durable_);
+  if (ended.empty()) return;
+  persist();
+  for (const pb::Cordon& c : ended)
+    emit_uncordoned(c.host(), "it is tried again");
+}
+
+// The mesh works: what failed on its hosts before is over.
+void Coordinator::clear_suspicion() {
+  if (durable_.suspects().empty()) return;
+  std::set<std::string> hosts;
+  for (const pb::Durable::Member& p : durable_.participants())
+    if (has_ranks(durable_, p.name())) hosts.insert(p.host());
+  if (clear_suspects(hosts, unix_now(), &durable_)) persist();
+}
+
+// `name`: of a host, or of a worker on it.
+Status Coordinator::lift_cordon(const std::string& name) {
+  const Roster::Member* m = roster_.find_alive(name);
+  const std::string& host =
+      m != nullptr && !is_cordoned(durable_, name) ? m->report.host() : name;
+  if (!uncordon(host, &durable_)) {
+    std::vector<std::string> hosts;
+    for (const pb::Cordon& c : durable_.cordons()) hosts.push_back(c.host());
+    return not_found(fmt::format("'{}' is not cordoned; cordoned hosts: {}",
+                                 name, hosts.empty() ? "none" : join(hosts)));
+  }
+  persist();
+  emit_uncordoned(host, "`remesh uncordon`");
+  return ok_status();
+}
+
+}  // namespace remesh::core

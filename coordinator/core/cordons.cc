@@ -1,0 +1,208 @@
+#include "coordinator/core/cordons.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "coordinator/core/recovery.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/process.h"
+
+namespace remesh::core {
+namespace {
+
+constexpr double kFirstCordonS = 10;
+constexpr double kFirstLinkCordonS = 120;  // a failure costs a time limit
+constexpr double kLongestCordonS = 3600;
+constexpr int64_t kFailuresAtStart = 2;
+// Losses of a host closer to each other than this are counted together.
+constexpr double kFlappingS = 300;
+// A host that is not heard of any more is forgotten some time after its last
+// failure, and the oldest ones when there are many.
+constexpr double kForgottenS = 2 * kLongestCordonS;
+constexpr int kMostSuspects = 256;
+
+double cordon_s(const pb::Cordon& c) {
+  const int64_t doublings = std::clamp<int64_t>(c.failures() - 1, 0, 20);
+  const double first = c.peer().empty() ? kFirstCordonS : kFirstLinkCordonS;
+  return std::min(kLongestCordonS,
+                  first * static_cast<double>(int64_t{1} << doublings));
+}
+
+template <typename Cordons>
+auto find_cordon(Cordons& all, const std::string& host,
+                 const std::string& peer) {
+  return std::find_if(all.begin(), all.end(), [&](const pb::Cordon& c) {
+    return (c.host() == host && c.peer() == peer) ||
+           (!peer.empty() && c.host() == peer && c.peer() == host);
+  });
+}
+
+template <typename Condition>
+bool erase_if(google::protobuf::RepeatedPtrField<pb::Cordon>* all,
+              Condition condition) {
+  const auto kept = std::remove_if(all->begin(), all->end(), condition);
+  if (kept == all->end()) return false;
+  all->erase(kept, all->end());
+  return true;
+}
+
+// Codes that say what is wrong, as opposed to how a process ended.
+bool tells_why(int exit_code) {
+  return exit_code == kExitFailed || exit_code == kExitBadSource ||
+         exit_code == kExitNoRoom;
+}
+
+// Whether the reason of a cordon, which is the text of a failure, has that
+// code.
+bool has_code(const std::string& reason, int exit_code) {
+  const std::string text = exit_text(0, exit_code);
+  const size_t at = reason.find(text);
+  return at != std::string::npos &&
+         reason.substr(at + text.size(), 1).find_first_of("0123456789") ==
+             std::string::npos;
+}
+
+// Whether the state did not load on the taker's host alone, so that others may
+// load it. A second host that cannot load it shows that it is the state.
+bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
+  return f.exit_code == kExitBadSource && f.hosts.size() == 1 &&
+         std::none_of(view.durable.cordons().begin(),
+                      view.durable.cordons().end(),
+                      [&](const pb::Cordon& c) {
+                        return c.host() != f.hosts[0] && is_alike(c, f);
+                      }) &&
+         source_is_there(view.roster, view.durable.assignment().source());
+}
+
+}  // namespace
+
+Blame blame_for(const Failure& f, const ClusterView& view,
+                const pb::Elastic& elastic, bool others_can_run) {
+  const int64_t most = elastic.max_same_failures();
+  if (f.hosts.empty()) return {};
+  if (f.exit_code == kExitFailed) return {.hosts = f.hosts};
+  if (f.exit_code == kExitNoRoom || only_the_taker_failed(f, view)) {
+    // In the end an older source is better than none (failure_budget.h).
+    const bool wait =
+        others_can_run || failures_of(view.durable, f.hosts[0]) + 1 < most;
+    if (!wait) return {};
+    // At the second failure there were no replicas to make room for.
+    return {.hosts = f.hosts, .enough = f.exit_code == kExitNoRoom ? 2 : 1};
+  }
+  if (f.exit_code == kExitBadSource) return {};
+  const std::vector<std::string> host = {f.hosts[0]};
+  if (f.at_start) {
+    // A daemon may be restarted by people.
+    const bool soon = others_can_run && (f.rank >= 0 || f.silent);
+    return {.hosts = host, .enough = soon ? kFailuresAtStart : most};
+  }
+  if (f.rank >= 0 && view.durable.same_failures() >= most)
+    return {.hosts = host};
+  if (f.silent && others_can_run)
+    return {
+        .hosts = host, .enough = kFailuresAtStart, .remembered_s = kFlappingS};
+  return {};
+}
+
+bool is_alike(const pb::Cordon& c, const Failure& f) {
+  if (tells_why(f.exit_code)) return has_code(c.reason(), f.exit_code);
+  for (const int code : {kExitFailed, kExitBadSource, kExitNoRoom})
+    if (has_code(c.reason(), code)) return false;
+  return true;
+}
+
+bool is_cordoned(const pb::Durable& d, const std::string& host) {
+  return std::any_of(d.cordons().begin(), d.cordons().end(),
+                     [&](const pb::Cordon& c) { return c.host() == host; });
+}
+
+std::string cordon_reason(const pb::Durable& d, const std::string& host) {
+  for (const pb::Cordon& c : d.cordons())
+    if (c.host() == host) return c.reason();
+  return "";
+}
+
+std::string cordons_text(const pb::Durable& d) {
+  std::string out;
+  for (const pb::Cordon& c : d.cordons())
+    out += fmt::format("{}{} (cordoned: {})",
+                       out.empty() ? "no ranks are placed on " : ", ", c.host(),
+                       c.reason());
+  return out;
+}
+
+double remaining_s(const pb::Cordon& c, double now_s) {
+  return std::clamp(c.until() - now_s, 0.0, cordon_s(c));
+}
+
+int64_t failures_of(const pb::Durable& d, const std::string& host,
+                    const std::string& peer) {
+  const auto it = find_cordon(d.suspects(), host, peer);
+  return it == d.suspects().end() ? 0 : it->failures();
+}
+
+int64_t suspect(const std::string& host, const std::string& peer,
+                double remembered_s, double now_s, pb::Durable* d) {
+  auto* all = d->mutable_suspects();
+  erase_if(all, [&](const pb::Cordon& c) {
+    return now_s - c.until() > kForgottenS;
+  });
+  auto it = find_cordon(*all, host, peer);
+  if (it == all->end()) {
+    if (all->size() >= kMostSuspects) all->DeleteSubrange(0, 1);
+    pb::Cordon* c = all->Add();
+    c->set_host(host);
+    if (!peer.empty()) c->set_peer(peer);
+    it = all->end() - 1;
+  } else if (remembered_s > 0 && now_s > it->until()) {
+    it->set_failures(0);  // long ago
+  }
+  it->set_failures(it->failures() + 1);
+  it->set_until(now_s + remembered_s);
+  return it->failures();
+}
+
+pb::Cordon cordon(const std::string& host, const std::string& peer,
+                  const std::string& reason, double now_s, pb::Durable* d) {
+  end_cordon(host, d);
+  pb::Cordon* c = d->add_cordons();
+  c->set_host(host);
+  c->set_reason(reason);
+  c->set_failures(std::max<int64_t>(1, failures_of(*d, host, peer)));
+  if (!peer.empty()) c->set_peer(peer);
+  c->set_until(now_s + cordon_s(*c));
+  return *c;
+}
+
+std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* d) {
+  std::vector<pb::Cordon> ended;
+  erase_if(d->mutable_cordons(), [&](const pb::Cordon& c) {
+    if (remaining_s(c, now_s) > 0) return false;
+    ended.push_back(c);
+    return true;
+  });
+  return ended;
+}
+
+bool end_cordon(const std::string& host, pb::Durable* d) {
+  return erase_if(d->mutable_cordons(),
+                  [&](const pb::Cordon& c) { return c.host() == host; });
+}
+
+bool uncordon(const std::string& host, pb::Durable* d) {
+  erase_if(d->mutable_suspects(), [&](const pb::Cordon& c) {
+    return c.host() == host || c.peer() == host;
+  });
+  return end_cordon(host, d);
+}
+
+bool clear_suspects(const std::set<std::string>& hosts, double now_s,
+                    pb::Durable* d) {
+  return erase_if(d->mutable_suspects(), [&](const pb::Cordon& c) {
+    return now_s >= c.until() && hosts.contains(c.host()) &&
+           (c.peer().empty() || hosts.contains(c.peer()));
+  });
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,70 @@
+// Cordons: hosts that get no ranks for a while because of what failed there.
+//
+// Failures are counted by host (durable.suspects). Enough of them in a row
+// cordon the host (durable.cordons); the next failure after the cordon has
+// ended cordons it again, for twice as long. The first finished step of a mesh
+// with ranks on the host clears its count. A cordon with a peer concerns the
+// link between two hosts: either host alone is well, so one of them is enough.
+//
+// Queries and changes of the durable state. Pure.
+#pragma once
+
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/cause.h"
+#include "coordinator/core/cluster_view.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+// The hosts that a failure is put down to.
+struct Blame {
+  std::vector<std::string> hosts;
+  int64_t enough = 1;  // failures in a row there that cordon them
+  // Seconds during which a finished step does not clear the count.
+  double remembered_s = 0;
+};
+
+// others_can_run: a mesh without these hosts is possible now. REQUIRES: the
+// failure is counted (failure_budget.h).
+Blame blame_for(const Failure& failure, const ClusterView& view,
+                const pb::Elastic& elastic, bool others_can_run);
+
+// Whether ranks failed in the same way on the cordoned host: with the same one
+// of the exit codes 3, 65 and 66, or with none of them.
+bool is_alike(const pb::Cordon& cordon, const Failure& failure);
+
+bool is_cordoned(const pb::Durable& durable, const std::string& host);
+// Why no ranks are placed on the host; "" if it is not cordoned.
+std::string cordon_reason(const pb::Durable& durable, const std::string& host);
+// "no ranks are placed on h2 (cordoned: ...)", for what the job waits for; "".
+std::string cordons_text(const pb::Durable& durable);
+// Until the cordon ends; at most its full time, should the clock have been set
+// back.
+double remaining_s(const pb::Cordon& cordon, double now_s);
+
+// Failures in a row on the host, or on its link to `peer`.
+int64_t failures_of(const pb::Durable& durable, const std::string& host,
+                    const std::string& peer = "");
+// Adds one and returns failures_of().
+int64_t suspect(const std::string& host, const std::string& peer,
+                double remembered_s, double now_s, pb::Durable* durable);
+// Begins a cordon, or begins again. Returns it.
+pb::Cordon cordon(const std::string& host, const std::string& peer,
+                  const std::string& reason, double now_s,
+                  pb::Durable* durable);
+// Ends cordons whose time is over. Returns them.
+std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* durable);
+// Ends the host's cordon; false if it had none.
+bool end_cordon(const std::string& host, pb::Durable* durable);
+// The same, and forgets its failures; false if it had no cordon.
+bool uncordon(const std::string& host, pb::Durable* durable);
+// A mesh with ranks on these hosts has finished a step. Returns whether a count
+// was cleared.
+bool clear_suspects(const std::set<std::string>& hosts, double now_s,
+                    pb::Durable* durable);
+
+}  // namespace remesh::core

@@ -1,0 +1,252 @@
+// `remesh key`: the keys of a run's control plane.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/rundir/run_keys.h"
+#include "proto/base/clock.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+// How long a key that was replaced remains good, for its holder to notice.
+constexpr int64_t kOldKeyS = 3600;
+
+struct Options {
+  std::string role;
+  std::string name;
+  std::string public_key;
+  std::string run;
+  std::string workers = "*";
+  std::string out;
+  double days = 0;
+};
+
+using rundir::AllowedKey;
+
+AllowedKey described(const Options& o) {
+  const double end = unix_seconds() + o.days * 86'400;
+  return {.role = o.role,
+          .name = o.name,
+          .workers = o.workers,
+          .expires = o.days > 0 ? static_cast<int64_t>(end) : 0};
+}
+
+// The run of the command. It need not have started yet if it is given.
+Result<std::string> run_with_keys(const Options& o) {
+  std::string run = rundir::absolute(o.run);
+  if (o.run.empty()) {
+    ASSIGN_OR_RETURN(run, rundir::find_run(""));
+  }
+  if (rundir::has_keys(run)) return run;
+  return not_found(fmt::format(
+      "{}: has no keys; make them with: remesh key new coordinator head {}",
+      run, run));
+}
+
+// A pair for a member whose secret key never leaves its host.
+Result<int> make_alone(const Options& o) {
+  const wire::KeyPair pair = wire::new_key_pair();
+  RETURN_IF_ERROR(wire::create_key_file(
+      o.out, {.role = o.role, .name = o.name, .pair = pair}));
+  fmt::print(
+      "made {}; where the run is, type:\nremesh key allow {} {} '{}' RUN\n",
+      o.out, o.role, o.name, pair.public_key);
+  return kExitOk;
+}
+
+Result<int> make_key(const Options& o) {
+  const auto fs = posix_file_system();
+  if (o.role == "coordinator") {
+    if (o.run.empty())
+      return invalid_argument(
+          "name the run directory: remesh key new "
+          "coordinator NAME RUN");
+    const std::string run = rundir::absolute(o.run);
+    if (rundir::has_keys(run))
+      return already_exists(rundir::keys_path(run) + ": has keys already");
+    RETURN_IF_ERROR(rundir::make_keys(*fs, run));
+    fmt::print(
+        "made {}; programs that see this folder use its keys.\nFor a worker "
+        "that does not: remesh key new worker NAME {}\n",
+        rundir::keys_path(run), rundir::short_path(run));
+    return kExitOk;
+  }
+  if (o.run.empty() && !o.out.empty()) return make_alone(o);
+  ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
+  ASSIGN_OR_RETURN(const std::string path,
+                   rundir::make_member(*fs, run, described(o), o.out));
+  fmt::print("made {}; it is secret: copy it only to where it is used\n", path);
+  return kExitOk;
+}
+
+Result<int> allow_key(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
+  ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
+  AllowedKey key = described(o);
+  ASSIGN_OR_RETURN(key.public_key, wire::read_public_key(o.public_key));
+  std::erase_if(keys, [&](const AllowedKey& k) {
+    return k.public_key == key.public_key;
+  });
+  keys.push_back(std::move(key));
+  RETURN_IF_ERROR(rundir::write_allowed(*posix_file_system(), run, keys));
+  fmt::print("allowed\n");
+  return kExitOk;
+}
+
+Result<int> list_keys(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
+  ASSIGN_OR_RETURN(const auto keys, rundir::read_allowed(run));
+  ASSIGN_OR_RETURN(const std::string server,
+                   wire::read_public_key(rundir::server_key_path(run)));
+  fmt::print("{:<12} {:<16} {}\n", "coordinator", "", server);
+  for (const AllowedKey& k : keys)
+    fmt::print(
+        "{:<12} {:<16} {}  workers {}{}\n", k.role, k.name, k.public_key,
+        k.workers,
+        k.expires == 0 ? ""
+        : k.good_at(unix_seconds())
+            ? "  until " + rundir::date_text(static_cast<double>(k.expires))
+            : "  expired");
+  return kExitOk;
+}
+
+// The entry of that name. The error lists the names.
+Result<AllowedKey> named(const std::vector<AllowedKey>& keys,
+                         const std::string& name) {
+  std::vector<std::string> names;
+  for (const AllowedKey& k : keys) {
+    if (k.name == name || k.public_key == name) return k;
+    names.push_back(k.name);
+  }
+  return not_found(
+      fmt::format("no key '{}'; the keys are: {}", name, join(names)));
+}
+
+Result<int> revoke_key(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
+  ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
+  ASSIGN_OR_RETURN(const AllowedKey gone, named(keys, o.name));
+  std::erase_if(keys, [&](const AllowedKey& k) {
+    return k.public_key == gone.public_key;
+  });
+  const auto fs = posix_file_system();
+  RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));
+  (void)fs->remove(rundir::key_path(run, gone.name)).ok();
+  fmt::print("revoked; a running coordinator gives up its workers at once\n");
+  return kExitOk;
+}
+
+Result<int> rotate_key(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
+  const auto fs = posix_file_system();
+  if (o.name == "coordinator") {
+    RETURN_IF_ERROR(rundir::make_next_key(run));
+    fmt::print(
+        "a running coordinator tells its members the new key now; it uses it "
+        "when it is restarted, which does not interrupt training\n");
+    return kExitOk;
+  }
+  ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
+  ASSIGN_OR_RETURN(const AllowedKey old, named(keys, o.name));
+  const int64_t last = static_cast<int64_t>(unix_seconds()) + kOldKeyS;
+  std::erase_if(
+      keys, [&](const AllowedKey& k) { return k.name == old.name + "-old"; });
+  for (AllowedKey& k : keys) {
+    if (k.public_key != old.public_key) continue;
+    k.name += "-old";
+    k.expires = k.expires == 0 ? last : std::min(k.expires, last);
+  }
+  RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));
+  AllowedKey key = old;
+  key.replaces = old.public_key;
+  const std::string path =
+      o.out.empty() ? rundir::key_path(run, old.name) : o.out;
+  (void)fs->remove(path + ".new").ok();
+  ASSIGN_OR_RETURN(const std::string made,
+                   rundir::make_member(*fs, run, key, path + ".new"));
+  RETURN_IF_ERROR(fs->rename(made, path));
+  fmt::print(
+      "made {}; programs that use this file notice. The old key is good "
+      "for one more hour\n",
+      path);
+  return kExitOk;
+}
+
+struct Verb {
+  const char* name;
+  const char* help;
+  Result<int> (*run)(const Options&);
+};
+
+constexpr Verb kVerbs[] = {
+    {"new", "Make a key, and allow it in a run", make_key},
+    {"allow", "Allow a public key that was made elsewhere", allow_key},
+    {"list", "Show who may talk to the coordinator", list_keys},
+    {"revoke", "Take a key's rights; a running coordinator notices",
+     revoke_key},
+    {"rotate", "Replace a key; its holder stays connected", rotate_key},
+};
+
+void declare(const Verb& verb, CLI::App* c, Options* o) {
+  const bool makes = verb.run == make_key;
+  const bool describes = makes || verb.run == allow_key;
+  if (describes)
+    c->add_option("ROLE", o->role,
+                  makes ? "coordinator (all keys of a new run), worker, "
+                          "operator (all commands), viewer (status), join "
+                          "(admits workers: the secret of a batch job)"
+                        : "worker, operator, viewer or join")
+        ->required()
+        ->check(CLI::IsMember(
+            makes ? std::vector<std::string>{"coordinator", "worker",
+                                             "operator", "viewer", "join"}
+                  : std::vector<std::string>{"worker", "operator", "viewer",
+                                             "join"}));
+  if (verb.run != list_keys)
+    c->add_option("NAME", o->name, "Name of the key")->required();
+  if (verb.run == allow_key)
+    c->add_option("PUBLIC", o->public_key, "Public key, or a file with it")
+        ->required();
+  c->add_option("RUN", o->run, "Run directory. Default: the newest in ./runs");
+  if (describes) {
+    c->add_option("--workers", o->workers,
+                  "Pattern of the worker names that it may use")
+        ->capture_default_str();
+    c->add_option("--days", o->days, "Good for this many days; 0: no end");
+  }
+  if (makes || verb.run == rotate_key)
+    c->add_option("--out", o->out,
+                  "File. Default: RUN/keys/NAME.key; with it and without RUN, "
+                  "only the file is made");
+}
+
+}  // namespace
+
+void add_key_verbs(CLI::App* app, int* code) {
+  CLI::App* key =
+      app->add_subcommand("key", "Say who may talk to the coordinator");
+  key->require_subcommand(1);
+  key->footer(R"(
+Examples:
+  remesh key new coordinator head /shared/runs/a
+  remesh key new viewer anna /shared/runs/a --out anna.key
+  remesh key new join batch /shared/runs/a --days 2
+  remesh key revoke anna /shared/runs/a
+  remesh key rotate coordinator /shared/runs/a
+
+`remesh run` makes the keys of its run, and programs that see the run directory
+find them there. Others need --key FILE. SECURITY.md has the details.)");
+  for (const Verb& verb : kVerbs) {
+    auto o = std::make_shared<Options>();
+    CLI::App* c = key->add_subcommand(verb.name, verb.help);
+    declare(verb, c, o.get());
+    c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });
+  }
+}
+
+}  // namespace remesh::ctl

@@ -1,0 +1,163 @@
+#include "coordinator/rundir/run_keys.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <ctime>
+#include <set>
+
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/text.h"
+
+namespace remesh::rundir {
+namespace {
+
+constexpr const char* kCoordinator = "coordinator";
+constexpr const char* kTimeForm = "%Y-%m-%dT%H:%M:%SZ";
+
+std::string time_text(int64_t unix_s) {
+  const time_t time = unix_s;
+  tm parts{};
+  gmtime_r(&time, &parts);
+  char text[32];
+  return {text, strftime(text, sizeof(text), kTimeForm, &parts)};
+}
+
+Result<int64_t> parse_time(const std::string& text) {
+  tm parts{};
+  const char* end = strptime(text.c_str(), kTimeForm, &parts);
+  if (end == nullptr || *end != '\0')
+    return invalid_argument(fmt::format(
+        "expires \"{}\": expected a time like 2026-12-31T00:00:00Z", text));
+  return timegm(&parts);
+}
+
+Result<AllowedKey> allowed_from(wire::Section s) {
+  AllowedKey k{.public_key = s["public"],
+               .role = s["role"],
+               .name = s["name"],
+               .replaces = s["replaces"]};
+  if (!s["workers"].empty()) k.workers = s["workers"];
+  if (!wire::valid_key(k.public_key))
+    return invalid_argument(
+        fmt::format("public \"{}\": not a key of 40 characters", k.public_key));
+  static const std::set<std::string> kRoles = {"worker", "operator", "viewer",
+                                               "join"};
+  if (kRoles.count(k.role) == 0)
+    return invalid_argument(fmt::format(
+        "role \"{}\": must be worker, operator, viewer or join", k.role));
+  if (!s["expires"].empty()) {
+    ASSIGN_OR_RETURN(k.expires, parse_time(s["expires"]));
+  }
+  return k;
+}
+
+}  // namespace
+
+Result<std::vector<AllowedKey>> parse_allowed(const std::string& text) {
+  ASSIGN_OR_RETURN(const auto sections, wire::parse_sections(text));
+  std::vector<AllowedKey> out;
+  std::set<std::string> keys;
+  for (const wire::Section& s : sections) {
+    ASSIGN_OR_RETURN(AllowedKey key, allowed_from(s));
+    if (!keys.insert(key.public_key).second)
+      return invalid_argument("key " + key.public_key + " is listed twice");
+    out.push_back(std::move(key));
+  }
+  return out;
+}
+
+std::string allowed_text(const std::vector<AllowedKey>& keys) {
+  std::string out =
+      "# Who may talk to the coordinator of this run; it reads this file "
+      "again\n# when it changes. See remesh key --help.\n";
+  for (const AllowedKey& k : keys)
+    out += "\n" + wire::section_text(
+                      {{"public", k.public_key},
+                       {"role", k.role},
+                       {"name", k.name},
+                       {"workers", k.workers},
+                       {"replaces", k.replaces},
+                       {"expires", k.expires ? time_text(k.expires) : ""}});
+  return out;
+}
+
+Result<std::vector<AllowedKey>> read_allowed(const std::string& run) {
+  const std::string path = allowed_path(run);
+  ASSIGN_OR_RETURN(const std::string text, read_file(path));
+  auto keys = parse_allowed(text);
+  if (!keys.ok()) return keys.status().with_context(path);
+  return keys;
+}
+
+Status write_allowed(FileSystem& fs, const std::string& run,
+                     const std::vector<AllowedKey>& keys) {
+  return write_file_atomically(fs, allowed_path(run), allowed_text(keys));
+}
+
+bool has_keys(const std::string& run) {
+  return posix_file_system()->exists(key_path(run, kCoordinator));
+}
+
+// coordinator.key is last: without it there are no keys yet.
+Status make_keys(FileSystem& fs, const std::string& run) {
+  if (has_keys(run)) return ok_status();
+  RETURN_IF_ERROR(create(run));
+  const std::string folder = keys_path(run);
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST)
+    return errno_error(folder, errno);
+  const std::string next = next_key_path(run);
+  for (const std::string& left :
+       {next, key_path(run, "worker"), key_path(run, "operator")})
+    (void)fs.remove(left).ok();
+  RETURN_IF_ERROR(make_next_key(run));
+  ASSIGN_OR_RETURN(const std::string server, wire::read_public_key(next));
+  RETURN_IF_ERROR(
+      write_file_atomically(fs, server_key_path(run), server + "\n"));
+  RETURN_IF_ERROR(write_allowed(fs, run, {}));
+  for (const char* role : {"worker", "operator"})
+    RETURN_IF_ERROR(
+        make_member(fs, run, {.role = role, .name = role}, "").status());
+  return promote_next_key(fs, run);
+}
+
+Result<std::string> make_member(FileSystem& fs, const std::string& run,
+                                AllowedKey key, std::string out) {
+  ASSIGN_OR_RETURN(const std::string server,
+                   wire::read_public_key(server_key_path(run)));
+  ASSIGN_OR_RETURN(std::vector<AllowedKey> all, read_allowed(run));
+  for (const AllowedKey& k : all)
+    if (k.name == key.name && k.public_key != key.replaces)
+      return already_exists(fmt::format(
+          "{}: there is a key named {} already (role {}); choose another name",
+          allowed_path(run), k.name, k.role));
+  const wire::KeyPair pair = wire::new_key_pair();
+  key.public_key = pair.public_key;
+  if (out.empty()) out = key_path(run, key.name);
+  RETURN_IF_ERROR(wire::create_key_file(
+      out,
+      {.role = key.role, .name = key.name, .pair = pair, .server = server}));
+  all.push_back(std::move(key));
+  RETURN_IF_ERROR(write_allowed(fs, run, all));
+  return out;
+}
+
+Status make_next_key(const std::string& run) {
+  return wire::create_key_file(next_key_path(run),
+                               {.role = kCoordinator,
+                                .name = kCoordinator,
+                                .pair = wire::new_key_pair()});
+}
+
+Status promote_next_key(FileSystem& fs, const std::string& run) {
+  const std::string next = next_key_path(run);
+  if (!fs.exists(next)) return ok_status();
+  ASSIGN_OR_RETURN(const wire::KeyFile file, wire::read_key_file(next));
+  RETURN_IF_ERROR(write_file_atomically(fs, server_key_path(run),
+                                        file.pair.public_key + "\n"));
+  RETURN_IF_ERROR(fs.rename(next, key_path(run, kCoordinator)));
+  return fs.sync_dir(keys_path(run));
+}
+
+}  // namespace remesh::rundir

@@ -1,0 +1,172 @@
+#include "coordinator/server/outbox.h"
+
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "coordinator/server/wait.h"
+#include "proto/base/check.h"
+#include "proto/base/clock.h"
+
+namespace remesh::server {
+namespace {
+
+constexpr int64_t kProblemMs = 1000;
+
+}  // namespace
+
+// ------------------------------------------------------------------ thread
+
+struct Outbox::Shared {
+  struct Job {
+    std::string file;
+    Write write;
+  };
+
+  explicit Shared(Options o)
+      : options(std::move(o)),
+        event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    CHECK(event_fd >= 0);
+  }
+  ~Shared() { close(event_fd); }
+
+  void run();
+  // With the lock.
+  void note_result(const Status& status);
+
+  const Options options;
+  const int event_fd;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Job> jobs;
+  uint64_t done = 0;
+  Status failure;  // of the first job
+  Wait unwritten;  // the first job
+  Wait stalled;    // the call in progress
+  bool stop = false;
+  bool ended = false;
+};
+
+void Outbox::Shared::run() {
+  std::unique_lock lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return stop || !jobs.empty(); });
+    if (stop) break;
+    const Write& write = jobs.front().write;  // stays where it is
+    stalled.begin(monotonic_ms());
+    lock.unlock();
+    const Status status = write();
+    lock.lock();
+    note_result(status);
+    if (status.code() == Code::kCancelled) break;
+    if (!status.ok())
+      changed.wait_for(lock, std::chrono::milliseconds(options.retry_ms),
+                       [this] { return stop; });
+  }
+  jobs.clear();
+  ended = true;
+  changed.notify_all();
+}
+
+void Outbox::Shared::note_result(const Status& status) {
+  const int64_t now = monotonic_ms();
+  stalled.end(now);
+  if (failure.ok() != status.ok() && options.note) options.note(status);
+  failure = status;
+  if (!status.ok() && status.code() != Code::kCancelled) return;
+  if (status.ok()) {
+    jobs.pop_front();
+    ++done;
+    unwritten.end(now);
+    if (!jobs.empty()) unwritten.begin(now);
+    changed.notify_all();
+  }
+  const uint64_t one = 1;
+  CHECK(::write(event_fd, &one, sizeof(one)) == sizeof(one));
+}
+
+// ------------------------------------------------------------------- owner
+
+Outbox::Outbox(Options options)
+    : shared_(std::make_shared<Shared>(std::move(options))) {
+  std::thread([shared = shared_] { shared->run(); }).detach();
+}
+
+Outbox::~Outbox() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->stop = true;
+  shared_->changed.notify_all();
+  shared_->changed.wait_for(
+      lock, std::chrono::milliseconds(shared_->options.patience_ms),
+      [this] { return shared_->ended; });
+}
+
+void Outbox::write(std::string file, Write write) {
+  ++newest_;
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->ended) return;
+  if (shared_->jobs.empty()) shared_->unwritten.begin(monotonic_ms());
+  shared_->jobs.push_back({std::move(file), std::move(write)});
+  shared_->changed.notify_all();
+}
+
+void Outbox::then(std::function<void()> act) {
+  if (waiting_.empty() && written(newest_)) return act();
+  waiting_.push_back({newest_, std::move(act)});
+}
+
+bool Outbox::written(uint64_t number) const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->done >= number;
+}
+
+int Outbox::fd() const { return shared_->event_fd; }
+
+void Outbox::deliver() {
+  uint64_t n = 0;
+  (void)!read(fd(), &n, sizeof(n));  // not readable: nothing to clear
+  while (!waiting_.empty() && written(waiting_.front().after)) {
+    const auto act = std::move(waiting_.front().act);
+    waiting_.pop_front();
+    act();
+  }
+}
+
+Outbox::Waited Outbox::take_waited() {
+  const int64_t now = monotonic_ms();
+  const std::lock_guard lock(shared_->mutex);
+  return {.unwritten_ms = shared_->unwritten.take_ms(now),
+          .stalled_ms = shared_->stalled.take_ms(now)};
+}
+
+std::optional<Status> Outbox::refused() const {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->failure.code() != Code::kCancelled) return std::nullopt;
+  return shared_->failure;
+}
+
+std::optional<std::string> Outbox::problem() const {
+  const int64_t now = monotonic_ms();
+  const std::lock_guard lock(shared_->mutex);
+  const int64_t ms = shared_->unwritten.lasts_ms(now);
+  if (ms < kProblemMs) return std::nullopt;
+  const std::string cause =
+      shared_->failure.ok()
+          ? shared_->jobs.front().file + ": the storage does not answer"
+          : shared_->failure.message();
+  return fmt::format("{}, for {} s", cause, ms / 1000);
+}
+
+void Outbox::finish(int64_t patience_ms) {
+  std::unique_lock lock(shared_->mutex);
+  shared_->changed.wait_for(lock, std::chrono::milliseconds(patience_ms),
+                            [this] { return shared_->jobs.empty(); });
+}
+
+}  // namespace remesh::server

@@ -1,0 +1,88 @@
+// Outbox: what has to be on disk, written by a thread of its own, in the order
+// given, and what may happen only then.
+//
+// A write that fails is tried again for as long as it takes, and the owner goes
+// on meanwhile: on a full disk or on one that does not answer it still hears
+// the workers and answers `remesh status`.
+//
+// A write that fails with Cancelled is not tried again, and none after it is
+// made: somebody else has taken over the files.
+//
+// What is on disk is at any time a prefix of what was given. A process that
+// ends loses the rest, and nothing that depends on the rest has happened.
+//
+// Threads: the functions are for the owner's thread. A write runs in the
+// Outbox's thread, and must own what it uses: the destructor does not wait for
+// a write that does not return, which then ends after the Outbox, or with the
+// process.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "proto/base/status.h"
+
+namespace remesh::server {
+
+class Outbox {
+ public:
+  using Write = std::function<Status()>;
+  struct Options {
+    int64_t retry_ms = 100;  // after a failed write
+    // How long the destructor waits for the write in progress.
+    int64_t patience_ms = 2000;
+    // In the Outbox's thread: a write failed for the first time since one
+    // succeeded; OK: it succeeded after all.
+    std::function<void(const Status&)> note;
+  };
+  explicit Outbox(Options options);
+  ~Outbox();
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+
+  // `file` is for messages.
+  void write(std::string file, Write write);
+  // Calls `act` when everything given so far is written: in deliver(), or now.
+  void then(std::function<void()> act);
+
+  // The number of the newest write, and whether it and all before are done.
+  uint64_t newest() const { return newest_; }
+  bool written(uint64_t number) const;
+
+  int fd() const;  // readable when deliver() has something to do
+  void deliver();
+
+  struct Waited {
+    // The oldest write was not done: later actions were held back.
+    int64_t unwritten_ms = 0;
+    // The storage did not even answer.
+    int64_t stalled_ms = 0;
+  };
+  // Since the last call.
+  Waited take_waited();
+  // The write that failed with Cancelled.
+  std::optional<Status> refused() const;
+  // Why nothing has been written for a while: "journal.db: the disk is full,
+  // for 12 s".
+  std::optional<std::string> problem() const;
+
+  // Waits until everything is written, at most for that long.
+  void finish(int64_t patience_ms);
+
+ private:
+  struct Shared;
+  struct Waiting {
+    uint64_t after = 0;
+    std::function<void()> act;
+  };
+
+  std::shared_ptr<Shared> shared_;  // with the thread
+  uint64_t newest_ = 0;
+  std::deque<Waiting> waiting_;
+};
+
+}  // namespace remesh::server

@@ -1,0 +1,55 @@
+#include "coordinator/server/run_files.h"
+
+#include "coordinator/rundir/lines.h"
+
+namespace remesh::server {
+namespace {
+
+// Workers keep and repeat the metrics of this time.
+constexpr int kSyncPeriodMs = 300;
+
+}  // namespace
+
+Status RunFiles::open(const std::string& run, Logger& log) {
+  ASSIGN_OR_RETURN(journal, Journal::open(*fs, rundir::journal_path(run)));
+  ASSIGN_OR_RETURN(metrics,
+                   rundir::LineFile::open(
+                       rundir::metrics_path(run), [](std::string_view line) {
+                         return rundir::parse_metrics_line(line).ok();
+                       }));
+  ASSIGN_OR_RETURN(events,
+                   rundir::LineFile::open(
+                       rundir::events_path(run), [](std::string_view line) {
+                         return rundir::parse_event_line(line).ok();
+                       }));
+  for (const auto* file : {metrics.get(), events.get()})
+    if (file->cut_bytes() > 0)
+      log.warn("torn_tail_removed", {{"bytes", file->cut_bytes()}});
+  syncer = std::make_unique<Syncer>(metrics->sync_fd(), events->sync_fd(),
+                                    kSyncPeriodMs);
+  // An earlier coordinator may not have come to sync its last lines.
+  const auto last = rundir::parse_metrics_line(metrics->last_line());
+  syncer->wrote(last.ok() ? last.value().step() : 0, metrics->size());
+  return ok_status();
+}
+
+Status RunFiles::persist(const pb::Durable& durable) {
+  RETURN_IF_ERROR(lock->check());
+  RETURN_IF_ERROR(metrics->check_end());
+  RETURN_IF_ERROR(syncer->sync_metrics());
+  return journal->persist(durable);
+}
+
+Status RunFiles::append(const pb::StepMetrics& m) {
+  RETURN_IF_ERROR(metrics->append(rundir::metrics_line(m) + "\n"));
+  syncer->wrote(m.step(), metrics->size());
+  return ok_status();
+}
+
+Status RunFiles::append(const pb::EventRecord& event) {
+  RETURN_IF_ERROR(events->append(rundir::event_line(event) + "\n"));
+  syncer->touch();
+  return ok_status();
+}
+
+}  // namespace remesh::server

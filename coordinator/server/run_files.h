@@ -1,0 +1,39 @@
+// RunFiles: the files of a run that its coordinator writes, open and locked.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
+#include "coordinator/server/syncer.h"
+#include "proto/base/file_system.h"
+#include "proto/base/log.h"
+#include "proto/base/status.h"
+
+namespace remesh::server {
+
+// Threads: once it is shared with an Outbox, whose writes own it, only the
+// Outbox's thread uses journal, metrics and events. The lock is held as long as
+// a write may still happen.
+struct RunFiles {
+  std::unique_ptr<FileSystem> fs = posix_file_system();
+  std::unique_ptr<rundir::RunLock> lock;
+  std::unique_ptr<Journal> journal;
+  std::unique_ptr<rundir::LineFile> metrics;
+  std::unique_ptr<rundir::LineFile> events;
+  std::unique_ptr<Syncer> syncer;  // after the files it syncs
+
+  // Journal, metrics and events. REQUIRES: the lock is held.
+  Status open(const std::string& run, Logger& log);
+  // Not before the metrics that the state is based on are durable: workers
+  // forget those of an older generation. Cancelled if another coordinator has
+  // taken the run over or has written metrics: the state may have waited for a
+  // full disk meanwhile, and does not know of them.
+  Status persist(const pb::Durable& durable);
+  Status append(const pb::StepMetrics& metrics);
+  Status append(const pb::EventRecord& event);
+};
+
+}  // namespace remesh::server

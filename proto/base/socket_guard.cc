@@ -1,0 +1,149 @@
+#include "proto/base/socket_guard.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+namespace remesh {
+namespace {
+
+// Written before g_guarded is set.
+bool g_listens_on_some = false;
+in_addr g_listen4{};
+in6_addr g_listen6{};
+int g_peer_bits = 0;  // of g_peers; 0: all may connect
+in6_addr g_peers{};
+std::atomic<bool> g_guarded{false};
+
+constexpr char kEstablished[] = "01";
+
+struct End {
+  std::string text;  // as in /proc/net/tcp
+  bool v6 = false;
+  bool loopback = false;
+};
+
+End end_of(const sockaddr_storage& address) {
+  if (address.ss_family == AF_INET) {
+    sockaddr_in a{};
+    std::memcpy(&a, &address, sizeof(a));
+    return {fmt::format("{:08X}:{:04X}", a.sin_addr.s_addr, ntohs(a.sin_port)),
+            false, (ntohl(a.sin_addr.s_addr) >> 24) == 127};
+  }
+  sockaddr_in6 a{};
+  std::memcpy(&a, &address, sizeof(a));
+  uint32_t words[4] = {};
+  std::memcpy(words, &a.sin6_addr, sizeof(words));
+  // An IPv4 client of an IPv6 socket.
+  if (IN6_IS_ADDR_V4MAPPED(&a.sin6_addr))
+    return {fmt::format("{:08X}:{:04X}", words[3], ntohs(a.sin6_port)), false,
+            (ntohl(words[3]) >> 24) == 127};
+  return {fmt::format("{:08X}{:08X}{:08X}{:08X}:{:04X}", words[0], words[1],
+                      words[2], words[3], ntohs(a.sin6_port)),
+          true, IN6_IS_ADDR_LOOPBACK(&a.sin6_addr) != 0};
+}
+
+bool is_peer(const sockaddr_storage& address) {
+  if (g_peer_bits == 0) return true;
+  sockaddr_in6 a{};
+  std::memcpy(&a, &address, sizeof(a));
+  bool equal = a.sin6_family == AF_INET6;
+  for (int bit = 0; bit < g_peer_bits; ++bit)
+    equal =
+        equal && ((a.sin6_addr.s6_addr[bit / 8] ^ g_peers.s6_addr[bit / 8]) >>
+                      (7 - bit % 8) &
+                  1) == 0;
+  return equal;
+}
+
+// Whether the other end of a connection is outside of REMESH_PEERS, or belongs
+// to another user of this host.
+bool is_stranger(int fd) {
+  sockaddr_storage peer{}, own{};
+  socklen_t peer_size = sizeof(peer), own_size = sizeof(own);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0)
+    return true;  // the connection has ended
+  if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) return false;
+  if (!is_peer(peer)) return true;
+  const End from = end_of(peer), to = end_of(own);
+  std::ifstream table(from.v6 ? "/proc/thread-self/net/tcp6"
+                              : "/proc/thread-self/net/tcp");
+  for (std::string line; std::getline(table, line);) {
+    if (line.find(from.text) == std::string::npos) continue;
+    std::istringstream fields(line);
+    std::string number, local, remote, state, queues, timer, retransmits;
+    unsigned long uid = 0;  // of the owner; 0 if the socket is closed
+    if (fields >> number >> local >> remote >> state >> queues >> timer >>
+            retransmits >> uid &&
+        local == from.text && remote == to.text)
+      return state != kEstablished || uid != geteuid();
+  }
+  return from.loopback;  // else from another host
+}
+
+}  // namespace
+
+void guard_sockets() {
+  if (const char* listen = std::getenv(kListenVariable)) {
+    g_listens_on_some = true;
+    g_listen4.s_addr = htonl(INADDR_LOOPBACK);
+    g_listen6 = in6addr_loopback;
+    std::istringstream addresses(listen);
+    for (std::string address; std::getline(addresses, address, ',');)
+      if (inet_pton(AF_INET, address.c_str(), &g_listen4) != 1)
+        inet_pton(AF_INET6, address.c_str(), &g_listen6);
+  }
+  if (const char* peers = std::getenv(kPeersVariable)) {
+    const std::string cidr = peers;
+    const size_t slash = cidr.find('/');
+    if (slash != std::string::npos &&
+        inet_pton(AF_INET6, cidr.substr(0, slash).c_str(), &g_peers) == 1)
+      g_peer_bits = std::clamp(std::atoi(cidr.c_str() + slash + 1), 1, 128);
+    else
+      g_peer_bits = 128;  // nobody, rather than everybody
+  }
+  g_guarded = true;
+}
+
+}  // namespace remesh
+
+extern "C" int accept(int fd, sockaddr* address, socklen_t* size) {
+  const socklen_t room = size == nullptr ? 0 : *size;
+  while (true) {
+    const int accepted =
+        static_cast<int>(syscall(SYS_accept4, fd, address, size, 0));
+    if (accepted < 0 || !remesh::g_guarded || !remesh::is_stranger(accepted))
+      return accepted;
+    close(accepted);
+    if (size != nullptr) *size = room;
+  }
+}
+
+extern "C" int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
+  sockaddr_storage to{};
+  if (remesh::g_guarded && remesh::g_listens_on_some && size <= sizeof(to)) {
+    std::memcpy(&to, address, size);
+    auto* v4 = reinterpret_cast<sockaddr_in*>(&to);
+    auto* v6 = reinterpret_cast<sockaddr_in6*>(&to);
+    if (to.ss_family == AF_INET && v4->sin_addr.s_addr == INADDR_ANY)
+      v4->sin_addr = remesh::g_listen4;
+    else if (to.ss_family == AF_INET6 &&
+             IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr))
+      v6->sin6_addr = remesh::g_listen6;
+    address = reinterpret_cast<const sockaddr*>(&to);
+  }
+  return static_cast<int>(syscall(SYS_bind, fd, address, size));
+}

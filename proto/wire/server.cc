@@ -1,0 +1,301 @@
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <zmq.hpp>
+
+#include "proto/base/check.h"
+#include "proto/wire/channel.h"
+#include "proto/wire/readiness.h"
+#include "proto/wire/socket.h"
+#include "proto/wire/zap.h"
+
+namespace remesh::wire {
+namespace {
+
+constexpr size_t kRememberedLost = 4096;
+// Fails closed: without the thread that decides on keys nobody connects.
+// libzmq 4.3.4 has the option, but zmq.h names it only for drafts.
+constexpr int kZapEnforceDomain = 93;
+// Descriptors that remain for the files of the program.
+constexpr size_t kOwnDescriptors = 200;
+constexpr size_t kMaxConnections = 20'000;
+constexpr int kMostBad = 256;  // frames that receive() drops in one call
+
+size_t connection_limit() {
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return kMaxConnections;
+  const size_t most = std::min<size_t>(files.rlim_cur, 1 << 30);
+  return std::min(kMaxConnections, most > 2 * kOwnDescriptors
+                                       ? most - kOwnDescriptors
+                                       : most / 2);
+}
+
+// libzmq removes whatever has the path of an IPC address. Only a socket that
+// nobody listens on is left to it.
+Status check_free(const std::string& address) {
+  if (!is_ipc(address)) return ok_status();
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  const std::string path = address.substr(address.find("://") + 3);
+  struct stat found {};
+  if (lstat(path.c_str(), &found) != 0) return ok_status();
+  if (!S_ISSOCK(found.st_mode))
+    return invalid_argument("listen on " + address +
+                            ": a file that is not a socket has this path");
+  if (path.size() >= sizeof(to.sun_path)) return ok_status();  // bind() tells
+  path.copy(to.sun_path, path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const bool used =
+      fd >= 0 && connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)) == 0;
+  if (fd >= 0) close(fd);
+  return used ? address_error("listen on", address, EADDRINUSE, "")
+              : ok_status();
+}
+
+class ServerImpl : public Server {
+ public:
+  explicit ServerImpl(const std::optional<ServerKeys>& keys)
+      : context_(1),
+        zap_(keys ? std::make_unique<Zap>(context_.handle()) : nullptr),
+        socket_(context_, zmq::socket_type::router),
+        monitor_(context_, zmq::socket_type::pair),
+        max_connections_(connection_limit()) {
+    if (keys) keys_ = *keys;
+  }
+
+  ~ServerImpl() override {
+    zmq_socket_monitor(socket_.handle(), nullptr, 0);
+    monitor_.set(zmq::sockopt::linger, 0);
+  }
+
+  Status start(const std::string& address, int silence_ms) {
+    if (!ready_.ok() || !lost_ready_.ok())
+      return errno_error("listen on " + address, errno);
+    set_common_options(socket_.handle(), address, kMaxRequestBytes, silence_ms);
+    socket_.set(zmq::sockopt::sndhwm, kServerQueue);
+    socket_.set(zmq::sockopt::rcvhwm, kServerQueue);
+    socket_.set(zmq::sockopt::router_mandatory, true);
+    socket_.set(zmq::sockopt::backlog, 1024);
+    if (zap_) {
+      socket_.set(zmq::sockopt::curve_server, true);
+      socket_.set(zmq::sockopt::curve_secretkey, keys_.own.secret_key);
+      socket_.set(zmq::sockopt::zap_domain, kZapDomain);
+      const int on = 1;
+      CHECK(zmq_setsockopt(socket_.handle(), kZapEnforceDomain, &on,
+                           sizeof(on)) == 0);
+    }
+    RETURN_IF_ERROR(start_monitor(socket_.handle(), monitor_.handle(),
+                                  ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_DISCONNECTED));
+    try {
+      socket_.bind(address);
+    } catch (const zmq::error_t& e) {
+      return address_error("listen on", address, e.num(), e.what());
+    }
+    address_ = socket_.get(zmq::sockopt::last_endpoint);
+    ready_.add(socket_.get(zmq::sockopt::fd));
+    lost_ready_.add(monitor_.get(zmq::sockopt::fd));
+    ready_.arm();
+    lost_ready_.arm();
+    return ok_status();
+  }
+
+  const std::string& address() const override { return address_; }
+  int fd() const override { return ready_.fd(); }
+  int lost_fd() const override { return lost_ready_.fd(); }
+  uint64_t dropped_frames() const override { return dropped_; }
+  std::optional<int> foreign_version() const override {
+    return foreign_version_;
+  }
+
+  std::optional<Received> receive() override {
+    ready_.disarm();
+    for (int bad = 0; bad < kMostBad; ++bad) {
+      zmq::message_t id;
+      if (!socket_.recv(id, zmq::recv_flags::dontwait)) return std::nullopt;
+      zmq::message_t frame;
+      bool more = id.more();
+      if (more && socket_.recv(frame, zmq::recv_flags::dontwait))
+        more = frame.more();
+      Received out;
+      out.peer.assign(static_cast<const char*>(id.data()), id.size());
+      const char* key =
+          zap_ ? zmq_msg_gets(frame.handle(), "User-Id") : nullptr;
+      if (key != nullptr) out.key = key;
+      note_connection(out.peer, frame, out.key);
+      if (more) {
+        skip_parts(socket_.handle(), more);
+      } else if (zap_ && !zap_->allows(out.key)) {
+        // Its key was allowed when it connected.
+      } else if (auto e = decode_frame(frame.data(), frame.size(),
+                                       kMaxRequestBytes)) {
+        out.envelope = std::move(*e);
+        return out;
+      } else if (const auto note = decode_note(frame.data(), frame.size())) {
+        take_ticket(out, *note);
+        continue;
+      } else if (const auto version =
+                     foreign_version_of(frame.data(), frame.size())) {
+        foreign_version_ = version;
+        (void)send_frame(out.peer, bare_head());
+      }
+      ++dropped_;
+    }
+    receive_later();
+    return std::nullopt;
+  }
+
+  void receive_later() override { ready_.arm(); }
+
+  bool send(const PeerId& peer, const pb::Envelope& envelope) override {
+    return fits(envelope, kMaxAnswerBytes) &&
+           send_frame(peer, encode_frame(envelope));
+  }
+
+  void allow(const std::set<std::string>& keys) override {
+    if (!zap_) return;
+    zap_->allow(keys);
+    read_monitor();
+    // libzmq cannot close one connection. It does when the connection ends.
+    for (const auto& [peer, p] : peers_)
+      if (keys.count(p.key) == 0) shutdown(p.fd, SHUT_RDWR);
+  }
+
+  void admit(const std::string& key) override {
+    if (zap_) zap_->admit(key);
+  }
+
+  void announce(const std::string& next_key) override {
+    news_ = section_text({{"note", "next_server"}, {"public", next_key}});
+    for (const auto& [peer, p] : peers_)
+      (void)send_frame(peer, encode_note(news_));
+  }
+
+  std::vector<PeerId> take_lost() override {
+    lost_ready_.disarm();
+    read_monitor();
+    return std::exchange(lost_, {});
+  }
+
+ private:
+  bool send_frame(const PeerId& peer, const std::string& frame) {
+    bool sent = false;
+    try {
+      sent = socket_.send(zmq::buffer(peer), zmq::send_flags::sndmore |
+                                                 zmq::send_flags::dontwait) &&
+             socket_.send(zmq::buffer(frame), zmq::send_flags::dontwait);
+    } catch (const zmq::error_t& e) {
+      CHECK_MSG(e.num() == EHOSTUNREACH, e.what());
+    }
+    if (has_input(socket_.handle())) ready_.arm();
+    return sent;
+  }
+
+  void take_ticket(const Received& from, const std::string& text) {
+    Status admitted = invalid_argument("this coordinator takes no tickets");
+    const auto ticket = parse_ticket(text);
+    if (!ticket.ok())
+      admitted = ticket.status();
+    else if (keys_.enrol)
+      admitted = keys_.enrol(from.key, *ticket);
+    (void)send_frame(from.peer,
+                     encode_note(section_text(
+                         {{"note", admitted.ok() ? "admitted" : "refused"},
+                          {"reason", admitted.message()}})));
+  }
+
+  // The monitor reports descriptors, messages name peers. A frame carries the
+  // descriptor that it came from, which relates the two.
+  void note_connection(const PeerId& peer, zmq::message_t& frame,
+                       const std::string& key) {
+    if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return;
+    const int fd = zmq_msg_get(frame.handle(), ZMQ_SRCFD);
+    if (fd < 0) return;
+    // Descriptor numbers are reused: first process the end of the connection
+    // that had this one before.
+    read_monitor();
+    if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
+    by_fd_[fd] = peer;
+    peers_[peer] = {fd, key};
+    if (!news_.empty()) (void)send_frame(peer, encode_note(news_));
+    if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended since
+    if (!lost_.empty()) lost_ready_.arm();
+  }
+
+  // By value: erasing may destroy the caller's copy.
+  void lose(PeerId peer) {
+    auto it = peers_.find(peer);
+    if (it == peers_.end()) return;
+    by_fd_.erase(it->second.fd);
+    peers_.erase(it);
+    lost_.push_back(peer);
+    // Messages of a lost peer may still be in the queue.
+    if (gone_.insert(peer).second) gone_order_.push_back(std::move(peer));
+    if (gone_order_.size() > kRememberedLost) {
+      gone_.erase(gone_order_.front());
+      gone_order_.pop_front();
+    }
+  }
+
+  void read_monitor() {
+    while (const auto event = next_event(monitor_.handle())) {
+      const auto [number, fd] = *event;
+      if (number == ZMQ_EVENT_ACCEPTED) {
+        open_fds_.insert(fd);
+        // Strangers must not use up the descriptors of the program.
+        if (open_fds_.size() > max_connections_) shutdown(fd, SHUT_RDWR);
+      } else if (number == ZMQ_EVENT_DISCONNECTED) {
+        open_fds_.erase(fd);
+        if (auto it = by_fd_.find(fd); it != by_fd_.end()) lose(it->second);
+      }
+    }
+  }
+
+  struct Peer {
+    int fd = -1;
+    std::string key;
+  };
+
+  ServerKeys keys_;
+  zmq::context_t context_;
+  std::unique_ptr<Zap> zap_;
+  zmq::socket_t socket_;
+  zmq::socket_t monitor_;
+  Readiness ready_;
+  Readiness lost_ready_;
+  const size_t max_connections_;
+  std::string news_;  // the note that every client is sent
+  std::string address_;
+  uint64_t dropped_ = 0;
+  std::optional<int> foreign_version_;
+  std::set<int> open_fds_;
+  std::map<int, PeerId> by_fd_;
+  std::map<PeerId, Peer> peers_;
+  std::set<PeerId> gone_;
+  std::deque<PeerId> gone_order_;
+  std::vector<PeerId> lost_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Server>> Server::bind(
+    const std::string& address, const std::optional<ServerKeys>& keys,
+    int silence_ms) {
+  RETURN_IF_ERROR(check_address(address));
+  RETURN_IF_ERROR(check_free(address));
+  try {
+    auto server = std::make_unique<ServerImpl>(keys);
+    RETURN_IF_ERROR(server->start(address, silence_ms));
+    return std::unique_ptr<Server>(std::move(server));
+  } catch (const zmq::error_t& e) {
+    return internal("zeromq, " + address + ": " + e.what());
+  }
+}
+
+}  // namespace remesh::wire

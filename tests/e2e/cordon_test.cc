@@ -1,0 +1,69 @@
+// A host on which ranks do not start, beside one that trains.
+#include <fmt/format.h>
+
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+
+class CordonTest : public E2e {
+ protected:
+  // `bad` joins a job on another host: its host is cordoned, tried again when
+  // that is asked for, and costs no finished step.
+  void expect_cordoned(testing::WorkerStart bad, const std::string& why);
+};
+
+void CordonTest::expect_cordoned(testing::WorkerStart bad,
+                                 const std::string& why) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  c().start_coordinator();
+  c().start_worker({.name = "good", .more = {"--host-name", "good-host"}});
+  ASSERT_TRUE(c().wait_for_step(5));
+  bad.name = "bad";
+  bad.more.insert(bad.more.end(), {"--host-name", "bad-host"});
+  c().start_worker(bad);
+  ASSERT_TRUE(c().wait_for_event("host_cordoned"));
+  const Json e = c().events_named("host_cordoned")[0];
+  EXPECT_EQ(e["host"], "bad-host") << e;
+  EXPECT_NE(e.value("cause", "").find(why), std::string::npos) << e;
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
+
+  const Json status = c().status();
+  ASSERT_EQ(status["cordons"].size(), 1U) << status;
+  EXPECT_EQ(status["cordons"][0]["host"], "bad-host");
+  EXPECT_GT(status["cordons"][0]["remaining_s"], 0);
+  for (const Json& w : status["workers"])
+    EXPECT_EQ(w["cordoned"] == "", w["name"] == "good") << w;
+  EXPECT_EQ(c().remesh({"uncordon", "good", c().run_dir()}).exit.code, 5);
+  const Finished f = c().remesh({"uncordon", "bad", c().run_dir()});
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  ASSERT_TRUE(c().wait_for_event("host_cordoned", 2));
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  stop_in_order();
+  for (const char* w : {"good", "bad"}) expect_exit(c().worker(w), 0);
+  expect_sequence(c().last_step());
+}
+
+TEST_F(CordonTest, AnotherProgramThanTheTrainer) {
+  expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1");
+}
+
+TEST_F(CordonTest, TooLittleSharedMemory) {
+  const std::vector<std::string> on_small_disk = {
+      "unshare",
+      "-m",
+      "sh",
+      "-c",
+      "mount -t tmpfs -o size=1m tmpfs /dev/shm && exec \"$@\"",
+      "sh"};
+  auto probe = on_small_disk;
+  probe.emplace_back("true");
+  if (testing::run_program(probe).exit.code != 0)
+    GTEST_SKIP() << "no right to mount";
+  expect_cordoned({.prefix = on_small_disk}, "of shared memory");
+}
+
+}  // namespace
+}  // namespace remesh::e2e

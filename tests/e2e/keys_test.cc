@@ -1,0 +1,216 @@
+// Nobody takes part without a key, and keys change without disturbing a job.
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "tests/e2e/e2e.h"
+
+namespace remesh::e2e {
+namespace {
+
+class KeysTest : public E2e {
+ protected:
+  std::string address() {
+    std::ifstream in(c().run_dir() + "/coordinator.addr");
+    std::string line;
+    std::getline(in, line);
+    return line;
+  }
+  std::string key(const std::string& name) {
+    return c().run_dir() + "/keys/" + name + ".key";
+  }
+  void expect_done(const std::vector<std::string>& args) {
+    const Finished f = c().remesh(args);
+    EXPECT_EQ(f.exit.code, 0) << f.output;
+  }
+  void kill_and_restart_coordinator() {
+    c().coordinator().kill(SIGKILL);
+    ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+    c().start_coordinator();
+  }
+  // Steps that finish from now on, without another generation.
+  void expect_undisturbed(int64_t generation, int64_t steps = 5) {
+    EXPECT_TRUE(c().wait_for_step(c().last_step() + steps)) << c().describe();
+    EXPECT_EQ(c().metrics().back()["generation"], generation) << c().describe();
+    EXPECT_TRUE(c().events_named("worker_lost").empty()) << c().describe();
+  }
+};
+
+TEST_F(KeysTest, ARunIsClosedToWhoeverCannotReadItsKeys) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  struct stat st {};
+  ASSERT_EQ(stat((c().run_dir() + "/keys").c_str(), &st), 0);
+  EXPECT_EQ(st.st_mode & 0777, 0700u);
+  const std::string at = address();
+  const Json seen = c().status();
+  ASSERT_FALSE(seen.is_null());
+  EXPECT_EQ(seen["no_auth"], false);
+  // Without a key.
+  Finished f = c().remesh({"stop", at, "--no-auth"});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  EXPECT_NE(f.output.find("demands a key"), std::string::npos) << f.output;
+  f = c().remesh({"stop", at});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  EXPECT_NE(f.output.find("remesh key new"), std::string::npos) << f.output;
+  // With a key that is not allowed, one of the wrong role, and one revoked.
+  expect_done({"key", "new", "viewer", "anna", c().run_dir()});
+  expect_done({"status", at, "--key", key("anna")});
+  f = c().remesh({"stop", at, "--key", key("anna")});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  EXPECT_NE(f.output.find("role viewer"), std::string::npos) << f.output;
+  f = c().remesh({"stop", at, "--key", key("worker")});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  const std::string copy = c().folder() + "/copy.key";
+  const std::string server = c().run_dir() + "/keys/coordinator.pub";
+  expect_done({"key", "new", "operator", "x", "--out", copy});
+  f = c().remesh({"stop", at, "--key", copy, "--server-key", server});
+  EXPECT_EQ(f.exit.code, 2) << f.output;
+  EXPECT_NE(f.output.find("does not allow this key"), std::string::npos)
+      << f.output;
+  // A worker whose key is not allowed leaves.
+  c().start_worker({.name = "stranger",
+                    .more = {"--key", copy, "--server-key", server},
+                    .connect = at});
+  expect_exit(c().worker("stranger"), 3);
+  EXPECT_TRUE(c().events_named("stop_requested").empty());
+  expect_done({"stop", at, "--key", key("operator")});
+  expect_exit(c().run(), 0);
+}
+
+TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
+  make(endless());
+  start_services(2);
+  const int64_t generation = c().metrics().back()["generation"];
+  expect_done({"key", "rotate", "coordinator", c().run_dir()});
+  testing::sleep_ms(1000);
+  kill_and_restart_coordinator();
+  expect_undisturbed(generation);
+  expect_done({"key", "rotate", "worker", c().run_dir()});
+  testing::sleep_ms(2500);
+  expect_undisturbed(generation);
+  expect_done({"key", "revoke", "worker-old", c().run_dir()});
+  expect_undisturbed(generation, 10);
+  stop_in_order();
+}
+
+TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsGivenUpAtOnce) {
+  make(endless({{"elastic.dead_after_ms", "60000"}}));
+  start_services(1);
+  expect_done({"key", "new", "worker", "second", c().run_dir()});
+  c().start_worker({.name = "w2", .more = {"--key", key("second")}});
+  ASSERT_TRUE(c().wait_for_dp(2)) << c().describe();
+  // Its name is its own.
+  c().start_worker(
+      {.name = "thief", .more = {"--name", "w2", "--scratch-name", "thief"}});
+  ASSERT_TRUE(c().wait_for_event("worker_refused")) << c().describe();
+  EXPECT_EQ(c().events_named("worker_refused")[0]["worker"], "w2");
+  EXPECT_TRUE(c().events_named("worker_lost").empty()) << c().describe();
+  expect_exit(c().worker("thief"), 3);
+  expect_done({"key", "revoke", "second", c().run_dir()});
+  ASSERT_TRUE(c().wait_for_event("worker_lost", 1, 10'000)) << c().describe();
+  EXPECT_NE(std::string(c().events_named("worker_lost")[0]["cause"])
+                .find("not allowed"),
+            std::string::npos);
+  ASSERT_TRUE(c().wait_for_dp(1, c().last_step())) << c().describe();
+  EXPECT_EQ(c().status()["workers"].size(), 1u);
+  c().worker("w2").kill(SIGTERM);
+  testing::sleep_ms(100);
+  c().worker("w2").kill(SIGTERM);
+  EXPECT_TRUE(c().worker("w2").wait_ms(kEndMs));
+  expect_done({"stop", c().run_dir()});
+  expect_exit(c().coordinator(), 0);
+  expect_exit(c().worker("w1"), 0);
+}
+
+TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
+  make(endless());
+  c().start_coordinator();
+  expect_done({"key", "new", "join", "batch", c().run_dir(), "--workers", "w*",
+               "--days", "1"});
+  const std::string secret = key("batch");
+  for (const char* name : {"w1", "w2"})
+    c().start_worker(
+        {.name = name, .more = {"--secret", secret}, .connect = address()});
+  ASSERT_TRUE(c().wait_for_dp(2)) << c().describe();
+  const int64_t generation = c().metrics().back()["generation"];
+  kill_and_restart_coordinator();
+  expect_undisturbed(generation);
+  // A name that the secret does not admit, and the secret of another job.
+  c().start_worker(
+      {.name = "other", .more = {"--secret", secret}, .connect = address()});
+  expect_exit(c().worker("other"), 3);
+  const std::string foreign = c().folder() + "/foreign.key";
+  expect_done({"key", "new", "join", "x", "--out", foreign});
+  c().start_worker({.name = "w3",
+                    .more = {"--secret", foreign, "--server-key",
+                             c().run_dir() + "/keys/coordinator.pub"},
+                    .connect = address()});
+  expect_exit(c().worker("w3"), 3);
+  // A worker that died is replaced under its name with the same secret.
+  c().worker("w2").kill(SIGKILL);
+  ASSERT_TRUE(c().wait_for_event("worker_lost")) << c().describe();
+  c().start_worker(
+      {.name = "w2", .more = {"--secret", secret}, .connect = address()});
+  EXPECT_TRUE(c().wait_for_dp(2, c().last_step())) << c().describe();
+  stop_in_order();
+}
+
+// More of them than the coordinator may have files open.
+TEST_F(KeysTest, AFloodOfStrangersLeavesTheJobUndisturbed) {
+  make(endless());
+  c().start_coordinator({}, {"prlimit", "--nofile=300:300"});
+  for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
+  ASSERT_TRUE(c().wait_for_dp(2)) << c().describe();
+  const int64_t generation = c().metrics().back()["generation"];
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  const std::string at = address();
+  to.sin_port =
+      htons(static_cast<uint16_t>(std::stoi(at.substr(at.rfind(':') + 1))));
+  inet_pton(AF_INET, "127.0.0.1", &to.sin_addr);
+  std::vector<int> strangers;
+  for (int i = 0; i < 600; ++i) {
+    const int fd =
+        socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) break;
+    (void)!connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to));
+    strangers.push_back(fd);
+  }
+  for (size_t i = 0; i < strangers.size(); i += 2)
+    (void)!send(strangers[i], "nonsense, and more of it", 24, MSG_NOSIGNAL);
+  EXPECT_FALSE(c().status().is_null());
+  expect_undisturbed(generation);
+  c().coordinator().kill(SIGTERM);
+  EXPECT_TRUE(c().coordinator().wait_ms(5'000));
+  for (const int fd : strangers) close(fd);
+  c().start_coordinator();
+  expect_undisturbed(generation);
+  stop_in_order();
+}
+
+TEST_F(KeysTest, WithoutKeysOnlyIfBothSidesSaySo) {
+  make(endless());
+  c().start_coordinator({"--bind", "tcp://0.0.0.0:0"});
+  expect_exit(c().coordinator(), 2);
+  EXPECT_NE(c().coordinator().output().find("remesh key new coordinator"),
+            std::string::npos)
+      << c().coordinator().output();
+  c().start_coordinator({"--no-auth"});
+  c().start_worker({.name = "w0"});
+  expect_exit(c().worker("w0"), 2);
+  EXPECT_NE(c().worker("w0").output().find("--no-auth"), std::string::npos);
+  c().start_worker({.name = "w1", .more = {"--no-auth"}});
+  ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  EXPECT_EQ(c().status()["no_auth"], true);
+  stop_in_order();
+}
+
+}  // namespace
+}  // namespace remesh::e2e

@@ -1,0 +1,247 @@
+// Who is alive and who is who: what a coordinator may be wrong about.
+// Partitions in one direction, a coordinator that is alone, connections that
+// break for nothing, ranks that cannot be killed, clocks that go back, and two
+// workers of one name; and MPI_Finalize, which needs a coordinator.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tests/sim/cluster.h"
+#include "tests/sim/parts.h"
+
+namespace remesh::sim {
+namespace {
+
+constexpr const char* kElsewhere = "elsewhere";
+
+}  // namespace
+
+int64_t Cluster::draw(int64_t low, int64_t high) {
+  return low + static_cast<int64_t>(doubts_() %
+                                    static_cast<uint64_t>(high - low + 1));
+}
+
+bool Cluster::odds(double p) {
+  return static_cast<double>(doubts_() >> 11) * 0x1p-53 < p;
+}
+
+void Cluster::schedule_doubt() {
+  at(draw(300, 4000), [this] {
+    if (!faults_on_) return;
+    ++stats_.faults;
+    doubt();
+    schedule_doubt();
+  });
+}
+
+void Cluster::doubt() {
+  std::vector<Worker*> up;
+  for (auto& [name, w] : workers_)
+    if (w->agent) up.push_back(w.get());
+  const int64_t kind = draw(0, 6);
+  trace(fmt::format("doubt {}", kind));
+  if (up.empty()) return;
+  Worker& w =
+      *up[static_cast<size_t>(draw(0, static_cast<int64_t>(up.size()) - 1))];
+  switch (kind) {
+    case 0:
+      note_trouble(w, mute_until_[w.name] = now_ + draw(100, 4000));
+      break;
+    case 1:
+      note_trouble(w, deaf_until_[w.name] = now_ + draw(100, 4000));
+      for (auto& [g, world] : worlds_) world->stood = true;  // fences are late
+      break;
+    case 2:
+      cut_coordinator_off();
+      break;
+    case 3:
+      note_trouble(w, now_);
+      lose_connection(w.name);
+      break;
+    case 4:
+      w.kills_wait_until = now_ + draw(1000, 50'000);
+      note_trouble(w, w.kills_wait_until);
+      break;
+    case 5:
+      turn_clock_back(w);
+      break;
+    case 6:
+      pretend_to_be(w);
+      break;
+  }
+}
+
+// From everybody, in both directions. The transport closes connections after
+// as long as it takes to be dead, and makes new ones.
+void Cluster::cut_coordinator_off() {
+  const int64_t until = now_ + draw(500, 6000);
+  for (auto& [name, w] : workers_) {
+    note_trouble(*w, partitioned_until_[name] =
+                         std::max(partitioned_until_[name], until));
+    const std::string worker = name;
+    at(std::max<int64_t>(3000, job_.elastic().dead_after_ms()), [this, worker] {
+      if (partitioned_until_[worker] > now_) lose_connection(worker);
+    });
+  }
+}
+
+void Cluster::lose_connection(const std::string& name) {
+  connection_lost_ms_[name] = now_;
+  when_awake(core::PeerLost{name});
+}
+
+// The kernel holds them: they compute nothing, and are there.
+void Cluster::delay_kills(Worker& w) {
+  if (now_ >= w.kills_wait_until) return;
+  for (auto& [rank, r] : w.ranks) {
+    if (!r.alive) continue;
+    r.stuck = true;
+    worlds_[r.generation]->stood = true;
+  }
+}
+
+// ------------------------------------------------------------------- clocks
+
+// The next life may call itself an earlier one.
+void Cluster::turn_clock_back(Worker& w) {
+  w.clock_ms -= draw(100, 100'000);
+  if (odds(0.5)) crash_worker(w);
+}
+
+uint64_t Cluster::new_incarnation(Worker& w) {
+  constexpr int64_t kBootMs = 10'000'000;
+  const auto by_clock =
+      static_cast<uint64_t>(kBootMs + now_ + w.clock_ms) * 1000 +
+      order_ % 1000 + 1;
+  // Its temporary files are kept, mostly. hostile.cc speaks for the number
+  // before, which nobody has.
+  if (w.clock_ms == 0 || by_clock > w.incarnation) return by_clock;
+  if (odds(0.5)) return w.incarnation + 2;
+  note_trouble(w, now_ + kEarlierLifeMs + 2 * job_.elastic().dead_after_ms());
+  return by_clock == w.incarnation ? by_clock - 1 : by_clock;
+}
+
+// Another host has a worker of this name, started later, for a short time. No
+// directive reaches it.
+void Cluster::pretend_to_be(const Worker& w) {
+  agent::Options o;
+  o.worker = w.name;
+  o.incarnation = w.incarnation + 500;
+  o.host = kElsewhere;
+  o.slots = 2;
+  o.cores = 2;
+  o.build = builds_[{o.worker, o.incarnation}] = w.build;
+  trace("another worker " + w.name + " starts elsewhere");
+  pretend(std::make_shared<agent::Agent>(o), w.name, now_ + draw(200, 3000));
+}
+
+void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,
+                      const std::string& name, int64_t until) {
+  if (now_ >= until || !faults_on_) return;
+  for (const agent::Action& a : agent->on(agent::Tick{}, now_))
+    if (const auto* s = std::get_if<agent::SendReport>(&a))
+      deliver_to_coordinator(name, core::ReportReceived{s->report});
+  at(50, [this, agent, name, until] { pretend(agent, name, until); });
+}
+
+// Taken for the worker of that name, whose own reports are of an earlier life
+// until some time after the end of this one.
+void Cluster::note_impostor(const pb::Report& r) {
+  Worker& w = *workers_.at(r.worker());
+  if (r.host() == kElsewhere)
+    note_trouble(w, now_ + kEarlierLifeMs + 2 * job_.elastic().dead_after_ms());
+}
+
+// ------------------------------------------------------------- MPI_Finalize
+
+// A worker contributes when all its ranks have entered the fence.
+void Cluster::begin_finalize(Rank& r, int64_t delay_ms) {
+  const int64_t g = r.generation;
+  const int rank = r.rank;
+  for (auto& [name, w] : workers_) {
+    const auto it = w->ranks.find(rank);
+    if (it == w->ranks.end() || &it->second != &r) continue;
+    const std::string worker = name;
+    const uint64_t life = w->incarnation;
+    at(delay_ms, [this, worker, life, g, rank] {
+      Worker& x = *workers_[worker];
+      if (!x.agent || x.incarnation != life || x.ranks_generation != g ||
+          !x.ranks.at(rank).alive)
+        return;
+      x.ranks.at(rank).finalizing = true;
+      excuse_slow_fences();
+      for (const auto& [other, o] : x.ranks)
+        if (o.alive && !o.finalizing) return;
+      drive_worker(x, agent::LocalFence{g, 2, fence_blob(worker, g, 2)});
+    });
+  }
+}
+
+void Cluster::end_finalize(Worker& w, int64_t generation) {
+  for (auto& [rank, r] : w.ranks)
+    if (r.alive && r.finalizing && r.generation == generation)
+      rank_ends(r, 0, 0, draw(0, 5));
+}
+
+// Ranks wait for a fence without progress. That is no hang where the network
+// loses contributions, or a worker is late to find a new coordinator.
+void Cluster::excuse_slow_fences() {
+  const bool late =
+      std::any_of(reconnected_at_.begin(), reconnected_at_.end(),
+                  [this](const auto& r) { return r.second > now_; });
+  if (loss_ == 0 && !late) return;
+  for (auto& [g, world] : worlds_)
+    for (const pb::RankPlace& p : world->assignment.ranks())
+      if (const Rank* r = live_rank(*world, p.rank()); r && r->finalizing)
+        world->stood = true;
+}
+
+// Its ranks are in MPI_Finalize, and a daemon was cut off a short time ago: the
+// others have made no progress since they entered, which counts as a hang.
+bool Cluster::waits_for_fence(const World& world) const {
+  constexpr int64_t kMostHangMs = 3000;
+  bool finalizing = false;
+  bool trouble = false;
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    const Worker& w = *workers_.at(p.worker());
+    const auto r = w.ranks.find(p.rank());
+    finalizing = finalizing || (r != w.ranks.end() && r->second.finalizing);
+    trouble = trouble || w.trouble_until > now_ - kMostHangMs - kTroubleSlackMs;
+  }
+  return finalizing && trouble;
+}
+
+// --------------------------------------------------------------- invariants
+
+// To the coordinator, in its present life, and well.
+bool Cluster::is_known(const std::string& worker) const {
+  const auto w = workers_.find(worker);
+  return coordinator_ && w != workers_.end() && healthy(worker) &&
+         coordinator_->considers_live(worker, w->second->incarnation);
+}
+
+// Only silence is death, and a broken connection if it is not restored.
+void Cluster::check_lost_worker(const pb::EventRecord& e) {
+  const int64_t dead_after = job_.elastic().dead_after_ms();
+  const auto heard = heard_ms_.find(e.worker());
+  if (e.cause().starts_with("silent") && heard != heard_ms_.end() &&
+      now_ - heard->second <= dead_after)
+    violated(fmt::format("{} was heard {} ms ago, and is taken for silent",
+                         e.worker(), now_ - heard->second));
+  const auto closed = connection_lost_ms_.find(e.worker());
+  const Worker& w = *workers_.at(e.worker());
+  if (e.cause().starts_with("connection") && !w.told_to_leave &&
+      closed != connection_lost_ms_.end() &&
+      now_ - closed->second <= core::broken_after_ms(dead_after))
+    violated(e.worker() + " was given no time to connect again");
+  if (e.cause().starts_with("it answers") &&
+      first_waits_.lasts_ms(now_) > kTroubleSlackMs)
+    violated(e.worker() + " is given up, and was not told what to do");
+  if (e.cause().starts_with("it answers") &&
+      now_ > options_.fault_ms + kSettledMs && w.agent &&
+      w.trouble_until < now_ - core::kAwaitedMs - kTroubleSlackMs)
+    violated("a worker that does what it is told is given up: " + e.worker());
+}
+
+}  // namespace remesh::sim

@@ -1,0 +1,91 @@
+// The ranks' log files, and where a worker finds its coordinator.
+#include "worker/agent/shell/rank_logs.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "tests/unit/agent_shell/temp_dir.h"
+#include "worker/agent/shell/address.h"
+
+namespace remesh::agent {
+namespace {
+
+TEST(RankLogs, LastLineIsTheLastThatSaysSomething) {
+  EXPECT_EQ(last_line("one\ntwo\n\n  \n", 100), "two");
+  EXPECT_EQ(last_line("only", 100), "only");
+  EXPECT_EQ(last_line("", 100), "");
+  EXPECT_EQ(last_line("\n\n", 100), "");
+  EXPECT_EQ(last_line("\x1b[31mred\tx\r\n", 100), "[31mred x");
+  EXPECT_EQ(last_line("abcdef", 3), "abc");
+  EXPECT_EQ(last_line("ab\xc3\xa9", 3), "ab");  // not half a character
+}
+
+TEST(RankLogs, TheLastLineIsOfTheFileModifiedLast) {
+  TempDir dir;
+  const RankLogPaths p{dir / "l", dir / "o"};
+  EXPECT_TRUE(log_tail(p, 1, 100).empty());
+  std::ofstream(p.log) << "step 1\n";
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
+  std::ofstream(p.out) << "";
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 1"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(p.out) << "Segmentation fault\n";
+  EXPECT_EQ(log_tail(p, 1, 100),
+            std::vector<std::string>{"Segmentation fault"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  std::ofstream(p.log, std::ios::app) << "step 2\n";
+  EXPECT_EQ(log_tail(p, 1, 100), std::vector<std::string>{"step 2"});
+}
+
+TEST(RankLogs, OutputsOpenWithTheirFolder) {
+  TempDir dir;
+  RankOutputs outputs;
+  const std::string folder = log_folder(dir.path(), 3);
+  ASSERT_TRUE(outputs.open(folder, {0, 5}).ok());
+  EXPECT_EQ(write(outputs.fd(5), "x", 1), 1);
+  EXPECT_EQ(outputs.fd(1), -1);
+  EXPECT_EQ(log_tail(rank_log_paths(folder, 5), 1, 9),
+            std::vector<std::string>{"x"});
+  std::ofstream(dir / "file") << "";
+  const Status bad = RankOutputs().open(dir / "file/logs", {0});
+  EXPECT_NE(bad.message().find("file/logs"), std::string::npos);
+}
+
+TEST(RankLogs, OldGenerationsArePruned) {
+  TempDir dir;
+  for (int g = 1; g <= 13; ++g)
+    std::filesystem::create_directories(log_folder(dir.path(), g));
+  std::filesystem::create_directory(dir / "logs/gen-x");
+  remove_old_logs(dir.path(), 13, 5);
+  EXPECT_EQ(num_entries(dir / "logs"), 6);
+  EXPECT_TRUE(std::filesystem::exists(dir / "logs/gen-9"));
+  EXPECT_FALSE(std::filesystem::exists(dir / "logs/gen-8"));
+}
+
+// ------------------------------------------------------------------ address
+
+TEST(Address, NamesAndAddressesAreChecked) {
+  EXPECT_TRUE(valid_name("node-7.rack_2"));
+  for (const char* bad : {"", "-a", ".", "a b", "a/b", "a,b"})
+    EXPECT_FALSE(valid_name(bad)) << bad;
+  EXPECT_FALSE(valid_name(std::string(65, 'a')));
+  EXPECT_FALSE(CoordinatorAddress::parse("nowhere").ok());
+  EXPECT_FALSE(CoordinatorAddress::parse("http://head:80").ok());
+  TempDir dir;
+  auto later = CoordinatorAddress::parse(dir / "later");
+  ASSERT_TRUE(later.ok()) << later.status().message();
+  EXPECT_EQ(later->read().status().code(), Code::kNotFound);
+  auto a = CoordinatorAddress::parse(dir.path());
+  ASSERT_TRUE(a.ok());
+  EXPECT_FALSE(a->fixed());
+  EXPECT_FALSE(a->read().ok());
+  std::ofstream(dir / "coordinator.addr") << "tcp://h:1\npid=3\n";
+  EXPECT_EQ(*a->read(), "tcp://h:1");
+}
+
+}  // namespace
+}  // namespace remesh::agent

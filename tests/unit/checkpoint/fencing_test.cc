@@ -1,0 +1,136 @@
+// Two generations save in one folder, and the older one, which was given up, is
+// stopped between looking and acting.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/store.h"
+#include "tests/testing/hooked_file_system.h"
+#include "tests/unit/checkpoint/fixture.h"
+
+namespace remesh::store {
+namespace {
+
+using geometry::ParamTable;
+
+class FencingTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = testing::TempDir() + "remesh-fencing-XXXXXX";
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    folder_ = root_ + "/checkpoints";
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  std::string path_of(int64_t step) const {
+    return folder_ + "/" + manifest::step_name(step);
+  }
+  // Generation 2 continues from step 2 of generation 1.
+  Result<Committed> save_as(FileSystem& fs, int64_t generation, int64_t step) {
+    std::optional<manifest::Origin> origin;
+    if (generation == 2) origin = {.step = 2, .generation = 1};
+    return save(fs, folder_, {step, generation}, table_, state_, 1,
+                {.keep_latest_k = 1}, Compression::kNone, origin);
+  }
+  // The generation that saved each valid step.
+  std::map<int64_t, int64_t> steps() {
+    std::map<int64_t, int64_t> out;
+    const auto found = manifest::scan(*fs_, folder_);
+    for (const manifest::Found& f : *found)
+      if (f.status.ok()) out[f.step] = f.manifest.generation();
+    return out;
+  }
+  // Saves a step as generation 1, which is stopped before the call numbered
+  // `at` that changes a name or looks at the folder, until `meanwhile` is done.
+  // Returns whether there was such a call.
+  bool stopped_at(int at, int64_t step, const std::function<void()>& meanwhile,
+                  Status* status) {
+    static const std::set<std::string> kCalls = {"list", "exists", "rename",
+                                                 "remove", "sync_dir"};
+    int calls = 0;
+    HookedFileSystem fs([&](const std::string& call, const std::string&) {
+      if (kCalls.contains(call) && ++calls == at) meanwhile();
+      return ok_status();
+    });
+    *status = save_as(fs, 1, step).status();
+    return calls >= at;
+  }
+
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
+  const ParamTable table_ = ParamTable::make(tiny_model());
+  const State state_ = random_state(table_.num_elements(), 5);
+  std::string root_, folder_;
+};
+
+using Steps = std::map<int64_t, int64_t>;
+
+// Wherever it is stopped, what the newer generation saved stays.
+TEST_F(FencingTest, AGivenUpGenerationLeavesNewerCheckpointsAlone) {
+  int at = 1;
+  for (bool stopped = true; stopped; ++at) {
+    SCOPED_TRACE(at);
+    std::filesystem::remove_all(folder_);
+    ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
+    // A damaged one, which a save of step 4 replaces.
+    ASSERT_TRUE(fs_->create_dirs(path_of(4)).ok());
+    std::ofstream(path_of(4) + "/manifest.json") << "?";
+    Status status;
+    stopped = stopped_at(
+        at, 4,
+        [&] {
+          ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
+          ASSERT_TRUE(save_as(*fs_, 2, 3).ok());
+          ASSERT_TRUE(save_as(*fs_, 2, 4).ok());
+        },
+        &status);
+    EXPECT_EQ(steps()[4], stopped ? 2 : 1) << status.to_string();
+  }
+  EXPECT_GT(at, 15);
+}
+
+// The newer generation has begun to load when retention would remove its
+// source.
+TEST_F(FencingTest, AGivenUpGenerationKeepsTheSourceOfTheNewer) {
+  int kept = 0;
+  bool stopped = true;
+  for (int at = 1; stopped; ++at) {
+    SCOPED_TRACE(at);
+    std::filesystem::remove_all(folder_);
+    ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
+    Status status;
+    bool was_there = false;
+    stopped = stopped_at(
+        at, 4,
+        [&] {
+          ASSERT_TRUE(manifest::claim(*fs_, folder_, 2).ok());
+          was_there = steps().contains(2);
+        },
+        &status);
+    if (was_there) ++kept;
+    EXPECT_TRUE(!was_there || steps().contains(2)) << status.to_string();
+  }
+  EXPECT_GT(kept, 10);
+}
+
+// It was killed after it had set the newer generation's checkpoint aside.
+TEST_F(FencingTest, ACheckpointThatWasSetAsideIsPutBack) {
+  ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
+  ASSERT_TRUE(save_as(*fs_, 2, 4).ok());
+  ASSERT_TRUE(
+      fs_->rename(path_of(4), folder_ + "/" + manifest::old_name(4)).ok());
+  EXPECT_EQ(steps(), (Steps{}));
+  ASSERT_TRUE(save(*fs_, folder_, {6, 3}, table_, state_, 1,
+                   {.keep_latest_k = 2}, Compression::kNone,
+                   manifest::Origin{.step = 4, .generation = 2})
+                  .ok());
+  EXPECT_EQ(steps(), (Steps{{4, 2}, {6, 3}}));
+}
+
+}  // namespace
+}  // namespace remesh::store

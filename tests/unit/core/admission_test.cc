@@ -1,0 +1,183 @@
+// Who may change what: messages of workers that have no part in it have no
+// effect.
+#include <gtest/gtest.h>
+
+#include "coordinator/core/coordinator.h"
+#include "proto/limits/plausible.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+template <typename A>
+std::vector<A> all_of(const std::vector<Action>& actions) {
+  std::vector<A> out;
+  for (const Action& a : actions)
+    if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
+  return out;
+}
+
+std::vector<std::string> events_of(const std::vector<Action>& actions) {
+  std::vector<std::string> out;
+  for (const EmitEvent& e : all_of<EmitEvent>(actions))
+    out.push_back(e.record.event());
+  return out;
+}
+
+// A job that worker "a" runs in generation 1.
+class Admission : public testing::Test {
+ protected:
+  Admission() : core_(options()) {
+    core_.start(now_);
+    give(report("a", 1));
+    core_.on(CheckpointsScanned{}, now_);
+    pb::Report prepared = report("a", 2);
+    prepared.set_generation(1);
+    prepared.set_state(pb::Report::PREPARED);
+    give(prepared);
+    give(running_report("a", 3, 0, 0));
+    CHECK(core_.durable().phase() == pb::Durable::RUNNING);
+  }
+  static Options options() {
+    Options o;
+    o.job.mutable_train()->set_steps(1000);
+    o.job.mutable_train()->set_global_batch_size(4);
+    o.job.mutable_train()->set_local_batch_size(1);
+    o.job.mutable_elastic()->set_join_window_ms(0);
+    o.job.mutable_elastic()->set_max_slots(1);
+    o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
+    return o;
+  }
+  std::vector<Action> give(const pb::Report& r) {
+    return core_.on(ReportReceived{r}, now_);
+  }
+
+  int64_t now_ = 1000;
+  Coordinator core_;
+};
+
+TEST_F(Admission, ARefusedReportIsAnsweredAndToldOnceAMinute) {
+  const std::string before = core_.durable().SerializeAsString();
+  pb::Report bad = report("b", 1);
+  bad.set_slots(-1);
+  auto actions = give(bad);
+  ASSERT_EQ(all_of<Refuse>(actions).size(), 1U);
+  EXPECT_NE(all_of<Refuse>(actions)[0].refusal.reason().find("slots = -1"),
+            std::string::npos);
+  EXPECT_EQ(events_of(actions), std::vector<std::string>{"report_refused"});
+  for (int i = 0; i < 100; ++i) {
+    bad.set_worker("b" + std::to_string(i));
+    actions = give(bad);
+    EXPECT_EQ(all_of<Refuse>(actions).size(), 1U);
+    EXPECT_TRUE(events_of(actions).empty());
+  }
+  now_ += 60'000;
+  actions = give(bad);
+  ASSERT_EQ(events_of(actions).size(), 1U);
+  EXPECT_EQ(all_of<EmitEvent>(actions)[0].record.detail(),
+            "101 reports since the last one told");
+  EXPECT_EQ(core_.durable().SerializeAsString(), before);
+  EXPECT_FALSE(core_.is_member("b"));
+}
+
+TEST_F(Admission, ARefusedReportOfALivingWorkerLeavesItInPeace) {
+  pb::Report bad = running_report("a", 100, 0, 7);
+  bad.set_generation(limits::kMaxNumber);
+  give(bad);
+  bad = running_report("a", 101, 0, 7);
+  bad.set_coordinator_epoch(~uint64_t{1});
+  give(bad);
+  EXPECT_FALSE(core_.follows(bad));
+  EXPECT_EQ(core_.durable().generation(), 1);
+  const pb::Report good = running_report("a", 4, 0, 1);
+  EXPECT_TRUE(all_of<Refuse>(give(good)).empty());
+  EXPECT_TRUE(core_.follows(good)) << "its numbers were not used up";
+}
+
+TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedForGood) {
+  pb::Report far = report("far", 1);
+  far.set_protocol(9);
+  far.set_oldest_protocol(7);
+  const auto refused = all_of<Refuse>(give(far));
+  ASSERT_EQ(refused.size(), 1U);
+  EXPECT_TRUE(refused[0].refusal.permanent());
+  EXPECT_NE(refused[0].refusal.reason().find("versions 7 to 9"),
+            std::string::npos);
+  EXPECT_FALSE(core_.is_member("far"));
+  pb::Report next = report("next", 1);
+  next.set_protocol(9);
+  next.set_oldest_protocol(1);
+  EXPECT_TRUE(all_of<Refuse>(give(next)).empty());
+  EXPECT_TRUE(core_.is_member("next"));
+}
+
+TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
+  pb::Report stranger = running_report("b", 1, 0, 5);
+  stranger.mutable_ranks(0)->set_checkpoint_step(1'000);
+  stranger.mutable_ranks(0)->set_exited(true);
+  stranger.mutable_ranks(0)->set_exit_code(3);
+  EXPECT_EQ(events_of(give(stranger)),
+            std::vector<std::string>{"worker_joined"});
+  EXPECT_EQ(core_.status().checkpoint_step(), -1);
+  EXPECT_EQ(core_.durable().phase(), pb::Durable::RUNNING);
+  // The participant itself, of a rank that it does not have.
+  pb::Report other = running_report("a", 4, 1, 5);
+  other.mutable_ranks(0)->set_checkpoint_step(1'000);
+  give(other);
+  EXPECT_EQ(core_.status().checkpoint_step(), -1);
+  pb::Report own = running_report("a", 5, 0, 5);
+  own.mutable_ranks(0)->set_checkpoint_step(5);
+  give(own);
+  EXPECT_EQ(core_.status().checkpoint_step(), 5);
+}
+
+TEST_F(Admission, FencesTakeWhatTheWorkersRanksCanContribute) {
+  pb::FenceIn f;
+  f.set_worker("a");
+  f.set_incarnation(1);
+  f.set_generation(1);
+  const auto answers = [&] {
+    return all_of<SendFence>(core_.on(FenceReceived{f}, now_)).size();
+  };
+  f.set_index(3);
+  EXPECT_EQ(answers(), 0U);
+  f.set_index(0);
+  f.set_blob(std::string(limits::kMaxFenceBytes + 1, 'b'));
+  EXPECT_EQ(answers(), 0U);
+  f.set_blob("b");
+  EXPECT_EQ(answers(), 1U);
+}
+
+// A worker that an older journal has with an impossible number of slots ends
+// no job; it is left out until it reports.
+TEST(Planner, AnImpossibleMemberIsLeftOut) {
+  pb::Durable d;
+  d.set_phase(pb::Durable::WAITING);
+  Roster roster;
+  for (const char* name : {"a", "b"}) {
+    pb::Report r = report(name, 1);
+    if (std::string(name) == "b") r.set_slots(-1);
+    roster.on_report(r, d, 500, 0);
+  }
+  pb::Job job;
+  job.mutable_train()->set_global_batch_size(4);
+  job.mutable_train()->set_local_batch_size(1);
+  const MeshPolicy policy(job, std::nullopt);
+  const auto placed = policy.place({.roster = roster, .durable = d});
+  ASSERT_TRUE(placed.ok()) << placed.status().message();
+  EXPECT_EQ(placed.value().ranks.size(), 1U);
+}
+
+TEST(Places, ADirectiveGoesWhereTheNewestReportCameFrom) {
+  Roster roster;
+  const pb::Durable d;
+  const pb::Report first = report("a", 5);
+  const pb::Report older = report("a", 4);
+  EXPECT_TRUE(roster.on_report(first, d, 500, 0).has_value());
+  EXPECT_FALSE(roster.on_report(older, d, 500, 0).has_value());
+  EXPECT_TRUE(roster.newest_is(first));
+  EXPECT_FALSE(roster.newest_is(older));
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,141 @@
+// What the coordinator does where others know more than its files, or its files
+// less than it has said.
+#include <gtest/gtest.h>
+
+#include <utility>
+#include <vector>
+
+#include "coordinator/core/coordinator.h"
+
+namespace remesh::core {
+namespace {
+
+template <typename A>
+std::vector<A> all_of(const std::vector<Action>& actions) {
+  std::vector<A> out;
+  for (const Action& a : actions)
+    if (const A* found = std::get_if<A>(&a)) out.push_back(*found);
+  return out;
+}
+
+Options options() {
+  Options o;
+  o.job.mutable_train()->set_steps(1000);
+  o.job.mutable_train()->set_global_batch_size(4);
+  o.job.mutable_train()->set_local_batch_size(1);
+  o.epoch_floor = 100;
+  return o;
+}
+
+ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
+  pb::Report r;
+  r.set_worker("a");
+  r.set_incarnation(1);
+  r.set_seq(seq);
+  r.set_host("h");
+  r.set_slots(1);
+  r.set_cores(1);
+  r.set_state(pb::Report::IDLE);
+  r.set_generation(generation);
+  r.set_coordinator_epoch(epoch);
+  return {r};
+}
+
+// The journal refuses the first write if a younger coordinator has journaled
+// its epoch. Otherwise the journal is older, and this one goes on above it.
+TEST(YoungerCoordinator, TheJournalIsAskedBeforeItsEpochIsPassed) {
+  Coordinator core(options());
+  (void)core.start(0);
+  const auto written = all_of<Persist>(core.on(report(1, 200), 10));
+  ASSERT_GE(written.size(), 2u);
+  EXPECT_EQ(written[0].durable.epoch(), 100u);
+  EXPECT_EQ(written[1].durable.epoch(), 201u);
+  EXPECT_EQ(all_of<Persist>(core.on(report(2, 201), 20)).size(), 0u);
+}
+
+// Workers forget the metrics of a step when it is acknowledged.
+TEST(MetricsAcked, OnlyWhatIsSynced) {
+  Options o = options();
+  o.last_finished_step = 5;
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  const auto told = all_of<SendDirective>(core.on(report(1, 0), 10));
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_EQ(told[0].directive.metrics_acked(), 0);
+  (void)core.on(Tick{.synced_step = 4}, 50);
+  const auto later = all_of<SendDirective>(core.on(Tick{}, 300));
+  ASSERT_EQ(later.size(), 1u);
+  EXPECT_EQ(later[0].directive.metrics_acked(), 4);
+}
+
+// The plan that the journal has is not the one of the generation that the
+// metrics log knows: nobody is taken for a participant of that.
+TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
+  Options o = options();
+  pb::Durable& d = o.restored.emplace();
+  d.set_epoch(7);
+  d.set_phase(pb::Durable::RUNNING);
+  d.set_generation(1);
+  d.mutable_assignment()->set_generation(1);
+  d.add_participants()->set_name("a");
+  pb::StepMetrics& last = o.last_metrics.emplace();
+  last.set_generation(2);
+  last.set_step(o.last_finished_step = 5);
+  Coordinator core(std::move(o));
+  const auto actions = core.start(0);
+  EXPECT_EQ(core.durable().phase(), pb::Durable::WAITING);
+  EXPECT_EQ(core.durable().generation(), 2);
+  EXPECT_EQ(core.durable().participants_size(), 0);
+  const auto events = all_of<EmitEvent>(actions);
+  ASSERT_GE(events.size(), 2u);
+  EXPECT_EQ(events[1].record.event(), "journal_behind");
+}
+
+// A worker that is told to wait has ended its ranks before. The journal was put
+// back, and the job goes on with the next generation.
+TEST(OlderJournal, AGenerationThatHasEndedDoesNotRun) {
+  Options o = options();
+  pb::Durable& d = o.restored.emplace();
+  d.set_epoch(7);
+  d.set_phase(pb::Durable::RUNNING);
+  d.set_generation(1);
+  d.mutable_assignment()->set_generation(1);
+  d.mutable_assignment()->add_ranks()->set_worker("a");
+  d.add_participants()->set_name("a");
+  d.mutable_participants(0)->set_incarnation(1);
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  (void)core.on(report(1, 0, 1), kReconnectSlackMs - 1);
+  EXPECT_EQ(core.durable().phase(), pb::Durable::RUNNING);
+  (void)core.on(report(2, 0, 1), kReconnectSlackMs + 1);
+  EXPECT_EQ(core.durable().phase(), pb::Durable::ABORTING);
+}
+
+// The journal has the plan of generation 1, in which "a" is alone, and others
+// have parts in generation 2.
+TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
+  Options o = options();
+  pb::Durable& d = o.restored.emplace();
+  d.set_epoch(7);
+  d.set_phase(pb::Durable::RUNNING);
+  d.set_generation(1);
+  d.mutable_assignment()->set_generation(1);
+  d.mutable_assignment()->add_workers("a");
+  d.mutable_assignment()->add_ranks()->set_worker("a");
+  d.add_participants()->set_name("a");
+  d.mutable_participants(0)->set_incarnation(1);
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  pb::FenceIn f;
+  f.set_worker("a");
+  f.set_incarnation(1);
+  f.set_generation(1);
+  EXPECT_EQ(all_of<SendFence>(core.on(FenceReceived{f}, 5)).size(), 1u);
+  (void)core.on(report(1, 0, 2), 10);
+  ASSERT_EQ(core.durable().generation(), 2);
+  f.set_generation(2);
+  EXPECT_EQ(all_of<SendFence>(core.on(FenceReceived{f}, 20)).size(), 0u);
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,104 @@
+// A worker name belongs to the key that registered it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "coordinator/core/coordinator.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+class OwnersTest : public ::testing::Test {
+ protected:
+  OwnersTest() {
+    options_.job.mutable_train()->set_steps(1000);
+    options_.job.mutable_elastic()->set_dead_after_ms(60'000);
+    core_.emplace(options_);
+    actions_ = core_->start(now_);
+  }
+  void hear(const std::string& worker, const std::string& key) {
+    pb::Report r = report(worker, ++seq_);
+    r.set_state(pb::Report::IDLE);
+    actions_ = core_->on(ReportReceived{r, key}, now_);
+  }
+  void restart() {
+    options_.restored = core_->durable();
+    core_.emplace(options_);
+    actions_ = core_->start(now_);
+  }
+  bool may(const std::string& key, Claim claim) const {
+    return core_->may_use_name("w", key, claim);
+  }
+  std::vector<pb::EventRecord> events() const {
+    std::vector<pb::EventRecord> out;
+    for (const Action& a : actions_)
+      if (const auto* e = std::get_if<EmitEvent>(&a)) out.push_back(e->record);
+    return out;
+  }
+
+  Options options_;
+  std::optional<Coordinator> core_;
+  std::vector<Action> actions_;
+  int64_t now_ = 0;
+  uint64_t seq_ = 0;
+};
+
+TEST_F(OwnersTest, TheFirstKeyOwnsANameAndTheJournalKnows) {
+  EXPECT_TRUE(may("any", Claim::kNone));
+  hear("w", "first");
+  ASSERT_FALSE(actions_.empty());
+  const auto* persisted = std::get_if<Persist>(actions_.data());
+  ASSERT_NE(persisted, nullptr) << "before anything that depends on it";
+  ASSERT_EQ(persisted->durable.owners_size(), 1);
+  EXPECT_EQ(persisted->durable.owners(0).key(), "first");
+  EXPECT_TRUE(may("first", Claim::kNone));
+  EXPECT_FALSE(may("other", Claim::kNone));
+  EXPECT_TRUE(core_->may_use_name("w2", "other", Claim::kNone));
+  hear("w", "first");
+  EXPECT_EQ(core_->durable().owners_size(), 1);
+  restart();
+  EXPECT_EQ(core_->owner_of("w"), "first");
+  EXPECT_FALSE(may("other", Claim::kNone));
+}
+
+TEST_F(OwnersTest, ANameIsTakenOverByRightOrAfterADeath) {
+  hear("w", "first");
+  EXPECT_TRUE(may("next", Claim::kNow));
+  EXPECT_FALSE(may("next", Claim::kWhenDead)) << "it lives";
+  now_ += 1;
+  actions_ = core_->on(PeerLost{"w", "its key is not allowed"}, now_);
+  EXPECT_TRUE(may("next", Claim::kWhenDead));
+  EXPECT_FALSE(may("next", Claim::kNone));
+  hear("w", "next");
+  EXPECT_EQ(core_->owner_of("w"), "next");
+  EXPECT_EQ(core_->durable().owners_size(), 1);
+  EXPECT_FALSE(may("first", Claim::kWhenDead));
+  EXPECT_EQ(core_->workers_of("next"), std::vector<std::string>{"w"});
+  EXPECT_TRUE(core_->workers_of("first").empty());
+}
+
+TEST_F(OwnersTest, AWorkerThatLosesItsRightIsLostAtOnce) {
+  hear("w", "first");
+  actions_ = core_->on(PeerLost{"w", "its key is not allowed"}, ++now_);
+  const auto told = events();
+  const auto lost = std::find_if(
+      told.begin(), told.end(),
+      [](const pb::EventRecord& e) { return e.event() == "worker_lost"; });
+  ASSERT_NE(lost, told.end());
+  EXPECT_EQ(lost->worker(), "w");
+  EXPECT_EQ(lost->cause(), "its key is not allowed");
+  EXPECT_FALSE(core_->considers_live("w", 1));
+  // A broken connection alone may come back.
+  hear("w2", "other");
+  actions_ = core_->on(PeerLost{"w2", ""}, ++now_);
+  EXPECT_TRUE(core_->considers_live("w2", 1));
+}
+
+TEST_F(OwnersTest, WithoutKeysNobodyOwnsAName) {
+  hear("w", "");
+  EXPECT_EQ(core_->durable().owners_size(), 0);
+}
+
+}  // namespace
+}  // namespace remesh::core

@@ -1,0 +1,166 @@
+// Whether the states of a mesh fit into shared memory, and what is given up
+// when they do not.
+#include "coordinator/core/room.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/manifest/sharding.h"
+#include "checkpoint/memory/segment.h"
+#include "coordinator/core/job_shape.h"
+#include "coordinator/core/survival.h"
+#include "parallel/jobfile/jobfile.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+// A model of 3.3 M parameters on workers a, b, c, one rank and one host each.
+class RoomTest : public ::testing::Test {
+ protected:
+  RoomTest()
+      : job_(make_job()),
+        table_(geometry::ParamTable::make(jobfile::model_config(job_))) {}
+
+  static pb::Job make_job() {
+    pb::Job j;
+    auto* m = j.mutable_model();
+    m->set_n_layers(4);
+    m->set_n_heads(4);
+    m->set_n_kv_heads(4);
+    m->set_hidden_dim(704);
+    m->set_vocab_size(257);
+    j.mutable_train()->set_seq_len(64);
+    j.mutable_parallel()->set_zero_stage(1);
+    j.mutable_elastic()->set_replicas(1);
+    j.mutable_elastic()->set_replicate_every(1);
+    return j;
+  }
+
+  pb::Assignment mesh_of(const std::vector<std::string>& workers) const {
+    pb::Assignment a;
+    *a.mutable_job() = job_;
+    a.mutable_mesh()->set_dp(static_cast<int>(workers.size()));
+    for (const std::string& w : workers) {
+      a.add_workers(w);
+      a.add_hosts("host-" + w);
+      pb::RankPlace* p = a.add_ranks();
+      p->set_rank(a.ranks_size() - 1);
+      p->set_worker(w);
+    }
+    return a;
+  }
+
+  int64_t elements(const pb::Assignment& a, int rank) const {
+    const auto s = whole_sharding_of(a);
+    const auto shard = geometry::make_rank_shard(table_, *s, rank);
+    return shard->zero.state_elements();
+  }
+
+  // What the mesh leaves on that host's worker: its own state, and a replica.
+  void add_states(const pb::Assignment& a, int rank, const std::string& worker,
+                  bool replica, pb::Source* source) const {
+    pb::StateHolding* h = source->add_states();
+    source->set_kind(pb::Source::MEMORY);
+    h->set_rank(rank);
+    *h->mutable_sharding() = manifest::sharding_info(*whole_sharding_of(a));
+    h->set_elements(elements(a, rank));
+    h->set_worker(worker);
+    h->set_host("host-" + worker);
+    h->set_replica(replica);
+    h->set_segment(worker + std::to_string(rank));
+  }
+
+  // Every worker reports this room.
+  Roster all_have(double bytes_per_parameter) const {
+    Roster roster;
+    for (const char* w : {"a", "b", "c"}) {
+      pb::Report r = report(w, 0);
+      r.set_host(std::string("host-") + w);
+      r.set_seq(1);
+      r.set_state_room(static_cast<uint64_t>(
+          bytes_per_parameter * static_cast<double>(parameters())));
+      roster.on_report(r, {}, kSilentMs, 0);
+    }
+    return roster;
+  }
+
+  int64_t parameters() const { return elements(mesh_of({"a"}), 0); }
+
+  const pb::Job job_;
+  const geometry::ParamTable table_;
+};
+
+// 24 bytes a parameter over three ranks, twice with replicas, and 4 MiB for
+// MPI, which are 1.3 bytes a parameter here.
+TEST_F(RoomTest, TheFirstMeshNeedsItsStatesAndReplicas) {
+  const pb::Assignment a = mesh_of({"a", "b", "c"});
+  EXPECT_TRUE(find_shortages(a, table_, all_have(20)).empty());
+  const Shortages s = find_shortages(a, table_, all_have(15));
+  ASSERT_EQ(s.size(), 3U);
+  EXPECT_GT(s.at("host-a").needed, s.at("host-a").available);
+  EXPECT_NE(to_text(s).find("host host-b needs"), std::string::npos);
+}
+
+TEST_F(RoomTest, WithoutRoomForReplicasNoneAreKept) {
+  pb::Assignment a = mesh_of({"a", "b", "c"});
+  std::string given_up;
+  EXPECT_TRUE(fit_room(table_, all_have(12), true, &a, &given_up).empty());
+  EXPECT_EQ(a.job().elastic().replicas(), 0);
+  EXPECT_NE(given_up.find("no replicas"), std::string::npos);
+  pb::Assignment enough = mesh_of({"a", "b", "c"});
+  EXPECT_TRUE(fit_room(table_, all_have(20), true, &enough, &given_up).empty());
+  EXPECT_EQ(enough.job().elastic().replicas(), 1);
+  EXPECT_EQ(given_up, "");
+  EXPECT_FALSE(fit_room(table_, all_have(5), true, &a, &given_up).empty());
+}
+
+// Three ranks, of which c is lost. The two that remain read one buffer of each
+// state and write one of their own; then both of their own buffers remain.
+TEST_F(RoomTest, ASmallerMeshIsRestoredBesideTheOldStates) {
+  const pb::Assignment before = mesh_of({"a", "b", "c"});
+  const auto after = [&] {
+    pb::Assignment a = mesh_of({"a", "b"});
+    for (const auto& [rank, worker, replica] :
+         std::vector<std::tuple<int, const char*, bool>>{
+             {0, "a", false}, {0, "b", true}, {1, "b", false}, {2, "a", true}})
+      add_states(before, rank, worker, replica, a.mutable_source());
+    return a;
+  };
+  std::string given_up;
+  pb::Assignment a = after();
+  EXPECT_TRUE(fit_room(table_, all_have(28), true, &a, &given_up).empty());
+  EXPECT_EQ(a.source().states_size(), 4);
+  EXPECT_EQ(a.job().elastic().replicas(), 1);
+  a = after();
+  EXPECT_TRUE(fit_room(table_, all_have(17), true, &a, &given_up).empty());
+  EXPECT_EQ(a.source().states_size(), 3) << "each is read once";
+  EXPECT_EQ(a.job().elastic().replicas(), 0);
+  a = after();
+  EXPECT_FALSE(fit_room(table_, all_have(10), true, &a, &given_up).empty());
+}
+
+TEST_F(RoomTest, AStateThatIsReusedInPlaceNeedsNoRoomBesideItself) {
+  pb::Assignment a = mesh_of({"a", "b", "c"});
+  a.mutable_job()->mutable_elastic()->set_replicas(0);
+  for (const auto& [rank, worker] :
+       std::vector<std::pair<int, const char*>>{{0, "a"}, {1, "b"}, {2, "c"}})
+    add_states(a, rank, worker, false, a.mutable_source());
+  EXPECT_TRUE(find_shortages(a, table_, all_have(10)).empty());
+  // The same states in other places are copied first.
+  for (int i = 0; i < 3; ++i)
+    a.mutable_ranks(i)->set_worker(a.workers((i + 1) % 3));
+  EXPECT_TRUE(find_shortages(a, table_, all_have(11)).empty())
+      << "half of the old one and half of the own one";
+  EXPECT_FALSE(find_shortages(a, table_, all_have(8)).empty());
+}
+
+TEST_F(RoomTest, AHostThatDoesNotSayHasEnough) {
+  Roster roster;
+  pb::Report r = report("a", 0);
+  r.set_seq(1);
+  roster.on_report(r, {}, kSilentMs, 0);
+  EXPECT_TRUE(find_shortages(mesh_of({"a"}), table_, roster).empty());
+}
+
+}  // namespace
+}  // namespace remesh::core

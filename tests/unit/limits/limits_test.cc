@@ -1,0 +1,209 @@
+// What a message may contain: each limit, at it and beyond.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "proto/limits/plausible.h"
+
+namespace remesh::limits {
+namespace {
+
+constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+constexpr Known kKnown{.generation = 7, .epoch = 1'000, .unix_ms = 50'000};
+
+pb::Report good_report() {
+  pb::Report r;
+  r.set_worker("node-7.rack_2");
+  r.set_incarnation(uint64_t{50'000} << 20);
+  r.set_seq(3);
+  r.set_host("node-7");
+  r.set_slots(2);
+  r.set_cores(8);
+  r.set_generation(7);
+  r.set_coordinator_epoch(1'000);
+  r.add_ranks()->set_rank(5);
+  r.add_metrics()->set_step(12);
+  r.add_holdings()->set_rank(5);
+  return r;
+}
+
+struct Change {
+  const char* field;  // that the error names
+  std::function<void(pb::Report*)> make;
+};
+
+TEST(Plausible, AReportAtEveryLimitIsAccepted) {
+  pb::Report r = good_report();
+  EXPECT_TRUE(check(r, kKnown).ok()) << check(r, kKnown).message();
+  r.set_slots(kMaxSlots);
+  r.set_cores(kMaxCores);
+  r.set_generation(kKnown.generation + kMaxGenerationLead);
+  r.set_coordinator_epoch(kKnown.epoch + kMaxEpochLeadMs);
+  while (r.ranks_size() < kMaxSlots) r.add_ranks()->set_rank(kMaxRanks - 1);
+  while (r.metrics_size() < kMaxMetrics) r.add_metrics()->set_step(kMaxNumber);
+  while (r.holdings_size() < max_holdings(kMaxSlots))
+    r.add_holdings()->mutable_sharding()->mutable_mesh()->set_dp(kMaxRanks);
+  r.set_host(std::string(kMaxText, 'h'));
+  EXPECT_TRUE(check(r, kKnown).ok()) << check(r, kKnown).message();
+}
+
+TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
+  const Change changes[] = {
+      {"worker", [](auto* r) { r->set_worker(""); }},
+      {"worker", [](auto* r) { r->set_worker("../up"); }},
+      {"worker", [](auto* r) { r->set_worker(std::string(65, 'w')); }},
+      {"host", [](auto* r) { r->set_host("\x1b[31mred"); }},
+      {"host",
+       [](auto* r) {
+         r->set_host(
+             "a\xc2\x9b"
+             "1m");
+       }},
+      {"host", [](auto* r) { r->set_host(std::string(kMaxText + 1, 'h')); }},
+      {"version", [](auto* r) { r->set_version("1\n2"); }},
+      {"build", [](auto* r) { r->set_build("\x7f"); }},
+      {"slots", [](auto* r) { r->set_slots(-1); }},
+      {"slots", [](auto* r) { r->set_slots(kMaxSlots + 1); }},
+      {"cores", [](auto* r) { r->set_cores(-1); }},
+      {"bytes", [](auto* r) { r->set_memory_bytes(~uint64_t{0}); }},
+      {"bytes", [](auto* r) { r->set_state_room(~uint64_t{0}); }},
+      {"generation", [](auto* r) { r->set_generation(-1); }},
+      {"generation", [](auto* r) { r->set_generation(kHuge); }},
+      {"generation",
+       [](auto* r) { r->set_generation(8 + kMaxGenerationLead); }},
+      {"coordinator_epoch",
+       [](auto* r) { r->set_coordinator_epoch(~uint64_t{1}); }},
+      {"incarnation", [](auto* r) { r->set_incarnation(~uint64_t{0}); }},
+      {"ranks", [](auto* r) { r->set_slots(0); }},
+      {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(-1); }},
+      {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(kMaxRanks); }},
+      {"ranks.step", [](auto* r) { r->mutable_ranks(0)->set_step(kHuge); }},
+      {"ranks.committed_step",
+       [](auto* r) { r->mutable_ranks(0)->set_committed_step(-2); }},
+      {"ranks.checkpoint_step",
+       [](auto* r) { r->mutable_ranks(0)->set_checkpoint_step(kHuge); }},
+      {"ranks.exit_time",
+       [](auto* r) {
+         r->mutable_ranks(0)->set_exit_time(
+             std::numeric_limits<double>::infinity());
+       }},
+      {"metrics.step", [](auto* r) { r->mutable_metrics(0)->set_step(0); }},
+      {"metrics.step_s",
+       [](auto* r) {
+         r->mutable_metrics(0)->set_step_s(
+             std::numeric_limits<double>::quiet_NaN());
+       }},
+      {"degree",
+       [](auto* r) { r->mutable_metrics(0)->mutable_mesh()->set_pp(0); }},
+      {"steps",
+       [](auto* r) {
+         while (r->metrics_size() <= kMaxMetrics) r->add_metrics()->set_step(1);
+       }},
+      {"states",
+       [](auto* r) {
+         while (r->holdings_size() <= max_holdings(2)) r->add_holdings();
+       }},
+      {"holdings.step",
+       [](auto* r) { r->mutable_holdings(0)->set_step(kHuge); }},
+      {"sharding.chunks",
+       [](auto* r) {
+         r->mutable_holdings(0)->mutable_sharding()->set_chunks(0);
+       }},
+      {"ranks of a mesh",
+       [](auto* r) {
+         auto* m = r->mutable_holdings(0)->mutable_sharding()->mutable_mesh();
+         m->set_dp(46341);
+         m->set_tp(2);
+         m->set_cp(46341);
+       }},
+  };
+  for (const Change& change : changes) {
+    pb::Report r = good_report();
+    change.make(&r);
+    const Status s = check(r, kKnown);
+    EXPECT_EQ(s.code(), Code::kInvalidArgument) << change.field;
+    EXPECT_NE(s.message().find(change.field), std::string::npos)
+        << change.field << ": " << s.message();
+    EXPECT_EQ(s.message(), printable(s.message())) << "obeyed by a terminal";
+  }
+}
+
+// However far a message moves what is known, the next one cannot overflow.
+TEST(Plausible, KnownNumbersDoNotOverflow) {
+  pb::Report r = good_report();
+  r.set_generation(kMaxNumber);
+  const Known most{.generation = kHuge, .epoch = ~uint64_t{0}};
+  EXPECT_TRUE(check(r, most).ok());
+  r.set_generation(kMaxNumber + 1);
+  EXPECT_FALSE(check(r, most).ok());
+}
+
+TEST(Plausible, FencesHaveThreeIndices) {
+  pb::FenceIn f;
+  f.set_worker("a");
+  f.set_index(kMaxFenceIndex);
+  EXPECT_TRUE(check(f).ok());
+  for (const int64_t index : {int64_t{-1}, kMaxFenceIndex + 1, kHuge}) {
+    f.set_index(index);
+    EXPECT_FALSE(check(f).ok());
+  }
+}
+
+TEST(Plausible, ADirectiveWithAnImpossibleAssignmentIsRefused) {
+  pb::Directive good;
+  pb::RankPlace* place = good.mutable_assignment()->add_ranks();
+  place->set_rank(0);
+  place->set_worker("a");
+  EXPECT_TRUE(check(good).ok()) << check(good).message();
+  const std::function<void(pb::Directive*)> changes[] = {
+      [](auto* d) { d->set_generation(kHuge); },
+      [](auto* d) { d->set_epoch(~uint64_t{0}); },
+      [](auto* d) { d->set_report_every_ms(-1); },
+      [](auto* d) { d->mutable_assignment()->mutable_ranks(0)->set_rank(1); },
+      [](auto* d) {
+        d->mutable_assignment()->mutable_ranks(0)->set_local_slot(-1);
+      },
+      [](auto* d) {
+        d->mutable_assignment()->mutable_ranks(0)->set_worker("a/b");
+      },
+      [](auto* d) { d->mutable_assignment()->mutable_mesh()->set_dp(0); },
+      [](auto* d) { d->mutable_assignment()->set_run_dir("/run\n"); },
+  };
+  for (const auto& change : changes) {
+    pb::Directive d = good;
+    change(&d);
+    EXPECT_FALSE(check(d).ok()) << d.ShortDebugString();
+  }
+}
+
+// What a later release adds to an enumeration reads as the default here: fresh
+// weights, in this case.
+TEST(Plausible, ASourceOfALaterReleaseIsRefused) {
+  pb::Directive d;
+  pb::Source* source = d.mutable_assignment()->mutable_source();
+  source->set_kind(pb::Source::MEMORY);
+  EXPECT_TRUE(check(d).ok()) << check(d).message();
+  std::string bytes = source->SerializeAsString();
+  bytes.back() = 99;
+  ASSERT_TRUE(source->ParseFromString(bytes));
+  EXPECT_EQ(source->kind(), pb::Source::INIT);
+  EXPECT_FALSE(check(d).ok());
+}
+
+TEST(Plausible, TextsOfRanksAreCleanedInsteadOfRefused) {
+  pb::Report r = good_report();
+  r.mutable_ranks(0)->set_last_log(
+      "\x1b[31mloss\tis 3\xc2\x9b"
+      "1m \xc3\xa9");
+  r.mutable_ranks(0)->add_log_tail(std::string(5000, 'x') + "\n");
+  r.mutable_ranks(0)->set_error("plain");
+  ASSERT_TRUE(check(r, kKnown).ok());
+  clean(&r);
+  EXPECT_EQ(r.ranks(0).last_log(), "?[31mloss?is 3??1m \xc3\xa9");
+  EXPECT_EQ(r.ranks(0).log_tail(0).size(), kMaxText);
+  EXPECT_EQ(r.ranks(0).error(), "plain");
+}
+
+}  // namespace
+}  // namespace remesh::limits

@@ -1,0 +1,317 @@
+// Which key may say what, and which worker names it may use.
+#include "coordinator/server/door.h"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "coordinator/rundir/run_dir.h"
+#include "tests/testing/files.h"
+
+namespace remesh::server {
+namespace {
+
+using rundir::AllowedKey;
+
+constexpr double kNow = 2'000'000'000;
+
+pb::Envelope report_of(const std::string& worker) {
+  pb::Envelope e;
+  e.mutable_report()->set_worker(worker);
+  return e;
+}
+pb::Envelope fence_of(const std::string& worker) {
+  pb::Envelope e;
+  e.mutable_fence_in()->set_worker(worker);
+  return e;
+}
+pb::Envelope command(pb::Command::Kind kind) {
+  pb::Envelope e;
+  e.mutable_command()->set_kind(kind);
+  return e;
+}
+
+mode_t mode_of(const std::string& path) {
+  struct stat st {};
+  return stat(path.c_str(), &st) == 0 ? st.st_mode & 07777 : 0;
+}
+
+class DoorTest : public ::testing::Test {
+ protected:
+  // A coordinator that listens.
+  void open(double now = kNow) {
+    auto door = Door::open(*fs_, {.run = run_, .job = "job", .make = true});
+    ASSERT_TRUE(door.ok()) << door.status().message();
+    door_ = std::move(door).value();
+    server_ =
+        std::move(wire::Server::bind("tcp://127.0.0.1:0", door_->server_keys()))
+            .value();
+    door_->guard(server_.get(), now);
+  }
+  // Adds a key to the list; returns its public key.
+  std::string allow(const std::string& role, const std::string& name,
+                    const std::string& workers = "*", int64_t expires = 0,
+                    const std::string& replaces = "") {
+    if (!rundir::has_keys(run_)) {
+      EXPECT_TRUE(rundir::make_keys(*fs_, run_).ok());
+    }
+    auto keys = rundir::read_allowed(run_).value();
+    keys.push_back({.public_key = wire::new_key_pair().public_key,
+                    .role = role,
+                    .name = name,
+                    .workers = workers,
+                    .expires = expires,
+                    .replaces = replaces});
+    EXPECT_TRUE(rundir::write_allowed(*fs_, run_, keys).ok());
+    return keys.back().public_key;
+  }
+  void disallow(const std::string& public_key) {
+    auto keys = rundir::read_allowed(run_).value();
+    std::erase_if(
+        keys, [&](const AllowedKey& k) { return k.public_key == public_key; });
+    EXPECT_TRUE(rundir::write_allowed(*fs_, run_, keys).ok());
+  }
+  // What the door does at that time once it has looked at its files.
+  std::vector<std::string> refresh(double now) {
+    std::vector<std::string> gone;
+    for (const int before = door_->looks(); door_->looks() == before;) {
+      for (std::string& key : door_->refresh(now))
+        gone.push_back(std::move(key));
+      usleep(1000);
+    }
+    return gone;
+  }
+  Status enrol(const std::string& by, const wire::Ticket& ticket) {
+    return door_->server_keys()->enrol(by, ticket);
+  }
+  static wire::Ticket ticket(const std::string& worker,
+                             const std::string& job = "job") {
+    return {wire::new_key_pair().public_key, worker, job,
+            static_cast<int64_t>(time(nullptr)) + 60};
+  }
+
+  remesh::testing::TempDir dir_;
+  const std::string run_ = dir_.path() + "/run";
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
+  std::unique_ptr<Door> door_;
+  std::unique_ptr<wire::Server> server_;
+};
+
+TEST_F(DoorTest, KeysAreMadeForTheOwnerAlone) {
+  open();
+  EXPECT_EQ(mode_of(rundir::keys_path(run_)), 0700u);
+  for (const char* name : {"coordinator", "worker", "operator"})
+    EXPECT_EQ(mode_of(rundir::key_path(run_, name)), 0600u) << name;
+  const auto worker = wire::read_key_file(rundir::key_path(run_, "worker"));
+  ASSERT_TRUE(worker.ok());
+  const auto server = wire::read_public_key(rundir::server_key_path(run_));
+  ASSERT_TRUE(server.ok());
+  EXPECT_EQ(worker->server, *server);
+  EXPECT_EQ(door_->server_keys()->own.public_key, *server);
+  EXPECT_EQ(door_->why_refused(worker->pair.public_key, report_of("w")), "");
+  // The next coordinator uses the same ones.
+  server_.reset();
+  open();
+  door_->remove_made_keys(*fs_);  // it did not make them
+  EXPECT_TRUE(rundir::has_keys(run_));
+  EXPECT_EQ(door_->server_keys()->own.public_key, *server);
+}
+
+TEST_F(DoorTest, WithoutKeysItDoesNotOpenAndSaysWhatMakesThem) {
+  const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
+  ASSERT_FALSE(door.ok());
+  EXPECT_NE(door.status().message().find("remesh key new coordinator"),
+            std::string::npos);
+  EXPECT_NE(door.status().message().find("--no-auth"), std::string::npos);
+  EXPECT_FALSE(std::filesystem::exists(run_));
+}
+
+TEST_F(DoorTest, ALooseKeyIsNotUsed) {
+  ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
+  chmod(rundir::key_path(run_, "coordinator").c_str(), 0644);
+  const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
+  ASSERT_FALSE(door.ok());
+  EXPECT_NE(door.status().message().find("chmod 600"), std::string::npos);
+}
+
+TEST_F(DoorTest, EveryRoleMaySayItsOwnAndNothingElse) {
+  const std::string worker = allow("worker", "a");
+  const std::string oper = allow("operator", "b");
+  const std::string viewer = allow("viewer", "c");
+  const std::string join = allow("join", "d");
+  open();
+  const auto may = [&](const std::string& key, const pb::Envelope& e) {
+    return door_->why_refused(key, e).empty();
+  };
+  for (const auto& e : {report_of("w"), fence_of("w")}) {
+    EXPECT_TRUE(may(worker, e));
+    for (const auto& other : {oper, viewer, join}) EXPECT_FALSE(may(other, e));
+  }
+  for (const auto kind :
+       {pb::Command::STATUS, pb::Command::DRAIN, pb::Command::CHECKPOINT,
+        pb::Command::STOP, pb::Command::MESH, pb::Command::SCALE}) {
+    EXPECT_TRUE(may(oper, command(kind)));
+    EXPECT_EQ(may(viewer, command(kind)), kind == pb::Command::STATUS);
+    EXPECT_FALSE(may(worker, command(kind)));
+    EXPECT_FALSE(may(join, command(kind)));
+  }
+  pb::Envelope directive;
+  directive.mutable_directive();
+  for (const auto& key : {worker, oper, viewer, join})
+    EXPECT_FALSE(may(key, directive));
+  EXPECT_FALSE(may(wire::new_key_pair().public_key, report_of("w")));
+  EXPECT_FALSE(may("", command(pb::Command::STATUS)));
+  EXPECT_NE(door_->why_refused(viewer, command(pb::Command::STOP))
+                .find("role viewer"),
+            std::string::npos);
+}
+
+TEST_F(DoorTest, AKeyUsesOnlyTheWorkerNamesThatItIsFor) {
+  const std::string key = allow("worker", "a", "rack1-*");
+  open();
+  EXPECT_EQ(door_->why_refused(key, report_of("rack1-7")), "");
+  EXPECT_NE(door_->why_refused(key, report_of("rack2-7")), "");
+  EXPECT_NE(door_->why_refused(key, fence_of("rack2-7")), "");
+}
+
+TEST_F(DoorTest, ARevokedOrExpiredKeyLosesItsRight) {
+  const std::string revoked = allow("worker", "a");
+  const std::string expires = allow("worker", "b", "*", kNow + 10);
+  open();
+  EXPECT_EQ(door_->why_refused(revoked, report_of("w")), "");
+  EXPECT_EQ(door_->why_refused(expires, report_of("w")), "");
+  EXPECT_TRUE(refresh(kNow + 1).empty());
+  disallow(revoked);
+  EXPECT_EQ(refresh(kNow + 2), std::vector<std::string>{revoked});
+  EXPECT_NE(door_->why_refused(revoked, report_of("w")), "");
+  EXPECT_EQ(door_->why_refused(expires, report_of("w")), "");
+  EXPECT_EQ(refresh(kNow + 11), std::vector<std::string>{expires});
+  EXPECT_NE(door_->why_refused(expires, report_of("w")), "");
+}
+
+TEST_F(DoorTest, AListThatCannotBeReadChangesNothing) {
+  const std::string key = allow("worker", "a");
+  open();
+  std::ofstream(rundir::allowed_path(run_), std::ios::app) << "nonsense\n";
+  EXPECT_TRUE(refresh(kNow + 1).empty());
+  EXPECT_NE(door_->problem().find("allowed.toml"), std::string::npos);
+  EXPECT_EQ(door_->why_refused(key, report_of("w")), "");
+  server_.reset();
+  const auto again = Door::open(*fs_, {.run = run_, .job = "job"});
+  EXPECT_FALSE(again.ok());
+}
+
+TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
+  const std::string join = allow("join", "batch", "node*");
+  const std::string worker = allow("worker", "a");
+  open(static_cast<double>(time(nullptr)));
+  const wire::Ticket good = ticket("node1");
+  EXPECT_TRUE(enrol(join, good).ok());
+  EXPECT_TRUE(enrol(join, good).ok());  // it was not heard that it was
+  EXPECT_EQ(door_->why_refused(good.public_key, report_of("node1")), "");
+  EXPECT_NE(door_->why_refused(good.public_key, report_of("node2")), "");
+  EXPECT_NE(door_->why_refused(good.public_key, command(pb::Command::STOP)),
+            "");
+  // Presented by somebody else, or by whom it admitted.
+  EXPECT_FALSE(enrol(worker, ticket("node1")).ok());
+  EXPECT_FALSE(enrol(good.public_key, ticket("node1")).ok());
+  EXPECT_FALSE(enrol(wire::new_key_pair().public_key, ticket("node1")).ok());
+  // For another job, another name, another member's key.
+  EXPECT_FALSE(enrol(join, ticket("node1", "other")).ok());
+  EXPECT_FALSE(enrol(join, ticket("mine")).ok());
+  const wire::Ticket pattern = ticket("node*");  // a name, not a pattern
+  EXPECT_TRUE(enrol(join, pattern).ok());
+  EXPECT_NE(door_->why_refused(pattern.public_key, report_of("node2")), "");
+  wire::Ticket taken = ticket("node9");
+  taken.public_key = worker;
+  EXPECT_FALSE(enrol(join, taken).ok());
+  taken.public_key = good.public_key;
+  EXPECT_FALSE(enrol(join, taken).ok());
+  // Expired, or good for ever.
+  wire::Ticket old = ticket("node1");
+  old.expires -= 100;
+  EXPECT_FALSE(enrol(join, old).ok());
+  old.expires += 1'000'000;
+  EXPECT_FALSE(enrol(join, old).ok());
+  for (const auto& t : {old, taken})
+    if (t.public_key != good.public_key) {
+      EXPECT_NE(door_->why_refused(t.public_key, report_of("node1")), "");
+    }
+}
+
+TEST_F(DoorTest, WhoeverAJoinKeyAdmittedGoesWithIt) {
+  const std::string join = allow("join", "batch");
+  const double now = static_cast<double>(time(nullptr));
+  open(now);
+  const wire::Ticket t = ticket("node1");
+  ASSERT_TRUE(enrol(join, t).ok());
+  allow("worker", "other");  // another change of the list keeps it
+  EXPECT_TRUE(refresh(now + 1).empty());
+  EXPECT_EQ(door_->why_refused(t.public_key, report_of("node1")), "");
+  disallow(join);
+  const auto gone = refresh(now + 2);
+  EXPECT_EQ(std::set<std::string>(gone.begin(), gone.end()),
+            (std::set<std::string>{join, t.public_key}));
+  EXPECT_NE(door_->why_refused(t.public_key, report_of("node1")), "");
+  EXPECT_FALSE(enrol(join, ticket("node2")).ok());
+}
+
+TEST_F(DoorTest, ANameIsClaimedByARightOnly) {
+  using core::Claim;
+  const std::string first = allow("worker", "a");
+  const std::string other = allow("worker", "b");
+  const std::string next = allow("worker", "a2", "*", 0, first);
+  const std::string join = allow("join", "batch");
+  open(static_cast<double>(time(nullptr)));
+  EXPECT_EQ(door_->claim(other, first), Claim::kNone);
+  EXPECT_EQ(door_->claim(next, first), Claim::kNow);
+  EXPECT_EQ(door_->claim(next, other), Claim::kNone);
+  const std::string unknown = wire::new_key_pair().public_key;
+  EXPECT_EQ(door_->claim(other, unknown), Claim::kWhenDead);
+  EXPECT_EQ(door_->claim(unknown, first), Claim::kNone);
+  // A worker that is started again with the same job secret has a new key.
+  const wire::Ticket t1 = ticket("node1");
+  const wire::Ticket t2 = ticket("node1");
+  ASSERT_TRUE(enrol(join, t1).ok());
+  ASSERT_TRUE(enrol(join, t2).ok());
+  EXPECT_EQ(door_->claim(t2.public_key, t1.public_key), Claim::kWhenDead);
+  EXPECT_EQ(door_->claim(t2.public_key, first), Claim::kNone);
+}
+
+TEST_F(DoorTest, TheNextKeyIsUsedByTheNextCoordinator) {
+  open();
+  const std::string before = door_->server_keys()->own.public_key;
+  ASSERT_TRUE(rundir::make_next_key(run_).ok());
+  EXPECT_FALSE(rundir::make_next_key(run_).ok());
+  (void)refresh(kNow + 1);
+  EXPECT_EQ(door_->server_keys()->own.public_key, before);
+  server_.reset();
+  open();
+  const std::string after = door_->server_keys()->own.public_key;
+  EXPECT_NE(after, before);
+  EXPECT_EQ(*wire::read_public_key(rundir::server_key_path(run_)), after);
+}
+
+TEST_F(DoorTest, ListsAreReadStrictly) {
+  const std::string key = wire::new_key_pair().public_key;
+  const AllowedKey full{key, "worker", "a", "n*", 1'900'000'000, "x"};
+  const auto back = rundir::parse_allowed(rundir::allowed_text({full}));
+  ASSERT_TRUE(back.ok()) << back.status().message();
+  ASSERT_EQ(back->size(), 1u);
+  EXPECT_EQ(back->front().workers, "n*");
+  EXPECT_EQ(back->front().expires, full.expires);
+  EXPECT_EQ(back->front().replaces, "x");
+  const std::string head = "[[key]]\npublic = \"" + key + "\"\n";
+  for (const std::string& bad :
+       {std::string("[[key]]\n"), head, head + "role = \"root\"\n",
+        head + "role = \"coordinator\"\n",
+        head + "role = \"viewer\"\nexpires = \"tomorrow\"\n",
+        rundir::allowed_text({full, full})})
+    EXPECT_FALSE(rundir::parse_allowed(bad).ok()) << bad;
+}
+
+}  // namespace
+}  // namespace remesh::server

@@ -1,0 +1,190 @@
+// The outbox: order, what depends on a write, and disks that are full or stand.
+#include "coordinator/server/outbox.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "coordinator/server/wait.h"
+
+namespace remesh::server {
+namespace {
+
+// A disk whose writes return when they are let, and fail while it is full.
+class Disk {
+ public:
+  Outbox::Write write(const std::string& text) {
+    return [this, text] {
+      std::unique_lock lock(mutex_);
+      ++begun_;
+      changed_.notify_all();
+      changed_.wait(lock, [this] { return !stands_; });
+      if (full_) return exhausted("FILE: full");
+      written_.push_back(text);
+      return ok_status();
+    };
+  }
+  void set(bool stands, bool full) {
+    const std::lock_guard lock(mutex_);
+    stands_ = stands;
+    full_ = full;
+    changed_.notify_all();
+  }
+  void wait_for_tries(int n) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return begun_ >= n; });
+  }
+  std::vector<std::string> written() {
+    const std::lock_guard lock(mutex_);
+    return written_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stands_ = false;
+  bool full_ = false;
+  int begun_ = 0;
+  std::vector<std::string> written_;
+};
+
+using Texts = std::vector<std::string>;
+
+class OutboxTest : public testing::Test {
+ protected:
+  void write(const std::string& text) {
+    outbox_->write("FILE",
+                   [disk = disk_, w = disk_->write(text)] { return w(); });
+  }
+  void then(const std::string& text) {
+    outbox_->then([this, text] { done_.push_back(text); });
+  }
+  // Delivers until that much was done.
+  void wait_for_done(size_t n) {
+    while (done_.size() < n) {
+      pollfd fd{outbox_->fd(), POLLIN, 0};
+      poll(&fd, 1, -1);
+      outbox_->deliver();
+    }
+  }
+
+  // Shared with writes that outlive the outbox.
+  std::shared_ptr<Disk> disk_ = std::make_shared<Disk>();
+  Texts done_;
+  Texts notes_;
+  std::unique_ptr<Outbox> outbox_ = std::make_unique<Outbox>(Outbox::Options{
+      .retry_ms = 1, .patience_ms = 10, .note = [this](const Status& s) {
+        notes_.push_back(s.message());
+      }});
+};
+
+TEST_F(OutboxTest, WhatDependsOnNoWriteIsDoneAtOnce) {
+  then("a");
+  EXPECT_EQ(done_, Texts{"a"});
+}
+
+TEST_F(OutboxTest, WritesInOrderAndReleasesWhatDependsOnIt) {
+  disk_->set(/*stands=*/true, /*full=*/false);
+  write("1");
+  then("a");
+  write("2");
+  then("b");
+  const uint64_t two = outbox_->newest();
+  disk_->wait_for_tries(1);
+  outbox_->deliver();
+  EXPECT_EQ(done_, Texts{});
+  EXPECT_FALSE(outbox_->written(two));
+  disk_->set(false, false);
+  wait_for_done(2);
+  EXPECT_EQ(disk_->written(), (Texts{"1", "2"}));
+  EXPECT_EQ(done_, (Texts{"a", "b"}));
+  EXPECT_TRUE(outbox_->written(two));
+}
+
+TEST_F(OutboxTest, WhatIsReleasedMayWriteAgain) {
+  outbox_->write("FILE", disk_->write("1"));
+  outbox_->then([this] {
+    write("2");
+    then("b");
+  });
+  wait_for_done(1);
+  EXPECT_EQ(disk_->written(), (Texts{"1", "2"}));
+}
+
+TEST_F(OutboxTest, AFullDiskIsTriedAgainUntilThereIsRoom) {
+  disk_->set(false, /*full=*/true);
+  write("1");
+  write("2");
+  then("a");
+  disk_->wait_for_tries(50);
+  outbox_->deliver();
+  EXPECT_EQ(done_, Texts{});
+  while (!outbox_->problem()) continue;
+  EXPECT_EQ(outbox_->problem(), "FILE: full, for 1 s");
+  EXPECT_GT(outbox_->take_waited().unwritten_ms, 0);
+  disk_->set(false, false);
+  wait_for_done(1);
+  EXPECT_EQ(disk_->written(), (Texts{"1", "2"}));
+  EXPECT_EQ(outbox_->problem(), std::nullopt);
+  EXPECT_EQ(notes_, (Texts{"FILE: full", ""}));
+}
+
+TEST_F(OutboxTest, WhatIsRefusedIsNotTriedAgainAndNothingFollows) {
+  outbox_->write("FILE", [] { return cancelled("taken over"); });
+  write("2");
+  then("a");
+  pollfd fd{outbox_->fd(), POLLIN, 0};
+  poll(&fd, 1, -1);
+  ASSERT_TRUE(outbox_->refused());
+  EXPECT_EQ(outbox_->refused()->message(), "taken over");
+  outbox_->finish(/*patience_ms=*/60'000);  // nothing is left to wait for
+  outbox_->deliver();
+  EXPECT_EQ(disk_->written(), Texts{});
+  EXPECT_EQ(done_, Texts{});
+}
+
+TEST_F(OutboxTest, ADiskThatStandsIsNamedAndNotWaitedFor) {
+  disk_->set(/*stands=*/true, false);
+  write("1");
+  while (!outbox_->problem()) continue;
+  EXPECT_EQ(outbox_->problem(), "FILE: the storage does not answer, for 1 s");
+  EXPECT_GE(outbox_->take_waited().stalled_ms, Wait::kCreditedMs);
+  outbox_.reset();
+  disk_->set(false, false);
+}
+
+TEST_F(OutboxTest, AtTheEndTheWritesThatAreLeftAreLost) {
+  disk_->set(false, /*full=*/true);
+  write("1");
+  disk_->wait_for_tries(1);
+  outbox_.reset();
+  disk_->set(false, false);
+  EXPECT_EQ(disk_->written(), Texts{});
+}
+
+TEST(Wait, IsCreditedWholeOnceItIsLong) {
+  Wait w;
+  w.begin(1000);
+  EXPECT_EQ(w.take_ms(1299), 0);
+  EXPECT_EQ(w.take_ms(1300), 300);
+  EXPECT_EQ(w.take_ms(1320), 20);
+  w.end(1350);
+  EXPECT_EQ(w.take_ms(9000), 30);
+  EXPECT_EQ(w.take_ms(9000), 0);
+  w.begin(9000);
+  w.end(9299);
+  EXPECT_EQ(w.take_ms(9999), 0) << "short ones are no wait";
+  w.begin(10'000);
+  w.end(10'400);
+  w.begin(10'400);
+  w.end(10'800);
+  EXPECT_EQ(w.take_ms(10'800), 800);
+}
+
+}  // namespace
+}  // namespace remesh::server

@@ -1,0 +1,69 @@
+// Two coordinators have the files of one run open: only one of them writes.
+#include "coordinator/server/run_files.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+
+#include "proto/rundir/paths.h"
+
+namespace remesh::server {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunFilesTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    run_ = ::testing::TempDir() + "/remesh-files-XXXXXX";
+    ASSERT_NE(mkdtemp(run_.data()), nullptr);
+    log_ = Logger::open({.name = "test", .path = run_ + "/log"});
+    open(older_);
+  }
+  void TearDown() override { fs::remove_all(run_); }
+
+  void open(RunFiles& files) {
+    auto lock = rundir::RunLock::acquire(run_);
+    ASSERT_TRUE(lock.ok()) << lock.status().message();
+    files.lock = std::move(*lock);
+    ASSERT_TRUE(files.open(run_, *log_).ok());
+  }
+  // The older one does not know that it has lost its lock.
+  void start_newer() {
+    fs::remove(rundir::lock_path(run_));
+    open(newer_);
+  }
+  static pb::Durable state(uint64_t epoch) {
+    pb::Durable d;
+    d.set_epoch(epoch);
+    return d;
+  }
+
+  std::string run_;
+  std::shared_ptr<Logger> log_;
+  RunFiles older_, newer_;
+};
+
+// What it held back while the disk was full, before the newer one could write
+// its epoch.
+TEST_F(RunFilesTest, TheOneThatLostTheLockWritesNoState) {
+  ASSERT_TRUE(older_.persist(state(1)).ok());
+  start_newer();
+  EXPECT_EQ(older_.persist(state(1)).code(), Code::kCancelled);
+  EXPECT_TRUE(newer_.persist(state(2)).ok());
+}
+
+// The newer one has read the metrics before, and would plan without them.
+TEST_F(RunFilesTest, LinesOfTheOlderOneEndTheNewerOne) {
+  start_newer();
+  ASSERT_TRUE(newer_.persist(state(2)).ok());
+  pb::StepMetrics m;
+  m.set_step(1);
+  m.set_generation(1);
+  ASSERT_TRUE(older_.append(m).ok());
+  EXPECT_EQ(newer_.persist(state(2)).code(), Code::kCancelled);
+}
+
+}  // namespace
+}  // namespace remesh::server

@@ -1,0 +1,237 @@
+#include "worker/agent/shell/mpi_network.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+#include "proto/base/text.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr std::string_view kMagic = "RMNW";
+constexpr std::string_view kTunnel = "wireguard=";
+
+// The address of the interface by which packets to `host` leave.
+bool source_address(const std::string& host, const std::string& port,
+                    sockaddr_storage& out) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), port.c_str(), &hints, &found) != 0)
+    return false;
+  bool ok = false;
+  for (const addrinfo* a = found; a != nullptr && !ok; a = a->ai_next) {
+    const int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t size = sizeof(out);
+    ok = fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+         getsockname(fd, reinterpret_cast<sockaddr*>(&out), &size) == 0;
+    if (fd >= 0) close(fd);
+  }
+  freeaddrinfo(found);
+  return ok;
+}
+
+// The bytes of an IPv4 or IPv6 address; empty for another family.
+std::string bytes_of(const sockaddr* address) {
+  std::string out;
+  if (address == nullptr) return out;
+  if (address->sa_family == AF_INET) {
+    sockaddr_in a{};
+    std::memcpy(&a, address, sizeof(a));
+    out.assign(reinterpret_cast<const char*>(&a.sin_addr), sizeof(a.sin_addr));
+  } else if (address->sa_family == AF_INET6) {
+    sockaddr_in6 a{};
+    std::memcpy(&a, address, sizeof(a));
+    out.assign(reinterpret_cast<const char*>(&a.sin6_addr),
+               sizeof(a.sin6_addr));
+  }
+  return out;
+}
+
+bool in_network(const std::string& address, const std::string& cidr) {
+  const size_t slash = cidr.find('/');
+  if (slash == std::string::npos) return false;
+  std::string network(address.size(), '\0');
+  const int family = address.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
+  if (inet_pton(family, cidr.substr(0, slash).c_str(), network.data()) != 1)
+    return false;
+  const size_t bits = std::min<size_t>(
+      std::strtoul(cidr.c_str() + slash + 1, nullptr, 10), address.size() * 8);
+  for (size_t b = 0; b < bits; ++b)
+    if (((address[b / 8] ^ network[b / 8]) >> (7 - b % 8) & 1) != 0)
+      return false;
+  return true;
+}
+
+// An address of an interface that is up, link-local ones excluded.
+struct LocalAddress {
+  std::string interface;
+  std::string bytes;
+  int prefix = 0;
+};
+
+std::vector<LocalAddress> local_addresses() {
+  std::vector<LocalAddress> out;
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return out;
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next) {
+    LocalAddress a{i->ifa_name, bytes_of(i->ifa_addr), 0};
+    if (a.bytes.empty() || (i->ifa_flags & IFF_UP) == 0 ||
+        (a.bytes.size() > 4 && in_network(a.bytes, "fe80::/10")))
+      continue;
+    for (const char c : bytes_of(i->ifa_netmask))
+      a.prefix += std::popcount(static_cast<unsigned char>(c));
+    out.push_back(std::move(a));
+  }
+  freeifaddrs(all);
+  return out;
+}
+
+std::string address_text(const std::string& bytes) {
+  char text[INET6_ADDRSTRLEN] = {};
+  inet_ntop(bytes.size() == sizeof(in_addr) ? AF_INET : AF_INET6, bytes.data(),
+            text, sizeof(text));
+  return text;
+}
+
+// Whether packets to `address` stay in the networks of `own` (CIDRs), or a
+// route leads there from one of their addresses.
+bool reaches(const std::vector<std::string>& own, const std::string& address) {
+  sockaddr_storage source{};
+  if (!source_address(address, "9", source)) return false;
+  const std::string from = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+  std::string bytes(from.size(), '\0');
+  const int family = from.size() == sizeof(in_addr) ? AF_INET : AF_INET6;
+  inet_pton(family, address.c_str(), bytes.data());
+  return std::any_of(own.begin(), own.end(), [&](const std::string& cidr) {
+    return in_network(bytes, cidr) ||
+           cidr.substr(0, cidr.find('/')) == address_text(from);
+  });
+}
+
+}  // namespace
+
+Result<PortRange> parse_ports(const std::string& text) {
+  PortRange out;
+  int end = 0;
+  if (std::sscanf(text.c_str(), "%5d-%5d%n", &out.first, &out.last, &end) !=
+          2 ||
+      static_cast<size_t>(end) != text.size() || out.first < 1024 ||
+      out.last < out.first || out.last > 65535)
+    return invalid_argument(
+        fmt::format("'{}': allowed: FIRST-LAST, ports from 1024 to 65535, for "
+                    "example 20000-20999",
+                    text));
+  return out;
+}
+
+MpiNetwork mpi_network(const std::string& interfaces) {
+  MpiNetwork out;
+  std::vector<LocalAddress> v4, v6;
+  std::vector<std::string> names;
+  const std::vector<LocalAddress> all = local_addresses();
+  std::istringstream in(interfaces);
+  for (std::string wanted; std::getline(in, wanted, ',');) {
+    // Open MPI knows no CIDRs of IPv6.
+    const bool cidr6 = wanted.find(':') != std::string::npos;
+    if (!cidr6) names.push_back(wanted);
+    for (const LocalAddress& a : all) {
+      if (a.interface != wanted && !in_network(a.bytes, wanted)) continue;
+      (a.bytes.size() == sizeof(in_addr) ? v4 : v6).push_back(a);
+      if (cidr6) names.push_back(a.interface);
+    }
+  }
+  out.interfaces = join(names, ",");
+  const std::vector<LocalAddress>& used = v4.empty() ? v6 : v4;
+  for (const LocalAddress& a : used)
+    out.addresses.push_back(
+        fmt::format("{}/{}", address_text(a.bytes), a.prefix));
+  if (!used.empty()) out.unused_family = v4.empty() ? 4 : 6;
+  if (used.size() == 1) out.listen = address_text(used[0].bytes);
+  return out;
+}
+
+std::string network_towards(const std::string& address) {
+  const size_t start = address.find("://");
+  const size_t colon = address.rfind(':');
+  if (start == std::string::npos || colon <= start + 3) return "";
+  std::string host = address.substr(start + 3, colon - start - 3);
+  if (host.starts_with('[') && host.ends_with(']'))
+    host = host.substr(1, host.size() - 2);
+  sockaddr_storage source{};
+  if (!source_address(host, address.substr(colon + 1), source)) return "";
+  const std::string own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+  for (const LocalAddress& a : local_addresses()) {
+    if (a.bytes != own || a.interface == "lo") continue;
+    if (own.size() > sizeof(in_addr)) return a.interface;
+    return fmt::format("{}/{}", address_text(own), a.prefix);
+  }
+  return "";
+}
+
+std::string with_network(const std::string& blob, const std::string& worker,
+                         const MpiNetwork& network) {
+  std::string text = worker + " " + join(network.addresses, " ");
+  if (!network.tunnel.empty())
+    text.append(" ").append(kTunnel).append(network.tunnel);
+  return fmt::format("{}{:08x}{:08x}", kMagic, text.size(), blob.size()) +
+         text + blob;
+}
+
+FenceNetworks split_networks(std::string_view all) {
+  constexpr size_t kHead = 20;
+  FenceNetworks out;
+  while (all.size() >= kHead && all.starts_with(kMagic)) {
+    const std::string sizes(all.substr(kMagic.size(), 16));
+    const size_t text = std::strtoul(sizes.substr(0, 8).c_str(), nullptr, 16);
+    const size_t blob = std::strtoul(sizes.substr(8).c_str(), nullptr, 16);
+    all.remove_prefix(kHead);
+    std::istringstream in{std::string(all.substr(0, text))};
+    std::string worker;
+    in >> worker;
+    std::string& tunnel = out.tunnels[worker];
+    for (std::string a; in >> a;)
+      if (a.starts_with(kTunnel))
+        tunnel = a.substr(kTunnel.size());
+      else
+        out.addresses[worker].push_back(a);
+    all.remove_prefix(std::min(text, all.size()));
+    out.blob += all.substr(0, blob);
+    all.remove_prefix(std::min(blob, all.size()));
+  }
+  out.blob += all;
+  return out;
+}
+
+std::string why_apart(
+    const std::vector<std::string>& own,
+    const std::map<std::string, std::vector<std::string>>& others) {
+  if (own.empty()) return "";
+  for (const auto& [worker, addresses] : others) {
+    const bool meets = std::any_of(
+        addresses.begin(), addresses.end(), [&own](const std::string& a) {
+          return reaches(own, a.substr(0, a.find('/')));
+        });
+    if (!meets)
+      return fmt::format(
+          "no route leads from the network of MPI here ({}) to that of worker "
+          "{} ({}); give both workers --interface of a network that they share",
+          join(own, ", "), worker, join(addresses, ", "));
+  }
+  return "";
+}
+
+}  // namespace remesh::agent

@@ -1,0 +1,61 @@
+// What a worker sees of its ranks: their boards, and /proc.
+#include "proto/base/clock.h"
+#include "worker/agent/shell/launcher.h"
+#include "worker/agent/shell/process.h"
+#include "worker/board/step_metrics.h"
+
+namespace remesh::agent {
+namespace {
+
+void to_memory(const board::Memory& m, pb::MemoryUse* out) {
+  out->set_weights(m.weights);
+  out->set_gradients(m.gradients);
+  out->set_optimizer(m.optimizer);
+  out->set_activations(m.activations);
+  out->set_buffers(m.buffers);
+}
+
+}  // namespace
+
+RankSample Launcher::sample(Rank& r, bool alive) {
+  RankSample out;
+  // Take the snapshot first. A rank pushes the metrics of a step before it
+  // commits the step, so they are present for every step committed here.
+  const board::Snapshot b = r.board->snapshot();
+  for (const board::StepRecord& s : r.board->pop_steps())
+    out.steps.push_back(board::to_metrics(s, generation_, mesh_));
+  pb::RankStatus& s = out.status;
+  s.set_rank(r.rank);
+  s.set_pid(r.pid);
+  s.set_phase(static_cast<int32_t>(b.phase));
+  s.set_step(b.step);
+  s.set_microbatch(b.microbatch);
+  s.set_committed_step(b.committed_step);
+  s.set_progress(b.progress);
+  s.set_checkpoint_step(b.checkpoint_step);
+  s.set_refused_stops(b.refused_stops);
+  if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
+  if (b.bubble >= 0) s.set_bubble(b.bubble);
+  if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
+  if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
+  if (!b.error.empty() || !apart_.empty())
+    s.set_error(b.error.empty() ? apart_ : b.error);
+  if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
+  fill_doing(*r.board, b, monotonic_ns(), &s);
+  if (alive) {
+    if (const auto stat = read_proc_stat(r.pid)) {
+      s.set_os_state(std::string(1, stat->state));
+      s.set_rss_bytes(stat->rss_bytes);
+    }
+  }
+  r.seen_committed = b.committed_step;
+  return out;
+}
+
+std::vector<RankSample> Launcher::samples() {
+  std::vector<RankSample> out;
+  for (auto& [rank, r] : ranks_) out.push_back(sample(r, /*alive=*/true));
+  return out;
+}
+
+}  // namespace remesh::agent

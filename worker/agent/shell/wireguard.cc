@@ -1,0 +1,294 @@
+#include "worker/agent/shell/wireguard.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <net/if.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "proto/base/clock.h"
+#include "proto/base/rng.h"
+#include "proto/base/text.h"
+#include "proto/wire/keys.h"
+#include "worker/agent/shell/process.h"
+#include "worker/agent/shell/rank_env.h"
+
+namespace remesh::agent {
+namespace {
+
+constexpr size_t kKeyBytes = 32;
+constexpr size_t kKeyText = 44;  // base64
+constexpr size_t kNetworkBytes = 4;
+constexpr int kPrefix = 32;
+constexpr int64_t kStartMs = 5000;
+constexpr int kAttempts = 3;
+constexpr int64_t kCallMs = 200;
+constexpr int64_t kMostCallMs = 5000;  // WireGuard itself calls again then
+constexpr int kKeepaliveS = 5;
+constexpr char kWhat[] =
+    "WireGuard needs the capability CAP_NET_ADMIN, ip(8), wg(8), and a kernel "
+    "with WireGuard or the program wireguard-go";
+
+constexpr std::string_view kBase64 =
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+// RFC 4648, of a key.
+std::string base64_of(const std::array<uint8_t, kKeyBytes>& key) {
+  std::string out;
+  uint32_t bits = 0;
+  int count = 0;
+  for (const uint8_t byte : key) {
+    bits = bits << 8 | byte;
+    for (count += 8; count >= 6; count -= 6)
+      out += kBase64[bits >> (count - 6) & 63];
+  }
+  out += kBase64[bits << (6 - count) & 63];
+  return out + "=";
+}
+
+// The program on the PATH, or in a folder of system programs.
+std::string find_program(const std::string& name) {
+  for (const char* folder : {"/usr/sbin", "/usr/bin", "/sbin", "/bin",
+                             "/usr/local/sbin", "/usr/local/bin"}) {
+    std::string path = std::string(folder) + "/" + name;
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return "";
+}
+
+}  // namespace
+
+Result<TunnelEnd> parse_tunnel(const std::string& text) {
+  const size_t comma = text.find(',');
+  const size_t colon = text.rfind(':');
+  const bool shape = comma == kKeyText && colon != std::string::npos &&
+                     colon > comma + 1 && text[kKeyText - 1] == '=' &&
+                     text.find_first_not_of(kBase64) == kKeyText - 1;
+  if (shape) {
+    TunnelEnd out{text.substr(0, comma), text.substr(comma + 1)};
+    std::string host = text.substr(comma + 1, colon - comma - 1);
+    const std::string port = text.substr(colon + 1);
+    const bool v6 = host.starts_with('[') && host.ends_with(']');
+    if (v6) host = host.substr(1, host.size() - 2);
+    in6_addr ignored{};
+    if (inet_pton(v6 ? AF_INET6 : AF_INET, host.c_str(), &ignored) == 1 &&
+        !port.empty() && port.size() <= 5 &&
+        port.find_first_not_of("0123456789") == std::string::npos &&
+        std::stoi(port) > 0 && std::stoi(port) <= 65535)
+      return out;
+  }
+  return invalid_argument("'" + text.substr(0, 100) +
+                          "' is not the end of a tunnel");
+}
+
+std::string tunnel_address(const std::string& public_key) {
+  in6_addr address{};
+  inet_pton(AF_INET6, std::string(WireGuard::kNetwork).substr(0, 11).c_str(),
+            &address);
+  // As much of the key as there is room for: 12 bytes, 16 digits.
+  uint32_t bits = 0;
+  for (size_t digit = 0, byte = kNetworkBytes; byte < sizeof(address);) {
+    bits = bits << 6 | static_cast<uint32_t>(kBase64.find(public_key[digit]));
+    if (++digit % 4 != 0) continue;
+    for (const int shift : {16, 8, 0})
+      address.s6_addr[byte++] = static_cast<uint8_t>(bits >> shift);
+  }
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  inet_ntop(AF_INET6, &address, text.data(), text.size());
+  return text.data();
+}
+
+WireGuard::WireGuard(const std::string& folder)
+    : folder_(folder),
+      interface_(fmt::format("rm{:012x}", hash64(folder) & 0xFFFFFFFFFFFF)) {
+  const wire::KeyPair pair = wire::new_key_pair();
+  private_key_ = base64_of(wire::key_bytes(pair.secret_key));
+  public_key_ = base64_of(wire::key_bytes(pair.public_key));
+}
+
+WireGuard::~WireGuard() {
+  if (daemon_ > 0) {
+    kill(daemon_, SIGTERM);  // removes its interface and its socket
+    waitpid(daemon_, nullptr, 0);
+  }
+  (void)run({"ip", "link", "del", interface_}, nullptr);
+  unlink((folder_ + "/wireguard.out").c_str());
+  unlink((folder_ + "/wireguard.log").c_str());
+}
+
+Result<std::unique_ptr<WireGuard>> WireGuard::make(const std::string& folder,
+                                                   int port) {
+  std::unique_ptr<WireGuard> out(new WireGuard(folder));
+  const Status s = out->start(port);
+  if (!s.ok()) return unavailable(fmt::format("{} ({})", s.message(), kWhat));
+  return out;
+}
+
+// Runs a program that ends at once.
+Status WireGuard::run(const std::vector<std::string>& command,
+                      std::string* output) {
+  ChildOptions child{.argv = command, .env = own_environment()};
+  child.argv[0] = find_program(command[0]);
+  child.output = folder_ + "/wireguard.out";
+  if (child.argv[0].empty()) return not_found(command[0] + " is not installed");
+  ASSIGN_OR_RETURN(const Child started, start_child(child));
+  if (started.pidfd >= 0) close(started.pidfd);
+  int status = 0;
+  waitpid(started.pid, &status, 0);
+  std::ifstream in(child.output);
+  std::string text{std::istreambuf_iterator<char>(in), {}};
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
+    text.pop_back();
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+    return unavailable(join(command, " ") + ": " + text);
+  if (output != nullptr) *output = text;
+  return ok_status();
+}
+
+Status WireGuard::start(int port) {
+  (void)run({"ip", "link", "del", interface_}, nullptr);
+  Status made =
+      run({"ip", "link", "add", interface_, "type", "wireguard"}, nullptr);
+  // Two that start at once may collide in the folder of their sockets.
+  for (int attempt = 0; !made.ok() && attempt < kAttempts; ++attempt) {
+    const Status started = start_daemon();
+    if (started.code() == Code::kNotFound) break;
+    made = started;
+  }
+  RETURN_IF_ERROR(made);
+  const std::string path = folder_ + "/wireguard.key";
+  unlink(path.c_str());
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC,
+                        S_IRUSR | S_IWUSR);
+  if (file < 0) return errno_error(path, errno);
+  const bool written = write(file, private_key_.data(), private_key_.size()) ==
+                       static_cast<ssize_t>(private_key_.size());
+  close(file);
+  if (!written) return io_error(path + ": cannot write");
+  made = run({"wg", "set", interface_, "listen-port", std::to_string(port),
+              "private-key", path},
+             nullptr);
+  unlink(path.c_str());
+  RETURN_IF_ERROR(made);
+  std::string listens;
+  RETURN_IF_ERROR(run({"wg", "show", interface_, "listen-port"}, &listens));
+  port_ = std::atoi(listens.c_str());
+  RETURN_IF_ERROR(
+      run({"ip", "addr", "add",
+           fmt::format("{}/{}", tunnel_address(public_key_), kPrefix), "dev",
+           interface_, "nodad"},
+          nullptr));
+  return run({"ip", "link", "set", interface_, "up"}, nullptr);
+}
+
+// Starts wireguard-go and waits for its interface.
+Status WireGuard::start_daemon() {
+  ChildOptions child{.argv = {find_program("wireguard-go"), "-f", interface_},
+                     .env = own_environment(),
+                     .output = folder_ + "/wireguard.log"};
+  if (child.argv[0].empty()) return not_found("wireguard-go");
+  ASSIGN_OR_RETURN(const Child started, start_child(child));
+  if (started.pidfd >= 0) close(started.pidfd);
+  daemon_ = started.pid;
+  for (const int64_t end = monotonic_ms() + kStartMs; monotonic_ms() < end;) {
+    if (run({"wg", "show", interface_}, nullptr).ok()) return ok_status();
+    if (waitpid(daemon_, nullptr, WNOHANG) != 0) {
+      daemon_ = 0;
+      break;
+    }
+    usleep(10'000);
+  }
+  std::string last;
+  std::ifstream in(child.output);
+  for (std::string line; std::getline(in, line);)
+    if (line.find("ERROR") != std::string::npos) last = line;
+  return unavailable("wireguard-go: " + (last.empty() ? "no interface" : last));
+}
+
+MpiNetwork WireGuard::network(const MpiNetwork& underlay) const {
+  MpiNetwork out = mpi_network(interface_);
+  out.peers_within = kNetwork;
+  if (underlay.addresses.empty()) return out;
+  const std::string& cidr = underlay.addresses.front();
+  const std::string address = cidr.substr(0, cidr.find('/'));
+  const bool v6 = address.find(':') != std::string::npos;
+  out.tunnel = fmt::format("{},{}:{}", public_key_,
+                           v6 ? "[" + address + "]" : address, port_);
+  return out;
+}
+
+std::vector<std::string> WireGuard::peer(const std::string& tunnel) const {
+  const std::string key = tunnel.substr(0, kKeyText);
+  std::vector<std::string> out = {"peer", key, "allowed-ips",
+                                  tunnel_address(key) + "/128"};
+  if (calls(tunnel))
+    out.insert(out.end(),
+               {"endpoint", tunnel.substr(kKeyText + 1), "persistent-keepalive",
+                std::to_string(kKeepaliveS)});
+  return out;
+}
+
+// Leaves those that stay alone, with their sessions.
+Status WireGuard::set_peers(const std::vector<std::string>& tunnels) {
+  std::vector<std::string> command;
+  const std::set<std::string> wanted(tunnels.begin(), tunnels.end());
+  for (const std::string& tunnel : peers_)
+    if (!wanted.contains(tunnel))
+      command.insert(command.end(),
+                     {"peer", tunnel.substr(0, kKeyText), "remove"});
+  calling_.clear();
+  for (const std::string& tunnel : wanted) {
+    RETURN_IF_ERROR(parse_tunnel(tunnel).status());
+    if (calls(tunnel)) calling_.insert(tunnel);
+    if (peers_.contains(tunnel)) continue;
+    const std::vector<std::string> added = peer(tunnel);
+    command.insert(command.end(), added.begin(), added.end());
+  }
+  peers_ = wanted;
+  wait_ms_ = kCallMs;
+  call_at_ms_ = monotonic_ms() + wait_ms_;
+  return set(command);
+}
+
+Status WireGuard::set(const std::vector<std::string>& changes) {
+  if (changes.empty()) return ok_status();
+  std::vector<std::string> command = {"wg", "set", interface_};
+  command.insert(command.end(), changes.begin(), changes.end());
+  return run(command, nullptr);
+}
+
+void WireGuard::call_again(int64_t now_ms) {
+  if (calling_.empty() || now_ms < call_at_ms_) return;
+  wait_ms_ = std::min(2 * wait_ms_, kMostCallMs);
+  std::string text;
+  if (!run({"wg", "show", interface_, "latest-handshakes"}, &text).ok()) return;
+  std::istringstream lines(text);
+  int64_t time = 0;
+  for (std::string key; lines >> key >> time;)
+    if (time != 0)
+      std::erase_if(calling_,
+                    [&key](const auto& t) { return t.starts_with(key); });
+  std::vector<std::string> changes;
+  for (const std::string& tunnel : calling_) {
+    const std::vector<std::string> again = peer(tunnel);
+    changes.insert(changes.end(), {"peer", again[1], "remove"});
+    changes.insert(changes.end(), again.begin(), again.end());
+  }
+  (void)set(changes);  // tried again
+  call_at_ms_ = now_ms + wait_ms_;
+}
+
+}  // namespace remesh::agent
