@@ -1,7 +1,7 @@
 // Mutates the files of a checkpoint and reads them: the result is an error or
 // the correct data, never a crash or wrong data.
 //
-// REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS (a multiplier) allow longer runs.
+// REMESH_TEST_SEED and REMESH_FUZZ_ROUNDS (a multiplier) allow longer runs.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -11,6 +11,7 @@
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/verify.h"
 #include "tests/testing/memory_file_system.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/checkpoint/fixture.h"
 
 namespace remesh::store {
@@ -55,7 +56,6 @@ std::string mutate(std::string text, std::mt19937_64& rng) {
 class CheckpointFuzz : public testing::Test {
  protected:
   void SetUp() override {
-    RecordProperty("seed", std::to_string(seed_));
     const auto done = save(fs_, "c", {1, 1}, table_, state_, 2);
     ASSERT_TRUE(done.ok()) << done.status().to_string();
     path_ = done->path;
@@ -68,7 +68,7 @@ class CheckpointFuzz : public testing::Test {
     return *read_file(fs_, path, uint64_t{1} << 30);
   }
 
-  const uint64_t seed_ = number_from("REMESH_FUZZ_SEED", 1);
+  const uint32_t seed_ = test_seed();
   const uint64_t rounds_ = number_from("REMESH_FUZZ_ROUNDS", 1);
   std::mt19937_64 rng_{seed_};
   const geometry::ParamTable table_ =

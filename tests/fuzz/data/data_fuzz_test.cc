@@ -1,8 +1,8 @@
 // Mutational fuzzing of everything that parses external input: job files,
 // overrides, the index of a data set, token shards, .xz and text. Valid inputs
 // are changed by bit flips, truncations, splices and repetitions. The result is
-// an error or a value, never a crash; sanitizers detect more. The seed is
-// fixed; REMESH_FUZZ_SEED and REMESH_FUZZ_ROUNDS change it and the length.
+// an error or a value, never a crash; sanitizers detect more.
+// REMESH_TEST_SEED and REMESH_FUZZ_ROUNDS change the seed and the length.
 #include <gtest/gtest.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -18,6 +18,7 @@
 
 #include "parallel/jobfile/jobfile.h"
 #include "proto/data/index.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
@@ -96,11 +97,9 @@ class Mutator {
 // ineffective.
 void fuzz(const std::vector<std::string>& inputs, uint64_t rounds,
           const std::function<Status(const std::string&)>& target) {
-  const uint64_t seed = from_env("REMESH_FUZZ_SEED", 1);
+  const uint32_t seed = test_seed();
   rounds = rounds * from_env("REMESH_FUZZ_ROUNDS", 100) / 100;
-  SCOPED_TRACE("REMESH_FUZZ_SEED=" + std::to_string(seed));
-  std::printf("seed %llu, %llu rounds\n", static_cast<unsigned long long>(seed),
-              static_cast<unsigned long long>(rounds));
+  SCOPED_TRACE("REMESH_TEST_SEED=" + std::to_string(seed));
   Mutator mutate(seed);
   uint64_t refused = 0;
   for (const std::string& input : inputs)

@@ -2,7 +2,7 @@
 // crash and change their mesh: each job must do exactly what it does without
 // them, and memory must not grow.
 //
-//   hostile_fuzz [messages=40000] [first seed=1]
+//   hostile_fuzz [messages=40000] [first seed]
 #include <sys/resource.h>
 
 #include <cstdint>
@@ -13,6 +13,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "tests/sim/cluster.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::sim {
 namespace {
@@ -62,6 +63,7 @@ int run(int64_t messages, uint64_t seed) {
 
 int main(int argc, char** argv) {
   const int64_t messages = argc > 1 ? std::atoll(argv[1]) : 40'000;
-  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  const uint64_t seed =
+      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : remesh::test_seed();
   return remesh::sim::run(messages, seed);
 }

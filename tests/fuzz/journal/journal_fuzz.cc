@@ -12,19 +12,12 @@
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::server {
 namespace {
 
 namespace fs = std::filesystem;
-
-uint64_t seed_of_run() {
-  const char* given = std::getenv("REMESH_FUZZ_SEED");
-  const uint64_t seed =
-      given != nullptr ? std::strtoull(given, nullptr, 10) : getpid();
-  std::cout << "REMESH_FUZZ_SEED=" << seed << "\n";
-  return seed;
-}
 
 std::string mutate(std::string bytes, std::mt19937_64& random) {
   const auto below = [&](size_t n) {
@@ -78,7 +71,7 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
     }
   }
   const std::string sound = slurp(path);
-  std::mt19937_64 random(seed_of_run());
+  std::mt19937_64 random(test_seed());
   int refused = 0;
   for (int i = 0; i < 300; ++i) {
     for (const char* suffix : {"-journal", ".new"}) fs::remove(path + suffix);
@@ -111,7 +104,7 @@ TEST(LinesFuzz, AnyBytesAreALineOrAStatus) {
   const std::string texts[] = {
       rundir::metrics_line(m), rundir::event_line(e),
       rundir::endpoint_text({"tcp://h:1", "h", 3, "tcp://h:1"})};
-  std::mt19937_64 random(seed_of_run());
+  std::mt19937_64 random(test_seed());
   for (int i = 0; i < 20'000; ++i) {
     const std::string bytes = mutate(texts[i % 3], random);
     if (const auto p = rundir::parse_metrics_line(bytes); p.ok()) {

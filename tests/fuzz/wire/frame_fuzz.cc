@@ -1,7 +1,7 @@
 // Decodes random and mutated frames: nothing crashes, and accepted frames
 // survive another encoding unchanged.
 //
-//   wire_fuzz [rounds=20000] [seed=from the clock]
+//   wire_fuzz [rounds=20000] [seed]
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "proto/base/check.h"
-#include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::wire {
 namespace {
@@ -120,8 +120,7 @@ int run(int64_t rounds, uint64_t seed) {
 
 int main(int argc, char** argv) {
   const int64_t rounds = argc > 1 ? std::atoll(argv[1]) : 20000;
-  const uint64_t seed = argc > 2
-                            ? std::strtoull(argv[2], nullptr, 10)
-                            : static_cast<uint64_t>(remesh::monotonic_ns());
+  const uint64_t seed =
+      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : remesh::test_seed();
   return remesh::wire::run(rounds, seed);
 }

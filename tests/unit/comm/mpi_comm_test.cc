@@ -7,9 +7,9 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 #include "parallel/comm/mesh.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/comm/comm_contract.h"
 
 namespace {
@@ -41,8 +41,7 @@ int main(int argc, char** argv) {
     return 3;
   }
   comm::MpiWorld& mpi = **made;
-  uint64_t seed =
-      argc > 2 ? std::strtoull(argv[2], nullptr, 10) : std::random_device()();
+  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : test_seed();
   mpi.world().broadcast(std::as_writable_bytes(std::span(&seed, 1)), 0);
   if (mpi.rank() == 0)
     std::printf("seed %llu\n", static_cast<unsigned long long>(seed));

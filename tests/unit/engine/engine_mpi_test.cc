@@ -5,9 +5,9 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 #include "parallel/comm/mpi_comm.h"
+#include "tests/testing/seed.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 namespace remesh::engine {
@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
   remesh::comm::MpiWorld& mpi = **made;
   const int cases = argc > 2 ? std::atoi(argv[2]) : 8;
   uint64_t seed =
-      argc > 3 ? std::strtoull(argv[3], nullptr, 10) : std::random_device()();
+      argc > 3 ? std::strtoull(argv[3], nullptr, 10) : remesh::test_seed();
   mpi.world().broadcast(std::as_writable_bytes(std::span(&seed, 1)), 0);
   if (mpi.rank() == 0)
     std::printf("seed %llu\n", static_cast<unsigned long long>(seed));

@@ -9,6 +9,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
+
+#include "tests/testing/seed.h"
 
 namespace remesh::server {
 namespace {
@@ -98,9 +101,8 @@ TEST_F(JournalTest, OfTwoWritersTheYoungerWins) {
 // moment: the next life finds that state, or the one that was under way.
 TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
   int64_t reached = 0;
-  const auto seed = static_cast<unsigned>(getpid());
-  RecordProperty("seed", static_cast<int>(seed));
-  std::srand(seed);
+  const uint32_t seed = test_seed();
+  std::mt19937 random(seed);
   for (int round = 0; round < 15; ++round) {
     int said[2];
     ASSERT_EQ(pipe(said), 0);
@@ -119,7 +121,7 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
     ASSERT_EQ(read(said[0], &heard, sizeof(heard)),
               static_cast<ssize_t>(sizeof(heard)))
         << "seed " << seed << ", round " << round;
-    usleep(std::rand() % 20'000);
+    usleep(random() % 20'000);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
     for (int64_t g = 0; read(said[0], &g, sizeof(g)) == sizeof(g);) heard = g;
