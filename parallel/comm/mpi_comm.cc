@@ -3,9 +3,12 @@
 // The C interface only; Open MPI's C++ one needs another library.
 #define OMPI_SKIP_MPICXX 1
 
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <mpi.h>
 #include <sched.h>
+#include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +17,7 @@
 
 #include "parallel/comm/direct_reduce.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 namespace remesh::comm {
 namespace {
@@ -30,6 +34,26 @@ bool mpi_finalized() {
   MPI_Finalized(&flag);
   return flag != 0;
 }
+
+// While one exists, MPI yields the core when it waits inside a call (to start,
+// to split a communicator, to end), as ranks that outnumber the cores must.
+// Other calls are polls of Progress, which waits in its own way. Open MPI reads
+// the parameter mpi_yield_when_idle only at its start; without this function of
+// its, it stays as it was set then.
+class YieldInMpi {
+ public:
+  YieldInMpi() { set(true); }
+  ~YieldInMpi() { set(false); }
+  YieldInMpi(const YieldInMpi&) = delete;
+  YieldInMpi& operator=(const YieldInMpi&) = delete;
+
+ private:
+  static void set(bool yield) {
+    static const auto function = reinterpret_cast<bool (*)(bool)>(
+        dlsym(RTLD_DEFAULT, "opal_progress_set_yield_when_idle"));
+    if (function != nullptr) function(yield);
+  }
+};
 
 class MpiBatch final : public Batch {
  public:
@@ -132,20 +156,33 @@ class Progress {
   bool contains(const Machine* m) const {
     return std::find(active_.begin(), active_.end(), m) != active_.end();
   }
-  // Spins for about a millisecond, then yields the core between polls. Yielding
-  // sooner costs a time slice per message when other programs compete for the
-  // core; when ranks outnumber cores, Open MPI's mpi_yield_when_idle yields at
-  // once.
+  // Yields the core between polls, which costs nothing while nobody else wants
+  // it. Where somebody does, be it another rank or another program, a thread
+  // that spins or yields has used up its share of the core when the message
+  // arrives, and waits for its next time slice; one that slept runs at once. So
+  // it sleeps between polls after a millisecond, or as soon as a yield has cost
+  // a time slice, and for a while after that.
   void wait(const Machine* m) {
-    constexpr int kSpins = 10000;
-    for (int spins = 0; contains(m); ++spins) {
-      if (spins > kSpins) sched_yield();
-      poll();
+    constexpr int64_t kYieldNs = 1'000'000, kCrowdedNs = 50'000'000;
+    constexpr timespec kSleep{.tv_sec = 0, .tv_nsec = 50'000};
+    if (!contains(m)) return;
+    const int64_t start = monotonic_ns();
+    for (int64_t now = start; contains(m); poll()) {
+      if (now < crowded_until_ns_ || now - start > kYieldNs) {
+        nanosleep(&kSleep, nullptr);
+        now = monotonic_ns();
+      } else {
+        const int64_t before = now;
+        sched_yield();
+        now = monotonic_ns();
+        if (now - before > kYieldNs) crowded_until_ns_ = now + kCrowdedNs;
+      }
     }
   }
 
  private:
   std::vector<Machine*> active_;
+  int64_t crowded_until_ns_ = 0;
   std::shared_ptr<ScratchPool> scratch_ = std::make_shared<ScratchPool>();
 };
 
@@ -174,6 +211,7 @@ class MpiComm final : public Comm {
   // Takes ownership of `p2p`.
   MpiComm(std::shared_ptr<Progress> progress, MPI_Comm p2p)
       : progress_(std::move(progress)), p2p_(p2p) {
+    const YieldInMpi yield;
     check_mpi(MPI_Comm_dup(p2p_, &coll_), "MPI_Comm_dup");
     MPI_Comm_rank(p2p_, &rank_);
     MPI_Comm_size(p2p_, &size_);
@@ -269,6 +307,7 @@ class MpiComm final : public Comm {
     // MPI_Comm_split blocks inside MPI, where no other operation advances.
     CHECK_MSG(progress_->idle(), "split() while requests are in progress");
     MPI_Comm sub = MPI_COMM_NULL;
+    const YieldInMpi yield;
     check_mpi(
         MPI_Comm_split(coll_, color < 0 ? MPI_UNDEFINED : color, key, &sub),
         "MPI_Comm_split");
@@ -325,6 +364,7 @@ class MpiWorldImpl final : public MpiWorld {
 
   void finalize() override {
     CHECK_MSG(progress_->idle(), "finalize() while requests are in progress");
+    const YieldInMpi yield;
     check_mpi(MPI_Finalize(), "MPI_Finalize");
   }
   [[noreturn]] void abort(int exit_code, const std::string& message) override {
@@ -349,6 +389,8 @@ Result<std::unique_ptr<MpiWorld>> MpiWorld::init(const MpiExpect& expect) {
     return internal(
         "MPI: already initialised in this process; a process can "
         "join only one world");
+  // Short sleeps of Progress::wait() are to be short; the default adds 50 us.
+  prctl(PR_SET_TIMERSLACK, 1000UL);
   // Serialized: one thread at a time, but not always the same one.
   int provided = 0;
   const int rc =

@@ -47,7 +47,6 @@ TEST(RankEnv, OtherLaunchersLeaveNoTrace) {
     EXPECT_EQ(e.find("FLUX"), std::string::npos);
     EXPECT_TRUE(keys.insert(e.substr(0, e.find('='))).second) << e;
   }
-  EXPECT_FALSE(keys.contains("OMPI_MCA_mpi_yield_when_idle"));
   EXPECT_FALSE(keys.contains("OMP_WAIT_POLICY"));
   s.sleep_when_idle = true;
   EXPECT_TRUE(has(rank_environment({"OMP_WAIT_POLICY=active"}, {}, s),

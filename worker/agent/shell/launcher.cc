@@ -225,7 +225,6 @@ Status Launcher::start_rank(const pb::Assignment& assignment,
   settings.shared_folder = folders.shared;
   settings.tcp = network_;
   settings.ports = options_.ports;
-  settings.yield_when_idle = placement.wanted_cores >= options_.cores;
   settings.sleep_when_idle = placement.wanted_cores > options_.cores;
   settings.cma = cma_;
   settings.threads = threads;

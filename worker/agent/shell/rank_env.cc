@@ -121,12 +121,11 @@ std::vector<std::string> rank_environment(const std::vector<std::string>& base,
         "OMPI_MCA_orte_externally_bound=1", "OMPI_MCA_pml=ob1",
         // The other components create files of fixed names in /dev/shm, which
         // remain after a kill.
-        "OMPI_MCA_shmem=mmap"})
+        "OMPI_MCA_shmem=mmap", "OMPI_MCA_mpi_yield_when_idle=1"})
     put(env, e);
   put(env, "OMPI_MCA_btl_vader_backing_directory=" + settings.shared_folder);
   if (!settings.cma) put(env, "OMPI_MCA_btl_vader_single_copy_mechanism=none");
   put_network(settings, env);
-  if (settings.yield_when_idle) put(env, "OMPI_MCA_mpi_yield_when_idle=1");
   // A spinning thread would take the core from a working one.
   if (settings.sleep_when_idle) put(env, "OMP_WAIT_POLICY=passive");
   if (settings.threads > 0)

@@ -36,7 +36,6 @@ struct MpiSettings {
   // Absent: all ranks belong to one worker and share memory.
   std::optional<MpiNetwork> tcp;
   PortRange ports;
-  bool yield_when_idle = false;  // MPI calls yield while they wait
   bool sleep_when_idle = false;  // OpenMP threads sleep between regions
   bool cma = true;               // cross-memory attach works
   int threads = 0;               // of the rank; 0: not specified
