@@ -49,7 +49,8 @@ void add_options(CLI::App& app, WorkerOptions& o, std::string* group) {
                  "Name of this host, as other workers see it");
   app.add_option("--job", o.job, "Refuse coordinators of other jobs");
   app.add_option("--scratch", o.scratch,
-                 "Folder for temporary files; default: /tmp/remesh-<uid>");
+                 "Folder for temporary files; default: /tmp/remesh-<uid>")
+      ->envname("REMESH_SCRATCH");
   app.add_option(
       "--scratch-name", o.scratch_name,
       "Folder in --scratch, unique on this host; default: NAME. Lets "

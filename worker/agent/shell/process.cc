@@ -55,9 +55,15 @@ void reset_signals() {
 }
 
 void prefer_as_oom_victim() {
-  const int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  const int fd = open("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC);
   if (fd < 0) return;
-  (void)!write(fd, "500", 3);
+  char own[8] = {};
+  (void)!read(fd, own, sizeof(own) - 1);
+  // A larger one is kept, such as 1000 of a container to be killed first.
+  int score = 0;
+  for (const char* c = own; *c >= '0' && *c <= '9'; ++c)
+    score = 10 * score + (*c - '0');
+  if (score < 500) (void)!pwrite(fd, "500", 3, 0);
   close(fd);
 }
 

@@ -355,6 +355,11 @@ void Worker::look_for_lost_states() {
 
 void Worker::remove_states() {
   if (states_after_ == States::kKept) {
+    // A rank that failed before its first step leaves a segment without states.
+    const InventoryTaken held =
+        take_inventory(scratch_->state_folder(), state_job_);
+    if (held.holdings.empty() && held.damaged.empty())
+      scratch_->remove_states(state_job_, /*of_dead_workers=*/false);
     if (has_states(scratch_->state_folder()))
       log_->warn("states_kept", {{"folder", scratch_->state_folder()},
                                  {"seconds", kStateKeptS},
