@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/memory/changes.h"
 #include "bench/models.h"
@@ -53,7 +54,7 @@ struct Options {
   int64_t microbatches = 8;
   int64_t batch = 8;
   int64_t seq = 256;
-  std::string dtype = "bf16";
+  std::string dtype = default_dtype();
   bool keep_state = false;  // in shared memory, with replicas
   std::string row;
   bool smoke = false;
@@ -383,6 +384,7 @@ int main(int argc, char** argv) {
   app.add_flag("--keep-state", o.keep_state,
                "State and replicas in shared memory");
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
+      ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("--smoke", o.smoke, "A few rows, tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);

@@ -26,6 +26,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/dtype.h"
 #include "bench/median.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
@@ -57,7 +58,7 @@ struct Options {
   int64_t microbatches = 16;
   int64_t batch = 2;
   int64_t seq = 256;
-  std::string dtype = "bf16";
+  std::string dtype = default_dtype();
   int rounds = 3;
   std::vector<int> ranks = {2, 4};
   bool json = false;

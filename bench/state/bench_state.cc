@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/median.h"
 #include "bench/models.h"
@@ -45,7 +46,7 @@ struct Options {
   int64_t batch = 4;
   int64_t seq = 256;
   int rounds = 12;
-  std::string dtype = "bf16";
+  std::string dtype = default_dtype();
   bool smoke = false;
 };
 
@@ -292,6 +293,7 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", o.rounds, "Rounds measured")
       ->check(CLI::Range(1, 1000));
   app.add_option("--dtype", o.dtype, "bf16 or fp32")
+      ->capture_default_str()
       ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);

@@ -15,6 +15,7 @@
 #include <optional>
 #include <vector>
 
+#include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/median.h"
 #include "bench/models.h"
@@ -42,7 +43,7 @@ struct Options {
   int64_t batch = 8;
   int64_t seq = 256;
   int threads = 2;
-  std::string dtype = "bf16";
+  std::string dtype = default_dtype();
   int steps = 4;
   int rounds = 3;
   bool recompute = false;
