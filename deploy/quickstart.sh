@@ -14,7 +14,7 @@ deploy/install_packages.sh
 
 step "2/4 build (build/bin)"
 cmake --preset release >/dev/null
-cmake --build build -j "$(nproc)" --target remesh remesh-coordinator \
+cmake --build build -j "$(deploy/cores.sh)" --target remesh remesh-coordinator \
   remesh-worker remesh-trainer remesh-data
 PATH=$PWD/build/bin:$PATH
 
@@ -39,7 +39,7 @@ membership_changes() {
   wait_for_step $((steps / 3))
   echo ">>> a third worker joins: remesh-worker --connect $run --name late"
   remesh-worker --connect "$run" --slots 1 --name late \
-    --log "$run/logs/late.out" &
+    --scratch-name "late-$$" --log "$run/logs/late.out" &
   wait_for_step $((steps * 2 / 3))
   victim=$(remesh status "$run" --json |
     python3 -c 'import json, sys

@@ -132,8 +132,12 @@ EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)"')
 def check_docs():
     """Pages mention files that exist, and PROTOCOL.md all events."""
     offences = []
-    pages = [p for p in pathlib.Path(".").rglob("*.md")
-             if not p.parts[0].startswith((".", "build", "runs"))]
+    tracked = subprocess.run(["git", "ls-files", "*.md"], check=False,
+                             capture_output=True, text=True).stdout.split()
+    pages = [p for p in map(pathlib.Path, tracked) if p.exists()] or [
+        *pathlib.Path(".").glob("*.md"),
+        *(p for folder in (*CHECKED, "deploy")
+          for p in pathlib.Path(folder).rglob("*.md"))]
     for page in pages:
         text = page.read_text()
         names = [(name, pathlib.Path(name)) for name in MENTIONED.findall(text)]
@@ -196,12 +200,12 @@ class Tidy:
         self.paths, self.flags = {}, {}
         database = pathlib.Path(build, "compile_commands.json").read_text()
         for entry in json.loads(database):
-            unit = os.path.relpath(entry["file"], self.root)
+            unit = os.path.relpath(os.path.realpath(entry["file"]), self.root)
             words = shlex.split(entry["command"])
             self.paths[unit] = [w for w in words if w.startswith("-D")]
             for before, word in zip(words, words[1:]):
                 if word.startswith("-I"):
-                    self.paths[unit] += [word]
+                    self.paths[unit] += ["-I" + os.path.realpath(word[2:])]
                 if before == "-isystem":
                     self.paths[unit] += [before, word]
             self.flags[unit] = tuple(w for w in words if re.match(
@@ -268,6 +272,7 @@ def check_tidy(build, record=False, everything=False):
         clean = {line.split()[0] for line in RECORD.read_text().splitlines()}
     accepted = {p for p in prints if prints[p] in clean}
     findings, covered = set(), {}
+    cores = int(subprocess.check_output("deploy/cores.sh"))
     for p in prints.keys() - accepted:
         unit = p if p.endswith(".cc") else unit_of(p, includes)
         if unit is None:
@@ -276,7 +281,7 @@ def check_tidy(build, record=False, everything=False):
             covered.setdefault(unit, set()).add(p)
     tidy = Tidy(build) if covered else None
     groups = tidy.groups(covered) if covered else []
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
         for group, found in zip(groups, pool.map(tidy and tidy.run, groups)):
             # Every unit that includes a header reports its findings.
             findings.update(found)

@@ -52,10 +52,12 @@ elif [ "$preset" = asan-e2e ]; then
   export ASAN_OPTIONS=$options UBSAN_OPTIONS=print_stacktrace=1:$options
 fi
 step "build"
-cmake --build "$build" -j "$(nproc)" --target "${targets[@]}"
+cores=$(deploy/cores.sh)
+echo "with $cores jobs at a time"
+cmake --build "$build" -j "$cores" --target "${targets[@]}"
 step "test"
 code=0
-ctest --test-dir "$build" --output-on-failure -j "$(nproc)" \
+ctest --test-dir "$build" --output-on-failure -j "$((cores < 16 ? cores : 16))" \
   "${select[@]}" "$@" || code=$?
 if [ -n "${reports:-}" ] && [ -n "$(ls -A "$reports")" ]; then
   head -n 40 "$reports"/*

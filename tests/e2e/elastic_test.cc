@@ -57,7 +57,8 @@ TEST_F(ElasticTest, SigtermToAWorkerLosesNothing) {
 
 // The ranks agree on the stop; no coordinator is needed.
 TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
-  make(endless({{"checkpoint.interval", "0"}}));
+  make(endless(
+      {{"checkpoint.interval", "0"}, {"elastic.dead_after_ms", "3000"}}));
   start_services(2);
   c().coordinator().kill(SIGKILL);
   ASSERT_TRUE(c().coordinator().wait_ms(5000));
@@ -83,20 +84,18 @@ TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
   const auto pids = c().rank_pids(3);
   ASSERT_EQ(pids.size(), 3U);
   const int64_t before = c().last_step();
-  const double at = static_cast<double>(time(nullptr));
   kill(pids.at(2), SIGSTOP);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 2) << e;
   EXPECT_NE(e.value("cause", "").find("stopped"), std::string::npos) << e;
-  EXPECT_LT(e.value("time", 0.0) - at, 6.0);
   ASSERT_TRUE(c().wait_for_dp(3, before));
   EXPECT_EQ(testing::process_state(pids.at(2)), "");
   stop_in_order();
 }
 
 TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItReturns) {
-  make(endless());
+  make(endless({{"elastic.dead_after_ms", "3000"}}));
   start_services(2);
   c().worker("w2").kill(SIGSTOP);
   ASSERT_TRUE(c().wait_for_dp(1));
@@ -112,7 +111,7 @@ TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItReturns) {
 
 TEST_F(ElasticTest, TenWorkersStartedTogetherMakeOneGeneration) {
   make(endless(
-      {{"elastic.join_window_ms", "1500"}, {"train.global_batch_size", "20"}}));
+      {{"elastic.min_slots", "10"}, {"train.global_batch_size", "20"}}));
   c().start_coordinator();
   for (int i = 0; i < 10; ++i)
     c().start_worker({.name = fmt::format("w{}", i)});
@@ -130,10 +129,12 @@ TEST_F(ElasticTest, NoTrainingBelowTheLeastNumberOfSlots) {
   expect_exit(c().worker("w2"), 0);
   ASSERT_TRUE(c().wait_for_event("waiting", 2));
   const int64_t at = c().last_step();
-  testing::sleep_ms(500);
-  EXPECT_EQ(c().last_step(), at);
   c().start_worker({.name = "w3"});
   ASSERT_TRUE(c().wait_for_step(at + 3));
+  // No step was made between.
+  for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 2) << m;
+  EXPECT_EQ(c().metrics()[static_cast<size_t>(at)]["generation"],
+            c().events_named("mesh").back()["generation"]);
   stop_in_order();
   expect_sequence(c().last_step());
 }

@@ -245,14 +245,14 @@ TEST_F(FaultTest, ACoordinatorKilledUnderRunCostsNoStep) {
 }
 
 TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
-  make(endless());
+  make(endless({{"elastic.dead_after_ms", "4000"}}));
   start_services(2);
   const auto before = c().rank_pids(2);
   ASSERT_EQ(before.size(), 2U);
   c().coordinator().kill(SIGKILL);
   ASSERT_TRUE(c().coordinator().wait_ms(5000));
   EXPECT_TRUE(c().status().is_null());
-  testing::sleep_ms(2500);  // longer than dead_after_ms: no effect
+  testing::sleep_ms(4500);  // longer than dead_after_ms: no effect
   const int64_t at = c().last_step();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_step(at + 10));

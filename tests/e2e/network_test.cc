@@ -132,7 +132,8 @@ TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
 }
 
 TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
-  make(endless({{"checkpoint.interval", "5"}}));
+  make(endless(
+      {{"checkpoint.interval", "5"}, {"elastic.dead_after_ms", "3000"}}));
   start_coordinator();
   start_worker(1);
   start_worker(2);

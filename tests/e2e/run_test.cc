@@ -249,6 +249,7 @@ TEST_F(RunTest, LocalWorkersHaveOneNameAndOneLogThroughoutTheRun) {
   const std::set<std::string> two = {"local-1", "local-2"};
   // Another run on this host has workers of the same names.
   Cluster other(data_path(), endless());
+  other.use_scratch_of(c());
   other.start_run(1);
   ASSERT_TRUE(other.wait_for_step(3));
   for (const char* resume : {"--respawn", "--resume"}) {
@@ -266,7 +267,8 @@ TEST_F(RunTest, LocalWorkersHaveOneNameAndOneLogThroughoutTheRun) {
   // Another terminal adds a worker.
   Process more({{testing::program("remesh"), "run", c().job_file(), "--run-dir",
                  c().run_dir(), "--local", "1"},
-                c().folder() + "/more.out"});
+                c().folder() + "/more.out",
+                c().environment()});
   EXPECT_FALSE(c().wait_for_status([&](const Json& s) {
                     return worker_names(s).contains("local-3");
                   })

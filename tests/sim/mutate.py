@@ -84,7 +84,9 @@ class Builder:
     def __init__(self, build):
         self.build = build
         commands = json.loads((build / "compile_commands.json").read_text())
-        self.compile = {c["file"]: c["command"] for c in commands}
+        # The checkout may have been reached through a link.
+        self.compile = {os.path.realpath(c["file"]): c["command"]
+                        for c in commands}
         self.links = {}
 
     def link_command(self, target):
@@ -164,7 +166,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=60000, help="per mutant")
     parser.add_argument("--limit", type=int, default=600,
                         help="seconds per mutant")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    cores = subprocess.check_output([ROOT / "deploy/cores.sh"])
+    parser.add_argument("--jobs", type=int, default=int(cores))
     args = parser.parse_args()
 
     mutants = read_list()

@@ -4,6 +4,6 @@
 set -eu
 cd "$(dirname "$0")/../.."
 cmake --preset release -DREMESH_TESTS=ON > /dev/null
-cmake --build --preset release --target cluster_sim core_test scenario_test \
+cmake --build build -j "$(deploy/cores.sh)" --target cluster_sim core_test scenario_test \
   > /dev/null
 exec tests/sim/mutate.py "$@"

@@ -4,5 +4,5 @@
 set -eu
 cd "$(dirname "$0")/../.."
 cmake --preset release -DREMESH_TESTS=ON > /dev/null
-cmake --build --preset release --target cluster_sim > /dev/null
-exec build/bin/cluster_sim --seeds "${1:-100000}"
+cmake --build build -j "$(deploy/cores.sh)" --target cluster_sim > /dev/null
+exec build/bin/cluster_sim --seeds "${1:-100000}" --jobs "$(deploy/cores.sh)"

@@ -48,6 +48,7 @@ testing::Settings job_settings(const Options& o, const std::string& disk) {
                          {"train.digest", "true"},
                          {"train.eval_sequences", "64"},
                          {"parallel.zero_stage", std::to_string(o.zero_stage)},
+                         {"elastic.dead_after_ms", "1500"},
                          {"elastic.hang_after_s", "3"},
                          {"elastic.max_same_failures", "1000"},
                          {"elastic.max_failures_without_progress", "10000"},

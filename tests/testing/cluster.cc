@@ -8,17 +8,18 @@
 #include <array>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <utility>
 
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/rng.h"
 #include "tests/testing/leftovers.h"
 
 namespace remesh::testing {
 namespace fs = std::filesystem;
 namespace {
 
-constexpr const char* kMark = "REMESH_TEST_FOLDER";
 constexpr int64_t kListenMs = 20'000;
 constexpr int64_t kEndMs = 5'000;
 
@@ -76,7 +77,7 @@ std::string tiny_job(const std::string& data_path, const Settings& more) {
                   {"train.eval_sequences", "0"},
                   {"schedule.total_steps", "1000"},
                   {"elastic.join_window_ms", "200"},
-                  {"elastic.dead_after_ms", "1500"},
+                  {"elastic.dead_after_ms", "12000"},
                   {"checkpoint.interval", "10"}};
   for (const auto& [key, value] : more) all[key] = value;
   std::string text;
@@ -94,28 +95,25 @@ std::string tiny_job(const std::string& data_path, const Settings& more) {
 
 Cluster::Cluster(const std::string& data_path, const Settings& job)
     : metrics_(run_dir() + "/metrics.jsonl"),
-      events_(run_dir() + "/events.jsonl"),
-      before_(temporary_entries()) {
+      events_(run_dir() + "/events.jsonl") {
+  fs::create_directory(dir_.path() + "/tmp");
   write_whole(job_file(), tiny_job(data_path, job));
 }
 
 Cluster::~Cluster() {
-  std::vector<std::string> shared;
-  for (const auto& [name, process] : workers_)
-    shared.push_back(shared_folder(scratch(), name));
   run_.reset();
   workers_.clear();
   former_.clear();
   coordinator_.reset();
   for (const Seen& p : processes_with(dir_.path())) kill(p.pid, SIGKILL);
   wait_until([&] { return processes_with(dir_.path()).empty(); }, kEndMs);
-  // Only of the workers killed above: leftovers() reports those of others.
   std::error_code ignored;
-  for (const std::string& folder : shared) fs::remove_all(folder, ignored);
+  for (const std::string& left : worker_leftovers(worker_folders()))
+    fs::remove_all(left, ignored);
 }
 
 std::vector<std::pair<std::string, std::string>> Cluster::environment() const {
-  return {{kMark, dir_.path()}};
+  return {{"TMPDIR", dir_.path() + "/tmp"}, {"REMESH_SCRATCH", scratch()}};
 }
 
 Process& Cluster::start_run(int local_workers,
@@ -149,16 +147,15 @@ Process& Cluster::start_coordinator(const std::vector<std::string>& more,
                    std::string::npos;
       },
       kListenMs);
-  note_port();
   return *coordinator_;
 }
 
 Process& Cluster::start_worker(const WorkerStart& start) {
   std::vector<std::string> argv = start.prefix;
-  argv.insert(argv.end(), {program(start.program), "--connect",
-                           start.connect.empty() ? run_dir() : start.connect,
-                           "--slots", std::to_string(start.slots), "--name",
-                           start.name, "--scratch", scratch()});
+  argv.insert(argv.end(),
+              {program(start.program), "--connect",
+               start.connect.empty() ? run_dir() : start.connect, "--slots",
+               std::to_string(start.slots), "--name", start.name});
   argv.insert(argv.end(), start.more.begin(), start.more.end());
   if (no_keys_) argv.push_back("--no-auth");
   std::unique_ptr<Process>& slot = workers_[start.name];
@@ -176,13 +173,13 @@ double Cluster::lose_host(const std::string& worker) {
     if (r.worker == worker) kill(r.pid, SIGKILL);
   this->worker(worker).wait_ms(kEndMs);
   std::error_code ignored;
-  fs::remove_all(shared_folder(scratch(), worker), ignored);
+  fs::remove_all(shared_folder(scratch() + "/" + worker), ignored);
   fs::remove_all(scratch() + "/" + worker, ignored);
   return moment;
 }
 
 std::string Cluster::state_folder(const std::string& worker) const {
-  return shared_folder(scratch(), worker) + "/state";
+  return shared_folder(scratch() + "/" + worker) + "/state";
 }
 
 Finished Cluster::remesh(const std::vector<std::string>& args,
@@ -191,16 +188,6 @@ Finished Cluster::remesh(const std::vector<std::string>& args,
   argv.push_back(program("remesh"));
   argv.insert(argv.end(), args.begin(), args.end());
   return run_program(argv, timeout_ms, environment());
-}
-
-void Cluster::note_port() {
-  const std::string text = read_whole(run_dir() + "/coordinator.addr");
-  const std::string address = text.substr(0, text.find('\n'));
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return;
-  const int port = std::atoi(address.c_str() + colon + 1);
-  if (port > 0 && (ports_.empty() || ports_.back() != port))
-    ports_.push_back(port);
 }
 
 // ---------------------------------------------------------------- the files
@@ -222,7 +209,6 @@ std::vector<Json> Cluster::events_named(const std::string& name) const {
 }
 
 Json Cluster::status() {
-  note_port();
   const Finished f = remesh({"status", run_dir(), "--json"}, 5000);
   if (f.exit.code != 0) return nullptr;
   const Json j = Json::parse(f.output, nullptr, /*allow_exceptions=*/false);
@@ -297,6 +283,23 @@ std::vector<Cluster::Rank> Cluster::ranks() {
 
 // ---------------------------------------------------------------- leftovers
 
+std::vector<std::string> Cluster::worker_folders() const {
+  std::set<std::string> names;
+  std::error_code ignored;
+  for (const auto& e : fs::directory_iterator(scratch(), ignored))
+    names.insert(e.path().filename());
+  // Local workers have folders named after the run (coordinator/ctl/run.cc).
+  const std::string run = fs::weakly_canonical(run_dir(), ignored);
+  for (const Json& e : events_named("worker_joined")) {
+    const std::string name = e.value("worker", "");
+    names.insert(name);
+    names.insert(fmt::format("{}-{:016x}", name, hash64(run)));
+  }
+  std::vector<std::string> out;
+  for (const std::string& name : names) out.push_back(scratch() + "/" + name);
+  return out;
+}
+
 std::vector<std::string> Cluster::leftovers() {
   std::vector<std::string> out;
   // Processes that are just exiting may need a moment.
@@ -305,16 +308,12 @@ std::vector<std::string> Cluster::leftovers() {
         out.clear();
         for (const Seen& p : processes_with(dir_.path()))
           out.push_back(fmt::format("process {}: {}", p.pid, p.command));
-        std::vector<std::string> names;
-        for (const Json& e : events_named("worker_joined"))
-          names.push_back(e.value("worker", ""));
-        for (std::string& s : worker_leftovers(scratch(), names))
+        for (std::string& s : worker_leftovers(worker_folders()))
           out.push_back(std::move(s));
-        for (std::string& s : temporary_leftovers(before_))
-          out.push_back(std::move(s));
-        for (const int port : ports_)
-          if (listens(port))
-            out.push_back(fmt::format("a process listens on port {}", port));
+        std::error_code ignored;
+        for (const auto& e :
+             fs::directory_iterator(dir_.path() + "/tmp", ignored))
+          out.push_back(e.path().string());
         return out.empty();
       },
       3000);

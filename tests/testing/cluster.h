@@ -1,8 +1,10 @@
 // Cluster: a tiny training job with real processes: the product's own binaries
 // in the folder of the test program (or in REMESH_BIN).
 //
-// All files of a cluster are in one temporary folder, whose path is in the
-// environment of every process, so that leftovers() finds what remains.
+// A cluster shares nothing with what else runs on the machine: its files, those
+// of MPI and PMIx (TMPDIR) and the scratch folder of its workers are in one
+// temporary folder. Its path is in the environment of every process, so that
+// leftovers() finds what remains.
 //
 // Threads: one, the main one (see process.h).
 #pragma once
@@ -59,10 +61,15 @@ class Cluster {
   Cluster(const Cluster&) = delete;
   Cluster& operator=(const Cluster&) = delete;
 
+  // What every process of the cluster has in its environment.
+  std::vector<std::pair<std::string, std::string>> environment() const;
   const std::string& folder() const { return dir_.path(); }
   std::string run_dir() const { return dir_.path() + "/run"; }
   std::string job_file() const { return dir_.path() + "/job.toml"; }
-  std::string scratch() const { return dir_.path() + "/scratch"; }
+  const std::string& scratch() const { return scratch_; }
+  // Workers started from now on are on the same host as those of the other
+  // cluster, as far as they can tell.
+  void use_scratch_of(const Cluster& other) { scratch_ = other.scratch_; }
   std::string checkpoints() const { return run_dir() + "/checkpoints"; }
 
   // Those started from now on run with --no-auth.
@@ -122,22 +129,22 @@ class Cluster {
   std::vector<Rank> ranks();
 
   // What the processes of this cluster left behind, one text each: processes,
-  // shared memory, scratch folders, files of MPI and PMIx, open ports.
+  // shared memory, scratch folders, files of MPI and PMIx.
   std::vector<std::string> leftovers();
   // The last events and log lines, for the message of a failed test.
   std::string describe() const;
 
  private:
-  std::vector<std::pair<std::string, std::string>> environment() const;
-  void note_port();
+  // The folders in scratch() of all workers that have joined, and of those
+  // there now.
+  std::vector<std::string> worker_folders() const;
 
   TempDir dir_;
+  std::string scratch_ = dir_.path() + "/scratch";
   bool no_keys_ = false;
   mutable JsonLines metrics_;
   mutable JsonLines events_;
   std::vector<std::string> command_prefix_;
-  std::vector<std::string> before_;  // of /tmp and /dev/shm
-  std::vector<int> ports_;
   std::map<std::string, std::unique_ptr<Process>> workers_;
   std::vector<std::unique_ptr<Process>> former_;
   std::unique_ptr<Process> coordinator_;

@@ -6,7 +6,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <sstream>
@@ -28,62 +27,20 @@ bool held_by_the_living(const std::string& lock) {
 
 }  // namespace
 
-std::vector<std::string> temporary_entries() {
-  std::vector<std::string> out;
-  std::error_code ignored;
-  for (const char* folder : {"/tmp", "/dev/shm"})
-    for (const auto& e : fs::directory_iterator(folder, ignored)) {
-      const std::string name = e.path().filename().string();
-      for (const char* prefix :
-           {"ompi", "openmpi", "pmix", "PMIx", "vader", "sm_segment", "prte"})
-        if (name.starts_with(prefix)) out.push_back(e.path().string());
-    }
-  std::sort(out.begin(), out.end());
-  return out;
-}
-
-std::vector<std::string> temporary_leftovers(
-    const std::vector<std::string>& before) {
-  std::vector<std::string> out;
-  for (const std::string& e : temporary_entries())
-    if (!std::binary_search(before.begin(), before.end(), e)) out.push_back(e);
-  return out;
-}
-
 std::vector<std::string> worker_leftovers(
-    const std::string& scratch, const std::vector<std::string>& names) {
+    const std::vector<std::string>& folders) {
   std::vector<std::string> out;
   std::error_code ignored;
-  const std::string common = fmt::format("/tmp/remesh-{}", geteuid());
-  for (const std::string& root : {scratch, common})
-    for (const std::string& name : names) {
-      const std::string folder = fmt::format("{}/{}", root, name);
-      if (held_by_the_living(folder + "/lock")) continue;
-      for (const std::string& path : {folder, shared_folder(root, name)})
-        if (fs::exists(path, ignored)) out.push_back(path);
-    }
+  for (const std::string& folder : folders) {
+    if (held_by_the_living(folder + "/lock")) continue;
+    for (const std::string& path : {folder, shared_folder(folder)})
+      if (fs::exists(path, ignored)) out.push_back(path);
+  }
   return out;
 }
 
-std::string shared_folder(const std::string& scratch, const std::string& name) {
-  return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(),
-                     hash64(scratch + "/" + name));
-}
-
-bool listens(int port) {
-  constexpr const char* kListen = "0A";
-  const std::string wanted = fmt::format(":{:04X}", port);
-  for (const char* file : {"/proc/net/tcp", "/proc/net/tcp6"})
-    for (const std::string& line : split_lines(read_whole(file))) {
-      std::istringstream in(line);
-      std::string number;
-      std::string local;
-      std::string remote;
-      std::string state;
-      in >> number >> local >> remote >> state;
-      if (state == kListen && local.ends_with(wanted)) return true;
-    }
-  return false;
+std::string shared_folder(const std::string& folder) {
+  return fmt::format("/dev/shm/remesh-{}-{:016x}", geteuid(), hash64(folder));
 }
 
 std::vector<std::string> listeners_of(pid_t pid) {

@@ -44,6 +44,8 @@ Result<std::unique_ptr<Network>> Network::make(int hosts, bool ipv6) {
     RETURN_IF_ERROR(ip("netns add " + name));
     out->names_.push_back(name);
     RETURN_IF_ERROR(out->add_host(h));
+    // Some containers may add a namespace but not enter it.
+    RETURN_IF_ERROR(ip("netns exec " + name + " true"));
   }
   return out;
 }

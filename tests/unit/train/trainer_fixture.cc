@@ -153,7 +153,7 @@ void TrainerTest::TearDown() {
   // The helper process of a standalone rank also cleans up there, a bit later.
   std::error_code error;
   if (!shm_.empty()) std::filesystem::remove_all(shm_, error);
-  for (int tries = 0; tries < 100; ++tries) {
+  for (int tries = 0; tries < 1000; ++tries) {
     std::filesystem::remove_all(dir_, error);
     if (!error && !std::filesystem::exists(dir_, error)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
