@@ -97,11 +97,24 @@ double size_of(const std::vector<float>& x) {
 
 // What one rank's loss and gradients may be off, and what several may be off in
 // any case. When one rank is off by more than half of the latter, several may
-// be by twice as much: they may lose as much precision as it does.
+// be by twice as much: they may lose as much precision as it does. A gradient
+// that is ill-conditioned may be off by kRoundings times what it changes by
+// when each weight changes by up to `rounding` of itself, since activations and
+// their gradients are rounded too.
+constexpr double kRoundings = 4;
 struct Bounds {
   double loss, gradient;
   double one_loss, one_gradient;
+  double rounding;
 };
+
+// The model with each weight changed by up to `rounding` of itself.
+Model rounded(Model m, double rounding, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::uniform_real_distribution<double> change(-rounding, rounding);
+  for (float& w : m.weights) w = static_cast<float>(w * (1 + change(random)));
+  return m;
+}
 
 void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
   SCOPED_TRACE(fmt::format("seed {}: {}", seed, c.to_string()));
@@ -120,9 +133,10 @@ void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
                                    plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
   const auto cpu = kernels::make_cpu_backend(1);
-  plain.dtype = c.options.dtype;
+  StageOptions typed = plain;
+  typed.dtype = c.options.dtype;
   const Passed alone =
-      run_pipeline(m, {.microbatches = c.pipeline.microbatches}, plain, *cpu);
+      run_pipeline(m, {.microbatches = c.pipeline.microbatches}, typed, *cpu);
   for (size_t i = 0; i < want.loss.size(); ++i) {
     // The logits have a size of 1 or more, however small the loss is.
     const auto error = [&](double loss) {
@@ -133,36 +147,58 @@ void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
     EXPECT_LT(error(got.loss[i]), std::max(bounds.loss, 2 * cost))
         << want.loss[i];
   }
+  std::vector<std::vector<float>> nearby;  // gradients of rounded models
+  const auto sensitivity = [&](size_t i, const std::vector<float>& w) {
+    for (uint64_t n = nearby.size(); n < 4; ++n)
+      nearby.push_back(run_pipeline(rounded(m, bounds.rounding, n),
+                                    {.microbatches = c.pipeline.microbatches},
+                                    plain, *reference)
+                           .grads);
+    double most = 0;
+    for (const auto& grads : nearby)
+      most = std::max(most, relative_l2(part(m, grads, i), w));
+    return most;
+  };
   const double whole = size_of(want.grads);
   for (size_t i = 0; i < m.table.size(); ++i) {
     // A gradient that cancels out consists of rounding errors only.
     const auto w = part(m, want.grads, i);
     const double scale = std::min(1.0, size_of(w) / (1e-3 * whole));
     const double cost = relative_l2(part(m, alone.grads, i), w) * scale;
-    EXPECT_LT(cost, bounds.one_gradient) << m.table[i].name << " of one rank";
-    EXPECT_LT(relative_l2(part(m, got.grads, i), w) * scale,
-              std::max(bounds.gradient, 2 * cost))
+    const double error = relative_l2(part(m, got.grads, i), w) * scale;
+    if (cost < bounds.one_gradient &&
+        error < std::max(bounds.gradient, 2 * cost))
+      continue;
+    const double conditioned = kRoundings * sensitivity(i, w) * scale;
+    EXPECT_LT(cost, std::max(bounds.one_gradient, conditioned))
+        << m.table[i].name << " of one rank";
+    EXPECT_LT(error, std::max({bounds.gradient, 2 * cost, conditioned}))
         << m.table[i].name;
   }
 }
 
-constexpr Bounds kFp32Bounds = {
-    .loss = 1e-6, .gradient = 1e-5, .one_loss = 1e-6, .one_gradient = 1e-5};
-constexpr Bounds kBf16Bounds = {
-    .loss = 5e-3, .gradient = 2e-2, .one_loss = 5e-3, .one_gradient = 3e-2};
+constexpr Bounds kFp32Bounds = {.loss = 1e-6,
+                                .gradient = 1e-5,
+                                .one_loss = 1e-6,
+                                .one_gradient = 1e-5,
+                                .rounding = 0x1p-24};
+constexpr Bounds kBf16Bounds = {.loss = 5e-3,
+                                .gradient = 2e-2,
+                                .one_loss = 5e-3,
+                                .one_gradient = 3e-2,
+                                .rounding = 0x1p-9};
 
 TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRank) {
-  for (const uint32_t seed : test_seeds(60))
+  // A small loss; an ill-conditioned gradient.
+  for (const uint32_t seed : test_seeds(60, {1052181776, 2000406}))
     if (!HasFailure())
       expect_like_one_rank(random_case(seed), seed, kFp32Bounds);
-  constexpr uint32_t kSmallLoss = 1052181776;
-  expect_like_one_rank(random_case(kSmallLoss), kSmallLoss, kFp32Bounds);
 }
 
 TEST(Parallel, AnySplitGivesLossAndGradientsOfOneRankInBf16) {
   if (!kernels::make_cpu_backend(1)->supports_bf16())
     GTEST_SKIP() << "no bf16 instructions here";
-  for (const uint32_t seed : test_seeds(20)) {
+  for (const uint32_t seed : test_seeds(20, {2864165817})) {
     if (HasFailure()) break;
     Case c = random_case(seed);
     c.options.dtype = Dtype::kBf16;
