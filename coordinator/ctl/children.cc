@@ -26,6 +26,10 @@ constexpr int kExecFailed = 127;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   ::signal(SIGPIPE, SIG_DFL);
+  // Out of the way of the standard descriptors, any of which may be closed.
+  log_fd = fcntl(log_fd, F_DUPFD_CLOEXEC, 3);
+  null_fd = fcntl(null_fd, F_DUPFD_CLOEXEC, 3);
+  error_fd = fcntl(error_fd, F_DUPFD_CLOEXEC, 3);
   dup2(null_fd, STDIN_FILENO);
   dup2(log_fd, STDOUT_FILENO);
   dup2(log_fd, STDERR_FILENO);

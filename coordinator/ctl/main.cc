@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "coordinator/ctl/verbs.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/base/version.h"
 
@@ -116,6 +117,7 @@ int usage_error(const CLI::App& root, const CLI::ParseError& error, int argc,
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_standard_descriptors();
   CLI::App app("remesh trains language models on machines that come and go.");
   app.name("remesh");
   app.footer(std::string(kFooter) + "\n" + std::string(kExitCodesHelp));

@@ -144,6 +144,7 @@ int run(const Arguments& a) {
 }  // namespace remesh::server
 
 int main(int argc, char** argv) {
+  remesh::open_standard_descriptors();
   CLI::App app("Coordinates the workers of one training job.");
   app.name("remesh-coordinator");
   app.set_version_flag("--version", remesh::version_line("remesh-coordinator"));

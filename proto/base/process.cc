@@ -1,5 +1,6 @@
 #include "proto/base/process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -13,6 +14,12 @@
 #include "proto/base/rng.h"
 
 namespace remesh {
+
+void open_standard_descriptors() {
+  int fd = 0;
+  while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
+  if (fd > STDERR_FILENO) close(fd);
+}
 
 std::string host_name() {
   char name[256] = {};

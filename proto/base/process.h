@@ -22,6 +22,10 @@ std::string host_identity(const std::string& name, uint64_t number);
 // this process and its children.
 void raise_file_limit();
 
+// Opens /dev/null as each of the descriptors 0 to 2 that is closed, as nohup
+// and cron wrappers leave them, so that no file or socket has such a number.
+void open_standard_descriptors();
+
 // The path of the program `name` in the folder of the running program; NotFound
 // when it cannot be executed.
 Result<std::string> program_beside(const std::string& name);

@@ -9,6 +9,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
@@ -167,4 +168,7 @@ int data_main(int argc, char** argv) {
 }  // namespace
 }  // namespace remesh::data
 
-int main(int argc, char** argv) { return remesh::data::data_main(argc, argv); }
+int main(int argc, char** argv) {
+  remesh::open_standard_descriptors();
+  return remesh::data::data_main(argc, argv);
+}

@@ -1,8 +1,11 @@
 // Exit codes and texts, and BackgroundLoop.
 #include "proto/base/process.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -31,6 +34,23 @@ TEST(Code, IsFoundByItsName) {
   EXPECT_EQ(code_named(code_name(Code::kNotFound)), Code::kNotFound);
   EXPECT_EQ(code_named(code_name(Code::kEnded)), Code::kEnded);
   EXPECT_EQ(code_named("of a newer version"), Code::kUnavailable);
+}
+
+// Of a program whose standard descriptors are closed.
+TEST(Process, OpensClosedStandardDescriptors) {
+  const pid_t child = fork();
+  if (child == 0) {
+    close(STDIN_FILENO);
+    close(STDERR_FILENO);
+    open_standard_descriptors();
+    const bool open_now =
+        fcntl(STDIN_FILENO, F_GETFD) >= 0 && fcntl(STDERR_FILENO, F_GETFD) >= 0;
+    const int next = open("/dev/null", O_RDONLY);
+    _exit(open_now && next > STDERR_FILENO ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Process, ExitTextNamesTheSignal) {

@@ -54,6 +54,20 @@ TEST_F(ChildrenTest, TellsHowTheyEnded) {
   EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
 }
 
+TEST_F(ChildrenTest, TheLogIsKeptWhenStdinIsClosed) {
+  const int stdin_fd = dup(STDIN_FILENO);
+  close(STDIN_FILENO);
+  {
+    Children children;
+    EXPECT_TRUE(
+        children.start(1, {"/bin/sh", "-c", "cat; echo hello"}, log()).ok());
+    for (int i = 0; i < 300 && children.reap().empty(); ++i) usleep(10'000);
+  }
+  dup2(stdin_fd, STDIN_FILENO);
+  close(stdin_fd);
+  EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
+}
+
 TEST_F(ChildrenTest, AProgramThatIsNotThereIsNamed) {
   Children children;
   const auto pid = children.start(1, {dir_ + "/none"}, log());

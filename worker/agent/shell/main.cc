@@ -137,5 +137,6 @@ int worker_main(int argc, char** argv) {
 }  // namespace remesh::agent
 
 int main(int argc, char** argv) {
+  remesh::open_standard_descriptors();
   return remesh::agent::worker_main(argc, argv);
 }
