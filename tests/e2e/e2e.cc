@@ -53,6 +53,15 @@ void E2e::expect_sequence(int64_t last) {
   EXPECT_EQ(static_cast<int64_t>(metrics.size()), last);
 }
 
+std::vector<std::string> E2e::undisturbed_lines(Settings job,
+                                                int local_workers) {
+  job["train.steps"] = std::to_string(c().last_step());
+  make(job);
+  c().start_run(local_workers);
+  expect_exit(c().run(), 0, 200'000);
+  return c().metric_lines();
+}
+
 Settings endless(Settings more) {
   more.emplace("train.steps", "1000000");
   return more;
@@ -62,9 +71,9 @@ int64_t lost_steps(const Json& event) {
   return event.value("lost_steps", int64_t{-1});
 }
 
-std::vector<std::string> raw_losses(const Cluster& cluster) {
+std::vector<std::string> raw_losses(const std::vector<std::string>& lines) {
   std::vector<std::string> out;
-  for (const std::string& line : cluster.metric_lines())
+  for (const std::string& line : lines)
     out.push_back(testing::raw_value(line, "loss"));
   return out;
 }

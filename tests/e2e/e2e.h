@@ -41,6 +41,9 @@ class E2e : public ::testing::Test {
   void expect_exit(Process& process, int code, int64_t timeout_ms = kEndMs);
   // Steps 1 .. last must occur once each and in order.
   void expect_sequence(int64_t last);
+  // The lines of metrics.jsonl of the same job on local workers, undisturbed,
+  // for as many steps as the test's cluster has finished, which it replaces.
+  std::vector<std::string> undisturbed_lines(Settings job, int local_workers);
 
  private:
   void check_nothing_left();
@@ -51,7 +54,7 @@ class E2e : public ::testing::Test {
 // A job that trains until it is stopped.
 Settings endless(Settings more = {});
 int64_t lost_steps(const Json& event);
-// step -> the loss as written in metrics.jsonl.
-std::vector<std::string> raw_losses(const Cluster& cluster);
+// step -> the loss as written in these lines of metrics.jsonl.
+std::vector<std::string> raw_losses(const std::vector<std::string>& lines);
 
 }  // namespace remesh::e2e
