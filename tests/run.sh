@@ -57,8 +57,12 @@ echo "with $cores jobs at a time"
 cmake --build "$build" -j "$cores" --target "${targets[@]}"
 step "test"
 code=0
+rm -rf "$build/test_results"
 ctest --test-dir "$build" --output-on-failure -j "$((cores < 16 ? cores : 16))" \
-  "${select[@]}" "$@" || code=$?
+  --output-junit "$PWD/$build/test_results/ctest.junit" "${select[@]}" "$@" ||
+  code=$?
+step "skipped"
+python3 tests/skips.py "$build/test_results" || code=1
 if [ -n "${reports:-}" ] && [ -n "$(ls -A "$reports")" ]; then
   head -n 40 "$reports"/*
   echo "sanitizer reports: $(ls "$reports" | wc -l) in $reports" >&2

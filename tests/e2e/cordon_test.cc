@@ -60,8 +60,7 @@ TEST_F(CordonTest, TooLittleSharedMemory) {
       "sh"};
   auto probe = on_small_disk;
   probe.emplace_back("true");
-  if (testing::run_program(probe).exit.code != 0)
-    GTEST_SKIP() << "no right to mount";
+  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
   expect_cordoned({.prefix = on_small_disk}, "of shared memory");
 }
 

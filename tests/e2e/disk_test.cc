@@ -58,7 +58,7 @@ std::unique_ptr<testing::SmallDisk> DiskTest::make_on_small_disk(
 
 TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
   const auto disk = make_on_small_disk({{"elastic.keep_state", "false"}});
-  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(1, 12);
   ASSERT_TRUE(c().wait_for_event("checkpoint"));
   disk->fill(64 << 10);
@@ -87,7 +87,7 @@ TEST_F(DiskTest, AFullDiskStopsSavingButNotTraining) {
 
 TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
   const auto disk = make_on_small_disk({});
-  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(2, 12);
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("checkpoint_failed"));
@@ -110,7 +110,7 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
 // there is room.
 TEST_F(DiskTest, AFullDiskAtTheEndIsWaitedFor) {
   const auto disk = make_on_small_disk({{"train.steps", "150"}});
-  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(1, 12);
   disk->fill(64 << 10);
   ASSERT_TRUE(c().wait_for_event("waiting_for_room", 4, 60'000));
@@ -126,7 +126,7 @@ TEST_F(DiskTest, AFullDiskAtTheEndIsWaitedFor) {
 // stops, and resumes from the memory of the worker's host.
 TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   const auto disk = make_on_small_disk({});
-  if (disk == nullptr) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(1, 12);
   disk->fill(64 << 10);
   const Finished declined = c().remesh({"stop", c().run_dir()});
@@ -155,7 +155,7 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
 TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   make(endless({{"checkpoint.interval", "0"}}));
   const testing::SmallDisk disk(c().run_dir(), 24 << 20);
-  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
   Process& run = c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(5));
   ASSERT_TRUE(c().wait_for_dp(2));
@@ -195,7 +195,7 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
 TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
   make(endless());
   const testing::SmallDisk disk(c().run_dir(), 24 << 20);
-  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(12));
   disk.fill(64 << 10);

@@ -18,7 +18,7 @@ class NetworkTest : public E2e {
  protected:
   void SetUp() override {
     auto made = Network::make(3);
-    if (!made.ok()) GTEST_SKIP() << made.status().message();
+    if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
     network_ = std::move(made).value();
   }
   void TearDown() override {
@@ -293,7 +293,7 @@ class Ipv6Test : public E2e {};
 // IPv6 address only.
 TEST_F(Ipv6Test, HostsWithoutIpv4TrainTogether) {
   auto made = Network::make(3, /*ipv6=*/true);
-  if (!made.ok()) GTEST_SKIP() << made.status().message();
+  if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
   const std::unique_ptr<Network> network = std::move(made).value();
   make(endless({{"elastic.min_slots", "2"}}));
   (void)c().remesh({"key", "new", "coordinator", "head", c().run_dir()});

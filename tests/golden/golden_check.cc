@@ -1,8 +1,9 @@
 // golden_check FILE.h5 [--dtype fp32|bf16] [--layout dp2,pp2,tp2] ...: trains
 // the model of a golden file with the real engine and compares everything with
 // the file. Exit code 0: all errors are within their bounds; 1: one is not; 2:
-// invalid arguments or file; 3: the model does not admit the layout, or this
-// machine the dtype.
+// invalid arguments or file, or the model does not admit the layout; 3: this
+// machine does not admit the dtype. With --refused TEXT: 0 if the file or
+// layout is refused with a message that contains TEXT, else 1.
 //
 // The ranks of the layout run as threads over local_comm. With several ranks a
 // microbatch is one sequence, and ranks may have different numbers of them.
@@ -42,7 +43,15 @@ struct Options {
   int chunks = 1;
   std::string recompute = "none";
   bool verbose = false;
+  std::string refused;
 };
+
+// Exit code of a refusal.
+int refuse(const Options& o, const Status& why) {
+  fmt::print(stderr, "golden_check: {}\n", why.to_string());
+  if (o.refused.empty()) return 2;
+  return why.message().find(o.refused) == std::string::npos ? 1 : 0;
+}
 
 // The results of training, gathered from all ranks.
 struct Run {
@@ -205,9 +214,6 @@ Status admit(const Golden& g, const Options& o,
              const geometry::ParamTable& table, const geometry::Layout& layout,
              int64_t each) {
   const auto backend = kernels::make_backend(o.backend, 1).value();
-  if (o.dtype == "bf16" && !backend->supports_bf16())
-    return unavailable(
-        "dtype bf16: this processor has no bf16 instructions; allowed: fp32");
   for (int rank = 0; rank < layout.world(); ++rank)
     RETURN_IF_ERROR(engine::Engine::prepare(table, layout, rank,
                                             engine_options(g, o, each),
@@ -261,10 +267,7 @@ int check(const Options& o) {
     return 2;
   }
   const auto golden = read_golden(o.path);
-  if (!golden.ok()) {
-    fmt::print(stderr, "golden_check: {}\n", golden.status().to_string());
-    return 2;
-  }
+  if (!golden.ok()) return refuse(o, golden.status());
   fmt::print("{}: {}, {}, ZeRO {}, {}{}, recompute {}\n", o.path, o.dtype,
              layout->to_string(), o.zero, o.schedule,
              o.chunks > 1 ? fmt::format(" of {} chunks", o.chunks) : "",
@@ -273,9 +276,16 @@ int check(const Options& o) {
   const int64_t each = o.microbatch > 0       ? o.microbatch
                        : layout->world() == 1 ? golden->sequences
                                               : 1;
-  if (const Status s = admit(*golden, o, table, *layout, each); !s.ok()) {
-    fmt::print("not admitted: {}\n", s.to_string());
+  if (o.dtype == "bf16" &&
+      !kernels::make_backend(o.backend, 1).value()->supports_bf16()) {
+    fmt::print("needs bf16\n");
     return 3;
+  }
+  if (const Status s = admit(*golden, o, table, *layout, each); !s.ok())
+    return refuse(o, s);
+  if (!o.refused.empty()) {
+    fmt::print("the layout is not refused\n");
+    return 1;
   }
   Run run(table);
   train_all(*golden, o, table, *layout, each, run);
@@ -298,8 +308,8 @@ int main(int argc, char** argv) {
   remesh::golden::Options o;
   CLI::App app(
       "Trains the model of a golden file and compares with what it holds.\n"
-      "Exit codes: 0 within bounds, 1 past a bound, 2 bad arguments or file, 3 "
-      "the model\ndoes not admit the layout, or the machine the dtype.\n"
+      "Exit codes: 0 within bounds, 1 past a bound, 2 bad arguments, file or "
+      "layout, 3\nthe machine does not admit the dtype.\n"
       "Example: golden_check tests/golden/tiny_gqa.h5 --dtype bf16 --layout "
       "dp2,tp2 --zero 3");
   app.add_option("file", o.path, "golden file (HDF5)")->required();
@@ -321,6 +331,8 @@ int main(int argc, char** argv) {
                  "sequences a microbatch; default: all with one rank, else 1")
       ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--verbose", o.verbose, "every parameter's error");
+  app.add_option("--refused", o.refused,
+                 "expect that the file or layout is refused with this text");
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

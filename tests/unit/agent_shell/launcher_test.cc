@@ -182,7 +182,7 @@ TEST_F(LauncherTest, RanksOfOneWorkerListenNowhere) {
 }
 
 TEST_F(LauncherTest, AnotherUserCannotSpeakToPmix) {
-  if (geteuid() != 0) GTEST_SKIP() << "becoming another user needs root";
+  if (geteuid() != 0) GTEST_SKIP() << "needs root";
   world_->launcher->spawn(assignment(2, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(0) > 2; }));
   std::vector<std::pair<std::string, std::string>> env;

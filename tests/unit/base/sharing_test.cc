@@ -43,7 +43,7 @@ TEST_F(SharingTest, AGroupMayReadAndWrite) {
   // Another group than the process has, where that is permitted.
   const gid_t gid = geteuid() == 0 ? getegid() + 1 : getegid();
   const struct group* const g = getgrgid(gid);
-  if (g == nullptr) GTEST_SKIP() << "group " << gid << " has no name";
+  if (g == nullptr) GTEST_SKIP() << "needs named_group: " << gid;
   const std::string name = g->gr_name, run = dir_.path() + "/run";
   ASSERT_TRUE(share_new_files(name).ok());
   const Status given = give_to_group(run, name);

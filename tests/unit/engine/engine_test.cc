@@ -48,7 +48,7 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradients) {
 
 TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   if (!kernels::make_cpu_backend(1)->supports_bf16())
-    GTEST_SKIP() << "no bf16 instructions here";
+    GTEST_SKIP() << "needs bf16";
   for (const uint32_t seed : test_seeds(15)) {
     if (HasFailure()) break;
     Case c = random_case(seed, 8);

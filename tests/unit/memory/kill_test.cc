@@ -137,7 +137,7 @@ TEST(StateSegmentKill, EveryInstructionOfAnUpdate) {
     if ((*seen)->contents().states.size() == 1) ++with_one;
     return last == 5;
   });
-  if (!possible) GTEST_SKIP() << "no ptrace here";
+  if (!possible) GTEST_SKIP() << "needs ptrace";
   EXPECT_EQ(last, 5);
   EXPECT_GT(with_one, 100);  // some updates were incomplete
 }
@@ -169,7 +169,7 @@ TEST(StateSegmentKill, EveryInstructionOfReuse) {
     newest = std::max(newest, c.states[0].info.generation);
     return newest >= 9;
   });
-  if (!possible) GTEST_SKIP() << "no ptrace here";
+  if (!possible) GTEST_SKIP() << "needs ptrace";
   EXPECT_EQ(newest, 9);
 }
 

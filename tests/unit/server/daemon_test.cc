@@ -242,7 +242,7 @@ TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
 // The daemon hears workers, says what is wrong, and writes when there is room.
 TEST_F(DaemonTest, AFullDiskIsWaitedFor) {
   const remesh::testing::SmallDisk disk(run_, 4 << 20);
-  if (!disk.mounted()) GTEST_SKIP() << "no permission to mount a tmpfs";
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
   start();
   ASSERT_TRUE(ask(pb::Command::STATUS).has_value());
   disk.fill(0);

@@ -12,7 +12,7 @@ class NetworkTest : public ::testing::Test {
  protected:
   void SetUp() override {
     auto made = Network::make(3);
-    if (!made.ok()) GTEST_SKIP() << made.status().to_string();
+    if (!made.ok()) GTEST_SKIP() << "needs netns: " << made.status().message();
     network_ = std::move(*made);
   }
   // Whether a packet gets from one host to the other and back in that time.

@@ -162,7 +162,7 @@ TEST_F(MemoryTest, ADamagedOrMissingSourceIsRefused) {
 
 TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
   const testing::SmallDisk small(worker_folder("a"), 128 << 10);
-  if (!small.mounted()) GTEST_SKIP() << "no right to mount";
+  if (!small.mounted()) GTEST_SKIP() << "needs mount";
   const Ended e = run(alone({"train.steps=3", "checkpoint.interval=0"}));
   EXPECT_EQ(e.code, kExitNoRoom);
   for (const char* part :
@@ -174,8 +174,6 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
 // The state moves from mesh to mesh in memory only; workers join and leave, and
 // one is lost with its memory.
 TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
-  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no mpirun";
   const auto keep = std::string("checkpoint.keep_latest_k=99");
   const Ended one = run(spec({"train.steps=12", keep}));
   ASSERT_EQ(one.code, 0) << output();
@@ -260,8 +258,6 @@ TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
 // states only the buffers that are read are kept, and the new one gets its
 // second buffer when they are gone.
 TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
-  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no mpirun";
   one_host_ = false;
   const auto job = [&](int64_t steps) {
     return std::vector<std::string>{
@@ -277,7 +273,7 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
   std::filesystem::remove_all(shm_);
   const testing::SmallDisk small(worker_folder("b"),
                                  static_cast<int64_t>(taken + taken / 8));
-  if (!small.mounted()) GTEST_SKIP() << "no right to mount";
+  if (!small.mounted()) GTEST_SKIP() << "needs mount";
   const pb::RankSpec s = spec(job(3), 2);
   ASSERT_EQ(run_mpi(on_workers(s, {"a", "b"})), 0) << output();
   std::filesystem::remove_all(worker_folder("a"));
@@ -295,8 +291,6 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
 // Two workers on different hosts, so that all replicas go by messages. The same
 // mesh before and after: no bit changes.
 TEST_F(MemoryTest, OnTheSameMeshEveryLossKeepsItsBits) {
-  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no mpirun";
   one_host_ = false;
   const auto job = [&](int64_t steps) {
     return std::vector<std::string>{

@@ -194,8 +194,6 @@ TEST_F(TrainerTest, RefusesADataSetWithMoreTokensThanTheModel) {
 }
 
 TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
-  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no mpirun";
   const std::vector<std::string> more = {"train.steps=10",
                                          "checkpoint.keep_latest_k=9"};
   const Ended one = run(spec(more));
@@ -222,8 +220,6 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
 // A run moves from mesh to mesh through its checkpoints; its losses are those
 // of a single rank.
 TEST_F(TrainerTest, AnyMeshGoesOnWithWhatAnotherWrote) {
-  if (std::system("mpirun --version >/dev/null 2>&1") != 0)
-    GTEST_SKIP() << "no mpirun";
   const auto keep = std::string("checkpoint.keep_latest_k=99");
   const Ended one = run(spec({"train.steps=12", keep}));
   ASSERT_EQ(one.code, 0) << output();
