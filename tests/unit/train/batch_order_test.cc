@@ -1,0 +1,137 @@
+// On which tokens a job trains and validates, against a list that
+// batch_order.py makes from the documentation alone.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <sstream>
+
+#include "parallel/comm/mesh.h"
+#include "parallel/jobfile/jobfile.h"
+#include "tests/testing/engine.h"
+#include "tests/testing/local_comm.h"
+#include "tests/unit/train/trainer_fixture.h"
+#include "worker/kernels/backend.h"
+#include "worker/train/batch_source.h"
+
+namespace remesh::train {
+namespace {
+
+constexpr int64_t kSteps = 40;  // more than two passes over the data
+constexpr int64_t kSeqLen = 32;
+constexpr int64_t kBatch = 6;
+constexpr int64_t kValidation = 5;
+
+using Sequence = std::vector<int32_t>;  // one token more than kSeqLen
+
+class BatchOrderTest : public TrainerTest {
+ protected:
+  std::vector<Sequence> list(uint64_t seed) {
+    std::ostringstream command;
+    command << "python3 tests/unit/train/batch_order.py '" << dir_ << "/data' "
+            << seed << ' ' << kSeqLen << ' ' << kBatch << ' ' << kSteps << ' '
+            << kValidation;
+    std::FILE* const pipe = popen(command.str().c_str(), "r");
+    std::string text;
+    std::array<char, 4096> part{};
+    for (size_t n = 1; n > 0;) {
+      n = fread(part.data(), 1, part.size(), pipe);
+      text.append(part.data(), n);
+    }
+    EXPECT_EQ(pclose(pipe), 0) << command.str();
+    std::istringstream in(text);
+    std::vector<Sequence> out;
+    for (std::string line; std::getline(in, line);) {
+      std::istringstream words(line);
+      out.emplace_back();
+      for (int32_t token = 0; words >> token;) out.back().push_back(token);
+    }
+    EXPECT_EQ(out.size(), kSteps * kBatch + kValidation);
+    return out;
+  }
+};
+
+void append(std::span<const model::MicroBatch> from,
+            std::vector<Sequence>* to) {
+  for (const model::MicroBatch& m : from)
+    for (int64_t b = 0; b < m.B; ++b) {
+      const int32_t* const tokens = m.tokens_BT + b * m.T;
+      const int32_t* const targets = m.targets_BT + b * m.T;
+      for (int64_t t = 1; t < m.T; ++t) EXPECT_EQ(targets[t - 1], tokens[t]);
+      to->emplace_back(tokens, tokens + m.T);
+      to->back().push_back(targets[m.T - 1]);
+    }
+}
+
+TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
+  for (const uint64_t seed : {1ULL, 20261124ULL, ~0ULL}) {
+    const std::vector<Sequence> want = list(seed);
+    for (const int dp : {1, 2, 5, 7}) {
+      std::vector<BatchSource> ranks;
+      for (int r = 0; r < dp; ++r)
+        ranks.push_back(
+            BatchSource::make(data::Dataset::open(dir_ + "/data").value(),
+                              {.seed = seed,
+                               .seq_len = kSeqLen,
+                               .global_batch = kBatch,
+                               .local_batch = 2,
+                               .eval_sequences = kValidation,
+                               .dp = dp,
+                               .dp_index = r})
+                .value());
+      std::vector<Sequence> got;
+      for (int64_t step = 0; step < kSteps; ++step)
+        for (BatchSource& r : ranks) append(r.step(step).value(), &got);
+      for (BatchSource& r : ranks) append(r.validation().value(), &got);
+      EXPECT_EQ(got, want) << "seed " << seed << ", dp" << dp;
+    }
+  }
+}
+
+// With a learning rate of 0 the losses are those of the initial weights, and
+// show which sequences a step was made of.
+TEST_F(BatchOrderTest, ATrainerTrainsAndValidatesOnTheList) {
+  const pb::RankSpec s =
+      spec({"train.steps=" + std::to_string(kSteps), "optimizer.lr=0",
+            "train.eval_every=1", "checkpoint.interval=0"});
+  const Ended e = run(s);
+  ASSERT_EQ(e.code, 0) << output();
+  ASSERT_EQ(e.steps.size(), static_cast<size_t>(kSteps));
+
+  const pb::Job& job = s.assignment().job();
+  const auto table = geometry::ParamTable::make(jobfile::model_config(job));
+  const auto backend = kernels::make_reference_backend();
+  const auto comms = comm::make_local_comms(1);
+  const auto mesh = comm::Mesh::make(*comms[0], {}).value();
+  const auto engine =
+      engine::make_engine(table, *mesh,
+                          {.max_batch = kBatch, .max_seq = kSeqLen}, *backend)
+          .value();
+  engine::initialise(*engine, *backend, job.train().seed());
+  engine->state_loaded();
+  const std::vector<Sequence> sequences = list(job.train().seed());
+  const auto loss_of = [&](int64_t first, int64_t n) {
+    std::vector<int32_t> tokens, targets;
+    for (int64_t i = first; i < first + n; ++i) {
+      const Sequence& q = sequences[static_cast<size_t>(i)];
+      tokens.insert(tokens.end(), q.begin(), q.end() - 1);
+      targets.insert(targets.end(), q.begin() + 1, q.end());
+    }
+    const model::MicroBatch batch{tokens.data(), targets.data(), n, kSeqLen};
+    const auto done = engine->evaluate({&batch, 1}).value();
+    return done.loss_sum / done.tokens;
+  };
+  const double val_loss = loss_of(kSteps * kBatch, kValidation);
+  double before = 0;
+  for (int64_t i = 0; i < kSteps; ++i) {
+    const auto& got = e.steps[static_cast<size_t>(i)];
+    const double want = loss_of(i * kBatch, kBatch);
+    EXPECT_NEAR(got.loss, want, 2e-6) << "step " << i + 1;
+    EXPECT_GT(std::abs(want - before), 1e-5) << "cannot tell them apart";
+    EXPECT_NEAR(got.val_loss, val_loss, 2e-6) << "step " << i + 1;
+    before = want;
+  }
+}
+
+}  // namespace
+}  // namespace remesh::train
