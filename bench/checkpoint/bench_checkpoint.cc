@@ -54,6 +54,9 @@ struct Options {
   bool smoke = false;
 };
 
+constexpr double kSaveOverPlain = 0.9;
+constexpr double kSaveSlows = 0.05;  // of a step
+
 // A Llama whose state (three fp32 tensors) has about this size.
 geometry::ParamTable table_of(int64_t mib) {
   geometry::ModelConfig c{.dim = 512,
@@ -204,6 +207,15 @@ class Bench {
     }
     report();
     return ok_status();
+  }
+
+  void judge(bench::Targets& targets) const {
+    const Cost plain = median_per_gb(plain_, 1), save = median_per_gb(save_, 1);
+    targets.at_least("speed of a save over that of a plain write",
+                     kSaveOverPlain, plain.wall_s / save.wall_s);
+    if (options_.threads > 0)
+      targets.at_most("a step during a save takes longer by", kSaveSlows,
+                      under_load_.save_slows);
   }
 
  private:
@@ -377,12 +389,15 @@ int run(const Options& o) {
                o.dir);
     return bench::kExitFailed;
   }
-  const Status done = Bench(o, dir).run();
+  Bench bench(o, dir);
+  const Status done = bench.run();
   const Status removed = remove_all(*posix_file_system(), dir);
   for (const Status& s : {done, removed})
     if (!s.ok()) fmt::print(stderr, "bench_checkpoint: {}\n", s.to_string());
   if (!done.ok() || !removed.ok()) return bench::kExitFailed;
-  return bench::Targets(o.smoke).report(stderr);
+  bench::Targets targets(o.smoke);
+  bench.judge(targets);
+  return targets.report(stderr);
 }
 
 }  // namespace

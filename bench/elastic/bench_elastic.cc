@@ -197,9 +197,7 @@ using Outcomes = std::map<std::string, Outcome>;
 void judge_faults(const Outcomes& outcomes, Targets& targets) {
   for (const char* row : {"rank", "worker", "host"}) {
     const auto o = outcomes.find(row);
-    // For a lost host the coordinator first waits whether the connection comes
-    // back.
-    if (o != outcomes.end() && o->first != "host")
+    if (o != outcomes.end())
       targets.at_most(
           fmt::format("{}: to the next step, median, 0.5 s plus a step", row),
           kRecoveryS + o->second.step_s, o->second.next.median);
@@ -213,6 +211,11 @@ void judge(const Arguments& a, const Outcomes& outcomes, const Peers& peers,
     targets.at_most("stopped: detected, worst, hang_after_s + reports",
                     a.bench.hang_after_s + kFoundSlackS,
                     o->second.noticed.worst);
+  if (const auto o = outcomes.find("silent"); o != outcomes.end())
+    targets.at_most(
+        "silent: detected, worst, dead_after_ms + reports",
+        static_cast<double>(a.bench.dead_after_ms) * 1e-3 + kFoundSlackS,
+        o->second.noticed.worst);
   for (const auto& [row, o] : outcomes) {
     if (row == "join" || row == "drain" || row == "scale")
       targets.at_most(row + ": pause of training, median", kPauseS,

@@ -206,6 +206,9 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
   return ok_status();
 }
 
+constexpr double kKeepingCosts = 0.02;  // of a step
+constexpr double kReplicasCost = 0.1;
+
 struct Row {
   const char* layout;
   int zero;
@@ -265,6 +268,11 @@ int run_all(const Options& o) {
     targets.require(
         name_of(row) + (row.replicas ? " has replicas" : " has no replicas"),
         row.replicas == (rows->front()["replica_bytes"] > 0));
+    targets.at_most(name_of(row) + ": keeping the state costs, median",
+                    kKeepingCosts, rows->front()["keeping_costs"][1]);
+    if (rows->front().contains("replicas_cost"))
+      targets.at_most(name_of(row) + ": replicas cost, median", kReplicasCost,
+                      rows->front().at("replicas_cost")[1]);
   }
   return targets.report();
 }
