@@ -137,13 +137,16 @@ std::string Cluster::run() {
       ask(c);
     });
   at(options_.fault_ms, [this] { heal(); });
-  while (!queue_.empty() && violation_.empty() && !done_ && !inconclusive_) {
+  while (!queue_.empty() && violation_.empty() && !done_ && !inconclusive_ &&
+         !rightly_failed_) {
     if (queue_.front().when > options_.end_ms) break;
     step_once();
   }
   stats_.end_ms = now_;
   stats_.steps = static_cast<int64_t>(metrics_.size());
-  if (!violation_.empty() || inconclusive_) return violation_;
+  stats_.inconclusive = inconclusive_;
+  if (!violation_.empty() || inconclusive_ || rightly_failed_)
+    return violation_;
   if (!done_) {
     violated(fmt::format("faults stopped at {} ms and the job is not done: {}",
                          options_.fault_ms,

@@ -9,6 +9,15 @@
 //
 // run() returns the first violated invariant, or "" for a clean run. The same
 // seed and options give the same run.
+//
+// A clean run does not say: that replies to commands are right, that a command
+// has its effect in good time, or how long a recovery takes (only that the job
+// is done by end_ms); that generations, messages and the journal are few or
+// small; that back-off and limits of failures work (tests/scenario has them);
+// anything of bytes on disks, in shared memory and in MPI, which are simulated
+// as working or failing as a whole; anything beyond 6 workers of 2 slots. A run
+// ends early when the journal is lost and nobody is left who knows its number
+// (its seed is inconclusive) or when the job rightly fails.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +61,8 @@ struct SimStats {
   int64_t lost_steps = 0;   // made again
   int64_t gaps = 0;         // in the record of steps
   int64_t hand_overs = 0;
+  // An invariant could not be judged, so the run ended early (invariants.cc).
+  bool inconclusive = false;
   // Of every action of the coordinator, with its time: two builds that print
   // the same digest made the same decisions. The second leaves out sentences
   // (reasons, causes, details), so that wording can change.
@@ -368,7 +379,8 @@ class Cluster {
   // By this coordinator: incarnation, and when.
   std::map<std::string, std::pair<uint64_t, int64_t>> newest_heard_;
   bool inconclusive_ = false;
-  bool forgot_ = false;  // the journal was lost or rolled back once
+  bool rightly_failed_ = false;  // the job, so that the run is over
+  bool forgot_ = false;          // the journal was lost or rolled back once
   // Newest committed checkpoint that the coordinator was told of.
   int64_t told_saved_ = 0;
   bool stop_ = false;  // `remesh stop` comes at some time

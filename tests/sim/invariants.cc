@@ -358,7 +358,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
     // What fails on all hosts that are there ends the job.
     if (others_could_run())
       violated("one host has ended the job: " + e.cause());
-    inconclusive_ = true;
+    rightly_failed_ = true;
   }
   // Stopped with too few slots to save on.
   if (e.event() == "job_stopped") safe_generation_ = 0;

@@ -8,8 +8,13 @@ the table says which invariant it violated and at which seed, or, where no
 invariant of a whole cluster depends on the guard, in the test program that `by`
 names, and the table says which test failed.
 
+Before, each test program is built and run in the same way without a mutation,
+and must pass. A mutant counts as killed only if a test says so: a violated
+invariant, a failed test, or a crash of a program that does not crash without it.
+
 Exit code 0: every mutant was killed; 1: one survived; 2: mutants.txt does not
-fit the sources (a mutant's text must occur exactly once in its file).
+fit the sources (a mutant's text must occur exactly once in its file), or a
+program fails without a mutation.
 """
 import argparse
 import concurrent.futures
@@ -19,12 +24,14 @@ import os
 import pathlib
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIST = ROOT / "tests/sim/mutants.txt"
+CONTROL_SEEDS = 1000
 
 
 @dataclasses.dataclass
@@ -68,15 +75,15 @@ def read_list():
     return mutants
 
 
-def mutated_sources(mutant):
-    """path -> text, with all edits of the mutant."""
+def sources(mutant, control=False):
+    """path -> text, with all edits of the mutant, or without as a control."""
     texts = {}
     for path, old, new in mutant.edits:
         text = texts.get(path) or (ROOT / path).read_text()
         if text.count(old) != 1:
             fail(f"{mutant.name}: occurs {text.count(old)} times in {path}, "
                  f"expected once: {old}")
-        texts[path] = text.replace(old, new)
+        texts[path] = text if control else text.replace(old, new)
     return texts
 
 
@@ -101,10 +108,10 @@ class Builder:
         return subprocess.run(command, cwd=self.build, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True)
 
-    def program_of(self, mutant, folder):
+    def program_of(self, mutant, folder, control):
         """Path of the mutant's program, and what the compiler said if none."""
         objects = []
-        for path, text in mutated_sources(mutant).items():
+        for path, text in sources(mutant, control).items():
             source = folder / path
             source.parent.mkdir(parents=True, exist_ok=True)
             source.write_text(text)
@@ -130,12 +137,13 @@ def first(pattern, text):
     return found.group(1) if found else ""
 
 
-def run_mutant(builder, mutant, seeds, limit):
-    """(killed, seed, what happened)."""
+def run_mutant(builder, mutant, seeds, limit, control=False):
+    """(killed, seed, what happened). A control is killed by any failure."""
     with tempfile.TemporaryDirectory() as folder:
-        program, error = builder.program_of(mutant, pathlib.Path(folder))
+        program, error = builder.program_of(mutant, pathlib.Path(folder),
+                                            control)
         if program is None:
-            return False, "-", "DOES NOT BUILD: " + first("error: (.*)", error)
+            return control, "-", "DOES NOT BUILD: " + first("error: (.*)", error)
         words = [program]
         if mutant.by == "cluster_sim":
             words += ["--known", "tests/sim/known_seeds.txt",
@@ -145,14 +153,18 @@ def run_mutant(builder, mutant, seeds, limit):
                                   stdin=subprocess.DEVNULL,
                                   capture_output=True, check=False)
         except subprocess.TimeoutExpired:
-            return False, "-", f"DID NOT END in {limit} s"
+            return control, "-", f"DID NOT END in {limit} s"
     if done.returncode == 0:
         return False, "-", f"SURVIVED {mutant.by}; guards: {mutant.guards}"
     seed = first(r"^VIOLATED seed (\d+)", done.stdout)
     what = (first(r"^VIOLATED seed \d+, t=\d+ ms: (.*)", done.stdout)
-            or first(r"^\[  FAILED  \] (\S+) \(", done.stdout)
-            or "(aborted: " + first(r"(.*[Cc]heck.*)", done.stderr) + ")")
-    return True, seed or "-", what
+            or first(r"^\[  FAILED  \] (\S+) \(", done.stdout))
+    if done.returncode == 1 and what:
+        return True, seed or "-", what
+    if done.returncode in (-signal.SIGABRT, -signal.SIGSEGV):
+        last = first(r"(.*[Cc]heck.*)", done.stderr)
+        return True, "-", f"(crashed: {last})"
+    return control, "-", f"DID NOT RUN: exit code {done.returncode}"
 
 
 def main():
@@ -172,7 +184,7 @@ def main():
 
     mutants = read_list()
     for mutant in mutants:
-        mutated_sources(mutant)  # all must apply, also those that do not run
+        sources(mutant)  # all must apply, also those that do not run
     unknown = set(args.names) - {m.name for m in mutants}
     if unknown:
         fail(f"no mutant '{unknown.pop()}'")
@@ -180,6 +192,13 @@ def main():
               if (not args.names or m.name in args.names)
               and (not args.quick or m.quick)]
     builder = Builder(args.build.resolve())
+    controls = {m.by: m for m in reversed(wanted)}
+    for program, mutant in controls.items():
+        fails, _, what = run_mutant(builder, mutant, CONTROL_SEEDS, args.limit,
+                                    control=True)
+        if fails:
+            fail(f"without a mutation {program} fails: {what}")
+    print(f"without a mutation {', '.join(controls)} pass")
     print(f"{'mutant':<28} {'seed':>7}  violated")
     killed = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:

@@ -355,7 +355,7 @@ void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
 }
 
 // No finished step is lost while its state lies in the memory of those who are
-// there: with replicas of each step, one host may be gone.
+// there: with n replicas of each step, n hosts may be gone.
 void Cluster::check_lost(const pb::Durable& d) {
   const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
   const int64_t lost = finished - d.assignment().source().step();
@@ -383,8 +383,9 @@ void Cluster::check_lost(const pb::Durable& d) {
   for (const pb::Cordon& c : d.cordons())
     if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
       gone.insert(c.host());
-  const size_t may_go =
-      e.replicas() > 0 && e.replicate_every() == 1 && hosts.size() > 1 ? 1 : 0;
+  size_t may_go = 0;
+  if (e.replicate_every() == 1 && hosts.size() > 1)
+    may_go = std::min<size_t>(e.replicas(), hosts.size() - 1);
   // Ranks of two builds are never mixed: those of one may have all of the state
   // and too few slots, or the other way round.
   for (const auto& [name, w] : workers_)
