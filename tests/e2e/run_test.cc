@@ -290,7 +290,7 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   ASSERT_EQ(pids.size(), 2U);
   kill(pids.at(1), SIGSTOP);
   c().run().kill(SIGINT);
-  testing::sleep_ms(500);
+  ASSERT_TRUE(c().wait_for_event("stop_requested"));
   EXPECT_TRUE(c().run().running());
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130, 10'000);
