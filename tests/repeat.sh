@@ -24,7 +24,8 @@ runs=${1:-20} first=${2:-1}
 logs=$PWD/build/repeat
 home=$(mktemp -d /tmp/remesh-repeat.XXXXXX)
 guest=(setpriv --reuid=65534 --regid=65534 --clear-groups
-       env HOME="$home" TMPDIR="$home/tmp" REMESH_SCRATCH="$home/scratch")
+       env HOME="$home" TMPDIR="$home/tmp" REMESH_SCRATCH="$home/scratch"
+       PATH=/usr/local/bin:/usr/bin:/bin)
 checkout="$home/a link/remesh"
 others=()
 stop_others() {

@@ -59,7 +59,7 @@ constexpr double kSaveSlows = 0.05;  // of a step
 
 // A Llama whose state (three fp32 tensors) has about this size.
 geometry::ParamTable table_of(int64_t mib) {
-  geometry::ModelConfig c{.dim = 512,
+  geometry::ModelConfig c{.dim = mib < 128 ? 64 : 512,
                           .n_layers = 1,
                           .n_heads = 8,
                           .n_kv_heads = 8,
@@ -434,7 +434,7 @@ int main(int argc, char** argv) {
   app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
-    o.mib = 16;
+    o.mib = 8;
     o.ranks = 2;
     o.trials = 1;
   }

@@ -115,7 +115,9 @@ TEST_F(WorkerTest, KilledWorkerTakesItsRanksAndItsSuccessorCleansUp) {
   ASSERT_EQ(ranks.size(), 2u);
   stop("a", SIGKILL);
   EXPECT_TRUE(std::filesystem::exists(scratch() + "/a/g1"));
-  EXPECT_TRUE(has_shared("a"));
+  // In the scratch folder on a host with little shared memory.
+  EXPECT_TRUE(has_shared("a") ||
+              std::filesystem::exists(scratch() + "/a/g1/shm"));
   c.want(pb::Directive::IDLE, pb::Assignment());
   start(c.address(), "a");
   ASSERT_TRUE(

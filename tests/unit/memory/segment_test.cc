@@ -297,7 +297,7 @@ TEST(StateSegment, TooLittleSharedMemoryIsReportedWithNumbers) {
 TEST(StateSegment, ABufferCanBeGivenBack) {
   const ShmDir dir;
   const std::string path = segment_path(dir.path(), kJob, 0);
-  constexpr int64_t kElements = 3'000'000;
+  constexpr int64_t kElements = 300'000;
   const auto allocated = [&] {
     struct stat st {};
     EXPECT_EQ(stat(path.c_str(), &st), 0);
