@@ -1,4 +1,6 @@
 // Nobody takes part without a key, and keys change without disturbing a job.
+#include "proto/wire/keys.h"
+
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
@@ -93,12 +95,14 @@ TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
   kill_and_restart_coordinator();
   expect_undisturbed(generation);
   expect_done({"key", "rotate", "worker", c().run_dir()});
+  const auto own = wire::read_public_key(key("worker"));
+  ASSERT_TRUE(own.ok()) << own.status().message();
   for (const char* worker : {"w1", "w2"})
     ASSERT_TRUE(testing::wait_until(
         [&] {
           return testing::read_whole(c().run_dir() + "/logs/worker-" + worker +
                                      ".log")
-                     .find("keys_changed") != std::string::npos;
+                     .find(*own) != std::string::npos;
         },
         kEndMs))
         << worker;

@@ -20,7 +20,7 @@ constexpr uint64_t kJob = 0x1234;
 TEST(Segments, TakesTheSmallestFreeOneOfAtMostTwiceTheSize) {
   const memory::ShmDir dir;
   int number = 0;
-  for (const int64_t elements : {10000, 300000, 200000, 250000}) {
+  for (const int64_t elements : {10000, 600000, 400000, 500000}) {
     const auto made = StateSegment::create(
         memory::segment_path(dir.path(), kJob, number++), kJob, elements);
     ASSERT_TRUE(made.ok()) << made.status().to_string();
@@ -37,16 +37,16 @@ TEST(Segments, TakesTheSmallestFreeOneOfAtMostTwiceTheSize) {
       }
     return -1;
   };
-  EXPECT_EQ(taken(190000, {}), 2);
-  EXPECT_EQ(taken(210000, {}), 3);
-  EXPECT_EQ(taken(290000, {}), 1);
-  EXPECT_EQ(taken(310000, {}), 4);
-  EXPECT_EQ(taken(90000, {}), 4);  // the others would waste memory
+  EXPECT_EQ(taken(380000, {}), 2);
+  EXPECT_EQ(taken(440000, {}), 3);
+  EXPECT_EQ(taken(580000, {}), 1);
+  EXPECT_EQ(taken(620000, {}), 4);
+  EXPECT_EQ(taken(170000, {}), 4);  // the others would waste memory
   const auto smallest = memory::segment_path(dir.path(), kJob, 2);
-  EXPECT_EQ(taken(190000, {smallest}), 3);
+  EXPECT_EQ(taken(380000, {smallest}), 3);
   const auto owned = segments.open(smallest, StateSegment::Mode::kWrite);
   ASSERT_TRUE(owned.ok());
-  EXPECT_EQ(taken(190000, {}), 3);
+  EXPECT_EQ(taken(380000, {}), 3);
 }
 
 }  // namespace

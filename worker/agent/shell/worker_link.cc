@@ -67,7 +67,8 @@ void Worker::use_next_client() {
   if (!next_) return;
   (void)next_->receive();
   if (!next_->connected()) return;
-  log_->info("keys_changed", {{"coordinator", address_}});
+  log_->info("keys_changed", {{"coordinator", address_},
+                              {"key", used_ ? used_->own.public_key : "none"}});
   if (client_) loop_.unwatch(client_->fd());
   former_ = std::exchange(client_, std::move(next_));
   loop_.watch(client_->fd(), [this] { on_message(); });
