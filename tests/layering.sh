@@ -27,7 +27,6 @@ hdf5\.h checkpoint/store/[a-z0-9_]*\.cc
 zmq proto/wire/[a-z_]*\.cc
 pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
-sqlite3\.h coordinator/server/journal\.cc
 toml[+][+] parallel/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc
 RULES

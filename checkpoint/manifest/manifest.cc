@@ -207,6 +207,14 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
   return c;
 }
 
+Status check_run(const pb::Manifest& m, uint64_t run_id) {
+  if (m.run_id() == 0 || run_id == 0 || m.run_id() == run_id)
+    return ok_status();
+  return corrupt(fmt::format(
+      "belongs to another run ({:016x}); `remesh fork` starts a run from it",
+      m.run_id()));
+}
+
 std::vector<std::string> differences(const pb::Manifest& manifest,
                                      const JobFacts& job) {
   std::vector<std::string> found;

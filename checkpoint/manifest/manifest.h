@@ -76,6 +76,10 @@ Status check_coverage(const pb::Manifest& manifest,
 pb::Slice make_slice(const geometry::ParamSpec& spec,
                      const geometry::Rect& rect);
 
+// Corrupt if the checkpoint was written by another run than `run_id`; ok if one
+// of the two is unknown (0).
+Status check_run(const pb::Manifest& manifest, uint64_t run_id);
+
 // What must be equal in a checkpoint and the job that loads it.
 struct JobFacts {
   geometry::ModelConfig model;

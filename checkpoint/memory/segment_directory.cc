@@ -75,6 +75,21 @@ bool room_at(const std::string& path, uint64_t* left, uint64_t* all) {
 
 }  // namespace
 
+std::string shared_folder_prefix() {
+  return fmt::format("remesh-{}-", geteuid());
+}
+
+std::vector<std::string> state_folders(const std::string& shared) {
+  std::vector<std::string> out;
+  std::error_code error;
+  for (fs::directory_iterator it(shared, error), end; !error && it != end;
+       it.increment(error))
+    if (it->path().filename().string().starts_with(shared_folder_prefix()))
+      out.push_back((it->path() / "state").string());
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
 std::string segment_path(const std::string& folder, uint64_t job, int number) {
   return fmt::format("{}/{}{}", folder, prefix(job), number);
 }

@@ -22,6 +22,14 @@ inline constexpr char kWhoRemoves[] =
     "somebody removed it; systemd-logind does so when a user logs out "
     "(RemoveIPC): loginctl enable-linger USER, or run as a system user";
 
+inline constexpr char kSharedMemory[] = "/dev/shm";
+// The start of the names of this user's folders in shared memory.
+std::string shared_folder_prefix();
+// The folders of segments below `shared`, of all workers of this user, dead or
+// alive.
+std::vector<std::string> state_folders(
+    const std::string& shared = kSharedMemory);
+
 std::string segment_path(const std::string& folder, uint64_t job, int number);
 
 // The jobs that have segments in `folder`; ascending.

@@ -22,6 +22,8 @@ struct Tick {
   // How long the storage did not answer at all. Workers and ranks that use the
   // same storage cannot do anything, either.
   int64_t stalled_ms = 0;
+  // So much waits to be written that the workers should keep further metrics.
+  bool backlog_full = false;
   // The metrics of the steps up to this one survive a crash of the host.
   int64_t synced_step = 0;
 };
@@ -153,6 +155,7 @@ struct Options {
   // Unix time in seconds at monotonic zero, for the times in events.
   double unix_offset_s = 0;
   wire::ProtocolRange protocol;
+  uint64_t run_id = 0;  // of a run that has none in its journal
 };
 
 }  // namespace remesh::core

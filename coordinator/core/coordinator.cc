@@ -63,6 +63,8 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     durable_.set_state_job(std::max<uint64_t>(
         1, hash64(fmt::format("{} {} {}", options_.run_dir,
                               options_.epoch_floor, durable_.epoch()))));
+  *durable_.mutable_job() = options_.job;
+  if (durable_.run_id() == 0) durable_.set_run_id(options_.run_id);
   if (!policy_.check_scale(view(), durable_.scale()).ok())
     durable_.clear_scale();
   for (const pb::Durable::NameOwner& o : durable_.owners())
@@ -139,6 +141,7 @@ void Coordinator::handle(const Tick& e) {
   if (terminal_since_ms_ >= 0) terminal_since_ms_ += e.unwritten_ms;
   if (e.stalled_ms > 0) roster_.on_own_absence(e.stalled_ms);
   roster_.on_unwritten(std::max<int64_t>(0, e.unwritten_ms - e.stalled_ms));
+  backlog_full_ = e.backlog_full;
   synced_step_ = std::max(synced_step_, e.synced_step);
 }
 
@@ -408,69 +411,10 @@ void Coordinator::reconcile_ended() {
       (!roster_.none_alive() || now_ms_ < unheard_until_ms_))
     return;
   exited_ = true;
-  act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed : kExitOk,
+  act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed
+           : refused_job_                          ? kExitUsage
+                                                   : kExitOk,
            durable_.cause()});
-}
-
-// --------------------------------------------------- steps and checkpoints
-
-void Coordinator::finish_steps() {
-  const int64_t committed = roster_.committed_step(durable_);
-  // Steps that are computed again, or that an earlier life recorded, also show
-  // that the generation makes progress.
-  if (committed > durable_.assignment().source().step()) {
-    detector_.note_progress();
-    clear_suspicion();
-  }
-  for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
-    record(entry);
-    detector_.note_step(entry.metrics->step_s());
-    if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
-      emit_training(entry.metrics->step());
-  }
-}
-
-void Coordinator::record(const StepLedger::Entry& entry) {
-  if (entry.gap_first > 0) {
-    pb::EventRecord e = event(events::kMetricsGap);
-    e.set_step(entry.gap_first - 1);
-    e.set_detail(
-        fmt::format("the metrics of the finished steps {} to {} are lost",
-                    entry.gap_first, entry.gap_last));
-    emit(std::move(e));
-  }
-  if (entry.metrics) act(AppendMetrics{*entry.metrics});
-}
-
-void Coordinator::emit_training(int64_t step) {
-  pb::EventRecord e = event(events::kTraining);
-  e.set_step(step);
-  *e.mutable_mesh() = durable_.assignment().mesh();
-  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
-  e.set_lost_steps(lost_steps_);
-  if (const auto digest = roster_.restored_digest(durable_.generation()))
-    e.set_digest(*digest);
-  emit(std::move(e));
-  change_began_ms_ = -1;
-  lost_steps_ = 0;
-}
-
-void Coordinator::watch_checkpoints() {
-  for (const CheckpointWatch::Result& r :
-       checkpoints_.observe(roster_, durable_.generation())) {
-    pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
-                                              : events::kCheckpointFailed);
-    if (r.error.empty()) {
-      failed_saves_ = 0;
-      durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
-      e.set_step(r.step);
-    } else {
-      e.set_rank(r.rank);
-      e.set_worker(r.worker);
-      e.set_cause(r.error);
-    }
-    emit(std::move(e));
-  }
 }
 
 // ------------------------------------------------------------------ common

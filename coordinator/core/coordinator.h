@@ -158,6 +158,7 @@ class Coordinator {
   bool holds_unsaved_step(const Roster::Member& m) const;
   std::string only_in_memory() const;
   std::string who_was_not_reached() const;
+  void refuse_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
   // Cordons (cordoning.cc).
@@ -178,7 +179,7 @@ class Coordinator {
   void clear_suspicion();
   Status lift_cordon(const std::string& name);
 
-  // Steps and checkpoints.
+  // Steps and checkpoints (steps.cc).
   void finish_steps();
   void record(const StepLedger::Entry& entry);
   void emit_training(int64_t step);
@@ -218,6 +219,8 @@ class Coordinator {
   bool keeps_state() const { return keeps_state_; }
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
+  // The job was resumed with fewer steps than it has made.
+  bool overtaken() const { return ledger_.last_finished() > total_steps(); }
   bool must_save_before_stop() const {
     return !durable_.stop_discards() &&
            retention_.must_save_before_stop(view(), policy_,
@@ -260,6 +263,7 @@ class Coordinator {
   uint64_t directive_seq_ = 0;
   int64_t adopted_generation_ = -1;  // started in an earlier life
   int64_t synced_step_ = 0;          // whose metrics are durable
+  bool backlog_full_ = false;        // no further metrics are recorded
   int64_t started_ms_ = 0;
   int64_t phase_since_ms_ = 0;
   bool scanning_ = false;
@@ -284,6 +288,7 @@ class Coordinator {
   // have to be told if the job ends.
   int64_t unheard_until_ms_ = 0;
   bool exited_ = false;
+  bool refused_job_ = false;
   // Whose ranks of the last generation may still run: they were lost with it
   // and not heard of since.
   std::set<std::string> unreached_;

@@ -35,6 +35,10 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                             .scan = scan,
                             .policy = policy_,
                             .missing_holders = retention_.missing_holders(now)};
+  const StateChoice newest = recovery_.newest(in);
+  if (newest.step > total_steps())
+    restore_steps(newest.generation, newest.step, newest_generation(scan) + 1);
+  if (overtaken()) return refuse_job(newest.why);
   if (const auto* last = recovery_.final_checkpoint(in)) {
     restore_steps(generation_of(*last), last->step,
                   newest_generation(scan) + 1);
@@ -146,6 +150,7 @@ pb::Assignment Coordinator::assignment_of(
   *a.mutable_job() =
       shape_ ? job_on(options_.job, *shape_, placement.layout) : options_.job;
   a.set_run_dir(options_.run_dir);
+  a.set_run_id(durable_.run_id());
   if (!placement.ranks.empty())
     a.set_build(roster_.members().at(placement.ranks[0].worker).report.build());
   return a;
@@ -190,6 +195,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   e.set_lost_steps(lost_steps_);
   e.set_detail(decision.placement.reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
+  *durable_.mutable_assignment_job() = options_.job;
   waiting_for_.clear();
   recovery_.begin_generation();
   retention_.begin_generation();
@@ -268,7 +274,8 @@ void Coordinator::finish(const MeshPolicy::Change& change) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   durable_.set_finish_reason(change.why);
   durable_.set_must_stop(change.must);
-  durable_.set_finish_saves(retention_.must_save_to_finish(view(), policy_));
+  durable_.set_finish_saves(roster_.committed_step(durable_) > total_steps() ||
+                            retention_.must_save_to_finish(view(), policy_));
   checkpoints_.expect_stop(roster_);
   set_phase(pb::Durable::FINISHING);
 }
@@ -317,7 +324,8 @@ void Coordinator::end_generation() {
   gathering_ = false;
   if (fault && !try_again_after(*fault, consequence)) return;
   // Ranks finish the last step in order only after they saved it.
-  if (!aborted && job_finished()) return terminate(pb::Durable::DONE, "");
+  if (!aborted && job_finished())
+    return overtaken() ? refuse_job("") : terminate(pb::Durable::DONE, "");
   finish_checked_ = false;
   set_phase(pb::Durable::WAITING);
   for (const pb::Cordon& c : cordoned) emit_cordon(c);
@@ -396,6 +404,18 @@ std::string Coordinator::who_was_not_reached() const {
       join({unreached_.begin(), unreached_.end()}));
 }
 
+// The job was given fewer steps than it has made.
+void Coordinator::refuse_job(const std::string& where) {
+  refused_job_ = true;
+  const int64_t done = ledger_.last_finished();
+  terminate(
+      pb::Durable::STOPPED,
+      fmt::format("train.steps = {}, but step {} is finished{}; give more "
+                  "steps, for example --set train.steps={}",
+                  total_steps(), done, where.empty() ? "" : " (" + where + ")",
+                  2 * done));
+}
+
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   durable_.set_cause(why);
   durable_.clear_participants();
@@ -407,7 +427,7 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
       event(phase == pb::Durable::DONE     ? events::kJobDone
             : phase == pb::Durable::FAILED ? events::kJobFailed
                                            : events::kJobStopped);
-  if (phase == pb::Durable::FAILED) e.set_cause(why);
+  if (phase == pb::Durable::FAILED || refused_job_) e.set_cause(why);
   if (phase != pb::Durable::DONE) {
     std::vector<std::string> details;
     for (const std::string& d : {who_was_not_reached(), only_in_memory()})

@@ -8,6 +8,8 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 
@@ -183,6 +185,19 @@ std::optional<planner::Placement> MeshPolicy::place_on(
 
 // ------------------------------------------------------------------ change
 
+const std::string& MeshPolicy::job_change(const pb::Durable& d) const {
+  if (d.generation() == compared_generation_) return job_change_;
+  compared_generation_ = d.generation();
+  job_change_.clear();
+  if (!d.has_assignment_job()) return job_change_;  // of an older release
+  std::vector<std::string> keys;
+  for (const jobfile::Difference& k :
+       jobfile::differences(d.assignment_job(), job_))
+    keys.push_back(fmt::format("{} {} -> {}", k.key, k.first, k.second));
+  if (!keys.empty()) job_change_ = "job changed: " + join(keys);
+  return job_change_;
+}
+
 std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
     const ClusterView& view, int64_t not_before_ms) const {
   const pb::Durable& d = view.durable;
@@ -192,6 +207,8 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))
       return Change{.why = fmt::format("worker {} is leaving", name),
                     .must = true};
+  if (const std::string& why = job_change(d); !why.empty())
+    return Change{.why = why};
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();

@@ -68,6 +68,9 @@ class MeshPolicy {
   // wanted before not_before_ms.
   std::optional<Change> wanted_change(const ClusterView& view,
                                       int64_t not_before_ms) const;
+  // How the job differs from the one that the ranks of the newest generation
+  // were started with: "train.steps 40 -> 80"; "" if it does not.
+  const std::string& job_change(const pb::Durable& durable) const;
   // Whether the pinned layout is not running and does not fit any more.
   bool pin_is_unfit(const ClusterView& view) const;
 
@@ -99,6 +102,8 @@ class MeshPolicy {
   mutable std::vector<
       std::pair<planner::PlacementRequest, Result<planner::Placement>>>
       cache_;
+  mutable int64_t compared_generation_ = 0;
+  mutable std::string job_change_;
 };
 
 }  // namespace remesh::core

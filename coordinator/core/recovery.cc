@@ -184,7 +184,6 @@ Recovery::Candidates Recovery::gather(const Inputs& in) const {
   for (const pb::Durable::State& s : in.view.durable.bad_states())
     inventory.refused.emplace(s.generation(), s.step());
   inventory.last_finished = in.ledger.last_finished();
-  inventory.max_step = job_.train().steps();
   // Without states in memory the newest checkpoint is all there is.
   if (!table_) return out;
   for (const auto& [name, m] : in.view.roster.members()) {
@@ -226,6 +225,10 @@ StateChoice Recovery::choose(const Candidates& candidates, const Inputs& in,
   return c;
 }
 
+StateChoice Recovery::newest(const Inputs& in) const {
+  return choose(gather(in), in, {});
+}
+
 const CheckpointInfo* Recovery::final_checkpoint(const Inputs& in) const {
   for (const CheckpointInfo& c : in.scan.valid)
     if (c.step == job_.train().steps() && !refuses(in.view.durable, c.path) &&
@@ -242,10 +245,7 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
   for (const CheckpointInfo& c : in.scan.valid) {
     ++bad;
     if (!first.empty()) continue;
-    const int64_t steps = job_.train().steps();
-    first = c.path + (c.step > steps
-                          ? fmt::format(": beyond train.steps = {}", steps)
-                      : refuses(in.view.durable, c.path)
+    first = c.path + (refuses(in.view.durable, c.path)
                           ? ": does not load"
                           : ": belongs to an abandoned branch");
   }
@@ -257,9 +257,9 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
         "make the folder available again, or start over in a new run directory",
         in.view.durable.saved_step());
   return fmt::format(
-      "{} checkpoints exist but none can be loaded ({}); move them away to "
-      "start over from initial weights",
-      bad, first);
+      "{} exist but none can be loaded ({}); `remesh checkpoint verify` says "
+      "what is wrong with each. To start over, give another --run-dir",
+      bad == 1 ? "1 checkpoint" : fmt::format("{} checkpoints", bad), first);
 }
 
 // Names the checkpoint that was committed, is newer than the step chosen, and

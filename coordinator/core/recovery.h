@@ -96,6 +96,8 @@ class Recovery {
   // REQUIRES: made with one.
   const geometry::ParamTable& table() const { return *table_; }
 
+  // The newest state, on whatever hosts.
+  StateChoice newest(const Inputs& in) const;
   // The checkpoint that holds the state of the last step, if there is one.
   const CheckpointInfo* final_checkpoint(const Inputs& in) const;
 

@@ -38,8 +38,7 @@ struct Group {
 // The newest step of the generation that may be chosen.
 int64_t last_step(const Inventory& in, int64_t generation) {
   const auto known = in.known_steps.find(generation);
-  return known == in.known_steps.end() ? in.max_step
-                                       : std::min(in.max_step, known->second);
+  return known == in.known_steps.end() ? INT64_MAX : known->second;
 }
 
 // Why a holding cannot be combined with its group; "" if it can.

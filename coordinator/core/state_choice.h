@@ -54,7 +54,6 @@ struct Inventory {
   std::set<std::string> hosts;
   // (generation, step) of states in memory that failed to load.
   std::set<std::pair<int64_t, int64_t>> refused;
-  int64_t max_step = INT64_MAX;  // of the job
   // By generation, the last step whose metrics are known: no newer state is
   // chosen. Generations that are not listed have no such limit.
   std::map<int64_t, int64_t> known_steps;

@@ -81,6 +81,10 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
   if (!durable_.pinned().empty()) out->set_pinned(durable_.pinned());
   if (durable_.scale() > 0) out->set_scale(durable_.scale());
   if (durable_.stop_requested()) out->set_stop_requested(true);
+  out->set_mesh_changes(!terminal(durable_.phase()) &&
+                        (durable_.phase() != pb::Durable::RUNNING ||
+                         durable_.mesh_asked() ||
+                         policy_.wanted_change(view(), 0).has_value()));
   if (!shape_ || !planned) return;
   const geometry::Layout layout = layout_of(durable_.assignment().mesh());
   if (planner::admit(*shape_, layout).ok())

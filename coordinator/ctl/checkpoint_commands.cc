@@ -87,12 +87,6 @@ Result<std::string> one_checkpoint(const Options& options) {
   return newest == nullptr ? found.front().path : newest->path;
 }
 
-// File names may be anything; JSON must be UTF-8.
-void print_json(const nlohmann::ordered_json& json) {
-  fmt::print("{}\n", json.dump(2, ' ', false,
-                               nlohmann::json::error_handler_t::replace));
-}
-
 uint64_t bytes_of(const pb::Manifest& m) {
   uint64_t bytes = m.index().bytes();
   for (const pb::ShardFile& s : m.shards()) bytes += s.bytes();
@@ -112,7 +106,7 @@ Result<int> list(const Options& options) {
                        {"problem", f.status.message()},
                        {"bytes", bytes_of(f.manifest)}});
     }
-    print_json({{"schema", kJsonSchema}, {"checkpoints", std::move(array)}});
+    print_json({{"checkpoints", std::move(array)}});
     return kExitOk;
   }
   if (found.empty()) fmt::print("no checkpoint in {}\n", folder);
@@ -135,7 +129,7 @@ Result<int> inspect(const Options& options) {
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(*system, path));
   if (options.json) {
-    nlohmann::ordered_json json{{"schema", kJsonSchema}, {"path", path}};
+    nlohmann::ordered_json json{{"path", path}};
     json.update(nlohmann::ordered_json::parse(store::describe_json(manifest)));
     print_json(json);
   } else {
@@ -181,9 +175,7 @@ Result<int> verify(const Options& options) {
     }
   }
   if (options.json) {
-    print_json({{"schema", kJsonSchema},
-                {"ok", damaged == 0},
-                {"checkpoints", std::move(reports)}});
+    print_json({{"ok", damaged == 0}, {"checkpoints", std::move(reports)}});
   } else if (paths.size() > 1) {
     fmt::print("{} of {} checkpoints {} damaged\n", damaged, paths.size(),
                damaged == 1 ? "is" : "are");
@@ -236,7 +228,10 @@ Result<std::string> save_and_wait(const std::string& run) {
 
 Result<int> save(const Options& options) {
   ASSIGN_OR_RETURN(const std::string path, save_and_wait(options.target));
-  fmt::print("{}\n", path);
+  if (options.json)
+    print_json({{"path", path}});
+  else
+    fmt::print("{}\n", path);
   return kExitOk;
 }
 
@@ -256,6 +251,7 @@ Examples:
   CLI::App* c = checkpoint->add_subcommand(
       "save", "Save after the current step; waits and prints the path");
   add_client_options(c, &o->target);
+  add_json_option(c, &o->json);
   c->footer(R"(
 Example:
   remesh checkpoint save runs/latest
@@ -274,7 +270,7 @@ exist, unless checkpoint.keep_every_n keeps its step; copy it to keep it.)");
                     fmt::format("Step of the checkpoint. Default: {}",
                                 command == verify ? "all" : "the newest"));
     }
-    c->add_flag("--json", o->json, "Print JSON");
+    add_json_option(c, &o->json);
     c->footer(
         fmt::format("\nExample:\n  remesh checkpoint {} runs/latest", name));
     c->callback([o, code, command] { *code = exit_code(command(*o)); });

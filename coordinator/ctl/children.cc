@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,10 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <utility>
+
+#include "coordinator/rundir/line_file.h"
+#include "proto/base/check.h"
 
 namespace remesh::ctl {
 namespace {
@@ -25,7 +30,8 @@ constexpr int kExecFailed = 127;
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
+  // This program ends it with them, whatever it has inherited itself.
+  for (const int s : {SIGPIPE, SIGINT, SIGTERM}) ::signal(s, SIG_DFL);
   // Out of the way of the standard descriptors, any of which may be closed.
   log_fd = fcntl(log_fd, F_DUPFD_CLOEXEC, 3);
   null_fd = fcntl(null_fd, F_DUPFD_CLOEXEC, 3);
@@ -54,6 +60,24 @@ std::string how_it_ended(const Ended& e) {
   return fmt::format("was killed by signal {} ({})", e.signal,
                      strsignal(e.signal));
 }
+
+Output::Output() : fd_(memfd_create("output", MFD_CLOEXEC)) {
+  CHECK_MSG(fd_ >= 0, "memfd_create");
+  path_ = fmt::format("/proc/self/fd/{}", fd_);
+}
+
+Output::Output(Output&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+Output::~Output() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::vector<std::string> Output::lines() const {
+  return rundir::read_lines(path_);
+}
+
+void Output::clear() { (void)!ftruncate(fd_, 0); }
 
 Children::Children() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 

@@ -27,6 +27,23 @@ struct Ended {
 // "exited with code 3", "was killed by signal 9 (Killed)".
 std::string how_it_ended(const Ended& e);
 
+// What a process prints, in memory: it needs no folder, and no disk with room.
+class Output {
+ public:
+  Output();
+  ~Output();
+  Output(Output&& other) noexcept;
+  // For this process and those that it forks.
+  const std::string& path() const { return path_; }
+  int fd() const { return fd_; }
+  std::vector<std::string> lines() const;
+  void clear();
+
+ private:
+  int fd_ = -1;
+  std::string path_;
+};
+
 class Children {
  public:
   Children();

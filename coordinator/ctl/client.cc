@@ -7,10 +7,13 @@
 #include <chrono>
 #include <thread>
 
+#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
@@ -74,6 +77,13 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
 
 }  // namespace
 
+void print_json(const nlohmann::ordered_json& json) {
+  nlohmann::ordered_json out{{"schema", kJsonSchema}};
+  out.update(json);
+  fmt::print("{}\n",
+             out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
 void add_client_options(CLI::App* verb, std::string* run) {
   wire::KeyChoice& o = key_options();
   add_run_option(verb, run);
@@ -106,8 +116,9 @@ pb::Command status_request() {
 
 void Asker::send(pb::Command command) {
   const auto endpoint = rundir::read_endpoint(run_dir_);
-  if (!endpoint.ok()) return;
-  if (!client_ || endpoint.value().address != address_) {
+  // The run directory may be gone, and the coordinator be there.
+  if (!endpoint.ok() && !client_) return;
+  if (endpoint.ok() && (!client_ || endpoint.value().address != address_)) {
     auto client = connect({.run_dir = run_dir_,
                            .address = endpoint.value().address,
                            .no_auth = endpoint.value().no_auth});
@@ -149,10 +160,28 @@ bool coordinator_may_answer(const Target& target) {
 
 }  // namespace
 
+rundir::NewestState newest_state_of(const std::string& run) {
+  const auto fs = posix_file_system();
+  const auto journal = server::read_journal(*fs, rundir::journal_path(run));
+  const auto job = rundir::load_resolved({}, run);
+  if (!journal.ok() && !job.ok()) return {};
+  return rundir::newest_state(*fs, run, job.ok() ? *job : journal->job(),
+                              journal.ok() ? &*journal : nullptr);
+}
+
+std::string kept_in_memory(const std::string& run) {
+  const rundir::NewestState newest = newest_state_of(run);
+  return newest.where == rundir::NewestState::Where::kMemory
+             ? rundir::state_text(newest)
+             : "";
+}
+
 std::string why_not_running(const std::string& run) {
+  const std::string memory = kept_in_memory(run);
+  const std::string kept = memory.empty() ? "" : "; " + memory;
   if (const auto end = rundir::end_of_run(run))
-    return rundir::end_text(*end, run);
-  const std::string resume = "remesh resume " + rundir::short_path(run);
+    return rundir::end_text(*end, run) + (end->outcome == "done" ? "" : kept);
+  const std::string resume = "remesh resume " + rundir::typed_path(run);
   const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
   const auto last =
       rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
@@ -162,11 +191,11 @@ std::string why_not_running(const std::string& run) {
   const double heard = std::max(last.ok() ? last->time() : 0.0,
                                 event.ok() ? event->time() : 0.0);
   return fmt::format(
-      "not running since {}, {}, although it has not ended; to "
+      "not running since {}, {}, although it has not ended{}; to "
       "continue: {}",
       last.ok() ? fmt::format("step {}", last->step())
                 : "before the first step",
-      rundir::date_text(heard), resume);
+      rundir::date_text(heard), kept, resume);
 }
 
 Result<pb::JobStatus> send_command(const Target& target,

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "coordinator/rundir/newest_state.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
 #include "proto/wire/channel.h"
@@ -31,6 +32,11 @@ Result<pb::JobStatus> send_command(const std::string& run,
 
 pb::Command status_request();
 
+// Where the newest state of a run is that has no coordinator, as far as this
+// host can see: rundir::newest_state() with the run's own journal and job.
+rundir::NewestState newest_state_of(const std::string& run);
+// Its text, if it is in memory; else "".
+std::string kept_in_memory(const std::string& run);
 // Why a run has no coordinator, and how to continue it.
 std::string why_not_running(const std::string& run);
 

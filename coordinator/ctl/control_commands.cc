@@ -1,11 +1,14 @@
 // Verbs that change a running job: drain, uncordon, mesh, scale, stop.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <memory>
 
 #include "coordinator/ctl/client.h"
+#include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/geometry/layout.h"
 #include "proto/rundir/events.h"
@@ -17,45 +20,105 @@ struct Options {
   std::string argument;  // the worker, layout or number of slots
   std::string run;
   bool discard = false;
+  bool wait = false;
+  bool json = false;
 };
 
-Result<int> drain(const Options& o) {
-  pb::Command command;
-  command.set_kind(pb::Command::DRAIN);
-  command.set_worker(o.argument);
-  RETURN_IF_ERROR(send_command(o.run, command).status());
-  fmt::print("worker {} leaves after the current step\n", o.argument);
-  return kExitOk;
+// What a command has done: the job's status then, and a sentence.
+struct Done {
+  pb::JobStatus status;
+  std::string text;
+  int code = kExitOk;
+};
+
+pb::Command command_of(pb::Command::Kind kind) {
+  pb::Command c;
+  c.set_kind(kind);
+  return c;
 }
 
-Result<int> uncordon(const Options& o) {
-  pb::Command command;
-  command.set_kind(pb::Command::UNCORDON);
-  command.set_worker(o.argument);
-  RETURN_IF_ERROR(send_command(o.run, command).status());
-  fmt::print("ranks may be placed on {} again\n", o.argument);
-  return kExitOk;
+// The status once `holds` is true of it; with --wait only.
+Result<pb::JobStatus> wait_for(const Options& o, pb::JobStatus status,
+                               bool (*holds)(const Options&,
+                                             const pb::JobStatus&)) {
+  // The run that the command went to, whatever happens to links.
+  const std::string run = status.run_dir();
+  for (int silent = 0; o.wait && !holds(o, status);) {
+    if (has_ended(status.state())) return ended("the job is " + status.state());
+    wait_for_next_poll();
+    auto now = send_command(run, status_request());
+    // A coordinator that restarts answers again soon.
+    constexpr int kPatience = 10;
+    if (!now.ok() && ++silent > kPatience) return now.status();
+    if (!now.ok()) continue;
+    silent = 0;
+    status = std::move(*now);
+  }
+  return status;
 }
 
-Result<int> mesh(const Options& o) {
+bool on_final_mesh(const Options&, const pb::JobStatus& s) {
+  return s.state() == "running" && !s.mesh_changes();
+}
+
+bool has_left(const Options& o, const pb::JobStatus& s) {
+  return std::none_of(s.workers().begin(), s.workers().end(),
+                      [&](const pb::WorkerStatus& w) {
+                        return w.name() == o.argument && w.state() != "dead";
+                      });
+}
+
+// Whether a worker other than that one offers slots.
+bool others_work(const pb::JobStatus& s, const std::string& worker) {
+  return std::any_of(s.workers().begin(), s.workers().end(),
+                     [&](const pb::WorkerStatus& w) {
+                       return w.name() != worker && w.state() != "dead" &&
+                              !w.draining() && w.slots() > 0;
+                     });
+}
+
+Result<Done> drain(const Options& o) {
+  pb::Command command = command_of(pb::Command::DRAIN);
+  command.set_worker(o.argument);
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  const bool last = !others_work(status, o.argument);
+  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), has_left));
+  return Done{
+      std::move(status),
+      fmt::format("worker {} {}{}", o.argument,
+                  o.wait ? "has left" : "leaves after the current step",
+                  last ? "; it is the last one: its state is saved, and "
+                         "training waits for another worker"
+                       : "")};
+}
+
+Result<Done> uncordon(const Options& o) {
+  pb::Command command = command_of(pb::Command::UNCORDON);
+  command.set_worker(o.argument);
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  return Done{std::move(status),
+              fmt::format("ranks may be placed on {} again", o.argument)};
+}
+
+Result<Done> mesh(const Options& o) {
   if (o.argument != "auto")
     RETURN_IF_ERROR(geometry::Layout::parse(o.argument).status());
-  pb::Command command;
-  command.set_kind(pb::Command::MESH);
+  pb::Command command = command_of(pb::Command::MESH);
   command.set_layout(o.argument);
-  ASSIGN_OR_RETURN(const pb::JobStatus status, send_command(o.run, command));
-  if (status.pinned().empty()) {
-    fmt::print("the mesh is selected automatically again\n");
-  } else {
-    fmt::print(
-        "changing to {} after this step; it stays until you change it or slots "
-        "run short (`remesh mesh auto` undoes it)\n",
-        status.pinned());
-  }
-  return kExitOk;
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
+  if (o.wait)
+    return Done{status, "training on " + rundir::mesh_text(status.mesh())};
+  if (status.pinned().empty())
+    return Done{status, "the mesh is selected automatically again"};
+  return Done{status,
+              fmt::format("changing to {} after this step; it stays until you "
+                          "change it or slots run short (`remesh mesh auto` "
+                          "undoes it)",
+                          status.pinned())};
 }
 
-Result<int> scale(const Options& o) {
+Result<Done> scale(const Options& o) {
   int slots = 0;
   const char* end = o.argument.data() + o.argument.size();
   const auto [at, error] = std::from_chars(o.argument.data(), end, slots);
@@ -65,19 +128,20 @@ Result<int> scale(const Options& o) {
         fmt::format("invalid slot count '{}': expected a positive integer or "
                     "'all'",
                     o.argument));
-  pb::Command command;
-  command.set_kind(pb::Command::SCALE);
+  pb::Command command = command_of(pb::Command::SCALE);
   command.set_slots(slots);
-  ASSIGN_OR_RETURN(const pb::JobStatus status, send_command(o.run, command));
-  if (status.scale() == 0) {
-    fmt::print("all slots are used from the next step boundary\n");
-  } else {
-    fmt::print("up to {} used from the next step boundary; others are spares\n",
-               status.scale() == 1
-                   ? "1 slot is"
-                   : fmt::format("{} slots are", status.scale()));
-  }
-  return kExitOk;
+  ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
+  ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
+  if (o.wait)
+    return Done{status, "training on " + rundir::mesh_text(status.mesh())};
+  if (status.scale() == 0)
+    return Done{status, "all slots are used from the next step boundary"};
+  return Done{
+      status,
+      fmt::format(
+          "up to {} used from the next step boundary; others are spares",
+          status.scale() == 1 ? "1 slot is"
+                              : fmt::format("{} slots are", status.scale()))};
 }
 
 // State and step of the job at its end, according to its last event; `error`
@@ -100,9 +164,8 @@ std::string why_declined(const pb::JobStatus& status) {
   return why;
 }
 
-Result<int> stop(const Options& o) {
-  pb::Command command;
-  command.set_kind(pb::Command::STOP);
+Result<Done> stop(const Options& o) {
+  pb::Command command = command_of(pb::Command::STOP);
   command.set_discard(o.discard);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   const std::string run_dir = status.run_dir();
@@ -122,11 +185,22 @@ Result<int> stop(const Options& o) {
     }
   }
   const auto end = rundir::end_of_run(run_dir);
-  fmt::print("the job is {} at step {}; {}to continue: remesh resume {}\n",
-             status.state(), status.step(),
-             !end || end->detail.empty() ? "" : end->detail + "; ",
-             rundir::short_path(run_dir));
-  return status.state() == "failed" ? kExitFailed : kExitOk;
+  return Done{
+      status,
+      fmt::format("the job is {} at step {}; {}to continue: remesh resume {}",
+                  status.state(), status.step(),
+                  !end || end->detail.empty() ? "" : end->detail + "; ",
+                  rundir::typed_path(run_dir)),
+      status.state() == "failed" ? kExitFailed : kExitOk};
+}
+
+Result<int> perform(const Options& o, Result<Done> (*run)(const Options&)) {
+  ASSIGN_OR_RETURN(const Done done, run(o));
+  if (o.json)
+    fmt::print("{}", status_json(done.status));
+  else
+    fmt::print("{}\n", done.text);
+  return done.code;
 }
 
 struct Verb {
@@ -135,7 +209,7 @@ struct Verb {
   const char* argument;  // nullptr: none
   const char* argument_help;
   const char* footer;
-  Result<int> (*run)(const Options&);
+  Result<Done> (*run)(const Options&);
 };
 
 constexpr Verb kVerbs[] = {
@@ -197,9 +271,13 @@ void add_control_verbs(CLI::App* app, int* code) {
       c->add_option(verb.argument, o->argument, verb.argument_help)->required();
     if (verb.run == stop)
       c->add_flag("--discard", o->discard, "Stop at once, without saving");
+    if (verb.run == drain || verb.run == mesh || verb.run == scale)
+      c->add_flag("--wait", o->wait, "Return once it has happened");
+    add_json_option(c, &o->json);
     add_client_options(c, &o->run);
     c->footer(verb.footer);
-    c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });
+    c->callback(
+        [o, code, run = verb.run] { *code = exit_code(perform(*o, run)); });
   }
 }
 

@@ -11,40 +11,51 @@
 
 namespace remesh::ctl {
 
-Result<Detached> Detached::start(const std::string& output) {
+Result<Detached> Detached::start() {
   const int in = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
-  const int out =
-      ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (out < 0) return errno_error(output, errno);
   int ends[2];
   if (in < 0 || ::pipe2(ends, O_CLOEXEC) != 0)
     return errno_error("cannot detach", errno);
+  Output output;
   std::fflush(stdout);
   const pid_t child = ::fork();
   if (child < 0) return errno_error("cannot detach", errno);
   ::close(ends[child == 0 ? 0 : 1]);
-  if (child > 0) return Detached(child, ends[0]);
+  if (child > 0) return Detached(child, ends[0], std::move(output));
   ::setsid();
   ::dup2(in, STDIN_FILENO);
+  const int out = ::open(output.path().c_str(), O_WRONLY | O_APPEND);
   for (const int to : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(out, to);
-  return Detached(child, ends[1]);
+  return Detached(child, ends[1], std::move(output));
 }
 
-std::optional<int> Detached::exit_code_of_parent() const {
+std::optional<int> Detached::exit_code_of_parent() {
   if (child_ == 0) return std::nullopt;
   char byte = 0;
-  while (::read(pipe_, &byte, 1) < 0 && errno == EINTR) {
+  for (ssize_t n = 0; (n = ::read(pipe_, &byte, 1)) != 0;) {
+    if (n > 0 && byte == '\n') return kExitOk;
+    if (n > 0) output_path_ += byte;
+    if (n < 0 && errno != EINTR) break;
   }
-  if (byte != 0) return kExitOk;
   int status = 0;
   while (::waitpid(child_, &status, 0) < 0 && errno == EINTR) {
   }
   return WIFEXITED(status) ? WEXITSTATUS(status) : int{kExitFailed};
 }
 
-void Detached::say_running() const {
-  const char byte = 1;
-  (void)!::write(pipe_, &byte, 1);
+void Detached::say_running(const std::string& file) {
+  std::fflush(stdout);
+  const int out =
+      ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (out >= 0) {
+    std::string text;
+    for (const std::string& line : output()) text += line + "\n";
+    (void)!::write(out, text.data(), text.size());
+    for (const int to : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(out, to);
+    ::close(out);
+  }
+  const std::string said = file + "\n";
+  (void)!::write(pipe_, said.data(), said.size());
 }
 
 }  // namespace remesh::ctl

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
 #include "proto/rundir/events.h"
 #include "proto/rundir/paths.h"
 
@@ -16,6 +18,8 @@ constexpr int64_t kAskEveryMs = 500;
 constexpr double kShowWaitingAfterS = 1.5;
 // After this long without a reply, connect to the address again.
 constexpr int64_t kReplyTimeoutMs = 3000;
+// Between lines of steps on a terminal, where events should be seen.
+constexpr double kStepLineEveryS = 0.5;
 
 // What the bottom line shows in place of the loss.
 std::string note_of(const pb::JobStatus& s) {
@@ -56,6 +60,7 @@ Follower::Follower(const pb::Job& job, const std::string& run_dir,
       asker_(run_dir) {}
 
 void Follower::poll(int64_t now_ms, double now_unix) {
+  now_unix_ = now_unix;
   read_events();
   if (waiting_ && now_unix - waiting_->time() > kShowWaitingAfterS) {
     say(event_text(*waiting_), Tone::kNotice, waiting_->time());
@@ -67,7 +72,8 @@ void Follower::poll(int64_t now_ms, double now_unix) {
 }
 
 void Follower::say(const std::string& text, Tone tone, double now_unix) {
-  screen_->line(fmt::format("{}  {}", clock_text(now_unix), text), tone);
+  screen_->line(fmt::format("{}  {}", rundir::time_of_day(now_unix), text),
+                tone);
 }
 
 void Follower::read_events() {
@@ -98,13 +104,17 @@ void Follower::read_metrics() {
     const auto parsed = rundir::parse_metrics_line(line);
     if (!parsed.ok()) continue;
     const pb::StepMetrics& m = parsed.value();
+    saw_step_ = true;
     progress_.step = m.step();
     progress_.loss = m.loss();
     pace_.step(m.step(), m.time());
-    if (m.step() % log_every_ == 0 || m.step() == 1 ||
-        m.step() == progress_.steps || m.has_val_loss()) {
-      screen_->line(step_line(m, progress_.steps));
-    }
+    const bool special =
+        m.step() == 1 || m.step() == progress_.steps || m.has_val_loss();
+    const bool calm =
+        !screen_->is_terminal() || now_unix_ - step_shown_ >= kStepLineEveryS;
+    if (!special && (!calm || m.step() % log_every_ != 0)) continue;
+    step_shown_ = now_unix_;
+    screen_->line(step_line(m, progress_.steps));
   }
 }
 
@@ -125,8 +135,32 @@ void Follower::ask_status(int64_t now_ms) {
 
 void Follower::note_status(const pb::JobStatus& status) {
   state_note_ = note_of(status);
+  note_problems(status);
   lacks_slots_ = status.state() == "waiting" &&
                  status.detail().find("too few slots") != std::string::npos;
+  has_workers_ = std::any_of(status.workers().begin(), status.workers().end(),
+                             [](const auto& w) { return w.state() != "dead"; });
+}
+
+// Says when something begins to keep the coordinator from its work, and when
+// that ends.
+void Follower::note_problems(const pb::JobStatus& status) {
+  if (status.run_dir_gone() != gone_) {
+    gone_ = status.run_dir_gone();
+    say(gone_ ? fmt::format("the run directory {} is gone; the ranks train on, "
+                            "but nothing is recorded. Put it back, or press "
+                            "Ctrl-C to end the run without saving",
+                            status.run_dir())
+              : "the run directory is back",
+        gone_ ? Tone::kBad : Tone::kNotice, now_unix_);
+  }
+  std::string now;
+  if (!gone_ && status.problems_size() > 0) now = status.problems(0).text();
+  if (now == problem_) return;
+  say(now.empty() ? "the run directory can be written again"
+                  : now + "; training continues",
+      now.empty() ? Tone::kNotice : Tone::kBad, now_unix_);
+  problem_ = now;
 }
 
 void Follower::draw(double now_unix) {

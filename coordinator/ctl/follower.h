@@ -39,6 +39,10 @@ class Follower {
   const std::string& outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
   bool lacks_slots() const { return lacks_slots_; }
+  bool has_workers() const { return has_workers_; }
+  bool run_dir_gone() const { return gone_; }
+  // Since this object was made.
+  bool saw_step() const { return saw_step_; }
   // A coordinator that started since has written the journal.
   bool goes_on() const { return goes_on_; }
   // Prints a line that is not from the run.
@@ -53,6 +57,7 @@ class Follower {
   void read_metrics();
   void ask_status(int64_t now_ms);
   void note_status(const pb::JobStatus& status);
+  void note_problems(const pb::JobStatus& status);
   void draw(double now_unix);
 
   int64_t log_every_;
@@ -65,6 +70,10 @@ class Follower {
   std::string note_;
   std::string state_note_;    // from the coordinator's last reply
   bool lacks_slots_ = false;  // likewise
+  bool has_workers_ = false;  // likewise
+  bool gone_ = false;         // likewise
+  std::string problem_;       // likewise; "": none
+  bool saw_step_ = false;
   // A wait for slots, shown if it does not end at once.
   std::optional<pb::EventRecord> waiting_;
   bool goes_on_ = false;
@@ -73,6 +82,8 @@ class Follower {
   int stops_declined_ = 0;
   Asker asker_;
   int64_t asked_ms_ = 0;
+  double now_unix_ = 0;
+  double step_shown_ = 0;  // unix seconds
 };
 
 }  // namespace remesh::ctl

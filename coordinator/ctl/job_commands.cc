@@ -8,6 +8,8 @@
 
 #include "coordinator/ctl/children.h"
 #include "coordinator/ctl/plan_view.h"
+#include "coordinator/ctl/preflight.h"
+#include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "proto/base/process.h"
@@ -26,10 +28,53 @@ Result<int> plan(PlanOptions o) {
   return kExitOk;
 }
 
-Result<int> job_check(const std::string& job_file,
-                      const std::vector<std::string>& set) {
-  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved({job_file, set}));
-  fmt::print("{}", jobfile::to_toml(job));
+struct CheckOptions {
+  std::string job_file;
+  std::vector<std::string> set;
+  bool here = false;
+  int local_workers = 1;
+  int slots_per_worker = 1;
+  bool json = false;
+};
+
+Result<int> check_here(const pb::Job& job, const CheckOptions& o) {
+  const std::vector<Need> needs =
+      look_ahead({.job = job,
+                  .run_dir = job.job().dump_folder() + "/new",
+                  .workers = o.local_workers,
+                  .slots_per_worker = o.slots_per_worker});
+  if (o.json) {
+    auto array = nlohmann::ordered_json::array();
+    for (const Need& n : needs)
+      array.push_back({{"what", n.what},
+                       {"needed", n.needed},
+                       {"here", n.here},
+                       {"problem", n.problem},
+                       {"fatal", n.fatal && !n.problem.empty()}});
+    print_json({{"needs", std::move(array)}});
+  } else {
+    fmt::print("{}", needs_text(needs, style_of_stdout()));
+  }
+  return fatal_text(needs).empty() ? kExitOk : kExitFailed;
+}
+
+Result<int> job_check(const CheckOptions& o) {
+  ASSIGN_OR_RETURN(const pb::Job job,
+                   rundir::load_resolved({o.job_file, o.set}));
+  if (o.here) return check_here(job, o);
+  if (!o.json) {
+    fmt::print("{}", jobfile::to_toml(job));
+    return kExitOk;
+  }
+  nlohmann::ordered_json sections;
+  for (const auto& [key, value] : jobfile::settings(job)) {
+    const size_t dot = key.find('.');
+    // TOML writes all values but inf and nan as JSON does.
+    auto parsed = nlohmann::ordered_json::parse(value, nullptr, false);
+    sections[key.substr(0, dot)][key.substr(dot + 1)] =
+        parsed.is_discarded() ? nlohmann::ordered_json(value) : parsed;
+  }
+  print_json({{"job", std::move(sections)}});
   return kExitOk;
 }
 
@@ -77,17 +122,28 @@ Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
 void add_job(CLI::App* app, int* code) {
   CLI::App* job = app->add_subcommand("job", "Check and create job files");
   job->require_subcommand(1);
-  struct Options {
-    std::string job_file;
-    std::vector<std::string> set;
-  };
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<CheckOptions>();
   CLI::App* check =
       job->add_subcommand("check", "Print a job file with all values resolved");
   add_job_options(check, &o->job_file, &o->set);
-  check->footer("\nExample:\n  remesh job check job.toml --set train.steps=50");
-  check->callback(
-      [o, code] { *code = exit_code(job_check(o->job_file, o->set)); });
+  check->add_flag(
+      "--here", o->here,
+      "Show instead what the job needs on this machine, and whether "
+      "it is there; exit code 3 if not");
+  check->add_option("--local", o->local_workers, "With --here: workers")
+      ->check(integer_in(0, 4096))
+      ->capture_default_str();
+  check
+      ->add_option("--slots-per-worker", o->slots_per_worker,
+                   "With --here: slots of each")
+      ->check(integer_in(1, 4096))
+      ->capture_default_str();
+  add_json_option(check, &o->json);
+  check->footer(R"(
+Examples:
+  remesh job check job.toml --set train.steps=50
+  remesh job check job.toml --here --local 4)");
+  check->callback([o, code] { *code = exit_code(job_check(*o)); });
   CLI::App* defaults = job->add_subcommand(
       "defaults", "Print a job file with every key, its default and its help");
   defaults->footer("\nExample:\n  remesh job defaults > job.toml");

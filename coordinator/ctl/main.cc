@@ -126,6 +126,7 @@ int main(int argc, char** argv) {
   int code = kExitOk;
   add_run_verb(&app, &code);
   add_status_verb(&app, &code);
+  add_list_verbs(&app, &code);
   add_control_verbs(&app, &code);
   add_checkpoint_verbs(&app, &code);
   add_trace_verb(&app, &code);
@@ -135,6 +136,10 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return usage_error(app, e, argc, argv);
+  } catch (const std::exception& e) {
+    // Such as a standard output that cannot be written.
+    std::fprintf(stderr, "remesh: %s\n", e.what());
+    return kExitFailed;
   }
   return code;
 }

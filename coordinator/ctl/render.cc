@@ -153,14 +153,6 @@ std::string event_text(const pb::EventRecord& e) {
   return limits::printable(sentence_of(e), std::string::npos);
 }
 
-std::string clock_text(double unix_s) {
-  const auto seconds = static_cast<time_t>(std::floor(unix_s));
-  tm parts{};
-  localtime_r(&seconds, &parts);
-  return fmt::format("{:02}:{:02}:{:02}", parts.tm_hour, parts.tm_min,
-                     parts.tm_sec);
-}
-
 std::string progress_line(const Progress& p, const Style& style) {
   const double share = p.steps > 0
                            ? std::clamp(static_cast<double>(p.step) /

@@ -36,9 +36,6 @@ std::string step_line(const pb::StepMetrics& m, int64_t steps);
 
 // One event without its time: "worker w1 joined: 2 slots on vm".
 std::string event_text(const pb::EventRecord& e);
-// "16:18:10", local time.
-std::string clock_text(double unix_s);
-
 // Bottom line of a terminal: bar, percentage, step, loss, time left (omitted if
 // negative). At most as wide as the style.
 struct Progress {

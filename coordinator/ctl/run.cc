@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 
 #include "checkpoint/manifest/scan.h"
@@ -17,6 +17,8 @@
 #include "coordinator/ctl/client.h"
 #include "coordinator/ctl/detach.h"
 #include "coordinator/ctl/follower.h"
+#include "coordinator/ctl/preflight.h"
+#include "coordinator/ctl/run_options.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/summary.h"
 #include "coordinator/ctl/supervisor.h"
@@ -25,6 +27,7 @@
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/journal.h"
 #include "parallel/geometry/layout.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
@@ -37,72 +40,9 @@
 namespace remesh::ctl {
 namespace {
 
-struct RunOptions {
-  std::string job_file;
-  std::string run_dir;
-  bool resume = false;
-  int local_workers = 0;
-  int slots_per_worker = 1;
-  bool respawn = false;
-  bool detach = false;
-  bool no_auth = false;
-  std::string bind = "tcp://127.0.0.1:0";
-  std::string advertise;
-  std::vector<std::string> set;
-};
-
 std::string last_line_of(const std::string& path) {
   const auto lines = rundir::read_last_lines(path);
   return lines.empty() ? "" : lines.back();
-}
-
-// The least number of slots that the job can run on.
-int64_t slots_needed(const pb::Job& job) {
-  const pb::Parallel& p = job.parallel();
-  int64_t ranks = 1;
-  for (const int64_t degree :
-       {p.data_parallel_degree(), p.tensor_parallel_degree(),
-        p.pipeline_parallel_degree(), p.context_parallel_degree()})
-    ranks *= std::max<int64_t>(degree, 1);
-  int64_t least = job.elastic().layouts().empty() ? ranks : INT64_MAX;
-  for (const std::string& text : job.elastic().layouts())
-    if (const auto layout = geometry::Layout::parse(text); layout.ok())
-      least = std::min<int64_t>(least, layout->world());
-  return std::max(least, job.elastic().min_slots());
-}
-
-// The least number of local workers that offer them.
-int64_t workers_needed(const pb::Job& job, const RunOptions& o) {
-  return (slots_needed(job) + o.slots_per_worker - 1) / o.slots_per_worker;
-}
-
-// How to get the slots that the job lacks.
-std::string slots_hint(const pb::Job& job, const RunOptions& o,
-                       const std::string& run_dir) {
-  const int64_t needed = slots_needed(job);
-  return fmt::format(
-      "the job needs {} and waits for workers. To train on this machine, press "
-      "Ctrl-C and type: remesh resume {} --local {}; or start workers with: "
-      "remesh-worker --connect {} --slots {}",
-      plural(needed, "slot"), rundir::short_path(run_dir),
-      workers_needed(job, o), run_dir, needed);
-}
-
-// The command that continues the run with the same workers, or as many as it
-// needs.
-std::string resume_command(const pb::Job& job, const RunOptions& o,
-                           const std::string& run_dir) {
-  std::string out = "remesh resume " + rundir::short_path(run_dir);
-  if (o.local_workers > 0)
-    out +=
-        fmt::format(" --local {}",
-                    std::max<int64_t>(o.local_workers, workers_needed(job, o)));
-  if (o.slots_per_worker > 1)
-    out += fmt::format(" --slots-per-worker {}", o.slots_per_worker);
-  if (o.bind != RunOptions().bind) out += " --bind " + o.bind;
-  if (!o.advertise.empty()) out += " --advertise " + o.advertise;
-  if (o.respawn) out += " --respawn";
-  return out;
 }
 
 // The shell of the Supervisor: owns the processes, the screen and the clock.
@@ -115,6 +55,7 @@ class RunJob {
         began_(unix_seconds()),
         loop_(Supervisor::kTickMs),
         supervisor_({.local_workers = options.local_workers,
+                     .stop_timeout_ms = 1000 * options.stop_timeout_s,
                      .hint = slots_hint(job_, options, run_dir_),
                      .respawn = options.respawn,
                      .logs = rundir::logs_path(run_dir_)}) {}
@@ -129,15 +70,14 @@ class RunJob {
     if (options_.local_workers > 0) {
       ASSIGN_OR_RETURN(worker_program_, program_beside("remesh-worker"));
     }
-    was_run_ = rundir::is_run(run_dir_);
-    RETURN_IF_ERROR(rundir::create(run_dir_));
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
     give(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});
     return ok_status();
   }
 
-  // `on_listening` is called when the coordinator can be reached.
-  int run(std::function<void()> on_listening) {
+  // `on_listening` is called when the coordinator can be reached; its argument
+  // says whether it is a child of this process.
+  int run(std::function<void(bool)> on_listening) {
     on_listening_ = std::move(on_listening);
     loop_.on_tick([this] { tick(); });
     const int code = loop_.run();
@@ -154,11 +94,8 @@ class RunJob {
 
  private:
   void tell_failed_start() {
-    for (const std::string& line : rundir::read_lines(output_of(kCoordinator)))
+    for (const std::string& line : coordinator_output_.lines())
       fmt::print(stderr, "{}\n", line);
-    if (was_run_) return;
-    std::remove(output_of(kCoordinator).c_str());
-    rundir::remove_unstarted(*posix_file_system(), run_dir_);
   }
 
   // ------------------------------------------------------------------ events
@@ -183,12 +120,16 @@ class RunJob {
     const bool following = supervisor_.following();
     const bool listens = endpoint.ok() && (following || endpoint.value().pid ==
                                                             coordinator_pid_);
-    if (listens && on_listening_) std::exchange(on_listening_, nullptr)();
+    if (listens && on_listening_)
+      std::exchange(on_listening_, nullptr)(!following);
     give(Tick{
         .coordinator_listens = listens,
         .coordinator_alive = following && rundir::RunLock::holder(run_dir_) > 0,
         .outcome = follower_->outcome(),
         .lacks_slots = follower_->lacks_slots(),
+        .has_workers = follower_->has_workers(),
+        .trained = follower_->saw_step(),
+        .run_dir_gone = follower_->run_dir_gone(),
         .goes_on = follower_->goes_on()});
   }
 
@@ -209,12 +150,12 @@ class RunJob {
       argv.insert(argv.end(), {"--advertise", options_.advertise});
     }
     if (options_.resume && a.resume) argv.push_back("--resume");
+    if (options_.accept_edits) argv.push_back("--accept-edits");
     argv.push_back(options_.no_auth ? "--no-auth" : "--make-keys");
     for (const std::string& s : options_.set) {
       argv.insert(argv.end(), {"--set", s});
     }
-    // Errors of an earlier session must not be mistaken for this one's.
-    if (a.first) std::remove(output_of(kCoordinator).c_str());
+    coordinator_output_.clear();
     coordinator_pid_ = start_child(kCoordinator, argv);
   }
 
@@ -222,7 +163,8 @@ class RunJob {
     // The same names after every resume, so that a worker finds the states
     // that its predecessor left in shared memory. Other runs on this host have
     // workers of these names, with scratch folders of their own.
-    const std::string name = local_name(a.number);
+    const std::string& name =
+        names_.try_emplace(a.number, local_name(a.number)).first->second;
     std::error_code ignored;
     const std::string run = std::filesystem::canonical(run_dir_, ignored);
     std::vector<std::string> argv = {
@@ -265,11 +207,10 @@ class RunJob {
     const auto endpoint = rundir::read_endpoint(run_dir_);
     if (!endpoint.ok()) return;
     rundir::point_latest(job_.job().dump_folder(), run_dir_);
-    if (supervisor_.following()) find_taken_names();
     perform(Say{fmt::format("run directory {}", run_dir_)});
     perform(Say{fmt::format("to add a worker: remesh-worker --connect {}{}",
                             endpoint.value().host == host_identity()
-                                ? run_dir_
+                                ? shell_quoted(run_dir_)
                                 : endpoint.value().address,
                             options_.no_auth ? " --no-auth" : "")});
   }
@@ -279,25 +220,15 @@ class RunJob {
   void perform(const Exit& a) { loop_.stop(a.code); }
 
   std::string output_of(int child) const {
-    const std::string folder = rundir::logs_path(run_dir_);
     return child == kCoordinator
-               ? folder + "/coordinator.out"
-               : rundir::worker_log_path(run_dir_, local_name(child));
+               ? coordinator_output_.path()
+               : rundir::worker_log_path(run_dir_, names_.at(child));
   }
 
-  // local-1, local-2, ... without those of another `remesh run` in this run.
+  // Beside the workers of another `remesh run`, names that nobody else has.
   std::string local_name(int child) const {
-    int number = 0;
-    for (int i = 0; i < child; ++i)
-      while (taken_.contains(fmt::format("local-{}", ++number))) continue;
-    return fmt::format("local-{}", number);
-  }
-
-  void find_taken_names() {
-    const auto status = send_command(run_dir_, status_request());
-    if (!status.ok()) return;
-    for (const pb::WorkerStatus& w : status->workers())
-      if (w.state() != "dead") taken_.insert(w.name());
+    if (!supervisor_.following()) return fmt::format("local-{}", child);
+    return fmt::format("{}-{}-{}", host_name(), getpid(), child);
   }
 
   // ---------------------------------------------------------------- the end
@@ -312,6 +243,9 @@ class RunJob {
   }
 
   void summarize(int code) {
+    if (supervisor_.following() && follower_->outcome().empty())
+      return screen_.line("still running: remesh status " +
+                          rundir::typed_path(run_dir_));
     RunSummary s{.resume = resume_command(job_, options_, run_dir_),
                  .run_dir = rundir::short_path(run_dir_),
                  .job = job_};
@@ -331,11 +265,12 @@ class RunJob {
     }
     const std::string newest = newest_checkpoint();
     s.checkpoint = newest.empty() ? "" : rundir::short_path(newest);
+    s.in_memory = kept_in_memory(run_dir_);
     screen_.line(summary_text(s, screen_.style()));
     if (code != kExitFailed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();
-    if (reason.empty()) reason = last_line_of(output_of(kCoordinator));
+    if (reason.empty()) reason = last_line_of(coordinator_output_.path());
     fmt::print(stderr, "remesh: {}\n",
                reason.empty() ? "the job failed" : reason);
   }
@@ -345,16 +280,16 @@ class RunJob {
   std::string run_dir_;
   double began_;
   Screen screen_;
-  std::function<void()> on_listening_;
+  std::function<void(bool)> on_listening_;
   wire::Loop loop_;
   Children children_;
+  Output coordinator_output_;
   std::unique_ptr<Follower> follower_;
   std::string coordinator_program_;
   std::string worker_program_;
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
-  std::set<std::string> taken_;  // names of workers that others started
-  bool was_run_ = false;         // before this program
+  std::map<int, std::string> names_;  // of workers that were started
   Asker stopper_{run_dir_};
 };
 
@@ -365,39 +300,47 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
   const auto end = rundir::end_of_run(run);
   if (holder == 0 && end && !o.resume)
     return ended(run + ": " + rundir::end_text(*end, run));
+  if (holder == 0) return ok_status();  // the coordinator checks the rest
   ASSIGN_OR_RETURN(
       const rundir::JobChange change,
-      rundir::check_job(*posix_file_system(), opened.job, o.set, run));
-  if (holder == 0 || change.keys.empty()) return ok_status();
+      rundir::check_job(*posix_file_system(), {opened.job, o.set}, run,
+                        /*journal=*/nullptr));
+  if (change.keys.empty()) return ok_status();
   return invalid_argument(fmt::format(
       "{}: a coordinator (pid {}) runs this job with other settings ({}); stop "
       "it first (remesh stop {}), or give another --run-dir",
-      run, holder, change.keys, rundir::short_path(run)));
+      run, holder, change.keys, rundir::typed_path(run)));
 }
 
-std::string output_path(const std::string& run) {
-  return rundir::logs_path(run) + "/run.out";
+// What the run needs on this host, and an error if it cannot start for lack of
+// it: then each worker would say so, again and again.
+Status look_before(const RunOptions& o, const rundir::OpenedJob& opened) {
+  if (rundir::RunLock::holder(opened.run) > 0) return ok_status();
+  const auto journal = server::read_journal(*posix_file_system(),
+                                            rundir::journal_path(opened.run));
+  const std::vector<Need> needs =
+      look_ahead({.job = opened.job,
+                  .run_dir = opened.run,
+                  .workers = o.local_workers,
+                  .slots_per_worker = o.slots_per_worker,
+                  .state_job = journal.ok() ? journal->state_job() : 0});
+  fmt::print("{}", needs_text(needs, style_of_stdout()));
+  std::fflush(stdout);
+  const std::string fatal = fatal_text(needs);
+  if (fatal.empty()) return ok_status();
+  return exhausted("the run cannot start here:\n  " + fatal);
 }
 
-Result<Detached> detach(const std::string& run) {
-  RETURN_IF_ERROR(posix_file_system()->create_dirs(rundir::logs_path(run)));
-  return Detached::start(output_path(run));
-}
-
-void print_detached(const std::string& run, int code, pid_t child) {
-  const std::string name = rundir::short_path(run);
+void print_detached(const std::string& run, int code, const Detached& d) {
+  const std::string name = rundir::typed_path(run);
   if (code == kExitOk) {
     fmt::print(
         "{} continues in the background, pid {}\n\n"
         "  remesh status {} -w\n  tail -f {}\n  remesh stop {}\n",
-        name, child, name, output_path(name), name);
+        name, d.child(), name, rundir::typed_path(d.output_path()), name);
     return;
   }
-  for (const std::string& line : rundir::read_lines(output_path(run)))
-    fmt::print(stderr, "{}\n", line);
-  if (rundir::is_run(run)) return;
-  std::remove(output_path(run).c_str());
-  rundir::remove_unstarted(*posix_file_system(), run);
+  for (const std::string& line : d.output()) fmt::print(stderr, "{}\n", line);
 }
 
 Result<int> run_job(const RunOptions& options) {
@@ -407,43 +350,25 @@ Result<int> run_job(const RunOptions& options) {
       rundir::open_job({options.job_file, options.set}, options.run_dir,
                        options.resume, unix_seconds()));
   RETURN_IF_ERROR(check_run(options, opened));
+  RETURN_IF_ERROR(look_before(options, opened));
   std::optional<Detached> detached;
   if (options.detach) {
-    ASSIGN_OR_RETURN(detached, detach(opened.run));
+    ASSIGN_OR_RETURN(Detached both, Detached::start());
+    detached.emplace(std::move(both));
     if (const auto code = detached->exit_code_of_parent()) {
-      print_detached(opened.run, *code, detached->child());
+      print_detached(opened.run, *code, *detached);
       return *code;
     }
   }
-  RunJob run(options, std::move(opened.job), std::move(opened.run));
+  RunJob run(options, std::move(opened.job), opened.run);
   RETURN_IF_ERROR(run.start());
-  return run.run([&] {
-    if (detached) detached->say_running();
+  return run.run([&](bool own) {
+    // The log of a run belongs to whoever started its coordinator.
+    const std::string name = own ? "run" : fmt::format("run-{}", getpid());
+    if (detached)
+      detached->say_running(rundir::logs_path(opened.run) + "/" + name +
+                            ".out");
   });
-}
-
-void add_run_options(CLI::App* c, RunOptions* o) {
-  c->add_option("--local", o->local_workers,
-                "Number of workers to start on this machine")
-      ->check(integer_in(0, 4096));
-  c->add_option("--slots-per-worker", o->slots_per_worker,
-                "Slots (ranks) that each local worker offers")
-      ->check(integer_in(1, 4096))
-      ->capture_default_str();
-  c->add_option("--bind", o->bind,
-                "Address the coordinator listens on; use tcp://0.0.0.0:5710 "
-                "for workers on other machines, ipc:///PATH for no port")
-      ->capture_default_str();
-  c->add_option("--advertise", o->advertise,
-                "HOST or HOST:PORT that workers connect to, if it differs from "
-                "--bind");
-  c->add_flag("--respawn", o->respawn, "Restart local workers that die");
-  c->add_flag("--no-auth", o->no_auth,
-              "Without keys: whoever reaches the coordinator's port controls "
-              "the job");
-  c->add_flag("--detach", o->detach,
-              "Continue in the background once the run has started; what it "
-              "prints goes to logs/run.out of the run");
 }
 
 void add_resume_verb(CLI::App* app, int* code) {

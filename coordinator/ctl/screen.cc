@@ -1,5 +1,6 @@
 #include "coordinator/ctl/screen.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
+#include <utility>
 
 namespace remesh::ctl {
 namespace {
@@ -69,7 +72,11 @@ char Keys::wait(int timeout_ms) {
   return key;
 }
 
-bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
+bool stdout_is_terminal() {
+  const char* term = std::getenv("TERM");
+  return isatty(STDOUT_FILENO) == 1 &&
+         (term == nullptr || std::string_view(term) != "dumb");
+}
 
 Style style_of_stdout() {
   Style style;
@@ -77,8 +84,7 @@ Style style_of_stdout() {
   if (!stdout_is_terminal()) return style;
   const char* term = std::getenv("TERM");
   const char* no_color = std::getenv("NO_COLOR");
-  style.color = term != nullptr && std::string(term) != "dumb" &&
-                (no_color == nullptr || *no_color == '\0');
+  style.color = term != nullptr && (no_color == nullptr || *no_color == '\0');
   style.width = terminal_size().columns;
   return style;
 }
@@ -89,6 +95,10 @@ void Screen::resize() {
 
 void Screen::line(const std::string& text) {
   print((bottom_.empty() ? "" : kClearLine) + text + "\n" + bottom_);
+  if (std::ferror(stdout) == 0 || std::exchange(told_lost_, true)) return;
+  fmt::print(stderr,
+             "remesh: the output cannot be written any more; training "
+             "continues, see `remesh status`\n");
 }
 
 void Screen::line(const std::string& text, Tone tone) {

@@ -10,8 +10,9 @@
 namespace remesh::ctl {
 
 // Style of stdout: the terminal's width, UTF-8 if the locale's variables say
-// so, colors unless NO_COLOR is set or TERM is dumb.
+// so, colors unless NO_COLOR is set.
 Style style_of_stdout();
+// Whether it is one on which the cursor can be moved; not if TERM is dumb.
 bool stdout_is_terminal();
 
 // Rows and columns of the terminal; 24 x 80 if they are unknown.
@@ -43,6 +44,7 @@ class Screen {
   Screen& operator=(const Screen&) = delete;
 
   const Style& style() const { return style_; }
+  bool is_terminal() const { return terminal_; }
   // Reads the width of the terminal again.
   void resize();
   void line(const std::string& text);
@@ -54,6 +56,7 @@ class Screen {
   bool terminal_ = stdout_is_terminal();
   Style style_ = style_of_stdout();
   std::string bottom_;
+  bool told_lost_ = false;  // that nobody sees the output
 };
 
 }  // namespace remesh::ctl

@@ -52,8 +52,15 @@ pb::JobStatus status_of_files(const std::string& run) {
     s.set_steps(job->train().steps());
   }
   const auto end = rundir::end_of_run(run);
-  s.set_state(end ? end->outcome : "not running");
   const int holder = rundir::RunLock::holder(run);
+  s.set_state(holder > 0 ? "not answering"
+              : end      ? end->outcome
+                         : "not running");
+  const rundir::NewestState newest = newest_state_of(run);
+  if (newest.where == rundir::NewestState::Where::kMemory) {
+    s.mutable_kept_state()->set_step(newest.state_step);
+    s.mutable_kept_state()->set_kept_until(newest.kept_until);
+  }
   s.set_detail(
       holder > 0
           ? fmt::format("the coordinator (pid {}) is alive but does not answer",
@@ -62,7 +69,10 @@ pb::JobStatus status_of_files(const std::string& run) {
   if (const auto metrics = last_metrics(run); !metrics.empty()) {
     s.set_step(metrics.back().step());
     *s.mutable_last() = metrics.back();
+    s.set_generation(metrics.back().generation());
+    *s.mutable_mesh() = metrics.back().mesh();
   }
+  s.set_checkpoint_step(newest.checkpoint_step);
   for (pb::EventRecord& e : all_events(run)) *s.add_events() = std::move(e);
   return s;
 }
@@ -95,8 +105,12 @@ Result<int> show(const Options& o, bool clear) {
   return answer.status();
 }
 
-int status(const Options& o) {
+int status(Options o) {
   if (!o.watch) return exit_code(show(o, false));
+  // The run that it is now, whichever is the newest later.
+  const auto target = find_target(o.run);
+  if (!target.ok()) return exit_code(target.status());
+  if (!target->run_dir.empty()) o.run = target->run_dir;
   const bool clear = stdout_is_terminal();
   Keys keys;
   char key = 0;

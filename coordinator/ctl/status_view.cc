@@ -262,6 +262,12 @@ std::string settings_text(const pb::Parallel& parallel,
   return join(parts);
 }
 
+std::string problem_text(const pb::JobStatus::Problem& p) {
+  return p.has_seconds()
+             ? fmt::format("{}, for {}", p.text(), format_duration(p.seconds()))
+             : p.text();
+}
+
 std::string bytes_text(uint64_t bytes) {
   const double mib = static_cast<double>(bytes) / (1 << 20);
   if (mib < 9.95) return fmt::format("{:.1f}M", mib);
@@ -299,7 +305,10 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
 
 namespace {
 
-std::string mesh_row(const pb::JobStatus& s) {
+std::string mesh_row(const pb::JobStatus& s, bool lives) {
+  if (!lives)
+    return fmt::format("{}, generation {}", rundir::mesh_text(s.mesh()),
+                       s.generation());
   if (!s.has_mesh()) return fmt::format("none, generation {}", s.generation());
   std::string out =
       fmt::format("{}{}, generation {}, {}", rundir::mesh_text(s.mesh()),
@@ -324,6 +333,8 @@ std::string memory_row(const pb::JobStatus& s) {
   if (!s.has_kept_state()) return "";
   const pb::JobStatus::KeptState& k = s.kept_state();
   const std::string step = fmt::format("step {}, ", k.step());
+  if (k.has_kept_until())
+    return step + "until " + rundir::time_of_day(k.kept_until());
   if (k.has_safe_step())
     return step + (k.safe_step() == k.step()
                        ? "kept if any one host is lost"
@@ -359,7 +370,8 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   std::string out = fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
                                 s.state(), s.step(), s.steps(), share);
   if (!s.detail().empty() && s.state() != "running") out += "\n  " + s.detail();
-  for (const std::string& problem : s.problems()) out += "\n  " + problem;
+  for (const pb::JobStatus::Problem& p : s.problems())
+    out += "\n  " + problem_text(p);
   out += "\n\n";
   const bool lives = s.coordinator_pid() > 0;
   std::vector<std::vector<std::string>> rows = {{"run", s.run_dir()}};
@@ -367,7 +379,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
     if (!text.empty()) rows.push_back({name, text});
   };
   add("time", time_row(s, f));
-  if (lives) add("mesh", mesh_row(s));
+  if (lives || s.has_mesh()) add("mesh", mesh_row(s, lives));
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
                                       s.recompute_every(), s.mesh())});
@@ -429,6 +441,7 @@ std::string status_json(const pb::JobStatus& s) {
                            {"replicate_every", k.replicate_every()},
                            {"safe_step", nullptr}};
     if (k.has_safe_step()) j["kept_state"]["safe_step"] = k.safe_step();
+    if (k.has_kept_until()) j["kept_state"]["kept_until"] = k.kept_until();
   }
   j["run_dir"] = s.run_dir();
   j["address"] = s.address();
@@ -449,7 +462,8 @@ std::string status_json(const pb::JobStatus& s) {
   }
   j["dropped"] = s.dropped();
   j["problems"] = Json::array();
-  for (const std::string& p : s.problems()) j["problems"].push_back(p);
+  for (const pb::JobStatus::Problem& p : s.problems())
+    j["problems"].push_back(problem_text(p));
   j["workers"] = Json::array();
   for (const pb::WorkerStatus& w : s.workers()) {
     j["workers"].push_back(worker_json(w));

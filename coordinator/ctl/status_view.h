@@ -15,6 +15,8 @@ namespace remesh::ctl {
 std::string settings_text(const pb::Parallel& parallel,
                           const std::string& recompute, int64_t recompute_every,
                           const pb::Mesh& mesh);
+// "journal: the disk is full, for 12.0s".
+std::string problem_text(const pb::JobStatus::Problem& problem);
 // "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/text.h"
@@ -98,7 +99,7 @@ std::string event_rows(const RunSummary& s) {
         e.event() == events::kWorkerLeft || e.event() == events::kWorkerLost;
     if (events::tone_of(e.event()) == Tone::kBad &&
         e.event() != events::kJobFailed) {
-      bad.push_back(clock_text(e.time()) + " " + event_text(e));
+      bad.push_back(rundir::time_of_day(e.time()) + " " + event_text(e));
     }
   }
   std::string out =
@@ -118,12 +119,13 @@ std::string next_rows(const RunSummary& s) {
   std::vector<std::string> next = {s.resume};
   if (s.outcome == "done") next = longer_advice(s.job, s.resume);
   if (s.outcome == "failed") {
-    next.push_back("less " + rundir::coordinator_log_path(s.run_dir));
+    next.push_back("less " +
+                   shell_quoted(rundir::coordinator_log_path(s.run_dir)));
   }
   if (!s.checkpoint.empty()) {
-    next.push_back(fmt::format("remesh checkpoint inspect {}", s.run_dir));
+    next.push_back("remesh checkpoint inspect " + shell_quoted(s.run_dir));
   }
-  next.push_back(fmt::format("remesh status {}", s.run_dir));
+  next.push_back("remesh status " + shell_quoted(s.run_dir));
   std::string out = "\nWhat to try next:\n";
   for (const std::string& line : next) out += "  " + line + "\n";
   return out;
@@ -145,16 +147,21 @@ std::vector<std::string> longer_advice(const pb::Job& job,
   const auto before = jobfile::lr_schedule(job);
   const auto after = jobfile::lr_schedule(follows);
   if (!before.ok() || !after.ok()) return {longer};
-  const double last = jobfile::learning_rate(*before, steps);
-  const double raised = jobfile::learning_rate(*after, steps);
-  if (raised == last) return {longer};
-  if (last == 0)
+  // Of the last step that was made, and of the next one with either command.
+  const auto rate = [](double r) { return fmt::format("{:.2e}", r); };
+  const std::string last = rate(jobfile::learning_rate(*before, steps - 1));
+  const std::string next = rate(jobfile::learning_rate(*before, steps));
+  const std::string raised = rate(jobfile::learning_rate(*after, steps));
+  if (raised == next) return {longer};
+  if (jobfile::learning_rate(*before, steps) == 0)
     return {longer,
-            fmt::format("    (raises the learning rate to {:.2e})", raised)};
+            fmt::format("    (step {} has a learning rate of {} after {} "
+                        "at step {})",
+                        steps + 1, raised, last, steps)};
   return {fmt::format("{} --set schedule.total_steps={}", longer, end),
-          fmt::format("    (keeps the learning rate of {:.2e}; without the "
-                      "last --set it rises to {:.2e})",
-                      last, raised)};
+          fmt::format("    (step {} has a learning rate of {} after {} at step "
+                      "{}; without the last --set, {})",
+                      steps + 1, next, last, steps, raised)};
 }
 
 std::string summary_text(const RunSummary& s, const Style& style) {
@@ -180,6 +187,8 @@ std::string summary_text(const RunSummary& s, const Style& style) {
   out += mesh_rows(s, style);
   out += event_rows(s);
   out += row("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
+  if (!s.in_memory.empty())
+    out += row("in memory", s.in_memory + "; resume the run before that");
   return out + next_rows(s);
 }
 

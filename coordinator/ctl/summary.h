@@ -20,6 +20,8 @@ struct RunSummary {
   std::vector<pb::StepMetrics> metrics;  // of all sessions
   std::vector<pb::EventRecord> events;   // of all sessions
   std::string checkpoint;  // path of the newest one, "" if there is none
+  std::string
+      in_memory;  // rundir::state_text(), if no checkpoint has the state
 };
 
 // The command that trains a finished job twice as long, and what happens to the

@@ -26,6 +26,8 @@ void Supervisor::handle(const Begin& e) {
 void Supervisor::handle(const Tick& e) {
   outcome_ = e.outcome;
   goes_on_ = e.goes_on;
+  trained_ = e.trained;
+  run_dir_gone_ = e.run_dir_gone;
   if (stage_ == Stage::kStarting && e.coordinator_listens) {
     enter(Stage::kRunning);
     act(Greet{});
@@ -41,38 +43,77 @@ void Supervisor::handle(const Tick& e) {
   take_over(e);
   give_hint(e);
   start_due();
-  if (interrupted() && !following_ && stage_ < Stage::kLeaving &&
-      !stop_accepted_ && now_ms_ - stop_sent_ms_ >= kStopResendMs)
-    send_stop();
+  end_without_workers(e);
+  if (interrupted() && !following_ && stage_ < Stage::kLeaving) await_stop();
+}
+
+void Supervisor::await_stop() {
+  if (stop_accepted_) return;
+  if (now_ms_ - interrupted_ms_ >= options_.stop_timeout_ms) {
+    reason_ = fmt::format(
+        "the coordinator has not answered the stop within {} s "
+        "(--stop-timeout); the job is not saved",
+        options_.stop_timeout_ms / 1000);
+    say(reason_ + ", killing all processes", Tone::kBad);
+    code_ = kExitFailed;
+    return hurry();
+  }
+  if (now_ms_ - stop_sent_ms_ >= kStopResendMs) send_stop();
+}
+
+// All local workers have ended for reasons that a new one would meet too, and
+// the coordinator hears no others.
+void Supervisor::end_without_workers(const Tick& e) {
+  const auto workers = static_cast<size_t>(options_.local_workers);
+  if (stage_ != Stage::kRunning || workers == 0 || hopeless_.size() < workers ||
+      e.has_workers || interrupted()) {
+    no_worker_since_ms_ = -1;
+    return;
+  }
+  if (no_worker_since_ms_ < 0) no_worker_since_ms_ = now_ms_;
+  if (now_ms_ - no_worker_since_ms_ < kNoWorkerMs) return;
+  const std::string& why = hopeless_.rbegin()->second;
+  give_up("no worker can run here" + (why.empty() ? "" : ": " + why));
 }
 
 void Supervisor::handle(const Interrupt&) {
+  if (interrupts_ > 0 && now_ms_ - interrupted_ms_ < kInterruptGapMs) return;
+  interrupted_ms_ = now_ms_;
   ++interrupts_;
   if (interrupts_ == 1 && following_) {
     say("no longer following; training continues, `remesh stop` ends it");
     leave();
+  } else if (run_dir_gone_) {
+    say("killing all processes", Tone::kBad);
+    reason_ = "the run directory is gone; the run ended without saving";
+    code_ = kExitFailed;
+    hurry();
   } else if (interrupts_ == 1) {
     say("saving and stopping; press Ctrl-C again to kill immediately");
     act(SetNote{"saving and stopping"});
     send_stop();
   } else if (interrupts_ == 2) {
     say("killing all processes", Tone::kBad);
-    enter(Stage::kHurrying);
-    act(SignalChild{kCoordinator, SIGKILL});
-    // A worker that is asked twice kills its ranks. Two different signals,
-    // because the kernel merges equal ones that are pending.
-    signal_workers(SIGTERM);
-    signal_workers(SIGINT);
+    hurry();
   } else {
     exited_ = true;
     act(Exit{kExitInterrupted});
   }
 }
 
+void Supervisor::hurry() {
+  enter(Stage::kHurrying);
+  act(SignalChild{kCoordinator, SIGKILL});
+  // A worker that is asked twice kills its ranks. Two different signals,
+  // because the kernel merges equal ones that are pending.
+  signal_workers(SIGTERM);
+  signal_workers(SIGINT);
+}
+
 void Supervisor::handle(const ChildExited& e) {
   running_.erase(e.how.child);
   if (e.how.child == kCoordinator) {
-    coordinator_exited(e.how);
+    coordinator_exited(e);
   } else {
     worker_exited(e);
   }
@@ -97,8 +138,9 @@ void Supervisor::handle(const StopDeclined&) {
       Tone::kBad);
 }
 
-void Supervisor::coordinator_exited(const Ended& how) {
+void Supervisor::coordinator_exited(const ChildExited& e) {
   if (stage_ == Stage::kHurrying) return;
+  const Ended& how = e.how;
   const bool never_listened =
       stage_ == Stage::kStarting && how.signal == 0 && how.exit_code != kExitOk;
   if (never_listened || (how.signal == 0 && how.exit_code == kExitUsage)) {
@@ -119,16 +161,20 @@ void Supervisor::coordinator_exited(const Ended& how) {
     starts_.pop_front();
   // A full disk may last; the ranks train on.
   const bool temporary = how.signal == 0 && how.exit_code == kExitTryAgain;
-  if (starts_.size() > kMaxRestarts && !temporary)
-    return give_up(fmt::format(
-        "the coordinator died {} times within a minute, the last time it {}; "
-        "see {}",
-        starts_.size(), how_it_ended(how), options_.logs));
+  const size_t most = trained_ ? kMaxRestarts : kMaxRestartsUntrained;
+  const std::string last =
+      how_it_ended(how) + (e.last_line.empty() ? "" : ": " + e.last_line);
+  if (starts_.size() > most && !temporary)
+    return give_up(
+        fmt::format("the coordinator died {} times within a minute{}, the last "
+                    "time it {}; see {}",
+                    starts_.size(), trained_ ? "" : " and before any step",
+                    last, options_.logs));
   const size_t restarts = starts_.size() < 2 ? 0 : starts_.size() - 2;
   restart_at_ms_ =
       now_ms_ + std::min(kMaxRestartDelayMs, kFirstRestartDelayMs << restarts);
-  say(fmt::format("the coordinator {}; restarting it, training continues",
-                  how_it_ended(how)),
+  say(fmt::format("the coordinator {}; restarting it{}", last,
+                  trained_ ? ", training continues" : ""),
       Tone::kBad);
 }
 
@@ -139,8 +185,12 @@ void Supervisor::worker_exited(const ChildExited& e) {
   say(fmt::format("worker process {} {}", e.how.pid, how_it_ended(e.how)),
       Tone::kBad);
   if (e.how.signal == 0 && !e.last_line.empty()) say(e.last_line, Tone::kBad);
-  if (options_.respawn && !interrupted())
+  const int code = e.how.exit_code;
+  if (e.how.signal == 0 && (code == kExitUsage || code == kExitFailed)) {
+    hopeless_[e.how.child] = e.last_line;
+  } else if (options_.respawn && !interrupted()) {
     respawn_at_[e.how.child] = now_ms_ + kRespawnDelayMs;
+  }
 }
 
 // A followed coordinator that is gone without having ended the job either was
@@ -193,29 +243,33 @@ void Supervisor::wind_up() {
   const int64_t since = now_ms_ - stage_since_ms_;
   if (running_.empty()) {
     exited_ = true;
-    return act(
-        Exit{interrupted() && code_ == kExitOk ? kExitInterrupted : code_});
+    return act(Exit{final_code()});
   }
-  if (stage_ == Stage::kHurrying && since > kHurryMs) {
-    code_ = kExitInterrupted;
-    kill_all();
-  } else if (stage_ == Stage::kLeaving && since > kLeaveMs) {
+  if (stage_ == Stage::kLeaving) {
+    if (since <= kLeaveMs) return;
     signal_workers(SIGTERM);
     enter(Stage::kTerminating);
-  } else if (stage_ == Stage::kTerminating && since > kTerminateMs) {
+  } else if (since > (stage_ == Stage::kHurrying ? kHurryMs : kTerminateMs)) {
     kill_all();
   }
+}
+
+// Scripts tell a job that is done from one that somebody stopped.
+int Supervisor::final_code() const {
+  if (code_ != kExitOk) return code_;
+  if (interrupted()) return kExitInterrupted;
+  return outcome_ == "stopped" ? kExitEnded : kExitOk;
 }
 
 void Supervisor::start_coordinator() {
   starts_.push_back(now_ms_);
   running_.insert(kCoordinator);
-  act(StartCoordinator{.first = !started_, .resume = !goes_on_});
-  started_ = true;
+  act(StartCoordinator{.resume = !goes_on_});
 }
 
 void Supervisor::start_worker(int number) {
   running_.insert(number);
+  hopeless_.erase(number);
   act(StartWorker{number});
 }
 
@@ -250,6 +304,9 @@ void Supervisor::leave() {
 void Supervisor::give_up(const std::string& reason) {
   reason_ = reason;
   code_ = kExitFailed;
+  // Its journal says how to continue.
+  if (!following_ && running_.contains(kCoordinator))
+    act(SignalChild{kCoordinator, SIGTERM});
   leave();
 }
 

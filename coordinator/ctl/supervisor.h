@@ -5,9 +5,12 @@
 // kTickMs, reports each child that exits and performs the actions.
 //
 // Guarantees: a coordinator that crashes is restarted with a growing delay, at
-// most kMaxRestarts times a minute; a coordinator that exits by itself ends the
-// run with its exit code; the first interrupt saves and stops, the second one
-// kills; Exit is returned once, after every child has exited or was killed.
+// most kMaxRestarts times a minute, and fewer times before the first step; a
+// coordinator that exits by itself ends the run with its exit code; the first
+// interrupt saves and stops, a second one kills; the run ends when nothing that
+// it waits for can come: if no worker is left and all that were started would
+// fail again, or if nobody answers a stop; Exit is returned once, after every
+// child has exited or was killed.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +43,11 @@ struct Tick {
   // Only sampled while a coordinator is followed: one holds the run's lock.
   bool coordinator_alive = false;
   std::string outcome;  // "done", "stopped", "failed"; "" while the job runs
-  bool lacks_slots = false;  // the coordinator waits for workers
-  bool goes_on = false;      // a coordinator has journaled that in this session
+  bool lacks_slots = false;   // the coordinator waits for workers
+  bool has_workers = false;   // the coordinator hears some
+  bool trained = false;       // a step was finished in this session
+  bool run_dir_gone = false;  // so that no stop can be recorded
+  bool goes_on = false;  // a coordinator has journaled that in this session
 };
 // SIGINT, SIGTERM or SIGHUP.
 struct Interrupt {};
@@ -65,8 +71,6 @@ using Event = std::variant<Begin, Tick, Interrupt, ChildExited, StartFailed,
 // ----------------------------------------------------------------- actions
 
 struct StartCoordinator {
-  // Not a restart: the output of an earlier session is removed.
-  bool first = false;
   // Pass --resume on, because it is not known to be in the journal yet. Later
   // it would lift a stop.
   bool resume = false;
@@ -101,6 +105,11 @@ class Supervisor {
  public:
   static constexpr int kTickMs = 50;
   static constexpr int64_t kStopResendMs = 1000;
+  // Signals that come together are one interrupt: `timeout` signals both the
+  // process and its group, a shell and the terminal both send SIGHUP.
+  static constexpr int64_t kInterruptGapMs = 1000;
+  // For the coordinator to hear that the last worker has gone.
+  static constexpr int64_t kNoWorkerMs = 1000;
   // Time for the workers to leave by themselves after the end of the job,
   // after SIGTERM, and after the second interrupt.
   static constexpr int64_t kLeaveMs = 6000;
@@ -109,6 +118,7 @@ class Supervisor {
   static constexpr int64_t kFirstRestartDelayMs = 100;
   static constexpr int64_t kMaxRestartDelayMs = 5000;
   static constexpr size_t kMaxRestarts = 10;
+  static constexpr size_t kMaxRestartsUntrained = 3;
   static constexpr int64_t kRestartWindowMs = 60'000;
   static constexpr int64_t kRespawnDelayMs = 1000;
   // A followed coordinator that is gone for this long is replaced; whoever
@@ -120,7 +130,8 @@ class Supervisor {
 
   struct Options {
     int local_workers = 0;
-    std::string hint;  // how to get more slots
+    int64_t stop_timeout_ms = 30'000;  // for a stop to be answered
+    std::string hint;                  // how to get more slots
     bool respawn = false;
     std::string logs;  // folder of the logs, for messages
   };
@@ -153,9 +164,13 @@ class Supervisor {
   void handle(const StopAnswered& e);
   void handle(const StopDeclined& e);
 
-  void coordinator_exited(const Ended& how);
+  void coordinator_exited(const ChildExited& e);
   void worker_exited(const ChildExited& e);
   void take_over(const Tick& e);
+  void end_without_workers(const Tick& e);
+  void await_stop();
+  void hurry();
+  int final_code() const;
   void give_hint(const Tick& e);
   void start_due();
   void wind_up();
@@ -181,12 +196,17 @@ class Supervisor {
   bool following_ = false;
   std::set<int> running_;              // children
   std::deque<int64_t> starts_;         // of the coordinator, in the window
-  bool started_ = false;               // a coordinator, at least once
   bool goes_on_ = false;               // as the last tick said
   int64_t gone_since_ms_ = -1;         // the followed coordinator; -1: alive
   int64_t restart_at_ms_ = -1;         // the coordinator; -1: not due
   std::map<int, int64_t> respawn_at_;  // worker number -> time
+  // By number, the last line of local workers that would fail again.
+  std::map<int, std::string> hopeless_;
+  int64_t no_worker_since_ms_ = -1;
   int interrupts_ = 0;
+  int64_t interrupted_ms_ = 0;  // the last one that counted
+  bool trained_ = false;
+  bool run_dir_gone_ = false;
   bool stop_accepted_ = false;
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@ void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
 void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
 void add_key_verbs(CLI::App* app, int* code);         // key_command.cc
 void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
+void add_list_verbs(CLI::App* app, int* code);        // list_commands.cc
 
 // What a verb returns: its exit code, or an error, which is printed on stderr.
 inline int exit_code(const Result<int>& code) {
@@ -43,8 +45,15 @@ inline CLI::Validator integer_in(int least, int most) {
 // Options that several verbs have.
 inline void add_run_option(CLI::App* verb, std::string* run) {
   verb->add_option("RUN", *run,
-                   "Run directory or address. Default: the newest in ./runs");
+                   "Run directory or address. Default: the one that is "
+                   "training; if none is, the newest in ./runs");
 }
+inline void add_json_option(CLI::App* verb, bool* json) {
+  verb->add_flag("--json", *json, "Print JSON");
+}
+// Prints a JSON value with its schema; file names may be anything, JSON must be
+// UTF-8.
+void print_json(const nlohmann::ordered_json& json);  // client.cc
 // Of verbs that talk to the coordinator (client.cc).
 void add_client_options(CLI::App* verb, std::string* run);
 inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/text.h"
@@ -17,6 +19,7 @@ namespace remesh::rundir {
 namespace {
 
 constexpr uint64_t kMaxJobBytes = uint64_t{16} << 20;
+constexpr std::string_view kRunIdMark = "# run ";
 
 bool free_to_change(const std::string& key, bool length_follows,
                     bool warmup_follows) {
@@ -76,14 +79,14 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
     return not_found("data.path: " + dir +
                      " contains no data set (no dataset.json); create one with "
                      "`remesh data prepare --input TEXT --out " +
-                     dir + "`");
+                     typed_path(dir) + "`");
   }
   const auto advise = [&](const Status& s) {
     return Status(s.code(),
                   s.message() +
                       "; restore the data set, or create it again with "
                       "`remesh data prepare --overwrite --out " +
-                      dir + " ...`");
+                      typed_path(dir) + " ...`");
   };
   const Result<data::Index> parsed = data::parse_index(*text, path);
   if (!parsed.ok()) return advise(parsed.status());
@@ -111,15 +114,21 @@ Result<pb::Job> resolve_with_data(const pb::Job& job) {
   return jobfile::resolve(job, *info);
 }
 
+// The resolved job in such a text.
+Result<pb::Job> resolve_text(const std::string& text, const std::string& path,
+                             const std::string& run) {
+  ASSIGN_OR_RETURN(const pb::Job loaded, jobfile::parse_job(text, {path, run}));
+  jobfile::DataInfo info;
+  info.vocab_size = loaded.model().vocab_size();
+  return jobfile::resolve(loaded, info);
+}
+
 // The resolved job of a run directory; NotFound if it has none.
 Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
   const std::string path = job_path(run);
   ASSIGN_OR_RETURN(const std::string text,
                    remesh::read_file(fs, path, kMaxJobBytes));
-  ASSIGN_OR_RETURN(const pb::Job loaded, jobfile::parse_job(text, {path, run}));
-  jobfile::DataInfo info;
-  info.vocab_size = loaded.model().vocab_size();
-  return jobfile::resolve(loaded, info);
+  return resolve_text(text, path, run);
 }
 
 }  // namespace
@@ -169,29 +178,34 @@ std::string keys_text(const pb::Job& run, const pb::Job& job) {
   return join(out);
 }
 
-// How another schedule changes the learning rate of the step after `done`.
+// How another schedule changes the learning rate of the step after `done`,
+// compared with that of the last step made.
 std::string learning_rate_text(const pb::Job& run, const pb::Job& job,
                                int64_t done) {
   const auto before = jobfile::lr_schedule(run);
   const auto after = jobfile::lr_schedule(job);
   if (!before.ok() || !after.ok()) return "";
-  const std::string was =
-      fmt::format("{:.2e}", jobfile::learning_rate(*before, done));
-  const std::string is =
-      fmt::format("{:.2e}", jobfile::learning_rate(*after, done));
-  if (was == is) return "";
+  const auto rate = [](double r) { return fmt::format("{:.2e}", r); };
+  const std::string would = rate(jobfile::learning_rate(*before, done));
+  const std::string is = rate(jobfile::learning_rate(*after, done));
+  if (would == is) return "";
   return fmt::format(
-      "step {} has {} instead of {}, because schedule.total_steps follows "
-      "train.steps; to keep the schedule, add --set schedule.total_steps={}",
-      done + 1, is, was, run.schedule().total_steps());
+      "step {} has {} after {} at step {}, because schedule.total_steps "
+      "follows train.steps; to keep the schedule, by which it would have {}, "
+      "add --set schedule.total_steps={}",
+      done + 1, is, rate(jobfile::learning_rate(*before, done - 1)), done,
+      would, run.schedule().total_steps());
 }
 
-Status check_steps(const pb::Job& job, const std::string& run, int64_t done) {
-  if (job.train().steps() >= done) return ok_status();
+Status check_steps(const pb::Job& job, const std::string& run,
+                   const NewestState& newest) {
+  if (job.train().steps() >= newest.step) return ok_status();
+  const std::string where = state_text(newest);
   return invalid_argument(
-      fmt::format("train.steps = {}: {} has finished step {}; give more steps, "
-                  "for example --set train.steps={}",
-                  job.train().steps(), run, done, 2 * done));
+      fmt::format("train.steps = {}: {} has finished step {}{}; give more "
+                  "steps, for example --set train.steps={}",
+                  job.train().steps(), run, newest.step,
+                  where.empty() ? "" : " (" + where + ")", 2 * newest.step));
 }
 
 }  // namespace
@@ -211,6 +225,9 @@ Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
   } else {
     ASSIGN_OR_RETURN(const pb::Job given,
                      jobfile::load_job(source.file, source.set));
+    // A directory is created for a job that is sound.
+    if (run_dir.empty() && !resume)
+      RETURN_IF_ERROR(load_resolved(source).status());
     ASSIGN_OR_RETURN(out.run,
                      choose_run(given.job().dump_folder(), given.job().name(),
                                 run_dir, resume, unix_s));
@@ -244,34 +261,89 @@ Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run) {
 
 }  // namespace
 
-Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
-                            const std::vector<std::string>& set,
-                            const std::string& run) {
-  const Result<pb::Job> held = job_of_run(fs, run);
-  if (held.status().code() == Code::kNotFound) return JobChange{};
-  RETURN_IF_ERROR(held.status());
-  const auto forbidden = forbidden_differences(*held, job, set);
+namespace {
+
+// The journal and job.toml belong to one run, and nobody has edited job.toml
+// since the journal was written.
+Status check_identity(FileSystem& fs, const Continuation& with,
+                      const std::string& run, const Result<pb::Job>& file,
+                      const pb::Durable& journal) {
+  if (!file.ok()) return ok_status();
+  const uint64_t id = run_id_of(fs, run);
+  if (id != 0 && journal.run_id() != 0 && id != journal.run_id())
+    return corrupt(fmt::format(
+        "{} belongs to run {:016x}, but {} to run {:016x}: one of them is from "
+        "another run. Put the right one back, or move the journal away to "
+        "continue from the newest checkpoint",
+        journal_path(run), journal.run_id(), job_path(run), id));
+  if (!journal.has_job() || with.accept_edits) return ok_status();
+  // Read back as the file is, so that the two differ in nothing but edits.
+  ASSIGN_OR_RETURN(
+      const pb::Job written,
+      resolve_text(jobfile::to_toml(journal.job()), journal_path(run), run));
+  const std::string edits = keys_text(written, *file);
+  if (edits.empty()) return ok_status();
+  return invalid_argument(fmt::format(
+      "{} was edited by hand: {}. Take that with --accept-edits, or undo it; "
+      "`--set section.key=value` changes a key without editing",
+      job_path(run), edits));
+}
+
+}  // namespace
+
+Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
+                            const std::string& run,
+                            const pb::Durable* journal) {
+  Result<pb::Job> held = job_of_run(fs, run);
+  if (!held.ok() && held.status().code() != Code::kNotFound)
+    return held.status();
+  std::vector<std::string> asked = with.set;
+  if (journal != nullptr) {
+    RETURN_IF_ERROR(check_identity(fs, with, run, held, *journal));
+    // Whoever accepts an edit asks for it.
+    if (journal->has_job() && held.ok() && with.accept_edits)
+      for (const auto& d : jobfile::differences(journal->job(), *held))
+        asked.push_back(d.key + "=" + d.second);
+    if (journal->has_job()) held = journal->job();
+  }
+  const pb::Job& job = with.job;
+  std::vector<std::string> forbidden;
+  if (held.ok()) forbidden = forbidden_differences(*held, job, asked);
   if (!forbidden.empty())
     return invalid_argument(
         fmt::format("{} contains a run with other values; restore them, or "
                     "start a new run with another --run-dir:\n  {}",
                     run, join(forbidden, "\n  ")));
-  const int64_t done = last_finished_step(run);
-  RETURN_IF_ERROR(check_steps(job, run, done));
+  const NewestState newest = newest_state(fs, run, job, journal);
+  RETURN_IF_ERROR(check_steps(job, run, newest));
   RETURN_IF_ERROR(check_data(fs, job, run));
+  if (!held.ok()) return JobChange{};
   JobChange change{.keys = keys_text(*held, job)};
-  const std::set<std::string> asked = keys_of(set);
-  if (done > 0 && std::none_of(asked.begin(), asked.end(), moves_rate))
-    change.learning_rate = learning_rate_text(*held, job, done);
+  const std::set<std::string> keys = keys_of(asked);
+  if (newest.step > 0 && std::none_of(keys.begin(), keys.end(), moves_rate))
+    change.learning_rate = learning_rate_text(*held, job, newest.step);
   return change;
 }
 
-Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run) {
+Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
+                 uint64_t run_id) {
   const std::string path = job_path(run);
-  const std::string text = jobfile::to_toml(job);
+  std::string text = jobfile::to_toml(job);
+  if (run_id != 0) text += fmt::format("\n{}{:016x}\n", kRunIdMark, run_id);
   const Result<std::string> before = remesh::read_file(fs, path, kMaxJobBytes);
   if (before.ok() && *before == text) return ok_status();
   return write_file_atomically(fs, path, text);
+}
+
+uint64_t run_id_of(FileSystem& fs, const std::string& run) {
+  const auto text = remesh::read_file(fs, job_path(run), kMaxJobBytes);
+  if (!text.ok()) return 0;
+  const size_t at = text->rfind("\n" + std::string(kRunIdMark));
+  if (at == std::string::npos) return 0;
+  uint64_t id = 0;
+  const char* from = text->data() + at + 1 + kRunIdMark.size();
+  std::from_chars(from, text->data() + text->size(), id, 16);
+  return id;
 }
 
 }  // namespace remesh::rundir

@@ -8,6 +8,7 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 #include "proto/job.pb.h"
 
 namespace remesh::rundir {
@@ -56,15 +57,25 @@ struct JobChange {
   // given with --set; "" if it does not.
   std::string learning_rate;
 };
-// Whether the run directory may continue with `job`. InvalidArgument, naming
-// every key, if it contains another training, has finished more steps, or has a
-// checkpoint that was trained on another data set.
-// `set`: the overrides that `job` was loaded with.
-Result<JobChange> check_job(FileSystem& fs, const pb::Job& job,
-                            const std::vector<std::string>& set,
-                            const std::string& run);
+// What a run is to continue with.
+struct Continuation {
+  pb::Job job;                   // resolved
+  std::vector<std::string> set;  // the overrides that it was loaded with
+  bool accept_edits = false;     // of job.toml, by hand
+};
+// Whether the run directory may continue so. InvalidArgument, naming every key,
+// if job.toml was edited by hand, if the run is another training, is known to
+// have finished more steps, or has a checkpoint that was trained on another
+// data set; Corrupt if the journal is that of another run.
+// `journal`: of the run; null if it has none.
+Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
+                            const std::string& run, const pb::Durable* journal);
 // Makes `job` the job of the run directory: writes job.toml.
-Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run);
+// `run_id`: in a comment; 0 if unknown.
+Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
+                 uint64_t run_id = 0);
+// The id that job.toml has; 0 if it has none.
+uint64_t run_id_of(FileSystem& fs, const std::string& run);
 
 // The last finished step in the metrics of a run; 0 if there is none.
 int64_t last_finished_step(const std::string& run);

@@ -13,16 +13,21 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <set>
 #include <sstream>
 #include <utility>
 #include <vector>
 
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/known_runs.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
 #include "proto/base/process.h"
+#include "proto/base/rng.h"
+#include "proto/base/text.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::rundir {
@@ -143,12 +148,25 @@ bool process_alive(int pid) {
   return state != 'Z' && state != 'X';
 }
 
+RunLock::RunLock(std::string run)
+    : run_(std::move(run)), path_(lock_path(run_)) {}
+
 Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
-  std::unique_ptr<RunLock> lock(new RunLock(lock_path(run)));
-  // A file that was removed between open() and flock() does not count.
-  do {
-    RETURN_IF_ERROR(lock->take(run));
-  } while (!lock->is_the_file());
+  std::unique_ptr<RunLock> lock(new RunLock(run));
+  // A holder whose start fails removes the file, and the directory with it.
+  constexpr int kTries = 100;
+  for (int tries = 0;; ++tries) {
+    Status taken = create(run);
+    if (taken.ok()) taken = lock->take();
+    if (taken.ok() && lock->is_the_file()) break;
+    if (taken.code() == Code::kAlreadyExists) return taken;
+    if (tries == kTries)
+      return taken.ok() ? unavailable(lock->path_ + ": is removed repeatedly")
+                        : taken;
+  }
+  const auto files = posix_file_system();
+  lock->was_run_ = is_run(run) || files->exists(journal_path(run)) ||
+                   files->exists(metrics_path(run));
   // The time tells two processes of one pid apart.
   lock->text_ =
       fmt::format("{} {} {:.6f}\n", getpid(), host_name(), unix_seconds());
@@ -160,7 +178,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
   return lock;
 }
 
-Status RunLock::take(const std::string& run) {
+Status RunLock::take() {
   if (fd_ >= 0) close(fd_);
   fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (fd_ < 0) return errno_error(path_ + ": open", errno);
@@ -175,7 +193,7 @@ Status RunLock::take(const std::string& run) {
       "{}: another coordinator ({}) runs this job. `remesh status {}` shows "
       "it, `remesh stop {}` ends the job. If that host is cut off, end the "
       "process there: this run has no other coordinator before",
-      run, read_holder(fd_).to_text(), run, run));
+      run_, read_holder(fd_).to_text(), typed_path(run_), typed_path(run_)));
 }
 
 bool RunLock::is_the_file() const {
@@ -185,11 +203,18 @@ bool RunLock::is_the_file() const {
          mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
-Status RunLock::check() const {
+Status RunLock::check() {
   (void)futimens(fd_, nullptr);
   // A network file system looks for the newest file when one is opened.
   const int fd = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0 && errno != ENOENT) return ok_status();  // nobody knows
+  const int error = fd < 0 ? errno : 0;
+  struct stat st {};
+  gone_ = error == ENOENT && stat(run_.c_str(), &st) != 0 && errno == ENOENT;
+  if (gone_)
+    return not_found(run_ +
+                     ": the run directory is gone; put it back, or end "
+                     "the run");
+  if (fd < 0 && error != ENOENT) return ok_status();  // nobody knows
   const Holder there = fd < 0 ? Holder{} : read_holder(fd);
   if (fd >= 0) close(fd);
   if (!there.text.empty() && there.text != text_)
@@ -216,6 +241,42 @@ RunLock::~RunLock() {
   if (fd_ >= 0) close(fd_);
 }
 
+void RunLock::remove_unstarted(FileSystem& fs) const {
+  if (was_run_) return;
+  for (const std::string& path :
+       {journal_path(run_), metrics_path(run_), events_path(run_),
+        job_path(run_), endpoint_path(run_), coordinator_log_path(run_), path_,
+        logs_path(run_), run_})
+    (void)fs.remove(path).ok();
+}
+
+std::string typed_path(const std::string& path) {
+  return shell_quoted(short_path(path));
+}
+
+Status check_unused(FileSystem& fs, const std::string& run) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> names, fs.list(run));
+  for (const std::string& name : names) {
+    const std::string path = path_join(run, name);
+    if (path == lock_path(run) || path == logs_path(run) ||
+        path == keys_path(run) || name == "checkpoints")
+      continue;
+    return invalid_argument(fmt::format(
+        "{}: has other files ({}) and is no run; give a new or empty folder as "
+        "--run-dir",
+        run,
+        path == job_path(run) ? "job.toml, which no run has written" : name));
+  }
+  return ok_status();
+}
+
+uint64_t new_run_id(const std::string& run) {
+  std::random_device random;
+  return std::max<uint64_t>(
+      1, hash64(fmt::format("{} {:.6f} {} {}", run, unix_seconds(), getpid(),
+                            random())));
+}
+
 std::string new_run_name(const std::string& job_name, double unix_s) {
   return job_name + time_text(unix_s, "-%Y%m%d-%H%M%S");
 }
@@ -236,10 +297,14 @@ void point_latest(const std::string& dump_folder, const std::string& run) {
   if (error) fs::remove(beside, error);
 }
 
+// A job.toml may also be the user's own.
 bool is_run(const std::string& path) {
   std::error_code error;
-  return fs::exists(job_path(path), error) ||
-         fs::exists(endpoint_path(path), error);
+  if (fs::exists(endpoint_path(path), error)) return true;
+  if (!fs::exists(job_path(path), error)) return false;
+  if (fs::exists(journal_path(path), error)) return true;
+  const auto text = read_file(job_path(path));
+  return text.ok() && jobfile::is_written_by_run(*text);
 }
 
 std::optional<RunEnd> end_of_run(const std::string& run) {
@@ -264,7 +329,7 @@ std::string end_text(const RunEnd& end, const std::string& run) {
   if (!end.detail.empty()) out += "; " + end.detail;
   out += fmt::format("; to {}: remesh resume {}",
                      end.outcome == "done" ? "train further" : "continue",
-                     short_path(run));
+                     typed_path(run));
   if (end.outcome == "done")
     out += fmt::format(" --set train.steps={}", 2 * end.step);
   return out;
@@ -274,21 +339,14 @@ std::string date_text(double unix_s) {
   return time_text(unix_s, "%Y-%m-%d %H:%M:%S %Z");
 }
 
+std::string time_of_day(double unix_s) { return time_text(unix_s, "%H:%M:%S"); }
+
 std::string short_path(const std::string& path) {
   std::error_code error;
   const auto here = fs::current_path(error);
   if (error) return path;
   const std::string near = fs::path(path).lexically_relative(here).string();
   return near.empty() || near.starts_with("..") ? path : near;
-}
-
-void remove_unstarted(FileSystem& fs, const std::string& run) {
-  const std::string journal = journal_path(run);
-  for (const std::string& path :
-       {journal, journal + "-wal", journal + "-shm", metrics_path(run),
-        events_path(run), job_path(run), endpoint_path(run),
-        coordinator_log_path(run), lock_path(run), logs_path(run), run})
-    (void)fs.remove(path).ok();
 }
 
 double started_at(const std::string& run) {
@@ -353,8 +411,27 @@ std::string not_a_run(const std::string& path) {
          (has_metrics(path)
               ? "; to continue it with its job file: remesh run JOB --resume "
                 "--run-dir " +
-                    short_path(path)
+                    typed_path(path)
               : "");
+}
+
+}  // namespace
+
+namespace {
+
+Result<std::string> new_run(const std::string& dump_folder,
+                            const std::string& job_name, double unix_s) {
+  const std::string name =
+      absolute(dump_folder + "/" + new_run_name(job_name, unix_s));
+  std::error_code error;
+  fs::create_directories(absolute(dump_folder), error);
+  constexpr int kTries = 1000;
+  for (int n = 1; !error && n <= kTries; ++n) {
+    const std::string run = n == 1 ? name : fmt::format("{}-{}", name, n);
+    if (fs::create_directory(run, error)) return run;
+  }
+  return io_error(fmt::format("{}: cannot create: {}", name,
+                              error ? error.message() : "exists"));
 }
 
 }  // namespace
@@ -377,13 +454,30 @@ Result<std::string> choose_run(const std::string& dump_folder,
     return not_found("nothing to resume: " + newest.status().message() +
                      "; name one with --run-dir, or start without --resume");
   }
-  return absolute(dump_folder + "/" + new_run_name(job_name, unix_s));
+  return new_run(dump_folder, job_name, unix_s);
 }
+
+namespace {
+
+Status several_runs(const std::vector<std::string>& live) {
+  std::string out = "several runs are training; name one of them:";
+  for (const std::string& run : live)
+    out += fmt::format("\n  {}  (step {}, coordinator pid {})", typed_path(run),
+                       last_finished_step(run), RunLock::holder(run));
+  return invalid_argument(out);
+}
+
+}  // namespace
 
 Result<std::string> find_run(const std::string& named) {
   if (named.empty()) {
+    const std::vector<std::string> live = live_runs();
+    if (live.size() == 1) return live[0];
+    if (live.size() > 1) return several_runs(live);
     Result<std::string> newest = newest_run(absolute("runs"), "");
     if (newest.ok()) return newest;
+    const std::vector<std::string> known = known_runs();
+    if (!known.empty()) return known.back();
     return not_found(newest.status().message() +
                      "; name a run directory or an address, tcp://HOST:PORT");
   }

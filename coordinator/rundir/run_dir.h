@@ -5,6 +5,7 @@
 // Functions that write take a FileSystem, so that tests can make it fail.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -44,17 +45,28 @@ void remove_endpoint(FileSystem& fs, const std::string& run);
 // Whether a process of this host is alive; a zombie is not.
 bool process_alive(int pid);
 
-// The lock of a run directory's only coordinator. The kernel releases it when
-// the process ends, for whatever reason. Network file systems can lose locks,
-// and people remove files: check() notices.
+// The lock of a run directory's only coordinator. The files of the run are
+// written and removed by its holder and by the ranks and workers it directs,
+// and by nobody else. The kernel releases it when the process ends, for
+// whatever reason. Network file systems can lose locks, and people remove
+// files: check() notices.
 class RunLock {
  public:
-  // AlreadyExists, naming the pid and host of the holder, if it is held.
+  // Creates the directory first if it does not exist. AlreadyExists, naming the
+  // pid and host of the holder, if the lock is held.
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
+  // Whether the directory was a run when the lock was acquired.
+  bool was_run() const { return was_run_; }
+  // After a start that failed: unless the directory was a run, removes what a
+  // coordinator leaves in it, and the directory if nothing else is there.
+  void remove_unstarted(FileSystem& fs) const;
   // Cancelled if the lock file is not the one that was locked any more, or if
-  // another coordinator has written its name into it; ok also where that cannot
-  // be found out. Notes that the holder is there. Waits for the file system.
-  Status check() const;
+  // another coordinator has written its name into it; NotFound while the run
+  // directory does not exist; ok also where that cannot be found out. Notes
+  // that the holder is there. Waits for the file system.
+  Status check();
+  // What check() found last; any thread.
+  bool gone() const { return gone_; }
   // The pid of the holder; 0 if there is none.
   static int holder(const std::string& run);
   ~RunLock();
@@ -62,14 +74,23 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
 
  private:
-  explicit RunLock(std::string path) : path_(std::move(path)) {}
-  Status take(const std::string& run);
+  explicit RunLock(std::string run);
+  Status take();
   bool is_the_file() const;
 
+  std::string run_;
   std::string path_;
+  bool was_run_ = false;
+  std::atomic<bool> gone_ = false;
   int fd_ = -1;
   std::string text_;  // that this holder wrote
 };
+
+// InvalidArgument, naming a file, if a directory that is no run has files that
+// are not the start of one either.
+Status check_unused(FileSystem& fs, const std::string& run);
+// A new number that tells this run from others. Not 0.
+uint64_t new_run_id(const std::string& run);
 
 // "<name>-20261121-161810" for a run that starts at `unix_s` (local time).
 std::string new_run_name(const std::string& job_name, double unix_s);
@@ -87,13 +108,13 @@ struct RunEnd {
 std::optional<RunEnd> end_of_run(const std::string& run);
 // "stopped at step 7, 2026-11-22 19:13:12 UTC; to continue: remesh resume RUN".
 std::string end_text(const RunEnd& end, const std::string& run);
-// "2026-11-22 19:13:12 UTC", local time.
+// "2026-11-22 19:13:12 UTC", and "19:13:12"; local time.
 std::string date_text(double unix_s);
+std::string time_of_day(double unix_s);
 // The path relative to the working directory if that is shorter to type.
 std::string short_path(const std::string& path);
-// Removes what a coordinator that could not start leaves in a directory that
-// was no run before; the directory too if nothing else is in it.
-void remove_unstarted(FileSystem& fs, const std::string& run);
+// The same as a word of a command that is printed to be copied.
+std::string typed_path(const std::string& path);
 // When the newest coordinator of a run started, in unix seconds, by its events;
 // 0 if none ever did.
 double started_at(const std::string& run);
@@ -103,13 +124,16 @@ double started_at(const std::string& run);
 Result<std::string> newest_run(const std::string& dump_folder,
                                const std::string& job_name);
 // The run directory of a job: `given`; otherwise, with `resume`, its newest
-// run; otherwise a new directory in its dump_folder. Absolute; not created.
+// run; otherwise a new directory in its dump_folder, which is created, so that
+// no two runs that start in one second share it. Absolute.
 Result<std::string> choose_run(const std::string& dump_folder,
                                const std::string& job_name,
                                const std::string& given, bool resume,
                                double unix_s);
 bool is_run(const std::string& path);
-// The run directory that a user means by `named`; "": the newest in ./runs.
+// The run directory that a user means by `named`. "": the known run that has a
+// live coordinator (known_runs.h); InvalidArgument, listing them, if there are
+// several; without one the newest in ./runs, or else the one used last.
 Result<std::string> find_run(const std::string& named);
 
 }  // namespace remesh::rundir

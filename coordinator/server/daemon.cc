@@ -15,10 +15,10 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/known_runs.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/door.h"
-#include "coordinator/server/first_steps.h"
 #include "coordinator/server/listen.h"
 #include "coordinator/server/outbox.h"
 #include "coordinator/server/rate_limit.h"
@@ -62,11 +62,11 @@ class DaemonImpl : public Daemon {
     // First, because threads inherit the mask.
     RETURN_IF_ERROR(loop_.watch_signals({SIGTERM, SIGINT},
                                         [this](int s) { asked_to_end(s); }));
-    const bool was_run = rundir::is_run(options_.run_dir);
     Status opened = open();
-    if (!opened.ok() && !was_run && files_->lock) {
-      if (door_) door_->remove_made_keys(*files_->fs);
-      rundir::remove_unstarted(*files_->fs, options_.run_dir);
+    if (!opened.ok() && files_->lock) {
+      if (door_ && !files_->lock->was_run())
+        door_->remove_made_keys(*files_->fs);
+      files_->lock->remove_unstarted(*files_->fs);
     }
     return opened;
   }
@@ -103,46 +103,38 @@ class DaemonImpl : public Daemon {
   };
 
   Status open() {
-    RETURN_IF_ERROR(rundir::create(options_.run_dir));
     const std::string& run = options_.run_dir;
     ASSIGN_OR_RETURN(files_->lock, rundir::RunLock::acquire(run));
-    ASSIGN_OR_RETURN(change_, rundir::check_job(*files_->fs, options_.job,
-                                                options_.set, run));
+    if (!files_->lock->was_run())
+      RETURN_IF_ERROR(rundir::check_unused(*files_->fs, run));
     log_ = Logger::open({.name = "coordinator",
                          .path = rundir::coordinator_log_path(run),
                          .to_stderr = options_.log_to_stderr});
     RETURN_IF_ERROR(files_->open(run, *log_));
-    RETURN_IF_ERROR(check_not_ended());
-    outbox_.emplace(Outbox::Options{
-        .note = [log = log_](const Status& s) { note_write(*log, s); }});
+    if (!options_.resume) RETURN_IF_ERROR(files_->check_not_ended(run));
+    ASSIGN_OR_RETURN(
+        change_,
+        rundir::check_job(*files_->fs,
+                          {options_.job, options_.set, options_.accept_edits},
+                          run, restored() ? &*restored() : nullptr));
+    run_id_ = files_->run_id(run);
+    outbox_.emplace(Outbox::Options{.note = [log = log_](const Status& s) {
+      if (s.ok()) return log->info("written_again");
+      log->error("write_failed", {{"cause", s.message()}});
+    }});
     RETURN_IF_ERROR(open_socket());
     scanner_ = std::make_unique<Scanner>(
-        rundir::checkpoints_path(run, options_.job.checkpoint().folder()));
+        rundir::checkpoints_path(run, options_.job.checkpoint().folder()),
+        run_id_);
     mail_.emplace(server_.get(), &*outbox_, options_.job.job().name());
     make_core();
+    rundir::note_run(run);
     return ok_status();
-  }
-
-  static void note_write(Logger& log, const Status& status) {
-    if (status.ok())
-      log.info("written_again");
-    else
-      log.error("write_failed", {{"cause", status.message()}});
   }
 
   // What the journal had when it was opened.
   const std::optional<pb::Durable>& restored() const {
     return files_->journal->restored();
-  }
-
-  Status check_not_ended() const {
-    if (options_.resume || !restored() || !core::terminal(restored()->phase()))
-      return ok_status();
-    const auto end = rundir::end_of_run(options_.run_dir);
-    return ended(options_.run_dir + ": " +
-                 (end ? rundir::end_text(*end, options_.run_dir)
-                      : "the run has ended; to continue: remesh resume " +
-                            options_.run_dir));
   }
 
   // What the run continues with is part of its history.
@@ -181,8 +173,8 @@ class DaemonImpl : public Daemon {
                      listen(options_.bind, previous.bound, door_->server_keys(),
                             kListenPatienceMs, sleep_ms, dead_ms));
     door_->guard(server_.get(), unix_seconds());
-    RETURN_IF_ERROR(
-        rundir::write_job(*files_->fs, options_.job, options_.run_dir));
+    RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
+                                      options_.run_dir, run_id_));
     address_ =
         advertised_address(server_->address(), options_.advertise, host_name());
     const rundir::Endpoint endpoint{.address = address_,
@@ -209,17 +201,11 @@ class DaemonImpl : public Daemon {
     o.resume = options_.resume;
     o.protocol = wire::own_protocol();
     o.no_auth = door_->no_auth();
-    o.restored = restored();
+    o.run_id = run_id_;
     o.epoch_floor = static_cast<uint64_t>(unix_seconds() * 1000);
     o.unix_offset_s =
         unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;
-    if (const auto last =
-            rundir::parse_metrics_line(files_->metrics->last_line());
-        last.ok()) {
-      o.last_finished_step = last.value().step();
-      o.last_metrics = last.value();
-    }
-    o.first_steps = first_steps(rundir::metrics_path(options_.run_dir));
+    files_->tell(options_.run_dir, &o);
     log_->info("coordinator_starts", {{"job", o.job.job().name()},
                                       {"run_dir", o.run_dir},
                                       {"address", address_},
@@ -252,6 +238,7 @@ class DaemonImpl : public Daemon {
     const Outbox::Waited waited = outbox_->take_waited();
     give(core::Tick{.unwritten_ms = waited.unwritten_ms,
                     .stalled_ms = waited.stalled_ms,
+                    .backlog_full = outbox_->full(),
                     .synced_step = files_->syncer->synced_step()});
     mail_->poll(now);
   }
@@ -371,13 +358,16 @@ class DaemonImpl : public Daemon {
   }
 
   template <typename Write>
-  void write(const std::string& file, Write write) {
-    outbox_->write(file, [files = files_, write] { return write(*files); });
+  void write(const std::string& file, Write write, size_t bytes = 0) {
+    outbox_->write(
+        file, [files = files_, write] { return write(*files); }, bytes);
   }
 
   void act(const core::Persist& a) {
-    write("journal.db",
-          [durable = a.durable](RunFiles& f) { return f.persist(durable); });
+    write(
+        "journal",
+        [durable = a.durable](RunFiles& f) { return f.persist(durable); },
+        a.durable.SpaceUsedLong());
   }
 
   void act(const core::SendDirective& a) {
@@ -405,12 +395,18 @@ class DaemonImpl : public Daemon {
     pb::Envelope out;
     *out.mutable_reply() = reply;
     out.mutable_reply()->set_id(client->second.id);
-    for (auto& problem : {outbox_->problem(), files_->syncer->problem()})
-      if (problem)
-        out.mutable_reply()->mutable_status()->add_problems(*problem);
+    add_problems(out.mutable_reply()->mutable_status());
     out.set_job(options_.job.job().name());
     server_->send(client->second.peer, out);
     clients_.erase(client);
+  }
+
+  void add_problems(pb::JobStatus* status) const {
+    if (const auto problem = outbox_->problem())
+      *status->add_problems() = *problem;
+    if (const auto text = files_->syncer->problem())
+      status->add_problems()->set_text(*text);
+    status->set_run_dir_gone(files_->lock->gone());
   }
 
   void act(const core::Refuse& a) {
@@ -424,12 +420,15 @@ class DaemonImpl : public Daemon {
     pb::EventRecord record = a.record;
     if (!record.has_time()) record.set_time(unix_seconds());
     log_->info(record.event(), rundir::event_fields(record));
-    write("events.jsonl", [record](RunFiles& f) { return f.append(record); });
+    write(
+        "events.jsonl", [record](RunFiles& f) { return f.append(record); },
+        record.SpaceUsedLong());
   }
 
   void act(const core::AppendMetrics& a) {
-    write("metrics.jsonl",
-          [m = a.metrics](RunFiles& f) { return f.append(m); });
+    write(
+        "metrics.jsonl", [m = a.metrics](RunFiles& f) { return f.append(m); },
+        a.metrics.SpaceUsedLong());
   }
 
   void act(const core::ScanCheckpoints& a) {
@@ -462,6 +461,7 @@ class DaemonImpl : public Daemon {
   DaemonOptions options_;
   std::shared_ptr<RunFiles> files_ = std::make_shared<RunFiles>();
   rundir::JobChange change_;
+  uint64_t run_id_ = 0;
   std::shared_ptr<Logger> log_;
   std::optional<Outbox> outbox_;
   std::unique_ptr<Door> door_;

@@ -34,7 +34,8 @@ struct DaemonOptions {
                           // coordinator if it is free, else any free one
   std::string advertise;  // HOST or HOST:PORT for workers; "": as bound
   bool resume = false;
-  bool no_auth = false;  // without keys: for a network without strangers
+  bool accept_edits = false;  // of job.toml in the run directory, by hand
+  bool no_auth = false;       // without keys: for a network without strangers
   // Make keys if the run has none. They are always made if only this machine
   // can connect.
   bool make_keys = false;
@@ -46,8 +47,8 @@ class Daemon {
   // Locks the run directory, opens journal and files, and listens. Fails with
   // AlreadyExists if another coordinator uses the directory, with
   // InvalidArgument if it contains a run that may not continue with this job,
-  // with Ended if that run has ended and is not resumed. After a failure a
-  // directory that was no run is none.
+  // or other files, with Ended if that run has ended and is not resumed. After
+  // a failure a directory that was no run is none.
   static Result<std::unique_ptr<Daemon>> open(DaemonOptions options);
   virtual ~Daemon() = default;
 

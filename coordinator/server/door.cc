@@ -71,7 +71,7 @@ Result<std::unique_ptr<Door>> Door::open(FileSystem& fs, Options options) {
           "{}: has no keys, and without them whoever reaches the port controls "
           "the job. Make them with: remesh key new coordinator head {}; or, on "
           "a network of your own, start both sides with --no-auth",
-          o.run, o.run));
+          o.run, rundir::typed_path(o.run)));
     RETURN_IF_ERROR(rundir::make_keys(fs, o.run));
     door->made_ = true;
   }

@@ -51,6 +51,7 @@ struct Arguments {
   std::string group;
   std::vector<std::string> set;
   bool resume = false;
+  bool accept_edits = false;
   bool no_auth = false;
   bool make_keys = false;
   bool verbose = false;
@@ -65,6 +66,9 @@ void declare(CLI::App& app, Arguments* a) {
                  "new one below job.dump_folder; with --resume, the newest");
   app.add_flag("--resume", a->resume,
                "Continue a run that ended from its newest checkpoint");
+  app.add_flag(
+      "--accept-edits", a->accept_edits,
+      "Take what somebody has edited in job.toml of the run directory");
   app.add_option("--bind", a->bind,
                  "Address to listen on; ipc:///PATH for no port")
       ->capture_default_str();
@@ -91,8 +95,9 @@ void declare(CLI::App& app, Arguments* a) {
 // the job: whoever supervises the daemon starts it again.
 int fail(const Status& status) {
   const int code = exit_with("remesh-coordinator", status);
-  const bool passes =
-      status.code() == Code::kExhausted || status.code() == Code::kIo;
+  const bool passes = status.code() == Code::kExhausted ||
+                      status.code() == Code::kIo ||
+                      status.code() == Code::kDenied;
   return passes ? kExitTryAgain : code;
 }
 
@@ -123,6 +128,7 @@ int run(const Arguments& a) {
                               .bind = a.bind,
                               .advertise = a.advertise,
                               .resume = a.resume,
+                              .accept_edits = a.accept_edits,
                               .no_auth = a.no_auth,
                               .make_keys = a.make_keys,
                               .log_to_stderr = a.verbose});

@@ -27,6 +27,7 @@ struct Outbox::Shared {
   struct Job {
     std::string file;
     Write write;
+    size_t bytes = 0;
   };
 
   explicit Shared(Options o)
@@ -45,6 +46,7 @@ struct Outbox::Shared {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> jobs;
+  size_t bytes = 0;  // of the jobs
   uint64_t done = 0;
   Status failure;  // of the first job
   Wait unwritten;  // the first job
@@ -81,6 +83,7 @@ void Outbox::Shared::note_result(const Status& status) {
   failure = status;
   if (!status.ok() && status.code() != Code::kCancelled) return;
   if (status.ok()) {
+    bytes -= jobs.front().bytes;
     jobs.pop_front();
     ++done;
     unwritten.end(now);
@@ -107,13 +110,19 @@ Outbox::~Outbox() {
       [this] { return shared_->ended; });
 }
 
-void Outbox::write(std::string file, Write write) {
+void Outbox::write(std::string file, Write write, size_t bytes) {
   ++newest_;
   const std::lock_guard lock(shared_->mutex);
   if (shared_->ended) return;
   if (shared_->jobs.empty()) shared_->unwritten.begin(monotonic_ms());
-  shared_->jobs.push_back({std::move(file), std::move(write)});
+  shared_->jobs.push_back({std::move(file), std::move(write), bytes});
+  shared_->bytes += bytes;
   shared_->changed.notify_all();
+}
+
+bool Outbox::full() const {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->bytes >= shared_->options.full_bytes;
 }
 
 void Outbox::then(std::function<void()> act) {
@@ -151,16 +160,17 @@ std::optional<Status> Outbox::refused() const {
   return shared_->failure;
 }
 
-std::optional<std::string> Outbox::problem() const {
+std::optional<pb::JobStatus::Problem> Outbox::problem() const {
   const int64_t now = monotonic_ms();
   const std::lock_guard lock(shared_->mutex);
   const int64_t ms = shared_->unwritten.lasts_ms(now);
   if (ms < kProblemMs) return std::nullopt;
-  const std::string cause =
-      shared_->failure.ok()
-          ? shared_->jobs.front().file + ": the storage does not answer"
-          : shared_->failure.message();
-  return fmt::format("{}, for {} s", cause, ms / 1000);
+  pb::JobStatus::Problem out;
+  out.set_text(shared_->failure.ok() ? shared_->jobs.front().file +
+                                           ": the storage does not answer"
+                                     : shared_->failure.message());
+  out.set_seconds(static_cast<double>(ms) / 1000);
+  return out;
 }
 
 void Outbox::finish(int64_t patience_ms) {

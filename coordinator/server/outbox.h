@@ -25,6 +25,7 @@
 #include <string>
 
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 
 namespace remesh::server {
 
@@ -33,6 +34,7 @@ class Outbox {
   using Write = std::function<Status()>;
   struct Options {
     int64_t retry_ms = 100;  // after a failed write
+    size_t full_bytes = size_t{64} << 20;
     // How long the destructor waits for the write in progress.
     int64_t patience_ms = 2000;
     // In the Outbox's thread: a write failed for the first time since one
@@ -44,8 +46,11 @@ class Outbox {
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
 
-  // `file` is for messages.
-  void write(std::string file, Write write);
+  // `file` is for messages. `bytes`: that the write keeps in memory.
+  void write(std::string file, Write write, size_t bytes = 0);
+  // What waits takes Options::full_bytes or more: nothing should be added that
+  // somebody else can keep.
+  bool full() const;
   // Calls `act` when everything given so far is written: in deliver(), or now.
   void then(std::function<void()> act);
 
@@ -66,9 +71,8 @@ class Outbox {
   Waited take_waited();
   // The write that failed with Cancelled.
   std::optional<Status> refused() const;
-  // Why nothing has been written for a while: "journal.db: the disk is full,
-  // for 12 s".
-  std::optional<std::string> problem() const;
+  // Why nothing has been written for a while.
+  std::optional<pb::JobStatus::Problem> problem() const;
 
   // Waits until everything is written, at most for that long.
   void finish(int64_t patience_ms);

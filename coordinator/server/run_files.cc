@@ -1,5 +1,8 @@
 #include "coordinator/server/run_files.h"
 
+#include "coordinator/core/durable.h"
+#include "coordinator/rundir/first_steps.h"
+#include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
 
 namespace remesh::server {
@@ -31,6 +34,32 @@ Status RunFiles::open(const std::string& run, Logger& log) {
   const auto last = rundir::parse_metrics_line(metrics->last_line());
   syncer->wrote(last.ok() ? last.value().step() : 0, metrics->size());
   return ok_status();
+}
+
+Status RunFiles::check_not_ended(const std::string& run) const {
+  if (!journal->restored() || !core::terminal(journal->restored()->phase()))
+    return ok_status();
+  const auto end = rundir::end_of_run(run);
+  return ended(run + ": " +
+               (end ? rundir::end_text(*end, run)
+                    : "the run has ended; to continue: remesh resume " +
+                          rundir::typed_path(run)));
+}
+
+void RunFiles::tell(const std::string& run, core::Options* o) const {
+  o->restored = journal->restored();
+  if (const auto last = rundir::parse_metrics_line(metrics->last_line());
+      last.ok()) {
+    o->last_finished_step = last->step();
+    o->last_metrics = *last;
+  }
+  o->first_steps = rundir::first_steps(rundir::metrics_path(run));
+}
+
+uint64_t RunFiles::run_id(const std::string& run) const {
+  uint64_t id = journal->restored() ? journal->restored()->run_id() : 0;
+  if (id == 0) id = rundir::run_id_of(*fs, run);
+  return id != 0 ? id : rundir::new_run_id(run);
 }
 
 Status RunFiles::persist(const pb::Durable& durable) {

@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "coordinator/core/api.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/journal.h"
@@ -27,6 +28,12 @@ struct RunFiles {
 
   // Journal, metrics and events. REQUIRES: the lock is held.
   Status open(const std::string& run, Logger& log);
+  // Ended, with how, if the run has ended.
+  Status check_not_ended(const std::string& run) const;
+  // What a coordinator of `run` has to know from them.
+  void tell(const std::string& run, core::Options* options) const;
+  // Of journal or job.toml; a new one if neither has one.
+  uint64_t run_id(const std::string& run) const;
   // Not before the metrics that the state is based on are durable: workers
   // forget those of an older generation. Cancelled if another coordinator has
   // taken the run over or has written metrics: the state may have waited for a

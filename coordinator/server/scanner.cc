@@ -27,7 +27,8 @@ void refresh_listing(FileSystem& fs, const std::string& folder) {
 
 Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
                                                   const std::string& folder,
-                                                  int64_t saved_step) {
+                                                  int64_t saved_step,
+                                                  uint64_t run_id) {
   refresh_listing(fs, folder);
   ASSIGN_OR_RETURN(std::vector<manifest::Found> found,
                    manifest::scan(fs, folder));
@@ -41,6 +42,7 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   core::CheckpointsScanned out;
   ASSIGN_OR_RETURN(out.claimed, manifest::claimed(fs, folder));
   for (manifest::Found& f : found) {
+    if (f.status.ok()) f.status = manifest::check_run(f.manifest, run_id);
     if (!f.status.ok()) {
       out.invalid.push_back(f.path + ": " + f.status.message());
       out.invalid_steps.push_back(f.step);
@@ -57,8 +59,9 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   return out;
 }
 
-Scanner::Scanner(std::string folder)
+Scanner::Scanner(std::string folder, uint64_t run_id)
     : folder_(std::move(folder)),
+      run_id_(run_id),
       fs_(posix_file_system()),
       event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   CHECK(event_fd_ >= 0);
@@ -102,7 +105,7 @@ std::optional<std::chrono::milliseconds> Scanner::work() {
     saved_step = saved_step_;
   }
   Result<core::CheckpointsScanned> scanned =
-      scan_checkpoints(*fs_, folder_, saved_step);
+      scan_checkpoints(*fs_, folder_, saved_step, run_id_);
   const bool ok = scanned.ok();
   {
     const std::lock_guard lock(mutex_);

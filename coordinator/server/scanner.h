@@ -23,14 +23,16 @@
 namespace remesh::server {
 
 // The checkpoints in `folder`, as the core takes them. The one of saved_step
-// (0: none) is looked up by name if the listing lacks it.
+// (0: none) is looked up by name if the listing lacks it. Those of another run
+// than `run_id` (0: any) are invalid.
 Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
                                                   const std::string& folder,
-                                                  int64_t saved_step = 0);
+                                                  int64_t saved_step = 0,
+                                                  uint64_t run_id = 0);
 
 class Scanner {
  public:
-  explicit Scanner(std::string folder);
+  Scanner(std::string folder, uint64_t run_id);
   ~Scanner();
   Scanner(const Scanner&) = delete;
   Scanner& operator=(const Scanner&) = delete;
@@ -46,6 +48,7 @@ class Scanner {
   void wake_owner();
 
   std::string folder_;
+  uint64_t run_id_;
   std::unique_ptr<FileSystem> fs_;
   int event_fd_ = -1;
   std::mutex mutex_;

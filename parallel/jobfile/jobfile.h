@@ -73,12 +73,17 @@ struct Difference {
 std::vector<Difference> differences(const pb::Job& first,
                                     const pb::Job& second);
 
+// Every key ("train.steps") with its value as TOML writes it.
+std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job);
+
 // The model of a resolved job.
 geometry::ModelConfig model_config(const pb::Job& resolved);
 
 // The job as TOML, with every key; parse_job() of it returns the same message
 // if the job is resolved.
 std::string to_toml(const pb::Job& job);
+// Whether a text begins as that does, so that no person has written it.
+bool is_written_by_run(std::string_view text);
 
 // The text of deploy/examples/defaults.toml: every key, commented out, with its
 // default, help text, bounds and allowed values.

@@ -9,6 +9,8 @@ namespace remesh::jobfile {
 namespace {
 
 constexpr size_t kWidth = 78;
+constexpr std::string_view kFirstLine =
+    "# The job, every key as the run uses it.\n";
 
 // "# text", wrapped between words.
 std::string comment(const std::string& text) {
@@ -33,8 +35,12 @@ std::string capitalized(std::string text) {
 
 }  // namespace
 
+bool is_written_by_run(std::string_view text) {
+  return text.starts_with(kFirstLine);
+}
+
 std::string to_toml(const pb::Job& job) {
-  std::string out = "# The job, every key as the run uses it.\n";
+  std::string out(kFirstLine);
   for (const Field* section : sections()) {
     out += fmt::format("\n[{}]\n", section->name());
     for (const Field* key : keys(*section))
@@ -44,16 +50,21 @@ std::string to_toml(const pb::Job& job) {
   return out;
 }
 
+std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job) {
+  std::vector<std::pair<std::string, std::string>> out;
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section))
+      out.emplace_back(full_name(*key), to_toml_value(get_key(job, *key)));
+  return out;
+}
+
 std::vector<Difference> differences(const pb::Job& first,
                                     const pb::Job& second) {
+  const auto before = settings(first), after = settings(second);
   std::vector<Difference> out;
-  for (const Field* section : sections())
-    for (const Field* key : keys(*section)) {
-      Difference d{.key = full_name(*key),
-                   .first = to_toml_value(get_key(first, *key)),
-                   .second = to_toml_value(get_key(second, *key))};
-      if (d.first != d.second) out.push_back(std::move(d));
-    }
+  for (size_t i = 0; i < before.size(); ++i)
+    if (before[i].second != after[i].second)
+      out.push_back({before[i].first, before[i].second, after[i].second});
   return out;
 }
 

@@ -14,7 +14,8 @@ enum ExitCode : int {
   kExitInternal = 1,     // rank: any other failure; the job retries
   kExitUsage = 2,        // invalid arguments, job file or input
   kExitFailed = 3,       // permanent failure: a retry would fail again
-  kExitEnded = 4,        // the run has ended or was never started
+  kExitEnded = 4,        // the run has ended or was never started; `remesh
+                         // run`: it was stopped before its last step
   kExitNotFound = 5,     // a file, run, worker or checkpoint does not exist
   kExitBadSource = 65,   // rank: the state to start from does not load
   kExitNoRoom = 66,      // rank: its host has too little shared memory
@@ -29,10 +30,11 @@ enum ExitCode : int {
 // For the help of programs that people start.
 inline constexpr std::string_view kExitCodesHelp =
     "Exit codes: 0 success; 2 usage error or invalid job file; 3 cannot "
-    "continue (the\nlast line has the reason); 4 the run has ended or was not "
-    "started; 5 a file, run,\nworker or checkpoint does not exist; 75 "
-    "temporary "
-    "failure, try again; 130\ninterrupted after saving.";
+    "continue (the\nlast line has the reason); 4 the run has ended, was "
+    "stopped "
+    "before its last step, or\nwas not started; 5 a file, run, worker or "
+    "checkpoint does not exist; 75 temporary\nfailure, try again; 130 "
+    "interrupted by a signal.";
 
 ExitCode exit_code_of(const Status& status);
 

@@ -41,6 +41,11 @@ class PosixFileSystem final : public FileSystem {
     return file;
   }
 
+  Result<std::unique_ptr<File>> open_to_write(
+      const std::string& path) override {
+    return open_file(path, O_RDWR);
+  }
+
   Result<std::unique_ptr<File>> create(const std::string& path) override {
     return open_file(path, O_RDWR | O_CREAT | O_TRUNC);
   }

@@ -66,7 +66,12 @@ class FileSystem {
  public:
   virtual ~FileSystem() = default;
 
+  // Only to be read.
   virtual Result<std::unique_ptr<File>> open(const std::string& path) = 0;
+  // An existing file, to be read and overwritten in place.
+  virtual Result<std::unique_ptr<File>> open_to_write(const std::string& path) {
+    return open(path);
+  }
   // Creates or truncates a file, readable and writable.
   virtual Result<std::unique_ptr<File>> create(const std::string& path) = 0;
   // Like create(), but what was at `path` is removed first, and nothing that

@@ -27,6 +27,8 @@ const char* code_name(Code code) {
       return "cancelled";
     case Code::kInternal:
       return "internal";
+    case Code::kDenied:
+      return "denied";
     case Code::kEnded:
       return "ended";
   }
@@ -84,7 +86,9 @@ Status errno_error(const std::string& what, int err) {
   const Code code = err == ENOENT                    ? Code::kNotFound
                     : err == EEXIST                  ? Code::kAlreadyExists
                     : err == ENOSPC || err == ENOMEM ? Code::kExhausted
-                                                     : Code::kIo;
+                    : err == EROFS || err == EACCES || err == EPERM
+                        ? Code::kDenied
+                        : Code::kIo;
   return {code, what + ": " + std::strerror(err) + advice(err)};
 }
 Status unavailable(std::string m) { return {Code::kUnavailable, std::move(m)}; }

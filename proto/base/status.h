@@ -26,7 +26,8 @@ enum class Code {
   kExhausted,    // disk, memory, shared memory, slots
   kCancelled,
   kInternal,
-  kEnded,  // what is asked for needs a run that has not ended
+  kDenied,  // the operating system does not permit it: permissions, read-only
+  kEnded,   // what is asked for needs a run that has not ended
 };
 
 // Stable lower-case name, "invalid_argument" and so on.

@@ -75,4 +75,19 @@ std::string plural(int64_t n, const std::string& thing) {
   return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
 }
 
+std::string shell_quoted(const std::string& text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+      "-_./:,=@%+";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos)
+    return text;
+  std::string out = "'";
+  for (const char c : text)
+    if (c == '\'')
+      out += "'\\''";
+    else
+      out += c;
+  return out + "'";
+}
+
 }  // namespace remesh

@@ -26,4 +26,7 @@ std::string format_duration(double seconds);
 // "1 slot", "2 slots".
 std::string plural(int64_t n, const std::string& thing);
 
+// As one word of a command line that a person may copy into a shell.
+std::string shell_quoted(const std::string& text);
+
 }  // namespace remesh

@@ -4,7 +4,7 @@
 //   RUN/job.toml           the job as resolved
 //   RUN/metrics.jsonl      one line per finished step
 //   RUN/events.jsonl       one line per event (events.h)
-//   RUN/journal.db         the coordinator's durable state
+//   RUN/journal            the coordinator's durable state
 //   RUN/coordinator.lock   flock'ed by the running coordinator: "PID HOST"
 //   RUN/coordinator.addr   where it listens: the address on the first line,
 //                          then "pid=...", "host=...", "bound=..."; removed
@@ -33,7 +33,7 @@ inline std::string events_path(const std::string& run) {
   return run + "/events.jsonl";
 }
 inline std::string journal_path(const std::string& run) {
-  return run + "/journal.db";
+  return run + "/journal";
 }
 inline std::string lock_path(const std::string& run) {
   return run + "/coordinator.lock";

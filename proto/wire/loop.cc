@@ -35,7 +35,12 @@ Status Loop::watch_signals(const std::vector<int>& signals,
   CHECK(signal_fd_ < 0);
   sigset_t set;
   sigemptyset(&set);
-  for (int s : signals) sigaddset(&set, s);
+  for (const int s : signals) {
+    struct sigaction now {};
+    const bool ignored =
+        sigaction(s, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+    if (!ignored) sigaddset(&set, s);
+  }
   if (int err = pthread_sigmask(SIG_BLOCK, &set, nullptr); err != 0)
     return errno_error("loop: pthread_sigmask", err);
   signal_fd_ = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);

@@ -33,7 +33,8 @@ class Loop {
   // Called after the handlers of every wake-up, at least every tick_ms.
   void on_tick(std::function<void()> handler);
   // Blocks the signals in this thread (call it before other threads start) and
-  // passes them to `handler`. They remain blocked after the Loop is destroyed;
+  // passes them to `handler`, except those that the process ignores, such as
+  // SIGHUP under nohup. They remain blocked after the Loop is destroyed;
   // children must reset their mask. REQUIRES: called at most once per Loop.
   Status watch_signals(const std::vector<int>& signals,
                        std::function<void(int)> handler);

@@ -83,7 +83,7 @@ TEST_F(KeysTest, ARunIsClosedToWhoeverCannotReadItsKeys) {
   expect_exit(c().worker("stranger"), 3);
   EXPECT_TRUE(c().events_named("stop_requested").empty());
   expect_done({"stop", at, "--key", key("operator")});
-  expect_exit(c().run(), 0);
+  expect_exit(c().run(), 4);
 }
 
 TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {

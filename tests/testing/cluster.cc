@@ -113,7 +113,9 @@ Cluster::~Cluster() {
 }
 
 std::vector<std::pair<std::string, std::string>> Cluster::environment() const {
-  return {{"TMPDIR", dir_.path() + "/tmp"}, {"REMESH_SCRATCH", scratch()}};
+  return {{"TMPDIR", dir_.path() + "/tmp"},
+          {"REMESH_SCRATCH", scratch()},
+          {"XDG_STATE_HOME", dir_.path() + "/state"}};
 }
 
 Process& Cluster::start_run(int local_workers,

@@ -284,10 +284,11 @@ Result<StepResult> Engine::run(const StepInput& in) {
   CHECK_MSG(static_cast<int64_t>(r.agreed.tokens) == in.global_tokens,
             "the ranks' microbatches are not the global batch");
   if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
-    return internal(fmt::format(
-        "step {}: loss {}, gradient norm {}: not finite; the update was not "
-        "made",
-        step_ + 1, r.loss, r.grad_norm));
+    return invalid_argument(fmt::format(
+        "training has diverged: at step {} the loss is {} and the gradient "
+        "norm {}; the update was not made. Continue from step {} with a lower "
+        "learning rate: remesh resume --set optimizer.lr=...",
+        step_ + 1, r.loss, r.grad_norm, step_));
   const double before = store_->waited_s();
   {
     const Timer timer(r.times.update);

@@ -111,7 +111,8 @@ int run(const Arguments& args, int64_t exec_ms) {
     // ends the process immediately, and the worker kills the other ranks.
     Trainer trainer(std::move(spec).value(), page, log, exec_ms);
     if (const Status s = trainer.run(); !s.ok())
-      end(trainer.exit_code(), s.to_string());
+      end(trainer.exit_code(),
+          trainer.exit_code() == kExitInternal ? s.to_string() : s.message());
   } catch (const std::exception& e) {
     end(kExitInternal, e.what());
   }

@@ -61,8 +61,10 @@ Status StateHome::complete() {
 }
 
 Status StateHome::fail_allocation(Status status) {
-  const bool no_room = status.code() == Code::kExhausted;
-  return fail(no_room ? kExitNoRoom : kExitInternal, std::move(status));
+  const ExitCode code = status.code() == Code::kExhausted ? kExitNoRoom
+                        : status.code() == Code::kDenied  ? kExitFailed
+                                                          : kExitInternal;
+  return fail(code, std::move(status));
 }
 
 Status StateHome::fail(ExitCode code, Status status) {

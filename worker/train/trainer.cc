@@ -118,17 +118,19 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
     return batches_->step(step - 1);
   }();
   if (!microbatches.ok()) return microbatches.status();
-  // A NaN fails with kExitInternal: it may come from a flipped bit as well as
-  // from the job, and a retry lets the coordinator find out which.
-  ASSIGN_OR_RETURN(
-      const engine::StepResult result,
+  auto made =
       engine_->run({.lr = lr,
                     .microbatches = *microbatches,
                     .global_tokens = t.global_batch_size() * t.seq_len(),
                     .facts = [this] {
                       before_agreement();
                       return facts();
-                    }}));
+                    }});
+  // The same step on the same mesh has the same bits: it would diverge again.
+  if (made.status().code() == Code::kInvalidArgument)
+    return fail(kExitFailed, made.status());
+  RETURN_IF_ERROR(made.status());
+  const engine::StepResult& result = *made;
   if (replication_ != nullptr && replication_->due(step)) replication_->start();
   board::StepRecord record = record_of(step, lr, result, began_ns);
   const engine::StepTimes& times = result.times;

@@ -40,14 +40,14 @@ Status Trainer::fail(ExitCode code, Status status) {
   return status;
 }
 
-// Sizes that do not fit are an error in the job and permanent; other failures
-// may be transient.
+// Sizes that do not fit are an error in the job and permanent, and so is what
+// the host does not permit; other failures may be transient.
 Status Trainer::fail_start(Status status) {
   if (home_ != nullptr && home_->exit_code())
     return fail(*home_->exit_code(), std::move(status));
-  return fail(
-      status.code() == Code::kInvalidArgument ? kExitFailed : kExitInternal,
-      std::move(status));
+  const bool permanent =
+      status.code() == Code::kInvalidArgument || status.code() == Code::kDenied;
+  return fail(permanent ? kExitFailed : kExitInternal, std::move(status));
 }
 
 Status Trainer::check_spec() {
@@ -342,6 +342,7 @@ void Trainer::make_checkpointer() {
   *manifest.mutable_model() = manifest::model_info(table_->config());
   manifest.set_seed(t.seed());
   manifest.set_data_id(batches_->dataset().data_id());
+  if (assignment_.run_id() != 0) manifest.set_run_id(assignment_.run_id());
   manifest.set_global_batch_size(t.global_batch_size());
   manifest.set_seq_len(t.seq_len());
   manifest.set_code_version(version());

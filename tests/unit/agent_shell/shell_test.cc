@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/base/machine.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"

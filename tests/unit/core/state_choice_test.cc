@@ -119,7 +119,6 @@ Inventory random_inventory(std::mt19937& random, Known& known) {
                               static_cast<int64_t>(random() % 4),
                               "ckpt-" + std::to_string(i)});
   if (random() % 3 == 0) in.hosts = {"host-a", "host-b", "host-c"};
-  if (random() % 5 == 0) in.max_step = static_cast<int64_t>(random() % 7);
   for (int g = 0; g <= generations; ++g)
     if (random() % 5 == 0)
       in.known_steps[g] = static_cast<int64_t>(random() % 7);
@@ -129,7 +128,7 @@ Inventory random_inventory(std::mt19937& random, Known& known) {
 bool too_new(const Inventory& in, int64_t generation, int64_t step) {
   for (const auto& [g, known] : in.known_steps)
     if (g == generation && step > known) return true;
-  return step > in.max_step;
+  return false;
 }
 
 bool on_branch_left(const Inventory& in, int64_t generation, int64_t step) {

@@ -274,7 +274,7 @@ TEST_F(RenderTest, Summary) {
 
 What to try next:
   remesh resume runs/r --local 2 --set train.steps=8 --set schedule.total_steps=4
-      (keeps the learning rate of 1.00e-04; without the last --set it rises to 5.50e-04)
+      (step 5 has a learning rate of 1.00e-04 after 2.32e-04 at step 4; without the last --set, 5.50e-04)
   remesh checkpoint inspect runs/r
   remesh status runs/r
 )");
@@ -291,12 +291,14 @@ TEST_F(RenderTest, AdviceToTrainLongerTellsTheLearningRate) {
   s.set_decay_type("linear");
   s.set_min_lr_factor(0);
   EXPECT_EQ(longer_advice(job, "R").back(),
-            "    (raises the learning rate to 6.67e-04)");
+            "    (step 101 has a learning rate of 6.67e-04 after 2.00e-05 at "
+            "step 100)");
   job.mutable_train()->set_steps(40);  // all of it warm-up
   s.set_total_steps(40);
   s.set_warmup_steps(40);
   EXPECT_EQ(longer_advice(job, "R").back(),
-            "    (raises the learning rate to 8.20e-04)");
+            "    (step 41 has a learning rate of 8.20e-04 after 1.00e-03 at "
+            "step 40)");
   job.mutable_train()->set_steps(100);
   s.set_total_steps(80);  // set apart from the steps, so it does not follow
   EXPECT_EQ(longer_advice(job, "R").size(), 1U);

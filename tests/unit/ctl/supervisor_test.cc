@@ -12,8 +12,8 @@ using Texts = std::vector<std::string>;
 
 std::string text_of(const Action& action) {
   struct Visitor {
-    std::string operator()(const StartCoordinator& a) const {
-      return a.first ? "start coordinator" : "restart coordinator";
+    std::string operator()(const StartCoordinator&) const {
+      return "start coordinator";
     }
     std::string operator()(const StartWorker& a) const {
       return fmt::format("start worker {}", a.number);
@@ -63,9 +63,14 @@ class SupervisorTest : public testing::Test {
                     "following it"});
     tick({.coordinator_listens = true, .coordinator_alive = true});
   }
-  Texts tick(const Tick& e = {}, int64_t after_ms = Supervisor::kTickMs) {
+  Texts tick(Tick e = {}, int64_t after_ms = Supervisor::kTickMs) {
     now_ += after_ms;
+    e.trained = trained_;
     return give(e);
+  }
+  Texts interrupt(int64_t after_ms = Supervisor::kInterruptGapMs) {
+    now_ += after_ms;
+    return give(Interrupt{});
   }
   Texts exited(int child, int code, int signal = 0,
                const std::string& last_line = "") {
@@ -76,13 +81,14 @@ class SupervisorTest : public testing::Test {
   // Milliseconds until the coordinator is restarted.
   int64_t restart_delay() {
     for (int64_t ms = 0; ms <= 10'000; ms += 10) {
-      if (tick({}, ms == 0 ? 0 : 10) == Texts{"restart coordinator"}) return ms;
+      if (tick({}, ms == 0 ? 0 : 10) == Texts{"start coordinator"}) return ms;
     }
     return -1;
   }
 
   std::optional<Supervisor> supervisor_;
   int64_t now_ = 0;
+  bool trained_ = true;  // as the ticks say
 };
 
 const std::string kTerm = fmt::format("signal {} to ", SIGTERM);
@@ -237,7 +243,10 @@ TEST_F(SupervisorTest, TheFirstInterruptStopsTheSecondKills) {
                    "note saving and stopping", "send stop"}));
   EXPECT_TRUE(supervisor_->interrupted());
   EXPECT_EQ(tick(), Texts{});
-  EXPECT_EQ(give(Interrupt{}),
+  EXPECT_EQ(interrupt(Supervisor::kInterruptGapMs - Supervisor::kTickMs - 1),
+            Texts{})
+      << "of the same cause";
+  EXPECT_EQ(interrupt(1),
             (Texts{"say killing all processes",
                    fmt::format("signal {} to 0", SIGKILL), kTerm + "1",
                    kTerm + "2", kInt + "1", kInt + "2"}));
@@ -250,9 +259,9 @@ TEST_F(SupervisorTest, TheFirstInterruptStopsTheSecondKills) {
 
 TEST_F(SupervisorTest, TheThirdInterruptExitsWithoutWaiting) {
   start(1);
-  give(Interrupt{});
-  give(Interrupt{});
-  EXPECT_EQ(give(Interrupt{}), Texts{"exit 130"});
+  interrupt();
+  interrupt();
+  EXPECT_EQ(interrupt(), Texts{"exit 130"});
 }
 
 TEST_F(SupervisorTest, AnInterruptedRunThatSavedExitsWith130) {
@@ -281,7 +290,7 @@ TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
   give(StopAnswered{true});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{});
   exited(kCoordinator, 0, SIGKILL);
-  EXPECT_EQ(tick({}, 100), (Texts{"restart coordinator", "send stop"}));
+  EXPECT_EQ(tick({}, 100), (Texts{"start coordinator", "send stop"}));
 }
 
 TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
@@ -290,7 +299,7 @@ TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
   give(StopAnswered{true});
   EXPECT_EQ(give(StopDeclined{}).size(), 2U);
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{}) << "not asked again";
-  const Texts again = give(Interrupt{});
+  const Texts again = interrupt();
   EXPECT_EQ(again.back(), "send stop");
   exited(kCoordinator, 0);
   exited(1, 0);
@@ -340,13 +349,80 @@ TEST_F(SupervisorTest, AProgramThatCannotBeStarted) {
 
 TEST_F(SupervisorTest, AFollowedJobEndsWithItsOutcome) {
   for (const auto& [outcome, code] :
-       {std::pair("done", 0), {"stopped", 0}, {"failed", 3}}) {
+       {std::pair("done", 0), {"stopped", 4}, {"failed", 3}}) {
     follow(1);
-    EXPECT_EQ(tick({.coordinator_alive = true, .outcome = outcome}),
-              Texts{kTerm + "1"});
+    const Tick ended{.coordinator_alive = true, .outcome = outcome};
+    EXPECT_EQ(tick(ended), Texts{kTerm + "1"});
     exited(1, 0);
-    EXPECT_EQ(tick(), Texts{fmt::format("exit {}", code)});
+    EXPECT_EQ(tick(ended), Texts{fmt::format("exit {}", code)});
   }
+}
+
+TEST_F(SupervisorTest, AJobThatAnotherStoppedIsNotDone) {
+  start(0);
+  tick({.outcome = "stopped"});
+  exited(kCoordinator, 0);
+  EXPECT_EQ(tick({.outcome = "stopped"}), Texts{"exit 4"});
+  start(0);
+  interrupt();
+  exited(kCoordinator, 0);
+  EXPECT_EQ(tick({.outcome = "stopped"}), Texts{"exit 130"});
+}
+
+TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
+  for (const bool respawn : {false, true}) {
+    start(2, respawn);
+    const Tick alone{.coordinator_listens = true};
+    const Tick heard{.coordinator_listens = true, .has_workers = true};
+    exited(1, 2, 0, "wrong usage");
+    exited(2, 3, 0, "no PMIx");
+    EXPECT_EQ(tick(heard, 60'000), Texts{}) << "of somebody else";
+    EXPECT_EQ(tick(alone), Texts{});
+    EXPECT_EQ(tick(alone, Supervisor::kNoWorkerMs),
+              Texts{fmt::format("signal {} to 0", SIGTERM)});
+    EXPECT_EQ(supervisor_->reason(), "no worker can run here: no PMIx");
+    exited(kCoordinator, 0, SIGTERM);
+    EXPECT_EQ(tick(), Texts{"exit 3"});
+  }
+  start(2);
+  exited(1, 3);
+  exited(2, 0, SIGKILL);
+  EXPECT_EQ(tick({}, 60'000), Texts{}) << "the next one may fare better";
+}
+
+TEST_F(SupervisorTest, AStopThatNobodyAnswersEnds) {
+  start(1);
+  interrupt();
+  Texts last;
+  int64_t waited = 0;
+  for (; waited < 60'000 && (last.empty() || last[0] == "send stop");
+       waited += 500)
+    last = tick({}, 500);
+  EXPECT_EQ(waited, 30'000);
+  EXPECT_EQ(last[0],
+            "say the coordinator has not answered the stop within 30 s "
+            "(--stop-timeout); the job is not saved, killing all processes");
+  EXPECT_EQ(last[1], fmt::format("signal {} to 0", SIGKILL));
+  exited(kCoordinator, 0, SIGKILL);
+  exited(1, 130);
+  EXPECT_EQ(tick(), Texts{"exit 3"});
+}
+
+TEST_F(SupervisorTest, ACoordinatorThatDiesBeforeAnyStepIsSoonGivenUp) {
+  trained_ = false;
+  start(0);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(exited(kCoordinator, 0, SIGABRT, "no threads left"),
+              Texts{"say the coordinator was killed by signal 6 (Aborted): no "
+                    "threads left; restarting it"});
+    EXPECT_GE(restart_delay(), 0);
+  }
+  exited(kCoordinator, 0, SIGABRT, "no threads left");
+  EXPECT_EQ(supervisor_->reason(),
+            "the coordinator died 4 times within a minute and before any step, "
+            "the last time it was killed by signal 6 (Aborted): no threads "
+            "left; see LOGS");
+  EXPECT_EQ(tick(), Texts{"exit 3"});
 }
 
 TEST_F(SupervisorTest, AnInterruptEndsTheFollowingNotTheJob) {

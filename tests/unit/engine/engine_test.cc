@@ -138,7 +138,8 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   // The first update makes every weight NaN; the second step detects it.
   const Outcome o = run_case(c);
   ASSERT_FALSE(o.status.ok());
-  EXPECT_NE(o.status.message().find("step 2: loss nan"), std::string::npos)
+  EXPECT_NE(o.status.message().find("at step 2 the loss is nan"),
+            std::string::npos)
       << o.status.message();
   EXPECT_EQ(o.loss.size(), 1U);
 }

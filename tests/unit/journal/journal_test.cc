@@ -24,7 +24,7 @@ class JournalTest : public testing::Test {
     std::string pattern = testing::TempDir() + "/remesh-journal-XXXXXX";
     ASSERT_NE(mkdtemp(pattern.data()), nullptr);
     dir_ = pattern;
-    path_ = dir_ + "/journal.db";
+    path_ = dir_ + "/journal";
   }
   void TearDown() override { fs::remove_all(dir_); }
 

@@ -262,14 +262,16 @@ TEST_F(DaemonTest, AFullDiskIsWaitedFor) {
   ASSERT_TRUE(client.ok());
   pb::JobStatus status;
   for (int i = 0; i < 200 && status.problems_size() == 0; ++i) {
+    // Each is an event; the last block of the file takes some of them.
+    report->set_worker("w" + std::to_string(i));
     (void)(*client)->send(envelope);
     usleep(20'000);
     if (const auto reply = ask(pb::Command::STATUS)) status = reply->status();
   }
   ASSERT_EQ(status.problems_size(), 1);
-  EXPECT_NE(status.problems(0).find(run_ + "/"), std::string::npos);
-  EXPECT_NE(status.problems(0).find(", for "), std::string::npos);
-  EXPECT_EQ(status.workers_size(), 1) << "it is heard";
+  EXPECT_NE(status.problems(0).text().find(run_ + "/"), std::string::npos);
+  EXPECT_GE(status.problems(0).seconds(), 1);
+  EXPECT_GT(status.workers_size(), 1) << "they are heard";
   // One that is started meanwhile listens at the same address.
   EXPECT_EQ(stop(SIGKILL), -SIGKILL);
   launch();
@@ -348,7 +350,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   ASSERT_NE(mkdtemp(dir.data()), nullptr);
   const std::string folder = dir + "/checkpoints";
   std::ofstream(folder) << "a file";
-  Scanner scanner(folder);
+  Scanner scanner(folder, /*run_id=*/0);
   scanner.request(0);
   std::optional<std::string> note;
   const auto wait = [&](int ms) {

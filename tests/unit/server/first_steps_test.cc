@@ -1,5 +1,5 @@
 // Which generation made which steps, read back from metrics.jsonl.
-#include "coordinator/server/first_steps.h"
+#include "coordinator/rundir/first_steps.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 
 #include "coordinator/rundir/lines.h"
 
-namespace remesh::server {
+namespace remesh::rundir {
 namespace {
 
 std::string line(int64_t step, int64_t generation) {
@@ -38,4 +38,4 @@ TEST(FirstSteps, AreTheFirstOfEachGeneration) {
 }
 
 }  // namespace
-}  // namespace remesh::server
+}  // namespace remesh::rundir

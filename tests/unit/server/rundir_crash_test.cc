@@ -121,7 +121,7 @@ TEST(RunDirCrash, AnotherTrainingIsRefused) {
   ASSERT_TRUE(write_job(fs, job(10), kRun).ok());
   pb::Job other = job(10);
   other.mutable_train()->set_seed(9);
-  const Status refused = check_job(fs, other, {}, kRun).status();
+  const Status refused = check_job(fs, {other}, kRun, nullptr).status();
   EXPECT_EQ(refused.code(), Code::kInvalidArgument);
   EXPECT_NE(refused.message().find("train.seed: the run has 1"),
             std::string::npos)

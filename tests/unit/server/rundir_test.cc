@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -8,17 +10,24 @@
 #include <limits>
 #include <set>
 #include <span>
+#include <thread>
 
 #include "checkpoint/manifest/manifest.h"
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/segment_directory.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/clock.h"
 #include "proto/base/process.h"
+#include "proto/base/rng.h"
 #include "proto/base/text.h"
 #include "proto/base/xxh3.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
+#include "tests/testing/seed.h"
 
 namespace remesh::rundir {
 namespace {
@@ -370,6 +379,7 @@ void put_run(const std::string& run, const std::string& job_name, double time) {
   fs::create_directories(run);
   store(job_path(run),
         "[job]\nname = \"" + job_name + "\"\n[data]\npath = \"/d\"\n");
+  store(journal_path(run), "");
   if (time <= 0) return;
   pb::EventRecord e;
   e.set_event("coordinator_started");
@@ -436,17 +446,72 @@ TEST_F(RunDirTest, TheLastEventSaysHowARunEnded) {
 TEST_F(RunDirTest, WhatACoordinatorThatDidNotStartLeavesIsRemoved) {
   const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
-  ASSERT_TRUE(create(run).ok());
-  for (const std::string& path :
-       {job_path(run), journal_path(run), metrics_path(run), lock_path(run)})
-    put(path, "x");
+  const auto leave = [&] {
+    auto lock = RunLock::acquire(run);
+    ASSERT_TRUE(lock.ok()) << lock.status().message();
+    EXPECT_FALSE(lock.value()->was_run());
+    for (const std::string& path :
+         {job_path(run), journal_path(run), metrics_path(run)})
+      put(path, "x");
+    lock.value()->remove_unstarted(*fs);
+  };
+  leave();
+  EXPECT_FALSE(fs->exists(run));
+  fs::create_directory(run);
   put(run + "/own.txt", "x");
-  remove_unstarted(*fs, run);
+  leave();
   EXPECT_FALSE(is_run(run));
   EXPECT_TRUE(fs->exists(run + "/own.txt")) << "not of a coordinator";
-  ASSERT_TRUE(fs->remove(run + "/own.txt").ok());
-  remove_unstarted(*fs, run);
-  EXPECT_FALSE(fs->exists(run));
+  for (const std::string& path : {job_path(run), journal_path(run)})
+    put(path, "x");
+  const auto lock = RunLock::acquire(run);
+  ASSERT_TRUE(lock.ok());
+  EXPECT_TRUE(lock.value()->was_run());
+  lock.value()->remove_unstarted(*fs);
+  EXPECT_TRUE(is_run(run)) << "of an earlier start";
+}
+
+// Each start acquires the lock and either writes its number, or fails and
+// cleans up. Some of the directory exists before, or goes while others wait.
+TEST_F(RunDirTest, RacingStartsRemoveNothingOfTheOneThatSucceeds) {
+  constexpr int kStarts = 6;
+  for (const uint64_t seed : test_seeds(100)) {
+    const std::string run = fmt::format("{}/race-{}", dir_, seed);
+    std::atomic<int> won = 0;
+    std::vector<std::thread> starts;
+    for (int n = 1; n <= kStarts; ++n)
+      starts.emplace_back([&, n] {
+        const auto drawn = [&](uint64_t which, uint64_t below) {
+          return random_u64(seed, n, which) % below;
+        };
+        const auto pause = [&](uint64_t which, uint64_t below_us) {
+          std::this_thread::sleep_for(
+              std::chrono::microseconds(drawn(which, below_us)));
+        };
+        pause(0, 300);
+        const auto fs = posix_file_system();
+        const auto lock = RunLock::acquire(run);
+        if (!lock.ok()) {
+          EXPECT_EQ(lock.status().code(), Code::kAlreadyExists)
+              << lock.status().message();
+          return;
+        }
+        if (lock.value()->was_run()) return;  // as after the end of a short job
+        put(metrics_path(run), std::to_string(n));
+        pause(1, 100);
+        if (drawn(2, 2) == 0) return lock.value()->remove_unstarted(*fs);
+        put(job_path(run), std::to_string(n));
+        EXPECT_EQ(won.exchange(n), 0);
+      });
+    for (std::thread& t : starts) t.join();
+    if (won == 0) {
+      EXPECT_FALSE(is_run(run));
+      continue;
+    }
+    for (const std::string& path : {job_path(run), metrics_path(run)})
+      EXPECT_EQ(get(path), std::to_string(won))
+          << "seed " << seed << ": " << path;
+  }
 }
 
 pb::Job job(const std::vector<std::string>& set = {}) {
@@ -537,7 +602,7 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
   put(metrics_path(dir_), metrics_line(m) + "\n" + "{\"step\":101,");
   EXPECT_EQ(last_finished_step(dir_), 100);
   const auto check = [&](const std::vector<std::string>& set) {
-    return check_job(*fs, job(set), set, dir_);
+    return check_job(*fs, {job(set), set}, dir_, nullptr);
   };
   const auto fewer = check({"train.steps=99"});
   EXPECT_EQ(fewer.status().code(), Code::kInvalidArgument);
@@ -549,13 +614,156 @@ TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
   ASSERT_TRUE(bent.ok()) << bent.status().message();
   EXPECT_EQ(bent->keys,
             "train.steps 200 -> 100, schedule.total_steps 200 -> 100");
-  EXPECT_EQ(bent->learning_rate.substr(0, 41),
-            "step 101 has 1.00e-04 instead of 7.75e-04");
+  EXPECT_EQ(bent->learning_rate.substr(0, 53),
+            "step 101 has 1.00e-04 after 7.83e-04 at step 100, bec");
   EXPECT_EQ(
       check({"train.steps=400", "schedule.total_steps=200"})->learning_rate,
       "");
   EXPECT_EQ(check({"train.steps=200", "optimizer.lr=0.1"})->keys,
             "optimizer.lr 0.001 -> 0.1");
+}
+
+TEST_F(RunDirTest, EditsOfTheJobFileInARunAreTakenOnlyOnRequest) {
+  const auto fs = posix_file_system();
+  pb::Durable journal;
+  *journal.mutable_job() = job({"train.steps=200"});
+  journal.set_run_id(0xabcdef0123456789);
+  const uint64_t id = journal.run_id();
+  ASSERT_TRUE(write_job(*fs, journal.job(), dir_, id).ok());
+  EXPECT_EQ(run_id_of(*fs, dir_), id);
+  EXPECT_TRUE(is_run(dir_));
+  const auto check = [&](bool accept_edits,
+                         const std::vector<std::string>& set = {}) {
+    const auto now = load_resolved({"", set}, dir_);
+    EXPECT_TRUE(now.ok()) << now.status().message();
+    return check_job(*fs, {*now, set, accept_edits}, dir_, &journal);
+  };
+  EXPECT_EQ(check(false)->keys, "");
+  EXPECT_EQ(check(false, {"optimizer.lr=0.5"})->keys,
+            "optimizer.lr 0.001 -> 0.5");
+  const std::string whole = get(job_path(dir_));
+  const auto edit = [&](const std::string& from, const std::string& to) {
+    std::string text = whole;
+    text.replace(text.find(from), from.size(), to);
+    put(job_path(dir_), text);
+  };
+  edit("\nlog_every = 1\n", "\nlog_every = 7 # by hand\n");
+  const Status refused = check(false).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("edited by hand: train.log_every 1 -> 7"),
+            std::string::npos)
+      << refused.message();
+  EXPECT_EQ(check(true)->keys, "train.log_every 1 -> 7");
+  edit("\nseed = 1\n", "\nseed = 2\n");
+  EXPECT_NE(check(true).status().message().find("train.seed: the run has 1"),
+            std::string::npos)
+      << "that is another training";
+  put(job_path(dir_), whole + "\n# a comment of a user\n");
+  EXPECT_TRUE(check(false).ok());
+  // Files of two runs.
+  journal.set_run_id(5);
+  const Status mixed = check(true).status();
+  EXPECT_EQ(mixed.code(), Code::kCorrupt);
+  EXPECT_NE(mixed.message().find("to run 0000000000000005, but " +
+                                 job_path(dir_) + " to run abcdef0123456789"),
+            std::string::npos)
+      << mixed.message();
+  // The journal alone knows the job.
+  journal.set_run_id(id);
+  fs->remove(job_path(dir_)).ok();
+  EXPECT_EQ(check_job(*fs, {job({"train.seed=3"}), {}}, dir_, &journal)
+                .status()
+                .code(),
+            Code::kInvalidArgument);
+}
+
+// Of a rank alone, so that the state is complete.
+TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
+  const auto fs = posix_file_system();
+  const std::vector<std::string> model = {
+      "model.dim=8", "model.n_layers=1", "model.n_heads=2",
+      "model.n_kv_heads=2", "model.hidden_dim=8"};
+  const pb::Job now = job(model);
+  pb::StepMetrics m;
+  m.set_step(100);
+  m.set_loss(2);
+  m.set_generation(1);
+  put(metrics_path(dir_), metrics_line(m) + "\n");
+  pb::Durable journal;
+  journal.set_run_id(7);
+  journal.set_state_job(random_u64(getpid(), 1, 2));
+  EXPECT_EQ(newest_state(*fs, dir_, now, &journal).step, 100);
+  EXPECT_EQ(state_text(newest_state(*fs, dir_, now, &journal)), "");
+
+  const auto checkpoint = [&](int64_t step, uint64_t run) {
+    pb::Manifest c;
+    c.set_format(manifest::kFormat);
+    c.set_step(step);
+    c.set_generation(1);
+    c.set_run_id(run);
+    const std::string folder =
+        dir_ + "/checkpoints/" + manifest::step_name(step);
+    fs::create_directories(folder);
+    put(folder + "/manifest.json", manifest::encode(c));
+  };
+  checkpoint(150, 7);
+  checkpoint(900, 8);  // of another run
+  const auto saved = newest_state(*fs, dir_, now, &journal);
+  EXPECT_EQ(saved.step, 150);
+  EXPECT_EQ(saved.where, NewestState::Where::kCheckpoint);
+
+  const std::string folder =
+      fmt::format("{}/{}{:016x}/state", memory::kSharedMemory,
+                  memory::shared_folder_prefix(), journal.state_job());
+  fs::create_directories(folder);
+  const auto table = geometry::ParamTable::make(jobfile::model_config(now));
+  const geometry::Sharding sharding{
+      .bounds =
+          geometry::stage_bounds(jobfile::model_config(now), 1, 16).value()};
+  const int64_t elements = geometry::make_rank_shard(table, sharding, 0)
+                               .value()
+                               .zero.state_elements();
+  {
+    const auto segment = memory::StateSegment::create(
+        memory::segment_path(folder, journal.state_job(), 0),
+        journal.state_job(), elements);
+    ASSERT_TRUE(segment.ok()) << segment.status().message();
+    (*segment)->begin(0);
+    (*segment)->commit({.step = 180,
+                        .generation = 1,
+                        .sharding = sharding,
+                        .model = geometry::model_id(table),
+                        .elements = elements});
+  }
+  const auto kept = newest_state(*fs, dir_, now, &journal);
+  EXPECT_EQ(kept.step, 180);
+  EXPECT_EQ(kept.where, NewestState::Where::kMemory);
+  EXPECT_NEAR(kept.kept_until, unix_seconds() + memory::kStateKeptS, 100);
+  auto shorter = model;
+  shorter.emplace_back("train.steps=170");
+  const Status refused =
+      check_job(*fs, {job(shorter), {}}, dir_, &journal).status();
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_NE(refused.message().find("has finished step 180 (step 180 is in the "
+                                   "memory of this host until "),
+            std::string::npos)
+      << refused.message();
+  fs::remove_all(fs::path(folder).parent_path());
+}
+
+TEST_F(RunDirTest, AFolderWithOtherFilesIsNoPlaceForARun) {
+  const auto fs = posix_file_system();
+  fs::create_directories(dir_ + "/keys");
+  fs::create_directories(dir_ + "/logs");
+  EXPECT_TRUE(check_unused(*fs, dir_).ok());
+  put(job_path(dir_), "[data]\npath = \"/d\"\n");
+  EXPECT_FALSE(is_run(dir_)) << "it is the user's";
+  EXPECT_NE(check_unused(*fs, dir_).message().find("no run has written"),
+            std::string::npos);
+  fs->remove(job_path(dir_)).ok();
+  put(dir_ + "/thesis.tex", "x");
+  EXPECT_NE(check_unused(*fs, dir_).message().find("thesis.tex"),
+            std::string::npos);
 }
 
 TEST_F(RunDirTest, AnotherDataSetThanThatOfTheCheckpointsIsRefused) {
@@ -576,7 +784,7 @@ TEST_F(RunDirTest, AnotherDataSetThanThatOfTheCheckpointsIsRefused) {
   const auto check = [&](const std::string& name) {
     pb::Job j = job();
     j.mutable_data()->set_path(dir_ + "/" + name);
-    return check_job(*fs, j, {}, dir_).status();
+    return check_job(*fs, {j}, dir_, nullptr).status();
   };
   ASSERT_TRUE(write_job(*fs, job(), dir_).ok());
   EXPECT_TRUE(check("second").ok()) << "nothing was trained yet";

@@ -163,7 +163,7 @@ void Agent::handle(const SpawnFailed& e) {
     // It never started, so there is nothing to reap.
     s.set_exited(true);
     if (rank == e.rank || e.rank < 0) {
-      s.set_exit_code(kExitInternal);
+      s.set_exit_code(e.permanent ? kExitFailed : kExitInternal);
       s.set_error(e.error);
     } else {
       s.set_killed_by_worker(true);

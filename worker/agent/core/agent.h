@@ -68,6 +68,7 @@ struct SpawnFailed {
   int64_t generation = 0;
   int rank = -1;
   std::string error;
+  bool permanent = false;  // another try would fail the same way
 };
 // A rank was reaped. `sample` is its board's last state.
 struct RankExited {

@@ -26,7 +26,9 @@ Result<CoordinatorAddress> CoordinatorAddress::parse(
                             "': neither tcp://HOST:PORT nor a run directory; "
                             "for one that does not exist yet: ./" +
                             connect);
-  out.run_ = connect;
+  // A link such as runs/latest may lead to another run later.
+  const fs::path real = fs::canonical(connect, error);
+  out.run_ = error ? connect : real.string();
   return out;
 }
 

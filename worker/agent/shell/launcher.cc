@@ -9,13 +9,14 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
+#include <span>
 #include <thread>
 #include <utility>
 
 #include "checkpoint/memory/replica_placement.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/base/file_system.h"
 #include "proto/base/process.h"
 #include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
@@ -40,10 +41,10 @@ void kill_group(pid_t pid) {
 }
 
 Status write_spec(const std::string& path, const pb::RankSpec& spec) {
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  if (!out || !spec.SerializeToOstream(&out) || !out.flush())
-    return io_error(path + ": cannot write");
-  return ok_status();
+  const std::string text = spec.SerializeAsString();
+  ASSIGN_OR_RETURN(const auto file, posix_file_system()->create(path));
+  RETURN_IF_ERROR(file->write_at(0, std::as_bytes(std::span(text))));
+  return file->close();
 }
 
 // PMIx allows at most 255 bytes, without '@', ':' and '/'.
@@ -111,7 +112,10 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
                                  {"rank", failed},
                                  {"error", status.message()}});
     restart_if_stuck();
-    sink_(SpawnFailed{generation_, failed, status.message()});
+    sink_(SpawnFailed{.generation = generation_,
+                      .rank = failed,
+                      .error = status.message(),
+                      .permanent = status.code() == Code::kDenied});
     return;
   }
   log_->info("ranks_started", {{"generation", generation_},

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -12,12 +11,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <thread>
 
 #include "proto/base/clock.h"
@@ -109,52 +106,6 @@ bool same_process_lives(const ProcessId& p) {
          stat->state != 'X';
 }
 
-constexpr char kCgroups[] = "/sys/fs/cgroup";
-
-// The cgroups of a process and their parents, whose limits hold too, as folders
-// below `root`: of version 2, or of `controller` in version 1. `own`: its
-// /proc/PID/cgroup. The folders need not exist.
-std::vector<std::string> cgroup_folders(const std::string& own,
-                                        const std::string& controller,
-                                        const std::string& root) {
-  std::vector<std::string> out;
-  std::istringstream in(own);
-  for (std::string line; std::getline(in, line);) {
-    const size_t first = line.find(':'), second = line.find(':', first + 1);
-    if (second == std::string::npos) continue;
-    const std::string names = line.substr(first + 1, second - first - 1);
-    const bool v1 =
-        ("," + names + ",").find("," + controller + ",") != std::string::npos;
-    if (!v1 && !names.empty()) continue;
-    std::string top = root;
-    if (v1) top.append("/").append(controller);
-    for (std::string path = line.substr(second + 1);;
-         path.resize(path.rfind('/'))) {
-      out.push_back(top + path);
-      if (path.find('/') == std::string::npos) break;
-    }
-  }
-  return out;
-}
-
-std::string own_cgroups() {
-  std::ifstream in("/proc/self/cgroup");
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-// Processors allowed by cpu.max ("150000 100000" or "max 100000"); 0: no limit.
-double cgroup_quota() {
-  double least = 0;
-  for (const std::string& folder :
-       cgroup_folders(own_cgroups(), "cpu", kCgroups)) {
-    std::ifstream in(folder + "/cpu.max");
-    double quota = 0, period = 0;
-    if (in >> quota >> period && quota > 0 && period > 0)
-      least = least == 0 ? quota / period : std::min(least, quota / period);
-  }
-  return least;
-}
-
 }  // namespace
 
 Result<Child> start_child(const ChildOptions& options) {
@@ -244,38 +195,6 @@ int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms) {
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return found;
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  int cores = 1;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    cores = std::max(1, CPU_COUNT(&set));
-  if (const double quota = cgroup_quota(); quota > 0)
-    cores = std::clamp(static_cast<int>(std::ceil(quota)), 1, cores);
-  return cores;
-}
-
-uint64_t cgroup_memory_limit(const std::string& own, const std::string& root) {
-  uint64_t least = 0;
-  for (const std::string& folder : cgroup_folders(own, "memory", root))
-    for (const char* name : {"/memory.max", "/memory.limit_in_bytes"}) {
-      std::ifstream in(folder + name);  // "max": no limit
-      uint64_t limit = 0;
-      if (in >> limit && limit > 0 && (least == 0 || limit < least))
-        least = limit;
-    }
-  return least;
-}
-
-uint64_t usable_memory() {
-  const int64_t pages = sysconf(_SC_PHYS_PAGES);
-  const int64_t page = sysconf(_SC_PAGESIZE);
-  const auto bytes =
-      pages > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page)
-                : uint64_t{0};
-  const uint64_t limit = cgroup_memory_limit(own_cgroups(), kCgroups);
-  return limit > 0 && (bytes == 0 || limit < bytes) ? limit : bytes;
 }
 
 Status restart_process() {

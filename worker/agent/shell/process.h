@@ -63,13 +63,4 @@ struct ProcessId {
 // this process. Returns the number that were alive.
 int kill_leftovers(const std::vector<ProcessId>& processes, int timeout_ms);
 
-// Number of processors that affinity and cgroup quota allow this process.
-int usable_cores();
-// Memory of the host in bytes, or the cgroup limit if that is lower; 0:
-// unknown.
-uint64_t usable_memory();
-// The lowest memory limit of a process's cgroups and their parents, of either
-// version, mounted at `root`; 0: none. `own`: its /proc/PID/cgroup.
-uint64_t cgroup_memory_limit(const std::string& own, const std::string& root);
-
 }  // namespace remesh::agent

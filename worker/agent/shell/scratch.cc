@@ -168,21 +168,15 @@ int sweep_one(const std::string& folder, const std::string& shared) {
   return removed;
 }
 
-std::string shared_prefix() { return fmt::format("remesh-{}-", geteuid()); }
-
 // Of all workers of this user, under any root.
 int remove_unclaimed(const std::string& shared) {
   int removed = 0;
-  std::error_code error;
-  for (fs::directory_iterator it(shared, error), end; !error && it != end;
-       it.increment(error)) {
-    const fs::path folder = it->path();
-    if (!folder.filename().string().starts_with(shared_prefix())) continue;
-    const int here = remove_unclaimed_states(folder / "state");
+  for (const std::string& folder : memory::state_folders(shared)) {
+    const int here = remove_unclaimed_states(folder);
     if (here == 0) continue;
     removed += here;
-    rmdir((folder / "state").c_str());  // both succeed only if empty
-    rmdir(folder.c_str());
+    rmdir(folder.c_str());  // both succeed only if empty
+    rmdir(fs::path(folder).parent_path().c_str());
   }
   return removed;
 }
@@ -200,7 +194,8 @@ void sweep(const std::string& root, const std::string& own,
 // In /dev/shm, since the kernel would write shared memory on a disk to it.
 std::string shared_root_of(const std::string& folder,
                            const std::string& shared) {
-  return fmt::format("{}/{}{:016x}", shared, shared_prefix(), hash64(folder));
+  return fmt::format("{}/{}{:016x}", shared, memory::shared_folder_prefix(),
+                     hash64(folder));
 }
 
 std::string state_folder_of(const std::string& folder,

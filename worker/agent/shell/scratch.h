@@ -28,13 +28,14 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/memory/segment_directory.h"
 #include "proto/base/status.h"
 #include "worker/agent/core/agent.h"
 #include "worker/agent/shell/process.h"
 
 namespace remesh::agent {
 
-inline constexpr char kSharedMemory[] = "/dev/shm";
+using memory::kSharedMemory;
 
 class Scratch {
  public:

@@ -13,6 +13,7 @@
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/rundir/paths.h"

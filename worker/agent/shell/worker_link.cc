@@ -5,6 +5,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/text.h"
 #include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/rank_env.h"
 #include "worker/agent/shell/worker.h"
@@ -139,7 +140,7 @@ void Worker::on_lookup(const RunLookup& found, int64_t now_ms) {
   const std::string& run = coordinator_.run();
   feed(RunEnded{fmt::format("{}: the run has ended ({}); continue it with "
                             "`remesh resume {}`, then start the worker again",
-                            run, found.outcome, run),
+                            run, found.outcome, shell_quoted(run)),
                 found.outcome == "done"});
 }
 

@@ -1,4 +1,4 @@
-#include "coordinator/server/first_steps.h"
+#include "coordinator/rundir/first_steps.h"
 
 #include <cstdlib>
 #include <fstream>
@@ -7,7 +7,7 @@
 
 #include "coordinator/rundir/lines.h"
 
-namespace remesh::server {
+namespace remesh::rundir {
 
 std::vector<core::FirstStep> first_steps(const std::string& metrics_path) {
   constexpr std::string_view kKey = "\"generation\":";
@@ -19,11 +19,11 @@ std::vector<core::FirstStep> first_steps(const std::string& metrics_path) {
     if (at == std::string::npos ||
         seen.contains(std::atoll(line.c_str() + at + kKey.size())))
       continue;
-    const auto m = rundir::parse_metrics_line(line);
+    const auto m = parse_metrics_line(line);
     if (!m.ok() || !seen.insert(m->generation()).second) continue;
     out.push_back({m->generation(), m->step()});
   }
   return out;
 }
 
-}  // namespace remesh::server
+}  // namespace remesh::rundir

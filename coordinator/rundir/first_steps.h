@@ -7,11 +7,11 @@
 
 #include "coordinator/core/api.h"
 
-namespace remesh::server {
+namespace remesh::rundir {
 
 // The first step of each generation in the file, in file order; empty if there
 // is no file. Skips lines that are not metrics. Reads the file once and parses
 // one line per generation.
 std::vector<core::FirstStep> first_steps(const std::string& metrics_path);
 
-}  // namespace remesh::server
+}  // namespace remesh::rundir

@@ -1,0 +1,68 @@
+// Which steps and checkpoints the coordinator records.
+#include <fmt/format.h>
+
+#include "coordinator/core/coordinator.h"
+
+namespace remesh::core {
+
+void Coordinator::finish_steps() {
+  const int64_t committed = roster_.committed_step(durable_);
+  // Steps that are computed again, or that an earlier life recorded, also show
+  // that the generation makes progress.
+  if (committed > durable_.assignment().source().step()) {
+    detector_.note_progress();
+    clear_suspicion();
+  }
+  if (backlog_full_) return;
+  for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
+    record(entry);
+    detector_.note_step(entry.metrics->step_s());
+    if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
+      emit_training(entry.metrics->step());
+  }
+}
+
+void Coordinator::record(const StepLedger::Entry& entry) {
+  if (entry.gap_first > 0) {
+    pb::EventRecord e = event(events::kMetricsGap);
+    e.set_step(entry.gap_first - 1);
+    e.set_detail(
+        fmt::format("the metrics of the finished steps {} to {} are lost",
+                    entry.gap_first, entry.gap_last));
+    emit(std::move(e));
+  }
+  if (entry.metrics) act(AppendMetrics{*entry.metrics});
+}
+
+void Coordinator::emit_training(int64_t step) {
+  pb::EventRecord e = event(events::kTraining);
+  e.set_step(step);
+  *e.mutable_mesh() = durable_.assignment().mesh();
+  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
+  e.set_lost_steps(lost_steps_);
+  if (const auto digest = roster_.restored_digest(durable_.generation()))
+    e.set_digest(*digest);
+  emit(std::move(e));
+  change_began_ms_ = -1;
+  lost_steps_ = 0;
+}
+
+void Coordinator::watch_checkpoints() {
+  for (const CheckpointWatch::Result& r :
+       checkpoints_.observe(roster_, durable_.generation())) {
+    pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
+                                              : events::kCheckpointFailed);
+    if (r.error.empty()) {
+      failed_saves_ = 0;
+      durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
+      e.set_step(r.step);
+    } else {
+      e.set_rank(r.rank);
+      e.set_worker(r.worker);
+      e.set_cause(r.error);
+    }
+    emit(std::move(e));
+  }
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,353 @@
+#include "coordinator/ctl/preflight.h"
+
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "checkpoint/memory/segment_directory.h"
+#include "coordinator/core/job_shape.h"
+#include "coordinator/ctl/status_view.h"
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/run_dir.h"
+#include "parallel/planner/memory.h"
+#include "parallel/planner/placement.h"
+#include "proto/base/machine.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Code, MPI, PMIx, oneDNN and thread stacks of a rank, which are not in
+// predict_memory(); measured on ranks of 0.1 to 110 M parameters.
+constexpr uint64_t kRankBaseBytes = uint64_t{110} << 20;
+// Metrics, events and logs of a run of some days.
+constexpr uint64_t kRunFilesBytes = uint64_t{8} << 20;
+// Sockets, files and pipes of a coordinator and of a worker with one rank.
+constexpr uint64_t kCoordinatorFiles = 40;
+constexpr uint64_t kWorkerFiles = 56;
+constexpr uint64_t kThreadsOfDaemon = 8;
+// Address space that libraries reserve.
+constexpr uint64_t kReservedBytes = uint64_t{2} << 30;
+
+uint64_t limit_of(int resource, bool hard) {
+  rlimit r{};
+  getrlimit(static_cast<__rlimit_resource>(resource), &r);
+  const rlim_t value = hard ? r.rlim_max : r.rlim_cur;
+  return value == RLIM_INFINITY ? UINT64_MAX : value;
+}
+
+std::string bytes_or_any(uint64_t bytes) {
+  return bytes == UINT64_MAX ? "no limit" : bytes_text(bytes);
+}
+
+// Of the file system of the nearest folder that exists.
+uint64_t room_at(fs::path path) {
+  struct statvfs st {};
+  while (statvfs(path.c_str(), &st) != 0) {
+    if (!path.has_relative_path()) return 0;
+    path = path.parent_path();
+  }
+  return st.f_bavail * st.f_frsize;
+}
+
+// From /proc/meminfo, limited by the cgroup.
+uint64_t available_memory() {
+  std::ifstream in("/proc/meminfo");
+  uint64_t kib = 0;
+  for (std::string key; in >> key;) {
+    if (key == "MemAvailable:" && in >> kib) break;
+    in.ignore(1 << 10, '\n');
+  }
+  const uint64_t usable = usable_memory();
+  return kib == 0 ? usable : std::min(usable, kib << 10);
+}
+
+bool loopback_is_up() {
+  ifaddrs* all = nullptr;
+  if (getifaddrs(&all) != 0) return true;
+  bool up = false;
+  for (const ifaddrs* i = all; i != nullptr; i = i->ifa_next)
+    up |= (i->ifa_flags & IFF_LOOPBACK) != 0 && (i->ifa_flags & IFF_UP) != 0 &&
+          i->ifa_addr != nullptr;
+  freeifaddrs(all);
+  return up;
+}
+
+// What the ranks on this host take, for the mesh that its slots get.
+struct Ranks {
+  std::string mesh;
+  int count = 0;
+  int threads = 0;
+  uint64_t memory = 0;    // private
+  uint64_t segments = 0;  // shared
+  uint64_t most = 0;      // of one rank, both
+  std::string problem;
+};
+
+Ranks ranks_of(const PreflightOptions& o) {
+  Ranks out;
+  const auto shape = core::shape_of(o.job);
+  planner::PlacementRequest request = core::placement_request(o.job, shape);
+  for (int i = 1; i <= o.workers; ++i)
+    request.workers.push_back({.worker = fmt::format("local-{}", i),
+                               .host = "here",
+                               .slots = o.slots_per_worker,
+                               .cores = usable_cores(),
+                               .memory_bytes = usable_memory()});
+  const auto placed = planner::place_mesh(request);
+  if (!placed.ok()) {
+    out.problem = placed.status().message();
+    return out;
+  }
+  out.mesh = placed->layout.to_string();
+  out.count = placed->layout.world();
+  for (const planner::RankPlace& p : placed->ranks) {
+    const auto threads = static_cast<int>(o.job.train().threads());
+    out.threads += threads > 0 ? threads : p.threads;
+    if (!shape) continue;
+    const uint64_t all =
+        planner::predict_memory(*shape, placed->layout, p.rank).total() +
+        planner::predict_save(*shape, placed->layout, p.rank);
+    const uint64_t shared =
+        o.job.elastic().keep_state()
+            ? planner::predict_segments(*shape, placed->layout, p.rank)
+            : 0;
+    out.memory += all - std::min(all, shared) + kRankBaseBytes;
+    out.segments += shared;
+    out.most = std::max(out.most, all + kRankBaseBytes);
+  }
+  return out;
+}
+
+Need data_need(const pb::Job& job) {
+  Need n{.what = "data", .needed = job.data().path(), .fatal = true};
+  const auto info = rundir::read_data_info(job.data().path());
+  if (info.ok())
+    n.here = short_number(static_cast<double>(info->train_tokens)) + " tokens";
+  else
+    n.problem = info.status().message();
+  return n;
+}
+
+// The newest keep_latest_k checkpoints and the one being written.
+Need disk_need(const PreflightOptions& o) {
+  const pb::Checkpoint& c = o.job.checkpoint();
+  uint64_t each = 0;
+  if (const auto shape = core::shape_of(o.job))
+    each = 12 * static_cast<uint64_t>(
+                    geometry::ParamTable::make(shape->model).num_elements());
+  const auto kept = static_cast<uint64_t>(c.keep_latest_k()) + 1;
+  const std::string folder = rundir::checkpoints_path(o.run_dir, c.folder());
+  const uint64_t room = room_at(folder);
+  Need n{.what = "disk",
+         .needed = fmt::format("{} checkpoints of {}", kept, bytes_text(each)),
+         .here = bytes_text(room) + " free"};
+  if (room < each + kRunFilesBytes) {
+    n.problem = fmt::format(
+        "{} has no room for a checkpoint; set "
+        "checkpoint.folder to a larger disk",
+        folder);
+  } else if (room < kept * each + kRunFilesBytes) {
+    n.problem =
+        "later checkpoints may find no room: make some, or lower "
+        "checkpoint.keep_latest_k";
+  }
+  return n;
+}
+
+Need files_need(const PreflightOptions& o) {
+  const uint64_t needed = std::max(
+      kCoordinatorFiles + 4 * static_cast<uint64_t>(o.workers),
+      o.workers == 0
+          ? 0
+          : kWorkerFiles + 8 * static_cast<uint64_t>(o.slots_per_worker));
+  const uint64_t hard = limit_of(RLIMIT_NOFILE, /*hard=*/true);
+  Need n{.what = "open files",
+         .needed = fmt::format("{}", needed),
+         .here = hard == UINT64_MAX ? "no limit" : fmt::format("{}", hard),
+         .fatal = true};
+  if (hard < needed)
+    n.problem =
+        fmt::format("a process may open {} files: ulimit -n {}", hard, needed);
+  return n;
+}
+
+Need processes_need(const PreflightOptions& o, const Ranks& r) {
+  const uint64_t needed =
+      kThreadsOfDaemon * (1 + static_cast<uint64_t>(o.workers)) +
+      static_cast<uint64_t>(r.threads + 4 * r.count);
+  const uint64_t limit = limit_of(RLIMIT_NPROC, /*hard=*/false);
+  const bool bound = geteuid() != 0 && limit != UINT64_MAX;
+  Need n{.what = "threads",
+         .needed = fmt::format("{}", needed),
+         .here = bound ? fmt::format("{} for this user", limit) : "no limit",
+         .fatal = true};
+  if (bound && limit < needed)
+    n.problem =
+        fmt::format("too few processes are allowed: ulimit -u {}", needed);
+  return n;
+}
+
+// Limits that end a process with a signal, and no message.
+std::vector<Need> size_needs(const PreflightOptions& o, const Ranks& r) {
+  std::vector<Need> out;
+  const uint64_t space = limit_of(RLIMIT_AS, /*hard=*/false);
+  if (space != UINT64_MAX) {
+    const uint64_t needed = r.most + kReservedBytes;
+    out.push_back({.what = "address space",
+                   .needed = bytes_text(needed),
+                   .here = bytes_text(space),
+                   .fatal = true});
+    if (space < needed)
+      out.back().problem =
+          "ranks would end with signal 11: ulimit -v unlimited";
+  }
+  const uint64_t file = limit_of(RLIMIT_FSIZE, /*hard=*/false);
+  if (file != UINT64_MAX) {
+    const uint64_t needed =
+        std::max({r.most, kRunFilesBytes,
+                  o.workers > 0 ? r.segments / std::max(1, r.count) : 0});
+    out.push_back({.what = "file size",
+                   .needed = bytes_text(needed),
+                   .here = bytes_or_any(file),
+                   .fatal = true});
+    if (file < needed)
+      out.back().problem =
+          "processes would end with signal 25: ulimit -f unlimited";
+  }
+  return out;
+}
+
+Need scratch_need() {
+  const char* given = std::getenv("REMESH_SCRATCH");
+  const std::string path = given != nullptr && *given != '\0'
+                               ? given
+                               : fmt::format("/tmp/remesh-{}", geteuid());
+  Need n{.what = "scratch", .needed = path, .fatal = true};
+  struct stat st {};
+  if (lstat(path.c_str(), &st) != 0) {
+    const std::string above = fs::path(path).parent_path();
+    const bool may = access(above.c_str(), W_OK) == 0;
+    n.here = may ? "can be made" : "";
+    if (!may) n.problem = above + ": cannot be written; set REMESH_SCRATCH";
+  } else if (!S_ISDIR(st.st_mode)) {
+    n.problem = path + ": not a folder; set REMESH_SCRATCH to another one";
+  } else if (st.st_uid != geteuid()) {
+    n.problem = fmt::format(
+        "{}: belongs to user {}, not to {}; set REMESH_SCRATCH to a folder of "
+        "yours, such as $XDG_RUNTIME_DIR/remesh",
+        path, st.st_uid, geteuid());
+  } else {
+    n.here = "yours";
+  }
+  return n;
+}
+
+Need shm_need(const PreflightOptions& o, const Ranks& r) {
+  uint64_t room = room_at(memory::kSharedMemory);
+  for (const std::string& folder : memory::state_folders())
+    for (const auto& f : memory::list_segments(folder, o.state_job))
+      room += f.bytes;
+  Need n{.what = "shared memory",
+         .needed = fmt::format("{} for states", bytes_text(r.segments)),
+         .here = bytes_text(room) + " free in /dev/shm",
+         .fatal = true};
+  if (room < r.segments)
+    n.problem =
+        "make /dev/shm larger (mount -o remount,size=..., docker run "
+        "--shm-size), use fewer ranks, or set elastic.keep_state = false";
+  return n;
+}
+
+}  // namespace
+
+std::vector<Need> look_ahead(const PreflightOptions& o) {
+  std::vector<Need> out = {data_need(o.job), disk_need(o), files_need(o)};
+  Ranks r;
+  if (o.workers > 0) r = ranks_of(o);
+  out.push_back(processes_need(o, r));
+  for (Need& n : size_needs(o, r)) out.push_back(std::move(n));
+  if (o.workers == 0) return out;
+  if (!r.problem.empty()) {
+    out.push_back(
+        {.what = "mesh",
+         .needed =
+             plural(int64_t{o.workers} * o.slots_per_worker, "slot") + " here",
+         .problem = r.problem});
+  } else {
+    out.push_back({.what = "mesh", .needed = r.mesh, .here = ""});
+    Need memory{.what = "memory",
+                .needed = fmt::format("{} for {}", bytes_text(r.memory),
+                                      plural(r.count, "rank")),
+                .here = bytes_text(available_memory()) + " available"};
+    if (r.memory + r.segments > available_memory())
+      memory.problem =
+          "ranks may be ended for lack of memory: use fewer, or "
+          "see `remesh plan` for what a rank needs";
+    out.push_back(std::move(memory));
+    if (o.job.elastic().keep_state()) out.push_back(shm_need(o, r));
+    Need cores{.what = "cores",
+               .needed = plural(r.threads, "thread"),
+               .here = fmt::format("{}", usable_cores())};
+    if (r.threads > usable_cores())
+      cores.problem =
+          "threads share cores, which slows every step: use fewer "
+          "slots or set train.threads";
+    out.push_back(std::move(cores));
+  }
+  out.push_back(scratch_need());
+  if (!loopback_is_up())
+    out.push_back({.what = "loopback",
+                   .needed = "up",
+                   .problem = "the network interface lo is down: ip link set "
+                              "lo up",
+                   .fatal = true});
+  const pb::Schedule& s = o.job.schedule();
+  if (s.warmup_steps() >= o.job.train().steps() && o.job.train().steps() > 0)
+    out.push_back({.what = "schedule",
+                   .needed = fmt::format("{} steps", o.job.train().steps()),
+                   .here = fmt::format("{} of warm-up", s.warmup_steps()),
+                   .problem = "all of the run is warm-up, and ends at the "
+                              "highest learning rate: set "
+                              "schedule.warmup_steps"});
+  return out;
+}
+
+std::string needs_text(const std::vector<Need>& needs, const Style& style) {
+  size_t width = 0;
+  for (const Need& n : needs) width = std::max(width, display_width(n.needed));
+  width = std::min<size_t>(width, 36);
+  std::string out;
+  for (const Need& n : needs) {
+    std::string line =
+        fmt::format("  {:<14}{:<{}}  {}", n.what, n.needed, width, n.here);
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+    if (!n.problem.empty())
+      out += toned(fmt::format("  {:<14}{}",
+                               n.fatal ? "  needed:" : "  note:", n.problem),
+                   n.fatal ? Tone::kBad : Tone::kNotice, style) +
+             "\n";
+  }
+  return out;
+}
+
+std::string fatal_text(const std::vector<Need>& needs) {
+  std::vector<std::string> out;
+  for (const Need& n : needs)
+    if (n.fatal && !n.problem.empty()) out.push_back(n.what + ": " + n.problem);
+  return join(out, "\n  ");
+}
+
+}  // namespace remesh::ctl

@@ -1,0 +1,39 @@
+// Preflight: what can be known before the first process of a run is started:
+// each thing that the run needs on this host beside what there is.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coordinator/ctl/render.h"
+#include "proto/job.pb.h"
+
+namespace remesh::ctl {
+
+struct PreflightOptions {
+  pb::Job job;          // resolved
+  std::string run_dir;  // need not exist
+  int workers = 0;      // on this host; 0: the coordinator alone
+  int slots_per_worker = 1;
+  uint64_t state_job = 0;  // of the run; its states may be replaced. 0: none
+};
+
+struct Need {
+  std::string what;    // "memory"
+  std::string needed;  // "2 ranks x 34M"
+  std::string here;    // "22.1G"
+  // Why it does not suffice, and what to do; "": it does.
+  std::string problem;
+  bool fatal = false;  // the run cannot start
+};
+
+// Reads /proc, limits and file systems of this host.
+std::vector<Need> look_ahead(const PreflightOptions& options);
+
+// A table, problems below their rows.
+std::string needs_text(const std::vector<Need>& needs, const Style& style);
+// The problems of what is fatal, one line each; "" if nothing is.
+std::string fatal_text(const std::vector<Need>& needs);
+
+}  // namespace remesh::ctl

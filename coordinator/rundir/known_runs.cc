@@ -1,0 +1,89 @@
+#include "coordinator/rundir/known_runs.h"
+
+#include <fcntl.h>
+#include <pwd.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/run_dir.h"
+
+namespace remesh::rundir {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMostRuns = 1000;
+
+// "" if this user has no home.
+std::string list_path() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && *state == '/')
+    return std::string(state) + "/remesh/runs";
+  const char* home = std::getenv("HOME");
+  const passwd* user = home == nullptr ? getpwuid(geteuid()) : nullptr;
+  if (user != nullptr) home = user->pw_dir;
+  if (home == nullptr || *home != '/') return "";
+  return std::string(home) + "/.local/state/remesh/runs";
+}
+
+std::string real(const std::string& path) {
+  std::error_code error;
+  const fs::path out = fs::canonical(path, error);
+  return error ? path : out.string();
+}
+
+}  // namespace
+
+void note_run(const std::string& run) {
+  const std::string path = list_path();
+  if (path.empty() || run.find('\n') != std::string::npos) return;
+  std::error_code ignored;
+  fs::create_directories(fs::path(path).parent_path(), ignored);
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (fd < 0) return;
+  // Nobody waits for a home directory that does not answer.
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+    std::vector<std::string> lines = read_lines(path);
+    std::erase(lines, real(run));
+    lines.push_back(real(run));
+    if (lines.size() > kMostRuns)
+      lines.erase(lines.begin(), lines.end() - kMostRuns);
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
+    if (pwrite(fd, text.data(), text.size(), 0) ==
+        static_cast<ssize_t>(text.size()))
+      (void)!ftruncate(fd, static_cast<off_t>(text.size()));
+  }
+  close(fd);
+}
+
+std::vector<std::string> known_runs() {
+  std::vector<std::string> out;
+  if (const std::string path = list_path(); !path.empty())
+    for (const std::string& run : read_lines(path))
+      if (is_run(run)) out.push_back(run);
+  std::vector<std::string> here;
+  std::error_code error;
+  for (fs::directory_iterator it("runs", error), end; !error && it != end;
+       it.increment(error))
+    if (is_run(it->path().string())) here.push_back(real(it->path().string()));
+  std::sort(here.begin(), here.end());
+  for (std::string& run : here)
+    if (std::find(out.begin(), out.end(), run) == out.end())
+      out.push_back(std::move(run));
+  return out;
+}
+
+std::vector<std::string> live_runs() {
+  std::vector<std::string> out = known_runs();
+  std::erase_if(
+      out, [](const std::string& run) { return RunLock::holder(run) == 0; });
+  return out;
+}
+
+}  // namespace remesh::rundir

@@ -1,0 +1,117 @@
+#include "coordinator/rundir/newest_state.h"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/memory/segment.h"
+#include "checkpoint/memory/segment_directory.h"
+#include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
+#include "coordinator/core/state_choice.h"
+#include "coordinator/rundir/first_steps.h"
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/run_dir.h"
+
+namespace remesh::rundir {
+namespace {
+
+double touched_at(const std::string& path) {
+  struct stat st {};
+  return stat(path.c_str(), &st) == 0 ? static_cast<double>(st.st_mtime) : 0;
+}
+
+std::vector<core::Holding> states_here(uint64_t job) {
+  std::vector<core::Holding> out;
+  for (const std::string& folder : memory::state_folders())
+    for (const memory::SegmentFile& f : memory::list_segments(folder, job)) {
+      const auto segment = memory::StateSegment::open(
+          f.path, job, memory::StateSegment::Mode::kRead);
+      if (!segment.ok()) continue;
+      for (const auto& c : (*segment)->contents().states)
+        out.push_back({.worker = folder,
+                       .segment = f.path,
+                       .step = c.info.step,
+                       .generation = c.info.generation,
+                       .rank = c.info.rank,
+                       .sharding = c.info.sharding,
+                       .model = c.info.model,
+                       .elements = c.info.elements,
+                       .tokens = c.info.tokens,
+                       .sequences = c.info.sequences,
+                       .replica = c.info.replica});
+    }
+  return out;
+}
+
+core::Inventory inventory_of(FileSystem& fs, const std::string& run,
+                             const pb::Job& job, const pb::Durable* journal) {
+  core::Inventory in;
+  in.first_steps = first_steps(metrics_path(run));
+  const uint64_t id = journal != nullptr && journal->run_id() != 0
+                          ? journal->run_id()
+                          : run_id_of(fs, run);
+  const auto found =
+      manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder()));
+  if (found.ok())
+    for (const manifest::Found& f : *found)
+      if (f.status.ok() && manifest::check_run(f.manifest, id).ok() &&
+          (journal == nullptr || !core::refuses(*journal, f.path)))
+        in.checkpoints.push_back({f.step, f.manifest.generation(), f.path});
+  if (journal == nullptr) return in;
+  for (const auto& a : journal->abandoned())
+    in.first_steps.push_back({a.generation(), a.step(), a.after()});
+  for (const pb::Durable::State& s : journal->bad_states())
+    in.refused.emplace(s.generation(), s.step());
+  if (job.elastic().keep_state() && journal->state_job() != 0)
+    in.holdings = states_here(journal->state_job());
+  return in;
+}
+
+}  // namespace
+
+NewestState newest_state(FileSystem& fs, const std::string& run,
+                         const pb::Job& job, const pb::Durable* journal) {
+  core::Inventory in = inventory_of(fs, run, job, journal);
+  std::optional<geometry::ParamTable> table;
+  if (const auto shape = core::shape_of(job))
+    table = geometry::ParamTable::make(shape->model);
+  if (!table) in.holdings.clear();
+  int64_t saved = 0;
+  for (const core::SavedState& s : in.checkpoints)
+    saved = std::max(saved, s.step);
+  const core::StateChoice c = choose_state(table ? &*table : nullptr, in);
+  NewestState out{.step = std::max(last_finished_step(run), c.step),
+                  .state_step = c.step,
+                  .path = c.path,
+                  .checkpoint_step = saved};
+  if (c.kind == core::StateChoice::Kind::kCheckpoint)
+    out.where = NewestState::Where::kCheckpoint;
+  if (c.kind != core::StateChoice::Kind::kMemory) return out;
+  out.where = NewestState::Where::kMemory;
+  for (const size_t i : c.sources) {
+    const double until =
+        touched_at(in.holdings[i].segment) + memory::kStateKeptS;
+    if (out.kept_until == 0 || until < out.kept_until) out.kept_until = until;
+  }
+  return out;
+}
+
+std::string state_text(const NewestState& n) {
+  switch (n.where) {
+    case NewestState::Where::kNone:
+      break;
+    case NewestState::Where::kCheckpoint:
+      return fmt::format("step {} is in checkpoint {}", n.state_step,
+                         short_path(n.path));
+    case NewestState::Where::kMemory:
+      return fmt::format("step {} is in the memory of this host until {}",
+                         n.state_step, time_of_day(n.kept_until));
+  }
+  return "";
+}
+
+}  // namespace remesh::rundir

@@ -1,0 +1,36 @@
+// The newest step of a run, and where its state is, as this host can see it:
+// in the metrics log, in checkpoints, and in the shared memory of this user's
+// workers here, dead or alive. Every program that compares a number of steps
+// with what was trained, or says how a run can continue, asks here.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/base/file_system.h"
+#include "proto/control.pb.h"
+
+namespace remesh::rundir {
+
+struct NewestState {
+  // Newest finished step known; its state may be gone.
+  int64_t step = 0;
+  // The newest complete state.
+  enum class Where { kNone, kCheckpoint, kMemory };
+  Where where = Where::kNone;
+  int64_t state_step = 0;
+  std::string path;             // of a checkpoint
+  int64_t checkpoint_step = 0;  // of the newest valid checkpoint; 0: none
+  double kept_until = 0;  // memory: unix seconds, if no worker returns before
+};
+
+// `journal`: of the run; null if it has none, then nothing is known of memory.
+// What cannot be read does not count.
+NewestState newest_state(FileSystem& fs, const std::string& run,
+                         const pb::Job& job, const pb::Durable* journal);
+
+// "step 887 is in the memory of this host until 12:30:05", or "... in
+// checkpoint PATH"; "" if there is no state.
+std::string state_text(const NewestState& newest);
+
+}  // namespace remesh::rundir

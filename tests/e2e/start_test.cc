@@ -1,0 +1,246 @@
+// Who may start, continue and end a run, and that nothing is lost when it goes
+// wrong.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "proto/base/rng.h"
+#include "tests/e2e/e2e.h"
+#include "tests/testing/seed.h"
+
+namespace remesh::e2e {
+namespace {
+
+class StartTest : public E2e {
+ protected:
+  std::unique_ptr<Process> run(const std::string& output,
+                               std::vector<std::string> more = {},
+                               std::vector<std::string> prefix = {}) {
+    std::vector<std::string> argv = std::move(prefix);
+    for (const std::string& arg :
+         {testing::program("remesh"), std::string("run"), c().job_file(),
+          std::string("--run-dir"), c().run_dir()})
+      argv.push_back(arg);
+    argv.insert(argv.end(), more.begin(), more.end());
+    return std::make_unique<Process>(testing::ProcessOptions{
+        argv, c().folder() + "/" + output, c().environment()});
+  }
+  static void expect_text(const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  // A run whose newest state is ahead of its metrics, and that nobody runs.
+  // Returns the last step in the metrics.
+  int64_t leave_states_ahead() {
+    make(endless({{"checkpoint.interval", "0"}}));
+    c().start_run(1);
+    EXPECT_TRUE(c().wait_for_step(5));
+    const pid_t coordinator = c().status()["coordinator"]["pid"];
+    kill(coordinator, SIGSTOP);
+    const int64_t heard = c().last_step();
+    // The rank logs its steps itself.
+    EXPECT_TRUE(testing::wait_until(
+        [&] {
+          return testing::read_whole(c().run_dir() + "/logs/gen-1/rank-0.log")
+                     .find(fmt::format(" step={} ", heard + 100)) !=
+                 std::string::npos;
+        },
+        kEndMs));
+    c().run().kill(SIGKILL);
+    EXPECT_TRUE(c().run().wait_ms(kEndMs));
+    EXPECT_TRUE(testing::wait_until(
+        [&] { return testing::process_state(coordinator).empty(); }, kEndMs));
+    return c().last_step();
+  }
+};
+
+TEST_F(StartTest, OfRunsThatRaceForOneDirectoryOneTrains) {
+  for (int round = 0; round < test_cases(3); ++round) {
+    make({{"train.steps", "12"}, {"checkpoint.interval", "0"}});
+    std::vector<std::unique_ptr<Process>> runs;
+    for (int i = 0; i < 3; ++i)
+      runs.push_back(run(fmt::format("run-{}.out", i), {"--local", "1"}));
+    for (auto& r : runs) ASSERT_TRUE(r->wait_ms(60'000)) << c().describe();
+    for (auto& r : runs) {
+      if (r->exit().code == 0) continue;  // its own, or one that it followed
+      const std::string said = r->output();
+      EXPECT_TRUE(
+          (r->exit().code == 3 &&
+           said.find("another coordinator (pid ") != std::string::npos) ||
+          (r->exit().code == 4 &&
+           said.find("finished at step 12") != std::string::npos))
+          << r->exit().code << ": " << said;
+    }
+    expect_sequence(12);
+    EXPECT_EQ(c().events_named("coordinator_started").size(), 1U);
+    EXPECT_EQ(c().events_named("job_done").size(), 1U);
+    for (const char* file : {"job.toml", "journal", "logs/coordinator.log"})
+      EXPECT_TRUE(std::filesystem::exists(c().run_dir() + "/" + file)) << file;
+  }
+}
+
+TEST_F(StartTest, FewerStepsThanTheNewestStateIsRefusedAndNothingIsLost) {
+  const int64_t in_metrics = leave_states_ahead();
+  const Finished refused =
+      c().remesh({"resume", c().run_dir(), "--local", "1", "--set",
+                  fmt::format("train.steps={}", in_metrics + 20)});
+  EXPECT_EQ(refused.exit.code, 2) << refused.output;
+  expect_text(refused.output, "is in the memory of this host until ");
+  EXPECT_EQ(c().last_step(), in_metrics) << "nothing was started";
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(in_metrics + 110));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  const Json mesh = c().events_named("mesh").back();
+  EXPECT_EQ(lost_steps(mesh), 0);
+  EXPECT_NE(mesh.value("source", "").find("memory"), std::string::npos) << mesh;
+}
+
+// The state is on another host, as far as the coordinator can see.
+TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsHeardOf) {
+  const int64_t in_metrics = leave_states_ahead();
+  std::vector<std::string> prefix;
+  if (geteuid() == 0)
+    prefix = {"unshare",
+              "-m",
+              "sh",
+              "-c",
+              "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"",
+              "sh"};
+  if (prefix.empty() ||
+      testing::run_program({"unshare", "-m", "true"}).exit.code != 0)
+    GTEST_SKIP() << "needs mount";
+  c().start_coordinator(
+      {"--resume", "--set", fmt::format("train.steps={}", in_metrics + 20)},
+      prefix);
+  // The successor of the one that `remesh run` had started.
+  const auto run = std::filesystem::canonical(c().run_dir()).string();
+  c().start_worker({.name = "local-1",
+                    .more = {"--scratch-name",
+                             fmt::format("local-1-{:016x}", hash64(run))}});
+  expect_exit(c().coordinator(), 2);
+  expect_text(c().coordinator().output(), "is finished (newest complete state");
+  ASSERT_TRUE(c().wait_for_event("job_stopped"));
+  const Json end = c().events_named("job_stopped").back();
+  EXPECT_GE(end["step"], in_metrics + 100);
+  expect_exit(c().worker("local-1"), 0);
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(int64_t{end["step"]} + 3));
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+}
+
+TEST_F(StartTest, AChangedJobReachesRanksThatAreStillRunning) {
+  make(endless({{"train.steps", "100000"}}));
+  start_services(1);
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+  const int64_t steps = c().last_step() + 2000;
+  c().start_coordinator({"--resume", "--set",
+                         fmt::format("train.steps={}", steps), "--set",
+                         "optimizer.lr=0.5"});
+  ASSERT_TRUE(c().wait_for_event("job_changed")) << c().describe();
+  ASSERT_TRUE(c().wait_for_event("generation_ended")) << c().describe();
+  expect_text(c().events_named("generation_ended")[0]["detail"],
+              "optimizer.lr 0.001 -> 0.5");
+  ASSERT_TRUE(c().wait_for_status([&](const Json& s) {
+    return s["steps"] == steps && s["generation"] == 2 &&
+           s["state"] == "running";
+  }) != nullptr);
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  EXPECT_GT(c().metrics().back()["lr"], 0.01);
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  stop_in_order();
+}
+
+TEST_F(StartTest, AJobFileThatWasEditedInTheRunIsNotBelieved) {
+  make({{"train.steps", "20"}});
+  c().start_run(1);
+  expect_exit(c().run(), 0);
+  const std::string file = c().run_dir() + "/job.toml";
+  std::string text = testing::read_whole(file);
+  const std::string before = "\nlr = 0.001\n";
+  ASSERT_NE(text.find(before), std::string::npos) << text;
+  text.replace(text.find(before), before.size(), "\nlr = 0.01\n");
+  testing::write_whole(file, text);
+  std::vector<std::string> resume = {"resume", c().run_dir(), "--local",
+                                     "1",      "--set",       "train.steps=25"};
+  const Finished refused = c().remesh(resume);
+  EXPECT_EQ(refused.exit.code, 2) << refused.output;
+  expect_text(refused.output, "edited by hand: optimizer.lr 0.001 -> 0.01");
+  EXPECT_EQ(c().status()["state"], "done");
+  EXPECT_EQ(testing::read_whole(file), text);
+  resume.emplace_back("--accept-edits");
+  const Finished taken = c().remesh(resume);
+  EXPECT_EQ(taken.exit.code, 0) << taken.output;
+  expect_text(c().events_named("job_changed").back()["detail"],
+              "optimizer.lr 0.001 -> 0.01");
+  expect_sequence(25);
+}
+
+TEST_F(StartTest, HangupsThatWereIgnoredAtTheStartStayIgnored) {
+  make(endless());
+  const auto kept = run("kept.out", {"--local", "1"},
+                        {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh"});
+  ASSERT_TRUE(c().wait_for_step(3));
+  kept->kill(SIGHUP);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 20));
+  EXPECT_TRUE(c().events_named("stop_requested").empty());
+  kept->kill(SIGINT);
+  expect_exit(*kept, 130);
+}
+
+TEST_F(StartTest, AStopThatTheCoordinatorDoesNotAnswerEnds) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  c().start_run(1, {"--stop-timeout", "1"});
+  ASSERT_TRUE(c().wait_for_step(3));
+  const pid_t coordinator = c().status()["coordinator"]["pid"];
+  kill(coordinator, SIGSTOP);
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 3);
+  expect_text(c().run().output(), "has not answered the stop within 1 s");
+  const int64_t at = c().last_step();
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+TEST_F(StartTest, ARunWithoutAWorkerThatCanStartEnds) {
+  make(endless());
+  testing::write_whole(c().folder() + "/file", "");
+  std::vector<std::string> argv = {
+      "env", "REMESH_SCRATCH=" + c().folder() + "/file/below"};
+  const auto failed = run("failed.out", {"--local", "2"}, argv);
+  expect_exit(*failed, 3);
+  expect_text(failed->output(), "no worker can run here");
+}
+
+TEST_F(StartTest, ATrainingThatDivergesIsNotRepeated) {
+  make(endless({{"optimizer.lr", "1e308"},
+                {"schedule.warmup_steps", "0"},
+                {"elastic.keep_state", "false"}}));
+  c().start_run(1);
+  expect_exit(c().run(), 3);
+  expect_text(c().run().output(), "training has diverged: at step ");
+  EXPECT_EQ(c().events_named("failure").size(), 1U);
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+}
+
+TEST_F(StartTest, AFolderOfOtherFilesDoesNotBecomeARun) {
+  make(endless());
+  std::filesystem::create_directory(c().run_dir());
+  testing::write_whole(c().run_dir() + "/thesis.tex", "x");
+  c().start_run(1);
+  expect_exit(c().run(), 2);
+  expect_text(c().run().output(), "thesis.tex");
+  EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/journal"));
+  EXPECT_FALSE(std::filesystem::exists(c().run_dir() + "/coordinator.lock"));
+}
+
+}  // namespace
+}  // namespace remesh::e2e
