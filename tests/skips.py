@@ -69,6 +69,7 @@ NEEDS = {
     "amx": lambda: instructions("amx_bf16"),
     "bf16": lambda: instructions("avx512_bf16", "amx_bf16"),
     "mount": can_mount,
+    "jq": lambda: succeeds("jq --version"),
     "named_group": has_named_group,
     "netns": can_make_networks,
     "ptrace": can_trace,

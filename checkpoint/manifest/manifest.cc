@@ -257,16 +257,20 @@ std::vector<std::string> differences(const pb::Manifest& manifest,
 
 std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
                                const std::vector<int64_t>& invalid,
-                               int64_t keep_latest_k, int64_t keep_every_n) {
+                               int64_t keep_latest_k, int64_t keep_every_n,
+                               const std::set<int64_t>& kept) {
   CHECK(keep_latest_k >= 1 && keep_every_n >= 0);
   const std::set<int64_t, std::greater<>> newest_first(valid.begin(),
                                                        valid.end());
   std::set<int64_t> removed;
   int64_t rank = 0;
-  for (const int64_t step : newest_first) {
+  for (auto it = newest_first.begin(); it != newest_first.end(); ++it) {
     const bool latest = rank++ < keep_latest_k;
-    const bool milestone = keep_every_n > 0 && step % keep_every_n == 0;
-    if (!latest && !milestone) removed.insert(step);
+    const auto before = std::next(it);
+    const int64_t last = before == newest_first.end() ? 0 : *before;
+    const bool milestone =
+        keep_every_n > 0 && *it / keep_every_n > last / keep_every_n;
+    if (!latest && !milestone && !kept.contains(*it)) removed.insert(*it);
   }
   for (const int64_t step : invalid)
     if (!newest_first.empty() && step < *newest_first.begin() &&

@@ -18,6 +18,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,9 @@ inline constexpr int32_t kFormat = 2;
 inline constexpr int32_t kOldestFormat = 1;
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kIndexName[] = "index.h5";
+// A file in a checkpoint that retention keeps; its text is the checkpoint's
+// name, which may be empty.
+inline constexpr char kKeepName[] = "keep";
 
 // "step-00000100" and back (nothing else parses).
 std::string step_name(int64_t step);
@@ -94,11 +98,13 @@ std::vector<std::string> differences(const pb::Manifest& manifest,
 
 // The steps that retention removes, ascending. `valid` and `invalid` are the
 // steps found in a folder, in any order. It keeps the keep_latest_k newest
-// valid ones and, if keep_every_n > 0, every valid one divisible by it. It
+// valid ones, those in `kept`, and, if keep_every_n > 0, the first valid one at
+// or after each multiple of it, since a slow disk may skip the multiple. It
 // removes an invalid one if a newer valid one exists, and never the newest
 // valid one. REQUIRES: keep_latest_k >= 1, keep_every_n >= 0.
 std::vector<int64_t> to_remove(const std::vector<int64_t>& valid,
                                const std::vector<int64_t>& invalid,
-                               int64_t keep_latest_k, int64_t keep_every_n);
+                               int64_t keep_latest_k, int64_t keep_every_n,
+                               const std::set<int64_t>& kept = {});
 
 }  // namespace remesh::manifest

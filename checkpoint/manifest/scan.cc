@@ -33,8 +33,9 @@ Result<pb::Manifest> read_manifest(FileSystem& fs, const std::string& path) {
   if (!decoded.ok()) return decoded.status().with_context(manifest_path);
   const auto step = parse_step_name(base_name(path));
   if (step && *step != decoded->step())
-    return corrupt(
-        fmt::format("{}: is of step {}", manifest_path, decoded->step()));
+    return corrupt(fmt::format("{}: is of step {}: rename it to {}",
+                               manifest_path, decoded->step(),
+                               step_name(decoded->step())));
   return decoded;
 }
 
@@ -57,6 +58,7 @@ Result<std::vector<Found>> scan(FileSystem& fs, const std::string& folder) {
     auto manifest = read_checkpoint(fs, f.path);
     f.status = manifest.status();
     if (manifest.ok()) f.manifest = std::move(*manifest);
+    f.kept = fs.exists(path_join(f.path, kKeepName));
     found.push_back(std::move(f));
   }
   std::sort(found.begin(), found.end(),

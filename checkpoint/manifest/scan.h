@@ -19,6 +19,7 @@ struct Found {
   std::string path;       // of the checkpoint's directory
   pb::Manifest manifest;  // when status is ok
   Status status;          // why it is not valid
+  bool kept = false;      // by a file named kKeepName
 };
 
 // The manifest in directory `path` alone: checks its checksum and content, and

@@ -127,7 +127,9 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
   const auto found = manifest::scan(fs, folder);
   if (!note(found.status())) return first;
   std::vector<int64_t> valid, invalid;
+  std::set<int64_t> kept;
   for (const manifest::Found& f : *found) {
+    if (f.kept) kept.insert(f.step);
     const int64_t saver = f.status.ok() ? f.manifest.generation() : 0;
     if (saver > id.generation) continue;
     const bool counts =
@@ -135,8 +137,9 @@ Status clean_up(FileSystem& fs, const std::string& folder, const SaveId& id,
         manifest::of_branch(origin, id.generation, f.step, saver);
     (counts ? valid : invalid).push_back(f.step);
   }
-  for (const int64_t step : manifest::to_remove(
-           valid, invalid, retention.keep_latest_k, retention.keep_every_n)) {
+  for (const int64_t step :
+       manifest::to_remove(valid, invalid, retention.keep_latest_k,
+                           retention.keep_every_n, kept)) {
     // Never remove what was just saved, even if the folder has higher steps.
     if (step == id.step) continue;
     Status aside = set_aside(fs, folder, id, step);

@@ -142,6 +142,7 @@ struct Options {
   int64_t last_finished_step = 0;
   std::optional<pb::StepMetrics> last_metrics;
   std::vector<FirstStep> first_steps;
+  int64_t damaged_lines = 0;  // that are no metrics
   // From the journal, unless this is the first coordinator of the run
   // directory.
   std::optional<pb::Durable> restored;

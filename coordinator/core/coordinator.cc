@@ -9,6 +9,7 @@
 #include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/rng.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -86,6 +87,13 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
                              roster_.members().size(), durable_.generation()));
   emit(std::move(e));
   if (restart && journaled < durable_.generation()) emit_journal_behind("");
+  if (options_.damaged_lines > 0) {
+    pb::EventRecord damaged = event(events::kMetricsDamaged);
+    damaged.set_detail(fmt::format(
+        "metrics.jsonl has {} that are not metrics; they stay where they are",
+        plural(options_.damaged_lines, "line")));
+    emit(std::move(damaged));
+  }
   reconcile();
   return std::move(actions_);
 }
@@ -381,6 +389,8 @@ void Coordinator::reconcile_live() {
     return;
   }
   if (change && change->must && !durable_.must_stop()) return finish(*change);
+  // Something else may be asked for meanwhile.
+  if (change) durable_.set_finish_reason(change->why);
   if (!durable_.finish_saves() && roster_.all_heard() &&
       retention_.must_save_to_finish(view(), policy_)) {
     durable_.set_finish_saves(true);

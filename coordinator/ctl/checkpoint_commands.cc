@@ -1,10 +1,12 @@
-// `remesh checkpoint save|list|inspect|verify`
+// `remesh checkpoint save|list|inspect|verify|keep|prune`
 #include <fmt/format.h>
 
 #include <cstdio>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
 
 #include "checkpoint/manifest/manifest.h"
 #include "checkpoint/manifest/scan.h"
@@ -32,6 +34,10 @@ constexpr int64_t kSameErrorMs = 5000;
 struct Options {
   std::string target;   // a run directory or one checkpoint
   long long step = -1;  // of a run; -1: the newest
+  std::string name;     // keep
+  bool undo = false;    // keep
+  int64_t keep = 1;     // prune
+  bool dry_run = false;
   bool json = false;
 };
 
@@ -93,6 +99,14 @@ uint64_t bytes_of(const pb::Manifest& m) {
   return bytes;
 }
 
+// That `keep --name` gave it.
+std::string name_of(FileSystem& files, const manifest::Found& f) {
+  if (!f.kept) return "";
+  const auto text =
+      read_file(files, path_join(f.path, manifest::kKeepName), 4096);
+  return text.ok() ? text->substr(0, text->find('\n')) : "";
+}
+
 Result<int> list(const Options& options) {
   ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
   const auto system = posix_file_system();
@@ -103,6 +117,8 @@ Result<int> list(const Options& options) {
       array.push_back({{"step", f.step},
                        {"path", f.path},
                        {"complete", f.status.ok()},
+                       {"kept", f.kept},
+                       {"name", name_of(*system, f)},
                        {"problem", f.status.message()},
                        {"bytes", bytes_of(f.manifest)}});
     }
@@ -115,10 +131,14 @@ Result<int> list(const Options& options) {
       fmt::print("{:>10}  not usable: {}\n", f.step, f.status.message());
       continue;
     }
-    fmt::print("{:>10}  {:>10}  {} of {}  {}\n", f.step,
+    const std::string name = name_of(*system, f);
+    fmt::print("{:>10}  {:>10}  {} of {}  {}{}\n", f.step,
                format_bytes(bytes_of(f.manifest)),
                plural(f.manifest.shards_size(), "shard"),
-               rundir::mesh_text(f.manifest.mesh()), f.path);
+               rundir::mesh_text(f.manifest.mesh()), f.path,
+               !f.kept        ? ""
+               : name.empty() ? "  kept"
+                              : "  kept as " + name);
   }
   return kExitOk;
 }
@@ -192,11 +212,19 @@ std::string rank_checkpoint_error(const pb::JobStatus& s) {
   return "";
 }
 
-// Waits until the new checkpoint is committed, and returns its path.
-Result<std::string> save_and_wait(const std::string& run) {
+// Waits until the new checkpoint is committed; returns its path and step.
+Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
   pb::Command command;
   command.set_kind(pb::Command::CHECKPOINT);
-  ASSIGN_OR_RETURN(const pb::JobStatus before, send_command(run, command));
+  Result<pb::JobStatus> answer = send_command(run, command);
+  // Between two meshes nobody can save: the next one will.
+  for (const int64_t since_ms = monotonic_ms();
+       answer.status().code() == Code::kUnavailable &&
+       monotonic_ms() - since_ms < 10 * kReplyMs;) {
+    wait_for_next_poll();
+    answer = send_command(run, command);
+  }
+  ASSIGN_OR_RETURN(const pb::JobStatus before, std::move(answer));
   const double requested_at = unix_seconds();
   const int64_t began_ms = monotonic_ms();
   for (;;) {
@@ -212,7 +240,8 @@ Result<std::string> save_and_wait(const std::string& run) {
     if (s.checkpoint_step() > before.checkpoint_step()) {
       ASSIGN_OR_RETURN(const std::string folder,
                        checkpoint_folder(s.run_dir()));
-      return folder + "/" + manifest::step_name(s.checkpoint_step());
+      return std::pair(folder + "/" + manifest::step_name(s.checkpoint_step()),
+                       s.checkpoint_step());
     }
     std::string error;
     if (waited_ms > kSameErrorMs) error = rank_checkpoint_error(s);
@@ -226,12 +255,67 @@ Result<std::string> save_and_wait(const std::string& run) {
   }
 }
 
-Result<int> save(const Options& options) {
-  ASSIGN_OR_RETURN(const std::string path, save_and_wait(options.target));
-  if (options.json)
-    print_json({{"path", path}});
+// Retention reads the file; nobody else writes to it.
+Result<int> keep(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(o));
+  const auto files = posix_file_system();
+  RETURN_IF_ERROR(manifest::read_checkpoint(*files, path).status());
+  const std::string mark = path_join(path, manifest::kKeepName);
+  RETURN_IF_ERROR(o.undo ? remove_all(*files, mark)
+                         : write_file_atomically(*files, mark, o.name + "\n"));
+  if (o.json)
+    print_json({{"path", path}, {"kept", !o.undo}, {"name", o.name}});
   else
-    fmt::print("{}\n", path);
+    fmt::print("{} {}\n", path,
+               o.undo ? "is removed when its turn comes" : "is kept");
+  return kExitOk;
+}
+
+// Under the lock of the run: a coordinator's ranks remove checkpoints too.
+Result<int> prune(const Options& o) {
+  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.target));
+  const auto lock = rundir::RunLock::acquire(run);
+  if (!lock.ok())
+    return Status(lock.status().code(),
+                  lock.status().message() +
+                      ". While it trains, checkpoint.keep_latest_k decides");
+  const auto files = posix_file_system();
+  ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder(run));
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(*files, folder));
+  std::vector<int64_t> valid, invalid;
+  std::set<int64_t> kept;
+  for (const manifest::Found& f : found) {
+    (f.status.ok() ? valid : invalid).push_back(f.step);
+    if (f.kept) kept.insert(f.step);
+  }
+  const auto gone = manifest::to_remove(valid, invalid, o.keep, 0, kept);
+  auto removed = nlohmann::ordered_json::array();
+  for (const int64_t step : gone) {
+    const std::string path = path_join(folder, manifest::step_name(step));
+    const std::string old = path_join(folder, manifest::old_name(step));
+    if (!o.dry_run) {
+      RETURN_IF_ERROR(remove_all(*files, old));
+      RETURN_IF_ERROR(files->rename(path, old));
+      RETURN_IF_ERROR(files->sync_dir(folder));
+      RETURN_IF_ERROR(remove_all(*files, old));
+    }
+    removed.push_back(path);
+    if (!o.json)
+      fmt::print("{} {}\n", o.dry_run ? "would remove" : "removed", path);
+  }
+  if (o.json)
+    print_json({{"removed", std::move(removed)}, {"dry_run", o.dry_run}});
+  else if (gone.empty())
+    fmt::print("nothing to remove in {}\n", folder);
+  return kExitOk;
+}
+
+Result<int> save(const Options& options) {
+  ASSIGN_OR_RETURN(const auto saved, save_and_wait(options.target));
+  if (options.json)
+    print_json({{"path", saved.first}, {"step", saved.second}});
+  else
+    fmt::print("{}\n", saved.first);
   return kExitOk;
 }
 
@@ -257,7 +341,7 @@ Example:
   remesh checkpoint save runs/latest
 
 It is removed like every other one when checkpoint.keep_latest_k newer ones
-exist, unless checkpoint.keep_every_n keeps its step; copy it to keep it.)");
+exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
   c->callback([o, code] { *code = exit_code(save(*o)); });
   const auto add = [&](const char* name, const char* help, bool one,
                        Result<int> (*command)(const Options&)) {
@@ -281,6 +365,15 @@ exist, unless checkpoint.keep_every_n keeps its step; copy it to keep it.)");
   add("inspect", "Show what a checkpoint contains", true, inspect);
   add("verify", "Read and check every byte; exit code 3 if damaged", true,
       verify);
+  add("keep", "Keep a checkpoint until this is undone", true, keep);
+  c->add_option("--name", o->name, "What to call it, such as best");
+  c->add_flag("--undo", o->undo, "Let it be removed again");
+  add("prune", "Remove old checkpoints of a run that is not training", false,
+      prune);
+  c->add_option("--keep", o->keep, "Number of newest ones to leave")
+      ->check(CLI::Range(int64_t{1}, INT64_MAX))
+      ->capture_default_str();
+  c->add_flag("--dry-run", o->dry_run, "Only show what would be removed");
 }
 
 }  // namespace remesh::ctl

@@ -22,8 +22,8 @@ namespace {
 constexpr int kExecFailed = 127;
 
 // Runs in the child between fork and exec: async-signal-safe calls only.
-[[noreturn]] void become(char* const* argv, int log_fd, int null_fd,
-                         int error_fd, pid_t parent) {
+[[noreturn]] void become(char* const* argv, int log_fd, int in_fd, int error_fd,
+                         pid_t parent) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(kExecFailed);  // the parent has died
@@ -34,9 +34,9 @@ constexpr int kExecFailed = 127;
   for (const int s : {SIGPIPE, SIGINT, SIGTERM}) ::signal(s, SIG_DFL);
   // Out of the way of the standard descriptors, any of which may be closed.
   log_fd = fcntl(log_fd, F_DUPFD_CLOEXEC, 3);
-  null_fd = fcntl(null_fd, F_DUPFD_CLOEXEC, 3);
+  in_fd = fcntl(in_fd, F_DUPFD_CLOEXEC, 3);
   error_fd = fcntl(error_fd, F_DUPFD_CLOEXEC, 3);
-  dup2(null_fd, STDIN_FILENO);
+  dup2(in_fd, STDIN_FILENO);
   dup2(log_fd, STDOUT_FILENO);
   dup2(log_fd, STDERR_FILENO);
   execv(argv[0], argv);
@@ -84,26 +84,26 @@ Children::Children() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
 Children::~Children() { kill_all(); }
 
 Result<int> Children::start(int child, const std::vector<std::string>& argv,
-                            const std::string& log) {
+                            const std::string& log, const std::string& input) {
   std::vector<char*> raw;
   for (const std::string& a : argv) raw.push_back(const_cast<char*>(a.c_str()));
   raw.push_back(nullptr);
   const int log_fd =
       open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
   if (log_fd < 0) return errno_error(log + ": open", errno);
-  const int null_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  const int in_fd = open(input.c_str(), O_RDONLY | O_CLOEXEC);
   int error[2] = {-1, -1};
-  if (null_fd < 0 || pipe2(error, O_CLOEXEC) != 0) {
+  if (in_fd < 0 || pipe2(error, O_CLOEXEC) != 0) {
     const int err = errno;
     close(log_fd);
-    if (null_fd >= 0) close(null_fd);
+    if (in_fd >= 0) close(in_fd);
     return errno_error("start " + argv[0], err);
   }
   const pid_t parent = getpid();
   const pid_t pid = fork();
-  if (pid == 0) become(raw.data(), log_fd, null_fd, error[1], parent);
+  if (pid == 0) become(raw.data(), log_fd, in_fd, error[1], parent);
   int err = pid < 0 ? errno : 0;
-  for (const int fd : {log_fd, null_fd, error[1]}) close(fd);
+  for (const int fd : {log_fd, in_fd, error[1]}) close(fd);
   // A successful exec closes the pipe without writing to it.
   if (pid > 0 && read(error[0], &err, sizeof(err)) == sizeof(err)) {
     waitpid(pid, nullptr, 0);

@@ -52,9 +52,11 @@ class Children {
   Children& operator=(const Children&) = delete;
 
   // Starts `argv` (argv[0]: path) and returns its pid. Its output is appended
-  // to `log`. The error names the program if it cannot be run.
+  // to `log`, and its standard input is the file `input`. The error names the
+  // program if it cannot be run.
   Result<int> start(int child, const std::vector<std::string>& argv,
-                    const std::string& log);
+                    const std::string& log,
+                    const std::string& input = "/dev/null");
   // Those that ended since the last call.
   std::vector<Ended> reap();
   void signal(int child, int signal);

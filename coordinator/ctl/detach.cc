@@ -1,6 +1,7 @@
 #include "coordinator/ctl/detach.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -23,7 +24,9 @@ Result<Detached> Detached::start() {
   ::close(ends[child == 0 ? 0 : 1]);
   if (child > 0) return Detached(child, ends[0], std::move(output));
   ::setsid();
-  ::dup2(in, STDIN_FILENO);
+  struct stat input {};  // a file has the job
+  if (::fstat(STDIN_FILENO, &input) != 0 || !S_ISREG(input.st_mode))
+    ::dup2(in, STDIN_FILENO);
   const int out = ::open(output.path().c_str(), O_WRONLY | O_APPEND);
   for (const int to : {STDOUT_FILENO, STDERR_FILENO}) ::dup2(out, to);
   return Detached(child, ends[1], std::move(output));

@@ -78,9 +78,10 @@ Result<int> job_check(const CheckOptions& o) {
   return kExitOk;
 }
 
-// Becomes remesh-data; returns only if that fails.
-Result<int> data(const std::vector<std::string>& arguments) {
-  ASSIGN_OR_RETURN(const std::string program, program_beside("remesh-data"));
+// Becomes that program of remesh; returns only if that fails.
+Result<int> become(const std::string& name,
+                   const std::vector<std::string>& arguments) {
+  ASSIGN_OR_RETURN(const std::string program, program_beside(name));
   std::vector<std::string> argv = {program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
   std::vector<char*> raw;
@@ -109,6 +110,7 @@ void add_plan(CLI::App* app, int* code) {
   c->add_option("--memory-gib", o->memory_gib,
                 "Memory of each host. Default: not checked")
       ->check(CLI::Range(0.0, 1e9));
+  add_json_option(c, &o->json);
   c->footer(R"(
 Examples:
   remesh plan job.toml --slots 4
@@ -150,6 +152,31 @@ Examples:
   defaults->callback([] { fmt::print("{}", jobfile::commented_example()); });
 }
 
+void add_clean(CLI::App* app, int* code) {
+  auto given = std::make_shared<std::vector<std::string>>(1, "--clean");
+  CLI::App* c = app->add_subcommand(
+      "clean", "List and remove training states left in this host's memory");
+  for (const auto& [flag, help] :
+       {std::pair{
+            "--all",
+            "Also those that are still kept: runs whose newest state they "
+            "are go back to a checkpoint"},
+        {"--dry-run", "Remove nothing"},
+        {"--json", "Print JSON"}})
+    c->add_flag_function(
+        flag, [given, flag = flag](int64_t) { given->emplace_back(flag); },
+        help);
+  c->footer(R"(
+A run's states stay in shared memory for ten minutes after its last worker, so
+that it can be resumed from them. Workers remove older ones while they run.
+
+Examples:
+  remesh clean
+  remesh clean --all --dry-run)");
+  c->callback(
+      [given, code] { *code = exit_code(become("remesh-worker", *given)); });
+}
+
 }  // namespace
 
 void add_job_verbs(CLI::App* app, int* code) {
@@ -159,7 +186,9 @@ void add_job_verbs(CLI::App* app, int* code) {
   CLI::App* c = app->add_subcommand("data", "Prepare text for training");
   c->prefix_command();
   c->set_help_flag();
-  c->callback([c, code] { *code = exit_code(data(c->remaining())); });
+  c->callback(
+      [c, code] { *code = exit_code(become("remesh-data", c->remaining())); });
+  add_clean(app, code);
 }
 
 }  // namespace remesh::ctl

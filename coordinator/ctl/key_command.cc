@@ -24,6 +24,13 @@ struct Options {
   std::string workers = "*";
   std::string out;
   double days = 0;
+  bool json = false;
+};
+
+// What a verb has done, as text and as JSON.
+struct Done {
+  std::string text;
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
 };
 
 using rundir::AllowedKey;
@@ -45,21 +52,22 @@ Result<std::string> run_with_keys(const Options& o) {
   if (rundir::has_keys(run)) return run;
   return not_found(fmt::format(
       "{}: has no keys; make them with: remesh key new coordinator head {}",
-      run, run));
+      run, rundir::typed_path(run)));
 }
 
 // A pair for a member whose secret key never leaves its host.
-Result<int> make_alone(const Options& o) {
+Result<Done> make_alone(const Options& o) {
   const wire::KeyPair pair = wire::new_key_pair();
   RETURN_IF_ERROR(wire::create_key_file(
       o.out, {.role = o.role, .name = o.name, .pair = pair}));
-  fmt::print(
-      "made {}; where the run is, type:\nremesh key allow {} {} '{}' RUN\n",
-      o.out, o.role, o.name, pair.public_key);
-  return kExitOk;
+  return Done{
+      fmt::format(
+          "made {}; where the run is, type:\nremesh key allow {} {} {} RUN",
+          o.out, o.role, o.name, shell_quoted(pair.public_key)),
+      {{"path", o.out}, {"public", pair.public_key}}};
 }
 
-Result<int> make_key(const Options& o) {
+Result<Done> make_key(const Options& o) {
   const auto fs = posix_file_system();
   if (o.role == "coordinator") {
     if (o.run.empty())
@@ -70,21 +78,23 @@ Result<int> make_key(const Options& o) {
     if (rundir::has_keys(run))
       return already_exists(rundir::keys_path(run) + ": has keys already");
     RETURN_IF_ERROR(rundir::make_keys(*fs, run));
-    fmt::print(
-        "made {}; programs that see this folder use its keys.\nFor a worker "
-        "that does not: remesh key new worker NAME {}\n",
-        rundir::keys_path(run), rundir::short_path(run));
-    return kExitOk;
+    return Done{fmt::format("made {}; programs that see this folder use its "
+                            "keys.\nFor a worker "
+                            "that does not: remesh key new worker NAME {}",
+                            rundir::keys_path(run), rundir::typed_path(run)),
+                {{"path", rundir::keys_path(run)}}};
   }
   if (o.run.empty() && !o.out.empty()) return make_alone(o);
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(const std::string path,
                    rundir::make_member(*fs, run, described(o), o.out));
-  fmt::print("made {}; it is secret: copy it only to where it is used\n", path);
-  return kExitOk;
+  return Done{
+      fmt::format("made {}; it is secret: copy it only to where it is used",
+                  path),
+      {{"path", path}}};
 }
 
-Result<int> allow_key(const Options& o) {
+Result<Done> allow_key(const Options& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   AllowedKey key = described(o);
@@ -94,25 +104,35 @@ Result<int> allow_key(const Options& o) {
   });
   keys.push_back(std::move(key));
   RETURN_IF_ERROR(rundir::write_allowed(*posix_file_system(), run, keys));
-  fmt::print("allowed\n");
-  return kExitOk;
+  return Done{"allowed"};
 }
 
-Result<int> list_keys(const Options& o) {
+Result<Done> list_keys(const Options& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(const auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const std::string server,
                    wire::read_public_key(rundir::server_key_path(run)));
-  fmt::print("{:<12} {:<16} {}\n", "coordinator", "", server);
-  for (const AllowedKey& k : keys)
-    fmt::print(
-        "{:<12} {:<16} {}  workers {}{}\n", k.role, k.name, k.public_key,
+  Done out{fmt::format("{:<12} {:<16} {}", "coordinator", "", server),
+           {{"coordinator", server}}};
+  auto array = nlohmann::ordered_json::array();
+  for (const AllowedKey& k : keys) {
+    const bool good = k.good_at(unix_seconds());
+    out.text += fmt::format(
+        "\n{:<12} {:<16} {}  workers {}{}", k.role, k.name, k.public_key,
         k.workers,
         k.expires == 0 ? ""
-        : k.good_at(unix_seconds())
-            ? "  until " + rundir::date_text(static_cast<double>(k.expires))
-            : "  expired");
-  return kExitOk;
+        : good ? "  until " + rundir::date_text(static_cast<double>(k.expires))
+               : "  expired");
+    array.push_back({{"role", k.role},
+                     {"name", k.name},
+                     {"public", k.public_key},
+                     {"workers", k.workers},
+                     {"expires", nullptr},
+                     {"good", good}});
+    if (k.expires != 0) array.back()["expires"] = k.expires;
+  }
+  out.json["keys"] = std::move(array);
+  return out;
 }
 
 // The entry of that name. The error lists the names.
@@ -127,7 +147,7 @@ Result<AllowedKey> named(const std::vector<AllowedKey>& keys,
       fmt::format("no key '{}'; the keys are: {}", name, join(names)));
 }
 
-Result<int> revoke_key(const Options& o) {
+Result<Done> revoke_key(const Options& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey gone, named(keys, o.name));
@@ -137,19 +157,17 @@ Result<int> revoke_key(const Options& o) {
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));
   (void)fs->remove(rundir::key_path(run, gone.name)).ok();
-  fmt::print("revoked; a running coordinator gives up its workers at once\n");
-  return kExitOk;
+  return Done{"revoked; a running coordinator gives up its workers at once"};
 }
 
-Result<int> rotate_key(const Options& o) {
+Result<Done> rotate_key(const Options& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   const auto fs = posix_file_system();
   if (o.name == "coordinator") {
     RETURN_IF_ERROR(rundir::make_next_key(run));
-    fmt::print(
+    return Done{
         "a running coordinator tells its members the new key now; it uses it "
-        "when it is restarted, which does not interrupt training\n");
-    return kExitOk;
+        "when it is restarted, which does not interrupt training"};
   }
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey old, named(keys, o.name));
@@ -170,17 +188,17 @@ Result<int> rotate_key(const Options& o) {
   ASSIGN_OR_RETURN(const std::string made,
                    rundir::make_member(*fs, run, key, path + ".new"));
   RETURN_IF_ERROR(fs->rename(made, path));
-  fmt::print(
-      "made {}; programs that use this file notice. The old key is good "
-      "for one more hour\n",
-      path);
-  return kExitOk;
+  return Done{
+      fmt::format("made {}; programs that use this file notice. The old key is "
+                  "good for one more hour",
+                  path),
+      {{"path", path}}};
 }
 
 struct Verb {
   const char* name;
   const char* help;
-  Result<int> (*run)(const Options&);
+  Result<Done> (*run)(const Options&);
 };
 
 constexpr Verb kVerbs[] = {
@@ -245,7 +263,16 @@ find them there. Others need --key FILE. SECURITY.md has the details.)");
     auto o = std::make_shared<Options>();
     CLI::App* c = key->add_subcommand(verb.name, verb.help);
     declare(verb, c, o.get());
-    c->callback([o, code, run = verb.run] { *code = exit_code(run(*o)); });
+    add_json_option(c, &o->json);
+    c->callback([o, code, run = verb.run] {
+      const Result<Done> done = run(*o);
+      *code = exit_code(done.ok() ? Result<int>(kExitOk) : done.status());
+      if (!done.ok()) return;
+      if (o->json)
+        print_json(done->json);
+      else
+        fmt::print("{}\n", done->text);
+    });
   }
 }
 

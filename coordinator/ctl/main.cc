@@ -127,6 +127,7 @@ int main(int argc, char** argv) {
   add_run_verb(&app, &code);
   add_status_verb(&app, &code);
   add_list_verbs(&app, &code);
+  add_fork_verb(&app, &code);
   add_control_verbs(&app, &code);
   add_checkpoint_verbs(&app, &code);
   add_trace_verb(&app, &code);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "coordinator/core/job_shape.h"
+#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/planner/cost.h"
@@ -91,13 +93,71 @@ std::string besides_text(const planner::JobShape& shape, const Layout& l) {
 
 }  // namespace
 
+namespace {
+
+planner::StepEstimate estimate(const planner::JobShape& shape, const Layout& l,
+                               const PlanOptions& o) {
+  planner::Hardware hw;
+  hw.ranks_per_host = std::min(o.slots, l.world());
+  hw.cores_per_rank = static_cast<double>(o.cores) * o.hosts / l.world();
+  if (shape.bf16) hw.flops_per_core *= 2;
+  return planner::estimate_step(shape, l, hw);
+}
+
+// Tokens of a step.
+double tokens_of(const planner::JobShape& shape) {
+  return static_cast<double>(shape.microbatches * shape.B * shape.T);
+}
+
+std::string plan_json(const pb::Job& job, const planner::JobShape& shape,
+                      const planner::Placement& placement,
+                      const PlanOptions& o) {
+  const Layout& l = placement.layout;
+  const planner::StepEstimate e = estimate(shape, l, o);
+  nlohmann::ordered_json out{
+      {"schema", kJsonSchema},
+      {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
+      {"reason", placement.reason},
+      {"spares", placement.spares},
+      {"parameters", geometry::ParamTable::make(shape.model).num_elements()},
+      {"step_s", e.total_s()},
+      {"tokens_per_s", tokens_of(shape) / e.total_s()},
+      {"run_s", e.total_s() * static_cast<double>(job.train().steps())},
+      {"compute_s", e.compute_s},
+      {"bubble_s", e.bubble_s},
+      {"exposed_s", e.exposed_s}};
+  auto stages = nlohmann::ordered_json::array();
+  for (int pp = 0; pp < l.pp; ++pp) {
+    const int rank = l.rank({.pp = pp});
+    const planner::Memory m = planner::predict_memory(shape, l, rank);
+    stages.push_back({{"weights", m.weights},
+                      {"gradients", m.gradients},
+                      {"optimizer", m.optimizer},
+                      {"activations", m.activations},
+                      {"buffers", m.buffers},
+                      {"total", m.total()},
+                      {"save", planner::predict_save(shape, l, rank)}});
+  }
+  out["memory_by_stage"] = std::move(stages);
+  return out.dump(2) + "\n";
+}
+
+}  // namespace
+
 Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
   ASSIGN_OR_RETURN(const planner::PlacementRequest request, request_of(job, o));
   ASSIGN_OR_RETURN(const planner::Placement placement,
                    planner::place_mesh(request));
   const planner::JobShape& shape = *request.shape;
+  if (o.json) return plan_json(job, shape, placement, o);
   const Layout& l = placement.layout;
-  std::string out = "mesh " + placement.reason + "\n";
+  std::string out =
+      fmt::format("model {}: {} parameters\n",
+                  job.model().flavor() == "custom" ? job.model().arch()
+                                                   : job.model().flavor(),
+                  short_number(static_cast<double>(
+                      geometry::ParamTable::make(shape.model).num_elements())));
+  out += "mesh " + placement.reason + "\n";
   pb::Job on_mesh = core::job_on(job, shape, l);
   out += "  " +
          settings_text(on_mesh.parallel(), on_mesh.train().recompute(),
@@ -115,23 +175,25 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
     out += fmt::format("  scheduled bubble: {:.1f} %\n",
                        100 * core::scheduled_bubble(shape, l));
   }
-  planner::Hardware hw;
-  const int world = l.world();
-  hw.ranks_per_host = std::min(o.slots, world);
-  hw.cores_per_rank = static_cast<double>(o.cores) * o.hosts / world;
-  if (shape.bf16) hw.flops_per_core *= 2;
-  const planner::StepEstimate e = planner::estimate_step(shape, l, hw);
+  const planner::StepEstimate e = estimate(shape, l, o);
   out += fmt::format(
-      "  estimated step time: {:.0f} % compute, {:.0f} % bubble, {:.0f} % "
-      "exposed communication\n",
-      100 * e.compute_s / e.total_s(), 100 * e.bubble_s / e.total_s(),
-      100 * e.exposed_s / e.total_s());
+      "  estimated: {} a step, {} tokens/s, {} for {} steps ({:.0f} % compute, "
+      "{:.0f} % bubble, {:.0f} % exposed communication)\n",
+      format_duration(e.total_s()),
+      short_number(tokens_of(shape) / e.total_s()),
+      format_duration(e.total_s() * static_cast<double>(job.train().steps())),
+      job.train().steps(), 100 * e.compute_s / e.total_s(),
+      100 * e.bubble_s / e.total_s(), 100 * e.exposed_s / e.total_s());
+  if (o.slots > o.cores)
+    out += fmt::format("  note: {} slots share the {} cores of a host\n",
+                       o.slots, o.cores);
   out += "predicted memory of a rank:\n" + memory_table(shape, l) +
          besides_text(shape, l);
   if (o.memory_gib > 0)
     out +=
         fmt::format("  available: {:.1f} GiB for each of a host's {} ranks\n",
-                    o.memory_gib / hw.ranks_per_host, hw.ranks_per_host);
+                    o.memory_gib / std::min(o.slots, l.world()),
+                    std::min(o.slots, l.world()));
   return out;
 }
 

@@ -16,10 +16,11 @@ struct PlanOptions {
   int cores = 0;          // of each host; 0: this machine's
   double memory_gib = 0;  // of each host; 0: not checked
   std::string layout;     // "": selected automatically
+  bool json = false;
 };
 
-// The mesh that the job would get, its stages, schedule and memory. The error
-// is the reason why there is none. REQUIRES: `job` is resolved.
+// The mesh that the job would get, its stages, schedule and memory, as text or
+// JSON. The error is the reason why there is none. REQUIRES: `job` is resolved.
 Result<std::string> plan_text(const pb::Job& job, const PlanOptions& options);
 
 }  // namespace remesh::ctl

@@ -2,8 +2,11 @@
 // job until it ends, and stops them.
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -156,7 +159,9 @@ class RunJob {
       argv.insert(argv.end(), {"--set", s});
     }
     coordinator_output_.clear();
-    coordinator_pid_ = start_child(kCoordinator, argv);
+    const bool piped = options_.job_file == jobfile::kStandardInput;
+    coordinator_pid_ = start_child(kCoordinator, argv,
+                                   piped ? "/proc/self/fd/0" : "/dev/null");
   }
 
   void perform(const StartWorker& a) {
@@ -186,8 +191,9 @@ class RunJob {
   }
 
   // Returns the pid, 0 if it could not be started.
-  int start_child(int child, const std::vector<std::string>& argv) {
-    const auto pid = children_.start(child, argv, output_of(child));
+  int start_child(int child, const std::vector<std::string>& argv,
+                  const std::string& input = "/dev/null") {
+    const auto pid = children_.start(child, argv, output_of(child), input);
     if (pid.ok()) return pid.value();
     give(StartFailed{child, pid.status().message()});
     return 0;
@@ -343,8 +349,31 @@ void print_detached(const std::string& run, int code, const Detached& d) {
   for (const std::string& line : d.output()) fmt::print(stderr, "{}\n", line);
 }
 
-Result<int> run_job(const RunOptions& options) {
+// A job from a pipe is read by this program and each of its coordinators, so it
+// becomes a file in memory that is the standard input.
+Status take_piped_job(RunOptions* o) {
+  std::error_code error;
+  const bool standard = o->job_file == jobfile::kStandardInput;
+  if (o->job_file.empty() ||
+      (!standard && (std::filesystem::is_regular_file(o->job_file, error) ||
+                     std::filesystem::is_directory(o->job_file, error) ||
+                     !std::filesystem::exists(o->job_file, error))))
+    return ok_status();
+  ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(o->job_file));
+  const int fd = memfd_create("job", MFD_CLOEXEC);
+  if (fd < 0 ||
+      pwrite(fd, text.data(), text.size(), 0) !=
+          static_cast<ssize_t>(text.size()) ||
+      dup2(fd, STDIN_FILENO) < 0)
+    return errno_error("keep the job in memory", errno);
+  close(fd);
+  o->job_file = jobfile::kStandardInput;
+  return ok_status();
+}
+
+Result<int> run_job(RunOptions options) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
+  RETURN_IF_ERROR(take_piped_job(&options));
   ASSIGN_OR_RETURN(
       rundir::OpenedJob opened,
       rundir::open_job({options.job_file, options.set}, options.run_dir,

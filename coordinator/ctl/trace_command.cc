@@ -24,6 +24,7 @@ struct Options {
   std::string run;
   std::string output;         // "": traces/gen-G.json of the run
   long long generation = -1;  // -1: the newest that has traces
+  bool json = false;
 };
 
 // Parses "gen-3-rank-0.json" into generation and rank.
@@ -85,6 +86,13 @@ Result<int> write_trace(const Options& o) {
     file.flush();
     if (!file) return io_error(out + ": cannot be written");
   }
+  if (o.json) {
+    print_json({{"path", out},
+                {"generation", of->first},
+                {"mesh", ranks[0].mesh},
+                {"ranks", ranks.size()}});
+    return kExitOk;
+  }
   fmt::print("generation {}, mesh {}: {} ranks\n{}\n{}\n", of->first,
              ranks[0].mesh, ranks.size(), trace_report(ranks), out);
   fmt::print("open it at https://ui.perfetto.dev or chrome://tracing\n");
@@ -102,6 +110,7 @@ void add_trace_verb(CLI::App* app, int* code) {
                 "Output file. Default: traces/gen-G.json of the run");
   c->add_option("--generation", o->generation,
                 "Generation to show. Default: the newest that has traces");
+  add_json_option(c, &o->json);
   c->footer(R"(
 Examples:
   remesh run job.toml --local 4 --set profile.enable=true

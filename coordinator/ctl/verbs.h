@@ -22,6 +22,7 @@ void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
 void add_key_verbs(CLI::App* app, int* code);         // key_command.cc
 void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc
 void add_list_verbs(CLI::App* app, int* code);        // list_commands.cc
+void add_fork_verb(CLI::App* app, int* code);         // fork_command.cc
 
 // What a verb returns: its exit code, or an error, which is printed on stderr.
 inline int exit_code(const Result<int>& code) {
@@ -63,7 +64,8 @@ inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {
 }
 inline void add_job_options(CLI::App* verb, std::string* job_file,
                             std::vector<std::string>* set) {
-  verb->add_option("JOB", *job_file, "Job file (TOML)")->required();
+  verb->add_option("JOB", *job_file, "Job file (TOML); -: the standard input")
+      ->required();
   add_set_option(verb, set);
 }
 

@@ -9,12 +9,16 @@
 
 namespace remesh::rundir {
 
-std::vector<core::FirstStep> first_steps(const std::string& metrics_path) {
+std::vector<core::FirstStep> first_steps(const std::string& metrics_path,
+                                         int64_t* damaged) {
   constexpr std::string_view kKey = "\"generation\":";
   std::vector<core::FirstStep> out;
   std::set<int64_t> seen;
   std::ifstream in(metrics_path);
   for (std::string line; std::getline(in, line);) {
+    if (damaged != nullptr &&
+        !(line.starts_with("{\"step\":") && line.ends_with("}")))
+      ++*damaged;
     const size_t at = line.find(kKey);
     if (at == std::string::npos ||
         seen.contains(std::atoll(line.c_str() + at + kKey.size())))

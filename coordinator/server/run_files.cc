@@ -53,7 +53,8 @@ void RunFiles::tell(const std::string& run, core::Options* o) const {
     o->last_finished_step = last->step();
     o->last_metrics = *last;
   }
-  o->first_steps = rundir::first_steps(rundir::metrics_path(run));
+  o->first_steps =
+      rundir::first_steps(rundir::metrics_path(run), &o->damaged_lines);
 }
 
 uint64_t RunFiles::run_id(const std::string& run) const {

@@ -4,7 +4,9 @@
 #define TOML_HEADER_ONLY 1
 #define TOML_EXCEPTIONS 0
 #define TOML_ENABLE_FORMATTERS 0
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 // toml++ 3.3.0 calls __builtin_unreachable() for letters like 'e' with an acute
 // accent where it looks for whitespace (outside strings, for example). They are
 // not whitespace; this makes the header return false. Found by fuzzing.
@@ -22,9 +24,8 @@
 // clang-format on
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
@@ -218,22 +219,6 @@ class Reader {
   std::vector<Problem>& problems_;
 };
 
-Result<std::string> read_text(const std::string& path) {
-  std::error_code ec;
-  const fs::file_status status = fs::status(path, ec);
-  if (status.type() == fs::file_type::not_found)
-    return not_found(path + ": no such job file");
-  if (!fs::is_regular_file(status))
-    return invalid_argument(path + ": not a file; expected a job in TOML");
-  if (fs::file_size(path, ec) > kMaxFileBytes && !ec)
-    return invalid_argument(path + ": over 1 MiB: not a job file");
-  std::ifstream in(path, std::ios::binary);
-  std::stringstream text;
-  text << in.rdbuf();
-  if (!in) return io_error(path + ": cannot be read");
-  return text.str();
-}
-
 }  // namespace
 
 Result<pb::Job> parse_job(std::string_view toml, const Source& source,
@@ -285,6 +270,36 @@ std::string override_key(std::string_view text) {
   return key;
 }
 
+Result<std::string> read_text(const std::string& path) {
+  std::error_code ec;
+  const bool standard = path == kStandardInput;
+  const fs::file_status status = fs::status(path, ec);
+  if (!standard && status.type() == fs::file_type::not_found)
+    return not_found(path + ": no such job file");
+  if (!standard && fs::is_directory(status))
+    return invalid_argument(
+        path +
+        ": a folder; expected a job in TOML. To continue a run: remesh "
+        "resume " +
+        shell_quoted(path));
+  const int fd =
+      standard ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno_error(path, errno);
+  if (standard) (void)lseek(fd, 0, SEEK_SET);  // fails on a pipe
+  // A device may never end.
+  std::string text;
+  char part[4096];
+  ssize_t n = 0;
+  while (text.size() <= kMaxFileBytes && (n = read(fd, part, sizeof(part))) > 0)
+    text.append(part, static_cast<size_t>(n));
+  const int error = errno;
+  close(fd);
+  if (n < 0) return errno_error(path, error);
+  if (text.size() > kMaxFileBytes)
+    return invalid_argument(path + ": over 1 MiB: not a job file");
+  return text;
+}
+
 Result<pb::Job> load_job(const std::string& path,
                          const std::vector<std::string>& overrides,
                          const pb::Job& base) {
@@ -295,7 +310,10 @@ Result<pb::Job> load_job(const std::string& path,
   std::error_code ec;
   const fs::path here = fs::current_path(ec);
   if (ec) return io_error("current folder: " + ec.message());
-  const Source source{path, (here / path).parent_path().string()};
+  // Relative paths in a pipe are relative to this folder.
+  const bool file = fs::is_regular_file(path, ec);
+  const Source source{
+      path, file ? (here / path).parent_path().string() : here.string()};
   return parse_job(text, source, overrides, here.string(), base);
 }
 

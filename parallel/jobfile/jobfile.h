@@ -32,10 +32,15 @@ struct Source {
 // file's folder, in overrides to the current one. Fails (InvalidArgument) with
 // all problems, one per line: file:line, key, value, what is allowed, and for
 // an unknown name the nearest valid one. Keys that neither gives are those of
-// `base`. Without a path, only the overrides apply to it.
+// `base`. Without a path, only the overrides apply to it. kStandardInput reads
+// the standard input, from its beginning if it is a file.
+inline constexpr char kStandardInput[] = "-";
 Result<pb::Job> load_job(const std::string& path,
                          const std::vector<std::string>& overrides = {},
                          const pb::Job& base = {});
+
+// The text of such a file. InvalidArgument if it is a folder or over 1 MiB.
+Result<std::string> read_text(const std::string& path);
 
 // load_job() on a text. Paths in overrides are relative to `override_dir`.
 Result<pb::Job> parse_job(std::string_view toml, const Source& source,

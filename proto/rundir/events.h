@@ -40,12 +40,18 @@ inline constexpr EventKind kCoordinatorRestarted{
 inline constexpr EventKind kJobChanged{
     "job_changed", Tone::kNotice, "detail",
     "The run continues with other settings than before."};
+inline constexpr EventKind kForked{
+    "forked", Tone::kNotice, "detail",
+    "The run was made from a checkpoint of another one."};
 inline constexpr EventKind kLearningRateChanged{
     "learning_rate_changed", Tone::kBad, "detail",
     "Another train.steps changes the learning rate of the next step."};
 inline constexpr EventKind kJournalBehind{
     "journal_behind", Tone::kNotice, "worker, detail",
     "A worker, or the metrics log, knows a later generation than the journal."};
+inline constexpr EventKind kMetricsDamaged{
+    "metrics_damaged", Tone::kBad, "detail",
+    "metrics.jsonl has lines that are not metrics."};
 inline constexpr EventKind kScanFailed{
     "scan_failed", Tone::kBad, "cause",
     "The checkpoint folder cannot be listed; retried every second."};

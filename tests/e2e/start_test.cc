@@ -231,6 +231,138 @@ TEST_F(StartTest, ATrainingThatDivergesIsNotRepeated) {
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
 }
 
+TEST_F(StartTest, AForkContinuesWithAnotherLearningRateBatchOrData) {
+  make({{"train.steps", "20"}});
+  c().start_run(1);
+  expect_exit(c().run(), 0);
+  const auto losses = raw_losses(c().metric_lines());
+  const std::string fork = c().folder() + "/fork";
+  const auto forked = [&](std::vector<std::string> more) {
+    std::filesystem::remove_all(fork);
+    std::vector<std::string> args = {"fork", c().run_dir(), "--at",
+                                     "10",   "--out",       fork};
+    args.insert(args.end(), more.begin(), more.end());
+    return c().remesh(args);
+  };
+  EXPECT_EQ(forked({"--set", "model.dim=32"}).exit.code, 2);
+  EXPECT_EQ(forked({"--set", "train.steps=10"}).exit.code, 2);
+  EXPECT_FALSE(std::filesystem::exists(fork));
+  const auto trained = [&](const std::vector<std::string>& more) {
+    const Finished made = forked(more);
+    EXPECT_EQ(made.exit.code, 0) << made.output;
+    const Finished f = c().remesh({"resume", fork, "--local", "1"}, 60'000);
+    EXPECT_EQ(f.exit.code, 0) << f.output;
+    return raw_losses(
+        testing::split_lines(testing::read_whole(fork + "/metrics.jsonl")));
+  };
+  // Without a change it is the same training.
+  EXPECT_EQ(trained({}), losses);
+  const auto hot = trained({"--set", "optimizer.lr=0.01"});
+  ASSERT_EQ(hot.size(), 20U);
+  EXPECT_TRUE(std::equal(hot.begin(), hot.begin() + 11, losses.begin()));
+  EXPECT_NE(hot[12], losses[12]);
+  // Twice the batch: step 11 has the sequences of steps 11 and 12.
+  const auto wide = trained(
+      {"--set", "train.global_batch_size=60", "--set", "optimizer.lr=0"});
+  const auto still = trained({"--set", "optimizer.lr=0"});
+  ASSERT_EQ(wide.size(), 20U);
+  EXPECT_NEAR(std::stod(wide[10]),
+              (std::stod(still[10]) + std::stod(still[11])) / 2, 1e-6);
+  EXPECT_NEAR(std::stod(wide[14]),
+              (std::stod(still[18]) + std::stod(still[19])) / 2, 1e-6);
+}
+
+TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
+  if (testing::run_program({"jq", "--version"}).exit.code != 0)
+    GTEST_SKIP() << "needs jq";
+  make(endless({{"checkpoint.interval", "0"}}));
+  const std::string programs = testing::program("remesh");
+  const Finished f = testing::run_program(
+      {"env", "-C", c().folder(),
+       fmt::format("PATH={}:{}", programs.substr(0, programs.rfind('/')),
+                   std::getenv("PATH")),
+       std::filesystem::absolute("deploy/examples/sweep.sh").string(),
+       c().job_file(), "5", "1e-3", "1e-4"},
+      120'000, c().environment());
+  EXPECT_EQ(f.exit.code, 0)
+      << f.output << testing::read_whole(c().folder() + "/sweep.log");
+  for (const char* lr : {"lr-1e-3", "lr-1e-4"})
+    EXPECT_NE(f.output.find(fmt::format("{}  step ", lr)), std::string::npos)
+        << f.output;
+}
+
+TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
+  make(endless());
+  c().start_run(1);
+  ASSERT_TRUE(c().wait_for_step(3));
+  EXPECT_EQ(c().remesh({"wait", "--step", "5"}).exit.code, 0);
+  const Finished drained =
+      c().remesh({"drain", "local-1", "--wait", "--json"}, 60'000);
+  EXPECT_EQ(drained.exit.code, 0) << drained.output;
+  const Json status = Json::parse(drained.output);
+  EXPECT_TRUE(status["workers"].empty() ||
+              status["workers"][0]["state"] == "dead")
+      << status;
+  const Finished listed = c().remesh({"ls", "--json"});
+  const Json runs = Json::parse(listed.output)["runs"];
+  ASSERT_EQ(runs.size(), 1u) << listed.output;
+  EXPECT_EQ(runs[0]["state"], "training");
+  // A second one makes the command ambiguous.
+  const std::string other = c().folder() + "/other";
+  Process second({{testing::program("remesh"), "run", c().job_file(),
+                   "--run-dir", other, "--local", "1"},
+                  c().folder() + "/other.out",
+                  c().environment()});
+  ASSERT_TRUE(testing::wait_until(
+      [&] {
+        return testing::read_whole(other + "/metrics.jsonl")
+                   .find("\"step\":3") != std::string::npos;
+      },
+      kEndMs));
+  const Finished several = c().remesh({"stop"});
+  EXPECT_EQ(several.exit.code, 2) << several.output;
+  expect_text(several.output, "several runs are training");
+  expect_text(several.output, other);
+  second.kill(SIGINT);
+  expect_exit(second, 130);
+  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_exit(c().run(), 4);
+}
+
+TEST_F(StartTest, ARunDirectoryThatIsGoneIsNamedAndTheRunEnds) {
+  make(endless({{"checkpoint.interval", "0"}}));
+  c().start_run(1);
+  ASSERT_TRUE(c().wait_for_step(3));
+  std::filesystem::rename(c().run_dir(), c().folder() + "/moved");
+  ASSERT_TRUE(testing::wait_until(
+      [&] {
+        return c().run().output().find("is gone; the ranks train on") !=
+               std::string::npos;
+      },
+      10'000))
+      << c().run().output();
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 3);
+  expect_text(c().run().output(), "the run directory is gone");
+  // It can be continued where it is now.
+  std::filesystem::rename(c().folder() + "/moved", c().run_dir());
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
+  c().run().kill(SIGINT);
+  expect_exit(c().run(), 130);
+}
+
+TEST_F(StartTest, AJobMayComeFromAPipe) {
+  make({{"train.steps", "5"}});
+  const Finished f = testing::run_program(
+      {"bash", "-c", "\"$0\" run - --run-dir \"$2\" --local 1 < <(cat \"$1\")",
+       testing::program("remesh"), c().job_file(), c().run_dir()},
+      60'000, c().environment());
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_sequence(5);
+}
+
 TEST_F(StartTest, AFolderOfOtherFilesDoesNotBecomeARun) {
   make(endless());
   std::filesystem::create_directory(c().run_dir());

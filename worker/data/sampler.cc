@@ -51,7 +51,8 @@ uint64_t keyed_permutation(uint64_t key, uint64_t tweak, uint64_t n,
 }
 
 Result<Sampler> Sampler::make(uint64_t seed, int64_t num_tokens,
-                              int64_t seq_len, int64_t global_batch) {
+                              int64_t seq_len, int64_t global_batch,
+                              int64_t offset) {
   if (seq_len < 1 || global_batch < 1 || num_tokens < 0)
     return invalid_argument(fmt::format(
         "sampler: {} tokens, sequence length {}, global batch {}: must be "
@@ -65,13 +66,14 @@ Result<Sampler> Sampler::make(uint64_t seed, int64_t num_tokens,
         seq_len, num_tokens, seq_len));
   // A separate key, so that no other use of the seed shares the stream.
   const uint64_t key = random_u64(seed, hash64("remesh.sampler"), 0);
-  return Sampler(key, windows, global_batch);
+  return Sampler(key, windows, global_batch, offset);
 }
 
 Sampler::Sequence Sampler::at(int64_t s, int64_t i) const {
   CHECK(s >= 0);
   CHECK(i >= 0 && i < global_batch_);
-  const int64_t n = s * global_batch_ + i;
+  const int64_t n = offset_ + s * global_batch_ + i;
+  CHECK(n >= 0);
   const int64_t epoch = n / num_windows_;
   return {epoch, static_cast<int64_t>(keyed_permutation(
                      key_, static_cast<uint64_t>(epoch),

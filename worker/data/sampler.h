@@ -6,7 +6,7 @@
 //
 // Windows do not overlap: window w has the tokens [w * T, (w + 1) * T) as input
 // and the same range shifted by one as targets. The sequences of a run are
-// numbered n = s * global_batch + i. Sequence n is window
+// numbered n = offset + s * global_batch + i. Sequence n is window
 // permutation(epoch = n / num_windows)[n % num_windows]: each epoch uses every
 // window exactly once, in an order of its own, for any batch size.
 #pragma once
@@ -41,9 +41,11 @@ class Sampler {
   // Fails if the split has no complete window (naming tokens and seq_len) or a
   // size is below 1.
   static Result<Sampler> make(uint64_t seed, int64_t num_tokens,
-                              int64_t seq_len, int64_t global_batch);
+                              int64_t seq_len, int64_t global_batch,
+                              int64_t offset = 0);
 
-  // Sequence i of step s, counted from 0. REQUIRES: s >= 0,
+  // Sequence i of step s, counted from 0.
+  // REQUIRES: s >= 0, offset + s * global_batch() >= 0,
   // 0 <= i < global_batch().
   Sequence at(int64_t s, int64_t i) const;
 
@@ -51,11 +53,16 @@ class Sampler {
   int64_t global_batch() const { return global_batch_; }
 
  private:
-  Sampler(uint64_t key, int64_t num_windows, int64_t global_batch)
-      : key_(key), num_windows_(num_windows), global_batch_(global_batch) {}
+  Sampler(uint64_t key, int64_t num_windows, int64_t global_batch,
+          int64_t offset)
+      : key_(key),
+        num_windows_(num_windows),
+        global_batch_(global_batch),
+        offset_(offset) {}
   uint64_t key_;
   int64_t num_windows_;
   int64_t global_batch_;
+  int64_t offset_;
 };
 
 // The windows of a validation: `count` of them, or all if there are fewer,

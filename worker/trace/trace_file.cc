@@ -115,6 +115,9 @@ std::string trace_json(int rank, std::vector<FileSpan> spans,
 Status write_atomically(const std::string& folder, const std::string& name,
                         std::string_view text) {
   const auto fs = posix_file_system();
+  // A run directory that is gone is not made again.
+  if (!fs->exists(parent_path(folder)))
+    return not_found(parent_path(folder) + ": no such folder");
   RETURN_IF_ERROR(fs->create_dirs(folder));
   const std::string path = path_join(folder, name), part = path + ".part";
   ASSIGN_OR_RETURN(const auto file, fs->create_new(part));

@@ -19,7 +19,7 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
                     o.local_batch, o.global_batch));
   ASSIGN_OR_RETURN(data::Sampler sampler,
                    data::Sampler::make(o.seed, dataset.train().num_tokens(),
-                                       o.seq_len, o.global_batch));
+                                       o.seq_len, o.global_batch, o.offset));
   BatchSource source(std::move(dataset), sampler, o);
   source.eval_windows_ = data::validation_windows(
       data::num_windows(source.dataset_.val().num_tokens(), o.seq_len),

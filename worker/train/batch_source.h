@@ -26,6 +26,7 @@ struct BatchOptions {
   int64_t seq_len = 1;
   int64_t global_batch = 1;  // sequences per step
   int64_t local_batch = 1;   // sequences per microbatch; divides global_batch
+  int64_t offset = 0;        // data.sequence_offset
   int64_t eval_sequences = 0;
   int dp = 1;
   int dp_index = 0;

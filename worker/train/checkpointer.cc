@@ -174,6 +174,10 @@ Status Checkpointer::write(int64_t step,
                            uint64_t room, std::function<void()> taken) {
   const store::SaveId id{.step = step,
                          .generation = options_.manifest.generation()};
+  // A run directory that is gone is not made again.
+  if (!fs_->exists(options_.folder) &&
+      !fs_->exists(parent_path(options_.folder)))
+    return not_found(options_.folder + ": the folder of checkpoints is gone");
   // "" or "zlib".
   store::WriteOptions options;
   ASSIGN_OR_RETURN(options.compression,
@@ -290,7 +294,8 @@ pb::Manifest Checkpointer::manifest_of(int64_t step) const {
   m.set_step(step);
   m.set_tokens(options_.first_tokens +
                (step - options_.first_step) * options_.tokens_per_step);
-  m.set_sequences(step * options_.sequences_per_step);
+  m.set_sequences(options_.sequence_offset +
+                  step * options_.sequences_per_step);
   m.set_time(unix_seconds());
   for (const pb::StepMetrics& r : recent_)
     if (r.step() <= step) *m.add_recent() = r;

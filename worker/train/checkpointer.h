@@ -58,6 +58,7 @@ struct CheckpointerOptions {
   // tokens, sequences, time, recent and the shards.
   pb::Manifest manifest;
   int64_t tokens_per_step = 0;
+  int64_t sequence_offset = 0;
   int64_t sequences_per_step = 0;
   // The initial state of this generation: its step, the generation that made it
   // and the tokens it had consumed.

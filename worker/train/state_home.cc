@@ -122,7 +122,8 @@ memory::StateInfo StateHome::info(int64_t step) const {
           .elements = elements_,
           .tokens = first_tokens_ +
                     (step - first_step_) * t.global_batch_size() * t.seq_len(),
-          .sequences = step * t.global_batch_size()};
+          .sequences = spec_.assignment().job().data().sequence_offset() +
+                       step * t.global_batch_size()};
 }
 
 Status StateHome::restore(comm::Comm& world,

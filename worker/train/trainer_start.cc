@@ -183,6 +183,7 @@ Status Trainer::open_data(int dp_index) {
                                       .seq_len = t.seq_len(),
                                       .global_batch = t.global_batch_size(),
                                       .local_batch = t.local_batch_size(),
+                                      .offset = job_.data().sequence_offset(),
                                       .eval_sequences = t.eval_sequences(),
                                       .dp = layout_.dp,
                                       .dp_index = dp_index}));
@@ -357,6 +358,7 @@ void Trainer::make_checkpointer() {
                         .keep_every_n = c.keep_every_n()},
           .manifest = std::move(manifest),
           .tokens_per_step = t.global_batch_size() * t.seq_len(),
+          .sequence_offset = job_.data().sequence_offset(),
           .sequences_per_step = t.global_batch_size(),
           .first_step = first_step_,
           .first_generation = first_generation_,

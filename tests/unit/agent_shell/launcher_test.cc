@@ -25,6 +25,7 @@ class LauncherTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
     world_ = std::make_unique<World>();
+    std::filesystem::create_directory(world_->dir / "run");
     auto scratch = Scratch::open(world_->dir.path(), "w.0-a");
     ASSERT_TRUE(scratch.ok()) << scratch.status().message();
     world_->scratch = std::move(scratch).value();

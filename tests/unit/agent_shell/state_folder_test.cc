@@ -140,8 +140,8 @@ TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
     auto s = open("a");
     EXPECT_EQ(num_segments("a", kJob), 1u);
     EXPECT_EQ(num_entries(s->state_folder()), 1);  // not the unfinished one
-    EXPECT_EQ(num_entries(shared_root_of(s->folder())), 1);
-    EXPECT_EQ(num_entries(s->folder()), 2);  // lock, pmix
+    EXPECT_EQ(num_entries(shared_root_of(s->folder())), 2);  // state, owner
+    EXPECT_EQ(num_entries(s->folder()), 2);                  // lock, pmix
     EXPECT_NE(s->cleaned(), "");
   }
   // They may still be needed.
@@ -159,7 +159,7 @@ TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
   auto s = open("a");
   EXPECT_EQ(num_segments("dead", kJob), 1u);
   EXPECT_EQ(num_segments("dead", kOther), 1u);
-  EXPECT_EQ(num_entries(shared_root_of(root() + "/dead")), 1);
+  EXPECT_EQ(num_entries(shared_root_of(root() + "/dead")), 2);
   EXPECT_EQ(num_entries(root() + "/dead"), 1);  // the lock
   EXPECT_EQ(s->refresh_states(kJob), 0);
   make_old("dead", kJob);

@@ -370,7 +370,12 @@ TEST(Retention, KeepsTheNewestAndTheMilestonesAndNothingElse) {
     for (const int64_t step : valid) {
       const auto newer = std::count_if(valid.begin(), valid.end(),
                                        [&](int64_t s) { return s > step; });
-      const bool keep = newer < k || (n > 0 && step % n == 0);
+      // The first at or after some multiple.
+      bool first = false;
+      for (int64_t m = n; n > 0 && m <= step; m += n)
+        first |= std::none_of(valid.begin(), valid.end(),
+                              [&](int64_t s) { return m <= s && s < step; });
+      const bool keep = newer < k || first;
       EXPECT_EQ(gone.count(step) == 0, keep) << "trial " << trial;
     }
     for (const int64_t step : invalid)

@@ -266,7 +266,8 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
   const auto asked =
       plan_text(job, {.slots = 8, .cores = 4, .layout = "tp2,cp2"});
   ASSERT_TRUE(asked.ok());
-  EXPECT_EQ(asked->find("mesh dp1,pp1,tp2,cp2: 4 of 8"), 0U) << *asked;
+  EXPECT_NE(asked->find("\nmesh dp1,pp1,tp2,cp2: 4 of 8"), std::string::npos)
+      << *asked;
 }
 
 pb::JobStatus measured() {

@@ -151,6 +151,7 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
   namespace fs = std::filesystem;
   const fs::path dir =
       fs::temp_directory_path() / ("trace_test." + std::to_string(getpid()));
+  fs::create_directory(dir);
   Tracer tracer(rank_options(2));
   tracer.set_on(true);
   { const Span s(&tracer, Category::kData); }

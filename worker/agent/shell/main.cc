@@ -1,14 +1,19 @@
 // remesh-worker: a daemon that offers this machine's slots to a training run.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
 
+#include "checkpoint/memory/state_info.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/sharing.h"
+#include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/agent/shell/address.h"
+#include "worker/agent/shell/scratch.h"
 #include "worker/agent/shell/worker.h"
 
 namespace remesh::agent {
@@ -37,8 +42,7 @@ int fail(int code, const std::string& message) {
 void add_options(CLI::App& app, WorkerOptions& o, std::string* group) {
   app.add_option("--connect", o.connect,
                  "Coordinator: tcp://HOST:PORT or ipc:///PATH, or its run "
-                 "directory")
-      ->required();
+                 "directory");
   app.add_option("--slots", o.slots, "Ranks that fit on this machine")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
@@ -93,6 +97,54 @@ void add_options(CLI::App& app, WorkerOptions& o, std::string* group) {
                  "Path of remesh-trainer; default: next to this program");
 }
 
+struct CleanOptions {
+  bool clean = false;
+  bool all = false;
+  bool dry_run = false;
+  bool json = false;
+};
+
+// `remesh clean` runs this program for it.
+void add_clean_options(CLI::App& app, CleanOptions* o) {
+  app.add_flag("--clean", o->clean,
+               "Instead of working: list the training states that dead workers "
+               "left in the memory of this host, and remove those that are no "
+               "longer kept");
+  app.add_flag("--all", o->all,
+               "With --clean: remove all that no process uses; runs whose "
+               "newest state they are go back to a checkpoint");
+  app.add_flag("--dry-run", o->dry_run, "With --clean: remove nothing");
+  app.add_flag("--json", o->json, "With --clean: print JSON");
+}
+
+int clean(const CleanOptions& o) {
+  std::string rows;
+  for (const Leftover& l : clean_host(o.all, o.dry_run)) {
+    const int64_t left_s = memory::kStateKeptS - l.age_s;
+    const std::string state = l.removed ? "removed"
+                              : l.alive ? "in use"
+                              : left_s > 0
+                                  ? fmt::format("kept for {} s", left_s)
+                                  : "no longer kept";
+    if (o.json)
+      rows += fmt::format(
+          "{}\n    {{\"folder\": \"{}\", \"owner\": \"{}\", \"bytes\": {}, "
+          "\"step\": {}, \"age_s\": {}, \"alive\": {}, \"removed\": {}}}",
+          rows.empty() ? "" : ",", l.folder, l.owner, l.bytes, l.step, l.age_s,
+          l.alive, l.removed);
+    else
+      rows +=
+          fmt::format("{:>10}  step {:<9} {:<16} {}\n", format_bytes(l.bytes),
+                      l.step, state, l.owner.empty() ? l.folder : l.owner);
+  }
+  if (o.json)
+    fmt::print("{{\n  \"schema\": 1,\n  \"states\": [{}{}]\n}}\n", rows,
+               rows.empty() ? "" : "\n  ");
+  else
+    fmt::print("{}", rows.empty() ? "no states on this host\n" : rows);
+  return kExitOk;
+}
+
 int worker_main(int argc, char** argv) {
   WorkerOptions options;
   options.version = version();
@@ -103,12 +155,17 @@ int worker_main(int argc, char** argv) {
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   std::string group;
   add_options(app, options, &group);
+  CleanOptions cleaning;
+  add_clean_options(app, &cleaning);
   report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }
+  if (cleaning.clean) return clean(cleaning);
+  if (options.connect.empty())
+    return fail(kExitUsage, "--connect is required; see remesh-worker --help");
   for (const auto& [key, name] : {std::pair{"--name", options.name},
                                   {"--host-name", options.host_name},
                                   {"--scratch-name", options.scratch_name}})

@@ -73,7 +73,12 @@ RankOutputs::~RankOutputs() {
 Status RankOutputs::open(const std::string& folder,
                          const std::vector<int>& ranks) {
   std::error_code error;
-  fs::create_directories(folder, error);
+  // A run directory that is gone is not made again.
+  const fs::path run = fs::path(folder).parent_path().parent_path();
+  if (fs::is_directory(run, error))
+    fs::create_directories(folder, error);
+  else if (!error)
+    error = std::make_error_code(std::errc::no_such_file_or_directory);
   for (const int rank : ranks) {
     if (error) break;
     const int fd = ::open(

@@ -16,6 +16,7 @@
 #include <thread>
 #include <utility>
 
+#include "checkpoint/memory/segment.h"
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
@@ -90,6 +91,10 @@ Holder holder_of(const std::string& path) {
   return out;
 }
 
+std::string owner_file(const std::string& shared_root) {
+  return shared_root + "/owner";
+}
+
 // Removes all shared memory of the worker but committed states.
 uint64_t clean_shared(const std::string& folder, const std::string& shared) {
   const std::string root = shared_root_of(folder, shared);
@@ -99,7 +104,8 @@ uint64_t clean_shared(const std::string& folder, const std::string& shared) {
   std::error_code ignored;
   uint64_t files = 0;
   for (const auto& entry : fs::directory_iterator(root, ignored)) {
-    if (keep && entry.path() == states) continue;
+    if (keep && (entry.path() == states || entry.path() == owner_file(root)))
+      continue;
     const uint64_t n = fs::remove_all(entry.path(), ignored);
     if (!ignored) files += n;
   }
@@ -168,15 +174,48 @@ int sweep_one(const std::string& folder, const std::string& shared) {
   return removed;
 }
 
-// Of all workers of this user, under any root.
-int remove_unclaimed(const std::string& shared) {
+// The worker's folder; "" if the file is missing.
+std::string owner_of(const std::string& state_folder) {
+  std::ifstream in(owner_file(fs::path(state_folder).parent_path()));
+  std::string owner;
+  std::getline(in, owner);
+  return owner;
+}
+
+// Whether the lock of that worker is held. An unknown one may live.
+bool may_live(const std::string& owner) {
+  if (owner.empty()) return true;
+  const int fd = open((owner + "/lock").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return errno != ENOENT && errno != ENOTDIR;
+  const bool held = flock(fd, LOCK_SH | LOCK_NB) != 0;
+  close(fd);
+  return held;
+}
+
+// Removes a folder of states that has become empty, and what is beside it.
+void remove_empty(const std::string& state_folder) {
+  if (has_states(state_folder)) return;
+  const std::string root = fs::path(state_folder).parent_path();
+  rmdir(state_folder.c_str());
+  // A living worker has other folders there.
+  std::error_code ignored;
+  const auto left = fs::directory_iterator(root, ignored);
+  for (const auto& entry : left)
+    if (entry.path() != owner_file(root)) return;
+  unlink(owner_file(root).c_str());
+  rmdir(root.c_str());
+}
+
+// Of all workers of this user but `own`, under any root.
+int remove_unclaimed(const std::string& own, const std::string& shared) {
   int removed = 0;
   for (const std::string& folder : memory::state_folders(shared)) {
-    const int here = remove_unclaimed_states(folder);
-    if (here == 0) continue;
+    const std::string owner = owner_of(folder);
+    const bool dead = owner != own && !may_live(owner);
+    const int here = remove_unclaimed_states(
+        folder, dead ? kStateKeptS : memory::kStateUnclaimedS);
     removed += here;
-    rmdir(folder.c_str());  // both succeed only if empty
-    rmdir(fs::path(folder).parent_path().c_str());
+    if (here > 0) remove_empty(folder);
   }
   return removed;
 }
@@ -186,7 +225,7 @@ void sweep(const std::string& root, const std::string& own,
   for_each_dead(
       root, own, [](const std::string&) { return true; },
       [&](const std::string& folder) { (void)sweep_one(folder, shared); });
-  (void)remove_unclaimed(shared);
+  (void)remove_unclaimed(own, shared);
 }
 
 }  // namespace
@@ -301,8 +340,7 @@ void Scratch::remove_generation(int64_t generation) {
   std::error_code ignored;
   fs::remove_all(fmt::format("{}/g{}", folder_, generation), ignored);
   fs::remove_all(fmt::format("{}/g{}", shared_root_, generation), ignored);
-  rmdir(state_folder().c_str());  // both succeed only if empty
-  rmdir(shared_root_.c_str());
+  remove_empty(state_folder());
   unlink((folder_ + "/ranks").c_str());
 }
 
@@ -319,6 +357,7 @@ std::string Scratch::state_folder() const {
 
 Status Scratch::make_state_folder() {
   RETURN_IF_ERROR(make_private_folder(shared_root_));
+  std::ofstream(owner_file(shared_root_)) << folder_ << "\n";
   return make_private_folder(state_folder());
 }
 
@@ -340,7 +379,7 @@ int Scratch::refresh_states(uint64_t job) {
         return has_old_states(state_folder_of(f, shared_));
       },
       [&](const std::string& f) { removed += sweep_one(f, shared_); });
-  return removed + remove_unclaimed(shared_);
+  return removed + remove_unclaimed(folder_, shared_);
 }
 
 int Scratch::remove_states(uint64_t job, bool of_dead_workers) {
@@ -356,6 +395,33 @@ int Scratch::remove_states(uint64_t job, bool of_dead_workers) {
           removed += memory::remove_segments(state_folder_of(f, shared_), job);
         });
   return removed;
+}
+
+std::vector<Leftover> clean_host(bool all, bool dry_run,
+                                 const std::string& shared) {
+  std::vector<Leftover> out;
+  for (const std::string& folder : memory::state_folders(shared)) {
+    Leftover l{.folder = folder, .owner = owner_of(folder)};
+    l.alive = !l.owner.empty() && may_live(l.owner);
+    l.age_s = age_of_states(folder);
+    for (const uint64_t job : memory::list_jobs(folder))
+      for (const auto& f : memory::list_segments(folder, job)) {
+        l.bytes += f.bytes;
+        const auto s = memory::StateSegment::open(
+            f.path, job, memory::StateSegment::Mode::kRead);
+        if (!s.ok()) continue;
+        for (const auto& c : (*s)->contents().states)
+          l.step = std::max(l.step, c.info.step);
+      }
+    if (l.bytes == 0) continue;
+    if (!dry_run && !l.alive) {
+      (void)remove_unclaimed_states(folder, all ? -1 : kStateKeptS);
+      l.removed = !has_states(folder);
+      remove_empty(folder);
+    }
+    out.push_back(std::move(l));
+  }
+  return out;
 }
 
 std::string default_scratch_root() {

@@ -11,6 +11,7 @@
 //                                               tmpfs
 //     g7/                 shared memory of MPI
 //     state/              training states (state_folder.h)
+//     owner               ROOT/NAME
 //
 // The destructor removes everything but the states, and ROOT if it is empty.
 // Whatever a killed worker leaves behind (ranks, files, shared memory) is
@@ -18,9 +19,8 @@
 //
 // States remain until the job no longer needs them; the next worker of the same
 // name uses them. Those of a dead worker are removed with the rest once they
-// are kStateKeptS old. Until then NAME/lock remains, since it identifies their
-// folder. Those that no process has used for kStateUnclaimedS are removed by
-// any worker of the user with the same SHARED.
+// are kStateKeptS old, by any worker of the user with the same SHARED; those of
+// a worker that lives once no process has used them for kStateUnclaimedS.
 #pragma once
 
 #include <cstdint>
@@ -97,6 +97,21 @@ class Scratch {
   int lock_fd_ = -1;
   uint64_t incarnation_ = 0;  // of the last life, then of this one
 };
+
+// What is left of one worker in SHARED.
+struct Leftover {
+  std::string folder;  // of its states
+  std::string owner;   // ROOT/NAME; "" if unknown
+  bool alive = false;  // its worker lives
+  uint64_t bytes = 0;
+  int64_t step = 0;   // newest
+  int64_t age_s = 0;  // since it was used last
+  bool removed = false;
+};
+// Everything of this user. Removes what is no longer kept, and with `all` what
+// no worker or rank uses; nothing if `dry_run`.
+std::vector<Leftover> clean_host(bool all, bool dry_run,
+                                 const std::string& shared = kSharedMemory);
 
 // The folder in `shared` and the state_folder() of the worker with that
 // folder() (an absolute path).

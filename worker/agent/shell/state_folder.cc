@@ -132,8 +132,15 @@ int refresh_states(const std::string& folder, uint64_t job) {
   return removed;
 }
 
-int remove_unclaimed_states(const std::string& folder) {
-  const int64_t limit = memory::kStateUnclaimedS + slept_s();
+int64_t age_of_states(const std::string& folder) {
+  int64_t age = std::numeric_limits<int64_t>::max();
+  for (const uint64_t job : memory::list_jobs(folder))
+    age = std::min(age, age_of(folder, job));
+  return age;
+}
+
+int remove_unclaimed_states(const std::string& folder, int64_t limit_s) {
+  const int64_t limit = limit_s < 0 ? limit_s : limit_s + slept_s();
   int removed = 0;
   for (const uint64_t job : memory::list_jobs(folder)) {
     if (age_of(folder, job) <= limit) continue;

@@ -39,7 +39,11 @@ bool has_old_states(const std::string& folder);
 // Touches the job's segments and removes the old ones of other jobs. Returns
 // the number of segments removed.
 int refresh_states(const std::string& folder, uint64_t job);
-// Removes the unclaimed segments of all jobs; returns their number.
-int remove_unclaimed_states(const std::string& folder);
+// Removes the segments of all jobs that were not used for `limit_s`, not
+// counting time during which the machine slept; returns their number. One that
+// a process has open for writing stays. limit_s < 0: whatever their age.
+int remove_unclaimed_states(const std::string& folder, int64_t limit_s);
+// Seconds since any of them was used.
+int64_t age_of_states(const std::string& folder);
 
 }  // namespace remesh::agent

@@ -1,0 +1,203 @@
+// `remesh fork`: a new run that continues from a checkpoint of another one with
+// another learning rate, data set or batch.
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <memory>
+
+#include "checkpoint/manifest/scan.h"
+#include "coordinator/ctl/verbs.h"
+#include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/known_runs.h"
+#include "coordinator/rundir/line_file.h"
+#include "coordinator/rundir/lines.h"
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/clock.h"
+#include "proto/base/sharing.h"
+#include "proto/base/text.h"
+#include "proto/data/index.h"
+#include "proto/rundir/events.h"
+
+namespace remesh::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string run;
+  int64_t at = -1;  // -1: the newest checkpoint
+  std::string out;  // "": a new run beside the other one
+  std::vector<std::string> set;
+  bool json = false;
+};
+
+Result<manifest::Found> checkpoint_of(FileSystem& files,
+                                      const std::string& folder, int64_t step) {
+  ASSIGN_OR_RETURN(auto found, manifest::scan(files, folder));
+  std::vector<std::string> steps;
+  for (manifest::Found& f : found) {
+    if (!f.status.ok()) continue;
+    if (step < 0 || f.step == step) return std::move(f);
+    steps.push_back(std::to_string(f.step));
+  }
+  return not_found(fmt::format("{}: no checkpoint{}; {}", folder,
+                               step < 0 ? "" : fmt::format(" of step {}", step),
+                               steps.empty()
+                                   ? "save one: remesh checkpoint save"
+                                   : "those that can be used: " + join(steps)));
+}
+
+Result<std::string> data_id_of(const pb::Job& job) {
+  const std::string index = job.data().path() + "/" + data::kIndexName;
+  ASSIGN_OR_RETURN(const std::string text, rundir::read_file(index));
+  ASSIGN_OR_RETURN(const data::Index parsed, data::parse_index(text, index));
+  return parsed.data_id;
+}
+
+// The job of the new run, and the manifest of its first checkpoint. It uses
+// each sequence once if data, batch or both stay the same.
+Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
+             pb::Manifest* m) {
+  for (const jobfile::Difference& d : jobfile::differences(before, *job))
+    if (d.key.starts_with("model."))
+      return invalid_argument(fmt::format(
+          "{} = {}: the checkpoint's model has {}; a fork keeps the model",
+          d.key, d.second, d.first));
+  if (job->train().steps() <= step)
+    return invalid_argument(fmt::format(
+        "train.steps = {}: the checkpoint has made step {}; give more, for "
+        "example --set train.steps={}",
+        job->train().steps(), step, 2 * step));
+  ASSIGN_OR_RETURN(const std::string data_id, data_id_of(*job));
+  const pb::Train &was = before.train(), &is = job->train();
+  const bool same_order = data_id == m->data_id() && is.seed() == was.seed() &&
+                          is.seq_len() == was.seq_len();
+  if (!same_order) m->set_sequences(0);
+  job->mutable_data()->set_sequence_offset(m->sequences() -
+                                           step * is.global_batch_size());
+  m->set_data_id(data_id);
+  m->set_seed(is.seed());
+  m->set_seq_len(is.seq_len());
+  m->set_global_batch_size(is.global_batch_size());
+  return ok_status();
+}
+
+// The same bytes under another name; a link costs nothing.
+Status link_or_copy(const std::string& from, const std::string& to) {
+  std::error_code error;
+  fs::create_hard_link(from, to, error);
+  if (!error) return ok_status();
+  fs::copy_file(from, to, error);
+  if (error) return io_error(to + ": cannot copy: " + error.message());
+  return ok_status();
+}
+
+// The manifest is last: without it there is no checkpoint.
+Status put_checkpoint(FileSystem& files, const std::string& from,
+                      const std::string& to, const pb::Manifest& m) {
+  RETURN_IF_ERROR(files.create_dirs(to));
+  for (const pb::ShardFile& s : m.shards())
+    RETURN_IF_ERROR(
+        link_or_copy(path_join(from, s.name()), path_join(to, s.name())));
+  if (m.has_index())
+    RETURN_IF_ERROR(link_or_copy(path_join(from, m.index().name()),
+                                 path_join(to, m.index().name())));
+  RETURN_IF_ERROR(files.sync_dir(to));
+  return write_file_atomically(files, path_join(to, manifest::kManifestName),
+                               manifest::encode(m));
+}
+
+// The history up to the step, so that curves and rates are whole.
+Status put_history(FileSystem& files, const std::string& from,
+                   const std::string& to, int64_t step) {
+  std::string text;
+  for (const std::string& line : rundir::read_lines(rundir::metrics_path(from)))
+    if (const auto m = rundir::parse_metrics_line(line);
+        m.ok() && m->step() <= step)
+      text += line + "\n";
+  RETURN_IF_ERROR(write_file(files, rundir::metrics_path(to), text));
+  pb::EventRecord e;
+  e.set_time(unix_seconds());
+  e.set_event(events::kForked.name);
+  e.set_step(step);
+  e.set_detail(fmt::format("from step {} of {}", step, from));
+  return write_file(files, rundir::events_path(to),
+                    rundir::event_line(e) + "\n");
+}
+
+Status fill(FileSystem& files, const std::string& from,
+            const manifest::Found& start, const pb::Job& job,
+            const rundir::RunLock& lock, const std::string& to) {
+  if (lock.was_run())
+    return already_exists(to + ": is a run already; give another --out");
+  RETURN_IF_ERROR(rundir::check_unused(files, to));
+  pb::Manifest m = start.manifest;
+  m.set_run_id(rundir::new_run_id(to));
+  m.set_job(job.job().name());
+  RETURN_IF_ERROR(put_history(files, from, to, start.step));
+  RETURN_IF_ERROR(put_checkpoint(
+      files, start.path,
+      path_join(rundir::checkpoints_path(to, job.checkpoint().folder()),
+                manifest::step_name(start.step)),
+      m));
+  return rundir::write_job(files, job, to, m.run_id());
+}
+
+Result<int> fork_run(const Options& o) {
+  RETURN_IF_ERROR(share_new_files(/*group=*/""));
+  const auto files = posix_file_system();
+  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.run));
+  ASSIGN_OR_RETURN(const pb::Job before, rundir::load_resolved({}, run));
+  ASSIGN_OR_RETURN(pb::Job job, rundir::load_resolved({"", o.set}, run));
+  ASSIGN_OR_RETURN(
+      manifest::Found start,
+      checkpoint_of(*files,
+                    rundir::checkpoints_path(run, before.checkpoint().folder()),
+                    o.at));
+  RETURN_IF_ERROR(adapt(before, start.step, &job, &start.manifest));
+  ASSIGN_OR_RETURN(
+      const std::string to,
+      rundir::choose_run(fs::path(run).parent_path().string(), job.job().name(),
+                         o.out, /*resume=*/false, unix_seconds()));
+  ASSIGN_OR_RETURN(const auto lock, rundir::RunLock::acquire(to));
+  if (Status s = fill(*files, run, start, job, *lock, to); !s.ok()) {
+    lock->remove_unstarted(*files);
+    return s;
+  }
+  rundir::note_run(to);
+  if (o.json) {
+    print_json({{"run_dir", to}, {"from", run}, {"step", start.step}});
+  } else {
+    fmt::print("made {} from step {} of {}\nto continue: remesh resume {}\n",
+               rundir::short_path(to), start.step, rundir::short_path(run),
+               rundir::typed_path(to));
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+void add_fork_verb(CLI::App* app, int* code) {
+  auto o = std::make_shared<Options>();
+  CLI::App* c = app->add_subcommand(
+      "fork", "Make a new run from a checkpoint, with other settings");
+  add_run_option(c, &o->run);
+  c->add_option("--at", o->at, "Step of the checkpoint. Default: the newest")
+      ->check(CLI::Range(int64_t{1}, INT64_MAX));
+  c->add_option("--out", o->out,
+                "Folder of the new run. Default: a new one beside RUN");
+  add_set_option(c, &o->set);
+  add_json_option(c, &o->json);
+  c->footer(R"(
+Examples:
+  remesh fork runs/books --at 1000 --set optimizer.lr=1e-4
+  remesh fork runs/books --set data.path=data/poems --set train.steps=3000
+
+The new run continues from the checkpoint with any learning rate, schedule, data
+set or batch; the model stays. RUN may be training meanwhile. With the same data
+every sequence is used once, also after a change of the batch size; with other
+data it begins at the first sequence.)");
+  c->callback([o, code] { *code = exit_code(fork_run(*o)); });
+}
+
+}  // namespace remesh::ctl
