@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -205,6 +206,8 @@ class WorkerTest : public ::testing::Test {
     pb::Assignment a;
     a.set_generation(++generation_);
     a.set_run_dir(dir_ / "run");
+    // The coordinator has made it; a worker does not.
+    std::filesystem::create_directories(a.run_dir());
     a.mutable_job()->mutable_job()->set_name("test");
     a.mutable_job()->mutable_job()->set_description(script);
     int rank = 0;
