@@ -171,7 +171,7 @@ bool Bench::rank_killed(int trial, Trial* out) {
   if (pid <= 0) return false;
   const int64_t g = generation();
   const double t = unix_seconds();
-  kill(pid, SIGKILL);
+  testing::send_signal(pid, SIGKILL);
   return measure(t, g, out) && settle();
 }
 
@@ -180,7 +180,7 @@ bool Bench::rank_stopped(int trial, Trial* out) {
   if (pid <= 0) return false;
   const int64_t g = generation();
   const double t = unix_seconds();
-  kill(pid, SIGSTOP);
+  testing::send_signal(pid, SIGSTOP);
   return measure(t, g, out) && settle();
 }
 

@@ -41,7 +41,7 @@ struct StateInfo {
   friend bool operator==(const StateInfo&, const StateInfo&) = default;
 };
 
-// "step 7 of generation 2, rank 1 of dp2,pp1,tp1".
+// "step 7 of generation 2, rank 1 of dp2".
 std::string to_string(const StateInfo& info);
 
 // The most words that encode() returns: 1024 stages.

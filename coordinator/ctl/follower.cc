@@ -114,7 +114,7 @@ void Follower::read_metrics() {
         !screen_->is_terminal() || now_unix_ - step_shown_ >= kStepLineEveryS;
     if (!special && (!calm || m.step() % log_every_ != 0)) continue;
     step_shown_ = now_unix_;
-    screen_->line(step_line(m, progress_.steps));
+    screen_->line(step_line(m, progress_.steps, screen_->style().width));
   }
 }
 

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <cmath>
 #include <ctime>
+#include <string_view>
 
 #include "coordinator/rundir/lines.h"
 #include "proto/base/text.h"
@@ -91,16 +92,28 @@ std::string short_number(double value) {
   return fmt::format("{:.{}f}{}", value, decimals, kUnits[unit]);
 }
 
-std::string step_line(const pb::StepMetrics& m, int64_t steps) {
+std::string step_line(const pb::StepMetrics& m, int64_t steps, int width) {
   const std::string total = fmt::format("{}", steps);
-  std::string out = fmt::format(
-      "step {:>{}}/{}  loss {:.4f}  |g| {:.3f}  lr {:.2e}  {:>5} tok/s  "
-      "{:.3f} s  {}  gen {}",
-      m.step(), total.size(), total, m.loss(), m.grad_norm(), m.lr(),
-      short_number(m.tokens_per_s()), m.step_s(), rundir::mesh_text(m.mesh()),
-      m.generation());
-  if (m.has_val_loss()) out += fmt::format("  val {:.4f}", m.val_loss());
-  return out;
+  // In their order, with the rank in which they are left out; 0 is always kept.
+  std::vector<std::pair<int, std::string>> parts = {
+      {0, fmt::format("step {:>{}}/{}", m.step(), total.size(), total)},
+      {0, fmt::format("loss {:.4f}", m.loss())},
+      {2, fmt::format("|g| {:.3f}", m.grad_norm())},
+      {4, fmt::format("lr {:.2e}", m.lr())},
+      {6, fmt::format("{:>5} tok/s", short_number(m.tokens_per_s()))},
+      {5, fmt::format("{:.3f} s", m.step_s())},
+      {3, rundir::mesh_text(m.mesh())},
+      {1, fmt::format("gen {}", m.generation())}};
+  if (m.has_val_loss())
+    parts.emplace_back(0, fmt::format("val {:.4f}", m.val_loss()));
+  for (int next = 1;; ++next) {
+    std::string out;
+    for (const auto& [rank, text] : parts)
+      if (rank == 0 || rank >= next) out += (out.empty() ? "" : "  ") + text;
+    if (width <= 0 || display_width(out) <= static_cast<size_t>(width) ||
+        next > 6)
+      return out;
+  }
 }
 
 namespace {
@@ -166,15 +179,21 @@ std::string progress_line(const Progress& p, const Style& style) {
   } else if (p.step > 0) {
     tail += fmt::format("  loss {:.4f}", p.loss);
   }
-  std::string times;
-  if (p.elapsed_s >= 0) times = "  " + format_duration(p.elapsed_s);
-  if (p.note.empty() && p.step > 0 && p.left_s >= 0)
-    times +=
-        (times.empty() ? "  " : ", ") + format_duration(p.left_s) + " left";
-  tail += times;
+  const std::string elapsed =
+      p.elapsed_s >= 0 ? format_duration(p.elapsed_s) : "";
+  const std::string left = p.note.empty() && p.step > 0 && p.left_s >= 0
+                               ? format_duration(p.left_s) + " left"
+                               : "";
+  const size_t width = std::max(style.width, 1);
+  const std::string both =
+      elapsed + (elapsed.empty() || left.empty() ? "" : ", ") + left;
+  for (const std::string& times : {both, left}) {
+    if (times.empty() || tail.size() + 1 + times.size() > width) continue;
+    tail += "  " + times;
+    break;
+  }
   constexpr size_t kMaxBar = 40;
   constexpr size_t kMinBar = 5;
-  const size_t width = std::max(style.width, 1);
   const size_t taken = display_width(tail) + 2;
   if (taken + kMinBar > width) {
     // Too narrow for a bar. The tail is ASCII, so bytes are columns.
@@ -205,6 +224,66 @@ bool begins_character(char c) {
 size_t display_width(const std::string& text) {
   return static_cast<size_t>(
       std::count_if(text.begin(), text.end(), begins_character));
+}
+
+namespace {
+
+// As display_width(), but escape sequences take no room.
+size_t shown_width(std::string_view text) {
+  size_t width = 0;
+  bool escape = false;
+  for (const char c : text) {
+    if (c == '\x1b') escape = true;
+    if (!escape && begins_character(c)) ++width;
+    // "ESC [ numbers letter"
+    if (std::isalpha(static_cast<unsigned char>(c))) escape = false;
+  }
+  return width;
+}
+
+std::string fold_line(std::string_view line, size_t columns) {
+  std::string out;
+  size_t column = 0, indent = line.find_first_not_of(' ') + 2;
+  bool second = false;  // whether its second column was seen
+  for (bool begun = false; !line.empty(); begun = true) {
+    const size_t gap = std::min(line.find_first_not_of(' '), line.size());
+    line.remove_prefix(gap);
+    // A command at the end stays in one piece, to be copied.
+    const bool command = out.ends_with(':') && line.starts_with("remesh");
+    const std::string_view word =
+        command ? line : line.substr(0, line.find(' '));
+    line.remove_prefix(word.size());
+    if (begun && gap > 1 && !std::exchange(second, true) &&
+        column + gap <= columns / 2)
+      indent = column + gap;
+    if (begun && column + gap + shown_width(word) > columns) {
+      out += "\n" + std::string(indent, ' ');
+      column = indent;
+    } else {
+      out += std::string(gap, ' ');
+      column += gap;
+    }
+    out += word;
+    column += shown_width(word);
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string fold(const std::string& text, int columns) {
+  if (columns <= 0) return text;
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find('\n', at), text.size());
+    const std::string_view line = std::string_view(text).substr(at, end - at);
+    out += shown_width(line) <= static_cast<size_t>(columns)
+               ? std::string(line)
+               : fold_line(line, static_cast<size_t>(columns));
+    if (end < text.size()) out += '\n';
+    at = end + 1;
+  }
+  return out;
 }
 
 std::string fit(const std::string& text, int columns, int rows,

@@ -16,7 +16,7 @@ namespace remesh::ctl {
 struct Style {
   bool unicode = false;  // UTF-8: block and Braille characters
   bool color = false;
-  int width = 80;
+  int width = 0;  // 0: not a terminal, lines are as long as they are
 };
 
 // `schema` of everything that --json prints. It grows when a key changes its
@@ -31,8 +31,9 @@ std::string toned(const std::string& text, Tone tone, const Style& style);
 // "41.2k", "3.14M", "512".
 std::string short_number(double value);
 
-// One finished step: "step  120/500  loss 2.1345  |g| 0.850  ...".
-std::string step_line(const pb::StepMetrics& m, int64_t steps);
+// One finished step: "step  120/500  loss 2.1345  |g| 0.850  ...", without its
+// less important figures if they do not fit into `width` columns (0: all).
+std::string step_line(const pb::StepMetrics& m, int64_t steps, int width);
 
 // One event without its time: "worker w1 joined: 2 slots on vm".
 std::string event_text(const pb::EventRecord& e);
@@ -57,6 +58,11 @@ std::vector<std::string> loss_curve(
 
 // Columns that a terminal needs for a UTF-8 text (one per code point).
 size_t display_width(const std::string& text);
+
+// The text with each line of more than `columns` columns (0: none) continued on
+// further lines, indented to its second column if that begins in the left half.
+// Words are not divided. Escape sequences take no room.
+std::string fold(const std::string& text, int columns);
 
 // The first `rows` lines of a text, each cut to `columns` characters. Escape
 // sequences take no room and are kept. `last` replaces the last row.

@@ -304,8 +304,17 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
   const std::string& run = opened.run;
   const int holder = rundir::RunLock::holder(run);
   const auto end = rundir::end_of_run(run);
-  if (holder == 0 && end && !o.resume)
-    return ended(run + ": " + rundir::end_text(*end, run));
+  if (holder == 0 && end && !o.resume) {
+    std::vector<std::string> keys;
+    if (const auto held = rundir::load_resolved({}, run); held.ok())
+      for (const auto& d : jobfile::differences(*held, opened.job))
+        keys.push_back(fmt::format("{} {} -> {}", d.key, d.first, d.second));
+    return ended(fmt::format(
+        "{}: {}{}", run, rundir::end_text(*end, run),
+        keys.empty() ? ""
+                     : "; the job given is another one (" + join(keys) +
+                           "): give another --run-dir to train that"));
+  }
   if (holder == 0) return ok_status();  // the coordinator checks the rest
   ASSIGN_OR_RETURN(
       const rundir::JobChange change,

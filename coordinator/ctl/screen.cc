@@ -102,7 +102,7 @@ void Screen::line(const std::string& text) {
 }
 
 void Screen::line(const std::string& text, Tone tone) {
-  line(toned(text, tone, style_));
+  line(toned(fold(text, style_.width), tone, style_));
 }
 
 void Screen::bottom(const std::string& text) {

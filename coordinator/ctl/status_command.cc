@@ -92,7 +92,7 @@ Result<int> show(const Options& o, bool clear) {
     const RunFacts facts =
         facts_of(last_metrics(status.run_dir()), all_events(status.run_dir()),
                  status.steps(), unix_seconds());
-    text = status_text(status, facts, style);
+    text = fold(status_text(status, facts, style), style.width);
   }
   if (clear) {
     const TerminalSize size = terminal_size();

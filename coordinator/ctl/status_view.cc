@@ -341,8 +341,8 @@ std::string memory_row(const pb::JobStatus& s) {
                        : fmt::format("step {} if any one host is lost",
                                      k.safe_step()));
   return step +
-         fmt::format("lost with {} {}",
-                     k.needed_hosts_size() == 1 ? "host" : "any of",
+         fmt::format("kept by {} {} only",
+                     k.needed_hosts_size() == 1 ? "host" : "all of hosts",
                      join({k.needed_hosts().begin(), k.needed_hosts().end()}));
 }
 

@@ -115,7 +115,8 @@ std::string event_rows(const RunSummary& s) {
   return out;
 }
 
-std::string next_rows(const RunSummary& s) {
+// The commands stay in one piece.
+std::string next_rows(const RunSummary& s, const Style& style) {
   std::vector<std::string> next = {s.resume};
   if (s.outcome == "done") next = longer_advice(s.job, s.resume);
   if (s.outcome == "failed") {
@@ -127,7 +128,10 @@ std::string next_rows(const RunSummary& s) {
   }
   next.push_back("remesh status " + shell_quoted(s.run_dir));
   std::string out = "\nWhat to try next:\n";
-  for (const std::string& line : next) out += "  " + line + "\n";
+  for (const std::string& line : next)
+    out +=
+        (line.starts_with(' ') ? fold("  " + line, style.width) : "  " + line) +
+        "\n";
   return out;
 }
 
@@ -171,25 +175,28 @@ std::string summary_text(const RunSummary& s, const Style& style) {
   }
   std::string out = "\n";
   for (const std::string& line :
-       loss_curve(points, std::min(style.width, kMaxCurveWidth), kCurveHeight,
-                  style.unicode)) {
+       loss_curve(points,
+                  style.width > 0 ? std::min(style.width, kMaxCurveWidth)
+                                  : kMaxCurveWidth,
+                  kCurveHeight, style.unicode)) {
     out += line + "\n";
   }
   out += "\n";
   const int64_t step = s.metrics.empty() ? 0 : s.metrics.back().step();
   const int64_t tokens = s.metrics.empty() ? 0 : s.metrics.back().tokens();
-  out += row("run", s.run_dir);
-  out += row("outcome", fmt::format("{} at step {} of {}, {} tokens", s.outcome,
-                                    step, s.job.train().steps(),
-                                    short_number(static_cast<double>(tokens))));
-  out += loss_rows(s);
-  out += speed_row(s);
-  out += mesh_rows(s, style);
-  out += event_rows(s);
-  out += row("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
+  std::string rows = row("run", s.run_dir);
+  rows +=
+      row("outcome", fmt::format("{} at step {} of {}, {} tokens", s.outcome,
+                                 step, s.job.train().steps(),
+                                 short_number(static_cast<double>(tokens))));
+  rows += loss_rows(s);
+  rows += speed_row(s);
+  rows += mesh_rows(s, style);
+  rows += event_rows(s);
+  rows += row("checkpoint", s.checkpoint.empty() ? "none" : s.checkpoint);
   if (!s.in_memory.empty())
-    out += row("in memory", s.in_memory + "; resume the run before that");
-  return out + next_rows(s);
+    rows += row("in memory", s.in_memory + "; resume the run before that");
+  return out + fold(rows, style.width) + next_rows(s, style);
 }
 
 }  // namespace remesh::ctl

@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "coordinator/core/job_shape.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
@@ -227,11 +228,7 @@ std::vector<Kv> event_fields(const pb::EventRecord& event) {
 }
 
 std::string mesh_text(const pb::Mesh& mesh) {
-  std::string out = fmt::format("dp{}", mesh.dp());
-  if (mesh.pp() > 1) out += fmt::format(" pp{}", mesh.pp());
-  if (mesh.tp() > 1) out += fmt::format(" tp{}", mesh.tp());
-  if (mesh.cp() > 1) out += fmt::format(" cp{}", mesh.cp());
-  return out;
+  return core::layout_of(mesh).to_string();
 }
 
 }  // namespace remesh::rundir

@@ -33,7 +33,7 @@ Result<pb::EventRecord> parse_event_line(std::string_view line);
 // all but its name, and the time, which the line has. A list is joined.
 std::vector<Kv> event_fields(const pb::EventRecord& event);
 
-// "dp2" or "dp2 pp2 tp4".
+// "dp2" or "dp2,pp2,tp4".
 std::string mesh_text(const pb::Mesh& mesh);
 
 }  // namespace remesh::rundir

@@ -31,7 +31,9 @@ int Layout::rank(const Coord& c) const {
 }
 
 std::string Layout::to_string() const {
-  std::string out = fmt::format("dp{},pp{},tp{}", dp, pp, tp);
+  std::string out = fmt::format("dp{}", dp);
+  if (pp != 1) out += fmt::format(",pp{}", pp);
+  if (tp != 1) out += fmt::format(",tp{}", tp);
   if (cp != 1) out += fmt::format(",cp{}", cp);
   return out;
 }

@@ -32,7 +32,7 @@ struct Layout {
   Coord coord(int rank) const;
   // REQUIRES: every coordinate inside its degree.
   int rank(const Coord& c) const;
-  // "dp2,pp1,tp4" (cp only when it is not 1).
+  // "dp2", "dp1,pp2,tp4": dp, and each other degree that is not 1.
   std::string to_string() const;
 
   // Reads "dp2,pp2,tp2", "dp2", "tp4,cp2"; omitted degrees are 1. Fails on an

@@ -234,6 +234,11 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
   std::vector<Problem> problems;
   Reader reader(job, problems);
   reader.read_file(parsed.table(), source);
+  // A flavor given for this run is not hidden by the dimensions of the file.
+  if (std::any_of(overrides.begin(), overrides.end(), [](const auto& text) {
+        return override_key(text) == "model.flavor";
+      }))
+    clear_flavor_keys(*job.mutable_model());
   for (const std::string& text : overrides)
     reader.read_override(text, override_dir);
   for (const Field* section : sections()) {

@@ -46,6 +46,21 @@ void expand_flavor(pb::Model& m) {
   }
 }
 
+}  // namespace
+
+void clear_flavor_keys(pb::Model& m) {
+  m.clear_dim();
+  m.clear_n_layers();
+  m.clear_n_heads();
+  m.clear_n_kv_heads();
+  m.clear_hidden_dim();
+  m.clear_rope_theta();
+  m.clear_tie_embeddings();
+  m.clear_rope_scaling_factor();
+}
+
+namespace {
+
 void fill_in(pb::Job& job, const DataInfo& data) {
   pb::Model& m = *job.mutable_model();
   expand_flavor(m);

@@ -52,6 +52,9 @@ Value get_key(const pb::Job& job, const Field& key);
 Value default_value(const Field& key);
 bool has_key(const pb::Job& job, const Field& key);
 
+// Clears what model.flavor sets, where it is not given.
+void clear_flavor_keys(pb::Model& model);
+
 // The value as TOML; reads back as the same value.
 std::string to_toml_value(const Value& value);
 

@@ -176,7 +176,7 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   EXPECT_EQ(later["state"], "running");
   EXPECT_EQ(later["coordinator"]["pid"], first["coordinator"]["pid"]);
   const Json& rank = later["workers"].at(0)["ranks"].at(0);
-  ASSERT_EQ(::kill(rank["pid"].get<pid_t>(), SIGKILL), 0);
+  ASSERT_EQ(testing::send_signal(rank["pid"].get<pid_t>(), SIGKILL), 0);
   ASSERT_FALSE(c().wait_for_status(
                       [](const Json& s) { return s["state"] == "aborting"; })
                    .is_null());

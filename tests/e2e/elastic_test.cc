@@ -84,7 +84,7 @@ TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
   const auto pids = c().rank_pids(3);
   ASSERT_EQ(pids.size(), 3U);
   const int64_t before = c().last_step();
-  kill(pids.at(2), SIGSTOP);
+  testing::send_signal(pids.at(2), SIGSTOP);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 2) << e;

@@ -29,7 +29,7 @@ void FaultTest::kill_one(bool daemon, int rank) {
     c().worker(name).kill(SIGKILL);
     c().start_worker({.name = name});
   } else {
-    kill(pids.at(rank), SIGKILL);
+    testing::send_signal(pids.at(rank), SIGKILL);
   }
   ASSERT_TRUE(c().wait_for_event("failure", failures + 1));
   ASSERT_TRUE(c().wait_for_dp(2, before));
@@ -66,7 +66,7 @@ TEST_F(FaultTest, AKilledRankIsNamed) {
   const auto pids = c().rank_pids(3);
   ASSERT_EQ(pids.size(), 3U);
   const int64_t before = c().last_step();
-  kill(pids.at(1), SIGKILL);
+  testing::send_signal(pids.at(1), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 1);
@@ -96,7 +96,7 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
   // Most of a step, but not all of it, is spent in some operation.
   std::string at;
   for (int tries = 0; tries < 20; ++tries) {
-    kill(pids.at(1), SIGSTOP);
+    testing::send_signal(pids.at(1), SIGSTOP);
     const Json status =
         c().wait_for_status([&](const Json& s) { return !doing(s).empty(); });
     ASSERT_FALSE(status.is_null());
@@ -104,10 +104,10 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
     if (std::count(at.begin(), at.end(), ',') > 0 &&
         doing(status).find(" for ") != std::string::npos)
       break;
-    kill(pids.at(1), SIGCONT);
+    testing::send_signal(pids.at(1), SIGCONT);
     testing::sleep_ms(7);
   }
-  kill(pids.at(1), SIGKILL);
+  testing::send_signal(pids.at(1), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 1);
@@ -164,7 +164,7 @@ TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
   const auto pids = c().rank_pids(4);
   ASSERT_EQ(pids.size(), 4U);
-  kill(pids.at(2), SIGSTOP);
+  testing::send_signal(pids.at(2), SIGSTOP);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const Json e = c().events_named("failure")[0];
   EXPECT_EQ(e["rank"], 2) << e;
@@ -221,7 +221,7 @@ TEST_F(FaultTest, ACoordinatorKilledUnderRunCostsNoStep) {
   const auto before = c().rank_pids(2);
   ASSERT_EQ(before.size(), 2U);
   const int pid = c().status()["coordinator"]["pid"];
-  kill(pid, SIGKILL);
+  testing::send_signal(pid, SIGKILL);
   ASSERT_TRUE(c().wait_for_event("coordinator_restarted"));
   const int64_t at = c().last_step();
   ASSERT_TRUE(c().wait_for_step(at + 10));
@@ -249,7 +249,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
   EXPECT_EQ(c().rank_pids(2), before);
   EXPECT_EQ(c().events_named("failure").size(), 0U);
   // A fault after that is still detected.
-  kill(before.at(0), SIGKILL);
+  testing::send_signal(before.at(0), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   ASSERT_TRUE(c().wait_for_dp(2, c().last_step()));
   stop_in_order();
@@ -263,7 +263,7 @@ TEST_F(FaultTest, ARankAndTheCoordinatorKilledTogether) {
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
   const int64_t at = c().last_step();
-  kill(pids.at(1), SIGKILL);
+  testing::send_signal(pids.at(1), SIGKILL);
   c().coordinator().kill(SIGKILL);
   ASSERT_TRUE(c().coordinator().wait_ms(5000));
   c().start_coordinator();

@@ -41,7 +41,7 @@ TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
   ASSERT_TRUE(wait_for_mesh(1, 1, 2, 0));
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
-  kill(pids.at(1), SIGKILL);
+  testing::send_signal(pids.at(1), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   ASSERT_TRUE(wait_for_mesh(1, 1, 2, c().last_step()));
   ask_for("pp2");

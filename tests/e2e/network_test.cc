@@ -157,7 +157,7 @@ TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
       rank = p.pid;
   ASSERT_GT(rank, 0);
   int64_t at = c().last_step();
-  kill(rank, SIGKILL);
+  testing::send_signal(rank, SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
   EXPECT_EQ(c().events_named("failure")[0]["worker"], "w2");
   ASSERT_TRUE(c().wait_for_dp(2, at));
@@ -226,7 +226,7 @@ TEST_F(WireGuardTest, CarriesWhatRanksSend) {
   for (const char* lost : {"rank", "worker"}) {
     const int64_t at = c().last_step();
     if (*lost == 'r') {
-      kill(c().ranks().front().pid, SIGKILL);
+      testing::send_signal(c().ranks().front().pid, SIGKILL);
     } else {
       c().worker("w2").kill(SIGKILL);
       c().worker("w2").wait_ms(5'000);

@@ -291,7 +291,7 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   // One rank is stopped, so that the save cannot finish.
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
-  kill(pids.at(1), SIGSTOP);
+  testing::send_signal(pids.at(1), SIGSTOP);
   c().run().kill(SIGINT);
   ASSERT_TRUE(c().wait_for_event("stop_requested"));
   c().run().kill(SIGTERM);  // at once: of the same cause, so it does not count

@@ -37,7 +37,7 @@ class StartTest : public E2e {
     c().start_run(1);
     EXPECT_TRUE(c().wait_for_step(5));
     const pid_t coordinator = c().status()["coordinator"]["pid"];
-    kill(coordinator, SIGSTOP);
+    testing::send_signal(coordinator, SIGSTOP);
     const int64_t heard = c().last_step();
     // The rank logs its steps itself.
     EXPECT_TRUE(testing::wait_until(
@@ -198,7 +198,7 @@ TEST_F(StartTest, AStopThatTheCoordinatorDoesNotAnswerEnds) {
   c().start_run(1, {"--stop-timeout", "1"});
   ASSERT_TRUE(c().wait_for_step(3));
   const pid_t coordinator = c().status()["coordinator"]["pid"];
-  kill(coordinator, SIGSTOP);
+  testing::send_signal(coordinator, SIGSTOP);
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);
   expect_text(c().run().output(), "has not answered the stop within 1 s");

@@ -57,7 +57,7 @@ class StateTest : public E2e {
     const auto pids = c().rank_pids(ranks);
     ASSERT_EQ(pids.size(), ranks);
     const size_t failures = c().events_named("failure").size();
-    kill(pids.at(rank), SIGKILL);
+    testing::send_signal(pids.at(rank), SIGKILL);
     ASSERT_TRUE(c().wait_for_event("failure", failures + 1));
   }
 };

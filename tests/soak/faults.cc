@@ -180,13 +180,13 @@ bool Soak::hit_rank(Kind kind, Waiting* wait) {
   if (ranks.empty()) return false;
   const pid_t pid = ranks[random(ranks.size())].pid;
   if (kind == Kind::kRankKilled) {
-    kill(pid, SIGKILL);
+    testing::send_signal(pid, SIGKILL);
     return true;
   }
-  kill(pid, SIGSTOP);
+  testing::send_signal(pid, SIGSTOP);
   if (kind == Kind::kRankStopped) return true;
   testing::sleep_ms(static_cast<int64_t>(random(kPauseMs)));
-  kill(pid, SIGCONT);
+  testing::send_signal(pid, SIGCONT);
   wait->change = Waiting::Change::kNone;
   return true;
 }

@@ -105,7 +105,8 @@ Cluster::~Cluster() {
   workers_.clear();
   former_.clear();
   coordinator_.reset();
-  for (const Seen& p : processes_with(dir_.path())) kill(p.pid, SIGKILL);
+  for (const Seen& p : processes_with(dir_.path()))
+    testing::send_signal(p.pid, SIGKILL);
   wait_until([&] { return processes_with(dir_.path()).empty(); }, kEndMs);
   std::error_code ignored;
   for (const std::string& left : worker_leftovers(worker_folders()))
@@ -172,7 +173,7 @@ double Cluster::lose_host(const std::string& worker) {
   const double moment = unix_seconds();
   this->worker(worker).kill(SIGKILL);
   for (const Rank& r : all)
-    if (r.worker == worker) kill(r.pid, SIGKILL);
+    if (r.worker == worker) testing::send_signal(r.pid, SIGKILL);
   this->worker(worker).wait_ms(kEndMs);
   std::error_code ignored;
   fs::remove_all(shared_folder(scratch() + "/" + worker), ignored);

@@ -75,8 +75,9 @@ Status Network::add_host(int host) {
 Network::~Network() {
   for (const std::string& name : names_) {
     const Finished f = run_program({"ip", "netns", "pids", name});
-    for (const std::string& pid : words(f.output))
-      kill(std::atoi(pid.c_str()), SIGKILL);
+    if (f.exit.code == 0)
+      for (const std::string& pid : words(f.output))
+        send_signal(std::atoi(pid.c_str()), SIGKILL);
     (void)ip("netns del " + name);
   }
 }

@@ -140,6 +140,11 @@ void sleep_ms(int64_t ms) {
   std::this_thread::sleep_for(std::chrono::milliseconds(ms));
 }
 
+int send_signal(pid_t pid, int signal) {
+  CHECK(pid > 1);
+  return ::kill(pid, signal);
+}
+
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms) {
   const int64_t end = monotonic_ms() + timeout_ms;
   while (!done()) {

@@ -64,6 +64,10 @@ Finished run_program(
     const std::vector<std::string>& argv, int64_t timeout_ms = 20'000,
     const std::vector<std::pair<std::string, std::string>>& env = {});
 
+// kill(2) of one process. Aborts the test program unless pid > 1: a pid that is
+// unknown would end the test's whole process group, or every process.
+int send_signal(pid_t pid, int signal);
+
 // Polls every few milliseconds; false on timeout.
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
 void sleep_ms(int64_t ms);

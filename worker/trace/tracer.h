@@ -50,7 +50,7 @@ struct Ticket {
 struct TracerOptions {
   int64_t generation = 0;
   int rank = 0;
-  // What `remesh trace` compares the trace with: "dp2,pp2,tp1", "1f1b", model
+  // What `remesh trace` compares the trace with: "dp2,pp2", "1f1b", model
   // chunks per rank, microbatches in the schedule.
   std::string mesh;
   std::string schedule;

@@ -483,6 +483,9 @@ INSTANTIATE_TEST_SUITE_P(ExitCodes, Alone, ::testing::Values(0, 68));
 TEST_F(ByHand, ASecondTermLeavesAtOnceAndKeepsThem) {
   start_rank(1);
   on(Terminate{});
+  now_ += 999;  // a process and its group were signalled
+  EXPECT_TRUE(of<Exit>(on(Terminate{})).empty());
+  now_ += 1;
   const auto exits = of<Exit>(on(Terminate{}));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].code, 130);

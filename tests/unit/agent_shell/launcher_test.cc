@@ -207,7 +207,7 @@ TEST_F(LauncherTest, KilledRankIsReportedAtOnceAndTheRestGoesQuickly) {
   ASSERT_TRUE(run_until([] { return committed(2) > 2; }));
   const pid_t victim = seen<RankStarted>()[1].pid;
   const int64_t start = monotonic_ms();
-  ::kill(victim, SIGKILL);
+  testing::send_signal(victim, SIGKILL);
   ASSERT_TRUE(run_until_exits(1));
   RecordProperty("kill_to_reported_ms",
                  static_cast<int>(monotonic_ms() - start));
@@ -226,7 +226,7 @@ TEST_F(LauncherTest, KilledRankIsReportedAtOnceAndTheRestGoesQuickly) {
 TEST_F(LauncherTest, StoppedRankShowsItsStateAndDies) {
   world_->launcher->spawn(assignment(2, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(0) > 2; }));
-  ::kill(seen<RankStarted>()[0].pid, SIGSTOP);
+  testing::send_signal(seen<RankStarted>()[0].pid, SIGSTOP);
   ASSERT_TRUE(run_until(
       [] { return world_->launcher->samples()[0].status.os_state() == "T"; }));
   EXPECT_GT(world_->launcher->samples()[1].status.rss_bytes(), 1u << 20);

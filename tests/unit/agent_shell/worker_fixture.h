@@ -19,6 +19,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/wire/channel.h"
+#include "tests/testing/process.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"
@@ -184,7 +185,7 @@ class WorkerTest : public ::testing::Test {
   }
   int stop(const std::string& name, int signal) {
     if (pids_[name] == 0) return -1;
-    kill(pids_[name], signal);
+    testing::send_signal(pids_[name], signal);
     return wait(name);
   }
   // Whether that text comes up in its output; lines are written by a thread.

@@ -81,7 +81,7 @@ TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
   EXPECT_FALSE(h.replica());
   EXPECT_EQ(fs::path(h.segment()).parent_path(), states_of("a"));
   // A leaving worker stays until none of its states is needed.
-  kill(pids_["a"], SIGTERM);
+  testing::send_signal(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
   EXPECT_FALSE(c.run_until(
       [&] { return read_proc_stat(pids_["a"])->state == 'Z'; }, 300));
@@ -170,7 +170,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
   next.set_generation(generation_ + 1);
   c.want(pb::Directive::IDLE, next);
   ASSERT_TRUE(c.reach({"b", "c"}, pb::Report::IDLE, next.generation()));
-  kill(pids_["c"], SIGSTOP);
+  testing::send_signal(pids_["c"], SIGSTOP);
   c.want(pb::Directive::LEAVE, next);
   EXPECT_TRUE(ends("b"));
   EXPECT_FALSE(has_shared("b"));
@@ -190,8 +190,9 @@ TEST_F(WorkerStatesTest, StayAfterAWorkerThatIsInterruptedTwice) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   run_generation(c, assignment({"a"}, 1, "step_ms=1"));
-  kill(pids_["a"], SIGTERM);
+  testing::send_signal(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
+  usleep(1'100'000);  // a second one within a second does not count
   EXPECT_EQ(stop("a", SIGTERM), 130);
   EXPECT_EQ(num_entries(states_of("a")), 1);
 }

@@ -27,7 +27,7 @@ TEST_F(WorkerTest, TwoWorkersGoThroughGenerationsAndLeave) {
     // killed.
     const pid_t victim = c.report("b").ranks(1).pid();
     const int64_t start = monotonic_ms();
-    kill(victim, SIGKILL);
+    testing::send_signal(victim, SIGKILL);
     ASSERT_TRUE(c.run_until([&] {
       const auto& ranks = c.report("b").ranks();
       return ranks.size() == 2 && ranks[1].exited();
@@ -97,9 +97,10 @@ TEST_F(WorkerTest, TermLeavesAndASecondOneAtOnce) {
   run_generation(c, a);
   std::vector<pid_t> ranks;
   for (const auto& r : c.report("a").ranks()) ranks.push_back(r.pid());
-  kill(pids_["a"], SIGTERM);
+  testing::send_signal(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
   EXPECT_EQ(c.report("a").state(), pb::Report::RUNNING);
+  usleep(1'100'000);  // a second one within a second does not count
   EXPECT_EQ(stop("a", SIGTERM), 130);
   for (pid_t r : ranks) EXPECT_FALSE(read_proc_stat(r));
 }
@@ -181,13 +182,13 @@ TEST_F(WorkerTest, StorageThatHangsSilencesNobody) {
       ASSERT_EQ(mkfifo((logs + out).c_str(), 0600), 0);
     const auto a = assignment({"a"}, 2, "step_ms=1");
     run_generation(c, a);
-    kill(c.report("a").ranks(1).pid(), SIGKILL);
+    testing::send_signal(c.report("a").ranks(1).pid(), SIGKILL);
     ASSERT_TRUE(c.run_until([&] { return c.report("a").ranks(1).exited(); }));
     EXPECT_EQ(c.report("a").ranks(1).signal(), SIGKILL);
     c.want(pb::Directive::ABORT, a);
     ASSERT_TRUE(c.reach({"a"}, pb::Report::QUIESCED, generation_));
   }
-  kill(pids_["a"], SIGTERM);
+  testing::send_signal(pids_["a"], SIGTERM);
   ASSERT_TRUE(c.run_until([&] { return c.report("a").leaving(); }));
   pb::Assignment none;
   none.set_generation(generation_);
@@ -206,14 +207,14 @@ TEST_F(WorkerTest, FrozenWorkerObeysSoonAfterItGoesOn) {
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
   const auto a = assignment({"a"}, 2, "step_ms=1");
   run_generation(c, a);
-  kill(pids_["a"], SIGSTOP);
+  testing::send_signal(pids_["a"], SIGSTOP);
   c.run_until([] { return false; }, 4200);
   pb::Assignment next;
   next.set_generation(a.generation() + 1);
   c.want(pb::Directive::IDLE, next);
   c.run_until([] { return false; }, 300);
   const int64_t start = monotonic_ms();
-  kill(pids_["a"], SIGCONT);
+  testing::send_signal(pids_["a"], SIGCONT);
   ASSERT_TRUE(c.reach({"a"}, pb::Report::IDLE, next.generation()));
   std::printf("goes on -> obeys %lld ms\n",
               static_cast<long long>(monotonic_ms() - start));
@@ -377,7 +378,7 @@ TEST_F(WorkerTest, ARefusalThatWillPassLeavesTheWorkerWaiting) {
   ASSERT_TRUE(eventually([&] {
     return output("a").find("a live worker has this name") != std::string::npos;
   }));
-  kill(pids_["a"], SIGTERM);
+  testing::send_signal(pids_["a"], SIGTERM);
   EXPECT_EQ(wait("a"), 0);
 }
 

@@ -97,7 +97,7 @@ TEST(Mesh, RefusesAWorldOfAnotherSize) {
     const auto made = Mesh::make(world, {.dp = 4});
     ASSERT_FALSE(made.ok());
     EXPECT_EQ(made.status().message(),
-              "mesh dp4,pp1,tp1: needs 4 ranks, the "
+              "mesh dp4: needs 4 ranks, the "
               "world has 3");
   });
 }

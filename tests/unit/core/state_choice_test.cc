@@ -269,7 +269,7 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
   StateChoice c = choose_state(&table, in);
   EXPECT_EQ(c.kind, StateChoice::Kind::kMemory);
   EXPECT_EQ(c.step, 7);
-  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3,pp1,tp1) is incomplete"),
+  EXPECT_NE(c.why.find("step 8 of generation 1 (dp3) is incomplete"),
             std::string::npos)
       << c.why;
   // Its host is gone with it, but b's buddy has a replica of step 7.

@@ -54,14 +54,20 @@ pb::EventRecord event(const std::string& name, double time) {
 
 TEST_F(RenderTest, StepLine) {
   pb::StepMetrics m = metrics(12, 2.13452, 0);
-  EXPECT_EQ(step_line(m, 500),
+  EXPECT_EQ(step_line(m, 500, 0),
             "step  12/500  loss 2.1345  |g| 0.850  lr 1.00e-03  41.2k tok/s  "
             "0.099 s  dp2  gen 3");
   m.set_val_loss(2.5);
   m.mutable_mesh()->set_pp(4);
-  EXPECT_EQ(step_line(m, 500),
+  EXPECT_EQ(step_line(m, 500, 0),
             "step  12/500  loss 2.1345  |g| 0.850  lr 1.00e-03  41.2k tok/s  "
-            "0.099 s  dp2 pp4  gen 3  val 2.5000");
+            "0.099 s  dp2,pp4  gen 3  val 2.5000");
+  // A narrow terminal shows what matters most.
+  EXPECT_EQ(step_line(m, 500, 96), step_line(m, 500, 0).replace(82, 7, ""));
+  EXPECT_EQ(step_line(m, 500, 60),
+            "step  12/500  loss 2.1345  41.2k tok/s  0.099 s  val 2.5000");
+  EXPECT_EQ(step_line(m, 500, 40), "step  12/500  loss 2.1345  val 2.5000");
+  EXPECT_EQ(step_line(m, 500, 1), step_line(m, 500, 40));
 }
 
 TEST_F(RenderTest, ShortNumbers) {
@@ -248,33 +254,42 @@ RunSummary sample() {
 }
 
 TEST_F(RenderTest, Summary) {
-  EXPECT_EQ(summary_text(sample(), {.width = 30}), R"(
-  5.0000 |*
-         | **
-         |   ***
-         |      **
-         |        **
-         |          **
-         |            **
-         |              **
-         |                **
-  2.0000 |                  **
-          step 1             4
+  EXPECT_EQ(summary_text(sample(), {.width = 44}), R"(
+  5.0000 |**
+         |  ****
+         |      ****
+         |          ***
+         |             ****
+         |                 ****
+         |                     ***
+         |                        ****
+         |                            ****
+  2.0000 |                                **
+          step 1                           4
 
   run         runs/r
-  outcome     done at step 4 of 4, 16.4k tokens
-  loss        5.0000 at step 1, 2.0000 at step 4
-  validation  2.2500 nats per token at step 4
-  speed       41.2k tokens/s, 0.099 s per step (mean of 3 steps)
+  outcome     done at step 4 of 4, 16.4k
+              tokens
+  loss        5.0000 at step 1, 2.0000 at
+              step 4
+  validation  2.2500 nats per token at step
+              4
+  speed       41.2k tokens/s, 0.099 s per
+              step (mean of 3 steps)
   meshes      dp2 -> dp3
-  time lost   1.2s in 1 interruption, 2 steps recomputed
+  time lost   1.2s in 1 interruption, 2
+              steps recomputed
   workers     1 joined, 0 left
-  problems    01:01:01 failure of rank 1 on worker w2: signal 9
-  checkpoint  runs/r/checkpoints/step-00000004
+  problems    01:01:01 failure of rank 1 on
+              worker w2: signal 9
+  checkpoint
+              runs/r/checkpoints/step-00000004
 
 What to try next:
   remesh resume runs/r --local 2 --set train.steps=8 --set schedule.total_steps=4
-      (step 5 has a learning rate of 1.00e-04 after 2.32e-04 at step 4; without the last --set, 5.50e-04)
+      (step 5 has a learning rate of
+        1.00e-04 after 2.32e-04 at step 4;
+        without the last --set, 5.50e-04)
   remesh checkpoint inspect runs/r
   remesh status runs/r
 )");
@@ -371,7 +386,7 @@ TEST_F(RenderTest, StatusText) {
   mesh         dp2, generation 3, 0 spare slots
   last step    loss 2.1345, 41.2k tokens/s, 0.099 s
   validation   2.7500 nats per token at step 337
-  in memory    step 340, lost with host h
+  in memory    step 340, kept by host h only
   checkpoint   step 320 (generation 3), 40.0s ago
   coordinator  tcp://h:1 on h, pid 7
 
@@ -386,7 +401,8 @@ TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
   pb::JobStatus s = status();
   const auto row = [&] { return status_text(s, {}, {}); };
   s.mutable_kept_state()->add_needed_hosts("i");
-  EXPECT_NE(row().find("step 340, lost with any of h, i\n"), std::string::npos);
+  EXPECT_NE(row().find("step 340, kept by all of hosts h, i only\n"),
+            std::string::npos);
   s.mutable_kept_state()->clear_needed_hosts();
   s.mutable_kept_state()->set_safe_step(340);
   EXPECT_NE(row().find("step 340, kept if any one host is lost\n"),
@@ -444,6 +460,22 @@ TEST(Render, AScreenIsCutToTheTerminal) {
             "one\n\x1b[31mtwo\x1b[0m\n\u00e4\u00f6\u00fc\nkey");
   EXPECT_EQ(fit(text, 80, 2, "keys"), "one\nkeys");
   EXPECT_EQ(fit("", 80, 1, "keys"), "keys");
+}
+
+TEST_F(RenderTest, LongLinesAreFoldedBetweenWords) {
+  EXPECT_EQ(fold("one two\nthree\n", 7), "one two\nthree\n");
+  EXPECT_EQ(fold("one two three four", 0), "one two three four");
+  EXPECT_EQ(fold("one two three four", 9), "one two\n  three\n  four");
+  EXPECT_EQ(fold("  a:  one two three four\n\nx", 14),
+            "  a:  one two\n      three\n      four\n\nx");
+  // A second column in the right half leaves too little room below it.
+  EXPECT_EQ(fold("12:00:00  one two", 14), "12:00:00  one\n  two");
+  EXPECT_EQ(fold("  /a/long/path and so on", 8),
+            "  /a/long/path\n    and\n    so\n    on");
+  EXPECT_EQ(fold("to go on: remesh resume r", 12),
+            "to go on:\n  remesh resume r");
+  EXPECT_EQ(fold("\x1b[31mred words\x1b[0m \u2192 x", 13),
+            "\x1b[31mred words\x1b[0m \u2192 x");
 }
 
 }  // namespace

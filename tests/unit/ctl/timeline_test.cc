@@ -94,7 +94,7 @@ TEST(Timeline, FilesThatAViewerCouldNotShowAreRefused) {
 }
 
 TEST(Timeline, RanksBecomeOneFileThatBeginsAtZero) {
-  File a(0, "dp1,pp2,tp1", "1f1b", 1), b(1, "dp1,pp2,tp1", "1f1b", 1);
+  File a(0, "dp1,pp2", "1f1b", 1), b(1, "dp1,pp2", "1f1b", 1);
   a.span("step", 500, 900, {{"step", 1}});
   b.span("step", 300, 800, {{"step", 1}});
   b.span("wait", 400, 400);  // too short to be seen
@@ -140,7 +140,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
     std::vector<double> free(kPp, 0);
     std::vector<File> files;
     for (int r = 0; r < kPp; ++r)
-      files.emplace_back(r, "dp1,pp3,tp1", name, kMicrobatches);
+      files.emplace_back(r, "dp1,pp3", name, kMicrobatches);
     for (auto& f : files) f.span("step", -1000, 100'000, {{"step", 4}});
     for (bool moved = true; moved;) {
       moved = false;
@@ -205,7 +205,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
 TEST(Timeline, AnUnsteadyPassIsToldFromTheSchedule) {
   // 1F1B over two stages, two microbatches; forward and backward 10 ms each,
   // but for the second stage's first backward pass, which takes 50.
-  File first(0, "dp1,pp2,tp1", "1f1b", 2), second(1, "dp1,pp2,tp1", "1f1b", 2);
+  File first(0, "dp1,pp2", "1f1b", 2), second(1, "dp1,pp2", "1f1b", 2);
   const auto pass = [](File& f, const char* kind, int64_t mb, int64_t begin,
                        int64_t end) {
     f.span(kind, begin, end, {{"microbatch", mb}});
@@ -227,7 +227,7 @@ TEST(Timeline, AnUnsteadyPassIsToldFromTheSchedule) {
 }
 
 TEST(Timeline, WithoutAPipelineThereIsNoBubble) {
-  File f(0, "dp1,pp1,tp1", "1f1b", 1);
+  File f(0, "dp1", "1f1b", 1);
   f.span("step", 0, 100, {{"step", 1}});
   EXPECT_EQ(pipeline_bubble({f.parsed()})->steps, 0);
   EXPECT_EQ(trace_report({f.parsed()}).find("schedule"), std::string::npos);
@@ -250,7 +250,7 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
   const auto text = plan_text(job, {.slots = 5, .hosts = 1, .cores = 4});
   ASSERT_TRUE(text.ok()) << text.status().message();
   for (const char* part :
-       {"mesh dp2,pp2,tp1: 4 of 5 slots on 1 worker, 1 spare",
+       {"mesh dp2,pp2: 4 of 5 slots on 1 worker, 1 spare",
         "(multiples of 2 slots)", "ZeRO 1, zb-h1, no recomputation",
         "stage 0: embedding, layers 0-1", "stage 1: layers 2-3, head",
         "scheduled bubble: ",
@@ -266,7 +266,7 @@ TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
   const auto asked =
       plan_text(job, {.slots = 8, .cores = 4, .layout = "tp2,cp2"});
   ASSERT_TRUE(asked.ok());
-  EXPECT_NE(asked->find("\nmesh dp1,pp1,tp2,cp2: 4 of 8"), std::string::npos)
+  EXPECT_NE(asked->find("\nmesh dp1,tp2,cp2: 4 of 8"), std::string::npos)
       << *asked;
 }
 
@@ -280,7 +280,7 @@ pb::JobStatus measured() {
   s.mutable_parallel()->set_zero_shard_group(2);
   s.set_recompute("full");
   s.set_recompute_every(2);
-  s.set_pinned("dp1,pp2,tp1");
+  s.set_pinned("dp1,pp2");
   s.set_predicted_bubble(0.1);
   pb::StepMetrics* m = s.mutable_last();
   m->set_step(3);
@@ -302,7 +302,7 @@ pb::JobStatus measured() {
 TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
   const std::string text = status_text(measured(), {}, {});
   for (const char* part :
-       {"dp1 pp2 (requested)",
+       {"dp1,pp2 (requested)",
         "ZeRO 2 in groups of 2, 1f1b, recompute full every 2 layers",
         "312G FLOP/s, GEMM efficiency 78.0%, MFU 39.0%",
         "exposed comm 5.0%, bubble 12.5% (10.0% scheduled)", "100M", "105M",
@@ -323,7 +323,7 @@ TEST(Status, JsonHasAllOfIt) {
   const Json j = Json::parse(status_json(measured()));
   EXPECT_EQ(j.at("settings").at("zero_stage"), 2);
   EXPECT_EQ(j.at("settings").at("pipeline_schedule"), "1f1b");
-  EXPECT_EQ(j.at("settings").at("pinned_mesh"), "dp1,pp2,tp1");
+  EXPECT_EQ(j.at("settings").at("pinned_mesh"), "dp1,pp2");
   EXPECT_EQ(j.at("settings").at("predicted_bubble"), 0.1);
   EXPECT_EQ(j.at("last").at("gemm_efficiency"), 0.78);
   EXPECT_EQ(j.at("last").at("mfu"), 0.39);

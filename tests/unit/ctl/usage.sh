@@ -99,7 +99,7 @@ seq 20000 >text.txt
 expect 0 "" "$bin/remesh" data prepare --input text.txt --out data
 expect 0 "vocab_size = 257" "$bin/remesh" job check job.toml
 expect 0 "steps = 7" "$bin/remesh" job check job.toml --set train.steps=7
-expect 0 "mesh dp3,pp1,tp1: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
+expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
 expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
 expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \

@@ -226,6 +226,11 @@ TEST(Resolve, FlavorsExpandAndKeysGivenWin) {
   EXPECT_EQ(job->model().n_layers(), 3);
   EXPECT_TRUE(model_config(*job).rope_scaled);
   EXPECT_EQ(model_config(*job).rope_scaling.factor, 32);
+  // One given for this run replaces the file's model.
+  const std::string file = std::string(kLeast) + "\n[model]\ndim = 96\n";
+  const auto other = resolve(good(file, {"model.flavor=8b"}), {257});
+  ASSERT_TRUE(other.ok()) << other.status().to_string();
+  EXPECT_EQ(other->model().dim(), 4096);
 }
 
 TEST(Resolve, FillsInWhatMinusOneStandsFor) {

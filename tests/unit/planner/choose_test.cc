@@ -246,7 +246,7 @@ TEST(Choose, DataParallelismWinsWhereItFits) {
             std::string::npos);
   q.degrees = {.dp = -1, .tp = 1, .pp = 3, .cp = 1};
   EXPECT_EQ(place_mesh(q)->reason,
-            "dp1,pp3,tp1: 3 of 4 slots on 2 workers, 1 spare (multiples of 3 "
+            "dp1,pp3: 3 of 4 slots on 2 workers, 1 spare (multiples of 3 "
             "slots)");
 }
 

@@ -231,7 +231,7 @@ TEST(Placement, SaysWhatItChoseAndWhy) {
   PlacementRequest q = two_workers();
   auto d = place_mesh(q);
   ASSERT_TRUE(d.ok());
-  EXPECT_EQ(d->reason, "dp3,pp1,tp1: 3 of 3 slots on 2 workers");
+  EXPECT_EQ(d->reason, "dp3: 3 of 3 slots on 2 workers");
   EXPECT_EQ(
       d->ranks[0],
       (RankPlace{.rank = 0, .worker = "a", .local_slot = 0, .threads = 1}));
@@ -241,13 +241,13 @@ TEST(Placement, SaysWhatItChoseAndWhy) {
   q.max_slots = 2;
   d = place_mesh(q);
   EXPECT_EQ(d->reason,
-            "dp2,pp1,tp1: 2 of 3 slots on 2 workers, 1 spare "
+            "dp2: 2 of 3 slots on 2 workers, 1 spare "
             "(elastic.max_slots = 2)");
   EXPECT_EQ(d->ranks[0].threads, 2);
   q.max_slots = -1;
   q.microbatches = 1;
   EXPECT_EQ(place_mesh(q)->reason,
-            "dp1,pp1,tp1: 1 of 3 slots on 1 worker, 2 spares (1 "
+            "dp1: 1 of 3 slots on 1 worker, 2 spares (1 "
             "microbatch)");
 }
 

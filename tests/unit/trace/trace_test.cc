@@ -63,7 +63,7 @@ std::vector<Json> checked_spans(const std::string& text) {
 TracerOptions rank_options(int rank) {
   return {.generation = 3,
           .rank = rank,
-          .mesh = "dp1,pp2,tp1",
+          .mesh = "dp1,pp2",
           .schedule = "1f1b",
           .chunks = 1,
           .microbatches = 4};
@@ -115,7 +115,7 @@ TEST(Tracer, SpansAreNestedNamedAndTimedInUnixMicroseconds) {
   EXPECT_LE(ts, unix_seconds() + 0.01);
   const Json about = Json::parse(tracer.to_json()).at("otherData");
   EXPECT_EQ(about.at("generation"), 3);
-  EXPECT_EQ(about.at("mesh"), "dp1,pp2,tp1");
+  EXPECT_EQ(about.at("mesh"), "dp1,pp2");
   EXPECT_EQ(about.at("microbatches"), 4);
 }
 

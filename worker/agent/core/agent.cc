@@ -14,9 +14,9 @@ namespace {
 
 constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
-// Between reports that include the metrics of older generations. These may be
-// many, and remain for long.
+// Between reports with the many metrics of older generations.
 constexpr int64_t kOlderMetricsEveryMs = 2000;
+constexpr int64_t kSameInterruptMs = 1000;  // sent to a process and its group
 constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
 
@@ -242,9 +242,9 @@ void Agent::handle(const RunEnded& e) {
 
 void Agent::handle(const Terminate&) {
   if (leaving_) {
+    if (now_ms_ - leaving_ms_ < kSameInterruptMs) return;
     if (busy_) kill_ranks();
-    exit_with(130, "interrupted twice: left immediately", States::kKept);
-    return;
+    return exit_with(130, "interrupted twice: left immediately", States::kKept);
   }
   leaving_ = true;
   leaving_ms_ = now_ms_;
