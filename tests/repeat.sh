@@ -9,8 +9,8 @@
 #
 # plain   nothing else
 # busy    beside four busy loops
-# guest   as another user, in a checkout behind a symbolic link with a space in
-#         its path, built once
+# guest   as another user, who has a run that stopped, in a checkout behind a
+#         symbolic link with a space in its path, built once
 # avx2    with DNNL_MAX_CPU_ISA=AVX2: no bf16
 # shm     with 64 MiB of /dev/shm
 # beside  while another suite (that of the guest) and a quick start run
@@ -33,7 +33,11 @@ stop_others() {
   others=()
 }
 trap 'stop_others; rm -rf "$home"' EXIT
-mkdir -p "$logs" "$home/tmp" "$home/real"
+mkdir -p "$logs" "$home/tmp" "$home/real" "$home/run" \
+  "$home/.local/state/remesh"
+cp deploy/examples/defaults.toml "$home/run/job.toml"
+touch "$home/run/journal"
+echo "$home/run" > "$home/.local/state/remesh/runs"
 ln -s "$home/real" "$home/a link"
 git clone -q . "$home/real/remesh"
 chown -R 65534:65534 "$home"

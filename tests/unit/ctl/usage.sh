@@ -6,6 +6,7 @@ bin=$1
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
+export XDG_STATE_HOME="$dir/state"  # the runs of the user are not known here
 failed=0
 
 # expect CODE TEXT COMMAND...: exit code, and TEXT somewhere in the output.
@@ -102,11 +103,15 @@ expect 0 "steps = 7" "$bin/remesh" job check job.toml --set train.steps=7
 expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
 expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
 expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
+expect 3 "the standard output cannot be written" sh -c \
+  "'$bin/remesh' plan job.toml --slots 3 >/dev/full"
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
 expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume
 expect 5 "not a run directory" "$bin/remesh" run job.toml --resume \
   --run-dir run
+expect 5 "to start a run of it: remesh run $dir/job.toml" \
+  "$bin/remesh" status .
 expect 2 "tcp://HOST:PORT" "$bin/remesh-coordinator" job.toml --bind 5710
 expect 5 "no such run" "$bin/remesh" resume none
 mkdir lost lost/metrics.jsonl
