@@ -177,10 +177,12 @@ std::string kept_in_memory(const std::string& run) {
 }
 
 std::string why_not_running(const std::string& run) {
-  const std::string memory = kept_in_memory(run);
-  const std::string kept = memory.empty() ? "" : "; " + memory;
-  if (const auto end = rundir::end_of_run(run))
-    return rundir::end_text(*end, run) + (end->outcome == "done" ? "" : kept);
+  if (const auto end = rundir::end_of_run(run)) {
+    const std::string memory = kept_in_memory(run);
+    return rundir::end_text(*end, run) +
+           (end->outcome == "done" || memory.empty() ? "" : "; " + memory);
+  }
+  const rundir::NewestState newest = newest_state_of(run);
   const std::string resume = "remesh resume " + rundir::typed_path(run);
   const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
   const auto last =
@@ -191,11 +193,12 @@ std::string why_not_running(const std::string& run) {
   const double heard = std::max(last.ok() ? last->time() : 0.0,
                                 event.ok() ? event->time() : 0.0);
   return fmt::format(
-      "not running since {}, {}, although it has not ended{}; to "
+      "not running since {}{}, although it has not ended{}{}; to "
       "continue: {}",
       last.ok() ? fmt::format("step {}", last->step())
                 : "before the first step",
-      rundir::date_text(heard), kept, resume);
+      heard > 0 ? ", " + rundir::date_text(heard) : "",
+      newest.state_step > 0 ? "; " : "", rundir::state_text(newest), resume);
 }
 
 Result<pb::JobStatus> send_command(const Target& target,

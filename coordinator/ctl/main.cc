@@ -142,6 +142,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "remesh: %s\n", e.what());
     return kExitFailed;
   }
+  // `remesh run` says so by itself, and its exit code tells how the job ended.
+  if (!app.got_subcommand("run") && !app.got_subcommand("resume") &&
+      (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) &&
+      code == kExitOk) {
+    std::fprintf(stderr, "remesh: the standard output cannot be written\n");
+    return kExitFailed;
+  }
   return code;
 }
 

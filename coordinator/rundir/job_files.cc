@@ -232,7 +232,9 @@ Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,
                      choose_run(given.job().dump_folder(), given.job().name(),
                                 run_dir, resume, unix_s));
   }
-  ASSIGN_OR_RETURN(out.job, load_resolved(source, out.run));
+  // The job.toml of a folder that is no run is not the job of one.
+  ASSIGN_OR_RETURN(out.job,
+                   load_resolved(source, is_run(out.run) ? out.run : ""));
   return out;
 }
 

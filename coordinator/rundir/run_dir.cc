@@ -407,6 +407,12 @@ bool has_metrics(const std::string& run) {
 }
 
 std::string not_a_run(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(job_path(path), error))
+    return fmt::format(
+        "{}: not a run directory (its job.toml is a job file, not that of a "
+        "run); to start a run of it: remesh run {}",
+        path, shell_quoted(job_path(path)));
   return path + ": not a run directory (it has no job.toml)" +
          (has_metrics(path)
               ? "; to continue it with its job file: remesh run JOB --resume "
