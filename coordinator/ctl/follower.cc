@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
@@ -52,7 +53,8 @@ double Pace::left_s(int64_t steps, double now) const {
 
 Follower::Follower(const pb::Job& job, const std::string& run_dir,
                    Screen* screen)
-    : log_every_(job.train().log_every()),
+    : run_dir_(run_dir),
+      log_every_(job.train().log_every()),
       screen_(screen),
       metrics_(rundir::metrics_path(run_dir), /*from_end=*/true),
       events_(rundir::events_path(run_dir), /*from_end=*/true),
@@ -131,6 +133,11 @@ void Follower::ask_status(int64_t now_ms) {
   if (now_ms - asked_ms_ < kAskEveryMs) return;
   asked_ms_ = now_ms;
   asker_.send(status_request());
+  std::error_code error;
+  const bool there = std::filesystem::exists(run_dir_, error);
+  was_there_ |= there;
+  // Without its address the coordinator cannot be asked.
+  if (!asker_.waiting()) note_gone(was_there_ && !there);
 }
 
 void Follower::note_status(const pb::JobStatus& status) {
@@ -142,18 +149,21 @@ void Follower::note_status(const pb::JobStatus& status) {
                              [](const auto& w) { return w.state() != "dead"; });
 }
 
+void Follower::note_gone(bool gone) {
+  if (gone == gone_) return;
+  gone_ = gone;
+  say(gone ? fmt::format("the run directory {} is gone; the ranks train on, "
+                         "but nothing is recorded. Put it back, or press "
+                         "Ctrl-C to end the run without saving",
+                         run_dir_)
+           : "the run directory is back",
+      gone ? Tone::kBad : Tone::kNotice, now_unix_);
+}
+
 // Says when something begins to keep the coordinator from its work, and when
 // that ends.
 void Follower::note_problems(const pb::JobStatus& status) {
-  if (status.run_dir_gone() != gone_) {
-    gone_ = status.run_dir_gone();
-    say(gone_ ? fmt::format("the run directory {} is gone; the ranks train on, "
-                            "but nothing is recorded. Put it back, or press "
-                            "Ctrl-C to end the run without saving",
-                            status.run_dir())
-              : "the run directory is back",
-        gone_ ? Tone::kBad : Tone::kNotice, now_unix_);
-  }
+  note_gone(status.run_dir_gone());
   std::string now;
   if (!gone_ && status.problems_size() > 0) now = status.problems(0).text();
   if (now == problem_) return;

@@ -58,8 +58,10 @@ class Follower {
   void ask_status(int64_t now_ms);
   void note_status(const pb::JobStatus& status);
   void note_problems(const pb::JobStatus& status);
+  void note_gone(bool gone);
   void draw(double now_unix);
 
+  std::string run_dir_;
   int64_t log_every_;
   Screen* screen_;
   rundir::LineTail metrics_;
@@ -71,8 +73,9 @@ class Follower {
   std::string state_note_;    // from the coordinator's last reply
   bool lacks_slots_ = false;  // likewise
   bool has_workers_ = false;  // likewise
-  bool gone_ = false;         // likewise
   std::string problem_;       // likewise; "": none
+  bool was_there_ = false;    // the run directory
+  bool gone_ = false;
   bool saw_step_ = false;
   // A wait for slots, shown if it does not end at once.
   std::optional<pb::EventRecord> waiting_;

@@ -272,7 +272,10 @@ class RunJob {
     const std::string newest = newest_checkpoint();
     s.checkpoint = newest.empty() ? "" : rundir::short_path(newest);
     s.in_memory = kept_in_memory(run_dir_);
-    screen_.line(summary_text(s, screen_.style()));
+    std::error_code error;
+    // Without its folder there is nothing to sum up or to continue.
+    if (std::filesystem::exists(run_dir_, error))
+      screen_.line(summary_text(s, screen_.style()));
     if (code != kExitFailed) return;
     std::string reason = supervisor_.reason();
     if (reason.empty()) reason = follower_->reason();

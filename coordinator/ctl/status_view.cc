@@ -319,13 +319,19 @@ std::string mesh_row(const pb::JobStatus& s, bool lives) {
   return out;
 }
 
-std::string checkpoint_row(const pb::JobStatus& s, const RunFacts& f) {
-  if (f.checkpoint && f.checkpoint->step() >= s.checkpoint_step())
-    return fmt::format("step {} (generation {}), {} ago", f.checkpoint->step(),
+std::string checkpoint_row(const pb::JobStatus& s, const RunFacts& f,
+                           bool lives) {
+  const int64_t saved = f.checkpoint ? f.checkpoint->step() : 0;
+  if (saved > 0 &&
+      (lives ? saved >= s.checkpoint_step() : saved == s.checkpoint_step()))
+    return fmt::format("step {} (generation {}), {} ago", saved,
                        f.checkpoint->generation(),
                        format_duration(f.now - f.checkpoint->time()));
-  return s.checkpoint_step() > 0 ? fmt::format("step {}", s.checkpoint_step())
-                                 : "none yet";
+  return (s.checkpoint_step() > 0 ? fmt::format("step {}", s.checkpoint_step())
+                                  : "none yet") +
+         (saved > s.checkpoint_step()
+              ? fmt::format("; step {} was saved and is not there", saved)
+              : "");
 }
 
 // What a failure of a host would cost.
@@ -391,7 +397,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
         fmt::format("{:.4f} nats per token at step {}", f.validated->val_loss(),
                     f.validated->step()));
   add("in memory", memory_row(s));
-  add("checkpoint", checkpoint_row(s, f));
+  add("checkpoint", checkpoint_row(s, f, lives));
   if (lives)
     add("coordinator", fmt::format("{} on {}, pid {}", s.address(),
                                    s.coordinator_host(), s.coordinator_pid()));

@@ -344,6 +344,7 @@ TEST_F(StartTest, ARunDirectoryThatIsGoneIsNamedAndTheRunEnds) {
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);
   expect_text(c().run().output(), "the run directory is gone");
+  EXPECT_EQ(c().run().output().find("What to try next"), std::string::npos);
   // It can be continued where it is now.
   std::filesystem::rename(c().folder() + "/moved", c().run_dir());
   c().start_run(1, {"--resume"});

@@ -430,6 +430,16 @@ TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
   run         r
   checkpoint  none yet
 )");
+  pb::EventRecord saved = event("checkpoint", 40);
+  saved.set_step(6);
+  const RunFacts facts = facts_of({}, {saved}, 9, 50);
+  EXPECT_NE(status_text(s, facts, {})
+                .find("none yet; step 6 was saved and is not there"),
+            std::string::npos);
+  s.set_checkpoint_step(5);
+  EXPECT_NE(status_text(s, facts, {})
+                .find("step 5; step 6 was saved and is not there"),
+            std::string::npos);
 }
 
 TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
