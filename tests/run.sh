@@ -59,7 +59,8 @@ step "test"
 code=0
 rm -rf "$build/test_results"
 ctest --test-dir "$build" --output-on-failure -j "$((cores < 16 ? cores : 16))" \
-  --output-junit "$PWD/$build/test_results/ctest.junit" "${select[@]}" "$@" ||
+  --timeout 1200 --output-junit "$PWD/$build/test_results/ctest.junit" \
+  "${select[@]}" "$@" ||
   code=$?
 step "skipped"
 python3 tests/skips.py "$build/test_results" || code=1

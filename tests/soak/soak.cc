@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kPatienceMs = 60'000;
 // How long to wait for a change of mesh that may not happen.
-constexpr int64_t kPerhapsMs = 2'500;
+constexpr int64_t kPerhapsMs = 600;
 constexpr int64_t kDiskBytes = 48 << 20;
 constexpr int64_t kRunDiskBytes = int64_t{1} << 30;
 constexpr int64_t kLastSteps = 20;  // after the stop

@@ -25,6 +25,7 @@ extern char** environ;
 namespace remesh::testing {
 namespace {
 
+constexpr int64_t kSlower = 4;  // than an idle machine
 constexpr int kPollMs = 5;
 constexpr int kExecFailed = 127;
 
@@ -146,7 +147,7 @@ int send_signal(pid_t pid, int signal) {
 }
 
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms) {
-  const int64_t end = monotonic_ms() + timeout_ms;
+  const int64_t end = monotonic_ms() + kSlower * timeout_ms;
   while (!done()) {
     if (monotonic_ms() >= end) return done();
     sleep_ms(kPollMs);

@@ -68,7 +68,8 @@ Finished run_program(
 // unknown would end the test's whole process group, or every process.
 int send_signal(pid_t pid, int signal);
 
-// Polls every few milliseconds; false on timeout.
+// Polls every few milliseconds; false after four times `timeout_ms`, which is a
+// generous time on an idle machine: others use this one too.
 bool wait_until(const std::function<bool()>& done, int64_t timeout_ms);
 void sleep_ms(int64_t ms);
 

@@ -105,7 +105,7 @@ class LauncherTest : public ::testing::Test {
     return out;
   }
 
-  static bool run_until(const std::function<bool()>& done, int ms = 20000) {
+  static bool run_until(const std::function<bool()>& done, int ms = 120000) {
     const int64_t end = monotonic_ms() + ms;
     world_->loop.on_tick([&] {
       world_->launcher->beat(monotonic_ms());
@@ -114,7 +114,7 @@ class LauncherTest : public ::testing::Test {
     world_->loop.run();
     return done();
   }
-  static bool run_until_exits(size_t n, int ms = 20000) {
+  static bool run_until_exits(size_t n, int ms = 120000) {
     return run_until([n] { return seen<RankExited>().size() >= n; }, ms);
   }
   static int64_t committed(int rank) {

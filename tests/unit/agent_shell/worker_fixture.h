@@ -50,7 +50,7 @@ class TinyCoordinator {
 
   // Runs until `done`; false on a timeout of `ms`.
   template <typename F>
-  bool run_until(F&& done, int ms = 20000) {
+  bool run_until(F&& done, int ms = 120000) {
     const int64_t end = monotonic_ms() + ms;
     while (!done()) {
       if (monotonic_ms() > end) return false;
@@ -63,7 +63,7 @@ class TinyCoordinator {
   }
   // Runs until all workers are in that state of the generation.
   bool reach(const std::set<std::string>& workers, pb::Report::State state,
-             int64_t generation, int ms = 20000) {
+             int64_t generation, int ms = 120000) {
     return run_until(
         [&] {
           for (const std::string& w : workers)
@@ -173,7 +173,7 @@ class WorkerTest : public ::testing::Test {
     return pids_[name] = child->pid;
   }
   // Exit code, or 128 + signal; -1 if it did not end.
-  int wait(const std::string& name, int ms = 10000) {
+  int wait(const std::string& name, int ms = 60000) {
     const int64_t end = monotonic_ms() + ms;
     int status = 0;
     while (waitpid(pids_[name], &status, WNOHANG) == 0) {
@@ -190,7 +190,7 @@ class WorkerTest : public ::testing::Test {
   }
   // Whether that text comes up in its output; lines are written by a thread.
   bool says(const std::string& name, const std::string& text) const {
-    const int64_t until = monotonic_ms() + 5000;
+    const int64_t until = monotonic_ms() + 60000;
     while (output(name).find(text) == std::string::npos) {
       if (monotonic_ms() > until) return false;
       usleep(10'000);

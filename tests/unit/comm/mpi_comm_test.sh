@@ -11,7 +11,7 @@ export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
 export OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for n in 1 2 3; do
-  timeout 60 "$mpirun" --oversubscribe -n $n "$program" $n || {
+  timeout 600 "$mpirun" --oversubscribe -n $n "$program" $n || {
     echo "FAILED: world of $n"
     exit 1
   }

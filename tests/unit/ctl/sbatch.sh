@@ -34,7 +34,7 @@ run() {
   printf '%s\n' "$@" >"$dir/codes"
   rm -f "$dir/worker" "$dir/coordinator"
   (cd "$dir" && PATH=$dir/bin:$bin:$PATH SLURM_JOB_ID=7 \
-    SLURM_JOB_NODELIST="node[1-2]" timeout 60 bash "$sbatch" job.toml 4) \
+    SLURM_JOB_NODELIST="node[1-2]" timeout 600 bash "$sbatch" job.toml 4) \
     >"$dir/out" 2>&1
   got=$?
 }

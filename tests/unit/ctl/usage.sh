@@ -13,7 +13,7 @@ failed=0
 expect() {
   code=$1 text=$2
   shift 2
-  out=$(timeout 20 "$@" 2>&1)
+  out=$(timeout 600 "$@" 2>&1)
   got=$?
   if [ $got -ne "$code" ]; then
     echo "FAIL: $*: exit code $got, not $code: $out"

@@ -12,7 +12,7 @@ export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
 export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_mpi_yield_when_idle=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 for n in 2 4; do
-  timeout 60 "$mpirun" --oversubscribe -n $n "$program" $n "$@" || {
+  timeout 600 "$mpirun" --oversubscribe -n $n "$program" $n "$@" || {
     echo "FAILED: world of $n"
     exit 1
   }
