@@ -180,7 +180,7 @@ Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
 
 Status RunLock::take() {
   if (fd_ >= 0) close(fd_);
-  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd_ < 0) return errno_error(path_ + ": open", errno);
   // holder() takes the lock briefly, so one refusal does not prove anything.
   constexpr int kTries = 10;

@@ -67,7 +67,7 @@ Result<std::unique_ptr<Door>> Door::open(FileSystem& fs, Options options) {
   if (o.no_auth) return door;
   if (!rundir::has_keys(o.run)) {
     if (!o.make)
-      return invalid_argument(fmt::format(
+      return not_found(fmt::format(
           "{}: has no keys, and without them whoever reaches the port controls "
           "the job. Make them with: remesh key new coordinator head {}; or, on "
           "a network of your own, start both sides with --no-auth",

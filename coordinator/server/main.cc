@@ -91,13 +91,14 @@ void declare(CLI::App& app, Arguments* a) {
   app.add_flag("--verbose", a->verbose, "Log to stderr too");
 }
 
-// A disk that is full, and a file system that is not there yet, are no end of
-// the job: whoever supervises the daemon starts it again.
+// A disk that is full, a file system that is not there yet, and an address or a
+// run that another process has, are no end of the job: whoever supervises the
+// daemon starts it again.
 int fail(const Status& status) {
   const int code = exit_with("remesh-coordinator", status);
-  const bool passes = status.code() == Code::kExhausted ||
-                      status.code() == Code::kIo ||
-                      status.code() == Code::kDenied;
+  const bool passes =
+      status.code() == Code::kExhausted || status.code() == Code::kIo ||
+      status.code() == Code::kAlreadyExists || status.code() == Code::kDenied;
   return passes ? kExitTryAgain : code;
 }
 

@@ -83,6 +83,26 @@ uint64_t cgroup_memory_limit(const std::string& own, const std::string& root) {
   return least;
 }
 
+uint64_t oom_kills(const std::string& own, const std::string& root,
+                   const std::string& vmstat) {
+  std::vector<std::string> files;
+  for (const std::string& folder : cgroup_folders(own, "memory", root))
+    for (const char* name : {"/memory.events", "/memory.oom_control"})
+      files.push_back(folder + name);
+  files.push_back(vmstat);
+  for (const std::string& file : files) {
+    std::ifstream in(file);
+    uint64_t count = 0;
+    for (std::string key; in >> key >> count;)
+      if (key == "oom_kill") return count;
+  }
+  return 0;
+}
+
+uint64_t oom_kills() {
+  return oom_kills(own_cgroups(), kCgroups, "/proc/vmstat");
+}
+
 uint64_t usable_memory() {
   const int64_t pages = sysconf(_SC_PHYS_PAGES);
   const int64_t page = sysconf(_SC_PAGESIZE);

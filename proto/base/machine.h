@@ -14,5 +14,11 @@ uint64_t usable_memory();
 // The lowest memory limit of a process's cgroups and their parents, of either
 // version, mounted at `root`; 0: none. `own`: its /proc/PID/cgroup.
 uint64_t cgroup_memory_limit(const std::string& own, const std::string& root);
+// How many processes the kernel has killed for lack of memory: of this
+// process's cgroup, or of the host if no cgroup counts them. It only grows.
+uint64_t oom_kills();
+// The same with the files at other places.
+uint64_t oom_kills(const std::string& own, const std::string& root,
+                   const std::string& vmstat);
 
 }  // namespace remesh

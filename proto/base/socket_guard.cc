@@ -15,14 +15,15 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace remesh {
 namespace {
 
 // Written before g_guarded is set.
 bool g_listens_on_some = false;
-in_addr g_listen4{};
-in6_addr g_listen6{};
+std::vector<in_addr> g_listen4;
+std::vector<in6_addr> g_listen6;
 int g_peer_bits = 0;  // of g_peers; 0: all may connect
 in6_addr g_peers{};
 std::atomic<bool> g_guarded{false};
@@ -68,8 +69,31 @@ bool is_peer(const sockaddr_storage& address) {
   return equal;
 }
 
-// Whether the other end of a connection is outside of REMESH_PEERS, or belongs
-// to another user of this host.
+bool equal(const in_addr& a, const in_addr& b) { return a.s_addr == b.s_addr; }
+bool equal(const in6_addr& a, const in6_addr& b) {
+  return IN6_ARE_ADDR_EQUAL(&a, &b);
+}
+
+// Whether `own` is an address to listen on. Where there is one of a family, the
+// socket is bound to it.
+template <typename Address>
+bool is_among(const std::vector<Address>& all, const Address& own) {
+  return all.size() < 2 ||
+         std::any_of(all.begin(), all.end(),
+                     [&](const Address& a) { return equal(a, own); });
+}
+
+bool is_listened_on(const sockaddr_storage& own) {
+  if (!g_listens_on_some) return true;
+  if (own.ss_family == AF_INET)
+    return is_among(g_listen4,
+                    reinterpret_cast<const sockaddr_in&>(own).sin_addr);
+  return is_among(g_listen6,
+                  reinterpret_cast<const sockaddr_in6&>(own).sin6_addr);
+}
+
+// Whether a connection is to an address that is not listened on, or its other
+// end is outside of REMESH_PEERS, or belongs to another user of this host.
 bool is_stranger(int fd) {
   sockaddr_storage peer{}, own{};
   socklen_t peer_size = sizeof(peer), own_size = sizeof(own);
@@ -77,7 +101,7 @@ bool is_stranger(int fd) {
       getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_size) != 0)
     return true;  // the connection has ended
   if (peer.ss_family != AF_INET && peer.ss_family != AF_INET6) return false;
-  if (!is_peer(peer)) return true;
+  if (!is_peer(peer) || !is_listened_on(own)) return true;
   const End from = end_of(peer), to = end_of(own);
   std::ifstream table(from.v6 ? "/proc/thread-self/net/tcp6"
                               : "/proc/thread-self/net/tcp");
@@ -99,12 +123,17 @@ bool is_stranger(int fd) {
 void guard_sockets() {
   if (const char* listen = std::getenv(kListenVariable)) {
     g_listens_on_some = true;
-    g_listen4.s_addr = htonl(INADDR_LOOPBACK);
-    g_listen6 = in6addr_loopback;
     std::istringstream addresses(listen);
-    for (std::string address; std::getline(addresses, address, ',');)
-      if (inet_pton(AF_INET, address.c_str(), &g_listen4) != 1)
-        inet_pton(AF_INET6, address.c_str(), &g_listen6);
+    for (std::string address; std::getline(addresses, address, ',');) {
+      in_addr v4{};
+      in6_addr v6{};
+      if (inet_pton(AF_INET, address.c_str(), &v4) == 1)
+        g_listen4.push_back(v4);
+      else if (inet_pton(AF_INET6, address.c_str(), &v6) == 1)
+        g_listen6.push_back(v6);
+    }
+    if (g_listen4.empty()) g_listen4.push_back({htonl(INADDR_LOOPBACK)});
+    if (g_listen6.empty()) g_listen6.push_back(in6addr_loopback);
   }
   if (const char* peers = std::getenv(kPeersVariable)) {
     const std::string cidr = peers;
@@ -138,11 +167,12 @@ extern "C" int bind(int fd, const sockaddr* address, socklen_t size) noexcept {
     std::memcpy(&to, address, size);
     auto* v4 = reinterpret_cast<sockaddr_in*>(&to);
     auto* v6 = reinterpret_cast<sockaddr_in6*>(&to);
-    if (to.ss_family == AF_INET && v4->sin_addr.s_addr == INADDR_ANY)
-      v4->sin_addr = remesh::g_listen4;
-    else if (to.ss_family == AF_INET6 &&
-             IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr))
-      v6->sin6_addr = remesh::g_listen6;
+    if (to.ss_family == AF_INET && v4->sin_addr.s_addr == INADDR_ANY) {
+      if (remesh::g_listen4.size() == 1) v4->sin_addr = remesh::g_listen4[0];
+    } else if (to.ss_family == AF_INET6 &&
+               IN6_IS_ADDR_UNSPECIFIED(&v6->sin6_addr)) {
+      if (remesh::g_listen6.size() == 1) v6->sin6_addr = remesh::g_listen6[0];
+    }
     address = reinterpret_cast<const sockaddr*>(&to);
   }
   return static_cast<int>(syscall(SYS_bind, fd, address, size));

@@ -12,8 +12,8 @@
 
 namespace remesh {
 
-// Environment variable: the addresses to listen on, at most one IPv4 and one
-// IPv6 address, comma-separated.
+// Environment variable: the IPv4 and IPv6 addresses to listen on,
+// comma-separated.
 inline constexpr char kListenVariable[] = "REMESH_LISTEN";
 
 // Environment variable: an IPv6 CIDR.
@@ -24,11 +24,11 @@ inline constexpr char kPeersVariable[] = "REMESH_PEERS";
 //     according to the kernel's table of sockets. It cannot know the user of a
 //     connection from another host.
 //   - If REMESH_PEERS is set, accept() also drops TCP connections from
-//   addresses
-//     outside of it. A host accepts packets for an address of one interface on
-//     the others, too.
+//     addresses outside of it. A host accepts packets for an address of one
+//     interface on the others, too.
 //   - If REMESH_LISTEN is set, bind() to all addresses of the host binds the
-//     address of the same family there, or loopback if it has none.
+//     address of the same family there, or loopback if it has none. If it has
+//     several, accept() drops connections to other ones.
 void guard_sockets();
 
 }  // namespace remesh

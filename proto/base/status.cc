@@ -70,6 +70,8 @@ const char* advice(int err) {
       return " (expected a file; move the folder away)";
     case ENOTDIR:
       return " (expected a folder; move the file away)";
+    case ELOOP:
+      return " (nothing is written through a link here; move it away)";
     case EACCES:
     case EPERM:
       return " (see the owner and the permissions)";

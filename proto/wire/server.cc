@@ -248,6 +248,7 @@ class ServerImpl : public Server {
       const auto [number, fd] = *event;
       if (number == ZMQ_EVENT_ACCEPTED) {
         open_fds_.insert(fd);
+        prefer(fd);
         // Strangers must not use up the descriptors of the program.
         if (open_fds_.size() > max_connections_) shutdown(fd, SHUT_RDWR);
       } else if (number == ZMQ_EVENT_DISCONNECTED) {

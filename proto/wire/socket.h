@@ -26,6 +26,9 @@ std::optional<std::string> decode_note(const void* frame, size_t size);
 
 void set_common_options(void* socket, const std::string& address,
                         int64_t max_bytes, int silence_ms);
+// Sends what a server sends before what else waits for this host's network, as
+// the common options do for a client.
+void prefer(int fd);
 // Whether the other end takes a message of this size.
 bool fits(const pb::Envelope& envelope, int64_t max_bytes);
 bool has_input(void* socket);

@@ -278,7 +278,7 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
   const Finished second =
       testing::run_program({testing::program("remesh-coordinator"),
                             c().job_file(), "--run-dir", c().run_dir()});
-  EXPECT_EQ(second.exit.code, 3) << second.output;
+  EXPECT_EQ(second.exit.code, 75) << second.output;
   EXPECT_NE(second.output.find(std::to_string(c().coordinator().pid())),
             std::string::npos)
       << second.output;

@@ -211,7 +211,7 @@ TEST_F(KeysTest, AFloodOfStrangersLeavesTheJobUndisturbed) {
 TEST_F(KeysTest, WithoutKeysOnlyIfBothSidesSaySo) {
   make(endless());
   c().start_coordinator({"--bind", "tcp://0.0.0.0:0"});
-  expect_exit(c().coordinator(), 2);
+  expect_exit(c().coordinator(), 5);
   EXPECT_NE(c().coordinator().output().find("remesh key new coordinator"),
             std::string::npos)
       << c().coordinator().output();

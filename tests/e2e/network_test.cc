@@ -32,6 +32,9 @@ class NetworkTest : public E2e {
   // The same as machines that are all called localhost.
   void start_nameless_worker(int host);
 
+  // From the coordinator's host.
+  void stop(const std::vector<std::string>& options = {});
+
   std::string key_file() { return c().run_dir() + "/keys/worker.key"; }
 
   std::unique_ptr<Network> network_;
@@ -65,6 +68,15 @@ void NetworkTest::start_nameless_worker(int host) {
                     .more = {"--key", key_file()},
                     .prefix = prefix,
                     .connect = "tcp://" + Network::address(0) + ":5710"});
+}
+
+void NetworkTest::stop(const std::vector<std::string>& options) {
+  auto argv = network_->on(0);
+  argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
+  argv.insert(argv.end(), options.begin(), options.end());
+  const Finished f = testing::run_program(argv);
+  EXPECT_EQ(f.exit.code, 0) << f.output;
+  expect_exit(c().coordinator(), 0);
 }
 
 TEST_F(NetworkTest, MachinesThatAreAllCalledLocalhostAreNotOneHost) {
@@ -111,13 +123,22 @@ TEST_F(NetworkTest, NetworksOfMpiThatDoNotMeetAreNamed) {
       << cause;
   EXPECT_NE(cause.find("10.78.1.1/24"), std::string::npos) << cause;
   EXPECT_NE(cause.find("10.78.2.1/24"), std::string::npos) << cause;
-  auto argv = network_->on(0);
-  argv.insert(argv.end(),
-              {testing::program("remesh"), "stop", "--discard", c().run_dir()});
-  const Finished stop = testing::run_program(argv);
-  EXPECT_EQ(stop.exit.code, 0) << stop.output;
-  expect_exit(c().coordinator(), 0);
+  stop({"--discard"});
   for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+}
+
+// A step takes seconds of a link that is full of gradients meanwhile.
+TEST_F(NetworkTest, ALinkThatMpiFillsSilencesNoWorker) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  start_worker(1);
+  start_worker(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  ASSERT_TRUE(network_->set_rate(2, 250'000).ok());
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 1, 120'000));
+  EXPECT_TRUE(c().events_named("worker_lost").empty()) << c().describe();
+  network_->heal();
+  stop();
 }
 
 TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
@@ -169,11 +190,7 @@ TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
   network_->set_link(2, true);
   ASSERT_TRUE(c().wait_for_dp(2, at));
   // Stop from a remote host.
-  auto argv = network_->on(0);
-  argv.insert(argv.end(), {testing::program("remesh"), "stop", c().run_dir()});
-  const Finished stop = testing::run_program(argv);
-  EXPECT_EQ(stop.exit.code, 0) << stop.output;
-  expect_exit(c().coordinator(), 0);
+  stop();
   for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
   expect_sequence(c().last_step());
 }

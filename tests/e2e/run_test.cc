@@ -402,6 +402,7 @@ TEST_F(RunTest, ASocketOfThisMachineReplacesAPort) {
   auto second = run;
   second[3] += "2";
   const Finished taken = c().remesh(second);
+  EXPECT_EQ(taken.exit.code, 75);
   EXPECT_NE(taken.output.find("in use"), std::string::npos) << taken.output;
   c().run().kill(SIGINT);
   expect_exit(c().run(), 130);

@@ -145,17 +145,23 @@ Status Network::apply_losses() {
 }
 
 Status Network::set_rate(int host, int64_t bits_per_second) {
-  const auto limit = [&](int where, const std::string& device) -> Status {
+  const auto tc = [&](int where, const std::string& arguments) -> Status {
     std::vector<std::string> command = on(where);
-    const std::string arguments =
-        bits_per_second > 0
-            ? fmt::format(
-                  "tc qdisc replace dev {} root tbf rate {}bit burst "
-                  "64kb latency 200ms",
-                  device, bits_per_second)
-            : fmt::format("tc qdisc del dev {} root", device);
-    for (std::string& w : words(arguments)) command.push_back(std::move(w));
+    for (std::string& w : words("tc " + arguments))
+      command.push_back(std::move(w));
     return run(command);
+  };
+  // With the queues that Linux gives a network card: one for each priority.
+  const auto limit = [&](int where, const std::string& dev) -> Status {
+    if (bits_per_second == 0)
+      return tc(where, fmt::format("qdisc del dev {} root", dev));
+    RETURN_IF_ERROR(tc(where, fmt::format("qdisc replace dev {} root handle 1: "
+                                          "tbf rate {}bit burst 8kb latency "
+                                          "200ms",
+                                          dev, bits_per_second)));
+    return tc(where,
+              fmt::format("qdisc replace dev {} parent 1: handle 2: pfifo_fast",
+                          dev));
   };
   if (host != 0) RETURN_IF_ERROR(limit(0, fmt::format("port{}", host)));
   return limit(host, "lan");

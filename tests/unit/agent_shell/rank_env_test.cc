@@ -69,8 +69,7 @@ TEST(RankEnv, NetworksOfThisHostAreFound) {
   EXPECT_EQ(lo.interfaces, "lo");  // Open MPI takes no CIDRs of IPv6
   EXPECT_EQ(lo.listen, "::1");
   EXPECT_EQ(lo.unused_family, 4);
-  // Two addresses cannot both be listened on alone.
-  EXPECT_EQ(mpi_network("lo,127.0.0.0/8").listen, "");
+  EXPECT_EQ(mpi_network("lo,127.0.0.0/8").listen, "127.0.0.1");
   EXPECT_EQ(mpi_network("").unused_family, 0);
   // No interface can have this address.
   EXPECT_EQ(mpi_network("255.255.255.255/32").listen, "");
@@ -176,9 +175,11 @@ TEST(RankEnv, SenselessAssignmentsAreNamed) {
   EXPECT_NE(place(a, "a").status().message().find("'x'"), std::string::npos);
 }
 
-TEST(RankEnv, NetworkTowardsLoopbackIsNone) {
-  EXPECT_EQ(network_towards("tcp://127.0.0.1:5710"), "");
-  EXPECT_EQ(network_towards("tcp://localhost:5710"), "");
+TEST(RankEnv, NetworkTowardsThisHostIsThatOfTheDefaultRoute) {
+  const std::string outside = network_towards("tcp://192.0.2.1:5710");
+  EXPECT_EQ(network_towards("tcp://127.0.1.1:5710"), outside);
+  EXPECT_EQ(network_towards("tcp://localhost:5710"), outside);
+  EXPECT_FALSE(outside.starts_with("127."));
   EXPECT_EQ(network_towards("nonsense"), "");
 }
 

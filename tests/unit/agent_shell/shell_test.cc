@@ -2,7 +2,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +19,7 @@
 
 #include "proto/base/clock.h"
 #include "proto/base/machine.h"
+#include "proto/base/socket_guard.h"
 #include "tests/unit/agent_shell/temp_dir.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/scratch.h"
@@ -138,6 +141,92 @@ TEST(Process, StatOfNamesWithParenthesesIsRead) {
   EXPECT_FALSE(parse_proc_stat("17 (a"));
   EXPECT_FALSE(parse_proc_stat("17 (a) S 1 2"));
   EXPECT_TRUE(read_proc_stat(getpid()));
+}
+
+sockaddr_in loopback(uint32_t last, in_port_t port) {
+  sockaddr_in a{};
+  a.sin_family = AF_INET;
+  a.sin_addr.s_addr = last == 0 ? 0 : htonl(0x7F000000 | last);
+  a.sin_port = port;
+  return a;
+}
+
+// Accepts connections as a rank that listens on these addresses, until one has
+// sent "q". Its process is a new one, because guards are never taken off.
+pid_t guarded(const char* listen_on, int fd) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  setenv(kListenVariable, listen_on, 1);
+  guard_sockets();
+  sockaddr_in any = loopback(0, 0);
+  const int server = socket(AF_INET, SOCK_STREAM, 0);
+  socklen_t size = sizeof(any);
+  auto* at = reinterpret_cast<sockaddr*>(&any);
+  bool ok = bind(server, at, size) == 0 && listen(server, 8) == 0 &&
+            getsockname(server, at, &size) == 0 &&
+            write(fd, &any, sizeof(any)) == sizeof(any);
+  for (char said = 0; ok && said != 'q';) {
+    const int accepted = accept(server, nullptr, nullptr);
+    ok = accepted >= 0 && read(accepted, &said, 1) == 1 &&
+         write(accepted, &said, 1) == 1;
+    close(accepted);
+  }
+  _exit(ok ? 0 : 1);
+}
+
+// What comes back from 127.0.0.LAST; 0: nothing.
+char answer(uint32_t last, in_port_t port, char say) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in to = loopback(last, port);
+  char got = 0;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0 ||
+      send(fd, &say, 1, MSG_NOSIGNAL) != 1 || read(fd, &got, 1) != 1)
+    got = 0;
+  close(fd);
+  return got;
+}
+
+TEST(SocketGuard, ConnectionsToOtherAddressesAreClosed) {
+  for (const char* on : {"127.0.0.2,127.0.0.3", "127.0.0.2"}) {
+    int ends[2];
+    ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    const pid_t child = guarded(on, ends[1]);
+    sockaddr_in bound{};
+    ASSERT_EQ(read(ends[0], &bound, sizeof(bound)), ssize_t{sizeof(bound)});
+    const in_port_t port = bound.sin_port;
+    const bool several = std::string(on).find(',') != std::string::npos;
+    EXPECT_EQ(bound.sin_addr.s_addr == INADDR_ANY, several);
+    EXPECT_EQ(answer(2, port, 'a'), 'a');
+    EXPECT_EQ(answer(3, port, 'b'), several ? 'b' : 0);
+    EXPECT_EQ(answer(4, port, 'c'), 0);
+    EXPECT_EQ(answer(2, port, 'q'), 'q');
+    int status = 0;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+    close(ends[0]);
+    close(ends[1]);
+  }
+}
+
+TEST(Process, KillsForLackOfMemoryAreCountedByTheNearestCgroup) {
+  TempDir dir;
+  const auto put = [&](const std::string& file, const std::string& text) {
+    const std::filesystem::path path = dir / file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  };
+  const auto count = [&](const std::string& own) {
+    return oom_kills(own, dir.path(), dir / "vmstat");
+  };
+  EXPECT_EQ(count("0::/a/b\n"), 0u);
+  put("vmstat", "nr_free_pages 7\noom_kill 5\n");
+  EXPECT_EQ(count("0::/a/b\n"), 5u);
+  put("a/memory.events", "low 1\noom 3\noom_kill 2\n");
+  EXPECT_EQ(count("0::/a/b\n"), 2u);
+  put("a/b/memory.events", "oom 3\noom_kill 1\n");
+  EXPECT_EQ(count("0::/a/b\n"), 1u);
+  put("memory/c/memory.oom_control", "oom_kill_disable 0\noom_kill 4\n");
+  EXPECT_EQ(count("7:cpu,memory:/c\n0::/\n"), 4u);
 }
 
 TEST(Process, MemoryIsLimitedByTheCgroupAndItsParents) {

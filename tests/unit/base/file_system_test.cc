@@ -99,6 +99,20 @@ TEST(WriteFileAtomically, WritesThroughNobodysLink) {
   EXPECT_FALSE(fs::is_symlink(path));
 }
 
+TEST(FileSystem, CreatesNothingThroughALink) {
+  namespace fs = std::filesystem;
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/file", mine = dir.path() + "/mine";
+  std::ofstream(mine) << "kept";
+  fs::create_symlink(mine, path);
+  const auto posix = posix_file_system();
+  EXPECT_NE(posix->create(path).status().message().find("through a link"),
+            std::string::npos);
+  EXPECT_FALSE(posix->create_streamed(path, {}).ok());
+  EXPECT_EQ(*read_file(*posix, mine, 100), "kept");
+  EXPECT_EQ(*read_file(*posix, path, 100), "kept");  // may be read
+}
+
 TEST(ParentPath, IsTheFolderOfAName) {
   EXPECT_EQ(parent_path("a/b"), "a");
   EXPECT_EQ(parent_path("/a"), "/");

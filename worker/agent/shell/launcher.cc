@@ -17,6 +17,7 @@
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
 #include "proto/base/file_system.h"
+#include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/rundir/paths.h"
 #include "worker/agent/shell/process.h"
@@ -30,9 +31,7 @@ constexpr size_t kTailLines = 6;
 // What Open MPI's shared-memory transport may take for each rank.
 constexpr uint64_t kSharedBytesPerRank = 32 << 20;
 constexpr int kReapTimeoutMs = 5000;
-// How long a result from shared storage is awaited; less than a silence that
-// counts as death.
-constexpr int64_t kStoragePatienceMs = 1000;
+constexpr int64_t kMaxStoragePatienceMs = 1000;
 
 // Kills the rank and its child processes.
 void kill_group(pid_t pid) {
@@ -99,9 +98,12 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
   run_dir_ = assignment.run_dir();
   host_ = memory::host_of(assignment, options_.worker);
   killed_ = false;
+  storage_patience_ms_ = std::min(
+      kMaxStoragePatienceMs, assignment.job().elastic().dead_after_ms() / 4);
   state_job_ = assignment.job().elastic().keep_state() ? state_job : 0;
   request_bits_ = 0;
   checkpoint_request_ = 0;
+  oom_kills_ = oom_kills();
   const int64_t start = monotonic_ms();
   int failed = -1;
   const Status status = start_generation(assignment, &failed);
@@ -187,7 +189,7 @@ std::shared_ptr<RankOutputs> Launcher::open_outputs(const std::string& folder,
   for (const Placement::Local& l : placement.local) ranks.push_back(l.rank);
   auto outputs = std::make_shared<RankOutputs>();
   const auto result = std::make_shared<Status>();
-  if (storage_.within(kStoragePatienceMs, [folder, ranks, outputs, result] {
+  if (storage_.within(storage_patience_ms_, [folder, ranks, outputs, result] {
         *result = outputs->open(folder, ranks);
       })) {
     *status = *result;
@@ -385,7 +387,7 @@ void Launcher::keep_flight(const std::string& folder, const FlightAbout& about,
 
 std::vector<std::string> Launcher::tail_of(const RankLogPaths& logs) {
   const auto lines = std::make_shared<std::vector<std::string>>();
-  if (!storage_.within(kStoragePatienceMs, [lines, logs] {
+  if (!storage_.within(storage_patience_ms_, [lines, logs] {
         *lines = log_tail(logs, kTailLines, kMaxLineBytes);
       }))
     return {};
@@ -405,6 +407,8 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   if (!tail.empty()) e.last_log = tail.back();
   e.sample = sample(r, /*alive=*/false);
   pb::RankStatus& status = e.sample.status;
+  if (e.signal == SIGKILL && !killed_ && oom_kills() > oom_kills_)
+    status.set_error("the kernel ended it, because memory ran out");
   FlightAbout about{.generation = generation_,
                     .rank = r.rank,
                     .pid = r.pid,

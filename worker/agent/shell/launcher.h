@@ -145,6 +145,10 @@ class Launcher {
   std::string run_dir_;
   std::string host_;        // of this worker, from the assignment
   bool killed_ = false;     // this worker killed the ranks
+  uint64_t oom_kills_ = 0;  // when the ranks were started
+  // How long a result from shared storage is awaited; less than a silence that
+  // counts as death.
+  int64_t storage_patience_ms_ = 0;
   uint64_t state_job_ = 0;  // from spawn(); 0: no states are kept
   // Why ranks cannot reach those of another worker; "" as far as known.
   std::string apart_;

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <sstream>
 
 #include "proto/base/text.h"
@@ -156,11 +157,14 @@ MpiNetwork mpi_network(const std::string& interfaces) {
   }
   out.interfaces = join(names, ",");
   const std::vector<LocalAddress>& used = v4.empty() ? v6 : v4;
-  for (const LocalAddress& a : used)
-    out.addresses.push_back(
-        fmt::format("{}/{}", address_text(a.bytes), a.prefix));
+  std::set<std::string> listen;
+  for (const LocalAddress& a : used) {
+    const std::string text = address_text(a.bytes);
+    out.addresses.push_back(fmt::format("{}/{}", text, a.prefix));
+    listen.insert(text);
+  }
+  out.listen = join(std::vector(listen.begin(), listen.end()), ",");
   if (!used.empty()) out.unused_family = v4.empty() ? 4 : 6;
-  if (used.size() == 1) out.listen = address_text(used[0].bytes);
   return out;
 }
 
@@ -173,13 +177,24 @@ std::string network_towards(const std::string& address) {
     host = host.substr(1, host.size() - 2);
   sockaddr_storage source{};
   if (!source_address(host, address.substr(colon + 1), source)) return "";
-  const std::string own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
-  for (const LocalAddress& a : local_addresses()) {
-    if (a.bytes != own || a.interface == "lo") continue;
-    if (own.size() > sizeof(in_addr)) return a.interface;
-    return fmt::format("{}/{}", address_text(own), a.prefix);
+  std::string own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+  const std::vector<LocalAddress> all = local_addresses();
+  const auto interface_of = [&] {
+    return std::find_if(all.begin(), all.end(), [&](const LocalAddress& a) {
+      return a.bytes == own && a.interface != "lo";
+    });
+  };
+  auto found = interface_of();
+  // The way to this host itself says nothing about the way to others.
+  for (const char* outside : {"192.0.2.1", "2001:db8::1"}) {  // RFC 5737, 3849
+    if (found != all.end()) break;
+    if (!source_address(outside, "9", source)) continue;
+    own = bytes_of(reinterpret_cast<const sockaddr*>(&source));
+    found = interface_of();
   }
-  return "";
+  if (found == all.end()) return "";
+  if (own.size() > sizeof(in_addr)) return found->interface;
+  return fmt::format("{}/{}", address_text(own), found->prefix);
 }
 
 std::string with_network(const std::string& blob, const std::string& worker,

@@ -24,7 +24,7 @@ struct MpiNetwork {
   // Names of interfaces or IPv4 CIDRs, comma-separated; "" lets Open MPI choose
   // among all but loopback and container bridges.
   std::string interfaces;
-  std::string listen;  // the address to listen on; "": all
+  std::string listen;  // addresses to listen on, comma-separated; "": all
   // Of this host in them, as CIDRs; empty if Open MPI chooses.
   std::vector<std::string> addresses;
   int unused_family = 0;  // 4 or 6: IPv4 or IPv6; 0: both are used
@@ -37,8 +37,9 @@ struct MpiNetwork {
 // they have an IPv4 address, else IPv6.
 MpiNetwork mpi_network(const std::string& interfaces);
 
-// The interface used to reach `address` (tcp://HOST:PORT): its network (CIDR)
-// for IPv4, its name for IPv6. "" if it is loopback or cannot be determined.
+// The interface used to reach `address` (tcp://HOST:PORT), or that of the
+// default route if it is this host: its network (CIDR) for IPv4, its name for
+// IPv6. "" if it cannot be determined.
 std::string network_towards(const std::string& address);
 
 // Workers tell each other their networks with the addresses of their ranks, in

@@ -74,7 +74,8 @@ void prefer_as_oom_victim() {
   const int out =
       plan.output_fd >= 0
           ? fcntl(plan.output_fd, F_DUPFD_CLOEXEC, 10)
-          : open(plan.output, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0666);
+          : open(plan.output,
+                 O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_NOFOLLOW, 0666);
   if (in < 0 || out < 0) fail_child(plan.error_fd);
   // Move them out of the way of the descriptors assigned below.
   const int error_fd = fcntl(plan.error_fd, F_DUPFD_CLOEXEC, 10);

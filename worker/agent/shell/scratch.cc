@@ -60,7 +60,8 @@ Status make_private_folder(const std::string& path) {
 // the lock. A file removed between open and flock does not count.
 int try_lock(const std::string& path) {
   while (true) {
-    const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    const int fd =
+        open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0) return -1;
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
       const int err = errno;

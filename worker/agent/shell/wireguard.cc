@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <net/if.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -34,6 +35,7 @@ constexpr size_t kKeyText = 44;  // base64
 constexpr size_t kNetworkBytes = 4;
 constexpr int kPrefix = 32;
 constexpr int64_t kStartMs = 5000;
+constexpr int64_t kCommandMs = 500;  // less than a silence that counts as death
 constexpr int kAttempts = 3;
 constexpr int64_t kCallMs = 200;
 constexpr int64_t kMostCallMs = 5000;  // WireGuard itself calls again then
@@ -67,6 +69,24 @@ std::string find_program(const std::string& name) {
     if (access(path.c_str(), X_OK) == 0) return path;
   }
   return "";
+}
+
+// The wait status of a program that ends at once; -1 if it does not, even when
+// it is killed.
+int end_of(const Child& child) {
+  int status = -1;
+  int kills = 0;
+  for (int64_t end = monotonic_ms() + kCommandMs;
+       waitpid(child.pid, &status, WNOHANG) == 0;) {
+    if (monotonic_ms() >= end) {
+      if (kills++ > 0) return -1;
+      kill(child.pid, SIGKILL);
+      end += kCommandMs;
+    }
+    pollfd ended{child.pidfd, POLLIN, 0};
+    poll(&ended, child.pidfd >= 0 ? 1 : 0, 5);
+  }
+  return status;
 }
 
 }  // namespace
@@ -145,9 +165,8 @@ Status WireGuard::run(const std::vector<std::string>& command,
   child.output = folder_ + "/wireguard.out";
   if (child.argv[0].empty()) return not_found(command[0] + " is not installed");
   ASSIGN_OR_RETURN(const Child started, start_child(child));
+  const int status = end_of(started);
   if (started.pidfd >= 0) close(started.pidfd);
-  int status = 0;
-  waitpid(started.pid, &status, 0);
   std::ifstream in(child.output);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
