@@ -29,6 +29,7 @@ pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 toml[+][+] parallel/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc
+sodium\.h proto/base/keyed_hash\.cc
 RULES
 
 # folder (prefix) | the folders (pattern) that it may include

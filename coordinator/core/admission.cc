@@ -34,6 +34,12 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
       roster_.find(r.worker()) == nullptr)
     s = exhausted(fmt::format("the job has {} workers; no more are allowed",
                               limits::kMaxWorkers));
+  if (s.ok() && !believes_numbers(r))
+    s = invalid_argument(fmt::format(
+        "generation = {}, coordinator_epoch = {}: later than {} and {} here, "
+        "and the worker does not prove that this run used them; restart it",
+        r.generation(), r.coordinator_epoch(), durable_.generation(),
+        durable_.epoch()));
   if (!s.ok()) {
     refuse(r.worker(), s.message(), /*permanent=*/false);
     return std::nullopt;

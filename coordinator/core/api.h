@@ -157,6 +157,13 @@ struct Options {
   double unix_offset_s = 0;
   wire::ProtocolRange protocol;
   uint64_t run_id = 0;  // of a run that has none in its journal
+  // Of the run, for Directive.proof: the same in every life of the coordinator,
+  // also when the journal is lost.
+  std::string secret;
 };
+
+// Directive.proof of a coordinator with that Options::secret.
+uint64_t proof_of(const std::string& secret, uint64_t epoch,
+                  int64_t generation);
 
 }  // namespace remesh::core

@@ -109,6 +109,9 @@ class Coordinator {
   void announce(const Roster::Changes& changes);
   void announce_loss(const Roster::Change& lost);
   void register_name(const std::string& worker, const std::string& key);
+
+  // When others know more than the journal (older_journal.cc).
+  bool believes_numbers(const pb::Report& report) const;
   void skip_to_generation_of(const pb::Report& report);
   void emit_journal_behind(const std::string& worker);
 

@@ -83,6 +83,7 @@ void Coordinator::send_directives() {
       *d.mutable_assignment() = durable_.assignment();
     wire::set_protocol(options_.protocol, &d);
     d.set_epoch(durable_.epoch());
+    d.set_proof(proof_of(options_.secret, d.epoch(), d.generation()));
     d.set_seq(++directive_seq_);
     d.set_worker(name);
     d.set_incarnation(m.report.incarnation());

@@ -4,6 +4,7 @@
 
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
+#include "proto/base/keyed_hash.h"
 
 namespace remesh::core {
 
@@ -42,6 +43,24 @@ bool Coordinator::abort_ended_before() {
     return true;
   }
   return false;
+}
+
+uint64_t proof_of(const std::string& secret, uint64_t epoch,
+                  int64_t generation) {
+  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
+}
+
+// False if the report has a later epoch or generation than the journal and
+// nothing shows that a coordinator of this run used these numbers. A worker of
+// a release without proofs is believed while all workers find this coordinator,
+// if it takes part in the journal's generation, which it could end anyway.
+bool Coordinator::believes_numbers(const pb::Report& r) const {
+  return (r.generation() <= durable_.generation() &&
+          r.coordinator_epoch() <= durable_.epoch()) ||
+         r.proof() ==
+             proof_of(options_.secret, r.coordinator_epoch(), r.generation()) ||
+         (options_.restored && now_ms_ - started_ms_ < kReconnectSlackMs &&
+          participates(*options_.restored, r.worker(), r.incarnation()));
 }
 
 // The journal was lost or rolled back. Generation numbers are never reused: a

@@ -106,7 +106,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
     it->second.death.clear();
     it->second.given_up = false;
     it->second.awaited_since_ms = -1;
-    last_join_ms_ = now_ms;
+    if (!offers_nothing(r)) last_join_ms_ = now_ms;
     changes.push_back(
         {.kind = back ? Change::Kind::kReturned : Change::Kind::kJoined,
          .worker = r.worker(),

@@ -25,6 +25,7 @@
 #include "coordinator/rundir/lines.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/clock.h"
+#include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
 #include "proto/base/text.h"
@@ -245,8 +246,8 @@ void RunLock::remove_unstarted(FileSystem& fs) const {
   if (was_run_) return;
   for (const std::string& path :
        {journal_path(run_), metrics_path(run_), events_path(run_),
-        job_path(run_), endpoint_path(run_), coordinator_log_path(run_), path_,
-        logs_path(run_), run_})
+        job_path(run_), endpoint_path(run_), secret_path(run_),
+        coordinator_log_path(run_), path_, logs_path(run_), run_})
     (void)fs.remove(path).ok();
 }
 
@@ -259,7 +260,8 @@ Status check_unused(FileSystem& fs, const std::string& run) {
   for (const std::string& name : names) {
     const std::string path = path_join(run, name);
     if (path == lock_path(run) || path == logs_path(run) ||
-        path == keys_path(run) || name == "checkpoints")
+        path == keys_path(run) || path == secret_path(run) ||
+        name == "checkpoints")
       continue;
     return invalid_argument(fmt::format(
         "{}: has other files ({}) and is no run; give a new or empty folder as "
@@ -275,6 +277,16 @@ uint64_t new_run_id(const std::string& run) {
   return std::max<uint64_t>(
       1, hash64(fmt::format("{} {:.6f} {} {}", run, unix_seconds(), getpid(),
                             random())));
+}
+
+std::string run_secret(FileSystem& fs, const std::string& run) {
+  const std::string path = secret_path(run);
+  if (auto text = remesh::read_file(fs, path, kSecretBytes);
+      text.ok() && text->size() == kSecretBytes)
+    return *text;
+  std::string secret = new_secret();
+  (void)write_file_atomically(fs, path, secret).ok();
+  return secret;
 }
 
 std::string new_run_name(const std::string& job_name, double unix_s) {

@@ -202,6 +202,7 @@ class DaemonImpl : public Daemon {
     o.protocol = wire::own_protocol();
     o.no_auth = door_->no_auth();
     o.run_id = run_id_;
+    o.secret = rundir::run_secret(*files_->fs, options_.run_dir);
     o.epoch_floor = static_cast<uint64_t>(unix_seconds() * 1000);
     o.unix_offset_s =
         unix_seconds() - static_cast<double>(monotonic_ns()) * 1e-9;

@@ -9,6 +9,8 @@
 //   RUN/coordinator.addr   where it listens: the address on the first line,
 //                          then "pid=...", "host=...", "bound=..."; removed
 //                          when the job ends
+//   RUN/coordinator.secret what the coordinators of the run prove their numbers
+//                          with (Directive.proof)
 //   RUN/keys/              who may talk to the coordinator: NAME.key (secret),
 //                          coordinator.pub, allowed.toml
 //   RUN/checkpoints/       one folder per step (see checkpoint.folder)
@@ -40,6 +42,9 @@ inline std::string lock_path(const std::string& run) {
 }
 inline std::string endpoint_path(const std::string& run) {
   return run + "/coordinator.addr";
+}
+inline std::string secret_path(const std::string& run) {
+  return run + "/coordinator.secret";
 }
 inline std::string keys_path(const std::string& run) { return run + "/keys"; }
 // The secret key of a member, "coordinator" for the coordinator's.

@@ -445,6 +445,8 @@ Status ScriptedCluster::report(const Command& c) {
   r.set_state(state);
   if (c.number("epoch", 0) > 0)
     r.set_coordinator_epoch(static_cast<uint64_t>(c.number("epoch", 0)));
+  if (c.number("proven", 0) != 0)
+    r.set_proof(core::proof_of("", r.coordinator_epoch(), r.generation()));
   drive(core::ReportReceived{r});
   return ok_status();
 }

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "proto/limits/plausible.h"
+#include "proto/wire/protocol.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
 
@@ -107,7 +108,54 @@ void spoil(Rng& rng, const Overheard& o, pb::Report* r) {
   }
 }
 
+// Nothing in it is out of range or of the wrong form, and yet its sender cannot
+// know what it says: a number that no coordinator has used, or a checkpoint of
+// a step that the rank has not made.
+pb::Report well_formed_report(Rng& rng, const Overheard& o) {
+  const uint64_t kind = rng() % 4;
+  const auto draw = [&](int64_t most) {
+    return static_cast<int64_t>(rng() % static_cast<uint64_t>(most)) + 1;
+  };
+  pb::Report r;
+  r.set_worker("stranger-" + std::to_string(rng() % 100));
+  r.set_incarnation(uint64_t{1} << 40);
+  if (!o.alive.empty() && rng() % 2 == 0) {
+    const auto& life = o.alive[rng() % o.alive.size()];
+    r.set_worker(life.worker);
+    r.set_incarnation(life.incarnation + (kind == 3 ? rng() % 2 : 1));
+  }
+  r.set_seq(rng());
+  r.set_host("h" + std::to_string(rng() % 4));
+  r.set_slots(static_cast<int>(rng() % 4));
+  r.set_cores(2);
+  r.set_generation(o.generation);
+  r.set_coordinator_epoch(o.epoch);
+  r.set_state(static_cast<pb::Report::State>(rng() % 4));
+  if (rng() % 2 == 0) r.set_proof(rng());
+  wire::set_protocol({}, &r);
+  r.set_has_inventory(rng() % 2 == 0);
+  for (uint64_t n = rng() % 3; n > 0; --n) {
+    pb::StateHolding* h = r.add_holdings();
+    h->set_generation(draw(o.generation + 1) - 1);
+    h->set_step(draw(1000));
+    h->set_rank(static_cast<int>(rng() % 4));
+    h->set_elements(64);
+  }
+  if (kind == 0 || kind == 2) r.set_generation(o.generation + draw(900'000));
+  if (kind == 1 || kind == 2) r.set_coordinator_epoch(o.epoch + draw(1 << 30));
+  if (kind == 3) {
+    r.set_slots(1);
+    pb::RankStatus* s = r.add_ranks();
+    s->set_rank(static_cast<int>(rng() % 2));
+    s->set_committed_step(draw(1000));
+    s->set_checkpoint_step(s->committed_step() + 1 + draw(1'000'000));
+    r.set_state(pb::Report::RUNNING);
+  }
+  return r;
+}
+
 pb::Report hostile_report(Rng& rng, const Overheard& o) {
+  if (o.epoch > 0 && rng() % 3 == 0) return well_formed_report(rng, o);
   pb::Report r = rng() % 2 == 0 ? mutated(rng, o.report) : o.report;
   r.set_seq(rng());
   if (!o.alive.empty() && rng() % 2 == 0) {

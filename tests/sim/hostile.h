@@ -1,6 +1,7 @@
 // Messages that a faulty or hostile peer may send, none of which may change
 // anything: values out of any sensible range, mutated copies of real messages,
-// and the words of processes that are dead.
+// the words of processes that are dead, and well-formed reports of numbers and
+// checkpoints that nobody can know of.
 #pragma once
 
 #include <random>

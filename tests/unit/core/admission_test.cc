@@ -94,6 +94,23 @@ TEST_F(Admission, ARefusedReportOfALivingWorkerLeavesItInPeace) {
   EXPECT_TRUE(core_.follows(good)) << "its numbers were not used up";
 }
 
+TEST_F(Admission, ANumberThatNobodyUsedEndsNoGeneration) {
+  const std::string before = core_.durable().SerializeAsString();
+  for (const int64_t lead : {1, 900'000}) {
+    for (const char* name : {"a", "stranger"}) {
+      pb::Report ahead = report(name, 50, /*incarnation=*/2);
+      ahead.set_slots(0);
+      ahead.set_generation(1 + lead);
+      EXPECT_EQ(all_of<Refuse>(give(ahead)).size(), 1U);
+      ahead.set_generation(0);
+      ahead.set_coordinator_epoch(core_.durable().epoch() + 1);
+      EXPECT_EQ(all_of<Refuse>(give(ahead)).size(), 1U);
+    }
+  }
+  EXPECT_EQ(core_.durable().SerializeAsString(), before);
+  EXPECT_FALSE(core_.is_member("stranger"));
+}
+
 TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedForGood) {
   pb::Report far = report("far", 1);
   far.set_protocol(9);

@@ -2,6 +2,8 @@
 // less than it has said.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -27,6 +29,7 @@ Options options() {
   return o;
 }
 
+// With the proof that these numbers were used.
 ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
   pb::Report r;
   r.set_worker("a");
@@ -38,6 +41,7 @@ ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
   r.set_state(pb::Report::IDLE);
   r.set_generation(generation);
   r.set_coordinator_epoch(epoch);
+  r.set_proof(proof_of("", epoch, generation));
   return {r};
 }
 
@@ -135,6 +139,78 @@ TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
   ASSERT_EQ(core.durable().generation(), 2);
   f.set_generation(2);
   EXPECT_EQ(all_of<SendFence>(core.on(FenceReceived{f}, 20)).size(), 0u);
+}
+
+// The journal of generation 1, in which "a" takes part, is put back.
+class PutBack : public testing::Test {
+ protected:
+  PutBack() {
+    Options o = options();
+    o.secret = "of this run";
+    pb::Durable& d = o.restored.emplace();
+    d.set_epoch(7);
+    d.set_phase(pb::Durable::RUNNING);
+    d.set_generation(1);
+    d.mutable_assignment()->set_generation(1);
+    d.mutable_assignment()->add_workers("a");
+    d.mutable_assignment()->add_ranks()->set_worker("a");
+    d.add_participants()->set_name("a");
+    d.mutable_participants(0)->set_incarnation(1);
+    core_.emplace(std::move(o));
+    (void)core_->start(0);
+  }
+  // At that time, with that secret; "": without a proof. The generation then.
+  int64_t hear(ReportReceived r, const std::string& secret, int64_t now_ms) {
+    r.report.clear_proof();
+    if (!secret.empty())
+      r.report.set_proof(proof_of(secret, r.report.coordinator_epoch(),
+                                  r.report.generation()));
+    (void)core_->on(r, now_ms);
+    return core_->durable().generation();
+  }
+  std::optional<Coordinator> core_;
+};
+
+TEST_F(PutBack, OnlyAWorkerOfThisRunMovesItsNumbers) {
+  constexpr int64_t kLater = kReconnectSlackMs + 10;
+  ReportReceived stranger = report(1, 300, 900'000);
+  stranger.report.set_worker("stranger");
+  const std::string before = core_->durable().SerializeAsString();
+  for (const char* secret : {"", "of another run"})
+    for (const int64_t now : {int64_t{10}, kLater}) {
+      EXPECT_EQ(hear(stranger, secret, now), 1);
+      EXPECT_EQ(core_->durable().SerializeAsString(), before);
+      EXPECT_FALSE(core_->is_member("stranger"));
+    }
+  ReportReceived old = report(2, 120, 0);  // an epoch alone
+  EXPECT_EQ(hear(old, "", kLater), 1);
+  EXPECT_LT(core_->durable().epoch(), 120u);
+  EXPECT_EQ(hear(stranger, "of this run", kLater), 900'000);
+  EXPECT_EQ(core_->durable().epoch(), 301u);
+}
+
+// Of a release without proofs, while it looks for this coordinator.
+TEST_F(PutBack, AParticipantIsBelievedAtFirst) {
+  ReportReceived another_life = report(1, 0, 3);
+  another_life.report.set_incarnation(2);
+  EXPECT_EQ(hear(another_life, "", 5), 1);
+  EXPECT_EQ(hear(report(1, 0, 2), "", kReconnectSlackMs - 1), 2);
+  EXPECT_EQ(hear(report(2, 0, 3), "", kReconnectSlackMs), 2);
+}
+
+// What a worker repeats is what it was told.
+TEST(Proofs, EachDirectiveHasTheOneOfItsNumbers) {
+  Options o = options();
+  o.secret = "s";
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  const auto told = all_of<SendDirective>(core.on(report(1, 0), 10));
+  ASSERT_EQ(told.size(), 1u);
+  const pb::Directive& d = told[0].directive;
+  EXPECT_EQ(d.proof(), proof_of("s", d.epoch(), d.generation()));
+  EXPECT_NE(d.proof(), proof_of("s", d.epoch(), d.generation() + 1));
+  EXPECT_NE(d.proof(), proof_of("s", d.epoch() + 1, d.generation()));
+  EXPECT_NE(d.proof(), proof_of("t", d.epoch(), d.generation()));
 }
 
 }  // namespace

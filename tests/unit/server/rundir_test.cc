@@ -21,6 +21,7 @@
 #include "coordinator/rundir/newest_state.h"
 #include "coordinator/rundir/run_dir.h"
 #include "proto/base/clock.h"
+#include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
 #include "proto/base/text.h"
@@ -357,6 +358,19 @@ TEST_F(RunDirTest, OfTwoWritersNoneCutsTheOthersLines) {
   const Status refused = older.value()->append(two);
   EXPECT_EQ(refused.code(), Code::kCancelled) << refused.to_string();
   EXPECT_EQ(get(path), one + two);
+}
+
+// A rolled-back or lost journal does not change it, and the start of a run
+// that failed leaves nothing.
+TEST_F(RunDirTest, TheSecretOfARunIsMadeOnce) {
+  const auto fs = posix_file_system();
+  const std::string secret = run_secret(*fs, dir_);
+  EXPECT_EQ(secret.size(), kSecretBytes);
+  EXPECT_EQ(run_secret(*fs, dir_), secret);
+  EXPECT_TRUE(check_unused(*fs, dir_).ok());
+  put(secret_path(dir_), "torn");
+  EXPECT_NE(run_secret(*fs, dir_), secret);
+  EXPECT_EQ(get(secret_path(dir_)).size(), kSecretBytes);
 }
 
 TEST_F(RunDirTest, EndpointsSurviveTheFile) {

@@ -345,8 +345,7 @@ void Agent::start_ranks() {
     return;
   }
   busy_ = true;
-  killing_ = false;
-  tearing_down_ = false;
+  killing_ = tearing_down_ = false;
   progress_ms_ = now_ms_;
   inventory_.reset();
   handoff_requested_ = false;
@@ -467,6 +466,8 @@ void Agent::report() {
         r.metrics_size() < limits::kMaxMetrics)
       *r.add_metrics() = m;
   r.set_coordinator_epoch(epoch_);
+  if (directive_ && directive_->generation() == generation_)
+    r.set_proof(directive_->proof());
   if (room_.total > 0) {
     r.set_state_room_total(room_.total);
     r.set_state_room(room_.room);
@@ -485,8 +486,7 @@ void Agent::report() {
   }
   act(SendReport{std::move(r)});
   reported_ms_ = now_ms_;
-  dirty_ = false;
-  urgent_ = false;
+  dirty_ = urgent_ = false;
 }
 
 void Agent::exit_with(int code, const std::string& message, States states) {
