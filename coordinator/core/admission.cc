@@ -25,11 +25,9 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
            /*permanent=*/true);
     return std::nullopt;
   }
-  const double unix_s =
-      options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
   Status s = limits::check(r, {.generation = durable_.generation(),
                                .epoch = durable_.epoch(),
-                               .unix_ms = static_cast<int64_t>(unix_s * 1000)});
+                               .steps = most_steps()});
   if (s.ok() && roster_.members().size() >= limits::kMaxWorkers &&
       roster_.find(r.worker()) == nullptr)
     s = exhausted(fmt::format("the job has {} workers; no more are allowed",
@@ -59,6 +57,14 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
       });
   ranks.erase(foreign, ranks.end());
   return out;
+}
+
+// That a worker can have made: the ranks may have been started for a longer
+// job, and it may have made more before.
+int64_t Coordinator::most_steps() const {
+  const pb::Assignment& a = durable_.assignment();
+  return std::max({total_steps(), ledger_.last_finished(),
+                   a.has_job() ? a.job().train().steps() : 0});
 }
 
 Status Coordinator::check_fence(const pb::FenceIn& f) const {

@@ -15,12 +15,13 @@ std::string cause_of(std::string error) {
 }  // namespace
 
 std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
-    const Roster& roster, int64_t generation) {
+    const Roster& roster, int64_t generation, int64_t committed) {
   std::vector<Result> out;
   for (const auto& [name, m] : roster.members()) {
     if (!m.reported || m.report.generation() != generation) continue;
     for (const pb::RankStatus& s : m.report.ranks()) {
-      if (s.has_checkpoint_step() && s.checkpoint_step() > newest_step_) {
+      if (s.has_checkpoint_step() && s.checkpoint_step() > newest_step_ &&
+          s.checkpoint_step() <= committed + 1) {
         newest_step_ = s.checkpoint_step();
         last_error_.clear();
         told_.clear();

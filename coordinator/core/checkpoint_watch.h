@@ -25,7 +25,10 @@ class CheckpointWatch {
 
   // What is new in the reports of the generation's members. A cause is new
   // once until a save succeeds, however many ranks and saves it affects.
-  std::vector<Result> observe(const Roster& roster, int64_t generation);
+  // Nothing is saved that not every rank has committed: a later step than
+  // `committed` + 1 does not count yet.
+  std::vector<Result> observe(const Roster& roster, int64_t generation,
+                              int64_t committed);
   // Newest saved step that was reported; -1 if none was.
   int64_t newest_step() const { return newest_step_; }
   // Newer ones are on a branch that was abandoned: the job may save these steps

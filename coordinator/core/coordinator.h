@@ -117,6 +117,7 @@ class Coordinator {
 
   // What of a worker's message counts (admission.cc).
   std::optional<pb::Report> admit(const pb::Report& report);
+  int64_t most_steps() const;
   Status check_fence(const pb::FenceIn& fence) const;
   bool may_know_steps(const pb::Report& report, int64_t generation) const;
   void refuse(const std::string& worker, const std::string& why,

@@ -49,7 +49,9 @@ void Coordinator::emit_training(int64_t step) {
 
 void Coordinator::watch_checkpoints() {
   for (const CheckpointWatch::Result& r :
-       checkpoints_.observe(roster_, durable_.generation())) {
+       checkpoints_.observe(roster_, durable_.generation(),
+                            std::max(ledger_.last_finished(),
+                                     roster_.committed_step(durable_)))) {
     pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
                                               : events::kCheckpointFailed);
     if (r.error.empty()) {

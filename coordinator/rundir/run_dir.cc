@@ -29,6 +29,7 @@
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
 
 namespace remesh::rundir {
@@ -153,6 +154,10 @@ RunLock::RunLock(std::string run)
     : run_(std::move(run)), path_(lock_path(run_)) {}
 
 Result<std::unique_ptr<RunLock>> RunLock::acquire(const std::string& run) {
+  if (!limits::is_printable(run, 4 * limits::kMaxText))
+    return invalid_argument(limits::printable(run) +
+                            ": has control characters, or is not UTF-8; give "
+                            "another --run-dir");
   std::unique_ptr<RunLock> lock(new RunLock(run));
   // A holder whose start fails removes the file, and the directory with it.
   constexpr int kTries = 100;

@@ -53,7 +53,8 @@ bool process_alive(int pid);
 class RunLock {
  public:
   // Creates the directory first if it does not exist. AlreadyExists, naming the
-  // pid and host of the holder, if the lock is held.
+  // pid and host of the holder, if the lock is held. InvalidArgument if workers
+  // would refuse the path (limits::is_printable()).
   static Result<std::unique_ptr<RunLock>> acquire(const std::string& run);
   // Whether the directory was a run when the lock was acquired.
   bool was_run() const { return was_run_; }

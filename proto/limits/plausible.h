@@ -26,8 +26,12 @@ inline constexpr int64_t kMaxNumber = int64_t{1} << 53;
 // How far a worker may be ahead of a coordinator that lost its journal.
 inline constexpr int64_t kMaxGenerationLead = 1 << 20;
 inline constexpr uint64_t kMaxEpochLeadMs = uint64_t{1} << 31;  // 25 days
-inline constexpr int64_t kMaxClockLeadMs = int64_t{365} * 86'400'000;
+// An incarnation is the time in milliseconds and, below it, random bits. No
+// clock is compared with another one: either may be wrong.
+inline constexpr int kIncarnationBits = 20;
+inline constexpr uint64_t kMaxIncarnation = (uint64_t{1} << 63) - 1;
 inline constexpr size_t kMaxText = 1024;    // bytes of a string
+inline constexpr size_t kMaxHost = 255;     // of the name of a host
 inline constexpr int kMaxLines = 64;        // of a log, of damages
 inline constexpr int kMaxMetrics = 16'384;  // steps in a report
 inline constexpr int64_t kMaxFenceIndex = 2;
@@ -39,7 +43,7 @@ inline constexpr int max_holdings(int slots) { return 4 * slots + 64; }
 struct Known {
   int64_t generation = 0;
   uint64_t epoch = 0;
-  int64_t unix_ms = 0;
+  int64_t steps = kMaxNumber;  // of the job
 };
 
 // Fails with invalid_argument, which names the field, its value and the limit.
@@ -63,8 +67,10 @@ void clean(pb::Report* report);
 // most 64.
 bool valid_name(std::string_view name);
 
-// The text without control characters, which a terminal would obey, each
-// replaced by '?', and cut to `limit` bytes.
+// Whether the text is UTF-8 without control characters, which a terminal would
+// obey, and has at most `limit` bytes.
+bool is_printable(std::string_view text, size_t limit = kMaxText);
+// The text cut to `limit` bytes, with '?' for each byte that is not printable.
 std::string printable(std::string_view text, size_t limit = kMaxText);
 
 }  // namespace remesh::limits

@@ -128,9 +128,29 @@ TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedForGood) {
   EXPECT_TRUE(core_.is_member("next"));
 }
 
+// The coordinator's clock is at 1970, the worker's decades ahead.
+TEST_F(Admission, NoClockKeepsAWorkerOut) {
+  pb::Report r = report("b", 1, uint64_t{4'000'000'000'000} << 20);
+  EXPECT_TRUE(all_of<Refuse>(give(r)).empty());
+  EXPECT_TRUE(core_.is_member("b"));
+}
+
+TEST_F(Admission, NobodyHasMadeMoreStepsThanTheJobHas) {
+  pb::Report far = running_report("a", 50, 0, 1001);
+  EXPECT_EQ(all_of<Refuse>(give(far)).size(), 1U);
+  far = running_report("a", 51, 0, 5);
+  far.mutable_ranks(0)->set_checkpoint_step(7);
+  EXPECT_EQ(all_of<Refuse>(give(far)).size(), 1U);
+  far.mutable_ranks(0)->set_checkpoint_step(6);
+  EXPECT_EQ(all_of<Refuse>(give(far)).size(), 0U);
+  EXPECT_EQ(core_.status().checkpoint_step(), 6);
+  const pb::Report last = running_report("a", 52, 0, 1000);
+  EXPECT_EQ(all_of<Refuse>(give(last)).size(), 0U);
+}
+
 TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
   pb::Report stranger = running_report("b", 1, 0, 5);
-  stranger.mutable_ranks(0)->set_checkpoint_step(1'000);
+  stranger.mutable_ranks(0)->set_checkpoint_step(6);
   stranger.mutable_ranks(0)->set_exited(true);
   stranger.mutable_ranks(0)->set_exit_code(3);
   EXPECT_EQ(events_of(give(stranger)),
@@ -139,7 +159,7 @@ TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
   EXPECT_EQ(core_.durable().phase(), pb::Durable::RUNNING);
   // The participant itself, of a rank that it does not have.
   pb::Report other = running_report("a", 4, 1, 5);
-  other.mutable_ranks(0)->set_checkpoint_step(1'000);
+  other.mutable_ranks(0)->set_checkpoint_step(6);
   give(other);
   EXPECT_EQ(core_.status().checkpoint_step(), -1);
   pb::Report own = running_report("a", 5, 0, 5);

@@ -43,7 +43,7 @@ TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
     r.mutable_ranks(0)->set_checkpoint_step(step);
     r.mutable_ranks(0)->set_checkpoint_error(error);
     roster.on_report(r, d, kSilentMs, 0);
-    return watch.observe(roster, 1);
+    return watch.observe(roster, 1, 9);
   };
   EXPECT_EQ(hear(1, 5, "").size(), 1u);
   EXPECT_TRUE(hear(2, 5, "").empty());
@@ -53,7 +53,18 @@ TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
   EXPECT_EQ(hear(5, 6, "").size(), 1u);
   EXPECT_EQ(watch.newest_step(), 6);
   EXPECT_EQ(watch.last_error(), "");
-  EXPECT_TRUE(watch.observe(roster, 2).empty()) << "of another generation";
+  EXPECT_TRUE(watch.observe(roster, 2, 9).empty()) << "of another generation";
+}
+
+TEST(CheckpointWatch, WhatNotAllRanksHaveCommittedIsNotSaved) {
+  CheckpointWatch watch;
+  Roster roster;
+  pb::Report r = running_report("a", 1, 0, 9);
+  r.mutable_ranks(0)->set_checkpoint_step(9);
+  roster.on_report(r, running({"a", "b"}), kSilentMs, 0);
+  EXPECT_TRUE(watch.observe(roster, 1, 7).empty());
+  EXPECT_EQ(watch.newest_step(), -1);
+  EXPECT_EQ(watch.observe(roster, 1, 8).size(), 1U);
 }
 
 TEST(CheckpointWatch, ACauseIsAnnouncedOnceWhateverRanksAndStepsItAffects) {
@@ -71,7 +82,7 @@ TEST(CheckpointWatch, ACauseIsAnnouncedOnceWhateverRanksAndStepsItAffects) {
           fmt::format("/c/.step-{}/shard-{}.h5: {}", step, i, why));
     }
     roster.on_report(r, d, kSilentMs, 0);
-    return watch.observe(roster, 1).size();
+    return watch.observe(roster, 1, 50).size();
   };
   EXPECT_EQ(hear(-1, 10, "no space"), 1U);
   EXPECT_EQ(hear(-1, 20, "no space"), 0U);

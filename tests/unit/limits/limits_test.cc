@@ -10,7 +10,7 @@ namespace remesh::limits {
 namespace {
 
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
-constexpr Known kKnown{.generation = 7, .epoch = 1'000, .unix_ms = 50'000};
+constexpr Known kKnown{.generation = 7, .epoch = 1'000, .steps = 1'000};
 
 pb::Report good_report() {
   pb::Report r;
@@ -40,11 +40,17 @@ TEST(Plausible, AReportAtEveryLimitIsAccepted) {
   r.set_cores(kMaxCores);
   r.set_generation(kKnown.generation + kMaxGenerationLead);
   r.set_coordinator_epoch(kKnown.epoch + kMaxEpochLeadMs);
+  r.set_incarnation(kMaxIncarnation);
   while (r.ranks_size() < kMaxSlots) r.add_ranks()->set_rank(kMaxRanks - 1);
-  while (r.metrics_size() < kMaxMetrics) r.add_metrics()->set_step(kMaxNumber);
+  while (r.metrics_size() < kMaxMetrics)
+    r.add_metrics()->set_step(kKnown.steps);
   while (r.holdings_size() < max_holdings(kMaxSlots))
     r.add_holdings()->mutable_sharding()->mutable_mesh()->set_dp(kMaxRanks);
-  r.set_host(std::string(kMaxText, 'h'));
+  r.set_host(std::string(kMaxHost, 'h'));
+  r.mutable_ranks(0)->set_step(kKnown.steps + 1);
+  r.mutable_ranks(0)->set_committed_step(kKnown.steps);
+  r.mutable_ranks(0)->set_checkpoint_step(kKnown.steps);
+  r.set_build("h\xc3\xb6\xe2\x82\xac\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf");
   EXPECT_TRUE(check(r, kKnown).ok()) << check(r, kKnown).message();
 }
 
@@ -60,7 +66,16 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
              "a\xc2\x9b"
              "1m");
        }},
-      {"host", [](auto* r) { r->set_host(std::string(kMaxText + 1, 'h')); }},
+      {"host", [](auto* r) { r->set_host("a\x9b 1m"); }},  // C1 as a byte
+      {"host", [](auto* r) { r->set_host("caf\xe9"); }},   // Latin-1
+      {"host", [](auto* r) { r->set_host("a\xc3"); }},     // cut
+      {"host", [](auto* r) { r->set_host("\xc0\xaf"); }},  // overlong
+      {"host", [](auto* r) { r->set_host("\xe0\x80\xaf"); }},
+      {"host", [](auto* r) { r->set_host("\xed\xa0\x80"); }},  // a surrogate
+      {"host", [](auto* r) { r->set_host("\xf4\x90\x80\x80"); }},
+      {"holdings.segment",
+       [](auto* r) { r->mutable_holdings(0)->set_segment("\xff"); }},
+      {"host", [](auto* r) { r->set_host(std::string(kMaxHost + 1, 'h')); }},
       {"version", [](auto* r) { r->set_version("1\n2"); }},
       {"build", [](auto* r) { r->set_build("\x7f"); }},
       {"slots", [](auto* r) { r->set_slots(-1); }},
@@ -75,6 +90,7 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
       {"coordinator_epoch",
        [](auto* r) { r->set_coordinator_epoch(~uint64_t{1}); }},
       {"incarnation", [](auto* r) { r->set_incarnation(~uint64_t{0}); }},
+      {"incarnation", [](auto* r) { r->set_incarnation(kMaxIncarnation + 1); }},
       {"ranks", [](auto* r) { r->set_slots(0); }},
       {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(-1); }},
       {"ranks.rank", [](auto* r) { r->mutable_ranks(0)->set_rank(kMaxRanks); }},
@@ -83,6 +99,20 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
        [](auto* r) { r->mutable_ranks(0)->set_committed_step(-2); }},
       {"ranks.checkpoint_step",
        [](auto* r) { r->mutable_ranks(0)->set_checkpoint_step(kHuge); }},
+      {"ranks.step", [](auto* r) { r->mutable_ranks(0)->set_step(1002); }},
+      {"ranks.committed_step",
+       [](auto* r) { r->mutable_ranks(0)->set_committed_step(1001); }},
+      {"ranks.checkpoint_step",
+       [](auto* r) {
+         r->mutable_ranks(0)->set_committed_step(5);
+         r->mutable_ranks(0)->set_checkpoint_step(7);
+       }},
+      {"ranks.checkpoint_step",
+       [](auto* r) {
+         r->mutable_ranks(0)->set_committed_step(1000);
+         r->mutable_ranks(0)->set_checkpoint_step(1001);
+       }},
+      {"metrics.step", [](auto* r) { r->mutable_metrics(0)->set_step(1001); }},
       {"ranks.exit_time",
        [](auto* r) {
          r->mutable_ranks(0)->set_exit_time(
@@ -132,10 +162,16 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
 // However far a message moves what is known, the next one cannot overflow.
 TEST(Plausible, KnownNumbersDoNotOverflow) {
   pb::Report r = good_report();
-  r.set_generation(kMaxNumber);
   const Known most{.generation = kHuge, .epoch = ~uint64_t{0}};
+  const int64_t generation = kMaxNumber - kMaxGenerationLead;
+  const uint64_t epoch = kMaxNumber - kMaxEpochLeadMs;
+  r.set_generation(generation);
+  r.set_coordinator_epoch(epoch);
   EXPECT_TRUE(check(r, most).ok());
-  r.set_generation(kMaxNumber + 1);
+  r.set_generation(generation + 1);
+  EXPECT_FALSE(check(r, most).ok());
+  r.set_generation(generation);
+  r.set_coordinator_epoch(epoch + 1);
   EXPECT_FALSE(check(r, most).ok());
 }
 
