@@ -44,6 +44,7 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
   }
   pb::Report out = r;
   limits::clean(&out);
+  out.set_host(roster_.host_of(r));
   const pb::Assignment& a = durable_.assignment();
   const bool part =
       r.generation() == a.generation() &&

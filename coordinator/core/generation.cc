@@ -174,6 +174,7 @@ std::vector<pb::Durable::Member> Coordinator::add_workers(
     p.set_name(name);
     p.set_incarnation(m.report.incarnation());
     p.set_host(m.report.host());
+    p.set_host_id(m.report.host_id());
     p.set_slots(m.report.slots());
     p.set_cores(m.report.cores());
     p.set_memory_bytes(m.report.memory_bytes());

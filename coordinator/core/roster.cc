@@ -59,6 +59,7 @@ void Roster::adopt(const pb::Durable& durable, int64_t until_ms) {
     m.report.set_worker(p.name());
     m.report.set_incarnation(p.incarnation());
     m.report.set_host(p.host());
+    m.report.set_host_id(p.host_id());
     m.report.set_slots(p.slots());
     m.report.set_cores(p.cores());
     m.report.set_memory_bytes(p.memory_bytes());
@@ -156,6 +157,24 @@ int64_t Roster::last_heard_ms() const {
   for (const auto& [name, m] : members_)
     if (m.alive) last = std::max(last, m.heard_ms);
   return last;
+}
+
+std::string Roster::host_of(const pb::Report& r) const {
+  const uint64_t id = r.host_id();
+  if (id == 0) return r.host();
+  const Member* m = find(r.worker());
+  if (m != nullptr && m->report.host_id() == id &&
+      m->report.incarnation() == r.incarnation())
+    return m->report.host();
+  const std::string own = fmt::format("{}-{:08x}", r.host(), id & 0xffffffff);
+  bool taken = false;
+  for (const auto& [name, other] : members_) {
+    const pb::Report& o = other.report;
+    if (o.host_id() == id && (o.host() == r.host() || o.host() == own))
+      return o.host();
+    taken |= o.host() == r.host() && o.host_id() != 0 && o.host_id() != id;
+  }
+  return taken ? own : r.host();
 }
 
 Roster::Verdict Roster::judge(const pb::Report& r, int64_t now_ms) const {

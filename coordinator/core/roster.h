@@ -100,6 +100,9 @@ class Roster {
   // coordinator for alive until `until_ms`.
   void adopt(const pb::Durable& durable, int64_t until_ms);
 
+  // The name of the reporter's host here: the one that it gives or, if another
+  // machine (Report.host_id) has that already, with a number: "node-1a2b3c4d".
+  std::string host_of(const pb::Report& report) const;
   Verdict judge(const pb::Report& report, int64_t now_ms) const;
   // Why the report is not taken; "" if it is, or is only stale.
   std::string refusal(const pb::Report& report, int64_t now_ms) const;

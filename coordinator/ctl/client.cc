@@ -154,8 +154,8 @@ namespace {
 // Whether there is an address, and not of a process of this host that is dead.
 bool coordinator_may_answer(const Target& target) {
   const auto e = rundir::read_endpoint(target.run_dir);
-  return e.ok() && (e->host != host_identity() ||
-                    rundir::RunLock::holder(target.run_dir) > 0);
+  return e.ok() &&
+         (!rundir::is_here(*e) || rundir::RunLock::holder(target.run_dir) > 0);
 }
 
 }  // namespace

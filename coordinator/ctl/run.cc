@@ -214,11 +214,11 @@ class RunJob {
     if (!endpoint.ok()) return;
     rundir::point_latest(job_.job().dump_folder(), run_dir_);
     perform(Say{fmt::format("run directory {}", run_dir_)});
-    perform(Say{fmt::format("to add a worker: remesh-worker --connect {}{}",
-                            endpoint.value().host == host_identity()
-                                ? shell_quoted(run_dir_)
-                                : endpoint.value().address,
-                            options_.no_auth ? " --no-auth" : "")});
+    perform(
+        Say{fmt::format("to add a worker: remesh-worker --connect {}{}",
+                        rundir::is_here(*endpoint) ? shell_quoted(run_dir_)
+                                                   : endpoint.value().address,
+                        options_.no_auth ? " --no-auth" : "")});
   }
 
   void perform(const Say& a) { follower_->say(a.text, a.tone, unix_seconds()); }

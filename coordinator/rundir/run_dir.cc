@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <ctime>
@@ -43,12 +42,6 @@ std::string time_text(double unix_s, const char* format) {
   localtime_r(&seconds, &parts);
   char text[64];
   return {text, strftime(text, sizeof(text), format, &parts)};
-}
-
-int parse_pid(std::string_view text) {
-  int pid = 0;
-  std::from_chars(text.data(), text.data() + text.size(), pid);
-  return pid;
 }
 
 // The holder of a lock file: "PID HOST TIME".
@@ -97,44 +90,6 @@ std::string absolute(const std::string& path) {
     full = full.parent_path();  // "runs/a/" is runs/a
   }
   return full.string();
-}
-
-std::string endpoint_text(const Endpoint& e) {
-  return fmt::format("{}\npid={}\nhost={}\nbound={}\n{}", e.address, e.pid,
-                     e.host, e.bound, e.no_auth ? "auth=none\n" : "");
-}
-
-Result<Endpoint> parse_endpoint(const std::string& text) {
-  std::istringstream in(text);
-  Endpoint e;
-  std::getline(in, e.address);
-  for (std::string line; std::getline(in, line);) {
-    if (line.starts_with("pid=")) e.pid = parse_pid(line.substr(4));
-    if (line.starts_with("host=")) e.host = line.substr(5);
-    if (line.starts_with("bound=")) e.bound = line.substr(6);
-    if (line == "auth=none") e.no_auth = true;
-  }
-  if (!e.address.starts_with("tcp://") && !e.address.starts_with("ipc://")) {
-    return corrupt("not an address: \"" + e.address.substr(0, 60) +
-                   "\"; expected tcp://HOST:PORT or ipc:///PATH");
-  }
-  return e;
-}
-
-Status write_endpoint(FileSystem& fs, const std::string& run,
-                      const Endpoint& endpoint) {
-  return write_file_atomically(fs, endpoint_path(run), endpoint_text(endpoint));
-}
-
-Result<Endpoint> read_endpoint(const std::string& run) {
-  ASSIGN_OR_RETURN(const std::string text, read_file(endpoint_path(run)));
-  Result<Endpoint> endpoint = parse_endpoint(text);
-  if (!endpoint.ok()) return endpoint.status().with_context(endpoint_path(run));
-  return endpoint;
-}
-
-void remove_endpoint(FileSystem& fs, const std::string& run) {
-  if (fs.remove(endpoint_path(run)).ok()) (void)fs.sync_dir(run).ok();
 }
 
 bool process_alive(int pid) {

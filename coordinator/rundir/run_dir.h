@@ -32,8 +32,11 @@ struct Endpoint {
   int pid = 0;
   std::string bound;     // differs from `address` if another one is advertised
   bool no_auth = false;  // it runs without keys
+  uint64_t host_id = 0;  // remesh::host_id() of the coordinator; 0: unknown
   friend bool operator==(const Endpoint&, const Endpoint&) = default;
 };
+// Whether its host is this one.
+bool is_here(const Endpoint& endpoint);
 std::string endpoint_text(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(const std::string& text);
 Status write_endpoint(FileSystem& fs, const std::string& run,

@@ -181,7 +181,8 @@ class DaemonImpl : public Daemon {
                                     .host = host_identity(),
                                     .pid = getpid(),
                                     .bound = server_->address(),
-                                    .no_auth = door_->no_auth()};
+                                    .no_auth = door_->no_auth(),
+                                    .host_id = host_id()};
     const auto put = [endpoint, run = options_.run_dir](RunFiles& f) {
       return rundir::write_endpoint(*f.fs, run, endpoint);
     };

@@ -28,17 +28,17 @@ std::string host_name() {
   return name;
 }
 
-std::string host_identity(const std::string& name, uint64_t number) {
+std::string host_identity(const std::string& name, uint64_t id) {
   for (const std::string_view common :
        {"localhost", "localhost.localdomain", "localhost4", "localhost6",
         "(none)", "debian", "ubuntu", "linux", "raspberrypi"})
     if (name == common)
       return fmt::format("{}-{:08x}", name == "(none)" ? "localhost" : name,
-                         number & 0xffffffff);
+                         id & 0xffffffff);
   return name;
 }
 
-std::string host_identity() {
+uint64_t host_id() {
   std::string facts;
   for (const char* path :
        {"/etc/machine-id", "/proc/sys/kernel/random/boot_id"}) {
@@ -49,8 +49,10 @@ std::string host_identity() {
   }
   std::error_code ignored;
   facts += std::filesystem::read_symlink("/proc/self/ns/net", ignored).string();
-  return host_identity(host_name(), hash64(facts));
+  return std::max<uint64_t>(1, hash64(facts));
 }
+
+std::string host_identity() { return host_identity(host_name(), host_id()); }
 
 void raise_file_limit() {
   constexpr rlim_t kEnough = 65536;

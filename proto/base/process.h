@@ -11,12 +11,14 @@ namespace remesh {
 // The name of this machine, as gethostname() reports it.
 std::string host_name();
 
-// What tells this host from others: its name, or, when that is one that many
-// machines have, such as localhost, the name and a number made of the machine,
-// its boot and its network: "localhost-1a2b3c4d".
+// A number of this machine, its boot and its network, which tells it from
+// others of the same name. Not 0.
+uint64_t host_id();
+// The name of this machine or, when that is one that many machines have, such
+// as localhost, the name and host_id(): "localhost-1a2b3c4d".
 std::string host_identity();
-// The same of any host. `number`: of its machine, boot and network.
-std::string host_identity(const std::string& name, uint64_t number);
+// The same of any host.
+std::string host_identity(const std::string& name, uint64_t id);
 
 // Raises the soft limit of open files to the hard one, but not above 65536, for
 // this process and its children.

@@ -30,7 +30,7 @@ class NetworkTest : public E2e {
   // Worker w1 on host 1, w2 on host 2.
   void start_worker(int host, int slots = 1);
   // The same as machines that are all called localhost.
-  void start_nameless_worker(int host);
+  void start_worker_of_node(int host);
 
   // From the coordinator's host.
   void stop(const std::vector<std::string>& options = {});
@@ -59,9 +59,9 @@ void NetworkTest::start_worker(int host, int slots) {
                     .connect = "tcp://" + Network::address(0) + ":5710"});
 }
 
-void NetworkTest::start_nameless_worker(int host) {
+void NetworkTest::start_worker_of_node(int host) {
   std::vector<std::string> prefix = {
-      "unshare", "--uts", "sh", "-c", "hostname localhost; exec \"$@\"", "sh"};
+      "unshare", "--uts", "sh", "-c", "hostname node; exec \"$@\"", "sh"};
   const std::vector<std::string> on = network_->on(host);
   prefix.insert(prefix.end(), on.begin(), on.end());
   c().start_worker({.name = fmt::format("w{}", host),
@@ -79,11 +79,11 @@ void NetworkTest::stop(const std::vector<std::string>& options) {
   expect_exit(c().coordinator(), 0);
 }
 
-TEST_F(NetworkTest, MachinesThatAreAllCalledLocalhostAreNotOneHost) {
+TEST_F(NetworkTest, MachinesOfOneNameAreNotOneHost) {
   make({{"train.steps", "20"}, {"elastic.min_slots", "2"}});
   start_coordinator();
-  start_nameless_worker(1);
-  start_nameless_worker(2);
+  start_worker_of_node(1);
+  start_worker_of_node(2);
   ASSERT_TRUE(c().wait_for_dp(2));
   std::set<std::string> hosts;
   auto argv = network_->on(0);

@@ -83,8 +83,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
         "spoil NAME STEP...: states in that worker's memory do not load"}},
       {"report",
        {&S::report,
-        "report NAME incarnation= seq= generation= state= slots= epoch=: a "
-        "hand-made message to the coordinator"}},
+        "report NAME incarnation= seq= generation= state= slots= epoch= host= "
+        "host_id= proven=1: a hand-made message to the coordinator"}},
       {"directive",
        {&S::directive,
         "directive NAME goal= epoch= seq= generation= incarnation=: a "
@@ -437,6 +437,7 @@ Status ScriptedCluster::report(const Command& c) {
   r.set_incarnation(static_cast<uint64_t>(c.number("incarnation", 1)));
   r.set_seq(static_cast<uint64_t>(c.number("seq", 1)));
   r.set_host(c.text("host", "host-" + r.worker()));
+  r.set_host_id(static_cast<uint64_t>(c.number("host_id", 0)));
   r.set_slots(static_cast<int>(c.number("slots", 1)));
   r.set_generation(c.number("generation", 0));
   pb::Report::State state = pb::Report::IDLE;

@@ -487,6 +487,7 @@ void Cluster::start_worker(Worker& w) {
   w.told_to_leave.reset();
   o.incarnation = w.incarnation = new_incarnation(w);
   o.host = w.host;
+  o.host_id = hash64(w.host);
   upgrade(w);
   o.build = builds_[{w.name, w.incarnation}] = w.build;
   o.slots = w.slots;

@@ -13,7 +13,7 @@
 namespace remesh::sim {
 namespace {
 
-constexpr const char* kElsewhere = "elsewhere";
+constexpr uint64_t kElsewhere = 1;  // id of its host
 
 }  // namespace
 
@@ -122,13 +122,15 @@ uint64_t Cluster::new_incarnation(Worker& w) {
   return by_clock == w.incarnation ? by_clock - 1 : by_clock;
 }
 
-// Another host has a worker of this name, started later, for a short time. No
+// Another host, perhaps of the same name, has a worker of this name, started
+// later, for a short time. No
 // directive reaches it.
 void Cluster::pretend_to_be(const Worker& w) {
   agent::Options o;
   o.worker = w.name;
   o.incarnation = w.incarnation + 500;
-  o.host = kElsewhere;
+  o.host = w.incarnation % 2 == 0 ? "elsewhere" : w.host;
+  o.host_id = kElsewhere;
   o.slots = 2;
   o.cores = 2;
   o.build = builds_[{o.worker, o.incarnation}] = w.build;
@@ -149,7 +151,7 @@ void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,
 // until some time after the end of this one.
 void Cluster::note_impostor(const pb::Report& r) {
   Worker& w = *workers_.at(r.worker());
-  if (r.host() == kElsewhere)
+  if (r.host_id() == kElsewhere)
     note_trouble(w, now_ + kEarlierLifeMs + 2 * job_.elastic().dead_after_ms());
 }
 

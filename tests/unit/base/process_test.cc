@@ -99,6 +99,8 @@ TEST(Process, ACommonHostNameIsMadeUnique) {
   EXPECT_EQ(host_identity("(none)", 1), "localhost-00000001");
   EXPECT_NE(host_identity("localhost", 1), host_identity("localhost", 2));
   EXPECT_EQ(host_identity(), host_identity());
+  EXPECT_NE(host_id(), 0U);
+  EXPECT_EQ(host_id(), host_id());
   EXPECT_TRUE(host_identity().starts_with(host_name())) << host_identity();
 }
 

@@ -168,6 +168,21 @@ TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
   EXPECT_EQ(core_.status().checkpoint_step(), 5);
 }
 
+TEST_F(Admission, ANameIsNotTakenByAMachineOfTheSameName) {
+  const auto of_machine = [](const std::string& worker, uint64_t id,
+                             uint64_t incarnation) {
+    pb::Report r = report(worker, 50, incarnation);
+    r.set_host("node");
+    r.set_host_id(id);
+    return r;
+  };
+  EXPECT_TRUE(all_of<Refuse>(give(of_machine("b", 1, 5))).empty());
+  EXPECT_EQ(all_of<Refuse>(give(of_machine("b", 2, 6))).size(), 1U);
+  EXPECT_TRUE(core_.considers_live("b", 5));
+  EXPECT_TRUE(all_of<Refuse>(give(of_machine("b", 1, 6))).empty());
+  EXPECT_TRUE(core_.considers_live("b", 6)) << "restarted";
+}
+
 TEST_F(Admission, FencesTakeWhatTheWorkersRanksCanContribute) {
   pb::FenceIn f;
   f.set_worker("a");

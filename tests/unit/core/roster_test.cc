@@ -95,6 +95,51 @@ TEST(Roster, AWorkerThatWasSentAwayIsGoneWithItsConnection) {
   }
 }
 
+// What admission makes of it.
+pb::Report on_machine(const std::string& worker, uint64_t id,
+                      const Roster& roster, uint64_t seq = 1) {
+  pb::Report r = report(worker, seq);
+  r.set_host("node");
+  r.set_host_id(id);
+  r.set_host(roster.host_of(r));
+  return r;
+}
+
+TEST(Roster, TwoMachinesOfOneNameAreTwoHosts) {
+  Roster roster;
+  const pb::Durable d;
+  const auto join = [&](const std::string& worker, uint64_t id) {
+    const pb::Report r = on_machine(worker, id, roster);
+    EXPECT_TRUE(roster.on_report(r, d, kSilentMs, 0));
+    return r.host();
+  };
+  EXPECT_EQ(join("a", 0x1111), "node");
+  EXPECT_EQ(join("b", 0x5'2222'3333), "node-22223333");
+  EXPECT_EQ(join("c", 0x1111), "node");
+  EXPECT_EQ(join("d", 0x5'2222'3333), "node-22223333");
+  EXPECT_EQ(join("e", 0), "node") << "of a release without ids";
+  // It keeps the name, and those that come later have it too.
+  for (const char* gone : {"a", "c", "e"}) roster.bar(gone, "gone");
+  (void)roster.expire(d, kDeadMs, 10);
+  ASSERT_EQ(roster.members().size(), 2u);
+  EXPECT_EQ(on_machine("b", 0x5'2222'3333, roster, 2).host(), "node-22223333");
+  EXPECT_EQ(join("f", 0x5'2222'3333), "node-22223333");
+  EXPECT_EQ(join("g", 0x1111), "node");
+}
+
+TEST(Roster, AnAdoptedWorkerKeepsTheNameOfItsHost) {
+  pb::Durable d = running({"a", "b"});
+  for (int i : {0, 1}) {
+    d.mutable_participants(i)->set_host(i == 0 ? "node" : "node-00000002");
+    d.mutable_participants(i)->set_host_id(static_cast<uint64_t>(i + 1));
+  }
+  Roster roster;
+  roster.adopt(d, 0);
+  EXPECT_EQ(on_machine("b", 2, roster).host(), "node-00000002");
+  EXPECT_EQ(on_machine("a", 1, roster).host(), "node");
+  EXPECT_EQ(on_machine("c", 2, roster).host(), "node-00000002");
+}
+
 // Reports every 100 ms until `until_ms`; returns the losses.
 Roster::Changes report_until(Roster* roster, const pb::Durable& d,
                              pb::Report* r, int64_t from_ms, int64_t until_ms) {

@@ -377,12 +377,22 @@ TEST_F(RunDirTest, EndpointsSurviveTheFile) {
   const Endpoint e{.address = "tcp://10.0.0.1:5710",
                    .host = "head",
                    .pid = 42,
-                   .bound = "tcp://0.0.0.0:5710"};
+                   .bound = "tcp://0.0.0.0:5710",
+                   .host_id = 0xfedcba9876543210};
   ASSERT_TRUE(write_endpoint(*posix_file_system(), dir_, e).ok());
   EXPECT_EQ(read_endpoint(dir_).value(), e);
   EXPECT_EQ(get(endpoint_path(dir_)).substr(0, 20), "tcp://10.0.0.1:5710\n");
   remove_endpoint(*posix_file_system(), dir_);
   EXPECT_EQ(read_endpoint(dir_).status().code(), Code::kNotFound);
+}
+
+TEST_F(RunDirTest, AnEndpointOfAMachineOfTheSameNameIsNotHere) {
+  Endpoint e{.host = host_identity(), .host_id = host_id()};
+  EXPECT_TRUE(is_here(e));
+  e.host_id += 1;
+  EXPECT_FALSE(is_here(e));
+  e.host_id = 0;  // of an older release
+  EXPECT_TRUE(is_here(e));
 }
 
 // A run of the job whose coordinator started at `time`, or never.

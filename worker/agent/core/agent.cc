@@ -449,6 +449,7 @@ void Agent::report() {
   r.set_incarnation(options_.incarnation);
   r.set_seq(++seq_);
   r.set_host(options_.host);
+  r.set_host_id(options_.host_id);
   r.set_pid(options_.pid);
   r.set_slots(options_.slots);
   r.set_cores(options_.cores);

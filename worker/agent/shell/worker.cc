@@ -93,6 +93,7 @@ Status Worker::start() {
   core.worker = options_.name;
   core.incarnation = scratch_->new_incarnation(incarnation_by_clock());
   core.host = options_.host_name;
+  core.host_id = host_id();
   core.pid = getpid();
   core.slots = options_.slots;
   core.cores = usable_cores();

@@ -1,0 +1,68 @@
+// RUN/coordinator.addr: where the coordinator of the run listens.
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <sstream>
+
+#include "coordinator/rundir/run_dir.h"
+#include "proto/base/file_system.h"
+#include "proto/base/process.h"
+
+namespace remesh::rundir {
+namespace {
+
+int parse_pid(std::string_view text) {
+  int pid = 0;
+  std::from_chars(text.data(), text.data() + text.size(), pid);
+  return pid;
+}
+
+}  // namespace
+
+std::string endpoint_text(const Endpoint& e) {
+  return fmt::format("{}\npid={}\nhost={}\nhost_id={:016x}\nbound={}\n{}",
+                     e.address, e.pid, e.host, e.host_id, e.bound,
+                     e.no_auth ? "auth=none\n" : "");
+}
+
+bool is_here(const Endpoint& e) {
+  return e.host_id != 0 ? e.host_id == host_id() : e.host == host_identity();
+}
+
+Result<Endpoint> parse_endpoint(const std::string& text) {
+  std::istringstream in(text);
+  Endpoint e;
+  std::getline(in, e.address);
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("pid=")) e.pid = parse_pid(line.substr(4));
+    if (line.starts_with("host=")) e.host = line.substr(5);
+    if (line.starts_with("host_id="))
+      e.host_id = std::strtoull(line.c_str() + 8, nullptr, 16);
+    if (line.starts_with("bound=")) e.bound = line.substr(6);
+    if (line == "auth=none") e.no_auth = true;
+  }
+  if (!e.address.starts_with("tcp://") && !e.address.starts_with("ipc://")) {
+    return corrupt("not an address: \"" + e.address.substr(0, 60) +
+                   "\"; expected tcp://HOST:PORT or ipc:///PATH");
+  }
+  return e;
+}
+
+Status write_endpoint(FileSystem& fs, const std::string& run,
+                      const Endpoint& endpoint) {
+  return write_file_atomically(fs, endpoint_path(run), endpoint_text(endpoint));
+}
+
+Result<Endpoint> read_endpoint(const std::string& run) {
+  ASSIGN_OR_RETURN(const std::string text, read_file(endpoint_path(run)));
+  Result<Endpoint> endpoint = parse_endpoint(text);
+  if (!endpoint.ok()) return endpoint.status().with_context(endpoint_path(run));
+  return endpoint;
+}
+
+void remove_endpoint(FileSystem& fs, const std::string& run) {
+  if (fs.remove(endpoint_path(run)).ok()) (void)fs.sync_dir(run).ok();
+}
+
+}  // namespace remesh::rundir
