@@ -101,12 +101,17 @@ bool Coordinator::may_know_steps(const pb::Report& r,
 void Coordinator::refuse(const std::string& worker, const std::string& why,
                          bool permanent) {
   ++dropped_;
-  ++refused_;
   pb::Refusal refusal;
   refusal.set_reason(why);
   refusal.set_permanent(permanent);
   wire::set_protocol(options_.protocol, &refusal);
   act(Refuse{std::move(refusal)});
+  tell_refused(worker, why);
+}
+
+void Coordinator::tell_refused(const std::string& worker,
+                               const std::string& why) {
+  ++refused_;
   if (refusal_told_ms_ && now_ms_ - *refusal_told_ms_ < kRefusalToldMs) return;
   pb::EventRecord e = event(events::kReportRefused);
   e.set_worker(limits::printable(worker, 64));

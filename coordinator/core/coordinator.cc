@@ -18,6 +18,9 @@ constexpr int64_t kGoodbyeMs = 3000;         // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;       // several missed ticks
 constexpr int64_t kDeclinedStopMs = 30'000;  // until the next optional stop
 constexpr size_t kKeptEvents = 50;
+// Of one key, which all workers of a job may share.
+constexpr double kLivesPerS = 64;
+constexpr double kLivesAtOnce = 4096;
 
 std::optional<geometry::ParamTable> table_of(
     const std::optional<planner::JobShape>& shape, const pb::Job& job) {
@@ -31,6 +34,7 @@ Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
       shape_(shape_of(options_.job)),
       keeps_state_(shape_ && options_.job.elastic().keep_state()),
+      lives_(kLivesPerS, kLivesAtOnce),
       detector_(options_.job.elastic()),
       policy_(options_.job, shape_),
       recovery_(options_.job, table_of(shape_, options_.job)),
@@ -157,6 +161,7 @@ void Coordinator::handle(const ReportReceived& e) {
   const auto admitted = admit(e.report);
   if (!admitted) return;
   const pb::Report& r = *admitted;
+  if (too_many_lives(r, e.key)) return;
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   if (!changes) {

@@ -54,6 +54,7 @@
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/fence_relay.h"
 #include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/rate_limit.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/room.h"
 #include "coordinator/core/roster.h"
@@ -108,6 +109,7 @@ class Coordinator {
   void note_own_absence(int64_t now_ms);
   void announce(const Roster::Changes& changes);
   void announce_loss(const Roster::Change& lost);
+  bool too_many_lives(const pb::Report& report, const std::string& key);
   void register_name(const std::string& worker, const std::string& key);
 
   // When others know more than the journal (older_journal.cc).
@@ -122,6 +124,7 @@ class Coordinator {
   bool may_know_steps(const pb::Report& report, int64_t generation) const;
   void refuse(const std::string& worker, const std::string& why,
               bool permanent);
+  void tell_refused(const std::string& worker, const std::string& why);
 
   // One method for each phase, run after every input.
   void reconcile();
@@ -253,6 +256,7 @@ class Coordinator {
   pb::Durable durable_;
 
   std::map<std::string, std::string> owners_;  // as in durable_, by worker
+  RateLimit lives_;                            // of workers, by key
   Roster roster_;
   StepLedger ledger_;
   CheckpointWatch checkpoints_;

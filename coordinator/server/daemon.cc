@@ -20,8 +20,8 @@
 #include "coordinator/rundir/run_dir.h"
 #include "coordinator/server/door.h"
 #include "coordinator/server/listen.h"
+#include "coordinator/server/message_rates.h"
 #include "coordinator/server/outbox.h"
-#include "coordinator/server/rate_limit.h"
 #include "coordinator/server/run_files.h"
 #include "coordinator/server/scanner.h"
 #include "coordinator/server/worker_mail.h"
@@ -261,7 +261,7 @@ class DaemonImpl : public Daemon {
       auto received = server_->receive();
       if (!received) return;
       const int64_t now = monotonic_ms();
-      if (rate_.admits(received->peer, now)) handle(*received);
+      if (rates_.admits(*received, now)) handle(*received);
       if (now - began >= kTurnMs) break;
     }
     server_->receive_later();
@@ -270,14 +270,14 @@ class DaemonImpl : public Daemon {
   void tell_dropped(int64_t now_ms) {
     const uint64_t bad = server_->dropped_frames();
     const int version = server_->foreign_version().value_or(wire::kVersion);
-    if (rate_.should_tell(bad + rate_.over_rate(), now_ms))
+    if (rates_.should_tell(bad, now_ms))
       log_->warn("messages_dropped", {{"not_messages", bad},
-                                      {"above_rate", rate_.over_rate()},
+                                      {"above_rate", rates_.over_rate()},
                                       {"wire_version", version}});
   }
 
   void handle(const wire::Received& r) {
-    const auto& [peer, key, envelope] = r;
+    const auto& [peer, key, source, envelope] = r;
     if (const auto why = door_->judge(key, envelope, *core_))
       return refuse(r, *why);
     switch (envelope.body_case()) {
@@ -326,7 +326,7 @@ class DaemonImpl : public Daemon {
   void take_lost() {
     for (const wire::PeerId& peer : server_->take_lost()) {
       refused_.erase(peer);
-      rate_.forget(peer);
+      rates_.forget(peer);
       std::erase_if(clients_,
                     [&](const auto& c) { return c.second.peer == peer; });
       for (std::string& name : mail_->workers_at(peer))
@@ -360,16 +360,17 @@ class DaemonImpl : public Daemon {
   }
 
   template <typename Write>
-  void write(const std::string& file, Write write, size_t bytes = 0) {
+  void write(const std::string& file, Write write, size_t bytes = 0,
+             uint64_t state = 0) {
     outbox_->write(
-        file, [files = files_, write] { return write(*files); }, bytes);
+        file, [files = files_, write] { return write(*files); }, bytes, state);
   }
 
   void act(const core::Persist& a) {
     write(
         "journal",
         [durable = a.durable](RunFiles& f) { return f.persist(durable); },
-        a.durable.SpaceUsedLong());
+        a.durable.SpaceUsedLong(), a.durable.epoch());
   }
 
   void act(const core::SendDirective& a) {
@@ -480,7 +481,7 @@ class DaemonImpl : public Daemon {
   std::set<wire::PeerId> refused_;
   int64_t ticked_ms_ = 0;
   int64_t probed_ms_ = 0;
-  RateLimit rate_;
+  MessageRates rates_;
   bool ended_ = false;
   int code_ = 0;
   std::string message_;

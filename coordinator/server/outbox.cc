@@ -28,6 +28,8 @@ struct Outbox::Shared {
     std::string file;
     Write write;
     size_t bytes = 0;
+    uint64_t state = 0;
+    uint64_t writes = 1;  // with those that it replaces
   };
 
   explicit Shared(Options o)
@@ -84,8 +86,8 @@ void Outbox::Shared::note_result(const Status& status) {
   if (!status.ok() && status.code() != Code::kCancelled) return;
   if (status.ok()) {
     bytes -= jobs.front().bytes;
+    done += jobs.front().writes;
     jobs.pop_front();
-    ++done;
     unwritten.end(now);
     if (!jobs.empty()) unwritten.begin(now);
     changed.notify_all();
@@ -110,12 +112,22 @@ Outbox::~Outbox() {
       [this] { return shared_->ended; });
 }
 
-void Outbox::write(std::string file, Write write, size_t bytes) {
+void Outbox::write(std::string file, Write write, size_t bytes,
+                   uint64_t state) {
   ++newest_;
   const std::lock_guard lock(shared_->mutex);
   if (shared_->ended) return;
+  Shared::Job job{std::move(file), std::move(write), bytes, state};
+  // The first may have begun.
+  if (state != 0 && shared_->jobs.size() > 1 &&
+      shared_->jobs.back().file == job.file &&
+      shared_->jobs.back().state == state) {
+    shared_->bytes -= shared_->jobs.back().bytes;
+    job.writes += shared_->jobs.back().writes;
+    shared_->jobs.pop_back();
+  }
   if (shared_->jobs.empty()) shared_->unwritten.begin(monotonic_ms());
-  shared_->jobs.push_back({std::move(file), std::move(write), bytes});
+  shared_->jobs.push_back(std::move(job));
   shared_->bytes += bytes;
   shared_->changed.notify_all();
 }

@@ -8,7 +8,8 @@
 // A write that fails with Cancelled is not tried again, and none after it is
 // made: somebody else has taken over the files.
 //
-// What is on disk is at any time a prefix of what was given. A process that
+// What is on disk is at any time the result of a prefix of what was given. A
+// process that
 // ends loses the rest, and nothing that depends on the rest has happened.
 //
 // Threads: the functions are for the owner's thread. A write runs in the
@@ -46,8 +47,11 @@ class Outbox {
   Outbox(const Outbox&) = delete;
   Outbox& operator=(const Outbox&) = delete;
 
-  // `file` is for messages. `bytes`: that the write keeps in memory.
-  void write(std::string file, Write write, size_t bytes = 0);
+  // `file` is for messages. `bytes`: that the write keeps in memory. `state`,
+  // unless it is 0: the write replaces all of the file, so the one given
+  // directly before it is not made if it has the same number and has not begun.
+  void write(std::string file, Write write, size_t bytes = 0,
+             uint64_t state = 0);
   // What waits takes Options::full_bytes or more: nothing should be added that
   // somebody else can keep.
   bool full() const;

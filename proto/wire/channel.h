@@ -42,7 +42,7 @@ namespace remesh::wire {
 // Of the messages. Raise it when older programs would misunderstand newer ones.
 inline constexpr int kVersion = 1;
 // Limits of a message. A server answers with much: a status, an assignment.
-inline constexpr int64_t kMaxRequestBytes = int64_t{8} << 20;
+inline constexpr int64_t kMaxRequestBytes = int64_t{4} << 20;
 inline constexpr int64_t kMaxAnswerBytes = int64_t{64} << 20;
 inline constexpr int64_t kBytesPerElement = 64;  // elements.h; on average
 inline constexpr int kSilenceMs = 3000;
@@ -56,9 +56,15 @@ using PeerId = std::string;
 struct Received {
   PeerId peer;
   std::string key;  // public key of the peer; "" without keys
+  // The key and the address of the peer's host: who shares them is treated as
+  // one sender.
+  std::string source;
   pb::Envelope envelope;
 };
 
+// Connections of one key from one host that may be open: what waits in them
+// takes memory. The others are closed.
+inline constexpr size_t kMaxConnectionsOfSource = 256;
 inline constexpr int kHandshakeMs = 2000;
 // A client believes that its key is refused after this time.
 inline constexpr int64_t kRefusedMs = 2500;

@@ -80,7 +80,7 @@ class ServerImpl : public Server {
       return errno_error("listen on " + address, errno);
     set_common_options(socket_.handle(), address, kMaxRequestBytes, silence_ms);
     socket_.set(zmq::sockopt::sndhwm, kServerQueue);
-    socket_.set(zmq::sockopt::rcvhwm, kServerQueue);
+    socket_.set(zmq::sockopt::rcvhwm, kRequestQueue);
     socket_.set(zmq::sockopt::router_mandatory, true);
     socket_.set(zmq::sockopt::backlog, 1024);
     if (zap_) {
@@ -128,7 +128,9 @@ class ServerImpl : public Server {
       const char* key =
           zap_ ? zmq_msg_gets(frame.handle(), "User-Id") : nullptr;
       if (key != nullptr) out.key = key;
-      note_connection(out.peer, frame, out.key);
+      const char* address = zmq_msg_gets(frame.handle(), "Peer-Address");
+      out.source = out.key + "@" + (address != nullptr ? address : "");
+      note_connection(out, frame);
       if (more) {
         skip_parts(socket_.handle(), more);
       } else if (zap_ && !zap_->allows(out.key)) {
@@ -212,8 +214,8 @@ class ServerImpl : public Server {
 
   // The monitor reports descriptors, messages name peers. A frame carries the
   // descriptor that it came from, which relates the two.
-  void note_connection(const PeerId& peer, zmq::message_t& frame,
-                       const std::string& key) {
+  void note_connection(const Received& from, zmq::message_t& frame) {
+    const PeerId& peer = from.peer;
     if (peers_.count(peer) > 0 || gone_.count(peer) > 0) return;
     const int fd = zmq_msg_get(frame.handle(), ZMQ_SRCFD);
     if (fd < 0) return;
@@ -222,7 +224,9 @@ class ServerImpl : public Server {
     read_monitor();
     if (auto old = by_fd_.find(fd); old != by_fd_.end()) lose(old->second);
     by_fd_[fd] = peer;
-    peers_[peer] = {fd, key};
+    peers_[peer] = {fd, from.key, from.source};
+    if (++of_source_[from.source] > kMaxConnectionsOfSource)
+      shutdown(fd, SHUT_RDWR);
     if (!news_.empty()) (void)send_frame(peer, encode_note(news_));
     if (open_fds_.count(fd) == 0) lose(PeerId(peer));  // has ended since
     if (!lost_.empty()) lost_ready_.arm();
@@ -233,6 +237,8 @@ class ServerImpl : public Server {
     auto it = peers_.find(peer);
     if (it == peers_.end()) return;
     by_fd_.erase(it->second.fd);
+    if (--of_source_[it->second.source] == 0)
+      of_source_.erase(it->second.source);
     peers_.erase(it);
     lost_.push_back(peer);
     // Messages of a lost peer may still be in the queue.
@@ -261,6 +267,7 @@ class ServerImpl : public Server {
   struct Peer {
     int fd = -1;
     std::string key;
+    std::string source;
   };
 
   ServerKeys keys_;
@@ -278,6 +285,7 @@ class ServerImpl : public Server {
   std::set<int> open_fds_;
   std::map<int, PeerId> by_fd_;
   std::map<PeerId, Peer> peers_;
+  std::map<std::string, size_t> of_source_;  // connections
   std::set<PeerId> gone_;
   std::deque<PeerId> gone_order_;
   std::vector<PeerId> lost_;

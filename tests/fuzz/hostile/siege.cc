@@ -33,7 +33,7 @@ using testing::Cluster;
 using testing::Json;
 
 constexpr int64_t kEndMs = 300'000;
-constexpr size_t kClients = 4;
+constexpr size_t kClients = 32;
 constexpr int64_t kMaxMemoryKiB = 256 << 10;
 
 std::string address_of(const Cluster& cluster) {
@@ -98,6 +98,10 @@ class Besiegers {
     if (rng_() % 200 == 0)
       while (out.mutable_report()->ranks_size() < 200'000)
         out.mutable_report()->add_ranks();
+    // As large as a message may be.
+    if (rng_() % 100 == 0)
+      out.mutable_report()->add_damaged(
+          std::string(wire::kMaxRequestBytes - 4096, 'x'));
     if (rng_() % 500 == 0) connect();
     auto& client = clients_[rng_() % clients_.size()];
     if (!client->send(out)) testing::sleep_ms(1);

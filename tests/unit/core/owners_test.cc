@@ -17,8 +17,9 @@ class OwnersTest : public ::testing::Test {
     core_.emplace(options_);
     actions_ = core_->start(now_);
   }
-  void hear(const std::string& worker, const std::string& key) {
-    pb::Report r = report(worker, ++seq_);
+  void hear(const std::string& worker, const std::string& key,
+            uint64_t incarnation = 1) {
+    pb::Report r = report(worker, ++seq_, incarnation);
     r.set_state(pb::Report::IDLE);
     actions_ = core_->on(ReportReceived{r, key}, now_);
   }
@@ -93,6 +94,48 @@ TEST_F(OwnersTest, AWorkerThatLosesItsRightIsLostAtOnce) {
   hear("w2", "other");
   actions_ = core_->on(PeerLost{"w2", ""}, ++now_);
   EXPECT_TRUE(core_->considers_live("w2", 1));
+}
+
+TEST_F(OwnersTest, NewLivesOfOneKeyAreTakenAtALimitedRate) {
+  uint64_t life = 0;
+  const auto flood = [&] {
+    int taken = 0;
+    for (int i = 0; i < 6'000; ++i) {
+      hear("w", "flood", ++life);
+      taken += core_->considers_live("w", life) ? 1 : 0;
+    }
+    return taken;
+  };
+  EXPECT_EQ(flood(), 4096);
+  hear("other", "another");
+  EXPECT_TRUE(core_->is_member("other"));
+  now_ += 1000;
+  EXPECT_EQ(flood(), 64);
+  const pb::Report known = report("w", ++seq_, life - 6'000 + 64);
+  (void)core_->on(ReportReceived{known, "flood"}, now_);
+  EXPECT_TRUE(core_->follows(known)) << "those that were taken are heard";
+}
+
+// Of its own names, not of those of others, and of workers that are gone.
+TEST_F(OwnersTest, AKeyThatHasManyNamesLosesTheOldestOfThem) {
+  pb::Durable& d = options_.restored.emplace();
+  const auto add = [&](const std::string& worker, const std::string& key) {
+    pb::Durable::NameOwner* o = d.add_owners();
+    o->set_worker(worker);
+    o->set_key(key);
+  };
+  add("honest", "another");
+  for (int i = 0; i < 16'384; ++i) add("w" + std::to_string(i), "flood");
+  core_.emplace(options_);
+  actions_ = core_->start(now_);
+  hear("w0", "flood");
+  hear("new", "flood");
+  EXPECT_EQ(core_->owner_of("honest"), "another");
+  EXPECT_EQ(core_->owner_of("w0"), "flood") << "a member";
+  EXPECT_EQ(core_->owner_of("w1"), "");
+  EXPECT_EQ(core_->owner_of("w2"), "flood");
+  EXPECT_EQ(core_->owner_of("new"), "flood");
+  EXPECT_EQ(core_->durable().owners_size(), 16'385);
 }
 
 TEST_F(OwnersTest, WithoutKeysNobodyOwnsAName) {

@@ -106,6 +106,41 @@ TEST_F(OutboxTest, WritesInOrderAndReleasesWhatDependsOnIt) {
   EXPECT_TRUE(outbox_->written(two));
 }
 
+// A journal of which only the newest state counts. A state of another epoch is
+// not replaced: the files may refuse it.
+TEST_F(OutboxTest, AStateReplacesTheOneBeforeItThatHasNotBegun) {
+  disk_->set(/*stands=*/true, /*full=*/false);
+  const auto put = [&](const std::string& text, uint64_t epoch) {
+    outbox_->write(
+        "FILE", [disk = disk_, w = disk_->write(text)] { return w(); }, 100,
+        epoch);
+    then(text);
+  };
+  put("1", 7);
+  disk_->wait_for_tries(1);
+  for (const char* text : {"2", "3", "4"}) put(text, 7);
+  write("event");
+  put("5", 7);
+  put("6", 8);
+  put("7", 8);
+  disk_->set(false, false);
+  wait_for_done(7);
+  EXPECT_EQ(disk_->written(), (Texts{"1", "4", "event", "5", "7"}));
+  EXPECT_EQ(done_, (Texts{"1", "2", "3", "4", "5", "6", "7"}));
+  EXPECT_TRUE(outbox_->written(outbox_->newest()));
+  EXPECT_FALSE(outbox_->full());
+}
+
+TEST_F(OutboxTest, WhatWaitsToBeReplacedTakesTheMemoryOfOne) {
+  disk_->set(/*stands=*/true, /*full=*/false);
+  for (int i = 0; i < 10'000; ++i)
+    outbox_->write(
+        "FILE", [disk = disk_, w = disk_->write("s")] { return w(); }, 1 << 20,
+        1);
+  EXPECT_FALSE(outbox_->full());
+  disk_->set(false, false);
+}
+
 TEST_F(OutboxTest, WhatIsReleasedMayWriteAgain) {
   outbox_->write("FILE", disk_->write("1"));
   outbox_->then([this] {

@@ -1,8 +1,10 @@
-#include "coordinator/server/rate_limit.h"
+#include "coordinator/core/rate_limit.h"
 
 #include <gtest/gtest.h>
 
-namespace remesh::server {
+#include "coordinator/server/message_rates.h"
+
+namespace remesh::core {
 namespace {
 
 int admitted(RateLimit& rate, const std::string& peer, int messages,
@@ -13,21 +15,50 @@ int admitted(RateLimit& rate, const std::string& peer, int messages,
 }
 
 TEST(RateLimit, AFloodIsCutToTheRateAndOthersAreNotConcerned) {
-  RateLimit rate;
-  EXPECT_EQ(admitted(rate, "flood", 100'000, 0), kMessageBurst);
+  RateLimit rate(1000, 2000);
+  EXPECT_EQ(admitted(rate, "flood", 100'000, 0), 2000);
   EXPECT_EQ(admitted(rate, "calm", 200, 0), 200);
-  EXPECT_EQ(admitted(rate, "flood", 100'000, 100), kMessagesPerS / 10);
-  EXPECT_EQ(admitted(rate, "flood", 100'000, 60'000), kMessageBurst);
+  EXPECT_EQ(admitted(rate, "flood", 100'000, 100), 100);
+  EXPECT_EQ(admitted(rate, "flood", 100'000, 60'000), 2000);
 }
 
 TEST(RateLimit, EndedConnectionsAreForgotten) {
-  RateLimit rate;
+  RateLimit rate(1000, 2000);
   for (int i = 0; i < 1000; ++i) {
     rate.admits(std::to_string(i), 0);
     rate.forget(std::to_string(i));
   }
-  EXPECT_EQ(rate.peers(), 0U);
+  EXPECT_EQ(rate.senders(), 0U);
+}
+
+TEST(RateLimit, ManySendersTakeLittleMemoryOnceTheyAreCalm) {
+  RateLimit rate(10, 20);
+  for (int i = 0; i < 100'000; ++i)
+    EXPECT_TRUE(rate.admits(std::to_string(i), i));
+  EXPECT_LT(rate.senders(), 10'000U);
+  EXPECT_EQ(admitted(rate, "99999", 100, 99'999), 19) << "not of the calm ones";
+}
+
+// Any number of connections of one key and host.
+TEST(MessageRates, ConnectionsOfOneSourceShareARate) {
+  server::MessageRates rates;
+  const auto flood = [&](const std::string& source, int64_t now_ms) {
+    int n = 0;
+    for (int i = 0; i < 100'000; ++i)
+      n += rates.admits({.peer = std::to_string(i % 100), .source = source},
+                        now_ms)
+               ? 1
+               : 0;
+    return n;
+  };
+  EXPECT_EQ(flood("key@a", 0), 8000);
+  EXPECT_EQ(flood("key@a", 1000), 4000);
+  EXPECT_EQ(rates.admits({.peer = "p", .source = "key@b"}, 1000), true);
+  EXPECT_TRUE(rates.should_tell(0, 1000));
+  EXPECT_FALSE(rates.should_tell(1, 2000)) << "within a minute";
+  EXPECT_TRUE(rates.should_tell(1, 61'000));
+  EXPECT_FALSE(rates.should_tell(1, 200'000)) << "no more since";
 }
 
 }  // namespace
-}  // namespace remesh::server
+}  // namespace remesh::core

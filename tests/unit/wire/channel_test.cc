@@ -92,7 +92,7 @@ TEST(Channel, CarriesLargeBlobs) {
   auto server = bind_or_die();
   auto client = connect_or_die(server->address());
   pb::Envelope e;
-  e.mutable_fence_in()->set_blob(std::string(5 << 20, 'x'));
+  e.mutable_fence_in()->set_blob(std::string(3 << 20, 'x'));
   ASSERT_TRUE(client->send(e));
   auto r = receive(*server);
   ASSERT_TRUE(r);
@@ -298,11 +298,24 @@ class RawPeer {
   void send_bytes(const std::string& bytes) {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
-  void send_frame(const std::string& frame) {
+  static std::string framed(const std::string& frame) {
     std::string head("\2");  // a long one
     for (int shift = 56; shift >= 0; shift -= 8)
       head += static_cast<char>(frame.size() >> shift);
-    send_bytes(head + frame);
+    return head + frame;
+  }
+  void send_frame(const std::string& frame) { send_bytes(framed(frame)); }
+  // Bytes of this text, repeated, that the other side takes while nobody reads.
+  size_t sends_at_most(const std::string& text, size_t limit) {
+    size_t sent = 0;
+    pollfd p{fd_, POLLOUT, 0};
+    while (sent < limit && poll(&p, 1, 500) == 1) {
+      const size_t at = sent % text.size();
+      const ssize_t n =
+          ::send(fd_, &text[at], text.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
+    return sent;
   }
   void handshake() {
     std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL", 16);
@@ -427,6 +440,44 @@ TEST(Channel, WhatTheOtherEndWouldRefuseIsNotSent) {
   ASSERT_TRUE(r);
   EXPECT_FALSE(
       server->send(r->peer, report(std::string(kMaxAnswerBytes + 1, 'w'))));
+}
+
+TEST(Channel, WhatWaitsInAConnectionIsBounded) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  const std::string frame = RawPeer::framed(
+      encode_frame(report(std::string(kMaxRequestBytes - 100, 'w'))));
+  EXPECT_LT(raw.sends_at_most(frame, 64 * frame.size()), 16 * frame.size());
+}
+
+TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
+  constexpr int kMinute = 60'000;  // these peers answer no heartbeats
+  auto server =
+      std::move(Server::bind("tcp://127.0.0.1:0", std::nullopt, kMinute))
+          .value();
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (size_t i = 0; i <= kMaxConnectionsOfSource; ++i) {
+    peers.push_back(std::make_unique<RawPeer>(server->address()));
+    peers.back()->handshake();
+    peers.back()->send_frame(encode_frame(report("w")));
+    const auto r = receive(*server);
+    ASSERT_TRUE(r);
+    EXPECT_EQ(r->source, "@127.0.0.1");
+  }
+  EXPECT_TRUE(peers.back()->closed_within(3000));
+  // One that ends makes room.
+  peers.erase(peers.begin(), peers.begin() + 1);
+  peers.pop_back();
+  for (int lost = 0; lost < 2;) {
+    if (readable(server->lost_fd(), 3000))
+      lost += static_cast<int>(server->take_lost().size());
+  }
+  RawPeer next(server->address());
+  next.handshake();
+  next.send_frame(encode_frame(report("w")));
+  ASSERT_TRUE(receive(*server));
+  EXPECT_FALSE(next.closed_within(300));
 }
 
 TEST(Channel, AServerMayStopReceivingAndIsWokenAgain) {

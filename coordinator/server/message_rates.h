@@ -1,0 +1,49 @@
+// MessageRates: which messages are within the rates that their senders may send
+// at: each connection, and all of one key and host together. A value without
+// I/O.
+#pragma once
+
+#include <cstdint>
+
+#include "coordinator/core/rate_limit.h"
+#include "proto/wire/channel.h"
+
+namespace remesh::server {
+
+// A second. A worker reports at most 200 times (worker/agent/core), and sends a
+// fence a few times; several may be on one host.
+inline constexpr double kMessagesPerS = 1000;
+inline constexpr double kMessagesPerSOfSource = 4000;
+
+class MessageRates {
+ public:
+  bool admits(const wire::Received& r, int64_t now_ms) {
+    return connections_.admits(r.peer, now_ms) &&
+           sources_.admits(r.source, now_ms);
+  }
+  // The peer's connection has ended.
+  void forget(const wire::PeerId& peer) { connections_.forget(peer); }
+  uint64_t over_rate() const {
+    return connections_.over_rate() + sources_.over_rate();
+  }
+
+  // Whether it is time to tell how many messages were dropped, `others` for
+  // other reasons: when there are more, and at most once a minute.
+  bool should_tell(uint64_t others, int64_t now_ms) {
+    constexpr int64_t kEveryMs = 60'000;
+    const uint64_t dropped = others + over_rate();
+    if (dropped == told_ || (told_ > 0 && now_ms - told_ms_ < kEveryMs))
+      return false;
+    told_ = dropped;
+    told_ms_ = now_ms;
+    return true;
+  }
+
+ private:
+  core::RateLimit connections_{kMessagesPerS, 2 * kMessagesPerS};
+  core::RateLimit sources_{kMessagesPerSOfSource, 2 * kMessagesPerSOfSource};
+  uint64_t told_ = 0;
+  int64_t told_ms_ = 0;
+};
+
+}  // namespace remesh::server
