@@ -19,9 +19,8 @@ namespace {
 
 constexpr double kLookEveryS = 0.5;
 constexpr size_t kMaxMembers = 65'536;
-constexpr size_t kMostName = 64;  // characters of what others sent
-// Of a ticket: the clocks of two hosts may differ.
-constexpr int64_t kLongestTicketS = 3600;
+constexpr size_t kMostName = 64;         // characters of what others sent
+constexpr int64_t kClocksDifferS = 600;  // at most, of two hosts
 
 bool may_say(const std::string& role, const pb::Envelope& e) {
   switch (e.body_case()) {
@@ -195,7 +194,8 @@ Status Door::enrol(const std::string& key, const wire::Ticket& t,
   if (by == nullptr || by->key.role != "join" || good_.count(key) == 0)
     return invalid_argument("this key is not a job secret (role join)");
   const int64_t now = static_cast<int64_t>(unix_s);
-  if (t.expires < now || t.expires > now + kLongestTicketS)
+  if (t.expires < now - kClocksDifferS ||
+      t.expires > now + wire::kTicketGoodForS + kClocksDifferS)
     return invalid_argument(
         "the ticket has expired; are the clocks of the two hosts right?");
   if (!t.job.empty() && t.job != options_.job)

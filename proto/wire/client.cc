@@ -20,7 +20,6 @@ constexpr int64_t kRetryMs = 500;
 // A handshake that fails may be one that was under way before the last change
 // of the server's key: the other key is tried if none succeeds for this long.
 constexpr int64_t kOtherKeyMs = 300;
-constexpr int64_t kTicketGoodForS = 60;
 
 // Whether the host has IPv6 addresses only. ZeroMQ would prefer one to an IPv4
 // address of the same name, such as localhost, on which a server listens.

@@ -54,8 +54,9 @@ struct Ticket {
   std::string public_key;  // of the worker: only its holder has any use of it
   std::string worker;      // its name
   std::string job;         // "": whatever job the coordinator runs
-  int64_t expires = 0;     // unix seconds
+  int64_t expires = 0;     // unix seconds; kTicketGoodForS after it was made
 };
+inline constexpr int64_t kTicketGoodForS = 600;
 std::string ticket_text(const Ticket& ticket);
 Result<Ticket> parse_ticket(const std::string& text);
 

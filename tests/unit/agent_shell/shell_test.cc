@@ -341,9 +341,12 @@ TEST(Scratch, ALifeIsLaterThanTheOneBeforeWhateverTheClockSays) {
   EXPECT_TRUE(WIFSIGNALED(status));
   auto s = Scratch::open(dir / "s", "a", 5000);
   ASSERT_TRUE(s.ok()) << s.status().message();
-  EXPECT_EQ((*s)->new_incarnation(kNow / 2), kNow + 1);
-  EXPECT_EQ((*s)->new_incarnation(kNow / 2), kNow + 2);
+  constexpr uint64_t kHour = uint64_t{3'600'000} << 20;
+  EXPECT_EQ((*s)->new_incarnation(kNow - kHour), kNow + 1);
+  EXPECT_EQ((*s)->new_incarnation(kNow - kHour), kNow + 2);
+  // A clock that is decades ahead, and right again.
   EXPECT_EQ((*s)->new_incarnation(2 * kNow), 2 * kNow);
+  EXPECT_EQ((*s)->new_incarnation(kNow + kHour), kNow + kHour);
 }
 
 TEST(Scratch, LeftoversOfAnyDeadWorkerAreSwept) {

@@ -90,7 +90,7 @@ class DoorTest : public ::testing::Test {
   static wire::Ticket ticket(const std::string& worker,
                              const std::string& job = "job") {
     return {wire::new_key_pair().public_key, worker, job,
-            static_cast<int64_t>(time(nullptr)) + 60};
+            static_cast<int64_t>(time(nullptr)) + wire::kTicketGoodForS};
   }
 
   remesh::testing::TempDir dir_;
@@ -232,10 +232,16 @@ TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
   EXPECT_FALSE(enrol(join, taken).ok());
   // Expired, or good for ever.
   wire::Ticket old = ticket("node1");
-  old.expires -= 100;
+  old.expires -= wire::kTicketGoodForS + 700;
   EXPECT_FALSE(enrol(join, old).ok());
   old.expires += 1'000'000;
   EXPECT_FALSE(enrol(join, old).ok());
+  // From a host whose clock is minutes behind or ahead.
+  for (const int64_t minutes : {-9, 9}) {
+    wire::Ticket skewed = ticket("node1");
+    skewed.expires += 60 * minutes;
+    EXPECT_TRUE(enrol(join, skewed).ok()) << minutes;
+  }
   for (const auto& t : {old, taken})
     if (t.public_key != good.public_key) {
       EXPECT_NE(door_->why_refused(t.public_key, report_of("node1")), "");

@@ -20,6 +20,7 @@
 #include "checkpoint/memory/segment_directory.h"
 #include "proto/base/clock.h"
 #include "proto/base/rng.h"
+#include "proto/limits/plausible.h"
 #include "worker/agent/shell/state_folder.h"
 
 namespace remesh::agent {
@@ -303,6 +304,8 @@ void Scratch::write_lock() {
 }
 
 uint64_t Scratch::new_incarnation(uint64_t by_clock) {
+  constexpr uint64_t kDay = uint64_t{86'400'000} << limits::kIncarnationBits;
+  if (incarnation_ > by_clock + kDay) incarnation_ = 0;
   incarnation_ = std::max(incarnation_ + 1, by_clock);
   write_lock();
   return incarnation_;

@@ -54,7 +54,8 @@ class Scratch {
   const std::string& folder() const { return folder_; }
   std::string pmix_folder() const { return folder_ + "/pmix"; }
   // `by_clock`, or the successor of the last life's if the clock went back
-  // since. Known to the next life while the lock file exists.
+  // since, unless by more than a day: then that clock was wrong. Known to the
+  // next life while the lock file exists.
   uint64_t new_incarnation(uint64_t by_clock);
   // Description of what was cleaned up after a predecessor; "" if nothing.
   const std::string& cleaned() const { return cleaned_; }

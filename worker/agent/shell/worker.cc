@@ -16,6 +16,7 @@
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 #include "proto/rundir/paths.h"
 #include "proto/wire/protocol.h"
 #include "worker/agent/shell/probe.h"
@@ -50,7 +51,8 @@ std::string as_worker_name(std::string host) {
 uint64_t incarnation_by_clock() {
   const uint64_t ms = static_cast<uint64_t>(unix_seconds() * 1000);
   std::random_device device;
-  return (ms << 20) | (device() & 0xFFFFF);
+  constexpr int kBits = limits::kIncarnationBits;
+  return (ms << kBits) | (device() & ((1U << kBits) - 1));
 }
 
 }  // namespace
