@@ -267,8 +267,9 @@ void Coordinator::announce_loss(const Roster::Change& lost) {
 
 void Coordinator::reconcile() {
   if (exited_) return;
-  announce(roster_.expire(durable_, options_.job.elastic().dead_after_ms(),
-                          now_ms_));
+  const pb::Elastic& e = options_.job.elastic();
+  announce(roster_.expire(durable_, e.dead_after_ms(), now_ms_,
+                          e.closed_after_ms()));
   watch_checkpoints();
   finish_steps();
   retention_.observe(view());

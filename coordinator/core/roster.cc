@@ -14,8 +14,8 @@
 namespace remesh::core {
 namespace {
 
-// From a broken connection to the declaration of death, at least: long enough
-// for a transport to reconnect.
+// From a closed connection to the declaration of death, by default at least:
+// long enough for a transport to reconnect.
 constexpr int64_t kReconnectMs = 250;
 
 Roster::Change lost(const std::string& worker, const Roster::Member& m,
@@ -35,8 +35,11 @@ bool closed(const Roster::Member& m, int64_t dead_after_ms) {
 
 }  // namespace
 
-int64_t broken_after_ms(int64_t dead_after_ms) {
-  return std::min(dead_after_ms, std::max(kReconnectMs, dead_after_ms / 8));
+int64_t closed_after_ms(int64_t configured_ms, int64_t dead_after_ms) {
+  return std::min(dead_after_ms,
+                  configured_ms >= 0
+                      ? configured_ms
+                      : std::max(kReconnectMs, dead_after_ms / 8));
 }
 
 bool Roster::Member::inventory_known(int64_t generation) const {
@@ -264,13 +267,12 @@ bool Roster::all_silent(int64_t dead_after_ms, int64_t now_ms) const {
 }
 
 // "" if it is not dead.
-std::string Roster::death_of(const Member& m, bool goodbye,
-                             int64_t dead_after_ms, int64_t now_ms) const {
+std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
+                             int64_t closed_ms, int64_t now_ms) {
   if (now_ms - m.heard_ms > dead_after_ms)
     return fmt::format("silent for {:.1f} s",
                        static_cast<double>(dead_after_ms) / 1000);
-  if (m.disconnected_ms >= 0 &&
-      (goodbye || now_ms - m.disconnected_ms > broken_after_ms(dead_after_ms)))
+  if (m.disconnected_ms >= 0 && now_ms - m.disconnected_ms > closed_ms)
     return "connection closed and not restored";
   return "";
 }
@@ -293,7 +295,8 @@ void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
 }
 
 Roster::Changes Roster::expire(const pb::Durable& durable,
-                               int64_t dead_after_ms, int64_t now_ms) {
+                               int64_t dead_after_ms, int64_t now_ms,
+                               int64_t closed_after_ms) {
   Changes changes;
   const bool ended = terminal(durable.phase());
   const bool silent = !ended && all_silent(dead_after_ms, now_ms);
@@ -316,7 +319,11 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
       if (!m.barred.empty())
         m.death = m.barred;
       else if (!silent || closed(m, dead_after_ms))
-        m.death = death_of(m, goodbye, dead_after_ms, now_ms);
+        m.death = death_of(
+            m, dead_after_ms,
+            goodbye ? -1
+                    : core::closed_after_ms(closed_after_ms, dead_after_ms),
+            now_ms);
       if (m.death.empty()) watch_wait(durable, name, now_ms, &m);
       if (!m.death.empty()) {
         changes.push_back(lost(name, m, m.death));

@@ -17,11 +17,10 @@
 
 namespace remesh::core {
 
-// A broken connection is no proof of death: firewalls and switches break them,
-// too. It shortens the silence that counts as death, in proportion: a killed
-// process is noticed in 250 ms by default, and who raises dead_after_ms for a
-// network that pauses need not fear that it closes connections.
-int64_t broken_after_ms(int64_t dead_after_ms);
+// A closed connection is no proof of death: firewalls and switches close them,
+// too. elastic.closed_after_ms says how long it may stay closed; -1: an eighth
+// of dead_after_ms, and at least 250 ms, in which a transport connects again.
+int64_t closed_after_ms(int64_t configured_ms, int64_t dead_after_ms);
 
 // A rank that the kernel cannot kill must not stop the others for ever.
 inline constexpr int64_t kAwaitedMs = 30'000;
@@ -121,7 +120,7 @@ class Roster {
   void on_unwritten(int64_t ms);
 
   // Declares workers dead that were silent for dead_after_ms or whose
-  // connection stays broken for broken_after_ms(), and forgets the dead. A dead
+  // connection stays closed for closed_after_ms(), and forgets the dead. A dead
   // participant is kept until its generation has ended, for its last report.
   // When workers of several hosts fall silent at once, it is the coordinator
   // that is cut off: then nobody is dead until one of them is heard again, or
@@ -130,7 +129,7 @@ class Roster {
   // it is fenced with no rank alive: its states and its claim to the
   // checkpoints are of an older generation.
   Changes expire(const pb::Durable& durable, int64_t dead_after_ms,
-                 int64_t now_ms);
+                 int64_t now_ms, int64_t closed_after_ms = -1);
 
   void begin_generation();  // clears the progress clocks
   void begin_phase();       // counts reports from 0 again
@@ -191,8 +190,8 @@ class Roster {
   int64_t last_heard_ms() const;
   void note_heard(int64_t now_ms);
   void note_gone(const std::string& worker, int64_t now_ms);
-  std::string death_of(const Member& m, bool goodbye, int64_t dead_after_ms,
-                       int64_t now_ms) const;
+  static std::string death_of(const Member& m, int64_t dead_after_ms,
+                              int64_t closed_ms, int64_t now_ms);
   void watch_wait(const pb::Durable& durable, const std::string& name,
                   int64_t now_ms, Member* m) const;
 

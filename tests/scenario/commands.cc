@@ -15,7 +15,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
       {"job",
        {&S::job,
         "job steps= interval= min_slots= max_slots= join_window_ms= "
-        "dead_after_ms= hang_after_s= max_same_failures= max_failures= "
+        "dead_after_ms= closed_after_ms= hang_after_s= max_same_failures= "
+        "max_failures= "
         "microbatches= dp= tp= pp= cp= layouts=\"A B\" keep_state=0 "
         "replicas= replicate_every= rejoin_wait_ms= zero=: a new cluster; its "
         "model has 8 layers and 8 heads"}},
@@ -169,6 +170,7 @@ Status ScriptedCluster::job(const Command& c) {
   e->set_max_slots(c.number("max_slots", -1));
   e->set_join_window_ms(c.number("join_window_ms", 500));
   e->set_dead_after_ms(c.number("dead_after_ms", 2000));
+  e->set_closed_after_ms(c.number("closed_after_ms", -1));
   e->set_hang_after_s(c.real("hang_after_s", -1));
   e->set_max_same_failures(c.number("max_same_failures", 3));
   e->set_max_failures_without_progress(c.number("max_failures", 10));

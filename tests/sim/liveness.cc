@@ -235,7 +235,7 @@ void Cluster::check_lost_worker(const pb::EventRecord& e) {
   const Worker& w = *workers_.at(e.worker());
   if (e.cause().starts_with("connection") && !w.told_to_leave &&
       closed != connection_lost_ms_.end() &&
-      now_ - closed->second <= core::broken_after_ms(dead_after))
+      now_ - closed->second <= core::closed_after_ms(-1, dead_after))
     violated(e.worker() + " was given no time to connect again");
   if (e.cause().starts_with("it answers") &&
       first_waits_.lasts_ms(now_) > kTroubleSlackMs)

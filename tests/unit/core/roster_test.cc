@@ -67,17 +67,22 @@ TEST(Roster, SilenceAndABrokenConnectionAreDeath) {
   }
 }
 
-TEST(Roster, ABrokenConnectionShortensTheSilenceInProportion) {
-  EXPECT_EQ(broken_after_ms(100), 100);
-  EXPECT_EQ(broken_after_ms(2000), 250);
-  EXPECT_EQ(broken_after_ms(3'600'000), 450'000);
-  constexpr int64_t kHour = 3'600'000;
-  Roster roster;
-  const pb::Durable d;
-  roster.on_report(report("a", 1), d, kSilentMs, 0);
-  roster.on_disconnect("a", 10);
-  EXPECT_TRUE(roster.expire(d, kHour, 60'000).empty());
-  EXPECT_EQ(roster.expire(d, kHour, 450'011).size(), 1u);
+TEST(Roster, AClosedConnectionIsDeathAfterTheConfiguredTime) {
+  EXPECT_EQ(closed_after_ms(-1, 100), 100);
+  EXPECT_EQ(closed_after_ms(-1, 2000), 250);
+  EXPECT_EQ(closed_after_ms(-1, 3'600'000), 450'000);
+  EXPECT_EQ(closed_after_ms(0, 2000), 0);
+  EXPECT_EQ(closed_after_ms(3000, 2000), 2000);
+  for (const int64_t configured : {-1, 0, 1500, 1'000'000}) {
+    Roster roster;
+    const pb::Durable d;
+    roster.on_report(report("a", 1), d, kSilentMs, 0);
+    roster.on_disconnect("a", 10);
+    const int64_t limit =
+        std::min(kDeadMs, 10 + closed_after_ms(configured, kDeadMs));
+    EXPECT_TRUE(roster.expire(d, kDeadMs, limit, configured).empty());
+    EXPECT_EQ(roster.expire(d, kDeadMs, limit + 1, configured).size(), 1u);
+  }
 }
 
 // Until the coordinator itself said that it may go, it may still be needed.
@@ -289,8 +294,8 @@ TEST(Roster, AKilledWorkerIsNoPartOfTheSilence) {
       if (!others && *name == 'c') continue;
       roster.on_report(report(name, 1), d, kSilentMs, 0);
     }
-    roster.on_report(report("killed", 2), d, kSilentMs, 1500);
-    roster.on_disconnect("killed", 1600);
+    roster.on_report(report("killed", 2), d, kSilentMs, 900);
+    roster.on_disconnect("killed", 950);
     const auto changes = roster.expire(d, kDeadMs, kDeadMs + 1);
     const auto lost = std::count_if(
         changes.begin(), changes.end(),
