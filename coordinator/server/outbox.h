@@ -9,8 +9,8 @@
 // made: somebody else has taken over the files.
 //
 // What is on disk is at any time the result of a prefix of what was given. A
-// process that
-// ends loses the rest, and nothing that depends on the rest has happened.
+// process that ends loses the rest, and nothing that depends on the rest has
+// happened.
 //
 // Threads: the functions are for the owner's thread. A write runs in the
 // Outbox's thread, and must own what it uses: the destructor does not wait for
