@@ -136,7 +136,7 @@ TEST(Roster, AnAdoptedWorkerKeepsTheNameOfItsHost) {
   pb::Durable d = running({"a", "b"});
   for (int i : {0, 1}) {
     d.mutable_participants(i)->set_host(i == 0 ? "node" : "node-00000002");
-    d.mutable_participants(i)->set_host_id(static_cast<uint64_t>(i + 1));
+    d.mutable_participants(i)->set_host_id(static_cast<uint64_t>(i) + 1);
   }
   Roster roster;
   roster.adopt(d, 0);
