@@ -27,6 +27,7 @@
 #include "proto/base/keyed_hash.h"
 #include "proto/base/process.h"
 #include "proto/base/rng.h"
+#include "proto/base/sharing.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 #include "proto/rundir/events.h"
@@ -241,11 +242,15 @@ uint64_t new_run_id(const std::string& run) {
 
 std::string run_secret(FileSystem& fs, const std::string& run) {
   const std::string path = secret_path(run);
-  if (auto text = remesh::read_file(fs, path, kSecretBytes);
-      text.ok() && text->size() == kSecretBytes)
-    return *text;
+  if (fs.exists(path)) {
+    const auto text = remesh::read_file(fs, path, kSecretBytes);
+    if (text.ok() && text->size() == kSecretBytes) return *text;
+    // A file that cannot be read now may be readable at the next start.
+    if (text.ok() || text.status().code() == Code::kCorrupt)
+      (void)fs.remove(path).ok();
+  }
   std::string secret = new_secret();
-  (void)write_file_atomically(fs, path, secret).ok();
+  if (create_private_file(path, secret).ok()) (void)fs.sync_dir(run).ok();
   return secret;
 }
 

@@ -95,8 +95,9 @@ class RunLock {
 Status check_unused(FileSystem& fs, const std::string& run);
 // A new number that tells this run from others. Not 0.
 uint64_t new_run_id(const std::string& run);
-// The contents of RUN/coordinator.secret, which is made if it does not exist.
-// If it cannot be written, it is another one at the next start.
+// The contents of RUN/coordinator.secret, which is created, for this user
+// alone, if it does not exist or has another size. A new secret, for this life
+// of the coordinator alone, if the file can be neither read nor created.
 std::string run_secret(FileSystem& fs, const std::string& run);
 
 // "<name>-20261121-161810" for a run that starts at `unix_s` (local time).

@@ -46,4 +46,21 @@ Status give_to_group(const std::string& folder, const std::string& group) {
                      errno);
 }
 
+Status create_private_file(const std::string& path, std::string_view bytes) {
+  const int fd = open(
+      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0 && errno == EEXIST) return already_exists(path + ": exists");
+  if (fd < 0) return errno_error(path, errno);
+  const ssize_t written = write(fd, bytes.data(), bytes.size());
+  int error = 0;
+  if (written < 0 || fsync(fd) != 0)
+    error = errno;
+  else if (written < static_cast<ssize_t>(bytes.size()))
+    error = ENOSPC;
+  if (close(fd) != 0 && error == 0) error = errno;
+  if (error == 0) return ok_status();
+  (void)unlink(path.c_str());
+  return errno_error(path, error);
+}
+
 }  // namespace remesh

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "proto/base/status.h"
 
@@ -14,5 +15,8 @@ Status share_new_files(const std::string& group);
 // Creates the folder and gives it to the group, and with it everything that is
 // created in it later. Does nothing for "".
 Status give_to_group(const std::string& folder, const std::string& group);
+// Creates a file that its user alone may use, whatever the umask, and syncs it.
+// AlreadyExists if there is one. A failure leaves none.
+Status create_private_file(const std::string& path, std::string_view bytes);
 
 }  // namespace remesh

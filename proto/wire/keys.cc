@@ -1,6 +1,5 @@
 #include "proto/wire/keys.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 
 #include "proto/base/check.h"
 #include "proto/base/file_system.h"
+#include "proto/base/sharing.h"
 
 namespace remesh::wire {
 namespace {
@@ -142,24 +142,16 @@ Result<KeyFile> read_key_file(const std::string& path) {
 }
 
 Status create_key_file(const std::string& path, const KeyFile& key) {
-  const int fd = open(
-      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0 && errno == EEXIST)
+  Status created = create_private_file(
+      path, "# A secret of remesh: whoever has it is this member.\n" +
+                section_text({{"role", key.role},
+                              {"name", key.name},
+                              {"public", key.pair.public_key},
+                              {"secret", key.pair.secret_key},
+                              {"server", key.server}}));
+  if (created.code() == Code::kAlreadyExists)
     return already_exists(path + ": exists; remove it first, or give --out");
-  if (fd < 0) return errno_error(path, errno);
-  const std::string text =
-      "# A secret of remesh: whoever has it is this member.\n" +
-      section_text({{"role", key.role},
-                    {"name", key.name},
-                    {"public", key.pair.public_key},
-                    {"secret", key.pair.secret_key},
-                    {"server", key.server}});
-  const bool written = write(fd, text.data(), text.size()) ==
-                           static_cast<ssize_t>(text.size()) &&
-                       fsync(fd) == 0;
-  const int error = errno;
-  if (close(fd) != 0 || !written) return errno_error(path, error);
-  return ok_status();
+  return created;
 }
 
 Result<std::string> read_public_key(const std::string& text) {

@@ -39,6 +39,21 @@ TEST_F(SharingTest, FilesAreTheUsersAlone) {
   EXPECT_EQ(mode("run/inner/file"), 0600U);
 }
 
+TEST_F(SharingTest, APrivateFileIsNotForTheGroup) {
+  umask(0007);
+  const std::string path = dir_.path() + "/secret";
+  ASSERT_TRUE(create_private_file(path, "abc").ok());
+  EXPECT_EQ(mode("secret"), 0600U);
+  EXPECT_EQ(read_file(*posix_file_system(), path, 10).value(), "abc");
+  EXPECT_EQ(create_private_file(path, "def").code(), Code::kAlreadyExists);
+  // Nor is anything written through a link.
+  ASSERT_EQ(symlink((dir_.path() + "/target").c_str(),
+                    (dir_.path() + "/link").c_str()),
+            0);
+  EXPECT_FALSE(create_private_file(dir_.path() + "/link", "abc").ok());
+  EXPECT_FALSE(posix_file_system()->exists(dir_.path() + "/target"));
+}
+
 TEST_F(SharingTest, AGroupMayReadAndWrite) {
   // Another group than the process has, where that is permitted.
   const gid_t gid = geteuid() == 0 ? getegid() + 1 : getegid();

@@ -29,6 +29,20 @@ Options options() {
   return o;
 }
 
+// The journal of generation 1, in which "a" is alone.
+pb::Durable alone_in_generation_1() {
+  pb::Durable d;
+  d.set_epoch(7);
+  d.set_phase(pb::Durable::RUNNING);
+  d.set_generation(1);
+  d.mutable_assignment()->set_generation(1);
+  d.mutable_assignment()->add_workers("a");
+  d.mutable_assignment()->add_ranks()->set_worker("a");
+  d.add_participants()->set_name("a");
+  d.mutable_participants(0)->set_incarnation(1);
+  return d;
+}
+
 // With the proof that these numbers were used.
 ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
   pb::Report r;
@@ -119,15 +133,7 @@ TEST(OlderJournal, AGenerationThatHasEndedDoesNotRun) {
 // have parts in generation 2.
 TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
   Options o = options();
-  pb::Durable& d = o.restored.emplace();
-  d.set_epoch(7);
-  d.set_phase(pb::Durable::RUNNING);
-  d.set_generation(1);
-  d.mutable_assignment()->set_generation(1);
-  d.mutable_assignment()->add_workers("a");
-  d.mutable_assignment()->add_ranks()->set_worker("a");
-  d.add_participants()->set_name("a");
-  d.mutable_participants(0)->set_incarnation(1);
+  o.restored = alone_in_generation_1();
   Coordinator core(std::move(o));
   (void)core.start(0);
   pb::FenceIn f;
@@ -147,15 +153,7 @@ class PutBack : public testing::Test {
   PutBack() {
     Options o = options();
     o.secret = "of this run";
-    pb::Durable& d = o.restored.emplace();
-    d.set_epoch(7);
-    d.set_phase(pb::Durable::RUNNING);
-    d.set_generation(1);
-    d.mutable_assignment()->set_generation(1);
-    d.mutable_assignment()->add_workers("a");
-    d.mutable_assignment()->add_ranks()->set_worker("a");
-    d.add_participants()->set_name("a");
-    d.mutable_participants(0)->set_incarnation(1);
+    o.restored = alone_in_generation_1();
     core_.emplace(std::move(o));
     (void)core_->start(0);
   }

@@ -28,6 +28,7 @@
 #include "proto/base/xxh3.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
+#include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::rundir {
@@ -371,6 +372,16 @@ TEST_F(RunDirTest, TheSecretOfARunIsMadeOnce) {
   put(secret_path(dir_), "torn");
   EXPECT_NE(run_secret(*fs, dir_), secret);
   EXPECT_EQ(get(secret_path(dir_)).size(), kSecretBytes);
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(secret_path(dir_)).permissions(),
+            perms::owner_read | perms::owner_write);
+  // A file that cannot be read now stays.
+  const std::string before = get(secret_path(dir_));
+  HookedFileSystem unreadable([](const std::string& call, const auto&) {
+    return call == "open" ? errno_error("secret", EIO) : ok_status();
+  });
+  EXPECT_NE(run_secret(unreadable, dir_), before);
+  EXPECT_EQ(get(secret_path(dir_)), before);
 }
 
 TEST_F(RunDirTest, EndpointsSurviveTheFile) {
