@@ -64,12 +64,12 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
     durable_.set_stop_discards(false);
     if (terminal(durable_.phase())) resume_ended_job();
   }
-  if (keeps_state() && durable_.state_job() == 0)
-    durable_.set_state_job(std::max<uint64_t>(
-        1, hash64(fmt::format("{} {} {}", options_.run_dir,
-                              options_.epoch_floor, durable_.epoch()))));
-  *durable_.mutable_job() = options_.job;
   if (durable_.run_id() == 0) durable_.set_run_id(options_.run_id);
+  // The run's number, which outlives its journal, so that without the journal
+  // the workers' states still count as those of this run.
+  if (keeps_state() && durable_.state_job() == 0)
+    durable_.set_state_job(std::max<uint64_t>(1, durable_.run_id()));
+  *durable_.mutable_job() = options_.job;
   if (!policy_.check_scale(view(), durable_.scale()).ok())
     durable_.clear_scale();
   for (const pb::Durable::NameOwner& o : durable_.owners())

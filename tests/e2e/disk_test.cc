@@ -177,9 +177,13 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   EXPECT_EQ(later["coordinator"]["pid"], first["coordinator"]["pid"]);
   const Json& rank = later["workers"].at(0)["ranks"].at(0);
   ASSERT_EQ(testing::send_signal(rank["pid"].get<pid_t>(), SIGKILL), 0);
-  ASSERT_FALSE(c().wait_for_status(
-                      [](const Json& s) { return s["state"] == "aborting"; })
-                   .is_null());
+  Json last;
+  ASSERT_FALSE(c().wait_for_status([&last](const Json& s) {
+                    last = s;
+                    return s["state"] == "aborting";
+                  })
+                   .is_null())
+      << last.dump(1);
   disk.free();
   ASSERT_TRUE(c().wait_for_event("failure"));
   ASSERT_TRUE(c().wait_for_event("training", changes + 1));

@@ -166,6 +166,24 @@ TEST_F(StateTest, AWorkerThatReturnsBringsItsState) {
   expect_sequence(c().last_step());
 }
 
+// The journal has the number of the states' run; so has job.toml.
+TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"}})));
+  start_services(2, 5);
+  fs::remove(c().run_dir() + "/journal");
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  const int64_t at = c().last_step();
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_event("mesh", 2));
+  const auto meshes = c().events_named("mesh");
+  EXPECT_EQ(lost_steps(meshes[1]), 0);
+  EXPECT_GE(meshes[1]["step"].get<int64_t>(), at);
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
   make(endless(in_memory({{"parallel.zero_stage", "1"}})));
   start_services(3, 5);

@@ -314,7 +314,9 @@ TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
   }
   RecordProperty("ms_a_generation",
                  static_cast<int>((monotonic_ms() - start) / 55));
-  EXPECT_EQ(num_open_fds(), fds);
+  // The storage thread and PMIx close their last descriptors a little later.
+  EXPECT_TRUE(run_until([&] { return num_open_fds() <= fds; }))
+      << num_open_fds() << " descriptors, " << fds << " after 5 generations";
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   EXPECT_LT(read_proc_stat(getpid())->rss_bytes, rss + (4 << 20));
 #endif
