@@ -167,6 +167,13 @@ def fingerprint(path):
                    " ".join(code.split())]).encode()).hexdigest()[:16]
 
 
+def compiled_files(source):
+    """The file itself, or those of a unity build."""
+    if "/Unity/unity_" not in source:
+        return [source]
+    return INCLUDE.findall(pathlib.Path(source).read_text())
+
+
 def unit_of(header, includes):
     """The .cc file by which a header is checked: its own, or else the first
     that includes it, directly or through other headers."""
@@ -199,9 +206,11 @@ class Tidy:
                        f"-idirafter{gcc_headers}"]  # for omp.h
         self.paths, self.flags = {}, {}
         database = pathlib.Path(build, "compile_commands.json").read_text()
-        for entry in json.loads(database):
-            unit = os.path.relpath(os.path.realpath(entry["file"]), self.root)
-            words = shlex.split(entry["command"])
+        entries = [(file, entry["command"]) for entry in json.loads(database)
+                   for file in compiled_files(entry["file"])]
+        for file, command in entries:
+            unit = os.path.relpath(os.path.realpath(file), self.root)
+            words = shlex.split(command)
             self.paths[unit] = [w for w in words if w.startswith("-D")]
             for before, word in zip(words, words[1:]):
                 if word.startswith("-I"):

@@ -31,7 +31,7 @@ namespace fs = std::filesystem;
 // attributed to this save.
 constexpr int64_t kSameErrorMs = 5000;
 
-struct Options {
+struct CheckpointOptions {
   std::string target;   // a run directory or one checkpoint
   long long step = -1;  // of a run; -1: the newest
   std::string name;     // keep
@@ -69,7 +69,7 @@ Result<std::string> folder_of(const std::string& target) {
 }
 
 // The one checkpoint that the options name.
-Result<std::string> one_checkpoint(const Options& options) {
+Result<std::string> one_checkpoint(const CheckpointOptions& options) {
   if (!options.target.empty() && is_checkpoint(options.target)) {
     return rundir::absolute(options.target);
   }
@@ -107,7 +107,7 @@ std::string name_of(FileSystem& files, const manifest::Found& f) {
   return text.ok() ? text->substr(0, text->find('\n')) : "";
 }
 
-Result<int> list(const Options& options) {
+Result<int> list(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
@@ -143,7 +143,7 @@ Result<int> list(const Options& options) {
   return kExitOk;
 }
 
-Result<int> inspect(const Options& options) {
+Result<int> inspect(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
@@ -159,7 +159,8 @@ Result<int> inspect(const Options& options) {
 }
 
 // The checkpoint that the options name, or all of the run, newest first.
-Result<std::vector<std::string>> checkpoints_to_verify(const Options& options) {
+Result<std::vector<std::string>> checkpoints_to_verify(
+    const CheckpointOptions& options) {
   const bool one = options.step >= 0 ||
                    (!options.target.empty() && is_checkpoint(options.target));
   if (one) {
@@ -175,7 +176,7 @@ Result<std::vector<std::string>> checkpoints_to_verify(const Options& options) {
   return paths;
 }
 
-Result<int> verify(const Options& options) {
+Result<int> verify(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto paths, checkpoints_to_verify(options));
   const auto system = posix_file_system();
   int damaged = 0;
@@ -256,7 +257,7 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
 }
 
 // Retention reads the file; nobody else writes to it.
-Result<int> keep(const Options& o) {
+Result<int> keep(const CheckpointOptions& o) {
   ASSIGN_OR_RETURN(const std::string path, one_checkpoint(o));
   const auto files = posix_file_system();
   RETURN_IF_ERROR(manifest::read_checkpoint(*files, path).status());
@@ -272,7 +273,7 @@ Result<int> keep(const Options& o) {
 }
 
 // Under the lock of the run: a coordinator's ranks remove checkpoints too.
-Result<int> prune(const Options& o) {
+Result<int> prune(const CheckpointOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.target));
   const auto lock = rundir::RunLock::acquire(run);
   if (!lock.ok())
@@ -310,7 +311,7 @@ Result<int> prune(const Options& o) {
   return kExitOk;
 }
 
-Result<int> save(const Options& options) {
+Result<int> save(const CheckpointOptions& options) {
   ASSIGN_OR_RETURN(const auto saved, save_and_wait(options.target));
   if (options.json)
     print_json({{"path", saved.first}, {"step", saved.second}});
@@ -331,7 +332,7 @@ Examples:
   remesh checkpoint list runs/latest
   remesh checkpoint inspect runs/latest --step 100
   remesh checkpoint verify runs/latest/checkpoints/step-00000100)");
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<CheckpointOptions>();
   CLI::App* c = checkpoint->add_subcommand(
       "save", "Save after the current step; waits and prints the path");
   add_client_options(c, &o->target);
@@ -344,7 +345,7 @@ It is removed like every other one when checkpoint.keep_latest_k newer ones
 exist, unless `remesh checkpoint keep` or checkpoint.keep_every_n keeps it.)");
   c->callback([o, code] { *code = exit_code(save(*o)); });
   const auto add = [&](const char* name, const char* help, bool one,
-                       Result<int> (*command)(const Options&)) {
+                       Result<int> (*command)(const CheckpointOptions&)) {
     c = checkpoint->add_subcommand(name, help);
     c->add_option("RUN_OR_CHECKPOINT", o->target,
                   "Run directory or one checkpoint. Default: the newest run "

@@ -16,7 +16,7 @@
 namespace remesh::ctl {
 namespace {
 
-struct Options {
+struct ControlOptions {
   std::string argument;  // the worker, layout or number of slots
   std::string run;
   bool discard = false;
@@ -25,7 +25,7 @@ struct Options {
 };
 
 // What a command has done: the job's status then, and a sentence.
-struct Done {
+struct ControlDone {
   pb::JobStatus status;
   std::string text;
   int code = kExitOk;
@@ -38,8 +38,8 @@ pb::Command command_of(pb::Command::Kind kind) {
 }
 
 // The status once `holds` is true of it; with --wait only.
-Result<pb::JobStatus> wait_for(const Options& o, pb::JobStatus status,
-                               bool (*holds)(const Options&,
+Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
+                               bool (*holds)(const ControlOptions&,
                                              const pb::JobStatus&)) {
   // The run that the command went to, whatever happens to links.
   const std::string run = status.run_dir();
@@ -57,11 +57,11 @@ Result<pb::JobStatus> wait_for(const Options& o, pb::JobStatus status,
   return status;
 }
 
-bool on_final_mesh(const Options&, const pb::JobStatus& s) {
+bool on_final_mesh(const ControlOptions&, const pb::JobStatus& s) {
   return s.state() == "running" && !s.mesh_changes();
 }
 
-bool has_left(const Options& o, const pb::JobStatus& s) {
+bool has_left(const ControlOptions& o, const pb::JobStatus& s) {
   return std::none_of(s.workers().begin(), s.workers().end(),
                       [&](const pb::WorkerStatus& w) {
                         return w.name() == o.argument && w.state() != "dead";
@@ -77,13 +77,13 @@ bool others_work(const pb::JobStatus& s, const std::string& worker) {
                      });
 }
 
-Result<Done> drain(const Options& o) {
+Result<ControlDone> drain(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::DRAIN);
   command.set_worker(o.argument);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   const bool last = !others_work(status, o.argument);
   ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), has_left));
-  return Done{
+  return ControlDone{
       std::move(status),
       fmt::format("worker {} {}{}", o.argument,
                   o.wait ? "has left" : "leaves after the current step",
@@ -92,15 +92,16 @@ Result<Done> drain(const Options& o) {
                        : "")};
 }
 
-Result<Done> uncordon(const Options& o) {
+Result<ControlDone> uncordon(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::UNCORDON);
   command.set_worker(o.argument);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
-  return Done{std::move(status),
-              fmt::format("ranks may be placed on {} again", o.argument)};
+  return ControlDone{
+      std::move(status),
+      fmt::format("ranks may be placed on {} again", o.argument)};
 }
 
-Result<Done> mesh(const Options& o) {
+Result<ControlDone> mesh(const ControlOptions& o) {
   if (o.argument != "auto")
     RETURN_IF_ERROR(geometry::Layout::parse(o.argument).status());
   pb::Command command = command_of(pb::Command::MESH);
@@ -108,17 +109,18 @@ Result<Done> mesh(const Options& o) {
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
   if (o.wait)
-    return Done{status, "training on " + rundir::mesh_text(status.mesh())};
+    return ControlDone{status,
+                       "training on " + rundir::mesh_text(status.mesh())};
   if (status.pinned().empty())
-    return Done{status, "the mesh is selected automatically again"};
-  return Done{status,
-              fmt::format("changing to {} after this step; it stays until you "
+    return ControlDone{status, "the mesh is selected automatically again"};
+  return ControlDone{
+      status, fmt::format("changing to {} after this step; it stays until you "
                           "change it or slots run short (`remesh mesh auto` "
                           "undoes it)",
                           status.pinned())};
 }
 
-Result<Done> scale(const Options& o) {
+Result<ControlDone> scale(const ControlOptions& o) {
   int slots = 0;
   const char* end = o.argument.data() + o.argument.size();
   const auto [at, error] = std::from_chars(o.argument.data(), end, slots);
@@ -133,10 +135,12 @@ Result<Done> scale(const Options& o) {
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   ASSIGN_OR_RETURN(status, wait_for(o, std::move(status), on_final_mesh));
   if (o.wait)
-    return Done{status, "training on " + rundir::mesh_text(status.mesh())};
+    return ControlDone{status,
+                       "training on " + rundir::mesh_text(status.mesh())};
   if (status.scale() == 0)
-    return Done{status, "all slots are used from the next step boundary"};
-  return Done{
+    return ControlDone{status,
+                       "all slots are used from the next step boundary"};
+  return ControlDone{
       status,
       fmt::format(
           "up to {} used from the next step boundary; others are spares",
@@ -164,7 +168,7 @@ std::string why_declined(const pb::JobStatus& status) {
   return why;
 }
 
-Result<Done> stop(const Options& o) {
+Result<ControlDone> stop(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::STOP);
   command.set_discard(o.discard);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
@@ -185,7 +189,7 @@ Result<Done> stop(const Options& o) {
     }
   }
   const auto end = rundir::end_of_run(run_dir);
-  return Done{
+  return ControlDone{
       status,
       fmt::format("the job is {} at step {}; {}to continue: remesh resume {}",
                   status.state(), status.step(),
@@ -194,8 +198,9 @@ Result<Done> stop(const Options& o) {
       status.state() == "failed" ? kExitFailed : kExitOk};
 }
 
-Result<int> perform(const Options& o, Result<Done> (*run)(const Options&)) {
-  ASSIGN_OR_RETURN(const Done done, run(o));
+Result<int> perform(const ControlOptions& o,
+                    Result<ControlDone> (*run)(const ControlOptions&)) {
+  ASSIGN_OR_RETURN(const ControlDone done, run(o));
   if (o.json)
     fmt::print("{}", status_json(done.status));
   else
@@ -203,16 +208,16 @@ Result<int> perform(const Options& o, Result<Done> (*run)(const Options&)) {
   return done.code;
 }
 
-struct Verb {
+struct ControlVerb {
   const char* name;
   const char* help;
   const char* argument;  // nullptr: none
   const char* argument_help;
   const char* footer;
-  Result<Done> (*run)(const Options&);
+  Result<ControlDone> (*run)(const ControlOptions&);
 };
 
-constexpr Verb kVerbs[] = {
+constexpr ControlVerb kControlVerbs[] = {
     {"drain", "Let a worker finish its step and leave; the others continue",
      "WORKER", "Its name, as shown by `remesh status`", R"(
 Example:
@@ -264,8 +269,8 @@ stays in the memory of the workers' hosts for ten minutes.)",
 }  // namespace
 
 void add_control_verbs(CLI::App* app, int* code) {
-  for (const Verb& verb : kVerbs) {
-    auto o = std::make_shared<Options>();
+  for (const ControlVerb& verb : kControlVerbs) {
+    auto o = std::make_shared<ControlOptions>();
     CLI::App* c = app->add_subcommand(verb.name, verb.help);
     if (verb.argument != nullptr)
       c->add_option(verb.argument, o->argument, verb.argument_help)->required();

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct ForkOptions {
   std::string run;
   int64_t at = -1;  // -1: the newest checkpoint
   std::string out;  // "": a new run beside the other one
@@ -143,7 +143,7 @@ Status fill(FileSystem& files, const std::string& from,
   return rundir::write_job(files, job, to, m.run_id());
 }
 
-Result<int> fork_run(const Options& o) {
+Result<int> fork_run(const ForkOptions& o) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
   const auto files = posix_file_system();
   ASSIGN_OR_RETURN(const std::string run, rundir::find_run(o.run));
@@ -178,7 +178,7 @@ Result<int> fork_run(const Options& o) {
 }  // namespace
 
 void add_fork_verb(CLI::App* app, int* code) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<ForkOptions>();
   CLI::App* c = app->add_subcommand(
       "fork", "Make a new run from a checkpoint, with other settings");
   add_run_option(c, &o->run);

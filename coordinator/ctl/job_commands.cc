@@ -79,8 +79,8 @@ Result<int> job_check(const CheckOptions& o) {
 }
 
 // Becomes that program of remesh; returns only if that fails.
-Result<int> become(const std::string& name,
-                   const std::vector<std::string>& arguments) {
+Result<int> exec_program(const std::string& name,
+                         const std::vector<std::string>& arguments) {
   ASSIGN_OR_RETURN(const std::string program, program_beside(name));
   std::vector<std::string> argv = {program};
   argv.insert(argv.end(), arguments.begin(), arguments.end());
@@ -173,8 +173,9 @@ that it can be resumed from them. Workers remove older ones while they run.
 Examples:
   remesh clean
   remesh clean --all --dry-run)");
-  c->callback(
-      [given, code] { *code = exit_code(become("remesh-worker", *given)); });
+  c->callback([given, code] {
+    *code = exit_code(exec_program("remesh-worker", *given));
+  });
 }
 
 }  // namespace
@@ -186,8 +187,9 @@ void add_job_verbs(CLI::App* app, int* code) {
   CLI::App* c = app->add_subcommand("data", "Prepare text for training");
   c->prefix_command();
   c->set_help_flag();
-  c->callback(
-      [c, code] { *code = exit_code(become("remesh-data", c->remaining())); });
+  c->callback([c, code] {
+    *code = exit_code(exec_program("remesh-data", c->remaining()));
+  });
   add_clean(app, code);
 }
 

@@ -16,7 +16,7 @@ namespace {
 // How long a key that was replaced remains good, for its holder to notice.
 constexpr int64_t kOldKeyS = 3600;
 
-struct Options {
+struct KeyOptions {
   std::string role;
   std::string name;
   std::string public_key;
@@ -28,14 +28,14 @@ struct Options {
 };
 
 // What a verb has done, as text and as JSON.
-struct Done {
+struct KeyDone {
   std::string text;
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
 };
 
 using rundir::AllowedKey;
 
-AllowedKey described(const Options& o) {
+AllowedKey described(const KeyOptions& o) {
   const double end = unix_seconds() + o.days * 86'400;
   return {.role = o.role,
           .name = o.name,
@@ -44,7 +44,7 @@ AllowedKey described(const Options& o) {
 }
 
 // The run of the command. It need not have started yet if it is given.
-Result<std::string> run_with_keys(const Options& o) {
+Result<std::string> run_with_keys(const KeyOptions& o) {
   std::string run = rundir::absolute(o.run);
   if (o.run.empty()) {
     ASSIGN_OR_RETURN(run, rundir::find_run(""));
@@ -56,18 +56,18 @@ Result<std::string> run_with_keys(const Options& o) {
 }
 
 // A pair for a member whose secret key never leaves its host.
-Result<Done> make_alone(const Options& o) {
+Result<KeyDone> make_alone(const KeyOptions& o) {
   const wire::KeyPair pair = wire::new_key_pair();
   RETURN_IF_ERROR(wire::create_key_file(
       o.out, {.role = o.role, .name = o.name, .pair = pair}));
-  return Done{
+  return KeyDone{
       fmt::format(
           "made {}; where the run is, type:\nremesh key allow {} {} {} RUN",
           o.out, o.role, o.name, shell_quoted(pair.public_key)),
       {{"path", o.out}, {"public", pair.public_key}}};
 }
 
-Result<Done> make_key(const Options& o) {
+Result<KeyDone> make_key(const KeyOptions& o) {
   const auto fs = posix_file_system();
   if (o.role == "coordinator") {
     if (o.run.empty())
@@ -78,23 +78,23 @@ Result<Done> make_key(const Options& o) {
     if (rundir::has_keys(run))
       return already_exists(rundir::keys_path(run) + ": has keys already");
     RETURN_IF_ERROR(rundir::make_keys(*fs, run));
-    return Done{fmt::format("made {}; programs that see this folder use its "
-                            "keys.\nFor a worker "
-                            "that does not: remesh key new worker NAME {}",
-                            rundir::keys_path(run), rundir::typed_path(run)),
-                {{"path", rundir::keys_path(run)}}};
+    return KeyDone{fmt::format("made {}; programs that see this folder use its "
+                               "keys.\nFor a worker "
+                               "that does not: remesh key new worker NAME {}",
+                               rundir::keys_path(run), rundir::typed_path(run)),
+                   {{"path", rundir::keys_path(run)}}};
   }
   if (o.run.empty() && !o.out.empty()) return make_alone(o);
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(const std::string path,
                    rundir::make_member(*fs, run, described(o), o.out));
-  return Done{
+  return KeyDone{
       fmt::format("made {}; it is secret: copy it only to where it is used",
                   path),
       {{"path", path}}};
 }
 
-Result<Done> allow_key(const Options& o) {
+Result<KeyDone> allow_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   AllowedKey key = described(o);
@@ -104,16 +104,16 @@ Result<Done> allow_key(const Options& o) {
   });
   keys.push_back(std::move(key));
   RETURN_IF_ERROR(rundir::write_allowed(*posix_file_system(), run, keys));
-  return Done{"allowed"};
+  return KeyDone{"allowed"};
 }
 
-Result<Done> list_keys(const Options& o) {
+Result<KeyDone> list_keys(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(const auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const std::string server,
                    wire::read_public_key(rundir::server_key_path(run)));
-  Done out{fmt::format("{:<12} {:<16} {}", "coordinator", "", server),
-           {{"coordinator", server}}};
+  KeyDone out{fmt::format("{:<12} {:<16} {}", "coordinator", "", server),
+              {{"coordinator", server}}};
   auto array = nlohmann::ordered_json::array();
   for (const AllowedKey& k : keys) {
     const bool good = k.good_at(unix_seconds());
@@ -147,7 +147,7 @@ Result<AllowedKey> named(const std::vector<AllowedKey>& keys,
       fmt::format("no key '{}'; the keys are: {}", name, join(names)));
 }
 
-Result<Done> revoke_key(const Options& o) {
+Result<KeyDone> revoke_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   ASSIGN_OR_RETURN(auto keys, rundir::read_allowed(run));
   ASSIGN_OR_RETURN(const AllowedKey gone, named(keys, o.name));
@@ -157,15 +157,15 @@ Result<Done> revoke_key(const Options& o) {
   const auto fs = posix_file_system();
   RETURN_IF_ERROR(rundir::write_allowed(*fs, run, keys));
   (void)fs->remove(rundir::key_path(run, gone.name)).ok();
-  return Done{"revoked; a running coordinator gives up its workers at once"};
+  return KeyDone{"revoked; a running coordinator gives up its workers at once"};
 }
 
-Result<Done> rotate_key(const Options& o) {
+Result<KeyDone> rotate_key(const KeyOptions& o) {
   ASSIGN_OR_RETURN(const std::string run, run_with_keys(o));
   const auto fs = posix_file_system();
   if (o.name == "coordinator") {
     RETURN_IF_ERROR(rundir::make_next_key(run));
-    return Done{
+    return KeyDone{
         "a running coordinator tells its members the new key now; it uses it "
         "when it is restarted, which does not interrupt training"};
   }
@@ -188,20 +188,20 @@ Result<Done> rotate_key(const Options& o) {
   ASSIGN_OR_RETURN(const std::string made,
                    rundir::make_member(*fs, run, key, path + ".new"));
   RETURN_IF_ERROR(fs->rename(made, path));
-  return Done{
+  return KeyDone{
       fmt::format("made {}; programs that use this file notice. The old key is "
                   "good for one more hour",
                   path),
       {{"path", path}}};
 }
 
-struct Verb {
+struct KeyVerb {
   const char* name;
   const char* help;
-  Result<Done> (*run)(const Options&);
+  Result<KeyDone> (*run)(const KeyOptions&);
 };
 
-constexpr Verb kVerbs[] = {
+constexpr KeyVerb kKeyVerbs[] = {
     {"new", "Make a key, and allow it in a run", make_key},
     {"allow", "Allow a public key that was made elsewhere", allow_key},
     {"list", "Show who may talk to the coordinator", list_keys},
@@ -210,7 +210,7 @@ constexpr Verb kVerbs[] = {
     {"rotate", "Replace a key; its holder stays connected", rotate_key},
 };
 
-void declare(const Verb& verb, CLI::App* c, Options* o) {
+void declare(const KeyVerb& verb, CLI::App* c, KeyOptions* o) {
   const bool makes = verb.run == make_key;
   const bool describes = makes || verb.run == allow_key;
   if (describes)
@@ -259,13 +259,13 @@ Examples:
 
 `remesh run` makes the keys of its run, and programs that see the run directory
 find them there. Others need --key FILE. SECURITY.md has the details.)");
-  for (const Verb& verb : kVerbs) {
-    auto o = std::make_shared<Options>();
+  for (const KeyVerb& verb : kKeyVerbs) {
+    auto o = std::make_shared<KeyOptions>();
     CLI::App* c = key->add_subcommand(verb.name, verb.help);
     declare(verb, c, o.get());
     add_json_option(c, &o->json);
     c->callback([o, code, run = verb.run] {
-      const Result<Done> done = run(*o);
+      const Result<KeyDone> done = run(*o);
       *code = exit_code(done.ok() ? Result<int>(kExitOk) : done.status());
       if (!done.ok()) return;
       if (o->json)

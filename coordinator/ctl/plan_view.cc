@@ -61,7 +61,7 @@ std::string stages_text(const planner::JobShape& shape, const Layout& l) {
   return out;
 }
 
-std::string memory_table(const planner::JobShape& shape, const Layout& l) {
+std::string prediction_table(const planner::JobShape& shape, const Layout& l) {
   std::string out = fmt::format("  {:<8}{:>9}{:>11}{:>11}{:>13}{:>9}{:>9}\n",
                                 "stage", "weights", "gradients", "optimizer",
                                 "activations", "buffers", "total");
@@ -187,7 +187,7 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
   if (o.slots > o.cores)
     out += fmt::format("  note: {} slots share the {} cores of a host\n",
                        o.slots, o.cores);
-  out += "predicted memory of a rank:\n" + memory_table(shape, l) +
+  out += "predicted memory of a rank:\n" + prediction_table(shape, l) +
          besides_text(shape, l);
   if (o.memory_gib > 0)
     out +=

@@ -20,7 +20,7 @@ namespace {
 constexpr int kWatchIntervalMs = 1000;
 constexpr char kCtrlC = 3;
 
-struct Options {
+struct StatusOptions {
   std::string run;
   bool watch = false;
   bool json = false;
@@ -77,7 +77,7 @@ pb::JobStatus status_of_files(const std::string& run) {
   return s;
 }
 
-Result<int> show(const Options& o, bool clear) {
+Result<int> show(const StatusOptions& o, bool clear) {
   const Style style = style_of_stdout();
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
   const auto answer = send_command(target, status_request());
@@ -105,7 +105,7 @@ Result<int> show(const Options& o, bool clear) {
   return answer.status();
 }
 
-int status(Options o) {
+int status(StatusOptions o) {
   if (!o.watch) return exit_code(show(o, false));
   // The run that it is now, whichever is the newest later.
   const auto target = find_target(o.run);
@@ -126,7 +126,7 @@ int status(Options o) {
 }  // namespace
 
 void add_status_verb(CLI::App* app, int* code) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<StatusOptions>();
   CLI::App* c = app->add_subcommand("status", "Show a run");
   add_client_options(c, &o->run);
   c->add_flag("-w,--watch", o->watch, "Refresh every second, until q");

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Options {
+struct TraceOptions {
   std::string run;
   std::string output;         // "": traces/gen-G.json of the run
   long long generation = -1;  // -1: the newest that has traces
@@ -49,7 +49,7 @@ std::map<int64_t, std::map<int, fs::path>> find_traces(const fs::path& folder) {
   return found;
 }
 
-Result<int> write_trace(const Options& o) {
+Result<int> write_trace(const TraceOptions& o) {
   ASSIGN_OR_RETURN(const Target target, find_target(o.run));
   if (target.run_dir.empty())
     return invalid_argument(o.run +
@@ -102,7 +102,7 @@ Result<int> write_trace(const Options& o) {
 }  // namespace
 
 void add_trace_verb(CLI::App* app, int* code) {
-  auto o = std::make_shared<Options>();
+  auto o = std::make_shared<TraceOptions>();
   CLI::App* c = app->add_subcommand(
       "trace", "Merge the ranks' traces into one timeline and summarize it");
   add_run_option(c, &o->run);
