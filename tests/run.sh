@@ -58,7 +58,9 @@ cmake --build "$build" -j "$cores" --target "${targets[@]}"
 step "test"
 code=0
 rm -rf "$build/test_results"
-ctest --test-dir "$build" --output-on-failure -j "$((cores < 16 ? cores : 16))" \
+# Tests of daemons wait most of the time.
+jobs=$((cores < 8 ? 2 * cores : 16))
+ctest --test-dir "$build" --output-on-failure -j "$jobs" \
   --timeout 1200 --output-junit "$PWD/$build/test_results/ctest.junit" \
   "${select[@]}" "$@" ||
   code=$?
