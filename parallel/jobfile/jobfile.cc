@@ -72,21 +72,22 @@ std::vector<std::string> names(const std::vector<const Field*>& fields) {
 }
 
 // The text after "no such key".
-std::string suggest_key(const Field& section, std::string_view key) {
+std::string suggest_key(const Section& file, const Field& section,
+                        std::string_view key) {
   if (std::string h = hint(section.name(), key); !h.empty()) return h;
   const std::vector<std::string> here = names(keys(section));
   if (const std::string near = nearest_name(key, here); !near.empty())
     return fmt::format("did you mean {}.{}?", section.name(), near);
-  for (const Field* other : sections())
+  for (const Field* other : sections(file))
     if (find_key(*other, key) != nullptr)
       return fmt::format("there is {}.{}", other->name(), key);
   return fmt::format("[{}] has {}", section.name(), join(here));
 }
 
-std::string suggest_section(std::string_view name) {
+std::string suggest_section(const Section& file, std::string_view name) {
   if (std::string h = hint(name, ""); !h.empty()) return h;
-  const std::vector<std::string> all = names(sections());
-  for (const Field* s : sections())
+  const std::vector<std::string> all = names(sections(file));
+  for (const Field* s : sections(file))
     if (find_key(*s, name) != nullptr)
       return fmt::format("it is a key of [{}]", s->name());
   if (const std::string near = nearest_name(name, all); !near.empty())
@@ -111,16 +112,16 @@ Where at(const Source& source, const toml::key& key) {
   return {line, fmt::format("{}:{}: ", source.name, line)};
 }
 
-// Collects problems while a job is assembled.
+// Collects problems while a file's message is assembled.
 class Reader {
  public:
-  Reader(pb::Job& job, std::vector<Problem>& problems)
-      : job_(job), problems_(problems) {}
+  Reader(File& file, std::vector<Problem>& problems)
+      : file_(file), schema_(*file.GetDescriptor()), problems_(problems) {}
 
   void read_file(const toml::table& root, const Source& source) {
     for (const auto& [name, node] : root) {
       const Where where = at(source, name);
-      const Field* section = find_section(name.str());
+      const Field* section = find_section(schema_, name.str());
       if (section == nullptr) {
         unknown_section(name.str(), node, source, where);
       } else if (const toml::table* table = node.as_table()) {
@@ -143,14 +144,16 @@ class Reader {
     const std::string section_name = trim(text.substr(0, dot));
     const std::string key_name = trim(text.substr(dot + 1, equals - dot - 1));
     const std::string bare = text.substr(equals + 1);
-    const Field* section = find_section(section_name);
+    const Field* section = find_section(schema_, section_name);
     if (section == nullptr)
-      return problem(where, fmt::format("no section '{}'; {}", section_name,
-                                        suggest_section(section_name)));
+      return problem(where,
+                     fmt::format("no section '{}'; {}", section_name,
+                                 suggest_section(schema_, section_name)));
     const Field* key = find_key(*section, key_name);
     if (key == nullptr)
-      return problem(where, fmt::format("no key '{}'; {}", key_name,
-                                        suggest_key(*section, key_name)));
+      return problem(where,
+                     fmt::format("no key '{}'; {}", key_name,
+                                 suggest_key(schema_, *section, key_name)));
     Value value = bare;
     const toml::parse_result parsed = toml::parse("v = " + bare);
     if (parsed.succeeded() && parsed.table().size() == 1 &&
@@ -179,11 +182,11 @@ class Reader {
                        const Source& source, const Where& where) {
     const toml::table* table = node.as_table();
     if (table == nullptr)
-      return problem(where,
-                     fmt::format("{} = {}: no such section; {}", name,
-                                 value_text(node), suggest_section(name)));
+      return problem(
+          where, fmt::format("{} = {}: no such section; {}", name,
+                             value_text(node), suggest_section(schema_, name)));
     problem(where, fmt::format("[{}]: no such section; {}", name,
-                               suggest_section(name)));
+                               suggest_section(schema_, name)));
     for (const auto& [key, value] : *table) {
       const std::string h = hint(name, key.str());
       if (!h.empty())
@@ -198,7 +201,7 @@ class Reader {
     if (key == nullptr)
       return problem(where,
                      fmt::format("{}.{}: no such key; {}", section.name(), name,
-                                 suggest_key(section, name)));
+                                 suggest_key(schema_, section, name)));
     set(*key, to_value(node),
         {where.line, fmt::format("{}{} = {}: ", where.text, full_name(*key),
                                  value_text(node))},
@@ -211,13 +214,35 @@ class Reader {
     if (text != nullptr && !text->empty() &&
         key.options().GetExtension(pb::is_path))
       *text = absolute(*text, base);
-    const std::string what = set_key(job_, key, value);
+    const std::string what = set_key(file_, key, value);
     if (!what.empty()) problem(where, what);
   }
 
-  pb::Job& job_;
+  File& file_;
+  const Section& schema_;
   std::vector<Problem>& problems_;
 };
+
+// The parser sorts tables by name; people read by line.
+Status status_of(std::vector<Problem> problems) {
+  if (problems.empty()) return ok_status();
+  std::stable_sort(
+      problems.begin(), problems.end(),
+      [](const Problem& a, const Problem& b) { return a.line < b.line; });
+  std::vector<std::string> texts;
+  for (const Problem& p : problems) texts.push_back(p.text);
+  return invalid_argument(join(texts, "\n"));
+}
+
+Status read_toml(std::string_view toml, const Source& source, Reader* reader) {
+  const toml::parse_result parsed = toml::parse(toml, source.name);
+  if (parsed.failed())
+    return invalid_argument(fmt::format("{}:{}: not TOML: {}", source.name,
+                                        parsed.error().source().begin.line,
+                                        parsed.error().description()));
+  reader->read_file(parsed.table(), source);
+  return ok_status();
+}
 
 }  // namespace
 
@@ -225,15 +250,10 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
                           const std::vector<std::string>& overrides,
                           const std::string& override_dir,
                           const pb::Job& base) {
-  const toml::parse_result parsed = toml::parse(toml, source.name);
-  if (parsed.failed())
-    return invalid_argument(fmt::format("{}:{}: not TOML: {}", source.name,
-                                        parsed.error().source().begin.line,
-                                        parsed.error().description()));
   pb::Job job = base;
   std::vector<Problem> problems;
   Reader reader(job, problems);
-  reader.read_file(parsed.table(), source);
+  RETURN_IF_ERROR(read_toml(toml, source, &reader));
   // A flavor given for this run is not hidden by the dimensions of the file.
   if (std::any_of(overrides.begin(), overrides.end(), [](const auto& text) {
         return override_key(text) == "model.flavor";
@@ -259,14 +279,32 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
       }
     }
   }
-  if (problems.empty()) return job;
-  // The parser sorts tables by name; people read by line.
-  std::stable_sort(
-      problems.begin(), problems.end(),
-      [](const Problem& a, const Problem& b) { return a.line < b.line; });
-  std::vector<std::string> texts;
-  for (const Problem& p : problems) texts.push_back(p.text);
-  return invalid_argument(join(texts, "\n"));
+  RETURN_IF_ERROR(status_of(std::move(problems)));
+  return job;
+}
+
+Status parse_description(std::string_view toml, const Source& source,
+                         google::protobuf::Message* file) {
+  std::vector<Problem> problems;
+  Reader reader(*file, problems);
+  RETURN_IF_ERROR(read_toml(toml, source, &reader));
+  // A key that was refused is not missing as well.
+  if (!problems.empty()) return status_of(std::move(problems));
+  for (const Field* section : sections(*file->GetDescriptor()))
+    for (const Field* key : keys(*section))
+      if (const std::string what = check_key(*file, *key); !what.empty())
+        problems.push_back({kNoLine, fmt::format("{}: {}: {}", source.name,
+                                                 full_name(*key), what)});
+  return status_of(std::move(problems));
+}
+
+Status load_description(const std::string& path,
+                        google::protobuf::Message* file) {
+  const auto text = read_text(path);
+  if (text.status().code() == Code::kNotFound)
+    return not_found(path + ": no such description");
+  RETURN_IF_ERROR(text.status());
+  return parse_description(*text, {.name = path}, file);
 }
 
 std::string override_key(std::string_view text) {

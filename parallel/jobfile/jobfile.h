@@ -47,6 +47,15 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
                           const std::vector<std::string>& overrides = {},
                           const std::string& override_dir = "/",
                           const pb::Job& base = {});
+// Reads a description (proto/cluster.proto) with the same errors: unknown keys,
+// values out of bounds, required keys that are missing.
+Status parse_description(std::string_view toml, const Source& source,
+                         google::protobuf::Message* file);
+Status load_description(const std::string& path,
+                        google::protobuf::Message* file);
+// The description as TOML: the keys that it has.
+std::string description_text(const google::protobuf::Message& file);
+
 // "train.steps" of "train.steps=40".
 std::string override_key(std::string_view text);
 

@@ -50,6 +50,18 @@ std::string to_toml(const pb::Job& job) {
   return out;
 }
 
+std::string description_text(const google::protobuf::Message& file) {
+  std::string out;
+  for (const Field* section : sections(*file.GetDescriptor())) {
+    out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", section->name());
+    for (const Field* key : keys(*section))
+      if (has_key(file, *key))
+        out += fmt::format("{} = {}\n", key->name(),
+                           to_toml_value(get_key(file, *key)));
+  }
+  return out;
+}
+
 std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job) {
   std::vector<std::pair<std::string, std::string>> out;
   for (const Field* section : sections())

@@ -135,29 +135,28 @@ std::string check_value(const Field& key, const Value& value) {
   return "";
 }
 
-google::protobuf::Message* section_of(pb::Job& job, const Field& key) {
-  const Field* section = nullptr;
-  for (const Field* s : sections())
-    if (s->message_type() == key.containing_type()) section = s;
-  CHECK(section != nullptr);
-  return job.GetReflection()->MutableMessage(&job, section);
+const Field& section_of_key(const Section& file, const Field& key) {
+  for (const Field* s : sections(file))
+    if (s->message_type() == key.containing_type()) return *s;
+  CHECK_MSG(false, "a key of another file");
+  return key;
 }
 
-const google::protobuf::Message& section_of(const pb::Job& job,
-                                            const Field& key) {
-  const Field* section = nullptr;
-  for (const Field* s : sections())
-    if (s->message_type() == key.containing_type()) section = s;
-  CHECK(section != nullptr);
-  return job.GetReflection()->GetMessage(job, section);
+File* section_of(File& file, const Field& key) {
+  return file.GetReflection()->MutableMessage(
+      &file, &section_of_key(*file.GetDescriptor(), key));
+}
+
+const File& section_of(const File& file, const Field& key) {
+  return file.GetReflection()->GetMessage(
+      file, &section_of_key(*file.GetDescriptor(), key));
 }
 
 }  // namespace
 
-std::vector<const Field*> sections() {
+std::vector<const Field*> sections(const Section& file) {
   std::vector<const Field*> all;
-  const Section& job = *pb::Job::descriptor();
-  for (int i = 0; i < job.field_count(); ++i) all.push_back(job.field(i));
+  for (int i = 0; i < file.field_count(); ++i) all.push_back(file.field(i));
   return all;
 }
 
@@ -168,8 +167,8 @@ std::vector<const Field*> keys(const Field& section) {
   return all;
 }
 
-const Field* find_section(std::string_view name) {
-  return pb::Job::descriptor()->FindFieldByName(std::string(name));
+const Field* find_section(const Section& file, std::string_view name) {
+  return file.FindFieldByName(std::string(name));
 }
 
 const Field* find_key(const Field& section, std::string_view name) {
@@ -177,9 +176,10 @@ const Field* find_key(const Field& section, std::string_view name) {
 }
 
 std::string full_name(const Field& key) {
-  for (const Field* s : sections())
-    if (s->message_type() == key.containing_type())
-      return s->name() + "." + key.name();
+  for (int i = 0; i < key.file()->message_type_count(); ++i)
+    for (const Field* s : sections(*key.file()->message_type(i)))
+      if (s->message_type() == key.containing_type())
+        return s->name() + "." + key.name();
   return key.name();
 }
 
@@ -203,12 +203,12 @@ std::string allowed_text(const Field& key) {
 
 namespace {
 
-std::string set_list(pb::Job& job, const Field& key, const Value& value) {
+std::string set_list(File& file, const Field& key, const Value& value) {
   const auto* texts = std::get_if<Texts>(&value);
   if (texts == nullptr) return "must be " + allowed_text(key);
   if (std::string problem = check_texts(*texts); !problem.empty())
     return problem;
-  google::protobuf::Message* section = section_of(job, key);
+  File* section = section_of(file, key);
   const google::protobuf::Reflection& set = *section->GetReflection();
   set.ClearField(section, &key);
   for (const std::string& text : *texts) set.AddString(section, &key, text);
@@ -217,8 +217,8 @@ std::string set_list(pb::Job& job, const Field& key, const Value& value) {
 
 }  // namespace
 
-std::string set_key(pb::Job& job, const Field& key, const Value& value) {
-  if (key.is_repeated()) return set_list(job, key, value);
+std::string set_key(File& file, const Field& key, const Value& value) {
+  if (key.is_repeated()) return set_list(file, key, value);
   Value typed = value;
   bool right = false;
   switch (key.cpp_type()) {
@@ -239,7 +239,7 @@ std::string set_key(pb::Job& job, const Field& key, const Value& value) {
   if (!right) return "must be " + allowed_text(key);
   if (std::string problem = check_value(key, typed); !problem.empty())
     return problem;
-  google::protobuf::Message* section = section_of(job, key);
+  File* section = section_of(file, key);
   const google::protobuf::Reflection& set = *section->GetReflection();
   switch (key.cpp_type()) {
     case Field::CPPTYPE_BOOL:
@@ -259,28 +259,29 @@ std::string set_key(pb::Job& job, const Field& key, const Value& value) {
       set.SetInt64(section, &key, std::get<int64_t>(typed));
       break;
     default:
-      CHECK_MSG(false, "job.proto: a type that job files do not have");
+      CHECK_MSG(false, "the schema has a type that files do not have");
   }
   return "";
 }
 
-std::string check_key(const pb::Job& job, const Field& key) {
-  const Value value = get_key(job, key);
+std::string check_key(const File& file, const Field& key) {
+  const Value value = get_key(file, key);
   if (std::holds_alternative<std::monostate>(value))
     return "must be " + allowed_text(key);
-  if (!has_key(job, key) && options(key).GetExtension(pb::required))
+  if (!has_key(file, key) && options(key).GetExtension(pb::required))
     return "is required: give " + allowed_text(key);
   return check_value(key, value);
 }
 
-bool has_key(const pb::Job& job, const Field& key) {
+bool has_key(const File& file, const Field& key) {
   if (key.is_repeated()) return true;
-  const google::protobuf::Message& section = section_of(job, key);
+  const File& section = section_of(file, key);
   return section.GetReflection()->HasField(section, &key);
 }
 
-Value get_key(const pb::Job& job, const Field& key) {
-  const google::protobuf::Message& section = section_of(job, key);
+namespace {
+
+Value value_in(const File& section, const Field& key) {
   const google::protobuf::Reflection& get = *section.GetReflection();
   if (key.is_repeated()) {
     Texts texts;
@@ -305,12 +306,23 @@ Value get_key(const pb::Job& job, const Field& key) {
       return static_cast<int64_t>(value);
     }
     default:
-      CHECK_MSG(false, "job.proto: a type that job files do not have");
+      CHECK_MSG(false, "the schema has a type that files do not have");
       return std::monostate();
   }
 }
 
-Value default_value(const Field& key) { return get_key(pb::Job(), key); }
+}  // namespace
+
+Value get_key(const File& file, const Field& key) {
+  return value_in(section_of(file, key), key);
+}
+
+Value default_value(const Field& key) {
+  return value_in(
+      *google::protobuf::MessageFactory::generated_factory()->GetPrototype(
+          key.containing_type()),
+      key);
+}
 
 std::string to_toml_value(const Value& value) {
   if (const auto* b = std::get_if<bool>(&value)) return *b ? "true" : "false";
