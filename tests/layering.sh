@@ -42,7 +42,7 @@ proto/data proto/base
 parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
 parallel/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
-parallel/planner proto/base|parallel/geometry
+parallel/planner proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
 checkpoint/memory proto/base|proto/[a-z]*\.pb\.h|parallel/geometry

@@ -1,0 +1,55 @@
+#include "parallel/planner/collective.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace remesh::planner {
+namespace {
+
+struct Path {
+  int nodes = 1;
+  double step_s = 0;  // latencies of all n - 1 steps of a ring
+  double bytes_per_s = 1;
+};
+
+Path path_of(const Machine& m, const Group& g) {
+  const int local = std::clamp(m.node_devices / g.stride, 1, g.size);
+  Path p;
+  p.nodes = (g.size + local - 1) / local;
+  p.step_s =
+      (p.nodes - 1) * m.network_hop_s + (g.size - p.nodes) * m.node_hop_s;
+  p.bytes_per_s = m.node_bytes_per_s;
+  if (p.nodes == 1) return p;
+  p.bytes_per_s = local * m.network_bytes_per_s;
+  if (local > 1) p.bytes_per_s = std::min(p.bytes_per_s, m.node_bytes_per_s);
+  return p;
+}
+
+}  // namespace
+
+double gather_s(const Machine& m, const Group& g, double bytes) {
+  if (g.size <= 1) return 0;
+  const Path p = path_of(m, g);
+  return m.collective_base_s + p.step_s +
+         bytes * (g.size - 1) / g.size / p.bytes_per_s;
+}
+
+double all_reduce_s(const Machine& m, const Group& g, double bytes) {
+  if (g.size <= 1) return 0;
+  const Path p = path_of(m, g);
+  const int local = (g.size + p.nodes - 1) / p.nodes;
+  const double tree_steps =
+      2 * (std::ceil(std::log2(p.nodes)) * m.network_hop_s +
+           (local - 1) * m.node_hop_s);
+  return m.collective_base_s + std::min(2 * p.step_s, tree_steps) +
+         2 * bytes * (g.size - 1) / g.size / p.bytes_per_s;
+}
+
+double send_s(const Machine& m, int stride, double bytes) {
+  const bool inside = stride < m.node_devices;
+  return m.collective_base_s +
+         (inside ? m.node_hop_s + bytes / m.node_bytes_per_s
+                 : m.network_hop_s + bytes / m.network_bytes_per_s);
+}
+
+}  // namespace remesh::planner

@@ -1,0 +1,44 @@
+#include "parallel/planner/description.h"
+
+namespace remesh::planner {
+
+Machine machine_of(const pb::Cluster& c) {
+  constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
+  const pb::Device& d = c.device();
+  const pb::Efficiency& e = c.efficiency();
+  return {
+      .flops = d.peak_tflops() * kTera * e.gemm(),
+      .fp8_flops = d.peak_fp8_tflops() * kTera * e.gemm_fp8(),
+      .attention_flops = d.peak_tflops() * kTera * e.attention(),
+      .tuned_attention_flops = d.peak_tflops() * kTera * e.tuned_attention(),
+      .memory_bytes_per_s = d.memory_gb_per_s() * kGiga * e.memory(),
+      .memory_bytes = d.memory_gb() * kGiga,
+      .peak_flops = d.peak_tflops() * kTera,
+      .cores = d.cores(),
+      .launch_s = e.launch_us() * kMicro,
+      .straggle = e.straggle(),
+      .node_devices = static_cast<int>(c.node().devices()),
+      .node_bytes_per_s = c.node().gb_per_s() * kGiga * e.node(),
+      .network_bytes_per_s = c.network().gb_per_s() * kGiga * e.network(),
+      .collective_base_s = c.node().base_us() * kMicro,
+      .node_hop_s = c.node().hop_us() * kMicro,
+      .network_hop_s = c.network().hop_us() * kMicro,
+  };
+}
+
+Result<geometry::ModelConfig> model_of(const pb::ModelFile& file) {
+  const pb::ModelShape& m = file.model();
+  geometry::ModelConfig c{
+      .dim = m.dim(),
+      .n_layers = m.n_layers(),
+      .n_heads = m.n_heads(),
+      .n_kv_heads = m.n_kv_heads() == -1 ? m.n_heads() : m.n_kv_heads(),
+      .hidden_dim = m.hidden_dim(),
+      .vocab_size = m.vocab_size(),
+      .tie_embeddings = m.tie_embeddings()};
+  RETURN_IF_ERROR(c.validate());
+  c.arch = m.arch();
+  return c;
+}
+
+}  // namespace remesh::planner

@@ -1,0 +1,43 @@
+// What the cost model computes with, from the descriptions of clusters and
+// models (proto/cluster.proto; deploy/clusters, deploy/models). Plain values in
+// SI units. Pure.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel/geometry/model_config.h"
+#include "proto/cluster.pb.h"
+
+namespace remesh::planner {
+
+// A cluster by the rates that programs reach: peaks times [efficiency].
+struct Machine {
+  // Of a device.
+  double flops = 1;                  // large GEMMs, 16-bit, FLOP/s
+  double fp8_flops = 0;              // likewise in fp8; 0: none
+  double attention_flops = 1;        // fused attention of general programs
+  double tuned_attention_flops = 1;  // of the vendor's library
+  double memory_bytes_per_s = 1;
+  double memory_bytes = 0;
+  double peak_flops = 1;  // what MFU refers to
+  int64_t cores = 1;
+  double launch_s = 0;  // of the host, for each operation
+  double straggle = 0;  // relative standard deviation
+  // Links: one way, of a device. Latencies are those of one step.
+  int node_devices = 1;
+  double node_bytes_per_s = 1;
+  double network_bytes_per_s = 1;
+  double collective_base_s = 0;
+  double node_hop_s = 0;
+  double network_hop_s = 0;
+};
+
+// REQUIRES: the description was read by jobfile::parse_description().
+Machine machine_of(const pb::Cluster& cluster);
+
+// The planner also knows the architecture "gpt", whose feed-forward has two
+// matrices instead of three; the engine runs none. Fails like
+// ModelConfig::validate().
+Result<geometry::ModelConfig> model_of(const pb::ModelFile& file);
+
+}  // namespace remesh::planner

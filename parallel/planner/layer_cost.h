@@ -1,0 +1,82 @@
+// Time of the operations of a transformer layer, of the embedding and of the
+// head on one device, for one microbatch. Pure.
+//
+// The matrices are those of the parameter table that the engine runs
+// (geometry::ParamTable), query, key and value as one, gate and up as one; a
+// model of the architecture "gpt" has no gate. Each term has its formula in
+// layer_cost.cc.
+#pragma once
+
+#include "parallel/geometry/layout.h"
+#include "parallel/planner/description.h"
+#include "parallel/planner/shape.h"
+
+namespace remesh::planner {
+
+enum class Precision { k32, k16, kFp8 };
+
+// How a trainer computes, as far as time depends on it.
+struct Execution {
+  Precision precision = Precision::k16;
+  bool fused_attention = true;    // FlashAttention: no scores in memory
+  bool tuned_attention = false;   // by the vendor's library for the device
+  bool row_scaled = false;        // fp8 with a scale for each row
+  bool fused_kernels = true;      // elementwise chains are one operation each
+  bool sequence_parallel = true;  // Korthikanti et al. 2022, with tp > 1
+  bool overlap_data = true;       // gradients and weights move during compute
+  bool overlap_tensor = false;    // tensor-parallel messages too, in pieces
+  bool overlap_pipeline = false;  // messages between stages
+  double gradient_bytes = 4;      // of an element that is reduced
+};
+
+// Seconds by cause. Communication counts where compute does not hide it.
+struct Terms {
+  double gemm = 0;
+  double attention = 0;
+  double elementwise = 0;
+  double launch = 0;    // the device waits for the host
+  double tensor = 0;    // tensor-parallel communication
+  double context = 0;   // context-parallel
+  double data = 0;      // data-parallel
+  double transfer = 0;  // between pipeline stages
+  double bubble = 0;    // pipeline ranks wait for each other
+  double optimizer = 0;
+  double straggle = 0;  // all wait for the slowest device
+  double compute() const { return gemm + attention + elementwise + launch; }
+  double total() const {
+    return compute() + tensor + context + data + transfer + bubble + optimizer +
+           straggle;
+  }
+  Terms& operator+=(const Terms& o);
+  friend Terms operator+(Terms a, const Terms& b) { return a += b; }
+  friend Terms operator*(double k, const Terms& t);
+};
+
+// Forward, and backward in two parts: the gradient of the input, and that of
+// the weights. What recomputation repeats is in `again`, run before backward.
+struct Passes {
+  Terms forward, backward, weight, again;
+  Terms all() const { return forward + backward + weight + again; }
+};
+
+// One GEMM (rows x inner times inner x columns), `count` of them at once.
+struct Gemm {
+  double rows = 0, columns = 0, inner = 0;
+  double count = 1;
+};
+double gemm_s(const Machine& machine, const Gemm& gemm, Precision precision);
+
+// REQUIRES: the layout divides the model's heads and the sequence.
+Passes layer_passes(const Machine& machine, const JobShape& shape,
+                    const geometry::Layout& layout, const Execution& run);
+Passes embedding_passes(const Machine& machine, const JobShape& shape,
+                        const geometry::Layout& layout, const Execution& run);
+Passes head_passes(const Machine& machine, const JobShape& shape,
+                   const geometry::Layout& layout, const Execution& run);
+
+// Elements of the matrices of a layer on one rank, and of embedding or head.
+double layer_elements(const JobShape& shape, const geometry::Layout& layout);
+double vocabulary_elements(const JobShape& shape,
+                           const geometry::Layout& layout);
+
+}  // namespace remesh::planner

@@ -1,0 +1,38 @@
+// predict_step: the time of a training step on a mesh, by cause. Pure.
+//
+// Layers are composed operation by operation (layer_cost.h), the passes of all
+// pipeline ranks by a simulation of the schedule that the engine runs
+// (geometry::replay), data-parallel communication by what overlaps with what:
+//
+//   ZeRO 0, 1   gradients are reduced after the last microbatch, behind its
+//               backward if Execution::overlap_data; stage 1 gathers weights
+//               behind the first forward.
+//   ZeRO 2, 3   every microbatch gathers each layer's weights behind the layer
+//               before it, again in backward with stage 3, and scatters its
+//               gradients (FSDP, Zhao et al. 2023). In a pipeline weights are
+//               gathered once a step.
+//   HSDP        the shards' gradients are also reduced across replicas.
+//   overlap     communication takes cores and memory bandwidth from compute:
+//               kContention of the hidden time.
+//   optimizer   AdamW moves kOptimizerBytes for each element of the rank.
+//   stragglers  all wait for the slowest of n devices, about sqrt(2 ln n)
+//               standard deviations above the mean (normally distributed).
+#pragma once
+
+#include "parallel/planner/layer_cost.h"
+
+namespace remesh::planner {
+
+struct StepCost {
+  Terms terms;  // of the rank that has most to do
+  double total_s = 0;
+  double tokens_per_s = 0;  // of one device
+  double mfu = 0;           // of the peak, attention counted as half
+};
+
+// REQUIRES: the layout divides the model; at least a microbatch for each
+// data-parallel rank.
+StepCost predict_step(const Machine& machine, const JobShape& shape,
+                      const geometry::Layout& layout, const Execution& run);
+
+}  // namespace remesh::planner

@@ -1,0 +1,124 @@
+#include "parallel/planner/description.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/layer_cost.h"
+
+namespace remesh::planner {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kCluster[] = R"([device]
+name = "X1"
+memory_gb = 80
+memory_gb_per_s = 2000
+peak_tflops = 300
+[node]
+devices = 8
+gb_per_s = 300
+[network]
+gb_per_s = 25
+[efficiency]
+gemm = 0.5
+)";
+
+Status read(const std::string& toml, google::protobuf::Message* out) {
+  return jobfile::parse_description(toml, {.name = "x.toml"}, out);
+}
+std::string problem(const std::string& toml) {
+  pb::Cluster c;
+  return read(toml, &c).message();
+}
+std::string replaced(std::string text, const std::string& a,
+                     const std::string& b) {
+  return text.replace(text.find(a), a.size(), b);
+}
+
+TEST(Cluster, BecomesRatesInSiUnits) {
+  pb::Cluster c;
+  ASSERT_TRUE(read(kCluster, &c).ok());
+  const Machine m = machine_of(c);
+  EXPECT_DOUBLE_EQ(m.flops, 150e12);
+  EXPECT_DOUBLE_EQ(m.peak_flops, 300e12);
+  EXPECT_EQ(m.fp8_flops, 0);
+  EXPECT_DOUBLE_EQ(m.memory_bytes, 80e9);
+  EXPECT_DOUBLE_EQ(m.network_bytes_per_s, 25e9 * c.efficiency().network());
+  EXPECT_EQ(m.node_devices, 8);
+}
+
+TEST(Cluster, ErrorsNameTheValueAndWhatIsAllowed) {
+  EXPECT_EQ(problem(replaced(kCluster, "gemm = 0.5", "gemm = 1.5")),
+            "x.toml:12: efficiency.gemm = 1.5: must be a number above 0 to 1");
+  EXPECT_EQ(problem(replaced(kCluster, "devices = 8", "devices = 0")),
+            "x.toml:7: node.devices = 0: must be an integer from 1 to 1024");
+  EXPECT_EQ(problem(replaced(kCluster, "peak_tflops", "peak_tflop")),
+            "x.toml:5: device.peak_tflop: no such key; did you mean "
+            "device.peak_tflops?");
+  EXPECT_NE(problem(replaced(kCluster, "[network]", "[net]"))
+                .find("[net]: no such section"),
+            std::string::npos);
+}
+
+TEST(Cluster, AMissingKeyIsNamed) {
+  EXPECT_EQ(problem(replaced(kCluster, "peak_tflops = 300", "")),
+            "x.toml: device.peak_tflops: is required: give a number above 0 to "
+            "1000000");
+}
+
+TEST(Model, ErrorsNameTheValueAndWhatIsAllowed) {
+  pb::ModelFile file;
+  ASSERT_TRUE(read("[model]\ndim = 100\nn_layers = 2\nn_heads = 3\n"
+                   "hidden_dim = 8\nvocab_size = 9\n",
+                   &file)
+                  .ok());
+  EXPECT_EQ(model_of(file).status().message(),
+            "model.n_heads = 3: must divide model.dim = 100");
+  EXPECT_EQ(
+      read("[model]\narch = \"mamba\"\n", &file).message().substr(0, 74),
+      "x.toml:2: model.arch = \"mamba\": must be one of \"llama\", \"gpt\"");
+}
+
+TEST(Descriptions, EveryShippedClusterIsValid) {
+  int n = 0;
+  for (const auto& entry : fs::directory_iterator("deploy/clusters")) {
+    pb::Cluster c;
+    const Status s = jobfile::load_description(entry.path().string(), &c);
+    EXPECT_TRUE(s.ok()) << s.message();
+    // Written and read again it is the same.
+    pb::Cluster again;
+    ASSERT_TRUE(read(jobfile::description_text(c), &again).ok());
+    EXPECT_EQ(c.SerializeAsString(), again.SerializeAsString());
+    ++n;
+  }
+  EXPECT_GE(n, 7);
+}
+
+TEST(Descriptions, EveryShippedModelHasTheSizeOfItsName) {
+  int n = 0;
+  for (const auto& entry : fs::directory_iterator("deploy/models")) {
+    pb::ModelFile file;
+    const Status s = jobfile::load_description(entry.path().string(), &file);
+    ASSERT_TRUE(s.ok()) << s.message();
+    const auto model = model_of(file);
+    ASSERT_TRUE(model.ok()) << model.status().message();
+    const std::string name = entry.path().stem().string();
+    const std::string size = name.substr(name.rfind('-') + 1);
+    const double nominal = std::stod(size) * (size.back() == 't' ? 1e12 : 1e9);
+    JobShape shape;
+    shape.model = *model;
+    const double elements =
+        static_cast<double>(model->n_layers) * layer_elements(shape, {}) +
+        vocabulary_elements(shape, {}) * (model->tie_embeddings ? 1 : 2);
+    // Names are rounded, the smallest most; Megatron's count one table.
+    EXPECT_NEAR(elements / nominal, 1, nominal < 5e9 ? 0.32 : 0.12) << name;
+    ++n;
+  }
+  EXPECT_GE(n, 25);
+}
+
+}  // namespace
+}  // namespace remesh::planner

@@ -1,0 +1,359 @@
+#include "parallel/planner/step_cost.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "parallel/planner/collective.h"
+#include "parallel/planner/device_memory.h"
+
+namespace remesh::planner {
+namespace {
+
+using geometry::Layout;
+using geometry::Recompute;
+
+// Round numbers, so that terms can be computed by hand.
+Machine round_machine() {
+  return {.flops = 1e14,
+          .fp8_flops = 2e14,
+          .attention_flops = 5e13,
+          .tuned_attention_flops = 6e13,
+          .memory_bytes_per_s = 1e12,
+          .memory_bytes = 80e9,
+          .peak_flops = 2e14,
+          .cores = 100,
+          .launch_s = 1e-6,
+          .straggle = 0.01,
+          .node_devices = 8,
+          .node_bytes_per_s = 1e11,
+          .network_bytes_per_s = 1e10,
+          .collective_base_s = 1e-5,
+          .node_hop_s = 1e-6,
+          .network_hop_s = 1e-5};
+}
+
+JobShape gpt(int64_t microbatches) {
+  JobShape s;
+  s.model = {.dim = 4096,
+             .n_layers = 32,
+             .n_heads = 32,
+             .n_kv_heads = 32,
+             .hidden_dim = 16384,
+             .vocab_size = 51200,
+             .arch = "gpt"};
+  s.T = 2048;
+  s.B = 1;
+  s.microbatches = microbatches;
+  return s;
+}
+
+double seconds(const Machine& m, const JobShape& s, const Layout& l,
+               const Execution& run = {}) {
+  return predict_step(m, s, l, run).total_s;
+}
+
+TEST(Collective, AGatherMovesAllButItsOwnPart) {
+  // 7 of 8 parts of 8 GB at 100 GB/s, 7 hops and the base.
+  EXPECT_NEAR(gather_s(round_machine(), {.size = 8}, 8e9), 0.070017, 1e-9);
+}
+
+TEST(Collective, AnAllReduceIsTwoGathersWithOneStart) {
+  EXPECT_NEAR(all_reduce_s(round_machine(), {.size = 8}, 8e9), 0.140024, 1e-9);
+}
+
+TEST(Collective, TheNodesOfAGroupShareTheLinksOfTheirMembers) {
+  const Machine m = round_machine();
+  // 2 nodes; 15/16 of 16 GB over 8 links of 10 GB/s each: 80 GB/s.
+  EXPECT_NEAR(gather_s(m, {.size = 16}, 16e9), 15e9 / 80e9 + 34e-6, 1e-9);
+  // Every 8th rank: one link of 10 GB/s.
+  EXPECT_NEAR(gather_s(m, {.size = 2, .stride = 8}, 2e9), 0.1 + 20e-6, 1e-9);
+}
+
+TEST(Collective, AcrossManyNodesATreeBeatsTheRingForSmallVectors) {
+  // 256 nodes: 16 steps between nodes instead of 510.
+  EXPECT_NEAR(all_reduce_s(round_machine(), {.size = 256, .stride = 8}, 0),
+              170e-6, 1e-9);
+}
+
+TEST(Gemm, TakesWholeWavesOfTiles) {
+  // 16 x 32 = 512 tiles of 256 x 128 on 100 cores: 6 waves instead of 5.12, and
+  // a ramp of 256 steps.
+  const double wave = 2.0 * 256 * 128 * (4096 + 256) * 100 / 1e14;
+  EXPECT_NEAR(gemm_s(round_machine(), {4096, 4096, 4096}, Precision::k16),
+              6 * wave, 1e-5);
+}
+
+TEST(Gemm, IsBoundByMemoryWhereTheInnerDimensionIsSmall) {
+  // The output alone is 2 x 8192^2 bytes at 1e12 B/s.
+  EXPECT_GT(gemm_s(round_machine(), {8192, 8192, 1}, Precision::k16), 134e-6);
+}
+
+TEST(Gemm, Fp8IsFaster) {
+  const Machine m = round_machine();
+  const Gemm g{8192, 8192, 8192};
+  EXPECT_NEAR(gemm_s(m, g, Precision::kFp8) / gemm_s(m, g, Precision::k16), 0.5,
+              0.01);
+}
+
+TEST(Layer, ElementsAreThoseOfTheParameterTable) {
+  JobShape s = gpt(1);
+  EXPECT_EQ(layer_elements(s, {}), 12.0 * 4096 * 4096);
+  s.model.arch = "llama";
+  s.model.n_kv_heads = 8;
+  s.model.hidden_dim = 14336;
+  // Query and output, key and value of a quarter of their width, and three of
+  // the feed-forward.
+  EXPECT_EQ(layer_elements(s, {}), 4096.0 * (2 * 4096 + 2 * 1024 + 3 * 14336));
+  // Sixteen ranks hold copies of the eight key and value heads.
+  EXPECT_EQ(layer_elements(s, {.tp = 16}),
+            4096.0 * (2 * 4096 + 3 * 14336) / 16 + 4096.0 * 2 * 1024 / 8);
+}
+
+TEST(Layer, TensorParallelCommunicationIsTwoAllReducesEachWay) {
+  const Machine m = round_machine();
+  const JobShape s = gpt(1);
+  const Layout l{.tp = 8};
+  const double bytes = 2048.0 * 4096 * 2;
+  const Passes plain = layer_passes(m, s, l, {.sequence_parallel = false});
+  EXPECT_NEAR(plain.forward.tensor, 2 * all_reduce_s(m, {.size = 8}, bytes),
+              1e-12);
+  EXPECT_NEAR(plain.backward.tensor, plain.forward.tensor, 1e-12);
+  // In pieces only the first shows.
+  const Passes pieces = layer_passes(
+      m, s, l, {.sequence_parallel = false, .overlap_tensor = true});
+  EXPECT_NEAR(pieces.forward.tensor, plain.forward.tensor / 8, 1e-12);
+}
+
+TEST(Layer, FusedAttentionTakesHalfOfTheSquare) {
+  const Passes p = layer_passes(round_machine(), gpt(1), {}, {});
+  EXPECT_NEAR(p.forward.attention, 2.0 * 2048 * (2048 + 128) * 4096 / 5e13,
+              1e-9);
+}
+
+TEST(Layer, RecomputationRepeatsWhatItSays) {
+  const Machine m = round_machine();
+  JobShape s = gpt(1);
+  const auto again = [&](bool fused) {
+    return layer_passes(m, s, {}, {.fused_attention = fused}).again;
+  };
+  EXPECT_EQ(again(true).total(), 0);
+  s.recompute = Recompute::kSelective;
+  const Passes unfused = layer_passes(m, s, {}, {.fused_attention = false});
+  EXPECT_EQ(unfused.again.attention, unfused.forward.attention);
+  EXPECT_EQ(unfused.again.gemm, 0);
+  EXPECT_EQ(again(true).attention, 0);
+  s.recompute = Recompute::kFull;
+  const Passes full = layer_passes(m, s, {}, {});
+  EXPECT_NEAR(full.again.gemm, full.forward.gemm, 1e-12);
+  s.recompute_every = 4;
+  EXPECT_NEAR(again(true).gemm, full.forward.gemm / 4, 1e-12);
+}
+
+// With a vocabulary of nothing all stages are equal, and 1F1B takes
+// m + p - 1 times forward and backward.
+TEST(Pipeline, OneForwardOneBackwardHasItsClosedForm) {
+  Machine m = round_machine();
+  m.straggle = 0;
+  for (const int64_t n : {8, 9, 17, 40, 1001}) {
+    JobShape s = gpt(n);
+    s.model.vocab_size = 1;
+    Machine fast = m;  // no launches, no optimizer to speak of
+    fast.launch_s = 0;
+    const Execution run{.overlap_pipeline = false};
+    const Passes layer = layer_passes(fast, s, {}, run);
+    const double message = send_s(fast, 1, 2048.0 * 4096 * 2);
+    const double pass = 8 * layer.all().total() + 2 * message;
+    const Terms t = predict_step(fast, s, {.pp = 4}, run).terms;
+    const double expected = (static_cast<double>(n) + 3) * pass;
+    EXPECT_NEAR(t.total() - t.optimizer, expected, 0.01 * expected) << n;
+  }
+}
+
+TEST(Pipeline, LongSchedulesAreExtrapolatedExactly) {
+  // Unequal stages: the head. Each further microbatch takes as long as the
+  // last, by the simulation (up to 32) and beyond.
+  const Machine m = round_machine();
+  const Layout l{.pp = 4};
+  const auto step = [&](int64_t n) { return seconds(m, gpt(n), l); };
+  const double period = step(16) - step(12);
+  EXPECT_NEAR(step(64) - step(60), period, 1e-9);
+  EXPECT_NEAR(step(403) - step(399), period, 1e-9);
+}
+
+TEST(Pipeline, InterleavingDividesTheBubble) {
+  const Machine m = round_machine();
+  JobShape s = gpt(16);
+  s.model.vocab_size = 1;
+  const double plain = predict_step(m, s, {.pp = 4}, {}).terms.bubble;
+  s.schedule = geometry::ScheduleKind::kInterleaved1F1B;
+  s.chunks = 4;
+  const double four = predict_step(m, s, {.pp = 4}, {}).terms.bubble;
+  EXPECT_NEAR(four / plain, 0.25, 0.05);
+}
+
+// As geometry::step_schedule does, short or extrapolated.
+TEST(Pipeline, InterleavingRoundsMicrobatchesUpToTheStages) {
+  const Machine m = round_machine();
+  const auto step = [&](int64_t n) {
+    JobShape s = gpt(n);
+    s.schedule = geometry::ScheduleKind::kInterleaved1F1B;
+    s.chunks = 4;
+    return seconds(m, s, {.pp = 4});
+  };
+  EXPECT_NEAR(step(10), step(12), 1e-9);
+  EXPECT_NEAR(step(50), step(52), 1e-9);
+}
+
+TEST(Pipeline, ZeroBubbleIsFaster) {
+  const Machine m = round_machine();
+  JobShape s = gpt(8);
+  const double plain = seconds(m, s, {.pp = 4});
+  s.schedule = geometry::ScheduleKind::kZbH1;
+  EXPECT_LT(seconds(m, s, {.pp = 4}), plain);
+}
+
+TEST(Data, OverlapHidesAllButContention) {
+  const Machine m = round_machine();
+  const JobShape s = gpt(64);
+  const Layout l{.dp = 8};
+  const double shown =
+      predict_step(m, s, l, {.overlap_data = false}).terms.data;
+  const double hidden =
+      predict_step(m, s, l, {.overlap_data = true}).terms.data;
+  EXPECT_NEAR(hidden / shown, 0.3, 1e-6);
+}
+
+TEST(Data, ShardedWeightsMoveWithEveryMicrobatch) {
+  const Machine m = round_machine();
+  JobShape s = gpt(64);
+  s.zero_stage = 3;
+  const Execution run{.overlap_data = false};
+  const auto data = [&](int64_t microbatches) {
+    s.microbatches = microbatches;
+    return predict_step(m, s, {.dp = 8}, run).terms.data;
+  };
+  EXPECT_NEAR(data(64) / data(8), 8, 1e-6);
+  const double three = data(64);
+  s.zero_stage = 2;
+  EXPECT_LT(data(64), three);  // no gather in backward
+}
+
+TEST(Data, HybridShardingKeepsTheGathersInTheNode) {
+  Machine m = round_machine();
+  m.node_bytes_per_s = 1e12;
+  JobShape s = gpt(64);
+  s.zero_stage = 3;
+  const double all = predict_step(m, s, {.dp = 64}, {}).terms.data;
+  s.shard_group = 8;
+  EXPECT_LT(predict_step(m, s, {.dp = 64}, {}).terms.data, all);
+}
+
+TEST(Step, TermsAddUpAndTokensFollow) {
+  const StepCost c =
+      predict_step(round_machine(), gpt(16), {.dp = 2, .tp = 2}, {});
+  EXPECT_NEAR(c.total_s, c.terms.total(), 1e-12);
+  EXPECT_NEAR(c.tokens_per_s, 16 * 2048 / c.total_s / 4, 1e-6);
+  EXPECT_GT(c.mfu, 0.1);
+  EXPECT_LT(c.mfu, 0.5);  // the machine reaches half its peak at best
+}
+
+TEST(Step, MoreOfAnythingIsNeverSlower) {
+  JobShape s = gpt(32);
+  const Layout layouts[] = {
+      {.dp = 8},  {.dp = 2, .pp = 2, .tp = 2}, {.pp = 8},
+      {.tp = 16}, {.dp = 4, .tp = 2, .cp = 2}, {.dp = 32}};
+  double Machine::*const faster[] = {&Machine::flops,
+                                     &Machine::attention_flops,
+                                     &Machine::fp8_flops,
+                                     &Machine::memory_bytes_per_s,
+                                     &Machine::node_bytes_per_s,
+                                     &Machine::network_bytes_per_s};
+  double Machine::*const slower[] = {
+      &Machine::launch_s, &Machine::collective_base_s, &Machine::node_hop_s,
+      &Machine::network_hop_s, &Machine::straggle};
+  for (const Layout& l : layouts)
+    for (const int zero : {0, 1, 2, 3})
+      for (const Precision precision : {Precision::k16, Precision::kFp8}) {
+        s.zero_stage = zero;
+        for (const bool overlap : {false, true}) {
+          const Execution run{.precision = precision,
+                              .overlap_data = overlap,
+                              .overlap_tensor = overlap,
+                              .overlap_pipeline = overlap};
+          const double base = seconds(round_machine(), s, l, run);
+          for (const auto field : faster) {
+            Machine m = round_machine();
+            m.*field *= 1.7;
+            EXPECT_LE(seconds(m, s, l, run), base * (1 + 1e-12))
+                << l.to_string() << " zero " << zero;
+          }
+          for (const auto field : slower) {
+            Machine m = round_machine();
+            m.*field *= 1.7;
+            EXPECT_GE(seconds(m, s, l, run), base * (1 - 1e-12))
+                << l.to_string() << " zero " << zero;
+          }
+        }
+      }
+}
+
+TEST(Step, MoreWorkTakesLonger) {
+  const Machine m = round_machine();
+  const Layout l{.dp = 2, .tp = 2};
+  JobShape s = gpt(8);
+  const double base = seconds(m, s, l);
+  s.microbatches = 16;
+  EXPECT_GT(seconds(m, s, l), base);
+  s = gpt(8);
+  s.recompute = Recompute::kSelective;
+  const double selective = seconds(m, s, l);
+  s.recompute = Recompute::kFull;
+  EXPECT_GT(selective, base);
+  EXPECT_GT(seconds(m, s, l), selective);
+}
+
+// Korthikanti et al. 2022: a 22B model's layer without recomputation takes
+// s b h (34 + 5 a s / h) / t bytes with sequence parallelism.
+TEST(DeviceMemory, ActivationsAreThoseOfThePaper) {
+  JobShape s;
+  s.model = {.dim = 6144,
+             .n_layers = 48,
+             .n_heads = 64,
+             .n_kv_heads = 64,
+             .hidden_dim = 24576,
+             .vocab_size = 51200,
+             .arch = "gpt"};
+  s.T = 2048;
+  s.B = 4;
+  s.microbatches = 1;
+  const Layout l{.tp = 8};
+  const double sbh = 2048.0 * 4 * 6144;
+  const double scores = 5 * 64 * 2048.0 / 6144;
+  Execution run{.fused_attention = false};
+  EXPECT_NEAR(device_memory(s, l, run).activations,
+              48 * sbh * (34 + scores) / 8, 1);
+  run.sequence_parallel = false;
+  EXPECT_NEAR(device_memory(s, l, run).activations,
+              48 * sbh * (10 + (24 + scores) / 8), 1);
+  s.recompute = Recompute::kFull;
+  EXPECT_NEAR(device_memory(s, l, run).activations, 48 * sbh * 2, 1);
+}
+
+TEST(DeviceMemory, ZeroShardsOptimizerGradientsAndWeightsInTurn) {
+  JobShape s = gpt(64);
+  const auto memory = [&](int zero) {
+    s.zero_stage = zero;
+    return device_memory(s, {.dp = 8}, {});
+  };
+  const DeviceMemory none = memory(0), one = memory(1), two = memory(2),
+                     three = memory(3);
+  EXPECT_NEAR(one.optimizer, none.optimizer / 8, 1);
+  EXPECT_EQ(one.gradients, none.gradients);
+  EXPECT_NEAR(two.gradients, none.gradients / 8, 1);
+  EXPECT_EQ(two.weights, none.weights);
+  EXPECT_NEAR(three.weights, none.weights / 8, 1);
+}
+
+}  // namespace
+}  // namespace remesh::planner
