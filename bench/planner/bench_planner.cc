@@ -1,0 +1,205 @@
+// Compares the planner's predictions with measured training runs.
+//
+//   bench_planner validate FILE.csv        errors; the last line is
+//                                          "overall MAPE X % of N rows"
+//   bench_planner rows FILE.csv            every row with its prediction
+//   bench_planner fit FILE.csv ... [--write]   fits the clusters' constants
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <functional>
+#include <map>
+
+#include "bench/planner/report.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/base/exit_code.h"
+
+namespace remesh::bench {
+namespace {
+
+struct Options {
+  std::string clusters = REMESH_CLUSTERS;
+  std::vector<std::string> files;
+  bool write = false;
+};
+
+using Key = std::function<std::string(const Scored&)>;
+
+std::map<std::string, std::vector<Scored>> grouped(
+    const std::vector<Scored>& scored, const Key& key) {
+  std::map<std::string, std::vector<Scored>> out;
+  for (const Scored& s : scored) out[key(s)].push_back(s);
+  return out;
+}
+
+void print_errors(const char* title, const std::vector<Scored>& scored,
+                  const Key& key) {
+  fmt::print("\n{:<66} {:>5} {:>7} {:>7}\n", title, "rows", "MAPE", "worst");
+  for (const auto& [name, group] : grouped(scored, key)) {
+    double worst = 0;
+    for (const Scored& s : group) worst = std::max(worst, s.error());
+    fmt::print("  {:<64} {:>5} {:>5.1f} % {:>5.1f} %\n", name.substr(0, 64),
+               group.size(), 100 * mape(group), 100 * worst);
+  }
+}
+
+// Each source predicted by constants that were fitted without it.
+std::vector<Scored> left_out(const std::vector<ClusterFile>& clusters,
+                             const std::vector<Sample>& samples) {
+  std::map<std::string, std::vector<Sample>> sources;
+  for (const Sample& s : samples) sources[s.row->source].push_back(s);
+  std::vector<Scored> out;
+  for (const auto& entry : sources) {
+    const std::string& source = entry.first;
+    const std::vector<Sample>& mine = entry.second;
+    std::vector<Sample> others;
+    const auto touched = [&](const Sample& s) {
+      return std::any_of(mine.begin(), mine.end(), [&](const Sample& m) {
+        return same_chip(clusters[s.cluster].cluster,
+                         clusters[m.cluster].cluster);
+      });
+    };
+    for (const Sample& s : samples)
+      if (s.row->source != source && touched(s)) others.push_back(s);
+    for (Scored& s : score(fit(clusters, others), mine)) out.push_back(s);
+  }
+  return out;
+}
+
+void print_ranks(const std::vector<Scored>& scored) {
+  fmt::print("\n{:<56} {:>8} {:>9} {:>8}\n", "layouts of a model", "layouts",
+             "Spearman", "regret");
+  double spearman = 0, regret = 0;
+  const std::vector<Ranking> all = rankings(scored);
+  for (const Ranking& r : all) {
+    spearman += r.spearman / static_cast<double>(all.size());
+    regret += r.regret / static_cast<double>(all.size());
+    fmt::print("  {:<54} {:>8} {:>9.3f} {:>6.1f} %\n", r.model, r.layouts,
+               r.spearman, 100 * r.regret);
+  }
+  if (!all.empty())
+    fmt::print("  {:<54} {:>8} {:>9.3f} {:>6.1f} %\n", "mean", "", spearman,
+               100 * regret);
+}
+
+struct Loaded {
+  std::vector<ClusterFile> clusters;
+  std::vector<Row> rows;
+  std::vector<Sample> samples;
+};
+Status load(const Options& o, Loaded* out) {
+  ASSIGN_OR_RETURN(out->clusters, read_clusters(o.clusters));
+  for (const std::string& file : o.files) {
+    ASSIGN_OR_RETURN(const std::vector<Row> rows, read_rows(file));
+    out->rows.insert(out->rows.end(), rows.begin(), rows.end());
+  }
+  ASSIGN_OR_RETURN(out->samples, samples_of(out->clusters, out->rows));
+  return ok_status();
+}
+
+Status validate(const Options& o) {
+  Loaded in;
+  RETURN_IF_ERROR(load(o, &in));
+  const std::vector<Scored> scored = score(in.clusters, in.samples);
+  const auto device = [](const Scored& s) {
+    return s.row->device + (s.row->memory_gb > 0
+                                ? fmt::format(" {:g} GB", s.row->memory_gb)
+                                : "");
+  };
+  const auto source = [](const Scored& s) { return s.row->source; };
+  print_errors("device", scored, device);
+  print_errors("source", scored, source);
+  print_errors("source, left out of the fit", left_out(in.clusters, in.samples),
+               source);
+  const auto part = [&](const char* name, bool Row::*member) {
+    std::vector<Scored> rows;
+    for (const Scored& s : scored)
+      if (s.row->*member) rows.push_back(s);
+    if (!rows.empty())
+      fmt::print("\n{}: MAPE {:.1f} % of {} rows\n", name, 100 * mape(rows),
+                 rows.size());
+  };
+  part("vTrain multi-node", &Row::multi_node_vtrain);
+  part("vTrain single-node", &Row::single_node_vtrain);
+  print_ranks(scored);
+  fmt::print("\noverall MAPE {:.1f} % of {} rows\n", 100 * mape(scored),
+             scored.size());
+  return ok_status();
+}
+
+Status print_rows(const Options& o) {
+  Loaded in;
+  RETURN_IF_ERROR(load(o, &in));
+  for (const Sample& s : in.samples) {
+    const Row& r = *s.row;
+    const planner::StepCost c =
+        predict(planner::machine_of(in.clusters[s.cluster].cluster), r);
+    const planner::Terms& t = c.terms;
+    const auto share = [&](double x) { return 100 * x / c.total_s; };
+    fmt::print(
+        "{:>4} {:+6.1f} % {:<16} {:<9} x{:<5} {:<16} B{:<3} z{} r{} {} | gemm "
+        "{:.0f} att {:.0f} elem {:.0f} launch {:.0f} tp {:.0f} cp {:.0f} data "
+        "{:.0f} send {:.0f} bubble {:.0f} opt {:.0f} str {:.0f}\n",
+        r.line, 100 * (c.tokens_per_s / r.tokens_per_s - 1), r.model,
+        in.clusters[s.cluster].name, r.world, r.layout.to_string(), r.shape.B,
+        r.shape.zero_stage, static_cast<int>(r.shape.recompute),
+        r.run.precision == planner::Precision::kFp8 ? "fp8" : "16",
+        share(t.gemm), share(t.attention), share(t.elementwise),
+        share(t.launch), share(t.tensor), share(t.context), share(t.data),
+        share(t.transfer), share(t.bubble), share(t.optimizer),
+        share(t.straggle));
+  }
+  return ok_status();
+}
+
+Status fit_clusters(const Options& o) {
+  Loaded in;
+  RETURN_IF_ERROR(load(o, &in));
+  const double before = mape(score(in.clusters, in.samples));
+  in.clusters = fit(in.clusters, in.samples);
+  for (const ClusterFile& c : in.clusters) {
+    const std::string text = jobfile::description_text(c.cluster);
+    fmt::print("# {}\n{}\n", c.name, text);
+    const std::string path = fmt::format("{}/{}.toml", o.clusters, c.name);
+    if (o.write && !(std::ofstream(path) << text << std::flush))
+      return io_error(path + ": cannot be written");
+  }
+  fmt::print("MAPE {:.1f} % before, {:.1f} % after\n", 100 * before,
+             100 * mape(score(in.clusters, in.samples)));
+  return ok_status();
+}
+
+int run(int argc, char** argv) {
+  Options o;
+  CLI::App app("The planner's predictions beside measured training runs.");
+  app.add_option("--clusters", o.clusters, "folder of cluster descriptions");
+  app.require_subcommand(1);
+  Status (*action)(const Options&) = nullptr;
+  const auto verb = [&](const char* name, const char* help,
+                        Status (*f)(const Options&)) {
+    CLI::App* sub = app.add_subcommand(name, help);
+    sub->add_option("files", o.files, "CSV files")->required();
+    sub->callback([&action, f] { action = f; });
+    return sub;
+  };
+  verb("validate", "errors by device and source", validate);
+  verb("rows", "each row with its prediction", print_rows);
+  verb("fit", "fits the constants of the clusters", fit_clusters)
+      ->add_flag("--write", o.write, "write them into the descriptions");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : 2;
+  }
+  const Status s = action(o);
+  if (!s.ok()) fmt::print(stderr, "{}\n", s.message());
+  return exit_code_of(s);
+}
+
+}  // namespace
+}  // namespace remesh::bench
+
+int main(int argc, char** argv) { return remesh::bench::run(argc, argv); }

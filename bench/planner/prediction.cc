@@ -1,0 +1,117 @@
+#include "bench/planner/prediction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/device_memory.h"
+#include "proto/base/text.h"
+
+namespace remesh::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+// GPT-3, Llama 1 and 2 were trained with about so many tokens a step.
+constexpr int64_t kTokensPerStep = 4 << 20;
+
+// The row with every choice made: layout and micro-batch.
+std::vector<Row> candidates(const Row& row) {
+  std::vector<int64_t> batches{row.shape.B};
+  if (row.shape.B == 0) batches = {1, 2, 4, 8, 16};
+  // TorchTitan makes as many microbatches as there are stages.
+  if (row.shape.B == 0 && row.shape.zero_stage >= 2 && row.layout.pp > 1)
+    batches = {
+        std::max<int64_t>(1, row.global_batch / row.layout.dp / row.layout.pp)};
+  std::vector<std::pair<int, int>> degrees{{row.layout.tp, row.layout.pp}};
+  if (row.layout.tp == 0) {
+    degrees.clear();
+    for (const int tp : {1, 2, 4, 8})
+      for (const int pp : {1, 2, 4, 8}) degrees.emplace_back(tp, pp);
+  }
+  std::vector<Row> out;
+  for (const auto& [tp, pp] : degrees)
+    for (const int64_t batch : batches) {
+      Row r = row;
+      r.layout.tp = tp;
+      r.layout.pp = pp;
+      const int model = tp * pp * r.layout.cp;
+      if (row.layout.tp == 0) r.layout.dp = r.world / model;
+      if (r.layout.dp < 1 || r.layout.world() != r.world ||
+          r.shape.model.n_heads % tp != 0 || pp > r.shape.model.n_layers)
+        continue;
+      if (r.global_batch == 0) r.global_batch = kTokensPerStep / r.shape.T;
+      r.shape.B = batch;
+      r.shape.microbatches = std::max<int64_t>(
+          r.layout.dp, r.global_batch / std::max<int64_t>(1, batch));
+      if (out.empty() || r.global_batch >= batch * r.layout.dp)
+        out.push_back(r);
+    }
+  return out;
+}
+
+}  // namespace
+
+Result<std::vector<ClusterFile>> read_clusters(const std::string& folder) {
+  std::error_code ec;
+  std::vector<std::string> paths;
+  for (const auto& entry : fs::directory_iterator(folder, ec))
+    if (entry.path().extension() == ".toml")
+      paths.push_back(entry.path().string());
+  if (ec) return not_found(folder + ": " + ec.message());
+  std::sort(paths.begin(), paths.end());
+  std::vector<ClusterFile> out;
+  for (const std::string& path : paths) {
+    ClusterFile c{.name = fs::path(path).stem().string(), .cluster = {}};
+    RETURN_IF_ERROR(jobfile::load_description(path, &c.cluster));
+    out.push_back(std::move(c));
+  }
+  return out;
+}
+
+Result<size_t> cluster_of(const std::vector<ClusterFile>& clusters,
+                          const Row& row) {
+  size_t best = clusters.size();
+  double distance = 0;
+  std::vector<std::string> known;
+  for (size_t i = 0; i < clusters.size(); ++i) {
+    const pb::Device& d = clusters[i].cluster.device();
+    known.push_back(d.name());
+    if (d.name() != row.device) continue;
+    const double off = row.memory_gb > 0
+                           ? std::fabs(d.memory_gb() - row.memory_gb)
+                           : -d.memory_gb();
+    if (best == clusters.size() || off < distance) {
+      best = i;
+      distance = off;
+    }
+  }
+  if (best == clusters.size())
+    return not_found(
+        fmt::format("line {}: no cluster has the device '{}'; "
+                    "there are {}",
+                    row.line, row.device, join(known)));
+  return best;
+}
+
+planner::StepCost predict(const planner::Machine& machine, const Row& row) {
+  planner::StepCost best;
+  bool best_fits = false;
+  for (const Row& r : candidates(row)) {
+    const bool open = row.shape.B == 0 || row.layout.tp == 0;
+    const bool fits =
+        !open || planner::device_memory(r.shape, r.layout, r.run).total() <
+                     0.9 * machine.memory_bytes;
+    if (best_fits && !fits) continue;
+    const planner::StepCost c =
+        planner::predict_step(machine, r.shape, r.layout, r.run);
+    if ((fits && !best_fits) || c.tokens_per_s > best.tokens_per_s) best = c;
+    best_fits = best_fits || fits;
+  }
+  return best;
+}
+
+}  // namespace remesh::bench

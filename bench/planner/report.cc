@@ -1,0 +1,116 @@
+#include "bench/planner/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+namespace remesh::bench {
+namespace {
+
+// Ranks from 0, equal values sharing the mean of theirs.
+std::vector<double> ranks(const std::vector<double>& values) {
+  std::vector<double> out;
+  for (const double v : values) {
+    double below = 0, equal = 0;
+    for (const double o : values) {
+      below += o < v ? 1 : 0;
+      equal += o == v ? 1 : 0;
+    }
+    out.push_back(below + (equal - 1) / 2);
+  }
+  return out;
+}
+
+double correlation(const std::vector<double>& a, const std::vector<double>& b) {
+  const auto mean = [](const std::vector<double>& v) {
+    return std::accumulate(v.begin(), v.end(), 0.0) /
+           static_cast<double>(v.size());
+  };
+  const double ma = mean(a), mb = mean(b);
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - ma) * (b[i] - mb);
+    aa += (a[i] - ma) * (a[i] - ma);
+    bb += (b[i] - mb) * (b[i] - mb);
+  }
+  return aa > 0 && bb > 0 ? ab / std::sqrt(aa * bb) : 0;
+}
+
+}  // namespace
+
+double Scored::error() const {
+  return std::fabs(predicted / row->tokens_per_s - 1);
+}
+
+double mape(const std::vector<Scored>& scored) {
+  double sum = 0;
+  for (const Scored& s : scored) sum += s.error();
+  return sum / static_cast<double>(scored.size());
+}
+
+std::vector<Ranking> rankings(const std::vector<Scored>& scored) {
+  constexpr size_t kLeast = 5;
+  std::map<std::string, std::vector<const Scored*>> groups;
+  for (const Scored& s : scored) {
+    const Row& r = *s.row;
+    const geometry::ModelConfig& c = r.shape.model;
+    std::string name = r.model;
+    if (r.single_node_vtrain)
+      name += " h" + std::to_string(c.dim) + " L" + std::to_string(c.n_layers);
+    name += " x" + std::to_string(r.world) + " batch " +
+            std::to_string(r.global_batch) + " seq " +
+            std::to_string(r.shape.T) +
+            (r.run.precision == planner::Precision::kFp8 ? " fp8" : "");
+    groups[r.source + "|" + r.device + "|" + name].push_back(&s);
+  }
+  std::vector<Ranking> out;
+  for (const auto& [key, group] : groups) {
+    if (group.size() < kLeast) continue;
+    std::vector<double> predicted, measured;
+    for (const Scored* s : group) {
+      predicted.push_back(s->predicted);
+      measured.push_back(s->row->tokens_per_s);
+    }
+    const auto chosen = std::max_element(predicted.begin(), predicted.end()) -
+                        predicted.begin();
+    const double best = *std::max_element(measured.begin(), measured.end());
+    out.push_back({.model = key.substr(key.rfind('|') + 1),
+                   .layouts = group.size(),
+                   .spearman = correlation(ranks(predicted), ranks(measured)),
+                   .regret = 1 - measured[static_cast<size_t>(chosen)] / best});
+  }
+  return out;
+}
+
+Result<std::vector<Sample>> samples_of(const std::vector<ClusterFile>& clusters,
+                                       const std::vector<Row>& rows) {
+  // The many short runs of vTrain count as much as so many rows.
+  constexpr double kSingleNode = 60;
+  const auto single = std::count_if(rows.begin(), rows.end(), [](const Row& r) {
+    return r.single_node_vtrain;
+  });
+  std::vector<Sample> out;
+  for (const Row& r : rows) {
+    ASSIGN_OR_RETURN(const size_t cluster, cluster_of(clusters, r));
+    out.push_back({.row = &r,
+                   .cluster = cluster,
+                   .weight = r.single_node_vtrain
+                                 ? kSingleNode / static_cast<double>(single)
+                                 : 1});
+  }
+  return out;
+}
+
+std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
+                          const std::vector<Sample>& samples) {
+  std::vector<planner::Machine> machines;
+  for (const ClusterFile& c : clusters)
+    machines.push_back(planner::machine_of(c.cluster));
+  std::vector<Scored> out;
+  for (const Sample& s : samples)
+    out.push_back({s.row, predict(machines[s.cluster], *s.row).tokens_per_s});
+  return out;
+}
+
+}  // namespace remesh::bench

@@ -1,0 +1,36 @@
+// What `bench_planner validate` prints: errors of predictions by device and by
+// source, with each source left out of the fit, rank correlation and regret.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/planner/fit.h"
+
+namespace remesh::bench {
+
+struct Scored {
+  const Row* row = nullptr;
+  double predicted = 0;  // tokens/s of a device
+  double error() const;  // |predicted / measured - 1|
+};
+
+// Mean absolute percentage error. REQUIRES: not empty.
+double mape(const std::vector<Scored>& scored);
+
+// Layouts of one model on the same devices and batch, measured by one source.
+struct Ranking {
+  std::string model;
+  size_t layouts = 0;
+  double spearman = 0;
+  double regret = 0;  // of the best prediction: share of the best measurement
+};
+// Of each model with at least five layouts.
+std::vector<Ranking> rankings(const std::vector<Scored>& scored);
+
+Result<std::vector<Sample>> samples_of(const std::vector<ClusterFile>& clusters,
+                                       const std::vector<Row>& rows);
+std::vector<Scored> score(const std::vector<ClusterFile>& clusters,
+                          const std::vector<Sample>& samples);
+
+}  // namespace remesh::bench

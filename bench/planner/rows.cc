@@ -1,0 +1,345 @@
+#include "bench/planner/rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <sstream>
+
+#include "proto/base/text.h"
+
+namespace remesh::bench {
+namespace {
+
+using geometry::Recompute;
+using planner::Precision;
+
+// Columns that must be there; a value may be empty unless it is in kRequired.
+constexpr const char* kColumns[] = {"source",      "where_in_source",
+                                    "model",       "params_b",
+                                    "layers",      "hidden",
+                                    "heads",       "kv_heads",
+                                    "ffn_hidden",  "vocab",
+                                    "seq",         "gpu",
+                                    "n_gpus",      "tp",
+                                    "pp",          "dp",
+                                    "cp",          "zero_stage",
+                                    "micro_batch", "global_batch",
+                                    "recompute",   "dtype",
+                                    "verified",    "tokens_per_s_per_gpu"};
+constexpr const char* kVtrain[] = {"# GPUs",
+                                   "global batch",
+                                   "micro batch",
+                                   "hidden size",
+                                   "attention heads",
+                                   "# layers",
+                                   "sequence length",
+                                   "tensor parallelism",
+                                   "data parallelism",
+                                   "pipeline parallelism",
+                                   "iteration time (ms)"};
+
+// Fields of a line, with quotes as in RFC 4180 but no line breaks inside them.
+std::vector<std::string> split(const std::string& line) {
+  std::vector<std::string> out(1);
+  bool quoted = false;
+  for (size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (c == '"' && quoted && i + 1 < line.size() && line[i + 1] == '"')
+      out.back() += line[++i];
+    else if (c == '"')
+      quoted = !quoted;
+    else if (c == ',' && !quoted)
+      out.emplace_back();
+    else if (c != '\r')
+      out.back() += c;
+  }
+  return out;
+}
+
+// One line, by column name; remembers the first problem.
+class Fields {
+ public:
+  Fields(const std::map<std::string, size_t>& columns,
+         std::vector<std::string> values, std::string where)
+      : columns_(columns),
+        values_(std::move(values)),
+        where_(std::move(where)) {}
+
+  std::string text(const std::string& column) const {
+    return values_[columns_.at(column)];
+  }
+  // `missing` where the field is empty; an error if that is not allowed (< 0).
+  double number(const std::string& column, double missing, double least,
+                double most) {
+    const std::string value = text(column);
+    if (value.empty() && missing >= 0) return missing;
+    double x = 0;
+    const auto [end, error] =
+        std::from_chars(value.data(), value.data() + value.size(), x);
+    if (error != std::errc() || end != value.data() + value.size() ||
+        !(x >= least && x <= most))
+      fail(column, fmt::format("a number from {} to {}", least, most));
+    return x;
+  }
+  int64_t integer(const std::string& column, int64_t missing, int64_t least) {
+    constexpr double kMost = 1e9;
+    const double x = number(column, static_cast<double>(missing),
+                            static_cast<double>(least), kMost);
+    if (x != std::floor(x)) fail(column, "an integer");
+    return static_cast<int64_t>(x);
+  }
+  void fail(const std::string& column, const std::string& allowed) {
+    if (problem_.ok())
+      problem_ = invalid_argument(fmt::format(
+          "{}: {} = '{}': must be {}", where_, column, text(column), allowed));
+  }
+  const Status& problem() const { return problem_; }
+
+ private:
+  const std::map<std::string, size_t>& columns_;
+  std::vector<std::string> values_;
+  std::string where_;
+  Status problem_;
+};
+
+// The number after `name` in a note: "VP=12", "interleave=3"; 0 if none.
+int note_number(const std::string& note, const std::string& name) {
+  std::smatch m;
+  const std::regex pattern(name + "=([0-9]{1,4})");
+  return std::regex_search(note, m, pattern) ? std::stoi(m[1]) : 0;
+}
+// Whether the note has the word and does not deny it: "no compile".
+bool note_says(const std::string& note, const std::string& word) {
+  const auto has = [&](const std::string& pattern) {
+    return std::regex_search(note, std::regex(pattern, std::regex::icase));
+  };
+  return has(word) && !has("(no|non|not|without|w/o)[- ](" + word + ")");
+}
+
+// The architecture whose number of parameters comes nearer: a feed-forward of
+// two matrices or of three.
+std::string architecture_of(const geometry::ModelConfig& c, double params_b) {
+  const auto layers = static_cast<double>(c.n_layers);
+  const auto attention = static_cast<double>(2 * c.dim * (c.dim + c.kv_dim()));
+  const auto matrix = static_cast<double>(c.dim * c.hidden_dim);
+  const auto table = static_cast<double>(c.dim * c.vocab_size);
+  const auto error = [&](double matrices) {
+    return std::fabs(layers * (attention + matrices * matrix) + 1.5 * table -
+                     params_b * 1e9);
+  };
+  return params_b > 0 && error(3) < error(2) ? "llama" : "gpt";
+}
+
+// What the columns do not say:
+//   fused attention  unless dtype is fp16 and the note does not say "flash":
+//                    runs before FlashAttention (2022)
+//   fused kernels    of Megatron (zero_stage 0 and 1), and where the note says
+//                    "compile"
+//   overlap of data  unless zero_stage is 0 (Megatron before the distributed
+//                    optimizer)
+//   overlap of tensor-parallel communication
+//                    with zero_stage 1, and where the note says "async TP"
+//   sequence parallel  where the note says so, or tensor-parallel communication
+//                    has its form: zero_stage 1 to 3
+//   chunks           "VP=n" or "interleave=n"; "interleaved" alone: 2
+planner::Execution execution_of(const std::string& note, const Row& row,
+                                const std::string& dtype) {
+  planner::Execution x;
+  const int zero = row.shape.zero_stage;
+  x.precision = dtype.starts_with("fp8")    ? Precision::kFp8
+                : dtype.starts_with("fp32") ? Precision::k32
+                                            : Precision::k16;
+  x.fused_attention = dtype != "fp16" || note_says(note, "flash|FA2");
+  x.tuned_attention = zero == 1;
+  x.row_scaled = dtype == "fp8-rowwise";
+  x.fused_kernels = zero <= 1 || note_says(note, "compile");
+  x.overlap_data = zero >= 1 && dtype != "fp16";
+  x.overlap_tensor = (zero == 1 && !note_says(note, "vanilla")) ||
+                     note_says(note, "async ?TP");
+  x.overlap_pipeline = zero >= 1;
+  x.sequence_parallel = zero >= 1 || note_says(note, "sequence-parallel=yes");
+  x.gradient_bytes = dtype == "fp16" ? 2 : 4;
+  return x;
+}
+
+void read_device(Fields* f, Row* row) {
+  const std::string gpu = f->text("gpu");
+  std::smatch m;
+  static const std::regex kFamily("[A-Z]+[0-9]+[A-Z]*");
+  static const std::regex kMemory("([0-9]+) ?GB");
+  if (!std::regex_search(gpu, m, kFamily))
+    return f->fail("gpu", "the name of a device, such as A100 or H100");
+  row->device = m[0];
+  if (std::regex_search(gpu, m, kMemory)) row->memory_gb = std::stod(m[1]);
+}
+
+void read_model(Fields* f, Row* row) {
+  geometry::ModelConfig& c = row->shape.model;
+  c.n_layers = f->integer("layers", -1, 1);
+  c.dim = f->integer("hidden", -1, 1);
+  c.n_heads = f->integer("heads", -1, 1);
+  c.n_kv_heads = f->integer("kv_heads", c.n_heads, 1);
+  c.hidden_dim = f->integer("ffn_hidden", 4 * c.dim, 1);
+  c.vocab_size = f->integer("vocab", -1, 1);
+  row->shape.T = f->integer("seq", -1, 1);
+  if (const Status s = c.validate(); f->problem().ok() && !s.ok())
+    f->fail("heads", "a divisor of hidden: " + s.message());
+}
+
+void read_layout(Fields* f, Row* row) {
+  geometry::Layout& l = row->layout;
+  l.tp = static_cast<int>(f->integer("tp", 0, 1));
+  l.pp = static_cast<int>(f->integer("pp", l.tp == 0 ? 0 : 1, 1));
+  l.cp = static_cast<int>(f->integer("cp", 1, 1));
+  const int64_t model =
+      int64_t{1} * std::max(1, l.tp) * std::max(1, l.pp) * l.cp;
+  // Either follows from the other.
+  const int64_t dp = f->integer("dp", 0, 1);
+  const int64_t world = f->integer("n_gpus", dp == 0 ? -1 : dp * model, 1);
+  if (!f->problem().ok()) return;
+  row->world = static_cast<int>(world);
+  l.dp = static_cast<int>(dp > 0 ? dp : std::max<int64_t>(1, world / model));
+  if (l.tp > 0 && l.pp > 0 && l.dp * model != world)
+    return f->fail("n_gpus",
+                   fmt::format("tp x pp x dp x cp = {}", l.dp * model));
+  if (l.tp > 0 && row->shape.model.n_heads % l.tp != 0)
+    return f->fail("tp", "a divisor of heads");
+  if (l.pp > row->shape.model.n_layers) return f->fail("pp", "at most layers");
+  if (row->shape.T % l.cp != 0) return f->fail("cp", "a divisor of seq");
+  row->global_batch = f->integer("global_batch", 0, 1);
+  row->shape.B = f->integer("micro_batch", 0, 1);
+  row->shape.zero_stage = static_cast<int>(f->number("zero_stage", 0, 0, 3));
+}
+
+Result<Row> read_throughput(Fields f, int line) {
+  Row row{.line = line, .source = f.text("source"), .model = f.text("model")};
+  read_device(&f, &row);
+  read_model(&f, &row);
+  if (f.problem().ok()) read_layout(&f, &row);
+  const double params = f.number("params_b", 0, 0, 1e6);
+  row.tokens_per_s = f.number("tokens_per_s_per_gpu", -1, 1e-9, 1e12);
+  const std::string recompute = f.text("recompute"), dtype = f.text("dtype");
+  if (!recompute.empty()) {
+    const auto parsed = geometry::parse_recompute(recompute);
+    if (!parsed.ok()) f.fail("recompute", "none, selective, full or empty");
+    if (parsed.ok()) row.shape.recompute = *parsed;
+  }
+  const std::string_view kTypes[] = {"bf16", "fp16", "fp8", "fp32"};
+  if (std::none_of(std::begin(kTypes), std::end(kTypes),
+                   [&](std::string_view t) { return dtype.starts_with(t); }))
+    f.fail("dtype", "bf16, fp16, fp8 or fp32");
+  RETURN_IF_ERROR(f.problem());
+  const std::string note = f.text("where_in_source");
+  row.shape.model.arch = architecture_of(row.shape.model, params);
+  row.run = execution_of(note, row, dtype);
+  row.shape.chunks =
+      std::max({1, note_number(note, "VP"), note_number(note, "interleave"),
+                note_says(note, "interleaved") ? 2 : 1});
+  const auto per_rank =
+      static_cast<int>(row.shape.model.n_layers) / std::max(1, row.layout.pp);
+  row.shape.chunks = std::min(row.shape.chunks, per_rank);
+  if (row.layout.pp <= 1) row.shape.chunks = 1;
+  if (row.shape.chunks > 1)
+    row.shape.schedule = geometry::ScheduleKind::kInterleaved1F1B;
+  row.multi_node_vtrain = row.source.find("vTrain") != std::string::npos;
+  return row;
+}
+
+Result<Row> read_vtrain(Fields f, int line) {
+  Row row{.line = line, .source = "vTrain single node", .model = "GPT"};
+  row.single_node_vtrain = true;
+  row.device = "A100";
+  row.memory_gb = 80;
+  const auto whole = [&](const char* column) {
+    return f.integer(column, -1, 1);
+  };
+  geometry::ModelConfig& c = row.shape.model;
+  c = {.dim = whole("hidden size"),
+       .n_layers = whole("# layers"),
+       .n_heads = whole("attention heads"),
+       .vocab_size = 51200};
+  c.n_kv_heads = c.n_heads;
+  c.hidden_dim = 4 * c.dim;
+  row.world = static_cast<int>(whole("# GPUs"));
+  row.shape.T = whole("sequence length");
+  row.shape.B = whole("micro batch");
+  row.global_batch = whole("global batch");
+  row.layout.tp = static_cast<int>(whole("tensor parallelism"));
+  row.layout.dp = static_cast<int>(whole("data parallelism"));
+  row.layout.pp = static_cast<int>(whole("pipeline parallelism"));
+  const double ms = f.number("iteration time (ms)", -1, 1e-6, 1e12);
+  RETURN_IF_ERROR(f.problem());
+  if (row.layout.world() != row.world)
+    f.fail("# GPUs", fmt::format("the product of the parallelisms, {}",
+                                 row.layout.world()));
+  RETURN_IF_ERROR(f.problem());
+  c.arch = "gpt";
+  row.run = execution_of("", row, "fp16");
+  // As in their runs on several nodes: without it no constants explain these.
+  row.shape.recompute = Recompute::kFull;
+  row.tokens_per_s = static_cast<double>(row.global_batch * row.shape.T) /
+                     (ms / 1e3) / row.world;
+  return row;
+}
+
+}  // namespace
+
+Result<std::vector<Row>> parse_rows(const std::string& text,
+                                    const std::string& name) {
+  std::istringstream in(text);
+  std::string line;
+  if (!std::getline(in, line))
+    return invalid_argument(name +
+                            ": empty; expected a CSV file with a header");
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);
+  std::map<std::string, size_t> columns;
+  for (const std::string& column : split(line))
+    columns.emplace(column, columns.size());
+  const bool vtrain = columns.contains(kVtrain[0]);
+  std::vector<std::string> missing;
+  const auto need = [&](const char* column) {
+    if (!columns.contains(column)) missing.emplace_back(column);
+  };
+  if (vtrain)
+    for (const char* c : kVtrain) need(c);
+  else
+    for (const char* c : kColumns) need(c);
+  if (!missing.empty())
+    return invalid_argument(
+        fmt::format("{}: missing columns: {}", name, join(missing)));
+  std::vector<Row> rows;
+  for (int number = 2; std::getline(in, line); ++number) {
+    if (line.empty() || line == "\r") continue;
+    const std::string where = fmt::format("{}:{}", name, number);
+    std::vector<std::string> values = split(line);
+    if (values.size() != columns.size())
+      return invalid_argument(fmt::format("{}: {} fields, the header has {}",
+                                          where, values.size(),
+                                          columns.size()));
+    Fields fields(columns, std::move(values), where);
+    if (!vtrain && (fields.text("verified") == "memory" ||
+                    fields.text("tokens_per_s_per_gpu").empty()))
+      continue;
+    ASSIGN_OR_RETURN(Row row, vtrain
+                                  ? read_vtrain(std::move(fields), number)
+                                  : read_throughput(std::move(fields), number));
+    rows.push_back(std::move(row));
+  }
+  if (rows.empty()) return invalid_argument(name + ": no row to compare with");
+  return rows;
+}
+
+Result<std::vector<Row>> read_rows(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return not_found(path + ": cannot be read");
+  std::ostringstream text;
+  text << in.rdbuf();
+  return parse_rows(text.str(), path);
+}
+
+}  // namespace remesh::bench

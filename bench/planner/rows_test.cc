@@ -1,0 +1,181 @@
+#include "bench/planner/rows.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "bench/planner/report.h"
+
+namespace remesh::bench {
+namespace {
+
+constexpr char kHeader[] =
+    "source,where_in_source,model,params_b,layers,hidden,heads,kv_heads,"
+    "ffn_hidden,vocab,seq,gpu,n_gpus,tp,pp,dp,cp,zero_stage,micro_batch,"
+    "global_batch,recompute,dtype,tokens_per_s_per_gpu,tflops_per_gpu,mfu_pct,"
+    "verified\n";
+constexpr char kRow[] =
+    "A paper,\"Table 1, VP=3\",GPT-18B,18,40,6144,48,48,24576,51200,2048,"
+    "A100-80GB (Selene),64,8,2,4,1,0,2,256,full,fp16,871.6,135,32.6,yes\n";
+
+std::string problem(const std::string& from, const std::string& to) {
+  std::string text = std::string(kHeader) + kRow;
+  text.replace(text.find(from), from.size(), to);
+  const auto rows = parse_rows(text, "x.csv");
+  return rows.ok() ? "" : rows.status().message();
+}
+
+TEST(Rows, AreReadByColumnName) {
+  const auto rows = parse_rows(std::string(kHeader) + kRow, "x.csv");
+  ASSERT_TRUE(rows.ok()) << rows.status().message();
+  ASSERT_EQ(rows->size(), 1u);
+  const Row& r = rows->front();
+  EXPECT_EQ(r.device, "A100");
+  EXPECT_EQ(r.memory_gb, 80);
+  EXPECT_EQ(r.layout, (geometry::Layout{.dp = 4, .pp = 2, .tp = 8}));
+  EXPECT_EQ(r.shape.model.arch, "gpt");
+  EXPECT_EQ(r.shape.chunks, 3);
+  EXPECT_EQ(r.shape.recompute, geometry::Recompute::kFull);
+  EXPECT_FALSE(r.run.fused_attention);
+  EXPECT_FALSE(r.run.overlap_data);
+}
+
+TEST(Rows, NotesSayWhatTheColumnsDoNot) {
+  const auto run = [](const std::string& note) {
+    std::string text = std::string(kHeader) + kRow;
+    const std::string from = "Table 1, VP=3", zero = ",64,8,2,4,1,0,";
+    text.replace(text.find(from), from.size(), note);
+    text.replace(text.find(zero), zero.size(), ",64,8,2,4,1,3,");
+    return parse_rows(text, "x.csv").value().front();
+  };
+  EXPECT_TRUE(run("compile+float8").run.fused_kernels);
+  EXPECT_FALSE(run("op SAC; no compile").run.fused_kernels);
+  EXPECT_TRUE(run("AsyncTP").run.overlap_tensor);
+  EXPECT_FALSE(run("vanilla TP").run.overlap_tensor);
+  EXPECT_TRUE(run("FA2").run.fused_attention);
+  EXPECT_EQ(run("Interleaved 1F1B").shape.chunks, 2);
+  EXPECT_EQ(run("VP=n/a").shape.chunks, 1);
+}
+
+TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
+  EXPECT_EQ(problem(",64,8,2,4,", ",,8,2,4,"), "");
+  EXPECT_EQ(problem(",64,8,2,4,", ",64,8,2,,"), "");
+  EXPECT_NE(problem(",64,8,2,4,", ",,8,2,,"), "");
+}
+
+TEST(Rows, RecalledRowsAreSkipped) {
+  EXPECT_EQ(problem(",yes", ",memory"), "x.csv: no row to compare with");
+}
+
+TEST(Rows, ErrorsNameLineColumnAndWhatIsAllowed) {
+  EXPECT_EQ(problem("source,", "origin,"), "x.csv: missing columns: source");
+  EXPECT_EQ(problem(",40,6144", ",forty,6144"),
+            "x.csv:2: layers = 'forty': must be a number from 1 to "
+            "1000000000");
+  EXPECT_EQ(problem(",64,8,2,4", ",65,8,2,4"),
+            "x.csv:2: n_gpus = '65': must be tp x pp x dp x cp = 64");
+  EXPECT_EQ(problem(",full,", ",half,"),
+            "x.csv:2: recompute = 'half': must be none, selective, full or "
+            "empty");
+  EXPECT_EQ(problem(",fp16,", ",int8,"),
+            "x.csv:2: dtype = 'int8': must be bf16, fp16, fp8 or fp32");
+  EXPECT_EQ(problem(",871.6,", ",-3,").substr(0, 41),
+            "x.csv:2: tokens_per_s_per_gpu = '-3': mus");
+  EXPECT_EQ(problem(",yes", ",yes,extra"),
+            "x.csv:2: 27 fields, the header has 26");
+  EXPECT_FALSE(read_rows("no_such.csv").ok());
+}
+
+TEST(Rows, AnUnknownDeviceIsAnErrorThatListsThoseKnown) {
+  const auto clusters = read_clusters("deploy/clusters");
+  ASSERT_TRUE(clusters.ok());
+  Row row{.line = 7, .device = "TPU4"};
+  EXPECT_EQ(cluster_of(*clusters, row).status().message(),
+            "line 7: no cluster has the device 'TPU4'; there are A100, A100, "
+            "MI250X, H100, H100, H200, V100");
+}
+
+TEST(Rows, TheDeviceOfAClusterIsTheOneWithTheNearestMemory) {
+  const auto clusters = read_clusters("deploy/clusters");
+  ASSERT_TRUE(clusters.ok());
+  const auto name = [&](const char* device, double memory) {
+    Row row{.device = device, .memory_gb = memory};
+    return (*clusters)[cluster_of(*clusters, row).value()].name;
+  };
+  EXPECT_EQ(name("A100", 40), "a100-40");
+  EXPECT_EQ(name("A100", 0), "a100-80");
+  EXPECT_EQ(name("H100", 94), "h100-96");
+}
+
+TEST(Report, RankingsSeeTheOrderAndTheChoice) {
+  std::vector<Row> rows(5);
+  std::vector<Scored> scored;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    rows[i].tokens_per_s = 100 + static_cast<double>(i);
+    scored.push_back({&rows[i], 200 - static_cast<double>(i)});
+  }
+  ASSERT_EQ(rankings(scored).size(), 1u);
+  EXPECT_NEAR(rankings(scored)[0].spearman, -1, 1e-12);
+  EXPECT_NEAR(rankings(scored)[0].regret, 4.0 / 104, 1e-12);
+  for (Scored& s : scored) s.predicted = s.row->tokens_per_s;
+  EXPECT_NEAR(rankings(scored)[0].spearman, 1, 1e-12);
+  EXPECT_EQ(rankings(scored)[0].regret, 0);
+}
+
+// The shipped constants on the shipped measurements.
+class Validation : public ::testing::Test {
+ protected:
+  void read(const char* file) {
+    clusters_ = read_clusters("deploy/clusters").value();
+    rows_ = read_rows(file).value();
+    samples_ = samples_of(clusters_, rows_).value();
+    scored_ = score(clusters_, samples_);
+  }
+  std::vector<ClusterFile> clusters_;
+  std::vector<Row> rows_;
+  std::vector<Sample> samples_;
+  std::vector<Scored> scored_;
+};
+
+TEST_F(Validation, ThroughputIsWithinItsBounds) {
+  read("bench/planner/data/throughput_rows.csv");
+  ASSERT_EQ(scored_.size(), 252u);
+  EXPECT_LE(mape(scored_), 0.08);
+  std::vector<Scored> vtrain;
+  for (const Scored& s : scored_)
+    if (s.row->multi_node_vtrain) vtrain.push_back(s);
+  ASSERT_EQ(vtrain.size(), 65u);
+  EXPECT_LE(mape(vtrain), 0.10);
+  double spearman = 0;
+  const std::vector<Ranking> all = rankings(scored_);
+  ASSERT_EQ(all.size(), 4u);
+  for (const Ranking& r : all) {
+    spearman += r.spearman / 4;
+    EXPECT_LE(r.regret, 0.05) << r.model;
+  }
+  EXPECT_GE(spearman, 0.88);
+}
+
+TEST_F(Validation, SmallModelsInOneNodeAreWithinTheirBounds) {
+  read("bench/planner/data/vtrain_single_node_a100.csv");
+  ASSERT_EQ(scored_.size(), 864u);
+  EXPECT_LE(mape(scored_), 0.12);
+}
+
+// The constants are those that the fit finds, and the fit sees through a wrong
+// measurement: all rows of one chip 10 % slower change its constants.
+TEST_F(Validation, TheFitFollowsTheMeasurements) {
+  read("bench/planner/data/throughput_rows.csv");
+  for (Row& r : rows_)
+    if (r.device == "H100") r.tokens_per_s *= 0.9;
+  std::vector<Sample> h100;
+  for (const Sample& s : samples_)
+    if (s.row->device == "H100") h100.push_back(s);
+  const double before = mape(score(clusters_, h100));
+  const double after = mape(score(fit(clusters_, h100), h100));
+  EXPECT_LT(after, before - 0.03);
+  EXPECT_LT(after, 0.07);
+}
+
+}  // namespace
+}  // namespace remesh::bench
