@@ -118,7 +118,10 @@ class RunJob {
     const int declined = follower_->stops_declined();
     follower_->poll(monotonic_ms(), unix_seconds());
     if (follower_->stops_declined() > declined) give(StopDeclined{});
-    if (const auto reply = stopper_.poll()) give(StopAnswered{reply->ok()});
+    if (const auto reply = stopper_.poll())
+      give(StopAnswered{
+          reply->ok(),
+          reply->code() == code_name(Code::kExhausted) ? reply->error() : ""});
     const auto endpoint = rundir::read_endpoint(run_dir_);
     const bool following = supervisor_.following();
     const bool listens = endpoint.ok() && (following || endpoint.value().pid ==

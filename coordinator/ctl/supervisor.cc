@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "proto/base/exit_code.h"
 
@@ -125,7 +126,11 @@ void Supervisor::handle(const StartFailed& e) {
   say(e.error, Tone::kBad);
 }
 
-void Supervisor::handle(const StopAnswered& e) { stop_accepted_ = e.accepted; }
+void Supervisor::handle(const StopAnswered& e) {
+  stop_accepted_ = e.accepted;
+  if (e.not_now.empty() || std::exchange(told_not_now_, true)) return;
+  say(e.not_now + "; asking again", Tone::kBad);
+}
 
 // The next interrupt tries again to save.
 void Supervisor::handle(const StopDeclined&) {

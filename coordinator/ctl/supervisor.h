@@ -62,6 +62,7 @@ struct StartFailed {
 // The coordinator's answer to SendStop.
 struct StopAnswered {
   bool accepted = false;
+  std::string not_now;  // why it does not stop now, if it may later
 };
 // The job could not be saved and continues.
 struct StopDeclined {};
@@ -208,6 +209,7 @@ class Supervisor {
   bool trained_ = false;
   bool run_dir_gone_ = false;
   bool stop_accepted_ = false;
+  bool told_not_now_ = false;
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;

@@ -18,6 +18,7 @@
 #include "coordinator/rundir/known_runs.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "coordinator/server/clients.h"
 #include "coordinator/server/door.h"
 #include "coordinator/server/listen.h"
 #include "coordinator/server/message_rates.h"
@@ -96,12 +97,6 @@ class DaemonImpl : public Daemon {
   }
 
  private:
-  struct Asker {
-    wire::PeerId peer;
-    uint64_t id = 0;
-    pb::Command::Kind kind = pb::Command::UNKNOWN;
-  };
-
   Status open() {
     const std::string& run = options_.run_dir;
     ASSIGN_OR_RETURN(files_->lock, rundir::RunLock::acquire(run));
@@ -243,6 +238,7 @@ class DaemonImpl : public Daemon {
                     .backlog_full = outbox_->full(),
                     .synced_step = files_->syncer->synced_step()});
     mail_->poll(now);
+    answer_waiting();
   }
 
   // Whether this coordinator still is the one of the run. Also, workers that
@@ -288,10 +284,11 @@ class DaemonImpl : public Daemon {
         give(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
-        const uint64_t token = ++tokens_;
-        clients_[token] = {peer, envelope.command().id(),
-                           envelope.command().kind()};
-        give(core::CommandReceived{token, envelope.command()});
+        const uint64_t token = clients_.add(peer, envelope.command());
+        if (clients_.asks_for_change(token) && outbox_->problem())
+          decline(token, "nothing is changed");
+        else
+          give(core::CommandReceived{token, envelope.command()});
         break;
       }
       default:  // messages that only a coordinator sends
@@ -327,8 +324,7 @@ class DaemonImpl : public Daemon {
     for (const wire::PeerId& peer : server_->take_lost()) {
       refused_.erase(peer);
       rates_.forget(peer);
-      std::erase_if(clients_,
-                    [&](const auto& c) { return c.second.peer == peer; });
+      clients_.forget(peer);
       for (std::string& name : mail_->workers_at(peer))
         give(core::PeerLost{std::move(name)});
     }
@@ -381,27 +377,32 @@ class DaemonImpl : public Daemon {
 
   // Whoever asks for a change is answered when that is written.
   void act(const core::Respond& a) {
-    const auto client = clients_.find(a.client);
-    if (client == clients_.end()) return;  // has disconnected
-    const auto answer = [this, token = a.client, reply = a.reply] {
-      respond(token, reply);
-    };
-    if (client->second.kind == pb::Command::STATUS)
-      answer();
-    else
-      outbox_->then(answer);
+    if (!clients_.asks_for_change(a.client)) return respond(a.client, a.reply);
+    outbox_->then([this, a] { respond(a.client, a.reply); });
+  }
+
+  // Whoever asks for a change learns why it is not written, instead of waiting.
+  void answer_waiting() {
+    if (!outbox_->problem()) return;
+    for (const uint64_t token : clients_.wait_for_a_write())
+      decline(token, "what was asked is done when it can be written");
+  }
+
+  void decline(uint64_t token, const std::string& consequence) {
+    pb::Reply reply = not_now(*outbox_->problem(), consequence);
+    *reply.mutable_status() = core_->status();
+    respond(token, reply);
   }
 
   void respond(uint64_t token, const pb::Reply& reply) {
-    const auto client = clients_.find(token);
-    if (client == clients_.end()) return;
+    const auto client = clients_.take(token);
+    if (!client) return;
     pb::Envelope out;
     *out.mutable_reply() = reply;
-    out.mutable_reply()->set_id(client->second.id);
+    out.mutable_reply()->set_id(client->id);
     add_problems(out.mutable_reply()->mutable_status());
     out.set_job(options_.job.job().name());
-    server_->send(client->second.peer, out);
-    clients_.erase(client);
+    server_->send(client->peer, out);
   }
 
   void add_problems(pb::JobStatus* status) const {
@@ -475,9 +476,8 @@ class DaemonImpl : public Daemon {
   std::unique_ptr<core::Coordinator> core_;
 
   std::string address_;
-  wire::PeerId reporter_;              // of the last report
-  std::map<uint64_t, Asker> clients_;  // by token
-  uint64_t tokens_ = 0;
+  wire::PeerId reporter_;  // of the last report
+  Clients clients_;
   std::set<wire::PeerId> refused_;
   int64_t ticked_ms_ = 0;
   int64_t probed_ms_ = 0;

@@ -170,6 +170,17 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   };
   const Json first = c().wait_for_status(problem_lasts(1));
   ASSERT_FALSE(first.is_null());
+  // What cannot be written is refused at once, and not done later.
+  using Words = std::vector<std::string>;
+  for (const Words& asked : {Words{"stop"}, Words{"stop", "--discard"},
+                             Words{"checkpoint", "save"}}) {
+    Words words = asked;
+    words.push_back(c().run_dir());
+    const Finished refused = c().remesh(words);
+    EXPECT_EQ(refused.exit.code, 3) << refused.output;
+    EXPECT_NE(refused.output.find("No space left"), std::string::npos)
+        << refused.output;
+  }
   const Json later = c().wait_for_status(problem_lasts(12), 40'000);
   ASSERT_FALSE(later.is_null());
   EXPECT_GE(later["step"].get<int64_t>(), first["step"].get<int64_t>() + 5);
@@ -192,6 +203,7 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 3));
   EXPECT_EQ(c().events_named("worker_lost").size(), 0U);
+  EXPECT_EQ(c().events_named("stop_requested").size(), 0U);
   run.kill(SIGINT);
   expect_exit(run, 130);
   expect_sequence(c().last_step());
@@ -207,6 +219,10 @@ TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
   disk.fill(64 << 10);
   c().run().kill(SIGINT);
   ASSERT_TRUE(c().wait_for_event("stop_declined"));
+  const Json declined = c().events_named("stop_declined").front();
+  EXPECT_NE(declined.value("cause", "").find("No space left"),
+            std::string::npos)
+      << declined;
   const int64_t declined_at = c().last_step();
   ASSERT_TRUE(c().wait_for_step(declined_at + 10));
   EXPECT_EQ(c().events_named("mesh").size(), 1U);

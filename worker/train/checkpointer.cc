@@ -1,5 +1,8 @@
 #include "worker/train/checkpointer.h"
 
+#include <fmt/format.h>
+
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <limits>
@@ -105,7 +108,7 @@ void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
     if (!write_status_.ok()) report_failure(plan_.saving_step(), write_status_);
     if (world_.rank() == 0) {
       if (d.abandon && write_status_.ok())
-        write_status_ = unavailable("another rank could not write its shard");
+        write_status_ = cancelled("another rank could not write its shard");
       if (d.commit) start_commit(std::move(manifest_));
       if (d.abandon) start_abandon(plan_.saving_step());
     }
@@ -349,8 +352,6 @@ Status Checkpointer::finish_save() {
         start_commit(std::move(manifest_));
       } else {
         start_abandon(step);
-        if (write_status_.ok())
-          write_status_ = unavailable("another rank could not write its shard");
       }
     }
   }
@@ -364,8 +365,20 @@ Status Checkpointer::finish_save() {
   plan_.ended(committed);
   note_end(step, committed);
   if (committed) return ok_status();
-  if (!status.ok()) return status;
-  return unavailable("another rank could not save");
+  return first_failure(status);
+}
+
+// That of the lowest rank that could not save itself; the same on all ranks.
+Status Checkpointer::first_failure(const Status& own) {
+  const bool failed = !own.ok() && own.code() != Code::kCancelled;
+  int64_t from_last = failed ? world_.size() - world_.rank() : 0;
+  world_.all_reduce(std::span<int64_t>(&from_last, 1), comm::Op::kMax);
+  if (from_last == 0) return unavailable("another rank could not save");
+  const auto rank = static_cast<int>(world_.size() - from_last);
+  std::array<char, 256> text{};
+  if (rank == world_.rank()) own.message().copy(text.data(), text.size() - 1);
+  world_.broadcast(std::as_writable_bytes(std::span(text)), rank);
+  return unavailable(fmt::format("rank {}: {}", rank, text.data()));
 }
 
 Status Checkpointer::save_and_wait(const RankState& state) {

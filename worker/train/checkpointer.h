@@ -126,6 +126,7 @@ class Checkpointer {
   Status finish_save();
   Status wait_for_disk();
   bool all_agree(bool ok);
+  Status first_failure(const Status& own);
 
   const CheckpointerOptions options_;
   const geometry::ParamTable& table_;

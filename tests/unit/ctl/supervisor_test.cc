@@ -306,6 +306,19 @@ TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
   EXPECT_EQ(tick(), Texts{"exit 130"});
 }
 
+TEST_F(SupervisorTest, AStopThatCannotBeWrittenIsAskedForAgain) {
+  start(0);
+  give(Interrupt{});
+  EXPECT_EQ(give(StopAnswered{false, "the disk is full"}),
+            Texts{"say the disk is full; asking again"});
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
+  EXPECT_EQ(give(StopAnswered{false, "the disk is full"}), Texts{});
+  EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
+  give(StopAnswered{true});
+  exited(kCoordinator, 0);
+  EXPECT_EQ(tick(), Texts{"exit 130"});
+}
+
 TEST_F(SupervisorTest, AWorkerThatDiesIsReported) {
   start(2);
   EXPECT_EQ(exited(1, 0), Texts{}) << "a clean exit was asked for";
