@@ -1,4 +1,6 @@
 // What a worker sees of its ranks: their boards, and /proc.
+#include <optional>
+
 #include "proto/base/clock.h"
 #include "worker/agent/shell/launcher.h"
 #include "worker/agent/shell/process.h"
@@ -19,8 +21,11 @@ void to_memory(const board::Memory& m, pb::MemoryUse* out) {
 
 RankSample Launcher::sample(Rank& r, bool alive) {
   RankSample out;
-  // Take the snapshot first. A rank pushes the metrics of a step before it
-  // commits the step, so they are present for every step committed here.
+  // Before its board: what a stopped rank was doing does not change any more.
+  const auto stat = alive ? read_proc_stat(r.pid) : std::nullopt;
+  // Take the snapshot before the steps. A rank pushes the metrics of a step
+  // before it commits the step, so they are present for every step committed
+  // here.
   const board::Snapshot b = r.board->snapshot();
   for (const board::StepRecord& s : r.board->pop_steps())
     out.steps.push_back(board::to_metrics(s, generation_, mesh_));
@@ -42,11 +47,9 @@ RankSample Launcher::sample(Rank& r, bool alive) {
     s.set_error(b.error.empty() ? apart_ : b.error);
   if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);
   fill_doing(*r.board, b, monotonic_ns(), &s);
-  if (alive) {
-    if (const auto stat = read_proc_stat(r.pid)) {
-      s.set_os_state(std::string(1, stat->state));
-      s.set_rss_bytes(stat->rss_bytes);
-    }
+  if (stat) {
+    s.set_os_state(std::string(1, stat->state));
+    s.set_rss_bytes(stat->rss_bytes);
   }
   r.seen_committed = b.committed_step;
   return out;
