@@ -12,6 +12,7 @@
 #include "proto/base/check.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
+#include "proto/base/rank_phase.h"
 
 namespace remesh::core {
 namespace {
@@ -113,6 +114,24 @@ size_t earliest_waiter(const std::vector<RankView>& ranks) {
 
 bool died_of_itself(const pb::RankStatus& s) {
   return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
+}
+
+bool source_is_bad(const Failure& f, const pb::Assignment& a) {
+  return f.exit_code == kExitBadSource && a.source().kind() != pb::Source::INIT;
+}
+
+bool tells_why(int exit_code) {
+  return exit_code == kExitFailed || exit_code == kExitBadSource ||
+         exit_code == kExitNoRoom;
+}
+
+bool died_like(const pb::RankStatus& s, const pb::RankStatus& first) {
+  if (!s.exited() || s.killed_by_worker() || s.signal() != first.signal())
+    return false;
+  if (s.signal() != 0) return died_of_itself(s);
+  return s.exit_code() == first.exit_code() && s.exit_code() != 0 &&
+         (tells_why(s.exit_code()) ||
+          s.phase() == static_cast<int>(RankPhase::kStarting));
 }
 
 std::optional<size_t> first_death(const std::vector<RankView>& ranks) {

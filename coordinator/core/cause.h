@@ -29,8 +29,8 @@ struct Failure {
   bool by_signal = false;  // died_of_itself()
   int exit_code = 0;
   bool is_fault = true;  // false: a change of plan before anything ran
-  // Where it happened: the host of `worker`, then others whose ranks ended with
-  // the same exit code. Empty if no rank or worker is at fault.
+  // Where it happened: the host of `worker`, then others whose ranks ended in
+  // the same way by themselves. Empty if no rank or worker is at fault.
   std::vector<std::string> hosts;
   bool at_start = false;         // before a step of the generation
   bool before_training = false;  // of that, before the rank computed at all
@@ -50,6 +50,18 @@ struct RankView {
 
 // Killed by a signal that no peer's death explains.
 bool died_of_itself(const pb::RankStatus& status);
+
+// Whether the ranks could not load what the generation of that assignment
+// starts from, for whatever reason.
+bool source_is_bad(const Failure& failure, const pb::Assignment& assignment);
+
+// Codes that say what is wrong, as opposed to how a process ended: 3, 65, 66.
+bool tells_why(int exit_code);
+
+// Whether the rank ended as that other one, which failed first, and not as its
+// victim: with an exit code that says why, or by a signal, or before it was
+// connected to any other rank.
+bool died_like(const pb::RankStatus& status, const pb::RankStatus& first);
 
 // Of the ranks that failed and were not killed in an abort, the one that failed
 // first. A signal outweighs an error message, which outweighs an exit without

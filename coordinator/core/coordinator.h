@@ -178,6 +178,7 @@ class Coordinator {
   Consequence cordon_for_link(const Failure& fault,
                               std::vector<pb::Cordon>* cordoned);
   bool needs_state_of(const std::string& host) const;
+  bool others_may_load();
   bool cordon_short(const Shortages& shortages,
                     const pb::Assignment& assignment);
   void emit_cordon(const pb::Cordon& cordon);

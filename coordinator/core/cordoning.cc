@@ -11,6 +11,7 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/survival.h"
+#include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -24,23 +25,14 @@ double Coordinator::unix_now() const {
 // that are cordoned for something else the job waits.
 bool Coordinator::others_remain(const std::vector<std::string>& failed,
                                 const Failure& fault) const {
-  const auto failed_alike = [&](const std::string& host) {
-    const auto& all = durable_.cordons();
-    return std::any_of(all.begin(), all.end(), [&](const pb::Cordon& c) {
-      return c.host() == host && is_alike(c, fault);
-    });
-  };
   if (now_ms_ < unheard_until_ms_ ||
       (roster_.last_loss_ms() > started_ms_ &&
        now_ms_ - roster_.last_loss_ms() <
            options_.job.elastic().rejoin_wait_ms()))
     return true;
-  const auto& members = roster_.members();
-  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
-    const Roster::Member& m = named.second;
-    const std::string& host = m.report.host();
-    return m.alive && m.reported && !m.leaving() && m.report.slots() > 0 &&
-           !failed_alike(host) &&
+  const std::set<std::string> present = hosts_present(roster_);
+  return std::any_of(present.begin(), present.end(), [&](const auto& host) {
+    return !failed_alike(durable_, host, fault) &&
            std::find(failed.begin(), failed.end(), host) == failed.end();
   });
 }
@@ -69,10 +61,13 @@ Consequence Coordinator::cordon_for(const Failure& fault,
                                 could_go_on_without(fault.hosts));
   std::vector<std::string> failing;
   for (const std::string& host : blame.hosts)
-    if (suspect(host, "", blame.remembered_s, now_s, &durable_) >= blame.enough)
+    if (suspect(host, "", blame.remembered_s, now_s, &durable_, fault.text) >=
+        blame.enough)
       failing.push_back(host);
   if (failing.empty())
-    return blame.hosts.empty() ? Consequence::kNone : Consequence::kSuspected;
+    return blame.hosts.empty() ? Consequence::kNone
+           : blame.hosts_alone ? Consequence::kHostsAlone
+                               : Consequence::kSuspected;
   if (!others_remain(failing, fault)) return Consequence::kNone;
   for (const std::string& host : failing)
     cordoned->push_back(cordon(host, "", fault.text, now_s, &durable_));
@@ -145,10 +140,31 @@ bool Coordinator::cordon_short(const Shortages& shortages,
   if (!could_go_on_without(hosts)) return false;
   std::vector<pb::Cordon> made;
   for (const auto& [host, shortage] : shortages) {
-    suspect(host, "", 0, unix_now(), &durable_);
+    suspect(host, "", 0, unix_now(), &durable_, to_text({{host, shortage}}));
     made.push_back(
         cordon(host, "", to_text({{host, shortage}}), unix_now(), &durable_));
   }
+  persist();
+  for (const pb::Cordon& c : made) emit_cordon(c);
+  return true;
+}
+
+// What some hosts cannot load may be sound, and the hosts bad. Before finished
+// steps are lost by that, hosts that have not tried it do.
+bool Coordinator::others_may_load() {
+  if (durable_.bad_checkpoints().empty() && durable_.bad_states().empty())
+    return false;
+  const Failure fault{.exit_code = kExitBadSource};
+  const std::set<std::string> failed = hosts_failed_alike(durable_, fault);
+  if (!others_remain({failed.begin(), failed.end()}, fault)) return false;
+  std::vector<pb::Cordon> made;
+  for (const std::string& host : failed)
+    if (!is_cordoned(durable_, host))
+      made.push_back(cordon(host, "", "exit code 65: the state does not load",
+                            unix_now(), &durable_));
+  if (made.empty()) return false;
+  durable_.clear_bad_checkpoints();
+  durable_.clear_bad_states();
   persist();
   for (const pb::Cordon& c : made) emit_cordon(c);
   return true;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "coordinator/core/recovery.h"
 #include "proto/base/exit_code.h"
@@ -21,6 +22,7 @@ constexpr double kFlappingS = 300;
 // failure, and the oldest ones when there are many.
 constexpr double kForgottenS = 2 * kLongestCordonS;
 constexpr int kMostSuspects = 256;
+constexpr int64_t kNever = INT64_MAX;
 
 double cordon_s(const pb::Cordon& c) {
   const int64_t doublings = std::clamp<int64_t>(c.failures() - 1, 0, 20);
@@ -47,12 +49,6 @@ bool erase_if(google::protobuf::RepeatedPtrField<pb::Cordon>* all,
   return true;
 }
 
-// Codes that say what is wrong, as opposed to how a process ended.
-bool tells_why(int exit_code) {
-  return exit_code == kExitFailed || exit_code == kExitBadSource ||
-         exit_code == kExitNoRoom;
-}
-
 // Whether the reason of a cordon, which is the text of a failure, has that
 // code.
 bool has_code(const std::string& reason, int exit_code) {
@@ -64,9 +60,10 @@ bool has_code(const std::string& reason, int exit_code) {
 }
 
 // Whether the state did not load on the taker's host alone, so that others may
-// load it. A second host that cannot load it shows that it is the state.
+// load it. A second host that cannot load it shows that it is the state, if
+// there is another one as new.
 bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
-  return f.exit_code == kExitBadSource && f.hosts.size() == 1 &&
+  return f.hosts.size() == 1 &&
          std::none_of(view.durable.cordons().begin(),
                       view.durable.cordons().end(),
                       [&](const pb::Cordon& c) {
@@ -82,27 +79,65 @@ Blame blame_for(const Failure& f, const ClusterView& view,
   const int64_t most = elastic.max_same_failures();
   if (f.hosts.empty()) return {};
   if (f.exit_code == kExitFailed) return {.hosts = f.hosts};
-  if (f.exit_code == kExitNoRoom || only_the_taker_failed(f, view)) {
+  const bool bad = source_is_bad(f, view.durable.assignment());
+  if (f.exit_code == kExitNoRoom || (bad && only_the_taker_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h).
     const bool wait =
         others_can_run || failures_of(view.durable, f.hosts[0]) + 1 < most;
+    if (!wait && bad) return {.hosts = f.hosts, .enough = kNever};
     if (!wait) return {};
     // At the second failure there were no replicas to make room for.
-    return {.hosts = f.hosts, .enough = f.exit_code == kExitNoRoom ? 2 : 1};
+    return {.hosts = f.hosts,
+            .enough = f.exit_code == kExitNoRoom ? 2 : 1,
+            .hosts_alone = others_can_run};
   }
-  if (f.exit_code == kExitBadSource) return {};
-  const std::vector<std::string> host = {f.hosts[0]};
+  if (bad && !source_is_there(view.roster, view.durable.assignment().source()))
+    return {};
+  if (bad) return {.hosts = f.hosts, .enough = kNever};
   if (f.at_start) {
     // A daemon may be restarted by people.
     const bool soon = others_can_run && (f.rank >= 0 || f.silent);
-    return {.hosts = host, .enough = soon ? kFailuresAtStart : most};
+    return {.hosts = f.hosts,
+            .enough = soon ? kFailuresAtStart : most,
+            .hosts_alone = others_can_run};
   }
+  const std::vector<std::string> host = {f.hosts[0]};
   if (f.rank >= 0 && view.durable.same_failures() >= most)
     return {.hosts = host};
   if (f.silent && others_can_run)
     return {
         .hosts = host, .enough = kFailuresAtStart, .remembered_s = kFlappingS};
   return {};
+}
+
+std::set<std::string> hosts_present(const Roster& roster) {
+  std::set<std::string> out;
+  for (const auto& [name, m] : roster.members())
+    if (m.alive && m.reported && !m.leaving() && m.report.slots() > 0)
+      out.insert(m.report.host());
+  return out;
+}
+
+std::set<std::string> hosts_failed_alike(const pb::Durable& d,
+                                         const Failure& f) {
+  std::set<std::string> out;
+  for (const auto* all : {&d.cordons(), &d.suspects()})
+    for (const pb::Cordon& c : *all)
+      if (c.peer().empty() && is_alike(c, f)) out.insert(c.host());
+  return out;
+}
+
+bool failed_alike(const pb::Durable& d, const std::string& host,
+                  const Failure& f) {
+  const auto alike = [&](const pb::Cordon& c) {
+    return c.host() == host && is_alike(c, f);
+  };
+  return std::any_of(d.cordons().begin(), d.cordons().end(), alike) ||
+         std::any_of(d.suspects().begin(), d.suspects().end(),
+                     [&](const pb::Cordon& c) {
+                       return c.peer().empty() && c.failures() >= kAtFault &&
+                              alike(c);
+                     });
 }
 
 bool is_alike(const pb::Cordon& c, const Failure& f) {
@@ -143,7 +178,8 @@ int64_t failures_of(const pb::Durable& d, const std::string& host,
 }
 
 int64_t suspect(const std::string& host, const std::string& peer,
-                double remembered_s, double now_s, pb::Durable* d) {
+                double remembered_s, double now_s, pb::Durable* d,
+                const std::string& reason) {
   auto* all = d->mutable_suspects();
   erase_if(all, [&](const pb::Cordon& c) {
     return now_s - c.until() > kForgottenS;
@@ -160,6 +196,7 @@ int64_t suspect(const std::string& host, const std::string& peer,
   }
   it->set_failures(it->failures() + 1);
   it->set_until(now_s + remembered_s);
+  if (!reason.empty()) it->set_reason(reason);
   return it->failures();
 }
 

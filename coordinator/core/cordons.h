@@ -26,15 +26,32 @@ struct Blame {
   int64_t enough = 1;  // failures in a row there that cordon them
   // Seconds during which a finished step does not clear the count.
   double remembered_s = 0;
+  // The hosts are to blame whatever the others would do, so that the failure
+  // says nothing about the job.
+  bool hosts_alone = false;
 };
+
+// A host where the job failed so often without a finished step between is at
+// fault even after its cordon, which it was given to get well.
+inline constexpr int64_t kAtFault = 3;
 
 // others_can_run: a mesh without these hosts is possible now. REQUIRES: the
 // failure is counted (failure_budget.h).
 Blame blame_for(const Failure& failure, const ClusterView& view,
                 const pb::Elastic& elastic, bool others_can_run);
 
-// Whether ranks failed in the same way on the cordoned host: with the same one
-// of the exit codes 3, 65 and 66, or with none of them.
+// Hosts with workers that could have ranks, cordoned or not.
+std::set<std::string> hosts_present(const Roster& roster);
+
+// Hosts that failed like this since the last step of a mesh with them.
+std::set<std::string> hosts_failed_alike(const pb::Durable& durable,
+                                         const Failure& failure);
+// Whether the host failed like this, and is cordoned for it or at fault.
+bool failed_alike(const pb::Durable& durable, const std::string& host,
+                  const Failure& failure);
+
+// Whether ranks failed in the same way on that host: with the same one of the
+// exit codes 3, 65 and 66, or with none of them.
 bool is_alike(const pb::Cordon& cordon, const Failure& failure);
 
 bool is_cordoned(const pb::Durable& durable, const std::string& host);
@@ -49,9 +66,10 @@ double remaining_s(const pb::Cordon& cordon, double now_s);
 // Failures in a row on the host, or on its link to `peer`.
 int64_t failures_of(const pb::Durable& durable, const std::string& host,
                     const std::string& peer = "");
-// Adds one and returns failures_of().
+// Adds one, of which `reason` says what it was, and returns failures_of().
 int64_t suspect(const std::string& host, const std::string& peer,
-                double remembered_s, double now_s, pb::Durable* durable);
+                double remembered_s, double now_s, pb::Durable* durable,
+                const std::string& reason = "");
 // Begins a cordon, or begins again. Returns it.
 pb::Cordon cordon(const std::string& host, const std::string& peer,
                   const std::string& reason, double now_s,

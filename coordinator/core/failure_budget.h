@@ -5,8 +5,11 @@
 // fails at the same step elastic.max_same_failures times in a row, or after
 // elastic.max_failures_without_progress failures without a finished step. While
 // hosts remain that have not failed, those that have are cordoned instead
-// (cordons.h). Ranks that end because a checkpoint could not be saved are no
-// such failure: the job waits for room, however long it takes.
+// (cordons.h), and what fails on them before a step is not counted: however
+// many there are, each of them fails a few times. But if the same rank crashes
+// in the same step on so many hosts one after another, the job gives up. Ranks
+// that end because a checkpoint could not be saved are no such failure: the job
+// waits for room, however long it takes.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +31,9 @@ struct FailureVerdict {
 // What a failure means for the hosts that it is put down to.
 enum class Consequence {
   kNone,
-  kSuspected,  // counted there; not often enough for a cordon
-  kCordoned,   // the next generation runs without them
+  kSuspected,   // counted there; not often enough for a cordon
+  kHostsAlone,  // the same, and others could run the job in their place
+  kCordoned,    // the next generation runs without them
 };
 
 // Counts the failure in `durable` (failures, same_failures, last_failure_*,

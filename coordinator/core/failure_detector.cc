@@ -30,6 +30,11 @@ std::string links_text(const std::vector<Link>& links) {
   return ", between two of the hosts " + join({hosts.begin(), hosts.end()});
 }
 
+void add_host(const std::string& host, Failure* f) {
+  if (std::find(f->hosts.begin(), f->hosts.end(), host) == f->hosts.end())
+    f->hosts.push_back(host);
+}
+
 // Where and how far into the generation the rank failed.
 void locate(const RankView& r, const pb::Durable& d, Failure* f) {
   const pb::RankStatus& s = *r.status;
@@ -88,14 +93,8 @@ std::optional<Failure> FailureDetector::find_exit(
             .by_signal = died_of_itself(s),
             .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
   locate(ranks[*first], view.durable, &f);
-  if (f.exit_code == 0) return f;
-  for (const RankView& r : ranks) {
-    const pb::RankStatus& other = *r.status;
-    if (other.exited() && !other.killed_by_worker() && other.signal() == 0 &&
-        other.exit_code() == f.exit_code &&
-        std::find(f.hosts.begin(), f.hosts.end(), r.host) == f.hosts.end())
-      f.hosts.push_back(r.host);
-  }
+  for (const RankView& r : ranks)
+    if (died_like(*r.status, s)) add_host(r.host, &f);
   return f;
 }
 
@@ -186,6 +185,10 @@ std::optional<Failure> FailureDetector::find_hang(
   failure.rank = r.status->rank();
   failure.worker = r.worker;
   locate(r, d, &failure);
+  for (const RankView& other : ranks)
+    if (other.stalled_ms > limit && !other.status->waits() &&
+        other.status->os_state() == r.status->os_state())
+      add_host(other.host, &failure);
   return failure;
 }
 

@@ -53,8 +53,12 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     if (decision.rescan_ms > 0) not_before_ms_ = now_ms_ + decision.rescan_ms;
     return wait_for(events::kWaitingForState, decision.why);
   }
+  const bool gives_up = decision.kind == Recovery::Decision::Kind::kGiveUp;
+  if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
+      others_may_load())
+    return plan(scan);
   if (keeps_state()) durable_.set_rescue(decision.rescue);
-  if (decision.kind == Recovery::Decision::Kind::kGiveUp) {
+  if (gives_up) {
     // A checkpoint that did not load may be sound, and the host bad.
     if (durable_.bad_checkpoints().empty() || !tries_another_host(*wanted, now))
       return terminate(pb::Durable::FAILED, decision.why);

@@ -122,13 +122,13 @@ void Cluster::trace(const std::string& what) {
 
 std::string Cluster::run() {
   start_coordinator();
-  const int64_t n = uniform(1, 4);
+  const int64_t n = num_workers_ > 0 ? num_workers_ : uniform(1, 4);
   for (int64_t i = 0; i < n; ++i) {
     Worker& w = add_worker();
     at(uniform(0, 300), [this, &w] { start_worker(w); });
   }
   schedule_fault();
-  schedule_doubt();
+  if (!calm_) schedule_doubt();
   if (stop_)
     at(uniform(500, options_.fault_ms), [this] {
       pb::Command c;
@@ -245,12 +245,13 @@ void Cluster::crash_coordinator() {
   ++coordinator_life_;
   lose_unwritten();
   // Somebody moves the run directory's journal away: rare, and not at once.
-  const bool forgets = faults_on_ && chance(0.03);
+  const bool forgets = faults_on_ && chance(0.03) && !calm_;
   if (forgets) trace("the journal is lost");
   if (forgets) journal_.reset();
   forgot_ = forgot_ || forgets;
   if (forgets) end_rival("its journal is gone");
-  if (faults_on_ && !forgets && later_chance(0.08)) roll_journal_back();
+  if (faults_on_ && !forgets && !calm_ && later_chance(0.08))
+    roll_journal_back();
   if (faults_on_ && later_chance(0.2)) lose_unsynced_metrics();
   const uint64_t life = coordinator_life_;
   at(forgets ? uniform(1100, 2500) : uniform(10, 2500), [this, life] {
@@ -563,6 +564,9 @@ agent::RankSample Cluster::sample(Rank& r) {
   s.status.set_checkpoint_step(r.checkpoint);
   s.status.set_refused_stops(r.refused);
   s.status.set_os_state(r.stopped ? "T" : "S");
+  if (const auto w = worlds_.find(r.generation);
+      w != worlds_.end() && w->second->connected && r.committed >= 0)
+    s.status.set_phase(static_cast<int>(RankPhase::kCompute));
   if (r.finalizing) s.status.set_phase(static_cast<int>(RankPhase::kStopping));
   if (const auto w = worlds_.find(r.generation);
       w != worlds_.end() && cut_apart(*w->second))

@@ -81,6 +81,7 @@ class Cluster {
   struct Worker;
   struct World;
   struct Rank;
+  enum class Bad { kNone, kSpawn, kCrash, kCannot, kNoRoom, kNoSource, kDies };
 
   // ---- time
   void step_once();
@@ -194,10 +195,13 @@ class Cluster {
 
   // ---- faults
   void choose_bad_host();
+  void choose_many_bad_hosts();
+  void make_calm();
   void choose_bad_link();
   bool cut_apart(const World& world) const;
-  bool is_bad(const Worker& w) const;
+  Bad bad_of(const std::string& host) const;
   bool start_badly(Worker& w, World& world);
+  void end_badly(World& world);
   bool others_could_run() const;
   void schedule_fault();
   void note_trouble(Worker& w, int64_t until);
@@ -291,11 +295,13 @@ class Cluster {
   std::map<std::string, int64_t> connection_lost_ms_;
   std::map<std::string, int64_t> reconnected_at_;  // to a new coordinator
 
-  // In some runs ranks do not start on one host, until it is mended.
-  enum class Bad { kNone, kSpawn, kCrash, kCannot, kNoRoom, kNoSource };
+  // In some runs ranks do not start on one host, until it is mended. In others
+  // on several hosts, and little else happens, so that the limits of failures
+  // are those of a real job.
   std::mt19937_64 host_rng_;  // leaves the other faults as they are
-  std::string bad_host_;
-  Bad bad_ = Bad::kNone;
+  std::map<std::string, Bad> bad_hosts_;
+  bool calm_ = false;
+  int64_t num_workers_ = 0;
   bool mended_ = false;  // when the faults stop
   // In others the ranks of two hosts cannot talk to each other any more.
   std::pair<std::string, std::string> bad_link_;

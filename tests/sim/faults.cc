@@ -10,11 +10,42 @@
 namespace remesh::sim {
 
 void Cluster::choose_bad_host() {
+  choose_many_bad_hosts();
+  if (calm_) return;
   const auto draw = [this](uint64_t n) { return host_rng_() % n; };
   if (draw(4) != 0) return choose_bad_link();
-  bad_host_ = fmt::format("h{}", draw(3));
-  bad_ = static_cast<Bad>(1 + draw(5));
+  const std::string host = fmt::format("h{}", draw(3));
+  bad_hosts_[host] = static_cast<Bad>(1 + draw(5));
   mended_ = draw(2) == 0;
+}
+
+// Nobody but the coordinator may die, and the limits of failures are real.
+void Cluster::make_calm() {
+  calm_ = true;
+  stop_ = upgrades_ = false;
+  loss_ = crash_between_actions_ = 0;
+  auto* e = job_.mutable_elastic();
+  e->set_max_same_failures(3);
+  e->set_max_failures_without_progress(10);
+  options_.end_ms += 600'000;
+}
+
+// Up to all of the first hosts but one; perhaps all in the same way.
+void Cluster::choose_many_bad_hosts() {
+  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 1);
+  const auto draw = [&](uint64_t n) { return rng() % n; };
+  if (draw(16) != 0) return;
+  make_calm();
+  num_workers_ = static_cast<int64_t>(4 + draw(11));
+  const uint64_t hosts =
+      (static_cast<uint64_t>(num_workers_) + 1) / workers_a_host_;
+  const uint64_t good = draw(hosts);
+  const bool alike = draw(2) == 0;
+  const auto kind = [&] { return static_cast<Bad>(1 + draw(6)); };
+  const Bad all = kind();
+  for (uint64_t h = 0; h < hosts; ++h)
+    if (h != good && draw(3) != 0)
+      bad_hosts_[fmt::format("h{}", h)] = alike ? all : kind();
 }
 
 // With replicas, so that either host holds what is needed. A hang at the start
@@ -49,21 +80,23 @@ bool Cluster::cut_apart(const World& world) const {
   return hosts.contains(bad_link_.first) && hosts.contains(bad_link_.second);
 }
 
-bool Cluster::is_bad(const Worker& w) const {
-  return bad_ != Bad::kNone && w.host == bad_host_;
+Cluster::Bad Cluster::bad_of(const std::string& host) const {
+  const auto it = bad_hosts_.find(host);
+  return it == bad_hosts_.end() ? Bad::kNone : it->second;
 }
 
 // Whether the worker's ranks end before they can connect.
 bool Cluster::start_badly(Worker& w, World& world) {
-  if (!is_bad(w)) return false;
+  const Bad bad = bad_of(w.host);
+  if (bad == Bad::kNone || bad == Bad::kDies) return false;
   const auto delay = [this] { return static_cast<int64_t>(host_rng_() % 30); };
   trace(fmt::format("ranks fail to start on {}", w.host));
   for (auto& [rank, r] : w.ranks) {
     world.faulted.insert(rank);
-    const int code = bad_ == Bad::kCannot   ? kExitFailed
-                     : bad_ == Bad::kNoRoom ? kExitNoRoom
-                                            : kExitBadSource;
-    if (bad_ == Bad::kCrash)
+    const int code = bad == Bad::kCannot   ? kExitFailed
+                     : bad == Bad::kNoRoom ? kExitNoRoom
+                                           : kExitBadSource;
+    if (bad == Bad::kCrash)
       rank_ends(r, 0, 9, 1 + delay());
     else
       rank_ends(r, code, 0, 1 + delay());
@@ -71,22 +104,36 @@ bool Cluster::start_badly(Worker& w, World& world) {
   return true;
 }
 
+// In the first step.
+void Cluster::end_badly(World& world) {
+  for (const pb::RankPlace& p : world.assignment.ranks()) {
+    Rank* r = live_rank(world, p.rank());
+    if (r == nullptr || bad_of(workers_[p.worker()]->host) != Bad::kDies)
+      continue;
+    world.faulted.insert(r->rank);
+    rank_ends(*r, 0, 9, 1 + static_cast<int64_t>(host_rng_() % 15));
+  }
+}
+
 // Whether the coordinator knows hosts that are well, and stay.
 bool Cluster::others_could_run() const {
   if (!coordinator_) return false;
   const pb::JobStatus status = coordinator_->status();
-  return std::any_of(status.workers().begin(), status.workers().end(),
-                     [&](const auto& w) {
-                       return w.host() != bad_host_ && w.state() != "dead" &&
-                              w.state() != "awaited" && !w.draining();
-                     });
+  return std::any_of(
+      status.workers().begin(), status.workers().end(), [&](const auto& w) {
+        return bad_of(w.host()) == Bad::kNone && w.state() != "dead" &&
+               w.state() != "awaited" && !w.draining();
+      });
 }
 
 void Cluster::schedule_fault() {
   at(uniform(50, 1200), [this] {
     if (!faults_on_) return;
     ++stats_.faults;
-    random_fault();
+    if (!calm_)
+      random_fault();
+    else if (chance(0.2))
+      crash_coordinator();
     schedule_fault();
   });
 }
@@ -230,8 +277,8 @@ void Cluster::heal() {
   if (upgrades_) finish_upgrade();
   start_worker(add_worker());
   start_worker(add_worker());
-  if (bad_ == Bad::kNone && bad_link_.first.empty()) return;
-  if (mended_) bad_ = Bad::kNone;
+  if (bad_hosts_.empty() && bad_link_.first.empty()) return;
+  if (mended_) bad_hosts_.clear();
   // Enough for every mesh that the job may ask for.
   for (int i = 0; i < 4; ++i) start_worker(add_worker());
 }

@@ -43,10 +43,12 @@ std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
 bool Cluster::healthy(const std::string& name) const {
   const auto it = workers_.find(name);
   if (loss_ > 0 || it == workers_.end() || !it->second->agent) return false;
-  // A restarted coordinator waits for a life that calls itself a later one.
+  // A restarted coordinator waits for a life that calls itself a later one, or
+  // was on another host.
   if (adopted_)
     for (const auto& p : adopted_->participants())
-      if (p.name() == name && p.incarnation() > it->second->incarnation)
+      if (p.name() == name && (p.incarnation() > it->second->incarnation ||
+                               p.host() != it->second->host))
         return false;
   return now_ > it->second->trouble_until + job_.elastic().dead_after_ms() +
                     kTroubleSlackMs;
@@ -212,7 +214,8 @@ void Cluster::check_persist(const pb::Durable& d) {
     if (fresh && !keeps_state() &&
         d.assignment().source().step() != newest_scanned_) {
       // What fails on all hosts that are there is not tried again.
-      if (bad_ == Bad::kNoSource && !others_could_run() &&
+      if (bad_hosts_.size() == 1 &&
+          bad_hosts_.begin()->second == Bad::kNoSource && !others_could_run() &&
           now_ - restarted_ms_ >= core::kReconnectSlackMs) {
         inconclusive_ = true;
         return;
@@ -354,10 +357,10 @@ void Cluster::check_event(const pb::EventRecord& e) {
       violated("metrics have a gap: " + e.detail());
     ++stats_.gaps;
   }
-  if (e.event() == "job_failed" && bad_ != Bad::kNone) {
+  if (e.event() == "job_failed" && !bad_hosts_.empty()) {
     // What fails on all hosts that are there ends the job.
     if (others_could_run())
-      violated("one host has ended the job: " + e.cause());
+      violated("bad hosts have ended the job: " + e.cause());
     rightly_failed_ = true;
   }
   // Stopped with too few slots to save on.

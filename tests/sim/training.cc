@@ -42,7 +42,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
   w.ranks_generation = g;
   const std::string name = w.name;
   const uint64_t life = w.incarnation;
-  if ((faults_on_ && chance(0.02)) || (is_bad(w) && bad_ == Bad::kSpawn))
+  if ((faults_on_ && chance(0.02) && !calm_) || bad_of(w.host) == Bad::kSpawn)
     return spawn_fails(w, *world);
   for (const pb::RankPlace& p : a.ranks()) {
     if (p.worker() != w.name) continue;
@@ -153,6 +153,7 @@ void Cluster::maybe_connect(World& world) {
 void Cluster::schedule_step(World& world) {
   const int64_t g = world.assignment.generation();
   const int64_t step = world.step + 1;
+  end_badly(world);
   at(uniform(20, 80), [this, g, step] { finish_step(g, step); });
 }
 

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "proto/base/exit_code.h"
+#include "proto/base/rank_phase.h"
 #include "tests/testing/seed.h"
 
 namespace remesh::core {
@@ -342,6 +343,33 @@ TEST(SilentLinks, NobodyElseIsToBlameForARankThatHangs) {
   r.in_recv(1);
   r.add();
   EXPECT_TRUE(silent_links(r.views(), r.stuck()).empty());
+}
+
+// Others that end for the same reason of their own are not its victims.
+TEST(DiedLike, TakesEndsThatNoPeerExplains) {
+  pb::RankStatus first, other;
+  for (pb::RankStatus* s : {&first, &other}) {
+    s->set_exited(true);
+    s->set_exit_code(3);
+    s->set_phase(static_cast<int>(RankPhase::kConnecting));
+  }
+  EXPECT_TRUE(died_like(other, first));
+  other.set_killed_by_worker(true);
+  EXPECT_FALSE(died_like(other, first));
+  other.set_killed_by_worker(false);
+  other.set_exit_code(1);
+  EXPECT_FALSE(died_like(other, first));
+  first.set_exit_code(1);
+  EXPECT_FALSE(died_like(other, first)) << "MPI may have ended it";
+  other.set_phase(static_cast<int>(RankPhase::kStarting));
+  EXPECT_TRUE(died_like(other, first)) << "it was on its own";
+  for (pb::RankStatus* s : {&first, &other}) {
+    s->set_exit_code(0);
+    s->set_signal(9);
+  }
+  EXPECT_TRUE(died_like(other, first));
+  other.set_signal(11);
+  EXPECT_FALSE(died_like(other, first));
 }
 
 TEST(FirstDeath, ARankWithoutItsPeerIsAVictim) {

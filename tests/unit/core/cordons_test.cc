@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
+
 #include "proto/base/exit_code.h"
 #include "tests/unit/core/builders.h"
 
@@ -62,13 +64,36 @@ TEST(Blame, LossesBySilenceAreRememberedLonger) {
   EXPECT_TRUE(f.blame(failure, false).hosts.empty());
 }
 
+TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
+  Fixture f;
+  Failure failure = on_host("h");
+  failure.hosts.push_back("i");
+  failure.at_start = true;
+  EXPECT_EQ(f.blame(failure).hosts, failure.hosts);
+  EXPECT_TRUE(f.blame(failure).hosts_alone);
+  EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).hosts_alone);
+}
+
+TEST(Blame, WithoutASourceThatCodeIsTheHostsOwn) {
+  Fixture f;
+  Failure failure = on_host("h");
+  failure.exit_code = kExitBadSource;
+  failure.at_start = true;
+  failure.hosts.push_back("i");
+  EXPECT_EQ(f.blame(failure).enough, 2);
+}
+
+constexpr int64_t kNever = INT64_MAX;
+
 TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   Fixture f;
+  f.durable.mutable_assignment()->mutable_source()->set_kind(
+      pb::Source::CHECKPOINT);
   Failure failure = on_host("h");
   failure.exit_code = kExitBadSource;
   EXPECT_EQ(f.blame(failure).enough, 1);
   failure.hosts.push_back("i");
-  EXPECT_TRUE(f.blame(failure).hosts.empty());
+  EXPECT_EQ(f.blame(failure).enough, kNever);
   failure.hosts.pop_back();
   cordon("i", "", "rank 0 on worker i: killed by signal 9 (SIGKILL)", 0,
          &f.durable);
@@ -78,7 +103,7 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   EXPECT_EQ(f.blame(failure).hosts, failure.hosts) << "it is the same host";
   cordon("i", "", "rank 0 on worker i: exit code 65: no such file", 0,
          &f.durable);
-  EXPECT_TRUE(f.blame(failure).hosts.empty());
+  EXPECT_EQ(f.blame(failure).enough, kNever);
 }
 
 TEST(Blame, ASourceOfWhichAPartIsGoneIsNobodysFault) {
@@ -120,6 +145,21 @@ TEST(Cordon, TellsAlikeFailuresByTheCodesThatSayWhy) {
   EXPECT_FALSE(alike("exit code 3: no data", 0));
   EXPECT_TRUE(alike("exit code 1: what", 0));
   EXPECT_TRUE(alike("killed by signal 9 (SIGKILL)", 1));
+}
+
+// A host is at fault from its third failure, also when its cordon has ended.
+TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsAtFault) {
+  pb::Durable d;
+  const Failure like{.text = "", .exit_code = 3};
+  for (int i = 1; i <= 3; ++i) {
+    suspect("h", "", 0, 0, &d, "rank 0 on worker a: exit code 3: no data");
+    EXPECT_EQ(failed_alike(d, "h", like), i == 3);
+    EXPECT_EQ(hosts_failed_alike(d, like), std::set<std::string>{"h"});
+  }
+  EXPECT_FALSE(failed_alike(d, "h", {.text = "", .exit_code = 66}));
+  EXPECT_FALSE(failed_alike(d, "i", like));
+  cordon("i", "", "rank 0 on worker i: exit code 3: no data", 0, &d);
+  EXPECT_TRUE(failed_alike(d, "i", like));
 }
 
 TEST(Cordon, LastsTwiceAsLongAfterEachFailure) {

@@ -1,6 +1,7 @@
 // Failures: when the detector finds one, and what the budget allows.
 #include <gtest/gtest.h>
 
+#include "coordinator/core/cordons.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
 #include "tests/unit/core/builders.h"
@@ -63,6 +64,19 @@ TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
   EXPECT_EQ(lost->worker, "a");
 }
 
+TEST(FailureDetector, NamesAllHostsWhoseRanksEndedAlike) {
+  Fixture f;
+  for (const auto& [name, rank] : {std::pair("a", 0), {"b", 1}}) {
+    pb::Report r = running_report(name, 1, rank, 0);
+    r.mutable_ranks(0)->set_exited(true);
+    r.mutable_ranks(0)->set_exit_code(3);
+    f.hear(r, 100);
+  }
+  const auto failure = f.find(100);
+  ASSERT_TRUE(failure);
+  EXPECT_EQ(failure->hosts, (std::vector<std::string>{"host-a", "host-b"}));
+}
+
 TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
   Fixture f;
   const auto hear_both = [&](uint64_t seq, int64_t now_ms) {
@@ -111,6 +125,7 @@ TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
 
 TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
   pb::Durable d;
+  d.mutable_assignment()->mutable_source()->set_kind(pb::Source::CHECKPOINT);
   const Failure f{.text = "x", .rank = 0, .step = 7, .exit_code = 65};
   for (int i = 0; i < 4; ++i) {
     const auto v = account_failure(f, elastic(), 0, &d);
@@ -149,12 +164,37 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
     }
   }
   EXPECT_EQ(d.failures(), 0);
-  // One that crashes in its first step may be the step's fault.
-  for (int i = 1; i <= 5; ++i)
-    EXPECT_EQ(account_failure({.text = "x", .rank = 1, .at_start = true},
-                              elastic(), 0, &d, Consequence::kCordoned)
-                  .give_up,
-              i == 5);
+}
+
+TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
+  const auto crash = [](int rank, int host, pb::Durable* d) {
+    const Failure f{.text = "x",
+                    .rank = rank,
+                    .step = 7,
+                    .hosts = {"h" + std::to_string(host)},
+                    .at_start = true};
+    return account_failure(f, elastic(), 0, d, Consequence::kCordoned).give_up;
+  };
+  pb::Durable d;
+  for (int host = 1; host <= 5; ++host)
+    for (int i = 0; i < 3; ++i)
+      EXPECT_EQ(crash(1, host, &d), host == 5) << host;
+  pb::Durable other;
+  for (int host = 1; host <= 20; ++host)
+    EXPECT_FALSE(crash(host % 3, host, &other)) << "the hosts are bad";
+}
+
+TEST(FailureBudget, WhatOthersCouldDoIsNotCountedAndWaitsLittle) {
+  pb::Durable d;
+  for (int i = 0; i < 20; ++i) {
+    suspect("h" + std::to_string(i), "", 0, 0, &d);
+    const auto v = account_failure(
+        {.text = "x", .rank = 1, .at_start = true, .before_training = true},
+        elastic(), 0, &d, Consequence::kHostsAlone);
+    EXPECT_FALSE(v.give_up);
+    EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
+  }
+  EXPECT_EQ(d.failures(), 0);
 }
 
 TEST(FailureBudget, TooLittleRoomIsTheSourcesFaultOnlyInMemory) {
