@@ -213,6 +213,11 @@ pb::Cordon cordon(const std::string& host, const std::string& peer,
 }
 
 std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* d) {
+  // The clock may have been set back, or be another host's.
+  for (pb::Cordon& c : *d->mutable_cordons())
+    if (c.until() - now_s > cordon_s(c)) c.set_until(now_s + cordon_s(c));
+  for (pb::Cordon& c : *d->mutable_suspects())
+    c.set_until(std::min(c.until(), now_s + kFlappingS));
   std::vector<pb::Cordon> ended;
   erase_if(d->mutable_cordons(), [&](const pb::Cordon& c) {
     if (remaining_s(c, now_s) > 0) return false;

@@ -44,6 +44,19 @@ void locate(const RankView& r, const pb::Durable& d, Failure* f) {
       f->at_start && s.phase() < static_cast<int>(RankPhase::kCompute);
 }
 
+bool is_silent(const Roster::Member* m) {
+  return m != nullptr && !m->alive && m->disconnected_ms < 0;
+}
+
+bool other_host_is_silent(const ClusterView& view, const std::string& host) {
+  const auto& all = view.durable.participants();
+  return std::any_of(all.begin(), all.end(), [&](const auto& p) {
+    const Roster::Member* m = view.roster.find(p.name());
+    return p.host() != host && is_silent(m) &&
+           m->report.incarnation() == p.incarnation();
+  });
+}
+
 }  // namespace
 
 std::vector<RankView> rank_views(const ClusterView& view) {
@@ -114,13 +127,16 @@ std::optional<Failure> FailureDetector::find_loss(
       why = "its daemon was restarted";
     else if (m != nullptr && !m->death.empty())
       why = m->death;
-    return Failure{
+    Failure f{
         .text = fmt::format("worker {} on {}: {}", p.name(), p.host(), why),
         .worker = p.name(),
         .hosts = {p.host()},
         .at_start = !has_stepped_,
         .before_training = !has_stepped_,
-        .silent = m != nullptr && !m->alive && m->disconnected_ms < 0};
+        .silent = is_silent(m)};
+    // Several hosts at once: the network between them and the coordinator.
+    if (f.silent && other_host_is_silent(view, p.host())) f.hosts.clear();
+    return f;
   }
   return std::nullopt;
 }

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <set>
-#include <string_view>
 
 #include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
@@ -12,35 +10,6 @@
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
-namespace {
-
-// From a closed connection to the declaration of death, by default at least:
-// long enough for a transport to reconnect.
-constexpr int64_t kReconnectMs = 250;
-
-Roster::Change lost(const std::string& worker, const Roster::Member& m,
-                    const std::string& why) {
-  return {.kind = Roster::Change::Kind::kLost,
-          .worker = worker,
-          .detail = why,
-          .incarnation = m.report.incarnation(),
-          .leaving = m.leaving()};
-}
-
-// Its connection was closed while the network still told of it.
-bool closed(const Roster::Member& m, int64_t dead_after_ms) {
-  return m.disconnected_ms >= 0 &&
-         m.disconnected_ms - m.heard_ms < dead_after_ms / 2;
-}
-
-}  // namespace
-
-int64_t closed_after_ms(int64_t configured_ms, int64_t dead_after_ms) {
-  return std::min(dead_after_ms,
-                  configured_ms >= 0
-                      ? configured_ms
-                      : std::max(kReconnectMs, dead_after_ms / 8));
-}
 
 bool Roster::Member::inventory_known(int64_t generation) const {
   return reported && report.has_inventory() && !report.busy() &&
@@ -88,12 +57,11 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   newest.seq = r.seq();
   newest.gone_ms = -1;
   Changes changes;
-  if (alone_) {
+  if (alone_)
     changes.push_back({.kind = Change::Kind::kHeard,
                        .detail = fmt::format(
                            "after {} s", (now_ms - last_heard_ms()) / 1000)});
-    note_heard(now_ms);
-  }
+  if (cut_off_) note_heard(now_ms);
   if (known && r.incarnation() != it->second.report.incarnation()) {
     // A later incarnation proves the earlier one dead.
     if (it->second.alive)
@@ -138,28 +106,6 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   m.disconnected_ms = -1;
   m.barred.clear();
   return changes;
-}
-
-// Nobody else could be heard, either: all have time again.
-void Roster::note_heard(int64_t now_ms) {
-  on_own_absence(now_ms - last_heard_ms());
-  for (auto& [name, m] : members_) {
-    m.heard_ms = now_ms;
-    m.disconnected_ms = -1;
-  }
-  alone_ = false;
-}
-
-void Roster::note_gone(const std::string& worker, int64_t now_ms) {
-  const auto n = newest_.find(worker);
-  if (n != newest_.end() && n->second.gone_ms < 0) n->second.gone_ms = now_ms;
-}
-
-int64_t Roster::last_heard_ms() const {
-  int64_t last = 0;
-  for (const auto& [name, m] : members_)
-    if (m.alive) last = std::max(last, m.heard_ms);
-  return last;
 }
 
 std::string Roster::host_of(const pb::Report& r) const {
@@ -252,100 +198,6 @@ void Roster::on_own_absence(int64_t gap_ms) {
 void Roster::on_unwritten(int64_t ms) {
   for (auto& [name, m] : members_)
     if (m.awaited_since_ms >= 0) m.awaited_since_ms += ms;
-}
-
-bool Roster::all_silent(int64_t dead_after_ms, int64_t now_ms) const {
-  std::set<std::string_view> hosts;
-  for (const auto& [name, m] : members_) {
-    if (!m.alive) continue;
-    if (closed(m, dead_after_ms)) continue;
-    if (!m.reported || now_ms - m.heard_ms <= dead_after_ms / 2) return false;
-    hosts.insert(m.report.host());
-  }
-  return hosts.size() > 1 &&
-         now_ms - last_heard_ms() <= kAloneLimits * dead_after_ms;
-}
-
-// "" if it is not dead.
-std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
-                             int64_t closed_ms, int64_t now_ms) {
-  if (now_ms - m.heard_ms > dead_after_ms)
-    return fmt::format("silent for {:.1f} s",
-                       static_cast<double>(dead_after_ms) / 1000);
-  if (m.disconnected_ms >= 0 && now_ms - m.disconnected_ms > closed_ms)
-    return "connection closed and not restored";
-  return "";
-}
-
-// Gives the live member up if the phase has waited too long for it. Counts up
-// to its last report: silence is judged by dead_after_ms alone.
-void Roster::watch_wait(const pb::Durable& durable, const std::string& name,
-                        int64_t now_ms, Member* m) const {
-  const std::string what = awaited(durable, name, *m);
-  if (what.empty()) {
-    m->awaited_since_ms = -1;
-  } else if (m->awaited_since_ms < 0) {
-    m->awaited_since_ms = now_ms;
-  } else if (m->heard_ms - m->awaited_since_ms > kAwaitedMs) {
-    m->given_up = true;
-    m->death = fmt::format(
-        "it answers, but did not {} for {} s; given up until it has", what,
-        kAwaitedMs / 1000);
-  }
-}
-
-Roster::Changes Roster::expire(const pb::Durable& durable,
-                               int64_t dead_after_ms, int64_t now_ms,
-                               int64_t closed_after_ms) {
-  Changes changes;
-  const bool ended = terminal(durable.phase());
-  const bool silent = !ended && all_silent(dead_after_ms, now_ms);
-  const bool was_alone = std::exchange(
-      alone_, silent && (alone_ || now_ms - last_heard_ms() > dead_after_ms));
-  if (alone_ && !was_alone)
-    changes.push_back(
-        {.kind = Change::Kind::kAlone,
-         .detail = fmt::format(
-             "no worker is heard for {:.1f} s: the coordinator itself seems to "
-             "be cut off; waiting for up to {} s",
-             static_cast<double>(dead_after_ms) / 1000,
-             kAloneLimits * dead_after_ms / 1000)});
-  for (auto it = members_.begin(); it != members_.end();) {
-    const std::string& name = it->first;
-    Member& m = it->second;
-    const bool part = participates(durable, name, m.report.incarnation());
-    if (m.alive) {
-      const bool goodbye = ended || (m.sent_away && !part);
-      if (!m.barred.empty())
-        m.death = m.barred;
-      else if (!silent || closed(m, dead_after_ms))
-        m.death = death_of(
-            m, dead_after_ms,
-            goodbye ? -1
-                    : core::closed_after_ms(closed_after_ms, dead_after_ms),
-            now_ms);
-      if (m.death.empty()) watch_wait(durable, name, now_ms, &m);
-      if (!m.death.empty()) {
-        changes.push_back(lost(name, m, m.death));
-        m.alive = false;
-        last_loss_ms_ = now_ms;
-        if (!m.given_up) note_gone(name, now_ms);
-      }
-    }
-    const bool needed =
-        (part && durable.phase() != pb::Durable::WAITING && !ended) ||
-        (m.given_up && now_ms - m.heard_ms <= dead_after_ms);
-    if (!m.alive && !needed) {
-      note_gone(name, now_ms);
-      it = members_.erase(it);
-    } else {
-      ++it;
-    }
-  }
-  std::erase_if(newest_, [&](const auto& n) {
-    return n.second.gone_ms >= 0 && now_ms - n.second.gone_ms > kEarlierLifeMs;
-  });
-  return changes;
 }
 
 void Roster::begin_phase() {

@@ -122,9 +122,10 @@ class Roster {
   // Declares workers dead that were silent for dead_after_ms or whose
   // connection stays closed for closed_after_ms(), and forgets the dead. A dead
   // participant is kept until its generation has ended, for its last report.
-  // When workers of several hosts fall silent at once, it is the coordinator
-  // that is cut off: then nobody is dead until one of them is heard again, or
-  // for kAloneLimits times dead_after_ms. Gives up live workers for which the
+  // When the workers of several hosts fall silent at once, or all connections
+  // are closed at once, it is the coordinator that is cut off: then nobody is
+  // dead until one of them is heard again or, if the job is to stop, for
+  // kAloneLimits times dead_after_ms. Gives up live workers for which the
   // phase waits longer than kAwaitedMs. Such a worker is as good as dead until
   // it is fenced with no rank alive: its states and its claim to the
   // checkpoints are of an older generation.
@@ -185,11 +186,19 @@ class Roster {
     int64_t since_ms = 0;  // when the incarnation was first heard
     int64_t gone_ms = -1;  // when the worker was declared dead
   };
-  // Of several hosts, and none of them was heard for a suspicious time.
-  bool all_silent(int64_t dead_after_ms, int64_t now_ms) const;
+  // Whether the coordinator seems to be cut off from all workers, and whether
+  // the connections that are closed were closed by that.
+  struct CutOff {
+    bool from_all = false;
+    bool closed = false;
+  };
+  CutOff cut_off(const pb::Durable& durable, int64_t dead_after_ms,
+                 int64_t now_ms) const;
   int64_t last_heard_ms() const;
   void note_heard(int64_t now_ms);
   void note_gone(const std::string& worker, int64_t now_ms);
+  static Change lost(const std::string& worker, const Member& m,
+                     const std::string& why);
   static std::string death_of(const Member& m, int64_t dead_after_ms,
                               int64_t closed_ms, int64_t now_ms);
   void watch_wait(const pb::Durable& durable, const std::string& name,
@@ -198,7 +207,8 @@ class Roster {
   Members members_;
   // Of every name, also of workers that are dead, for some time.
   std::map<std::string, Newest> newest_;
-  bool alone_ = false;
+  bool cut_off_ = false;  // as of the last expire()
+  bool alone_ = false;    // for so long that it was said
   int64_t last_join_ms_ = 0;
   int64_t last_loss_ms_ = 0;
 };

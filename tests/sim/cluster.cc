@@ -217,6 +217,11 @@ void Cluster::start_coordinator(bool resume) {
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
   // Epochs begin with the time, so an old journal does not repeat them.
   if (forgot_ && journal_) o.epoch_floor = epoch_ + 1;
+  // It starts on another host, or somebody has set the clock.
+  o.unix_offset_s =
+      1e6 + static_cast<double>(
+                hash64(fmt::format("{} {}", options_.seed, coordinator_life_)) %
+                7200);
   told_saved_ = journal_ ? journal_->saved_step() : 0;
   lines_ = metrics_.size();
   coordinator_frozen_until_ = 0;
@@ -476,6 +481,10 @@ Cluster::Worker& Cluster::add_worker() {
   w->name = fmt::format("w{}", workers_.size());
   w->host = fmt::format("h{}", workers_.size() / workers_a_host_);
   w->slots = static_cast<int>(uniform(1, 2));
+  // Every clock is another one.
+  const uint64_t clock = hash64(fmt::format("{} {}", options_.seed, w->host));
+  w->uptime_ms = static_cast<int64_t>(clock % 10'000'000'000);
+  w->clock_ms = static_cast<int64_t>(clock % 7'200'000) - 3'600'000;
   Worker& ref = *w;
   workers_[w->name] = std::move(w);
   return ref;
@@ -580,7 +589,8 @@ void Cluster::drive_worker(Worker& w, const agent::Event& event) {
   if (!w.agent) return;
   const uint64_t life = w.incarnation;
   const int64_t generation = w.agent->generation();
-  const std::vector<agent::Action> actions = w.agent->on(event, now_);
+  const std::vector<agent::Action> actions =
+      w.agent->on(event, now_ + w.uptime_ms);
   if (const auto* d = std::get_if<agent::DirectiveReceived>(&event);
       d != nullptr && d->directive.incarnation() != life &&
       w.agent->generation() != generation)

@@ -196,6 +196,7 @@ class Cluster {
   // ---- faults
   void choose_bad_host();
   void choose_many_bad_hosts();
+  void choose_cut_off();
   void make_calm();
   void choose_bad_link();
   bool cut_apart(const World& world) const;
@@ -220,10 +221,11 @@ class Cluster {
   bool odds(double p);
   void schedule_doubt();
   void doubt();
-  void cut_coordinator_off();
+  void cut_coordinator_off(int64_t until, bool closes);
   void lose_connection(const std::string& name);
   void delay_kills(Worker& w);
-  void turn_clock_back(Worker& w);
+  int64_t time_on(const Worker& w) const;
+  void turn_clock(Worker& w);
   void pretend_to_be(const Worker& w);
   void pretend(const std::shared_ptr<agent::Agent>& agent,
                const std::string& name, int64_t until);
@@ -235,6 +237,7 @@ class Cluster {
   bool waits_for_fence(const World& world) const;
   void check_lost_worker(const pb::EventRecord& e);
   bool is_known(const std::string& worker) const;
+  bool knows_hosts() const;
 
   // ---- invariants
   std::vector<Rank*> live_ranks(Worker& w);
@@ -301,6 +304,7 @@ class Cluster {
   std::mt19937_64 host_rng_;  // leaves the other faults as they are
   std::map<std::string, Bad> bad_hosts_;
   bool calm_ = false;
+  bool cut_off_ = false;  // but the coordinator from all workers, once
   int64_t num_workers_ = 0;
   bool mended_ = false;  // when the faults stop
   // In others the ranks of two hosts cannot talk to each other any more.

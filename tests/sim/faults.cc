@@ -11,6 +11,7 @@ namespace remesh::sim {
 
 void Cluster::choose_bad_host() {
   choose_many_bad_hosts();
+  if (!calm_) choose_cut_off();
   if (calm_) return;
   const auto draw = [this](uint64_t n) { return host_rng_() % n; };
   if (draw(4) != 0) return choose_bad_link();
@@ -28,6 +29,24 @@ void Cluster::make_calm() {
   e->set_max_same_failures(3);
   e->set_max_failures_without_progress(10);
   options_.end_ms += 600'000;
+}
+
+// For as long as a switch takes to start, perhaps. The ranks train meanwhile.
+void Cluster::choose_cut_off() {
+  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 2);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
+  if (draw(16) != 0) return;
+  make_calm();
+  cut_off_ = true;
+  num_workers_ = workers_a_host_ + 1 + draw(4);
+  job_.mutable_train()->set_steps(200 + draw(400));
+  options_.fault_ms += 60'000;
+  const bool closes = draw(2) == 0;
+  const int64_t begins_ms = 800 + draw(5000);
+  const int64_t lasts_ms = 500 + draw(draw(2) == 0 ? 4000 : 45'000);
+  at(begins_ms, [this, lasts_ms, closes] {
+    cut_coordinator_off(now_ + lasts_ms, closes);
+  });
 }
 
 // Up to all of the first hosts but one; perhaps all in the same way.

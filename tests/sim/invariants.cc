@@ -372,6 +372,13 @@ void Cluster::check_event(const pb::EventRecord& e) {
       healthy(e.worker()))
     violated("taken for silent: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
+  if (calm_ && e.event() == "worker_lost" && knows_hosts())
+    violated("nobody died: " + e.ShortDebugString());
+  // Ranks that end wait for a fence, which needs the coordinator.
+  if (cut_off_ && knows_hosts() &&
+      e.cause().find("no progress") == std::string::npos &&
+      (e.event() == "failure" || e.event() == "host_cordoned"))
+    violated("nothing failed: " + e.ShortDebugString());
   // An older journal does not say who was told to end.
   if (e.event() != "failure" || forgot_) return;
   const auto world = worlds_.find(e.generation());

@@ -53,7 +53,7 @@ void Cluster::doubt() {
       for (auto& [g, world] : worlds_) world->stood = true;  // fences are late
       break;
     case 2:
-      cut_coordinator_off();
+      cut_coordinator_off(now_ + draw(500, 6000), false);
       break;
     case 3:
       note_trouble(w, now_);
@@ -64,7 +64,7 @@ void Cluster::doubt() {
       note_trouble(w, w.kills_wait_until);
       break;
     case 5:
-      turn_clock_back(w);
+      turn_clock(w);
       break;
     case 6:
       pretend_to_be(w);
@@ -72,15 +72,18 @@ void Cluster::doubt() {
   }
 }
 
-// From everybody, in both directions. The transport closes connections after
-// as long as it takes to be dead, and makes new ones.
-void Cluster::cut_coordinator_off() {
-  const int64_t until = now_ + draw(500, 6000);
+// From everybody, in both directions. The transport closes connections at once,
+// or after as long as it takes to be dead, and makes new ones.
+void Cluster::cut_coordinator_off(int64_t until, bool closes) {
+  trace("the coordinator is cut off");
   for (auto& [name, w] : workers_) {
     note_trouble(*w, partitioned_until_[name] =
                          std::max(partitioned_until_[name], until));
     const std::string worker = name;
-    at(std::max<int64_t>(3000, job_.elastic().dead_after_ms()), [this, worker] {
+    const int64_t later_ms =
+        closes ? 200 + draw(0, 150)  // what is under way arrives before
+               : std::max<int64_t>(3000, job_.elastic().dead_after_ms());
+    at(later_ms, [this, worker] {
       if (partitioned_until_[worker] > now_) lose_connection(worker);
     });
   }
@@ -103,17 +106,20 @@ void Cluster::delay_kills(Worker& w) {
 
 // ------------------------------------------------------------------- clocks
 
-// The next life may call itself an earlier one.
-void Cluster::turn_clock_back(Worker& w) {
-  w.clock_ms -= draw(100, 100'000);
+int64_t Cluster::time_on(const Worker& w) const {
+  constexpr int64_t kBootMs = 10'000'000;
+  return kBootMs + now_ + w.clock_ms;
+}
+
+// The next life may call itself an earlier one, if the clock goes back.
+void Cluster::turn_clock(Worker& w) {
+  w.clock_ms += draw(100, 100'000) * (odds(0.7) ? -1 : 1);
   if (odds(0.5)) crash_worker(w);
 }
 
 uint64_t Cluster::new_incarnation(Worker& w) {
-  constexpr int64_t kBootMs = 10'000'000;
   const auto by_clock =
-      static_cast<uint64_t>(kBootMs + now_ + w.clock_ms) * 1000 +
-      order_ % 1000 + 1;
+      static_cast<uint64_t>(time_on(w)) * 1000 + order_ % 1000 + 1;
   // Its temporary files are kept, mostly. hostile.cc speaks for the number
   // before, which nobody has.
   if (w.clock_ms == 0 || by_clock > w.incarnation) return by_clock;
@@ -221,6 +227,14 @@ bool Cluster::is_known(const std::string& worker) const {
   const auto w = workers_.find(worker);
   return coordinator_ && w != workers_.end() && healthy(worker) &&
          coordinator_->considers_live(worker, w->second->incarnation);
+}
+
+// More than one: with one it cannot tell that it is cut off.
+bool Cluster::knows_hosts() const {
+  std::set<std::string> hosts;
+  const pb::JobStatus status = coordinator_->status();
+  for (const auto& w : status.workers()) hosts.insert(w.host());
+  return hosts.size() > 1;
 }
 
 // Only silence is death, and a broken connection if it is not restored.

@@ -76,6 +76,7 @@ struct Cluster::Worker {
   bool left = false;
   int64_t kills_wait_until = 0;  // its ranks and folders cannot be removed
   int64_t clock_ms = 0;          // of its host, in addition to the time
+  int64_t uptime_ms = 0;         // the same of its monotonic clock
 };
 
 struct Cluster::World {

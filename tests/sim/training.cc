@@ -113,7 +113,7 @@ void Cluster::reap(const std::string& worker, uint64_t life, int64_t g,
                       .rank = rank,
                       .exit_code = r.exit_code,
                       .signal = r.signal,
-                      .exit_time = static_cast<double>(now_) / 1000,
+                      .exit_time = static_cast<double>(time_on(w)) / 1000,
                       .last_log = "",
                       .sample = sample(r)};
   drive_worker(w, e);

@@ -184,6 +184,8 @@ TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
   pb::Durable d;
   cordon("h", "", "x", 1e9, &d);
   EXPECT_EQ(remaining_s(d.cordons(0), 5e8), 10);
+  EXPECT_TRUE(end_cordons(5e8, &d).empty());
+  EXPECT_EQ(end_cordons(5e8 + 10, &d).size(), 1U);
 }
 
 TEST(Cordon, AStepClearsTheCountOfItsHostsAlone) {

@@ -307,13 +307,62 @@ TEST(Roster, AKilledWorkerIsNoPartOfTheSilence) {
   }
 }
 
+// The coordinator's own network closed them: it does not matter how long that
+// lasts.
+TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
+  enum Case { kAll, kOneStays, kOneLater, kTheyLeave, kStop };
+  for (const Case c : {kAll, kOneStays, kOneLater, kTheyLeave, kStop}) {
+    Roster roster;
+    pb::Durable d;
+    d.set_stop_requested(c == kStop);
+    const auto hear = [&](const std::string& name, uint64_t seq, int64_t ms) {
+      pb::Report r = report(name, seq);
+      r.set_leaving(c == kTheyLeave);
+      return roster.on_report(r, d, kSilentMs, ms);
+    };
+    for (const char* name : {"a", "b"}) hear(name, 1, 0);
+    if (c == kOneStays) hear("c", 1, 300);
+    roster.on_disconnect("a", 100);
+    roster.on_disconnect("b", c == kOneLater ? 351 : 350);
+    int lost = 0;
+    for (int64_t ms = 100; ms <= 700; ms += 50)
+      for (const auto& change : roster.expire(d, kDeadMs, ms))
+        if (change.kind == Kind::kLost) ++lost;
+    EXPECT_EQ(lost, c == kAll ? 0 : 2) << c;
+    if (c != kAll) continue;
+    EXPECT_EQ(roster.expire(d, kDeadMs, kDeadMs + 1).at(0).kind, Kind::kAlone);
+    EXPECT_TRUE(roster.expire(d, kDeadMs, 3'600'000).empty());
+    EXPECT_EQ(hear("a", 2, 3'600'001)->front().kind, Kind::kHeard);
+    hear("a", 3, 3'600'001 + kDeadMs);
+    EXPECT_TRUE(roster.expire(d, kDeadMs, 3'600'001 + kDeadMs).empty());
+    EXPECT_FALSE(roster.expire(d, kDeadMs, 3'600'002 + kDeadMs).empty());
+  }
+}
+
+TEST(Roster, AJobThatIsToStopWaitsForTheCutOffForSomeTime) {
+  Roster roster;
+  pb::Durable d;
+  for (const char* name : {"a", "b"})
+    roster.on_report(report(name, 1), d, kSilentMs, 0);
+  EXPECT_EQ(roster.expire(d, kDeadMs, 100 * kDeadMs).size(), 1u) << "alone";
+  d.set_stop_requested(true);
+  EXPECT_EQ(roster.expire(d, kDeadMs, 100 * kDeadMs).size(), 2u) << "lost";
+}
+
 TEST(Roster, AdoptedParticipantsHaveUntilThenToReport) {
   Roster roster;
-  const pb::Durable d = running({"a", "b"});
-  roster.adopt(d, 3000);
+  const pb::Durable one = running({"a"});
+  roster.adopt(one, 3000);
   EXPECT_FALSE(roster.all_heard());
-  EXPECT_TRUE(roster.expire(d, kDeadMs, 3000 + kDeadMs).empty());
-  EXPECT_EQ(roster.expire(d, kDeadMs, 3001 + kDeadMs).size(), 2u);
+  EXPECT_TRUE(roster.expire(one, kDeadMs, 3000 + kDeadMs).empty());
+  EXPECT_EQ(roster.expire(one, kDeadMs, 3001 + kDeadMs).at(0).kind,
+            Kind::kLost);
+  // If none of several hosts reports, it is cut off.
+  const pb::Durable two = running({"a", "b"});
+  roster.adopt(two, 3000);
+  const auto changes = roster.expire(two, kDeadMs, 3001 + kDeadMs);
+  ASSERT_EQ(changes.size(), 1u);
+  EXPECT_EQ(changes[0].kind, Kind::kAlone);
 }
 
 TEST(Roster, AStepIsCommittedWhenEveryRankCommittedIt) {
