@@ -14,9 +14,8 @@
 namespace remesh::core {
 namespace {
 
-constexpr int64_t kGoodbyeMs = 3000;         // for workers to receive SHUTDOWN
-constexpr int64_t kOwnAbsenceMs = 300;       // several missed ticks
-constexpr int64_t kDeclinedStopMs = 30'000;  // until the next optional stop
+constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
+constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
 constexpr size_t kKeptEvents = 50;
 // Of one key, which all workers of a job may share.
 constexpr double kLivesPerS = 64;
@@ -391,7 +390,9 @@ void Coordinator::reconcile_live() {
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
     // RUN must have reached every worker before FINISH replaces it.
-    if (change && roster_.all_started(durable_)) finish(*change);
+    if (change && roster_.all_started(durable_) && !put_off_for_room(*change))
+      finish(*change);
+    if (!change && now_ms_ >= no_change_before_ms_) put_off_.clear();
     return;
   }
   if (change && change->must && !durable_.must_stop()) return finish(*change);

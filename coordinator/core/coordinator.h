@@ -67,6 +67,8 @@ namespace remesh::core {
 
 // Time that workers have to find a restarted coordinator.
 inline constexpr int64_t kReconnectSlackMs = 3000;
+// After a stop was declined or put off, until the next optional one.
+inline constexpr int64_t kDeclinedStopMs = 30'000;
 
 class Coordinator {
  public:
@@ -148,6 +150,9 @@ class Coordinator {
   std::vector<pb::Durable::Member> add_workers(
       pb::Assignment* assignment) const;
   Shortages fit_room(pb::Assignment* assignment, std::string* given_up) const;
+  Shortages shortages_after(const pb::Assignment& running,
+                            pb::Assignment* next) const;
+  bool put_off_for_room(const MeshPolicy::Change& change);
   void begin_generation(const Recovery::Decision& decision, pb::Assignment a);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
@@ -283,9 +288,11 @@ class Coordinator {
   bool replicas_fit_ = true;     // unless a rank found that there is no room
   std::set<std::string> told_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
-  std::optional<Failure> failure_;      // of the abort in progress
-  int64_t change_began_ms_ = -1;        // training is interrupted since then
-  int64_t lost_steps_ = 0;              // by the change in progress
+  std::optional<Failure> failure_;  // of the abort in progress
+  int64_t change_began_ms_ = -1;    // training is interrupted since then
+  int64_t lost_steps_ = 0;          // by the change in progress
+  // Why a change of mesh was put off; "": none is.
+  std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
   int64_t checkpoint_request_ = 0;      // number of the last one
   std::deque<pb::EventRecord> events_;  // the newest, for status

@@ -94,6 +94,40 @@ Shortages Coordinator::fit_room(pb::Assignment* assignment,
                         given_up);
 }
 
+// What would not fit if the mesh changed now. *next: the assignment that was
+// tried.
+Shortages Coordinator::shortages_after(const pb::Assignment& running,
+                                       pb::Assignment* next) const {
+  if (!keeps_state() || durable_.rescue()) return {};
+  auto placed = policy_.place(view());
+  if (!placed.ok()) return {};
+  *next = assignment_of({.placement = std::move(placed).value()});
+  add_workers(next);
+  start_from(running, recovery_.table(), next);
+  std::string given_up;
+  return core::fit_room(recovery_.table(), roster_, true, next, &given_up,
+                        &running);
+}
+
+// Training goes on rather than stop for a mesh whose states do not fit. Hosts
+// that are short, and that the running mesh does without, are cordoned.
+bool Coordinator::put_off_for_room(const MeshPolicy::Change& change) {
+  if (change.must || durable_.stop_requested()) return false;
+  pb::Assignment next;
+  const Shortages s = shortages_after(durable_.assignment(), &next);
+  if (s.empty()) return false;
+  if (cordon_short(s, next)) return true;
+  no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
+  const std::string text = to_text(s);
+  if (text == put_off_) return true;
+  put_off_ = text;
+  pb::EventRecord e = event(events::kChangePutOff);
+  e.set_cause(text);
+  e.set_detail(change.why);
+  emit(std::move(e));
+  return true;
+}
+
 // The job continues from `step`: newer checkpoints, which could not be used,
 // are on an abandoned branch, and nobody waits for them any more.
 void Coordinator::abandon_checkpoints(const CheckpointsScanned& scan,
@@ -279,8 +313,11 @@ void Coordinator::finish(const MeshPolicy::Change& change) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   durable_.set_finish_reason(change.why);
   durable_.set_must_stop(change.must);
-  durable_.set_finish_saves(roster_.committed_step(durable_) > total_steps() ||
-                            retention_.must_save_to_finish(view(), policy_));
+  pb::Assignment next;
+  durable_.set_finish_saves(
+      roster_.committed_step(durable_) > total_steps() ||
+      retention_.must_save_to_finish(view(), policy_) ||
+      !shortages_after(durable_.assignment(), &next).empty());
   checkpoints_.expect_stop(roster_);
   set_phase(pb::Durable::FINISHING);
 }

@@ -75,21 +75,50 @@ std::set<int> add_source(const pb::Assignment& a,
   return reusing;
 }
 
+// By worker, what its ranks hold once they have made a step.
+std::map<std::string, uint64_t> held_while_running(
+    const pb::Assignment& a, const geometry::ParamTable& table) {
+  std::map<std::string, uint64_t> out;
+  const auto sharding = whole_sharding_of(a);
+  if (!sharding.ok()) return out;
+  Parts parts(table, *sharding);
+  const memory::Placement replicas = replicas_of(a);
+  const auto add = [&](const std::string& worker, int rank) {
+    if (const Part* part = parts.of(rank))
+      out[worker] += memory::segment_bytes(part->elements);
+  };
+  for (const pb::RankPlace& p : a.ranks()) {
+    add(p.worker(), p.rank());
+    for (const int owner : replicas.kept[static_cast<size_t>(p.rank())])
+      add(p.worker(), owner);
+  }
+  return out;
+}
+
+uint64_t held_as_reported(const pb::Report& report) {
+  std::map<std::string, int64_t> segments;
+  for (const pb::StateHolding& h : report.holdings())
+    segments[h.segment()] = std::max(segments[h.segment()], h.elements());
+  uint64_t held = 0;
+  for (const auto& [path, elements] : segments)
+    held += memory::segment_bytes(elements);
+  return held;
+}
+
 // By host, what its workers report together: each counts the states in its own
 // folder, and all of them what is free.
-std::map<std::string, uint64_t> rooms(const Roster& roster) {
+std::map<std::string, uint64_t> rooms(
+    const Roster& roster, const std::map<std::string, uint64_t>& running) {
   struct Room {
     uint64_t free = UINT64_MAX, held = 0;
   };
   std::map<std::string, Room> hosts;
   for (const auto& [name, m] : roster.members()) {
     if (!m.alive || !m.report.has_state_room()) continue;
-    std::map<std::string, int64_t> segments;
-    for (const pb::StateHolding& h : m.report.holdings())
-      segments[h.segment()] = std::max(segments[h.segment()], h.elements());
-    uint64_t held = 0;
-    for (const auto& [path, elements] : segments)
-      held += memory::segment_bytes(elements);
+    const auto ranks = running.find(name);
+    uint64_t held = ranks != running.end() && !m.report.has_inventory()
+                        ? ranks->second
+                        : held_as_reported(m.report);
     held = std::min<uint64_t>(held, m.report.state_room());
     Room& room = hosts[m.report.host()];
     room.free = std::min(room.free, m.report.state_room() - held);
@@ -114,13 +143,13 @@ void read_each_state_once(pb::Source* source) {
 
 Shortages find_shortages(const pb::Assignment& a,
                          const geometry::ParamTable& table,
-                         const Roster& roster) {
+                         const Roster& roster, const pb::Assignment* running) {
   const auto sharding = whole_sharding_of(a);
   if (!sharding.ok()) return {};
   Parts wanted(table, *sharding);
   const std::vector<memory::RankPlace> places = memory::places_of(a);
   const pb::Elastic& elastic = a.job().elastic();
-  std::map<std::string, uint64_t> restoring, running;
+  std::map<std::string, uint64_t> restoring, training;
   const std::set<int> reusing = add_source(a, table, wanted, &restoring);
   const auto whole = [&](int rank) {
     const Part* part = wanted.of(rank);
@@ -137,30 +166,57 @@ Shortages find_shortages(const pb::Assignment& a,
         kBesideStates + (reusing.contains(rank)
                              ? memory::segment_bytes(part->elements)
                              : memory::half_segment_bytes(part->elements));
-    running[host] += kBesideStates + whole(rank) * (lags ? 2 : 1);
-    for (const int owner : replicas.kept[r]) running[host] += whole(owner);
+    training[host] += kBesideStates + whole(rank) * (lags ? 2 : 1);
+    for (const int owner : replicas.kept[r]) training[host] += whole(owner);
   }
   Shortages out;
-  for (const auto& [host, available] : rooms(roster)) {
-    const uint64_t needed = std::max(restoring[host], running[host]);
+  std::map<std::string, uint64_t> held;
+  if (running != nullptr) held = held_while_running(*running, table);
+  for (const auto& [host, available] : rooms(roster, held)) {
+    const uint64_t needed = std::max(restoring[host], training[host]);
     if (needed > available)
       out[host] = {.needed = needed, .available = available};
   }
   return out;
 }
 
+void start_from(const pb::Assignment& running,
+                const geometry::ParamTable& table, pb::Assignment* next) {
+  next->clear_source();
+  const auto sharding = whole_sharding_of(running);
+  if (!sharding.ok()) return;
+  Parts parts(table, *sharding);
+  std::set<std::string> hosts;  // where a rank can read
+  for (const memory::RankPlace& p : memory::places_of(*next))
+    hosts.insert(p.host);
+  next->mutable_source()->set_kind(pb::Source::MEMORY);
+  const std::vector<memory::RankPlace> places = memory::places_of(running);
+  for (const pb::RankPlace& p : running.ranks()) {
+    const std::string& host = places[static_cast<size_t>(p.rank())].host;
+    const Part* part = parts.of(p.rank());
+    if (part == nullptr || !hosts.contains(host)) continue;
+    pb::StateHolding* h = next->mutable_source()->add_states();
+    h->set_rank(p.rank());
+    h->set_worker(p.worker());
+    h->set_host(host);
+    h->set_elements(part->elements);
+    *h->mutable_sharding() = manifest::sharding_info(*sharding);
+  }
+}
+
 Shortages fit_room(const geometry::ParamTable& table, const Roster& roster,
-                   bool replicas, pb::Assignment* a, std::string* given_up) {
+                   bool replicas, pb::Assignment* a, std::string* given_up,
+                   const pb::Assignment* running) {
   given_up->clear();
   if (!replicas) a->mutable_job()->mutable_elastic()->set_replicas(0);
-  Shortages first = find_shortages(*a, table, roster);
+  Shortages first = find_shortages(*a, table, roster, running);
   if (first.empty()) return first;
   read_each_state_once(a->mutable_source());
-  Shortages still = find_shortages(*a, table, roster);
+  Shortages still = find_shortages(*a, table, roster, running);
   if (still.empty() || !makes_replicas(*a)) return still;
   a->mutable_job()->mutable_elastic()->set_replicas(0);
   *given_up = "no replicas are kept: " + to_text(still);
-  return find_shortages(*a, table, roster);
+  return find_shortages(*a, table, roster, running);
 }
 
 std::string to_text(const Shortages& shortages) {

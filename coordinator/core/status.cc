@@ -121,6 +121,10 @@ pb::JobStatus Coordinator::status() const {
     case pb::Durable::WAITING:
       s.set_detail(waiting_for_);
       break;
+    case pb::Durable::RUNNING:
+      s.set_detail(put_off_.empty() ? durable_.cause()
+                                    : "change of mesh put off: " + put_off_);
+      break;
     case pb::Durable::FINISHING:
       s.set_detail(durable_.finish_reason());
       break;

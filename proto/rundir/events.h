@@ -121,7 +121,8 @@ inline constexpr EventKind kGenerationEnded{
     "All ranks stopped at a step boundary."};
 inline constexpr EventKind kChangePutOff{
     "change_put_off", Tone::kNotice, "cause, detail",
-    "A planned change was postponed because saving failed."};
+    "A planned change was postponed: saving failed, or the states of the next "
+    "mesh do not fit."};
 inline constexpr EventKind kReportRefused{
     "report_refused", Tone::kBad, "worker, cause, detail",
     "A report was refused: its content is impossible, or another worker has "

@@ -81,7 +81,16 @@ class Cluster {
   struct Worker;
   struct World;
   struct Rank;
-  enum class Bad { kNone, kSpawn, kCrash, kCannot, kNoRoom, kNoSource, kDies };
+  enum class Bad {
+    kNone,
+    kSpawn,
+    kCrash,
+    kCannot,
+    kNoRoom,
+    kNoSource,
+    kDies,
+    kSmall
+  };
 
   // ---- time
   void step_once();
@@ -197,6 +206,7 @@ class Cluster {
   void choose_bad_host();
   void choose_many_bad_hosts();
   void choose_cut_off();
+  void check_room(const pb::EventRecord& e);
   void make_calm();
   void choose_bad_link();
   bool cut_apart(const World& world) const;
@@ -310,6 +320,9 @@ class Cluster {
   // In others the ranks of two hosts cannot talk to each other any more.
   std::pair<std::string, std::string> bad_link_;
   bool link_is_cut_ = false;
+  std::map<std::string, int64_t> joined_ms_;  // by host
+  int64_t finishing_ms_ = 0;
+  bool planned_stop_ = false;  // since then no mesh was planned
 
   // Of the coordinator: where the run directory is.
   enum class Disk { kWorks, kStands, kFull, kSlow };

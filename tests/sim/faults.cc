@@ -60,7 +60,7 @@ void Cluster::choose_many_bad_hosts() {
       (static_cast<uint64_t>(num_workers_) + 1) / workers_a_host_;
   const uint64_t good = draw(hosts);
   const bool alike = draw(2) == 0;
-  const auto kind = [&] { return static_cast<Bad>(1 + draw(6)); };
+  const auto kind = [&] { return static_cast<Bad>(1 + draw(7)); };
   const Bad all = kind();
   for (uint64_t h = 0; h < hosts; ++h)
     if (h != good && draw(3) != 0)
@@ -90,6 +90,21 @@ void Cluster::choose_bad_link() {
      });
 }
 
+// No mesh stops for one that does not fit into the shared memory of its hosts,
+// as far as they were known.
+void Cluster::check_room(const pb::EventRecord& e) {
+  if (e.event() == "generation_ended") planned_stop_ = true;
+  if (e.event() == "mesh") planned_stop_ = false;
+  if (const auto w = workers_.find(e.worker());
+      w != workers_.end() && e.event() == "worker_joined")
+    joined_ms_.emplace(w->second->host, now_);
+  const auto joined = joined_ms_.find(e.host());
+  if (calm_ && planned_stop_ && e.event() == "host_cordoned" &&
+      e.cause().find("shared memory") != std::string::npos &&
+      joined != joined_ms_.end() && joined->second < finishing_ms_)
+    violated("a mesh stopped for a host without room: " + e.ShortDebugString());
+}
+
 // Whether ranks of the world cannot talk to each other.
 bool Cluster::cut_apart(const World& world) const {
   if (!link_is_cut_) return false;
@@ -107,7 +122,8 @@ Cluster::Bad Cluster::bad_of(const std::string& host) const {
 // Whether the worker's ranks end before they can connect.
 bool Cluster::start_badly(Worker& w, World& world) {
   const Bad bad = bad_of(w.host);
-  if (bad == Bad::kNone || bad == Bad::kDies) return false;
+  if (bad == Bad::kNone || bad == Bad::kDies || bad == Bad::kSmall)
+    return false;
   const auto delay = [this] { return static_cast<int64_t>(host_rng_() % 30); };
   trace(fmt::format("ranks fail to start on {}", w.host));
   for (auto& [rank, r] : w.ranks) {

@@ -173,6 +173,9 @@ void Cluster::check_mesh(const pb::Durable& d) {
 void Cluster::check_persist(const pb::Durable& d) {
   check_life(d);
   check_mesh(d);
+  if (d.phase() == pb::Durable::FINISHING && decided_ &&
+      decided_->phase() != pb::Durable::FINISHING)
+    finishing_ms_ = now_;
   const pb::Durable::Phase before =
       decided_ ? decided_->phase() : pb::Durable::WAITING;
   if (d.phase() == pb::Durable::RUNNING && before == pb::Durable::PREPARING) {
@@ -372,6 +375,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
       healthy(e.worker()))
     violated("taken for silent: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
+  check_room(e);
   if (calm_ && e.event() == "worker_lost" && knows_hosts())
     violated("nobody died: " + e.ShortDebugString());
   // Ranks that end wait for a fence, which needs the coordinator.

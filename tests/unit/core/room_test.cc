@@ -154,6 +154,43 @@ TEST_F(RoomTest, AStateThatIsReusedInPlaceNeedsNoRoomBesideItself) {
   EXPECT_FALSE(find_shortages(a, table_, all_have(8)).empty());
 }
 
+// While they run, workers do not say what they hold.
+TEST_F(RoomTest, WorkersOfAHostShareItsRoomWhileTheyRun) {
+  pb::Assignment a = mesh_of({"a", "b"});
+  a.mutable_job()->mutable_elastic()->set_replicas(0);
+  for (std::string& host : *a.mutable_hosts()) host = "host-a";
+  const uint64_t own = memory::segment_bytes(elements(a, 0));
+  const auto with_free = [&](uint64_t bytes) {
+    Roster roster;
+    for (const char* w : {"a", "b"}) {
+      pb::Report r = report(w, 1);
+      r.set_host("host-a");
+      r.set_state_room(bytes + own);
+      roster.on_report(r, {}, kSilentMs, 0);
+    }
+    return roster;
+  };
+  pb::Assignment next = a;
+  start_from(a, table_, &next);
+  EXPECT_EQ(next.source().states_size(), 2);
+  constexpr uint64_t kBeside = uint64_t{8} << 20;
+  EXPECT_TRUE(find_shortages(next, table_, with_free(kBeside), &a).empty());
+  EXPECT_EQ(find_shortages(next, table_, with_free(kBeside - 1), &a).size(),
+            1U);
+  EXPECT_EQ(find_shortages(next, table_, with_free(kBeside)).size(), 1U)
+      << "what they hold is not known";
+}
+
+TEST_F(RoomTest, TheNextMeshStartsFromWhatItsRanksCanRead) {
+  const pb::Assignment running = mesh_of({"a", "b", "c"});
+  pb::Assignment next = mesh_of({"a", "b"});
+  start_from(running, table_, &next);
+  ASSERT_EQ(next.source().states_size(), 2);
+  EXPECT_EQ(next.source().kind(), pb::Source::MEMORY);
+  EXPECT_EQ(next.source().states(1).host(), "host-b");
+  EXPECT_EQ(next.source().states(1).elements(), elements(running, 1));
+}
+
 TEST_F(RoomTest, AHostThatDoesNotSayHasEnough) {
   Roster roster;
   pb::Report r = report("a", 0);
