@@ -21,13 +21,15 @@ bool process_stopped(const pb::RankStatus& s) {
   return s.os_state() == "T" || s.os_state() == "t";
 }
 
+constexpr int kVictim = 3;
+
 // The smallest class failed first.
 int death_class(const pb::RankStatus& s) {
   if (died_of_itself(s)) return 0;
   // A rank whose peer is gone cannot complete the MPI world.
-  if (s.signal() == 0 && s.exit_code() == kExitWorld) return 3;
+  if (s.signal() == 0 && s.exit_code() == kExitWorld) return kVictim;
   if (!s.error().empty()) return 1;
-  return s.waits() ? 3 : 2;
+  return s.waits() ? kVictim : 2;
 }
 
 // Strips the last " for 1.2 s".
@@ -217,7 +219,6 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
 
 std::vector<Link> silent_links(const std::vector<RankView>& ranks,
                                const Stuck& stuck) {
-  constexpr size_t kMostHosts = 16;
   if (!stuck.lost_message) return {};
   std::set<Link> links;
   const auto add = [&](const std::string& a, const std::string& b) {
@@ -228,18 +229,29 @@ std::vector<Link> silent_links(const std::vector<RankView>& ranks,
       if (ranks[i].status->at().has_peer() &&
           ranks[i].status->at().peer() == other.status->rank())
         add(ranks[i].host, other.host);
-  if (links.empty()) {
-    const auto& members = ranks[stuck.rank].status->at().ranks();
-    std::set<std::string> hosts;
-    for (const RankView& r : ranks)
-      if (members.empty() || std::find(members.begin(), members.end(),
-                                       r.status->rank()) != members.end())
-        hosts.insert(r.host);
-    if (hosts.size() > kMostHosts) return {};
-    for (const std::string& a : hosts)
-      for (const std::string& b : hosts) add(a, b);
-  }
   return {links.begin(), links.end()};
+}
+
+std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
+                                   const Stuck& stuck) {
+  std::set<std::string> hosts;
+  if (!stuck.lost_message || !silent_links(ranks, stuck).empty()) return hosts;
+  const auto& members = ranks[stuck.rank].status->at().ranks();
+  for (const RankView& r : ranks)
+    if (members.empty() || std::find(members.begin(), members.end(),
+                                     r.status->rank()) != members.end())
+      hosts.insert(r.host);
+  return hosts;
+}
+
+std::vector<Link> broken_link(const std::vector<RankView>& ranks,
+                              const RankView& dead) {
+  const pb::RankStatus& s = *dead.status;
+  if (death_class(s) != kVictim || !s.at().has_peer()) return {};
+  for (const RankView& r : ranks)
+    if (r.status->rank() == s.at().peer() && r.host != dead.host)
+      return {std::minmax(dead.host, r.host)};
+  return {};
 }
 
 void fill_failure(const RankView& r, pb::EventRecord* e) {

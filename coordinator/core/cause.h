@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,6 +38,8 @@ struct Failure {
   bool silent = false;  // a worker was lost, its connection did not break
   // Between these hosts, in alphabetical order, a message may have been lost.
   std::vector<Link> links;
+  // Or in a collective, between any two of these: more than two.
+  std::set<std::string> between;
 };
 
 // A rank as its worker last reported it. Borrows the status.
@@ -83,10 +86,17 @@ struct Stuck {
 Stuck find_stuck(const std::vector<RankView>& ranks);
 std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck);
 // If a message was lost: between which hosts that may have been. Ranks that
-// exchange messages know it; in a collective it may be any two of their hosts.
-// Empty if there are too many.
+// exchange messages know it.
 std::vector<Link> silent_links(const std::vector<RankView>& ranks,
                                const Stuck& stuck);
+// The hosts of the collective if it was one, and so may be any two of them.
+std::set<std::string> silent_hosts(const std::vector<RankView>& ranks,
+                                   const Stuck& stuck);
+
+// If the rank ended because it could not reach the peer that it waited for, and
+// nothing that is known ended that one: the link between their hosts.
+std::vector<Link> broken_link(const std::vector<RankView>& ranks,
+                              const RankView& dead);
 
 // Adds the details of the rank that a failure event names.
 void fill_failure(const RankView& rank, pb::EventRecord* event);

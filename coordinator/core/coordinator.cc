@@ -109,6 +109,7 @@ void Coordinator::resume_ended_job() {
   durable_.clear_bad_states();
   durable_.clear_cordons();
   durable_.clear_suspects();
+  durable_.clear_link_search();
 }
 
 // The participants are taken for alive until they had time to find this

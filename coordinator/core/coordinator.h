@@ -13,6 +13,7 @@
 //   failure_detector.h  whether the generation failed (cause.h: the culprit)
 //   failure_budget.h    whether to try again, and when
 //   cordons.h           which hosts get no ranks for a while
+//   link_search.h       which of many links is bad
 //   mesh_policy.h       which mesh the job should have
 //   room.h              whether the states fit into shared memory
 //   recovery.h          which state a generation starts from (state_choice.h)
@@ -182,7 +183,11 @@ class Coordinator {
                          std::vector<pb::Cordon>* cordoned);
   Consequence cordon_for_link(const Failure& fault,
                               std::vector<pb::Cordon>* cordoned);
-  bool needs_state_of(const std::string& host) const;
+  Consequence search_link(const Failure& fault,
+                          std::vector<pb::Cordon>* cordoned);
+  bool next_link_test(std::vector<pb::Cordon>* cordoned);
+  void note_link_test();
+  bool needs_state_of(const std::set<std::string>& hosts) const;
   bool others_may_load();
   bool cordon_short(const Shortages& shortages,
                     const pb::Assignment& assignment);

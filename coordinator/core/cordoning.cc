@@ -10,11 +10,19 @@
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
+#include "coordinator/core/link_search.h"
 #include "coordinator/core/survival.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
+
+namespace {
+
+constexpr int64_t kEnough = 2;  // failures of a link in a row that cordon
+constexpr double kLinkTestS = 600;
+
+}  // namespace
 
 double Coordinator::unix_now() const {
   return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
@@ -41,6 +49,7 @@ bool Coordinator::others_remain(const std::vector<std::string>& failed,
 bool Coordinator::could_go_on_without(
     const std::vector<std::string>& hosts) const {
   pb::Durable without = durable_;
+  without.mutable_link_search()->clear_apart();
   for (const std::string& host : hosts)
     cordon(host, "", "", unix_now(), &without);
   return policy_
@@ -55,6 +64,7 @@ bool Coordinator::could_go_on_without(
 // where it is one too many, unless nobody else could go on with the job.
 Consequence Coordinator::cordon_for(const Failure& fault,
                                     std::vector<pb::Cordon>* cordoned) {
+  if (!fault.between.empty()) return search_link(fault, cordoned);
   if (!fault.links.empty()) return cordon_for_link(fault, cordoned);
   const double now_s = unix_now();
   const Blame blame = blame_for(fault, view(), options_.job.elastic(),
@@ -74,17 +84,17 @@ Consequence Coordinator::cordon_for(const Failure& fault,
   return Consequence::kCordoned;
 }
 
-// Whether the newest state is incomplete without the host.
-bool Coordinator::needs_state_of(const std::string& host) const {
+// Whether the newest state is incomplete without the hosts.
+bool Coordinator::needs_state_of(const std::set<std::string>& hosts) const {
   const pb::Assignment& a = durable_.assignment();
   if (detector_.has_stepped()) {
     std::set<std::string> others(a.hosts().begin(), a.hosts().end());
-    others.erase(host);
+    for (const std::string& host : hosts) others.erase(host);
     return !survives_on(a, others);
   }
   std::set<int> here, elsewhere;
   for (const pb::StateHolding& h : a.source().states())
-    (h.host() == host ? here : elsewhere).insert(h.rank());
+    (hosts.contains(h.host()) ? here : elsewhere).insert(h.rank());
   return !std::includes(elsewhere.begin(), elsewhere.end(), here.begin(),
                         here.end());
 }
@@ -94,7 +104,6 @@ bool Coordinator::needs_state_of(const std::string& host) const {
 // without which the state is complete.
 Consequence Coordinator::cordon_for_link(const Failure& fault,
                                          std::vector<pb::Cordon>* cordoned) {
-  constexpr int64_t kEnough = 2;
   const double now_s = unix_now();
   int64_t most = 0;
   for (const auto& [a, b] : fault.links)
@@ -109,7 +118,7 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
   std::optional<std::string> chosen;
   std::tuple<bool, size_t> best;
   for (const auto& [host, of] : peers) {
-    const std::tuple key(!needs_state_of(host), of.size());
+    const std::tuple key(!needs_state_of({host}), of.size());
     if (!could_go_on_without({host}) || (chosen && key < best)) continue;
     chosen = host;
     best = key;
@@ -123,6 +132,79 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
   cordoned->push_back(
       cordon(*chosen, *peers[*chosen].begin(), fault.text, now_s, &durable_));
   return Consequence::kCordoned;
+}
+
+// The first hang may be a single message that was lost. After another one
+// meshes are tried that separate the hosts.
+Consequence Coordinator::search_link(const Failure& fault,
+                                     std::vector<pb::Cordon>* cordoned) {
+  for (const pb::Cordon& c : durable_.suspects())
+    if (!c.peer().empty() && c.failures() >= kEnough &&
+        fault.between.contains(c.host()) && fault.between.contains(c.peer())) {
+      Failure known = fault;  // from an earlier search
+      known.links = {std::minmax(c.host(), c.peer())};
+      return cordon_for_link(known, cordoned);
+    }
+  pb::LinkSearch* s = durable_.mutable_link_search();
+  const int64_t failures = s->failures() + 1;
+  if (failures > 1) narrow(fault.between, /*passed=*/false, s);
+  // If it is none of the links in question, another one is bad, too.
+  if (failures == 1 || num_links(*s) == 0)
+    *s = begin_link_search(fault.between);
+  s->set_failures(failures);
+  s->set_reason(fault.text);
+  if (failures == 1) return Consequence::kSuspected;
+  return next_link_test(cordoned) ? Consequence::kCordoned
+                                  : Consequence::kSuspected;
+}
+
+// Sets hosts apart for the next test, or ends the search with a cordon. False
+// if nothing can be done: the job cannot run without any of the hosts.
+bool Coordinator::next_link_test(std::vector<pb::Cordon>* cordoned) {
+  pb::LinkSearch* s = durable_.mutable_link_search();
+  if (const auto link = found_link(*s)) {
+    Failure fault{.text = s->reason(), .links = {*link}};
+    durable_.clear_link_search();
+    while (failures_of(durable_, link->first, link->second) < 1)
+      suspect(link->first, link->second, 0, unix_now(), &durable_);
+    return cordon_for_link(fault, cordoned) == Consequence::kCordoned;
+  }
+  const auto possible = [this](const std::set<std::string>& apart) {
+    return could_go_on_without({apart.begin(), apart.end()});
+  };
+  const auto harmless = [&](const std::set<std::string>& apart) {
+    return !needs_state_of(apart) && possible(apart);
+  };
+  if (!set_apart(harmless, s) && !set_apart(possible, s)) return false;
+  s->set_until(unix_now() + kLinkTestS);
+  pb::EventRecord e = event(events::kLinkSearch);
+  e.set_cause(s->reason());
+  e.set_detail(fmt::format("messages are lost {}; the next mesh is without {}",
+                           link_text(*s),
+                           join({s->apart().begin(), s->apart().end()})));
+  emit(std::move(e));
+  return true;
+}
+
+// A mesh made a step: none of its links is bad.
+void Coordinator::note_link_test() {
+  if (!durable_.has_link_search()) return;
+  if (durable_.link_search().failures() < 2) {
+    durable_.clear_link_search();
+    return persist();
+  }
+  std::set<std::string> hosts;
+  for (const pb::Durable::Member& p : durable_.participants())
+    if (has_ranks(durable_, p.name())) hosts.insert(p.host());
+  pb::LinkSearch* s = durable_.mutable_link_search();
+  const size_t before = num_links(*s);
+  narrow(hosts, /*passed=*/true, s);
+  const size_t left = num_links(*s);
+  if (left == before) return;
+  std::vector<pb::Cordon> cordoned;
+  if (left == 0 || !next_link_test(&cordoned)) durable_.clear_link_search();
+  persist();
+  for (const pb::Cordon& c : cordoned) emit_cordon(c);
 }
 
 // Cordons hosts that have too little room for states, unless they are needed:
@@ -193,6 +275,15 @@ void Coordinator::emit_uncordoned(const std::string& host,
 }
 
 void Coordinator::end_cordons_in_time() {
+  if (const pb::LinkSearch& search = durable_.link_search();
+      !search.apart().empty() && unix_now() >= search.until()) {
+    // Its hosts are gone, or get no ranks for another reason.
+    pb::EventRecord e = event(events::kLinkSearch);
+    e.set_detail("given up; all hosts are used again");
+    durable_.clear_link_search();
+    persist();
+    emit(std::move(e));
+  }
   const auto ended = end_cordons(unix_now(), &durable_);
   if (ended.empty()) return;
   persist();
@@ -202,6 +293,7 @@ void Coordinator::end_cordons_in_time() {
 
 // The mesh works: what failed on its hosts before is over.
 void Coordinator::clear_suspicion() {
+  note_link_test();
   if (durable_.suspects().empty()) return;
   std::set<std::string> hosts;
   for (const pb::Durable::Member& p : durable_.participants())

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "coordinator/core/link_search.h"
 #include "coordinator/core/recovery.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
@@ -148,13 +149,15 @@ bool is_alike(const pb::Cordon& c, const Failure& f) {
 }
 
 bool is_cordoned(const pb::Durable& d, const std::string& host) {
-  return std::any_of(d.cordons().begin(), d.cordons().end(),
+  return is_apart(d.link_search(), host) ||
+         std::any_of(d.cordons().begin(), d.cordons().end(),
                      [&](const pb::Cordon& c) { return c.host() == host; });
 }
 
 std::string cordon_reason(const pb::Durable& d, const std::string& host) {
   for (const pb::Cordon& c : d.cordons())
     if (c.host() == host) return c.reason();
+  if (is_apart(d.link_search(), host)) return search_text(d.link_search());
   return "";
 }
 
@@ -164,6 +167,10 @@ std::string cordons_text(const pb::Durable& d) {
     out += fmt::format("{}{} (cordoned: {})",
                        out.empty() ? "no ranks are placed on " : ", ", c.host(),
                        c.reason());
+  for (const std::string& host : d.link_search().apart())
+    out +=
+        fmt::format("{}{} ({})", out.empty() ? "no ranks are placed on " : ", ",
+                    host, search_text(d.link_search()));
   return out;
 }
 
@@ -233,10 +240,12 @@ bool end_cordon(const std::string& host, pb::Durable* d) {
 }
 
 bool uncordon(const std::string& host, pb::Durable* d) {
+  const bool apart = is_apart(d->link_search(), host);
+  if (apart) d->clear_link_search();
   erase_if(d->mutable_suspects(), [&](const pb::Cordon& c) {
     return c.host() == host || c.peer() == host;
   });
-  return end_cordon(host, d);
+  return end_cordon(host, d) || apart;
 }
 
 bool clear_suspects(const std::set<std::string>& hosts, double now_s,

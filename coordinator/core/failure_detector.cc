@@ -19,14 +19,14 @@ constexpr int64_t kSetStartHangMs = 30'000;  // the same, with hang_after_s set
 constexpr int64_t kSilentReports = 5;
 constexpr size_t kKeptStepTimes = 101;
 
-// "; no message arrives between hosts a and b".
-std::string links_text(const std::vector<Link>& links) {
-  if (links.empty()) return "";
-  std::set<std::string> hosts;
-  for (const auto& [a, b] : links) hosts.insert({a, b});
-  if (links.size() == 1)
-    return fmt::format(", between the hosts {} and {}", links[0].first,
-                       links[0].second);
+// ", between the hosts a and b".
+std::string links_text(const Failure& f) {
+  std::set<std::string> hosts = f.between;
+  for (const auto& [a, b] : f.links) hosts.insert({a, b});
+  if (hosts.empty()) return "";
+  if (f.links.size() == 1)
+    return fmt::format(", between the hosts {} and {}", f.links[0].first,
+                       f.links[0].second);
   return ", between two of the hosts " + join({hosts.begin(), hosts.end()});
 }
 
@@ -106,6 +106,12 @@ std::optional<Failure> FailureDetector::find_exit(
             .by_signal = died_of_itself(s),
             .exit_code = s.signal() != 0 ? 0 : s.exit_code()};
   locate(ranks[*first], view.durable, &f);
+  f.links = broken_link(ranks, ranks[*first]);
+  if (!f.links.empty()) {  // no host is to blame
+    f.text += links_text(f);
+    f.hosts.clear();
+    return f;
+  }
   for (const RankView& r : ranks)
     if (died_like(*r.status, s)) add_host(r.host, &f);
   return f;
@@ -149,6 +155,7 @@ int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
   // Before the first step, unless it is known that messages may be lost.
   const auto& suspects = view.durable.suspects();
   const bool doubtful =
+      view.durable.has_link_search() ||
       std::any_of(suspects.begin(), suspects.end(),
                   [](const pb::Cordon& c) { return !c.peer().empty(); });
   if (elastic_.hang_after_s() > 0) {
@@ -194,8 +201,12 @@ std::optional<Failure> FailureDetector::find_hang(
   Failure failure{.text = stuck_text(ranks, stuck), .step = r.status->step()};
   if (stuck.lost_message) {  // no rank is to blame
     failure.links = silent_links(ranks, stuck);
+    failure.between = silent_hosts(ranks, stuck);
+    if (failure.between.size() == 2)
+      failure.links = {{*failure.between.begin(), *failure.between.rbegin()}};
+    if (failure.between.size() <= 2) failure.between.clear();
     failure.at_start = failure.before_training = !has_stepped_;
-    failure.text += links_text(failure.links);
+    failure.text += links_text(failure);
     return failure;
   }
   failure.rank = r.status->rank();

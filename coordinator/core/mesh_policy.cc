@@ -8,6 +8,7 @@
 #include "coordinator/core/cordons.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_shape.h"
+#include "coordinator/core/link_search.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/text.h"
 
@@ -31,6 +32,7 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 // A rescue may need what only a cordoned host holds, a few times.
 bool MeshPolicy::is_set_aside(const pb::Durable& d, const std::string& host,
                               bool everyone) const {
+  if (!everyone && is_apart(d.link_search(), host)) return true;
   return std::any_of(
       d.cordons().begin(), d.cordons().end(), [&](const pb::Cordon& c) {
         return c.host() == host &&
@@ -209,6 +211,7 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
                     .must = true};
   if (const std::string& why = job_change(d); !why.empty())
     return Change{.why = why};
+  if (const auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();
@@ -233,6 +236,25 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
     return std::nullopt;
   return Change{.why = fmt::format("{}: {} -> {}", asked ? "requested" : "join",
                                    here.to_string(), wanted.to_string())};
+}
+
+// To the mesh of the next test, if it has other hosts of those in question.
+std::optional<MeshPolicy::Change> MeshPolicy::change_for_search(
+    const ClusterView& view) const {
+  const pb::Durable& d = view.durable;
+  if (d.link_search().apart().empty() || d.rescue()) return std::nullopt;
+  const auto placed = place(view);
+  if (!placed.ok()) return std::nullopt;
+  std::set<std::string> here, next;
+  const auto add = [&](const std::string& worker, std::set<std::string>* to) {
+    const Roster::Member* m = view.roster.find_alive(worker);
+    if (m != nullptr && in_question(d.link_search(), m->report.host()))
+      to->insert(m->report.host());
+  };
+  for (const pb::RankPlace& p : d.assignment().ranks()) add(p.worker(), &here);
+  for (const planner::RankPlace& p : placed->ranks) add(p.worker, &next);
+  if (here == next) return std::nullopt;
+  return Change{.why = search_text(d.link_search())};
 }
 
 bool MeshPolicy::pin_is_unfit(const ClusterView& view) const {

@@ -87,6 +87,7 @@ class MeshPolicy {
                     bool everyone) const;
   bool is_usable(const ClusterView& view, const Roster::Member& member,
                  bool everyone) const;
+  std::optional<Change> change_for_search(const ClusterView& view) const;
   planner::PlacementRequest request(const ClusterView& view) const;
   // everyone: also workers that are leaving or cordoned, and no limit from
   // scale.

@@ -24,6 +24,7 @@ constexpr EventKind kKinds[] = {
     kCutOffEnded,
     kDrain,
     kHostCordoned,
+    kLinkSearch,
     kHostUncordoned,
     kWaiting,
     kWaitingForState,

@@ -85,6 +85,10 @@ inline constexpr EventKind kDrain{"drain", Tone::kNotice, "worker",
 inline constexpr EventKind kHostCordoned{
     "host_cordoned", Tone::kBad, "host, cause, seconds, detail",
     "Ranks failed on this host, so none are placed there for `seconds`."};
+inline constexpr EventKind kLinkSearch{
+    "link_search", Tone::kNotice, "cause, detail",
+    "Collectives hang: meshes without some of the hosts tell between which "
+    "two messages are lost."};
 inline constexpr EventKind kHostUncordoned{
     "host_uncordoned", Tone::kNotice, "host, detail",
     "Ranks may be placed on the host again."};

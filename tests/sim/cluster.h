@@ -206,6 +206,9 @@ class Cluster {
   void choose_bad_host();
   void choose_many_bad_hosts();
   void choose_cut_off();
+  void choose_link_of_many();
+  void cut_link_at(int64_t delay_ms);
+  void check_link_search(const pb::EventRecord& e);
   void check_room(const pb::EventRecord& e);
   void make_calm();
   void choose_bad_link();
@@ -320,6 +323,7 @@ class Cluster {
   // In others the ranks of two hosts cannot talk to each other any more.
   std::pair<std::string, std::string> bad_link_;
   bool link_is_cut_ = false;
+  int64_t hangs_ = 0;
   std::map<std::string, int64_t> joined_ms_;  // by host
   int64_t finishing_ms_ = 0;
   bool planned_stop_ = false;  // since then no mesh was planned

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "proto/base/exit_code.h"
 #include "tests/sim/cluster.h"
@@ -12,6 +13,7 @@ namespace remesh::sim {
 void Cluster::choose_bad_host() {
   choose_many_bad_hosts();
   if (!calm_) choose_cut_off();
+  if (!calm_) choose_link_of_many();
   if (calm_) return;
   const auto draw = [this](uint64_t n) { return host_rng_() % n; };
   if (draw(4) != 0) return choose_bad_link();
@@ -79,15 +81,36 @@ void Cluster::choose_bad_link() {
   e->set_replicas(1);
   e->set_replicate_every(1);
   options_.end_ms += 600'000;
-  at(static_cast<int64_t>(host_rng_() %
-                          static_cast<uint64_t>(options_.fault_ms)),
-     [this] {
-       trace("the link between " + bad_link_.first + " and " +
-             bad_link_.second + " is cut");
-       link_is_cut_ = true;
-       for (auto& [g, world] : worlds_)
-         world->stood = world->stood || cut_apart(*world);
-     });
+  cut_link_at(static_cast<int64_t>(host_rng_() %
+                                   static_cast<uint64_t>(options_.fault_ms)));
+}
+
+void Cluster::cut_link_at(int64_t delay_ms) {
+  at(delay_ms, [this] {
+    trace("the link between " + bad_link_.first + " and " + bad_link_.second +
+          " is cut");
+    link_is_cut_ = true;
+    for (auto& [g, world] : worlds_)
+      world->stood = world->stood || cut_apart(*world);
+  });
+}
+
+// Every rank reports that it waits for a collective, and nobody knows more.
+void Cluster::choose_link_of_many() {
+  std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 3);
+  const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
+  if (draw(24) != 0) return;
+  make_calm();
+  auto* e = job_.mutable_elastic();
+  e->set_replicas(1);
+  e->set_replicate_every(1);
+  job_.mutable_train()->set_steps(40 + draw(40));
+  const int64_t hosts = 4 + draw(8);
+  num_workers_ = hosts * workers_a_host_;
+  const int64_t a = draw(hosts);
+  const int64_t b = (a + 1 + draw(hosts - 1)) % hosts;
+  bad_link_ = std::minmax(fmt::format("h{}", a), fmt::format("h{}", b));
+  cut_link_at(400 + draw(3000));
 }
 
 // No mesh stops for one that does not fit into the shared memory of its hosts,
@@ -103,6 +126,22 @@ void Cluster::check_room(const pb::EventRecord& e) {
       e.cause().find("shared memory") != std::string::npos &&
       joined != joined_ms_.end() && joined->second < finishing_ms_)
     violated("a mesh stopped for a host without room: " + e.ShortDebugString());
+}
+
+// About the logarithm of the number of links, and the right one is named.
+void Cluster::check_link_search(const pb::EventRecord& e) {
+  if (!calm_ || bad_link_.first.empty()) return;
+  std::set<std::string> hosts;
+  for (const auto& [name, w] : workers_) hosts.insert(w->host);
+  if (e.event() == "failure" &&
+      ++hangs_ > 3 + 2 * std::lround(std::log2(hosts.size())))
+    violated(fmt::format("{} hangs, and the link is not found", hangs_));
+  if (e.event() != "host_cordoned") return;
+  const bool first = e.host() == bad_link_.first;
+  const std::string& peer = first ? bad_link_.second : bad_link_.first;
+  if ((!first && e.host() != bad_link_.second) ||
+      e.detail().find("link to " + peer + " ") == std::string::npos)
+    violated("a link that is well is blamed: " + e.ShortDebugString());
 }
 
 // Whether ranks of the world cannot talk to each other.

@@ -375,6 +375,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
       healthy(e.worker()))
     violated("taken for silent: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
+  check_link_search(e);
   check_room(e);
   if (calm_ && e.event() == "worker_lost" && knows_hosts())
     violated("nobody died: " + e.ShortDebugString());

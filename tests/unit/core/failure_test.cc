@@ -77,6 +77,28 @@ TEST(FailureDetector, NamesAllHostsWhoseRanksEndedAlike) {
   EXPECT_EQ(failure->hosts, (std::vector<std::string>{"host-a", "host-b"}));
 }
 
+TEST(FailureDetector, APeerThatCannotBeReachedIsABadLink) {
+  for (const bool peer_dies : {false, true}) {
+    Fixture f;
+    pb::Report a = running_report("a", 1, 0, 0);
+    pb::RankStatus* s = a.mutable_ranks(0);
+    s->set_exited(true);
+    s->set_exit_code(1);
+    s->set_waits(true);
+    s->mutable_at()->set_peer(1);
+    f.hear(a, 100);
+    pb::Report b = running_report("b", 1, 1, 0);
+    b.mutable_ranks(0)->set_exited(peer_dies);
+    b.mutable_ranks(0)->set_signal(peer_dies ? 9 : 0);
+    f.hear(b, 100);
+    const auto failure = f.find(100);
+    ASSERT_TRUE(failure);
+    EXPECT_EQ(failure->rank, peer_dies ? 1 : 0);
+    EXPECT_EQ(failure->links.size(), peer_dies ? 0U : 1U);
+    EXPECT_EQ(failure->hosts.empty(), !peer_dies);
+  }
+}
+
 TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
   Fixture f;
   const auto hear_both = [&](uint64_t seq, int64_t now_ms) {
