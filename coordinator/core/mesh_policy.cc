@@ -211,7 +211,7 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
                     .must = true};
   if (const std::string& why = job_change(d); !why.empty())
     return Change{.why = why};
-  if (const auto search = change_for_search(view)) return search;
+  if (auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();
