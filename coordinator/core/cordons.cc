@@ -82,9 +82,12 @@ Blame blame_for(const Failure& f, const ClusterView& view,
   if (f.exit_code == kExitFailed) return {.hosts = f.hosts};
   const bool bad = source_is_bad(f, view.durable.assignment());
   if (f.exit_code == kExitNoRoom || (bad && only_the_taker_failed(f, view))) {
-    // In the end an older source is better than none (failure_budget.h).
-    const bool wait =
-        others_can_run || failures_of(view.durable, f.hosts[0]) + 1 < most;
+    // In the end an older source is better than none (failure_budget.h). It
+    // makes no room, unless it is in memory.
+    const bool older_helps =
+        bad || view.durable.assignment().source().kind() == pb::Source::MEMORY;
+    const bool wait = others_can_run || !older_helps ||
+                      failures_of(view.durable, f.hosts[0]) + 1 < most;
     if (!wait && bad) return {.hosts = f.hosts, .enough = kNever};
     if (!wait) return {};
     // At the second failure there were no replicas to make room for.

@@ -32,12 +32,13 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 // A rescue may need what only a cordoned host holds, a few times.
 bool MeshPolicy::is_set_aside(const pb::Durable& d, const std::string& host,
                               bool everyone) const {
-  if (!everyone && is_apart(d.link_search(), host)) return true;
+  const int64_t most = job_.elastic().max_same_failures();
+  if (is_apart(d.link_search(), host) &&
+      (!everyone || d.link_search().failures() >= most))
+    return true;
   return std::any_of(
       d.cordons().begin(), d.cordons().end(), [&](const pb::Cordon& c) {
-        return c.host() == host &&
-               (!everyone ||
-                c.failures() >= job_.elastic().max_same_failures());
+        return c.host() == host && (!everyone || c.failures() >= most);
       });
 }
 

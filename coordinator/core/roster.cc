@@ -176,7 +176,7 @@ std::string Roster::refusal(const pb::Report& r, int64_t now_ms) const {
 void Roster::on_disconnect(const std::string& worker, int64_t now_ms) {
   const auto it = members_.find(worker);
   if (it != members_.end() && it->second.alive)
-    it->second.disconnected_ms = now_ms;
+    it->second.disconnected_ms = it->second.closed_at_ms = now_ms;
 }
 
 void Roster::bar(const std::string& worker, const std::string& why) {

@@ -51,6 +51,7 @@ class Roster {
     pb::Report report;  // the newest
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
+    int64_t closed_at_ms = -1;     // the same, whatever is not counted since
     bool alive = true;
     bool draining = false;     // a command asked it to leave
     bool sent_away = false;    // a LEAVE directive was sent

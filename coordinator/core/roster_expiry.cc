@@ -78,8 +78,8 @@ Roster::CutOff Roster::cut_off(const pb::Durable& durable,
   for (const auto& [name, m] : members_) {
     if (!m.alive || (is_going(m) && closed(m, dead_after_ms))) continue;
     if (m.disconnected_ms >= 0) {
-      first_ms = std::min(first_ms, m.disconnected_ms);
-      last_ms = std::max(last_ms, m.disconnected_ms);
+      first_ms = std::min(first_ms, m.closed_at_ms);
+      last_ms = std::max(last_ms, m.closed_at_ms);
     }
     if (m.disconnected_ms >= 0 || !m.reported)
       closed_on.insert(m.report.host());

@@ -198,7 +198,8 @@ void Cluster::check_leftovers() {
 void Cluster::start_coordinator(bool resume) {
   lose_unwritten();
   decided_ = adopted_ = journal_;
-  if (journal_) restarted_ms_ = now_;
+  // A resumed job waits for nobody.
+  if (journal_ && !resume) restarted_ms_ = now_;
   resuming_ = resuming_ || resume;
   core::Options o;
   o.job = job_;
@@ -311,6 +312,9 @@ void Cluster::drive_coordinator(const core::Input& event) {
       r != nullptr && coordinator_->follows(r->report))
     note_place(r->report);
   for (const core::Action& a : actions) {
+    if (const auto* e = std::get_if<core::EmitEvent>(&a);
+        e != nullptr && e->record.event() == events::kReportRefused.name)
+      trace("event " + e->record.ShortDebugString());
     if (answers_hostile(a)) continue;
     add_to_digest(a);
     if (faults_on_ && chance(crash_between_actions_)) {

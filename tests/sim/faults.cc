@@ -40,6 +40,7 @@ void Cluster::choose_cut_off() {
   if (draw(16) != 0) return;
   make_calm();
   cut_off_ = true;
+  hostile_ = 0;  // they would be heard
   num_workers_ = workers_a_host_ + 1 + draw(4);
   job_.mutable_train()->set_steps(200 + draw(400));
   options_.fault_ms += 60'000;

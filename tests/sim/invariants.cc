@@ -366,6 +366,10 @@ void Cluster::check_event(const pb::EventRecord& e) {
       violated("bad hosts have ended the job: " + e.cause());
     rightly_failed_ = true;
   }
+  // Faults may happen to hit the same rank.
+  if (e.event() == "job_failed" && !calm_ && !bad_link_.first.empty() &&
+      e.cause().find("the same failure") != std::string::npos)
+    rightly_failed_ = true;
   // Stopped with too few slots to save on.
   if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());

@@ -66,6 +66,11 @@ void Cluster::restore(int64_t g) {
     // Swept since by ranks that are cut off, and save on.
     return cannot_restore(world);
   }
+  // What is not read makes room. Other faults need it to stay where it is.
+  const bool reads = source.kind() == pb::Source::MEMORY;
+  const int64_t oldest = reads ? source.states(0).generation() : g;
+  for (const pb::RankPlace& p : world.assignment.ranks())
+    if (calm_) workers_[p.worker()]->memory.forget_before(oldest);
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
     at(uniform(0, 20), [this, g, rank, step] {
@@ -383,6 +388,8 @@ void Cluster::check_lost(const pb::Durable& d) {
   for (const pb::Cordon& c : d.cordons())
     if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
       gone.insert(c.host());
+  for (const std::string& host : d.link_search().apart())
+    if (d.link_search().failures() >= e.max_same_failures()) gone.insert(host);
   size_t may_go = 0;
   if (e.replicate_every() == 1 && hosts.size() > 1)
     may_go = std::min<size_t>(e.replicas(), hosts.size() - 1);
