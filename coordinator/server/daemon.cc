@@ -267,7 +267,7 @@ class DaemonImpl : public Daemon {
     const uint64_t bad = server_->dropped_frames();
     const int version = server_->foreign_version().value_or(wire::kVersion);
     if (rates_.should_tell(bad, now_ms))
-      log_->warn("messages_dropped", {{"not_messages", bad},
+      log_->warn("messages_dropped", {{"dropped", bad},
                                       {"above_rate", rates_.over_rate()},
                                       {"wire_version", version}});
   }

@@ -61,6 +61,7 @@ void set_common_options(void* socket, const std::string& address,
                         int64_t max_bytes, int silence_ms) {
   zmq::socket_ref s(zmq::from_handle, socket);
   s.set(zmq::sockopt::linger, kLingerMs);
+  s.set(zmq::sockopt::rcvhwm, 0);  // inbox.h
   s.set(zmq::sockopt::heartbeat_ivl, kHeartbeatMs);
   s.set(zmq::sockopt::heartbeat_timeout, silence_ms);
   s.set(zmq::sockopt::handshake_ivl, kHandshakeMs);

@@ -113,8 +113,8 @@ class Server {
   virtual std::vector<PeerId> take_lost() = 0;
   // A descriptor that is readable when take_lost() may have something.
   virtual int lost_fd() const = 0;
-  // Messages that were not envelopes. (A frame that is too large closes its
-  // connection instead.)
+  // Messages that were not envelopes, or came while too much of their peer
+  // waited. (A frame that is too large closes its connection instead.)
   virtual uint64_t dropped_frames() const = 0;
   // The wire version of the last one that had another than ours.
   virtual std::optional<int> foreign_version() const = 0;

@@ -57,7 +57,6 @@ class ClientImpl : public Client {
     if (has_only_ipv6(address)) socket_.set(zmq::sockopt::ipv6, true);
     set_common_options(socket_.handle(), address, kMaxAnswerBytes, kSilenceMs);
     socket_.set(zmq::sockopt::sndhwm, kClientQueue);
-    socket_.set(zmq::sockopt::rcvhwm, kServerQueue);
     socket_.set(zmq::sockopt::reconnect_ivl, kReconnectMs);
     socket_.set(zmq::sockopt::reconnect_ivl_max, kReconnectMaxMs);
     // A host that is down does not answer; do not wait two minutes, as the

@@ -12,6 +12,7 @@
 
 #include "proto/base/check.h"
 #include "proto/wire/channel.h"
+#include "proto/wire/inbox.h"
 #include "proto/wire/readiness.h"
 #include "proto/wire/socket.h"
 #include "proto/wire/zap.h"
@@ -27,6 +28,8 @@ constexpr int kZapEnforceDomain = 93;
 constexpr size_t kOwnDescriptors = 200;
 constexpr size_t kMaxConnections = 20'000;
 constexpr int kMostBad = 256;  // frames that receive() drops in one call
+// Frames that it takes from libzmq in one call.
+constexpr int kMostCollected = 10'000;
 
 size_t connection_limit() {
   rlimit files{};
@@ -80,7 +83,6 @@ class ServerImpl : public Server {
       return errno_error("listen on " + address, errno);
     set_common_options(socket_.handle(), address, kMaxRequestBytes, silence_ms);
     socket_.set(zmq::sockopt::sndhwm, kServerQueue);
-    socket_.set(zmq::sockopt::rcvhwm, kRequestQueue);
     socket_.set(zmq::sockopt::router_mandatory, true);
     socket_.set(zmq::sockopt::backlog, 1024);
     if (zap_) {
@@ -116,29 +118,17 @@ class ServerImpl : public Server {
 
   std::optional<Received> receive() override {
     ready_.disarm();
+    collect();
     for (int bad = 0; bad < kMostBad; ++bad) {
-      zmq::message_t id;
-      if (!socket_.recv(id, zmq::recv_flags::dontwait)) return std::nullopt;
-      zmq::message_t frame;
-      bool more = id.more();
-      if (more && socket_.recv(frame, zmq::recv_flags::dontwait))
-        more = frame.more();
-      Received out;
-      out.peer.assign(static_cast<const char*>(id.data()), id.size());
-      const char* key =
-          zap_ ? zmq_msg_gets(frame.handle(), "User-Id") : nullptr;
-      if (key != nullptr) out.key = key;
-      const char* address = zmq_msg_gets(frame.handle(), "Peer-Address");
-      out.source = out.key + "@" + (address != nullptr ? address : "");
-      note_connection(out, frame);
-      if (more) {
-        skip_parts(socket_.handle(), more);
-      } else if (zap_ && !zap_->allows(out.key)) {
+      auto next = inbox_.next();
+      if (!next) return std::nullopt;
+      auto& [out, frame] = *next;
+      if (zap_ && !zap_->allows(out.key)) {
         // Its key was allowed when it connected.
       } else if (auto e = decode_frame(frame.data(), frame.size(),
                                        kMaxRequestBytes)) {
         out.envelope = std::move(*e);
-        return out;
+        return std::move(out);
       } else if (const auto note = decode_note(frame.data(), frame.size())) {
         take_ticket(out, *note);
         continue;
@@ -186,6 +176,29 @@ class ServerImpl : public Server {
   }
 
  private:
+  // Takes what has arrived from libzmq, whose queues have no limit.
+  void collect() {
+    for (int n = 0; n < kMostCollected; ++n) {
+      zmq::message_t id;
+      if (!socket_.recv(id, zmq::recv_flags::dontwait)) return;
+      zmq::message_t frame;
+      bool more = id.more();
+      if (more && socket_.recv(frame, zmq::recv_flags::dontwait))
+        more = frame.more();
+      Received from;
+      from.peer.assign(static_cast<const char*>(id.data()), id.size());
+      const char* key =
+          zap_ ? zmq_msg_gets(frame.handle(), "User-Id") : nullptr;
+      if (key != nullptr) from.key = key;
+      const char* address = zmq_msg_gets(frame.handle(), "Peer-Address");
+      from.source = from.key + "@" + (address != nullptr ? address : "");
+      note_connection(from, frame);
+      if (more) skip_parts(socket_.handle(), more);
+      if (more || !inbox_.add(std::move(from), std::move(frame))) ++dropped_;
+    }
+    ready_.arm();
+  }
+
   bool send_frame(const PeerId& peer, const std::string& frame) {
     bool sent = false;
     try {
@@ -275,6 +288,7 @@ class ServerImpl : public Server {
   std::unique_ptr<Zap> zap_;
   zmq::socket_t socket_;
   zmq::socket_t monitor_;
+  Inbox<zmq::message_t> inbox_;
   Readiness ready_;
   Readiness lost_ready_;
   const size_t max_connections_;

@@ -14,8 +14,6 @@ namespace remesh::wire {
 // Messages that wait for an absent coordinator are stale on arrival.
 inline constexpr int kClientQueue = 128;
 inline constexpr int kServerQueue = 64;  // per peer, to it
-// Per peer, of what came from it. What is more waits in its own queue.
-inline constexpr int kRequestQueue = 4;
 
 // The head of a frame alone, which tells the version.
 std::string bare_head();

@@ -108,19 +108,34 @@ class Builder:
         return subprocess.run(command, cwd=self.build, text=True,
                               stdin=subprocess.DEVNULL, capture_output=True)
 
+    def that_include(self, header, texts):
+        """The program's files that include it and are not among `texts`."""
+        paths = [os.path.relpath(f, ROOT) for f in self.compile]
+        found = {p: (ROOT / p).read_text() for p in paths
+                 if p not in texts and not p.startswith(("tests", "bench", ".."))
+                 and p.endswith(".cc") and (ROOT / p).exists()}
+        return {p: text for p, text in found.items()
+                if f'#include "{header}"' in text}
+
     def program_of(self, mutant, folder, control):
         """Path of the mutant's program, and what the compiler said if none."""
-        objects = []
-        for path, text in sources(mutant, control).items():
+        texts = sources(mutant, control)
+        for path in [p for p in texts if p.endswith(".h")]:
+            texts.update(self.that_include(path, texts))
+        for path, text in texts.items():
             source = folder / path
             source.parent.mkdir(parents=True, exist_ok=True)
             source.write_text(text)
+        objects = []
+        for path in [p for p in texts if p.endswith(".cc")]:
+            source = folder / path
             words = shlex.split(self.compile[str(ROOT / path)])
             if words[0].endswith("ccache"):
                 words = words[1:]
             objects.append(str(source) + ".o")
             words[words.index("-o") + 1] = objects[-1]
             words[words.index("-c") + 1] = str(source)
+            words.insert(1, f"-I{folder}")
             done = self.run([*words, "-O1"])
             if done.returncode != 0:
                 return None, done.stderr
@@ -162,7 +177,7 @@ def run_mutant(builder, mutant, seeds, limit, control=False):
     if done.returncode == 1 and what:
         return True, seed or "-", what
     if done.returncode in (-signal.SIGABRT, -signal.SIGSEGV):
-        last = first(r"(.*[Cc]heck.*)", done.stderr)
+        last = first(r"(.*(?:[Cc]heck|Assertion).*)", done.stderr)
         return True, "-", f"(crashed: {last})"
     return control, "-", f"DID NOT RUN: exit code {done.returncode}"
 

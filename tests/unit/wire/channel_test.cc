@@ -12,10 +12,12 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 
 #include "proto/base/clock.h"
+#include "proto/wire/inbox.h"
 
 namespace remesh::wire {
 namespace {
@@ -280,6 +282,9 @@ TEST(Channel, LeavesNoDescriptors) {
   EXPECT_EQ(num_fds(), before);
 }
 
+// A heartbeat. Its answer tells that libzmq has read what was sent before.
+const std::string kPing("\4\7\4PING\0\0", 9);
+
 // A peer that speaks ZMTP 3.1 by hand.
 class RawPeer {
  public:
@@ -294,7 +299,9 @@ class RawPeer {
       abort();
   }
   explicit RawPeer(int fd) : fd_(fd) {}
-  ~RawPeer() { close(fd_); }
+  ~RawPeer() {
+    if (fd_ >= 0) close(fd_);
+  }
   void send_bytes(const std::string& bytes) {
     (void)!::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
   }
@@ -305,18 +312,6 @@ class RawPeer {
     return head + frame;
   }
   void send_frame(const std::string& frame) { send_bytes(framed(frame)); }
-  // Bytes of this text, repeated, that the other side takes while nobody reads.
-  size_t sends_at_most(const std::string& text, size_t limit) {
-    size_t sent = 0;
-    pollfd p{fd_, POLLOUT, 0};
-    while (sent < limit && poll(&p, 1, 500) == 1) {
-      const size_t at = sent % text.size();
-      const ssize_t n =
-          ::send(fd_, &text[at], text.size() - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n > 0) sent += static_cast<size_t>(n);
-    }
-    return sent;
-  }
   void handshake() {
     std::string greeting("\xff\0\0\0\0\0\0\0\1\x7f\3\1NULL", 16);
     greeting.resize(64, '\0');
@@ -344,6 +339,13 @@ class RawPeer {
       got.append(buf, static_cast<size_t>(n));
     }
     return got.find(bytes) != std::string::npos;
+  }
+  // Ends the connection with a reset, as the kernel does for a peer that dies
+  // while it has not read everything.
+  void reset() {
+    const linger at_once{1, 0};
+    (void)setsockopt(fd_, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+    close(std::exchange(fd_, -1));
   }
   // True when the other side closes within the time.
   bool closed_within(int ms) {
@@ -442,13 +444,74 @@ TEST(Channel, WhatTheOtherEndWouldRefuseIsNotSent) {
       server->send(r->peer, report(std::string(kMaxAnswerBytes + 1, 'w'))));
 }
 
-TEST(Channel, WhatWaitsInAConnectionIsBounded) {
+// libzmq 4.3.4 aborts the program if a connection is reset while its input
+// waits for room, and then a heartbeat is due, or a peer's one is processed.
+TEST(Channel, AConnectionThatIsResetWhileMuchWaitsEndsOnlyItself) {
+  for (const bool reads : {false, true}) {
+    auto server = bind_or_die();
+    RawPeer raw(server->address());
+    raw.handshake();
+    for (int i = 0; i < 50; ++i)
+      raw.send_bytes(RawPeer::framed(encode_frame(report("raw"))) + kPing);
+    ASSERT_TRUE(raw.receives("PONG"));
+    raw.reset();
+    if (!reads) {
+      EXPECT_TRUE(readable(server->lost_fd(), 30'000));
+    }
+    auto good = connect_or_die(server->address());
+    ASSERT_TRUE(good->send(report("good")));
+    while (true) {
+      const auto r = receive(*server);
+      ASSERT_TRUE(r);
+      if (r->envelope.report().worker() == "good") break;
+    }
+  }
+}
+
+TEST(Channel, WhatWaitsOfAPeerIsBounded) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
   raw.handshake();
-  const std::string frame = RawPeer::framed(
-      encode_frame(report(std::string(kMaxRequestBytes - 100, 'w'))));
-  EXPECT_LT(raw.sends_at_most(frame, 64 * frame.size()), 16 * frame.size());
+  auto good = connect_or_die(server->address());
+  const size_t most[] = {4, kMaxWaitingFrames};
+  const std::string names[] = {std::string(kMaxRequestBytes - 100, 'w'), "w"};
+  for (int i = 0; i < 2; ++i) {
+    SCOPED_TRACE(i);
+    const std::string frame = RawPeer::framed(encode_frame(report(names[i])));
+    size_t of_raw = 0, sent = 0;
+    for (; sent < 2 * most[i]; ++sent) raw.send_bytes(frame);
+    raw.send_bytes(kPing);
+    ASSERT_TRUE(raw.receives("PONG")) << "libzmq has read all";
+    const uint64_t dropped = server->dropped_frames();
+    ASSERT_TRUE(good->send(report("good")));
+    while (of_raw + server->dropped_frames() - dropped < sent) {
+      const auto r = receive(*server);
+      ASSERT_TRUE(r);
+      if (r->envelope.report().worker() != "good") ++of_raw;
+    }
+    EXPECT_EQ(of_raw, most[i]);
+  }
+}
+
+TEST(Channel, PeersTakeTurns) {
+  auto server = bind_or_die();
+  RawPeer raw(server->address());
+  raw.handshake();
+  for (int i = 0; i < 100; ++i) raw.send_frame(encode_frame(report("raw")));
+  raw.send_bytes(kPing);
+  ASSERT_TRUE(raw.receives("PONG"));
+  RawPeer other(server->address());
+  other.handshake();
+  other.send_frame(encode_frame(report("other")));
+  other.send_bytes(kPing);
+  ASSERT_TRUE(other.receives("PONG"));
+  std::set<std::string> first;
+  for (int i = 0; i < 2; ++i) {
+    const auto r = receive(*server);
+    ASSERT_TRUE(r);
+    first.insert(r->envelope.report().worker());
+  }
+  EXPECT_EQ(first, (std::set<std::string>{"raw", "other"}));
 }
 
 TEST(Channel, OneSenderHasALimitedNumberOfConnections) {
