@@ -20,6 +20,8 @@ constexpr int64_t kRetryMs = 500;
 // A handshake that fails may be one that was under way before the last change
 // of the server's key: the other key is tried if none succeeds for this long.
 constexpr int64_t kOtherKeyMs = 300;
+// One connection may have ended because the server did.
+constexpr int kClosedOnPurpose = 3;
 
 // Whether the host has IPv6 addresses only. ZeroMQ would prefer one to an IPv4
 // address of the same name, such as localhost, on which a server listens.
@@ -173,6 +175,7 @@ class ClientImpl : public Client {
         try_other_key_ = false;
         if (joining_) return;
         connected_ = true;
+        closed_ = 0;
         trouble_.clear();
         refused_since_ms_ = -1;
         return;
@@ -193,7 +196,14 @@ class ClientImpl : public Client {
         retry_at_ms_ = now + kRetryMs;
         return;
       default:  // the server closed the connection
-        if (!keys_) return;
+        if (!keys_) {
+          if (++closed_ >= kClosedOnPurpose && trouble_.empty())
+            trouble_ =
+                "the coordinator ends connections before they are established, "
+                "as one that demands a key does with a program that runs with "
+                "--no-auth";
+          return;
+        }
         trouble_ =
             "the coordinator does not have the expected key, " + keys_->server;
         if (next_server_.empty() || retry_at_ms_ >= 0) return;
@@ -227,6 +237,7 @@ class ClientImpl : public Client {
   std::string next_server_;
   bool try_other_key_ = false;
   bool connected_ = false;
+  int closed_ = 0;  // connections by the server, since the last that succeeded
   zmq::context_t context_;
   zmq::socket_t socket_;
   zmq::socket_t monitor_;

@@ -569,24 +569,56 @@ TEST(Channel, AnotherWireVersionIsAnsweredWithOurs) {
   EXPECT_TRUE(raw.receives(encode_frame(report("w")).substr(0, 8)));
 }
 
+// A server that accepts connections and does nothing by itself.
+class RawServer {
+ public:
+  RawServer() {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(at);
+    if (bind(fd_, reinterpret_cast<sockaddr*>(&at), size) != 0 ||
+        listen(fd_, 1) != 0 ||
+        getsockname(fd_, reinterpret_cast<sockaddr*>(&at), &size) != 0)
+      abort();
+    address_ = "tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port));
+  }
+  ~RawServer() { close(fd_); }
+  const std::string& address() const { return address_; }
+  RawPeer accept() { return RawPeer(::accept(fd_, nullptr, nullptr)); }
+
+ private:
+  int fd_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  std::string address_;
+};
+
 TEST(Channel, AClientLearnsTheVersionOfItsServer) {
-  const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(at);
-  ASSERT_EQ(bind(listener, reinterpret_cast<sockaddr*>(&at), size), 0);
-  ASSERT_EQ(listen(listener, 1), 0);
-  getsockname(listener, reinterpret_cast<sockaddr*>(&at), &size);
-  auto client =
-      connect_or_die("tcp://127.0.0.1:" + std::to_string(ntohs(at.sin_port)));
-  RawPeer raw(accept(listener, nullptr, nullptr));
+  RawServer server;
+  auto client = connect_or_die(server.address());
+  RawPeer raw = server.accept();
   raw.handshake();
   EXPECT_EQ(client->foreign_version(), std::nullopt);
   raw.send_frame(other_version(encode_frame(report("w")).substr(0, 8)));
   EXPECT_FALSE(receive(*client, 500));
   EXPECT_EQ(client->foreign_version(), kVersion + 1);
-  close(listener);
+}
+
+// A server with keys may have closed before the client has read its greeting.
+TEST(Channel, AClientWithoutAKeyIsToldThatItIsTurnedAway) {
+  RawServer server;
+  auto client = connect_or_die(server.address());
+  server.accept().reset();
+  EXPECT_FALSE(receive(*client, 0));
+  EXPECT_EQ(client->trouble(), "") << "a coordinator that ends does so too";
+  for (int i = 0; i < 20 && client->trouble().empty(); ++i) {
+    server.accept().reset();
+    EXPECT_FALSE(receive(*client, 0));
+  }
+  EXPECT_NE(client->trouble().find("demands a key"), std::string::npos);
+  RawPeer last = server.accept();
+  last.handshake();
+  EXPECT_FALSE(receive(*client, 500));
+  EXPECT_EQ(client->trouble(), "");
 }
 
 TEST(Channel, BytesThatAreNoZmtpDoNoHarm) {
