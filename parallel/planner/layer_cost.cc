@@ -167,7 +167,8 @@ double operations(const Execution& run) {
 // Two all-reduces of the stream forward and two backward (Shoeybi et al. 2019),
 // or as many all-gathers and reduce-scatters (Korthikanti et al. 2022), which
 // move as much. In pieces (Wang et al. 2023) all but the first are hidden by
-// the products beside them.
+// the products beside them; that takes direct access to the memory of the
+// others, which devices of a node have.
 double tensor_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
                 const Execution& run, double gemm) {
   if (l.tp == 1) return 0;
@@ -176,7 +177,7 @@ double tensor_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
   const Group group{.size = l.tp, .stride = 1};
   const double all = run.sequence_parallel ? 4 * gather_s(m, group, bytes)
                                            : 2 * all_reduce_s(m, group, bytes);
-  if (!run.overlap_tensor) return all;
+  if (!run.overlap_tensor || l.tp > m.node_devices) return all;
   return std::max(all / l.tp, all - gemm);
 }
 
@@ -186,7 +187,7 @@ double context_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
                  double rounds, double attention) {
   if (l.cp == 1) return 0;
   const double hop = send_s(m, l.tp, rounds * 2 * 2 * z.N * z.kv);
-  return std::max(0.0, (l.cp - 1) * hop - attention * (l.cp - 1) / l.cp);
+  return exposed_s((l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
 }
 
 void recompute(const JobShape& s, const Execution& run, Passes* p) {
@@ -210,33 +211,19 @@ void recompute(const JobShape& s, const Execution& run, Passes* p) {
 
 }  // namespace
 
+double exposed_s(double comm, double compute) {
+  return std::max(0.0, comm - compute) + kContention * std::min(comm, compute);
+}
+
 Terms& Terms::operator+=(const Terms& o) {
-  gemm += o.gemm;
-  attention += o.attention;
-  elementwise += o.elementwise;
-  launch += o.launch;
-  tensor += o.tensor;
-  context += o.context;
-  data += o.data;
-  transfer += o.transfer;
-  bubble += o.bubble;
-  optimizer += o.optimizer;
-  straggle += o.straggle;
+  for (const TermName& t : kTerms) this->*t.seconds += o.*t.seconds;
   return *this;
 }
 
-Terms operator*(double k, const Terms& t) {
-  return {.gemm = k * t.gemm,
-          .attention = k * t.attention,
-          .elementwise = k * t.elementwise,
-          .launch = k * t.launch,
-          .tensor = k * t.tensor,
-          .context = k * t.context,
-          .data = k * t.data,
-          .transfer = k * t.transfer,
-          .bubble = k * t.bubble,
-          .optimizer = k * t.optimizer,
-          .straggle = k * t.straggle};
+Terms operator*(double k, const Terms& terms) {
+  Terms out;
+  for (const TermName& t : kTerms) out.*t.seconds = k * terms.*t.seconds;
+  return out;
 }
 
 // Tiles of the output are computed by the cores in waves; the last wave takes
@@ -339,6 +326,15 @@ double layer_elements(const JobShape& s, const geometry::Layout& l) {
 
 double vocabulary_elements(const JobShape& s, const geometry::Layout& l) {
   return as_double(s.model.vocab_size) * as_double(s.model.dim) / l.tp;
+}
+
+Parts parts_of(const Machine& m, const JobShape& s, const geometry::Layout& l,
+               const Execution& run) {
+  return {.layer = layer_passes(m, s, l, run),
+          .embedding = embedding_passes(m, s, l, run),
+          .head = head_passes(m, s, l, run),
+          .layer_elements = layer_elements(s, l),
+          .vocabulary_elements = vocabulary_elements(s, l)};
 }
 
 }  // namespace remesh::planner

@@ -52,6 +52,31 @@ struct Terms {
   friend Terms operator*(double k, const Terms& t);
 };
 
+struct TermName {
+  const char* key;
+  const char* about;
+  double Terms::*seconds;
+};
+inline constexpr TermName kTerms[] = {
+    {"gemm", "matrix products", &Terms::gemm},
+    {"attention", "attention scores", &Terms::attention},
+    {"elementwise", "norms, activations, loss", &Terms::elementwise},
+    {"launch", "device waits for the host", &Terms::launch},
+    {"tensor", "tensor-parallel communication", &Terms::tensor},
+    {"context", "context-parallel communication", &Terms::context},
+    {"data", "data-parallel communication", &Terms::data},
+    {"transfer", "messages between stages", &Terms::transfer},
+    {"bubble", "stages wait for each other", &Terms::bubble},
+    {"optimizer", "update of the weights", &Terms::optimizer},
+    {"straggle", "all wait for the slowest device", &Terms::straggle}};
+
+// Hidden communication takes cores and memory bandwidth from compute: so much
+// of its time. Chosen by FSDP runs with few tokens for each device (MPT-13B and
+// Llama 2 on H100), whose exposed communication it explains.
+inline constexpr double kContention = 0.3;
+// What shows of communication that runs behind compute.
+double exposed_s(double comm, double compute);
+
 // Forward, and backward in two parts: the gradient of the input, and that of
 // the weights. What recomputation repeats is in `again`, run before backward.
 struct Passes {
@@ -78,5 +103,14 @@ Passes head_passes(const Machine& machine, const JobShape& shape,
 double layer_elements(const JobShape& shape, const geometry::Layout& layout);
 double vocabulary_elements(const JobShape& shape,
                            const geometry::Layout& layout);
+
+// All of the above. They depend on the layout's tp and cp, and on the shape's
+// model, T, B and recompute; a search computes them once for these.
+struct Parts {
+  Passes layer, embedding, head;
+  double layer_elements = 0, vocabulary_elements = 0;
+};
+Parts parts_of(const Machine& machine, const JobShape& shape,
+               const geometry::Layout& layout, const Execution& run);
 
 }  // namespace remesh::planner

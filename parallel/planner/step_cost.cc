@@ -11,53 +11,60 @@
 namespace remesh::planner {
 namespace {
 
-// Chosen by FSDP runs with few tokens for each device (MPT-13B and Llama 2 on
-// H100), whose exposed communication it explains.
-constexpr double kContention = 0.3;
 // fp32 weight, two moments and gradient read; weight, moments and the 16-bit
 // copy written; the gradient's norm and clipping.
 constexpr double kOptimizerBytes = 16 + 14 + 8;
 
 double as_double(int64_t n) { return static_cast<double>(n); }
 
-// Hides `comm` behind `compute`; returns what shows.
-double exposed(double comm, double compute) {
-  return std::max(0.0, comm - compute) + kContention * std::min(comm, compute);
-}
-
 class Step {
  public:
   Step(const Machine& m, const JobShape& s, const geometry::Layout& l,
-       const Execution& run)
-      : m_(m), s_(s), l_(l), run_(run), chunks_(chunks_on(s, l)) {
-    elements_ = layer_elements(s, l);
-    layer_ = layer_passes(m, s, l, run);
-    embedding_ = embedding_passes(m, s, l, run);
-    head_ = head_passes(m, s, l, run);
-    sharded_ = s.zero_stage >= 2 && l.dp * l.cp > 1;
+       const Execution& run, const Parts& parts)
+      : m_(m),
+        s_(s),
+        l_(l),
+        run_(run),
+        parts_(parts),
+        chunks_(chunks_on(s, l)),
+        num_stages_(l.pp * chunks_),
+        layer_(parts.layer),
+        head_(parts.head) {
+    sharded_ = s.zero_stage >= 2 && l.dp * l.cp > 1 && l.pp == 1;
     if (sharded_) add_sharded_traffic();
   }
 
   Terms run() {
-    const size_t stages = static_cast<size_t>(l_.pp) * chunks();
-    for (size_t i = 0; i < stages; ++i) stages_.push_back(stage(i));
-    Terms t = l_.pp == 1
-                  ? as_double(most_microbatches(s_, l_)) * stages_[0].all()
-                  : pipeline();
+    Terms t;
+    if (l_.pp == 1) {
+      t = as_double(most_microbatches(s_, l_)) * stage(0).all();
+    } else {
+      for (int i = 0; i < num_stages_; ++i) stages_.push_back(stage(i));
+      t = pipeline();
+    }
     t += after_backward();
-    t.straggle = m_.straggle * std::sqrt(2 * std::log(l_.world())) * t.total();
+    t.straggle = straggle() * t.total();
     return t;
   }
 
+  double lower_bound_s() const {
+    const double passes = l_.pp == 1 ? as_double(most_microbatches(s_, l_)) *
+                                           stage(0).all().total()
+                                     : pipeline_bound();
+    return (passes + after_backward().total()) * (1 + straggle());
+  }
+
  private:
-  size_t chunks() const { return static_cast<size_t>(chunks_); }
   Group data_group(int size) const { return {size, l_.tp}; }
+  double straggle() const {
+    return m_.straggle * std::sqrt(2 * std::log(l_.world()));
+  }
 
   double rank_elements() const {
     const double stages = l_.pp;
     const double layers = std::ceil(as_double(s_.model.n_layers) / stages);
-    return layers * elements_ +
-           vocabulary_elements(s_, l_) *
+    return layers * parts_.layer_elements +
+           parts_.vocabulary_elements *
                (l_.pp == 1 && !s_.model.tie_embeddings ? 2 : 1);
   }
 
@@ -80,29 +87,24 @@ class Step {
       const double reduce = reduce_s(elements);
       const double back = (p->backward + p->weight + p->again).total();
       double forward = gather, backward = reduce;
-      if (l_.pp > 1) {  // once a step, of m microbatches
-        const double m = as_double(most_microbatches(s_, l_));
-        forward = gather / m;
-        backward = reduce / m;
-      } else if (s_.zero_stage == 3) {
-        backward += gather;
-      }
+      if (s_.zero_stage == 3) backward += gather;
       if (run_.overlap_data) {
-        forward = exposed(forward, p->forward.total());
-        backward = exposed(backward, back);
+        forward = exposed_s(forward, p->forward.total());
+        backward = exposed_s(backward, back);
       }
       p->forward.data += forward;
       p->backward.data += backward;
     };
-    add(elements_, &layer_);
-    add(vocabulary_elements(s_, l_), &head_);
+    add(parts_.layer_elements, &layer_);
+    add(parts_.vocabulary_elements, &head_);
   }
 
-  Passes stage(size_t i) const {
-    const int stages = l_.pp * chunks_;
-    const double layers = as_double(
-        geometry::even_share(s_.model.n_layers, stages, static_cast<int>(i))
-            .size());
+  double layers_of(int stage) const {
+    return as_double(
+        geometry::even_share(s_.model.n_layers, num_stages_, stage).size());
+  }
+  Passes stage(int i) const {
+    const double layers = layers_of(i);
     Passes p{layers * layer_.forward, layers * layer_.backward,
              layers * layer_.weight, layers * layer_.again};
     const auto add = [&](const Passes& o) {
@@ -110,8 +112,8 @@ class Step {
       p.backward += o.backward;
       p.weight += o.weight;
     };
-    if (i == 0) add(embedding_);
-    if (static_cast<int>(i) + 1 == stages) add(head_);
+    if (i == 0) add(parts_.embedding);
+    if (i + 1 == num_stages_) add(head_);
     return p;
   }
 
@@ -130,10 +132,13 @@ class Step {
       case geometry::Pass::kWeight:
         return p.weight;
     }
-    if (l_.pp > 1)
-      t.transfer += message_s() * (run_.overlap_pipeline ? kContention : 1);
+    t.transfer += transfer_s();
     return t;
   }
+  double transfer_s() const {
+    return message_s() * (run_.overlap_pipeline ? kContention : 1);
+  }
+  double latency_s() const { return run_.overlap_pipeline ? message_s() : 0; }
   double message_s() const {
     const double bytes =
         as_double(s_.B) * as_double(s_.T) / l_.cp * as_double(s_.model.dim) * 2;
@@ -159,7 +164,7 @@ class Step {
           return length[static_cast<size_t>(o.pass)]
                        [static_cast<size_t>(schedule.stage(rank, o.chunk))];
         },
-        run_.overlap_pipeline ? message_s() : 0);
+        latency_s());
     CHECK(timing.ok());
     const auto busiest = static_cast<size_t>(
         std::max_element(timing->busy.begin(), timing->busy.end()) -
@@ -185,6 +190,50 @@ class Step {
     return a + periods * (b + -1.0 * a);
   }
 
+  struct Load {
+    double forward = 0, backward = 0, weight = 0;
+  };
+  Load load(int i) const {
+    const auto sum = [&](const auto& seconds) {
+      return layers_of(i) * seconds(layer_) +
+             (i == 0 ? seconds(parts_.embedding) : 0) +
+             (i + 1 == num_stages_ ? seconds(head_) : 0);
+    };
+    const auto forward = [](const Passes& p) { return p.forward.total(); };
+    const auto backward = [](const Passes& p) {
+      return p.backward.total() + p.again.total();
+    };
+    const auto weight = [](const Passes& p) { return p.weight.total(); };
+    return {sum(forward) + transfer_s(), sum(backward) + transfer_s(),
+            sum(weight)};
+  }
+
+  // Of each rank: forward passes of the ranks before it, its own passes,
+  // backward passes of the ranks before it. A split backward may compute weight
+  // gradients while these run.
+  double pipeline_bound() const {
+    const bool split =
+        geometry::traits_of(schedule_kind_on(s_, l_)).split_backward;
+    int64_t m = most_microbatches(s_, l_);
+    if (chunks_ > 1) m = (m + l_.pp - 1) / l_.pp * l_.pp;
+    double fill = 0, drain = 0, bound = 0;
+    for (int rank = 0; rank < l_.pp; ++rank) {
+      double inputs = 0, weights = 0;
+      for (int i = rank; i < num_stages_; i += l_.pp) {
+        const Load x = load(i);
+        inputs += as_double(m) * (x.forward + x.backward);
+        weights += as_double(m) * x.weight;
+      }
+      bound = std::max(
+          bound,
+          fill + inputs + (split ? std::max(weights, drain) : weights + drain));
+      const Load first = load(rank);
+      fill += first.forward + latency_s();
+      drain += first.backward + (split ? 0 : first.weight) + latency_s();
+    }
+    return bound;
+  }
+
   Terms after_backward() const {
     const int n = l_.dp * l_.cp, z = shard_group_on(s_, l_);
     const double elements = rank_elements();
@@ -192,8 +241,8 @@ class Step {
     t.optimizer = kOptimizerBytes * elements / z / m_.memory_bytes_per_s;
     if (n == 1 || sharded_) return t;
     double back = 0, forward = 0;  // of the last and the first microbatch
-    for (size_t i = 0; i < stages_.size(); i += static_cast<size_t>(l_.pp)) {
-      const Passes& p = stages_[i];
+    for (int i = 0; i < num_stages_; i += l_.pp) {
+      const Passes p = stage(i);
       back += (p.backward + p.weight + p.again).total();
       forward += p.forward.total();
     }
@@ -206,7 +255,7 @@ class Step {
       weights = gather_weights_s(elements);
     }
     t.data = run_.overlap_data
-                 ? exposed(gradients, back) + exposed(weights, forward)
+                 ? exposed_s(gradients, back) + exposed_s(weights, forward)
                  : gradients + weights;
     return t;
   }
@@ -215,9 +264,10 @@ class Step {
   const JobShape& s_;
   const geometry::Layout& l_;
   const Execution& run_;
+  const Parts& parts_;
   const int chunks_;
-  double elements_ = 0;  // of a layer on this rank
-  Passes layer_, embedding_, head_;
+  const int num_stages_;
+  Passes layer_, head_;  // with their data-parallel traffic
   bool sharded_ = false;
   std::vector<Passes> stages_;
 };
@@ -226,8 +276,14 @@ class Step {
 
 StepCost predict_step(const Machine& m, const JobShape& s,
                       const geometry::Layout& l, const Execution& run) {
+  return predict_step(m, s, l, run, parts_of(m, s, l, run));
+}
+
+StepCost predict_step(const Machine& m, const JobShape& s,
+                      const geometry::Layout& l, const Execution& run,
+                      const Parts& parts) {
   StepCost c;
-  c.terms = Step(m, s, l, run).run();
+  c.terms = Step(m, s, l, run, parts).run();
   c.total_s = c.terms.total();
   const double tokens =
       as_double(s.microbatches) * as_double(s.B) * as_double(s.T);
@@ -239,6 +295,12 @@ StepCost predict_step(const Machine& m, const JobShape& s,
       vocabulary_elements(s, one);
   c.mfu = 6 * work * c.tokens_per_s / m.peak_flops;
   return c;
+}
+
+double step_lower_bound_s(const Machine& m, const JobShape& s,
+                          const geometry::Layout& l, const Execution& run,
+                          const Parts& parts) {
+  return Step(m, s, l, run, parts).lower_bound_s();
 }
 
 }  // namespace remesh::planner

@@ -9,8 +9,8 @@
 //               behind the first forward.
 //   ZeRO 2, 3   every microbatch gathers each layer's weights behind the layer
 //               before it, again in backward with stage 3, and scatters its
-//               gradients (FSDP, Zhao et al. 2023). In a pipeline weights are
-//               gathered once a step.
+//               gradients (FSDP, Zhao et al. 2023). In a pipeline, where that
+//               would be for each of many short passes, they are as stage 1.
 //   HSDP        the shards' gradients are also reduced across replicas.
 //   overlap     communication takes cores and memory bandwidth from compute:
 //               kContention of the hidden time.
@@ -34,5 +34,17 @@ struct StepCost {
 // data-parallel rank.
 StepCost predict_step(const Machine& machine, const JobShape& shape,
                       const geometry::Layout& layout, const Execution& run);
+// The same from what parts_of() returns.
+StepCost predict_step(const Machine& machine, const JobShape& shape,
+                      const geometry::Layout& layout, const Execution& run,
+                      const Parts& parts);
+
+// A lower bound of total_s that takes microseconds: a pipeline rank waits for
+// the first microbatch to reach it, does its work, and waits for the last
+// gradients to reach the first rank. Exact without a pipeline, and for 1F1B and
+// interleaved schedules of equal stages.
+double step_lower_bound_s(const Machine& machine, const JobShape& shape,
+                          const geometry::Layout& layout, const Execution& run,
+                          const Parts& parts);
 
 }  // namespace remesh::planner

@@ -5,48 +5,13 @@
 #include <cmath>
 
 #include "parallel/planner/collective.h"
-#include "parallel/planner/device_memory.h"
+#include "tests/unit/planner/round_machine.h"
 
 namespace remesh::planner {
 namespace {
 
 using geometry::Layout;
 using geometry::Recompute;
-
-// Round numbers, so that terms can be computed by hand.
-Machine round_machine() {
-  return {.flops = 1e14,
-          .fp8_flops = 2e14,
-          .attention_flops = 5e13,
-          .tuned_attention_flops = 6e13,
-          .memory_bytes_per_s = 1e12,
-          .memory_bytes = 80e9,
-          .peak_flops = 2e14,
-          .cores = 100,
-          .launch_s = 1e-6,
-          .straggle = 0.01,
-          .node_devices = 8,
-          .node_bytes_per_s = 1e11,
-          .network_bytes_per_s = 1e10,
-          .collective_base_s = 1e-5,
-          .node_hop_s = 1e-6,
-          .network_hop_s = 1e-5};
-}
-
-JobShape gpt(int64_t microbatches) {
-  JobShape s;
-  s.model = {.dim = 4096,
-             .n_layers = 32,
-             .n_heads = 32,
-             .n_kv_heads = 32,
-             .hidden_dim = 16384,
-             .vocab_size = 51200,
-             .arch = "gpt"};
-  s.T = 2048;
-  s.B = 1;
-  s.microbatches = microbatches;
-  return s;
-}
 
 double seconds(const Machine& m, const JobShape& s, const Layout& l,
                const Execution& run = {}) {
@@ -313,46 +278,41 @@ TEST(Step, MoreWorkTakesLonger) {
   EXPECT_GT(seconds(m, s, l), selective);
 }
 
-// Korthikanti et al. 2022: a 22B model's layer without recomputation takes
-// s b h (34 + 5 a s / h) / t bytes with sequence parallelism.
-TEST(DeviceMemory, ActivationsAreThoseOfThePaper) {
-  JobShape s;
-  s.model = {.dim = 6144,
-             .n_layers = 48,
-             .n_heads = 64,
-             .n_kv_heads = 64,
-             .hidden_dim = 24576,
-             .vocab_size = 51200,
-             .arch = "gpt"};
-  s.T = 2048;
-  s.B = 4;
-  s.microbatches = 1;
-  const Layout l{.tp = 8};
-  const double sbh = 2048.0 * 4 * 6144;
-  const double scores = 5 * 64 * 2048.0 / 6144;
-  Execution run{.fused_attention = false};
-  EXPECT_NEAR(device_memory(s, l, run).activations,
-              48 * sbh * (34 + scores) / 8, 1);
-  run.sequence_parallel = false;
-  EXPECT_NEAR(device_memory(s, l, run).activations,
-              48 * sbh * (10 + (24 + scores) / 8), 1);
-  s.recompute = Recompute::kFull;
-  EXPECT_NEAR(device_memory(s, l, run).activations, 48 * sbh * 2, 1);
-}
-
-TEST(DeviceMemory, ZeroShardsOptimizerGradientsAndWeightsInTurn) {
-  JobShape s = gpt(64);
-  const auto memory = [&](int zero) {
-    s.zero_stage = zero;
-    return device_memory(s, {.dp = 8}, {});
-  };
-  const DeviceMemory none = memory(0), one = memory(1), two = memory(2),
-                     three = memory(3);
-  EXPECT_NEAR(one.optimizer, none.optimizer / 8, 1);
-  EXPECT_EQ(one.gradients, none.gradients);
-  EXPECT_NEAR(two.gradients, none.gradients / 8, 1);
-  EXPECT_EQ(two.weights, none.weights);
-  EXPECT_NEAR(three.weights, none.weights / 8, 1);
+// In the words of step_lower_bound_s().
+TEST(Bound, IsNeverAboveTheStepAndExactWhereItSaysSo) {
+  using geometry::ScheduleKind;
+  JobShape s = gpt(24);
+  const Machine m = round_machine();
+  double worst = 1;
+  for (const bool equal : {false, true})
+    for (const Layout& l : {Layout{.dp = 8}, Layout{.dp = 3, .pp = 4, .tp = 2},
+                            Layout{.pp = 8}, Layout{.dp = 2, .pp = 5, .cp = 2}})
+      for (const auto& [kind, chunks] : {std::pair{ScheduleKind::k1F1B, 1},
+                                         {ScheduleKind::kZbH1, 1},
+                                         {ScheduleKind::kGpipe, 1},
+                                         {ScheduleKind::kInterleaved1F1B, 2},
+                                         {ScheduleKind::kInterleaved1F1B, 3}})
+        for (const int zero : {0, 1, 3})
+          for (const Recompute recompute : {Recompute::kNone, Recompute::kFull})
+            for (const bool overlap : {false, true}) {
+              s.schedule = kind;
+              s.chunks = chunks;
+              s.zero_stage = zero;
+              s.recompute = recompute;
+              s.model.n_layers = equal ? 4 * 5 * 3 * 8 : 33;
+              s.model.vocab_size = equal ? 1 : 51200;
+              const Execution run{.overlap_pipeline = overlap};
+              const Parts parts = parts_of(m, s, l, run);
+              const double bound = step_lower_bound_s(m, s, l, run, parts);
+              const double step = seconds(m, s, l, run);
+              EXPECT_LE(bound, step * (1 + 1e-9))
+                  << l.to_string() << " " << geometry::schedule_name(kind);
+              worst = std::min(worst, bound / step);
+              if (l.pp == 1 || (equal && kind == ScheduleKind::k1F1B)) {
+                EXPECT_NEAR(bound / step, 1, 1e-3) << l.to_string();
+              }
+            }
+  EXPECT_GT(worst, 0.75);
 }
 
 }  // namespace

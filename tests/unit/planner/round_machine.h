@@ -1,0 +1,43 @@
+// Round numbers, so that terms can be computed by hand.
+#pragma once
+
+#include "parallel/planner/description.h"
+#include "parallel/planner/shape.h"
+
+namespace remesh::planner {
+
+inline Machine round_machine() {
+  return {.flops = 1e14,
+          .fp8_flops = 2e14,
+          .attention_flops = 5e13,
+          .tuned_attention_flops = 6e13,
+          .memory_bytes_per_s = 1e12,
+          .memory_bytes = 80e9,
+          .peak_flops = 2e14,
+          .cores = 100,
+          .launch_s = 1e-6,
+          .straggle = 0.01,
+          .node_devices = 8,
+          .node_bytes_per_s = 1e11,
+          .network_bytes_per_s = 1e10,
+          .collective_base_s = 1e-5,
+          .node_hop_s = 1e-6,
+          .network_hop_s = 1e-5};
+}
+
+inline JobShape gpt(int64_t microbatches) {
+  JobShape s;
+  s.model = {.dim = 4096,
+             .n_layers = 32,
+             .n_heads = 32,
+             .n_kv_heads = 32,
+             .hidden_dim = 16384,
+             .vocab_size = 51200,
+             .arch = "gpt"};
+  s.T = 2048;
+  s.B = 1;
+  s.microbatches = microbatches;
+  return s;
+}
+
+}  // namespace remesh::planner
