@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "parallel/jobfile/jobfile.h"
-#include "parallel/planner/device_memory.h"
+#include "parallel/planner/memory.h"
 #include "proto/base/text.h"
 
 namespace remesh::bench {
@@ -102,12 +102,16 @@ planner::StepCost predict(const planner::Machine& machine, const Row& row) {
   bool best_fits = false;
   for (const Row& r : candidates(row)) {
     const bool open = row.shape.B == 0 || row.layout.tp == 0;
+    const planner::Parts parts =
+        planner::parts_of(machine, r.shape, r.layout, r.run);
     const bool fits =
-        !open || planner::device_memory(r.shape, r.layout, r.run).total() <
-                     0.9 * machine.memory_bytes;
+        !open ||
+        static_cast<double>(
+            planner::predict_worst_memory(r.shape, r.layout, r.run, parts)
+                .total()) < planner::kUsable * machine.memory_bytes;
     if (best_fits && !fits) continue;
     const planner::StepCost c =
-        planner::predict_step(machine, r.shape, r.layout, r.run);
+        planner::predict_step(machine, r.shape, r.layout, r.run, parts);
     if ((fits && !best_fits) || c.tokens_per_s > best.tokens_per_s) best = c;
     best_fits = best_fits || fits;
   }

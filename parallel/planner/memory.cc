@@ -1,9 +1,11 @@
 #include "parallel/planner/memory.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 #include <vector>
 
+#include "parallel/geometry/batch.h"
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/sharding.h"
@@ -16,10 +18,35 @@ using geometry::Layout;
 using geometry::ShardTable;
 
 constexpr int64_t kFp32 = 4;
+constexpr int64_t k16Bit = 2;
 constexpr int64_t kStreamedBlocks = 2;  // blocks whose weights ZeRO-3 holds
 constexpr int64_t kStateVectors = 3;    // weights and both moments
 // Those of a streamed file, which keep the disk busy (proto/base).
 constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
+
+double as_double(int64_t n) { return static_cast<double>(n); }
+
+// Bytes of an element.
+struct StateBytes {
+  double master = kFp32;  // fp32 weights, sharded
+  double moments = 2 * kFp32;
+  double copies = 1;         // of master weights and moments
+  double computed = k16Bit;  // weights to compute with; 0: the master weights
+  double gradient = kFp32;
+};
+// Elements of a rank that exist at once.
+struct StateElements {
+  double share = 0;  // of what ZeRO shards
+  double computed = 0, gradients = 0;
+};
+
+Memory state_memory(const StateBytes& bytes, const StateElements& n) {
+  const auto whole = [](double x) { return static_cast<uint64_t>(x); };
+  return {.weights = whole(bytes.copies * bytes.master * n.share +
+                           bytes.computed * n.computed),
+          .gradients = whole(bytes.gradient * n.gradients),
+          .optimizer = whole(bytes.copies * bytes.moments * n.share)};
+}
 
 geometry::RankShard rank_shard(const JobShape& s, const Layout& l, int rank,
                                const geometry::ParamTable& table) {
@@ -70,6 +97,39 @@ int64_t padded_elements(const ShardTable& shard, int z, bool blocks_only) {
   return sum;
 }
 
+// Bytes that a layer keeps of a microbatch, Korthikanti et al. 2022, section 4,
+// for any widths: of each element of the stream 2 for each norm's input and
+// output, and 1 for each of two dropout masks (not in Llama); 2 for each
+// operand of the other products; 5 for each score unless attention is fused.
+// With fused attention selective recomputation keeps the layer's input,
+// attention's output and every second product (TorchTitan's selective
+// checkpointing).
+double layer_activations(const JobShape& s, const Layout& l,
+                         const Execution& run, geometry::Recompute recompute) {
+  const double N = as_double(s.B) * as_double(s.T) / l.cp, tp = l.tp;
+  const double D = as_double(s.model.dim), F = as_double(s.model.hidden_dim);
+  const double stream = run.sequence_parallel ? N / tp : N;
+  const double kv = as_double(s.model.kv_dim());
+  if (recompute == geometry::Recompute::kFull) return 2 * stream * D;
+  if (recompute == geometry::Recompute::kSelective && run.fused_attention)
+    return 4 * stream * D + N / tp * (4 * D + 2 * kv + 2 * F);
+  const bool gpt = s.model.arch == "gpt";
+  double bytes = (gpt ? 10 : 8) * stream * D +
+                 N / tp * (4 * D + 4 * kv + (gpt ? 4 : 6) * F);
+  if (!run.fused_attention && recompute == geometry::Recompute::kNone)
+    bytes += 5 * N * as_double(s.T) * as_double(s.model.n_heads) / tp;
+  return bytes;
+}
+
+// Microbatches in flight on a pipeline rank, in units of all its chunks:
+// Narayanan et al. 2021, section 2.2.
+double in_flight(const JobShape& s, const Layout& l, int pp_rank) {
+  const double v = chunks_on(s, l), left = l.pp - pp_rank;
+  const double m = as_double(most_microbatches(s, l));
+  if (schedule_kind_on(s, l) == geometry::ScheduleKind::kGpipe) return m;
+  return std::min(m, v == 1 ? left : (2 * left - 1 + (v - 1) * l.pp) / v);
+}
+
 // Replicas of other ranks' states in shared memory, each double-buffered.
 int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   const int64_t kept = replicas_kept(s, l);
@@ -113,10 +173,7 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   const int64_t ends = padded - padded_elements(shard, z, true);
   const int64_t places = std::min<int64_t>(2, num_blocks) * largest_block;
 
-  const int64_t held = s.keep_state ? 2 : 1;
-  int64_t weights = held * state;
-  if (z > 1 && !streams) weights += padded;
-  if (streams) weights += ends;
+  int64_t gathered = streams ? ends : z > 1 ? padded : 0;
   int64_t activations = 0;
   int64_t buffers = replica_bytes(s, l, state);
   const std::vector<int> live = geometry::slots_needed(schedule, at.pp);
@@ -124,9 +181,9 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
     const geometry::ChunkMemory chunk = geometry::chunk_memory(
         shard, c, chunk_use(s, shard, c, schedule.split_backward, streams));
     if (streams)
-      weights += std::min(kStreamedBlocks,
-                          shard.last_layer(c) - shard.first_layer(c)) *
-                 largest_block;
+      gathered += std::min(kStreamedBlocks,
+                           shard.last_layer(c) - shard.first_layer(c)) *
+                  largest_block;
     activations +=
         live[static_cast<size_t>(c)] * static_cast<int64_t>(chunk.activations);
     buffers += static_cast<int64_t>(chunk.buffers + chunk.weights);
@@ -134,12 +191,56 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
       buffers +=
           message_bytes(s, l, at, chunk.message, schedule.num_microbatches);
   }
-  return {.weights = static_cast<uint64_t>(weights * kFp32),
-          .gradients = static_cast<uint64_t>(
-              (few_gradients ? shares + places + ends : padded) * kFp32),
-          .optimizer = static_cast<uint64_t>(held * 2 * state * kFp32),
-          .activations = static_cast<uint64_t>(activations),
-          .buffers = static_cast<uint64_t>(buffers)};
+  Memory m = state_memory(
+      {.copies = s.keep_state ? 2.0 : 1.0, .computed = kFp32},
+      {.share = as_double(state),
+       .computed = as_double(gathered),
+       .gradients =
+           as_double(few_gradients ? shares + places + ends : padded)});
+  m.activations = static_cast<uint64_t>(activations);
+  m.buffers = static_cast<uint64_t>(buffers);
+  return m;
+}
+
+Memory predict_memory(const JobShape& s, const Layout& l, int pp_rank,
+                      const Execution& run, const Parts& parts) {
+  const bool first = pp_rank == 0, last = pp_rank == l.pp - 1;
+  const int v = chunks_on(s, l);
+  double layers = 0;
+  for (int i = pp_rank; i < l.pp * v; i += l.pp)
+    layers +=
+        as_double(geometry::even_share(s.model.n_layers, l.pp * v, i).size());
+  const bool tied = l.pp == 1 && s.model.tie_embeddings;
+  const double tables =
+      parts.vocabulary_elements * (first + last - (tied ? 1 : 0));
+  const double all = layers * parts.layer_elements + tables;
+  const int z = shard_group_on(s, l);
+  const bool sharded = s.zero_stage >= 2 && z > 1 && l.pp == 1;
+  const double few = parts.layer_elements + tables;
+  Memory m =
+      state_memory({.gradient = run.gradient_bytes},
+                   {.share = all / z,
+                    .computed = sharded && s.zero_stage == 3
+                                    ? std::min(all, few + parts.layer_elements)
+                                    : all,
+                    .gradients = sharded ? std::min(all, all / z + few) : all});
+
+  double activations = in_flight(s, l, pp_rank) * layers *
+                       layer_activations(s, l, run, s.recompute);
+  double buffers = 0;
+  const double N = as_double(s.B) * as_double(s.T) / l.cp;
+  if (s.recompute != geometry::Recompute::kNone)
+    buffers += layer_activations(s, l, run, geometry::Recompute::kNone) -
+               layer_activations(s, l, run, s.recompute);
+  if (last) {
+    const double logits = N * as_double(s.model.vocab_size) / l.tp;
+    const double stream = N / (run.sequence_parallel ? l.tp : 1);
+    activations += 4 * (stream * as_double(s.model.dim) + logits);
+    buffers += k16Bit * logits;
+  }
+  m.activations = static_cast<uint64_t>(activations);
+  m.buffers = static_cast<uint64_t>(buffers);
+  return m;
 }
 
 uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
@@ -169,6 +270,14 @@ Memory predict_worst_memory(const JobShape& s, const Layout& l) {
     if (m.total() > worst.total()) worst = m;
   }
   return worst;
+}
+
+Memory predict_worst_memory(const JobShape& s, const Layout& l,
+                            const Execution& run, const Parts& parts) {
+  const Memory first = predict_memory(s, l, 0, run, parts);
+  if (l.pp == 1) return first;
+  const Memory last = predict_memory(s, l, l.pp - 1, run, parts);
+  return last.total() > first.total() ? last : first;
 }
 
 }  // namespace remesh::planner

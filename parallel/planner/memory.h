@@ -1,8 +1,10 @@
 // predict_memory: bytes that a rank of a mesh holds while it trains, by
-// purpose. A formula for what the trainer is documented to allocate
-// (worker/engine, and geometry/family.h for a model chunk), written
-// independently of it, so that the two check each other. Pure.
+// purpose. Pure. For two kinds of trainers, which differ in what they keep of
+// each parameter (StateBytes in memory.cc) and in the activations:
 //
+// remesh's own ranks. A formula for what the trainer is documented to allocate
+// (worker/engine, and geometry/family.h for a model chunk), written
+// independently of it, so that the two check each other:
 //   weights      fp32: the rank's share of the master weights (twice when the
 //                state is kept in shared memory), and under ZeRO the gathered
 //                copies
@@ -12,12 +14,26 @@
 //   activations  kept by microbatches in flight for their backward
 //   buffers      weights in bf16 to compute with, one layer's activations and
 //                gradients, messages, tables; replicas of other ranks' states
-//
 // Code, MPI and thread stacks are not included.
+//
+// Trainers on devices (given by an Execution), after Korthikanti et al. 2022
+// and, for ZeRO, Rajbhandari et al. 2020 and Zhao et al. 2023:
+//   weights      fp32 master weights, the rank's share; 16-bit ones to compute
+//                with, under ZeRO 3 those of two layers and the vocabulary
+//   gradients    Execution::gradient_bytes each: all, or under ZeRO 2 and 3
+//                the share and those of a layer. In a pipeline stages 2 and 3
+//                keep what stage 1 keeps (step_cost.h).
+//   optimizer    both moments, fp32: the share
+//   activations  of the microbatches in flight; on the last stage also the
+//                inputs of the norm and the head, and the logits in fp32
+//   buffers      what recomputation fills for one layer; 16-bit logits
+// Not included: libraries, communication buffers, fragmentation; kUsable
+// leaves room for them.
 #pragma once
 
 #include <cstdint>
 
+#include "parallel/planner/layer_cost.h"
 #include "parallel/planner/shape.h"
 
 namespace remesh::planner {
@@ -59,5 +75,16 @@ uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
 // For the rank that needs most in total. REQUIRES: admit() passed.
 Memory predict_worst_memory(const JobShape& shape,
                             const geometry::Layout& layout);
+
+// For a device of pipeline rank `pp_rank`. REQUIRES: as predict_step().
+Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
+                      int pp_rank, const Execution& run, const Parts& parts);
+// For the device that needs most: of the first stage, which holds most
+// microbatches, or of the last, which has the head.
+Memory predict_worst_memory(const JobShape& shape,
+                            const geometry::Layout& layout,
+                            const Execution& run, const Parts& parts);
+// The share of a device's memory that a plan may use.
+inline constexpr double kUsable = 0.9;
 
 }  // namespace remesh::planner
