@@ -4,6 +4,8 @@
 //                                          "overall MAPE X % of N rows"
 //   bench_planner rows FILE.csv            every row with its prediction
 //   bench_planner fit FILE.csv ... [--write]   fits the clusters' constants
+//   bench_planner search                   time of large searches, and how many
+//                                          plans they simulate
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -15,13 +17,15 @@
 
 #include "bench/planner/report.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/search.h"
+#include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 
 namespace remesh::bench {
 namespace {
 
 struct Options {
-  std::string clusters = REMESH_CLUSTERS;
+  std::string clusters = REMESH_DEPLOY "/clusters";
   std::vector<std::string> files;
   bool write = false;
 };
@@ -172,6 +176,46 @@ Status fit_clusters(const Options& o) {
   return ok_status();
 }
 
+Status time_searches(const Options& o) {
+  constexpr struct {
+    const char *model, *cluster;
+    int64_t devices, global_batch;
+  } kCases[] = {{"llama3-405b", "h100", 512, 512},
+                {"llama3-405b", "h100", 16384, 2048},
+                {"megatron-1t", "a100-80", 3072, 3072},
+                {"frontier-1t", "frontier", 3072, 1536}};
+  fmt::print("{:<12} {:<9} {:>7} {:>8} {:>7} {:>8} {:>8} {:>10} {:>11}\n",
+             "model", "cluster", "devices", "time", "meshes", "plans", "fit",
+             "simulated", "of plans");
+  for (const auto& c : kCases) {
+    pb::Cluster cluster;
+    RETURN_IF_ERROR(jobfile::load_description(
+        fmt::format("{}/{}.toml", o.clusters, c.cluster), &cluster));
+    pb::ModelFile file;
+    RETURN_IF_ERROR(jobfile::load_description(
+        fmt::format("{}/models/{}.toml", REMESH_DEPLOY, c.model), &file));
+    planner::SearchRequest q;
+    q.machine = planner::machine_of(cluster);
+    ASSIGN_OR_RETURN(q.model, planner::model_of(file));
+    q.T = file.model().seq_len();
+    q.global_batch = c.global_batch;
+    q.devices = c.devices;
+    q.run = {.overlap_tensor = true, .overlap_pipeline = true};
+    const int64_t start = monotonic_ms();
+    ASSIGN_OR_RETURN(const planner::SearchResult r, search_layouts(q));
+    const double seconds = static_cast<double>(monotonic_ms() - start) / 1e3;
+    fmt::print(
+        "{:<12} {:<9} {:>7} {:>6.2f} s {:>7} {:>8} {:>8} {:>10} {:>9.3f} %  "
+        "{}\n",
+        c.model, c.cluster, c.devices, seconds, r.meshes, r.considered,
+        r.fitting, r.simulated,
+        100.0 * static_cast<double>(r.simulated) /
+            static_cast<double>(r.considered),
+        r.plans[0].settings());
+  }
+  return ok_status();
+}
+
 int run(int argc, char** argv) {
   Options o;
   CLI::App app("The planner's predictions beside measured training runs.");
@@ -179,9 +223,9 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   Status (*action)(const Options&) = nullptr;
   const auto verb = [&](const char* name, const char* help,
-                        Status (*f)(const Options&)) {
+                        Status (*f)(const Options&), bool files = true) {
     CLI::App* sub = app.add_subcommand(name, help);
-    sub->add_option("files", o.files, "CSV files")->required();
+    if (files) sub->add_option("files", o.files, "CSV files")->required();
     sub->callback([&action, f] { action = f; });
     return sub;
   };
@@ -189,6 +233,7 @@ int run(int argc, char** argv) {
   verb("rows", "each row with its prediction", print_rows);
   verb("fit", "fits the constants of the clusters", fit_clusters)
       ->add_flag("--write", o.write, "write them into the descriptions");
+  verb("search", "time of large searches", time_searches, /*files=*/false);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
