@@ -1,13 +1,11 @@
-// Verbs that need no run: plan, job check, job defaults, data.
+// Verbs that need no run: job check, job defaults, data.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <memory>
-#include <thread>
 
 #include "coordinator/ctl/children.h"
-#include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/preflight.h"
 #include "coordinator/ctl/screen.h"
 #include "coordinator/ctl/verbs.h"
@@ -16,17 +14,6 @@
 
 namespace remesh::ctl {
 namespace {
-
-Result<int> plan(PlanOptions o) {
-  ASSIGN_OR_RETURN(const pb::Job job,
-                   rundir::load_resolved({o.job_file, o.set}));
-  if (o.cores == 0)
-    o.cores =
-        static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  ASSIGN_OR_RETURN(const std::string text, plan_text(job, o));
-  fmt::print("{}", text);
-  return kExitOk;
-}
 
 struct CheckOptions {
   std::string job_file;
@@ -91,36 +78,6 @@ Result<int> exec_program(const std::string& name,
   return errno_error("start " + program, errno);
 }
 
-void add_plan(CLI::App* app, int* code) {
-  auto o = std::make_shared<PlanOptions>();
-  CLI::App* c = app->add_subcommand(
-      "plan", "Show the mesh that a job would get, and its memory use");
-  add_job_options(c, &o->job_file, &o->set);
-  c->add_option("--slots", o->slots, "Slots of each host")
-      ->check(integer_in(1, 65536))
-      ->capture_default_str();
-  c->add_option("--hosts", o->hosts, "Number of identical hosts")
-      ->check(integer_in(1, 65536))
-      ->capture_default_str();
-  c->add_option("--layout", o->layout,
-                "Use this mesh instead of selecting one");
-  c->add_option("--cores", o->cores,
-                "Cores of each host. Default: those of this machine")
-      ->check(integer_in(1, 65536));
-  c->add_option("--memory-gib", o->memory_gib,
-                "Memory of each host. Default: not checked")
-      ->check(CLI::Range(0.0, 1e9));
-  add_json_option(c, &o->json);
-  c->footer(R"(
-Examples:
-  remesh plan job.toml --slots 4
-  remesh plan job.toml --slots 8 --hosts 4 --memory-gib 64
-  remesh plan job.toml --slots 4 --layout pp2,tp2 --set train.recompute=full
-
-Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
-  c->callback([o, code] { *code = exit_code(plan(*o)); });
-}
-
 void add_job(CLI::App* app, int* code) {
   CLI::App* job = app->add_subcommand("job", "Check and create job files");
   job->require_subcommand(1);
@@ -181,7 +138,6 @@ Examples:
 }  // namespace
 
 void add_job_verbs(CLI::App* app, int* code) {
-  add_plan(app, code);
   add_job(app, code);
   // All arguments go to remesh-data, --help included.
   CLI::App* c = app->add_subcommand("data", "Prepare text for training");

@@ -131,6 +131,7 @@ int main(int argc, char** argv) {
   add_control_verbs(&app, &code);
   add_checkpoint_verbs(&app, &code);
   add_trace_verb(&app, &code);
+  add_plan_verb(&app, &code);
   add_job_verbs(&app, &code);
   add_key_verbs(&app, &code);
   try {

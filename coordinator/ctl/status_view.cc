@@ -22,30 +22,6 @@ using Json = nlohmann::ordered_json;
 constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
 
-// Aligned columns, two spaces apart, indented by two.
-std::string table(std::vector<std::vector<std::string>> rows) {
-  std::vector<size_t> widths;
-  for (auto& row : rows) {
-    for (std::string& cell : row)
-      cell = limits::printable(cell, std::string::npos);
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], display_width(row[i]));
-    }
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line = " ";
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += " " + row[i] +
-              std::string(widths[i] - display_width(row[i]) + 1, ' ');
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return out;
-}
-
 std::string rank_text(const pb::RankStatus& r) {
   if (r.exited()) {
     return r.signal() != 0
@@ -266,6 +242,29 @@ std::string problem_text(const pb::JobStatus::Problem& p) {
   return p.has_seconds()
              ? fmt::format("{}, for {}", p.text(), format_duration(p.seconds()))
              : p.text();
+}
+
+std::string table(std::vector<std::vector<std::string>> rows) {
+  std::vector<size_t> widths;
+  for (auto& row : rows) {
+    for (std::string& cell : row)
+      cell = limits::printable(cell, std::string::npos);
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], display_width(row[i]));
+    }
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += " " + row[i] +
+              std::string(widths[i] - display_width(row[i]) + 1, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    out += line + "\n";
+  }
+  return out;
 }
 
 std::string bytes_text(uint64_t bytes) {

@@ -20,6 +20,9 @@ std::string problem_text(const pb::JobStatus::Problem& problem);
 // "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 
+// Aligned columns, two spaces apart, indented by two.
+std::string table(std::vector<std::vector<std::string>> rows);
+
 // The newest events, one per line.
 std::string events_text(const pb::JobStatus& s, const Style& style);
 // The complete page.

@@ -105,6 +105,30 @@ expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
 expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
 expect 3 "the standard output cannot be written" sh -c \
   "'$bin/remesh' plan job.toml --slots 3 >/dev/full"
+expect 2 "either a job file or --model" "$bin/remesh" plan
+expect 0 "best: " "$bin/remesh" plan job.toml --cluster h100 --gpus 2
+on="--cluster h100 --gpus"
+expect 0 "stages wait" "$bin/remesh" plan --model llama3-8b $on 8 --explain dp8
+expect 5 "did you mean llama3-8b?" "$bin/remesh" plan --model llama3-8c $on 8
+expect 5 "known: a100-40, a100-80" "$bin/remesh" plan --model llama3-8b \
+  --cluster k80 --gpus 8
+expect 2 "--gpus: '0' is not an integer from 1 to" \
+  "$bin/remesh" plan --model llama3-8b $on 0
+expect 2 "requires --gpus" "$bin/remesh" plan --model llama3-8b --cluster h100
+expect 2 "requires --cluster" "$bin/remesh" plan job.toml --gpus 8
+expect 5 "no such file" "$bin/remesh" plan --model other.json $on 8
+expect 3 "fits into no mesh of 8" "$bin/remesh" plan --model llama3-405b $on 8
+expect 2 "1f1b" "$bin/remesh" plan --model llama3-8b $on 8 --schedule fifo
+echo '{"model_type": "llama"}' >config.json
+expect 2 "hidden_size: is required" "$bin/remesh" plan --model config.json $on 8
+printf '[model]\ndim = 64\n' >model.toml
+expect 2 "model.n_layers: is required" \
+  "$bin/remesh" plan --model model.toml $on 8
+mkdir -p prefix/bin prefix/share
+ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
+expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8
+cp -r "$bin/../share/remesh/." prefix/share/remesh
+expect 0 "best: " prefix/bin/remesh plan --model llama3-8b $on 8
 expect 2 "did you mean train.steps" "$bin/remesh" job check job.toml \
   --set train.stpes=7
 expect 5 "nothing to resume" "$bin/remesh" run job.toml --resume

@@ -1,0 +1,408 @@
+#include "coordinator/ctl/cluster_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "coordinator/ctl/render.h"
+#include "coordinator/ctl/status_view.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+using geometry::Layout;
+using planner::kTerms;
+using planner::Memory;
+using planner::Plan;
+using planner::SearchRequest;
+using planner::TermName;
+using planner::Terms;
+using Json = nlohmann::ordered_json;
+
+double exposed(const Terms& t) {
+  return t.tensor + t.context + t.data + t.transfer;
+}
+double percent(double part, double whole) { return 100 * part / whole; }
+std::string gigabytes(double bytes) {
+  return fmt::format("{:.1f} GB", bytes / 1e9);
+}
+std::string gigabytes(uint64_t bytes) {
+  return gigabytes(static_cast<double>(bytes));
+}
+std::string seconds_text(double s) {
+  return s < 1 ? fmt::format("{:.0f} ms", 1e3 * s) : fmt::format("{:.2f} s", s);
+}
+
+constexpr struct {
+  const char* key;
+  uint64_t Memory::*bytes;
+} kCategories[] = {{"weights", &Memory::weights},
+                   {"gradients", &Memory::gradients},
+                   {"optimizer", &Memory::optimizer},
+                   {"activations", &Memory::activations},
+                   {"buffers", &Memory::buffers}};
+
+double parameters_of(const SearchRequest& q) {
+  planner::JobShape s;
+  s.model = q.model;
+  return static_cast<double>(q.model.n_layers) *
+             planner::layer_elements(s, {}) +
+         planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2);
+}
+
+SearchRequest request_of(const ClusterPlanOptions& o, const ModelChoice& model,
+                         const ClusterChoice& cluster) {
+  SearchRequest q;
+  q.machine = planner::machine_of(cluster.cluster);
+  q.model = model.model;
+  q.T = o.seq_len > 0 ? o.seq_len : model.seq_len;
+  q.global_batch = o.global_batch > 0       ? o.global_batch
+                   : model.global_batch > 0 ? model.global_batch
+                                            : default_batch(q.T, o.devices);
+  q.devices = o.devices;
+  q.run = {
+      .precision = o.fp8 ? planner::Precision::kFp8 : planner::Precision::k16,
+      .tuned_attention = true,
+      .overlap_tensor = cluster.cluster.node().overlap_tensor(),
+      .overlap_pipeline = true};
+  q.limits = o.limits;
+  q.most = static_cast<size_t>(o.meshes);
+  return q;
+}
+
+// --- one plan ----------------------------------------------------------------
+
+std::string schedule_text(const Plan& p) {
+  if (p.layout.pp == 1) return "-";
+  std::string out = geometry::schedule_name(p.shape.schedule);
+  if (p.shape.chunks > 1) out += fmt::format(" x{}", p.shape.chunks);
+  return out;
+}
+
+std::string zero_text(const Plan& p) {
+  if (p.layout.dp * p.layout.cp == 1) return "-";
+  return p.shape.shard_group == 0
+             ? fmt::format("{}", p.shape.zero_stage)
+             : fmt::format("{}/{}", p.shape.zero_stage, p.shape.shard_group);
+}
+
+std::string ranking(const std::vector<Plan>& plans) {
+  std::vector<std::vector<std::string>> rows = {
+      {"mesh", "ZeRO", "micro-batch", "schedule", "recompute", "step",
+       "tokens/s/device", "MFU", "memory", "exposed", "bubble"}};
+  for (const Plan& p : plans)
+    rows.push_back(
+        {p.layout.to_string(), zero_text(p), fmt::format("{}", p.shape.B),
+         schedule_text(p), planner::recompute_name(p.shape.recompute),
+         seconds_text(p.cost.total_s),
+         fmt::format("{:.{}f}", p.cost.tokens_per_s,
+                     p.cost.tokens_per_s < 100 ? 1 : 0),
+         fmt::format("{:.1f} %", 100 * p.cost.mfu), gigabytes(p.memory.total()),
+         fmt::format("{:.1f} %",
+                     percent(exposed(p.cost.terms), p.cost.total_s)),
+         fmt::format("{:.1f} %",
+                     percent(p.cost.terms.bubble, p.cost.total_s))});
+  return table(std::move(rows));
+}
+
+// The terms of one or two plans, in seconds, and the memory.
+std::string breakdown(const std::vector<Plan>& plans) {
+  const bool both = plans.size() == 2;
+  std::vector<std::vector<std::string>> rows;
+  const auto add = [&](const std::string& what, const std::string& unit,
+                       const auto& value, double whole) {
+    const double a = value(plans[0]);
+    std::vector<std::string> row{what, fmt::format("{:.3f} {}", a, unit)};
+    if (both) {
+      const double b = value(plans[1]);
+      row.push_back(fmt::format("{:.3f} {}", b, unit));
+      row.push_back(fmt::format("{:+.3f} {}", b - a, unit));
+    } else if (whole > 0) {
+      row.push_back(fmt::format("{:.1f} %", percent(a, whole)));
+    }
+    rows.push_back(row);
+  };
+  if (both)
+    rows.push_back({"", plans[0].layout.to_string(),
+                    plans[1].layout.to_string(), "difference"});
+  const double total_s = plans[0].cost.total_s;
+  for (const TermName& t : kTerms)
+    add(
+        t.about, "s", [&](const Plan& p) { return p.cost.terms.*t.seconds; },
+        total_s);
+  add(
+      "step", "s", [](const Plan& p) { return p.cost.total_s; }, total_s);
+  const auto bytes = static_cast<double>(plans[0].memory.total());
+  for (const auto& c : kCategories)
+    add(
+        c.key, "GB",
+        [&](const Plan& p) {
+          return static_cast<double>(p.memory.*c.bytes) / 1e9;
+        },
+        bytes / 1e9);
+  add(
+      "memory", "GB",
+      [](const Plan& p) { return static_cast<double>(p.memory.total()) / 1e9; },
+      bytes / 1e9);
+  return table(std::move(rows));
+}
+
+// --- why it is the best
+// -------------------------------------------------------
+
+// The terms by which `other` differs most from `best`: the largest loss, and
+// the largest gain.
+std::string difference(const Plan& best, const Plan& other) {
+  const TermName *loss = nullptr, *gain = nullptr;
+  const auto delta = [&](const TermName* t) {
+    return t == nullptr
+               ? 0.0
+               : other.cost.terms.*t->seconds - best.cost.terms.*t->seconds;
+  };
+  for (const TermName& t : kTerms) {
+    if (delta(&t) > delta(loss)) loss = &t;
+    if (delta(&t) < delta(gain)) gain = &t;
+  }
+  const double share = other.cost.total_s / best.cost.total_s;
+  std::string out = fmt::format("{:.1f} % {}", std::fabs(100 * (share - 1)),
+                                share < 1 ? "faster" : "slower");
+  std::vector<std::string> parts;
+  for (const TermName* t : {loss, gain})
+    if (std::fabs(delta(t)) > 0.002 * best.cost.total_s)
+      parts.push_back(fmt::format("{} {}{}", t->key, delta(t) > 0 ? "+" : "-",
+                                  seconds_text(std::fabs(delta(t)))));
+  return parts.empty() ? out : out + ": " + join(parts);
+}
+
+// The best plan with one setting changed, as far as it is admissible.
+std::vector<Plan> changes(const SearchRequest& q, const Plan& best) {
+  std::vector<Plan> out;
+  const auto add = [&](planner::JobShape s, const Layout& l) {
+    if (q.global_batch % s.B != 0) return;
+    s.microbatches = q.global_batch / s.B;
+    if (auto p = planner::predict_plan(q, s, l); p.ok())
+      out.push_back(*std::move(p));
+  };
+  // Data parallelism makes up for another degree.
+  for (int Layout::*axis : {&Layout::tp, &Layout::pp, &Layout::cp}) {
+    Layout l = best.layout;
+    if (l.*axis % 2 == 0) {
+      l.*axis /= 2;
+      l.dp *= 2;
+      add(best.shape, l);
+    }
+    l = best.layout;
+    if (l.dp % 2 == 0) {
+      l.*axis *= 2;
+      l.dp /= 2;
+      add(best.shape, l);
+    }
+  }
+  const auto with = [&](const auto& change) {
+    planner::JobShape s = best.shape;
+    change(s);
+    if (!(s == best.shape)) add(std::move(s), best.layout);
+  };
+  if (best.shape.B % 2 == 0) with([](auto& s) { s.B /= 2; });
+  with([](auto& s) { s.B *= 2; });
+  using geometry::Recompute;
+  for (const Recompute r :
+       {Recompute::kNone, Recompute::kSelective, Recompute::kFull})
+    with([&](auto& s) { s.recompute = r; });
+  if (best.layout.dp * best.layout.cp > 1)
+    for (int zero = 0; zero <= (best.layout.pp == 1 ? 3 : 1); ++zero)
+      with([&](auto& s) { s.zero_stage = zero; });
+  using geometry::ScheduleKind;
+  if (best.layout.pp > 1)
+    for (const auto& [kind, chunks] :
+         {std::pair{ScheduleKind::k1F1B, 1},
+          {ScheduleKind::kZbH1, 1},
+          {ScheduleKind::kInterleaved1F1B, std::max(2, best.shape.chunks)}})
+      with([&, kind = kind, chunks = chunks](auto& s) {
+        s.schedule = kind;
+        s.chunks = chunks;
+      });
+  return out;
+}
+
+// What distinguishes a changed plan: "tp4,dp8", "micro-batch 2".
+std::string change_text(const Plan& best, const Plan& p) {
+  if (!(p.layout == best.layout)) return p.layout.to_string();
+  if (p.shape.B != best.shape.B)
+    return fmt::format("micro-batch {}", p.shape.B);
+  if (p.shape.recompute != best.shape.recompute)
+    return fmt::format("recompute {}",
+                       planner::recompute_name(p.shape.recompute));
+  if (p.shape.zero_stage != best.shape.zero_stage)
+    return "ZeRO " + zero_text(p);
+  return schedule_text(p);
+}
+
+double usable(const SearchRequest& q) {
+  return planner::kUsable * q.machine.memory_bytes;
+}
+
+// What would be saved without it.
+std::string largest_loss(const SearchRequest& q, const Plan& p) {
+  const Terms& t = p.cost.terms;
+  std::vector<std::pair<double, std::string>> losses = {
+      {t.tensor, p.layout.tp > q.machine.node_devices
+                     ? "the network (tensor parallelism)"
+                     : "the links inside nodes (tensor parallelism)"},
+      {t.context, "the messages of context parallelism"},
+      {t.data, p.layout.world() > q.machine.node_devices
+                   ? "the network (data parallelism)"
+                   : "the links inside the node (data parallelism)"},
+      {t.transfer, "the messages between stages"},
+      {t.bubble, "the pipeline's bubble"},
+      {t.launch, "the host, which launches operations too slowly"},
+      {t.straggle, "the slowest device"}};
+  if (p.shape.recompute != geometry::Recompute::kNone) {
+    planner::JobShape s = p.shape;
+    s.recompute = geometry::Recompute::kNone;
+    if (const auto without = planner::predict_plan(q, s, p.layout);
+        without.ok())
+      losses.emplace_back(p.cost.total_s - without->cost.total_s,
+                          "recomputation, for want of memory");
+  }
+  const auto worst = std::max_element(losses.begin(), losses.end());
+  return fmt::format("{}, {:.0f} % of the step", worst->second,
+                     percent(worst->first, p.cost.total_s));
+}
+
+std::string limits_text(const SearchRequest& q, const Plan& p) {
+  const Terms& t = p.cost.terms;
+  const double T = p.cost.total_s;
+  const auto largest =
+      std::max_element(std::begin(kCategories), std::end(kCategories),
+                       [&](const auto& a, const auto& b) {
+                         return p.memory.*a.bytes < p.memory.*b.bytes;
+                       });
+  return fmt::format(
+      "  time: {:.0f} % matrix products, {:.0f} % other compute, {:.0f} % "
+      "exposed communication, {:.0f} % bubble, {:.0f} % optimizer and "
+      "stragglers\n"
+      "  largest loss: {}\n"
+      "  memory: {} of {} usable, of it {} {}\n",
+      percent(t.gemm, T), percent(t.compute() - t.gemm, T),
+      percent(exposed(t), T), percent(t.bubble, T),
+      percent(t.optimizer + t.straggle, T), largest_loss(q, p),
+      gigabytes(p.memory.total()), gigabytes(usable(q)),
+      gigabytes(p.memory.*largest->bytes), largest->key);
+}
+
+std::string changes_text(const SearchRequest& q, const Plan& best) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Plan& p : changes(q, best)) {
+    const bool fits = static_cast<double>(p.memory.total()) <= usable(q);
+    rows.push_back({change_text(best, p),
+                    fits ? difference(best, p)
+                         : "does not fit: " + gigabytes(p.memory.total())});
+  }
+  return "with one setting changed:\n" + table(std::move(rows));
+}
+
+// --- output
+// -------------------------------------------------------------------
+
+Json plan_json(const Plan& p) {
+  Json terms, memory;
+  for (const TermName& t : kTerms) terms[t.key] = p.cost.terms.*t.seconds;
+  for (const auto& c : kCategories) memory[c.key] = p.memory.*c.bytes;
+  memory["total"] = p.memory.total();
+  const Layout& l = p.layout;
+  return {{"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
+          {"zero_stage", p.shape.zero_stage},
+          {"zero_shard_group", p.shape.shard_group},
+          {"micro_batch", p.shape.B},
+          {"microbatches", p.shape.microbatches},
+          {"schedule", geometry::schedule_name(p.shape.schedule)},
+          {"chunks", p.shape.chunks},
+          {"recompute", planner::recompute_name(p.shape.recompute)},
+          {"step_s", p.cost.total_s},
+          {"tokens_per_s_per_device", p.cost.tokens_per_s},
+          {"mfu", p.cost.mfu},
+          {"terms_s", std::move(terms)},
+          {"memory", std::move(memory)}};
+}
+
+std::string heading(const SearchRequest& q, const ModelChoice& model,
+                    const ClusterChoice& cluster) {
+  const int64_t nodes =
+      (q.devices + q.machine.node_devices - 1) / q.machine.node_devices;
+  const double p = parameters_of(q);
+  return fmt::format(
+      "{}: {} parameters, on {} x {} ({} of {}); {} sequences of {} tokens a "
+      "step, {}\n",
+      model.name,
+      p < 1e12 ? fmt::format("{:.1f}B", p / 1e9)
+               : fmt::format("{:.2f}T", p / 1e12),
+      q.devices, cluster.cluster.device().name(), plural(nodes, "node"),
+      q.machine.node_devices, q.global_batch, q.T,
+      q.run.precision == planner::Precision::kFp8 ? "fp8" : "bf16");
+}
+
+}  // namespace
+
+int64_t default_batch(int64_t seq_len, int64_t devices) {
+  const int64_t tokens = std::max<int64_t>(int64_t{4} << 20, devices << 10);
+  return std::max<int64_t>(1, tokens / seq_len);
+}
+
+Result<std::string> cluster_plan(const ClusterPlanOptions& o,
+                                 const ModelChoice& model,
+                                 const ClusterChoice& cluster) {
+  SearchRequest q = request_of(o, model, cluster);
+  if (o.fp8 && q.machine.fp8_flops == 0)
+    return invalid_argument(fmt::format("--fp8: the {} has no fp8",
+                                        cluster.cluster.device().name()));
+  std::vector<Plan> plans;
+  planner::SearchResult found;
+  std::vector<std::string> shown = o.compare;
+  if (!o.explain.empty()) shown = {o.explain};
+  for (const std::string& text : shown) {
+    ASSIGN_OR_RETURN(const Layout l, Layout::parse(text));
+    q.limits.degrees = {.dp = l.dp, .tp = l.tp, .pp = l.pp, .cp = l.cp};
+    q.most = 1;
+    if (l.world() != q.devices)
+      return invalid_argument(fmt::format("{}: has {} devices instead of {}",
+                                          text, l.world(), q.devices));
+    ASSIGN_OR_RETURN(const planner::SearchResult one, search_layouts(q));
+    plans.push_back(one.plans[0]);
+  }
+  if (shown.empty()) {
+    ASSIGN_OR_RETURN(found, search_layouts(q));
+    plans = found.plans;
+  }
+  if (o.json) {
+    Json list = Json::array();
+    for (const Plan& p : plans) list.push_back(plan_json(p));
+    Json out{{"schema", kJsonSchema},          {"model", model.name},
+             {"parameters", parameters_of(q)}, {"cluster", cluster.name},
+             {"devices", q.devices},           {"seq_len", q.T},
+             {"global_batch", q.global_batch}, {"usable_memory", usable(q)}};
+    if (shown.empty())
+      out["searched"] = {{"meshes", found.meshes},
+                         {"plans", found.considered},
+                         {"fitting", found.fitting},
+                         {"simulated", found.simulated}};
+    out["plans"] = std::move(list);
+    return out.dump(2) + "\n";
+  }
+  std::string out = heading(q, model, cluster);
+  if (!shown.empty()) {
+    for (const Plan& p : plans) out += "  " + p.settings() + "\n";
+    return out + breakdown(plans);
+  }
+  out += ranking(plans);
+  out += fmt::format("searched {} plans on {} meshes: {} fit, {} simulated\n\n",
+                     found.considered, found.meshes, found.fitting,
+                     found.simulated);
+  out += "best: " + plans[0].settings() + "\n";
+  return out + limits_text(q, plans[0]) + changes_text(q, plans[0]);
+}
+
+}  // namespace remesh::ctl

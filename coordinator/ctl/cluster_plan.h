@@ -1,0 +1,39 @@
+// `remesh plan --cluster`: the best ways to train a model on a number of
+// devices of a described cluster (planner/search.h), as text or JSON. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coordinator/ctl/descriptions.h"
+#include "parallel/planner/search.h"
+
+namespace remesh::ctl {
+
+struct ClusterPlanOptions {
+  std::string model, cluster;  // find_model(), find_cluster()
+  std::vector<std::string> set;
+  int64_t devices = 0;
+  int64_t seq_len = 0;       // 0: the model's
+  int64_t global_batch = 0;  // sequences; 0: the job's, or default_batch()
+  bool fp8 = false;
+  planner::PlanLimits limits;
+  int meshes = 10;
+  // Meshes to show by cause instead of a ranking: one, or two.
+  std::string explain;
+  std::vector<std::string> compare;
+  bool json = false;
+};
+
+// Sequences of a step where nobody says: together 4 Mi tokens, which GPT-3 and
+// Llama 2 were trained with, or 1 Ki for each device if that is more.
+int64_t default_batch(int64_t seq_len, int64_t devices);
+
+// The meshes ranked, what limits the best one, and what a change of one of its
+// settings costs; or the time by cause of the meshes that are given. Fails like
+// search_layouts().
+Result<std::string> cluster_plan(const ClusterPlanOptions& options,
+                                 const ModelChoice& model,
+                                 const ClusterChoice& cluster);
+
+}  // namespace remesh::ctl

@@ -1,0 +1,211 @@
+#include "coordinator/ctl/descriptions.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "coordinator/core/job_shape.h"
+#include "coordinator/rundir/job_files.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Models are often named with the longest sequences that they can be used on,
+// not with those that they are trained on.
+constexpr int64_t kMostDefaultSeq = 8192;
+
+bool is_file(const std::string& text) {
+  std::error_code ec;
+  return text.find('/') != std::string::npos || text.ends_with(".toml") ||
+         text.ends_with(".json") || fs::is_regular_file(text, ec);
+}
+
+// Descriptions are installed in share/remesh, beside the programs' bin; a build
+// tree has a link there.
+fs::path folder_of(const std::string& kind) {
+  std::error_code ec;
+  const fs::path self = fs::read_symlink("/proc/self/exe", ec);
+  return self.parent_path().parent_path() / "share" / "remesh" / kind;
+}
+
+// The file of a description; `kind`: "model" or "cluster".
+Result<std::string> described(const std::string& kind, const std::string& name,
+                              const std::string& alternatives) {
+  const fs::path folder = folder_of(kind + "s");
+  std::error_code ec;
+  std::vector<std::string> known;
+  for (const auto& entry : fs::directory_iterator(folder, ec))
+    if (entry.path().extension() == ".toml")
+      known.push_back(entry.path().stem().string());
+  if (ec)
+    return not_found(fmt::format("{}: {}; descriptions of {}s belong there",
+                                 folder.string(), ec.message(), kind));
+  std::sort(known.begin(), known.end());
+  if (std::binary_search(known.begin(), known.end(), name))
+    return (folder / (name + ".toml")).string();
+  const std::string near = nearest_name(name, known);
+  return not_found(fmt::format(
+      "unknown {} '{}'{}; known: {}; or give a file: {}", kind, name,
+      near.empty() ? "" : fmt::format(", did you mean {}?", near), join(known),
+      alternatives));
+}
+
+Result<ModelChoice> from_description(const std::string& path) {
+  pb::ModelFile file;
+  RETURN_IF_ERROR(jobfile::load_description(path, &file));
+  auto model = planner::model_of(file);
+  if (!model.ok()) return model.status().with_context(path);
+  return ModelChoice{.name = fs::path(path).stem().string(),
+                     .model = *std::move(model),
+                     .seq_len = file.model().seq_len()};
+}
+
+Result<ModelChoice> from_job(const std::string& path,
+                             const std::vector<std::string>& set) {
+  ASSIGN_OR_RETURN(const pb::Job job, rundir::load_resolved({path, set}));
+  const auto shape = core::shape_of(job);
+  if (!shape)
+    return invalid_argument(path + ": the [model] section is incomplete");
+  return ModelChoice{.name = fs::path(path).filename().string(),
+                     .model = shape->model,
+                     .seq_len = shape->T,
+                     .global_batch = shape->B * shape->microbatches};
+}
+
+// A description has no section but [model].
+bool is_job(const std::string& toml) {
+  static const std::regex kOther(R"((^|\n)\s*\[\s*(?!model\s*\])\w)");
+  return std::regex_search(toml, kOther);
+}
+
+struct HfFamily {
+  const char* model_type;
+  bool gated, tied;  // tied: where the file does not say
+};
+constexpr HfFamily kHfFamilies[] = {
+    {"llama", true, false},     {"mistral", true, false},
+    {"qwen2", true, false},     {"qwen3", true, false},
+    {"phi3", true, false},      {"olmo2", true, false},
+    {"granite", true, false},   {"gpt2", false, true},
+    {"gpt_neox", false, false}, {"opt", false, true},
+    {"nemotron", false, false}, {"starcoder2", false, true}};
+
+// Reads integers by any of several names.
+class HfConfig {
+ public:
+  HfConfig(const nlohmann::json& json, std::string name)
+      : json_(json), name_(std::move(name)) {}
+
+  // `missing`: where no key is there or it is null; 0: that is an error.
+  int64_t integer(std::initializer_list<const char*> keys, int64_t missing) {
+    for (const char* key : keys) {
+      const auto it = json_.find(key);
+      if (it == json_.end() || it->is_null()) continue;
+      if (it->is_number_integer() && it->get<int64_t>() > 0)
+        return it->get<int64_t>();
+      fail(fmt::format("{} = {}: must be a positive integer", key, it->dump()));
+      return 1;
+    }
+    if (missing == 0)
+      fail(fmt::format("{}: is required: give a positive integer",
+                       *keys.begin()));
+    return std::max<int64_t>(1, missing);
+  }
+  bool flag(const char* key, bool missing) const {
+    const auto it = json_.find(key);
+    return it != json_.end() && it->is_boolean() ? it->get<bool>() : missing;
+  }
+  void fail(const std::string& problem) {
+    if (problem_.ok()) problem_ = invalid_argument(name_ + ": " + problem);
+  }
+  const Status& problem() const { return problem_; }
+
+ private:
+  const nlohmann::json& json_;
+  std::string name_;
+  Status problem_ = ok_status();
+};
+
+Result<HfFamily> hf_family(const nlohmann::json& json,
+                           const std::string& name) {
+  const auto type = json.find("model_type");
+  std::vector<std::string> known;
+  for (const HfFamily& f : kHfFamilies) {
+    if (type != json.end() && *type == f.model_type) return f;
+    known.emplace_back(f.model_type);
+  }
+  return invalid_argument(
+      fmt::format("{}: model_type = {}: must be one of {}", name,
+                  type == json.end() ? "missing" : type->dump(), join(known)));
+}
+
+}  // namespace
+
+Result<ModelChoice> parse_hf_config(const std::string& text,
+                                    const std::string& name) {
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object())
+    return invalid_argument(name + ": is not a JSON object");
+  ASSIGN_OR_RETURN(const HfFamily family, hf_family(json, name));
+  HfConfig c(json, name);
+  pb::ModelFile file;
+  pb::ModelShape& m = *file.mutable_model();
+  m.set_arch(family.gated ? "llama" : "gpt");
+  m.set_dim(c.integer({"hidden_size", "n_embd", "d_model"}, 0));
+  m.set_n_layers(c.integer({"num_hidden_layers", "n_layer"}, 0));
+  m.set_n_heads(c.integer({"num_attention_heads", "n_head"}, 0));
+  m.set_n_kv_heads(c.integer({"num_key_value_heads"}, m.n_heads()));
+  m.set_hidden_dim(c.integer({"intermediate_size", "n_inner", "ffn_dim"},
+                             family.gated ? 0 : 4 * m.dim()));
+  m.set_vocab_size(c.integer({"vocab_size"}, 0));
+  m.set_tie_embeddings(c.flag("tie_word_embeddings", family.tied));
+  const int64_t seq =
+      c.integer({"max_position_embeddings", "n_positions"}, 2048);
+  const int64_t head = c.integer({"head_dim"}, m.dim() / m.n_heads());
+  if (head * m.n_heads() != m.dim())
+    c.fail(
+        fmt::format("head_dim = {}: must be hidden_size / "
+                    "num_attention_heads = {}",
+                    head, m.dim() / m.n_heads()));
+  RETURN_IF_ERROR(c.problem());
+  auto model = planner::model_of(file);
+  if (!model.ok()) return model.status().with_context(name);
+  return ModelChoice{.name = name,
+                     .model = *std::move(model),
+                     .seq_len = std::min(seq, kMostDefaultSeq)};
+}
+
+Result<ModelChoice> find_model(const std::string& given,
+                               const std::vector<std::string>& set) {
+  if (!is_file(given)) {
+    ASSIGN_OR_RETURN(
+        const std::string path,
+        described("model", given,
+                  "a description, a job or a Hugging Face config.json"));
+    return from_description(path);
+  }
+  if (std::error_code ec; !fs::exists(given, ec))
+    return not_found(given + ": no such file");
+  ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(given));
+  if (given.ends_with(".json")) return parse_hf_config(text, given);
+  return is_job(text) ? from_job(given, set) : from_description(given);
+}
+
+Result<ClusterChoice> find_cluster(const std::string& given) {
+  std::string path = given;
+  if (!is_file(given)) {
+    ASSIGN_OR_RETURN(path, described("cluster", given, "a description"));
+  }
+  ClusterChoice c{.name = fs::path(path).stem().string(), .cluster = {}};
+  RETURN_IF_ERROR(jobfile::load_description(path, &c.cluster));
+  return c;
+}
+
+}  // namespace remesh::ctl

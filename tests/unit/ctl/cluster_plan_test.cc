@@ -1,0 +1,158 @@
+#include "coordinator/ctl/cluster_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+namespace remesh::ctl {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kLlama[] = R"({"model_type": "llama", "hidden_size": 4096,
+  "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+  "intermediate_size": 14336, "vocab_size": 128256,
+  "max_position_embeddings": 131072, "rope_scaling": null})";
+
+std::string without(const std::string& key) {
+  Json json = Json::parse(kLlama);
+  json.erase(key);
+  return json.dump();
+}
+std::string with(const std::string& key, const Json& value) {
+  Json json = Json::parse(kLlama);
+  json[key] = value;
+  return json.dump();
+}
+std::string problem(const std::string& json) {
+  return parse_hf_config(json, "config.json").status().message();
+}
+
+TEST(HfConfig, ALlamaIsThatOfTheDescription) {
+  const ModelChoice hf = parse_hf_config(kLlama, "config.json").value();
+  const ModelChoice ours =
+      find_model("deploy/models/llama3-8b.toml", {}).value();
+  EXPECT_EQ(hf.model, ours.model);
+  EXPECT_EQ(hf.seq_len, 8192);
+}
+
+TEST(HfConfig, Gpt2HasOtherNamesAndDefaults) {
+  const ModelChoice m =
+      parse_hf_config(R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12,
+        "n_head": 12, "n_inner": null, "vocab_size": 50257,
+        "n_positions": 1024})",
+                      "c")
+          .value();
+  EXPECT_EQ(m.model.arch, "gpt");
+  EXPECT_EQ(m.model.hidden_dim, 3072);
+  EXPECT_EQ(m.model.n_kv_heads, 12);
+  EXPECT_TRUE(m.model.tie_embeddings);
+  EXPECT_EQ(m.seq_len, 1024);
+}
+
+TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
+  EXPECT_EQ(problem("[]"), "config.json: is not a JSON object");
+  EXPECT_EQ(problem("{"), "config.json: is not a JSON object");
+  EXPECT_EQ(problem(without("hidden_size")),
+            "config.json: hidden_size: is required: give a positive integer");
+  EXPECT_EQ(problem(with("vocab_size", -3)),
+            "config.json: vocab_size = -3: must be a positive integer");
+  EXPECT_EQ(problem(with("num_attention_heads", "many")),
+            "config.json: num_attention_heads = \"many\": must be a positive "
+            "integer");
+  EXPECT_EQ(problem(with("head_dim", 256)),
+            "config.json: head_dim = 256: must be hidden_size / "
+            "num_attention_heads = 128");
+  EXPECT_TRUE(problem(with("model_type", "mixtral"))
+                  .starts_with("config.json: model_type = \"mixtral\": must be "
+                               "one of llama, mistral, "));
+  EXPECT_NE(problem(with("num_key_value_heads", 7)).find("n_kv_heads = 7"),
+            std::string::npos);
+}
+
+Result<std::string> plan(const std::string& model, const std::string& cluster,
+                         const ClusterPlanOptions& o) {
+  const ModelChoice m =
+      find_model("deploy/models/" + model + ".toml", {}).value();
+  const ClusterChoice c =
+      find_cluster("deploy/clusters/" + cluster + ".toml").value();
+  return cluster_plan(o, m, c);
+}
+Json plan_json(const std::string& model, const std::string& cluster,
+               int64_t devices, ClusterPlanOptions o = {}) {
+  o.json = true;
+  o.devices = devices;
+  return Json::parse(plan(model, cluster, o).value());
+}
+
+TEST(ClusterPlan, KnownCasesHaveSensibleWinners) {
+  // A model that fits into a node needs no pipeline.
+  const Json small = plan_json("llama3-8b", "h100", 8)["plans"][0];
+  EXPECT_EQ(small["mesh"]["pp"], 1);
+  EXPECT_GT(small["mfu"], 0.40);
+  // Llama 3 405B was trained with TP 8 and PP 16, with 38 to 43 % MFU (arXiv
+  // 2407.21783).
+  const Json large = plan_json("llama3-405b", "h100", 16384)["plans"][0];
+  EXPECT_EQ(large["mesh"]["tp"], 8);
+  EXPECT_GE(large["mesh"]["pp"], 8);
+  EXPECT_NEAR(large["mfu"], 0.42, 0.06);
+  // The Frontier study's trillion parameters: 32 % of the peak, TP in the node.
+  const Json trillion = plan_json("frontier-1t", "frontier", 3072)["plans"][0];
+  EXPECT_EQ(trillion["mesh"]["tp"], 8);
+  EXPECT_GE(trillion["mesh"]["pp"], 16);
+}
+
+TEST(ClusterPlan, EveryPlanFitsAndUsesAllDevices) {
+  const Json out = plan_json("llama3-70b", "h100", 64);
+  EXPECT_EQ(out["plans"].size(), 10u);
+  double last = 0;
+  for (const Json& p : out["plans"]) {
+    const Json& m = p["mesh"];
+    EXPECT_EQ(m["dp"].get<int>() * m["pp"].get<int>() * m["tp"].get<int>() *
+                  m["cp"].get<int>(),
+              64);
+    EXPECT_LE(p["memory"]["total"].get<double>(),
+              out["usable_memory"].get<double>());
+    EXPECT_GE(p["step_s"].get<double>(), last);
+    last = p["step_s"];
+    double terms = 0;
+    for (const Json& t : p["terms_s"]) terms += t.get<double>();
+    EXPECT_NEAR(terms, last, 1e-9);
+  }
+}
+
+TEST(ClusterPlan, TextSaysWhatLimitsTheBestAndWhatChangesCost) {
+  const std::string text = plan("llama3-70b", "h100", {.devices = 64}).value();
+  for (const char* part :
+       {"70.6B parameters, on 64 x H100 (8 nodes of 8)",
+        "best: ", "largest loss: ", "usable",
+        "with one setting changed:", "slower", "does not fit: "})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+}
+
+TEST(ClusterPlan, ComparesTwoMeshesByCause) {
+  const std::string text =
+      plan("llama3-8b", "h100", {.devices = 8, .compare = {"dp8", "dp4,tp2"}})
+          .value();
+  EXPECT_NE(text.find("difference"), std::string::npos);
+  EXPECT_NE(text.find("tensor-parallel communication    0.000 s"),
+            std::string::npos)
+      << text;
+}
+
+TEST(ClusterPlan, ErrorsNameTheValueAndWhatIsAllowed) {
+  const auto error = [](const std::string& model, const std::string& cluster,
+                        const ClusterPlanOptions& o) {
+    return plan(model, cluster, o).status().message();
+  };
+  EXPECT_EQ(error("llama3-8b", "h100", {.devices = 8, .explain = "dp4"}),
+            "dp4: has 4 devices instead of 8");
+  EXPECT_EQ(error("llama3-8b", "a100-80", {.devices = 8, .fp8 = true}),
+            "--fp8: the A100 has no fp8");
+  EXPECT_NE(error("llama3-405b", "v100", {.devices = 8})
+                .find("the model fits into no mesh of 8 devices"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::ctl
