@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 
+#include "parallel/geometry/param_table.h"
 #include "parallel/planner/cost.h"
 #include "parallel/planner/memory.h"
 #include "proto/base/text.h"
@@ -175,22 +176,29 @@ void for_each_layout(const PlacementRequest& q, int64_t world, const Axes& axes,
       }
 }
 
+// Why no mesh was chosen.
+struct Refusal {
+  Status unfit = ok_status();             // the first that the job rules out
+  std::optional<geometry::Layout> large;  // the last that memory rules out
+};
+
 // The best mesh of exactly `world` ranks. Of equal estimates the first, which
 // has the lower tp, pp, cp, in this order. Memory is checked last because its
-// prediction takes longest.
+// prediction takes longest. `parameters`: of the model, to rule out most meshes
+// without one.
 std::optional<geometry::Layout> best_of(const PlacementRequest& q,
                                         int64_t world, const Axes& axes,
-                                        Status* refused) {
+                                        int64_t parameters, Refusal* refusal) {
   std::vector<std::pair<double, geometry::Layout>> candidates;
-  const Hardware hardware = machines(q, world).hardware;
+  const Machines host = machines(q, world);
   for_each_layout(q, world, axes, [&](const geometry::Layout& l) {
     double seconds = 0;
     if (q.shape) {
       if (const Status s = admit(*q.shape, l); !s.ok()) {
-        if (refused->ok()) *refused = s;
+        if (refusal->unfit.ok()) refusal->unfit = s;
         return;
       }
-      seconds = estimate_step(*q.shape, l, hardware).total_s();
+      seconds = estimate_step(*q.shape, l, host.hardware).total_s();
     }
     candidates.emplace_back(seconds, l);
   });
@@ -198,9 +206,11 @@ std::optional<geometry::Layout> best_of(const PlacementRequest& q,
       candidates.begin(), candidates.end(),
       [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [seconds, l] : candidates) {
-    const Status s = fits(q, l);
-    if (s.ok()) return l;
-    *refused = s;
+    const bool may_fit =
+        host.memory_per_rank == 0 ||
+        least_memory(*q.shape, l, parameters) <= host.memory_per_rank;
+    if (may_fit && fits(q, l).ok()) return l;
+    refusal->large = l;
   }
   return std::nullopt;
 }
@@ -273,7 +283,9 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
       std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
   const int64_t slots = usable(q, offered);
   const Axes admitted = axes_of(q, slots, /*admitted=*/true);
-  Status refused = ok_status();
+  const int64_t parameters =
+      q.shape ? geometry::ParamTable::make(q.shape->model).num_elements() : 0;
+  Refusal refusal;
   // Far below the largest mesh it pays to skip some sizes: only the memory of a
   // few hosts can be the reason, and every size takes a while.
   constexpr int64_t kEverySize = 4096;
@@ -281,17 +293,18 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
   for (int64_t world = most / unit * unit; world >= needed;
        world -=
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
-    if (const auto best = best_of(q, world, admitted, &refused))
+    if (const auto best = best_of(q, world, admitted, parameters, &refusal))
       return LayoutChoice{*best, limit_of(q, offered, *best, unit)};
-  if (refused.ok() && slots >= needed)  // say what the job does not admit
+  if (refusal.large) return fits(q, *refusal.large);
+  if (refusal.unfit.ok() && slots >= needed)  // say what the job does not admit
     (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
-                  &refused);
-  if (refused.code() == Code::kExhausted) return refused;  // memory
+                  parameters, &refusal);
   if (slots >= needed)
-    return exhausted(fmt::format(
-        "{} offered ({}), and no mesh of {} to {} "
-        "runs the job: {}",
-        count(offered, "slot"), offers(q), needed, slots, refused.message()));
+    return exhausted(
+        fmt::format("{} offered ({}), and no mesh of {} to {} "
+                    "runs the job: {}",
+                    count(offered, "slot"), offers(q), needed, slots,
+                    refusal.unfit.message()));
   return too_few(q, offered, needed,
                  needed == least && q.degrees.dp != -1
                      ? "the degrees in [parallel]"

@@ -48,15 +48,26 @@ Memory state_memory(const StateBytes& bytes, const StateElements& n) {
           .optimizer = whole(bytes.copies * bytes.moments * n.share)};
 }
 
-geometry::RankShard rank_shard(const JobShape& s, const Layout& l, int rank,
-                               const geometry::ParamTable& table) {
+// What all ranks of a mesh have in common.
+struct Common {
+  geometry::ParamTable table;
+  geometry::Sharding sharding;
+  geometry::Schedule schedule;
+};
+Common common(const JobShape& s, const Layout& l) {
   geometry::Sharding sharding{.layout = l, .chunks = chunks_on(s, l)};
   auto bounds = geometry::stage_bounds(s.model, l.pp * sharding.chunks, s.T);
   CHECK(bounds.ok());
   sharding.bounds = std::move(bounds).value();
   sharding.zero = {.stage = s.zero_stage,
                    .shard_group = s.zero_stage == 0 ? 0 : shard_group_on(s, l)};
-  auto made = geometry::make_rank_shard(table, sharding, rank);
+  return {geometry::ParamTable::make(s.model), std::move(sharding),
+          schedule_on(s, l)};
+}
+
+// The shard refers to the table.
+geometry::RankShard rank_shard(const Common& mesh, int rank) {
+  auto made = geometry::make_rank_shard(mesh.table, mesh.sharding, rank);
   CHECK(made.ok());
   return std::move(made).value();
 }
@@ -137,26 +148,14 @@ int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   return (kept + (own_too ? 1 : 0)) * 2 * kStateVectors * state * kFp32;
 }
 
-}  // namespace
-
-int64_t replicas_kept(const JobShape& s, const Layout& l) {
-  if (!s.keep_state || s.replicate_every < 1) return 0;
-  const int64_t world = l.world();
-  const int64_t states = int64_t{l.pp} * l.tp * shard_group_on(s, l);
-  const int64_t copies = world / states;
-  const int64_t missing =
-      std::clamp<int64_t>(s.replicas + 1 - copies, 0, world - copies);
-  return (states * missing + world - 1) / world;
-}
-
-Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
+Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
+                   int rank) {
   const Coord at = l.coord(rank);
-  const auto table = geometry::ParamTable::make(s.model);
   const int chunks = chunks_on(s, l);
-  const auto [shard, zero] = rank_shard(s, l, rank, table);
+  const auto [shard, zero] = rank_shard(mesh, rank);
   const int z = shard_group_on(s, l);
   const bool streams = s.zero_stage == 3 && z > 1;
-  const geometry::Schedule schedule = schedule_on(s, l);
+  const geometry::Schedule& schedule = mesh.schedule;
   const bool few_gradients =
       s.zero_stage >= 2 && z > 1 && schedule.num_microbatches == 1;
   const int64_t state = zero.state_elements();
@@ -202,6 +201,22 @@ Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
   return m;
 }
 
+}  // namespace
+
+int64_t replicas_kept(const JobShape& s, const Layout& l) {
+  if (!s.keep_state || s.replicate_every < 1) return 0;
+  const int64_t world = l.world();
+  const int64_t states = int64_t{l.pp} * l.tp * shard_group_on(s, l);
+  const int64_t copies = world / states;
+  const int64_t missing =
+      std::clamp<int64_t>(s.replicas + 1 - copies, 0, world - copies);
+  return (states * missing + world - 1) / world;
+}
+
+Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
+  return rank_memory(s, l, common(s, l), rank);
+}
+
 Memory predict_memory(const JobShape& s, const Layout& l, int pp_rank,
                       const Execution& run, const Parts& parts) {
   const bool first = pp_rank == 0, last = pp_rank == l.pp - 1;
@@ -244,10 +259,10 @@ Memory predict_memory(const JobShape& s, const Layout& l, int pp_rank,
 }
 
 uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
-  const auto table = geometry::ParamTable::make(s.model);
+  const Common mesh = common(s, l);
   int64_t elements = 0;
   for (const geometry::Piece& p :
-       geometry::pieces_to_save(rank_shard(s, l, rank, table)))
+       geometry::pieces_to_save(rank_shard(mesh, rank)))
     elements += p.rect.numel();
   const auto bytes = static_cast<uint64_t>(elements * kStateVectors * kFp32);
   return bytes + (s.keep_state ? 0 : std::min(bytes, kFileBuffers));
@@ -255,8 +270,8 @@ uint64_t predict_save(const JobShape& s, const Layout& l, int rank) {
 
 uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
   if (!s.keep_state) return 0;
-  const auto table = geometry::ParamTable::make(s.model);
-  const int64_t state = rank_shard(s, l, rank, table).zero.state_elements();
+  const Common mesh = common(s, l);
+  const int64_t state = rank_shard(mesh, rank).zero.state_elements();
   return static_cast<uint64_t>(2 * kStateVectors * state * kFp32 +
                                replica_bytes(s, l, state));
 }
@@ -265,11 +280,23 @@ Memory predict_worst_memory(const JobShape& s, const Layout& l) {
   Memory worst;
   // Of data- and context-parallel ranks the first needs most, and of
   // tensor-parallel ranks the first has most rows.
+  const Common mesh = common(s, l);
   for (int pp = 0; pp < l.pp; ++pp) {
-    const Memory m = predict_memory(s, l, l.rank({.pp = pp}));
+    const Memory m = rank_memory(s, l, mesh, l.rank({.pp = pp}));
     if (m.total() > worst.total()) worst = m;
   }
   return worst;
+}
+
+// The ranks of a copy of the model hold all of it together, and the one with
+// most has at least the mean.
+uint64_t least_memory(const JobShape& s, const Layout& l, int64_t parameters) {
+  const double mean = as_double(parameters) / (l.pp * l.tp);
+  const double z = shard_group_on(s, l);
+  const bool few = s.zero_stage >= 2 && z > 1 && most_microbatches(s, l) == 1;
+  const double held = s.keep_state ? 2 : 1;
+  return static_cast<uint64_t>(mean * kFp32 *
+                               (held * kStateVectors / z + (few ? 1 / z : 1)));
 }
 
 Memory predict_worst_memory(const JobShape& s, const Layout& l,

@@ -76,6 +76,11 @@ uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
 Memory predict_worst_memory(const JobShape& shape,
                             const geometry::Layout& layout);
 
+// A lower bound of that total which takes no tables. `parameters`: elements of
+// the model.
+uint64_t least_memory(const JobShape& shape, const geometry::Layout& layout,
+                      int64_t parameters);
+
 // For a device of pipeline rank `pp_rank`. REQUIRES: as predict_step().
 Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
                       int pp_rank, const Execution& run, const Parts& parts);

@@ -5,6 +5,7 @@
 #include <optional>
 #include <random>
 
+#include "parallel/geometry/param_table.h"
 #include "parallel/planner/cost.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
@@ -125,6 +126,29 @@ void expect_fastest(const PlacementRequest& q, const Layout& l) {
         EXPECT_LE(mine, estimate_step(*q.shape, o, hw).total_s() + 1e-15)
             << l.to_string() << " or " << o.to_string();
       }
+}
+
+// Meshes that memory rules out are ruled out by this, most of them.
+TEST(Choose, TheLeastMemoryIsNoMoreThanThePredicted) {
+  Rng rng(test_seed());
+  double closest = 0;
+  for (int i = 0; i < 300; ++i) {
+    JobShape s = random_shape(rng);
+    s.keep_state = pick(rng, 0, 1) == 1;
+    const Layout l{.dp = pick(rng, 1, 4),
+                   .pp = pick(rng, 1, 3),
+                   .tp = pick(rng, 1, 2),
+                   .cp = pick(rng, 1, 2)};
+    if (!admit(s, l).ok()) continue;
+    const auto n = geometry::ParamTable::make(s.model).num_elements();
+    const uint64_t least = least_memory(s, l, n);
+    const Memory worst = predict_worst_memory(s, l);
+    EXPECT_LE(least, worst.weights + worst.gradients + worst.optimizer)
+        << l.to_string() << " zero " << s.zero_stage;
+    closest = std::max(closest, static_cast<double>(least) /
+                                    static_cast<double>(worst.total()));
+  }
+  EXPECT_GT(closest, 0.5);
 }
 
 TEST(Choose, TheMeshIsTheLargestThatAnySearchFinds) {
