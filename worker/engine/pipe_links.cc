@@ -17,26 +17,28 @@ Status PipeLinks::expect(std::vector<Message> messages) {
   return post();
 }
 
-// A buffer is free when it has no request and receive() did not return it last.
-Result<PipeLinks::Buffer*> PipeLinks::free_buffer(
-    std::vector<std::unique_ptr<Buffer>>& buffers) {
-  for (const auto& b : buffers) {
-    if (b.get() == current_) continue;
-    if (b->request == nullptr) return b.get();
-  }
-  auto made = std::make_unique<Buffer>();
-  ASSIGN_OR_RETURN(made->memory,
+Status PipeLinks::allocate(Buffer& buffer) {
+  ASSIGN_OR_RETURN(buffer.memory,
                    FlatBuffer::make(backend_, max_elements_,
                                     "activations between pipeline stages"));
-  buffers.push_back(std::move(made));
-  return buffers.back().get();
+  return ok_status();
+}
+
+// A buffer is free when it has no request and receive() did not return it last.
+Result<PipeLinks::Buffer*> PipeLinks::free_buffer() {
+  for (const auto& b : in_)
+    if (b.get() != current_ && b->request == nullptr) return b.get();
+  auto made = std::make_unique<Buffer>();
+  RETURN_IF_ERROR(allocate(*made));
+  in_.push_back(std::move(made));
+  return in_.back().get();
 }
 
 Status PipeLinks::post() {
   while (!expected_.empty() && posted_.size() < kAhead) {
     const Message m = expected_.front();
     CHECK(m.elements <= max_elements_);
-    ASSIGN_OR_RETURN(Buffer* const b, free_buffer(in_));
+    ASSIGN_OR_RETURN(Buffer* const b, free_buffer());
     b->request =
         pp_->start_recv(std::as_writable_bytes(std::span(
                             b->memory.data(), static_cast<size_t>(m.elements))),
@@ -75,12 +77,15 @@ void PipeLinks::sent(int key) {
 
 Status PipeLinks::send_copy(std::span<const float> data, int to, int tag) {
   CHECK(static_cast<int64_t>(data.size()) <= max_elements_);
-  poll();
-  ASSIGN_OR_RETURN(Buffer* const b, free_buffer(out_));
-  backend_.copy(b->memory.data(), data.data(), data.size_bytes());
-  b->request = pp_->start_send(
-      std::as_bytes(std::span<const float>(b->memory.data(), data.size())), to,
-      tag);
+  if (copy_.memory.size() == 0) RETURN_IF_ERROR(allocate(copy_));
+  if (copy_.request != nullptr) {
+    const Timer timer(waited_s_);
+    copy_.request->wait();
+  }
+  backend_.copy(copy_.memory.data(), data.data(), data.size_bytes());
+  copy_.request = pp_->start_send(
+      std::as_bytes(std::span<const float>(copy_.memory.data(), data.size())),
+      to, tag);
   return ok_status();
 }
 
@@ -88,22 +93,18 @@ void PipeLinks::finish() {
   const Timer timer(waited_s_);
   for (const auto& [key, request] : sending_) request->wait();
   sending_.clear();
-  for (const auto& b : out_) {
-    if (b->request != nullptr) b->request->wait();
-    b->request.reset();
-  }
+  if (copy_.request != nullptr) copy_.request->wait();
+  copy_.request.reset();
 }
 
 void PipeLinks::poll() {
-  for (const auto& b : out_)
-    if (b->request != nullptr && b->request->test()) b->request.reset();
+  if (copy_.request != nullptr) copy_.request->test();
   for (Buffer* const b : posted_) b->request->test();
 }
 
 uint64_t PipeLinks::bytes() const {
-  uint64_t bytes = 0;
-  for (const auto* list : {&in_, &out_})
-    for (const auto& b : *list) bytes += b->memory.bytes();
+  uint64_t bytes = copy_.memory.bytes();
+  for (const auto& b : in_) bytes += b->memory.bytes();
   return bytes;
 }
 

@@ -2,11 +2,14 @@
 // pipeline stages, and waits only for data that a pass needs.
 //
 // Receives are posted ahead, in the order in which the passes consume them.
-// Sends neither block nor need a buffer of the receiver's. So a schedule that
-// simulate() (geometry/schedule.h) can finish cannot deadlock here.
+// A send of the caller's memory never blocks; a send of a copy waits for the
+// copy before it, so that a rank holds one, however far its neighbour is
+// behind. What a rank waits for does not depend on timing, so whether a
+// schedule can finish does not either; pipe_links_test runs all of them.
 //
 // Messages are fp32 and carry (stream_rows, dim) elements. Ownership: owns its
-// buffers, which are allocated during the first step. Threads: one.
+// buffers, three to receive into and one copy, allocated when they are first
+// needed. Threads: one.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +47,7 @@ class PipeLinks {
   // been called. REQUIRES: no send is in progress under that key.
   void send(int key, std::span<const float> data, int to, int tag);
   void sent(int key);
-  // Sends a copy.
+  // Sends a copy, once the one before it is sent.
   Status send_copy(std::span<const float> data, int to, int tag);
   // Waits until everything is sent.
   void finish();
@@ -63,7 +66,8 @@ class PipeLinks {
   static constexpr size_t kAhead = 2;
 
   Status post();
-  Result<Buffer*> free_buffer(std::vector<std::unique_ptr<Buffer>>& buffers);
+  Status allocate(Buffer& buffer);
+  Result<Buffer*> free_buffer();
 
   kernels::Backend& backend_;
   const int64_t max_elements_;
@@ -71,7 +75,8 @@ class PipeLinks {
   std::deque<Message> expected_;  // not posted yet
   std::deque<Buffer*> posted_;
   Buffer* current_ = nullptr;  // that receive() returned last
-  std::vector<std::unique_ptr<Buffer>> in_, out_;
+  std::vector<std::unique_ptr<Buffer>> in_;
+  Buffer copy_;
   std::map<int, comm::RequestPtr> sending_;  // by key
   double waited_s_ = 0;
 };
