@@ -99,21 +99,20 @@ TEST_F(StartTest, FewerStepsThanTheNewestStateIsRefusedAndNothingIsLost) {
 
 // The state is on another host, as far as the coordinator can see.
 TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsHeardOf) {
+  const std::vector<std::string> with_other_memory = {
+      "unshare",
+      "-m",
+      "sh",
+      "-c",
+      "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"",
+      "sh"};
+  auto probe = with_other_memory;
+  probe.emplace_back("true");
+  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
   const int64_t in_metrics = leave_states_ahead();
-  std::vector<std::string> prefix;
-  if (geteuid() == 0)
-    prefix = {"unshare",
-              "-m",
-              "sh",
-              "-c",
-              "mount -t tmpfs tmpfs /dev/shm && exec \"$@\"",
-              "sh"};
-  if (prefix.empty() ||
-      testing::run_program({"unshare", "-m", "true"}).exit.code != 0)
-    GTEST_SKIP() << "needs mount";
   c().start_coordinator(
       {"--resume", "--set", fmt::format("train.steps={}", in_metrics + 20)},
-      prefix);
+      with_other_memory);
   // The successor of the one that `remesh run` had started.
   const auto run = std::filesystem::canonical(c().run_dir()).string();
   c().start_worker({.name = "local-1",

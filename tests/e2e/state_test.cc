@@ -121,9 +121,12 @@ TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
                           {"elastic.replicate_every", "0"},
                           {"elastic.rejoin_wait_ms", "60000"}})));
   const std::string trigger = c().folder() + "/stick";
+  // The list of libraries is separated by spaces.
+  const std::string library = c().folder() + "/stuck.so";
+  fs::create_symlink(PMIX_STUCK, library);
   c().start_coordinator();
   c().start_worker({.name = "w1",
-                    .prefix = {"env", "LD_PRELOAD=" PMIX_STUCK,
+                    .prefix = {"env", "LD_PRELOAD=" + library,
                                "REMESH_TEST_PMIX_STUCK=" + trigger}});
   c().start_worker({.name = "w2"});
   ASSERT_TRUE(c().wait_for_step(5));
