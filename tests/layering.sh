@@ -29,7 +29,9 @@ pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 toml[+][+] parallel/jobfile/[a-z_]*\.cc
 lzma\.h worker/data/[a-z_]*\.cc
-sodium\.h proto/base/keyed_hash\.cc
+sodium\.h proto/base/keyed_hash\.cc|worker/tokenizer/tiktoken\.cc
+pcre2\.h worker/tokenizer/regex\.cc
+utf8proc\.h worker/tokenizer/unicode\.cc
 RULES
 
 # folder (prefix) | the folders (pattern) that it may include
@@ -50,7 +52,8 @@ checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
-worker/data proto/(base|data)
+worker/tokenizer proto/base
+worker/data proto/(base|data)|worker/tokenizer
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)

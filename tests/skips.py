@@ -74,6 +74,8 @@ NEEDS = {
     "netns": can_make_networks,
     "ptrace": can_trace,
     "root": lambda: os.geteuid() == 0,
+    # The folder of tests/unit/tokenizer/data/README.md, with all of its files.
+    "tokenizers": lambda: False,
 }
 
 

@@ -140,12 +140,19 @@ Examples:
 void add_job_verbs(CLI::App* app, int* code) {
   add_job(app, code);
   // All arguments go to remesh-data, --help included.
-  CLI::App* c = app->add_subcommand("data", "Prepare text for training");
-  c->prefix_command();
-  c->set_help_flag();
-  c->callback([c, code] {
-    *code = exit_code(exec_program("remesh-data", c->remaining()));
-  });
+  for (const auto& [verb, help] :
+       {std::pair{"data", "Prepare text for training"},
+        {"tokenizer", "Encode text as tokens, and make tokenizers"}}) {
+    CLI::App* c = app->add_subcommand(verb, help);
+    c->prefix_command();
+    c->set_help_flag();
+    c->callback([c, code] {
+      std::vector<std::string> arguments = c->remaining();
+      if (c->get_name() == "tokenizer")
+        arguments.insert(arguments.begin(), "tokenizer");
+      *code = exit_code(exec_program("remesh-data", arguments));
+    });
+  }
   add_clean(app, code);
 }
 

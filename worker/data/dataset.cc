@@ -95,6 +95,7 @@ Result<Dataset> Dataset::open(const std::string& dir) {
   Dataset dataset;
   dataset.dir_ = dir;
   dataset.data_id_ = index.data_id;
+  dataset.tokenizer_ = index.tokenizer;
   dataset.vocab_size_ = index.vocab_size;
   dataset.end_of_text_ = index.end_of_text;
   const auto fill = [&](const std::vector<ShardEntry>& entries,

@@ -68,6 +68,8 @@ class Dataset {
   // shards. The same text and options give the same id.
   const std::string& data_id() const { return data_id_; }
   const std::string& dir() const { return dir_; }
+  // The id of the tokenizer.
+  const std::string& tokenizer() const { return tokenizer_; }
 
   // Reads every token and checks checksums and vocabulary. Calls `progress`
   // (may be empty) after each shard with the bytes done and in total.
@@ -78,6 +80,7 @@ class Dataset {
   Dataset() = default;
   std::string dir_;
   std::string data_id_;
+  std::string tokenizer_;
   int64_t vocab_size_ = 0;
   int32_t end_of_text_ = 0;
   Split train_;

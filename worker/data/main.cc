@@ -1,21 +1,25 @@
-// remesh-data: creates and verifies data sets; `remesh data` runs it.
+// remesh-data: data sets and tokenizers. `remesh data` runs it, and with
+// "tokenizer" as its first argument `remesh tokenizer`.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "proto/base/clock.h"
-#include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
+#include "worker/data/commands.h"
 #include "worker/data/dataset.h"
 #include "worker/data/prepare.h"
-#include "worker/data/tokenizer.h"
+#include "worker/tokenizer/tokenizer.h"
 
 namespace remesh::data {
 namespace {
@@ -62,12 +66,7 @@ class Bar {
   int64_t drawn_ms_ = 0;
 };
 
-int fail(const Status& status) {
-  const ExitCode code = exit_with("remesh data", status);
-  return status.code() == Code::kAlreadyExists ? kExitUsage : code;
-}
-
-int prepare_command(const PrepareOptions& options) {
+int prepare_command(const CLI::App& app, const PrepareOptions& options) {
   Result<PrepareSummary> done = invalid_argument("not run");
   {
     Bar bar("preparing");
@@ -75,7 +74,7 @@ int prepare_command(const PrepareOptions& options) {
         prepare(options, *posix_file_system(),
                 [&](uint64_t read, uint64_t total) { bar.show(read, total); });
   }
-  if (!done.ok()) return fail(done.status());
+  if (!done.ok()) return fail(app, done.status());
   const PrepareSummary& s = *done;
   fmt::print(
       "{}: {}{}, {} of text\n"
@@ -89,22 +88,70 @@ int prepare_command(const PrepareOptions& options) {
   return 0;
 }
 
-int verify_command(const std::string& dir) {
+int verify_command(const CLI::App& app, const std::string& dir) {
   auto set = Dataset::open(dir);
-  if (!set.ok()) return fail(set.status());
+  if (!set.ok()) return fail(app, set.status());
   Status status;
   {
     Bar bar("verifying");
     status = set->verify(
         [&](uint64_t done, uint64_t total) { bar.show(done, total); });
   }
-  if (!status.ok()) return fail(status);
+  if (!status.ok()) return fail(app, status);
   fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
              set->train().num_tokens(), set->val().num_tokens());
   return 0;
 }
 
-void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
+struct ShowOptions {
+  std::string dir;
+  std::string tokenizer = "bytes";
+  int64_t from = 0;
+  int64_t tokens = 256;
+};
+
+Status show(const ShowOptions& o) {
+  ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
+  ASSIGN_OR_RETURN(const auto tokenizer,
+                   tokenizer::open_tokenizer(o.tokenizer));
+  if (tokenizer->id() != set.tokenizer())
+    return invalid_argument(fmt::format(
+        "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
+        set.tokenizer(), o.tokenizer, tokenizer->id()));
+  const Split& split = set.train();
+  if (o.from < 0 || o.from >= split.num_tokens() || o.tokens < 1)
+    return invalid_argument(
+        fmt::format("--from {} --tokens {}: it has training tokens 0 to {}",
+                    o.from, o.tokens, split.num_tokens() - 1));
+  std::vector<int32_t> tokens(
+      static_cast<size_t>(std::min(o.tokens, split.num_tokens() - o.from)));
+  RETURN_IF_ERROR(split.read(o.from, tokens));
+  ASSIGN_OR_RETURN(const std::string text, tokenizer->decode(tokens));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return ok_status();
+}
+
+void add_show(CLI::App& app, int* code) {
+  auto o = std::make_shared<ShowOptions>();
+  CLI::App* c =
+      app.add_subcommand("show", "Print training tokens of a data set as text");
+  c->add_option("DIR", o->dir, "Folder of the data set")->required();
+  c->add_option("--tokenizer", o->tokenizer,
+                "The one that the data set was made with: " +
+                    std::string(tokenizer::kTokenizerHelp))
+      ->capture_default_str();
+  c->add_option("--from", o->from, "The first token")->capture_default_str();
+  c->add_option("--tokens", o->tokens, "At most so many tokens")
+      ->capture_default_str();
+  c->footer("\nExample:\n  remesh data show data/books --from 5000");
+  c->callback([&app, o, code] {
+    const Status status = show(*o);
+    *code = status.ok() ? 0 : fail(app, status);
+  });
+}
+
+void add_prepare(CLI::App& app, int* code) {
+  auto o = std::make_shared<PrepareOptions>();
   CLI::App* c = app.add_subcommand(
       "prepare", "Convert text files to a data set of token shards");
   c->add_option("INPUT,--input", o->inputs,
@@ -112,7 +159,7 @@ void declare_prepare(CLI::App& app, PrepareOptions* o, int* code) {
       ->required();
   c->add_option("--out", o->out_dir, "Folder of the data set")->required();
   c->add_option("--tokenizer", o->tokenizer,
-                "Tokenizer: " + join(tokenizer_names()))
+                std::string("Tokenizer: ") + tokenizer::kTokenizerHelp)
       ->capture_default_str();
   c->add_option("--val-fraction", o->val_fraction,
                 "Share of the text held out for validation, 0 to 0.5")
@@ -135,30 +182,41 @@ A line "<|endoftext|>" ends a document, as does the end of a file.
 
 Examples:
   remesh data prepare --input books.txt.xz --out data/books
-  remesh data prepare --input a.txt b.txt --out data/ab --val-fraction 0.05)");
-  c->callback([o, code] { *code = prepare_command(*o); });
+  remesh data prepare --input a.txt b.txt --out data/ab --val-fraction 0.05
+  remesh data prepare --input a.txt --out data/a --tokenizer tokenizer.json)");
+  c->callback([&app, o, code] { *code = prepare_command(app, *o); });
 }
 
-int data_main(int argc, char** argv) {
-  CLI::App app("Prepares text for training.");
-  app.name("remesh data");
-  app.set_version_flag("--version", version_line("remesh data"));
+void add_data_commands(CLI::App& app, int* code) {
   app.require_subcommand(1);
   app.footer(
       "\nExample:\n"
       "  remesh data prepare --input books.txt.xz --out data/books");
-  PrepareOptions options;
-  std::string dir;
-  int code = 0;
-  declare_prepare(app, &options, &code);
+  add_prepare(app, code);
+  add_show(app, code);
+  auto dir = std::make_shared<std::string>();
   CLI::App* verify = app.add_subcommand(
       "verify", "Read a complete data set and compare its checksums");
-  verify->add_option("DIR", dir, "Folder of the data set")->required();
+  verify->add_option("DIR", *dir, "Folder of the data set")->required();
   verify->footer("\nExample:\n  remesh data verify data/books");
-  verify->callback([&] { code = verify_command(dir); });
+  verify->callback([&app, dir, code] { *code = verify_command(app, *dir); });
+}
+
+int data_main(int argc, char** argv) {
+  const bool tokenizer = argc > 1 && std::string_view(argv[1]) == "tokenizer";
+  CLI::App app(tokenizer ? "Encodes text as tokens, and makes tokenizers."
+                         : "Prepares text for training.");
+  app.name(tokenizer ? "remesh tokenizer" : "remesh data");
+  app.set_version_flag("--version", version_line("remesh data"));
+  int code = 0;
+  if (tokenizer)
+    add_tokenizer_commands(app, &code);
+  else
+    add_data_commands(app, &code);
   report_usage_in_one_line(app);
   try {
-    app.parse(argc, argv);
+    const int skip = tokenizer ? 1 : 0;
+    app.parse(argc - skip, argv + skip);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
   }

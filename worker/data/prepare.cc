@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <cmath>
 #include <memory>
@@ -18,7 +19,7 @@
 #include "worker/data/input_file.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
-#include "worker/data/tokenizer.h"
+#include "worker/tokenizer/tokenizer.h"
 
 namespace remesh::data {
 namespace {
@@ -27,7 +28,10 @@ constexpr int64_t kMinBlock = 64;
 constexpr int64_t kUsualBlock = 16 << 10;
 constexpr int64_t kMaxBlock = 1 << 24;
 constexpr size_t kPortion = size_t{1} << 20;
+// What a file's name ends with until it is complete.
 constexpr char kPartial[] = ".partial";
+// Longer documents are encoded in parts.
+constexpr size_t kPartBytes = size_t{4} << 20;
 
 Status check_options(const PrepareOptions& o) {
   if (o.inputs.empty())
@@ -45,13 +49,6 @@ Status check_options(const PrepareOptions& o) {
     return invalid_argument(
         fmt::format("--shard-tokens {}: must be at least 1", o.shard_tokens));
   return ok_status();
-}
-
-// Whether block number `block` is held out, as every (1 / fraction)-th is.
-bool held_out(double fraction, double phase, int64_t block) {
-  const auto b = static_cast<double>(block);
-  return std::floor((b + 1) * fraction + phase) >
-         std::floor(b * fraction + phase);
 }
 
 // A size with which about eight blocks are held out, estimated from the stored
@@ -109,11 +106,31 @@ Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
   return readers;
 }
 
+// Whether block number `block` is held out, as every (1 / fraction)-th is.
+bool held_out(double fraction, double phase, int64_t block) {
+  const auto b = static_cast<double>(block);
+  return std::floor((b + 1) * fraction + phase) >
+         std::floor(b * fraction + phase);
+}
+
+bool is_space(char c) {
+  return std::isspace(static_cast<unsigned char>(c)) != 0;
+}
+
+// Where a text is best divided: behind the last line in its second half whose
+// end has no white space beside it, or else at the end.
+size_t part_end(std::string_view text) {
+  for (size_t at = text.size() - 1; at > text.size() / 2; --at)
+    if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2]))
+      return at;
+  return text.size();
+}
+
 // The shards of one split, under their temporary names.
 class SplitWriter {
  public:
   SplitWriter(FileSystem& fs, std::string dir, std::string split,
-              const Tokenizer& tokenizer, int64_t shard_tokens)
+              const tokenizer::Tokenizer& tokenizer, int64_t shard_tokens)
       : fs_(fs),
         dir_(std::move(dir)),
         split_(std::move(split)),
@@ -169,7 +186,7 @@ class SplitWriter {
   FileSystem& fs_;
   std::string dir_;
   std::string split_;
-  const Tokenizer& tokenizer_;
+  const tokenizer::Tokenizer& tokenizer_;
   int64_t shard_tokens_;
   std::vector<std::string> names_;
   std::vector<ShardEntry> entries_;
@@ -177,10 +194,14 @@ class SplitWriter {
 };
 
 // Distributes blocks over the two splits and ends each document in its split.
+//
+// A document, as far as it is in one split, is encoded as a whole. If it is
+// longer than kPartBytes, parts end where the usual tokenizers never merge.
 class BlockRouter {
  public:
-  BlockRouter(double fraction, uint64_t seed, const Tokenizer& tokenizer,
-              SplitWriter& train, SplitWriter& val)
+  BlockRouter(double fraction, uint64_t seed,
+              const tokenizer::Tokenizer& tokenizer, SplitWriter& train,
+              SplitWriter& val)
       : fraction_(fraction),
         phase_(static_cast<double>(
                    random_u64(seed, hash64("remesh.held_out"), 0) >> 11) *
@@ -192,6 +213,7 @@ class BlockRouter {
   Status add(const TextBlock& block) {
     SplitWriter* to =
         held_out(fraction_, phase_, next_block_++) ? &val_ : &train_;
+    const std::string_view text = block.text;
     size_t begin = 0;
     size_t k = 0;
     if (!block.ends.empty() && block.ends[0] == 0) {
@@ -201,65 +223,51 @@ class BlockRouter {
       RETURN_IF_ERROR(close());  // the document continues in the other split
     }
     for (; k < block.ends.size(); ++k) {
-      RETURN_IF_ERROR(append(to, block, begin, block.ends[k]));
+      RETURN_IF_ERROR(append(to, text.substr(begin, block.ends[k] - begin)));
       RETURN_IF_ERROR(close());
       begin = block.ends[k];
     }
-    return append(to, block, begin, block.text.size());
+    return append(to, text.substr(begin));
   }
 
  private:
-  Status append(SplitWriter* to, const TextBlock& block, size_t begin,
-                size_t end) {
-    if (begin == end) return ok_status();
+  Status append(SplitWriter* to, std::string_view text) {
+    if (text.empty()) return ok_status();
     open_ = to;
+    text_ += text;
+    return text_.size() < kPartBytes ? ok_status()
+                                     : encode_part(part_end(text_));
+  }
+  Status encode_part(size_t bytes) {
+    if (bytes == 0) return ok_status();
     tokens_.clear();
     RETURN_IF_ERROR(tokenizer_.encode(
-        std::string_view(block.text).substr(begin, end - begin), tokens_));
-    return to->append(tokens_);
+        std::string_view(text_).substr(0, bytes),
+        {.special = false, .continues = continues_}, tokens_));
+    text_.erase(0, bytes);
+    continues_ = true;
+    return open_->append(tokens_);
   }
   // Ends the open document in the split that has its last part.
   Status close() {
-    SplitWriter* split = std::exchange(open_, nullptr);
-    if (split == nullptr) return ok_status();
+    if (open_ == nullptr) return ok_status();
+    RETURN_IF_ERROR(encode_part(text_.size()));
+    continues_ = false;
     const int32_t token = tokenizer_.end_of_text();
-    return split->append({&token, 1});
+    return std::exchange(open_, nullptr)->append({&token, 1});
   }
 
   double fraction_;
   double phase_;
-  const Tokenizer& tokenizer_;
+  const tokenizer::Tokenizer& tokenizer_;
   SplitWriter& train_;
   SplitWriter& val_;
-  SplitWriter* open_ = nullptr;
+  SplitWriter* open_ = nullptr;  // the split of a document without an end yet
+  std::string text_;             // of that document, not yet encoded
+  bool continues_ = false;       // parts of that document have been encoded
   int64_t next_block_ = 0;
   std::vector<int32_t> tokens_;
 };
-
-// Streams one input through the splitter; adds its text bytes to `text_bytes`.
-Status stream_input(TextReader& reader, bool raw_bytes, BlockSplitter& splitter,
-                    Progress& progress, uint64_t& text_bytes) {
-  std::vector<char> portion(kPortion);
-  Utf8Check utf8;
-  const auto not_utf8 = [&] {
-    return invalid_argument(fmt::format(
-        "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
-        reader.path(), utf8.bad_offset()));
-  };
-  uint64_t reported = 0;
-  for (;;) {
-    ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
-    progress.add(reader.bytes_done() - reported);
-    reported = reader.bytes_done();
-    if (got == 0) break;
-    const std::string_view text(portion.data(), got);
-    if (!raw_bytes && !utf8.feed(text)) return not_utf8();
-    RETURN_IF_ERROR(splitter.feed(text));
-    text_bytes += got;
-  }
-  if (!raw_bytes && !utf8.finish()) return not_utf8();
-  return splitter.end_file();
-}
 
 Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
                                             Progress& progress) {
@@ -439,11 +447,13 @@ Status check_splits(const Index& index, const PrepareOptions& o,
 
 }  // namespace
 
-Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
+Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
                                const PrepareProgress& progress) {
-  RETURN_IF_ERROR(check_options(options));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Tokenizer> tokenizer,
-                   make_tokenizer(options.tokenizer));
+  RETURN_IF_ERROR(check_options(given));
+  ASSIGN_OR_RETURN(const std::unique_ptr<tokenizer::Tokenizer> tokenizer,
+                   tokenizer::open_tokenizer(given.tokenizer));
+  PrepareOptions options = given;
+  options.tokenizer = tokenizer->id();
   ASSIGN_OR_RETURN(std::vector<TextReader> inputs, open_inputs(options));
   const int64_t block_bytes = choose_block_bytes(options, inputs);
   ASSIGN_OR_RETURN(const std::unique_ptr<OutDir> out,
@@ -463,8 +473,10 @@ Result<PrepareSummary> prepare(const PrepareOptions& options, FileSystem& fs,
   Progress reading(progress, inputs);
   Index index;
   for (TextReader& reader : inputs) {
-    RETURN_IF_ERROR(stream_input(reader, options.raw_bytes, splitter, reading,
-                                 index.text_bytes));
+    ASSIGN_OR_RETURN(const uint64_t bytes,
+                     split_text(reader, options.raw_bytes, splitter,
+                                [&](uint64_t read) { reading.add(read); }));
+    index.text_bytes += bytes;
     index.inputs.push_back(
         {reader.path(), reader.bytes_done(), reader.file_hash()});
   }

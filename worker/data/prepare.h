@@ -1,9 +1,10 @@
 // prepare: converts text files to a data set of token shards (dataset.h).
 //
-// It streams, using a few MiB of memory for any input size. Inputs are plain
+// It streams, using some 100 MiB of memory for any input size. Inputs are plain
 // text or .xz (recognised by their first bytes). A line "<|endoftext|>" ends a
 // document, as does the end of a file. Each document is followed by the
-// tokenizer's end-of-text token; empty documents are skipped.
+// tokenizer's end-of-text token; empty documents are skipped. Special tokens
+// that are written out in a text are encoded as any other text.
 //
 // The held-out split is a systematic sample. The text is divided into blocks of
 // about val_block_bytes; a block ends at a line end, at a document end if it is
@@ -32,10 +33,10 @@ namespace remesh::data {
 struct PrepareOptions {
   std::vector<std::string> inputs;  // read in this order
   std::string out_dir;              // created if missing
-  std::string tokenizer = "bytes";
-  double val_fraction = 0.01;   // 0 .. 0.5; 0: no held-out split
-  int64_t val_block_bytes = 0;  // 64 .. 2^24; 0: 16 KiB, or less when the
-                                // input is small
+  std::string tokenizer = "bytes";  // as open_tokenizer() takes it
+  double val_fraction = 0.01;       // 0 .. 0.5; 0: no held-out split
+  int64_t val_block_bytes = 0;      // 64 .. 2^24; 0: 16 KiB, or less when the
+                                    // input is small
   int64_t shard_tokens = int64_t{1} << 26;  // at most, per shard; >= 1
   uint64_t seed = 0;                        // of the held-out sample
   bool raw_bytes = false;                   // do not require valid UTF-8

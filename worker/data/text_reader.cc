@@ -9,12 +9,14 @@
 
 #include "proto/base/check.h"
 #include "proto/base/text.h"
+#include "worker/tokenizer/unicode.h"
 
 namespace remesh::data {
 namespace {
 
 constexpr unsigned char kXzMagic[6] = {0xFD, '7', 'z', 'X', 'Z', 0};
 constexpr size_t kInputBytes = size_t{1} << 18;
+constexpr size_t kPortion = size_t{1} << 20;
 constexpr uint64_t kXzMemory = uint64_t{1} << 30;
 
 Status xz_error(const std::string& path, lzma_ret ret) {
@@ -66,17 +68,6 @@ Status check_is_text(const std::string& path, std::string_view first_bytes) {
           path, f.advice));
   }
   return ok_status();
-}
-
-// Length of `text` without an incomplete character at its end.
-size_t whole_characters(std::string_view text) {
-  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
-    const auto b = static_cast<unsigned char>(text[text.size() - back]);
-    if ((b & 0xC0) == 0x80) continue;  // continuation byte
-    const size_t length = b < 0xC0 ? 1 : b < 0xE0 ? 2 : b < 0xF0 ? 3 : 4;
-    return length > back ? text.size() - back : text.size();
-  }
-  return text.size();
 }
 
 }  // namespace
@@ -251,8 +242,9 @@ Status BlockSplitter::end_document() {
 // long to be a separator. Splits it between words, or else between characters.
 Status BlockSplitter::split_long_line() {
   const size_t space = block_.text.find(' ', block_bytes_);
-  const size_t cut =
-      space == std::string::npos ? whole_characters(block_.text) : space + 1;
+  const size_t cut = space == std::string::npos
+                         ? tokenizer::complete_prefix(block_.text)
+                         : space + 1;
   std::string rest = block_.text.substr(cut);
   block_.text.resize(cut);
   RETURN_IF_ERROR(emit());
@@ -278,5 +270,32 @@ Status BlockSplitter::end_file() {
 }
 
 Status BlockSplitter::finish() { return emit(); }
+
+Result<uint64_t> split_text(TextReader& reader, bool raw_bytes,
+                            BlockSplitter& splitter,
+                            const std::function<void(uint64_t)>& progress) {
+  std::vector<char> portion(kPortion);
+  Utf8Check utf8;
+  const auto not_utf8 = [&] {
+    return invalid_argument(fmt::format(
+        "{}: not UTF-8 at byte {} of the text (--raw-bytes accepts it)",
+        reader.path(), utf8.bad_offset()));
+  };
+  uint64_t reported = 0;
+  uint64_t bytes = 0;
+  for (;;) {
+    ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+    progress(reader.bytes_done() - reported);
+    reported = reader.bytes_done();
+    if (got == 0) break;
+    const std::string_view text(portion.data(), got);
+    if (!raw_bytes && !utf8.feed(text)) return not_utf8();
+    RETURN_IF_ERROR(splitter.feed(text));
+    bytes += got;
+  }
+  if (!raw_bytes && !utf8.finish()) return not_utf8();
+  RETURN_IF_ERROR(splitter.end_file());
+  return bytes;
+}
 
 }  // namespace remesh::data

@@ -104,4 +104,12 @@ class BlockSplitter {
   int64_t documents_ = 0;
 };
 
+// Reads a text to its end through the splitter and ends its document. Returns
+// the size of the text. `progress` gets the bytes of the file that were read
+// since it was called last. Fails, naming the file and the offset, on text that
+// is not UTF-8, unless `raw_bytes`.
+Result<uint64_t> split_text(TextReader& reader, bool raw_bytes,
+                            BlockSplitter& splitter,
+                            const std::function<void(uint64_t)>& progress);
+
 }  // namespace remesh::data

@@ -9,12 +9,13 @@
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/prepare.h"
 #include "worker/data/token_shard.h"
-#include "worker/data/tokenizer.h"
+#include "worker/tokenizer/tokenizer.h"
 
 namespace remesh::data {
 namespace {
 
 namespace fs = std::filesystem;
+using tokenizer::kByteEndOfText;
 
 std::string words(size_t bytes, uint64_t seed = 1) {
   std::mt19937_64 rng(seed);
@@ -233,7 +234,7 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   says(o, "none.txt: no such file");
   o = options(words(10'000));
   o.tokenizer = "byte";
-  says(o, "unknown tokenizer 'byte': expected bytes");
+  says(o, "tokenizer 'byte': no such file: expected bytes");
   o = options(words(10'000));
   o.val_fraction = 0.6;
   says(o, "--val-fraction 0.6: must be from 0 to 0.5");
@@ -495,22 +496,6 @@ TEST(Index, ComesBackFromJsonTheSameAndItsIdCoversTheShards) {
   says("\"vocab_size\": 257", "\"vocab_size\": \"257\"", "vocab_size");
   says("\"vocab_size\": 257,", "", "vocab_size: is missing");
   says("{", "", "not JSON");
-}
-
-TEST(Tokenizer, BytesGoThereAndBack) {
-  const auto t = make_tokenizer("bytes");
-  ASSERT_TRUE(t.ok());
-  std::string all;
-  for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
-  std::vector<int32_t> tokens;
-  ASSERT_TRUE((*t)->encode(all, tokens).ok());
-  ASSERT_EQ(tokens.size(), 256U);
-  EXPECT_EQ(tokens[255], 255);
-  EXPECT_EQ((*t)->decode(tokens).value(), all);
-  const std::vector<int32_t> end{'a', 256, 'b'};
-  EXPECT_EQ((*t)->decode(end).value(), "a\n<|endoftext|>\nb");
-  EXPECT_FALSE((*t)->decode(std::vector<int32_t>{257}).ok());
-  EXPECT_FALSE((*t)->decode(std::vector<int32_t>{-1}).ok());
 }
 
 TEST(Corpus, TheShippedTextMakesADataSet) {

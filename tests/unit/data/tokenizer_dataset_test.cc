@@ -1,0 +1,118 @@
+// Data sets whose tokenizer is a file.
+#include <random>
+
+#include "tests/unit/data/data_test_util.h"
+#include "worker/data/dataset.h"
+#include "worker/data/prepare.h"
+#include "worker/tokenizer/tokenizer.h"
+#include "worker/tokenizer/trainer.h"
+
+namespace remesh::data {
+namespace {
+
+std::string words(size_t bytes) {
+  std::mt19937_64 rng(1);
+  std::string text;
+  while (text.size() < bytes) {
+    text += "word" + std::to_string(rng() % 1000);
+    text += rng() % 10 == 0 ? "\n" : " ";
+    if (rng() % 200 == 0) text += "\n<|endoftext|>\n";
+  }
+  return text + "\n";
+}
+
+PrepareOptions options(const TempDir& dir, const std::string& text) {
+  PrepareOptions o;
+  o.inputs = {dir.write("in.txt", text)};
+  o.out_dir = dir / "out";
+  o.val_fraction = 0;
+  return o;
+}
+
+void make(const PrepareOptions& o) {
+  const auto made = prepare(o, *posix_file_system());
+  ASSERT_TRUE(made.ok()) << made.status().to_string();
+}
+
+std::vector<int32_t> tokens_of(const Dataset& set) {
+  std::vector<int32_t> tokens(static_cast<size_t>(set.train().num_tokens()));
+  EXPECT_TRUE(set.train().read(0, tokens).ok());
+  return tokens;
+}
+
+// A data set of byte-level BPE: its documents are encoded as a whole, whatever
+// the blocks and parts are, and decoding gives the text back.
+TEST(TokenizerDataset, WithATokenizerFileDocumentsAreEncodedAsAWhole) {
+  const TempDir dir;
+  const std::string text = words(5'000'000);
+  auto trainer = tokenizer::Trainer::make(600);
+  ASSERT_TRUE(trainer.ok());
+  ASSERT_TRUE(trainer->add(text.substr(0, 100'000)).ok());
+  const std::string file =
+      dir.write("tokenizer.json", trainer->finish().value());
+  PrepareOptions o = options(dir, text);
+  o.tokenizer = file;
+  make(o);
+  const auto t = tokenizer::open_tokenizer(file);
+  ASSERT_TRUE(t.ok()) << t.status().to_string();
+  const auto set = Dataset::open(dir / "out");
+  ASSERT_TRUE(set.ok()) << set.status().to_string();
+  EXPECT_EQ(set->tokenizer(), (*t)->id());
+  EXPECT_EQ(set->vocab_size(), 600);
+  EXPECT_EQ(set->end_of_text(), 599);
+  const std::vector<int32_t> tokens = tokens_of(*set);
+  const std::string mark = "<|endoftext|>\n";
+  EXPECT_EQ((*t)->decode(tokens).value(), text + mark);
+  std::vector<int32_t> expected;
+  std::string rest = text + mark;
+  for (size_t at = rest.find(mark); at != std::string::npos;
+       at = rest.find(mark)) {
+    ASSERT_TRUE((*t)->encode(rest.substr(0, at), {}, expected).ok());
+    expected.push_back(599);
+    rest.erase(0, at + mark.size());
+  }
+  EXPECT_EQ(tokens, expected);
+}
+
+// A document that is longer than a part is encoded in parts, which end where
+// tokens do.
+TEST(TokenizerDataset, ALongDocumentIsEncodedInParts) {
+  const TempDir dir;
+  std::string text;
+  for (int i = 0; i < 600'000; ++i)
+    text += "line " + std::to_string(i % 1000 * 919 % 1000) +
+            (i % 3 == 0   ? ".\n"
+             : i % 5 == 0 ? " \n\n"
+                          : " ");
+  ASSERT_GT(text.size(), size_t{4} << 20);
+  auto trainer = tokenizer::Trainer::make(500);
+  ASSERT_TRUE(trainer->add(text.substr(0, 100'000)).ok());
+  PrepareOptions o = options(dir, text);
+  o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
+  make(o);
+  const auto t = tokenizer::open_tokenizer(o.tokenizer);
+  std::vector<int32_t> expected;
+  ASSERT_TRUE((*t)->encode(text, {}, expected).ok());
+  expected.push_back(499);
+  const auto set = Dataset::open(dir / "out");
+  EXPECT_EQ(tokens_of(*set), expected);
+}
+
+TEST(TokenizerDataset, AnotherTokenizerMakesAnotherDataSet) {
+  const TempDir dir;
+  PrepareOptions o = options(dir, words(50'000));
+  o.tokenizer = "bytes";
+  make(o);
+  auto trainer = tokenizer::Trainer::make(300);
+  ASSERT_TRUE(trainer->add(words(50'000)).ok());
+  o.tokenizer = dir.write("tokenizer.json", trainer->finish().value());
+  const Status status = prepare(o, *posix_file_system()).status();
+  EXPECT_EQ(status.code(), Code::kAlreadyExists) << status.to_string();
+  o.overwrite = true;
+  make(o);
+  o.tokenizer = dir / "missing.json";
+  EXPECT_EQ(prepare(o, *posix_file_system()).status().code(), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace remesh::data

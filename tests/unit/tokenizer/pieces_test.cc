@@ -1,0 +1,120 @@
+// Everything before the model: characters and patterns.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "worker/tokenizer/pipeline.h"
+#include "worker/tokenizer/regex.h"
+#include "worker/tokenizer/unicode.h"
+
+namespace remesh::tokenizer {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+// The matches of a pattern, and in brackets what is between them.
+Texts split(const Regex& regex, const std::string& text) {
+  Texts out;
+  size_t at = 0;
+  Matcher matcher;
+  const Status status =
+      regex.for_each_match(text, matcher, [&](size_t begin, size_t end) {
+        if (begin > at) out.push_back("[" + text.substr(at, begin - at) + "]");
+        out.push_back(text.substr(begin, end - begin));
+        at = end;
+        return ok_status();
+      });
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  if (at < text.size()) out.push_back("[" + text.substr(at) + "]");
+  return out;
+}
+
+Texts split(const std::string& pattern, const std::string& text) {
+  return split(Regex::compile(pattern).value(), text);
+}
+
+TEST(Unicode, CompletePrefixWithholdsOnlyWhatMayBecomeACharacter) {
+  EXPECT_EQ(complete_prefix("a\xE2\x96"), 1U);
+  EXPECT_EQ(complete_prefix("a\xE2\x96\x81"), 4U);
+  EXPECT_EQ(complete_prefix("a\xF0\x9F\x98"), 1U);
+  EXPECT_EQ(complete_prefix("a\xFF"), 2U);
+  EXPECT_EQ(complete_prefix("\x80\x80\x80\x80"), 4U);
+}
+
+TEST(Unicode, WhiteSpaceOnBothSides) {
+  const std::string space = " \t\u3000\u00A0\n";
+  EXPECT_EQ(leading_space(space + "x"), space.size());
+  EXPECT_EQ(trailing_space("x" + space), space.size());
+  EXPECT_EQ(leading_space(space), space.size());
+  EXPECT_EQ(trailing_space(space), space.size());
+  EXPECT_EQ(leading_space("\u200Bx "), 0U);
+  EXPECT_EQ(trailing_space(" x\u200B"), 0U);
+  EXPECT_EQ(trailing_space("\x80\x80"), 0U);
+}
+
+TEST(Unicode, NormalizationFormC) {
+  EXPECT_EQ(to_nfc("e\u0301 plain e\u0301"), "\u00E9 plain \u00E9");
+  EXPECT_EQ(to_nfc("\uFB01"), "\uFB01");
+  EXPECT_EQ(to_nfc("e\u0301\xFF e\u0301"), "e\u0301\xFF \u00E9");
+  EXPECT_EQ(to_nfc(""), "");
+}
+
+TEST(ByteAlphabet, EveryByteHasOneCharacter) {
+  std::string all;
+  for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
+  EXPECT_EQ(from_alphabet(to_alphabet(all)), all);
+  EXPECT_EQ(to_alphabet(" a\n"), "ĠaĊ");
+  EXPECT_EQ(from_alphabet("a b"), "");
+}
+
+TEST(Regex, FindsAllMatches) {
+  EXPECT_EQ(split(R"(\d+|\s)", "12 a345"), (Texts{"12", " ", "[a]", "345"}));
+  EXPECT_EQ(split("x*", "axxb"), (Texts{"[a]", "xx", "[b]"}));
+  EXPECT_EQ(split("", "ab"), (Texts{"[ab]"}));
+}
+
+TEST(Regex, WrongAndForeignPatternsAreRefused) {
+  for (const char* pattern : {"(", "[a", "a{2,1}", "\\p{Nope}"})
+    EXPECT_NE(Regex::compile(pattern).status().message().find("at offset"),
+              std::string::npos)
+        << pattern;
+  for (const char* pattern : {R"([\w&&[^a]])", R"(\h)", R"(a\Kb)", "[a[b]]"})
+    EXPECT_NE(Regex::compile(pattern).status().message().find("not supported"),
+              std::string::npos)
+        << pattern;
+  for (const char* pattern : {R"([\[\]&]&&\\h)", "[]a]", "[^]]"})
+    EXPECT_TRUE(Regex::compile(pattern).ok()) << pattern;
+}
+
+TEST(Regex, AnExponentialPatternFails) {
+  const Regex regex = Regex::compile("(a|a)*b|(aa|aaa|a)+c").value();
+  Matcher matcher;
+  EXPECT_FALSE(regex
+                   .for_each_match(std::string(60, 'a'), matcher,
+                                   [](size_t, size_t) { return ok_status(); })
+                   .ok());
+}
+
+TEST(Regex, TheUsualPatterns) {
+  const std::string text = "I'll  pay $12345 \n\n\tOK?\r\n naïve ";
+  EXPECT_EQ(split(kGpt2Pattern, text),
+            (Texts{"I", "'ll", " ", " pay", " $", "12345", " \n\n", "\t", "OK",
+                   "?", "\r\n", " naïve", " "}));
+  EXPECT_EQ(split(kLlama3Pattern, text),
+            (Texts{"I", "'ll", " ", " pay", " $", "123", "45", " \n\n", "\tOK",
+                   "?\r\n", " naïve", " "}));
+}
+
+TEST(Regex, BytesThatAreNotUtf8AreKeptApart) {
+  const std::string text =
+      "ab\xFF\xFE"
+      "cd";
+  EXPECT_EQ(split(R"(\p{L}+)", text), (Texts{"ab", "[\xFF\xFE]", "cd"}));
+  EXPECT_EQ(split(R"([^x]+|b(?!c))", text), (Texts{"ab", "[\xFF\xFE]", "cd"}));
+  EXPECT_EQ(split(Regex::compile_for_bytes(R"([\xFE-\xFF])").value(), text),
+            (Texts{"[ab]", "\xFF", "\xFE", "[cd]"}));
+}
+
+}  // namespace
+}  // namespace remesh::tokenizer

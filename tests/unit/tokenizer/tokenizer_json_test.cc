@@ -1,0 +1,320 @@
+#include "worker/tokenizer/tokenizer_json.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "tests/testing/seed.h"
+#include "tests/unit/tokenizer/small_models.h"
+
+namespace remesh::tokenizer {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+std::unique_ptr<Tokenizer> parse(const Json& json) {
+  auto t = parse_tokenizer_json(json.dump(), "t.json");
+  EXPECT_TRUE(t.ok()) << t.status().to_string();
+  return t.ok() ? std::move(*t) : nullptr;
+}
+
+Tokens encode(const Tokenizer& t, const std::string& text,
+              const EncodeOptions& options = {}) {
+  Tokens tokens;
+  const Status status = t.encode(text, options, tokens);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  return tokens;
+}
+
+// The error after a change of a valid file.
+std::string problem(Json json, const std::function<void(Json&)>& change) {
+  change(json);
+  return parse_tokenizer_json(json.dump(), "t.json").status().message();
+}
+
+TEST(TokenizerJson, SentencePieceLike) {
+  const auto t = parse(sentencepiece_like());
+  const int32_t space = 259;  // the first character
+  EXPECT_EQ(t->vocab_size(), 271);
+  EXPECT_EQ(t->end_of_text(), 2);
+  EXPECT_EQ(encode(*t, "hello"), (Tokens{space + 10}));
+  EXPECT_EQ(encode(*t, " hello"), (Tokens{space + 5, space + 9}));
+  EXPECT_EQ(encode(*t, "he\n"), (Tokens{space, space + 6, 3 + '\n'}));
+  EXPECT_EQ(encode(*t, ""), (Tokens{}));
+  EXPECT_EQ(encode(*t, "hello", {.continues = true}), (Tokens{space + 9}));
+  EXPECT_EQ(encode(*t, "h<tool>h"),
+            (Tokens{space, space + 1, 270, space, space + 1}));
+  // The special token is text, unless it is asked for.
+  EXPECT_EQ(encode(*t, "</s>", {.special = true}), (Tokens{2}));
+  EXPECT_EQ(encode(*t, "</s>").size(), 5U);
+  EXPECT_EQ(t->decode(Tokens{space + 10, space + 10}).value(), "hello hello");
+}
+
+TEST(TokenizerJson, ByteLevel) {
+  const auto t = parse(byte_level());
+  EXPECT_EQ(t->vocab_size(), 259);
+  EXPECT_EQ(t->end_of_text(), 258);
+  EXPECT_EQ(encode(*t, "he he"), (Tokens{256, 257}));
+  EXPECT_EQ(encode(*t, "<|endoftext|>", {.special = true}), (Tokens{258}));
+  EXPECT_EQ(encode(*t, "<|endoftext|>").size(), 13U);
+}
+
+TEST(TokenizerJson, AnyBytesComeBack) {
+  for (const Json& json : {sentencepiece_like(), byte_level()}) {
+    const auto t = parse(json);
+    std::mt19937 rng(test_seed());
+    const std::vector<std::string> snippets = {"hello",  " ",
+                                               "  ",     "\n",
+                                               "é",      "\U0001F600",
+                                               "\xFF",   "\xE2\x96",
+                                               "</s>",   "<|endoftext|>",
+                                               "12",     "'ll",
+                                               "<tool>", std::string(1, '\0')};
+    for (int i = 0; i < 2000; ++i) {
+      std::string text;
+      for (size_t n = rng() % 40; n > 0; --n) {
+        if (rng() % 4 == 0)
+          text.push_back(static_cast<char>(rng()));
+        else
+          text += snippets[rng() % snippets.size()];
+      }
+      if (text.find("\u2581") != std::string::npos) continue;  // is a space
+      // Llama 2 begins the text after an added token with a space.
+      if (json["normalizer"].is_object() &&
+          text.find("<tool>") != std::string::npos)
+        continue;
+      EXPECT_EQ(t->decode(encode(*t, text)).value(), text);
+    }
+  }
+}
+
+TEST(TokenizerJson, BothFormsOfMerges) {
+  Json json = byte_level();
+  json["model"]["merges"] = {"h e", "Ġ he"};
+  EXPECT_EQ(encode(*parse(json), "he he"), (Tokens{256, 257}));
+}
+
+TEST(TokenizerJson, IgnoreMergesTakesWholePieces) {
+  Json json = byte_level();
+  json["model"]["vocab"]["hexa"] = 259;
+  EXPECT_EQ(encode(*parse(json), "hexa"), (Tokens{256, 'x', 'a'}));
+  json["model"]["ignore_merges"] = true;
+  EXPECT_EQ(encode(*parse(json), "hexa"), (Tokens{259}));
+}
+
+TEST(TokenizerJson, TheEndOfTextIsFoundByName) {
+  Json json = sentencepiece_like();
+  json["added_tokens"].push_back({{"id", 271}, {"content", "<|end_of_text|>"}});
+  json["added_tokens"][2]["special"] = true;
+  EXPECT_EQ(parse(json)->end_of_text(), 271);
+  EXPECT_NE(problem(byte_level(), [](Json& j) { j.erase("added_tokens"); })
+                .find("no token ends a document"),
+            std::string::npos);
+}
+
+// Metaspace does what Llama 2's normalizer does, and its decoder takes back
+// exactly the space that was added.
+TEST(TokenizerJson, Metaspace) {
+  const Json llama = sentencepiece_like();
+  for (const char* scheme : {"always", "first", "never"}) {
+    Json json = llama;
+    json["normalizer"] = nullptr;
+    json["pre_tokenizer"] = {{"type", "Metaspace"},
+                             {"replacement", "\u2581"},
+                             {"prepend_scheme", scheme},
+                             {"split", false}};
+    if (scheme == std::string("never")) json["decoder"]["decoders"].erase(3);
+    const auto t = parse(json);
+    for (const std::string text :
+         {"hello", " hello", "  hello", "he  lo ", " ", "\nh"}) {
+      if (scheme == std::string("never"))
+        EXPECT_EQ(encode(*t, text),
+                  encode(*parse(llama), text, {.continues = true}));
+      else
+        EXPECT_EQ(encode(*t, text), encode(*parse(llama), text));
+      EXPECT_EQ(t->decode(encode(*t, text)).value(), text) << scheme;
+    }
+    // Only "always" adds a space after an added token.
+    EXPECT_EQ(encode(*t, "<tool>hello").size(), 2U) << scheme;
+    const bool spaced = encode(*t, "<tool>hello").back() == 269;
+    EXPECT_EQ(spaced, scheme == std::string("always"));
+    json["decoder"] = {{"type", "Metaspace"}, {"prepend_scheme", scheme}};
+    EXPECT_EQ(parse(json)->decode(Tokens{269}).value(),
+              scheme == std::string("never") ? " hello" : "hello");
+  }
+}
+
+TEST(TokenizerJson, WithoutANormalizerNothingStandsForASpace) {
+  Json json = sentencepiece_like();
+  json["normalizer"] = nullptr;
+  json["decoder"] = nullptr;
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, " \u2581h"), (Tokens{3 + ' ', 259, 260}));
+  EXPECT_EQ(t->decode(Tokens{3 + ' ', 259, 260}).value(), " \u2581h");
+}
+
+// A piece is divided before its spaces, unless a merge crosses one.
+TEST(TokenizerJson, AMergeMayCrossASpace) {
+  Json json = sentencepiece_like();
+  const auto whole = encode(*parse(json), "h h");
+  EXPECT_EQ(whole, (Tokens{259, 260, 259, 260}));
+  json["model"]["vocab"]["h\u2581"] = 270;
+  json["added_tokens"].erase(1);
+  json["model"]["merges"].push_back("h \u2581");
+  EXPECT_EQ(encode(*parse(json), "h h"), (Tokens{259, 270, 260}));
+}
+
+TEST(TokenizerJson, AddedTokensAreTheLeftmostAndThenLongest) {
+  Json json = byte_level();
+  int id = 258;
+  for (const char* text : {"<a", "<a>", "a>b", "<a>bcd"})
+    json["added_tokens"].push_back({{"id", ++id}, {"content", text}});
+  json["added_tokens"].push_back({{"id", ++id},
+                                  {"content", "<m>"},
+                                  {"special", true},
+                                  {"lstrip", true},
+                                  {"rstrip", true}});
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "x<a>b<ay<a>bcd<"),
+            (Tokens{'x', 260, 'b', 259, 'y', 262, '<'}));
+  EXPECT_EQ(encode(*t, "a \t<m>\u3000\n<m> b", {.special = true}),
+            (Tokens{'a', 263, 263, 'b'}));
+  EXPECT_EQ(encode(*t, " <m>"), (Tokens{' ', '<', 'm', '>'}));
+  EXPECT_EQ(encode(*t, "<m<a", {.special = true}), (Tokens{'<', 'm', 259}));
+}
+
+// As Falcon: punctuation, the pattern of GPT-2, then digits of the alphabet, in
+// which the bytes B2 and B3 are digits, and three of them.
+TEST(TokenizerJson, StepsAfterByteLevelSeeItsAlphabet) {
+  Json json = byte_level();
+  json["pre_tokenizer"] = {
+      {"type", "Sequence"},
+      {"pretokenizers",
+       {{{"type", "Punctuation"}, {"behavior", "Contiguous"}},
+        {{"type", "ByteLevel"}, {"add_prefix_space", false}},
+        {{"type", "Digits"}, {"individual_digits", false}},
+        {{"type", "Split"},
+         {"pattern", {{"Regex", "[0-9][0-9][0-9]"}}},
+         {"behavior", "Isolated"}}}}};
+  int id = 258;
+  json["added_tokens"][0]["id"] = 400;
+  for (const char* pair : {"3 4", "1 2", "12 3", "! !", "Ġ !", "Ã ²", "a 1"}) {
+    std::string text = pair;
+    json["model"]["merges"].push_back(text);
+    text.erase(text.find(' '), 1);
+    json["model"]["vocab"][text] = id++;
+  }
+  const auto t = parse(json);
+  EXPECT_EQ(encode(*t, "a1234 !!\u00F2"),
+            (Tokens{'a', 260, '4', ' ', 261, 0xC3, 0xB2}));
+}
+
+TEST(TokenizerJson, TheIdentityIsThatOfTheFile) {
+  const auto a = parse(byte_level());
+  Json json = byte_level();
+  EXPECT_EQ(a->id(), parse(json)->id());
+  json["version"] = "1.0";
+  EXPECT_NE(a->id(), parse(json)->id());
+  EXPECT_LT(a->id().size(), 64U);
+  EXPECT_TRUE(a->id().starts_with("tokenizer.json:")) << a->id();
+}
+
+TEST(TokenizerJson, WhatIsNotSupportedIsNamed) {
+  const auto says = [](const std::function<void(Json&)>& change,
+                       const std::string& expected) {
+    for (const Json& json : {byte_level(), sentencepiece_like()}) {
+      const std::string message = problem(json, change);
+      EXPECT_NE(message.find(expected), std::string::npos) << message;
+      EXPECT_TRUE(message.starts_with("t.json: ")) << message;
+    }
+  };
+  for (const char* kind : {"Unigram", "WordPiece", "WordLevel"})
+    says([&](Json& j) { j["model"]["type"] = kind; },
+         std::string("model \"") + kind + "\" is not supported: expected BPE");
+  for (const Json& component :
+       {Json{{"type", "Precompiled"}}, Json{{"type", "Lowercase"}},
+        Json{{"type", "Prepend"}, {"prepend", "_"}},
+        Json{{"type", "Replace"},
+             {"pattern", {{"Regex", "a"}}},
+             {"content", "b"}}})
+    says([&](Json& j) { j["normalizer"] = component; },
+         "normalizer " + component.dump() + " is not supported");
+  for (const Json& component :
+       {Json{{"type", "WhitespaceSplit"}}, Json{{"type", "ByteLevel"}},
+        Json{{"type", "Metaspace"}, {"split", true}},
+        Json{{"type", "Split"},
+             {"pattern", {{"String", "a"}}},
+             {"behavior", "Isolated"}},
+        Json{{"type", "Split"},
+             {"pattern", {{"Regex", "a"}}},
+             {"behavior", "Removed"}},
+        Json{{"type", "Split"},
+             {"pattern", {{"Regex", "a"}}},
+             {"behavior", "Isolated"},
+             {"invert", true}}})
+    says([&](Json& j) { j["pre_tokenizer"] = component; },
+         "pre_tokenizer " + component.dump() + " is not supported");
+  says(
+      [](Json& j) {
+        j["decoder"] = {{"type", "WordPiece"}};
+      },
+      "decoder {\"type\":\"WordPiece\"} is not supported");
+  says([](Json& j) { j["decoder"] = nullptr; }, "decoder null: does not undo");
+  says([](Json& j) { j["model"]["dropout"] = 0.1; }, "dropout 0.1");
+  says([](Json& j) { j["model"]["continuing_subword_prefix"] = "##"; },
+       "continuing_subword_prefix \"##\"");
+  says(
+      [](Json& j) {
+        j["pre_tokenizer"] = {{"type", "Split"},
+                              {"pattern", {{"Regex", "("}}},
+                              {"behavior", "Isolated"}};
+      },
+      "pattern '('");
+  says([](Json& j) { j["added_tokens"][0]["single_word"] = true; },
+       "with single_word or a normalizer, added token");
+  const auto of_llama = [](const std::function<void(Json&)>& change) {
+    return problem(sentencepiece_like(), change);
+  };
+  EXPECT_NE(of_llama([](Json& j) {
+              j["model"]["byte_fallback"] = false;
+            }).find("byte_fallback false is not supported"),
+            std::string::npos);
+  EXPECT_NE(of_llama([](Json& j) {
+              j["added_tokens"][1].erase("normalized");
+            }).find("a normalizer, added token {\"content\":\"<tool>\""),
+            std::string::npos);
+  EXPECT_NE(of_llama([](Json& j) {
+              j["decoder"]["decoders"].erase(3);
+            }).find("does not undo"),
+            std::string::npos);
+}
+
+TEST(TokenizerJson, InvalidFilesAreRefused) {
+  const auto says = [](const std::function<void(Json&)>& change,
+                       const std::string& expected) {
+    const std::string message = problem(byte_level(), change);
+    EXPECT_NE(message.find(expected), std::string::npos) << message;
+  };
+  says([](Json& j) { j["model"].erase("vocab"); }, "key 'vocab' not found");
+  says([](Json& j) { j["model"]["vocab"]["q"] = -1; }, "id -1");
+  says([](Json& j) { j["model"]["vocab"]["qq"] = 5000000; }, "id 5000000");
+  says([](Json& j) { j["model"]["vocab"]["qq"] = 65; }, "has that id");
+  says([](Json& j) { j["model"]["merges"].push_back("nope"); },
+       "merge \"nope\": expected two tokens");
+  says([](Json& j) { j["model"]["merges"].push_back("h q"); },
+       "merge \"h q\": 'hq' is not in the vocabulary");
+  says([](Json& j) { j["added_tokens"][0]["id"] = "x"; }, "must be number");
+  Json nested = byte_level()["pre_tokenizer"];
+  for (int i = 0; i < 1000; ++i)
+    nested = {{"type", "Sequence"}, {"pretokenizers", {nested}}};
+  says([&](Json& j) { j["pre_tokenizer"] = nested; }, "more than 8 sequences");
+  for (const std::string& text : {std::string(), std::string("{"),
+                                  std::string("[]"), std::string(100'000, '[')})
+    EXPECT_FALSE(parse_tokenizer_json(text, "t.json").ok());
+}
+
+}  // namespace
+}  // namespace remesh::tokenizer

@@ -1,0 +1,166 @@
+#include "worker/tokenizer/tokenizer.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/unit/tokenizer/small_models.h"
+#include "worker/tokenizer/tiktoken.h"
+#include "worker/tokenizer/tokenizer_json.h"
+
+namespace remesh::tokenizer {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+
+Tokens encode(const Tokenizer& t, const std::string& text,
+              const EncodeOptions& options = {}) {
+  Tokens tokens;
+  const Status status = t.encode(text, options, tokens);
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  return tokens;
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "remesh_tok.XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~Folder() { std::filesystem::remove_all(path_); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  std::string write(const std::string& name, const std::string& text) const {
+    std::ofstream(path_ + "/" + name, std::ios::binary) << text;
+    return path_ + "/" + name;
+  }
+
+ private:
+  std::string path_;
+};
+
+TEST(Tokenizer, BytesGoThereAndBack) {
+  const auto t = open_tokenizer("bytes");
+  ASSERT_TRUE(t.ok());
+  std::string all;
+  for (int b = 0; b < 256; ++b) all.push_back(static_cast<char>(b));
+  const Tokens tokens = encode(**t, all);
+  ASSERT_EQ(tokens.size(), 256U);
+  EXPECT_EQ(tokens[255], 255);
+  EXPECT_EQ((*t)->decode(tokens).value(), all);
+  EXPECT_EQ((*t)->decode(Tokens{'a', 256, 'b'}).value(), "a\n<|endoftext|>\nb");
+  EXPECT_EQ((*t)->decode(Tokens{'a', '\n', 256, 256}).value(),
+            "a\n<|endoftext|>\n<|endoftext|>\n");
+  EXPECT_FALSE((*t)->decode(Tokens{257}).ok());
+  EXPECT_FALSE((*t)->decode(Tokens{-1}).ok());
+}
+
+TEST(TextStream, WithholdsIncompleteCharacters) {
+  const auto t = open_tokenizer("bytes");
+  TextStream stream(**t);
+  std::string out;
+  std::vector<std::string> seen;
+  for (const char c : std::string("a\xE2\x96\x81\xFF\xF0\x9F")) {
+    ASSERT_TRUE(stream.add(static_cast<unsigned char>(c), out).ok());
+    seen.push_back(out);
+  }
+  EXPECT_EQ(seen,
+            (std::vector<std::string>{"a", "a", "a", "a\u2581", "a\u2581\xFF",
+                                      "a\u2581\xFF", "a\u2581\xFF"}));
+  stream.finish(out);
+  EXPECT_EQ(out, "a\u2581\xFF\xF0\x9F");
+}
+
+// A tiktoken file of the bytes, three tokens, and others that never occur.
+std::string tiktoken(int ranks) {
+  const auto base64 = [](const std::string& bytes) {
+    constexpr char kDigits[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out;
+    for (size_t i = 0; i < bytes.size(); i += 3) {
+      uint32_t bits = 0;
+      for (size_t k = 0; k < 3; ++k)
+        bits = bits << 8 |
+               (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k])
+                                     : 0U);
+      for (size_t k = 0; k < 4; ++k)
+        out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
+    }
+    return out;
+  };
+  std::string text;
+  int rank = 0;
+  for (int b = 0; b < 256; ++b)
+    text += base64(std::string(1, static_cast<char>(b))) +
+            fmt::format(" {}\n", rank++);
+  for (const char* token : {"he", " he", "hexa"})
+    text += base64(token) + fmt::format(" {}\n", rank++);
+  for (int i = 0; rank < ranks; ++i)
+    text += base64({'\1', static_cast<char>(i >> 16), static_cast<char>(i >> 8),
+                    static_cast<char>(i)}) +
+            fmt::format(" {}\n", rank++);
+  return text;
+}
+
+TEST(Tiktoken, RanksAreIdsAndSpecialTokensFollow) {
+  const auto t = parse_tiktoken(tiktoken(50256), "t");
+  ASSERT_TRUE(t.ok()) << t.status().to_string();
+  EXPECT_EQ((*t)->vocab_size(), 50257);
+  EXPECT_EQ((*t)->end_of_text(), 50256);
+  EXPECT_EQ(encode(**t, "he he"), (Tokens{256, 257}));
+  // "hexa" has no merges that lead to it.
+  EXPECT_EQ(encode(**t, "hexa hexa"), (Tokens{258, 257, 'x', 'a'}));
+  EXPECT_EQ(encode(**t, "he<|endoftext|>", {.special = true}),
+            (Tokens{256, 50256}));
+  EXPECT_EQ(encode(**t, "<|endoftext|>").size(), 13U);
+  EXPECT_TRUE((*t)->id().starts_with("gpt2:")) << (*t)->id();
+
+  const auto llama = parse_tiktoken(tiktoken(128000), "t");
+  ASSERT_TRUE(llama.ok()) << llama.status().to_string();
+  EXPECT_EQ((*llama)->vocab_size(), 128256);
+  EXPECT_EQ((*llama)->end_of_text(), 128001);
+  EXPECT_EQ((*llama)->decode(Tokens{128000, 256, 257, 128009}).value(),
+            "<|begin_of_text|>he he<|eot_id|>");
+  EXPECT_TRUE((*llama)->id().starts_with("llama3:")) << (*llama)->id();
+}
+
+TEST(Tiktoken, InvalidFilesAreRefused) {
+  const auto says = [](const std::string& text, const std::string& expected) {
+    const Status s = parse_tiktoken(text, "t").status();
+    EXPECT_NE(s.message().find(expected), std::string::npos) << s.message();
+  };
+  says("YQ== 0\nYg==\n", "t: line 2: expected a token");
+  for (const char* text : {"YQ= 0", "Y*== 0", "YR== 0", "YQ== 1", "YQ== 0x",
+                           "YQ==", " 0", "YQ== 99999999999999999999"})
+    says(text, "t: line 1: expected a token of 1 to 1024 bytes");
+  says(std::string(4000, 'A') + " 0\n", "line 1");
+  says("YQ== 0\n", "1 tokens is not supported: expected 50256");
+  says("", "0 tokens");
+  std::string twice = tiktoken(50256);
+  twice.replace(twice.find("AQAAAA== 259"), 8, "AQAAAQ==");
+  says(twice, "tokens 259 and 260 are equal");
+}
+
+TEST(OpenTokenizer, TellsFormatsByTheirContents) {
+  const Folder dir;
+  const auto json = open_tokenizer(dir.write("a", sentencepiece_like().dump()));
+  ASSERT_TRUE(json.ok()) << json.status().to_string();
+  EXPECT_EQ((*json)->end_of_text(), 2);
+  EXPECT_TRUE(open_tokenizer(dir.write("b", tiktoken(50256))).ok());
+  EXPECT_EQ(open_tokenizer(dir.write("c", "something")).status().code(),
+            Code::kInvalidArgument);
+  const Status missing = open_tokenizer("byte").status();
+  EXPECT_EQ(missing.code(), Code::kNotFound);
+  EXPECT_NE(missing.message().find("expected bytes"), std::string::npos)
+      << missing.message();
+}
+
+}  // namespace
+}  // namespace remesh::tokenizer

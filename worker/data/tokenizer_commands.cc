@@ -1,0 +1,137 @@
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "proto/base/file_system.h"
+#include "worker/data/commands.h"
+#include "worker/data/text_reader.h"
+#include "worker/tokenizer/tokenizer.h"
+#include "worker/tokenizer/trainer.h"
+
+namespace remesh::data {
+namespace {
+
+constexpr size_t kTrainBlock = size_t{1} << 20;
+
+struct Options {
+  std::string tokenizer;
+  std::string text;
+  bool special = false;
+  // train
+  std::vector<std::string> inputs;
+  std::string out;
+  int64_t vocab_size = 32000;
+  bool overwrite = false;
+};
+
+// --text, or else the standard input.
+std::string input_of(const Options& o) {
+  if (!o.text.empty()) return o.text;
+  return {std::istreambuf_iterator<char>(std::cin), {}};
+}
+
+Status encode(const Options& o) {
+  ASSIGN_OR_RETURN(const auto tokenizer,
+                   tokenizer::open_tokenizer(o.tokenizer));
+  std::vector<int32_t> tokens;
+  RETURN_IF_ERROR(
+      tokenizer->encode(input_of(o), {.special = o.special}, tokens));
+  fmt::print("{}\n", fmt::join(tokens, " "));
+  return ok_status();
+}
+
+Status decode(const Options& o) {
+  ASSIGN_OR_RETURN(const auto tokenizer,
+                   tokenizer::open_tokenizer(o.tokenizer));
+  const std::string numbers = input_of(o);
+  std::vector<int32_t> tokens;
+  const char* const end = numbers.data() + numbers.size();
+  for (const char* at = numbers.data(); at != end;) {
+    if (std::string_view(" \t\r\n,").find(*at) != std::string_view::npos) {
+      ++at;
+      continue;
+    }
+    const auto [stop, error] = std::from_chars(at, end, tokens.emplace_back());
+    if (error != std::errc())
+      return invalid_argument(fmt::format(
+          "'{}' is not a token: expected integers with spaces or commas "
+          "between them",
+          std::string_view(at, static_cast<size_t>(end - at)).substr(0, 20)));
+    at = stop;
+  }
+  ASSIGN_OR_RETURN(const std::string text, tokenizer->decode(tokens));
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  return ok_status();
+}
+
+Status train(const Options& o) {
+  const auto fs = posix_file_system();
+  if (!o.overwrite && fs->exists(o.out))
+    return already_exists(fmt::format(
+        "{}: exists: choose another name, or use --overwrite", o.out));
+  ASSIGN_OR_RETURN(tokenizer::Trainer trainer,
+                   tokenizer::Trainer::make(o.vocab_size));
+  BlockSplitter splitter(kTrainBlock, [&](const TextBlock& block) {
+    return trainer.add(block.text);
+  });
+  for (const std::string& path : o.inputs) {
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path));
+    RETURN_IF_ERROR(
+        split_text(reader, false, splitter, [](uint64_t) {}).status());
+  }
+  RETURN_IF_ERROR(splitter.finish());
+  ASSIGN_OR_RETURN(const std::string json, trainer.finish());
+  RETURN_IF_ERROR(write_file_atomically(*fs, o.out, json));
+  ASSIGN_OR_RETURN(const auto made, tokenizer::open_tokenizer(o.out));
+  fmt::print("{}: {} tokens, {}\n", o.out, made->vocab_size(), made->id());
+  return ok_status();
+}
+
+}  // namespace
+
+void add_tokenizer_commands(CLI::App& app, int* code) {
+  auto o = std::make_shared<Options>();
+  app.require_subcommand(1);
+  app.footer(R"(
+Examples:
+  remesh tokenizer train books.txt.xz --out books.json
+  remesh tokenizer encode --tokenizer books.json --text "To be"
+  remesh tokenizer decode --tokenizer books.json --text "415 311")");
+  const auto add = [&](const char* name, const char* help,
+                       Status (*run)(const Options&)) {
+    CLI::App* c = app.add_subcommand(name, help);
+    c->callback([&app, o, run, code] {
+      const Status status = run(*o);
+      *code = status.ok() ? 0 : fail(app, status);
+    });
+    if (run == train) return c;
+    c->add_option("--tokenizer", o->tokenizer,
+                  std::string("Tokenizer: ") + tokenizer::kTokenizerHelp)
+        ->required();
+    c->add_option("--text", o->text, "This instead of the standard input");
+    return c;
+  };
+  CLI::App* c = add("encode", "Print the tokens of a text", encode);
+  c->add_flag("--special", o->special,
+              "Special tokens that are written out in the text, such as "
+              "<|endoftext|>, become these tokens");
+  add("decode", "Print the text of tokens", decode);
+  c = add("train", "Make a byte-level BPE tokenizer from text", train);
+  c->add_option("INPUT,--input", o->inputs,
+                "Text files, plain or .xz, documents divided as by `remesh "
+                "data prepare`")
+      ->required();
+  c->add_option("--out", o->out, "The tokenizer.json to write")->required();
+  c->add_option("--vocab-size", o->vocab_size,
+                "Number of tokens, including 256 bytes and <|endoftext|>")
+      ->capture_default_str();
+  c->add_flag("--overwrite", o->overwrite, "Replace the file");
+}
+
+}  // namespace remesh::data

@@ -1,0 +1,117 @@
+#include "worker/tokenizer/regex.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <fmt/format.h>
+#include <pcre2.h>
+
+#include <utility>
+
+namespace remesh::tokenizer {
+namespace {
+
+// A tokenizer's pattern takes a few steps per character.
+constexpr uint32_t kMaxSteps = 20'000'000;
+constexpr uint32_t kMaxHeapKib = 64 << 10;
+constexpr size_t kMaxPattern = 64 << 10;
+
+std::string message_of(int error) {
+  PCRE2_UCHAR text[256];
+  pcre2_get_error_message(error, text, sizeof(text));
+  return reinterpret_cast<const char*>(text);
+}
+
+// What the pattern has that Oniguruma reads differently; "" if nothing.
+std::string foreign_syntax(const std::string& p) {
+  bool in_set = false;
+  for (size_t i = 0; i < p.size(); ++i) {
+    const std::string two = p.substr(i, 2);
+    if (two == "\\h" || two == "\\H" || two == "\\K" || two == "\\C" ||
+        two == "\\G" || (in_set && (two == "&&" || p[i] == '[')))
+      return two;
+    if (p[i] == '\\') {
+      ++i;
+    } else if (p[i] == '[') {
+      in_set = true;
+      if (p.compare(i + 1, 1, "^") == 0) ++i;
+      if (p.compare(i + 1, 1, "]") == 0) ++i;
+    } else if (p[i] == ']') {
+      in_set = false;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+struct Regex::Code {
+  ~Code() { pcre2_code_free(code); }
+  std::string pattern;
+  pcre2_code* code = nullptr;
+};
+
+Result<Regex> Regex::compile(const std::string& pattern) {
+  const std::string foreign = foreign_syntax(pattern);
+  if (!foreign.empty())
+    return invalid_argument(
+        fmt::format("pattern '{}': '{}' is not supported", pattern, foreign));
+  return compile_with(pattern, PCRE2_MULTILINE | PCRE2_UCP | PCRE2_UTF |
+                                   PCRE2_MATCH_INVALID_UTF);
+}
+
+Result<Regex> Regex::compile_for_bytes(const std::string& pattern) {
+  return compile_with(pattern, 0);
+}
+
+Result<Regex> Regex::compile_with(const std::string& pattern,
+                                  unsigned options) {
+  if (pattern.size() > kMaxPattern)
+    return invalid_argument(fmt::format("pattern of {} bytes: at most {}",
+                                        pattern.size(), kMaxPattern));
+  int error = 0;
+  size_t offset = 0;
+  pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
+  pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+  auto code = std::make_shared<Code>();
+  code->pattern = pattern;
+  code->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                             pattern.size(), options, &error, &offset, context);
+  pcre2_compile_context_free(context);
+  if (code->code == nullptr)
+    return invalid_argument(fmt::format("pattern '{}': {} at offset {}",
+                                        pattern, message_of(error), offset));
+  // Without it, or for a pattern that it does not support, matching is slower.
+  (void)pcre2_jit_compile(code->code, PCRE2_JIT_COMPLETE);
+  return Regex(std::move(code));
+}
+
+Matcher::Matcher()
+    : data_(pcre2_match_data_create(1, nullptr)),
+      context_(pcre2_match_context_create(nullptr)) {
+  auto* context = static_cast<pcre2_match_context*>(context_);
+  pcre2_set_match_limit(context, kMaxSteps);
+  pcre2_set_heap_limit(context, kMaxHeapKib);
+}
+
+Matcher::~Matcher() {
+  pcre2_match_context_free(static_cast<pcre2_match_context*>(context_));
+  pcre2_match_data_free(static_cast<pcre2_match_data*>(data_));
+}
+
+Result<bool> Regex::next(std::string_view text, Matcher& matcher, size_t* begin,
+                         size_t* end) const {
+  auto* data = static_cast<pcre2_match_data*>(matcher.data_);
+  const int rc =
+      pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()),
+                  text.size(), *end, PCRE2_NOTEMPTY, data,
+                  static_cast<pcre2_match_context*>(matcher.context_));
+  if (rc == PCRE2_ERROR_NOMATCH) return false;
+  if (rc < 0)
+    return invalid_argument(
+        fmt::format("pattern '{}': {}", code_->pattern, message_of(rc)));
+  const size_t* found = pcre2_get_ovector_pointer(data);
+  *begin = found[0];
+  *end = found[1];
+  return true;
+}
+
+}  // namespace remesh::tokenizer

@@ -1,0 +1,84 @@
+// Tokenizer: converts text to token ids and back.
+//
+// A tokenizer is immutable, so any number of threads may use one. Token ids are
+// 0 .. vocab_size() - 1. Every token shard has the id() of its tokenizer.
+//
+// Text is a sequence of bytes, usually UTF-8. For the tokenizers that can
+// represent every byte (bytes, byte-level BPE, and BPE with byte fallback),
+// decode(encode(x)) == x for any bytes x, except that a normalizer may change
+// x. No token joins bytes that are not UTF-8 to characters beside them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::tokenizer {
+
+struct EncodeOptions {
+  // Whether a special token that is written out in the text, such as
+  // "<|endoftext|>", becomes that token. False for text from outside.
+  bool special = false;
+  // The text continues a document, so that no space is added before it.
+  bool continues = false;
+};
+
+class Tokenizer {
+ public:
+  virtual ~Tokenizer() = default;
+
+  // Stable identity, at most 63 bytes: "bytes", or the format and the XXH3-128
+  // of the file, as `xxhsum -H2` prints it.
+  virtual std::string id() const = 0;
+  virtual int64_t vocab_size() const = 0;
+  // The token that ends a document.
+  virtual int32_t end_of_text() const = 0;
+  // Appends the tokens of `text` to `out`. Never adds end_of_text() or a token
+  // that begins a document. Fails if the vocabulary cannot represent the text.
+  virtual Status encode(std::string_view text, const EncodeOptions& options,
+                        std::vector<int32_t>& out) const = 0;
+  // The bytes that the token stands for; part of a character, perhaps. Fails on
+  // a token outside the vocabulary.
+  virtual Result<std::string_view> token_bytes(int32_t token) const = 0;
+  // Whether encode() begins a document with a space that decode() removes.
+  virtual bool adds_space() const { return false; }
+
+  // The text of `tokens`; end_of_text() becomes a line "<|endoftext|>". Fails
+  // on a token outside the vocabulary.
+  Result<std::string> decode(std::span<const int32_t> tokens) const;
+};
+
+// Decodes one token at a time. Not thread-safe; the tokenizer must outlive it.
+class TextStream {
+ public:
+  explicit TextStream(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  // Appends the characters that `token` completes to `out`. Bytes of a
+  // character whose last bytes may still come are withheld.
+  Status add(int32_t token, std::string& out);
+  // Appends what is withheld, at the end of the tokens.
+  void finish(std::string& out);
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string withheld_;
+  bool document_begins_ = true;
+  bool line_begins_ = true;
+};
+
+// One token per byte, 0..255, and 256 for end of text.
+inline constexpr int32_t kByteEndOfText = 256;
+
+// What open_tokenizer() accepts, for people.
+inline constexpr char kTokenizerHelp[] =
+    "bytes, a tokenizer.json (BPE), or a tiktoken file";
+
+// Opens "bytes" or the file of a tokenizer: tokenizer_json.h and tiktoken.h say
+// what is supported. Fails on anything else, naming it and what is allowed.
+Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec);
+
+}  // namespace remesh::tokenizer

@@ -1,0 +1,138 @@
+#include "worker/tokenizer/unicode.h"
+
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+namespace remesh::tokenizer {
+namespace {
+
+const utf8proc_uint8_t* bytes(std::string_view text) {
+  return reinterpret_cast<const utf8proc_uint8_t*>(text.data());
+}
+
+bool is_ascii(char c) { return static_cast<unsigned char>(c) < 0x80; }
+bool continues_char(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
+
+// The property White_Space.
+bool is_space(int32_t code) {
+  if (code < 0x80) return code == ' ' || (code >= 9 && code <= 13);
+  const utf8proc_category_t c = utf8proc_category(code);
+  return c == UTF8PROC_CATEGORY_ZS || c == UTF8PROC_CATEGORY_ZL ||
+         c == UTF8PROC_CATEGORY_ZP || code == 0x85;
+}
+
+// The character of each byte.
+constexpr std::array<int32_t, 256> kAlphabet = [] {
+  std::array<int32_t, 256> chars{};
+  int32_t other = 0x100;
+  for (int b = 0; b < 256; ++b) {
+    const bool itself =
+        (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
+    chars[static_cast<size_t>(b)] = itself ? b : other++;
+  }
+  return chars;
+}();
+
+}  // namespace
+
+Char first_char(std::string_view text) {
+  utf8proc_int32_t code = -1;
+  const utf8proc_ssize_t n = utf8proc_iterate(
+      bytes(text),
+      static_cast<utf8proc_ssize_t>(std::min<size_t>(4, text.size())), &code);
+  if (n <= 0) return {};
+  return {code, static_cast<size_t>(n)};
+}
+
+size_t complete_prefix(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto b = static_cast<unsigned char>(text[text.size() - back]);
+    if ((b & 0xC0) == 0x80) continue;
+    const size_t length = b < 0xC2 || b > 0xF4 ? 1
+                          : b < 0xE0           ? 2
+                          : b < 0xF0           ? 3
+                                               : 4;
+    return length > back ? text.size() - back : text.size();
+  }
+  return text.size();
+}
+
+size_t leading_space(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const Char c = first_char(text.substr(at));
+    if (!is_space(c.code)) break;
+    at += c.length;
+  }
+  return at;
+}
+
+size_t trailing_space(std::string_view text) {
+  size_t end = text.size();
+  while (end > 0) {
+    size_t at = end - 1;
+    while (at > 0 && continues_char(text[at])) --at;
+    const Char c = first_char(text.substr(at, end - at));
+    if (!is_space(c.code) || at + c.length != end) break;
+    end = at;
+  }
+  return text.size() - end;
+}
+
+// ASCII does not change, except that a mark may be composed with the character
+// before it.
+std::string to_nfc(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  while (!text.empty()) {
+    const auto other = std::find_if_not(text.begin(), text.end(), is_ascii);
+    const auto end = std::find_if(other, text.end(), is_ascii);
+    const bool marked = other != text.end() && other != text.begin();
+    const auto plain =
+        static_cast<size_t>(other - text.begin()) - (marked ? 1 : 0);
+    out.append(text.substr(0, plain));
+    text.remove_prefix(plain);
+    const std::string_view run = text.substr(0, end - text.begin());
+    utf8proc_uint8_t* normal = nullptr;
+    const utf8proc_ssize_t n = utf8proc_map(
+        bytes(run), static_cast<utf8proc_ssize_t>(run.size()), &normal,
+        static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    if (n < 0)
+      out.append(run);
+    else
+      out.append(reinterpret_cast<const char*>(normal), static_cast<size_t>(n));
+    std::free(normal);
+    text.remove_prefix(run.size());
+  }
+  return out;
+}
+
+std::string to_alphabet(std::string_view bytes) {
+  std::string text;
+  for (const char b : bytes) {
+    utf8proc_uint8_t buffer[4];
+    const utf8proc_ssize_t n =
+        utf8proc_encode_char(kAlphabet[static_cast<unsigned char>(b)], buffer);
+    text.append(reinterpret_cast<const char*>(buffer), static_cast<size_t>(n));
+  }
+  return text;
+}
+
+std::string from_alphabet(std::string_view text) {
+  std::string bytes;
+  while (!text.empty()) {
+    const Char c = first_char(text);
+    const auto* at = std::find(kAlphabet.begin(), kAlphabet.end(), c.code);
+    if (at == kAlphabet.end()) return "";
+    bytes.push_back(static_cast<char>(at - kAlphabet.begin()));
+    text.remove_prefix(c.length);
+  }
+  return bytes;
+}
+
+}  // namespace remesh::tokenizer
