@@ -24,7 +24,7 @@ std::string message_of(int error) {
 std::string foreign_syntax(const std::string& p) {
   bool in_set = false;
   for (size_t i = 0; i < p.size(); ++i) {
-    const std::string two = p.substr(i, 2);
+    std::string two = p.substr(i, 2);
     if (two == "\\h" || two == "\\H" || two == "\\K" || two == "\\C" ||
         two == "\\G" || (in_set && (two == "&&" || p[i] == '[')))
       return two;
