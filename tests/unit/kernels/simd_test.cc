@@ -9,18 +9,6 @@
 namespace remesh::kernels {
 namespace {
 
-std::vector<const SimdOps*> runnable() {
-  std::vector<const SimdOps*> levels = {&simd_base()};
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-    levels.push_back(&simd_v3());
-  const SimdOps* best = &select_simd();
-  if (best == &simd_v4() || best == &simd_v4_bf16())
-    levels.push_back(&simd_v4());
-  if (best == &simd_v4_bf16()) levels.push_back(best);
-  return levels;
-}
-
 TEST(Tensor, ASmallRowThatIsWrongMakesADifference) {
   const Tensor b = Tensor(Dtype::kFp32, 4 * 10, 1).by(10);
   Tensor a = b, small = b;
@@ -39,7 +27,7 @@ TEST(Simd, LevelsAgreeOnElementwiseLoops) {
   Tensor gu(Dtype::kFp32, kRows * 2 * kDim, 1, 6.0F);
   Tensor dy(Dtype::kFp32, kRows * kDim, 2);
   std::vector<Tensor> first;
-  for (const SimdOps* s : runnable()) {
+  for (const SimdOps* s : runnable_simd()) {
     SCOPED_TRACE(s->name);
     std::vector<Tensor> o(3,
                           Tensor(Dtype::kFp32, kRows * 2 * kDim, 0).by(kDim));
@@ -58,7 +46,7 @@ TEST(Simd, LevelsRoundToBf16Alike) {
   x.set(1, NAN);
   x.set(2, std::bit_cast<float>(0x3F808000U));  // halfway, to even
   x.set(3, std::bit_cast<float>(0x3F818000U));
-  for (const SimdOps* s : runnable()) {
+  for (const SimdOps* s : runnable_simd()) {
     std::vector<Bf16> y(1000);
     s->to_bf16(1000, x.floats(), y.data());
     for (size_t i = 0; i < y.size(); ++i)
@@ -84,7 +72,7 @@ TEST(Simd, LevelsAgreeOnAttention) {
   Tensor qkv(Dtype::kFp32, 100 * 80, 1);
   Tensor dout(Dtype::kFp32, 100 * 40, 2);
   std::vector<Tensor> first;
-  for (const SimdOps* s : runnable()) {
+  for (const SimdOps* s : runnable_simd()) {
     SCOPED_TRACE(s->name);
     std::vector<Tensor> o = {Tensor(Dtype::kFp32, 100 * 40, 0).by(20),
                              Tensor(Dtype::kFp32, 100 * 2, 0),

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "worker/kernels/backend.h"
 
@@ -90,13 +91,18 @@ struct SimdOps {
   int64_t (*attention_scratch)(const AttentionSegment& s);
 };
 
-// Defined in simd_<level>.cc.
+// Defined in simd_<level>.cc, compiled for that level: call one only on a host
+// that has it.
 const SimdOps& simd_base();     // any x86-64
 const SimdOps& simd_v3();       // AVX2, FMA
 const SimdOps& simd_v4();       // AVX-512
 const SimdOps& simd_v4_bf16();  // and AVX512-BF16
 
-// The best of the above for this host.
+// Those of the above that this host can run, the best one last. Each level
+// includes the ones before it.
+std::vector<const SimdOps*> runnable_simd();
+
+// The best of them.
 const SimdOps& select_simd();
 
 }  // namespace remesh::kernels
