@@ -20,6 +20,7 @@ namespace remesh::ctl {
 namespace {
 
 constexpr int kExecFailed = 127;
+constexpr char kOwnDescriptors[] = "/proc/self/fd/";  // links of the kernel
 
 // Runs in the child between fork and exec: async-signal-safe calls only.
 [[noreturn]] void become(char* const* argv, int log_fd, int in_fd, int error_fd,
@@ -63,7 +64,7 @@ std::string how_it_ended(const Ended& e) {
 
 Output::Output() : fd_(memfd_create("output", MFD_CLOEXEC)) {
   CHECK_MSG(fd_ >= 0, "memfd_create");
-  path_ = fmt::format("/proc/self/fd/{}", fd_);
+  path_ = fmt::format("{}{}", kOwnDescriptors, fd_);
 }
 
 Output::Output(Output&& other) noexcept
@@ -77,6 +78,12 @@ std::vector<std::string> Output::lines() const {
   return rundir::read_lines(path_);
 }
 
+int open_output(const std::string& path) {
+  const int follow = path.starts_with(kOwnDescriptors) ? 0 : O_NOFOLLOW;
+  return open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | follow,
+              0644);
+}
+
 void Output::clear() { (void)!ftruncate(fd_, 0); }
 
 Children::Children() { prctl(PR_SET_CHILD_SUBREAPER, 1); }
@@ -88,8 +95,7 @@ Result<int> Children::start(int child, const std::vector<std::string>& argv,
   std::vector<char*> raw;
   for (const std::string& a : argv) raw.push_back(const_cast<char*>(a.c_str()));
   raw.push_back(nullptr);
-  const int log_fd =
-      open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int log_fd = open_output(log);
   if (log_fd < 0) return errno_error(log + ": open", errno);
   const int in_fd = open(input.c_str(), O_RDONLY | O_CLOEXEC);
   int error[2] = {-1, -1};

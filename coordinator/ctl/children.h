@@ -44,6 +44,10 @@ class Output {
   std::string path_;
 };
 
+// Opens, or creates, a file to which output is appended; not through a link,
+// but for Output::path(). -1, and errno, if that fails.
+int open_output(const std::string& path);
+
 class Children {
  public:
   Children();

@@ -48,8 +48,7 @@ std::optional<int> Detached::exit_code_of_parent() {
 
 void Detached::say_running(const std::string& file) {
   std::fflush(stdout);
-  const int out =
-      ::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  const int out = open_output(file);
   if (out >= 0) {
     std::string text;
     for (const std::string& line : output()) text += line + "\n";

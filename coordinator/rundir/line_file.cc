@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <fstream>
 
+#include "proto/base/file_system.h"
+
 namespace remesh::rundir {
 namespace {
 
@@ -96,11 +98,7 @@ size_t LineFile::end_of_valid(const std::string& text, const Valid& valid) {
 
 // More than a crash leaves behind may be of use to somebody.
 Status LineFile::save_tail(std::string_view tail) const {
-  const std::string path = path_ + ".damaged";
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
-  out.write(tail.data(), static_cast<std::streamsize>(tail.size()));
-  out.close();
-  return out ? ok_status() : io_error(path + ": cannot be written");
+  return write_file(*posix_file_system(), path_ + ".damaged", tail);
 }
 
 // Another coordinator's lines must not be overwritten or cut.

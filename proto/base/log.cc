@@ -4,6 +4,7 @@
 #include <spdlog/async.h>
 #include <spdlog/sinks/rotating_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <chrono>
@@ -54,6 +55,21 @@ void append_value(std::string& out, const std::string& value) {
     out += c;
   }
   out += '"';
+}
+
+// Nothing is written through a link that somebody else may have left in a
+// folder that a group shares. `file` is null before the path is opened.
+void refuse_link(const std::string& path, std::FILE* file) {
+  struct stat there {
+  }, open{};
+  const bool exists = lstat(path.c_str(), &there) == 0;
+  const bool replaced =
+      file != nullptr &&
+      (!exists || fstat(fileno(file), &open) != 0 ||
+       open.st_ino != there.st_ino || open.st_dev != there.st_dev);
+  if (replaced || (exists && S_ISLNK(there.st_mode)))
+    throw spdlog::spdlog_ex(
+        path + ": nothing is written through a link here; move it away");
 }
 
 // The thread of a logger must leave signals to the threads that handle them.
@@ -108,8 +124,14 @@ class Logger::Output final : public spdlog::sinks::sink {
 
  private:
   void open() {
+    spdlog::file_event_handlers handlers;
+    handlers.before_open = [](const std::string& path) {
+      refuse_link(path, nullptr);
+    };
+    handlers.after_open = refuse_link;
     auto file = std::make_shared<spdlog::sinks::rotating_file_sink_st>(
-        options_.path, options_.max_bytes, options_.max_files);
+        options_.path, options_.max_bytes, options_.max_files,
+        /*rotate_on_open=*/false, handlers);
     file->set_pattern(kPattern);
     file_ = std::move(file);
   }
@@ -119,6 +141,7 @@ class Logger::Output final : public spdlog::sinks::sink {
     try {
       write();
     } catch (const std::exception& e) {
+      file_.reset();  // the next line opens it anew
       const int64_t now = monotonic_ms();
       if (complained_ms_ && now - *complained_ms_ < kComplaintMs) return;
       complained_ms_ = now;

@@ -42,7 +42,7 @@ Status give_to_group(const std::string& folder, const std::string& group) {
     return ok_status();
   return errno_error("--group " + group + ": give " + folder +
                          " to the group (or do so yourself: chgrp " + group +
-                         " " + folder + "; chmod 2770 " + folder + ")",
+                         " " + folder + "; chmod 3770 " + folder + ")",
                      errno);
 }
 

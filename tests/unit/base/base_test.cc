@@ -112,6 +112,28 @@ TEST_F(LogFile, IsOpenedWhenThatIsPossible) {
   EXPECT_NE(text().find("now"), std::string::npos);
 }
 
+// Another member of the group that owns the folder may put a link there, also
+// while the file is open: it is rotated.
+TEST_F(LogFile, WritesThroughNobodysLink) {
+  namespace fs = std::filesystem;
+  fs::create_directories(dir_.path() + "/logs");
+  const std::string mine = dir_.path() + "/mine";
+  testing::write_whole(mine, "kept");
+  fs::create_symlink(mine, path());
+  auto log = Logger::open({.name = "x", .path = path(), .max_bytes = 200});
+  log->info("lost");
+  ASSERT_TRUE(log->flush());
+  EXPECT_EQ(testing::read_whole(mine), "kept");
+  fs::remove(path());
+  log->info("written");
+  ASSERT_TRUE(log->flush());
+  EXPECT_NE(text().find("written"), std::string::npos);
+  fs::create_symlink(mine, dir_.path() + "/logs/x.1.log");
+  for (int i = 0; i < 10; ++i) log->info("of some length", {{"i", i}});
+  ASSERT_TRUE(log->flush());
+  EXPECT_EQ(testing::read_whole(mine), "kept");
+}
+
 // Known answers of Philox4x32-10 from Random123's kat_vectors.
 TEST(Rng, PhiloxGivesTheKnownAnswers) {
   const auto zero = philox(0, 0, 0);

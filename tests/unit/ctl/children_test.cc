@@ -68,6 +68,28 @@ TEST_F(ChildrenTest, TheLogIsKeptWhenStdinIsClosed) {
   EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
 }
 
+TEST_F(ChildrenTest, OutputIsWrittenThroughNobodysLink) {
+  const std::string mine = dir_ + "/mine";
+  std::ofstream(mine) << "kept";
+  std::filesystem::create_symlink(mine, log());
+  Children children;
+  const auto pid = children.start(1, {"/bin/sh", "-c", "echo hello"}, log());
+  ASSERT_FALSE(pid.ok());
+  EXPECT_NE(pid.status().message().find("through a link"), std::string::npos)
+      << pid.status().message();
+  EXPECT_EQ(rundir::read_file(mine).value(), "kept");
+}
+
+// What a process prints before there is a folder for it.
+TEST_F(ChildrenTest, OutputInMemoryIsNoLinkOfSomebodyElse) {
+  const Output output;
+  Children children;
+  ASSERT_TRUE(
+      children.start(1, {"/bin/sh", "-c", "echo hello"}, output.path()).ok());
+  for (int i = 0; i < 300 && children.reap().empty(); ++i) usleep(10'000);
+  EXPECT_EQ(output.lines(), std::vector<std::string>{"hello"});
+}
+
 TEST_F(ChildrenTest, AProgramThatIsNotThereIsNamed) {
   Children children;
   const auto pid = children.start(1, {dir_ + "/none"}, log());

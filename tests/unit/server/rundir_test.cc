@@ -256,6 +256,18 @@ TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptBesideTheFile) {
   }
 }
 
+// Another member of the group that owns the run may put a link there.
+TEST_F(RunDirTest, DamageIsKeptThroughNobodysLink) {
+  const std::string path = dir_ + "/m.jsonl", mine = dir_ + "/mine";
+  put(mine, "kept");
+  std::filesystem::create_symlink(mine, path + ".damaged");
+  const std::string bad(LineFile::kMaxCutBytes + 1, 'x');
+  put(path, metrics_line(metrics(1)) + "\n" + bad);
+  ASSERT_TRUE(LineFile::open(path, valid).ok());
+  EXPECT_EQ(get(mine), "kept");
+  EXPECT_EQ(get(path + ".damaged"), bad);
+}
+
 TEST_F(RunDirTest, AValidLineMayBeLongerThanAnyTornTail) {
   const std::string path = dir_ + "/m.jsonl";
   const std::string good = "{\"step\":1,\"loss\":2,\"more\":\"" +
