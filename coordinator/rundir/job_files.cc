@@ -14,6 +14,7 @@
 #include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/text.h"
 #include "proto/data/index.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::rundir {
 namespace {
@@ -335,6 +336,21 @@ Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
   const Result<std::string> before = remesh::read_file(fs, path, kMaxJobBytes);
   if (before.ok() && *before == text) return ok_status();
   return write_file_atomically(fs, path, text);
+}
+
+std::vector<pb::EventRecord> events_of(const JobChange& change,
+                                       const std::string& run) {
+  std::vector<pb::EventRecord> out;
+  for (const auto& [kind, text] :
+       {std::pair{&events::kJobChanged, change.keys},
+        std::pair{&events::kLearningRateChanged, change.learning_rate}}) {
+    if (text.empty()) continue;
+    pb::EventRecord& e = out.emplace_back();
+    e.set_event(kind->name);
+    e.set_step(last_finished_step(run));
+    e.set_detail(text);
+  }
+  return out;
 }
 
 uint64_t run_id_of(FileSystem& fs, const std::string& run) {

@@ -57,6 +57,9 @@ struct JobChange {
   // given with --set; "" if it does not.
   std::string learning_rate;
 };
+// The events that say so.
+std::vector<pb::EventRecord> events_of(const JobChange& change,
+                                       const std::string& run);
 // What a run is to continue with.
 struct Continuation {
   pb::Job job;                   // resolved

@@ -4,11 +4,9 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -49,10 +47,6 @@ constexpr int64_t kFinishMs = 2000;  // for the last writes at the end
 // are not late in a flood.
 constexpr int kTurnMessages = 256;
 constexpr int kTurnMs = 5;
-
-void sleep_ms(int ms) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
-}
 
 class DaemonImpl : public Daemon {
  public:
@@ -134,15 +128,8 @@ class DaemonImpl : public Daemon {
 
   // What the run continues with is part of its history.
   void tell_changes() {
-    for (const auto& [kind, text] :
-         {std::pair{&events::kJobChanged, change_.keys},
-          std::pair{&events::kLearningRateChanged, change_.learning_rate}}) {
-      if (text.empty()) continue;
-      pb::EventRecord e;
+    for (pb::EventRecord& e : rundir::events_of(change_, options_.run_dir)) {
       e.set_generation(restored() ? restored()->generation() : 0);
-      e.set_event(kind->name);
-      e.set_step(rundir::last_finished_step(options_.run_dir));
-      e.set_detail(text);
       act(core::EmitEvent{std::move(e)});
     }
   }
@@ -164,9 +151,10 @@ class DaemonImpl : public Daemon {
                                         .log = log_}));
     const auto dead_ms =
         static_cast<int>(options_.job.elastic().dead_after_ms());
-    ASSIGN_OR_RETURN(server_,
-                     listen(options_.bind, previous.bound, door_->server_keys(),
-                            kListenPatienceMs, sleep_ms, dead_ms));
+    ASSIGN_OR_RETURN(server_, listen(
+                                  options_.bind, previous.bound,
+                                  door_->server_keys(), kListenPatienceMs,
+                                  [](int ms) { usleep(ms * 1000); }, dead_ms));
     door_->guard(server_.get(), unix_seconds());
     RETURN_IF_ERROR(rundir::write_job(*files_->fs, options_.job,
                                       options_.run_dir, run_id_));
@@ -239,6 +227,7 @@ class DaemonImpl : public Daemon {
                     .synced_step = files_->syncer->synced_step()});
     mail_->poll(now);
     answer_waiting();
+    tell_lost_events();
   }
 
   // Whether this coordinator still is the one of the run. Also, workers that
@@ -424,9 +413,20 @@ class DaemonImpl : public Daemon {
     pb::EventRecord record = a.record;
     if (!record.has_time()) record.set_time(unix_seconds());
     log_->info(record.event(), rundir::event_fields(record));
-    write(
-        "events.jsonl", [record](RunFiles& f) { return f.append(record); },
+    outbox_->write_line(
+        "events.jsonl",
+        [files = files_, record] { return files->append(record); },
         record.SpaceUsedLong());
+  }
+
+  void tell_lost_events() {
+    const int64_t lost = outbox_->take_dropped();
+    if (lost == 0) return;
+    pb::EventRecord e;
+    e.set_event(events::kEventsLost.name);
+    e.set_detail(plural(lost, "event") +
+                 "; logs/coordinator.log may have them");
+    act(core::EmitEvent{std::move(e)});
   }
 
   void act(const core::AppendMetrics& a) {

@@ -23,15 +23,16 @@ constexpr int64_t kProblemMs = 1000;
 
 // ------------------------------------------------------------------ thread
 
-struct Outbox::Shared {
-  struct Job {
-    std::string file;
-    Write write;
-    size_t bytes = 0;
-    uint64_t state = 0;
-    uint64_t writes = 1;  // with those that it replaces
-  };
+struct Outbox::Job {
+  std::string file;
+  Write write;
+  size_t bytes = 0;
+  uint64_t state = 0;
+  bool line = false;    // nothing depends on it
+  uint64_t writes = 1;  // with those before it that are made in other jobs
+};
 
+struct Outbox::Shared {
   explicit Shared(Options o)
       : options(std::move(o)),
         event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -42,6 +43,7 @@ struct Outbox::Shared {
   void run();
   // With the lock.
   void note_result(const Status& status);
+  Job* replaced_by(const Job& next);
 
   const Options options;
   const int event_fd;
@@ -96,6 +98,18 @@ void Outbox::Shared::note_result(const Status& status) {
   CHECK(::write(event_fd, &one, sizeof(one)) == sizeof(one));
 }
 
+// The state that a later one takes the place of; null if there is none. The
+// first job may have begun.
+Outbox::Job* Outbox::Shared::replaced_by(const Job& next) {
+  if (next.state == 0) return nullptr;
+  for (size_t i = jobs.size(); i-- > 1;) {
+    Job& job = jobs[i];
+    if (job.line) continue;
+    return job.file == next.file && job.state == next.state ? &job : nullptr;
+  }
+  return nullptr;
+}
+
 // ------------------------------------------------------------------- owner
 
 Outbox::Outbox(Options options)
@@ -114,21 +128,35 @@ Outbox::~Outbox() {
 
 void Outbox::write(std::string file, Write write, size_t bytes,
                    uint64_t state) {
+  add({std::move(file), std::move(write), bytes, state});
+}
+
+void Outbox::write_line(std::string file, Write write, size_t bytes) {
+  if (full())
+    ++dropped_;
+  else
+    add({std::move(file), std::move(write), bytes, /*state=*/0, /*line=*/true});
+}
+
+int64_t Outbox::take_dropped() {
+  return written(newest_) ? std::exchange(dropped_, 0) : 0;
+}
+
+void Outbox::add(Job job) {
   ++newest_;
   const std::lock_guard lock(shared_->mutex);
   if (shared_->ended) return;
-  Shared::Job job{std::move(file), std::move(write), bytes, state};
-  // The first may have begun.
-  if (state != 0 && shared_->jobs.size() > 1 &&
-      shared_->jobs.back().file == job.file &&
-      shared_->jobs.back().state == state) {
-    shared_->bytes -= shared_->jobs.back().bytes;
-    job.writes += shared_->jobs.back().writes;
-    shared_->jobs.pop_back();
+  auto& jobs = shared_->jobs;
+  shared_->bytes += job.bytes;
+  if (Job* before = shared_->replaced_by(job); before != nullptr) {
+    shared_->bytes -= before->bytes;
+    before->write = std::move(job.write);
+    before->bytes = job.bytes;
+    ++jobs.back().writes;  // it is done when all before it are
+    return;
   }
-  if (shared_->jobs.empty()) shared_->unwritten.begin(monotonic_ms());
-  shared_->jobs.push_back(std::move(job));
-  shared_->bytes += bytes;
+  if (jobs.empty()) shared_->unwritten.begin(monotonic_ms());
+  jobs.push_back(std::move(job));
   shared_->changed.notify_all();
 }
 

@@ -8,9 +8,12 @@
 // A write that fails with Cancelled is not tried again, and none after it is
 // made: somebody else has taken over the files.
 //
-// What is on disk is at any time the result of a prefix of what was given. A
-// process that ends loses the rest, and nothing that depends on the rest has
-// happened.
+// What is on disk is at any time the result of a prefix of what was given, and
+// perhaps of a state beyond it. A process that ends loses the rest, and nothing
+// that depends on the rest has happened.
+//
+// However long nothing can be written, little memory is taken: states replace
+// each other, and lines on which nothing depends are dropped once full().
 //
 // Threads: the functions are for the owner's thread. A write runs in the
 // Outbox's thread, and must own what it uses: the destructor does not wait for
@@ -48,10 +51,15 @@ class Outbox {
   Outbox& operator=(const Outbox&) = delete;
 
   // `file` is for messages. `bytes`: that the write keeps in memory. `state`,
-  // unless it is 0: the write replaces all of the file, so the one given
-  // directly before it is not made if it has the same number and has not begun.
+  // unless it is 0: the write replaces all of the file, so the last one given
+  // is not made, but this one in its place, if it has the same number, has not
+  // begun, and only lines of write_line() were given in between.
   void write(std::string file, Write write, size_t bytes = 0,
              uint64_t state = 0);
+  // A write on which nothing depends; it is dropped while full().
+  void write_line(std::string file, Write write, size_t bytes);
+  // How many were dropped since the last call; 0 until the others are written.
+  int64_t take_dropped();
   // What waits takes Options::full_bytes or more: nothing should be added that
   // somebody else can keep.
   bool full() const;
@@ -83,6 +91,8 @@ class Outbox {
 
  private:
   struct Shared;
+  struct Job;
+  void add(Job job);
   struct Waiting {
     uint64_t after = 0;
     std::function<void()> act;
@@ -90,6 +100,7 @@ class Outbox {
 
   std::shared_ptr<Shared> shared_;  // with the thread
   uint64_t newest_ = 0;
+  int64_t dropped_ = 0;
   std::deque<Waiting> waiting_;
 };
 

@@ -14,6 +14,7 @@ constexpr EventKind kKinds[] = {
     kJournalBehind,
     kMetricsDamaged,
     kScanFailed,
+    kEventsLost,
     kWorkerJoined,
     kWorkerRefused,
     kWorkerBack,

@@ -55,6 +55,9 @@ inline constexpr EventKind kMetricsDamaged{
 inline constexpr EventKind kScanFailed{
     "scan_failed", Tone::kBad, "cause",
     "The checkpoint folder cannot be listed; retried every second."};
+inline constexpr EventKind kEventsLost{
+    "events_lost", Tone::kBad, "detail",
+    "Nothing could be written for so long that events were dropped."};
 
 // ----------------------------------------------------------------- workers
 

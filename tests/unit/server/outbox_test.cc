@@ -131,6 +131,59 @@ TEST_F(OutboxTest, AStateReplacesTheOneBeforeItThatHasNotBegun) {
   EXPECT_FALSE(outbox_->full());
 }
 
+// A worker that is started again and again makes events and states for as long
+// as nothing can be written. Metrics depend on the state before them.
+TEST_F(OutboxTest, HowLongNothingIsWrittenTakesLittleMemory) {
+  outbox_ = std::make_unique<Outbox>(
+      Outbox::Options{.retry_ms = 1, .full_bytes = 1000, .patience_ms = 10});
+  disk_->set(/*stands=*/true, /*full=*/false);
+  const auto make = [&](const std::string& text) {
+    return [disk = disk_, w = disk_->write(text)] { return w(); };
+  };
+  write("metrics");
+  disk_->wait_for_tries(1);
+  for (int i = 1; i <= 100; ++i) {
+    const std::string n = std::to_string(i);
+    outbox_->write("STATE", make("state " + n), 400, 1);
+    then(n);
+    outbox_->write_line("EVENTS", make("event " + n), 100);
+  }
+  EXPECT_TRUE(outbox_->full());
+  EXPECT_EQ(outbox_->take_dropped(), 0);
+  write("more metrics");
+  outbox_->write("STATE", make("state 101"), 400, 1);
+  then("101");
+  disk_->set(false, false);
+  wait_for_done(101);
+  EXPECT_EQ(disk_->written(), (Texts{"metrics", "state 100", "event 1",
+                                     "event 2", "event 3", "event 4", "event 5",
+                                     "event 6", "more metrics", "state 101"}));
+  EXPECT_FALSE(outbox_->full());
+  EXPECT_EQ(outbox_->take_dropped(), 94);
+  EXPECT_EQ(outbox_->take_dropped(), 0);
+}
+
+// What may happen after a state waits for the one in its place, too.
+TEST_F(OutboxTest, WhatDependsOnAReplacedStateWaitsForTheOther) {
+  disk_->set(/*stands=*/true, /*full=*/false);
+  const auto make = [&](const std::string& text) {
+    return [disk = disk_, w = disk_->write(text)] { return w(); };
+  };
+  write("first");
+  disk_->wait_for_tries(1);
+  outbox_->write("STATE", make("old"), 1, 1);
+  then("old");
+  const uint64_t old = outbox_->newest();
+  outbox_->write_line("EVENTS", make("event"), 1);
+  outbox_->write("STATE", make("new"), 1, 1);
+  then("new");
+  EXPECT_FALSE(outbox_->written(old));
+  disk_->set(false, false);
+  wait_for_done(2);
+  EXPECT_EQ(disk_->written(), (Texts{"first", "new", "event"}));
+  EXPECT_EQ(done_, (Texts{"old", "new"}));
+}
+
 TEST_F(OutboxTest, WhatWaitsToBeReplacedTakesTheMemoryOfOne) {
   disk_->set(/*stands=*/true, /*full=*/false);
   for (int i = 0; i < 10'000; ++i)
