@@ -209,6 +209,41 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
   expect_sequence(c().last_step());
 }
 
+// A coordinator that finds no room at the start asks to be started again, which
+// systemd, Slurm and `remesh run` do: it is not the end of the job.
+TEST_F(DiskTest, ACoordinatorWithoutRoomMayBeStartedAgain) {
+  make(endless());
+  const testing::SmallDisk disk(c().run_dir(), 24 << 20);
+  if (!disk.mounted()) GTEST_SKIP() << "needs mount";
+  const auto start = [&] {
+    return testing::run_program({testing::program("remesh-coordinator"),
+                                 c().job_file(), "--run-dir", c().run_dir()});
+  };
+  disk.fill(0);
+  const Finished fresh = start();
+  EXPECT_EQ(fresh.exit.code, 75) << fresh.output;
+  EXPECT_NE(fresh.output.find("No space left"), std::string::npos)
+      << fresh.output;
+  disk.free();
+  start_services(1, 3);
+  const int64_t at = c().last_step();
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  disk.fill(0);
+  // It takes the run over, or says that it may be started again.
+  c().start_coordinator();
+  if (!c().coordinator().running()) {
+    EXPECT_EQ(c().coordinator().exit().code, 75) << c().coordinator().output();
+    disk.free();
+    c().start_coordinator();
+  }
+  disk.free();
+  ASSERT_TRUE(c().wait_for_step(at + 3));
+  EXPECT_TRUE(c().events_named("failure").empty());
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 // The same with the run directory on that disk, and Ctrl-C.
 TEST_F(DiskTest, AFullRunDirectoryDeclinesAnInterrupt) {
   make(endless());

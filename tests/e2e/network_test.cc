@@ -141,6 +141,62 @@ TEST_F(NetworkTest, ALinkThatMpiFillsSilencesNoWorker) {
   stop();
 }
 
+// Two of three hosts cannot reach each other, and both reach the coordinator.
+// The first hang may be a message that was lost. After more of them a mesh is
+// found that does without one of the two, and no step is lost.
+TEST_F(NetworkTest, AnInterruptedLinkBetweenTwoHostsIsFoundAndAvoided) {
+  make(endless({{"checkpoint.interval", "0"}, {"elastic.hang_after_s", "2"}}));
+  start_coordinator();
+  for (const int host : {0, 1, 2}) start_worker(host);
+  ASSERT_TRUE(c().wait_for_dp(3));
+  ASSERT_TRUE(network_->set_loss(1, 2, 1).ok());
+  ASSERT_TRUE(network_->set_loss(2, 1, 1).ok());
+  ASSERT_TRUE(c().wait_for_event("host_cordoned", 1, 240'000))
+      << c().describe();
+  const Json e = c().events_named("host_cordoned")[0];
+  EXPECT_TRUE(e["host"] == "host1" || e["host"] == "host2") << e;
+  const std::string peer = e["host"] == "host1" ? "host2" : "host1";
+  EXPECT_NE(e.value("detail", "").find("its link to " + peer),
+            std::string::npos)
+      << e;
+  ASSERT_TRUE(c().wait_for_dp(2, c().last_step())) << c().describe();
+  ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
+  EXPECT_EQ(c().events_named("host_cordoned").size(), 1U);
+  EXPECT_TRUE(c().events_named("worker_lost").empty());
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  network_->heal();
+  stop();
+  expect_sequence(c().last_step());
+  for (const char* w : {"w0", "w1", "w2"})
+    EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+}
+
+// Nobody reaches the coordinator, for longer than a worker may be silent. The
+// ranks go on meanwhile, and it takes them up again as they are.
+TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
+  make(endless({{"elastic.min_slots", "2"}}));
+  start_coordinator();
+  start_worker(1);
+  start_worker(2);
+  ASSERT_TRUE(c().wait_for_dp(2));
+  for (const int host : {1, 2}) {
+    ASSERT_TRUE(network_->set_loss(0, host, 1).ok());
+    ASSERT_TRUE(network_->set_loss(host, 0, 1).ok());
+  }
+  ASSERT_TRUE(c().wait_for_event("coordinator_cut_off"));
+  const int64_t at = c().last_step();
+  network_->heal();
+  ASSERT_TRUE(c().wait_for_event("coordinator_heard"));
+  ASSERT_TRUE(c().wait_for_step(at + 5));
+  EXPECT_EQ(c().events_named("mesh").size(), 1U);
+  EXPECT_TRUE(c().events_named("worker_lost").empty());
+  EXPECT_TRUE(c().events_named("failure").empty());
+  stop();
+  expect_sequence(c().last_step());
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+}
+
 TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
   make({{"train.steps", "40"}, {"elastic.min_slots", "4"}});
   start_coordinator();
