@@ -397,6 +397,8 @@ class DaemonImpl : public Daemon {
   void add_problems(pb::JobStatus* status) const {
     if (const auto problem = outbox_->problem())
       *status->add_problems() = *problem;
+    if (const auto problem = scanner_->problem())
+      *status->add_problems() = *problem;
     if (const auto text = files_->syncer->problem())
       status->add_problems()->set_text(*text);
     status->set_run_dir_gone(files_->lock->gone());

@@ -5,16 +5,21 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
+#include <mutex>
 #include <utility>
 
 #include "checkpoint/manifest/branch.h"
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/check.h"
+#include "proto/base/clock.h"
 
 namespace remesh::server {
 namespace {
 
 constexpr std::chrono::milliseconds kRetryAfter(1000);
+constexpr std::chrono::milliseconds kPatience(2000);
+constexpr int64_t kProblemMs = 1000;
 
 // A network file system reads a folder again after a change of one's own,
 // instead of showing what it has cached.
@@ -59,64 +64,98 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
   return out;
 }
 
+struct Scanner::Shared {
+  Shared(std::string f, uint64_t id)
+      : folder(std::move(f)),
+        run_id(id),
+        event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    CHECK(event_fd >= 0);
+  }
+  ~Shared() { close(event_fd); }
+  std::optional<std::chrono::milliseconds> work();
+
+  const std::string folder;
+  const uint64_t run_id;
+  const std::unique_ptr<FileSystem> fs = posix_file_system();
+  const int event_fd;
+  std::mutex mutex;
+  std::condition_variable idle;
+  int64_t saved_step = 0;              // of the request
+  std::optional<int64_t> scanning_ms;  // since when
+  std::optional<core::CheckpointsScanned> result;
+  std::optional<std::string> note;
+  std::string last_note;
+  bool ended = false;
+};
+
 Scanner::Scanner(std::string folder, uint64_t run_id)
-    : folder_(std::move(folder)),
-      run_id_(run_id),
-      fs_(posix_file_system()),
-      event_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  CHECK(event_fd_ >= 0);
-  loop_.emplace([this] { return work(); }, BackgroundLoop::Options{});
-}
+    : shared_(std::make_shared<Shared>(std::move(folder), run_id)),
+      loop_(std::make_unique<BackgroundLoop>(
+          [shared = shared_] { return shared->work(); },
+          BackgroundLoop::Options{})) {}
 
 Scanner::~Scanner() {
-  loop_.reset();
-  close(event_fd_);
+  std::unique_lock lock(shared_->mutex);
+  shared_->ended = true;
+  const bool idle = shared_->idle.wait_for(
+      lock, kPatience, [this] { return !shared_->scanning_ms; });
+  lock.unlock();
+  if (!idle) (void)loop_.release();
 }
 
 void Scanner::request(int64_t saved_step) {
   {
-    const std::lock_guard lock(mutex_);
-    saved_step_ = saved_step;
+    const std::lock_guard lock(shared_->mutex);
+    shared_->saved_step = saved_step;
   }
   loop_->wake();
 }
 
+int Scanner::fd() const { return shared_->event_fd; }
+
 std::optional<core::CheckpointsScanned> Scanner::take() {
   uint64_t n = 0;
-  (void)!read(event_fd_, &n, sizeof(n));  // not readable: nothing to clear
-  const std::lock_guard lock(mutex_);
-  return std::exchange(result_, std::nullopt);
+  (void)!read(fd(), &n, sizeof(n));  // not readable: nothing to clear
+  const std::lock_guard lock(shared_->mutex);
+  return std::exchange(shared_->result, std::nullopt);
 }
 
 std::optional<std::string> Scanner::take_note() {
-  const std::lock_guard lock(mutex_);
-  return std::exchange(note_, std::nullopt);
+  const std::lock_guard lock(shared_->mutex);
+  return std::exchange(shared_->note, std::nullopt);
 }
 
-void Scanner::wake_owner() {
-  const uint64_t one = 1;
-  CHECK(write(event_fd_, &one, sizeof(one)) == sizeof(one));
+std::optional<pb::JobStatus::Problem> Scanner::problem() const {
+  const std::lock_guard lock(shared_->mutex);
+  const int64_t ms =
+      shared_->scanning_ms ? monotonic_ms() - *shared_->scanning_ms : 0;
+  if (ms < kProblemMs) return std::nullopt;
+  pb::JobStatus::Problem out;
+  out.set_text(shared_->folder + ": the storage does not answer");
+  out.set_seconds(static_cast<double>(ms) / 1000);
+  return out;
 }
 
-std::optional<std::chrono::milliseconds> Scanner::work() {
-  int64_t saved_step = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    saved_step = saved_step_;
-  }
+std::optional<std::chrono::milliseconds> Scanner::Shared::work() {
+  std::unique_lock lock(mutex);
+  if (ended) return std::nullopt;
+  const int64_t step = saved_step;
+  scanning_ms = monotonic_ms();
+  lock.unlock();
   Result<core::CheckpointsScanned> scanned =
-      scan_checkpoints(*fs_, folder_, saved_step, run_id_);
+      scan_checkpoints(*fs, folder, step, run_id);
+  lock.lock();
+  scanning_ms.reset();
+  idle.notify_all();
   const bool ok = scanned.ok();
-  {
-    const std::lock_guard lock(mutex_);
-    if (ok) {
-      result_ = std::move(*scanned);
-      last_note_.clear();
-    } else if (scanned.status().message() != last_note_) {
-      note_ = last_note_ = scanned.status().message();
-    }
+  if (ok) {
+    result = std::move(*scanned);
+    last_note.clear();
+  } else if (scanned.status().message() != last_note) {
+    note = last_note = scanned.status().message();
   }
-  wake_owner();
+  const uint64_t one = 1;
+  CHECK(write(event_fd, &one, sizeof(one)) == sizeof(one));
   if (ok) return std::nullopt;
   return kRetryAfter;
 }

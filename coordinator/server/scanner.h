@@ -9,9 +9,7 @@
 // when take() or take_note() has something.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -33,30 +31,24 @@ Result<core::CheckpointsScanned> scan_checkpoints(FileSystem& fs,
 class Scanner {
  public:
   Scanner(std::string folder, uint64_t run_id);
+  // Does not wait for long for a file system that does not answer: the thread
+  // then ends after this object, or with the process.
   ~Scanner();
   Scanner(const Scanner&) = delete;
   Scanner& operator=(const Scanner&) = delete;
 
   void request(int64_t saved_step);
-  int fd() const { return event_fd_; }
+  int fd() const;
   std::optional<core::CheckpointsScanned> take();
   // Why the scan in progress cannot finish; each text once.
   std::optional<std::string> take_note();
+  // That it takes long.
+  std::optional<pb::JobStatus::Problem> problem() const;
 
  private:
-  std::optional<std::chrono::milliseconds> work();
-  void wake_owner();
-
-  std::string folder_;
-  uint64_t run_id_;
-  std::unique_ptr<FileSystem> fs_;
-  int event_fd_ = -1;
-  std::mutex mutex_;
-  int64_t saved_step_ = 0;  // of the request
-  std::optional<core::CheckpointsScanned> result_;
-  std::optional<std::string> note_;
-  std::string last_note_;
-  std::optional<BackgroundLoop> loop_;
+  struct Shared;
+  const std::shared_ptr<Shared> shared_;  // with the thread
+  std::unique_ptr<BackgroundLoop> loop_;
 };
 
 }  // namespace remesh::server

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -343,6 +344,24 @@ TEST(ListenTest, ATakenPortOfBeforeGivesWayAndAWishedOneFails) {
       listen(taken, "", std::nullopt, 200, [&](int ms) { slept += ms; });
   EXPECT_FALSE(wished.ok());
   EXPECT_EQ(slept, 200);
+}
+
+// Whoever opens the manifest waits, as on a file system that does not answer.
+TEST(ScannerTest, StorageThatHangsIsNamedAndNotWaitedFor) {
+  std::string dir = ::testing::TempDir() + "/remesh-scan-XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const std::string manifest = dir + "/step-00000002/manifest.json";
+  fs::create_directories(fs::path(manifest).parent_path());
+  ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
+  auto scanner = std::make_unique<Scanner>(dir, /*run_id=*/0);
+  EXPECT_FALSE(scanner->problem().has_value());
+  scanner->request(0);
+  while (!scanner->problem()) usleep(10'000);
+  EXPECT_EQ(scanner->problem()->text(), dir + ": the storage does not answer");
+  EXPECT_FALSE(scanner->take().has_value());
+  scanner.reset();
+  std::ofstream(manifest) << "answers";  // lets the thread end
+  fs::remove_all(dir);
 }
 
 TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
