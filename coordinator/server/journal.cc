@@ -87,7 +87,7 @@ Result<std::unique_ptr<Journal>> Journal::open(FileSystem& fs,
 // Replaces the file by one with the newest state in slot 0. It is complete from
 // the moment that `path_` is it.
 Status Journal::put_file(uint64_t slot_bytes, const std::string& state) {
-  const std::string temporary = path_ + ".new";
+  const std::string temporary = temporary_path(fs_, path_);
   ASSIGN_OR_RETURN(const auto file, fs_.create_new(temporary));
   const std::string head =
       Header::of(state, sequence_, epoch_, slot_bytes).text();

@@ -2,6 +2,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <random>
 
 #include "proto/base/direct_file.h"
 #include "proto/base/posix_file.h"
@@ -166,9 +168,23 @@ std::string parent_path(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
+std::string temporary_path(FileSystem& fs, const std::string& path) {
+  std::random_device random;
+  const std::string end = fmt::format(".{:08x}{:08x}.tmp", random(), random());
+  const std::string folder = parent_path(path);
+  const std::string base = path.substr(path.rfind('/') + 1);  // npos + 1 is 0
+  const auto names = fs.list(folder);
+  for (const std::string& name :
+       names.ok() ? *names : std::vector<std::string>())
+    if (name.size() == base.size() + end.size() &&
+        name.starts_with(base + ".") && name.ends_with(".tmp"))
+      (void)fs.remove(path_join(folder, name)).ok();
+  return path + end;
+}
+
 Status write_file_atomically(FileSystem& fs, const std::string& path,
                              std::string_view bytes) {
-  const std::string temporary = path + ".tmp";
+  const std::string temporary = temporary_path(fs, path);
   Status status = write_file(fs, temporary, bytes);
   if (status.ok()) status = fs.rename(temporary, path);
   if (status.ok()) return fs.sync_dir(parent_path(path));

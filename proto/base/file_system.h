@@ -111,9 +111,14 @@ std::string parent_path(const std::string& path);
 // Creates anew, writes, syncs and closes. Not atomic.
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
-// Replaces `path` durably: writes `path`.tmp, syncs it, renames it and syncs
-// the directory. Whatever fails and wherever the machine stops, `path` has all
-// of the old bytes or all of the new ones. One writer of a path at a time.
+// A path beside `path` for what is to be renamed to it, which nobody can know
+// beforehand and occupy. Removes what a writer that was killed has left at
+// others. One writer of a path at a time.
+std::string temporary_path(FileSystem& fs, const std::string& path);
+// Replaces `path` durably: writes a temporary file, syncs it, renames it and
+// syncs the directory. Whatever fails and wherever the machine stops, `path`
+// has all of the old bytes or all of the new ones. One writer of a path at a
+// time.
 Status write_file_atomically(FileSystem& fs, const std::string& path,
                              std::string_view bytes);
 // The whole file; Corrupt when it is longer than max_bytes.

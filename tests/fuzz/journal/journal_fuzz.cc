@@ -74,7 +74,6 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
   std::mt19937_64 random(test_seed());
   int refused = 0;
   for (int i = 0; i < 300; ++i) {
-    fs::remove(path + ".new");
     std::ofstream(path, std::ios::binary | std::ios::trunc)
         << mutate(sound, random);
     auto j = Journal::open(*files, path);

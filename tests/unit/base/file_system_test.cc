@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/testing/files.h"
+#include "tests/testing/hooked_file_system.h"
 #include "tests/testing/memory_file_system.h"
 
 namespace remesh {
@@ -91,12 +92,43 @@ TEST(WriteFileAtomically, WritesThroughNobodysLink) {
   const testing::TempDir dir;
   const std::string path = dir.path() + "/file", mine = dir.path() + "/mine";
   std::ofstream(mine) << "kept";
-  fs::create_symlink(mine, path + ".tmp");
+  fs::create_symlink(mine, path);
   const auto posix = posix_file_system();
   ASSERT_TRUE(write_file_atomically(*posix, path, "new").ok());
   EXPECT_EQ(*read_file(*posix, mine, 100), "kept");
   EXPECT_EQ(*read_file(*posix, path, 100), "new");
   EXPECT_FALSE(fs::is_symlink(path));
+}
+
+// Nor can somebody else occupy the name, in a folder where only its owner may
+// remove a file.
+TEST(WriteFileAtomically, WritesToAnUnpredictableNameFirst) {
+  const testing::TempDir dir;
+  const std::string path = dir.path() + "/file";
+  std::set<std::string> names;
+  HookedFileSystem fs([&](const std::string& call, const std::string& at) {
+    if (call.starts_with("create")) names.insert(at);
+    return ok_status();
+  });
+  for (const char* text : {"1", "2", "3"})
+    ASSERT_TRUE(write_file_atomically(fs, path, text).ok());
+  EXPECT_EQ(names.size(), 3U);
+  EXPECT_FALSE(names.contains(path + ".tmp"));
+  EXPECT_EQ(*fs.list(dir.path()), std::vector<std::string>{"file"});
+}
+
+TEST(WriteFileAtomically, RemovesWhatAKilledWriterLeft) {
+  const testing::TempDir dir;
+  const std::vector<std::string> others = {
+      "afile.0123456789abcdef.tmp", "file.tmp", "other.0123456789abcdef.tmp"};
+  for (const std::string& name : others)
+    std::ofstream(dir.path() + "/" + name) << "kept";
+  std::ofstream(dir.path() + "/file.0123456789abcdef.tmp") << "left";
+  const auto fs = posix_file_system();
+  ASSERT_TRUE(write_file_atomically(*fs, dir.path() + "/file", "new").ok());
+  EXPECT_EQ(
+      *fs->list(dir.path()),
+      (std::vector<std::string>{others[0], "file", others[1], others[2]}));
 }
 
 TEST(FileSystem, CreatesNothingThroughALink) {

@@ -119,7 +119,7 @@ TEST_P(JournalCrashTest, AFailureAtAnyCallIsReportedAndLosesNothing) {
 TEST_P(JournalCrashTest, WhatAnInterruptedCreationLeavesIsIgnored) {
   const auto fs = start_.clone();
   ASSERT_TRUE(
-      write_file(*fs, std::string(kPath) + ".new", std::string(700, 'x')).ok());
+      write_file(*fs, temporary_path(*fs, kPath), std::string(700, 'x')).ok());
   EXPECT_EQ(found(*fs, "first"), before());
   EXPECT_TRUE(second(*fs).ok());
   EXPECT_EQ(found(*fs, "second"), 2);
