@@ -175,7 +175,8 @@ TEST_F(NetworkTest, AnInterruptedLinkBetweenTwoHostsIsFoundAndAvoided) {
 // Nobody reaches the coordinator, for longer than a worker may be silent. The
 // ranks go on meanwhile, and it takes them up again as they are.
 TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
-  make(endless({{"elastic.min_slots", "2"}}));
+  make(
+      endless({{"elastic.min_slots", "2"}, {"elastic.dead_after_ms", "3000"}}));
   start_coordinator();
   start_worker(1);
   start_worker(2);

@@ -1,4 +1,4 @@
-// Workers of several builds in one run.
+// Programs of several builds in one run.
 #include <set>
 
 #include "tests/e2e/e2e.h"
@@ -41,6 +41,26 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
   for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
   EXPECT_TRUE(c().events_named("failure").empty());
   stop_in_order();
+}
+
+// The ranks go on meanwhile. Whoever goes back to the release before may.
+TEST_F(Upgrade, ACoordinatorOfAnotherBuildTakesTheRunUpAsItIs) {
+  make(endless());
+  start_services(2);
+  for (const char* program :
+       {"remesh-coordinator-next", "remesh-coordinator"}) {
+    c().coordinator().kill(SIGTERM);
+    ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
+    const int64_t at = c().last_step();
+    c().start_coordinator({}, {}, program);
+    ASSERT_TRUE(c().wait_for_step(at + 5)) << c().describe();
+  }
+  EXPECT_EQ(c().events_named("mesh").size(), 1U) << "nobody was disturbed";
+  EXPECT_EQ(c().events_named("coordinator_restarted").size(), 2U);
+  EXPECT_TRUE(c().events_named("failure").empty());
+  EXPECT_TRUE(c().events_named("report_refused").empty());
+  stop_in_order();
+  expect_sequence(c().last_step());
 }
 
 TEST_F(Upgrade, AWorkerOfAnotherProtocolExitsWithTheReason) {

@@ -133,10 +133,11 @@ Process& Cluster::start_run(int local_workers,
 }
 
 Process& Cluster::start_coordinator(const std::vector<std::string>& more,
-                                    const std::vector<std::string>& prefix) {
+                                    const std::vector<std::string>& prefix,
+                                    const std::string& program_name) {
   std::vector<std::string> argv = prefix;
-  argv.insert(argv.end(), {program("remesh-coordinator"), job_file(),
-                           "--run-dir", run_dir()});
+  argv.insert(argv.end(),
+              {program(program_name), job_file(), "--run-dir", run_dir()});
   argv.insert(argv.end(), more.begin(), more.end());
   if (no_keys_) argv.push_back("--no-auth");
   if (coordinator_) former_.push_back(std::move(coordinator_));

@@ -78,8 +78,10 @@ class Cluster {
   Process& start_run(int local_workers,
                      const std::vector<std::string>& more = {});
   // Starts remesh-coordinator and waits until it listens.
-  Process& start_coordinator(const std::vector<std::string>& more = {},
-                             const std::vector<std::string>& prefix = {});
+  Process& start_coordinator(
+      const std::vector<std::string>& more = {},
+      const std::vector<std::string>& prefix = {},
+      const std::string& program_name = "remesh-coordinator");
   Process& start_worker(const WorkerStart& start);
   Process& worker(const std::string& name) { return *workers_.at(name); }
   Process& coordinator() { return *coordinator_; }
