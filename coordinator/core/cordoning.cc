@@ -101,10 +101,16 @@ bool Coordinator::needs_state_of(const std::set<std::string>& hosts) const {
 
 // Counts the failure on the links between hosts. When one failed before, one
 // of its two hosts is cordoned: rather one that is on more such links, and
-// without which the state is complete.
+// without which the state is complete. A search for a link has ended then: its
+// failures were on this one.
 Consequence Coordinator::cordon_for_link(const Failure& fault,
                                          std::vector<pb::Cordon>* cordoned) {
   const double now_s = unix_now();
+  if (durable_.link_search().failures() >= kEnough) {
+    durable_.clear_link_search();
+    for (const auto& [a, b] : fault.links)
+      if (failures_of(durable_, a, b) < 1) suspect(a, b, 0, now_s, &durable_);
+  }
   int64_t most = 0;
   for (const auto& [a, b] : fault.links)
     most = std::max(most, suspect(a, b, 0, now_s, &durable_));
@@ -163,10 +169,7 @@ Consequence Coordinator::search_link(const Failure& fault,
 bool Coordinator::next_link_test(std::vector<pb::Cordon>* cordoned) {
   pb::LinkSearch* s = durable_.mutable_link_search();
   if (const auto link = found_link(*s)) {
-    Failure fault{.text = s->reason(), .links = {*link}};
-    durable_.clear_link_search();
-    while (failures_of(durable_, link->first, link->second) < 1)
-      suspect(link->first, link->second, 0, unix_now(), &durable_);
+    const Failure fault{.text = s->reason(), .links = {*link}};
     return cordon_for_link(fault, cordoned) == Consequence::kCordoned;
   }
   const auto possible = [this](const std::set<std::string>& apart) {
