@@ -43,8 +43,7 @@ constexpr int kTickMs = 20;
 constexpr int kListenPatienceMs = 5000;
 constexpr int64_t kProbeMs = 500;
 constexpr int64_t kFinishMs = 2000;  // for the last writes at the end
-// Of messages in one turn of the loop, so that signals, ticks and the status
-// are not late in a flood.
+// Of messages in one turn of the loop: in a flood signals and ticks are heard.
 constexpr int kTurnMessages = 256;
 constexpr int kTurnMs = 5;
 
@@ -119,6 +118,10 @@ class DaemonImpl : public Daemon {
     make_core();
     rundir::note_run(run);
     return ok_status();
+  }
+
+  bool job_has_ended() const {
+    return core::terminal(core_->durable().phase());
   }
 
   // What the journal had when it was opened.
@@ -320,12 +323,8 @@ class DaemonImpl : public Daemon {
   }
 
   void take_scan() {
-    if (const auto note = scanner_->take_note()) {
-      pb::EventRecord e;
-      e.set_event(events::kScanFailed.name);
-      e.set_cause(*note);
-      act(core::EmitEvent{std::move(e)});
-    }
+    if (auto note = scanner_->take_note())
+      act(core::EmitEvent{std::move(*note)});
     if (auto scan = scanner_->take()) give(std::move(*scan));
   }
 
@@ -418,11 +417,12 @@ class DaemonImpl : public Daemon {
     outbox_->write_line(
         "events.jsonl",
         [files = files_, record] { return files->append(record); },
-        record.SpaceUsedLong());
+        record.SpaceUsedLong(), /*keep=*/job_has_ended());
   }
 
+  // The last event of a job that has ended is the one that says so.
   void tell_lost_events() {
-    const int64_t lost = outbox_->take_dropped();
+    const int64_t lost = job_has_ended() ? 0 : outbox_->take_dropped();
     if (lost == 0) return;
     pb::EventRecord e;
     e.set_event(events::kEventsLost.name);

@@ -131,8 +131,9 @@ void Outbox::write(std::string file, Write write, size_t bytes,
   add({std::move(file), std::move(write), bytes, state});
 }
 
-void Outbox::write_line(std::string file, Write write, size_t bytes) {
-  if (full())
+void Outbox::write_line(std::string file, Write write, size_t bytes,
+                        bool keep) {
+  if (full() && !keep)
     ++dropped_;
   else
     add({std::move(file), std::move(write), bytes, /*state=*/0, /*line=*/true});

@@ -56,8 +56,10 @@ class Outbox {
   // begun, and only lines of write_line() were given in between.
   void write(std::string file, Write write, size_t bytes = 0,
              uint64_t state = 0);
-  // A write on which nothing depends; it is dropped while full().
-  void write_line(std::string file, Write write, size_t bytes);
+  // A write on which nothing depends; it is dropped while full(), unless it is
+  // to be kept.
+  void write_line(std::string file, Write write, size_t bytes,
+                  bool keep = false);
   // How many were dropped since the last call; 0 until the others are written.
   int64_t take_dropped();
   // What waits takes Options::full_bytes or more: nothing should be added that

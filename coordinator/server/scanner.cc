@@ -13,6 +13,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/check.h"
 #include "proto/base/clock.h"
+#include "proto/rundir/events.h"
 
 namespace remesh::server {
 namespace {
@@ -120,9 +121,14 @@ std::optional<core::CheckpointsScanned> Scanner::take() {
   return std::exchange(shared_->result, std::nullopt);
 }
 
-std::optional<std::string> Scanner::take_note() {
+std::optional<pb::EventRecord> Scanner::take_note() {
   const std::lock_guard lock(shared_->mutex);
-  return std::exchange(shared_->note, std::nullopt);
+  const auto cause = std::exchange(shared_->note, std::nullopt);
+  if (!cause) return std::nullopt;
+  pb::EventRecord e;
+  e.set_event(events::kScanFailed.name);
+  e.set_cause(*cause);
+  return e;
 }
 
 std::optional<pb::JobStatus::Problem> Scanner::problem() const {

@@ -40,8 +40,8 @@ class Scanner {
   void request(int64_t saved_step);
   int fd() const;
   std::optional<core::CheckpointsScanned> take();
-  // Why the scan in progress cannot finish; each text once.
-  std::optional<std::string> take_note();
+  // An event that says why the scan in progress cannot finish; each cause once.
+  std::optional<pb::EventRecord> take_note();
   // That it takes long.
   std::optional<pb::JobStatus::Problem> problem() const;
 

@@ -371,16 +371,16 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   std::ofstream(folder) << "a file";
   Scanner scanner(folder, /*run_id=*/0);
   scanner.request(0);
-  std::optional<std::string> note;
   const auto wait = [&](int ms) {
     pollfd fd{scanner.fd(), POLLIN, 0};
     poll(&fd, 1, ms);
   };
   wait(3000);
   EXPECT_FALSE(scanner.take().has_value());
-  note = scanner.take_note();
+  const auto note = scanner.take_note();
   ASSERT_TRUE(note.has_value());
-  EXPECT_NE(note->find(folder), std::string::npos) << *note;
+  EXPECT_EQ(note->event(), "scan_failed");
+  EXPECT_NE(note->cause().find(folder), std::string::npos) << note->cause();
   // Once it can be, there is one.
   fs::remove(folder);
   std::optional<core::CheckpointsScanned> scan;

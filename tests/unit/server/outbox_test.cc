@@ -150,14 +150,16 @@ TEST_F(OutboxTest, HowLongNothingIsWrittenTakesLittleMemory) {
   }
   EXPECT_TRUE(outbox_->full());
   EXPECT_EQ(outbox_->take_dropped(), 0);
+  outbox_->write_line("EVENTS", make("the last event"), 100, /*keep=*/true);
   write("more metrics");
   outbox_->write("STATE", make("state 101"), 400, 1);
   then("101");
   disk_->set(false, false);
   wait_for_done(101);
-  EXPECT_EQ(disk_->written(), (Texts{"metrics", "state 100", "event 1",
-                                     "event 2", "event 3", "event 4", "event 5",
-                                     "event 6", "more metrics", "state 101"}));
+  EXPECT_EQ(disk_->written(),
+            (Texts{"metrics", "state 100", "event 1", "event 2", "event 3",
+                   "event 4", "event 5", "event 6", "the last event",
+                   "more metrics", "state 101"}));
   EXPECT_FALSE(outbox_->full());
   EXPECT_EQ(outbox_->take_dropped(), 94);
   EXPECT_EQ(outbox_->take_dropped(), 0);
