@@ -287,6 +287,29 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
   stop_in_order();
 }
 
+// Somebody removes the lock of a coordinator that is stopped, and starts
+// another one. When the first goes on it ends, and has written nothing.
+TEST_F(FaultTest, OfTwoCoordinatorsTheYoungerContinues) {
+  make(endless());
+  start_services(1);
+  Process& older = c().coordinator();
+  older.kill(SIGSTOP);
+  std::filesystem::remove(c().run_dir() + "/coordinator.lock");
+  const int64_t stopped_at = c().last_step();
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_step(stopped_at + 5));
+  older.kill(SIGCONT);
+  expect_exit(older, 75);
+  EXPECT_NE(older.output().find("another coordinator"), std::string::npos)
+      << older.output();
+  const int64_t at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(at + 5));
+  EXPECT_EQ(c().events_named("mesh").size(), 1U) << "nobody was disturbed";
+  EXPECT_TRUE(c().events_named("failure").empty());
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 TEST_F(FaultTest, ARankThatAlwaysDiesStopsTheJobWithItsCause) {
   make(endless({{"checkpoint.interval", "1"},
                 {"elastic.max_same_failures", "2"},

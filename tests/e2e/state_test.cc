@@ -187,6 +187,30 @@ TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
   expect_sequence(c().last_step());
 }
 
+// Its plan is of two workers, and three have trained since.
+TEST_F(StateTest, AJournalFromABackupCostsNoFinishedStep) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"}})));
+  start_services(2, 5);
+  const std::string journal = c().run_dir() + "/journal";
+  const std::string backup = c().folder() + "/backup";
+  fs::copy_file(journal, backup);
+  c().start_worker({.name = "w3"});
+  ASSERT_TRUE(c().wait_for_dp(3));
+  const int64_t joined_at = c().last_step();
+  ASSERT_TRUE(c().wait_for_step(joined_at + 3));
+  c().coordinator().kill(SIGKILL);
+  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  fs::copy_file(backup, journal, fs::copy_options::overwrite_existing);
+  const int64_t at = c().last_step();
+  c().start_coordinator();
+  ASSERT_TRUE(c().wait_for_event("journal_behind"));
+  ASSERT_TRUE(c().wait_for_dp(3, at + 3));
+  for (const Json& mesh : c().events_named("mesh"))
+    EXPECT_EQ(lost_steps(mesh), 0) << mesh;
+  stop_in_order();
+  expect_sequence(c().last_step());
+}
+
 TEST_F(StateTest, ALostHostCostsNoStepWithReplicas) {
   make(endless(in_memory({{"parallel.zero_stage", "1"}})));
   start_services(3, 5);
