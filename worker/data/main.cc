@@ -1,7 +1,6 @@
 // remesh-data: data sets and tokenizers. `remesh data` runs it, and with
 // "tokenizer" as its first argument `remesh tokenizer`.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -11,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "proto/base/clock.h"
 #include "proto/base/process.h"
+#include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
@@ -24,52 +23,10 @@
 namespace remesh::data {
 namespace {
 
-constexpr int64_t kRedrawMs = 100;
-constexpr int kBarWidth = 30;
-
-// A progress bar on stderr, if that is a terminal.
-class Bar {
- public:
-  explicit Bar(std::string what) : what_(std::move(what)) {}
-  ~Bar() {
-    if (drawn_) std::fputs("\r\x1b[K", stderr);
-  }
-  Bar(const Bar&) = delete;
-  Bar& operator=(const Bar&) = delete;
-
-  void show(uint64_t done, uint64_t total) {
-    const int64_t now = monotonic_ms();
-    if (!terminal_ || now - drawn_ms_ < kRedrawMs) return;
-    if (began_ms_ == 0) began_ms_ = now;
-    drawn_ms_ = now;
-    drawn_ = true;
-    const double share = total == 0
-                             ? 1.0
-                             : std::min(1.0, static_cast<double>(done) /
-                                                 static_cast<double>(total));
-    const int full = static_cast<int>(share * kBarWidth);
-    std::string left;
-    if (share > 0.02) {
-      const double seconds = static_cast<double>(now - began_ms_) / 1000;
-      left = "  " + format_duration(seconds / share - seconds) + " left";
-    }
-    fmt::print(stderr, "\r\x1b[K{} [{}{}] {:>3.0f}%  {} of {}{}", what_,
-               std::string(full, '='), std::string(kBarWidth - full, '.'),
-               share * 100, format_bytes(done), format_bytes(total), left);
-  }
-
- private:
-  std::string what_;
-  bool terminal_ = isatty(STDERR_FILENO) == 1;
-  bool drawn_ = false;
-  int64_t began_ms_ = 0;
-  int64_t drawn_ms_ = 0;
-};
-
 int prepare_command(const CLI::App& app, const PrepareOptions& options) {
   Result<PrepareSummary> done = invalid_argument("not run");
   {
-    Bar bar("preparing");
+    ProgressBar bar("preparing");
     done =
         prepare(options, *posix_file_system(),
                 [&](uint64_t read, uint64_t total) { bar.show(read, total); });
@@ -93,7 +50,7 @@ int verify_command(const CLI::App& app, const std::string& dir) {
   if (!set.ok()) return fail(app, set.status());
   Status status;
   {
-    Bar bar("verifying");
+    ProgressBar bar("verifying");
     status = set->verify(
         [&](uint64_t done, uint64_t total) { bar.show(done, total); });
   }

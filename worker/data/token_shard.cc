@@ -1,16 +1,13 @@
 #include "worker/data/token_shard.h"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
 #include "proto/base/check.h"
-#include "worker/data/input_file.h"
 
 namespace remesh::data {
 namespace {
@@ -150,48 +147,18 @@ Result<ShardInfo> ShardWriter::finish() {
 }
 
 Result<MappedShard> MappedShard::open(const std::string& path) {
-  ASSIGN_OR_RETURN(const InputFile file, InputFile::open(path));
-  ASSIGN_OR_RETURN(const uint64_t size, file.size());
-  if (size < sizeof(ShardHeader))
-    return corrupt(
-        fmt::format("{}: truncated: {} bytes, a token shard has a header of {}",
-                    path, size, sizeof(ShardHeader)));
-  void* map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd(), 0);
-  if (map == MAP_FAILED) return errno_error("map " + path, errno);
-  MappedShard shard;
-  shard.path_ = path;
-  shard.map_ = static_cast<const std::byte*>(map);
-  shard.map_bytes_ = size;
-  ASSIGN_OR_RETURN(
-      shard.info_,
-      parse_shard_header({shard.map_, sizeof(ShardHeader)}, size, path));
-  return shard;
-}
-
-MappedShard::MappedShard(MappedShard&& other) noexcept
-    : path_(std::move(other.path_)),
-      info_(std::move(other.info_)),
-      map_(std::exchange(other.map_, nullptr)),
-      map_bytes_(std::exchange(other.map_bytes_, 0)) {}
-
-MappedShard& MappedShard::operator=(MappedShard&& other) noexcept {
-  std::swap(path_, other.path_);
-  std::swap(info_, other.info_);
-  std::swap(map_, other.map_);
-  std::swap(map_bytes_, other.map_bytes_);
-  return *this;
-}
-
-MappedShard::~MappedShard() {
-  if (map_ != nullptr) ::munmap(const_cast<std::byte*>(map_), map_bytes_);
+  ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path));
+  ASSIGN_OR_RETURN(ShardInfo info,
+                   parse_shard_header(file.bytes(), file.bytes().size(), path));
+  return MappedShard(std::move(file), std::move(info));
 }
 
 Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   CHECK(begin >= 0 && count <= info_.num_tokens &&
         begin <= info_.num_tokens - count);
-  const std::byte* from = map_ + sizeof(ShardHeader) +
-                          static_cast<size_t>(begin) * info_.token_width;
+  const std::byte* from =
+      tokens().data() + static_cast<size_t>(begin) * info_.token_width;
   const uint32_t largest = info_.token_width == 2 ? widen<uint16_t>(from, out)
                                                   : widen<uint32_t>(from, out);
   if (largest < static_cast<uint64_t>(info_.vocab_size)) return ok_status();
@@ -200,17 +167,16 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
            static_cast<uint64_t>(info_.vocab_size);
   });
   return corrupt(fmt::format("{}: token {} at {}: the vocabulary has only {}",
-                             path_, static_cast<uint32_t>(*bad),
+                             path(), static_cast<uint32_t>(*bad),
                              begin + (bad - out.begin()), info_.vocab_size));
 }
 
 Status MappedShard::verify() const {
-  const std::string found = hex(
-      xxh3_128({map_ + sizeof(ShardHeader), map_bytes_ - sizeof(ShardHeader)}));
+  const std::string found = hex(xxh3_128(tokens()));
   if (found != info_.checksum)
     return corrupt(fmt::format(
         "{}: the tokens do not match their checksum: {} stored, {} found",
-        path_, info_.checksum, found));
+        path(), info_.checksum, found));
   std::vector<int32_t> block(1 << 16);
   for (int64_t at = 0; at < info_.num_tokens;) {
     const int64_t n = std::min<int64_t>(static_cast<int64_t>(block.size()),

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "proto/base/file_system.h"
+#include "proto/base/mapped_file.h"
 #include "proto/base/status.h"
 #include "proto/base/xxh3.h"
 #include "proto/data/index.h"
@@ -90,12 +91,9 @@ class ShardWriter {
 class MappedShard {
  public:
   static Result<MappedShard> open(const std::string& path);
-  MappedShard(MappedShard&& other) noexcept;
-  MappedShard& operator=(MappedShard&& other) noexcept;
-  ~MappedShard();
 
   const ShardInfo& info() const { return info_; }
-  const std::string& path() const { return path_; }
+  const std::string& path() const { return file_.path(); }
   // Copies tokens [begin, begin + out.size()). Corrupt if one is not in the
   // vocabulary. REQUIRES: the range is inside the shard.
   Status read(int64_t begin, std::span<int32_t> out) const;
@@ -106,11 +104,14 @@ class MappedShard {
   }
 
  private:
-  MappedShard() = default;
-  std::string path_;
+  MappedShard(MappedFile file, ShardInfo info)
+      : file_(std::move(file)), info_(std::move(info)) {}
+  std::span<const std::byte> tokens() const {
+    return file_.bytes().subspan(sizeof(ShardHeader));
+  }
+
+  MappedFile file_;
   ShardInfo info_;
-  const std::byte* map_ = nullptr;  // the complete file
-  size_t map_bytes_ = 0;
 };
 
 }  // namespace remesh::data

@@ -1,0 +1,42 @@
+#include "proto/base/mapped_file.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace remesh {
+
+Result<MappedFile> MappedFile::open(const std::string& path) {
+  struct stat st;
+  // A pipe has no end, and opening one may block.
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0)
+    return errno == ENOENT ? not_found(path + ": no such file")
+                           : errno_error("open " + path, errno);
+  MappedFile file(path);
+  Status status;
+  if (::fstat(fd, &st) != 0) {
+    status = errno_error("stat " + path, errno);
+  } else if (!S_ISREG(st.st_mode)) {
+    status = invalid_argument(path + ": must be a regular file");
+  } else if (const auto size = static_cast<size_t>(st.st_size); size > 0) {
+    void* const map = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+    if (map == MAP_FAILED)
+      status = errno_error("map " + path, errno);
+    else
+      file.bytes_ = {static_cast<const std::byte*>(map), size};
+  }
+  ::close(fd);
+  if (!status.ok()) return status;
+  return file;
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty())
+    ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+}  // namespace remesh

@@ -1,0 +1,42 @@
+// MappedFile: a regular file of the user's, read through memory: only the pages
+// that are touched are read. The file must not become shorter meanwhile; then a
+// read beyond its end kills the process (SIGBUS).
+//
+// Threads: any may read.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "proto/base/status.h"
+
+namespace remesh {
+
+class MappedFile {
+ public:
+  // NotFound if there is no such file, InvalidArgument if it is not a regular
+  // one.
+  static Result<MappedFile> open(const std::string& path);
+  MappedFile(MappedFile&& other) noexcept
+      : path_(std::move(other.path_)),
+        bytes_(std::exchange(other.bytes_, {})) {}
+  MappedFile& operator=(MappedFile&& other) noexcept {
+    std::swap(path_, other.path_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MappedFile();
+
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  explicit MappedFile(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace remesh
