@@ -48,6 +48,7 @@ parallel/planner proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
 checkpoint/memory proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
+checkpoint/huggingface proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|store)
 checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
@@ -60,7 +61,7 @@ worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|eng
 worker/agent/core proto/(base|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
 coordinator/core proto/(base|rundir|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
-coordinator proto|parallel/(planner|geometry|jobfile)|checkpoint/(manifest|store|memory)
+coordinator proto|parallel/(planner|geometry|jobfile)|checkpoint/(huggingface|manifest|store|memory)
 RULES
 )
 while read -r from to; do

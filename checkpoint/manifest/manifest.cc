@@ -200,10 +200,6 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
         .original_max_position = info.rope_original_max_position()};
   const Status valid = c.validate();
   if (!valid.ok()) return corrupt("model in the manifest: " + valid.message());
-  // The same bounds as a job file: a table of parameters is made from these.
-  if (c.n_layers > 1024 || c.dim > 65536 || c.hidden_dim > 1048576 ||
-      c.vocab_size > (int64_t{1} << 31))
-    return corrupt("model in the manifest: sizes beyond any model");
   return c;
 }
 

@@ -10,19 +10,20 @@ Status ModelConfig::validate() const {
   if (find_family(arch) == nullptr)
     return invalid_argument(fmt::format(
         "model.arch = \"{}\": must be one of {}", arch, family_names()));
+  // The bounds of a job file: a table of parameters is made from these.
   const struct {
     const char* name;
-    int64_t value;
-  } sizes[] = {{"dim", dim},
-               {"n_layers", n_layers},
-               {"n_heads", n_heads},
-               {"n_kv_heads", n_kv_heads},
-               {"hidden_dim", hidden_dim},
-               {"vocab_size", vocab_size}};
+    int64_t value, most;
+  } sizes[] = {{"dim", dim, 65536},
+               {"n_layers", n_layers, 1024},
+               {"n_heads", n_heads, 1024},
+               {"n_kv_heads", n_kv_heads, 1024},
+               {"hidden_dim", hidden_dim, 1048576},
+               {"vocab_size", vocab_size, int64_t{1} << 31}};
   for (const auto& s : sizes)
-    if (s.value < 1 || s.value > (int64_t{1} << 31))
-      return invalid_argument(fmt::format(
-          "model.{} = {}: must be from 1 to 2^31", s.name, s.value));
+    if (s.value < 1 || s.value > s.most)
+      return invalid_argument(fmt::format("model.{} = {}: must be from 1 to {}",
+                                          s.name, s.value, s.most));
   if (dim % n_heads != 0)
     return invalid_argument(fmt::format(
         "model.n_heads = {}: must divide model.dim = {}", n_heads, dim));

@@ -38,9 +38,9 @@ struct ModelConfig {
   int64_t kv_dim() const { return n_kv_heads * head_dim(); }
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
-  // Names the field, its value and what is allowed: a known family, positive
-  // sizes, n_heads
-  // divides dim, n_kv_heads divides n_heads, head_dim even.
+  // Names the field, its value and what is allowed: a known family, sizes
+  // within the bounds of a job file, n_heads divides dim, n_kv_heads divides
+  // n_heads, head_dim even.
   Status validate() const;
 };
 

@@ -1,0 +1,162 @@
+#include "checkpoint/huggingface/config.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/huggingface/json.h"
+#include "checkpoint/huggingface/reader.h"
+#include "proto/base/text.h"
+
+namespace remesh::huggingface {
+namespace {
+
+using geometry::ModelConfig;
+
+constexpr struct {
+  const char* model_type;  // also ModelConfig::arch
+  const char* architecture;
+} kFamilies[] = {{"llama", "LlamaForCausalLM"}};
+
+void read_family(Reader& r, ModelConfig& m) {
+  std::vector<std::string> types;
+  m.arch = r.text("model_type", "");
+  for (const auto& f : kFamilies) {
+    types.emplace_back(f.model_type);
+    if (m.arch != f.model_type) continue;
+    const Json* const names = r.find("architectures");
+    if (names != nullptr && *names != Json::array({f.architecture}))
+      r.refuse("architectures", fmt::format("[\"{}\"]", f.architecture));
+    return;
+  }
+  r.refuse("model_type", "one of " + join(types));
+}
+
+void read_rope_scaling(Reader& r, ModelConfig& m) {
+  const std::string type =
+      r.text("rope_type", r.text("type", "default").c_str());
+  if (r.number("partial_rotary_factor", 1) != 1)
+    r.refuse("partial_rotary_factor", "1");
+  if (type == "default") return;
+  if (type != "llama3") {
+    r.refuse(r.find("rope_type") != nullptr ? "rope_type" : "type",
+             "one of default, llama3");
+    return;
+  }
+  m.rope_scaled = true;
+  m.rope_scaling = {.factor = r.number("factor", 0),
+                    .low_freq_factor = r.number("low_freq_factor", 0),
+                    .high_freq_factor = r.number("high_freq_factor", 0),
+                    .original_max_position =
+                        r.integer("original_max_position_embeddings", 0)};
+}
+
+// rope_theta and rope_scaling, or rope_parameters, which replaced them.
+void read_rope(Reader& r, ModelConfig& m) {
+  const Json* const now = r.find("rope_parameters");
+  const Json* const before = r.find("rope_scaling");
+  m.rope_theta = r.number("rope_theta", 10000);
+  if (r.number("partial_rotary_factor", 1) != 1)
+    r.refuse("partial_rotary_factor", "1");
+  const char* const key = now != nullptr ? "rope_parameters" : "rope_scaling";
+  const Json* const rope = now != nullptr ? now : before;
+  if (rope == nullptr) return;
+  if (!rope->is_object()) return r.refuse(key, "an object");
+  Reader inner(*rope, r.name() + ": " + key);
+  m.rope_theta = inner.number("rope_theta", m.rope_theta);
+  read_rope_scaling(inner, m);
+  if (!inner.problem().ok()) return r.fail_as(inner);
+  if (r.find("rope_theta") != nullptr &&
+      r.number("rope_theta", 1) != m.rope_theta)
+    r.refuse("rope_theta", fmt::format("that of {}, {}", key, m.rope_theta));
+}
+
+// What the families here do not have.
+void refuse_others(Reader& r) {
+  if (r.text("hidden_act", "silu") != "silu")
+    r.refuse("hidden_act", "\"silu\"");
+  for (const char* key : {"attention_bias", "mlp_bias"})
+    if (r.flag(key, false)) r.refuse(key, "false");
+  if (r.find("quantization_config") != nullptr)
+    r.refuse("quantization_config", "absent: weights in fp32, bf16 or fp16");
+}
+
+}  // namespace
+
+Result<Config> parse_config(std::string_view text, const std::string& name) {
+  ASSIGN_OR_RETURN(const Json json, parse_json(text, name));
+  Reader r(json, name);
+  Config c;
+  ModelConfig& m = c.model;
+  read_family(r, m);
+  m.dim = r.integer("hidden_size", 0);
+  m.n_layers = r.integer("num_hidden_layers", 0);
+  m.n_heads = r.integer("num_attention_heads", 0);
+  m.n_kv_heads = r.integer("num_key_value_heads", m.n_heads);
+  m.hidden_dim = r.integer("intermediate_size", 0);
+  m.vocab_size = r.integer("vocab_size", 0);
+  m.norm_eps = r.number("rms_norm_eps", 1e-6);
+  m.tie_embeddings = r.flag("tie_word_embeddings", false);
+  read_rope(r, m);
+  refuse_others(r);
+  if (r.integer("head_dim", m.head_dim() > 0 ? m.head_dim() : 1) !=
+      m.head_dim())
+    r.refuse("head_dim", fmt::format("hidden_size / num_attention_heads = {}",
+                                     m.head_dim()));
+  c.max_position = r.integer("max_position_embeddings", c.max_position);
+  c.bos_token_id = r.token_id("bos_token_id");
+  c.eos_token_id = r.token_id("eos_token_id");
+  RETURN_IF_ERROR(r.problem());
+  if (const Status valid = m.validate(); !valid.ok())
+    return valid.with_context(name);
+  return c;
+}
+
+std::string config_json(const Config& config, Dtype dtype) {
+  const ModelConfig& m = config.model;
+  nlohmann::ordered_json scaling;
+  nlohmann::ordered_json rope = {{"rope_type", "default"},
+                                 {"rope_theta", m.rope_theta}};
+  if (m.rope_scaled) {
+    const geometry::RopeScaling& s = m.rope_scaling;
+    scaling = {{"rope_type", "llama3"},
+               {"factor", s.factor},
+               {"low_freq_factor", s.low_freq_factor},
+               {"high_freq_factor", s.high_freq_factor},
+               {"original_max_position_embeddings", s.original_max_position}};
+    rope.update(scaling);
+  }
+  nlohmann::ordered_json json;
+  for (const auto& f : kFamilies)
+    if (m.arch == f.model_type)
+      json["architectures"] = nlohmann::ordered_json::array({f.architecture});
+  json["model_type"] = m.arch;
+  json["hidden_size"] = m.dim;
+  json["intermediate_size"] = m.hidden_dim;
+  json["num_hidden_layers"] = m.n_layers;
+  json["num_attention_heads"] = m.n_heads;
+  json["num_key_value_heads"] = m.n_kv_heads;
+  json["head_dim"] = m.head_dim();
+  json["vocab_size"] = m.vocab_size;
+  json["max_position_embeddings"] = config.max_position;
+  json["rms_norm_eps"] = m.norm_eps;
+  json["tie_word_embeddings"] = m.tie_embeddings;
+  json["hidden_act"] = "silu";
+  json["attention_bias"] = false;
+  json["mlp_bias"] = false;
+  json["initializer_range"] = 0.02;
+  json["rope_theta"] = m.rope_theta;
+  json["rope_scaling"] = scaling;
+  json["rope_parameters"] = rope;
+  for (const auto& [key, ids] :
+       {std::pair("bos_token_id", &config.bos_token_id),
+        std::pair("eos_token_id", &config.eos_token_id)})
+    if (!ids->empty()) json[key] = nlohmann::ordered_json::parse(*ids);
+  json["torch_dtype"] = config_name(dtype);
+  json["dtype"] = config_name(dtype);
+  return json.dump(2) + "\n";
+}
+
+}  // namespace remesh::huggingface

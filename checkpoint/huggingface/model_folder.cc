@@ -1,0 +1,205 @@
+#include "checkpoint/huggingface/model_folder.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "checkpoint/huggingface/json.h"
+
+namespace remesh::huggingface {
+namespace {
+
+constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
+constexpr uint64_t kMaxIndexBytes = 100'000'000;
+constexpr char kLlama2cSuffix[] = ".bin";
+
+// By tensor, the file that holds it.
+using WeightMap = std::map<std::string, std::string>;
+
+bool is_plain_name(const std::string& file) {
+  return file.ends_with(".safetensors") &&
+         file.find_first_of(std::string_view("/\0", 2)) == std::string::npos;
+}
+
+Result<WeightMap> parse_index(const std::string& text,
+                              const std::string& name) {
+  ASSIGN_OR_RETURN(const Json json, parse_json(text, name));
+  const auto map = json.find("weight_map");
+  if (map == json.end() || !map->is_object() || map->empty())
+    return corrupt(name + ": has no weight_map from tensors to files");
+  WeightMap files;
+  for (const auto& [tensor, file] : map->items()) {
+    if (!file.is_string() || !is_plain_name(file.get<std::string>()))
+      return corrupt(fmt::format(
+          "{}: tensor {}: its file must be a name that ends in .safetensors",
+          name, printable(tensor)));
+    files[tensor] = file.get<std::string>();
+  }
+  return files;
+}
+
+// Frequencies of the rotary embedding, which older files hold.
+bool is_recomputed(const std::string& name) {
+  return name.ends_with("rotary_emb.inv_freq");
+}
+
+std::string text_of(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+bool same_elements(const Tensor& a, const Tensor& b) {
+  return a.dtype_name == b.dtype_name && a.shape == b.shape &&
+         std::equal(a.bytes.begin(), a.bytes.end(), b.bytes.begin(),
+                    b.bytes.end());
+}
+
+}  // namespace
+
+// Maps a file and adds its tensors.
+Status ModelFolder::map_file(const std::string& file, Tensors& tensors) {
+  const std::string path = path_join(path_, file);
+  ASSIGN_OR_RETURN(MappedFile mapped, MappedFile::open(path));
+  ASSIGN_OR_RETURN(Tensors found, parse_safetensors(mapped.bytes(), path));
+  files_.push_back(std::move(mapped));
+  for (auto& [name, tensor] : found)
+    if (!tensors.emplace(name, std::move(tensor)).second)
+      return corrupt(fmt::format("{}: tensor {} is in another file too", path,
+                                 printable(name)));
+  return ok_status();
+}
+
+// Every file, which must have the tensors that the index says.
+Status ModelFolder::map_files(FileSystem& fs, Tensors& tensors) {
+  const std::string index = path_join(path_, kIndexName);
+  if (!fs.exists(index)) {
+    if (!fs.exists(path_join(path_, kWeightsName)))
+      return not_found(fmt::format("{}: has neither {} nor {}", path_,
+                                   kWeightsName, kIndexName));
+    return map_file(kWeightsName, tensors);
+  }
+  ASSIGN_OR_RETURN(const std::string text,
+                   read_file(fs, index, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(const WeightMap map, parse_index(text, index));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : map) names.insert(file);
+  for (const std::string& file : names) {
+    Tensors here;
+    RETURN_IF_ERROR(map_file(file, here));
+    for (const auto& [tensor, of] : map)
+      if (of == file && !here.contains(tensor))
+        return corrupt(fmt::format("{}: tensor {}: is not in {}", index,
+                                   printable(tensor), printable(file)));
+    for (auto& [name, tensor] : here) {
+      const auto it = map.find(name);
+      if (it == map.end() || it->second != file)
+        return corrupt(fmt::format("{}: does not name tensor {} of {}", index,
+                                   printable(name), printable(file)));
+      tensors.emplace(name, std::move(tensor));
+    }
+  }
+  return ok_status();
+}
+
+// Takes the parameters from the tensors.
+Status ModelFolder::match(Tensors& tensors) {
+  for (const geometry::ParamSpec& spec : table_.specs()) {
+    const auto it = tensors.find(spec.name);
+    if (it == tensors.end())
+      return invalid_argument(
+          fmt::format("{}: tensor {} is missing", path_, printable(spec.name)));
+    Tensor& t = it->second;
+    if (t.shape != spec.shape)
+      return invalid_argument(fmt::format(
+          "{}: tensor {} has shape {}; the model's is {}", path_,
+          printable(spec.name), text_of(t.shape), text_of(spec.shape)));
+    if (t.dtype == Dtype::kOther)
+      return invalid_argument(
+          fmt::format("{}: tensor {} has dtype {}; must be F32, BF16 or F16",
+                      path_, printable(spec.name), t.dtype_name));
+    params_.push_back(t);
+  }
+  for (const auto& [name, tensor] : tensors) {
+    if (table_.find(name) >= 0 || is_recomputed(name)) continue;
+    const bool head = name == "lm_head.weight";
+    if (head && same_elements(tensor, params_[static_cast<size_t>(table_.find(
+                                          geometry::Role::kEmbedding))]))
+      continue;
+    return invalid_argument(fmt::format(
+        "{}: tensor {} {}", path_, printable(name),
+        head ? "differs from the embedding, but tie_word_embeddings is true"
+             : fmt::format("is no parameter of a {} model",
+                           config_.model.arch)));
+  }
+  return ok_status();
+}
+
+bool is_model(FileSystem& fs, const std::string& path) {
+  return fs.exists(path_join(path, kConfigName)) ||
+         fs.exists(path_join(path, kParamsName)) ||
+         (path.ends_with(kLlama2cSuffix) && fs.exists(path));
+}
+
+Result<Config> read_config(FileSystem& fs, const std::string& dir) {
+  const std::string path = path_join(dir, kConfigName);
+  ASSIGN_OR_RETURN(const std::string text,
+                   read_file(fs, path, kMaxConfigBytes));
+  return parse_config(text, path);
+}
+
+// The tensors by name, with interleaved_ set.
+Result<NamedTensors> ModelFolder::read_names(FileSystem& fs) {
+  if (fs.exists(path_join(path_, kConfigName))) {
+    NamedTensors out;
+    ASSIGN_OR_RETURN(out.config, read_config(fs, path_));
+    RETURN_IF_ERROR(map_files(fs, out.tensors));
+    return out;
+  }
+  interleaved_ = true;
+  if (path_.ends_with(kLlama2cSuffix)) {
+    ASSIGN_OR_RETURN(MappedFile file, MappedFile::open(path_));
+    files_.push_back(std::move(file));
+    return parse_llama2c(files_.back().bytes(), path_);
+  }
+  const std::string params = path_join(path_, kParamsName);
+  if (!fs.exists(params))
+    return not_found(fmt::format("{}: has neither {} nor {}", path_,
+                                 kConfigName, kParamsName));
+  ASSIGN_OR_RETURN(const std::string text,
+                   read_file(fs, params, kMaxConfigBytes));
+  if (!fs.exists(path_join(path_, kConsolidatedName)))
+    return not_found(fmt::format(
+        "{}: has no {}; files of PyTorch (.pth) are programs and are not read",
+        path_, kConsolidatedName));
+  Tensors tensors;
+  RETURN_IF_ERROR(map_file(kConsolidatedName, tensors));
+  return parse_consolidated(text, std::move(tensors), params);
+}
+
+Result<ModelFolder> ModelFolder::open(FileSystem& fs, const std::string& path) {
+  ModelFolder folder(path);
+  ASSIGN_OR_RETURN(NamedTensors names, folder.read_names(fs));
+  folder.config_ = std::move(names.config);
+  folder.table_ = geometry::ParamTable::make(folder.config_.model);
+  RETURN_IF_ERROR(folder.match(names.tensors));
+  return folder;
+}
+
+void ModelFolder::read(size_t param, const geometry::Rect& rect, float* out,
+                       int64_t row_stride) const {
+  const Tensor& t = params_[param];
+  const geometry::Role role = table_[param].role;
+  const bool pairs = interleaved_ && (role == geometry::Role::kQuery ||
+                                      role == geometry::Role::kKey);
+  const int64_t cols = t.shape.back();
+  for (int64_t r = 0; r < rect.rows; ++r) {
+    const int64_t row =
+        pairs ? interleaved_row(rect.row + r, config_.model.head_dim())
+              : rect.row + r;
+    read_elements(t, row * cols + rect.col,
+                  {out + r * row_stride, static_cast<size_t>(rect.cols)});
+  }
+}
+
+}  // namespace remesh::huggingface

@@ -1,0 +1,124 @@
+#include "checkpoint/huggingface/config.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/huggingface/files.h"
+
+namespace remesh::huggingface {
+namespace {
+
+using Json = nlohmann::json;
+
+TEST(Config, BothFormsHaveTheSameMeaning) {
+  const auto before = parse_config(kOldConfig, "config.json");
+  const auto now = parse_config(kNewConfig, "config.json");
+  ASSERT_TRUE(before.ok()) << before.status().to_string();
+  ASSERT_TRUE(now.ok()) << now.status().to_string();
+  EXPECT_EQ(before->model, now->model);
+  const geometry::ModelConfig expected = {.dim = 4096,
+                                          .n_layers = 32,
+                                          .n_heads = 32,
+                                          .n_kv_heads = 8,
+                                          .hidden_dim = 14336,
+                                          .vocab_size = 128256,
+                                          .norm_eps = 1e-5,
+                                          .rope_theta = 5e5,
+                                          .rope_scaled = true};
+  EXPECT_EQ(now->model, expected);
+  EXPECT_EQ(now->max_position, 131072);
+  EXPECT_EQ(now->bos_token_id, "128000");
+  EXPECT_EQ(now->eos_token_id, "[128001,128008,128009]");
+}
+
+TEST(Config, MissingKeysHaveTheDefaultsOfTransformers) {
+  const auto c = parse_config(R"({"model_type": "llama", "hidden_size": 64,
+    "intermediate_size": 172, "num_hidden_layers": 5, "vocab_size": 512,
+    "num_attention_heads": 8, "rope_scaling": null})",
+                              "c");
+  ASSERT_TRUE(c.ok()) << c.status().to_string();
+  EXPECT_EQ(c->model.n_kv_heads, 8);
+  EXPECT_EQ(c->model.norm_eps, 1e-6);
+  EXPECT_EQ(c->model.rope_theta, 10000);
+  EXPECT_FALSE(c->model.tie_embeddings);
+  EXPECT_FALSE(c->model.rope_scaled);
+  EXPECT_EQ(c->bos_token_id, "");
+}
+
+TEST(Config, WhatIsWrittenIsReadInBothForms) {
+  for (const char* text : {kOldConfig, kNewConfig}) {
+    auto c = parse_config(text, "c");
+    for (const bool scaled : {true, false}) {
+      if (!scaled) {
+        c->model.rope_scaled = false;
+        c->model.rope_scaling = {};
+      }
+      const std::string written = config_json(*c, Dtype::kBf16);
+      Json json = Json::parse(written);
+      EXPECT_EQ(json["dtype"], "bfloat16");
+      const auto same = [&](const Json& j) {
+        const auto read = parse_config(j.dump(), "c");
+        ASSERT_TRUE(read.ok()) << read.status().to_string();
+        EXPECT_EQ(read->model, c->model);
+        EXPECT_EQ(read->max_position, c->max_position);
+        EXPECT_EQ(read->eos_token_id, c->eos_token_id);
+      };
+      same(json);
+      Json old = json;
+      old.erase("rope_parameters");
+      same(old);
+      json.erase("rope_theta");
+      json.erase("rope_scaling");
+      same(json);
+    }
+  }
+}
+
+TEST(Config, RefusesByNameWhatItCannotCompute) {
+  const struct {
+    const char* key;
+    Json value;
+    const char* message;
+  } cases[] = {
+      {"model_type", "gpt2", "model_type = \"gpt2\": must be one of llama"},
+      {"model_type", nullptr, "model_type = null"},
+      {"architectures", {"LlamaForSequenceClassification"}, "architectures"},
+      {"hidden_act", "gelu", "hidden_act = \"gelu\": must be \"silu\""},
+      {"attention_bias", true, "attention_bias = true: must be false"},
+      {"mlp_bias", true, "mlp_bias = true: must be false"},
+      {"quantization_config", {{"bits", 4}}, "quantization_config"},
+      {"rope_scaling", {{"type", "linear"}, {"factor", 2}}, "\"linear\""},
+      {"rope_scaling", {{"rope_type", "yarn"}}, "rope_type = \"yarn\""},
+      {"rope_scaling", {{"rope_type", "llama3"}}, "factor is missing"},
+      {"rope_scaling", "none", "rope_scaling = \"none\": must be an object"},
+      {"rope_parameters",
+       {{"rope_type", "default"}, {"partial_rotary_factor", 0.5}},
+       "partial_rotary_factor = 0.5"},
+      {"rope_parameters",
+       {{"rope_type", "default"}, {"rope_theta", 1e4}},
+       "rope_theta = 500000.0: must be that of rope_parameters, 10000"},
+      {"head_dim", 64, "head_dim = 64: must be hidden_size"},
+      {"hidden_size", 4097, "must divide"},
+      {"hidden_size", "4096", "hidden_size = \"4096\": must be an integer"},
+      {"hidden_size", 4e3, "hidden_size = 4000.0: must be an integer"},
+      {"vocab_size", nullptr, "vocab_size is missing"},
+      {"num_hidden_layers", -1, "num_hidden_layers = -1"},
+      {"rms_norm_eps", 0, "norm_eps"},
+      {"tie_word_embeddings", 1, "tie_word_embeddings = 1"},
+      {"eos_token_id", "</s>", "eos_token_id"}};
+  for (const auto& c : cases) {
+    Json json = Json::parse(kOldConfig);
+    json[c.key] = c.value;
+    const auto read = parse_config(json.dump(), "config.json");
+    ASSERT_FALSE(read.ok()) << c.key << " " << c.value;
+    EXPECT_NE(read.status().message().find(c.message), std::string::npos)
+        << c.message << " in " << read.status().message();
+  }
+  EXPECT_EQ(parse_config("[]", "c").status().code(), Code::kCorrupt);
+  EXPECT_EQ(parse_config(R"({"a":1,"a":2})", "c").status().code(),
+            Code::kCorrupt);
+}
+
+}  // namespace
+}  // namespace remesh::huggingface

@@ -1,0 +1,130 @@
+#include "checkpoint/huggingface/model_folder.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tests/unit/huggingface/small_folder.h"
+
+namespace remesh::huggingface {
+namespace {
+
+using Json = nlohmann::json;
+
+Status open(const SmallFolder& f) {
+  return ModelFolder::open(*posix_file_system(), f.path()).status();
+}
+
+#define EXPECT_REFUSED(folder, expected_code, text)                        \
+  do {                                                                     \
+    const Status s = open(folder);                                         \
+    EXPECT_EQ(s.code(), expected_code) << s.to_string();                   \
+    EXPECT_NE(s.message().find(text), std::string::npos) << s.to_string(); \
+  } while (0)
+
+TEST(ModelFolder, ReadsAnyRectangle) {
+  for (const Dtype d : {Dtype::kFp32, Dtype::kBf16, Dtype::kFp16}) {
+    const SmallFolder f(d);
+    const auto folder = ModelFolder::open(*posix_file_system(), f.path());
+    ASSERT_TRUE(folder.ok()) << folder.status().to_string();
+    EXPECT_EQ(folder->config().model, f.table.config());
+    for (size_t p = 0; p < f.table.size(); ++p) {
+      Tensor whole{.dtype = d, .shape = f.shapes[p].shape};
+      whole.bytes = std::as_bytes(std::span(f.tensors[p]));
+      std::vector<float> all(static_cast<size_t>(whole.numel()));
+      read_elements(whole, 0, all);
+      const geometry::Rect full = geometry::full_rect(f.table[p]);
+      const geometry::Rect part{full.rows / 2, 1, full.rows - full.rows / 2,
+                                full.cols - 2};
+      std::vector<float> out(static_cast<size_t>(part.rows * 100), -1);
+      folder->read(p, part, out.data(), 100);
+      for (int64_t r = 0; r < part.rows; ++r)
+        for (int64_t c = 0; c < part.cols; ++c)
+          ASSERT_EQ(out[static_cast<size_t>(r * 100 + c)],
+                    all[static_cast<size_t>((part.row + r) * full.cols +
+                                            part.col + c)]);
+      EXPECT_EQ(out[static_cast<size_t>(part.cols)], -1);
+    }
+  }
+}
+
+TEST(ModelFolder, FollowsTheIndexOfManyFiles) {
+  const SmallFolder f(Dtype::kBf16);
+  std::filesystem::remove(f.path() + "/model.safetensors");
+  f.put_part("a.safetensors", 0, 5);
+  f.put_part("b.safetensors", 5, f.shapes.size());
+  Json map;
+  for (size_t i = 0; i < f.shapes.size(); ++i)
+    map[f.shapes[i].name] = i < 5 ? "a.safetensors" : "b.safetensors";
+  const auto put_index = [&](const Json& m) {
+    f.put("model.safetensors.index.json",
+          Json{{"metadata", {{"total_size", 1}}}, {"weight_map", m}}.dump());
+  };
+  put_index(map);
+  EXPECT_TRUE(open(f).ok()) << open(f).to_string();
+
+  Json changed = map;
+  changed[f.shapes[0].name] = "b.safetensors";
+  put_index(changed);
+  EXPECT_REFUSED(f, Code::kCorrupt, "model.embed_tokens.weight");
+  changed = map;
+  changed.erase(f.shapes[6].name);
+  put_index(changed);
+  EXPECT_REFUSED(f, Code::kCorrupt, "does not name tensor");
+  changed[f.shapes[6].name] = "../b.safetensors";
+  put_index(changed);
+  EXPECT_REFUSED(f, Code::kCorrupt, "its file must be a name");
+  changed[f.shapes[6].name] = "c.safetensors";
+  put_index(changed);
+  EXPECT_REFUSED(f, Code::kCorrupt, "does not name tensor");
+  changed = map;
+  changed["more"] = "c.safetensors";
+  put_index(changed);
+  EXPECT_REFUSED(f, Code::kNotFound, "c.safetensors");
+  put_index(Json::object());
+  EXPECT_REFUSED(f, Code::kCorrupt, "weight_map");
+}
+
+TEST(ModelFolder, RefusesTensorsThatAreNotTheModel) {
+  SmallFolder f(Dtype::kFp16);
+  const auto shapes = f.shapes;
+  const auto tensors = f.tensors;
+  f.shapes[1].name += "s";
+  f.put_weights();
+  EXPECT_REFUSED(f, Code::kInvalidArgument,
+                 "\"model.layers.0.input_layernorm.weight\" is missing");
+  f.shapes = shapes;
+  f.shapes[2].shape = {4, 16};
+  f.put_weights();
+  EXPECT_REFUSED(f, Code::kInvalidArgument,
+                 "has shape [4, 16]; the model's is [8, 8]");
+  f.shapes = shapes;
+  f.shapes.push_back({"model.layers.0.self_attn.q_proj.bias", {1}});
+  f.tensors.emplace_back("xx");
+  f.put_weights();
+  EXPECT_REFUSED(f, Code::kInvalidArgument, "is no parameter of a llama model");
+  f.shapes.back().name = "model.layers.1.self_attn.rotary_emb.inv_freq";
+  f.put_weights();
+  EXPECT_TRUE(open(f).ok());
+  std::filesystem::remove(f.path() + "/model.safetensors");
+  EXPECT_REFUSED(f, Code::kNotFound, "has neither model.safetensors nor");
+  std::filesystem::remove(f.path() + "/config.json");
+  EXPECT_REFUSED(f, Code::kNotFound, "has neither config.json nor params.json");
+}
+
+TEST(ModelFolder, ATiedHeadMustEqualTheEmbedding) {
+  geometry::ModelConfig model = small_model();
+  model.tie_embeddings = true;
+  SmallFolder f(Dtype::kBf16, model);
+  EXPECT_TRUE(open(f).ok());
+  f.shapes.push_back({"lm_head.weight", f.shapes[0].shape});
+  f.tensors.push_back(f.tensors[0]);
+  f.put_weights();
+  EXPECT_TRUE(open(f).ok());
+  f.tensors.back()[3] ^= 1;
+  f.put_weights();
+  EXPECT_REFUSED(f, Code::kInvalidArgument, "differs from the embedding");
+}
+
+}  // namespace
+}  // namespace remesh::huggingface

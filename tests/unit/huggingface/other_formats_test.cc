@@ -1,0 +1,168 @@
+#include "checkpoint/huggingface/other_formats.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/huggingface/model_folder.h"
+#include "tests/unit/huggingface/small_folder.h"
+
+namespace remesh::huggingface {
+namespace {
+
+// llama2.c has this one alone.
+geometry::ModelConfig small_model_with(bool tied) {
+  geometry::ModelConfig m = small_model();
+  m.tie_embeddings = tied;
+  return m;
+}
+
+// The bytes of a parameter as other programs store it: rows of queries and keys
+// go (x0, y0, x1, y1, ...) where Hugging Face has (x0, x1, ..., y0, y1, ...).
+std::string stored(const SmallFolder& f, const std::string& name) {
+  const auto p = static_cast<size_t>(f.table.find(name));
+  const geometry::ParamSpec& spec = f.table[p];
+  if (spec.role != geometry::Role::kQuery && spec.role != geometry::Role::kKey)
+    return f.tensors[p];
+  const size_t row = f.tensors[p].size() / static_cast<size_t>(spec.shape[0]);
+  const auto half = static_cast<size_t>(f.table.config().head_dim() / 2);
+  std::string out;
+  for (size_t head = 0; out.size() < f.tensors[p].size(); head += 2 * half)
+    for (size_t i = 0; i < half; ++i)
+      for (const size_t r : {head + i, head + half + i})
+        out += f.tensors[p].substr(r * row, row);
+  return out;
+}
+
+std::string of_layers(const SmallFolder& f, const std::string& name) {
+  std::string out;
+  for (int64_t l = 0; l < f.table.config().n_layers; ++l)
+    out +=
+        stored(f, "model.layers." + std::to_string(l) + "." + name + ".weight");
+  return out;
+}
+
+std::string integers(const std::vector<int32_t>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * 4};
+}
+
+std::string llama2c(const SmallFolder& f, int version) {
+  const geometry::ModelConfig& m = f.table.config();
+  const auto n = [](int64_t v) { return static_cast<int32_t>(v); };
+  const int32_t seq = 5;
+  const int32_t sign = version == 0 && !m.tie_embeddings ? -1 : 1;
+  std::string head =
+      integers({n(m.dim), n(m.hidden_dim), n(m.n_layers), n(m.n_heads),
+                n(m.n_kv_heads), n(m.vocab_size) * sign, seq});
+  std::string matrices, rest;
+  for (const char* name : {"self_attn.q_proj", "self_attn.k_proj",
+                           "self_attn.v_proj", "self_attn.o_proj"})
+    matrices += of_layers(f, name);
+  for (const char* name : {"mlp.gate_proj", "mlp.down_proj", "mlp.up_proj"})
+    rest += of_layers(f, name);
+  const std::string embedding = stored(f, "model.embed_tokens.weight");
+  const std::string norm = stored(f, "model.norm.weight");
+  const std::string norm1 = of_layers(f, "input_layernorm");
+  const std::string norm2 = of_layers(f, "post_attention_layernorm");
+  const std::string last = m.tie_embeddings ? "" : stored(f, "lm_head.weight");
+  if (version == 0) {
+    const std::string rotary(static_cast<size_t>(seq * m.head_dim()) * 4, 'r');
+    return head + embedding + norm1 + matrices + norm2 + rest + norm + rotary +
+           last;
+  }
+  head = "24ka" + integers({version}) + head + (m.tie_embeddings ? "\1" : "");
+  head.resize(256, '\0');
+  return head + norm1 + norm2 + norm + embedding + matrices + rest + last;
+}
+
+void expect_same(const SmallFolder& f, const std::string& path) {
+  const auto model = ModelFolder::open(*posix_file_system(), path);
+  ASSERT_TRUE(model.ok()) << model.status().to_string();
+  for (size_t p = 0; p < f.table.size(); ++p) {
+    const geometry::Rect all = geometry::full_rect(f.table[p]);
+    std::vector<float> values(static_cast<size_t>(all.numel()));
+    model->read(p, all, values.data(), all.cols);
+    std::string bytes(f.tensors[p].size(), '\0');
+    write_elements(f.dtype, values, std::as_writable_bytes(std::span(bytes)));
+    EXPECT_EQ(bytes, f.tensors[p]) << f.shapes[p].name;
+  }
+}
+
+TEST(OtherFormats, ReadsBothVersionsOfLlama2c) {
+  for (const bool tied : {false, true})
+    for (const int version : {0, 1}) {
+      const SmallFolder f(Dtype::kFp32, small_model_with(tied));
+      const std::string whole = llama2c(f, version);
+      f.put("model.bin", whole);
+      const std::string path = f.path() + "/model.bin";
+      expect_same(f, path);
+      const auto model = ModelFolder::open(*posix_file_system(), path);
+      ASSERT_TRUE(model.ok()) << model.status().to_string();
+      EXPECT_EQ(model->config().model, small_model_with(tied));
+      EXPECT_EQ(model->config().max_position, 5);
+      for (const std::string& damaged : {whole.substr(0, whole.size() - 4),
+                                         whole + "more", whole.substr(0, 20)})
+        EXPECT_EQ(parse_llama2c(std::as_bytes(std::span(damaged)), "m")
+                      .status()
+                      .code(),
+                  Code::kCorrupt);
+    }
+}
+
+TEST(OtherFormats, RefusesQuantizedFilesOfLlama2c) {
+  const SmallFolder f(Dtype::kFp32);
+  const std::string file = llama2c(f, 2);
+  const Status s =
+      parse_llama2c(std::as_bytes(std::span(file)), "m.bin").status();
+  EXPECT_NE(s.message().find("version 2"), std::string::npos) << s.message();
+  const std::string zeros(1000, '\0');
+  EXPECT_NE(parse_llama2c(std::as_bytes(std::span(zeros)), "m.bin")
+                .status()
+                .message()
+                .find("not a file of llama2.c"),
+            std::string::npos);
+}
+
+TEST(OtherFormats, ReadsConsolidatedNames) {
+  const SmallFolder f(Dtype::kBf16);
+  std::filesystem::remove(f.path() + "/config.json");
+  std::filesystem::remove(f.path() + "/model.safetensors");
+  const std::pair<const char*, const char*> names[] = {
+      {"self_attn.q_proj", "attention.wq"},
+      {"self_attn.k_proj", "attention.wk"},
+      {"self_attn.v_proj", "attention.wv"},
+      {"self_attn.o_proj", "attention.wo"},
+      {"mlp.gate_proj", "feed_forward.w1"},
+      {"mlp.down_proj", "feed_forward.w2"},
+      {"mlp.up_proj", "feed_forward.w3"},
+      {"input_layernorm", "attention_norm"},
+      {"post_attention_layernorm", "ffn_norm"},
+      {"model.embed_tokens", "tok_embeddings"},
+      {"model.norm", "norm"},
+      {"lm_head", "output"}};
+  std::vector<TensorShape> shapes = f.shapes;
+  std::vector<std::string> tensors;
+  for (TensorShape& t : shapes) {
+    tensors.push_back(stored(f, t.name));
+    for (const auto& [ours, meta] : names)
+      if (const size_t at = t.name.find(ours); at != std::string::npos)
+        t.name.replace(at, std::string(ours).size(), meta);
+    if (t.name.starts_with("model.")) t.name = t.name.substr(6);
+  }
+  f.put("consolidated.safetensors", weights_file(shapes, tensors, f.dtype));
+  nlohmann::json params = {{"dim", 8},         {"n_layers", 2},
+                           {"n_heads", 4},     {"n_kv_heads", 2},
+                           {"norm_eps", 1e-5}, {"vocab_size", -1}};
+  f.put("params.json", params.dump());
+  expect_same(f, f.path());
+  params["moe"] = {{"num_experts", 8}};
+  f.put("params.json", params.dump());
+  EXPECT_FALSE(ModelFolder::open(*posix_file_system(), f.path()).ok());
+  std::filesystem::remove(f.path() + "/consolidated.safetensors");
+  const Status s = ModelFolder::open(*posix_file_system(), f.path()).status();
+  EXPECT_NE(s.message().find(".pth"), std::string::npos) << s.message();
+}
+
+}  // namespace
+}  // namespace remesh::huggingface

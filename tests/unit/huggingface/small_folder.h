@@ -1,0 +1,85 @@
+// A small model as a Hugging Face folder on disk, with random weights.
+#pragma once
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/safetensors.h"
+#include "parallel/geometry/slice.h"
+#include "tests/testing/files.h"
+
+namespace remesh::huggingface {
+
+inline geometry::ModelConfig small_model() {
+  return {.dim = 8,
+          .n_layers = 2,
+          .n_heads = 4,
+          .n_kv_heads = 2,
+          .hidden_dim = 12,
+          .vocab_size = 11};
+}
+
+// Random elements of every size, without infinities and NaN.
+inline std::string random_elements(int64_t n, Dtype d, std::mt19937_64& rng) {
+  std::string bytes;
+  for (int64_t i = 0; i < n; ++i) {
+    auto bits = static_cast<uint32_t>(rng());
+    // The top bit of the exponent.
+    const uint32_t exponent = d == Dtype::kFp32 ? 0x40000000 : 0x4000;
+    bits &= ~exponent;
+    bytes.append(reinterpret_cast<const char*>(&bits), dtype_size(d));
+  }
+  return bytes;
+}
+
+// The text of a file with the tensors of these shapes, one string each.
+inline std::string weights_file(const std::vector<TensorShape>& shapes,
+                                const std::vector<std::string>& tensors,
+                                Dtype d) {
+  std::string file = safetensors_header(shapes, d);
+  for (const std::string& t : tensors) file += t;
+  return file;
+}
+
+struct SmallFolder {
+  explicit SmallFolder(Dtype d,
+                       const geometry::ModelConfig& model = small_model(),
+                       uint64_t seed = 1)
+      : dtype(d), table(geometry::ParamTable::make(model)) {
+    std::mt19937_64 rng(seed);
+    for (const geometry::ParamSpec& spec : table.specs()) {
+      shapes.push_back({spec.name, spec.shape});
+      tensors.push_back(random_elements(spec.numel(), d, rng));
+    }
+    put("config.json", config_json({.model = model}, d));
+    put_weights();
+  }
+  std::string path() const { return dir.path(); }
+  void put(const std::string& name, const std::string& text) const {
+    testing::write_whole(path() + "/" + name, text);
+  }
+  void put_weights() const {
+    put("model.safetensors", weights_file(shapes, tensors, dtype));
+  }
+  // The tensors [first, last) in a file of their own.
+  void put_part(const std::string& name, size_t first, size_t last) const {
+    const auto at = [](size_t i) { return static_cast<std::ptrdiff_t>(i); };
+    put(name,
+        weights_file({shapes.begin() + at(first), shapes.begin() + at(last)},
+                     {tensors.begin() + at(first), tensors.begin() + at(last)},
+                     dtype));
+  }
+
+  testing::TempDir dir;
+  Dtype dtype;
+  geometry::ParamTable table;
+  std::vector<TensorShape> shapes;
+  std::vector<std::string> tensors;  // bytes
+};
+
+}  // namespace remesh::huggingface
