@@ -12,6 +12,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/verify.h"
 #include "coordinator/ctl/client.h"
+#include "coordinator/ctl/find_checkpoint.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/lines.h"
@@ -41,58 +42,6 @@ struct CheckpointOptions {
   bool json = false;
 };
 
-bool is_checkpoint(const std::string& path) {
-  std::error_code error;
-  if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
-  const std::string name = fs::path(rundir::absolute(path)).filename();
-  return fs::is_directory(path, error) &&
-         manifest::parse_step_name(name).has_value();
-}
-
-Result<std::string> checkpoint_folder(const std::string& run) {
-  ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(rundir::job_path(run)));
-  return rundir::checkpoints_path(run, job.checkpoint().folder());
-}
-
-// Folder of the checkpoints of a run, or the path itself if it has checkpoints.
-Result<std::string> folder_of(const std::string& target) {
-  std::error_code error;
-  if (!target.empty() && !rundir::is_run(target)) {
-    for (fs::directory_iterator it(target, error), end; it != end;
-         it.increment(error)) {
-      if (error) break;
-      if (is_checkpoint(it->path().string())) return rundir::absolute(target);
-    }
-  }
-  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(target));
-  return checkpoint_folder(run);
-}
-
-// The one checkpoint that the options name.
-Result<std::string> one_checkpoint(const CheckpointOptions& options) {
-  if (!options.target.empty() && is_checkpoint(options.target)) {
-    return rundir::absolute(options.target);
-  }
-  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
-  if (options.step >= 0) {
-    const std::string path = folder + "/" + manifest::step_name(options.step);
-    std::error_code error;
-    if (fs::is_directory(path, error)) return path;
-  }
-  const auto system = posix_file_system();
-  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
-  if (options.step >= 0) {
-    std::vector<std::string> steps;
-    for (const auto& f : found) steps.push_back(fmt::format("{}", f.step));
-    return not_found(fmt::format("{}: no checkpoint of step {}; available: {}",
-                                 folder, options.step,
-                                 steps.empty() ? "none" : join(steps)));
-  }
-  if (found.empty()) return not_found(folder + ": no checkpoint");
-  const auto* newest = manifest::choose_newest_valid(found);
-  return newest == nullptr ? found.front().path : newest->path;
-}
-
 uint64_t bytes_of(const pb::Manifest& m) {
   uint64_t bytes = m.index().bytes();
   for (const pb::ShardFile& s : m.shards()) bytes += s.bytes();
@@ -108,7 +57,8 @@ std::string name_of(FileSystem& files, const manifest::Found& f) {
 }
 
 Result<int> list(const CheckpointOptions& options) {
-  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
+  ASSIGN_OR_RETURN(const std::string folder,
+                   checkpoint_folder_of(options.target));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
   if (options.json) {
@@ -144,7 +94,8 @@ Result<int> list(const CheckpointOptions& options) {
 }
 
 Result<int> inspect(const CheckpointOptions& options) {
-  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(options));
+  ASSIGN_OR_RETURN(const std::string path,
+                   one_checkpoint(options.target, options.step));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(*system, path));
@@ -164,10 +115,12 @@ Result<std::vector<std::string>> checkpoints_to_verify(
   const bool one = options.step >= 0 ||
                    (!options.target.empty() && is_checkpoint(options.target));
   if (one) {
-    ASSIGN_OR_RETURN(std::string path, one_checkpoint(options));
+    ASSIGN_OR_RETURN(std::string path,
+                     one_checkpoint(options.target, options.step));
     return std::vector<std::string>{std::move(path)};
   }
-  ASSIGN_OR_RETURN(const std::string folder, folder_of(options.target));
+  ASSIGN_OR_RETURN(const std::string folder,
+                   checkpoint_folder_of(options.target));
   const auto system = posix_file_system();
   ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
   if (found.empty()) return not_found(folder + ": no checkpoint");
@@ -258,7 +211,7 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
 
 // Retention reads the file; nobody else writes to it.
 Result<int> keep(const CheckpointOptions& o) {
-  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(o));
+  ASSIGN_OR_RETURN(const std::string path, one_checkpoint(o.target, o.step));
   const auto files = posix_file_system();
   RETURN_IF_ERROR(manifest::read_checkpoint(*files, path).status());
   const std::string mark = path_join(path, manifest::kKeepName);

@@ -130,6 +130,7 @@ int main(int argc, char** argv) {
   add_fork_verb(&app, &code);
   add_control_verbs(&app, &code);
   add_checkpoint_verbs(&app, &code);
+  add_model_verbs(&app, &code);
   add_trace_verb(&app, &code);
   add_plan_verb(&app, &code);
   add_job_verbs(&app, &code);

@@ -18,6 +18,7 @@ void add_run_verb(CLI::App* app, int* code);          // run.cc: run, resume
 void add_status_verb(CLI::App* app, int* code);       // status_command.cc
 void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
 void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
+void add_model_verbs(CLI::App* app, int* code);       // model_command.cc
 void add_plan_verb(CLI::App* app, int* code);         // plan_command.cc
 void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
 void add_key_verbs(CLI::App* app, int* code);         // key_command.cc

@@ -1,0 +1,258 @@
+#include "checkpoint/huggingface/transfer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "checkpoint/manifest/scan.h"
+#include "proto/base/version.h"
+
+namespace remesh::huggingface {
+namespace {
+
+using geometry::ParamTable;
+using geometry::Piece;
+
+constexpr int64_t kBlockElements = int64_t{1} << 26;
+constexpr uint64_t kMaxCopiedBytes = uint64_t{1} << 30;
+
+// Complete rows of consecutive parameters, packed into one vector in the order
+// of the table, which is also the order of the elements in a file.
+struct Block {
+  std::vector<Piece> pieces;
+  int64_t elements = 0;
+};
+
+// Parameters [first, last) in blocks of at most kBlockElements, or one row.
+std::vector<Block> blocks_of(const ParamTable& table, size_t first,
+                             size_t last) {
+  std::vector<Block> blocks(1);
+  for (size_t p = first; p < last; ++p) {
+    const geometry::Rect all = geometry::full_rect(table[p]);
+    for (int64_t row = 0; row < all.rows;) {
+      const int64_t room = (kBlockElements - blocks.back().elements) / all.cols;
+      if (room == 0 && blocks.back().elements > 0) {
+        blocks.emplace_back();
+        continue;
+      }
+      const int64_t rows = std::min(std::max<int64_t>(1, room), all.rows - row);
+      Block& b = blocks.back();
+      b.pieces.push_back({.param = p,
+                          .rect = {row, 0, rows, all.cols},
+                          .at = b.elements,
+                          .row_stride = all.cols});
+      b.elements += rows * all.cols;
+      row += rows;
+    }
+  }
+  return blocks;
+}
+
+Status check_unused(FileSystem& fs, const std::string& out) {
+  if (!fs.exists(out)) return ok_status();
+  ASSIGN_OR_RETURN(const auto names, fs.list(out));
+  return names.empty() ? ok_status()
+                       : already_exists(out +
+                                        ": is not empty; give a new "
+                                        "folder");
+}
+
+// The number of shards.
+Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
+                         const std::string& out, const store::SaveId& id,
+                         const Progress& progress) {
+  const ParamTable& table = model.table();
+  const std::vector<Block> blocks = blocks_of(table, 0, table.size());
+  std::vector<float> values, zeros;
+  int64_t done = 0;
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Block& b = blocks[i];
+    values.resize(static_cast<size_t>(b.elements));
+    zeros.resize(values.size());
+    for (const Piece& p : b.pieces)
+      model.read(p.param, p.rect, values.data() + p.at, p.row_stride);
+    const auto shard = store::write_shard(
+        fs, out, id, static_cast<int>(i), table, b.pieces,
+        {.weights = values, .exp_avg = zeros, .exp_avg_sq = zeros});
+    if (!shard.ok()) {
+      (void)store::abandon(fs, out, id);
+      return shard.status();
+    }
+    done += b.elements;
+    progress(static_cast<uint64_t>(done) * sizeof(float),
+             static_cast<uint64_t>(table.num_elements()) * sizeof(float));
+  }
+  return static_cast<int>(blocks.size());
+}
+
+// --- export ---------------------------------------------------------------
+
+struct WeightFile {
+  std::string name;
+  size_t first = 0, last = 0;  // parameters
+};
+
+std::vector<WeightFile> files_of(const ParamTable& table,
+                                 const ExportOptions& o) {
+  std::vector<WeightFile> files(1);
+  uint64_t bytes = 0;
+  for (size_t p = 0; p < table.size(); ++p) {
+    const uint64_t more =
+        static_cast<uint64_t>(table[p].numel()) * dtype_size(o.dtype);
+    if (bytes > 0 && bytes + more > o.shard_bytes) {
+      files.push_back({.first = p});
+      bytes = 0;
+    }
+    bytes += more;
+    files.back().last = p + 1;
+  }
+  for (size_t i = 0; i < files.size(); ++i)
+    files[i].name = files.size() == 1
+                        ? kWeightsName
+                        : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1,
+                                      files.size());
+  return files;
+}
+
+std::string index_json(const ParamTable& table,
+                       const std::vector<WeightFile>& files, uint64_t bytes) {
+  nlohmann::ordered_json map;
+  for (const WeightFile& f : files)
+    for (size_t p = f.first; p < f.last; ++p) map[table[p].name] = f.name;
+  return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}},
+                                {"weight_map", map}}
+             .dump(2) +
+         "\n";
+}
+
+// What the export reads and writes.
+struct Export {
+  FileSystem& fs;
+  const std::string& checkpoint;
+  const pb::Manifest& manifest;
+  const ParamTable& table;
+  const std::string& dir;
+  const ExportOptions& options;
+  const Progress& progress;
+  uint64_t total = 0, done = 0;  // bytes of weights
+};
+
+Status write_weights(Export& e, const WeightFile& file) {
+  const std::string path = path_join(e.dir, file.name);
+  ASSIGN_OR_RETURN(const auto out, e.fs.create_streamed(path));
+  std::vector<TensorShape> shapes;
+  for (size_t p = file.first; p < file.last; ++p)
+    shapes.push_back({e.table[p].name, e.table[p].shape});
+  const std::string header = safetensors_header(shapes, e.options.dtype);
+  RETURN_IF_ERROR(out->write_at(0, std::as_bytes(std::span(header))));
+  uint64_t at = header.size();
+  std::vector<float> values;
+  std::vector<std::byte> bytes;
+  for (const Block& b : blocks_of(e.table, file.first, file.last)) {
+    values.resize(static_cast<size_t>(b.elements));
+    bytes.resize(values.size() * dtype_size(e.options.dtype));
+    RETURN_IF_ERROR(store::load(e.fs, e.checkpoint, e.manifest, e.table,
+                                b.pieces, {.weights = values}));
+    write_elements(e.options.dtype, values, bytes);
+    RETURN_IF_ERROR(out->write_at(at, bytes));
+    at += bytes.size();
+    e.done += bytes.size();
+    e.progress(e.done, e.total);
+  }
+  RETURN_IF_ERROR(out->sync());
+  return out->close();
+}
+
+// The files that describe text, unchanged.
+Status copy_text_files(FileSystem& fs, const std::string& from,
+                       const std::string& to) {
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model",
+        "special_tokens_map.json", "added_tokens.json", "vocab.json",
+        "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    const std::string path = path_join(from, name);
+    if (!fs.exists(path)) continue;
+    ASSIGN_OR_RETURN(const std::string text,
+                     read_file(fs, path, kMaxCopiedBytes));
+    RETURN_IF_ERROR(write_file(fs, path_join(to, name), text));
+  }
+  return ok_status();
+}
+
+Status write_folder(Export& e, const std::vector<WeightFile>& files) {
+  Config config;
+  if (e.manifest.seq_len() > 0) config.max_position = e.manifest.seq_len();
+  if (const std::string& like = e.options.like; !like.empty()) {
+    ASSIGN_OR_RETURN(config, read_config(e.fs, like));
+    RETURN_IF_ERROR(copy_text_files(e.fs, like, e.dir));
+  }
+  config.model = e.table.config();
+  RETURN_IF_ERROR(write_file(e.fs, path_join(e.dir, kConfigName),
+                             config_json(config, e.options.dtype)));
+  for (const WeightFile& f : files) RETURN_IF_ERROR(write_weights(e, f));
+  if (files.size() > 1)
+    RETURN_IF_ERROR(write_file(e.fs, path_join(e.dir, kIndexName),
+                               index_json(e.table, files, e.total)));
+  return e.fs.sync_dir(e.dir);
+}
+
+}  // namespace
+
+Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
+                                      const std::string& out,
+                                      const Progress& progress) {
+  RETURN_IF_ERROR(check_unused(fs, out));
+  const store::SaveId id;
+  ASSIGN_OR_RETURN(const int shards,
+                   write_shards(fs, model, out, id, progress));
+  pb::Manifest manifest;
+  manifest.set_job("import");
+  *manifest.mutable_model() = manifest::model_info(model.table().config());
+  manifest.set_code_version(version());
+  auto done =
+      store::commit(fs, out, std::move(manifest), shards, model.table(), {});
+  if (!done.ok()) (void)store::abandon(fs, out, id);
+  return done;
+}
+
+Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
+                              const std::string& out,
+                              const ExportOptions& options,
+                              const Progress& progress) {
+  RETURN_IF_ERROR(check_unused(fs, out));
+  ASSIGN_OR_RETURN(const pb::Manifest manifest,
+                   manifest::read_checkpoint(fs, checkpoint));
+  ASSIGN_OR_RETURN(const auto config, manifest::model_config(manifest.model()));
+  const ParamTable table = ParamTable::make(config);
+  const std::vector<WeightFile> files = files_of(table, options);
+  const std::string tmp = out + ".tmp";
+  RETURN_IF_ERROR(remove_all(fs, tmp));
+  RETURN_IF_ERROR(fs.create_dirs(tmp));
+  Export e{.fs = fs,
+           .checkpoint = checkpoint,
+           .manifest = manifest,
+           .table = table,
+           .dir = tmp,
+           .options = options,
+           .progress = progress,
+           .total = static_cast<uint64_t>(table.num_elements()) *
+                    dtype_size(options.dtype)};
+  Status status = write_folder(e, files);
+  if (status.ok()) status = fs.rename(tmp, out);
+  if (!status.ok()) {
+    (void)remove_all(fs, tmp);
+    return status;
+  }
+  RETURN_IF_ERROR(fs.sync_dir(parent_path(out)));
+  return Exported{.model = config,
+                  .step = manifest.step(),
+                  .parameters = table.num_elements(),
+                  .bytes = e.total,
+                  .files = static_cast<int>(files.size())};
+}
+
+}  // namespace remesh::huggingface

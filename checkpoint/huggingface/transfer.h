@@ -1,0 +1,50 @@
+// Models in and out: a Hugging Face folder becomes a checkpoint, and the other
+// way round. Both work in blocks of some hundred MB, whatever the model's size,
+// and the result appears complete or not at all.
+//
+// Threads: any, each with its own folders.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "checkpoint/huggingface/model_folder.h"
+#include "checkpoint/store/store.h"
+
+namespace remesh::huggingface {
+
+// Bytes of weights moved so far, and in all.
+using Progress = std::function<void(uint64_t done, uint64_t total)>;
+
+// Writes the weights as checkpoint OUT/step-00000000, with moments of zero, and
+// returns it. AlreadyExists if `out` has anything in it.
+Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
+                                      const std::string& out,
+                                      const Progress& progress);
+
+struct ExportOptions {
+  Dtype dtype = Dtype::kBf16;
+  // Of a file, as far as single tensors admit it.
+  uint64_t shard_bytes = 5'000'000'000;
+  // A Hugging Face folder whose tokenizer, settings for generation, special
+  // tokens and context length are taken over. "": none.
+  std::string like;
+};
+
+struct Exported {
+  geometry::ModelConfig model;
+  int64_t step = 0;
+  int64_t parameters = 0;
+  uint64_t bytes = 0;  // of weights
+  int files = 0;       // that hold them
+};
+
+// Writes the weights of the checkpoint in directory `checkpoint` (of any mesh)
+// to the folder `out`, which must not exist, or be empty (else AlreadyExists).
+Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
+                              const std::string& out,
+                              const ExportOptions& options,
+                              const Progress& progress);
+
+}  // namespace remesh::huggingface

@@ -1,0 +1,68 @@
+#include "coordinator/ctl/find_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <vector>
+
+#include "checkpoint/manifest/manifest.h"
+#include "checkpoint/manifest/scan.h"
+#include "coordinator/rundir/run_dir.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  if (fs::exists(path + "/" + manifest::kManifestName, error)) return true;
+  const std::string name = fs::path(rundir::absolute(path)).filename();
+  return fs::is_directory(path, error) &&
+         manifest::parse_step_name(name).has_value();
+}
+
+Result<std::string> checkpoint_folder(const std::string& run) {
+  ASSIGN_OR_RETURN(const pb::Job job, jobfile::load_job(rundir::job_path(run)));
+  return rundir::checkpoints_path(run, job.checkpoint().folder());
+}
+
+Result<std::string> checkpoint_folder_of(const std::string& target) {
+  std::error_code error;
+  if (!target.empty() && !rundir::is_run(target)) {
+    for (fs::directory_iterator it(target, error), end; it != end;
+         it.increment(error)) {
+      if (error) break;
+      if (is_checkpoint(it->path().string())) return rundir::absolute(target);
+    }
+  }
+  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(target));
+  return checkpoint_folder(run);
+}
+
+Result<std::string> one_checkpoint(const std::string& target, int64_t step) {
+  if (!target.empty() && is_checkpoint(target)) {
+    return rundir::absolute(target);
+  }
+  ASSIGN_OR_RETURN(const std::string folder, checkpoint_folder_of(target));
+  if (step >= 0) {
+    const std::string path = folder + "/" + manifest::step_name(step);
+    std::error_code error;
+    if (fs::is_directory(path, error)) return path;
+  }
+  const auto system = posix_file_system();
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(*system, folder));
+  if (step >= 0) {
+    std::vector<std::string> steps;
+    for (const auto& f : found) steps.push_back(fmt::format("{}", f.step));
+    return not_found(fmt::format("{}: no checkpoint of step {}; available: {}",
+                                 folder, step,
+                                 steps.empty() ? "none" : join(steps)));
+  }
+  if (found.empty()) return not_found(folder + ": no checkpoint");
+  const auto* newest = manifest::choose_newest_valid(found);
+  return newest == nullptr ? found.front().path : newest->path;
+}
+
+}  // namespace remesh::ctl

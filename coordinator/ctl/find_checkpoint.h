@@ -1,0 +1,21 @@
+// Where checkpoints are, for verbs that are given a run, a folder of
+// checkpoints, or one of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "proto/base/status.h"
+
+namespace remesh::ctl {
+
+bool is_checkpoint(const std::string& path);
+// Of a run.
+Result<std::string> checkpoint_folder(const std::string& run);
+// Of a run, or the path itself if it has checkpoints.
+Result<std::string> checkpoint_folder_of(const std::string& target);
+// The checkpoint `target`, or that of this step (-1: the newest valid one) of a
+// run or a folder.
+Result<std::string> one_checkpoint(const std::string& target, int64_t step);
+
+}  // namespace remesh::ctl
