@@ -211,43 +211,54 @@ Status check_run(const pb::Manifest& m, uint64_t run_id) {
       m.run_id()));
 }
 
-std::vector<std::string> differences(const pb::Manifest& manifest,
-                                     const JobFacts& job) {
+namespace {
+
+template <typename T>
+void compare(const char* what, const T& saved, const T& wanted,
+             std::vector<std::string>& found) {
+  if (saved != wanted)
+    found.push_back(
+        fmt::format("{}: checkpoint {}, job {}", what, saved, wanted));
+}
+
+}  // namespace
+
+std::vector<std::string> model_differences(const pb::ModelInfo& a,
+                                           const pb::ModelInfo& b) {
   std::vector<std::string> found;
-  const auto compare = [&](const char* what, const auto& saved,
-                           const auto& wanted) {
-    if (saved != wanted)
-      found.push_back(
-          fmt::format("{}: checkpoint {}, job {}", what, saved, wanted));
-  };
-  const pb::ModelInfo& a = manifest.model();
-  const pb::ModelInfo b = model_info(job.model);
-  compare("model.arch", a.arch(), b.arch());
-  compare("model.dim", a.dim(), b.dim());
-  compare("model.n_layers", a.n_layers(), b.n_layers());
-  compare("model.n_heads", a.n_heads(), b.n_heads());
-  compare("model.n_kv_heads", a.n_kv_heads(), b.n_kv_heads());
-  compare("model.hidden_dim", a.hidden_dim(), b.hidden_dim());
-  compare("model.vocab_size", a.vocab_size(), b.vocab_size());
-  compare("model.norm_eps", a.norm_eps(), b.norm_eps());
-  compare("model.rope_theta", a.rope_theta(), b.rope_theta());
-  compare("model.tie_embeddings", a.tie_embeddings(), b.tie_embeddings());
+  compare("model.arch", a.arch(), b.arch(), found);
+  compare("model.dim", a.dim(), b.dim(), found);
+  compare("model.n_layers", a.n_layers(), b.n_layers(), found);
+  compare("model.n_heads", a.n_heads(), b.n_heads(), found);
+  compare("model.n_kv_heads", a.n_kv_heads(), b.n_kv_heads(), found);
+  compare("model.hidden_dim", a.hidden_dim(), b.hidden_dim(), found);
+  compare("model.vocab_size", a.vocab_size(), b.vocab_size(), found);
+  compare("model.norm_eps", a.norm_eps(), b.norm_eps(), found);
+  compare("model.rope_theta", a.rope_theta(), b.rope_theta(), found);
+  compare("model.tie_embeddings", a.tie_embeddings(), b.tie_embeddings(),
+          found);
   // Without scaling the factor is 1 and the other three are unused.
   compare("model.rope_scaling_factor", a.rope_scaled() ? a.rope_factor() : 1.0,
-          b.rope_scaled() ? b.rope_factor() : 1.0);
+          b.rope_scaled() ? b.rope_factor() : 1.0, found);
   if (a.rope_scaled() && b.rope_scaled()) {
     compare("model.rope_low_freq_factor", a.rope_low_freq_factor(),
-            b.rope_low_freq_factor());
+            b.rope_low_freq_factor(), found);
     compare("model.rope_high_freq_factor", a.rope_high_freq_factor(),
-            b.rope_high_freq_factor());
+            b.rope_high_freq_factor(), found);
     compare("model.rope_original_max_position", a.rope_original_max_position(),
-            b.rope_original_max_position());
+            b.rope_original_max_position(), found);
   }
-  compare("train.seed", manifest.seed(), job.seed);
-  compare("data set", manifest.data_id(), job.data_id);
+  return found;
+}
+
+std::vector<std::string> differences(const pb::Manifest& manifest,
+                                     const JobFacts& job) {
+  auto found = model_differences(manifest.model(), model_info(job.model));
+  compare("train.seed", manifest.seed(), job.seed, found);
+  compare("data set", manifest.data_id(), job.data_id, found);
   compare("train.global_batch_size", manifest.global_batch_size(),
-          job.global_batch_size);
-  compare("train.seq_len", manifest.seq_len(), job.seq_len);
+          job.global_batch_size, found);
+  compare("train.seq_len", manifest.seq_len(), job.seq_len, found);
   return found;
 }
 

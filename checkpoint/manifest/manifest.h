@@ -92,7 +92,10 @@ struct JobFacts {
   int64_t global_batch_size = 0;
   int64_t seq_len = 0;
 };
-// "train.seed: checkpoint 1, job 2" for each difference; empty if it matches.
+// "model.dim: checkpoint 64, job 32" for each difference; empty if they match.
+std::vector<std::string> model_differences(const pb::ModelInfo& checkpoint,
+                                           const pb::ModelInfo& job);
+// The same of all facts, such as "train.seed: checkpoint 1, job 2".
 std::vector<std::string> differences(const pb::Manifest& manifest,
                                      const JobFacts& job);
 

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
 #include <set>
 
+#include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/scan.h"
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/lines.h"
@@ -101,17 +103,28 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
 
 namespace {
 
+// The model whose weights the run starts from, if the job leaves its sizes to
+// it.
+Result<std::optional<geometry::ModelConfig>> read_init_model(
+    const pb::Model& model) {
+  if (model.init_from().empty() || jobfile::has_every_size(model))
+    return std::optional<geometry::ModelConfig>();
+  auto init = huggingface::model_of(*posix_file_system(), model.init_from());
+  if (!init.ok()) return init.status().with_context("model.init_from");
+  return std::optional(*std::move(init));
+}
+
 Result<pb::Job> resolve_with_data(const pb::Job& job) {
+  ASSIGN_OR_RETURN(const auto init, read_init_model(job.model()));
   Result<jobfile::DataInfo> info = read_data_info(job.data().path());
   if (!info.ok()) {
-    if (info.status().code() != Code::kNotFound ||
-        job.model().vocab_size() <= 0) {
+    const int64_t vocab_size =
+        init ? init->vocab_size : job.model().vocab_size();
+    if (info.status().code() != Code::kNotFound || vocab_size <= 0)
       return info.status();
-    }
-    jobfile::DataInfo unknown;
-    unknown.vocab_size = job.model().vocab_size();
-    return jobfile::resolve(job, unknown);
+    info = jobfile::DataInfo{.vocab_size = vocab_size};
   }
+  info->init_model = init;
   return jobfile::resolve(job, *info);
 }
 

@@ -22,9 +22,11 @@ struct JobSource {
   std::vector<std::string> set;  // "section.key=value", overrides the file
 };
 
-// load_job() and resolve(). If the data set is not on this host, the job must
-// have model.vocab_size. Keys that `source` does not give are those of the job
-// of the run directory `run`, if it has one: a run keeps its settings.
+// load_job() and resolve(), with the data set and with the model of
+// model.init_from. If the data set is not on this host, the job or that model
+// must have the vocabulary's size. Keys that `source` does not give are those
+// of the job of the run directory `run`, if it has one: a run keeps its
+// settings.
 Result<pb::Job> load_resolved(const JobSource& source,
                               const std::string& run = "");
 

@@ -265,12 +265,13 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
     for (const Field* key : keys(*section)) {
       if (has_key(job, *key)) continue;
       const bool required = key->options().GetExtension(pb::required);
-      const Value value = default_value(*key);
+      const bool path = key->options().GetExtension(pb::is_path);
       // A default path is made absolute here, where the current folder is
       // known.
-      if (!required && key->options().GetExtension(pb::is_path)) {
+      if (path && key->has_default_value() &&
+          !key->default_value_string().empty()) {
         CHECK(set_key(job, *key,
-                      absolute(std::get<std::string>(value), override_dir))
+                      absolute(key->default_value_string(), override_dir))
                   .empty());
       } else if (required) {
         problems.push_back(

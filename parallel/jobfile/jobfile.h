@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -59,19 +60,22 @@ std::string description_text(const google::protobuf::Message& file);
 // "train.steps" of "train.steps=40".
 std::string override_key(std::string_view text);
 
-// What resolve() needs to know about the data set.
+// What resolve() needs to know about the data set and the initial weights.
 struct DataInfo {
   int64_t vocab_size = 0;
   int64_t train_tokens = -1;  // -1: unknown, not checked
   int64_t val_tokens = -1;    // likewise
+  // The model whose weights model.init_from has, if it is known.
+  std::optional<geometry::ModelConfig> init_model;
 };
 
-// Sets every key: the sizes of the flavor (given keys take precedence), the
-// value of a -1 that the job alone decides (model.n_kv_heads, hidden_dim,
-// vocab_size, schedule.total_steps), and defaults; then checks keys against
-// each other. Keys that depend on the cluster stay -1 (data-, tensor- and
-// pipeline-parallel degree, train.threads, elastic.max_slots,
-// elastic.hang_after_s). Resolving a resolved job changes nothing.
+// Sets every key: the model of model.init_from, or the sizes of the flavor
+// (given keys take precedence), the value of a -1 that the job alone decides
+// (model.n_kv_heads, hidden_dim, vocab_size, schedule.total_steps), and
+// defaults; then checks keys against each other. Keys that depend on the
+// cluster stay -1 (data-, tensor- and pipeline-parallel degree, train.threads,
+// elastic.max_slots, elastic.hang_after_s). Resolving a resolved job changes
+// nothing.
 Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data);
 
 // The resolved job without what resolve() derived from train.steps (the length
@@ -89,6 +93,9 @@ std::vector<Difference> differences(const pb::Job& first,
 
 // Every key ("train.steps") with its value as TOML writes it.
 std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job);
+
+// Whether [model] has every key that resolve() takes from DataInfo::init_model.
+bool has_every_size(const pb::Model& model);
 
 // The model of a resolved job.
 geometry::ModelConfig model_config(const pb::Job& resolved);

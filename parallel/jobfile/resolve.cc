@@ -61,8 +61,33 @@ void clear_flavor_keys(pb::Model& m) {
 
 namespace {
 
+// The keys of [model] that describe `c`.
+pb::Model model_keys(const geometry::ModelConfig& c) {
+  pb::Model m;
+  m.set_arch(c.arch);
+  m.set_dim(c.dim);
+  m.set_n_layers(c.n_layers);
+  m.set_n_heads(c.n_heads);
+  m.set_n_kv_heads(c.n_kv_heads);
+  m.set_hidden_dim(c.hidden_dim);
+  m.set_vocab_size(c.vocab_size);
+  m.set_norm_eps(c.norm_eps);
+  m.set_rope_theta(c.rope_theta);
+  m.set_tie_embeddings(c.tie_embeddings);
+  m.set_rope_scaling_factor(c.rope_scaled ? c.rope_scaling.factor : 1);
+  m.set_rope_low_freq_factor(c.rope_scaling.low_freq_factor);
+  m.set_rope_high_freq_factor(c.rope_scaling.high_freq_factor);
+  m.set_rope_original_max_position(c.rope_scaling.original_max_position);
+  return m;
+}
+
 void fill_in(pb::Job& job, const DataInfo& data) {
   pb::Model& m = *job.mutable_model();
+  if (data.init_model) {
+    pb::Model whole = model_keys(*data.init_model);
+    whole.MergeFrom(m);
+    m = whole;
+  }
   expand_flavor(m);
   if (m.n_kv_heads() == -1) m.set_n_kv_heads(m.n_heads());
   if (m.hidden_dim() == -1) m.set_hidden_dim((8 * m.dim() / 3 + 31) / 32 * 32);
@@ -87,6 +112,33 @@ void fill_in(pb::Job& job, const DataInfo& data) {
 }
 
 using Problems = std::vector<std::string>;
+
+// A -1 leaves the size to the model of init_from.
+void clear_open_sizes(pb::Model& m) {
+  if (m.n_kv_heads() == -1) m.clear_n_kv_heads();
+  if (m.hidden_dim() == -1) m.clear_hidden_dim();
+  if (m.vocab_size() == -1) m.clear_vocab_size();
+}
+
+// Keys that contradict the model of init_from.
+void check_init(const pb::Job& given, const DataInfo& data, Problems& out) {
+  if (!data.init_model) return;
+  if (given.model().flavor() != "custom")
+    out.push_back(fmt::format(
+        "model.flavor = \"{}\": must be \"custom\" where model.init_from has "
+        "the sizes",
+        given.model().flavor()));
+  pb::Job held;
+  *held.mutable_model() = model_keys(*data.init_model);
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section))
+      if (has_key(held, *key) && has_key(given, *key) &&
+          get_key(held, *key) != get_key(given, *key))
+        out.push_back(
+            fmt::format("{} = {}: the model of model.init_from has {}",
+                        full_name(*key), to_toml_value(get_key(given, *key)),
+                        to_toml_value(get_key(held, *key))));
+}
 
 void check_model(const pb::Job& job, const DataInfo& data, Problems& out) {
   const pb::Model& m = job.model();
@@ -234,6 +286,16 @@ void check_slots(const pb::Job& job, Problems& out) {
 
 }  // namespace
 
+bool has_every_size(const pb::Model& model) {
+  pb::Job given, all;
+  *given.mutable_model() = model;
+  *all.mutable_model() = model_keys({});
+  for (const Field* section : sections())
+    for (const Field* key : keys(*section))
+      if (has_key(all, *key) && !has_key(given, *key)) return false;
+  return true;
+}
+
 geometry::ModelConfig model_config(const pb::Job& resolved) {
   const pb::Model& m = resolved.model();
   geometry::ModelConfig c;
@@ -277,6 +339,9 @@ Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
                                        to_toml_value(get_key(job, *key)), p));
   if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   pb::Job resolved = job;
+  if (data.init_model) clear_open_sizes(*resolved.mutable_model());
+  check_init(resolved, data, problems);
+  if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   fill_in(resolved, data);
   check_model(resolved, data, problems);
   check_train(resolved, data, problems);

@@ -106,7 +106,10 @@ std::string check_text(const Field& key, const std::string& text) {
            "with '.'";
   const bool folder = options(key).GetExtension(pb::is_path) ||
                       full_name(key) == "checkpoint.folder";
-  if (folder && text.empty()) return "must not be empty";
+  // Where nothing is the default, it is a choice.
+  const bool needed = options(key).GetExtension(pb::required) ||
+                      !key.default_value_string().empty();
+  if (folder && needed && text.empty()) return "must not be empty";
   return "";
 }
 

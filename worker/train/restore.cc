@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/text.h"
@@ -56,6 +57,24 @@ void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
                                            static_cast<size_t>(n)));
     }
   }
+}
+
+Status load_initial_weights(FileSystem& inner, const std::string& path,
+                            const geometry::RankShard& rank,
+                            const std::function<void()>& tick,
+                            std::span<float> weights) {
+  const auto fs = watched_file_system(inner, tick);
+  const auto load = [&]() -> Status {
+    ASSIGN_OR_RETURN(const auto source,
+                     huggingface::WeightSource::open(*fs, path));
+    return source.load(rank.shard.table(), geometry::pieces_to_load(rank),
+                       weights, tick);
+  };
+  const Status status = load();
+  if (status.ok() || status.code() == Code::kIo) return status;
+  return Status(
+      status.code() == Code::kDenied ? Code::kDenied : Code::kInvalidArgument,
+      "model.init_from: " + status.message());
 }
 
 void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,

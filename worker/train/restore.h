@@ -26,6 +26,14 @@ namespace remesh::train {
 void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
                           int threads, std::span<float> weights);
 
+// The same with the weights that `path` has (huggingface/weight_source.h).
+// Calls `tick` on progress. InvalidArgument if there are none of this model:
+// that will not change.
+Status load_initial_weights(FileSystem& fs, const std::string& path,
+                            const geometry::RankShard& rank,
+                            const std::function<void()>& tick,
+                            std::span<float> weights);
+
 // Fills a state vector with the parts of the other replicas. Collective over
 // `data`, the data group of the plan. REQUIRES: this rank's part is filled in.
 void exchange_parts(comm::Comm& data, const geometry::RankShard& rank,

@@ -125,8 +125,14 @@ Status Trainer::prepare(int rank) {
   RETURN_IF_ERROR(build(rank));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
-    fill_initial_weights(engine_->rank_shard(), job_.train().seed(),
-                         backend_->threads(), to.weights);
+    const std::string& from = job_.model().init_from();
+    if (from.empty())
+      fill_initial_weights(engine_->rank_shard(), job_.train().seed(),
+                           backend_->threads(), to.weights);
+    else
+      RETURN_IF_ERROR(load_initial_weights(
+          *fs_, from, engine_->rank_shard(), [this] { board_.tick(); },
+          to.weights));
     // A reused segment still has its old contents.
     for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
       if (!v.empty()) backend_->zero(v.data(), v.size_bytes());

@@ -53,6 +53,7 @@ TEST(Job, KeysGivenArePresentAndTheRestHasDefaults) {
 TEST(Job, PathsStartAtTheFileAndInOverridesAtTheCurrentFolder) {
   EXPECT_EQ(good(kLeast).data().path(), "/jobs/books");
   EXPECT_EQ(good(kLeast).job().dump_folder(), "/here/runs");
+  EXPECT_EQ(good(kLeast).model().init_from(), "");  // none, not a folder
   EXPECT_EQ(good(kLeast, {"data.path=../b"}).data().path(), "/b");
   EXPECT_EQ(good("[data]\npath = \"/abs/./x\"\n").data().path(), "/abs/x");
 }
@@ -231,6 +232,39 @@ TEST(Resolve, FlavorsExpandAndKeysGivenWin) {
   const auto other = resolve(good(file, {"model.flavor=8b"}), {257});
   ASSERT_TRUE(other.ok()) << other.status().to_string();
   EXPECT_EQ(other->model().dim(), 4096);
+}
+
+TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
+  DataInfo data{.vocab_size = 257};
+  data.init_model = geometry::ModelConfig{.dim = 96,
+                                          .n_layers = 3,
+                                          .n_heads = 6,
+                                          .n_kv_heads = 2,
+                                          .hidden_dim = 100,
+                                          .vocab_size = 300,
+                                          .norm_eps = 1e-6,
+                                          .rope_theta = 5e5,
+                                          .tie_embeddings = true,
+                                          .rope_scaled = true};
+  const std::string file = std::string(kLeast) + "[model]\ninit_from = \"w\"\n";
+  const auto job =
+      resolve(good(file, {"model.n_layers=3", "model.n_kv_heads=-1"}), data);
+  ASSERT_TRUE(job.ok()) << job.status().to_string();
+  EXPECT_EQ(model_config(*job), *data.init_model);
+  EXPECT_EQ(job->model().init_from(), "/jobs/w");
+  EXPECT_TRUE(has_every_size(job->model()));
+  EXPECT_FALSE(has_every_size(good(file).model()));
+  // Resolved, it needs the model no more.
+  EXPECT_EQ(model_config(*resolve(*job, {257})), *data.init_model);
+  const auto other = resolve(
+      good(file, {"model.dim=64", "model.flavor=tiny", "model.n_layers=3"}),
+      data);
+  ASSERT_FALSE(other.ok());
+  for (const char* part :
+       {"model.dim = 64: the model of model.init_from has 96",
+        "model.flavor = \"tiny\": must be \"custom\""})
+    EXPECT_NE(other.status().message().find(part), std::string::npos)
+        << other.status().message();
 }
 
 TEST(Resolve, FillsInWhatMinusOneStandsFor) {

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "checkpoint/huggingface/transfer.h"
 #include "checkpoint/store/store.h"
 #include "parallel/comm/mesh.h"
 #include "proto/base/rng.h"
@@ -17,6 +18,7 @@
 #include "tests/testing/local_comm.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
+#include "tests/unit/huggingface/small_folder.h"
 
 namespace remesh::train {
 namespace {
@@ -196,6 +198,71 @@ void check_fresh_weights(uint32_t seed) {
 TEST(Restore, FreshWeightsAreTheSameOnAnyMesh) {
   check_fresh_weights(test_seed());
   check_fresh_weights(940962017);  // some ranks have no weights
+}
+
+// The weights of a Hugging Face folder, and of a checkpoint made from it.
+TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
+  std::mt19937 random(test_seed());
+  const auto fs = posix_file_system();
+  for (int trial = 0; trial < 10; ++trial) {
+    const ModelConfig config = random_config(random);
+    const huggingface::SmallFolder f(huggingface::Dtype::kBf16, config, trial);
+    const auto model = huggingface::ModelFolder::open(*fs, f.path());
+    ASSERT_TRUE(model.ok()) << model.status().to_string();
+    const ParamTable& table = model->table();
+    const std::string checkpoints = f.path() + "/imported";
+    ASSERT_TRUE(huggingface::import_model(*fs, *model, checkpoints,
+                                          [](uint64_t, uint64_t) {})
+                    .ok());
+    std::vector<std::vector<float>> whole;
+    for (size_t p = 0; p < table.size(); ++p) {
+      const geometry::Rect all = geometry::full_rect(table[p]);
+      model->read(p, all,
+                  whole.emplace_back(static_cast<size_t>(all.numel())).data(),
+                  all.cols);
+    }
+    const Sharding sharding = random_sharding(random, config);
+    SCOPED_TRACE(sharding.layout.to_string());
+    for (const std::string& from : {f.path(), checkpoints}) {
+      std::atomic<int> wrong{0};
+      on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {
+        Rank rank = make_rank(table, sharding, r);
+        const Status loaded = load_initial_weights(
+            *fs, from, rank.shard, [] {}, rank.v.weights);
+        if (!loaded.ok()) ADD_FAILURE() << loaded.to_string();
+        exchange_parts(mesh.data(), rank.shard, rank.v.weights);
+        for_each_element(rank, [&](int64_t i, size_t param, int64_t e) {
+          if (rank.v.weights[static_cast<size_t>(i)] !=
+              whole[param][static_cast<size_t>(e)])
+            ++wrong;
+        });
+      });
+      ASSERT_EQ(wrong, 0) << from;
+    }
+  }
+}
+
+TEST(Restore, WeightsOfAnotherModelAreAPermanentError) {
+  const huggingface::SmallFolder f(huggingface::Dtype::kFp32);
+  const auto fs = posix_file_system();
+  ModelConfig config = huggingface::small_model();
+  config.hidden_dim = 16;
+  config.rope_theta = 5e5;
+  const ParamTable table = ParamTable::make(config);
+  Rank rank = make_rank(table, {.bounds = {0, config.n_layers}}, 0);
+  const auto load = [&](const std::string& path) {
+    return load_initial_weights(
+        *fs, path, rank.shard, [] {}, rank.v.weights);
+  };
+  const Status other = load(f.path());
+  EXPECT_EQ(other.code(), Code::kInvalidArgument);
+  for (const char* part : {"model.init_from: ", "model.hidden_dim: ",
+                           "checkpoint 12, job 16", "model.rope_theta: "})
+    EXPECT_NE(other.message().find(part), std::string::npos) << other.message();
+  const Status none = load(f.path() + "/nothing");
+  EXPECT_EQ(none.code(), Code::kInvalidArgument);
+  EXPECT_NE(none.message().find("has no model"), std::string::npos)
+      << none.message();
 }
 
 TEST(Restore, PackedPiecesAreDense) {

@@ -1,0 +1,76 @@
+#include "checkpoint/huggingface/weight_source.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "checkpoint/manifest/scan.h"
+#include "checkpoint/store/store.h"
+#include "proto/base/text.h"
+
+namespace remesh::huggingface {
+namespace {
+
+// The checkpoint itself, or the newest in the folder.
+Result<std::string> find_checkpoint(FileSystem& fs, const std::string& path) {
+  if (fs.exists(path_join(path, manifest::kManifestName))) return path;
+  ASSIGN_OR_RETURN(const auto found, manifest::scan(fs, path));
+  const manifest::Found* newest = manifest::choose_newest_valid(found);
+  if (newest != nullptr) return newest->path;
+  return not_found(fmt::format(
+      "{}: has no model: neither {} of a Hugging Face model, nor {} of one of "
+      "Meta's, nor a valid checkpoint",
+      path, kConfigName, kParamsName));
+}
+
+}  // namespace
+
+Result<geometry::ModelConfig> model_of(FileSystem& fs,
+                                       const std::string& path) {
+  if (is_model(fs, path)) {
+    ASSIGN_OR_RETURN(const auto folder, ModelFolder::open(fs, path));
+    return folder.config().model;
+  }
+  ASSIGN_OR_RETURN(const std::string checkpoint, find_checkpoint(fs, path));
+  ASSIGN_OR_RETURN(const pb::Manifest m,
+                   manifest::read_manifest(fs, checkpoint));
+  return manifest::model_config(m.model());
+}
+
+Result<WeightSource> WeightSource::open(FileSystem& fs,
+                                        const std::string& path) {
+  WeightSource source(fs);
+  if (is_model(fs, path)) {
+    ASSIGN_OR_RETURN(source.folder_, ModelFolder::open(fs, path));
+    source.path_ = path;
+    source.model_ = source.folder_->config().model;
+    return source;
+  }
+  ASSIGN_OR_RETURN(source.path_, find_checkpoint(fs, path));
+  ASSIGN_OR_RETURN(source.manifest_,
+                   manifest::read_checkpoint(fs, source.path_));
+  ASSIGN_OR_RETURN(source.model_,
+                   manifest::model_config(source.manifest_.model()));
+  return source;
+}
+
+Status WeightSource::load(const geometry::ParamTable& table,
+                          std::span<const geometry::Piece> pieces,
+                          std::span<float> weights,
+                          const std::function<void()>& tick) const {
+  const auto differences = manifest::model_differences(
+      manifest::model_info(model_), manifest::model_info(table.config()));
+  if (!differences.empty())
+    return invalid_argument(fmt::format("{}: holds another model: {}", path_,
+                                        join(differences, "; ")));
+  if (!folder_)
+    return store::load(*fs_, path_, manifest_, table, pieces,
+                       {.weights = weights});
+  for (const geometry::Piece& p : pieces) {
+    folder_->read(p.param, p.rect, weights.data() + p.at, p.row_stride);
+    tick();
+  }
+  return ok_status();
+}
+
+}  // namespace remesh::huggingface
