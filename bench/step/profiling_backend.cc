@@ -10,6 +10,7 @@ using kernels::AttentionSegment;
 using kernels::AttentionShape;
 using kernels::Backend;
 using kernels::Dtype;
+using kernels::HeadRows;
 using kernels::Weight;
 
 class Profiler final : public ProfilingBackend {
@@ -100,6 +101,31 @@ class Profiler final : public ProfilingBackend {
           b_.rmsnorm_backward(d, dy, x, rstd, weight, dresidual, rows, dim, dx,
                               dx_d, dweight);
         });
+  }
+  void head_rmsnorm(Dtype d, const HeadRows& s, const void* x,
+                    const float* weight, double eps, void* y,
+                    float* rstd) override {
+    timed("norm",
+          {.bytes = 2 * elements(s.rows, s.num_heads * s.head_dim) * size(d)},
+          [&] { b_.head_rmsnorm(d, s, x, weight, eps, y, rstd); });
+  }
+  void head_rmsnorm_backward(Dtype d, const HeadRows& s, const void* x,
+                             const float* rstd, const float* weight, void* dy,
+                             float* dweight) override {
+    timed(
+        "norm",
+        {.bytes = 3 * elements(s.rows, s.num_heads * s.head_dim) * size(d)},
+        [&] { b_.head_rmsnorm_backward(d, s, x, rstd, weight, dy, dweight); });
+  }
+  void add_bias(Dtype d, const float* bias, int64_t rows, int64_t cols,
+                void* y) override {
+    timed("copy", {.bytes = 2 * elements(rows, cols) * size(d)},
+          [&] { b_.add_bias(d, bias, rows, cols, y); });
+  }
+  void bias_backward(Dtype d, const void* dy, int64_t rows, int64_t cols,
+                     float* dbias) override {
+    timed("copy", {.bytes = elements(rows, cols) * size(d)},
+          [&] { b_.bias_backward(d, dy, rows, cols, dbias); });
   }
   void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
             int64_t head_dim, int64_t stride, const float* cos,

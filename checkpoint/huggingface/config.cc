@@ -18,7 +18,14 @@ using geometry::ModelConfig;
 constexpr struct {
   const char* model_type;  // also ModelConfig::arch
   const char* architecture;
-} kFamilies[] = {{"llama", "LlamaForCausalLM"}};
+} kFamilies[] = {{"llama", "LlamaForCausalLM"},
+                 {"mistral", "MistralForCausalLM"},
+                 {"qwen2", "Qwen2ForCausalLM"},
+                 {"qwen3", "Qwen3ForCausalLM"},
+                 {"phi3", "Phi3ForCausalLM"}};
+
+// Where config.json does not say.
+constexpr int64_t kQwen3HeadDim = 128;
 
 void read_family(Reader& r, ModelConfig& m) {
   std::vector<std::string> types;
@@ -79,6 +86,12 @@ void refuse_others(Reader& r) {
     r.refuse("hidden_act", "\"silu\"");
   for (const char* key : {"attention_bias", "mlp_bias"})
     if (r.flag(key, false)) r.refuse(key, "false");
+  if (r.flag("use_sliding_window", false))
+    r.refuse("use_sliding_window", "false");
+  if (const Json* const types = r.find("layer_types"))
+    for (const Json& type : *types)
+      if (type != "full_attention")
+        return r.refuse("layer_types", "\"full_attention\" in each layer");
   if (r.find("quantization_config") != nullptr)
     r.refuse("quantization_config", "absent: weights in fp32, bf16 or fp16");
 }
@@ -94,17 +107,19 @@ Result<Config> parse_config(std::string_view text, const std::string& name) {
   m.dim = r.integer("hidden_size", 0);
   m.n_layers = r.integer("num_hidden_layers", 0);
   m.n_heads = r.integer("num_attention_heads", 0);
-  m.n_kv_heads = r.integer("num_key_value_heads", m.n_heads);
+  // The others have defaults of their own, which no file relies on.
+  const bool as_heads = m.arch == "llama" || m.arch == "phi3";
+  m.n_kv_heads = r.integer("num_key_value_heads", as_heads ? m.n_heads : 0);
   m.hidden_dim = r.integer("intermediate_size", 0);
   m.vocab_size = r.integer("vocab_size", 0);
-  m.norm_eps = r.number("rms_norm_eps", 1e-6);
+  m.norm_eps = r.number("rms_norm_eps", m.arch == "phi3" ? 1e-5 : 1e-6);
   m.tie_embeddings = r.flag("tie_word_embeddings", false);
   read_rope(r, m);
   refuse_others(r);
-  if (r.integer("head_dim", m.head_dim() > 0 ? m.head_dim() : 1) !=
-      m.head_dim())
-    r.refuse("head_dim", fmt::format("hidden_size / num_attention_heads = {}",
-                                     m.head_dim()));
+  if (m.arch == "qwen3" || r.find("head_dim") != nullptr)
+    m.set_head_dim(r.integer("head_dim", kQwen3HeadDim));
+  if (geometry::has_window(m.arch) && r.find("sliding_window") != nullptr)
+    m.sliding_window = r.integer("sliding_window", 0);
   c.max_position = r.integer("max_position_embeddings", c.max_position);
   c.bos_token_id = r.token_id("bos_token_id");
   c.eos_token_id = r.token_id("eos_token_id");
@@ -144,8 +159,12 @@ std::string config_json(const Config& config, Dtype dtype) {
   json["rms_norm_eps"] = m.norm_eps;
   json["tie_word_embeddings"] = m.tie_embeddings;
   json["hidden_act"] = "silu";
-  json["attention_bias"] = false;
-  json["mlp_bias"] = false;
+  if (m.arch == "llama" || m.arch == "qwen3") json["attention_bias"] = false;
+  if (m.arch == "llama") json["mlp_bias"] = false;
+  if (geometry::has_window(m.arch))
+    json["sliding_window"] = m.sliding_window > 0
+                                 ? nlohmann::ordered_json(m.sliding_window)
+                                 : nlohmann::ordered_json();
   json["initializer_range"] = 0.02;
   json["rope_theta"] = m.rope_theta;
   json["rope_scaling"] = scaling;

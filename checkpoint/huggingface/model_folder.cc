@@ -102,26 +102,42 @@ Status ModelFolder::map_files(FileSystem& fs, Tensors& tensors) {
   return ok_status();
 }
 
+// Takes the parameters that a tensor holds from it.
+Status ModelFolder::take(const FileTensor& file, const Tensor& tensor) {
+  const std::string name = printable(file.tensor.name);
+  if (tensor.shape != file.tensor.shape)
+    return invalid_argument(
+        fmt::format("{}: tensor {} has shape {}; the model's is {}", path_,
+                    name, text_of(tensor.shape), text_of(file.tensor.shape)));
+  if (tensor.dtype == Dtype::kOther)
+    return invalid_argument(
+        fmt::format("{}: tensor {} has dtype {}; must be F32, BF16 or F16",
+                    path_, name, tensor.dtype_name));
+  size_t at = 0;
+  for (size_t p = file.first; p < file.last; ++p) {
+    Tensor part = tensor;
+    part.shape = table_[p].shape;
+    part.bytes = tensor.bytes.subspan(
+        at, static_cast<size_t>(part.numel()) * dtype_size(part.dtype));
+    at += part.bytes.size();
+    params_.push_back(std::move(part));
+  }
+  return ok_status();
+}
+
 // Takes the parameters from the tensors.
-Status ModelFolder::match(Tensors& tensors) {
-  for (const geometry::ParamSpec& spec : table_.specs()) {
-    const auto it = tensors.find(spec.name);
+Status ModelFolder::match(const Tensors& tensors) {
+  std::set<std::string> known;
+  for (const FileTensor& file : file_tensors(table_)) {
+    const auto it = tensors.find(file.tensor.name);
     if (it == tensors.end())
-      return invalid_argument(
-          fmt::format("{}: tensor {} is missing", path_, printable(spec.name)));
-    Tensor& t = it->second;
-    if (t.shape != spec.shape)
-      return invalid_argument(fmt::format(
-          "{}: tensor {} has shape {}; the model's is {}", path_,
-          printable(spec.name), text_of(t.shape), text_of(spec.shape)));
-    if (t.dtype == Dtype::kOther)
-      return invalid_argument(
-          fmt::format("{}: tensor {} has dtype {}; must be F32, BF16 or F16",
-                      path_, printable(spec.name), t.dtype_name));
-    params_.push_back(t);
+      return invalid_argument(fmt::format("{}: tensor {} is missing", path_,
+                                          printable(file.tensor.name)));
+    RETURN_IF_ERROR(take(file, it->second));
+    known.insert(file.tensor.name);
   }
   for (const auto& [name, tensor] : tensors) {
-    if (table_.find(name) >= 0 || is_recomputed(name)) continue;
+    if (known.contains(name) || is_recomputed(name)) continue;
     const bool head = name == "lm_head.weight";
     if (head && same_elements(tensor, params_[static_cast<size_t>(table_.find(
                                           geometry::Role::kEmbedding))]))

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/file_tensors.h"
 #include "checkpoint/huggingface/other_formats.h"
 #include "checkpoint/huggingface/safetensors.h"
 #include "parallel/geometry/param_table.h"
@@ -64,7 +65,8 @@ class ModelFolder {
   Status map_file(const std::string& file, Tensors& tensors);
   Status map_files(FileSystem& fs, Tensors& tensors);
   Result<NamedTensors> read_names(FileSystem& fs);
-  Status match(Tensors& tensors);
+  Status take(const FileTensor& file, const Tensor& tensor);
+  Status match(const Tensors& tensors);
 
   std::string path_;
   Config config_;

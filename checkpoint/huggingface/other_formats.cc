@@ -203,6 +203,11 @@ Result<NamedTensors> parse_consolidated(std::string_view params,
   m.n_layers = r.integer("n_layers", 0);
   m.n_heads = r.integer("n_heads", 0);
   m.n_kv_heads = r.integer("n_kv_heads", m.n_heads);
+  if (r.find("head_dim") != nullptr) m.set_head_dim(r.integer("head_dim", 0));
+  if (r.find("sliding_window") != nullptr) {  // Mistral's
+    m.arch = "mistral";
+    m.sliding_window = r.integer("sliding_window", 0);
+  }
   m.norm_eps = r.number("norm_eps", 1e-5);
   m.rope_theta = r.number("rope_theta", 10000);
   m.tie_embeddings = !out.tensors.contains("lm_head.weight");

@@ -93,22 +93,23 @@ Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
 
 struct WeightFile {
   std::string name;
-  size_t first = 0, last = 0;  // parameters
+  std::vector<FileTensor> tensors;
 };
 
 std::vector<WeightFile> files_of(const ParamTable& table,
                                  const ExportOptions& o) {
   std::vector<WeightFile> files(1);
   uint64_t bytes = 0;
-  for (size_t p = 0; p < table.size(); ++p) {
-    const uint64_t more =
-        static_cast<uint64_t>(table[p].numel()) * dtype_size(o.dtype);
+  for (FileTensor& t : file_tensors(table)) {
+    uint64_t more = 0;
+    for (size_t p = t.first; p < t.last; ++p)
+      more += static_cast<uint64_t>(table[p].numel()) * dtype_size(o.dtype);
     if (bytes > 0 && bytes + more > o.shard_bytes) {
-      files.push_back({.first = p});
+      files.emplace_back();
       bytes = 0;
     }
     bytes += more;
-    files.back().last = p + 1;
+    files.back().tensors.push_back(std::move(t));
   }
   for (size_t i = 0; i < files.size(); ++i)
     files[i].name = files.size() == 1
@@ -118,11 +119,10 @@ std::vector<WeightFile> files_of(const ParamTable& table,
   return files;
 }
 
-std::string index_json(const ParamTable& table,
-                       const std::vector<WeightFile>& files, uint64_t bytes) {
+std::string index_json(const std::vector<WeightFile>& files, uint64_t bytes) {
   nlohmann::ordered_json map;
   for (const WeightFile& f : files)
-    for (size_t p = f.first; p < f.last; ++p) map[table[p].name] = f.name;
+    for (const FileTensor& t : f.tensors) map[t.tensor.name] = f.name;
   return nlohmann::ordered_json{{"metadata", {{"total_size", bytes}}},
                                 {"weight_map", map}}
              .dump(2) +
@@ -145,14 +145,14 @@ Status write_weights(Export& e, const WeightFile& file) {
   const std::string path = path_join(e.dir, file.name);
   ASSIGN_OR_RETURN(const auto out, e.fs.create_streamed(path));
   std::vector<TensorShape> shapes;
-  for (size_t p = file.first; p < file.last; ++p)
-    shapes.push_back({e.table[p].name, e.table[p].shape});
+  for (const FileTensor& t : file.tensors) shapes.push_back(t.tensor);
   const std::string header = safetensors_header(shapes, e.options.dtype);
   RETURN_IF_ERROR(out->write_at(0, std::as_bytes(std::span(header))));
   uint64_t at = header.size();
   std::vector<float> values;
   std::vector<std::byte> bytes;
-  for (const Block& b : blocks_of(e.table, file.first, file.last)) {
+  for (const Block& b : blocks_of(e.table, file.tensors.front().first,
+                                  file.tensors.back().last)) {
     values.resize(static_cast<size_t>(b.elements));
     bytes.resize(values.size() * dtype_size(e.options.dtype));
     RETURN_IF_ERROR(store::load(e.fs, e.checkpoint, e.manifest, e.table,
@@ -196,7 +196,7 @@ Status write_folder(Export& e, const std::vector<WeightFile>& files) {
   for (const WeightFile& f : files) RETURN_IF_ERROR(write_weights(e, f));
   if (files.size() > 1)
     RETURN_IF_ERROR(write_file(e.fs, path_join(e.dir, kIndexName),
-                               index_json(e.table, files, e.total)));
+                               index_json(files, e.total)));
   return e.fs.sync_dir(e.dir);
 }
 

@@ -164,6 +164,8 @@ pb::ModelInfo model_info(const geometry::ModelConfig& c) {
   info.set_n_layers(c.n_layers);
   info.set_n_heads(c.n_heads);
   info.set_n_kv_heads(c.n_kv_heads);
+  if (c.head_size != 0) info.set_head_dim(c.head_size);
+  if (c.sliding_window != 0) info.set_sliding_window(c.sliding_window);
   info.set_hidden_dim(c.hidden_dim);
   info.set_vocab_size(c.vocab_size);
   info.set_norm_eps(c.norm_eps);
@@ -186,6 +188,8 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
   c.n_layers = info.n_layers();
   c.n_heads = info.n_heads();
   c.n_kv_heads = info.n_kv_heads();
+  c.head_size = info.head_dim();
+  c.sliding_window = info.sliding_window();
   c.hidden_dim = info.hidden_dim();
   c.vocab_size = info.vocab_size();
   c.norm_eps = info.norm_eps();
@@ -231,6 +235,10 @@ std::vector<std::string> model_differences(const pb::ModelInfo& a,
   compare("model.n_layers", a.n_layers(), b.n_layers(), found);
   compare("model.n_heads", a.n_heads(), b.n_heads(), found);
   compare("model.n_kv_heads", a.n_kv_heads(), b.n_kv_heads(), found);
+  // 0: as dim and n_heads imply.
+  compare("model.head_dim", a.head_dim(), b.head_dim(), found);
+  compare("model.sliding_window", a.sliding_window(), b.sliding_window(),
+          found);
   compare("model.hidden_dim", a.hidden_dim(), b.hidden_dim(), found);
   compare("model.vocab_size", a.vocab_size(), b.vocab_size(), found);
   compare("model.norm_eps", a.norm_eps(), b.norm_eps(), found);

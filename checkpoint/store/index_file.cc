@@ -41,6 +41,8 @@ Status write_description(Hdf5Writer& w, const pb::Manifest& m) {
       {"num_hidden_layers", c.n_layers()},
       {"num_attention_heads", c.n_heads()},
       {"num_key_value_heads", c.n_kv_heads()},
+      {"head_dim", c.head_dim() != 0 ? c.head_dim() : c.dim() / c.n_heads()},
+      {"sliding_window", c.sliding_window()},
       {"intermediate_size", c.hidden_dim()},
       {"vocab_size", c.vocab_size()},
       {"tie_word_embeddings", c.tie_embeddings() ? 1 : 0}};

@@ -6,8 +6,14 @@
 namespace remesh::geometry {
 namespace {
 
-constexpr ModelFamily kFamilies[] = {
-    {.name = "llama", .parameters = llama_parameters, .memory = llama_memory}};
+// All with the parameters and the memory of a Llama, by ModelConfig::arch.
+constexpr ModelFamily llama_like(const char* name) {
+  return {.name = name, .parameters = llama_parameters, .memory = llama_memory};
+}
+
+constexpr ModelFamily kFamilies[] = {llama_like("llama"), llama_like("mistral"),
+                                     llama_like("qwen2"), llama_like("qwen3"),
+                                     llama_like("phi3")};
 
 }  // namespace
 

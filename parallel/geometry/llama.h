@@ -1,4 +1,6 @@
-// The Llama family: Llama 2 and 3, and whatever has their shapes.
+// The Llama family: Llama 2 and 3, Mistral, and Qwen 2 and 3, which add to it
+// biases of queries, keys and values (Qwen 2), or norms of each head of queries
+// and keys (Qwen 3).
 //
 // Query and key rows are in half-split rotary order, as in Hugging Face's
 // checkpoints.
@@ -10,8 +12,9 @@
 
 namespace remesh::geometry {
 
-// Order: embedding; for each layer input norm, q, k, v, o, post-attention norm,
-// gate, up, down; final norm; head unless tied.
+// Order: embedding; for each layer input norm, q, k, v, their biases, the norms
+// of heads, o, post-attention norm, gate, up, down; final norm; head unless
+// tied. By config.arch.
 std::vector<ParamSpec> llama_parameters(const ModelConfig& config);
 
 // Sizes are this rank's: D dimension, q and kv query and key/value dimensions,
@@ -28,8 +31,11 @@ std::vector<ParamSpec> llama_parameters(const ModelConfig& config);
 //                         + 4 N heads
 //              selective  the same without d N (q + 2 F) + 4 N heads
 //              full       4 n D
+//              norms of heads: and d N (q + kv) + 4 N heads, with those of
+//                         keys, unless full
 //      split backward     none (also for selective): and
 //                         d N (F + q + 2 kv) + 2 d P D + 8 D
+//                         norms of heads: and 8 head_dim
 //                         full: 4 n D + 4 d P D + d N (2 q + 2 kv + 3 F) + 8 D
 //   first stage           4 N; split: and 4 n D
 //   last stage            4 n D + d P D + 4 n + 8 N; in bf16, unless the last

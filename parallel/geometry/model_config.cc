@@ -24,18 +24,23 @@ Status ModelConfig::validate() const {
     if (s.value < 1 || s.value > s.most)
       return invalid_argument(fmt::format("model.{} = {}: must be from 1 to {}",
                                           s.name, s.value, s.most));
-  if (dim % n_heads != 0)
+  if (head_size == 0 && dim % n_heads != 0)
     return invalid_argument(fmt::format(
         "model.n_heads = {}: must divide model.dim = {}", n_heads, dim));
-  if (head_dim() % 2 != 0)
+  if (head_size < 0 || head_size > 4096 || head_dim() % 2 != 0)
     return invalid_argument(fmt::format(
-        "model.dim / model.n_heads = {}: rotary embedding needs an even head "
-        "size",
+        "{} = {}: rotary embedding needs an even head size, at most 4096",
+        head_size == 0 ? "model.dim / model.n_heads" : "model.head_dim",
         head_dim()));
   if (n_heads % n_kv_heads != 0)
     return invalid_argument(
         fmt::format("model.n_kv_heads = {}: must divide model.n_heads = {}",
                     n_kv_heads, n_heads));
+  if (sliding_window < 0 || (sliding_window > 0 && !has_window(arch)))
+    return invalid_argument(fmt::format(
+        "model.sliding_window = {}: must be 0 where model.arch is \"{}\"; only "
+        "\"mistral\" and \"phi3\" have a window",
+        sliding_window, arch));
   if (!(norm_eps > 0) || !(norm_eps < 1))
     return invalid_argument(
         fmt::format("model.norm_eps = {}: must be in (0, 1)", norm_eps));

@@ -20,6 +20,11 @@ struct RopeScaling {
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };
 
+// Whether an architecture has attention over a window.
+inline bool has_window(const std::string& arch) {
+  return arch == "mistral" || arch == "phi3";
+}
+
 struct ModelConfig {
   int64_t dim = 0;         // hidden_size
   int64_t n_layers = 0;    // num_hidden_layers
@@ -33,14 +38,24 @@ struct ModelConfig {
   bool rope_scaled = false;     // rope_scaling present, rope_type llama3
   RopeScaling rope_scaling;
   std::string arch = "llama";  // model_type; see family.h
+  // head_dim where it is not dim / n_heads; 0: it is.
+  int64_t head_size = 0;
+  // Tokens that a token attends to, itself included (Mistral, Phi-3); 0: all.
+  int64_t sliding_window = 0;
 
-  int64_t head_dim() const { return dim / n_heads; }
+  int64_t head_dim() const { return head_size > 0 ? head_size : dim / n_heads; }
+  // Sets head_size; size > 0.
+  void set_head_dim(int64_t size) {
+    head_size = size * n_heads == dim ? 0 : size;
+  }
+  int64_t q_dim() const { return n_heads * head_dim(); }
   int64_t kv_dim() const { return n_kv_heads * head_dim(); }
   friend bool operator==(const ModelConfig&, const ModelConfig&) = default;
 
   // Names the field, its value and what is allowed: a known family, sizes
-  // within the bounds of a job file, n_heads divides dim, n_kv_heads divides
-  // n_heads, head_dim even.
+  // within the bounds of a job file, n_heads divides dim unless head_size is
+  // given, n_kv_heads divides n_heads, head_dim even, a window only where the
+  // family has it.
   Status validate() const;
 };
 

@@ -39,7 +39,7 @@ int ParamTable::find(const std::string& name) const {
 
 float ParamTable::initial_value(uint64_t seed, size_t i, int64_t e) const {
   const ParamSpec& s = specs_[i];
-  if (s.init == Init::kOnes) return 1.0F;
+  if (s.init != Init::kNormal) return s.init == Init::kOnes ? 1.0F : 0.0F;
   return static_cast<float>(s.init_std) *
          random_normal(seed, hash64(s.name), static_cast<uint64_t>(e));
 }

@@ -18,12 +18,13 @@
 
 namespace remesh::geometry {
 
-enum class Init { kNormal, kOnes };
+enum class Init { kNormal, kOnes, kZeros };
 
 // How tensor parallelism splits a parameter (Shoeybi et al. 2019).
 enum class TensorSplit {
   kNone,     // replicated (norms)
-  kRows,     // dim 0: column-parallel linear (q, k, v, gate, up), embedding
+  kRows,     // dim 0: column-parallel linear (q, k, v, gate, up), its bias,
+             // embedding
   kColumns,  // dim 1: row-parallel linear (o, down)
 };
 
@@ -34,6 +35,11 @@ enum class Role {
   kQuery,
   kKey,
   kValue,
+  kQueryBias,
+  kKeyBias,
+  kValueBias,
+  kQueryNorm,  // of each head
+  kKeyNorm,
   kOutput,
   kPostNorm,
   kGate,
@@ -42,6 +48,13 @@ enum class Role {
   kFinalNorm,
   kHead,
 };
+
+// Whether its units are key/value heads, which tensor-parallel ranks share if
+// there are fewer of them than ranks.
+constexpr bool has_kv_heads(Role role) {
+  return role == Role::kKey || role == Role::kValue || role == Role::kKeyBias ||
+         role == Role::kValueBias;
+}
 
 struct ParamSpec {
   std::string name;

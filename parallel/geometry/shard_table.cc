@@ -26,7 +26,7 @@ UnitKind unit_kind(Role role) {
 // Neighbouring tensor-parallel ranks that hold the same rectangle.
 int sharing_ranks(const ParamSpec& spec, int tp) {
   if (spec.split == TensorSplit::kNone) return tp;
-  if (spec.role != Role::kKey && spec.role != Role::kValue) return 1;
+  if (!has_kv_heads(spec.role)) return 1;
   const int64_t heads = spec.shape[0] / spec.split_unit;
   return heads < tp ? static_cast<int>(tp / heads) : 1;
 }
@@ -176,8 +176,8 @@ void ShardTable::initial_values(uint64_t seed, int64_t begin,
     const ParamSpec& s = (*table_)[p.param];
     const std::span<float> part = out.subspan(
         static_cast<size_t>(p.at - begin), static_cast<size_t>(p.rect.numel()));
-    if (s.init == Init::kOnes) {
-      std::fill(part.begin(), part.end(), 1.0F);
+    if (s.init != Init::kNormal) {
+      std::fill(part.begin(), part.end(), s.init == Init::kOnes ? 1.0F : 0.0F);
       continue;
     }
     const auto width = static_cast<size_t>(p.rect.cols);

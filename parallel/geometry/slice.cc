@@ -63,12 +63,14 @@ bool on_stage(const ParamSpec& spec, bool tied, const StageBounds& bounds,
 Rect tp_rect(const ParamSpec& spec, int tp, int tp_index) {
   Rect rect = full_rect(spec);
   if (spec.split == TensorSplit::kNone) return rect;
-  CHECK(spec.shape.size() == 2);
-  const bool by_rows = spec.split == TensorSplit::kRows;
+  // A parameter of one dim is a single row.
+  const bool flat = spec.shape.size() == 1;
+  CHECK(!flat || spec.split == TensorSplit::kRows);
+  const bool by_rows = spec.split == TensorSplit::kRows && !flat;
   const int64_t extent = by_rows ? rect.rows : rect.cols;
   CHECK(extent % spec.split_unit == 0);
   const int64_t num_units = extent / spec.split_unit;
-  const bool heads = spec.role == Role::kKey || spec.role == Role::kValue;
+  const bool heads = has_kv_heads(spec.role);
   // Fewer key/value heads than ranks: each rank has the one its queries read.
   MicrobatchRange units = even_share(num_units, tp, tp_index);
   if (heads && num_units < tp) {

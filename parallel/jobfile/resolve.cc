@@ -53,6 +53,7 @@ void clear_flavor_keys(pb::Model& m) {
   m.clear_n_layers();
   m.clear_n_heads();
   m.clear_n_kv_heads();
+  m.clear_head_dim();
   m.clear_hidden_dim();
   m.clear_rope_theta();
   m.clear_tie_embeddings();
@@ -69,6 +70,8 @@ pb::Model model_keys(const geometry::ModelConfig& c) {
   m.set_n_layers(c.n_layers);
   m.set_n_heads(c.n_heads);
   m.set_n_kv_heads(c.n_kv_heads);
+  m.set_head_dim(c.head_dim());
+  m.set_sliding_window(c.sliding_window);
   m.set_hidden_dim(c.hidden_dim);
   m.set_vocab_size(c.vocab_size);
   m.set_norm_eps(c.norm_eps);
@@ -90,6 +93,8 @@ void fill_in(pb::Job& job, const DataInfo& data) {
   }
   expand_flavor(m);
   if (m.n_kv_heads() == -1) m.set_n_kv_heads(m.n_heads());
+  if (m.head_dim() == -1 && m.dim() % m.n_heads() == 0)
+    m.set_head_dim(m.dim() / m.n_heads());
   if (m.hidden_dim() == -1) m.set_hidden_dim((8 * m.dim() / 3 + 31) / 32 * 32);
   if (m.vocab_size() == -1) m.set_vocab_size(data.vocab_size);
   pb::Schedule& s = *job.mutable_schedule();
@@ -116,6 +121,7 @@ using Problems = std::vector<std::string>;
 // A -1 leaves the size to the model of init_from.
 void clear_open_sizes(pb::Model& m) {
   if (m.n_kv_heads() == -1) m.clear_n_kv_heads();
+  if (m.head_dim() == -1) m.clear_head_dim();
   if (m.hidden_dim() == -1) m.clear_hidden_dim();
   if (m.vocab_size() == -1) m.clear_vocab_size();
 }
@@ -181,6 +187,11 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         "train.eval_every = {}: must be 0 where train.eval_sequences is 0 or "
         "the data set has no validation split",
         t.eval_every()));
+  if (const Status fits =
+          geometry::check_window(model_config(job), t.seq_len());
+      !fits.ok())
+    out.push_back(
+        fmt::format("train.seq_len = {}: {}", t.seq_len(), fits.message()));
   if (s.warmup_steps() > s.total_steps())
     out.push_back(fmt::format(
         "schedule.warmup_steps = {}: must be at most the {} steps of the "
@@ -289,7 +300,7 @@ void check_slots(const pb::Job& job, Problems& out) {
 bool has_every_size(const pb::Model& model) {
   pb::Job given, all;
   *given.mutable_model() = model;
-  *all.mutable_model() = model_keys({});
+  *all.mutable_model() = model_keys({.n_heads = 1});
   for (const Field* section : sections())
     for (const Field* key : keys(*section))
       if (has_key(all, *key) && !has_key(given, *key)) return false;
@@ -304,6 +315,8 @@ geometry::ModelConfig model_config(const pb::Job& resolved) {
   c.n_layers = m.n_layers();
   c.n_heads = m.n_heads();
   c.n_kv_heads = m.n_kv_heads();
+  if (m.head_dim() > 0) c.set_head_dim(m.head_dim());
+  c.sliding_window = m.sliding_window();
   c.hidden_dim = m.hidden_dim();
   c.vocab_size = m.vocab_size();
   c.norm_eps = m.norm_eps();

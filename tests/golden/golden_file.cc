@@ -75,6 +75,19 @@ class Reader {
     out = v != 0;
     return ok_status();
   }
+  // A string of any length, as h5py writes it.
+  Status attribute(const std::string& name, std::string& out) const {
+    const Handle a(H5Aopen(file_, name.c_str(), H5P_DEFAULT), H5Aclose);
+    const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+    char* text = nullptr;
+    if (!a.ok() || H5Tset_size(type, H5T_VARIABLE) < 0 ||
+        H5Tset_cset(type, H5T_CSET_UTF8) < 0 || H5Aread(a, type, &text) < 0 ||
+        text == nullptr)
+      return bad("attribute " + name + " is not a string");
+    out = text;
+    H5free_memory(text);
+    return ok_status();
+  }
 
   Result<std::vector<int64_t>> shape(const std::string& name) const {
     const Handle d(H5Dopen2(file_, name.c_str(), H5P_DEFAULT), H5Dclose);
@@ -140,6 +153,15 @@ Status read_config(const Reader& r, geometry::ModelConfig& c) {
   RETURN_IF_ERROR(r.attribute("config.rms_norm_eps", c.norm_eps));
   RETURN_IF_ERROR(r.attribute("config.rope_theta", c.rope_theta));
   RETURN_IF_ERROR(r.attribute("config.tie_word_embeddings", c.tie_embeddings));
+  if (r.has_attribute("config.model_type"))
+    RETURN_IF_ERROR(r.attribute("config.model_type", c.arch));
+  if (r.has_attribute("config.head_dim")) {
+    int64_t size = 0;
+    RETURN_IF_ERROR(r.attribute("config.head_dim", size));
+    c.set_head_dim(size);
+  }
+  if (r.has_attribute("config.sliding_window"))
+    RETURN_IF_ERROR(r.attribute("config.sliding_window", c.sliding_window));
   c.rope_scaled = r.has_attribute("config.rope_scaling.factor");
   if (c.rope_scaled) {
     const std::string p = "config.rope_scaling.";

@@ -1,5 +1,6 @@
-// Golden files: a small Llama with weights, tokens and the results of training,
-// computed by PyTorch in float64 (attributes `source` and `optimizer.note`).
+// Golden files: a small model with weights, tokens and the results of training,
+// computed in float64 by PyTorch, or by make_golden.py, which agrees with it
+// (attribute `source`).
 //
 //   attributes  config.*, optimizer.*
 //   /tokens               int32 (steps, sequences, T + 1)

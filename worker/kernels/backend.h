@@ -56,6 +56,13 @@ struct AttentionShape {
   int64_t stride = 0;
 };
 
+// The first num_heads heads of each of `rows` tokens; inside a token, heads are
+// contiguous.
+struct HeadRows {
+  int64_t rows = 0, num_heads = 0, head_dim = 0;
+  int64_t x_stride = 0, y_stride = 0;  // elements between tokens
+};
+
 // One block of attention between Tq queries and Tk keys of sequences that are
 // split over ranks (ring attention, Liu et al. 2023): query i, at position
 // q0 + i, sees key j, at position k0 + j, when q0 + i >= k0 + j. Token n = b *
@@ -161,6 +168,25 @@ class Backend {
                                 const float* dresidual, int64_t rows,
                                 int64_t dim, float* dx, void* dx_d,
                                 float* dweight) = 0;
+
+  // --- RMSNorm of each head, with one weight (head_dim), as in Qwen 3 ---
+  // y = x * rstd * weight; rstd (rows, num_heads).
+  virtual void head_rmsnorm(Dtype d, const HeadRows& s, const void* x,
+                            const float* weight, double eps, void* y,
+                            float* rstd) = 0;
+  // dy, laid out as y, becomes the gradient of x. dweight += the gradient of
+  // the weight.
+  virtual void head_rmsnorm_backward(Dtype d, const HeadRows& s, const void* x,
+                                     const float* rstd, const float* weight,
+                                     void* dy, float* dweight) = 0;
+
+  // --- bias of a linear layer ---
+  // y (rows, cols) += bias, in each row.
+  virtual void add_bias(Dtype d, const float* bias, int64_t rows, int64_t cols,
+                        void* y) = 0;
+  // dbias (cols) += the sum of the rows of dy.
+  virtual void bias_backward(Dtype d, const void* dy, int64_t rows,
+                             int64_t cols, float* dbias) = 0;
 
   // --- rotary embedding (Su et al. 2021), half-split order ---
   // In place on the first `heads` heads of each token; token n has position

@@ -17,7 +17,11 @@ constexpr struct {
   const char* arch;
   Result<std::unique_ptr<Stage>> (*make)(const ShardTable&, const StageOptions&,
                                          kernels::Backend&);
-} kFamilies[] = {{"llama", make_llama_stage}};
+} kFamilies[] = {{"llama", make_llama_stage},
+                 {"mistral", make_llama_stage},
+                 {"qwen2", make_llama_stage},
+                 {"qwen3", make_llama_stage},
+                 {"phi3", make_llama_stage}};
 
 int degree(const comm::Comm* c) { return c == nullptr ? 1 : c->size(); }
 int index(const comm::Comm* c) { return c == nullptr ? 0 : c->rank(); }
@@ -62,6 +66,7 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
         "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed: "
         "fp32");
   RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
+  RETURN_IF_ERROR(geometry::check_window(shard.table().config(), o.max_seq));
   return check_groups(shard, o);
 }
 

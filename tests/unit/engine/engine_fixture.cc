@@ -226,6 +226,8 @@ Case random_case(uint64_t seed, int ranks) {
                .hidden_dim = of(5, {20, 32, 37}),
                .vocab_size = of(6, {32, 41, 63}),
                .tie_embeddings = of(7, {0, 1}) == 1};
+    c.model.arch = std::array{"llama", "qwen2", "qwen3"}[key % 3];
+    if (key % 5 == 0) c.model.head_size = c.model.head_dim() + 2;
     c.layout = {.dp = static_cast<int>(of(8, {1, 1, 2, 3, 4})),
                 .pp = static_cast<int>(of(9, {1, 1, 2, 2, 3, 4})),
                 .tp = static_cast<int>(of(10, {1, 1, 2, 4})),

@@ -75,19 +75,62 @@ TEST(Config, WhatIsWrittenIsReadInBothForms) {
   }
 }
 
+TEST(Config, ReadsMistral) {
+  Json json = Json::parse(kOldConfig);
+  json["model_type"] = "mistral";
+  json["architectures"] = {"MistralForCausalLM"};
+  json["rope_scaling"] = nullptr;
+  json["sliding_window"] = 4096;
+  json["head_dim"] = 160;
+  const auto c = parse_config(json.dump(), "c");
+  ASSERT_TRUE(c.ok()) << c.status().to_string();
+  EXPECT_EQ(c->model.arch, "mistral");
+  EXPECT_EQ(c->model.sliding_window, 4096);
+  EXPECT_EQ(c->model.head_dim(), 160);
+  EXPECT_EQ(c->model.q_dim(), 5120);
+  EXPECT_EQ(parse_config(config_json(*c, Dtype::kBf16), "c")->model, c->model);
+  json["sliding_window"] = nullptr;
+  const auto full = parse_config(json.dump(), "c");
+  ASSERT_TRUE(full.ok()) << full.status().to_string();
+  EXPECT_EQ(full->model.sliding_window, 0);
+  EXPECT_EQ(parse_config(config_json(*full, Dtype::kBf16), "c")->model,
+            full->model);
+}
+
+TEST(Config, ReadsQwen) {
+  Json json = Json::parse(kOldConfig);
+  json["rope_scaling"] = nullptr;
+  const std::pair<const char*, const char*> families[] = {
+      {"qwen2", "Qwen2ForCausalLM"}, {"qwen3", "Qwen3ForCausalLM"}};
+  for (const auto& [type, architecture] : families) {
+    json["model_type"] = type;
+    json["architectures"] = {architecture};
+    json["hidden_size"] = 2048;
+    const auto c = parse_config(json.dump(), "c");
+    ASSERT_TRUE(c.ok()) << c.status().to_string();
+    EXPECT_EQ(c->model.arch, type);
+    // Qwen 3's head is 128 wide unless the file says otherwise.
+    EXPECT_EQ(c->model.head_dim(), c->model.arch == "qwen3" ? 128 : 64);
+    EXPECT_EQ(parse_config(config_json(*c, Dtype::kBf16), "c")->model,
+              c->model);
+  }
+}
+
 TEST(Config, RefusesByNameWhatItCannotCompute) {
   const struct {
     const char* key;
     Json value;
     const char* message;
   } cases[] = {
-      {"model_type", "gpt2", "model_type = \"gpt2\": must be one of llama"},
+      {"model_type", "gpt2", "model_type = \"gpt2\": must be one of llama,"},
       {"model_type", nullptr, "model_type = null"},
       {"architectures", {"LlamaForSequenceClassification"}, "architectures"},
       {"hidden_act", "gelu", "hidden_act = \"gelu\": must be \"silu\""},
       {"attention_bias", true, "attention_bias = true: must be false"},
       {"mlp_bias", true, "mlp_bias = true: must be false"},
       {"quantization_config", {{"bits", 4}}, "quantization_config"},
+      {"use_sliding_window", true, "use_sliding_window = true"},
+      {"layer_types", {"full_attention", "sliding_attention"}, "layer_types"},
       {"rope_scaling", {{"type", "linear"}, {"factor", 2}}, "\"linear\""},
       {"rope_scaling", {{"rope_type", "yarn"}}, "rope_type = \"yarn\""},
       {"rope_scaling", {{"rope_type", "llama3"}}, "factor is missing"},
@@ -98,7 +141,7 @@ TEST(Config, RefusesByNameWhatItCannotCompute) {
       {"rope_parameters",
        {{"rope_type", "default"}, {"rope_theta", 1e4}},
        "rope_theta = 500000.0: must be that of rope_parameters, 10000"},
-      {"head_dim", 64, "head_dim = 64: must be hidden_size"},
+      {"head_dim", 63, "model.head_dim = 63: rotary"},
       {"hidden_size", 4097, "must divide"},
       {"hidden_size", "4096", "hidden_size = \"4096\": must be an integer"},
       {"hidden_size", 4e3, "hidden_size = 4000.0: must be an integer"},

@@ -47,6 +47,34 @@ TEST(Transfer, ImportThenExportIsBitIdentical) {
     }
 }
 
+// Phi-3 has q, k, v as one tensor, and gate, up.
+TEST(Transfer, FusedTensorsComeInAndGoOut) {
+  geometry::ModelConfig model = small_model();
+  model.arch = "phi3";
+  const SmallFolder f(Dtype::kBf16, model);
+  std::vector<TensorShape> shapes;
+  for (const FileTensor& t : file_tensors(f.table)) shapes.push_back(t.tensor);
+  EXPECT_EQ(shapes[2].name, "model.layers.0.self_attn.qkv_proj.weight");
+  EXPECT_EQ(shapes[2].shape, (std::vector<int64_t>{16, 8}));
+  EXPECT_EQ(shapes[5].name, "model.layers.0.mlp.gate_up_proj.weight");
+  EXPECT_EQ(shapes[5].shape, (std::vector<int64_t>{24, 8}));
+  const std::string file = weights_file(shapes, f.tensors, f.dtype);
+  f.put("model.safetensors", file);
+  MemoryFileSystem fs;
+  const auto imported = import_small(fs, f, "c");
+  ASSERT_TRUE(imported.ok()) << imported.status().to_string();
+  const auto whole = export_model(fs, imported->path, "hf", {}, kSilent);
+  ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+  EXPECT_EQ(get(fs, "hf/model.safetensors"), file);
+  // A file never ends inside a tensor.
+  const auto parts =
+      export_model(fs, imported->path, "parts", {.shard_bytes = 200}, kSilent);
+  ASSERT_TRUE(parts.ok()) << parts.status().to_string();
+  const std::string index = get(fs, "parts/model.safetensors.index.json");
+  EXPECT_NE(index.find("qkv_proj"), std::string::npos);
+  EXPECT_EQ(index.find("k_proj.weight"), std::string::npos);
+}
+
 TEST(Transfer, ManyFilesHoldTheSameTensors) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem fs;

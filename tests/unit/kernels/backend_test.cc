@@ -147,6 +147,47 @@ TEST_P(BackendTest, NormBackwardInPlaceAndApart) {
     }
 }
 
+TEST_P(BackendTest, NormOfHeadsForwardAndBackward) {
+  for (const int64_t rows : {1, 33, 70})
+    for (const int64_t head : {2, 10, 64}) {
+      // Three heads of tokens that have other elements too.
+      const HeadRows s{.rows = rows,
+                       .num_heads = 3,
+                       .head_dim = head,
+                       .x_stride = 3 * head + 1,
+                       .y_stride = 3 * head + 5};
+      const Tensor x = random(rows * s.x_stride, 1);
+      Tensor w = random_fp32(head, 2);
+      Tensor rstd = random_fp32(rows * 3, 3);
+      expect_agreement(
+          *cpu_, *ref_, tolerance(),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.head_rmsnorm(d_, s, x.data(), w.floats(), 1e-5, o[0].data(),
+                           o[1].floats());
+            b.head_rmsnorm_backward(d_, s, x.data(), rstd.floats(), w.floats(),
+                                    o[2].data(), o[3].floats());
+          },
+          zeros(rows * s.y_stride).by(s.y_stride), zeros_fp32(rows * 3).by(1),
+          random(rows * s.y_stride, 4).by(s.y_stride),
+          random_fp32(head, 5).by(head));
+    }
+}
+
+TEST_P(BackendTest, BiasIsAddedToRowsAndItsGradientSummed) {
+  for (const int64_t rows : {1, 33, 70})
+    for (const int64_t cols : {1, 40, 129}) {
+      Tensor bias = random_fp32(cols, 1);
+      const Tensor dy = random(rows * cols, 2);
+      expect_agreement(
+          *cpu_, *ref_, tolerance(),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.add_bias(d_, bias.floats(), rows, cols, o[0].data());
+            b.bias_backward(d_, dy.data(), rows, cols, o[1].floats());
+          },
+          random(rows * cols, 3).by(cols), random_fp32(cols, 4).by(cols));
+    }
+}
+
 TEST_P(BackendTest, RopeTurnsAndTurnsBack) {
   constexpr int64_t kB = 3, kT = 5, kHeads = 3, kHead = 10, kStride = 37;
   Tensor cos = zeros_fp32(kT * kHead / 2);

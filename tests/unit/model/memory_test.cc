@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <random>
 
 #include "tests/testing/local_comm.h"
@@ -40,7 +41,9 @@ Case random_case(uint64_t seed) {
               .n_kv_heads = pick({1, 2, 8}),
               .hidden_dim = pick({13, 52}),
               .vocab_size = pick({61, 9001}),
-              .tie_embeddings = random() % 2 == 0};
+              .tie_embeddings = random() % 2 == 0,
+              .arch = std::array{"llama", "qwen2", "qwen3"}[random() % 3],
+              .head_size = pick({0, 4})};
   c.options = {.chunk = below(c.chunks),
                .dtype = random() % 2 == 0 ? Dtype::kBf16 : Dtype::kFp32,
                .max_batch = pick({1, 3}),

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
 #include <random>
 #include <thread>
@@ -27,13 +28,14 @@ struct Case {
     for (const Recompute r : options.recompute)
       recompute += "nsf"[static_cast<int>(r)];
     return fmt::format(
-        "{} chunks {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}; {} "
+        "{} chunks {}: {} dim {} layers {} heads {}/{} hidden {} vocab {}{}; "
+        "{} "
         "microbatches of {} x {} after {} x {}, recompute {}, {}",
-        layout.to_string(), pipeline.chunks, config.dim, config.n_layers,
-        config.n_heads, config.n_kv_heads, config.hidden_dim, config.vocab_size,
-        config.tie_embeddings ? " tied" : "", pipeline.microbatches, pipeline.B,
-        pipeline.T, options.max_batch, options.max_seq, recompute,
-        options.split_backward ? "split" : "whole");
+        layout.to_string(), pipeline.chunks, config.arch, config.dim,
+        config.n_layers, config.n_heads, config.n_kv_heads, config.hidden_dim,
+        config.vocab_size, config.tie_embeddings ? " tied" : "",
+        pipeline.microbatches, pipeline.B, pipeline.T, options.max_batch,
+        options.max_seq, recompute, options.split_backward ? "split" : "whole");
   }
 };
 
@@ -60,6 +62,8 @@ Case random_case(uint64_t seed) {
     c.config.n_heads *= 2;
     c.config.dim *= 2;
   }
+  c.config.arch = std::array{"llama", "qwen2", "qwen3"}[seed % 3];
+  if (seed % 5 == 0) c.config.head_size = c.config.head_dim() + 2;
   c.pipeline.microbatches = pick({1, 2});
   if (c.config.n_layers >= 2 && random() % 3 == 0) c.layout.pp = 2;
   c.pipeline.pp = c.layout.pp;

@@ -3,6 +3,8 @@
 //
 // Results do not depend on timing: every element has one writer, and sums that
 // cross threads are taken in blocks of fixed size and added in order.
+//
+// Over 500 lines because every operation is distributed to threads here.
 #include "worker/kernels/backend.h"
 
 #include <algorithm>
@@ -112,23 +114,66 @@ class CpuBackend final : public Backend {
                         const float* rstd, const float* weight,
                         const float* dresidual, int64_t rows, int64_t dim,
                         float* dx, void* dx_d, float* dweight) override {
-    const int64_t blocks = ceil_div(rows, kNormBlockRows);
-    float* partial = workspace_.reserve(blocks * dim);
     typed(d, [&](auto ops, auto tag) {
       using T = decltype(tag);
-      parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
-        for (int64_t b = b0; b < b1; ++b) {
-          const int64_t r0 = b * kNormBlockRows;
-          const int64_t n = std::min(kNormBlockRows, rows - r0);
-          const int64_t e = r0 * dim;
-          ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
-                                at<float>(dresidual, e), n, dim, dx + e,
-                                at<T>(dx_d, e), partial + b * dim);
-        }
+      sum_blocks(rows, dim, dweight, [&](int64_t r0, int64_t n, float* sum) {
+        const int64_t e = r0 * dim;
+        ops->rmsnorm_backward(dy + e, x + e, rstd + r0, weight,
+                              at<float>(dresidual, e), n, dim, dx + e,
+                              at<T>(dx_d, e), sum);
       });
     });
-    for (int64_t b = 0; b < blocks; ++b)
-      simd_.accumulate(dim, 1.0F, partial + b * dim, dweight);
+  }
+
+  void head_rmsnorm(Dtype d, const HeadRows& s, const void* x,
+                    const float* weight, double eps, void* y,
+                    float* rstd) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(s.rows, row_grain(s.num_heads * s.head_dim),
+               [&](int64_t r0, int64_t r1, int) {
+                 HeadRows part = s;
+                 part.rows = r1 - r0;
+                 ops->head_rmsnorm(part, at<T>(x, r0 * s.x_stride), weight,
+                                   static_cast<float>(eps),
+                                   at<T>(y, r0 * s.y_stride),
+                                   rstd + r0 * s.num_heads);
+               });
+    });
+  }
+  void head_rmsnorm_backward(Dtype d, const HeadRows& s, const void* x,
+                             const float* rstd, const float* weight, void* dy,
+                             float* dweight) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      sum_blocks(s.rows, s.head_dim, dweight,
+                 [&](int64_t r0, int64_t n, float* sum) {
+                   HeadRows part = s;
+                   part.rows = n;
+                   ops->head_rmsnorm_backward(part, at<T>(x, r0 * s.x_stride),
+                                              rstd + r0 * s.num_heads, weight,
+                                              at<T>(dy, r0 * s.y_stride), sum);
+                 });
+    });
+  }
+
+  void add_bias(Dtype d, const float* bias, int64_t rows, int64_t cols,
+                void* y) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
+        ops->add_bias(bias, r1 - r0, cols, at<T>(y, r0 * cols));
+      });
+    });
+  }
+  void bias_backward(Dtype d, const void* dy, int64_t rows, int64_t cols,
+                     float* dbias) override {
+    typed(d, [&](auto ops, auto tag) {
+      using T = decltype(tag);
+      sum_blocks(rows, cols, dbias, [&](int64_t r0, int64_t n, float* sum) {
+        ops->sum_rows(at<T>(dy, r0 * cols), n, cols, sum);
+      });
+    });
   }
 
   void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
@@ -417,6 +462,22 @@ class CpuBackend final : public Backend {
   template <typename F>
   void parallel(int64_t n, int64_t grain, const F& f) const {
     parallel_ranges(threads_, n, grain, f);
+  }
+
+  // Adds to `total` what f(first row, rows, sum) writes into `sum`, for each
+  // block of kNormBlockRows rows.
+  template <typename F>
+  void sum_blocks(int64_t rows, int64_t dim, float* total, const F& f) {
+    const int64_t blocks = ceil_div(rows, kNormBlockRows);
+    float* partial = workspace_.reserve(blocks * dim);
+    parallel(blocks, 1, [&](int64_t b0, int64_t b1, int) {
+      for (int64_t b = b0; b < b1; ++b) {
+        const int64_t r0 = b * kNormBlockRows;
+        f(r0, std::min(kNormBlockRows, rows - r0), partial + b * dim);
+      }
+    });
+    for (int64_t b = 0; b < blocks; ++b)
+      simd_.accumulate(dim, 1.0F, partial + b * dim, total);
   }
 
   // `on_tiles` for bf16 where the host has them, else the loop that `choose`

@@ -56,6 +56,15 @@ struct SimdTyped {
   void (*rmsnorm_backward)(const float* dy, const float* x, const float* rstd,
                            const float* w, const float* dres, int64_t rows,
                            int64_t dim, float* dx, T* dx_d, float* dw_partial);
+  // dw (head_dim) is overwritten.
+  void (*head_rmsnorm)(const HeadRows& s, const T* x, const float* w, float eps,
+                       T* y, float* rstd);
+  void (*head_rmsnorm_backward)(const HeadRows& s, const T* x,
+                                const float* rstd, const float* w, T* dy,
+                                float* dw);
+  void (*add_bias)(const float* bias, int64_t rows, int64_t cols, T* y);
+  // sum (cols) is overwritten.
+  void (*sum_rows)(const T* y, int64_t rows, int64_t cols, float* sum);
   void (*rope)(T* x, int64_t row0, int64_t rows, int64_t seq, int64_t heads,
                int64_t hd, int64_t stride, const float* cos, const float* sin,
                float sign);

@@ -81,6 +81,67 @@ void rmsnorm_backward(const float* dy, const float* x, const float* rstd,
   }
 }
 
+template <typename T>
+void head_rmsnorm(const HeadRows& s, const T* x, const float* w, float eps,
+                  T* y, float* rstd) {
+  for (int64_t i = 0; i < s.rows; ++i, rstd += s.num_heads)
+    for (int64_t h = 0; h < s.num_heads; ++h) {
+      const T* a = x + i * s.x_stride + h * s.head_dim;
+      T* out = y + i * s.y_stride + h * s.head_dim;
+      float ss = 0;
+#pragma omp simd reduction(+ : ss)
+      for (int64_t j = 0; j < s.head_dim; ++j) ss += get(a, j) * get(a, j);
+      const float r =
+          1.0F / __builtin_sqrtf(ss / static_cast<float>(s.head_dim) + eps);
+      rstd[h] = r;
+#pragma omp simd
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        put(out, j, get(a, j) * r * w[j]);
+    }
+}
+
+template <typename T>
+void head_rmsnorm_backward(const HeadRows& s, const T* x, const float* rstd,
+                           const float* w, T* dy, float* dw) {
+  for (int64_t j = 0; j < s.head_dim; ++j) dw[j] = 0;
+  for (int64_t i = 0; i < s.rows; ++i, rstd += s.num_heads)
+    for (int64_t h = 0; h < s.num_heads; ++h) {
+      const T* a = x + i * s.x_stride + h * s.head_dim;
+      T* d = dy + i * s.y_stride + h * s.head_dim;
+      const float r = rstd[h];
+      float dot = 0;
+#pragma omp simd reduction(+ : dot)
+      for (int64_t j = 0; j < s.head_dim; ++j) {
+        const float g = get(d, j) * get(a, j);
+        dot += g * w[j];
+        dw[j] += g * r;
+      }
+      const float c = dot * r * r * r / static_cast<float>(s.head_dim);
+#pragma omp simd
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        put(d, j, get(d, j) * w[j] * r - get(a, j) * c);
+    }
+}
+
+// --- bias ---
+
+template <typename T>
+void add_bias(const float* bias, int64_t rows, int64_t cols, T* y) {
+  for (int64_t i = 0; i < rows; ++i, y += cols) {
+#pragma omp simd
+    for (int64_t j = 0; j < cols; ++j) put(y, j, get(y, j) + bias[j]);
+  }
+}
+
+template <typename T>
+void sum_rows(const T* y, int64_t rows, int64_t cols, float* sum) {
+  for (int64_t j = 0; j < cols; ++j) sum[j] = 0;
+  for (int64_t i = 0; i < rows; ++i, y += cols) {
+#pragma omp simd
+    for (int64_t j = 0; j < cols; ++j) sum[j] += get(y, j);
+  }
+}
+
 // --- rotary embedding ---
 
 template <typename T>
@@ -248,6 +309,10 @@ template <typename T>
 constexpr SimdTyped<T> typed_table() {
   return {.rmsnorm = rmsnorm<T>,
           .rmsnorm_backward = rmsnorm_backward<T>,
+          .head_rmsnorm = head_rmsnorm<T>,
+          .head_rmsnorm_backward = head_rmsnorm_backward<T>,
+          .add_bias = add_bias<T>,
+          .sum_rows = sum_rows<T>,
           .rope = rope<T>,
           .swiglu = swiglu<T>,
           .swiglu_backward = swiglu_backward<T>,

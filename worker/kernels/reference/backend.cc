@@ -1,6 +1,8 @@
 // The naive twin of every operation: plain loops over formulas, double
 // accumulation, one thread. It defines what the other backends must compute,
 // and may be slow.
+//
+// Over 500 lines because every operation of the backend has its twin here.
 #include "worker/kernels/backend.h"
 
 #include <algorithm>
@@ -171,6 +173,55 @@ class ReferenceBackend final : public Backend {
     }
     for (int64_t j = 0; j < dim; ++j)
       dweight[j] = static_cast<float>(dweight[j] + dw[static_cast<size_t>(j)]);
+  }
+
+  void head_rmsnorm(Dtype d, const HeadRows& s, const void* x,
+                    const float* weight, double eps, void* y,
+                    float* rstd) override {
+    for_each_head(s, [&](int64_t at_rstd, int64_t x0, int64_t y0) {
+      double ss = 0;
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        ss += at(d, x, x0 + j) * at(d, x, x0 + j);
+      const double r =
+          1.0 / std::sqrt(ss / static_cast<double>(s.head_dim) + eps);
+      rstd[at_rstd] = static_cast<float>(r);
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        set(d, y, y0 + j, at(d, x, x0 + j) * r * weight[j]);
+    });
+  }
+  void head_rmsnorm_backward(Dtype d, const HeadRows& s, const void* x,
+                             const float* rstd, const float* weight, void* dy,
+                             float* dweight) override {
+    std::vector<double> dw(static_cast<size_t>(s.head_dim));
+    for_each_head(s, [&](int64_t at_rstd, int64_t x0, int64_t y0) {
+      const double r = rstd[at_rstd];
+      double dot = 0;
+      for (int64_t j = 0; j < s.head_dim; ++j) {
+        const double g = at(d, dy, y0 + j) * at(d, x, x0 + j);
+        dot += g * weight[j];
+        dw[static_cast<size_t>(j)] += g * r;
+      }
+      const double c = dot * r * r * r / static_cast<double>(s.head_dim);
+      for (int64_t j = 0; j < s.head_dim; ++j)
+        set(d, dy, y0 + j,
+            at(d, dy, y0 + j) * weight[j] * r - at(d, x, x0 + j) * c);
+    });
+    for (int64_t j = 0; j < s.head_dim; ++j)
+      dweight[j] = static_cast<float>(dweight[j] + dw[static_cast<size_t>(j)]);
+  }
+
+  void add_bias(Dtype d, const float* bias, int64_t rows, int64_t cols,
+                void* y) override {
+    for (int64_t i = 0; i < rows * cols; ++i)
+      set(d, y, i, at(d, y, i) + bias[i % cols]);
+  }
+  void bias_backward(Dtype d, const void* dy, int64_t rows, int64_t cols,
+                     float* dbias) override {
+    for (int64_t j = 0; j < cols; ++j) {
+      double sum = dbias[j];
+      for (int64_t i = 0; i < rows; ++i) sum += at(d, dy, i * cols + j);
+      dbias[j] = static_cast<float>(sum);
+    }
   }
 
   void rope(Dtype d, void* x, int64_t rows, int64_t T, int64_t heads,
@@ -399,6 +450,14 @@ class ReferenceBackend final : public Backend {
   }
 
  private:
+  // f(index of rstd, first element in x, first element in y) for each head.
+  template <typename F>
+  static void for_each_head(const HeadRows& s, const F& f) {
+    for (int64_t n = 0; n < s.rows; ++n)
+      for (int64_t h = 0; h < s.num_heads; ++h)
+        f(n * s.num_heads + h, n * s.x_stride + h * s.head_dim,
+          n * s.y_stride + h * s.head_dim);
+  }
   static double output(const ReferenceWeight& w, const void* x, int64_t i,
                        int64_t o) {
     double sum = 0;

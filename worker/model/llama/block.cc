@@ -41,6 +41,15 @@ Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
   CHECK(at(Role::kValue) ==
         at_.qkv + (sizes.q_dim() + sizes.kv_dim()) * sizes.dim);
   CHECK(at(Role::kUp) == at_.gate_up + sizes.hidden * sizes.dim);
+  if (sizes.qkv_bias) {
+    at_.bias = at(Role::kQueryBias);
+    CHECK(at(Role::kKeyBias) == at_.bias + sizes.q_dim());
+    CHECK(at(Role::kValueBias) == at_.bias + sizes.q_dim() + sizes.kv_dim());
+  }
+  if (sizes.head_norm) {
+    at_.heads = at(Role::kQueryNorm);
+    CHECK(at(Role::kKeyNorm) == at_.heads + sizes.head_dim);
+  }
 }
 
 BlockWeights Block::make_weights() const {
@@ -58,11 +67,62 @@ void Block::load(int unit, std::span<const float> weights,
   const float* p = weights.data();
   w.norm1 = p + at_.norm1;
   w.norm2 = p + at_.norm2;
+  if (sizes_.qkv_bias) w.bias = p + at_.bias;
+  if (sizes_.head_norm) w.heads = p + at_.heads;
   backend_.load_weight(*w.qkv, p + at_.qkv);
   backend_.load_weight(*w.o, p + at_.o);
   backend_.load_weight(*w.gate_up, p + at_.gate_up);
   backend_.load_weight(*w.down, p + at_.down);
   w.unit = unit;
+}
+
+std::array<Block::HeadGroup, 2> Block::head_groups(const Rows& rows) const {
+  const Sizes& s = sizes_;
+  kernels::HeadRows heads{.rows = rows.N,
+                          .num_heads = s.heads,
+                          .head_dim = s.head_dim,
+                          .x_stride = s.q_dim() + s.kv_dim(),
+                          .y_stride = s.qkv_dim()};
+  const HeadGroup q{.rows = heads};
+  heads.num_heads = s.kv_heads;
+  return {q, HeadGroup{.rows = heads,
+                       .column = s.q_dim(),
+                       .rstd = rows.N * s.heads,
+                       .weight = s.head_dim}};
+}
+
+void Block::norm_heads(const BlockWeights& w, const Rows& rows,
+                       const BlockParts& a) const {
+  const int64_t columns = sizes_.q_dim() + sizes_.kv_dim();
+  backend_.convert_rows(rows.N, columns, d_, a[kQkv], sizes_.qkv_dim(), d_,
+                        a[kQk], columns);
+  for (const HeadGroup& g : head_groups(rows))
+    backend_.head_rmsnorm(d_, g.rows, element(a[kQk], g.column),
+                          w.heads + g.weight, sizes_.norm_eps,
+                          element(a[kQkv], g.column), a.f(kRstdQk) + g.rstd);
+}
+
+// Turns the gradient of what norm_heads() wrote into that of what it read.
+void Block::norm_heads_backward(const BlockWeights& w, const Rows& rows,
+                                const BlockParts& a) const {
+  float* const dnorm = a.f(kDqkNorm);
+  backend_.zero(dnorm,
+                2 * static_cast<size_t>(sizes_.head_dim) * sizeof(float));
+  for (const HeadGroup& g : head_groups(rows))
+    backend_.head_rmsnorm_backward(
+        d_, g.rows, element(a[kQk], g.column), a.f(kRstdQk) + g.rstd,
+        w.heads + g.weight, element(a[kDqkv], g.column), dnorm + g.weight);
+}
+
+void Block::add_head_gradients(const BlockParts& a, float* grads) const {
+  if (sizes_.head_norm)
+    backend_.accumulate(2 * sizes_.head_dim, 1, a.f(kDqkNorm),
+                        grads + at_.heads);
+}
+
+void* Block::element(void* p, int64_t i) const {
+  return static_cast<char*>(p) +
+         i * static_cast<int64_t>(kernels::dtype_size(d_));
 }
 
 void Block::forward_attention(const BlockWeights& w, const Rows& rows,
@@ -75,6 +135,8 @@ void Block::forward_attention(const BlockWeights& w, const Rows& rows,
                    group_.own(rows, d_, a[kH1]), a.f(kRstd1));
   group_.gather(rows, d_, a[kH1]);
   backend_.linear(*w.qkv, a[kH1], rows.N, a[kQkv]);
+  if (s.qkv_bias) backend_.add_bias(d_, w.bias, rows.N, s.qkv_dim(), a[kQkv]);
+  if (s.head_norm) norm_heads(w, rows, a);
   backend_.rope(d_, a[kQkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
                 s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/false);
   attention_.forward(rows, a, scratch);
@@ -151,6 +213,9 @@ void Block::qkv_weight(const Rows& rows, const BlockParts& a,
   backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N,
                                   sizes_.qkv_dim(), sizes_.dim,
                                   grads + at_.qkv);
+  if (sizes_.qkv_bias)
+    backend_.bias_backward(d_, a[kDqkv], rows.N, sizes_.qkv_dim(),
+                           grads + at_.bias);
 }
 
 // Communication overlaps with the weight gradients, except those of GEMMs with
@@ -181,6 +246,7 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   attention_.backward(rows, a, scratch);
   backend_.rope(d_, a[kDqkv], rows.N, rows.T, s.heads + s.kv_heads, s.head_dim,
                 s.qkv_dim(), rope.cos, rope.sin, /*inverse=*/true);
+  if (s.head_norm) norm_heads_backward(w, rows, a);
   backend_.linear_backward_input_fp32(*w.qkv, a[kDqkv], rows.N, false,
                                       scratch.partial);
   dh = group_.start_sum(rows, scratch.partial, scratch.mine);
@@ -191,6 +257,7 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   if (grads != nullptr) {
     qkv_weight(rows, a, grads);
     backend_.accumulate(s.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+    add_head_gradients(a, grads);
   }
   if (gathered != nullptr) gathered->wait();
 }
@@ -203,6 +270,7 @@ void Block::backward_weight(const Rows& rows, const BlockParts& a,
   o_weight(rows, a, grads);
   qkv_weight(rows, a, grads);
   backend_.accumulate(sizes_.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+  add_head_gradients(a, grads);
 }
 
 }  // namespace remesh::model

@@ -5,11 +5,13 @@
 // The layer reads x (n, D) and computes
 //   x1 = x + sum of Wo attention(rope(Wqkv gather(norm(x))))
 //   x2 = x1 + sum of Wdown swiglu(Wgate_up gather(norm(x1)))
-// where gather and sum are over the tensor-parallel ranks (tensor_group.h). The
-// last sum of x1 and branch is left to the rmsnorm that follows (it takes a
+// where gather and sum are over the tensor-parallel ranks (tensor_group.h).
+// Qwen 2 adds a bias after Wqkv, Qwen 3 norms the heads of q and k before rope.
+// The last sum of x1 and branch is left to the rmsnorm that follows (it takes a
 // residual), which saves a pass over memory.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <span>
 
@@ -25,7 +27,9 @@ struct BlockWeights {
   std::unique_ptr<kernels::Weight> qkv, o, gate_up, down;
   const float* norm1 = nullptr;  // (D) each, in the caller's memory
   const float* norm2 = nullptr;
-  int unit = -1;  // loaded; -1: none
+  const float* bias = nullptr;   // (q + 2 kv), or none
+  const float* heads = nullptr;  // (2, head_dim) norms of q and k, or none
+  int unit = -1;                 // loaded; -1: none
 
   bool ok() const;
   uint64_t bytes() const;
@@ -79,6 +83,7 @@ class Block {
   // Where a layer's parameters begin in its unit.
   struct Offsets {
     int64_t norm1 = 0, qkv = 0, o = 0, norm2 = 0, gate_up = 0, down = 0;
+    int64_t bias = 0, heads = 0;
   };
 
   void forward_attention(const BlockWeights& w, const Rows& rows,
@@ -88,6 +93,20 @@ class Block {
   // Up to gate and up.
   void forward_half(const BlockWeights& w, const Rows& rows,
                     const BlockParts& a, const Scratch& scratch) const;
+  // The heads of q and of k with their norms.
+  struct HeadGroup {
+    kernels::HeadRows rows;
+    int64_t column = 0;  // the first, in q, k
+    int64_t rstd = 0;    // the first
+    int64_t weight = 0;
+  };
+  std::array<HeadGroup, 2> head_groups(const Rows& rows) const;
+  void norm_heads(const BlockWeights& w, const Rows& rows,
+                  const BlockParts& a) const;
+  void norm_heads_backward(const BlockWeights& w, const Rows& rows,
+                           const BlockParts& a) const;
+  void add_head_gradients(const BlockParts& a, float* grads) const;
+  void* element(void* p, int64_t i) const;  // of type d_
   void down_weight(const Rows& rows, const BlockParts& a, float* grads) const;
   void gate_up_weight(const Rows& rows, const BlockParts& a,
                       float* grads) const;

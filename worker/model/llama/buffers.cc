@@ -27,6 +27,13 @@ void* make_part(Pool& pool, const StageShape& shape, Part part) {
     case kQkv:
     case kDqkv:
       return pool.get(r.N * s.qkv_dim(), shape.dtype);
+    case kQk:
+      return s.head_norm ? pool.get(r.N * (s.q_dim() + s.kv_dim()), shape.dtype)
+                         : nullptr;
+    case kRstdQk:
+      return s.head_norm ? pool.floats(r.N * (s.heads + s.kv_heads)) : nullptr;
+    case kDqkNorm:
+      return s.head_norm ? pool.floats(2 * s.head_dim) : nullptr;
     case kLse:
       return pool.floats(r.N * s.heads);
     case kO:
@@ -56,6 +63,7 @@ bool kept(Part part, Recompute r, bool split) {
     case kDqkv:
     case kDnorm1:
     case kDnorm2:
+    case kDqkNorm:
       return split;
     case kH1:
     case kH2:
@@ -113,11 +121,11 @@ void make_shared(const StageShape& shape, Pool& pool, StageBuffers& b) {
   auto& at = b.shared.at;
   const auto make = [&](Part p) { at[p] = make_part(pool, shape, p); };
   if (!split) {
-    for (const Part p : {kDy, kDqkv, kDnorm1}) make(p);
+    for (const Part p : {kDy, kDqkv, kDnorm1, kDqkNorm}) make(p);
     at[kDmid] = at[kDy];
     at[kDnorm2] = at[kDnorm1];
   }
-  for (const Part p : {kH1, kRstd1, kLse, kGu, kS}) make(p);
+  for (const Part p : {kH1, kRstd1, kQk, kRstdQk, kLse, kGu, kS}) make(p);
   const auto place = [&](Part p, bool alone, void* with) {
     at[p] = with;
     if (alone) make(p);

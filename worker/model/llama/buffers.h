@@ -24,23 +24,26 @@ namespace remesh::model {
 // What a microbatch leaves in one layer. Rows N, n, P as in sizes.h; d is the
 // type of the GEMMs, the rest is fp32.
 enum Part : int {
-  kX,      // (n, D) the layer's input
-  kH1,     // (P, D) d: norm(x)
-  kRstd1,  // (n)
-  kQkv,    // (N, q + 2 kv) d, q and k rotated
-  kLse,    // (B, heads, T)
-  kO,      // (N, q) d: attention's output
-  kX1,     // (n, D)
-  kH2,     // (P, D) d: norm(x1)
-  kRstd2,  // (n)
-  kGu,     // (N, 2 F) d: gate and up; after backward their gradients
+  kX,       // (n, D) the layer's input
+  kH1,      // (P, D) d: norm(x)
+  kRstd1,   // (n)
+  kQkv,     // (N, q + 2 kv) d, q and k rotated
+  kQk,      // (N, q + kv) d: q and k before the norms of heads (Qwen 3)
+  kRstdQk,  // (N, heads), then (N, kv_heads)
+  kLse,     // (B, heads, T)
+  kO,       // (N, q) d: attention's output
+  kX1,      // (n, D)
+  kH2,      // (P, D) d: norm(x1)
+  kRstd2,   // (n)
+  kGu,      // (N, 2 F) d: gate and up; after backward their gradients
   // Kept for weight gradients that are computed later.
-  kS,       // (N, F) d: swiglu(gu)
-  kDy,      // (P, D) d: gradient of the layer's output
-  kDmid,    // (P, D) d: gradient of x1
-  kDqkv,    // (N, q + 2 kv) d
-  kDnorm1,  // (D) gradients of the norms' weights
-  kDnorm2,  // (D)
+  kS,        // (N, F) d: swiglu(gu)
+  kDy,       // (P, D) d: gradient of the layer's output
+  kDmid,     // (P, D) d: gradient of x1
+  kDqkv,     // (N, q + 2 kv) d
+  kDnorm1,   // (D) gradients of the norms' weights
+  kDnorm2,   // (D)
+  kDqkNorm,  // (2, head_dim) of the norms of heads of q and k
   kNumParts,
 };
 

@@ -22,6 +22,8 @@ Sizes sizes_of(const ShardTable& shard, int chunk) {
           .head_dim = c.head_dim(),
           .hidden = rows(Role::kGate),
           .norm_eps = c.norm_eps,
+          .qkv_bias = shard.find(Role::kQueryBias, layer) >= 0,
+          .head_norm = shard.find(Role::kQueryNorm, layer) >= 0,
           .tp = shard.layout().tp,
           .tp_index = shard.coord().tp,
           .cp = shard.layout().cp,

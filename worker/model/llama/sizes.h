@@ -15,6 +15,8 @@ struct Sizes {
   int64_t hidden = 0;                  // columns of gate and of up
   int64_t vocab_begin = 0, vocab = 0;  // rows of embedding and head
   double norm_eps = 0;
+  bool qkv_bias = false;   // Qwen 2
+  bool head_norm = false;  // of queries and keys: Qwen 3
   int tp = 1, tp_index = 0, cp = 1, cp_index = 0;
 
   int64_t q_dim() const { return heads * head_dim; }
