@@ -187,15 +187,15 @@ Result<NamedTensors> parse_llama2c(std::span<const std::byte> file,
 }
 
 Result<NamedTensors> parse_consolidated(std::string_view params,
-                                        Tensors tensors,
+                                        const Tensors& tensors,
                                         const std::string& name) {
   ASSIGN_OR_RETURN(const Json json, parse_json(params, name));
   NamedTensors out;
-  for (auto& [key, tensor] : tensors) {
+  for (const auto& [key, tensor] : tensors) {
     const std::string ours = from_meta(key);
     // Rotary frequencies are recomputed.
     if (ours.empty() && key.ends_with("rope.freqs")) continue;
-    out.tensors.emplace(ours.empty() ? key : ours, std::move(tensor));
+    out.tensors.emplace(ours.empty() ? key : ours, tensor);
   }
   Reader r(json, name);
   ModelConfig& m = out.config.model;

@@ -33,7 +33,7 @@ Result<NamedTensors> parse_llama2c(std::span<const std::byte> file,
 // The tensors of a consolidated file and the params.json beside it. Fails like
 // parse_config().
 Result<NamedTensors> parse_consolidated(std::string_view params,
-                                        Tensors tensors,
+                                        const Tensors& tensors,
                                         const std::string& name);
 
 // The row of an interleaved matrix that is row `row` of one in halves.

@@ -70,7 +70,7 @@ Status load_initial_weights(FileSystem& inner, const std::string& path,
     return source.load(rank.shard.table(), geometry::pieces_to_load(rank),
                        weights, tick);
   };
-  const Status status = load();
+  Status status = load();
   if (status.ok() || status.code() == Code::kIo) return status;
   return Status(
       status.code() == Code::kDenied ? Code::kDenied : Code::kInvalidArgument,
