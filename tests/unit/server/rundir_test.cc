@@ -581,9 +581,10 @@ TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
                   .empty());
   const auto two =
       forbidden_differences(job(), job({"train.seed=9", "model.dim=512"}));
-  ASSERT_EQ(two.size(), 3u) << join(two, "\n");  // hidden_dim follows dim
+  // head_dim and hidden_dim follow dim.
+  ASSERT_EQ(two.size(), 4u) << join(two, "\n");
   EXPECT_EQ(two[0], "model.dim: the run has 256, given is 512");
-  EXPECT_EQ(two[2], "train.seed: the run has 1, given is 9");
+  EXPECT_EQ(two[3], "train.seed: the run has 1, given is 9");
   EXPECT_TRUE(
       forbidden_differences(
           job(), job({"parallel.zero_stage=2", "profile.enable=true",
