@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -198,11 +199,18 @@ Status time_placement() {
                          .slots = kSlots,
                          .cores = kSlots,
                          .memory_bytes = uint64_t{128} << 30});
-  const int64_t start = monotonic_ns();
-  ASSIGN_OR_RETURN(const planner::Placement p, planner::place_mesh(q));
-  fmt::print("\nmesh for {} slots: {:.1f} ms, {}\n", kHosts * kSlots,
-             static_cast<double>(monotonic_ns() - start) / 1e6,
-             p.layout.to_string());
+  // Processor time, because the machine may be busy.
+  constexpr int kRounds = 20;
+  std::string mesh;
+  const std::clock_t start = std::clock();
+  for (int i = 0; i < kRounds; ++i) {
+    ASSIGN_OR_RETURN(const planner::Placement p, planner::place_mesh(q));
+    mesh = p.layout.to_string();
+  }
+  const double ms = 1e3 * static_cast<double>(std::clock() - start) /
+                    CLOCKS_PER_SEC / kRounds;
+  fmt::print("\nmesh for {} slots: {:.1f} ms of processor time, {}\n",
+             kHosts * kSlots, ms, mesh);
   return ok_status();
 }
 

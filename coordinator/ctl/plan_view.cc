@@ -10,7 +10,7 @@
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/shard_table.h"
-#include "parallel/planner/cost.h"
+#include "parallel/planner/local.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -91,17 +91,9 @@ std::string besides_text(const planner::JobShape& shape, const Layout& l) {
   return out + "\n";
 }
 
-}  // namespace
-
-namespace {
-
-planner::StepEstimate estimate(const planner::JobShape& shape, const Layout& l,
-                               const PlanOptions& o) {
-  planner::Hardware hw;
-  hw.ranks_per_host = std::min(o.slots, l.world());
-  hw.cores_per_rank = static_cast<double>(o.cores) * o.hosts / l.world();
-  if (shape.bf16) hw.flops_per_core *= 2;
-  return planner::estimate_step(shape, l, hw);
+// With the update, and the wait for the slowest rank.
+double computing_s(const planner::Terms& t) {
+  return t.compute() + t.optimizer + t.straggle;
 }
 
 // Tokens of a step.
@@ -109,23 +101,24 @@ double tokens_of(const planner::JobShape& shape) {
   return static_cast<double>(shape.microbatches * shape.B * shape.T);
 }
 
-std::string plan_json(const pb::Job& job, const planner::JobShape& shape,
-                      const planner::Placement& placement,
-                      const PlanOptions& o) {
+std::string plan_json(const pb::Job& job,
+                      const planner::PlacementRequest& request,
+                      const planner::Placement& placement) {
+  const planner::JobShape& shape = *request.shape;
   const Layout& l = placement.layout;
-  const planner::StepEstimate e = estimate(shape, l, o);
+  const planner::StepCost e = planner::predict_step(request, l);
   nlohmann::ordered_json out{
       {"schema", kJsonSchema},
       {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
       {"reason", placement.reason},
       {"spares", placement.spares},
       {"parameters", geometry::ParamTable::make(shape.model).num_elements()},
-      {"step_s", e.total_s()},
-      {"tokens_per_s", tokens_of(shape) / e.total_s()},
-      {"run_s", e.total_s() * static_cast<double>(job.train().steps())},
-      {"compute_s", e.compute_s},
-      {"bubble_s", e.bubble_s},
-      {"exposed_s", e.exposed_s}};
+      {"step_s", e.total_s},
+      {"tokens_per_s", tokens_of(shape) / e.total_s},
+      {"run_s", e.total_s * static_cast<double>(job.train().steps())},
+      {"compute_s", computing_s(e.terms)},
+      {"bubble_s", e.terms.bubble},
+      {"exposed_s", e.terms.exposed()}};
   auto stages = nlohmann::ordered_json::array();
   for (int pp = 0; pp < l.pp; ++pp) {
     const int rank = l.rank({.pp = pp});
@@ -149,7 +142,7 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
   ASSIGN_OR_RETURN(const planner::Placement placement,
                    planner::place_mesh(request));
   const planner::JobShape& shape = *request.shape;
-  if (o.json) return plan_json(job, shape, placement, o);
+  if (o.json) return plan_json(job, request, placement);
   const Layout& l = placement.layout;
   std::string out =
       fmt::format("model {}: {} parameters\n",
@@ -175,15 +168,14 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
     out += fmt::format("  scheduled bubble: {:.1f} %\n",
                        100 * core::scheduled_bubble(shape, l));
   }
-  const planner::StepEstimate e = estimate(shape, l, o);
+  const planner::StepCost e = planner::predict_step(request, l);
   out += fmt::format(
       "  estimated: {} a step, {} tokens/s, {} for {} steps ({:.0f} % compute, "
       "{:.0f} % bubble, {:.0f} % exposed communication)\n",
-      format_duration(e.total_s()),
-      short_number(tokens_of(shape) / e.total_s()),
-      format_duration(e.total_s() * static_cast<double>(job.train().steps())),
-      job.train().steps(), 100 * e.compute_s / e.total_s(),
-      100 * e.bubble_s / e.total_s(), 100 * e.exposed_s / e.total_s());
+      format_duration(e.total_s), short_number(tokens_of(shape) / e.total_s),
+      format_duration(e.total_s * static_cast<double>(job.train().steps())),
+      job.train().steps(), 100 * computing_s(e.terms) / e.total_s,
+      100 * e.terms.bubble / e.total_s, 100 * e.terms.exposed() / e.total_s);
   if (o.slots > o.cores)
     out += fmt::format("  note: {} slots share the {} cores of a host\n",
                        o.slots, o.cores);

@@ -6,14 +6,18 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 #include "parallel/geometry/param_table.h"
-#include "parallel/planner/cost.h"
+#include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "proto/base/text.h"
 
 namespace remesh::planner {
 namespace {
+
+using geometry::Layout;
 
 std::string offers(const PlacementRequest& q) {
   if (q.workers.empty()) return "no worker is there";
@@ -41,49 +45,11 @@ Status too_few(const PlacementRequest& q, int64_t offered, int64_t needed,
                                offered, offers(q), needed, why));
 }
 
-// The hardware for each rank of a mesh of `world` ranks, spread over the hosts
-// as evenly as their slots are.
-struct Machines {
-  Hardware hardware;
-  uint64_t memory_per_rank = 0;  // 0 if unknown
-};
-
-Machines machines(const PlacementRequest& q, int64_t world) {
-  struct Host {
-    int64_t slots = 0;
-    int cores = 0;
-    uint64_t memory = 0;
-  };
-  std::map<std::string, Host> hosts;
-  for (const WorkerSlots& w : q.workers) {
-    Host& h = hosts[w.host];
-    h.slots += w.slots;
-    h.cores = std::max(h.cores, w.cores);
-    h.memory = std::max(h.memory, w.memory_bytes);
-  }
-  Machines m;
-  double cores = 0;
-  for (const auto& [name, h] : hosts) {
-    const int64_t ranks = std::min(h.slots, world);
-    if (ranks == 0) continue;
-    m.hardware.ranks_per_host =
-        std::max(m.hardware.ranks_per_host, static_cast<int>(ranks));
-    cores += h.cores;
-    if (h.memory > 0) {
-      const uint64_t share = h.memory / static_cast<uint64_t>(ranks);
-      m.memory_per_rank =
-          m.memory_per_rank == 0 ? share : std::min(m.memory_per_rank, share);
-    }
-  }
-  if (cores > 0) m.hardware.cores_per_rank = cores / static_cast<double>(world);
-  if (q.shape && q.shape->bf16) m.hardware.flops_per_core *= 2;
-  return m;
-}
-
 // Whether a mesh that the job admits has the memory it needs.
-Status fits(const PlacementRequest& q, const geometry::Layout& l) {
+Status fits(const PlacementRequest& q, const Layout& l) {
   if (!q.shape) return ok_status();
-  const uint64_t have = machines(q, l.world()).memory_per_rank;
+  const auto have =
+      static_cast<uint64_t>(rank_machine(q, l.world()).memory_bytes);
   if (have == 0) return ok_status();
   const uint64_t need = predict_worst_memory(*q.shape, l).total();
   if (need <= have) return ok_status();
@@ -101,7 +67,7 @@ Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
   const int64_t slots = usable(q, offered);
   int64_t least = std::numeric_limits<int64_t>::max();
   Status refused = ok_status();
-  for (const geometry::Layout& l : q.layouts) {
+  for (const Layout& l : q.layouts) {
     least = std::min<int64_t>(least, l.world());
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
@@ -124,11 +90,11 @@ struct Axes {
 // which for an axis does not depend on the others.
 Axes axes_of(const PlacementRequest& q, int64_t most, bool admitted) {
   constexpr int64_t kMostDegree = 1024;
-  const auto degrees = [&](int given, int geometry::Layout::*axis) {
+  const auto degrees = [&](int given, int Layout::*axis) {
     if (given != -1 || !q.shape) return std::vector<int>{std::max(given, 1)};
     std::vector<int> out;
     for (int d = 1; d <= std::min(most, kMostDegree); ++d) {
-      geometry::Layout l;
+      Layout l;
       l.*axis = d;
       if (!admitted || admit(*q.shape, l).ok()) out.push_back(d);
     }
@@ -171,52 +137,83 @@ void for_each_layout(const PlacementRequest& q, int64_t world, const Axes& axes,
         const int64_t dp = world / tp / pp / cp;
         if (dp > q.microbatches || (q.degrees.dp != -1 && dp != q.degrees.dp))
           continue;
-        f(geometry::Layout{
-            .dp = static_cast<int>(dp), .pp = pp, .tp = tp, .cp = cp});
+        f(Layout{.dp = static_cast<int>(dp), .pp = pp, .tp = tp, .cp = cp});
       }
 }
 
 // Why no mesh was chosen.
 struct Refusal {
-  Status unfit = ok_status();             // the first that the job rules out
-  std::optional<geometry::Layout> large;  // the last that memory rules out
+  Status unfit = ok_status();   // the first that the job rules out
+  std::optional<Layout> large;  // the last that memory rules out
 };
 
-// The best mesh of exactly `world` ranks. Of equal estimates the first, which
-// has the lower tp, pp, cp, in this order. Memory is checked last because its
-// prediction takes longest. `parameters`: of the model, to rule out most meshes
-// without one.
-std::optional<geometry::Layout> best_of(const PlacementRequest& q,
-                                        int64_t world, const Axes& axes,
-                                        int64_t parameters, Refusal* refusal) {
-  std::vector<std::pair<double, geometry::Layout>> candidates;
-  const Machines host = machines(q, world);
-  for_each_layout(q, world, axes, [&](const geometry::Layout& l) {
-    double seconds = 0;
-    if (q.shape) {
-      if (const Status s = admit(*q.shape, l); !s.ok()) {
-        if (refusal->unfit.ok()) refusal->unfit = s;
-        return;
-      }
-      seconds = estimate_step(*q.shape, l, host.hardware).total_s();
+struct Candidate {
+  double bound_s = 0;  // step_lower_bound_s()
+  Layout layout;
+  const Parts* parts = nullptr;
+};
+
+// The best mesh of exactly `world` ranks. Of equal times the first, which has
+// the lower tp, pp, cp, in this order. Meshes are simulated in the order of
+// their bounds, until no bound is below the best time. Memory is checked last
+// because its prediction takes longest. `parameters`: of the model, to rule out
+// most meshes without one.
+std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
+                              const Axes& axes, int64_t parameters,
+                              Refusal* refusal) {
+  const Machine machine = rank_machine(q, world);
+  const Execution run = q.shape ? engine_execution(*q.shape) : Execution{};
+  std::map<std::pair<int, int>, Parts> parts;  // by tp and cp
+  std::vector<Candidate> candidates;
+  for_each_layout(q, world, axes, [&](const Layout& l) {
+    candidates.push_back({.layout = l});
+    if (!q.shape) return;
+    if (const Status s = admit(*q.shape, l); !s.ok()) {
+      if (refusal->unfit.ok()) refusal->unfit = s;
+      candidates.pop_back();
+      return;
     }
-    candidates.emplace_back(seconds, l);
+    const auto [it, is_new] = parts.try_emplace({l.tp, l.cp});
+    if (is_new) it->second = parts_of(machine, *q.shape, l, run);
+    candidates.back().parts = &it->second;
+    candidates.back().bound_s =
+        step_lower_bound_s(machine, *q.shape, l, run, it->second);
   });
-  std::stable_sort(
-      candidates.begin(), candidates.end(),
-      [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (const auto& [seconds, l] : candidates) {
-    const bool may_fit =
-        host.memory_per_rank == 0 ||
-        least_memory(*q.shape, l, parameters) <= host.memory_per_rank;
-    if (may_fit && fits(q, l).ok()) return l;
-    refusal->large = l;
+  if (!q.shape && !candidates.empty()) return candidates.front().layout;
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const Candidate& a, const Candidate& b) {
+                     return a.bound_s < b.bound_s;
+                   });
+  const auto order = [](const Layout& l) {
+    return std::make_tuple(l.tp, l.pp, l.cp);
+  };
+  std::optional<Layout> best;
+  double best_s = std::numeric_limits<double>::infinity();
+  for (const auto& [bound_s, l, its_parts] : candidates) {
+    if (bound_s > best_s) break;
+    const bool may_fit = machine.memory_bytes == 0 ||
+                         static_cast<double>(least_memory(
+                             *q.shape, l, parameters)) <= machine.memory_bytes;
+    if (!may_fit) {
+      refusal->large = l;
+      continue;
+    }
+    const double seconds =
+        predict_step(machine, *q.shape, l, run, *its_parts).total_s;
+    if (seconds > best_s || (seconds == best_s && order(l) > order(*best)))
+      continue;
+    if (!fits(q, l).ok()) {
+      refusal->large = l;
+      continue;
+    }
+    best = l;
+    best_s = seconds;
   }
-  return std::nullopt;
+  return best;
 }
 
 std::string limit_of(const PlacementRequest& q, int64_t offered,
-                     const geometry::Layout& l, int64_t unit) {
+                     const Layout& l, int64_t unit) {
   const bool model_axes = q.shape && (q.degrees.tp == -1 ||
                                       q.degrees.pp == -1 || q.degrees.cp == -1);
   if (q.degrees.dp != -1 && !model_axes)

@@ -6,8 +6,11 @@ Machine machine_of(const pb::Cluster& c) {
   constexpr double kTera = 1e12, kGiga = 1e9, kMicro = 1e-6;
   const pb::Device& d = c.device();
   const pb::Efficiency& e = c.efficiency();
+  const double fp32 =
+      d.peak_fp32_tflops() > 0 ? d.peak_fp32_tflops() : d.peak_tflops() / 2;
   return {
       .flops = d.peak_tflops() * kTera * e.gemm(),
+      .fp32_flops = fp32 * kTera * e.gemm(),
       .fp8_flops = d.peak_fp8_tflops() * kTera * e.gemm_fp8(),
       .attention_flops = d.peak_tflops() * kTera * e.attention(),
       .tuned_attention_flops = d.peak_tflops() * kTera * e.tuned_attention(),
@@ -16,6 +19,9 @@ Machine machine_of(const pb::Cluster& c) {
       .peak_flops = d.peak_tflops() * kTera,
       .cores = d.cores(),
       .launch_s = e.launch_us() * kMicro,
+      .gemm_gap_s = e.gap_us() * kMicro,
+      .gemm_ramp = e.gemm_ramp(),
+      .contention = e.contention(),
       .straggle = e.straggle(),
       .node_devices = static_cast<int>(c.node().devices()),
       .node_bytes_per_s = c.node().gb_per_s() * kGiga * e.node(),

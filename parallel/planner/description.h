@@ -14,6 +14,7 @@ namespace remesh::planner {
 struct Machine {
   // Of a device.
   double flops = 1;                  // large GEMMs, 16-bit, FLOP/s
+  double fp32_flops = 0.5;           // likewise in fp32
   double fp8_flops = 0;              // likewise in fp8; 0: none
   double attention_flops = 1;        // fused attention of general programs
   double tuned_attention_flops = 1;  // of the vendor's library
@@ -21,7 +22,12 @@ struct Machine {
   double memory_bytes = 0;
   double peak_flops = 1;  // what MFU refers to
   int64_t cores = 1;
-  double launch_s = 0;  // of the host, for each operation
+  double launch_s = 0;     // of the host, for each operation
+  double gemm_gap_s = 0;   // between two GEMMs
+  double gemm_ramp = 256;  // steps of the inner dimension: layer_cost.cc
+  // Hidden communication takes cores and memory bandwidth from compute: so much
+  // of its time.
+  double contention = 0.3;
   double straggle = 0;  // relative standard deviation
   // Links: one way, of a device. Latencies are those of one step.
   int node_devices = 1;
@@ -30,6 +36,7 @@ struct Machine {
   double collective_base_s = 0;
   double node_hop_s = 0;
   double network_hop_s = 0;
+  friend bool operator==(const Machine&, const Machine&) = default;
 };
 
 // REQUIRES: the description was read by jobfile::parse_description().

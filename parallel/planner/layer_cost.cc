@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel/geometry/model_work.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/planner/collective.h"
 
@@ -119,9 +120,10 @@ Passes attention(const Machine& m, const JobShape& s, const geometry::Layout& l,
                  const Sizes& z, const Execution& run) {
   Passes p;
   if (run.fused_attention) {
-    const double forward =
-        2 * z.N * (z.T + kAttentionBlock) * z.q /
-        (run.tuned_attention ? m.tuned_attention_flops : m.attention_flops);
+    const double rate =
+        (run.tuned_attention ? m.tuned_attention_flops : m.attention_flops) *
+        (run.precision == Precision::k32 ? m.fp32_flops / m.flops : 1);
+    const double forward = 2 * z.N * (z.T + kAttentionBlock) * z.q / rate;
     p.forward.attention = forward;
     p.backward.attention = kAttentionBackward * forward;
     return p;
@@ -187,7 +189,7 @@ double context_s(const Machine& m, const geometry::Layout& l, const Sizes& z,
                  double rounds, double attention) {
   if (l.cp == 1) return 0;
   const double hop = send_s(m, l.tp, rounds * 2 * 2 * z.N * z.kv);
-  return exposed_s((l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
+  return exposed_s(m, (l.cp - 1) * hop, attention * (l.cp - 1) / l.cp);
 }
 
 void recompute(const JobShape& s, const Execution& run, Passes* p) {
@@ -211,8 +213,8 @@ void recompute(const JobShape& s, const Execution& run, Passes* p) {
 
 }  // namespace
 
-double exposed_s(double comm, double compute) {
-  return std::max(0.0, comm - compute) + kContention * std::min(comm, compute);
+double exposed_s(const Machine& m, double comm, double compute) {
+  return std::max(0.0, comm - compute) + m.contention * std::min(comm, compute);
 }
 
 Terms& Terms::operator+=(const Terms& o) {
@@ -230,9 +232,10 @@ Terms operator*(double k, const Terms& terms) {
 // as long as a full one (NVIDIA, Matrix Multiplication Background User's
 // Guide). Smaller tiles fill the last wave better and reuse operands less, at
 // about these rates. The pipeline of a tile starts and ends once, which takes
-// as long as kRamp steps of the inner dimension. A product is never faster than
-// memory delivers its operands; between two operations a device idles for about
-// kGap. kRamp and kGap were chosen by vTrain's small models in one node.
+// as long as gemm_ramp steps of the inner dimension. A product is never faster
+// than memory delivers its operands; between two operations a device idles for
+// gemm_gap_s. The defaults of both were chosen by vTrain's small models in one
+// node.
 double gemm_s(const Machine& m, const Gemm& g, Precision precision) {
   struct Tile {
     double rows, columns, rate;
@@ -242,22 +245,24 @@ double gemm_s(const Machine& m, const Gemm& g, Precision precision) {
                              {128, 128, 0.9},
                              {128, 64, 0.7},
                              {64, 64, 0.5}};
-  constexpr double kRamp = 256, kGap = 3e-6;
   const bool fp8 = precision == Precision::kFp8 && m.fp8_flops > 0;
-  const double rate = fp8 ? m.fp8_flops : m.flops;
+  const double rate = fp8                           ? m.fp8_flops
+                      : precision == Precision::k32 ? m.fp32_flops
+                                                    : m.flops;
   const double cores = as_double(m.cores);
   double seconds = 1e300;
   for (const Tile& t : kTiles) {
     const double tiles =
         std::ceil(g.rows / t.rows) * std::ceil(g.columns / t.columns) * g.count;
     const double waves = std::ceil(tiles / cores);
-    const double flops = 2 * t.rows * t.columns * (g.inner + kRamp) * cores;
+    const double flops =
+        2 * t.rows * t.columns * (g.inner + m.gemm_ramp) * cores;
     seconds = std::min(seconds, waves * flops / (rate * t.rate));
   }
   const double width = fp8 ? 1 : operand_bytes(precision);
   const double bytes = g.count * (width * g.inner * (g.rows + g.columns) +
                                   std::max(width, 2.0) * g.rows * g.columns);
-  return kGap + std::max(seconds, bytes / m.memory_bytes_per_s);
+  return m.gemm_gap_s + std::max(seconds, bytes / m.memory_bytes_per_s);
 }
 
 Passes layer_passes(const Machine& m, const JobShape& s,
@@ -330,11 +335,15 @@ double vocabulary_elements(const JobShape& s, const geometry::Layout& l) {
 
 Parts parts_of(const Machine& m, const JobShape& s, const geometry::Layout& l,
                const Execution& run) {
+  geometry::ModelConfig model = s.model;
+  model.arch = "llama";  // the head is the same
+  const geometry::ModelWork work = geometry::work_per_token(model, s.T);
   return {.layer = layer_passes(m, s, l, run),
           .embedding = embedding_passes(m, s, l, run),
           .head = head_passes(m, s, l, run),
           .layer_elements = layer_elements(s, l),
-          .vocabulary_elements = vocabulary_elements(s, l)};
+          .vocabulary_elements = vocabulary_elements(s, l),
+          .head_layers = work.head / (work.block + work.attention)};
 }
 
 }  // namespace remesh::planner

@@ -27,6 +27,14 @@ struct Execution {
   bool overlap_tensor = false;    // tensor-parallel messages too, in pieces
   bool overlap_pipeline = false;  // messages between stages
   double gradient_bytes = 4;      // of an element that is reduced
+  double weight_bytes = 2;        // of an element that is gathered
+  double message_bytes = 2;       // of an element sent to the next stage
+  // All ZeRO stages sum gradients over the microbatches before they are reduced
+  // and keep embedding and head gathered; stage 3 gathers the weights of layers
+  // for every pass, in a pipeline as well.
+  bool accumulates = false;
+  // The last stage has fewer layers, as geometry::stage_bounds() says.
+  bool balanced_stages = false;
 };
 
 // Seconds by cause. Communication counts where compute does not hide it.
@@ -43,9 +51,9 @@ struct Terms {
   double optimizer = 0;
   double straggle = 0;  // all wait for the slowest device
   double compute() const { return gemm + attention + elementwise + launch; }
+  double exposed() const { return tensor + context + data + transfer; }
   double total() const {
-    return compute() + tensor + context + data + transfer + bubble + optimizer +
-           straggle;
+    return compute() + exposed() + bubble + optimizer + straggle;
   }
   Terms& operator+=(const Terms& o);
   friend Terms operator+(Terms a, const Terms& b) { return a += b; }
@@ -70,12 +78,10 @@ inline constexpr TermName kTerms[] = {
     {"optimizer", "update of the weights", &Terms::optimizer},
     {"straggle", "all wait for the slowest device", &Terms::straggle}};
 
-// Hidden communication takes cores and memory bandwidth from compute: so much
-// of its time. Chosen by FSDP runs with few tokens for each device (MPT-13B and
-// Llama 2 on H100), whose exposed communication it explains.
-inline constexpr double kContention = 0.3;
-// What shows of communication that runs behind compute.
-double exposed_s(double comm, double compute);
+// What shows of communication that runs behind compute: what is longer, and
+// Machine::contention of the rest. Its default was chosen by FSDP runs with few
+// tokens for each device (MPT-13B and Llama 2 on H100).
+double exposed_s(const Machine& machine, double comm, double compute);
 
 // Forward, and backward in two parts: the gradient of the input, and that of
 // the weights. What recomputation repeats is in `again`, run before backward.
@@ -109,6 +115,7 @@ double vocabulary_elements(const JobShape& shape,
 struct Parts {
   Passes layer, embedding, head;
   double layer_elements = 0, vocabulary_elements = 0;
+  double head_layers = 0;  // the work of the head in layers, for stage_bounds()
 };
 Parts parts_of(const Machine& machine, const JobShape& shape,
                const geometry::Layout& layout, const Execution& run);

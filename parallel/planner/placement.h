@@ -4,7 +4,7 @@
 //
 // Given degrees are kept. The others are chosen to use the most slots; among
 // meshes of one size, the one that fits into the hosts' memory and takes the
-// least time by estimate_step() (cost.h). With preferred layouts the first one
+// least time by predict_step() (local.h). With preferred layouts the first one
 // for which there are enough slots is taken. Remaining slots are hot spares.
 //
 // Ranks of one tensor-parallel group communicate most, so they are placed on
@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "parallel/geometry/layout.h"
+#include "parallel/planner/description.h"
 #include "parallel/planner/shape.h"
 #include "proto/base/status.h"
 
@@ -58,8 +59,14 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
+// For hosts that nobody has measured: local.cc says where its rates come from.
+Machine reference_core();
+
 struct PlacementRequest {
   std::vector<WorkerSlots> workers;
+  // A core of the workers' hosts; node_devices: cores of the host that was
+  // measured, which share its link to the network.
+  Machine core = reference_core();
   Degrees degrees;
   int64_t microbatches = 1;  // of one global batch
   int min_slots = 1;         // refuse a smaller mesh

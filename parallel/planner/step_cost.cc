@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "parallel/geometry/batch.h"
-#include "parallel/geometry/model_work.h"
+#include "parallel/geometry/schedule.h"
+#include "parallel/geometry/slice.h"
 #include "parallel/planner/collective.h"
 
 namespace remesh::planner {
@@ -30,8 +31,16 @@ class Step {
         num_stages_(l.pp * chunks_),
         layer_(parts.layer),
         head_(parts.head) {
-    sharded_ = s.zero_stage >= 2 && l.dp * l.cp > 1 && l.pp == 1;
+    sharded_ =
+        l.dp * l.cp > 1 &&
+        (run.accumulates ? s.zero_stage == 3 : s.zero_stage >= 2 && l.pp == 1);
     if (sharded_) add_sharded_traffic();
+    if (run.balanced_stages && l.pp > 1) {
+      auto bounds = geometry::split_layers(s.model.n_layers, num_stages_,
+                                           {.head = parts.head_layers});
+      CHECK(bounds.ok());
+      bounds_ = *std::move(bounds);
+    }
   }
 
   Terms run() {
@@ -78,28 +87,31 @@ class Step {
     return t;
   }
   double gather_weights_s(double elements) const {
-    return gather_s(m_, data_group(shard_group_on(s_, l_)), elements * 2);
+    return gather_s(m_, data_group(shard_group_on(s_, l_)),
+                    elements * run_.weight_bytes);
   }
 
   void add_sharded_traffic() {
     const auto add = [&](double elements, Passes* p) {
       const double gather = gather_weights_s(elements);
-      const double reduce = reduce_s(elements);
+      const double reduce = run_.accumulates ? 0 : reduce_s(elements);
       const double back = (p->backward + p->weight + p->again).total();
       double forward = gather, backward = reduce;
       if (s_.zero_stage == 3) backward += gather;
       if (run_.overlap_data) {
-        forward = exposed_s(forward, p->forward.total());
-        backward = exposed_s(backward, back);
+        forward = exposed_s(m_, forward, p->forward.total());
+        backward = exposed_s(m_, backward, back);
       }
       p->forward.data += forward;
       p->backward.data += backward;
     };
     add(parts_.layer_elements, &layer_);
-    add(parts_.vocabulary_elements, &head_);
+    if (!run_.accumulates) add(parts_.vocabulary_elements, &head_);
   }
 
   double layers_of(int stage) const {
+    const auto i = static_cast<size_t>(stage);
+    if (!bounds_.empty()) return as_double(bounds_[i + 1] - bounds_[i]);
     return as_double(
         geometry::even_share(s_.model.n_layers, num_stages_, stage).size());
   }
@@ -136,13 +148,17 @@ class Step {
     return t;
   }
   double transfer_s() const {
-    return message_s() * (run_.overlap_pipeline ? kContention : 1);
+    return message_s() * (run_.overlap_pipeline ? m_.contention : 1);
   }
   double latency_s() const { return run_.overlap_pipeline ? message_s() : 0; }
   double message_s() const {
-    const double bytes =
-        as_double(s_.B) * as_double(s_.T) / l_.cp * as_double(s_.model.dim) * 2;
-    return send_s(m_, l_.tp * l_.cp * l_.dp, bytes / l_.tp);
+    const double bytes = as_double(s_.B) * as_double(s_.T) / l_.cp *
+                         as_double(s_.model.dim) * run_.message_bytes;
+    // Where stages are on several nodes, the pipeline is as fast as its slowest
+    // link.
+    const int stride =
+        l_.world() > m_.node_devices ? m_.node_devices : l_.tp * l_.cp * l_.dp;
+    return send_s(m_, stride, bytes / l_.tp);
   }
 
   // A step of n microbatches; the terms are those of the busiest rank.
@@ -239,7 +255,7 @@ class Step {
     const double elements = rank_elements();
     Terms t;
     t.optimizer = kOptimizerBytes * elements / z / m_.memory_bytes_per_s;
-    if (n == 1 || sharded_) return t;
+    if (n == 1 || (sharded_ && !run_.accumulates)) return t;
     double back = 0, forward = 0;  // of the last and the first microbatch
     for (int i = 0; i < num_stages_; i += l_.pp) {
       const Passes p = stage(i);
@@ -252,11 +268,13 @@ class Step {
           all_reduce_s(m_, data_group(n), elements * run_.gradient_bytes);
     } else {
       gradients = reduce_s(elements);
-      weights = gather_weights_s(elements);
+      // Stage 3 has gathered those of layers.
+      weights =
+          gather_weights_s(sharded_ ? parts_.vocabulary_elements : elements);
     }
-    t.data = run_.overlap_data
-                 ? exposed_s(gradients, back) + exposed_s(weights, forward)
-                 : gradients + weights;
+    t.data = run_.overlap_data ? exposed_s(m_, gradients, back) +
+                                     exposed_s(m_, weights, forward)
+                               : gradients + weights;
     return t;
   }
 
@@ -267,8 +285,9 @@ class Step {
   const Parts& parts_;
   const int chunks_;
   const int num_stages_;
-  Passes layer_, head_;  // with their data-parallel traffic
-  bool sharded_ = false;
+  Passes layer_, head_;           // with their data-parallel traffic
+  bool sharded_ = false;          // every pass gathers weights
+  geometry::StageBounds bounds_;  // empty: the same number of layers each
   std::vector<Passes> stages_;
 };
 

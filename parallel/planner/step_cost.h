@@ -12,8 +12,9 @@
 //               gradients (FSDP, Zhao et al. 2023). In a pipeline, where that
 //               would be for each of many short passes, they are as stage 1.
 //   HSDP        the shards' gradients are also reduced across replicas.
+//               Execution::accumulates: what remesh's own ranks do instead.
 //   overlap     communication takes cores and memory bandwidth from compute:
-//               kContention of the hidden time.
+//               Machine::contention of the hidden time.
 //   optimizer   AdamW moves kOptimizerBytes for each element of the rank.
 //   stragglers  all wait for the slowest of n devices, about sqrt(2 ln n)
 //               standard deviations above the mean (normally distributed).

@@ -1,12 +1,11 @@
 // Choosing a mesh for a model, compared with an exhaustive search.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <optional>
 #include <random>
 
 #include "parallel/geometry/param_table.h"
-#include "parallel/planner/cost.h"
+#include "parallel/planner/local.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
 #include "tests/testing/seed.h"
@@ -100,19 +99,7 @@ int most_ranks(const PlacementRequest& q) {
 
 // No mesh with as many ranks has a lower estimate.
 void expect_fastest(const PlacementRequest& q, const Layout& l) {
-  Hardware hw{.ranks_per_host = 1, .cores_per_rank = 0};
-  std::map<std::string, std::pair<int, int>> hosts;  // slots, cores
-  for (const auto& w : q.workers) {
-    hosts[w.host].first += w.slots;
-    hosts[w.host].second = std::max(hosts[w.host].second, w.cores);
-  }
-  for (const auto& [name, h] : hosts) {
-    hw.ranks_per_host =
-        std::max(hw.ranks_per_host, std::min(h.first, l.world()));
-    hw.cores_per_rank += static_cast<double>(h.second) / l.world();
-  }
-  if (q.shape->bf16) hw.flops_per_core *= 2;
-  const double mine = estimate_step(*q.shape, l, hw).total_s();
+  const double mine = predict_step(q, l).total_s;
   for (int tp = 1; tp <= l.world(); ++tp)
     for (int pp = 1; tp * pp <= l.world(); ++pp)
       for (int cp = 1; tp * pp * cp <= l.world(); ++cp) {
@@ -123,7 +110,7 @@ void expect_fastest(const PlacementRequest& q, const Layout& l) {
             !given(q.degrees.pp, pp) || !given(q.degrees.cp, cp) ||
             !admit(*q.shape, o).ok())
           continue;
-        EXPECT_LE(mine, estimate_step(*q.shape, o, hw).total_s() + 1e-15)
+        EXPECT_LE(mine, predict_step(q, o).total_s * (1 + 1e-12))
             << l.to_string() << " or " << o.to_string();
       }
 }
@@ -198,10 +185,12 @@ TEST(Choose, AnAdmittedMeshHasAScheduleAndAPrediction) {
                    .cp = pick(rng, 1, 3)};
     if (!admit(s, l).ok()) continue;
     ++admitted;
-    const StepEstimate e = estimate_step(s, l, {});
-    EXPECT_GT(e.compute_s, 0);
-    EXPECT_GE(e.exposed_s, 0);
-    EXPECT_EQ(e.bubble_s > 0, l.pp > 1);
+    const PlacementRequest q{.shape = s};
+    const Terms t = predict_step(q, l).terms;
+    EXPECT_GT(t.compute(), 0);
+    EXPECT_GE(t.exposed(), 0);
+    EXPECT_GE(t.bubble, -1e-12);
+    EXPECT_TRUE(l.pp > 1 || t.bubble == 0);
     const int z = shard_group_on(s, l);
     EXPECT_EQ(l.dp * l.cp % z, 0);
     uint64_t most = 0;
@@ -255,9 +244,21 @@ TEST(Choose, SlotsBeyondTheLargestMeshChangeNothing) {
   }
 }
 
-TEST(Choose, DataParallelismWinsWhereItFits) {
+// Gradients of all layers are reduced once a step, tensor-parallel messages
+// are exchanged in every layer of every microbatch.
+TEST(Choose, DataParallelismWinsWithManyMicrobatchesOnAFastNetwork) {
   PlacementRequest q = four_slots();
+  q.core.network_bytes_per_s = 1e10;
+  q.microbatches = q.shape->microbatches = 64;
   EXPECT_EQ(place_mesh(q)->layout, (Layout{.dp = 4}));
+  // On a slow one tensor-parallel ranks stay inside the hosts, and only their
+  // share of the gradients crosses it.
+  q.core.network_bytes_per_s = 1e6;
+  EXPECT_EQ(place_mesh(q)->layout, (Layout{.dp = 2, .tp = 2}));
+}
+
+TEST(Choose, TheModelIsSplitWhereMicrobatchesOrDegreesAskForIt) {
+  PlacementRequest q = four_slots();
   // Fewer microbatches than slots: the model's axes take the rest.
   q.microbatches = q.shape->microbatches = 2;
   EXPECT_EQ(place_mesh(q)->layout.world(), 4);

@@ -8,6 +8,7 @@ namespace remesh::planner {
 
 inline Machine round_machine() {
   return {.flops = 1e14,
+          .fp32_flops = 5e13,
           .fp8_flops = 2e14,
           .attention_flops = 5e13,
           .tuned_attention_flops = 6e13,
@@ -16,6 +17,7 @@ inline Machine round_machine() {
           .peak_flops = 2e14,
           .cores = 100,
           .launch_s = 1e-6,
+          .gemm_gap_s = 3e-6,
           .straggle = 0.01,
           .node_devices = 8,
           .node_bytes_per_s = 1e11,

@@ -1,0 +1,25 @@
+// remesh's own ranks in the cost model (step_cost.h): a rank is a device that
+// has some cores of a host. Pure.
+#pragma once
+
+#include "parallel/planner/layer_cost.h"
+#include "parallel/planner/placement.h"
+#include "parallel/planner/step_cost.h"
+
+namespace remesh::planner {
+
+// How worker/engine computes and communicates.
+Execution engine_execution(const JobShape& shape);
+
+// A rank of a mesh of `world` ranks that are spread over the request's hosts as
+// evenly as their slots are. Rates are those of its share of the cores; the
+// ranks of a host share its link to the network. memory_bytes: its share of the
+// smallest host; 0 if unknown.
+Machine rank_machine(const PlacementRequest& request, int64_t world);
+
+// The step by which place_mesh() ranks meshes of the same size. REQUIRES: the
+// request has a shape that admits the layout.
+StepCost predict_step(const PlacementRequest& request,
+                      const geometry::Layout& layout);
+
+}  // namespace remesh::planner
