@@ -1,0 +1,85 @@
+// Failures and checkpoints, compared with a simulation of random failures.
+#include "parallel/planner/projection.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "tests/testing/seed.h"
+
+namespace remesh::planner {
+namespace {
+
+// Trains for `work` seconds, step by small step, with failures at random.
+double simulated(const CheckpointRestart& c, double interval_s, double work,
+                 std::mt19937_64& rng) {
+  std::exponential_distribution<double> next(1 / c.mtbf_s);
+  double elapsed = 0, done = 0, failure = next(rng);
+  bool restarting = false;
+  while (done < work) {
+    const double segment = restarting ? c.restart_s : interval_s + c.save_s;
+    if (elapsed + segment <= failure) {
+      elapsed += segment;
+      if (!restarting) done += interval_s;
+      restarting = false;
+      continue;
+    }
+    elapsed = failure;
+    failure += next(rng);
+    restarting = true;
+  }
+  return done / elapsed;
+}
+
+TEST(Projection, GoodputIsThatOfRandomFailures) {
+  std::mt19937_64 rng(test_seed());
+  for (const double mtbf : {500.0, 2000.0, 20000.0}) {
+    const CheckpointRestart c{.mtbf_s = mtbf, .save_s = 30, .restart_s = 120};
+    for (const double interval : {100.0, 400.0}) {
+      const double mine = goodput(c, interval);
+      EXPECT_NEAR(simulated(c, interval, 5e6, rng) / mine, 1, 0.05)
+          << mtbf << " " << interval;
+    }
+  }
+}
+
+TEST(Projection, NoIntervalIsMuchBetterThanDalys) {
+  for (const double mtbf : {200.0, 3600.0, 86400.0})
+    for (const double save : {1.0, 30.0, 120.0}) {
+      const CheckpointRestart c{
+          .mtbf_s = mtbf, .save_s = save, .restart_s = 300};
+      const double mine = goodput(c, daly_interval_s(c));
+      for (double interval = 1; interval < 1e5; interval *= 1.1)
+        EXPECT_LE(goodput(c, interval), mine * 1.01)
+            << mtbf << " " << save << " " << interval;
+    }
+}
+
+TEST(Projection, WithoutFailuresOnlySavingCosts) {
+  const CheckpointRestart c{.mtbf_s = 1e15, .save_s = 10, .restart_s = 100};
+  EXPECT_NEAR(goodput(c, 990), 0.99, 1e-6);
+  EXPECT_NEAR(goodput(InMemoryRecovery{.mtbf_s = 1e15, .replica_share = 0.25}),
+              0.8, 1e-6);
+}
+
+TEST(Projection, RecoveryFromMemoryCostsWhatItSays) {
+  // Every 1,000 s: 4 s, half of a step of 2 s, a tenth of the devices for 50 s.
+  const InMemoryRecovery r{.mtbf_s = 1000,
+                           .recover_s = 4,
+                           .step_s = 2,
+                           .lost_share = 0.1,
+                           .replace_s = 50};
+  EXPECT_NEAR(goodput(r), 1000.0 / 1010, 1e-9);
+}
+
+TEST(Projection, ADeviceThatWaitsTakesLessPower) {
+  Terms t;
+  t.gemm = 3;
+  EXPECT_DOUBLE_EQ(device_power_w(700, t), 700);
+  t.data = 1;
+  EXPECT_DOUBLE_EQ(device_power_w(700, t), 700 * (1 - 0.16 / 4));
+}
+
+}  // namespace
+}  // namespace remesh::planner
