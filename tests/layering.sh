@@ -53,6 +53,7 @@ checkpoint/exchange proto/base|parallel/(geometry|comm)|checkpoint/memory
 worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
+worker/measure proto/base|proto/[a-z]*\.pb\.h|parallel/(comm|jobfile)|worker/kernels
 worker/tokenizer proto/base
 worker/data proto/(base|data)|worker/tokenizer
 worker/board proto/base|proto/[a-z]*\.pb\.h

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "parallel/planner/placement.h"
 #include "proto/control.pb.h"
 #include "proto/wire/protocol.h"
 
@@ -157,6 +158,8 @@ struct Options {
   double unix_offset_s = 0;
   wire::ProtocolRange protocol;
   uint64_t run_id = 0;  // of a run that has none in its journal
+  // A core of the workers' hosts, for the choice of a mesh.
+  planner::Machine core = planner::reference_core();
   // Of the run, for Directive.proof: the same in every life of the coordinator,
   // also when the journal is lost.
   std::string secret;

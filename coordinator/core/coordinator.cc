@@ -35,7 +35,7 @@ Coordinator::Coordinator(Options options)
       keeps_state_(shape_ && options_.job.elastic().keep_state()),
       lives_(kLivesPerS, kLivesAtOnce),
       detector_(options_.job.elastic()),
-      policy_(options_.job, shape_),
+      policy_(options_.job, shape_, options_.core),
       recovery_(options_.job, table_of(shape_, options_.job)),
       retention_(options_.job.elastic(), keeps_state_) {}
 

@@ -24,8 +24,9 @@ std::optional<Layout> pinned_layout(const pb::Durable& durable) {
 }
 
 MeshPolicy::MeshPolicy(const pb::Job& job,
-                       std::optional<planner::JobShape> shape)
-    : job_(job), shape_(std::move(shape)) {}
+                       std::optional<planner::JobShape> shape,
+                       const planner::Machine& core)
+    : job_(job), shape_(std::move(shape)), core_(core) {}
 
 // --------------------------------------------------------------- placement
 
@@ -75,6 +76,7 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                                               const std::string& build,
                                               bool everyone) const {
   planner::PlacementRequest r = placement_request(job_, shape_);
+  r.core = core_;
   for (const auto& [name, m] : view.roster.members()) {
     if (!is_usable(view, m, everyone) || m.report.build() != build) continue;
     r.workers.push_back({.worker = name,

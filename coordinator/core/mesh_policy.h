@@ -35,7 +35,9 @@ class MeshPolicy {
     bool must = false;
   };
 
-  MeshPolicy(const pb::Job& job, std::optional<planner::JobShape> shape);
+  // `core`: of the workers' hosts.
+  MeshPolicy(const pb::Job& job, std::optional<planner::JobShape> shape,
+             const planner::Machine& core = planner::reference_core());
 
   // The placement of the next generation: by the pinned layout if it fits,
   // otherwise by the job.
@@ -99,6 +101,7 @@ class MeshPolicy {
 
   pb::Job job_;
   std::optional<planner::JobShape> shape_;
+  planner::Machine core_;
   // The answers to the last requests, which are repeated at every input.
   mutable std::vector<
       std::pair<planner::PlacementRequest, Result<planner::Placement>>>

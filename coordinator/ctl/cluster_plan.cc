@@ -22,9 +22,6 @@ using planner::TermName;
 using planner::Terms;
 using Json = nlohmann::ordered_json;
 
-double exposed(const Terms& t) {
-  return t.tensor + t.context + t.data + t.transfer;
-}
 double percent(double part, double whole) { return 100 * part / whole; }
 std::string gigabytes(double bytes) {
   return fmt::format("{:.1f} GB", bytes / 1e9);
@@ -44,34 +41,6 @@ constexpr struct {
                    {"optimizer", &Memory::optimizer},
                    {"activations", &Memory::activations},
                    {"buffers", &Memory::buffers}};
-
-double parameters_of(const SearchRequest& q) {
-  planner::JobShape s;
-  s.model = q.model;
-  return static_cast<double>(q.model.n_layers) *
-             planner::layer_elements(s, {}) +
-         planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2);
-}
-
-SearchRequest request_of(const ClusterPlanOptions& o, const ModelChoice& model,
-                         const ClusterChoice& cluster) {
-  SearchRequest q;
-  q.machine = planner::machine_of(cluster.cluster);
-  q.model = model.model;
-  q.T = o.seq_len > 0 ? o.seq_len : model.seq_len;
-  q.global_batch = o.global_batch > 0       ? o.global_batch
-                   : model.global_batch > 0 ? model.global_batch
-                                            : default_batch(q.T, o.devices);
-  q.devices = o.devices;
-  q.run = {
-      .precision = o.fp8 ? planner::Precision::kFp8 : planner::Precision::k16,
-      .tuned_attention = true,
-      .overlap_tensor = cluster.cluster.node().overlap_tensor(),
-      .overlap_pipeline = true};
-  q.limits = o.limits;
-  q.most = static_cast<size_t>(o.meshes);
-  return q;
-}
 
 // --- one plan ----------------------------------------------------------------
 
@@ -102,7 +71,7 @@ std::string ranking(const std::vector<Plan>& plans) {
                      p.cost.tokens_per_s < 100 ? 1 : 0),
          fmt::format("{:.1f} %", 100 * p.cost.mfu), gigabytes(p.memory.total()),
          fmt::format("{:.1f} %",
-                     percent(exposed(p.cost.terms), p.cost.total_s)),
+                     percent(p.cost.terms.exposed(), p.cost.total_s)),
          fmt::format("{:.1f} %",
                      percent(p.cost.terms.bubble, p.cost.total_s))});
   return table(std::move(rows));
@@ -288,7 +257,7 @@ std::string limits_text(const SearchRequest& q, const Plan& p) {
       "  largest loss: {}\n"
       "  memory: {} of {} usable, of it {} {}\n",
       percent(t.gemm, T), percent(t.compute() - t.gemm, T),
-      percent(exposed(t), T), percent(t.bubble, T),
+      percent(t.exposed(), T), percent(t.bubble, T),
       percent(t.optimizer + t.straggle, T), largest_loss(q, p),
       gigabytes(p.memory.total()), gigabytes(usable(q)),
       gigabytes(p.memory.*largest->bytes), largest->key);
@@ -329,8 +298,47 @@ Json plan_json(const Plan& p) {
           {"memory", std::move(memory)}};
 }
 
-std::string heading(const SearchRequest& q, const ModelChoice& model,
-                    const ClusterChoice& cluster) {
+}  // namespace
+
+int64_t default_batch(int64_t seq_len, int64_t devices) {
+  const int64_t tokens = std::max<int64_t>(int64_t{4} << 20, devices << 10);
+  return std::max<int64_t>(1, tokens / seq_len);
+}
+
+double parameters_of(const SearchRequest& q) {
+  planner::JobShape s;
+  s.model = q.model;
+  return static_cast<double>(q.model.n_layers) *
+             planner::layer_elements(s, {}) +
+         planner::vocabulary_elements(s, {}) * (q.model.tie_embeddings ? 1 : 2);
+}
+
+Result<SearchRequest> search_request(const ClusterPlanOptions& o,
+                                     const ModelChoice& model,
+                                     const ClusterChoice& cluster) {
+  SearchRequest q;
+  q.machine = planner::machine_of(cluster.cluster);
+  q.model = model.model;
+  q.T = o.seq_len > 0 ? o.seq_len : model.seq_len;
+  q.global_batch = o.global_batch > 0       ? o.global_batch
+                   : model.global_batch > 0 ? model.global_batch
+                                            : default_batch(q.T, o.devices);
+  q.devices = o.devices;
+  q.run = {
+      .precision = o.fp8 ? planner::Precision::kFp8 : planner::Precision::k16,
+      .tuned_attention = true,
+      .overlap_tensor = cluster.cluster.node().overlap_tensor(),
+      .overlap_pipeline = true};
+  q.limits = o.limits;
+  q.most = static_cast<size_t>(o.meshes);
+  if (o.fp8 && q.machine.fp8_flops == 0)
+    return invalid_argument(fmt::format("--fp8: the {} has no fp8",
+                                        cluster.cluster.device().name()));
+  return q;
+}
+
+std::string plan_heading(const SearchRequest& q, const ModelChoice& model,
+                         const ClusterChoice& cluster) {
   const int64_t nodes =
       (q.devices + q.machine.node_devices - 1) / q.machine.node_devices;
   const double p = parameters_of(q);
@@ -345,20 +353,10 @@ std::string heading(const SearchRequest& q, const ModelChoice& model,
       q.run.precision == planner::Precision::kFp8 ? "fp8" : "bf16");
 }
 
-}  // namespace
-
-int64_t default_batch(int64_t seq_len, int64_t devices) {
-  const int64_t tokens = std::max<int64_t>(int64_t{4} << 20, devices << 10);
-  return std::max<int64_t>(1, tokens / seq_len);
-}
-
 Result<std::string> cluster_plan(const ClusterPlanOptions& o,
                                  const ModelChoice& model,
                                  const ClusterChoice& cluster) {
-  SearchRequest q = request_of(o, model, cluster);
-  if (o.fp8 && q.machine.fp8_flops == 0)
-    return invalid_argument(fmt::format("--fp8: the {} has no fp8",
-                                        cluster.cluster.device().name()));
+  ASSIGN_OR_RETURN(SearchRequest q, search_request(o, model, cluster));
   std::vector<Plan> plans;
   planner::SearchResult found;
   std::vector<std::string> shown = o.compare;
@@ -392,7 +390,7 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
     out["plans"] = std::move(list);
     return out.dump(2) + "\n";
   }
-  std::string out = heading(q, model, cluster);
+  std::string out = plan_heading(q, model, cluster);
   if (!shown.empty()) {
     for (const Plan& p : plans) out += "  " + p.settings() + "\n";
     return out + breakdown(plans);

@@ -29,6 +29,16 @@ struct ClusterPlanOptions {
 // Llama 2 were trained with, or 1 Ki for each device if that is more.
 int64_t default_batch(int64_t seq_len, int64_t devices);
 
+// What the options ask of the planner. Fails if the device has no fp8.
+Result<planner::SearchRequest> search_request(const ClusterPlanOptions& options,
+                                              const ModelChoice& model,
+                                              const ClusterChoice& cluster);
+// "llama3-70b: 70.6B parameters, on 64 x H100 (8 nodes of 8); ...\n"
+std::string plan_heading(const planner::SearchRequest& request,
+                         const ModelChoice& model,
+                         const ClusterChoice& cluster);
+double parameters_of(const planner::SearchRequest& request);
+
 // The meshes ranked, what limits the best one, and what a change of one of its
 // settings costs; or the time by cause of the meshes that are given. Fails like
 // search_layouts().

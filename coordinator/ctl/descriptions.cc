@@ -9,6 +9,7 @@
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/local_cluster.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/text.h"
 
@@ -33,28 +34,6 @@ fs::path folder_of(const std::string& kind) {
   std::error_code ec;
   const fs::path self = fs::read_symlink("/proc/self/exe", ec);
   return self.parent_path().parent_path() / "share" / "remesh" / kind;
-}
-
-// The file of a description; `kind`: "model" or "cluster".
-Result<std::string> described(const std::string& kind, const std::string& name,
-                              const std::string& alternatives) {
-  const fs::path folder = folder_of(kind + "s");
-  std::error_code ec;
-  std::vector<std::string> known;
-  for (const auto& entry : fs::directory_iterator(folder, ec))
-    if (entry.path().extension() == ".toml")
-      known.push_back(entry.path().stem().string());
-  if (ec)
-    return not_found(fmt::format("{}: {}; descriptions of {}s belong there",
-                                 folder.string(), ec.message(), kind));
-  std::sort(known.begin(), known.end());
-  if (std::binary_search(known.begin(), known.end(), name))
-    return (folder / (name + ".toml")).string();
-  const std::string near = nearest_name(name, known);
-  return not_found(fmt::format(
-      "unknown {} '{}'{}; known: {}; or give a file: {}", kind, name,
-      near.empty() ? "" : fmt::format(", did you mean {}?", near), join(known),
-      alternatives));
 }
 
 Result<ModelChoice> from_description(const std::string& path) {
@@ -182,13 +161,46 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
                      .seq_len = std::min(seq, kMostDefaultSeq)};
 }
 
+Result<std::string> description_path(const std::string& kind,
+                                     const std::string& name,
+                                     const std::string& alternatives) {
+  if (is_file(name)) return name;
+  const bool is_study = kind == "study";
+  const fs::path folder = folder_of(is_study ? "studies" : kind + "s");
+  const std::string extension = is_study ? ".json" : ".toml";
+  std::error_code ec;
+  std::vector<std::string> known;
+  for (const auto& entry : fs::directory_iterator(folder, ec))
+    if (entry.path().extension() == extension)
+      known.push_back(entry.path().stem().string());
+  if (ec)
+    return not_found(fmt::format("{}: {}; the descriptions belong there",
+                                 folder.string(), ec.message()));
+  if (kind == "cluster") {  // measured on this machine
+    const std::string local = rundir::local_cluster_path();
+    const bool measured = fs::exists(local, ec);
+    if (name == "local" && measured) return local;
+    if (name == "local")
+      return not_found("nothing has been measured: run `remesh plan measure`");
+    if (measured) known.emplace_back("local");
+  }
+  std::sort(known.begin(), known.end());
+  if (std::binary_search(known.begin(), known.end(), name))
+    return (folder / (name + extension)).string();
+  const std::string near = nearest_name(name, known);
+  return not_found(fmt::format(
+      "unknown {} '{}'{}; known: {}; or give a file: {}", kind, name,
+      near.empty() ? "" : fmt::format(", did you mean {}?", near), join(known),
+      alternatives));
+}
+
 Result<ModelChoice> find_model(const std::string& given,
                                const std::vector<std::string>& set) {
   if (!is_file(given)) {
     ASSIGN_OR_RETURN(
         const std::string path,
-        described("model", given,
-                  "a description, a job or a Hugging Face config.json"));
+        description_path("model", given,
+                         "a description, a job or a Hugging Face config.json"));
     return from_description(path);
   }
   if (std::error_code ec; !fs::exists(given, ec))
@@ -199,10 +211,8 @@ Result<ModelChoice> find_model(const std::string& given,
 }
 
 Result<ClusterChoice> find_cluster(const std::string& given) {
-  std::string path = given;
-  if (!is_file(given)) {
-    ASSIGN_OR_RETURN(path, described("cluster", given, "a description"));
-  }
+  ASSIGN_OR_RETURN(const std::string path,
+                   description_path("cluster", given, "a description"));
   ClusterChoice c{.name = fs::path(path).stem().string(), .cluster = {}};
   RETURN_IF_ERROR(jobfile::load_description(path, &c.cluster));
   return c;

@@ -23,6 +23,13 @@ struct ClusterChoice {
   pb::Cluster cluster;
 };
 
+// The file of the description (`kind`: model, cluster or study) that is
+// installed under that name, or `name` itself if it looks like a file. Fails
+// with NotFound, naming the known ones and `alternatives`.
+Result<std::string> description_path(const std::string& kind,
+                                     const std::string& name,
+                                     const std::string& alternatives);
+
 // A name, a description (proto/cluster.proto), a job file, to which the
 // overrides `set` apply, or a Hugging Face config.json. Fails with NotFound,
 // naming the known models, or like jobfile::load_description().

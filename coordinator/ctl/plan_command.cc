@@ -5,9 +5,11 @@
 #include <thread>
 
 #include "coordinator/ctl/cluster_plan.h"
+#include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/plan_view.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/local_cluster.h"
 
 namespace remesh::ctl {
 namespace {
@@ -24,6 +26,7 @@ Result<std::string> on_hosts(PlanOptions o) {
   if (o.cores == 0)
     o.cores =
         static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  ASSIGN_OR_RETURN(o.core, rundir::local_core());
   return plan_text(job, o);
 }
 
@@ -143,7 +146,12 @@ Examples:
   remesh plan --model config.json --cluster h100 --gpus 64 --explain dp8,tp8
 
 Exit code 2 or 3, with the reason, if no mesh can run the job there.)");
-  c->callback([o, code] { *code = exit_code(plan(*o)); });
+  add_measure_command(c, code);
+  add_project_command(c, code);
+  add_study_command(c, code);
+  c->callback([c, o, code] {
+    if (c->get_subcommands().empty()) *code = exit_code(plan(*o));
+  });
 }
 
 }  // namespace remesh::ctl

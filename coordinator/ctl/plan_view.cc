@@ -25,6 +25,7 @@ Result<planner::PlacementRequest> request_of(const pb::Job& job,
       core::placement_request(job, core::shape_of(job));
   if (!r.shape)
     return invalid_argument("the job's [model] section is incomplete");
+  r.core = o.core;
   for (int h = 0; h < o.hosts; ++h)
     r.workers.push_back({.worker = fmt::format("host{}", h),
                          .host = fmt::format("host{}", h),

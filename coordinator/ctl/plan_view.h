@@ -16,6 +16,7 @@ struct PlanOptions {
   int cores = 0;          // of each host; 0: this machine's
   double memory_gib = 0;  // of each host; 0: not checked
   std::string layout;     // "": selected automatically
+  planner::Machine core = planner::reference_core();  // of the hosts
   bool json = false;
 };
 

@@ -17,6 +17,7 @@
 #include "coordinator/core/job_shape.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/local_cluster.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
@@ -99,6 +100,8 @@ Ranks ranks_of(const PreflightOptions& o) {
   Ranks out;
   const auto shape = core::shape_of(o.job);
   planner::PlacementRequest request = core::placement_request(o.job, shape);
+  // The coordinator reports one that is invalid, and does without.
+  if (auto core = rundir::local_core(); core.ok()) request.core = *core;
   for (int i = 1; i <= o.workers; ++i)
     request.workers.push_back({.worker = fmt::format("local-{}", i),
                                .host = "here",

@@ -19,16 +19,9 @@ namespace fs = std::filesystem;
 
 constexpr size_t kMostRuns = 1000;
 
-// "" if this user has no home.
 std::string list_path() {
-  const char* state = std::getenv("XDG_STATE_HOME");
-  if (state != nullptr && *state == '/')
-    return std::string(state) + "/remesh/runs";
-  const char* home = std::getenv("HOME");
-  const passwd* user = home == nullptr ? getpwuid(geteuid()) : nullptr;
-  if (user != nullptr) home = user->pw_dir;
-  if (home == nullptr || *home != '/') return "";
-  return std::string(home) + "/.local/state/remesh/runs";
+  const std::string folder = user_state_folder();
+  return folder.empty() ? "" : folder + "/runs";
 }
 
 std::string real(const std::string& path) {
@@ -38,6 +31,16 @@ std::string real(const std::string& path) {
 }
 
 }  // namespace
+
+std::string user_state_folder() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && *state == '/') return std::string(state) + "/remesh";
+  const char* home = std::getenv("HOME");
+  const passwd* user = home == nullptr ? getpwuid(geteuid()) : nullptr;
+  if (user != nullptr) home = user->pw_dir;
+  if (home == nullptr || *home != '/') return "";
+  return std::string(home) + "/.local/state/remesh";
+}
 
 void note_run(const std::string& run) {
   const std::string path = list_path();

@@ -186,6 +186,7 @@ class DaemonImpl : public Daemon {
     o.pid = getpid();
     o.address = address_;
     o.resume = options_.resume;
+    o.core = options_.core;
     o.protocol = wire::own_protocol();
     o.no_auth = door_->no_auth();
     o.run_id = run_id_;
@@ -233,9 +234,8 @@ class DaemonImpl : public Daemon {
     tell_lost_events();
   }
 
-  // Whether this coordinator still is the one of the run. Also, workers that
-  // wait for the same storage are silent, and then there may be nothing to
-  // write.
+  // Whether the run is still this coordinator's. There may be nothing else to
+  // write: workers that wait for the same storage are silent.
   void probe_storage(int64_t now_ms) {
     if (now_ms - probed_ms_ < kProbeMs || !outbox_->written(outbox_->newest()))
       return;

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/planner/placement.h"
 #include "proto/base/status.h"
 #include "proto/job.pb.h"
 
@@ -39,6 +40,7 @@ struct DaemonOptions {
   // Make keys if the run has none. They are always made if only this machine
   // can connect.
   bool make_keys = false;
+  planner::Machine core = planner::reference_core();  // core::Options::core
   bool log_to_stderr = false;
 };
 

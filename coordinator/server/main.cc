@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "coordinator/rundir/job_files.h"
+#include "coordinator/rundir/local_cluster.h"
 #include "coordinator/server/daemon.h"
+#include "parallel/planner/placement.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
@@ -123,16 +125,23 @@ int run(const Arguments& a) {
   if (!opened.ok()) return fail(opened.status());
   if (const Status s = give_to_group(opened->run, a.group); !s.ok())
     return fail(s);
-  auto daemon = Daemon::open({.job = std::move(opened->job),
-                              .set = a.set,
-                              .run_dir = opened->run,
-                              .bind = a.bind,
-                              .advertise = a.advertise,
-                              .resume = a.resume,
-                              .accept_edits = a.accept_edits,
-                              .no_auth = a.no_auth,
-                              .make_keys = a.make_keys,
-                              .log_to_stderr = a.verbose});
+  // A restart must not fail because of a file that no step needs.
+  auto core = rundir::local_core();
+  if (!core.ok())
+    fmt::print(stderr, "remesh-coordinator: warning: ignores {}\n",
+               core.status().message());
+  auto daemon =
+      Daemon::open({.job = std::move(opened->job),
+                    .set = a.set,
+                    .run_dir = opened->run,
+                    .bind = a.bind,
+                    .advertise = a.advertise,
+                    .resume = a.resume,
+                    .accept_edits = a.accept_edits,
+                    .no_auth = a.no_auth,
+                    .make_keys = a.make_keys,
+                    .core = core.ok() ? *core : planner::reference_core(),
+                    .log_to_stderr = a.verbose});
   if (!daemon.ok()) return fail(daemon.status());
   fmt::print(
       "run directory: {}\nworkers connect with: remesh-worker --connect "

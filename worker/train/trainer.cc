@@ -14,8 +14,8 @@
 #include "proto/base/exit_code.h"
 #include "proto/rundir/paths.h"
 #include "worker/board/step_metrics.h"
+#include "worker/kernels/gemm_rate.h"
 #include "worker/train/digest.h"
-#include "worker/train/gemm_rate.h"
 
 namespace remesh::train {
 

@@ -124,6 +124,22 @@ expect 2 "hidden_size: is required" "$bin/remesh" plan --model config.json $on 8
 printf '[model]\ndim = 64\n' >model.toml
 expect 2 "model.n_layers: is required" \
   "$bin/remesh" plan --model model.toml $on 8
+expect 0 "claims hold" "$bin/remesh" plan study torchtitan --html page.html
+expect 0 "</html>" tail -n 1 page.html
+expect 5 "known: frontier, scaling, torchtitan" "$bin/remesh" plan study chips
+project="plan project --model llama3-8b $on 8"
+expect 0 "checkpoint-restart" "$bin/remesh" $project --tokens 1e12
+expect 2 "--tokens" "$bin/remesh" $project
+expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
+expect 5 "run \`remesh plan measure\`" "$bin/remesh" plan job.toml \
+  --cluster local --gpus 2
+expect 0 "written to $dir/state/remesh/clusters/local.toml" \
+  "$bin/remesh" plan measure
+expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
+expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
+echo "[device]" >state/remesh/clusters/local.toml
+expect 2 "device.name: is required" "$bin/remesh" plan job.toml --slots 3
+rm -r state/remesh/clusters
 mkdir -p prefix/bin prefix/share
 ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8

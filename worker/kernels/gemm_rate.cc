@@ -1,15 +1,14 @@
-#include "worker/train/gemm_rate.h"
+#include "worker/kernels/gemm_rate.h"
 
 #include <algorithm>
 #include <memory>
 
 #include "proto/base/clock.h"
 
-namespace remesh::train {
+namespace remesh::kernels {
 
-double measure_gemm_rate(kernels::Backend& backend, kernels::Dtype d,
-                         int64_t rows, int64_t out, int64_t in,
-                         double budget_s) {
+double measure_gemm_rate(Backend& backend, Dtype d, int64_t rows, int64_t out,
+                         int64_t in, double budget_s) {
   const auto free = [&](void* p) { backend.release(p); };
   const auto buffer = [&](int64_t n, size_t size) {
     return std::unique_ptr<void, decltype(free)>(
@@ -17,8 +16,8 @@ double measure_gemm_rate(kernels::Backend& backend, kernels::Dtype d,
   };
   const auto w = backend.make_weight(d, out, in);
   const auto master = buffer(out * in, sizeof(float));
-  const auto x = buffer(rows * in, kernels::dtype_size(d));
-  const auto y = buffer(rows * out, kernels::dtype_size(d));
+  const auto x = buffer(rows * in, dtype_size(d));
+  const auto y = buffer(rows * out, dtype_size(d));
   if (!w || !master || !x || !y) return 0;
   backend.load_weight(*w, static_cast<const float*>(master.get()));
   const int64_t begin = monotonic_ns();
@@ -37,4 +36,4 @@ double measure_gemm_rate(kernels::Backend& backend, kernels::Dtype d,
   return best_s > 0 ? flops / best_s : 0;
 }
 
-}  // namespace remesh::train
+}  // namespace remesh::kernels

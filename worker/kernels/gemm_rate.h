@@ -6,13 +6,12 @@
 
 #include "worker/kernels/backend.h"
 
-namespace remesh::train {
+namespace remesh::kernels {
 
 // Floating-point operations per second of y (rows, out) = x (rows, in) W^T on
 // `backend`: the best of several runs within about `budget_s` seconds, at least
 // two, of which the first is a warm-up. 0 if memory does not suffice.
-double measure_gemm_rate(kernels::Backend& backend, kernels::Dtype d,
-                         int64_t rows, int64_t out, int64_t in,
-                         double budget_s);
+double measure_gemm_rate(Backend& backend, Dtype d, int64_t rows, int64_t out,
+                         int64_t in, double budget_s);
 
-}  // namespace remesh::train
+}  // namespace remesh::kernels

@@ -1,0 +1,214 @@
+#include "coordinator/ctl/study_run.h"
+
+#include <fmt/format.h>
+
+#include <functional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "parallel/planner/projection.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+using nlohmann::json;
+using planner::SearchRequest;
+
+// Reads the keys of an object and remembers the first problem.
+class Settings {
+ public:
+  explicit Settings(const json& object) : object_(object) {}
+
+  int64_t integer(const char* key, int64_t missing) {
+    const auto it = find(key);
+    if (it == object_.end()) return missing;
+    if (it->is_number_integer() && it->get<int64_t>() >= 0)
+      return it->get<int64_t>();
+    fail(key, "an integer of at least 0");
+    return missing;
+  }
+  bool flag(const char* key, bool missing) {
+    const auto it = find(key);
+    if (it == object_.end()) return missing;
+    if (it->is_boolean()) return it->get<bool>();
+    fail(key, "true or false");
+    return missing;
+  }
+  std::string text(const char* key, const std::string& missing) {
+    const auto it = find(key);
+    if (it == object_.end()) return missing;
+    if (it->is_string()) return it->get<std::string>();
+    fail(key, "a text");
+    return missing;
+  }
+  void fail(const std::string& key, const std::string& allowed) {
+    if (problem_.ok())
+      problem_ = invalid_argument(fmt::format(
+          "{} = {}: must be {}", key,
+          object_.contains(key) ? object_[key].dump() : "missing", allowed));
+  }
+  // Also if a key was never asked for.
+  Status problem() const {
+    if (!problem_.ok()) return problem_;
+    std::vector<std::string> known(asked_.begin(), asked_.end());
+    for (const auto& [key, value] : object_.items())
+      if (!asked_.contains(key))
+        return invalid_argument(
+            fmt::format("unknown key '{}'; known: {}", key, join(known)));
+    return ok_status();
+  }
+
+ private:
+  json::const_iterator find(const char* key) {
+    asked_.insert(key);
+    return object_.find(key);
+  }
+  const json& object_;
+  std::set<std::string> asked_;
+  Status problem_ = ok_status();
+};
+
+// What a trainer of devices does unless the run says otherwise: that of the
+// assumed trainer of `remesh plan`.
+planner::Execution execution_of(Settings* s) {
+  planner::Execution x;
+  const std::string precision = s->text("precision", "bf16");
+  if (precision == "fp8")
+    x.precision = planner::Precision::kFp8;
+  else if (precision != "bf16")
+    s->fail("precision", "bf16 or fp8");
+  x.row_scaled = s->flag("row_scaled", false);
+  x.fused_attention = s->flag("fused_attention", true);
+  x.tuned_attention = s->flag("tuned_attention", true);
+  x.fused_kernels = s->flag("fused_kernels", true);
+  x.sequence_parallel = s->flag("sequence_parallel", true);
+  x.overlap_data = s->flag("overlap_data", true);
+  x.overlap_tensor = s->flag("async_tp", false);
+  x.overlap_pipeline = s->flag("overlap_pipeline", true);
+  x.gradient_bytes = static_cast<double>(s->integer("gradient_bytes", 4));
+  return x;
+}
+
+void read_batch(Settings* s, int64_t dp, SearchRequest* q) {
+  q->T = s->integer("seq", 2048);
+  const int64_t global = s->integer("global_batch", 0);
+  const int64_t per_replica = s->integer("batch_per_replica", 0);
+  const int64_t per_device = s->integer("batch_per_device", 0);
+  if ((global > 0) + (per_replica > 0) + (per_device > 0) != 1)
+    return s->fail("global_batch",
+                   "given, or instead batch_per_replica or batch_per_device");
+  q->global_batch = global + per_replica * dp + per_device * q->devices;
+}
+
+planner::JobShape shape_of(Settings* s, const SearchRequest& q) {
+  planner::JobShape shape{.model = q.model, .T = q.T, .bf16 = true};
+  shape.B = s->integer("micro_batch", 1);
+  shape.zero_stage = static_cast<int>(s->integer("zero", 0));
+  shape.shard_group = static_cast<int>(s->integer("shard_group", 0));
+  shape.chunks = static_cast<int>(s->integer("chunks", 1));
+  if (const auto kind = geometry::parse_schedule(s->text("schedule", "1f1b"));
+      kind.ok())
+    shape.schedule = *kind;
+  else
+    s->fail("schedule", kind.status().message());
+  if (const auto r = geometry::parse_recompute(s->text("recompute", "none"));
+      r.ok())
+    shape.recompute = *r;
+  else
+    s->fail("recompute", "none, selective or full");
+  if (shape.B < 1 || q.global_batch % shape.B != 0)
+    s->fail(
+        "micro_batch",
+        fmt::format("a divisor of the {} sequences of a step", q.global_batch));
+  else
+    shape.microbatches = q.global_batch / shape.B;
+  return shape;
+}
+
+// Floating-point operations as Megatron reports them, recomputation included:
+// Narayanan et al., SC'21, equation 3, attention in full.
+double megatron_flops(const planner::Plan& p) {
+  const auto number = [](int64_t n) { return static_cast<double>(n); };
+  const planner::JobShape& s = p.shape;
+  const double h = number(s.model.dim), T = number(s.T);
+  const double tokens = number(s.microbatches * s.B) * T;
+  geometry::Layout one;
+  const double layer = planner::layer_elements(s, one) + 2 * h * T;
+  const double passes = s.recompute == geometry::Recompute::kFull ? 4 : 3;
+  return 2 * tokens *
+         (passes * number(s.model.n_layers) * layer +
+          3 * planner::vocabulary_elements(s, one));
+}
+
+template <typename T>
+Result<const T*> remembered(std::map<std::string, T>* known,
+                            const std::string& name,
+                            const std::function<Result<T>()>& find) {
+  if (const auto it = known->find(name); it != known->end()) return &it->second;
+  ASSIGN_OR_RETURN(T found, find());
+  return &known->emplace(name, std::move(found)).first->second;
+}
+
+}  // namespace
+
+Result<StudyRun> StudyRuns::predict(const json& object) {
+  Settings s(object);
+  const std::string cluster_name = s.text("cluster", "");
+  const std::string model_name = s.text("model", "");
+  ASSIGN_OR_RETURN(const ClusterChoice* cluster,
+                   remembered<ClusterChoice>(&clusters_, cluster_name, [&] {
+                     return find_cluster(cluster_name);
+                   }));
+  ASSIGN_OR_RETURN(const ModelChoice* model,
+                   remembered<ModelChoice>(&models_, model_name, [&] {
+                     return find_model(model_name, {});
+                   }));
+  StudyRun out{.plan = {},
+               .machine = planner::machine_of(cluster->cluster),
+               .busy_w = cluster->cluster.device().busy_w()};
+  SearchRequest q{.machine = out.machine, .model = model->model};
+  q.devices = s.integer("devices", 0);
+  geometry::Layout l;
+  l.tp = static_cast<int>(s.integer("tp", 1));
+  l.pp = static_cast<int>(s.integer("pp", 1));
+  l.cp = static_cast<int>(s.integer("cp", 1));
+  const int64_t unit = int64_t{1} * l.tp * l.pp * l.cp;
+  if (unit < 1 || q.devices < 1 || q.devices % unit != 0)
+    s.fail("devices", fmt::format("a multiple of tp x pp x cp = {}", unit));
+  else
+    l.dp = static_cast<int>(q.devices / unit);
+  read_batch(&s, l.dp, &q);
+  q.run = execution_of(&s);
+  const planner::JobShape shape = shape_of(&s, q);
+  RETURN_IF_ERROR(s.problem());
+  ASSIGN_OR_RETURN(out.plan, planner::predict_plan(q, shape, l));
+  return out;
+}
+
+Result<double> study_metric(const StudyRun& run, const std::string& name) {
+  const planner::StepCost& c = run.plan.cost;
+  const double devices = run.plan.layout.world();
+  const double watts = planner::device_power_w(run.busy_w, c.terms);
+  const double flops = megatron_flops(run.plan) / c.total_s / devices;
+  const std::map<std::string, double> metrics = {
+      {"tokens_per_s", c.tokens_per_s},
+      {"step_s", c.total_s},
+      {"mfu", 100 * c.mfu},
+      {"hfu", 100 * flops / run.machine.peak_flops},
+      {"tflops", flops / 1e12},
+      {"watts", watts},
+      {"joules_per_token", watts / c.tokens_per_s},
+      {"memory_gb", static_cast<double>(run.plan.memory.total()) / 1e9},
+      {"exposed", 100 * c.terms.exposed() / c.total_s},
+      {"bubble", 100 * c.terms.bubble / c.total_s}};
+  if (const auto it = metrics.find(name); it != metrics.end())
+    return it->second;
+  std::vector<std::string> known;
+  for (const auto& [key, value] : metrics) known.push_back(key);
+  return invalid_argument(
+      fmt::format("unknown metric '{}'; known: {}", name, join(known)));
+}
+
+}  // namespace remesh::ctl

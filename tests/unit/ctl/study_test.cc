@@ -1,0 +1,146 @@
+#include "coordinator/ctl/study.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "parallel/jobfile/jobfile.h"
+
+namespace remesh::ctl {
+namespace {
+
+using Json = nlohmann::json;
+
+Json small() {
+  return Json::parse(R"({
+    "title": "A <study>", "source": "nobody",
+    "runs": {
+      "base": {"cluster": "h100", "model": "llama3-8b", "seq": 8192,
+               "devices": 8, "zero": 3, "batch_per_device": 2},
+      "many": {"base": "base", "devices": 64},
+      "few": {"base": "many", "devices": 8}},
+    "figures": [
+      {"text": "speed", "run": "base", "metric": "tokens_per_s",
+       "published": 100, "unit": "tokens/s"},
+      {"text": "loss", "run": "many", "over": "base", "published": -1,
+       "metric": "tokens_per_s", "unit": "%"}],
+    "claims": [
+      {"text": "positive", "run": "base", "metric": "mfu", "least": 1},
+      {"text": "huge", "run": "base", "metric": "mfu", "least": 99},
+      {"text": "same", "run": "few", "over": "base", "metric": "mfu",
+       "least": -1e-9, "most": 1e-9},
+      {"text": "scaling has an effect", "run": "many", "over": "base",
+       "metric": "mfu", "beyond": {"run": "few", "over": "base"}}],
+    "charts": [
+      {"title": "Scaling", "x": "devices", "y": "%", "relative": true,
+       "metric": "tokens_per_s", "series": [
+         {"name": "ours", "run": "base", "vary": "devices",
+          "values": [8, 16, 32]},
+         {"name": "theirs", "published": [[8, 100], [32, 90]]}]},
+      {"title": "Memory", "y": "GB", "bars": "memory", "runs": ["base"]},
+      {"title": "Effects", "y": "%", "bars": "effect", "run": "base",
+       "metric": "tokens_per_s",
+       "changes": [{"name": "full", "set": {"recompute": "full"}}]}]})");
+}
+
+std::string problem(const Json& json) {
+  return evaluate_study(json.dump(), "s").status().message();
+}
+
+TEST(Study, FiguresClaimsAndChartsAreEvaluated) {
+  const auto made = evaluate_study(small().dump(), "s");
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  const Study& s = *made;
+  ASSERT_EQ(s.figures.size(), 2U);
+  EXPECT_GT(s.figures[0].ours, 1000);
+  EXPECT_NEAR(s.figures[0].error(), s.figures[0].ours - 100, 1e-6);
+  EXPECT_LT(s.figures[1].ours, 0);
+  EXPECT_NEAR(s.figures[1].error(), s.figures[1].ours + 1, 1e-9);
+  std::vector<bool> holds;
+  for (const StudyClaim& c : s.claims) holds.push_back(c.holds);
+  EXPECT_EQ(holds, (std::vector<bool>{true, false, true, true}));
+  ASSERT_EQ(s.charts.size(), 3U);
+  EXPECT_NEAR(s.charts[0].series[0].points[0].second, 100, 1e-9);
+  EXPECT_LT(s.charts[0].series[0].points[2].second, 100);
+  EXPECT_EQ(s.charts[1].bars[0].parts.size(), s.charts[1].parts.size());
+  EXPECT_LT(s.charts[2].bars[0].parts[0], 0);
+}
+
+TEST(Study, ErrorsNameTheRunAndWhatIsAllowed) {
+  Json j = small();
+  j["runs"]["base"]["tp"] = 3;
+  EXPECT_NE(problem(j).find("a multiple of tp x pp x cp = 3"),
+            std::string::npos)
+      << problem(j);
+  j = small();
+  j["runs"]["base"]["devcies"] = 3;
+  EXPECT_NE(problem(j).find("unknown key 'devcies'"), std::string::npos)
+      << problem(j);
+  j = small();
+  j["figures"][0]["metric"] = "speed";
+  EXPECT_NE(problem(j).find("unknown metric 'speed'; known: bubble"),
+            std::string::npos)
+      << problem(j);
+  j = small();
+  j["figures"][0]["run"] = "none";
+  EXPECT_NE(problem(j).find("no run is called none"), std::string::npos);
+  j = small();
+  j["runs"]["base"]["base"] = "many";
+  EXPECT_NE(problem(j).find("cycle"), std::string::npos) << problem(j);
+  j = small();
+  j.erase("title");
+  EXPECT_NE(problem(j).find("title"), std::string::npos) << problem(j);
+  EXPECT_NE(evaluate_study("[", "s").status().message().find("JSON object"),
+            std::string::npos);
+}
+
+// Counts of opening and closing tags; everything in one file.
+TEST(Study, ThePageIsCompleteAndNeedsNoOtherFile) {
+  const std::string page =
+      study_page(evaluate_study(small().dump(), "s").value());
+  const auto count = [&](const std::string& what) {
+    size_t n = 0;
+    for (size_t at = page.find(what); at != std::string::npos;
+         at = page.find(what, at + 1))
+      ++n;
+    return n;
+  };
+  for (const std::string tag : {"svg", "table", "figure", "text", "tr"})
+    EXPECT_EQ(count("<" + tag + ">") + count("<" + tag + " "),
+              count("</" + tag + ">"))
+        << tag;
+  EXPECT_EQ(count("<svg"), 3U);
+  EXPECT_EQ(count("A &lt;study&gt;"), 2U);
+  for (const char* other :
+       {"<script", "src=", "href=", "@import", "nan", "inf"})
+    EXPECT_EQ(count(other), 0U) << other;
+}
+
+// Regression limits: what the planner reaches on the published figures.
+TEST(Study, TheShippedStudiesAreReproduced) {
+  const struct {
+    const char* name;
+    double most_error;  // mean of the figures that are no differences, %
+    size_t least_claims;
+  } kStudies[] = {
+      {"frontier", 9, 6}, {"torchtitan", 10, 4}, {"scaling", 8, 10}};
+  for (const auto& k : kStudies) {
+    const std::string path = std::string("deploy/studies/") + k.name + ".json";
+    const auto s = evaluate_study(jobfile::read_text(path).value(), path);
+    ASSERT_TRUE(s.ok()) << s.status().message();
+    double error = 0, n = 0;
+    for (const StudyFigure& f : s->figures)
+      if (!f.is_difference) {
+        error += std::fabs(f.error());
+        ++n;
+      }
+    EXPECT_LE(error / n, k.most_error) << k.name;
+    size_t held = 0;
+    for (const StudyClaim& c : s->claims) held += c.holds ? 1 : 0;
+    EXPECT_GE(held, k.least_claims) << k.name << "\n" << study_text(*s);
+  }
+}
+
+}  // namespace
+}  // namespace remesh::ctl

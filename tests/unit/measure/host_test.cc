@@ -1,0 +1,48 @@
+#include "worker/measure/host.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "tests/testing/local_comm.h"
+
+namespace remesh::measure {
+namespace {
+
+// Bounds that no machine on which the tests run comes near.
+TEST(Host, IsMeasuredByAllRanksAtOnce) {
+  constexpr int kRanks = 3;
+  auto comms = comm::make_local_comms(kRanks);
+  std::vector<Measured> results(kRanks);
+  {
+    std::vector<std::jthread> threads;
+    for (int r = 0; r < kRanks; ++r)
+      threads.emplace_back([&, r] {
+        const auto backend = kernels::make_cpu_backend(1);
+        auto m = measure_host(*comms[static_cast<size_t>(r)], *backend);
+        ASSERT_TRUE(m.ok()) << m.status().message();
+        results[static_cast<size_t>(r)] = *std::move(m);
+      });
+  }
+  for (const Measured& m : results) {
+    EXPECT_EQ(m.ranks, kRanks);
+    EXPECT_GE(m.cores, 1);
+    const GemmFit fit = fit_gemms(m.fp32);
+    EXPECT_GT(fit.flops, 1e7);
+    EXPECT_LT(fit.flops, 1e14);
+    EXPECT_GT(m.attention_flops, 1e6);
+    EXPECT_GT(m.memory_bytes_per_s, 1e6);
+    EXPECT_GT(m.message_s, 0);
+    EXPECT_GT(m.gather_bytes_per_s, 1e4);
+    EXPECT_GE(m.straggle, 0);
+    // The same on all ranks.
+    EXPECT_EQ(m.attention_flops, results[0].attention_flops);
+    EXPECT_EQ(m.contention, results[0].contention);
+    EXPECT_EQ(m.gather_bytes_per_s, results[0].gather_bytes_per_s);
+  }
+  EXPECT_FALSE(processor_name().empty());
+  EXPECT_GE(network_speed(), 0);
+}
+
+}  // namespace
+}  // namespace remesh::measure

@@ -1,0 +1,274 @@
+#include "worker/measure/host.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+
+#include "proto/base/clock.h"
+#include "proto/base/machine.h"
+#include "worker/kernels/gemm_rate.h"
+
+namespace remesh::measure {
+namespace {
+
+using comm::Comm;
+using comm::Op;
+using kernels::Backend;
+using kernels::Dtype;
+
+constexpr int kRounds = 7;
+
+double seconds_of(const std::function<void()>& work) {
+  const int64_t began = monotonic_ns();
+  work();
+  return static_cast<double>(monotonic_ns() - began) * 1e-9;
+}
+
+// Of rounds of the same work: in the others something else had the processor.
+double fastest(const std::vector<double>& rounds) {
+  return *std::min_element(rounds.begin(), rounds.end());
+}
+
+// After one round that warms up, in step with the other ranks.
+std::vector<double> rounds(Comm& world, const std::function<void()>& work) {
+  std::vector<double> out;
+  for (int i = 0; i <= kRounds; ++i) {
+    world.barrier();
+    const double s = seconds_of(work);
+    if (i > 0) out.push_back(s);
+  }
+  return out;
+}
+
+double mean_over_ranks(Comm& world, double x) {
+  world.all_reduce(std::span<double>(&x, 1), Op::kSum);
+  return x / world.size();
+}
+
+class Host {
+ public:
+  Host(Comm& world, Backend& backend) : world_(world), backend_(backend) {}
+
+  Result<Measured> run() {
+    Measured m{.processor = processor_name(),
+               .cores = usable_cores(),
+               .memory_bytes = static_cast<double>(usable_memory()),
+               .ranks = world_.size()};
+    m.fp32 = gemms(Dtype::kFp32);
+    if (backend_.supports_bf16()) m.bf16 = gemms(Dtype::kBf16);
+    m.attention_flops = attention();
+    m.memory_bytes_per_s = elementwise();
+    messages(&m);
+    m.contention = contention();
+    m.straggle = straggle();
+    if (short_) return exhausted("not enough memory to measure");
+    return m;
+  }
+
+ private:
+  struct Free {
+    Backend* backend;
+    void operator()(void* p) const { backend->release(p); }
+  };
+  using Buffer = std::unique_ptr<float, Free>;
+  // fp32, filled with small numbers.
+  Buffer buffer(int64_t n) {
+    const size_t bytes = static_cast<size_t>(n) * sizeof(float);
+    Buffer b(static_cast<float*>(backend_.allocate(bytes)), {&backend_});
+    if (!b) {
+      short_ = true;
+      return b;
+    }
+    for (int64_t i = 0; i < n; ++i)
+      b.get()[i] = 0.01F * static_cast<float>(i % 61 - 30);
+    return b;
+  }
+
+  std::vector<GemmTime> gemms(Dtype d) {
+    constexpr double kBudgetS = 0.05;
+    constexpr int64_t kSizes[][3] = {
+        {256, 512, 64},   {256, 512, 128},   {256, 512, 512}, {256, 512, 2048},
+        {512, 1024, 256}, {512, 1024, 1024}, {256, 256, 256}};
+    std::vector<GemmTime> out;
+    for (const auto& [rows, columns, inner] : kSizes) {
+      world_.barrier();
+      const double rate = kernels::measure_gemm_rate(backend_, d, rows, columns,
+                                                     inner, kBudgetS);
+      short_ = short_ || rate <= 0;
+      GemmTime t{static_cast<double>(rows), static_cast<double>(columns),
+                 static_cast<double>(inner)};
+      t.seconds = mean_over_ranks(
+          world_, 2 * t.rows * t.columns * t.inner / std::max(rate, 1.0));
+      out.push_back(t);
+    }
+    return out;
+  }
+
+  // As parallel/planner/layer_cost.cc counts the forward pass: 2 N (T + 128) q.
+  double attention() {
+    const kernels::AttentionShape s{.B = 1,
+                                    .T = 1024,
+                                    .num_heads = 8,
+                                    .num_kv_heads = 8,
+                                    .head_dim = 64,
+                                    .stride = 512};
+    const int64_t n = s.T * s.stride;
+    const Buffer q = buffer(n), k = buffer(n), v = buffer(n), o = buffer(n);
+    const Buffer lse = buffer(s.T * s.num_heads);
+    if (short_) return 1;
+    const double s_each = fastest(rounds(world_, [&] {
+      backend_.attention(Dtype::kFp32, s, q.get(), k.get(), v.get(), o.get(),
+                         lse.get());
+      backend_.synchronize();
+    }));
+    const double flops = 2.0 * static_cast<double>(s.T * (s.T + 128) * 512);
+    return mean_over_ranks(world_, flops / s_each);
+  }
+
+  // A norm that adds a branch: two vectors read, two written, in fp32.
+  double elementwise() {
+    constexpr int64_t kRows = 8192, kDim = 1024;
+    const int64_t n = kRows * kDim;
+    const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
+    const Buffer weight = buffer(kDim), rstd = buffer(kRows);
+    if (short_) return 1;
+    const double s = fastest(rounds(world_, [&] {
+      backend_.rmsnorm(Dtype::kFp32, x.get(), branch.get(), weight.get(), 1e-5,
+                       kRows, kDim, x.get(), y.get(), rstd.get());
+      backend_.synchronize();
+    }));
+    return mean_over_ranks(world_, 16.0 * static_cast<double>(n) / s);
+  }
+
+  double gather_s(size_t bytes_each) {
+    std::vector<std::byte> mine(bytes_each);
+    std::vector<std::byte> all(bytes_each * static_cast<size_t>(world_.size()));
+    return fastest(rounds(world_, [&] { world_.all_gather(mine, all); }));
+  }
+
+  void messages(Measured* m) {
+    constexpr size_t kLarge = size_t{4} << 20;
+    constexpr int kTrips = 200;
+    const double n = world_.size();
+    std::byte small{};
+    const std::span<std::byte> data(&small, 1);
+    const int rank = world_.rank();
+    const double trips = fastest(rounds(world_, [&] {
+      for (int i = 0; i < kTrips; ++i) {
+        if (rank == 0) world_.send(data, 1, 0);
+        if (rank <= 1) world_.recv(data, 1 - rank, 0);
+        if (rank == 1) world_.send(data, 0, 0);
+      }
+    }));
+    // Of rank 0, in both directions.
+    double message_s = rank == 0 ? trips / kTrips / 2 : 0;
+    world_.all_reduce(std::span<double>(&message_s, 1), Op::kSum);
+    m->message_s = message_s;
+    m->small_gather_s = mean_over_ranks(world_, gather_s(8));
+    const double gathered = gather_s(kLarge);
+    std::vector<float> all(kLarge / sizeof(float) *
+                           static_cast<size_t>(world_.size()));
+    std::vector<float> mine(kLarge / sizeof(float));
+    const double scattered =
+        fastest(rounds(world_, [&] { world_.reduce_scatter(all, mine); }));
+    const double seconds =
+        mean_over_ranks(world_, (gathered + scattered) / 2) - m->small_gather_s;
+    m->gather_bytes_per_s =
+        static_cast<double>(kLarge) * (n - 1) / std::max(seconds, 1e-9);
+  }
+
+  // GEMMs beside a gather that they drive, against each of the two alone.
+  double contention() {
+    constexpr int64_t kRows = 256, kWidth = 512;
+    constexpr int kGemms = 60;
+    constexpr size_t kEach = size_t{4} << 20;
+    const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
+    const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
+                 y = buffer(kRows * kWidth);
+    if (short_ || !w) return 1;
+    backend_.load_weight(*w, master.get());
+    std::vector<std::byte> mine(kEach);
+    std::vector<std::byte> all(kEach * static_cast<size_t>(world_.size()));
+    const auto gemms = [&](const std::function<void()>& between) {
+      for (int i = 0; i < kGemms; ++i) {
+        backend_.linear(*w, x.get(), kRows, y.get());
+        between();
+      }
+    };
+    const double compute = fastest(rounds(world_, [&] { gemms([] {}); }));
+    const double comm = fastest(
+        rounds(world_, [&] { world_.start_all_gather(mine, all)->wait(); }));
+    const double both = fastest(rounds(world_, [&] {
+      const auto request = world_.start_all_gather(mine, all);
+      gemms([&] { request->test(); });
+      request->wait();
+    }));
+    const double shared =
+        (both - std::max(compute, comm)) / std::min(compute, comm);
+    return mean_over_ranks(world_, shared);
+  }
+
+  // Relative deviation of the time for the same work, over rounds and ranks.
+  double straggle() {
+    constexpr int64_t kRows = 512, kWidth = 512;
+    constexpr int kGemms = 40;
+    const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
+    const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
+                 y = buffer(kRows * kWidth);
+    if (short_ || !w) return 0;
+    backend_.load_weight(*w, master.get());
+    const std::vector<double> times = rounds(world_, [&] {
+      for (int i = 0; i < kGemms; ++i)
+        backend_.linear(*w, x.get(), kRows, y.get());
+    });
+    double sum = 0, squares = 0;
+    for (const double t : times) {
+      sum += t;
+      squares += t * t;
+    }
+    const double n = static_cast<double>(times.size());
+    const double mean = mean_over_ranks(world_, sum / n);
+    const double square = mean_over_ranks(world_, squares / n);
+    return std::sqrt(std::max(0.0, square - mean * mean)) / mean;
+  }
+
+  Comm& world_;
+  Backend& backend_;
+  bool short_ = false;  // of memory
+};
+
+}  // namespace
+
+Result<Measured> measure_host(Comm& world, Backend& backend) {
+  return Host(world, backend).run();
+}
+
+double network_speed() {
+  namespace fs = std::filesystem;
+  constexpr double kMegabit = 1e6 / 8;
+  double best = 0;
+  std::error_code ec;
+  for (const auto& entry : fs::directory_iterator("/sys/class/net", ec)) {
+    double megabits = 0;  // -1 or unreadable: the interface does not say
+    std::ifstream(entry.path() / "speed") >> megabits;
+    std::string state;
+    std::ifstream(entry.path() / "operstate") >> state;
+    if (state == "up") best = std::max(best, megabits * kMegabit);
+  }
+  return best;
+}
+
+std::string processor_name() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("model name")) {
+      const size_t value = line.find_first_not_of(" \t:", 10);
+      if (value != std::string::npos) return line.substr(value);
+    }
+  return "processor";
+}
+
+}  // namespace remesh::measure
