@@ -61,6 +61,20 @@ Status check_unused(FileSystem& fs, const std::string& out) {
                                         "folder");
 }
 
+// Has `write` fill a folder beside `out` that becomes `out` once it is
+// complete.
+template <typename Write>
+Status write_new_folder(FileSystem& fs, const std::string& out, Write write) {
+  RETURN_IF_ERROR(check_unused(fs, out));
+  const std::string tmp = temporary_path(fs, out);
+  RETURN_IF_ERROR(fs.create_dirs(tmp));
+  Status status = write(tmp);
+  if (status.ok()) status = fs.rename(tmp, out);
+  if (status.ok()) return fs.sync_dir(parent_path(out));
+  (void)remove_all(fs, tmp);
+  return status;
+}
+
 // The number of shards.
 Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
                          const std::string& out, const store::SaveId& id,
@@ -75,13 +89,11 @@ Result<int> write_shards(FileSystem& fs, const ModelFolder& model,
     zeros.resize(values.size());
     for (const Piece& p : b.pieces)
       model.read(p.param, p.rect, values.data() + p.at, p.row_stride);
-    const auto shard = store::write_shard(
-        fs, out, id, static_cast<int>(i), table, b.pieces,
-        {.weights = values, .exp_avg = zeros, .exp_avg_sq = zeros});
-    if (!shard.ok()) {
-      (void)store::abandon(fs, out, id);
-      return shard.status();
-    }
+    RETURN_IF_ERROR(
+        store::write_shard(
+            fs, out, id, static_cast<int>(i), table, b.pieces,
+            {.weights = values, .exp_avg = zeros, .exp_avg_sq = zeros})
+            .status());
     done += b.elements;
     progress(static_cast<uint64_t>(done) * sizeof(float),
              static_cast<uint64_t>(table.num_elements()) * sizeof(float));
@@ -205,17 +217,20 @@ Status write_folder(Export& e, const std::vector<WeightFile>& files) {
 Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
                                       const std::string& out,
                                       const Progress& progress) {
-  RETURN_IF_ERROR(check_unused(fs, out));
-  const store::SaveId id;
-  ASSIGN_OR_RETURN(const int shards,
-                   write_shards(fs, model, out, id, progress));
   pb::Manifest manifest;
   manifest.set_job("import");
   *manifest.mutable_model() = manifest::model_info(model.table().config());
   manifest.set_code_version(version());
-  auto done =
-      store::commit(fs, out, std::move(manifest), shards, model.table(), {});
-  if (!done.ok()) (void)store::abandon(fs, out, id);
+  store::Committed done;
+  RETURN_IF_ERROR(
+      write_new_folder(fs, out, [&](const std::string& tmp) -> Status {
+        ASSIGN_OR_RETURN(const int shards,
+                         write_shards(fs, model, tmp, {}, progress));
+        ASSIGN_OR_RETURN(done, store::commit(fs, tmp, std::move(manifest),
+                                             shards, model.table(), {}));
+        return ok_status();
+      }));
+  done.path = path_join(out, manifest::step_name(0));
   return done;
 }
 
@@ -223,35 +238,28 @@ Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
                               const std::string& out,
                               const ExportOptions& options,
                               const Progress& progress) {
-  RETURN_IF_ERROR(check_unused(fs, out));
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(fs, checkpoint));
   ASSIGN_OR_RETURN(const auto config, manifest::model_config(manifest.model()));
   const ParamTable table = ParamTable::make(config);
   const std::vector<WeightFile> files = files_of(table, options);
-  const std::string tmp = out + ".tmp";
-  RETURN_IF_ERROR(remove_all(fs, tmp));
-  RETURN_IF_ERROR(fs.create_dirs(tmp));
-  Export e{.fs = fs,
-           .checkpoint = checkpoint,
-           .manifest = manifest,
-           .table = table,
-           .dir = tmp,
-           .options = options,
-           .progress = progress,
-           .total = static_cast<uint64_t>(table.num_elements()) *
-                    dtype_size(options.dtype)};
-  Status status = write_folder(e, files);
-  if (status.ok()) status = fs.rename(tmp, out);
-  if (!status.ok()) {
-    (void)remove_all(fs, tmp);
-    return status;
-  }
-  RETURN_IF_ERROR(fs.sync_dir(parent_path(out)));
+  const uint64_t bytes =
+      static_cast<uint64_t>(table.num_elements()) * dtype_size(options.dtype);
+  RETURN_IF_ERROR(write_new_folder(fs, out, [&](const std::string& tmp) {
+    Export e{.fs = fs,
+             .checkpoint = checkpoint,
+             .manifest = manifest,
+             .table = table,
+             .dir = tmp,
+             .options = options,
+             .progress = progress,
+             .total = bytes};
+    return write_folder(e, files);
+  }));
   return Exported{.model = config,
                   .step = manifest.step(),
                   .parameters = table.num_elements(),
-                  .bytes = e.total,
+                  .bytes = bytes,
                   .files = static_cast<int>(files.size())};
 }
 

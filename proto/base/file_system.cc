@@ -178,7 +178,7 @@ std::string temporary_path(FileSystem& fs, const std::string& path) {
        names.ok() ? *names : std::vector<std::string>())
     if (name.size() == base.size() + end.size() &&
         name.starts_with(base + ".") && name.ends_with(".tmp"))
-      (void)fs.remove(path_join(folder, name)).ok();
+      (void)remove_all(fs, path_join(folder, name));
   return path + end;
 }
 

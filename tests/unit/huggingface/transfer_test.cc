@@ -162,8 +162,8 @@ TEST(Transfer, LeavesWhatIsThereAlone) {
             Code::kAlreadyExists);
 }
 
-// At whichever call the disk fails, the result is complete or absent, and a
-// second attempt succeeds.
+// At whichever call the disk fails or the process is killed, the result is
+// complete or absent, and a second attempt succeeds and leaves nothing else.
 TEST(Transfer, AFailureLeavesNothingHalfWritten) {
   const SmallFolder f(Dtype::kBf16);
   MemoryFileSystem before;
@@ -178,7 +178,8 @@ TEST(Transfer, AFailureLeavesNothingHalfWritten) {
   };
   const auto check = [&](const auto& run, const std::string& result) {
     for (const auto fault :
-         {MemoryFileSystem::Fault::kIoOnce, MemoryFileSystem::Fault::kFull}) {
+         {MemoryFileSystem::Fault::kIoOnce, MemoryFileSystem::Fault::kFull,
+          MemoryFileSystem::Fault::kCrash}) {
       bool failed = true;
       for (int64_t call = 0; failed; ++call) {
         const auto fs = before.clone();
@@ -191,11 +192,14 @@ TEST(Transfer, AFailureLeavesNothingHalfWritten) {
         if (left->exists(result)) continue;  // the last steps only sync
         const Status again = run(*left);
         ASSERT_TRUE(again.ok()) << call << ": " << again.to_string();
+        const auto names = left->list(".");
+        ASSERT_TRUE(names.ok());
+        EXPECT_EQ(*names, (std::vector<std::string>{"c", parent_path(result)}));
       }
     }
   };
   check(run_import, "d/step-00000000");
-  check(run_export, "hf");
+  check(run_export, "hf/config.json");
 }
 
 }  // namespace
