@@ -45,6 +45,7 @@ parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
 parallel/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/planner proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
+parallel/tune proto/base|parallel/(geometry|planner)
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 checkpoint/store proto/base|proto/[a-z]*\.pb\.h|parallel/geometry|checkpoint/(manifest|memory)
 checkpoint/memory proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
@@ -62,7 +63,7 @@ worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|eng
 worker/agent/core proto/(base|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h
 worker/agent/shell proto|worker/(agent|board|trace)|checkpoint/(memory|manifest)
 coordinator/core proto/(base|rundir|limits)|proto/wire/protocol\.h|proto/[a-z]*\.pb\.h|parallel/(planner|geometry|jobfile)|checkpoint/(memory|manifest)
-coordinator proto|parallel/(planner|geometry|jobfile)|checkpoint/(huggingface|manifest|store|memory)
+coordinator proto|parallel/(planner|geometry|jobfile|tune)|checkpoint/(huggingface|manifest|store|memory)
 RULES
 )
 while read -r from to; do

@@ -133,6 +133,7 @@ int main(int argc, char** argv) {
   add_model_verbs(&app, &code);
   add_trace_verb(&app, &code);
   add_plan_verb(&app, &code);
+  add_tune_verb(&app, &code);
   add_job_verbs(&app, &code);
   add_key_verbs(&app, &code);
   try {

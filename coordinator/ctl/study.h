@@ -48,6 +48,7 @@ struct StudyChart {
     std::vector<double> parts;  // as many as `parts` below
   };
   std::string title, x, y;
+  bool linear = false;  // the x axis; otherwise logarithmic if x > 0
   std::vector<Series> series;
   std::vector<std::string> parts;
   std::vector<Bar> bars;

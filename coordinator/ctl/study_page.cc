@@ -36,8 +36,8 @@ std::string escaped(const std::string& text) {
 }
 
 std::string label(double x) {
-  return std::fabs(x) >= 1e4 ? fmt::format("{:g}k", x / 1e3)
-                             : fmt::format("{:g}", x);
+  return std::fabs(x) >= 1e4 ? fmt::format("{:.4g}k", x / 1e3)
+                             : fmt::format("{:.4g}", x);
 }
 
 std::string label_at(double x, double y, const char* anchor,
@@ -85,7 +85,7 @@ struct Range {
 // where all of them are positive.
 class Plot {
  public:
-  explicit Plot(const StudyChart& chart) : chart_(chart) {
+  explicit Plot(const StudyChart& chart) : chart_(chart), log_(!chart.linear) {
     for (const Series& s : chart.series)
       for (const auto& [x, y] : s.points) log_ = log_ && x > 0;
     y_.add(0);
@@ -155,7 +155,7 @@ class Plot {
   }
 
   const StudyChart& chart_;
-  bool log_ = true;
+  bool log_;
   Range x_, y_;
 };
 
@@ -257,21 +257,27 @@ std::string study_page(const Study& s) {
       "<title>{0}</title>\n<style>{1}</style>\n<h1>{0}</h1>\n"
       "<p class=\"source\">{2}</p>\n<p>{3}</p>\n",
       escaped(s.title), kStyle, escaped(s.source), escaped(s.note));
-  out += "<h2>Published figures beside the planner's</h2>\n<table>\n" +
-         cells({"figure", "published", "planner", "unit", "error"}, "th");
-  for (const StudyFigure& f : s.figures)
-    out += cells({f.text, fmt::format("{:g}", f.published),
-                  fmt::format("{:.4g}", f.ours), f.unit,
-                  fmt::format("{:+.1f} {}", f.error(),
-                              f.is_difference ? "points" : "%")},
-                 "td");
-  out += "</table>\n<h2>Claims</h2>\n<table>\n" +
-         cells({"claim", "planner", "holds"}, "th");
-  for (const StudyClaim& c : s.claims)
-    out += fmt::format(
-        "<tr><td>{0}</td><td>{1}</td><td class=\"{2}\">{2}</td></tr>\n",
-        escaped(c.text), escaped(c.ours), c.holds ? "yes" : "no");
-  out += "</table>\n<div class=\"charts\">\n";
+  if (!s.figures.empty()) {
+    out += "<h2>Published figures beside the planner's</h2>\n<table>\n" +
+           cells({"figure", "published", "planner", "unit", "error"}, "th");
+    for (const StudyFigure& f : s.figures)
+      out += cells({f.text, fmt::format("{:g}", f.published),
+                    fmt::format("{:.4g}", f.ours), f.unit,
+                    fmt::format("{:+.1f} {}", f.error(),
+                                f.is_difference ? "points" : "%")},
+                   "td");
+    out += "</table>\n";
+  }
+  if (!s.claims.empty()) {
+    out += "<h2>Claims</h2>\n<table>\n" +
+           cells({"claim", "planner", "holds"}, "th");
+    for (const StudyClaim& c : s.claims)
+      out += fmt::format(
+          "<tr><td>{0}</td><td>{1}</td><td class=\"{2}\">{2}</td></tr>\n",
+          escaped(c.text), escaped(c.ours), c.holds ? "yes" : "no");
+    out += "</table>\n";
+  }
+  out += "<div class=\"charts\">\n";
   for (const StudyChart& c : s.charts)
     out += fmt::format(
         "<figure><figcaption>{} <span>{}</span></figcaption>\n{}{}</figure>\n",

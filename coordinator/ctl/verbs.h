@@ -20,6 +20,7 @@ void add_control_verbs(CLI::App* app, int* code);     // control_commands.cc
 void add_checkpoint_verbs(CLI::App* app, int* code);  // checkpoint_commands.cc
 void add_model_verbs(CLI::App* app, int* code);       // model_command.cc
 void add_plan_verb(CLI::App* app, int* code);         // plan_command.cc
+void add_tune_verb(CLI::App* app, int* code);         // tune_command.cc
 void add_job_verbs(CLI::App* app, int* code);         // job_commands.cc
 void add_key_verbs(CLI::App* app, int* code);         // key_command.cc
 void add_trace_verb(CLI::App* app, int* code);        // trace_command.cc

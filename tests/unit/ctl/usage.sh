@@ -140,6 +140,9 @@ expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
 echo "[device]" >state/remesh/clusters/local.toml
 expect 2 "device.name: is required" "$bin/remesh" plan job.toml --slots 3
 rm -r state/remesh/clusters
+expect 2 "'speed' is no knob; there are ranks, tp" \
+  "$bin/remesh" tune job.toml --fix speed
+expect 2 "--hosts requires --launch" "$bin/remesh" tune job.toml --hosts 2
 mkdir -p prefix/bin prefix/share
 ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8

@@ -1,0 +1,155 @@
+#include "coordinator/ctl/tune_view.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "coordinator/ctl/render.h"
+#include "coordinator/ctl/status_view.h"
+#include "proto/base/text.h"
+
+namespace remesh::ctl {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Effect {
+  std::string knob;
+  double percent = 0;  // of throughput, on average up or down
+};
+
+// Of the knobs that vary, the largest first.
+std::vector<Effect> effects_of(const TuneReport& r) {
+  std::vector<double> throughput;
+  for (const double s : r.tuner.estimates()) throughput.push_back(-std::log(s));
+  const std::vector<double> values =
+      tune::shapley_effects(r.space.candidates, throughput);
+  std::vector<Effect> out;
+  for (size_t k = 0; k < values.size(); ++k) {
+    const auto same = [&](const tune::Candidate& c) {
+      return c.knobs[k] == r.space.candidates[0].knobs[k];
+    };
+    if (!std::all_of(r.space.candidates.begin(), r.space.candidates.end(),
+                     same))
+      out.push_back({tune::knob_names()[k], 100 * (std::exp(values[k]) - 1)});
+  }
+  std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) {
+    return a.percent > b.percent;
+  });
+  return out;
+}
+
+// How many times as fast as the job's own settings, if these were measured.
+double gain_of(const TuneReport& r, const tune::Trial& best) {
+  for (const tune::Trial& t : r.tuner.trials())
+    if (t.candidate == r.space.own && t.step_s) return *t.step_s / *best.step_s;
+  return 0;
+}
+
+std::string use_text(const TuneReport& r, const tune::Trial& best) {
+  std::string out = "remesh run " + shell_quoted(r.job);
+  for (const std::string& s : r.space.settings[best.candidate].overrides())
+    out += " \\\n    --set " + shell_quoted(s);
+  return out;
+}
+
+}  // namespace
+
+std::string trial_text(const TuneReport& r, size_t trial) {
+  const tune::Trial& t = r.tuner.trials()[trial];
+  const std::string setting =
+      r.space.settings[t.candidate].text() +
+      (t.candidate == r.space.own ? " (the job's)" : "");
+  if (!t.step_s) return fmt::format("{}: failed: {}", setting, r.errors[trial]);
+  return fmt::format("{}: {:.3f} s a step ({:.3f} s predicted)", setting,
+                     *t.step_s, r.space.candidates[t.candidate].predicted_s);
+}
+
+std::string tune_text(const TuneReport& r) {
+  const auto best = r.tuner.best();
+  if (!best) return "no trial has succeeded\n";
+  std::string out = fmt::format(
+      "best of {}: {}, {:.3f} s a step",
+      plural(static_cast<int64_t>(r.tuner.trials().size()), "trial"),
+      r.space.settings[best->candidate].text(), *best->step_s);
+  if (const double gain = gain_of(r, *best); gain > 0)
+    out +=
+        fmt::format(", {:.2f} times as fast as the job's own settings", gain);
+  out += fmt::format("\nthe predictions were off by {:.1f} % on average\n\n",
+                     100 * r.tuner.prediction_error());
+  std::vector<std::vector<std::string>> rows = {
+      {"knob", "effect on throughput"}};
+  for (const Effect& e : effects_of(r))
+    rows.push_back({e.knob, fmt::format("{:.1f} %", e.percent)});
+  return out + table(std::move(rows)) + "\nto use it:\n  " +
+         use_text(r, *best) + "\n";
+}
+
+std::string tune_json(const TuneReport& r) {
+  Json trials = Json::array();
+  for (size_t i = 0; i < r.tuner.trials().size(); ++i) {
+    const tune::Trial& t = r.tuner.trials()[i];
+    Json j{{"setting", r.space.settings[t.candidate].text()},
+           {"set", r.space.settings[t.candidate].overrides()},
+           {"predicted_s", r.space.candidates[t.candidate].predicted_s}};
+    if (t.step_s)
+      j["step_s"] = *t.step_s;
+    else
+      j["error"] = r.errors[i];
+    trials.push_back(std::move(j));
+  }
+  Json out{{"schema", kJsonSchema},
+           {"candidates", r.space.candidates.size()},
+           {"too_large", r.space.too_large},
+           {"prediction_error", r.tuner.prediction_error()}};
+  if (const auto best = r.tuner.best()) {
+    out["best"] = {{"setting", r.space.settings[best->candidate].text()},
+                   {"set", r.space.settings[best->candidate].overrides()},
+                   {"step_s", *best->step_s}};
+    Json effects;
+    for (const Effect& e : effects_of(r)) effects[e.knob] = e.percent;
+    out["effects"] = std::move(effects);
+  }
+  out["trials"] = std::move(trials);
+  return out.dump(2) + "\n";
+}
+
+Study tune_charts(const TuneReport& r) {
+  Study out;
+  out.title = "Tuning of " + r.job;
+  out.source = fmt::format("{} of {} settings tried", r.tuner.trials().size(),
+                           r.space.settings.size());
+  StudyChart effects{.title = "Effect of each knob on throughput",
+                     .y = "%, mean absolute Shapley value",
+                     .parts = {"effect"}};
+  for (const Effect& e : effects_of(r))
+    effects.bars.push_back({.name = e.knob, .parts = {e.percent}});
+  StudyChart progress{
+      .title = "Progress", .x = "trial", .y = "s a step", .linear = true};
+  StudyChart::Series best{.name = "best so far"};
+  StudyChart::Series all{.name = "trials", .published = true};
+  StudyChart accuracy{.title = "Measured against predicted",
+                      .x = "predicted, s a step",
+                      .y = "measured, s a step",
+                      .linear = true};
+  StudyChart::Series points{.name = "trials", .published = true};
+  double least = INFINITY;
+  for (size_t i = 0; i < r.tuner.trials().size(); ++i) {
+    const tune::Trial& t = r.tuner.trials()[i];
+    if (!t.step_s) continue;
+    least = std::min(least, *t.step_s);
+    const auto number = static_cast<double>(i + 1);
+    best.points.emplace_back(number, least);
+    all.points.emplace_back(number, *t.step_s);
+    points.points.emplace_back(r.space.candidates[t.candidate].predicted_s,
+                               *t.step_s);
+  }
+  progress.series = {std::move(best), std::move(all)};
+  accuracy.series = {std::move(points)};
+  out.charts = {std::move(effects), std::move(progress), std::move(accuracy)};
+  return out;
+}
+
+}  // namespace remesh::ctl
