@@ -335,43 +335,38 @@ Result<std::vector<int64_t>> split_layers(int64_t n_layers, int stages,
         fmt::format("{} pipeline stages for {} layers: a stage needs a layer; "
                     "allowed: 1 to {}",
                     stages, n_layers, n_layers));
-  const auto n = static_cast<size_t>(n_layers);
-  const auto p = static_cast<size_t>(stages);
-  const auto load = [&](size_t stage, size_t layers) {
-    return static_cast<double>(layers) + (stage == 0 ? costs.embedding : 0) +
-           (stage + 1 == p ? costs.head : 0);
-  };
-  constexpr double kInf = std::numeric_limits<double>::infinity();
-  // best[s][k]: least achievable by stages 0..s over the first k layers, of
-  // the largest load (first pass), then of the sum of squares among splits
-  // whose largest load is that (second pass).
-  double limit = kInf;
-  std::vector<std::vector<double>> best;
-  std::vector<std::vector<size_t>> from;
-  for (int pass = 0; pass < 2; ++pass) {
-    best.assign(p + 1, std::vector<double>(n + 1, kInf));
-    from.assign(p + 1, std::vector<size_t>(n + 1, 0));
-    best[0][0] = 0;
-    for (size_t s = 0; s < p; ++s)
-      for (size_t k = s + 1; k + (p - s - 1) <= n; ++k)
-        for (size_t j = s; j < k; ++j) {
-          const double x = load(s, k - j);
-          if (best[s][j] == kInf || x > limit) continue;
-          const double y =
-              pass == 0 ? std::max(best[s][j], x) : best[s][j] + x * x;
-          if (y < best[s + 1][k]) {
-            best[s + 1][k] = y;
-            from[s + 1][k] = j;
-          }
-        }
-    limit = pass == 0 ? best[p][n] : limit;
+  // The stages between the first and the last have loads that differ by at
+  // most one. Of equal splits, the one whose later stages have more blocks.
+  const int64_t between = std::max(0, stages - 2);
+  int64_t first = n_layers, last = 0;
+  double least = std::numeric_limits<double>::infinity(), evenness = least;
+  for (int64_t b = stages > 1 ? n_layers - stages + 1 : 0;
+       b >= std::min(1, stages - 1); --b) {
+    // With two stages or one, the first has what the last has not.
+    const int64_t most = n_layers - b - between;
+    for (int64_t a = between > 0 ? 1 : most; a <= most; ++a) {
+      const int64_t rest = n_layers - a - b;
+      const int64_t low = between > 0 ? rest / between : 0;
+      const int64_t more = between > 0 ? rest % between : 0;
+      const double x = static_cast<double>(a) + costs.embedding +
+                       (stages == 1 ? costs.head : 0);
+      const double y = stages > 1 ? static_cast<double>(b) + costs.head : 0;
+      const double largest =
+          std::max({x, y, static_cast<double>(low + (more > 0 ? 1 : 0))});
+      const double squares = x * x +
+                             static_cast<double>((between - more) * low * low +
+                                                 more * (low + 1) * (low + 1)) +
+                             y * y;
+      if (std::tie(largest, squares) >= std::tie(least, evenness)) continue;
+      std::tie(least, evenness, first, last) = std::tie(largest, squares, a, b);
+    }
   }
-  std::vector<int64_t> bounds(p + 1);
-  size_t k = n;
-  for (size_t s = p + 1; s-- > 0;) {
-    bounds[s] = static_cast<int64_t>(k);
-    k = from[s][k];
-  }
+  std::vector<int64_t> bounds = {0, first};
+  const int64_t rest = n_layers - first - last;
+  for (int64_t s = 0; s < between; ++s)
+    bounds.push_back(bounds.back() + rest / between +
+                     (s >= between - rest % between ? 1 : 0));
+  if (stages > 1) bounds.push_back(n_layers);
   return bounds;
 }
 

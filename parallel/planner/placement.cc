@@ -56,7 +56,9 @@ Status check_request(const PlacementRequest& q) {
 class Seating {
  public:
   Seating(const PlacementRequest& q, const geometry::Layout& layout)
-      : layout_(layout), places_(static_cast<size_t>(layout.world())) {
+      : layout_(layout),
+        places_(static_cast<size_t>(layout.world())),
+        seats_(places_.size()) {
     std::map<std::string, int> turn;  // first previous rank by worker
     for (const RankPlace& p : q.previous) {
       const auto [it, is_new] = turn.emplace(p.worker, p.rank);
@@ -72,21 +74,22 @@ class Seating {
       if (!is_new) it->second = std::min(it->second, turn_of(w));
     }
     workers_ = q.workers;
-    const auto order = [&](const WorkerSlots& w) {
-      return std::make_tuple(host_turn.at(w.host), w.host, turn_of(w),
-                             w.worker);
+    const auto before = [&](const WorkerSlots& a, const WorkerSlots& b) {
+      const int ha = host_turn.at(a.host), hb = host_turn.at(b.host);
+      const int ta = turn_of(a), tb = turn_of(b);
+      return std::tie(ha, a.host, ta, a.worker) <
+             std::tie(hb, b.host, tb, b.worker);
     };
-    std::sort(workers_.begin(), workers_.end(),
-              [&](const WorkerSlots& a, const WorkerSlots& b) {
-                return order(a) < order(b);
-              });
+    std::sort(workers_.begin(), workers_.end(), before);
     for (size_t i = 0; i < workers_.size(); ++i) {
-      index_[workers_[i].worker] = i;
-      std::set<Seat>& free = free_[workers_[i].host];
-      const int seats = std::min(workers_[i].slots, layout.world());
-      for (int s = 0; s < seats; ++s) free.insert({i, s});
-      if (hosts_.empty() || hosts_.back() != workers_[i].host)
-        hosts_.push_back(workers_[i].host);
+      const WorkerSlots& w = workers_[i];
+      if (i == 0 || workers_[i - 1].host != w.host) hosts_.emplace_back();
+      Host& host = hosts_.back();
+      host.cores = std::max(host.cores, w.cores);
+      const int seats = std::min(w.slots, layout.world());
+      for (int s = 0; s < seats; ++s) host.free.insert({i, s});
+      index_[w.worker] = i;
+      host_of_.push_back(hosts_.size() - 1);
     }
   }
 
@@ -95,18 +98,33 @@ class Seating {
     const int tp = layout_.tp;
     for (int first = 0; first < layout_.world(); first += tp)
       fill_group(first, first + tp);
-    set_threads();
+    // The ranks of a host share its cores evenly.
+    for (RankPlace& p : places_) {
+      const Host& h = host_of(p.rank);
+      p.threads = std::max(1, h.cores / h.ranks);
+    }
     return places_;
   }
 
  private:
   using Seat = std::pair<size_t, int>;  // worker, slot
+  struct Host {
+    std::set<Seat> free;
+    int cores = 0;
+    int ranks = 0;
+    int peers = 0;  // of the group that is being filled
+  };
 
   bool vacant(int rank) const {
     return places_[static_cast<size_t>(rank)].worker.empty();
   }
-  void seat(int rank, const std::string& host, Seat s) {
-    CHECK(free_.at(host).erase(s) == 1);
+  Host& host_of(int rank) {
+    return hosts_[host_of_[seats_[static_cast<size_t>(rank)].first]];
+  }
+  void seat(int rank, Seat s) {
+    seats_[static_cast<size_t>(rank)] = s;
+    CHECK(host_of(rank).free.erase(s) == 1);
+    ++host_of(rank).ranks;
     places_[static_cast<size_t>(rank)] = {.rank = rank,
                                           .worker = workers_[s.first].worker,
                                           .local_slot = s.second};
@@ -119,9 +137,8 @@ class Seating {
       if (p.rank < 0 || p.rank >= layout_.world() || !vacant(p.rank) ||
           it == index_.end())
         continue;
-      const std::string& host = workers_[it->second].host;
       const Seat s{it->second, p.local_slot};
-      if (free_.at(host).count(s) == 1) seat(p.rank, host, s);
+      if (hosts_[host_of_[s.first]].free.count(s) == 1) seat(p.rank, s);
     }
   }
 
@@ -130,61 +147,43 @@ class Seating {
   // are free.
   void fill_group(int first, int last) {
     std::vector<int> todo;
-    std::map<std::string, int> seated;
+    for (Host& h : hosts_) h.peers = 0;
     for (int r = first; r < last; ++r) {
       if (vacant(r))
         todo.push_back(r);
       else
-        ++seated[host_of(r)];
+        ++host_of(r).peers;
     }
     if (todo.empty()) return;
-    std::erase_if(hosts_, [&](const auto& h) { return free_.at(h).empty(); });
-    std::vector<std::string> by_wish = hosts_;
+    std::vector<Host*> by_wish;
+    for (Host& h : hosts_)
+      if (!h.free.empty()) by_wish.push_back(&h);
     // A single peer has no preference.
     if (last - first > 1)
-      std::stable_sort(by_wish.begin(), by_wish.end(),
-                       [&](const std::string& a, const std::string& b) {
-                         const auto wish = [&](const std::string& h) {
-                           const auto it = seated.find(h);
-                           return std::make_pair(
-                               it == seated.end() ? 0 : it->second,
-                               free_.at(h).size() >= todo.size());
-                         };
-                         return wish(a) > wish(b);
-                       });
+      std::stable_sort(
+          by_wish.begin(), by_wish.end(), [&](const Host* a, const Host* b) {
+            const auto wish = [&](const Host* h) {
+              return std::make_pair(h->peers, h->free.size() >= todo.size());
+            };
+            return wish(a) > wish(b);
+          });
     auto host = by_wish.begin();
     for (const int r : todo) {
-      while (free_.at(*host).empty()) {
+      while ((*host)->free.empty()) {
         ++host;
         CHECK(host != by_wish.end());
       }
-      seat(r, *host, *free_.at(*host).begin());
-    }
-  }
-
-  const std::string& host_of(int rank) const {
-    const auto& place = places_[static_cast<size_t>(rank)];
-    return workers_[index_.at(place.worker)].host;
-  }
-
-  // The ranks of a host share its cores evenly.
-  void set_threads() {
-    std::map<std::string, int> cores, ranks;
-    for (const WorkerSlots& w : workers_)
-      cores[w.host] = std::max(cores[w.host], w.cores);
-    for (const RankPlace& p : places_) ++ranks[host_of(p.rank)];
-    for (RankPlace& p : places_) {
-      const std::string& h = host_of(p.rank);
-      p.threads = std::max(1, cores.at(h) / ranks.at(h));
+      seat(r, *(*host)->free.begin());
     }
   }
 
   geometry::Layout layout_;
   std::vector<RankPlace> places_;  // by rank; vacant while worker is ""
+  std::vector<Seat> seats_;        // by rank
   std::vector<WorkerSlots> workers_;
-  std::vector<std::string> hosts_;  // in order, some may be full
+  std::vector<Host> hosts_;      // in order, some may be full
+  std::vector<size_t> host_of_;  // by worker
   std::map<std::string, size_t> index_;
-  std::map<std::string, std::set<Seat>> free_;  // by host
 };
 
 }  // namespace

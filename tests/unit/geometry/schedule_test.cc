@@ -157,6 +157,55 @@ TEST(SplitLayers, MinimisesTheLargestLoad) {
         }
 }
 
+// The same by dynamic programming over all splits: the largest load first, then
+// the sum of squares. Of equal ones, the largest last stage, and so on.
+std::vector<int64_t> split_by_search(size_t n, size_t p,
+                                     const LayerCosts& costs) {
+  const auto load = [&](size_t stage, size_t layers) {
+    return static_cast<double>(layers) + (stage == 0 ? costs.embedding : 0) +
+           (stage + 1 == p ? costs.head : 0);
+  };
+  constexpr double kInf = 1e300;
+  double limit = kInf;
+  std::vector<std::vector<double>> best;
+  std::vector<std::vector<size_t>> from;
+  for (int pass = 0; pass < 2; ++pass) {
+    best.assign(p + 1, std::vector<double>(n + 1, kInf));
+    from.assign(p + 1, std::vector<size_t>(n + 1, 0));
+    best[0][0] = 0;
+    for (size_t s = 0; s < p; ++s)
+      for (size_t k = s + 1; k + (p - s - 1) <= n; ++k)
+        for (size_t j = s; j < k; ++j) {
+          const double x = load(s, k - j);
+          if (best[s][j] == kInf || x > limit) continue;
+          const double y =
+              pass == 0 ? std::max(best[s][j], x) : best[s][j] + x * x;
+          if (y >= best[s + 1][k]) continue;
+          best[s + 1][k] = y;
+          from[s + 1][k] = j;
+        }
+    limit = pass == 0 ? best[p][n] : limit;
+  }
+  std::vector<int64_t> bounds(p + 1);
+  for (size_t s = p + 1, k = n; s-- > 0; k = from[s][k])
+    bounds[s] = static_cast<int64_t>(k);
+  return bounds;
+}
+
+TEST(SplitLayers, IsWhatASearchOfAllSplitsFinds) {
+  for (size_t n = 1; n <= 34; ++n)
+    for (size_t p = 1; p <= n && p <= 17; ++p)
+      for (const double embedding : {0.0, 0.5, 2.0})
+        for (const double head : {0.0, 0.37, 1.5, 2.0, 6.1}) {
+          const LayerCosts costs{.embedding = embedding, .head = head};
+          EXPECT_EQ(*split_layers(static_cast<int64_t>(n), static_cast<int>(p),
+                                  costs),
+                    split_by_search(n, p, costs))
+              << n << " layers, " << p << " stages, " << embedding << ", "
+              << head;
+        }
+}
+
 TEST(SplitLayers, IsEvenWithoutEndCostsAndRefusesTooManyStages) {
   for (int64_t n = 1; n <= 40; ++n)
     for (int p = 1; p <= n && p <= 9; ++p) {
