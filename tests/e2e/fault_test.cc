@@ -82,12 +82,17 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
   start_services(2);
   const auto pids = c().rank_pids(2);
   ASSERT_EQ(pids.size(), 2U);
-  const auto doing = [&](const Json& status) {
+  const auto rank_1 = [](const Json& status) {
     for (const Json& w : status["workers"])
       for (const Json& r : w["ranks"])
-        if (r["rank"] == 1 && r.value("os_state", "") == "T")
-          return r.value("doing", "");
-    return std::string();
+        if (r["rank"] == 1) return r;
+    return Json::object();
+  };
+  const auto is_stopped = [&](const Json& status) {
+    return rank_1(status).value("os_state", "") == "T";
+  };
+  const auto doing = [&](const Json& status) {
+    return is_stopped(status) ? rank_1(status).value("doing", "") : "";
   };
   // Without its duration.
   const auto what = [](const std::string& text) {
@@ -105,7 +110,10 @@ TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
         doing(status).find(" for ") != std::string::npos)
       break;
     testing::send_signal(pids.at(1), SIGCONT);
-    testing::sleep_ms(7);
+    // So that the next report of a stopped rank is about the next stop.
+    ASSERT_FALSE(
+        c().wait_for_status([&](const Json& s) { return !is_stopped(s); })
+            .is_null());
   }
   testing::send_signal(pids.at(1), SIGKILL);
   ASSERT_TRUE(c().wait_for_event("failure"));
