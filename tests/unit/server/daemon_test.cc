@@ -360,7 +360,7 @@ TEST(ScannerTest, StorageThatHangsIsNamedAndNotWaitedFor) {
   EXPECT_EQ(scanner->problem()->text(), dir + ": the storage does not answer");
   EXPECT_FALSE(scanner->take().has_value());
   scanner.reset();
-  std::ofstream(manifest) << "answers";  // lets the thread end
+  std::ofstream(manifest).close();  // lets the thread end
   fs::remove_all(dir);
 }
 
