@@ -507,6 +507,8 @@ TEST(Channel, PeersTakeTurns) {
   ASSERT_TRUE(other.receives("PONG"));
   std::set<std::string> first;
   for (int i = 0; i < 2; ++i) {
+    // libzmq looks for new connections once in three million ticks only.
+    usleep(20'000);
     const auto r = receive(*server);
     ASSERT_TRUE(r);
     first.insert(r->envelope.report().worker());
