@@ -1,9 +1,13 @@
 // remesh tune: measures short runs of a job with different settings, chosen by
 // the planner and by what was measured, and names the fastest.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <signal.h>
+#include <sys/file.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -18,6 +22,7 @@
 #include "coordinator/rundir/local_cluster.h"
 #include "coordinator/rundir/run_dir.h"
 #include "parallel/jobfile/jobfile.h"
+#include "proto/base/clock.h"
 #include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
@@ -40,14 +45,26 @@ struct TuneOptions {
   bool every = false, json = false;
 };
 
-// Set by SIGINT and SIGTERM.
-std::atomic<bool> interrupted = false;
+// How often SIGINT, SIGTERM or SIGHUP came. Signals that come together are one,
+// and what was ignored at the start stays ignored, as in `remesh run`.
+std::atomic<int> interrupts = 0;
+std::atomic<int64_t> interrupted_ms = 0;
+
+void on_interrupt(int) {
+  constexpr int64_t kTogetherMs = 1000;
+  const int64_t now = monotonic_ms();
+  if (interrupts == 0 || now - interrupted_ms > kTogetherMs) ++interrupts;
+  interrupted_ms = now;
+}
 
 void catch_interrupts() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { interrupted = true; };
-  for (const int signal : {SIGINT, SIGTERM})
-    sigaction(signal, &action, nullptr);
+  struct sigaction action {
+  }, before{};
+  action.sa_handler = on_interrupt;
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);
+  }
 }
 
 // With --launch the workers are as the options describe, otherwise here.
@@ -89,7 +106,7 @@ class Tuning {
                     space_.settings.size(), space_.too_large,
                     rundir::short_path(out_)));
     for (size_t i = 0; i < tuner_.trials().size(); ++i) say_trial(i);
-    while (!interrupted) {
+    while (interrupts == 0) {
       const auto next = choose();
       if (!next) break;
       RETURN_IF_ERROR(try_one(*next));
@@ -112,6 +129,12 @@ class Tuning {
 
   Status open_log() {
     const std::string path = out_ + "/trials.jsonl";
+    // Held to the end of the process.
+    const int lock =
+        open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (lock < 0) return io_error(path + ": " + std::strerror(errno));
+    if (flock(lock, LOCK_EX | LOCK_NB) != 0)
+      return unavailable(path + ": another `remesh tune` is writing it");
     ASSIGN_OR_RETURN(log_, rundir::LineFile::open(path, [](auto line) {
                        return Json::accept(line);
                      }));
@@ -123,20 +146,32 @@ class Tuning {
           path +
           ": has trials of another job, other hosts or other --steps; give "
           "another --out, or remove it");
-    for (size_t i = 1; i < lines.size(); ++i) take(Json::parse(lines[i]));
+    for (size_t i = 1; i < lines.size(); ++i)
+      if (!take(Json::parse(lines[i])))
+        return corrupt(
+            fmt::format("{}:{}: is not a trial; remove the line", path, i + 1));
     return ok_status();
   }
 
-  // A setting that is no longer tried, because of --fix, does not count.
-  void take(const Json& line) {
-    const auto set = line.value("set", std::vector<std::string>());
-    for (size_t i = 0; i < space_.settings.size(); ++i) {
-      if (space_.settings[i].overrides() != set) continue;
-      std::optional<double> step_s;
-      if (line.contains("step_s")) step_s = line["step_s"].get<double>();
-      tuner_.add({i, step_s});
-      errors_.push_back(line.value("error", ""));
+  // False if it is none. A setting that is no longer tried, because of --fix,
+  // does not count.
+  bool take(const Json& line) {
+    if (!line.is_object() || !line.contains("set") || !line["set"].is_array())
+      return false;
+    std::optional<double> step_s;
+    if (line.contains("step_s")) {
+      if (!line["step_s"].is_number() || !(line["step_s"].get<double>() > 0))
+        return false;
+      step_s = line["step_s"].get<double>();
+    } else if (!line.contains("error") || !line["error"].is_string()) {
+      return false;
     }
+    for (size_t i = 0; i < space_.settings.size(); ++i) {
+      if (Json(space_.settings[i].overrides()) != line["set"]) continue;
+      tuner_.add({i, step_s});
+      errors_.push_back(step_s ? "" : line["error"].get<std::string>());
+    }
+    return true;
   }
 
   // ------------------------------------------------------------------- trials
@@ -168,7 +203,7 @@ class Tuning {
     show(candidate, 0);
     const TrialResult result = run_trial(
         trial, [&](int64_t step) { show(candidate, step); },
-        [] { return interrupted.load(); });
+        [] { return interrupts.load(); });
     if (result.interrupted) {
       fs::remove_all(name, ec);
       return ok_status();
@@ -208,7 +243,6 @@ class Tuning {
     ASSIGN_OR_RETURN(const std::string remesh, program_beside("remesh"));
     TrialOptions out{.run_dir = run_dir,
                      .stop = {remesh, "stop", run_dir},
-                     .steps = options_.steps,
                      .silence_s = options_.silence_s};
     if (options_.launch.empty())
       out.argv = {remesh,
@@ -255,9 +289,9 @@ class Tuning {
                                             study_page(tune_charts(facts()))));
     fmt::print("{}",
                options_.json ? tune_json(facts()) : "\n" + tune_text(facts()));
-    if (interrupted && !options_.json)
+    if (interrupts > 0 && !options_.json)
       fmt::print("interrupted; the same command continues\n");
-    if (interrupted) return kExitInterrupted;
+    if (interrupts > 0) return kExitInterrupted;
     return tuner_.best() ? kExitOk : kExitFailed;
   }
 
@@ -332,7 +366,8 @@ void add_tune_verb(CLI::App* app, int* code) {
   c->footer(R"(
 The first trial has the job's own settings; each next one is that with the
 largest expected improvement. Ends after --trials, or when no setting is
-expected to be faster by 0.3 %. Ctrl-C keeps what was measured.
+expected to be faster by 0.3 %. Ctrl-C keeps what was measured; a second one
+kills the trial, whose state then stays in memory for ten minutes.
 
 Examples:
   remesh tune job.toml --local 4

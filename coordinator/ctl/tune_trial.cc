@@ -27,14 +27,15 @@ class TrialRun {
         on_step_(on_step),
         metrics_(rundir::metrics_path(options.run_dir), /*from_end=*/false) {}
 
-  TrialResult run(const std::function<bool()>& interrupted) {
+  TrialResult run(const std::function<int()>& interrupts) {
     const auto started = children_.start(kTrial, options_.argv, output_.path());
     if (!started.ok()) return {.error = started.status().message()};
     heard_ms_ = monotonic_ms();
     constexpr auto kPoll = std::chrono::milliseconds(50);
     for (; !ended_; std::this_thread::sleep_for(kPoll)) {
-      if (!result_.interrupted && interrupted()) {
+      if (const int asked = interrupts(); asked > 0) {
         result_.interrupted = true;
+        if (asked > 1) break;
         stop("");
       }
       read_steps();
@@ -138,8 +139,8 @@ std::optional<double> step_time(const std::vector<double>& step_s) {
 
 TrialResult run_trial(const TrialOptions& options,
                       const std::function<void(int64_t)>& on_step,
-                      const std::function<bool()>& interrupted) {
-  return TrialRun(options, on_step).run(interrupted);
+                      const std::function<int()>& interrupts) {
+  return TrialRun(options, on_step).run(interrupts);
 }
 
 }  // namespace remesh::ctl

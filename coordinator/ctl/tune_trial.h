@@ -17,9 +17,8 @@ struct TrialOptions {
   std::string run_dir;
   std::vector<std::string> argv;  // runs the job there to its end
   std::vector<std::string> stop;  // ends it early
-  int64_t steps = 8;
-  int64_t silence_s = 300;  // without a step for so long it has failed
-  double best_s = 0;        // of other trials; 0: none
+  int64_t silence_s = 300;        // without a step for so long it has failed
+  double best_s = 0;              // of other trials; 0: none
 };
 
 struct TrialResult {
@@ -37,10 +36,10 @@ inline constexpr double kHopeless = 2;
 std::optional<double> step_time(const std::vector<double>& step_s);
 
 // Returns when all processes of the trial have ended. `on_step` is called with
-// the number of finished steps; once `interrupted` returns true, the trial is
-// stopped.
+// the number of finished steps; once `interrupts` returns 1, the trial is
+// stopped, and once it returns more, killed.
 TrialResult run_trial(const TrialOptions& options,
                       const std::function<void(int64_t)>& on_step,
-                      const std::function<bool()>& interrupted);
+                      const std::function<int()>& interrupts);
 
 }  // namespace remesh::ctl

@@ -1,5 +1,8 @@
 // `remesh tune` with real runs.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -95,6 +98,30 @@ TEST_F(TuneTest, AnInterruptKeepsWhatWasMeasured) {
   const Json j = tune({"--local", "1", "--trials", "1"});
   EXPECT_EQ(testing::read_whole(out() + "/trials.jsonl"), kept);
   EXPECT_GE(j["trials"].size(), 1U);
+}
+
+TEST_F(TuneTest, NamesALineThatIsNoTrialAndWhoElseWritesThere) {
+  make();
+  tune({"--local", "1", "--trials", "1"});
+  const std::string log = out() + "/trials.jsonl";
+  const std::string before = testing::read_whole(log);
+  for (const char* bad : {R"({"set":"x","step_s":1})", R"({"set":[]})", "5",
+                          R"({"set":[],"step_s":-1})"}) {
+    testing::write_whole(log, before + bad + "\n");
+    const Finished f = c().remesh(arguments({"--local", "1"}));
+    EXPECT_NE(f.exit.code, 0) << f.output;
+    EXPECT_NE(f.output.find("trials.jsonl:3: is not a trial"),
+              std::string::npos)
+        << f.output;
+  }
+  testing::write_whole(log, before);
+  const int fd = open(log.c_str(), O_RDONLY | O_CLOEXEC);
+  ASSERT_EQ(flock(fd, LOCK_EX), 0);
+  const Finished f = c().remesh(arguments({"--local", "1"}));
+  close(fd);
+  EXPECT_EQ(f.exit.code, 75) << f.output;
+  EXPECT_NE(f.output.find("another `remesh tune`"), std::string::npos);
+  EXPECT_EQ(testing::read_whole(log), before);
 }
 
 }  // namespace
