@@ -340,6 +340,15 @@ class RawPeer {
     }
     return got.find(bytes) != std::string::npos;
   }
+  // What was sent before is in the server's queue. libzmq answers a PING before
+  // it hands over the messages that it has read with it, so it takes two.
+  bool is_read() {
+    for (int i = 0; i < 2; ++i) {
+      send_bytes(kPing);
+      if (!receives("PONG")) return false;
+    }
+    return true;
+  }
   // Ends the connection with a reset, as the kernel does for a peer that dies
   // while it has not read everything.
   void reset() {
@@ -480,8 +489,7 @@ TEST(Channel, WhatWaitsOfAPeerIsBounded) {
     const std::string frame = RawPeer::framed(encode_frame(report(names[i])));
     size_t of_raw = 0, sent = 0;
     for (; sent < 2 * most[i]; ++sent) raw.send_bytes(frame);
-    raw.send_bytes(kPing);
-    ASSERT_TRUE(raw.receives("PONG")) << "libzmq has read all";
+    ASSERT_TRUE(raw.is_read());
     const uint64_t dropped = server->dropped_frames();
     ASSERT_TRUE(good->send(report("good")));
     while (of_raw + server->dropped_frames() - dropped < sent) {
@@ -498,13 +506,11 @@ TEST(Channel, PeersTakeTurns) {
   RawPeer raw(server->address());
   raw.handshake();
   for (int i = 0; i < 100; ++i) raw.send_frame(encode_frame(report("raw")));
-  raw.send_bytes(kPing);
-  ASSERT_TRUE(raw.receives("PONG"));
+  ASSERT_TRUE(raw.is_read());
   RawPeer other(server->address());
   other.handshake();
   other.send_frame(encode_frame(report("other")));
-  other.send_bytes(kPing);
-  ASSERT_TRUE(other.receives("PONG"));
+  ASSERT_TRUE(other.is_read());
   std::set<std::string> first;
   for (int i = 0; i < 2; ++i) {
     // libzmq looks for new connections once in three million ticks only.
