@@ -162,9 +162,11 @@ class Runner {
 // The idle share of the schedule with equal passes; 0 without a pipeline.
 Result<double> scheduled_bubble(const Configuration& c, const Options& o) {
   if (c.layout.pp == 1) return 0;
-  ASSIGN_OR_RETURN(const auto schedule,
-                   geometry::step_schedule(c.schedule, c.layout.pp, c.chunks,
-                                           o.microbatches, c.layout.dp));
+  ASSIGN_OR_RETURN(
+      const auto schedule,
+      geometry::step_schedule(
+          c.schedule, c.layout.pp, c.chunks,
+          geometry::largest_share(o.microbatches, {}, c.layout.dp)));
   ASSIGN_OR_RETURN(const auto timing, geometry::simulate(schedule, {}));
   return timing.bubble_share;
 }

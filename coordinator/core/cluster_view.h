@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "coordinator/core/roster.h"
+#include "coordinator/core/step_times.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
@@ -14,7 +15,8 @@ struct ClusterView {
   const Roster& roster;
   const pb::Durable& durable;
   int64_t now_ms = 0;
-  int64_t phase_since_ms = 0;  // when the current phase began
+  int64_t phase_since_ms = 0;        // when the current phase began
+  const StepTimes* times = nullptr;  // null: nothing is known of them
 };
 
 }  // namespace remesh::core

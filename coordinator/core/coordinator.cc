@@ -44,6 +44,7 @@ Coordinator::Coordinator(Options options)
 std::vector<Action> Coordinator::start(int64_t now_ms) {
   actions_.clear();
   now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
+  times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
   ledger_ = StepLedger(options_.last_finished_step, options_.last_metrics,
                        options_.first_steps);
@@ -342,7 +343,9 @@ bool Coordinator::ready_to_scan() {
                         retention_.missing_holders(view()).empty();
   const bool in_join_window = now_ms_ - roster_.last_join_ms() <
                               options_.job.elastic().join_window_ms();
-  if (gathering_ && !all_back && in_join_window) return false;
+  if (gathering_ && !all_back &&
+      (in_join_window || policy_.awaits_hardware(view())))
+    return false;
   return !keeps_state() ||
          (roster_.inventories_known(durable_.generation()) &&
           !recovery_.waiting(view(), retention_.missing_holders(view())));

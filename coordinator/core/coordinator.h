@@ -9,6 +9,7 @@
 //
 //   roster.h            who is a member; where a worker is declared dead
 //   step_ledger.h       which steps are finished, and their metrics
+//   step_times.h        how long steps and changes of mesh take
 //   checkpoint_watch.h  which checkpoints were saved or failed
 //   failure_detector.h  whether the generation failed (cause.h: the culprit)
 //   failure_budget.h    whether to try again, and when
@@ -61,6 +62,7 @@
 #include "coordinator/core/roster.h"
 #include "coordinator/core/state_retention.h"
 #include "coordinator/core/step_ledger.h"
+#include "coordinator/core/step_times.h"
 #include "parallel/planner/shape.h"
 #include "proto/rundir/events.h"
 
@@ -148,6 +150,7 @@ class Coordinator {
   void abandon_checkpoints(const CheckpointsScanned& scan, int64_t step);
   int64_t newest_generation(const CheckpointsScanned& scan) const;
   pb::Assignment assignment_of(const Recovery::Decision& decision) const;
+  std::set<std::string> hosts_of(const pb::Assignment& assignment) const;
   std::vector<pb::Durable::Member> add_workers(
       pb::Assignment* assignment) const;
   Shortages fit_room(pb::Assignment* assignment, std::string* given_up) const;
@@ -232,7 +235,8 @@ class Coordinator {
     return {.roster = roster_,
             .durable = durable_,
             .now_ms = now_ms_,
-            .phase_since_ms = phase_since_ms_};
+            .phase_since_ms = phase_since_ms_,
+            .times = &times_};
   }
   bool keeps_state() const { return keeps_state_; }
   int64_t total_steps() const { return options_.job.train().steps(); }
@@ -270,6 +274,7 @@ class Coordinator {
   RateLimit lives_;                            // of workers, by key
   Roster roster_;
   StepLedger ledger_;
+  StepTimes times_;
   CheckpointWatch checkpoints_;
   FailureDetector detector_;
   MeshPolicy policy_;

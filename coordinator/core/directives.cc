@@ -92,6 +92,7 @@ void Coordinator::send_directives() {
     d.set_report_every_ms(options_.job.elastic().report_every_ms());
     d.set_dead_after_ms(options_.job.elastic().dead_after_ms());
     d.set_job(options_.job.job().name());
+    d.set_want_hardware(policy_.wants_hardware() && !m.hardware_known);
     if (keeps_state()) d.set_state_job(durable_.state_job());
     roster_.note_directive(name, said, now_ms_);
     act(SendDirective{std::move(d)});

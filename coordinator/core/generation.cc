@@ -177,6 +177,9 @@ pb::Assignment Coordinator::assignment_of(
   const planner::Placement& placement = decision.placement;
   *a.mutable_source() = decision.source;
   *a.mutable_mesh() = mesh_of(placement.layout);
+  if (!placement.prediction.empty()) a.set_prediction(placement.prediction);
+  a.mutable_microbatches()->Assign(placement.shares.begin(),
+                                   placement.shares.end());
   const auto threads = static_cast<int>(options_.job.train().threads());
   for (const planner::RankPlace& p : placement.ranks) {
     pb::RankPlace* out = a.add_ranks();
@@ -191,7 +194,16 @@ pb::Assignment Coordinator::assignment_of(
   a.set_run_id(durable_.run_id());
   if (!placement.ranks.empty())
     a.set_build(roster_.members().at(placement.ranks[0].worker).report.build());
+  if (policy_.wants_hardware() && !times_.knows_link(hosts_of(a)))
+    a.set_measure_link(true);
   return a;
+}
+
+std::set<std::string> Coordinator::hosts_of(const pb::Assignment& a) const {
+  std::set<std::string> hosts;
+  for (const pb::RankPlace& p : a.ranks())
+    hosts.insert(roster_.members().at(p.worker()).report.host());
+  return hosts;
 }
 
 // Every live worker participates, with ranks or as a spare, unless it is
@@ -235,6 +247,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   e.set_detail(decision.placement.reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
   *durable_.mutable_assignment_job() = options_.job;
+  times_.begin(decision.placement.layout, hosts_of(durable_.assignment()));
   waiting_for_.clear();
   recovery_.begin_generation();
   retention_.begin_generation();
@@ -337,6 +350,7 @@ void Coordinator::end_generation() {
   if (aborted && failure_ && failure_->is_fault) {
     fault = detector_.settle(*failure_, view());
     durable_.set_cause(fault->text);
+    times_.add_failure();
     if (fault->exit_code != kExitSaveFailed) emit_failure(*fault);
   } else if (!aborted) {
     pb::EventRecord e = event(events::kGenerationEnded);

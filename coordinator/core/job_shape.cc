@@ -42,6 +42,7 @@ planner::PlacementRequest placement_request(
                   .cp = static_cast<int>(p.context_parallel_degree())},
       .microbatches =
           job.train().global_batch_size() / job.train().local_batch_size(),
+      .by_speed = p.microbatches() == "by_speed",
       .min_slots = static_cast<int>(job.elastic().min_slots()),
       .max_slots = static_cast<int>(job.elastic().max_slots()),
       .shape = shape};
@@ -49,6 +50,20 @@ planner::PlacementRequest placement_request(
     if (const auto layout = geometry::Layout::parse(text); layout.ok())
       r.layouts.push_back(*layout);
   return r;
+}
+
+std::optional<planner::Machine> core_from(const std::string& hardware) {
+  pb::Cluster cluster;
+  if (!jobfile::parse_description(hardware, {.name = "hardware"}, &cluster)
+           .ok())
+    return std::nullopt;
+  const planner::Machine m = planner::machine_of(cluster);
+  constexpr double kLeast = 1e3;  // of any machine, a second
+  for (const double rate :
+       {m.flops, m.fp32_flops, m.attention_flops, m.memory_bytes_per_s,
+        m.node_bytes_per_s, m.network_bytes_per_s})
+    if (rate < kLeast) return std::nullopt;
+  return m;
 }
 
 geometry::Layout layout_of(const pb::Mesh& mesh) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "parallel/geometry/layout.h"
 #include "parallel/planner/memory.h"
@@ -18,6 +19,9 @@ std::optional<planner::JobShape> shape_of(const pb::Job& job);
 // shape_of(job), which takes time to compute.
 planner::PlacementRequest placement_request(
     const pb::Job& job, const std::optional<planner::JobShape>& shape);
+
+// A core of a host from Report.hardware; nothing if that is no description.
+std::optional<planner::Machine> core_from(const std::string& hardware);
 
 geometry::Layout layout_of(const pb::Mesh& mesh);
 pb::Mesh mesh_of(const geometry::Layout& layout);

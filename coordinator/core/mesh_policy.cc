@@ -10,6 +10,7 @@
 #include "coordinator/core/job_shape.h"
 #include "coordinator/core/link_search.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/planner/local.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -83,7 +84,14 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                          .host = m.report.host(),
                          .slots = m.report.slots(),
                          .cores = m.report.cores(),
-                         .memory_bytes = m.report.memory_bytes()});
+                         .memory_bytes = m.report.memory_bytes(),
+                         .core = m.core});
+  }
+  if (view.times != nullptr && planner::chooses_model_axes(r)) {
+    std::set<std::string> hosts;
+    for (const planner::WorkerSlots& w : r.workers) hosts.insert(w.host);
+    r.measured = view.times->measured(hosts);
+    r.link_bytes_per_s = view.times->link_bytes_per_s(hosts);
   }
   if (view.durable.scale() > 0 && !everyone) {
     r.max_slots = view.durable.scale();
@@ -161,7 +169,8 @@ bool MeshPolicy::stays_on(const ClusterView& view,
   const auto next = place(ClusterView{.roster = view.roster,
                                       .durable = after,
                                       .now_ms = view.now_ms,
-                                      .phase_since_ms = view.phase_since_ms});
+                                      .phase_since_ms = view.phase_since_ms,
+                                      .times = view.times});
   return next.ok() && next->layout == placement.layout &&
          std::equal(next->ranks.begin(), next->ranks.end(),
                     placement.ranks.begin(), placement.ranks.end(),
@@ -186,6 +195,24 @@ std::optional<planner::Placement> MeshPolicy::place_on(
   const auto placed = planner::place_mesh(r);
   if (!placed.ok()) return std::nullopt;
   return *placed;
+}
+
+bool MeshPolicy::wants_hardware() const {
+  if (!shape_) return false;
+  const planner::PlacementRequest q = placement_request(job_, shape_);
+  return q.by_speed || (q.layouts.empty() && planner::chooses_model_axes(q));
+}
+
+bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
+  constexpr int64_t kLongestMs = 5000;
+  if (!wants_hardware() ||
+      view.now_ms - view.roster.last_join_ms() >= kLongestMs)
+    return false;
+  const auto& members = view.roster.members();
+  return std::any_of(members.begin(), members.end(), [&](const auto& named) {
+    const Roster::Member& m = named.second;
+    return is_usable(view, m, /*everyone=*/false) && !m.hardware_known;
+  });
 }
 
 // ------------------------------------------------------------------ change
@@ -218,7 +245,8 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();
-  if (view.now_ms < not_before_ms || (in_join_window && !asked))
+  if (view.now_ms < not_before_ms ||
+      ((in_join_window || awaits_hardware(view)) && !asked))
     return std::nullopt;
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())
@@ -226,19 +254,69 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
         !is_cordoned(d, m.report.host()))
       slots += m.report.slots();
   const int ranks = d.assignment().ranks_size();
-  if (slots <= ranks && !asked && !d.rescue()) return std::nullopt;
+  if (slots <= ranks && !asked && !d.rescue() && !time_to_look(view))
+    return std::nullopt;
   const auto placed = place(view);
   if (!placed.ok()) return std::nullopt;
   const Layout& wanted = placed->layout;
   if (d.rescue()) return Change{.why = "state saved for " + wanted.to_string()};
   const Layout here = layout_of(d.assignment().mesh());
   if (wanted == here) return std::nullopt;
+  const std::string way =
+      fmt::format("{} -> {}", here.to_string(), wanted.to_string());
+  if (asked) return Change{.why = "requested: " + way};
   // Preferred layouts are listed in order of preference; without a list only a
-  // larger mesh is worth a stop.
-  if (!asked && job_.elastic().layouts().empty() && wanted.world() <= ranks)
-    return std::nullopt;
-  return Change{.why = fmt::format("{}: {} -> {}", asked ? "requested" : "join",
-                                   here.to_string(), wanted.to_string())};
+  // larger mesh is worth a stop, or one that the cost model expects to pay.
+  if (!job_.elastic().layouts().empty()) return Change{.why = "join: " + way};
+  if (!wants_to_weigh(view))
+    return wanted.world() <= ranks
+               ? std::nullopt
+               : std::optional(Change{.why = "join: " + way});
+  const std::string gain = gain_text(view, here, wanted);
+  if (gain.empty()) return std::nullopt;
+  return Change{.why = fmt::format("{}: {} ({})",
+                                   wanted.world() > ranks ? "join" : "faster",
+                                   way, gain)};
+}
+
+// The axes of the model are the planner's, and what steps take is known.
+bool MeshPolicy::wants_to_weigh(const ClusterView& view) const {
+  return view.times != nullptr &&
+         planner::chooses_model_axes(placement_request(job_, shape_));
+}
+
+// Another mesh of as many ranks is looked for now and then.
+bool MeshPolicy::time_to_look(const ClusterView& view) const {
+  constexpr int64_t kEveryMs = 5000;
+  if (!wants_to_weigh(view) || view.now_ms < next_look_ms_) return false;
+  next_look_ms_ = view.now_ms + kEveryMs;
+  return true;
+}
+
+// What is gained by the change before the next failure is expected or the job
+// ends, if that is more than twice what the pause costs. A larger mesh is given
+// the benefit of the doubt: it may be as fast as its number of ranks allows.
+std::string MeshPolicy::gain_text(const ClusterView& view, const Layout& here,
+                                  const Layout& wanted) const {
+  constexpr double kWorthwhile = 2;
+  const planner::PlacementRequest q = request(view);
+  const auto measured = planner::measured_step_s(q, here);
+  if (!measured && wanted.world() <= here.world()) return "";
+  if (!planner::admit(*shape_, here).ok()) return "job changed";
+  const double now_s = measured ? *measured : planner::expected_step_s(q, here);
+  double then_s = planner::expected_step_s(q, wanted);
+  if (wanted.world() > here.world())
+    then_s = std::min(then_s, now_s * here.world() / wanted.world());
+  const double pause_s = view.times->pause_s();
+  const auto left = static_cast<double>(
+      job_.train().steps() -
+      std::max<int64_t>(0, view.roster.committed_step(view.durable)));
+  const double steps =
+      std::min(left, view.times->until_failure_s(view.now_ms) / then_s);
+  const double gain_s = steps * (now_s - then_s);
+  if (gain_s < kWorthwhile * pause_s) return "";
+  return fmt::format("{:.2g} s a step instead of {:.2g} s, for a pause of {}",
+                     then_s, now_s, format_duration(pause_s));
 }
 
 // To the mesh of the next test, if it has other hosts of those in question.

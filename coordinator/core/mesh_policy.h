@@ -4,6 +4,10 @@
 // (durable.pinned, durable.scale). A pinned layout stays until another is
 // pinned or until a generation is planned for which the slots do not suffice.
 //
+// Where the planner chooses the degrees of the model axes, it corrects the cost
+// model by the steps that were measured, and a change of a running mesh has to
+// be worth its pause.
+//
 // A value without I/O; its only state is a cache of placements.
 #pragma once
 
@@ -73,6 +77,10 @@ class MeshPolicy {
   // How the job differs from the one that the ranks of the newest generation
   // were started with: "train.steps 40 -> 80"; "" if it does not.
   const std::string& job_change(const pb::Durable& durable) const;
+  // Whether the choice of a mesh depends on what the hosts' cores do.
+  bool wants_hardware() const;
+  // Whether to wait for workers that have joined and may still report it.
+  bool awaits_hardware(const ClusterView& view) const;
   // Whether the pinned layout is not running and does not fit any more.
   bool pin_is_unfit(const ClusterView& view) const;
 
@@ -90,6 +98,10 @@ class MeshPolicy {
   bool is_usable(const ClusterView& view, const Roster::Member& member,
                  bool everyone) const;
   std::optional<Change> change_for_search(const ClusterView& view) const;
+  bool wants_to_weigh(const ClusterView& view) const;
+  bool time_to_look(const ClusterView& view) const;
+  std::string gain_text(const ClusterView& view, const geometry::Layout& here,
+                        const geometry::Layout& wanted) const;
   planner::PlacementRequest request(const ClusterView& view) const;
   // everyone: also workers that are leaving or cordoned, and no limit from
   // scale.
@@ -106,6 +118,7 @@ class MeshPolicy {
   mutable std::vector<
       std::pair<planner::PlacementRequest, Result<planner::Placement>>>
       cache_;
+  mutable int64_t next_look_ms_ = 0;
   mutable int64_t compared_generation_ = 0;
   mutable std::string job_change_;
 };

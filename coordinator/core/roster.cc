@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "coordinator/core/awaited.h"
 #include "coordinator/core/durable.h"
+#include "coordinator/core/job_shape.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
@@ -99,6 +101,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
       p = {s.progress(), now_ms, p.exited_ms};
     if (s.exited() && p.exited_ms == 0) p.exited_ms = now_ms;
   }
+  m.take_hardware(r);
   m.report = r;
   m.reported = true;
   ++m.reports_in_phase;
@@ -106,6 +109,12 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   m.disconnected_ms = -1;
   m.barred.clear();
   return changes;
+}
+
+void Roster::Member::take_hardware(const pb::Report& r) {
+  if (hardware_known || !r.has_hardware()) return;
+  hardware_known = true;
+  core = core_from(r.hardware());
 }
 
 std::string Roster::host_of(const pb::Report& r) const {
@@ -346,6 +355,19 @@ std::optional<uint64_t> Roster::restored_digest(int64_t generation) const {
       for (const pb::RankStatus& s : m.report.ranks())
         if (s.has_restored_digest()) return s.restored_digest();
   return std::nullopt;
+}
+
+double Roster::link_bytes_per_s(int64_t generation) const {
+  constexpr double kSlowest = 1e3;
+  double least = 0;
+  for (const auto& [name, m] : members_)
+    if (m.reported && m.report.generation() == generation)
+      for (const pb::RankStatus& s : m.report.ranks()) {
+        const double link = s.link_bytes_per_s();
+        if (std::isfinite(link) && link >= kSlowest)
+          least = least == 0 ? link : std::min(least, link);
+      }
+  return least;
 }
 
 }  // namespace remesh::core

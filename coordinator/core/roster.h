@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "parallel/planner/description.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
@@ -65,7 +66,12 @@ class Roster {
     int64_t directive_ms = -1;         // when the last directive was sent
     Said said;                         // in it
     std::map<int, Progress> progress;  // by rank
+    // Of its host, if it has reported what can be used; and whether it has
+    // reported at all.
+    std::optional<planner::Machine> core;
+    bool hardware_known = false;
 
+    void take_hardware(const pb::Report& report);
     bool leaving() const { return draining || report.leaving(); }
     // Whether it is told what to do: a given-up worker still has to be fenced.
     bool reachable() const { return reported && (alive || given_up); }
@@ -175,6 +181,9 @@ class Roster {
   int64_t committed_step(const pb::Durable& durable) const;
   // Digest of the state that the generation began with, if it was asked for.
   std::optional<uint64_t> restored_digest(int64_t generation) const;
+  // Bytes per second of the slowest link between hosts that a rank of the
+  // generation has measured; 0: none has.
+  double link_bytes_per_s(int64_t generation) const;
 
   int64_t last_join_ms() const { return last_join_ms_; }
   // When expire() last declared a worker dead; at first the start.

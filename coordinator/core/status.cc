@@ -138,6 +138,8 @@ pb::JobStatus Coordinator::status() const {
   s.set_generation(durable_.generation());
   if (durable_.assignment().ranks_size() > 0)
     *s.mutable_mesh() = durable_.assignment().mesh();
+  if (durable_.assignment().has_prediction())
+    s.set_prediction(durable_.assignment().prediction());
   s.set_coordinator_host(options_.host);
   s.set_coordinator_pid(options_.pid);
   s.set_epoch(durable_.epoch());

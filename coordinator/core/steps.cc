@@ -13,10 +13,13 @@ void Coordinator::finish_steps() {
     detector_.note_progress();
     clear_suspicion();
   }
+  times_.set_link(roster_.link_bytes_per_s(durable_.generation()));
   if (backlog_full_) return;
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);
     detector_.note_step(entry.metrics->step_s());
+    if (entry.metrics->generation() == durable_.generation())
+      times_.add_step(entry.metrics->step_s());
     if (change_began_ms_ >= 0 && durable_.phase() == pb::Durable::RUNNING)
       emit_training(entry.metrics->step());
   }
@@ -39,6 +42,7 @@ void Coordinator::emit_training(int64_t step) {
   e.set_step(step);
   *e.mutable_mesh() = durable_.assignment().mesh();
   e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
+  times_.add_pause(e.seconds());
   e.set_lost_steps(lost_steps_);
   if (const auto digest = roster_.restored_digest(durable_.generation()))
     e.set_digest(*digest);

@@ -9,8 +9,8 @@
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/rundir/job_files.h"
-#include "coordinator/rundir/local_cluster.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/local_cluster.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -177,7 +177,7 @@ Result<std::string> description_path(const std::string& kind,
     return not_found(fmt::format("{}: {}; the descriptions belong there",
                                  folder.string(), ec.message()));
   if (kind == "cluster") {  // measured on this machine
-    const std::string local = rundir::local_cluster_path();
+    const std::string local = jobfile::local_cluster_path();
     const bool measured = fs::exists(local, ec);
     if (name == "local" && measured) return local;
     if (name == "local")

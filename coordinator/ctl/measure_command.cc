@@ -14,11 +14,12 @@
 #include "coordinator/ctl/plan_parts.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
-#include "coordinator/rundir/local_cluster.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/local_cluster.h"
 #include "proto/base/machine.h"
 #include "proto/base/process.h"
 #include "proto/base/text.h"
+#include "proto/cluster.pb.h"
 
 namespace remesh::ctl {
 namespace {
@@ -90,7 +91,8 @@ std::string measured_table(const pb::Cluster& c) {
 }
 
 Result<int> measure(const MeasureOptions& o) {
-  const std::string path = o.out.empty() ? rundir::local_cluster_path() : o.out;
+  const std::string path =
+      o.out.empty() ? jobfile::local_cluster_path() : o.out;
   if (path.empty())
     return invalid_argument("no home directory: give --out FILE");
   std::error_code ec;

@@ -388,6 +388,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   if (s.has_mesh() && s.has_parallel())
     rows.push_back({"", settings_text(s.parallel(), s.recompute(),
                                       s.recompute_every(), s.mesh())});
+  add("", s.prediction());
   add("speed", speed_text(s.last()));
   add("idle time", waiting_text(s));
   if (s.has_last()) add("last step", last_step_row(s.last()));
@@ -426,6 +427,8 @@ std::string status_json(const pb::JobStatus& s) {
                      {"tp", s.mesh().tp()},
                      {"cp", std::max(1, s.mesh().cp())}};
   }
+  j["prediction"] = nullptr;
+  if (s.has_prediction()) j["prediction"] = s.prediction();
   j["loss"] = nullptr;
   j["tokens_per_s"] = nullptr;
   j["last"] = nullptr;

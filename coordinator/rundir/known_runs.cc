@@ -1,7 +1,6 @@
 #include "coordinator/rundir/known_runs.h"
 
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 
 #include "coordinator/rundir/line_file.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/process.h"
 
 namespace remesh::rundir {
 namespace {
@@ -31,16 +31,6 @@ std::string real(const std::string& path) {
 }
 
 }  // namespace
-
-std::string user_state_folder() {
-  const char* state = std::getenv("XDG_STATE_HOME");
-  if (state != nullptr && *state == '/') return std::string(state) + "/remesh";
-  const char* home = std::getenv("HOME");
-  const passwd* user = home == nullptr ? getpwuid(geteuid()) : nullptr;
-  if (user != nullptr) home = user->pw_dir;
-  if (home == nullptr || *home != '/') return "";
-  return std::string(home) + "/.local/state/remesh";
-}
 
 void note_run(const std::string& run) {
   const std::string path = list_path();

@@ -10,9 +10,6 @@
 
 namespace remesh::rundir {
 
-// $XDG_STATE_HOME/remesh, ~/.local/state/remesh; "" if this user has no home.
-std::string user_state_folder();
-
 // Puts the run at the end of the list, as the one used last. Best effort.
 void note_run(const std::string& run);
 // Those that still exist, in the order of their last use, then those in the

@@ -2,19 +2,14 @@
 
 #include <filesystem>
 
-#include "coordinator/rundir/known_runs.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/local_cluster.h"
 #include "parallel/planner/placement.h"
 
 namespace remesh::rundir {
 
-std::string local_cluster_path() {
-  const std::string folder = user_state_folder();
-  return folder.empty() ? "" : folder + "/clusters/local.toml";
-}
-
 Result<planner::Machine> local_core() {
-  const std::string path = local_cluster_path();
+  const std::string path = jobfile::local_cluster_path();
   if (std::error_code ec; path.empty() || !std::filesystem::exists(path, ec))
     return planner::reference_core();
   pb::Cluster cluster;

@@ -272,17 +272,16 @@ Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
 }
 
 Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
-                               int64_t num_microbatches, int dp) {
-  CHECK(num_microbatches >= 1);
-  int64_t n = even_share(num_microbatches, dp, 0).size();
-  if (chunks > 1) n = (n + pp - 1) / pp * pp;
-  return make_schedule(kind, pp, static_cast<int>(n), chunks);
+                               int64_t most) {
+  CHECK(most >= 1);
+  if (chunks > 1) most = (most + pp - 1) / pp * pp;
+  return make_schedule(kind, pp, static_cast<int>(most), chunks);
 }
 
 Schedule forward_schedule(int pp, int chunks, int64_t n) {
   Schedule s = step_schedule(chunks > 1 ? ScheduleKind::kInterleaved1F1B
                                         : ScheduleKind::k1F1B,
-                             pp, chunks, std::max<int64_t>(1, n), 1)
+                             pp, chunks, std::max<int64_t>(1, n))
                    .value();
   for (auto& ops : s.ranks)
     std::erase_if(ops,

@@ -83,14 +83,14 @@ struct Schedule {
 Result<Schedule> make_schedule(ScheduleKind kind, int pp, int num_microbatches,
                                int chunks = 1);
 
-// The schedule that all ranks of a step follow, for a global batch of
-// `num_microbatches` over dp data-parallel ranks (batch.h). It is made for the
-// largest share, rounded up to a multiple of pp where a rank has several
-// chunks. A rank with fewer microbatches skips the passes of those it does not
-// have: the last ones, and leaving out all passes of a microbatch breaks no
-// dependency. So uneven shares fit every schedule. Fails like make_schedule().
+// The schedule that all ranks of a step follow. It is made for the largest of
+// the data-parallel ranks' shares (batch.h), of `most` microbatches, rounded up
+// to a multiple of pp where a rank has several chunks. A rank with fewer
+// microbatches skips the passes of those it does not have: the last ones, and
+// leaving out all passes of a microbatch breaks no dependency. So uneven shares
+// fit every schedule. Fails like make_schedule().
 Result<Schedule> step_schedule(ScheduleKind kind, int pp, int chunks,
-                               int64_t num_microbatches, int dp);
+                               int64_t most);
 // Forward passes alone, of at least n microbatches, in an order that every rank
 // of the pipeline can keep.
 Schedule forward_schedule(int pp, int chunks, int64_t n);

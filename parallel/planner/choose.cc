@@ -72,7 +72,7 @@ Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
     if (s.ok()) s = fits(q, l);
-    if (s.ok()) return LayoutChoice{l, "the mesh asked for"};
+    if (s.ok()) return LayoutChoice{l, "the mesh asked for", ""};
     if (refused.ok()) refused = s;
   }
   if (!refused.ok()) return refused;
@@ -162,6 +162,7 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
                               const Axes& axes, int64_t parameters,
                               Refusal* refusal) {
   const Machine machine = rank_machine(q, world);
+  const double error = q.shape ? model_error(q) : 1;
   const Execution run = q.shape ? engine_execution(*q.shape) : Execution{};
   std::map<std::pair<int, int>, Parts> parts;  // by tp and cp
   std::vector<Candidate> candidates;
@@ -176,8 +177,11 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
     const auto [it, is_new] = parts.try_emplace({l.tp, l.cp});
     if (is_new) it->second = parts_of(machine, *q.shape, l, run);
     candidates.back().parts = &it->second;
-    candidates.back().bound_s =
-        step_lower_bound_s(machine, *q.shape, l, run, it->second);
+    if (const auto measured = measured_step_s(q, l))
+      candidates.back().bound_s = *measured;
+    else if (!q.by_speed)  // which a bound does not know
+      candidates.back().bound_s =
+          error * step_lower_bound_s(machine, *q.shape, l, run, it->second);
   });
   if (!q.shape && !candidates.empty()) return candidates.front().layout;
   std::stable_sort(candidates.begin(), candidates.end(),
@@ -198,8 +202,12 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
       refusal->large = l;
       continue;
     }
-    const double seconds =
-        predict_step(machine, *q.shape, l, run, *its_parts).total_s;
+    double seconds = bound_s;
+    if (!measured_step_s(q, l))
+      seconds = error * (q.by_speed ? predict_step(q, l)
+                                    : predict_step(machine, *q.shape, l, run,
+                                                   *its_parts))
+                            .total_s;
     if (seconds > best_s || (seconds == best_s && order(l) > order(*best)))
       continue;
     if (!fits(q, l).ok()) {
@@ -212,10 +220,27 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
   return best;
 }
 
+std::string prediction(const PlacementRequest& q, const Layout& l) {
+  if (!chooses_model_axes(q)) return "";
+  const StepCost c = predict_step(q, l);
+  const auto measured = measured_step_s(q, l);
+  const double error = model_error(q);
+  std::string out =
+      measured ? fmt::format("{:.2g} s a step measured before", *measured)
+               : fmt::format("predicted {:.2g} s a step", error * c.total_s);
+  if (!measured && !q.measured.empty())
+    out += fmt::format(
+        " ({:.2g} times the cost model's, as on {})", error,
+        count(static_cast<int64_t>(q.measured.size()), "mesh", "es"));
+  return out +
+         fmt::format(", {:.0f} % of it exposed communication, {:.0f} % bubble",
+                     100 * c.terms.exposed() / c.total_s,
+                     100 * c.terms.bubble / c.total_s);
+}
+
 std::string limit_of(const PlacementRequest& q, int64_t offered,
                      const Layout& l, int64_t unit) {
-  const bool model_axes = q.shape && (q.degrees.tp == -1 ||
-                                      q.degrees.pp == -1 || q.degrees.cp == -1);
+  const bool model_axes = chooses_model_axes(q);
   if (q.degrees.dp != -1 && !model_axes)
     return fmt::format("parallel.data_parallel_degree = {}", q.degrees.dp);
   if (l.dp == q.microbatches && !model_axes)
@@ -239,8 +264,7 @@ Status check_degrees(const PlacementRequest& q, int64_t unit) {
         fmt::format("parallel.data_parallel_degree = {}: {}; set 1 to {}, or "
                     "-1 to have it chosen",
                     q.degrees.dp, one_each, q.microbatches));
-  const bool grows = q.shape && (q.degrees.tp == -1 || q.degrees.pp == -1 ||
-                                 q.degrees.cp == -1);
+  const bool grows = chooses_model_axes(q);
   const int64_t largest =
       (q.degrees.dp == -1 ? q.microbatches : q.degrees.dp) * unit;
   const int64_t least = (q.degrees.dp == -1 ? 1 : q.degrees.dp) * unit;
@@ -291,7 +315,8 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
        world -=
        most - world < kEverySize ? unit : (world / 16 / unit + 1) * unit)
     if (const auto best = best_of(q, world, admitted, parameters, &refusal))
-      return LayoutChoice{*best, limit_of(q, offered, *best, unit)};
+      return LayoutChoice{*best, limit_of(q, offered, *best, unit),
+                          prediction(q, *best)};
   if (refusal.large) return fits(q, *refusal.large);
   if (refusal.unfit.ok() && slots >= needed)  // say what the job does not admit
     (void)best_of(q, slots / unit * unit, axes_of(q, slots, /*admitted=*/false),
@@ -310,6 +335,11 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
 }
 
 }  // namespace
+
+bool chooses_model_axes(const PlacementRequest& q) {
+  return q.shape &&
+         (q.degrees.tp == -1 || q.degrees.pp == -1 || q.degrees.cp == -1);
+}
 
 std::string count(int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);

@@ -11,7 +11,8 @@ namespace remesh::planner {
 
 struct LayoutChoice {
   geometry::Layout layout;
-  std::string limit;  // what keeps the mesh from being larger
+  std::string limit;       // what keeps the mesh from being larger
+  std::string prediction;  // Placement.prediction
 };
 
 // `offered`: slots of all workers. REQUIRES: the request's numbers are in

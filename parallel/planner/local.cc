@@ -1,8 +1,11 @@
 #include "parallel/planner/local.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string>
+
+#include "parallel/planner/seating.h"
 
 namespace remesh::planner {
 
@@ -38,6 +41,34 @@ Execution engine_execution(const JobShape& s) {
           .balanced_stages = true};
 }
 
+namespace {
+
+// All wait for the slowest; so they do for the slowest link.
+Machine slowest_core(const PlacementRequest& q) {
+  const Machine* slowest = nullptr;
+  double network = 0;  // of a host
+  for (const WorkerSlots& w : q.workers) {
+    const Machine& m = w.core ? *w.core : q.core;
+    if (slowest == nullptr || m.fp32_flops < slowest->fp32_flops) slowest = &m;
+    const double link = m.network_bytes_per_s * m.node_devices;
+    network = network == 0 ? link : std::min(network, link);
+  }
+  Machine out = slowest != nullptr ? *slowest : q.core;
+  if (q.link_bytes_per_s > 0) network = q.link_bytes_per_s;
+  if (network > 0) out.network_bytes_per_s = network / out.node_devices;
+  return out;
+}
+
+void scale_rates(double by, Machine* m) {
+  for (double Machine::*rate :
+       {&Machine::flops, &Machine::fp32_flops, &Machine::fp8_flops,
+        &Machine::attention_flops, &Machine::tuned_attention_flops,
+        &Machine::memory_bytes_per_s, &Machine::peak_flops})
+    m->*rate *= by;
+}
+
+}  // namespace
+
 Machine rank_machine(const PlacementRequest& q, int64_t world) {
   struct Host {
     int64_t slots = 0;
@@ -63,23 +94,89 @@ Machine rank_machine(const PlacementRequest& q, int64_t world) {
         static_cast<double>(h.memory) / static_cast<double>(ranks);
     memory = memory == 0 ? share : std::min(memory, share);
   }
-  Machine m = q.core;
+  Machine m = slowest_core(q);
   const double share = cores > 0 ? cores / static_cast<double>(world) : 1;
-  for (double Machine::*rate :
-       {&Machine::flops, &Machine::fp32_flops, &Machine::fp8_flops,
-        &Machine::attention_flops, &Machine::tuned_attention_flops,
-        &Machine::memory_bytes_per_s, &Machine::peak_flops})
-    m.*rate *= share;
+  scale_rates(share, &m);
   m.memory_bytes = memory;
   m.network_bytes_per_s *=
-      static_cast<double>(q.core.node_devices) / static_cast<double>(per_host);
+      static_cast<double>(m.node_devices) / static_cast<double>(per_host);
   m.node_devices = static_cast<int>(per_host);
   return m;
 }
 
+namespace {
+
+// What the replicas of a mesh do in a unit of time; empty if that is not known
+// of all hosts.
+std::vector<double> replica_speeds(const PlacementRequest& q,
+                                   const geometry::Layout& l,
+                                   const std::vector<RankPlace>& places) {
+  std::map<std::string, const WorkerSlots*> workers;
+  for (const WorkerSlots& w : q.workers) workers[w.worker] = &w;
+  std::vector<double> speeds(static_cast<size_t>(l.dp), 0);
+  for (const RankPlace& p : places) {
+    const WorkerSlots& w = *workers.at(p.worker);
+    if (!w.core) return {};
+    const double rate =
+        p.threads * (q.shape->bf16 ? w.core->flops : w.core->fp32_flops);
+    double& slowest = speeds[static_cast<size_t>(l.coord(p.rank).dp)];
+    slowest = slowest == 0 ? rate : std::min(slowest, rate);
+  }
+  return speeds;
+}
+
+}  // namespace
+
+geometry::Shares shares_on(const PlacementRequest& q, const geometry::Layout& l,
+                           const std::vector<RankPlace>& places) {
+  if (!q.by_speed || !q.shape || l.dp == 1) return {};
+  const std::vector<double> speeds = replica_speeds(q, l, places);
+  return speeds.empty() ? geometry::Shares{}
+                        : geometry::shares_by_speed(q.microbatches, speeds);
+}
+
+// With uneven shares all replicas take about as long as the one that takes
+// longest: that many microbatches, on a machine of its speed.
 StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
-  return predict_step(rank_machine(q, l.world()), *q.shape, l,
-                      engine_execution(*q.shape));
+  Machine m = rank_machine(q, l.world());
+  JobShape shape = *q.shape;
+  if (q.by_speed && l.dp > 1) {
+    const std::vector<RankPlace> places = seat_ranks(q, l);
+    shape.shares = shares_on(q, l, places);
+    if (!shape.shares.empty()) {
+      const auto speeds = replica_speeds(q, l, places);
+      const double slowest = *std::min_element(speeds.begin(), speeds.end());
+      scale_rates(
+          static_cast<double>(most_microbatches(shape, l)) / slowest /
+              geometry::slowest_share(q.microbatches, shape.shares, speeds),
+          &m);
+    }
+  }
+  return predict_step(m, shape, l, engine_execution(shape));
+}
+
+double model_error(const PlacementRequest& q) {
+  int64_t slots = 0;
+  for (const WorkerSlots& w : q.workers) slots += w.slots;
+  double sum = 0, n = 0;
+  for (const MeasuredStep& m : q.measured) {
+    if (m.layout.world() > slots || !admit(*q.shape, m.layout).ok()) continue;
+    sum += std::log(m.seconds / predict_step(q, m.layout).total_s);
+    ++n;
+  }
+  return n == 0 ? 1 : std::exp(sum / n);
+}
+
+std::optional<double> measured_step_s(const PlacementRequest& q,
+                                      const geometry::Layout& l) {
+  for (const MeasuredStep& m : q.measured)
+    if (m.layout == l) return m.seconds;
+  return std::nullopt;
+}
+
+double expected_step_s(const PlacementRequest& q, const geometry::Layout& l) {
+  if (const auto measured = measured_step_s(q, l)) return *measured;
+  return model_error(q) * predict_step(q, l).total_s;
 }
 
 }  // namespace remesh::planner

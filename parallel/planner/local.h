@@ -17,9 +17,28 @@ Execution engine_execution(const JobShape& shape);
 // smallest host; 0 if unknown.
 Machine rank_machine(const PlacementRequest& request, int64_t world);
 
-// The step by which place_mesh() ranks meshes of the same size. REQUIRES: the
-// request has a shape that admits the layout.
+// The shares of the microbatches that data-parallel ranks on those places get;
+// even without request.by_speed, a shape, or a measured core of every host.
+geometry::Shares shares_on(const PlacementRequest& request,
+                           const geometry::Layout& layout,
+                           const std::vector<RankPlace>& places);
+
+// A step by the cost model. REQUIRES: the request has a shape that admits the
+// layout, and slots for it.
 StepCost predict_step(const PlacementRequest& request,
                       const geometry::Layout& layout);
+
+// By how much the cost model is wrong: the geometric mean of measured over
+// predicted, of the meshes in request.measured; 1 if there are none.
+double model_error(const PlacementRequest& request);
+
+// As it was measured, if it was.
+std::optional<double> measured_step_s(const PlacementRequest& request,
+                                      const geometry::Layout& layout);
+
+// The step time by which place_mesh() ranks meshes of the same size: what was
+// measured, else what is predicted times the error.
+double expected_step_s(const PlacementRequest& request,
+                       const geometry::Layout& layout);
 
 }  // namespace remesh::planner

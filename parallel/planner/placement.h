@@ -37,7 +37,8 @@ struct WorkerSlots {
   std::string host;
   int slots = 0;
   int cores = 0;
-  uint64_t memory_bytes = 0;  // of the host; 0 if unknown
+  uint64_t memory_bytes = 0;    // of the host; 0 if unknown
+  std::optional<Machine> core;  // of the host, if it was measured
   friend bool operator==(const WorkerSlots&, const WorkerSlots&) = default;
 };
 
@@ -59,25 +60,37 @@ struct RankPlace {
   friend bool operator==(const RankPlace&, const RankPlace&) = default;
 };
 
+// What a step took on a mesh, of these workers' hosts.
+struct MeasuredStep {
+  geometry::Layout layout;
+  double seconds = 0;
+  friend bool operator==(const MeasuredStep&, const MeasuredStep&) = default;
+};
+
 // For hosts that nobody has measured: local.cc says where its rates come from.
 Machine reference_core();
 
 struct PlacementRequest {
   std::vector<WorkerSlots> workers;
-  // A core of the workers' hosts; node_devices: cores of the host that was
-  // measured, which share its link to the network.
+  // A core of hosts that have none of their own above; node_devices: cores of
+  // the host that was measured, which share its link to the network.
   Machine core = reference_core();
+  double link_bytes_per_s = 0;  // of a host, measured; 0: as the cores say
   Degrees degrees;
   int64_t microbatches = 1;  // of one global batch
-  int min_slots = 1;         // refuse a smaller mesh
-  int max_slots = -1;        // use no more; -1: no limit
-  bool scaled = false;       // max_slots comes from `remesh scale`
+  // Data-parallel ranks on slow hosts get fewer of them, by the hosts' cores.
+  bool by_speed = false;
+  int min_slots = 1;    // refuse a smaller mesh
+  int max_slots = -1;   // use no more; -1: no limit
+  bool scaled = false;  // max_slots comes from `remesh scale`
   // The previous generation's places, for stability; may be empty, and may
   // name workers that have left.
   std::vector<RankPlace> previous;
   // What the job requires of a mesh. Without it any layout is accepted, and
   // model axes whose degree is to be chosen get 1.
   std::optional<JobShape> shape;
+  // Correct what the cost model says: expected_step_s() in local.h.
+  std::vector<MeasuredStep> measured;
   // When not empty, replaces the degrees; in order of preference.
   std::vector<geometry::Layout> layouts;
   friend bool operator==(const PlacementRequest&,
@@ -87,9 +100,15 @@ struct PlacementRequest {
 struct Placement {
   geometry::Layout layout;
   std::vector<RankPlace> ranks;  // by rank, world() of them
+  geometry::Shares shares;       // of the microbatches; empty: even
   int spares = 0;                // slots left unused
   std::string reason;            // one line for people
+  // By the cost model: "predicted 0.4 s a step, ..."; "" if it had no choice.
+  std::string prediction;
 };
+
+// Whether the cost model has more to choose than the number of replicas.
+bool chooses_model_axes(const PlacementRequest& request);
 
 // Fails: invalid_argument when the request can never be met (bad degrees, two
 // workers with one name, dp above the number of microbatches, a model that

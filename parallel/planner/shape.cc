@@ -32,14 +32,17 @@ geometry::Schedule schedule_on(const JobShape& shape,
                                const geometry::Layout& layout) {
   auto schedule = geometry::step_schedule(schedule_kind_on(shape, layout),
                                           layout.pp, chunks_on(shape, layout),
-                                          shape.microbatches, layout.dp);
+                                          most_microbatches(shape, layout));
   CHECK(schedule.ok());
   return *std::move(schedule);
 }
 
 int64_t most_microbatches(const JobShape& shape,
                           const geometry::Layout& layout) {
-  return geometry::even_share(shape.microbatches, layout.dp, 0).size();
+  const bool shared = static_cast<int>(shape.shares.size()) == layout.dp;
+  return geometry::largest_share(shape.microbatches,
+                                 shared ? shape.shares : geometry::Shares{},
+                                 layout.dp);
 }
 
 Status admit(const JobShape& shape, const geometry::Layout& layout) {

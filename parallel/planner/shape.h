@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "parallel/geometry/batch.h"
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/layout.h"
 #include "parallel/geometry/model_config.h"
@@ -18,7 +19,9 @@ struct JobShape {
   int64_t T = 1;             // tokens per sequence
   int64_t B = 1;             // sequences per microbatch
   int64_t microbatches = 1;  // of a global batch
-  bool bf16 = false;         // GEMMs in bf16, else in fp32
+  // Of meshes with so many data-parallel ranks; otherwise even.
+  geometry::Shares shares;
+  bool bf16 = false;  // GEMMs in bf16, else in fp32
   // bf16 weights are packed twice, as for AMX: for forward and for backward.
   // Where they are not, the estimate of memory is slightly high.
   bool packed = true;

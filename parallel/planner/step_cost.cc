@@ -165,6 +165,7 @@ class Step {
   Terms simulate(int64_t n) const {
     JobShape shape = s_;
     shape.microbatches = n * l_.dp;
+    shape.shares.clear();
     const geometry::Schedule schedule = schedule_on(shape, l_);
     std::vector<double> length[3];
     for (int pass = 0; pass < 3; ++pass)

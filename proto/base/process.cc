@@ -2,10 +2,12 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pwd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -62,6 +64,16 @@ void raise_file_limit() {
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = wanted;
   (void)setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::string user_state_folder() {
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && *state == '/') return std::string(state) + "/remesh";
+  const char* home = std::getenv("HOME");
+  const passwd* user = home == nullptr ? getpwuid(geteuid()) : nullptr;
+  if (user != nullptr) home = user->pw_dir;
+  if (home == nullptr || *home != '/') return "";
+  return std::string(home) + "/.local/state/remesh";
 }
 
 Result<std::string> program_beside(const std::string& name) {

@@ -28,6 +28,10 @@ void raise_file_limit();
 // and cron wrappers leave them, so that no file or socket has such a number.
 void open_standard_descriptors();
 
+// Where this user's programs keep what outlives a run:
+// $XDG_STATE_HOME/remesh, else ~/.local/state/remesh; "" if there is no home.
+std::string user_state_folder();
+
 // The path of the program `name` in the folder of the running program; NotFound
 // when it cannot be executed.
 Result<std::string> program_beside(const std::string& name);

@@ -118,6 +118,8 @@ Status check_worker(const pb::Report& r, const Known& known) {
   RETURN_IF_ERROR(text("host", r.host(), kMaxHost));
   RETURN_IF_ERROR(text("version", r.version()));
   RETURN_IF_ERROR(text("build", r.build()));
+  RETURN_IF_ERROR(in_range<size_t>("bytes of hardware", r.hardware().size(), 0,
+                                   kMaxHardware));
   RETURN_IF_ERROR(in_range("slots", r.slots(), 0, kMaxSlots));
   RETURN_IF_ERROR(in_range("cores", r.cores(), 0, kMaxCores));
   for (const uint64_t bytes :
@@ -214,6 +216,12 @@ Status check(const pb::Directive& d) {
     return invalid_argument("source.kind is of a later release");
   for (const pb::StateHolding& h : a.source().states())
     RETURN_IF_ERROR(check_holding(h));
+  RETURN_IF_ERROR(text("prediction", a.prediction()));
+  if (a.microbatches_size() != 0)
+    RETURN_IF_ERROR(in_range("microbatches", a.microbatches_size(),
+                             a.mesh().dp(), a.mesh().dp()));
+  for (const int64_t n : a.microbatches())
+    RETURN_IF_ERROR(number("microbatches", n));
   return text("run_dir", a.run_dir(), 4 * kMaxText);
 }
 

@@ -30,10 +30,11 @@ inline constexpr uint64_t kMaxEpochLeadMs = uint64_t{1} << 31;  // 25 days
 // clock is compared with another one: either may be wrong.
 inline constexpr int kIncarnationBits = 20;
 inline constexpr uint64_t kMaxIncarnation = (uint64_t{1} << 63) - 1;
-inline constexpr size_t kMaxText = 1024;    // bytes of a string
-inline constexpr size_t kMaxHost = 255;     // of the name of a host
-inline constexpr int kMaxLines = 64;        // of a log, of damages
-inline constexpr int kMaxMetrics = 16'384;  // steps in a report
+inline constexpr size_t kMaxText = 1024;      // bytes of a string
+inline constexpr size_t kMaxHost = 255;       // of the name of a host
+inline constexpr size_t kMaxHardware = 4096;  // of its description
+inline constexpr int kMaxLines = 64;          // of a log, of damages
+inline constexpr int kMaxMetrics = 16'384;    // steps in a report
 inline constexpr int64_t kMaxFenceIndex = 2;
 inline constexpr size_t kMaxFenceBytes = 64 << 10;  // of a rank
 // An inventory: own states and replicas of several steps.

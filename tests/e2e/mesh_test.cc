@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
+#include "proto/base/process.h"
 #include "tests/e2e/e2e.h"
 
 namespace remesh::e2e {
@@ -60,6 +62,63 @@ TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
   for (size_t i = 0; i < disturbed.size(); ++i)
     EXPECT_NEAR(std::stod(disturbed[i]) / std::stod(undisturbed[i]), 1, 1e-4)
         << "step " << i + 1;
+}
+
+// The first worker of a host measures it, and the others take what it found.
+TEST_F(MeshTest, AutomaticDegreesFollowWhatWorkersHaveMeasured) {
+  make({{"train.steps", "6"},
+        {"parallel.tensor_parallel_degree", "-1"},
+        {"parallel.pipeline_parallel_degree", "-1"}});
+  const auto described = [&] {
+    std::vector<std::string> out;
+    for (const auto& f : std::filesystem::recursive_directory_iterator(
+             c().folder() + "/state/remesh/hosts"))
+      if (f.path().filename() == "local.toml")
+        out.push_back(testing::read_whole(f.path()));
+    return out;
+  };
+  expect_exit(c().start_run(2), 0, 60'000);
+  const auto first = described();
+  ASSERT_EQ(first.size(), 1U);
+  EXPECT_NE(first[0].find("peak_fp32_tflops"), std::string::npos);
+  std::filesystem::remove_all(c().run_dir());
+  expect_exit(c().start_run(2), 0, 60'000);
+  EXPECT_EQ(described(), first);
+}
+
+// Each worker finds the description of its host in a state folder of its own.
+TEST_F(MeshTest, WorkersOnSlowHostsGetFewerMicrobatches) {
+  const Settings job = {{"train.steps", "8"}, {"elastic.min_slots", "2"}};
+  Settings by_speed = job;
+  by_speed["parallel.microbatches"] = "\"by_speed\"";
+  make(by_speed);
+  c().start_coordinator();
+  for (const auto& [name, tflops] : {std::pair("fast", 0.28), {"slow", 0.1}}) {
+    const std::string state = c().folder() + "/state-of-" + name;
+    const std::string folder = state + "/remesh/hosts/" + host_name();
+    std::filesystem::create_directories(folder);
+    testing::write_whole(
+        folder + "/local.toml",
+        fmt::format("[device]\nname = \"core\"\nmemory_gb = 4.0\n"
+                    "memory_gb_per_s = 10.0\npeak_tflops = {0}\n"
+                    "peak_fp32_tflops = {0}\n[node]\ndevices = 1\n"
+                    "gb_per_s = 4.0\n[network]\ngb_per_s = 0.1\n",
+                    tflops));
+    c().start_worker({.name = name,
+                      .more = {"--host-name", name},
+                      .prefix = {"env", "XDG_STATE_HOME=" + state}});
+  }
+  expect_exit(c().coordinator(), 0, 60'000);
+  const Json mesh = c().events_named("mesh").back();
+  EXPECT_NE(mesh["detail"].get<std::string>().find("11, 4 microbatches"),
+            std::string::npos)
+      << mesh.dump();
+  expect_sequence(8);
+  const auto got = raw_losses(c().metric_lines());
+  const auto even = raw_losses(undisturbed_lines(job, 2));
+  ASSERT_EQ(got.size(), even.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_NEAR(std::stod(got[i]) / std::stod(even[i]), 1, 1e-4);
 }
 
 }  // namespace

@@ -671,6 +671,21 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
                    agent::InventoryTaken{
                        asked.job, asked.generation, x.memory.inventory(), {}});
     });
+  } else if (std::holds_alternative<agent::MeasureHardware>(action)) {
+    // Of hosts that differ; some cannot be measured.
+    const std::string text =
+        chance(0.2) ? "# no program"
+                    : fmt::format(
+                          "[device]\nname = \"cpu\"\nmemory_gb = 4.0\n"
+                          "memory_gb_per_s = 6.0\npeak_tflops = {:.2f}\n"
+                          "[node]\ndevices = 2\ngb_per_s = 4.0\n"
+                          "[network]\ngb_per_s = 0.06\n",
+                          0.01 * static_cast<double>(uniform(2, 20)));
+    at(uniform(100, 6000), [this, name, life, text] {
+      Worker& x = *workers_[name];
+      if (x.agent && x.incarnation == life)
+        drive_worker(x, agent::HardwareMeasured{text});
+    });
   } else if (const auto* e = std::get_if<agent::Exit>(&action)) {
     trace("worker " + name + " exits: " + e->message);
     if (e->states != agent::States::kKept) {

@@ -12,7 +12,7 @@
 namespace remesh::board {
 namespace {
 
-constexpr uint64_t kMagic = 0x33645242686d6572ULL;  // "remhBRd3"
+constexpr uint64_t kMagic = 0x34645242686d6572ULL;  // "remhBRd4"
 constexpr size_t kRing = 4096;
 constexpr size_t kText = 2048;
 
@@ -65,6 +65,7 @@ struct Board::Page {
   std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of Memory
   std::atomic<uint64_t> restored_digest{0};
   std::atomic<bool> has_restored_digest{false};
+  std::atomic<double> link_bytes_per_s{0};
   std::atomic<uint32_t> request{0};
   std::atomic<int64_t> checkpoint_request{0};
   std::atomic<int64_t> daemon_beat_ms{0};
@@ -155,6 +156,9 @@ void Board::set_restored_digest(uint64_t digest) {
   page_->restored_digest.store(digest);
   page_->has_restored_digest.store(true);
 }
+void Board::set_link(double bytes_per_s) {
+  page_->link_bytes_per_s.store(bytes_per_s);
+}
 void Board::set_memory(const Memory& m) {
   const std::array<uint64_t, 5> bytes = {m.weights, m.gradients, m.optimizer,
                                          m.activations, m.buffers};
@@ -198,6 +202,7 @@ Snapshot Board::snapshot() const {
               .buffers = page_->memory[4].load()};
   if (page_->has_restored_digest.load())
     s.restored_digest = page_->restored_digest.load();
+  s.link_bytes_per_s = page_->link_bytes_per_s.load();
   s.error = page_->error.read();
   s.checkpoint_error = page_->checkpoint_error.read();
   return s;

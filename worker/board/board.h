@@ -73,6 +73,7 @@ struct Snapshot {
   double bubble = -1;
   Memory memory;
   std::optional<uint64_t> restored_digest;
+  double link_bytes_per_s = 0;  // 0: not measured
   std::string error;
   std::string checkpoint_error;
 };
@@ -107,6 +108,7 @@ class Board {
   void set_memory(const Memory& memory);
   // Digest of the initial state of this generation.
   void set_restored_digest(uint64_t digest);
+  void set_link(double bytes_per_s);
   void set_error(std::string_view text);             // truncated to 2 KiB
   void set_checkpoint_error(std::string_view text);  // "" clears
   // Never blocks; false if the ring (4096 steps) is full.

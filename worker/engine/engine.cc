@@ -54,9 +54,11 @@ Result<std::unique_ptr<Engine>> Engine::prepare(
 
 Status Engine::init(const Layout& layout, int rank) {
   RETURN_IF_ERROR(geometry::validate_layout(table_.config(), layout));
-  ASSIGN_OR_RETURN(schedule_, geometry::step_schedule(
-                                  options_.schedule, layout.pp, options_.chunks,
-                                  options_.num_microbatches, layout.dp));
+  ASSIGN_OR_RETURN(schedule_,
+                   geometry::step_schedule(
+                       options_.schedule, layout.pp, options_.chunks,
+                       geometry::largest_share(options_.num_microbatches,
+                                               options_.shares, layout.dp)));
   ASSIGN_OR_RETURN(
       const geometry::StageBounds bounds,
       geometry::stage_bounds(table_.config(), layout.pp * options_.chunks,

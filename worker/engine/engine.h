@@ -41,6 +41,7 @@
 #include <vector>
 
 #include "parallel/comm/mesh.h"
+#include "parallel/geometry/batch.h"
 #include "parallel/geometry/schedule.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/sharding.h"
@@ -69,6 +70,7 @@ struct EngineOptions {
   int recompute_every = 1;
   model::Dtype dtype = model::Dtype::kFp32;
   int64_t num_microbatches = 1;  // of the global batch
+  geometry::Shares shares;       // of the data-parallel ranks
   int64_t max_batch = 1;         // sequences a microbatch
   int64_t max_seq = 1;           // tokens a sequence
   OptimizerOptions optimizer;

@@ -29,18 +29,19 @@ GemmFit fit_gemms(const std::vector<GemmTime>& times);
 struct Measured {
   std::string processor;
   int cores = 1;
-  double memory_bytes = 0;         // of the host
-  std::vector<GemmTime> fp32;      // one core
-  std::vector<GemmTime> bf16;      // empty: bf16 is no faster here
-  double attention_flops = 0;      // as the cost model counts them
-  double memory_bytes_per_s = 0;   // of elementwise operations
-  int ranks = 2;                   // that exchanged messages
-  double message_s = 0;            // a few bytes to another rank
-  double small_gather_s = 0;       // a few bytes of all ranks to all
-  double gather_bytes_per_s = 0;   // received by a rank
-  double contention = 0;           // see Efficiency.contention
-  double straggle = 0;             // see Efficiency.straggle
-  double network_bytes_per_s = 0;  // of the host
+  double memory_bytes = 0;        // of the host
+  std::vector<GemmTime> fp32;     // one core
+  std::vector<GemmTime> bf16;     // empty: bf16 is no faster here
+  double attention_flops = 0;     // as the cost model counts them
+  double memory_bytes_per_s = 0;  // of elementwise operations
+  // The defaults are usual for shared memory.
+  int ranks = 2;                    // that exchanged messages
+  double message_s = 4e-6;          // a few bytes to another rank
+  double small_gather_s = 4e-6;     // a few bytes of all ranks to all
+  double gather_bytes_per_s = 4e9;  // received by a rank
+  double contention = 0.7;          // see Efficiency.contention
+  double straggle = 0;              // see Efficiency.straggle
+  double network_bytes_per_s = 0;   // of the host
 };
 
 pb::Cluster describe(const Measured& measured);

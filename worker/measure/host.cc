@@ -32,43 +32,46 @@ double fastest(const std::vector<double>& rounds) {
   return *std::min_element(rounds.begin(), rounds.end());
 }
 
-// After one round that warms up, in step with the other ranks.
-std::vector<double> rounds(Comm& world, const std::function<void()>& work) {
-  std::vector<double> out;
-  for (int i = 0; i <= kRounds; ++i) {
-    world.barrier();
-    const double s = seconds_of(work);
-    if (i > 0) out.push_back(s);
-  }
-  return out;
-}
-
-double mean_over_ranks(Comm& world, double x) {
-  world.all_reduce(std::span<double>(&x, 1), Op::kSum);
-  return x / world.size();
-}
-
 class Host {
  public:
-  Host(Comm& world, Backend& backend) : world_(world), backend_(backend) {}
+  // world: null if this rank measures alone.
+  Host(Comm* world, Backend& backend) : world_(world), backend_(backend) {}
 
   Result<Measured> run() {
     Measured m{.processor = processor_name(),
                .cores = usable_cores(),
-               .memory_bytes = static_cast<double>(usable_memory()),
-               .ranks = world_.size()};
+               .memory_bytes = static_cast<double>(usable_memory())};
     m.fp32 = gemms(Dtype::kFp32);
     if (backend_.supports_bf16()) m.bf16 = gemms(Dtype::kBf16);
     m.attention_flops = attention();
     m.memory_bytes_per_s = elementwise();
-    messages(&m);
-    m.contention = contention();
-    m.straggle = straggle();
+    if (world_ != nullptr) {
+      m.ranks = world_->size();
+      messages(&m);
+      m.contention = contention();
+      m.straggle = straggle();
+    }
     if (short_) return exhausted("not enough memory to measure");
     return m;
   }
 
  private:
+  // After one round that warms up, in step with the other ranks.
+  std::vector<double> rounds(const std::function<void()>& work) {
+    std::vector<double> out;
+    for (int i = 0; i <= kRounds; ++i) {
+      if (world_ != nullptr) world_->barrier();
+      const double s = seconds_of(work);
+      if (i > 0) out.push_back(s);
+    }
+    return out;
+  }
+  double mean_over_ranks(double x) {
+    if (world_ == nullptr) return x;
+    world_->all_reduce(std::span<double>(&x, 1), Op::kSum);
+    return x / world_->size();
+  }
+
   struct Free {
     Backend* backend;
     void operator()(void* p) const { backend->release(p); }
@@ -94,14 +97,14 @@ class Host {
         {512, 1024, 256}, {512, 1024, 1024}, {256, 256, 256}};
     std::vector<GemmTime> out;
     for (const auto& [rows, columns, inner] : kSizes) {
-      world_.barrier();
+      if (world_ != nullptr) world_->barrier();
       const double rate = kernels::measure_gemm_rate(backend_, d, rows, columns,
                                                      inner, kBudgetS);
       short_ = short_ || rate <= 0;
       GemmTime t{static_cast<double>(rows), static_cast<double>(columns),
                  static_cast<double>(inner)};
-      t.seconds = mean_over_ranks(
-          world_, 2 * t.rows * t.columns * t.inner / std::max(rate, 1.0));
+      t.seconds = mean_over_ranks(2 * t.rows * t.columns * t.inner /
+                                  std::max(rate, 1.0));
       out.push_back(t);
     }
     return out;
@@ -119,13 +122,13 @@ class Host {
     const Buffer q = buffer(n), k = buffer(n), v = buffer(n), o = buffer(n);
     const Buffer lse = buffer(s.T * s.num_heads);
     if (short_) return 1;
-    const double s_each = fastest(rounds(world_, [&] {
+    const double s_each = fastest(rounds([&] {
       backend_.attention(Dtype::kFp32, s, q.get(), k.get(), v.get(), o.get(),
                          lse.get());
       backend_.synchronize();
     }));
     const double flops = 2.0 * static_cast<double>(s.T * (s.T + 128) * 512);
-    return mean_over_ranks(world_, flops / s_each);
+    return mean_over_ranks(flops / s_each);
   }
 
   // A norm that adds a branch: two vectors read, two written, in fp32.
@@ -135,47 +138,48 @@ class Host {
     const Buffer x = buffer(n), branch = buffer(n), y = buffer(n);
     const Buffer weight = buffer(kDim), rstd = buffer(kRows);
     if (short_) return 1;
-    const double s = fastest(rounds(world_, [&] {
+    const double s = fastest(rounds([&] {
       backend_.rmsnorm(Dtype::kFp32, x.get(), branch.get(), weight.get(), 1e-5,
                        kRows, kDim, x.get(), y.get(), rstd.get());
       backend_.synchronize();
     }));
-    return mean_over_ranks(world_, 16.0 * static_cast<double>(n) / s);
+    return mean_over_ranks(16.0 * static_cast<double>(n) / s);
   }
 
   double gather_s(size_t bytes_each) {
     std::vector<std::byte> mine(bytes_each);
-    std::vector<std::byte> all(bytes_each * static_cast<size_t>(world_.size()));
-    return fastest(rounds(world_, [&] { world_.all_gather(mine, all); }));
+    std::vector<std::byte> all(bytes_each *
+                               static_cast<size_t>(world_->size()));
+    return fastest(rounds([&] { world_->all_gather(mine, all); }));
   }
 
   void messages(Measured* m) {
     constexpr size_t kLarge = size_t{4} << 20;
     constexpr int kTrips = 200;
-    const double n = world_.size();
+    const double n = world_->size();
     std::byte small{};
     const std::span<std::byte> data(&small, 1);
-    const int rank = world_.rank();
-    const double trips = fastest(rounds(world_, [&] {
+    const int rank = world_->rank();
+    const double trips = fastest(rounds([&] {
       for (int i = 0; i < kTrips; ++i) {
-        if (rank == 0) world_.send(data, 1, 0);
-        if (rank <= 1) world_.recv(data, 1 - rank, 0);
-        if (rank == 1) world_.send(data, 0, 0);
+        if (rank == 0) world_->send(data, 1, 0);
+        if (rank <= 1) world_->recv(data, 1 - rank, 0);
+        if (rank == 1) world_->send(data, 0, 0);
       }
     }));
     // Of rank 0, in both directions.
     double message_s = rank == 0 ? trips / kTrips / 2 : 0;
-    world_.all_reduce(std::span<double>(&message_s, 1), Op::kSum);
+    world_->all_reduce(std::span<double>(&message_s, 1), Op::kSum);
     m->message_s = message_s;
-    m->small_gather_s = mean_over_ranks(world_, gather_s(8));
+    m->small_gather_s = mean_over_ranks(gather_s(8));
     const double gathered = gather_s(kLarge);
     std::vector<float> all(kLarge / sizeof(float) *
-                           static_cast<size_t>(world_.size()));
+                           static_cast<size_t>(world_->size()));
     std::vector<float> mine(kLarge / sizeof(float));
     const double scattered =
-        fastest(rounds(world_, [&] { world_.reduce_scatter(all, mine); }));
+        fastest(rounds([&] { world_->reduce_scatter(all, mine); }));
     const double seconds =
-        mean_over_ranks(world_, (gathered + scattered) / 2) - m->small_gather_s;
+        mean_over_ranks((gathered + scattered) / 2) - m->small_gather_s;
     m->gather_bytes_per_s =
         static_cast<double>(kLarge) * (n - 1) / std::max(seconds, 1e-9);
   }
@@ -191,24 +195,24 @@ class Host {
     if (short_ || !w) return 1;
     backend_.load_weight(*w, master.get());
     std::vector<std::byte> mine(kEach);
-    std::vector<std::byte> all(kEach * static_cast<size_t>(world_.size()));
+    std::vector<std::byte> all(kEach * static_cast<size_t>(world_->size()));
     const auto gemms = [&](const std::function<void()>& between) {
       for (int i = 0; i < kGemms; ++i) {
         backend_.linear(*w, x.get(), kRows, y.get());
         between();
       }
     };
-    const double compute = fastest(rounds(world_, [&] { gemms([] {}); }));
-    const double comm = fastest(
-        rounds(world_, [&] { world_.start_all_gather(mine, all)->wait(); }));
-    const double both = fastest(rounds(world_, [&] {
-      const auto request = world_.start_all_gather(mine, all);
+    const double compute = fastest(rounds([&] { gemms([] {}); }));
+    const double comm =
+        fastest(rounds([&] { world_->start_all_gather(mine, all)->wait(); }));
+    const double both = fastest(rounds([&] {
+      const auto request = world_->start_all_gather(mine, all);
       gemms([&] { request->test(); });
       request->wait();
     }));
     const double shared =
         (both - std::max(compute, comm)) / std::min(compute, comm);
-    return mean_over_ranks(world_, shared);
+    return mean_over_ranks(shared);
   }
 
   // Relative deviation of the time for the same work, over rounds and ranks.
@@ -220,7 +224,7 @@ class Host {
                  y = buffer(kRows * kWidth);
     if (short_ || !w) return 0;
     backend_.load_weight(*w, master.get());
-    const std::vector<double> times = rounds(world_, [&] {
+    const std::vector<double> times = rounds([&] {
       for (int i = 0; i < kGemms; ++i)
         backend_.linear(*w, x.get(), kRows, y.get());
     });
@@ -230,12 +234,12 @@ class Host {
       squares += t * t;
     }
     const double n = static_cast<double>(times.size());
-    const double mean = mean_over_ranks(world_, sum / n);
-    const double square = mean_over_ranks(world_, squares / n);
+    const double mean = mean_over_ranks(sum / n);
+    const double square = mean_over_ranks(squares / n);
     return std::sqrt(std::max(0.0, square - mean * mean)) / mean;
   }
 
-  Comm& world_;
+  Comm* world_;
   Backend& backend_;
   bool short_ = false;  // of memory
 };
@@ -243,7 +247,11 @@ class Host {
 }  // namespace
 
 Result<Measured> measure_host(Comm& world, Backend& backend) {
-  return Host(world, backend).run();
+  return Host(&world, backend).run();
+}
+
+Result<Measured> measure_core(Backend& backend) {
+  return Host(nullptr, backend).run();
 }
 
 double network_speed() {

@@ -1,11 +1,18 @@
 // remesh-measure: measures this host under mpirun and prints its description as
 // a cluster (TOML). Started by `remesh plan measure`.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
 
 #include "parallel/comm/mpi_comm.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/local_cluster.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"
 #include "proto/base/usage.h"
@@ -19,25 +26,57 @@ constexpr double kGigabitEthernet = 125e6;
 struct Options {
   double network_gb_per_s = 0;
   std::string out;
+  bool core = false;
 };
+
+std::string text_of(Measured m, const Options& o) {
+  m.network_bytes_per_s =
+      o.network_gb_per_s > 0 ? o.network_gb_per_s * 1e9 : network_speed();
+  if (m.network_bytes_per_s == 0) m.network_bytes_per_s = kGigabitEthernet;
+  return jobfile::description_text(describe(m));
+}
 
 Status measure(comm::MpiWorld& mpi, const Options& o) {
   if (mpi.size() < 2)
     return invalid_argument("needs two ranks: mpirun -n 2 remesh-measure");
   const auto backend = kernels::make_cpu_backend(1);
   ASSIGN_OR_RETURN(Measured m, measure_host(mpi.world(), *backend));
-  m.network_bytes_per_s =
-      o.network_gb_per_s > 0 ? o.network_gb_per_s * 1e9 : network_speed();
-  if (m.network_bytes_per_s == 0) m.network_bytes_per_s = kGigabitEthernet;
   if (mpi.rank() != 0) return ok_status();
-  const std::string text = jobfile::description_text(describe(m));
+  const std::string text = text_of(std::move(m), o);
   if (!o.out.empty())
     return write_file_atomically(*posix_file_system(), o.out, text);
   fmt::print("{}", text);
   return ok_status();
 }
 
+// Of several workers of a host one measures, and the others wait for it.
+Status measure_once(const Options& o) {
+  const std::string path = jobfile::local_cluster_path();
+  if (path.empty()) return not_found("no home directory for the description");
+  std::error_code ec;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(),
+                                      ec);
+  const int lock =
+      open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock < 0 || flock(lock, LOCK_EX) != 0)
+    return io_error(fmt::format("{}.lock: {}", path, std::strerror(errno)));
+  const auto files = posix_file_system();
+  if (!files->exists(path)) {
+    const auto backend = kernels::make_cpu_backend(1);
+    ASSIGN_OR_RETURN(Measured m, measure_core(*backend));
+    RETURN_IF_ERROR(
+        write_file_atomically(*files, path, text_of(std::move(m), o)));
+  }
+  ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(path));
+  fmt::print("{}", text);
+  return ok_status();
+}
+
 int run(const Options& o) {
+  if (o.core) {
+    const Status s = measure_once(o);
+    return s.ok() ? kExitOk : exit_with("remesh-measure", s);
+  }
   auto mpi = comm::MpiWorld::init({});
   if (!mpi.ok()) return exit_with("remesh-measure", mpi.status());
   const Status s = measure(**mpi, o);
@@ -60,6 +99,9 @@ int main(int argc, char** argv) {
                  "GB/s of the host to others. Default: by the speed that its "
                  "interfaces report")
       ->check(CLI::PositiveNumber);
+  app.add_flag("--core", o.core,
+               "Without mpirun: print what is known of this host, or measure "
+               "one core and keep that");
   remesh::report_usage_in_one_line(app);
   try {
     app.parse(argc, argv);

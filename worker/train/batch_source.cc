@@ -29,8 +29,8 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
 
 Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
   const geometry::MicrobatchRange mine =
-      geometry::even_share(options_.global_batch / options_.local_batch,
-                           options_.dp, options_.dp_index);
+      geometry::share_of(options_.global_batch / options_.local_batch,
+                         options_.shares, options_.dp, options_.dp_index);
   std::vector<int64_t> windows;
   for (int64_t i = mine.begin * options_.local_batch;
        i < mine.end * options_.local_batch; ++i)

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "parallel/geometry/batch.h"
 #include "proto/base/status.h"
 #include "worker/data/dataset.h"
 #include "worker/data/sampler.h"
@@ -28,6 +29,7 @@ struct BatchOptions {
   int64_t local_batch = 1;   // sequences per microbatch; divides global_batch
   int64_t offset = 0;        // data.sequence_offset
   int64_t eval_sequences = 0;
+  geometry::Shares shares;  // of a step's microbatches
   int dp = 1;
   int dp_index = 0;
 };

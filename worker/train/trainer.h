@@ -58,6 +58,8 @@ class Trainer {
   Status start();
   Status connect();
   Status prepare(int rank);
+  geometry::Shares shares() const;  // of the assignment
+  std::vector<std::string> hosts_of_ranks() const;
   Status open_data(int dp_index);
   Status make_backend();
   Status build(int rank);

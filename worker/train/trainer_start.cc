@@ -11,6 +11,7 @@
 #include "proto/base/exit_code.h"
 #include "proto/base/version.h"
 #include "proto/rundir/paths.h"
+#include "worker/train/link.h"
 #include "worker/train/restore.h"
 #include "worker/train/trainer.h"
 
@@ -156,7 +157,8 @@ Status Trainer::connect() {
       const geometry::Schedule schedule,
       geometry::step_schedule(
           kind, layout_.pp, static_cast<int>(p.pipeline_chunks()),
-          t.global_batch_size() / t.local_batch_size(), layout_.dp));
+          geometry::largest_share(t.global_batch_size() / t.local_batch_size(),
+                                  shares(), layout_.dp)));
   tracer_ = job_.profile().enable()
                 ? std::make_unique<trace::Tracer>(trace::TracerOptions{
                       .generation = assignment_.generation(),
@@ -170,8 +172,25 @@ Status Trainer::connect() {
   world_ = std::make_unique<trace::TracedComm>(mpi_->world(), *tracer_, "world",
                                                trace::mesh_group_names());
   ASSIGN_OR_RETURN(mesh_, comm::Mesh::make(*world_, layout_));
+  if (assignment_.measure_link())
+    board_.set_link(measure_link(*world_, hosts_of_ranks()));
   log_start("mpi_ms");
   return ok_status();
+}
+
+std::vector<std::string> Trainer::hosts_of_ranks() const {
+  std::vector<std::string> out(static_cast<size_t>(layout_.world()));
+  for (const pb::RankPlace& p : assignment_.ranks())
+    for (int i = 0;
+         i < std::min(assignment_.workers_size(), assignment_.hosts_size());
+         ++i)
+      if (assignment_.workers(i) == p.worker())
+        out.at(static_cast<size_t>(p.rank())) = assignment_.hosts(i);
+  return out;
+}
+
+geometry::Shares Trainer::shares() const {
+  return {assignment_.microbatches().begin(), assignment_.microbatches().end()};
 }
 
 Status Trainer::open_data(int dp_index) {
@@ -191,6 +210,7 @@ Status Trainer::open_data(int dp_index) {
                                       .local_batch = t.local_batch_size(),
                                       .offset = job_.data().sequence_offset(),
                                       .eval_sequences = t.eval_sequences(),
+                                      .shares = shares(),
                                       .dp = layout_.dp,
                                       .dp_index = dp_index}));
   return ok_status();
@@ -223,6 +243,7 @@ Result<engine::EngineOptions> Trainer::engine_options() {
   o.recompute_every = static_cast<int>(t.recompute_every());
   o.dtype = dtype_ = dtype();
   o.num_microbatches = t.global_batch_size() / t.local_batch_size();
+  o.shares = shares();
   o.max_batch = t.local_batch_size();
   o.max_seq = t.seq_len();
   o.optimizer = {.beta1 = a.beta1(),

@@ -279,6 +279,26 @@ TEST_F(ByHand, AskedToHandOverRanksSaveNothing) {
   EXPECT_EQ(hand_over[0].bits, 1u | 4u);
 }
 
+TEST_F(ByHand, MeasuresTheHardwareOnceAndTellsItToWhomWantsIt) {
+  const auto ask = [&](bool want) {
+    pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);
+    d.set_want_hardware(want);
+    now_ += 1000;
+    return on(DirectiveReceived{d});
+  };
+  const auto reported = [](const std::vector<Action>& actions) {
+    const auto reports = of<SendReport>(actions);
+    return reports.empty() ? "no report" : reports.back().report.hardware();
+  };
+  EXPECT_TRUE(of<MeasureHardware>(ask(false)).empty());
+  EXPECT_EQ(of<MeasureHardware>(ask(true)).size(), 1U);
+  EXPECT_TRUE(of<MeasureHardware>(ask(true)).empty()) << "it is measuring";
+  EXPECT_EQ(reported(on(HardwareMeasured{"fast"})), "fast");
+  EXPECT_EQ(reported(ask(true)), "fast");
+  EXPECT_TRUE(of<MeasureHardware>(ask(true)).empty());
+  EXPECT_EQ(reported(ask(false)), "");
+}
+
 TEST_F(ByHand, TellsItsStatesBeforeItHasAnAssignmentAndWithQuiesced) {
   auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   ASSERT_EQ(asked.size(), 1u);

@@ -95,6 +95,9 @@ TEST(Board, SharesAndMemoryAreToldOnceMeasured) {
   EXPECT_FALSE(p.daemon->snapshot().restored_digest);
   p.rank->set_restored_digest(0);
   EXPECT_EQ(p.daemon->snapshot().restored_digest, 0U);
+  EXPECT_EQ(p.daemon->snapshot().link_bytes_per_s, 0);
+  p.rank->set_link(1.5e9);
+  EXPECT_EQ(p.daemon->snapshot().link_bytes_per_s, 1.5e9);
 }
 
 TEST(Board, LongTextIsCut) {

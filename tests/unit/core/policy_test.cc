@@ -1,7 +1,11 @@
 // Decisions about meshes and states: the mesh policy, recovery and retention.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "coordinator/core/cordons.h"
+#include "coordinator/core/job_shape.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/state_retention.h"
@@ -97,6 +101,132 @@ TEST(MeshPolicy, WorkersThatLeaveGetNoRanks) {
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
   EXPECT_EQ(placed->ranks[0].worker, "a");
+}
+
+// A model of which a core does `tflops`, on hosts with a slow network.
+pb::Report with_hardware(const std::string& worker, double tflops) {
+  pb::Report r = report(worker, 0);
+  r.set_hardware(fmt::format(
+      "[device]\nname = \"core\"\nmemory_gb = 4.0\nmemory_gb_per_s = 10.0\n"
+      "peak_tflops = {0}\npeak_fp32_tflops = {0}\n[node]\ndevices = 1\n"
+      "gb_per_s = 4.0\n[network]\ngb_per_s = 0.05\n",
+      tflops));
+  return r;
+}
+planner::JobShape shape_of_eight_microbatches() {
+  planner::JobShape s;
+  s.model = {.dim = 512,
+             .n_layers = 8,
+             .n_heads = 8,
+             .n_kv_heads = 8,
+             .hidden_dim = 1376,
+             .vocab_size = 32000};
+  s.T = 256;
+  s.microbatches = 8;
+  return s;
+}
+
+TEST(MeshPolicy, ChoosesByTheHardwareThatWorkersReport) {
+  pb::Job j = job();
+  j.mutable_parallel()->set_tensor_parallel_degree(-1);
+  j.mutable_parallel()->set_pipeline_parallel_degree(-1);
+  // Slow cores hide the gradients' way over the network, fast ones do not.
+  std::map<double, std::string> meshes;
+  for (const double tflops : {0.01, 2.0}) {
+    Fixture f;
+    f.policy = MeshPolicy(j, shape_of_eight_microbatches());
+    EXPECT_TRUE(f.policy.wants_hardware());
+    for (const char* w : {"a", "b", "c", "d"}) f.hear(with_hardware(w, tflops));
+    const auto placed = f.policy.place(f.view());
+    ASSERT_EQ(world(placed), 4);
+    meshes[tflops] = placed->layout.to_string();
+  }
+  EXPECT_EQ(meshes[0.01], "dp4");
+  EXPECT_NE(meshes[2.0], "dp4");
+}
+
+TEST(MeshPolicy, WaitsAWhileForTheHardwareOfNewWorkers) {
+  pb::Job j = job();
+  j.mutable_parallel()->set_tensor_parallel_degree(-1);
+  Fixture f;
+  f.policy = MeshPolicy(j, shape_of_eight_microbatches());
+  f.hear(with_hardware("a", 1));
+  EXPECT_FALSE(f.policy.awaits_hardware(f.view()));
+  f.hear(report("b", 0), 100);
+  EXPECT_TRUE(f.policy.awaits_hardware(f.view(200)));
+  EXPECT_FALSE(f.policy.awaits_hardware(f.view(60'000)));
+  pb::Report none = report("b", 0);
+  none.set_hardware("# no program");  // it could not be measured
+  f.hear(none, 300);
+  EXPECT_FALSE(f.policy.awaits_hardware(f.view(400)));
+  EXPECT_FALSE(Fixture().policy.wants_hardware());
+}
+
+// A job of one-rank workers that runs on dp4 and would prefer another mesh.
+struct Weighing : Fixture {
+  explicit Weighing(int64_t steps_left) {
+    pb::Job j = job();
+    j.mutable_train()->set_steps(steps_left);
+    j.mutable_parallel()->set_tensor_parallel_degree(-1);
+    j.mutable_parallel()->set_pipeline_parallel_degree(-1);
+    policy = MeshPolicy(j, shape_of_eight_microbatches());
+    for (const char* w : {"a", "b", "c", "d"}) hear(with_hardware(w, 2.0));
+    best = policy.place(view())->layout;
+    const geometry::Layout dp4{.dp = 4};
+    durable = running({"a", "b", "c", "d"});
+    *durable.mutable_assignment_job() = j;
+    *durable.mutable_assignment()->mutable_mesh() = mesh_of(dp4);
+    ran(dp4, 9);
+  }
+  void ran(const geometry::Layout& l, double step_s) {
+    times.begin(l, {"host-a", "host-b", "host-c", "host-d"});
+    for (int i = 0; i < 9; ++i) times.add_step(step_s);
+  }
+  std::string change() {
+    ClusterView v = view(60'000);
+    v.times = &times;
+    const auto c = policy.wanted_change(v, 0);
+    return c ? c->why : "";
+  }
+  StepTimes times;
+  geometry::Layout best;
+};
+
+TEST(MeshPolicy, AFasterMeshOfAsManyRanksHasToBeWorthItsPause) {
+  Weighing f(100'000);
+  ASSERT_NE(f.best, geometry::Layout{.dp = 4});
+  EXPECT_NE(f.change().find("faster: dp4 -> " + f.best.to_string()),
+            std::string::npos);
+  EXPECT_EQ(Weighing(1).change(), "") << "the job ends soon";
+  Weighing fails(1000);
+  EXPECT_NE(fails.change(), "");
+  for (int i = 0; i < 100'000; ++i) fails.times.add_failure();
+  fails.policy =
+      MeshPolicy(fails.durable.assignment_job(), shape_of_eight_microbatches());
+  EXPECT_EQ(fails.change(), "") << "the next failure comes first";
+}
+
+TEST(MeshPolicy, WhatWasMeasuredCountsMoreThanThePrediction) {
+  Weighing f(100'000);
+  f.ran(f.best, 12);  // slower than dp4, against all expectation
+  EXPECT_EQ(f.change(), "");
+  ClusterView v = f.view();
+  v.times = &f.times;
+  EXPECT_EQ(f.policy.place(v)->layout, geometry::Layout{.dp = 4});
+  EXPECT_NE(f.policy.place(v)->prediction.find("9 s a step measured before"),
+            std::string::npos);
+}
+
+TEST(MeshPolicy, AJoinShortlyBeforeTheEndIsNotWorthAPause) {
+  for (const int64_t left : {3, 100'000}) {
+    Weighing f(left);
+    f.ran({.dp = 4}, 0.5);
+    f.hear(with_hardware("e", 2.0), 1000);
+    f.hear(with_hardware("f", 2.0), 1000);
+    f.hear(with_hardware("g", 2.0), 1000);
+    f.hear(with_hardware("h", 2.0), 1000);
+    EXPECT_EQ(f.change().empty(), left == 3) << f.change();
+  }
 }
 
 TEST(MeshPolicy, CordonedHostsGetNoRanks) {

@@ -133,13 +133,14 @@ expect 2 "--tokens" "$bin/remesh" $project
 expect 2 "--mtbf-hours" "$bin/remesh" $project --tokens 1e12 --mtbf-hours 0
 expect 5 "run \`remesh plan measure\`" "$bin/remesh" plan job.toml \
   --cluster local --gpus 2
-expect 0 "written to $dir/state/remesh/clusters/local.toml" \
+measured=state/remesh/hosts/$(uname -n)/local.toml
+expect 0 "written to $dir/$measured" \
   "$bin/remesh" plan measure
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
-echo "[device]" >state/remesh/clusters/local.toml
+echo "[device]" >"$measured"
 expect 2 "device.name: is required" "$bin/remesh" plan job.toml --slots 3
-rm -r state/remesh/clusters
+rm -r state/remesh/hosts
 expect 2 "'speed' is no knob; there are ranks, tp" \
   "$bin/remesh" tune job.toml --fix speed
 expect 2 "--hosts requires --launch" "$bin/remesh" tune job.toml --hosts 2

@@ -1,6 +1,7 @@
 #include "tests/unit/engine/engine_fixture.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -38,8 +39,8 @@ struct Batch {
 Batch batch_of(const Case& c, int64_t step, int dp_index) {
   const int64_t B = c.options.max_batch;
   const int64_t T = c.options.max_seq;
-  const auto mine =
-      geometry::even_share(c.options.num_microbatches, c.layout.dp, dp_index);
+  const auto mine = geometry::share_of(c.options.num_microbatches,
+                                       c.options.shares, c.layout.dp, dp_index);
   Batch b;
   const int64_t begin = std::min(c.sequences, mine.begin * B);
   const int64_t end = std::min(c.sequences, mine.end * B);
@@ -152,13 +153,15 @@ std::string Case::to_string() const {
   const auto& o = options;
   return fmt::format(
       "seed {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}, {} zero {} "
-      "group {} {} chunks {}, recompute {}/{}, {} sequences of {} by {}, {}",
+      "group {} {} chunks {}, recompute {}/{}, {} sequences of {} by {}, {}, "
+      "shares [{}]",
       seed, model.dim, model.n_layers, model.n_heads, model.n_kv_heads,
       model.hidden_dim, model.vocab_size, model.tie_embeddings ? " tied" : "",
       layout.to_string(), o.zero.stage, o.zero.shard_group,
       geometry::schedule_name(o.schedule), o.chunks,
       static_cast<int>(o.recompute), o.recompute_every, sequences, o.max_seq,
-      o.max_batch, o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32");
+      o.max_batch, o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32",
+      fmt::join(o.shares, ", "));
 }
 
 Outcome run_case(const Case& c) {
@@ -245,6 +248,11 @@ Case random_case(uint64_t seed, int ranks) {
     o.max_seq = of(19, {8, 12, 16});
     c.sequences = of(20, {1, 2, 3, 5, 7, 8});
     o.num_microbatches = (c.sequences + o.max_batch - 1) / o.max_batch;
+    // Sometimes one rank has the others' share but for one microbatch each.
+    if (o.num_microbatches > c.layout.dp && key % 7 < 3) {
+      o.shares.assign(static_cast<size_t>(c.layout.dp), 1);
+      o.shares[key % o.shares.size()] += o.num_microbatches - c.layout.dp;
+    }
     o.optimizer = {.eps = 1e-5, .weight_decay = 0.1, .max_norm = 1};
     o.bucket_elements = of(21, {100, 1000, 1 << 20});
     if (c.layout.world() == 1 || c.layout.world() > ranks) continue;
@@ -261,6 +269,7 @@ Case reference_of(const Case& c) {
   r.options.zero = {};
   r.options.schedule = geometry::ScheduleKind::k1F1B;
   r.options.chunks = 1;
+  r.options.shares.clear();
   r.options.recompute = model::Recompute::kNone;
   return r;
 }

@@ -213,5 +213,44 @@ TEST(Batch, SharesPartitionTheMicrobatchesForAnyNumberOfRanks) {
     }
 }
 
+// Against every way to divide them.
+TEST(Batch, SharesBySpeedAreTheFastest) {
+  std::mt19937_64 rng(7);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto n = std::uniform_int_distribution<int64_t>(3, 14)(rng);
+    std::vector<double> speeds;
+    for (int i = 0; i < 3; ++i)
+      speeds.push_back(std::uniform_real_distribution<double>(0.2, 3)(rng));
+    double fastest = 1e9;
+    for (int64_t a = 1; a < n; ++a)
+      for (int64_t b = 1; a + b < n; ++b)
+        fastest =
+            std::min(fastest, slowest_share(n, {a, b, n - a - b}, speeds));
+    const double even = slowest_share(n, {}, speeds);
+    const Shares shares = shares_by_speed(n, speeds);
+    if (shares.empty()) {
+      EXPECT_GT(fastest, 0.949 * even);
+      continue;
+    }
+    EXPECT_DOUBLE_EQ(slowest_share(n, shares, speeds), fastest);
+    EXPECT_LE(fastest, 0.95 * even);
+    int64_t at = 0;
+    for (int i = 0; i < 3; ++i) {
+      const MicrobatchRange r = share_of(n, shares, 3, i);
+      EXPECT_EQ(r.begin, at);
+      EXPECT_GE(r.size(), 1);
+      EXPECT_LE(r.size(), largest_share(n, shares, 3));
+      at = r.end;
+    }
+    EXPECT_EQ(at, n);
+  }
+}
+
+TEST(Batch, AboutEqualSpeedsGetEvenShares) {
+  EXPECT_EQ(shares_by_speed(64, {1, 1.03, 0.98, 1}), Shares{});
+  EXPECT_EQ(shares_by_speed(2, {1, 5}), Shares{}) << "one is the least";
+  EXPECT_EQ(shares_by_speed(6, {2, 1}), (Shares{4, 2}));
+}
+
 }  // namespace
 }  // namespace remesh::geometry

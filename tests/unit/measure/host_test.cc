@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "parallel/jobfile/jobfile.h"
 #include "tests/testing/local_comm.h"
 
 namespace remesh::measure {
@@ -42,6 +43,20 @@ TEST(Host, IsMeasuredByAllRanksAtOnce) {
   }
   EXPECT_FALSE(processor_name().empty());
   EXPECT_GE(network_speed(), 0);
+}
+
+// What a worker reports is a valid description.
+TEST(Host, OneCoreIsMeasuredAlone) {
+  const auto backend = kernels::make_cpu_backend(1);
+  const auto m = measure_core(*backend);
+  ASSERT_TRUE(m.ok()) << m.status().message();
+  Measured measured = *m;
+  measured.network_bytes_per_s = 1e8;
+  pb::Cluster read;
+  const Status s = jobfile::parse_description(
+      jobfile::description_text(describe(measured)), {}, &read);
+  ASSERT_TRUE(s.ok()) << s.message();
+  EXPECT_GT(read.device().peak_fp32_tflops(), 1e-5);
 }
 
 }  // namespace

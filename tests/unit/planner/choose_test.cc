@@ -68,6 +68,13 @@ PlacementRequest random_request(Rng& rng) {
   q.microbatches = q.shape->microbatches;
   q.min_slots = pick(rng, 0, 3) == 0 ? pick(rng, 1, 3) : 1;
   q.max_slots = pick(rng, 0, 2) == 0 ? pick(rng, q.min_slots, 10) : -1;
+  q.by_speed = pick(rng, 0, 2) == 0;
+  if (pick(rng, 0, 2) == 0)
+    for (WorkerSlots& w : q.workers) {
+      w.core = reference_core();
+      w.core->flops *= w.host == "h0" ? 1 : 2.5;
+      w.core->fp32_flops = w.core->flops;
+    }
   return q;
 }
 
@@ -113,6 +120,35 @@ void expect_fastest(const PlacementRequest& q, const Layout& l) {
         EXPECT_LE(mine, predict_step(q, o).total_s * (1 + 1e-12))
             << l.to_string() << " or " << o.to_string();
       }
+}
+
+// A host three times as fast gets three times as many microbatches, and a step
+// takes as long as if its slow twin were not that slow.
+TEST(Choose, SlowHostsGetFewerMicrobatches) {
+  Rng rng(3);
+  PlacementRequest q;
+  q.shape = random_shape(rng);
+  q.shape->microbatches = q.microbatches = 8;
+  for (const char* host : {"a", "b"}) {
+    q.workers.push_back({.worker = host, .host = host, .slots = 1, .cores = 1});
+    Machine m = reference_core();
+    if (*host == 'a')
+      m.flops = m.fp32_flops = m.attention_flops = 3 * m.fp32_flops;
+    q.workers.back().core = m;
+  }
+  const auto even = place_mesh(q);
+  ASSERT_TRUE(even.ok());
+  EXPECT_TRUE(even->shares.empty());
+  const double slow = predict_step(q, even->layout).total_s;
+  q.by_speed = true;
+  const auto placed = place_mesh(q);
+  ASSERT_TRUE(placed.ok());
+  EXPECT_EQ(placed->shares, (geometry::Shares{6, 2}));
+  EXPECT_NE(placed->reason.find("6, 2 microbatches"), std::string::npos)
+      << placed->reason;
+  EXPECT_LT(predict_step(q, placed->layout).total_s, 0.8 * slow);
+  q.workers[1].core.reset();  // nobody knows what it does
+  EXPECT_TRUE(place_mesh(q)->shares.empty());
 }
 
 // Meshes that memory rules out are ruled out by this, most of them.

@@ -66,7 +66,15 @@ void append(std::span<const model::MicroBatch> from,
 TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
   for (const uint64_t seed : {1ULL, 20261124ULL, ~0ULL}) {
     const std::vector<Sequence> want = list(seed);
-    for (const int dp : {1, 2, 5, 7}) {
+    constexpr int64_t kMicrobatches = kBatch / 2;
+    for (const geometry::Shares& shares : {geometry::Shares(1),
+                                           geometry::Shares(2),
+                                           geometry::Shares(5),
+                                           geometry::Shares(7),
+                                           {1, kMicrobatches - 1},
+                                           {kMicrobatches, 0}}) {
+      const auto dp = static_cast<int>(shares.size());
+      const bool even = shares.back() == 0 && shares.front() == 0;
       std::vector<BatchSource> ranks;
       for (int r = 0; r < dp; ++r)
         ranks.push_back(
@@ -76,6 +84,7 @@ TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
                                .global_batch = kBatch,
                                .local_batch = 2,
                                .eval_sequences = kValidation,
+                               .shares = even ? geometry::Shares{} : shares,
                                .dp = dp,
                                .dp_index = r})
                 .value());

@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kFenceResendMs = 200;
 constexpr int64_t kReportGapMs = 5;  // between reports that are not urgent
-// Between reports with the many metrics of older generations.
-constexpr int64_t kOlderMetricsEveryMs = 2000;
 constexpr int64_t kSameInterruptMs = 1000;  // sent to a process and its group
 constexpr int64_t kAbandonedMs = 60'000;
 constexpr size_t kMaxMetrics = 100'000;
@@ -130,6 +128,16 @@ void Agent::handle(const DirectiveReceived& e) {
   if (d.want_fences() && d.generation() == ranks_generation_)
     send_fences(/*all=*/true);
   if (new_coordinator) urgent_ = true;
+  if (d.want_hardware() && hardware_.empty() && !measuring_) {
+    measuring_ = true;
+    act(MeasureHardware{});
+  }
+}
+
+void Agent::handle(const HardwareMeasured& e) {
+  measuring_ = false;
+  hardware_ = e.text;
+  urgent_ = true;
 }
 
 void Agent::handle(const FenceOutReceived& e) {
@@ -441,53 +449,6 @@ void Agent::send_fences(bool all) {
 void Agent::set_state(pb::Report::State state) {
   if (state_ != state) urgent_ = true;
   state_ = state;
-}
-
-void Agent::report() {
-  pb::Report r;
-  r.set_worker(options_.worker);
-  r.set_incarnation(options_.incarnation);
-  r.set_seq(++seq_);
-  r.set_host(options_.host);
-  r.set_host_id(options_.host_id);
-  r.set_pid(options_.pid);
-  r.set_slots(options_.slots);
-  r.set_cores(options_.cores);
-  if (options_.memory_bytes > 0) r.set_memory_bytes(options_.memory_bytes);
-  r.set_generation(generation_);
-  r.set_state(state_);
-  if (ranks_generation_ == generation_)
-    for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
-  r.set_leaving(leaving_);
-  const bool with_older =
-      urgent_ || now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
-  if (with_older) older_sent_ms_ = now_ms_;
-  for (const pb::StepMetrics& m : metrics_)
-    if ((with_older || m.generation() == generation_) &&
-        r.metrics_size() < limits::kMaxMetrics)
-      *r.add_metrics() = m;
-  r.set_coordinator_epoch(epoch_);
-  if (directive_ && directive_->generation() == generation_)
-    r.set_proof(directive_->proof());
-  if (room_.total > 0) {
-    r.set_state_room_total(room_.total);
-    r.set_state_room(room_.room);
-  }
-  if (!error_.empty()) r.set_error(error_);
-  r.set_version(options_.version);
-  r.set_build(options_.build);
-  wire::set_protocol(options_.protocol, &r);
-  r.set_dropped(dropped_);
-  r.set_busy(busy_);
-  if (inventory_ && !busy_) {
-    r.set_has_inventory(true);
-    for (const pb::StateHolding& h : inventory_->holdings)
-      *r.add_holdings() = h;
-    for (const std::string& d : inventory_->damaged) r.add_damaged(d);
-  }
-  act(SendReport{std::move(r)});
-  reported_ms_ = now_ms_;
-  dirty_ = urgent_ = false;
 }
 
 void Agent::exit_with(int code, const std::string& message, States states) {

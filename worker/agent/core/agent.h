@@ -92,6 +92,10 @@ struct InventoryTaken {
   std::vector<pb::StateHolding> holdings;
   std::vector<std::string> damaged;  // error messages
 };
+// Answer to MeasureHardware: a description, or why there is none.
+struct HardwareMeasured {
+  std::string text;
+};
 // The coordinator at the address does not take this worker, or has another wire
 // version. A worker that has never had a directive exits; one that belongs to a
 // job keeps waiting for its own coordinator, unless the refusal is permanent:
@@ -112,7 +116,7 @@ struct Terminate {};
 using Event =
     std::variant<Tick, DirectiveReceived, FenceOutReceived, LocalFence,
                  RankStarted, SpawnFailed, RankExited, TornDown, InventoryTaken,
-                 Refused, RunEnded, Terminate>;
+                 HardwareMeasured, Refused, RunEnded, Terminate>;
 
 // ----------------------------------------------------------------- actions
 
@@ -143,6 +147,8 @@ struct TakeInventory {
   uint64_t job = 0;
   int64_t generation = 0;
 };
+// Find out what a core of this host does. Answer: HardwareMeasured.
+struct MeasureHardware {};
 struct CompleteFence {
   int64_t generation = 0;
   int64_t index = 0;
@@ -171,9 +177,9 @@ struct Exit {
   uint64_t state_job = 0;  // job of the states; 0: unknown
 };
 
-using Action =
-    std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
-                 TakeInventory, CompleteFence, SetRequest, LogEvent, Exit>;
+using Action = std::variant<SendReport, SendFence, Spawn, KillRanks, TearDown,
+                            TakeInventory, MeasureHardware, CompleteFence,
+                            SetRequest, LogEvent, Exit>;
 
 // ------------------------------------------------------------------- core
 
@@ -213,6 +219,7 @@ class Agent {
   void handle(const RankExited& e);
   void handle(const TornDown& e);
   void handle(const InventoryTaken& e);
+  void handle(const HardwareMeasured& e);
   void handle(const Refused& e);
   void handle(const RunEnded& e);
   void handle(const Terminate& e);
@@ -249,6 +256,10 @@ class Agent {
   int64_t directive_ms_ = -1;
   int64_t report_every_ms_ = 100;
   int64_t dead_after_ms_ = 2000;
+
+  // Of this host; "" until it is measured.
+  std::string hardware_;
+  bool measuring_ = false;
 
   // The generation that the worker is fenced at.
   int64_t generation_ = 0;

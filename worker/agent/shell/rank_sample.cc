@@ -43,6 +43,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   if (b.bubble >= 0) s.set_bubble(b.bubble);
   if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
   if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
+  if (b.link_bytes_per_s > 0) s.set_link_bytes_per_s(b.link_bytes_per_s);
   if (!b.error.empty() || !apart_.empty())
     s.set_error(b.error.empty() ? apart_ : b.error);
   if (!b.checkpoint_error.empty()) s.set_checkpoint_error(b.checkpoint_error);

@@ -19,6 +19,7 @@
 #include "proto/limits/plausible.h"
 #include "proto/rundir/paths.h"
 #include "proto/wire/protocol.h"
+#include "worker/agent/shell/hardware.h"
 #include "worker/agent/shell/probe.h"
 #include "worker/agent/shell/process.h"
 #include "worker/agent/shell/rank_env.h"
@@ -291,6 +292,14 @@ void Worker::act(const CompleteFence& action) {
   launcher_->complete_fence(action.generation, action.index, action.blob);
 }
 
+void Worker::act(const MeasureHardware&) {
+  const auto program = program_beside("remesh-measure");
+  if (!program.ok())
+    return feed(HardwareMeasured{"# " + program.status().message()});
+  hardware_ = Background<std::string>::start(
+      [program = *program] { return describe_hardware(program); });
+}
+
 void Worker::act(const SetRequest& action) {
   log_->info("request", {{"bits", action.bits},
                          {"checkpoint_request", action.checkpoint_request}});
@@ -387,6 +396,10 @@ void Worker::on_tick() {
       look_for_lost_states();
     }
     feed(Tick{launcher_->samples(), room_});
+  }
+  if (hardware_ && hardware_->done) {
+    log_->info("hardware", {{"description", hardware_->result}});
+    feed(HardwareMeasured{std::exchange(hardware_, nullptr)->result});
   }
   look_for_coordinator(now);
   watch_silence(now);

@@ -105,6 +105,7 @@ class Worker {
   void act(const TearDown& action);
   void act(const TakeInventory& action);
   void act(const CompleteFence& action);
+  void act(const MeasureHardware& action);
   void act(const SetRequest& action);
   void act(const LogEvent& action);
   void act(const Exit& action);
@@ -141,6 +142,7 @@ class Worker {
   // What the run directory and the key files say, which a thread reads: they
   // may hang.
   std::shared_ptr<Background<Lookup>> lookup_;
+  std::shared_ptr<Background<std::string>> hardware_;  // a thread measures it
   int64_t ticked_ms_ = 0;  // last Tick passed to the core
   std::deque<Event> events_;
   bool feeding_ = false;

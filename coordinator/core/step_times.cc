@@ -1,0 +1,98 @@
+#include "coordinator/core/step_times.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace remesh::core {
+namespace {
+
+constexpr size_t kKept = 15;  // values of which the median counts
+constexpr size_t kEnoughSteps = 5;
+constexpr int kFirstSteps = 2;  // are slower: memory is touched first
+constexpr double kSmall = 0.1;  // difference, as a share
+constexpr double kUsualPauseS = 5;
+constexpr double kDay = 24 * 3600;
+
+double median(const std::deque<double>& values) {
+  std::vector<double> sorted(values.begin(), values.end());
+  const auto middle = sorted.begin() + static_cast<long>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
+bool are_among(const std::set<std::string>& all,
+               const std::set<std::string>& some) {
+  return std::includes(all.begin(), all.end(), some.begin(), some.end());
+}
+
+}  // namespace
+
+void StepTimes::keep(double seconds, std::deque<double>* in) {
+  if (!(seconds > 0) || !std::isfinite(seconds)) return;
+  in->push_back(seconds);
+  if (in->size() > kKept) in->pop_front();
+}
+
+void StepTimes::begin(const geometry::Layout& layout,
+                      std::set<std::string> hosts) {
+  at_ = Mesh{{.layout = layout}, std::move(hosts)};
+  steps_.clear();
+  skip_ = kFirstSteps;
+}
+
+void StepTimes::add_step(double seconds) {
+  if (!at_ || skip_-- > 0) return;
+  skip_ = 0;
+  keep(seconds, &steps_);
+  if (steps_.size() < kEnoughSteps) return;
+  const double now = median(steps_);
+  const auto it =
+      std::find_if(meshes_.begin(), meshes_.end(), [&](const Mesh& m) {
+        return m.step.layout == at_->step.layout && m.hosts == at_->hosts;
+      });
+  if (it == meshes_.end()) {
+    meshes_.push_back(*at_);
+    meshes_.back().step.seconds = now;
+  } else if (std::abs(now - it->step.seconds) > kSmall * it->step.seconds) {
+    it->step.seconds = now;
+  }
+}
+
+std::vector<planner::MeasuredStep> StepTimes::measured(
+    const std::set<std::string>& hosts) const {
+  std::vector<planner::MeasuredStep> out;
+  for (const Mesh& m : meshes_)
+    if (are_among(hosts, m.hosts)) out.push_back(m.step);
+  return out;
+}
+
+void StepTimes::set_link(double bytes_per_s) {
+  if (at_ && bytes_per_s > 0) links_[at_->hosts] = bytes_per_s;
+}
+
+double StepTimes::link_bytes_per_s(const std::set<std::string>& hosts) const {
+  double least = 0;
+  for (const auto& [between, rate] : links_)
+    if (are_among(hosts, between))
+      least = least == 0 ? rate : std::min(least, rate);
+  return least;
+}
+
+bool StepTimes::knows_link(const std::set<std::string>& hosts) const {
+  return hosts.size() < 2 ||
+         std::any_of(links_.begin(), links_.end(), [&](const auto& link) {
+           return are_among(link.first, hosts);
+         });
+}
+
+double StepTimes::pause_s() const {
+  return pauses_.empty() ? kUsualPauseS : median(pauses_);
+}
+
+double StepTimes::until_failure_s(int64_t now_ms) const {
+  const double seconds = static_cast<double>(now_ms - began_ms_) / 1000 + kDay;
+  return seconds / static_cast<double>(failures_ + 1);
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,63 @@
+// StepTimes: how long steps, changes of mesh and the time between failures were
+// in this run: what a better mesh is weighed by (mesh_policy.h).
+//
+// A value without I/O, in memory: a restarted coordinator begins again.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "parallel/planner/placement.h"
+
+namespace remesh::core {
+
+class StepTimes {
+ public:
+  explicit StepTimes(int64_t now_ms = 0) : began_ms_(now_ms) {}
+
+  // Steps that follow are made on that mesh, on these hosts.
+  void begin(const geometry::Layout& layout, std::set<std::string> hosts);
+  void add_step(double seconds);
+  // Of its hosts: bytes per second to each other; 0 is ignored.
+  void set_link(double bytes_per_s);
+  void add_pause(double seconds) { keep(seconds, &pauses_); }
+  void add_failure() { ++failures_; }
+
+  // The meshes of which enough steps were made, if all of their hosts are among
+  // these. Changes rarely: small differences are ignored.
+  std::vector<planner::MeasuredStep> measured(
+      const std::set<std::string>& hosts) const;
+  // Between these hosts, as far as it was measured; 0: it was not.
+  double link_bytes_per_s(const std::set<std::string>& hosts) const;
+  // Also if there is no other host.
+  bool knows_link(const std::set<std::string>& hosts) const;
+  // Of the job without training when its mesh changes.
+  double pause_s() const;
+  // Expected time until a failure: as if there had been one more, and a day
+  // more without one.
+  double until_failure_s(int64_t now_ms) const;
+
+ private:
+  struct Mesh {
+    planner::MeasuredStep step;
+    std::set<std::string> hosts;
+  };
+  static void keep(double seconds, std::deque<double>* in);
+
+  int64_t began_ms_ = 0;
+  std::optional<Mesh> at_;    // step: of nothing yet
+  int skip_ = 0;              // steps of a generation that are not counted
+  std::deque<double> steps_;  // of the generation
+  std::deque<double> pauses_;
+  int64_t failures_ = 0;
+  std::vector<Mesh> meshes_;
+  std::map<std::set<std::string>, double> links_;
+};
+
+}  // namespace remesh::core

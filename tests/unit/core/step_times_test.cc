@@ -1,0 +1,83 @@
+#include "coordinator/core/step_times.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace remesh::core {
+namespace {
+
+using Measured = std::vector<planner::MeasuredStep>;
+
+void add(StepTimes* t, int n, double seconds) {
+  for (int i = 0; i < n; ++i) t->add_step(seconds);
+}
+
+TEST(StepTimes, AMeshIsMeasuredByTheMedianOfItsStepsButTheFirst) {
+  StepTimes t;
+  add(&t, 10, 1);  // of no mesh
+  t.begin({.dp = 2}, {"a", "b"});
+  add(&t, 2, 90);
+  add(&t, 4, 1);
+  EXPECT_EQ(t.measured({"a", "b"}), Measured{});
+  add(&t, 1, 50);
+  EXPECT_EQ(t.measured({"a", "b"}), (Measured{{{.dp = 2}, 1}}));
+  add(&t, 20, 1.05);  // a small difference
+  EXPECT_EQ(t.measured({"a", "b"}), (Measured{{{.dp = 2}, 1}}));
+  add(&t, 20, 2);
+  EXPECT_EQ(t.measured({"a", "b", "c"}), (Measured{{{.dp = 2}, 2}}));
+  EXPECT_EQ(t.measured({"a", "c"}), Measured{}) << "other hosts";
+}
+
+TEST(StepTimes, MeshesAreKeptApart) {
+  StepTimes t;
+  t.begin({.dp = 2}, {"a"});
+  add(&t, 9, 1);
+  t.begin({.tp = 2}, {"a"});
+  add(&t, 9, 3);
+  t.begin({.dp = 2}, {"b"});
+  add(&t, 9, 5);
+  EXPECT_EQ(t.measured({"a"}), (Measured{{{.dp = 2}, 1}, {{.tp = 2}, 3}}));
+  EXPECT_EQ(t.measured({"b"}), (Measured{{{.dp = 2}, 5}}));
+}
+
+TEST(StepTimes, TheSlowestLinkOfTheHostsCounts) {
+  StepTimes t;
+  EXPECT_TRUE(t.knows_link({"a"}));
+  EXPECT_FALSE(t.knows_link({"a", "b"}));
+  t.begin({.dp = 2}, {"a", "b"});
+  t.set_link(0);
+  EXPECT_FALSE(t.knows_link({"a", "b"}));
+  t.set_link(1e9);
+  t.begin({.dp = 2}, {"b", "c"});
+  t.set_link(1e8);
+  EXPECT_TRUE(t.knows_link({"a", "b"}));
+  EXPECT_FALSE(t.knows_link({"a", "c"}));
+  EXPECT_EQ(t.link_bytes_per_s({"a", "b"}), 1e9);
+  EXPECT_EQ(t.link_bytes_per_s({"a", "b", "c"}), 1e8);
+  EXPECT_EQ(t.link_bytes_per_s({"a", "c"}), 0);
+}
+
+TEST(StepTimes, NonsenseIsNotCounted) {
+  StepTimes t;
+  t.begin({.dp = 2}, {"a"});
+  add(&t, 9, 0);
+  add(&t, 9, -1);
+  add(&t, 9, std::numeric_limits<double>::infinity());
+  add(&t, 9, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_TRUE(t.measured({"a"}).empty());
+}
+
+TEST(StepTimes, PausesAndFailures) {
+  StepTimes t(1000);
+  EXPECT_EQ(t.pause_s(), 5);
+  for (const double s : {2.0, 100.0, 3.0}) t.add_pause(s);
+  EXPECT_EQ(t.pause_s(), 3);
+  constexpr double kDay = 24 * 3600;
+  EXPECT_EQ(t.until_failure_s(1000), kDay);
+  t.add_failure();
+  EXPECT_EQ(t.until_failure_s(1000 + 3'600'000), (kDay + 3600) / 2);
+}
+
+}  // namespace
+}  // namespace remesh::core

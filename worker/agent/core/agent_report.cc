@@ -1,0 +1,62 @@
+// What a worker reports.
+#include "proto/limits/plausible.h"
+#include "worker/agent/core/agent.h"
+
+namespace remesh::agent {
+namespace {
+
+// Between reports with the many metrics of older generations.
+constexpr int64_t kOlderMetricsEveryMs = 2000;
+
+}  // namespace
+
+void Agent::report() {
+  pb::Report r;
+  r.set_worker(options_.worker);
+  r.set_incarnation(options_.incarnation);
+  r.set_seq(++seq_);
+  r.set_host(options_.host);
+  r.set_host_id(options_.host_id);
+  r.set_pid(options_.pid);
+  r.set_slots(options_.slots);
+  r.set_cores(options_.cores);
+  if (options_.memory_bytes > 0) r.set_memory_bytes(options_.memory_bytes);
+  r.set_generation(generation_);
+  r.set_state(state_);
+  if (ranks_generation_ == generation_)
+    for (const auto& [rank, s] : ranks_) *r.add_ranks() = s;
+  r.set_leaving(leaving_);
+  const bool with_older =
+      urgent_ || now_ms_ - older_sent_ms_ >= kOlderMetricsEveryMs;
+  if (with_older) older_sent_ms_ = now_ms_;
+  for (const pb::StepMetrics& m : metrics_)
+    if ((with_older || m.generation() == generation_) &&
+        r.metrics_size() < limits::kMaxMetrics)
+      *r.add_metrics() = m;
+  r.set_coordinator_epoch(epoch_);
+  if (directive_ && directive_->generation() == generation_)
+    r.set_proof(directive_->proof());
+  if (room_.total > 0) {
+    r.set_state_room_total(room_.total);
+    r.set_state_room(room_.room);
+  }
+  if (!error_.empty()) r.set_error(error_);
+  r.set_version(options_.version);
+  r.set_build(options_.build);
+  wire::set_protocol(options_.protocol, &r);
+  if (directive_ && directive_->want_hardware() && !hardware_.empty())
+    r.set_hardware(hardware_);
+  r.set_dropped(dropped_);
+  r.set_busy(busy_);
+  if (inventory_ && !busy_) {
+    r.set_has_inventory(true);
+    for (const pb::StateHolding& h : inventory_->holdings)
+      *r.add_holdings() = h;
+    for (const std::string& d : inventory_->damaged) r.add_damaged(d);
+  }
+  act(SendReport{std::move(r)});
+  reported_ms_ = now_ms_;
+  dirty_ = urgent_ = false;
+}
+
+}  // namespace remesh::agent
