@@ -5,9 +5,8 @@
 #include <sys/file.h>
 
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "parallel/comm/mpi_comm.h"
@@ -49,26 +48,35 @@ Status measure(comm::MpiWorld& mpi, const Options& o) {
   return ok_status();
 }
 
-// Of several workers of a host one measures, and the others wait for it.
+// What was found out before, if it can be used.
+std::optional<std::string> known_text(const std::string& path) {
+  const auto text = jobfile::read_text(path);
+  pb::Cluster cluster;
+  if (!text.ok() ||
+      !jobfile::parse_description(*text, {.name = path}, &cluster).ok())
+    return std::nullopt;
+  return *text;
+}
+
+// Of several workers of a host one measures, and the others wait for it. Where
+// the result cannot be kept, each measures for itself.
 Status measure_once(const Options& o) {
   const std::string path = jobfile::local_cluster_path();
-  if (path.empty()) return not_found("no home directory for the description");
   std::error_code ec;
   std::filesystem::create_directories(std::filesystem::path(path).parent_path(),
                                       ec);
-  const int lock =
-      open((path + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock < 0 || flock(lock, LOCK_EX) != 0)
-    return io_error(fmt::format("{}.lock: {}", path, std::strerror(errno)));
-  const auto files = posix_file_system();
-  if (!files->exists(path)) {
+  const int lock = path.empty() ? -1
+                                : open((path + ".lock").c_str(),
+                                       O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const bool kept = lock >= 0 && flock(lock, LOCK_EX) == 0;
+  std::optional<std::string> text = known_text(path);
+  if (!text) {
     const auto backend = kernels::make_cpu_backend(1);
     ASSIGN_OR_RETURN(Measured m, measure_core(*backend));
-    RETURN_IF_ERROR(
-        write_file_atomically(*files, path, text_of(std::move(m), o)));
+    text = text_of(std::move(m), o);
+    if (kept) (void)write_file_atomically(*posix_file_system(), path, *text);
   }
-  ASSIGN_OR_RETURN(const std::string text, jobfile::read_text(path));
-  fmt::print("{}", text);
+  fmt::print("{}", *text);
   return ok_status();
 }
 

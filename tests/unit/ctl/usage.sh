@@ -140,7 +140,11 @@ expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 expect 0 "mesh dp3: 3 of 3 slots" "$bin/remesh" plan job.toml --slots 3
 echo "[device]" >"$measured"
 expect 2 "device.name: is required" "$bin/remesh" plan job.toml --slots 3
+expect 0 "peak_fp32_tflops" "$bin/remesh-measure" --core  # replaces it
+expect 0 "best: " "$bin/remesh" plan job.toml --cluster local --gpus 2
 rm -r state/remesh/hosts
+XDG_STATE_HOME=/proc/none expect 0 "peak_fp32_tflops" \
+  "$bin/remesh-measure" --core  # cannot be kept
 expect 2 "'speed' is no knob; there are ranks, tp" \
   "$bin/remesh" tune job.toml --fix speed
 expect 2 "--hosts requires --launch" "$bin/remesh" tune job.toml --hosts 2
