@@ -162,7 +162,8 @@ std::optional<Layout> best_of(const PlacementRequest& q, int64_t world,
                               const Axes& axes, int64_t parameters,
                               Refusal* refusal) {
   const Machine machine = rank_machine(q, world);
-  const double error = q.shape ? model_error(q) : 1;
+  const ModelError known = q.shape ? model_error(q) : ModelError{};
+  const double error = known.factor * known.doubt;
   const Execution run = q.shape ? engine_execution(*q.shape) : Execution{};
   std::map<std::pair<int, int>, Parts> parts;  // by tp and cp
   std::vector<Candidate> candidates;
@@ -224,7 +225,7 @@ std::string prediction(const PlacementRequest& q, const Layout& l) {
   if (!chooses_model_axes(q)) return "";
   const StepCost c = predict_step(q, l);
   const auto measured = measured_step_s(q, l);
-  const double error = model_error(q);
+  const double error = model_error(q).factor;
   std::string out =
       measured ? fmt::format("{:.2g} s a step measured before", *measured)
                : fmt::format("predicted {:.2g} s a step", error * c.total_s);

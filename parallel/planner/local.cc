@@ -155,16 +155,24 @@ StepCost predict_step(const PlacementRequest& q, const geometry::Layout& l) {
   return predict_step(m, shape, l, engine_execution(shape));
 }
 
-double model_error(const PlacementRequest& q) {
+ModelError model_error(const PlacementRequest& q) {
+  constexpr double kUsual = 0.22;  // of the logarithm: a quarter
   int64_t slots = 0;
   for (const WorkerSlots& w : q.workers) slots += w.slots;
-  double sum = 0, n = 0;
+  double sum = 0, squares = 0, n = 0;
   for (const MeasuredStep& m : q.measured) {
     if (m.layout.world() > slots || !admit(*q.shape, m.layout).ok()) continue;
-    sum += std::log(m.seconds / predict_step(q, m.layout).total_s);
+    const double error =
+        std::log(m.seconds / predict_step(q, m.layout).total_s);
+    sum += error;
+    squares += error * error;
     ++n;
   }
-  return n == 0 ? 1 : std::exp(sum / n);
+  if (n == 0) return {};
+  const double mean = sum / n;
+  const double spread = std::sqrt(std::max(0.0, squares / n - mean * mean));
+  return {.factor = std::exp(mean),
+          .doubt = std::exp(std::max(kUsual, spread))};
 }
 
 std::optional<double> measured_step_s(const PlacementRequest& q,
@@ -176,7 +184,8 @@ std::optional<double> measured_step_s(const PlacementRequest& q,
 
 double expected_step_s(const PlacementRequest& q, const geometry::Layout& l) {
   if (const auto measured = measured_step_s(q, l)) return *measured;
-  return model_error(q) * predict_step(q, l).total_s;
+  const ModelError e = model_error(q);
+  return e.factor * e.doubt * predict_step(q, l).total_s;
 }
 
 }  // namespace remesh::planner

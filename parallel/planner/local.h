@@ -28,16 +28,23 @@ geometry::Shares shares_on(const PlacementRequest& request,
 StepCost predict_step(const PlacementRequest& request,
                       const geometry::Layout& layout);
 
-// By how much the cost model is wrong: the geometric mean of measured over
-// predicted, of the meshes in request.measured; 1 if there are none.
-double model_error(const PlacementRequest& request);
+// By how much the cost model is wrong: measured over predicted, of the meshes
+// in request.measured.
+struct ModelError {
+  double factor = 1;  // geometric mean
+  // By how much a mesh that was not measured may be slower than expected: one
+  // standard deviation, at least a quarter; 1 if nothing was measured.
+  double doubt = 1;
+};
+ModelError model_error(const PlacementRequest& request);
 
 // As it was measured, if it was.
 std::optional<double> measured_step_s(const PlacementRequest& request,
                                       const geometry::Layout& layout);
 
 // The step time by which place_mesh() ranks meshes of the same size: what was
-// measured, else what is predicted times the error.
+// measured, else what is predicted times the error and the doubt. So a mesh
+// that is known is left only for one that promises clearly more.
 double expected_step_s(const PlacementRequest& request,
                        const geometry::Layout& layout);
 

@@ -151,6 +151,44 @@ TEST(Choose, SlowHostsGetFewerMicrobatches) {
   EXPECT_TRUE(place_mesh(q)->shares.empty());
 }
 
+// A mesh that ran is left only for one that is expected to be clearly faster,
+// and the more the model was wrong, the more clearly.
+TEST(Choose, WhatIsKnownIsLeftForAClearGainOnly) {
+  PlacementRequest q;
+  q.shape = JobShape{.model = {.dim = 64,
+                               .n_layers = 4,
+                               .n_heads = 4,
+                               .n_kv_heads = 4,
+                               .hidden_dim = 128,
+                               .vocab_size = 257},
+                     .T = 16,
+                     .microbatches = 8};
+  q.microbatches = 8;
+  q.workers = {{.worker = "a", .host = "a", .slots = 4, .cores = 4}};
+  const Layout best = place_mesh(q)->layout;
+  const Layout other =
+      best == Layout{.dp = 4} ? Layout{.tp = 4} : Layout{.dp = 4};
+  const auto after = [&](double of_best, double of_other) {
+    q.measured = {{other, of_other * predict_step(q, best).total_s}};
+    if (of_best > 0)
+      q.measured.push_back({best, of_best * predict_step(q, best).total_s});
+    return place_mesh(q)->layout;
+  };
+  EXPECT_EQ(after(2, 1), other);
+  EXPECT_EQ(after(1, 2), best);
+  const ModelError one = model_error(q);
+  EXPECT_NEAR(one.doubt, 1.25, 0.01);
+  q.measured = {{best, 1}, {other, 1}};
+  q.measured[0].seconds = predict_step(q, best).total_s;
+  q.measured[1].seconds = 9 * predict_step(q, other).total_s;
+  EXPECT_NEAR(model_error(q).factor, 3, 1e-9);
+  EXPECT_NEAR(model_error(q).doubt, 3, 1e-9);
+  const Layout third{.pp = 4};
+  EXPECT_NEAR(expected_step_s(q, third), 9 * predict_step(q, third).total_s,
+              1e-9);
+  EXPECT_EQ(expected_step_s(q, best), q.measured[0].seconds);
+}
+
 // Meshes that memory rules out are ruled out by this, most of them.
 TEST(Choose, TheLeastMemoryIsNoMoreThanThePredicted) {
   Rng rng(test_seed());
