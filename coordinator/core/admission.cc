@@ -90,9 +90,7 @@ Status Coordinator::check_fence(const pb::FenceIn& f) const {
 bool Coordinator::may_know_steps(const pb::Report& r,
                                  int64_t generation) const {
   if (!keeps_state() || durable_.assignment().workers().empty()) return true;
-  const auto& workers = durable_.assignment().workers();
-  return std::find(workers.begin(), workers.end(), r.worker()) !=
-             workers.end() ||
+  return is_assigned(durable_.assignment(), r.worker()) ||
          std::any_of(
              r.holdings().begin(), r.holdings().end(),
              [&](const auto& h) { return h.generation() == generation; });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <utility>
 
 namespace remesh::core {
 namespace {
@@ -27,13 +28,15 @@ std::vector<CheckpointWatch::Result> CheckpointWatch::observe(
         told_.clear();
         out.push_back({.step = newest_step_});
       }
-      std::string& known = errors_[s.rank()];
-      if (s.checkpoint_error() == known) continue;
-      known = s.checkpoint_error();
-      if (known.empty()) continue;
-      last_error_ = known;
-      if (!told_.insert(cause_of(known)).second) continue;
-      out.push_back({.error = known, .rank = s.rank(), .worker = name});
+      const std::string& error = s.checkpoint_error();
+      if (error.empty()) {
+        if (!errors_.empty()) errors_.erase(s.rank());
+        continue;
+      }
+      if (std::exchange(errors_[s.rank()], error) == error) continue;
+      last_error_ = error;
+      if (!told_.insert(cause_of(error)).second) continue;
+      out.push_back({.error = error, .rank = s.rank(), .worker = name});
     }
   }
   return out;

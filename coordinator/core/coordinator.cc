@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "coordinator/core/durable.h"
 #include "coordinator/core/failure_budget.h"
@@ -128,13 +129,34 @@ void Coordinator::adopt_generation() {
 // ------------------------------------------------------------------ inputs
 
 std::vector<Action> Coordinator::on(const Input& input, int64_t now_ms) {
+  actions_ = settle(now_ms);
+  hear(input, now_ms);
+  reconcile();
+  return std::move(actions_);
+}
+
+std::vector<Action> Coordinator::take(const Input& input, int64_t now_ms) {
   actions_.clear();
-  if (exited_) return {};
+  hear(input, now_ms);
+  unsettled_ = true;
+  return std::move(actions_);
+}
+
+std::vector<Action> Coordinator::settle(int64_t now_ms) {
+  actions_.clear();
+  if (std::exchange(unsettled_, false) && !exited_) {
+    note_own_absence(now_ms);
+    now_ms_ = now_ms;
+    reconcile();
+  }
+  return std::move(actions_);
+}
+
+void Coordinator::hear(const Input& input, int64_t now_ms) {
+  if (exited_) return;
   note_own_absence(now_ms);
   now_ms_ = now_ms;
   std::visit([this](const auto& e) { handle(e); }, input);
-  reconcile();
-  return std::move(actions_);
 }
 
 // While this process itself did not run (stopped, swapped out, suspended
@@ -271,8 +293,9 @@ void Coordinator::reconcile() {
   const pb::Elastic& e = options_.job.elastic();
   announce(roster_.expire(durable_, e.dead_after_ms(), now_ms_,
                           e.closed_after_ms()));
-  watch_checkpoints();
-  finish_steps();
+  const int64_t committed = roster_.committed_step(durable_);
+  watch_checkpoints(committed);
+  finish_steps(committed);
   retention_.observe(view());
   if (!terminal(durable_.phase())) end_cordons_in_time();
   switch (durable_.phase()) {

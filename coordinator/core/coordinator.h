@@ -79,6 +79,11 @@ class Coordinator {
   // now_ms: monotonic, milliseconds. The first actions come from start().
   std::vector<Action> start(int64_t now_ms);
   std::vector<Action> on(const Input& input, int64_t now_ms);
+  // For reports and fences, of which a large job sends thousands a second: what
+  // must be answered at once. What they mean for the job as a whole is decided
+  // in settle() for all of them, or before the next other input.
+  std::vector<Action> take(const Input& input, int64_t now_ms);
+  std::vector<Action> settle(int64_t now_ms);
 
   // For status and tests.
   pb::JobStatus status() const;
@@ -102,6 +107,7 @@ class Coordinator {
                     Claim claim) const;
 
  private:
+  void hear(const Input& input, int64_t now_ms);
   void handle(const Tick& e);
   void handle(const ReportReceived& e);
   void handle(const FenceReceived& e);
@@ -131,7 +137,7 @@ class Coordinator {
               bool permanent);
   void tell_refused(const std::string& worker, const std::string& why);
 
-  // One method for each phase, run after every input.
+  // One method for each phase, run after every input, or after those taken.
   void reconcile();
   void reconcile_waiting();
   void reconcile_preparing();
@@ -201,15 +207,17 @@ class Coordinator {
   Status lift_cordon(const std::string& name);
 
   // Steps and checkpoints (steps.cc).
-  void finish_steps();
+  void finish_steps(int64_t committed);
   void record(const StepLedger::Entry& entry);
   void emit_training(int64_t step);
-  void watch_checkpoints();
+  void watch_checkpoints(int64_t committed);
 
   // Directives (directives.cc).
   void send_directives();
-  pb::Directive directive_for(const std::string& name,
-                              const Roster::Member& m) const;
+  Roster::Said what_to_say(const std::string& name,
+                           const Roster::Member& m) const;
+  pb::Directive directive_of(const Roster::Said& said, const std::string& name,
+                             const Roster::Member& m);
   pb::Directive::Goal goal_for(const std::string& name,
                                const Roster::Member& m) const;
 
@@ -313,6 +321,7 @@ class Coordinator {
   // After a start or an absence, workers may exist that were not heard yet and
   // have to be told if the job ends.
   int64_t unheard_until_ms_ = 0;
+  bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;
   // Whose ranks of the last generation may still run: they were lost with it

@@ -1,6 +1,8 @@
 #include "coordinator/core/durable.h"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 
 namespace remesh::core {
 
@@ -33,15 +35,37 @@ const char* phase_text(pb::Durable::Phase p) {
 
 bool participates(const pb::Durable& durable, const std::string& worker,
                   uint64_t incarnation) {
-  for (const pb::Durable::Member& p : durable.participants())
-    if (p.name() == worker) return p.incarnation() == incarnation;
-  return false;
+  const auto& all = durable.participants();
+  const auto p = std::lower_bound(all.begin(), all.end(), worker,
+                                  [](const auto& member, const auto& name) {
+                                    return member.name() < name;
+                                  });
+  return p != all.end() && p->name() == worker &&
+         p->incarnation() == incarnation;
+}
+
+bool is_assigned(const pb::Assignment& a, const std::string& worker) {
+  return std::binary_search(a.workers().begin(), a.workers().end(), worker);
 }
 
 bool has_ranks(const pb::Durable& durable, const std::string& worker) {
-  const auto& ranks = durable.assignment().ranks();
-  return std::any_of(ranks.begin(), ranks.end(),
-                     [&](const auto& p) { return p.worker() == worker; });
+  const pb::Assignment& a = durable.assignment();
+  // An assignment of an older release.
+  if (a.num_ranks().empty() || a.num_ranks_size() != a.workers_size())
+    return std::any_of(a.ranks().begin(), a.ranks().end(),
+                       [&](const auto& p) { return p.worker() == worker; });
+  const auto w =
+      std::lower_bound(a.workers().begin(), a.workers().end(), worker);
+  return w != a.workers().end() && *w == worker &&
+         a.num_ranks(static_cast<int>(w - a.workers().begin())) > 0;
+}
+
+void count_ranks(pb::Assignment* a) {
+  std::map<std::string_view, int> counts;
+  for (const pb::RankPlace& p : a->ranks()) ++counts[p.worker()];
+  a->clear_num_ranks();
+  for (const std::string& worker : a->workers())
+    a->add_num_ranks(counts[worker]);
 }
 
 bool drains(const pb::Durable& durable, const std::string& worker,

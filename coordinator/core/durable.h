@@ -14,13 +14,22 @@ bool terminal(pb::Durable::Phase phase);
 // "waiting", "running", ...
 const char* phase_text(pb::Durable::Phase phase);
 
+// The queries by name take the logarithm of the number of workers: participants
+// and Assignment.workers are in the order of their names.
+
 // Whether this incarnation of the worker is a participant of the newest
 // generation.
 bool participates(const pb::Durable& durable, const std::string& worker,
                   uint64_t incarnation);
 
+// Whether the worker is one of Assignment.workers.
+bool is_assigned(const pb::Assignment& assignment, const std::string& worker);
+
 // Whether the newest generation places ranks on the worker.
 bool has_ranks(const pb::Durable& durable, const std::string& worker);
+
+// Sets Assignment.num_ranks.
+void count_ranks(pb::Assignment* assignment);
 
 // Whether a command asked this incarnation of the worker to leave.
 bool drains(const pb::Durable& durable, const std::string& worker,

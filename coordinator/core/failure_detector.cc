@@ -44,6 +44,11 @@ void locate(const RankView& r, const pb::Durable& d, Failure* f) {
       f->at_start && s.phase() < static_cast<int>(RankPhase::kCompute);
 }
 
+bool any_exited(const pb::Report& r) {
+  return std::any_of(r.ranks().begin(), r.ranks().end(),
+                     [](const auto& s) { return s.exited(); });
+}
+
 bool is_silent(const Roster::Member* m) {
   return m != nullptr && !m->alive && m->disconnected_ms < 0;
 }
@@ -95,6 +100,10 @@ std::optional<Failure> FailureDetector::find(const ClusterView& view) const {
 
 std::optional<Failure> FailureDetector::find_exit(
     const ClusterView& view) const {
+  const auto& members = view.roster.members();
+  if (std::none_of(members.begin(), members.end(),
+                   [](const auto& m) { return any_exited(m.second.report); }))
+    return std::nullopt;
   const std::vector<RankView> ranks = rank_views(view);
   const auto first = first_death(ranks);
   if (!first) return std::nullopt;
@@ -121,10 +130,10 @@ std::optional<Failure> FailureDetector::find_loss(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   for (const pb::Durable::Member& p : d.participants()) {
-    if (view.roster.live_participant(d, p.name()) != nullptr ||
-        !has_ranks(d, p.name()))
-      continue;
     const Roster::Member* m = view.roster.find(p.name());
+    const bool alive =
+        m != nullptr && m->alive && m->report.incarnation() == p.incarnation();
+    if (alive || !has_ranks(d, p.name())) continue;
     // It only delayed the end.
     if (m != nullptr && m->given_up && d.phase() == pb::Durable::ABORTING)
       continue;
@@ -178,11 +187,11 @@ std::optional<Failure> FailureDetector::find_hang(
   const int64_t limit = hang_after_ms(view);
   bool hung = false;
   for (const auto& [name, m] : view.roster.members()) {
-    if (view.roster.live_participant(d, name) == nullptr) continue;
+    if (!m.alive || !participates(d, name, m.report.incarnation())) continue;
     // A silent daemon may hide what the others wait for. It will report or be
     // declared dead.
-    if (has_ranks(d, name) &&
-        (!m.reported || view.now_ms - m.heard_ms > silent_ms()))
+    if ((!m.reported || view.now_ms - m.heard_ms > silent_ms()) &&
+        has_ranks(d, name))
       return std::nullopt;
     if (m.report.generation() != d.generation()) continue;
     for (const pb::RankStatus& s : m.report.ranks()) {

@@ -211,12 +211,11 @@ std::set<std::string> Coordinator::hosts_of(const pb::Assignment& a) const {
 std::vector<pb::Durable::Member> Coordinator::add_workers(
     pb::Assignment* a) const {
   std::vector<pb::Durable::Member> participants;
+  std::set<std::string_view> placed;
+  for (const pb::RankPlace& p : a->ranks()) placed.insert(p.worker());
   for (const auto& [name, m] : roster_.members()) {
-    const bool has_place = std::any_of(
-        a->ranks().begin(), a->ranks().end(),
-        [&, &worker = name](const auto& p) { return p.worker() == worker; });
     if (!m.alive || !m.reported || m.report.slots() < 1 ||
-        (m.leaving() && !has_place))
+        (m.leaving() && !placed.contains(name)))
       continue;
     a->add_workers(name);
     a->add_hosts(m.report.host());
@@ -229,6 +228,7 @@ std::vector<pb::Durable::Member> Coordinator::add_workers(
     p.set_cores(m.report.cores());
     p.set_memory_bytes(m.report.memory_bytes());
   }
+  count_ranks(a);
   return participants;
 }
 

@@ -27,7 +27,12 @@ std::optional<Layout> pinned_layout(const pb::Durable& durable) {
 MeshPolicy::MeshPolicy(const pb::Job& job,
                        std::optional<planner::JobShape> shape,
                        const planner::Machine& core)
-    : job_(job), shape_(std::move(shape)), core_(core) {}
+    : job_(job),
+      shape_(std::move(shape)),
+      asked_(placement_request(job_, shape_)),
+      chooses_axes_(planner::chooses_model_axes(asked_)) {
+  asked_.core = core;
+}
 
 // --------------------------------------------------------------- placement
 
@@ -76,8 +81,7 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view) const {
 planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                                               const std::string& build,
                                               bool everyone) const {
-  planner::PlacementRequest r = placement_request(job_, shape_);
-  r.core = core_;
+  planner::PlacementRequest r = asked_;
   for (const auto& [name, m] : view.roster.members()) {
     if (!is_usable(view, m, everyone) || m.report.build() != build) continue;
     r.workers.push_back({.worker = name,
@@ -87,7 +91,7 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
                          .memory_bytes = m.report.memory_bytes(),
                          .core = m.core});
   }
-  if (view.times != nullptr && planner::chooses_model_axes(r)) {
+  if (view.times != nullptr && chooses_axes_) {
     std::set<std::string> hosts;
     for (const planner::WorkerSlots& w : r.workers) hosts.insert(w.host);
     r.measured = view.times->measured(hosts);
@@ -198,9 +202,8 @@ std::optional<planner::Placement> MeshPolicy::place_on(
 }
 
 bool MeshPolicy::wants_hardware() const {
-  if (!shape_) return false;
-  const planner::PlacementRequest q = placement_request(job_, shape_);
-  return q.by_speed || (q.layouts.empty() && planner::chooses_model_axes(q));
+  return shape_ &&
+         (asked_.by_speed || (asked_.layouts.empty() && chooses_axes_));
 }
 
 bool MeshPolicy::awaits_hardware(const ClusterView& view) const {
@@ -281,8 +284,7 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
 
 // The axes of the model are the planner's, and what steps take is known.
 bool MeshPolicy::wants_to_weigh(const ClusterView& view) const {
-  return view.times != nullptr &&
-         planner::chooses_model_axes(placement_request(job_, shape_));
+  return view.times != nullptr && chooses_axes_;
 }
 
 // Another mesh of as many ranks is looked for now and then.

@@ -113,7 +113,8 @@ class MeshPolicy {
 
   pb::Job job_;
   std::optional<planner::JobShape> shape_;
-  planner::Machine core_;
+  planner::PlacementRequest asked_;  // of no workers
+  bool chooses_axes_ = false;        // those of the model
   // The answers to the last requests, which are repeated at every input.
   mutable std::vector<
       std::pair<planner::PlacementRequest, Result<planner::Placement>>>

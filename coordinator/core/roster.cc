@@ -274,8 +274,8 @@ bool Roster::all_quiesced(const pb::Durable& durable) const {
     const Member* m = live_participant(durable, p.name());
     // A participant without ranks has nothing to end and may have missed the
     // generation altogether.
-    if (m != nullptr && has_ranks(durable, p.name()) &&
-        !m->quiesced(durable.generation()))
+    if (m != nullptr && !m->quiesced(durable.generation()) &&
+        has_ranks(durable, p.name()))
       return false;
   }
   return true;
@@ -336,17 +336,22 @@ std::string Roster::awaited_text(const pb::Durable& durable,
 
 int64_t Roster::committed_step(const pb::Durable& durable) const {
   if (durable.assignment().generation() != durable.generation()) return -1;
-  std::map<int, int64_t> committed;  // by rank
-  for (const auto& [name, m] : members_)
-    if (m.reported && m.report.generation() == durable.generation() &&
-        participates(durable, name, m.report.incarnation()))
-      for (const pb::RankStatus& s : m.report.ranks())
-        committed[s.rank()] = s.committed_step();
   const int world = durable.assignment().ranks_size();
-  if (world == 0 || static_cast<int>(committed.size()) < world) return -1;
-  int64_t least = committed.begin()->second;
-  for (const auto& [rank, step] : committed) least = std::min(least, step);
-  return least;
+  std::vector<bool> heard(static_cast<size_t>(world));
+  int missing = world;
+  int64_t least = INT64_MAX;
+  for (const auto& [name, m] : members_) {
+    if (!m.reported || m.report.generation() != durable.generation() ||
+        !participates(durable, name, m.report.incarnation()))
+      continue;
+    for (const pb::RankStatus& s : m.report.ranks()) {
+      if (s.rank() < 0 || s.rank() >= world) continue;
+      least = std::min(least, s.committed_step());
+      if (!heard[static_cast<size_t>(s.rank())]) --missing;
+      heard[static_cast<size_t>(s.rank())] = true;
+    }
+  }
+  return world == 0 || missing > 0 ? -1 : least;
 }
 
 std::optional<uint64_t> Roster::restored_digest(int64_t generation) const {

@@ -147,9 +147,11 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
   for (auto it = members_.begin(); it != members_.end();) {
     const std::string& name = it->first;
     Member& m = it->second;
-    const bool part = participates(durable, name, m.report.incarnation());
+    const auto part = [&, &worker = name] {
+      return participates(durable, worker, m.report.incarnation());
+    };
     if (m.alive) {
-      const bool goodbye = ended || (m.sent_away && !part);
+      const bool goodbye = ended || (m.sent_away && !part());
       if (!m.barred.empty())
         m.death = m.barred;
       else if (!cut.from_all ||
@@ -167,10 +169,11 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
         if (!m.given_up) note_gone(name, now_ms);
       }
     }
-    const bool needed =
-        (part && durable.phase() != pb::Durable::WAITING && !ended) ||
-        (m.given_up && now_ms - m.heard_ms <= dead_after_ms);
-    if (!m.alive && !needed) {
+    const auto needed = [&] {
+      return (durable.phase() != pb::Durable::WAITING && !ended && part()) ||
+             (m.given_up && now_ms - m.heard_ms <= dead_after_ms);
+    };
+    if (!m.alive && !needed()) {
       note_gone(name, now_ms);
       it = members_.erase(it);
     } else {

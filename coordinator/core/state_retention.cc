@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "coordinator/core/durable.h"
 #include "coordinator/core/survival.h"
 
 namespace remesh::core {
@@ -27,12 +28,14 @@ std::set<std::string> StateRetention::missing_holders(
     const ClusterView& view) const {
   std::set<std::string> missing;
   const pb::Assignment& a = view.durable.assignment();
-  for (const pb::RankPlace& p : a.ranks()) missing.insert(p.worker());
+  const auto look_for = [&](const std::string& worker) {
+    const Roster::Member* m = view.roster.find_alive(worker);
+    if (m == nullptr || !m->reported) missing.insert(worker);
+  };
+  for (const std::string& worker : a.workers())
+    if (has_ranks(view.durable, worker)) look_for(worker);
   if (!handed_off_)
-    for (const pb::StateHolding& h : a.source().states())
-      missing.insert(h.worker());
-  for (const auto& [name, m] : view.roster.members())
-    if (m.alive && m.reported) missing.erase(name);
+    for (const pb::StateHolding& h : a.source().states()) look_for(h.worker());
   return missing;
 }
 

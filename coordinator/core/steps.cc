@@ -5,15 +5,15 @@
 
 namespace remesh::core {
 
-void Coordinator::finish_steps() {
-  const int64_t committed = roster_.committed_step(durable_);
+void Coordinator::finish_steps(int64_t committed) {
   // Steps that are computed again, or that an earlier life recorded, also show
   // that the generation makes progress.
   if (committed > durable_.assignment().source().step()) {
     detector_.note_progress();
     clear_suspicion();
   }
-  times_.set_link(roster_.link_bytes_per_s(durable_.generation()));
+  if (durable_.assignment().measure_link())
+    times_.set_link(roster_.link_bytes_per_s(durable_.generation()));
   if (backlog_full_) return;
   for (const auto& entry : ledger_.advance(durable_.generation(), committed)) {
     record(entry);
@@ -51,11 +51,10 @@ void Coordinator::emit_training(int64_t step) {
   lost_steps_ = 0;
 }
 
-void Coordinator::watch_checkpoints() {
+void Coordinator::watch_checkpoints(int64_t committed) {
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation(),
-                            std::max(ledger_.last_finished(),
-                                     roster_.committed_step(durable_)))) {
+                            std::max(ledger_.last_finished(), committed))) {
     pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
                                               : events::kCheckpointFailed);
     if (r.error.empty()) {

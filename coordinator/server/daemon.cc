@@ -4,7 +4,6 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <map>
 #include <optional>
 #include <set>
 #include <utility>
@@ -21,6 +20,7 @@
 #include "coordinator/server/listen.h"
 #include "coordinator/server/message_rates.h"
 #include "coordinator/server/outbox.h"
+#include "coordinator/server/pace.h"
 #include "coordinator/server/run_files.h"
 #include "coordinator/server/scanner.h"
 #include "coordinator/server/worker_mail.h"
@@ -43,9 +43,6 @@ constexpr int kTickMs = 20;
 constexpr int kListenPatienceMs = 5000;
 constexpr int64_t kProbeMs = 500;
 constexpr int64_t kFinishMs = 2000;  // for the last writes at the end
-// Of messages in one turn of the loop: in a flood signals and ticks are heard.
-constexpr int kTurnMessages = 256;
-constexpr int kTurnMs = 5;
 
 class DaemonImpl : public Daemon {
  public:
@@ -120,9 +117,7 @@ class DaemonImpl : public Daemon {
     return ok_status();
   }
 
-  bool job_has_ended() const {
-    return core::terminal(core_->durable().phase());
-  }
+  bool job_ended() const { return core::terminal(core_->durable().phase()); }
 
   // What the journal had when it was opened.
   const std::optional<pb::Durable>& restored() const {
@@ -206,10 +201,9 @@ class DaemonImpl : public Daemon {
 
   // ----------------------------------------------------------------- events
 
-  void asked_to_end(int signal) {
-    message_ =
-        fmt::format("signal {}: the daemon exits, the job continues", signal);
-    end(-signal);
+  void asked_to_end(int s) {
+    message_ = fmt::format("signal {}: the daemon exits, the job continues", s);
+    end(-s);
   }
 
   void tick() {
@@ -244,15 +238,17 @@ class DaemonImpl : public Daemon {
   }
 
   void drain() {
-    const int64_t began = monotonic_ms();
-    for (int n = 0; n < kTurnMessages && !ended_; ++n) {
-      auto received = server_->receive();
-      if (!received) return;
-      const int64_t now = monotonic_ms();
-      if (rates_.admits(*received, now)) handle(*received);
-      if (now - began >= kTurnMs) break;
+    Turn turn(monotonic_ms());
+    bool more = true;
+    while (more && !ended_ && !turn.is_over(monotonic_ms())) {
+      const auto received = server_->receive();
+      more = received.has_value();
+      if (more && rates_.admits(*received, monotonic_ms())) handle(*received);
     }
-    server_->receive_later();
+    if (more) server_->receive_later();
+    if (ended_ || !looks_.is_due(monotonic_ns())) return;
+    execute(core_->settle(monotonic_ms()));
+    looks_.done(monotonic_ns());
   }
 
   void tell_dropped(int64_t now_ms) {
@@ -273,7 +269,7 @@ class DaemonImpl : public Daemon {
         take_report(r);
         break;
       case pb::Envelope::kFenceIn:
-        give(core::FenceReceived{envelope.fence_in()});
+        take(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
         const uint64_t token = clients_.add(peer, envelope.command());
@@ -301,7 +297,7 @@ class DaemonImpl : public Daemon {
     if (ended_) return;
     const pb::Report& report = r.envelope.report();
     const auto actions =
-        core_->on(core::ReportReceived{report, r.key}, monotonic_ms());
+        core_->take(core::ReportReceived{report, r.key}, monotonic_ms());
     if (core_->follows(report)) {
       if (mail_->size() >= limits::kMaxWorkers)
         mail_->keep_only(
@@ -326,6 +322,10 @@ class DaemonImpl : public Daemon {
     if (auto note = scanner_->take_note())
       act(core::EmitEvent{std::move(*note)});
     if (auto scan = scanner_->take()) give(std::move(*scan));
+  }
+
+  void take(const core::Input& event) {
+    if (!ended_) execute(core_->take(event, monotonic_ms()));
   }
 
   void give(const core::Input& event) {
@@ -417,12 +417,12 @@ class DaemonImpl : public Daemon {
     outbox_->write_line(
         "events.jsonl",
         [files = files_, record] { return files->append(record); },
-        record.SpaceUsedLong(), /*keep=*/job_has_ended());
+        record.SpaceUsedLong(), /*keep=*/job_ended());
   }
 
   // The last event of a job that has ended is the one that says so.
   void tell_lost_events() {
-    const int64_t lost = job_has_ended() ? 0 : outbox_->take_dropped();
+    const int64_t lost = job_ended() ? 0 : outbox_->take_dropped();
     if (lost == 0) return;
     pb::EventRecord e;
     e.set_event(events::kEventsLost.name);
@@ -476,11 +476,11 @@ class DaemonImpl : public Daemon {
   std::unique_ptr<Scanner> scanner_;
   wire::Loop loop_;
   std::unique_ptr<core::Coordinator> core_;
-
   std::string address_;
   wire::PeerId reporter_;  // of the last report
   Clients clients_;
   std::set<wire::PeerId> refused_;
+  Looks looks_;
   int64_t ticked_ms_ = 0;
   int64_t probed_ms_ = 0;
   MessageRates rates_;

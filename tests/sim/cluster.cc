@@ -35,6 +35,7 @@ Cluster::Cluster(const SimOptions& options)
       upgrade_rng_(options.seed * 0x8CB92BA72F3D8DD7ULL + 1),
       doubts_(options.seed * 0x9E3779B97F4A7C15ULL + 3),
       host_rng_(options.seed * 0xA24BAED4963EE407ULL + 2),
+      batch_rng_(options.seed * 0x94D049BB133111EBULL + 1),
       disk_rng_(options.seed * 0xBF58476D1CE4E5B9ULL + 1) {
   upgrades_ = upgrade_rng_() % 6 == 0;
   hostile_ = hostile_rng_() % 8 == 0 ? 2 : 0;
@@ -82,6 +83,7 @@ Cluster::Cluster(const SimOptions& options)
   chain_.push_back(hash64("initial weights"));
   choose_bad_host();
   choose_disk();
+  if (batch_rng_() % 2 == 0) max_batch_ms_ = batch_rng_() % 2 == 0 ? 1 : 10;
 }
 
 Cluster::~Cluster() = default;
@@ -235,6 +237,7 @@ void Cluster::start_coordinator(bool resume) {
   excuse_slow_fences();
   coordinator_ = std::make_unique<core::Coordinator>(std::move(o));
   const uint64_t life = ++coordinator_life_;
+  settling_ = false;
   trace("coordinator starts");
   for (const core::Action& a : coordinator_->start(now_)) {
     add_to_digest(a);
@@ -306,11 +309,41 @@ void Cluster::coordinator_tick(uint64_t life) {
 
 void Cluster::drive_coordinator(const core::Input& event) {
   if (!coordinator_) return;
-  const uint64_t life = coordinator_life_;
-  const auto actions = coordinator_->on(event, now_);
+  const bool waits = waits_to_settle(event);
+  const auto actions =
+      waits ? coordinator_->take(event, now_) : coordinator_->on(event, now_);
+  if (waits) settle_later();
   if (const auto* r = std::get_if<core::ReportReceived>(&event);
       r != nullptr && coordinator_->follows(r->report))
     note_place(r->report);
+  perform(actions);
+}
+
+// Like the daemon, which decides once for all messages that it finds.
+bool Cluster::waits_to_settle(const core::Input& event) const {
+  return max_batch_ms_ > 0 &&
+         (std::holds_alternative<core::ReportReceived>(event) ||
+          std::holds_alternative<core::FenceReceived>(event));
+}
+
+void Cluster::settle_later() {
+  if (settling_) return;
+  settling_ = true;
+  const auto delay_ms = static_cast<int64_t>(
+      batch_rng_() % static_cast<uint64_t>(max_batch_ms_ + 1));
+  at(delay_ms, [this, life = coordinator_life_] { settle(life); });
+}
+
+void Cluster::settle(uint64_t life) {
+  if (life != coordinator_life_ || !coordinator_) return;
+  if (now_ < coordinator_frozen_until_)
+    return at(coordinator_frozen_until_ - now_, [this, life] { settle(life); });
+  settling_ = false;
+  perform(coordinator_->settle(now_));
+}
+
+void Cluster::perform(const std::vector<core::Action>& actions) {
+  const uint64_t life = coordinator_life_;
   for (const core::Action& a : actions) {
     if (const auto* e = std::get_if<core::EmitEvent>(&a);
         e != nullptr && e->record.event() == events::kReportRefused.name)

@@ -106,6 +106,10 @@ class Cluster {
   void start_coordinator(bool resume = false);
   void crash_coordinator();
   void drive_coordinator(const core::Input& event);
+  bool waits_to_settle(const core::Input& event) const;
+  void settle_later();
+  void settle(uint64_t life);
+  void perform(const std::vector<core::Action>& actions);
   void coordinator_tick(uint64_t life);
   void put_into_journal(const pb::Durable& d);
   void do_action(const core::Action& action);
@@ -327,6 +331,11 @@ class Cluster {
   std::map<std::string, int64_t> joined_ms_;  // by host
   int64_t finishing_ms_ = 0;
   bool planned_stop_ = false;  // since then no mesh was planned
+
+  // In some runs the coordinator takes the messages of some time together.
+  std::mt19937_64 batch_rng_;
+  int64_t max_batch_ms_ = 0;
+  bool settling_ = false;
 
   // Of the coordinator: where the run directory is.
   enum class Disk { kWorks, kStands, kFull, kSlow };

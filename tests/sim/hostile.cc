@@ -288,7 +288,9 @@ void Cluster::attack_coordinator() {
     overheard_.generation = coordinator_->durable().generation();
     overheard_.epoch = coordinator_->durable().epoch();
     core::Input input = hostile_input(hostile_rng_, overheard_);
-    if (options_.calm) input = core::Tick{};
+    if (options_.calm)
+      input = waits_to_settle(input) ? core::Input(core::FenceReceived{})
+                                     : core::Input(core::Tick{});
     ++stats_.hostile;
     drive_coordinator(input);
   }

@@ -1,0 +1,110 @@
+// What keeps the cost of a large job low must not change what is decided.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <variant>
+#include <vector>
+
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
+#include "tests/testing/seed.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+bool says(const std::vector<Action>& actions, pb::Directive::Goal goal) {
+  return std::any_of(actions.begin(), actions.end(), [&](const Action& a) {
+    const auto* d = std::get_if<SendDirective>(&a);
+    return d != nullptr && d->directive.goal() == goal;
+  });
+}
+
+// One worker with a generation that is being prepared.
+class Prepared : public testing::Test {
+ protected:
+  Prepared() {
+    Options o;
+    o.job.mutable_train()->set_steps(10);
+    o.job.mutable_train()->set_global_batch_size(1);
+    o.job.mutable_train()->set_local_batch_size(1);
+    o.job.mutable_elastic()->set_join_window_ms(0);
+    o.job.mutable_elastic()->set_dead_after_ms(5000);
+    core_.emplace(std::move(o));
+    (void)core_->start(0);
+    (void)core_->on(next(pb::Report::IDLE), 1);
+    (void)core_->on(CheckpointsScanned{}, 2);
+    EXPECT_EQ(core_->durable().phase(), pb::Durable::PREPARING);
+  }
+  ReportReceived next(pb::Report::State state) {
+    pb::Report r = report("a", ++seq_);
+    r.set_generation(core_->durable().generation());
+    r.set_state(state);
+    return {r, ""};
+  }
+  std::optional<Coordinator> core_;
+  uint64_t seq_ = 0;
+};
+
+TEST_F(Prepared, WhatIsTakenIsDecidedOnOnceForAll) {
+  const auto taken = core_->take(next(pb::Report::PREPARED), 3);
+  EXPECT_TRUE(taken.empty());
+  EXPECT_TRUE(core_->take(next(pb::Report::PREPARED), 3).empty());
+  EXPECT_EQ(core_->durable().phase(), pb::Durable::PREPARING);
+  EXPECT_TRUE(says(core_->settle(4), pb::Directive::RUN));
+  EXPECT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
+  EXPECT_TRUE(core_->settle(300).empty()) << "nothing was taken";
+}
+
+TEST_F(Prepared, OtherInputsFindEverythingDecided) {
+  (void)core_->take(next(pb::Report::PREPARED), 3);
+  pb::Command status;
+  status.set_kind(pb::Command::STATUS);
+  const auto actions = core_->on(CommandReceived{1, status}, 4);
+  const auto reply = std::find_if(
+      actions.begin(), actions.end(),
+      [](const Action& a) { return std::holds_alternative<Respond>(a); });
+  ASSERT_NE(reply, actions.end());
+  EXPECT_EQ(std::get<Respond>(*reply).reply.status().state(), "running");
+  EXPECT_TRUE(says({actions.begin(), reply}, pb::Directive::RUN));
+}
+
+// The process was stopped between the two: nobody was listening.
+TEST_F(Prepared, NobodyDiesBecauseTheDecisionCameLate) {
+  (void)core_->take(next(pb::Report::PREPARED), 3);
+  (void)core_->settle(60'000);
+  EXPECT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
+  EXPECT_TRUE(core_->considers_live("a", 1));
+}
+
+// The queries by name against a look at every entry.
+TEST(Durable, IsAskedByName) {
+  std::mt19937_64 rng(test_seed());
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::string> names;
+    for (int i = 0; i < 12; ++i)
+      if (rng() % 2 == 0) names.push_back(fmt::format("w{}", i));
+    std::sort(names.begin(), names.end());
+    pb::Durable d = running(names);
+    for (pb::RankPlace& p : *d.mutable_assignment()->mutable_ranks())
+      p.set_worker(names[rng() % names.size()]);
+    if (rng() % 4 != 0) count_ranks(d.mutable_assignment());
+    for (int i = 0; i < 12; ++i) {
+      const std::string name = fmt::format("w{}", i);
+      const auto& ranks = d.assignment().ranks();
+      EXPECT_EQ(has_ranks(d, name),
+                std::any_of(ranks.begin(), ranks.end(),
+                            [&](const auto& p) { return p.worker() == name; }));
+      const bool part =
+          std::find(names.begin(), names.end(), name) != names.end();
+      EXPECT_EQ(is_assigned(d.assignment(), name), part);
+      EXPECT_EQ(participates(d, name, 1), part);
+      EXPECT_FALSE(participates(d, name, 2));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace remesh::core
