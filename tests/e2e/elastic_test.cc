@@ -110,8 +110,10 @@ TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItReturns) {
 }
 
 TEST_F(ElasticTest, TenWorkersStartedTogetherMakeOneGeneration) {
-  make(endless(
-      {{"elastic.min_slots", "10"}, {"train.global_batch_size", "20"}}));
+  // The states of ten ranks would take 80 MiB of /dev/shm.
+  make(endless({{"elastic.min_slots", "10"},
+                {"elastic.keep_state", "false"},
+                {"train.global_batch_size", "20"}}));
   c().start_coordinator();
   for (int i = 0; i < 10; ++i)
     c().start_worker({.name = fmt::format("w{}", i)});
