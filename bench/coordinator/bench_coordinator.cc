@@ -3,13 +3,13 @@
 // once and report every elastic.report_every_ms, each with the ranks of eight
 // slots. Without sockets and disks.
 //
-// Prints the CPU time of a second of training, of the start of a generation,
-// and of a change that a lost worker causes. Target: half a core is enough for
-// the largest job.
+// Prints CPU time by the size of the job: of the first start, of an input (a
+// report or a tick) while the job trains, and of a change that a lost worker
+// causes; and the share of a core that training takes. Target: half a core is
+// enough for the largest job.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <iterator>
@@ -20,7 +20,7 @@
 
 #include "bench/targets.h"
 #include "coordinator/core/coordinator.h"
-#include "coordinator/core/durable.h"
+#include "coordinator/server/pace.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/base/exit_code.h"
 
@@ -73,10 +73,9 @@ class Cluster {
   }
 
   pb::Durable::Phase phase() const { return core_.durable().phase(); }
-  int64_t now() const { return now_; }
   int ranks() const { return core_.durable().assignment().ranks_size(); }
   int64_t finished() const { return finished_; }
-  int64_t reports() const { return reports_; }
+  int64_t inputs() const { return inputs_; }
   void lose_last() {
     workers_.back().dead = true;
     take(core_.on(core::PeerLost{workers_.back().report.worker(), "lost"},
@@ -104,14 +103,15 @@ class Cluster {
         add(std::holds_alternative<core::ReportReceived>(input)
                 ? core_.take(input, now_)
                 : core_.on(input, now_));
-      // As the daemon does it.
-      const double settles = cpu_s();
-      if (static_cast<double>(now_) * 1e-3 >= look_s_) {
+      // As the daemon does it. Of a look only its CPU time passes.
+      const int64_t now_ns = now_ * 1'000'000;
+      if (looks_.is_due(now_ns)) {
+        const double looked = cpu_s();
         add(core_.settle(now_));
-        look_s_ = static_cast<double>(now_) * 1e-3 + 5 * (cpu_s() - settles);
+        looks_.done(now_ns + static_cast<int64_t>((cpu_s() - looked) * 1e9));
       }
       spent += cpu_s() - began;
-      reports_ += static_cast<int64_t>(inputs.size());
+      inputs_ += static_cast<int64_t>(inputs.size());
       take(all);
     }
     return spent;
@@ -187,9 +187,9 @@ class Cluster {
   std::map<std::string, size_t> by_name_;
   int64_t now_ = 1000;
   int64_t finished_ = 0;
-  int64_t reports_ = 0;
+  int64_t inputs_ = 0;
   bool scan_ = false;
-  double look_s_ = 0;  // when the core looks at the cluster again
+  server::Looks looks_;
 };
 
 int main_of(int argc, char** argv) {
@@ -205,7 +205,7 @@ int main_of(int argc, char** argv) {
   if (smoke) sizes = {2, 16};
   Targets targets(smoke);
   fmt::print("{:>8} {:>8} {:>12} {:>12} {:>12} {:>14}\n", "workers", "ranks",
-             "start, ms", "us a report", "loss, ms", "share of a core");
+             "start, ms", "us an input", "loss, ms", "share of a core");
   double share = 0;
   for (const int workers : sizes) {
     const auto job = job_for(workers);
@@ -218,10 +218,10 @@ int main_of(int argc, char** argv) {
     targets.require(fmt::format("{} workers run", workers),
                     cluster.phase() == pb::Durable::RUNNING);
     cluster.run(kStepMs / 2);
-    const int64_t reports = cluster.reports();
+    const int64_t inputs = cluster.inputs();
     const double cpu = cluster.run(ms);
-    const double report_us =
-        cpu / static_cast<double>(cluster.reports() - reports) * 1e6;
+    const double input_us =
+        cpu / static_cast<double>(cluster.inputs() - inputs) * 1e6;
     share = cpu / static_cast<double>(ms) * 1e3;
     targets.require(fmt::format("{} workers make steps", workers),
                     cluster.finished() > 0);
@@ -233,7 +233,7 @@ int main_of(int argc, char** argv) {
         fmt::format("{} workers run again", workers),
         cluster.phase() == pb::Durable::RUNNING && cluster.ranks() < ranks);
     fmt::print("{:>8} {:>8} {:>12.1f} {:>12.1f} {:>12.1f} {:>14.3f}\n", workers,
-               ranks, start_s * 1e3, report_us, loss_s * 1e3, share);
+               ranks, start_s * 1e3, input_us, loss_s * 1e3, share);
     std::fflush(stdout);
   }
   targets.at_most("share of a core, largest job", 0.5, share);
