@@ -35,9 +35,9 @@
 //    that depend on it;
 //  * when faults cease, the job continues and ends.
 //
-// The shell executes actions in order, delivers every message at most once to
-// on(), calls on(Tick) at least every 50 ms, and answers ScanCheckpoints with
-// CheckpointsScanned.
+// The shell executes actions in order, delivers every message at most once (to
+// on() or take()), calls on(Tick) at least every 50 ms, and answers
+// ScanCheckpoints with CheckpointsScanned.
 #pragma once
 
 #include <cstdint>
