@@ -62,6 +62,7 @@ TinyData::TinyData(int documents) : path_(dir_.path() + "/data") {
 
 std::string tiny_job(const std::string& data_path, const Settings& more) {
   Settings all = {{"job.name", "\"tiny\""},
+                  {"job.dump_folder", "\"runs\""},  // beside the job file
                   {"model.dim", "64"},
                   {"model.n_layers", "2"},
                   {"model.n_heads", "4"},
@@ -188,8 +189,11 @@ std::string Cluster::state_folder(const std::string& worker) const {
 
 Finished Cluster::remesh(const std::vector<std::string>& args,
                          int64_t timeout_ms) {
+  // Not in the checkout, whose runs are those of other programs.
   std::vector<std::string> argv = command_prefix_;
-  argv.push_back(program("remesh"));
+  for (const std::string& word : {std::string("env"), std::string("-C"),
+                                  folder() + "/tmp", program("remesh")})
+    argv.push_back(word);
   argv.insert(argv.end(), args.begin(), args.end());
   return run_program(argv, timeout_ms, environment());
 }
