@@ -9,6 +9,7 @@
 
 #include <sys/types.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -30,17 +31,21 @@ class HostMemory {
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
-  // The peak since the last call.
+  // The peak since the last call; waits for a look that began after it.
   HostPeak take();
   // Bytes of the segments now.
   uint64_t shared() const;
 
  private:
   void watch(const std::stop_token& stop);
+  uint64_t takes();
 
   const std::string mark_;
   const std::vector<std::string> folders_;
   std::mutex mutex_;
+  std::condition_variable looked_;
+  uint64_t takes_ = 0;  // calls of take()
+  bool fresh_ = false;  // peak_ has a look since the last one
   HostPeak peak_;
   std::jthread thread_;  // last: uses the members above
 };
