@@ -59,16 +59,17 @@ HostMemory::HostMemory(std::string mark, std::vector<std::string> folders)
       thread_([this](const std::stop_token& stop) { watch(stop); }) {}
 
 HostPeak HostMemory::take() {
-  std::unique_lock lock(mutex_);
-  looked_.wait(lock, [this] { return fresh_; });
-  fresh_ = false;
-  ++takes_;
-  return std::exchange(peak_, {});
+  const HostPeak now = look(ranks_with(mark_));
+  const std::lock_guard lock(mutex_);
+  const HostPeak peak = std::exchange(peak_, {});
+  return now.total > peak.total ? now : peak;
 }
 
-uint64_t HostMemory::takes() {
-  const std::lock_guard lock(mutex_);
-  return takes_;
+HostPeak HostMemory::look(const std::vector<pid_t>& ranks) const {
+  HostPeak now{.shared = shared()};
+  now.total = now.shared;
+  for (const pid_t pid : ranks) now.total += private_bytes(pid);
+  return now;
 }
 
 uint64_t HostMemory::shared() const {
@@ -80,17 +81,12 @@ uint64_t HostMemory::shared() const {
 void HostMemory::watch(const std::stop_token& stop) {
   std::vector<pid_t> ranks;
   for (int round = 0; !stop.stop_requested(); ++round) {
-    const uint64_t began = takes();
     if (round % kRoundsPerSearch == 0) ranks = ranks_with(mark_);
-    HostPeak now{.shared = shared()};
-    now.total = now.shared;
-    for (const pid_t pid : ranks) now.total += private_bytes(pid);
+    const HostPeak now = look(ranks);
     {
       const std::lock_guard lock(mutex_);
-      fresh_ = fresh_ || began == takes_;
-      if (began == takes_ && now.total > peak_.total) peak_ = now;
+      if (now.total > peak_.total) peak_ = now;
     }
-    looked_.notify_all();
     std::this_thread::sleep_for(kPause);
   }
 }

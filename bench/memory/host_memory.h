@@ -9,7 +9,6 @@
 
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -31,21 +30,19 @@ class HostMemory {
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
-  // The peak since the last call; waits for a look that began after it.
+  // The peak since the last call. Reads the memory once more itself, so that a
+  // phase in which the thread had no processor has a peak, too.
   HostPeak take();
   // Bytes of the segments now.
   uint64_t shared() const;
 
  private:
   void watch(const std::stop_token& stop);
-  uint64_t takes();
+  HostPeak look(const std::vector<pid_t>& ranks) const;
 
   const std::string mark_;
   const std::vector<std::string> folders_;
   std::mutex mutex_;
-  std::condition_variable looked_;
-  uint64_t takes_ = 0;  // calls of take()
-  bool fresh_ = false;  // peak_ has a look since the last one
   HostPeak peak_;
   std::jthread thread_;  // last: uses the members above
 };
