@@ -136,14 +136,14 @@ void check_init(const pb::Job& given, const DataInfo& data, Problems& out) {
         given.model().flavor()));
   pb::Job held;
   *held.mutable_model() = model_keys(*data.init_model);
-  for (const Field* section : sections())
-    for (const Field* key : keys(*section))
-      if (has_key(held, *key) && has_key(given, *key) &&
-          get_key(held, *key) != get_key(given, *key))
-        out.push_back(
-            fmt::format("{} = {}: the model of model.init_from has {}",
-                        full_name(*key), to_toml_value(get_key(given, *key)),
-                        to_toml_value(get_key(held, *key))));
+  const Field* const section = pb::Job::descriptor()->FindFieldByName("model");
+  for (const Field* key : keys(*section))
+    if (has_key(held, *key) && has_key(given, *key) &&
+        get_key(held, *key) != get_key(given, *key))
+      out.push_back(fmt::format("{} = {}: the model of model.init_from has {}",
+                                full_name(*key),
+                                to_toml_value(get_key(given, *key)),
+                                to_toml_value(get_key(held, *key))));
 }
 
 void check_model(const pb::Job& job, const DataInfo& data, Problems& out) {

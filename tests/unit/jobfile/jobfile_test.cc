@@ -248,7 +248,9 @@ TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
                                           .rope_scaled = true};
   const std::string file = std::string(kLeast) + "[model]\ninit_from = \"w\"\n";
   const auto job =
-      resolve(good(file, {"model.n_layers=3", "model.n_kv_heads=-1"}), data);
+      resolve(good(file, {"model.n_layers=3", "model.n_kv_heads=-1",
+                          "elastic.layouts=['dp2']"}),
+              data);
   ASSERT_TRUE(job.ok()) << job.status().to_string();
   EXPECT_EQ(model_config(*job), *data.init_model);
   EXPECT_EQ(job->model().init_from(), "/jobs/w");
