@@ -2,7 +2,8 @@
 # From a fresh Debian 12 to a trained model: installs the packages, builds,
 # prepares the shipped corpus, and trains a small Llama on two workers. During
 # the training a third worker joins and one worker is killed: the mesh changes
-# and the loss keeps falling. Idempotent; takes a few minutes.
+# and the loss keeps falling. In the end the model continues a text.
+# Idempotent; takes a few minutes.
 #
 #   deploy/quickstart.sh [--set section.key=value ...]
 set -euo pipefail
@@ -15,7 +16,7 @@ deploy/install_packages.sh
 step "2/4 build (build/bin)"
 cmake --preset release >/dev/null
 cmake --build build -j "$(deploy/cores.sh)" --target remesh remesh-coordinator \
-  remesh-worker remesh-trainer remesh-data
+  remesh-worker remesh-trainer remesh-data remesh-measure remesh-sample
 PATH=$PWD/build/bin:$PATH
 
 step "3/4 data: deploy/data/books.txt.xz -> runs/quickstart-data"
@@ -57,5 +58,8 @@ code=0
 remesh run "$job" --local 2 --run-dir "$run" "$@" || code=$?
 if [ $code -eq 0 ]; then
   wait $changes_pid || true
+  echo
+  echo "remesh sample $run --prompt 'It was ' --tokens 200"
+  remesh sample "$run" --prompt 'It was ' --tokens 200
 fi
 exit $code

@@ -139,18 +139,23 @@ Examples:
 
 void add_job_verbs(CLI::App* app, int* code) {
   add_job(app, code);
-  // All arguments go to remesh-data, --help included.
+  // All arguments go to another program, --help included.
   for (const auto& [verb, help] :
        {std::pair{"data", "Prepare text for training"},
-        {"tokenizer", "Encode text as tokens, and make tokenizers"}}) {
+        {"tokenizer", "Encode text as tokens, and make tokenizers"},
+        {"sample", "Continue a text with a model"},
+        {"eval", "Score how well a model predicts text"}}) {
     CLI::App* c = app->add_subcommand(verb, help);
     c->prefix_command();
     c->set_help_flag();
     c->callback([c, code] {
       std::vector<std::string> arguments = c->remaining();
-      if (c->get_name() == "tokenizer")
-        arguments.insert(arguments.begin(), "tokenizer");
-      *code = exit_code(exec_program("remesh-data", arguments));
+      const std::string name = c->get_name();
+      if (name == "tokenizer" || name == "eval")
+        arguments.insert(arguments.begin(), name);
+      *code = exit_code(exec_program(
+          name == "sample" || name == "eval" ? "remesh-sample" : "remesh-data",
+          arguments));
     });
   }
   add_clean(app, code);

@@ -65,8 +65,15 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
     return unavailable(
         "bf16 needs AVX512-BF16 or AMX, which this machine lacks; allowed: "
         "fp32");
+  if (o.cache < 0 || (o.cache > 0 && shard.layout().world() > 1))
+    return invalid_argument(
+        "stage: a cache of " + std::to_string(o.cache) + " tokens on " +
+        shard.layout().to_string() +
+        "; allowed: 0, or any number where one stage has the whole model");
   RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
-  RETURN_IF_ERROR(geometry::check_window(shard.table().config(), o.max_seq));
+  // extend() attends over a window, whatever its length.
+  if (o.cache == 0)
+    RETURN_IF_ERROR(geometry::check_window(shard.table().config(), o.max_seq));
   return check_groups(shard, o);
 }
 

@@ -68,6 +68,9 @@ struct StageOptions {
   // 0: the compute copies of all units stay. k >= 2: the blocks share k sets
   // of weight memory, block i of the chunk using set i % k (ZeRO-3).
   int block_buffers = 0;
+  // Tokens of one sequence whose keys and values extend() keeps; 0: none. Needs
+  // the whole model in one stage.
+  int64_t cache = 0;
   comm::Comm* tp = nullptr;  // nullptr: degree 1
   comm::Comm* cp = nullptr;
 };
@@ -149,6 +152,15 @@ class Stage {
   virtual double evaluate(const MicroBatch& mb, const float* x_in,
                           UnitHooks& hooks) = 0;
   virtual const float* evaluated() const = 0;
+
+  // Continues a sequence: computes with `tokens`, at most max_seq of them, at
+  // the positions from length() on, and with the keys and values of the tokens
+  // before. logits(0, 1, out) then gives those of what follows the last token.
+  // REQUIRES: length() + tokens.size() <= StageOptions::cache.
+  virtual void extend(std::span<const int32_t> tokens, UnitHooks& hooks) = 0;
+  virtual int64_t length() const = 0;
+  // Forgets the tokens from there on. REQUIRES: 0 <= length <= length().
+  virtual void truncate(int64_t length) = 0;
 
   // Logits of the last evaluate()/forward(slot) for the first `rows` rows and
   // this rank's part of the vocabulary, fp32 rows x (vocabulary part);

@@ -148,6 +148,10 @@ XDG_STATE_HOME=/proc/none expect 0 "peak_fp32_tflops" \
 expect 2 "'speed' is no knob; there are ranks, tp" \
   "$bin/remesh" tune job.toml --fix speed
 expect 2 "--hosts requires --launch" "$bin/remesh" tune job.toml --hosts 2
+expect 0 "remesh sample runs/latest" "$bin/remesh" sample --help
+expect 2 "tokens" "$bin/remesh" sample --tokens 0
+expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
+expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
 mkdir -p prefix/bin prefix/share
 ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8

@@ -50,6 +50,8 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
   };
   constexpr int64_t kB = 2, kPad = 3;
   for (const Block& z : {Block{1, 1, 0, 0},
+                         {1, 200, 150, 0},
+                         {1, 40, 2, 20},
                          {5, 9, 20, 3},
                          {70, 70, 64, 64},
                          {70, 130, 10, 40},

@@ -57,6 +57,41 @@ TEST(Simd, LevelsRoundToBf16Alike) {
   EXPECT_EQ(to_bf16(x[3]).bits, 0x3F82);
 }
 
+TEST(Simd, LevelsAgreeOnAMatrixTimesAVector) {
+  for (const auto& [rows, n] : {std::pair{1, 1}, {4, 8}, {7, 61}, {66, 200}}) {
+    Tensor m(Dtype::kFp32, rows * n, 1);
+    Tensor x(Dtype::kFp32, n, 2);
+    Tensor expected(Dtype::kFp32, rows, 0);
+    for (int i = 0; i < rows; ++i) {
+      double sum = 0;
+      for (int j = 0; j < n; ++j)
+        sum += static_cast<double>(m[i * n + j]) * static_cast<double>(x[j]);
+      expected.set(i, static_cast<float>(sum));
+    }
+    for (const SimdOps* s : runnable_simd()) {
+      Tensor y(Dtype::kFp32, rows, 0);
+      s->matvec(rows, n, m.floats(), x.floats(), y.floats());
+      EXPECT_LT(difference(y, expected), 1e-6)
+          << s->name << " " << rows << " x " << n;
+    }
+  }
+}
+
+TEST(Simd, ARowsSumDoesNotDependOnWhoElseIsMultiplied) {
+  constexpr int64_t kRows = 12, kN = 100;
+  Tensor m(Dtype::kFp32, kRows * kN, 1);
+  Tensor x(Dtype::kFp32, kN, 2);
+  for (const SimdOps* s : runnable_simd()) {
+    Tensor whole(Dtype::kFp32, kRows, 0), parts(Dtype::kFp32, kRows, 0);
+    s->matvec(kRows, kN, m.floats(), x.floats(), whole.floats());
+    for (int64_t r = 0; r < kRows; r += kMatvecRows)
+      s->matvec(kMatvecRows, kN, m.floats() + r * kN, x.floats(),
+                parts.floats() + r);
+    for (int64_t r = 0; r < kRows; ++r)
+      EXPECT_EQ(whole[r], parts[r]) << s->name << " " << r;
+  }
+}
+
 TEST(Simd, LevelsAgreeOnAttention) {
   const AttentionSegment shape{.B = 1,
                                .Tq = 100,

@@ -481,12 +481,12 @@ class CpuBackend final : public Backend {
   }
 
   // `on_tiles` for bf16 where the host has them, else the loop that `choose`
-  // takes from the type's table.
+  // takes from the type's table. One query would leave tiles almost empty.
   template <typename F>
   void run_attention(Dtype d, const AttentionTask& task,
                      void (*on_tiles)(const AttentionTask&), const F& choose) {
     const AttentionSegment& s = task.segment;
-    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx)
+    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx && s.Tq > 1)
       attention_tasks(task, on_tiles, amx_attention_scratch(s));
     else
       attention_tasks(

@@ -118,6 +118,11 @@ void CpuLinear::forward(const Weight& weight, const void* x, int64_t rows,
         nullptr);
     return;
   }
+  if (rows == 1 && w.dtype() == Dtype::kFp32) {
+    matvec(static_cast<const float*>(w.values()), w.out(), w.in(),
+           static_cast<const float*>(x), static_cast<float*>(y));
+    return;
+  }
   gemm({.m = rows,
         .n = w.out(),
         .k = w.in(),
@@ -125,6 +130,20 @@ void CpuLinear::forward(const Weight& weight, const void* x, int64_t rows,
         .out = out,
         .b_transposed = true},
        x, w.values(), y);
+}
+
+// Reads the weight once, as fast as memory allows. A thread takes longer to
+// wake than for a small matrix.
+void CpuLinear::matvec(const float* m, int64_t rows, int64_t n, const float* x,
+                       float* y) const {
+  constexpr int64_t kElements = 1 << 16;  // worth a thread
+  parallel_ranges(threads_, ceil_div(rows, kMatvecRows),
+                  ceil_div(kElements, n * kMatvecRows),
+                  [&](int64_t i0, int64_t i1, int) {
+                    const int64_t r0 = i0 * kMatvecRows;
+                    const int64_t r1 = std::min(rows, i1 * kMatvecRows);
+                    simd_.matvec(r1 - r0, n, m + r0 * n, x, y + r0);
+                  });
 }
 
 void CpuLinear::backward_input(const Weight& weight, const void* dy,

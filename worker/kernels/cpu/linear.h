@@ -33,6 +33,9 @@ class CpuLinear {
                        int64_t out, int64_t in, float* dw);
 
  private:
+  // y (rows) = m (rows, n) x.
+  void matvec(const float* m, int64_t rows, int64_t n, const float* x,
+              float* y) const;
   void gemm(const GemmKey& key, const void* a, const void* b, void* c);
   // columns: packed first as the second operand, by all threads.
   void amx(AmxGemm p, const Bf16* columns);

@@ -83,6 +83,8 @@ struct SimdTyped {
   void (*attention_segment_backward)(const AttentionTask& t);
 };
 
+inline constexpr int64_t kMatvecRows = 4;
+
 struct SimdOps {
   const char* name;
   SimdTyped<float> fp32;
@@ -93,6 +95,10 @@ struct SimdOps {
   void (*accumulate)(int64_t n, float a, const float* x, float* y);
   void (*add)(int64_t n, const float* a, const float* b, float* out);
   double (*sum_of_squares)(int64_t n, const float* x);
+  // y (rows) = w (rows, n) x. A row's sum does not depend on its place among
+  // the rows, if that is a multiple of kMatvecRows.
+  void (*matvec)(int64_t rows, int64_t n, const float* w, const float* x,
+                 float* y);
   void (*adamw)(const AdamWConstants& c, int64_t n, float* g, const float* p,
                 const float* m, const float* v, float* new_p, float* new_m,
                 float* new_v);

@@ -245,6 +245,46 @@ void attention(const AttentionTask& t) {
   }
 }
 
+// attention<T, true>() of one query: reads keys and values where they are.
+template <typename T>
+void attention_row(const AttentionTask& t) {
+  const AttentionSegment& s = t.segment;
+  const Geometry geo = geometry_of(t);
+  const T* k = static_cast<const T*>(t.k) + geo.kv;
+  const T* v = static_cast<const T*>(t.v) + geo.kv;
+  float* q = t.scratch;
+  float* o = q + geo.width;
+  float* p = o + geo.width;
+  const int64_t n = visible_keys(s, 0);
+  for (int64_t h = t.g * geo.group; h < (t.g + 1) * geo.group; ++h) {
+    load_rows(static_cast<const T*>(t.q) + geo.query(t, h), s.q_stride, 1,
+              s.head_dim, geo.width, geo.factor, q);
+    fill_zero(o, geo.width);
+    float top = -1e30F, sum = 0;
+    for (int64_t k0 = 0; k0 < n; k0 += kTile) {
+      const int64_t valid = n - k0 < kTile ? n - k0 : kTile;
+      fill_zero(p + valid, kTile - valid);
+      dot_rows(valid, s.head_dim, k + k0 * s.kv_stride, s.kv_stride, q, p);
+      const float keep = softmax_row(p, valid, &top, &sum);
+#pragma omp simd
+      for (int64_t j = 0; j < geo.width; ++j) o[j] *= keep;
+      add_scaled_rows(valid, s.head_dim, v + k0 * s.kv_stride, s.kv_stride, p,
+                      o);
+    }
+    merge_row(s.head_dim, t.first, o, sum, top + __builtin_logf(sum),
+              static_cast<float*>(t.o) + geo.out(t, h),
+              t.lse + (t.b * s.num_heads + h) * s.lse_T);
+  }
+}
+
+template <typename T>
+void attention_segment(const AttentionTask& t) {
+  if (t.segment.Tq == 1)
+    attention_row<T>(t);
+  else
+    attention<T, true>(t);
+}
+
 // p := probabilities from scores and lse; ds := p * (dp - delta).
 REMESH_INLINE void score_gradient_row(int64_t valid, float lse, float delta,
                                       float* p, float* dp) {

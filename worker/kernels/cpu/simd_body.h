@@ -14,6 +14,10 @@
 namespace remesh::kernels {
 namespace {
 
+void matvec(int64_t rows, int64_t n, const float* w, const float* x, float* y) {
+  dot_rows(rows, n, w, n, x, y);
+}
+
 // --- RMSNorm ---
 
 void add(int64_t n, const float* a, const float* b, float* out) {
@@ -320,7 +324,7 @@ constexpr SimdTyped<T> typed_table() {
           .cross_entropy_backward = cross_entropy_backward<T>,
           .attention = attention<T, false>,
           .attention_backward = attention_backward<T, false>,
-          .attention_segment = attention<T, true>,
+          .attention_segment = attention_segment<T>,
           .attention_segment_backward = attention_backward<T, true>};
 }
 
@@ -336,6 +340,7 @@ const SimdOps& REMESH_SIMD_LEVEL() {
                                    .accumulate = accumulate,
                                    .add = add,
                                    .sum_of_squares = sum_of_squares,
+                                   .matvec = matvec,
                                    .adamw = REMESH_ADAMW,
                                    .attention_scratch = attention_scratch};
   return kOps;

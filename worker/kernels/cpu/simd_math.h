@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "worker/kernels/backend.h"
+#include "worker/kernels/cpu/simd.h"
 
 #define REMESH_INLINE static inline __attribute__((always_inline))
 #define REMESH_INLINE_MEMBER inline __attribute__((always_inline))
@@ -50,6 +50,61 @@ REMESH_INLINE float fast_exp(float v) {
   p = p * r * r + r + 1.0F;
   const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
   return p * __builtin_bit_cast(float, bits) + (v - v);
+}
+
+// y (rows) = m (rows, n) x; the rows of m begin `stride` elements apart.
+template <typename T>
+REMESH_INLINE void dot_rows(int64_t rows, int64_t n, const T* m, int64_t stride,
+                            const float* x, float* y) {
+  int64_t i = 0;
+  for (; i + kMatvecRows <= rows; i += kMatvecRows) {
+    const T* m0 = m + i * stride;
+    const T* m1 = m0 + stride;
+    const T* m2 = m1 + stride;
+    const T* m3 = m2 + stride;
+    float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (int64_t j = 0; j < n; ++j) {
+      s0 += get(m0, j) * x[j];
+      s1 += get(m1, j) * x[j];
+      s2 += get(m2, j) * x[j];
+      s3 += get(m3, j) * x[j];
+    }
+    y[i] = s0;
+    y[i + 1] = s1;
+    y[i + 2] = s2;
+    y[i + 3] = s3;
+  }
+  for (; i < rows; ++i) {
+    const T* row = m + i * stride;
+    float s = 0;
+#pragma omp simd reduction(+ : s)
+    for (int64_t j = 0; j < n; ++j) s += get(row, j) * x[j];
+    y[i] = s;
+  }
+}
+
+// y (n) += x (rows) m (rows, n).
+template <typename T>
+REMESH_INLINE void add_scaled_rows(int64_t rows, int64_t n, const T* m,
+                                   int64_t stride, const float* x, float* y) {
+  int64_t i = 0;
+  for (; i + kMatvecRows <= rows; i += kMatvecRows) {
+    const T* m0 = m + i * stride;
+    const T* m1 = m0 + stride;
+    const T* m2 = m1 + stride;
+    const T* m3 = m2 + stride;
+    const float x0 = x[i], x1 = x[i + 1], x2 = x[i + 2], x3 = x[i + 3];
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j)
+      y[j] +=
+          x0 * get(m0, j) + x1 * get(m1, j) + x2 * get(m2, j) + x3 * get(m3, j);
+  }
+  for (; i < rows; ++i) {
+    const T* row = m + i * stride;
+#pragma omp simd
+    for (int64_t j = 0; j < n; ++j) y[j] += x[i] * get(row, j);
+  }
 }
 
 // --- attention ---

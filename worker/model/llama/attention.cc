@@ -1,5 +1,7 @@
 #include "worker/model/llama/attention.h"
 
+#include <algorithm>
+
 namespace remesh::model {
 namespace {
 
@@ -29,6 +31,10 @@ void Attention::forward(const Rows& rows, const BlockParts& a,
     ring_forward(rows, a, scratch);
     return;
   }
+  if (cache_.kv != nullptr) {
+    extend(rows, a, scratch);
+    return;
+  }
   const int64_t k0 = sizes_.q_dim();
   const int64_t v0 = k0 + sizes_.kv_dim();
   backend_.attention(d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
@@ -47,6 +53,45 @@ void Attention::backward(const Rows& rows, const BlockParts& a,
       d_, shape(rows), a[kQkv], offset(a[kQkv], d_, k0),
       offset(a[kQkv], d_, v0), a[kO], a.f(kLse), scratch.dattention, a[kDqkv],
       offset(a[kDqkv], d_, k0), offset(a[kDqkv], d_, v0));
+}
+
+// Queries that see all tokens before them are one block; those that see a
+// window are one each.
+void Attention::extend(const Rows& rows, const BlockParts& a,
+                       const Scratch& scratch) {
+  const int64_t q = sizes_.q_dim();
+  const int64_t columns = 2 * sizes_.kv_dim();
+  const int64_t end = cache_.length + rows.T;
+  float* const out = d_ == Dtype::kFp32 ? a.f(kO) : scratch.attention;
+  backend_.convert_rows(
+      rows.T, columns, d_, offset(a[kQkv], d_, q), sizes_.qkv_dim(), d_,
+      offset(cache_.kv, d_, cache_.length * columns), columns);
+  const bool whole = window_ == 0 || end <= window_;
+  const int64_t block = whole ? rows.T : 1;
+  for (int64_t i = 0; i < rows.T; i += block) {
+    const int64_t last = cache_.length + i + block;  // the keys' end
+    const int64_t first = whole ? 0 : std::max<int64_t>(0, last - window_);
+    void* const k = offset(cache_.kv, d_, first * columns);
+    backend_.attention_segment(d_,
+                               {.B = 1,
+                                .Tq = block,
+                                .Tk = last - first,
+                                .num_heads = sizes_.heads,
+                                .num_kv_heads = sizes_.kv_heads,
+                                .head_dim = sizes_.head_dim,
+                                .q_stride = sizes_.qkv_dim(),
+                                .kv_stride = columns,
+                                .q_batch = block,
+                                .kv_batch = last - first,
+                                .lse_T = rows.T,
+                                .q0 = cache_.length + i,
+                                .k0 = first},
+                               offset(a[kQkv], d_, i * sizes_.qkv_dim()), k,
+                               offset(k, d_, sizes_.kv_dim()), /*first=*/true,
+                               out + i * q, a.f(kLse) + i);
+  }
+  if (d_ != Dtype::kFp32)
+    backend_.convert(rows.T * q, Dtype::kFp32, out, d_, a[kO]);
 }
 
 Attention::Pairs Attention::pairs(const Rows& rows, int step) const {

@@ -8,6 +8,9 @@
 // began. Each rank's tokens are two pieces (context_positions()), so that with
 // a causal mask all ranks have the same work in every step: two full blocks of
 // piece by piece, or one full and two half ones in the first step.
+//
+// With a cache a sequence is continued: its new keys and values are added to
+// those of earlier tokens, and the new queries attend to all of them.
 #pragma once
 
 #include <array>
@@ -18,12 +21,23 @@
 
 namespace remesh::model {
 
+// Keys and values of a layer, (token, 2 kv), and how many tokens there are
+// before those of the next forward().
+struct KeyCache {
+  void* kv = nullptr;
+  int64_t length = 0;
+};
+
 class Attention {
  public:
   // comm: nullptr without context parallelism.
+  // window: tokens that a token attends to, itself included; 0: all.
   Attention(const Sizes& sizes, kernels::Dtype d, kernels::Backend& backend,
-            comm::Comm* comm)
-      : sizes_(sizes), d_(d), backend_(backend), comm_(comm) {}
+            comm::Comm* comm, int64_t window)
+      : sizes_(sizes), d_(d), backend_(backend), comm_(comm), window_(window) {}
+
+  // What the following forward() continues; without kv: nothing.
+  void continue_from(const KeyCache& cache) { cache_ = cache; }
 
   // From a[kQkv] to a[kO] and a[kLse].
   void forward(const Rows& rows, const BlockParts& a, const Scratch& scratch);
@@ -48,6 +62,7 @@ class Attention {
   size_t kv_bytes(const Rows& rows, kernels::Dtype d) const;
 
   kernels::AttentionShape shape(const Rows& rows) const;
+  void extend(const Rows& rows, const BlockParts& a, const Scratch& scratch);
   void ring_forward(const Rows& rows, const BlockParts& a,
                     const Scratch& scratch);
   void ring_backward(const Rows& rows, const BlockParts& a,
@@ -62,6 +77,8 @@ class Attention {
   kernels::Dtype d_;
   kernels::Backend& backend_;
   comm::Comm* comm_;
+  int64_t window_;
+  KeyCache cache_;
 };
 
 }  // namespace remesh::model

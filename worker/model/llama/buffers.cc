@@ -172,13 +172,20 @@ void make_ring(const StageShape& shape, Pool& pool, Scratch& x) {
   for (float*& p : x.dkv) p = pool.floats(N * 2 * s.kv_dim());
 }
 
+void make_cache(const StageShape& shape, Pool& pool, StageBuffers& b) {
+  const Sizes& s = shape.sizes;
+  b.scratch.attention = pool.floats(shape.max.N * s.q_dim());
+  for (int64_t i = 0; i < shape.num_layers(); ++i)
+    b.cache.push_back(pool.get(shape.cache * 2 * s.kv_dim(), shape.dtype));
+}
+
 void make_rope(const StageShape& shape, Pool& pool, StageBuffers& b) {
   const int64_t half = shape.sizes.head_dim / 2;
   const auto table = [&](int64_t T) {
     float* cos = pool.floats(T * half);
     return RopeView{cos, pool.floats(T * half)};
   };
-  b.rope_all = table(shape.max_seq);
+  b.rope_all = table(std::max(shape.max_seq, shape.cache));
   b.rope = shape.sizes.cp == 1 ? b.rope_all : table(shape.max.T);
 }
 
@@ -201,6 +208,7 @@ StageShape shape_of(const ShardTable& shard, const StageOptions& o) {
                .dtype = o.dtype,
                .recompute = o.recompute,
                .max_seq = o.max_seq,
+               .cache = o.cache,
                .num_slots = o.num_slots,
                .block_buffers = o.block_buffers,
                .split_backward = o.split_backward,
@@ -225,6 +233,7 @@ StageBuffers make_buffers(const StageShape& shape, Pool& slots, Pool& buffers) {
   if (shape.has_embedding) b.evaluation.tokens = buffers.ints(shape.max.N);
   if (shape.has_head) make_head(shape, buffers, b);
   if (s.cp > 1) make_ring(shape, buffers, b.scratch);
+  if (shape.cache > 0) make_cache(shape, buffers, b);
   make_rope(shape, buffers, b);
   return b;
 }

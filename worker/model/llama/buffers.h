@@ -90,9 +90,10 @@ struct Scratch {
   float* row_max = nullptr;    // (N)
   float* new_max = nullptr;    // (N) tensor parallelism
   float* row_sums = nullptr;   // (2 N): sums, then the targets' logits
-  float* attention = nullptr;  // (N, q) context parallelism: fp32 out, or dq
-  void* kv[2] = {};            // (N, 2 kv) d: keys and values in transit
-  float* dkv[3] = {};          // (2, N, kv) their gradients
+  // (N, q) context parallelism, cache: fp32 out, or dq
+  float* attention = nullptr;
+  void* kv[2] = {};    // (N, 2 kv) d: keys and values in transit
+  float* dkv[3] = {};  // (2, N, kv) their gradients
 };
 
 struct StageBuffers {
@@ -104,6 +105,8 @@ struct StageBuffers {
                         // runs through kDy and kDmid themselves
   RopeView rope_all;    // (max T, head_dim / 2)
   RopeView rope;        // of this rank's positions
+  // By layer: (cache, 2 kv) d, keys and values of earlier tokens.
+  std::vector<void*> cache;
 };
 
 // Everything that determines sizes.
@@ -113,6 +116,7 @@ struct StageShape {
   std::vector<Recompute> recompute;  // one per layer
   Rows max;
   int64_t max_seq = 1;
+  int64_t cache = 0;
   int num_slots = 1;
   int block_buffers = 0;
   bool split_backward = false;

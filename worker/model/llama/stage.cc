@@ -41,7 +41,8 @@ class LlamaStage final : public Stage {
         buffers_(backend),
         b_(make_buffers(shape_, activations_, buffers_)),
         group_(sizes_, backend, options.tp),
-        attention_(sizes_, shape_.dtype, backend, options.cp),
+        attention_(sizes_, shape_.dtype, backend, options.cp,
+                   shard.table().config().sliding_window),
         block_(shard, shard.first_layer(options.chunk), sizes_, shape_.dtype,
                backend, group_, attention_),
         embedding_(sizes_, backend, group_) {}
@@ -61,6 +62,9 @@ class LlamaStage final : public Stage {
   double evaluate(const MicroBatch& mb, const float* x_in,
                   UnitHooks& hooks) override;
   const float* evaluated() const override;
+  void extend(std::span<const int32_t> tokens, UnitHooks& hooks) override;
+  int64_t length() const override { return length_; }
+  void truncate(int64_t length) override;
   void logits(int slot, int64_t rows, std::span<float> out) override;
   Memory memory() const override;
 
@@ -81,6 +85,15 @@ class LlamaStage final : public Stage {
   // Fills the slot's first x from tokens or x_in, and its targets.
   void enter(Slot& s, const MicroBatch& mb, const float* x_in,
              UnitHooks& hooks);
+  void embed(const Slot& s, const int32_t* tokens, UnitHooks& hooks);
+  // The residual stream after the layers is x1 + branch.
+  struct Stream {
+    const float* x1 = nullptr;
+    const float* branch = nullptr;
+  };
+  // extends: the rows continue the sequence whose keys and values are kept.
+  Stream run_layers(const Slot& s, const RopeView& rope, bool extends,
+                    UnitHooks& hooks);
   double run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
                      UnitHooks& hooks);
   void need_head(UnitHooks& hooks);
@@ -111,6 +124,7 @@ class LlamaStage final : public Stage {
   int64_t embedding_offset_ = 0, norm_offset_ = 0, projection_offset_ = 0;
   int64_t positions_of_ = 0;     // length whose positions b_.rope has
   bool evaluated_last_ = false;  // whose logits logits() gives
+  int64_t length_ = 0;           // of the sequence that extend() continues
 };
 
 // The unit that holds a parameter outside the layers, and the offset in it.
@@ -137,7 +151,8 @@ void LlamaStage::find_units() {
 }
 
 void LlamaStage::place_rope_tables() {
-  const RopeTables t = make_rope_tables(shard_.table().config(), o_.max_seq);
+  const RopeTables t =
+      make_rope_tables(shard_.table().config(), std::max(o_.max_seq, o_.cache));
   backend_.copy(b_.rope_all.cos, t.cos.data(), t.cos.size() * sizeof(float));
   backend_.copy(b_.rope_all.sin, t.sin.data(), t.sin.size() * sizeof(float));
 }
@@ -222,24 +237,31 @@ StreamGradient LlamaStage::gradient(const Rows& rows, void* all) const {
 void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
                        UnitHooks& hooks) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
+  const int64_t window = shard_.table().config().sliding_window;
+  CHECK(window == 0 || mb.T <= window);
   s.rows = rows_of(sizes_, mb.B, mb.T);
   place_positions(mb.T);
-  const size_t token_bytes = static_cast<size_t>(s.rows.N) * sizeof(int32_t);
-  float* x = s.blocks.front().f(kX);
   if (shape_.has_embedding) {
     CHECK(mb.tokens_BT != nullptr);
-    backend_.copy(s.tokens, mb.tokens_BT, token_bytes);
-    hooks.need(embedding_unit_);
-    embedding_.forward(s.rows, s.tokens, b_.scratch, x);
-    hooks.release(embedding_unit_);
+    embed(s, mb.tokens_BT, hooks);
   } else {
     CHECK(x_in != nullptr);
-    backend_.copy(x, x_in, bytes_of(s.rows.n * sizes_.dim));
+    backend_.copy(s.blocks.front().f(kX), x_in,
+                  bytes_of(s.rows.n * sizes_.dim));
   }
   if (shape_.has_head) {
     CHECK(mb.targets_BT != nullptr);
-    backend_.copy(s.head.targets, mb.targets_BT, token_bytes);
+    backend_.copy(s.head.targets, mb.targets_BT,
+                  static_cast<size_t>(s.rows.N) * sizeof(int32_t));
   }
+}
+
+void LlamaStage::embed(const Slot& s, const int32_t* tokens, UnitHooks& hooks) {
+  backend_.copy(s.tokens, tokens,
+                static_cast<size_t>(s.rows.N) * sizeof(int32_t));
+  hooks.need(embedding_unit_);
+  embedding_.forward(s.rows, s.tokens, b_.scratch, s.blocks.front().f(kX));
+  hooks.release(embedding_unit_);
 }
 
 void LlamaStage::need_head(UnitHooks& hooks) {
@@ -252,19 +274,26 @@ void LlamaStage::release_head(UnitHooks& hooks) {
   if (projection_unit_ != head_unit_) hooks.release(projection_unit_);
 }
 
+LlamaStage::Stream LlamaStage::run_layers(const Slot& s, const RopeView& rope,
+                                          bool extends, UnitHooks& hooks) {
+  Stream out;
+  for (size_t i = 0; i < num_layers(); ++i) {
+    const BlockParts a = working(s, i);
+    attention_.continue_from(extends ? KeyCache{b_.cache[i], length_}
+                                     : KeyCache{});
+    hooks.need(block_units_[i]);
+    out.branch = block_.forward(loaded(i), s.rows, rope, out.x1, out.branch, a,
+                                b_.scratch);
+    hooks.release(block_units_[i]);
+    out.x1 = a.f(kX1);
+  }
+  return out;
+}
+
 double LlamaStage::run_forward(Slot& s, const MicroBatch& mb, const float* x_in,
                                UnitHooks& hooks) {
   enter(s, mb, x_in, hooks);
-  const float* x1 = nullptr;
-  const float* branch = nullptr;
-  for (size_t i = 0; i < num_layers(); ++i) {
-    const BlockParts a = working(s, i);
-    hooks.need(block_units_[i]);
-    branch =
-        block_.forward(loaded(i), s.rows, b_.rope, x1, branch, a, b_.scratch);
-    hooks.release(block_units_[i]);
-    x1 = a.f(kX1);
-  }
+  const auto [x1, branch] = run_layers(s, b_.rope, /*extends=*/false, hooks);
   if (!shape_.has_head) {
     backend_.add(s.rows.n * sizes_.dim, x1, branch, s.output);
     return 0;
@@ -288,6 +317,29 @@ double LlamaStage::evaluate(const MicroBatch& mb, const float* x_in,
                             UnitHooks& hooks) {
   evaluated_last_ = true;
   return run_forward(b_.evaluation, mb, x_in, hooks);
+}
+
+void LlamaStage::extend(std::span<const int32_t> tokens, UnitHooks& hooks) {
+  const auto n = static_cast<int64_t>(tokens.size());
+  CHECK(n >= 1 && n <= o_.max_seq && length_ + n <= o_.cache);
+  Slot& s = b_.evaluation;
+  s.rows = rows_of(sizes_, /*B=*/1, n);
+  embed(s, tokens.data(), hooks);
+  const int64_t at = length_ * (sizes_.head_dim / 2);
+  const auto [x1, branch] =
+      run_layers(s, {b_.rope_all.cos + at, b_.rope_all.sin + at},
+                 /*extends=*/true, hooks);
+  // Of the last token alone.
+  const int64_t last = (n - 1) * sizes_.dim;
+  backend_.add(sizes_.dim, x1 + last, branch + last, s.head.x);
+  s.rows = rows_of(sizes_, /*B=*/1, /*T=*/1);
+  evaluated_last_ = true;
+  length_ += n;
+}
+
+void LlamaStage::truncate(int64_t length) {
+  CHECK(length >= 0 && length <= length_);
+  length_ = length;
 }
 
 const float* LlamaStage::output(int slot) const {

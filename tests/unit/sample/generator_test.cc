@@ -1,0 +1,44 @@
+#include "worker/sample/generator.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "tests/unit/sample/small_generator.h"
+
+namespace remesh::sample {
+namespace {
+
+std::vector<float> copy(std::span<const float> s) {
+  return {s.begin(), s.end()};
+}
+
+TEST(Generator, ReadsAPromptInOneGoOrTokenByToken) {
+  const SmallGenerator small;
+  constexpr int64_t kTokens = 2 * Generator::kWindow + 7;
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < kTokens; ++i)
+    tokens.push_back(static_cast<int32_t>(i * i % 257));
+  const auto once = small.open(kTokens);
+  const std::vector<float> want = copy(once->extend(tokens));
+  EXPECT_EQ(once->length(), kTokens);
+  EXPECT_EQ(want.size(), 257U);
+  const auto one_by_one = small.open(kTokens);
+  std::vector<float> got;
+  for (const int32_t& t : tokens) got = copy(one_by_one->extend({&t, 1}));
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_NEAR(got[i], want[i], 1e-4 * (1 + std::abs(want[i])));
+  // The logits depend on what came before.
+  one_by_one->restart();
+  EXPECT_NE(copy(one_by_one->extend({&tokens.back(), 1})), got);
+}
+
+TEST(Generator, ComputesNoLossBeyondASlidingWindow) {
+  const SmallGenerator small(/*sliding_window=*/9);
+  EXPECT_EQ(small.open(20)->window(), 9);
+  EXPECT_EQ(SmallGenerator().open(20)->window(), Generator::kWindow);
+}
+
+}  // namespace
+}  // namespace remesh::sample

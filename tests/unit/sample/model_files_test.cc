@@ -1,0 +1,84 @@
+#include "worker/sample/model_files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tests/unit/huggingface/small_folder.h"
+#include "tests/unit/tokenizer/small_models.h"
+
+namespace remesh::sample {
+namespace {
+
+using huggingface::SmallFolder;
+
+class ModelFilesTest : public ::testing::Test {
+ protected:
+  Result<ModelFiles> find(const ModelChoice& choice) {
+    return find_model(*fs_, choice);
+  }
+  std::string problem(const ModelChoice& choice) {
+    return find(choice).status().message();
+  }
+  // A run directory with a folder of checkpoints, whose data are bytes.
+  void make_run() {
+    const std::string data = run_.path() + "/data";
+    std::filesystem::create_directories(data);
+    std::filesystem::create_directories(run_.path() +
+                                        "/checkpoints/step-00000007");
+    testing::write_whole(
+        run_.path() + "/job.toml",
+        "[data]\npath = \"" + data + "\"\n[train]\nsteps = 10\nseq_len = 64\n");
+  }
+  std::unique_ptr<FileSystem> fs_ = posix_file_system();
+  testing::TempDir run_;
+};
+
+TEST_F(ModelFilesTest, OfAFolderOfHuggingFace) {
+  const SmallFolder folder(huggingface::Dtype::kFp32);
+  folder.put("config.json",
+             huggingface::config_json({.model = huggingface::small_model(),
+                                       .max_position = 99,
+                                       .bos_token_id = "3",
+                                       .eos_token_id = "[4, 5]"},
+                                      huggingface::Dtype::kFp32));
+  EXPECT_NE(problem({.path = folder.path()}).find("no tokenizer is beside it"),
+            std::string::npos);
+  folder.put("tokenizer.json", tokenizer::byte_level().dump());
+  const auto found = find({.path = folder.path()});
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_EQ(found->weights, folder.path());
+  EXPECT_EQ(found->begin, std::vector<int32_t>{3});
+  EXPECT_EQ(found->end, (std::set<int32_t>{4, 5, 258}));
+  EXPECT_EQ(found->trained_length, 99);
+  EXPECT_NE(problem({.path = folder.path(), .step = 3}).find("is no run"),
+            std::string::npos);
+}
+
+TEST_F(ModelFilesTest, OfARun) {
+  make_run();
+  const auto found = find({.path = run_.path(), .tokenizer = "bytes"});
+  ASSERT_TRUE(found.ok()) << found.status().to_string();
+  EXPECT_EQ(found->weights, run_.path() + "/checkpoints");
+  EXPECT_EQ(found->begin, std::vector<int32_t>{tokenizer::kByteEndOfText});
+  EXPECT_EQ(found->trained_length, 64);
+  const auto step =
+      find({.path = run_.path(), .step = 7, .tokenizer = "bytes"});
+  ASSERT_TRUE(step.ok());
+  EXPECT_EQ(step->weights, run_.path() + "/checkpoints/step-00000007");
+  // Its checkpoint by name has the same tokenizer.
+  const auto checkpoint = find({.path = step->weights, .tokenizer = "bytes"});
+  ASSERT_TRUE(checkpoint.ok());
+  EXPECT_EQ(checkpoint->weights, step->weights);
+  EXPECT_EQ(checkpoint->begin, found->begin);
+  EXPECT_NE(problem({.path = run_.path(), .step = 8, .tokenizer = "bytes"})
+                .find("there is no checkpoint yet"),
+            std::string::npos);
+}
+
+TEST_F(ModelFilesTest, NamesWhatIsNotThere) {
+  EXPECT_EQ(problem({.path = "/nowhere"}), "/nowhere: there is no such file");
+}
+
+}  // namespace
+}  // namespace remesh::sample

@@ -1,0 +1,122 @@
+// `remesh eval`: how well a model predicts text.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "proto/base/exit_code.h"
+#include "proto/base/file_system.h"
+#include "proto/base/progress_bar.h"
+#include "worker/sample/commands.h"
+#include "worker/sample/evaluate.h"
+
+namespace remesh::sample {
+namespace {
+
+constexpr uint64_t kMostBytes = uint64_t{1} << 32;
+constexpr int64_t kDefaultWindow = 1024;
+
+struct Options {
+  ModelChoice model;
+  Compute compute;
+  std::string text, choices;  // files
+  int64_t window = 0;
+  bool json = false;
+};
+
+void print_text(const Options& o, const TextScore& s) {
+  if (o.json)
+    fmt::print("{}\n", nlohmann::json{{"tokens", s.tokens},
+                                      {"bytes", s.bytes},
+                                      {"nats_per_token", s.per_token()},
+                                      {"perplexity", s.perplexity()},
+                                      {"bits_per_byte", s.bits_per_byte()}}
+                           .dump());
+  else
+    fmt::print(
+        "{}: {} tokens, {:.4f} nats a token (perplexity {:.4f}), {:.4f} bits a "
+        "byte\n",
+        o.text, s.tokens, s.per_token(), s.perplexity(), s.bits_per_byte());
+}
+
+void print_choices(const Options& o, const ChoiceScore& s) {
+  const auto share = [&](int64_t right) {
+    return static_cast<double>(right) / static_cast<double>(s.questions);
+  };
+  if (o.json)
+    fmt::print("{}\n", nlohmann::json{{"questions", s.questions},
+                                      {"acc", share(s.right)},
+                                      {"acc_norm", share(s.right_by_length)}}
+                           .dump());
+  else
+    fmt::print(
+        "{}: {} questions, {:.1f} % right (acc), {:.1f} % by the character "
+        "(acc_norm)\n",
+        o.choices, s.questions, 100 * share(s.right),
+        100 * share(s.right_by_length));
+}
+
+Status evaluate(const Options& o) {
+  if (o.text.empty() == o.choices.empty())
+    return invalid_argument("give --text FILE or --choices FILE, one of both");
+  const auto fs = posix_file_system();
+  const std::string& file = o.text.empty() ? o.choices : o.text;
+  ASSIGN_OR_RETURN(const std::string input, read_file(*fs, file, kMostBytes));
+  ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
+  ASSIGN_OR_RETURN(const auto source,
+                   huggingface::WeightSource::open(*fs, files.weights));
+  const int64_t window = o.window > 0 ? o.window
+                         : files.trained_length > 0
+                             ? std::min(files.trained_length, kDefaultWindow)
+                             : kDefaultWindow;
+  const auto backend = backend_of(o.compute);
+  ASSIGN_OR_RETURN(const auto model,
+                   Generator::load(source, dtype_of(o.compute, *backend),
+                                   window, *backend, window));
+  const auto bar = std::make_unique<ProgressBar>("evaluating");
+  const auto tick = [&](int64_t done, int64_t all) {
+    bar->show(static_cast<uint64_t>(done), static_cast<uint64_t>(all));
+  };
+  if (!o.text.empty()) {
+    ASSIGN_OR_RETURN(const TextScore s, score_text(*model, files, input, tick));
+    print_text(o, s);
+    return ok_status();
+  }
+  ASSIGN_OR_RETURN(const auto questions, parse_questions(input, o.choices));
+  ASSIGN_OR_RETURN(const ChoiceScore s,
+                   score_choices(*model, files, questions, tick));
+  print_choices(o, s);
+  return ok_status();
+}
+
+}  // namespace
+
+void add_eval_command(CLI::App& app, int* code) {
+  auto o = std::make_shared<Options>();
+  add_model_options(app, &o->model);
+  app.add_option("--text", o->text, "File whose text is predicted");
+  app.add_option("--choices", o->choices,
+                 "File of questions, one a line: {\"prompt\": TEXT, "
+                 "\"choices\": [TEXT, ...], \"answer\": INDEX}");
+  app.add_option("--window", o->window,
+                 "Tokens that are predicted from each other. Default: as in "
+                 "training, at most 1024")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  add_compute_options(app, &o->compute);
+  app.add_flag("--json", o->json, "Print JSON");
+  app.footer(R"(
+Examples:
+  remesh eval runs/latest --text held-out.txt
+  remesh eval Llama-3.2-1B --choices arc_easy.jsonl
+
+Perplexity, acc and acc_norm are those of lm-evaluation-harness.)");
+  app.callback([&app, o, code] {
+    const Status status = evaluate(*o);
+    *code = status.ok() ? kExitOk : exit_with(app.get_name(), status);
+  });
+}
+
+}  // namespace remesh::sample

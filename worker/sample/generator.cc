@@ -1,0 +1,106 @@
+#include "worker/sample/generator.h"
+
+#include <algorithm>
+
+#include "parallel/geometry/slice.h"
+#include "proto/base/check.h"
+
+namespace remesh::sample {
+
+using geometry::ParamTable;
+
+// All weights stay loaded, and there are no gradients.
+class Generator::Hooks final : public model::UnitHooks {
+ public:
+  void need(int) override {}
+  void release(int) override {}
+  float* grads(int) override {
+    CHECK(false);
+    return nullptr;
+  }
+  void ready(int) override {}
+};
+
+namespace {
+
+std::vector<geometry::Piece> whole_model(const ParamTable& table) {
+  std::vector<geometry::Piece> out;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const geometry::Rect rect = geometry::full_rect(table[i]);
+    out.push_back({.param = i,
+                   .rect = rect,
+                   .at = table.offset(i),
+                   .row_stride = rect.cols});
+  }
+  return out;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Generator>> Generator::load(
+    const huggingface::WeightSource& source, kernels::Dtype dtype,
+    int64_t context, kernels::Backend& backend, int64_t window) {
+  std::unique_ptr<Generator> g(new Generator);
+  g->context_ = context;
+  const int64_t sliding = source.model().sliding_window;
+  g->window_ = sliding > 0 ? std::min(window, sliding) : window;
+  g->table_ = ParamTable::make(source.model());
+  ASSIGN_OR_RETURN(
+      const geometry::StageBounds bounds,
+      geometry::stage_bounds(source.model(), /*stages=*/1, context));
+  ASSIGN_OR_RETURN(auto shard,
+                   geometry::ShardTable::make(g->table_, {}, {}, bounds));
+  g->shard_ = std::make_unique<geometry::ShardTable>(std::move(shard));
+  g->pool_ = std::make_unique<model::Pool>(backend);
+  g->weights_ = {g->pool_->floats(g->table_.num_elements()),
+                 static_cast<size_t>(g->table_.num_elements())};
+  RETURN_IF_ERROR(g->pool_->status());
+  RETURN_IF_ERROR(
+      source.load(g->table_, whole_model(g->table_), g->weights_, [] {}));
+  model::StageOptions options{
+      .dtype = dtype, .max_seq = g->window_, .cache = context};
+  options.recompute.assign(static_cast<size_t>(source.model().n_layers),
+                           model::Recompute::kFull);  // nothing is kept
+  ASSIGN_OR_RETURN(g->stage_,
+                   model::Stage::create(*g->shard_, options, backend));
+  const std::span<const float> weights(g->weights_);
+  for (size_t u = 0; u < g->shard_->units().size(); ++u) {
+    const geometry::Unit& unit = g->shard_->units()[u];
+    g->stage_->load_unit(static_cast<int>(u),
+                         weights.subspan(static_cast<size_t>(unit.begin),
+                                         static_cast<size_t>(unit.numel())));
+  }
+  g->logits_.resize(static_cast<size_t>(source.model().vocab_size));
+  return g;
+}
+
+std::span<const float> Generator::extend(std::span<const int32_t> tokens) {
+  Hooks hooks;
+  CHECK(!tokens.empty());
+  for (; !tokens.empty();) {
+    const size_t n = std::min(tokens.size(), static_cast<size_t>(window_));
+    stage_->extend(tokens.first(n), hooks);
+    tokens = tokens.subspan(n);
+  }
+  stage_->logits(0, 1, logits_);
+  return logits_;
+}
+
+double Generator::loss(std::span<const int32_t> tokens) {
+  const auto n = static_cast<int64_t>(tokens.size()) - 1;
+  CHECK(n >= 1 && n <= window_);
+  Hooks hooks;
+  return stage_->evaluate({tokens.data(), tokens.data() + 1, /*B=*/1, n},
+                          nullptr, hooks);
+}
+
+uint64_t Generator::weight_bytes() const {
+  const model::Stage::Memory m = stage_->memory();
+  const int64_t read = table_.num_elements() -
+                       (table_.config().tie_embeddings
+                            ? 0
+                            : table_.config().vocab_size * table_.config().dim);
+  return m.weights > 0 ? m.weights : static_cast<uint64_t>(read) * 4;
+}
+
+}  // namespace remesh::sample

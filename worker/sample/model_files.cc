@@ -1,0 +1,145 @@
+#include "worker/sample/model_files.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "checkpoint/huggingface/model_folder.h"
+#include "parallel/jobfile/jobfile.h"
+#include "proto/data/index.h"
+#include "proto/rundir/paths.h"
+
+namespace remesh::sample {
+namespace {
+
+namespace files = std::filesystem;
+
+constexpr char kTokenizerJson[] = "tokenizer.json";
+
+bool is_file(const std::string& path) {
+  std::error_code error;
+  return files::is_regular_file(path, error);
+}
+
+// The run that the path is, or is a checkpoint of; "" if of none.
+std::string run_of(const std::string& path) {
+  files::path at = files::absolute(path).lexically_normal();
+  if (!at.has_filename()) at = at.parent_path();
+  for (int up = 0; up < 3; ++up, at = at.parent_path())
+    if (is_file(rundir::job_path(at.string()))) return at.string();
+  return "";
+}
+
+// The identity of the tokenizer of the job's data; "" if it is not known.
+std::string tokenizer_of(FileSystem& fs, const pb::Job& job) {
+  const std::string path = job.data().path() + "/" + data::kIndexName;
+  constexpr uint64_t kMostBytes = 64 << 20;
+  const auto text = read_file(fs, path, kMostBytes);
+  if (!text.ok()) return "";
+  const auto index = data::parse_index(*text, path);
+  return index.ok() ? index->tokenizer : "";
+}
+
+// "1" or "[1, 2]".
+std::vector<int32_t> token_ids(const std::string& json) {
+  const auto v = nlohmann::json::parse(json, nullptr, /*exceptions=*/false);
+  std::vector<int32_t> out;
+  const auto add = [&](const nlohmann::json& id) {
+    if (id.is_number_integer()) out.push_back(id.get<int32_t>());
+  };
+  if (v.is_array())
+    for (const nlohmann::json& id : v) add(id);
+  else
+    add(v);
+  return out;
+}
+
+// What the model's own files say.
+Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
+  if (!huggingface::is_model(fs, path)) return ok_status();
+  ASSIGN_OR_RETURN(const auto folder, huggingface::ModelFolder::open(fs, path));
+  const huggingface::Config& config = folder.config();
+  const auto begin = token_ids(config.bos_token_id);
+  if (!begin.empty()) out->begin = {begin.front()};
+  for (const int32_t id : token_ids(config.eos_token_id)) out->end.insert(id);
+  out->trained_length = config.max_position;
+  return ok_status();
+}
+
+Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
+    const ModelChoice& choice, const std::string& trained_with,
+    const std::vector<std::string>& folders) {
+  if (!choice.tokenizer.empty()) {
+    ASSIGN_OR_RETURN(auto given, tokenizer::open_tokenizer(choice.tokenizer));
+    if (!trained_with.empty() && given->id() != trained_with)
+      return invalid_argument(fmt::format(
+          "--tokenizer {} is '{}', but the model was trained on tokens of '{}'",
+          choice.tokenizer, given->id(), trained_with));
+    return given;
+  }
+  if (trained_with == "bytes") return tokenizer::open_tokenizer("bytes");
+  for (const std::string& folder : folders) {
+    const std::string file = folder + "/" + kTokenizerJson;
+    if (folder.empty() || !is_file(file)) continue;
+    ASSIGN_OR_RETURN(auto found, tokenizer::open_tokenizer(file));
+    if (trained_with.empty() || found->id() == trained_with) return found;
+  }
+  return not_found(fmt::format(
+      "{}: no tokenizer is beside it{}; give one with --tokenizer: {}",
+      choice.path,
+      trained_with.empty() ? ""
+                           : " (it was trained with '" + trained_with + "')",
+      tokenizer::kTokenizerHelp));
+}
+
+}  // namespace
+
+Status check_vocabulary(const std::vector<int32_t>& tokens,
+                        int64_t vocab_size) {
+  for (const int32_t t : tokens)
+    if (t < 0 || t >= vocab_size)
+      return invalid_argument(fmt::format(
+          "the tokenizer has token {}, but the model has a vocabulary of {}; "
+          "give the model's own tokenizer with --tokenizer",
+          t, vocab_size));
+  return ok_status();
+}
+
+Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
+  ModelFiles out{.weights = choice.path};
+  const std::string run = run_of(choice.path);
+  std::error_code error;
+  const bool is_run =
+      !run.empty() && files::equivalent(run, choice.path, error);
+  std::string trained_with, init;
+  if (!run.empty()) {
+    ASSIGN_OR_RETURN(const pb::Job job,
+                     jobfile::load_job(rundir::job_path(run)));
+    trained_with = tokenizer_of(fs, job);
+    init = job.model().init_from();
+    out.trained_length = job.train().seq_len();
+    if (is_run)
+      out.weights = rundir::checkpoints_path(run, job.checkpoint().folder());
+  }
+  if (choice.step >= 0) {
+    if (!is_run)
+      return invalid_argument(fmt::format("--step {}: {} is no run directory",
+                                          choice.step, choice.path));
+    out.weights += fmt::format("/step-{:08}", choice.step);
+  }
+  if (!files::exists(out.weights, error))
+    return not_found(is_run ? out.weights + ": there is no checkpoint yet"
+                            : choice.path + ": there is no such file");
+  ASSIGN_OR_RETURN(out.tokenizer,
+                   find_tokenizer(choice, trained_with, {choice.path, init}));
+  out.end.insert(out.tokenizer->end_of_text());
+  if (run.empty())
+    RETURN_IF_ERROR(take_config(fs, choice.path, &out));
+  else
+    out.begin = {out.tokenizer->end_of_text()};
+  return out;
+}
+
+}  // namespace remesh::sample

@@ -1,0 +1,41 @@
+// What a user points to: a run directory, a checkpoint or a model of another
+// program, and the tokenizer that belongs to it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proto/base/file_system.h"
+#include "proto/base/status.h"
+#include "worker/tokenizer/tokenizer.h"
+
+namespace remesh::sample {
+
+struct ModelFiles {
+  std::string weights;  // as WeightSource::open() takes it
+  std::unique_ptr<tokenizer::Tokenizer> tokenizer;
+  // What precedes a text: the end of another one in training, or the token that
+  // the model's files name. At most one.
+  std::vector<int32_t> begin;
+  std::set<int32_t> end;  // tokens that end a text
+  // Tokens of the sequences that it was trained with; 0: not known.
+  int64_t trained_length = 0;
+};
+
+struct ModelChoice {
+  std::string path;
+  int64_t step = -1;      // of the checkpoint of a run; -1: the newest
+  std::string tokenizer;  // as open_tokenizer() takes it; "": the model's own
+};
+
+// NotFound if there is no model, or no tokenizer and none was given;
+// InvalidArgument if the one given is not the one of the training data.
+Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice);
+
+// InvalidArgument, naming the token, if one is not in the model's vocabulary.
+Status check_vocabulary(const std::vector<int32_t>& tokens, int64_t vocab_size);
+
+}  // namespace remesh::sample

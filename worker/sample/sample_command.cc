@@ -1,0 +1,208 @@
+// `remesh sample`: text from a model.
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "proto/base/clock.h"
+#include "proto/base/exit_code.h"
+#include "proto/base/rng.h"
+#include "worker/sample/choice.h"
+#include "worker/sample/commands.h"
+#include "worker/sample/generator.h"
+
+namespace remesh::sample {
+namespace {
+
+struct Options {
+  ModelChoice model;
+  Compute compute;
+  std::string prompt;
+  bool raw = false;
+  int64_t tokens = 256;
+  ChoiceOptions choice{.temperature = 0.8, .top_p = 0.95};
+  uint64_t seed = 1;
+  bool ignore_end = false;
+  bool json = false;
+};
+
+struct Speed {
+  int64_t tokens = 0;
+  double seconds = 0;
+  double per_s() const {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  }
+};
+
+struct Sampled {
+  std::string text;    // without the prompt
+  bool ended = false;  // by a token that ends a text
+  Speed read, made;
+};
+
+Status print(const std::string& text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() ||
+      std::fflush(stdout) != 0)
+    return errno_error("write the text", errno);
+  return ok_status();
+}
+
+// The tokens that the text begins with: those of the prompt, after what
+// precedes a text.
+Result<std::vector<int32_t>> first_tokens(const Options& o,
+                                          const ModelFiles& files,
+                                          int64_t vocab_size) {
+  std::vector<int32_t> tokens;
+  if (!o.raw) tokens = files.begin;
+  RETURN_IF_ERROR(files.tokenizer->encode(o.prompt, {}, tokens));
+  if (tokens.empty())
+    return invalid_argument(
+        "--prompt: is empty, and the model names no token that begins a text; "
+        "give a text");
+  RETURN_IF_ERROR(check_vocabulary(tokens, vocab_size));
+  return tokens;
+}
+
+// Gives the text to `show` as it comes.
+Result<Sampled> generate(
+    const Options& o, const ModelFiles& files, Generator& model,
+    const std::vector<int32_t>& prompt,
+    const std::function<Status(const std::string&)>& show) {
+  Sampled out;
+  tokenizer::TextStream stream(*files.tokenizer);
+  double began = unix_seconds();
+  std::span<const float> logits = model.extend(prompt);
+  out.read = {static_cast<int64_t>(prompt.size()), unix_seconds() - began};
+  began = unix_seconds();
+  const auto add = [&](const std::string& text) {
+    out.text += text;
+    return show(text);
+  };
+  for (int64_t i = 0; i < o.tokens; ++i) {
+    const double random =
+        static_cast<double>(random_u64(o.seed, 0, static_cast<uint64_t>(i)) >>
+                            11) *
+        0x1p-53;
+    const int32_t token = choose(logits, o.choice, random);
+    out.made = {i + 1, unix_seconds() - began};
+    out.ended = files.end.contains(token) && !o.ignore_end;
+    if (out.ended) break;
+    std::string text;
+    RETURN_IF_ERROR(stream.add(token, text));
+    RETURN_IF_ERROR(add(text));
+    if (i + 1 < o.tokens) logits = model.extend({&token, 1});
+  }
+  std::string text;
+  stream.finish(text);
+  RETURN_IF_ERROR(add(text));
+  return out;
+}
+
+std::string to_json(const Options& o, const Sampled& s) {
+  const nlohmann::json out = {{"prompt", o.prompt},
+                              {"text", s.text},
+                              {"ended", s.ended},
+                              {"prompt_tokens", s.read.tokens},
+                              {"tokens", s.made.tokens},
+                              {"prompt_tokens_per_s", s.read.per_s()},
+                              {"tokens_per_s", s.made.per_s()}};
+  // A token may be part of a character.
+  return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+         "\n";
+}
+
+Status sample(const Options& o) {
+  const auto fs = posix_file_system();
+  ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
+  ASSIGN_OR_RETURN(const auto source,
+                   huggingface::WeightSource::open(*fs, files.weights));
+  ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
+                   first_tokens(o, files, source.model().vocab_size));
+  const auto backend = backend_of(o.compute);
+  const kernels::Dtype dtype = dtype_of(o.compute, *backend);
+  const int64_t context = static_cast<int64_t>(prompt.size()) + o.tokens;
+  ASSIGN_OR_RETURN(const auto model,
+                   Generator::load(source, dtype, context, *backend));
+  const auto show = [&](const std::string& text) {
+    return o.json ? ok_status() : print(text);
+  };
+  RETURN_IF_ERROR(show(o.prompt));
+  ASSIGN_OR_RETURN(const Sampled done,
+                   generate(o, files, *model, prompt, show));
+  if (o.json) return print(to_json(o, done));
+  RETURN_IF_ERROR(print("\n"));
+  fmt::print(
+      stderr,
+      "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} "
+      "tokens/s ({}, {} threads)\n",
+      done.read.tokens, done.read.per_s(), done.made.tokens, done.made.per_s(),
+      dtype == kernels::Dtype::kFp32 ? "fp32" : "bf16", backend->threads());
+  if (files.trained_length > 0 && model->length() > files.trained_length)
+    fmt::print(stderr,
+               "The model was trained on sequences of {} tokens; text beyond "
+               "that may be worse.\n",
+               files.trained_length);
+  return ok_status();
+}
+
+void add_options(CLI::App& app, Options* o) {
+  add_model_options(app, &o->model);
+  app.add_option("--prompt", o->prompt,
+                 "Text to continue; -: from the standard input. Default: the "
+                 "beginning of a text");
+  app.add_flag("--raw", o->raw,
+               "Put no token that begins a text before the prompt");
+  app.add_option("--tokens", o->tokens, "At most so many")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--temperature", o->choice.temperature,
+                 "0: always the most likely token; 1: by the model's "
+                 "probabilities")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  app.add_option("--top-k", o->choice.top_k,
+                 "Only the most likely tokens; 0: all")
+      ->check(CLI::Range(int64_t{0}, INT64_MAX))
+      ->capture_default_str();
+  app.add_option("--top-p", o->choice.top_p,
+                 "Only the most likely tokens that have this probability "
+                 "together")
+      ->check(CLI::Range(0.0, 1.0))
+      ->capture_default_str();
+  app.add_option("--seed", o->seed,
+                 "The same seed gives the same text on the same machine")
+      ->capture_default_str();
+  app.add_flag("--ignore-end", o->ignore_end,
+               "Continue after a token that ends a text");
+  add_compute_options(app, &o->compute);
+  app.add_flag("--json", o->json, "Print JSON, when all is there");
+}
+
+}  // namespace
+
+void add_sample_command(CLI::App& app, int* code) {
+  auto o = std::make_shared<Options>();
+  add_options(app, o.get());
+  app.footer(R"(
+Examples:
+  remesh sample runs/latest --prompt "It was"
+  remesh sample Llama-3.2-1B --prompt "The sea" --temperature 0 --tokens 100
+
+The text goes to the standard output, the speed to the standard error. The run
+may be training meanwhile: its newest checkpoint is read.)");
+  app.callback([&app, o, code] {
+    if (o->prompt == "-")
+      o->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
+    const Status status = sample(*o);
+    *code = status.ok() ? kExitOk : exit_with(app.get_name(), status);
+  });
+}
+
+}  // namespace remesh::sample
