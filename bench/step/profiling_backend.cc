@@ -211,12 +211,13 @@ class Profiler final : public ProfilingBackend {
     timed("cross_entropy", {.bytes = 20 * elements(rows, 1)},
           [&] { b_.cross_entropy_rescale(rows, new_max, row_max, row_sum); });
   }
-  double cross_entropy_finish(int64_t rows, const float* row_max,
-                              const float* row_sum, const float* target_logit,
-                              float* lse) override {
+  double cross_entropy_finish(int64_t rows, const int32_t* targets,
+                              const float* row_max, const float* row_sum,
+                              const float* target_logit, float* lse) override {
     double loss = 0;
-    timed("cross_entropy", {.bytes = 16 * elements(rows, 1)}, [&] {
-      loss = b_.cross_entropy_finish(rows, row_max, row_sum, target_logit, lse);
+    timed("cross_entropy", {.bytes = 20 * elements(rows, 1)}, [&] {
+      loss = b_.cross_entropy_finish(rows, targets, row_max, row_sum,
+                                     target_logit, lse);
     });
     return loss;
   }

@@ -13,7 +13,8 @@ namespace remesh::engine {
 
 struct Facts {
   double loss_sum = 0;    // nats, over this rank's tokens
-  double tokens = 0;      // covered by loss_sum
+  double tokens = 0;      // of this rank's microbatches
+  double targets = 0;     // of these, the ones that loss_sum covers
   double square_sum = 0;  // of the gradient; the engine fills it in
   // One when true on this rank; after the reduction, the number of ranks.
   double stop = 0;          // asked to stop at this boundary
@@ -28,7 +29,7 @@ struct Facts {
   // The best measured GEMM rate of this rank, in FLOP/s; 0 when not measured.
   double gemm_flops_per_s = 0;
 
-  static constexpr int kSize = 12;
+  static constexpr int kSize = 13;
   std::array<double, kSize> to_array() const;
   static Facts from_array(const std::array<double, kSize>& a);
 };

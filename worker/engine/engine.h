@@ -22,12 +22,13 @@
 //   run(), evaluate() any number of times
 //
 // Bits: the gradient is weighted by 1 / (tokens of the global batch) on every
-// mesh. Gradients are added over microbatches in ascending order, then over
-// the data group in rank order. So for one dp, tp, cp and list of microbatches
-// the losses have the same bits in every schedule and ZeRO stage (one shard
-// group); on another mesh they differ by rounding. Squares of the gradient are
-// summed unit by unit, and units in the model's order, so the norm does not
-// depend on pp, schedule or ZeRO stage.
+// mesh, and where some have no target, scaled before the update. Gradients are
+// added over microbatches in ascending order, then over the data group in rank
+// order. So for one dp, tp, cp and list of microbatches the losses have the
+// same bits in every schedule and ZeRO stage (one shard group); on another mesh
+// they differ by rounding. Squares of the gradient are summed unit by unit, and
+// units in the model's order, so the norm does not depend on pp, schedule or
+// ZeRO stage.
 //
 // Ownership: owns gradients, stages and, unless it is given a StateStore, the
 // state; borrows table, mesh, backend and store, which must outlive it.
@@ -104,9 +105,11 @@ struct StepTimes {
 };
 
 struct StepResult {
-  double loss = 0;       // mean over the global batch, nats a token
-  double grad_norm = 0;  // global L2, before clipping
-  Facts agreed;          // summed over all ranks
+  // Mean over the targets of the global batch, nats; 0 if there are none.
+  double loss = 0;
+  double grad_scale = 1;  // what makes the gradient one of that mean
+  double grad_norm = 0;   // global L2, before clipping
+  Facts agreed;           // summed over all ranks
   StepTimes times;
   // Means over all ranks, up to the agreement: exposed() and the bubble.
   double mean_exposed_s = 0, mean_bubble_s = 0;
@@ -114,7 +117,7 @@ struct StepResult {
 
 struct Evaluation {
   double loss_sum = 0;  // nats, over all ranks
-  double tokens = 0;
+  double targets = 0;   // that it covers
 };
 
 class Engine {

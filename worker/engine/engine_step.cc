@@ -92,6 +92,9 @@ void Engine::count(const model::MicroBatch& mb, double loss,
   facts.loss_sum += loss;
   const int64_t tokens = mb.B * mb.T / rank_shard_.shard.layout().cp;
   facts.tokens += static_cast<double>(tokens);
+  facts.targets += static_cast<double>(
+      std::count_if(mb.targets_BT, mb.targets_BT + tokens,
+                    [](int32_t target) { return target >= 0; }));
 }
 
 Status Engine::forward(const PipeOp& op, Facts& facts) {
@@ -204,6 +207,7 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
     Facts more = in.facts();
     more.loss_sum = facts.loss_sum;
     more.tokens = facts.tokens;
+    more.targets = facts.targets;
     facts = more;
   }
   const auto flat = facts.to_array();
@@ -222,8 +226,10 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
   r.agreed = Facts::from_array(agreed);
   r.agreed.square_sum = 0;
   for (int64_t u = 0; u < units; ++u) r.agreed.square_sum += squares[u];
-  r.loss = r.agreed.loss_sum / static_cast<double>(in.global_tokens);
-  r.grad_norm = std::sqrt(r.agreed.square_sum);
+  const double targets = std::max(1.0, r.agreed.targets);
+  r.loss = r.agreed.loss_sum / targets;
+  r.grad_scale = static_cast<double>(in.global_tokens) / targets;
+  r.grad_norm = std::sqrt(r.agreed.square_sum) * r.grad_scale;
   const double world = mesh_->world().size();
   r.mean_exposed_s = squares[units] / world;
   r.mean_bubble_s = squares[units + 1] / world;
@@ -292,7 +298,8 @@ Result<StepResult> Engine::run(const StepInput& in) {
   const double before = store_->waited_s();
   {
     const Timer timer(r.times.update);
-    update(in.lr, clip_coefficient(options_.optimizer.max_norm, r.grad_norm));
+    update(in.lr, r.grad_scale * clip_coefficient(options_.optimizer.max_norm,
+                                                  r.grad_norm));
   }
   r.times.gather += store_->waited_s() - before;
   r.times.update -= store_->waited_s() - before;
@@ -342,10 +349,10 @@ Result<Evaluation> Engine::evaluate(
   RETURN_IF_ERROR(expect(ops));
   for (const PipeOp& op : ops) RETURN_IF_ERROR(evaluate_pass(op, facts));
   links_->finish();
-  double sums[2] = {facts.loss_sum, facts.tokens};
+  double sums[2] = {facts.loss_sum, facts.targets};
   mesh_->world().all_reduce(std::span<double>(sums), comm::Op::kSum);
   progress_.tick();
-  return Evaluation{.loss_sum = sums[0], .tokens = sums[1]};
+  return Evaluation{.loss_sum = sums[0], .targets = sums[1]};
 }
 
 }  // namespace remesh::engine

@@ -30,6 +30,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "proto/base/status.h"
@@ -47,6 +48,11 @@ class Weight {
   virtual uint64_t bytes() const = 0;
 };
 
+// Tokens [first, first + tokens) of the B * T of a batch, all of one sequence.
+struct Document {
+  int64_t first = 0, tokens = 0;
+};
+
 // Grouped-query attention (Ainslie et al. 2023): query head h reads key/value
 // head h / (num_heads / num_kv_heads). Token n = b * T + t of q, k, v starts
 // `stride` elements after token n - 1; inside a token, heads are contiguous.
@@ -54,6 +60,9 @@ struct AttentionShape {
   int64_t B = 0, T = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t stride = 0;
+  // A token attends to those of its own document only. They divide the batch,
+  // in order; empty: each sequence is one.
+  std::span<const Document> documents;
 };
 
 // The first num_heads heads of each of `rows` tokens; inside a token, heads are
@@ -253,9 +262,9 @@ class Backend {
   // first column is vocabulary entry col0, updates the running statistics
   // (online softmax, Milakov & Gimelshein 2018). `first` starts the statistics.
   // target_logit stays 0 for a row whose target lies in none of the pieces
-  // added; a negative target lies in none. So the ranks of a split vocabulary
-  // combine by the maximum of row_max, cross_entropy_rescale to it, and the
-  // sums of row_sum and of target_logit.
+  // added. So the ranks of a split vocabulary combine by the maximum of
+  // row_max, cross_entropy_rescale to it, and the sums of row_sum and of
+  // target_logit.
   virtual void cross_entropy_add(Dtype d, const void* logits, int64_t rows,
                                  int64_t cols, int64_t col0,
                                  const int32_t* targets, bool first,
@@ -265,14 +274,15 @@ class Backend {
   // maximum is less than the row's own.
   virtual void cross_entropy_rescale(int64_t rows, const float* new_max,
                                      float* row_max, float* row_sum) = 0;
-  // lse = row_max + log(row_sum); returns the sum over rows of
-  // lse - target_logit, added in row order in double.
-  virtual double cross_entropy_finish(int64_t rows, const float* row_max,
+  // lse = row_max + log(row_sum); returns the sum of lse - target_logit, added
+  // in row order in double, over the rows whose target is not negative.
+  virtual double cross_entropy_finish(int64_t rows, const int32_t* targets,
+                                      const float* row_max,
                                       const float* row_sum,
                                       const float* target_logit,
                                       float* lse) = 0;
-  // dlogits = (exp(logits - lse) - [column is the target]) * scale; may alias
-  // logits.
+  // dlogits = (exp(logits - lse) - [column is the target]) * scale, and 0 in a
+  // row whose target is negative; may alias logits.
   virtual void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
                                       int64_t cols, int64_t col0,
                                       const int32_t* targets, const float* lse,

@@ -79,6 +79,23 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
 
 }  // namespace
 
+std::vector<kernels::Document> documents_of(const MicroBatch& mb) {
+  std::vector<kernels::Document> out;
+  if (mb.document_starts.empty()) return out;
+  int64_t at = 0;
+  const auto end_at = [&](int64_t next) {
+    out.push_back({.first = at, .tokens = next - at});
+    at = next;
+  };
+  for (const int64_t start : mb.document_starts) {
+    CHECK(start > at && start < mb.B * mb.T && start % mb.T != 0);
+    while (start / mb.T > at / mb.T) end_at((at / mb.T + 1) * mb.T);
+    end_at(start);
+  }
+  while (at < mb.B * mb.T) end_at((at / mb.T + 1) * mb.T);
+  return out;
+}
+
 std::vector<int32_t> context_positions(int64_t T, int cp, int cp_index) {
   CHECK(cp >= 1 && cp_index >= 0 && cp_index < cp);
   CHECK(cp == 1 || T % (2 * cp) == 0);

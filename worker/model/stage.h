@@ -76,13 +76,20 @@ struct StageOptions {
 };
 
 // tokens[b * (T/cp) + t] is the input at local position t, targets the token
-// that follows it. REQUIRES: every id in [0, vocab_size).
+// that follows it, or -1 where the loss does not count.
+// REQUIRES: every other id is in [0, vocab_size).
 struct MicroBatch {
   const int32_t* tokens_BT = nullptr;   // read by the first stage
   const int32_t* targets_BT = nullptr;  // read by the last stage
   int64_t B = 0;
   int64_t T = 0;  // of the complete sequence; a multiple of 2 cp if cp > 1
+  // Ascending b * T + t of the tokens of complete sequences, t > 0, that begin
+  // a document: tokens from there on do not see those before.
+  std::span<const int64_t> document_starts;
 };
+
+// The documents of all sequences; none if each sequence is one.
+std::vector<kernels::Document> documents_of(const MicroBatch& mb);
 
 // Positions in the sequence of the T / cp tokens of context-parallel rank i:
 // pieces i and 2 cp - 1 - i of 2 cp equal ones. REQUIRES: T % (2 cp) == 0

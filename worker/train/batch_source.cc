@@ -68,7 +68,24 @@ Status BatchSource::read(const data::Split& split,
          .targets_BT = targets_.data() + w * T,
          .B = static_cast<int64_t>(std::min(each, windows.size() - w)),
          .T = options_.seq_len});
+  if (options_.document_mask) find_documents();
   return ok_status();
+}
+
+// A document begins after each token that ends a text.
+void BatchSource::find_documents() {
+  document_starts_.clear();
+  std::vector<size_t> ends;
+  for (const model::MicroBatch& mb : microbatches_) {
+    for (int64_t n = 0; n + 1 < mb.B * mb.T; ++n)
+      if (mb.tokens_BT[n] == dataset_.end_of_text() && (n + 1) % mb.T != 0)
+        document_starts_.push_back(n + 1);
+    ends.push_back(document_starts_.size());
+  }
+  size_t begin = 0;
+  for (size_t i = 0; i < ends.size(); begin = ends[i++])
+    microbatches_[i].document_starts =
+        std::span(document_starts_).subspan(begin, ends[i] - begin);
 }
 
 }  // namespace remesh::train

@@ -29,7 +29,8 @@ struct BatchOptions {
   int64_t local_batch = 1;   // sequences per microbatch; divides global_batch
   int64_t offset = 0;        // data.sequence_offset
   int64_t eval_sequences = 0;
-  geometry::Shares shares;  // of a step's microbatches
+  bool document_mask = true;  // a document's tokens see no other document
+  geometry::Shares shares;    // of a step's microbatches
   int dp = 1;
   int dp_index = 0;
 };
@@ -58,12 +59,14 @@ class BatchSource {
       : options_(options), dataset_(std::move(dataset)), sampler_(sampler) {}
   // Reads `windows` as microbatches of at most local_batch sequences.
   Status read(const data::Split& split, std::span<const int64_t> windows);
+  void find_documents();
 
   BatchOptions options_;
   data::Dataset dataset_;
   data::Sampler sampler_;
   std::vector<int64_t> eval_windows_;
   std::vector<int32_t> tokens_, targets_;
+  std::vector<int64_t> document_starts_;
   std::vector<model::MicroBatch> microbatches_;
 };
 

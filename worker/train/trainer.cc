@@ -213,7 +213,7 @@ Result<double> Trainer::validate() {
   board_.set_phase(RankPhase::kValidate);
   ASSIGN_OR_RETURN(auto microbatches, batches_->validation());
   ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
-  return evaluated.loss_sum / evaluated.tokens;
+  return evaluated.loss_sum / std::max(1.0, evaluated.targets);
 }
 
 // Whether this is the lowest rank of its worker, which performs what each

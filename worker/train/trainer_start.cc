@@ -202,17 +202,18 @@ Status Trainer::open_data(int dp_index) {
         "{} has {} tokens; allowed: that many or more",
         job_.model().vocab_size(), dataset.dir(), dataset.vocab_size()));
   const pb::Train& t = job_.train();
-  ASSIGN_OR_RETURN(batches_,
-                   BatchSource::make(std::move(dataset),
-                                     {.seed = t.seed(),
-                                      .seq_len = t.seq_len(),
-                                      .global_batch = t.global_batch_size(),
-                                      .local_batch = t.local_batch_size(),
-                                      .offset = job_.data().sequence_offset(),
-                                      .eval_sequences = t.eval_sequences(),
-                                      .shares = shares(),
-                                      .dp = layout_.dp,
-                                      .dp_index = dp_index}));
+  ASSIGN_OR_RETURN(
+      batches_, BatchSource::make(std::move(dataset),
+                                  {.seed = t.seed(),
+                                   .seq_len = t.seq_len(),
+                                   .global_batch = t.global_batch_size(),
+                                   .local_batch = t.local_batch_size(),
+                                   .offset = job_.data().sequence_offset(),
+                                   .eval_sequences = t.eval_sequences(),
+                                   .document_mask = job_.data().document_mask(),
+                                   .shares = shares(),
+                                   .dp = layout_.dp,
+                                   .dp_index = dp_index}));
   return ok_status();
 }
 

@@ -30,6 +30,11 @@ int32_t token(const Case& c, int64_t step, int64_t sequence, int64_t t) {
       static_cast<uint64_t>(c.model.vocab_size));
 }
 
+bool is_masked(const Case& c, int64_t sequence, int32_t target) {
+  return (c.masked == Masked::kSome && target % 3 == 0) ||
+         (c.masked == Masked::kAllButTheFirstSequence && sequence > 0);
+}
+
 // The microbatches of a step that data-parallel rank dp_index gets.
 struct Batch {
   std::vector<int32_t> tokens, targets;
@@ -47,7 +52,8 @@ Batch batch_of(const Case& c, int64_t step, int dp_index) {
   for (int64_t s = begin; s < end; ++s)
     for (int64_t t = 0; t < T; ++t) {
       b.tokens.push_back(token(c, step, s, t));
-      b.targets.push_back(token(c, step, s, t + 1));
+      const int32_t target = token(c, step, s, t + 1);
+      b.targets.push_back(is_masked(c, s, target) ? -1 : target);
     }
   for (int64_t s = begin; s < end; s += B)
     b.microbatches.push_back({b.tokens.data() + (s - begin) * T,
@@ -131,7 +137,7 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
   const Batch b = batch_of(c, 0, mesh->coord().dp);
   ASSIGN_OR_RETURN(const Evaluation e, engine->evaluate(b.microbatches));
   const std::lock_guard lock(out.mutex);
-  if (world.rank() == 0) out.outcome.evaluated = e.loss_sum / e.tokens;
+  if (world.rank() == 0) out.outcome.evaluated = e.loss_sum / e.targets;
   for (size_t u = 0; u < shard.units().size(); ++u) {
     const geometry::FlatRange r = engine->zero().update_range(u);
     out.weights.add(shard, r.begin,
@@ -255,6 +261,7 @@ Case random_case(uint64_t seed, int ranks) {
     }
     o.optimizer = {.eps = 1e-5, .weight_decay = 0.1, .max_norm = 1};
     o.bucket_elements = of(21, {100, 1000, 1 << 20});
+    if (key % 3 == 0) c.masked = Masked::kSome;
     if (c.layout.world() == 1 || c.layout.world() > ranks) continue;
     if (!c.model.validate().ok()) continue;
     const auto table = ParamTable::make(c.model);

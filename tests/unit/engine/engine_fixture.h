@@ -10,6 +10,8 @@
 
 namespace remesh::engine {
 
+enum class Masked { kNone, kSome, kAllButTheFirstSequence };  // targets
+
 struct Case {
   geometry::ModelConfig model;
   geometry::Layout layout;
@@ -19,6 +21,7 @@ struct Case {
   int steps = 3;
   double lr = 1e-3;
   uint64_t seed = 1;  // of weights and data
+  Masked masked = Masked::kNone;
   // The state lives in a store of two buffers, the one not in use full of NaN.
   bool out_of_place = false;
   std::string to_string() const;

@@ -57,6 +57,32 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   }
 }
 
+TEST(Engine, TokensWithoutATargetCountForNothing) {
+  Case c{.model = {.dim = 16,
+                   .n_layers = 2,
+                   .n_heads = 4,
+                   .n_kv_heads = 2,
+                   .hidden_dim = 40,
+                   .vocab_size = 37},
+         .options = {.num_microbatches = 1,
+                     .max_seq = 8,
+                     .optimizer = {.eps = 1e-5, .max_norm = 1}},
+         .sequences = 1};
+  const Outcome want = run_case(c);
+  c.layout.dp = 2;
+  c.options.num_microbatches = c.sequences = 4;
+  c.masked = Masked::kAllButTheFirstSequence;
+  const Outcome got = run_case(c);
+  ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+  for (size_t s = 0; s < want.loss.size(); ++s) {
+    EXPECT_NEAR(got.loss[s] / want.loss[s], 1, 1e-5);
+    EXPECT_NEAR(got.norm[s] / want.norm[s], 1, 1e-5);
+  }
+  EXPECT_NEAR(got.evaluated / want.evaluated, 1, 1e-5);
+  const Difference d = largest_difference(c.model, got.weights, want.weights);
+  EXPECT_LE(d.value, 1e-4) << d.param;
+}
+
 // Changes no bit: ZeRO stage, schedule, chunks and recomputation, and, unless
 // an embedding is tied over two stages, pp.
 TEST(Engine, ZeroStagesAndSchedulesGiveTheSameBits) {

@@ -221,43 +221,56 @@ constexpr AttentionSize kAttentionSizes[] = {
     {1, 200, 2, 1, 128}, {1, 530, 2, 1, 16},
 };
 
+// Of 1, 3, 9, ... tokens, as far as a sequence goes.
+std::vector<Document> some_documents(int64_t B, int64_t T) {
+  std::vector<Document> out;
+  for (int64_t b = 0; b < B; ++b)
+    for (int64_t t = 0, n = 1; t < T; t += n, n *= 3)
+      out.push_back({b * T + t, std::min(n, T - t)});
+  return out;
+}
+
 TEST_P(BackendTest, AttentionForwardAndBackward) {
-  for (const AttentionSize& z : kAttentionSizes) {
-    SCOPED_TRACE(testing::Message()
-                 << "T " << z.T << " heads " << z.heads << "/" << z.kv_heads
-                 << " of " << z.head_dim);
-    const int64_t q = z.heads * z.head_dim;
-    const int64_t kv = z.kv_heads * z.head_dim;
-    const AttentionShape s{.B = z.B,
-                           .T = z.T,
-                           .num_heads = z.heads,
-                           .num_kv_heads = z.kv_heads,
-                           .head_dim = z.head_dim,
-                           .stride = q + 2 * kv};
-    const int64_t N = z.B * z.T;
-    const Tensor qkv = random(N * s.stride, 1, 1.5F);
-    const Tensor dout = random(N * q, 2);
-    const auto at = [&](const Tensor& t, int64_t e) -> void* {
-      return static_cast<char*>(const_cast<void*>(t.data())) +
-             e * static_cast<int64_t>(dtype_size(d_));
-    };
-    // The backward starts from the reference's output in both backends.
-    Tensor out = zeros(N * q);
-    Tensor lse = zeros_fp32(N * z.heads);
-    ref_->attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv), out.data(),
-                    lse.floats());
-    expect_agreement(
-        *cpu_, *ref_, attention_tolerance(d_, *cpu_),
-        [&](Backend& b, std::vector<Tensor>& o) {
-          b.attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
-                      o[0].data(), o[1].floats());
-          b.attention_backward(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
-                               out.data(), lse.floats(), dout.data(),
-                               o[2].data(), at(o[2], q), at(o[2], q + kv));
-        },
-        zeros(N * q).by(z.head_dim), zeros_fp32(N * z.heads),
-        zeros(N * s.stride).by(z.head_dim));
-  }
+  for (const AttentionSize& z : kAttentionSizes)
+    for (const bool divided : {false, true}) {
+      SCOPED_TRACE(testing::Message()
+                   << "T " << z.T << " heads " << z.heads << "/" << z.kv_heads
+                   << " of " << z.head_dim << (divided ? ", documents" : ""));
+      const int64_t q = z.heads * z.head_dim;
+      const int64_t kv = z.kv_heads * z.head_dim;
+      std::vector<Document> documents;
+      if (divided) documents = some_documents(z.B, z.T);
+      const AttentionShape s{.B = z.B,
+                             .T = z.T,
+                             .num_heads = z.heads,
+                             .num_kv_heads = z.kv_heads,
+                             .head_dim = z.head_dim,
+                             .stride = q + 2 * kv,
+                             .documents = documents};
+      const int64_t N = z.B * z.T;
+      const Tensor qkv = random(N * s.stride, 1, 1.5F);
+      const Tensor dout = random(N * q, 2);
+      const auto at = [&](const Tensor& t, int64_t e) -> void* {
+        return static_cast<char*>(const_cast<void*>(t.data())) +
+               e * static_cast<int64_t>(dtype_size(d_));
+      };
+      // The backward starts from the reference's output in both backends.
+      Tensor out = zeros(N * q);
+      Tensor lse = zeros_fp32(N * z.heads);
+      ref_->attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
+                      out.data(), lse.floats());
+      expect_agreement(
+          *cpu_, *ref_, attention_tolerance(d_, *cpu_),
+          [&](Backend& b, std::vector<Tensor>& o) {
+            b.attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
+                        o[0].data(), o[1].floats());
+            b.attention_backward(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
+                                 out.data(), lse.floats(), dout.data(),
+                                 o[2].data(), at(o[2], q), at(o[2], q + kv));
+          },
+          zeros(N * q).by(z.head_dim), zeros_fp32(N * z.heads),
+          zeros(N * s.stride).by(z.head_dim));
+    }
 }
 
 TEST_P(BackendTest, AttentionSurvivesLargeScores) {
@@ -332,7 +345,8 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
   constexpr int64_t kRows = 37;
   for (const int64_t vocab : {1, 100, 1031}) {
     const int64_t cut = (vocab + 1) / 2;
-    const std::vector<int32_t> targets = ids(kRows, vocab);
+    std::vector<int32_t> targets = ids(kRows, vocab);
+    targets[7] = targets[20] = -1;  // count for nothing
     const Tensor left = random(kRows * cut, 1, 5.0F);
     const Tensor right = random(kRows * (vocab - cut), 2, 5.0F);
     double loss[2] = {0, 0};
@@ -350,13 +364,14 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
             b.cross_entropy_add(d_, right.data(), kRows, vocab - cut, cut,
                                 targets.data(), false, top.floats(),
                                 sum.floats(), target.floats());
-          loss[call++] =
-              b.cross_entropy_finish(kRows, top.floats(), sum.floats(),
-                                     target.floats(), o[0].floats());
+          loss[call++] = b.cross_entropy_finish(kRows, targets.data(),
+                                                top.floats(), sum.floats(),
+                                                target.floats(), o[0].floats());
           // In place on a copy.
           b.cross_entropy_backward(d_, o[1].data(), kRows, cut, 0,
                                    targets.data(), o[0].floats(), 0.25,
                                    o[1].data());
+          for (int64_t j = 0; j < cut; ++j) EXPECT_EQ(o[1][7 * cut + j], 0.0F);
         },
         zeros_fp32(kRows), Tensor(left).by(cut));
     EXPECT_NEAR(loss[0], loss[1], 1e-5 * (1 + std::abs(loss[1])));
@@ -368,7 +383,7 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
 TEST_P(BackendTest, CrossEntropyOfSplitVocabulary) {
   constexpr int64_t kRows = 21, kVocab = 90, kCut = 50;
   std::vector<int32_t> targets = ids(kRows, kVocab);
-  targets[4] = -1;  // of no rank
+  targets[4] = -1;  // counts for nothing
   Tensor whole = random(kRows * kVocab, 1, 5.0F);
   Tensor left = zeros(kRows * kCut), right = zeros(kRows * (kVocab - kCut));
   for (int64_t i = 0; i < kRows; ++i)

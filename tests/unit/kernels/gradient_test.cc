@@ -160,9 +160,9 @@ TEST_F(Gradient, Rope) {
 }
 
 TEST_F(Gradient, CrossEntropy) {
-  constexpr int64_t kRows = 3, kVocab = 5;
+  constexpr int64_t kRows = 4, kVocab = 5;
   Tensor logits(kF, kRows * kVocab, 1);
-  const std::vector<int32_t> targets = {4, 0, 2};
+  const std::vector<int32_t> targets = {4, 0, 2, -1};
   Tensor lse(kF, kRows, 0);
   const auto forward = [&](Tensor& t) {
     Tensor top(kF, kRows, 0);
@@ -171,9 +171,9 @@ TEST_F(Gradient, CrossEntropy) {
     b_->cross_entropy_add(kF, t.data(), kRows, kVocab, 0, targets.data(), true,
                           top.floats(), sum.floats(), target.floats());
     Tensor loss(kF, 1, 0);
-    loss.set(0, static_cast<float>(
-                    b_->cross_entropy_finish(kRows, top.floats(), sum.floats(),
-                                             target.floats(), lse.floats())));
+    loss.set(0, static_cast<float>(b_->cross_entropy_finish(
+                    kRows, targets.data(), top.floats(), sum.floats(),
+                    target.floats(), lse.floats())));
     return loss;
   };
   (void)forward(logits);
@@ -183,6 +183,7 @@ TEST_F(Gradient, CrossEntropy) {
   Tensor one(kF, 1, 0);
   one.set(0, 1.0F);
   EXPECT_LT(difference(d, numeric_gradient(logits, one, forward)), 1e-3);
+  for (int64_t j = 0; j < kVocab; ++j) EXPECT_EQ(d[3 * kVocab + j], 0.0F);
 }
 
 }  // namespace

@@ -141,20 +141,27 @@ struct Pipeline {
   // Sizes of a microbatch; 0: the largest. When given, microbatches of the
   // largest size run first and are discarded.
   int64_t B = 0, T = 0;
+  bool documents = false;  // in the sequences, as LocalBatch finds them
 };
 
-// The tokens of one context-parallel rank.
+// The tokens of one context-parallel rank. `documents`: they end with tokens
+// that are multiples of 5.
 struct LocalBatch {
-  LocalBatch(const MicroBatch& mb, int cp, int cp_index) {
+  LocalBatch(const MicroBatch& mb, int cp, int cp_index,
+             bool documents = false) {
+    for (int64_t n = 1; documents && n < mb.B * mb.T; ++n)
+      if (mb.tokens_BT[n - 1] % 5 == 0 && n % mb.T != 0)
+        document_starts.push_back(n);
     const auto positions = context_positions(mb.T, cp, cp_index);
     for (int64_t b = 0; b < mb.B; ++b)
       for (const int32_t t : positions) {
         tokens.push_back(mb.tokens_BT[b * mb.T + t]);
         targets.push_back(mb.targets_BT[b * mb.T + t]);
       }
-    view = {tokens.data(), targets.data(), mb.B, mb.T};
+    view = {tokens.data(), targets.data(), mb.B, mb.T, document_starts};
   }
   std::vector<int32_t> tokens, targets;
+  std::vector<int64_t> document_starts;
   MicroBatch view;
 };
 
@@ -184,7 +191,7 @@ inline Passed run_pipeline(const Model& m, const Pipeline& p, StageOptions o,
     out = {.loss = {}, .grads = m.zeros()};
     for (const auto& r : ranks) std::fill(r->grads.begin(), r->grads.end(), 0);
     for (int i = 0; i < p.microbatches; ++i) {
-      const LocalBatch mb(m.batch(i, B, T), layout.cp, coord.cp);
+      const LocalBatch mb(m.batch(i, B, T), layout.cp, coord.cp, p.documents);
       double loss = 0;
       for (int s = 0; s < stages; ++s)
         loss = at(s).forward(i, mb.view, s == 0 ? nullptr : at(s - 1).output(i),

@@ -30,11 +30,12 @@ struct Case {
     return fmt::format(
         "{} chunks {}: {} dim {} layers {} heads {}/{} hidden {} vocab {}{}; "
         "{} "
-        "microbatches of {} x {} after {} x {}, recompute {}, {}",
+        "microbatches of {} x {}{} after {} x {}, recompute {}, {}",
         layout.to_string(), pipeline.chunks, config.arch, config.dim,
         config.n_layers, config.n_heads, config.n_kv_heads, config.hidden_dim,
         config.vocab_size, config.tie_embeddings ? " tied" : "",
-        pipeline.microbatches, pipeline.B, pipeline.T, options.max_batch,
+        pipeline.microbatches, pipeline.B, pipeline.T,
+        pipeline.documents ? " of documents" : "", options.max_batch,
         options.max_seq, recompute, options.split_backward ? "split" : "whole");
   }
 };
@@ -64,6 +65,7 @@ Case random_case(uint64_t seed) {
   }
   c.config.arch = std::array{"llama", "qwen2", "qwen3"}[seed % 3];
   if (seed % 5 == 0) c.config.head_size = c.config.head_dim() + 2;
+  c.pipeline.documents = seed % 2 == 0;
   c.pipeline.microbatches = pick({1, 2});
   if (c.config.n_layers >= 2 && random() % 3 == 0) c.layout.pp = 2;
   c.pipeline.pp = c.layout.pp;
@@ -133,14 +135,14 @@ void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
     plain.max_batch = c.pipeline.B;
     plain.max_seq = c.pipeline.T;
   }
-  const Passed want = run_pipeline(m, {.microbatches = c.pipeline.microbatches},
-                                   plain, *reference);
+  const Pipeline one = {.microbatches = c.pipeline.microbatches,
+                        .documents = c.pipeline.documents};
+  const Passed want = run_pipeline(m, one, plain, *reference);
   const Passed got = run_split(m, c.pipeline, c.options, c.layout);
   const auto cpu = kernels::make_cpu_backend(1);
   StageOptions typed = plain;
   typed.dtype = c.options.dtype;
-  const Passed alone =
-      run_pipeline(m, {.microbatches = c.pipeline.microbatches}, typed, *cpu);
+  const Passed alone = run_pipeline(m, one, typed, *cpu);
   for (size_t i = 0; i < want.loss.size(); ++i) {
     // The logits have a size of 1 or more, however small the loss is.
     const auto error = [&](double loss) {
@@ -154,10 +156,9 @@ void expect_like_one_rank(const Case& c, uint64_t seed, const Bounds& bounds) {
   std::vector<std::vector<float>> nearby;  // gradients of rounded models
   const auto sensitivity = [&](size_t i, const std::vector<float>& w) {
     for (uint64_t n = nearby.size(); n < 4; ++n)
-      nearby.push_back(run_pipeline(rounded(m, bounds.rounding, n),
-                                    {.microbatches = c.pipeline.microbatches},
-                                    plain, *reference)
-                           .grads);
+      nearby.push_back(
+          run_pipeline(rounded(m, bounds.rounding, n), one, plain, *reference)
+              .grads);
     double most = 0;
     for (const auto& grads : nearby)
       most = std::max(most, relative_l2(part(m, grads, i), w));

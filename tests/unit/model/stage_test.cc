@@ -199,6 +199,56 @@ TEST_P(StageTest, EvaluatesThroughAPipelineAndTellsTheLogits) {
   EXPECT_EQ(logits[2], logits[0]);  // the same input, other targets
 }
 
+TEST_P(StageTest, DocumentsOfASequenceAreComputedAsIfAlone) {
+  const Model m = small_model(false);
+  MicroBatch packed = m.batch(0, kB, kT);
+  const std::vector<int64_t> starts = {1, 30, 31, kT + 64};
+  packed.document_starts = starts;
+  const auto documents = documents_of(packed);
+  ASSERT_EQ(documents.size(), starts.size() + kB);
+  for (const auto& recompute :
+       {std::vector<Recompute>(), std::vector(4, kFull)}) {
+    RankModel together(m, {}, {}, 1, whole(GetParam(), recompute), *cpu_);
+    RankModel alone(m, {}, {}, 1, whole(GetParam()), *cpu_);
+    Stage& s = *together.stages[0];
+    const double loss = s.forward(0, packed, nullptr, together.hooks);
+    s.backward(0, 0.01, nullptr, together.hooks);
+    double sum = 0;
+    for (const kernels::Document& d : documents) {
+      sum +=
+          alone.stages[0]->forward(0,
+                                   {packed.tokens_BT + d.first,
+                                    packed.targets_BT + d.first, 1, d.tokens},
+                                   nullptr, alone.hooks);
+      alone.stages[0]->backward(0, 0.01, nullptr, alone.hooks);
+    }
+    const bool bf16 = GetParam() == Dtype::kBf16;
+    EXPECT_NEAR(loss / sum, 1, bf16 ? 1e-3 : 1e-6);
+    EXPECT_LT(relative_l2(together.grads, alone.grads), bf16 ? 3e-2 : 1e-5);
+    EXPECT_EQ(s.evaluate(packed, nullptr, together.hooks), loss);
+  }
+}
+
+TEST_P(StageTest, ADocumentDoesNotSeeTheOneBefore) {
+  const Model m = small_model(false);
+  const std::vector<int64_t> starts = {40};
+  RankModel rank(m, {}, {}, 1, whole(GetParam()), *cpu_);
+  Stage& s = *rank.stages[0];
+  std::vector<float> logits[3];
+  for (int i = 0; i < 3; ++i) {
+    std::vector<int32_t> tokens(m.tokens.begin(), m.tokens.begin() + kT);
+    // Another token before the document, or in it.
+    if (i > 0) tokens[i == 1 ? 39 : 40] ^= 1;
+    s.evaluate({tokens.data(), tokens.data(), 1, kT, starts}, nullptr,
+               rank.hooks);
+    logits[i].resize(kT * 4200);
+    s.logits(0, kT, logits[i]);
+    logits[i].erase(logits[i].begin(), logits[i].begin() + 41 * 4200);
+  }
+  EXPECT_EQ(logits[0], logits[1]);
+  EXPECT_NE(logits[0], logits[2]);
+}
+
 TEST_P(StageTest, SameRunGivesTheSameBits) {
   const Model m = small_model(false);
   Passed runs[2];

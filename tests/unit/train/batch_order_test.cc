@@ -63,6 +63,15 @@ void append(std::span<const model::MicroBatch> from,
     }
 }
 
+// Where documents begin, by the token that ends a text.
+std::vector<int64_t> document_starts(const model::MicroBatch& m, int32_t end) {
+  std::vector<int64_t> out;
+  for (int64_t b = 0; b < m.B; ++b)
+    for (int64_t t = 1; t < m.T; ++t)
+      if (m.tokens_BT[b * m.T + t - 1] == end) out.push_back(b * m.T + t);
+  return out;
+}
+
 TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
   for (const uint64_t seed : {1ULL, 20261124ULL, ~0ULL}) {
     const std::vector<Sequence> want = list(seed);
@@ -97,6 +106,33 @@ TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
   }
 }
 
+TEST_F(BatchOrderTest, DocumentsBeginAfterTheTokenThatEndsAText) {
+  int64_t found = 0;
+  for (const bool mask : {true, false}) {
+    BatchSource source =
+        BatchSource::make(data::Dataset::open(dir_ + "/data").value(),
+                          {.seq_len = kSeqLen,
+                           .global_batch = kBatch,
+                           .local_batch = 2,
+                           .eval_sequences = kValidation,
+                           .document_mask = mask})
+            .value();
+    const auto check = [&](std::span<const model::MicroBatch> batches) {
+      for (const model::MicroBatch& m : batches) {
+        const std::vector<int64_t> got(m.document_starts.begin(),
+                                       m.document_starts.end());
+        EXPECT_EQ(got, mask ? document_starts(m, source.dataset().end_of_text())
+                            : std::vector<int64_t>());
+        found += static_cast<int64_t>(got.size());
+      }
+    };
+    for (int64_t step = 0; step < kSteps; ++step)
+      check(source.step(step).value());
+    check(source.validation().value());
+  }
+  EXPECT_GT(found, 0);
+}
+
 // With a learning rate of 0 the losses are those of the initial weights, and
 // show which sequences a step was made of.
 TEST_F(BatchOrderTest, ATrainerTrainsAndValidatesOnTheList) {
@@ -126,9 +162,11 @@ TEST_F(BatchOrderTest, ATrainerTrainsAndValidatesOnTheList) {
       tokens.insert(tokens.end(), q.begin(), q.end() - 1);
       targets.insert(targets.end(), q.begin() + 1, q.end());
     }
-    const model::MicroBatch batch{tokens.data(), targets.data(), n, kSeqLen};
+    model::MicroBatch batch{tokens.data(), targets.data(), n, kSeqLen};
+    const auto starts = document_starts(batch, tokenizer::kByteEndOfText);
+    batch.document_starts = starts;
     const auto done = engine->evaluate({&batch, 1}).value();
-    return done.loss_sum / done.tokens;
+    return done.loss_sum / done.targets;
   };
   const double val_loss = loss_of(kSteps * kBatch, kValidation);
   double before = 0;

@@ -197,7 +197,7 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    run_attention(d, task, amx_attention,
+    run_attention(d, task, s.documents, amx_attention,
                   [](auto& ops) { return ops.attention; });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
@@ -209,7 +209,7 @@ class CpuBackend final : public Backend {
                        .dq_stride = s.stride,
                        .dkv_stride = s.stride},
                       q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, amx_attention_backward,
+    run_attention(d, task, s.documents, amx_attention_backward,
                   [](auto& ops) { return ops.attention_backward; });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
@@ -222,7 +222,7 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    run_attention(d, task, amx_attention_segment,
+    run_attention(d, task, {}, amx_attention_segment,
                   [](auto& ops) { return ops.attention_segment; });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -235,7 +235,7 @@ class CpuBackend final : public Backend {
                        .dq_stride = s.num_heads * s.head_dim,
                        .dkv_stride = s.num_kv_heads * s.head_dim},
                       q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, amx_attention_segment_backward,
+    run_attention(d, task, {}, amx_attention_segment_backward,
                   [](auto& ops) { return ops.attention_segment_backward; });
   }
 
@@ -311,14 +311,14 @@ class CpuBackend final : public Backend {
       row_max[i] = new_max[i];
     }
   }
-  double cross_entropy_finish(int64_t rows, const float* row_max,
-                              const float* row_sum, const float* target_logit,
-                              float* lse) override {
+  double cross_entropy_finish(int64_t rows, const int32_t* targets,
+                              const float* row_max, const float* row_sum,
+                              const float* target_logit, float* lse) override {
     double loss = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const double l = row_max[i] + std::log(static_cast<double>(row_sum[i]));
       lse[i] = static_cast<float>(l);
-      loss += l - target_logit[i];
+      if (targets[i] >= 0) loss += l - target_logit[i];
     }
     return loss;
   }
@@ -449,6 +449,13 @@ class CpuBackend final : public Backend {
     return p == nullptr ? nullptr : static_cast<T*>(p) + i;
   }
 
+  static const void* at(Dtype d, const void* p, int64_t i) {
+    return at<char>(p, i * static_cast<int64_t>(dtype_size(d)));
+  }
+  static void* at(Dtype d, void* p, int64_t i) {
+    return at<char>(p, i * static_cast<int64_t>(dtype_size(d)));
+  }
+
   static int64_t row_grain(int64_t dim) {
     return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, dim));
   }
@@ -484,14 +491,78 @@ class CpuBackend final : public Backend {
   // takes from the type's table. One query would leave tiles almost empty.
   template <typename F>
   void run_attention(Dtype d, const AttentionTask& task,
+                     std::span<const Document> documents,
                      void (*on_tiles)(const AttentionTask&), const F& choose) {
     const AttentionSegment& s = task.segment;
-    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx && s.Tq > 1)
-      attention_tasks(task, on_tiles, amx_attention_scratch(s));
+    void (*run)(const AttentionTask&) = on_tiles;
+    int64_t floats = 0;
+    if (d == Dtype::kBf16 && linear_.bf16() == Bf16Hardware::kAmx && s.Tq > 1) {
+      floats = amx_attention_scratch(s);
+    } else {
+      run = d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16);
+      floats = simd_.attention_scratch(s);
+    }
+    if (documents.empty())
+      attention_tasks(task, run, floats);
     else
-      attention_tasks(
-          task, d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16),
-          simd_.attention_scratch(s));
+      document_tasks(d, task, documents, run, floats);
+  }
+
+  // The task of one document of a batch.
+  static AttentionTask document_task(Dtype d, const AttentionTask& batch,
+                                     const Document& document) {
+    const AttentionSegment& s = batch.segment;
+    const int64_t row = s.num_heads * s.head_dim;
+    AttentionTask t = batch;
+    t.segment.B = 1;
+    t.segment.Tq = t.segment.Tk = document.tokens;
+    t.i1 = document.tokens;
+    const auto moved = [&](auto* p, int64_t stride) {
+      return at(d, p, document.first * stride);
+    };
+    t.q = moved(batch.q, s.q_stride);
+    t.k = moved(batch.k, s.kv_stride);
+    t.v = moved(batch.v, s.kv_stride);
+    t.out = moved(batch.out, row);
+    t.dout = moved(batch.dout, row);
+    t.o = moved(batch.o, row);
+    t.dq = moved(batch.dq, batch.dq_stride);
+    t.dk = moved(batch.dk, batch.dkv_stride);
+    t.dv = moved(batch.dv, batch.dkv_stride);
+    t.lse += document.first / s.q_batch * s.num_heads * s.lse_T +
+             document.first % s.q_batch;
+    return t;
+  }
+
+  // The heads of the documents, divided so that threads have about equal work.
+  void document_tasks(Dtype d, const AttentionTask& batch,
+                      std::span<const Document> documents,
+                      void (*run)(const AttentionTask&), int64_t floats) {
+    const int64_t heads = batch.segment.num_kv_heads;
+    const auto work = [](const Document& document) {
+      constexpr int64_t kRows = 64;  // whose scores cost as much as the rest
+      return static_cast<double>(document.tokens * (document.tokens + kRows));
+    };
+    double all = 0;
+    for (const Document& document : documents)
+      all += work(document) * static_cast<double>(heads);
+    const int64_t each = ceil_div(floats, 16) * 16;
+    float* scratch = workspace_.reserve(each * threads_);
+    parallel(threads_, 1, [&](int64_t t0, int64_t t1, int thread) {
+      double before = 0;
+      for (const Document& document : documents)
+        for (int64_t g = 0; g < heads; ++g) {
+          const double middle = before + work(document) / 2;
+          before += work(document);
+          const auto part = static_cast<int64_t>(middle / all *
+                                                 static_cast<double>(threads_));
+          if (part < t0 || part >= t1) continue;
+          AttentionTask task = document_task(d, batch, document);
+          task.g = g;
+          task.scratch = scratch + thread * each;
+          run(task);
+        }
+    });
   }
 
   // With few heads the forward's tasks are also split by queries, which do not

@@ -238,6 +238,10 @@ void cross_entropy_backward(const T* logits, int64_t rows, int64_t cols,
                             int64_t col0, const int32_t* targets,
                             const float* lse, float scale, T* dlogits) {
   for (int64_t i = 0; i < rows; ++i, logits += cols, dlogits += cols) {
+    if (targets[i] < 0) {
+      for (int64_t j = 0; j < cols; ++j) put(dlogits, j, 0.0F);
+      continue;
+    }
     const float l = lse[i];
     const int64_t t = targets[i] - col0;
     const bool mine = t >= 0 && t < cols;

@@ -245,8 +245,8 @@ class ReferenceBackend final : public Backend {
                  const void* v, void* out, float* lse) override {
     const int64_t elements = s.B * s.T * s.num_heads * s.head_dim;
     std::vector<float> rows(static_cast<size_t>(elements));
-    attention_segment(d, AttentionSegment::whole(s), q, k, v, /*first=*/true,
-                      rows.data(), lse);
+    add_attention(d, AttentionSegment::whole(s), document_starts(s), q, k, v,
+                  /*first=*/true, rows.data(), lse);
     convert(elements, Dtype::kFp32, rows.data(), d, out);
   }
 
@@ -258,8 +258,8 @@ class ReferenceBackend final : public Backend {
     std::vector<double> gq(tokens * static_cast<size_t>(s.num_heads));
     std::vector<double> gk(tokens * static_cast<size_t>(s.num_kv_heads));
     std::vector<double> gv(gk.size());
-    add_gradients(d, AttentionSegment::whole(s), q, k, v, out, lse, dout,
-                  gq.data(), gk.data(), gv.data());
+    add_gradients(d, AttentionSegment::whole(s), document_starts(s), q, k, v,
+                  out, lse, dout, gq.data(), gk.data(), gv.data());
     store_heads(d, s, s.num_heads, gq, dq);
     store_heads(d, s, s.num_kv_heads, gk, dk);
     store_heads(d, s, s.num_kv_heads, gv, dv);
@@ -268,34 +268,7 @@ class ReferenceBackend final : public Backend {
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
                          const void* k, const void* v, bool first, float* out,
                          float* lse) override {
-    for_each_segment_row(s, [&](const SegmentRow& r) {
-      float& row_lse = lse[r.lse];
-      float* row = out + r.out;
-      if (first) {
-        row_lse = -INFINITY;
-        std::fill_n(row, s.head_dim, 0.0F);
-      }
-      if (r.visible == 0) return;
-      std::vector<double> p(static_cast<size_t>(r.visible));
-      double top = -INFINITY;
-      for (int64_t u = 0; u < r.visible; ++u)
-        top = std::max(
-            top, p[static_cast<size_t>(u)] = segment_score(d, s, q, k, r, u));
-      double sum = 0;
-      for (double& e : p) sum += e = std::exp(e - top);
-      const double block = top + std::log(sum);
-      const double most = std::max(block, static_cast<double>(row_lse));
-      const double both =
-          most + std::log(std::exp(block - most) + std::exp(row_lse - most));
-      for (int64_t j = 0; j < s.head_dim; ++j) {
-        double o = 0;
-        for (int64_t u = 0; u < r.visible; ++u)
-          o += p[static_cast<size_t>(u)] * at(d, v, r.key(s, u) + j);
-        row[j] = static_cast<float>(row[j] * std::exp(row_lse - both) +
-                                    o / sum * std::exp(block - both));
-      }
-      row_lse = static_cast<float>(both);
-    });
+    add_attention(d, s, {}, q, k, v, first, out, lse);
   }
 
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -303,7 +276,7 @@ class ReferenceBackend final : public Backend {
                                   const void* out, const float* lse,
                                   const void* dout, float* dq, float* dk,
                                   float* dv) override {
-    add_gradients(d, s, q, k, v, out, lse, dout, dq, dk, dv);
+    add_gradients(d, s, {}, q, k, v, out, lse, dout, dq, dk, dv);
   }
 
   void swiglu(Dtype d, const void* gu, int64_t rows, int64_t dim,
@@ -380,14 +353,14 @@ class ReferenceBackend final : public Backend {
     }
   }
 
-  double cross_entropy_finish(int64_t rows, const float* row_max,
-                              const float* row_sum, const float* target_logit,
-                              float* lse) override {
+  double cross_entropy_finish(int64_t rows, const int32_t* targets,
+                              const float* row_max, const float* row_sum,
+                              const float* target_logit, float* lse) override {
     double loss = 0;
     for (int64_t i = 0; i < rows; ++i) {
       const double l = row_max[i] + std::log(static_cast<double>(row_sum[i]));
       lse[i] = static_cast<float>(l);
-      loss += l - target_logit[i];
+      if (targets[i] >= 0) loss += l - target_logit[i];
     }
     return loss;
   }
@@ -399,8 +372,9 @@ class ReferenceBackend final : public Backend {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < cols; ++j) {
         const double p = std::exp(at(d, logits, i * cols + j) - lse[i]);
+        const double target = col0 + j == targets[i] ? 1 : 0;
         set(d, dlogits, i * cols + j,
-            (p - (col0 + j == targets[i] ? 1.0 : 0.0)) * scale);
+            targets[i] < 0 ? 0 : (p - target) * scale);
       }
   }
 
@@ -475,11 +449,11 @@ class ReferenceBackend final : public Backend {
   }
 
   // One query of one head in a block of attention: where its elements lie and
-  // how many keys it sees.
+  // which keys it sees, [from, visible).
   struct SegmentRow {
     int64_t b, g;
     int64_t query, out, lse;
-    int64_t visible;
+    int64_t from, visible;
     int64_t key(const AttentionSegment& s, int64_t u) const {
       return (b * s.kv_batch + u) * s.kv_stride + g * s.head_dim;
     }
@@ -487,8 +461,20 @@ class ReferenceBackend final : public Backend {
       return ((b * s.kv_batch + u) * s.num_kv_heads + g) * s.head_dim;
     }
   };
+  // By token, where its document begins in its sequence; empty without
+  // documents.
+  static std::vector<int64_t> document_starts(const AttentionShape& s) {
+    std::vector<int64_t> out;
+    for (const Document& d : s.documents)
+      out.insert(out.end(), static_cast<size_t>(d.tokens), d.first % s.T);
+    CHECK(out.empty() || static_cast<int64_t>(out.size()) == s.B * s.T);
+    return out;
+  }
+  // starts: from where a token sees its sequence; empty: all of it.
   template <typename F>
-  static void for_each_segment_row(const AttentionSegment& s, const F& f) {
+  static void for_each_segment_row(const AttentionSegment& s,
+                                   const std::vector<int64_t>& starts,
+                                   const F& f) {
     for (int64_t b = 0; b < s.B; ++b)
       for (int64_t h = 0; h < s.num_heads; ++h)
         for (int64_t i = 0; i < s.Tq; ++i) {
@@ -499,6 +485,7 @@ class ReferenceBackend final : public Backend {
               .query = token * s.q_stride + h * s.head_dim,
               .out = (token * s.num_heads + h) * s.head_dim,
               .lse = (b * s.num_heads + h) * s.lse_T + i,
+              .from = starts.empty() ? 0 : starts[static_cast<size_t>(token)],
               .visible = std::clamp<int64_t>(s.q0 + i - s.k0 + 1, 0, s.Tk)});
         }
   }
@@ -510,17 +497,55 @@ class ReferenceBackend final : public Backend {
     return sum / std::sqrt(static_cast<double>(s.head_dim));
   }
 
+  static void add_attention(Dtype d, const AttentionSegment& s,
+                            const std::vector<int64_t>& starts, const void* q,
+                            const void* k, const void* v, bool first,
+                            float* out, float* lse) {
+    for_each_segment_row(s, starts, [&](const SegmentRow& r) {
+      float& row_lse = lse[r.lse];
+      float* row = out + r.out;
+      if (first) {
+        row_lse = -INFINITY;
+        std::fill_n(row, s.head_dim, 0.0F);
+      }
+      if (r.visible <= r.from) return;
+      std::vector<double> p(static_cast<size_t>(r.visible));
+      double top = -INFINITY;
+      for (int64_t u = r.from; u < r.visible; ++u)
+        top = std::max(
+            top, p[static_cast<size_t>(u)] = segment_score(d, s, q, k, r, u));
+      double sum = 0;
+      for (int64_t u = r.from; u < r.visible; ++u) {
+        double& e = p[static_cast<size_t>(u)];
+        sum += e = std::exp(e - top);
+      }
+      const double block = top + std::log(sum);
+      const double most = std::max(block, static_cast<double>(row_lse));
+      const double both =
+          most + std::log(std::exp(block - most) + std::exp(row_lse - most));
+      for (int64_t j = 0; j < s.head_dim; ++j) {
+        double o = 0;
+        for (int64_t u = r.from; u < r.visible; ++u)
+          o += p[static_cast<size_t>(u)] * at(d, v, r.key(s, u) + j);
+        row[j] = static_cast<float>(row[j] * std::exp(row_lse - both) +
+                                    o / sum * std::exp(block - both));
+      }
+      row_lse = static_cast<float>(both);
+    });
+  }
+
   template <typename T>
-  static void add_gradients(Dtype d, const AttentionSegment& s, const void* q,
+  static void add_gradients(Dtype d, const AttentionSegment& s,
+                            const std::vector<int64_t>& starts, const void* q,
                             const void* k, const void* v, const void* out,
                             const float* lse, const void* dout, T* dq, T* dk,
                             T* dv) {
     const double factor = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
-    for_each_segment_row(s, [&](const SegmentRow& r) {
+    for_each_segment_row(s, starts, [&](const SegmentRow& r) {
       double delta = 0;
       for (int64_t j = 0; j < s.head_dim; ++j)
         delta += at(d, out, r.out + j) * at(d, dout, r.out + j);
-      for (int64_t u = 0; u < r.visible; ++u) {
+      for (int64_t u = r.from; u < r.visible; ++u) {
         const double p = std::exp(segment_score(d, s, q, k, r, u) - lse[r.lse]);
         double dp = 0;
         for (int64_t j = 0; j < s.head_dim; ++j)

@@ -22,7 +22,8 @@ kernels::AttentionShape Attention::shape(const Rows& rows) const {
           .num_heads = sizes_.heads,
           .num_kv_heads = sizes_.kv_heads,
           .head_dim = sizes_.head_dim,
-          .stride = sizes_.qkv_dim()};
+          .stride = sizes_.qkv_dim(),
+          .documents = rows.documents};
 }
 
 void Attention::forward(const Rows& rows, const BlockParts& a,
@@ -94,34 +95,67 @@ void Attention::extend(const Rows& rows, const BlockParts& a,
     backend_.convert(rows.T * q, Dtype::kFp32, out, d_, a[kO]);
 }
 
-Attention::Pairs Attention::pairs(const Rows& rows, int step) const {
+// Queries see the block with their own keys first: that one has a key for each.
+std::vector<Attention::Pair> Attention::pairs(const Rows& rows,
+                                              int step) const {
   const int cp = sizes_.cp;
   const int from = (sizes_.cp_index + cp - step) % cp;  // whose keys
   const int64_t piece = rows.T / 2;
   const int mine[2] = {sizes_.cp_index, 2 * cp - 1 - sizes_.cp_index};
   const int theirs[2] = {from, 2 * cp - 1 - from};
-  Pairs out;
+  std::vector<Pair> out;
   for (const int i : {0, 1})
-    for (const int j : {0, 1}) {
+    for (const int j : {i, 1 - i}) {
       if (theirs[j] > mine[i]) continue;  // all of it in the future
-      out.at[out.count++] = {.segment = {.B = rows.B,
-                                         .Tq = piece,
-                                         .Tk = piece,
-                                         .num_heads = sizes_.heads,
-                                         .num_kv_heads = sizes_.kv_heads,
-                                         .head_dim = sizes_.head_dim,
-                                         .q_stride = sizes_.qkv_dim(),
-                                         .kv_stride = 2 * sizes_.kv_dim(),
-                                         .q_batch = rows.T,
-                                         .kv_batch = rows.T,
-                                         .lse_T = rows.T,
-                                         .q0 = mine[i] * piece,
-                                         .k0 = theirs[j] * piece},
-                             .q_token = i * piece,
-                             .k_token = j * piece,
-                             .first = step == 0 && j == 0};
+      const Pair pair = {.segment = {.B = rows.B,
+                                     .Tq = piece,
+                                     .Tk = piece,
+                                     .num_heads = sizes_.heads,
+                                     .num_kv_heads = sizes_.kv_heads,
+                                     .head_dim = sizes_.head_dim,
+                                     .q_stride = sizes_.qkv_dim(),
+                                     .kv_stride = 2 * sizes_.kv_dim(),
+                                     .q_batch = rows.T,
+                                     .kv_batch = rows.T,
+                                     .lse_T = rows.T,
+                                     .q0 = mine[i] * piece,
+                                     .k0 = theirs[j] * piece},
+                         .q_token = i * piece,
+                         .k_token = j * piece,
+                         .lse = i * piece,
+                         .first = step == 0 && i == j};
+      if (rows.documents.empty())
+        out.push_back(pair);
+      else
+        add_documents(rows, pair, &out);
     }
   return out;
+}
+
+void Attention::add_documents(const Rows& rows, const Pair& pair,
+                              std::vector<Pair>* out) const {
+  const kernels::AttentionSegment& s = pair.segment;
+  const int64_t T = rows.T * sizes_.cp;
+  for (const kernels::Document& d : rows.documents) {
+    const int64_t b = d.first / T;
+    const int64_t begin = d.first % T;
+    const int64_t end = begin + d.tokens;
+    const int64_t q0 = std::max(begin, s.q0);
+    const int64_t q1 = std::min(end, s.q0 + s.Tq);
+    const int64_t k0 = std::max(begin, s.k0);
+    const int64_t k1 = std::min(end, s.k0 + s.Tk);
+    if (q0 >= q1 || k0 >= k1) continue;
+    Pair p = pair;
+    p.segment.B = 1;
+    p.segment.Tq = q1 - q0;
+    p.segment.Tk = k1 - k0;
+    p.segment.q0 = q0;
+    p.segment.k0 = k0;
+    p.q_token += b * rows.T + q0 - s.q0;
+    p.k_token += b * rows.T + k0 - s.k0;
+    p.lse += b * sizes_.heads * rows.T + q0 - s.q0;
+    out->push_back(p);
+  }
 }
 
 comm::RequestPtr Attention::send(const void* data, size_t bytes, int tag) {
@@ -166,7 +200,7 @@ void Attention::ring_forward(const Rows& rows, const BlockParts& a,
       backend_.attention_segment(
           d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
           offset(k, d_, sizes_.kv_dim()), p.first, out + p.q_token * q,
-          a.f(kLse) + p.q_token);
+          a.f(kLse) + p.lse);
     }
     if (received != nullptr) received->wait();
     if (sent != nullptr) sent->wait();
@@ -202,7 +236,7 @@ void Attention::ring_backward(const Rows& rows, const BlockParts& a,
       backend_.attention_segment_backward(
           d_, p.segment, offset(a[kQkv], d_, p.q_token * p.segment.q_stride), k,
           offset(k, d_, kv_dim), offset(a[kO], d_, p.q_token * q),
-          a.f(kLse) + p.q_token, offset(scratch.dattention, d_, p.q_token * q),
+          a.f(kLse) + p.lse, offset(scratch.dattention, d_, p.q_token * q),
           dq + p.q_token * q, dk + p.k_token * kv_dim, dv + p.k_token * kv_dim);
     }
     if (received != nullptr) {

@@ -9,11 +9,14 @@
 // a causal mask all ranks have the same work in every step: two full blocks of
 // piece by piece, or one full and two half ones in the first step.
 //
+// Documents of a sequence do not see each other. Their positions are those of
+// the sequence: the rotary embedding depends on differences alone.
+//
 // With a cache a sequence is continued: its new keys and values are added to
 // those of earlier tokens, and the new queries attend to all of them.
 #pragma once
 
-#include <array>
+#include <vector>
 
 #include "parallel/comm/comm.h"
 #include "worker/kernels/backend.h"
@@ -46,19 +49,17 @@ class Attention {
 
  private:
   // A block of a ring step: a piece of this rank's queries with a piece of the
-  // current keys.
+  // current keys, or of a document what is in both.
   struct Pair {
     kernels::AttentionSegment segment;
-    int64_t q_token = 0, k_token = 0;  // where the pieces begin in a sequence
+    int64_t q_token = 0, k_token = 0;  // where they begin in the rows
+    int64_t lse = 0;                   // of the first query and head
     bool first = false;                // block that these queries see
   };
-  struct Pairs {
-    std::array<Pair, 4> at;
-    size_t count = 0;
-    const Pair* begin() const { return at.data(); }
-    const Pair* end() const { return at.data() + count; }
-  };
-  Pairs pairs(const Rows& rows, int step) const;
+  std::vector<Pair> pairs(const Rows& rows, int step) const;
+  // Appends a pair's documents.
+  void add_documents(const Rows& rows, const Pair& pair,
+                     std::vector<Pair>* out) const;
   size_t kv_bytes(const Rows& rows, kernels::Dtype d) const;
 
   kernels::AttentionShape shape(const Rows& rows) const;

@@ -70,7 +70,8 @@ struct HeadParts {
 };
 
 struct Slot {
-  Rows rows;
+  std::vector<kernels::Document> documents;
+  Rows rows;  // refers to them
   bool forwarded = false, backwarded = false;
   double loss_scale = 0;
   std::vector<BlockParts> blocks;

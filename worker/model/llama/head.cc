@@ -64,7 +64,7 @@ double Head::forward(const Rows& rows, const float* x, const float* branch,
                                    row_sum);
     group_.all_reduce(2 * N, scratch.row_sums, comm::Op::kSum);
   }
-  return backend_.cross_entropy_finish(N, scratch.row_max, row_sum,
+  return backend_.cross_entropy_finish(N, a.targets, scratch.row_max, row_sum,
                                        target_logit, a.lse);
 }
 

@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "parallel/geometry/shard_table.h"
+#include "worker/kernels/backend.h"
 
 namespace remesh::model {
 
@@ -34,6 +36,9 @@ struct Rows {
   int64_t N = 0;         // B * T
   int64_t n = 0;         // of the residual stream: ceil(N / tp)
   int64_t P = 0;         // n * tp: N and the zero rows that follow
+  // Of the complete sequences, before context parallelism; empty: each sequence
+  // is one.
+  std::span<const kernels::Document> documents;
 };
 
 // For B sequences of T tokens before context parallelism.

@@ -239,7 +239,9 @@ void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
   const int64_t window = shard_.table().config().sliding_window;
   CHECK(window == 0 || mb.T <= window);
+  s.documents = documents_of(mb);
   s.rows = rows_of(sizes_, mb.B, mb.T);
+  s.rows.documents = s.documents;
   place_positions(mb.T);
   if (shape_.has_embedding) {
     CHECK(mb.tokens_BT != nullptr);
