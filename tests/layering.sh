@@ -28,7 +28,7 @@ zmq proto/wire/[a-z_]*\.cc
 pmix worker/agent/shell/pmix_([a-z_]*\.cc|call\.h)
 dnnl worker/kernels/cpu/onednn_[a-z_]*\.cc
 toml[+][+] parallel/jobfile/[a-z_]*\.cc
-lzma\.h worker/data/[a-z_]*\.cc
+archive worker/data/text_reader\.cc
 sodium\.h proto/base/keyed_hash\.cc|worker/tokenizer/tiktoken\.cc
 pcre2\.h worker/tokenizer/regex\.cc
 utf8proc\.h worker/tokenizer/unicode\.cc

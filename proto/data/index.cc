@@ -76,6 +76,13 @@ class Fields {
       return fail(key, fmt::format("must be an integer from 0 to {}", max)), 0;
     return v->get<int64_t>();
   }
+  // False if it is missing.
+  bool flag(const char* key) {
+    if (!ok() || !object_.contains(key)) return false;
+    const Json& v = object_[key];
+    if (!v.is_boolean()) return fail(key, "must be true or false"), false;
+    return v.get<bool>();
+  }
   const Json& array(const char* key) {
     static const Json kEmpty = Json::array();
     const Json* v = find(key);
@@ -138,8 +145,9 @@ int64_t Index::train_tokens() const { return total_tokens(train); }
 int64_t Index::val_tokens() const { return total_tokens(val); }
 
 std::string data_id_of(const Index& index) {
-  std::string text = fmt::format("{} {} {}\n", index.tokenizer,
-                                 index.vocab_size, index.end_of_text);
+  std::string text =
+      fmt::format("{} {} {}{}\n", index.tokenizer, index.vocab_size,
+                  index.end_of_text, index.marked ? " marked" : "");
   for (const ShardEntry& s : index.train)
     text += fmt::format("train {} {}\n", s.tokens, s.checksum);
   for (const ShardEntry& s : index.val)
@@ -159,6 +167,7 @@ std::string index_to_json(const Index& index) {
                      {"tokenizer", index.tokenizer},
                      {"vocab_size", index.vocab_size},
                      {"end_of_text", index.end_of_text},
+                     {"marked", index.marked},
                      {"documents", index.documents},
                      {"text_bytes", index.text_bytes},
                      {"train", shards_to_json(index.train)},
@@ -186,6 +195,7 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
       f.count("end_of_text", std::numeric_limits<int32_t>::max()));
   if (index.end_of_text >= index.vocab_size)
     f.fail("end_of_text", "must be below vocab_size");
+  index.marked = f.flag("marked");
   index.documents = f.count("documents");
   index.text_bytes = static_cast<uint64_t>(f.count("text_bytes"));
   const Json& train = f.array("train");
@@ -212,7 +222,8 @@ uint32_t token_width(int64_t vocab_size) {
 Status check_shard_files(const std::string& dir, const Index& index) {
   const auto bytes_of = [&](const ShardEntry& shard) {
     return kShardHeaderBytes +
-           static_cast<uint64_t>(shard.tokens) * token_width(index.vocab_size);
+           static_cast<uint64_t>(shard.tokens) * token_width(index.vocab_size) +
+           (index.marked ? mark_bytes(shard.tokens) : 0);
   };
   std::vector<ShardEntry> shards = index.train;
   shards.insert(shards.end(), index.val.begin(), index.val.end());

@@ -36,6 +36,7 @@ struct Index {
   std::string tokenizer;
   int64_t vocab_size = 0;
   int32_t end_of_text = 0;
+  bool marked = false;  // the shards have marks (token_shard.h)
   int64_t documents = 0;
   uint64_t text_bytes = 0;
   std::vector<ShardEntry> train;
@@ -51,6 +52,10 @@ struct Index {
 // vocabulary of up to 65,536 entries, else 4.
 inline constexpr uint64_t kShardHeaderBytes = 128;
 uint32_t token_width(int64_t vocab_size);
+// Of the marks that may follow the tokens: two bits each.
+constexpr uint64_t mark_bytes(int64_t tokens) {
+  return 2 * ((static_cast<uint64_t>(tokens) + 7) / 8);
+}
 
 // Compares the shard files in `dir` with the index: their sizes and, if all
 // have at most 256 MiB, their checksums. Fails with Corrupt, naming the file.

@@ -10,6 +10,7 @@
 namespace remesh::data {
 
 void add_tokenizer_commands(CLI::App& app, int* code);
+void add_inspect(CLI::App& app, int* code);
 
 // Prints the failure and returns its exit code.
 inline int fail(const CLI::App& app, const Status& status) {

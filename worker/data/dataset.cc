@@ -28,6 +28,10 @@ Result<MappedShard> open_entry(const std::string& dir, const Index& index,
     return corrupt(
         fmt::format("{}: tokenizer '{}', but that of the data set is '{}'",
                     path, info.tokenizer, index.tokenizer));
+  if (info.has_marks != index.marked)
+    return corrupt(fmt::format("{}: has {}marks, but the data set has {}", path,
+                               info.has_marks ? "" : "no ",
+                               index.marked ? "some" : "none"));
   if (info.num_tokens != entry.tokens || info.checksum != entry.checksum)
     return corrupt(fmt::format(
         "{}: {} tokens with checksum {}, but the index has {} with {} (does it "
@@ -43,6 +47,22 @@ Split::~Split() = default;
 Split::Split(Split&&) noexcept = default;
 Split& Split::operator=(Split&&) noexcept = default;
 
+template <typename F>
+Status Split::for_each_part(int64_t begin, int64_t count, const F& f) const {
+  // The last shard that begins at or before `begin`.
+  size_t i = static_cast<size_t>(
+      std::upper_bound(begins_.begin(), begins_.end(), begin) -
+      begins_.begin());
+  for (int64_t done = 0; done < count; ++i) {
+    const MappedShard& shard = shards_[i - 1];
+    const int64_t at = begin + done - begins_[i - 1];
+    const int64_t n = std::min(shard.info().num_tokens - at, count - done);
+    RETURN_IF_ERROR(f(shard, at, n));
+    done += n;
+  }
+  return ok_status();
+}
+
 Status Split::read(int64_t begin, std::span<int32_t> out) const {
   const auto count = static_cast<int64_t>(out.size());
   if (begin < 0 || count > num_tokens_ || begin > num_tokens_ - count)
@@ -51,24 +71,17 @@ Status Split::read(int64_t begin, std::span<int32_t> out) const {
         static_cast<__int128>(begin) + count > INT64_MAX ? INT64_MAX
                                                          : begin + count,
         num_tokens_));
-  // The last shard that begins at or before `begin`.
-  size_t i = static_cast<size_t>(
-      std::upper_bound(begins_.begin(), begins_.end(), begin) -
-      begins_.begin());
-  for (size_t done = 0; done < out.size(); ++i) {
-    const MappedShard& shard = shards_[i - 1];
-    const int64_t at = begin + static_cast<int64_t>(done) - begins_[i - 1];
-    const auto n = static_cast<size_t>(std::min<int64_t>(
-        shard.info().num_tokens - at, count - static_cast<int64_t>(done)));
-    RETURN_IF_ERROR(shard.read(at, out.subspan(done, n)));
-    done += n;
-  }
-  return ok_status();
+  return for_each_part(
+      begin, count, [&](const MappedShard& shard, int64_t at, int64_t n) {
+        const Status read = shard.read(at, out.first(static_cast<size_t>(n)));
+        out = out.subspan(static_cast<size_t>(n));
+        return read;
+      });
 }
 
 Status Split::read_window(int64_t window, int64_t seq_len,
-                          std::span<int32_t> input,
-                          std::span<int32_t> target) const {
+                          std::span<int32_t> input, std::span<int32_t> target,
+                          std::vector<int64_t>* starts) const {
   CHECK(seq_len >= 1);
   const auto length = static_cast<size_t>(seq_len);
   CHECK(input.size() == length && target.size() == length);
@@ -79,7 +92,25 @@ Status Split::read_window(int64_t window, int64_t seq_len,
                     windows, seq_len));
   RETURN_IF_ERROR(read(window * seq_len, input));
   std::copy(input.begin() + 1, input.end(), target.begin());
-  return read((window + 1) * seq_len, target.last(1));
+  RETURN_IF_ERROR(read((window + 1) * seq_len, target.last(1)));
+  starts->clear();
+  if (!marked_) {
+    for (size_t t = 1; t < length; ++t)
+      if (input[t - 1] == end_of_text_)
+        starts->push_back(static_cast<int64_t>(t));
+    return ok_status();
+  }
+  int64_t position = 1;  // of the token in the window; its target's is one less
+  return for_each_part(window * seq_len + 1, seq_len,
+                       [&](const MappedShard& shard, int64_t at, int64_t n) {
+                         for (int64_t t = at; t < at + n; ++t, ++position) {
+                           if (!shard.is_target(t))
+                             target[static_cast<size_t>(position - 1)] = -1;
+                           if (position < seq_len && shard.begins_document(t))
+                             starts->push_back(position);
+                         }
+                         return ok_status();
+                       });
 }
 
 Result<Dataset> Dataset::open(const std::string& dir) {
@@ -101,6 +132,8 @@ Result<Dataset> Dataset::open(const std::string& dir) {
   const auto fill = [&](const std::vector<ShardEntry>& entries,
                         Split& split) -> Status {
     split.vocab_size_ = index.vocab_size;
+    split.end_of_text_ = index.end_of_text;
+    split.marked_ = index.marked;
     for (const ShardEntry& entry : entries) {
       ASSIGN_OR_RETURN(MappedShard shard, open_entry(dir, index, entry));
       split.begins_.push_back(split.num_tokens_);

@@ -43,17 +43,25 @@ class Split {
   Status read(int64_t begin, std::span<int32_t> out) const;
   // Window w of `seq_len` tokens (sampler.h): input tokens
   // [w * seq_len, (w + 1) * seq_len); the targets are the same range shifted by
-  // one.
+  // one, and -1 where the loss does not count them. `starts`: the positions in
+  // the window, but not 0, of tokens that begin a document.
   // REQUIRES: both spans have seq_len elements.
   Status read_window(int64_t window, int64_t seq_len, std::span<int32_t> input,
-                     std::span<int32_t> target) const;
+                     std::span<int32_t> target,
+                     std::vector<int64_t>* starts) const;
 
  private:
   friend class Dataset;
+  // f(shard, first token in it, tokens) for each part of the range.
+  template <typename F>
+  Status for_each_part(int64_t begin, int64_t count, const F& f) const;
+
   std::vector<MappedShard> shards_;
   std::vector<int64_t> begins_;  // first token of each shard
   int64_t num_tokens_ = 0;
   int64_t vocab_size_ = 0;
+  int32_t end_of_text_ = 0;
+  bool marked_ = false;
 };
 
 class Dataset {

@@ -111,8 +111,10 @@ void add_prepare(CLI::App& app, int* code) {
   auto o = std::make_shared<PrepareOptions>();
   CLI::App* c = app.add_subcommand(
       "prepare", "Convert text files to a data set of token shards");
-  c->add_option("INPUT,--input", o->inputs,
-                "Text files, plain or .xz, read in this order")
+  c->add_option(
+       "INPUT,--input", o->inputs,
+       "Files, folders or patterns: text or JSON lines (.jsonl), plain "
+       "or gzip, xz, zst or bz2; read in this order")
       ->required();
   c->add_option("--out", o->out_dir, "Folder of the data set")->required();
   c->add_option("--tokenizer", o->tokenizer,
@@ -132,15 +134,25 @@ void add_prepare(CLI::App& app, int* code) {
       ->capture_default_str();
   c->add_flag("--raw-bytes", o->raw_bytes,
               "Take the files as they are, also if they are not UTF-8 text");
+  c->add_option("--field", o->field, "Field of JSON lines with the text")
+      ->capture_default_str();
+  c->add_flag("--chat", o->chat,
+              "The JSON lines are conversations: {\"messages\": [{\"role\": "
+              "..., \"content\": ...}, ...]}; the loss counts the answers");
+  c->add_option("--chat-template", o->chat_template,
+                "Jinja file or tokenizer_config.json. Default: the one beside "
+                "the tokenizer");
   c->add_flag("--overwrite", o->overwrite,
               "Replace a data set in the folder; its other files stay");
   c->footer(R"(
-A line "<|endoftext|>" ends a document, as does the end of a file.
+In text a line "<|endoftext|>" ends a document, as does the end of a file.
 
 Examples:
   remesh data prepare --input books.txt.xz --out data/books
   remesh data prepare --input a.txt b.txt --out data/ab --val-fraction 0.05
-  remesh data prepare --input a.txt --out data/a --tokenizer tokenizer.json)");
+  remesh data prepare --input texts/ 'more/*.jsonl.zst' --out data/all
+  remesh data prepare --input chats.jsonl --chat --out data/chats \
+      --tokenizer Qwen3-0.6B/tokenizer.json)");
   c->callback([&app, o, code] { *code = prepare_command(app, *o); });
 }
 
@@ -151,6 +163,7 @@ void add_data_commands(CLI::App& app, int* code) {
       "  remesh data prepare --input books.txt.xz --out data/books");
   add_prepare(app, code);
   add_show(app, code);
+  add_inspect(app, code);
   auto dir = std::make_shared<std::string>();
   CLI::App* verify = app.add_subcommand(
       "verify", "Read a complete data set and compare its checksums");

@@ -1,24 +1,22 @@
 #include "worker/data/prepare.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
-#include <cerrno>
-#include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "proto/base/rng.h"
 #include "proto/data/index.h"
+#include "worker/data/chat_template.h"
 #include "worker/data/dataset.h"
 #include "worker/data/input_file.h"
+#include "worker/data/inputs.h"
+#include "worker/data/json_lines.h"
+#include "worker/data/out_dir.h"
+#include "worker/data/split_writer.h"
 #include "worker/data/text_reader.h"
-#include "worker/data/token_shard.h"
 #include "worker/tokenizer/tokenizer.h"
 
 namespace remesh::data {
@@ -28,10 +26,6 @@ constexpr int64_t kMinBlock = 64;
 constexpr int64_t kUsualBlock = 16 << 10;
 constexpr int64_t kMaxBlock = 1 << 24;
 constexpr size_t kPortion = size_t{1} << 20;
-// What a file's name ends with until it is complete.
-constexpr char kPartial[] = ".partial";
-// Longer documents are encoded in parts.
-constexpr size_t kPartBytes = size_t{4} << 20;
 
 Status check_options(const PrepareOptions& o) {
   if (o.inputs.empty())
@@ -51,14 +45,20 @@ Status check_options(const PrepareOptions& o) {
   return ok_status();
 }
 
+struct Input {
+  std::string path;
+  uint64_t bytes = 0;  // as stored
+  bool compressed = false;
+};
+
 // A size with which about eight blocks are held out, estimated from the stored
 // size; text compresses to about a quarter.
 int64_t choose_block_bytes(const PrepareOptions& o,
-                           const std::vector<TextReader>& inputs) {
+                           const std::vector<Input>& inputs) {
   if (o.val_block_bytes != 0) return o.val_block_bytes;
   double text = 0;
-  for (const TextReader& r : inputs)
-    text += static_cast<double>(r.file_bytes()) * (r.compressed() ? 4 : 1);
+  for (const Input& i : inputs)
+    text += static_cast<double>(i.bytes) * (i.compressed ? 4 : 1);
   if (o.val_fraction == 0) return kUsualBlock;
   return std::clamp(static_cast<int64_t>(text * o.val_fraction / 8), kMinBlock,
                     kUsualBlock);
@@ -71,6 +71,8 @@ std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
       "shard_tokens {}\nseed {}\nraw_bytes {}\n",
       o.tokenizer, o.val_fraction, block_bytes, o.shard_tokens, o.seed,
       o.raw_bytes);
+  if (o.field != PrepareOptions().field) text += "field " + o.field + "\n";
+  if (o.chat) text += "chat " + o.chat_template + "\n";
   for (const InputEntry& i : inputs)
     text += fmt::format("input {} {}\n", i.bytes, i.xxh128);
   return hex(xxh3_128(std::as_bytes(std::span(text))));
@@ -79,9 +81,9 @@ std::string source_id_of(const PrepareOptions& o, int64_t block_bytes,
 // Counts bytes read over all inputs.
 class Progress {
  public:
-  Progress(const PrepareProgress& sink, const std::vector<TextReader>& inputs)
+  Progress(const PrepareProgress& sink, const std::vector<Input>& inputs)
       : sink_(sink) {
-    for (const TextReader& r : inputs) total_ += r.file_bytes();
+    for (const Input& i : inputs) total_ += i.bytes;
   }
   void add(uint64_t bytes) {
     done_ += bytes;
@@ -95,179 +97,21 @@ class Progress {
   uint64_t total_ = 0;
 };
 
-Result<std::vector<TextReader>> open_inputs(const PrepareOptions& o) {
-  std::vector<TextReader> readers;
+// Fails on a file that cannot be one.
+Result<std::vector<Input>> check_inputs(const PrepareOptions& o) {
+  std::vector<Input> out;
   for (const std::string& path : o.inputs) {
-    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path, o.raw_bytes));
+    ASSIGN_OR_RETURN(const TextReader reader,
+                     TextReader::open(path, o.raw_bytes));
     if (reader.file_bytes() == 0)
       return invalid_argument(path + ": empty file");
-    readers.push_back(std::move(reader));
+    if (o.chat && !is_json_lines(path))
+      return invalid_argument(
+          path + ": --chat reads files of JSON lines, named .jsonl");
+    out.push_back({path, reader.file_bytes(), reader.compressed()});
   }
-  return readers;
+  return out;
 }
-
-// Whether block number `block` is held out, as every (1 / fraction)-th is.
-bool held_out(double fraction, double phase, int64_t block) {
-  const auto b = static_cast<double>(block);
-  return std::floor((b + 1) * fraction + phase) >
-         std::floor(b * fraction + phase);
-}
-
-bool is_space(char c) {
-  return std::isspace(static_cast<unsigned char>(c)) != 0;
-}
-
-// Where a text is best divided: behind the last line in its second half whose
-// end has no white space beside it, or else at the end.
-size_t part_end(std::string_view text) {
-  for (size_t at = text.size() - 1; at > text.size() / 2; --at)
-    if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2]))
-      return at;
-  return text.size();
-}
-
-// The shards of one split, under their temporary names.
-class SplitWriter {
- public:
-  SplitWriter(FileSystem& fs, std::string dir, std::string split,
-              const tokenizer::Tokenizer& tokenizer, int64_t shard_tokens)
-      : fs_(fs),
-        dir_(std::move(dir)),
-        split_(std::move(split)),
-        tokenizer_(tokenizer),
-        shard_tokens_(shard_tokens) {}
-  // Removes files that were not renamed into place.
-  ~SplitWriter() {
-    for (const std::string& name : names_)
-      (void)fs_.remove(dir_ + "/" + name + kPartial).ok();
-  }
-  SplitWriter(const SplitWriter&) = delete;
-  SplitWriter& operator=(const SplitWriter&) = delete;
-
-  Status append(std::span<const int32_t> tokens) {
-    while (!tokens.empty()) {
-      if (!writer_) RETURN_IF_ERROR(begin_shard());
-      const auto room =
-          static_cast<size_t>(shard_tokens_ - writer_->num_tokens());
-      const size_t n = std::min(room, tokens.size());
-      RETURN_IF_ERROR(writer_->append(tokens.first(n)));
-      tokens = tokens.subspan(n);
-      if (writer_->num_tokens() == shard_tokens_) RETURN_IF_ERROR(end_shard());
-    }
-    return ok_status();
-  }
-  Status finish() { return writer_ ? end_shard() : ok_status(); }
-  const std::vector<ShardEntry>& entries() const { return entries_; }
-  Status rename() {
-    for (const std::string& name : names_)
-      RETURN_IF_ERROR(
-          fs_.rename(dir_ + "/" + name + kPartial, dir_ + "/" + name));
-    return ok_status();
-  }
-
- private:
-  Status begin_shard() {
-    const std::string name = fmt::format("{}-{:05}.tok", split_, names_.size());
-    names_.push_back(name);
-    ASSIGN_OR_RETURN(
-        ShardWriter writer,
-        ShardWriter::create(fs_, dir_ + "/" + name + kPartial, tokenizer_.id(),
-                            tokenizer_.vocab_size()));
-    writer_ = std::move(writer);
-    return ok_status();
-  }
-  Status end_shard() {
-    ASSIGN_OR_RETURN(const ShardInfo info, writer_->finish());
-    entries_.push_back({names_.back(), info.num_tokens, info.checksum});
-    writer_.reset();
-    return ok_status();
-  }
-
-  FileSystem& fs_;
-  std::string dir_;
-  std::string split_;
-  const tokenizer::Tokenizer& tokenizer_;
-  int64_t shard_tokens_;
-  std::vector<std::string> names_;
-  std::vector<ShardEntry> entries_;
-  std::optional<ShardWriter> writer_;
-};
-
-// Distributes blocks over the two splits and ends each document in its split.
-//
-// A document, as far as it is in one split, is encoded as a whole. If it is
-// longer than kPartBytes, parts end where the usual tokenizers never merge.
-class BlockRouter {
- public:
-  BlockRouter(double fraction, uint64_t seed,
-              const tokenizer::Tokenizer& tokenizer, SplitWriter& train,
-              SplitWriter& val)
-      : fraction_(fraction),
-        phase_(static_cast<double>(
-                   random_u64(seed, hash64("remesh.held_out"), 0) >> 11) *
-               0x1p-53),
-        tokenizer_(tokenizer),
-        train_(train),
-        val_(val) {}
-
-  Status add(const TextBlock& block) {
-    SplitWriter* to =
-        held_out(fraction_, phase_, next_block_++) ? &val_ : &train_;
-    const std::string_view text = block.text;
-    size_t begin = 0;
-    size_t k = 0;
-    if (!block.ends.empty() && block.ends[0] == 0) {
-      k = 1;
-      RETURN_IF_ERROR(close());
-    } else if (open_ != nullptr && open_ != to) {
-      RETURN_IF_ERROR(close());  // the document continues in the other split
-    }
-    for (; k < block.ends.size(); ++k) {
-      RETURN_IF_ERROR(append(to, text.substr(begin, block.ends[k] - begin)));
-      RETURN_IF_ERROR(close());
-      begin = block.ends[k];
-    }
-    return append(to, text.substr(begin));
-  }
-
- private:
-  Status append(SplitWriter* to, std::string_view text) {
-    if (text.empty()) return ok_status();
-    open_ = to;
-    text_ += text;
-    return text_.size() < kPartBytes ? ok_status()
-                                     : encode_part(part_end(text_));
-  }
-  Status encode_part(size_t bytes) {
-    if (bytes == 0) return ok_status();
-    tokens_.clear();
-    RETURN_IF_ERROR(tokenizer_.encode(
-        std::string_view(text_).substr(0, bytes),
-        {.special = false, .continues = continues_}, tokens_));
-    text_.erase(0, bytes);
-    continues_ = true;
-    return open_->append(tokens_);
-  }
-  // Ends the open document in the split that has its last part.
-  Status close() {
-    if (open_ == nullptr) return ok_status();
-    RETURN_IF_ERROR(encode_part(text_.size()));
-    continues_ = false;
-    const int32_t token = tokenizer_.end_of_text();
-    return std::exchange(open_, nullptr)->append({&token, 1});
-  }
-
-  double fraction_;
-  double phase_;
-  const tokenizer::Tokenizer& tokenizer_;
-  SplitWriter& train_;
-  SplitWriter& val_;
-  SplitWriter* open_ = nullptr;  // the split of a document without an end yet
-  std::string text_;             // of that document, not yet encoded
-  bool continues_ = false;       // parts of that document have been encoded
-  int64_t next_block_ = 0;
-  std::vector<int32_t> tokens_;
-};
 
 Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
                                             Progress& progress) {
@@ -289,59 +133,6 @@ Result<std::vector<InputEntry>> hash_inputs(const PrepareOptions& o,
   }
   return entries;
 }
-
-// The output folder: created if missing, locked, and unchanged on failure.
-class OutDir {
- public:
-  static Result<std::unique_ptr<OutDir>> open(FileSystem& fs,
-                                              const std::string& path) {
-    const bool existed = fs.exists(path);
-    if (!existed) RETURN_IF_ERROR(fs.create_dirs(path));
-    auto dir = std::unique_ptr<OutDir>(new OutDir(fs, path, !existed));
-    dir->fd_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (dir->fd_ < 0) return errno_error("open folder " + path, errno);
-    if (::flock(dir->fd_, LOCK_EX | LOCK_NB) != 0) {
-      if (errno != EWOULDBLOCK) return errno_error("lock " + path, errno);
-      dir->made_ = false;  // the other process uses it
-      return unavailable(path + ": another prepare is writing to this folder");
-    }
-    return dir;
-  }
-  ~OutDir() {
-    if (made_) ::rmdir(path_.c_str());  // only succeeds while empty
-    if (fd_ >= 0) ::close(fd_);
-  }
-  OutDir(const OutDir&) = delete;
-  OutDir& operator=(const OutDir&) = delete;
-
-  const std::string& path() const { return path_; }
-  FileSystem& fs() const { return fs_; }
-  bool has_index() const { return fs_.exists(path_ + "/" + kIndexName); }
-  // The sorted names in the folder: those that prepare may have written (own),
-  // and others (foreign).
-  Status list(std::vector<std::string>& own,
-              std::vector<std::string>& foreign) const {
-    ASSIGN_OR_RETURN(std::vector<std::string> names, fs_.list(path_));
-    for (std::string& name : names)
-      (is_own(name) ? own : foreign).push_back(std::move(name));
-    return ok_status();
-  }
-
- private:
-  OutDir(FileSystem& fs, std::string path, bool made)
-      : fs_(fs), path_(std::move(path)), made_(made) {}
-  static bool is_own(std::string_view name) {
-    if (name.ends_with(kPartial)) name.remove_suffix(sizeof(kPartial) - 1);
-    if (name == kIndexName) return true;
-    return name.ends_with(".tok") &&
-           (name.starts_with("train-") || name.starts_with("val-"));
-  }
-
-  FileSystem& fs_;
-  std::string path_;
-  bool made_;
-  int fd_ = -1;
-};
 
 PrepareSummary summarize(const Index& index, uint64_t input_bytes) {
   PrepareSummary s;
@@ -398,43 +189,11 @@ Result<std::optional<PrepareSummary>> check_existing(const PrepareOptions& o,
       out.path(), why.message()));
 }
 
-// Renames the finished files into place, the index last.
-Status commit(const Index& index, const OutDir& out, SplitWriter& train,
-              SplitWriter& val) {
-  const std::string path = out.path() + "/" + kIndexName;
-  Status wrote = write_file(out.fs(), path + kPartial, index_to_json(index));
-  if (!wrote.ok()) {
-    (void)out.fs().remove(path + kPartial).ok();
-    return wrote;
-  }
-  std::vector<std::string> before;
-  std::vector<std::string> foreign;
-  RETURN_IF_ERROR(out.list(before, foreign));
-  if (out.has_index()) {
-    // From here until the last rename the folder has no data set.
-    RETURN_IF_ERROR(out.fs().remove(path));
-    RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
-  }
-  RETURN_IF_ERROR(train.rename());
-  RETURN_IF_ERROR(val.rename());
-  RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
-  RETURN_IF_ERROR(out.fs().rename(path + kPartial, path));
-  RETURN_IF_ERROR(out.fs().sync_dir(out.path()));
-  for (const std::string& name : before) {
-    const auto is_name = [&](const ShardEntry& e) { return e.file == name; };
-    if (name != kIndexName &&
-        std::none_of(index.train.begin(), index.train.end(), is_name) &&
-        std::none_of(index.val.begin(), index.val.end(), is_name))
-      (void)out.fs().remove(out.path() + "/" + name).ok();
-  }
-  return ok_status();
-}
-
 Status check_splits(const Index& index, const PrepareOptions& o,
                     int64_t block_bytes) {
   if (index.documents == 0)
     return invalid_argument(
-        fmt::format("{}: no text, only document separators", o.inputs[0]));
+        fmt::format("{}: no text, only ends of documents", o.inputs[0]));
   if (o.val_fraction > 0 && (index.val.empty() || index.train.empty()))
     return invalid_argument(fmt::format(
         "{} bytes of text: too little for a {} split with --val-fraction {} "
@@ -445,55 +204,127 @@ Status check_splits(const Index& index, const PrepareOptions& o,
   return ok_status();
 }
 
+// Reads the inputs, in order, into the two splits.
+class Reading {
+ public:
+  Reading(const PrepareOptions& o, int64_t block_bytes, ChatTemplate* chat,
+          BlockRouter& router, Progress& progress)
+      : o_(o),
+        chat_(chat),
+        router_(router),
+        progress_(progress),
+        splitter_(static_cast<size_t>(block_bytes),
+                  [this](const TextBlock& b) { return router_.add(b); }) {}
+
+  Status add(const std::string& path, Index* index) {
+    ASSIGN_OR_RETURN(TextReader reader, TextReader::open(path, o_.raw_bytes));
+    ASSIGN_OR_RETURN(const uint64_t bytes, read(reader));
+    index->text_bytes += bytes;
+    index->inputs.push_back({path, reader.bytes_done(), reader.file_hash()});
+    return ok_status();
+  }
+  Status finish() { return splitter_.finish(); }
+  int64_t documents() const {
+    return splitter_.documents() + router_.conversations();
+  }
+
+ private:
+  Result<uint64_t> read(TextReader& reader) {
+    const auto progress = [this](uint64_t n) { progress_.add(n); };
+    if (o_.raw_bytes || !is_json_lines(reader.path()))
+      return split_text(reader, o_.raw_bytes, splitter_, progress);
+    return for_each_line(
+        reader,
+        [this](std::string_view line, const std::string& place) {
+          return chat_ != nullptr ? add_conversation(line, place)
+                                  : add_text(line, place);
+        },
+        progress);
+  }
+  Status add_text(std::string_view line, const std::string& place) {
+    ASSIGN_OR_RETURN(const std::string text, text_field(line, o_.field, place));
+    RETURN_IF_ERROR(splitter_.feed(text));
+    return splitter_.end_file();
+  }
+  Status add_conversation(std::string_view line, const std::string& place) {
+    ASSIGN_OR_RETURN(const Conversation conversation,
+                     chat_->render(line, place));
+    return router_.add(conversation);
+  }
+
+  const PrepareOptions& o_;
+  ChatTemplate* chat_;
+  BlockRouter& router_;
+  Progress& progress_;
+  BlockSplitter splitter_;
+};
+
+// The file that --chat-template names, or that is beside the tokenizer.
+Result<std::string> find_template(const PrepareOptions& o) {
+  if (!o.chat_template.empty()) return o.chat_template;
+  const auto folder = std::filesystem::path(o.tokenizer).parent_path();
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
+    std::error_code error;
+    if (std::filesystem::is_regular_file(folder / name, error))
+      return (folder / name).string();
+  }
+  return not_found(fmt::format(
+      "{}: no chat template is beside the tokenizer (chat_template.jinja or "
+      "tokenizer_config.json); give one with --chat-template",
+      o.tokenizer));
+}
+
 }  // namespace
 
 Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
                                const PrepareProgress& progress) {
   RETURN_IF_ERROR(check_options(given));
+  PrepareOptions options = given;
+  ASSIGN_OR_RETURN(options.inputs, expand_inputs(given.inputs));
+  std::unique_ptr<ChatTemplate> chat;
+  if (options.chat) {
+    ASSIGN_OR_RETURN(const std::string path, find_template(options));
+    ASSIGN_OR_RETURN(chat, ChatTemplate::open(path));
+    options.chat_template = chat->id();
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<tokenizer::Tokenizer> tokenizer,
                    tokenizer::open_tokenizer(given.tokenizer));
-  PrepareOptions options = given;
   options.tokenizer = tokenizer->id();
-  ASSIGN_OR_RETURN(std::vector<TextReader> inputs, open_inputs(options));
+  ASSIGN_OR_RETURN(const std::vector<Input> inputs, check_inputs(options));
   const int64_t block_bytes = choose_block_bytes(options, inputs);
   ASSIGN_OR_RETURN(const std::unique_ptr<OutDir> out,
                    OutDir::open(fs, options.out_dir));
   {
-    Progress reading(progress, inputs);
+    Progress hashing(progress, inputs);
     ASSIGN_OR_RETURN(const std::optional<PrepareSummary> existing,
-                     check_existing(options, *out, block_bytes, reading));
+                     check_existing(options, *out, block_bytes, hashing));
     if (existing) return *existing;
   }
-  SplitWriter train(fs, out->path(), "train", *tokenizer, options.shard_tokens);
-  SplitWriter val(fs, out->path(), "val", *tokenizer, options.shard_tokens);
-  BlockRouter router(options.val_fraction, options.seed, *tokenizer, train,
-                     val);
-  BlockSplitter splitter(static_cast<size_t>(block_bytes),
-                         [&](const TextBlock& b) { return router.add(b); });
-  Progress reading(progress, inputs);
-  Index index;
-  for (TextReader& reader : inputs) {
-    ASSIGN_OR_RETURN(const uint64_t bytes,
-                     split_text(reader, options.raw_bytes, splitter,
-                                [&](uint64_t read) { reading.add(read); }));
-    index.text_bytes += bytes;
-    index.inputs.push_back(
-        {reader.path(), reader.bytes_done(), reader.file_hash()});
-  }
-  RETURN_IF_ERROR(splitter.finish());
+  Index index{.tokenizer = tokenizer->id(),
+              .vocab_size = tokenizer->vocab_size(),
+              .end_of_text = tokenizer->end_of_text(),
+              .marked = options.chat};
+  SplitWriter train(fs, out->path(), "train", *tokenizer, options.shard_tokens,
+                    index.marked);
+  SplitWriter val(fs, out->path(), "val", *tokenizer, options.shard_tokens,
+                  index.marked);
+  BlockRouter router(options.val_fraction, options.seed, block_bytes,
+                     *tokenizer, train, val);
+  Progress done(progress, inputs);
+  Reading reading(options, block_bytes, chat.get(), router, done);
+  for (const Input& input : inputs)
+    RETURN_IF_ERROR(reading.add(input.path, &index));
+  RETURN_IF_ERROR(reading.finish());
   RETURN_IF_ERROR(train.finish());
   RETURN_IF_ERROR(val.finish());
-  index.tokenizer = tokenizer->id();
-  index.vocab_size = tokenizer->vocab_size();
-  index.end_of_text = tokenizer->end_of_text();
-  index.documents = splitter.documents();
+  index.documents = reading.documents();
   index.train = train.entries();
   index.val = val.entries();
   index.source_id = source_id_of(options, block_bytes, index.inputs);
   index.data_id = data_id_of(index);
   RETURN_IF_ERROR(check_splits(index, options, block_bytes));
-  RETURN_IF_ERROR(commit(index, *out, train, val));
-  return summarize(index, reading.total());
+  RETURN_IF_ERROR(out->commit(index, train, val));
+  return summarize(index, done.total());
 }
 
 }  // namespace remesh::data

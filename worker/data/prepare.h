@@ -1,10 +1,15 @@
 // prepare: converts text files to a data set of token shards (dataset.h).
 //
-// It streams, using some 100 MiB of memory for any input size. Inputs are plain
-// text or .xz (recognised by their first bytes). A line "<|endoftext|>" ends a
-// document, as does the end of a file. Each document is followed by the
-// tokenizer's end-of-text token; empty documents are skipped. Special tokens
-// that are written out in a text are encoded as any other text.
+// It streams, using some 100 MiB of memory for any input size. Inputs are text
+// or JSON lines, plain or compressed (text_reader.h). In text a line
+// "<|endoftext|>" ends a document, as does the end of a file; of JSON lines
+// each is one. Each document is followed by the tokenizer's end-of-text token;
+// empty documents are skipped. Special tokens that are written out in a text
+// are encoded as any other text.
+//
+// Conversations (`chat`) become text by a chat template, whose special tokens
+// are encoded as such, and the loss counts the answers only. They are not
+// followed by an end-of-text token: the shards' marks say where each begins.
 //
 // The held-out split is a systematic sample. The text is divided into blocks of
 // about val_block_bytes; a block ends at a line end, at a document end if it is
@@ -31,7 +36,7 @@
 namespace remesh::data {
 
 struct PrepareOptions {
-  std::vector<std::string> inputs;  // read in this order
+  std::vector<std::string> inputs;  // as expand_inputs() takes them, in order
   std::string out_dir;              // created if missing
   std::string tokenizer = "bytes";  // as open_tokenizer() takes it
   double val_fraction = 0.01;       // 0 .. 0.5; 0: no held-out split
@@ -39,7 +44,12 @@ struct PrepareOptions {
                                     // input is small
   int64_t shard_tokens = int64_t{1} << 26;  // at most, per shard; >= 1
   uint64_t seed = 0;                        // of the held-out sample
-  bool raw_bytes = false;                   // do not require valid UTF-8
+  bool raw_bytes = false;                   // take the files as they are
+  std::string field = "text";               // of JSON lines, with a document
+  bool chat = false;                        // JSON lines have "messages"
+  // As ChatTemplate::open() takes it; "": chat_template.jinja or
+  // tokenizer_config.json beside the tokenizer.
+  std::string chat_template;
   bool overwrite = false;  // replace a different data set in out_dir
 };
 
@@ -61,8 +71,9 @@ struct PrepareSummary {
 using PrepareProgress = std::function<void(uint64_t done, uint64_t total)>;
 
 // Fails, without changing out_dir, on an invalid option, a missing or empty
-// input, text that is not UTF-8 (naming file and byte offset), a truncated or
-// corrupt .xz, too little text for one of the splits, a full disk, or a
+// input, text that is not UTF-8 (naming file and byte offset), a damaged
+// compressed file, a line that is no JSON (naming file and line), too little
+// text for one of the splits, a full disk, or a
 // concurrent prepare in out_dir. Fails with AlreadyExists if out_dir has other
 // files; with `overwrite` a data set there is replaced, and other files are
 // never touched.

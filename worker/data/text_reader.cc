@@ -1,42 +1,22 @@
 #include "worker/data/text_reader.h"
 
+#include <archive.h>
+#include <archive_entry.h>
 #include <fmt/format.h>
-#include <lzma.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cerrno>
 #include <utility>
 
 #include "proto/base/check.h"
-#include "proto/base/text.h"
 #include "worker/tokenizer/unicode.h"
 
 namespace remesh::data {
 namespace {
 
-constexpr unsigned char kXzMagic[6] = {0xFD, '7', 'z', 'X', 'Z', 0};
 constexpr size_t kInputBytes = size_t{1} << 18;
 constexpr size_t kPortion = size_t{1} << 20;
-constexpr uint64_t kXzMemory = uint64_t{1} << 30;
-
-Status xz_error(const std::string& path, lzma_ret ret) {
-  switch (ret) {
-    case LZMA_MEMLIMIT_ERROR:
-      return exhausted(
-          fmt::format("{}: decompression needs more than {} of memory", path,
-                      format_bytes(kXzMemory)));
-    case LZMA_MEM_ERROR:
-      return exhausted(path + ": not enough memory to decompress");
-    case LZMA_BUF_ERROR:
-      return corrupt(path + ": truncated .xz file");
-    case LZMA_OPTIONS_ERROR:
-      return corrupt(path +
-                     ": .xz file with options that liblzma does not support");
-    default:
-      return corrupt(fmt::format("{}: corrupt .xz file (liblzma error {})",
-                                 path, static_cast<int>(ret)));
-  }
-}
 
 // Formats that people try, by their first bytes or the end of their names.
 struct OtherFormat {
@@ -45,52 +25,88 @@ struct OtherFormat {
   std::string_view advice;
 };
 constexpr OtherFormat kOtherFormats[] = {
-    {"\x1f\x8b", ".gz", "gzip: decompress it first (gunzip -k FILE)"},
-    {"\x28\xb5\x2f\xfd", ".zst",
-     "Zstandard: decompress it first (zstd -d FILE)"},
-    {"BZh", ".bz2", "bzip2: decompress it first (bunzip2 -k FILE)"},
     {"PK\x03\x04", ".zip", "a zip archive: unpack it first"},
+    {"", ".tar", "a tar archive: unpack it first"},
     {"PAR1", ".parquet", "Parquet: extract its text column first"},
-    {"", ".jsonl",
-     "JSON lines: extract the text first (jq -r '.text, \"<|endoftext|>\"' "
-     "FILE)"},
-    {"", ".json", "JSON: extract the text first (jq -r .text FILE)"},
+    {"", ".json", "JSON: write one object a line first (jq -c '.[]' FILE)"},
 };
 
-Status check_is_text(const std::string& path, std::string_view first_bytes) {
-  for (const OtherFormat& f : kOtherFormats) {
-    const bool by_content =
-        !f.first_bytes.empty() && first_bytes.starts_with(f.first_bytes);
-    if (by_content || path.ends_with(f.suffix))
+Status check_is_text(const InputFile& file) {
+  char first[4] = {};
+  const ssize_t got = ::pread(file.fd(), first, sizeof(first), 0);
+  const std::string_view bytes(first, got > 0 ? static_cast<size_t>(got) : 0);
+  const std::string name = without_compression(file.path());
+  for (const OtherFormat& f : kOtherFormats)
+    if ((!f.first_bytes.empty() && bytes.starts_with(f.first_bytes)) ||
+        name.ends_with(f.suffix))
       return invalid_argument(fmt::format(
-          "{}: looks like {}; plain text and .xz are read, and --raw-bytes "
-          "takes any file as it is",
-          path, f.advice));
-  }
+          "{}: looks like {}; text and JSON lines are read, plain or "
+          "compressed, and --raw-bytes takes any file as it is",
+          file.path(), f.advice));
   return ok_status();
 }
 
 }  // namespace
 
+std::string without_compression(const std::string& path) {
+  for (const std::string_view suffix : {".gz", ".xz", ".zst", ".bz2"})
+    if (path.ends_with(suffix))
+      return path.substr(0, path.size() - suffix.size());
+  return path;
+}
+
 struct TextReader::Impl {
-  explicit Impl(InputFile f) : file(std::move(f)) {}
-  ~Impl() { lzma_end(&stream); }
+  explicit Impl(InputFile f) : file(std::move(f)), input(kInputBytes) {}
+  ~Impl() { archive_read_free(stream); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
   Result<size_t> read_raw(void* out, size_t bytes) {
     ASSIGN_OR_RETURN(const size_t got, file.read(out, bytes));
     hash.add(out, got);
     done += got;
     return got;
   }
+  // For libarchive.
+  static la_ssize_t next_input(archive*, void* impl, const void** out) {
+    auto& m = *static_cast<Impl*>(impl);
+    const auto got = m.read_raw(m.input.data(), m.input.size());
+    m.failed = got.status();
+    *out = m.input.data();
+    return got.ok() ? static_cast<la_ssize_t>(*got) : -1;
+  }
+  Status error() const {
+    if (!failed.ok()) return failed;
+    const char* why = archive_error_string(stream);
+    const std::string text = fmt::format("{}: cannot be decompressed: {}",
+                                         file.path(), why ? why : "damaged");
+    return archive_errno(stream) == ENOMEM ? exhausted(text) : corrupt(text);
+  }
+  Status start() {
+    stream = archive_read_new();
+    if (stream == nullptr) return exhausted("no memory to read a file");
+    archive_read_support_filter_gzip(stream);
+    archive_read_support_filter_xz(stream);
+    archive_read_support_filter_zstd(stream);
+    archive_read_support_filter_bzip2(stream);
+    archive_read_support_format_raw(stream);
+    archive_entry* entry = nullptr;
+    if (archive_read_open(stream, this, nullptr, next_input, nullptr) !=
+            ARCHIVE_OK ||
+        archive_read_next_header(stream, &entry) != ARCHIVE_OK)
+      return error();
+    compressed = archive_filter_code(stream, 0) != ARCHIVE_FILTER_NONE;
+    return ok_status();
+  }
 
   InputFile file;
   uint64_t size = 0;
   uint64_t done = 0;
   Xxh3Stream hash;
-  std::vector<uint8_t> input;  // read ahead; consumed up to `position`
-  size_t position = 0;
+  std::vector<char> input;
+  archive* stream = nullptr;  // nullptr: the file as it is
   bool compressed = false;
-  bool ended = false;
-  lzma_stream stream = LZMA_STREAM_INIT;
+  Status failed;  // reading
 };
 
 TextReader::TextReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -105,62 +121,26 @@ std::string TextReader::file_hash() const {
   return hex(impl_->hash.digest_128());
 }
 
-Result<TextReader> TextReader::open(const std::string& path, bool any_format) {
+Result<TextReader> TextReader::open(const std::string& path, bool raw) {
   ASSIGN_OR_RETURN(InputFile file, InputFile::open(path));
   auto impl = std::make_unique<Impl>(std::move(file));
   ASSIGN_OR_RETURN(impl->size, impl->file.size());
-  impl->input.resize(kInputBytes);
-  ASSIGN_OR_RETURN(const size_t got,
-                   impl->read_raw(impl->input.data(), sizeof(kXzMagic)));
-  impl->input.resize(got);
-  impl->compressed = got == sizeof(kXzMagic) &&
-                     std::memcmp(impl->input.data(), kXzMagic, got) == 0;
-  if (!impl->compressed && path.ends_with(".xz") && got > 0)
-    return corrupt(path + ": named .xz, but not in that format");
-  if (!any_format && !impl->compressed)
-    RETURN_IF_ERROR(check_is_text(
-        path, {reinterpret_cast<const char*>(impl->input.data()), got}));
-  if (impl->compressed) {
-    const lzma_ret ret =
-        lzma_stream_decoder(&impl->stream, kXzMemory, LZMA_CONCATENATED);
-    if (ret != LZMA_OK) return xz_error(path, ret);
-  }
+  if (raw || impl->size == 0) return TextReader(std::move(impl));
+  RETURN_IF_ERROR(check_is_text(impl->file));
+  RETURN_IF_ERROR(impl->start());
+  if (!impl->compressed && without_compression(path) != path)
+    return corrupt(fmt::format("{}: named {}, but not in that format", path,
+                               path.substr(without_compression(path).size())));
   return TextReader(std::move(impl));
 }
 
 Result<size_t> TextReader::read(std::span<char> out) {
   Impl& m = *impl_;
-  if (m.ended || out.empty()) return size_t{0};
-  if (!m.compressed) {
-    const size_t ahead = std::min(out.size(), m.input.size() - m.position);
-    if (ahead > 0) std::memcpy(out.data(), &m.input[m.position], ahead);
-    m.position += ahead;
-    ASSIGN_OR_RETURN(const size_t got,
-                     m.read_raw(out.data() + ahead, out.size() - ahead));
-    return ahead + got;
-  }
-  m.stream.next_out = reinterpret_cast<uint8_t*>(out.data());
-  m.stream.avail_out = out.size();
-  while (m.stream.avail_out > 0 && !m.ended) {
-    if (m.position == m.input.size()) {
-      m.input.resize(kInputBytes);
-      ASSIGN_OR_RETURN(const size_t got,
-                       m.read_raw(m.input.data(), kInputBytes));
-      m.input.resize(got);
-      m.position = 0;
-    }
-    const size_t have = m.input.size() - m.position;
-    m.stream.next_in = m.input.data() + m.position;
-    m.stream.avail_in = have;
-    const lzma_ret ret =
-        lzma_code(&m.stream, have == 0 ? LZMA_FINISH : LZMA_RUN);
-    m.position += have - m.stream.avail_in;
-    if (ret == LZMA_STREAM_END)
-      m.ended = true;
-    else if (ret != LZMA_OK)
-      return xz_error(path(), ret);
-  }
-  return out.size() - m.stream.avail_out;
+  if (m.stream == nullptr) return m.read_raw(out.data(), out.size());
+  if (out.empty()) return size_t{0};
+  const la_ssize_t got = archive_read_data(m.stream, out.data(), out.size());
+  if (got < 0) return m.error();
+  return static_cast<size_t>(got);
 }
 
 bool Utf8Check::feed(std::string_view bytes) {

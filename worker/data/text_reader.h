@@ -1,9 +1,9 @@
-// The input side of prepare.h. TextReader streams a text file, plain or .xz.
-// Utf8Check validates a stream. BlockSplitter splits a stream into documents
-// and blocks.
+// The input side of prepare.h. TextReader streams a text file, plain or
+// compressed. Utf8Check validates a stream. BlockSplitter splits a stream into
+// documents and blocks.
 //
 // None is thread-safe. Each uses constant memory, or memory proportional to the
-// block size (xz: the dictionary, usually 8 MiB and at most 1 GiB).
+// block size (and the dictionary of the compression, at most 1 GiB).
 #pragma once
 
 #include <cstdint>
@@ -20,19 +20,21 @@
 
 namespace remesh::data {
 
+// A path without the end that names a compression: "a.txt" of "a.txt.gz".
+std::string without_compression(const std::string& path);
+
 class TextReader {
  public:
-  // Decompresses a file with the magic number of .xz. Fails on a file named .xz
-  // without it and, unless `any_format`, on one that is known to be no text,
-  // such as .gz or .jsonl.
-  static Result<TextReader> open(const std::string& path,
-                                 bool any_format = false);
+  // Decompresses gzip, xz, Zstandard and bzip2, which it recognises by their
+  // first bytes. Fails on a file that is named so and is not, and on one that
+  // is known to be no text, such as Parquet. `raw`: takes any file as it is.
+  static Result<TextReader> open(const std::string& path, bool raw = false);
   TextReader(TextReader&&) noexcept;
   TextReader& operator=(TextReader&&) noexcept;
   ~TextReader();
 
   // Reads up to out.size() bytes of text; returns 0 at the end. Corrupt on a
-  // truncated or damaged .xz.
+  // truncated or damaged compressed file.
   Result<size_t> read(std::span<char> out);
 
   bool compressed() const;

@@ -72,38 +72,59 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
         h.token_width, vocab_size, token_width(vocab_size)));
   if (h.tokenizer[0] == 0 || h.tokenizer[sizeof(h.tokenizer) - 1] != 0)
     return corrupt(name + ": tokenizer id: must be 1 to 63 bytes");
+  if (h.has_marks > 1)
+    return corrupt(
+        fmt::format("{}: has_marks {}: must be 0 or 1", name, h.has_marks));
   const uint64_t room = file_bytes - sizeof(ShardHeader);
-  if (h.num_tokens != room / h.token_width || room % h.token_width != 0)
+  const bool fits = h.num_tokens <= room / h.token_width;
+  const auto num_tokens = static_cast<int64_t>(fits ? h.num_tokens : 0);
+  if (!fits || room != h.num_tokens * h.token_width +
+                           (h.has_marks != 0 ? mark_bytes(num_tokens) : 0))
     return corrupt(fmt::format(
-        "{}: {} bytes, but {} tokens of {} bytes need {} (is it truncated?)",
-        name, file_bytes, h.num_tokens, h.token_width,
-        fmt::format("{} + {} * {}", sizeof(ShardHeader), h.num_tokens,
-                    h.token_width)));
-  return ShardInfo{h.token_width, static_cast<int64_t>(h.num_tokens),
-                   vocab_size, h.tokenizer,
-                   hex(std::bit_cast<Xxh128>(h.checksum))};
+        "{}: {} bytes are not those of a header of {} and {} tokens of {} "
+        "bytes{} (is it truncated?)",
+        name, file_bytes, sizeof(ShardHeader), h.num_tokens, h.token_width,
+        h.has_marks != 0 ? " with marks" : ""));
+  return ShardInfo{h.token_width, h.has_marks != 0,
+                   num_tokens,    vocab_size,
+                   h.tokenizer,   hex(std::bit_cast<Xxh128>(h.checksum))};
 }
 
 ShardWriter::ShardWriter(std::unique_ptr<File> file, std::string tokenizer,
-                         int64_t vocab_size)
+                         int64_t vocab_size, bool has_marks)
     : file_(std::move(file)),
       tokenizer_(std::move(tokenizer)),
       vocab_size_(vocab_size),
-      width_(token_width(vocab_size)) {
+      width_(token_width(vocab_size)),
+      has_marks_(has_marks) {
   buffer_.reserve(2 * kBufferBytes);
 }
 
 Result<ShardWriter> ShardWriter::create(FileSystem& fs, const std::string& path,
                                         const std::string& tokenizer,
-                                        int64_t vocab_size) {
+                                        int64_t vocab_size, bool has_marks) {
   CHECK(vocab_size >= 1 && vocab_size <= kMaxVocab);
   CHECK(!tokenizer.empty() && tokenizer.size() < 64);
   ASSIGN_OR_RETURN(auto file, fs.create(path));
   // Until finish() the header is zero, so an unfinished file is not a shard.
-  return ShardWriter(std::move(file), tokenizer, vocab_size);
+  return ShardWriter(std::move(file), tokenizer, vocab_size, has_marks);
 }
 
-Status ShardWriter::append(std::span<const int32_t> tokens) {
+void ShardWriter::mark(size_t tokens, const Marks& marks) {
+  const auto begin = static_cast<size_t>(num_tokens_);
+  for (auto* bits : {&targets_, &begins_})
+    bits->resize((begin + tokens + 7) / 8);
+  const auto set = [](std::vector<std::byte>& bits, size_t token) {
+    bits[token / 8] |= std::byte{1} << (token % 8);
+  };
+  for (size_t t = begin; marks.targets && t < begin + tokens; ++t)
+    set(targets_, t);
+  if (marks.begins_document && tokens > 0) set(begins_, begin);
+}
+
+Status ShardWriter::append(std::span<const int32_t> tokens,
+                           const Marks& marks) {
+  if (has_marks_) mark(tokens.size(), marks);
   num_tokens_ += static_cast<int64_t>(tokens.size());
   while (!tokens.empty()) {
     const size_t n = std::min(tokens.size(), kBufferBytes / width_);
@@ -129,6 +150,8 @@ Status ShardWriter::flush() {
 }
 
 Result<ShardInfo> ShardWriter::finish() {
+  for (const auto* bits : {&targets_, &begins_})
+    buffer_.insert(buffer_.end(), bits->begin(), bits->end());
   RETURN_IF_ERROR(flush());
   ShardHeader h{};
   std::memcpy(h.magic, kShardMagic, sizeof(h.magic));
@@ -136,6 +159,7 @@ Result<ShardInfo> ShardWriter::finish() {
   h.token_width = width_;
   h.num_tokens = static_cast<uint64_t>(num_tokens_);
   h.vocab_size = static_cast<uint64_t>(vocab_size_);
+  h.has_marks = has_marks_ ? 1 : 0;
   std::memcpy(h.tokenizer, tokenizer_.data(), tokenizer_.size());
   const Xxh128 checksum = hash_.digest_128();
   std::memcpy(h.checksum, checksum.data(), checksum.size());
@@ -143,7 +167,8 @@ Result<ShardInfo> ShardWriter::finish() {
   RETURN_IF_ERROR(file_->write_at(0, std::as_bytes(std::span(&h, 1))));
   RETURN_IF_ERROR(file_->sync());
   RETURN_IF_ERROR(file_->close());
-  return ShardInfo{width_, num_tokens_, vocab_size_, tokenizer_, hex(checksum)};
+  return ShardInfo{width_,      has_marks_, num_tokens_,
+                   vocab_size_, tokenizer_, hex(checksum)};
 }
 
 Result<MappedShard> MappedShard::open(const std::string& path) {
@@ -158,7 +183,7 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
   CHECK(begin >= 0 && count <= info_.num_tokens &&
         begin <= info_.num_tokens - count);
   const std::byte* from =
-      tokens().data() + static_cast<size_t>(begin) * info_.token_width;
+      payload().data() + static_cast<size_t>(begin) * info_.token_width;
   const uint32_t largest = info_.token_width == 2 ? widen<uint16_t>(from, out)
                                                   : widen<uint32_t>(from, out);
   if (largest < static_cast<uint64_t>(info_.vocab_size)) return ok_status();
@@ -171,8 +196,25 @@ Status MappedShard::read(int64_t begin, std::span<int32_t> out) const {
                              begin + (bad - out.begin()), info_.vocab_size));
 }
 
+bool MappedShard::bit(uint64_t array, int64_t token) const {
+  CHECK(token >= 0 && token < info_.num_tokens);
+  const auto tokens = static_cast<uint64_t>(info_.num_tokens);
+  const auto t = static_cast<uint64_t>(token);
+  const std::byte byte = payload()[tokens * info_.token_width +
+                                   array * ((tokens + 7) / 8) + t / 8];
+  return (byte >> (t % 8) & std::byte{1}) != std::byte{0};
+}
+
+bool MappedShard::is_target(int64_t token) const {
+  return !info_.has_marks || bit(0, token);
+}
+
+bool MappedShard::begins_document(int64_t token) const {
+  return info_.has_marks && bit(1, token);
+}
+
 Status MappedShard::verify() const {
-  const std::string found = hex(xxh3_128(tokens()));
+  const std::string found = hex(xxh3_128(payload()));
   if (found != info_.checksum)
     return corrupt(fmt::format(
         "{}: the tokens do not match their checksum: {} stored, {} found",

@@ -2,8 +2,11 @@
 //
 // A shard is a ShardHeader followed by num_tokens unsigned integers of
 // token_width bytes. All numbers are little-endian, like all supported hosts
-// (asserted). The checksum of the header covers the bytes before it, that of
-// the tokens all bytes after the header. Both are from xxHash.
+// (asserted). If the shard has marks, two arrays of one bit a token follow,
+// token t's in byte t / 8 at position t % 8: whether the loss counts how well
+// the token is predicted, and whether it begins a document. The checksum of the
+// header covers the bytes before it, that of the tokens all bytes after the
+// header. Both are from xxHash.
 //
 // A ShardWriter owns one file and belongs to one thread. A MappedShard is
 // immutable. Truncating a mapped shard would raise SIGBUS in readers, so data
@@ -38,7 +41,8 @@ struct ShardHeader {
   uint64_t vocab_size;       // 24: every token is less than this
   char tokenizer[64];        // 32: id, padded with at least one zero
   uint8_t checksum[16];      // 96: XXH3-128 of the tokens' bytes, big-endian
-  uint64_t reserved;         // 112: 0
+  uint32_t has_marks;        // 112: 0 or 1
+  uint32_t reserved;         // 116: 0
   uint64_t header_checksum;  // 120: XXH3-64 of bytes 0 to 119
 };
 static_assert(sizeof(ShardHeader) == kShardHeaderBytes);
@@ -48,6 +52,7 @@ static_assert(std::endian::native == std::endian::little);
 // The contents of a valid header.
 struct ShardInfo {
   uint32_t token_width = 0;
+  bool has_marks = false;
   int64_t num_tokens = 0;
   int64_t vocab_size = 0;
   std::string tokenizer;
@@ -60,22 +65,30 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                                      uint64_t file_bytes,
                                      const std::string& name);
 
+// Of tokens that are appended together.
+struct Marks {
+  bool targets = true;           // the loss counts how well they are predicted
+  bool begins_document = false;  // with the first one
+};
+
 // Writes one shard: append() any number of times, then finish().
 class ShardWriter {
  public:
   // Creates the file. The vocabulary determines the token width.
   static Result<ShardWriter> create(FileSystem& fs, const std::string& path,
                                     const std::string& tokenizer,
-                                    int64_t vocab_size);
-  // REQUIRES: every token is in [0, vocab_size).
-  Status append(std::span<const int32_t> tokens);
+                                    int64_t vocab_size, bool has_marks = false);
+  // Without has_marks the marks are lost. REQUIRES: every token is in
+  // [0, vocab_size).
+  Status append(std::span<const int32_t> tokens, const Marks& marks = {});
   // Writes the buffered tokens and the header, and syncs.
   Result<ShardInfo> finish();
   int64_t num_tokens() const { return num_tokens_; }
 
  private:
   ShardWriter(std::unique_ptr<File> file, std::string tokenizer,
-              int64_t vocab_size);
+              int64_t vocab_size, bool has_marks);
+  void mark(size_t tokens, const Marks& marks);
   Status flush();
 
   std::unique_ptr<File> file_;
@@ -83,8 +96,10 @@ class ShardWriter {
   std::string tokenizer_;
   int64_t vocab_size_;
   uint32_t width_;
+  bool has_marks_;
   int64_t num_tokens_ = 0;
   std::vector<std::byte> buffer_;
+  std::vector<std::byte> targets_, begins_;  // marks
   Xxh3Stream hash_;
 };
 
@@ -97,18 +112,21 @@ class MappedShard {
   // Copies tokens [begin, begin + out.size()). Corrupt if one is not in the
   // vocabulary. REQUIRES: the range is inside the shard.
   Status read(int64_t begin, std::span<int32_t> out) const;
+  // The marks of a token; without has_marks, of any. REQUIRES: it is inside the
+  // shard.
+  bool is_target(int64_t token) const;
+  bool begins_document(int64_t token) const;
   // Checks the tokens against the checksum and the vocabulary.
   Status verify() const;
-  uint64_t payload_bytes() const {
-    return static_cast<uint64_t>(info_.num_tokens) * info_.token_width;
-  }
+  uint64_t payload_bytes() const { return payload().size(); }
 
  private:
   MappedShard(MappedFile file, ShardInfo info)
       : file_(std::move(file)), info_(std::move(info)) {}
-  std::span<const std::byte> tokens() const {
+  std::span<const std::byte> payload() const {
     return file_.bytes().subspan(sizeof(ShardHeader));
   }
+  bool bit(uint64_t array, int64_t token) const;
 
   MappedFile file_;
   ShardInfo info_;

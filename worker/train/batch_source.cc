@@ -54,38 +54,34 @@ Result<std::span<const model::MicroBatch>> BatchSource::validation() {
 Status BatchSource::read(const data::Split& split,
                          std::span<const int64_t> windows) {
   const auto T = static_cast<size_t>(options_.seq_len);
+  const auto each = static_cast<size_t>(options_.local_batch);
   tokens_.resize(windows.size() * T);
   targets_.resize(windows.size() * T);
-  for (size_t w = 0; w < windows.size(); ++w)
-    RETURN_IF_ERROR(split.read_window(windows[w], options_.seq_len,
-                                      std::span(tokens_).subspan(w * T, T),
-                                      std::span(targets_).subspan(w * T, T)));
+  document_starts_.clear();
+  std::vector<size_t> ends;  // in document_starts_, by window
+  std::vector<int64_t> starts;
+  for (size_t w = 0; w < windows.size(); ++w) {
+    RETURN_IF_ERROR(split.read_window(
+        windows[w], options_.seq_len, std::span(tokens_).subspan(w * T, T),
+        std::span(targets_).subspan(w * T, T), &starts));
+    if (options_.document_mask)
+      for (const int64_t t : starts)
+        document_starts_.push_back(static_cast<int64_t>(w % each * T) + t);
+    ends.push_back(document_starts_.size());
+  }
   microbatches_.clear();
-  const auto each = static_cast<size_t>(options_.local_batch);
-  for (size_t w = 0; w < windows.size(); w += each)
+  for (size_t w = 0; w < windows.size(); w += each) {
+    const size_t n = std::min(each, windows.size() - w);
+    const size_t begin = w == 0 ? 0 : ends[w - 1];
     microbatches_.push_back(
         {.tokens_BT = tokens_.data() + w * T,
          .targets_BT = targets_.data() + w * T,
-         .B = static_cast<int64_t>(std::min(each, windows.size() - w)),
-         .T = options_.seq_len});
-  if (options_.document_mask) find_documents();
-  return ok_status();
-}
-
-// A document begins after each token that ends a text.
-void BatchSource::find_documents() {
-  document_starts_.clear();
-  std::vector<size_t> ends;
-  for (const model::MicroBatch& mb : microbatches_) {
-    for (int64_t n = 0; n + 1 < mb.B * mb.T; ++n)
-      if (mb.tokens_BT[n] == dataset_.end_of_text() && (n + 1) % mb.T != 0)
-        document_starts_.push_back(n + 1);
-    ends.push_back(document_starts_.size());
+         .B = static_cast<int64_t>(n),
+         .T = options_.seq_len,
+         .document_starts = std::span(document_starts_)
+                                .subspan(begin, ends[w + n - 1] - begin)});
   }
-  size_t begin = 0;
-  for (size_t i = 0; i < ends.size(); begin = ends[i++])
-    microbatches_[i].document_starts =
-        std::span(document_starts_).subspan(begin, ends[i] - begin);
+  return ok_status();
 }
 
 }  // namespace remesh::train

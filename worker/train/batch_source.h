@@ -59,7 +59,6 @@ class BatchSource {
       : options_(options), dataset_(std::move(dataset)), sampler_(sampler) {}
   // Reads `windows` as microbatches of at most local_batch sequences.
   Status read(const data::Split& split, std::span<const int64_t> windows);
-  void find_documents();
 
   BatchOptions options_;
   data::Dataset dataset_;

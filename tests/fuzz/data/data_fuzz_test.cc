@@ -119,9 +119,11 @@ TEST_F(DataFuzz, ShardHeadersResealed) {
     const auto info = data::parse_shard_header(std::as_bytes(std::span(text)),
                                                file.size(), "shard");
     if (info.ok()) {
-      EXPECT_EQ(sizeof(data::ShardHeader) +
-                    static_cast<uint64_t>(info->num_tokens) * info->token_width,
-                file.size());
+      EXPECT_EQ(
+          sizeof(data::ShardHeader) +
+              static_cast<uint64_t>(info->num_tokens) * info->token_width +
+              (info->has_marks ? data::mark_bytes(info->num_tokens) : 0),
+          file.size());
     }
     return info.status();
   });

@@ -1,8 +1,9 @@
-// A temporary folder for a test, and .xz compression.
+// A temporary folder for a test, and compression.
 #pragma once
 
+#include <archive.h>
+#include <archive_entry.h>
 #include <gtest/gtest.h>
-#include <lzma.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -47,15 +48,29 @@ inline std::string read_all(const std::string& path) {
   return text.str();
 }
 
+// `filter`: gzip, xz, zstd or bzip2.
+inline std::string compressed(const std::string& text, const char* filter) {
+  std::string out(2 * text.size() + 4096, '\0');
+  size_t used = 0;
+  archive* a = archive_write_new();
+  archive_entry* entry = archive_entry_new();
+  archive_entry_set_filetype(entry, AE_IFREG);
+  EXPECT_EQ(archive_write_add_filter_by_name(a, filter), ARCHIVE_OK);
+  EXPECT_EQ(archive_write_set_format_raw(a), ARCHIVE_OK);
+  EXPECT_EQ(archive_write_set_bytes_in_last_block(a, 1), ARCHIVE_OK);
+  EXPECT_EQ(archive_write_open_memory(a, out.data(), out.size(), &used),
+            ARCHIVE_OK);
+  EXPECT_EQ(archive_write_header(a, entry), ARCHIVE_OK);
+  EXPECT_EQ(archive_write_data(a, text.data(), text.size()),
+            static_cast<la_ssize_t>(text.size()));
+  EXPECT_EQ(archive_write_close(a), ARCHIVE_OK);
+  archive_entry_free(entry);
+  archive_write_free(a);
+  out.resize(used);
+  return out;
+}
 inline std::string xz(const std::string& text) {
-  std::vector<uint8_t> out(lzma_stream_buffer_bound(text.size()));
-  size_t size = 0;
-  EXPECT_EQ(
-      lzma_easy_buffer_encode(1, LZMA_CHECK_CRC64, nullptr,
-                              reinterpret_cast<const uint8_t*>(text.data()),
-                              text.size(), out.data(), &size, out.size()),
-      LZMA_OK);
-  return {reinterpret_cast<const char*>(out.data()), size};
+  return compressed(text, "xz");
 }
 
 // Names in a folder, sorted.

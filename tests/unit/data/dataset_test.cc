@@ -112,16 +112,17 @@ TEST_F(DatasetTest, WindowsReadTheSameAcrossShardBorders) {
   }
   std::vector<int32_t> in(64);
   std::vector<int32_t> target(64);
+  std::vector<int64_t> starts;
   const auto last = (static_cast<int64_t>(all.size()) - 1) / 64 - 1;
   for (const int64_t w : {int64_t{0}, int64_t{5}, last}) {
-    ASSERT_TRUE(d->train().read_window(w, 64, in, target).ok());
+    ASSERT_TRUE(d->train().read_window(w, 64, in, target, &starts).ok());
     for (size_t k = 0; k < 64; ++k) {
       ASSERT_EQ(in[k], all[static_cast<size_t>(w) * 64 + k]);
       ASSERT_EQ(target[k], all[static_cast<size_t>(w) * 64 + k + 1]);
     }
   }
-  EXPECT_FALSE(d->train().read_window(last + 1, 64, in, target).ok());
-  EXPECT_FALSE(d->train().read_window(-1, 64, in, target).ok());
+  EXPECT_FALSE(d->train().read_window(last + 1, 64, in, target, &starts).ok());
+  EXPECT_FALSE(d->train().read_window(-1, 64, in, target, &starts).ok());
   EXPECT_FALSE(d->train().read(d->train().num_tokens(), in).ok());
   EXPECT_FALSE(d->train().read(INT64_MAX, in).ok());
   EXPECT_FALSE(d->train().read(-1, in).ok());
@@ -183,16 +184,75 @@ TEST_F(DatasetTest, SeedsHoldOutOtherTextAndTheSameSeedTheSame) {
   EXPECT_EQ(ids[0], ids[2]);
 }
 
-TEST_F(DatasetTest, XzInputGivesTheSameTokens) {
+TEST_F(DatasetTest, CompressedInputGivesTheSameTokens) {
   const std::string text = words(100'000);
   PrepareOptions o = options(text);
   o.val_block_bytes = 512;
   make(o);
-  o.inputs = {dir_.write("in.txt.xz", xz(text))};
-  o.out_dir = dir_ / "out2";
+  for (const auto& [filter, suffix] : {std::pair{"gzip", "gz"},
+                                       {"xz", "xz"},
+                                       {"zstd", "zst"},
+                                       {"bzip2", "bz2"}}) {
+    o.inputs = {
+        dir_.write(std::string("in.txt.") + suffix, compressed(text, filter))};
+    o.out_dir = dir_ / suffix;
+    make(o);
+    EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(),
+              Dataset::open(dir_ / suffix)->data_id());
+  }
+}
+
+TEST_F(DatasetTest, JsonLinesAreDocuments) {
+  PrepareOptions o = options("a \u00e9\nb\n<|endoftext|>\nsecond\n");
+  o.val_fraction = 0;
   make(o);
-  EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(),
-            Dataset::open(dir_ / "out2")->data_id());
+  o.inputs = {dir_.write("in.jsonl",
+                         "{\"body\": \"a \\u00e9\\nb\\n\", \"id\": 1}\n\n"
+                         "{\"body\": \"\"}\n{\"body\": \"second\\n\"}")};
+  o.field = "body";
+  o.out_dir = dir_ / "lines";
+  make(o);
+  const auto lines = Dataset::open(dir_ / "lines");
+  EXPECT_EQ(Dataset::open(dir_ / "out")->data_id(), lines->data_id());
+  o.field = "text";
+  o.out_dir = dir_ / "other";
+  const auto made = prepare(o, *posix_file_system());
+  ASSERT_FALSE(made.ok());
+  EXPECT_NE(made.status().message().find("in.jsonl:1: has no text in field"),
+            std::string::npos);
+}
+
+// A line with messages of a user and an assistant, in turns.
+std::string conversation(const std::vector<std::string>& messages) {
+  std::string out;
+  for (size_t i = 0; i < messages.size(); ++i)
+    out += std::string(i == 0 ? "" : ", ") + "{\"role\": \"" +
+           (i % 2 == 0 ? "user" : "assistant") + "\", \"content\": \"" +
+           messages[i] + "\"}";
+  return "{\"messages\": [" + out + "]}\n";
+}
+
+// Two conversations, of which the loss counts what is in capitals.
+TEST_F(DatasetTest, OfConversationsTheLossCountsTheAnswers) {
+  PrepareOptions o = options("x");
+  o.inputs = {dir_.write(
+      "in.jsonl", conversation({"ab", "CD"}) + conversation({"e", "F", "g"}))};
+  o.chat = true;
+  o.chat_template = dir_.write(
+      "t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
+  o.val_fraction = 0;
+  o.shard_tokens = 3;
+  make(o);
+  const auto d = Dataset::open(o.out_dir);
+  ASSERT_TRUE(d.ok()) << d.status().to_string();
+  EXPECT_TRUE(d->verify().ok());
+  ASSERT_EQ(d->train().num_tokens(), 7);
+  std::vector<int32_t> input(6), target(6);
+  std::vector<int64_t> starts;
+  ASSERT_TRUE(d->train().read_window(0, 6, input, target, &starts).ok());
+  EXPECT_EQ(input, (std::vector<int32_t>{'a', 'b', 'C', 'D', 'e', 'F'}));
+  EXPECT_EQ(target, (std::vector<int32_t>{-1, 'C', 'D', -1, 'F', -1}));
+  EXPECT_EQ(starts, (std::vector<int64_t>{4}));
 }
 
 TEST_F(DatasetTest, ProgressRisesToTheTotal) {
@@ -244,24 +304,22 @@ TEST_F(DatasetTest, BadInputIsAClearErrorAndLeavesNoFolder) {
   o = options(words(10'000));
   const std::string half = xz(words(100'000));
   o.inputs = {dir_.write("b.xz", half.substr(0, half.size() / 2))};
-  says(o, "truncated .xz");
+  says(o, "b.xz: cannot be decompressed");
   o = options("x");
   o.inputs.clear();
   says(o, "no input");
 }
 
 TEST_F(DatasetTest, OtherFormatsAreNamedAndNotTakenForText) {
-  const std::pair<const char*, std::string> files[] = {
-      {"a.gz", "gzip"},
-      {"b.txt", "gzip"},
-      {"c.jsonl", "JSON lines"},
-      {"d.parquet", "Parquet"},
-      {"e.zst", "Zstandard"}};
-  for (const auto& [name, format] : files) {
+  for (const auto& [name, format] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"a.gz", "named .gz, but not in that format"},
+           {"b.zip", "zip"},
+           {"c.json", "JSON"},
+           {"d.parquet", "Parquet"},
+           {"e.tar.zst", "tar"}}) {
     PrepareOptions o = options("");
-    const std::string content =
-        format == "gzip" ? "\x1f\x8b\x08 and so on" : words(10'000);
-    o.inputs = {dir_.write(name, content)};
+    o.inputs = {dir_.write(name, words(10'000))};
     const auto made = prepare(o, *posix_file_system());
     ASSERT_FALSE(made.ok()) << name;
     EXPECT_NE(made.status().message().find(format), std::string::npos)

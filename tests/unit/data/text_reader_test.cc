@@ -54,7 +54,6 @@ TEST(TextReader, ATruncatedOrDamagedXzIsAnError) {
   Status why;
   read_whole(dir.write("cut.xz", good.substr(0, good.size() / 2)), 4096, &why);
   EXPECT_EQ(why.code(), Code::kCorrupt);
-  EXPECT_NE(why.message().find("truncated"), std::string::npos);
   std::string bad = good;
   bad[bad.size() / 2] = static_cast<char>(bad[bad.size() / 2] ^ 1);
   read_whole(dir.write("bad.xz", bad), 4096, &why);

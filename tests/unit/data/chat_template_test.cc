@@ -1,0 +1,116 @@
+#include "worker/data/chat_template.h"
+
+#include "tests/unit/data/data_test_util.h"
+
+namespace remesh::data {
+namespace {
+
+constexpr char kTemplate[] =
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n"
+    "{{ m['content'] | trim }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}";
+
+constexpr char kLine[] =
+    R"({"messages": [{"role": "system", "content": "Be brief."},
+ {"role": "user", "content": " Größe? "}, {"role": "assistant", "content": "10"},
+ {"role": "user", "content": "<|end|>"}, {"role": "assistant", "content": "11"}]})";
+
+// "text" of what the loss does not count, "[text]" of what it does.
+std::string marked(const Conversation& c) {
+  std::string out;
+  for (const ChatPiece& p : c) out += p.target ? "[" + p.text + "]" : p.text;
+  return out;
+}
+
+class ChatTemplateTest : public testing::Test {
+ protected:
+  std::string problem(const std::string& name, const std::string& text) {
+    const auto made = ChatTemplate::open(dir_.write(name, text));
+    return made.ok() ? "" : made.status().message();
+  }
+  static void expect_contains(const std::string& text, const char* part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  TempDir dir_;
+};
+
+TEST_F(ChatTemplateTest, AnswersAreWhatFollowsThePromptForThem) {
+  const auto chat =
+      ChatTemplate::open(dir_.write("t.jinja", kTemplate)).value();
+  const std::string want =
+      "<|system|>\nBe brief.<|end|>\n<|user|>\nGröße?<|end|>\n<|assistant|>\n"
+      "[10<|end|>\n]<|user|>\n<|end|><|end|>\n<|assistant|>\n[11<|end|>\n]";
+  EXPECT_EQ(marked(chat->render(kLine, "f:1").value()), want);
+  EXPECT_EQ(marked(chat->render(kLine, "f:1").value()), want) << "again";
+  EXPECT_EQ(marked(chat->render(R"({"messages": []})", "f:2").value()), "");
+}
+
+TEST_F(ChatTemplateTest, AnswersAreWhatTheTemplateMarks) {
+  const auto chat =
+      ChatTemplate::open(
+          dir_.write(
+              "t.jinja",
+              "{% for m in messages %}{% if m.role == 'assistant' %}A:{% "
+              "generation %}"
+              "{{ m.content }}.{% endgeneration %}{% elif loop.first %}{% "
+              "continue %}"
+              "{% else %}U:{{ m.content | tojson }}{% endif %}{% endfor %}"))
+          .value();
+  EXPECT_EQ(marked(chat->render(kLine, "f:1").value()),
+            "U:\" Größe \"A:[10.]U:\"<|end|>\"A:[11.]");
+}
+
+TEST_F(ChatTemplateTest, TheTemplateOfATokenizerConfigIsFound) {
+  for (
+      const char* text :
+      {R"({"chat_template": "{{ bos_token }}{{ eos_token }}|", "bos_token": "<s>",
+            "eos_token": {"content": "</s>", "lstrip": false}})",
+       R"({"chat_template": [{"name": "rag", "template": "no"}, {"name":
+            "default", "template": "{{ bos_token }}{{ eos_token }}|"}],
+            "bos_token": {"content": "<s>"}, "eos_token": "</s>"})"}) {
+    const auto chat =
+        ChatTemplate::open(dir_.write("tokenizer_config.json", text)).value();
+    EXPECT_EQ(marked(chat->render(R"({"messages": []})", "f").value()),
+              "<s></s>|");
+  }
+}
+
+TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
+  expect_contains(problem("a.jinja", "{% for %}"), "the template is invalid");
+  expect_contains(problem("b.json", "{}"), "has no chat_template");
+  expect_contains(problem("c.json", "[]"), "is no JSON object");
+  expect_contains(problem("d.json", R"({"chat_template": 3})"),
+                  "has no chat_template");
+  EXPECT_EQ(ChatTemplate::open(dir_ / "none").status().code(), Code::kNotFound);
+  const auto chat =
+      ChatTemplate::open(
+          dir_.write("t.jinja",
+                     "{% for m in messages %}{% if m.role not in ['user', "
+                     "'assistant'] %}{{ raise_exception('who is ' + m.role) }}"
+                     "{% endif %}{{ m.content }}{% if loop.last %}!"
+                     "{% endif %}{% endfor %}"))
+          .value();
+  const auto why = [&](const char* line) {
+    const auto made = chat->render(line, "chats.jsonl:7");
+    EXPECT_EQ(made.status().code(), Code::kCorrupt);
+    return made.status().message();
+  };
+  expect_contains(why(kLine), "chats.jsonl:7: the chat template");
+  expect_contains(why(kLine), "who is system");
+  expect_contains(why("{"), "chats.jsonl:7: is no JSON object with a list");
+  expect_contains(why(R"({"messages": 3})"), "is no JSON object with a list");
+  expect_contains(why(R"({"messages": [3]})"), "refuses it");
+  // The last message's text has an end that it has not before others.
+  expect_contains(why(R"({"messages": [{"role": "assistant", "content": "a"},
+                          {"role": "user", "content": "b"}]})"),
+                  "{% generation %}");
+  // It goes on.
+  EXPECT_EQ(marked(chat->render(R"({"messages": [{"role": "user", "content":
+                                "x"}]})",
+                                "f")
+                       .value()),
+            "x!");
+}
+
+}  // namespace
+}  // namespace remesh::data

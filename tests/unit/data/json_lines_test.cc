@@ -1,0 +1,67 @@
+#include "worker/data/json_lines.h"
+
+#include "tests/unit/data/data_test_util.h"
+#include "worker/data/inputs.h"
+
+namespace remesh::data {
+namespace {
+
+TEST(JsonLines, LinesComeWithTheirPlaces) {
+  const TempDir dir;
+  EXPECT_TRUE(is_json_lines("a.jsonl"));
+  EXPECT_TRUE(is_json_lines("a.ndjson.zst"));
+  EXPECT_FALSE(is_json_lines("a.json"));
+  EXPECT_FALSE(is_json_lines("jsonl.txt"));
+  const std::string path = dir.write("a.jsonl", "one\n\n \r\ntwo\r\nthree");
+  auto reader = TextReader::open(path).value();
+  std::vector<std::string> got;
+  const auto bytes = for_each_line(
+      reader,
+      [&](std::string_view line, const std::string& place) {
+        got.push_back(place.substr(path.size()) + " " + std::string(line));
+        return ok_status();
+      },
+      [](uint64_t) {});
+  ASSERT_TRUE(bytes.ok());
+  EXPECT_EQ(*bytes, 17U);
+  EXPECT_EQ(got, (std::vector<std::string>{":1 one", ":4 two\r", ":5 three"}));
+}
+
+TEST(JsonLines, AFieldThatIsNoTextIsNamed) {
+  EXPECT_EQ(text_field(R"({"text": "a\u00e9\n"})", "text", "f:1").value(),
+            "a\u00e9\n");
+  const auto why = [](const char* line) {
+    const auto text = text_field(line, "body", "f:1");
+    EXPECT_EQ(text.status().code(), Code::kCorrupt) << line;
+    return text.status().message();
+  };
+  EXPECT_EQ(why("{"), "f:1: is no JSON object of UTF-8 text");
+  EXPECT_EQ(why("[1]"), "f:1: is no JSON object of UTF-8 text");
+  EXPECT_EQ(why("{\"body\": \"\xff\"}"),
+            "f:1: is no JSON object of UTF-8 text");
+  EXPECT_EQ(why(R"({"text": "a"})"),
+            "f:1: has no text in field \"body\" (--field)");
+  EXPECT_EQ(why(R"({"body": 1})"),
+            "f:1: has no text in field \"body\" (--field)");
+}
+
+TEST(Inputs, FoldersAndPatternsBecomeTheirFiles) {
+  const TempDir dir;
+  for (const char* folder : {"in", "in/b", "in/.git", "none"})
+    std::filesystem::create_directory(dir / folder);
+  for (const char* name : {"in/z.txt", "in/b/a.txt", "in/.hidden", "in/.git/x",
+                           "c1.txt", "c2.txt", "[x].txt"})
+    dir.write(name, "text");
+  dir.write("in/empty.txt", "");
+  const auto got = expand_inputs(
+      {dir / "c*.txt", dir / "in", dir / "[x].txt", dir / "absent"});
+  EXPECT_EQ(got.value(),
+            (std::vector<std::string>{dir / "c1.txt", dir / "c2.txt",
+                                      dir / "in/b/a.txt", dir / "in/z.txt",
+                                      dir / "[x].txt", dir / "absent"}));
+  EXPECT_EQ(expand_inputs({dir / "d*.txt"}).status().code(), Code::kNotFound);
+  EXPECT_EQ(expand_inputs({dir / "none"}).status().code(), Code::kNotFound);
+}
+
+}  // namespace
+}  // namespace remesh::data

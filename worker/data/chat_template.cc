@@ -1,0 +1,166 @@
+#include "worker/data/chat_template.h"
+
+#include <fmt/format.h>
+#include <spawn.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <utility>
+
+#include "proto/base/file_system.h"
+#include "proto/base/xxh3.h"
+#include "worker/data/chat_template_py.h"
+
+namespace remesh::data {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr uint64_t kMostBytes = uint64_t{64} << 20;
+
+// The text in a field of an object; "" if there is none.
+std::string text_in(const Json& object, const char* key) {
+  const auto at = object.find(key);
+  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+}
+
+// "bos_token": "<s>", or {"content": "<s>", ...}.
+std::string token_text(const Json& config, const char* key) {
+  const auto at = config.find(key);
+  return at != config.end() && at->is_object() ? text_in(*at, "content")
+                                               : text_in(config, key);
+}
+
+// The template of a list of named ones is the one called "default".
+std::string template_text(const Json& config) {
+  const auto at = config.find("chat_template");
+  if (at != config.end() && at->is_array())
+    for (const Json& named : *at)
+      if (named.is_object() && text_in(named, "name") == "default")
+        return text_in(named, "template");
+  return text_in(config, "chat_template");
+}
+
+Result<std::string> settings_of(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string text,
+                   read_file(*posix_file_system(), path, kMostBytes));
+  Json settings = {{"template", text}, {"bos_token", ""}, {"eos_token", ""}};
+  if (path.ends_with(".json")) {
+    const Json config = Json::parse(text, nullptr, /*exceptions=*/false);
+    if (!config.is_object()) return corrupt(path + ": is no JSON object");
+    settings["template"] = template_text(config);
+    for (const char* key : {"bos_token", "eos_token"})
+      settings[key] = token_text(config, key);
+  }
+  if (settings["template"] == "")
+    return invalid_argument(path + ": has no chat_template");
+  return settings.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
+    const std::string& path) {
+  ASSIGN_OR_RETURN(const std::string settings, settings_of(path));
+  std::unique_ptr<ChatTemplate> out(new ChatTemplate(path));
+  out->id_ = hex(xxh3_128(std::as_bytes(std::span(settings))));
+  RETURN_IF_ERROR(out->start(settings));
+  return out;
+}
+
+ChatTemplate::~ChatTemplate() {
+  if (socket_ >= 0) ::close(socket_);  // at which it ends
+  if (pid_ > 0) ::waitpid(pid_, nullptr, 0);
+}
+
+Status ChatTemplate::start(const std::string& settings) {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    return errno_error("start python3", errno);
+  socket_ = ends[0];
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  std::string name = "python3", alone = "-I", run = "-c",
+              script = kChatTemplatePy;
+  char* arguments[] = {name.data(), alone.data(), run.data(), script.data(),
+                       nullptr};
+  const int failed =
+      ::posix_spawnp(&pid_, "python3", &actions, nullptr, arguments, environ);
+  posix_spawn_file_actions_destroy(&actions);
+  ::close(ends[1]);
+  if (failed != 0) {
+    pid_ = -1;
+    return unavailable(path_ +
+                       ": chat templates need python3, which cannot be "
+                       "started");
+  }
+  RETURN_IF_ERROR(send(settings));
+  const auto answer = receive();
+  if (!answer.ok())
+    return unavailable(path_ +
+                       ": chat templates need python3 with jinja2 "
+                       "(apt install python3-jinja2)");
+  const Json v = Json::parse(*answer, nullptr, /*exceptions=*/false);
+  if (!v.contains("error")) return ok_status();
+  return invalid_argument(fmt::format("{}: the template is invalid: {}", path_,
+                                      v["error"].get<std::string>()));
+}
+
+Status ChatTemplate::send(std::string_view line) {
+  const std::string text = std::string(line) + "\n";
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n =
+        ::send(socket_, text.data() + done, text.size() - done, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error("write to python3", errno);
+    done += static_cast<size_t>(n);
+  }
+  return ok_status();
+}
+
+Result<std::string> ChatTemplate::receive() {
+  std::array<char, 1 << 16> portion;
+  for (;;) {
+    const size_t end = received_.find('\n');
+    if (end != std::string::npos) {
+      std::string line = received_.substr(0, end);
+      received_.erase(0, end + 1);
+      return line;
+    }
+    const ssize_t n = ::recv(socket_, portion.data(), portion.size(), 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno_error("read from python3", errno);
+    if (n == 0) return unavailable("python3 ended");
+    received_.append(portion.data(), static_cast<size_t>(n));
+  }
+}
+
+Result<Conversation> ChatTemplate::render(std::string_view line,
+                                          const std::string& place) {
+  const Json given = Json::parse(line, nullptr, /*exceptions=*/false);
+  if (!given.is_object() || !given.contains("messages") ||
+      !given["messages"].is_array())
+    return corrupt(place + ": is no JSON object with a list of \"messages\"");
+  Json request = {{"messages", given["messages"]}};
+  if (given.contains("tools")) request["tools"] = given["tools"];
+  RETURN_IF_ERROR(send(request.dump()));
+  ASSIGN_OR_RETURN(const std::string answer, receive());
+  const Json v = Json::parse(answer, nullptr, /*exceptions=*/false);
+  if (!v.is_object() || !v.contains("pieces"))
+    return corrupt(
+        fmt::format("{}: the chat template {} refuses it: {}", place, path_,
+                    v.is_object() ? text_in(v, "error") : "no answer"));
+  Conversation out;
+  for (const Json& piece : v["pieces"])
+    out.push_back({piece[0].get<std::string>(), piece[1].get<bool>()});
+  return out;
+}
+
+}  // namespace remesh::data

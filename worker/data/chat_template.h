@@ -1,0 +1,55 @@
+// ChatTemplate: conversations as the text that a chat model is trained on, by a
+// Jinja template as Hugging Face's models have in tokenizer_config.json.
+//
+// python3 renders it with the package jinja2, in a process of its own that
+// lives as long as the object; chat_template.py says how. Not thread-safe.
+#pragma once
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/status.h"
+
+namespace remesh::data {
+
+struct ChatPiece {
+  std::string text;
+  bool target = false;  // an answer, which the loss counts
+};
+using Conversation = std::vector<ChatPiece>;
+
+class ChatTemplate {
+ public:
+  // `path`: a tokenizer_config.json, or a file with the template alone, such as
+  // chat_template.jinja. NotFound without the file, InvalidArgument if it has
+  // no template or an invalid one, Unavailable without python3 or jinja2.
+  static Result<std::unique_ptr<ChatTemplate>> open(const std::string& path);
+  ~ChatTemplate();
+  ChatTemplate(const ChatTemplate&) = delete;
+  ChatTemplate& operator=(const ChatTemplate&) = delete;
+
+  // A hash of the template and the tokens it refers to, 32 hex digits.
+  const std::string& id() const { return id_; }
+
+  // `line`: a JSON object with "messages", a list of {"role", "content"}, and
+  // perhaps "tools". Corrupt, naming `place`, if it is none or the template
+  // refuses it.
+  Result<Conversation> render(std::string_view line, const std::string& place);
+
+ private:
+  explicit ChatTemplate(std::string path) : path_(std::move(path)) {}
+  Status start(const std::string& settings);
+  Status send(std::string_view line);
+  Result<std::string> receive();
+
+  std::string path_, id_;
+  pid_t pid_ = -1;
+  int socket_ = -1;
+  std::string received_;
+};
+
+}  // namespace remesh::data

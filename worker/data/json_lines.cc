@@ -1,0 +1,73 @@
+#include "worker/data/json_lines.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <vector>
+
+namespace remesh::data {
+namespace {
+
+constexpr size_t kMostLine = size_t{256} << 20;
+constexpr size_t kPortion = size_t{1} << 20;
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
+}  // namespace
+
+bool is_json_lines(const std::string& path) {
+  const std::string name = without_compression(path);
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+}
+
+Result<uint64_t> for_each_line(TextReader& reader, const LineSink& take,
+                               const std::function<void(uint64_t)>& progress) {
+  std::vector<char> portion(kPortion);
+  std::string line;
+  int64_t number = 0;
+  uint64_t reported = 0, bytes = 0;
+  const auto place = [&] {
+    return fmt::format("{}:{}", reader.path(), number);
+  };
+  const auto end_line = [&]() -> Status {
+    ++number;
+    if (!is_blank(line)) RETURN_IF_ERROR(take(line, place()));
+    line.clear();
+    return ok_status();
+  };
+  for (;;) {
+    ASSIGN_OR_RETURN(const size_t got, reader.read(portion));
+    progress(reader.bytes_done() - reported);
+    reported = reader.bytes_done();
+    if (got == 0) break;
+    bytes += got;
+    for (std::string_view left(portion.data(), got); !left.empty();) {
+      const size_t end = left.find('\n');
+      line += left.substr(0, end);
+      if (line.size() > kMostLine)
+        return corrupt(fmt::format("{}:{}: a line of over {} bytes",
+                                   reader.path(), number + 1, kMostLine));
+      if (end == std::string_view::npos) break;
+      left.remove_prefix(end + 1);
+      RETURN_IF_ERROR(end_line());
+    }
+  }
+  RETURN_IF_ERROR(end_line());
+  return bytes;
+}
+
+Result<std::string> text_field(std::string_view line, const std::string& field,
+                               const std::string& place) {
+  const auto v = nlohmann::json::parse(line, nullptr, /*exceptions=*/false);
+  if (!v.is_object())
+    return corrupt(place + ": is no JSON object of UTF-8 text");
+  const auto at = v.find(field);
+  if (at == v.end() || !at->is_string())
+    return corrupt(
+        fmt::format("{}: has no text in field \"{}\" (--field)", place, field));
+  return at->get<std::string>();
+}
+
+}  // namespace remesh::data

@@ -1,0 +1,46 @@
+// The output folder of prepare.h. Not thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/base/file_system.h"
+#include "proto/base/status.h"
+#include "proto/data/index.h"
+#include "worker/data/split_writer.h"
+
+namespace remesh::data {
+
+// Created if missing, locked, and unchanged on failure.
+class OutDir {
+ public:
+  static Result<std::unique_ptr<OutDir>> open(FileSystem& fs,
+                                              const std::string& path);
+  ~OutDir();
+  OutDir(const OutDir&) = delete;
+  OutDir& operator=(const OutDir&) = delete;
+
+  const std::string& path() const { return path_; }
+  FileSystem& fs() const { return fs_; }
+  bool has_index() const;
+  // The sorted names in the folder: those that prepare may have written (own),
+  // and others (foreign).
+  Status list(std::vector<std::string>& own,
+              std::vector<std::string>& foreign) const;
+  // Renames the finished files into place, the index last, and removes what an
+  // earlier data set has left.
+  Status commit(const Index& index, SplitWriter& train, SplitWriter& val);
+
+ private:
+  OutDir(FileSystem& fs, std::string path, bool made)
+      : fs_(fs), path_(std::move(path)), made_(made) {}
+
+  FileSystem& fs_;
+  std::string path_;
+  bool made_;
+  int fd_ = -1;
+};
+
+}  // namespace remesh::data

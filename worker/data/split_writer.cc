@@ -1,0 +1,166 @@
+#include "worker/data/split_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <utility>
+
+#include "proto/base/rng.h"
+
+namespace remesh::data {
+namespace {
+
+// Longer documents are encoded in parts.
+constexpr size_t kPartBytes = size_t{4} << 20;
+
+// Whether block number `block` is held out, as every (1 / fraction)-th is.
+bool held_out(double fraction, double phase, int64_t block) {
+  const auto b = static_cast<double>(block);
+  return std::floor((b + 1) * fraction + phase) >
+         std::floor(b * fraction + phase);
+}
+
+bool is_space(char c) {
+  return std::isspace(static_cast<unsigned char>(c)) != 0;
+}
+
+// Where a text is best divided: behind the last line in its second half whose
+// end has no white space beside it, or else at the end.
+size_t part_end(std::string_view text) {
+  for (size_t at = text.size() - 1; at > text.size() / 2; --at)
+    if (text[at - 1] == '\n' && !is_space(text[at]) && !is_space(text[at - 2]))
+      return at;
+  return text.size();
+}
+
+}  // namespace
+
+SplitWriter::~SplitWriter() {
+  for (const std::string& name : names_)
+    (void)fs_.remove(dir_ + "/" + name + kPartial).ok();
+}
+
+Status SplitWriter::append(std::span<const int32_t> tokens, Marks marks) {
+  while (!tokens.empty()) {
+    if (!writer_) RETURN_IF_ERROR(begin_shard());
+    const auto room =
+        static_cast<size_t>(shard_tokens_ - writer_->num_tokens());
+    const size_t n = std::min(room, tokens.size());
+    RETURN_IF_ERROR(writer_->append(tokens.first(n), marks));
+    marks.begins_document = false;
+    tokens = tokens.subspan(n);
+    if (writer_->num_tokens() == shard_tokens_) RETURN_IF_ERROR(end_shard());
+  }
+  return ok_status();
+}
+
+Status SplitWriter::rename() {
+  for (const std::string& name : names_)
+    RETURN_IF_ERROR(
+        fs_.rename(dir_ + "/" + name + kPartial, dir_ + "/" + name));
+  return ok_status();
+}
+
+Status SplitWriter::begin_shard() {
+  const std::string name = fmt::format("{}-{:05}.tok", split_, names_.size());
+  names_.push_back(name);
+  ASSIGN_OR_RETURN(
+      ShardWriter writer,
+      ShardWriter::create(fs_, dir_ + "/" + name + kPartial, tokenizer_.id(),
+                          tokenizer_.vocab_size(), marked_));
+  writer_ = std::move(writer);
+  return ok_status();
+}
+
+Status SplitWriter::end_shard() {
+  ASSIGN_OR_RETURN(const ShardInfo info, writer_->finish());
+  entries_.push_back({names_.back(), info.num_tokens, info.checksum});
+  writer_.reset();
+  return ok_status();
+}
+
+BlockRouter::BlockRouter(double fraction, uint64_t seed, int64_t block_bytes,
+                         const tokenizer::Tokenizer& tokenizer,
+                         SplitWriter& train, SplitWriter& val)
+    : fraction_(fraction),
+      phase_(static_cast<double>(
+                 random_u64(seed, hash64("remesh.held_out"), 0) >> 11) *
+             0x1p-53),
+      block_bytes_(block_bytes),
+      tokenizer_(tokenizer),
+      train_(train),
+      val_(val) {}
+
+SplitWriter* BlockRouter::next_block() {
+  return held_out(fraction_, phase_, blocks_++) ? &val_ : &train_;
+}
+
+Status BlockRouter::add(const TextBlock& block) {
+  SplitWriter* to = next_block();
+  const std::string_view text = block.text;
+  size_t begin = 0;
+  size_t k = 0;
+  if (!block.ends.empty() && block.ends[0] == 0) {
+    k = 1;
+    RETURN_IF_ERROR(close());
+  } else if (open_ != nullptr && open_ != to) {
+    RETURN_IF_ERROR(close());  // the document continues in the other split
+  }
+  for (; k < block.ends.size(); ++k) {
+    RETURN_IF_ERROR(append(to, text.substr(begin, block.ends[k] - begin)));
+    RETURN_IF_ERROR(close());
+    begin = block.ends[k];
+  }
+  return append(to, text.substr(begin));
+}
+
+Status BlockRouter::add(const Conversation& conversation) {
+  if (conversations_to_ == nullptr) conversations_to_ = next_block();
+  bool begins = true;
+  for (const ChatPiece& piece : conversation) {
+    tokens_.clear();
+    RETURN_IF_ERROR(tokenizer_.encode(
+        piece.text, {.special = true, .continues = !begins}, tokens_));
+    RETURN_IF_ERROR(conversations_to_->append(
+        tokens_, {.targets = piece.target, .begins_document = begins}));
+    begins = begins && tokens_.empty();
+    conversation_bytes_ += static_cast<int64_t>(piece.text.size());
+  }
+  if (!begins) ++conversations_;
+  if (conversation_bytes_ >= block_bytes_) {
+    conversations_to_ = nullptr;
+    conversation_bytes_ = 0;
+  }
+  return ok_status();
+}
+
+Status BlockRouter::append(SplitWriter* to, std::string_view text) {
+  if (text.empty()) return ok_status();
+  open_ = to;
+  text_ += text;
+  return text_.size() < kPartBytes ? ok_status() : encode_part(part_end(text_));
+}
+
+Status BlockRouter::encode_part(size_t bytes) {
+  if (bytes == 0) return ok_status();
+  tokens_.clear();
+  RETURN_IF_ERROR(tokenizer_.encode(std::string_view(text_).substr(0, bytes),
+                                    {.special = false, .continues = continues_},
+                                    tokens_));
+  text_.erase(0, bytes);
+  continues_ = true;
+  return open_->append(tokens_);
+}
+
+// Ends the open document in the split that has its last part.
+Status BlockRouter::close() {
+  if (open_ == nullptr) return ok_status();
+  RETURN_IF_ERROR(encode_part(text_.size()));
+  continues_ = false;
+  const int32_t token = tokenizer_.end_of_text();
+  return std::exchange(open_, nullptr)->append({&token, 1});
+}
+
+}  // namespace remesh::data
