@@ -48,10 +48,9 @@ Result<manifest::Found> checkpoint_of(FileSystem& files,
 }
 
 Result<std::string> data_id_of(const pb::Job& job) {
-  const std::string index = job.data().path() + "/" + data::kIndexName;
-  ASSIGN_OR_RETURN(const std::string text, rundir::read_file(index));
-  ASSIGN_OR_RETURN(const data::Index parsed, data::parse_index(text, index));
-  return parsed.data_id;
+  ASSIGN_OR_RETURN(const data::Index index,
+                   data::read_index(job.data().path()));
+  return index.data_id;
 }
 
 // The job of the new run, and the manifest of its first checkpoint. It uses

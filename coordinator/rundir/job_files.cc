@@ -74,11 +74,10 @@ bool warmup_follows_steps(const pb::Job& job) {
 }  // namespace
 
 Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
-  const std::string path = dir + "/" + data::kIndexName;
-  Result<std::string> text = read_file(path);
-  if (!text.ok()) {
-    if (text.status().code() != Code::kNotFound)
-      return text.status().with_context("data.path");
+  const Result<data::Index> parsed = data::read_index(dir);
+  if (!parsed.ok() && parsed.status().code() != Code::kCorrupt) {
+    if (parsed.status().code() != Code::kNotFound)
+      return parsed.status().with_context("data.path");
     return not_found("data.path: " + dir +
                      " contains no data set (no dataset.json); create one with "
                      "`remesh data prepare --input TEXT --out " +
@@ -91,13 +90,16 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
                       "`remesh data prepare --overwrite --out " +
                       typed_path(dir) + " ...`");
   };
-  const Result<data::Index> parsed = data::parse_index(*text, path);
   if (!parsed.ok()) return advise(parsed.status());
   const data::Index& index = *parsed;
   if (const Status s = data::check_shard_files(dir, index); !s.ok())
     return advise(s);
+  int64_t least = index.train_tokens();
+  for (const data::MemberEntry& m : index.members)
+    least = std::min(least, m.train_tokens);
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
+                           .least_train_tokens = least,
                            .val_tokens = index.val_tokens()};
 }
 
@@ -257,10 +259,10 @@ namespace {
 // Another data set may be given, or the same folder prepared again: the samples
 // would not be those that the training left off with.
 Status check_data(FileSystem& fs, const pb::Job& job, const std::string& run) {
-  const std::string index = job.data().path() + "/" + data::kIndexName;
-  const Result<std::string> text = read_file(index);
-  if (!text.ok()) return ok_status();  // reported by those who open it
-  ASSIGN_OR_RETURN(const data::Index given, data::parse_index(*text, index));
+  const Result<data::Index> read = data::read_index(job.data().path());
+  if (!read.ok() && read.status().code() != Code::kCorrupt)
+    return ok_status();  // reported by those who open it
+  ASSIGN_OR_RETURN(const data::Index given, read);
   ASSIGN_OR_RETURN(
       const auto found,
       manifest::scan(fs, checkpoints_path(run, job.checkpoint().folder())));

@@ -170,11 +170,14 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         "train.local_batch_size = {}: must divide train.global_batch_size = "
         "{}",
         t.local_batch_size(), t.global_batch_size()));
-  if (data.train_tokens >= 0 && data.train_tokens <= t.seq_len())
+  const int64_t least = data.least_train_tokens >= 0 ? data.least_train_tokens
+                                                     : data.train_tokens;
+  if (least >= 0 && least <= t.seq_len())
     out.push_back(fmt::format(
-        "train.seq_len = {}: the data set at {} has {} training tokens; must "
+        "train.seq_len = {}: the data set at {} has {} training tokens{}; must "
         "be below that",
-        t.seq_len(), job.data().path(), data.train_tokens));
+        t.seq_len(), job.data().path(), least,
+        least < data.train_tokens ? " in a member" : ""));
   if (t.eval_sequences() > 0 && data.val_tokens >= 0 &&
       data.val_tokens <= t.seq_len())
     out.push_back(fmt::format(

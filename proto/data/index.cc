@@ -10,6 +10,7 @@
 #include <numeric>
 #include <span>
 
+#include "proto/base/file_system.h"
 #include "proto/base/xxh3.h"
 
 namespace remesh::data {
@@ -21,6 +22,8 @@ constexpr char kFormat[] = "remesh-dataset";
 constexpr int64_t kVersion = 1;
 // Keeps sums of tokens from overflowing.
 constexpr int64_t kMaxCount = int64_t{1} << 53;
+
+constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
 
 // Reads in well under a second from a local disk.
 constexpr uint64_t kMaxHashedBytes = uint64_t{256} << 20;
@@ -75,6 +78,12 @@ class Fields {
         v->get<uint64_t>() > static_cast<uint64_t>(max))
       return fail(key, fmt::format("must be an integer from 0 to {}", max)), 0;
     return v->get<int64_t>();
+  }
+  double number(const char* key) {
+    const Json* v = find(key);
+    if (v == nullptr) return 0;
+    if (!v->is_number()) return fail(key, "must be a number"), 0;
+    return v->get<double>();
   }
   // False if it is missing.
   bool flag(const char* key) {
@@ -131,6 +140,29 @@ Result<std::vector<ShardEntry>> parse_shards(const Json& array,
   return shards;
 }
 
+Result<std::vector<MemberEntry>> parse_members(const Json& array,
+                                               const std::string& name) {
+  std::vector<MemberEntry> members;
+  for (const Json& item : array) {
+    Fields f(item, fmt::format("{}[{}]", name, members.size()));
+    MemberEntry m{
+        .name = f.text("name"),
+        .dir = f.text("dir"),
+        .weight = f.number("weight"),
+        .data_id = f.hash("data_id"),
+        .train_tokens = f.count("train_tokens", kMaxCount / kMostMembers),
+        .val_tokens = f.count("val_tokens", kMaxCount / kMostMembers)};
+    if (!(m.weight > 0 && m.weight <= 1e9))
+      f.fail("weight", "must be above 0 and at most 1e9");
+    if (m.dir.empty()) f.fail("dir", "must be a folder");
+    RETURN_IF_ERROR(f.status());
+    members.push_back(std::move(m));
+  }
+  if (members.size() > kMostMembers)
+    return corrupt(fmt::format("{}: more than {}", name, kMostMembers));
+  return members;
+}
+
 Json shards_to_json(const std::vector<ShardEntry>& shards) {
   Json array = Json::array();
   for (const ShardEntry& s : shards)
@@ -141,8 +173,16 @@ Json shards_to_json(const std::vector<ShardEntry>& shards) {
 
 }  // namespace
 
-int64_t Index::train_tokens() const { return total_tokens(train); }
-int64_t Index::val_tokens() const { return total_tokens(val); }
+int64_t Index::train_tokens() const {
+  int64_t sum = total_tokens(train);
+  for (const MemberEntry& m : members) sum += m.train_tokens;
+  return sum;
+}
+int64_t Index::val_tokens() const {
+  int64_t sum = total_tokens(val);
+  for (const MemberEntry& m : members) sum += m.val_tokens;
+  return sum;
+}
 
 std::string data_id_of(const Index& index) {
   std::string text =
@@ -152,6 +192,8 @@ std::string data_id_of(const Index& index) {
     text += fmt::format("train {} {}\n", s.tokens, s.checksum);
   for (const ShardEntry& s : index.val)
     text += fmt::format("val {} {}\n", s.tokens, s.checksum);
+  for (const MemberEntry& m : index.members)
+    text += fmt::format("member {} {}\n", m.weight, m.data_id);
   return hex(xxh3_128(std::as_bytes(std::span(text))));
 }
 
@@ -160,6 +202,14 @@ std::string index_to_json(const Index& index) {
   for (const InputEntry& i : index.inputs)
     inputs.push_back(
         {{"file", i.file}, {"bytes", i.bytes}, {"xxh128", i.xxh128}});
+  Json members = Json::array();
+  for (const MemberEntry& m : index.members)
+    members.push_back({{"name", m.name},
+                       {"dir", m.dir},
+                       {"weight", m.weight},
+                       {"data_id", m.data_id},
+                       {"train_tokens", m.train_tokens},
+                       {"val_tokens", m.val_tokens}});
   const Json json = {{"format", kFormat},
                      {"version", kVersion},
                      {"data_id", index.data_id},
@@ -172,7 +222,8 @@ std::string index_to_json(const Index& index) {
                      {"text_bytes", index.text_bytes},
                      {"train", shards_to_json(index.train)},
                      {"val", shards_to_json(index.val)},
-                     {"inputs", inputs}};
+                     {"inputs", inputs},
+                     {"members", members}};
   // File names need not be UTF-8; JSON must be.
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
@@ -208,6 +259,10 @@ Result<Index> parse_index(std::string_view text, const std::string& name) {
     RETURN_IF_ERROR(g.status());
   }
   RETURN_IF_ERROR(f.status());
+  if (json.contains("members")) {
+    ASSIGN_OR_RETURN(index.members,
+                     parse_members(f.array("members"), name + ": members"));
+  }
   ASSIGN_OR_RETURN(index.train, parse_shards(train, name + ": train"));
   ASSIGN_OR_RETURN(index.val, parse_shards(val, name + ": val"));
   if (index.data_id != data_id_of(index))
@@ -219,7 +274,31 @@ uint32_t token_width(int64_t vocab_size) {
   return vocab_size <= int64_t{1} << 16 ? 2 : 4;
 }
 
+std::string member_dir(const std::string& dir, const MemberEntry& member) {
+  return (std::filesystem::path(dir) / member.dir).lexically_normal().string();
+}
+
+Result<Index> read_index(const std::string& dir, const MemberEntry* member) {
+  const std::string path = dir + "/" + kIndexName;
+  ASSIGN_OR_RETURN(const std::string text,
+                   read_file(*posix_file_system(), path, kMaxIndexBytes));
+  ASSIGN_OR_RETURN(Index index, parse_index(text, path));
+  if (member != nullptr && !index.members.empty())
+    return corrupt(path + ": a mixture of mixtures is not supported");
+  if (member != nullptr && index.data_id != member->data_id)
+    return corrupt(fmt::format(
+        "{}: has data {}, but the mixture was made with {}; make it again with "
+        "`remesh data mix --overwrite`",
+        path, index.data_id, member->data_id));
+  return index;
+}
+
 Status check_shard_files(const std::string& dir, const Index& index) {
+  for (const MemberEntry& member : index.members) {
+    const std::string folder = member_dir(dir, member);
+    ASSIGN_OR_RETURN(const Index of, read_index(folder, &member));
+    RETURN_IF_ERROR(check_shard_files(folder, of));
+  }
   const auto bytes_of = [&](const ShardEntry& shard) {
     return kShardHeaderBytes +
            static_cast<uint64_t>(shard.tokens) * token_width(index.vocab_size) +

@@ -1,8 +1,8 @@
 // The index of a data set, dataset.json: the shards and their inputs, in a
 // format that people and scripts can read.
 //
-// A plain value; parsing and printing are pure, only check_shard_files() reads
-// files.
+// A plain value; parsing and printing are pure, only read_index() and
+// check_shard_files() read files.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 namespace remesh::data {
 
 inline constexpr char kIndexName[] = "dataset.json";
+inline constexpr size_t kMostMembers = 64;  // of a mixture
 
 struct ShardEntry {
   std::string file;  // name in the folder of the data set
@@ -30,6 +31,16 @@ struct InputEntry {
   friend bool operator==(const InputEntry&, const InputEntry&) = default;
 };
 
+// A data set that a mixture has.
+struct MemberEntry {
+  std::string name;  // for people
+  std::string dir;   // absolute, or relative to the mixture's folder
+  double weight = 1;
+  std::string data_id;
+  int64_t train_tokens = 0, val_tokens = 0;
+  friend bool operator==(const MemberEntry&, const MemberEntry&) = default;
+};
+
 struct Index {
   std::string data_id;    // data_id_of() this index
   std::string source_id;  // hash of inputs and options; equal ids, equal data
@@ -42,6 +53,8 @@ struct Index {
   std::vector<ShardEntry> train;
   std::vector<ShardEntry> val;
   std::vector<InputEntry> inputs;
+  // A mixture has these instead of shards and inputs.
+  std::vector<MemberEntry> members;
   friend bool operator==(const Index&, const Index&) = default;
 
   int64_t train_tokens() const;
@@ -57,8 +70,16 @@ constexpr uint64_t mark_bytes(int64_t tokens) {
   return 2 * ((static_cast<uint64_t>(tokens) + 7) / 8);
 }
 
-// Compares the shard files in `dir` with the index: their sizes and, if all
-// have at most 256 MiB, their checksums. Fails with Corrupt, naming the file.
+// The folder of a member of the mixture in `dir`.
+std::string member_dir(const std::string& dir, const MemberEntry& member);
+// The index of the data set in `dir`. NotFound if there is none, Corrupt if it
+// is damaged or, with `member`, another one than that.
+Result<Index> read_index(const std::string& dir,
+                         const MemberEntry* member = nullptr);
+
+// Compares the shard files in `dir`, or those of its members, with the index:
+// their sizes and, if all have at most 256 MiB, their checksums. Fails with
+// Corrupt, naming the file.
 Status check_shard_files(const std::string& dir, const Index& index);
 
 // A hash of tokenizer, vocabulary and the checksums of the shards, 32 hex

@@ -5,14 +5,11 @@
 #include <algorithm>
 
 #include "proto/base/check.h"
-#include "proto/base/file_system.h"
 #include "proto/data/index.h"
 #include "worker/data/token_shard.h"
 
 namespace remesh::data {
 namespace {
-
-constexpr uint64_t kMaxIndexBytes = uint64_t{64} << 20;
 
 // Opens one shard and compares it with its entry in the index.
 Result<MappedShard> open_entry(const std::string& dir, const Index& index,
@@ -113,53 +110,76 @@ Status Split::read_window(int64_t window, int64_t seq_len,
                        });
 }
 
+Status Split::open(const std::string& dir, const Index& index,
+                   const std::vector<ShardEntry>& entries) {
+  vocab_size_ = index.vocab_size;
+  end_of_text_ = index.end_of_text;
+  marked_ = index.marked;
+  for (const ShardEntry& entry : entries) {
+    ASSIGN_OR_RETURN(MappedShard shard, open_entry(dir, index, entry));
+    begins_.push_back(num_tokens_);
+    num_tokens_ += shard.info().num_tokens;
+    shards_.push_back(std::move(shard));
+  }
+  return ok_status();
+}
+
+namespace {
+
+Result<Member> open_member(const std::string& dir, const Index& index,
+                           const MemberEntry& entry) {
+  Member m{.name = entry.name, .weight = entry.weight};
+  RETURN_IF_ERROR(m.train.open(dir, index, index.train));
+  RETURN_IF_ERROR(m.val.open(dir, index, index.val));
+  return m;
+}
+
+}  // namespace
+
 Result<Dataset> Dataset::open(const std::string& dir) {
-  auto text =
-      read_file(*posix_file_system(), dir + "/" + kIndexName, kMaxIndexBytes);
-  if (!text.ok() && text.status().code() == Code::kNotFound)
+  const auto read = read_index(dir);
+  if (!read.ok() && read.status().code() == Code::kNotFound)
     return not_found(fmt::format(
         "{}: not a data set (no {}); create one with `remesh data prepare`",
         dir, kIndexName));
-  if (!text.ok()) return text.status();
-  ASSIGN_OR_RETURN(const Index index,
-                   parse_index(*text, dir + "/" + kIndexName));
+  if (!read.ok()) return read.status();
+  const Index& index = *read;
   Dataset dataset;
   dataset.dir_ = dir;
   dataset.data_id_ = index.data_id;
   dataset.tokenizer_ = index.tokenizer;
   dataset.vocab_size_ = index.vocab_size;
   dataset.end_of_text_ = index.end_of_text;
-  const auto fill = [&](const std::vector<ShardEntry>& entries,
-                        Split& split) -> Status {
-    split.vocab_size_ = index.vocab_size;
-    split.end_of_text_ = index.end_of_text;
-    split.marked_ = index.marked;
-    for (const ShardEntry& entry : entries) {
-      ASSIGN_OR_RETURN(MappedShard shard, open_entry(dir, index, entry));
-      split.begins_.push_back(split.num_tokens_);
-      split.num_tokens_ += shard.info().num_tokens;
-      split.shards_.push_back(std::move(shard));
-    }
-    return ok_status();
-  };
-  RETURN_IF_ERROR(fill(index.train, dataset.train_));
-  RETURN_IF_ERROR(fill(index.val, dataset.val_));
+  dataset.is_mixture_ = !index.members.empty();
+  for (const MemberEntry& entry : index.members) {
+    const std::string folder = member_dir(dir, entry);
+    ASSIGN_OR_RETURN(const Index of, read_index(folder, &entry));
+    if (of.tokenizer != index.tokenizer)
+      return corrupt(fmt::format("{}: has tokenizer '{}', the mixture '{}'",
+                                 folder, of.tokenizer, index.tokenizer));
+    ASSIGN_OR_RETURN(Member member, open_member(folder, of, entry));
+    dataset.members_.push_back(std::move(member));
+  }
+  if (index.members.empty()) {
+    ASSIGN_OR_RETURN(Member member, open_member(dir, index, {}));
+    dataset.members_.push_back(std::move(member));
+  }
   return dataset;
 }
 
 Status Dataset::verify(
     const std::function<void(uint64_t, uint64_t)>& progress) const {
+  std::vector<const MappedShard*> shards;
+  for (const Member& member : members_)
+    for (const Split* split : {&member.train, &member.val})
+      for (const MappedShard& shard : split->shards_) shards.push_back(&shard);
   uint64_t total = 0;
-  for (const Split* split : {&train_, &val_})
-    for (const MappedShard& shard : split->shards_)
-      total += shard.payload_bytes();
+  for (const MappedShard* shard : shards) total += shard->payload_bytes();
   uint64_t done = 0;
-  for (const Split* split : {&train_, &val_}) {
-    for (const MappedShard& shard : split->shards_) {
-      RETURN_IF_ERROR(shard.verify());
-      done += shard.payload_bytes();
-      if (progress) progress(done, total);
-    }
+  for (const MappedShard* shard : shards) {
+    RETURN_IF_ERROR(shard->verify());
+    done += shard->payload_bytes();
+    if (progress) progress(done, total);
   }
   return ok_status();
 }

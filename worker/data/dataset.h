@@ -5,6 +5,9 @@
 // (token_shard.h describes the format). A split is one long sequence of tokens;
 // shard boundaries are invisible.
 //
+// A mixture (`remesh data mix`) is a folder with a dataset.json that names
+// other data sets, its members. Each keeps its own splits.
+//
 // Ownership: a Dataset owns its mappings and can be moved; its Splits live as
 // long as it does. Threads: immutable after open(), so any number of threads
 // may read. It never writes.
@@ -23,6 +26,7 @@
 #include <vector>
 
 #include "proto/base/status.h"
+#include "proto/data/index.h"
 
 namespace remesh::data {
 
@@ -35,6 +39,10 @@ class Split {
   ~Split();
   Split(Split&&) noexcept;
   Split& operator=(Split&&) noexcept;
+
+  // Maps the shards, which Dataset::open() describes; called once.
+  Status open(const std::string& dir, const Index& index,
+              const std::vector<ShardEntry>& entries);
 
   int64_t num_tokens() const { return num_tokens_; }
   // Copies tokens [begin, begin + out.size()). Fails with InvalidArgument if
@@ -64,12 +72,23 @@ class Split {
   bool marked_ = false;
 };
 
+// A data set, or a member of a mixture.
+struct Member {
+  std::string name;
+  double weight = 1;
+  Split train, val;  // val may have no tokens
+};
+
 class Dataset {
  public:
   static Result<Dataset> open(const std::string& dir);
 
-  const Split& train() const { return train_; }
-  const Split& val() const { return val_; }  // may have no tokens
+  // At least one; those of a mixture, or the data set itself.
+  const std::vector<Member>& members() const { return members_; }
+  bool is_mixture() const { return is_mixture_; }
+  // Of the first member.
+  const Split& train() const { return members_.front().train; }
+  const Split& val() const { return members_.front().val; }
   int64_t vocab_size() const { return vocab_size_; }
   int32_t end_of_text() const { return end_of_text_; }
   // Identity of the tokens, 32 hex digits: a hash of the checksums of the
@@ -91,8 +110,8 @@ class Dataset {
   std::string tokenizer_;
   int64_t vocab_size_ = 0;
   int32_t end_of_text_ = 0;
-  Split train_;
-  Split val_;
+  bool is_mixture_ = false;
+  std::vector<Member> members_;
 };
 
 }  // namespace remesh::data

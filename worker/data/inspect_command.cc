@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "proto/base/file_system.h"
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 #include "worker/data/commands.h"
@@ -20,8 +19,6 @@
 
 namespace remesh::data {
 namespace {
-
-constexpr uint64_t kMostIndexBytes = uint64_t{64} << 20;
 
 struct Options {
   std::string dir, tokenizer;
@@ -59,16 +56,13 @@ Result<Counts> count(const Split& split) {
   return out;
 }
 
-Status print_statistics(const Index& index, const Dataset& set) {
-  fmt::print("{}: {}, {} of text, tokenizer {}, vocabulary {}\n", set.dir(),
-             plural(index.documents, "document"),
-             format_bytes(index.text_bytes), set.tokenizer(), set.vocab_size());
-  const int64_t all = index.train_tokens() + index.val_tokens();
-  fmt::print("  {} training and {} validation tokens, {:.2f} bytes a token\n",
-             index.train_tokens(), index.val_tokens(),
-             static_cast<double>(index.text_bytes) / static_cast<double>(all));
-  ASSIGN_OR_RETURN(const Counts c, count(set.train()));
+Status print_member(const Member& member, bool named) {
+  ASSIGN_OR_RETURN(const Counts c, count(member.train));
   if (c.lengths.empty()) return ok_status();
+  if (named)
+    fmt::print("  {} (weight {}): {} training and {} validation tokens\n",
+               member.name, member.weight, member.train.num_tokens(),
+               member.val.num_tokens());
   const auto at = [&](double share) {
     return c.lengths[static_cast<size_t>(
         share * static_cast<double>(c.lengths.size() - 1))];
@@ -78,6 +72,19 @@ Status print_statistics(const Index& index, const Dataset& set) {
       "{}\n  the loss counts {:.1f} % of the training tokens\n",
       at(0.5), at(0.9), c.lengths.back(),
       100 * static_cast<double>(c.targets) / static_cast<double>(c.tokens));
+  return ok_status();
+}
+
+Status print_statistics(const Index& index, const Dataset& set) {
+  fmt::print("{}: {}, {} of text, tokenizer {}, vocabulary {}\n", set.dir(),
+             plural(index.documents, "document"),
+             format_bytes(index.text_bytes), set.tokenizer(), set.vocab_size());
+  const int64_t all = index.train_tokens() + index.val_tokens();
+  fmt::print("  {} training and {} validation tokens, {:.2f} bytes a token\n",
+             index.train_tokens(), index.val_tokens(),
+             static_cast<double>(index.text_bytes) / static_cast<double>(all));
+  for (const Member& member : set.members())
+    RETURN_IF_ERROR(print_member(member, set.is_mixture()));
   return ok_status();
 }
 
@@ -119,10 +126,7 @@ Status print_sequence(const Options& o, const tokenizer::Tokenizer& tokenizer,
 
 Status inspect(const Options& o) {
   ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
-  const std::string path = o.dir + "/" + kIndexName;
-  ASSIGN_OR_RETURN(const std::string json,
-                   read_file(*posix_file_system(), path, kMostIndexBytes));
-  ASSIGN_OR_RETURN(const Index index, parse_index(json, path));
+  ASSIGN_OR_RETURN(const Index index, read_index(o.dir));
   RETURN_IF_ERROR(print_statistics(index, set));
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(
@@ -131,8 +135,11 @@ Status inspect(const Options& o) {
     return invalid_argument(fmt::format(
         "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
         set.tokenizer(), o.tokenizer, tokenizer->id()));
+  std::vector<Sampler::Source> sources;
+  for (const Member& m : set.members())
+    sources.push_back({m.train.num_tokens(), m.weight});
   ASSIGN_OR_RETURN(const Sampler sampler,
-                   Sampler::make(o.seed, set.train().num_tokens(), o.seq_len,
+                   Sampler::make(o.seed, sources, o.seq_len,
                                  /*global_batch=*/1));
   const auto length = static_cast<size_t>(o.seq_len);
   std::vector<int32_t> input(length), target(length);

@@ -17,6 +17,7 @@
 #include "proto/base/version.h"
 #include "worker/data/commands.h"
 #include "worker/data/dataset.h"
+#include "worker/data/mix.h"
 #include "worker/data/prepare.h"
 #include "worker/tokenizer/tokenizer.h"
 
@@ -55,8 +56,13 @@ int verify_command(const CLI::App& app, const std::string& dir) {
         [&](uint64_t done, uint64_t total) { bar.show(done, total); });
   }
   if (!status.ok()) return fail(app, status);
+  int64_t train = 0, val = 0;
+  for (const Member& m : set->members()) {
+    train += m.train.num_tokens();
+    val += m.val.num_tokens();
+  }
   fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
-             set->train().num_tokens(), set->val().num_tokens());
+             train, val);
   return 0;
 }
 
@@ -75,6 +81,8 @@ Status show(const ShowOptions& o) {
     return invalid_argument(fmt::format(
         "{}: the tokens are those of '{}', not of --tokenizer {} ('{}')", o.dir,
         set.tokenizer(), o.tokenizer, tokenizer->id()));
+  if (set.is_mixture())
+    return invalid_argument(o.dir + ": is a mixture; name one of its members");
   const Split& split = set.train();
   if (o.from < 0 || o.from >= split.num_tokens() || o.tokens < 1)
     return invalid_argument(
@@ -156,12 +164,46 @@ Examples:
   c->callback([&app, o, code] { *code = prepare_command(app, *o); });
 }
 
+int mix_command(const CLI::App& app, const MixOptions& o) {
+  const auto made = mix(o, *posix_file_system());
+  if (!made.ok()) return fail(app, made.status());
+  double all = 0;
+  for (const MemberEntry& m : made->members) all += m.weight;
+  fmt::print("{}: {} of {} training tokens\n", o.out_dir,
+             plural(static_cast<int64_t>(made->members.size()), "data set"),
+             made->train_tokens());
+  for (const MemberEntry& m : made->members)
+    fmt::print("  {:<16} {:5.1f} % of the sequences, {} training tokens\n",
+               m.name, 100 * m.weight / all, m.train_tokens);
+  return 0;
+}
+
+void add_mix(CLI::App& app, int* code) {
+  auto o = std::make_shared<MixOptions>();
+  CLI::App* c = app.add_subcommand(
+      "mix",
+      "Make a data set of others, mixed by weight as training reads them");
+  c->add_option("FOLDER=WEIGHT", o->members,
+                "Data sets of one tokenizer, and their shares")
+      ->required();
+  c->add_option("--out", o->out_dir, "Folder of the mixture")->required();
+  c->add_flag("--overwrite", o->overwrite, "Replace a data set in the folder");
+  c->footer(R"(
+Nothing is copied: the data sets must stay where they are. Validation takes an
+equal part of each, and its loss is the mean by weight.
+
+Example:
+  remesh data mix data/books=0.7 data/code=0.3 --out data/mix)");
+  c->callback([&app, o, code] { *code = mix_command(app, *o); });
+}
+
 void add_data_commands(CLI::App& app, int* code) {
   app.require_subcommand(1);
   app.footer(
       "\nExample:\n"
       "  remesh data prepare --input books.txt.xz --out data/books");
   add_prepare(app, code);
+  add_mix(app, code);
   add_show(app, code);
   add_inspect(app, code);
   auto dir = std::make_shared<std::string>();

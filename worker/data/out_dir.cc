@@ -50,8 +50,8 @@ Status OutDir::list(std::vector<std::string>& own,
   return ok_status();
 }
 
-Status OutDir::commit(const Index& index, SplitWriter& train,
-                      SplitWriter& val) {
+Status OutDir::commit(const Index& index,
+                      const std::vector<SplitWriter*>& splits) {
   const std::string path = path_ + "/" + kIndexName;
   Status wrote = write_file(fs_, path + kPartial, index_to_json(index));
   if (!wrote.ok()) {
@@ -66,8 +66,7 @@ Status OutDir::commit(const Index& index, SplitWriter& train,
     RETURN_IF_ERROR(fs_.remove(path));
     RETURN_IF_ERROR(fs_.sync_dir(path_));
   }
-  RETURN_IF_ERROR(train.rename());
-  RETURN_IF_ERROR(val.rename());
+  for (SplitWriter* split : splits) RETURN_IF_ERROR(split->rename());
   RETURN_IF_ERROR(fs_.sync_dir(path_));
   RETURN_IF_ERROR(fs_.rename(path + kPartial, path));
   RETURN_IF_ERROR(fs_.sync_dir(path_));

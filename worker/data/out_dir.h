@@ -31,7 +31,7 @@ class OutDir {
               std::vector<std::string>& foreign) const;
   // Renames the finished files into place, the index last, and removes what an
   // earlier data set has left.
-  Status commit(const Index& index, SplitWriter& train, SplitWriter& val);
+  Status commit(const Index& index, const std::vector<SplitWriter*>& splits);
 
  private:
   OutDir(FileSystem& fs, std::string path, bool made)

@@ -323,7 +323,7 @@ Result<PrepareSummary> prepare(const PrepareOptions& given, FileSystem& fs,
   index.source_id = source_id_of(options, block_bytes, index.inputs);
   index.data_id = data_id_of(index);
   RETURN_IF_ERROR(check_splits(index, options, block_bytes));
-  RETURN_IF_ERROR(out->commit(index, train, val));
+  RETURN_IF_ERROR(out->commit(index, {&train, &val}));
   return summarize(index, done.total());
 }
 

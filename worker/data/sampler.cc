@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <bit>
+#include <cmath>
 
 #include "proto/base/check.h"
 #include "proto/base/rng.h"
@@ -50,35 +51,63 @@ uint64_t keyed_permutation(uint64_t key, uint64_t tweak, uint64_t n,
   return x;
 }
 
-Result<Sampler> Sampler::make(uint64_t seed, int64_t num_tokens,
+Result<Sampler> Sampler::make(uint64_t seed, const std::vector<Source>& sources,
                               int64_t seq_len, int64_t global_batch,
                               int64_t offset) {
-  if (seq_len < 1 || global_batch < 1 || num_tokens < 0)
-    return invalid_argument(fmt::format(
-        "sampler: {} tokens, sequence length {}, global batch {}: must be "
-        "at least 0, 1 and 1",
-        num_tokens, seq_len, global_batch));
-  const int64_t windows = num_windows(num_tokens, seq_len);
-  if (windows < 1)
-    return invalid_argument(fmt::format(
-        "train.seq_len = {}: the training data have {} tokens, fewer than one "
-        "sequence of {} and the token after it",
-        seq_len, num_tokens, seq_len));
-  // A separate key, so that no other use of the seed shares the stream.
-  const uint64_t key = random_u64(seed, hash64("remesh.sampler"), 0);
-  return Sampler(key, windows, global_batch, offset);
+  CHECK(!sources.empty());
+  std::vector<Stream> streams;
+  for (const Source& source : sources) {
+    if (seq_len < 1 || global_batch < 1 || source.num_tokens < 0 ||
+        !(source.weight > 0))
+      return invalid_argument(fmt::format(
+          "sampler: {} tokens of weight {}, sequence length {}, global batch "
+          "{}: must be at least 0, above 0, and at least 1 and 1",
+          source.num_tokens, source.weight, seq_len, global_batch));
+    const int64_t windows = num_windows(source.num_tokens, seq_len);
+    if (windows < 1)
+      return invalid_argument(fmt::format(
+          "train.seq_len = {}: the training data have {} tokens, fewer than "
+          "one sequence of {} and the token after it",
+          seq_len, source.num_tokens, seq_len));
+    // A separate key, so that no other use of the seed shares the stream.
+    const uint64_t key =
+        random_u64(seed, hash64("remesh.sampler"), streams.size());
+    streams.push_back({.key = key, .windows = windows});
+  }
+  double rest = 0;
+  for (size_t k = sources.size(); k-- > 0;) {
+    rest += sources[k].weight;
+    streams[k].share =
+        static_cast<uint64_t>(std::llround(sources[k].weight / rest * 0x1p32));
+  }
+  return Sampler(std::move(streams), global_batch, offset);
 }
 
 Sampler::Sequence Sampler::at(int64_t s, int64_t i) const {
   CHECK(s >= 0);
   CHECK(i >= 0 && i < global_batch_);
-  const int64_t n = offset_ + s * global_batch_ + i;
+  int64_t n = offset_ + s * global_batch_ + i;
   CHECK(n >= 0);
-  const int64_t epoch = n / num_windows_;
-  return {epoch, static_cast<int64_t>(keyed_permutation(
-                     key_, static_cast<uint64_t>(epoch),
-                     static_cast<uint64_t>(num_windows_),
-                     static_cast<uint64_t>(n % num_windows_)))};
+  for (size_t k = 0;; ++k) {
+    const Stream& stream = streams_[k];
+    const auto taken = [&](int64_t of) {
+      return static_cast<int64_t>(
+          (static_cast<unsigned __int128>(of) * stream.share + (1ULL << 31)) >>
+          32);
+    };
+    const int64_t mine = taken(n);
+    if (taken(n + 1) == mine) {
+      n -= mine;
+      continue;
+    }
+    const int64_t epoch = mine / stream.windows;
+    return {epoch,
+            static_cast<int64_t>(keyed_permutation(
+                stream.key, static_cast<uint64_t>(epoch),
+                static_cast<uint64_t>(stream.windows),
+                static_cast<uint64_t>(mine % stream.windows))),
+            k};
+  }
 }
 
 std::vector<int64_t> validation_windows(int64_t num_windows, int64_t count) {

@@ -33,12 +33,8 @@ std::string run_of(const std::string& path) {
 }
 
 // The identity of the tokenizer of the job's data; "" if it is not known.
-std::string tokenizer_of(FileSystem& fs, const pb::Job& job) {
-  const std::string path = job.data().path() + "/" + data::kIndexName;
-  constexpr uint64_t kMostBytes = 64 << 20;
-  const auto text = read_file(fs, path, kMostBytes);
-  if (!text.ok()) return "";
-  const auto index = data::parse_index(*text, path);
+std::string tokenizer_of(const pb::Job& job) {
+  const auto index = data::read_index(job.data().path());
   return index.ok() ? index->tokenizer : "";
 }
 
@@ -117,7 +113,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   if (!run.empty()) {
     ASSIGN_OR_RETURN(const pb::Job job,
                      jobfile::load_job(rundir::job_path(run)));
-    trained_with = tokenizer_of(fs, job);
+    trained_with = tokenizer_of(job);
     init = job.model().init_from();
     out.trained_length = job.train().seq_len();
     if (is_run)

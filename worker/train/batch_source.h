@@ -45,25 +45,31 @@ class BatchSource {
   // This rank's microbatches of step `step`, counted from 0; possibly none.
   // Fails on damaged data.
   Result<std::span<const model::MicroBatch>> step(int64_t step);
-  // Number of sequences of a validation, over all ranks; 0: no validation.
-  int64_t eval_sequences() const {
-    return static_cast<int64_t>(eval_windows_.size());
-  }
-  // This rank's microbatches of the validation, the same each time. The last
-  // one of all ranks may be smaller.
-  Result<std::span<const model::MicroBatch>> validation();
+  // The members of the data set that are validated, each by an equal part of
+  // eval_sequences or all that it has; none: no validation.
+  const std::vector<size_t>& validated() const { return validated_; }
+  // This rank's microbatches of the validation of a member, the same each time.
+  // The last one of all ranks may be smaller.
+  Result<std::span<const model::MicroBatch>> validation(size_t member);
 
  private:
-  BatchSource(data::Dataset dataset, const data::Sampler& sampler,
+  BatchSource(data::Dataset dataset, data::Sampler sampler,
               const BatchOptions& options)
-      : options_(options), dataset_(std::move(dataset)), sampler_(sampler) {}
-  // Reads `windows` as microbatches of at most local_batch sequences.
-  Status read(const data::Split& split, std::span<const int64_t> windows);
+      : options_(options),
+        dataset_(std::move(dataset)),
+        sampler_(std::move(sampler)) {}
+  struct Window {
+    const data::Split* split = nullptr;
+    int64_t number = 0;
+  };
+  // Reads windows as microbatches of at most local_batch sequences.
+  Status read(const std::vector<Window>& windows);
 
   BatchOptions options_;
   data::Dataset dataset_;
   data::Sampler sampler_;
-  std::vector<int64_t> eval_windows_;
+  std::vector<size_t> validated_;
+  std::vector<std::vector<int64_t>> eval_windows_;  // by member
   std::vector<int32_t> tokens_, targets_;
   std::vector<int64_t> document_starts_;
   std::vector<model::MicroBatch> microbatches_;

@@ -138,7 +138,7 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
                     times.pipeline / record.step_s);
   if (step == first_step_ + 1) after_first_step();
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
-  if (batches_->eval_sequences() > 0 && (due || step == t.steps())) {
+  if (!batches_->validated().empty() && (due || step == t.steps())) {
     ASSIGN_OR_RETURN(record.val_loss, validate());
   }
   if (t.digest()) {
@@ -209,11 +209,21 @@ void Trainer::log_step(const board::StepRecord& record,
                      {"update_s", times.update}});
 }
 
+// The mean of the members' losses by their weight.
 Result<double> Trainer::validate() {
   board_.set_phase(RankPhase::kValidate);
-  ASSIGN_OR_RETURN(auto microbatches, batches_->validation());
-  ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
-  return evaluated.loss_sum / std::max(1.0, evaluated.targets);
+  double sum = 0, weights = 0;
+  for (const size_t m : batches_->validated()) {
+    const data::Member& member = batches_->dataset().members()[m];
+    ASSIGN_OR_RETURN(auto microbatches, batches_->validation(m));
+    ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
+    const double loss = evaluated.loss_sum / std::max(1.0, evaluated.targets);
+    if (batches_->dataset().is_mixture() && mpi_->rank() == 0)
+      log_.info("validated", {{member.name, loss}});
+    sum += member.weight * loss;
+    weights += member.weight;
+  }
+  return sum / weights;
 }
 
 // Whether this is the lowest rank of its worker, which performs what each

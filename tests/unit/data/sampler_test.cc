@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <random>
 #include <set>
@@ -89,9 +90,8 @@ TEST(KeyedPermutation, NeighboursAreScattered) {
 TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
   for (const int64_t windows : {1, 2, 7, 64, 333}) {
     for (const int64_t batch : {1, 3, 8, 50, 400}) {
-      const auto sampler = Sampler::make(9, windows * 16 + 1, 16, batch);
+      const auto sampler = Sampler::make(9, {{windows * 16 + 1}}, 16, batch);
       ASSERT_TRUE(sampler.ok());
-      ASSERT_EQ(sampler->windows(), windows);
       constexpr int64_t kPasses = 3;
       std::vector<std::vector<int>> used(
           kPasses, std::vector<int>(static_cast<size_t>(windows)));
@@ -108,15 +108,15 @@ TEST(Sampler, EveryWindowIsUsedOncePerPassWhateverTheBatch) {
 
 // The order of sequences does not depend on the batch size.
 TEST(Sampler, TheOrderIsTheSameForEveryBatchSize) {
-  const auto a = Sampler::make(4, 1601, 16, 1);
-  const auto b = Sampler::make(4, 1601, 16, 7);
+  const auto a = Sampler::make(4, {{1601}}, 16, 1);
+  const auto b = Sampler::make(4, {{1601}}, 16, 7);
   for (int64_t n = 0; n < 500; ++n) ASSERT_EQ(a->at(n, 0), b->at(n / 7, n % 7));
 }
 
 TEST(Sampler, PassesAndSeedsHaveDifferentOrders) {
   constexpr int64_t kWindows = 100;
   const auto order = [&](uint64_t seed, int64_t pass) {
-    const auto s = Sampler::make(seed, kWindows * 8 + 1, 8, kWindows);
+    const auto s = Sampler::make(seed, {{kWindows * 8 + 1}}, 8, kWindows);
     std::vector<int64_t> windows;
     for (int64_t i = 0; i < kWindows; ++i)
       windows.push_back(s->at(pass, i).window);
@@ -134,10 +134,43 @@ TEST(Sampler, DataTooShortForOneWindowAreRefused) {
   EXPECT_EQ(num_windows(5, 4), 1);
   EXPECT_EQ(num_windows(8, 4), 1);
   EXPECT_EQ(num_windows(9, 4), 2);
-  EXPECT_NE(Sampler::make(1, 256, 256, 4).status().message().find("256 tokens"),
-            std::string::npos);
-  EXPECT_FALSE(Sampler::make(1, 256, 0, 4).ok());
-  EXPECT_FALSE(Sampler::make(1, 256, 8, 0).ok());
+  EXPECT_NE(
+      Sampler::make(1, {{256}}, 256, 4).status().message().find("256 tokens"),
+      std::string::npos);
+  EXPECT_FALSE(Sampler::make(1, {{256}}, 0, 4).ok());
+  EXPECT_FALSE(Sampler::make(1, {{256}}, 8, 0).ok());
+  EXPECT_FALSE(Sampler::make(1, {{256}, {8}}, 8, 4).ok());
+  EXPECT_FALSE(Sampler::make(1, {{256}, {256, 0}}, 8, 4).ok());
+}
+
+// At any time each source has had its share, but for one sequence for each
+// source before it and itself, and each of its windows once a pass.
+TEST(Sampler, SourcesHaveTheirSharesAllTheTime) {
+  std::mt19937_64 random(1);
+  for (int trial = 0; trial < 50; ++trial) {
+    std::vector<Sampler::Source> sources(1 + random() % 6);
+    double all = 0;
+    for (auto& s : sources) {
+      s = {static_cast<int64_t>(1 + 8 * (1 + random() % 40)),
+           static_cast<double>(1 + random() % 1000) / 100};
+      all += s.weight;
+    }
+    const auto sampler = Sampler::make(7, sources, 8, /*global_batch=*/5);
+    ASSERT_TRUE(sampler.ok());
+    std::vector<int64_t> taken(sources.size());
+    std::vector<std::map<std::pair<int64_t, int64_t>, int>> used(
+        sources.size());
+    for (int64_t n = 0; n < 2000; ++n) {
+      const auto s = sampler->at(n / 5, n % 5);
+      const int64_t windows = num_windows(sources[s.source].num_tokens, 8);
+      ASSERT_EQ(s.epoch, taken[s.source]++ / windows);
+      ASSERT_EQ(++used[s.source][std::pair(s.epoch, s.window)], 1);
+      for (size_t k = 0; k < sources.size(); ++k)
+        ASSERT_NEAR(static_cast<double>(taken[k]),
+                    static_cast<double>(n + 1) * sources[k].weight / all,
+                    static_cast<double>(k) + 1);
+    }
+  }
 }
 
 TEST(ValidationWindows, AreEvenlySpreadAscendingAndDistinct) {

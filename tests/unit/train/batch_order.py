@@ -2,10 +2,11 @@
 """Prints on which tokens a job trains and validates, from the documentation alone
 (worker/data/sampler.h, token_shard.h, proto/base/rng.h).
 
-usage: batch_order.py DATASET SEED SEQ_LEN GLOBAL_BATCH STEPS EVAL_SEQUENCES
+usage: batch_order.py DATASET[=WEIGHT],... SEED SEQ_LEN GLOBAL_BATCH STEPS
+EVAL_SEQUENCES
 
 One sequence a line, SEQ_LEN + 1 tokens: GLOBAL_BATCH lines for each step, then
-those of a validation.
+those of a validation of each data set.
 """
 import glob
 import struct
@@ -50,19 +51,34 @@ def split(folder, name):
     return tokens
 
 
+def source_of(n, weights):
+    """The source of sequence n of all, and its number there."""
+    for k, weight in enumerate(weights):
+        share = round(weight / sum(weights[k:]) * 2**32)
+        mine, after = (m * share + 2**31 >> 32 for m in (n, n + 1))
+        if after > mine:
+            return k, mine
+        n -= mine
+
+
 def main():
     seed, length, batch, steps, validation = map(int, sys.argv[2:])
-    train, val = split(sys.argv[1], "train"), split(sys.argv[1], "val")
-    key = random_u64(seed & MASK, SAMPLER, 0)
-    windows = (len(train) - 1) // length
+    names = [name.partition("=") for name in sys.argv[1].split(",")]
+    weights = [float(weight or 1) for _, _, weight in names]
+    trains = [split(name, "train") for name, _, _ in names]
     for n in range(steps * batch):
-        w = permuted(key, n // windows, windows, n % windows)
-        print(*train[w * length:(w + 1) * length + 1])
-    windows = (len(val) - 1) // length
-    validation = min(validation, windows)
-    for i in range(validation):  # the middles of equal parts
-        w = (2 * i + 1) * windows // (2 * validation)
-        print(*val[w * length:(w + 1) * length + 1])
+        k, m = source_of(n, weights)
+        key = random_u64(seed & MASK, SAMPLER, k)
+        windows = (len(trains[k]) - 1) // length
+        w = permuted(key, m // windows, windows, m % windows)
+        print(*trains[k][w * length:(w + 1) * length + 1])
+    for name, _, _ in names:
+        val = split(name, "val")
+        windows = (len(val) - 1) // length
+        count = min(-(-validation // len(names)), windows)
+        for i in range(count):  # the middles of equal parts
+            w = (2 * i + 1) * windows // (2 * count)
+            print(*val[w * length:(w + 1) * length + 1])
 
 
 main()

@@ -4,13 +4,17 @@
 
 #include <array>
 #include <cstdio>
+#include <fstream>
 #include <sstream>
+#include <tuple>
 
 #include "parallel/comm/mesh.h"
 #include "parallel/jobfile/jobfile.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
 #include "tests/unit/train/trainer_fixture.h"
+#include "worker/data/mix.h"
+#include "worker/data/prepare.h"
 #include "worker/kernels/backend.h"
 #include "worker/train/batch_source.h"
 
@@ -27,8 +31,13 @@ using Sequence = std::vector<int32_t>;  // one token more than kSeqLen
 class BatchOrderTest : public TrainerTest {
  protected:
   std::vector<Sequence> list(uint64_t seed) {
+    return list(seed, dir_ + "/data", kSteps * kBatch + kValidation);
+  }
+  // `sets`: DIR[=WEIGHT],...
+  std::vector<Sequence> list(uint64_t seed, const std::string& sets,
+                             int64_t lines) {
     std::ostringstream command;
-    command << "python3 tests/unit/train/batch_order.py '" << dir_ << "/data' "
+    command << "python3 tests/unit/train/batch_order.py '" << sets << "' "
             << seed << ' ' << kSeqLen << ' ' << kBatch << ' ' << kSteps << ' '
             << kValidation;
     std::FILE* const pipe = popen(command.str().c_str(), "r");
@@ -46,7 +55,7 @@ class BatchOrderTest : public TrainerTest {
       out.emplace_back();
       for (int32_t token = 0; words >> token;) out.back().push_back(token);
     }
-    EXPECT_EQ(out.size(), kSteps * kBatch + kValidation);
+    EXPECT_EQ(static_cast<int64_t>(out.size()), lines);
     return out;
   }
 };
@@ -100,9 +109,54 @@ TEST_F(BatchOrderTest, TheRanksTogetherReadTheList) {
       std::vector<Sequence> got;
       for (int64_t step = 0; step < kSteps; ++step)
         for (BatchSource& r : ranks) append(r.step(step).value(), &got);
-      for (BatchSource& r : ranks) append(r.validation().value(), &got);
+      for (BatchSource& r : ranks) append(r.validation(0).value(), &got);
       EXPECT_EQ(got, want) << "seed " << seed << ", dp" << dp;
     }
+  }
+}
+
+// Data sets of different sizes, so that some are used up earlier.
+TEST_F(BatchOrderTest, AMixtureIsReadInItsOrder) {
+  std::string sets;
+  data::MixOptions mixed{.out_dir = dir_ + "/mix"};
+  for (const auto& [name, words, weight] :
+       {std::tuple{"a", 3000, "0.5"}, {"b", 500, "0.3"}, {"c", 1500, "0.2"}}) {
+    const std::string folder = dir_ + "/" + name;
+    std::string text;
+    for (int i = 0; i < words; ++i)
+      text += name + std::to_string(i * i % 7919) + (i % 50 == 0 ? "\n" : " ");
+    std::ofstream(folder + ".txt") << text;
+    ASSERT_TRUE(data::prepare({.inputs = {folder + ".txt"},
+                               .out_dir = folder,
+                               .val_fraction = 0.2},
+                              *posix_file_system())
+                    .ok());
+    mixed.members.push_back(folder + "=" + weight);
+    sets += (sets.empty() ? "" : ",") + mixed.members.back();
+  }
+  ASSERT_TRUE(data::mix(mixed, *posix_file_system()).ok());
+  const std::vector<Sequence> want =
+      list(/*seed=*/3, sets, kSteps * kBatch + 3 * 2);
+  for (const int dp : {1, 3}) {
+    std::vector<BatchSource> ranks;
+    for (int r = 0; r < dp; ++r)
+      ranks.push_back(
+          BatchSource::make(data::Dataset::open(mixed.out_dir).value(),
+                            {.seed = 3,
+                             .seq_len = kSeqLen,
+                             .global_batch = kBatch,
+                             .local_batch = 2,
+                             .eval_sequences = kValidation,
+                             .dp = dp,
+                             .dp_index = r})
+              .value());
+    std::vector<Sequence> got;
+    for (int64_t step = 0; step < kSteps; ++step)
+      for (BatchSource& r : ranks) append(r.step(step).value(), &got);
+    ASSERT_EQ(ranks[0].validated().size(), 3U);
+    for (const size_t member : ranks[0].validated())
+      for (BatchSource& r : ranks) append(r.validation(member).value(), &got);
+    EXPECT_EQ(got, want) << "dp" << dp;
   }
 }
 
@@ -128,7 +182,7 @@ TEST_F(BatchOrderTest, DocumentsBeginAfterTheTokenThatEndsAText) {
     };
     for (int64_t step = 0; step < kSteps; ++step)
       check(source.step(step).value());
-    check(source.validation().value());
+    check(source.validation(0).value());
   }
   EXPECT_GT(found, 0);
 }
