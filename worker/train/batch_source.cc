@@ -28,75 +28,93 @@ Result<BatchSource> BatchSource::make(data::Dataset dataset,
   ASSIGN_OR_RETURN(data::Sampler sampler,
                    data::Sampler::make(o.seed, sources, o.seq_len,
                                        o.global_batch, o.offset));
-  BatchSource source(std::move(dataset), std::move(sampler), o);
+  auto source = std::make_unique<Source>(
+      Source{o, std::move(dataset), std::move(sampler), {}});
+  std::vector<size_t> with_windows;
   for (size_t m = 0; m < val_windows.size(); ++m) {
     const int64_t wanted =
         (o.eval_sequences + validated - 1) / std::max<int64_t>(1, validated);
-    source.eval_windows_.push_back(
+    source->eval_windows.push_back(
         data::validation_windows(val_windows[m], wanted));
-    if (!source.eval_windows_.back().empty()) source.validated_.push_back(m);
+    if (!source->eval_windows.back().empty()) with_windows.push_back(m);
   }
-  return source;
+  BatchSource out(std::move(source));
+  out.validated_ = std::move(with_windows);
+  return out;
+}
+
+void BatchSource::read_step(const Source& source, int64_t step, Batch* out) {
+  const BatchOptions& o = source.options;
+  const geometry::MicrobatchRange mine = geometry::share_of(
+      o.global_batch / o.local_batch, o.shares, o.dp, o.dp_index);
+  std::vector<Window> windows;
+  for (int64_t i = mine.begin * o.local_batch; i < mine.end * o.local_batch;
+       ++i) {
+    const data::Sampler::Sequence s = source.sampler.at(step, i);
+    windows.push_back({&source.dataset.members()[s.source].train, s.window});
+  }
+  out->status = read(o, windows, out);
+  out->step = step;
 }
 
 Result<std::span<const model::MicroBatch>> BatchSource::step(int64_t step) {
-  const geometry::MicrobatchRange mine =
-      geometry::share_of(options_.global_batch / options_.local_batch,
-                         options_.shares, options_.dp, options_.dp_index);
-  std::vector<Window> windows;
-  for (int64_t i = mine.begin * options_.local_batch;
-       i < mine.end * options_.local_batch; ++i) {
-    const data::Sampler::Sequence s = sampler_.at(step, i);
-    windows.push_back({&dataset_.members()[s.source].train, s.window});
-  }
-  RETURN_IF_ERROR(read(windows));
-  return std::span<const model::MicroBatch>(microbatches_);
+  if (reading_.valid()) reading_.get();
+  if (next_->step != step) read_step(*source_, step, next_.get());
+  std::swap(batch_, next_);
+  reading_ = std::async(std::launch::async,
+                        [source = source_.get(), step, next = next_.get()] {
+                          read_step(*source, step + 1, next);
+                        });
+  RETURN_IF_ERROR(batch_->status);
+  return std::span<const model::MicroBatch>(batch_->microbatches);
 }
 
 Result<std::span<const model::MicroBatch>> BatchSource::validation(
     size_t member) {
-  const std::vector<int64_t>& all = eval_windows_[member];
+  const BatchOptions& o = source_->options;
+  const std::vector<int64_t>& all = source_->eval_windows[member];
   const auto n = static_cast<int64_t>(all.size());
-  const int64_t each = options_.local_batch;
-  const geometry::MicrobatchRange mine = geometry::even_share(
-      (n + each - 1) / each, options_.dp, options_.dp_index);
+  const int64_t each = o.local_batch;
+  const geometry::MicrobatchRange mine =
+      geometry::even_share((n + each - 1) / each, o.dp, o.dp_index);
   const auto begin = static_cast<size_t>(std::min(n, mine.begin * each));
   const auto end = static_cast<size_t>(std::min(n, mine.end * each));
   std::vector<Window> windows;
   for (size_t i = begin; i < end; ++i)
-    windows.push_back({&dataset_.members()[member].val, all[i]});
-  RETURN_IF_ERROR(read(windows));
-  return std::span<const model::MicroBatch>(microbatches_);
+    windows.push_back({&source_->dataset.members()[member].val, all[i]});
+  batch_->step = -1;
+  RETURN_IF_ERROR(read(o, windows, batch_.get()));
+  return std::span<const model::MicroBatch>(batch_->microbatches);
 }
 
-Status BatchSource::read(const std::vector<Window>& windows) {
-  const auto T = static_cast<size_t>(options_.seq_len);
-  const auto each = static_cast<size_t>(options_.local_batch);
-  tokens_.resize(windows.size() * T);
-  targets_.resize(windows.size() * T);
-  document_starts_.clear();
-  std::vector<size_t> ends;  // in document_starts_, by window
+Status BatchSource::read(const BatchOptions& o,
+                         const std::vector<Window>& windows, Batch* out) {
+  const auto T = static_cast<size_t>(o.seq_len);
+  const auto each = static_cast<size_t>(o.local_batch);
+  out->tokens.resize(windows.size() * T);
+  out->targets.resize(windows.size() * T);
+  out->document_starts.clear();
+  out->microbatches.clear();
+  std::vector<size_t> ends;  // in document_starts, by window
   std::vector<int64_t> starts;
   for (size_t w = 0; w < windows.size(); ++w) {
     RETURN_IF_ERROR(windows[w].split->read_window(
-        windows[w].number, options_.seq_len,
-        std::span(tokens_).subspan(w * T, T),
-        std::span(targets_).subspan(w * T, T), &starts));
-    if (options_.document_mask)
+        windows[w].number, o.seq_len, std::span(out->tokens).subspan(w * T, T),
+        std::span(out->targets).subspan(w * T, T), &starts));
+    if (o.document_mask)
       for (const int64_t t : starts)
-        document_starts_.push_back(static_cast<int64_t>(w % each * T) + t);
-    ends.push_back(document_starts_.size());
+        out->document_starts.push_back(static_cast<int64_t>(w % each * T) + t);
+    ends.push_back(out->document_starts.size());
   }
-  microbatches_.clear();
   for (size_t w = 0; w < windows.size(); w += each) {
     const size_t n = std::min(each, windows.size() - w);
     const size_t begin = w == 0 ? 0 : ends[w - 1];
-    microbatches_.push_back(
-        {.tokens_BT = tokens_.data() + w * T,
-         .targets_BT = targets_.data() + w * T,
+    out->microbatches.push_back(
+        {.tokens_BT = out->tokens.data() + w * T,
+         .targets_BT = out->targets.data() + w * T,
          .B = static_cast<int64_t>(n),
-         .T = options_.seq_len,
-         .document_starts = std::span(document_starts_)
+         .T = o.seq_len,
+         .document_starts = std::span(out->document_starts)
                                 .subspan(begin, ends[w + n - 1] - begin)});
   }
   return ok_status();

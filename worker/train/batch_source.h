@@ -5,13 +5,18 @@
 // batch, B = local_batch. geometry/batch.h assigns microbatches to ranks. The
 // contents of a step depend only on (seed, step), not on the mesh.
 //
+// While a step is trained on, a thread reads the next one, so that a page that
+// is not in memory holds up no step.
+//
 // Ownership: owns the data set and the arrays; a returned span is valid until
-// the next call. Threads: one.
+// the next call. Threads: one, and its own.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <future>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "parallel/geometry/batch.h"
@@ -41,7 +46,7 @@ class BatchSource {
   static Result<BatchSource> make(data::Dataset dataset,
                                   const BatchOptions& options);
 
-  const data::Dataset& dataset() const { return dataset_; }
+  const data::Dataset& dataset() const { return source_->dataset; }
   // This rank's microbatches of step `step`, counted from 0; possibly none.
   // Fails on damaged data.
   Result<std::span<const model::MicroBatch>> step(int64_t step);
@@ -53,26 +58,35 @@ class BatchSource {
   Result<std::span<const model::MicroBatch>> validation(size_t member);
 
  private:
-  BatchSource(data::Dataset dataset, data::Sampler sampler,
-              const BatchOptions& options)
-      : options_(options),
-        dataset_(std::move(dataset)),
-        sampler_(std::move(sampler)) {}
+  struct Source {
+    BatchOptions options;
+    data::Dataset dataset;
+    data::Sampler sampler;
+    std::vector<std::vector<int64_t>> eval_windows;  // by member
+  };
+  struct Batch {
+    int64_t step = -1;
+    Status status;
+    std::vector<int32_t> tokens, targets;
+    std::vector<int64_t> document_starts;
+    std::vector<model::MicroBatch> microbatches;
+  };
   struct Window {
     const data::Split* split = nullptr;
     int64_t number = 0;
   };
+  explicit BatchSource(std::unique_ptr<const Source> source)
+      : source_(std::move(source)) {}
+  static void read_step(const Source& source, int64_t step, Batch* out);
   // Reads windows as microbatches of at most local_batch sequences.
-  Status read(const std::vector<Window>& windows);
+  static Status read(const BatchOptions& options,
+                     const std::vector<Window>& windows, Batch* out);
 
-  BatchOptions options_;
-  data::Dataset dataset_;
-  data::Sampler sampler_;
+  std::unique_ptr<const Source> source_;
   std::vector<size_t> validated_;
-  std::vector<std::vector<int64_t>> eval_windows_;  // by member
-  std::vector<int32_t> tokens_, targets_;
-  std::vector<int64_t> document_starts_;
-  std::vector<model::MicroBatch> microbatches_;
+  std::unique_ptr<Batch> batch_ = std::make_unique<Batch>();
+  std::unique_ptr<Batch> next_ = std::make_unique<Batch>();
+  std::future<void> reading_;  // into next_; destroyed first, at its end
 };
 
 }  // namespace remesh::train
