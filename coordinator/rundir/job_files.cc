@@ -17,12 +17,12 @@
 #include "proto/base/text.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/run_id.h"
 
 namespace remesh::rundir {
 namespace {
 
 constexpr uint64_t kMaxJobBytes = uint64_t{16} << 20;
-constexpr std::string_view kRunIdMark = "# run ";
 
 bool free_to_change(const std::string& key, bool length_follows,
                     bool warmup_follows) {
@@ -366,17 +366,6 @@ std::vector<pb::EventRecord> events_of(const JobChange& change,
     e.set_detail(text);
   }
   return out;
-}
-
-uint64_t run_id_of(FileSystem& fs, const std::string& run) {
-  const auto text = remesh::read_file(fs, job_path(run), kMaxJobBytes);
-  if (!text.ok()) return 0;
-  const size_t at = text->rfind("\n" + std::string(kRunIdMark));
-  if (at == std::string::npos) return 0;
-  uint64_t id = 0;
-  const char* from = text->data() + at + 1 + kRunIdMark.size();
-  std::from_chars(from, text->data() + text->size(), id, 16);
-  return id;
 }
 
 }  // namespace remesh::rundir

@@ -79,8 +79,6 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
 // `run_id`: in a comment; 0 if unknown.
 Status write_job(FileSystem& fs, const pb::Job& job, const std::string& run,
                  uint64_t run_id = 0);
-// The id that job.toml has; 0 if it has none.
-uint64_t run_id_of(FileSystem& fs, const std::string& run);
 
 // The last finished step in the metrics of a run; 0 if there is none.
 int64_t last_finished_step(const std::string& run);

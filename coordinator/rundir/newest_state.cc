@@ -15,6 +15,7 @@
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/rundir/run_id.h"
 
 namespace remesh::rundir {
 namespace {

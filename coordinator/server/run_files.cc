@@ -4,6 +4,7 @@
 #include "coordinator/rundir/first_steps.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/lines.h"
+#include "proto/rundir/run_id.h"
 
 namespace remesh::server {
 namespace {

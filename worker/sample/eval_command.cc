@@ -66,15 +66,14 @@ Status evaluate(const Options& o) {
   const std::string& file = o.text.empty() ? o.choices : o.text;
   ASSIGN_OR_RETURN(const std::string input, read_file(*fs, file, kMostBytes));
   ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
-  ASSIGN_OR_RETURN(const auto source,
-                   huggingface::WeightSource::open(*fs, files.weights));
+  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
   const int64_t window = o.window > 0 ? o.window
                          : files.trained_length > 0
                              ? std::min(files.trained_length, kDefaultWindow)
                              : kDefaultWindow;
   const auto backend = backend_of(o.compute);
   ASSIGN_OR_RETURN(const auto model,
-                   Generator::load(source, dtype_of(o.compute, *backend),
+                   Generator::load(weights, dtype_of(o.compute, *backend),
                                    window, *backend, window));
   const auto bar = std::make_unique<ProgressBar>("evaluating");
   const auto tick = [&](int64_t done, int64_t all) {

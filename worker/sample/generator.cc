@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "parallel/geometry/slice.h"
 #include "proto/base/check.h"
 
 namespace remesh::sample {
@@ -21,33 +20,18 @@ class Generator::Hooks final : public model::UnitHooks {
   void ready(int) override {}
 };
 
-namespace {
-
-std::vector<geometry::Piece> whole_model(const ParamTable& table) {
-  std::vector<geometry::Piece> out;
-  for (size_t i = 0; i < table.size(); ++i) {
-    const geometry::Rect rect = geometry::full_rect(table[i]);
-    out.push_back({.param = i,
-                   .rect = rect,
-                   .at = table.offset(i),
-                   .row_stride = rect.cols});
-  }
-  return out;
-}
-
-}  // namespace
-
-Result<std::unique_ptr<Generator>> Generator::load(
-    const huggingface::WeightSource& source, kernels::Dtype dtype,
-    int64_t context, kernels::Backend& backend, int64_t window) {
+Result<std::unique_ptr<Generator>> Generator::load(const Weights& from,
+                                                   kernels::Dtype dtype,
+                                                   int64_t context,
+                                                   kernels::Backend& backend,
+                                                   int64_t window) {
   std::unique_ptr<Generator> g(new Generator);
   g->context_ = context;
-  const int64_t sliding = source.model().sliding_window;
+  const int64_t sliding = from.model.sliding_window;
   g->window_ = sliding > 0 ? std::min(window, sliding) : window;
-  g->table_ = ParamTable::make(source.model());
-  ASSIGN_OR_RETURN(
-      const geometry::StageBounds bounds,
-      geometry::stage_bounds(source.model(), /*stages=*/1, context));
+  g->table_ = ParamTable::make(from.model);
+  ASSIGN_OR_RETURN(const geometry::StageBounds bounds,
+                   geometry::stage_bounds(from.model, /*stages=*/1, context));
   ASSIGN_OR_RETURN(auto shard,
                    geometry::ShardTable::make(g->table_, {}, {}, bounds));
   g->shard_ = std::make_unique<geometry::ShardTable>(std::move(shard));
@@ -55,11 +39,10 @@ Result<std::unique_ptr<Generator>> Generator::load(
   g->weights_ = {g->pool_->floats(g->table_.num_elements()),
                  static_cast<size_t>(g->table_.num_elements())};
   RETURN_IF_ERROR(g->pool_->status());
-  RETURN_IF_ERROR(
-      source.load(g->table_, whole_model(g->table_), g->weights_, [] {}));
+  RETURN_IF_ERROR(from.load(g->table_, g->weights_));
   model::StageOptions options{
       .dtype = dtype, .max_seq = g->window_, .cache = context};
-  options.recompute.assign(static_cast<size_t>(source.model().n_layers),
+  options.recompute.assign(static_cast<size_t>(from.model.n_layers),
                            model::Recompute::kFull);  // nothing is kept
   ASSIGN_OR_RETURN(g->stage_,
                    model::Stage::create(*g->shard_, options, backend));
@@ -70,7 +53,7 @@ Result<std::unique_ptr<Generator>> Generator::load(
                          weights.subspan(static_cast<size_t>(unit.begin),
                                          static_cast<size_t>(unit.numel())));
   }
-  g->logits_.resize(static_cast<size_t>(source.model().vocab_size));
+  g->logits_.resize(static_cast<size_t>(from.model.vocab_size));
   return g;
 }
 

@@ -10,12 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "checkpoint/huggingface/weight_source.h"
 #include "parallel/geometry/shard_table.h"
 #include "proto/base/status.h"
 #include "worker/kernels/backend.h"
 #include "worker/model/pool.h"
 #include "worker/model/stage.h"
+#include "worker/sample/weights.h"
 
 namespace remesh::sample {
 
@@ -25,10 +25,12 @@ class Generator {
   static constexpr int64_t kWindow = 64;
 
   // Reads the weights. `context`: the most tokens there will be. Fails like
-  // WeightSource::load() and Stage::create(). `backend` must outlive it.
-  static Result<std::unique_ptr<Generator>> load(
-      const huggingface::WeightSource& source, kernels::Dtype dtype,
-      int64_t context, kernels::Backend& backend, int64_t window = kWindow);
+  // Weights::load() and Stage::create(). `backend` must outlive it.
+  static Result<std::unique_ptr<Generator>> load(const Weights& weights,
+                                                 kernels::Dtype dtype,
+                                                 int64_t context,
+                                                 kernels::Backend& backend,
+                                                 int64_t window = kWindow);
 
   // Appends the tokens; the logits of what follows them are valid until the
   // next call. REQUIRES: the tokens are of the vocabulary and fit the context.

@@ -10,6 +10,7 @@
 #include "parallel/jobfile/jobfile.h"
 #include "proto/data/index.h"
 #include "proto/rundir/paths.h"
+#include "proto/rundir/run_id.h"
 
 namespace remesh::sample {
 namespace {
@@ -118,6 +119,10 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
     out.trained_length = job.train().seq_len();
     if (is_run)
       out.weights = rundir::checkpoints_path(run, job.checkpoint().folder());
+    if (is_run && choice.step < 0 && job.elastic().keep_state()) {
+      out.run_id = rundir::run_id_of(fs, run);
+      out.model = jobfile::model_config(job);
+    }
   }
   if (choice.step >= 0) {
     if (!is_run)
@@ -125,7 +130,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
                                           choice.step, choice.path));
     out.weights += fmt::format("/step-{:08}", choice.step);
   }
-  if (!files::exists(out.weights, error))
+  if (!files::exists(out.weights, error) && out.run_id == 0)
     return not_found(is_run ? out.weights + ": there is no checkpoint yet"
                             : choice.path + ": there is no such file");
   ASSIGN_OR_RETURN(out.tokenizer,

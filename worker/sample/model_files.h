@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/geometry/model_config.h"
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
 #include "worker/tokenizer/tokenizer.h"
@@ -16,6 +17,10 @@ namespace remesh::sample {
 
 struct ModelFiles {
   std::string weights;  // as WeightSource::open() takes it
+  // Of a run whose newest weights are wanted, which may be in memory: its
+  // number and model; else 0.
+  uint64_t run_id = 0;
+  geometry::ModelConfig model;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
   // What precedes a text: the end of another one in training, or the token that
   // the model's files name. At most one.
@@ -31,8 +36,9 @@ struct ModelChoice {
   std::string tokenizer;  // as open_tokenizer() takes it; "": the model's own
 };
 
-// NotFound if there is no model, or no tokenizer and none was given;
-// InvalidArgument if the one given is not the one of the training data.
+// NotFound if there is no file of it (but a run that has saved none may have
+// its weights in memory), or no tokenizer and none was given; InvalidArgument
+// if the one given is not the one of the training data.
 Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice);
 
 // InvalidArgument, naming the token, if one is not in the model's vocabulary.

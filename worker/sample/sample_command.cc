@@ -121,15 +121,14 @@ std::string to_json(const Options& o, const Sampled& s) {
 Status sample(const Options& o) {
   const auto fs = posix_file_system();
   ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
-  ASSIGN_OR_RETURN(const auto source,
-                   huggingface::WeightSource::open(*fs, files.weights));
+  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
   ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
-                   first_tokens(o, files, source.model().vocab_size));
+                   first_tokens(o, files, weights.model.vocab_size));
   const auto backend = backend_of(o.compute);
   const kernels::Dtype dtype = dtype_of(o.compute, *backend);
   const int64_t context = static_cast<int64_t>(prompt.size()) + o.tokens;
   ASSIGN_OR_RETURN(const auto model,
-                   Generator::load(source, dtype, context, *backend));
+                   Generator::load(weights, dtype, context, *backend));
   const auto show = [&](const std::string& text) {
     return o.json ? ok_status() : print(text);
   };
@@ -196,7 +195,8 @@ Examples:
   remesh sample Llama-3.2-1B --prompt "The sea" --temperature 0 --tokens 100
 
 The text goes to the standard output, the speed to the standard error. The run
-may be training meanwhile: its newest checkpoint is read.)");
+may be training meanwhile, which this does not disturb: its newest state is read,
+from the memory of this host or from the newest checkpoint.)");
   app.callback([&app, o, code] {
     if (o->prompt == "-")
       o->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});

@@ -34,9 +34,9 @@ struct SmallGenerator {
   std::unique_ptr<Generator> open(int64_t context,
                                   int64_t window = Generator::kWindow) const {
     const auto fs = posix_file_system();
-    const auto source = huggingface::WeightSource::open(*fs, files.path());
-    EXPECT_TRUE(source.ok()) << source.status().to_string();
-    auto made = Generator::load(*source, kernels::Dtype::kFp32, context,
+    const auto weights = open_weights(*fs, {.weights = files.path()});
+    EXPECT_TRUE(weights.ok()) << weights.status().to_string();
+    auto made = Generator::load(*weights, kernels::Dtype::kFp32, context,
                                 *backend, window);
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return std::move(*made);

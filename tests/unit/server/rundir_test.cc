@@ -28,6 +28,7 @@
 #include "proto/base/xxh3.h"
 #include "proto/data/index.h"
 #include "proto/rundir/events.h"
+#include "proto/rundir/run_id.h"
 #include "tests/testing/hooked_file_system.h"
 #include "tests/testing/seed.h"
 
