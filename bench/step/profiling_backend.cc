@@ -224,10 +224,11 @@ class Profiler final : public ProfilingBackend {
   void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
                               int64_t cols, int64_t col0,
                               const int32_t* targets, const float* lse,
-                              double scale, void* dlogits) override {
+                              double scale, double z_loss,
+                              void* dlogits) override {
     timed("cross_entropy", {.bytes = 2 * elements(rows, cols) * size(d)}, [&] {
       b_.cross_entropy_backward(d, logits, rows, cols, col0, targets, lse,
-                                scale, dlogits);
+                                scale, z_loss, dlogits);
     });
   }
   void add(int64_t n, const float* a, const float* b, float* out) override {

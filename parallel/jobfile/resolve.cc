@@ -5,6 +5,7 @@
 #include "parallel/geometry/mesh_check.h"
 #include "parallel/geometry/schedule.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/param_groups.h"
 #include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
@@ -218,6 +219,14 @@ std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
       .message();
 }
 
+void check_groups(const pb::Job& job, Problems& out) {
+  if (job.optimizer().groups().empty()) return;
+  const auto groups = param_groups(
+      job.optimizer(), geometry::ParamTable::make(model_config(job)));
+  if (!groups.ok())
+    out.push_back("optimizer.groups: " + groups.status().message());
+}
+
 void check_degrees(const pb::Job& job, Problems& out) {
   const pb::Parallel& p = job.parallel();
   const struct {
@@ -363,6 +372,7 @@ Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
   check_train(resolved, data, problems);
   check_slots(resolved, problems);
   check_pipeline(resolved, problems);
+  if (problems.empty()) check_groups(resolved, problems);
   if (problems.empty()) check_degrees(resolved, problems);
   if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   return resolved;

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "parallel/geometry/layout.h"
+#include "parallel/jobfile/param_groups.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
 
@@ -113,18 +114,20 @@ std::string check_text(const Field& key, const std::string& text) {
   return "";
 }
 
-// elastic.layouts is the only list.
-std::string check_texts(const Texts& texts) {
-  for (const std::string& text : texts)
-    if (const auto layout = geometry::Layout::parse(text); !layout.ok())
-      return layout.status().message();
+std::string check_texts(const Field& key, const Texts& texts) {
+  for (const std::string& text : texts) {
+    const Status status = full_name(key) == "optimizer.groups"
+                              ? parse_param_group(text).status()
+                              : geometry::Layout::parse(text).status();
+    if (!status.ok()) return status.message();
+  }
   return "";
 }
 
 // The problem with a value of the key's own type, or "".
 std::string check_value(const Field& key, const Value& value) {
   if (const auto* texts = std::get_if<Texts>(&value))
-    return check_texts(*texts);
+    return check_texts(key, *texts);
   if (const auto* text = std::get_if<std::string>(&value))
     return check_text(key, *text);
   double number = 0;

@@ -106,7 +106,8 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
                         .max_batch = options_.max_batch,
                         .max_seq = options_.max_seq,
                         .num_slots = slots,
-                        .split_backward = schedule_.split_backward};
+                        .split_backward = schedule_.split_backward,
+                        .z_loss = options_.z_loss};
   for (int64_t l = rank_shard_.shard.first_layer(chunk);
        l < rank_shard_.shard.last_layer(chunk); ++l)
     o.recompute.push_back(l % options_.recompute_every == 0

@@ -75,6 +75,7 @@ struct EngineOptions {
   int64_t max_batch = 1;         // sequences a microbatch
   int64_t max_seq = 1;           // tokens a sequence
   OptimizerOptions optimizer;
+  double z_loss = 0;  // model::StageOptions::z_loss
   int64_t bucket_elements = int64_t{1} << 21;
 };
 

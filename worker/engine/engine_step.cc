@@ -201,8 +201,8 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
   std::vector<double> sums(static_cast<size_t>(Facts::kSize + units + 2), 0);
   double* const squares = sums.data() + Facts::kSize;
   for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
-    squares[global_unit(rank_shard_.shard, u)] +=
-        square_sum(backend_, rank_shard_, u, grads_->reduced(u));
+    squares[global_unit(rank_shard_.shard, u)] += square_sum(
+        backend_, options_.optimizer, rank_shard_, u, grads_->reduced(u));
   if (in.facts) {
     Facts more = in.facts();
     more.loss_sum = facts.loss_sum;

@@ -31,6 +31,11 @@ double clip_coefficient(double max_norm, double norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
+ParamRule OptimizerOptions::rule_of(const ShardTable& shard, size_t i) const {
+  if (!rules.empty()) return rules[shard[i].param];
+  return {.weight_decay = shard.spec(i).decay ? weight_decay : 0};
+}
+
 void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  const UpdateStep& step, const geometry::RankShard& rank,
                  size_t unit, std::span<float> grads,
@@ -47,9 +52,18 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
   for_each_param(
       shard, shard.units()[unit], range,
       [&](size_t i, int64_t begin, int64_t end) {
-        o.weight_decay = shard.spec(i).decay ? options.weight_decay : 0;
+        const ParamRule rule = options.rule_of(shard, i);
         const int64_t at = begin - range.begin;
         const int64_t s = rank.zero.state_offset(unit) + at;
+        if (rule.frozen) {
+          for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
+            if (from[v].data() != to[v].data())
+              backend.copy(to[v].data() + s, from[v].data() + s,
+                           static_cast<size_t>(end - begin) * sizeof(float));
+          return;
+        }
+        o.lr = step.lr * rule.lr;
+        o.weight_decay = rule.weight_decay;
         backend.adamw(o, end - begin, grads.data() + at,
                       from.weights.data() + s, from.exp_avg.data() + s,
                       from.exp_avg_sq.data() + s, to.weights.data() + s,
@@ -57,14 +71,15 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
       });
 }
 
-double square_sum(kernels::Backend& backend, const geometry::RankShard& rank,
-                  size_t unit, std::span<const float> grads) {
+double square_sum(kernels::Backend& backend, const OptimizerOptions& options,
+                  const geometry::RankShard& rank, size_t unit,
+                  std::span<const float> grads) {
   const ShardTable& shard = rank.shard;
   const int64_t first = rank.zero.update_range(unit).begin;
   double sum = 0;
   for_each_param(shard, shard.units()[unit], rank.zero.norm_range(unit),
                  [&](size_t i, int64_t begin, int64_t end) {
-                   if (shard[i].owner)
+                   if (shard[i].owner && !options.rule_of(shard, i).frozen)
                      sum += backend.sum_of_squares(
                          end - begin, grads.data() + begin - first);
                  });

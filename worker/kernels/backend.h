@@ -281,12 +281,14 @@ class Backend {
                                       const float* row_sum,
                                       const float* target_logit,
                                       float* lse) = 0;
-  // dlogits = (exp(logits - lse) - [column is the target]) * scale, and 0 in a
-  // row whose target is negative; may alias logits.
+  // The gradient of lse - target_logit + z_loss * lse^2, times scale:
+  // dlogits = (exp(logits - lse) * (1 + 2 z_loss lse) - [column is the target])
+  // * scale, and 0 in a row whose target is negative; may alias logits.
   virtual void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
                                       int64_t cols, int64_t col0,
                                       const int32_t* targets, const float* lse,
-                                      double scale, void* dlogits) = 0;
+                                      double scale, double z_loss,
+                                      void* dlogits) = 0;
 
   // --- elementwise ---
   // out = a + b; may alias.

@@ -71,6 +71,10 @@ struct StageOptions {
   // Tokens of one sequence whose keys and values extend() keeps; 0: none. Needs
   // the whole model in one stage.
   int64_t cache = 0;
+  // Weight of the square of the log of the softmax's normaliser in the loss
+  // that backward() differentiates (PaLM, Chowdhery et al. 2022). forward()
+  // returns the loss without it.
+  double z_loss = 0;
   comm::Comm* tp = nullptr;  // nullptr: degree 1
   comm::Comm* cp = nullptr;
 };

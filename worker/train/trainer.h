@@ -66,6 +66,7 @@ class Trainer {
   Status join();
   RankState rank_state();
   model::Dtype dtype();
+  Result<std::vector<engine::ParamRule>> param_rules();
   Result<engine::EngineOptions> engine_options();
   Status restore();
   Status restore_state();

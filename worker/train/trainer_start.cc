@@ -7,6 +7,7 @@
 
 #include "checkpoint/exchange/exchange.h"
 #include "parallel/jobfile/jobfile.h"
+#include "parallel/jobfile/param_groups.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/version.h"
@@ -231,6 +232,26 @@ model::Dtype Trainer::dtype() {
   return model::Dtype::kFp32;
 }
 
+// By parameter; empty without groups.
+Result<std::vector<engine::ParamRule>> Trainer::param_rules() {
+  const pb::Optimizer& a = job_.optimizer();
+  std::vector<engine::ParamRule> out;
+  if (a.groups().empty()) return out;
+  ASSIGN_OR_RETURN(const auto groups, jobfile::param_groups(a, *table_));
+  const auto of = jobfile::groups_of(*table_, groups);
+  for (size_t i = 0; i < of.size(); ++i) {
+    engine::ParamRule rule{.weight_decay =
+                               (*table_)[i].decay ? a.weight_decay() : 0};
+    if (of[i] != nullptr) {
+      rule.lr = of[i]->lr;
+      rule.weight_decay = of[i]->weight_decay.value_or(rule.weight_decay);
+      rule.frozen = of[i]->frozen;
+    }
+    out.push_back(rule);
+  }
+  return out;
+}
+
 Result<engine::EngineOptions> Trainer::engine_options() {
   const pb::Train& t = job_.train();
   const pb::Parallel& p = job_.parallel();
@@ -252,6 +273,8 @@ Result<engine::EngineOptions> Trainer::engine_options() {
                  .eps = a.eps(),
                  .weight_decay = a.weight_decay(),
                  .max_norm = t.max_norm()};
+  ASSIGN_OR_RETURN(o.optimizer.rules, param_rules());
+  o.z_loss = t.z_loss();
   o.bucket_elements = p.bucket_mb() * (int64_t{1} << 18);
   return o;
 }

@@ -57,6 +57,58 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
   }
 }
 
+// A frozen parameter keeps its bits, and the others are updated as if its
+// gradient were none; another learning rate is another step size.
+TEST(Engine, RulesChangeWhatTheySayOnAnyMesh) {
+  Case c{.model = {.dim = 16,
+                   .n_layers = 2,
+                   .n_heads = 4,
+                   .n_kv_heads = 2,
+                   .hidden_dim = 40,
+                   .vocab_size = 37},
+         .options = {.num_microbatches = 2,
+                     .max_seq = 8,
+                     .optimizer = {.eps = 1e-5, .weight_decay = 0.1}},
+         .sequences = 2,
+         .steps = 1};
+  const Outcome plain = run_case(c);
+  const auto table = geometry::ParamTable::make(c.model);
+  c.steps = 0;
+  const Outcome before = run_case(c);
+  c.steps = 1;
+  for (size_t i = 0; i < table.size(); ++i)
+    c.options.optimizer.rules.push_back(
+        {.lr = i == 3 ? 0.25 : 1.0,
+         .weight_decay = table[i].decay ? 0.1 : 0,
+         .frozen = i < 2});
+  const Outcome want = run_case(c);
+  ASSERT_TRUE(want.status.ok()) << want.status.to_string();
+  EXPECT_LT(want.norm[0], plain.norm[0]);
+  for (size_t i = 0; i < table.size(); ++i)
+    for (int64_t e = 0; e < table[i].numel(); ++e) {
+      const auto at = static_cast<size_t>(table.offset(i) + e);
+      const float moved = plain.weights[at] - before.weights[at];
+      const double share = i < 2 ? 0 : i == 3 ? 0.25 : 1;
+      ASSERT_NEAR(want.weights[at] - before.weights[at], share * moved,
+                  share == 0 ? 0 : 1e-6)
+          << table[i].name;
+    }
+  for (const bool out_of_place : {false, true}) {
+    Case split = c;
+    split.out_of_place = out_of_place;
+    split.layout = {.dp = 2, .tp = 2};
+    split.options.zero.stage = 1;
+    const Outcome got = run_case(split);
+    ASSERT_TRUE(got.status.ok()) << got.status.to_string();
+    EXPECT_NEAR(got.norm[0] / want.norm[0], 1, 1e-5);
+    EXPECT_LE(largest_difference(c.model, got.weights, want.weights).value,
+              1e-4);
+    for (int64_t e = 0; e < table.offset(2); ++e)
+      ASSERT_EQ(got.weights[static_cast<size_t>(e)],
+                before.weights[static_cast<size_t>(e)]);
+  }
+}
+
 TEST(Engine, TokensWithoutATargetCountForNothing) {
   Case c{.model = {.dim = 16,
                    .n_layers = 2,

@@ -171,7 +171,7 @@ TEST(Optimizer, SharesOfAUpdateAreTheUpdate) {
           g.push_back(value(1, e, 0));
           p[at + g.size() - 1] = value(2, e, 0);
         }
-        squares += square_sum(*backend, rank, u, g);
+        squares += square_sum(*backend, options, rank, u, g);
         update_unit(*backend, options,
                     {.number = 1, .lr = 0.1, .grad_scale = 0.5}, rank, u, g,
                     {p, m, v}, {p, m, v});

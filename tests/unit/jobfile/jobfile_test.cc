@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "parallel/jobfile/param_groups.h"
 #include "parallel/jobfile/schema.h"
 #include "tests/testing/seed.h"
 
@@ -398,6 +399,34 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
     ASSERT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
   }
   EXPECT_GT(resolved_jobs, 100);
+}
+
+TEST(ParamGroups, SayWhatTheyChange) {
+  const auto group = parse_param_group("*norm*  lr=0.5 weight_decay=0 ");
+  ASSERT_TRUE(group.ok()) << group.status().message();
+  EXPECT_EQ(group->pattern, "*norm*");
+  EXPECT_EQ(group->lr, 0.5);
+  EXPECT_EQ(group->weight_decay, 0.0);
+  EXPECT_FALSE(group->frozen);
+  EXPECT_TRUE(parse_param_group("a frozen")->frozen);
+  for (const char* text : {"", "  ", "*norm*", "a lr=", "a lr=-1", "a lr=1x",
+                           "a thawed", "a frozen lr=1", "a lr=inf"})
+    EXPECT_FALSE(parse_param_group(text).ok()) << text;
+}
+
+TEST(ParamGroups, TheFirstThatMatchesCounts) {
+  const auto problem = [](const std::string& groups) {
+    const auto job =
+        resolve(good(kLeast, {"optimizer.groups=" + groups}), {257});
+    return job.ok() ? "" : job.status().message();
+  };
+  EXPECT_EQ(problem("['model.embed* frozen', '*norm* lr=0.1', '* lr=2']"), "");
+  EXPECT_NE(problem("['* lr=2', '*norm* lr=0.1']").find("no parameter has"),
+            std::string::npos);
+  EXPECT_NE(problem("['*nrom* lr=2']").find("\"*nrom*\": no parameter has"),
+            std::string::npos);
+  EXPECT_NE(problem("['* frozen']").find("all parameters are frozen"),
+            std::string::npos);
 }
 
 TEST(Toml, ListsComeBack) {

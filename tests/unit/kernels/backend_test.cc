@@ -369,7 +369,7 @@ TEST_P(BackendTest, CrossEntropyInPieces) {
                                                 target.floats(), o[0].floats());
           // In place on a copy.
           b.cross_entropy_backward(d_, o[1].data(), kRows, cut, 0,
-                                   targets.data(), o[0].floats(), 0.25,
+                                   targets.data(), o[0].floats(), 0.25, 0.01,
                                    o[1].data());
           for (int64_t j = 0; j < cut; ++j) EXPECT_EQ(o[1][7 * cut + j], 0.0F);
         },

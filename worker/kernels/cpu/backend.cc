@@ -325,13 +325,15 @@ class CpuBackend final : public Backend {
   void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
                               int64_t cols, int64_t col0,
                               const int32_t* targets, const float* lse,
-                              double scale, void* dlogits) override {
+                              double scale, double z_loss,
+                              void* dlogits) override {
     typed(d, [&](auto ops, auto tag) {
       using T = decltype(tag);
       parallel(rows, row_grain(cols), [&](int64_t r0, int64_t r1, int) {
         ops->cross_entropy_backward(
             at<T>(logits, r0 * cols), r1 - r0, cols, col0, targets + r0,
-            lse + r0, static_cast<float>(scale), at<T>(dlogits, r0 * cols));
+            lse + r0, static_cast<float>(scale), static_cast<float>(z_loss),
+            at<T>(dlogits, r0 * cols));
       });
     });
   }

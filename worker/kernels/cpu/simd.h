@@ -76,7 +76,8 @@ struct SimdTyped {
                             float* row_max, float* row_sum, float* target);
   void (*cross_entropy_backward)(const T* logits, int64_t rows, int64_t cols,
                                  int64_t col0, const int32_t* targets,
-                                 const float* lse, float scale, T* dlogits);
+                                 const float* lse, float scale, float z_loss,
+                                 T* dlogits);
   void (*attention)(const AttentionTask& t);
   void (*attention_backward)(const AttentionTask& t);
   void (*attention_segment)(const AttentionTask& t);

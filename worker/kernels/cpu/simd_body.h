@@ -236,20 +236,25 @@ void cross_entropy_add(const T* logits, int64_t rows, int64_t cols,
 template <typename T>
 void cross_entropy_backward(const T* logits, int64_t rows, int64_t cols,
                             int64_t col0, const int32_t* targets,
-                            const float* lse, float scale, T* dlogits) {
+                            const float* lse, float scale, float z_loss,
+                            T* dlogits) {
   for (int64_t i = 0; i < rows; ++i, logits += cols, dlogits += cols) {
     if (targets[i] < 0) {
       for (int64_t j = 0; j < cols; ++j) put(dlogits, j, 0.0F);
       continue;
     }
     const float l = lse[i];
+    const float p_scale = (1.0F + 2.0F * z_loss * l) * scale;
     const int64_t t = targets[i] - col0;
     const bool mine = t >= 0 && t < cols;
     const float at_target = mine ? get(logits, t) : 0.0F;
 #pragma omp simd
     for (int64_t j = 0; j < cols; ++j)
-      put(dlogits, j, fast_exp(get(logits, j) - l) * scale);
-    if (mine) put(dlogits, t, (fast_exp(at_target - l) - 1.0F) * scale);
+      put(dlogits, j, fast_exp(get(logits, j) - l) * p_scale);
+    if (mine)
+      put(dlogits, t,
+          (fast_exp(at_target - l) * (1.0F + 2.0F * z_loss * l) - 1.0F) *
+              scale);
   }
 }
 

@@ -368,10 +368,12 @@ class ReferenceBackend final : public Backend {
   void cross_entropy_backward(Dtype d, const void* logits, int64_t rows,
                               int64_t cols, int64_t col0,
                               const int32_t* targets, const float* lse,
-                              double scale, void* dlogits) override {
+                              double scale, double z_loss,
+                              void* dlogits) override {
     for (int64_t i = 0; i < rows; ++i)
       for (int64_t j = 0; j < cols; ++j) {
-        const double p = std::exp(at(d, logits, i * cols + j) - lse[i]);
+        const double p = std::exp(at(d, logits, i * cols + j) - lse[i]) *
+                         (1 + 2 * z_loss * lse[i]);
         const double target = col0 + j == targets[i] ? 1 : 0;
         set(d, dlogits, i * cols + j,
             targets[i] < 0 ? 0 : (p - target) * scale);

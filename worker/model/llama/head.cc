@@ -10,8 +10,8 @@ namespace remesh::model {
 using kernels::Dtype;
 
 Head::Head(const Sizes& sizes, Dtype d, kernels::Backend& backend,
-           const TensorGroup& group)
-    : sizes_(sizes), d_(d), backend_(backend), group_(group) {
+           const TensorGroup& group, double z_loss)
+    : sizes_(sizes), d_(d), backend_(backend), group_(group), z_loss_(z_loss) {
   for (int64_t c = 0; c < sizes.vocab; c += kPieceColumns) {
     const int64_t cols = std::min(kPieceColumns, sizes.vocab - c);
     pieces_.push_back({c, cols, backend.make_weight(d, cols, sizes.dim)});
@@ -74,7 +74,7 @@ void* Head::piece_gradient(const Piece& p, const Rows& rows, double loss_scale,
   if (a.logits == nullptr) backend_.linear(*p.weight, a.h, rows.N, logits);
   backend_.cross_entropy_backward(d_, logits, rows.N, p.cols,
                                   sizes_.vocab_begin + p.col0, a.targets, a.lse,
-                                  loss_scale, logits);
+                                  loss_scale, z_loss_, logits);
   return logits;
 }
 

@@ -24,7 +24,7 @@ class Head {
  public:
   // All must outlive the head. ok() is false afterwards when memory was short.
   Head(const Sizes& sizes, kernels::Dtype d, kernels::Backend& backend,
-       const TensorGroup& group);
+       const TensorGroup& group, double z_loss);
   bool ok() const;
   uint64_t weight_bytes() const;
   void load_norm(const float* norm) { norm_ = norm; }
@@ -62,6 +62,7 @@ class Head {
   kernels::Dtype d_;
   kernels::Backend& backend_;
   const TensorGroup& group_;
+  double z_loss_;
   const float* norm_ = nullptr;
   std::vector<Piece> pieces_;
 };

@@ -189,7 +189,8 @@ Status LlamaStage::init() {
     complete = complete && weights_.back().ok();
   }
   if (shape_.has_head) {
-    head_ = std::make_unique<Head>(sizes_, shape_.dtype, backend_, group_);
+    head_ = std::make_unique<Head>(sizes_, shape_.dtype, backend_, group_,
+                                   o_.z_loss);
     complete = complete && head_->ok();
   }
   if (!complete) return exhausted("no memory for the stage's weights");
