@@ -89,9 +89,10 @@ Result<int> show(const StatusOptions& o, bool clear) {
     text = status_json(status);
   } else {
     // The folder of a job on another machine may not be visible here.
-    const RunFacts facts =
+    RunFacts facts =
         facts_of(last_metrics(status.run_dir()), all_events(status.run_dir()),
                  status.steps(), unix_seconds());
+    facts.members = rundir::validated_members(status.run_dir());
     text = fold(status_text(status, facts, style), style.width);
   }
   if (clear) {

@@ -318,6 +318,18 @@ std::string mesh_row(const pb::JobStatus& s, bool lives) {
   return out;
 }
 
+// " (books 4.1234, code 3.8)"; "" unless the data are a mixture.
+std::string member_losses(const pb::StepMetrics& m,
+                          const std::vector<std::string>& names) {
+  std::vector<std::string> out;
+  for (int i = 0; i < m.val_losses_size(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    out.push_back(fmt::format("{} {:.4f}", at < names.size() ? names[at] : "?",
+                              m.val_losses(i)));
+  }
+  return out.empty() ? "" : " (" + join(out) + ")";
+}
+
 std::string checkpoint_row(const pb::JobStatus& s, const RunFacts& f,
                            bool lives) {
   const int64_t saved = f.checkpoint ? f.checkpoint->step() : 0;
@@ -393,9 +405,9 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   add("idle time", waiting_text(s));
   if (s.has_last()) add("last step", last_step_row(s.last()));
   if (f.validated)
-    add("validation",
-        fmt::format("{:.4f} nats per token at step {}", f.validated->val_loss(),
-                    f.validated->step()));
+    add("validation", fmt::format("{:.4f} nats per token at step {}{}",
+                                  f.validated->val_loss(), f.validated->step(),
+                                  member_losses(*f.validated, f.members)));
   add("in memory", memory_row(s));
   add("checkpoint", checkpoint_row(s, f, lives));
   if (lives)

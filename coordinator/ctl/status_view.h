@@ -33,6 +33,7 @@ struct RunFacts {
   double left_s = -1;  // until the last step; negative: unknown
   std::optional<pb::StepMetrics> validated;   // newest with a validation loss
   std::optional<pb::EventRecord> checkpoint;  // newest that was saved
+  std::vector<std::string> members;  // of a mixture: those that are validated
 };
 // `metrics`, `events`: the newest of the run, in order.
 RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,

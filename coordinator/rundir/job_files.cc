@@ -99,8 +99,8 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
     least = std::min(least, m.train_tokens);
   return jobfile::DataInfo{.vocab_size = index.vocab_size,
                            .train_tokens = index.train_tokens(),
-                           .least_train_tokens = least,
-                           .val_tokens = index.val_tokens()};
+                           .val_tokens = index.val_tokens(),
+                           .least_train_tokens = least};
 }
 
 namespace {
@@ -365,6 +365,17 @@ std::vector<pb::EventRecord> events_of(const JobChange& change,
     e.set_step(last_finished_step(run));
     e.set_detail(text);
   }
+  return out;
+}
+
+std::vector<std::string> validated_members(const std::string& run) {
+  std::vector<std::string> out;
+  const auto job = job_of_run(*posix_file_system(), run);
+  if (!job.ok()) return out;
+  const auto index = data::read_index(job->data().path());
+  if (!index.ok()) return out;
+  for (const data::MemberEntry& m : index->members)
+    if (m.val_tokens > job->train().seq_len()) out.push_back(m.name);
   return out;
 }
 

@@ -35,15 +35,16 @@ std::string mesh_json(const pb::Mesh& m) {
                      m.cp() == 1 ? "" : fmt::format(R"(,"cp":{})", m.cp()));
 }
 
+std::string number_text(double v, const char* format) {
+  return std::isfinite(v) ? fmt::format(fmt::runtime(format), v) : "null";
+}
+
 std::string value_text(const Message& m, const FieldDescriptor* f,
                        const char* double_format) {
   const Reflection* r = m.GetReflection();
   switch (f->type()) {
-    case FieldDescriptor::TYPE_DOUBLE: {
-      const double v = r->GetDouble(m, f);
-      return std::isfinite(v) ? fmt::format(fmt::runtime(double_format), v)
-                              : "null";
-    }
+    case FieldDescriptor::TYPE_DOUBLE:
+      return number_text(r->GetDouble(m, f), double_format);
     case FieldDescriptor::TYPE_INT64:
       return fmt::format("{}", r->GetInt64(m, f));
     case FieldDescriptor::TYPE_INT32:
@@ -74,7 +75,10 @@ std::string members(const Message& m, const char* double_format) {
     }
     std::string list;
     for (int k = 0; k < r->FieldSize(m, f); ++k)
-      list += (k > 0 ? "," : "") + quoted(r->GetRepeatedString(m, f, k));
+      list += (k > 0 ? "," : "") +
+              (f->type() == FieldDescriptor::TYPE_DOUBLE
+                   ? number_text(r->GetRepeatedDouble(m, f, k), double_format)
+                   : quoted(r->GetRepeatedString(m, f, k)));
     if (!list.empty()) add(f, "[" + list + "]");
   }
   return out;
@@ -82,15 +86,22 @@ std::string members(const Message& m, const char* double_format) {
 
 bool parse_members(const Json& j, Message* m);
 
+// A number, or null for one that JSON does not have.
+bool is_double(const Json& value) {
+  return value.is_number() || value.is_null();
+}
+double double_of(const Json& value) {
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN()
+                         : value.get<double>();
+}
+
 // False if the value has another type than the field.
 bool parse_value(const Json& value, const FieldDescriptor* f, Message* m) {
   const Reflection* r = m->GetReflection();
   switch (f->type()) {
     case FieldDescriptor::TYPE_DOUBLE:
-      if (!value.is_number() && !value.is_null()) return false;
-      r->SetDouble(m, f,
-                   value.is_null() ? std::numeric_limits<double>::quiet_NaN()
-                                   : value.get<double>());
+      if (!is_double(value)) return false;
+      r->SetDouble(m, f, double_of(value));
       return true;
     case FieldDescriptor::TYPE_INT64:
       if (!value.is_number_integer()) return false;
@@ -130,9 +141,13 @@ bool parse_members(const Json& j, Message* m) {
       continue;
     }
     if (!it->is_array()) return false;
-    for (const Json& text : *it) {
-      if (!text.is_string()) return false;
-      m->GetReflection()->AddString(m, f, text.get<std::string>());
+    for (const Json& item : *it) {
+      const bool number = f->type() == FieldDescriptor::TYPE_DOUBLE;
+      if (!(number ? is_double(item) : item.is_string())) return false;
+      if (number)
+        m->GetReflection()->AddDouble(m, f, double_of(item));
+      else
+        m->GetReflection()->AddString(m, f, item.get<std::string>());
     }
   }
   return true;

@@ -64,9 +64,9 @@ std::string override_key(std::string_view text);
 struct DataInfo {
   int64_t vocab_size = 0;
   int64_t train_tokens = -1;  // -1: unknown, not checked
-  // Of the smallest member of a mixture; -1: as train_tokens.
-  int64_t least_train_tokens = -1;
   int64_t val_tokens = -1;    // likewise
+  // Training tokens of the smallest member of a mixture; -1: train_tokens.
+  int64_t least_train_tokens = -1;
   // The model whose weights model.init_from has, if it is known.
   std::optional<geometry::ModelConfig> init_model;
 };

@@ -15,7 +15,7 @@
 namespace remesh::data {
 
 inline constexpr char kIndexName[] = "dataset.json";
-inline constexpr size_t kMostMembers = 64;  // of a mixture
+inline constexpr size_t kMostMembers = 16;  // of a mixture
 
 struct ShardEntry {
   std::string file;  // name in the folder of the data set

@@ -25,6 +25,9 @@
 
 namespace remesh::board {
 
+// Members of a mixture whose validation losses a step record has.
+inline constexpr size_t kMostValidated = 16;
+
 // One finished step, written by one rank of each worker.
 struct StepRecord {
   int64_t step = 0;
@@ -33,8 +36,10 @@ struct StepRecord {
   double lr = 0;
   double tokens_per_s = 0;
   double step_s = 0;
-  double time = 0;      // unix seconds
-  double val_loss = 0;  // NaN: not validated at this step
+  double time = 0;        // unix seconds
+  double val_loss = 0;    // NaN: not validated at this step
+  int32_t validated = 0;  // members of a mixture: the number of val_losses
+  std::array<double, kMostValidated> val_losses{};
   int64_t tokens = 0;
   // Of all ranks together; 0: not measured. The model's floating-point
   // operations (recomputation does not count), and the rate of the ranks'

@@ -18,6 +18,8 @@ pb::StepMetrics to_metrics(const StepRecord& r, int64_t generation,
   *m.mutable_mesh() = mesh;
   m.set_time(r.time);
   if (!std::isnan(r.val_loss)) m.set_val_loss(r.val_loss);
+  for (int32_t i = 0; i < r.validated; ++i)
+    m.add_val_losses(r.val_losses.at(static_cast<size_t>(i)));
   if (r.flops_per_s > 0) m.set_flops_per_s(r.flops_per_s);
   if (r.gemm_flops_per_s > 0) m.set_gemm_flops_per_s(r.gemm_flops_per_s);
   if (r.mfu > 0) m.set_mfu(r.mfu);

@@ -139,7 +139,7 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
   if (step == first_step_ + 1) after_first_step();
   const bool due = t.eval_every() > 0 && step % t.eval_every() == 0;
   if (!batches_->validated().empty() && (due || step == t.steps())) {
-    ASSIGN_OR_RETURN(record.val_loss, validate());
+    RETURN_IF_ERROR(validate(&record));
   }
   if (t.digest()) {
     record.has_digest = true;
@@ -209,8 +209,7 @@ void Trainer::log_step(const board::StepRecord& record,
                      {"update_s", times.update}});
 }
 
-// The mean of the members' losses by their weight.
-Result<double> Trainer::validate() {
+Status Trainer::validate(board::StepRecord* record) {
   board_.set_phase(RankPhase::kValidate);
   double sum = 0, weights = 0;
   for (const size_t m : batches_->validated()) {
@@ -218,12 +217,13 @@ Result<double> Trainer::validate() {
     ASSIGN_OR_RETURN(auto microbatches, batches_->validation(m));
     ASSIGN_OR_RETURN(const auto evaluated, engine_->evaluate(microbatches));
     const double loss = evaluated.loss_sum / std::max(1.0, evaluated.targets);
-    if (batches_->dataset().is_mixture() && mpi_->rank() == 0)
-      log_.info("validated", {{member.name, loss}});
+    if (batches_->dataset().is_mixture())
+      record->val_losses.at(static_cast<size_t>(record->validated++)) = loss;
     sum += member.weight * loss;
     weights += member.weight;
   }
-  return sum / weights;
+  record->val_loss = sum / weights;
+  return ok_status();
 }
 
 // Whether this is the lowest rank of its worker, which performs what each

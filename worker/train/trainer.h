@@ -79,7 +79,7 @@ class Trainer {
                               const engine::StepResult& result,
                               int64_t began_ns) const;
   void after_first_step();
-  Result<double> validate();
+  Status validate(board::StepRecord* record);
   void log_step(const board::StepRecord& record,
                 const engine::StepTimes& times);
   bool first_of_worker() const;

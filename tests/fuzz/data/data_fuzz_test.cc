@@ -1,5 +1,6 @@
 // Fuzzes (tests/testing/fuzz.h) what parses external input: job files,
-// overrides, the index of a data set, token shards, .xz and text.
+// overrides, the index of a data set, token shards, compressed text, and JSON
+// lines.
 #include <gtest/gtest.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -18,6 +19,8 @@
 #include "tests/testing/fuzz.h"
 #include "tests/unit/data/data_test_util.h"
 #include "worker/data/dataset.h"
+#include "worker/data/json_lines.h"
+#include "worker/data/mix.h"
 #include "worker/data/prepare.h"
 #include "worker/data/text_reader.h"
 #include "worker/data/token_shard.h"
@@ -149,9 +152,40 @@ TEST_F(DataFuzz, DataSetsOnDisk) {
   }
 }
 
-TEST_F(DataFuzz, XzAndText) {
-  const std::string packed = data::xz(text_);
-  fuzz({packed, text_}, 300, [&](const std::string& bytes) -> Status {
+TEST_F(DataFuzz, JsonLines) {
+  const std::string lines =
+      "{\"text\": \"a \\u00e9\", \"id\": [1, {}]}\n\n{\"text\":\"\"}\n"
+      "{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}";
+  fuzz({lines}, 5000, [&](const std::string& bytes) -> Status {
+    auto reader = data::TextReader::open(dir_.write("fuzz.jsonl", bytes));
+    if (!reader.ok()) return reader.status();
+    return data::for_each_line(
+               *reader,
+               [](std::string_view line, const std::string& place) {
+                 return data::text_field(line, "text", place).status();
+               },
+               [](uint64_t) {})
+        .status();
+  });
+}
+
+TEST_F(DataFuzz, Mixtures) {
+  ASSERT_TRUE(
+      data::mix({.members = {dir_ / "set=0.5"}, .out_dir = dir_ / "mix"},
+                *posix_file_system())
+          .ok());
+  const std::string json = data::read_all(dir_ / "mix/dataset.json");
+  fuzz({json}, 5000, [&](const std::string& text) {
+    dir_.write("mix/dataset.json", text);
+    return data::Dataset::open(dir_ / "mix").status();
+  });
+}
+
+TEST_F(DataFuzz, CompressedAndPlainText) {
+  std::vector<std::string> inputs = {text_};
+  for (const char* filter : {"gzip", "xz", "zstd", "bzip2"})
+    inputs.push_back(data::compressed(text_, filter));
+  fuzz(inputs, 600, [&](const std::string& bytes) -> Status {
     const std::string path = dir_.write("fuzz.in", bytes);
     ASSIGN_OR_RETURN(data::TextReader reader, data::TextReader::open(path));
     data::Utf8Check utf8;
