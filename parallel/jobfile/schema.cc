@@ -212,7 +212,7 @@ namespace {
 std::string set_list(File& file, const Field& key, const Value& value) {
   const auto* texts = std::get_if<Texts>(&value);
   if (texts == nullptr) return "must be " + allowed_text(key);
-  if (std::string problem = check_texts(*texts); !problem.empty())
+  if (std::string problem = check_texts(key, *texts); !problem.empty())
     return problem;
   File* section = section_of(file, key);
   const google::protobuf::Reflection& set = *section->GetReflection();

@@ -290,6 +290,32 @@ TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
         << f.output;
 }
 
+TEST_F(StartTest, TheExampleScriptFineTunesAModelThroughAKill) {
+  if (testing::run_program({"jq", "--version"}).exit.code != 0)
+    GTEST_SKIP() << "needs jq";
+  make(endless());
+  std::string text;
+  for (int i = 0; i < 6000; ++i)
+    text += fmt::format("He said {} to {}.{}", i * i % 89, i * i % 97,
+                        i % 40 == 0 ? "\n" : " ");
+  testing::write_whole(c().folder() + "/text.txt", text);
+  const std::string programs = testing::program("remesh");
+  const Finished f = testing::run_program(
+      {"env", "-C", c().folder(),
+       fmt::format("PATH={}:{}", programs.substr(0, programs.rfind('/')),
+                   std::getenv("PATH")),
+       std::filesystem::absolute("deploy/examples/finetune.sh").string(),
+       std::filesystem::absolute("deploy/data/stories260k").string(),
+       "text.txt", "tuned"},
+      240'000, c().environment());
+  EXPECT_EQ(f.exit.code, 0)
+      << f.output << testing::read_whole(c().folder() + "/tuned/log");
+  // The tuned model continues as the text does.
+  const size_t at = f.output.find("tuned/model:");
+  ASSERT_NE(at, std::string::npos) << f.output;
+  EXPECT_NE(f.output.find(" to ", at), std::string::npos) << f.output;
+}
+
 TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());
   c().start_run(1);

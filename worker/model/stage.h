@@ -41,11 +41,9 @@
 #include "parallel/geometry/family.h"
 #include "parallel/geometry/shard_table.h"
 #include "proto/base/status.h"
+#include "worker/kernels/backend.h"
 #include "worker/kernels/dtype.h"
 
-namespace remesh::kernels {
-class Backend;
-}
 namespace remesh::comm {
 class Comm;
 }

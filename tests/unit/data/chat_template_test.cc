@@ -57,7 +57,7 @@ TEST_F(ChatTemplateTest, AnswersAreWhatTheTemplateMarks) {
               "{% else %}U:{{ m.content | tojson }}{% endif %}{% endfor %}"))
           .value();
   EXPECT_EQ(marked(chat->render(kLine, "f:1").value()),
-            "U:\" Größe \"A:[10.]U:\"<|end|>\"A:[11.]");
+            "U:\" Größe? \"A:[10.]U:\"<|end|>\"A:[11.]");
 }
 
 TEST_F(ChatTemplateTest, TheTemplateOfATokenizerConfigIsFound) {

@@ -23,7 +23,7 @@ TEST(JsonLines, LinesComeWithTheirPlaces) {
       },
       [](uint64_t) {});
   ASSERT_TRUE(bytes.ok());
-  EXPECT_EQ(*bytes, 17U);
+  EXPECT_EQ(*bytes, 18U);
   EXPECT_EQ(got, (std::vector<std::string>{":1 one", ":4 two\r", ":5 three"}));
 }
 

@@ -150,8 +150,8 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
       "job.toml:4: train.steps = 0: must be an integer from 1\n"
       "job.toml:6: model.dim = 1: must be an integer from 2 to 65536\n"
       "--set train.x=1: no key 'x'; [train] has steps, seq_len, "
-      "global_batch_size, local_batch_size, max_norm, seed, dtype, backend, "
-      "recompute, threads, eval_every, eval_sequences, log_every, "
+      "global_batch_size, local_batch_size, max_norm, z_loss, seed, dtype, "
+      "backend, recompute, threads, eval_every, eval_sequences, log_every, "
       "recompute_every, peak_flops, digest");
 }
 

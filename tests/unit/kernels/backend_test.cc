@@ -221,7 +221,8 @@ constexpr AttentionSize kAttentionSizes[] = {
     {1, 200, 2, 1, 128}, {1, 530, 2, 1, 16},
 };
 
-// Of 1, 3, 9, ... tokens, as far as a sequence goes.
+// Of 1, 3, 9, ... tokens, as far as a sequence goes. In short ones gradients
+// nearly cancel, which costs precision.
 std::vector<Document> some_documents(int64_t B, int64_t T) {
   std::vector<Document> out;
   for (int64_t b = 0; b < B; ++b)
@@ -260,7 +261,7 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
       ref_->attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
                       out.data(), lse.floats());
       expect_agreement(
-          *cpu_, *ref_, attention_tolerance(d_, *cpu_),
+          *cpu_, *ref_, (divided ? 2 : 1) * attention_tolerance(d_, *cpu_),
           [&](Backend& b, std::vector<Tensor>& o) {
             b.attention(d_, s, qkv.data(), at(qkv, q), at(qkv, q + kv),
                         o[0].data(), o[1].floats());

@@ -23,7 +23,7 @@ float value(int64_t step, int64_t i) {
   return static_cast<float>(step * 1000 + i % 997);
 }
 
-class WeightsTest : public testing::Test {
+class WeightsTest : public ::testing::Test {
  protected:
   // A segment for the state of a rank, in the folder of worker `name`.
   std::unique_ptr<StateSegment> make_rank(const std::string& name, int rank) {

@@ -47,7 +47,7 @@ TEST(StopPolicy, AHandOverSavesNothingAndIsNeverRefused) {
 }
 
 TEST(Facts, SurviveTheArray) {
-  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
   const auto a = f.to_array();
   for (size_t i = 0; i < a.size(); ++i)
     EXPECT_EQ(a[i], static_cast<double>(i + 1));

@@ -244,17 +244,15 @@ void cross_entropy_backward(const T* logits, int64_t rows, int64_t cols,
       continue;
     }
     const float l = lse[i];
-    const float p_scale = (1.0F + 2.0F * z_loss * l) * scale;
+    const float weight = 1.0F + 2.0F * z_loss * l;  // of exp()
     const int64_t t = targets[i] - col0;
     const bool mine = t >= 0 && t < cols;
     const float at_target = mine ? get(logits, t) : 0.0F;
 #pragma omp simd
     for (int64_t j = 0; j < cols; ++j)
-      put(dlogits, j, fast_exp(get(logits, j) - l) * p_scale);
+      put(dlogits, j, fast_exp(get(logits, j) - l) * (weight * scale));
     if (mine)
-      put(dlogits, t,
-          (fast_exp(at_target - l) * (1.0F + 2.0F * z_loss * l) - 1.0F) *
-              scale);
+      put(dlogits, t, (fast_exp(at_target - l) * weight - 1.0F) * scale);
   }
 }
 

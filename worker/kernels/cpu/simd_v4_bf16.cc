@@ -161,8 +161,14 @@ void cross_entropy_add(const Bf16* logits, int64_t rows, int64_t cols,
 
 void cross_entropy_backward(const Bf16* logits, int64_t rows, int64_t cols,
                             int64_t col0, const int32_t* targets,
-                            const float* lse, float scale, Bf16* dlogits) {
+                            const float* lse, float scale, float z_loss,
+                            Bf16* dlogits) {
   for (int64_t i = 0; i < rows; ++i, logits += cols, dlogits += cols) {
+    if (targets[i] < 0) {
+      __builtin_memset(dlogits, 0, sizeof(Bf16) * static_cast<size_t>(cols));
+      continue;
+    }
+    const float weight = 1.0F + 2.0F * z_loss * lse[i];  // of exp()
     const int64_t t = targets[i] - col0;
     const bool mine = t >= 0 && t < cols;
     const float at_target = mine ? get(logits, t) : 0.0F;
@@ -172,10 +178,12 @@ void cross_entropy_backward(const Bf16* logits, int64_t rows, int64_t cols,
       const __mmask32 mask = first(cols - j);
       const Pair x = load(logits + j, mask);
       store(dlogits + j, mask, each([&](auto of) {
-              return _mm512_mul_ps(broadcast(scale), exp_above(of(x), zero));
+              return _mm512_mul_ps(broadcast(weight * scale),
+                                   exp_above(of(x), zero));
             }));
     }
-    if (mine) put(dlogits, t, (fast_exp(at_target - lse[i]) - 1.0F) * scale);
+    if (mine)
+      put(dlogits, t, (fast_exp(at_target - lse[i]) * weight - 1.0F) * scale);
   }
 }
 
