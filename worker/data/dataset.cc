@@ -70,7 +70,7 @@ Status Split::read(int64_t begin, std::span<int32_t> out) const {
         num_tokens_));
   return for_each_part(
       begin, count, [&](const MappedShard& shard, int64_t at, int64_t n) {
-        const Status read = shard.read(at, out.first(static_cast<size_t>(n)));
+        Status read = shard.read(at, out.first(static_cast<size_t>(n)));
         out = out.subspan(static_cast<size_t>(n));
         return read;
       });

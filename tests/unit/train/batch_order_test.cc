@@ -16,6 +16,7 @@
 #include "worker/data/mix.h"
 #include "worker/data/prepare.h"
 #include "worker/kernels/backend.h"
+#include "worker/tokenizer/tokenizer.h"
 #include "worker/train/batch_source.h"
 
 namespace remesh::train {
