@@ -24,13 +24,30 @@ bool is_file(const std::string& path) {
   return files::is_regular_file(path, error);
 }
 
-// The run that the path is, or is a checkpoint of; "" if of none.
-std::string run_of(const std::string& path) {
-  files::path at = files::absolute(path).lexically_normal();
-  if (!at.has_filename()) at = at.parent_path();
-  for (int up = 0; up < 3; ++up, at = at.parent_path())
-    if (is_file(rundir::job_path(at.string()))) return at.string();
-  return "";
+struct Run {
+  std::string path;
+  pb::Job job;
+};
+
+// The run that the path is, or is a checkpoint of or its folder of checkpoints.
+// A model of another program is of none, wherever it is.
+Result<std::optional<Run>> run_of(FileSystem& fs, const std::string& path) {
+  if (huggingface::is_model(fs, path)) return std::optional<Run>();
+  files::path whole = files::absolute(path).lexically_normal();
+  if (!whole.has_filename()) whole = whole.parent_path();
+  files::path at = whole;
+  for (int up = 0; up < 3; ++up, at = at.parent_path()) {
+    const std::string file = rundir::job_path(at.string());
+    if (!is_file(file)) continue;
+    auto job = jobfile::load_job(file);
+    if (up == 0 && !job.ok()) return job.status();
+    if (!job.ok()) continue;
+    const files::path checkpoints =
+        rundir::checkpoints_path(at.string(), job->checkpoint().folder());
+    if (up == 0 || checkpoints == whole || checkpoints == whole.parent_path())
+      return std::optional(Run{at.string(), std::move(*job)});
+  }
+  return std::optional<Run>();
 }
 
 // The identity of the tokenizer of the job's data; "" if it is not known.
@@ -106,21 +123,20 @@ Status check_vocabulary(const std::vector<int32_t>& tokens,
 
 Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   ModelFiles out{.weights = choice.path};
-  const std::string run = run_of(choice.path);
+  ASSIGN_OR_RETURN(const auto run, run_of(fs, choice.path));
   std::error_code error;
-  const bool is_run =
-      !run.empty() && files::equivalent(run, choice.path, error);
+  const bool is_run = run && files::equivalent(run->path, choice.path, error);
   std::string trained_with, init;
-  if (!run.empty()) {
-    ASSIGN_OR_RETURN(const pb::Job job,
-                     jobfile::load_job(rundir::job_path(run)));
+  if (run) {
+    const pb::Job& job = run->job;
     trained_with = tokenizer_of(job);
     init = job.model().init_from();
     out.trained_length = job.train().seq_len();
     if (is_run)
-      out.weights = rundir::checkpoints_path(run, job.checkpoint().folder());
+      out.weights =
+          rundir::checkpoints_path(run->path, job.checkpoint().folder());
     if (is_run && choice.step < 0 && job.elastic().keep_state()) {
-      out.run_id = rundir::run_id_of(fs, run);
+      out.run_id = rundir::run_id_of(fs, run->path);
       out.model = jobfile::model_config(job);
     }
   }
@@ -136,7 +152,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   ASSIGN_OR_RETURN(out.tokenizer,
                    find_tokenizer(choice, trained_with, {choice.path, init}));
   out.end.insert(out.tokenizer->end_of_text());
-  if (run.empty())
+  if (!run)
     RETURN_IF_ERROR(take_config(fs, choice.path, &out));
   else
     out.begin = {out.tokenizer->end_of_text()};

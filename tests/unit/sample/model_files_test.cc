@@ -76,6 +76,25 @@ TEST_F(ModelFilesTest, OfARun) {
             std::string::npos);
 }
 
+// A job file in a folder above does not make it part of a run.
+TEST_F(ModelFilesTest, AModelBesideARunIsNoneOfIt) {
+  make_run();
+  const std::string tuned = run_.path() + "/tuned";
+  const SmallFolder folder(huggingface::Dtype::kFp32);
+  folder.put("tokenizer.json", tokenizer::byte_level().dump());
+  std::filesystem::create_directories(tuned);
+  std::filesystem::copy(folder.path(), tuned + "/model");
+  std::filesystem::copy(run_.path() + "/checkpoints", tuned + "/copies",
+                        std::filesystem::copy_options::recursive);
+  const auto model = find({.path = tuned + "/model"});
+  ASSERT_TRUE(model.ok()) << model.status().to_string();
+  EXPECT_EQ(model->tokenizer->vocab_size(), 259);
+  const auto copy =
+      find({.path = tuned + "/copies/step-00000007", .tokenizer = "bytes"});
+  ASSERT_TRUE(copy.ok()) << copy.status().to_string();
+  EXPECT_EQ(copy->trained_length, 0);
+}
+
 TEST_F(ModelFilesTest, NamesWhatIsNotThere) {
   EXPECT_EQ(problem({.path = "/nowhere"}), "/nowhere: there is no such file");
 }
