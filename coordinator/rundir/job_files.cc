@@ -84,11 +84,16 @@ Result<jobfile::DataInfo> read_data_info(const std::string& dir) {
                      typed_path(dir) + "`");
   }
   const auto advise = [&](const Status& s) {
-    return Status(s.code(),
-                  s.message() +
-                      "; restore the data set, or create it again with "
-                      "`remesh data prepare --overwrite --out " +
-                      typed_path(dir) + " ...`");
+    const bool mixture = parsed.ok() && !parsed->members.empty();
+    return Status(
+        s.code(),
+        s.message() +
+            (mixture
+                 ? "; restore that data set, of which " + typed_path(dir) +
+                       " is a mixture, or create it again from the same text"
+                 : "; restore the data set, or create it again with `remesh "
+                   "data prepare --overwrite --out " +
+                       typed_path(dir) + " ...`"));
   };
   if (!parsed.ok()) return advise(parsed.status());
   const data::Index& index = *parsed;

@@ -22,8 +22,8 @@ struct ParamGroup {
 // "PATTERN [lr=FACTOR] [weight_decay=DECAY]" or "PATTERN frozen".
 Result<ParamGroup> parse_param_group(std::string_view text);
 
-// The group of each parameter of the table, nullptr for those of none.
-// REQUIRES: `groups` stays as it is.
+// The group of each parameter of the table, nullptr for those of none. `groups`
+// must outlive the result, unchanged.
 std::vector<const ParamGroup*> groups_of(const geometry::ParamTable& table,
                                          const std::vector<ParamGroup>& groups);
 

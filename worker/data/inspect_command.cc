@@ -145,11 +145,13 @@ Status inspect(const Options& o) {
   std::vector<int32_t> input(length), target(length);
   std::vector<int64_t> starts;
   for (int64_t i = 0; i < o.samples; ++i) {
-    const int64_t window = sampler.at(i, 0).window;
+    const Sampler::Sequence s = sampler.at(i, 0);
+    const Member& member = set.members()[s.source];
     RETURN_IF_ERROR(
-        set.train().read_window(window, o.seq_len, input, target, &starts));
-    fmt::print("\n=== sequence {} of train.seed {}: tokens {} to {} ===\n", i,
-               o.seed, window * o.seq_len, (window + 1) * o.seq_len - 1);
+        member.train.read_window(s.window, o.seq_len, input, target, &starts));
+    fmt::print("\n=== sequence {} of train.seed {}: tokens {} to {}{} ===\n", i,
+               o.seed, s.window * o.seq_len, (s.window + 1) * o.seq_len - 1,
+               set.is_mixture() ? " of " + member.name : "");
     RETURN_IF_ERROR(print_sequence(o, *tokenizer, target, starts, input));
   }
   return ok_status();

@@ -1,4 +1,4 @@
-// The output folder of prepare.h. Not thread-safe.
+// The folder that `remesh data prepare` or mix writes. Not thread-safe.
 #pragma once
 
 #include <memory>

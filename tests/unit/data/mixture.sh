@@ -1,0 +1,40 @@
+#!/bin/sh
+# `remesh data mix` and `inspect`: sequences of every member, each under its
+# name, and a damaged member is named.
+# mixture.sh BIN_DIR
+set -eu
+bin=$1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+cd "$dir"
+for letter in a b; do
+  i=0
+  while [ $i -lt 4000 ]; do
+    printf '%s' "$letter"
+    i=$((i + 1))
+  done > $letter.txt
+  "$bin/remesh" data prepare --input $letter.txt \
+    --val-fraction 0 --out set-$letter > log
+done
+"$bin/remesh" data mix set-a=1 set-b=2 --out mix > log
+"$bin/remesh" data inspect mix --samples 12 --seq-len 64 > log
+for letter in a b; do
+  # The line after the heading of each of its sequences is its text.
+  texts=$(sed -n "/^=== .* of set-$letter ===\$/{n;p;}" log | sort -u)
+  case $texts in
+  *[!$letter]* | "")
+    echo "FAIL: sequences of set-$letter are not its text: '$texts'"
+    cat log
+    exit 1
+    ;;
+  esac
+done
+rm set-b/train-00000.tok
+printf '[data]\npath = "mix"\n[train]\nsteps = 5\n' > job.toml
+if "$bin/remesh" job check job.toml > log 2>&1 ||
+  ! grep -q 'set-b/train-00000.tok.* restore that data set, of which mix ' log
+then
+  echo "FAIL: a mixture without a file of a member:"
+  cat log
+  exit 1
+fi
