@@ -234,16 +234,17 @@ Result<Report> measure(const Options& o) {
   RETURN_IF_ERROR(trainer.make());
   Peer peer(o, *backend);
   const auto tokens = static_cast<double>(o.batch * o.seq);
-  Report report{.size = o.size,
-                .dtype = o.dtype,
-                .backend = backend->description(),
-                .cpu = cpu_class(),
-                .batch = o.batch,
-                .seq = o.seq,
-                .threads = o.threads,
-                .parameters = table.num_elements(),
-                .tokens = tokens,
-                .flops = tokens * geometry::flops_per_token(table, o.seq)};
+  Report report{
+      .size = o.size,
+      .dtype = o.dtype,
+      .backend = backend->description(),
+      .cpu = cpu_class(),
+      .batch = o.batch,
+      .seq = o.seq,
+      .threads = o.threads,
+      .parameters = table.num_elements(),
+      .tokens = tokens,
+      .flops = tokens * geometry::flops_per_token(table.config(), o.seq)};
   RoundRates rates;
   for (int round = 0; round < o.rounds; ++round) {
     // The first step of a round finds cold caches.

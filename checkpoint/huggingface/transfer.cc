@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/huggingface/adapters.h"
+#include "checkpoint/huggingface/weight_source.h"
 #include "checkpoint/manifest/scan.h"
 #include "proto/base/version.h"
 
@@ -144,7 +146,7 @@ std::string index_json(const std::vector<WeightFile>& files, uint64_t bytes) {
 // What the export reads and writes.
 struct Export {
   FileSystem& fs;
-  const std::string& checkpoint;
+  const WeightSource& source;
   const pb::Manifest& manifest;
   const ParamTable& table;
   const std::string& dir;
@@ -167,8 +169,7 @@ Status write_weights(Export& e, const WeightFile& file) {
                                   file.tensors.back().last)) {
     values.resize(static_cast<size_t>(b.elements));
     bytes.resize(values.size() * dtype_size(e.options.dtype));
-    RETURN_IF_ERROR(store::load(e.fs, e.checkpoint, e.manifest, e.table,
-                                b.pieces, {.weights = values}));
+    RETURN_IF_ERROR(e.source.load(e.table, b.pieces, values, [] {}));
     write_elements(e.options.dtype, values, bytes);
     RETURN_IF_ERROR(out->write_at(at, bytes));
     at += bytes.size();
@@ -212,6 +213,32 @@ Status write_folder(Export& e, const std::vector<WeightFile>& files) {
   return e.fs.sync_dir(e.dir);
 }
 
+Result<Exported> export_adapters(FileSystem& fs, const WeightSource& source,
+                                 const pb::Manifest& manifest,
+                                 const std::string& out,
+                                 const ExportOptions& options) {
+  const Adapters* const adapters = source.adapters();
+  if (adapters == nullptr)
+    return invalid_argument(
+        "the checkpoint has no adapters: it holds the whole model");
+  Exported done{.model = source.model(),
+                .step = manifest.step(),
+                .parameters = adapters->table.num_elements(),
+                .files = 1};
+  RETURN_IF_ERROR(
+      write_new_folder(fs, out, [&](const std::string& tmp) -> Status {
+        ASSIGN_OR_RETURN(
+            done.bytes,
+            write_peft(fs, *adapters,
+                       options.base.empty() ? manifest.base() : options.base,
+                       options.dtype, tmp));
+        if (!options.like.empty())
+          RETURN_IF_ERROR(copy_text_files(fs, options.like, tmp));
+        return fs.sync_dir(tmp);
+      }));
+  return done;
+}
+
 }  // namespace
 
 Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
@@ -240,14 +267,17 @@ Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
                               const Progress& progress) {
   ASSIGN_OR_RETURN(const pb::Manifest manifest,
                    manifest::read_checkpoint(fs, checkpoint));
-  ASSIGN_OR_RETURN(const auto config, manifest::model_config(manifest.model()));
-  const ParamTable table = ParamTable::make(config);
+  ASSIGN_OR_RETURN(const WeightSource source,
+                   WeightSource::open(fs, checkpoint, options.base));
+  if (options.adapters)
+    return export_adapters(fs, source, manifest, out, options);
+  const ParamTable table = ParamTable::make(source.model());
   const std::vector<WeightFile> files = files_of(table, options);
   const uint64_t bytes =
       static_cast<uint64_t>(table.num_elements()) * dtype_size(options.dtype);
   RETURN_IF_ERROR(write_new_folder(fs, out, [&](const std::string& tmp) {
     Export e{.fs = fs,
-             .checkpoint = checkpoint,
+             .source = source,
              .manifest = manifest,
              .table = table,
              .dir = tmp,
@@ -256,7 +286,7 @@ Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
              .total = bytes};
     return write_folder(e, files);
   }));
-  return Exported{.model = config,
+  return Exported{.model = source.model(),
                   .step = manifest.step(),
                   .parameters = table.num_elements(),
                   .bytes = bytes,

@@ -30,6 +30,9 @@ struct ExportOptions {
   // A Hugging Face folder whose tokenizer, settings for generation, special
   // tokens and context length are taken over. "": none.
   std::string like;
+  // The model that a checkpoint of adapters belongs to. "": the one it names.
+  std::string base;
+  bool adapters = false;  // alone, as PEFT's files, not added to their base
 };
 
 struct Exported {
@@ -42,6 +45,7 @@ struct Exported {
 
 // Writes the weights of the checkpoint in directory `checkpoint` (of any mesh)
 // to the folder `out`, which must not exist, or be empty (else AlreadyExists).
+// Adapters are added to their base.
 Result<Exported> export_model(FileSystem& fs, const std::string& checkpoint,
                               const std::string& out,
                               const ExportOptions& options,

@@ -34,11 +34,12 @@ Result<geometry::ModelConfig> model_of(FileSystem& fs,
   ASSIGN_OR_RETURN(const std::string checkpoint, find_checkpoint(fs, path));
   ASSIGN_OR_RETURN(const pb::Manifest m,
                    manifest::read_manifest(fs, checkpoint));
-  return manifest::model_config(m.model());
+  ASSIGN_OR_RETURN(const auto model, manifest::model_config(m.model()));
+  return model.base();
 }
 
-Result<WeightSource> WeightSource::open(FileSystem& fs,
-                                        const std::string& path) {
+Result<WeightSource> WeightSource::open(FileSystem& fs, const std::string& path,
+                                        const std::string& base) {
   WeightSource source(fs);
   if (is_model(fs, path)) {
     ASSIGN_OR_RETURN(source.folder_, ModelFolder::open(fs, path));
@@ -51,7 +52,28 @@ Result<WeightSource> WeightSource::open(FileSystem& fs,
                    manifest::read_checkpoint(fs, source.path_));
   ASSIGN_OR_RETURN(source.model_,
                    manifest::model_config(source.manifest_.model()));
+  if (source.model_.lora.rank > 0)
+    RETURN_IF_ERROR(
+        source.open_base(base.empty() ? source.manifest_.base() : base));
   return source;
+}
+
+// Reads the adapters and opens the model at `path`, which they belong to.
+Status WeightSource::open_base(const std::string& path) {
+  auto base = open(*fs_, path);
+  if (!base.ok())
+    return base.status().with_context(fmt::format(
+        "{}: has adapters alone, and not the model that they belong to",
+        path_));
+  base_ = std::make_shared<const WeightSource>(std::move(*base));
+  Adapters a{.table = geometry::ParamTable::make(model_), .values = {}};
+  a.values.resize(static_cast<size_t>(a.table.num_elements()));
+  RETURN_IF_ERROR(store::load(*fs_, path_, manifest_, a.table,
+                              geometry::whole_pieces(a.table),
+                              {.weights = a.values}));
+  adapters_ = std::make_shared<const Adapters>(std::move(a));
+  model_ = model_.base();
+  return ok_status();
 }
 
 Status WeightSource::load(const geometry::ParamTable& table,
@@ -63,6 +85,11 @@ Status WeightSource::load(const geometry::ParamTable& table,
   if (!differences.empty())
     return invalid_argument(fmt::format("{}: holds another model: {}", path_,
                                         join(differences, "; ")));
+  if (base_ != nullptr) {
+    RETURN_IF_ERROR(base_->load(table, pieces, weights, tick));
+    add_adapters(*adapters_, table, pieces, weights);
+    return ok_status();
+  }
   if (!folder_)
     return store::load(*fs_, path_, manifest_, table, pieces,
                        {.weights = weights});

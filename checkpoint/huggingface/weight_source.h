@@ -1,31 +1,39 @@
-// WeightSource: the weights that a new run starts from, in a Hugging Face
-// folder or in a checkpoint, of any mesh. Only what is asked for is read.
+// WeightSource: the weights of a model, in a Hugging Face folder or in a
+// checkpoint, of any mesh. Only what is asked for is read. Adapters are read as
+// a whole, and added to the weights of the model that they belong to.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 
+#include "checkpoint/huggingface/adapters.h"
 #include "checkpoint/huggingface/model_folder.h"
 #include "checkpoint/manifest/manifest.h"
 #include "parallel/geometry/slice.h"
 
 namespace remesh::huggingface {
 
-// The model whose weights `path` has, without reading them. Fails like
-// WeightSource::open().
+// The model whose weights `path` has, without reading them, and without
+// adapters. Fails like WeightSource::open().
 Result<geometry::ModelConfig> model_of(FileSystem& fs, const std::string& path);
 
 class WeightSource {
  public:
   // `path`: that of a ModelFolder, a checkpoint, or a folder of checkpoints, of
   // which the newest valid one is taken. NotFound if it is none of these; else
-  // fails like ModelFolder::open() or manifest::read_checkpoint(). `fs` must
-  // outlive the source.
-  static Result<WeightSource> open(FileSystem& fs, const std::string& path);
+  // fails like ModelFolder::open() or manifest::read_checkpoint(). Of adapters
+  // the base is where their checkpoint says, or at `base` if that is given.
+  // `fs` must outlive the source.
+  static Result<WeightSource> open(FileSystem& fs, const std::string& path,
+                                   const std::string& base = "");
 
+  // Without adapters.
   const geometry::ModelConfig& model() const { return model_; }
+  // nullptr if it has none.
+  const Adapters* adapters() const { return adapters_.get(); }
   // Fills `pieces`, whose places are in `weights`. InvalidArgument, naming each
   // difference, if the table is of another model than the source's. Calls
   // `tick` on progress that `fs` does not see.
@@ -35,12 +43,15 @@ class WeightSource {
 
  private:
   explicit WeightSource(FileSystem& fs) : fs_(&fs) {}
+  Status open_base(const std::string& path);
 
   FileSystem* fs_;
   std::string path_;
   geometry::ModelConfig model_;
   std::optional<ModelFolder> folder_;  // else it is a checkpoint
   pb::Manifest manifest_;
+  std::shared_ptr<const Adapters> adapters_;
+  std::shared_ptr<const WeightSource> base_;  // of the adapters
 };
 
 }  // namespace remesh::huggingface

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "proto/base/file_system.h"
+#include "proto/base/text.h"
 
 namespace remesh::manifest {
 namespace {
@@ -178,6 +179,11 @@ pb::ModelInfo model_info(const geometry::ModelConfig& c) {
     info.set_rope_high_freq_factor(c.rope_scaling.high_freq_factor);
     info.set_rope_original_max_position(c.rope_scaling.original_max_position);
   }
+  if (c.lora.rank > 0) {
+    info.set_lora_rank(c.lora.rank);
+    info.set_lora_alpha(c.lora.alpha);
+    for (const std::string& t : c.lora.targets) info.add_lora_targets(t);
+  }
   return info;
 }
 
@@ -202,6 +208,11 @@ Result<geometry::ModelConfig> model_config(const pb::ModelInfo& info) {
         .low_freq_factor = info.rope_low_freq_factor(),
         .high_freq_factor = info.rope_high_freq_factor(),
         .original_max_position = info.rope_original_max_position()};
+  if (info.lora_rank() != 0)
+    c.lora = {
+        .rank = info.lora_rank(),
+        .alpha = info.lora_alpha(),
+        .targets = {info.lora_targets().begin(), info.lora_targets().end()}};
   const Status valid = c.validate();
   if (!valid.ok()) return corrupt("model in the manifest: " + valid.message());
   return c;
@@ -223,6 +234,10 @@ void compare(const char* what, const T& saved, const T& wanted,
   if (saved != wanted)
     found.push_back(
         fmt::format("{}: checkpoint {}, job {}", what, saved, wanted));
+}
+
+std::string texts(const google::protobuf::RepeatedPtrField<std::string>& list) {
+  return join({list.begin(), list.end()});
 }
 
 }  // namespace
@@ -256,6 +271,10 @@ std::vector<std::string> model_differences(const pb::ModelInfo& a,
     compare("model.rope_original_max_position", a.rope_original_max_position(),
             b.rope_original_max_position(), found);
   }
+  compare("lora.rank", a.lora_rank(), b.lora_rank(), found);
+  compare("lora.alpha", a.lora_alpha(), b.lora_alpha(), found);
+  compare("lora.targets", texts(a.lora_targets()), texts(b.lora_targets()),
+          found);
   return found;
 }
 

@@ -52,6 +52,11 @@ Result<ModelChoice> from_job(const std::string& path,
   const auto shape = core::shape_of(job);
   if (!shape)
     return invalid_argument(path + ": the [model] section is incomplete");
+  if (shape->model.lora.rank > 0)
+    return invalid_argument(
+        path +
+        ": lora.rank: plans for clusters are for training all weights; "
+        "add --set lora.rank=0, or plan without --cluster");
   return ModelChoice{.name = fs::path(path).filename().string(),
                      .model = shape->model,
                      .seq_len = shape->T,

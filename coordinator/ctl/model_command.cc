@@ -48,6 +48,7 @@ Result<int> import_from_folder(const ModelOptions& o) {
 
 Result<int> export_to_folder(ModelOptions o) {
   RETURN_IF_ERROR(share_new_files(/*group=*/""));
+  if (!o.to.base.empty()) o.to.base = rundir::absolute(o.to.base);
   ASSIGN_OR_RETURN(o.to.dtype, huggingface::parse_dtype(o.dtype));
   ASSIGN_OR_RETURN(const std::string from, one_checkpoint(o.from, o.step));
   const std::string out = rundir::absolute(o.out);
@@ -98,6 +99,14 @@ void add_export(CLI::App* model, const std::shared_ptr<ModelOptions>& o,
                 "Hugging Face folder from which to take the tokenizer, special "
                 "tokens and context length")
       ->check(CLI::ExistingDirectory);
+  c->add_flag(
+      "--adapters", o->to.adapters,
+      "Adapters alone, in PEFT's format, instead of the model that they "
+      "are added to");
+  c->add_option("--base", o->to.base,
+                "Model that the adapters belong to, if it is not where the run "
+                "had it")
+      ->check(CLI::ExistingPath);
   add_json_option(c, &o->json);
   c->footer(R"(
 Examples:

@@ -102,6 +102,10 @@ double tokens_of(const planner::JobShape& shape) {
   return static_cast<double>(shape.microbatches * shape.B * shape.T);
 }
 
+int64_t parameters_of(const geometry::ModelConfig& model) {
+  return geometry::ParamTable::make(model).num_elements();
+}
+
 std::string plan_json(const pb::Job& job,
                       const planner::PlacementRequest& request,
                       const planner::Placement& placement) {
@@ -113,7 +117,8 @@ std::string plan_json(const pb::Job& job,
       {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
       {"reason", placement.reason},
       {"spares", placement.spares},
-      {"parameters", geometry::ParamTable::make(shape.model).num_elements()},
+      {"parameters", parameters_of(shape.model.base())},
+      {"trained", parameters_of(shape.model)},
       {"step_s", e.total_s},
       {"tokens_per_s", tokens_of(shape) / e.total_s},
       {"run_s", e.total_s * static_cast<double>(job.train().steps())},
@@ -145,12 +150,16 @@ Result<std::string> plan_text(const pb::Job& job, const PlanOptions& o) {
   const planner::JobShape& shape = *request.shape;
   if (o.json) return plan_json(job, request, placement);
   const Layout& l = placement.layout;
-  std::string out =
-      fmt::format("model {}: {} parameters\n",
-                  job.model().flavor() == "custom" ? job.model().arch()
-                                                   : job.model().flavor(),
-                  short_number(static_cast<double>(
-                      geometry::ParamTable::make(shape.model).num_elements())));
+  std::string out = fmt::format(
+      "model {}: {} parameters",
+      job.model().flavor() == "custom" ? job.model().arch()
+                                       : job.model().flavor(),
+      short_number(static_cast<double>(parameters_of(shape.model.base()))));
+  if (shape.model.lora.rank > 0)
+    out += fmt::format(
+        ", frozen, and {} in adapters",
+        short_number(static_cast<double>(parameters_of(shape.model))));
+  out += "\n";
   out += "mesh " + placement.reason + "\n";
   pb::Job on_mesh = core::job_on(job, shape, l);
   out += "  " +

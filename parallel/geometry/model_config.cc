@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "parallel/geometry/family.h"
+#include "parallel/geometry/lora.h"
 
 namespace remesh::geometry {
 
@@ -54,7 +55,7 @@ Status ModelConfig::validate() const {
     return invalid_argument(
         "model.rope_scaling: needs factor >= 1, 0 < low_freq_factor < "
         "high_freq_factor, original_max_position >= 1");
-  return ok_status();
+  return validate_lora(lora);
 }
 
 }  // namespace remesh::geometry

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "proto/base/status.h"
 
@@ -25,6 +26,17 @@ inline bool has_window(const std::string& arch) {
   return arch == "mistral" || arch == "phi3";
 }
 
+// Low-rank adapters (LoRA, Hu et al. 2022): the weight W of each target matrix
+// becomes W + alpha / rank * B A. A (rank, in) and B (out, rank) are trained,
+// everything else is frozen.
+struct Lora {
+  int64_t rank = 0;  // 0: no adapters
+  double alpha = 16;
+  std::vector<std::string> targets;  // of lora_targets() (lora.h), in its order
+  double scale() const { return alpha / static_cast<double>(rank); }
+  friend bool operator==(const Lora&, const Lora&) = default;
+};
+
 struct ModelConfig {
   int64_t dim = 0;         // hidden_size
   int64_t n_layers = 0;    // num_hidden_layers
@@ -42,7 +54,15 @@ struct ModelConfig {
   int64_t head_size = 0;
   // Tokens that a token attends to, itself included (Mistral, Phi-3); 0: all.
   int64_t sliding_window = 0;
+  // With adapters, they alone are the parameters (param_table.h).
+  Lora lora;
 
+  // The same model without adapters.
+  ModelConfig base() const {
+    ModelConfig out = *this;
+    out.lora = {};
+    return out;
+  }
   int64_t head_dim() const { return head_size > 0 ? head_size : dim / n_heads; }
   // Sets head_size; size > 0.
   void set_head_dim(int64_t size) {
@@ -55,7 +75,7 @@ struct ModelConfig {
   // Names the field, its value and what is allowed: a known family, sizes
   // within the bounds of a job file, n_heads divides dim unless head_size is
   // given, n_kv_heads divides n_heads, head_dim even, a window only where the
-  // family has it.
+  // family has it, adapters of known matrices.
   Status validate() const;
 };
 

@@ -1,5 +1,7 @@
 #include "parallel/geometry/model_work.h"
 
+#include "parallel/geometry/lora.h"
+
 namespace remesh::geometry {
 namespace {
 
@@ -12,7 +14,7 @@ double attention_work(const ParamSpec& query, int64_t T) {
 }  // namespace
 
 ModelWork work_per_token(const ModelConfig& config, int64_t T) {
-  ModelConfig one_layer = config;
+  ModelConfig one_layer = config.base();
   one_layer.n_layers = 1;
   const ParamTable table = ParamTable::make(one_layer);
   ModelWork work;
@@ -27,16 +29,18 @@ ModelWork work_per_token(const ModelConfig& config, int64_t T) {
   return work;
 }
 
-double flops_per_token(const ParamTable& table, int64_t T) {
-  const ParamSpec& embedding =
-      table[static_cast<size_t>(table.find(Role::kEmbedding))];
+double flops_per_token(const ModelConfig& config, int64_t T) {
+  const ParamTable table = ParamTable::make(config.base());
+  const bool adapters = config.lora.rank > 0;
   const bool tied = table.find(Role::kHead) < 0;
-  const int64_t parameters =
-      table.num_elements() - (tied ? 0 : embedding.numel());
-  double attention = 0;
-  for (const ParamSpec& s : table.specs())
-    if (s.role == Role::kQuery) attention += attention_work(s, T);
-  return 6 * (static_cast<double>(parameters) + attention);
+  double sum = 0;
+  for (const ParamSpec& s : table.specs()) {
+    const bool looked_up = s.role == Role::kEmbedding && !tied;
+    const bool trained = !adapters || has_adapter(s, config.lora);
+    if (!looked_up) sum += (trained ? 6 : 4) * static_cast<double>(s.numel());
+    if (s.role == Role::kQuery) sum += 6 * attention_work(s, T);
+  }
+  return sum;
 }
 
 }  // namespace remesh::geometry

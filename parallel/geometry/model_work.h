@@ -25,7 +25,8 @@ ModelWork work_per_token(const ModelConfig& config, int64_t T);
 
 // Floating-point operations of forward and backward of one token in a sequence
 // of T, nothing recomputed: 6 for each parameter except those of the embedding
-// (a tied one counts once, as the projection), and attention.
-double flops_per_token(const ParamTable& table, int64_t T);
+// (a tied one counts once, as the projection), and attention. With adapters 4
+// for those of a matrix that has none: its gradient is not computed.
+double flops_per_token(const ModelConfig& config, int64_t T);
 
 }  // namespace remesh::geometry

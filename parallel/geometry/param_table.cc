@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "parallel/geometry/family.h"
+#include "parallel/geometry/lora.h"
 #include "proto/base/rng.h"
 
 namespace remesh::geometry {
@@ -18,6 +19,7 @@ ParamTable ParamTable::make(const ModelConfig& config) {
   ParamTable t;
   t.config_ = config;
   t.specs_ = find_family(config.arch)->parameters(config);
+  if (config.lora.rank > 0) t.specs_ = lora_parameters(t.specs_, config.lora);
   t.offsets_.push_back(0);
   for (const ParamSpec& s : t.specs_)
     t.offsets_.push_back(t.offsets_.back() + s.numel());

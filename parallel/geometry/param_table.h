@@ -1,6 +1,7 @@
-// ParamTable: every parameter of the model, once. The single source for
-// allocation, initialisation, sharding, gradients, optimizer, checkpoint,
-// resharding and the memory estimate. Independent of any mesh.
+// ParamTable: every parameter that is trained, once: the model's, or with
+// low-rank adapters (lora.h) those alone. The single source for allocation,
+// initialisation, sharding, gradients, optimizer, checkpoint, resharding and
+// the memory estimate. Independent of any mesh.
 //
 // The canonical flat order is the order of the table: parameter i occupies
 // elements [offset(i), offset(i) + numel(i)) of a flat fp32 vector of
@@ -72,7 +73,8 @@ struct ParamSpec {
 
 class ParamTable {
  public:
-  // The parameters of the family config.arch. REQUIRES: config.validate().ok().
+  // The parameters of the family config.arch, or the adapters of their targets.
+  // REQUIRES: config.validate().ok().
   static ParamTable make(const ModelConfig& config);
 
   const ModelConfig& config() const { return config_; }
@@ -81,7 +83,7 @@ class ParamTable {
   const std::vector<ParamSpec>& specs() const { return specs_; }
   int64_t offset(size_t i) const { return offsets_[i]; }
   int64_t num_elements() const { return offsets_.back(); }
-  // Index of the parameter with that role (and layer), or -1.
+  // Index of the first parameter with that role (and layer), or -1.
   int find(Role role, int64_t layer = -1) const;
   int find(const std::string& name) const;
 

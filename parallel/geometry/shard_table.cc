@@ -57,7 +57,8 @@ Result<ShardTable> ShardTable::make(const ParamTable& table,
     for (size_t i = 0; i < table.size(); ++i)
       if (on_stage(table[i], tied, bounds, stage)) held.push_back(i);
     // A tied embedding on the last stage belongs to the head.
-    const bool copy = tied && stage == stages - 1 && stages > 1;
+    const bool copy = tied && stage == stages - 1 && stages > 1 &&
+                      table[held.front()].role == Role::kEmbedding;
     if (copy) std::rotate(held.begin(), held.begin() + 1, held.end());
     for (const size_t i : held) {
       const ParamSpec& spec = table[i];

@@ -78,7 +78,7 @@ class ShardTable {
   const ShardParam& operator[](size_t i) const { return params_[i]; }
   const ParamSpec& spec(size_t i) const { return (*table_)[params_[i].param]; }
   int64_t num_elements() const { return num_elements_; }
-  // Index of the parameter with that role (and layer) here, or -1.
+  // Index of the first parameter with that role (and layer) here, or -1.
   int find(Role role, int64_t layer = -1) const;
   // The parameter that holds flat element e, 0 <= e < num_elements().
   size_t param_at(int64_t e) const;

@@ -16,6 +16,18 @@ Rect full_rect(const ParamSpec& spec) {
   return {.rows = spec.shape[0], .cols = spec.shape[1]};
 }
 
+std::vector<Piece> whole_pieces(const ParamTable& table) {
+  std::vector<Piece> out;
+  for (size_t i = 0; i < table.size(); ++i) {
+    const Rect rect = full_rect(table[i]);
+    out.push_back({.param = i,
+                   .rect = rect,
+                   .at = table.offset(i),
+                   .row_stride = rect.cols});
+  }
+  return out;
+}
+
 Status validate_layout(const ModelConfig& config, const Layout& layout) {
   RETURN_IF_ERROR(config.validate());
   const int64_t tp = layout.tp;

@@ -42,6 +42,9 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
+// Every parameter at its offset in the table's flat vector.
+std::vector<Piece> whole_pieces(const ParamTable& table);
+
 // First layer of each stage, and n_layers last: stage s has the blocks
 // [first[s], first[s + 1]). Made by split_layers (schedule.h).
 using StageBounds = std::vector<int64_t>;

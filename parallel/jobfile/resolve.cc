@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "parallel/geometry/lora.h"
 #include "parallel/geometry/mesh_check.h"
 #include "parallel/geometry/schedule.h"
 #include "parallel/jobfile/jobfile.h"
@@ -151,6 +152,10 @@ void check_model(const pb::Job& job, const DataInfo& data, Problems& out) {
   const pb::Model& m = job.model();
   const Status status = model_config(job).validate();
   if (!status.ok()) out.push_back(status.message());
+  if (job.lora().rank() > 0 && m.init_from().empty())
+    out.push_back(
+        fmt::format("lora.rank = {}: needs model.init_from, the model to adapt",
+                    job.lora().rank()));
   if (m.rope_high_freq_factor() <= m.rope_low_freq_factor())
     out.push_back(
         fmt::format("model.rope_high_freq_factor = {}: must be above "
@@ -307,6 +312,18 @@ void check_slots(const pb::Job& job, Problems& out) {
         e.dead_after_ms(), e.report_every_ms()));
 }
 
+// Each target once, in the order of lora_targets().
+geometry::Lora lora_of(const pb::Lora& lora) {
+  if (lora.rank() == 0) return {};
+  geometry::Lora out{.rank = lora.rank(), .alpha = lora.alpha(), .targets = {}};
+  const auto& given = lora.targets();
+  for (const std::string& target : geometry::lora_targets())
+    if (given.empty() ||
+        std::find(given.begin(), given.end(), target) != given.end())
+      out.targets.push_back(target);
+  return out;
+}
+
 }  // namespace
 
 bool has_every_size(const pb::Model& model) {
@@ -339,6 +356,7 @@ geometry::ModelConfig model_config(const pb::Job& resolved) {
     c.rope_scaling = {m.rope_scaling_factor(), m.rope_low_freq_factor(),
                       m.rope_high_freq_factor(),
                       m.rope_original_max_position()};
+  c.lora = lora_of(resolved.lora());
   return c;
 }
 

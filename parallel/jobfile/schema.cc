@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "parallel/geometry/layout.h"
+#include "parallel/geometry/lora.h"
 #include "parallel/jobfile/param_groups.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
@@ -114,11 +115,20 @@ std::string check_text(const Field& key, const std::string& text) {
   return "";
 }
 
+// An entry of a list.
+Status check_entry(const std::string& name, const std::string& text) {
+  if (name == "optimizer.groups") return parse_param_group(text).status();
+  if (name == "elastic.layouts") return geometry::Layout::parse(text).status();
+  const auto& targets = geometry::lora_targets();
+  if (std::find(targets.begin(), targets.end(), text) != targets.end())
+    return ok_status();
+  return invalid_argument(
+      fmt::format("'{}': must be one of {}", text, join(targets)));
+}
+
 std::string check_texts(const Field& key, const Texts& texts) {
   for (const std::string& text : texts) {
-    const Status status = full_name(key) == "optimizer.groups"
-                              ? parse_param_group(text).status()
-                              : geometry::Layout::parse(text).status();
+    const Status status = check_entry(full_name(key), text);
     if (!status.ok()) return status.message();
   }
   return "";

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "parallel/geometry/lora.h"
 #include "parallel/geometry/model_work.h"
 #include "parallel/geometry/param_table.h"
 #include "parallel/planner/collective.h"
@@ -51,9 +52,10 @@ Sizes sizes_of(const JobShape& s, const geometry::Layout& l,
 // input as one, from the table that the engine runs.
 struct Matrix {
   double out = 0, in = 0;
+  bool trained = false;
 };
 std::vector<Matrix> matrices(const JobShape& s, const geometry::Layout& l) {
-  geometry::ModelConfig one = s.model;
+  geometry::ModelConfig one = s.model.base();
   one.n_layers = 1;
   one.arch = "llama";
   Matrix qkv, output, up, down;
@@ -61,25 +63,31 @@ std::vector<Matrix> matrices(const JobShape& s, const geometry::Layout& l) {
   for (const geometry::ParamSpec& p : table.specs()) {
     if (p.layer != 0 || p.shape.size() != 2) continue;
     const double rows = as_double(p.shape[0]), columns = as_double(p.shape[1]);
+    const geometry::Lora& lora = s.model.lora;
+    const bool trained = lora.rank == 0 || has_adapter(p, lora);
+    const auto add = [&](Matrix& w, double out, double in) {
+      w = {w.out + out, in, w.trained || trained};
+    };
     switch (p.role) {
       case Role::kQuery:
-        qkv = {qkv.out + rows / l.tp, columns};
+        add(qkv, rows / l.tp, columns);
         break;
       case Role::kKey:
       case Role::kValue:  // ranks beyond the number of heads hold copies
-        qkv.out += rows / as_double(std::min<int64_t>(l.tp, one.n_kv_heads));
+        add(qkv, rows / as_double(std::min<int64_t>(l.tp, one.n_kv_heads)),
+            columns);
         break;
       case Role::kOutput:
-        output = {rows, columns / l.tp};
+        add(output, rows, columns / l.tp);
         break;
       case Role::kGate:
-        if (s.model.arch != "gpt") up.out += rows / l.tp;
+        if (s.model.arch != "gpt") add(up, rows / l.tp, columns);
         break;
       case Role::kUp:
-        up = {up.out + rows / l.tp, columns};
+        add(up, rows / l.tp, columns);
         break;
       case Role::kDown:
-        down = {rows, columns / l.tp};
+        add(down, rows, columns / l.tp);
         break;
       default:
         break;
@@ -102,7 +110,7 @@ void add_linear(const Machine& m, const Sizes& z, const Matrix& w, Precision p,
                 Passes* out) {
   out->forward.gemm += gemm_s(m, {z.N, w.out, w.in}, p);
   out->backward.gemm += gemm_s(m, {z.N, w.in, w.out}, p);
-  out->weight.gemm += gemm_s(m, {w.out, w.in, z.N}, p);
+  if (w.trained) out->weight.gemm += gemm_s(m, {w.out, w.in, z.N}, p);
 }
 
 // Causal attention: QK' and PV take 2 N T q each, half of it below the
@@ -309,7 +317,7 @@ Passes head_passes(const Machine& m, const JobShape& s,
   Passes p;
   const Precision precision =
       run.precision == Precision::kFp8 ? Precision::k16 : run.precision;
-  add_linear(m, z, {z.V, z.D}, precision, &p);
+  add_linear(m, z, {z.V, z.D, s.model.lora.rank == 0}, precision, &p);
   p.forward += elementwise(m, 16 * z.N * z.V);
   p.backward += elementwise(m, 14 * z.N * z.V);
   if (l.tp > 1) {
@@ -323,13 +331,20 @@ Passes head_passes(const Machine& m, const JobShape& s,
   return p;
 }
 
+// With adapters their elements, as if all of them were split.
 double layer_elements(const JobShape& s, const geometry::Layout& l) {
   double n = 0;
+  if (s.model.lora.rank > 0) {
+    geometry::ModelConfig one = s.model;
+    one.n_layers = 1;
+    return as_double(geometry::ParamTable::make(one).num_elements()) / l.tp;
+  }
   for (const Matrix& w : matrices(s, l)) n += w.out * w.in;
   return n;
 }
 
 double vocabulary_elements(const JobShape& s, const geometry::Layout& l) {
+  if (s.model.lora.rank > 0) return 0;
   return as_double(s.model.vocab_size) * as_double(s.model.dim) / l.tp;
 }
 

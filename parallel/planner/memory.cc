@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "parallel/geometry/batch.h"
 #include "parallel/geometry/family.h"
+#include "parallel/geometry/lora.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/geometry/sharding.h"
 
@@ -51,6 +53,7 @@ Memory state_memory(const StateBytes& bytes, const StateElements& n) {
 // What all ranks of a mesh have in common.
 struct Common {
   geometry::ParamTable table;
+  std::optional<geometry::ParamTable> base;  // of adapters, frozen
   geometry::Sharding sharding;
   geometry::Schedule schedule;
 };
@@ -61,8 +64,13 @@ Common common(const JobShape& s, const Layout& l) {
   sharding.bounds = std::move(bounds).value();
   sharding.zero = {.stage = s.zero_stage,
                    .shard_group = s.zero_stage == 0 ? 0 : shard_group_on(s, l)};
-  return {geometry::ParamTable::make(s.model), std::move(sharding),
-          schedule_on(s, l)};
+  Common out{.table = geometry::ParamTable::make(s.model),
+             .base = {},
+             .sharding = std::move(sharding),
+             .schedule = schedule_on(s, l)};
+  if (s.model.lora.rank > 0)
+    out.base = geometry::ParamTable::make(s.model.base());
+  return out;
 }
 
 // The shard refers to the table.
@@ -70,6 +78,43 @@ geometry::RankShard rank_shard(const Common& mesh, int rank) {
   auto made = geometry::make_rank_shard(mesh.table, mesh.sharding, rank);
   CHECK(made.ok());
   return std::move(made).value();
+}
+
+// What a rank has beside its adapters: the frozen model, and of the matrices
+// with adapters all in fp32, or one layer's in bf16; a copy of the adapters; a
+// layer's gradient.
+struct FrozenMemory {
+  geometry::RankShard rank;
+  int64_t weights = 0, buffers = 0;
+};
+FrozenMemory frozen_memory(const JobShape& s, const Common& mesh,
+                           const ShardTable& adapters, int rank) {
+  geometry::Sharding whole = mesh.sharding;
+  whole.zero = {};
+  auto made = geometry::make_rank_shard(*mesh.base, whole, rank);
+  CHECK(made.ok());
+  FrozenMemory out{.rank = std::move(made).value()};
+  const ShardTable& base = out.rank.shard;
+  out.weights = base.num_elements() * kFp32;
+  const geometry::Lora& lora = s.model.lora;
+  for (int c = 0; c < base.chunks(); ++c) {
+    int64_t layer = 0, rows = 0, block = 0, copies = 0;
+    for (const geometry::Unit& u : base.units()) {
+      if (u.kind != geometry::UnitKind::kBlock || u.chunk != c) continue;
+      layer = 0;
+      for (size_t i = u.first; i < u.last; ++i) {
+        if (!has_adapter(base.spec(i), lora)) continue;
+        layer += base[i].numel();
+        rows = std::max(rows, base[i].rect.rows);
+      }
+      block = std::max(block, u.numel());
+      copies += s.bf16 ? 0 : layer;
+    }
+    out.buffers +=
+        (copies + (s.bf16 ? layer : 0) + block + rows * lora.rank) * kFp32;
+  }
+  out.buffers += adapters.num_elements() * kFp32;
+  return out;
 }
 
 geometry::ChunkUse chunk_use(const JobShape& s, const ShardTable& shard, int c,
@@ -153,6 +198,9 @@ Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
   const Coord at = l.coord(rank);
   const int chunks = chunks_on(s, l);
   const auto [shard, zero] = rank_shard(mesh, rank);
+  std::optional<FrozenMemory> frozen;
+  if (mesh.base) frozen = frozen_memory(s, mesh, shard, rank);
+  const ShardTable& computed = frozen ? frozen->rank.shard : shard;
   const int z = shard_group_on(s, l);
   const bool streams = s.zero_stage == 3 && z > 1;
   const geometry::Schedule& schedule = mesh.schedule;
@@ -178,7 +226,8 @@ Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
   const std::vector<int> live = geometry::slots_needed(schedule, at.pp);
   for (int c = 0; c < chunks; ++c) {
     const geometry::ChunkMemory chunk = geometry::chunk_memory(
-        shard, c, chunk_use(s, shard, c, schedule.split_backward, streams));
+        computed, c,
+        chunk_use(s, computed, c, schedule.split_backward, streams));
     if (streams)
       gathered += std::min(kStreamedBlocks,
                            shard.last_layer(c) - shard.first_layer(c)) *
@@ -198,6 +247,10 @@ Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
            as_double(few_gradients ? shares + places + ends : padded)});
   m.activations = static_cast<uint64_t>(activations);
   m.buffers = static_cast<uint64_t>(buffers);
+  if (frozen) {
+    m.weights += static_cast<uint64_t>(frozen->weights);
+    m.buffers += static_cast<uint64_t>(frozen->buffers);
+  }
   return m;
 }
 

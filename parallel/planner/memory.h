@@ -14,7 +14,8 @@
 //   activations  kept by microbatches in flight for their backward
 //   buffers      weights in bf16 to compute with, one layer's activations and
 //                gradients, messages, tables; replicas of other ranks' states
-// Code, MPI and thread stacks are not included.
+// With adapters the first three are theirs, and the frozen model in fp32 is
+// added to the weights. Code, MPI and thread stacks are not included.
 //
 // Trainers on devices (given by an Execution), after Korthikanti et al. 2022
 // and, for ZeRO, Rajbhandari et al. 2020 and Zhao et al. 2023:

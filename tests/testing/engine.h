@@ -33,6 +33,8 @@ inline void initialise(Engine& engine, kernels::Backend& backend,
   for (const std::span<float> v : {to.exp_avg, to.exp_avg_sq})
     if (!v.empty()) backend.zero(v.data(), v.size_bytes());
   engine.commit_state(0);
+  if (FrozenBase* const base = engine.base())
+    base->rank_shard.shard.initial_values(seed, 0, base->weights.span());
 }
 
 }  // namespace remesh::engine

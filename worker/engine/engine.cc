@@ -69,8 +69,23 @@ Status Engine::init(const Layout& layout, int rank) {
                .zero = options_.zero};
   ASSIGN_OR_RETURN(rank_shard_,
                    geometry::make_rank_shard(table_, sharding_, rank));
+  if (table_.config().lora.rank > 0) RETURN_IF_ERROR(make_base(rank));
   RETURN_IF_ERROR(make_state());
   if (single()) return make_stages();
+  return ok_status();
+}
+
+Status Engine::make_base(int rank) {
+  base_ = std::make_unique<FrozenBase>();
+  base_->table = geometry::ParamTable::make(table_.config().base());
+  geometry::Sharding whole = sharding_;
+  whole.zero = {};
+  ASSIGN_OR_RETURN(base_->rank_shard,
+                   geometry::make_rank_shard(base_->table, whole, rank));
+  ASSIGN_OR_RETURN(
+      base_->weights,
+      FlatBuffer::make(backend_, base_->rank_shard.shard.num_elements(),
+                       "the frozen model"));
   return ok_status();
 }
 
@@ -113,6 +128,8 @@ model::StageOptions Engine::stage_options(int chunk, int slots) const {
     o.recompute.push_back(l % options_.recompute_every == 0
                               ? options_.recompute
                               : model::Recompute::kNone);
+  if (base_ != nullptr)
+    o.base = {&base_->rank_shard.shard, base_->weights.span()};
   if (store_->streams()) o.block_buffers = WeightStore::kBlockBuffers;
   return o;
 }
@@ -219,6 +236,7 @@ board::Memory Engine::memory() const {
   board::Memory m{.weights = held + store_->bytes(),
                   .gradients = grads_->bytes(),
                   .optimizer = 2 * held};
+  if (base_ != nullptr) m.weights += base_->weights.bytes();
   for (const auto& s : stages_) {
     const model::Stage::Memory of_stage = s->memory();
     m.activations += of_stage.activations;

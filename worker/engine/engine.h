@@ -48,6 +48,7 @@
 #include "parallel/geometry/sharding.h"
 #include "parallel/geometry/zero.h"
 #include "worker/engine/agreement.h"
+#include "worker/engine/flat_buffer.h"
 #include "worker/engine/grad_store.h"
 #include "worker/engine/optimizer.h"
 #include "worker/engine/pipe_links.h"
@@ -121,6 +122,14 @@ struct Evaluation {
   double targets = 0;   // that it covers
 };
 
+// The model that adapters belong to (ModelConfig::lora), frozen: a rank's part
+// of it, as without ZeRO.
+struct FrozenBase {
+  geometry::ParamTable table;
+  geometry::RankShard rank_shard;
+  FlatBuffer weights;
+};
+
 class Engine {
  public:
   // For rank `rank` of a mesh of that layout. Fails, saying what is allowed,
@@ -158,6 +167,8 @@ class Engine {
   // Writes a state from outside: StateStore::begin() and commit().
   StateView begin_state() { return state_->begin(); }
   void commit_state(int64_t step);
+  // Without adapters nullptr. To be filled in before state_loaded().
+  FrozenBase* base() { return base_.get(); }
   // Loads the compute weights from the state vectors just written. Collective
   // over the data group.
   void state_loaded();
@@ -186,6 +197,7 @@ class Engine {
   Engine(const geometry::ParamTable& table, const EngineOptions& options,
          kernels::Backend& backend, Progress progress, StateStore* state);
   Status init(const geometry::Layout& layout, int rank);
+  Status make_base(int rank);
   Status make_state();
   Status make_stages();
   model::StageOptions stage_options(int chunk, int slots) const;
@@ -218,6 +230,7 @@ class Engine {
   geometry::RankShard rank_shard_;
   geometry::Schedule schedule_;  // of a step
   geometry::Sharding sharding_;
+  std::unique_ptr<FrozenBase> base_;       // null without adapters
   std::unique_ptr<StateStore> own_state_;  // when no store is given
   StateStore* const state_;
   int64_t step_ = 0;

@@ -119,6 +119,8 @@ Result<std::unique_ptr<Stage>> Stage::create(const ShardTable& shard,
                                              const StageOptions& options,
                                              kernels::Backend& backend) {
   RETURN_IF_ERROR(check_options(shard, options, backend));
+  if (shard.table().config().lora.rank > 0)
+    return make_lora_stage(shard, options, backend);
   const std::string& arch = shard.table().config().arch;
   for (const auto& family : kFamilies)
     if (family.arch == arch) return family.make(shard, options, backend);

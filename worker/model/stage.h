@@ -53,6 +53,13 @@ namespace remesh::model {
 using Dtype = kernels::Dtype;
 using geometry::Recompute;
 
+// The frozen weights that low-rank adapters belong to, those of the same rank
+// and chunks. The stage computes with them where they are and changes them.
+struct BaseWeights {
+  const geometry::ShardTable* shard = nullptr;
+  std::span<float> values;
+};
+
 struct StageOptions {
   int chunk = 0;                     // of the shard table
   Dtype dtype = Dtype::kFp32;        // of the operands of GEMMs
@@ -73,6 +80,12 @@ struct StageOptions {
   // that backward() differentiates (PaLM, Chowdhery et al. 2022). forward()
   // returns the loss without it.
   double z_loss = 0;
+  // With adapters (ModelConfig::lora): what they are added to. It must be
+  // filled in by the first load_unit() and stay.
+  BaseWeights base;
+  // The matrices of layers whose gradients are wanted, and no others; empty: of
+  // all parameters. Some of the others may be computed all the same.
+  std::vector<geometry::Role> trained;
   comm::Comm* tp = nullptr;  // nullptr: degree 1
   comm::Comm* cp = nullptr;
 };
@@ -109,7 +122,8 @@ class UnitHooks {
   virtual void need(int unit) = 0;
   // This pass no longer needs unit u's weights.
   virtual void release(int unit) = 0;
-  // The numel() fp32 elements to which the gradient of unit u is added.
+  // The numel() fp32 elements to which the gradient of unit u is added. Neither
+  // this nor ready() is called for units of which nothing is trained.
   virtual float* grads(int unit) = 0;
   // The gradient of unit u will not change any more in this microbatch.
   virtual void ready(int unit) = 0;
@@ -187,6 +201,10 @@ class Stage {
 // The families of parallel/geometry/family.h, a folder each.
 // REQUIRES: Stage::create() has checked the options.
 Result<std::unique_ptr<Stage>> make_llama_stage(
+    const geometry::ShardTable& shard, const StageOptions& options,
+    kernels::Backend& backend);
+// Adapters on any family (worker/model/lora).
+Result<std::unique_ptr<Stage>> make_lora_stage(
     const geometry::ShardTable& shard, const StageOptions& options,
     kernels::Backend& backend);
 

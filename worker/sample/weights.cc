@@ -120,6 +120,31 @@ Result<Weights> weights_in_memory(const geometry::ModelConfig& model,
                  std::move(load)};
 }
 
+namespace {
+
+// The model with the adapters `live`.
+Result<Weights> with_base(FileSystem& fs, const ModelFiles& files,
+                          const Weights& live) {
+  auto opened = huggingface::WeightSource::open(fs, files.base);
+  if (!opened.ok()) return opened.status();
+  const auto base =
+      std::make_shared<huggingface::WeightSource>(std::move(*opened));
+  auto load = [base, live](const geometry::ParamTable& table,
+                           std::span<float> weights) -> Status {
+    huggingface::Adapters a{.table = geometry::ParamTable::make(live.model),
+                            .values = {}};
+    a.values.resize(static_cast<size_t>(a.table.num_elements()));
+    RETURN_IF_ERROR(live.load(a.table, a.values));
+    const auto whole = geometry::whole_pieces(table);
+    RETURN_IF_ERROR(base->load(table, whole, weights, [] {}));
+    huggingface::add_adapters(a, table, whole, weights);
+    return ok_status();
+  };
+  return Weights{live.model.base(), live.where, std::move(load)};
+}
+
+}  // namespace
+
 Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
   if (files.run_id != 0) {
     int64_t saved = 0;
@@ -127,6 +152,8 @@ Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
       if (const auto* newest = manifest::choose_newest_valid(*found))
         saved = newest->step;
     auto live = weights_in_memory(files.model, files.run_id, saved);
+    if (live.ok() && files.model.lora.rank > 0)
+      return with_base(fs, files, *live);
     if (live.ok() || live.status().code() != Code::kNotFound) return live;
   }
   auto opened = huggingface::WeightSource::open(fs, files.weights);
@@ -135,15 +162,7 @@ Result<Weights> open_weights(FileSystem& fs, const ModelFiles& files) {
       std::make_shared<huggingface::WeightSource>(std::move(*opened));
   auto load = [source](const geometry::ParamTable& table,
                        std::span<float> weights) {
-    std::vector<geometry::Piece> whole;
-    for (size_t i = 0; i < table.size(); ++i) {
-      const geometry::Rect rect = geometry::full_rect(table[i]);
-      whole.push_back({.param = i,
-                       .rect = rect,
-                       .at = table.offset(i),
-                       .row_stride = rect.cols});
-    }
-    return source->load(table, whole, weights, [] {});
+    return source->load(table, geometry::whole_pieces(table), weights, [] {});
   };
   return Weights{source->model(), files.weights, std::move(load)};
 }

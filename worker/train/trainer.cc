@@ -163,7 +163,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   const double tokens_per_s = static_cast<double>(tokens) / step_s;
   const double flops_per_s =
-      geometry::flops_per_token(*table_, t.seq_len()) * tokens_per_s;
+      geometry::flops_per_token(table_->config(), t.seq_len()) * tokens_per_s;
   return {.step = step,
           .loss = result.loss,
           .grad_norm = result.grad_norm,

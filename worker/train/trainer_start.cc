@@ -125,10 +125,14 @@ Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
   RETURN_IF_ERROR(open_data(layout_.coord(rank).dp));
   RETURN_IF_ERROR(build(rank));
+  if (engine::FrozenBase* const base = engine_->base())
+    RETURN_IF_ERROR(load_initial_weights(
+        *fs_, job_.model().init_from(), base->rank_shard,
+        [this] { board_.tick(); }, base->weights.span()));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
     const std::string& from = job_.model().init_from();
-    if (from.empty())
+    if (from.empty() || engine_->base() != nullptr)
       fill_initial_weights(engine_->rank_shard(), job_.train().seed(),
                            backend_->threads(), to.weights);
     else
@@ -325,6 +329,8 @@ Status Trainer::restore() {
 }
 
 Status Trainer::restore_state() {
+  if (engine::FrozenBase* const base = engine_->base())
+    exchange_parts(mesh_->data(), base->rank_shard, base->weights.span());
   const pb::Source& source = assignment_.source();
   if (source.kind() == pb::Source::INIT) {
     exchange_parts(mesh_->data(), engine_->rank_shard(),
@@ -392,6 +398,8 @@ void Trainer::make_checkpointer() {
   manifest.set_generation(assignment_.generation());
   *manifest.mutable_mesh() = assignment_.mesh();
   *manifest.mutable_model() = manifest::model_info(table_->config());
+  if (table_->config().lora.rank > 0)
+    manifest.set_base(job_.model().init_from());
   manifest.set_seed(t.seed());
   manifest.set_data_id(batches_->dataset().data_id());
   if (assignment_.run_id() != 0) manifest.set_run_id(assignment_.run_id());

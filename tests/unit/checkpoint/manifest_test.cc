@@ -342,7 +342,18 @@ TEST(Model, RoundTripsAndRefusesNonsense) {
   EXPECT_EQ(*model_config(model_info(c)), c);
   c = store::tiny_model();
   EXPECT_EQ(*model_config(model_info(c)), c);
+  c.lora = {.rank = 4, .alpha = 8, .targets = {"q_proj", "down_proj"}};
+  EXPECT_EQ(*model_config(model_info(c)), c);
+  EXPECT_EQ(
+      model_differences(model_info(c), model_info(c.base())),
+      (std::vector<std::string>{
+          "lora.rank: checkpoint 4, job 0", "lora.alpha: checkpoint 8, job 0",
+          "lora.targets: checkpoint q_proj, down_proj, job "}));
   pb::ModelInfo info = model_info(c);
+  info.set_lora_targets(0, "head");
+  EXPECT_EQ(model_config(info).status().code(), Code::kCorrupt);
+  c.lora = {};
+  info = model_info(c);
   info.set_n_heads(3);
   EXPECT_EQ(model_config(info).status().code(), Code::kCorrupt);
   info = model_info(c);

@@ -157,17 +157,21 @@ T pick(uint64_t seed, uint64_t stream, std::initializer_list<T> of) {
 
 std::string Case::to_string() const {
   const auto& o = options;
+  const std::string lora =
+      model.lora.rank == 0
+          ? ""
+          : fmt::format(", adapters of {}", fmt::join(model.lora.targets, " "));
   return fmt::format(
       "seed {}: dim {} layers {} heads {}/{} hidden {} vocab {}{}, {} zero {} "
       "group {} {} chunks {}, recompute {}/{}, {} sequences of {} by {}, {}, "
-      "shares [{}]",
+      "shares [{}]{}",
       seed, model.dim, model.n_layers, model.n_heads, model.n_kv_heads,
       model.hidden_dim, model.vocab_size, model.tie_embeddings ? " tied" : "",
       layout.to_string(), o.zero.stage, o.zero.shard_group,
       geometry::schedule_name(o.schedule), o.chunks,
       static_cast<int>(o.recompute), o.recompute_every, sequences, o.max_seq,
       o.max_batch, o.dtype == model::Dtype::kBf16 ? "bf16" : "fp32",
-      fmt::join(o.shares, ", "));
+      fmt::join(o.shares, ", "), lora);
 }
 
 Outcome run_case(const Case& c) {

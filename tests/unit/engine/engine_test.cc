@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <limits>
 
+#include "parallel/geometry/lora.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -54,6 +55,17 @@ TEST(Engine, AnyMeshGivesTheReferencesLossAndGradientsInBf16) {
     Case c = random_case(seed, 8);
     c.options.dtype = model::Dtype::kBf16;
     expect_like_reference(c, 2e-2, 2e-2);
+  }
+}
+
+TEST(Engine, AdaptersOnAnyMeshGiveTheReferencesLossAndGradients) {
+  for (const uint32_t seed : test_seeds(15)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed, 8);
+    c.model.lora = {.rank = 3, .alpha = 60, .targets = {"v_proj", "o_proj"}};
+    if (seed % 2 == 0) c.model.lora.targets = geometry::lora_targets();
+    c.lr = 0.05;
+    expect_like_reference(c, 1e-5, 1e-4);
   }
 }
 

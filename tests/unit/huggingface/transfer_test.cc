@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "parallel/geometry/lora.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
 #include "tests/unit/huggingface/small_folder.h"
@@ -127,6 +128,99 @@ TEST(Transfer, ExportsWhatAnyNumberOfRanksSaved) {
                           state.weights.data(), bytes),
               0);
   }
+}
+
+// The base and adapters of it, saved by several ranks; values of both.
+struct Adapted {
+  Adapted() {
+    geometry::ModelConfig config = small_model();
+    config.lora = {.rank = 2, .alpha = 3, .targets = {"q_proj", "down_proj"}};
+    adapters = geometry::ParamTable::make(config);
+    for (int64_t i = 0; i < base.num_elements(); ++i)
+      weights.weights[static_cast<size_t>(i)] = static_cast<float>(i % 7 - 3);
+    deltas = store::State(adapters.num_elements());
+    for (int64_t i = 0; i < adapters.num_elements(); ++i)
+      deltas.weights[static_cast<size_t>(i)] = static_cast<float>(i % 5 - 2);
+    CHECK(store::save(fs, "b", {0, 1}, base, weights, 1).ok());
+    const auto saved = store::save(fs, "a", {7, 1}, adapters, deltas, 3);
+    CHECK(saved.ok());
+    path = saved->path;
+  }
+  // Element (row, col) of base parameter i, with what is added to it.
+  double sum(size_t i, int64_t row, int64_t col) const {
+    const auto& shape = base[i].shape;
+    double out = weights.weights[static_cast<size_t>(base.offset(i) +
+                                                     row * shape.back() + col)];
+    if (!has_adapter(base[i], adapters.config().lora)) return out;
+    const auto a =
+        static_cast<size_t>(adapters.find(base[i].role, base[i].layer));
+    for (int64_t k = 0; k < 2; ++k)
+      out += 1.5 *
+             deltas.weights[static_cast<size_t>(adapters.offset(a + 1) +
+                                                row * 2 + k)] *
+             deltas.weights[static_cast<size_t>(adapters.offset(a) +
+                                                k * shape[1] + col)];
+    return out;
+  }
+  MemoryFileSystem fs;
+  geometry::ParamTable base = geometry::ParamTable::make(small_model());
+  geometry::ParamTable adapters;
+  store::State weights{base.num_elements()}, deltas;
+  std::string path;
+};
+
+TEST(Transfer, AdaptersAreAddedToTheirBase) {
+  Adapted m;
+  const auto lost = export_model(m.fs, m.path, "hf", {}, kSilent);
+  ASSERT_FALSE(lost.ok());
+  EXPECT_NE(lost.status().message().find(
+                "has adapters alone, and not the model that they belong to"),
+            std::string::npos);
+  const auto done = export_model(m.fs, m.path, "hf",
+                                 {.dtype = Dtype::kFp32, .base = "b"}, kSilent);
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->model, small_model());
+  EXPECT_EQ(done->parameters, m.base.num_elements());
+  const std::string file = get(m.fs, "hf/model.safetensors");
+  const auto tensors = parse_safetensors(std::as_bytes(std::span(file)), "hf");
+  ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
+  std::vector<float> got;
+  for (size_t i = 0; i < m.base.size(); ++i) {
+    got.resize(static_cast<size_t>(m.base[i].numel()));
+    read_elements(tensors->at(m.base[i].name), 0, got);
+    const int64_t columns = m.base[i].shape.back();
+    for (int64_t e = 0; e < m.base[i].numel(); ++e)
+      ASSERT_EQ(got[static_cast<size_t>(e)], m.sum(i, e / columns, e % columns))
+          << m.base[i].name;
+  }
+}
+
+TEST(Transfer, AdaptersAloneAreFilesOfPeft) {
+  Adapted m;
+  const auto done = export_model(
+      m.fs, m.path, "peft",
+      {.dtype = Dtype::kFp32, .base = "b", .adapters = true}, kSilent);
+  ASSERT_TRUE(done.ok()) << done.status().to_string();
+  EXPECT_EQ(done->parameters, m.adapters.num_elements());
+  const auto config =
+      nlohmann::json::parse(get(m.fs, "peft/adapter_config.json"));
+  EXPECT_EQ(config["peft_type"], "LORA");
+  EXPECT_EQ(config["base_model_name_or_path"], "b");
+  EXPECT_EQ(config["r"], 2);
+  EXPECT_EQ(config["lora_alpha"], 3);
+  EXPECT_EQ(config["target_modules"],
+            (std::vector<std::string>{"q_proj", "down_proj"}));
+  const std::string file = get(m.fs, "peft/adapter_model.safetensors");
+  const auto tensors = parse_safetensors(std::as_bytes(std::span(file)), "p");
+  ASSERT_TRUE(tensors.ok()) << tensors.status().to_string();
+  ASSERT_EQ(tensors->size(), m.adapters.size());
+  const Tensor& b = tensors->at(
+      "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight");
+  EXPECT_EQ(b.shape, (std::vector<int64_t>{8, 2}));
+  std::vector<float> got(16);
+  read_elements(b, 0, got);
+  EXPECT_TRUE(std::equal(got.begin(), got.end(), m.deltas.weights.end() - 16));
+  EXPECT_FALSE(export_model(m.fs, "b", "no", {.adapters = true}, kSilent).ok());
 }
 
 TEST(Transfer, TakesOverWhatDescribesText) {

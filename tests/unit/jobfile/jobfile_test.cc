@@ -9,6 +9,7 @@
 #include <random>
 #include <sstream>
 
+#include "parallel/geometry/lora.h"
 #include "parallel/jobfile/param_groups.h"
 #include "parallel/jobfile/schema.h"
 #include "tests/testing/seed.h"
@@ -270,6 +271,24 @@ TEST(Resolve, TheModelOfInitFromFillsInWhatIsNotGiven) {
         << other.status().message();
 }
 
+TEST(Resolve, AdaptersOfAllMatricesUnlessTheyAreNamed) {
+  const std::string file =
+      std::string(kLeast) + "[model]\ninit_from = \"w\"\n[lora]\nrank = 4\n";
+  const auto all = resolve(good(file), {257});
+  ASSERT_TRUE(all.ok()) << all.status().to_string();
+  EXPECT_EQ(model_config(*all).lora.targets, geometry::lora_targets());
+  EXPECT_EQ(model_config(*all).lora.alpha, 16);
+  const auto some = resolve(
+      good(file, {"lora.targets=['o_proj', 'q_proj', 'o_proj']"}), {257});
+  ASSERT_TRUE(some.ok()) << some.status().to_string();
+  EXPECT_EQ(model_config(*some).lora.targets,
+            (std::vector<std::string>{"q_proj", "o_proj"}));
+  EXPECT_EQ(model_config(*some).base().lora, geometry::Lora{});
+  EXPECT_NE(problem(file, {"lora.targets=['head']"})
+                .find("'head': must be one of q_proj, k_proj"),
+            std::string::npos);
+}
+
 TEST(Resolve, FillsInWhatMinusOneStandsFor) {
   const auto job = resolve(good(kLeast, {"train.steps=20"}), {257, 1000, 0});
   ASSERT_TRUE(job.ok()) << job.status().to_string();
@@ -292,6 +311,7 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   };
   says("[train]\nglobal_batch_size = 6\n", "must divide train.global_batch");
   says("[model]\nn_heads = 3\n", "model.n_heads = 3: must divide");
+  says("[lora]\nrank = 4\n", "lora.rank = 4: needs model.init_from");
   says("[model]\nn_kv_heads = 3\n", "model.n_kv_heads = 3: must divide");
   says("[model]\nvocab_size = 100\n", "has a vocabulary of 257");
   says("[model]\nrope_low_freq_factor = 9\n", "rope_high_freq_factor = 4");

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -55,6 +56,7 @@ struct Model {
   geometry::ParamTable table;
   std::vector<float> weights;
   std::vector<int32_t> tokens;
+  const Model* base = nullptr;  // what adapters belong to
 };
 
 // f(element of the whole model's vector, element of the rank's, length).
@@ -111,6 +113,11 @@ struct RankModel {
         weights(shard_of(m.weights, shard)),
         grads(weights.size()),
         hooks(shard, grads) {
+    if (m.base != nullptr) {
+      base.emplace(make_shard(m.base->table, layout, coord, chunks));
+      frozen = shard_of(m.base->weights, *base);
+      o.base = {&*base, frozen};
+    }
     const std::vector<Recompute> all = o.recompute;  // of all layers
     for (o.chunk = 0; o.chunk < chunks; ++o.chunk) {
       if (!all.empty())
@@ -124,6 +131,8 @@ struct RankModel {
   }
 
   geometry::ShardTable shard;
+  std::optional<geometry::ShardTable> base;
+  std::vector<float> frozen;
   std::vector<float> weights, grads;
   model::ResidentHooks hooks;
   std::vector<std::unique_ptr<Stage>> stages;  // by chunk

@@ -10,6 +10,7 @@
 
 #include "checkpoint/memory/replica_placement.h"
 #include "parallel/geometry/batch.h"
+#include "parallel/geometry/lora.h"
 #include "parallel/geometry/sharding.h"
 #include "tests/testing/engine.h"
 #include "tests/testing/local_comm.h"
@@ -155,6 +156,12 @@ TEST(PredictMemory, IsWhatAnEngineHoldsOnAnyMesh) {
   while (compared < 16 && !testing::Test::HasFailure()) {
     JobShape s = random_shape(rng, bf16 && pick(rng, 0, 1) == 1);
     s.packed = packed;
+    if (compared % 4 == 3)
+      s.model.lora = {.rank = 8,
+                      .alpha = 16,
+                      .targets = pick(rng, 0, 1) == 1
+                                     ? geometry::lora_targets()
+                                     : std::vector<std::string>{"v_proj"}};
     const Layout l{.dp = pick(rng, 1, 3),
                    .pp = pick(rng, 1, 3),
                    .tp = pick(rng, 1, 2),

@@ -1,5 +1,7 @@
 #include "worker/model/llama/block.h"
 
+#include <algorithm>
+
 #include "proto/base/check.h"
 
 namespace remesh::model {
@@ -18,7 +20,8 @@ uint64_t BlockWeights::bytes() const {
 
 Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
              kernels::Dtype d, kernels::Backend& backend,
-             const TensorGroup& group, Attention& attention)
+             const TensorGroup& group, Attention& attention,
+             const std::vector<Role>& trained)
     : sizes_(sizes),
       d_(d),
       backend_(backend),
@@ -50,6 +53,16 @@ Block::Block(const ShardTable& shard, int64_t layer, const Sizes& sizes,
     at_.heads = at(Role::kQueryNorm);
     CHECK(at(Role::kKeyNorm) == at_.heads + sizes.head_dim);
   }
+  if (trained.empty()) return;
+  const auto any = [&](std::initializer_list<Role> roles) {
+    return std::find_first_of(trained.begin(), trained.end(), roles.begin(),
+                              roles.end()) != trained.end();
+  };
+  trains_ = {.qkv = any({Role::kQuery, Role::kKey, Role::kValue}),
+             .o = any({Role::kOutput}),
+             .gate_up = any({Role::kGate, Role::kUp}),
+             .down = any({Role::kDown}),
+             .other = false};
 }
 
 BlockWeights Block::make_weights() const {
@@ -114,8 +127,12 @@ void Block::norm_heads_backward(const BlockWeights& w, const Rows& rows,
         w.heads + g.weight, element(a[kDqkv], g.column), dnorm + g.weight);
 }
 
+void Block::add_norm_gradient(const float* dnorm, float* to) const {
+  if (trains_.other) backend_.accumulate(sizes_.dim, 1, dnorm, to);
+}
+
 void Block::add_head_gradients(const BlockParts& a, float* grads) const {
-  if (sizes_.head_norm)
+  if (sizes_.head_norm && trains_.other)
     backend_.accumulate(2 * sizes_.head_dim, 1, a.f(kDqkNorm),
                         grads + at_.heads);
 }
@@ -192,28 +209,32 @@ void Block::norm_backward(const Rows& rows, const float* dh, const float* x,
 
 void Block::down_weight(const Rows& rows, const BlockParts& a,
                         float* grads) const {
+  if (!trains_.down) return;
   backend_.linear_backward_weight(d_, a[kDy], a[kS], rows.N, sizes_.dim,
                                   sizes_.hidden, grads + at_.down);
 }
 
 void Block::gate_up_weight(const Rows& rows, const BlockParts& a,
                            float* grads) const {
+  if (!trains_.gate_up) return;
   backend_.linear_backward_weight(d_, a[kGu], a[kH2], rows.N, 2 * sizes_.hidden,
                                   sizes_.dim, grads + at_.gate_up);
 }
 
 void Block::o_weight(const Rows& rows, const BlockParts& a,
                      float* grads) const {
+  if (!trains_.o) return;
   backend_.linear_backward_weight(d_, a[kDmid], a[kO], rows.N, sizes_.dim,
                                   sizes_.q_dim(), grads + at_.o);
 }
 
 void Block::qkv_weight(const Rows& rows, const BlockParts& a,
                        float* grads) const {
-  backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N,
-                                  sizes_.qkv_dim(), sizes_.dim,
-                                  grads + at_.qkv);
-  if (sizes_.qkv_bias)
+  if (trains_.qkv)
+    backend_.linear_backward_weight(d_, a[kDqkv], a[kH1], rows.N,
+                                    sizes_.qkv_dim(), sizes_.dim,
+                                    grads + at_.qkv);
+  if (sizes_.qkv_bias && trains_.other)
     backend_.bias_backward(d_, a[kDqkv], rows.N, sizes_.qkv_dim(),
                            grads + at_.bias);
 }
@@ -238,7 +259,7 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   auto gathered = group_.start_gather(rows, d_, dmid.all);
   if (grads != nullptr) {
     gate_up_weight(rows, a, grads);
-    backend_.accumulate(s.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+    add_norm_gradient(a.f(kDnorm2), grads + at_.norm2);
   }
   if (gathered != nullptr) gathered->wait();
 
@@ -256,7 +277,7 @@ void Block::backward(const BlockWeights& w, const Rows& rows,
   gathered = group_.start_gather(rows, d_, dx.all);
   if (grads != nullptr) {
     qkv_weight(rows, a, grads);
-    backend_.accumulate(s.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+    add_norm_gradient(a.f(kDnorm1), grads + at_.norm1);
     add_head_gradients(a, grads);
   }
   if (gathered != nullptr) gathered->wait();
@@ -266,10 +287,10 @@ void Block::backward_weight(const Rows& rows, const BlockParts& a,
                             float* grads) const {
   down_weight(rows, a, grads);
   gate_up_weight(rows, a, grads);
-  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm2), grads + at_.norm2);
+  add_norm_gradient(a.f(kDnorm2), grads + at_.norm2);
   o_weight(rows, a, grads);
   qkv_weight(rows, a, grads);
-  backend_.accumulate(sizes_.dim, 1, a.f(kDnorm1), grads + at_.norm1);
+  add_norm_gradient(a.f(kDnorm1), grads + at_.norm1);
   add_head_gradients(a, grads);
 }
 

@@ -47,10 +47,11 @@ struct StreamGradient {
 
 class Block {
  public:
-  // All must outlive the block. `layer`: any layer of the chunk.
+  // All must outlive the block. `layer`: any layer of the chunk. `trained`:
+  // StageOptions::trained.
   Block(const geometry::ShardTable& shard, int64_t layer, const Sizes& sizes,
         kernels::Dtype d, kernels::Backend& backend, const TensorGroup& group,
-        Attention& attention);
+        Attention& attention, const std::vector<geometry::Role>& trained);
 
   BlockWeights make_weights() const;
   // From one unit's elements.
@@ -105,6 +106,7 @@ class Block {
                   const BlockParts& a) const;
   void norm_heads_backward(const BlockWeights& w, const Rows& rows,
                            const BlockParts& a) const;
+  void add_norm_gradient(const float* dnorm, float* to) const;
   void add_head_gradients(const BlockParts& a, float* grads) const;
   void* element(void* p, int64_t i) const;  // of type d_
   void down_weight(const Rows& rows, const BlockParts& a, float* grads) const;
@@ -123,6 +125,10 @@ class Block {
   const TensorGroup& group_;
   Attention& attention_;
   Offsets at_;
+  // Whose gradients are wanted. `other`: norms and biases.
+  struct {
+    bool qkv = true, o = true, gate_up = true, down = true, other = true;
+  } trains_;
 };
 
 }  // namespace remesh::model

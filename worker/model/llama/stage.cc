@@ -44,7 +44,7 @@ class LlamaStage final : public Stage {
         attention_(sizes_, shape_.dtype, backend, options.cp,
                    shard.table().config().sliding_window),
         block_(shard, shard.first_layer(options.chunk), sizes_, shape_.dtype,
-               backend, group_, attention_),
+               backend, group_, attention_, options.trained),
         embedding_(sizes_, backend, group_) {}
 
   Status init();
@@ -104,6 +104,8 @@ class LlamaStage final : public Stage {
   void finish_head(const float* dnorm, UnitHooks& hooks);
   void block_backward(Slot& s, size_t layer, UnitHooks& hooks);
   void finish_embedding(const Slot& s, const float* dx, UnitHooks& hooks);
+  // Whether embedding, final norm and head are trained.
+  bool trains_ends() const { return o_.trained.empty(); }
 
   const ShardTable& shard_;
   const StageOptions o_;
@@ -364,13 +366,13 @@ StreamGradient LlamaStage::last_gradient(const Slot& s) const {
 void LlamaStage::head_backward(Slot& s, const StreamGradient& dy,
                                UnitHooks& hooks) {
   need_head(hooks);
-  const bool split = o_.split_backward;
-  float* dnorm = split ? s.head.dnorm : b_.shared.f(kDnorm1);
+  const bool now = !o_.split_backward && trains_ends();
+  float* dnorm = o_.split_backward ? s.head.dnorm : b_.shared.f(kDnorm1);
   float* dw =
-      split ? nullptr : hooks.grads(projection_unit_) + projection_offset_;
+      now ? hooks.grads(projection_unit_) + projection_offset_ : nullptr;
   head_->backward(s.rows, s.loss_scale, s.head, b_.scratch, dy, dnorm, dw);
   release_head(hooks);
-  if (!split) finish_head(dnorm, hooks);
+  if (now) finish_head(dnorm, hooks);
 }
 
 void LlamaStage::finish_head(const float* dnorm, UnitHooks& hooks) {
@@ -398,6 +400,7 @@ void LlamaStage::block_backward(Slot& s, size_t layer, UnitHooks& hooks) {
 
 void LlamaStage::finish_embedding(const Slot& s, const float* dx,
                                   UnitHooks& hooks) {
+  if (!trains_ends()) return;
   embedding_.backward(s.rows, s.tokens, dx, b_.scratch,
                       hooks.grads(embedding_unit_) + embedding_offset_);
   hooks.ready(embedding_unit_);
@@ -432,7 +435,7 @@ void LlamaStage::backward_weight(int slot, UnitHooks& hooks) {
   Slot& s = slot_at(slot);
   CHECK_MSG(s.backwarded, "backward_weight without backward, or not split");
   s.backwarded = false;
-  if (shape_.has_head) {
+  if (shape_.has_head && trains_ends()) {
     const bool again = s.head.logits == nullptr;  // the only use of weights
     if (again) need_head(hooks);
     head_->backward_weight(s.rows, s.loss_scale, s.head, b_.scratch,
