@@ -34,7 +34,14 @@ void Coordinator::record(const StepLedger::Entry& entry) {
                     entry.gap_first, entry.gap_last));
     emit(std::move(e));
   }
-  if (entry.metrics) act(AppendMetrics{*entry.metrics});
+  if (!entry.metrics) return;
+  act(AppendMetrics{*entry.metrics});
+  if (!entry.metrics->skipped()) return;
+  pb::EventRecord e = event(events::kStepSkipped);
+  e.set_step(entry.metrics->step());
+  e.set_cause(fmt::format("the loss is {:.4g} and the gradient norm {:.4g}",
+                          entry.metrics->loss(), entry.metrics->grad_norm()));
+  emit(std::move(e));
 }
 
 void Coordinator::emit_training(int64_t step) {

@@ -137,6 +137,7 @@ std::string sentence_of(const pb::EventRecord& e) {
       {&events::kTraining,
        fmt::format("training resumed on {} after {}",
                    rundir::mesh_text(e.mesh()), format_duration(e.seconds()))},
+      {&events::kStepSkipped, fmt::format("step {} made no update", e.step())},
       {&events::kGenerationEnded,
        fmt::format("generation {} stopped cleanly", e.generation())},
       {&events::kCheckpoint,

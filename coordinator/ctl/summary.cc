@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "coordinator/rundir/lines.h"
@@ -171,7 +172,7 @@ std::vector<std::string> longer_advice(const pb::Job& job,
 std::string summary_text(const RunSummary& s, const Style& style) {
   std::vector<std::pair<int64_t, double>> points;
   for (const pb::StepMetrics& m : s.metrics) {
-    points.emplace_back(m.step(), m.loss());
+    if (std::isfinite(m.loss())) points.emplace_back(m.step(), m.loss());
   }
   std::string out = "\n";
   for (const std::string& line :

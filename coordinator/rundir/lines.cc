@@ -45,6 +45,8 @@ std::string value_text(const Message& m, const FieldDescriptor* f,
   switch (f->type()) {
     case FieldDescriptor::TYPE_DOUBLE:
       return number_text(r->GetDouble(m, f), double_format);
+    case FieldDescriptor::TYPE_BOOL:
+      return r->GetBool(m, f) ? "true" : "false";
     case FieldDescriptor::TYPE_INT64:
       return fmt::format("{}", r->GetInt64(m, f));
     case FieldDescriptor::TYPE_INT32:
@@ -102,6 +104,10 @@ bool parse_value(const Json& value, const FieldDescriptor* f, Message* m) {
     case FieldDescriptor::TYPE_DOUBLE:
       if (!is_double(value)) return false;
       r->SetDouble(m, f, double_of(value));
+      return true;
+    case FieldDescriptor::TYPE_BOOL:
+      if (!value.is_boolean()) return false;
+      r->SetBool(m, f, value.get<bool>());
       return true;
     case FieldDescriptor::TYPE_INT64:
       if (!value.is_number_integer()) return false;

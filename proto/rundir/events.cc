@@ -32,6 +32,7 @@ constexpr EventKind kKinds[] = {
     kWaitingForRoom,
     kMesh,
     kTraining,
+    kStepSkipped,
     kFailure,
     kGenerationEnded,
     kChangePutOff,

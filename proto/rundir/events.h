@@ -117,6 +117,10 @@ inline constexpr EventKind kTraining{
     "training", Tone::kGood, "mesh, seconds, lost_steps, digest",
     "The first step after a change finished; `seconds` is how long training "
     "was interrupted."};
+inline constexpr EventKind kStepSkipped{
+    "step_skipped", Tone::kBad, "cause",
+    "A step made no update, because its loss or gradient norm was not finite "
+    "or its loss a spike."};
 inline constexpr EventKind kFailure{
     "failure", Tone::kBad,
     "cause, worker, rank, host, signal or exit_code, doing, last_log, "

@@ -230,6 +230,20 @@ TEST_F(StartTest, ATrainingThatDivergesIsNotRepeated) {
   EXPECT_EQ(c().events_named("mesh").size(), 1U);
 }
 
+TEST_F(StartTest, StepsThatAreNotFiniteAreSkippedUpToALimit) {
+  make(endless({{"optimizer.lr", "1e308"},
+                {"schedule.warmup_steps", "0"},
+                {"train.max_skipped_steps", "3"}}));
+  c().start_run(2);
+  expect_exit(c().run(), 3);
+  expect_text(c().run().output(), "training has diverged: at step 5");
+  const auto skipped = c().events_named("step_skipped");
+  ASSERT_EQ(skipped.size(), 3U);
+  EXPECT_EQ(skipped[0]["step"], 2);
+  EXPECT_EQ(skipped[2]["step"], 4);
+  EXPECT_EQ(c().last_step(), 4);
+}
+
 TEST_F(StartTest, AForkContinuesWithAnotherLearningRateBatchOrData) {
   make({{"train.steps", "20"}});
   c().start_run(1);
@@ -290,7 +304,11 @@ TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
         << f.output;
 }
 
-TEST_F(StartTest, TheExampleScriptFineTunesAModelThroughAKill) {
+// All weights, and adapters.
+class FineTuneTest : public StartTest,
+                     public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(FineTuneTest, TheExampleScriptTakesAModelThroughAKill) {
   if (testing::run_program({"jq", "--version"}).exit.code != 0)
     GTEST_SKIP() << "needs jq";
   make(endless());
@@ -306,7 +324,7 @@ TEST_F(StartTest, TheExampleScriptFineTunesAModelThroughAKill) {
                    std::getenv("PATH")),
        std::filesystem::absolute("deploy/examples/finetune.sh").string(),
        std::filesystem::absolute("deploy/data/stories260k").string(),
-       "text.txt", "tuned"},
+       "text.txt", "tuned", "--set", GetParam()},
       240'000, c().environment());
   EXPECT_EQ(f.exit.code, 0)
       << f.output << testing::read_whole(c().folder() + "/tuned/log");
@@ -314,7 +332,24 @@ TEST_F(StartTest, TheExampleScriptFineTunesAModelThroughAKill) {
   const size_t at = f.output.find("tuned/model:");
   ASSERT_NE(at, std::string::npos) << f.output;
   EXPECT_NE(f.output.find(" to ", at), std::string::npos) << f.output;
+  const std::string run = c().folder() + "/tuned/run";
+  const Finished alone =
+      c().remesh({"model", "export", run, "--adapters", "--out",
+                  c().folder() + "/adapters", "--json"});
+  const bool adapters = std::string(GetParam()).starts_with("lora");
+  EXPECT_EQ(alone.exit.code, adapters ? 0 : 2) << alone.output;
+  if (!adapters) return;
+  // The run's own model is the merged one.
+  const auto continued = [&](const std::string& model) {
+    return Json::parse(
+        c().remesh({"sample", model, "--prompt", "He said ", "--temperature",
+                    "0", "--tokens", "20", "--dtype", "fp32", "--json"})
+            .output)["text"];
+  };
+  EXPECT_EQ(continued(run), continued(c().folder() + "/tuned/model"));
 }
+INSTANTIATE_TEST_SUITE_P(, FineTuneTest,
+                         ::testing::Values("train.seed=1", "lora.rank=8"));
 
 TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());

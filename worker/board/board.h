@@ -33,6 +33,7 @@ struct StepRecord {
   int64_t step = 0;
   double loss = 0;
   double grad_norm = 0;
+  bool skipped = false;  // the step made no update
   double lr = 0;
   double tokens_per_s = 0;
   double step_s = 0;

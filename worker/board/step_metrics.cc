@@ -11,6 +11,7 @@ pb::StepMetrics to_metrics(const StepRecord& r, int64_t generation,
   m.set_loss(r.loss);
   m.set_grad_norm(r.grad_norm);
   m.set_lr(r.lr);
+  if (r.skipped) m.set_skipped(true);
   m.set_tokens(r.tokens);
   m.set_tokens_per_s(r.tokens_per_s);
   m.set_step_s(r.step_s);

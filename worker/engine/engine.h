@@ -90,6 +90,9 @@ struct StepInput {
   // Called just before the agreement for this rank's requests and save flags;
   // the engine fills in the sums. May be empty.
   std::function<Facts()> facts;
+  // Whether to make the update of a step with this loss and gradient norm;
+  // asked on every rank, with the same numbers. May be empty: yes.
+  std::function<bool(double loss, double grad_norm)> accept;
 };
 
 // Seconds of this rank.
@@ -111,6 +114,7 @@ struct StepResult {
   double loss = 0;
   double grad_scale = 1;  // what makes the gradient one of that mean
   double grad_norm = 0;   // global L2, before clipping
+  bool skipped = false;   // the step made no update
   Facts agreed;           // summed over all ranks
   StepTimes times;
   // Means over all ranks, up to the agreement: exposed() and the bubble.
@@ -173,8 +177,9 @@ class Engine {
   // over the data group.
   void state_loaded();
 
-  // Makes update number step() + 1. Fails, on every rank alike and with the
-  // state untouched, when loss or gradient norm is not finite. Collective.
+  // Makes update number step() + 1, or leaves the state as it is if the step is
+  // not accepted. Fails, on every rank alike and with the state untouched, when
+  // the loss or gradient norm of an accepted step is not finite. Collective.
   Result<StepResult> run(const StepInput& in);
   // Forward passes only. A rank may have any number of microbatches, even none;
   // all ranks with one dp coordinate have the same ones. Collective, with the
@@ -218,7 +223,7 @@ class Engine {
   void join(const geometry::PipeOp& op);
   void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
   StepResult agree(const StepInput& in, Facts facts, StepTimes times);
-  void update(double lr, double grad_scale);
+  void update(double lr, double grad_scale, bool skip);
 
   const geometry::ParamTable& table_;
   const EngineOptions options_;

@@ -236,7 +236,7 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
   return r;
 }
 
-void Engine::update(double lr, double grad_scale) {
+void Engine::update(double lr, double grad_scale, bool skip) {
   progress_.phase(RankPhase::kUpdate);
   const trace::Span span(tracer_, trace::Category::kOptimizer);
   const ConstStateView from = state();
@@ -245,8 +245,11 @@ void Engine::update(double lr, double grad_scale) {
   const UpdateStep step{
       .number = step_ + 1, .lr = lr, .grad_scale = grad_scale};
   for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u) {
-    update_unit(backend_, options_.optimizer, step, rank_shard_, u,
-                grads_->reduced(u), from, to);
+    if (skip)
+      keep_unit(backend_, rank_shard_, u, from, to);
+    else
+      update_unit(backend_, options_.optimizer, step, rank_shard_, u,
+                  grads_->reduced(u), from, to);
     store_->updated(u);
     progress_.tick();
   }
@@ -289,7 +292,8 @@ Result<StepResult> Engine::run(const StepInput& in) {
   StepResult r = agree(in, facts, times);
   CHECK_MSG(static_cast<int64_t>(r.agreed.tokens) == in.global_tokens,
             "the ranks' microbatches are not the global batch");
-  if (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm))
+  r.skipped = in.accept && !in.accept(r.loss, r.grad_norm);
+  if (!r.skipped && (!std::isfinite(r.loss) || !std::isfinite(r.grad_norm)))
     return invalid_argument(fmt::format(
         "training has diverged: at step {} the loss is {} and the gradient "
         "norm {}; the update was not made. Continue from step {} with a lower "
@@ -298,8 +302,10 @@ Result<StepResult> Engine::run(const StepInput& in) {
   const double before = store_->waited_s();
   {
     const Timer timer(r.times.update);
-    update(in.lr, r.grad_scale * clip_coefficient(options_.optimizer.max_norm,
-                                                  r.grad_norm));
+    update(in.lr,
+           r.grad_scale *
+               clip_coefficient(options_.optimizer.max_norm, r.grad_norm),
+           r.skipped);
   }
   r.times.gather += store_->waited_s() - before;
   r.times.update -= store_->waited_s() - before;

@@ -24,6 +24,15 @@ void for_each_param(const ShardTable& shard, const geometry::Unit& unit,
   }
 }
 
+// `n` elements from `at` on.
+void keep(kernels::Backend& backend, int64_t at, int64_t n,
+          const ConstStateView& from, const StateView& to) {
+  for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
+    if (from[v].data() != to[v].data())
+      backend.copy(to[v].data() + at, from[v].data() + at,
+                   static_cast<size_t>(n) * sizeof(float));
+}
+
 }  // namespace
 
 double clip_coefficient(double max_norm, double norm) {
@@ -49,26 +58,29 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                           .eps = options.eps,
                           .step = step.number,
                           .grad_scale = step.grad_scale};
-  for_each_param(
-      shard, shard.units()[unit], range,
-      [&](size_t i, int64_t begin, int64_t end) {
-        const ParamRule rule = options.rule_of(shard, i);
-        const int64_t at = begin - range.begin;
-        const int64_t s = rank.zero.state_offset(unit) + at;
-        if (rule.frozen) {
-          for (size_t v = 0; v < geometry::kNumStateVectors; ++v)
-            if (from[v].data() != to[v].data())
-              backend.copy(to[v].data() + s, from[v].data() + s,
-                           static_cast<size_t>(end - begin) * sizeof(float));
-          return;
-        }
-        o.lr = step.lr * rule.lr;
-        o.weight_decay = rule.weight_decay;
-        backend.adamw(o, end - begin, grads.data() + at,
-                      from.weights.data() + s, from.exp_avg.data() + s,
-                      from.exp_avg_sq.data() + s, to.weights.data() + s,
-                      to.exp_avg.data() + s, to.exp_avg_sq.data() + s);
-      });
+  for_each_param(shard, shard.units()[unit], range,
+                 [&](size_t i, int64_t begin, int64_t end) {
+                   const ParamRule rule = options.rule_of(shard, i);
+                   const int64_t at = begin - range.begin;
+                   const int64_t s = rank.zero.state_offset(unit) + at;
+                   if (rule.frozen) {
+                     keep(backend, s, end - begin, from, to);
+                     return;
+                   }
+                   o.lr = step.lr * rule.lr;
+                   o.weight_decay = rule.weight_decay;
+                   backend.adamw(
+                       o, end - begin, grads.data() + at,
+                       from.weights.data() + s, from.exp_avg.data() + s,
+                       from.exp_avg_sq.data() + s, to.weights.data() + s,
+                       to.exp_avg.data() + s, to.exp_avg_sq.data() + s);
+                 });
+}
+
+void keep_unit(kernels::Backend& backend, const geometry::RankShard& rank,
+               size_t unit, const ConstStateView& from, const StateView& to) {
+  keep(backend, rank.zero.state_offset(unit),
+       rank.zero.update_range(unit).size(), from, to);
 }
 
 double square_sum(kernels::Backend& backend, const OptimizerOptions& options,

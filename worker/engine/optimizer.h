@@ -48,6 +48,10 @@ void update_unit(kernels::Backend& backend, const OptimizerOptions& options,
                  size_t unit, std::span<float> grads,
                  const ConstStateView& from, const StateView& to);
 
+// Copies this rank's part of the unit's state, unless it stays where it is.
+void keep_unit(kernels::Backend& backend, const geometry::RankShard& rank,
+               size_t unit, const ConstStateView& from, const StateView& to);
+
 // Sum of squares over the part of the unit's gradient that this rank counts
 // (ZeroPlan::norm_range, owned parameters that are not frozen).
 double square_sum(kernels::Backend& backend, const OptimizerOptions& options,

@@ -122,10 +122,15 @@ Status Trainer::one_step(int64_t step, double lr, bool& stop) {
       engine_->run({.lr = lr,
                     .microbatches = *microbatches,
                     .global_tokens = t.global_batch_size() * t.seq_len(),
-                    .facts = [this] {
-                      before_agreement();
-                      return facts();
-                    }});
+                    .facts =
+                        [this] {
+                          before_agreement();
+                          return facts();
+                        },
+                    .accept =
+                        [this](double loss, double grad_norm) {
+                          return step_policy_.accepts(loss, grad_norm);
+                        }});
   // The same step on the same mesh has the same bits: it would diverge again.
   if (made.status().code() == Code::kInvalidArgument)
     return fail(kExitFailed, made.status());
@@ -167,6 +172,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
   return {.step = step,
           .loss = result.loss,
           .grad_norm = result.grad_norm,
+          .skipped = result.skipped,
           .lr = lr,
           .tokens_per_s = tokens_per_s,
           .step_s = step_s,
@@ -197,6 +203,7 @@ void Trainer::log_step(const board::StepRecord& record,
                        const engine::StepTimes& times) {
   log_.info("step", {{"loss", record.loss},
                      {"grad_norm", record.grad_norm},
+                     {"skipped", record.skipped},
                      {"lr", record.lr},
                      {"step_s", record.step_s},
                      {"compute_s", times.compute},

@@ -33,6 +33,7 @@
 #include "worker/train/rank_state.h"
 #include "worker/train/replication.h"
 #include "worker/train/state_home.h"
+#include "worker/train/step_policy.h"
 #include "worker/train/train_log.h"
 
 namespace remesh::train {
@@ -123,6 +124,7 @@ class Trainer {
   std::unique_ptr<FileSystem> fs_;
   std::unique_ptr<Checkpointer> checkpointer_;
   StopPolicy stop_policy_;
+  StepPolicy step_policy_;
   int64_t first_step_ = 0;
   int64_t first_generation_ = 0;  // generation that made first_step_
   int64_t first_tokens_ = 0;

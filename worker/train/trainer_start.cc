@@ -26,6 +26,8 @@ Trainer::Trainer(pb::RankSpec spec, board::Board& board, TrainLog& log,
       board_(board),
       log_(log),
       fs_(posix_file_system()),
+      step_policy_({.most_skipped = job_.train().max_skipped_steps(),
+                    .spike_factor = job_.train().spike_factor()}),
       exec_ms_(exec_ms),
       start_at_ms_(exec_ms) {}
 

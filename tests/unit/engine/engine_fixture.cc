@@ -123,7 +123,11 @@ Status train_rank(const Case& c, const ParamTable& table, comm::Comm& world,
         const StepResult r,
         engine->run({.lr = c.lr,
                      .microbatches = b.microbatches,
-                     .global_tokens = c.sequences * c.options.max_seq}));
+                     .global_tokens = c.sequences * c.options.max_seq,
+                     .accept = [&](double, double) {
+                       return s + 1 != c.skipped_step;
+                     }}));
+    CHECK(r.skipped == (s + 1 == c.skipped_step) && engine->step() == s + 1);
     const std::lock_guard lock(out.mutex);
     if (world.rank() == 0) {
       out.outcome.loss.push_back(r.loss);

@@ -22,6 +22,7 @@ struct Case {
   double lr = 1e-3;
   uint64_t seed = 1;  // of weights and data
   Masked masked = Masked::kNone;
+  int skipped_step = 0;  // from 1: makes no update
   // The state lives in a store of two buffers, the one not in use full of NaN.
   bool out_of_place = false;
   std::string to_string() const;

@@ -215,6 +215,29 @@ TEST(Engine, OutOfPlaceUpdatesGiveTheSameBits) {
   }
 }
 
+// The state keeps its bits, and the next step computes with it.
+TEST(Engine, ASkippedStepMakesNoUpdate) {
+  for (const uint32_t seed : test_seeds(6)) {
+    if (HasFailure()) break;
+    Case c = random_case(seed, 8);
+    c.out_of_place = seed % 2 == 0;
+    SCOPED_TRACE(c.to_string());
+    const Outcome all = run_case(c);
+    c.skipped_step = 2;
+    c.steps = 2;
+    const Outcome two = run_case(c);
+    c.steps = 1;
+    const Outcome one = run_case(c);
+    ASSERT_TRUE(two.status.ok()) << two.status.to_string();
+    EXPECT_EQ(two.weights, one.weights);
+    c.steps = 3;
+    const Outcome three = run_case(c);
+    EXPECT_EQ(three.loss[1], all.loss[1]);
+    EXPECT_NE(three.loss[2], all.loss[2]);
+    EXPECT_NE(three.weights, two.weights);
+  }
+}
+
 TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   Case c{.model = {.dim = 16,
                    .n_layers = 2,

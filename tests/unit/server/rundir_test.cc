@@ -72,6 +72,7 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
   m.set_lr(1e-300);
   m.set_tokens(123456789012345);
   m.set_val_loss(std::nextafter(1.0, 2.0));
+  m.set_skipped(true);
   const std::string line = metrics_line(m);
   EXPECT_EQ(
       line.substr(0, 75),
@@ -81,6 +82,8 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
   EXPECT_EQ(back.value().loss(), m.loss());
   EXPECT_EQ(back.value().lr(), m.lr());
   EXPECT_EQ(back.value().val_loss(), m.val_loss());
+  EXPECT_TRUE(back.value().skipped());
+  EXPECT_FALSE(valid(R"({"step":7,"loss":1,"skipped":1})"));
   EXPECT_EQ(back.value().tokens(), m.tokens());
   EXPECT_EQ(back.value().mesh().dp(), 2);
   EXPECT_FALSE(

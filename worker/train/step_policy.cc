@@ -1,0 +1,46 @@
+#include "worker/train/step_policy.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace remesh::train {
+namespace {
+
+constexpr double kNormal = 1.4826;     // spread of a normal distribution
+constexpr double kLeastSpread = 0.01;  // of the median
+
+double median(std::vector<double> v) {
+  const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
+  std::nth_element(v.begin(), middle, v.end());
+  return *middle;
+}
+
+}  // namespace
+
+double StepPolicy::limit() const {
+  if (options_.spike_factor <= 0 || losses_.size() < kLeast)
+    return std::numeric_limits<double>::infinity();
+  std::vector<double> v(losses_.begin(), losses_.end());
+  const double middle = median(v);
+  for (double& x : v) x = std::abs(x - middle);
+  const double spread =
+      std::max(kNormal * median(std::move(v)), kLeastSpread * std::abs(middle));
+  return middle + options_.spike_factor * spread;
+}
+
+bool StepPolicy::accepts(double loss, double grad_norm) {
+  const bool finite = std::isfinite(loss) && std::isfinite(grad_norm);
+  const bool good = finite && loss <= limit();
+  if (!good && skipped_ < options_.most_skipped) {
+    ++skipped_;
+    return false;
+  }
+  skipped_ = 0;
+  if (finite) losses_.push_back(loss);
+  if (losses_.size() > kWindow) losses_.pop_front();
+  return true;
+}
+
+}  // namespace remesh::train
