@@ -57,7 +57,7 @@ worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|b
 worker/measure proto/base|proto/[a-z]*\.pb\.h|parallel/(comm|jobfile)|worker/kernels
 worker/tokenizer proto/base
 worker/data proto/(base|data)|worker/tokenizer
-worker/sample proto/(base|data|rundir)|proto/[a-z]*\.pb\.h|parallel/(geometry|jobfile)|checkpoint/(huggingface|manifest|memory)|worker/(kernels|model|tokenizer)
+worker/sample proto/(base|data|rundir)|proto/[a-z]*\.pb\.h|parallel/(geometry|jobfile)|checkpoint/(huggingface|manifest|memory)|worker/(data|kernels|model|tokenizer)
 worker/board proto/base|proto/[a-z]*\.pb\.h
 worker/trace proto/base|parallel/comm|worker/board
 worker/train proto|parallel/(geometry|comm|jobfile)|checkpoint|worker/(trace|engine|kernels|model|data|board)

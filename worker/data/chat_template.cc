@@ -64,11 +64,22 @@ Result<std::string> settings_of(const std::string& path) {
 
 }  // namespace
 
+Result<std::string> ChatTemplate::find(const std::string& folder) {
+  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
+    const std::string path = path_join(folder, name);
+    if (posix_file_system()->exists(path)) return path;
+  }
+  return not_found(folder +
+                   ": has no chat template (chat_template.jinja or "
+                   "tokenizer_config.json); give one with --chat-template");
+}
+
 Result<std::unique_ptr<ChatTemplate>> ChatTemplate::open(
     const std::string& path) {
   ASSIGN_OR_RETURN(const std::string settings, settings_of(path));
   std::unique_ptr<ChatTemplate> out(new ChatTemplate(path));
   out->id_ = hex(xxh3_128(std::as_bytes(std::span(settings))));
+  out->end_token_ = text_in(Json::parse(settings), "eos_token");
   RETURN_IF_ERROR(out->start(settings));
   return out;
 }
@@ -150,7 +161,21 @@ Result<Conversation> ChatTemplate::render(std::string_view line,
     return corrupt(place + ": is no JSON object with a list of \"messages\"");
   Json request = {{"messages", given["messages"]}};
   if (given.contains("tools")) request["tools"] = given["tools"];
-  RETURN_IF_ERROR(send(request.dump()));
+  return ask(request.dump(), place);
+}
+
+Result<std::string> ChatTemplate::prompt(std::string_view messages) {
+  const Json request = {
+      {"messages", Json::parse(messages, nullptr, /*exceptions=*/false)},
+      {"prompt", true}};
+  ASSIGN_OR_RETURN(const Conversation text,
+                   ask(request.dump(), "the conversation"));
+  return text.empty() ? "" : text.front().text;
+}
+
+Result<Conversation> ChatTemplate::ask(const std::string& request,
+                                       const std::string& place) {
+  RETURN_IF_ERROR(send(request));
   ASSIGN_OR_RETURN(const std::string answer, receive());
   const Json v = Json::parse(answer, nullptr, /*exceptions=*/false);
   if (!v.is_object() || !v.contains("pieces"))

@@ -32,6 +32,9 @@ class ChatTemplate {
   ChatTemplate(const ChatTemplate&) = delete;
   ChatTemplate& operator=(const ChatTemplate&) = delete;
 
+  // The file with the template in a model's folder. NotFound if it has none.
+  static Result<std::string> find(const std::string& folder);
+
   // A hash of the template and the tokens it refers to, 32 hex digits.
   const std::string& id() const { return id_; }
 
@@ -39,14 +42,21 @@ class ChatTemplate {
   // perhaps "tools". Corrupt, naming `place`, if it is none or the template
   // refuses it.
   Result<Conversation> render(std::string_view line, const std::string& place);
+  // The text that a model continues with its answer to the last of these
+  // messages, a JSON list. Fails likewise.
+  Result<std::string> prompt(std::string_view messages);
+  // What the settings name as the token that ends a text; "" if they do not.
+  const std::string& end_token() const { return end_token_; }
 
  private:
   explicit ChatTemplate(std::string path) : path_(std::move(path)) {}
   Status start(const std::string& settings);
+  Result<Conversation> ask(const std::string& request,
+                           const std::string& place);
   Status send(std::string_view line);
   Result<std::string> receive();
 
-  std::string path_, id_;
+  std::string path_, id_, end_token_;
   pid_t pid_ = -1;
   int socket_ = -1;
   std::string received_;

@@ -2,7 +2,8 @@
 
 Reads JSON, a line each: first {"template", "bos_token", "eos_token"}, then
 objects with "messages" and perhaps "tools". Answers each with a line: {"pieces":
-[[text, whether an answer], ...]}, or {"error": text}.
+[[text, whether an answer], ...]}, or {"error": text}. With "prompt": true the
+text ends with the beginning of an answer, and is one piece.
 
 The environment is that of Hugging Face's transformers: sandboxed, with loop
 controls, raise_exception and tojson, but without the time of day, so that the
@@ -66,6 +67,9 @@ class Renderer:
 
     def pieces(self, conversation):
         messages = conversation["messages"]
+        if conversation.get("prompt"):
+            text = self.render(conversation, messages, prompt=True)
+            return [[text.replace(BEGIN, "").replace(END, ""), False]]
         if self.marked:
             return self.between_marks(self.render(conversation, messages))
         text = self.render(conversation, messages)

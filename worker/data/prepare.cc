@@ -262,16 +262,8 @@ class Reading {
 // The file that --chat-template names, or that is beside the tokenizer.
 Result<std::string> find_template(const PrepareOptions& o) {
   if (!o.chat_template.empty()) return o.chat_template;
-  const auto folder = std::filesystem::path(o.tokenizer).parent_path();
-  for (const char* name : {"chat_template.jinja", "tokenizer_config.json"}) {
-    std::error_code error;
-    if (std::filesystem::is_regular_file(folder / name, error))
-      return (folder / name).string();
-  }
-  return not_found(fmt::format(
-      "{}: no chat template is beside the tokenizer (chat_template.jinja or "
-      "tokenizer_config.json); give one with --chat-template",
-      o.tokenizer));
+  return ChatTemplate::find(
+      std::filesystem::path(o.tokenizer).parent_path().string());
 }
 
 }  // namespace

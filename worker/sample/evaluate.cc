@@ -139,7 +139,7 @@ Result<ChoiceScore> score_choices(
         return invalid_argument(fmt::format(
             "question {}: has {} tokens; at most {} are allowed (--window)",
             out.questions + 1, length, model.context()));
-      model.restart();
+      model.truncate(0);
       std::span<const float> logits = model.extend(e.prompt);
       double sum = 0;
       for (size_t i = 0; i < e.continuation.size(); ++i) {

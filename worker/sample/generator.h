@@ -36,8 +36,8 @@ class Generator {
   // next call. REQUIRES: the tokens are of the vocabulary and fit the context.
   std::span<const float> extend(std::span<const int32_t> tokens);
 
-  // Forgets all tokens.
-  void restart() { stage_->truncate(0); }
+  // Forgets the tokens from there on. REQUIRES: 0 <= length <= length().
+  void truncate(int64_t length) { stage_->truncate(length); }
   int64_t length() const { return stage_->length(); }
   int64_t context() const { return context_; }
 

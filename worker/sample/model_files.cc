@@ -84,8 +84,9 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
 
 Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     const ModelChoice& choice, const std::string& trained_with,
-    const std::vector<std::string>& folders) {
+    const std::vector<std::string>& folders, std::string* folder_found) {
   if (!choice.tokenizer.empty()) {
+    *folder_found = files::path(choice.tokenizer).parent_path().string();
     ASSIGN_OR_RETURN(auto given, tokenizer::open_tokenizer(choice.tokenizer));
     if (!trained_with.empty() && given->id() != trained_with)
       return invalid_argument(fmt::format(
@@ -98,7 +99,9 @@ Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     const std::string file = folder + "/" + kTokenizerJson;
     if (folder.empty() || !is_file(file)) continue;
     ASSIGN_OR_RETURN(auto found, tokenizer::open_tokenizer(file));
-    if (trained_with.empty() || found->id() == trained_with) return found;
+    if (!trained_with.empty() && found->id() != trained_with) continue;
+    *folder_found = folder;
+    return found;
   }
   return not_found(fmt::format(
       "{}: no tokenizer is beside it{}; give one with --tokenizer: {}",
@@ -150,8 +153,9 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   if (!files::exists(out.weights, error) && out.run_id == 0)
     return not_found(is_run ? out.weights + ": there is no checkpoint yet"
                             : choice.path + ": there is no such file");
-  ASSIGN_OR_RETURN(out.tokenizer,
-                   find_tokenizer(choice, trained_with, {choice.path, init}));
+  ASSIGN_OR_RETURN(
+      out.tokenizer,
+      find_tokenizer(choice, trained_with, {choice.path, init}, &out.folder));
   out.end.insert(out.tokenizer->end_of_text());
   if (!run)
     RETURN_IF_ERROR(take_config(fs, choice.path, &out));

@@ -17,6 +17,8 @@ namespace remesh::sample {
 
 struct ModelFiles {
   std::string weights;  // as WeightSource::open() takes it
+  // Of the tokenizer and what describes its text; "" if it is no folder's.
+  std::string folder;
   // Of a run whose newest weights are wanted, which may be in memory: its
   // number and model; else 0.
   uint64_t run_id = 0;

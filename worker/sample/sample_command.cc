@@ -1,6 +1,8 @@
 // `remesh sample`: text from a model.
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <functional>
@@ -14,6 +16,7 @@
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/rng.h"
+#include "worker/sample/chat.h"
 #include "worker/sample/choice.h"
 #include "worker/sample/commands.h"
 #include "worker/sample/generator.h"
@@ -25,7 +28,11 @@ struct Options {
   ModelChoice model;
   Compute compute;
   std::string prompt;
+  bool has_prompt = false;
   bool raw = false;
+  bool chat = false;
+  std::string system, chat_template;
+  int64_t context = 0;  // of a conversation; 0: by the model
   int64_t tokens = 256;
   ChoiceOptions choice{.temperature = 0.8, .top_p = 0.95};
   uint64_t seed = 1;
@@ -57,8 +64,7 @@ Status print(const std::string& text) {
 // The tokens that the text begins with: those of the prompt, after what
 // precedes a text.
 Result<std::vector<int32_t>> first_tokens(const Options& o,
-                                          const ModelFiles& files,
-                                          int64_t vocab_size) {
+                                          const ModelFiles& files) {
   std::vector<int32_t> tokens;
   if (!o.raw) tokens = files.begin;
   RETURN_IF_ERROR(files.tokenizer->encode(o.prompt, {}, tokens));
@@ -66,29 +72,50 @@ Result<std::vector<int32_t>> first_tokens(const Options& o,
     return invalid_argument(
         "--prompt: is empty, and the model names no token that begins a text; "
         "give a text");
-  RETURN_IF_ERROR(check_vocabulary(tokens, vocab_size));
   return tokens;
 }
 
-// Gives the text to `show` as it comes.
+// The logits of what follows the prompt. Tokens that the model has already are
+// not computed again.
+std::span<const float> read_prompt(Generator& model,
+                                   const std::vector<int32_t>& held,
+                                   const std::vector<int32_t>& prompt) {
+  const auto same =
+      std::mismatch(held.begin(), held.end(), prompt.begin(), prompt.end());
+  const auto kept = std::min(same.second - prompt.begin(),
+                             static_cast<std::ptrdiff_t>(prompt.size()) - 1);
+  model.truncate(kept);
+  return model.extend(std::span(prompt).subspan(static_cast<size_t>(kept)));
+}
+
+// Gives the text to `show` as it comes. `held`: the tokens that the model has.
 Result<Sampled> generate(
     const Options& o, const ModelFiles& files, Generator& model,
-    const std::vector<int32_t>& prompt,
+    const std::vector<int32_t>& prompt, uint64_t turn,
+    std::vector<int32_t>* held,
     const std::function<Status(const std::string&)>& show) {
+  const int64_t room =
+      model.context() - static_cast<int64_t>(prompt.size()) + 1;
+  if (room < 1)
+    return invalid_argument(fmt::format(
+        "the conversation has {} tokens; there is room for {}: give "
+        "a larger --context",
+        prompt.size(), model.context()));
   Sampled out;
   tokenizer::TextStream stream(*files.tokenizer);
   double began = unix_seconds();
-  std::span<const float> logits = model.extend(prompt);
+  std::span<const float> logits = read_prompt(model, *held, prompt);
+  *held = prompt;
   out.read = {static_cast<int64_t>(prompt.size()), unix_seconds() - began};
   began = unix_seconds();
   const auto add = [&](const std::string& text) {
     out.text += text;
     return show(text);
   };
-  for (int64_t i = 0; i < o.tokens; ++i) {
+  for (int64_t i = 0; i < std::min(o.tokens, room); ++i) {
     const double random =
-        static_cast<double>(random_u64(o.seed, 0, static_cast<uint64_t>(i)) >>
-                            11) *
+        static_cast<double>(
+            random_u64(o.seed, turn, static_cast<uint64_t>(i)) >> 11) *
         0x1p-53;
     const int32_t token = choose(logits, o.choice, random);
     out.made = {i + 1, unix_seconds() - began};
@@ -97,7 +124,9 @@ Result<Sampled> generate(
     std::string text;
     RETURN_IF_ERROR(stream.add(token, text));
     RETURN_IF_ERROR(add(text));
-    if (i + 1 < o.tokens) logits = model.extend({&token, 1});
+    if (i + 1 == std::min(o.tokens, room)) break;
+    logits = model.extend({&token, 1});
+    held->push_back(token);
   }
   std::string text;
   stream.finish(text);
@@ -105,8 +134,8 @@ Result<Sampled> generate(
   return out;
 }
 
-std::string to_json(const Options& o, const Sampled& s) {
-  const nlohmann::json out = {{"prompt", o.prompt},
+std::string to_json(const std::string& prompt, const Sampled& s) {
+  const nlohmann::json out = {{"prompt", prompt},
                               {"text", s.text},
                               {"ended", s.ended},
                               {"prompt_tokens", s.read.tokens},
@@ -118,32 +147,53 @@ std::string to_json(const Options& o, const Sampled& s) {
          "\n";
 }
 
-Status sample(const Options& o) {
-  const auto fs = posix_file_system();
-  ASSIGN_OR_RETURN(const ModelFiles files, find_model(*fs, o.model));
-  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
-  ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
-                   first_tokens(o, files, weights.model.vocab_size));
-  const auto backend = backend_of(o.compute);
-  const kernels::Dtype dtype = dtype_of(o.compute, *backend);
-  const int64_t context = static_cast<int64_t>(prompt.size()) + o.tokens;
-  ASSIGN_OR_RETURN(const auto model,
-                   Generator::load(weights, dtype, context, *backend));
-  const auto show = [&](const std::string& text) {
-    return o.json ? ok_status() : print(text);
-  };
-  RETURN_IF_ERROR(show(o.prompt));
-  ASSIGN_OR_RETURN(const Sampled done,
-                   generate(o, files, *model, prompt, show));
-  if (o.json) return print(to_json(o, done));
-  RETURN_IF_ERROR(print("\n"));
-  fmt::print(
-      stderr,
-      "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} "
-      "tokens/s ({}, {} threads)\n",
-      done.read.tokens, done.read.per_s(), done.made.tokens, done.made.per_s(),
-      dtype == kernels::Dtype::kFp32 ? "fp32" : "bf16", backend->threads());
-  if (files.trained_length > 0 && model->length() > files.trained_length)
+// Prints what the model says to `prompt`, as it comes or as JSON.
+Result<Sampled> print_sampled(const Options& o, const ModelFiles& files,
+                              Generator& model, const std::string& prompt,
+                              const std::vector<int32_t>& tokens, uint64_t turn,
+                              std::vector<int32_t>* held) {
+  ASSIGN_OR_RETURN(Sampled done, generate(o, files, model, tokens, turn, held,
+                                          [&](const std::string& text) {
+                                            return o.json ? ok_status()
+                                                          : print(text);
+                                          }));
+  RETURN_IF_ERROR(print(o.json ? to_json(prompt, done) : "\n"));
+  return done;
+}
+
+// Answers the prompt or, without one, each line of the standard input.
+Status answer(const Options& o, ModelFiles& files, Generator& model) {
+  ASSIGN_OR_RETURN(Chat chat, Chat::open(files, o.chat_template, o.system));
+  std::vector<int32_t> held;
+  std::string message = o.prompt;
+  const bool asks = !o.has_prompt && ::isatty(STDIN_FILENO) != 0;
+  for (uint64_t turn = 0;; ++turn) {
+    if (asks) fmt::print(stderr, "> ");
+    if (!o.has_prompt && !std::getline(std::cin, message)) return ok_status();
+    ASSIGN_OR_RETURN(const std::vector<int32_t> tokens, chat.ask(message));
+    RETURN_IF_ERROR(check_vocabulary(tokens, model.vocab_size()));
+    ASSIGN_OR_RETURN(const Sampled done, print_sampled(o, files, model, message,
+                                                       tokens, turn, &held));
+    if (o.has_prompt) return ok_status();
+    chat.answered(done.text);
+  }
+}
+
+Status continue_prompt(const Options& o, const ModelFiles& files,
+                       const std::vector<int32_t>& prompt, Generator& model,
+                       const std::string& with) {
+  if (!o.json) RETURN_IF_ERROR(print(o.prompt));
+  std::vector<int32_t> held;
+  ASSIGN_OR_RETURN(
+      const Sampled done,
+      print_sampled(o, files, model, o.prompt, prompt, /*turn=*/0, &held));
+  if (o.json) return ok_status();
+  fmt::print(stderr,
+             "\n{} tokens of prompt at {:.0f} tokens/s, then {} at {:.1f} "
+             "tokens/s ({})\n",
+             done.read.tokens, done.read.per_s(), done.made.tokens,
+             done.made.per_s(), with);
+  if (files.trained_length > 0 && model.length() > files.trained_length)
     fmt::print(stderr,
                "The model was trained on sequences of {} tokens; text beyond "
                "that may be worse.\n",
@@ -151,11 +201,57 @@ Status sample(const Options& o) {
   return ok_status();
 }
 
+// Tokens of a conversation.
+int64_t chat_context(const Options& o, const ModelFiles& files) {
+  constexpr int64_t kUsual = 4096, kMost = 8192;
+  if (o.context > 0) return o.context;
+  return files.trained_length > 0 ? std::min(files.trained_length, kMost)
+                                  : kUsual;
+}
+
+Status sample(const Options& o) {
+  const auto fs = posix_file_system();
+  ASSIGN_OR_RETURN(ModelFiles files, find_model(*fs, o.model));
+  ASSIGN_OR_RETURN(const Weights weights, open_weights(*fs, files));
+  std::vector<int32_t> prompt;
+  if (!o.chat) {
+    ASSIGN_OR_RETURN(prompt, first_tokens(o, files));
+    RETURN_IF_ERROR(check_vocabulary(prompt, weights.model.vocab_size));
+  }
+  const auto backend = backend_of(o.compute);
+  const kernels::Dtype dtype = dtype_of(o.compute, *backend);
+  const int64_t context = o.chat
+                              ? chat_context(o, files)
+                              : static_cast<int64_t>(prompt.size()) + o.tokens;
+  ASSIGN_OR_RETURN(const auto model,
+                   Generator::load(weights, dtype, context, *backend));
+  if (o.chat) return answer(o, files, *model);
+  return continue_prompt(
+      o, files, prompt, *model,
+      fmt::format("{}, {} threads",
+                  dtype == kernels::Dtype::kFp32 ? "fp32" : "bf16",
+                  backend->threads()));
+}
+
 void add_options(CLI::App& app, Options* o) {
   add_model_options(app, &o->model);
   app.add_option("--prompt", o->prompt,
                  "Text to continue; -: from the standard input. Default: the "
                  "beginning of a text");
+  app.add_flag("--chat", o->chat,
+               "Answer the prompt as a chat model, by its template; without a "
+               "prompt, each line of the standard input");
+  app.add_option("--system", o->system, "First message of a conversation")
+      ->needs("--chat");
+  app.add_option("--chat-template", o->chat_template,
+                 "File with the template. Default: that in the model's folder")
+      ->check(CLI::ExistingFile)
+      ->needs("--chat");
+  app.add_option("--context", o->context,
+                 "Most tokens of a conversation. Default: those that the model "
+                 "was trained with, at most 8192")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->needs("--chat");
   app.add_flag("--raw", o->raw,
                "Put no token that begins a text before the prompt");
   app.add_option("--tokens", o->tokens, "At most so many")
@@ -193,11 +289,13 @@ void add_sample_command(CLI::App& app, int* code) {
 Examples:
   remesh sample runs/latest --prompt "It was"
   remesh sample Llama-3.2-1B --prompt "The sea" --temperature 0 --tokens 100
+  remesh sample Qwen3-0.6B --chat
 
 The text goes to the standard output, the speed to the standard error. The run
 may be training meanwhile, which this does not disturb: its newest state is read,
 from the memory of this host or from the newest checkpoint.)");
   app.callback([&app, o, code] {
+    o->has_prompt = app.count("--prompt") > 0;
     if (o->prompt == "-")
       o->prompt.assign(std::istreambuf_iterator<char>(std::cin), {});
     const Status status = sample(*o);

@@ -43,6 +43,13 @@ TEST_F(ChatTemplateTest, AnswersAreWhatFollowsThePromptForThem) {
   EXPECT_EQ(marked(chat->render(kLine, "f:1").value()), want);
   EXPECT_EQ(marked(chat->render(kLine, "f:1").value()), want) << "again";
   EXPECT_EQ(marked(chat->render(R"({"messages": []})", "f:2").value()), "");
+  EXPECT_EQ(chat->prompt(R"([{"role": "user", "content": "Why?"}])").value(),
+            "<|user|>\nWhy?<|end|>\n<|assistant|>\n");
+  // A field of that name in the data is none of the template's.
+  EXPECT_EQ(
+      marked(
+          chat->render(R"({"prompt": true, "messages": []})", "f:3").value()),
+      "");
 }
 
 TEST_F(ChatTemplateTest, AnswersAreWhatTheTemplateMarks) {

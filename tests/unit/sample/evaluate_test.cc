@@ -29,7 +29,7 @@ double surprise(std::span<const float> logits, int32_t token) {
 // Of `text` after `before`, token by token.
 double surprise(Generator& model, const std::string& before,
                 const std::string& text) {
-  model.restart();
+  model.truncate(0);
   int32_t last = tokenizer::kByteEndOfText;
   std::span<const float> logits = model.extend({&last, 1});
   const auto add = [&](char c) {
@@ -72,7 +72,7 @@ TEST(Evaluate, PredictsEachTokenOnceInWindows) {
   ASSERT_TRUE(score.ok());
   double sum = 0;
   for (size_t at = 0; at < text.size(); at += 10) {
-    model->restart();
+    model->truncate(0);
     const size_t from = std::min(at, text.size() - 10);
     int32_t last = from == 0 ? tokenizer::kByteEndOfText
                              : static_cast<unsigned char>(text[from - 1]);

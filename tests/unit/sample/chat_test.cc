@@ -1,0 +1,63 @@
+#include "worker/sample/chat.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/unit/huggingface/small_folder.h"
+#include "tests/unit/tokenizer/small_models.h"
+
+namespace remesh::sample {
+namespace {
+
+constexpr char kSettings[] =
+    R"({"eos_token": "<|endoftext|>", "chat_template":
+"{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"})";
+
+struct ChatModel {
+  ChatModel() : folder(huggingface::Dtype::kFp32) {
+    folder.put("tokenizer.json", tokenizer::byte_level().dump());
+  }
+  ModelFiles files() const {
+    return find_model(*fs, {.path = folder.path()}).value();
+  }
+  std::unique_ptr<FileSystem> fs = posix_file_system();
+  huggingface::SmallFolder folder;
+};
+
+TEST(Chat, IsTheWholeConversationByTheModelsTemplate) {
+  const ChatModel m;
+  m.folder.put("tokenizer_config.json", kSettings);
+  ModelFiles files = m.files();
+  EXPECT_EQ(files.folder, m.folder.path());
+  files.end.clear();
+  Chat chat = Chat::open(files, "", "Be brief.").value();
+  const int32_t end = files.tokenizer->end_of_text();
+  EXPECT_EQ(files.end, std::set<int32_t>{end});
+  const auto text = [&](const std::vector<int32_t>& tokens) {
+    return files.tokenizer->decode(tokens).value();
+  };
+  const auto first = chat.ask("Größe?").value();
+  EXPECT_EQ(std::count(first.begin(), first.end(), end), 2);
+  const std::string one =
+      "system: Be brief.\n<|endoftext|>\nuser: Größe?\n<|endoftext|>\n"
+      "assistant:";
+  EXPECT_EQ(text(first), one);
+  chat.answered(" 10");
+  EXPECT_EQ(text(chat.ask("Sure?").value()),
+            one + " 10\n<|endoftext|>\nuser: Sure?\n<|endoftext|>\nassistant:");
+}
+
+TEST(Chat, NeedsATemplate) {
+  const ChatModel m;
+  ModelFiles files = m.files();
+  EXPECT_NE(
+      Chat::open(files, "", "").status().message().find("has no chat template"),
+      std::string::npos);
+  m.folder.put("own.jinja", "{{ raise_exception('not a word') }}");
+  Chat chat = Chat::open(files, m.folder.path() + "/own.jinja", "").value();
+  const Status refused = chat.ask("Hello").status();
+  EXPECT_EQ(refused.code(), Code::kCorrupt);
+  EXPECT_NE(refused.message().find("not a word"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::sample
