@@ -33,8 +33,16 @@ class MeshTest : public E2e {
 };
 
 TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
-  const Settings job =
-      endless({{"elastic.max_slots", "3"}, {"checkpoint.interval", "5"}});
+  // The order of three data sets does not depend on what happens.
+  const testing::TinyData small(20), medium(40), large(60);
+  const testing::TempDir mix;
+  const Finished mixed = testing::run_program(
+      {testing::program("remesh"), "data", "mix", small.path() + "=0.5",
+       medium.path() + "=0.3", large.path() + "=0.2", "--out", mix / "data"});
+  ASSERT_EQ(mixed.exit.code, 0) << mixed.output;
+  const Settings job = endless({{"elastic.max_slots", "3"},
+                                {"checkpoint.interval", "5"},
+                                {"data.path", "\"" + (mix / "data") + "\""}});
   make(job);
   c().start_coordinator();
   for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
