@@ -67,14 +67,19 @@ std::vector<const ParamGroup*> groups_of(
 }
 
 Result<std::vector<ParamGroup>> param_groups(
-    const pb::Optimizer& optimizer, const geometry::ParamTable& table) {
+    const pb::Optimizer& optimizer, const geometry::ModelConfig& model) {
   std::vector<ParamGroup> groups;
   for (const std::string& text : optimizer.groups()) {
     ASSIGN_OR_RETURN(groups.emplace_back(), parse_param_group(text));
   }
-  const auto of = groups_of(table, groups);
+  const auto table = geometry::ParamTable::make(model);
+  const auto whole = geometry::ParamTable::make(model.base());
+  const auto of = groups_of(table, groups), of_whole = groups_of(whole, groups);
+  const auto has = [](const auto& of, const ParamGroup& g) {
+    return std::find(of.begin(), of.end(), &g) != of.end();
+  };
   for (const ParamGroup& g : groups)
-    if (std::find(of.begin(), of.end(), &g) == of.end())
+    if (!has(of, g) && !has(of_whole, g))
       return invalid_argument(fmt::format(
           "\"{}\": no parameter has this group; names are like {} and {}",
           g.pattern, table[0].name, table[table.size() / 2].name));

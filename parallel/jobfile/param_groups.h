@@ -28,8 +28,9 @@ std::vector<const ParamGroup*> groups_of(const geometry::ParamTable& table,
                                          const std::vector<ParamGroup>& groups);
 
 // InvalidArgument, naming the group, if one is no such text or has no
-// parameter, or if all parameters are frozen.
-Result<std::vector<ParamGroup>> param_groups(const pb::Optimizer& optimizer,
-                                             const geometry::ParamTable& table);
+// parameter, or if all parameters are frozen. The group of a matrix that has
+// adapters in place of its own training is allowed, and has no effect.
+Result<std::vector<ParamGroup>> param_groups(
+    const pb::Optimizer& optimizer, const geometry::ModelConfig& model);
 
 }  // namespace remesh::jobfile

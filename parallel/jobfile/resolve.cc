@@ -226,8 +226,7 @@ std::string layout_problem(const pb::Job& job, const geometry::Layout& l) {
 
 void check_groups(const pb::Job& job, Problems& out) {
   if (job.optimizer().groups().empty()) return;
-  const auto groups = param_groups(
-      job.optimizer(), geometry::ParamTable::make(model_config(job)));
+  const auto groups = param_groups(job.optimizer(), model_config(job));
   if (!groups.ok())
     out.push_back("optimizer.groups: " + groups.status().message());
 }

@@ -34,15 +34,22 @@ class MeshTest : public E2e {
 
 TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
   // The order of three data sets does not depend on what happens.
-  const testing::TinyData small(20), medium(40), large(60);
-  const testing::TempDir mix;
-  const Finished mixed = testing::run_program(
-      {testing::program("remesh"), "data", "mix", small.path() + "=0.5",
-       medium.path() + "=0.3", large.path() + "=0.2", "--out", mix / "data"});
+  const testing::TempDir folder;
+  const std::string mix = folder.path() + "/mix";
+  std::vector<std::string> command{testing::program("remesh"), "data", "mix"};
+  std::vector<std::unique_ptr<testing::TinyData>> sets;
+  for (const int documents : {20, 40, 60}) {
+    sets.push_back(std::make_unique<testing::TinyData>(documents));
+    const std::string link = fmt::format("{}/of{}", folder.path(), documents);
+    std::filesystem::create_symlink(sets.back()->path(), link);
+    command.push_back(fmt::format("{}=0.{}", link, documents / 10));
+  }
+  command.insert(command.end(), {"--out", mix});
+  const Finished mixed = testing::run_program(command);
   ASSERT_EQ(mixed.exit.code, 0) << mixed.output;
   const Settings job = endless({{"elastic.max_slots", "3"},
                                 {"checkpoint.interval", "5"},
-                                {"data.path", "\"" + (mix / "data") + "\""}});
+                                {"data.path", "\"" + mix + "\""}});
   make(job);
   c().start_coordinator();
   for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});

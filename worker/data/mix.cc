@@ -85,7 +85,9 @@ Result<Index> mix(const MixOptions& o, FileSystem& fs) {
     ASSIGN_OR_RETURN(MemberEntry member, parse_member(argument));
     if (!names.insert(member.name).second)
       return invalid_argument(fmt::format(
-          "two members are named {}, after their folders", member.name));
+          "two members are named {}, after their folders: give one of them by "
+          "a symbolic link with another name",
+          member.name));
     RETURN_IF_ERROR(add_member(std::move(member), &index));
   }
   index.data_id = index.source_id = data_id_of(index);

@@ -5,6 +5,7 @@
 // rank decides alike. A new generation knows no loss at first.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 

@@ -243,7 +243,8 @@ Result<std::vector<engine::ParamRule>> Trainer::param_rules() {
   const pb::Optimizer& a = job_.optimizer();
   std::vector<engine::ParamRule> out;
   if (a.groups().empty()) return out;
-  ASSIGN_OR_RETURN(const auto groups, jobfile::param_groups(a, *table_));
+  ASSIGN_OR_RETURN(const auto groups,
+                   jobfile::param_groups(a, table_->config()));
   const auto of = jobfile::groups_of(*table_, groups);
   for (size_t i = 0; i < of.size(); ++i) {
     engine::ParamRule rule{.weight_decay =

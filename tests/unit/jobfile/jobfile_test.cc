@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "parallel/geometry/lora.h"
-#include "parallel/jobfile/param_groups.h"
 #include "parallel/jobfile/schema.h"
 #include "tests/testing/seed.h"
 
@@ -151,9 +150,10 @@ TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
       "job.toml:4: train.steps = 0: must be an integer from 1\n"
       "job.toml:6: model.dim = 1: must be an integer from 2 to 65536\n"
       "--set train.x=1: no key 'x'; [train] has steps, seq_len, "
-      "global_batch_size, local_batch_size, max_norm, z_loss, seed, dtype, "
-      "backend, recompute, threads, eval_every, eval_sequences, log_every, "
-      "recompute_every, peak_flops, digest");
+      "global_batch_size, local_batch_size, max_norm, z_loss, "
+      "max_skipped_steps, spike_factor, seed, dtype, backend, recompute, "
+      "threads, eval_every, eval_sequences, log_every, recompute_every, "
+      "peak_flops, digest");
 }
 
 TEST(Job, UnknownNamesGetTheNearestOrTheOneThatOthersCallIt) {
@@ -418,34 +418,6 @@ TEST(Toml, RandomResolvedJobsComeBackTheSame) {
     ASSERT_EQ(again->SerializeAsString(), resolved->SerializeAsString());
   }
   EXPECT_GT(resolved_jobs, 100);
-}
-
-TEST(ParamGroups, SayWhatTheyChange) {
-  const auto group = parse_param_group("*norm*  lr=0.5 weight_decay=0 ");
-  ASSERT_TRUE(group.ok()) << group.status().message();
-  EXPECT_EQ(group->pattern, "*norm*");
-  EXPECT_EQ(group->lr, 0.5);
-  EXPECT_EQ(group->weight_decay, 0.0);
-  EXPECT_FALSE(group->frozen);
-  EXPECT_TRUE(parse_param_group("a frozen")->frozen);
-  for (const char* text : {"", "  ", "*norm*", "a lr=", "a lr=-1", "a lr=1x",
-                           "a thawed", "a frozen lr=1", "a lr=inf"})
-    EXPECT_FALSE(parse_param_group(text).ok()) << text;
-}
-
-TEST(ParamGroups, TheFirstThatMatchesCounts) {
-  const auto problem = [](const std::string& groups) {
-    const auto job =
-        resolve(good(kLeast, {"optimizer.groups=" + groups}), {257});
-    return job.ok() ? "" : job.status().message();
-  };
-  EXPECT_EQ(problem("['model.embed* frozen', '*norm* lr=0.1', '* lr=2']"), "");
-  EXPECT_NE(problem("['* lr=2', '*norm* lr=0.1']").find("no parameter has"),
-            std::string::npos);
-  EXPECT_NE(problem("['*nrom* lr=2']").find("\"*nrom*\": no parameter has"),
-            std::string::npos);
-  EXPECT_NE(problem("['* frozen']").find("all parameters are frozen"),
-            std::string::npos);
 }
 
 TEST(Toml, ListsComeBack) {

@@ -41,7 +41,7 @@ TEST(Chat, IsTheWholeConversationByTheModelsTemplate) {
       "system: Be brief.\n<|endoftext|>\nuser: Größe?\n<|endoftext|>\n"
       "assistant:";
   EXPECT_EQ(text(first), one);
-  chat.answered(" 10");
+  chat.answered("10");
   EXPECT_EQ(text(chat.ask("Sure?").value()),
             one + " 10\n<|endoftext|>\nuser: Sure?\n<|endoftext|>\nassistant:");
 }

@@ -113,7 +113,9 @@ class LoraStage final : public Stage {
   // The owner's hooks as the inner stage sees them: by units of the base.
   class Hooks final : public UnitHooks {
    public:
-    Hooks(LoraStage& stage, UnitHooks& outer) : stage_(stage), outer_(outer) {}
+    Hooks(LoraStage& stage, UnitHooks& outer) : stage_(stage), outer_(outer) {
+      stage_.load_base();
+    }
     void need(int unit) override {
       if (const Layer* l = stage_.find(unit)) outer_.need(l->unit);
     }
@@ -239,8 +241,9 @@ Layer* LoraStage::find(int base_unit) {
   return at == layers_.end() ? nullptr : &*at;
 }
 
-// What has no adapters stays loaded.
+// At the first use: what has no adapters stays loaded.
 void LoraStage::load_base() {
+  if (base_loaded_) return;
   base_loaded_ = true;
   for (size_t u = 0; u < base_.units().size(); ++u) {
     const Unit& unit = base_.units()[u];
@@ -265,7 +268,7 @@ void LoraStage::merge(const Target& t, float* w) {
 }
 
 void LoraStage::load_unit(int unit, std::span<const float> weights) {
-  if (!base_loaded_) load_base();
+  load_base();
   const auto layer =
       std::find_if(layers_.begin(), layers_.end(),
                    [&](const Layer& l) { return l.unit == unit; });
