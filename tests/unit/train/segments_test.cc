@@ -20,7 +20,7 @@ constexpr uint64_t kJob = 0x1234;
 TEST(Segments, TakesTheSmallestFreeOneOfAtMostTwiceTheSize) {
   const memory::ShmDir dir;
   int number = 0;
-  for (const int64_t elements : {10000, 600000, 400000, 500000}) {
+  for (const int64_t elements : {1000, 60000, 40000, 50000}) {
     const auto made = StateSegment::create(
         memory::segment_path(dir.path(), kJob, number++), kJob, elements);
     ASSERT_TRUE(made.ok()) << made.status().to_string();
@@ -37,16 +37,16 @@ TEST(Segments, TakesTheSmallestFreeOneOfAtMostTwiceTheSize) {
       }
     return -1;
   };
-  EXPECT_EQ(taken(380000, {}), 2);
-  EXPECT_EQ(taken(440000, {}), 3);
-  EXPECT_EQ(taken(580000, {}), 1);
-  EXPECT_EQ(taken(620000, {}), 4);
-  EXPECT_EQ(taken(170000, {}), 4);  // the others would waste memory
+  EXPECT_EQ(taken(38000, {}), 2);
+  EXPECT_EQ(taken(44000, {}), 3);
+  EXPECT_EQ(taken(58000, {}), 1);
+  EXPECT_EQ(taken(62000, {}), 4);
+  EXPECT_EQ(taken(17000, {}), 4);  // the others would waste memory
   const auto smallest = memory::segment_path(dir.path(), kJob, 2);
-  EXPECT_EQ(taken(380000, {smallest}), 3);
+  EXPECT_EQ(taken(38000, {smallest}), 3);
   const auto owned = segments.open(smallest, StateSegment::Mode::kWrite);
   ASSERT_TRUE(owned.ok());
-  EXPECT_EQ(taken(380000, {}), 3);
+  EXPECT_EQ(taken(38000, {}), 3);
 }
 
 }  // namespace
