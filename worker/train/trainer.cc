@@ -8,7 +8,6 @@
 #include <thread>
 #include <utility>
 
-#include "parallel/geometry/model_work.h"
 #include "parallel/jobfile/lr_schedule.h"
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
@@ -167,8 +166,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
   const int64_t tokens = t.global_batch_size() * t.seq_len();
   const double step_s = static_cast<double>(monotonic_ns() - began_ns) * 1e-9;
   const double tokens_per_s = static_cast<double>(tokens) / step_s;
-  const double flops_per_s =
-      geometry::flops_per_token(table_->config(), t.seq_len()) * tokens_per_s;
+  const double flops_per_s = flops_per_token_ * tokens_per_s;
   return {.step = step,
           .loss = result.loss,
           .grad_norm = result.grad_norm,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "checkpoint/exchange/exchange.h"
+#include "parallel/geometry/model_work.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/param_groups.h"
 #include "proto/base/clock.h"
@@ -290,6 +291,7 @@ Status Trainer::build(int rank) {
   const geometry::ModelConfig config = jobfile::model_config(job_);
   RETURN_IF_ERROR(config.validate());
   table_.emplace(geometry::ParamTable::make(config));
+  flops_per_token_ = geometry::flops_per_token(config, job_.train().seq_len());
   ASSIGN_OR_RETURN(const engine::EngineOptions options, engine_options());
   if (!spec_.state_folder().empty())
     home_ = std::make_unique<StateHome>(*table_, spec_, rank);
