@@ -25,9 +25,9 @@ struct Bounds {
   double first_gradients = 0;  // root mean square over all parameters
   // In bf16 it is no smaller than this: else the GEMMs ran in fp32.
   double first_gradients_least = 0;
-  double loss = 0, norm = 0;     // of later steps
-  double weights = 0;            // all as one vector, after the last step
-  double parameter_weights = 0;  // each parameter's
+  double loss = 0, norm = 0;  // of later steps
+  double weights = 0;         // all as one vector, after the last step
+  std::vector<double> parameter_weights;  // each parameter's
 };
 
 Bounds fp32_bounds(const Golden& g);
@@ -35,7 +35,8 @@ Bounds fp32_bounds(const Golden& g);
 // When the file says how far PyTorch's autocast is off, a run in bf16 must be
 // at least as close. Otherwise `reference` has the errors of the reference
 // backend, which rounds the results of operations only and sums in double; a
-// run may be off by a small multiple of them.
+// run may be off by a small multiple of them. The error of a parameter of few
+// elements is a random draw, and may be off by more.
 Bounds bf16_bounds(const Golden& g, const StepErrors& reference);
 
 // Prints every error past its bound and the largest of each kind, or every
