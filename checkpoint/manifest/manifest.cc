@@ -48,24 +48,21 @@ Status check_slice(const pb::Slice& s, const std::string& shard) {
 }
 
 // Bounds within which nothing computed from them overflows.
-Status check_blocks(const pb::ShardFile& f, int32_t format) {
+Status check_blocks(const pb::ShardFile& f) {
   constexpr uint64_t kLeast = 64, kMost = uint64_t{1} << 30;
   constexpr uint64_t kMostData = uint64_t{1} << 60;
-  const bool good = format == 1 ? !f.has_block_bytes() && !f.has_data_bytes()
-                                : f.block_bytes() >= kLeast &&
-                                      f.block_bytes() <= kMost &&
-                                      f.data_bytes() <= kMostData;
-  if (good) return ok_status();
-  return corrupt(fmt::format("{}: {} bytes in blocks of {} in format {}",
-                             f.name(), f.data_bytes(), f.block_bytes(),
-                             format));
+  if (f.block_bytes() >= kLeast && f.block_bytes() <= kMost &&
+      f.data_bytes() <= kMostData)
+    return ok_status();
+  return corrupt(fmt::format("{}: {} bytes in blocks of {}", f.name(),
+                             f.data_bytes(), f.block_bytes()));
 }
 
 // Invariants that every reader relies on, beyond the checksum.
 Status check_content(const pb::Manifest& m) {
-  if (m.format() < kOldestFormat || m.format() > kFormat)
-    return corrupt(fmt::format("format {}, this version reads formats {} to {}",
-                               m.format(), kOldestFormat, kFormat));
+  if (m.format() != kFormat)
+    return corrupt(fmt::format("format {}, this version reads format {}",
+                               m.format(), kFormat));
   if (m.step() < 0 || m.generation() < 0)
     return corrupt("negative step or generation");
   for (int i = 0; i < m.shards_size(); ++i) {
@@ -76,7 +73,7 @@ Status check_content(const pb::Manifest& m) {
                                  f.name(), f.rank(), shard_name(i)));
     if (!is_checksum(f.xxh128()))
       return corrupt(f.name() + ": its checksum is not 32 hex digits");
-    RETURN_IF_ERROR(check_blocks(f, m.format()));
+    RETURN_IF_ERROR(check_blocks(f));
     for (const pb::Slice& s : f.slices())
       RETURN_IF_ERROR(check_slice(s, f.name()));
   }

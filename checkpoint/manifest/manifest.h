@@ -30,10 +30,8 @@
 
 namespace remesh::manifest {
 
-// The format written, and the oldest that is read. They differ in how shards
-// are checksummed, see proto/manifest.proto.
+// The format that is written, and the only one that is read.
 inline constexpr int32_t kFormat = 2;
-inline constexpr int32_t kOldestFormat = 1;
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kIndexName[] = "index.h5";
 // A file in a checkpoint that retention keeps; its text is the checkpoint's

@@ -3,7 +3,6 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/index_file.h"
-#include "checkpoint/store/shard_layout.h"
 #include "checkpoint/store/sidecar.h"
 #include "checkpoint/store/store.h"
 
@@ -51,10 +50,6 @@ Result<pb::Manifest> read_all(FileSystem& fs, const std::string& path) {
   ASSIGN_OR_RETURN(auto m, manifest::read_checkpoint(fs, path));
   for (const pb::ShardFile& shard : m.shards()) {
     const std::string file = path_join(path, shard.name());
-    if (shard.block_bytes() == 0) {
-      RETURN_IF_ERROR(check_whole_file(fs, file, shard));
-      continue;
-    }
     ASSIGN_OR_RETURN(const auto bad, find_bad_blocks(fs, file, shard));
     if (!bad.empty()) return corrupt(file + ": damaged");
   }

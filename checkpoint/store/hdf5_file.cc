@@ -227,12 +227,6 @@ Hdf5Writer::~Hdf5Writer() {
 }
 
 Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
-    FileSystem& fs, const std::string& path) {
-  ASSIGN_OR_RETURN(auto file, fs.create(path));
-  return create(std::move(file), path);
-}
-
-Result<std::unique_ptr<Hdf5Writer>> Hdf5Writer::create(
     std::unique_ptr<File> file, const std::string& path) {
   const QuietErrors quiet;
   std::unique_ptr<Hdf5Writer> w(new Hdf5Writer());
@@ -435,12 +429,6 @@ Hdf5Reader::~Hdf5Reader() {
   impl_->set.close();
   impl_->file.close();
   impl_->state->file.reset();
-}
-
-Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(FileSystem& fs,
-                                                     const std::string& path) {
-  ASSIGN_OR_RETURN(auto file, fs.open(path));
-  return open(std::move(file), path);
 }
 
 Result<std::unique_ptr<Hdf5Reader>> Hdf5Reader::open(std::unique_ptr<File> file,

@@ -44,8 +44,6 @@ struct VirtualPart {
 
 class Hdf5Writer {
  public:
-  static Result<std::unique_ptr<Hdf5Writer>> create(FileSystem& fs,
-                                                    const std::string& path);
   // Writes into `file`, which is empty; `path` is for messages only.
   static Result<std::unique_ptr<Hdf5Writer>> create(std::unique_ptr<File> file,
                                                     const std::string& path);
@@ -93,8 +91,6 @@ struct StoredPart {
 
 class Hdf5Reader {
  public:
-  static Result<std::unique_ptr<Hdf5Reader>> open(FileSystem& fs,
-                                                  const std::string& path);
   // Reads from `file`; `path` is for messages only.
   static Result<std::unique_ptr<Hdf5Reader>> open(std::unique_ptr<File> file,
                                                   const std::string& path);

@@ -1,5 +1,7 @@
 #include "checkpoint/store/index_file.h"
 
+#include <fmt/format.h>
+
 #include <map>
 #include <utility>
 
@@ -17,7 +19,7 @@ std::map<std::string, std::vector<VirtualPart>> parts_by_param(
     const pb::Manifest& m) {
   std::map<std::string, std::vector<VirtualPart>> parts;
   for (const pb::ShardFile& shard : m.shards()) {
-    const std::vector<std::string> names = slice_names(shard, m.format());
+    const std::vector<std::string> names = slice_names(shard);
     for (size_t i = 0; i < names.size(); ++i) {
       const pb::Slice& slice = shard.slices(static_cast<int>(i));
       parts[slice.param()].push_back({.start = start_of(slice),
@@ -93,6 +95,16 @@ Result<std::string> index_bytes(const pb::Manifest& m,
   RETURN_IF_ERROR(
       file->read_at(0, std::as_writable_bytes(std::span(bytes.data(), size))));
   return bytes;
+}
+
+Status check_index(FileSystem& fs, const std::string& path,
+                   const pb::ShardFile& index) {
+  ASSIGN_OR_RETURN(const std::string bytes, read_file(fs, path, index.bytes()));
+  if (bytes.size() == index.bytes() && xxh128_text(bytes) == index.xxh128())
+    return ok_status();
+  return corrupt(fmt::format(
+      "{}: {} bytes with xxh128 {}, the manifest says {} with {}", path,
+      bytes.size(), xxh128_text(bytes), index.bytes(), index.xxh128()));
 }
 
 }  // namespace remesh::store

@@ -49,7 +49,7 @@ Status load_shard(FileSystem& fs, const std::string& dir, const pb::Manifest& m,
   ASSIGN_OR_RETURN(const Dims step, reader->attribute("/", "step"));
   if (step != Dims{m.step()})
     return corrupt(file + ": is not of step " + std::to_string(m.step()));
-  const std::vector<std::string> names = slice_names(shard, m.format());
+  const std::vector<std::string> names = slice_names(shard);
   for (size_t t = 0; t < kTensors.size(); ++t) {
     if (state[t].empty()) continue;
     for (const Read& read : reads) {

@@ -32,14 +32,11 @@ Status write_tensor(Hdf5Writer& w, size_t tensor, const ParamTable& table,
 
 }  // namespace
 
-std::vector<std::string> slice_names(const pb::ShardFile& shard,
-                                     int32_t format) {
-  const char between = format == 1 ? '/' : '.';
+std::vector<std::string> slice_names(const pb::ShardFile& shard) {
   std::map<std::string, int> count;
   std::vector<std::string> names;
   for (const pb::Slice& s : shard.slices())
-    names.push_back(
-        fmt::format("{}{}{}", s.param(), between, count[s.param()]++));
+    names.push_back(fmt::format("{}.{}", s.param(), count[s.param()]++));
   return names;
 }
 
@@ -56,7 +53,7 @@ Status write_contents(Hdf5Writer& w, const SaveId& id, const ParamTable& table,
       {"rank", shard.rank()}};
   for (const auto& [name, value] : facts)
     RETURN_IF_ERROR(w.set_attribute("/", name, std::span(&value, 1)));
-  const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
+  const std::vector<std::string> names = slice_names(shard);
   for (size_t t = 0; t < kTensors.size(); ++t)
     RETURN_IF_ERROR(write_tensor(w, t, table, shard, names, put));
   return ok_status();
@@ -90,25 +87,9 @@ Result<ShardLayout> lay_out(const SaveId& id, const ParamTable& table,
   return layout;
 }
 
-Status check_whole_file(FileSystem& fs, const std::string& path,
-                        const pb::ShardFile& file) {
-  ASSIGN_OR_RETURN(const uint64_t bytes, fs.size(path));
-  if (bytes != file.bytes())
-    return corrupt(fmt::format("{}: {} bytes, the manifest says {}", path,
-                               bytes, file.bytes()));
-  ASSIGN_OR_RETURN(const std::string sum, xxh128_file(fs, path));
-  if (sum == file.xxh128()) return ok_status();
-  return corrupt(fmt::format("{}: xxh128 {}, the manifest says {}", path, sum,
-                             file.xxh128()));
-}
-
 Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard) {
-  if (shard.block_bytes() == 0) {
-    RETURN_IF_ERROR(check_whole_file(fs, path, shard));
-    return Hdf5Reader::open(fs, path);
-  }
   ASSIGN_OR_RETURN(auto file, open_verified(fs, path, shard));
   return Hdf5Reader::open(std::move(file), path);
 }

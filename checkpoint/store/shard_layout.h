@@ -7,8 +7,7 @@
 //
 // Each dataset has the slice's shape and attributes `start` (its place in the
 // parameter) and `shape` (the parameter's). It is contiguous, or chunked if it
-// is compressed. The checksums are behind HDF5's end of file: blocks.h. In
-// format 1 the name is PARAM/0, and datasets are chunked with fletcher32.
+// is compressed. The checksums are behind HDF5's end of file: blocks.h.
 #pragma once
 
 #include <array>
@@ -27,8 +26,7 @@ inline constexpr std::array<const char*, geometry::kNumStateVectors> kTensors =
     {"weights", "exp_avg", "exp_avg_sq"};
 
 // "PARAM.k" for each slice of the shard: k counts the slices of one parameter.
-std::vector<std::string> slice_names(const pb::ShardFile& shard,
-                                     int32_t format);
+std::vector<std::string> slice_names(const pb::ShardFile& shard);
 // "/TENSOR/" + slice name.
 std::string dataset_path(size_t tensor, const std::string& slice_name);
 
@@ -66,10 +64,6 @@ Result<ShardLayout> lay_out(const SaveId& id, const geometry::ParamTable& table,
 Result<std::unique_ptr<Hdf5Reader>> open_shard(FileSystem& fs,
                                                const std::string& path,
                                                const pb::ShardFile& shard);
-// Verifies a file with a single checksum (format 1, and the index): reads it
-// all.
-Status check_whole_file(FileSystem& fs, const std::string& path,
-                        const pb::ShardFile& file);
 
 inline Dims start_of(const pb::Slice& s) {
   return {s.start().begin(), s.start().end()};

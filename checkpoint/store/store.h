@@ -126,8 +126,7 @@ Status abandon(FileSystem& fs, const std::string& folder, const SaveId& id);
 // needed besides the state: a block, and two chunks (4 MiB each) of a
 // compressed shard.
 //
-// Everything that is used is verified (see above). A shard of format 1 has a
-// single checksum, so all of it is read first.
+// Everything that is used is verified (see above).
 Status load(FileSystem& fs, const std::string& path,
             const pb::Manifest& manifest, const geometry::ParamTable& table,
             std::span<const geometry::Piece> pieces,

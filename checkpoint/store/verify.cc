@@ -11,6 +11,7 @@
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/blocks.h"
 #include "checkpoint/store/hdf5_file.h"
+#include "checkpoint/store/index_file.h"
 #include "checkpoint/store/shard_layout.h"
 
 namespace remesh::store {
@@ -23,10 +24,10 @@ Status read_dataset(Hdf5Reader& reader, const std::string& path,
                     const pb::Slice& slice, int64_t& num_nonfinite) {
   ASSIGN_OR_RETURN(const Dims dims, reader.dims(path));
   if (dims != count_of(slice))
-    return corrupt(path + " has not the shape of its slice");
+    return corrupt(path + ": its shape differs from the manifest's slice");
   ASSIGN_OR_RETURN(const Dims start, reader.attribute(path, "start"));
   if (start != start_of(slice))
-    return corrupt(path + " is not the slice that the manifest says");
+    return corrupt(path + ": its start differs from the manifest's slice");
   // Bands of about a chunk, for any layout.
   const Dims chunk = chunk_of(dims);
   const bool flat = dims.size() == 1;
@@ -57,7 +58,7 @@ struct NamedPart {
 // The layout of an uncompressed shard is known without reading it.
 std::vector<NamedPart> parts_of_layout(const ShardLayout& layout,
                                        const pb::ShardFile& shard) {
-  const std::vector<std::string> names = slice_names(shard, manifest::kFormat);
+  const std::vector<std::string> names = slice_names(shard);
   std::vector<NamedPart> parts;
   for (const StoredTensor& t : layout.tensors) {
     geometry::Rect rect =
@@ -74,7 +75,7 @@ std::vector<NamedPart> parts_of_file(Hdf5Reader& reader,
                                      const pb::ShardFile& shard) {
   std::vector<NamedPart> parts;
   for (size_t t = 0; t < kTensors.size(); ++t)
-    for (const std::string& name : slice_names(shard, manifest::kFormat)) {
+    for (const std::string& name : slice_names(shard)) {
       const std::string path = dataset_path(t, name);
       const auto stored = reader.parts(path);
       if (!stored.ok()) continue;
@@ -163,7 +164,8 @@ class Verifier {
     check_parameters(m);
     for (const pb::ShardFile& shard : m.shards())
       if (check_bytes(shard, m)) check_shard(shard, m);
-    if (m.has_index()) check_bytes(m.index(), m);
+    if (m.has_index() && count_file(m.index()))
+      problem(check_index(fs_, path_join(path_, m.index().name()), m.index()));
     check_strays(m);
     if (report_.num_nonfinite > 0)
       report_.warnings.push_back(
@@ -178,21 +180,23 @@ class Verifier {
     problem(manifest::check_coverage(m, table));
   }
 
-  // Whether every byte of the file matches the manifest.
-  bool check_bytes(const pb::ShardFile& file, const pb::Manifest& m) {
-    const std::string path = path_join(path_, file.name());
-    const auto size = fs_.size(path);
+  // Whether the file is there.
+  bool count_file(const pb::ShardFile& file) {
+    const auto size = fs_.size(path_join(path_, file.name()));
     if (!size.ok()) return problem(size.status()), false;
     ++report_.num_files;
     report_.bytes += *size;
-    if (file.block_bytes() == 0) {
-      const Status s = check_whole_file(fs_, path, file);
-      return problem(s), s.ok();
-    }
-    const auto bad = find_bad_blocks(fs_, path, file);
+    return true;
+  }
+
+  // Whether every byte of the shard matches the manifest.
+  bool check_bytes(const pb::ShardFile& shard, const pb::Manifest& m) {
+    if (!count_file(shard)) return false;
+    const std::string path = path_join(path_, shard.name());
+    const auto bad = find_bad_blocks(fs_, path, shard);
     if (!bad.ok()) return problem(bad.status()), false;
     if (bad->empty()) return true;
-    const std::vector<NamedPart> parts = named_parts(fs_, path, file, m);
+    const std::vector<NamedPart> parts = named_parts(fs_, path, shard, m);
     for (const BadBlock& block : *bad)
       problem(corrupt(fmt::format("{}: {} are damaged: {}", path, text(block),
                                   datasets_in(block, parts))));
@@ -206,7 +210,7 @@ class Verifier {
     const auto saved = (*reader)->attribute("/", "step");
     if (!saved.ok() || *saved != std::vector<int64_t>{m.step()})
       problem(corrupt(file + ": is not of this step"));
-    const std::vector<std::string> names = slice_names(shard, m.format());
+    const std::vector<std::string> names = slice_names(shard);
     for (size_t t = 0; t < kTensors.size(); ++t)
       for (size_t i = 0; i < names.size(); ++i) {
         int64_t nonfinite = 0;

@@ -222,18 +222,4 @@ std::string xxh128_text(std::string_view bytes) {
   return hex(xxh3_128(std::as_bytes(std::span(bytes))));
 }
 
-Result<std::string> xxh128_file(FileSystem& fs, const std::string& path) {
-  ASSIGN_OR_RETURN(const auto file, fs.open(path));
-  ASSIGN_OR_RETURN(const uint64_t size, file->size());
-  Xxh3Stream stream;
-  std::vector<std::byte> buffer(std::min<uint64_t>(size, uint64_t{1} << 20));
-  for (uint64_t at = 0; at < size; at += buffer.size()) {
-    const auto part = std::span(buffer).first(
-        static_cast<size_t>(std::min<uint64_t>(buffer.size(), size - at)));
-    RETURN_IF_ERROR(file->read_at(at, part));
-    stream.add(part.data(), part.size());
-  }
-  return hex(stream.digest_128());
-}
-
 }  // namespace remesh

@@ -129,6 +129,5 @@ Result<std::string> read_file(FileSystem& fs, const std::string& path,
 Status remove_all(FileSystem& fs, const std::string& path);
 // 32 hex digits, as `xxhsum -H2` prints them.
 std::string xxh128_text(std::string_view bytes);
-Result<std::string> xxh128_file(FileSystem& fs, const std::string& path);
 
 }  // namespace remesh

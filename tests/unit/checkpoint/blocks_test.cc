@@ -184,7 +184,7 @@ TEST_F(StreamedTest, ReportsAFailureNoLaterThanSync) {
       << status.to_string();
 }
 
-TEST_F(StreamedTest, CancelledItFailsSoonWithTheReason) {
+TEST_F(StreamedTest, FailsSoonWithTheReasonWhenCancelled) {
   std::atomic<bool> give_up{false};
   std::atomic<int> moved{0};
   const std::string part(3 << 20, 'x');
@@ -226,7 +226,7 @@ TEST_F(StreamedTest, IdlesAfterABufferUntilSomeoneWaits) {
   EXPECT_EQ(*fs_->size(root_ + "/f"), at);
 }
 
-TEST_F(StreamedTest, CancelledItDoesNotIdle) {
+TEST_F(StreamedTest, DoesNotIdleWhenCancelled) {
   std::atomic<bool> give_up{false};
   const std::string part(5 << 20, 'x');
   const auto file = fs_->create_streamed(

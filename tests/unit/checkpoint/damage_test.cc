@@ -13,7 +13,7 @@
 #include <string>
 
 #include "checkpoint/store/blocks.h"
-#include "checkpoint/store/shard_layout.h"
+#include "checkpoint/store/index_file.h"
 #include "checkpoint/store/verify.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -83,7 +83,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
       return manifest::read_manifest(fs_, path_).status();
     const std::string file = path_join(path_, name);
     if (name == manifest::kIndexName)
-      return check_whole_file(fs_, file, manifest_.index());
+      return check_index(fs_, file, manifest_.index());
     const auto bad = find_bad_blocks(fs_, file, manifest_.shards(0));
     if (!bad.ok()) return bad.status();
     if (!bad->empty()) return corrupt(file + ": " + text(bad->front()));

@@ -1,5 +1,6 @@
 #include "checkpoint/manifest/manifest.h"
 
+#include <fmt/format.h>
 #include <google/protobuf/util/message_differencer.h>
 #include <gtest/gtest.h>
 
@@ -133,8 +134,10 @@ TEST(Encoding, RefusesInvalidContent) {
     EXPECT_EQ(s.code(), Code::kCorrupt) << s.to_string();
     return s.message();
   };
-  EXPECT_NE(refused([](auto& m) { m.set_format(3); }).find("format 3"),
-            std::string::npos);
+  for (const int format : {1, 3})
+    EXPECT_EQ(refused([&](auto& m) { m.set_format(format); }),
+              fmt::format("format {}, this version reads format 2", format));
+  refused([](auto& m) { m.mutable_shards(0)->clear_block_bytes(); });
   EXPECT_NE(refused([](auto& m) {
               m.mutable_shards(0)->set_name("../../etc/passwd");
             }).find("passwd"),
@@ -236,7 +239,7 @@ TEST(Coverage, AgreesWithCountingOnRandomTilingsRightAndWrong) {
   EXPECT_GT(wrong, 150);
 }
 
-TEST(Coverage, NamesWhatIsMissingOrTwice) {
+TEST(Coverage, NamesWhatIsMissingOrDuplicated) {
   const ParamTable table = ParamTable::make(store::tiny_model());
   pb::Manifest m = example();
   m.mutable_shards(0)->mutable_slices()->RemoveLast();
