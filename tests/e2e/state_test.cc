@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ struct Mesh {
 class MeshStateTest : public StateTest,
                       public ::testing::WithParamInterface<Mesh> {};
 
-TEST_P(MeshStateTest, KilledRanksCostNoStepAndNoBit) {
+TEST_P(MeshStateTest, KilledRanksLoseNoStepAndNoBit) {
   Settings job = endless(
       in_memory({{"elastic.min_slots", "2"}, {"elastic.max_slots", "2"}}));
   job.insert(GetParam().job.begin(), GetParam().job.end());
@@ -152,7 +153,7 @@ TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
 }
 
 // Each worker has the only copy of its half of the state.
-TEST_F(StateTest, AWorkerThatReturnsBringsItsState) {
+TEST_F(StateTest, AReturningWorkerRestoresItsState) {
   make(endless(in_memory({{"parallel.zero_stage", "1"},
                           {"elastic.replicate_every", "0"},
                           {"elastic.rejoin_wait_ms", "10000"}})));
@@ -262,7 +263,7 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
 }
 
 // As systemd-logind does with /dev/shm when its user logs out.
-TEST_F(StateTest, StatesThatSomebodyRemovesAreToldAndTrainingGoesOn) {
+TEST_F(StateTest, RemovedStatesAreReportedAndTrainingContinues) {
   make(endless(in_memory()));
   start_services(2, 5);
   for (const char* worker : {"w1", "w2"})
@@ -275,6 +276,72 @@ TEST_F(StateTest, StatesThatSomebodyRemovesAreToldAndTrainingGoesOn) {
   ASSERT_TRUE(c().wait_for_step(c().last_step() + 5));
   stop_in_order();
   EXPECT_EQ(checkpoints(), 1U);
+  expect_sequence(c().last_step());
+}
+
+// read_state.py is written from checkpoint/FORMAT.md alone.
+class FormatTest : public StateTest {
+ protected:
+  // Reads a checkpoint, or these segments of its model.
+  static Finished read_state(std::vector<std::string> paths) {
+    paths.insert(paths.begin(),
+                 {"/usr/bin/python3", "tests/e2e/read_state.py"});
+    return testing::run_program(paths);
+  }
+  // The digest must be that of its step in metrics.jsonl.
+  void expect_digest(const Finished& f) {
+    ASSERT_EQ(f.exit.code, 0) << f.output;
+    const Json read = Json::parse(f.output);
+    const auto step = read["step"].get<int64_t>();
+    ASSERT_TRUE(c().wait_for_step(step));
+    for (const Json& m : c().metrics()) {
+      if (m["step"] != step) continue;
+      EXPECT_EQ(m["digest"], read["digest"]) << f.output;
+      return;
+    }
+    ADD_FAILURE() << "step " << step << " is not in metrics.jsonl";
+  }
+  std::vector<std::string> segments_of_all() {
+    std::vector<std::string> paths;
+    for (const char* worker : {"w1", "w2"})
+      for (const auto& e : fs::directory_iterator(c().state_folder(worker)))
+        if (e.is_regular_file()) paths.push_back(e.path());
+    return paths;
+  }
+};
+
+TEST_F(FormatTest, AnIndependentReaderReadsCheckpointsAndLiveSegments) {
+  make(endless(in_memory({{"parallel.zero_stage", "1"},
+                          {"elastic.layouts", "[\"pp2,tp2\", \"dp2,tp2\"]"}})));
+  c().start_coordinator();
+  for (const char* name : {"w1", "w2"})
+    c().start_worker({.name = name, .slots = 2});
+  ASSERT_TRUE(c().wait_for_step(3, 60'000));
+  for (const std::string layout : {"dp1,pp2,tp2", "dp2,tp2"}) {
+    SCOPED_TRACE(layout);
+    Finished f = c().remesh({"mesh", layout, c().run_dir()});
+    ASSERT_EQ(f.exit.code, 0) << f.output;
+    ASSERT_TRUE(c().wait_for_dp(layout[2] - '0', c().last_step(), 60'000));
+    f = c().remesh({"checkpoint", "save", c().run_dir()});
+    ASSERT_EQ(f.exit.code, 0) << f.output;
+    std::set<std::string> saved;
+    for (const auto& e : fs::directory_iterator(c().checkpoints()))
+      if (e.path().filename().string().starts_with("step-"))
+        saved.insert(e.path());
+    ASSERT_FALSE(saved.empty());
+    expect_digest(read_state({*saved.rbegin()}));
+    // At any instant. Stopped, because it takes the reader longer than a step.
+    const auto pids = c().rank_pids(4);
+    ASSERT_EQ(pids.size(), 4U);
+    for (const auto& [rank, pid] : pids) testing::send_signal(pid, SIGSTOP);
+    std::vector<std::string> paths = segments_of_all();
+    EXPECT_GE(paths.size(), 4U);
+    paths.insert(paths.begin(), *saved.rbegin());
+    f = read_state(paths);
+    for (const auto& [rank, pid] : pids) testing::send_signal(pid, SIGCONT);
+    expect_digest(f);
+  }
+  stop_in_order();
   expect_sequence(c().last_step());
 }
 
@@ -294,7 +361,7 @@ TEST_F(StateTest, AllFilesAreTheUsersAlone) {
   EXPECT_GT(files, 10U);
 }
 
-TEST_F(StateTest, WithoutStateInMemoryItComesFromCheckpoints) {
+TEST_F(StateTest, WithoutStatesInMemoryCheckpointsAreRestored) {
   make(endless({{"elastic.keep_state", "false"},
                 {"train.digest", "true"},
                 {"checkpoint.interval", "5"}}));
