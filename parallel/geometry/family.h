@@ -4,7 +4,8 @@
 // A new family is one entry in family.cc, one source file here for its
 // parameters and memory, one folder of worker/model for its arithmetic with an
 // entry in worker/model/stage.cc, and its name in the allowed values of
-// model.arch (proto/job.proto).
+// model.arch (proto/job.proto). CONTRIBUTING.md lists what a family that is not
+// shaped like Llama touches besides.
 #pragma once
 
 #include <cstdint>
