@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kWorkerTickMs = 50;
 constexpr int64_t kCoordinatorTickMs = 50;
 
-// The answer to a message of hostile.cc.
+// The answer to a message from hostile.cc.
 bool answers_hostile(const core::Action& action) {
   if (const auto* e = std::get_if<core::EmitEvent>(&action))
     return e->record.event() == events::kReportRefused.name;
@@ -58,7 +58,7 @@ Cluster::Cluster(const SimOptions& options)
   m->set_hidden_dim(64);
   m->set_vocab_size(257);
   if (chance(0.3)) {
-    // Degrees that the workers there are in the end suffice for.
+    // Degrees for which the workers present at the end suffice.
     pb::Parallel* p = job_.mutable_parallel();
     p->set_tensor_parallel_degree(chance(0.5) ? -1 : uniform(1, 2));
     p->set_pipeline_parallel_degree(chance(0.5) ? -1 : 1);
@@ -174,14 +174,14 @@ void Cluster::step_once() {
   next.what();
 }
 
-// Who was there for long enough was told of the end. A worker that could not
-// be told lets its ranks go, in time.
+// Every worker that was up long enough has been told of the end of the job. A
+// worker that could not be told kills its ranks eventually.
 void Cluster::check_leftovers() {
   const bool quiet = now_ > options_.fault_ms + kSettledMs;
   faults_on_ = false;
   for (const auto& [name, w] : workers_)
     if (quiet && w->agent && w->trouble_until < now_ - kSettledMs)
-      violated(name + " was not told of the end");
+      violated(name + " was not told that the job has ended");
   const auto left = [this]() -> std::string {
     for (const auto& [name, w] : workers_)
       for (const auto& [rank, r] : w->ranks)
@@ -192,7 +192,7 @@ void Cluster::check_leftovers() {
   while (!queue_.empty() && violation_.empty() && !left().empty() &&
          now_ < until)
     step_once();
-  if (!left().empty()) violated("outlived the job: rank " + left());
+  if (!left().empty()) violated("a rank outlived the job: " + left());
 }
 
 // ------------------------------------------------------------- coordinator
@@ -200,7 +200,7 @@ void Cluster::check_leftovers() {
 void Cluster::start_coordinator(bool resume) {
   lose_unwritten();
   decided_ = adopted_ = journal_;
-  // A resumed job waits for nobody.
+  // A resumed job does not wait for earlier workers.
   if (journal_ && !resume) restarted_ms_ = now_;
   resuming_ = resuming_ || resume;
   core::Options o;
@@ -218,9 +218,9 @@ void Cluster::start_coordinator(bool resume) {
   o.restored = journal_;
   o.resume = resuming_;
   o.epoch_floor = 1 + static_cast<uint64_t>(now_ / 1000);
-  // Epochs begin with the time, so an old journal does not repeat them.
+  // Epochs start from the time, so none is repeated after an old journal.
   if (forgot_ && journal_) o.epoch_floor = epoch_ + 1;
-  // It starts on another host, or somebody has set the clock.
+  // It starts on another host, or its clock has been set.
   o.unix_offset_s =
       1e6 + static_cast<double>(
                 hash64(fmt::format("{} {}", options_.seed, coordinator_life_)) %
@@ -253,7 +253,7 @@ void Cluster::crash_coordinator() {
   coordinator_.reset();
   ++coordinator_life_;
   lose_unwritten();
-  // Somebody moves the run directory's journal away: rare, and not at once.
+  // Rarely, the journal is deleted; the restart is then later.
   const bool forgets = faults_on_ && chance(0.03) && !calm_;
   if (forgets) trace("the journal is lost");
   if (forgets) journal_.reset();
@@ -273,14 +273,14 @@ void Cluster::crash_coordinator() {
 // The last step whose metrics are durable.
 int64_t Cluster::sync_metrics() {
   constexpr int64_t kSyncMs = 300;
-  if (now_ >= next_sync_ms_ && disk_ != Disk::kStands) {
+  if (now_ >= next_sync_ms_ && disk_ != Disk::kStalled) {
     synced_lines_ = metrics_.size() - unwritten_lines_;
     next_sync_ms_ = now_ + kSyncMs;
   }
   return synced_lines_ == 0 ? 0 : metrics_[synced_lines_ - 1].step();
 }
 
-// The coordinator's host goes down with it.
+// The coordinator's host crashes with it.
 void Cluster::lose_unsynced_metrics() {
   trace(fmt::format("{} lines of metrics are lost",
                     metrics_.size() - synced_lines_));
@@ -288,14 +288,14 @@ void Cluster::lose_unsynced_metrics() {
   end_rival("it is on the same host");
 }
 
-// Somebody puts the run directory's journal back from a backup.
+// The journal is replaced by a backup.
 void Cluster::roll_journal_back() {
   if (backups_.empty()) return;
   end_rival("its journal is gone");
   const int64_t last = static_cast<int64_t>(backups_.size()) - 1;
   journal_ = backups_[static_cast<size_t>(later_uniform(0, last))];
   forgot_ = true;
-  trace(fmt::format("the journal is of generation {} again",
+  trace(fmt::format("the journal is rolled back to generation {}",
                     journal_->generation()));
 }
 
@@ -319,7 +319,7 @@ void Cluster::drive_coordinator(const core::Input& event) {
   perform(actions);
 }
 
-// Like the daemon, which decides once for all messages that it finds.
+// Like the daemon, which decides once for all messages that have arrived.
 bool Cluster::waits_to_settle(const core::Input& event) const {
   return max_batch_ms_ > 0 &&
          (std::holds_alternative<core::ReportReceived>(event) ||
@@ -359,9 +359,9 @@ void Cluster::perform(const std::vector<core::Action>& actions) {
   }
 }
 
-// The listing may be a few seconds old, as NFS gives it. A checkpoint that the
-// coordinator does not know of either would be lost, so the scanner changes the
-// folder before it lists it.
+// The listing may be a few seconds old, as from NFS. A checkpoint that the
+// coordinator does not know of, either, would be missed, so the scanner changes
+// the folder before it lists it.
 core::CheckpointsScanned Cluster::scan() {
   core::CheckpointsScanned s;
   s.claimed = claimed_;
@@ -423,10 +423,10 @@ void Cluster::do_action(const core::Action& action) {
   }
 }
 
-// `remesh run --resume` of the stopped job.
+// `remesh resume` of the stopped job.
 void Cluster::resume() {
   trace("resumed");
-  if (!stop_) violated("stopped, and nobody asked for it");
+  if (!stop_) violated("the job stopped without a request");
   stop_ = false;
   backups_.clear();
   start_coordinator(/*resume=*/true);
@@ -458,7 +458,7 @@ void Cluster::deliver_to_coordinator(const std::string& from,
   }
 }
 
-// A stopped coordinator finds its mail when it goes on.
+// A suspended coordinator receives its messages when it continues.
 void Cluster::arrive(const std::string& from, const core::Input& event) {
   if (reconnected_at_[from] > now_) return;
   if (now_ < coordinator_frozen_until_) {
@@ -518,7 +518,7 @@ Cluster::Worker& Cluster::add_worker() {
   w->name = fmt::format("w{}", workers_.size());
   w->host = fmt::format("h{}", workers_.size() / workers_a_host_);
   w->slots = static_cast<int>(uniform(1, 2));
-  // Every clock is another one.
+  // Every host has a clock of its own.
   const uint64_t clock = hash64(fmt::format("{} {}", options_.seed, w->host));
   w->uptime_ms = static_cast<int64_t>(clock % 10'000'000'000);
   w->clock_ms = static_cast<int64_t>(clock % 7'200'000) - 3'600'000;
@@ -563,12 +563,12 @@ void Cluster::crash_worker(Worker& w) {
     worlds_[w.ranks_generation]->reporters_died.insert(w.name);
   for (auto& [rank, r] : w.ranks) r.alive = false;
   const std::string name = w.name;
-  if (chance(0.7))  // the transport notices, mostly
+  if (chance(0.7))  // usually the transport notices
     at(uniform(0, 30), [this, name] {
       if (partitioned_until_[name] <= now_) lose_connection(name);
     });
   if (faults_on_ && chance(0.15)) {
-    w.left = true;  // with its host, for ever
+    w.left = true;  // with its host, permanently
     lose_memory(w);
   } else
     at(uniform(5, 3000), [this, name] { start_worker(*workers_[name]); });
@@ -705,7 +705,7 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
                        asked.job, asked.generation, x.memory.inventory(), {}});
     });
   } else if (std::holds_alternative<agent::MeasureHardware>(action)) {
-    // Of hosts that differ; some cannot be measured.
+    // Hosts differ; some cannot be measured.
     const std::string text =
         chance(0.2) ? "# no program"
                     : fmt::format(

@@ -1,23 +1,24 @@
-// Cluster: a whole remesh cluster in one thread, from a seed.
+// Cluster: a complete remesh cluster in one thread, from a seed.
 //
-// Real coordinator and agent cores; everything around them is simulated:
-// clocks, a network that loses, delays, duplicates and reorders, processes that
-// crash between any two actions, freeze and come back, ranks that die, stop or
-// fail, a journal, a metrics file and checkpoints that survive, and a disk that
-// the coordinator must wait for. Training is a chain of hashes, so a step that
-// is skipped, repeated or computed from a wrong state shows in its "loss".
+// The cores of coordinator and agent are real; everything around them is
+// simulated: clocks; a network that loses, delays, duplicates and reorders
+// messages; processes that crash between any two actions, or freeze and
+// continue; ranks that die, stop or fail; a journal, a metrics log and
+// checkpoints that survive crashes; and a disk that may stall. Training is a
+// chain of hashes, so a step that is skipped, repeated or computed from a wrong
+// state changes its "loss".
 //
 // run() returns the first violated invariant, or "" for a clean run. The same
 // seed and options give the same run.
 //
-// A clean run does not say: that replies to commands are right, that a command
-// has its effect in good time, or how long a recovery takes (only that the job
-// is done by end_ms); that generations, messages and the journal are few or
-// small; that back-off and limits of failures work (tests/scenario has them);
-// anything of bytes on disks, in shared memory and in MPI, which are simulated
-// as working or failing as a whole; anything beyond 6 workers of 2 slots. A run
-// ends early when the journal is lost and nobody is left who knows its number
-// (its seed is inconclusive) or when the job rightly fails.
+// A clean run does not prove that replies to commands are right, that commands
+// take effect promptly, or how long a recovery takes (only that the job is done
+// by end_ms); that generations, messages or journal entries are few or small;
+// that back-off and the limits on failures work (tests/scenario covers them);
+// anything about bytes on disk, in shared memory and in MPI, which either work
+// or fail here as a unit; nor anything beyond 6 workers of 2 slots. A run ends
+// early if the journal is lost and no process is left that knows its generation
+// number (the seed is inconclusive) or if the job fails for a good reason.
 #pragma once
 
 #include <cstdint>
@@ -40,12 +41,11 @@ namespace remesh::sim {
 
 struct SimOptions {
   uint64_t seed = 1;
-  bool trace = false;        // print what happens to stdout
+  bool trace = false;        // print every event to stdout
   int64_t fault_ms = 6'000;  // faults happen until then
   int64_t end_ms = 120'000;  // the job must be done by then
-  // Hostile messages at each tick of a daemon; -1: some in some runs, as the
-  // seed says. With `calm` messages without any content take their place, which
-  // must make no difference.
+  // Hostile messages at each tick of a daemon; -1: chosen by the seed. With
+  // `calm` they are replaced by empty messages, which must not change the run.
   int hostile = -1;
   bool calm = false;
 };
@@ -56,12 +56,12 @@ struct SimStats {
   int64_t steps = 0;
   int64_t faults = 0;
   int64_t messages = 0;
-  int64_t hostile = 0;      // of them
+  int64_t hostile = 0;      // of the messages
   int64_t from_memory = 0;  // generations
-  int64_t lost_steps = 0;   // made again
-  int64_t gaps = 0;         // in the record of steps
+  int64_t lost_steps = 0;   // steps computed again
+  int64_t gaps = 0;         // in the metrics log
   int64_t hand_overs = 0;
-  // An invariant could not be judged, so the run ended early (invariants.cc).
+  // An invariant could not be checked, so the run ended early (invariants.cc).
   bool inconclusive = false;
   // Of every action of the coordinator, with its time: two builds that print
   // the same digest made the same decisions. The second leaves out sentences
@@ -96,9 +96,9 @@ class Cluster {
   void step_once();
   void check_leftovers();
   void at(int64_t delay_ms, std::function<void()> what);
-  int64_t uniform(int64_t low, int64_t high);  // both included
+  int64_t uniform(int64_t low, int64_t high);  // bounds included
   bool chance(double p);
-  // For faults that came later: other seeds stay as they are.
+  // For faults added later, so that the runs of existing seeds do not change.
   int64_t later_uniform(int64_t low, int64_t high);
   bool later_chance(double p);
 
@@ -131,7 +131,7 @@ class Cluster {
 
   // ---- the coordinator's disk and what waits for it (disk.cc), with random
   // numbers of its own
-  int64_t disk_draw(int64_t low, int64_t high);  // both included
+  int64_t disk_draw(int64_t low, int64_t high);  // bounds included
   void choose_disk();
   void schedule_disk_fault();
   void break_disk();
@@ -186,20 +186,20 @@ class Cluster {
   void restore(int64_t generation);
   bool restore_from_memory(World& world);
   void cannot_restore(World& world);
-  bool was_whole(const World& world, int64_t step) const;
+  bool was_complete(const World& world, int64_t step) const;
   Rank* live_rank(const World& world, int rank);
   void begin_updates(World& world, int64_t step);
   void commit_rank(int64_t generation, int rank, int64_t step,
                    const pb::StepMetrics& m);
   void replicate(World& world, int rank, int64_t step, bool awaited);
-  void said_committed(World& world, int rank, int64_t step);
+  void report_committed(World& world, int rank, int64_t step);
   void hand_over(World& world);
   void lose_host(Worker& w);
   void lose_memory(Worker& w);
   void scale();
   void check_source(const pb::Durable& d);
   void check_source_is_there(const pb::Durable& d);
-  bool tells_steps(const World& world, int rank) const;
+  bool publishes_metrics(const World& world, int rank) const;
   bool reporter_is_here(const World& world) const;
   void check_lost(const pb::Durable& d);
   void check_branch(const pb::StepMetrics& last, int64_t generation);
@@ -234,7 +234,7 @@ class Cluster {
   void finish_upgrade();
   // ---- who is alive and who is who (liveness.cc), with random numbers of its
   // own
-  int64_t draw(int64_t low, int64_t high);  // both included
+  int64_t draw(int64_t low, int64_t high);  // bounds included
   bool odds(double p);
   void schedule_doubt();
   void doubt();
@@ -282,12 +282,13 @@ class Cluster {
   SimOptions options_;
   SimStats stats_;
   std::mt19937_64 rng_;
-  std::mt19937_64 hostile_rng_;  // its own, so that seeds keep their meaning
+  std::mt19937_64 hostile_rng_;  // separate, so that seeds keep their meaning
   std::mt19937_64 later_rng_;    // the same
   int hostile_ = 0;
-  std::mt19937_64 upgrade_rng_;  // its own as well
-  bool upgrades_ = false;        // workers return as another build
-  std::map<std::pair<std::string, uint64_t>, std::string> builds_;  // of lives
+  std::mt19937_64 upgrade_rng_;  // separate, too
+  bool upgrades_ = false;        // workers return with another build
+  std::map<std::pair<std::string, uint64_t>, std::string>
+      builds_;  // by incarnation
   Overheard overheard_;
   int64_t now_ = 0;
   uint64_t order_ = 0;
@@ -299,60 +300,62 @@ class Cluster {
       return std::tie(when, order) > std::tie(o.when, o.order);
     }
   };
-  std::vector<Timed> queue_;  // a heap, soonest first
+  std::vector<Timed> queue_;  // a heap, earliest first
   std::string violation_;
 
-  // The network's mood in this run.
+  // The network of this run.
   double loss_ = 0;
   double duplicate_ = 0;
   int64_t max_latency_ms_ = 1;
   double crash_between_actions_ = 0;
   std::map<std::string, int64_t> partitioned_until_;
   std::mt19937_64 doubts_;
-  std::map<std::string, int64_t> mute_until_;  // nothing arrives from it
-  std::map<std::string, int64_t> deaf_until_;  // nothing arrives at it
+  std::map<std::string, int64_t> mute_until_;  // its messages are lost
+  std::map<std::string, int64_t> deaf_until_;  // messages to it are lost
   std::map<std::string, int64_t> heard_ms_;    // by this coordinator
   std::map<std::string, int64_t> connection_lost_ms_;
   std::map<std::string, int64_t> reconnected_at_;  // to a new coordinator
 
-  // In some runs ranks do not start on one host, until it is mended. In others
-  // on several hosts, and little else happens, so that the limits of failures
-  // are those of a real job.
-  std::mt19937_64 host_rng_;  // leaves the other faults as they are
+  // In some runs ranks fail to start on one host, until it is repaired. In
+  // others on several hosts, with few other faults, so that the limits on
+  // failures can be those of a real job.
+  std::mt19937_64 host_rng_;  // does not affect the other faults
   std::map<std::string, Bad> bad_hosts_;
   bool calm_ = false;
-  bool cut_off_ = false;  // but the coordinator from all workers, once
+  bool cut_off_ =
+      false;  // except that the coordinator is cut off from all workers once
   int64_t num_workers_ = 0;
   bool mended_ = false;  // when the faults stop
-  // In others the ranks of two hosts cannot talk to each other any more.
+  // In others the ranks of two hosts can no longer reach each other.
   std::pair<std::string, std::string> bad_link_;
   bool link_is_cut_ = false;
   int64_t hangs_ = 0;
   std::map<std::string, int64_t> joined_ms_;  // by host
   int64_t finishing_ms_ = 0;
-  bool planned_stop_ = false;  // since then no mesh was planned
+  bool planned_stop_ = false;  // and no mesh was planned since
 
-  // In some runs the coordinator takes the messages of some time together.
+  // In some runs the coordinator processes messages in batches.
   std::mt19937_64 batch_rng_;
   int64_t max_batch_ms_ = 0;
   bool settling_ = false;
 
-  // Of the coordinator: where the run directory is.
-  enum class Disk { kWorks, kStands, kFull, kSlow };
+  // The coordinator's disk, with the run directory.
+  enum class Disk { kWorks, kStalled, kFull, kSlow };
   std::mt19937_64 disk_rng_;
   Disk disk_ = Disk::kWorks;
   int64_t broke_ms_ = 0;
   int64_t probed_ms_ = 0;
-  // What it has given to the disk, like server::Outbox: the first is being
-  // written. Empty while the disk works.
+  // Writes that wait for the disk, as in server::Outbox; the first one is in
+  // progress. Empty while the disk works.
   std::deque<std::function<void()>> unwritten_;
   uint64_t given_ = 0, written_ = 0;  // numbers of writes
   server::Wait first_waits_, call_lasts_;
-  std::deque<std::function<bool()>> acts_;  // done if all before is written
-  std::optional<pb::Durable> decided_;      // the newest given, or journal_
-  std::optional<pb::Durable> adopted_;      // journal_ when it started
-  size_t unwritten_lines_ = 0;              // the last of metrics_
-  // And to its workers, like server::WorkerMail.
+  std::deque<std::function<bool()>>
+      acts_;  // each runs once all earlier writes are done
+  std::optional<pb::Durable> decided_;  // the newest queued, or journal_
+  std::optional<pb::Durable> adopted_;  // journal_ when it started
+  size_t unwritten_lines_ = 0;          // the last of metrics_
+  // Directives to its workers, as in server::WorkerMail.
   struct Place {
     uint64_t incarnation = 0;
     std::optional<pb::Directive> sent, held;
@@ -363,16 +366,16 @@ class Cluster {
   void send_again(Place& place);
   std::map<std::string, Place> places_;  // by worker
   uint64_t mail_seq_ = 0;
-  std::set<int64_t> ran_;  // generations that the journal once let run
-  bool resuming_ = false;  // and the journal does not say so yet
+  std::set<int64_t> ran_;  // generations journaled as RUNNING
+  bool resuming_ = false;  // and not journaled yet
 
   // Survives crashes.
   pb::Job job_;
   std::optional<pb::Durable> journal_;
   size_t synced_lines_ = 0;  // of metrics_, which survive a crash of the host
-  std::vector<bool> after_loss_;  // by line: steps had been lost before it
+  std::vector<bool> after_loss_;  // by line: whether steps were lost before it
   int64_t next_sync_ms_ = 0;
-  std::deque<pb::Durable> backups_;  // of the journal, of this run of the job
+  std::deque<pb::Durable> backups_;  // of the journal, since the last resume
   std::vector<pb::StepMetrics> metrics_;
   struct Saved {
     uint64_t state;
@@ -382,14 +385,15 @@ class Cluster {
     int64_t ms = 0;  // when it was committed
   };
   std::map<int64_t, Saved> checkpoints_;
-  int64_t claimed_ = 0;  // the generation that goes on in their folder
+  int64_t claimed_ = 0;  // the generation that claimed their folder
   std::vector<uint64_t> chain_;
 
   std::unique_ptr<core::Coordinator> coordinator_;
   uint64_t coordinator_life_ = 0;
   int64_t restarted_ms_ = -core::kReconnectSlackMs;
-  size_t lines_ = 0;  // of metrics_, as it left them
-  // An older one that has lost its lock; when it finds out, at the latest.
+  size_t lines_ = 0;  // of metrics_, as this coordinator wrote them
+  // An older coordinator that has lost its lock, and when it notices at the
+  // latest.
   std::unique_ptr<core::Coordinator> rival_;
   size_t rival_lines_ = 0;
   int64_t rival_frozen_until_ = 0;
@@ -400,11 +404,11 @@ class Cluster {
 
   std::map<std::string, std::unique_ptr<Worker>> workers_;
   std::map<int64_t, std::unique_ptr<World>> worlds_;  // by generation
-  // Participants' lives, by generation.
+  // Incarnations of the participants, by generation.
   std::map<int64_t, std::map<std::string, uint64_t>> planned_;
   std::map<int64_t, std::string> assignments_;  // serialized
   struct Start {
-    int64_t ms = 0;              // when the coordinator let the ranks start
+    int64_t ms = 0;              // when the coordinator started the ranks
     std::set<std::string> lost;  // workers whose part of the source was gone
   };
   std::map<int64_t, Start> starts_;  // by generation
@@ -412,23 +416,25 @@ class Cluster {
   bool disk_full_ = false;
   uint64_t epoch_ = 0;  // newest journaled
   uint64_t epoch_life_ = 0;
-  // By this coordinator: incarnation, and when.
+  // By this coordinator: the incarnation, and when it was heard.
   std::map<std::string, std::pair<uint64_t, int64_t>> newest_heard_;
   bool inconclusive_ = false;
-  bool rightly_failed_ = false;  // the job, so that the run is over
-  bool forgot_ = false;          // the journal was lost or rolled back once
-  // Newest committed checkpoint that the coordinator was told of.
+  bool rightly_failed_ =
+      false;             // the job failed for a good reason, which ends the run
+  bool forgot_ = false;  // the journal was once lost or rolled back
+  // Newest committed checkpoint that was reported to the coordinator.
   int64_t told_saved_ = 0;
-  bool stop_ = false;  // `remesh stop` comes at some time
+  bool stop_ = false;  // `remesh stop` will be requested
   int64_t newest_scanned_ = 0;
   size_t workers_a_host_ = 1;
   std::optional<geometry::ParamTable> table_;
-  // The last finished step lies in the memory of that generation's workers
-  // since then.
+  // Since this time the last finished step is in the memory of that
+  // generation's workers.
   int64_t safe_generation_ = 0;
   int64_t safe_ms_ = 0;
-  int64_t forgotten_before_ = 0;    // older generations' states, by some ranks
-  bool lost_since_record_ = false;  // finished steps are made again
+  int64_t forgotten_before_ =
+      0;  // some ranks have removed the states of older generations
+  bool lost_since_record_ = false;  // finished steps are being computed again
   std::set<std::pair<int64_t, int64_t>> saved_steps_;  // generation, step
   std::set<int64_t> put_off_;  // generations whose change was put off
 };

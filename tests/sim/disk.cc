@@ -1,8 +1,9 @@
-// The disk of the coordinator, which in some runs stands, is full or is slow
-// for a while, and what waits for it. Its shell never waits: what is written,
-// and what may happen only then, goes through a queue like server::Outbox, and
-// directives through one like server::WorkerMail. Both end with the process,
-// so that the disk has a prefix of what was given.
+// The coordinator's disk, which in some runs stalls, is full or is slow for a
+// while, and everything that waits for it. The coordinator's shell never
+// blocks: writes, and actions that must follow them, go through a queue like
+// server::Outbox, and directives through one like server::WorkerMail. Both
+// queues are lost with the process, so the disk has a prefix of what was
+// queued.
 #include <fmt/format.h>
 
 #include <utility>
@@ -13,7 +14,7 @@
 namespace remesh::sim {
 namespace {
 
-// As in coordinator/server.
+// The same as in coordinator/server.
 constexpr int64_t kKeepAliveMs = 300;
 constexpr int64_t kProbeMs = 500;
 
@@ -42,16 +43,15 @@ void Cluster::schedule_disk_fault() {
   });
 }
 
-// Up to tens of seconds where faults last as long. Meanwhile somebody may kill
-// the coordinator.
+// Faults may last for tens of seconds. Meanwhile the coordinator may be killed.
 void Cluster::break_disk() {
   disk_ = static_cast<Disk>(disk_draw(1, 3));
   broke_ms_ = now_;
   const int64_t ms = disk_draw(50, disk_draw(0, 3) == 0 ? 45'000 : 3000);
   trace(fmt::format("the disk {} for {} ms",
-                    disk_ == Disk::kStands ? "stands"
-                    : disk_ == Disk::kFull ? "is full"
-                                           : "is slow",
+                    disk_ == Disk::kStalled ? "stalls"
+                    : disk_ == Disk::kFull  ? "is full"
+                                            : "is slow",
                     ms));
   ++stats_.faults;
   if (disk_ == Disk::kSlow) slow_disk();
@@ -78,13 +78,14 @@ void Cluster::slow_disk() {
   });
 }
 
-// A coordinator that is stopped writes when it goes on.
+// A suspended coordinator writes when it continues.
 void Cluster::mend_disk() {
   if (disk_ == Disk::kWorks) return;
   if (now_ < coordinator_frozen_until_)
     return at(coordinator_frozen_until_ - now_, [this] { mend_disk(); });
-  trace(fmt::format("the disk works: {} writes waited", unwritten_.size()));
-  // The coordinator gives everybody as much more time.
+  trace(fmt::format("the disk works again: {} writes were waiting",
+                    unwritten_.size()));
+  // The coordinator extends every worker's time by as much.
   for (auto& [name, w] : workers_)
     if (disk_ != Disk::kFull && w->trouble_until > broke_ms_)
       w->trouble_until += now_ - broke_ms_;
@@ -93,9 +94,9 @@ void Cluster::mend_disk() {
   deliver_written();
 }
 
-// Whoever wants to read waits as well.
+// Reads wait, too.
 void Cluster::when_disk_answers(std::function<void()> what) {
-  if (disk_ != Disk::kStands) return what();
+  if (disk_ != Disk::kStalled) return what();
   at(50, [this, what = std::move(what)] { when_disk_answers(what); });
 }
 
@@ -107,7 +108,8 @@ void Cluster::write(std::function<void()> effect) {
   if (disk_ == Disk::kWorks) return write_one();
   if (unwritten_.size() > 1) return;
   first_waits_.begin(now_);
-  if (disk_ != Disk::kFull) call_lasts_.begin(now_);  // a full one says so
+  if (disk_ != Disk::kFull)
+    call_lasts_.begin(now_);  // a full disk returns an error at once
 }
 
 void Cluster::write_one() {
@@ -136,12 +138,12 @@ void Cluster::deliver_written() {
   while (!acts_.empty() && acts_.front()()) acts_.pop_front();
 }
 
-// One that has exited is started by resume().
+// A coordinator that has exited is started by resume().
 bool Cluster::coordinator_runs() const {
   return coordinator_ && (!coordinator_->ended() || !acts_.empty());
 }
 
-// With the process. The call in progress may have come to its end.
+// Lost with the process, except that the call in progress may have completed.
 void Cluster::lose_unwritten() {
   if (!unwritten_.empty() && disk_ != Disk::kFull && disk_draw(0, 1) == 0)
     write_one();
@@ -172,8 +174,8 @@ void Cluster::cut_metrics(size_t lines) {
     lost_since_record_ = lost_since_record_ || after_loss_.back();
 }
 
-// Looks at the lock now and then, because a disk that stands shows only when
-// it is used.
+// Checks the lock periodically, because a stalled disk is noticed only when it
+// is used.
 core::Tick Cluster::tick_of_disk() {
   if (coordinator_runs() && unwritten_.empty() &&
       now_ - probed_ms_ >= kProbeMs) {

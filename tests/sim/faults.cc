@@ -1,4 +1,4 @@
-// What goes wrong, and what users ask for meanwhile.
+// Faults, and the commands of users meanwhile.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,7 +22,8 @@ void Cluster::choose_bad_host() {
   mended_ = draw(2) == 0;
 }
 
-// Nobody but the coordinator may die, and the limits of failures are real.
+// Only the coordinator may die, and the limits on failures are those of a real
+// job.
 void Cluster::make_calm() {
   calm_ = true;
   stop_ = upgrades_ = false;
@@ -33,14 +34,14 @@ void Cluster::make_calm() {
   options_.end_ms += 600'000;
 }
 
-// For as long as a switch takes to start, perhaps. The ranks train meanwhile.
+// For as long as a switch may take to restart. The ranks continue to train.
 void Cluster::choose_cut_off() {
   std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 2);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
   if (draw(16) != 0) return;
   make_calm();
   cut_off_ = true;
-  hostile_ = 0;  // they would be heard
+  hostile_ = 0;  // hostile messages would be heard
   num_workers_ = workers_a_host_ + 1 + draw(4);
   job_.mutable_train()->set_steps(200 + draw(400));
   options_.fault_ms += 60'000;
@@ -52,7 +53,7 @@ void Cluster::choose_cut_off() {
   });
 }
 
-// Up to all of the first hosts but one; perhaps all in the same way.
+// Any of the initial hosts except one, either all in the same way or not.
 void Cluster::choose_many_bad_hosts() {
   std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 1);
   const auto draw = [&](uint64_t n) { return rng() % n; };
@@ -70,8 +71,9 @@ void Cluster::choose_many_bad_hosts() {
       bad_hosts_[fmt::format("h{}", h)] = alike ? all : kind();
 }
 
-// With replicas, so that either host holds what is needed. A hang at the start
-// takes half a minute, and it is not known at once which link is bad.
+// With replicas, so that each of the two hosts holds what is needed. A hang at
+// the start takes half a minute to detect, and which link is bad is not known
+// at once.
 void Cluster::choose_bad_link() {
   if (host_rng_() % 16 != 0) return;
   const uint64_t a = host_rng_() % 3;
@@ -92,11 +94,12 @@ void Cluster::cut_link_at(int64_t delay_ms) {
           " is cut");
     link_is_cut_ = true;
     for (auto& [g, world] : worlds_)
-      world->stood = world->stood || cut_apart(*world);
+      world->stalled = world->stalled || cut_apart(*world);
   });
 }
 
-// Every rank reports that it waits for a collective, and nobody knows more.
+// Every rank reports that it waits for a collective, and that is all that is
+// known.
 void Cluster::choose_link_of_many() {
   std::mt19937_64 rng(options_.seed * 0x9FB21C651E98DF25ULL + 3);
   const auto draw = [&](uint64_t n) { return static_cast<int64_t>(rng() % n); };
@@ -114,8 +117,8 @@ void Cluster::choose_link_of_many() {
   cut_link_at(400 + draw(3000));
 }
 
-// No mesh stops for one that does not fit into the shared memory of its hosts,
-// as far as they were known.
+// No mesh is stopped for one that does not fit into the shared memory of the
+// hosts known at the time.
 void Cluster::check_room(const pb::EventRecord& e) {
   if (e.event() == "generation_ended") planned_stop_ = true;
   if (e.event() == "mesh") planned_stop_ = false;
@@ -129,23 +132,24 @@ void Cluster::check_room(const pb::EventRecord& e) {
     violated("a mesh stopped for a host without room: " + e.ShortDebugString());
 }
 
-// About the logarithm of the number of links, and the right one is named.
+// The search takes about as many hangs as the logarithm of the number of links,
+// and names the right one.
 void Cluster::check_link_search(const pb::EventRecord& e) {
   if (!calm_ || bad_link_.first.empty()) return;
   std::set<std::string> hosts;
   for (const auto& [name, w] : workers_) hosts.insert(w->host);
   if (e.event() == "failure" &&
       ++hangs_ > 3 + 2 * std::lround(std::log2(hosts.size())))
-    violated(fmt::format("{} hangs, and the link is not found", hangs_));
+    violated(fmt::format("{} hangs, and the link is still not found", hangs_));
   if (e.event() != "host_cordoned") return;
   const bool first = e.host() == bad_link_.first;
   const std::string& peer = first ? bad_link_.second : bad_link_.first;
   if ((!first && e.host() != bad_link_.second) ||
       e.detail().find("link to " + peer + " ") == std::string::npos)
-    violated("a link that is well is blamed: " + e.ShortDebugString());
+    violated("a healthy link is blamed: " + e.ShortDebugString());
 }
 
-// Whether ranks of the world cannot talk to each other.
+// Whether some ranks of the world cannot reach each other.
 bool Cluster::cut_apart(const World& world) const {
   if (!link_is_cut_) return false;
   std::set<std::string> hosts;
@@ -190,7 +194,7 @@ void Cluster::end_badly(World& world) {
   }
 }
 
-// Whether the coordinator knows hosts that are well, and stay.
+// Whether the coordinator knows healthy hosts that stay.
 bool Cluster::others_could_run() const {
   if (!coordinator_) return false;
   const pb::JobStatus status = coordinator_->status();
@@ -254,13 +258,13 @@ void Cluster::random_fault() {
       break;
     case 3:
       if (Rank* r = rank()) {
-        worlds_[r->generation]->stood = true;
+        worlds_[r->generation]->stalled = true;
         r->stopped = true;
       }
       break;
     case 4:
       if (Rank* r = rank()) {
-        worlds_[r->generation]->stood = true;
+        worlds_[r->generation]->stalled = true;
         r->stuck = true;
       }
       break;
@@ -316,8 +320,7 @@ void Cluster::random_fault() {
   }
 }
 
-// `remesh mesh` with a layout of up to four ranks, or auto. Nothing is lost by
-// a refusal.
+// `remesh mesh` with a random layout, or auto. A refusal does no harm.
 void Cluster::ask_mesh() {
   if (!coordinator_) return;
   pb::Command c;
@@ -330,7 +333,7 @@ void Cluster::ask_mesh() {
   ask(c);
 }
 
-// No more faults; what was down comes up, and there is always a worker.
+// Ends all faults, restarts what is down, and adds workers.
 void Cluster::heal() {
   trace("faults stop");
   faults_on_ = false;
@@ -341,7 +344,7 @@ void Cluster::heal() {
   deaf_until_.clear();
   reconnected_at_.clear();
   if (coordinator_ && coordinator_->ended()) {
-    // Stopped as asked; resume() is under way.
+    // Stopped on request; resume() is pending.
   } else if (!coordinator_ && !done_) {
     start_coordinator();
   }
@@ -354,18 +357,18 @@ void Cluster::heal() {
   start_worker(add_worker());
   if (bad_hosts_.empty() && bad_link_.first.empty()) return;
   if (mended_) bad_hosts_.clear();
-  // Enough for every mesh that the job may ask for.
+  // Enough slots for every mesh of the job.
   for (int i = 0; i < 4; ++i) start_worker(add_worker());
 }
 
-// A worker that starts in the middle of a rolling upgrade may be of the next
-// build; who has been upgraded stays so.
+// A worker that starts during a rolling upgrade may be of the next build; an
+// upgraded worker stays upgraded.
 void Cluster::upgrade(Worker& w) {
   if (!upgrades_ || w.build == "2") return;
   if (!faults_on_ || upgrade_rng_() % 2 == 0) w.build = "2";
 }
 
-// In the end all are of one build, so that the slots suffice.
+// At the end all workers are of one build, so that the slots suffice.
 void Cluster::finish_upgrade() {
   for (auto& [name, w] : workers_)
     if (w->agent && w->build != "2") crash_worker(*w);

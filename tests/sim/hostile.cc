@@ -20,7 +20,7 @@ int64_t any_of(Rng& rng, std::initializer_list<int64_t> values) {
   return values.begin()[rng() % values.size()];
 }
 
-// A number that no process of ours would say, of any size.
+// A number of any size that no correct process would send.
 int64_t wild(Rng& rng) {
   return any_of(rng, {-1, std::numeric_limits<int64_t>::min(), kHuge, kHuge - 1,
                       int64_t{1} << 62, limits::kMaxNumber + 1});
@@ -32,7 +32,7 @@ int wild_int(Rng& rng) {
                    std::numeric_limits<int>::max(), 2'000'000'000, -46341}));
 }
 
-// The bytes of a real message with a few changed, as long as they still parse.
+// A real message with a few bytes changed that still parses.
 template <typename Message>
 Message mutated(Rng& rng, const Message& real) {
   std::string bytes = real.SerializeAsString();
@@ -69,7 +69,7 @@ void add_wild_holding(Rng& rng, pb::Report* r) {
   }
 }
 
-// One field that is refused whatever the others say.
+// One field with a value that is refused whatever the other fields are.
 void spoil(Rng& rng, const Overheard& o, pb::Report* r) {
   switch (rng() % 14) {
     case 0:
@@ -108,9 +108,9 @@ void spoil(Rng& rng, const Overheard& o, pb::Report* r) {
   }
 }
 
-// Nothing in it is out of range or of the wrong form, and yet its sender cannot
-// know what it says: a number that no coordinator has used, or a checkpoint of
-// a step that the rank has not made.
+// Every field is well-formed and in range, but the content is impossible: a
+// number that no coordinator has used, or a checkpoint of a step that the rank
+// has not made.
 pb::Report well_formed_report(Rng& rng, const Overheard& o) {
   const uint64_t kind = rng() % 4;
   const auto draw = [&](int64_t most) {
@@ -161,7 +161,7 @@ pb::Report hostile_report(Rng& rng, const Overheard& o) {
   if (!o.alive.empty() && rng() % 2 == 0) {
     const auto& life = o.alive[rng() % o.alive.size()];
     r.set_worker(life.worker);
-    if (rng() % 2 == 0) {  // of an earlier life
+    if (rng() % 2 == 0) {  // of an older incarnation
       r.set_incarnation(life.incarnation - 1 - rng() % life.incarnation);
       if (rng() % 2 == 0) spoil(rng, o, &r);
       return r;
@@ -263,7 +263,7 @@ agent::Event hostile_event(Rng& rng, const std::string& worker,
   pb::Directive d = mutated(rng, o.directive);
   d.set_worker(worker);
   d.set_goal(pb::Directive::SHUTDOWN);
-  if (rng() % 2 == 0) {  // to an earlier life, or to another worker
+  if (rng() % 2 == 0) {  // for an older incarnation, or for another worker
     if (rng() % 2 == 0) d.set_worker("stranger");
     d.set_incarnation(incarnation - 1);
     return agent::DirectiveReceived{d};

@@ -1,7 +1,7 @@
-// Messages that a faulty or hostile peer may send, none of which may change
-// anything: values out of any sensible range, mutated copies of real messages,
-// the words of processes that are dead, and well-formed reports of numbers and
-// checkpoints that nobody can know of.
+// Messages that a faulty or hostile peer may send, none of which may have an
+// effect: values far out of range, mutated copies of real messages, messages of
+// dead processes, and well-formed reports of numbers and checkpoints that do
+// not exist.
 #pragma once
 
 #include <random>
@@ -13,24 +13,24 @@
 
 namespace remesh::sim {
 
-// Under which commands are sent.
+// The client of the commands.
 inline constexpr uint64_t kHostileClient = ~uint64_t{0};
 
-// What the sender has seen on the network.
+// What the sender has overheard on the network.
 struct Overheard {
   struct Life {
     std::string worker;
-    uint64_t incarnation = 0;  // that the coordinator takes for alive
+    uint64_t incarnation = 0;  // that the coordinator considers alive
   };
   std::vector<Life> alive;
-  pb::Report report;        // some real one
-  pb::Directive directive;  // some real one
+  pb::Report report;        // a real one
+  pb::Directive directive;  // a real one
   int64_t generation = 0;
   uint64_t epoch = 0;
 };
 
 core::Input hostile_input(std::mt19937_64& rng, const Overheard& overheard);
-// To that worker.
+// A message to that worker.
 agent::Event hostile_event(std::mt19937_64& rng, const std::string& worker,
                            uint64_t incarnation, const Overheard& overheard);
 

@@ -1,6 +1,6 @@
-// What must hold, whatever happens: the checks that Cluster makes at each
-// action of the cores. run() adds the ends: the job is done some time after
-// the faults stopped, with every step once, and nothing outlives it.
+// The invariants, which Cluster checks at each action of the cores. run() adds
+// those of the end: the job is done some time after the faults end, with every
+// step recorded once, and nothing outlives it.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 namespace remesh::sim {
 namespace {
 
-// Of the workers of one build that are there and do not leave.
+// The largest number of slots of live, staying workers of one build.
 int64_t staying_slots(const pb::JobStatus& status) {
   std::map<std::string, int64_t> slots;
   int64_t most = 0;
@@ -38,13 +38,13 @@ std::vector<Cluster::Rank*> Cluster::live_ranks(Worker& w) {
   return out;
 }
 
-// Nothing happened to this life of the worker for so long that the coordinator
-// may call it dead. Only in runs whose network loses nothing.
+// Whether nothing has happened to this incarnation of the worker for which the
+// coordinator may declare it dead. Always false if the network loses messages.
 bool Cluster::healthy(const std::string& name) const {
   const auto it = workers_.find(name);
   if (loss_ > 0 || it == workers_.end() || !it->second->agent) return false;
-  // A restarted coordinator waits for a life that calls itself a later one, or
-  // was on another host.
+  // A restarted coordinator waits for the journaled incarnation, which may have
+  // a larger number or be on another host.
   if (adopted_)
     for (const auto& p : adopted_->participants())
       if (p.name() == name && (p.incarnation() > it->second->incarnation ||
@@ -54,19 +54,19 @@ bool Cluster::healthy(const std::string& name) const {
                     kTroubleSlackMs;
 }
 
-// A generation may run only when no live member has an older rank, and with
-// everybody in it.
+// A generation may run only when no live member has an older rank and every
+// live member is fenced.
 void Cluster::check_quiet(int64_t generation) {
   for (auto& [g, world] : worlds_)
     for (const pb::RankPlace& p : world->assignment.ranks())
       if (!coordinator_ || !coordinator_->considers_live(
                                p.worker(), workers_[p.worker()]->incarnation))
-        world->given_up = true;
+        world->presumed_dead = true;
   if (!coordinator_) return;
   for (const auto& [name, w] : workers_)
     if (w->agent && coordinator_->considers_live(name, w->incarnation) &&
         w->agent->generation() < generation)
-      violated(fmt::format("generation {} runs and {} is fenced at {}",
+      violated(fmt::format("generation {} runs while {} is fenced at {}",
                            generation, name, w->agent->generation()));
   for (const auto& [name, w] : workers_)
     if (coordinator_->considers_live(name, w->incarnation))
@@ -78,23 +78,23 @@ void Cluster::check_quiet(int64_t generation) {
                           generation, r->rank, r->generation, name));
 }
 
-// The first thing that a life journals is its epoch, above all before; ends
-// are final.
+// The first journal entry of a coordinator has a new largest epoch, and a job
+// that has ended does not continue.
 void Cluster::check_life(const pb::Durable& d) {
   if (epoch_life_ != coordinator_life_) {
     if (d.epoch() <= epoch_ && !forgot_)
-      violated(fmt::format("two lives of epoch {}", d.epoch()));
+      violated(fmt::format("two coordinators with epoch {}", d.epoch()));
     epoch_life_ = coordinator_life_;
   } else if (decided_ && decided_->phase() >= pb::Durable::DONE &&
              d.phase() < pb::Durable::DONE) {
-    violated("continued after the job's end");
+    violated("continued after the end of the job");
   }
 }
 
-// A new generation's mesh is one that the job's model admits, has a rank for
-// each place, and is the one asked for; else the first preferred one, or one
-// with the degrees given. What was asked for is given up only where the slots
-// do not suffice.
+// The mesh of a new generation is admitted by the model, has all its ranks
+// placed, and is the requested one; without a request it is the first preferred
+// one or has the given degrees. A request is released only if the slots do not
+// suffice.
 void Cluster::check_mesh(const pb::Durable& d) {
   const auto suffice = [](int64_t slots, const std::string& layout) {
     return geometry::Layout::parse(layout)->world() <= slots;
@@ -104,11 +104,12 @@ void Cluster::check_mesh(const pb::Durable& d) {
   if (d.phase() == pb::Durable::RUNNING) {
     if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text &&
         !d.rescue())
-      violated(fmt::format("{} runs, {} was asked for", text, d.pinned()));
+      violated(fmt::format("{} runs, but {} is pinned", text, d.pinned()));
     if (coordinator_ && decided_ && !decided_->pinned().empty() &&
         d.pinned().empty() && !d.mesh_asked()) {
       if (suffice(staying_slots(coordinator_->status()), decided_->pinned()))
-        violated(decided_->pinned() + " was given up, and slots suffice");
+        violated(decided_->pinned() +
+                 " was released although the slots suffice");
     }
     return;
   }
@@ -133,7 +134,8 @@ void Cluster::check_mesh(const pb::Durable& d) {
     if (build_of[p.worker()] != d.assignment().build())
       violated(fmt::format("{} is of another build than its mesh", p.worker()));
   if (d.scale() > 0 && mesh.world() > d.scale() && !d.rescue())
-    violated(fmt::format("{} planned, scaled to {}", text, d.scale()));
+    violated(
+        fmt::format("{} is planned, but the scale is {}", text, d.scale()));
   if (d.scale() > 0) slots = std::min<int64_t>(slots, d.scale());
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (--room[p.worker()] < 0)
@@ -144,20 +146,21 @@ void Cluster::check_mesh(const pb::Durable& d) {
   const auto shape = core::shape_of(job_);
   if (const Status s = planner::admit(*shape, mesh); !s.ok())
     violated("a mesh that the model does not admit: " + s.message());
-  if (d.rescue()) return;  // not the one wanted, and not for long
-  if (d.mesh_asked()) violated("a new generation, and its mesh is asked for");
+  if (d.rescue()) return;  // temporary, not the wanted mesh
+  if (d.mesh_asked()) violated("a new generation still has a mesh request");
   if (decided_ && !decided_->pinned().empty() && d.pinned().empty() &&
       suffice(slots, decided_->pinned()))
-    violated(decided_->pinned() + " was given up, and slots suffice");
+    violated(decided_->pinned() + " was released although the slots suffice");
   if (!d.pinned().empty()) {
     if (d.pinned() != text)
-      violated(fmt::format("{} planned, {} was asked for", text, d.pinned()));
+      violated(
+          fmt::format("{} is planned, but {} is pinned", text, d.pinned()));
     return;
   }
   for (const std::string& l : job_.elastic().layouts()) {
     if (!suffice(slots, l)) continue;
     if (geometry::Layout::parse(l)->to_string() != text)
-      violated(fmt::format("{} planned, {} is preferred", text, l));
+      violated(fmt::format("{} is planned, but {} is preferred", text, l));
     return;
   }
   const pb::Parallel& p = job_.parallel();
@@ -167,7 +170,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
   if (!kept(p.tensor_parallel_degree(), mesh.tp) ||
       !kept(p.pipeline_parallel_degree(), mesh.pp) ||
       !kept(p.context_parallel_degree(), mesh.cp))
-    violated("degrees given were not kept: " + text);
+    violated("given degrees were not kept: " + text);
 }
 
 void Cluster::check_persist(const pb::Durable& d) {
@@ -184,8 +187,9 @@ void Cluster::check_persist(const pb::Durable& d) {
       for (const pb::RankPlace& place : d.assignment().ranks())
         if (place.worker() == p.name() && coordinator_ &&
             !coordinator_->considers_live(p.name(), p.incarnation()))
-          violated(fmt::format("generation {} runs with {}, known to be dead",
-                               d.generation(), p.name()));
+          violated(fmt::format(
+              "generation {} runs with {}, which is known to be dead",
+              d.generation(), p.name()));
     check_source_is_there(d);
   }
   if (d.phase() == pb::Durable::WAITING && before == pb::Durable::ABORTING &&
@@ -205,8 +209,8 @@ void Cluster::check_persist(const pb::Durable& d) {
     if (forgot_ && assignments_.contains(g) &&
         (!decided_ || decided_->assignment().generation() != g) &&
         (metrics_.empty() || metrics_.back().generation() < g)) {
-      // The journal was lost, and who knows the number was not heard. That
-      // is as well as can be done, and this bookkeeping ends here.
+      // The journal was lost, and no worker that knows the number has reported.
+      // Nothing better is possible, and this run cannot be judged further.
       inconclusive_ = true;
       return;
     }
@@ -216,7 +220,7 @@ void Cluster::check_persist(const pb::Durable& d) {
     if (fresh && keeps_state()) check_source(d);
     if (fresh && !keeps_state() &&
         d.assignment().source().step() != newest_scanned_) {
-      // What fails on all hosts that are there is not tried again.
+      // A source that failed on all hosts is not tried again.
       if (bad_hosts_.size() == 1 &&
           bad_hosts_.begin()->second == Bad::kNoSource && !others_could_run() &&
           now_ - restarted_ms_ >= core::kReconnectSlackMs) {
@@ -231,7 +235,7 @@ void Cluster::check_persist(const pb::Durable& d) {
   }
 }
 
-// It is on the disk now.
+// Called when the state is on the disk.
 void Cluster::note_written(const pb::Durable& d) {
   if (inconclusive_) return;
   epoch_ = std::max(epoch_, d.epoch());
@@ -240,19 +244,19 @@ void Cluster::note_written(const pb::Durable& d) {
   const auto [it, fresh] = assignments_.emplace(
       d.assignment().generation(), d.assignment().SerializeAsString());
   if (!fresh && it->second != d.assignment().SerializeAsString())
-    violated(fmt::format("generation {} planned twice, differently",
+    violated(fmt::format("generation {} was planned twice, differently",
                          d.assignment().generation()));
 }
 
-// The job has gone on without those who made that step.
+// Whether the job has continued without that version of the step.
 bool Cluster::abandoned(int64_t step, int64_t generation) const {
   return std::any_of(metrics_.begin(), metrics_.end(), [&](const auto& m) {
     return m.generation() > generation && m.step() <= step;
   });
 }
 
-// No generation starts from an older state than a checkpoint that is there and
-// that the coordinator was told of, even if a listing lacked it.
+// No generation starts from a state older than an existing checkpoint that was
+// reported to the coordinator, even if a listing lacked it.
 void Cluster::check_saved_is_used(const pb::Durable& d) {
   const int64_t step = d.assignment().source().step();
   const auto saved = checkpoints_.find(told_saved_);
@@ -268,7 +272,7 @@ void Cluster::check_saved_is_used(const pb::Durable& d) {
   told_saved_ = std::min(told_saved_, step);
 }
 
-// For the smallest mesh of the job, on workers that stay.
+// For the job's smallest mesh, on workers that stay.
 bool Cluster::slots_suffice(const pb::JobStatus& status) const {
   const pb::Parallel& p = job_.parallel();
   int64_t needed = std::max<int64_t>(1, p.tensor_parallel_degree()) *
@@ -295,18 +299,20 @@ void Cluster::check_directive(const pb::Directive& d) {
                            r->rank));
 }
 
-// It leaves the coordinator now, perhaps again: what it says is on the disk.
+// Called when a directive is sent, for the first time or again: the decision
+// must be on the disk.
 void Cluster::check_sent(const pb::Directive& d) {
   if (d.goal() == pb::Directive::RUN && !ran_.contains(d.generation()))
     violated("RUN was sent before it was on the disk");
   if (d.goal() != pb::Directive::LEAVE) return;
-  // With too few slots to go on nobody can take what it holds: it may go.
+  // With too few slots to continue, no mesh can take over its states: it may
+  // leave.
   if (Worker& w = *workers_[d.worker()]; !w.told_to_leave)
     w.told_to_leave = !coordinator_ || slots_suffice(coordinator_->status());
-  // What it held was taken up by a mesh that no replica can be made for.
+  // Its states were taken over by a mesh that cannot have replicas.
   const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
   if (const auto world = worlds_.find(d.generation());
-      world != worlds_.end() && was_whole(*world->second, finished) &&
+      world != worlds_.end() && was_complete(*world->second, finished) &&
       !core::makes_replicas(world->second->assignment) &&
       safe_generation_ != 0 && safe_generation_ < d.generation()) {
     safe_generation_ = d.generation();
@@ -326,13 +332,14 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   if (m.loss() != as_loss(chain(m.step())))
     violated(fmt::format("metrics: step {} was computed from a wrong state",
                          m.step()));
-  // One that was found whole in memory may have no replicas yet, or no longer:
-  // ranks forget older generations when they make a step.
+  // A state that was restored from memory may have no replicas yet, or no
+  // longer: ranks remove the segments of older generations when they finish a
+  // step.
   if (m.generation() < forgotten_before_) {
     safe_generation_ = 0;
   } else if (const auto w = worlds_.find(m.generation()); w != worlds_.end()) {
-    if (w->second->whole_ms.contains(m.step()))
-      note_safe(m.generation(), w->second->whole_ms[m.step()]);
+    if (w->second->complete_ms.contains(m.step()))
+      note_safe(m.generation(), w->second->complete_ms[m.step()]);
     else
       safe_generation_ = 0;
   }
@@ -341,59 +348,58 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
   const bool known = world != worlds_.end();
   for (int r = 0; known && r < world->second->assignment.ranks_size(); ++r)
     if (world->second->committed[r] < m.step() &&
-        !was_whole(*world->second, m.step()))
+        !was_complete(*world->second, m.step()))
       violated(
           fmt::format("metrics: step {} of generation {} before rank {} "
                       "committed it",
                       m.step(), m.generation(), r));
-  if (!known) violated("metrics: of no generation");
+  if (!known) violated("metrics: of an unknown generation");
 }
 
-// A failure must name something that did fail.
+// A failure must name something that failed.
 void Cluster::check_event(const pb::EventRecord& e) {
   if (e.event() == "metrics_gap") {
-    // Only where all daemons that knew them died with them, or are cut off.
+    // Allowed only if all daemons that knew the metrics are dead or cut off.
     if (!keeps_state() ||
         std::none_of(worlds_.begin(), worlds_.end(), [&](const auto& w) {
           return !reporter_is_here(*w.second);
         }))
-      violated("metrics have a gap: " + e.detail());
+      violated("the metrics log has a gap: " + e.detail());
     ++stats_.gaps;
   }
   if (e.event() == "job_failed" && !bad_hosts_.empty()) {
-    // What fails on all hosts that are there ends the job.
-    if (others_could_run())
-      violated("bad hosts have ended the job: " + e.cause());
+    // A failure on all hosts ends the job.
+    if (others_could_run()) violated("bad hosts ended the job: " + e.cause());
     rightly_failed_ = true;
   }
-  // Faults may happen to hit the same rank.
+  // Random faults may hit the same rank repeatedly.
   if (e.event() == "job_failed" && !calm_ && !bad_link_.first.empty() &&
       e.cause().find("the same failure") != std::string::npos)
     rightly_failed_ = true;
-  // Stopped with too few slots to save on.
+  // The job was stopped with too few slots for a mesh that could save.
   if (e.event() == "job_stopped") safe_generation_ = 0;
   if (e.event() == "checkpoint") told_saved_ = std::max(told_saved_, e.step());
   if (e.event() == "change_put_off" || e.event() == "stop_declined")
     put_off_.insert(e.generation());
   if (e.event() == "worker_lost" && e.cause().rfind("silent", 0) == 0 &&
       healthy(e.worker()))
-    violated("taken for silent: " + e.worker());
+    violated("declared silent although it is healthy: " + e.worker());
   if (e.event() == "worker_lost") check_lost_worker(e);
   check_link_search(e);
   check_room(e);
   if (calm_ && e.event() == "worker_lost" && knows_hosts())
-    violated("nobody died: " + e.ShortDebugString());
-  // Ranks that end wait for a fence, which needs the coordinator.
+    violated("declared dead although it is alive: " + e.ShortDebugString());
+  // Ranks that end wait for a fence, for which they need the coordinator.
   if (cut_off_ && knows_hosts() &&
       e.cause().find("no progress") == std::string::npos &&
       (e.event() == "failure" || e.event() == "host_cordoned"))
     violated("nothing failed: " + e.ShortDebugString());
-  // An older journal does not say who was told to end.
+  // An older journal does not know which ranks were told to end.
   if (e.event() != "failure" || forgot_) return;
   const auto world = worlds_.find(e.generation());
   if (e.cause().find("no progress") != std::string::npos) {
     if (world == worlds_.end() ||
-        (!world->second->stood && !waits_for_fence(*world->second)))
+        (!world->second->stalled && !waits_for_fence(*world->second)))
       violated("a hang was reported and no rank was stuck: " + e.cause());
   } else if (e.has_rank()) {
     if (world == worlds_.end() || !world->second->faulted.contains(e.rank()))
@@ -407,7 +413,7 @@ void Cluster::check_event(const pb::EventRecord& e) {
   }
 }
 
-// Numbers are never used twice, whatever was forgotten.
+// No generation number is used twice, even after the loss of the journal.
 void Cluster::check_heard(const pb::Report& r) {
   if (!coordinator_ || coordinator_->ended()) return;
   if (coordinator_->considers_live(r.worker(), r.incarnation()) &&
@@ -424,8 +430,8 @@ void Cluster::check_heard(const pb::Report& r) {
 
 void Cluster::check_report(Worker& w, const pb::Report& r) {
   const auto say = [&](const char* what, int64_t g) {
-    violated(fmt::format("{} reports {}, its generation {} still runs", w.name,
-                         what, g));
+    violated(fmt::format("{} reports {} while its generation {} still runs",
+                         w.name, what, g));
   };
   for (const int64_t g : w.spawned) {
     if (w.torn_down.contains(g)) continue;
@@ -440,7 +446,7 @@ void Cluster::check_report(Worker& w, const pb::Report& r) {
   w.epoch_seen = r.coordinator_epoch();
 }
 
-// A request to stop is withdrawn only where the coordinator put it off.
+// A stop request is withdrawn only if the coordinator put it off.
 void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
   for (const auto& [rank, r] : w.ranks)
     if (r.alive && (r.request & kRequestStop) != 0 &&
@@ -450,8 +456,8 @@ void Cluster::check_request(const Worker& w, const agent::SetRequest& q) {
                            w.ranks_generation));
 }
 
-// The result holds every contribution to this fence of this generation, in
-// the order of the workers, and is given once to each.
+// The result has every contribution to this fence of this generation, in the
+// order of the workers, and reaches each worker once.
 void Cluster::check_fence(const Worker& w, World& world,
                           const agent::CompleteFence& f) {
   if (f.generation != w.ranks_generation)

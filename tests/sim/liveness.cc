@@ -1,7 +1,7 @@
-// Who is alive and who is who: what a coordinator may be wrong about.
-// Partitions in one direction, a coordinator that is alone, connections that
-// break for nothing, ranks that cannot be killed, clocks that go back, and two
-// workers of one name; and MPI_Finalize, which needs a coordinator.
+// Faults that mislead a coordinator about who is alive and who is who: one-way
+// partitions, a coordinator that is cut off, spurious connection loss, ranks
+// that cannot be killed, clocks that go back, and two workers with one name.
+// Also MPI_Finalize, which needs a coordinator.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace remesh::sim {
 namespace {
 
-constexpr uint64_t kElsewhere = 1;  // id of its host
+constexpr uint64_t kElsewhere = 1;  // the host id of an impostor
 
 }  // namespace
 
@@ -50,7 +50,8 @@ void Cluster::doubt() {
       break;
     case 1:
       note_trouble(w, deaf_until_[w.name] = now_ + draw(100, 4000));
-      for (auto& [g, world] : worlds_) world->stood = true;  // fences are late
+      for (auto& [g, world] : worlds_)
+        world->stalled = true;  // fences are late
       break;
     case 2:
       cut_coordinator_off(now_ + draw(500, 6000), false);
@@ -72,8 +73,8 @@ void Cluster::doubt() {
   }
 }
 
-// From everybody, in both directions. The transport closes connections at once,
-// or after as long as it takes to be dead, and makes new ones.
+// In both directions, from all workers. The transport closes the connections at
+// once or after about dead_after_ms, and makes new ones.
 void Cluster::cut_coordinator_off(int64_t until, bool closes) {
   trace("the coordinator is cut off");
   for (auto& [name, w] : workers_) {
@@ -81,7 +82,7 @@ void Cluster::cut_coordinator_off(int64_t until, bool closes) {
                          std::max(partitioned_until_[name], until));
     const std::string worker = name;
     const int64_t later_ms =
-        closes ? 200 + draw(0, 150)  // what is under way arrives before
+        closes ? 200 + draw(0, 150)  // messages in flight arrive first
                : std::max<int64_t>(3000, job_.elastic().dead_after_ms());
     at(later_ms, [this, worker] {
       if (partitioned_until_[worker] > now_) lose_connection(worker);
@@ -94,13 +95,13 @@ void Cluster::lose_connection(const std::string& name) {
   when_awake(core::PeerLost{name});
 }
 
-// The kernel holds them: they compute nothing, and are there.
+// Its ranks are in an uninterruptible system call: alive, but without progress.
 void Cluster::delay_kills(Worker& w) {
   if (now_ >= w.kills_wait_until) return;
   for (auto& [rank, r] : w.ranks) {
     if (!r.alive) continue;
     r.stuck = true;
-    worlds_[r.generation]->stood = true;
+    worlds_[r.generation]->stalled = true;
   }
 }
 
@@ -111,7 +112,7 @@ int64_t Cluster::time_on(const Worker& w) const {
   return kBootMs + now_ + w.clock_ms;
 }
 
-// The next life may call itself an earlier one, if the clock goes back.
+// If the clock goes back, the next incarnation may have a smaller number.
 void Cluster::turn_clock(Worker& w) {
   w.clock_ms += draw(100, 100'000) * (odds(0.7) ? -1 : 1);
   if (odds(0.5)) crash_worker(w);
@@ -120,17 +121,16 @@ void Cluster::turn_clock(Worker& w) {
 uint64_t Cluster::new_incarnation(Worker& w) {
   const auto by_clock =
       static_cast<uint64_t>(time_on(w)) * 1000 + order_ % 1000 + 1;
-  // Its temporary files are kept, mostly. hostile.cc speaks for the number
-  // before, which nobody has.
+  // Usually the worker's temporary files survive and have its last number. The
+  // number between is left to hostile.cc.
   if (w.clock_ms == 0 || by_clock > w.incarnation) return by_clock;
   if (odds(0.5)) return w.incarnation + 2;
   note_trouble(w, now_ + kEarlierLifeMs + 2 * job_.elastic().dead_after_ms());
   return by_clock == w.incarnation ? by_clock - 1 : by_clock;
 }
 
-// Another host, perhaps of the same name, has a worker of this name, started
-// later, for a short time. No
-// directive reaches it.
+// For a short time another host, perhaps with the same host name, runs a worker
+// with this name that was started later. Directives do not reach it.
 void Cluster::pretend_to_be(const Worker& w) {
   agent::Options o;
   o.worker = w.name;
@@ -153,8 +153,8 @@ void Cluster::pretend(const std::shared_ptr<agent::Agent>& agent,
   at(50, [this, agent, name, until] { pretend(agent, name, until); });
 }
 
-// Taken for the worker of that name, whose own reports are of an earlier life
-// until some time after the end of this one.
+// The impostor may be accepted; until some time after its end the real worker's
+// reports then count as those of an older incarnation.
 void Cluster::note_impostor(const pb::Report& r) {
   Worker& w = *workers_.at(r.worker());
   if (r.host_id() == kElsewhere)
@@ -192,8 +192,9 @@ void Cluster::end_finalize(Worker& w, int64_t generation) {
       rank_ends(r, 0, 0, draw(0, 5));
 }
 
-// Ranks wait for a fence without progress. That is no hang where the network
-// loses contributions, or a worker is late to find a new coordinator.
+// Ranks that wait for a fence make no progress. If the network loses
+// contributions, or a worker is late to find a new coordinator, a reported hang
+// is excused.
 void Cluster::excuse_slow_fences() {
   const bool late =
       std::any_of(reconnected_at_.begin(), reconnected_at_.end(),
@@ -202,10 +203,10 @@ void Cluster::excuse_slow_fences() {
   for (auto& [g, world] : worlds_)
     for (const pb::RankPlace& p : world->assignment.ranks())
       if (const Rank* r = live_rank(*world, p.rank()); r && r->finalizing)
-        world->stood = true;
+        world->stalled = true;
 }
 
-// Its ranks are in MPI_Finalize, and a daemon was cut off a short time ago: the
+// Whether ranks are in MPI_Finalize and a daemon was recently cut off: the
 // others have made no progress since they entered, which counts as a hang.
 bool Cluster::waits_for_fence(const World& world) const {
   constexpr int64_t kMostHangMs = 3000;
@@ -222,14 +223,16 @@ bool Cluster::waits_for_fence(const World& world) const {
 
 // --------------------------------------------------------------- invariants
 
-// To the coordinator, in its present life, and well.
+// Whether the coordinator considers its present incarnation alive, and it is
+// healthy.
 bool Cluster::is_known(const std::string& worker) const {
   const auto w = workers_.find(worker);
   return coordinator_ && w != workers_.end() && healthy(worker) &&
          coordinator_->considers_live(worker, w->second->incarnation);
 }
 
-// More than one: with one it cannot tell that it is cut off.
+// Whether the coordinator knows several hosts: with one it cannot detect that
+// it is cut off.
 bool Cluster::knows_hosts() const {
   std::set<std::string> hosts;
   const pb::JobStatus status = coordinator_->status();
@@ -237,27 +240,28 @@ bool Cluster::knows_hosts() const {
   return hosts.size() > 1;
 }
 
-// Only silence is death, and a broken connection if it is not restored.
+// A worker is declared dead only if it is silent or its broken connection is
+// not restored in time.
 void Cluster::check_lost_worker(const pb::EventRecord& e) {
   const int64_t dead_after = job_.elastic().dead_after_ms();
   const auto heard = heard_ms_.find(e.worker());
   if (e.cause().starts_with("silent") && heard != heard_ms_.end() &&
       now_ - heard->second <= dead_after)
-    violated(fmt::format("{} was heard {} ms ago, and is taken for silent",
+    violated(fmt::format("{} was heard {} ms ago, but is declared silent",
                          e.worker(), now_ - heard->second));
   const auto closed = connection_lost_ms_.find(e.worker());
   const Worker& w = *workers_.at(e.worker());
   if (e.cause().starts_with("connection") && !w.told_to_leave &&
       closed != connection_lost_ms_.end() &&
       now_ - closed->second <= core::closed_after_ms(-1, dead_after))
-    violated(e.worker() + " was given no time to connect again");
+    violated(e.worker() + " got no time to connect again");
   if (e.cause().starts_with("it answers") &&
       first_waits_.lasts_ms(now_) > kTroubleSlackMs)
-    violated(e.worker() + " is given up, and was not told what to do");
+    violated(e.worker() + " is given up before it was told what to do");
   if (e.cause().starts_with("it answers") &&
       now_ > options_.fault_ms + kSettledMs && w.agent &&
       w.trouble_until < now_ - core::kAwaitedMs - kTroubleSlackMs)
-    violated("a worker that does what it is told is given up: " + e.worker());
+    violated("an obedient worker is given up: " + e.worker());
 }
 
 }  // namespace remesh::sim

@@ -1,6 +1,6 @@
-// cluster_sim: many simulated clusters, one a seed. Prints the figure, and for
-// a failing seed the invariant and how to see it again. What a clean seed does
-// not say is at the top of cluster.h.
+// cluster_sim: many simulated clusters, one per seed. Prints a summary, and for
+// a failing seed the violated invariant and how to reproduce it. The top of
+// cluster.h says what a clean seed does not prove.
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
@@ -16,7 +16,7 @@
 #include "tests/sim/cluster.h"
 
 namespace {
-// At most one seed in so many may be inconclusive.
+// At most one in this many seeds may be inconclusive.
 constexpr uint64_t kJudged = 50;
 }  // namespace
 
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   if (trace) jobs = 1;
 
-  // The known seeds, then those counted up.
+  // The known seeds, then consecutive ones.
   std::vector<uint64_t> known_seeds;
   std::ifstream file(known);
   for (std::string line; std::getline(file, line);)
@@ -80,7 +80,7 @@ int main(int argc, char** argv) {
       total.gaps += cluster.stats().gaps;
       total.hand_overs += cluster.stats().hand_overs;
       total.end_ms += cluster.stats().end_ms;
-      // A sum: threads finish seeds in any order.
+      // A sum, because threads finish seeds in any order.
       total.digest += cluster.stats().digest;
       total.digest_of_decisions += cluster.stats().digest_of_decisions;
       if (cluster.stats().inconclusive) {

@@ -1,4 +1,4 @@
-// The simulated processes' insides, for cluster.cc and invariants.cc alone.
+// The simulated processes. Private to the simulator's source files.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,10 +17,10 @@
 
 namespace remesh::sim {
 
-// Latency, ticks and reconnecting, on top of dead_after_ms.
+// Time for latency, ticks and reconnection, in addition to dead_after_ms.
 constexpr int64_t kTroubleSlackMs = 1000;
-// Within this time of a worker's newest life an earlier one is not taken for
-// it.
+// For this long after a worker's newest incarnation an older one is not
+// accepted.
 constexpr int64_t kEarlierLifeMs = 10'000;
 constexpr int64_t kSettledMs = 4000;  // without faults
 
@@ -56,51 +56,53 @@ struct Cluster::Rank {
 struct Cluster::Worker {
   std::string name;
   std::string host;
-  StateMemory memory;           // of the job's states: outlives the daemon
-  int64_t memory_lost_ms = -1;  // with its host, last time
+  StateMemory memory;           // the job's states, which outlive the daemon
+  int64_t memory_lost_ms = -1;  // when it was last lost with its host
   std::optional<bool>
-      told_to_leave;  // true: though others could take its states
+      told_to_leave;  // true: although others could take over its states
   uint64_t incarnation = 0;
   int slots = 1;
   std::string build = "1";
   std::unique_ptr<agent::Agent> agent;  // null: not running
   int64_t frozen_until = 0;
-  int64_t trouble_until = 0;  // frozen, cut off or dead at some time till then
+  int64_t trouble_until = 0;  // frozen, cut off or dead at some time until then
   std::vector<agent::Event> inbox_while_frozen;
   std::map<int, Rank> ranks;  // of the generation spawned last
   int64_t ranks_generation = 0;
-  std::set<int64_t> spawned;    // in this life
-  std::set<int64_t> torn_down;  // in this life
-  uint64_t epoch_seen = 0;      // in this life
+  std::set<int64_t> spawned;    // in this incarnation
+  std::set<int64_t> torn_down;  // in this incarnation
+  uint64_t epoch_seen = 0;      // in this incarnation
   bool terminated = false;
   bool left = false;
-  int64_t kills_wait_until = 0;  // its ranks and folders cannot be removed
-  int64_t clock_ms = 0;          // of its host, in addition to the time
-  int64_t uptime_ms = 0;         // the same of its monotonic clock
+  int64_t kills_wait_until =
+      0;                  // until then its ranks and folders cannot be removed
+  int64_t clock_ms = 0;   // offset of its host's clock
+  int64_t uptime_ms = 0;  // offset of its host's monotonic clock
 };
 
 struct Cluster::World {
   pb::Assignment assignment;
   int64_t began_ms = 0;  // when the first worker spawned
   bool connected = false;
-  bool given_up = false;  // the coordinator took one of its workers for dead
+  bool presumed_dead = false;  // the coordinator declared one of its workers dead
   int64_t step = 0;       // finished
   int64_t saved = -1;
   int64_t save_seen = 0;
-  bool stood = false;                // some rank was stopped or stuck
-  std::set<int> faulted;             // ranks that ended by themselves
-  std::map<int, int64_t> committed;  // by rank, also of dead ones
+  bool stalled = false;                // some rank was stopped or stuck
+  std::set<int> faulted;             // ranks that ended by a fault
+  std::map<int, int64_t> committed;  // by rank, including dead ones
   std::vector<pb::StepMetrics> recent;
   // States in memory.
   int64_t planned_ms = 0;
   std::map<int, pb::StateHolding> holdings;  // by rank, without a step
   memory::Placement replicas;
   std::map<int64_t, uint64_t> tags;  // of its states, by step
-  int64_t origin = 0;  // generation of the state that it began with
+  int64_t origin = 0;  // generation of the state that it started from
   std::map<int64_t, std::set<int>> own;  // ranks that committed it
   std::map<int, int> replicas_left;      // of the newest step, by rank
-  std::map<int64_t, int64_t> whole_ms;   // committed by all, when
-  std::set<std::string> reporters_died;  // daemons that had steps' numbers
+  std::map<int64_t, int64_t> complete_ms;   // when all ranks had committed a step
+  std::set<std::string>
+      reporters_died;  // dead daemons that had metrics of its steps
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker
 };
 

@@ -1,6 +1,6 @@
 // Two coordinators of one run at once: the lock was lost while the older one
-// was stopped or cut off. The run's files refuse what is not the older one's
-// any more, and it looks at its lock twice a second.
+// was suspended or cut off. The run's files refuse writes of the older one,
+// which also checks its lock twice a second.
 #include <fmt/format.h>
 
 #include <utility>
@@ -18,7 +18,7 @@ constexpr int64_t kLockMs = 500;
 
 void Cluster::start_rival() {
   if (!coordinator_ || coordinator_->ended() || rival_ || done_ ||
-      !faults_on_ || disk_ == Disk::kStands)
+      !faults_on_ || disk_ == Disk::kStalled)
     return;
   trace("a second coordinator is started");
   ++stats_.faults;
@@ -44,15 +44,16 @@ void Cluster::rival_tick() {
   at(kTickMs, [this] { rival_tick(); });
 }
 
-// Some reports reach it as well: workers change over at different times.
+// Some reports still reach it: workers switch to the newer one at different
+// times.
 void Cluster::tell_rival(const core::Input& event) {
   if (!rival_ || !later_chance(0.5)) return;
   at(std::max<int64_t>(rival_frozen_until_ - now_, 0) + later_uniform(0, 5),
      [this, event] { drive_rival(event); });
 }
 
-// Before a state is written the lock is looked at, and what waits for the disk
-// is refused as well.
+// The lock is checked before a state is written, and writes that wait for the
+// disk are refused, too.
 std::string Cluster::refuses_rival(const core::Action& action) const {
   const bool writes = std::holds_alternative<core::Persist>(action) ||
                       std::holds_alternative<core::AppendMetrics>(action) ||
@@ -66,7 +67,8 @@ std::string Cluster::refuses_rival(const core::Action& action) const {
              : "";
 }
 
-// The files of the run refuse the newer one as well, which then starts again.
+// The newer one is refused, too, if the older one has written; it then
+// restarts.
 bool Cluster::finds_lines_of_rival() {
   if (lines_ == metrics_.size()) return false;
   trace("the older coordinator has written to metrics.jsonl");

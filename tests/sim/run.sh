@@ -1,6 +1,6 @@
 #!/bin/sh
-# run.sh [SEEDS=100000]: the simulated cluster, built if needed. Prints the
-# figure; exit code 1 when an invariant is violated.
+# run.sh [SEEDS=100000]: runs the simulated cluster, built if needed. Prints a
+# summary; exit code 1 if an invariant is violated.
 set -eu
 cd "$(dirname "$0")/../.."
 cmake --preset release -DREMESH_TESTS=ON > /dev/null

@@ -1,5 +1,5 @@
-// The states that simulated ranks keep in memory: restored from there, made
-// step by step, copied to others, handed over; and what must hold of them.
+// The states of simulated ranks in shared memory: restore, update, replication
+// and handoff, and the invariants that they must satisfy.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace remesh::sim {
 namespace {
 
-constexpr int64_t kRestoredMs = 60;  // own states and replicas of them
+constexpr int64_t kRestoredMs = 60;  // own states and their replicas
 
 }  // namespace
 
@@ -63,10 +63,11 @@ void Cluster::restore(int64_t g) {
   } else if (const auto c = checkpoints_.find(step); c != checkpoints_.end()) {
     world.tags[step] = c->second.tag;
   } else {
-    // Swept since by ranks that are cut off, and save on.
+    // Removed meanwhile by ranks that are cut off and keep saving.
     return cannot_restore(world);
   }
-  // What is not read makes room. Other faults need it to stay where it is.
+  // States that are not read are removed to make room. With other faults they
+  // must stay.
   const bool reads = source.kind() == pb::Source::MEMORY;
   const int64_t oldest = reads ? source.states(0).generation() : g;
   for (const pb::RankPlace& p : world.assignment.ranks())
@@ -92,7 +93,7 @@ void Cluster::restore(int64_t g) {
     if (step < job_.train().steps())
       schedule_step(*worlds_[g]);
     else
-      boundary(*worlds_[g]);  // nothing left to do but to save
+      boundary(*worlds_[g]);  // all that is left is to save
   });
 }
 
@@ -102,8 +103,8 @@ void Cluster::cannot_restore(World& world) {
   rank_ends(*r, kExitBadSource, 0, 0);
 }
 
-// Each state must be where the coordinator said, unless something took it away
-// since; all of one generation, whole, and the same.
+// Each state of the source must be where the coordinator expects it, unless it
+// was lost since. The states must be of one generation, complete and equal.
 bool Cluster::restore_from_memory(World& world) {
   const pb::Assignment& a = world.assignment;
   const pb::Source& source = a.source();
@@ -114,7 +115,7 @@ bool Cluster::restore_from_memory(World& world) {
   for (const pb::StateHolding& h : source.states()) {
     const Worker& w = *workers_[h.worker()];
     if (!hosts.contains(w.host))
-      violated(fmt::format("step {} is to be read on {}, where no rank is",
+      violated(fmt::format("step {} is to be read on {}, which has no rank",
                            h.step(), w.host));
     const auto* record = w.memory.find(h.generation(), h.step(), h.rank());
     if (record != nullptr) {
@@ -129,18 +130,18 @@ bool Cluster::restore_from_memory(World& world) {
     cannot_restore(world);
     return false;
   }
-  if (tags.size() != 1) violated("states of two histories were put together");
+  if (tags.size() != 1) violated("states of two branches were combined");
   world.tags[source.step()] = *tags.begin();
   world.origin = source.states(0).generation();
   const auto from = worlds_.find(source.states(0).generation());
-  if (from == worlds_.end() || !was_whole(*from->second, source.step()))
-    violated(fmt::format("step {} of generation {} was never whole",
+  if (from == worlds_.end() || !was_complete(*from->second, source.step()))
+    violated(fmt::format("step {} of generation {} was never complete",
                          source.step(), source.states(0).generation()));
   return true;
 }
 
-// Every part of that state was committed by some rank of the generation.
-bool Cluster::was_whole(const World& world, int64_t step) const {
+// Whether every part of the state was committed by a rank of the generation.
+bool Cluster::was_complete(const World& world, int64_t step) const {
   const auto own = world.own.find(step);
   if (own == world.own.end()) return false;
   const geometry::Sharding cut = core::sharding_of(world.assignment);
@@ -152,7 +153,7 @@ bool Cluster::was_whole(const World& world, int64_t step) const {
 
 // ------------------------------------------------------------------- steps
 
-// All ranks agreed on the step: what the one before needed is whole.
+// All ranks have agreed on the step, so the state before it is complete.
 void Cluster::begin_updates(World& world, int64_t step) {
   const pb::Assignment& a = world.assignment;
   const int64_t g = a.generation();
@@ -174,8 +175,8 @@ void Cluster::commit_rank(int64_t g, int rank, int64_t step,
   World& world = *worlds_[g];
   Rank* r = live_rank(world, rank);
   if (r == nullptr) return;
-  if (tells_steps(world, rank)) r->ring.push_back(m);
-  if (!keeps_state()) return said_committed(world, rank, step);
+  if (publishes_metrics(world, rank)) r->ring.push_back(m);
+  if (!keeps_state()) return report_committed(world, rank, step);
   pb::StateHolding h = world.holdings[rank];
   h.set_step(step);
   for (const pb::RankPlace& p : world.assignment.ranks())
@@ -184,17 +185,17 @@ void Cluster::commit_rank(int64_t g, int rank, int64_t step,
   world.own[step].insert(rank);
   const int64_t every = job_.elastic().replicate_every();
   if (every == 1) return replicate(world, rank, step, /*awaited=*/true);
-  said_committed(world, rank, step);
+  report_committed(world, rank, step);
   if (every > 0 && step % every == 0)
     replicate(world, rank, step, /*awaited=*/false);
 }
 
-// `awaited`: the rank says that it committed the step when all have it.
+// awaited: the rank reports the step as committed once all holders have it.
 void Cluster::replicate(World& world, int rank, int64_t step, bool awaited) {
   const int64_t g = world.assignment.generation();
   const auto& holders = world.replicas.holders[static_cast<size_t>(rank)];
   world.replicas_left[rank] = static_cast<int>(holders.size());
-  if (holders.empty() && awaited) said_committed(world, rank, step);
+  if (holders.empty() && awaited) report_committed(world, rank, step);
   for (const int holder : holders) {
     const auto memory_of = [this, g, rank, holder]() -> StateMemory* {
       World& w = *worlds_[g];
@@ -217,12 +218,12 @@ void Cluster::replicate(World& world, int rank, int64_t step, bool awaited) {
       h.set_replica(true);
       m->commit(h, w.tags[step]);
       if (--w.replicas_left[rank] == 0 && awaited)
-        said_committed(w, rank, step);
+        report_committed(w, rank, step);
     });
   }
 }
 
-void Cluster::said_committed(World& world, int rank, int64_t step) {
+void Cluster::report_committed(World& world, int rank, int64_t step) {
   Rank* r = live_rank(world, rank);
   if (r == nullptr) return;
   r->committed = step;
@@ -232,10 +233,10 @@ void Cluster::said_committed(World& world, int rank, int64_t step) {
   const int n = world.assignment.ranks_size();
   bool all = static_cast<int>(world.committed.size()) == n;
   for (const auto& [other, s] : world.committed) all = all && s >= step;
-  if (all) world.whole_ms.emplace(step, now_);
+  if (all) world.complete_ms.emplace(step, now_);
 }
 
-// The last step's replicas are made whatever replicate_every is; then all end.
+// The last step is replicated whatever replicate_every is; then all ranks end.
 void Cluster::hand_over(World& world) {
   const int64_t every = job_.elastic().replicate_every();
   const int64_t g = world.assignment.generation();
@@ -278,15 +279,16 @@ void Cluster::scale() {
 
 // -------------------------------------------------------------- invariants
 
-// An older generation's is later only where the job went back to its steps.
+// A later state is of an older generation only if the job went back to its
+// steps.
 void Cluster::note_safe(int64_t generation, int64_t ms) {
   if (ms < safe_ms_ && generation >= safe_generation_) return;
   safe_generation_ = generation;
   safe_ms_ = ms;
 }
 
-// The first rank of each worker does.
-bool Cluster::tells_steps(const World& world, int rank) const {
+// Whether the rank publishes metrics: the first rank of each worker does.
+bool Cluster::publishes_metrics(const World& world, int rank) const {
   const auto& ranks = world.assignment.ranks();
   const std::string& worker = ranks[rank].worker();
   return std::none_of(ranks.begin(), ranks.end(), [&](const auto& p) {
@@ -294,7 +296,7 @@ bool Cluster::tells_steps(const World& world, int rank) const {
   });
 }
 
-// Whether a daemon that knows the numbers of the world's steps is there.
+// Whether a live daemon has the metrics of the world's steps.
 bool Cluster::reporter_is_here(const World& world) const {
   if (!coordinator_) return false;
   for (const pb::RankPlace& p : world.assignment.ranks()) {
@@ -319,9 +321,9 @@ void Cluster::check_source(const pb::Durable& d) {
     check_branch(metrics_.back(), s.states(0).generation());
 }
 
-// Each state that the generation begins with is where the coordinator said, as
-// far as it has heard: of the end of a daemon, and with it perhaps of the
-// memory, it may not know yet.
+// Each state of the source is where the coordinator says, as far as it can
+// know: it may not have heard yet that a daemon, and perhaps its memory, is
+// gone.
 void Cluster::check_source_is_there(const pb::Durable& d) {
   Start& start = starts_[d.generation()];
   start.ms = now_;
@@ -343,8 +345,8 @@ void Cluster::check_source_is_there(const pb::Durable& d) {
   }
 }
 
-// The generation has the recorded step in its past, and no other one of that
-// number.
+// The generation continues from the recorded version of the last step, not from
+// another one.
 void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
   const auto recorded = worlds_.find(last.generation());
   const auto follows = worlds_.find(generation);
@@ -359,8 +361,8 @@ void Cluster::check_branch(const pb::StepMetrics& last, int64_t generation) {
                     generation, last.step(), last.generation()));
 }
 
-// No finished step is lost while its state lies in the memory of those who are
-// there: with n replicas of each step, n hosts may be gone.
+// No finished step is lost while its state is in the memory of live workers:
+// with n replicas of each step, n hosts may be lost.
 void Cluster::check_lost(const pb::Durable& d) {
   const int64_t finished = metrics_.empty() ? 0 : metrics_.back().step();
   const int64_t lost = finished - d.assignment().source().step();
@@ -379,12 +381,12 @@ void Cluster::check_lost(const pb::Durable& d) {
         (w.agent && coordinator_->considers_live(p.worker(), w.incarnation));
     const bool may_leave = !w.told_to_leave.value_or(true);
     // A host that was lost just before the others committed their parts of the
-    // step has taken its replicas with it, too.
+    // step also took its replicas with it.
     if (!here || may_leave || w.memory_lost_ms >= world->second->planned_ms)
       gone.insert(w.host);
   }
   const auto& e = job_.elastic();
-  // Where ranks failed that often, no rescue is tried any more.
+  // No rescue is tried on hosts where ranks failed that often.
   for (const pb::Cordon& c : d.cordons())
     if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
       gone.insert(c.host());
@@ -393,8 +395,8 @@ void Cluster::check_lost(const pb::Durable& d) {
   size_t may_go = 0;
   if (e.replicate_every() == 1 && hosts.size() > 1)
     may_go = std::min<size_t>(e.replicas(), hosts.size() - 1);
-  // Ranks of two builds are never mixed: those of one may have all of the state
-  // and too few slots, or the other way round.
+  // Ranks of two builds are never mixed: one build may hold all of the state
+  // and have too few slots, the other one enough slots and no state.
   for (const auto& [name, w] : workers_)
     if (w->agent) builds.insert(w->build);
   if (builds.size() > 1) return;

@@ -1,4 +1,4 @@
-// What the simulated ranks do: start, connect, step together, save and end.
+// The life of simulated ranks: start, connect, train, save and end.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
     world = std::make_unique<World>();
     world->assignment = a;
     world->began_ms = now_ - kTroubleSlackMs;
-    world->stood = cut_apart(*world);
+    world->stalled = cut_apart(*world);
     world->step = world->saved = a.source().step();
     if (a.source().kind() == pb::Source::MEMORY) world->saved = -1;
     if (keeps_state()) describe_states(*world);
@@ -160,7 +160,7 @@ void Cluster::schedule_step(World& world) {
 void Cluster::finish_step(int64_t g, int64_t step) {
   World& world = *worlds_[g];
   if (!intact(world)) {
-    // A stopped rank may be continued: look again.
+    // A stopped rank may continue later: check again.
     at(100, [this, g, step] {
       World& x = *worlds_[g];
       if (x.step + 1 == step) finish_step(g, step);
@@ -168,7 +168,7 @@ void Cluster::finish_step(int64_t g, int64_t step) {
     return;
   }
   for (const auto& [other, o] : worlds_) {
-    if (other != g && o->connected && !o->given_up && !world.given_up &&
+    if (other != g && o->connected && !o->presumed_dead && !world.presumed_dead &&
         intact(*o))
       violated(
           fmt::format("generations {} and {} are live together", other, g));
@@ -181,7 +181,8 @@ void Cluster::finish_step(int64_t g, int64_t step) {
   m.set_generation(g);
   world.recent.push_back(m);
   if (keeps_state()) begin_updates(world, step);
-  // Ranks commit one after another; the first of each worker tells the numbers.
+  // Ranks commit one after another; the first one of each worker reports the
+  // metrics.
   for (const pb::RankPlace& p : world.assignment.ranks()) {
     const int rank = p.rank();
     at(uniform(0, 10),
@@ -238,7 +239,7 @@ void Cluster::boundary(World& world) {
   world.save_seen = save_request;
   if ((asked || world.step % job_.checkpoint().interval() == 0) &&
       !disk_full_) {
-    // In the background: it commits only if the ranks live that long.
+    // In the background: the save commits only if the ranks live long enough.
     const int64_t step = world.step;
     at(uniform(5, 60), [this, g, step] {
       World& x = *worlds_[g];
@@ -269,7 +270,7 @@ void Cluster::save(World& world) {
                                 world.tags[world.step], now_};
   for (const pb::StepMetrics& m : world.recent)
     saved_steps_.emplace(m.generation(), m.step());
-  // The three newest, and what is of another branch while it is newer.
+  // Keeps the three newest, and newer ones of other branches.
   int kept = 0;
   for (auto c = checkpoints_.end(); c != checkpoints_.begin();) {
     --c;
