@@ -46,11 +46,11 @@ void CordonTest::expect_cordoned(testing::WorkerStart bad,
   expect_sequence(c().last_step());
 }
 
-TEST_F(CordonTest, AnotherProgramThanTheTrainer) {
+TEST_F(CordonTest, AHostWithAWrongTrainerProgramIsCordoned) {
   expect_cordoned({.more = {"--trainer", "/bin/false"}}, "exit code 1");
 }
 
-TEST_F(CordonTest, TooLittleSharedMemory) {
+TEST_F(CordonTest, AHostWithTooLittleSharedMemoryIsCordoned) {
   const std::vector<std::string> on_small_disk = {
       "unshare",
       "-m",

@@ -108,7 +108,7 @@ TEST_F(DiskTest, AFullDiskDoesNotBlockAChangeOfMesh) {
 
 // The last save fails again and again; nothing is lost, and the job ends when
 // there is room.
-TEST_F(DiskTest, AFullDiskAtTheEndIsWaitedFor) {
+TEST_F(DiskTest, AFullDiskAtTheEndMakesTheJobWait) {
   const auto disk = make_on_small_disk({{"train.steps", "150"}});
   if (disk == nullptr) GTEST_SKIP() << "needs mount";
   start_services(1, 12);
@@ -152,7 +152,7 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
 
 // Nothing of what the coordinator writes fits: training goes on, a rank that
 // dies is replaced when there is room, and `remesh run` survives.
-TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
+TEST_F(DiskTest, AFullRunDirectoryDoesNotStopTraining) {
   make(endless({{"checkpoint.interval", "0"}}));
   const testing::SmallDisk disk(c().run_dir(), 24 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "needs mount";
@@ -211,7 +211,7 @@ TEST_F(DiskTest, AFullRunDirectoryStopsNobody) {
 
 // A coordinator that finds no room at the start asks to be started again, which
 // systemd, Slurm and `remesh run` do: it is not the end of the job.
-TEST_F(DiskTest, ACoordinatorWithoutRoomMayBeStartedAgain) {
+TEST_F(DiskTest, ACoordinatorWithoutDiskSpaceCanBeRestartedLater) {
   make(endless());
   const testing::SmallDisk disk(c().run_dir(), 24 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "needs mount";
@@ -282,7 +282,7 @@ TEST_F(DiskTest, ADamagedCheckpointIsReplacedByThePreviousOne) {
   EXPECT_EQ(lost_steps(mesh), 10);
 }
 
-TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobStopsAndSaysSo) {
+TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobFailsWithTheReason) {
   train_to_20();
   for (const char* step : {"/step-00000010", "/step-00000020"})
     damage(shard_of(c().checkpoints() + step));
@@ -298,7 +298,7 @@ TEST_F(DiskTest, WithAllCheckpointsDamagedTheJobStopsAndSaysSo) {
 }
 
 // As when their file system is not mounted.
-TEST_F(DiskTest, WithoutTheCheckpointsThatWereSavedTheJobDoesNotStartOver) {
+TEST_F(DiskTest, AJobWhoseCheckpointsAreMissingDoesNotStartOver) {
   train_to_20();
   fs::remove_all(c().checkpoints());
   c().start_run(1, {"--resume", "--set", "train.steps=30"});

@@ -34,7 +34,7 @@ TEST_F(ElasticTest, ADrainedWorkerLeavesAndNothingIsLost) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(ElasticTest, DrainOfAnUnknownWorkerNamesTheKnown) {
+TEST_F(ElasticTest, DrainingAnUnknownWorkerListsTheKnownOnes) {
   make(endless());
   start_services(1);
   const Finished f = c().remesh({"drain", "w7", c().run_dir()});
@@ -78,7 +78,7 @@ TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
   EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
 }
 
-TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
+TEST_F(ElasticTest, AStoppedRankIsDetectedAndNamed) {
   make(endless({{"elastic.hang_after_s", "1.5"}}));
   start_services(3);
   const auto pids = c().rank_pids(3);
@@ -94,7 +94,7 @@ TEST_F(ElasticTest, AStoppedRankIsNoticedAndNamed) {
   stop_in_order();
 }
 
-TEST_F(ElasticTest, AStoppedWorkerIsDeadUntilItReturns) {
+TEST_F(ElasticTest, AStoppedWorkerCountsAsDeadUntilItReturns) {
   make(endless({{"elastic.dead_after_ms", "3000"}}));
   start_services(2);
   c().worker("w2").kill(SIGSTOP);
@@ -124,7 +124,7 @@ TEST_F(ElasticTest, TenWorkersStartedTogetherMakeOneGeneration) {
   stop_in_order();
 }
 
-TEST_F(ElasticTest, NoTrainingBelowTheLeastNumberOfSlots) {
+TEST_F(ElasticTest, WaitsForTheMinimumNumberOfSlots) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_services(2);
   c().worker("w2").kill(SIGTERM);

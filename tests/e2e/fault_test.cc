@@ -35,7 +35,7 @@ void FaultTest::kill_one(bool daemon, int rank) {
   ASSERT_TRUE(c().wait_for_dp(2, before));
 }
 
-TEST_F(FaultTest, TenRandomKillsLeaveTheLossesAsTheyAre) {
+TEST_F(FaultTest, TenRandomKillsDoNotChangeTheLosses) {
   const uint32_t seed = test_seed();
   std::mt19937 random(seed);
   SCOPED_TRACE(fmt::format("seed {}", seed));
@@ -77,7 +77,7 @@ TEST_F(FaultTest, AKilledRankIsNamed) {
 
 // A rank is stopped, then killed: the event names what it was doing, and its
 // flight record ends there.
-TEST_F(FaultTest, AKilledRankLeavesWhatItWasDoing) {
+TEST_F(FaultTest, AKilledRankLeavesAFlightRecord) {
   make(endless());
   start_services(2);
   const auto pids = c().rank_pids(2);
@@ -186,7 +186,7 @@ TEST_F(FaultTest, AStoppedRankOfAMeshIsNamedNotItsPeers) {
   stop_in_order();
 }
 
-TEST_F(FaultTest, ARankThatGivesUpIsQuoted) {
+TEST_F(FaultTest, TheLastLogLineOfAFailedRankIsQuoted) {
   make(endless({{"optimizer.lr", "1e30"},
                 {"schedule.warmup_steps", "0"},
                 {"elastic.max_same_failures", "3"}}));
@@ -222,7 +222,7 @@ TEST_F(FaultTest, TheOthersContinueWithoutAKilledWorker) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(FaultTest, ACoordinatorKilledUnderRunCostsNoStep) {
+TEST_F(FaultTest, KillingTheCoordinatorOfRemeshRunLosesNoStep) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(10));
@@ -242,7 +242,7 @@ TEST_F(FaultTest, ACoordinatorKilledUnderRunCostsNoStep) {
   for (const Json& m : c().metrics()) EXPECT_EQ(m["generation"], 1);
 }
 
-TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
+TEST_F(FaultTest, ARestartedCoordinatorServiceAdoptsItsRanks) {
   make(endless({{"elastic.dead_after_ms", "4000"}}));
   start_services(2);
   const auto before = c().rank_pids(2);
@@ -265,7 +265,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceFindsItsRanks) {
   EXPECT_EQ(c().events_named("metrics_gap").size(), 0U);
 }
 
-TEST_F(FaultTest, ARankAndTheCoordinatorKilledTogether) {
+TEST_F(FaultTest, KillingARankAndTheCoordinatorTogetherLosesNoStep) {
   make(endless({{"checkpoint.interval", "5"}}));
   start_services(2, 8);
   const auto pids = c().rank_pids(2);
@@ -297,7 +297,7 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
 
 // Somebody removes the lock of a coordinator that is stopped, and starts
 // another one. When the first goes on it ends, and has written nothing.
-TEST_F(FaultTest, OfTwoCoordinatorsTheYoungerContinues) {
+TEST_F(FaultTest, OfTwoCoordinatorsTheNewerContinues) {
   make(endless());
   start_services(1);
   Process& older = c().coordinator();
@@ -321,7 +321,7 @@ TEST_F(FaultTest, OfTwoCoordinatorsTheYoungerContinues) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(FaultTest, ARankThatAlwaysDiesStopsTheJobWithItsCause) {
+TEST_F(FaultTest, ARankThatAlwaysDiesFailsTheJobWithTheCause) {
   make(endless({{"checkpoint.interval", "1"},
                 {"elastic.max_same_failures", "2"},
                 {"elastic.max_failures_without_progress", "3"}}));

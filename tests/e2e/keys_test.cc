@@ -43,7 +43,7 @@ class KeysTest : public E2e {
   }
 };
 
-TEST_F(KeysTest, ARunIsClosedToWhoeverCannotReadItsKeys) {
+TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
@@ -112,7 +112,7 @@ TEST_F(KeysTest, MembersSurviveNewKeysOnBothSides) {
   stop_in_order();
 }
 
-TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsGivenUpAtOnce) {
+TEST_F(KeysTest, AWorkerWhoseKeyIsRevokedIsDroppedAtOnce) {
   make(endless({{"elastic.dead_after_ms", "60000"}}));
   start_services(1);
   expect_done({"key", "new", "worker", "second", c().run_dir()});
@@ -176,7 +176,7 @@ TEST_F(KeysTest, AJobSecretAdmitsWorkers) {
 }
 
 // More of them than the coordinator may have files open.
-TEST_F(KeysTest, AFloodOfStrangersLeavesTheJobUndisturbed) {
+TEST_F(KeysTest, AFloodOfUnknownClientsDoesNotDisturbTheJob) {
   make(endless());
   c().start_coordinator({}, {"prlimit", "--nofile=300:300"});
   for (const char* name : {"w1", "w2"}) c().start_worker({.name = name});
@@ -208,7 +208,7 @@ TEST_F(KeysTest, AFloodOfStrangersLeavesTheJobUndisturbed) {
   stop_in_order();
 }
 
-TEST_F(KeysTest, WithoutKeysOnlyIfBothSidesSaySo) {
+TEST_F(KeysTest, NoAuthMustBeGivenOnBothSides) {
   make(endless());
   c().start_coordinator({"--bind", "tcp://0.0.0.0:0"});
   expect_exit(c().coordinator(), 5);

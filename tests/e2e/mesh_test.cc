@@ -80,7 +80,7 @@ TEST_F(MeshTest, ARunGoesThroughFourMeshesByJoinsAndKills) {
 }
 
 // The first worker of a host measures it, and the others take what it found.
-TEST_F(MeshTest, AutomaticDegreesFollowWhatWorkersHaveMeasured) {
+TEST_F(MeshTest, AutomaticDegreesFollowTheMeasurementsOfWorkers) {
   make({{"train.steps", "6"},
         {"parallel.tensor_parallel_degree", "-1"},
         {"parallel.pipeline_parallel_degree", "-1"}});

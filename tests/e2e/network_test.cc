@@ -79,7 +79,7 @@ void NetworkTest::stop(const std::vector<std::string>& options) {
   expect_exit(c().coordinator(), 0);
 }
 
-TEST_F(NetworkTest, MachinesOfOneNameAreNotOneHost) {
+TEST_F(NetworkTest, MachinesWithOneHostNameAreSeparateHosts) {
   make({{"train.steps", "20"}, {"elastic.min_slots", "2"}});
   start_coordinator();
   start_worker_of_node(1);
@@ -98,7 +98,7 @@ TEST_F(NetworkTest, MachinesOfOneNameAreNotOneHost) {
 }
 
 // Both hosts reach the coordinator, but their data networks do not meet.
-TEST_F(NetworkTest, NetworksOfMpiThatDoNotMeetAreNamed) {
+TEST_F(NetworkTest, DisjointMpiNetworksAreNamed) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   for (const int host : {1, 2}) {
@@ -128,7 +128,7 @@ TEST_F(NetworkTest, NetworksOfMpiThatDoNotMeetAreNamed) {
 }
 
 // A step takes seconds of a link that is full of gradients meanwhile.
-TEST_F(NetworkTest, ALinkThatMpiFillsSilencesNoWorker) {
+TEST_F(NetworkTest, ALinkSaturatedByMpiSilencesNoWorker) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   start_worker(1);
@@ -144,7 +144,7 @@ TEST_F(NetworkTest, ALinkThatMpiFillsSilencesNoWorker) {
 // Two of three hosts cannot reach each other, and both reach the coordinator.
 // The first hang may be a message that was lost. After more of them a mesh is
 // found that does without one of the two, and no step is lost.
-TEST_F(NetworkTest, AnInterruptedLinkBetweenTwoHostsIsFoundAndAvoided) {
+TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
   make(endless({{"checkpoint.interval", "0"}, {"elastic.hang_after_s", "2"}}));
   start_coordinator();
   for (const int host : {0, 1, 2}) start_worker(host);
@@ -209,7 +209,7 @@ TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
   for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
 }
 
-TEST_F(NetworkTest, AKilledRankAndAHostThatIsCutOff) {
+TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
   make(endless(
       {{"checkpoint.interval", "5"}, {"elastic.dead_after_ms", "3000"}}));
   start_coordinator();
@@ -290,7 +290,7 @@ except ConnectionResetError:
 )";
 
 // Nothing of MPI passes between the hosts but in packets of WireGuard.
-TEST_F(WireGuardTest, CarriesWhatRanksSend) {
+TEST_F(WireGuardTest, CarriesTheTrafficOfRanks) {
   ASSERT_TRUE(network_->set_dropped("meta l4proto tcp").ok());
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
@@ -315,7 +315,7 @@ TEST_F(WireGuardTest, CarriesWhatRanksSend) {
 
 // A host takes packets for its address in the tunnel on its other interfaces,
 // too: the connection comes about, and is closed.
-TEST_F(WireGuardTest, NobodyOutsideOfItReachesARank) {
+TEST_F(WireGuardTest, RanksAreUnreachableFromOutside) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   start(1);
@@ -349,7 +349,7 @@ TEST_F(WireGuardTest, NobodyOutsideOfItReachesARank) {
   stop();
 }
 
-TEST_F(WireGuardTest, AWorkerWithoutItIsNamed) {
+TEST_F(WireGuardTest, AWorkerWithoutWireGuardIsNamed) {
   make(endless({{"elastic.min_slots", "2"}}));
   start_coordinator();
   start(1);

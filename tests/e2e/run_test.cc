@@ -170,7 +170,7 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
   expect_sequence(c().last_step());
 }
 
-TEST_F(RunTest, ARunKeepsItsSettingsAndNoFinishedStepIsForgotten) {
+TEST_F(RunTest, ARunKeepsItsSettingsAndItsFinishedSteps) {
   make({{"train.steps", "5"}, {"checkpoint.interval", "0"}});
   c().start_run(1, {"--set", "train.steps=100000"});
   ASSERT_TRUE(c().wait_for_step(8));
@@ -198,7 +198,7 @@ TEST_F(RunTest, ARunKeepsItsSettingsAndNoFinishedStepIsForgotten) {
   EXPECT_EQ(c().events_named("job_changed").size(), 1U);
 }
 
-TEST_F(RunTest, ARunInUseIsNotJoinedWithOtherSettings) {
+TEST_F(RunTest, ARunInUseRefusesOtherSettings) {
   make(endless());
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3));
@@ -243,7 +243,7 @@ std::set<std::string> worker_files(const std::string& run) {
   return out;
 }
 
-TEST_F(RunTest, LocalWorkersHaveOneNameAndOneLogThroughoutTheRun) {
+TEST_F(RunTest, LocalWorkersKeepTheirNamesAndLogsAcrossResumes) {
   make(endless());
   const std::set<std::string> two = {"local-1", "local-2"};
   // Another run on this host has workers of the same names.
@@ -359,7 +359,7 @@ bool turned_away(uid_t uid, int port) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-TEST_F(RunTest, RanksOfOneHostHearThatHostAndTheirUserOnly) {
+TEST_F(RunTest, RanksOfOneHostAcceptOnlyLocalConnectionsOfTheirUser) {
   make(endless());
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_dp(2));
@@ -382,7 +382,7 @@ TEST_F(RunTest, RanksOfOneHostHearThatHostAndTheirUserOnly) {
 
 // A socket in the file system, so that no port is open. What is not such a
 // socket is not replaced, and one that is in use is not taken.
-TEST_F(RunTest, ASocketOfThisMachineReplacesAPort) {
+TEST_F(RunTest, AUnixSocketReplacesAPort) {
   make(endless());
   const std::string path = c().folder() + "/socket";
   testing::write_whole(path, "a file of the user");

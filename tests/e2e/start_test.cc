@@ -55,7 +55,7 @@ class StartTest : public E2e {
   }
 };
 
-TEST_F(StartTest, OfRunsThatRaceForOneDirectoryOneTrains) {
+TEST_F(StartTest, OfRunsStartedInOneDirectoryOneTrains) {
   for (int round = 0; round < test_cases(3); ++round) {
     make({{"train.steps", "12"}, {"checkpoint.interval", "0"}});
     std::vector<std::unique_ptr<Process>> runs;
@@ -80,7 +80,7 @@ TEST_F(StartTest, OfRunsThatRaceForOneDirectoryOneTrains) {
   }
 }
 
-TEST_F(StartTest, FewerStepsThanTheNewestStateIsRefusedAndNothingIsLost) {
+TEST_F(StartTest, FewerStepsThanTheNewestStateAreRefused) {
   const int64_t in_metrics = leave_states_ahead();
   const Finished refused =
       c().remesh({"resume", c().run_dir(), "--local", "1", "--set",
@@ -98,7 +98,7 @@ TEST_F(StartTest, FewerStepsThanTheNewestStateIsRefusedAndNothingIsLost) {
 }
 
 // The state is on another host, as far as the coordinator can see.
-TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsHeardOf) {
+TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsReported) {
   const std::vector<std::string> with_other_memory = {
       "unshare",
       "-m",
@@ -131,7 +131,7 @@ TEST_F(StartTest, FewerStepsThanARemoteStateAreRefusedOnceItIsHeardOf) {
   EXPECT_EQ(lost_steps(c().events_named("mesh").back()), 0);
 }
 
-TEST_F(StartTest, AChangedJobReachesRanksThatAreStillRunning) {
+TEST_F(StartTest, AChangedJobReachesRunningRanks) {
   make(endless({{"train.steps", "100000"}}));
   start_services(1);
   c().coordinator().kill(SIGKILL);
@@ -155,7 +155,7 @@ TEST_F(StartTest, AChangedJobReachesRanksThatAreStillRunning) {
   stop_in_order();
 }
 
-TEST_F(StartTest, AJobFileThatWasEditedInTheRunIsNotBelieved) {
+TEST_F(StartTest, AJobFileEditedInTheRunIsRefused) {
   make({{"train.steps", "20"}});
   c().start_run(1);
   expect_exit(c().run(), 0);
@@ -180,7 +180,7 @@ TEST_F(StartTest, AJobFileThatWasEditedInTheRunIsNotBelieved) {
   expect_sequence(25);
 }
 
-TEST_F(StartTest, HangupsThatWereIgnoredAtTheStartStayIgnored) {
+TEST_F(StartTest, AnIgnoredHangupSignalStaysIgnored) {
   make(endless());
   const auto kept = run("kept.out", {"--local", "1"},
                         {"sh", "-c", "trap '' HUP; exec \"$@\"", "sh"});
@@ -192,7 +192,7 @@ TEST_F(StartTest, HangupsThatWereIgnoredAtTheStartStayIgnored) {
   expect_exit(*kept, 130);
 }
 
-TEST_F(StartTest, AStopThatTheCoordinatorDoesNotAnswerEnds) {
+TEST_F(StartTest, StopEndsIfTheCoordinatorDoesNotAnswer) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_run(1, {"--stop-timeout", "1"});
   ASSERT_TRUE(c().wait_for_step(3));
@@ -209,7 +209,7 @@ TEST_F(StartTest, AStopThatTheCoordinatorDoesNotAnswerEnds) {
   expect_exit(c().run(), 130);
 }
 
-TEST_F(StartTest, ARunWithoutAWorkerThatCanStartEnds) {
+TEST_F(StartTest, ARunEndsIfNoWorkerCanStart) {
   make(endless());
   testing::write_whole(c().folder() + "/file", "");
   std::vector<std::string> argv = {
@@ -219,7 +219,7 @@ TEST_F(StartTest, ARunWithoutAWorkerThatCanStartEnds) {
   expect_text(failed->output(), "no worker can run here");
 }
 
-TEST_F(StartTest, ATrainingThatDivergesIsNotRepeated) {
+TEST_F(StartTest, DivergedTrainingIsNotRetried) {
   make(endless({{"optimizer.lr", "1e308"},
                 {"schedule.warmup_steps", "0"},
                 {"elastic.keep_state", "false"}}));
@@ -309,7 +309,7 @@ TEST_F(StartTest, TheExampleScriptSweepsTheLearningRate) {
 class FineTuneTest : public StartTest,
                      public ::testing::WithParamInterface<const char*> {};
 
-TEST_P(FineTuneTest, TheExampleScriptTakesAModelThroughAKill) {
+TEST_P(FineTuneTest, TheExampleScriptSurvivesAKill) {
   if (testing::run_program({"jq", "--version"}).exit.code != 0)
     GTEST_SKIP() << "needs jq";
   make(endless());
@@ -399,7 +399,7 @@ TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   expect_exit(c().run(), 4);
 }
 
-TEST_F(StartTest, ARunDirectoryThatIsGoneIsNamedAndTheRunEnds) {
+TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
   make(endless({{"checkpoint.interval", "0"}}));
   c().start_run(1);
   ASSERT_TRUE(c().wait_for_step(3));

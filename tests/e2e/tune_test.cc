@@ -100,7 +100,7 @@ TEST_F(TuneTest, AnInterruptKeepsWhatWasMeasured) {
   EXPECT_GE(j["trials"].size(), 1U);
 }
 
-TEST_F(TuneTest, NamesALineThatIsNoTrialAndWhoElseWritesThere) {
+TEST_F(TuneTest, NamesAnInvalidLineAndAnotherWriter) {
   make();
   tune({"--local", "1", "--trials", "1"});
   const std::string log = out() + "/trials.jsonl";

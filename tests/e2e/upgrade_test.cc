@@ -44,7 +44,7 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
 }
 
 // The ranks go on meanwhile. Whoever goes back to the release before may.
-TEST_F(Upgrade, ACoordinatorOfAnotherBuildTakesTheRunUpAsItIs) {
+TEST_F(Upgrade, ACoordinatorOfAnotherBuildAdoptsTheRun) {
   make(endless());
   start_services(2);
   for (const char* program :

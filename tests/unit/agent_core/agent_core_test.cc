@@ -199,7 +199,7 @@ class RandomAgent {
 };
 
 // Nor does it ever report states that are not in memory.
-TEST(Agent, NeverSaysQuiescedBeforeItsRanksAndNamespaceAreGone) {
+TEST(Agent, NeverReportsQuiescedBeforeItsRanksAndNamespaceAreGone) {
   const uint64_t first = test_seed();
   int64_t inventories = 0;
   for (uint64_t seed = first; seed < first + 500; ++seed) {
@@ -221,7 +221,7 @@ std::vector<A> of(const std::vector<Action>& actions) {
 }
 
 // An agent whose ranks the test controls.
-class ByHand : public ::testing::Test {
+class AgentTest : public ::testing::Test {
  protected:
   std::vector<Action> on(const Event& e) { return agent_.on(e, now_); }
   std::vector<Action> direct(pb::Directive::Goal goal, int64_t generation,
@@ -268,7 +268,7 @@ class ByHand : public ::testing::Test {
   uint64_t seq_ = 0;
 };
 
-TEST_F(ByHand, AskedToHandOverRanksSaveNothing) {
+TEST_F(AgentTest, AHandoffSavesNothing) {
   start_rank(1);
   const auto stop = of<SetRequest>(direct(pb::Directive::FINISH, 1));
   ASSERT_EQ(stop.size(), 1u);
@@ -279,7 +279,7 @@ TEST_F(ByHand, AskedToHandOverRanksSaveNothing) {
   EXPECT_EQ(hand_over[0].bits, 1u | 4u);
 }
 
-TEST_F(ByHand, MeasuresTheHardwareOnceAndTellsItToWhomWantsIt) {
+TEST_F(AgentTest, MeasuresTheHardwareOnceAndReportsItOnRequest) {
   const auto ask = [&](bool want) {
     pb::Directive d = directive(++seq_, 0, pb::Directive::IDLE, 1);
     d.set_want_hardware(want);
@@ -299,7 +299,7 @@ TEST_F(ByHand, MeasuresTheHardwareOnceAndTellsItToWhomWantsIt) {
   EXPECT_EQ(reported(ask(false)), "");
 }
 
-TEST_F(ByHand, TellsItsStatesBeforeItHasAnAssignmentAndWithQuiesced) {
+TEST_F(AgentTest, ReportsItsHoldingsBeforeAnAssignmentAndWithQuiesced) {
   auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   ASSERT_EQ(asked.size(), 1u);
   EXPECT_EQ(asked[0].job, kJob);
@@ -319,7 +319,7 @@ TEST_F(ByHand, TellsItsStatesBeforeItHasAnAssignmentAndWithQuiesced) {
   EXPECT_EQ(reports[0].report.holdings_size(), 3);
 }
 
-TEST_F(ByHand, StatesOfAnotherJobAreListedAnew) {
+TEST_F(AgentTest, AnotherJobNeedsANewInventory) {
   auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   tell(asked.at(0), 2);
   const auto none = direct(pb::Directive::IDLE, 0, true, 0);
@@ -331,7 +331,7 @@ TEST_F(ByHand, StatesOfAnotherJobAreListedAnew) {
   EXPECT_EQ(asked[0].job, kJob);
 }
 
-TEST_F(ByHand, StaysWithItsStatesUntilNobodyNeedsThem) {
+TEST_F(AgentTest, StaysUntilItsStatesAreNotNeeded) {
   start_rank(1);
   direct(pb::Directive::FINISH, 1, /*save=*/false);
   end_rank(1, 0, 1);
@@ -347,14 +347,14 @@ TEST_F(ByHand, StaysWithItsStatesUntilNobodyNeedsThem) {
   EXPECT_EQ(exits[0].states, States::kRemoved);
 }
 
-TEST_F(ByHand, TheEndOfTheJobIsTheEndOfItsStates) {
+TEST_F(AgentTest, TheEndOfTheJobRemovesItsStates) {
   const auto exits = of<Exit>(direct(pb::Directive::SHUTDOWN, 0));
   ASSERT_EQ(exits.size(), 1u);
   EXPECT_EQ(exits[0].states, States::kRemovedForAll);
   EXPECT_EQ(exits[0].state_job, kJob);
 }
 
-TEST_F(ByHand, KeepsStatesThatTheEndedJobMayContinueFrom) {
+TEST_F(AgentTest, KeepsStatesThatTheEndedJobMayContinueFrom) {
   pb::Directive d = directive(++seq_, 0, pb::Directive::SHUTDOWN, 1);
   d.set_keep_states(true);
   d.set_state_job(kJob);
@@ -364,7 +364,7 @@ TEST_F(ByHand, KeepsStatesThatTheEndedJobMayContinueFrom) {
   EXPECT_EQ(exits[0].states, States::kKept);
 }
 
-TEST_F(ByHand, ARefusedWorkerExitsUnlessItBelongsToAJob) {
+TEST_F(AgentTest, ARefusedWorkerExitsUnlessItBelongsToAJob) {
   Agent stranger{Options{.worker = "a", .incarnation = 1, .host = "h"}};
   const auto exits = of<Exit>(stranger.on(Refused{"wrong job"}, now_));
   ASSERT_EQ(exits.size(), 1u);
@@ -375,7 +375,7 @@ TEST_F(ByHand, ARefusedWorkerExitsUnlessItBelongsToAJob) {
 }
 
 // The coordinator was replaced by one that this worker cannot speak with.
-TEST_F(ByHand, AWorkerThatIsRefusedForGoodLeaves) {
+TEST_F(AgentTest, APermanentlyRefusedWorkerLeaves) {
   direct(pb::Directive::IDLE, 0);
   EXPECT_TRUE(of<Exit>(on(Refused{"other protocol", true})).empty());
   std::vector<Exit> exits;
@@ -391,7 +391,7 @@ TEST_F(ByHand, AWorkerThatIsRefusedForGoodLeaves) {
 
 // MPI_Finalize has fence 2, too: the ranks of others wait in it until a
 // restarted coordinator has everybody's contribution again.
-TEST_F(ByHand, GivesItsFencesAgainAfterItsRanksHaveEnded) {
+TEST_F(AgentTest, RepeatsItsFencesAfterItsRanksHaveEnded) {
   start_rank(1);
   on(LocalFence{1, 2, "mine"});
   end_rank(1, 0, 1);
@@ -406,7 +406,7 @@ TEST_F(ByHand, GivesItsFencesAgainAfterItsRanksHaveEnded) {
   EXPECT_TRUE(of<SendFence>(on(DirectiveReceived{d})).empty());
 }
 
-TEST_F(ByHand, TheEndOfTheRunEndsTheRanksThenTheWorker) {
+TEST_F(AgentTest, TheEndOfTheRunEndsTheRanksThenTheWorker) {
   start_rank(1);
   const auto ended = on(RunEnded{"stopped"});
   EXPECT_TRUE(of<Exit>(ended).empty());
@@ -418,7 +418,7 @@ TEST_F(ByHand, TheEndOfTheRunEndsTheRanksThenTheWorker) {
   EXPECT_EQ(exits[0].states, States::kKept);
 }
 
-TEST_F(ByHand, ARunThatIsDoneNeedsNoStates) {
+TEST_F(AgentTest, AFinishedRunNeedsNoStates) {
   direct(pb::Directive::IDLE, 0);
   const auto exits = of<Exit>(on(RunEnded{"done", /*done=*/true}));
   ASSERT_EQ(exits.size(), 1u);
@@ -426,7 +426,7 @@ TEST_F(ByHand, ARunThatIsDoneNeedsNoStates) {
   EXPECT_EQ(exits[0].state_job, kJob);
 }
 
-TEST_F(ByHand, TellsTheRoomForStatesIfItIsKnown) {
+TEST_F(AgentTest, ReportsTheRoomForStatesIfItIsKnown) {
   direct(pb::Directive::IDLE, 0);
   now_ += 1000;
   const auto unknown = of<SendReport>(on(Tick{}));
@@ -439,7 +439,7 @@ TEST_F(ByHand, TellsTheRoomForStatesIfItIsKnown) {
   EXPECT_TRUE(known[0].report.has_state_room());
 }
 
-TEST_F(ByHand, StatesThatAreGoneAreNotToldAnyMore) {
+TEST_F(AgentTest, RemovedStatesAreNoLongerReported) {
   const auto asked = of<TakeInventory>(direct(pb::Directive::IDLE, 0));
   tell(asked.at(0), 2);
   const auto reports = of<SendReport>(tell(asked.at(0), 1));
@@ -448,7 +448,7 @@ TEST_F(ByHand, StatesThatAreGoneAreNotToldAnyMore) {
   EXPECT_TRUE(of<SendReport>(tell(TakeInventory{kJob, 7}, 0)).empty());
 }
 
-TEST(SilenceWatch, WarnsSoonThenEverMoreRarely) {
+TEST(SilenceWatch, WarnsEarlyThenLessAndLessOften) {
   SilenceWatch watch;
   std::vector<int64_t> warned;
   for (int64_t now = 0; now <= 2'000'000; now += 500)
@@ -460,7 +460,7 @@ TEST(SilenceWatch, WarnsSoonThenEverMoreRarely) {
   EXPECT_TRUE(watch.due(2'000'000, 2'003'000)) << "a new silence";
 }
 
-TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
+TEST_F(AgentTest, KeepsAnUnsavedStateWhenTheCoordinatorIsGone) {
   start_rank(1);
   direct(pb::Directive::FINISH, 1, /*save=*/false);
   end_rank(1, 0, 1);
@@ -471,7 +471,7 @@ TEST_F(ByHand, LeavesAStateThatOnlyMemoryHasWhenTheCoordinatorIsGone) {
 }
 
 // The ranks may have agreed on a handoff before the request to save arrived.
-TEST_F(ByHand, LeavesAStateWhoseRanksMayNotHaveSaved) {
+TEST_F(AgentTest, KeepsAStateThatRanksMayNotHaveSaved) {
   start_rank(1);
   direct(pb::Directive::FINISH, 1, /*save=*/false);
   on(Terminate{});
@@ -484,8 +484,9 @@ TEST_F(ByHand, LeavesAStateWhoseRanksMayNotHaveSaved) {
 }
 
 // The worker itself requests the save.
-class Alone : public ByHand, public ::testing::WithParamInterface<int> {};
-TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
+class AloneTest : public AgentTest,
+                  public ::testing::WithParamInterface<int> {};
+TEST_P(AloneTest, RemovesItsStatesOnceTheyAreSaved) {
   start_rank(1);
   on(Terminate{});
   now_ += 20'000;
@@ -498,9 +499,9 @@ TEST_P(Alone, TakesItsStatesAlongOnceTheyAreSaved) {
   ASSERT_TRUE(exit);
   EXPECT_EQ(exit->states, code == 0 ? States::kRemoved : States::kKept);
 }
-INSTANTIATE_TEST_SUITE_P(ExitCodes, Alone, ::testing::Values(0, 68));
+INSTANTIATE_TEST_SUITE_P(ExitCodes, AloneTest, ::testing::Values(0, 68));
 
-TEST_F(ByHand, ASecondTermLeavesAtOnceAndKeepsThem) {
+TEST_F(AgentTest, ASecondTermLeavesAtOnceAndKeepsTheStates) {
   start_rank(1);
   on(Terminate{});
   now_ += 999;  // a process and its group were signalled
@@ -550,7 +551,7 @@ pb::StateHolding held(int64_t generation, int64_t step) {
 
 // The job may resume from a step of an older generation while its state is
 // here, so the worker must still have the metrics of these steps.
-TEST(Agent, TellsTheStepsOfAFencedGenerationWhileItHasTheirState) {
+TEST(Agent, ReportsTheStepsOfAFencedGenerationWhileItHoldsTheirState) {
   Agent agent(Options{.worker = "a", .incarnation = 1, .host = "h"});
   uint64_t seq = 0;
   const auto tell = [&](pb::Directive::Goal goal, int64_t g, int64_t now) {

@@ -182,7 +182,7 @@ TEST_F(LauncherTest, RanksOfOneWorkerListenNowhere) {
     EXPECT_EQ(testing::listeners_of(s.pid), std::vector<std::string>{});
 }
 
-TEST_F(LauncherTest, AnotherUserCannotSpeakToPmix) {
+TEST_F(LauncherTest, PmixRefusesAnotherUser) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root";
   world_->launcher->spawn(assignment(2, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(0) > 2; }));
@@ -202,7 +202,7 @@ TEST_F(LauncherTest, AnotherUserCannotSpeakToPmix) {
   EXPECT_EQ(friendly.exit.code, 0) << friendly.output;
 }
 
-TEST_F(LauncherTest, KilledRankIsReportedAtOnceAndTheRestGoesQuickly) {
+TEST_F(LauncherTest, AKilledRankIsReportedAtOnceAndTheOthersEndQuickly) {
   world_->launcher->spawn(assignment(3, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(2) > 2; }));
   const pid_t victim = seen<RankStarted>()[1].pid;
@@ -223,7 +223,7 @@ TEST_F(LauncherTest, KilledRankIsReportedAtOnceAndTheRestGoesQuickly) {
     EXPECT_FALSE(read_proc_stat(s.pid)) << s.pid;
 }
 
-TEST_F(LauncherTest, StoppedRankShowsItsStateAndDies) {
+TEST_F(LauncherTest, AStoppedRankIsShownAsStoppedAndDies) {
   world_->launcher->spawn(assignment(2, "step_ms=1"));
   ASSERT_TRUE(run_until([] { return committed(0) > 2; }));
   testing::send_signal(seen<RankStarted>()[0].pid, SIGSTOP);
@@ -232,7 +232,7 @@ TEST_F(LauncherTest, StoppedRankShowsItsStateAndDies) {
   EXPECT_GT(world_->launcher->samples()[1].status.rss_bytes(), 1u << 20);
 }
 
-TEST_F(LauncherTest, ExitCodeAndLastWordsAreKept) {
+TEST_F(LauncherTest, ExitCodeAndLastLogLineAreKept) {
   world_->launcher->spawn(assignment(2, "exit=1@3:65"));
   ASSERT_TRUE(run_until_exits(1));
   const RankExited e = seen<RankExited>()[0];
@@ -269,14 +269,14 @@ TEST_F(LauncherTest, UnansweredFenceDoesNotHinderTheNextGeneration) {
   for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.exit_code, 0);
 }
 
-TEST_F(LauncherTest, RankKilledBeforeItSpeaksToPmix) {
+TEST_F(LauncherTest, ARankKilledBeforeItConnectsToPmixIsReported) {
   world_->launcher->spawn(assignment(2, "steps=1"));
   world_->launcher->kill(world_->generation);
   ASSERT_TRUE(run_until_exits(2));
   for (const RankExited& e : seen<RankExited>()) EXPECT_EQ(e.signal, SIGKILL);
 }
 
-TEST_F(LauncherTest, NonsenseAssignmentFailsToSpawn) {
+TEST_F(LauncherTest, AnInvalidAssignmentFailsToSpawn) {
   pb::Assignment a = assignment(2, "");
   a.mutable_ranks(1)->set_worker("stranger");
   world_->launcher->spawn(a);
@@ -291,7 +291,7 @@ TEST_F(LauncherTest, NonsenseAssignmentFailsToSpawn) {
             std::string::npos);
 }
 
-TEST_F(LauncherTest, ManyGenerationsLeaveNothing) {
+TEST_F(LauncherTest, ManyGenerationsLeaveNothingBehind) {
   int fds = 0;
   [[maybe_unused]] uint64_t rss = 0;
   const int64_t start = monotonic_ms();

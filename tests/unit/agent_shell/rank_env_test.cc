@@ -17,7 +17,7 @@ bool has(const std::vector<std::string>& env, const std::string& entry) {
   return std::count(env.begin(), env.end(), entry) == 1;
 }
 
-TEST(RankEnv, OtherLaunchersLeaveNoTrace) {
+TEST(RankEnv, VariablesOfOtherLaunchersAreRemoved) {
   MpiSettings s;
   s.shared_folder = "/shm/x";
   s.tcp =
@@ -75,7 +75,7 @@ TEST(RankEnv, NetworksOfThisHostAreFound) {
   EXPECT_EQ(mpi_network("255.255.255.255/32").listen, "");
 }
 
-TEST(RankEnv, WorkersTellTheirNetworksInAFence) {
+TEST(RankEnv, WorkersExchangeTheirNetworksInAFence) {
   MpiNetwork lo = mpi_network("lo");
   EXPECT_EQ(lo.addresses, std::vector<std::string>{"127.0.0.1/8"});
   const std::string all =
@@ -94,7 +94,7 @@ TEST(RankEnv, WorkersTellTheirNetworksInAFence) {
             std::string::npos);
 }
 
-TEST(RankEnv, EndsOfTunnelsAreTold) {
+TEST(RankEnv, TunnelEndpointsAreExchanged) {
   const std::string key = "AbCdEfGhIjKlMnOpQrStUvWxYz0123456789+/AbCdE=";
   const MpiNetwork net{.addresses = {tunnel_address(key) + "/32"},
                        .tunnel = key + ",192.0.2.7:51820"};
@@ -161,7 +161,7 @@ TEST(RankEnv, PlacementFollowsTheAssignment) {
   EXPECT_TRUE(place(two_workers("h", "i"), "spare")->local.empty());
 }
 
-TEST(RankEnv, SenselessAssignmentsAreNamed) {
+TEST(RankEnv, InvalidAssignmentsAreNamed) {
   auto a = two_workers("h", "h");
   a.mutable_ranks(1)->set_rank(0);
   EXPECT_FALSE(place(a, "a").ok());

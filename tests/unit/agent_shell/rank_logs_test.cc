@@ -14,7 +14,7 @@
 namespace remesh::agent {
 namespace {
 
-TEST(RankLogs, LastLineIsTheLastThatSaysSomething) {
+TEST(RankLogs, TheLastLineIsTheLastThatIsNotBlank) {
   EXPECT_EQ(last_line("one\ntwo\n\n  \n", 100), "two");
   EXPECT_EQ(last_line("only", 100), "only");
   EXPECT_EQ(last_line("", 100), "");

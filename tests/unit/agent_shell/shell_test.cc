@@ -35,7 +35,7 @@ constexpr char kRestarted[] = "REMESH_TEST_RESTARTED";
   return false;
 }();
 
-TEST(Process, StartsAnewWithNothingOpen) {
+TEST(Process, RestartsWithoutOpenDescriptors) {
   const pid_t child = fork();
   if (child == 0) {
     // Would be inherited; not a standard one, if that is closed.
@@ -119,7 +119,7 @@ TEST(Process, ProgramThatCannotRunIsNamed) {
   EXPECT_FALSE(start_child(c).ok());
 }
 
-TEST(Process, PidfdTellsTheEnd) {
+TEST(Process, APidfdReportsTheEnd) {
   TempDir dir;
   auto child = start_child(shell(dir, "exit 5"));
   ASSERT_TRUE(child.ok());
@@ -278,7 +278,7 @@ TEST(Process, LeftoversAreKilledButNeverAStranger) {
 
 // A service manager starts the next worker while the kernel is still freeing
 // the memory of the killed one.
-TEST(Scratch, APredecessorThatIsStillDyingIsWaitedFor) {
+TEST(Scratch, WaitsForADyingPredecessor) {
   TempDir dir;
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
@@ -326,7 +326,7 @@ TEST(Scratch, SecondHolderOfANameIsRefusedAndTheFolderGoesAtTheEnd) {
 }
 
 // The clock of the host went back while the worker was down.
-TEST(Scratch, ALifeIsLaterThanTheOneBeforeWhateverTheClockSays) {
+TEST(Scratch, IncarnationsGrowWhateverTheClockSays) {
   TempDir dir;
   constexpr uint64_t kNow = uint64_t{1'800'000'000'000} << 20;
   const pid_t child = fork();
@@ -385,7 +385,7 @@ TEST(Scratch, WorkerThatEndsSweepsUpAfterOneThatWasKilled) {
   EXPECT_FALSE(std::filesystem::exists(shared_root_of(dir / "s/dead")));
 }
 
-TEST(Scratch, ManyComeAndGoAtOnce) {
+TEST(Scratch, ManyWorkersComeAndGoAtOnce) {
   TempDir dir;
   std::atomic<int> failed{0};
   std::vector<std::thread> threads;
@@ -421,7 +421,7 @@ TEST(Scratch, RanksOfAKilledPredecessorDie) {
   EXPECT_EQ(WTERMSIG(status), SIGKILL);
 }
 
-TEST(Scratch, RootThatIsNotOursIsRefused) {
+TEST(Scratch, ARootOfAnotherUserIsRefused) {
   TempDir dir;
   std::ofstream(dir / "file") << "x";
   auto s = Scratch::open(dir / "file", "a");

@@ -102,7 +102,7 @@ class StatesTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(StatesTest, InventorySaysWhatTheRecordsSay) {
+TEST_F(StatesTest, TheInventoryListsTheRecords) {
   auto s = open("a");
   ASSERT_TRUE(s->make_state_folder().ok());
   const std::string folder = s->state_folder();
@@ -134,7 +134,7 @@ TEST_F(StatesTest, InventorySaysWhatTheRecordsSay) {
   EXPECT_EQ(num_segments("a", kOther), 1u);
 }
 
-TEST_F(StatesTest, OnlyTheStatesOfAKilledWorkerAwaitTheNextOfItsName) {
+TEST_F(StatesTest, OnlyAKilledWorkersStatesAreKeptForItsSuccessor) {
   leave_dead("a", {kJob});
   make_old("a", kJob);  // age does not matter
   {
@@ -173,7 +173,7 @@ TEST_F(StatesTest, OthersSweepADeadWorkersStatesOnceTheyAreOld) {
   EXPECT_FALSE(fs::exists(root()));
 }
 
-TEST_F(StatesTest, OfALivingWorkerAreNobodyElses) {
+TEST_F(StatesTest, StatesOfALiveWorkerAreNotTouchedByOthers) {
   auto a = open("a");
   auto b = open("dead");  // not yet
   ASSERT_TRUE(b->make_state_folder().ok());
@@ -184,7 +184,7 @@ TEST_F(StatesTest, OfALivingWorkerAreNobodyElses) {
   EXPECT_EQ(num_segments("dead", kJob), 1u);
 }
 
-TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
+TEST_F(StatesTest, UsedStatesStayAndOldOnesOfAnotherJobAreRemoved) {
   leave_dead("a", {kJob, kOther});
   make_old("a", kJob);
   make_old("a", kOther);
@@ -198,7 +198,7 @@ TEST_F(StatesTest, KeptOnesStayYoungAndOldOnesOfAnotherJobGo) {
 }
 
 // A daemon that never heard of the job's end, or a worker under another root.
-TEST_F(StatesTest, UnclaimedOnesGoWhoeverHoldsThem) {
+TEST_F(StatesTest, UnclaimedStatesAreRemovedWhoeverHoldsThem) {
   auto dead = open("dead");
   ASSERT_TRUE(dead->make_state_folder().ok());
   const std::string lost = add_segment(dead->state_folder(), kJob, 7);
@@ -223,7 +223,7 @@ TEST_F(StatesTest, UnclaimedOnesGoWhoeverHoldsThem) {
   EXPECT_TRUE(fs::exists(young));
 }
 
-TEST_F(StatesTest, AnotherFolderThanDevShmMayHoldThem) {
+TEST_F(StatesTest, StatesMayBeInAnotherFolder) {
   fs::create_directory(dir_ / "shm");
   {
     auto s = Scratch::open(root(), "a", 0, dir_ / "shm");
@@ -252,7 +252,7 @@ TEST_F(StatesTest, AnotherFolderThanDevShmMayHoldThem) {
   EXPECT_NE(none.status().message().find("--state-folder"), std::string::npos);
 }
 
-TEST_F(StatesTest, TheEndOfAJobTakesWhatItsDeadWorkersLeft) {
+TEST_F(StatesTest, TheEndOfAJobRemovesStatesOfDeadWorkers) {
   leave_dead("dead", {kJob, kOther});
   auto s = open("a");
   ASSERT_TRUE(s->make_state_folder().ok());
@@ -263,7 +263,7 @@ TEST_F(StatesTest, TheEndOfAJobTakesWhatItsDeadWorkersLeft) {
   EXPECT_EQ(num_segments("dead", kOther), 1u);
 }
 
-TEST_F(StatesTest, AnEmptyFolderGoesWithTheGeneration) {
+TEST_F(StatesTest, AnEmptyFolderIsRemovedWithTheGeneration) {
   auto s = open("a");
   ASSERT_TRUE(s->make_generation(1, 1 << 20).ok());
   ASSERT_TRUE(s->make_state_folder().ok());

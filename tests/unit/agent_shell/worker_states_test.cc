@@ -50,7 +50,7 @@ class WorkerStatesTest : public WorkerTest {
   TinyCoordinator coordinator_;
 };
 
-TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
+TEST_F(WorkerStatesTest, AreReportedOnlyAtTheEndOfAGeneration) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   c.want(pb::Directive::IDLE, pb::Assignment());
@@ -92,7 +92,7 @@ TEST_F(WorkerStatesTest, AreToldWithTheEndOfAGenerationAndNeverBefore) {
 }
 
 // As systemd-logind does when a user logs out.
-TEST_F(WorkerStatesTest, ThatSomebodyRemovedAreNotToldAnyMore) {
+TEST_F(WorkerStatesTest, AreNoLongerReportedOnceRemoved) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   const auto a = assignment({"a"}, 2, "step_ms=1");
@@ -114,7 +114,7 @@ TEST_F(WorkerStatesTest, ThatSomebodyRemovedAreNotToldAnyMore) {
   EXPECT_NE(log.find("enable-linger"), std::string::npos);
 }
 
-TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
+TEST_F(WorkerStatesTest, OfAKilledWorkerAreReportedByItsSuccessor) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   const auto a = assignment({"a"}, 2, "step_ms=1");
@@ -138,7 +138,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerAreToldByTheNextOfItsName) {
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
-TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
+TEST_F(WorkerStatesTest, AreNeitherReportedNorRemovedByAnotherJob) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   run_generation(c, assignment({"a"}, 1, "step_ms=1"));
@@ -159,7 +159,7 @@ TEST_F(WorkerStatesTest, AnotherJobNeitherTellsNorRemovesThem) {
   EXPECT_GE(c.report("a").holdings_size(), 1);
 }
 
-TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
+TEST_F(WorkerStatesTest, OfAKilledWorkerAreRemovedWithTheJob) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   start_one("b");
@@ -186,7 +186,7 @@ TEST_F(WorkerStatesTest, OfAKilledWorkerGoWithTheJobNotWithAnotherWorker) {
   EXPECT_EQ(num_entries(scratch()), 0);
 }
 
-TEST_F(WorkerStatesTest, StayAfterAWorkerThatIsInterruptedTwice) {
+TEST_F(WorkerStatesTest, StayAfterASecondInterrupt) {
   TinyCoordinator& c = coordinator_;
   start_one("a");
   run_generation(c, assignment({"a"}, 1, "step_ms=1"));

@@ -70,7 +70,7 @@ TEST_F(WorkerTest, TwoWorkersGoThroughGenerationsAndLeave) {
   EXPECT_TRUE(std::filesystem::exists(dir_ / "run/logs/worker-a.log"));
 }
 
-TEST_F(WorkerTest, StepsAreToldSoonAfterTheyAreCommitted) {
+TEST_F(WorkerTest, StepsAreReportedSoonAfterTheyAreCommitted) {
   TinyCoordinator c;
   start(c.address(), "a");
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
@@ -89,7 +89,7 @@ TEST_F(WorkerTest, StepsAreToldSoonAfterTheyAreCommitted) {
   std::printf("step committed -> told %.1f ms (worst)\n", worst * 1e3);
 }
 
-TEST_F(WorkerTest, TermLeavesAndASecondOneAtOnce) {
+TEST_F(WorkerTest, TermDrainsAndASecondTermLeavesAtOnce) {
   TinyCoordinator c;
   start(c.address(), "a");
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
@@ -137,7 +137,7 @@ TEST_F(WorkerTest, KilledWorkerTakesItsRanksAndItsSuccessorCleansUp) {
   EXPECT_EQ(wait("a"), 0);
 }
 
-TEST_F(WorkerTest, RanksGoOnWithoutTheCoordinatorAndANewOneIsFound) {
+TEST_F(WorkerTest, RanksTrainOnWithoutTheCoordinatorAndFindANewOne) {
   auto c = std::make_unique<TinyCoordinator>(1);
   const std::string address = c->address();
   start(address, "a");
@@ -170,7 +170,7 @@ TEST_F(WorkerTest, RanksGoOnWithoutTheCoordinatorAndANewOneIsFound) {
 
 // Opening a FIFO that nobody reads takes for ever, as does a file on a server
 // that does not answer.
-TEST_F(WorkerTest, StorageThatHangsSilencesNobody) {
+TEST_F(WorkerTest, StalledStorageDoesNotSilenceAWorker) {
   TinyCoordinator c;
   start(c.address(), "a");
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
@@ -201,7 +201,7 @@ TEST_F(WorkerTest, StorageThatHangsSilencesNobody) {
 
 // A frozen worker loses its connection. When it resumes, it must learn
 // immediately that its generation has ended.
-TEST_F(WorkerTest, FrozenWorkerObeysSoonAfterItGoesOn) {
+TEST_F(WorkerTest, ASuspendedWorkerObeysSoonAfterItContinues) {
   TinyCoordinator c;
   start(c.address(), "a");
   ASSERT_TRUE(c.run_until([&] { return c.num_workers() == 1; }));
@@ -301,7 +301,7 @@ TEST_F(WorkerTest, SaysWhyNoCoordinatorAnswers) {
 
 // A worker that was given an address also finds a coordinator that moved to
 // another host, once it knows the run directory. Reading that may hang.
-TEST_F(WorkerTest, AGivenAddressIsLeftForThatInTheRunDirectory) {
+TEST_F(WorkerTest, TheAddressInTheRunDirectoryReplacesASilentOne) {
   const pb::Assignment a = assignment({"a"}, 1, "step_ms=1");
   auto c = std::make_unique<TinyCoordinator>(1);
   const std::string address = c->address();
@@ -360,7 +360,7 @@ TEST_F(WorkerTest, ARefusalEndsAWorkerThatHasNoJob) {
 }
 
 // Another worker has its name: it is taken when that one is gone.
-TEST_F(WorkerTest, ARefusalThatWillPassLeavesTheWorkerWaiting) {
+TEST_F(WorkerTest, ATemporaryRefusalKeepsTheWorkerWaiting) {
   std::filesystem::create_directory(scratch());
   const auto server = wire::Server::bind("tcp://127.0.0.1:0", std::nullopt);
   ASSERT_TRUE(server.ok());
@@ -408,7 +408,7 @@ TEST_F(WorkerTest, MayStartBeforeTheRunDirectoryExists) {
   EXPECT_EQ(stop("a", SIGTERM), 0);
 }
 
-TEST_F(WorkerTest, UsageErrorsSaySo) {
+TEST_F(WorkerTest, UsageErrorsExitWithTheReason) {
   std::filesystem::create_directory(scratch());
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"--slots", "0"}, "--slots"},

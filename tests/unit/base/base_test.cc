@@ -79,7 +79,7 @@ TEST_F(LogFile, HasTheLinesBeforeAFailedCheck) {
 }
 
 // As on a disk that stands still: nobody reads the pipe.
-TEST_F(LogFile, ThatCannotBeWrittenDelaysNobody) {
+TEST_F(LogFile, AnUnwritableFileDelaysNobody) {
   std::filesystem::create_directories(dir_.path() + "/logs");
   ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);
   auto log = open();
@@ -100,7 +100,7 @@ TEST_F(LogFile, ThatCannotBeWrittenDelaysNobody) {
   EXPECT_TRUE(log->flush());
 }
 
-TEST_F(LogFile, IsOpenedWhenThatIsPossible) {
+TEST_F(LogFile, IsOpenedOnceThatIsPossible) {
   const std::string folder = dir_.path() + "/logs";
   testing::write_whole(folder, "a file");
   auto log = open();
@@ -114,7 +114,7 @@ TEST_F(LogFile, IsOpenedWhenThatIsPossible) {
 
 // Another member of the group that owns the folder may put a link there, also
 // while the file is open: it is rotated.
-TEST_F(LogFile, WritesThroughNobodysLink) {
+TEST_F(LogFile, DoesNotWriteThroughSymbolicLinks) {
   namespace fs = std::filesystem;
   fs::create_directories(dir_.path() + "/logs");
   const std::string mine = dir_.path() + "/mine";
@@ -156,7 +156,7 @@ TEST(Rng, NormalsHaveUnitVarianceAndNoMean) {
   EXPECT_NEAR(squares / kCount, 1, 0.02);
 }
 
-TEST(Text, NearestNameFindsATypoButNotAStranger) {
+TEST(Text, NearestNameFindsTyposOnly) {
   EXPECT_EQ(nearest_name("stesp", {"seq_len", "steps"}), "steps");
   EXPECT_EQ(nearest_name("banana", {"seq_len", "steps"}), "");
   EXPECT_EQ(format_duration(200), "3m20s");

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kLong = 60'000;
 
-TEST(BlockingCalls, EndBeforeTheirObject) {
+TEST(BlockingCalls, FinishBeforeTheirObject) {
   const auto ended = std::make_shared<std::atomic<int>>(0);
   {
     BlockingCalls calls(kLong);
@@ -23,7 +23,7 @@ TEST(BlockingCalls, EndBeforeTheirObject) {
   EXPECT_EQ(*ended, 21);
 }
 
-TEST(BlockingCalls, AreNotWaitedForWhenTheyBlock) {
+TEST(BlockingCalls, DoNotDelayTheirOwnerWhenTheyBlock) {
   std::promise<void> gate;
   const auto open = gate.get_future().share();
   const auto ended = std::make_shared<std::atomic<int>>(0);

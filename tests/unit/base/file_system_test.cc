@@ -87,7 +87,7 @@ TEST(RemoveAll, RemovesLinksAndNotWhatTheyLeadTo) {
 }
 
 // Another member of the group that owns the folder may put a link there.
-TEST(WriteFileAtomically, WritesThroughNobodysLink) {
+TEST(WriteFileAtomically, DoesNotWriteThroughSymbolicLinks) {
   namespace fs = std::filesystem;
   const testing::TempDir dir;
   const std::string path = dir.path() + "/file", mine = dir.path() + "/mine";

@@ -59,7 +59,7 @@ TEST(Board, RankAndDaemonSeeEachOther) {
   EXPECT_EQ(p.rank->daemon_beat_ms(), 99);
 }
 
-TEST(Board, ProgressMovesWithEverySign) {
+TEST(Board, EverySignOfLifeAdvancesTheProgress) {
   Pair p = make_pair();
   uint64_t last = p.daemon->snapshot().progress;
   const auto moved = [&] {
@@ -77,7 +77,7 @@ TEST(Board, ProgressMovesWithEverySign) {
   EXPECT_TRUE(moved());
 }
 
-TEST(Board, SharesAndMemoryAreToldOnceMeasured) {
+TEST(Board, SharesAndMemoryAreShownOnceMeasured) {
   Pair p = make_pair();
   EXPECT_LT(p.daemon->snapshot().exposed_comm, 0);
   EXPECT_LT(p.daemon->snapshot().bubble, 0);
@@ -170,7 +170,7 @@ TEST(Board, ConcurrentUseLosesNothing) {
   EXPECT_EQ(p.daemon->snapshot().error.size(), 100u);
 }
 
-TEST(Board, LastWordsSurviveAKill) {
+TEST(Board, TheLastErrorSurvivesAKill) {
   Pair p = make_pair();
   const pid_t child = fork();
   if (child == 0) {

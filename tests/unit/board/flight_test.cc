@@ -22,7 +22,7 @@ struct Own {
   FlightRecord record{memory.get(), &step, &microbatch};
 };
 
-TEST(Flight, AnOperationIsKeptWithAllItSays) {
+TEST(Flight, AnOperationIsKeptWithAllItsFields) {
   Own own;
   own.step = 12;
   own.microbatch = 3;
@@ -63,7 +63,7 @@ TEST(Flight, AnOperationIsKeptWithAllItSays) {
   EXPECT_EQ(f.groups[0].ranks, (std::vector<int>{1, 5, 9}));
 }
 
-TEST(Flight, WhatIsNotSaidIsMinusOneAndTheNameTheKinds) {
+TEST(Flight, MissingFieldsAreMinusOneAndTheNameIsTheKinds) {
   Own own;
   own.record.begin({.kind = OpKind::kOptimizer}, 1);
   const FlightOp op = own.record.read().ops.at(0);

@@ -92,7 +92,7 @@ TEST(FirstDeath, NobodyDied) {
   EXPECT_FALSE(first_death(r.views()));
 }
 
-TEST(FirstDeath, ASignalOutweighsAllAndTheEarliestCounts) {
+TEST(FirstDeath, TheEarliestSignalOutweighsExitCodes) {
   Ranks r;
   r.dead(0, 1, 1.0).set_error("peer gone");
   r.dead(0, 1, 0.5);
@@ -125,7 +125,7 @@ TEST(FirstDeath, TimesOfTwoHostsAreNotCompared) {
 
 // MPI aborts the peers of a dead rank, or they exit without a word, in the
 // middle of a wait for it; and may be heard first.
-TEST(FirstDeath, WhoDiedWaitingIsTakenForAVictim) {
+TEST(FirstDeath, ARankThatDiedWaitingIsAVictim) {
   Ranks r;
   r.dead(SIGABRT, 0, 1.0).set_waits(true);
   r.dead(0, 14, 1.1).set_waits(true);
@@ -143,7 +143,7 @@ TEST(FirstDeath, WhoDiedWaitingIsTakenForAVictim) {
   EXPECT_EQ(first_death(k.views()), 1U);
 }
 
-TEST(FirstDeath, InWords) {
+TEST(FirstDeath, DescribesTheDeath) {
   Ranks r;
   pb::RankStatus& s = r.dead(SIGKILL, 0, 1);
   s.set_last_log("the last line");
@@ -166,7 +166,7 @@ TEST(FirstDeath, InWords) {
             "4, microbatch 1, forward for 0.1 s");
 }
 
-TEST(FirstDeath, TheEventSaysItAll) {
+TEST(FirstDeath, TheEventHasAllFields) {
   Ranks r;
   pb::RankStatus& s = r.dead(SIGSEGV, 0, 1);
   s.set_doing("step 4, optimizer for 0.1 s");
@@ -192,7 +192,7 @@ TEST(FirstDeath, TheEventSaysItAll) {
 
 // -------------------------------------------------------------------- hangs
 
-TEST(Hang, TheOneThatDoesNotWait) {
+TEST(Hang, NamesTheOneThatDoesNotWait) {
   Ranks r;
   r.in_collective("tp", {0, 1}, 9);
   r.add().set_doing("step 4, microbatch 3, forward for 5.0 s");
@@ -204,7 +204,7 @@ TEST(Hang, TheOneThatDoesNotWait) {
             "3, forward; 2 other ranks wait for it");
 }
 
-TEST(Hang, AStoppedProcessBeforeAll) {
+TEST(Hang, AStoppedProcessIsNamedFirst) {
   Ranks r;
   r.add(9000);
   r.in_collective("tp", {0, 1}, 9).set_os_state("T");
@@ -214,7 +214,7 @@ TEST(Hang, AStoppedProcessBeforeAll) {
             "on tp (its process is stopped)");
 }
 
-TEST(Hang, OfThoseThatDoNotWaitTheOneThatStoodLongest) {
+TEST(Hang, NamesTheOneThatStalledLongest) {
   Ranks r;
   r.add(4000);
   r.add(6000);
@@ -237,7 +237,7 @@ TEST(Hang, AllInOneCollectiveHaveLostAMessage) {
 
 // Ranks 2 and 3 wait for the tensor-parallel pair 0 and 1, which wait for each
 // other in the same operation.
-TEST(Hang, TheCircleThatTheOthersWaitForIsNamed) {
+TEST(Hang, NamesTheCycleThatTheOthersWaitFor) {
   Ranks r;
   r.in_collective("tp", {0, 1}, 40);
   r.in_collective("tp", {0, 1}, 40);
@@ -259,7 +259,7 @@ TEST(Hang, AMessageLostBetweenStages) {
 }
 
 // One rank is past a collective that another still waits in.
-TEST(Hang, WhoIsPastACollectiveIsNotWaitedFor) {
+TEST(Hang, ARankPastACollectiveIsNotBlamed) {
   Ranks r;
   r.in_collective("dp", {0, 1}, 9, 5);  // waits for 1
   r.in_collective("dp", {0, 1}, 8, 5);  // has missed what 0 sent
@@ -267,7 +267,7 @@ TEST(Hang, WhoIsPastACollectiveIsNotWaitedFor) {
   EXPECT_EQ(r.stuck().rank, 1U);
 }
 
-TEST(Hang, ConnectingRanksWaitForThoseThatHaveNotBegunTo) {
+TEST(Hang, ConnectingRanksWaitForThoseThatHaveNotBegun) {
   Ranks r;
   r.add().set_waits(true);
   r.add();
@@ -280,7 +280,7 @@ TEST(Hang, ConnectingRanksWaitForThoseThatHaveNotBegunTo) {
 
 // Whatever the mesh and wherever everybody is: one rank that does something of
 // its own is the one to blame, and who is blamed otherwise waits.
-TEST(Hang, OneRankAtWorkOfItsOwnIsAlwaysFound) {
+TEST(Hang, ASingleWorkingRankIsAlwaysFound) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -317,7 +317,7 @@ TEST(Hang, OneRankAtWorkOfItsOwnIsAlwaysFound) {
 
 // -------------------------------------------------------------------- links
 
-TEST(SilentLinks, ThoseWhoExchangeMessagesName) {
+TEST(SilentLinks, RanksThatExchangeMessagesNameTheLink) {
   Ranks r;
   r.in_recv(1);
   r.in_recv(0);
@@ -327,7 +327,7 @@ TEST(SilentLinks, ThoseWhoExchangeMessagesName) {
   EXPECT_TRUE(silent_hosts(r.views(), r.stuck()).empty());
 }
 
-TEST(SilentLinks, InACollectiveItIsAnyOfItsHosts) {
+TEST(SilentLinks, InACollectiveAnyLinkOfItsHostsIsSuspected) {
   Ranks r;
   for (int i = 0; i < 3; ++i) r.in_collective("dp", {0, 1, 2}, 7);
   EXPECT_TRUE(silent_links(r.views(), r.stuck()).empty());
@@ -348,7 +348,7 @@ TEST(SilentLinks, NobodyElseIsToBlameForARankThatHangs) {
 }
 
 // Others that end for the same reason of their own are not its victims.
-TEST(DiedLike, TakesEndsThatNoPeerExplains) {
+TEST(DiedLike, CountsEndsThatNoPeerExplains) {
   pb::RankStatus first, other;
   for (pb::RankStatus* s : {&first, &other}) {
     s->set_exited(true);

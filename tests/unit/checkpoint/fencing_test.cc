@@ -71,7 +71,7 @@ class FencingTest : public testing::Test {
 using Steps = std::map<int64_t, int64_t>;
 
 // Wherever it is stopped, what the newer generation saved stays.
-TEST_F(FencingTest, AGivenUpGenerationLeavesNewerCheckpointsAlone) {
+TEST_F(FencingTest, AFencedGenerationDoesNotTouchNewerCheckpoints) {
   int at = 1;
   for (bool stopped = true; stopped; ++at) {
     SCOPED_TRACE(at);
@@ -96,7 +96,7 @@ TEST_F(FencingTest, AGivenUpGenerationLeavesNewerCheckpointsAlone) {
 
 // The newer generation has begun to load when retention would remove its
 // source.
-TEST_F(FencingTest, AGivenUpGenerationKeepsTheSourceOfTheNewer) {
+TEST_F(FencingTest, AFencedGenerationKeepsTheSourceOfTheNewerOne) {
   int kept = 0;
   bool stopped = true;
   for (int at = 1; stopped; ++at) {
@@ -119,7 +119,7 @@ TEST_F(FencingTest, AGivenUpGenerationKeepsTheSourceOfTheNewer) {
 }
 
 // It was killed after it had set the newer generation's checkpoint aside.
-TEST_F(FencingTest, ACheckpointThatWasSetAsideIsPutBack) {
+TEST_F(FencingTest, ACheckpointThatWasMovedAsideIsMovedBack) {
   ASSERT_TRUE(save_as(*fs_, 1, 2).ok());
   ASSERT_TRUE(save_as(*fs_, 2, 4).ok());
   ASSERT_TRUE(

@@ -21,7 +21,7 @@ std::vector<int64_t> steps_of(const core::CheckpointsScanned& scan) {
   return steps;
 }
 
-TEST(Listing, ACommittedCheckpointThatItLacksIsFoundByName) {
+TEST(Listing, ACommittedCheckpointThatIsNotListedIsFoundByName) {
   std::string root = testing::TempDir() + "remesh-listing-XXXXXX";
   ASSERT_NE(mkdtemp(root.data()), nullptr);
   const std::string folder = root + "/checkpoints";

@@ -56,7 +56,7 @@ class Admission : public testing::Test {
   Coordinator core_;
 };
 
-TEST_F(Admission, ARefusedReportIsAnsweredAndToldOnceAMinute) {
+TEST_F(Admission, ARefusedReportIsAnsweredAndAnnouncedOnceAMinute) {
   const std::string before = core_.durable().SerializeAsString();
   pb::Report bad = report("b", 1);
   bad.set_slots(-1);
@@ -80,7 +80,7 @@ TEST_F(Admission, ARefusedReportIsAnsweredAndToldOnceAMinute) {
   EXPECT_FALSE(core_.is_member("b"));
 }
 
-TEST_F(Admission, ARefusedReportOfALivingWorkerLeavesItInPeace) {
+TEST_F(Admission, ARefusedReportDoesNotHarmALiveWorker) {
   pb::Report bad = running_report("a", 100, 0, 7);
   bad.set_generation(limits::kMaxNumber);
   give(bad);
@@ -94,7 +94,7 @@ TEST_F(Admission, ARefusedReportOfALivingWorkerLeavesItInPeace) {
   EXPECT_TRUE(core_.follows(good)) << "its numbers were not used up";
 }
 
-TEST_F(Admission, ANumberThatNobodyUsedEndsNoGeneration) {
+TEST_F(Admission, AnUnusedNumberEndsNoGeneration) {
   const std::string before = core_.durable().SerializeAsString();
   for (const int64_t lead : {1, 900'000}) {
     for (const char* name : {"a", "stranger"}) {
@@ -111,7 +111,7 @@ TEST_F(Admission, ANumberThatNobodyUsedEndsNoGeneration) {
   EXPECT_FALSE(core_.is_member("stranger"));
 }
 
-TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedForGood) {
+TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedPermanently) {
   pb::Report far = report("far", 1);
   far.set_protocol(9);
   far.set_oldest_protocol(7);
@@ -129,13 +129,13 @@ TEST_F(Admission, AWorkerWithoutACommonProtocolIsRefusedForGood) {
 }
 
 // The coordinator's clock is at 1970, the worker's decades ahead.
-TEST_F(Admission, NoClockKeepsAWorkerOut) {
+TEST_F(Admission, AWrongClockKeepsNoWorkerOut) {
   pb::Report r = report("b", 1, uint64_t{4'000'000'000'000} << 20);
   EXPECT_TRUE(all_of<Refuse>(give(r)).empty());
   EXPECT_TRUE(core_.is_member("b"));
 }
 
-TEST_F(Admission, NobodyHasMadeMoreStepsThanTheJobHas) {
+TEST_F(Admission, StepsBeyondTheJobsAreRefused) {
   pb::Report far = running_report("a", 50, 0, 1001);
   EXPECT_EQ(all_of<Refuse>(give(far)).size(), 1U);
   far = running_report("a", 51, 0, 5);
@@ -148,7 +148,7 @@ TEST_F(Admission, NobodyHasMadeMoreStepsThanTheJobHas) {
   EXPECT_EQ(all_of<Refuse>(give(last)).size(), 0U);
 }
 
-TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
+TEST_F(Admission, RanksAreAcceptedOnlyFromTheWorkerThatRunsThem) {
   pb::Report stranger = running_report("b", 1, 0, 5);
   stranger.mutable_ranks(0)->set_checkpoint_step(6);
   stranger.mutable_ranks(0)->set_exited(true);
@@ -168,7 +168,7 @@ TEST_F(Admission, RanksAreBelievedOnlyToTheWorkerThatRunsThem) {
   EXPECT_EQ(core_.status().checkpoint_step(), 5);
 }
 
-TEST_F(Admission, ANameIsNotTakenByAMachineOfTheSameName) {
+TEST_F(Admission, AMachineWithTheSameHostNameCannotTakeAWorkerName) {
   const auto of_machine = [](const std::string& worker, uint64_t id,
                              uint64_t incarnation) {
     pb::Report r = report(worker, 50, incarnation);
@@ -183,7 +183,7 @@ TEST_F(Admission, ANameIsNotTakenByAMachineOfTheSameName) {
   EXPECT_TRUE(core_.considers_live("b", 6)) << "restarted";
 }
 
-TEST_F(Admission, FencesTakeWhatTheWorkersRanksCanContribute) {
+TEST_F(Admission, FenceContributionsAreBoundedByTheRanks) {
   pb::FenceIn f;
   f.set_worker("a");
   f.set_incarnation(1);
@@ -202,7 +202,7 @@ TEST_F(Admission, FencesTakeWhatTheWorkersRanksCanContribute) {
 
 // A worker that an older journal has with an impossible number of slots ends
 // no job; it is left out until it reports.
-TEST(Planner, AnImpossibleMemberIsLeftOut) {
+TEST(Planner, AnInvalidMemberIsIgnored) {
   pb::Durable d;
   d.set_phase(pb::Durable::WAITING);
   Roster roster;
@@ -220,7 +220,7 @@ TEST(Planner, AnImpossibleMemberIsLeftOut) {
   EXPECT_EQ(placed.value().ranks.size(), 1U);
 }
 
-TEST(Places, ADirectiveGoesWhereTheNewestReportCameFrom) {
+TEST(Places, DirectivesGoWhereTheNewestReportCameFrom) {
   Roster roster;
   const pb::Durable d;
   const pb::Report first = report("a", 5);

@@ -46,7 +46,7 @@ TEST(Blame, CountsFailuresToStartOnTheHost) {
   EXPECT_TRUE(f.blame(failure).hosts.empty()) << "nobody is at fault";
 }
 
-TEST(Blame, TheSameFailureSeveralTimesIsTheHostsOwn) {
+TEST(Blame, ARepeatedFailureIsBlamedOnTheHost) {
   Fixture f;
   f.durable.set_same_failures(2);
   EXPECT_TRUE(f.blame(on_host("h")).hosts.empty());
@@ -74,7 +74,7 @@ TEST(Blame, AllHostsWhoseRanksFailedToStartAreCounted) {
   EXPECT_FALSE(f.blame(failure, /*others_can_run=*/false).hosts_alone);
 }
 
-TEST(Blame, WithoutASourceThatCodeIsTheHostsOwn) {
+TEST(Blame, WithoutASourceThatCodeIsBlamedOnTheHost) {
   Fixture f;
   Failure failure = on_host("h");
   failure.exit_code = kExitBadSource;
@@ -106,7 +106,7 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   EXPECT_EQ(f.blame(failure).enough, kNever);
 }
 
-TEST(Blame, ASourceOfWhichAPartIsGoneIsNobodysFault) {
+TEST(Blame, NoHostIsBlamedForAnIncompleteSource) {
   Fixture f;
   pb::Source* source = f.durable.mutable_assignment()->mutable_source();
   source->set_kind(pb::Source::MEMORY);
@@ -135,7 +135,7 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
   EXPECT_TRUE(f.blame(failure, false).hosts.empty()) << "an older state may do";
 }
 
-TEST(Cordon, TellsAlikeFailuresByTheCodesThatSayWhy) {
+TEST(Cordon, ComparesFailuresByTheirExitCodes) {
   const auto alike = [](const std::string& reason, int exit_code) {
     pb::Cordon c;
     c.set_reason("rank 0 on worker a: " + reason);
@@ -152,7 +152,7 @@ TEST(Cordon, TellsAlikeFailuresByTheCodesThatSayWhy) {
 }
 
 // A host is at fault from its third failure, also when its cordon has ended.
-TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsAtFault) {
+TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsBlamed) {
   pb::Durable d;
   const Failure like{.text = "", .exit_code = 3};
   for (int i = 1; i <= 3; ++i) {
@@ -192,7 +192,7 @@ TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
   EXPECT_EQ(end_cordons(5e8 + 10, &d).size(), 1U);
 }
 
-TEST(Cordon, AStepClearsTheCountOfItsHostsAlone) {
+TEST(Cordon, AStepResetsTheCountsOfItsHostsOnly) {
   pb::Durable d;
   for (const char* host : {"a", "b"}) suspect(host, "", 0, 0, &d);
   suspect("a", "c", 0, 0, &d);
@@ -205,7 +205,7 @@ TEST(Cordon, AStepClearsTheCountOfItsHostsAlone) {
   EXPECT_EQ(failures_of(d, "a", "c"), 0);
 }
 
-TEST(Cordon, LossesCountTogetherForAWhileWhateverIsTrained) {
+TEST(Cordon, LossesAreCountedForAWhileDespiteFinishedSteps) {
   pb::Durable d;
   EXPECT_EQ(suspect("h", "", 300, 0, &d), 1);
   EXPECT_FALSE(clear_suspects({"h"}, 200, &d));
@@ -213,7 +213,7 @@ TEST(Cordon, LossesCountTogetherForAWhileWhateverIsTrained) {
   EXPECT_EQ(suspect("h", "", 300, 600, &d), 1) << "long after";
 }
 
-TEST(Cordon, IsLiftedWithItsCount) {
+TEST(Cordon, LiftingItResetsTheCount) {
   pb::Durable d;
   suspect("h", "", 0, 0, &d);
   suspect("h", "i", 0, 0, &d);
@@ -227,7 +227,7 @@ TEST(Cordon, IsLiftedWithItsCount) {
   EXPECT_EQ(cordons_text(d), "");
 }
 
-TEST(Cordon, ManyHostsThatFailedAreForgotten) {
+TEST(Cordon, ManyFailedHostsTakeBoundedMemory) {
   pb::Durable d;
   for (int i = 0; i < 1000; ++i) suspect("h" + std::to_string(i), "", 0, 0, &d);
   EXPECT_LE(d.suspects_size(), 256);

@@ -131,7 +131,7 @@ std::optional<int64_t> newest_good(const CheckpointsScanned& scan,
   return *std::max_element(good.begin(), good.end());
 }
 
-TEST(Source, IsTheNewestValidCheckpointThatNobodyFailedToLoad) {
+TEST(Source, IsTheNewestValidCheckpointThatHasNotFailedToLoad) {
   const uint64_t seed = fresh_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 rng(seed);
@@ -220,7 +220,7 @@ TEST(Failures, WithoutProgressStopTheJobAtTheLimit) {
 
 // If the journal is lost, a worker may have ranks of an earlier generation of
 // the same number.
-TEST(Metrics, AreThoseOfTheParticipants) {
+TEST(Metrics, AreAcceptedFromParticipantsOnly) {
   OneWorker w;
   w.run({});
   ASSERT_EQ(w.phase(), pb::Durable::RUNNING);
@@ -283,7 +283,7 @@ TEST(Branches, BetweenARestoredStepAndItsGenerationAreAbandoned) {
 }
 
 // A coordinator that did not run for a while has not heard of every worker.
-TEST(End, IsToldToWorkersThatWereNotHeardDuringAnAbsence) {
+TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   OneWorker idle;
   idle.stop();
   EXPECT_EQ(all_of<Exit>(idle.last).size(), 1U) << "nobody is there";
@@ -304,7 +304,7 @@ TEST(End, IsToldToWorkersThatWereNotHeardDuringAnAbsence) {
 
 // Whatever is restored, what comes first is in the journal with a younger
 // epoch, so that nothing of the older life can be mistaken for it.
-TEST(Restart, IsJournaledFirstWithAYoungerEpoch) {
+TEST(Restart, JournalsANewerEpochFirst) {
   for (int phase = 0; phase <= pb::Durable::Phase_MAX; ++phase) {
     Options o;
     o.job.mutable_train()->set_steps(10);

@@ -64,7 +64,7 @@ TEST(FailureDetector, ALostParticipantIsAFailureALostSpareIsNot) {
   EXPECT_EQ(lost->worker, "a");
 }
 
-TEST(FailureDetector, NamesAllHostsWhoseRanksEndedAlike) {
+TEST(FailureDetector, NamesAllHostsWhoseRanksEndedTheSameWay) {
   Fixture f;
   for (const auto& [name, rank] : {std::pair("a", 0), {"b", 1}}) {
     pb::Report r = running_report(name, 1, rank, 0);
@@ -206,7 +206,7 @@ TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
     EXPECT_FALSE(crash(host % 3, host, &other)) << "the hosts are bad";
 }
 
-TEST(FailureBudget, WhatOthersCouldDoIsNotCountedAndWaitsLittle) {
+TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
   pb::Durable d;
   for (int i = 0; i < 20; ++i) {
     suspect("h" + std::to_string(i), "", 0, 0, &d);
@@ -219,7 +219,7 @@ TEST(FailureBudget, WhatOthersCouldDoIsNotCountedAndWaitsLittle) {
   EXPECT_EQ(d.failures(), 0);
 }
 
-TEST(FailureBudget, TooLittleRoomIsTheSourcesFaultOnlyInMemory) {
+TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
   pb::Durable d;
   const Failure f{.text = "no room", .rank = 0, .exit_code = 66};
   EXPECT_FALSE(

@@ -48,7 +48,7 @@ class Prepared : public testing::Test {
   uint64_t seq_ = 0;
 };
 
-TEST_F(Prepared, WhatIsTakenIsDecidedOnOnceForAll) {
+TEST_F(Prepared, ABatchOfInputsIsDecidedOnce) {
   const auto taken = core_->take(next(pb::Report::PREPARED), 3);
   EXPECT_TRUE(taken.empty());
   EXPECT_TRUE(core_->take(next(pb::Report::PREPARED), 3).empty());
@@ -58,7 +58,7 @@ TEST_F(Prepared, WhatIsTakenIsDecidedOnOnceForAll) {
   EXPECT_TRUE(core_->settle(300).empty()) << "nothing was taken";
 }
 
-TEST_F(Prepared, OtherInputsFindEverythingDecided) {
+TEST_F(Prepared, OtherInputsSeeThePendingDecisions) {
   (void)core_->take(next(pb::Report::PREPARED), 3);
   pb::Command status;
   status.set_kind(pb::Command::STATUS);
@@ -72,7 +72,7 @@ TEST_F(Prepared, OtherInputsFindEverythingDecided) {
 }
 
 // The process was stopped between the two: nobody was listening.
-TEST_F(Prepared, NobodyDiesBecauseTheDecisionCameLate) {
+TEST_F(Prepared, ALateDecisionDeclaresNobodyDead) {
   (void)core_->take(next(pb::Report::PREPARED), 3);
   (void)core_->settle(60'000);
   EXPECT_EQ(core_->durable().phase(), pb::Durable::RUNNING);
@@ -80,7 +80,7 @@ TEST_F(Prepared, NobodyDiesBecauseTheDecisionCameLate) {
 }
 
 // The queries by name against a look at every entry.
-TEST(Durable, IsAskedByName) {
+TEST(Durable, MembersAreFoundByName) {
   std::mt19937_64 rng(test_seed());
   for (int round = 0; round < 200; ++round) {
     std::vector<std::string> names;

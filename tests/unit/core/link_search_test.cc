@@ -84,7 +84,7 @@ TEST(LinkSearch, NoMeshMakesItMissTheLink) {
       }
 }
 
-TEST(LinkSearch, SetsOnlyHostsApartThatTheJobCanRunWithout) {
+TEST(LinkSearch, LeavesOutOnlyHostsThatTheJobCanRunWithout) {
   pb::LinkSearch s = begin_link_search(first_hosts(8));
   EXPECT_TRUE(
       set_apart([](const Hosts& apart) { return apart == Hosts{"h105"}; }, &s));
@@ -101,7 +101,7 @@ TEST(LinkSearch, AMeshOfAllHostsThatWorksShowsThatNoneIsBad) {
   EXPECT_EQ(num_links(s), 0U);
 }
 
-TEST(LinkSearch, SaysWhatIsKnown) {
+TEST(LinkSearch, DescribesWhatIsKnown) {
   pb::LinkSearch s = begin_link_search({"a", "b", "c"});
   EXPECT_EQ(link_text(s), "between two of the hosts a, b, c");
   narrow({"a", "b"}, /*passed=*/true, &s);

@@ -61,7 +61,7 @@ ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
 
 // The journal refuses the first write if a younger coordinator has journaled
 // its epoch. Otherwise the journal is older, and this one goes on above it.
-TEST(YoungerCoordinator, TheJournalIsAskedBeforeItsEpochIsPassed) {
+TEST(YoungerCoordinator, TheJournalIsCheckedBeforeItsEpochIsExceeded) {
   Coordinator core(options());
   (void)core.start(0);
   const auto written = all_of<Persist>(core.on(report(1, 200), 10));
@@ -72,7 +72,7 @@ TEST(YoungerCoordinator, TheJournalIsAskedBeforeItsEpochIsPassed) {
 }
 
 // Workers forget the metrics of a step when it is acknowledged.
-TEST(MetricsAcked, OnlyWhatIsSynced) {
+TEST(MetricsAcked, CoverOnlySyncedSteps) {
   Options o = options();
   o.last_finished_step = 5;
   Coordinator core(std::move(o));
@@ -148,9 +148,9 @@ TEST(OlderJournal, ItsPlanCompletesNoFenceOfANewerGeneration) {
 }
 
 // The journal of generation 1, in which "a" takes part, is put back.
-class PutBack : public testing::Test {
+class RestoredJournal : public testing::Test {
  protected:
-  PutBack() {
+  RestoredJournal() {
     Options o = options();
     o.secret = "of this run";
     o.restored = alone_in_generation_1();
@@ -169,7 +169,7 @@ class PutBack : public testing::Test {
   std::optional<Coordinator> core_;
 };
 
-TEST_F(PutBack, OnlyAWorkerOfThisRunMovesItsNumbers) {
+TEST_F(RestoredJournal, OnlyAWorkerOfThisRunRaisesItsNumbers) {
   constexpr int64_t kLater = kReconnectSlackMs + 10;
   ReportReceived stranger = report(1, 300, 900'000);
   stranger.report.set_worker("stranger");
@@ -188,7 +188,7 @@ TEST_F(PutBack, OnlyAWorkerOfThisRunMovesItsNumbers) {
 }
 
 // Of a release without proofs, while it looks for this coordinator.
-TEST_F(PutBack, AParticipantIsBelievedAtFirst) {
+TEST_F(RestoredJournal, AParticipantIsTrustedAtTheStart) {
   ReportReceived another_life = report(1, 0, 3);
   another_life.report.set_incarnation(2);
   EXPECT_EQ(hear(another_life, "", 5), 1);
@@ -197,7 +197,7 @@ TEST_F(PutBack, AParticipantIsBelievedAtFirst) {
 }
 
 // What a worker repeats is what it was told.
-TEST(Proofs, EachDirectiveHasTheOneOfItsNumbers) {
+TEST(Proofs, EachDirectiveHasTheProofOfItsNumbers) {
   Options o = options();
   o.secret = "s";
   Coordinator core(std::move(o));

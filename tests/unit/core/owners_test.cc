@@ -63,7 +63,7 @@ TEST_F(OwnersTest, TheFirstKeyOwnsANameAndTheJournalKnows) {
   EXPECT_FALSE(may("other", Claim::kNone));
 }
 
-TEST_F(OwnersTest, ANameIsTakenOverByRightOrAfterADeath) {
+TEST_F(OwnersTest, ANameIsTakenOverByItsOwnerOrAfterADeath) {
   hear("w", "first");
   EXPECT_TRUE(may("next", Claim::kNow));
   EXPECT_FALSE(may("next", Claim::kWhenDead)) << "it lives";
@@ -79,7 +79,7 @@ TEST_F(OwnersTest, ANameIsTakenOverByRightOrAfterADeath) {
   EXPECT_TRUE(core_->workers_of("first").empty());
 }
 
-TEST_F(OwnersTest, AWorkerThatLosesItsRightIsLostAtOnce) {
+TEST_F(OwnersTest, AWorkerWhoseKeyIsRevokedIsLostAtOnce) {
   hear("w", "first");
   actions_ = core_->on(PeerLost{"w", "its key is not allowed"}, ++now_);
   const auto told = events();
@@ -96,7 +96,7 @@ TEST_F(OwnersTest, AWorkerThatLosesItsRightIsLostAtOnce) {
   EXPECT_TRUE(core_->considers_live("w2", 1));
 }
 
-TEST_F(OwnersTest, NewLivesOfOneKeyAreTakenAtALimitedRate) {
+TEST_F(OwnersTest, IncarnationsOfOneKeyAreRateLimited) {
   uint64_t life = 0;
   const auto flood = [&] {
     int taken = 0;
@@ -117,7 +117,7 @@ TEST_F(OwnersTest, NewLivesOfOneKeyAreTakenAtALimitedRate) {
 }
 
 // Of its own names, not of those of others, and of workers that are gone.
-TEST_F(OwnersTest, AKeyThatHasManyNamesLosesTheOldestOfThem) {
+TEST_F(OwnersTest, AKeyWithTooManyNamesLosesTheOldest) {
   pb::Durable& d = options_.restored.emplace();
   const auto add = [&](const std::string& worker, const std::string& key) {
     pb::Durable::NameOwner* o = d.add_owners();

@@ -47,7 +47,7 @@ int world(const Result<planner::Placement>& placed) {
   return placed.ok() ? placed->layout.world() : 0;
 }
 
-TEST(MeshPolicy, UsesAllSlotsUnlessACommandSaysOtherwise) {
+TEST(MeshPolicy, UsesAllSlotsUnlessACommandLimitsThem) {
   Fixture f;
   f.hear_all({"a", "b", "c"});
   EXPECT_EQ(world(f.policy.place(f.view())), 3);
@@ -66,7 +66,7 @@ pb::Report of_build(const std::string& worker, const std::string& build) {
   return r;
 }
 
-TEST(MeshPolicy, NeverMixesBuildsAndTakesTheOneWithTheMostSlots) {
+TEST(MeshPolicy, NeverMixesBuildsAndChoosesTheOneWithTheMostSlots) {
   Fixture f;
   f.hear(of_build("a", "1"));
   f.hear(of_build("b", "2"));
@@ -81,7 +81,7 @@ TEST(MeshPolicy, NeverMixesBuildsAndTakesTheOneWithTheMostSlots) {
   EXPECT_EQ(old->ranks[0].worker, "a");
 }
 
-TEST(MeshPolicy, OfEqualBuildsTheOneThatRunsStays) {
+TEST(MeshPolicy, KeepsTheRunningBuildAmongEqualOnes) {
   for (const char* running_build : {"1", "2"}) {
     Fixture f;
     f.durable.mutable_assignment()->set_build(running_build);
@@ -145,7 +145,7 @@ TEST(MeshPolicy, ChoosesByTheHardwareThatWorkersReport) {
   EXPECT_NE(meshes[2.0], "dp4");
 }
 
-TEST(MeshPolicy, WaitsAWhileForTheHardwareOfNewWorkers) {
+TEST(MeshPolicy, WaitsBrieflyForTheHardwareOfNewWorkers) {
   pb::Job j = job();
   j.mutable_parallel()->set_tensor_parallel_degree(-1);
   Fixture f;
@@ -192,7 +192,7 @@ struct Weighing : Fixture {
   geometry::Layout best;
 };
 
-TEST(MeshPolicy, AFasterMeshOfAsManyRanksHasToBeWorthItsPause) {
+TEST(MeshPolicy, AFasterMeshOfTheSameSizeMustBeWorthThePause) {
   Weighing f(100'000);
   ASSERT_NE(f.best, geometry::Layout{.dp = 4});
   EXPECT_NE(f.change().find("faster: dp4 -> " + f.best.to_string()),
@@ -206,7 +206,7 @@ TEST(MeshPolicy, AFasterMeshOfAsManyRanksHasToBeWorthItsPause) {
   EXPECT_EQ(fails.change(), "") << "the next failure comes first";
 }
 
-TEST(MeshPolicy, WhatWasMeasuredCountsMoreThanThePrediction) {
+TEST(MeshPolicy, MeasurementsOverridePredictions) {
   Weighing f(100'000);
   f.ran(f.best, 12);  // slower than dp4, against all expectation
   EXPECT_EQ(f.change(), "");
@@ -299,7 +299,7 @@ TEST(MeshPolicy, MustChangeForAStopAndForALeavingWorkerWithRanks) {
   EXPECT_EQ(f.policy.wanted_change(f.view(), 0)->why, "stop");
 }
 
-TEST(MeshPolicy, RefusesALayoutOrScaleThatCannotBe) {
+TEST(MeshPolicy, RefusesAnImpossibleLayoutOrScale) {
   Fixture f;
   f.hear_all({"a", "b"});
   EXPECT_TRUE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
@@ -343,7 +343,7 @@ TEST(Recovery, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
   EXPECT_EQ(d.generation, 2);
 }
 
-TEST(Recovery, NeverTakesInitialWeightsWhileCheckpointsExist) {
+TEST(Recovery, NeverUsesInitialWeightsWhileCheckpointsExist) {
   Fixture f;
   f.hear_all({"a"});
   EXPECT_EQ(decide(f, {}, {}).source.kind(), pb::Source::INIT);
@@ -417,7 +417,7 @@ TEST(Recovery, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {
 
 // --------------------------------------------------------------- retention
 
-TEST(StateRetention, TheSourceIsNeededUntilAFurtherStepIsCommitted) {
+TEST(StateRetention, TheSourceIsNeededUntilALaterStepIsCommitted) {
   Fixture f;
   f.durable = running({"a"});
   pb::Source* source = f.durable.mutable_assignment()->mutable_source();
@@ -443,7 +443,7 @@ TEST(StateRetention, TheSourceIsNeededUntilAFurtherStepIsCommitted) {
 
 // Another worker's copy of the state is what protects it until then, and a
 // worker that was just fenced has not listed its states yet.
-TEST(StateRetention, AWorkerThatHasNotSaidWhatItHoldsIsNeeded) {
+TEST(StateRetention, AWorkerWithoutAnInventoryIsNeeded) {
   Fixture f;
   f.durable = running({"a"});
   pb::Source* source = f.durable.mutable_assignment()->mutable_source();
@@ -462,7 +462,7 @@ TEST(StateRetention, AWorkerThatHasNotSaidWhatItHoldsIsNeeded) {
 }
 
 // Step 9 may become complete when a missing worker returns.
-TEST(StateRetention, AStateNewerThanTheSourceIsNeededUntilAStepIsMade) {
+TEST(StateRetention, AStateNewerThanTheSourceIsNeededUntilAStepIsFinished) {
   Fixture f;
   f.durable = running({"a"});
   pb::Source* source = f.durable.mutable_assignment()->mutable_source();
@@ -499,7 +499,7 @@ TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
   EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "a", 9, 3));
 }
 
-TEST(StateRetention, AStopSavesStepsThatAreInMemoryAlone) {
+TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   Fixture f;
   pb::Report r = report("a", 0);
   r.add_holdings()->set_step(9);

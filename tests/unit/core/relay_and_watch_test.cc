@@ -56,7 +56,7 @@ TEST(CheckpointWatch, AnnouncesEachSaveAndEachErrorOnce) {
   EXPECT_TRUE(watch.observe(roster, 2, 9).empty()) << "of another generation";
 }
 
-TEST(CheckpointWatch, WhatNotAllRanksHaveCommittedIsNotSaved) {
+TEST(CheckpointWatch, ACheckpointIsSavedOnceAllRanksHaveCommittedIt) {
   CheckpointWatch watch;
   Roster roster;
   pb::Report r = running_report("a", 1, 0, 9);
@@ -67,7 +67,7 @@ TEST(CheckpointWatch, WhatNotAllRanksHaveCommittedIsNotSaved) {
   EXPECT_EQ(watch.observe(roster, 1, 8).size(), 1U);
 }
 
-TEST(CheckpointWatch, ACauseIsAnnouncedOnceWhateverRanksAndStepsItAffects) {
+TEST(CheckpointWatch, ACauseIsAnnouncedOnceForAllRanksAndSteps) {
   CheckpointWatch watch;
   Roster roster;
   const pb::Durable d = running({"a"});

@@ -139,7 +139,7 @@ TEST_F(RoomTest, ASmallerMeshIsRestoredBesideTheOldStates) {
   EXPECT_FALSE(fit_room(table_, all_have(10), true, &a, &given_up).empty());
 }
 
-TEST_F(RoomTest, AStateThatIsReusedInPlaceNeedsNoRoomBesideItself) {
+TEST_F(RoomTest, AStateReusedInPlaceNeedsNoMoreRoom) {
   pb::Assignment a = mesh_of({"a", "b", "c"});
   a.mutable_job()->mutable_elastic()->set_replicas(0);
   for (const auto& [rank, worker] :
@@ -191,7 +191,7 @@ TEST_F(RoomTest, TheNextMeshStartsFromWhatItsRanksCanRead) {
   EXPECT_EQ(next.source().states(1).elements(), elements(running, 1));
 }
 
-TEST_F(RoomTest, AHostThatDoesNotSayHasEnough) {
+TEST_F(RoomTest, AHostThatReportsNoLimitHasEnough) {
   Roster roster;
   pb::Report r = report("a", 0);
   r.set_seq(1);

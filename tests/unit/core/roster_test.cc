@@ -51,7 +51,7 @@ TEST(Roster, ANewIncarnationProvesTheOldOneDead) {
   EXPECT_TRUE(roster.considers_live("a", 2));
 }
 
-TEST(Roster, SilenceAndABrokenConnectionAreDeath) {
+TEST(Roster, DeclaresDeathBySilenceOrABrokenConnection) {
   for (const bool disconnected : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -86,7 +86,7 @@ TEST(Roster, AClosedConnectionIsDeathAfterTheConfiguredTime) {
 }
 
 // Until the coordinator itself said that it may go, it may still be needed.
-TEST(Roster, AWorkerThatWasSentAwayIsGoneWithItsConnection) {
+TEST(Roster, ADismissedWorkerIsGoneWithItsConnection) {
   for (const bool sent_away : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -157,7 +157,7 @@ Roster::Changes report_until(Roster* roster, const pb::Durable& d,
   return lost;
 }
 
-TEST(Roster, AMemberThatDoesNotEndItsRanksIsGivenUpUntilItHas) {
+TEST(Roster, AMemberThatDoesNotEndItsRanksIsGivenUpMeanwhile) {
   Roster roster;
   const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
   pb::Report r = running_report("a", 1, 0, 3);
@@ -204,7 +204,7 @@ TEST(Roster, EveryPhaseWaitsForALiveMemberWithinALimit) {
   }
 }
 
-TEST(Roster, AWaitIsNotForSilence) {
+TEST(Roster, ASilentMemberIsNotAwaited) {
   constexpr int64_t kLong = 10 * kAwaitedMs;
   Roster roster;
   const pb::Durable d = running({"a"}, pb::Durable::ABORTING);
@@ -213,7 +213,7 @@ TEST(Roster, AWaitIsNotForSilence) {
   EXPECT_TRUE(roster.expire(d, kLong, 2 * kAwaitedMs).empty());
 }
 
-TEST(Roster, AMemberWithoutSlotsHoldsNobodyUp) {
+TEST(Roster, AMemberWithoutSlotsDelaysNothing) {
   Roster roster;
   const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
   pb::Report a = report("a", 1);
@@ -286,7 +286,7 @@ TEST(Roster, SilenceOnAllHostsKillsNobody) {
 }
 
 // A connection closed by a process that ended says that the network works.
-TEST(Roster, AKilledWorkerIsNoPartOfTheSilence) {
+TEST(Roster, AKilledWorkerIsNotPartOfTheSilence) {
   for (const bool others : {false, true}) {
     Roster roster;
     const pb::Durable d;
@@ -339,7 +339,7 @@ TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
   }
 }
 
-TEST(Roster, AJobThatIsToStopWaitsForTheCutOffForSomeTime) {
+TEST(Roster, AStoppingJobWaitsForTheCutOffForALimitedTime) {
   Roster roster;
   pb::Durable d;
   for (const char* name : {"a", "b"})
@@ -349,7 +349,7 @@ TEST(Roster, AJobThatIsToStopWaitsForTheCutOffForSomeTime) {
   EXPECT_EQ(roster.expire(d, kDeadMs, 100 * kDeadMs).size(), 2u) << "lost";
 }
 
-TEST(Roster, AdoptedParticipantsHaveUntilThenToReport) {
+TEST(Roster, AdoptedParticipantsHaveTimeToReport) {
   Roster roster;
   const pb::Durable one = running({"a"});
   roster.adopt(one, 3000);
@@ -379,7 +379,7 @@ TEST(Roster, AStepIsCommittedWhenEveryRankCommittedIt) {
   EXPECT_EQ(roster.committed_step(d), -1) << "of another generation";
 }
 
-TEST(Roster, EverybodyIsPreparedWhenNoOlderRankIsAlive) {
+TEST(Roster, AllArePreparedWhenNoOlderRankIsAlive) {
   Roster roster;
   const pb::Durable d = running({"a"}, pb::Durable::PREPARING);
   pb::Report a = report("a", 1);

@@ -77,7 +77,7 @@ class StalledDisk : public testing::Test {
   bool aborting_ = false;
 };
 
-TEST_F(StalledDisk, MakesNoWorkerSilent) {
+TEST_F(StalledDisk, DeclaresNoWorkerSilent) {
   pass(60'000, /*stalled=*/true, /*reports=*/false);
   EXPECT_EQ(events_, std::vector<std::string>{});
   pass(kDeadAfterMs + 100, /*stalled=*/false, /*reports=*/false);
@@ -85,7 +85,7 @@ TEST_F(StalledDisk, MakesNoWorkerSilent) {
   EXPECT_EQ(events_[0], "worker_lost");
 }
 
-TEST_F(StalledDisk, MakesNoRankHang) {
+TEST_F(StalledDisk, DeclaresNoRankHung) {
   pass(60'000, /*stalled=*/true, /*reports=*/true);
   EXPECT_FALSE(aborting_);
   pass(kHangAfterMs - 500, /*stalled=*/false, /*reports=*/true);
@@ -96,14 +96,14 @@ TEST_F(StalledDisk, MakesNoRankHang) {
 
 // A full disk answers: who is silent is silent. But nobody who was not told is
 // late.
-TEST_F(StalledDisk, ThatIsOnlyFullHidesNoSilence) {
+TEST_F(StalledDisk, AFullDiskHidesNoSilence) {
   for (int i = 0; i < 50; ++i)
     take(core_->on(Tick{.unwritten_ms = 50}, now_ += 50));
   ASSERT_FALSE(events_.empty());
   EXPECT_EQ(events_[0], "worker_lost");
 }
 
-TEST_F(StalledDisk, ThatIsOnlyFullMakesNobodyLateWhoWasNotTold) {
+TEST_F(StalledDisk, AFullDiskBlamesNoWorkerThatWasNotTold) {
   pb::Command stop;
   stop.set_kind(pb::Command::STOP);
   stop.set_discard(true);

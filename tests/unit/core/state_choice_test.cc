@@ -207,7 +207,7 @@ void check_sources(Known& known, const Inventory& in, const StateChoice& c) {
   ASSERT_TRUE(whole(known, read));
 }
 
-TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
+TEST(StateChoice, TheNewestCompleteStateIsChosenAsByTheNaiveTwin) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -255,7 +255,7 @@ TEST(Inventory, TheNewestWholeStateIsChosenAsTheTwinDoes) {
 }
 
 // A rank of three was killed while it wrote step 8; the others had it.
-TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
+TEST(StateChoice, AStepThatOneRankDidNotFinishIsNotChosen) {
   const ParamTable table = small_model();
   Known known(table);
   const Sharding s{.layout = {.dp = 3}, .bounds = {0, 2}, .zero = {.stage = 1}};
@@ -286,7 +286,7 @@ TEST(Inventory, AStepThatOneRankDidNotFinishIsNotChosen) {
 }
 
 // Replicated data parallelism: who finished the step has all of it.
-TEST(Inventory, OneOfTheReplicasIsEnough) {
+TEST(StateChoice, OneOfTheReplicasIsEnough) {
   const ParamTable table = small_model();
   Known known(table);
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
@@ -301,7 +301,7 @@ TEST(Inventory, OneOfTheReplicasIsEnough) {
 
 // Generation 2 began at the checkpoint without worker c, which comes back with
 // a newer step of generation 1.
-TEST(Inventory, AnAbandonedBranchIsNotRestored) {
+TEST(StateChoice, AnAbandonedBranchIsNotRestored) {
   const ParamTable table = small_model();
   Known known(table);
   const Sharding s{.layout = {.dp = 2}, .bounds = {0, 2}};
@@ -317,7 +317,7 @@ TEST(Inventory, AnAbandonedBranchIsNotRestored) {
       << c.why;
 }
 
-TEST(Inventory, NamesTheLossWhenNothingIsLeft) {
+TEST(StateChoice, NamesTheLostStepsWhenNothingIsLeft) {
   const ParamTable table = small_model();
   Inventory in;
   EXPECT_EQ(choose_state(&table, in).why, "start of the job");

@@ -86,7 +86,7 @@ Inventory left_by(const pb::Assignment& a, const ParamTable& table) {
   return in;
 }
 
-TEST(Survival, IsWhatTheNextGenerationWouldFind) {
+TEST(Survival, PredictsWhatTheNextGenerationFinds) {
   const uint64_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937_64 rng(seed);

@@ -39,7 +39,7 @@ class ChildrenTest : public testing::Test {
   std::string dir_;
 };
 
-TEST_F(ChildrenTest, TellsHowTheyEnded) {
+TEST_F(ChildrenTest, ReportsHowChildrenEnded) {
   Children children;
   ASSERT_TRUE(
       children.start(1, {"/bin/sh", "-c", "echo hello; exit 5"}, log()).ok());
@@ -68,7 +68,7 @@ TEST_F(ChildrenTest, TheLogIsKeptWhenStdinIsClosed) {
   EXPECT_EQ(rundir::read_file(log()).value(), "hello\n");
 }
 
-TEST_F(ChildrenTest, OutputIsWrittenThroughNobodysLink) {
+TEST_F(ChildrenTest, OutputIsNotWrittenThroughSymbolicLinks) {
   const std::string mine = dir_ + "/mine";
   std::ofstream(mine) << "kept";
   std::filesystem::create_symlink(mine, log());
@@ -81,7 +81,7 @@ TEST_F(ChildrenTest, OutputIsWrittenThroughNobodysLink) {
 }
 
 // What a process prints before there is a folder for it.
-TEST_F(ChildrenTest, OutputInMemoryIsNoLinkOfSomebodyElse) {
+TEST_F(ChildrenTest, OutputInMemoryDoesNotFollowLinks) {
   const Output output;
   Children children;
   ASSERT_TRUE(
@@ -90,7 +90,7 @@ TEST_F(ChildrenTest, OutputInMemoryIsNoLinkOfSomebodyElse) {
   EXPECT_EQ(output.lines(), std::vector<std::string>{"hello"});
 }
 
-TEST_F(ChildrenTest, AProgramThatIsNotThereIsNamed) {
+TEST_F(ChildrenTest, AMissingProgramIsNamed) {
   Children children;
   const auto pid = children.start(1, {dir_ + "/none"}, log());
   ASSERT_FALSE(pid.ok());
@@ -113,7 +113,7 @@ TEST_F(ChildrenTest, KillAllTakesOrphansToo) {
   EXPECT_FALSE(rundir::process_alive(orphan));
 }
 
-TEST_F(ChildrenTest, NoneOutlivesAParentKilledByForce) {
+TEST_F(ChildrenTest, NoChildOutlivesAKilledParent) {
   const pid_t parent = fork();
   if (parent == 0) {
     Children children;

@@ -214,7 +214,7 @@ TEST_F(RenderTest, TonesAreColorsOnATerminalOnly) {
   EXPECT_EQ(toned("x", Tone::kBad, {}), "x");
 }
 
-TEST_F(RenderTest, PaceTellsTheTimeOnTheWall) {
+TEST_F(RenderTest, PaceCountsWallTime) {
   Pace pace;
   EXPECT_LT(pace.left_s(100, 0), 0);
   for (int i = 1; i <= 10; ++i) pace.step(i, 100 + 2.0 * i);
@@ -295,7 +295,7 @@ What to try next:
 )");
 }
 
-TEST_F(RenderTest, AdviceToTrainLongerTellsTheLearningRate) {
+TEST_F(RenderTest, AdviceToTrainLongerStatesTheLearningRate) {
   pb::Job job;
   job.mutable_train()->set_steps(100);
   pb::Schedule& s = *job.mutable_schedule();

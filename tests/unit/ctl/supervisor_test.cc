@@ -118,7 +118,7 @@ TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
 
 // Its coordinator may be killed while the disk stands: the journal still says
 // that the job has stopped.
-TEST_F(SupervisorTest, ResumesUntilTheJournalSaysThatTheJobGoesOn) {
+TEST_F(SupervisorTest, ResumesUntilTheJournalShowsThatTheJobContinues) {
   start(0);
   for (const bool goes_on : {false, true}) {
     tick({.coordinator_listens = true, .goes_on = goes_on});
@@ -217,7 +217,7 @@ TEST_F(SupervisorTest, GivesUpAfterTooManyCrashesWithinAMinute) {
 }
 
 // Such as a full disk, which may last.
-TEST_F(SupervisorTest, ACoordinatorThatAsksToBeTriedAgainIs) {
+TEST_F(SupervisorTest, ACoordinatorThatExitsWith75IsRestarted) {
   start(0);
   for (int i = 0; i < 30; ++i) {
     ASSERT_TRUE(exited(kCoordinator, 75)[0].starts_with("say")) << i;
@@ -306,7 +306,7 @@ TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
   EXPECT_EQ(tick(), Texts{"exit 130"});
 }
 
-TEST_F(SupervisorTest, AStopThatCannotBeWrittenIsAskedForAgain) {
+TEST_F(SupervisorTest, AStopThatCannotBeJournaledIsRequestedAgain) {
   start(0);
   give(Interrupt{});
   EXPECT_EQ(give(StopAnswered{false, "the disk is full"}),
@@ -403,7 +403,7 @@ TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
   EXPECT_EQ(tick({}, 60'000), Texts{}) << "the next one may fare better";
 }
 
-TEST_F(SupervisorTest, AStopThatNobodyAnswersEnds) {
+TEST_F(SupervisorTest, AnUnansweredStopEnds) {
   start(1);
   interrupt();
   Texts last;
@@ -421,7 +421,7 @@ TEST_F(SupervisorTest, AStopThatNobodyAnswersEnds) {
   EXPECT_EQ(tick(), Texts{"exit 3"});
 }
 
-TEST_F(SupervisorTest, ACoordinatorThatDiesBeforeAnyStepIsSoonGivenUp) {
+TEST_F(SupervisorTest, GivesUpSoonIfTheCoordinatorDiesBeforeAnyStep) {
   trained_ = false;
   start(0);
   for (int i = 0; i < 3; ++i) {

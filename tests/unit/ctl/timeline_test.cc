@@ -202,7 +202,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
 
 // One slow pass delays the other stage: no bubble of the schedule's, but none
 // of the messages' either.
-TEST(Timeline, AnUnsteadyPassIsToldFromTheSchedule) {
+TEST(Timeline, AnUnsteadyPassIsSeparatedFromTheSchedule) {
   // 1F1B over two stages, two microbatches; forward and backward 10 ms each,
   // but for the second stage's first backward pass, which takes 50.
   File first(0, "dp1,pp2", "1f1b", 2), second(1, "dp1,pp2", "1f1b", 2);
@@ -243,7 +243,7 @@ pb::Job small_job(const std::vector<std::string>& set) {
   return *resolved;
 }
 
-TEST(Plan, TellsMeshStagesAndMemoryOrTheReason) {
+TEST(Plan, PrintsMeshStagesAndMemoryOrTheReason) {
   const pb::Job job =
       small_job({"parallel.pipeline_parallel_degree=2",
                  "parallel.pipeline_schedule=zb-h1", "parallel.zero_stage=1"});

@@ -408,7 +408,7 @@ TEST_F(DatasetTest, AFailedOverwriteLeavesTheOldDataSet) {
   EXPECT_EQ(names_in(o.out_dir), before);
 }
 
-TEST_F(DatasetTest, OtherPeoplesFilesAreNeverTouched) {
+TEST_F(DatasetTest, ForeignFilesAreNeverTouched) {
   PrepareOptions o = options(words(50'000));
   fs::create_directories(o.out_dir);
   dir_.write("out/notes.txt", "mine");
@@ -432,7 +432,7 @@ TEST_F(DatasetTest, RemainsOfAKilledPrepareAreReplaced) {
                                       "val-00000.tok"}));
 }
 
-TEST_F(DatasetTest, EveryDamageToAShardIsNoticed) {
+TEST_F(DatasetTest, EveryDamageToAShardIsDetected) {
   PrepareOptions o = options(words(50'000));
   const std::string shard = "train-00000.tok";
   const auto says = [&](const std::string& what,

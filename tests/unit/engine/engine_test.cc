@@ -71,7 +71,7 @@ TEST(Engine, AdaptersOnAnyMeshGiveTheReferencesLossAndGradients) {
 
 // A frozen parameter keeps its bits, and the others are updated as if its
 // gradient were none; another learning rate is another step size.
-TEST(Engine, RulesChangeWhatTheySayOnAnyMesh) {
+TEST(Engine, ParameterRulesApplyOnAnyMesh) {
   Case c{.model = {.dim = 16,
                    .n_layers = 2,
                    .n_heads = 4,
@@ -121,7 +121,7 @@ TEST(Engine, RulesChangeWhatTheySayOnAnyMesh) {
   }
 }
 
-TEST(Engine, TokensWithoutATargetCountForNothing) {
+TEST(Engine, TokensWithoutATargetDoNotCount) {
   Case c{.model = {.dim = 16,
                    .n_layers = 2,
                    .n_heads = 4,
@@ -257,7 +257,7 @@ TEST(Engine, NotFiniteStopsEveryRankWithTheStateUntouched) {
   EXPECT_EQ(o.loss.size(), 1U);
 }
 
-TEST(Engine, RefusesWhatCannotBeAndSaysWhatIsAllowed) {
+TEST(Engine, RefusesImpossibleOptionsAndListsTheAllowedOnes) {
   const geometry::ModelConfig model{.dim = 16,
                                     .n_layers = 2,
                                     .n_heads = 4,

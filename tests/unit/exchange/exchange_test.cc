@@ -215,7 +215,7 @@ TEST(Exchange, RanksThatReuseMoveNothing) {
 }
 
 // Holders of the same state take turns in sending it.
-TEST(Exchange, HoldersOfTheSameShareTheSending) {
+TEST(Exchange, HoldersOfOneStateShareTheSending) {
   const ParamTable table = small_model();
   const Sharding from{.layout = {.dp = 2}, .bounds = {0, 2}};
   const Sharding to{.layout = {.dp = 6}, .bounds = {0, 2}};

@@ -193,7 +193,7 @@ TEST(Replica, APartialReplicaReplacesNothing) {
   }
 }
 
-TEST(Replica, ADamagedOneReplacesNothing) {
+TEST(Replica, ADamagedReplicaReplacesNothing) {
   const int64_t messages = 2 + 3 * 2;  // record, two pieces per vector, hash
   for (int flipped = 0; flipped < messages; ++flipped) {
     const ShmDir dir;
@@ -245,7 +245,7 @@ TEST(Replica, AnEmptyStateIsComplete) {
 }
 
 // All ranks are killed at once while they update and send.
-TEST(Replica, KilledAtAnyInstantTheReplicaIsComplete) {
+TEST(Replica, AKillAtAnyInstantLeavesACompleteReplica) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);

@@ -32,7 +32,7 @@ class FlightFile : public ::testing::Test {
       std::move(board::Board::create(7, 3)).value();
 };
 
-TEST_F(FlightFile, WhatARankIsAtInWords) {
+TEST_F(FlightFile, DescribesWhatARankIsDoing) {
   EXPECT_EQ(doing(1).doing(), "starting");
   EXPECT_FALSE(doing(1).waits());
   EXPECT_FALSE(doing(1).has_at());
@@ -111,7 +111,7 @@ TEST_F(FlightFile, HowItEnded) {
 
 // The operation in which the rank died is the last one, is unfinished and nests
 // in the enclosing ones. Times are unix microseconds.
-TEST_F(FlightFile, TheFileEndsWithWhatItWasAt) {
+TEST_F(FlightFile, TheFileEndsWithTheLastOperation) {
   const int data = record().add_group("data", {1, 3});
   board_->set_step(5);
   record().begin({.kind = OpKind::kStep}, kSecond);

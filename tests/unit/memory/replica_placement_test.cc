@@ -70,7 +70,7 @@ void check_losses(const Cluster& c, const Placement& p, int k, bool hosts) {
   }
 }
 
-TEST(ReplicaPlacement, NoSetOfLostHostsOrWorkersTakesAState) {
+TEST(ReplicaPlacement, NoStateIsLostWithTheAllowedHostsOrWorkers) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);

@@ -213,7 +213,7 @@ void flip(const std::string& path, int64_t at) {
 
 // Every byte of the header is damaged in turn: a reader finds what was
 // committed or less, never anything else.
-TEST(StateSegment, DamageOfTheHeaderIsFound) {
+TEST(StateSegment, HeaderDamageIsFound) {
   const ShmDir dir;
   const std::string path = dir / "s";
   int64_t header = 0;
@@ -294,7 +294,7 @@ TEST(StateSegment, TooLittleSharedMemoryIsReportedWithNumbers) {
 
 // Half of a segment is of use at once; a buffer that is given back takes no
 // memory, and its state is gone.
-TEST(StateSegment, ABufferCanBeGivenBack) {
+TEST(StateSegment, ABufferCanBeFreed) {
   const ShmDir dir;
   const std::string path = segment_path(dir.path(), kJob, 0);
   constexpr int64_t kElements = 300'000;

@@ -60,7 +60,7 @@ TEST(Choice, LeavesOutTheUnlikely) {
 }
 
 // Against cumulative sums over all tokens in their own order.
-TEST(Choice, IsThatOfTheNaiveTwin) {
+TEST(Choice, AgreesWithTheNaiveTwin) {
   std::mt19937_64 rng(test_seed());
   std::uniform_real_distribution<float> logit(-6, 6);
   std::uniform_real_distribution<double> uniform(0, 1);

@@ -34,7 +34,7 @@ class ModelFilesTest : public ::testing::Test {
   testing::TempDir run_;
 };
 
-TEST_F(ModelFilesTest, OfAFolderOfHuggingFace) {
+TEST_F(ModelFilesTest, FindsAHuggingFaceFolder) {
   const SmallFolder folder(huggingface::Dtype::kFp32);
   folder.put("config.json",
              huggingface::config_json({.model = huggingface::small_model(),
@@ -55,7 +55,7 @@ TEST_F(ModelFilesTest, OfAFolderOfHuggingFace) {
             std::string::npos);
 }
 
-TEST_F(ModelFilesTest, OfARun) {
+TEST_F(ModelFilesTest, FindsTheModelOfARun) {
   make_run();
   const auto found = find({.path = run_.path(), .tokenizer = "bytes"});
   ASSERT_TRUE(found.ok()) << found.status().to_string();
@@ -77,7 +77,7 @@ TEST_F(ModelFilesTest, OfARun) {
 }
 
 // A job file in a folder above does not make it part of a run.
-TEST_F(ModelFilesTest, AModelBesideARunIsNoneOfIt) {
+TEST_F(ModelFilesTest, AModelBesideARunIsNotTheRuns) {
   make_run();
   const std::string tuned = run_.path() + "/tuned";
   const SmallFolder folder(huggingface::Dtype::kFp32);
@@ -95,7 +95,7 @@ TEST_F(ModelFilesTest, AModelBesideARunIsNoneOfIt) {
   EXPECT_EQ(copy->trained_length, 0);
 }
 
-TEST_F(ModelFilesTest, NamesWhatIsNotThere) {
+TEST_F(ModelFilesTest, NamesWhatIsMissing) {
   EXPECT_EQ(problem({.path = "/nowhere"}), "/nowhere: there is no such file");
 }
 

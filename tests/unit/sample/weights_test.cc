@@ -81,7 +81,7 @@ class WeightsTest : public ::testing::Test {
   memory::ShmDir shm_;
 };
 
-TEST_F(WeightsTest, OfARunAreThoseOfTheNewestWholeState) {
+TEST_F(WeightsTest, OfARunAreThoseOfTheNewestCompleteState) {
   geometry::Sharding sharding{.layout = {.pp = 2, .tp = 2},
                               .zero = {.stage = 0}};
   sharding.bounds = geometry::stage_bounds(table_.config(), 2, 16).value();
@@ -111,7 +111,7 @@ TEST_F(WeightsTest, OfARunAreThoseOfTheNewestWholeState) {
             Code::kNotFound);
 }
 
-TEST_F(WeightsTest, ThatAreSharedOutAreJoined) {
+TEST_F(WeightsTest, ShardedWeightsAreAssembled) {
   geometry::Sharding sharding{.layout = {.dp = 2}, .zero = {.stage = 1}};
   sharding.bounds = geometry::stage_bounds(table_.config(), 1, 16).value();
   const auto a = make_rank("a", 0);

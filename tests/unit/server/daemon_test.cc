@@ -129,7 +129,7 @@ class DaemonTest : public ::testing::Test {
   rundir::Endpoint endpoint_;
 };
 
-TEST_F(DaemonTest, AKilledOneComesBackAtTheSamePortWithAHigherEpoch) {
+TEST_F(DaemonTest, AKilledDaemonReturnsAtTheSamePortWithALargerEpoch) {
   start();
   const auto before = ask(pb::Command::STATUS);
   ASSERT_TRUE(before.has_value());
@@ -148,7 +148,7 @@ TEST_F(DaemonTest, AKilledOneComesBackAtTheSamePortWithAHigherEpoch) {
   EXPECT_GT(after->status().epoch(), before->status().epoch());
 }
 
-TEST_F(DaemonTest, ASecondOneIsRefused) {
+TEST_F(DaemonTest, ASecondDaemonIsRefused) {
   start();
   const pid_t second = fork();
   if (second == 0) {
@@ -241,7 +241,7 @@ TEST_F(DaemonTest, AWorkerGetsDirectivesAndIsShown) {
 }
 
 // The daemon hears workers, says what is wrong, and writes when there is room.
-TEST_F(DaemonTest, AFullDiskIsWaitedFor) {
+TEST_F(DaemonTest, WaitsForAFullDisk) {
   const remesh::testing::SmallDisk disk(run_, 4 << 20);
   if (!disk.mounted()) GTEST_SKIP() << "needs mount";
   start();
@@ -291,7 +291,7 @@ TEST_F(DaemonTest, AFullDiskIsWaitedFor) {
   EXPECT_EQ(stop(SIGTERM), 100 + SIGTERM);
 }
 
-TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepKnown) {
+TEST_F(DaemonTest, ATornLineOfMetricsIsCutAndTheLastStepIsKnown) {
   start();
   stop(SIGKILL);
   pb::StepMetrics m;
@@ -331,7 +331,7 @@ TEST(ListenTest, BadAddressesNameWhatIsAllowed) {
   }
 }
 
-TEST(ListenTest, ATakenPortOfBeforeGivesWayAndAWishedOneFails) {
+TEST(ListenTest, ATakenFormerPortIsReplacedAndARequestedOneFails) {
   auto first = listen("tcp://127.0.0.1:0", "", std::nullopt, 0, [](int) {});
   ASSERT_TRUE(first.ok());
   const std::string taken = (*first)->address();
@@ -347,7 +347,7 @@ TEST(ListenTest, ATakenPortOfBeforeGivesWayAndAWishedOneFails) {
 }
 
 // Whoever opens the manifest waits, as on a file system that does not answer.
-TEST(ScannerTest, StorageThatHangsIsNamedAndNotWaitedFor) {
+TEST(ScannerTest, StalledStorageIsNamedAndDelaysNothing) {
   std::string dir = ::testing::TempDir() + "/remesh-scan-XXXXXX";
   ASSERT_NE(mkdtemp(dir.data()), nullptr);
   const std::string manifest = dir + "/step-00000002/manifest.json";

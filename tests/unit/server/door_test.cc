@@ -120,7 +120,7 @@ TEST_F(DoorTest, KeysAreMadeForTheOwnerAlone) {
   EXPECT_EQ(door_->server_keys()->own.public_key, *server);
 }
 
-TEST_F(DoorTest, WithoutKeysItDoesNotOpenAndSaysWhatMakesThem) {
+TEST_F(DoorTest, WithoutKeysItRefusesToOpenAndSaysHowToMakeThem) {
   const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
   ASSERT_FALSE(door.ok());
   EXPECT_NE(door.status().message().find("remesh key new coordinator"),
@@ -129,7 +129,7 @@ TEST_F(DoorTest, WithoutKeysItDoesNotOpenAndSaysWhatMakesThem) {
   EXPECT_FALSE(std::filesystem::exists(run_));
 }
 
-TEST_F(DoorTest, ALooseKeyIsNotUsed) {
+TEST_F(DoorTest, AKeyFileOthersCanReadIsNotUsed) {
   ASSERT_TRUE(rundir::make_keys(*fs_, run_).ok());
   chmod(rundir::key_path(run_, "coordinator").c_str(), 0644);
   const auto door = Door::open(*fs_, {.run = run_, .job = "job"});
@@ -137,7 +137,7 @@ TEST_F(DoorTest, ALooseKeyIsNotUsed) {
   EXPECT_NE(door.status().message().find("chmod 600"), std::string::npos);
 }
 
-TEST_F(DoorTest, EveryRoleMaySayItsOwnAndNothingElse) {
+TEST_F(DoorTest, EachRoleMaySendItsOwnMessagesOnly) {
   const std::string worker = allow("worker", "a");
   const std::string oper = allow("operator", "b");
   const std::string viewer = allow("viewer", "c");
@@ -169,7 +169,7 @@ TEST_F(DoorTest, EveryRoleMaySayItsOwnAndNothingElse) {
             std::string::npos);
 }
 
-TEST_F(DoorTest, AKeyUsesOnlyTheWorkerNamesThatItIsFor) {
+TEST_F(DoorTest, AKeyMayUseOnlyItsWorkerNames) {
   const std::string key = allow("worker", "a", "rack1-*");
   open();
   EXPECT_EQ(door_->why_refused(key, report_of("rack1-7")), "");
@@ -248,7 +248,7 @@ TEST_F(DoorTest, OnlyAGoodTicketAdmitsAWorker) {
     }
 }
 
-TEST_F(DoorTest, WhoeverAJoinKeyAdmittedGoesWithIt) {
+TEST_F(DoorTest, RevokingAJoinKeyRevokesThoseItAdmitted) {
   const std::string join = allow("join", "batch");
   const double now = static_cast<double>(time(nullptr));
   open(now);
@@ -265,7 +265,7 @@ TEST_F(DoorTest, WhoeverAJoinKeyAdmittedGoesWithIt) {
   EXPECT_FALSE(enrol(join, ticket("node2")).ok());
 }
 
-TEST_F(DoorTest, ANameIsClaimedByARightOnly) {
+TEST_F(DoorTest, ANameIsClaimedOnlyWithTheRight) {
   using core::Claim;
   const std::string first = allow("worker", "a");
   const std::string other = allow("worker", "b");

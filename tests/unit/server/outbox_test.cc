@@ -83,12 +83,12 @@ class OutboxTest : public testing::Test {
       }});
 };
 
-TEST_F(OutboxTest, WhatDependsOnNoWriteIsDoneAtOnce) {
+TEST_F(OutboxTest, ActionsThatDependOnNoWriteRunAtOnce) {
   then("a");
   EXPECT_EQ(done_, Texts{"a"});
 }
 
-TEST_F(OutboxTest, WritesInOrderAndReleasesWhatDependsOnIt) {
+TEST_F(OutboxTest, WritesInOrderAndReleasesDependentActions) {
   disk_->set(/*stands=*/true, /*full=*/false);
   write("1");
   then("a");
@@ -108,7 +108,7 @@ TEST_F(OutboxTest, WritesInOrderAndReleasesWhatDependsOnIt) {
 
 // A journal of which only the newest state counts. A state of another epoch is
 // not replaced: the files may refuse it.
-TEST_F(OutboxTest, AStateReplacesTheOneBeforeItThatHasNotBegun) {
+TEST_F(OutboxTest, AStateReplacesAnEarlierOneNotYetWritten) {
   disk_->set(/*stands=*/true, /*full=*/false);
   const auto put = [&](const std::string& text, uint64_t epoch) {
     outbox_->write(
@@ -133,7 +133,7 @@ TEST_F(OutboxTest, AStateReplacesTheOneBeforeItThatHasNotBegun) {
 
 // A worker that is started again and again makes events and states for as long
 // as nothing can be written. Metrics depend on the state before them.
-TEST_F(OutboxTest, HowLongNothingIsWrittenTakesLittleMemory) {
+TEST_F(OutboxTest, AStalledDiskTakesLittleMemory) {
   outbox_ = std::make_unique<Outbox>(
       Outbox::Options{.retry_ms = 1, .full_bytes = 1000, .patience_ms = 10});
   disk_->set(/*stands=*/true, /*full=*/false);
@@ -166,7 +166,7 @@ TEST_F(OutboxTest, HowLongNothingIsWrittenTakesLittleMemory) {
 }
 
 // What may happen after a state waits for the one in its place, too.
-TEST_F(OutboxTest, WhatDependsOnAReplacedStateWaitsForTheOther) {
+TEST_F(OutboxTest, ActionsOfAReplacedStateWaitForItsReplacement) {
   disk_->set(/*stands=*/true, /*full=*/false);
   const auto make = [&](const std::string& text) {
     return [disk = disk_, w = disk_->write(text)] { return w(); };
@@ -186,7 +186,7 @@ TEST_F(OutboxTest, WhatDependsOnAReplacedStateWaitsForTheOther) {
   EXPECT_EQ(done_, (Texts{"old", "new"}));
 }
 
-TEST_F(OutboxTest, WhatWaitsToBeReplacedTakesTheMemoryOfOne) {
+TEST_F(OutboxTest, ReplaceableStatesTakeTheMemoryOfOne) {
   disk_->set(/*stands=*/true, /*full=*/false);
   for (int i = 0; i < 10'000; ++i)
     outbox_->write(
@@ -196,7 +196,7 @@ TEST_F(OutboxTest, WhatWaitsToBeReplacedTakesTheMemoryOfOne) {
   disk_->set(false, false);
 }
 
-TEST_F(OutboxTest, WhatIsReleasedMayWriteAgain) {
+TEST_F(OutboxTest, ReleasedActionsMayWriteAgain) {
   outbox_->write("FILE", disk_->write("1"));
   outbox_->then([this] {
     write("2");
@@ -224,7 +224,7 @@ TEST_F(OutboxTest, AFullDiskIsTriedAgainUntilThereIsRoom) {
   EXPECT_EQ(notes_, (Texts{"FILE: full", ""}));
 }
 
-TEST_F(OutboxTest, WhatIsRefusedIsNotTriedAgainAndNothingFollows) {
+TEST_F(OutboxTest, ARefusedWriteIsNotRetriedAndNothingFollows) {
   outbox_->write("FILE", [] { return cancelled("taken over"); });
   write("2");
   then("a");
@@ -238,7 +238,7 @@ TEST_F(OutboxTest, WhatIsRefusedIsNotTriedAgainAndNothingFollows) {
   EXPECT_EQ(done_, Texts{});
 }
 
-TEST_F(OutboxTest, ADiskThatStandsIsNamedAndNotWaitedFor) {
+TEST_F(OutboxTest, AStalledDiskIsNamedAndDelaysNothing) {
   disk_->set(/*stands=*/true, false);
   write("1");
   while (!outbox_->problem()) continue;
@@ -248,7 +248,7 @@ TEST_F(OutboxTest, ADiskThatStandsIsNamedAndNotWaitedFor) {
   disk_->set(false, false);
 }
 
-TEST_F(OutboxTest, AtTheEndTheWritesThatAreLeftAreLost) {
+TEST_F(OutboxTest, PendingWritesAreLostAtTheEnd) {
   disk_->set(false, /*full=*/true);
   write("1");
   disk_->wait_for_tries(1);
@@ -257,7 +257,7 @@ TEST_F(OutboxTest, AtTheEndTheWritesThatAreLeftAreLost) {
   EXPECT_EQ(disk_->written(), Texts{});
 }
 
-TEST(Wait, IsCreditedWholeOnceItIsLong) {
+TEST(Wait, IsCreditedInFullOnceItIsLong) {
   Wait w;
   w.begin(1000);
   EXPECT_EQ(w.take_ms(1299), 0);

@@ -14,7 +14,7 @@ int admitted(RateLimit& rate, const std::string& peer, int messages,
   return n;
 }
 
-TEST(RateLimit, AFloodIsCutToTheRateAndOthersAreNotConcerned) {
+TEST(RateLimit, AFloodIsLimitedAndOthersAreNotAffected) {
   RateLimit rate(1000, 2000);
   EXPECT_EQ(admitted(rate, "flood", 100'000, 0), 2000);
   EXPECT_EQ(admitted(rate, "calm", 200, 0), 200);
@@ -31,7 +31,7 @@ TEST(RateLimit, EndedConnectionsAreForgotten) {
   EXPECT_EQ(rate.senders(), 0U);
 }
 
-TEST(RateLimit, ManySendersTakeLittleMemoryOnceTheyAreCalm) {
+TEST(RateLimit, ManySendersTakeLittleMemoryOnceTheyAreIdle) {
   RateLimit rate(10, 20);
   for (int i = 0; i < 100'000; ++i)
     EXPECT_TRUE(rate.admits(std::to_string(i), i));

@@ -47,7 +47,7 @@ class RunFilesTest : public ::testing::Test {
 
 // What it held back while the disk was full, before the newer one could write
 // its epoch.
-TEST_F(RunFilesTest, TheOneThatLostTheLockWritesNoState) {
+TEST_F(RunFilesTest, ACoordinatorThatLostTheLockWritesNoState) {
   ASSERT_TRUE(older_.persist(state(1)).ok());
   start_newer();
   EXPECT_EQ(older_.persist(state(1)).code(), Code::kCancelled);
@@ -55,7 +55,7 @@ TEST_F(RunFilesTest, TheOneThatLostTheLockWritesNoState) {
 }
 
 // The newer one has read the metrics before, and would plan without them.
-TEST_F(RunFilesTest, LinesOfTheOlderOneEndTheNewerOne) {
+TEST_F(RunFilesTest, LinesOfTheOlderCoordinatorEndTheNewerOne) {
   start_newer();
   ASSERT_TRUE(newer_.persist(state(2)).ok());
   pb::StepMetrics m;

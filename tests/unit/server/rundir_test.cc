@@ -90,7 +90,7 @@ TEST_F(RunDirTest, MetricsKeepEveryBitOfADouble) {
       parse_metrics_line(metrics_line(metrics(1))).value().has_val_loss());
 }
 
-TEST_F(RunDirTest, WhatWasMeasuredOfAStepIsWrittenAndWhatWasNotIsLeftOut) {
+TEST_F(RunDirTest, OnlyMeasuredFieldsOfAStepAreWritten) {
   pb::StepMetrics m = metrics(7);
   EXPECT_EQ(metrics_line(m).find("gemm_efficiency"), std::string::npos);
   EXPECT_EQ(metrics_line(m).find("bubble"), std::string::npos);
@@ -118,7 +118,7 @@ TEST_F(RunDirTest, EventNamesAreUniqueAndUnknownOnesAreNotices) {
   EXPECT_EQ(events::tone_of("from_a_newer_version"), events::Tone::kNotice);
 }
 
-TEST_F(RunDirTest, AnEventTellsTheMeshBefore) {
+TEST_F(RunDirTest, AnEventHasThePreviousMesh) {
   pb::EventRecord e;
   e.set_event("mesh");
   e.mutable_mesh()->set_tp(2);
@@ -175,7 +175,7 @@ TEST_F(RunDirTest, DigestsKeepAllTheirBits) {
         << bad;
 }
 
-TEST_F(RunDirTest, AFailureTellsWhereItBegan) {
+TEST_F(RunDirTest, AFailureKeepsItsDetails) {
   pb::EventRecord e;
   e.set_event("failure");
   e.set_host("node7");
@@ -198,7 +198,7 @@ TEST_F(RunDirTest, AFailureTellsWhereItBegan) {
   EXPECT_FALSE(parse_event_line(R"({"event":"x","last_log":[1]})").ok());
 }
 
-TEST_F(RunDirTest, WhatIsNoNumberBecomesNull) {
+TEST_F(RunDirTest, NonFiniteNumbersBecomeNull) {
   pb::StepMetrics m = metrics(1);
   m.set_loss(std::numeric_limits<double>::infinity());
   EXPECT_NE(metrics_line(m).find(R"("loss":null)"), std::string::npos);
@@ -245,7 +245,7 @@ TEST_F(RunDirTest, AFileOfOneTornLineBecomesEmpty) {
   EXPECT_EQ(get(path), "");
 }
 
-TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptBesideTheFile) {
+TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptInAnotherFile) {
   const std::string path = dir_ + "/m.jsonl";
   const std::string good = metrics_line(metrics(1)) + "\n";
   for (const size_t bytes :
@@ -261,7 +261,7 @@ TEST_F(RunDirTest, MuchDamageAfterAValidLineIsKeptBesideTheFile) {
 }
 
 // Another member of the group that owns the run may put a link there.
-TEST_F(RunDirTest, DamageIsKeptThroughNobodysLink) {
+TEST_F(RunDirTest, DamagedLinesAreNotKeptThroughSymbolicLinks) {
   const std::string path = dir_ + "/m.jsonl", mine = dir_ + "/mine";
   put(mine, "kept");
   std::filesystem::create_symlink(mine, path + ".damaged");
@@ -309,7 +309,7 @@ TEST_F(RunDirTest, ALineOfAnEventIsBounded) {
   }
 }
 
-TEST_F(RunDirTest, ATailGivesWholeLinesOnly) {
+TEST_F(RunDirTest, ATailHasCompleteLinesOnly) {
   const std::string path = dir_ + "/e.jsonl";
   LineTail tail(path, /*from_end=*/true);
   EXPECT_TRUE(tail.poll().empty());
@@ -342,7 +342,7 @@ TEST_F(RunDirTest, TheLockNamesItsHolderAndDiesWithIt) {
   EXPECT_TRUE(RunLock::acquire(dir_).ok());
 }
 
-TEST_F(RunDirTest, ALockThatWasLostIsNoticed) {
+TEST_F(RunDirTest, ALostLockIsDetected) {
   const auto first = RunLock::acquire(dir_);
   ASSERT_TRUE(first.ok());
   EXPECT_TRUE(first.value()->check().ok());
@@ -362,7 +362,7 @@ TEST_F(RunDirTest, ALockThatWasLostIsNoticed) {
             std::string::npos);
 }
 
-TEST_F(RunDirTest, OfTwoWritersNoneCutsTheOthersLines) {
+TEST_F(RunDirTest, NeitherOfTwoWritersCutsTheOthersLines) {
   const std::string path = dir_ + "/m.jsonl";
   const std::string one = metrics_line(metrics(1)) + "\n";
   const std::string two = metrics_line(metrics(2)) + "\n";
@@ -471,7 +471,7 @@ TEST_F(RunDirTest, LatestPointsToTheRunAndNamesTheRun) {
   EXPECT_EQ(fs::read_symlink(dir_ + "/latest"), "a-20250101-000000");
 }
 
-TEST_F(RunDirTest, TheLastEventSaysHowARunEnded) {
+TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
   EXPECT_FALSE(end_of_run(dir_));
   pb::EventRecord e;
   e.set_event("job_failed");
@@ -494,7 +494,7 @@ TEST_F(RunDirTest, TheLastEventSaysHowARunEnded) {
   EXPECT_FALSE(end_of_run(dir_));
 }
 
-TEST_F(RunDirTest, WhatACoordinatorThatDidNotStartLeavesIsRemoved) {
+TEST_F(RunDirTest, FilesOfACoordinatorThatFailedToStartAreRemoved) {
   const auto fs = posix_file_system();
   const std::string run = dir_ + "/run";
   const auto leave = [&] {
@@ -524,7 +524,7 @@ TEST_F(RunDirTest, WhatACoordinatorThatDidNotStartLeavesIsRemoved) {
 
 // Each start acquires the lock and either writes its number, or fails and
 // cleans up. Some of the directory exists before, or goes while others wait.
-TEST_F(RunDirTest, RacingStartsRemoveNothingOfTheOneThatSucceeds) {
+TEST_F(RunDirTest, RacingStartsRemoveNoFilesOfTheWinner) {
   constexpr int kStarts = 6;
   for (const uint64_t seed : test_seeds(100)) {
     const std::string run = fmt::format("{}/race-{}", dir_, seed);
@@ -577,7 +577,7 @@ pb::Job job(const std::vector<std::string>& set = {}) {
   return resolved.value();
 }
 
-TEST_F(RunDirTest, OnlyWhatMakesItAnotherTrainingIsForbidden) {
+TEST_F(RunDirTest, OnlyChangesOfTheTrainingAreForbidden) {
   EXPECT_TRUE(forbidden_differences(job(), job()).empty());
   EXPECT_TRUE(forbidden_differences(
                   job(), job({"train.steps=20", "elastic.min_slots=2",
@@ -645,7 +645,7 @@ TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
   EXPECT_FALSE(load_resolved({"", {}}, dir_ + "/none").ok());
 }
 
-TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
+TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
   const auto fs = posix_file_system();
   ASSERT_TRUE(write_job(*fs, job({"train.steps=200"}), dir_).ok());
   pb::StepMetrics m;
@@ -803,7 +803,7 @@ TEST_F(RunDirTest, TheNewestStepMayBeInMemoryOrInACheckpoint) {
   fs::remove_all(fs::path(folder).parent_path());
 }
 
-TEST_F(RunDirTest, AFolderWithOtherFilesIsNoPlaceForARun) {
+TEST_F(RunDirTest, AFolderWithOtherFilesIsRefused) {
   const auto fs = posix_file_system();
   fs::create_directories(dir_ + "/keys");
   fs::create_directories(dir_ + "/logs");

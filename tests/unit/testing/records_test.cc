@@ -35,7 +35,7 @@ Json training(int64_t generation, const std::string& digest) {
           {"digest", digest}};
 }
 
-TEST(Records, OfARunThatWentWell) {
+TEST(Records, OfASoundRunAreAccepted) {
   const Findings f = check_records(
       steps(9), {mesh(2, 4, 0, 1), training(2, "d4"), mesh(3, 7, 0, 2)}, {});
   EXPECT_EQ(f.errors, std::vector<std::string>{});
@@ -56,7 +56,7 @@ TEST(Records, AMissingOrRepeatedStepIsFound) {
       1U);
 }
 
-TEST(Records, AnotherStateThanThatOfTheStepIsFound) {
+TEST(Records, AWrongStateOfAStepIsFound) {
   EXPECT_EQ(check_records(steps(9), {mesh(2, 4, 0, 1), training(2, "d5")}, {})
                 .errors.size(),
             1U);
@@ -100,7 +100,7 @@ TEST(Records, TheFirstDifferentLossIsFound) {
   EXPECT_EQ(first_difference(a, b), 2);
 }
 
-TEST(JsonLinesTest, ReadsWhatWasAddedAndStartsAnewWhenTheFileWasCut) {
+TEST(JsonLinesTest, ReadsAppendedLinesAndStartsOverWhenTheFileIsTruncated) {
   const TempDir dir;
   const std::string path = dir.path() + "/m.jsonl";
   JsonLines lines(path);

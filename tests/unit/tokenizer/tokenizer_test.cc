@@ -46,7 +46,7 @@ class Folder {
   std::string path_;
 };
 
-TEST(Tokenizer, BytesGoThereAndBack) {
+TEST(Tokenizer, BytesRoundTrip) {
   const auto t = open_tokenizer("bytes");
   ASSERT_TRUE(t.ok());
   std::string all;

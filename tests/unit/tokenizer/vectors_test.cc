@@ -97,7 +97,7 @@ struct Example {
 };
 
 // From the tests of the projects that publish the files.
-TEST(VectorExamples, OfTheirPublishers) {
+TEST(VectorExamples, AgreeWithTheirPublishers) {
   const std::vector<Example> examples = {
       {"llama3.tiktoken",
        "This is a test sentence.",
@@ -137,7 +137,7 @@ TEST(RealFiles, WhatIsNotSupportedIsRefusedByName) {
   if (found == 0) GTEST_SKIP() << "needs tokenizers: clip, t5";
 }
 
-TEST(RealFiles, OtherFilesGoThereAndBack) {
+TEST(RealFiles, OtherFilesRoundTrip) {
   int found = 0;
   for (const char* file : {"phi-2", "whisper"}) {
     const std::string path = vocabulary(std::string(file) + "/tokenizer.json");

@@ -69,7 +69,7 @@ TracerOptions rank_options(int rank) {
           .microbatches = 4};
 }
 
-TEST(Tracer, OffItRecordsNothing) {
+TEST(Tracer, RecordsNothingWhenOff) {
   Tracer never;
   never.set_on(true);
   EXPECT_FALSE(never.on());
@@ -130,7 +130,7 @@ TEST(Tracer, MemoryIsBounded) {
   EXPECT_EQ(Json::parse(tracer.to_json()).at("otherData").at("dropped"), 15);
 }
 
-TEST(Tracer, WhatRunsAtOnceGetsLanesOfItsOwn) {
+TEST(Tracer, ConcurrentSpansGetLanesOfTheirOwn) {
   const uint64_t seed = test_seed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 rng(seed);
@@ -168,7 +168,7 @@ TEST(Tracer, WritesAFileAtOnceAndSaysWhereItCannot) {
 }
 
 // Ranks as threads, each with a tracer, on the groups of a mesh.
-TEST(TracedComm, TellsEveryOperationWithBytesAndGroup) {
+TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
   constexpr int kRanks = 4;
   auto comms = comm::make_local_comms(kRanks);
   std::vector<std::unique_ptr<Tracer>> tracers;
@@ -231,7 +231,7 @@ TEST(TracedComm, TellsEveryOperationWithBytesAndGroup) {
 
 // With tracing off, the flight record has the same operations, and also members
 // and peers as world ranks and the sequence numbers of collectives.
-TEST(TracedComm, TheFlightRecordIsToldAlsoWhileTheTracerIsOff) {
+TEST(TracedComm, TheFlightRecordIsWrittenEvenWhileTheTracerIsOff) {
   constexpr int kRanks = 4;
   auto comms = comm::make_local_comms(kRanks);
   std::vector<std::unique_ptr<board::Board>> boards;
@@ -296,7 +296,7 @@ TEST(TracedComm, TheFlightRecordIsToldAlsoWhileTheTracerIsOff) {
   }
 }
 
-TEST(TraceFile, WhatIsNoTextIsReplaced) {
+TEST(TraceFile, InvalidTextIsReplaced) {
   EXPECT_EQ(json_text("a\"b\\c\nd"), R"("a\"b\\c\nd")");
   const std::string good = "\u00e4 \u20ac \U0001F600";
   EXPECT_EQ(Json::parse(json_text(good)), good);

@@ -12,7 +12,7 @@ namespace {
 
 using Answer = StopPolicy::Answer;
 
-TEST(StopPolicy, ARefusedStopIsForgottenUntilAskedAnew) {
+TEST(StopPolicy, ARefusedStopIsForgottenUntilRequestedAgain) {
   StopPolicy p;
   EXPECT_EQ(p.on_step({}), Answer::kContinue);
   EXPECT_FALSE(p.saves());
@@ -29,7 +29,7 @@ TEST(StopPolicy, ARefusedStopIsForgottenUntilAskedAnew) {
   EXPECT_EQ(p.on_step({.stop = 1, .stop_saves = 1}), Answer::kStop);
 }
 
-TEST(StopPolicy, AHandOverSavesNothingAndIsNeverRefused) {
+TEST(StopPolicy, AHandoffSavesNothingAndIsNeverRefused) {
   StopPolicy p;
   EXPECT_EQ(p.on_step({.stop = 1}), Answer::kStop);
   EXPECT_FALSE(p.saves());
@@ -71,7 +71,7 @@ TEST(SavePlan, BeginsWhenDueAndCommitsWhenAllAreDone) {
   EXPECT_EQ(p.saved_step(), 2);
 }
 
-TEST(SavePlan, OneFailedShardGivesTheSaveUp) {
+TEST(SavePlan, OneFailedShardAbandonsTheSave) {
   SavePlan p({.interval = 1, .world = 2});
   EXPECT_TRUE(p.on_step(1, {}, false).begin);
   // Nothing may be removed while the other rank still writes.
@@ -83,7 +83,7 @@ TEST(SavePlan, OneFailedShardGivesTheSaveUp) {
   EXPECT_EQ(p.saved_step(), -1);
 }
 
-TEST(SavePlan, AnAskedForCheckpointWaitsItsTurnAndIsMadeOnce) {
+TEST(SavePlan, ARequestedCheckpointWaitsItsTurnAndIsSavedOnce) {
   SavePlan p({.interval = 0, .world = 1});
   EXPECT_TRUE(p.on_step(1, {.checkpoint_request = 1}, false).begin);
   // A second one is requested while the first is being written.
@@ -97,7 +97,7 @@ TEST(SavePlan, AnAskedForCheckpointWaitsItsTurnAndIsMadeOnce) {
   EXPECT_FALSE(d.begin);
 }
 
-TEST(SavePlan, ASkippedOneIsMadeUpAndAFailedOneIsNot) {
+TEST(SavePlan, ASkippedSaveIsMadeUpAndAFailedOneIsNot) {
   SavePlan p({.interval = 10, .world = 1});
   EXPECT_TRUE(p.on_step(10, {}, false).begin);
   EXPECT_FALSE(p.on_step(19, {}, false).skipped);
@@ -116,7 +116,7 @@ TEST(SavePlan, ASkippedOneIsMadeUpAndAFailedOneIsNot) {
 }
 
 // A save that the previous generation began and did not finish.
-TEST(SavePlan, ACutShortOneIsMadeUpByTheNextGeneration) {
+TEST(SavePlan, AnInterruptedSaveIsMadeUpByTheNextGeneration) {
   SavePlan p({.interval = 10, .world = 1, .saved_step = 10});
   EXPECT_EQ(p.saved_step(), 10);
   EXPECT_TRUE(p.on_step(24, {}, false).begin);
@@ -164,7 +164,7 @@ TEST(SavePlan, EveryMultipleHasItsSaveAcrossGenerations) {
   }
 }
 
-TEST(SavePlan, NoneIsBegunWhereEverybodyStops) {
+TEST(SavePlan, NoSaveBeginsWhereAllRanksStop) {
   SavePlan p({.interval = 1, .world = 1});
   EXPECT_FALSE(p.on_step(1, {.checkpoint_request = 1}, true).begin);
   EXPECT_EQ(p.phase(), SavePlan::Phase::kIdle);

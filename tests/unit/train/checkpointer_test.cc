@@ -151,7 +151,7 @@ TEST_P(CheckpointerTest, AnUpdateWaitsForTheCopyOfWhatItOverwrites) {
   EXPECT_TRUE(load(10) == saved);
 }
 
-TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
+TEST_P(CheckpointerTest, AnAbandonedSaveLeavesNothingAndIsMadeUp) {
   {
     const auto c = make(1, 0);
     boundary(*c, 10);
@@ -180,7 +180,7 @@ TEST_P(CheckpointerTest, GivenUpItLeavesNothingAndIsMadeUp) {
 }
 
 // The generation was cut off, and the job continued without it.
-TEST_P(CheckpointerTest, OnceANewerGenerationGoesOnItSavesNothing) {
+TEST_P(CheckpointerTest, SavesNothingOnceANewerGenerationRuns) {
   const auto old = make(1, 0);
   boundary(*old, 10);
   ASSERT_TRUE(finish(*old, 10));

@@ -74,7 +74,7 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   EXPECT_EQ(part(*r, s), before);
 }
 
-TEST(Digest, TellsPlacesAndVectorsApart) {
+TEST(Digest, DistinguishesPlacesAndVectors) {
   const ParamTable table = ParamTable::make({.dim = 8,
                                              .n_layers = 2,
                                              .n_heads = 2,

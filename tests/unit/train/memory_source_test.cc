@@ -51,7 +51,7 @@ class MemoryTest : public TrainerTest {
   }
 };
 
-TEST_F(MemoryTest, KilledAnywhereItGoesOnWithWhatItCommitted) {
+TEST_F(MemoryTest, AKillAnywhereResumesFromTheCommittedState) {
   const std::vector<std::string> long_run = {
       "train.steps=400", "train.eval_every=0", "train.eval_sequences=0",
       "checkpoint.interval=0"};
@@ -91,7 +91,7 @@ TEST_F(MemoryTest, KilledAnywhereItGoesOnWithWhatItCommitted) {
   EXPECT_EQ(rest.steps.back().tokens, whole.steps.back().tokens);
 }
 
-TEST_F(MemoryTest, AHandOverLeavesTheStateAndSavesNothing) {
+TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
   const auto hand_over = [](const Snapshot& now, Board& board, RankProcess&) {
     if (now.committed_step >= 3)
@@ -173,7 +173,7 @@ TEST_F(MemoryTest, TooLittleSharedMemoryIsRefusedWithWhatIsNeeded) {
 
 // The state moves from mesh to mesh in memory only; workers join and leave, and
 // one is lost with its memory.
-TEST_F(MemoryTest, AnyMeshGoesOnWithWhatAnotherHeld) {
+TEST_F(MemoryTest, AnyMeshResumesTheStateOfAnother) {
   const auto keep = std::string("checkpoint.keep_latest_k=99");
   const Ended one = run(spec({"train.steps=12", keep}));
   ASSERT_EQ(one.code, 0) << output();
@@ -290,7 +290,7 @@ TEST_F(MemoryTest, ASmallerMeshNeedsNoRoomForTheOldStatesBesideItsOwn) {
 
 // Two workers on different hosts, so that all replicas go by messages. The same
 // mesh before and after: no bit changes.
-TEST_F(MemoryTest, OnTheSameMeshEveryLossKeepsItsBits) {
+TEST_F(MemoryTest, OnTheSameMeshLossesAreBitIdentical) {
   one_host_ = false;
   const auto job = [&](int64_t steps) {
     return std::vector<std::string>{

@@ -52,7 +52,7 @@ TEST(Pinning, TwiceAsManyRanksShareEvenlyWithTheirNeighbours) {
   EXPECT_EQ(cpus_of_rank(a, 3, two), Cpus{9});
 }
 
-TEST(Pinning, NobodyIsPinnedWhereItWouldBeUnevenOrCpusAreLeft) {
+TEST(Pinning, NoRankIsPinnedIfUnevenOrIfCpusAreLeft) {
   EXPECT_EQ(cpus_of_rank(assignment({3}, 1, 1), 0, range(0, 2)), Cpus{});
   EXPECT_EQ(cpus_of_rank(assignment({2}, 1, 1), 0, range(0, 8)), Cpus{});
   EXPECT_EQ(cpus_of_rank(assignment({1}, 8, 1), 0, range(0, 8)), Cpus{});
@@ -61,7 +61,7 @@ TEST(Pinning, NobodyIsPinnedWhereItWouldBeUnevenOrCpusAreLeft) {
   EXPECT_EQ(cpus_of_rank(assignment({2}, 1, 1), 5, range(0, 2)), Cpus{});
 }
 
-TEST(Pinning, TheProcessIsBoundWhereItWasTold) {
+TEST(Pinning, TheProcessIsBoundAsAssigned) {
   const Cpus before = allowed_cpus();
   ASSERT_FALSE(before.empty());
   const Cpus last = {before.back()};

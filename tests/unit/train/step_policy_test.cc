@@ -17,7 +17,7 @@ TEST(StepPolicy, WithoutALimitEveryStepIsAccepted) {
   EXPECT_EQ(p.limit(), kInf);
 }
 
-TEST(StepPolicy, SkipsSoManyThatAreNotFiniteInARow) {
+TEST(StepPolicy, SkipsALimitedNumberOfNonFiniteStepsInARow) {
   StepPolicy p({.most_skipped = 2});
   for (int i = 0; i < 3; ++i) {
     EXPECT_FALSE(p.accepts(kNan, 1));

@@ -41,7 +41,7 @@ TEST_F(TrainerTest, TrainsToTheEndValidatesAndSaves) {
   EXPECT_TRUE(std::filesystem::exists(checkpoint(12)));
 }
 
-TEST_F(TrainerTest, KilledAndStartedAgainItGivesTheSameBits) {
+TEST_F(TrainerTest, AKillAndARestartGiveTheSameBits) {
   const std::vector<std::string> longer = {"train.steps=60",
                                            "train.eval_every=0"};
   const Ended whole = run(spec(longer));
@@ -103,7 +103,7 @@ TEST_F(TrainerTest, SavesWhenAskedAndInTheBackground) {
     EXPECT_TRUE(kept.contains(step)) << step;
 }
 
-TEST_F(TrainerTest, AStopThatCannotSaveIsRefusedUnlessItMustBe) {
+TEST_F(TrainerTest, AStopThatCannotSaveIsRefusedUnlessMandatory) {
   pb::RankSpec s = spec({"train.steps=100000", "checkpoint.interval=0",
                          "checkpoint.folder=blocked"});
   std::ofstream(dir_ + "/blocked") << "a file where the folder should be";
@@ -219,7 +219,7 @@ TEST_F(TrainerTest, ManyRanksTrainAsOneDoes) {
 
 // A run moves from mesh to mesh through its checkpoints; its losses are those
 // of a single rank.
-TEST_F(TrainerTest, AnyMeshGoesOnWithWhatAnotherWrote) {
+TEST_F(TrainerTest, AnyMeshResumesTheCheckpointOfAnother) {
   const auto keep = std::string("checkpoint.keep_latest_k=99");
   const Ended one = run(spec({"train.steps=12", keep}));
   ASSERT_EQ(one.code, 0) << output();

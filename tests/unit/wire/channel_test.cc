@@ -398,7 +398,7 @@ TEST(Channel, OversizeFrameEndsOnlyItsConnection) {
   ASSERT_TRUE(receive(*server));
 }
 
-TEST(Channel, FramesThatAreNoEnvelopesAreCountedAndDropped) {
+TEST(Channel, InvalidEnvelopesAreCountedAndDropped) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
   raw.handshake();
@@ -442,7 +442,7 @@ TEST(Channel, AFrameOfVeryManyElementsIsDropped) {
   EXPECT_EQ(server->dropped_frames(), 3u);
 }
 
-TEST(Channel, WhatTheOtherEndWouldRefuseIsNotSent) {
+TEST(Channel, MessagesThatThePeerWouldRefuseAreNotSent) {
   auto server = bind_or_die();
   auto client = connect_or_die(server->address());
   EXPECT_FALSE(client->send(report(std::string(kMaxRequestBytes + 1, 'w'))));
@@ -455,7 +455,7 @@ TEST(Channel, WhatTheOtherEndWouldRefuseIsNotSent) {
 
 // libzmq 4.3.4 aborts the program if a connection is reset while its input
 // waits for room, and then a heartbeat is due, or a peer's one is processed.
-TEST(Channel, AConnectionThatIsResetWhileMuchWaitsEndsOnlyItself) {
+TEST(Channel, AConnectionResetWithAFullQueueEndsOnlyItself) {
   for (const bool reads : {false, true}) {
     auto server = bind_or_die();
     RawPeer raw(server->address());
@@ -477,7 +477,7 @@ TEST(Channel, AConnectionThatIsResetWhileMuchWaitsEndsOnlyItself) {
   }
 }
 
-TEST(Channel, WhatWaitsOfAPeerIsBounded) {
+TEST(Channel, ThePendingMessagesOfAPeerAreBounded) {
   auto server = bind_or_die();
   RawPeer raw(server->address());
   raw.handshake();
@@ -612,7 +612,7 @@ TEST(Channel, AClientLearnsTheVersionOfItsServer) {
 }
 
 // A server with keys may have closed before the client has read its greeting.
-TEST(Channel, AClientWithoutAKeyIsToldThatItIsTurnedAway) {
+TEST(Channel, AClientWithoutAKeyLearnsThatItIsRefused) {
   RawServer server;
   auto client = connect_or_die(server.address());
   server.accept().reset();
@@ -629,7 +629,7 @@ TEST(Channel, AClientWithoutAKeyIsToldThatItIsTurnedAway) {
   EXPECT_EQ(client->trouble(), "");
 }
 
-TEST(Channel, BytesThatAreNoZmtpDoNoHarm) {
+TEST(Channel, BytesThatAreNotZmtpDoNoHarm) {
   auto server = bind_or_die();
   {
     RawPeer raw(server->address());

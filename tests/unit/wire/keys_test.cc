@@ -108,7 +108,7 @@ class KeysTest : public ::testing::Test {
   std::unique_ptr<Server> bound_;
 };
 
-TEST_F(KeysTest, AMemberIsHeardAndNamed) {
+TEST_F(KeysTest, AMembersMessagesArriveWithItsKey) {
   auto client = connect(member_);
   const auto r = hear({client.get()});
   ASSERT_TRUE(r);
@@ -126,7 +126,7 @@ TEST_F(KeysTest, AMemberIsHeardAndNamed) {
   FAIL() << "no answer";
 }
 
-TEST_F(KeysTest, StrangersAreNotHeard) {
+TEST_F(KeysTest, MessagesOfUnknownKeysAreDropped) {
   auto wrong = connect(new_key_pair());
   auto none = client_of(bound_->address(), std::nullopt);
   auto other_server = connect(member_, new_key_pair().public_key);
@@ -359,7 +359,7 @@ class Wiretap {
   std::thread thread_;
 };
 
-TEST_F(KeysTest, RecordedBytesAreWorthNothing) {
+TEST_F(KeysTest, ReplayedBytesAreRejected) {
   Wiretap tap(bound_->address());
   auto client =
       client_of(tap.address(), ClientKeys{member_, server_.public_key});
@@ -381,7 +381,7 @@ TEST_F(KeysTest, RecordedBytesAreWorthNothing) {
 }
 
 // Connections that say nothing, nonsense, or have a key of their own.
-TEST_F(KeysTest, AFloodOfStrangersDoesNotDisturbAMember) {
+TEST_F(KeysTest, AFloodOfUnknownKeysDoesNotDisturbAMember) {
   auto client = connect(member_);
   ASSERT_TRUE(hears(client.get()));
   std::vector<std::unique_ptr<Client>> strangers;
@@ -418,7 +418,7 @@ class KeyFileTest : public ::testing::Test {
   const KeyFile key_{"worker", "a", new_key_pair(), new_key_pair().public_key};
 };
 
-TEST_F(KeyFileTest, ComesBackAsWrittenAndOnlyForItsOwner) {
+TEST_F(KeyFileTest, RoundTripsAndIsReadableByItsOwnerOnly) {
   ASSERT_TRUE(create_key_file(path(), key_).ok());
   struct stat st {};
   ASSERT_EQ(stat(path().c_str(), &st), 0);
@@ -449,7 +449,7 @@ TEST_F(KeyFileTest, AFileThatOthersMayReadIsRefused) {
             std::string::npos);
 }
 
-TEST_F(KeyFileTest, WhatIsNoKeyIsNamed) {
+TEST_F(KeyFileTest, AnInvalidKeyIsNamed) {
   for (const char* text : {"", "secret", "[[key]]\nsecret = \"short\"\n",
                            "[[key]]\nsecret: 1\n"}) {
     std::ofstream(path()) << text;
@@ -471,7 +471,7 @@ TEST_F(KeyFileTest, PublicKeysAreReadFromWhateverHasOne) {
   EXPECT_FALSE(read_public_key(path() + ".none").ok());
 }
 
-TEST(Sections, WhateverIsWrittenIsReadAgain) {
+TEST(Sections, RoundTrips) {
   const auto read = parse_sections(
       section_text({{"a", "say \"no\" \\ \n[[key]]\nb"}, {"b", "2"}}));
   ASSERT_TRUE(read.ok());
