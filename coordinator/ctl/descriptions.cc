@@ -9,6 +9,7 @@
 
 #include "coordinator/core/job_shape.h"
 #include "coordinator/rundir/job_files.h"
+#include "parallel/geometry/family.h"
 #include "parallel/jobfile/jobfile.h"
 #include "parallel/jobfile/local_cluster.h"
 #include "proto/base/text.h"
@@ -71,11 +72,14 @@ bool is_job(const std::string& toml) {
 
 struct HfFamily {
   const char* model_type;
-  bool gated, tied;  // tied: where the file does not say
+  // Where the file does not say: tied, and the size of a head (0: the share of
+  // hidden_size).
+  bool gated, tied;
+  int64_t head_dim = 0;
 };
 constexpr HfFamily kHfFamilies[] = {
     {"llama", true, false},     {"mistral", true, false},
-    {"qwen2", true, false},     {"qwen3", true, false},
+    {"qwen2", true, false},     {"qwen3", true, false, 128},
     {"phi3", true, false},      {"olmo2", true, false},
     {"granite", true, false},   {"gpt2", false, true},
     {"gpt_neox", false, false}, {"opt", false, true},
@@ -152,15 +156,15 @@ Result<ModelChoice> parse_hf_config(const std::string& text,
   m.set_tie_embeddings(c.flag("tie_word_embeddings", family.tied));
   const int64_t seq =
       c.integer({"max_position_embeddings", "n_positions"}, 2048);
-  const int64_t head = c.integer({"head_dim"}, m.dim() / m.n_heads());
-  if (head * m.n_heads() != m.dim())
-    c.fail(
-        fmt::format("head_dim = {}: must be hidden_size / "
-                    "num_attention_heads = {}",
-                    head, m.dim() / m.n_heads()));
+  const auto head = json.find("head_dim");
+  if (family.head_dim > 0 || (head != json.end() && !head->is_null()))
+    m.set_head_dim(c.integer({"head_dim"}, family.head_dim));
   RETURN_IF_ERROR(c.problem());
   auto model = planner::model_of(file);
   if (!model.ok()) return model.status().with_context(name);
+  // With the biases or norms of heads that it adds to a Llama.
+  if (geometry::find_family(family.model_type) != nullptr)
+    model->arch = family.model_type;
   return ModelChoice{.name = name,
                      .model = *std::move(model),
                      .seq_len = std::min(seq, kMostDefaultSeq)};

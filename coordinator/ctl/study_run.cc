@@ -132,10 +132,10 @@ planner::JobShape shape_of(Settings* s, const SearchRequest& q) {
 double megatron_flops(const planner::Plan& p) {
   const auto number = [](int64_t n) { return static_cast<double>(n); };
   const planner::JobShape& s = p.shape;
-  const double h = number(s.model.dim), T = number(s.T);
+  const double q = number(s.model.q_dim()), T = number(s.T);
   const double tokens = number(s.microbatches * s.B) * T;
   geometry::Layout one;
-  const double layer = planner::layer_elements(s, one) + 2 * h * T;
+  const double layer = planner::layer_elements(s, one) + 2 * q * T;
   const double passes = s.recompute == geometry::Recompute::kFull ? 4 : 3;
   return 2 * tokens *
          (passes * number(s.model.n_layers) * layer +

@@ -42,6 +42,7 @@ Result<geometry::ModelConfig> model_of(const pb::ModelFile& file) {
       .hidden_dim = m.hidden_dim(),
       .vocab_size = m.vocab_size(),
       .tie_embeddings = m.tie_embeddings()};
+  if (m.head_dim() > 0) c.set_head_dim(m.head_dim());
   RETURN_IF_ERROR(c.validate());
   c.arch = m.arch();
   return c;

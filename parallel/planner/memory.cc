@@ -165,13 +165,14 @@ double layer_activations(const JobShape& s, const Layout& l,
   const double N = as_double(s.B) * as_double(s.T) / l.cp, tp = l.tp;
   const double D = as_double(s.model.dim), F = as_double(s.model.hidden_dim);
   const double stream = run.sequence_parallel ? N / tp : N;
+  const double q = as_double(s.model.q_dim());
   const double kv = as_double(s.model.kv_dim());
   if (recompute == geometry::Recompute::kFull) return 2 * stream * D;
   if (recompute == geometry::Recompute::kSelective && run.fused_attention)
-    return 4 * stream * D + N / tp * (4 * D + 2 * kv + 2 * F);
+    return 4 * stream * D + N / tp * (4 * q + 2 * kv + 2 * F);
   const bool gpt = s.model.arch == "gpt";
   double bytes = (gpt ? 10 : 8) * stream * D +
-                 N / tp * (4 * D + 4 * kv + (gpt ? 4 : 6) * F);
+                 N / tp * (4 * q + 4 * kv + (gpt ? 4 : 6) * F);
   if (!run.fused_attention && recompute == geometry::Recompute::kNone)
     bytes += 5 * N * as_double(s.T) * as_double(s.model.n_heads) / tp;
   return bytes;

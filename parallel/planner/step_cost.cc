@@ -311,7 +311,7 @@ StepCost predict_step(const Machine& m, const JobShape& s,
   geometry::Layout one;
   const double work =
       as_double(s.model.n_layers) *
-          (layer_elements(s, one) + as_double(s.model.dim) * as_double(s.T)) +
+          (layer_elements(s, one) + as_double(s.model.q_dim() * s.T)) +
       vocabulary_elements(s, one);
   c.mfu = 6 * work * c.tokens_per_s / m.peak_flops;
   return c;

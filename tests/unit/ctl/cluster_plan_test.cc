@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "parallel/geometry/param_table.h"
+
 namespace remesh::ctl {
 namespace {
 
@@ -60,14 +62,54 @@ TEST(HfConfig, ErrorsNameTheKeyAndWhatIsAllowed) {
   EXPECT_EQ(problem(with("num_attention_heads", "many")),
             "config.json: num_attention_heads = \"many\": must be a positive "
             "integer");
-  EXPECT_EQ(problem(with("head_dim", 256)),
-            "config.json: head_dim = 256: must be hidden_size / "
-            "num_attention_heads = 128");
+  EXPECT_EQ(problem(with("head_dim", 129)),
+            "config.json: model.head_dim = 129: rotary embedding needs an even "
+            "head size, at most 4096");
   EXPECT_TRUE(problem(with("model_type", "mixtral"))
                   .starts_with("config.json: model_type = \"mixtral\": must be "
                                "one of llama, mistral, "));
   EXPECT_NE(problem(with("num_key_value_heads", 7)).find("n_kv_heads = 7"),
             std::string::npos);
+}
+
+// As Qwen3-0.6B and Mistral Nemo have it, whose sizes these are. Parameters are
+// counted by hand.
+TEST(HfConfig, AHeadMayHaveAnySize) {
+  const std::string qwen = R"({"model_type": "qwen3", "hidden_size": 1024,
+    "num_hidden_layers": 28, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "intermediate_size": 3072, "vocab_size": 151936,
+    "tie_word_embeddings": true)";
+  const auto parameters = [](const ModelChoice& m) {
+    return geometry::ParamTable::make(m.model).num_elements();
+  };
+  // Qwen 3 has heads of 128 where its file does not say.
+  for (const char* rest : {"}", R"(, "head_dim": 128})"}) {
+    const ModelChoice m = parse_hf_config(qwen + rest, "c").value();
+    EXPECT_EQ(m.model.head_dim(), 128);
+    EXPECT_EQ(parameters(m), 596'049'920);
+  }
+  const ModelChoice m = parse_hf_config(qwen + "}", "c").value();
+  const ClusterChoice h100 = find_cluster("deploy/clusters/h100.toml").value();
+  const Json out =
+      Json::parse(cluster_plan({.json = true, .devices = 1}, m, h100).value());
+  const double layer = 1024.0 * (2 * 2048 + 2 * 1024 + 3 * 3072);
+  const double table = 151936.0 * 1024;
+  EXPECT_EQ(out["parameters"], 28 * layer + table);  // of matrices
+  const Json& best = out["plans"][0];
+  EXPECT_NEAR(best["mfu"].get<double>() * 1e12 *
+                  h100.cluster.device().peak_tflops() /
+                  best["tokens_per_s_per_device"].get<double>(),
+              6 * (28 * (layer + 2048.0 * m.seq_len) + table), 1e3);
+
+  const ModelChoice nemo =
+      parse_hf_config(
+          R"({"model_type": "mistral", "hidden_size": 5120, "head_dim": 128,
+            "num_hidden_layers": 40, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "intermediate_size": 14336,
+            "vocab_size": 131072, "max_position_embeddings": 1024000})",
+          "c")
+          .value();
+  EXPECT_EQ(parameters(nemo), 12'247'782'400);
 }
 
 Result<std::string> plan(const std::string& model, const std::string& cluster,

@@ -81,6 +81,22 @@ TEST(DeviceMemory, ActivationsAreThoseOfThePapersFormula) {
   EXPECT_NEAR(activations() - 4 * sbh * 7 / 8, 32 * sbh * 2 + head, 1);
 }
 
+// Query, key, value and the result of attention, of 2 bytes each.
+TEST(DeviceMemory, HeadsCountWithTheirOwnSize) {
+  JobShape s = gpt(1);
+  s.model.n_kv_heads = 8;
+  const Memory own = memory(s, {}, {});
+  s.model.head_size = 2 * 4096 / 32;
+  const Memory twice = memory(s, {}, {});
+  EXPECT_NEAR(static_cast<double>(twice.activations - own.activations),
+              32 * 2048.0 * (4 * 4096 + 4 * 1024), 1);
+  s.recompute = Recompute::kSelective;
+  const double kept = static_cast<double>(memory(s, {}, {}).activations);
+  s.model.head_size = 0;
+  EXPECT_NEAR(kept - static_cast<double>(memory(s, {}, {}).activations),
+              32 * 2048.0 * (4 * 4096 + 2 * 1024), 1);
+}
+
 TEST(DeviceMemory, RecomputationNeedsRoomForOneLayer) {
   JobShape s = gpt(1);
   const Memory none = memory(s, {}, {});

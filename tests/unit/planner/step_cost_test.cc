@@ -91,9 +91,14 @@ TEST(Layer, TensorParallelCommunicationIsTwoAllReducesEachWay) {
 }
 
 TEST(Layer, FusedAttentionTakesHalfOfTheSquare) {
-  const Passes p = layer_passes(round_machine(), gpt(1), {}, {});
-  EXPECT_NEAR(p.forward.attention, 2.0 * 2048 * (2048 + 128) * 4096 / 5e13,
-              1e-9);
+  JobShape s = gpt(1);
+  const auto forward = [&] {
+    return layer_passes(round_machine(), s, {}, {}).forward.attention;
+  };
+  EXPECT_NEAR(forward(), 2.0 * 2048 * (2048 + 128) * 4096 / 5e13, 1e-9);
+  // Heads of another size than their share of the stream.
+  s.model.head_size = 64;
+  EXPECT_NEAR(forward(), 2.0 * 2048 * (2048 + 128) * 32 * 64 / 5e13, 1e-9);
 }
 
 TEST(Layer, RecomputationRepeatsWhatItSays) {
