@@ -9,11 +9,10 @@
 #include "proto/base/text.h"
 
 namespace remesh::huggingface {
-namespace {
 
-// The checkpoint itself, or the newest in the folder.
-Result<std::string> find_checkpoint(FileSystem& fs, const std::string& path) {
-  if (fs.exists(path_join(path, manifest::kManifestName))) return path;
+Result<std::string> find_weights(FileSystem& fs, const std::string& path) {
+  if (is_model(fs, path) || fs.exists(path_join(path, manifest::kManifestName)))
+    return path;
   ASSIGN_OR_RETURN(const auto found, manifest::scan(fs, path));
   const manifest::Found* newest = manifest::choose_newest_valid(found);
   if (newest != nullptr) return newest->path;
@@ -23,17 +22,14 @@ Result<std::string> find_checkpoint(FileSystem& fs, const std::string& path) {
       path, kConfigName, kParamsName));
 }
 
-}  // namespace
-
 Result<geometry::ModelConfig> model_of(FileSystem& fs,
                                        const std::string& path) {
-  if (is_model(fs, path)) {
-    ASSIGN_OR_RETURN(const auto folder, ModelFolder::open(fs, path));
+  ASSIGN_OR_RETURN(const std::string found, find_weights(fs, path));
+  if (is_model(fs, found)) {
+    ASSIGN_OR_RETURN(const auto folder, ModelFolder::open(fs, found));
     return folder.config().model;
   }
-  ASSIGN_OR_RETURN(const std::string checkpoint, find_checkpoint(fs, path));
-  ASSIGN_OR_RETURN(const pb::Manifest m,
-                   manifest::read_manifest(fs, checkpoint));
+  ASSIGN_OR_RETURN(const pb::Manifest m, manifest::read_manifest(fs, found));
   ASSIGN_OR_RETURN(const auto model, manifest::model_config(m.model()));
   return model.base();
 }
@@ -41,13 +37,12 @@ Result<geometry::ModelConfig> model_of(FileSystem& fs,
 Result<WeightSource> WeightSource::open(FileSystem& fs, const std::string& path,
                                         const std::string& base) {
   WeightSource source(fs);
-  if (is_model(fs, path)) {
-    ASSIGN_OR_RETURN(source.folder_, ModelFolder::open(fs, path));
-    source.path_ = path;
+  ASSIGN_OR_RETURN(source.path_, find_weights(fs, path));
+  if (is_model(fs, source.path_)) {
+    ASSIGN_OR_RETURN(source.folder_, ModelFolder::open(fs, source.path_));
     source.model_ = source.folder_->config().model;
     return source;
   }
-  ASSIGN_OR_RETURN(source.path_, find_checkpoint(fs, path));
   ASSIGN_OR_RETURN(source.manifest_,
                    manifest::read_checkpoint(fs, source.path_));
   ASSIGN_OR_RETURN(source.model_,

@@ -16,16 +16,20 @@
 
 namespace remesh::huggingface {
 
+// The model that `path` names: itself if it is that of a ModelFolder or a
+// checkpoint; of a folder of checkpoints the newest valid one at this moment.
+// NotFound if it is none of these.
+Result<std::string> find_weights(FileSystem& fs, const std::string& path);
+
 // The model whose weights `path` has, without reading them, and without
 // adapters. Fails like WeightSource::open().
 Result<geometry::ModelConfig> model_of(FileSystem& fs, const std::string& path);
 
 class WeightSource {
  public:
-  // `path`: that of a ModelFolder, a checkpoint, or a folder of checkpoints, of
-  // which the newest valid one is taken. NotFound if it is none of these; else
-  // fails like ModelFolder::open() or manifest::read_checkpoint(). Of adapters
-  // the base is where their checkpoint says, or at `base` if that is given.
+  // Of the model that find_weights() finds at `path`. Fails like that function,
+  // ModelFolder::open() or manifest::read_checkpoint(). Of adapters the base is
+  // where their checkpoint says, or at `base` if that is given.
   // `fs` must outlive the source.
   static Result<WeightSource> open(FileSystem& fs, const std::string& path,
                                    const std::string& base = "");

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/huggingface/model_folder.h"
+#include "checkpoint/huggingface/weight_source.h"
 #include "parallel/jobfile/jobfile.h"
 #include "proto/data/index.h"
 #include "proto/rundir/paths.h"
@@ -82,6 +82,22 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
   return ok_status();
 }
 
+// Asked first: without a model no tokenizer helps.
+Status check_model(FileSystem& fs, const std::string& path) {
+  const Status found = huggingface::find_weights(fs, path).status();
+  std::error_code error;
+  if (found.ok() ||
+      (found.code() != Code::kNotFound && files::is_directory(path, error)))
+    return found;
+  return not_found(fmt::format(
+      "{}: {}; give a run directory, a checkpoint or a folder of checkpoints, "
+      "or a folder of Hugging Face (with {})",
+      path,
+      is_file(path + "/" + data::kIndexName) ? "is a data set, not a model"
+                                             : "has no model",
+      huggingface::kConfigName));
+}
+
 Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     const ModelChoice& choice, const std::string& trained_with,
     const std::vector<std::string>& folders, std::string* folder_found) {
@@ -153,6 +169,8 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
   if (!files::exists(out.weights, error) && out.run_id == 0)
     return not_found(is_run ? out.weights + ": there is no checkpoint yet"
                             : choice.path + ": there is no such file");
+  // That of a run may be in memory alone.
+  if (out.run_id == 0) RETURN_IF_ERROR(check_model(fs, out.weights));
   ASSIGN_OR_RETURN(
       out.tokenizer,
       find_tokenizer(choice, trained_with, {choice.path, init}, &out.folder));

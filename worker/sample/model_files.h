@@ -39,9 +39,9 @@ struct ModelChoice {
   std::string tokenizer;  // as open_tokenizer() takes it; "": the model's own
 };
 
-// NotFound if there is no file of it (but a run that has saved none may have
-// its weights in memory), or no tokenizer and none was given; InvalidArgument
-// if the one given is not the one of the training data.
+// NotFound if there is no model (but a run that has saved none may have its
+// weights in memory), or no tokenizer and none was given; InvalidArgument if
+// the one given is not the one of the training data.
 Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice);
 
 // InvalidArgument, naming the token, if one is not in the model's vocabulary.

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 
+#include "checkpoint/manifest/manifest.h"
 #include "tests/unit/huggingface/small_folder.h"
 #include "tests/unit/tokenizer/small_models.h"
 
@@ -23,9 +24,13 @@ class ModelFilesTest : public ::testing::Test {
   // A run directory with a folder of checkpoints, whose data are bytes.
   void make_run() {
     const std::string data = run_.path() + "/data";
+    const std::string step = run_.path() + "/checkpoints/step-00000007";
     std::filesystem::create_directories(data);
-    std::filesystem::create_directories(run_.path() +
-                                        "/checkpoints/step-00000007");
+    std::filesystem::create_directories(step);
+    pb::Manifest m;
+    m.set_format(manifest::kFormat);
+    m.set_step(7);
+    testing::write_whole(step + "/manifest.json", manifest::encode(m));
     testing::write_whole(
         run_.path() + "/job.toml",
         "[data]\npath = \"" + data + "\"\n[train]\nsteps = 10\nseq_len = 64\n");
@@ -97,6 +102,28 @@ TEST_F(ModelFilesTest, AModelBesideARunIsNotTheRuns) {
 
 TEST_F(ModelFilesTest, NamesWhatIsMissing) {
   EXPECT_EQ(problem({.path = "/nowhere"}), "/nowhere: there is no such file");
+}
+
+// Before a tokenizer is asked for, which would be no help.
+TEST_F(ModelFilesTest, AFolderWithoutAModelIsNamedAtOnce) {
+  const testing::TempDir folder;
+  const std::string& path = folder.path();
+  const std::string allowed =
+      "; give a run directory, a checkpoint or a folder of checkpoints, or a "
+      "folder of Hugging Face (with config.json)";
+  EXPECT_EQ(problem({.path = path}), path + ": has no model" + allowed);
+  EXPECT_EQ(find({.path = path}).status().code(), Code::kNotFound);
+  testing::write_whole(path + "/dataset.json", "{}");
+  EXPECT_EQ(problem({.path = path}),
+            path + ": is a data set, not a model" + allowed);
+  EXPECT_EQ(problem({.path = path, .tokenizer = "bytes"}),
+            path + ": is a data set, not a model" + allowed);
+  const std::string text = path + "/text.txt";
+  testing::write_whole(text, "text");
+  EXPECT_EQ(problem({.path = text}), text + ": has no model" + allowed);
+  // A folder of checkpoints of which none is valid.
+  std::filesystem::create_directories(path + "/step-00000007");
+  EXPECT_NE(problem({.path = path}).find(allowed), std::string::npos);
 }
 
 }  // namespace
