@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <optional>
 #include <set>
 
@@ -116,7 +117,8 @@ Result<std::optional<geometry::ModelConfig>> read_init_model(
     const pb::Model& model) {
   if (model.init_from().empty() || jobfile::has_every_size(model))
     return std::optional<geometry::ModelConfig>();
-  auto init = huggingface::model_of(*posix_file_system(), model.init_from());
+  auto init =
+      huggingface::model_of(*posix_file_system(), jobfile::init_path(model));
   if (!init.ok()) return init.status().with_context("model.init_from");
   return std::optional(*std::move(init));
 }
@@ -154,18 +156,60 @@ Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
 
 }  // namespace
 
+namespace {
+
+// Where a path names a model or checkpoints: of a run, its folder of them. Not
+// through links, which may point elsewhere later.
+Result<std::string> init_place(FileSystem& fs, const std::string& path) {
+  std::error_code error;
+  std::string place = path;
+  if (is_run(path)) {
+    ASSIGN_OR_RETURN(const std::string run, find_run(path));
+    ASSIGN_OR_RETURN(const pb::Job job, job_of_run(fs, run));
+    place = checkpoints_path(run, job.checkpoint().folder());
+  }
+  const auto real = std::filesystem::weakly_canonical(place, error);
+  return error ? place : real.string();
+}
+
+}  // namespace
+
+Status choose_init(FileSystem& fs, pb::Job* job) {
+  pb::Model& m = *job->mutable_model();
+  if (m.init_from().empty() ||
+      (jobfile::has_every_size(m) && !fs.exists(m.init_from())))
+    return ok_status();
+  ASSIGN_OR_RETURN(const std::string place, init_place(fs, m.init_from()));
+  if (const std::string& given = m.init_checkpoint(); !given.empty())
+    return parent_path(given) == place
+               ? ok_status()
+               : invalid_argument(fmt::format(
+                     "model.init_checkpoint = {}: is not in {}, where "
+                     "model.init_from = {} has its checkpoints; leave it out, "
+                     "or name the checkpoint with model.init_from alone",
+                     given, place, m.init_from()));
+  const auto found = huggingface::find_weights(fs, place);
+  if (!found.ok()) return found.status().with_context("model.init_from");
+  if (!huggingface::is_model(fs, *found) && *found != m.init_from())
+    m.set_init_checkpoint(*found);
+  return ok_status();
+}
+
 Result<pb::Job> load_resolved(const JobSource& source, const std::string& run) {
   pb::Job base;
+  bool is_new = true;
   if (!run.empty()) {
     Result<pb::Job> held = job_of_run(*posix_file_system(), run);
     if (held.ok()) {
       base = jobfile::without_derived(std::move(*held));
+      is_new = false;
     } else if (held.status().code() != Code::kNotFound || source.file.empty()) {
       return held.status();
     }
   }
-  ASSIGN_OR_RETURN(const pb::Job job,
+  ASSIGN_OR_RETURN(pb::Job job,
                    jobfile::load_job(source.file, source.set, base));
+  if (is_new) RETURN_IF_ERROR(choose_init(*posix_file_system(), &job));
   return resolve_with_data(job);
 }
 

@@ -22,11 +22,17 @@ struct JobSource {
   std::vector<std::string> set;  // "section.key=value", overrides the file
 };
 
+// Records in the job of a new run what model.init_from stands for now
+// (model.init_checkpoint). InvalidArgument if it was given and is elsewhere,
+// NotFound if there is no model. Nothing is chosen if nothing is at that path
+// on this host, and the job has all sizes.
+Status choose_init(FileSystem& fs, pb::Job* job);
+
 // load_job() and resolve(), with the data set and with the model of
 // model.init_from. If the data set is not on this host, the job or that model
 // must have the vocabulary's size. Keys that `source` does not give are those
 // of the job of the run directory `run`, if it has one: a run keeps its
-// settings.
+// settings. If it has none, choose_init() applies.
 Result<pb::Job> load_resolved(const JobSource& source,
                               const std::string& run = "");
 

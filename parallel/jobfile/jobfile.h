@@ -99,6 +99,10 @@ std::vector<std::pair<std::string, std::string>> settings(const pb::Job& job);
 // Whether [model] has every key that resolve() takes from DataInfo::init_model.
 bool has_every_size(const pb::Model& model);
 
+// Where the initial weights are: model.init_checkpoint, or model.init_from
+// where that names one model; "" if they are random.
+const std::string& init_path(const pb::Model& model);
+
 // The model of a resolved job.
 geometry::ModelConfig model_config(const pb::Job& resolved);
 

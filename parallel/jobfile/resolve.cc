@@ -335,6 +335,11 @@ bool has_every_size(const pb::Model& model) {
   return true;
 }
 
+const std::string& init_path(const pb::Model& model) {
+  return model.init_checkpoint().empty() ? model.init_from()
+                                         : model.init_checkpoint();
+}
+
 geometry::ModelConfig model_config(const pb::Job& resolved) {
   const pb::Model& m = resolved.model();
   geometry::ModelConfig c;

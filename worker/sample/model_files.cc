@@ -157,7 +157,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
     if (is_run && choice.step < 0 && job.elastic().keep_state()) {
       out.run_id = rundir::run_id_of(fs, run->path);
       out.model = jobfile::model_config(job);
-      out.base = init;
+      out.base = jobfile::init_path(job.model());
     }
   }
   if (choice.step >= 0) {

@@ -130,11 +130,11 @@ Status Trainer::prepare(int rank) {
   RETURN_IF_ERROR(build(rank));
   if (engine::FrozenBase* const base = engine_->base())
     RETURN_IF_ERROR(load_initial_weights(
-        *fs_, job_.model().init_from(), base->rank_shard,
+        *fs_, jobfile::init_path(job_.model()), base->rank_shard,
         [this] { board_.tick(); }, base->weights.span()));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
-    const std::string& from = job_.model().init_from();
+    const std::string& from = jobfile::init_path(job_.model());
     if (from.empty() || engine_->base() != nullptr)
       fill_initial_weights(engine_->rank_shard(), job_.train().seed(),
                            backend_->threads(), to.weights);
@@ -404,7 +404,7 @@ void Trainer::make_checkpointer() {
   *manifest.mutable_mesh() = assignment_.mesh();
   *manifest.mutable_model() = manifest::model_info(table_->config());
   if (table_->config().lora.rank > 0)
-    manifest.set_base(job_.model().init_from());
+    manifest.set_base(jobfile::init_path(job_.model()));
   manifest.set_seed(t.seed());
   manifest.set_data_id(batches_->dataset().data_id());
   if (assignment_.run_id() != 0) manifest.set_run_id(assignment_.run_id());

@@ -645,7 +645,78 @@ TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
   EXPECT_FALSE(load_resolved({"", {}}, dir_ + "/none").ok());
 }
 
-TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
+// Whatever is saved there later, and wherever a link points by then.
+TEST_F(RunDirTest, TheCheckpointToStartFromIsChosenOnce) {
+  const auto files = posix_file_system();
+  const auto save = [&](const std::string& folder, int64_t step) {
+    pb::Manifest m;
+    m.set_format(manifest::kFormat);
+    m.set_step(step);
+    *m.mutable_model() = manifest::model_info({.dim = 64,
+                                               .n_layers = 3,
+                                               .n_heads = 4,
+                                               .n_kv_heads = 2,
+                                               .hidden_dim = 96,
+                                               .vocab_size = 300});
+    std::string path = folder + "/" + manifest::step_name(step);
+    fs::create_directories(path);
+    put(path + "/manifest.json", manifest::encode(m));
+    return path;
+  };
+  const std::string job_file = dir_ + "/job.toml", run = dir_ + "/run";
+  const std::string folder = dir_ + "/from";
+  const std::string first = save(folder, 10);
+  put(job_file,
+      fmt::format("[data]\npath = \"/d\"\n[model]\ninit_from = \"{}\"\n",
+                  folder));
+  const auto made = load_resolved({job_file, {}}, run);
+  ASSERT_TRUE(made.ok()) << made.status().message();
+  EXPECT_EQ(made->model().init_from(), folder);
+  EXPECT_EQ(jobfile::init_path(made->model()), first);
+  EXPECT_EQ(made->model().dim(), 64);
+  ASSERT_TRUE(create(run).ok());
+  ASSERT_TRUE(write_job(*files, *made, run).ok());
+
+  const std::string second = save(folder, 20);
+  for (const JobSource& source :
+       {JobSource{job_file, {}}, JobSource{"", {"optimizer.lr=0.5"}}}) {
+    const auto again = load_resolved(source, run);
+    ASSERT_TRUE(again.ok()) << again.status().message();
+    EXPECT_EQ(jobfile::init_path(again->model()), first);
+    EXPECT_TRUE(check_job(*files, {*again, source.set}, run, nullptr).ok());
+  }
+  // A new run begins with what is there now, unless its job file says which.
+  EXPECT_EQ(jobfile::init_path(load_resolved({job_file, {}})->model()), second);
+  const std::string set = "model.init_checkpoint=";
+  const auto same = load_resolved({job_file, {set + first}});
+  EXPECT_EQ(jobfile::init_path(same->model()), first);
+  EXPECT_NE(load_resolved({job_file, {set + save(dir_ + "/other", 10)}})
+                .status()
+                .message()
+                .find("is not in " + folder),
+            std::string::npos);
+  fs::remove_all(folder);
+  EXPECT_TRUE(load_resolved({job_file, {}}, run).ok());
+
+  // A run, through a link to the newest one.
+  const std::string latest = dir_ + "/latest";
+  fs::create_directory_symlink(run, latest);
+  const std::string of_run = save(run + "/checkpoints", 7);
+  const auto init = [&](const std::string& from) {
+    return load_resolved({job_file, {"model.init_from=" + from}});
+  };
+  EXPECT_EQ(jobfile::init_path(init(latest)->model()), of_run);
+  // One model is itself, and what is not here may be elsewhere.
+  EXPECT_EQ(init(of_run)->model().init_checkpoint(), "");
+  EXPECT_EQ(init(dir_ + "/none").status().code(), Code::kNotFound);
+  pb::Job whole = *init(of_run);
+  whole.mutable_model()->set_init_from(dir_ + "/none");
+  EXPECT_TRUE(choose_init(*files, &whole).ok());
+  fs::create_directory(dir_ + "/none");
+  EXPECT_EQ(choose_init(*files, &whole).code(), Code::kNotFound);
+}
+
+TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
   const auto fs = posix_file_system();
   ASSERT_TRUE(write_job(*fs, job({"train.steps=200"}), dir_).ok());
   pb::StepMetrics m;
