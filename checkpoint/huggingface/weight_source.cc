@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "checkpoint/manifest/scan.h"
 #include "checkpoint/store/store.h"
 #include "proto/base/text.h"
+#include "proto/base/xxh3.h"
 
 namespace remesh::huggingface {
 
@@ -61,6 +64,10 @@ Status WeightSource::open_base(const std::string& path) {
         "{}: has adapters alone, and not the model that they belong to",
         path_));
   base_ = std::make_shared<const WeightSource>(std::move(*base));
+  if (const std::string& print = manifest_.base_fingerprint(); !print.empty()) {
+    const auto same = base_->check_base(manifest_.base(), print, [] {});
+    if (!same.ok()) return same.status().with_context(path_);
+  }
   Adapters a{.table = geometry::ParamTable::make(model_), .values = {}};
   a.values.resize(static_cast<size_t>(a.table.num_elements()));
   RETURN_IF_ERROR(store::load(*fs_, path_, manifest_, a.table,
@@ -69,6 +76,66 @@ Status WeightSource::open_base(const std::string& path) {
   adapters_ = std::make_shared<const Adapters>(std::move(a));
   model_ = model_.base();
   return ok_status();
+}
+
+namespace {
+
+constexpr int64_t kSampled = 4096, kStretches = 8;
+
+// The values of a parameter that count for a fingerprint: all, or stretches
+// of rows from its first to its last element.
+std::vector<geometry::Rect> sampled(const geometry::Rect& all) {
+  if (all.numel() <= kSampled) return {all};
+  const int64_t cols = std::min(all.cols, kSampled / kStretches);
+  std::vector<geometry::Rect> out;
+  for (int64_t i = 0; i < kStretches; ++i)
+    out.push_back({.row = i * (all.rows - 1) / (kStretches - 1),
+                   .col = i * (all.cols - cols) / (kStretches - 1),
+                   .rows = 1,
+                   .cols = cols});
+  return out;
+}
+
+}  // namespace
+
+Result<std::string> WeightSource::fingerprint(
+    const std::function<void()>& tick) const {
+  const auto table = geometry::ParamTable::make(model_);
+  std::vector<geometry::Piece> pieces;
+  int64_t count = 0;
+  for (size_t i = 0; i < table.size(); ++i)
+    for (const geometry::Rect& r : sampled(geometry::full_rect(table[i]))) {
+      pieces.push_back(
+          {.param = i, .rect = r, .at = count, .row_stride = r.cols});
+      count += r.numel();
+    }
+  std::vector<float> values(static_cast<size_t>(count));
+  RETURN_IF_ERROR(load(table, pieces, values, tick));
+  Xxh3Stream hash;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const geometry::Piece& p = pieces[i];
+    if (i == 0 || p.param != pieces[i - 1].param) {
+      const geometry::ParamSpec& s = table[p.param];
+      const std::string text =
+          fmt::format("{} {}\n", s.name, fmt::join(s.shape, " "));
+      hash.add(text.data(), text.size());
+    }
+    hash.add(values.data() + p.at,
+             static_cast<size_t>(p.rect.numel()) * sizeof(float));
+  }
+  return hex(hash.digest_128());
+}
+
+Result<std::string> WeightSource::check_base(
+    const std::string& place, const std::string& expected,
+    const std::function<void()>& tick) const {
+  ASSIGN_OR_RETURN(const std::string here, fingerprint(tick));
+  if (expected.empty() || here == expected) return here;
+  return corrupt(fmt::format(
+      "{}: its weights are not those of the model that the adapters belong to, "
+      "which was at {} (fingerprint {}, here {}); put that model back, or give "
+      "its place with `remesh model export --base`",
+      path_, place, expected, here));
 }
 
 Status WeightSource::load(const geometry::ParamTable& table,

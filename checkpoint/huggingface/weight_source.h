@@ -29,10 +29,24 @@ class WeightSource {
  public:
   // Of the model that find_weights() finds at `path`. Fails like that function,
   // ModelFolder::open() or manifest::read_checkpoint(). Of adapters the base is
-  // where their checkpoint says, or at `base` if that is given.
+  // where their checkpoint says, or at `base` if that is given, and must have
+  // the fingerprint that the checkpoint names (check_base()).
   // `fs` must outlive the source.
   static Result<WeightSource> open(FileSystem& fs, const std::string& path,
                                    const std::string& base = "");
+
+  // 32 hexadecimal digits that are the same for the same weights, in whatever
+  // files and types that hold them exactly, and differ for others. Of each
+  // parameter up to 4096 values count (checkpoint/FORMAT.md has the places), so
+  // that a model of any size takes about a second; training it further, or
+  // adding adapters to it, changes most of them. A change of a few rows alone,
+  // such as the embeddings of a few tokens, is likely to be missed.
+  Result<std::string> fingerprint(const std::function<void()>& tick) const;
+  // The fingerprint, if it is `expected`, or that is "". Else Corrupt: these
+  // are not the weights that adapters were trained with, which were at `place`.
+  Result<std::string> check_base(const std::string& place,
+                                 const std::string& expected,
+                                 const std::function<void()>& tick) const;
 
   // Without adapters.
   const geometry::ModelConfig& model() const { return model_; }

@@ -283,6 +283,10 @@ std::vector<std::string> differences(const pb::Manifest& manifest,
   compare("train.global_batch_size", manifest.global_batch_size(),
           job.global_batch_size, found);
   compare("train.seq_len", manifest.seq_len(), job.seq_len, found);
+  if (!manifest.base_fingerprint().empty() && !job.base_fingerprint.empty())
+    compare(
+        "weights of the frozen model (put back what was at model.init_from)",
+        manifest.base_fingerprint(), job.base_fingerprint, found);
   return found;
 }
 

@@ -89,6 +89,7 @@ struct JobFacts {
   std::string data_id;
   int64_t global_batch_size = 0;
   int64_t seq_len = 0;
+  std::string base_fingerprint;  // of the frozen model; "": not compared
 };
 // "model.dim: checkpoint 64, job 32" for each difference; empty if they match.
 std::vector<std::string> model_differences(const pb::ModelInfo& checkpoint,

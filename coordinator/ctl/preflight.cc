@@ -19,8 +19,10 @@
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/local_cluster.h"
 #include "coordinator/rundir/run_dir.h"
+#include "parallel/jobfile/jobfile.h"
 #include "parallel/planner/memory.h"
 #include "parallel/planner/placement.h"
+#include "proto/base/file_system.h"
 #include "proto/base/machine.h"
 #include "proto/base/text.h"
 
@@ -140,6 +142,20 @@ Need data_need(const pb::Job& job) {
     n.here = short_number(static_cast<double>(info->train_tokens)) + " tokens";
   else
     n.problem = info.status().message();
+  return n;
+}
+
+// That adapters are added to, read at every start.
+Need base_need(const pb::Job& job) {
+  Need n{.what = "frozen model",
+         .needed = jobfile::init_path(job.model()),
+         .fatal = true};
+  const Status found =
+      rundir::base_fingerprint(*posix_file_system(), job).status();
+  if (found.ok())
+    n.here = "can be read";
+  else
+    n.problem = found.message();
   return n;
 }
 
@@ -279,6 +295,7 @@ std::vector<Need> look_ahead(const PreflightOptions& o) {
   std::vector<Need> out = {data_need(o.job), disk_need(o), files_need(o)};
   Ranks r;
   if (o.workers > 0) r = ranks_of(o);
+  if (o.workers > 0 && o.job.lora().rank() > 0) out.push_back(base_need(o.job));
   out.push_back(processes_need(o, r));
   for (Need& n : size_needs(o, r)) out.push_back(std::move(n));
   if (o.workers == 0) return out;

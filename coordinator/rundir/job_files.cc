@@ -158,8 +158,8 @@ Result<pb::Job> job_of_run(FileSystem& fs, const std::string& run) {
 
 namespace {
 
-// Where a path names a model or checkpoints: of a run, its folder of them. Not
-// through links, which may point elsewhere later.
+// The model or folder of checkpoints that init_from names; of a run that of its
+// checkpoints. Without links, which may point elsewhere later.
 Result<std::string> init_place(FileSystem& fs, const std::string& path) {
   std::error_code error;
   std::string place = path;
@@ -174,11 +174,16 @@ Result<std::string> init_place(FileSystem& fs, const std::string& path) {
 
 }  // namespace
 
-Status choose_init(FileSystem& fs, pb::Job* job) {
-  pb::Model& m = *job->mutable_model();
-  if (m.init_from().empty() ||
-      (jobfile::has_every_size(m) && !fs.exists(m.init_from())))
-    return ok_status();
+Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job) {
+  if (job.lora().rank() == 0) return std::string();
+  const std::string& place = jobfile::init_path(job.model());
+  ASSIGN_OR_RETURN(const auto base, huggingface::WeightSource::open(fs, place));
+  return base.check_base(place, job.lora().base_fingerprint(), [] {});
+}
+
+namespace {
+
+Status choose_checkpoint(FileSystem& fs, pb::Model& m) {
   ASSIGN_OR_RETURN(const std::string place, init_place(fs, m.init_from()));
   if (const std::string& given = m.init_checkpoint(); !given.empty())
     return parent_path(given) == place
@@ -192,6 +197,20 @@ Status choose_init(FileSystem& fs, pb::Job* job) {
   if (!found.ok()) return found.status().with_context("model.init_from");
   if (!huggingface::is_model(fs, *found) && *found != m.init_from())
     m.set_init_checkpoint(*found);
+  return ok_status();
+}
+
+}  // namespace
+
+Status choose_init(FileSystem& fs, pb::Job* job) {
+  pb::Model& m = *job->mutable_model();
+  if (m.init_from().empty() ||
+      (jobfile::has_every_size(m) && !fs.exists(m.init_from())))
+    return ok_status();
+  RETURN_IF_ERROR(choose_checkpoint(fs, m));
+  const auto base = base_fingerprint(fs, *job);
+  if (!base.ok()) return base.status().with_context("model.init_from");
+  if (!base->empty()) job->mutable_lora()->set_base_fingerprint(*base);
   return ok_status();
 }
 
@@ -384,6 +403,10 @@ Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
   const NewestState newest = newest_state(fs, run, job, journal);
   RETURN_IF_ERROR(check_steps(job, run, newest));
   RETURN_IF_ERROR(check_data(fs, job, run));
+  // Ranks report a model that is missing: it need not be on this host.
+  if (const Status base = base_fingerprint(fs, job).status();
+      base.code() == Code::kCorrupt)
+    return base;
   if (!held.ok()) return JobChange{};
   JobChange change{.keys = keys_text(*held, job)};
   const std::set<std::string> keys = keys_of(asked);

@@ -23,10 +23,16 @@ struct JobSource {
 };
 
 // Records in the job of a new run what model.init_from stands for now
-// (model.init_checkpoint). InvalidArgument if it was given and is elsewhere,
-// NotFound if there is no model. Nothing is chosen if nothing is at that path
-// on this host, and the job has all sizes.
+// (model.init_checkpoint), and the fingerprint of a model that adapters are
+// added to (lora.base_fingerprint). InvalidArgument if the former was given and
+// is elsewhere, NotFound if there is no model; fails like base_fingerprint().
+// Nothing is chosen if nothing is at that path on this host, and the job has
+// all sizes.
 Status choose_init(FileSystem& fs, pb::Job* job);
+// The fingerprint of the model that the job's adapters are added to; "" without
+// adapters. Corrupt if the job has another one; fails like WeightSource::open()
+// (huggingface/weight_source.h).
+Result<std::string> base_fingerprint(FileSystem& fs, const pb::Job& job);
 
 // load_job() and resolve(), with the data set and with the model of
 // model.init_from. If the data set is not on this host, the job or that model
@@ -77,7 +83,8 @@ struct Continuation {
 // Whether the run directory may continue so. InvalidArgument, naming every key,
 // if job.toml was edited by hand, if the run is another training, is known to
 // have finished more steps, or has a checkpoint that was trained on another
-// data set; Corrupt if the journal is that of another run.
+// data set; Corrupt if the journal is that of another run, or the model that
+// its adapters are added to is here and has other weights.
 // `journal`: of the run; null if it has none.
 Result<JobChange> check_job(FileSystem& fs, const Continuation& with,
                             const std::string& run, const pb::Durable* journal);

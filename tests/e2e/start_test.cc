@@ -361,6 +361,57 @@ TEST_P(FineTuneTest, TheExampleScriptSurvivesAKill) {
 INSTANTIATE_TEST_SUITE_P(, FineTuneTest,
                          ::testing::Values("train.seed=1", "lora.rank=8"));
 
+// A newer checkpoint beside the frozen model changes nothing, and other weights
+// in its place start nothing.
+TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
+  namespace fs = std::filesystem;
+  const testing::TempDir models;
+  const std::string base = models.path() + "/base";
+  for (const char* seed : {"1", "2"}) {
+    make({{"train.steps", "4"},
+          {"train.seed", seed},
+          {"checkpoint.interval", "2"}});
+    c().start_run(1);
+    expect_exit(c().run(), 0);
+    fs::rename(c().run_dir() + "/checkpoints", models.path() + "/" + seed);
+  }
+  const std::string step = "/step-00000002";
+  fs::create_directory(base);
+  fs::rename(models.path() + "/1" + step, base + step);
+  make(endless({{"model.init_from", "\"" + base + "\""},
+                {"lora.rank", "2"},
+                {"checkpoint.interval", "0"}}));
+  c().start_run(1);
+  ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_exit(c().run(), 4);
+
+  fs::rename(models.path() + "/1/step-00000004", base + "/step-00000004");
+  const int64_t last = c().last_step();
+  c().start_run(1, {"--resume"});
+  ASSERT_TRUE(c().wait_for_step(last + 3)) << c().describe();
+  EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
+  expect_exit(c().run(), 4);
+
+  fs::remove_all(base + step);
+  fs::rename(models.path() + "/2" + step, base + step);
+  const auto starts = c().events_named("coordinator_started").size();
+  const std::string refusal =
+      base + step +
+      ": its weights are not those of the model that the adapters belong to";
+  c().start_run(1, {"--resume"});
+  expect_exit(c().run(), 3);
+  expect_text(c().run().output(), refusal);
+  EXPECT_EQ(c().events_named("coordinator_started").size(), starts);
+  for (const Finished& f :
+       {c().remesh({"sample", c().run_dir(), "--tokens", "1"}),
+        c().remesh({"model", "export", c().run_dir(), "--out",
+                    models.path() + "/out"})}) {
+    EXPECT_EQ(f.exit.code, 3) << f.output;
+    expect_text(f.output, refusal);
+  }
+}
+
 TEST_F(StartTest, CommandsWithoutARunMeanTheOneThatTrains) {
   make(endless());
   c().start_run(1);

@@ -158,6 +158,7 @@ Result<ModelFiles> find_model(FileSystem& fs, const ModelChoice& choice) {
       out.run_id = rundir::run_id_of(fs, run->path);
       out.model = jobfile::model_config(job);
       out.base = jobfile::init_path(job.model());
+      out.base_fingerprint = job.lora().base_fingerprint();
     }
   }
   if (choice.step >= 0) {

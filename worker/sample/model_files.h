@@ -23,7 +23,8 @@ struct ModelFiles {
   // number and model; else 0.
   uint64_t run_id = 0;
   geometry::ModelConfig model;
-  std::string base;  // the model that its adapters belong to
+  // The model that its adapters belong to, and its fingerprint.
+  std::string base, base_fingerprint;
   std::unique_ptr<tokenizer::Tokenizer> tokenizer;
   // What precedes a text: the end of another one in training, or the token that
   // the model's files name. At most one.

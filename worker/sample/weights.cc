@@ -127,6 +127,8 @@ Result<Weights> with_base(FileSystem& fs, const ModelFiles& files,
                           const Weights& live) {
   auto opened = huggingface::WeightSource::open(fs, files.base);
   if (!opened.ok()) return opened.status();
+  RETURN_IF_ERROR(
+      opened->check_base(files.base, files.base_fingerprint, [] {}).status());
   const auto base =
       std::make_shared<huggingface::WeightSource>(std::move(*opened));
   auto load = [base, live](const geometry::ParamTable& table,

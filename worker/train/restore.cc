@@ -62,11 +62,16 @@ void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
 Status load_initial_weights(FileSystem& inner, const std::string& path,
                             const geometry::RankShard& rank,
                             const std::function<void()>& tick,
-                            std::span<float> weights) {
+                            std::span<float> weights,
+                            std::string* fingerprint) {
   const auto fs = watched_file_system(inner, tick);
   const auto load = [&]() -> Status {
     ASSIGN_OR_RETURN(const auto source,
                      huggingface::WeightSource::open(*fs, path));
+    if (fingerprint != nullptr) {
+      ASSIGN_OR_RETURN(*fingerprint,
+                       source.check_base(path, *fingerprint, tick));
+    }
     return source.load(rank.shard.table(), geometry::pieces_to_load(rank),
                        weights, tick);
   };

@@ -28,11 +28,13 @@ void fill_initial_weights(const geometry::RankShard& rank, uint64_t seed,
 
 // The same with the weights that `path` has (huggingface/weight_source.h).
 // Calls `tick` on progress. InvalidArgument if there are none of this model:
-// that will not change.
+// that will not change. `fingerprint`, of a frozen model: that which the
+// weights must have, "" for any, and is replaced by theirs.
 Status load_initial_weights(FileSystem& fs, const std::string& path,
                             const geometry::RankShard& rank,
                             const std::function<void()>& tick,
-                            std::span<float> weights);
+                            std::span<float> weights,
+                            std::string* fingerprint = nullptr);
 
 // Fills a state vector with the parts of the other replicas. Collective over
 // `data`, the data group of the plan. REQUIRES: this rank's part is filled in.

@@ -128,6 +128,7 @@ class Trainer {
   int64_t first_step_ = 0;
   int64_t first_generation_ = 0;  // generation that made first_step_
   int64_t first_tokens_ = 0;
+  std::string base_fingerprint_;  // of the frozen model; "" without adapters
   double flops_per_token_ = 0;
   int64_t published_step_ = -1;  // newest step with metrics on the board
   int64_t committed_step_ = -1;  // newest step that the board has as finished

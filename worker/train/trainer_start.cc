@@ -128,10 +128,11 @@ Status Trainer::prepare(int rank) {
   const int64_t began_ms = monotonic_ms();
   RETURN_IF_ERROR(open_data(layout_.coord(rank).dp));
   RETURN_IF_ERROR(build(rank));
+  base_fingerprint_ = job_.lora().base_fingerprint();
   if (engine::FrozenBase* const base = engine_->base())
     RETURN_IF_ERROR(load_initial_weights(
         *fs_, jobfile::init_path(job_.model()), base->rank_shard,
-        [this] { board_.tick(); }, base->weights.span()));
+        [this] { board_.tick(); }, base->weights.span(), &base_fingerprint_));
   if (assignment_.source().kind() == pb::Source::INIT) {
     const engine::StateView to = engine_->begin_state();
     const std::string& from = jobfile::init_path(job_.model());
@@ -351,7 +352,8 @@ Status Trainer::restore_state() {
        .seed = t.seed(),
        .data_id = batches_->dataset().data_id(),
        .global_batch_size = t.global_batch_size(),
-       .seq_len = t.seq_len()},
+       .seq_len = t.seq_len(),
+       .base_fingerprint = base_fingerprint_},
       *mesh_, [this] { board_.tick(); }, engine_->rank_shard(),
       engine_->begin_state());
   if (!m.ok())
@@ -403,8 +405,10 @@ void Trainer::make_checkpointer() {
   manifest.set_generation(assignment_.generation());
   *manifest.mutable_mesh() = assignment_.mesh();
   *manifest.mutable_model() = manifest::model_info(table_->config());
-  if (table_->config().lora.rank > 0)
+  if (table_->config().lora.rank > 0) {
     manifest.set_base(jobfile::init_path(job_.model()));
+    manifest.set_base_fingerprint(base_fingerprint_);
+  }
   manifest.set_seed(t.seed());
   manifest.set_data_id(batches_->dataset().data_id());
   if (assignment_.run_id() != 0) manifest.set_run_id(assignment_.run_id());

@@ -336,6 +336,14 @@ TEST(Differences, NamesEachOneWithBothValues) {
                 "model.rope_scaling_factor: checkpoint 1, job 8",
                 "train.seed: checkpoint 1, job 2",
                 "data set: checkpoint words, job other"}));
+  // Known on one side alone, the frozen weights cannot be compared.
+  const size_t others = differences(m, job).size();
+  job.base_fingerprint = "ab";
+  EXPECT_EQ(differences(m, job).size(), others);
+  m.set_base_fingerprint("cd");
+  EXPECT_EQ(differences(m, job).back(),
+            "weights of the frozen model (put back what was at "
+            "model.init_from): checkpoint cd, job ab");
 }
 
 TEST(Model, RoundTripsAndRefusesNonsense) {

@@ -91,7 +91,7 @@ TEST(HfConfig, AHeadMayHaveAnySize) {
   const ModelChoice m = parse_hf_config(qwen + "}", "c").value();
   const ClusterChoice h100 = find_cluster("deploy/clusters/h100.toml").value();
   const Json out =
-      Json::parse(cluster_plan({.json = true, .devices = 1}, m, h100).value());
+      Json::parse(cluster_plan({.devices = 1, .json = true}, m, h100).value());
   const double layer = 1024.0 * (2 * 2048 + 2 * 1024 + 3 * 3072);
   const double table = 151936.0 * 1024;
   EXPECT_EQ(out["parameters"], 28 * layer + table);  // of matrices

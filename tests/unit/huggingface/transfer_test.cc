@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/huggingface/weight_source.h"
 #include "parallel/geometry/lora.h"
 #include "tests/testing/memory_file_system.h"
 #include "tests/unit/checkpoint/fixture.h"
@@ -193,6 +194,65 @@ TEST(Transfer, AdaptersAreAddedToTheirBase) {
       ASSERT_EQ(got[static_cast<size_t>(e)], m.sum(i, e / columns, e % columns))
           << m.base[i].name;
   }
+}
+
+TEST(Transfer, AdaptersAreNotAddedToOtherWeights) {
+  Adapted m;
+  const std::string base = "b/step-00000000";
+  const auto print = WeightSource::open(m.fs, base)->fingerprint([] {});
+  ASSERT_TRUE(print.ok()) << print.status().to_string();
+  pb::Manifest manifest = *manifest::read_manifest(m.fs, m.path);
+  manifest.set_base(base);
+  manifest.set_base_fingerprint(*print);
+  ASSERT_TRUE(write_file(m.fs, path_join(m.path, manifest::kManifestName),
+                         manifest::encode(manifest))
+                  .ok());
+  const auto exported = [&](const std::string& out, const std::string& from) {
+    return export_model(m.fs, m.path, out, {.base = from}, kSilent).status();
+  };
+  EXPECT_TRUE(exported("at-its-place", "").ok());
+  // The same weights that three ranks saved, and others of the same shape.
+  ASSERT_TRUE(store::save(m.fs, "same", {0, 1}, m.base, m.weights, 3).ok());
+  m.weights.weights[5] += 1;
+  ASSERT_TRUE(store::save(m.fs, "other", {0, 1}, m.base, m.weights, 1).ok());
+  EXPECT_TRUE(exported("elsewhere", "same").ok());
+  const Status refused = exported("wrong", "other");
+  EXPECT_EQ(refused.code(), Code::kCorrupt) << refused.to_string();
+  for (const std::string& part :
+       {m.path,
+        std::string("other/step-00000000: its weights are not those of "
+                    "the model that the adapters belong to"),
+        "was at " + base + " (fingerprint " + *print,
+        std::string("put that model back")})
+    EXPECT_NE(refused.message().find(part), std::string::npos)
+        << part << " in " << refused.message();
+  EXPECT_FALSE(m.fs.exists("wrong"));
+}
+
+// Each element of a small parameter counts, and of a large one those from its
+// first to its last; neither files nor types do.
+TEST(Transfer, AFingerprintIsThatOfTheWeights) {
+  geometry::ModelConfig model = small_model();
+  model.vocab_size = 5000;
+  SmallFolder f(Dtype::kBf16, model);
+  const auto system = posix_file_system();
+  const auto here = [&] {
+    return WeightSource::open(*system, f.path())->fingerprint([] {}).value();
+  };
+  const std::string first = here();
+  EXPECT_EQ(first.size(), 32u);
+  MemoryFileSystem fs;
+  ASSERT_TRUE(import_small(fs, f, "c").ok());
+  EXPECT_EQ(WeightSource::open(fs, "c")->fingerprint([] {}).value(), first);
+  for (std::string& tensor : f.tensors)
+    for (const size_t at : {size_t{0}, tensor.size() - 2}) {
+      tensor[at] ^= 1;
+      f.put_weights();
+      EXPECT_NE(here(), first);
+      tensor[at] ^= 1;
+    }
+  f.put_weights();
+  EXPECT_EQ(here(), first);
 }
 
 TEST(Transfer, AdaptersAloneAreFilesOfPeft) {

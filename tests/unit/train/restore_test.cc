@@ -265,6 +265,29 @@ TEST(Restore, WeightsOfAnotherModelAreAPermanentError) {
       << none.message();
 }
 
+TEST(Restore, OtherWeightsThanTheFrozenOnesAreAPermanentError) {
+  huggingface::SmallFolder f(huggingface::Dtype::kFp32);
+  const auto fs = posix_file_system();
+  const ParamTable table = ParamTable::make(huggingface::small_model());
+  Rank rank = make_rank(table, {.bounds = {0, table.config().n_layers}}, 0);
+  std::string fingerprint;
+  const auto load = [&] {
+    return load_initial_weights(
+        *fs, f.path(), rank.shard, [] {}, rank.v.weights, &fingerprint);
+  };
+  ASSERT_TRUE(load().ok());
+  EXPECT_EQ(fingerprint.size(), 32u);
+  EXPECT_TRUE(load().ok()) << "the same";
+  f.tensors.back()[0] ^= 1;
+  f.put_weights();
+  const Status other = load();
+  EXPECT_EQ(other.code(), Code::kInvalidArgument);
+  EXPECT_NE(other.message().find("model.init_from: " + f.path() +
+                                 ": its weights are not those"),
+            std::string::npos)
+      << other.message();
+}
+
 TEST(Restore, PackedPiecesAreDense) {
   const std::vector<geometry::Piece> in = {
       {.param = 0, .rect = {2, 1, 3, 4}, .at = 7, .row_stride = 9},
