@@ -7,7 +7,6 @@
 #include <chrono>
 #include <thread>
 
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/verbs.h"
 #include "coordinator/rundir/job_files.h"
 #include "coordinator/rundir/line_file.h"
@@ -76,13 +75,6 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
 }
 
 }  // namespace
-
-void print_json(const nlohmann::ordered_json& json) {
-  nlohmann::ordered_json out{{"schema", kJsonSchema}};
-  out.update(json);
-  fmt::print("{}\n",
-             out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
-}
 
 void add_client_options(CLI::App* verb, std::string* run) {
   wire::KeyChoice& o = key_options();

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
+#include "proto/base/json_output.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -378,17 +378,20 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
   if (o.json) {
     Json list = Json::array();
     for (const Plan& p : plans) list.push_back(plan_json(p));
-    Json out{{"schema", kJsonSchema},          {"model", model.name},
-             {"parameters", parameters_of(q)}, {"cluster", cluster.name},
-             {"devices", q.devices},           {"seq_len", q.T},
-             {"global_batch", q.global_batch}, {"usable_memory", usable(q)}};
+    Json out{{"model", model.name},
+             {"parameters", parameters_of(q)},
+             {"cluster", cluster.name},
+             {"devices", q.devices},
+             {"seq_len", q.T},
+             {"global_batch", q.global_batch},
+             {"usable_memory", usable(q)}};
     if (shown.empty())
       out["searched"] = {{"meshes", found.meshes},
                          {"plans", found.considered},
                          {"fitting", found.fitting},
                          {"simulated", found.simulated}};
     out["plans"] = std::move(list);
-    return out.dump(2) + "\n";
+    return json_output(out);
   }
   std::string out = plan_heading(q, model, cluster);
   if (!shown.empty()) {

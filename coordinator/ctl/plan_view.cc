@@ -11,6 +11,7 @@
 #include "coordinator/ctl/status_view.h"
 #include "parallel/geometry/shard_table.h"
 #include "parallel/planner/local.h"
+#include "proto/base/json_output.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -113,7 +114,6 @@ std::string plan_json(const pb::Job& job,
   const Layout& l = placement.layout;
   const planner::StepCost e = planner::predict_step(request, l);
   nlohmann::ordered_json out{
-      {"schema", kJsonSchema},
       {"mesh", {{"dp", l.dp}, {"pp", l.pp}, {"tp", l.tp}, {"cp", l.cp}}},
       {"reason", placement.reason},
       {"spares", placement.spares},
@@ -138,7 +138,7 @@ std::string plan_json(const pb::Job& job,
                       {"save", planner::predict_save(shape, l, rank)}});
   }
   out["memory_by_stage"] = std::move(stages);
-  return out.dump(2) + "\n";
+  return json_output(out);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "coordinator/ctl/status_view.h"
 #include "parallel/planner/collective.h"
 #include "parallel/planner/projection.h"
+#include "proto/base/json_output.h"
 
 namespace remesh::ctl {
 namespace {
@@ -175,24 +176,22 @@ Result<std::string> project_text(const ProjectOptions& o,
   if (!o.plan.json)
     return text_of(o, q, plan, p, plan_heading(q, model, cluster));
   const auto devices = static_cast<double>(q.devices);
-  const Json out{
-      {"schema", kJsonSchema},
-      {"model", model.name},
-      {"cluster", cluster.name},
-      {"devices", q.devices},
-      {"tokens", o.tokens},
-      {"plan", plan.settings()},
-      {"step_s", plan.cost.total_s},
-      {"steps", p.steps},
-      {"mtbf_s", p.mtbf_s},
-      {"device_power_w", p.power_w},
-      {"checkpoint_interval_s", p.interval_s},
-      {"checkpoint_save_s", p.restart.save_s},
-      {"recover_s", p.memory.recover_s},
-      {"no_failures", way_json(p, {1, p.steps_s}, devices)},
-      {"recovery_from_memory", way_json(p, p.from_memory, devices)},
-      {"checkpoint_restart", way_json(p, p.from_checkpoints, devices)}};
-  return out.dump(2) + "\n";
+  return json_output(
+      {{"model", model.name},
+       {"cluster", cluster.name},
+       {"devices", q.devices},
+       {"tokens", o.tokens},
+       {"plan", plan.settings()},
+       {"step_s", plan.cost.total_s},
+       {"steps", p.steps},
+       {"mtbf_s", p.mtbf_s},
+       {"device_power_w", p.power_w},
+       {"checkpoint_interval_s", p.interval_s},
+       {"checkpoint_save_s", p.restart.save_s},
+       {"recover_s", p.memory.recover_s},
+       {"no_failures", way_json(p, {1, p.steps_s}, devices)},
+       {"recovery_from_memory", way_json(p, p.from_memory, devices)},
+       {"checkpoint_restart", way_json(p, p.from_checkpoints, devices)}});
 }
 
 }  // namespace remesh::ctl

@@ -19,11 +19,6 @@ struct Style {
   int width = 0;  // 0: not a terminal, lines are as long as they are
 };
 
-// `schema` of everything that --json prints. It grows when a key changes its
-// meaning or disappears; new keys may appear at any time. proto/PROTOCOL.md has
-// the schemas.
-inline constexpr int kJsonSchema = 1;
-
 using events::Tone;
 // The text in the tone's color if the style has colors.
 std::string toned(const std::string& text, Tone tone, const Style& style);

@@ -131,7 +131,7 @@ void add_status_verb(CLI::App* app, int* code) {
   CLI::App* c = app->add_subcommand("status", "Show a run");
   add_client_options(c, &o->run);
   c->add_flag("-w,--watch", o->watch, "Refresh every second, until q");
-  c->add_flag("--json", o->json, "Print JSON");
+  add_json_option(c, &o->json);
   c->footer(R"(
 Examples:
   remesh status

@@ -10,6 +10,7 @@
 #include "coordinator/ctl/render.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
+#include "proto/base/json_output.h"
 #include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
@@ -425,13 +426,9 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
 }
 
 std::string status_json(const pb::JobStatus& s) {
-  Json j{{"schema", kJsonSchema},
-         {"job", s.job()},
-         {"state", s.state()},
-         {"detail", s.detail()},
-         {"generation", s.generation()},
-         {"step", s.step()},
-         {"steps", s.steps()}};
+  Json j{{"job", s.job()},       {"state", s.state()},
+         {"detail", s.detail()}, {"generation", s.generation()},
+         {"step", s.step()},     {"steps", s.steps()}};
   j["mesh"] = nullptr;
   if (s.has_mesh()) {
     j["mesh"] = Json{{"dp", s.mesh().dp()},
@@ -492,7 +489,7 @@ std::string status_json(const pb::JobStatus& s) {
   for (const pb::EventRecord& e : s.events()) {
     j["events"].push_back(Json::parse(rundir::event_line(e)));
   }
-  return j.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return json_output(j);
 }
 
 }  // namespace remesh::ctl

@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
 #include "coordinator/ctl/study_run.h"
+#include "proto/base/json_output.h"
 
 namespace remesh::ctl {
 namespace {
@@ -268,10 +268,11 @@ std::string study_json(const Study& s) {
       series.push_back({{"name", bar.name}, {"parts", bar.parts}});
     charts.push_back({{"title", c.title}, {"series", std::move(series)}});
   }
-  const Json out{{"schema", kJsonSchema},       {"title", s.title},
-                 {"source", s.source},          {"figures", std::move(figures)},
-                 {"claims", std::move(claims)}, {"charts", std::move(charts)}};
-  return out.dump(2) + "\n";
+  return json_output({{"title", s.title},
+                      {"source", s.source},
+                      {"figures", std::move(figures)},
+                      {"claims", std::move(claims)},
+                      {"charts", std::move(charts)}});
 }
 
 }  // namespace remesh::ctl

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/ctl/render.h"
 #include "coordinator/ctl/status_view.h"
+#include "proto/base/json_output.h"
 #include "proto/base/text.h"
 
 namespace remesh::ctl {
@@ -100,8 +100,7 @@ std::string tune_json(const TuneReport& r) {
       j["error"] = r.errors[i];
     trials.push_back(std::move(j));
   }
-  Json out{{"schema", kJsonSchema},
-           {"candidates", r.space.candidates.size()},
+  Json out{{"candidates", r.space.candidates.size()},
            {"too_large", r.space.too_large},
            {"prediction_error", r.tuner.prediction_error()}};
   if (const auto best = r.tuner.best()) {
@@ -113,7 +112,7 @@ std::string tune_json(const TuneReport& r) {
     out["effects"] = std::move(effects);
   }
   out["trials"] = std::move(trials);
-  return out.dump(2) + "\n";
+  return json_output(out);
 }
 
 Study tune_charts(const TuneReport& r) {

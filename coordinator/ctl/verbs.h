@@ -6,11 +6,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "proto/base/exit_code.h"
+#include "proto/base/json_output.h"
+#include "proto/base/usage.h"
 
 namespace remesh::ctl {
 
@@ -52,12 +53,6 @@ inline void add_run_option(CLI::App* verb, std::string* run) {
                    "Run directory or address. Default: the one that is "
                    "training; if none is, the newest in ./runs");
 }
-inline void add_json_option(CLI::App* verb, bool* json) {
-  verb->add_flag("--json", *json, "Print JSON");
-}
-// Prints a JSON value with its schema; file names may be anything, JSON must be
-// UTF-8.
-void print_json(const nlohmann::ordered_json& json);  // client.cc
 // Of verbs that talk to the coordinator (client.cc).
 void add_client_options(CLI::App* verb, std::string* run);
 inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {

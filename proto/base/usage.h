@@ -1,4 +1,4 @@
-// Messages about wrong usage, the same in all programs. A template, because
+// What the command lines of all programs have in common. Templates, because
 // this library does not depend on CLI11.
 #pragma once
 
@@ -15,6 +15,12 @@ void report_usage_in_one_line(App& app) {
     const std::string& name = failed->get_name();
     return fmt::format("{}: {}; see {} --help\n", name, error.what(), name);
   });
+}
+
+// The option of a command that prints its result by print_json() then.
+template <typename App>
+auto* add_json_option(App* command, bool* json) {
+  return command->add_flag("--json", *json, "Print JSON");
 }
 
 }  // namespace remesh

@@ -4,12 +4,13 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "proto/base/exit_code.h"
 #include "proto/base/file_system.h"
+#include "proto/base/json_output.h"
 #include "proto/base/progress_bar.h"
+#include "proto/base/usage.h"
 #include "worker/sample/commands.h"
 #include "worker/sample/evaluate.h"
 
@@ -29,12 +30,11 @@ struct Options {
 
 void print_text(const Options& o, const TextScore& s) {
   if (o.json)
-    fmt::print("{}\n", nlohmann::json{{"tokens", s.tokens},
-                                      {"bytes", s.bytes},
-                                      {"nats_per_token", s.per_token()},
-                                      {"perplexity", s.perplexity()},
-                                      {"bits_per_byte", s.bits_per_byte()}}
-                           .dump());
+    print_json({{"tokens", s.tokens},
+                {"bytes", s.bytes},
+                {"nats_per_token", s.per_token()},
+                {"perplexity", s.perplexity()},
+                {"bits_per_byte", s.bits_per_byte()}});
   else
     fmt::print(
         "{}: {} tokens, {:.4f} nats a token (perplexity {:.4f}), {:.4f} bits a "
@@ -47,10 +47,9 @@ void print_choices(const Options& o, const ChoiceScore& s) {
     return static_cast<double>(right) / static_cast<double>(s.questions);
   };
   if (o.json)
-    fmt::print("{}\n", nlohmann::json{{"questions", s.questions},
-                                      {"acc", share(s.right)},
-                                      {"acc_norm", share(s.right_by_length)}}
-                           .dump());
+    print_json({{"questions", s.questions},
+                {"acc", share(s.right)},
+                {"acc_norm", share(s.right_by_length)}});
   else
     fmt::print(
         "{}: {} questions, {:.1f} % right (acc), {:.1f} % by the character "
@@ -105,7 +104,7 @@ void add_eval_command(CLI::App& app, int* code) {
                  "training, at most 1024")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   add_compute_options(app, &o->compute);
-  app.add_flag("--json", o->json, "Print JSON");
+  add_json_option(&app, &o->json);
   app.footer(R"(
 Examples:
   remesh eval runs/latest --text held-out.txt

@@ -9,13 +9,14 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/json_output.h"
 #include "proto/base/rng.h"
+#include "proto/base/usage.h"
 #include "worker/sample/chat.h"
 #include "worker/sample/choice.h"
 #include "worker/sample/commands.h"
@@ -135,16 +136,14 @@ Result<Sampled> generate(
 }
 
 std::string to_json(const std::string& prompt, const Sampled& s) {
-  const nlohmann::json out = {{"prompt", prompt},
-                              {"text", s.text},
-                              {"ended", s.ended},
-                              {"prompt_tokens", s.read.tokens},
-                              {"tokens", s.made.tokens},
-                              {"prompt_tokens_per_s", s.read.per_s()},
-                              {"tokens_per_s", s.made.per_s()}};
-  // A token may be part of a character.
-  return out.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-         "\n";
+  return json_output({{"prompt", prompt},
+                      {"text", s.text},
+                      {"ended", s.ended},
+                      {"prompt_tokens", s.read.tokens},
+                      {"tokens", s.made.tokens},
+                      {"prompt_tokens_per_s", s.read.per_s()},
+                      {"tokens_per_s", s.made.per_s()}},
+                     JsonLayout::kOneLine);
 }
 
 // Prints what the model says to `prompt`, as it comes or as JSON.
@@ -277,7 +276,7 @@ void add_options(CLI::App& app, Options* o) {
   app.add_flag("--ignore-end", o->ignore_end,
                "Continue after a token that ends a text");
   add_compute_options(app, &o->compute);
-  app.add_flag("--json", o->json, "Print JSON, when all is there");
+  add_json_option(&app, &o->json);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "checkpoint/memory/state_info.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/json_output.h"
 #include "proto/base/process.h"
 #include "proto/base/sharing.h"
 #include "proto/base/text.h"
@@ -119,6 +120,7 @@ void add_clean_options(CLI::App& app, CleanOptions* o) {
 
 int clean(const CleanOptions& o) {
   std::string rows;
+  auto states = nlohmann::ordered_json::array();
   for (const Leftover& l : clean_host(o.all, o.dry_run)) {
     const int64_t left_s = memory::kStateKeptS - l.age_s;
     const std::string state = l.removed ? "removed"
@@ -126,20 +128,18 @@ int clean(const CleanOptions& o) {
                               : left_s > 0
                                   ? fmt::format("kept for {} s", left_s)
                                   : "no longer kept";
-    if (o.json)
-      rows += fmt::format(
-          "{}\n    {{\"folder\": \"{}\", \"owner\": \"{}\", \"bytes\": {}, "
-          "\"step\": {}, \"age_s\": {}, \"alive\": {}, \"removed\": {}}}",
-          rows.empty() ? "" : ",", l.folder, l.owner, l.bytes, l.step, l.age_s,
-          l.alive, l.removed);
-    else
-      rows +=
-          fmt::format("{:>10}  step {:<9} {:<16} {}\n", format_bytes(l.bytes),
-                      l.step, state, l.owner.empty() ? l.folder : l.owner);
+    rows += fmt::format("{:>10}  step {:<9} {:<16} {}\n", format_bytes(l.bytes),
+                        l.step, state, l.owner.empty() ? l.folder : l.owner);
+    states.push_back({{"folder", l.folder},
+                      {"owner", l.owner},
+                      {"bytes", l.bytes},
+                      {"step", l.step},
+                      {"age_s", l.age_s},
+                      {"alive", l.alive},
+                      {"removed", l.removed}});
   }
   if (o.json)
-    fmt::print("{{\n  \"schema\": 1,\n  \"states\": [{}{}]\n}}\n", rows,
-               rows.empty() ? "" : "\n  ");
+    print_json({{"states", std::move(states)}});
   else
     fmt::print("{}", rows.empty() ? "no states on this host\n" : rows);
   return kExitOk;
