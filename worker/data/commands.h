@@ -5,7 +5,9 @@
 #include <CLI/CLI.hpp>
 
 #include "proto/base/exit_code.h"
+#include "proto/base/json_output.h"
 #include "proto/base/status.h"
+#include "proto/base/usage.h"
 
 namespace remesh::data {
 

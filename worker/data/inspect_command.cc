@@ -20,18 +20,30 @@
 namespace remesh::data {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 struct Options {
   std::string dir, tokenizer;
   int64_t seq_len = 256;
   int64_t samples = 2;
   uint64_t seed = 1;
   bool color = false;
+  bool json = false;
 };
 
 // How long the documents of a split are, and what the loss counts.
 struct Counts {
   int64_t tokens = 0, targets = 0;
   std::vector<int64_t> lengths;  // of the documents, as far as they are read
+
+  // The length that this share of the documents has at most.
+  int64_t length_at(double share) const {
+    return lengths[static_cast<size_t>(
+        share * static_cast<double>(lengths.size() - 1))];
+  }
+  double counted_share() const {
+    return static_cast<double>(targets) / static_cast<double>(tokens);
+  }
 };
 
 Result<Counts> count(const Split& split) {
@@ -56,78 +68,139 @@ Result<Counts> count(const Split& split) {
   return out;
 }
 
-Status print_member(const Member& member, bool named) {
-  ASSIGN_OR_RETURN(const Counts c, count(member.train));
-  if (c.lengths.empty()) return ok_status();
+Json null_if_empty(const std::string& text) {
+  return text.empty() ? Json() : Json(text);
+}
+
+Json member_json(const Member& member, const Counts& c) {
+  Json out{{"name", null_if_empty(member.name)},
+           {"weight", member.weight},
+           {"train_tokens", member.train.num_tokens()},
+           {"val_tokens", member.val.num_tokens()},
+           {"document_tokens", nullptr},
+           {"counted_share", nullptr}};
+  if (c.lengths.empty()) return out;
+  out["document_tokens"] = {{"median", c.length_at(0.5)},
+                            {"p90", c.length_at(0.9)},
+                            {"longest", c.lengths.back()}};
+  out["counted_share"] = c.counted_share();
+  return out;
+}
+
+void print_member(const Member& member, const Counts& c, bool named) {
+  if (c.lengths.empty()) return;
   if (named)
     fmt::print("  {} (weight {}): {} training and {} validation tokens\n",
                member.name, member.weight, member.train.num_tokens(),
                member.val.num_tokens());
-  const auto at = [&](double share) {
-    return c.lengths[static_cast<size_t>(
-        share * static_cast<double>(c.lengths.size() - 1))];
-  };
   fmt::print(
       "  tokens of a training document: median {}, 90 % at most {}, longest "
       "{}\n  the loss counts {:.1f} % of the training tokens\n",
-      at(0.5), at(0.9), c.lengths.back(),
-      100 * static_cast<double>(c.targets) / static_cast<double>(c.tokens));
-  return ok_status();
+      c.length_at(0.5), c.length_at(0.9), c.lengths.back(),
+      100 * c.counted_share());
 }
 
-Status print_statistics(const Index& index, const Dataset& set) {
+double bytes_per_token(const Index& index) {
+  return static_cast<double>(index.text_bytes) /
+         static_cast<double>(index.train_tokens() + index.val_tokens());
+}
+
+Json statistics_json(const Index& index, const Dataset& set,
+                     const std::vector<Counts>& counts) {
+  Json members = Json::array();
+  for (size_t i = 0; i < counts.size(); ++i)
+    members.push_back(member_json(set.members()[i], counts[i]));
+  return {{"path", set.dir()},
+          {"data_id", set.data_id()},
+          {"documents", index.documents},
+          {"text_bytes", index.text_bytes},
+          {"tokenizer", set.tokenizer()},
+          {"vocab_size", set.vocab_size()},
+          {"train_tokens", index.train_tokens()},
+          {"val_tokens", index.val_tokens()},
+          {"bytes_per_token", bytes_per_token(index)},
+          {"members", std::move(members)}};
+}
+
+void print_statistics(const Index& index, const Dataset& set,
+                      const std::vector<Counts>& counts) {
   fmt::print("{}: {}, {} of text, tokenizer {}, vocabulary {}\n", set.dir(),
              plural(index.documents, "document"),
              format_bytes(index.text_bytes), set.tokenizer(), set.vocab_size());
-  const int64_t all = index.train_tokens() + index.val_tokens();
   fmt::print("  {} training and {} validation tokens, {:.2f} bytes a token\n",
-             index.train_tokens(), index.val_tokens(),
-             static_cast<double>(index.text_bytes) / static_cast<double>(all));
-  for (const Member& member : set.members())
-    RETURN_IF_ERROR(print_member(member, set.is_mixture()));
-  return ok_status();
+             index.train_tokens(), index.val_tokens(), bytes_per_token(index));
+  for (size_t i = 0; i < counts.size(); ++i)
+    print_member(set.members()[i], counts[i], set.is_mixture());
 }
 
-// A sequence as text, in which a document begins on a line of its own and what
-// the loss does not count is dim or, without colors, between marks.
-Status print_sequence(const Options& o, const tokenizer::Tokenizer& tokenizer,
-                      std::span<const int32_t> target,
-                      const std::vector<int64_t>& starts,
-                      std::span<const int32_t> input) {
-  const auto [dim, plain] =
-      o.color ? std::pair{"\033[2m", "\033[0m"} : std::pair{"\u27e6", "\u27e7"};
-  std::string out;
+// Neighbouring tokens of a sequence that are treated alike.
+struct Part {
+  bool begins_document = false;
+  bool counted = true;  // the loss counts how well they are predicted
+  std::string text;
+};
+
+Result<std::vector<Part>> parts_of(const tokenizer::Tokenizer& tokenizer,
+                                   std::span<const int32_t> input,
+                                   std::span<const int32_t> target,
+                                   const std::vector<int64_t>& starts) {
+  std::vector<Part> out;
   tokenizer::TextStream text(tokenizer);
-  bool counted = true;
   size_t next = 0;
   for (size_t i = 0; i < input.size(); ++i) {
     // What predicts the token is the position before; nothing is known of the
     // first one's.
-    const bool counts = i == 0 ? target[0] >= 0 : target[i - 1] >= 0;
+    const bool counted = i == 0 ? target[0] >= 0 : target[i - 1] >= 0;
     const bool begins =
         next < starts.size() && starts[next] == static_cast<int64_t>(i);
-    if (counts != counted || begins) {
-      text.finish(out);
-      if (counts != counted) out += counts ? plain : dim;
-      counted = counts;
+    if (begins) ++next;
+    if (out.empty() || begins || counted != out.back().counted) {
+      if (!out.empty()) text.finish(out.back().text);
+      out.push_back({.begins_document = begins, .counted = counted});
     }
-    if (begins) {
+    RETURN_IF_ERROR(text.add(input[i], out.back().text));
+  }
+  text.finish(out.back().text);
+  return out;
+}
+
+Json parts_json(const std::vector<Part>& parts) {
+  Json out = Json::array();
+  for (const Part& p : parts)
+    out.push_back({{"begins_document", p.begins_document},
+                   {"counted", p.counted},
+                   {"text", p.text}});
+  return out;
+}
+
+// A sequence as text, in which a document begins on a line of its own and what
+// the loss does not count is dim or, without colors, between marks.
+std::string marked_text(const std::vector<Part>& parts, bool color) {
+  const auto [dim, plain] =
+      color ? std::pair{"\033[2m", "\033[0m"} : std::pair{"\u27e6", "\u27e7"};
+  std::string out;
+  bool counted = true;
+  for (const Part& p : parts) {
+    if (p.counted != counted) out += p.counted ? plain : dim;
+    counted = p.counted;
+    if (p.begins_document) {
       if (!out.ends_with('\n')) out += '\n';
       out += "--- document ---\n";
-      ++next;
     }
-    RETURN_IF_ERROR(text.add(input[i], out));
+    out += p.text;
   }
-  text.finish(out);
-  if (!counted) out += plain;
-  fmt::print("{}\n", out);
-  return ok_status();
+  return counted ? out : out + plain;
 }
 
 Status inspect(const Options& o) {
   ASSIGN_OR_RETURN(const Dataset set, Dataset::open(o.dir));
   ASSIGN_OR_RETURN(const Index index, read_index(o.dir));
-  RETURN_IF_ERROR(print_statistics(index, set));
+  std::vector<Counts> counts;
+  for (const Member& m : set.members()) {
+    ASSIGN_OR_RETURN(Counts c, count(m.train));
+    counts.push_back(std::move(c));
+  }
+  if (!o.json) print_statistics(index, set, counts);
   ASSIGN_OR_RETURN(const auto tokenizer,
                    tokenizer::open_tokenizer(
                        o.tokenizer.empty() ? set.tokenizer() : o.tokenizer));
@@ -144,16 +217,31 @@ Status inspect(const Options& o) {
   const auto length = static_cast<size_t>(o.seq_len);
   std::vector<int32_t> input(length), target(length);
   std::vector<int64_t> starts;
+  Json sequences = Json::array();
   for (int64_t i = 0; i < o.samples; ++i) {
     const Sampler::Sequence s = sampler.at(i, 0);
     const Member& member = set.members()[s.source];
     RETURN_IF_ERROR(
         member.train.read_window(s.window, o.seq_len, input, target, &starts));
-    fmt::print("\n=== sequence {} of train.seed {}: tokens {} to {}{} ===\n", i,
-               o.seed, s.window * o.seq_len, (s.window + 1) * o.seq_len - 1,
-               set.is_mixture() ? " of " + member.name : "");
-    RETURN_IF_ERROR(print_sequence(o, *tokenizer, target, starts, input));
+    ASSIGN_OR_RETURN(const std::vector<Part> parts,
+                     parts_of(*tokenizer, input, target, starts));
+    const int64_t first = s.window * o.seq_len, last = first + o.seq_len - 1;
+    if (o.json)
+      sequences.push_back({{"member", null_if_empty(member.name)},
+                           {"window", s.window},
+                           {"first_token", first},
+                           {"last_token", last},
+                           {"parts", parts_json(parts)}});
+    else
+      fmt::print(
+          "\n=== sequence {} of train.seed {}: tokens {} to {}{} ===\n{}\n", i,
+          o.seed, first, last, set.is_mixture() ? " of " + member.name : "",
+          marked_text(parts, o.color));
   }
+  if (!o.json) return ok_status();
+  Json json = statistics_json(index, set, counts);
+  json["sequences"] = std::move(sequences);
+  print_json(json);
   return ok_status();
 }
 
@@ -174,6 +262,7 @@ void add_inspect(CLI::App& app, int* code) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   c->add_option("--seed", o->seed, "train.seed")->capture_default_str();
+  add_json_option(c, &o->json);
   c->footer(
       "\nExample:\n  remesh data inspect data/chats --tokenizer "
       "tokenizer.json\n\nText that the loss does not count is dim, or between "

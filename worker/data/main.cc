@@ -13,7 +13,6 @@
 #include "proto/base/process.h"
 #include "proto/base/progress_bar.h"
 #include "proto/base/text.h"
-#include "proto/base/usage.h"
 #include "proto/base/version.h"
 #include "worker/data/commands.h"
 #include "worker/data/dataset.h"
@@ -24,7 +23,8 @@
 namespace remesh::data {
 namespace {
 
-int prepare_command(const CLI::App& app, const PrepareOptions& options) {
+int prepare_command(const CLI::App& app, const PrepareOptions& options,
+                    bool json) {
   Result<PrepareSummary> done = invalid_argument("not run");
   {
     ProgressBar bar("preparing");
@@ -34,6 +34,20 @@ int prepare_command(const CLI::App& app, const PrepareOptions& options) {
   }
   if (!done.ok()) return fail(app, done.status());
   const PrepareSummary& s = *done;
+  if (json) {
+    print_json({{"path", options.out_dir},
+                {"up_to_date", s.up_to_date},
+                {"data_id", s.data_id},
+                {"documents", s.documents},
+                {"text_bytes", s.text_bytes},
+                {"train_tokens", s.train_tokens},
+                {"train_shards", s.train_shards},
+                {"val_tokens", s.val_tokens},
+                {"val_shards", s.val_shards},
+                {"tokenizer", s.tokenizer},
+                {"vocab_size", s.vocab_size}});
+    return 0;
+  }
   fmt::print(
       "{}: {}{}, {} of text\n"
       "  training    {} tokens in {}\n"
@@ -46,7 +60,7 @@ int prepare_command(const CLI::App& app, const PrepareOptions& options) {
   return 0;
 }
 
-int verify_command(const CLI::App& app, const std::string& dir) {
+int verify_command(const CLI::App& app, const std::string& dir, bool json) {
   auto set = Dataset::open(dir);
   if (!set.ok()) return fail(app, set.status());
   Status status;
@@ -61,8 +75,14 @@ int verify_command(const CLI::App& app, const std::string& dir) {
     train += m.train.num_tokens();
     val += m.val.num_tokens();
   }
-  fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
-             train, val);
+  if (json)
+    print_json({{"path", dir},
+                {"data_id", set->data_id()},
+                {"train_tokens", train},
+                {"val_tokens", val}});
+  else
+    fmt::print("{}: {} training and {} validation tokens, all verified\n", dir,
+               train, val);
   return 0;
 }
 
@@ -71,6 +91,7 @@ struct ShowOptions {
   std::string tokenizer = "bytes";
   int64_t from = 0;
   int64_t tokens = 256;
+  bool json = false;
 };
 
 Status show(const ShowOptions& o) {
@@ -92,7 +113,13 @@ Status show(const ShowOptions& o) {
       static_cast<size_t>(std::min(o.tokens, split.num_tokens() - o.from)));
   RETURN_IF_ERROR(split.read(o.from, tokens));
   ASSIGN_OR_RETURN(const std::string text, tokenizer->decode(tokens));
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (o.json)
+    print_json({{"path", o.dir},
+                {"first_token", o.from},
+                {"ids", tokens},
+                {"text", text}});
+  else
+    std::fwrite(text.data(), 1, text.size(), stdout);
   return ok_status();
 }
 
@@ -108,6 +135,7 @@ void add_show(CLI::App& app, int* code) {
   c->add_option("--from", o->from, "The first token")->capture_default_str();
   c->add_option("--tokens", o->tokens, "At most so many tokens")
       ->capture_default_str();
+  add_json_option(c, &o->json);
   c->footer("\nExample:\n  remesh data show data/books --from 5000");
   c->callback([&app, o, code] {
     const Status status = show(*o);
@@ -117,6 +145,7 @@ void add_show(CLI::App& app, int* code) {
 
 void add_prepare(CLI::App& app, int* code) {
   auto o = std::make_shared<PrepareOptions>();
+  auto json = std::make_shared<bool>(false);
   CLI::App* c = app.add_subcommand(
       "prepare", "Convert text files to a data set of token shards");
   c->add_option(
@@ -152,6 +181,7 @@ void add_prepare(CLI::App& app, int* code) {
                 "the tokenizer");
   c->add_flag("--overwrite", o->overwrite,
               "Replace a data set in the folder; its other files stay");
+  add_json_option(c, json.get());
   c->footer(R"(
 In text a line "<|endoftext|>" ends a document, as does the end of a file.
 
@@ -161,14 +191,31 @@ Examples:
   remesh data prepare --input texts/ 'more/*.jsonl.zst' --out data/all
   remesh data prepare --input chats.jsonl --chat --out data/chats \
       --tokenizer Qwen3-0.6B/tokenizer.json)");
-  c->callback([&app, o, code] { *code = prepare_command(app, *o); });
+  c->callback(
+      [&app, o, json, code] { *code = prepare_command(app, *o, *json); });
 }
 
-int mix_command(const CLI::App& app, const MixOptions& o) {
+int mix_command(const CLI::App& app, const MixOptions& o, bool json) {
   const auto made = mix(o, *posix_file_system());
   if (!made.ok()) return fail(app, made.status());
   double all = 0;
   for (const MemberEntry& m : made->members) all += m.weight;
+  if (json) {
+    auto members = nlohmann::ordered_json::array();
+    for (const MemberEntry& m : made->members)
+      members.push_back({{"name", m.name},
+                         {"path", m.dir},
+                         {"weight", m.weight},
+                         {"share", m.weight / all},
+                         {"train_tokens", m.train_tokens},
+                         {"val_tokens", m.val_tokens}});
+    print_json({{"path", o.out_dir},
+                {"data_id", made->data_id},
+                {"train_tokens", made->train_tokens()},
+                {"val_tokens", made->val_tokens()},
+                {"members", std::move(members)}});
+    return 0;
+  }
   fmt::print("{}: {} of {} training tokens\n", o.out_dir,
              plural(static_cast<int64_t>(made->members.size()), "data set"),
              made->train_tokens());
@@ -180,6 +227,7 @@ int mix_command(const CLI::App& app, const MixOptions& o) {
 
 void add_mix(CLI::App& app, int* code) {
   auto o = std::make_shared<MixOptions>();
+  auto json = std::make_shared<bool>(false);
   CLI::App* c = app.add_subcommand(
       "mix",
       "Make a data set of others, mixed by weight as training reads them");
@@ -188,13 +236,14 @@ void add_mix(CLI::App& app, int* code) {
       ->required();
   c->add_option("--out", o->out_dir, "Folder of the mixture")->required();
   c->add_flag("--overwrite", o->overwrite, "Replace a data set in the folder");
+  add_json_option(c, json.get());
   c->footer(R"(
 Nothing is copied: the data sets must stay where they are. Validation takes an
 equal part of each, and its loss is the mean by weight.
 
 Example:
   remesh data mix data/books=0.7 data/code=0.3 --out data/mix)");
-  c->callback([&app, o, code] { *code = mix_command(app, *o); });
+  c->callback([&app, o, json, code] { *code = mix_command(app, *o, *json); });
 }
 
 void add_data_commands(CLI::App& app, int* code) {
@@ -207,11 +256,14 @@ void add_data_commands(CLI::App& app, int* code) {
   add_show(app, code);
   add_inspect(app, code);
   auto dir = std::make_shared<std::string>();
+  auto json = std::make_shared<bool>(false);
   CLI::App* verify = app.add_subcommand(
       "verify", "Read a complete data set and compare its checksums");
   verify->add_option("DIR", *dir, "Folder of the data set")->required();
+  add_json_option(verify, json.get());
   verify->footer("\nExample:\n  remesh data verify data/books");
-  verify->callback([&app, dir, code] { *code = verify_command(app, *dir); });
+  verify->callback(
+      [&app, dir, json, code] { *code = verify_command(app, *dir, *json); });
 }
 
 int data_main(int argc, char** argv) {

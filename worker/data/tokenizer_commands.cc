@@ -23,6 +23,7 @@ struct Options {
   std::string tokenizer;
   std::string text;
   bool special = false;
+  bool json = false;
   // train
   std::vector<std::string> inputs;
   std::string out;
@@ -42,7 +43,10 @@ Status encode(const Options& o) {
   std::vector<int32_t> tokens;
   RETURN_IF_ERROR(
       tokenizer->encode(input_of(o), {.special = o.special}, tokens));
-  fmt::print("{}\n", fmt::join(tokens, " "));
+  if (o.json)
+    print_json({{"tokenizer", tokenizer->id()}, {"ids", tokens}});
+  else
+    fmt::print("{}\n", fmt::join(tokens, " "));
   return ok_status();
 }
 
@@ -66,7 +70,10 @@ Status decode(const Options& o) {
     at = stop;
   }
   ASSIGN_OR_RETURN(const std::string text, tokenizer->decode(tokens));
-  std::fwrite(text.data(), 1, text.size(), stdout);
+  if (o.json)
+    print_json({{"tokenizer", tokenizer->id()}, {"text", text}});
+  else
+    std::fwrite(text.data(), 1, text.size(), stdout);
   return ok_status();
 }
 
@@ -89,7 +96,12 @@ Status train(const Options& o) {
   ASSIGN_OR_RETURN(const std::string json, trainer.finish());
   RETURN_IF_ERROR(write_file_atomically(*fs, o.out, json));
   ASSIGN_OR_RETURN(const auto made, tokenizer::open_tokenizer(o.out));
-  fmt::print("{}: {} tokens, {}\n", o.out, made->vocab_size(), made->id());
+  if (o.json)
+    print_json({{"path", o.out},
+                {"vocab_size", made->vocab_size()},
+                {"tokenizer", made->id()}});
+  else
+    fmt::print("{}: {} tokens, {}\n", o.out, made->vocab_size(), made->id());
   return ok_status();
 }
 
@@ -110,6 +122,7 @@ Examples:
       const Status status = run(*o);
       *code = status.ok() ? 0 : fail(app, status);
     });
+    add_json_option(c, &o->json);
     if (run == train) return c;
     c->add_option("--tokenizer", o->tokenizer,
                   std::string("Tokenizer: ") + tokenizer::kTokenizerHelp)
