@@ -30,29 +30,15 @@ Result<int> check_here(const pb::Job& job, const CheckOptions& o) {
                   .run_dir = job.job().dump_folder() + "/new",
                   .workers = o.local_workers,
                   .slots_per_worker = o.slots_per_worker});
-  if (o.json) {
-    auto array = nlohmann::ordered_json::array();
-    for (const Need& n : needs)
-      array.push_back({{"what", n.what},
-                       {"needed", n.needed},
-                       {"here", n.here},
-                       {"problem", n.problem},
-                       {"fatal", n.fatal && !n.problem.empty()}});
-    print_json({{"needs", std::move(array)}});
-  } else {
+  if (o.json)
+    print_json({{"needs", needs_json(needs)}});
+  else
     fmt::print("{}", needs_text(needs, style_of_stdout()));
-  }
   return fatal_text(needs).empty() ? kExitOk : kExitFailed;
 }
 
-Result<int> job_check(const CheckOptions& o) {
-  ASSIGN_OR_RETURN(const pb::Job job,
-                   rundir::load_resolved({o.job_file, o.set}));
-  if (o.here) return check_here(job, o);
-  if (!o.json) {
-    fmt::print("{}", jobfile::to_toml(job));
-    return kExitOk;
-  }
+// Absent keys have their defaults.
+void print_job_as_json(const pb::Job& job) {
   nlohmann::ordered_json sections;
   for (const auto& [key, value] : jobfile::settings(job)) {
     const size_t dot = key.find('.');
@@ -62,6 +48,16 @@ Result<int> job_check(const CheckOptions& o) {
         parsed.is_discarded() ? nlohmann::ordered_json(value) : parsed;
   }
   print_json({{"job", std::move(sections)}});
+}
+
+Result<int> job_check(const CheckOptions& o) {
+  ASSIGN_OR_RETURN(const pb::Job job,
+                   rundir::load_resolved({o.job_file, o.set}));
+  if (o.here) return check_here(job, o);
+  if (o.json)
+    print_job_as_json(job);
+  else
+    fmt::print("{}", jobfile::to_toml(job));
   return kExitOk;
 }
 
@@ -106,7 +102,13 @@ Examples:
   CLI::App* defaults = job->add_subcommand(
       "defaults", "Print a job file with every key, its default and its help");
   defaults->footer("\nExample:\n  remesh job defaults > job.toml");
-  defaults->callback([] { fmt::print("{}", jobfile::commented_example()); });
+  add_json_option(defaults, &o->json);
+  defaults->callback([o] {
+    if (o->json)
+      print_job_as_json({});
+    else
+      fmt::print("{}", jobfile::commented_example());
+  });
 }
 
 void add_clean(CLI::App* app, int* code) {

@@ -363,6 +363,17 @@ std::string needs_text(const std::vector<Need>& needs, const Style& style) {
   return out;
 }
 
+nlohmann::ordered_json needs_json(const std::vector<Need>& needs) {
+  auto array = nlohmann::ordered_json::array();
+  for (const Need& n : needs)
+    array.push_back({{"what", n.what},
+                     {"needed", n.needed},
+                     {"here", n.here},
+                     {"problem", n.problem},
+                     {"fatal", n.fatal && !n.problem.empty()}});
+  return array;
+}
+
 std::string fatal_text(const std::vector<Need>& needs) {
   std::vector<std::string> out;
   for (const Need& n : needs)

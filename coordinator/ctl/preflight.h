@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,8 @@ std::vector<Need> look_ahead(const PreflightOptions& options);
 
 // A table, problems below their rows.
 std::string needs_text(const std::vector<Need>& needs, const Style& style);
+// An array of objects.
+nlohmann::ordered_json needs_json(const std::vector<Need>& needs);
 // The problems of what is fatal, one line each; "" if nothing is.
 std::string fatal_text(const std::vector<Need>& needs);
 

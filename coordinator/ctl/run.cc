@@ -334,34 +334,43 @@ Status check_run(const RunOptions& o, const rundir::OpenedJob& opened) {
 }
 
 // What the run needs on this host, and an error if it cannot start for lack of
-// it: then each worker would say so, again and again.
-Status look_before(const RunOptions& o, const rundir::OpenedJob& opened) {
-  if (rundir::RunLock::holder(opened.run) > 0) return ok_status();
+// it: then each worker would say so, again and again. Empty if it runs already.
+Result<std::vector<Need>> look_before(const RunOptions& o,
+                                      const rundir::OpenedJob& opened) {
+  if (rundir::RunLock::holder(opened.run) > 0) return std::vector<Need>();
   const auto journal = server::read_journal(*posix_file_system(),
                                             rundir::journal_path(opened.run));
-  const std::vector<Need> needs =
+  std::vector<Need> needs =
       look_ahead({.job = opened.job,
                   .run_dir = opened.run,
                   .workers = o.local_workers,
                   .slots_per_worker = o.slots_per_worker,
                   .state_job = journal.ok() ? journal->state_job() : 0});
-  fmt::print("{}", needs_text(needs, style_of_stdout()));
+  if (!o.json) fmt::print("{}", needs_text(needs, style_of_stdout()));
   std::fflush(stdout);
   const std::string fatal = fatal_text(needs);
-  if (fatal.empty()) return ok_status();
+  if (fatal.empty()) return needs;
   return exhausted("the run cannot start here:\n  " + fatal);
 }
 
-void print_detached(const std::string& run, int code, const Detached& d) {
-  const std::string name = rundir::typed_path(run);
-  if (code == kExitOk) {
-    fmt::print(
-        "{} continues in the background, pid {}\n\n"
-        "  remesh status {} -w\n  tail -f {}\n  remesh stop {}\n",
-        name, d.child(), name, rundir::typed_path(d.output_path()), name);
+void print_detached(const RunOptions& o, const std::string& run,
+                    const std::vector<Need>& needs, const Detached& d) {
+  if (o.json) {
+    const auto endpoint = rundir::read_endpoint(run);
+    nlohmann::ordered_json address;
+    if (endpoint.ok()) address = endpoint->address;
+    print_json({{"run_dir", run},
+                {"address", std::move(address)},
+                {"pid", d.child()},
+                {"output", d.output_path()},
+                {"needs", needs_json(needs)}});
     return;
   }
-  for (const std::string& line : d.output()) fmt::print(stderr, "{}\n", line);
+  const std::string name = rundir::typed_path(run);
+  fmt::print(
+      "{} continues in the background, pid {}\n\n"
+      "  remesh status {} -w\n  tail -f {}\n  remesh stop {}\n",
+      name, d.child(), name, rundir::typed_path(d.output_path()), name);
 }
 
 // A job from a pipe is read by this program and each of its coordinators, so it
@@ -394,13 +403,17 @@ Result<int> run_job(RunOptions options) {
       rundir::open_job({options.job_file, options.set}, options.run_dir,
                        options.resume, unix_seconds()));
   RETURN_IF_ERROR(check_run(options, opened));
-  RETURN_IF_ERROR(look_before(options, opened));
+  ASSIGN_OR_RETURN(const std::vector<Need> needs, look_before(options, opened));
   std::optional<Detached> detached;
   if (options.detach) {
     ASSIGN_OR_RETURN(Detached both, Detached::start());
     detached.emplace(std::move(both));
     if (const auto code = detached->exit_code_of_parent()) {
-      print_detached(opened.run, *code, *detached);
+      if (*code == kExitOk)
+        print_detached(options, opened.run, needs, *detached);
+      else
+        for (const std::string& line : detached->output())
+          fmt::print(stderr, "{}\n", line);
       return *code;
     }
   }

@@ -86,9 +86,11 @@ void add_run_options(CLI::App* c, RunOptions* o) {
   c->add_flag("--no-auth", o->no_auth,
               "Without keys: whoever reaches the coordinator's port controls "
               "the job");
-  c->add_flag("--detach", o->detach,
-              "Continue in the background once the run has started; what it "
-              "prints goes to logs/run.out of the run");
+  CLI::Option* detach = c->add_flag(
+      "--detach", o->detach,
+      "Continue in the background once the run has started; what it "
+      "prints goes to logs/run.out of the run");
+  add_json_option(c, &o->json)->needs(detach);
 }
 
 }  // namespace remesh::ctl

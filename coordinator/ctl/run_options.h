@@ -21,6 +21,7 @@ struct RunOptions {
   int64_t stop_timeout_s = 30;
   bool respawn = false;
   bool detach = false;
+  bool json = false;  // with detach
   bool no_auth = false;
   std::string bind = "tcp://127.0.0.1:0";
   std::string advertise;

@@ -167,6 +167,23 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
                    .find("What to try next") != std::string::npos;
       },
       10'000));
+  const int64_t stopped_at = c().last_step();
+  const Finished again = c().remesh(
+      {"resume", c().run_dir(), "--local", "1", "--detach", "--json"}, 10'000);
+  ASSERT_EQ(again.exit.code, 0) << again.output;
+  const Json j = Json::parse(again.output);
+  const auto status = c().status();
+  EXPECT_EQ(j["schema"], 1);
+  EXPECT_EQ(j["run_dir"], status["run_dir"]);
+  EXPECT_EQ(j["address"], status["address"]);
+  EXPECT_EQ(j["output"], c().run_dir() + "/logs/run.out");
+  EXPECT_EQ(getsid(j["pid"].get<pid_t>()), j["pid"]);
+  EXPECT_FALSE(j["needs"].empty());
+  for (const Json& need : j["needs"])
+    EXPECT_NE(f.output.find(need["what"].get<std::string>()), std::string::npos)
+        << need << " is in the text: " << f.output;
+  ASSERT_TRUE(c().wait_for_step(stopped_at + 1));
+  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 20'000).exit.code, 0);
   expect_sequence(c().last_step());
 }
 

@@ -3,6 +3,7 @@
 # usage.sh BIN_DIR
 set -u
 bin=$1
+model=$(cd "$(dirname "$0")/../../../deploy/data/stories260k" && pwd) || exit 1
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -58,6 +59,18 @@ for verb in checkpoint job; do
     expect 0 "xample" "$bin/remesh" $verb $inner --help
   done
 done
+# Every verb prints its result as JSON, too. A group of verbs has no result, but
+# `plan` is a verb as well.
+for verb in $(verbs); do
+  inner=$(verbs $verb)
+  [ -n "$inner" ] && [ $verb != plan ] ||
+    expect 0 " --json " "$bin/remesh" $verb --help
+  for name in $inner; do
+    expect 0 " --json " "$bin/remesh" $verb $name --help
+  done
+done
+one_line "--json requires --detach" run job.toml --json
+one_line "--json requires --detach" resume --json
 expect 0 "checkpoint save" "$bin/remesh" checkpoint --help
 expect 0 "xample" "$bin/remesh" data prepare --help
 expect 0 "SIGTERM" "$bin/remesh-coordinator" --help
@@ -152,6 +165,12 @@ expect 0 "remesh sample runs/latest" "$bin/remesh" sample --help
 expect 2 "tokens" "$bin/remesh" sample --tokens 0
 expect 5 "/nowhere: there is no such file" "$bin/remesh" sample /nowhere
 expect 2 "give --text FILE or --choices FILE" "$bin/remesh" eval
+expect 0 '{"schema":1,"prompt":"It was","text":' "$bin/remesh" sample "$model" \
+  --prompt "It was" --tokens 4 --json
+expect 0 '  "schema": 1,
+  "tokens": ' "$bin/remesh" eval "$model" --text job.toml --json
+expect 0 '  "schema": 1,
+  "states": [' "$bin/remesh" clean --dry-run --json
 mkdir -p prefix/bin prefix/share
 ln "$bin/remesh" prefix/bin/ 2>/dev/null || cp "$bin/remesh" prefix/bin/
 expect 5 "share/remesh/clusters" prefix/bin/remesh plan --model llama3-8b $on 8
@@ -181,4 +200,5 @@ expect 5 "no run in" "$bin/remesh" status
   failed=1
 }
 expect 0 "# " "$bin/remesh" job defaults
+expect 0 '"steps": 1000' "$bin/remesh" job defaults --json
 exit $failed
