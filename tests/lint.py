@@ -126,11 +126,55 @@ MENTIONED = re.compile(
     r"(?<![\w./-])(?:" + "|".join(CHECKED + ("deploy",)) +
     r")/[\w./@-]*[\w/]")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)"')
+PROTOCOL = pathlib.Path("proto/PROTOCOL.md")
+STRINGS = r'((?:"[^"]*"\s*)+)'
+EVENT = re.compile(r'EventKind k\w+\{\s*"(\w+)",\s*Tone::\w+,\s*' +
+                   STRINGS + r",\s*" + STRINGS + r"\};")
+EXIT_CODE = re.compile(r"^  kExit\w+ = (\d+),((?:\s*//.*)*)", re.M)
+
+
+def event_table():
+    header = pathlib.Path("proto/rundir/events.h").read_text()
+    rows = ["| event | further fields | meaning |", "|---|---|---|"]
+    for name, *texts in EVENT.findall(header):
+        fields, meaning = ("".join(re.findall(r'"([^"]*)"', t)) for t in texts)
+        names = ",".join(f" `{f}`" for f in fields.split(", ") if f)
+        rows.append(f"| `{name}` |{names} | {meaning} |")
+    return rows
+
+
+def exit_code_table():
+    header = pathlib.Path("proto/base/exit_code.h").read_text()
+    rows = ["| exit code of a rank | meaning, and what follows |", "|---|---|"]
+    for code, comment in EXIT_CODE.findall(header):
+        text = " ".join(re.sub(r"\s*//\s*", " ", comment).split())
+        general, is_rank, rank = text.partition("rank: ")
+        if is_rank:
+            rank = rank.replace("the same;", general.rstrip("; ") + ";")
+            rows.append(f"| {code} | {rank} |")
+    return rows
+
+
+TABLES = {"proto/rundir/events.h": event_table,
+          "proto/base/exit_code.h": exit_code_table}
+
+
+def with_tables(page):
+    """The page with each table between a line "<!-- from FILE -->" and the next
+    blank line made from FILE."""
+    for source, table in TABLES.items():
+        mark = f"<!-- from {source} -->\n"
+        before, found, after = page.partition(mark)
+        if not found:
+            sys.exit(f"{PROTOCOL}: no line {mark}")
+        after = after[after.index("\n\n"):]
+        page = before + mark + "\n".join(table()) + after
+    return page
 
 
 def check_docs():
-    """Pages mention files that exist, and PROTOCOL.md all events."""
+    """Pages and comments mention files that exist; the tables of PROTOCOL.md
+    are those of the headers."""
     offences = []
     tracked = subprocess.run(["git", "ls-files", "*.md"], check=False,
                              capture_output=True, text=True).stdout.split()
@@ -144,12 +188,24 @@ def check_docs():
         names += [(name, page.parent / name) for name in LINK.findall(text)]
         offences += [f"{page}: {name} does not exist"
                      for name, path in names if not path.exists()]
-    protocol = pathlib.Path("proto/PROTOCOL.md").read_text()
-    events = pathlib.Path("proto/rundir/events.h").read_text()
-    offences += [f"proto/PROTOCOL.md: event {name} is missing"
-                 for name in EVENT.findall(events)
-                 if f"`{name}`" not in protocol]
+    for path in sources(*CHECKED):
+        for line in path.read_text().splitlines():
+            comment = line.partition("//")[2]
+            offences += [f"{path}: {name} does not exist"
+                         for name in MENTIONED.findall(comment)
+                         if not mentions_file(name)]
+    page = PROTOCOL.read_text()
+    if page != with_tables(page):
+        offences.append(f"{PROTOCOL}: a table differs from its header; run "
+                        "tests/lint.sh docs --write")
     return offences
+
+
+def mentions_file(name):
+    """Of a comment, where a library may be named without its suffix."""
+    path = pathlib.Path(name)
+    return path.exists() or path.stem == "NAME" or any(
+        path.with_suffix(s).exists() for s in (".h", ".cc", ".py"))
 
 
 # ------------------------------------------------------------------- tidy
@@ -310,6 +366,9 @@ def main():
         options = [a for a in rest if a.startswith("--")]
         build, = [a for a in rest if not a.startswith("--")]
         offences = check_tidy(build, "--record" in options, "--all" in options)
+    elif name == "docs" and rest == ["--write"]:
+        PROTOCOL.write_text(with_tables(PROTOCOL.read_text()))
+        offences = check_docs()
     else:
         offences = {"size": check_size, "copies": check_copies,
                     "docs": check_docs}[name]()

@@ -4,7 +4,9 @@
 #   tests/lint.sh format           clang-format accepts every source file
 #   tests/lint.sh size             functions <= 70 lines, files <= 500
 #   tests/lint.sh copies           no block of 8 lines occurs twice
-#   tests/lint.sh docs             pages mention only files that exist
+#   tests/lint.sh docs [--write]   pages and comments mention only files that
+#                                  exist; tables agree with headers, or are
+#                                  written
 #   tests/lint.sh tidy BUILD       clang-tidy accepts what changed since it
 #                                  was last recorded in tests/lint_tidy.txt
 #   tests/lint.sh tidy BUILD --record [--all]   and records the result

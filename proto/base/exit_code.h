@@ -10,17 +10,26 @@
 namespace remesh {
 
 enum ExitCode : int {
-  kExitOk = 0,           // done, or stopped as requested
-  kExitInternal = 1,     // rank: any other failure; the job retries
-  kExitUsage = 2,        // invalid arguments, job file or input
-  kExitFailed = 3,       // permanent failure: a retry would fail again
-  kExitEnded = 4,        // the run has ended or was never started; `remesh
-                         // run`: it was stopped before its last step
-  kExitNotFound = 5,     // a file, run, worker or checkpoint does not exist
-  kExitBadSource = 65,   // rank: the state to start from does not load
-  kExitNoRoom = 66,      // rank: its host has too little shared memory
-  kExitWorld = 67,       // rank: the MPI world differs from the mesh
-  kExitSaveFailed = 68,  // rank: forced to stop without saving
+  kExitOk = 0,          // done, or stopped as requested
+  kExitInternal = 1,    // rank: any other failure; the next generation starts
+                        // from the newest state
+  kExitUsage = 2,       // invalid arguments, job file or input
+  kExitFailed = 3,      // permanent failure: a retry would fail again; rank:
+                        // the same; its host is cordoned, or, if no other
+                        // hosts are left, the job fails
+  kExitEnded = 4,       // the run has ended or was never started; `remesh
+                        // run`: it was stopped before its last step
+  kExitNotFound = 5,    // a file, run, worker or checkpoint does not exist
+  kExitBadSource = 65,  // rank: the state to start from does not load; its
+                        // host is cordoned, or the next generation starts
+                        // from an older state
+  kExitNoRoom = 66,     // rank: its host has too little shared memory; replicas
+                        // are given up, then the host is cordoned
+  kExitWorld = 67,      // rank: the MPI world differs from the mesh, or a peer
+                        // is gone; a victim, never the cause
+  kExitSaveFailed = 68,  // rank: it had to stop and could not save; the job
+                         // waits for room and continues from the state in
+                         // memory
   kExitOrphan = 69,      // rank: its worker daemon is gone
   kExitTryAgain = 75,    // temporary failure: the same command may succeed
                          // later; coordinator: restart the daemon

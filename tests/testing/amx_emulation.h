@@ -1,10 +1,10 @@
-// AMX tiles in software, so that the kernels of worker/kernels/cpu/amx_*.cc are
-// tested on processors without AMX. Those files are compiled again with this
-// header in front (tests/testing/CMakeLists.txt); it replaces the intrinsics
-// that they use. The arithmetic is that of TDPBF16PS (Intel, "Intel 64 and
-// IA-32 Architectures Software Developer's Manual", volume 2): even and odd
-// depths are summed separately, in fp32 with fused multiply-add. Denormal
-// numbers are not flushed to zero.
+// AMX tiles in software, so that the kernels of the AMX files of
+// worker/kernels/cpu are tested on processors without AMX. Those files are
+// compiled again with this header in front (tests/testing/CMakeLists.txt); it
+// replaces the intrinsics that they use. The arithmetic is that of TDPBF16PS
+// (Intel, "Intel 64 and IA-32 Architectures Software Developer's Manual",
+// volume 2): even and odd depths are summed separately, in fp32 with fused
+// multiply-add. Denormal numbers are not flushed to zero.
 //
 // REQUIRES: AVX-512, and the only configuration that the kernels use: 8 tiles
 // of 16 rows of 64 bytes.
