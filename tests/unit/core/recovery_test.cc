@@ -1,0 +1,208 @@
+// Which state a generation starts from when the newest one is in the memory of
+// workers: from there, after a wait for one that may return, or through a
+// rescue.
+#include "coordinator/core/recovery.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/state_choice.h"
+#include "coordinator/core/state_retention.h"
+#include "parallel/geometry/param_table.h"
+#include "parallel/geometry/schedule.h"
+#include "tests/testing/pieces.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+using Kind = Recovery::Decision::Kind;
+
+geometry::ParamTable small_model() {
+  return geometry::ParamTable::make({.dim = 8,
+                                     .n_layers = 2,
+                                     .n_heads = 2,
+                                     .n_kv_heads = 1,
+                                     .hidden_dim = 9,
+                                     .vocab_size = 17,
+                                     .tie_embeddings = true});
+}
+
+pb::Job small_job() {
+  pb::Job j;
+  j.mutable_train()->set_steps(100);
+  j.mutable_train()->set_global_batch_size(8);
+  j.mutable_train()->set_local_batch_size(1);
+  j.mutable_elastic()->set_rejoin_wait_ms(5000);
+  j.mutable_elastic()->set_max_same_failures(3);
+  return j;
+}
+
+// Generation 1 ran on dp2 with ZeRO 1: workers a and b have half of the state
+// each. Step 10 is the last finished one, step 5 is in a checkpoint.
+class MemoryRecovery : public ::testing::Test {
+ protected:
+  MemoryRecovery() {
+    durable_ = running({"a", "b"}, pb::Durable::WAITING);
+    for (int64_t step = 1; step <= 10; ++step) {
+      pb::StepMetrics m;
+      m.set_step(step);
+      m.set_generation(1);
+      ledger_.report(m);
+    }
+    ledger_.advance(1, 10);
+    scan_.valid.push_back({.step = 5, .generation = 1, .path = "step-5"});
+  }
+
+  // The worker reports that it has that rank's state of step 10.
+  void holds(const std::string& worker, int rank) {
+    pb::Report r = report(worker, ++seq_);
+    r.set_has_inventory(true);
+    pb::StateHolding* h = r.add_holdings();
+    geometry::Sharding sharding{.layout = {.dp = 2}, .zero = {.stage = 1}};
+    sharding.bounds = {0, 2};
+    const auto shard = geometry::make_rank_shard(table_, sharding, rank);
+    h->set_step(10);
+    h->set_generation(1);
+    h->set_rank(rank);
+    pb::Sharding* s = h->mutable_sharding();
+    s->mutable_mesh()->set_dp(2);
+    s->add_bounds(0);
+    s->add_bounds(2);
+    s->set_zero_stage(1);
+    h->set_model(geometry::model_id(table_));
+    h->set_elements(shard->zero.state_elements());
+    h->set_segment("segment-" + std::to_string(rank));
+    roster_.on_report(r, durable_, kSilentMs, 0);
+  }
+
+  ClusterView view(int64_t now_ms) const {
+    return {.roster = roster_, .durable = durable_, .now_ms = now_ms};
+  }
+  Recovery::Decision decide(const std::set<std::string>& missing = {},
+                            int64_t now_ms = 100) {
+    const ClusterView v = view(now_ms);
+    const auto wanted = policy_.place(v);
+    EXPECT_TRUE(wanted.ok()) << wanted.status().message();
+    return recovery_.decide({.view = v,
+                             .ledger = ledger_,
+                             .scan = scan_,
+                             .policy = policy_,
+                             .missing_holders = missing},
+                            *wanted);
+  }
+
+  geometry::ParamTable table_ = small_model();
+  Roster roster_;
+  pb::Durable durable_;
+  StepLedger ledger_;
+  CheckpointsScanned scan_;
+  MeshPolicy policy_{small_job(), std::nullopt};
+  Recovery recovery_{small_job(), small_model()};
+  uint64_t seq_ = 0;
+};
+
+TEST_F(MemoryRecovery, TheNewestStepComesFromMemory) {
+  holds("a", 0);
+  holds("b", 1);
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_EQ(d.source.kind(), pb::Source::MEMORY);
+  EXPECT_EQ(d.source.step(), 10);
+  ASSERT_EQ(d.source.states_size(), 2);
+  EXPECT_EQ(d.source.states(1).worker(), "b");
+  EXPECT_EQ(d.generation, 1);
+  EXPECT_FALSE(d.rescue);
+}
+
+TEST_F(MemoryRecovery, AWorkerWithFinishedStepsIsWaitedForAndThenNot) {
+  holds("a", 0);
+  const Recovery::Decision first = decide({"b"});
+  ASSERT_EQ(first.kind, Kind::kWait);
+  EXPECT_NE(first.why.find("the memory of b"), std::string::npos) << first.why;
+  EXPECT_TRUE(recovery_.waiting(view(200), {"b"}));
+  EXPECT_FALSE(recovery_.waiting(view(200), {})) << "nobody is missing now";
+  const Recovery::Decision again = decide({"b"}, 200);
+  EXPECT_EQ(again.kind, Kind::kWait);
+  EXPECT_EQ(again.why, "") << "said before";
+  const int64_t over_ms = small_job().elastic().rejoin_wait_ms() + 1;
+  EXPECT_FALSE(recovery_.waiting(view(over_ms), {"b"}));
+  const Recovery::Decision late = decide({"b"}, over_ms);
+  ASSERT_EQ(late.kind, Kind::kRestore);
+  EXPECT_EQ(late.source.path(), "step-5");
+}
+
+TEST_F(MemoryRecovery, AWorkerThatReturnsInTimeBringsItsPart) {
+  holds("a", 0);
+  ASSERT_EQ(decide({"b"}).kind, Kind::kWait);
+  holds("b", 1);
+  const Recovery::Decision d = decide({}, 200);
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_EQ(d.source.step(), 10);
+}
+
+// The next mesh has one rank, and no process on the other host to read its
+// half.
+TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
+  holds("a", 0);
+  holds("b", 1);
+  durable_.set_scale(1);
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_TRUE(d.rescue);
+  EXPECT_EQ(d.source.step(), 10);
+  EXPECT_EQ(d.placement.layout, (geometry::Layout{.dp = 2}));
+  EXPECT_EQ(hosts_of(d.placement, roster_),
+            (std::set<std::string>{"host-a", "host-b"}));
+}
+
+TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
+  holds("a", 0);
+  durable_.set_scale(1);
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_FALSE(d.rescue);
+  EXPECT_EQ(d.source.path(), "step-5");
+}
+
+TEST_F(MemoryRecovery, ALeavingWorkerTakesPartInTheRescue) {
+  holds("a", 0);
+  holds("b", 1);
+  roster_.drain("b");
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_TRUE(d.rescue);
+  EXPECT_EQ(d.source.step(), 10);
+}
+
+TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
+  holds("a", 0);
+  holds("b", 1);
+  pb::Durable::State* bad = durable_.add_bad_states();
+  bad->set_generation(1);
+  bad->set_step(10);
+  const Recovery::Decision d = decide();
+  ASSERT_EQ(d.kind, Kind::kRestore);
+  EXPECT_EQ(d.source.path(), "step-5");
+}
+
+// As on a network file system that caches its listing.
+TEST_F(MemoryRecovery, ACommittedCheckpointThatIsNotListedIsLookedForAgain) {
+  holds("a", 0);
+  durable_.set_saved_step(8);
+  const Recovery::Decision first = decide();
+  ASSERT_EQ(first.kind, Kind::kWait);
+  EXPECT_GT(first.rescan_ms, 0);
+  EXPECT_NE(first.why.find("step 8 was committed"), std::string::npos);
+  const Recovery::Decision late = decide({}, 100 + 60'000);
+  ASSERT_EQ(late.kind, Kind::kRestore);
+  EXPECT_EQ(late.source.path(), "step-5");
+  EXPECT_NE(late.source.reason().find("step 8 was committed"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace remesh::core
