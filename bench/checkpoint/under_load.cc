@@ -117,7 +117,7 @@ class UnderLoad {
                       .global_tokens = kBatch * kSeq,
                       .facts = [this] {
                         checkpointer_->before_update(engine_->step() + 1);
-                        engine::Facts f = checkpointer_->facts();
+                        engine::StepVotes f = checkpointer_->facts();
                         f.checkpoint_request = request_;
                         return f;
                       }}));

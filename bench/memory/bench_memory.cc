@@ -93,10 +93,6 @@ double others_kib() {
 
 double mib(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
-uint64_t total(const board::Memory& m) {
-  return m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
-}
-
 Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
              int64_t vocab, Kept* kept) {
   const auto mine = geometry::even_share(o.microbatches, layout.dp, dp_index);
@@ -110,7 +106,7 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
                                [&] {
                                  if (kept != nullptr)
                                    replicated = kept->before_agreement();
-                                 return engine::Facts{};
+                                 return engine::StepVotes{};
                                }})
                         .status());
     RETURN_IF_ERROR(replicated);
@@ -120,10 +116,10 @@ Status steps(const Options& o, const Layout& layout, Engine& e, int dp_index,
 }
 
 // Prints, on rank 0, the figures of the rank with the highest peak, in MiB.
-void print_json(comm::Comm& world, const planner::Memory& want,
-                const board::Memory& held, double peak) {
+void print_json(comm::Comm& world, const MemoryUse& want, const MemoryUse& held,
+                double peak) {
   const double mine[] = {
-      mib(want.total()),     mib(total(held)),    peak,
+      mib(want.total()),     mib(held.total()),   peak,
       mib(want.weights),     mib(want.gradients), mib(want.optimizer),
       mib(want.activations), mib(want.buffers),   mib(held.weights),
       mib(held.gradients),   mib(held.optimizer), mib(held.activations),
@@ -192,9 +188,8 @@ Status measure(const Options& o, comm::MpiWorld& mpi) {
       .recompute = *geometry::parse_recompute(o.recompute),
       .keep_state = o.keep_state,
       .replicas = o.keep_state ? 1 : 0};
-  const planner::Memory want =
-      planner::predict_memory(shape, layout, world.rank());
-  board::Memory held = e->memory();
+  const MemoryUse want = planner::predict_memory(shape, layout, world.rank());
+  MemoryUse held = e->memory();
   if (kept) held.buffers += kept->replica_bytes();
   print_json(world, want, held, peak);
   return ok_status();

@@ -134,7 +134,7 @@ class Trial {
                                  .facts = [&] {
                                    if (how == How::kReplicated)
                                      replicated = kept_.before_agreement();
-                                   return engine::Facts{};
+                                   return engine::StepVotes{};
                                  }});
     RETURN_IF_ERROR(r.status());
     RETURN_IF_ERROR(replicated);

@@ -136,9 +136,8 @@ class Trainer {
     const auto n = static_cast<double>(steps_.size());
     r.step_s = {median(steps_, 0.25), median(steps_), median(steps_, 0.75)};
     r.first_loss = first_loss_;
-    const board::Memory m = engine_->memory();
-    r.engine_bytes =
-        m.weights + m.gradients + m.optimizer + m.activations + m.buffers;
+    const MemoryUse m = engine_->memory();
+    r.engine_bytes = m.total();
     for (const auto& [name, s] : phases_) r.phases_s[name] = s / n;
     for (const auto& [name, c] : operations_)
       r.operations[name] = {

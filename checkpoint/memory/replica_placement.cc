@@ -17,7 +17,7 @@ struct State {
   std::set<std::string> hosts, workers;
 };
 
-std::vector<State> states_of(std::span<const RankPlace> ranks,
+std::vector<State> states_of(std::span<const RankHost> ranks,
                              std::span<const int> groups) {
   std::map<int, State> by_group;
   for (size_t r = 0; r < ranks.size(); ++r) {
@@ -36,7 +36,7 @@ std::vector<State> states_of(std::span<const RankPlace> ranks,
 class Round {
  public:
   // `kept`: how many replicas each rank keeps already.
-  Round(std::span<const RankPlace> ranks, const std::vector<State>& states,
+  Round(std::span<const RankHost> ranks, const std::vector<State>& states,
         std::vector<size_t> kept)
       : ranks_(ranks),
         kept_(std::move(kept)),
@@ -52,7 +52,7 @@ class Round {
       if ((by_host ? s.hosts : s.workers).size() >= enough) continue;
       for (int i = 1; i < n; ++i) {
         const int r = (sender + i) % n;
-        const RankPlace& p = ranks_[static_cast<size_t>(r)];
+        const RankHost& p = ranks_[static_cast<size_t>(r)];
         if (by_host ? !s.hosts.contains(p.host) : !s.workers.contains(p.worker))
           candidates_[state].push_back(r);
       }
@@ -98,7 +98,7 @@ class Round {
     return false;
   }
 
-  const std::span<const RankPlace> ranks_;
+  const std::span<const RankHost> ranks_;
   const std::vector<size_t> kept_;
   std::vector<std::vector<size_t>> given_;    // in this round, by rank
   std::vector<std::vector<int>> candidates_;  // by state, the best first
@@ -113,19 +113,19 @@ std::string host_of(const pb::Assignment& a, const std::string& worker) {
   return worker;
 }
 
-std::vector<RankPlace> places_of(const pb::Assignment& a) {
-  std::vector<RankPlace> out(static_cast<size_t>(a.ranks_size()));
+std::vector<RankHost> places_of(const pb::Assignment& a) {
+  std::vector<RankHost> out(static_cast<size_t>(a.ranks_size()));
   for (const pb::RankPlace& p : a.ranks())
     if (p.rank() >= 0 && p.rank() < a.ranks_size())
       out[static_cast<size_t>(p.rank())] = {p.worker(), host_of(a, p.worker())};
   return out;
 }
 
-Placement place_replicas(std::span<const RankPlace> ranks,
-                         std::span<const int> groups, int copies) {
+ReplicaPlacement place_replicas(std::span<const RankHost> ranks,
+                                std::span<const int> groups, int copies) {
   CHECK(copies >= 0 && (groups.empty() || groups.size() == ranks.size()));
   const auto enough = static_cast<size_t>(copies) + 1;
-  Placement out;
+  ReplicaPlacement out;
   out.holders.resize(ranks.size());
   out.kept.resize(ranks.size());
   std::vector<State> states = states_of(ranks, groups);
@@ -143,7 +143,7 @@ Placement place_replicas(std::span<const RankPlace> ranks,
     for (size_t i = 0; i < states.size(); ++i) {
       if (holder[i] < 0) continue;
       any = true;
-      const RankPlace& at = ranks[static_cast<size_t>(holder[i])];
+      const RankHost& at = ranks[static_cast<size_t>(holder[i])];
       const int from = sender(states[i]);
       out.holders[static_cast<size_t>(from)].push_back(holder[i]);
       out.kept[static_cast<size_t>(holder[i])].push_back(from);

@@ -18,7 +18,7 @@
 
 namespace remesh::memory {
 
-struct RankPlace {
+struct RankHost {
   std::string worker;
   std::string host;
 };
@@ -28,9 +28,9 @@ struct RankPlace {
 std::string host_of(const pb::Assignment& assignment,
                     const std::string& worker);
 // The place of each rank.
-std::vector<RankPlace> places_of(const pb::Assignment& assignment);
+std::vector<RankHost> places_of(const pb::Assignment& assignment);
 
-struct Placement {
+struct ReplicaPlacement {
   std::vector<std::vector<int>> holders;  // by rank: who keeps its replicas
   std::vector<std::vector<int>> kept;     // by rank: whose replicas it keeps
 };
@@ -39,7 +39,7 @@ struct Placement {
 // copies: k. Replicas are spread evenly over the ranks as far as hosts allow.
 // REQUIRES: groups is empty or as long as ranks; copies >= 0; a worker is on
 // one host.
-Placement place_replicas(std::span<const RankPlace> ranks,
-                         std::span<const int> groups, int copies);
+ReplicaPlacement place_replicas(std::span<const RankHost> ranks,
+                                std::span<const int> groups, int copies);
 
 }  // namespace remesh::memory

@@ -13,6 +13,7 @@
 #include "proto/base/exit_code.h"
 #include "proto/base/process.h"
 #include "proto/base/rank_phase.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 namespace {
@@ -30,15 +31,6 @@ int death_class(const pb::RankStatus& s) {
   if (s.signal() == 0 && s.exit_code() == kExitWorld) return kVictim;
   if (!s.error().empty()) return 1;
   return s.waits() ? kVictim : 2;
-}
-
-// Strips the last " for 1.2 s".
-std::string without_time(const std::string& doing) {
-  return doing.substr(0, doing.rfind(" for "));
-}
-
-std::string name_of(const RankView& r) {
-  return fmt::format("rank {} on worker {}", r.status->rank(), r.worker);
 }
 
 // -------------------------------------------------------- waiting for whom
@@ -114,6 +106,20 @@ size_t earliest_waiter(const std::vector<RankView>& ranks) {
 
 }  // namespace
 
+std::string Failure::text() const {
+  return subject.empty() ? what : subject + ": " + what;
+}
+
+std::string cause_text(const pb::Durable& d) {
+  return Failure{.subject = d.cause_subject(), .what = d.cause()}.text();
+}
+
+void set_cause(const Failure& f, pb::Durable* d) {
+  d->clear_cause_subject();
+  if (!f.subject.empty()) d->set_cause_subject(f.subject);
+  d->set_cause(f.what);
+}
+
 bool died_of_itself(const pb::RankStatus& s) {
   return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
 }
@@ -159,13 +165,21 @@ std::optional<size_t> first_death(const std::vector<RankView>& ranks) {
   return best ? std::optional(std::get<3>(*best)) : std::nullopt;
 }
 
+std::string rank_name(const RankView& r) {
+  return fmt::format("rank {} on worker {}", r.status->rank(), r.worker);
+}
+
+std::string doing_text(const pb::RankStatus& s) {
+  return s.at().has_seconds() ? lasting(s.doing(), s.at().seconds())
+                              : s.doing();
+}
+
 std::string death_text(const RankView& r) {
   const pb::RankStatus& s = *r.status;
-  std::string out = name_of(r) + ": ";
-  out += (s.signal() != 0 ? "killed by " : "") +
-         exit_text(s.signal(), s.exit_code());
+  std::string out = (s.signal() != 0 ? "killed by " : "") +
+                    exit_text(s.signal(), s.exit_code());
   if (!s.error().empty()) out += ": " + s.error();
-  if (!s.doing().empty()) out += "; it was at " + s.doing();
+  if (!s.doing().empty()) out += "; it was at " + doing_text(s);
   // An error message says more than the log, and so does the operation that a
   // signal interrupted.
   const bool log_helps =
@@ -198,18 +212,18 @@ std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck) {
   const std::string where =
       s.doing().empty()
           ? fmt::format("step {}, microbatch {}", s.step(), s.microbatch())
-          : without_time(s.doing());
+          : s.doing();
   const std::string stalled = fmt::format(
       "no progress for {:.1f} s", static_cast<double>(r.stalled_ms) / 1000);
   if (stuck.lost_message)
     return fmt::format(
         "{}: every rank waits for others, {} at {}: a message was lost",
-        stalled, name_of(r), where);
+        stalled, rank_name(r), where);
   const auto waiting =
       std::count_if(ranks.begin(), ranks.end(),
                     [](const RankView& x) { return x.status->waits(); }) -
       (s.waits() ? 1 : 0);
-  std::string out = fmt::format("{}: {} at {}", name_of(r), stalled, where);
+  std::string out = fmt::format("{} at {}", stalled, where);
   if (process_stopped(s)) out += " (its process is stopped)";
   if (waiting > 0)
     out += fmt::format("; {} other rank{} for it", waiting,
@@ -257,7 +271,7 @@ std::vector<Link> broken_link(const std::vector<RankView>& ranks,
 void fill_failure(const RankView& r, pb::EventRecord* e) {
   const pb::RankStatus& s = *r.status;
   if (!r.host.empty()) e->set_host(r.host);
-  if (!s.doing().empty()) e->set_doing(s.doing());
+  if (!s.doing().empty()) e->set_doing(doing_text(s));
   if (!s.flight_record().empty()) e->set_flight_record(s.flight_record());
   for (const std::string& line : s.log_tail()) e->add_last_log(line);
   // How an abort ended the rank says nothing about it.

@@ -23,8 +23,9 @@ using Link = std::pair<std::string, std::string>;
 
 // Why a generation ends early.
 struct Failure {
-  std::string text;
-  int rank = -1;  // at fault; -1: none, or not known
+  std::string subject;  // "rank 1 on worker w2"; "": nothing in particular
+  std::string what;     // is wrong with it
+  int rank = -1;        // at fault; -1: none, or not known
   std::string worker;
   int64_t step = -1;       // that was being computed
   bool by_signal = false;  // died_of_itself()
@@ -40,7 +41,14 @@ struct Failure {
   std::vector<Link> links;
   // Or in a collective, between any two of these: more than two.
   std::set<std::string> between;
+
+  // "rank 1 on worker w2: killed by signal 9 (SIGKILL)".
+  std::string text() const;
 };
+
+// Failure::text() of Durable.cause and cause_subject.
+std::string cause_text(const pb::Durable& durable);
+void set_cause(const Failure& failure, pb::Durable* durable);
 
 // A rank as its worker last reported it. Borrows the status.
 struct RankView {
@@ -73,7 +81,12 @@ bool died_like(const pb::RankStatus& status, const pb::RankStatus& first);
 // one host by its clock, between hosts by when the coordinator heard of it.
 std::optional<size_t> first_death(const std::vector<RankView>& ranks);
 
-// "rank 1 on worker w2: killed by signal 9 (SIGKILL); it was at step 12, ...".
+// "rank 1 on worker w2".
+std::string rank_name(const RankView& rank);
+// "step 12, forward for 1.2 s".
+std::string doing_text(const pb::RankStatus& status);
+
+// How it died: "killed by signal 9 (SIGKILL); it was at step 12, ...".
 std::string death_text(const RankView& rank);
 
 struct Stuck {
@@ -84,6 +97,8 @@ struct Stuck {
 };
 // Of ranks that are alive and stalled. REQUIRES: at least one.
 Stuck find_stuck(const std::vector<RankView>& ranks);
+// The rank to blame: "no progress for 5.0 s at step 12, ...", or that a message
+// was lost.
 std::string stuck_text(const std::vector<RankView>& ranks, const Stuck& stuck);
 // If a message was lost: between which hosts that may have been. Ranks that
 // exchange messages know it.

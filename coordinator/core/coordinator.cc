@@ -107,6 +107,7 @@ void Coordinator::resume_ended_job() {
   durable_.set_phase(pb::Durable::WAITING);
   reset_failures(&durable_);
   durable_.clear_cause();
+  durable_.clear_cause_subject();
   durable_.clear_bad_checkpoints();
   durable_.clear_bad_states();
   durable_.clear_cordons();
@@ -120,7 +121,8 @@ void Coordinator::adopt_generation() {
   adopted_generation_ = durable_.generation();
   roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
   if (durable_.phase() != pb::Durable::ABORTING) return;
-  failure_ = Failure{.text = durable_.cause(),
+  failure_ = Failure{.subject = durable_.cause_subject(),
+                     .what = durable_.cause(),
                      .rank = durable_.cause_rank(),
                      .worker = durable_.cause_worker()};
   change_began_ms_ = now_ms_;
@@ -251,8 +253,8 @@ void Coordinator::handle(const CheckpointsScanned& e) {
 }
 
 void Coordinator::announce(const Roster::Changes& changes) {
-  using Kind = Roster::Change::Kind;
-  for (const Roster::Change& c : changes) {
+  using Kind = Roster::MembershipChange::Kind;
+  for (const Roster::MembershipChange& c : changes) {
     if (c.kind == Kind::kLost) {
       announce_loss(c);
       continue;
@@ -272,7 +274,7 @@ void Coordinator::announce(const Roster::Changes& changes) {
   }
 }
 
-void Coordinator::announce_loss(const Roster::Change& lost) {
+void Coordinator::announce_loss(const Roster::MembershipChange& lost) {
   if (terminal(durable_.phase())) return;
   const bool has_part = participates(durable_, lost.worker, lost.incarnation) &&
                         has_ranks(durable_, lost.worker) &&
@@ -331,7 +333,7 @@ void Coordinator::reconcile_waiting() {
 // True if the job was told to stop without saving; no rank is needed any more.
 bool Coordinator::abort_to_discard() {
   if (!durable_.stop_discards()) return false;
-  abort({.text = "stopped without saving", .is_fault = false});
+  abort({.what = "stopped without saving", .is_fault = false});
   return true;
 }
 
@@ -376,18 +378,18 @@ bool Coordinator::ready_to_scan() {
 
 void Coordinator::reconcile_preparing() {
   if (abort_to_discard()) return;
-  if (const auto lost = detector_.find_loss(view())) return abort(*lost);
+  if (const auto lost = detector_.find_lost_worker(view())) return abort(*lost);
   const bool adopted = durable_.generation() == adopted_generation_;
   const bool forgiving = adopted && now_ms_ - started_ms_ < kReconnectSlackMs;
   if (const auto ahead = roster_.started_early(durable_, adopted && !forgiving);
       !ahead.empty())
-    return abort({.text = fmt::format("worker {} has started generation {}, "
+    return abort({.what = fmt::format("worker {} has started generation {}, "
                                       "which the journal only prepares",
                                       ahead, durable_.generation()),
                   .is_fault = false});
   if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
     return abort(
-        {.text = fmt::format("worker {} has lost a state that the generation "
+        {.what = fmt::format("worker {} has lost a state that the generation "
                              "starts from",
                              lost),
          .worker = lost,
@@ -396,7 +398,7 @@ void Coordinator::reconcile_preparing() {
   if (change &&
       (durable_.stop_requested() ? !must_save_before_stop()
                                  : change->must && !durable_.rescue()))
-    return abort({.text = change->why, .is_fault = false});
+    return abort({.what = change->why, .is_fault = false});
   // A worker that was restarted may have lost its states with its host.
   if (roster_.all_prepared(durable_) &&
       source_is_there(roster_, durable_.assignment().source()))
@@ -458,7 +460,7 @@ void Coordinator::reconcile_ended() {
   act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed
            : refused_job_                          ? kExitUsage
                                                    : kExitOk,
-           durable_.cause()});
+           cause_text(durable_)});
 }
 
 // ------------------------------------------------------------------ common

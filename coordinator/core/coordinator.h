@@ -119,7 +119,7 @@ class Coordinator {
   void leave_unknown_generation();
   void note_own_absence(int64_t now_ms);
   void announce(const Roster::Changes& changes);
-  void announce_loss(const Roster::Change& lost);
+  void announce_loss(const Roster::MembershipChange& lost);
   bool too_many_lives(const pb::Report& report, const std::string& key);
   void register_name(const std::string& worker, const std::string& key);
 
@@ -162,7 +162,7 @@ class Coordinator {
   Shortages fit_room(pb::Assignment* assignment, std::string* given_up) const;
   Shortages shortages_after(const pb::Assignment& running,
                             pb::Assignment* next) const;
-  bool put_off_for_room(const MeshPolicy::Change& change);
+  bool put_off_for_room(const MeshPolicy::MeshChange& change);
   void begin_generation(const Recovery::Decision& decision, pb::Assignment a);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
@@ -172,7 +172,7 @@ class Coordinator {
   void release_scale(const std::string& why);
 
   // Ending a generation and the job (generation.cc).
-  void finish(const MeshPolicy::Change& change);
+  void finish(const MeshPolicy::MeshChange& change);
   void abort(const Failure& failure);
   void end_generation();
   void emit_failure(const Failure& fault);
@@ -304,7 +304,7 @@ class Coordinator {
   int64_t not_before_ms_ = 0;    // back-off after repeated failures
   int64_t failed_saves_ = 0;     // in a row, at which the ranks ended
   bool replicas_fit_ = true;     // unless a rank found that there is no room
-  std::set<std::string> told_damaged_;  // checkpoints, with what is wrong
+  std::set<std::string> reported_damaged_;  // checkpoints, with what is wrong
   std::string waiting_for_;
   std::optional<Failure> failure_;  // of the abort in progress
   int64_t change_began_ms_ = -1;    // training is interrupted since then

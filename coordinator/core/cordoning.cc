@@ -71,7 +71,7 @@ Consequence Coordinator::cordon_for(const Failure& fault,
                                 could_go_on_without(fault.hosts));
   std::vector<std::string> failing;
   for (const std::string& host : blame.hosts)
-    if (suspect(host, "", blame.remembered_s, now_s, &durable_, fault.text) >=
+    if (suspect(host, "", blame.remembered_s, now_s, &durable_, fault.text()) >=
         blame.enough)
       failing.push_back(host);
   if (failing.empty())
@@ -80,7 +80,7 @@ Consequence Coordinator::cordon_for(const Failure& fault,
                                : Consequence::kSuspected;
   if (!others_remain(failing, fault)) return Consequence::kNone;
   for (const std::string& host : failing)
-    cordoned->push_back(cordon(host, "", fault.text, now_s, &durable_));
+    cordoned->push_back(cordon(host, "", fault.text(), now_s, &durable_));
   return Consequence::kCordoned;
 }
 
@@ -136,7 +136,7 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
     if (!c.peer().empty() && failures_of(durable_, c.host(), c.peer()) < most)
       end_cordon(c.host(), &durable_);
   cordoned->push_back(
-      cordon(*chosen, *peers[*chosen].begin(), fault.text, now_s, &durable_));
+      cordon(*chosen, *peers[*chosen].begin(), fault.text(), now_s, &durable_));
   return Consequence::kCordoned;
 }
 
@@ -158,7 +158,7 @@ Consequence Coordinator::search_link(const Failure& fault,
   if (failures == 1 || num_links(*s) == 0)
     *s = begin_link_search(fault.between);
   s->set_failures(failures);
-  s->set_reason(fault.text);
+  s->set_reason(fault.text());
   if (failures == 1) return Consequence::kSuspected;
   return next_link_test(cordoned) ? Consequence::kCordoned
                                   : Consequence::kSuspected;
@@ -169,7 +169,7 @@ Consequence Coordinator::search_link(const Failure& fault,
 bool Coordinator::next_link_test(std::vector<pb::Cordon>* cordoned) {
   pb::LinkSearch* s = durable_.mutable_link_search();
   if (const auto link = found_link(*s)) {
-    const Failure fault{.text = s->reason(), .links = {*link}};
+    const Failure fault{.what = s->reason(), .links = {*link}};
     return cordon_for_link(fault, cordoned) == Consequence::kCordoned;
   }
   const auto possible = [this](const std::set<std::string>& apart) {

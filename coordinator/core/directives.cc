@@ -61,7 +61,7 @@ pb::Directive Coordinator::directive_of(const Roster::Said& said,
     d.set_save(said.save);
   }
   if (said.goal == pb::Directive::SHUTDOWN) {
-    d.set_reason(durable_.cause());
+    d.set_reason(cause_text(durable_));
     // A failed job may be mended and resumed, also where it went back to a
     // state that is older than the last finished step.
     d.set_keep_states(durable_.phase() == pb::Durable::FAILED

@@ -4,6 +4,8 @@
 #include <map>
 #include <string_view>
 
+#include "proto/base/text.h"
+
 namespace remesh::core {
 
 bool terminal(pb::Durable::Phase phase) {
@@ -11,26 +13,8 @@ bool terminal(pb::Durable::Phase phase) {
          phase == pb::Durable::STOPPED;
 }
 
-const char* phase_text(pb::Durable::Phase p) {
-  switch (p) {
-    case pb::Durable::WAITING:
-      return "waiting";
-    case pb::Durable::PREPARING:
-      return "preparing";
-    case pb::Durable::RUNNING:
-      return "running";
-    case pb::Durable::FINISHING:
-      return "finishing";
-    case pb::Durable::ABORTING:
-      return "aborting";
-    case pb::Durable::DONE:
-      return "done";
-    case pb::Durable::FAILED:
-      return "failed";
-    case pb::Durable::STOPPED:
-      return "stopped";
-  }
-  return "unknown";
+std::string phase_text(pb::Durable::Phase phase) {
+  return enum_text(pb::Durable::Phase_Name(phase));
 }
 
 bool participates(const pb::Durable& durable, const std::string& worker,

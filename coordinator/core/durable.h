@@ -12,7 +12,7 @@ namespace remesh::core {
 bool terminal(pb::Durable::Phase phase);
 
 // "waiting", "running", ...
-const char* phase_text(pb::Durable::Phase phase);
+std::string phase_text(pb::Durable::Phase phase);
 
 // The queries by name take the logarithm of the number of workers: participants
 // and Assignment.workers are in the order of their names.

@@ -78,17 +78,17 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   }
   if (!hosts_alone &&
       (f.exit_code == kExitFailed || (no_room && !from_memory))) {
-    v.reason = f.text;
+    v.reason = f.text();
   } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
-    v.reason = fmt::format("{} (the same failure {} times at step {})", f.text,
-                           d->same_failures(), f.step);
+    v.reason = fmt::format("{} (the same failure {} times at step {})",
+                           f.text(), d->same_failures(), f.step);
   } else if (follows_rank) {
     v.reason = fmt::format("{} (the same rank failed at step {} on {} hosts)",
-                           f.text, f.step, d->last_failure_hosts());
+                           f.text(), f.step, d->last_failure_hosts());
   } else if (d->failures() >= most) {
     v.reason =
         fmt::format("{} (the last of {} failures without a finished step)",
-                    f.text, d->failures());
+                    f.text(), d->failures());
   } else {
     if (!cordoned) v.backoff_ms = backoff_ms(d->failures());
     return v;

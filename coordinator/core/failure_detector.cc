@@ -94,7 +94,7 @@ void FailureDetector::note_step(double seconds) {
 
 std::optional<Failure> FailureDetector::find(const ClusterView& view) const {
   if (auto failure = find_exit(view)) return failure;
-  if (auto failure = find_loss(view)) return failure;
+  if (auto failure = find_lost_worker(view)) return failure;
   return find_hang(view);
 }
 
@@ -108,7 +108,8 @@ std::optional<Failure> FailureDetector::find_exit(
   const auto first = first_death(ranks);
   if (!first) return std::nullopt;
   const pb::RankStatus& s = *ranks[*first].status;
-  Failure f{.text = death_text(ranks[*first]),
+  Failure f{.subject = rank_name(ranks[*first]),
+            .what = death_text(ranks[*first]),
             .rank = s.rank(),
             .worker = ranks[*first].worker,
             .step = s.step(),
@@ -117,7 +118,7 @@ std::optional<Failure> FailureDetector::find_exit(
   locate(ranks[*first], view.durable, &f);
   f.links = broken_link(ranks, ranks[*first]);
   if (!f.links.empty()) {  // no host is to blame
-    f.text += links_text(f);
+    f.what += links_text(f);
     f.hosts.clear();
     return f;
   }
@@ -126,7 +127,7 @@ std::optional<Failure> FailureDetector::find_exit(
   return f;
 }
 
-std::optional<Failure> FailureDetector::find_loss(
+std::optional<Failure> FailureDetector::find_lost_worker(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   for (const pb::Durable::Member& p : d.participants()) {
@@ -142,13 +143,13 @@ std::optional<Failure> FailureDetector::find_loss(
       why = "its daemon was restarted";
     else if (m != nullptr && !m->death.empty())
       why = m->death;
-    Failure f{
-        .text = fmt::format("worker {} on {}: {}", p.name(), p.host(), why),
-        .worker = p.name(),
-        .hosts = {p.host()},
-        .at_start = !has_stepped_,
-        .before_training = !has_stepped_,
-        .silent = is_silent(m)};
+    Failure f{.subject = fmt::format("worker {} on {}", p.name(), p.host()),
+              .what = why,
+              .worker = p.name(),
+              .hosts = {p.host()},
+              .at_start = !has_stepped_,
+              .before_training = !has_stepped_,
+              .silent = is_silent(m)};
     // Several hosts at once: the network between them and the coordinator.
     if (f.silent && other_host_is_silent(view, p.host())) f.hosts.clear();
     return f;
@@ -207,7 +208,7 @@ std::optional<Failure> FailureDetector::find_hang(
   std::erase_if(ranks, [](const RankView& r) { return r.status->exited(); });
   const Stuck stuck = find_stuck(ranks);
   const RankView& r = ranks[stuck.rank];
-  Failure failure{.text = stuck_text(ranks, stuck), .step = r.status->step()};
+  Failure failure{.what = stuck_text(ranks, stuck), .step = r.status->step()};
   if (stuck.lost_message) {  // no rank is to blame
     failure.links = silent_links(ranks, stuck);
     failure.between = silent_hosts(ranks, stuck);
@@ -215,9 +216,10 @@ std::optional<Failure> FailureDetector::find_hang(
       failure.links = {{*failure.between.begin(), *failure.between.rbegin()}};
     if (failure.between.size() <= 2) failure.between.clear();
     failure.at_start = failure.before_training = !has_stepped_;
-    failure.text += links_text(failure);
+    failure.what += links_text(failure);
     return failure;
   }
+  failure.subject = rank_name(r);
   failure.rank = r.status->rank();
   failure.worker = r.worker;
   locate(r, d, &failure);
@@ -233,7 +235,7 @@ Failure FailureDetector::settle(const Failure& noticed,
   if (!noticed.is_fault || noticed.by_signal) return noticed;
   const auto exit = find_exit(view);
   if (exit && exit->by_signal) return *exit;
-  if (const auto loss = find_loss(view)) return *loss;
+  if (const auto loss = find_lost_worker(view)) return *loss;
   if (exit && noticed.exit_code != 0) return *exit;
   return noticed;
 }

@@ -32,7 +32,7 @@ class FailureDetector {
 
   std::optional<Failure> find(const ClusterView& view) const;
   // A participant with ranks that is dead or has been restarted.
-  std::optional<Failure> find_loss(const ClusterView& view) const;
+  std::optional<Failure> find_lost_worker(const ClusterView& view) const;
   // The first cause once all reports of the abort are in: victims of a death
   // can be reported before it is.
   Failure settle(const Failure& noticed, const ClusterView& view) const;

@@ -24,7 +24,7 @@ constexpr int64_t kLookForRoomMs = 1000;
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
   for (const std::string& damaged : scan.invalid) {
-    if (!told_damaged_.insert(damaged).second) continue;
+    if (!reported_damaged_.insert(damaged).second) continue;
     pb::EventRecord e = event(events::kCheckpointDamaged);
     e.set_cause(damaged);
     emit(std::move(e));
@@ -111,7 +111,7 @@ Shortages Coordinator::shortages_after(const pb::Assignment& running,
 
 // Training goes on rather than stop for a mesh whose states do not fit. Hosts
 // that are short, and that the running mesh does without, are cordoned.
-bool Coordinator::put_off_for_room(const MeshPolicy::Change& change) {
+bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (change.must || durable_.stop_requested()) return false;
   pb::Assignment next;
   const Shortages s = shortages_after(durable_.assignment(), &next);
@@ -243,6 +243,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   *e.mutable_mesh() = a.mesh();
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
   e.set_source(source_text(a.source()));
+  e.set_source_kind(a.source().kind());
   e.set_lost_steps(lost_steps_);
   e.set_detail(decision.placement.reason + "; " + a.source().reason());
   *durable_.mutable_assignment() = std::move(a);
@@ -322,7 +323,7 @@ void Coordinator::release_scale(const std::string& why) {
 
 // --------------------------------------------------------------------- end
 
-void Coordinator::finish(const MeshPolicy::Change& change) {
+void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   durable_.set_finish_reason(change.why);
   durable_.set_must_stop(change.must);
@@ -338,7 +339,7 @@ void Coordinator::finish(const MeshPolicy::Change& change) {
 void Coordinator::abort(const Failure& failure) {
   failure_ = failure;
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
-  durable_.set_cause(failure.text);
+  set_cause(failure, &durable_);
   durable_.set_cause_rank(failure.rank);
   durable_.set_cause_worker(failure.worker);
   set_phase(pb::Durable::ABORTING);
@@ -349,7 +350,7 @@ void Coordinator::end_generation() {
   std::optional<Failure> fault;
   if (aborted && failure_ && failure_->is_fault) {
     fault = detector_.settle(*failure_, view());
-    durable_.set_cause(fault->text);
+    set_cause(*fault, &durable_);
     times_.add_failure();
     if (fault->exit_code != kExitSaveFailed) emit_failure(*fault);
   } else if (!aborted) {
@@ -390,7 +391,7 @@ void Coordinator::end_generation() {
 
 void Coordinator::emit_failure(const Failure& fault) {
   pb::EventRecord e = event(events::kFailure);
-  e.set_cause(fault.text);
+  e.set_cause(fault.what);
   e.set_worker(fault.worker);
   if (fault.rank >= 0) e.set_rank(fault.rank);
   for (const RankView& r : rank_views(view()))
@@ -407,15 +408,15 @@ bool Coordinator::try_again_after(const Failure& fault,
                                   Consequence consequence) {
   if (fault.exit_code == kExitSaveFailed) {
     if (durable_.stop_requested() && !durable_.stop_discards())
-      decline_stop(fault.text);
+      decline_stop(fault.text());
     const int64_t wait_ms = wait_for_room_ms(++failed_saves_);
     not_before_ms_ = now_ms_ + wait_ms;
     const std::string& error = checkpoints_.last_error();
-    wait_for(
-        events::kWaitingForRoom,
-        fmt::format("step {} is not saved: {}; trying again in {}",
-                    ledger_.last_finished(), error.empty() ? fault.text : error,
-                    format_duration(static_cast<double>(wait_ms) / 1000)));
+    wait_for(events::kWaitingForRoom,
+             fmt::format("step {} is not saved: {}; trying again in {}",
+                         ledger_.last_finished(),
+                         error.empty() ? fault.text() : error,
+                         format_duration(static_cast<double>(wait_ms) / 1000)));
     return true;
   }
   if (fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned)
@@ -473,7 +474,7 @@ void Coordinator::refuse_job(const std::string& where) {
 }
 
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
-  durable_.set_cause(why);
+  set_cause({.what = why}, &durable_);
   durable_.clear_participants();
   // A resumed job waits for those who hold the state.
   if (phase == pb::Durable::DONE || !has_unsaved_steps())

@@ -100,7 +100,7 @@ double scheduled_bubble(const planner::JobShape& shape,
   return timing->bubble_share;
 }
 
-void to_message(const planner::Memory& memory, pb::MemoryUse* out) {
+void to_message(const MemoryUse& memory, pb::MemoryUse* out) {
   out->set_weights(memory.weights);
   out->set_gradients(memory.gradients);
   out->set_optimizer(memory.optimizer);

@@ -37,6 +37,6 @@ pb::Job job_on(const pb::Job& job, const planner::JobShape& shape,
 double scheduled_bubble(const planner::JobShape& shape,
                         const geometry::Layout& layout);
 
-void to_message(const planner::Memory& memory, pb::MemoryUse* out);
+void to_message(const MemoryUse& memory, pb::MemoryUse* out);
 
 }  // namespace remesh::core

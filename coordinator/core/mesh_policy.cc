@@ -139,6 +139,10 @@ Result<planner::Placement> MeshPolicy::place(const ClusterView& view,
   return place(r);
 }
 
+int64_t MeshPolicy::missing_slots(const ClusterView& view) const {
+  return planner::missing_slots(request(view));
+}
+
 std::optional<planner::Placement> MeshPolicy::place_as_before(
     const ClusterView& view) const {
   const pb::Assignment& a = view.durable.assignment();
@@ -233,17 +237,17 @@ const std::string& MeshPolicy::job_change(const pb::Durable& d) const {
   return job_change_;
 }
 
-std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
+std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
     const ClusterView& view, int64_t not_before_ms) const {
   const pb::Durable& d = view.durable;
-  if (d.stop_requested()) return Change{.why = "stop"};
+  if (d.stop_requested()) return MeshChange{.why = "stop"};
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.leaving() &&
         participates(d, name, m.report.incarnation()) && has_ranks(d, name))
-      return Change{.why = fmt::format("worker {} is leaving", name),
-                    .must = true};
+      return MeshChange{.why = fmt::format("worker {} is leaving", name),
+                        .must = true};
   if (const std::string& why = job_change(d); !why.empty())
-    return Change{.why = why};
+    return MeshChange{.why = why};
   if (auto search = change_for_search(view)) return search;
   const bool asked = d.mesh_asked();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
@@ -262,24 +266,26 @@ std::optional<MeshPolicy::Change> MeshPolicy::wanted_change(
   const auto placed = place(view);
   if (!placed.ok()) return std::nullopt;
   const Layout& wanted = placed->layout;
-  if (d.rescue()) return Change{.why = "state saved for " + wanted.to_string()};
+  if (d.rescue())
+    return MeshChange{.why = "state saved for " + wanted.to_string()};
   const Layout here = layout_of(d.assignment().mesh());
   if (wanted == here) return std::nullopt;
   const std::string way =
       fmt::format("{} -> {}", here.to_string(), wanted.to_string());
-  if (asked) return Change{.why = "requested: " + way};
+  if (asked) return MeshChange{.why = "requested: " + way};
   // Preferred layouts are listed in order of preference; without a list only a
   // larger mesh is worth a stop, or one that the cost model expects to pay.
-  if (!job_.elastic().layouts().empty()) return Change{.why = "join: " + way};
+  if (!job_.elastic().layouts().empty())
+    return MeshChange{.why = "join: " + way};
   if (!wants_to_weigh(view))
     return wanted.world() <= ranks
                ? std::nullopt
-               : std::optional(Change{.why = "join: " + way});
+               : std::optional(MeshChange{.why = "join: " + way});
   const std::string gain = gain_text(view, here, wanted);
   if (gain.empty()) return std::nullopt;
-  return Change{.why = fmt::format("{}: {} ({})",
-                                   wanted.world() > ranks ? "join" : "faster",
-                                   way, gain)};
+  return MeshChange{.why = fmt::format(
+                        "{}: {} ({})",
+                        wanted.world() > ranks ? "join" : "faster", way, gain)};
 }
 
 // The axes of the model are the planner's, and what steps take is known.
@@ -322,7 +328,7 @@ std::string MeshPolicy::gain_text(const ClusterView& view, const Layout& here,
 }
 
 // To the mesh of the next test, if it has other hosts of those in question.
-std::optional<MeshPolicy::Change> MeshPolicy::change_for_search(
+std::optional<MeshPolicy::MeshChange> MeshPolicy::change_for_search(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
   if (d.link_search().apart().empty() || d.rescue()) return std::nullopt;
@@ -337,7 +343,7 @@ std::optional<MeshPolicy::Change> MeshPolicy::change_for_search(
   for (const pb::RankPlace& p : d.assignment().ranks()) add(p.worker(), &here);
   for (const planner::RankPlace& p : placed->ranks) add(p.worker, &next);
   if (here == next) return std::nullopt;
-  return Change{.why = search_text(d.link_search())};
+  return MeshChange{.why = search_text(d.link_search())};
 }
 
 bool MeshPolicy::pin_is_unfit(const ClusterView& view) const {

@@ -34,7 +34,7 @@ class MeshPolicy {
  public:
   // A change of mesh that the running generation should stop for. must: even
   // if saving fails.
-  struct Change {
+  struct MeshChange {
     std::string why;
     bool must = false;
   };
@@ -49,6 +49,8 @@ class MeshPolicy {
   // The same if `layout` were pinned, without a fallback.
   Result<planner::Placement> place(const ClusterView& view,
                                    const geometry::Layout& layout) const;
+  // planner::missing_slots() of the job's own meshes.
+  int64_t missing_slots(const ClusterView& view) const;
   // The placement of the newest generation once more, if all of its workers are
   // alive, leaving or not.
   std::optional<planner::Placement> place_as_before(
@@ -72,8 +74,8 @@ class MeshPolicy {
 
   // Whether the running generation should stop, and why. No optional change is
   // wanted before not_before_ms.
-  std::optional<Change> wanted_change(const ClusterView& view,
-                                      int64_t not_before_ms) const;
+  std::optional<MeshChange> wanted_change(const ClusterView& view,
+                                          int64_t not_before_ms) const;
   // How the job differs from the one that the ranks of the newest generation
   // were started with: "train.steps 40 -> 80"; "" if it does not.
   const std::string& job_change(const pb::Durable& durable) const;
@@ -97,7 +99,7 @@ class MeshPolicy {
                     bool everyone) const;
   bool is_usable(const ClusterView& view, const Roster::Member& member,
                  bool everyone) const;
-  std::optional<Change> change_for_search(const ClusterView& view) const;
+  std::optional<MeshChange> change_for_search(const ClusterView& view) const;
   bool wants_to_weigh(const ClusterView& view) const;
   bool time_to_look(const ClusterView& view) const;
   std::string gain_text(const ClusterView& view, const geometry::Layout& here,

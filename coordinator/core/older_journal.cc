@@ -36,7 +36,7 @@ bool Coordinator::abort_ended_before() {
         !has_ranks(durable_, name) || r.generation() != durable_.generation() ||
         r.busy() || r.state() != pb::Report::IDLE)
       continue;
-    abort({.text = fmt::format("worker {} has ended generation {}, which the "
+    abort({.what = fmt::format("worker {} has ended generation {}, which the "
                                "journal says runs",
                                name, durable_.generation()),
            .is_fault = false});
@@ -72,7 +72,7 @@ void Coordinator::skip_to_generation_of(const pb::Report& r) {
   const pb::Durable::Phase phase = durable_.phase();
   if (phase == pb::Durable::PREPARING || phase == pb::Durable::RUNNING ||
       phase == pb::Durable::FINISHING || phase == pb::Durable::ABORTING)
-    abort({.text = fmt::format("worker {} knows generation {}, which "
+    abort({.what = fmt::format("worker {} knows generation {}, which "
                                "the journal does not",
                                r.worker(), r.generation()),
            .is_fault = false});

@@ -82,7 +82,7 @@ std::map<std::string, uint64_t> held_while_running(
   const auto sharding = whole_sharding_of(a);
   if (!sharding.ok()) return out;
   Parts parts(table, *sharding);
-  const memory::Placement replicas = replicas_of(a);
+  const memory::ReplicaPlacement replicas = replicas_of(a);
   const auto add = [&](const std::string& worker, int rank) {
     if (const Part* part = parts.of(rank))
       out[worker] += memory::segment_bytes(part->elements);
@@ -147,7 +147,7 @@ Shortages find_shortages(const pb::Assignment& a,
   const auto sharding = whole_sharding_of(a);
   if (!sharding.ok()) return {};
   Parts wanted(table, *sharding);
-  const std::vector<memory::RankPlace> places = memory::places_of(a);
+  const std::vector<memory::RankHost> places = memory::places_of(a);
   const pb::Elastic& elastic = a.job().elastic();
   std::map<std::string, uint64_t> restoring, training;
   const std::set<int> reusing = add_source(a, table, wanted, &restoring);
@@ -155,7 +155,7 @@ Shortages find_shortages(const pb::Assignment& a,
     const Part* part = wanted.of(rank);
     return part == nullptr ? 0 : memory::segment_bytes(part->elements);
   };
-  const memory::Placement replicas = replicas_of(a);
+  const memory::ReplicaPlacement replicas = replicas_of(a);
   const bool lags = makes_replicas(a) && elastic.replicate_every() > 1;
   for (size_t r = 0; r < places.size(); ++r) {
     const auto rank = static_cast<int>(r);
@@ -187,10 +187,10 @@ void start_from(const pb::Assignment& running,
   if (!sharding.ok()) return;
   Parts parts(table, *sharding);
   std::set<std::string> hosts;  // where a rank can read
-  for (const memory::RankPlace& p : memory::places_of(*next))
+  for (const memory::RankHost& p : memory::places_of(*next))
     hosts.insert(p.host);
   next->mutable_source()->set_kind(pb::Source::MEMORY);
-  const std::vector<memory::RankPlace> places = memory::places_of(running);
+  const std::vector<memory::RankHost> places = memory::places_of(running);
   for (const pb::RankPlace& p : running.ranks()) {
     const std::string& host = places[static_cast<size_t>(p.rank())].host;
     const Part* part = parts.of(p.rank());

@@ -60,7 +60,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   newest.gone_ms = -1;
   Changes changes;
   if (alone_)
-    changes.push_back({.kind = Change::Kind::kHeard,
+    changes.push_back({.kind = MembershipChange::Kind::kHeard,
                        .detail = fmt::format(
                            "after {} s", (now_ms - last_heard_ms()) / 1000)});
   if (cut_off_) note_heard(now_ms);
@@ -81,15 +81,16 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
     it->second.given_up = false;
     it->second.awaited_since_ms = -1;
     if (!offers_nothing(r)) last_join_ms_ = now_ms;
-    changes.push_back(
-        {.kind = back ? Change::Kind::kReturned : Change::Kind::kJoined,
-         .worker = r.worker(),
-         .detail =
-             fmt::format("{} on {}", plural(r.slots(), "slot"), r.host())});
+    changes.push_back({.kind = back ? MembershipChange::Kind::kReturned
+                                    : MembershipChange::Kind::kJoined,
+                       .worker = r.worker(),
+                       .detail = fmt::format(
+                           "{} on {}", plural(r.slots(), "slot"), r.host())});
   }
   Member& m = it->second;
   if (!m.report.leaving() && r.leaving())
-    changes.push_back({.kind = Change::Kind::kLeaving, .worker = r.worker()});
+    changes.push_back(
+        {.kind = MembershipChange::Kind::kLeaving, .worker = r.worker()});
   const int64_t gap = now_ms - m.heard_ms;
   if (gap > silent_ms)
     for (auto& [rank, p] : m.progress) p.since_ms += gap;

@@ -83,7 +83,7 @@ class Roster {
   };
   using Members = std::map<std::string, Member>;
 
-  struct Change {
+  struct MembershipChange {
     // kAlone, kHeard: no worker is heard any more, and some is again.
     enum class Kind { kLost, kJoined, kReturned, kLeaving, kAlone, kHeard };
     Kind kind = Kind::kJoined;
@@ -92,7 +92,7 @@ class Roster {
     uint64_t incarnation = 0;  // of the worker that was lost
     bool leaving = false;      // the lost worker was about to leave
   };
-  using Changes = std::vector<Change>;
+  using Changes = std::vector<MembershipChange>;
 
   // Whether a report is taken. It is not if it is stale, comes from an earlier
   // life of the worker (for kEarlierLifeMs after the end of the last one, in
@@ -207,8 +207,8 @@ class Roster {
   int64_t last_heard_ms() const;
   void note_heard(int64_t now_ms);
   void note_gone(const std::string& worker, int64_t now_ms);
-  static Change lost(const std::string& worker, const Member& m,
-                     const std::string& why);
+  static MembershipChange lost(const std::string& worker, const Member& m,
+                               const std::string& why);
   static std::string death_of(const Member& m, int64_t dead_after_ms,
                               int64_t closed_ms, int64_t now_ms);
   void watch_wait(const pb::Durable& durable, const std::string& name,

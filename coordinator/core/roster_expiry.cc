@@ -36,9 +36,9 @@ int64_t closed_after_ms(int64_t configured_ms, int64_t dead_after_ms) {
                       : std::max(kReconnectMs, dead_after_ms / 8));
 }
 
-Roster::Change Roster::lost(const std::string& worker, const Member& m,
-                            const std::string& why) {
-  return {.kind = Change::Kind::kLost,
+Roster::MembershipChange Roster::lost(const std::string& worker,
+                                      const Member& m, const std::string& why) {
+  return {.kind = MembershipChange::Kind::kLost,
           .worker = worker,
           .detail = why,
           .incarnation = m.report.incarnation(),
@@ -139,7 +139,7 @@ Roster::Changes Roster::expire(const pb::Durable& durable,
       cut.from_all && (alone_ || now_ms - last_heard_ms() > dead_after_ms));
   if (alone_ && !was_alone)
     changes.push_back(
-        {.kind = Change::Kind::kAlone,
+        {.kind = MembershipChange::Kind::kAlone,
          .detail = fmt::format(
              "no worker is heard for {:.1f} s: the coordinator itself seems to "
              "be cut off; it waits until one is heard again",

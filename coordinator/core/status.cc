@@ -13,20 +13,21 @@
 namespace remesh::core {
 namespace {
 
-const char* state_text(pb::Report::State s) {
-  switch (s) {
-    case pb::Report::IDLE:
-      return "idle";
-    case pb::Report::PREPARED:
-      return "prepared";
-    case pb::Report::RUNNING:
-      return "running";
-    case pb::Report::QUIESCED:
-      return "quiesced";
-    case pb::Report::UNKNOWN:
-      break;
-  }
-  return "unknown";
+// The first values of JobStatus.State and WorkerStatus.State.
+static_assert(int{pb::JobStatus::WAITING} == int{pb::Durable::WAITING} &&
+              int{pb::JobStatus::STOPPED} == int{pb::Durable::STOPPED} &&
+              int{pb::WorkerStatus::IDLE} == int{pb::Report::IDLE} &&
+              int{pb::WorkerStatus::UNKNOWN} == int{pb::Report::UNKNOWN});
+
+pb::JobStatus::State state_of(pb::Durable::Phase phase) {
+  return static_cast<pb::JobStatus::State>(phase);
+}
+
+pb::WorkerStatus::State state_of(const Roster::Member& m) {
+  if (m.given_up) return pb::WorkerStatus::GIVEN_UP;
+  if (!m.alive) return pb::WorkerStatus::DEAD;
+  if (!m.reported) return pb::WorkerStatus::AWAITED;
+  return static_cast<pb::WorkerStatus::State>(m.report.state());
 }
 
 }  // namespace
@@ -43,10 +44,7 @@ void Coordinator::fill_worker_status(const std::string& name,
   out->set_build(m.report.build());
   out->set_age_s(
       std::max(0.0, static_cast<double>(now_ms_ - m.heard_ms) / 1000));
-  out->set_state(m.given_up    ? "given up"
-                 : !m.alive    ? "dead"
-                 : !m.reported ? "awaited"
-                               : state_text(m.report.state()));
+  out->set_state(state_of(m));
   out->set_draining(m.leaving());
   if (is_cordoned(durable_, m.report.host()))
     out->set_cordoned(cordon_reason(durable_, m.report.host()));
@@ -116,20 +114,21 @@ void Coordinator::fill_kept_state(pb::JobStatus* out) const {
 pb::JobStatus Coordinator::status() const {
   pb::JobStatus s;
   s.set_job(options_.job.job().name());
-  s.set_state(phase_text(durable_.phase()));
+  s.set_state(state_of(durable_.phase()));
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       s.set_detail(waiting_for_);
+      s.set_missing_slots(static_cast<int>(policy_.missing_slots(view())));
       break;
     case pb::Durable::RUNNING:
-      s.set_detail(put_off_.empty() ? durable_.cause()
+      s.set_detail(put_off_.empty() ? cause_text(durable_)
                                     : "change of mesh put off: " + put_off_);
       break;
     case pb::Durable::FINISHING:
       s.set_detail(durable_.finish_reason());
       break;
     default:
-      s.set_detail(durable_.cause());
+      s.set_detail(cause_text(durable_));
       break;
   }
   if (const std::string awaited = roster_.awaited_text(durable_, now_ms_);

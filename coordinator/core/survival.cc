@@ -37,7 +37,7 @@ Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& a) {
   return s;
 }
 
-memory::Placement replicas_of(const pb::Assignment& a) {
+memory::ReplicaPlacement replicas_of(const pb::Assignment& a) {
   const pb::Elastic& e = a.job().elastic();
   const int copies =
       e.replicate_every() > 0 ? static_cast<int>(e.replicas()) : 0;
@@ -51,9 +51,9 @@ bool makes_replicas(const pb::Assignment& a) {
 }
 
 bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
-  const std::vector<memory::RankPlace> places = memory::places_of(a);
+  const std::vector<memory::RankHost> places = memory::places_of(a);
   const std::vector<int> groups = groups_of(a);
-  const memory::Placement replicas = replicas_of(a);
+  const memory::ReplicaPlacement replicas = replicas_of(a);
   std::map<int, bool> safe;  // by replica group
   for (size_t r = 0; r < places.size(); ++r) {
     bool& is_safe = safe[groups[r]];
@@ -69,7 +69,7 @@ bool survives_on(const pb::Assignment& a, const std::set<std::string>& hosts) {
 
 std::set<std::string> needed_hosts(const pb::Assignment& a) {
   std::set<std::string> hosts, needed;
-  for (const memory::RankPlace& p : memory::places_of(a)) hosts.insert(p.host);
+  for (const memory::RankHost& p : memory::places_of(a)) hosts.insert(p.host);
   for (const std::string& host : hosts) {
     std::set<std::string> others = hosts;
     others.erase(host);

@@ -20,7 +20,7 @@ geometry::Sharding sharding_of(const pb::Assignment& assignment);
 Result<geometry::Sharding> whole_sharding_of(const pb::Assignment& assignment);
 
 // Which ranks keep replicas of which.
-memory::Placement replicas_of(const pb::Assignment& assignment);
+memory::ReplicaPlacement replicas_of(const pb::Assignment& assignment);
 
 // Whether the ranks of this generation keep replicas of each other at all.
 bool makes_replicas(const pb::Assignment& assignment);

@@ -205,7 +205,8 @@ Result<std::pair<std::string, int64_t>> save_and_wait(const std::string& run) {
     if (!error.empty())
       return io_error("the checkpoint was not saved: " + error);
     if (has_ended(s.state()))
-      return ended("the job is " + s.state() + "; no new checkpoint was saved");
+      return ended("the job is " + rundir::state_text(s.state()) +
+                   "; no new checkpoint was saved");
   }
 }
 

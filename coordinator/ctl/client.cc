@@ -106,7 +106,7 @@ pb::Command status_request() {
   return command;
 }
 
-void Asker::send(pb::Command command) {
+void CommandClient::send(pb::Command command) {
   const auto endpoint = rundir::read_endpoint(run_dir_);
   // The run directory may be gone, and the coordinator be there.
   if (!endpoint.ok() && !client_) return;
@@ -124,7 +124,7 @@ void Asker::send(pb::Command command) {
   waiting_ = client_->send(envelope);
 }
 
-std::optional<pb::Reply> Asker::poll() {
+std::optional<pb::Reply> CommandClient::poll() {
   while (waiting_) {
     auto envelope = client_->receive();
     if (!envelope) break;
@@ -136,7 +136,7 @@ std::optional<pb::Reply> Asker::poll() {
   return std::nullopt;
 }
 
-void Asker::disconnect() {
+void CommandClient::disconnect() {
   client_.reset();
   waiting_ = false;
 }
@@ -172,7 +172,9 @@ std::string why_not_running(const std::string& run) {
   if (const auto end = rundir::end_of_run(run)) {
     const std::string memory = kept_in_memory(run);
     return rundir::end_text(*end, run) +
-           (end->outcome == "done" || memory.empty() ? "" : "; " + memory);
+           (end->outcome == pb::JobStatus::DONE || memory.empty()
+                ? ""
+                : "; " + memory);
   }
   const rundir::NewestState newest = newest_state_of(run);
   const std::string resume = "remesh resume " + rundir::typed_path(run);
@@ -213,8 +215,9 @@ void wait_for_next_poll() {
   std::this_thread::sleep_for(std::chrono::milliseconds(kStatusIntervalMs));
 }
 
-bool has_ended(const std::string& state) {
-  return state == "done" || state == "failed" || state == "stopped";
+bool has_ended(pb::JobStatus::State state) {
+  return state == pb::JobStatus::DONE || state == pb::JobStatus::FAILED ||
+         state == pb::JobStatus::STOPPED;
 }
 
 }  // namespace remesh::ctl

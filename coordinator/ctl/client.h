@@ -45,13 +45,13 @@ inline constexpr int kReplyMs = 3000;
 // Sleeps between two commands that poll the state of a job.
 void wait_for_next_poll();
 // Whether JobStatus.state is final.
-bool has_ended(const std::string& state);
+bool has_ended(pb::JobStatus::State state);
 
 // Sends commands to the coordinator of a run without waiting, one at a time.
 // Threads: one.
-class Asker {
+class CommandClient {
  public:
-  explicit Asker(std::string run_dir) : run_dir_(std::move(run_dir)) {}
+  explicit CommandClient(std::string run_dir) : run_dir_(std::move(run_dir)) {}
   // Abandons the previous command. Connects first if need be, also to another
   // coordinator than before; does nothing if the run has none.
   void send(pb::Command command);

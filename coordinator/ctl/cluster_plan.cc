@@ -15,7 +15,6 @@ namespace {
 
 using geometry::Layout;
 using planner::kTerms;
-using planner::Memory;
 using planner::Plan;
 using planner::SearchRequest;
 using planner::TermName;
@@ -35,12 +34,12 @@ std::string seconds_text(double s) {
 
 constexpr struct {
   const char* key;
-  uint64_t Memory::*bytes;
-} kCategories[] = {{"weights", &Memory::weights},
-                   {"gradients", &Memory::gradients},
-                   {"optimizer", &Memory::optimizer},
-                   {"activations", &Memory::activations},
-                   {"buffers", &Memory::buffers}};
+  uint64_t MemoryUse::*bytes;
+} kCategories[] = {{"weights", &MemoryUse::weights},
+                   {"gradients", &MemoryUse::gradients},
+                   {"optimizer", &MemoryUse::optimizer},
+                   {"activations", &MemoryUse::activations},
+                   {"buffers", &MemoryUse::buffers}};
 
 // --- one plan ----------------------------------------------------------------
 

@@ -44,7 +44,8 @@ Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
   // The run that the command went to, whatever happens to links.
   const std::string run = status.run_dir();
   for (int silent = 0; o.wait && !holds(o, status);) {
-    if (has_ended(status.state())) return ended("the job is " + status.state());
+    if (has_ended(status.state()))
+      return ended("the job is " + rundir::state_text(status.state()));
     wait_for_next_poll();
     auto now = send_command(run, status_request());
     // A coordinator that restarts answers again soon.
@@ -58,23 +59,23 @@ Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
 }
 
 bool on_final_mesh(const ControlOptions&, const pb::JobStatus& s) {
-  return s.state() == "running" && !s.mesh_changes();
+  return s.state() == pb::JobStatus::RUNNING && !s.mesh_changes();
 }
 
 bool has_left(const ControlOptions& o, const pb::JobStatus& s) {
-  return std::none_of(s.workers().begin(), s.workers().end(),
-                      [&](const pb::WorkerStatus& w) {
-                        return w.name() == o.argument && w.state() != "dead";
-                      });
+  return std::none_of(
+      s.workers().begin(), s.workers().end(), [&](const pb::WorkerStatus& w) {
+        return w.name() == o.argument && w.state() != pb::WorkerStatus::DEAD;
+      });
 }
 
 // Whether a worker other than that one offers slots.
 bool others_work(const pb::JobStatus& s, const std::string& worker) {
-  return std::any_of(s.workers().begin(), s.workers().end(),
-                     [&](const pb::WorkerStatus& w) {
-                       return w.name() != worker && w.state() != "dead" &&
-                              !w.draining() && w.slots() > 0;
-                     });
+  return std::any_of(
+      s.workers().begin(), s.workers().end(), [&](const pb::WorkerStatus& w) {
+        return w.name() != worker && w.state() != pb::WorkerStatus::DEAD &&
+               !w.draining() && w.slots() > 0;
+      });
 }
 
 Result<ControlDone> drain(const ControlOptions& o) {
@@ -192,10 +193,10 @@ Result<ControlDone> stop(const ControlOptions& o) {
   return ControlDone{
       status,
       fmt::format("the job is {} at step {}; {}to continue: remesh resume {}",
-                  status.state(), status.step(),
+                  rundir::state_text(status.state()), status.step(),
                   !end || end->detail.empty() ? "" : end->detail + "; ",
                   rundir::typed_path(run_dir)),
-      status.state() == "failed" ? kExitFailed : kExitOk};
+      status.state() == pb::JobStatus::FAILED ? kExitFailed : kExitOk};
 }
 
 Result<int> perform(const ControlOptions& o,

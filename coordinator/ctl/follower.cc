@@ -24,11 +24,11 @@ constexpr double kStepLineEveryS = 0.5;
 
 // What the bottom line shows in place of the loss.
 std::string note_of(const pb::JobStatus& s) {
-  if (s.state() == "running") return "";
+  if (s.state() == pb::JobStatus::RUNNING) return "";
   // With a detail, the coordinator has found that it lacks slots or a worker.
-  if (s.state() == "waiting" && !s.detail().empty())
+  if (s.state() == pb::JobStatus::WAITING && !s.detail().empty())
     return "waiting for workers";
-  return s.state();
+  return rundir::state_text(s.state());
 }
 
 }  // namespace
@@ -92,10 +92,10 @@ void Follower::read_events() {
     if (e.event() == events::kMesh) waiting_.reset();
     say(event_text(e), events::tone_of(e.event()), e.time());
     if (e.event() == events::kStopDeclined) ++stops_declined_;
-    if (e.event() == events::kJobDone) outcome_ = "done";
-    if (e.event() == events::kJobStopped) outcome_ = "stopped";
+    if (e.event() == events::kJobDone) outcome_ = pb::JobStatus::DONE;
+    if (e.event() == events::kJobStopped) outcome_ = pb::JobStatus::STOPPED;
     if (e.event() == events::kJobFailed) {
-      outcome_ = "failed";
+      outcome_ = pb::JobStatus::FAILED;
       reason_ = e.cause();
     }
   }
@@ -143,10 +143,10 @@ void Follower::ask_status(int64_t now_ms) {
 void Follower::note_status(const pb::JobStatus& status) {
   state_note_ = note_of(status);
   note_problems(status);
-  lacks_slots_ = status.state() == "waiting" &&
-                 status.detail().find("too few slots") != std::string::npos;
-  has_workers_ = std::any_of(status.workers().begin(), status.workers().end(),
-                             [](const auto& w) { return w.state() != "dead"; });
+  lacks_slots_ = status.missing_slots() > 0;
+  has_workers_ = std::any_of(
+      status.workers().begin(), status.workers().end(),
+      [](const auto& w) { return w.state() != pb::WorkerStatus::DEAD; });
 }
 
 void Follower::note_gone(bool gone) {

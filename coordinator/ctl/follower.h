@@ -35,8 +35,8 @@ class Follower {
 
   // Shows new lines, and queries the coordinator periodically.
   void poll(int64_t now_ms, double now_unix);
-  // "done", "stopped" or "failed" after the job has ended, else "".
-  const std::string& outcome() const { return outcome_; }
+  // DONE, STOPPED or FAILED after the job has ended, before that UNKNOWN.
+  pb::JobStatus::State outcome() const { return outcome_; }
   const std::string& reason() const { return reason_; }  // of a failure
   bool lacks_slots() const { return lacks_slots_; }
   bool has_workers() const { return has_workers_; }
@@ -80,10 +80,10 @@ class Follower {
   // A wait for slots, shown if it does not end at once.
   std::optional<pb::EventRecord> waiting_;
   bool goes_on_ = false;
-  std::string outcome_;
+  pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
   std::string reason_;
   int stops_declined_ = 0;
-  Asker asker_;
+  CommandClient asker_;
   int64_t asked_ms_ = 0;
   double now_unix_ = 0;
   double step_shown_ = 0;  // unix seconds

@@ -21,7 +21,7 @@ namespace {
 // A run by its files alone.
 struct Row {
   std::string run;
-  std::string state;  // training, done, stopped, failed, not running
+  std::string state;  // "training", or as of JobStatus
   int64_t step = 0;
   double loss = 0;
   double heard = 0;  // unix seconds of its last step or event
@@ -31,7 +31,10 @@ struct Row {
 Row row_of(const std::string& run) {
   Row out{.run = run, .pid = rundir::RunLock::holder(run)};
   const auto end = rundir::end_of_run(run);
-  out.state = out.pid > 0 ? "training" : end ? end->outcome : "not running";
+  out.state =
+      out.pid > 0
+          ? "training"
+          : rundir::state_text(end ? end->outcome : pb::JobStatus::NOT_RUNNING);
   const auto lines = rundir::read_last_lines(rundir::metrics_path(run));
   const auto last =
       rundir::parse_metrics_line(lines.empty() ? "" : lines.back());
@@ -87,9 +90,9 @@ struct WaitOptions {
 
 int code_of(const pb::JobStatus& s, int64_t step) {
   if (step > 0 && s.step() >= step) return kExitOk;
-  return s.state() == "done"     ? kExitOk
-         : s.state() == "failed" ? kExitFailed
-                                 : kExitEnded;
+  return s.state() == pb::JobStatus::DONE     ? kExitOk
+         : s.state() == pb::JobStatus::FAILED ? kExitFailed
+                                              : kExitEnded;
 }
 
 // Asks the coordinator, because a run may be on another host, and reads the
@@ -126,8 +129,8 @@ Result<int> wait_for_run(const WaitOptions& o) {
   if (o.json)
     fmt::print("{}", status_json(status));
   else
-    fmt::print("{}: {} at step {}\n", rundir::short_path(run), status.state(),
-               status.step());
+    fmt::print("{}: {} at step {}\n", rundir::short_path(run),
+               rundir::state_text(status.state()), status.step());
   return code;
 }
 

@@ -68,8 +68,7 @@ std::string prediction_table(const planner::JobShape& shape, const Layout& l) {
                                 "stage", "weights", "gradients", "optimizer",
                                 "activations", "buffers", "total");
   for (int pp = 0; pp < l.pp; ++pp) {
-    const planner::Memory m =
-        planner::predict_memory(shape, l, l.rank({.pp = pp}));
+    const MemoryUse m = planner::predict_memory(shape, l, l.rank({.pp = pp}));
     out += fmt::format("  {:<8}{:>9}{:>11}{:>11}{:>13}{:>9}{:>9}\n", pp,
                        bytes_text(m.weights), bytes_text(m.gradients),
                        bytes_text(m.optimizer), bytes_text(m.activations),
@@ -128,7 +127,7 @@ std::string plan_json(const pb::Job& job,
   auto stages = nlohmann::ordered_json::array();
   for (int pp = 0; pp < l.pp; ++pp) {
     const int rank = l.rank({.pp = pp});
-    const planner::Memory m = planner::predict_memory(shape, l, rank);
+    const MemoryUse m = planner::predict_memory(shape, l, rank);
     stages.push_back({{"weights", m.weights},
                       {"gradients", m.gradients},
                       {"optimizer", m.optimizer},

@@ -26,12 +26,13 @@ std::string after_colon(const std::string& text) {
 
 // "continues at step 1184 from memory", "starts from initial weights".
 std::string source_text(const pb::EventRecord& e) {
-  const std::string& source = e.source();
-  if (source == "initial weights") return "starts from " + source;
-  return fmt::format(
-      "continues at step {} from {}", e.step() - e.lost_steps() + 1,
-      source.starts_with("memory of") ? "memory"
-                                      : source.substr(source.rfind('/') + 1));
+  if (e.has_source_kind() && e.source_kind() == pb::Source::INIT)
+    return "starts from " + e.source();
+  return fmt::format("continues at step {} from {}",
+                     e.step() - e.lost_steps() + 1,
+                     e.source_kind() == pb::Source::MEMORY
+                         ? "memory"
+                         : e.source().substr(e.source().rfind('/') + 1));
 }
 
 // The reason of the choice is in events.jsonl, and here if steps are lost.
@@ -47,21 +48,14 @@ std::string mesh_event(const pb::EventRecord& e) {
   return out;
 }
 
-// The cause repeats the rank or worker, which is named first here.
 std::string failure_event(const pb::EventRecord& e) {
-  std::string where, named;
-  if (e.has_rank()) {
+  std::string where;
+  if (e.has_rank())
     where = fmt::format(" of rank {} on worker {}", e.rank(), e.worker());
-    named = fmt::format("rank {} on worker {}: ", e.rank(), e.worker());
-  } else if (!e.worker().empty()) {
+  else if (!e.worker().empty())
     where = " of worker " + e.worker();
-    named = fmt::format("worker {} on {}: ", e.worker(), e.host());
-  }
   if (!where.empty()) where += in_brackets(e.host());
-  std::string cause = e.cause();
-  if (!named.empty() && cause.rfind(named, 0) == 0)
-    cause.erase(0, named.size());
-  std::string out = "failure" + where + after_colon(cause);
+  std::string out = "failure" + where + after_colon(e.cause());
   if (!e.flight_record().empty()) out += "; see traces/" + e.flight_record();
   return out;
 }

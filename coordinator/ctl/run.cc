@@ -74,7 +74,7 @@ class RunJob {
       ASSIGN_OR_RETURN(worker_program_, program_beside("remesh-worker"));
     }
     follower_ = std::make_unique<Follower>(job_, run_dir_, &screen_);
-    give(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});
+    dispatch(Begin{.lock_holder = rundir::RunLock::holder(run_dir_)});
     return ok_status();
   }
 
@@ -103,23 +103,23 @@ class RunJob {
 
   // ------------------------------------------------------------------ events
 
-  void give(const Event& event) {
+  void dispatch(const Event& event) {
     for (const Action& action : supervisor_.on(event, monotonic_ms()))
       std::visit([this](const auto& a) { perform(a); }, action);
   }
 
   void on_signal(int signal) {
     if (signal == SIGCHLD) return reap();
-    give(Interrupt{});
+    dispatch(Interrupt{});
   }
 
   void tick() {
     reap();
     const int declined = follower_->stops_declined();
     follower_->poll(monotonic_ms(), unix_seconds());
-    if (follower_->stops_declined() > declined) give(StopDeclined{});
+    if (follower_->stops_declined() > declined) dispatch(StopDeclined{});
     if (const auto reply = stopper_.poll())
-      give(StopAnswered{
+      dispatch(StopAnswered{
           reply->ok(),
           reply->code() == code_name(Code::kExhausted) ? reply->error() : ""});
     const auto endpoint = rundir::read_endpoint(run_dir_);
@@ -128,7 +128,7 @@ class RunJob {
                                                             coordinator_pid_);
     if (listens && on_listening_)
       std::exchange(on_listening_, nullptr)(!following);
-    give(Tick{
+    dispatch(Tick{
         .coordinator_listens = listens,
         .coordinator_alive = following && rundir::RunLock::holder(run_dir_) > 0,
         .outcome = follower_->outcome(),
@@ -142,7 +142,7 @@ class RunJob {
   void reap() {
     for (const Ended& e : children_.reap()) {
       if (e.child < 0) continue;  // an adopted orphan
-      give(ChildExited{e, last_line_of(output_of(e.child))});
+      dispatch(ChildExited{e, last_line_of(output_of(e.child))});
     }
   }
 
@@ -198,7 +198,7 @@ class RunJob {
                   const std::string& input = "/dev/null") {
     const auto pid = children_.start(child, argv, output_of(child), input);
     if (pid.ok()) return pid.value();
-    give(StartFailed{child, pid.status().message()});
+    dispatch(StartFailed{child, pid.status().message()});
     return 0;
   }
 
@@ -252,14 +252,14 @@ class RunJob {
   }
 
   void summarize(int code) {
-    if (supervisor_.following() && follower_->outcome().empty())
+    if (supervisor_.following() && !has_ended(follower_->outcome()))
       return screen_.line("still running: remesh status " +
                           rundir::typed_path(run_dir_));
     RunSummary s{.resume = resume_command(job_, options_, run_dir_),
                  .run_dir = rundir::short_path(run_dir_),
                  .job = job_};
-    s.outcome = code == kExitFailed         ? "failed"
-                : supervisor_.interrupted() ? "interrupted"
+    s.outcome = code == kExitFailed         ? pb::JobStatus::FAILED
+                : supervisor_.interrupted() ? pb::JobStatus::UNKNOWN
                                             : follower_->outcome();
     s.began = began_;
     for (const std::string& line :
@@ -302,7 +302,7 @@ class RunJob {
   Supervisor supervisor_;
   int coordinator_pid_ = 0;
   std::map<int, std::string> names_;  // of workers that were started
-  Asker stopper_{run_dir_};
+  CommandClient stopper_{run_dir_};
 };
 
 // What another program that uses the run directory would not agree with.

@@ -53,9 +53,9 @@ pb::JobStatus status_of_files(const std::string& run) {
   }
   const auto end = rundir::end_of_run(run);
   const int holder = rundir::RunLock::holder(run);
-  s.set_state(holder > 0 ? "not answering"
+  s.set_state(holder > 0 ? pb::JobStatus::NOT_ANSWERING
               : end      ? end->outcome
-                         : "not running");
+                         : pb::JobStatus::NOT_RUNNING);
   const rundir::NewestState newest = newest_state_of(run);
   if (newest.where == rundir::NewestState::Where::kMemory) {
     s.mutable_kept_state()->set_step(newest.state_step);

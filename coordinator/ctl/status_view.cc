@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "coordinator/core/cause.h"
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/rundir/lines.h"
@@ -44,7 +45,8 @@ std::string running_build(const pb::JobStatus& s) {
 }
 
 std::string worker_state(const pb::WorkerStatus& w, const std::string& build) {
-  std::string out = w.state() + (w.draining() ? ", draining" : "") +
+  std::string out = rundir::state_text(w.state()) +
+                    (w.draining() ? ", draining" : "") +
                     (w.cordoned().empty() ? "" : ", cordoned");
   if (!build.empty() && w.build() != build)
     out += ", waiting: of another build, " + w.build();
@@ -179,7 +181,7 @@ Json rank_json(const pb::RankStatus& r, const std::string& host) {
          {"exited", r.exited()}};
   if (r.has_os_state()) j["os_state"] = r.os_state();
   if (r.has_doing()) {
-    j["doing"] = r.doing();
+    j["doing"] = core::doing_text(r);
     j["waits"] = r.waits();
     j["operations"] = r.operations();
   }
@@ -210,7 +212,7 @@ Json worker_json(const pb::WorkerStatus& w) {
               {"cores", w.cores()},
               {"build", w.build()},
               {"age_s", w.age_s()},
-              {"state", w.state()},
+              {"state", rundir::state_text(w.state())},
               {"draining", w.draining()},
               {"cordoned", w.cordoned()},
               // Beyond 2^53, which is all that JSON readers must keep.
@@ -368,7 +370,7 @@ std::string time_row(const pb::JobStatus& s, const RunFacts& f) {
   if (f.began <= 0) return "";
   std::string out = fmt::format("since {} ({} ago)", rundir::date_text(f.began),
                                 format_duration(f.now - f.began));
-  if (f.left_s >= 0 && s.state() == "running")
+  if (f.left_s >= 0 && s.state() == pb::JobStatus::RUNNING)
     out += fmt::format(", about {} left", format_duration(f.left_s));
   return out;
 }
@@ -385,9 +387,11 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
   const double share = s.steps() > 0 ? 100.0 * static_cast<double>(s.step()) /
                                            static_cast<double>(s.steps())
                                      : 0.0;
-  std::string out = fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
-                                s.state(), s.step(), s.steps(), share);
-  if (!s.detail().empty() && s.state() != "running") out += "\n  " + s.detail();
+  std::string out =
+      fmt::format("job {}: {}, step {} of {} ({:.0f}%)", s.job(),
+                  rundir::state_text(s.state()), s.step(), s.steps(), share);
+  if (!s.detail().empty() && s.state() != pb::JobStatus::RUNNING)
+    out += "\n  " + s.detail();
   for (const pb::JobStatus::Problem& p : s.problems())
     out += "\n  " + problem_text(p);
   out += "\n\n";
@@ -426,7 +430,7 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
 }
 
 std::string status_json(const pb::JobStatus& s) {
-  Json j{{"job", s.job()},       {"state", s.state()},
+  Json j{{"job", s.job()},       {"state", rundir::state_text(s.state())},
          {"detail", s.detail()}, {"generation", s.generation()},
          {"step", s.step()},     {"steps", s.steps()}};
   j["mesh"] = nullptr;

@@ -173,7 +173,7 @@ class Evaluation {
                    "buffers"};
       for (const json& name : c.at("runs")) {
         ASSIGN_OR_RETURN(const StudyRun run, predict(name.get<std::string>()));
-        const planner::Memory& m = run.plan.memory;
+        const MemoryUse& m = run.plan.memory;
         StudyChart::Bar bar{.name = name.get<std::string>(), .parts = {}};
         for (const uint64_t bytes :
              {m.weights, m.gradients, m.optimizer, m.activations, m.buffers})

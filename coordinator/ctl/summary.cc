@@ -119,8 +119,8 @@ std::string event_rows(const RunSummary& s) {
 // The commands stay in one piece.
 std::string next_rows(const RunSummary& s, const Style& style) {
   std::vector<std::string> next = {s.resume};
-  if (s.outcome == "done") next = longer_advice(s.job, s.resume);
-  if (s.outcome == "failed") {
+  if (s.outcome == pb::JobStatus::DONE) next = longer_advice(s.job, s.resume);
+  if (s.outcome == pb::JobStatus::FAILED) {
     next.push_back("less " +
                    shell_quoted(rundir::coordinator_log_path(s.run_dir)));
   }
@@ -187,7 +187,10 @@ std::string summary_text(const RunSummary& s, const Style& style) {
   const int64_t tokens = s.metrics.empty() ? 0 : s.metrics.back().tokens();
   std::string rows = row("run", s.run_dir);
   rows +=
-      row("outcome", fmt::format("{} at step {} of {}, {} tokens", s.outcome,
+      row("outcome", fmt::format("{} at step {} of {}, {} tokens",
+                                 s.outcome == pb::JobStatus::UNKNOWN
+                                     ? "interrupted"
+                                     : rundir::state_text(s.outcome),
                                  step, s.job.train().steps(),
                                  short_number(static_cast<double>(tokens))));
   rows += loss_rows(s);

@@ -14,9 +14,10 @@ namespace remesh::ctl {
 struct RunSummary {
   std::string resume;  // the command that continues the run as it was started
   std::string run_dir;
-  std::string outcome;  // "done", "stopped", "failed", "interrupted"
-  pb::Job job;          // resolved
-  double began = 0;     // unix seconds; earlier events are of earlier sessions
+  // DONE, STOPPED, FAILED; UNKNOWN: interrupted.
+  pb::JobStatus::State outcome = pb::JobStatus::UNKNOWN;
+  pb::Job job;       // resolved
+  double began = 0;  // unix seconds; earlier events are of earlier sessions
   std::vector<pb::StepMetrics> metrics;  // of all sessions
   std::vector<pb::EventRecord> events;   // of all sessions
   std::string checkpoint;  // path of the newest one, "" if there is none

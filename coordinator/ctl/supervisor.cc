@@ -34,8 +34,9 @@ void Supervisor::handle(const Tick& e) {
     act(Greet{});
     for (int i = 1; i <= options_.local_workers; ++i)
       if (!running_.contains(i)) start_worker(i);
-  } else if (stage_ == Stage::kRunning && following_ && !e.outcome.empty()) {
-    code_ = e.outcome == "failed" ? kExitFailed : kExitOk;
+  } else if (stage_ == Stage::kRunning && following_ &&
+             e.outcome != pb::JobStatus::UNKNOWN) {
+    code_ = e.outcome == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
     leave();
   } else if (stage_ >= Stage::kLeaving) {
     wind_up();
@@ -154,7 +155,7 @@ void Supervisor::coordinator_exited(const ChildExited& e) {
   }
   // Its predecessor had ended the job when it was killed.
   if (how.signal == 0 && how.exit_code == kExitEnded) {
-    code_ = outcome_ == "failed" ? kExitFailed : kExitOk;
+    code_ = outcome_ == pb::JobStatus::FAILED ? kExitFailed : kExitOk;
     return leave();
   }
   if (how.signal == 0 &&
@@ -201,7 +202,7 @@ void Supervisor::worker_exited(const ChildExited& e) {
 // A followed coordinator that is gone without having ended the job either was
 // just ending it or died.
 void Supervisor::take_over(const Tick& e) {
-  if (!following_ || interrupted() || !e.outcome.empty() ||
+  if (!following_ || interrupted() || e.outcome != pb::JobStatus::UNKNOWN ||
       e.coordinator_alive) {
     gone_since_ms_ = -1;
     return;
@@ -263,7 +264,7 @@ void Supervisor::wind_up() {
 int Supervisor::final_code() const {
   if (code_ != kExitOk) return code_;
   if (interrupted()) return kExitInterrupted;
-  return outcome_ == "stopped" ? kExitEnded : kExitOk;
+  return outcome_ == pb::JobStatus::STOPPED ? kExitEnded : kExitOk;
 }
 
 void Supervisor::start_coordinator() {

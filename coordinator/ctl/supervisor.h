@@ -42,7 +42,8 @@ struct Tick {
   bool coordinator_listens = false;
   // Only sampled while a coordinator is followed: one holds the run's lock.
   bool coordinator_alive = false;
-  std::string outcome;  // "done", "stopped", "failed"; "" while the job runs
+  // DONE, STOPPED or FAILED; UNKNOWN while the job runs.
+  pb::JobStatus::State outcome = pb::JobStatus::UNKNOWN;
   bool lacks_slots = false;   // the coordinator waits for workers
   bool has_workers = false;   // the coordinator hears some
   bool trained = false;       // a step was finished in this session
@@ -213,7 +214,8 @@ class Supervisor {
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;
-  std::string outcome_;            // of the job, as far as known
+  // Of the job, as far as known.
+  pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
   int64_t lacking_since_ms_ = -1;  // slots; -1: does not lack any
   bool failed_to_start_ = false;
   bool exited_ = false;

@@ -55,6 +55,8 @@ std::string value_text(const Message& m, const FieldDescriptor* f,
       return fmt::format(R"("{:016x}")", r->GetUInt64(m, f));
     case FieldDescriptor::TYPE_STRING:
       return quoted(r->GetString(m, f));
+    case FieldDescriptor::TYPE_ENUM:
+      return quoted(enum_text(r->GetEnum(m, f)->name()));
     default:
       CHECK(f->message_type() == pb::Mesh::descriptor());
       return mesh_json(static_cast<const pb::Mesh&>(r->GetMessage(m, f)));
@@ -129,6 +131,14 @@ bool parse_value(const Json& value, const FieldDescriptor* f, Message* m) {
     case FieldDescriptor::TYPE_STRING:
       if (!value.is_string()) return false;
       r->SetString(m, f, value.get<std::string>());
+      return true;
+    case FieldDescriptor::TYPE_ENUM:
+      // A value of a later release is left out.
+      if (!value.is_string()) return false;
+      for (int i = 0; i < f->enum_type()->value_count(); ++i)
+        if (const auto* v = f->enum_type()->value(i);
+            enum_text(v->name()) == value.get<std::string>())
+          r->SetEnum(m, f, v);
       return true;
     default:
       return parse_members(value, r->MutableMessage(m, f));
@@ -250,6 +260,14 @@ std::vector<Kv> event_fields(const pb::EventRecord& event) {
 
 std::string mesh_text(const pb::Mesh& mesh) {
   return core::layout_of(mesh).to_string();
+}
+
+std::string state_text(pb::JobStatus::State state) {
+  return enum_text(pb::JobStatus::State_Name(state));
+}
+
+std::string state_text(pb::WorkerStatus::State state) {
+  return enum_text(pb::WorkerStatus::State_Name(state));
 }
 
 }  // namespace remesh::rundir

@@ -35,5 +35,8 @@ std::vector<Kv> event_fields(const pb::EventRecord& event);
 
 // "dp2" or "dp2,pp2,tp4".
 std::string mesh_text(const pb::Mesh& mesh);
+// "running", "not answering", "given up".
+std::string state_text(pb::JobStatus::State state);
+std::string state_text(pb::WorkerStatus::State state);
 
 }  // namespace remesh::rundir

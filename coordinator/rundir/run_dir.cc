@@ -289,9 +289,9 @@ std::optional<RunEnd> end_of_run(const std::string& run) {
   const auto last = parse_event_line(lines.empty() ? "" : lines.back());
   if (!last.ok()) return std::nullopt;
   for (const auto& [kind, outcome] :
-       {std::pair{&events::kJobDone, "done"},
-        std::pair{&events::kJobStopped, "stopped"},
-        std::pair{&events::kJobFailed, "failed"}})
+       {std::pair{&events::kJobDone, pb::JobStatus::DONE},
+        std::pair{&events::kJobStopped, pb::JobStatus::STOPPED},
+        std::pair{&events::kJobFailed, pb::JobStatus::FAILED}})
     if (last->event() == *kind)
       return RunEnd{outcome, last->cause(), last->detail(), last->step(),
                     last->time()};
@@ -299,16 +299,15 @@ std::optional<RunEnd> end_of_run(const std::string& run) {
 }
 
 std::string end_text(const RunEnd& end, const std::string& run) {
-  std::string out = fmt::format(
-      "{} at step {}, {}", end.outcome == "done" ? "finished" : end.outcome,
-      end.step, date_text(end.time));
+  const bool done = end.outcome == pb::JobStatus::DONE;
+  std::string out = fmt::format("{} at step {}, {}",
+                                done ? "finished" : state_text(end.outcome),
+                                end.step, date_text(end.time));
   if (!end.cause.empty()) out += ": " + end.cause;
   if (!end.detail.empty()) out += "; " + end.detail;
   out += fmt::format("; to {}: remesh resume {}",
-                     end.outcome == "done" ? "train further" : "continue",
-                     typed_path(run));
-  if (end.outcome == "done")
-    out += fmt::format(" --set train.steps={}", 2 * end.step);
+                     done ? "train further" : "continue", typed_path(run));
+  if (done) out += fmt::format(" --set train.steps={}", 2 * end.step);
   return out;
 }
 

@@ -107,9 +107,9 @@ std::string new_run_name(const std::string& job_name, double unix_s);
 void point_latest(const std::string& dump_folder, const std::string& run);
 // How a run ended, by its last event.
 struct RunEnd {
-  std::string outcome;  // "done", "stopped" or "failed"
-  std::string cause;    // of a failure
-  std::string detail;   // such as who was not reached
+  pb::JobStatus::State outcome = pb::JobStatus::DONE;  // or STOPPED, FAILED
+  std::string cause;                                   // of a failure
+  std::string detail;  // such as who was not reached
   int64_t step = 0;
   double time = 0;  // unix seconds
 };

@@ -66,12 +66,12 @@ class DaemonImpl : public Daemon {
   const std::string& message() const override { return message_; }
 
   int run() override {
-    loop_.watch(server_->fd(), [this] { drain(); });
+    loop_.watch(server_->fd(), [this] { receive_all(); });
     loop_.watch(server_->lost_fd(), [this] { take_lost(); });
     loop_.watch(scanner_->fd(), [this] { take_scan(); });
     loop_.watch(outbox_->fd(), [this] { take_written(); });
     loop_.on_tick([this] { tick(); });
-    tell_changes();
+    emit_job_changes();
     execute(core_->start(monotonic_ms()));
     const int code = ended_ ? code_ : loop_.run();
     log_->info("coordinator_ends", {{"code", code}, {"why", message_}});
@@ -125,7 +125,7 @@ class DaemonImpl : public Daemon {
   }
 
   // What the run continues with is part of its history.
-  void tell_changes() {
+  void emit_job_changes() {
     for (pb::EventRecord& e : rundir::events_of(change_, options_.run_dir)) {
       e.set_generation(restored() ? restored()->generation() : 0);
       act(core::EmitEvent{std::move(e)});
@@ -208,7 +208,7 @@ class DaemonImpl : public Daemon {
 
   void tick() {
     const int64_t now = monotonic_ms();
-    drain();
+    receive_all();
     take_lost();
     if (now - ticked_ms_ < kTickMs / 2) return;
     ticked_ms_ = now;
@@ -216,13 +216,13 @@ class DaemonImpl : public Daemon {
     // Workers whose key has lost its right are given up at once.
     for (const std::string& key : door_->refresh(unix_seconds()))
       for (std::string& worker : core_->workers_of(key))
-        give(core::PeerLost{std::move(worker), "its key is not allowed"});
+        dispatch(core::PeerLost{std::move(worker), "its key is not allowed"});
     probe_storage(now);
     const Outbox::Waited waited = outbox_->take_waited();
-    give(core::Tick{.unwritten_ms = waited.unwritten_ms,
-                    .stalled_ms = waited.stalled_ms,
-                    .backlog_full = outbox_->full(),
-                    .synced_step = files_->syncer->synced_step()});
+    dispatch(core::Tick{.unwritten_ms = waited.unwritten_ms,
+                        .stalled_ms = waited.stalled_ms,
+                        .backlog_full = outbox_->full(),
+                        .synced_step = files_->syncer->synced_step()});
     mail_->poll(now);
     answer_waiting();
     tell_lost_events();
@@ -237,7 +237,7 @@ class DaemonImpl : public Daemon {
     write("coordinator.lock", [](RunFiles& f) { return f.lock->check(); });
   }
 
-  void drain() {
+  void receive_all() {
     Turn turn(monotonic_ms());
     bool more = true;
     while (more && !ended_ && !turn.is_over(monotonic_ms())) {
@@ -276,7 +276,7 @@ class DaemonImpl : public Daemon {
         if (clients_.asks_for_change(token) && outbox_->problem())
           decline(token, "nothing is changed");
         else
-          give(core::CommandReceived{token, envelope.command()});
+          dispatch(core::CommandReceived{token, envelope.command()});
         break;
       }
       default:  // messages that only a coordinator sends
@@ -314,21 +314,21 @@ class DaemonImpl : public Daemon {
       rates_.forget(peer);
       clients_.forget(peer);
       for (std::string& name : mail_->workers_at(peer))
-        give(core::PeerLost{std::move(name)});
+        dispatch(core::PeerLost{std::move(name)});
     }
   }
 
   void take_scan() {
-    if (auto note = scanner_->take_note())
+    if (auto note = scanner_->take_error())
       act(core::EmitEvent{std::move(*note)});
-    if (auto scan = scanner_->take()) give(std::move(*scan));
+    if (auto scan = scanner_->take()) dispatch(std::move(*scan));
   }
 
   void take(const core::Input& event) {
     if (!ended_) execute(core_->take(event, monotonic_ms()));
   }
 
-  void give(const core::Input& event) {
+  void dispatch(const core::Input& event) {
     if (!ended_) execute(core_->on(event, monotonic_ms()));
   }
 

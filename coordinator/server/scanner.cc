@@ -121,7 +121,7 @@ std::optional<core::CheckpointsScanned> Scanner::take() {
   return std::exchange(shared_->result, std::nullopt);
 }
 
-std::optional<pb::EventRecord> Scanner::take_note() {
+std::optional<pb::EventRecord> Scanner::take_error() {
   const std::lock_guard lock(shared_->mutex);
   const auto cause = std::exchange(shared_->note, std::nullopt);
   if (!cause) return std::nullopt;

@@ -3,10 +3,10 @@
 //
 // A folder that cannot be listed yields no result and is tried again every
 // second: "no checkpoint" would be a wrong answer, and training would start
-// from scratch. take_note() says what is wrong.
+// from scratch. take_error() says what is wrong.
 //
 // Threads: the public functions are for the owner's thread. fd() is readable
-// when take() or take_note() has something.
+// when take() or take_error() has something.
 #pragma once
 
 #include <memory>
@@ -41,7 +41,7 @@ class Scanner {
   int fd() const;
   std::optional<core::CheckpointsScanned> take();
   // An event that says why the scan in progress cannot finish; each cause once.
-  std::optional<pb::EventRecord> take_note();
+  std::optional<pb::EventRecord> take_error();
   // That it takes long.
   std::optional<pb::JobStatus::Problem> problem() const;
 

@@ -15,6 +15,13 @@
 #include "proto/base/text.h"
 
 namespace remesh::planner {
+
+int64_t offered_slots(const PlacementRequest& q) {
+  int64_t offered = 0;
+  for (const WorkerSlots& w : q.workers) offered += w.slots;
+  return offered;
+}
+
 namespace {
 
 using geometry::Layout;
@@ -39,8 +46,34 @@ int64_t usable(const PlacementRequest& q, int64_t offered) {
   return q.max_slots == -1 ? offered : std::min<int64_t>(offered, q.max_slots);
 }
 
-Status too_few(const PlacementRequest& q, int64_t offered, int64_t needed,
-               const std::string& why) {
+// Ranks of one replica by the degrees that are given.
+int64_t unit_of(const PlacementRequest& q) {
+  const auto given = [](int degree) { return int64_t{std::max(degree, 1)}; };
+  return given(q.degrees.tp) * given(q.degrees.pp) * given(q.degrees.cp);
+}
+
+// Of the smallest mesh by its degrees and elastic.min_slots, and why so many.
+std::pair<int64_t, std::string> needed_slots(const PlacementRequest& q) {
+  if (!q.layouts.empty()) {
+    int64_t least = std::numeric_limits<int64_t>::max();
+    for (const Layout& l : q.layouts)
+      least = std::min<int64_t>(least, l.world());
+    return {std::max<int64_t>(least, q.min_slots),
+            q.layouts.size() == 1 ? q.layouts[0].to_string()
+                                  : "the smallest of elastic.layouts"};
+  }
+  const int64_t unit = unit_of(q);
+  const int64_t least = std::max(q.degrees.dp, 1) * unit;
+  const int64_t needed =
+      std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
+  return {needed, needed == least && q.degrees.dp != -1
+                      ? "the degrees in [parallel]"
+                  : needed == least && unit > 1 ? "tp x pp x cp"
+                                                : "elastic.min_slots"};
+}
+
+Status too_few(const PlacementRequest& q, int64_t offered) {
+  const auto [needed, why] = needed_slots(q);
   return exhausted(fmt::format("too few slots: {} offered ({}), needs {} ({})",
                                offered, offers(q), needed, why));
 }
@@ -65,10 +98,8 @@ Status fits(const PlacementRequest& q, const Layout& l) {
 Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
                                       int64_t offered) {
   const int64_t slots = usable(q, offered);
-  int64_t least = std::numeric_limits<int64_t>::max();
   Status refused = ok_status();
   for (const Layout& l : q.layouts) {
-    least = std::min<int64_t>(least, l.world());
     if (l.world() > slots || l.world() < q.min_slots) continue;
     Status s = q.shape ? admit(*q.shape, l) : ok_status();
     if (s.ok()) s = fits(q, l);
@@ -76,9 +107,7 @@ Result<LayoutChoice> choose_preferred(const PlacementRequest& q,
     if (refused.ok()) refused = s;
   }
   if (!refused.ok()) return refused;
-  return too_few(q, offered, std::max<int64_t>(least, q.min_slots),
-                 q.layouts.size() == 1 ? q.layouts[0].to_string()
-                                       : "the smallest of elastic.layouts");
+  return too_few(q, offered);
 }
 
 // The degrees from which the model axes' are chosen.
@@ -296,13 +325,9 @@ Status check_degrees(const PlacementRequest& q, int64_t unit) {
 
 Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
                                        int64_t offered) {
-  const auto given = [](int degree) { return std::max(degree, 1); };
-  const int64_t unit = int64_t{1} * given(q.degrees.tp) * given(q.degrees.pp) *
-                       given(q.degrees.cp);
+  const int64_t unit = unit_of(q);
   RETURN_IF_ERROR(check_degrees(q, unit));
-  const int64_t least = given(q.degrees.dp) * unit;
-  const int64_t needed =
-      std::max<int64_t>(least, (q.min_slots + unit - 1) / unit * unit);
+  const int64_t needed = needed_slots(q).first;
   const int64_t slots = usable(q, offered);
   const Axes admitted = axes_of(q, slots, /*admitted=*/true);
   const int64_t parameters =
@@ -328,11 +353,7 @@ Result<LayoutChoice> choose_by_degrees(const PlacementRequest& q,
                     "runs the job: {}",
                     count(offered, "slot"), offers(q), needed, slots,
                     refusal.unfit.message()));
-  return too_few(q, offered, needed,
-                 needed == least && q.degrees.dp != -1
-                     ? "the degrees in [parallel]"
-                 : needed == least && unit > 1 ? "tp x pp x cp"
-                                               : "elastic.min_slots");
+  return too_few(q, offered);
 }
 
 }  // namespace
@@ -346,7 +367,13 @@ std::string count(int64_t n, const char* what, const char* plural) {
   return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
 }
 
-Result<LayoutChoice> choose_layout(const PlacementRequest& q, int64_t offered) {
+int64_t missing_slots(const PlacementRequest& q) {
+  return std::max<int64_t>(0,
+                           needed_slots(q).first - usable(q, offered_slots(q)));
+}
+
+Result<LayoutChoice> choose_layout(const PlacementRequest& q) {
+  const int64_t offered = offered_slots(q);
   return q.layouts.empty() ? choose_by_degrees(q, offered)
                            : choose_preferred(q, offered);
 }

@@ -15,10 +15,12 @@ struct LayoutChoice {
   std::string prediction;  // Placement.prediction
 };
 
-// `offered`: slots of all workers. REQUIRES: the request's numbers are in
-// range, which place_mesh() checks. Fails like place_mesh().
-Result<LayoutChoice> choose_layout(const PlacementRequest& request,
-                                   int64_t offered);
+// Slots of all workers.
+int64_t offered_slots(const PlacementRequest& request);
+
+// REQUIRES: the request's numbers are in range, which place_mesh() checks.
+// Fails like place_mesh().
+Result<LayoutChoice> choose_layout(const PlacementRequest& request);
 
 // "1 slot", "3 slots".
 std::string count(int64_t n, const char* what, const char* plural = "s");

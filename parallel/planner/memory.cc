@@ -42,7 +42,7 @@ struct StateElements {
   double computed = 0, gradients = 0;
 };
 
-Memory state_memory(const StateBytes& bytes, const StateElements& n) {
+MemoryUse state_memory(const StateBytes& bytes, const StateElements& n) {
   const auto whole = [](double x) { return static_cast<uint64_t>(x); };
   return {.weights = whole(bytes.copies * bytes.master * n.share +
                            bytes.computed * n.computed),
@@ -194,8 +194,8 @@ int64_t replica_bytes(const JobShape& s, const Layout& l, int64_t state) {
   return (kept + (own_too ? 1 : 0)) * 2 * kStateVectors * state * kFp32;
 }
 
-Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
-                   int rank) {
+MemoryUse rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
+                      int rank) {
   const Coord at = l.coord(rank);
   const int chunks = chunks_on(s, l);
   const auto [shard, zero] = rank_shard(mesh, rank);
@@ -240,7 +240,7 @@ Memory rank_memory(const JobShape& s, const Layout& l, const Common& mesh,
       buffers +=
           message_bytes(s, l, at, chunk.message, schedule.num_microbatches);
   }
-  Memory m = state_memory(
+  MemoryUse m = state_memory(
       {.copies = s.keep_state ? 2.0 : 1.0, .computed = kFp32},
       {.share = as_double(state),
        .computed = as_double(gathered),
@@ -267,12 +267,12 @@ int64_t replicas_kept(const JobShape& s, const Layout& l) {
   return (states * missing + world - 1) / world;
 }
 
-Memory predict_memory(const JobShape& s, const Layout& l, int rank) {
+MemoryUse predict_memory(const JobShape& s, const Layout& l, int rank) {
   return rank_memory(s, l, common(s, l), rank);
 }
 
-Memory predict_memory(const JobShape& s, const Layout& l, int pp_rank,
-                      const Execution& run, const Parts& parts) {
+MemoryUse predict_memory(const JobShape& s, const Layout& l, int pp_rank,
+                         const Execution& run, const Parts& parts) {
   const bool first = pp_rank == 0, last = pp_rank == l.pp - 1;
   const int v = chunks_on(s, l);
   double layers = 0;
@@ -286,7 +286,7 @@ Memory predict_memory(const JobShape& s, const Layout& l, int pp_rank,
   const int z = shard_group_on(s, l);
   const bool sharded = s.zero_stage >= 2 && z > 1 && l.pp == 1;
   const double few = parts.layer_elements + tables;
-  Memory m =
+  MemoryUse m =
       state_memory({.gradient = run.gradient_bytes},
                    {.share = all / z,
                     .computed = sharded && s.zero_stage == 3
@@ -330,13 +330,13 @@ uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
                                replica_bytes(s, l, state));
 }
 
-Memory predict_worst_memory(const JobShape& s, const Layout& l) {
-  Memory worst;
+MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
+  MemoryUse worst;
   // Of data- and context-parallel ranks the first needs most, and of
   // tensor-parallel ranks the first has most rows.
   const Common mesh = common(s, l);
   for (int pp = 0; pp < l.pp; ++pp) {
-    const Memory m = rank_memory(s, l, mesh, l.rank({.pp = pp}));
+    const MemoryUse m = rank_memory(s, l, mesh, l.rank({.pp = pp}));
     if (m.total() > worst.total()) worst = m;
   }
   return worst;
@@ -353,11 +353,11 @@ uint64_t least_memory(const JobShape& s, const Layout& l, int64_t parameters) {
                                (held * kStateVectors / z + (few ? 1 / z : 1)));
 }
 
-Memory predict_worst_memory(const JobShape& s, const Layout& l,
-                            const Execution& run, const Parts& parts) {
-  const Memory first = predict_memory(s, l, 0, run, parts);
+MemoryUse predict_worst_memory(const JobShape& s, const Layout& l,
+                               const Execution& run, const Parts& parts) {
+  const MemoryUse first = predict_memory(s, l, 0, run, parts);
   if (l.pp == 1) return first;
-  const Memory last = predict_memory(s, l, l.pp - 1, run, parts);
+  const MemoryUse last = predict_memory(s, l, l.pp - 1, run, parts);
   return last.total() > first.total() ? last : first;
 }
 

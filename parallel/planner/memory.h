@@ -36,28 +36,17 @@
 
 #include "parallel/planner/layer_cost.h"
 #include "parallel/planner/shape.h"
+#include "proto/base/memory_use.h"
 
 namespace remesh::planner {
-
-struct Memory {
-  uint64_t weights = 0;
-  uint64_t gradients = 0;
-  uint64_t optimizer = 0;
-  uint64_t activations = 0;
-  uint64_t buffers = 0;
-  uint64_t total() const {
-    return weights + gradients + optimizer + activations + buffers;
-  }
-  friend bool operator==(const Memory&, const Memory&) = default;
-};
 
 // The most replicas that any rank keeps for others when each rank has its own
 // worker. Data-parallel ranks that hold the same state are copies already.
 int64_t replicas_kept(const JobShape& shape, const geometry::Layout& layout);
 
 // For one rank. REQUIRES: admit() passed, 0 <= rank < layout.world().
-Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
-                      int rank);
+MemoryUse predict_memory(const JobShape& shape, const geometry::Layout& layout,
+                         int rank);
 
 // What a rank needs besides, of which predict_memory() has nothing and
 // place_mesh() knows nothing. REQUIRES: as above.
@@ -74,8 +63,8 @@ uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
                           int rank);
 
 // For the rank that needs most in total. REQUIRES: admit() passed.
-Memory predict_worst_memory(const JobShape& shape,
-                            const geometry::Layout& layout);
+MemoryUse predict_worst_memory(const JobShape& shape,
+                               const geometry::Layout& layout);
 
 // A lower bound of that total which takes no tables. `parameters`: elements of
 // the model.
@@ -83,13 +72,13 @@ uint64_t least_memory(const JobShape& shape, const geometry::Layout& layout,
                       int64_t parameters);
 
 // For a device of pipeline rank `pp_rank`. REQUIRES: as predict_step().
-Memory predict_memory(const JobShape& shape, const geometry::Layout& layout,
-                      int pp_rank, const Execution& run, const Parts& parts);
+MemoryUse predict_memory(const JobShape& shape, const geometry::Layout& layout,
+                         int pp_rank, const Execution& run, const Parts& parts);
 // For the device that needs most: of the first stage, which holds most
 // microbatches, or of the last, which has the head.
-Memory predict_worst_memory(const JobShape& shape,
-                            const geometry::Layout& layout,
-                            const Execution& run, const Parts& parts);
+MemoryUse predict_worst_memory(const JobShape& shape,
+                               const geometry::Layout& layout,
+                               const Execution& run, const Parts& parts);
 // The share of a device's memory that a plan may use.
 inline constexpr double kUsable = 0.9;
 

@@ -52,9 +52,8 @@ Status check_request(const PlacementRequest& q) {
 
 Result<Placement> place_mesh(const PlacementRequest& request) {
   RETURN_IF_ERROR(check_request(request));
-  int64_t offered = 0;
-  for (const WorkerSlots& w : request.workers) offered += w.slots;
-  ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request, offered));
+  const int64_t offered = offered_slots(request);
+  ASSIGN_OR_RETURN(const LayoutChoice choice, choose_layout(request));
   Placement placement;
   placement.layout = choice.layout;
   placement.ranks = seat_ranks(request, choice.layout);

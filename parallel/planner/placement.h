@@ -110,6 +110,10 @@ struct Placement {
 // Whether the cost model has more to choose than the number of replicas.
 bool chooses_model_axes(const PlacementRequest& request);
 
+// Slots beside those offered that the smallest mesh would need, whatever its
+// memory; 0: enough are offered.
+int64_t missing_slots(const PlacementRequest& request);
+
 // Fails: invalid_argument when the request can never be met (bad degrees, two
 // workers with one name, dp above the number of microbatches, a model that
 // cannot be sharded that way, max_slots below min_slots), exhausted when there

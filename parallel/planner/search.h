@@ -51,7 +51,7 @@ struct Plan {
   JobShape shape;
   geometry::Layout layout;
   StepCost cost;
-  Memory memory;  // of the device that needs most
+  MemoryUse memory;  // of the device that needs most
   // "dp4,pp16,tp8 ZeRO 1, micro-batch 1, interleaved x2, recompute full".
   std::string settings() const;
 };

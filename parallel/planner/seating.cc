@@ -17,9 +17,9 @@ namespace {
 // first rank in the previous mesh; new ones come last, by name. So ranks that
 // stay keep their order, and without a previous mesh the order is that of the
 // names.
-class Seating {
+class RankPlacer {
  public:
-  Seating(const PlacementRequest& q, const geometry::Layout& layout)
+  RankPlacer(const PlacementRequest& q, const geometry::Layout& layout)
       : layout_(layout),
         places_(static_cast<size_t>(layout.world())),
         seats_(places_.size()) {
@@ -154,7 +154,7 @@ class Seating {
 
 std::vector<RankPlace> seat_ranks(const PlacementRequest& q,
                                   const geometry::Layout& layout) {
-  return Seating(q, layout).run(q.previous);
+  return RankPlacer(q, layout).run(q.previous);
 }
 
 }  // namespace remesh::planner

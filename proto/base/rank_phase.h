@@ -27,6 +27,6 @@ inline constexpr uint32_t kRequestStop = 1;   // save and stop at the next step
                                               // boundary, if saving works
 inline constexpr uint32_t kRequestForce = 2;  // kRequestStop: even if it fails
 // With kRequestStop: save nothing, the state stays in shared memory.
-inline constexpr uint32_t kRequestHandOver = 4;
+inline constexpr uint32_t kRequestHandoff = 4;
 
 }  // namespace remesh

@@ -71,8 +71,22 @@ std::string format_duration(double seconds) {
   return fmt::format("{}h{:02}m", s / 3600, s % 3600 / 60);
 }
 
+std::string lasting(const std::string& what, double seconds) {
+  return seconds < 0.0995 ? fmt::format("{} for {:.1f} ms", what, seconds * 1e3)
+                          : fmt::format("{} for {:.1f} s", what, seconds);
+}
+
 std::string plural(int64_t n, const std::string& thing) {
   return fmt::format("{} {}{}", n, thing, n == 1 ? "" : "s");
+}
+
+std::string enum_text(std::string_view name) {
+  std::string out(name);
+  for (char& c : out)
+    c = c == '_'
+            ? ' '
+            : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return out;
 }
 
 std::string shell_quoted(const std::string& text) {

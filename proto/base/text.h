@@ -23,8 +23,15 @@ std::string format_bytes(uint64_t bytes);
 // "2h05m", "3m20s", "4.2s".
 std::string format_duration(double seconds);
 
+// "forward for 1.2 s", "forward for 2.5 ms".
+std::string lasting(const std::string& what, double seconds);
+
 // "1 slot", "2 slots".
 std::string plural(int64_t n, const std::string& thing);
+
+// The name of a value of an enumeration as people read it: "NOT_RUNNING" is
+// "not running".
+std::string enum_text(std::string_view name);
 
 // As one word of a command line that a person may copy into a shell.
 std::string shell_quoted(const std::string& text);

@@ -116,7 +116,6 @@ Status check_holding(const pb::StateHolding& h) {
 Status check_worker(const pb::Report& r, const Known& known) {
   RETURN_IF_ERROR(name("worker", r.worker()));
   RETURN_IF_ERROR(text("host", r.host(), kMaxHost));
-  RETURN_IF_ERROR(text("version", r.version()));
   RETURN_IF_ERROR(text("build", r.build()));
   RETURN_IF_ERROR(in_range<size_t>("bytes of hardware", r.hardware().size(), 0,
                                    kMaxHardware));
@@ -248,7 +247,6 @@ void clean(pb::Report* report) {
     }
     clean_lines(r.mutable_log_tail());
   }
-  clean_text(report, &pb::Report::error, &pb::Report::mutable_error);
   clean_lines(report->mutable_damaged());
 }
 

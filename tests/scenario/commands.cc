@@ -498,14 +498,17 @@ Status ScriptedCluster::status(const Command&) {
     return ok_status();
   }
   const pb::JobStatus s = coordinator_->status();
-  std::string text = fmt::format("status: {} g{} step {}/{}", s.state(),
-                                 s.generation(), s.step(), s.steps());
+  std::string text =
+      fmt::format("status: {} g{} step {}/{}",
+                  enum_text(pb::JobStatus::State_Name(s.state())),
+                  s.generation(), s.step(), s.steps());
   if (s.has_mesh()) text += mesh_text(s.mesh());
   if (!s.pinned().empty()) text += " pinned";
   if (s.scale() > 0) text += fmt::format(" scale={}", s.scale());
   if (!s.detail().empty()) text += " (" + s.detail() + ")";
   for (const pb::WorkerStatus& w : s.workers())
-    text += fmt::format(" {}:{}{}{}", w.name(), w.state(),
+    text += fmt::format(" {}:{}{}{}", w.name(),
+                        enum_text(pb::WorkerStatus::State_Name(w.state())),
                         w.draining() ? "+leaving" : "",
                         w.cordoned().empty() ? "" : "+cordoned");
   for (const pb::Cordon& k : s.cordons())

@@ -6,6 +6,7 @@
 
 #include "proto/base/exit_code.h"
 #include "proto/base/rank_phase.h"
+#include "tests/testing/event_fields.h"
 
 namespace remesh::scenario {
 namespace {
@@ -99,7 +100,6 @@ std::string report_text(const pb::Report& r) {
                   r.generation());
   if (r.leaving()) s += " leaving";
   if (r.busy() && r.state() != pb::Report::RUNNING) s += " busy";
-  if (!r.error().empty()) s += " error=\"" + r.error() + "\"";
   std::set<std::pair<int64_t, int64_t>> held;
   for (const pb::StateHolding& h : r.holdings())
     held.emplace(h.generation(), h.step());
@@ -206,6 +206,9 @@ void ScriptedCluster::act(const core::Action& action) {
   } else if (const auto* x = std::get_if<core::Refuse>(&action)) {
     say("refuses: " + x->refusal.reason());
   } else if (const auto* e = std::get_if<core::EmitEvent>(&action)) {
+    if (const std::string fields = undeclared_fields(e->record);
+        !fields.empty())
+      say("UNDECLARED in proto/rundir/events.h: " + fields);
     say(event_text(e->record));
   } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
     metrics_.push_back(m->metrics);
@@ -294,7 +297,7 @@ void ScriptedCluster::act(Worker& w, const agent::Action& action) {
     std::string text;
     if ((q->bits & kRequestStop) != 0) text += " stop";
     if ((q->bits & kRequestForce) != 0) text += " must";
-    if ((q->bits & kRequestHandOver) != 0) text += " hand_over";
+    if ((q->bits & kRequestHandoff) != 0) text += " hand_over";
     if (q->checkpoint_request > 0)
       text += fmt::format(" checkpoint={}", q->checkpoint_request);
     if (!text.empty()) say(fmt::format("{} asks its ranks:{}", w.name, text));
@@ -426,7 +429,7 @@ void ScriptedCluster::boundary(int64_t step) {
   for (auto& [w, r] : ranks) {
     if (!r->declined) bits |= r->request.bits;
     if (!r->declined && (r->request.bits & kRequestStop) != 0 &&
-        (r->request.bits & kRequestHandOver) == 0)
+        (r->request.bits & kRequestHandoff) == 0)
       saves = true;
     if (r->request.checkpoint_request > 0) asked = true;
   }

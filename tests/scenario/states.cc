@@ -49,7 +49,7 @@ void ScriptedCluster::replicate(int64_t step, bool always) {
   if (!keeps_state() || elastic.replicate_every() == 0 ||
       (!always && step % elastic.replicate_every() != 0))
     return;
-  std::vector<memory::RankPlace> places;
+  std::vector<memory::RankHost> places;
   std::vector<int> classes;
   const auto ranks = world();
   for (const auto& [w, r] : ranks) {

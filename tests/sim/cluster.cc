@@ -9,6 +9,7 @@
 #include "proto/base/rank_phase.h"
 #include "proto/base/rng.h"
 #include "tests/sim/parts.h"
+#include "tests/sim/sentences.h"
 
 namespace remesh::sim {
 namespace {
@@ -387,7 +388,9 @@ void Cluster::do_action(const core::Action& action) {
     write([this, d = p->durable] { put_into_journal(d); });
   } else if (const auto* s = std::get_if<core::SendDirective>(&action)) {
     check_directive(s->directive);
-    hold(s->directive);
+    pb::Directive directive = s->directive;
+    if (options_.reword) for_each_sentence(&directive, reworded);
+    hold(directive);
   } else if (const auto* f = std::get_if<core::SendFence>(&action)) {
     deliver_to_worker(f->worker, agent::FenceOutReceived{f->fence});
   } else if (const auto* m = std::get_if<core::AppendMetrics>(&action)) {
@@ -652,8 +655,10 @@ void Cluster::do_action(Worker& w, const agent::Action& action) {
   const uint64_t life = w.incarnation;
   if (const auto* s = std::get_if<agent::SendReport>(&action)) {
     check_report(w, s->report);
-    overheard_.report = s->report;
-    deliver_to_coordinator(name, core::ReportReceived{s->report});
+    pb::Report report = s->report;
+    if (options_.reword) for_each_sentence(&report, reworded);
+    overheard_.report = report;
+    deliver_to_coordinator(name, core::ReportReceived{report});
   } else if (const auto* f = std::get_if<agent::SendFence>(&action)) {
     deliver_to_coordinator(name, core::FenceReceived{f->fence});
   } else if (const auto* p = std::get_if<agent::Spawn>(&action)) {

@@ -48,6 +48,9 @@ struct SimOptions {
   // `calm` they are replaced by empty messages, which must not change the run.
   int hostile = -1;
   bool calm = false;
+  // The sentences in the journal, reports and directives are others, which must
+  // make no difference either.
+  bool reword = false;
 };
 
 struct SimStats {

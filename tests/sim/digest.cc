@@ -1,54 +1,43 @@
 // A digest of everything that the coordinator does, to compare two builds.
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <variant>
 
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
+#include "tests/sim/sentences.h"
 
 namespace remesh::sim {
 namespace {
 
+// A message without its sentences, if they do not count.
+template <typename T>
+std::string serialized(T message, bool sentences) {
+  return sentences ? message.SerializeAsString()
+                   : without_sentences(std::move(message));
+}
+
 struct Serialized {
   std::string operator()(const core::Persist& a) const {
-    pb::Durable d = a.durable;
-    if (!sentences) {
-      d.clear_cause();
-      d.clear_finish_reason();
-      strip(d.mutable_assignment());
-    }
-    return d.SerializeAsString();
+    return serialized(a.durable, sentences);
   }
   std::string operator()(const core::SendDirective& a) const {
-    pb::Directive d = a.directive;
-    if (!sentences) {
-      d.clear_reason();
-      if (d.has_assignment()) strip(d.mutable_assignment());
-    }
-    return d.SerializeAsString();
+    return serialized(a.directive, sentences);
   }
   std::string operator()(const core::SendFence& a) const {
     return a.worker + a.fence.SerializeAsString();
   }
   std::string operator()(const core::Respond& a) const {
     pb::Reply r = a.reply;
-    if (!sentences) {
-      r.clear_error();
-      r.clear_status();
-    }
-    return std::to_string(a.client) + r.SerializeAsString();
+    if (!sentences) r.clear_status();
+    return std::to_string(a.client) + serialized(std::move(r), sentences);
   }
   std::string operator()(const core::Refuse& a) const {
-    return sentences ? a.refusal.SerializeAsString() : "";
+    return serialized(a.refusal, sentences);
   }
   std::string operator()(const core::EmitEvent& a) const {
-    pb::EventRecord e = a.record;
-    if (!sentences) {
-      e.clear_cause();
-      e.clear_detail();
-      e.clear_source();
-    }
-    return e.SerializeAsString();
+    return serialized(a.record, sentences);
   }
   std::string operator()(const core::AppendMetrics& a) const {
     return a.metrics.SerializeAsString();
@@ -56,10 +45,6 @@ struct Serialized {
   std::string operator()(const core::ScanCheckpoints&) const { return ""; }
   std::string operator()(const core::Exit& a) const {
     return std::to_string(a.code) + (sentences ? a.message : "");
-  }
-
-  static void strip(pb::Assignment* a) {
-    if (a->has_source()) a->mutable_source()->clear_reason();
   }
 
   bool sentences = true;

@@ -10,6 +10,7 @@
 
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
+#include "tests/sim/sentences.h"
 
 namespace remesh::sim {
 namespace {
@@ -160,6 +161,7 @@ void Cluster::lose_unwritten() {
 void Cluster::put_into_journal(const pb::Durable& d) {
   note_written(d);
   journal_ = d;
+  if (options_.reword) for_each_sentence(&*journal_, reworded);
   resuming_ = false;
   synced_lines_ = metrics_.size() - unwritten_lines_;
   constexpr size_t kBackups = 40;

@@ -200,8 +200,9 @@ bool Cluster::others_could_run() const {
   const pb::JobStatus status = coordinator_->status();
   return std::any_of(
       status.workers().begin(), status.workers().end(), [&](const auto& w) {
-        return bad_of(w.host()) == Bad::kNone && w.state() != "dead" &&
-               w.state() != "awaited" && !w.draining();
+        return bad_of(w.host()) == Bad::kNone &&
+               w.state() != pb::WorkerStatus::DEAD &&
+               w.state() != pb::WorkerStatus::AWAITED && !w.draining();
       });
 }
 

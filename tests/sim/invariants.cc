@@ -13,6 +13,8 @@
 #include "proto/base/rank_phase.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
+#include "tests/sim/sentences.h"
+#include "tests/testing/event_fields.h"
 
 namespace remesh::sim {
 namespace {
@@ -22,8 +24,10 @@ int64_t staying_slots(const pb::JobStatus& status) {
   std::map<std::string, int64_t> slots;
   int64_t most = 0;
   for (const pb::WorkerStatus& w : status.workers())
-    if (w.state() != "dead" && w.state() != "given up" &&
-        w.state() != "awaited" && !w.draining() && w.cordoned().empty())
+    if (w.state() != pb::WorkerStatus::DEAD &&
+        w.state() != pb::WorkerStatus::GIVEN_UP &&
+        w.state() != pb::WorkerStatus::AWAITED && !w.draining() &&
+        w.cordoned().empty())
       most = std::max(most, slots[w.build()] += w.slots());
   return most;
 }
@@ -242,8 +246,8 @@ void Cluster::note_written(const pb::Durable& d) {
   if (d.phase() == pb::Durable::RUNNING) ran_.insert(d.generation());
   if (d.phase() != pb::Durable::PREPARING || !d.has_assignment()) return;
   const auto [it, fresh] = assignments_.emplace(
-      d.assignment().generation(), d.assignment().SerializeAsString());
-  if (!fresh && it->second != d.assignment().SerializeAsString())
+      d.assignment().generation(), without_sentences(d.assignment()));
+  if (!fresh && it->second != without_sentences(d.assignment()))
     violated(fmt::format("generation {} was planned twice, differently",
                          d.assignment().generation()));
 }
@@ -358,6 +362,9 @@ void Cluster::check_metrics(const pb::StepMetrics& m) {
 
 // A failure must name something that failed.
 void Cluster::check_event(const pb::EventRecord& e) {
+  if (const std::string fields = undeclared_fields(e); !fields.empty())
+    violated(fmt::format("event {}: not in proto/rundir/events.h: {}",
+                         e.event(), fields));
   if (e.event() == "metrics_gap") {
     // Allowed only if all daemons that knew the metrics are dead or cut off.
     if (!keeps_state() ||

@@ -38,6 +38,10 @@ int main(int argc, char** argv) {
   app.add_option("--stop-at", stop_at, "end after so many violated seeds")
       ->capture_default_str();
   app.add_flag("--trace", trace, "print what happens");
+  bool reword = false;
+  app.add_flag("--reword", reword,
+               "run each seed again with other sentences in the journal and in "
+               "messages: the decisions must be the same");
   app.add_option("--known", known,
                  "file with seeds to run as well, one a line");
   CLI11_PARSE(app, argc, argv);
@@ -68,7 +72,15 @@ int main(int argc, char** argv) {
                                 ? known_seeds[i]
                                 : first + i - known_seeds.size();
       remesh::sim::Cluster cluster({.seed = seed, .trace = trace});
-      const std::string violation = cluster.run();
+      std::string violation = cluster.run();
+      if (reword && violation.empty()) {
+        remesh::sim::Cluster other({.seed = seed, .reword = true});
+        violation = other.run();
+        if (violation.empty() && other.stats().digest_of_decisions !=
+                                     cluster.stats().digest_of_decisions)
+          violation =
+              "a sentence has decided something: seed " + std::to_string(seed);
+      }
       const std::lock_guard lock(mutex);
       total.steps += cluster.stats().steps;
       total.faults += cluster.stats().faults;

@@ -84,23 +84,25 @@ struct Cluster::World {
   pb::Assignment assignment;
   int64_t began_ms = 0;  // when the first worker spawned
   bool connected = false;
-  bool presumed_dead = false;  // the coordinator declared one of its workers dead
-  int64_t step = 0;       // finished
+  bool presumed_dead =
+      false;         // the coordinator declared one of its workers dead
+  int64_t step = 0;  // finished
   int64_t saved = -1;
   int64_t save_seen = 0;
-  bool stalled = false;                // some rank was stopped or stuck
+  bool stalled = false;              // some rank was stopped or stuck
   std::set<int> faulted;             // ranks that ended by a fault
   std::map<int, int64_t> committed;  // by rank, including dead ones
   std::vector<pb::StepMetrics> recent;
   // States in memory.
   int64_t planned_ms = 0;
   std::map<int, pb::StateHolding> holdings;  // by rank, without a step
-  memory::Placement replicas;
+  memory::ReplicaPlacement replicas;
   std::map<int64_t, uint64_t> tags;  // of its states, by step
   int64_t origin = 0;  // generation of the state that it started from
   std::map<int64_t, std::set<int>> own;  // ranks that committed it
   std::map<int, int> replicas_left;      // of the newest step, by rank
-  std::map<int64_t, int64_t> complete_ms;   // when all ranks had committed a step
+  std::map<int64_t, int64_t>
+      complete_ms;  // when all ranks had committed a step
   std::set<std::string>
       reporters_died;  // dead daemons that had metrics of its steps
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker

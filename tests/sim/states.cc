@@ -20,7 +20,7 @@ constexpr int64_t kRestoredMs = 60;  // own states and their replicas
 void Cluster::describe_states(World& world) {
   const pb::Assignment& a = world.assignment;
   world.planned_ms = now_;
-  std::vector<memory::RankPlace> places;
+  std::vector<memory::RankHost> places;
   std::vector<int> classes;
   for (const pb::RankPlace& p : a.ranks()) {
     world.holdings[p.rank()] = make_holding(*table_, a, p.rank(), 0, false);
@@ -334,7 +334,7 @@ void Cluster::check_source_is_there(const pb::Durable& d) {
     start.lost.insert(w.name);
     const bool taken_for_live = std::any_of(
         status.workers().begin(), status.workers().end(), [&](const auto& s) {
-          return s.name() == w.name && s.state() != "dead";
+          return s.name() == w.name && s.state() != pb::WorkerStatus::DEAD;
         });
     if (!taken_for_live ||
         (w.agent && coordinator_->considers_live(w.name, w.incarnation)))

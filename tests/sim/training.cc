@@ -8,6 +8,7 @@
 #include "proto/base/rng.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/parts.h"
+#include "tests/sim/sentences.h"
 
 namespace remesh::sim {
 
@@ -25,7 +26,7 @@ void Cluster::spawn(Worker& w, const pb::Assignment& a) {
                            w.name, g, rank, r.generation));
   if (!w.spawned.insert(g).second)
     violated(fmt::format("{} spawns generation {} twice", w.name, g));
-  if (assignments_[g] != a.SerializeAsString())
+  if (assignments_[g] != without_sentences(a))
     violated(
         fmt::format("{} spawns another generation {} than planned", w.name, g));
   auto& world = worlds_[g];
@@ -168,8 +169,8 @@ void Cluster::finish_step(int64_t g, int64_t step) {
     return;
   }
   for (const auto& [other, o] : worlds_) {
-    if (other != g && o->connected && !o->presumed_dead && !world.presumed_dead &&
-        intact(*o))
+    if (other != g && o->connected && !o->presumed_dead &&
+        !world.presumed_dead && intact(*o))
       violated(
           fmt::format("generations {} and {} are live together", other, g));
   }
@@ -208,7 +209,7 @@ void Cluster::boundary(World& world) {
     const uint32_t asked = r.request & ~r.declined;
     bits |= asked;
     saves = saves ||
-            ((asked & kRequestStop) != 0 && (asked & kRequestHandOver) == 0);
+            ((asked & kRequestStop) != 0 && (asked & kRequestHandoff) == 0);
     save_request = std::max(save_request, r.save_request);
   }
   const bool last = world.step >= job_.train().steps();
@@ -218,7 +219,7 @@ void Cluster::boundary(World& world) {
         (disk_full_ || g < claimed_) && world.saved != world.step;
     if (failed && !last && (bits & kRequestForce) == 0) {
       for (Rank* r : ranks) {
-        r->declined = r->request & ~kRequestHandOver;
+        r->declined = r->request & ~kRequestHandoff;
         ++r->refused;
       }
       schedule_step(world);

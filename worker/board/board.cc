@@ -62,7 +62,7 @@ struct Board::Page {
   std::atomic<int64_t> refused_stops{0};
   std::atomic<double> exposed_comm{-1};
   std::atomic<double> bubble{-1};
-  std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of Memory
+  std::array<std::atomic<uint64_t>, 5> memory{};  // in the order of MemoryUse
   std::atomic<uint64_t> restored_digest{0};
   std::atomic<bool> has_restored_digest{false};
   std::atomic<double> link_bytes_per_s{0};
@@ -159,7 +159,7 @@ void Board::set_restored_digest(uint64_t digest) {
 void Board::set_link(double bytes_per_s) {
   page_->link_bytes_per_s.store(bytes_per_s);
 }
-void Board::set_memory(const Memory& m) {
+void Board::set_memory(const MemoryUse& m) {
   const std::array<uint64_t, 5> bytes = {m.weights, m.gradients, m.optimizer,
                                          m.activations, m.buffers};
   for (size_t i = 0; i < bytes.size(); ++i) page_->memory[i].store(bytes[i]);

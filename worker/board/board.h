@@ -19,6 +19,7 @@
 #include <string_view>
 #include <vector>
 
+#include "proto/base/memory_use.h"
 #include "proto/base/rank_phase.h"
 #include "proto/base/status.h"
 #include "worker/board/flight.h"
@@ -56,16 +57,6 @@ struct StepRecord {
   uint64_t digest = 0;
 };
 
-// Peak memory of this rank by purpose, in bytes.
-struct Memory {
-  uint64_t weights = 0;
-  uint64_t gradients = 0;
-  uint64_t optimizer = 0;
-  uint64_t activations = 0;
-  uint64_t buffers = 0;  // packed weights, messages, scratch
-  friend bool operator==(const Memory&, const Memory&) = default;
-};
-
 // The contents of a board, as the daemon reads them.
 struct Snapshot {
   RankPhase phase = RankPhase::kStarting;
@@ -77,7 +68,7 @@ struct Snapshot {
   int64_t refused_stops = 0;
   double exposed_comm = -1;  // shares of the newest step; negative: unknown
   double bubble = -1;
-  Memory memory;
+  MemoryUse memory;  // the peak
   std::optional<uint64_t> restored_digest;
   double link_bytes_per_s = 0;  // 0: not measured
   std::string error;
@@ -111,7 +102,7 @@ class Board {
   void refuse_stop();
   // This rank's own shares of the newest step (see StepRecord).
   void set_shares(double exposed_comm, double bubble);
-  void set_memory(const Memory& memory);
+  void set_memory(const MemoryUse& memory);
   // Digest of the initial state of this generation.
   void set_restored_digest(uint64_t digest);
   void set_link(double bytes_per_s);

@@ -2,7 +2,7 @@
 
 namespace remesh::engine {
 
-std::array<double, Facts::kSize> Facts::to_array() const {
+std::array<double, StepVotes::kSize> StepVotes::to_array() const {
   return {loss_sum,        tokens,      targets,
           square_sum,      stop,        must_stop,
           stop_saves,      shard_saved, shard_failed,
@@ -10,7 +10,7 @@ std::array<double, Facts::kSize> Facts::to_array() const {
           gemm_flops_per_s};
 }
 
-Facts Facts::from_array(const std::array<double, kSize>& a) {
+StepVotes StepVotes::from_array(const std::array<double, kSize>& a) {
   return {.loss_sum = a[0],
           .tokens = a[1],
           .targets = a[2],

@@ -1,9 +1,9 @@
 // Agreement: what every rank must know to decide alike at a step boundary.
 //
-// Each rank contributes Facts, and one small all-reduce of doubles a step sums
-// them. The sum is the same on every rank, and so are the decisions that follow
-// from it: clip factor, stop, start and commit of a save. Counting ranks by
-// adding ones is exact in double.
+// Each rank contributes StepVotes, and one small all-reduce of doubles a step
+// sums them. The sum is the same on every rank, and so are the decisions that
+// follow from it: clip factor, stop, start and commit of a save. Counting ranks
+// by adding ones is exact in double.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace remesh::engine {
 
-struct Facts {
+struct StepVotes {
   double loss_sum = 0;    // nats, over this rank's tokens
   double tokens = 0;      // of this rank's microbatches
   double targets = 0;     // of these, the ones that loss_sum covers
@@ -31,7 +31,7 @@ struct Facts {
 
   static constexpr int kSize = 13;
   std::array<double, kSize> to_array() const;
-  static Facts from_array(const std::array<double, kSize>& a);
+  static StepVotes from_array(const std::array<double, kSize>& a);
 };
 
 }  // namespace remesh::engine

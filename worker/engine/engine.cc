@@ -230,12 +230,12 @@ void Engine::state_loaded() {
   store_->update_done([this] { progress_.tick(); });
 }
 
-board::Memory Engine::memory() const {
+MemoryUse Engine::memory() const {
   const uint64_t held =
       static_cast<uint64_t>(state_->copies()) * weights().size_bytes();
-  board::Memory m{.weights = held + store_->bytes(),
-                  .gradients = grads_->bytes(),
-                  .optimizer = 2 * held};
+  MemoryUse m{.weights = held + store_->bytes(),
+              .gradients = grads_->bytes(),
+              .optimizer = 2 * held};
   if (base_ != nullptr) m.weights += base_->weights.bytes();
   for (const auto& s : stages_) {
     const model::Stage::Memory of_stage = s->memory();

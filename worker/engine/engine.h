@@ -89,7 +89,7 @@ struct StepInput {
   int64_t global_tokens = 0;  // of all ranks
   // Called just before the agreement for this rank's requests and save flags;
   // the engine fills in the sums. May be empty.
-  std::function<Facts()> facts;
+  std::function<StepVotes()> facts;
   // Whether to make the update of a step with this loss and gradient norm;
   // asked on every rank, with the same numbers. May be empty: yes.
   std::function<bool(double loss, double grad_norm)> accept;
@@ -115,7 +115,7 @@ struct StepResult {
   double grad_scale = 1;  // what makes the gradient one of that mean
   double grad_norm = 0;   // global L2, before clipping
   bool skipped = false;   // the step made no update
-  Facts agreed;           // summed over all ranks
+  StepVotes agreed;       // summed over all ranks
   StepTimes times;
   // Means over all ranks, up to the agreement: exposed() and the bubble.
   double mean_exposed_s = 0, mean_bubble_s = 0;
@@ -194,7 +194,7 @@ class Engine {
     return *stages_[static_cast<size_t>(chunk)];
   }
   // Bytes held now, by purpose.
-  board::Memory memory() const;
+  MemoryUse memory() const;
 
  private:
   class Hooks;
@@ -215,14 +215,14 @@ class Engine {
   void take_part(std::span<const model::MicroBatch> sequences);
   // Announces what the passes receive from neighbouring stages.
   Status expect(const std::vector<geometry::PipeOp>& ops);
-  Status run_passes(const StepInput& in, Facts& facts);
-  Status run_pass(const geometry::PipeOp& op, double scale, Facts& facts);
-  Status forward(const geometry::PipeOp& op, Facts& facts);
+  Status run_passes(const StepInput& in, StepVotes& facts);
+  Status run_pass(const geometry::PipeOp& op, double scale, StepVotes& facts);
+  Status forward(const geometry::PipeOp& op, StepVotes& facts);
   Status backward(const geometry::PipeOp& op, double scale);
-  Status evaluate_pass(const geometry::PipeOp& op, Facts& facts);
+  Status evaluate_pass(const geometry::PipeOp& op, StepVotes& facts);
   void join(const geometry::PipeOp& op);
-  void count(const model::MicroBatch& mb, double loss, Facts& facts) const;
-  StepResult agree(const StepInput& in, Facts facts, StepTimes times);
+  void count(const model::MicroBatch& mb, double loss, StepVotes& facts) const;
+  StepResult agree(const StepInput& in, StepVotes facts, StepTimes times);
   void update(double lr, double grad_scale, bool skip);
 
   const geometry::ParamTable& table_;

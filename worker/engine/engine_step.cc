@@ -87,7 +87,7 @@ Status Engine::expect(const std::vector<PipeOp>& ops) {
 
 // All tensor-parallel ranks have the same loss; one of them counts it.
 void Engine::count(const model::MicroBatch& mb, double loss,
-                   Facts& facts) const {
+                   StepVotes& facts) const {
   if (rank_shard_.shard.coord().tp != 0) return;
   facts.loss_sum += loss;
   const int64_t tokens = mb.B * mb.T / rank_shard_.shard.layout().cp;
@@ -97,7 +97,7 @@ void Engine::count(const model::MicroBatch& mb, double loss,
                     [](int32_t target) { return target >= 0; }));
 }
 
-Status Engine::forward(const PipeOp& op, Facts& facts) {
+Status Engine::forward(const PipeOp& op, StepVotes& facts) {
   const auto c = static_cast<size_t>(op.chunk);
   const auto m = static_cast<size_t>(op.microbatch);
   const model::MicroBatch& mb = microbatches_[m];
@@ -154,7 +154,7 @@ void Engine::join(const PipeOp& op) {
   }
 }
 
-Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
+Status Engine::run_pass(const PipeOp& op, double scale, StepVotes& facts) {
   const auto c = static_cast<size_t>(op.chunk);
   const auto m = static_cast<size_t>(op.microbatch);
   if (m >= microbatches_.size()) {
@@ -177,7 +177,7 @@ Status Engine::run_pass(const PipeOp& op, double scale, Facts& facts) {
   return ok_status();
 }
 
-Status Engine::run_passes(const StepInput& in, Facts& facts) {
+Status Engine::run_passes(const StepInput& in, StepVotes& facts) {
   CHECK_MSG(
       static_cast<int>(in.microbatches.size()) <= schedule_.num_microbatches,
       "more microbatches than this rank's share");
@@ -195,16 +195,18 @@ Status Engine::run_passes(const StepInput& in, Facts& facts) {
   return ok_status();
 }
 
-StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
+StepResult Engine::agree(const StepInput& in, StepVotes facts,
+                         StepTimes times) {
   const int64_t units = num_global_units(table_.config());
-  // Facts, squares by unit, times.
-  std::vector<double> sums(static_cast<size_t>(Facts::kSize + units + 2), 0);
-  double* const squares = sums.data() + Facts::kSize;
+  // StepVotes, squares by unit, times.
+  std::vector<double> sums(static_cast<size_t>(StepVotes::kSize + units + 2),
+                           0);
+  double* const squares = sums.data() + StepVotes::kSize;
   for (size_t u = 0; u < rank_shard_.shard.units().size(); ++u)
     squares[global_unit(rank_shard_.shard, u)] += square_sum(
         backend_, options_.optimizer, rank_shard_, u, grads_->reduced(u));
   if (in.facts) {
-    Facts more = in.facts();
+    StepVotes more = in.facts();
     more.loss_sum = facts.loss_sum;
     more.tokens = facts.tokens;
     more.targets = facts.targets;
@@ -221,9 +223,9 @@ StepResult Engine::agree(const StepInput& in, Facts facts, StepTimes times) {
   }
   progress_.tick();
   StepResult r{.times = times};
-  std::array<double, Facts::kSize> agreed;
+  std::array<double, StepVotes::kSize> agreed;
   std::copy_n(sums.begin(), agreed.size(), agreed.begin());
-  r.agreed = Facts::from_array(agreed);
+  r.agreed = StepVotes::from_array(agreed);
   r.agreed.square_sum = 0;
   for (int64_t u = 0; u < units; ++u) r.agreed.square_sum += squares[u];
   const double targets = std::max(1.0, r.agreed.targets);
@@ -270,7 +272,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
   };
   const double tensor = waited_in(tp_);
   const double context = waited_in(cp_);
-  Facts facts;
+  StepVotes facts;
   StepTimes times;
   {
     const Timer timer(times.compute);
@@ -312,7 +314,7 @@ Result<StepResult> Engine::run(const StepInput& in) {
   return r;
 }
 
-Status Engine::evaluate_pass(const PipeOp& op, Facts& facts) {
+Status Engine::evaluate_pass(const PipeOp& op, StepVotes& facts) {
   const auto m = static_cast<size_t>(op.microbatch);
   if (m >= microbatches_.size()) {
     join(op);
@@ -349,7 +351,7 @@ Result<Evaluation> Engine::evaluate(
       rank_shard_.shard.layout().pp, options_.chunks, n);
   const std::vector<PipeOp>& ops =
       schedule.ranks[static_cast<size_t>(rank_shard_.shard.coord().pp)];
-  Facts facts;
+  StepVotes facts;
   take_part(microbatches);
   store_->begin(blocks_needed(rank_shard_.shard, ops));
   RETURN_IF_ERROR(expect(ops));

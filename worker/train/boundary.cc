@@ -6,7 +6,7 @@
 
 namespace remesh::train {
 
-StopPolicy::Answer StopPolicy::on_step(const Facts& agreed) {
+StopPolicy::Answer StopPolicy::on_step(const StepVotes& agreed) {
   const bool asked = agreed.stop > 0 || agreed.must_stop > 0;
   const bool handoff = asked && agreed.stop_saves <= 0;
   if (!asked) refused_ = false;
@@ -22,7 +22,7 @@ void StopPolicy::refused() {
   refused_ = true;
 }
 
-SavePlan::Decision SavePlan::on_step(int64_t step, const Facts& agreed,
+SavePlan::Decision SavePlan::on_step(int64_t step, const StepVotes& agreed,
                                      bool stops_here) {
   Decision d;
   if (phase_ == Phase::kWriting && agreed.shard_saved + agreed.shard_failed ==

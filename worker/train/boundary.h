@@ -10,7 +10,7 @@
 
 namespace remesh::train {
 
-using engine::Facts;
+using engine::StepVotes;
 
 // Decides whether to stop, and whether to save first. The state is saved if any
 // rank was asked to save; otherwise it is handed over in memory.
@@ -21,7 +21,7 @@ using engine::Facts;
 class StopPolicy {
  public:
   enum class Answer { kContinue, kStop, kMustStop };
-  Answer on_step(const Facts& agreed);
+  Answer on_step(const StepVotes& agreed);
   // Whether the last answer saves. False: a handoff, or no stop.
   bool saves() const { return saves_; }
   // The last stop was refused because saving failed. REQUIRES: saves().
@@ -65,7 +65,7 @@ class SavePlan {
   // soon as the current one ends, and one that the previous generation did not
   // finish begins immediately. A failed one is not retried before the next
   // multiple. A requested checkpoint begins as soon as no save is in progress.
-  Decision on_step(int64_t step, const Facts& agreed, bool stops_here);
+  Decision on_step(int64_t step, const StepVotes& agreed, bool stops_here);
 
   // The same transitions for a save for which all ranks wait.
   // REQUIRES: idle.

@@ -84,8 +84,8 @@ void Checkpointer::add_metrics(const pb::StepMetrics& metrics) {
   if (recent_.size() > kKeptMetrics) recent_.pop_front();
 }
 
-engine::Facts Checkpointer::facts() const {
-  engine::Facts f;
+engine::StepVotes Checkpointer::facts() const {
+  engine::StepVotes f;
   const bool writing = plan_.phase() == SavePlan::Phase::kWriting;
   const bool ending = plan_.phase() == SavePlan::Phase::kEnding;
   if (writing) {
@@ -100,7 +100,7 @@ engine::Facts Checkpointer::facts() const {
   return f;
 }
 
-void Checkpointer::on_step(const engine::Facts& agreed, bool stops_here,
+void Checkpointer::on_step(const engine::StepVotes& agreed, bool stops_here,
                            const RankState& state) {
   const SavePlan::Decision d = plan_.on_step(state.step, agreed, stops_here);
   if (d.commit || d.abandon) {

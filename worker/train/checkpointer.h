@@ -84,9 +84,9 @@ class Checkpointer {
   void add_metrics(const pb::StepMetrics& metrics);
 
   // This rank's votes for the next agreement.
-  engine::Facts facts() const;
+  engine::StepVotes facts() const;
   // To be called after each step with its agreed votes. Never waits.
-  void on_step(const engine::Facts& agreed, bool stops_here,
+  void on_step(const engine::StepVotes& agreed, bool stops_here,
                const RankState& state);
   // Collective: completes the save in progress, then saves `state` unless its
   // step is saved already. Waits for the disk, and ticks the board as long as

@@ -19,7 +19,7 @@ void MemorySource::read_facts(const pb::Assignment& assignment) {
   const auto number = [](std::map<std::string, int>& of, const std::string& s) {
     return of.try_emplace(s, static_cast<int>(of.size())).first->second;
   };
-  for (const memory::RankPlace& p : memory::places_of(assignment))
+  for (const memory::RankHost& p : memory::places_of(assignment))
     processes_.push_back(
         {.host = number(hosts, p.host), .worker = number(workers, p.worker)});
   for (const pb::StateHolding& s : assignment.source().states()) {

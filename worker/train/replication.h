@@ -85,8 +85,8 @@ class Replication {
   StateHome& home_;
   bool taken_ = false;  // the segments
   int64_t every_ = 1;
-  std::vector<memory::RankPlace> places_;
-  memory::Placement placement_;
+  std::vector<memory::RankHost> places_;
+  memory::ReplicaPlacement placement_;
   std::vector<Kept> kept_;
   std::unique_ptr<memory::StateSegment>
       own_copy_;  // when not every step is due

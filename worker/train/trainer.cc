@@ -63,14 +63,14 @@ Status Trainer::train() {
   return ok_status();
 }
 
-engine::Facts Trainer::facts() const {
-  engine::Facts f = checkpointer_->facts();
+engine::StepVotes Trainer::facts() const {
+  engine::StepVotes f = checkpointer_->facts();
   const uint32_t request = board_.request();
   if ((request & kRequestStop) != 0) {
     f.stop = 1;
     if ((request & kRequestForce) != 0) f.must_stop = 1;
     // State in private memory would be lost without a checkpoint.
-    if ((request & kRequestHandOver) == 0 || home_ == nullptr) f.stop_saves = 1;
+    if ((request & kRequestHandoff) == 0 || home_ == nullptr) f.stop_saves = 1;
   }
   if (mpi_->rank() == 0)
     f.checkpoint_request = static_cast<double>(board_.checkpoint_request());
@@ -188,7 +188,7 @@ board::StepRecord Trainer::record_of(int64_t step, double lr,
 // Reports what the start took and what memory the rank uses.
 void Trainer::after_first_step() {
   remove_unused_segments();
-  board::Memory memory = engine_->memory();
+  MemoryUse memory = engine_->memory();
   if (replication_ != nullptr) memory.buffers += replication_->bytes();
   board_.set_memory(memory);
   log_start("first_step_ms");
@@ -307,7 +307,7 @@ void Trainer::remove_unused_segments() {
   });
 }
 
-Status Trainer::boundary(const engine::Facts& agreed, bool& stop) {
+Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
   const StopPolicy::Answer answer = stop_policy_.on_step(agreed);
   const bool last = engine_->step() >= job_.train().steps();
   const bool stops_here = last || answer != StopPolicy::Answer::kContinue;

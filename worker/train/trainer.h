@@ -90,11 +90,11 @@ class Trainer {
   void update_committed();
   uint64_t digest();
   void remove_unused_segments();
-  Status boundary(const engine::Facts& agreed, bool& stop);
+  Status boundary(const engine::StepVotes& agreed, bool& stop);
   void check_state_kept();
   Status replicate_last();
   Status save_last(bool last, bool must, bool& stop);
-  engine::Facts facts() const;
+  engine::StepVotes facts() const;
   void measure_gemms();
   void trace(int64_t step);
   void log_start(std::string_view part);  // a literal, which is kept

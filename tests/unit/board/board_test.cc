@@ -81,12 +81,12 @@ TEST(Board, SharesAndMemoryAreShownOnceMeasured) {
   Pair p = make_pair();
   EXPECT_LT(p.daemon->snapshot().exposed_comm, 0);
   EXPECT_LT(p.daemon->snapshot().bubble, 0);
-  EXPECT_EQ(p.daemon->snapshot().memory, Memory{});
-  const Memory m{.weights = 1,
-                 .gradients = 2,
-                 .optimizer = 3,
-                 .activations = 4,
-                 .buffers = uint64_t{5} << 40};
+  EXPECT_EQ(p.daemon->snapshot().memory, MemoryUse{});
+  const MemoryUse m{.weights = 1,
+                    .gradients = 2,
+                    .optimizer = 3,
+                    .activations = 4,
+                    .buffers = uint64_t{5} << 40};
   p.rank->set_memory(m);
   p.rank->set_shares(0.25, 0.125);
   EXPECT_EQ(p.daemon->snapshot().memory, m);

@@ -29,7 +29,7 @@ struct Fixture {
 };
 
 Failure on_host(const std::string& host) {
-  return {.text = "x", .rank = 1, .worker = "w", .hosts = {host}};
+  return {.what = "x", .rank = 1, .worker = "w", .hosts = {host}};
 }
 
 TEST(Blame, CountsFailuresToStartOnTheHost) {
@@ -139,7 +139,7 @@ TEST(Cordon, ComparesFailuresByTheirExitCodes) {
   const auto alike = [](const std::string& reason, int exit_code) {
     pb::Cordon c;
     c.set_reason("rank 0 on worker a: " + reason);
-    return is_alike(c, {.text = "", .exit_code = exit_code});
+    return is_alike(c, {.what = "", .exit_code = exit_code});
   };
   EXPECT_TRUE(alike("exit code 3: no data", 3));
   EXPECT_TRUE(alike("exit code 3", 3));
@@ -154,13 +154,13 @@ TEST(Cordon, ComparesFailuresByTheirExitCodes) {
 // A host is at fault from its third failure, also when its cordon has ended.
 TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsBlamed) {
   pb::Durable d;
-  const Failure like{.text = "", .exit_code = 3};
+  const Failure like{.what = "", .exit_code = 3};
   for (int i = 1; i <= 3; ++i) {
     suspect("h", "", 0, 0, &d, "rank 0 on worker a: exit code 3: no data");
     EXPECT_EQ(failed_alike(d, "h", like), i == 3);
     EXPECT_EQ(hosts_failed_alike(d, like), std::set<std::string>{"h"});
   }
-  EXPECT_FALSE(failed_alike(d, "h", {.text = "", .exit_code = 66}));
+  EXPECT_FALSE(failed_alike(d, "h", {.what = "", .exit_code = 66}));
   EXPECT_FALSE(failed_alike(d, "i", like));
   cordon("i", "", "rank 0 on worker i: exit code 3: no data", 0, &d);
   EXPECT_TRUE(failed_alike(d, "i", like));

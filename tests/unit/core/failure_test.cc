@@ -125,7 +125,7 @@ FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
 
 TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
   pb::Durable d;
-  const Failure f{.text = "x", .rank = 1, .worker = "a", .step = 7};
+  const Failure f{.what = "x", .rank = 1, .worker = "a", .step = 7};
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
@@ -137,7 +137,7 @@ TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
   pb::Durable d;
   std::vector<int64_t> waits;
   for (int64_t step = 1; step <= 5; ++step) {
-    const auto v = account_failure({.text = "x", .rank = 1, .step = step},
+    const auto v = account_failure({.what = "x", .rank = 1, .step = step},
                                    elastic(), 0, &d);
     EXPECT_EQ(v.give_up, step == 5);
     waits.push_back(v.backoff_ms);
@@ -148,7 +148,7 @@ TEST(FailureBudget, GivesUpWithoutProgressAndBacksOffBefore) {
 TEST(FailureBudget, ABadSourceIsNotTheSameFailure) {
   pb::Durable d;
   d.mutable_assignment()->mutable_source()->set_kind(pb::Source::CHECKPOINT);
-  const Failure f{.text = "x", .rank = 0, .step = 7, .exit_code = 65};
+  const Failure f{.what = "x", .rank = 0, .step = 7, .exit_code = 65};
   for (int i = 0; i < 4; ++i) {
     const auto v = account_failure(f, elastic(), 0, &d);
     EXPECT_TRUE(v.bad_source);
@@ -164,7 +164,7 @@ TEST(FailureBudget, WaitsForRoomAtMostHalfAMinuteAtATime) {
 
 TEST(FailureBudget, ARankThatCannotContinueEndsTheJobAtOnce) {
   pb::Durable d;
-  const auto v = account_failure({.text = "why", .rank = 0, .exit_code = 3},
+  const auto v = account_failure({.what = "why", .rank = 0, .exit_code = 3},
                                  elastic(), 0, &d);
   EXPECT_TRUE(v.give_up);
   EXPECT_EQ(v.reason, "why");
@@ -174,7 +174,7 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
   pb::Durable d;
   for (const int code : {0, 1, 3, 65, 66}) {
     for (int i = 0; i < 10; ++i) {
-      const auto v = account_failure({.text = "x",
+      const auto v = account_failure({.what = "x",
                                       .rank = 1,
                                       .exit_code = code,
                                       .at_start = true,
@@ -190,7 +190,7 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
 
 TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
   const auto crash = [](int rank, int host, pb::Durable* d) {
-    const Failure f{.text = "x",
+    const Failure f{.what = "x",
                     .rank = rank,
                     .step = 7,
                     .hosts = {"h" + std::to_string(host)},
@@ -211,7 +211,7 @@ TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
   for (int i = 0; i < 20; ++i) {
     suspect("h" + std::to_string(i), "", 0, 0, &d);
     const auto v = account_failure(
-        {.text = "x", .rank = 1, .at_start = true, .before_training = true},
+        {.what = "x", .rank = 1, .at_start = true, .before_training = true},
         elastic(), 0, &d, Consequence::kHostsAlone);
     EXPECT_FALSE(v.give_up);
     EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
@@ -221,7 +221,7 @@ TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
 
 TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
   pb::Durable d;
-  const Failure f{.text = "no room", .rank = 0, .exit_code = 66};
+  const Failure f{.what = "no room", .rank = 0, .exit_code = 66};
   EXPECT_FALSE(
       account_failure(f, elastic(), 0, &d, Consequence::kSuspected).give_up)
       << "tried again without replicas";

@@ -67,7 +67,8 @@ TEST_F(Prepared, OtherInputsSeeThePendingDecisions) {
       actions.begin(), actions.end(),
       [](const Action& a) { return std::holds_alternative<Respond>(a); });
   ASSERT_NE(reply, actions.end());
-  EXPECT_EQ(std::get<Respond>(*reply).reply.status().state(), "running");
+  EXPECT_EQ(std::get<Respond>(*reply).reply.status().state(),
+            pb::JobStatus::RUNNING);
   EXPECT_TRUE(says({actions.begin(), reply}, pb::Directive::RUN));
 }
 

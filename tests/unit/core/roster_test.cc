@@ -11,7 +11,7 @@
 namespace remesh::core {
 namespace {
 
-using Kind = Roster::Change::Kind;
+using Kind = Roster::MembershipChange::Kind;
 
 constexpr int64_t kDeadMs = 2000;
 
@@ -297,9 +297,10 @@ TEST(Roster, AKilledWorkerIsNotPartOfTheSilence) {
     roster.on_report(report("killed", 2), d, kSilentMs, 900);
     roster.on_disconnect("killed", 950);
     const auto changes = roster.expire(d, kDeadMs, kDeadMs + 1);
-    const auto lost = std::count_if(
-        changes.begin(), changes.end(),
-        [](const Roster::Change& c) { return c.kind == Kind::kLost; });
+    const auto lost = std::count_if(changes.begin(), changes.end(),
+                                    [](const Roster::MembershipChange& c) {
+                                      return c.kind == Kind::kLost;
+                                    });
     // The silence of one host is that host's; of two, the coordinator's.
     EXPECT_EQ(lost, others ? 1 : 2);
     EXPECT_EQ(roster.find_alive("b") != nullptr, others);

@@ -53,7 +53,7 @@ Inventory left_by(const pb::Assignment& a, const ParamTable& table) {
                                   : geometry::StageBounds{0, 1, 2};
   std::map<std::string, std::string> host;
   for (int i = 0; i < a.workers_size(); ++i) host[a.workers(i)] = a.hosts(i);
-  std::vector<memory::RankPlace> places;
+  std::vector<memory::RankHost> places;
   std::vector<int> classes;
   for (const pb::RankPlace& p : a.ranks()) {
     places.push_back({p.worker(), host[p.worker()]});

@@ -86,28 +86,33 @@ TEST_F(RenderTest, EventTexts) {
   mesh.mutable_mesh()->set_dp(3);
   mesh.set_step(15);
   mesh.set_source("/runs/x/checkpoints/step-00000014");
+  mesh.set_source_kind(pb::Source::CHECKPOINT);
   mesh.set_lost_steps(1);
   mesh.set_detail("3 of 3 slots");
   EXPECT_EQ(event_text(mesh),
             "generation 3: dp3, continues at step 15 from step-00000014, 1 "
             "step recomputed (3 of 3 slots)");
   mesh.set_lost_steps(0);
-  mesh.set_source("memory of w1, w2: step 15 of generation 2");
+  mesh.set_source("the words are not read");
+  mesh.set_source_kind(pb::Source::MEMORY);
   EXPECT_EQ(event_text(mesh),
             "generation 3: dp3, continues at step 16 from memory");
   mesh.set_source("initial weights");
+  mesh.set_source_kind(pb::Source::INIT);
   EXPECT_EQ(event_text(mesh), "generation 3: dp3, starts from initial weights");
+  mesh.clear_source_kind();  // of an older release
+  EXPECT_EQ(event_text(mesh),
+            "generation 3: dp3, continues at step 16 from initial weights");
   pb::EventRecord failure = event("failure", 0);
   failure.set_rank(1);
   failure.set_worker("w2");
   failure.set_cause("signal 9");
   EXPECT_EQ(event_text(failure), "failure of rank 1 on worker w2: signal 9");
   EXPECT_EQ(events::tone_of(failure.event()), Tone::kBad);
-  // All that is known of it in one line, and nothing twice.
+  // All that is known of it in one line.
   failure.set_host("vm");
   failure.set_cause(
-      "rank 1 on worker w2: killed by signal 9 (SIGKILL); it was at step 3, "
-      "optimizer for 0.1 s");
+      "killed by signal 9 (SIGKILL); it was at step 3, optimizer for 0.1 s");
   failure.set_flight_record("flight-g003-rank-1.json");
   EXPECT_EQ(event_text(failure),
             "failure of rank 1 on worker w2 (vm): killed by signal 9 "
@@ -116,10 +121,10 @@ TEST_F(RenderTest, EventTexts) {
   pb::EventRecord gone = event("failure", 0);
   gone.set_worker("w2");
   gone.set_host("vm");
-  gone.set_cause("worker w2 on vm: silent for 2.0 s");
+  gone.set_cause("silent for 2.0 s");
   EXPECT_EQ(event_text(gone), "failure of worker w2 (vm): silent for 2.0 s");
   gone.clear_worker();
-  EXPECT_EQ(event_text(gone), "failure: worker w2 on vm: silent for 2.0 s");
+  EXPECT_EQ(event_text(gone), "failure: silent for 2.0 s");
   pb::EventRecord joined = event("worker_joined", 0);
   joined.set_worker("w1");
   joined.set_detail("2 slots on vm");
@@ -227,7 +232,7 @@ TEST_F(RenderTest, PaceCountsWallTime) {
 RunSummary sample() {
   RunSummary s{.resume = "remesh resume runs/r --local 2",
                .run_dir = "runs/r",
-               .outcome = "done"};
+               .outcome = pb::JobStatus::DONE};
   s.job.mutable_train()->set_steps(4);
   s.job.mutable_schedule()->set_total_steps(4);
   s.job.mutable_schedule()->set_warmup_steps(0);
@@ -320,8 +325,9 @@ TEST_F(RenderTest, AdviceToTrainLongerStatesTheLearningRate) {
 }
 
 TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
-  RunSummary s{
-      .resume = "remesh resume r", .run_dir = "r", .outcome = "failed"};
+  RunSummary s{.resume = "remesh resume r",
+               .run_dir = "r",
+               .outcome = pb::JobStatus::FAILED};
   s.job.mutable_train()->set_steps(9);
   const std::string text = summary_text(s, {});
   EXPECT_NE(text.find("no step finished"), std::string::npos);
@@ -332,7 +338,7 @@ TEST_F(RenderTest, SummaryOfARunThatNeverTrained) {
 pb::JobStatus status() {
   pb::JobStatus s;
   s.set_job("books");
-  s.set_state("running");
+  s.set_state(pb::JobStatus::RUNNING);
   s.set_generation(3);
   s.mutable_mesh()->set_dp(2);
   s.set_step(340);
@@ -348,7 +354,7 @@ pb::JobStatus status() {
   w->set_host("h");
   w->set_pid(8);
   w->set_slots(2);
-  w->set_state("running");
+  w->set_state(pb::WorkerStatus::RUNNING);
   w->set_age_s(0.04);
   w->set_draining(true);
   for (int i = 0; i < 2; ++i) {
@@ -419,7 +425,7 @@ TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
 TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
   pb::JobStatus s;
   s.set_job("books");
-  s.set_state("failed");
+  s.set_state(pb::JobStatus::FAILED);
   s.set_detail("failed at step 7: no luck; to continue: remesh resume r");
   s.set_step(7);
   s.set_steps(9);

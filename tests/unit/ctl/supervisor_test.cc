@@ -42,7 +42,7 @@ class SupervisorTest : public testing::Test {
     supervisor_.emplace(std::move(options));
     now_ = 1000;
   }
-  Texts give(const Event& event) {
+  Texts dispatch(const Event& event) {
     Texts out;
     for (const Action& a : supervisor_->on(event, now_))
       out.push_back(text_of(a));
@@ -51,14 +51,14 @@ class SupervisorTest : public testing::Test {
   // A coordinator of our own that listens, and `workers` started workers.
   void start(int workers, bool respawn = false) {
     make({.local_workers = workers, .respawn = respawn});
-    EXPECT_EQ(give(Begin{}), Texts{"start coordinator"});
+    EXPECT_EQ(dispatch(Begin{}), Texts{"start coordinator"});
     EXPECT_EQ(tick(), Texts{});
     EXPECT_EQ(tick({.coordinator_listens = true}).size(), 1U + workers);
   }
   // A followed coordinator and `workers` local workers.
   void follow(int workers = 0) {
     make({.local_workers = workers});
-    EXPECT_EQ(give(Begin{.lock_holder = 42}),
+    EXPECT_EQ(dispatch(Begin{.lock_holder = 42}),
               Texts{"say a coordinator already runs this job (pid 42); "
                     "following it"});
     tick({.coordinator_listens = true, .coordinator_alive = true});
@@ -66,15 +66,15 @@ class SupervisorTest : public testing::Test {
   Texts tick(Tick e = {}, int64_t after_ms = Supervisor::kTickMs) {
     now_ += after_ms;
     e.trained = trained_;
-    return give(e);
+    return dispatch(e);
   }
   Texts interrupt(int64_t after_ms = Supervisor::kInterruptGapMs) {
     now_ += after_ms;
-    return give(Interrupt{});
+    return dispatch(Interrupt{});
   }
   Texts exited(int child, int code, int signal = 0,
                const std::string& last_line = "") {
-    return give(ChildExited{
+    return dispatch(ChildExited{
         {.pid = kPid, .child = child, .exit_code = code, .signal = signal},
         last_line});
   }
@@ -96,7 +96,7 @@ const std::string kInt = fmt::format("signal {} to ", SIGINT);
 
 TEST_F(SupervisorTest, StartsTheWorkersOnceTheCoordinatorListens) {
   make({.local_workers = 2});
-  EXPECT_EQ(give(Begin{}), Texts{"start coordinator"});
+  EXPECT_EQ(dispatch(Begin{}), Texts{"start coordinator"});
   EXPECT_EQ(tick(), Texts{});
   EXPECT_EQ(tick({.coordinator_listens = true}),
             (Texts{"greet", "start worker 1", "start worker 2"}));
@@ -140,15 +140,15 @@ TEST_F(SupervisorTest, AUsageErrorOfTheCoordinatorEndsItAtOnce) {
 TEST_F(SupervisorTest, ACoordinatorThatCannotStartIsNotStartedAgain) {
   for (const int code : {3, 4, 5, 75}) {
     make({.local_workers = 1});
-    give(Begin{});
+    dispatch(Begin{});
     EXPECT_EQ(exited(kCoordinator, code), Texts{fmt::format("exit {}", code)});
     EXPECT_TRUE(supervisor_->failed_to_start());
   }
 }
 
 TEST_F(SupervisorTest, ARestartedCoordinatorMayFindTheJobEnded) {
-  for (const auto& [outcome, code] :
-       {std::pair{"done", 0}, std::pair{"failed", 3}}) {
+  for (const auto& [outcome, code] : {std::pair{pb::JobStatus::DONE, 0},
+                                      std::pair{pb::JobStatus::FAILED, 3}}) {
     start(0);
     exited(kCoordinator, 0, SIGKILL);
     restart_delay();
@@ -161,7 +161,7 @@ TEST_F(SupervisorTest, ARestartedCoordinatorMayFindTheJobEnded) {
 
 TEST_F(SupervisorTest, SaysOnceWhatToDoWhenSlotsAreLacking) {
   make({.hint = "HINT"});
-  give(Begin{});
+  dispatch(Begin{});
   tick({.coordinator_listens = true});
   const Tick lacking{.coordinator_listens = true, .lacks_slots = true};
   EXPECT_EQ(tick(lacking), Texts{});
@@ -237,7 +237,7 @@ TEST_F(SupervisorTest, OldCrashesDoNotCount) {
 
 TEST_F(SupervisorTest, TheFirstInterruptStopsTheSecondKills) {
   start(2);
-  EXPECT_EQ(give(Interrupt{}),
+  EXPECT_EQ(dispatch(Interrupt{}),
             (Texts{"say saving and stopping; press Ctrl-C again to kill "
                    "immediately",
                    "note saving and stopping", "send stop"}));
@@ -266,8 +266,8 @@ TEST_F(SupervisorTest, TheThirdInterruptExitsWithoutWaiting) {
 
 TEST_F(SupervisorTest, AnInterruptedRunThatSavedExitsWith130) {
   start(1);
-  give(Interrupt{});
-  give(StopAnswered{true});
+  dispatch(Interrupt{});
+  dispatch(StopAnswered{true});
   exited(kCoordinator, 0);
   exited(1, 0);
   EXPECT_EQ(tick(), Texts{"exit 130"});
@@ -275,19 +275,19 @@ TEST_F(SupervisorTest, AnInterruptedRunThatSavedExitsWith130) {
 
 TEST_F(SupervisorTest, AFailureWhileStoppingIsAFailure) {
   start(0);
-  give(Interrupt{});
+  dispatch(Interrupt{});
   exited(kCoordinator, 3);
   EXPECT_EQ(tick(), Texts{"exit 3"});
 }
 
 TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
   start(0);
-  give(Interrupt{});
+  dispatch(Interrupt{});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs - 1), Texts{});
   EXPECT_EQ(tick({}, 1), Texts{"send stop"});
-  EXPECT_EQ(give(StopAnswered{false}), Texts{});
+  EXPECT_EQ(dispatch(StopAnswered{false}), Texts{});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
-  give(StopAnswered{true});
+  dispatch(StopAnswered{true});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{});
   exited(kCoordinator, 0, SIGKILL);
   EXPECT_EQ(tick({}, 100), (Texts{"start coordinator", "send stop"}));
@@ -295,9 +295,9 @@ TEST_F(SupervisorTest, StopIsSentAgainUntilItIsAcceptedAndAfterARestart) {
 
 TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
   start(1);
-  give(Interrupt{});
-  give(StopAnswered{true});
-  EXPECT_EQ(give(StopDeclined{}).size(), 2U);
+  dispatch(Interrupt{});
+  dispatch(StopAnswered{true});
+  EXPECT_EQ(dispatch(StopDeclined{}).size(), 2U);
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{}) << "not asked again";
   const Texts again = interrupt();
   EXPECT_EQ(again.back(), "send stop");
@@ -308,13 +308,13 @@ TEST_F(SupervisorTest, AnInterruptAfterADeclinedStopTriesAgain) {
 
 TEST_F(SupervisorTest, AStopThatCannotBeJournaledIsRequestedAgain) {
   start(0);
-  give(Interrupt{});
-  EXPECT_EQ(give(StopAnswered{false, "the disk is full"}),
+  dispatch(Interrupt{});
+  EXPECT_EQ(dispatch(StopAnswered{false, "the disk is full"}),
             Texts{"say the disk is full; asking again"});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
-  EXPECT_EQ(give(StopAnswered{false, "the disk is full"}), Texts{});
+  EXPECT_EQ(dispatch(StopAnswered{false, "the disk is full"}), Texts{});
   EXPECT_EQ(tick({}, Supervisor::kStopResendMs), Texts{"send stop"});
-  give(StopAnswered{true});
+  dispatch(StopAnswered{true});
   exited(kCoordinator, 0);
   EXPECT_EQ(tick(), Texts{"exit 130"});
 }
@@ -340,29 +340,30 @@ TEST_F(SupervisorTest, RespawnRestartsAWorkerThatDied) {
   exited(1, 0);
   EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{})
       << "one that was drained stays away";
-  give(Interrupt{});
-  give(StopAnswered{true});
+  dispatch(Interrupt{});
+  dispatch(StopAnswered{true});
   exited(2, 0, SIGKILL);
   EXPECT_EQ(tick({}, Supervisor::kRespawnDelayMs), Texts{}) << "stopping";
 }
 
 TEST_F(SupervisorTest, AProgramThatCannotBeStarted) {
   start(2);
-  EXPECT_EQ(give(StartFailed{2, "start W: denied"}),
+  EXPECT_EQ(dispatch(StartFailed{2, "start W: denied"}),
             Texts{"say start W: denied"});
   exited(kCoordinator, 0);
   exited(1, 0);
   EXPECT_EQ(tick(), Texts{"exit 0"});
   make();
-  give(Begin{});
-  EXPECT_EQ(give(StartFailed{kCoordinator, "start C: denied"}), Texts{});
+  dispatch(Begin{});
+  EXPECT_EQ(dispatch(StartFailed{kCoordinator, "start C: denied"}), Texts{});
   EXPECT_EQ(supervisor_->reason(), "start C: denied");
   EXPECT_EQ(tick(), Texts{"exit 3"});
 }
 
 TEST_F(SupervisorTest, AFollowedJobEndsWithItsOutcome) {
-  for (const auto& [outcome, code] :
-       {std::pair("done", 0), {"stopped", 4}, {"failed", 3}}) {
+  for (const auto& [outcome, code] : {std::pair(pb::JobStatus::DONE, 0),
+                                      {pb::JobStatus::STOPPED, 4},
+                                      {pb::JobStatus::FAILED, 3}}) {
     follow(1);
     const Tick ended{.coordinator_alive = true, .outcome = outcome};
     EXPECT_EQ(tick(ended), Texts{kTerm + "1"});
@@ -373,13 +374,13 @@ TEST_F(SupervisorTest, AFollowedJobEndsWithItsOutcome) {
 
 TEST_F(SupervisorTest, AJobThatAnotherStoppedIsNotDone) {
   start(0);
-  tick({.outcome = "stopped"});
+  tick({.outcome = pb::JobStatus::STOPPED});
   exited(kCoordinator, 0);
-  EXPECT_EQ(tick({.outcome = "stopped"}), Texts{"exit 4"});
+  EXPECT_EQ(tick({.outcome = pb::JobStatus::STOPPED}), Texts{"exit 4"});
   start(0);
   interrupt();
   exited(kCoordinator, 0);
-  EXPECT_EQ(tick({.outcome = "stopped"}), Texts{"exit 130"});
+  EXPECT_EQ(tick({.outcome = pb::JobStatus::STOPPED}), Texts{"exit 130"});
 }
 
 TEST_F(SupervisorTest, EndsWhenNoWorkerIsLeftAndNoneWouldRun) {
@@ -440,7 +441,7 @@ TEST_F(SupervisorTest, GivesUpSoonIfTheCoordinatorDiesBeforeAnyStep) {
 
 TEST_F(SupervisorTest, AnInterruptEndsTheFollowingNotTheJob) {
   follow(1);
-  EXPECT_EQ(give(Interrupt{}),
+  EXPECT_EQ(dispatch(Interrupt{}),
             (Texts{"say no longer following; training continues, `remesh "
                    "stop` ends it",
                    kTerm + "1"}));

@@ -274,7 +274,7 @@ pb::JobStatus measured() {
   pb::JobStatus s;
   s.set_coordinator_pid(7);
   s.set_job("j");
-  s.set_state("running");
+  s.set_state(pb::JobStatus::RUNNING);
   s.mutable_mesh()->set_pp(2);
   s.mutable_parallel()->set_zero_stage(2);
   s.mutable_parallel()->set_zero_shard_group(2);

@@ -186,7 +186,7 @@ class Rank {
   }
 
   void replicate(comm::Comm& mesh) {
-    std::vector<memory::RankPlace> places;
+    std::vector<memory::RankHost> places;
     std::vector<int> groups;
     for (int r = 0; r < o_.to.layout.world(); ++r) {
       const std::string host =

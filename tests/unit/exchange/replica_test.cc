@@ -82,7 +82,7 @@ std::unique_ptr<StateSegment> make(const std::string& path, int rank) {
 
 // One rank's segments and Replicator, by a placement.
 struct Rank {
-  Rank(const ShmDir& dir, comm::Comm& comm, const memory::Placement& p,
+  Rank(const ShmDir& dir, comm::Comm& comm, const memory::ReplicaPlacement& p,
        const ReplicaOptions& options)
       : me(comm.rank()), own(make(dir / ("own" + std::to_string(me)), me)) {
     const auto at = static_cast<size_t>(me);
@@ -107,8 +107,8 @@ void in_threads(int n, const std::function<void(int)>& f) {
   for (std::thread& t : threads) t.join();
 }
 
-memory::Placement ring(int n, int copies) {
-  std::vector<memory::RankPlace> places;
+memory::ReplicaPlacement ring(int n, int copies) {
+  std::vector<memory::RankHost> places;
   for (int r = 0; r < n; ++r)
     places.push_back({std::to_string(r), std::to_string(r)});
   return memory::place_replicas(places, {}, copies);
@@ -117,7 +117,7 @@ memory::Placement ring(int n, int copies) {
 TEST(Replica, EveryStepIsReplicatedDuringTheUpdates) {
   constexpr int kRanks = 4;
   const ShmDir dir;
-  const memory::Placement p = ring(kRanks, 2);
+  const memory::ReplicaPlacement p = ring(kRanks, 2);
   auto comms = comm::make_local_comms(kRanks);
   for (const int64_t piece : {int64_t{1}, int64_t{400}, int64_t{1} << 20}) {
     const ShmDir folder;
@@ -250,7 +250,7 @@ TEST(Replica, AKillAtAnyInstantLeavesACompleteReplica) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   constexpr int kRanks = 2;
-  const memory::Placement p = ring(kRanks, 1);
+  const memory::ReplicaPlacement p = ring(kRanks, 1);
   int64_t most = 0;
   // Longer where the machine is slow.
   for (unsigned i = 0; i < 25 || (most <= 2 && i < 100); ++i) {

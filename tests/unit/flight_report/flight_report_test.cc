@@ -43,11 +43,11 @@ TEST_F(FlightFile, DescribesWhatARankIsDoing) {
   board_->set_phase(RankPhase::kCompute);
   board_->set_step(12);
   const auto step = record().begin({.kind = OpKind::kStep}, kSecond);
-  EXPECT_EQ(doing(3 * kSecond).doing(), "step 12, compute for 2.0 s");
+  EXPECT_EQ(doing(3 * kSecond).doing(), "step 12, compute");
   board_->set_microbatch(4);
   const auto pass = record().begin({.kind = OpKind::kBackward}, kSecond);
   EXPECT_EQ(doing(kSecond + 2'500'000).doing(),
-            "step 12, microbatch 4, backward for 2.5 ms");
+            "step 12, microbatch 4, backward");
   EXPECT_FALSE(doing(kSecond).waits());
   const auto sum = record().begin({.kind = OpKind::kCollective,
                                    .name = "all_reduce",
@@ -58,7 +58,7 @@ TEST_F(FlightFile, DescribesWhatARankIsDoing) {
   const pb::RankStatus s = doing(2 * kSecond + kSecond / 5);
   EXPECT_EQ(s.doing(),
             "step 12, microbatch 4, backward, all_reduce of 8.0 MiB on tp "
-            "(ranks 2 3) for 0.2 s");
+            "(ranks 2 3)");
   EXPECT_TRUE(s.waits());
   EXPECT_EQ(s.operations(), 3U);
   EXPECT_EQ(s.at().name(), "all_reduce");
@@ -78,7 +78,7 @@ TEST_F(FlightFile, DescribesWhatARankIsDoing) {
                                    3 * kSecond);
   EXPECT_EQ(doing(4 * kSecond).doing(),
             "step 12, microbatch 4, backward, wait recv from rank 1 of 2.0 KiB "
-            "on pp for 1.0 s");
+            "on pp");
   EXPECT_EQ(doing(4 * kSecond).at().peer(), 1);
   record().end(recv, 4 * kSecond);
   record().end(pass, 4 * kSecond);
@@ -98,7 +98,7 @@ TEST_F(FlightFile, ManyRanksAreCounted) {
                   .bytes = 0},
                  kSecond);
   EXPECT_EQ(doing(2 * kSecond).doing(),
-            "barrier on world (ranks 0 1 2 3 4 5 6 7 and 12 more) for 1.0 s");
+            "barrier on world (ranks 0 1 2 3 4 5 6 7 and 12 more)");
   EXPECT_EQ(doing(2 * kSecond).at().ranks_size(), 20);
 }
 

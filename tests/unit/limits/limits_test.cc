@@ -76,7 +76,6 @@ TEST(Plausible, WhatIsBeyondALimitIsRefusedByName) {
       {"holdings.segment",
        [](auto* r) { r->mutable_holdings(0)->set_segment("\xff"); }},
       {"host", [](auto* r) { r->set_host(std::string(kMaxHost + 1, 'h')); }},
-      {"version", [](auto* r) { r->set_version("1\n2"); }},
       {"build", [](auto* r) { r->set_build("\x7f"); }},
       {"slots", [](auto* r) { r->set_slots(-1); }},
       {"slots", [](auto* r) { r->set_slots(kMaxSlots + 1); }},

@@ -14,7 +14,7 @@ namespace remesh::memory {
 namespace {
 
 struct Cluster {
-  std::vector<RankPlace> ranks;
+  std::vector<RankHost> ranks;
   std::vector<int> groups;
 };
 
@@ -39,8 +39,8 @@ int group_of(const Cluster& c, size_t r) {
 }
 
 // Whether each state survives the loss of all places for which `lost` is true.
-bool survives(const Cluster& c, const Placement& p,
-              const std::function<bool(const RankPlace&)>& lost) {
+bool survives(const Cluster& c, const ReplicaPlacement& p,
+              const std::function<bool(const RankHost&)>& lost) {
   std::set<int> all, left;
   for (size_t r = 0; r < c.ranks.size(); ++r) {
     all.insert(group_of(c, r));
@@ -52,14 +52,15 @@ bool survives(const Cluster& c, const Placement& p,
 }
 
 // All subsets of at most k names that leave at least one.
-void check_losses(const Cluster& c, const Placement& p, int k, bool hosts) {
+void check_losses(const Cluster& c, const ReplicaPlacement& p, int k,
+                  bool hosts) {
   std::set<std::string> names;
-  for (const RankPlace& r : c.ranks) names.insert(hosts ? r.host : r.worker);
+  for (const RankHost& r : c.ranks) names.insert(hosts ? r.host : r.worker);
   const std::vector<std::string> all(names.begin(), names.end());
   const int most = std::min<int>(k, static_cast<int>(all.size()) - 1);
   for (unsigned set = 0; set < 1U << all.size(); ++set) {
     if (__builtin_popcount(set) > most) continue;
-    const auto lost = [&](const RankPlace& r) {
+    const auto lost = [&](const RankHost& r) {
       const auto at =
           std::find(all.begin(), all.end(), hosts ? r.host : r.worker) -
           all.begin();
@@ -77,10 +78,10 @@ TEST(ReplicaPlacement, NoStateIsLostWithTheAllowedHostsOrWorkers) {
   for (int i = 0; i < 3000 && !HasFatalFailure(); ++i) {
     const Cluster c = random_cluster(random);
     const int k = static_cast<int>(random() % 4);
-    const Placement p = place_replicas(c.ranks, c.groups, k);
+    const ReplicaPlacement p = place_replicas(c.ranks, c.groups, k);
     check_losses(c, p, k, true);
     check_losses(c, p, k, false);
-    const Placement again = place_replicas(c.ranks, c.groups, k);
+    const ReplicaPlacement again = place_replicas(c.ranks, c.groups, k);
     ASSERT_EQ(again.holders, p.holders);
     // No rank keeps its own worker's state, nor are there more copies than k.
     for (size_t r = 0; r < c.ranks.size(); ++r) {
@@ -96,7 +97,7 @@ TEST(ReplicaPlacement, NoStateIsLostWithTheAllowedHostsOrWorkers) {
 
 // Twin: whether every rank can have a holder on another host with at most
 // `load` each (Kuhn's matching).
-bool feasible(const std::vector<RankPlace>& ranks, size_t load) {
+bool feasible(const std::vector<RankHost>& ranks, size_t load) {
   const size_t n = ranks.size();
   std::vector<std::vector<size_t>> kept(n);
   const std::function<bool(size_t, std::vector<bool>&)> place =
@@ -131,9 +132,9 @@ TEST(ReplicaPlacement, ReplicasAreSpreadEvenly) {
     Cluster c = random_cluster(random);
     c.groups.clear();
     std::set<std::string> hosts;
-    for (const RankPlace& r : c.ranks) hosts.insert(r.host);
+    for (const RankHost& r : c.ranks) hosts.insert(r.host);
     if (hosts.size() < 2) continue;
-    const Placement p = place_replicas(c.ranks, {}, 1);
+    const ReplicaPlacement p = place_replicas(c.ranks, {}, 1);
     size_t most = 0;
     for (const auto& k : p.kept) most = std::max(most, k.size());
     size_t least = 1;
@@ -146,11 +147,11 @@ TEST(ReplicaPlacement, EqualHostsKeepEqually) {
   for (int hosts = 2; hosts < 7; ++hosts)
     for (int slots = 1; slots < 5; ++slots)
       for (int k = 1; k < hosts; ++k) {
-        std::vector<RankPlace> ranks;
+        std::vector<RankHost> ranks;
         for (int r = 0; r < hosts * slots; ++r)
           ranks.push_back({"w" + std::to_string(r / slots),
                            "h" + std::to_string(r / slots)});
-        const Placement p = place_replicas(ranks, {}, k);
+        const ReplicaPlacement p = place_replicas(ranks, {}, k);
         for (const auto& kept : p.kept)
           ASSERT_EQ(kept.size(), static_cast<size_t>(k))
               << hosts << " hosts of " << slots << ", k " << k;
@@ -158,7 +159,7 @@ TEST(ReplicaPlacement, EqualHostsKeepEqually) {
 }
 
 TEST(ReplicaPlacement, AStateThatDataParallelRanksReplicateNeedsNoReplica) {
-  const std::vector<RankPlace> ranks = {
+  const std::vector<RankHost> ranks = {
       {"a", "a"}, {"b", "b"}, {"c", "c"}, {"d", "d"}};
   const std::vector<int> same = {0, 0, 0, 0};
   for (const auto& h : place_replicas(ranks, same, 3).holders)

@@ -203,7 +203,7 @@ TEST(Choose, TheLeastMemoryIsNoMoreThanThePredicted) {
     if (!admit(s, l).ok()) continue;
     const auto n = geometry::ParamTable::make(s.model).num_elements();
     const uint64_t least = least_memory(s, l, n);
-    const Memory worst = predict_worst_memory(s, l);
+    const MemoryUse worst = predict_worst_memory(s, l);
     EXPECT_LE(least, worst.weights + worst.gradients + worst.optimizer)
         << l.to_string() << " zero " << s.zero_stage;
     closest = std::max(closest, static_cast<double>(least) /

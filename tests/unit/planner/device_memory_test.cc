@@ -12,8 +12,8 @@ using geometry::Recompute;
 
 constexpr double kGiB = 1024.0 * 1024 * 1024;
 
-Memory memory(const JobShape& s, const Layout& l, const Execution& run,
-              int pp_rank = 0) {
+MemoryUse memory(const JobShape& s, const Layout& l, const Execution& run,
+                 int pp_rank = 0) {
   return predict_memory(s, l, pp_rank, run,
                         parts_of(round_machine(), s, l, run));
 }
@@ -45,7 +45,7 @@ TEST(DeviceMemory, IsWhatKorthikantiReports) {
     const Layout l{.pp = p.pp, .tp = 8};
     Execution run{.fused_attention = false, .sequence_parallel = false};
     // The paper counts the layers' parameters: a stage without vocabulary.
-    const Memory states = memory(s, l, run, p.pp / 2);
+    const MemoryUse states = memory(s, l, run, p.pp / 2);
     const auto gib = [](uint64_t bytes) {
       return static_cast<double>(bytes) / kGiB;
     };
@@ -85,9 +85,9 @@ TEST(DeviceMemory, ActivationsAreThoseOfThePapersFormula) {
 TEST(DeviceMemory, HeadsCountWithTheirOwnSize) {
   JobShape s = gpt(1);
   s.model.n_kv_heads = 8;
-  const Memory own = memory(s, {}, {});
+  const MemoryUse own = memory(s, {}, {});
   s.model.head_size = 2 * 4096 / 32;
-  const Memory twice = memory(s, {}, {});
+  const MemoryUse twice = memory(s, {}, {});
   EXPECT_NEAR(static_cast<double>(twice.activations - own.activations),
               32 * 2048.0 * (4 * 4096 + 4 * 1024), 1);
   s.recompute = Recompute::kSelective;
@@ -99,9 +99,9 @@ TEST(DeviceMemory, HeadsCountWithTheirOwnSize) {
 
 TEST(DeviceMemory, RecomputationNeedsRoomForOneLayer) {
   JobShape s = gpt(1);
-  const Memory none = memory(s, {}, {});
+  const MemoryUse none = memory(s, {}, {});
   s.recompute = Recompute::kFull;
-  const Memory full = memory(s, {}, {});
+  const MemoryUse full = memory(s, {}, {});
   EXPECT_NEAR(static_cast<double>(full.buffers - none.buffers),
               2048.0 * 4096 * (34 - 2), 1);
 }

@@ -76,10 +76,10 @@ engine::EngineOptions options_of(const JobShape& s, const Layout& l) {
 }
 
 // Makes one step on every rank and returns what each holds afterwards.
-std::vector<board::Memory> held(const JobShape& s, const Layout& l) {
+std::vector<MemoryUse> held(const JobShape& s, const Layout& l) {
   const auto table = geometry::ParamTable::make(s.model);
   auto comms = comm::make_local_comms(l.world());
-  std::vector<board::Memory> out(static_cast<size_t>(l.world()));
+  std::vector<MemoryUse> out(static_cast<size_t>(l.world()));
   std::vector<std::jthread> ranks;
   for (int r = 0; r < l.world(); ++r)
     ranks.emplace_back([&, r] {
@@ -127,11 +127,11 @@ void compare(const JobShape& s, const Layout& l) {
                << s.recompute_every << " bf16 " << s.bf16 << " layers "
                << s.model.n_layers << " microbatches " << s.microbatches
                << " tied " << s.model.tie_embeddings);
-  const std::vector<board::Memory> all = held(s, l);
+  const std::vector<MemoryUse> all = held(s, l);
   for (int r = 0; r < l.world(); ++r) {
     SCOPED_TRACE("rank " + std::to_string(r));
-    const board::Memory& m = all[static_cast<size_t>(r)];
-    const Memory p = predict_memory(s, l, r);
+    const MemoryUse& m = all[static_cast<size_t>(r)];
+    const MemoryUse p = predict_memory(s, l, r);
     near("weights", p.weights, m.weights, kPart);
     near("gradients", p.gradients, m.gradients, kPart);
     near("optimizer", p.optimizer, m.optimizer, kPart);
@@ -183,7 +183,7 @@ TEST(PredictMemory, ShardingAndRecomputingLowerIt) {
              .B = 2,
              .microbatches = 4};
   const Layout l{.dp = 4};
-  const Memory plain = predict_worst_memory(s, l);
+  const MemoryUse plain = predict_worst_memory(s, l);
   s.zero_stage = 1;
   EXPECT_EQ(4 * predict_worst_memory(s, l).optimizer, plain.optimizer);
   s.zero_stage = 3;
@@ -206,9 +206,9 @@ TEST(PredictMemory, AKeptStateIsHeldTwiceAndItsReplicasToo) {
              .B = 2,
              .microbatches = 4};
   const Layout l{.tp = 2};
-  const Memory own = predict_memory(s, l, 0);
+  const MemoryUse own = predict_memory(s, l, 0);
   s.keep_state = true;
-  Memory kept = predict_memory(s, l, 0);
+  MemoryUse kept = predict_memory(s, l, 0);
   EXPECT_EQ(kept.weights, 2 * own.weights);
   EXPECT_EQ(kept.optimizer, 2 * own.optimizer);
   EXPECT_EQ(kept.buffers, own.buffers);
@@ -256,7 +256,7 @@ TEST(PredictMemory, SegmentsAreTheStateAndItsReplicas) {
   const Layout l{.tp = 2};
   EXPECT_EQ(predict_segments(s, l, 0), 0U);
   s.keep_state = true;
-  const Memory own = predict_memory(s, l, 0);
+  const MemoryUse own = predict_memory(s, l, 0);
   EXPECT_EQ(predict_segments(s, l, 0), own.weights + own.optimizer);
   s.replicas = 1;
   EXPECT_EQ(predict_segments(s, l, 0), 2 * (own.weights + own.optimizer));
@@ -282,7 +282,7 @@ TEST(PredictMemory, ReplicasAreThoseThatArePlaced) {
         .layout = l,
         .zero = {.stage = s.zero_stage,
                  .shard_group = s.zero_stage == 0 ? 0 : z}};
-    std::vector<memory::RankPlace> places;
+    std::vector<memory::RankHost> places;
     std::vector<int> groups;
     for (int r = 0; r < l.world(); ++r) {
       places.push_back({std::to_string(r), std::to_string(r)});

@@ -134,7 +134,7 @@ TEST_F(DaemonTest, AKilledDaemonReturnsAtTheSamePortWithALargerEpoch) {
   const auto before = ask(pb::Command::STATUS);
   ASSERT_TRUE(before.has_value());
   EXPECT_EQ(before->status().coordinator_pid(), pid_);
-  EXPECT_EQ(before->status().state(), "waiting");
+  EXPECT_EQ(before->status().state(), pb::JobStatus::WAITING);
   // Another program may take the port meanwhile.
   std::string address;
   for (int tries = 0; tries < 5 && endpoint_.address != address; ++tries) {
@@ -377,7 +377,7 @@ TEST(ScannerTest, AFolderThatCannotBeListedGivesNoAnswer) {
   };
   wait(3000);
   EXPECT_FALSE(scanner.take().has_value());
-  const auto note = scanner.take_note();
+  const auto note = scanner.take_error();
   ASSERT_TRUE(note.has_value());
   EXPECT_EQ(note->event(), "scan_failed");
   EXPECT_NE(note->cause().find(folder), std::string::npos) << note->cause();

@@ -481,13 +481,14 @@ TEST_F(RunDirTest, TheLastEventTellsHowARunEnded) {
   put(events_path(dir_), event_line(e) + "\n");
   const auto end = end_of_run(dir_);
   ASSERT_TRUE(end.has_value());
-  EXPECT_EQ(end->outcome, "failed");
+  EXPECT_EQ(end->outcome, pb::JobStatus::FAILED);
   EXPECT_EQ(end_text(*end, "/r"), "failed at step 7, " + date_text(100) +
                                       ": no luck; to continue: remesh resume "
                                       "/r");
-  EXPECT_EQ(end_text({.outcome = "done", .step = 7, .time = 100}, "/r"),
-            "finished at step 7, " + date_text(100) +
-                "; to train further: remesh resume /r --set train.steps=14");
+  EXPECT_EQ(
+      end_text({.outcome = pb::JobStatus::DONE, .step = 7, .time = 100}, "/r"),
+      "finished at step 7, " + date_text(100) +
+          "; to train further: remesh resume /r --set train.steps=14");
   pb::EventRecord again;
   again.set_event("coordinator_restarted");
   put(events_path(dir_), event_line(e) + "\n" + event_line(again) + "\n");
@@ -645,7 +646,7 @@ TEST_F(RunDirTest, ARunKeepsTheKeysThatAreNotGiven) {
   EXPECT_FALSE(load_resolved({"", {}}, dir_ + "/none").ok());
 }
 
-TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndABentRateIsTold) {
+TEST_F(RunDirTest, FewerStepsThanFinishedAreRefusedAndARateJumpIsReported) {
   const auto fs = posix_file_system();
   ASSERT_TRUE(write_job(*fs, job({"train.steps=200"}), dir_).ok());
   pb::StepMetrics m;

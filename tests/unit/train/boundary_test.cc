@@ -46,12 +46,12 @@ TEST(StopPolicy, AHandoffSavesNothingAndIsNeverRefused) {
   EXPECT_EQ(p.on_step({.stop = 3, .stop_saves = 1}), Answer::kContinue);
 }
 
-TEST(Facts, SurviveTheArray) {
-  const Facts f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
+TEST(StepVotes, SurviveTheArray) {
+  const StepVotes f{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13};
   const auto a = f.to_array();
   for (size_t i = 0; i < a.size(); ++i)
     EXPECT_EQ(a[i], static_cast<double>(i + 1));
-  EXPECT_EQ(Facts::from_array(a).to_array(), a);
+  EXPECT_EQ(StepVotes::from_array(a).to_array(), a);
 }
 
 TEST(SavePlan, BeginsWhenDueAndCommitsWhenAllAreDone) {
@@ -145,7 +145,7 @@ TEST(SavePlan, EveryMultipleHasItsSaveAcrossGenerations) {
       int left = 0;
       for (const int64_t end = step + 1 + upto(40); step < end;) {
         ++step;
-        Facts agreed;
+        StepVotes agreed;
         if (p.phase() != SavePlan::Phase::kIdle && left-- <= 0)
           (p.phase() == SavePlan::Phase::kWriting ? agreed.shard_saved
                                                   : agreed.committed) = 1;
@@ -185,7 +185,7 @@ TEST(SavePlan, AnyDiskSpeedsKeepTheOrder) {
     bool will_commit = false;
     int fails = 0;
     for (int64_t step = 1; step < 100; ++step) {
-      Facts agreed;
+      StepVotes agreed;
       if (p.phase() == SavePlan::Phase::kWriting)
         for (int r = 0; r < world; ++r)
           if (left[static_cast<size_t>(r)]-- <= 0)

@@ -95,7 +95,7 @@ TEST_F(MemoryTest, AHandoffKeepsTheStateAndSavesNothing) {
   pb::RankSpec s = alone({"train.steps=5000", "checkpoint.interval=0"});
   const auto hand_over = [](const Snapshot& now, Board& board, RankProcess&) {
     if (now.committed_step >= 3)
-      board.set_request(kRequestStop | kRequestHandOver);
+      board.set_request(kRequestStop | kRequestHandoff);
   };
   const Ended e = run(s, hand_over);
   ASSERT_EQ(e.code, 0) << output();

@@ -165,7 +165,6 @@ void Agent::handle(const RankStarted& e) {
 
 void Agent::handle(const SpawnFailed& e) {
   if (!busy_ || e.generation != ranks_generation_) return;
-  error_ = e.error;
   for (auto& [rank, s] : ranks_) {
     if (s.exited() || (s.pid() != 0 && rank != e.rank)) continue;
     // It never started, so there is nothing to reap.
@@ -323,7 +322,6 @@ void Agent::obey() {
 void Agent::fence_at(int64_t generation) {
   generation_ = generation;
   assignment_.reset();
-  error_.clear();
   if (!busy_) ranks_.clear();
   set_state(pb::Report::IDLE);
   // Report even if the state was IDLE before: the coordinator waits for it.
@@ -415,7 +413,7 @@ void Agent::push_request() {
     if (directive_->goal() == pb::Directive::FINISH)
       wanted.bits = kRequestStop |
                     (directive_->must_stop() ? kRequestForce : 0) |
-                    (directive_->save() ? 0 : kRequestHandOver);
+                    (directive_->save() ? 0 : kRequestHandoff);
     else if (directive_->goal() == pb::Directive::RUN)
       wanted.bits = 0;
     wanted.checkpoint_request =
@@ -426,7 +424,7 @@ void Agent::push_request() {
   if (!busy_) return;
   if (wanted == sent_request_ && sent_request_generation_ == ranks_generation_)
     return;
-  handoff_requested_ |= (wanted.bits & kRequestHandOver) != 0;
+  handoff_requested_ |= (wanted.bits & kRequestHandoff) != 0;
   sent_request_ = wanted;
   sent_request_generation_ = ranks_generation_;
   act(wanted);

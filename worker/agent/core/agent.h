@@ -192,7 +192,6 @@ struct Options {
   int slots = 1;
   int cores = 1;
   uint64_t memory_bytes = 0;  // of the host; 0: unknown
-  std::string version;
   std::string build;
   wire::ProtocolRange protocol;
 };
@@ -299,7 +298,6 @@ class Agent {
   std::deque<pb::StepMetrics> metrics_;
   int64_t metrics_acked_ = 0;
   int64_t older_sent_ms_ = 0;  // metrics of older generations last reported
-  std::string error_;
   // How it exits when it leaves without a coordinator.
   std::pair<int, std::string> farewell_ = {
       0, "left; the coordinator did not answer"};

@@ -40,8 +40,6 @@ void Agent::report() {
     r.set_state_room_total(room_.total);
     r.set_state_room(room_.room);
   }
-  if (!error_.empty()) r.set_error(error_);
-  r.set_version(options_.version);
   r.set_build(options_.build);
   wire::set_protocol(options_.protocol, &r);
   if (directive_ && directive_->want_hardware() && !hardware_.empty())

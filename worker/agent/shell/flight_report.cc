@@ -25,12 +25,6 @@ bool is_pass(OpKind kind) {
          kind == OpKind::kWeight;
 }
 
-std::string seconds_text(int64_t ns) {
-  const double s = static_cast<double>(std::max<int64_t>(0, ns)) * 1e-9;
-  return s < 0.0995 ? fmt::format("{:.1f} ms", s * 1e3)
-                    : fmt::format("{:.1f} s", s);
-}
-
 // "all_reduce of 8.0 MiB on data (ranks 0 2)", "recv from rank 3 of ...".
 std::string op_text(const FlightOp& op, const FlightGroup& group) {
   std::string out = op.name;
@@ -107,7 +101,7 @@ trace::FileSpan to_span(const FlightOp& op, const board::Flight& flight,
 
 std::string doing_text(const std::vector<FlightOp>& under_way,
                        const FlightGroup& group,
-                       const board::Snapshot& snapshot, int64_t now_ns) {
+                       const board::Snapshot& snapshot) {
   std::vector<std::string> parts;
   const int64_t step =
       under_way.empty() ? snapshot.step : under_way.front().step;
@@ -124,12 +118,8 @@ std::string doing_text(const std::vector<FlightOp>& under_way,
   }
   if (under_way.size() == 1 && under_way[0].kind == OpKind::kStep && step > 0)
     parts.back() = rank_phase_name(snapshot.phase);
-  if (under_way.empty()) {
-    parts.emplace_back(rank_phase_name(snapshot.phase));
-    return join(parts);
-  }
-  return join(parts) + " for " +
-         seconds_text(now_ns - under_way.front().begin_ns);
+  if (under_way.empty()) parts.emplace_back(rank_phase_name(snapshot.phase));
+  return join(parts);
 }
 
 void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
@@ -138,10 +128,14 @@ void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
   FlightGroup group;
   if (!at.empty()) group = board.flight().group(at.front().group);
   status->set_operations(board.flight().begun());
-  status->set_doing(doing_text(at, group, snapshot, now_ns));
+  status->set_doing(doing_text(at, group, snapshot));
   status->set_waits(at.empty() ? waits_in(snapshot.phase)
                                : board::waits_for_others(at.front().kind));
   if (!at.empty()) fill_at(at.front(), group, now_ns, status->mutable_at());
+}
+
+std::string doing_text(const pb::RankStatus& s) {
+  return s.has_at() ? lasting(s.doing(), s.at().seconds()) : s.doing();
 }
 
 std::string flight_name(int64_t generation, int rank) {

@@ -23,12 +23,15 @@ namespace remesh::agent {
 void fill_doing(const board::Board& board, const board::Snapshot& snapshot,
                 int64_t now_ns, pb::RankStatus* status);
 
-// "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0 2)
-// for 1.2 s". `under_way` has the innermost operation first; if it is empty,
-// the text has the phase of the snapshot.
+// "step 12, microbatch 3, backward, all_reduce of 8.0 MiB on data (ranks 0
+// 2)". `under_way` has the innermost operation first; if it is empty, the text
+// has the phase of the snapshot.
 std::string doing_text(const std::vector<board::FlightOp>& under_way,
                        const board::FlightGroup& group,
-                       const board::Snapshot& snapshot, int64_t now_ns);
+                       const board::Snapshot& snapshot);
+
+// With the time since the operation began: "..., backward for 1.2 s".
+std::string doing_text(const pb::RankStatus& status);
 
 struct FlightAbout {
   int64_t generation = 0;

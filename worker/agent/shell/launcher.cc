@@ -127,7 +127,7 @@ void Launcher::spawn(const pb::Assignment& assignment, uint64_t state_job) {
 
 Status Launcher::start_generation(const pb::Assignment& assignment,
                                   int* failed) {
-  ASSIGN_OR_RETURN(const Placement placement,
+  ASSIGN_OR_RETURN(const LocalPlacement placement,
                    place(assignment, options_.worker));
   if (placement.local.empty())
     return invalid_argument(fmt::format("generation {} has no rank for '{}'",
@@ -168,11 +168,11 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
   // Register all ranks before the first one runs: none may reach a fence before
   // PMIx knows the others.
   std::map<int, std::vector<std::string>> env;
-  for (const Placement::Local& l : placement.local) {
+  for (const auto& l : placement.local) {
     *failed = l.rank;
     ASSIGN_OR_RETURN(env[l.rank], pmix_->register_rank(space_, l.rank));
   }
-  for (const Placement::Local& l : placement.local) {
+  for (const auto& l : placement.local) {
     *failed = l.rank;
     RETURN_IF_ERROR(start_rank(assignment, l, placement, folders, logs,
                                *outputs, env[l.rank]));
@@ -182,11 +182,11 @@ Status Launcher::start_generation(const pb::Assignment& assignment,
 
 // Without files, if they do not open in time: then the ranks print to a local
 // file.
-std::shared_ptr<RankOutputs> Launcher::open_outputs(const std::string& folder,
-                                                    const Placement& placement,
-                                                    Status* status) {
+std::shared_ptr<RankOutputs> Launcher::open_outputs(
+    const std::string& folder, const LocalPlacement& placement,
+    Status* status) {
   std::vector<int> ranks;
-  for (const Placement::Local& l : placement.local) ranks.push_back(l.rank);
+  for (const auto& l : placement.local) ranks.push_back(l.rank);
   auto outputs = std::make_shared<RankOutputs>();
   const auto result = std::make_shared<Status>();
   if (storage_.within(storage_patience_ms_, [folder, ranks, outputs, result] {
@@ -202,8 +202,8 @@ std::shared_ptr<RankOutputs> Launcher::open_outputs(const std::string& folder,
 }
 
 Status Launcher::start_rank(const pb::Assignment& assignment,
-                            const Placement::Local& local,
-                            const Placement& placement,
+                            const LocalPlacement::Local& local,
+                            const LocalPlacement& placement,
                             const Scratch::Generation& folders,
                             const std::string& log_folder,
                             const RankOutputs& outputs,
@@ -409,12 +409,13 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
   pb::RankStatus& status = e.sample.status;
   if (e.signal == SIGKILL && !killed_ && oom_kills() > oom_kills_)
     status.set_error("the kernel ended it, because memory ran out");
+  const std::string doing = doing_text(status);
   FlightAbout about{.generation = generation_,
                     .rank = r.rank,
                     .pid = r.pid,
                     .worker = options_.worker,
                     .host = host_,
-                    .doing = status.doing(),
+                    .doing = doing,
                     .error = status.error()};
   if (e.signal != 0 || e.exit_code != 0) {
     about.ended = exit_text(e.signal, e.exit_code);
@@ -429,7 +430,7 @@ FlightAbout Launcher::on_exit(Rank& r, int wait_status) {
                              {"exit_code", e.exit_code},
                              {"signal", e.signal},
                              {"step", e.sample.status.committed_step()},
-                             {"doing", e.sample.status.doing()},
+                             {"doing", doing},
                              {"error", e.sample.status.error()},
                              {"last_log", e.last_log}});
   sink_(std::move(e));

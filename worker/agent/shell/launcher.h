@@ -109,7 +109,8 @@ class Launcher {
   // On failure `failed` is the rank concerned, if any.
   Status start_generation(const pb::Assignment& assignment, int* failed);
   Status start_rank(const pb::Assignment& assignment,
-                    const Placement::Local& local, const Placement& placement,
+                    const LocalPlacement::Local& local,
+                    const LocalPlacement& placement,
                     const Scratch::Generation& folders,
                     const std::string& log_folder, const RankOutputs& outputs,
                     const std::vector<std::string>& pmix_env);
@@ -119,7 +120,7 @@ class Launcher {
   void keep_flight(const std::string& folder, const FlightAbout& about,
                    const board::Board& board, int64_t died_ns);
   std::shared_ptr<RankOutputs> open_outputs(const std::string& folder,
-                                            const Placement& placement,
+                                            const LocalPlacement& placement,
                                             Status* status);
   std::vector<std::string> tail_of(const RankLogPaths& logs);
   // "" if the networks of all workers are connected now.

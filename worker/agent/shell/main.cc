@@ -147,7 +147,6 @@ int clean(const CleanOptions& o) {
 
 int worker_main(int argc, char** argv) {
   WorkerOptions options;
-  options.version = version();
   CLI::App app{"Offers this machine's slots to a training run."};
   app.name("remesh-worker");
   app.footer(kExamples);

@@ -67,14 +67,14 @@ void put_network(const MpiSettings& settings, std::vector<std::string>& env) {
 
 }  // namespace
 
-Result<Placement> place(const pb::Assignment& assignment,
-                        const std::string& worker) {
+Result<LocalPlacement> place(const pb::Assignment& assignment,
+                             const std::string& worker) {
   const auto hosts = hosts_of(assignment);
   const std::string what =
       fmt::format("generation {}", assignment.generation());
   std::map<std::string, std::vector<int>> ranks;
   std::vector<bool> seen(static_cast<size_t>(assignment.ranks_size()), false);
-  Placement out;
+  LocalPlacement out;
   std::string first_host;
   const auto own = hosts.find(worker);
   for (const pb::RankPlace& p : assignment.ranks()) {

@@ -14,7 +14,7 @@
 namespace remesh::agent {
 
 // The placement of a generation, as seen by one worker.
-struct Placement {
+struct LocalPlacement {
   struct Local {
     int rank = 0;
     int threads = 0;  // 0: not specified
@@ -28,8 +28,8 @@ struct Placement {
 };
 // Fails on an inconsistent assignment: a rank missing or placed twice, or an
 // unknown worker. The message names it.
-Result<Placement> place(const pb::Assignment& assignment,
-                        const std::string& worker);
+Result<LocalPlacement> place(const pb::Assignment& assignment,
+                             const std::string& worker);
 
 struct MpiSettings {
   std::string shared_folder;  // for MPI's shared-memory files

@@ -9,7 +9,7 @@
 namespace remesh::agent {
 namespace {
 
-void to_memory(const board::Memory& m, pb::MemoryUse* out) {
+void to_memory(const MemoryUse& m, pb::MemoryUse* out) {
   out->set_weights(m.weights);
   out->set_gradients(m.gradients);
   out->set_optimizer(m.optimizer);
@@ -41,7 +41,7 @@ RankSample Launcher::sample(Rank& r, bool alive) {
   s.set_refused_stops(b.refused_stops);
   if (b.exposed_comm >= 0) s.set_exposed_comm(b.exposed_comm);
   if (b.bubble >= 0) s.set_bubble(b.bubble);
-  if (b.memory != board::Memory{}) to_memory(b.memory, s.mutable_memory());
+  if (b.memory != MemoryUse{}) to_memory(b.memory, s.mutable_memory());
   if (b.restored_digest) s.set_restored_digest(*b.restored_digest);
   if (b.link_bytes_per_s > 0) s.set_link_bytes_per_s(b.link_bytes_per_s);
   if (!b.error.empty() || !apart_.empty())

@@ -101,7 +101,6 @@ Status Worker::start() {
   core.slots = options_.slots;
   core.cores = usable_cores();
   core.memory_bytes = usable_memory();
-  core.version = options_.version;
   core.build = wire::own_build();
   core.protocol = wire::own_protocol();
   agent_ = std::make_unique<Agent>(core);

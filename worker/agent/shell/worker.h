@@ -47,7 +47,6 @@ struct WorkerOptions {
   std::string server_key;
   bool no_auth = false;
   std::string trainer;  // path of remesh-trainer
-  std::string version;
 };
 
 using Keys = Result<std::optional<wire::ClientKeys>>;

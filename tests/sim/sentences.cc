@@ -1,0 +1,49 @@
+#include "tests/sim/sentences.h"
+
+#include <set>
+#include <vector>
+
+namespace remesh::sim {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+const std::set<std::string> kSentences = {
+    "cause",   "cause_subject", "finish_reason", "reason",
+    "error",   "detail",        "doing",         "checkpoint_error",
+    "damaged", "last_log",      "log_tail",      "source"};
+
+}  // namespace
+
+void for_each_sentence(
+    Message* m, const std::function<std::string(const std::string&)>& f) {
+  const Reflection* r = m->GetReflection();
+  std::vector<const FieldDescriptor*> set;
+  r->ListFields(*m, &set);
+  for (const FieldDescriptor* field : set) {
+    const int size = field->is_repeated() ? r->FieldSize(*m, field) : 1;
+    for (int i = 0; i < size; ++i) {
+      if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        for_each_sentence(field->is_repeated()
+                              ? r->MutableRepeatedMessage(m, field, i)
+                              : r->MutableMessage(m, field),
+                          f);
+      } else if (field->cpp_type() == FieldDescriptor::CPPTYPE_STRING &&
+                 kSentences.contains(field->name())) {
+        if (field->is_repeated())
+          r->SetRepeatedString(m, field, i,
+                               f(r->GetRepeatedString(*m, field, i)));
+        else
+          r->SetString(m, field, f(r->GetString(*m, field)));
+      }
+    }
+  }
+}
+
+std::string reworded(const std::string& sentence) {
+  return {sentence.rbegin(), sentence.rend()};
+}
+
+}  // namespace remesh::sim

@@ -1,0 +1,26 @@
+// The sentences for people in the messages of the control plane, which must not
+// decide anything.
+#pragma once
+
+#include <google/protobuf/message.h>
+
+#include <functional>
+#include <string>
+
+namespace remesh::sim {
+
+// Replaces every sentence in the message, at any depth, by f of it.
+void for_each_sentence(google::protobuf::Message* message,
+                       const std::function<std::string(const std::string&)>& f);
+
+// A message's bytes without them.
+template <typename T>
+std::string without_sentences(T message) {
+  for_each_sentence(&message, [](const std::string&) { return ""; });
+  return message.SerializeAsString();
+}
+
+// The same letters in another order; equal sentences stay equal.
+std::string reworded(const std::string& sentence);
+
+}  // namespace remesh::sim
