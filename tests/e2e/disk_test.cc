@@ -1,12 +1,15 @@
 // Full disks and damaged files.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <set>
 
 #include "tests/e2e/e2e.h"
+#include "tests/testing/seed.h"
 #include "tests/testing/small_disk.h"
 
 namespace remesh::e2e {
@@ -207,6 +210,38 @@ TEST_F(DiskTest, AFullRunDirectoryDoesNotStopTraining) {
   run.kill(SIGINT);
   expect_exit(run, 130);
   expect_sequence(c().last_step());
+}
+
+// Full at a random instant, and for 5 to 60 seconds if several cases are asked
+// for: training does not notice, and every step is in the record.
+TEST_F(DiskTest, AFullRunDirectoryAtAnyInstantCostsNothing) {
+  const bool thorough = test_cases(1) > 1;
+  for (const uint32_t seed : test_seeds(1)) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937 random(seed);
+    const int64_t steps = thorough ? 1000 : 60;
+    make({{"train.steps", std::to_string(steps)},
+          {"checkpoint.interval", "50"}});
+    const testing::SmallDisk disk(c().run_dir(), 48 << 20);
+    if (!disk.mounted()) GTEST_SKIP() << "needs mount";
+    Process& run = c().start_run(3);
+    ASSERT_TRUE(c().wait_for_dp(3));
+    ASSERT_TRUE(c().wait_for_step(1 + random() % (steps / 2)));
+    disk.fill(0);
+    testing::sleep_ms(thorough ? 5000 + random() % 55'000 : 1000);
+    disk.free();
+    expect_exit(run, 0, 120'000);
+    expect_sequence(steps);
+    EXPECT_EQ(c().events_named("failure").size(), 0U);
+    EXPECT_EQ(c().events_named("mesh").size(), 1U);
+    double longest = 0, before = 0;
+    for (const Json& m : c().metrics()) {
+      const double time = m.value("time", 0.0);
+      if (before > 0) longest = std::max(longest, time - before);
+      before = time;
+    }
+    fmt::print("seed {}: at most {:.3f} s between two steps\n", seed, longest);
+  }
 }
 
 // A coordinator that finds no room at the start asks to be started again, which
