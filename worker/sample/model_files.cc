@@ -84,7 +84,7 @@ Status take_config(FileSystem& fs, const std::string& path, ModelFiles* out) {
 
 // Asked first: without a model no tokenizer helps.
 Status check_model(FileSystem& fs, const std::string& path) {
-  const Status found = huggingface::find_weights(fs, path).status();
+  Status found = huggingface::find_weights(fs, path).status();
   std::error_code error;
   if (found.ok() ||
       (found.code() != Code::kNotFound && files::is_directory(path, error)))
