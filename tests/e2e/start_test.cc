@@ -401,7 +401,7 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
       ": its weights are not those of the model that the adapters belong to";
   c().start_run(1, {"--resume"});
   expect_exit(c().run(), 3);
-  expect_text(c().run().output(), refusal);
+  expect_text(c().run().output(), "frozen model: " + refusal);
   EXPECT_EQ(c().events_named("coordinator_started").size(), starts);
   for (const Finished& f :
        {c().remesh({"sample", c().run_dir(), "--tokens", "1"}),
