@@ -2,8 +2,7 @@
 // rank (fp32 master weights and both moments) in two buffers. A process that is
 // killed between any two instructions leaves one complete, described state of
 // some step. checkpoint/FORMAT.md specifies the bytes and the order of the
-// elements, and says under "The path of a state" who reads and writes what
-// when.
+// elements; its section "The path of a state" says who writes what, and when.
 //
 //   header   magic, sizes, checksum: written once, never changed
 //            two records per buffer: what the buffer holds (StateInfo), each

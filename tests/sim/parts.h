@@ -74,18 +74,17 @@ struct Cluster::Worker {
   uint64_t epoch_seen = 0;      // in this incarnation
   bool terminated = false;
   bool left = false;
-  int64_t kills_wait_until =
-      0;                  // until then its ranks and folders cannot be removed
-  int64_t clock_ms = 0;   // offset of its host's clock
-  int64_t uptime_ms = 0;  // offset of its host's monotonic clock
+  int64_t kills_wait_until = 0;  // until then its ranks cannot be killed
+  int64_t clock_ms = 0;          // offset of its host's clock
+  int64_t uptime_ms = 0;         // offset of its host's monotonic clock
 };
 
 struct Cluster::World {
   pb::Assignment assignment;
   int64_t began_ms = 0;  // when the first worker spawned
   bool connected = false;
-  bool presumed_dead =
-      false;         // the coordinator declared one of its workers dead
+  // The coordinator declared one of its workers dead.
+  bool presumed_dead = false;
   int64_t step = 0;  // finished
   int64_t saved = -1;
   int64_t save_seen = 0;
@@ -99,12 +98,10 @@ struct Cluster::World {
   memory::ReplicaPlacement replicas;
   std::map<int64_t, uint64_t> tags;  // of its states, by step
   int64_t origin = 0;  // generation of the state that it started from
-  std::map<int64_t, std::set<int>> own;  // ranks that committed it
-  std::map<int, int> replicas_left;      // of the newest step, by rank
-  std::map<int64_t, int64_t>
-      complete_ms;  // when all ranks had committed a step
-  std::set<std::string>
-      reporters_died;  // dead daemons that had metrics of its steps
+  std::map<int64_t, std::set<int>> own;    // ranks that committed it
+  std::map<int, int> replicas_left;        // of the newest step, by rank
+  std::map<int64_t, int64_t> complete_ms;  // when all ranks had committed it
+  std::set<std::string> reporters_died;    // dead daemons that had its metrics
   std::map<std::string, std::set<int64_t>> fences_done;  // by worker
 };
 
