@@ -133,8 +133,8 @@ Result<std::string> WeightSource::check_base(
   if (expected.empty() || here == expected) return here;
   return corrupt(fmt::format(
       "{}: its weights are not those of the model that the adapters belong to, "
-      "which was at {} (fingerprint {}, here {}); put that model back, or give "
-      "its place with `remesh model export --base`",
+      "which was at {} (fingerprint {}, here {}); put that model back. `remesh "
+      "model export --base` takes it from another place",
       path_, place, expected, here));
 }
 

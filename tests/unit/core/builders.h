@@ -6,11 +6,22 @@
 
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/roster.h"
+#include "parallel/geometry/param_table.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
 
 inline constexpr int64_t kSilentMs = 500;
+
+inline geometry::ParamTable small_model() {
+  return geometry::ParamTable::make({.dim = 8,
+                                     .n_layers = 2,
+                                     .n_heads = 2,
+                                     .n_kv_heads = 1,
+                                     .hidden_dim = 9,
+                                     .vocab_size = 17,
+                                     .tie_embeddings = true});
+}
 
 inline pb::Report report(const std::string& worker, uint64_t seq,
                          uint64_t incarnation = 1) {

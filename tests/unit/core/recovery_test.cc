@@ -21,16 +21,6 @@ namespace {
 
 using Kind = Recovery::Decision::Kind;
 
-geometry::ParamTable small_model() {
-  return geometry::ParamTable::make({.dim = 8,
-                                     .n_layers = 2,
-                                     .n_heads = 2,
-                                     .n_kv_heads = 1,
-                                     .hidden_dim = 9,
-                                     .vocab_size = 17,
-                                     .tie_embeddings = true});
-}
-
 pb::Job small_job() {
   pb::Job j;
   j.mutable_train()->set_steps(100);

@@ -12,22 +12,13 @@
 #include "parallel/geometry/schedule.h"
 #include "tests/testing/pieces.h"
 #include "tests/testing/seed.h"
+#include "tests/unit/core/builders.h"
 
 namespace remesh::core {
 namespace {
 
 using geometry::ParamTable;
 using geometry::Sharding;
-
-ParamTable small_model() {
-  return ParamTable::make({.dim = 8,
-                           .n_layers = 2,
-                           .n_heads = 2,
-                           .n_kv_heads = 1,
-                           .hidden_dim = 9,
-                           .vocab_size = 17,
-                           .tie_embeddings = true});
-}
 
 Sharding random_sharding(std::mt19937& random) {
   const int pp = 1 + static_cast<int>(random() % 2);
