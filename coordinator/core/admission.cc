@@ -84,9 +84,9 @@ Status Coordinator::check_fence(const pb::FenceIn& f) const {
   return invalid_argument("the worker has no part in this fence");
 }
 
-// Metrics of a step are taken from workers that had a part in it. Of older
-// generations, and if the journal was lost, only the state that the worker
-// holds tells.
+// Metrics of a step are taken from workers that had a part in it. For older
+// generations, and if the journal was lost, the only evidence of that is the
+// state that the worker holds.
 bool Coordinator::may_know_steps(const pb::Report& r,
                                  int64_t generation) const {
   if (!keeps_state() || durable_.assignment().workers().empty()) return true;
@@ -115,7 +115,7 @@ void Coordinator::tell_refused(const std::string& worker,
   e.set_worker(limits::printable(worker, 64));
   e.set_cause(why);
   if (refusal_told_ms_)
-    e.set_detail(fmt::format("{} reports since the last one told", refused_));
+    e.set_detail(fmt::format("{} reports since the last event", refused_));
   refusal_told_ms_ = now_ms_;
   refused_ = 0;
   emit(std::move(e));

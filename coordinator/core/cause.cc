@@ -110,22 +110,28 @@ std::string Failure::text() const {
   return subject.empty() ? what : subject + ": " + what;
 }
 
-std::string cause_text(const pb::Durable& d) {
-  return Failure{.subject = d.cause_subject(), .what = d.cause()}.text();
+pb::Cause cause_of(const Failure& f) {
+  pb::Cause c;
+  if (!f.subject.empty()) c.set_subject(f.subject);
+  c.set_what(f.what);
+  c.set_rank(f.rank);
+  if (!f.worker.empty()) c.set_worker(f.worker);
+  return c;
 }
 
-void set_cause(const Failure& f, pb::Durable* d) {
-  d->clear_cause_subject();
-  if (!f.subject.empty()) d->set_cause_subject(f.subject);
-  d->set_cause(f.what);
+Failure failure_of(const pb::Cause& c) {
+  return {.subject = c.subject(),
+          .what = c.what(),
+          .rank = c.rank(),
+          .worker = c.worker()};
 }
 
 bool died_of_itself(const pb::RankStatus& s) {
   return s.signal() != 0 && !(s.signal() == SIGABRT && s.waits());
 }
 
-bool source_is_bad(const Failure& f, const pb::Assignment& a) {
-  return f.exit_code == kExitBadSource && a.source().kind() != pb::Source::INIT;
+bool source_is_bad(const Failure& f, const pb::Source& source) {
+  return f.exit_code == kExitBadSource && source.kind() != pb::Source::INIT;
 }
 
 bool tells_why(int exit_code) {

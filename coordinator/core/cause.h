@@ -46,9 +46,9 @@ struct Failure {
   std::string text() const;
 };
 
-// Failure::text() of Durable.cause and cause_subject.
-std::string cause_text(const pb::Durable& durable);
-void set_cause(const Failure& failure, pb::Durable* durable);
+// What the journal keeps of a failure.
+pb::Cause cause_of(const Failure& failure);
+Failure failure_of(const pb::Cause& cause);
 
 // A rank as its worker last reported it. Borrows the status.
 struct RankView {
@@ -64,7 +64,7 @@ bool died_of_itself(const pb::RankStatus& status);
 
 // Whether the ranks could not load what the generation of that assignment
 // starts from, for whatever reason.
-bool source_is_bad(const Failure& failure, const pb::Assignment& assignment);
+bool source_is_bad(const Failure& failure, const pb::Source& source);
 
 // Codes that say what is wrong, as opposed to how a process ended: 3, 65, 66.
 bool tells_why(int exit_code);

@@ -120,11 +120,11 @@ Status Coordinator::pin_mesh(const std::string& text) {
     *e.mutable_mesh() = mesh_of(layout);
   }
   const bool here = layout_of(durable_.assignment().mesh()).to_string() == pin;
-  if (durable_.pinned() == pin &&
-      (pin.empty() || here || durable_.mesh_asked()))
+  pb::MeshRequest* request = durable_.mutable_mesh_request();
+  if (request->pinned() == pin && (pin.empty() || here || request->changed()))
     return ok_status();  // it is so already, or will be
-  durable_.set_pinned(pin);
-  durable_.set_mesh_asked(true);
+  request->set_pinned(pin);
+  request->set_changed(true);
   persist();
   e.set_detail(pin.empty() ? "automatic mesh selection" : "pinned to " + pin);
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
@@ -135,12 +135,13 @@ Status Coordinator::pin_mesh(const std::string& text) {
 Status Coordinator::set_scale(int64_t slots) {
   RETURN_IF_ERROR(check_another_mesh_follows());
   RETURN_IF_ERROR(policy_.check_scale(view(), slots));
-  if (durable_.scale() == slots) return ok_status();
-  durable_.set_scale(static_cast<int>(slots));
+  pb::MeshRequest* request = durable_.mutable_mesh_request();
+  if (request->scale() == slots) return ok_status();
+  request->set_scale(static_cast<int>(slots));
   const auto placed = policy_.place(view());
   if (durable_.assignment().ranks_size() > 0 && placed.ok() &&
       placed->layout != layout_of(durable_.assignment().mesh()))
-    durable_.set_mesh_asked(true);
+    request->set_changed(true);
   persist();
   pb::EventRecord e = event(events::kScaleAsked);
   e.set_detail(slots == 0 ? "using all slots"

@@ -71,8 +71,8 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   if (keeps_state() && durable_.state_job() == 0)
     durable_.set_state_job(std::max<uint64_t>(1, durable_.run_id()));
   *durable_.mutable_job() = options_.job;
-  if (!policy_.check_scale(view(), durable_.scale()).ok())
-    durable_.clear_scale();
+  if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
+    durable_.mutable_mesh_request()->clear_scale();
   for (const pb::Durable::NameOwner& o : durable_.owners())
     owners_[o.worker()] = o.key();
   if (terminal(durable_.phase()))
@@ -105,14 +105,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
 
 void Coordinator::resume_ended_job() {
   durable_.set_phase(pb::Durable::WAITING);
-  reset_failures(&durable_);
+  reset_failures(durable_.mutable_budget());
   durable_.clear_cause();
-  durable_.clear_cause_subject();
-  durable_.clear_bad_checkpoints();
-  durable_.clear_bad_states();
-  durable_.clear_cordons();
-  durable_.clear_suspects();
-  durable_.clear_link_search();
+  durable_.clear_refusals();
+  durable_.clear_host_faults();
 }
 
 // The participants are taken for alive until they had time to find this
@@ -121,10 +117,7 @@ void Coordinator::adopt_generation() {
   adopted_generation_ = durable_.generation();
   roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
   if (durable_.phase() != pb::Durable::ABORTING) return;
-  failure_ = Failure{.subject = durable_.cause_subject(),
-                     .what = durable_.cause(),
-                     .rank = durable_.cause_rank(),
-                     .worker = durable_.cause_worker()};
+  failure_ = failure_of(durable_.cause());
   change_began_ms_ = now_ms_;
 }
 
@@ -172,7 +165,7 @@ void Coordinator::note_own_absence(int64_t now_ms) {
 }
 
 // Nobody could do what the phase waits for before it was written, and nobody
-// could report or make progress while the storage stood.
+// could report or make progress while the storage was stalled.
 void Coordinator::handle(const Tick& e) {
   phase_since_ms_ += e.unwritten_ms;
   if (terminal_since_ms_ >= 0) terminal_since_ms_ += e.unwritten_ms;
@@ -285,7 +278,9 @@ void Coordinator::announce_loss(const Roster::MembershipChange& lost) {
   e.set_worker(lost.worker);
   if (!expected) e.set_cause(lost.detail);
   emit(std::move(e));
-  if (forgive_source(lost.worker, &durable_)) persist();
+  if (forgive_source(durable_.assignment().source(), lost.worker,
+                     durable_.mutable_refusals()))
+    persist();
 }
 
 // --------------------------------------------------------------- reconcile
@@ -348,7 +343,7 @@ bool Coordinator::ready_to_scan() {
   }
   const auto placed = policy_.place(view());
   if (!placed.ok() && placed.status().code() == Code::kInvalidArgument) {
-    if (durable_.scale() > 0)
+    if (durable_.mesh_request().scale() > 0)
       release_scale(placed.status().message());
     else
       terminate(pb::Durable::FAILED, placed.status().message());
@@ -424,12 +419,13 @@ void Coordinator::reconcile_live() {
     if (!change && now_ms_ >= no_change_before_ms_) put_off_.clear();
     return;
   }
-  if (change && change->must && !durable_.must_stop()) return finish(*change);
+  if (change && change->must && !durable_.finish().must_stop())
+    return finish(*change);
   // Something else may be asked for meanwhile.
-  if (change) durable_.set_finish_reason(change->why);
-  if (!durable_.finish_saves() && roster_.all_heard() &&
+  if (change) durable_.mutable_finish()->set_reason(change->why);
+  if (!durable_.finish().save() && roster_.all_heard() &&
       retention_.must_save_to_finish(view(), policy_)) {
-    durable_.set_finish_saves(true);
+    durable_.mutable_finish()->set_save(true);
     persist();
   }
   note_declined_stops();
@@ -437,14 +433,15 @@ void Coordinator::reconcile_live() {
 
 // Ranks that could not save continue, unless they must stop.
 void Coordinator::note_declined_stops() {
-  if (!checkpoints_.stop_declined(view()) || durable_.must_stop()) return;
+  if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
+    return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
   if (durable_.stop_requested()) {
     decline_stop(checkpoints_.last_error());
   } else {
     pb::EventRecord e = event(events::kChangePutOff);
     e.set_cause("saving failed: " + checkpoints_.last_error());
-    e.set_detail(durable_.finish_reason());
+    e.set_detail(durable_.finish().reason());
     emit(std::move(e));
   }
   change_began_ms_ = -1;
@@ -460,7 +457,7 @@ void Coordinator::reconcile_ended() {
   act(Exit{durable_.phase() == pb::Durable::FAILED ? kExitFailed
            : refused_job_                          ? kExitUsage
                                                    : kExitOk,
-           cause_text(durable_)});
+           failure_of(durable_.cause()).text()});
 }
 
 // ------------------------------------------------------------------ common

@@ -40,7 +40,7 @@ bool Coordinator::others_remain(const std::vector<std::string>& failed,
     return true;
   const std::set<std::string> present = hosts_present(roster_);
   return std::any_of(present.begin(), present.end(), [&](const auto& host) {
-    return !failed_alike(durable_, host, fault) &&
+    return !failed_alike(durable_.host_faults(), host, fault) &&
            std::find(failed.begin(), failed.end(), host) == failed.end();
   });
 }
@@ -49,9 +49,10 @@ bool Coordinator::others_remain(const std::vector<std::string>& failed,
 bool Coordinator::could_go_on_without(
     const std::vector<std::string>& hosts) const {
   pb::Durable without = durable_;
-  without.mutable_link_search()->clear_apart();
+  pb::HostFaults* faults = without.mutable_host_faults();
+  faults->mutable_link_search()->clear_apart();
   for (const std::string& host : hosts)
-    cordon(host, "", "", unix_now(), &without);
+    cordon(host, "", {}, unix_now(), faults);
   return policy_
       .place(ClusterView{.roster = roster_,
                          .durable = without,
@@ -61,17 +62,18 @@ bool Coordinator::could_go_on_without(
 }
 
 // Counts the failure on the hosts that it is put down to, and cordons those
-// where it is one too many, unless nobody else could go on with the job.
+// where it is one too many, unless nobody else could continue the job.
 Consequence Coordinator::cordon_for(const Failure& fault,
                                     std::vector<pb::Cordon>* cordoned) {
   if (!fault.between.empty()) return search_link(fault, cordoned);
   if (!fault.links.empty()) return cordon_for_link(fault, cordoned);
   const double now_s = unix_now();
+  pb::HostFaults* faults = durable_.mutable_host_faults();
   const Blame blame = blame_for(fault, view(), options_.job.elastic(),
                                 could_go_on_without(fault.hosts));
   std::vector<std::string> failing;
   for (const std::string& host : blame.hosts)
-    if (suspect(host, "", blame.remembered_s, now_s, &durable_, fault.text()) >=
+    if (suspect(host, "", fault, blame.remembered_s, now_s, faults) >=
         blame.enough)
       failing.push_back(host);
   if (failing.empty())
@@ -80,7 +82,7 @@ Consequence Coordinator::cordon_for(const Failure& fault,
                                : Consequence::kSuspected;
   if (!others_remain(failing, fault)) return Consequence::kNone;
   for (const std::string& host : failing)
-    cordoned->push_back(cordon(host, "", fault.text(), now_s, &durable_));
+    cordoned->push_back(cordon(host, "", fault, now_s, faults));
   return Consequence::kCordoned;
 }
 
@@ -106,18 +108,20 @@ bool Coordinator::needs_state_of(const std::set<std::string>& hosts) const {
 Consequence Coordinator::cordon_for_link(const Failure& fault,
                                          std::vector<pb::Cordon>* cordoned) {
   const double now_s = unix_now();
-  if (durable_.link_search().failures() >= kEnough) {
-    durable_.clear_link_search();
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  if (faults->link_search().failures() >= kEnough) {
+    faults->clear_link_search();
     for (const auto& [a, b] : fault.links)
-      if (failures_of(durable_, a, b) < 1) suspect(a, b, 0, now_s, &durable_);
+      if (failures_of(*faults, a, b) < 1)
+        suspect(a, b, fault, 0, now_s, faults);
   }
   int64_t most = 0;
   for (const auto& [a, b] : fault.links)
-    most = std::max(most, suspect(a, b, 0, now_s, &durable_));
+    most = std::max(most, suspect(a, b, fault, 0, now_s, faults));
   if (most < kEnough) return Consequence::kSuspected;
   std::map<std::string, std::set<std::string>> peers;
   for (const auto& [a, b] : fault.links) {
-    if (failures_of(durable_, a, b) < most) continue;
+    if (failures_of(*faults, a, b) < most) continue;
     peers[a].insert(b);
     peers[b].insert(a);
   }
@@ -131,12 +135,12 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
   }
   if (!chosen) return Consequence::kSuspected;
   // Those that were cordoned for another link did not mend it.
-  for (const pb::Cordon& c : std::vector<pb::Cordon>(durable_.cordons().begin(),
-                                                     durable_.cordons().end()))
-    if (!c.peer().empty() && failures_of(durable_, c.host(), c.peer()) < most)
-      end_cordon(c.host(), &durable_);
+  for (const pb::Cordon& c : std::vector<pb::Cordon>(faults->cordons().begin(),
+                                                     faults->cordons().end()))
+    if (!c.peer().empty() && failures_of(*faults, c.host(), c.peer()) < most)
+      end_cordon(c.host(), faults);
   cordoned->push_back(
-      cordon(*chosen, *peers[*chosen].begin(), fault.text(), now_s, &durable_));
+      cordon(*chosen, *peers[*chosen].begin(), fault, now_s, faults));
   return Consequence::kCordoned;
 }
 
@@ -144,14 +148,14 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
 // meshes are tried that separate the hosts.
 Consequence Coordinator::search_link(const Failure& fault,
                                      std::vector<pb::Cordon>* cordoned) {
-  for (const pb::Cordon& c : durable_.suspects())
+  for (const pb::Cordon& c : durable_.host_faults().suspects())
     if (!c.peer().empty() && c.failures() >= kEnough &&
         fault.between.contains(c.host()) && fault.between.contains(c.peer())) {
       Failure known = fault;  // from an earlier search
       known.links = {std::minmax(c.host(), c.peer())};
       return cordon_for_link(known, cordoned);
     }
-  pb::LinkSearch* s = durable_.mutable_link_search();
+  pb::LinkSearch* s = durable_.mutable_host_faults()->mutable_link_search();
   const int64_t failures = s->failures() + 1;
   if (failures > 1) narrow(fault.between, /*passed=*/false, s);
   // If it is none of the links in question, another one is bad, too.
@@ -167,7 +171,7 @@ Consequence Coordinator::search_link(const Failure& fault,
 // Sets hosts apart for the next test, or ends the search with a cordon. False
 // if nothing can be done: the job cannot run without any of the hosts.
 bool Coordinator::next_link_test(std::vector<pb::Cordon>* cordoned) {
-  pb::LinkSearch* s = durable_.mutable_link_search();
+  pb::LinkSearch* s = durable_.mutable_host_faults()->mutable_link_search();
   if (const auto link = found_link(*s)) {
     const Failure fault{.what = s->reason(), .links = {*link}};
     return cordon_for_link(fault, cordoned) == Consequence::kCordoned;
@@ -191,21 +195,22 @@ bool Coordinator::next_link_test(std::vector<pb::Cordon>* cordoned) {
 
 // A mesh made a step: none of its links is bad.
 void Coordinator::note_link_test() {
-  if (!durable_.has_link_search()) return;
-  if (durable_.link_search().failures() < 2) {
-    durable_.clear_link_search();
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  if (!faults->has_link_search()) return;
+  if (faults->link_search().failures() < 2) {
+    faults->clear_link_search();
     return persist();
   }
   std::set<std::string> hosts;
   for (const pb::Durable::Member& p : durable_.participants())
     if (has_ranks(durable_, p.name())) hosts.insert(p.host());
-  pb::LinkSearch* s = durable_.mutable_link_search();
+  pb::LinkSearch* s = durable_.mutable_host_faults()->mutable_link_search();
   const size_t before = num_links(*s);
   narrow(hosts, /*passed=*/true, s);
   const size_t left = num_links(*s);
   if (left == before) return;
   std::vector<pb::Cordon> cordoned;
-  if (left == 0 || !next_link_test(&cordoned)) durable_.clear_link_search();
+  if (left == 0 || !next_link_test(&cordoned)) faults->clear_link_search();
   persist();
   for (const pb::Cordon& c : cordoned) emit_cordon(c);
 }
@@ -224,10 +229,11 @@ bool Coordinator::cordon_short(const Shortages& shortages,
   }
   if (!could_go_on_without(hosts)) return false;
   std::vector<pb::Cordon> made;
+  pb::HostFaults* faults = durable_.mutable_host_faults();
   for (const auto& [host, shortage] : shortages) {
-    suspect(host, "", 0, unix_now(), &durable_, to_text({{host, shortage}}));
-    made.push_back(
-        cordon(host, "", to_text({{host, shortage}}), unix_now(), &durable_));
+    const Failure failure{.what = to_text({{host, shortage}})};
+    suspect(host, "", failure, 0, unix_now(), faults);
+    made.push_back(cordon(host, "", failure, unix_now(), faults));
   }
   persist();
   for (const pb::Cordon& c : made) emit_cordon(c);
@@ -237,19 +243,19 @@ bool Coordinator::cordon_short(const Shortages& shortages,
 // What some hosts cannot load may be sound, and the hosts bad. Before finished
 // steps are lost by that, hosts that have not tried it do.
 bool Coordinator::others_may_load() {
-  if (durable_.bad_checkpoints().empty() && durable_.bad_states().empty())
-    return false;
-  const Failure fault{.exit_code = kExitBadSource};
-  const std::set<std::string> failed = hosts_failed_alike(durable_, fault);
+  const pb::Refusals& refusals = durable_.refusals();
+  if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
+  const Failure fault{.what = "the state does not load",
+                      .exit_code = kExitBadSource};
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  const std::set<std::string> failed = hosts_failed_alike(*faults, fault);
   if (!others_remain({failed.begin(), failed.end()}, fault)) return false;
   std::vector<pb::Cordon> made;
   for (const std::string& host : failed)
-    if (!is_cordoned(durable_, host))
-      made.push_back(cordon(host, "", "exit code 65: the state does not load",
-                            unix_now(), &durable_));
+    if (!is_cordoned(*faults, host))
+      made.push_back(cordon(host, "", fault, unix_now(), faults));
   if (made.empty()) return false;
-  durable_.clear_bad_checkpoints();
-  durable_.clear_bad_states();
+  durable_.clear_refusals();
   persist();
   for (const pb::Cordon& c : made) emit_cordon(c);
   return true;
@@ -278,16 +284,17 @@ void Coordinator::emit_uncordoned(const std::string& host,
 }
 
 void Coordinator::end_cordons_in_time() {
-  if (const pb::LinkSearch& search = durable_.link_search();
+  pb::HostFaults* faults = durable_.mutable_host_faults();
+  if (const pb::LinkSearch& search = faults->link_search();
       !search.apart().empty() && unix_now() >= search.until()) {
     // Its hosts are gone, or get no ranks for another reason.
     pb::EventRecord e = event(events::kLinkSearch);
     e.set_detail("given up; all hosts are used again");
-    durable_.clear_link_search();
+    faults->clear_link_search();
     persist();
     emit(std::move(e));
   }
-  const auto ended = end_cordons(unix_now(), &durable_);
+  const auto ended = end_cordons(unix_now(), faults);
   if (ended.empty()) return;
   persist();
   for (const pb::Cordon& c : ended)
@@ -297,21 +304,23 @@ void Coordinator::end_cordons_in_time() {
 // The mesh works: what failed on its hosts before is over.
 void Coordinator::clear_suspicion() {
   note_link_test();
-  if (durable_.suspects().empty()) return;
+  if (durable_.host_faults().suspects().empty()) return;
   std::set<std::string> hosts;
   for (const pb::Durable::Member& p : durable_.participants())
     if (has_ranks(durable_, p.name())) hosts.insert(p.host());
-  if (clear_suspects(hosts, unix_now(), &durable_)) persist();
+  if (clear_suspects(hosts, unix_now(), durable_.mutable_host_faults()))
+    persist();
 }
 
 // `name`: of a host, or of a worker on it.
 Status Coordinator::lift_cordon(const std::string& name) {
   const Roster::Member* m = roster_.find_alive(name);
+  pb::HostFaults* faults = durable_.mutable_host_faults();
   const std::string& host =
-      m != nullptr && !is_cordoned(durable_, name) ? m->report.host() : name;
-  if (!uncordon(host, &durable_)) {
+      m != nullptr && !is_cordoned(*faults, name) ? m->report.host() : name;
+  if (!uncordon(host, faults)) {
     std::vector<std::string> hosts;
-    for (const pb::Cordon& c : durable_.cordons()) hosts.push_back(c.host());
+    for (const pb::Cordon& c : faults->cordons()) hosts.push_back(c.host());
     return not_found(fmt::format("'{}' is not cordoned; cordoned hosts: {}",
                                  name, hosts.empty() ? "none" : join(hosts)));
   }

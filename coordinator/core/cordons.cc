@@ -8,7 +8,6 @@
 #include "coordinator/core/link_search.h"
 #include "coordinator/core/recovery.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/process.h"
 
 namespace remesh::core {
 namespace {
@@ -50,14 +49,15 @@ bool erase_if(google::protobuf::RepeatedPtrField<pb::Cordon>* all,
   return true;
 }
 
-// Whether the reason of a cordon, which is the text of a failure, has that
-// code.
-bool has_code(const std::string& reason, int exit_code) {
-  const std::string text = exit_text(0, exit_code);
-  const size_t at = reason.find(text);
-  return at != std::string::npos &&
-         reason.substr(at + text.size(), 1).find_first_of("0123456789") ==
-             std::string::npos;
+// The exit code of the failure if it says why, otherwise 0.
+int code_of(const Failure& f) {
+  return tells_why(f.exit_code) ? f.exit_code : 0;
+}
+
+void set_failure(const Failure& f, pb::Cordon* c) {
+  c->set_reason(f.text());
+  c->clear_exit_code();
+  if (code_of(f) != 0) c->set_exit_code(code_of(f));
 }
 
 // Whether the state did not load on the taker's host alone, so that others may
@@ -65,8 +65,8 @@ bool has_code(const std::string& reason, int exit_code) {
 // there is another one as new.
 bool only_the_taker_failed(const Failure& f, const ClusterView& view) {
   return f.hosts.size() == 1 &&
-         std::none_of(view.durable.cordons().begin(),
-                      view.durable.cordons().end(),
+         std::none_of(view.durable.host_faults().cordons().begin(),
+                      view.durable.host_faults().cordons().end(),
                       [&](const pb::Cordon& c) {
                         return c.host() != f.hosts[0] && is_alike(c, f);
                       }) &&
@@ -80,14 +80,15 @@ Blame blame_for(const Failure& f, const ClusterView& view,
   const int64_t most = elastic.max_same_failures();
   if (f.hosts.empty()) return {};
   if (f.exit_code == kExitFailed) return {.hosts = f.hosts};
-  const bool bad = source_is_bad(f, view.durable.assignment());
+  const bool bad = source_is_bad(f, view.durable.assignment().source());
   if (f.exit_code == kExitNoRoom || (bad && only_the_taker_failed(f, view))) {
     // In the end an older source is better than none (failure_budget.h). It
     // makes no room, unless it is in memory.
     const bool older_helps =
         bad || view.durable.assignment().source().kind() == pb::Source::MEMORY;
-    const bool wait = others_can_run || !older_helps ||
-                      failures_of(view.durable, f.hosts[0]) + 1 < most;
+    const bool wait =
+        others_can_run || !older_helps ||
+        failures_of(view.durable.host_faults(), f.hosts[0]) + 1 < most;
     if (!wait && bad) return {.hosts = f.hosts, .enough = kNever};
     if (!wait) return {};
     // At the second failure there were no replicas to make room for.
@@ -106,7 +107,7 @@ Blame blame_for(const Failure& f, const ClusterView& view,
             .hosts_alone = others_can_run};
   }
   const std::vector<std::string> host = {f.hosts[0]};
-  if (f.rank >= 0 && view.durable.same_failures() >= most)
+  if (f.rank >= 0 && view.durable.budget().same_failures() >= most)
     return {.hosts = host};
   if (f.silent && others_can_run)
     return {
@@ -122,22 +123,22 @@ std::set<std::string> hosts_present(const Roster& roster) {
   return out;
 }
 
-std::set<std::string> hosts_failed_alike(const pb::Durable& d,
+std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
                                          const Failure& f) {
   std::set<std::string> out;
-  for (const auto* all : {&d.cordons(), &d.suspects()})
+  for (const auto* all : {&faults.cordons(), &faults.suspects()})
     for (const pb::Cordon& c : *all)
       if (c.peer().empty() && is_alike(c, f)) out.insert(c.host());
   return out;
 }
 
-bool failed_alike(const pb::Durable& d, const std::string& host,
+bool failed_alike(const pb::HostFaults& faults, const std::string& host,
                   const Failure& f) {
   const auto alike = [&](const pb::Cordon& c) {
     return c.host() == host && is_alike(c, f);
   };
-  return std::any_of(d.cordons().begin(), d.cordons().end(), alike) ||
-         std::any_of(d.suspects().begin(), d.suspects().end(),
+  return std::any_of(faults.cordons().begin(), faults.cordons().end(), alike) ||
+         std::any_of(faults.suspects().begin(), faults.suspects().end(),
                      [&](const pb::Cordon& c) {
                        return c.peer().empty() && c.failures() >= kAtFault &&
                               alike(c);
@@ -145,35 +146,34 @@ bool failed_alike(const pb::Durable& d, const std::string& host,
 }
 
 bool is_alike(const pb::Cordon& c, const Failure& f) {
-  if (tells_why(f.exit_code)) return has_code(c.reason(), f.exit_code);
-  for (const int code : {kExitFailed, kExitBadSource, kExitNoRoom})
-    if (has_code(c.reason(), code)) return false;
-  return true;
+  return c.exit_code() == code_of(f);
 }
 
-bool is_cordoned(const pb::Durable& d, const std::string& host) {
-  return is_apart(d.link_search(), host) ||
-         std::any_of(d.cordons().begin(), d.cordons().end(),
+bool is_cordoned(const pb::HostFaults& faults, const std::string& host) {
+  return is_apart(faults.link_search(), host) ||
+         std::any_of(faults.cordons().begin(), faults.cordons().end(),
                      [&](const pb::Cordon& c) { return c.host() == host; });
 }
 
-std::string cordon_reason(const pb::Durable& d, const std::string& host) {
-  for (const pb::Cordon& c : d.cordons())
+std::string cordon_reason(const pb::HostFaults& faults,
+                          const std::string& host) {
+  for (const pb::Cordon& c : faults.cordons())
     if (c.host() == host) return c.reason();
-  if (is_apart(d.link_search(), host)) return search_text(d.link_search());
+  if (is_apart(faults.link_search(), host))
+    return search_text(faults.link_search());
   return "";
 }
 
-std::string cordons_text(const pb::Durable& d) {
+std::string cordons_text(const pb::HostFaults& faults) {
   std::string out;
-  for (const pb::Cordon& c : d.cordons())
+  for (const pb::Cordon& c : faults.cordons())
     out += fmt::format("{}{} (cordoned: {})",
                        out.empty() ? "no ranks are placed on " : ", ", c.host(),
                        c.reason());
-  for (const std::string& host : d.link_search().apart())
+  for (const std::string& host : faults.link_search().apart())
     out +=
         fmt::format("{}{} ({})", out.empty() ? "no ranks are placed on " : ", ",
-                    host, search_text(d.link_search()));
+                    host, search_text(faults.link_search()));
   return out;
 }
 
@@ -181,16 +181,16 @@ double remaining_s(const pb::Cordon& c, double now_s) {
   return std::clamp(c.until() - now_s, 0.0, cordon_s(c));
 }
 
-int64_t failures_of(const pb::Durable& d, const std::string& host,
+int64_t failures_of(const pb::HostFaults& faults, const std::string& host,
                     const std::string& peer) {
-  const auto it = find_cordon(d.suspects(), host, peer);
-  return it == d.suspects().end() ? 0 : it->failures();
+  const auto it = find_cordon(faults.suspects(), host, peer);
+  return it == faults.suspects().end() ? 0 : it->failures();
 }
 
 int64_t suspect(const std::string& host, const std::string& peer,
-                double remembered_s, double now_s, pb::Durable* d,
-                const std::string& reason) {
-  auto* all = d->mutable_suspects();
+                const Failure& failure, double remembered_s, double now_s,
+                pb::HostFaults* faults) {
+  auto* all = faults->mutable_suspects();
   erase_if(all, [&](const pb::Cordon& c) {
     return now_s - c.until() > kForgottenS;
   });
@@ -206,30 +206,31 @@ int64_t suspect(const std::string& host, const std::string& peer,
   }
   it->set_failures(it->failures() + 1);
   it->set_until(now_s + remembered_s);
-  if (!reason.empty()) it->set_reason(reason);
+  set_failure(failure, &*it);
   return it->failures();
 }
 
 pb::Cordon cordon(const std::string& host, const std::string& peer,
-                  const std::string& reason, double now_s, pb::Durable* d) {
-  end_cordon(host, d);
-  pb::Cordon* c = d->add_cordons();
+                  const Failure& failure, double now_s,
+                  pb::HostFaults* faults) {
+  end_cordon(host, faults);
+  pb::Cordon* c = faults->add_cordons();
   c->set_host(host);
-  c->set_reason(reason);
-  c->set_failures(std::max<int64_t>(1, failures_of(*d, host, peer)));
+  set_failure(failure, c);
+  c->set_failures(std::max<int64_t>(1, failures_of(*faults, host, peer)));
   if (!peer.empty()) c->set_peer(peer);
   c->set_until(now_s + cordon_s(*c));
   return *c;
 }
 
-std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* d) {
+std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults) {
   // The clock may have been set back, or be another host's.
-  for (pb::Cordon& c : *d->mutable_cordons())
+  for (pb::Cordon& c : *faults->mutable_cordons())
     if (c.until() - now_s > cordon_s(c)) c.set_until(now_s + cordon_s(c));
-  for (pb::Cordon& c : *d->mutable_suspects())
+  for (pb::Cordon& c : *faults->mutable_suspects())
     c.set_until(std::min(c.until(), now_s + kFlappingS));
   std::vector<pb::Cordon> ended;
-  erase_if(d->mutable_cordons(), [&](const pb::Cordon& c) {
+  erase_if(faults->mutable_cordons(), [&](const pb::Cordon& c) {
     if (remaining_s(c, now_s) > 0) return false;
     ended.push_back(c);
     return true;
@@ -237,23 +238,23 @@ std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* d) {
   return ended;
 }
 
-bool end_cordon(const std::string& host, pb::Durable* d) {
-  return erase_if(d->mutable_cordons(),
+bool end_cordon(const std::string& host, pb::HostFaults* faults) {
+  return erase_if(faults->mutable_cordons(),
                   [&](const pb::Cordon& c) { return c.host() == host; });
 }
 
-bool uncordon(const std::string& host, pb::Durable* d) {
-  const bool apart = is_apart(d->link_search(), host);
-  if (apart) d->clear_link_search();
-  erase_if(d->mutable_suspects(), [&](const pb::Cordon& c) {
+bool uncordon(const std::string& host, pb::HostFaults* faults) {
+  const bool apart = is_apart(faults->link_search(), host);
+  if (apart) faults->clear_link_search();
+  erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {
     return c.host() == host || c.peer() == host;
   });
-  return end_cordon(host, d) || apart;
+  return end_cordon(host, faults) || apart;
 }
 
 bool clear_suspects(const std::set<std::string>& hosts, double now_s,
-                    pb::Durable* d) {
-  return erase_if(d->mutable_suspects(), [&](const pb::Cordon& c) {
+                    pb::HostFaults* faults) {
+  return erase_if(faults->mutable_suspects(), [&](const pb::Cordon& c) {
     return now_s >= c.until() && hosts.contains(c.host()) &&
            (c.peer().empty() || hosts.contains(c.peer()));
   });

@@ -1,12 +1,12 @@
 // Cordons: hosts that get no ranks for a while because of what failed there.
 //
-// Failures are counted by host (durable.suspects). Enough of them in a row
-// cordon the host (durable.cordons); the next failure after the cordon has
+// Failures are counted by host (HostFaults.suspects). Enough of them in a row
+// cordon the host (HostFaults.cordons); the next failure after the cordon has
 // ended cordons it again, for twice as long. The first finished step of a mesh
 // with ranks on the host clears its count. A cordon with a peer concerns the
 // link between two hosts: either host alone is well, so one of them is enough.
 //
-// Queries and changes of the durable state. Pure.
+// Functions of pb::HostFaults, which the journal keeps. Pure.
 #pragma once
 
 #include <cstdint>
@@ -44,45 +44,45 @@ Blame blame_for(const Failure& failure, const ClusterView& view,
 std::set<std::string> hosts_present(const Roster& roster);
 
 // Hosts that failed like this since the last step of a mesh with them.
-std::set<std::string> hosts_failed_alike(const pb::Durable& durable,
+std::set<std::string> hosts_failed_alike(const pb::HostFaults& faults,
                                          const Failure& failure);
 // Whether the host failed like this, and is cordoned for it or at fault.
-bool failed_alike(const pb::Durable& durable, const std::string& host,
+bool failed_alike(const pb::HostFaults& faults, const std::string& host,
                   const Failure& failure);
 
 // Whether ranks failed in the same way on that host: with the same one of the
-// exit codes 3, 65 and 66, or with none of them.
+// exit codes that say why (cause.h), or with none of them.
 bool is_alike(const pb::Cordon& cordon, const Failure& failure);
 
-bool is_cordoned(const pb::Durable& durable, const std::string& host);
+bool is_cordoned(const pb::HostFaults& faults, const std::string& host);
 // Why no ranks are placed on the host; "" if it is not cordoned.
-std::string cordon_reason(const pb::Durable& durable, const std::string& host);
+std::string cordon_reason(const pb::HostFaults& faults,
+                          const std::string& host);
 // "no ranks are placed on h2 (cordoned: ...)", for what the job waits for; "".
-std::string cordons_text(const pb::Durable& durable);
+std::string cordons_text(const pb::HostFaults& faults);
 // Until the cordon ends; at most its full time, should the clock have been set
 // back.
 double remaining_s(const pb::Cordon& cordon, double now_s);
 
 // Failures in a row on the host, or on its link to `peer`.
-int64_t failures_of(const pb::Durable& durable, const std::string& host,
+int64_t failures_of(const pb::HostFaults& faults, const std::string& host,
                     const std::string& peer = "");
-// Adds one, of which `reason` says what it was, and returns failures_of().
+// Adds this one and returns failures_of().
 int64_t suspect(const std::string& host, const std::string& peer,
-                double remembered_s, double now_s, pb::Durable* durable,
-                const std::string& reason = "");
+                const Failure& failure, double remembered_s, double now_s,
+                pb::HostFaults* faults);
 // Begins a cordon, or begins again. Returns it.
 pb::Cordon cordon(const std::string& host, const std::string& peer,
-                  const std::string& reason, double now_s,
-                  pb::Durable* durable);
+                  const Failure& failure, double now_s, pb::HostFaults* faults);
 // Ends cordons whose time is over. Returns them.
-std::vector<pb::Cordon> end_cordons(double now_s, pb::Durable* durable);
+std::vector<pb::Cordon> end_cordons(double now_s, pb::HostFaults* faults);
 // Ends the host's cordon; false if it had none.
-bool end_cordon(const std::string& host, pb::Durable* durable);
+bool end_cordon(const std::string& host, pb::HostFaults* faults);
 // The same, and forgets its failures; false if it had no cordon.
-bool uncordon(const std::string& host, pb::Durable* durable);
+bool uncordon(const std::string& host, pb::HostFaults* faults);
 // A mesh with ranks on these hosts has finished a step. Returns whether a count
 // was cleared.
 bool clear_suspects(const std::set<std::string>& hosts, double now_s,
-                    pb::Durable* durable);
+                    pb::HostFaults* faults);
 
 }  // namespace remesh::core

@@ -37,8 +37,8 @@ Roster::Said Coordinator::what_to_say(const std::string& name,
                  .goal = goal_for(name, m),
                  .checkpoint_request = checkpoint_request_};
   if (s.goal == pb::Directive::FINISH) {
-    s.must_stop = durable_.must_stop();
-    s.save = durable_.finish_saves();
+    s.must_stop = durable_.finish().must_stop();
+    s.save = durable_.finish().save();
   }
   // Contributions that went to an earlier life of the coordinator; all others
   // are on their way.
@@ -61,7 +61,7 @@ pb::Directive Coordinator::directive_of(const Roster::Said& said,
     d.set_save(said.save);
   }
   if (said.goal == pb::Directive::SHUTDOWN) {
-    d.set_reason(cause_text(durable_));
+    d.set_reason(failure_of(durable_.cause()).text());
     // A failed job may be mended and resumed, also where it went back to a
     // state that is older than the last finished step.
     d.set_keep_states(durable_.phase() == pb::Durable::FAILED

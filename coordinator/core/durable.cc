@@ -60,8 +60,8 @@ bool drains(const pb::Durable& durable, const std::string& worker,
   });
 }
 
-bool refuses(const pb::Durable& durable, const std::string& checkpoint) {
-  const auto& bad = durable.bad_checkpoints();
+bool refuses(const pb::Refusals& refusals, const std::string& checkpoint) {
+  const auto& bad = refusals.checkpoints();
   return std::find(bad.begin(), bad.end(), checkpoint) != bad.end();
 }
 

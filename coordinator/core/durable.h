@@ -36,6 +36,6 @@ bool drains(const pb::Durable& durable, const std::string& worker,
             uint64_t incarnation);
 
 // Whether this checkpoint failed to load before.
-bool refuses(const pb::Durable& durable, const std::string& checkpoint);
+bool refuses(const pb::Refusals& refusals, const std::string& checkpoint);
 
 }  // namespace remesh::core

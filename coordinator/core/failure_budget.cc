@@ -26,24 +26,27 @@ int64_t backoff_ms(int64_t failures) {
 
 }  // namespace
 
-void count_failure(const Failure& f, int64_t last_finished, pb::Durable* d) {
-  if (last_finished > d->finished_at_failure()) reset_failures(d);
-  d->set_finished_at_failure(last_finished);
-  d->set_failures(d->failures() + 1);
-  const bool same = f.rank >= 0 && d->last_failure_rank() == f.rank &&
-                    d->last_failure_step() == f.step;
-  d->set_same_failures(same ? d->same_failures() + 1 : 1);
+void count_failure(const Failure& f, int64_t last_finished,
+                   pb::FailureBudget* b) {
+  if (last_finished > b->finished_step()) reset_failures(b);
+  b->set_finished_step(last_finished);
+  b->set_failures(b->failures() + 1);
+  const bool same =
+      f.rank >= 0 && b->last_rank() == f.rank && b->last_step() == f.step;
+  b->set_same_failures(same ? b->same_failures() + 1 : 1);
   const std::string host = f.hosts.empty() ? "" : f.hosts[0];
-  if (!same || f.before_training) d->set_last_failure_hosts(0);
-  if (d->last_failure_hosts() == 0 || host != d->last_failure_host())
-    d->set_last_failure_hosts(d->last_failure_hosts() + 1);
-  d->set_last_failure_host(host);
-  d->set_last_failure_rank(f.rank);
-  d->set_last_failure_step(f.step);
+  if (!same || f.before_training) b->set_last_hosts(0);
+  if (b->last_hosts() == 0 || host != b->last_host())
+    b->set_last_hosts(b->last_hosts() + 1);
+  b->set_last_host(host);
+  b->set_last_rank(f.rank);
+  b->set_last_step(f.step);
 }
 
 FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
-                             Consequence consequence, pb::Durable* d) {
+                             Consequence consequence, const pb::Source& source,
+                             const pb::HostFaults& faults,
+                             pb::FailureBudget* b) {
   FailureVerdict v;
   const bool cordoned = consequence == Consequence::kCordoned;
   const bool hosts_alone = cordoned || consequence == Consequence::kHostsAlone;
@@ -52,25 +55,23 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   // host, it is the step.
   const int64_t most = elastic.max_failures_without_progress();
   const bool counts = !hosts_alone || !f.at_start;
-  const bool follows_rank = d->last_failure_hosts() >= most;
-  if (hosts_alone) d->set_same_failures(0);
-  if (!counts) d->set_failures(d->failures() - 1);
+  const bool follows_rank = b->last_hosts() >= most;
+  if (hosts_alone) b->set_same_failures(0);
+  if (!counts) b->set_failures(b->failures() - 1);
   // The same mesh is tried once more, without replicas.
   const bool no_room =
       f.exit_code == kExitNoRoom && consequence == Consequence::kNone;
-  const bool from_memory =
-      d->assignment().source().kind() == pb::Source::MEMORY;
-  if (!hosts_alone &&
-      (source_is_bad(f, d->assignment()) || (no_room && from_memory))) {
+  const bool from_memory = source.kind() == pb::Source::MEMORY;
+  if (!hosts_alone && (source_is_bad(f, source) || (no_room && from_memory))) {
     v.bad_source = true;
-    d->set_same_failures(0);  // the next source is a different one
+    b->set_same_failures(0);  // the next source is a different one
   }
   if (!counts && !follows_rank) {
-    const auto& all = d->suspects();
+    const auto& all = faults.suspects();
     const auto hosts =
         std::count_if(all.begin(), all.end(), [&](const auto& c) {
           return c.peer().empty() && c.failures() == 1 &&
-                 !is_cordoned(*d, c.host());
+                 !is_cordoned(faults, c.host());
         });
     if (!cordoned)
       v.backoff_ms = std::min(kMaxHostsBackoffMs, backoff_ms(hosts));
@@ -79,18 +80,18 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   if (!hosts_alone &&
       (f.exit_code == kExitFailed || (no_room && !from_memory))) {
     v.reason = f.text();
-  } else if (f.rank >= 0 && d->same_failures() >= elastic.max_same_failures()) {
+  } else if (f.rank >= 0 && b->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format("{} (the same failure {} times at step {})",
-                           f.text(), d->same_failures(), f.step);
+                           f.text(), b->same_failures(), f.step);
   } else if (follows_rank) {
     v.reason = fmt::format("{} (the same rank failed at step {} on {} hosts)",
-                           f.text(), f.step, d->last_failure_hosts());
-  } else if (d->failures() >= most) {
+                           f.text(), f.step, b->last_hosts());
+  } else if (b->failures() >= most) {
     v.reason =
         fmt::format("{} (the last of {} failures without a finished step)",
-                    f.text(), d->failures());
+                    f.text(), b->failures());
   } else {
-    if (!cordoned) v.backoff_ms = backoff_ms(d->failures());
+    if (!cordoned) v.backoff_ms = backoff_ms(b->failures());
     return v;
   }
   v.give_up = true;
@@ -101,9 +102,9 @@ int64_t wait_for_room_ms(int64_t n) {
   return backoff_ms(n + kFailuresBeforeBackoff - 1);
 }
 
-void reset_failures(pb::Durable* durable) {
-  durable->set_failures(0);
-  durable->set_same_failures(0);
+void reset_failures(pb::FailureBudget* budget) {
+  budget->set_failures(0);
+  budget->set_same_failures(0);
 }
 
 }  // namespace remesh::core

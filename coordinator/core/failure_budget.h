@@ -10,6 +10,8 @@
 // in the same step on so many hosts one after another, the job gives up. Ranks
 // that end because a checkpoint could not be saved are no such failure: the job
 // waits for room, however long it takes.
+//
+// Functions of pb::FailureBudget, which the journal keeps.
 #pragma once
 
 #include <cstdint>
@@ -36,20 +38,22 @@ enum class Consequence {
   kCordoned,    // the next generation runs without them
 };
 
-// Counts the failure in `durable` (failures, same_failures, last_failure_*,
-// finished_at_failure). When a step was finished since the failure before, the
+// Counts the failure. When a step was finished since the failure before, the
 // count begins again; last_finished comes from the metrics log, so that this
 // holds across restarts of the coordinator.
 void count_failure(const Failure& failure, int64_t last_finished,
-                   pb::Durable* durable);
-// REQUIRES: the failure is counted.
+                   pb::FailureBudget* budget);
+// source, faults: of the generation that failed; of the hosts, with this
+// failure. REQUIRES: the failure is counted.
 FailureVerdict judge_failure(const Failure& failure, const pb::Elastic& elastic,
-                             Consequence consequence, pb::Durable* durable);
+                             Consequence consequence, const pb::Source& source,
+                             const pb::HostFaults& faults,
+                             pb::FailureBudget* budget);
 
 // Until the next attempt after the n'th save in a row has failed (n >= 1).
 int64_t wait_for_room_ms(int64_t n);
 
 // Failures in a row are counted from zero again.
-void reset_failures(pb::Durable* durable);
+void reset_failures(pb::FailureBudget* budget);
 
 }  // namespace remesh::core

@@ -163,9 +163,9 @@ int64_t FailureDetector::silent_ms() const {
 
 int64_t FailureDetector::hang_after_ms(const ClusterView& view) const {
   // Before the first step, unless it is known that messages may be lost.
-  const auto& suspects = view.durable.suspects();
+  const auto& suspects = view.durable.host_faults().suspects();
   const bool doubtful =
-      view.durable.has_link_search() ||
+      view.durable.host_faults().has_link_search() ||
       std::any_of(suspects.begin(), suspects.end(),
                   [](const pb::Cordon& c) { return !c.peer().empty(); });
   if (elastic_.hang_after_s() > 0) {

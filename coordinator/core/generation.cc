@@ -60,9 +60,10 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if (keeps_state()) durable_.set_rescue(decision.rescue);
   if (gives_up) {
     // A checkpoint that did not load may be sound, and the host bad.
-    if (durable_.bad_checkpoints().empty() || !tries_another_host(*wanted, now))
+    if (durable_.refusals().checkpoints().empty() ||
+        !tries_another_host(*wanted, now))
       return terminate(pb::Durable::FAILED, decision.why);
-    durable_.clear_bad_checkpoints();
+    durable_.mutable_refusals()->clear_checkpoints();
     return plan(scan);
   }
   pb::Assignment assignment = assignment_of(decision);
@@ -109,7 +110,7 @@ Shortages Coordinator::shortages_after(const pb::Assignment& running,
                         &running);
 }
 
-// Training goes on rather than stop for a mesh whose states do not fit. Hosts
+// Training continues rather than stop for a mesh whose states do not fit. Hosts
 // that are short, and that the running mesh does without, are cordoned.
 bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (change.must || durable_.stop_requested()) return false;
@@ -256,7 +257,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   std::string released;
   if (!durable_.rescue()) {
     released = release_pin(decision.placement.layout);
-    durable_.clear_mesh_asked();
+    durable_.mutable_mesh_request()->clear_changed();
   }
   set_phase(pb::Durable::PREPARING);
   if (!released.empty()) emit_pin_released(released);
@@ -286,9 +287,9 @@ void Coordinator::wait_for(const events::EventKind& kind,
 
 // Unpins the layout if `chosen` is another one; returns the layout.
 std::string Coordinator::release_pin(const Layout& chosen) {
-  const auto pin = pinned_layout(durable_);
+  const auto pin = pinned_layout(durable_.mesh_request());
   if (!pin || *pin == chosen) return "";
-  durable_.clear_pinned();
+  durable_.mutable_mesh_request()->clear_pinned();
   return pin->to_string();
 }
 
@@ -304,9 +305,10 @@ void Coordinator::emit_pin_released(const std::string& layout) {
 void Coordinator::release_unfit_pin() {
   if (durable_.phase() != pb::Durable::RUNNING || !policy_.pin_is_unfit(view()))
     return;
-  const std::string layout = pinned_layout(durable_)->to_string();
-  durable_.clear_pinned();
-  durable_.clear_mesh_asked();
+  const std::string layout =
+      pinned_layout(durable_.mesh_request())->to_string();
+  durable_.mutable_mesh_request()->clear_pinned();
+  durable_.mutable_mesh_request()->clear_changed();
   persist();
   emit_pin_released(layout);
 }
@@ -316,7 +318,7 @@ void Coordinator::release_unfit_pin() {
 void Coordinator::release_scale(const std::string& why) {
   pb::EventRecord e = event(events::kScaleReleased);
   e.set_detail(fmt::format("using all slots again: {}", why));
-  durable_.clear_scale();
+  durable_.mutable_mesh_request()->clear_scale();
   persist();
   emit(std::move(e));
 }
@@ -325,13 +327,13 @@ void Coordinator::release_scale(const std::string& why) {
 
 void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
-  durable_.set_finish_reason(change.why);
-  durable_.set_must_stop(change.must);
+  pb::Finish* f = durable_.mutable_finish();
+  f->set_reason(change.why);
+  f->set_must_stop(change.must);
   pb::Assignment next;
-  durable_.set_finish_saves(
-      roster_.committed_step(durable_) > total_steps() ||
-      retention_.must_save_to_finish(view(), policy_) ||
-      !shortages_after(durable_.assignment(), &next).empty());
+  f->set_save(roster_.committed_step(durable_) > total_steps() ||
+              retention_.must_save_to_finish(view(), policy_) ||
+              !shortages_after(durable_.assignment(), &next).empty());
   checkpoints_.expect_stop(roster_);
   set_phase(pb::Durable::FINISHING);
 }
@@ -339,9 +341,7 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
 void Coordinator::abort(const Failure& failure) {
   failure_ = failure;
   if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
-  set_cause(failure, &durable_);
-  durable_.set_cause_rank(failure.rank);
-  durable_.set_cause_worker(failure.worker);
+  *durable_.mutable_cause() = cause_of(failure);
   set_phase(pb::Durable::ABORTING);
 }
 
@@ -350,20 +350,20 @@ void Coordinator::end_generation() {
   std::optional<Failure> fault;
   if (aborted && failure_ && failure_->is_fault) {
     fault = detector_.settle(*failure_, view());
-    set_cause(*fault, &durable_);
+    *durable_.mutable_cause() = cause_of(*fault);
     times_.add_failure();
     if (fault->exit_code != kExitSaveFailed) emit_failure(*fault);
   } else if (!aborted) {
     pb::EventRecord e = event(events::kGenerationEnded);
-    e.set_detail(durable_.finish_reason().empty() ? "all ranks finished"
-                                                  : durable_.finish_reason());
+    const std::string& reason = durable_.finish().reason();
+    e.set_detail(reason.empty() ? "all ranks finished" : reason);
     emit(std::move(e));
     if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   }
   std::vector<pb::Cordon> cordoned;
   Consequence consequence = Consequence::kNone;
   if (fault && fault->exit_code != kExitSaveFailed) {
-    count_failure(*fault, ledger_.last_finished(), &durable_);
+    count_failure(*fault, ledger_.last_finished(), durable_.mutable_budget());
     consequence = cordon_for(*fault, &cordoned);
   }
   failure_.reset();
@@ -376,8 +376,7 @@ void Coordinator::end_generation() {
         roster_.find_alive(p.name()) == nullptr)
       unreached_.insert(p.name());
   durable_.clear_participants();
-  durable_.clear_finish_reason();
-  durable_.set_must_stop(false);
+  durable_.clear_finish();
   gathering_ = false;
   if (fault && !try_again_after(*fault, consequence)) return;
   // Ranks finish the last step in order only after they saved it.
@@ -421,9 +420,12 @@ bool Coordinator::try_again_after(const Failure& fault,
   }
   if (fault.exit_code == kExitNoRoom && consequence != Consequence::kCordoned)
     replicas_fit_ = false;
+  const pb::Source& source = durable_.assignment().source();
   const FailureVerdict verdict =
-      judge_failure(fault, options_.job.elastic(), consequence, &durable_);
-  if (verdict.bad_source) refuse_source(roster_, &durable_);
+      judge_failure(fault, options_.job.elastic(), consequence, source,
+                    durable_.host_faults(), durable_.mutable_budget());
+  if (verdict.bad_source)
+    refuse_source(source, roster_, durable_.mutable_refusals());
   if (verdict.give_up) {
     terminate(pb::Durable::FAILED, verdict.reason);
     return false;
@@ -474,7 +476,7 @@ void Coordinator::refuse_job(const std::string& where) {
 }
 
 void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
-  set_cause({.what = why}, &durable_);
+  *durable_.mutable_cause() = cause_of({.what = why});
   durable_.clear_participants();
   // A resumed job waits for those who hold the state.
   if (phase == pb::Durable::DONE || !has_unsaved_steps())

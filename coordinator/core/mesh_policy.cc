@@ -17,9 +17,9 @@ namespace remesh::core {
 
 using geometry::Layout;
 
-std::optional<Layout> pinned_layout(const pb::Durable& durable) {
-  if (durable.pinned().empty()) return std::nullopt;
-  const auto layout = Layout::parse(durable.pinned());
+std::optional<Layout> pinned_layout(const pb::MeshRequest& request) {
+  if (request.pinned().empty()) return std::nullopt;
+  const auto layout = Layout::parse(request.pinned());
   if (!layout.ok()) return std::nullopt;
   return *layout;
 }
@@ -37,23 +37,23 @@ MeshPolicy::MeshPolicy(const pb::Job& job,
 // --------------------------------------------------------------- placement
 
 // A rescue may need what only a cordoned host holds, a few times.
-bool MeshPolicy::is_set_aside(const pb::Durable& d, const std::string& host,
-                              bool everyone) const {
+bool MeshPolicy::is_set_aside(const pb::HostFaults& faults,
+                              const std::string& host, bool everyone) const {
   const int64_t most = job_.elastic().max_same_failures();
-  if (is_apart(d.link_search(), host) &&
-      (!everyone || d.link_search().failures() >= most))
+  if (is_apart(faults.link_search(), host) &&
+      (!everyone || faults.link_search().failures() >= most))
     return true;
-  return std::any_of(
-      d.cordons().begin(), d.cordons().end(), [&](const pb::Cordon& c) {
-        return c.host() == host && (!everyone || c.failures() >= most);
-      });
+  const auto& all = faults.cordons();
+  return std::any_of(all.begin(), all.end(), [&](const pb::Cordon& c) {
+    return c.host() == host && (!everyone || c.failures() >= most);
+  });
 }
 
 bool MeshPolicy::is_usable(const ClusterView& view, const Roster::Member& m,
                            bool everyone) const {
   return m.alive && m.reported && !m.sent_away && m.report.slots() >= 0 &&
          (everyone || !m.leaving()) &&
-         !is_set_aside(view.durable, m.report.host(), everyone);
+         !is_set_aside(view.durable.host_faults(), m.report.host(), everyone);
 }
 
 std::vector<std::string> MeshPolicy::builds(const ClusterView& view,
@@ -97,8 +97,8 @@ planner::PlacementRequest MeshPolicy::request(const ClusterView& view,
     r.measured = view.times->measured(hosts);
     r.link_bytes_per_s = view.times->link_bytes_per_s(hosts);
   }
-  if (view.durable.scale() > 0 && !everyone) {
-    r.max_slots = view.durable.scale();
+  if (view.durable.mesh_request().scale() > 0 && !everyone) {
+    r.max_slots = view.durable.mesh_request().scale();
     r.scaled = true;
   }
   for (const pb::RankPlace& p : view.durable.assignment().ranks())
@@ -120,15 +120,15 @@ Result<planner::Placement> MeshPolicy::place(
 }
 
 Result<planner::Placement> MeshPolicy::place(const ClusterView& view) const {
-  if (const auto pin = pinned_layout(view.durable)) {
+  if (const auto pin = pinned_layout(view.durable.mesh_request())) {
     auto placed = place(view, *pin);
     if (placed.ok()) return placed;
   }
   auto placed = place(request(view));
   if (!placed.ok() && placed.status().code() == Code::kExhausted &&
-      !view.durable.cordons().empty())
+      !view.durable.host_faults().cordons().empty())
     return exhausted(placed.status().message() + "; " +
-                     cordons_text(view.durable));
+                     cordons_text(view.durable.host_faults()));
   return placed;
 }
 
@@ -152,7 +152,8 @@ std::optional<planner::Placement> MeshPolicy::place_as_before(
     const Roster::Member* m = view.roster.find_alive(p.worker());
     if (m == nullptr || m->sent_away || m->report.slots() <= p.local_slot() ||
         m->report.build() != a.build() ||
-        is_set_aside(view.durable, m->report.host(), /*everyone=*/true))
+        is_set_aside(view.durable.host_faults(), m->report.host(),
+                     /*everyone=*/true))
       return std::nullopt;
     out.ranks.push_back({.rank = p.rank(),
                          .worker = p.worker(),
@@ -249,7 +250,7 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
   if (const std::string& why = job_change(d); !why.empty())
     return MeshChange{.why = why};
   if (auto search = change_for_search(view)) return search;
-  const bool asked = d.mesh_asked();
+  const bool asked = d.mesh_request().changed();
   const bool in_join_window = view.now_ms - view.roster.last_join_ms() <
                               job_.elastic().join_window_ms();
   if (view.now_ms < not_before_ms ||
@@ -258,7 +259,7 @@ std::optional<MeshPolicy::MeshChange> MeshPolicy::wanted_change(
   int slots = 0;
   for (const auto& [name, m] : view.roster.members())
     if (m.alive && m.reported && !m.leaving() &&
-        !is_cordoned(d, m.report.host()))
+        !is_cordoned(d.host_faults(), m.report.host()))
       slots += m.report.slots();
   const int ranks = d.assignment().ranks_size();
   if (slots <= ranks && !asked && !d.rescue() && !time_to_look(view))
@@ -331,23 +332,25 @@ std::string MeshPolicy::gain_text(const ClusterView& view, const Layout& here,
 std::optional<MeshPolicy::MeshChange> MeshPolicy::change_for_search(
     const ClusterView& view) const {
   const pb::Durable& d = view.durable;
-  if (d.link_search().apart().empty() || d.rescue()) return std::nullopt;
+  if (d.host_faults().link_search().apart().empty() || d.rescue())
+    return std::nullopt;
   const auto placed = place(view);
   if (!placed.ok()) return std::nullopt;
   std::set<std::string> here, next;
   const auto add = [&](const std::string& worker, std::set<std::string>* to) {
     const Roster::Member* m = view.roster.find_alive(worker);
-    if (m != nullptr && in_question(d.link_search(), m->report.host()))
+    if (m != nullptr &&
+        in_question(d.host_faults().link_search(), m->report.host()))
       to->insert(m->report.host());
   };
   for (const pb::RankPlace& p : d.assignment().ranks()) add(p.worker(), &here);
   for (const planner::RankPlace& p : placed->ranks) add(p.worker, &next);
   if (here == next) return std::nullopt;
-  return MeshChange{.why = search_text(d.link_search())};
+  return MeshChange{.why = search_text(d.host_faults().link_search())};
 }
 
 bool MeshPolicy::pin_is_unfit(const ClusterView& view) const {
-  const auto pin = pinned_layout(view.durable);
+  const auto pin = pinned_layout(view.durable.mesh_request());
   return pin && layout_of(view.durable.assignment().mesh()) != *pin &&
          !place(view, *pin).ok();
 }
@@ -358,7 +361,7 @@ Status MeshPolicy::check_layout(const ClusterView& view,
                                 const Layout& layout) const {
   if (shape_) RETURN_IF_ERROR(planner::admit(*shape_, layout));
   const auto& elastic = job_.elastic();
-  const int scale = view.durable.scale();
+  const int scale = view.durable.mesh_request().scale();
   if (scale > 0 && layout.world() > scale)
     return invalid_argument(
         fmt::format("{} has {} ranks, but the job is scaled to {} slots; run "
@@ -385,7 +388,7 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
         slots, elastic.min_slots(),
         most == -1 ? "any number"
                    : fmt::format("elastic.max_slots = {}", most)));
-  if (const auto pin = pinned_layout(view.durable)) {
+  if (const auto pin = pinned_layout(view.durable.mesh_request())) {
     if (pin->world() <= slots) return ok_status();
     return invalid_argument(fmt::format(
         "cannot scale to {} slots: the pinned layout {} has {} ranks; use {} "

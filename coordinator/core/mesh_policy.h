@@ -1,7 +1,7 @@
 // MeshPolicy: which mesh the job should have. It follows the keys of the job
 // file and the slots of the live workers on hosts that are not cordoned
 // (cordons.h), or a layout or number of slots that a command asked for
-// (durable.pinned, durable.scale). A pinned layout stays until another is
+// (pb::MeshRequest). A pinned layout stays until another is
 // pinned or until a generation is planned for which the slots do not suffice.
 //
 // Where the planner chooses the degrees of the model axes, it corrects the cost
@@ -28,7 +28,7 @@
 namespace remesh::core {
 
 // The layout that a command pinned.
-std::optional<geometry::Layout> pinned_layout(const pb::Durable& durable);
+std::optional<geometry::Layout> pinned_layout(const pb::MeshRequest& request);
 
 class MeshPolicy {
  public:
@@ -95,7 +95,7 @@ class MeshPolicy {
 
  private:
   // Whether no ranks are placed on the host now.
-  bool is_set_aside(const pb::Durable& durable, const std::string& host,
+  bool is_set_aside(const pb::HostFaults& faults, const std::string& host,
                     bool everyone) const;
   bool is_usable(const ClusterView& view, const Roster::Member& member,
                  bool everyone) const;

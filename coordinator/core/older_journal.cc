@@ -18,8 +18,7 @@ void Coordinator::leave_unknown_generation() {
   durable_.set_phase(pb::Durable::WAITING);
   durable_.clear_assignment();
   durable_.clear_participants();
-  durable_.clear_finish_reason();
-  durable_.set_must_stop(false);
+  durable_.clear_finish();
   not_before_ms_ = now_ms_ + kReconnectSlackMs;
 }
 

@@ -48,7 +48,7 @@ std::string in_memory(const pb::Source& s) {
 std::string damage_text(const Recovery::Inputs& in) {
   constexpr size_t kShown = 4;
   std::vector<std::string> bad = in.scan.invalid;
-  for (const std::string& path : in.view.durable.bad_checkpoints())
+  for (const std::string& path : in.view.durable.refusals().checkpoints())
     bad.push_back(path + ": does not load");
   std::string out;
   if (!bad.empty())
@@ -109,12 +109,11 @@ bool holders_answered(const ClusterView& view) {
   });
 }
 
-void refuse_source(const Roster& roster, pb::Durable* durable) {
-  const pb::Source& s = durable->assignment().source();
-  if (s.kind() == pb::Source::CHECKPOINT)
-    durable->add_bad_checkpoints(s.path());
+void refuse_source(const pb::Source& s, const Roster& roster,
+                   pb::Refusals* refusals) {
+  if (s.kind() == pb::Source::CHECKPOINT) refusals->add_checkpoints(s.path());
   if (s.kind() != pb::Source::MEMORY || !source_is_there(roster, s)) return;
-  pb::Durable::State* bad = durable->add_bad_states();
+  pb::Refusals::State* bad = refusals->add_states();
   bad->set_generation(s.states(0).generation());
   bad->set_step(s.step());
 }
@@ -129,13 +128,13 @@ bool tries_another_host(const planner::Placement& placement,
   return !std::includes(tried.begin(), tried.end(), next.begin(), next.end());
 }
 
-bool forgive_source(const std::string& worker, pb::Durable* durable) {
-  const pb::Source& s = durable->assignment().source();
+bool forgive_source(const pb::Source& s, const std::string& worker,
+                    pb::Refusals* refusals) {
   const auto& states = s.states();
   if (std::none_of(states.begin(), states.end(),
                    [&](const auto& h) { return h.worker() == worker; }))
     return false;
-  auto* bad = durable->mutable_bad_states();
+  auto* bad = refusals->mutable_states();
   const auto kept = std::remove_if(bad->begin(), bad->end(), [&](auto& b) {
     return b.generation() == states[0].generation() && b.step() == s.step();
   });
@@ -178,10 +177,10 @@ Recovery::Candidates Recovery::gather(const Inputs& in) const {
   Candidates out;
   Inventory& inventory = out.inventory;
   for (const CheckpointInfo& c : in.scan.valid)
-    if (!refuses(in.view.durable, c.path))
+    if (!refuses(in.view.durable.refusals(), c.path))
       inventory.checkpoints.push_back({c.step, generation_of(c), c.path});
   inventory.first_steps = in.ledger.first_steps();
-  for (const pb::Durable::State& s : in.view.durable.bad_states())
+  for (const pb::Refusals::State& s : in.view.durable.refusals().states())
     inventory.refused.emplace(s.generation(), s.step());
   inventory.last_finished = in.ledger.last_finished();
   // Without states in memory the newest checkpoint is all there is.
@@ -231,7 +230,8 @@ StateChoice Recovery::newest(const Inputs& in) const {
 
 const CheckpointInfo* Recovery::final_checkpoint(const Inputs& in) const {
   for (const CheckpointInfo& c : in.scan.valid)
-    if (c.step == job_.train().steps() && !refuses(in.view.durable, c.path) &&
+    if (c.step == job_.train().steps() &&
+        !refuses(in.view.durable.refusals(), c.path) &&
         abandoned_by(in.ledger.first_steps(), c.generation, c.step) == 0)
       return &c;
   return nullptr;
@@ -245,7 +245,7 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
   for (const CheckpointInfo& c : in.scan.valid) {
     ++bad;
     if (!first.empty()) continue;
-    first = c.path + (refuses(in.view.durable, c.path)
+    first = c.path + (refuses(in.view.durable.refusals(), c.path)
                           ? ": does not load"
                           : ": belongs to an abandoned branch");
   }
@@ -389,7 +389,7 @@ std::vector<std::string> hosts_of_build(const ClusterView& view,
       all.insert(m.report.host());
   std::vector<std::string> out(all.begin(), all.end());
   std::stable_partition(out.begin(), out.end(), [&](const std::string& host) {
-    return is_cordoned(view.durable, host) == cordoned_first;
+    return is_cordoned(view.durable.host_faults(), host) == cordoned_first;
   });
   return out;
 }
@@ -444,8 +444,9 @@ std::optional<Recovery::Option> Recovery::rescue(const Candidates& candidates,
   const std::set<std::string> hosts_before =
       before ? hosts_of(*before, in.view.roster) : std::set<std::string>();
   const bool cordoned = std::any_of(
-      hosts_before.begin(), hosts_before.end(),
-      [&](const std::string& h) { return is_cordoned(in.view.durable, h); });
+      hosts_before.begin(), hosts_before.end(), [&](const std::string& h) {
+        return is_cordoned(in.view.durable.host_faults(), h);
+      });
   if (!cordoned)
     if (auto found = try_placement(before)) return found;
   for (const std::string& build :

@@ -33,7 +33,8 @@ std::string source_text(const pb::Source& source);
 // Records that the source of the newest generation did not load, so that it is
 // not chosen again. A state in memory of which a part is gone is not recorded:
 // without that part another choice is made anyway.
-void refuse_source(const Roster& roster, pb::Durable* durable);
+void refuse_source(const pb::Source& source, const Roster& roster,
+                   pb::Refusals* refusals);
 
 // Whether every live holder of a part of that source has reported since its
 // ranks ended: one that has not may be lost, and its part with it.
@@ -47,7 +48,8 @@ bool tries_another_host(const planner::Placement& placement,
 // `worker` was found dead. If it held a part of that source, this explains why
 // the source did not load, and others may have what is needed. Returns whether
 // the record changed.
-bool forgive_source(const std::string& worker, pb::Durable* durable);
+bool forgive_source(const pb::Source& source, const std::string& worker,
+                    pb::Refusals* refusals);
 
 // Whether the workers that hold the parts of the generation's source say so.
 bool source_is_there(const Roster& roster, const pb::Source& source);

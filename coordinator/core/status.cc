@@ -46,8 +46,9 @@ void Coordinator::fill_worker_status(const std::string& name,
       std::max(0.0, static_cast<double>(now_ms_ - m.heard_ms) / 1000));
   out->set_state(state_of(m));
   out->set_draining(m.leaving());
-  if (is_cordoned(durable_, m.report.host()))
-    out->set_cordoned(cordon_reason(durable_, m.report.host()));
+  if (const pb::HostFaults& faults = durable_.host_faults();
+      is_cordoned(faults, m.report.host()))
+    out->set_cordoned(cordon_reason(faults, m.report.host()));
   for (const pb::RankStatus& s : m.report.ranks()) {
     pb::RankStatus* rank = out->add_ranks();
     *rank = s;
@@ -76,12 +77,13 @@ void Coordinator::fill_settings(pb::JobStatus* out) const {
   *out->mutable_parallel() = job.parallel();
   out->set_recompute(job.train().recompute());
   out->set_recompute_every(job.train().recompute_every());
-  if (!durable_.pinned().empty()) out->set_pinned(durable_.pinned());
-  if (durable_.scale() > 0) out->set_scale(durable_.scale());
+  const pb::MeshRequest& asked = durable_.mesh_request();
+  if (!asked.pinned().empty()) out->set_pinned(asked.pinned());
+  if (asked.scale() > 0) out->set_scale(asked.scale());
   if (durable_.stop_requested()) out->set_stop_requested(true);
   out->set_mesh_changes(!terminal(durable_.phase()) &&
                         (durable_.phase() != pb::Durable::RUNNING ||
-                         durable_.mesh_asked() ||
+                         asked.changed() ||
                          policy_.wanted_change(view(), 0).has_value()));
   if (!shape_ || !planned) return;
   const geometry::Layout layout = layout_of(durable_.assignment().mesh());
@@ -121,14 +123,14 @@ pb::JobStatus Coordinator::status() const {
       s.set_missing_slots(static_cast<int>(policy_.missing_slots(view())));
       break;
     case pb::Durable::RUNNING:
-      s.set_detail(put_off_.empty() ? cause_text(durable_)
+      s.set_detail(put_off_.empty() ? failure_of(durable_.cause()).text()
                                     : "change of mesh put off: " + put_off_);
       break;
     case pb::Durable::FINISHING:
-      s.set_detail(durable_.finish_reason());
+      s.set_detail(durable_.finish().reason());
       break;
     default:
-      s.set_detail(cause_text(durable_));
+      s.set_detail(failure_of(durable_.cause()).text());
       break;
   }
   if (const std::string awaited = roster_.awaited_text(durable_, now_ms_);
@@ -152,13 +154,13 @@ pb::JobStatus Coordinator::status() const {
   int slots = 0;
   for (const auto& [name, m] : roster_.members()) {
     fill_worker_status(name, m, s.add_workers());
-    if (m.alive && !is_cordoned(durable_, m.report.host()))
+    if (m.alive && !is_cordoned(durable_.host_faults(), m.report.host()))
       slots += m.report.slots();
   }
   s.set_spares(std::max(0, slots - durable_.assignment().ranks_size()));
   fill_settings(&s);
   fill_kept_state(&s);
-  for (const pb::Cordon& c : durable_.cordons()) {
+  for (const pb::Cordon& c : durable_.host_faults().cordons()) {
     *s.add_cordons() = c;
     s.mutable_cordons()->rbegin()->set_remaining_s(remaining_s(c, unix_now()));
   }

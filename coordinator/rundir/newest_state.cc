@@ -60,12 +60,12 @@ core::Inventory inventory_of(FileSystem& fs, const std::string& run,
   if (found.ok())
     for (const manifest::Found& f : *found)
       if (f.status.ok() && manifest::check_run(f.manifest, id).ok() &&
-          (journal == nullptr || !core::refuses(*journal, f.path)))
+          (journal == nullptr || !core::refuses(journal->refusals(), f.path)))
         in.checkpoints.push_back({f.step, f.manifest.generation(), f.path});
   if (journal == nullptr) return in;
   for (const auto& a : journal->abandoned())
     in.first_steps.push_back({a.generation(), a.step(), a.after()});
-  for (const pb::Durable::State& s : journal->bad_states())
+  for (const pb::Refusals::State& s : journal->refusals().states())
     in.refused.emplace(s.generation(), s.step());
   if (job.elastic().keep_state() && journal->state_job() != 0)
     in.holdings = states_here(journal->state_job());

@@ -48,20 +48,22 @@ std::string durable_text(const pb::Durable& d) {
       d.assignment().source().kind() == pb::Source::MEMORY)
     s += " in memory";
   if (d.rescue()) s += " rescue";
-  if (d.phase() == pb::Durable::FINISHING && !d.finish_saves())
+  if (d.phase() == pb::Durable::FINISHING && !d.finish().save())
     s += " hands over";
-  if (d.scale() > 0) s += fmt::format(" scale={}", d.scale());
-  for (const pb::Durable::State& b : d.bad_states())
+  const pb::MeshRequest& asked = d.mesh_request();
+  if (asked.scale() > 0) s += fmt::format(" scale={}", asked.scale());
+  for (const pb::Refusals::State& b : d.refusals().states())
     s += fmt::format(" bad=g{}:{}", b.generation(), b.step());
   for (const pb::Durable::Abandoned& a : d.abandoned())
     s += fmt::format(" g{}..g{} abandoned from step {}", a.after() + 1,
                      a.generation() - 1, a.step());
   if (d.stop_requested()) s += " stop_requested";
-  if (d.must_stop()) s += " must_stop";
-  if (!d.pinned().empty()) s += " pinned " + d.pinned();
-  if (d.mesh_asked()) s += " mesh_asked";
-  for (const pb::Cordon& c : d.cordons()) s += " cordoned=" + c.host();
-  for (const pb::Cordon& c : d.suspects())
+  if (d.finish().must_stop()) s += " must_stop";
+  if (!asked.pinned().empty()) s += " pinned " + asked.pinned();
+  if (asked.changed()) s += " mesh_asked";
+  for (const pb::Cordon& c : d.host_faults().cordons())
+    s += " cordoned=" + c.host();
+  for (const pb::Cordon& c : d.host_faults().suspects())
     if (d.phase() == pb::Durable::WAITING)
       s += fmt::format(" failures={}{}:{}", c.host(),
                        c.peer().empty() ? "" : "+" + c.peer(), c.failures());

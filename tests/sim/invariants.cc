@@ -105,15 +105,16 @@ void Cluster::check_mesh(const pb::Durable& d) {
   };
   const geometry::Layout mesh = core::layout_of(d.assignment().mesh());
   const std::string text = mesh.to_string();
+  const pb::MeshRequest& asked = d.mesh_request();
+  const std::string before = decided_ ? decided_->mesh_request().pinned() : "";
   if (d.phase() == pb::Durable::RUNNING) {
-    if (!d.pinned().empty() && !d.mesh_asked() && d.pinned() != text &&
+    if (!asked.pinned().empty() && !asked.changed() && asked.pinned() != text &&
         !d.rescue())
-      violated(fmt::format("{} runs, but {} is pinned", text, d.pinned()));
-    if (coordinator_ && decided_ && !decided_->pinned().empty() &&
-        d.pinned().empty() && !d.mesh_asked()) {
-      if (suffice(staying_slots(coordinator_->status()), decided_->pinned()))
-        violated(decided_->pinned() +
-                 " was released although the slots suffice");
+      violated(fmt::format("{} runs, but {} is pinned", text, asked.pinned()));
+    if (coordinator_ && !before.empty() && asked.pinned().empty() &&
+        !asked.changed()) {
+      if (suffice(staying_slots(coordinator_->status()), before))
+        violated(before + " was released although the slots suffice");
     }
     return;
   }
@@ -126,7 +127,7 @@ void Cluster::check_mesh(const pb::Durable& d) {
   std::map<std::string, int> room;
   for (const pb::Durable::Member& p : d.participants()) {
     build_of[p.name()] = builds_[{p.name(), p.incarnation()}];
-    if (core::is_cordoned(d, p.host())) {
+    if (core::is_cordoned(d.host_faults(), p.host())) {
       if (core::has_ranks(d, p.name()) && !d.rescue())
         violated("ranks are placed on " + p.host() + ", which is cordoned");
     } else {
@@ -137,10 +138,10 @@ void Cluster::check_mesh(const pb::Durable& d) {
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (build_of[p.worker()] != d.assignment().build())
       violated(fmt::format("{} is of another build than its mesh", p.worker()));
-  if (d.scale() > 0 && mesh.world() > d.scale() && !d.rescue())
+  if (asked.scale() > 0 && mesh.world() > asked.scale() && !d.rescue())
     violated(
-        fmt::format("{} is planned, but the scale is {}", text, d.scale()));
-  if (d.scale() > 0) slots = std::min<int64_t>(slots, d.scale());
+        fmt::format("{} is planned, but the scale is {}", text, asked.scale()));
+  if (asked.scale() > 0) slots = std::min<int64_t>(slots, asked.scale());
   for (const pb::RankPlace& p : d.assignment().ranks())
     if (--room[p.worker()] < 0)
       violated(fmt::format("{} has more ranks than slots", p.worker()));
@@ -151,14 +152,13 @@ void Cluster::check_mesh(const pb::Durable& d) {
   if (const Status s = planner::admit(*shape, mesh); !s.ok())
     violated("a mesh that the model does not admit: " + s.message());
   if (d.rescue()) return;  // temporary, not the wanted mesh
-  if (d.mesh_asked()) violated("a new generation still has a mesh request");
-  if (decided_ && !decided_->pinned().empty() && d.pinned().empty() &&
-      suffice(slots, decided_->pinned()))
-    violated(decided_->pinned() + " was released although the slots suffice");
-  if (!d.pinned().empty()) {
-    if (d.pinned() != text)
+  if (asked.changed()) violated("a new generation still has a mesh request");
+  if (!before.empty() && asked.pinned().empty() && suffice(slots, before))
+    violated(before + " was released although the slots suffice");
+  if (!asked.pinned().empty()) {
+    if (asked.pinned() != text)
       violated(
-          fmt::format("{} is planned, but {} is pinned", text, d.pinned()));
+          fmt::format("{} is planned, but {} is pinned", text, asked.pinned()));
     return;
   }
   for (const std::string& l : job_.elastic().layouts()) {
@@ -264,7 +264,7 @@ bool Cluster::abandoned(int64_t step, int64_t generation) const {
 void Cluster::check_saved_is_used(const pb::Durable& d) {
   const int64_t step = d.assignment().source().step();
   const auto saved = checkpoints_.find(told_saved_);
-  const auto& bad = d.bad_checkpoints();
+  const auto& bad = d.refusals().checkpoints();
   if (step < told_saved_ && saved != checkpoints_.end() &&
       !abandoned(told_saved_, saved->second.generation) &&
       std::find(bad.begin(), bad.end(), fmt::format("step-{}", told_saved_)) ==

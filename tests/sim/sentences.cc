@@ -11,9 +11,8 @@ using google::protobuf::Message;
 using google::protobuf::Reflection;
 
 const std::set<std::string> kSentences = {
-    "cause",   "cause_subject", "finish_reason", "reason",
-    "error",   "detail",        "doing",         "checkpoint_error",
-    "damaged", "last_log",      "log_tail",      "source"};
+    "cause", "what",   "subject",          "reason",  "error",    "detail",
+    "doing", "source", "checkpoint_error", "damaged", "last_log", "log_tail"};
 
 }  // namespace
 

@@ -387,11 +387,13 @@ void Cluster::check_lost(const pb::Durable& d) {
   }
   const auto& e = job_.elastic();
   // No rescue is tried on hosts where ranks failed that often.
-  for (const pb::Cordon& c : d.cordons())
+  const pb::HostFaults& faults = d.host_faults();
+  for (const pb::Cordon& c : faults.cordons())
     if (c.failures() >= e.max_same_failures() && hosts.contains(c.host()))
       gone.insert(c.host());
-  for (const std::string& host : d.link_search().apart())
-    if (d.link_search().failures() >= e.max_same_failures()) gone.insert(host);
+  for (const std::string& host : faults.link_search().apart())
+    if (faults.link_search().failures() >= e.max_same_failures())
+      gone.insert(host);
   size_t may_go = 0;
   if (e.replicate_every() == 1 && hosts.size() > 1)
     may_go = std::min<size_t>(e.replicas(), hosts.size() - 1);

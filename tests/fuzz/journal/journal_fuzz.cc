@@ -66,7 +66,8 @@ TEST(JournalFuzz, DamageIsAStatusNeverAnotherState) {
     for (int i = 1; i <= 30; ++i) {
       truth.set_generation(i);
       truth.set_phase(pb::Durable::RUNNING);
-      truth.set_cause(std::string(300 * i, static_cast<char>('a' + i % 26)));
+      truth.mutable_cause()->set_what(
+          std::string(300 * i, static_cast<char>('a' + i % 26)));
       ASSERT_TRUE((*j)->persist(truth).ok());
     }
   }

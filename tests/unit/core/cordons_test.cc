@@ -48,9 +48,9 @@ TEST(Blame, CountsFailuresToStartOnTheHost) {
 
 TEST(Blame, ARepeatedFailureIsBlamedOnTheHost) {
   Fixture f;
-  f.durable.set_same_failures(2);
+  f.durable.mutable_budget()->set_same_failures(2);
   EXPECT_TRUE(f.blame(on_host("h")).hosts.empty());
-  f.durable.set_same_failures(3);
+  f.durable.mutable_budget()->set_same_failures(3);
   EXPECT_EQ(f.blame(on_host("h")).enough, 1);
 }
 
@@ -95,14 +95,14 @@ TEST(Blame, ASourceThatTwoHostsCannotLoadIsBad) {
   failure.hosts.push_back("i");
   EXPECT_EQ(f.blame(failure).enough, kNever);
   failure.hosts.pop_back();
-  cordon("i", "", "rank 0 on worker i: killed by signal 9 (SIGKILL)", 0,
-         &f.durable);
+  pb::HostFaults* faults = f.durable.mutable_host_faults();
+  cordon("i", "", {.what = "killed by signal 9 (SIGKILL)"}, 0, faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "that was something else";
-  cordon("h", "", "rank 0 on worker w: exit code 65: no such file", 0,
-         &f.durable);
+  cordon("h", "", {.what = "no such file", .exit_code = kExitBadSource}, 0,
+         faults);
   EXPECT_EQ(f.blame(failure).enough, 1) << "it is the same host";
-  cordon("i", "", "rank 0 on worker i: exit code 65: no such file", 0,
-         &f.durable);
+  cordon("i", "", {.what = "no such file", .exit_code = kExitBadSource}, 0,
+         faults);
   EXPECT_EQ(f.blame(failure).enough, kNever);
 }
 
@@ -126,8 +126,8 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
   failure.exit_code = kExitNoRoom;
   EXPECT_EQ(f.blame(failure).hosts, failure.hosts);
   EXPECT_EQ(f.blame(failure).enough, 2) << "once without replicas";
-  suspect("h", "", 0, 0, &f.durable);
-  suspect("h", "", 0, 0, &f.durable);
+  for (int i = 0; i < 2; ++i)
+    suspect("h", "", failure, 0, 0, f.durable.mutable_host_faults());
   EXPECT_EQ(f.blame(failure, false).hosts, failure.hosts)
       << "they have too little room for any state";
   f.durable.mutable_assignment()->mutable_source()->set_kind(
@@ -135,105 +135,107 @@ TEST(Blame, AllHostsThatCannotContinueAreNamed) {
   EXPECT_TRUE(f.blame(failure, false).hosts.empty()) << "an older state may do";
 }
 
+// Whatever their texts say.
 TEST(Cordon, ComparesFailuresByTheirExitCodes) {
-  const auto alike = [](const std::string& reason, int exit_code) {
-    pb::Cordon c;
-    c.set_reason("rank 0 on worker a: " + reason);
-    return is_alike(c, {.what = "", .exit_code = exit_code});
+  const auto alike = [](const Failure& before, int exit_code) {
+    pb::HostFaults faults;
+    return is_alike(cordon("h", "", before, 0, &faults),
+                    {.what = "exit code 66", .exit_code = exit_code});
   };
-  EXPECT_TRUE(alike("exit code 3: no data", 3));
-  EXPECT_TRUE(alike("exit code 3", 3));
-  EXPECT_FALSE(alike("exit code 33: what", 3));
-  EXPECT_FALSE(alike("exit code 66: no room", 3));
-  EXPECT_FALSE(alike("killed by signal 9 (SIGKILL)", 66));
-  EXPECT_FALSE(alike("exit code 3: no data", 0));
-  EXPECT_TRUE(alike("exit code 1: what", 0));
-  EXPECT_TRUE(alike("killed by signal 9 (SIGKILL)", 1));
+  const Failure no_data{.what = "exit code 66: no data", .exit_code = 3};
+  EXPECT_TRUE(alike(no_data, 3));
+  EXPECT_FALSE(alike(no_data, 66));
+  EXPECT_FALSE(alike(no_data, 0));
+  const Failure other{.what = "exit code 3", .exit_code = 33};
+  EXPECT_FALSE(alike(other, 3));
+  EXPECT_TRUE(alike(other, 0));
+  EXPECT_TRUE(alike(other, 1)) << "neither says why";
 }
 
 // A host is at fault from its third failure, also when its cordon has ended.
 TEST(Cordon, AHostThatFailsAgainAfterItsCordonIsBlamed) {
-  pb::Durable d;
+  pb::HostFaults faults;
   const Failure like{.what = "", .exit_code = 3};
   for (int i = 1; i <= 3; ++i) {
-    suspect("h", "", 0, 0, &d, "rank 0 on worker a: exit code 3: no data");
-    EXPECT_EQ(failed_alike(d, "h", like), i == 3);
-    EXPECT_EQ(hosts_failed_alike(d, like), std::set<std::string>{"h"});
+    suspect("h", "", like, 0, 0, &faults);
+    EXPECT_EQ(failed_alike(faults, "h", like), i == 3);
+    EXPECT_EQ(hosts_failed_alike(faults, like), std::set<std::string>{"h"});
   }
-  EXPECT_FALSE(failed_alike(d, "h", {.what = "", .exit_code = 66}));
-  EXPECT_FALSE(failed_alike(d, "i", like));
-  cordon("i", "", "rank 0 on worker i: exit code 3: no data", 0, &d);
-  EXPECT_TRUE(failed_alike(d, "i", like));
+  EXPECT_FALSE(failed_alike(faults, "h", {.what = "", .exit_code = 66}));
+  EXPECT_FALSE(failed_alike(faults, "i", like));
+  cordon("i", "", like, 0, &faults);
+  EXPECT_TRUE(failed_alike(faults, "i", like));
 }
 
 TEST(Cordon, LastsTwiceAsLongAfterEachFailure) {
-  pb::Durable d;
+  pb::HostFaults faults;
   double now_s = 1000;
   for (const double expected : {10.0, 20.0, 40.0, 80.0}) {
-    suspect("h", "", 0, now_s, &d);
-    cordon("h", "", "x", now_s, &d);
-    EXPECT_TRUE(is_cordoned(d, "h"));
-    EXPECT_EQ(remaining_s(d.cordons(0), now_s), expected);
-    EXPECT_TRUE(end_cordons(now_s + expected - 1, &d).empty());
-    EXPECT_EQ(end_cordons(now_s + expected, &d).size(), 1U);
-    EXPECT_FALSE(is_cordoned(d, "h"));
+    suspect("h", "", {}, 0, now_s, &faults);
+    cordon("h", "", {}, now_s, &faults);
+    EXPECT_TRUE(is_cordoned(faults, "h"));
+    EXPECT_EQ(remaining_s(faults.cordons(0), now_s), expected);
+    EXPECT_TRUE(end_cordons(now_s + expected - 1, &faults).empty());
+    EXPECT_EQ(end_cordons(now_s + expected, &faults).size(), 1U);
+    EXPECT_FALSE(is_cordoned(faults, "h"));
     now_s += expected;
   }
-  for (int i = 0; i < 20; ++i) suspect("h", "", 0, now_s, &d);
-  cordon("h", "", "x", now_s, &d);
-  EXPECT_EQ(remaining_s(d.cordons(0), now_s), 3600);
+  for (int i = 0; i < 20; ++i) suspect("h", "", {}, 0, now_s, &faults);
+  cordon("h", "", {}, now_s, &faults);
+  EXPECT_EQ(remaining_s(faults.cordons(0), now_s), 3600);
 }
 
 TEST(Cordon, AClockThatIsSetBackDoesNotMakeItLonger) {
-  pb::Durable d;
-  cordon("h", "", "x", 1e9, &d);
-  EXPECT_EQ(remaining_s(d.cordons(0), 5e8), 10);
-  EXPECT_TRUE(end_cordons(5e8, &d).empty());
-  EXPECT_EQ(end_cordons(5e8 + 10, &d).size(), 1U);
+  pb::HostFaults faults;
+  cordon("h", "", {}, 1e9, &faults);
+  EXPECT_EQ(remaining_s(faults.cordons(0), 5e8), 10);
+  EXPECT_TRUE(end_cordons(5e8, &faults).empty());
+  EXPECT_EQ(end_cordons(5e8 + 10, &faults).size(), 1U);
 }
 
 TEST(Cordon, AStepResetsTheCountsOfItsHostsOnly) {
-  pb::Durable d;
-  for (const char* host : {"a", "b"}) suspect(host, "", 0, 0, &d);
-  suspect("a", "c", 0, 0, &d);
-  EXPECT_TRUE(clear_suspects({"a"}, 1, &d));
-  EXPECT_EQ(failures_of(d, "a"), 0);
-  EXPECT_EQ(failures_of(d, "b"), 1);
-  EXPECT_EQ(failures_of(d, "c", "a"), 1) << "the link was not used";
-  EXPECT_FALSE(clear_suspects({"a"}, 1, &d));
-  EXPECT_TRUE(clear_suspects({"a", "c"}, 1, &d));
-  EXPECT_EQ(failures_of(d, "a", "c"), 0);
+  pb::HostFaults faults;
+  for (const char* host : {"a", "b"}) suspect(host, "", {}, 0, 0, &faults);
+  suspect("a", "c", {}, 0, 0, &faults);
+  EXPECT_TRUE(clear_suspects({"a"}, 1, &faults));
+  EXPECT_EQ(failures_of(faults, "a"), 0);
+  EXPECT_EQ(failures_of(faults, "b"), 1);
+  EXPECT_EQ(failures_of(faults, "c", "a"), 1) << "the link was not used";
+  EXPECT_FALSE(clear_suspects({"a"}, 1, &faults));
+  EXPECT_TRUE(clear_suspects({"a", "c"}, 1, &faults));
+  EXPECT_EQ(failures_of(faults, "a", "c"), 0);
 }
 
 TEST(Cordon, LossesAreCountedForAWhileDespiteFinishedSteps) {
-  pb::Durable d;
-  EXPECT_EQ(suspect("h", "", 300, 0, &d), 1);
-  EXPECT_FALSE(clear_suspects({"h"}, 200, &d));
-  EXPECT_EQ(suspect("h", "", 300, 200, &d), 2);
-  EXPECT_EQ(suspect("h", "", 300, 600, &d), 1) << "long after";
+  pb::HostFaults faults;
+  EXPECT_EQ(suspect("h", "", {}, 300, 0, &faults), 1);
+  EXPECT_FALSE(clear_suspects({"h"}, 200, &faults));
+  EXPECT_EQ(suspect("h", "", {}, 300, 200, &faults), 2);
+  EXPECT_EQ(suspect("h", "", {}, 300, 600, &faults), 1) << "long after";
 }
 
 TEST(Cordon, LiftingItResetsTheCount) {
-  pb::Durable d;
-  suspect("h", "", 0, 0, &d);
-  suspect("h", "i", 0, 0, &d);
-  EXPECT_FALSE(uncordon("h", &d)) << "not cordoned";
-  suspect("h", "", 0, 0, &d);
-  cordon("h", "", "why", 0, &d);
-  EXPECT_EQ(cordon_reason(d, "h"), "why");
-  EXPECT_NE(cordons_text(d).find("h (cordoned: why)"), std::string::npos);
-  EXPECT_TRUE(uncordon("h", &d));
-  EXPECT_EQ(d.suspects_size(), 0);
-  EXPECT_EQ(cordons_text(d), "");
+  pb::HostFaults faults;
+  suspect("h", "", {}, 0, 0, &faults);
+  suspect("h", "i", {}, 0, 0, &faults);
+  EXPECT_FALSE(uncordon("h", &faults)) << "not cordoned";
+  suspect("h", "", {}, 0, 0, &faults);
+  cordon("h", "", {.what = "why"}, 0, &faults);
+  EXPECT_EQ(cordon_reason(faults, "h"), "why");
+  EXPECT_NE(cordons_text(faults).find("h (cordoned: why)"), std::string::npos);
+  EXPECT_TRUE(uncordon("h", &faults));
+  EXPECT_EQ(faults.suspects_size(), 0);
+  EXPECT_EQ(cordons_text(faults), "");
 }
 
 TEST(Cordon, ManyFailedHostsTakeBoundedMemory) {
-  pb::Durable d;
-  for (int i = 0; i < 1000; ++i) suspect("h" + std::to_string(i), "", 0, 0, &d);
-  EXPECT_LE(d.suspects_size(), 256);
-  EXPECT_EQ(failures_of(d, "h999"), 1);
-  suspect("later", "", 0, 1e5, &d);
-  EXPECT_EQ(d.suspects_size(), 1);
+  pb::HostFaults faults;
+  for (int i = 0; i < 1000; ++i)
+    suspect("h" + std::to_string(i), "", {}, 0, 0, &faults);
+  EXPECT_LE(faults.suspects_size(), 256);
+  EXPECT_EQ(failures_of(faults, "h999"), 1);
+  suspect("later", "", {}, 0, 1e5, &faults);
+  EXPECT_EQ(faults.suspects_size(), 1);
 }
 
 }  // namespace

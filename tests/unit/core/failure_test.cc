@@ -119,8 +119,9 @@ TEST(FailureDetector, AHangNeedsProgressFirstAndFreshReports) {
 FailureVerdict account_failure(const Failure& f, const pb::Elastic& e,
                                int64_t last_finished, pb::Durable* d,
                                Consequence c = Consequence::kNone) {
-  count_failure(f, last_finished, d);
-  return judge_failure(f, e, c, d);
+  count_failure(f, last_finished, d->mutable_budget());
+  return judge_failure(f, e, c, d->assignment().source(), d->host_faults(),
+                       d->mutable_budget());
 }
 
 TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
@@ -129,7 +130,7 @@ TEST(FailureBudget, GivesUpAfterTheSameFailureSeveralTimes) {
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
   EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
-  reset_failures(&d);
+  reset_failures(d.mutable_budget());
   EXPECT_FALSE(account_failure(f, elastic(), 0, &d).give_up);
 }
 
@@ -185,7 +186,7 @@ TEST(FailureBudget, AHostThatWasCordonedDoesNotEndTheJob) {
       EXPECT_EQ(v.backoff_ms, 0);
     }
   }
-  EXPECT_EQ(d.failures(), 0);
+  EXPECT_EQ(d.budget().failures(), 0);
 }
 
 TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
@@ -209,14 +210,14 @@ TEST(FailureBudget, ARankThatCrashesInAStepOnManyHostsEndsTheJob) {
 TEST(FailureBudget, FailuresThatOtherHostsCanAvoidAreNotCounted) {
   pb::Durable d;
   for (int i = 0; i < 20; ++i) {
-    suspect("h" + std::to_string(i), "", 0, 0, &d);
+    suspect("h" + std::to_string(i), "", {}, 0, 0, d.mutable_host_faults());
     const auto v = account_failure(
         {.what = "x", .rank = 1, .at_start = true, .before_training = true},
         elastic(), 0, &d, Consequence::kHostsAlone);
     EXPECT_FALSE(v.give_up);
     EXPECT_EQ(v.backoff_ms, i < 2 ? 0 : i < 4 ? 250 << (i - 2) : 1000);
   }
-  EXPECT_EQ(d.failures(), 0);
+  EXPECT_EQ(d.budget().failures(), 0);
 }
 
 TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
@@ -227,7 +228,7 @@ TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
       << "tried again without replicas";
   EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
   d.mutable_assignment()->mutable_source()->set_kind(pb::Source::MEMORY);
-  reset_failures(&d);
+  reset_failures(d.mutable_budget());
   const auto v = account_failure(f, elastic(), 0, &d);
   EXPECT_FALSE(v.give_up);
   EXPECT_TRUE(v.bad_source);

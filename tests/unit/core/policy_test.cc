@@ -51,12 +51,12 @@ TEST(MeshPolicy, UsesAllSlotsUnlessACommandLimitsThem) {
   Fixture f;
   f.hear_all({"a", "b", "c"});
   EXPECT_EQ(world(f.policy.place(f.view())), 3);
-  f.durable.set_scale(2);
+  f.durable.mutable_mesh_request()->set_scale(2);
   EXPECT_EQ(world(f.policy.place(f.view())), 2);
-  f.durable.clear_scale();
-  f.durable.set_pinned("dp1");
+  f.durable.clear_mesh_request();
+  f.durable.mutable_mesh_request()->set_pinned("dp1");
   EXPECT_EQ(world(f.policy.place(f.view())), 1);
-  f.durable.set_pinned("dp4");
+  f.durable.mutable_mesh_request()->set_pinned("dp4");
   EXPECT_EQ(world(f.policy.place(f.view())), 3) << "the pin does not fit";
 }
 
@@ -233,12 +233,13 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
   Fixture f;
   f.durable = running({"a"});
   f.hear_all({"a", "b"});
-  cordon("host-b", "", "no room there", 0, &f.durable);
+  cordon("host-b", "", {.what = "no room there"}, 0,
+         f.durable.mutable_host_faults());
   const auto placed = f.policy.place(f.view());
   ASSERT_EQ(world(placed), 1);
   EXPECT_EQ(placed->ranks[0].worker, "a");
   EXPECT_FALSE(f.policy.wanted_change(f.view(1000), 0));
-  cordon("host-a", "", "too", 0, &f.durable);
+  cordon("host-a", "", {.what = "too"}, 0, f.durable.mutable_host_faults());
   const auto none = f.policy.place(f.view());
   ASSERT_FALSE(none.ok());
   EXPECT_NE(none.status().message().find("host-b (cordoned: no room there)"),
@@ -249,26 +250,26 @@ TEST(MeshPolicy, CordonedHostsGetNoRanks) {
 TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
   Fixture f;
   f.hear_all({"a"});
-  suspect("host-a", "", 0, 0, &f.durable);
-  cordon("host-a", "", "x", 0, &f.durable);
+  suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
+  cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_TRUE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
   for (int i = 1; i < job().elastic().max_same_failures(); ++i)
-    suspect("host-a", "", 0, 0, &f.durable);
-  cordon("host-a", "", "x", 0, &f.durable);
+    suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
+  cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
 }
 
 TEST(MeshPolicy, StaysWhereTheNextMeshWouldBe) {
   Fixture f;
   f.hear_all({"a", "b", "c"});
-  f.durable.set_scale(2);
+  f.durable.mutable_mesh_request()->set_scale(2);
   const planner::Placement there{
       .layout = {.dp = 2},
       .ranks = {{.rank = 0, .worker = "b"}, {.rank = 1, .worker = "c"}}};
   EXPECT_TRUE(f.policy.stays_on(f.view(), there));
-  f.durable.set_scale(1);
+  f.durable.mutable_mesh_request()->set_scale(1);
   EXPECT_FALSE(f.policy.stays_on(f.view(), there)) << "a smaller one is wanted";
-  f.durable.set_scale(2);
+  f.durable.mutable_mesh_request()->set_scale(2);
   f.roster.drain("b");
   EXPECT_FALSE(f.policy.stays_on(f.view(), there)) << "b leaves";
 }
@@ -305,9 +306,9 @@ TEST(MeshPolicy, RefusesAnImpossibleLayoutOrScale) {
   EXPECT_TRUE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
   EXPECT_FALSE(f.policy.check_layout(f.view(), {.dp = 3}).ok());
   EXPECT_TRUE(f.policy.check_scale(f.view(), 1).ok());
-  f.durable.set_pinned("dp2");
+  f.durable.mutable_mesh_request()->set_pinned("dp2");
   EXPECT_FALSE(f.policy.check_scale(f.view(), 1).ok());
-  f.durable.set_scale(1);
+  f.durable.mutable_mesh_request()->set_scale(1);
   EXPECT_FALSE(f.policy.check_layout(f.view(), {.dp = 2}).ok());
 }
 
@@ -349,7 +350,7 @@ TEST(Recovery, NeverUsesInitialWeightsWhileCheckpointsExist) {
   EXPECT_EQ(decide(f, {}, {}).source.kind(), pb::Source::INIT);
   EXPECT_EQ(decide(f, {}, {.invalid = {"step-5: truncated"}}).kind,
             Recovery::Decision::Kind::kGiveUp);
-  f.durable.add_bad_checkpoints("step-5");
+  f.durable.mutable_refusals()->add_checkpoints("step-5");
   const auto d = decide(f, {}, {.valid = {saved(5)}});
   EXPECT_EQ(d.kind, Recovery::Decision::Kind::kGiveUp);
   EXPECT_NE(d.why.find("step-5: does not load"), std::string::npos) << d.why;
@@ -367,13 +368,14 @@ TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   wanted->set_step(3);
   wanted->set_rank(0);
   f.hear_all({"a"});
-  refuse_source(f.roster, &f.durable);
-  EXPECT_EQ(f.durable.bad_states_size(), 0) << "the worker lost it";
+  pb::Refusals refused;
+  refuse_source(*source, f.roster, &refused);
+  EXPECT_EQ(refused.states_size(), 0) << "the worker lost it";
   pb::Report r = report("a", 0);
   *r.add_holdings() = *wanted;
   f.hear(r);
-  refuse_source(f.roster, &f.durable);
-  EXPECT_EQ(f.durable.bad_states_size(), 1);
+  refuse_source(*source, f.roster, &refused);
+  EXPECT_EQ(refused.states_size(), 1);
   EXPECT_EQ(lost_source(f.view(), false), "");
   EXPECT_TRUE(source_is_there(f.roster, *source));
   f.roster.expire(f.durable, 10, 1000);
@@ -385,10 +387,10 @@ TEST(Recovery, RefusesAMemorySourceOnlyWhileAllOfItIsThere) {
   restarted.set_has_inventory(true);
   f.hear(restarted);
   EXPECT_EQ(lost_source(f.view(), true), "a");
-  EXPECT_FALSE(forgive_source("b", &f.durable)) << "b had no part of it";
-  EXPECT_TRUE(forgive_source("a", &f.durable));
-  EXPECT_EQ(f.durable.bad_states_size(), 0);
-  EXPECT_FALSE(forgive_source("a", &f.durable));
+  EXPECT_FALSE(forgive_source(*source, "b", &refused)) << "b had no part of it";
+  EXPECT_TRUE(forgive_source(*source, "a", &refused));
+  EXPECT_EQ(refused.states_size(), 0);
+  EXPECT_FALSE(forgive_source(*source, "a", &refused));
 }
 
 TEST(Recovery, WaitsForTheAnswerOfEveryHolderBeforeASourceIsRefused) {

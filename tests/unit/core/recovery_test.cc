@@ -139,7 +139,7 @@ TEST_F(MemoryRecovery, AWorkerThatReturnsInTimeBringsItsPart) {
 TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
   holds("a", 0);
   holds("b", 1);
-  durable_.set_scale(1);
+  durable_.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_TRUE(d.rescue);
@@ -151,7 +151,7 @@ TEST_F(MemoryRecovery, AStateThatTheNextMeshCannotReachIsRescued) {
 
 TEST_F(MemoryRecovery, WithoutARescueTheCheckpointIsUsed) {
   holds("a", 0);
-  durable_.set_scale(1);
+  durable_.mutable_mesh_request()->set_scale(1);
   const Recovery::Decision d = decide();
   ASSERT_EQ(d.kind, Kind::kRestore);
   EXPECT_FALSE(d.rescue);
@@ -171,7 +171,7 @@ TEST_F(MemoryRecovery, ALeavingWorkerTakesPartInTheRescue) {
 TEST_F(MemoryRecovery, AStateThatDidNotLoadIsNotTakenAgain) {
   holds("a", 0);
   holds("b", 1);
-  pb::Durable::State* bad = durable_.add_bad_states();
+  pb::Refusals::State* bad = durable_.mutable_refusals()->add_states();
   bad->set_generation(1);
   bad->set_step(10);
   const Recovery::Decision d = decide();

@@ -25,7 +25,8 @@ pb::Durable state(int64_t generation, bool grows) {
   pb::Durable d;
   d.set_generation(generation);
   const size_t bytes = grows && generation == 2 ? 200'000 : 9'000;
-  d.set_cause(std::string(bytes, static_cast<char>('a' + generation)));
+  d.mutable_cause()->set_what(
+      std::string(bytes, static_cast<char>('a' + generation)));
   return d;
 }
 
@@ -88,7 +89,7 @@ TEST_P(JournalCrashTest, ACrashAtAnyCallLeavesOneStateOrTheOther) {
         seen.insert(generation);
         EXPECT_TRUE(generation == 2 || (!done.ok() && generation == before()))
             << where << generation;
-        // The next life goes on.
+        // The next life continues.
         const Status again = second(*fs);
         EXPECT_TRUE(again.ok()) << where << again.to_string();
         EXPECT_EQ(found(*fs, where), 2);
