@@ -14,7 +14,6 @@ import tempfile
 PRODUCTION = ("proto", "parallel", "checkpoint", "worker", "coordinator")
 CHECKED = (*PRODUCTION, "tests", "bench")
 TIDY = "clang-tidy-14"
-RECORD = pathlib.Path("tests/lint_tidy.txt")
 
 
 def sources(*folders):
@@ -325,20 +324,39 @@ def pairs_of(words):
         i += n
 
 
-def check_tidy(build, record=False, everything=False):
-    """The fingerprint of each file that passed is kept in RECORD. Files whose
-    fingerprint is not there are checked."""
+def changed_files():
+    """Files that are not as on main or, on main, as in the commit before.
+    Everything if that is unknown."""
+    def git(*words):
+        run = subprocess.run(["git", *words], capture_output=True, text=True)
+        return run.stdout.split() if run.returncode == 0 else []
+    head = git("rev-parse", "HEAD")
+    base = (git("merge-base", "HEAD", "origin/main") or
+            git("merge-base", "HEAD", "main"))
+    if base == head:
+        base = git("rev-parse", "-q", "--verify", "HEAD~1") or head
+    if not base:
+        return [str(p) for p in sources(*CHECKED)]
+    return (git("diff", "--name-only", *base) +
+            git("ls-files", "--others", "--exclude-standard"))
+
+
+def check_tidy(build, everything=False):
+    """Files that passed are not checked again in the same build tree, which
+    keeps their fingerprints."""
+    passed = pathlib.Path(build, "lint_tidy.txt")
     paths = {str(p): p for p in sources(*CHECKED)}
     includes = {p: set(INCLUDE.findall(path.read_text()))
                 for p, path in paths.items()}
     prints = {p: fingerprint(path) for p, path in paths.items()}
     clean = set()
-    if RECORD.exists() and not everything:
-        clean = {line.split()[0] for line in RECORD.read_text().splitlines()}
+    if passed.exists():
+        clean = {line.split()[0] for line in passed.read_text().splitlines()}
     accepted = {p for p in prints if prints[p] in clean}
+    wanted = prints.keys() if everything else prints.keys() & changed_files()
     findings, covered = set(), {}
     cores = int(subprocess.check_output("deploy/cores.sh"))
-    for p in prints.keys() - accepted:
+    for p in wanted - accepted:
         unit = p if p.endswith(".cc") else unit_of(p, includes)
         if unit is None:
             findings.add(f"{p}:0: no .cc file includes it")
@@ -352,9 +370,8 @@ def check_tidy(build, record=False, everything=False):
             findings.update(found)
             accepted.update(p for unit in group for p in covered[unit])
             accepted -= {finding.split(":")[0] for finding in findings}
-            if record:
-                RECORD.write_text("".join(
-                    f"{prints[p]} {p}\n" for p in sorted(accepted)))
+            passed.write_text("".join(
+                f"{prints[p]} {p}\n" for p in sorted(accepted)))
     print(f"tidy: {len(covered)} of {sum(p.endswith('.cc') for p in prints)} "
           "units checked")
     return sorted(findings)
@@ -365,7 +382,7 @@ def main():
     if name == "tidy":
         options = [a for a in rest if a.startswith("--")]
         build, = [a for a in rest if not a.startswith("--")]
-        offences = check_tidy(build, "--record" in options, "--all" in options)
+        offences = check_tidy(build, "--all" in options)
     elif name == "docs" and rest == ["--write"]:
         PROTOCOL.write_text(with_tables(PROTOCOL.read_text()))
         offences = check_docs()

@@ -7,12 +7,12 @@
 #   tests/lint.sh docs [--write]   pages and comments mention only files that
 #                                  exist; tables agree with headers, or are
 #                                  written
-#   tests/lint.sh tidy BUILD       clang-tidy accepts what changed since it
-#                                  was last recorded in tests/lint_tidy.txt
-#   tests/lint.sh tidy BUILD --record [--all]   and records the result
+#   tests/lint.sh tidy BUILD [--all]   clang-tidy accepts the files that are
+#                                  not as on main or, on main, as in the commit
+#                                  before; or all files
 #
 # BUILD is a build tree: clang-tidy reads its compile_commands.json and the
-# headers generated from proto/. --all checks unchanged files again.
+# headers generated from proto/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case "${1:-}" in
