@@ -22,8 +22,8 @@ bool same_chip(const pb::Cluster& a, const pb::Cluster& b);
 // The clusters with [efficiency] fitted: the least sum over the samples of
 // |log(predicted / measured)|, and over the constants of their squared distance
 // from what is expected of any device (kPriors in fit.cc), or of other clusters
-// with the same chip, which decides what the samples do not. What stands in
-// [efficiency] before does not matter.
+// with the same chip, which decides what the samples do not. The previous
+// values of [efficiency] do not matter.
 std::vector<ClusterFile> fit(const std::vector<ClusterFile>& clusters,
                              const std::vector<Sample>& samples);
 

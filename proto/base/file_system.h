@@ -108,7 +108,7 @@ std::unique_ptr<FileSystem> posix_file_system();
 std::string path_join(std::string_view dir, std::string_view name);
 // The directory that holds `path`; "." for a plain name.
 std::string parent_path(const std::string& path);
-// Creates anew, writes, syncs and closes. Not atomic.
+// Creates or truncates, writes, syncs and closes. Not atomic.
 Status write_file(FileSystem& fs, const std::string& path,
                   std::string_view bytes);
 // A path beside `path` for what is to be renamed to it, which nobody can know

@@ -141,7 +141,7 @@ class Logger::Output final : public spdlog::sinks::sink {
     try {
       write();
     } catch (const std::exception& e) {
-      file_.reset();  // the next line opens it anew
+      file_.reset();  // the next line opens it again
       const int64_t now = monotonic_ms();
       if (complained_ms_ && now - *complained_ms_ < kComplaintMs) return;
       complained_ms_ = now;

@@ -4,9 +4,9 @@
 // Values with spaces, quotes or '=' are quoted. Thread-safe.
 //
 // Logging never waits: a thread of the logger writes the lines, and while a
-// disk stands the newest two thousand are kept. What cannot be written is lost;
-// stderr says so, at most once a minute. The lines before a regular exit, a
-// flush() or a failed CHECK are written if that takes at most half a second.
+// disk is stalled the newest two thousand are kept. What cannot be written is
+// lost; stderr says so, at most once a minute. The lines before a regular exit,
+// a flush() or a failed CHECK are written if that takes at most half a second.
 #pragma once
 
 #include <fmt/format.h>

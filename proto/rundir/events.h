@@ -69,8 +69,8 @@ inline constexpr EventKind kWorkerJoined{"worker_joined", Tone::kNotice,
                                          "worker, detail", "A worker joined."};
 inline constexpr EventKind kWorkerRefused{
     "worker_refused", Tone::kBad, "worker, cause",
-    "A message of a worker was refused because of its key or name; told at "
-    "most once a second."};
+    "A message of a worker was refused because of its key or name; at most "
+    "one event a second."};
 inline constexpr EventKind kWorkerBack{
     "worker_back", Tone::kNotice, "worker, detail",
     "A worker that had been declared dead reported again."};
@@ -148,7 +148,7 @@ inline constexpr EventKind kChangePutOff{
 inline constexpr EventKind kReportRefused{
     "report_refused", Tone::kBad, "worker, cause, detail",
     "A report was refused: its content is impossible, or another worker has "
-    "its name or started later; told at most once a minute."};
+    "its name or started later; at most one event a minute."};
 inline constexpr EventKind kMetricsGap{
     "metrics_gap", Tone::kBad, "detail",
     "Steps finished whose metrics are lost."};

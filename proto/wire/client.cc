@@ -139,8 +139,9 @@ class ClientImpl : public Client {
   void reconnect() {
     if (std::exchange(try_other_key_, false))
       std::swap(keys_->server, next_server_);
-    // Without linger: the attempts with the old key would go on while messages
-    // wait for them. The connection of a refused key may be gone already.
+    // Without linger: the attempts with the old key would continue while
+    // messages wait for them. The connection of a refused key may be gone
+    // already.
     const int linger = socket_.get(zmq::sockopt::linger);
     socket_.set(zmq::sockopt::linger, 0);
     (void)zmq_disconnect(socket_.handle(), address_.c_str());

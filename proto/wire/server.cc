@@ -52,7 +52,7 @@ Status check_free(const std::string& address) {
   if (!S_ISSOCK(found.st_mode))
     return invalid_argument("listen on " + address +
                             ": a file that is not a socket has this path");
-  if (path.size() >= sizeof(to.sun_path)) return ok_status();  // bind() tells
+  if (path.size() >= sizeof(to.sun_path)) return ok_status();  // bind() fails
   path.copy(to.sun_path, path.size());
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const bool used =

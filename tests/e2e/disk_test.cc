@@ -153,7 +153,7 @@ TEST_F(DiskTest, AFullDiskDeclinesAStop) {
   for (const Json& e : c().events_named("mesh")) EXPECT_EQ(lost_steps(e), 0);
 }
 
-// Nothing of what the coordinator writes fits: training goes on, a rank that
+// Nothing of what the coordinator writes fits: training continues, a rank that
 // dies is replaced when there is room, and `remesh run` survives.
 TEST_F(DiskTest, AFullRunDirectoryDoesNotStopTraining) {
   make(endless({{"checkpoint.interval", "0"}}));

@@ -296,7 +296,7 @@ TEST_F(FaultTest, ASecondCoordinatorIsRefused) {
 }
 
 // Somebody removes the lock of a coordinator that is stopped, and starts
-// another one. When the first goes on it ends, and has written nothing.
+// another one. When the first continues it ends, and has written nothing.
 TEST_F(FaultTest, OfTwoCoordinatorsTheNewerContinues) {
   make(endless());
   start_services(1);

@@ -173,7 +173,7 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
 }
 
 // Nobody reaches the coordinator, for longer than a worker may be silent. The
-// ranks go on meanwhile, and it takes them up again as they are.
+// ranks train meanwhile, and it takes them up again as they are.
 TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
   make(
       endless({{"elastic.min_slots", "2"}, {"elastic.dead_after_ms", "3000"}}));

@@ -43,7 +43,7 @@ TEST_F(Upgrade, HostsAreUpgradedOneAfterTheOtherWithoutLosingAStep) {
   stop_in_order();
 }
 
-// The ranks go on meanwhile. Whoever goes back to the release before may.
+// The ranks train meanwhile. Whoever goes back to the release before may.
 TEST_F(Upgrade, ACoordinatorOfAnotherBuildAdoptsTheRun) {
   make(endless());
   start_services(2);

@@ -7,7 +7,7 @@ text ends with the beginning of an answer, and is one piece.
 
 The environment is that of Hugging Face's transformers: sandboxed, with loop
 controls, raise_exception and tojson, but without the time of day, so that the
-same conversations give the same text. Answers are what stands
+same conversations give the same text. Answers are the text
 between {% generation %} and {% endgeneration %} or, in a template without
 them, what an assistant's message adds to the text that ends with the prompt for
 it.

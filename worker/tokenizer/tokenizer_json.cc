@@ -185,7 +185,7 @@ Status parse_components(const Json& file, Pipeline& p, bool& byte_level) {
 
 // The largest vocabularies have some 260,000 tokens.
 constexpr int64_t kMaxId = (int64_t{1} << 22) - 1;
-// A piece never goes on before a space, if no token does.
+// A piece never continues before a space, if no token does.
 constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
 
 // The tokens as the file writes them.

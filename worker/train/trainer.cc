@@ -326,7 +326,7 @@ Status Trainer::boundary(const engine::StepVotes& agreed, bool& stop) {
   return save_last(last, answer == StopPolicy::Answer::kMustStop, stop);
 }
 
-// Training goes on, but a failure now loses the steps since the last
+// Training continues, but a failure now loses the steps since the last
 // checkpoint.
 void Trainer::check_state_kept() {
   if (home_ == nullptr || state_lost_) return;

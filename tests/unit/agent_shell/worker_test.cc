@@ -216,7 +216,7 @@ TEST_F(WorkerTest, ASuspendedWorkerObeysSoonAfterItContinues) {
   const int64_t start = monotonic_ms();
   testing::send_signal(pids_["a"], SIGCONT);
   ASSERT_TRUE(c.reach({"a"}, pb::Report::IDLE, next.generation()));
-  std::printf("goes on -> obeys %lld ms\n",
+  std::printf("continues -> obeys %lld ms\n",
               static_cast<long long>(monotonic_ms() - start));
 }
 

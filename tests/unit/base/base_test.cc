@@ -78,7 +78,7 @@ TEST_F(LogFile, HasTheLinesBeforeAFailedCheck) {
   EXPECT_NE(text().find("before"), std::string::npos);
 }
 
-// As on a disk that stands still: nobody reads the pipe.
+// As on a disk that is stalled: nobody reads the pipe.
 TEST_F(LogFile, AnUnwritableFileDelaysNobody) {
   std::filesystem::create_directories(dir_.path() + "/logs");
   ASSERT_EQ(mkfifo(path().c_str(), 0600), 0);

@@ -182,12 +182,12 @@ TEST(FirstDeath, TheEventHasAllFields) {
   EXPECT_EQ(e.flight_record(), "flight-g001-rank-0.json");
   ASSERT_EQ(e.last_log_size(), 2);
   EXPECT_EQ(e.last_log(1), "two");
-  // One that stood was ended by its worker: that is not how it failed.
+  // One that was stuck was ended by its worker: that is not how it failed.
   s.set_killed_by_worker(true);
-  pb::EventRecord stood;
-  fill_failure(r.views()[0], &stood);
-  EXPECT_FALSE(stood.has_signal());
-  EXPECT_TRUE(stood.has_doing());
+  pb::EventRecord stuck;
+  fill_failure(r.views()[0], &stuck);
+  EXPECT_FALSE(stuck.has_signal());
+  EXPECT_TRUE(stuck.has_doing());
 }
 
 // -------------------------------------------------------------------- hangs

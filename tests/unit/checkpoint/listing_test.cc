@@ -45,7 +45,7 @@ TEST(Listing, ACommittedCheckpointThatIsNotListedIsFoundByName) {
   };
   EXPECT_EQ(steps(0), (Steps{2}));
   ASSERT_GE(calls.size(), 3u);
-  EXPECT_EQ(calls[0], "create") << "a change makes the client list it anew";
+  EXPECT_EQ(calls[0], "create") << "a change makes the client list it again";
   EXPECT_EQ(calls[1], "remove");
   EXPECT_EQ(steps(2), (Steps{2}));
   EXPECT_EQ(steps(4), (Steps{2, 4}));

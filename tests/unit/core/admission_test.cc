@@ -75,7 +75,7 @@ TEST_F(Admission, ARefusedReportIsAnsweredAndAnnouncedOnceAMinute) {
   actions = give(bad);
   ASSERT_EQ(events_of(actions).size(), 1U);
   EXPECT_EQ(all_of<EmitEvent>(actions)[0].record.detail(),
-            "101 reports since the last one told");
+            "101 reports since the last event");
   EXPECT_EQ(core_.durable().SerializeAsString(), before);
   EXPECT_FALSE(core_.is_member("b"));
 }

@@ -60,7 +60,7 @@ ReportReceived report(uint64_t seq, uint64_t epoch, int64_t generation = 0) {
 }
 
 // The journal refuses the first write if a younger coordinator has journaled
-// its epoch. Otherwise the journal is older, and this one goes on above it.
+// its epoch. Otherwise the journal is older, and this one continues above it.
 TEST(YoungerCoordinator, TheJournalIsCheckedBeforeItsEpochIsExceeded) {
   Coordinator core(options());
   (void)core.start(0);
@@ -110,7 +110,7 @@ TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
 }
 
 // A worker that is told to wait has ended its ranks before. The journal was put
-// back, and the job goes on with the next generation.
+// back, and the job continues with the next generation.
 TEST(OlderJournal, AGenerationThatHasEndedDoesNotRun) {
   Options o = options();
   pb::Durable& d = o.restored.emplace();

@@ -488,8 +488,8 @@ TEST_F(RenderTest, LongLinesAreFoldedBetweenWords) {
   EXPECT_EQ(fold("12:00:00  one two", 14), "12:00:00  one\n  two");
   EXPECT_EQ(fold("  /a/long/path and so on", 8),
             "  /a/long/path\n    and\n    so\n    on");
-  EXPECT_EQ(fold("to go on: remesh resume r", 12),
-            "to go on:\n  remesh resume r");
+  EXPECT_EQ(fold("to continue: remesh resume r", 12),
+            "to continue:\n  remesh resume r");
   EXPECT_EQ(fold("\x1b[31mred words\x1b[0m \u2192 x", 13),
             "\x1b[31mred words\x1b[0m \u2192 x");
 }

@@ -116,7 +116,7 @@ TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
   }
 }
 
-// Its coordinator may be killed while the disk stands: the journal still says
+// Its coordinator may be killed while the disk is stalled: the journal still says
 // that the job has stopped.
 TEST_F(SupervisorTest, ResumesUntilTheJournalShowsThatTheJobContinues) {
   start(0);

@@ -171,7 +171,7 @@ TEST(Timeline, AScheduleKeptExactlyHasItsOwnBubble) {
         const char* category = op.pass == Pass::kForward    ? "forward"
                                : op.pass == Pass::kBackward ? "backward"
                                                             : "weight";
-        // The wait for the input stands inside the pass.
+        // The wait for the input is inside the pass.
         const auto from = static_cast<int64_t>(free[static_cast<size_t>(r)]);
         const auto begin = static_cast<int64_t>(start);
         const auto end = static_cast<int64_t>(start + length);

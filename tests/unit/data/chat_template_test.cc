@@ -111,7 +111,7 @@ TEST_F(ChatTemplateTest, WhatCannotBeRenderedIsNamed) {
   expect_contains(why(R"({"messages": [{"role": "assistant", "content": "a"},
                           {"role": "user", "content": "b"}]})"),
                   "{% generation %}");
-  // It goes on.
+  // It continues.
   EXPECT_EQ(marked(chat->render(R"({"messages": [{"role": "user", "content":
                                 "x"}]})",
                                 "f")

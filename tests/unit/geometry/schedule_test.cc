@@ -241,7 +241,7 @@ TEST(StepSchedule, HasAPassForEveryMicrobatchOfAnyRank) {
 }
 
 // The passes that are left when the last microbatches are skipped can still
-// finish, on paper: whatever order they wait in, some rank can go on.
+// finish, on paper: whatever order they wait in, some rank can proceed.
 TEST(StepSchedule, LeavingOutMicrobatchesDeadlocksNoSchedule) {
   for (const ScheduleKind kind : kKinds)
     for (const int pp : {2, 3, 4})

@@ -34,7 +34,8 @@ class JournalTest : public testing::Test {
     d.set_phase(pb::Durable::RUNNING);
     d.set_generation(generation);
     // Long, so that a state is several pages.
-    d.set_cause(std::string(20'000, static_cast<char>('a' + generation % 26)));
+    d.mutable_cause()->set_what(
+        std::string(20'000, static_cast<char>('a' + generation % 26)));
     return d;
   }
 
@@ -133,7 +134,7 @@ TEST_F(JournalTest, AKilledWriterLosesNothingItPersisted) {
     const int64_t found = (*j)->restored()->generation();
     EXPECT_GE(found, heard) << "seed " << seed << ", round " << round;
     EXPECT_LE(found, heard + 1) << "seed " << seed << ", round " << round;
-    EXPECT_EQ((*j)->restored()->cause(), state(found).cause());
+    EXPECT_EQ((*j)->restored()->cause().what(), state(found).cause().what());
     reached = found;
   }
 }
@@ -151,11 +152,11 @@ TEST_F(JournalTest, AFailedPersistLeavesTheStateBefore) {
     none.rlim_cur = fs::file_size(path_);
     setrlimit(RLIMIT_FSIZE, &none);
     pb::Durable big = state(2);
-    big.set_cause(std::string(500'000, 'x'));
+    big.mutable_cause()->set_what(std::string(500'000, 'x'));
     const Status full = (*j)->persist(big);
     setrlimit(RLIMIT_FSIZE, &before);
     ASSERT_FALSE(full.ok());
-    // And when there is room again, it goes on.
+    // And when there is room again, it continues.
     ASSERT_TRUE((*j)->persist(state(3)).ok());
   }
   auto j = Journal::open(*files_, path_);

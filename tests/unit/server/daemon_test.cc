@@ -160,7 +160,7 @@ TEST_F(DaemonTest, ASecondDaemonIsRefused) {
   int status = 0;
   waitpid(second, &status, 0);
   EXPECT_EQ(status, 0);
-  EXPECT_TRUE(ask(pb::Command::STATUS).has_value()) << "the first goes on";
+  EXPECT_TRUE(ask(pb::Command::STATUS).has_value()) << "the first continues";
 }
 
 TEST_F(DaemonTest, AnotherTrainingInTheRunDirectoryIsRefused) {

@@ -1,4 +1,4 @@
-// The outbox: order, what depends on a write, and disks that are full or stand.
+// The outbox: order, what depends on a write, and disks that are full or stalled.
 #include "coordinator/server/outbox.h"
 
 #include <gtest/gtest.h>
@@ -23,15 +23,15 @@ class Disk {
       std::unique_lock lock(mutex_);
       ++begun_;
       changed_.notify_all();
-      changed_.wait(lock, [this] { return !stands_; });
+      changed_.wait(lock, [this] { return !stalled_; });
       if (full_) return exhausted("FILE: full");
       written_.push_back(text);
       return ok_status();
     };
   }
-  void set(bool stands, bool full) {
+  void set(bool stalled, bool full) {
     const std::lock_guard lock(mutex_);
-    stands_ = stands;
+    stalled_ = stalled;
     full_ = full;
     changed_.notify_all();
   }
@@ -47,7 +47,7 @@ class Disk {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool stands_ = false;
+  bool stalled_ = false;
   bool full_ = false;
   int begun_ = 0;
   std::vector<std::string> written_;
@@ -89,7 +89,7 @@ TEST_F(OutboxTest, ActionsThatDependOnNoWriteRunAtOnce) {
 }
 
 TEST_F(OutboxTest, WritesInOrderAndReleasesDependentActions) {
-  disk_->set(/*stands=*/true, /*full=*/false);
+  disk_->set(/*stalled=*/true, /*full=*/false);
   write("1");
   then("a");
   write("2");
@@ -109,7 +109,7 @@ TEST_F(OutboxTest, WritesInOrderAndReleasesDependentActions) {
 // A journal of which only the newest state counts. A state of another epoch is
 // not replaced: the files may refuse it.
 TEST_F(OutboxTest, AStateReplacesAnEarlierOneNotYetWritten) {
-  disk_->set(/*stands=*/true, /*full=*/false);
+  disk_->set(/*stalled=*/true, /*full=*/false);
   const auto put = [&](const std::string& text, uint64_t epoch) {
     outbox_->write(
         "FILE", [disk = disk_, w = disk_->write(text)] { return w(); }, 100,
@@ -136,7 +136,7 @@ TEST_F(OutboxTest, AStateReplacesAnEarlierOneNotYetWritten) {
 TEST_F(OutboxTest, AStalledDiskTakesLittleMemory) {
   outbox_ = std::make_unique<Outbox>(
       Outbox::Options{.retry_ms = 1, .full_bytes = 1000, .patience_ms = 10});
-  disk_->set(/*stands=*/true, /*full=*/false);
+  disk_->set(/*stalled=*/true, /*full=*/false);
   const auto make = [&](const std::string& text) {
     return [disk = disk_, w = disk_->write(text)] { return w(); };
   };
@@ -167,7 +167,7 @@ TEST_F(OutboxTest, AStalledDiskTakesLittleMemory) {
 
 // What may happen after a state waits for the one in its place, too.
 TEST_F(OutboxTest, ActionsOfAReplacedStateWaitForItsReplacement) {
-  disk_->set(/*stands=*/true, /*full=*/false);
+  disk_->set(/*stalled=*/true, /*full=*/false);
   const auto make = [&](const std::string& text) {
     return [disk = disk_, w = disk_->write(text)] { return w(); };
   };
@@ -187,7 +187,7 @@ TEST_F(OutboxTest, ActionsOfAReplacedStateWaitForItsReplacement) {
 }
 
 TEST_F(OutboxTest, ReplaceableStatesTakeTheMemoryOfOne) {
-  disk_->set(/*stands=*/true, /*full=*/false);
+  disk_->set(/*stalled=*/true, /*full=*/false);
   for (int i = 0; i < 10'000; ++i)
     outbox_->write(
         "FILE", [disk = disk_, w = disk_->write("s")] { return w(); }, 1 << 20,
@@ -239,7 +239,7 @@ TEST_F(OutboxTest, ARefusedWriteIsNotRetriedAndNothingFollows) {
 }
 
 TEST_F(OutboxTest, AStalledDiskIsNamedAndDelaysNothing) {
-  disk_->set(/*stands=*/true, false);
+  disk_->set(/*stalled=*/true, false);
   write("1");
   while (!outbox_->problem()) continue;
   EXPECT_EQ(outbox_->problem()->text(), "FILE: the storage does not answer");

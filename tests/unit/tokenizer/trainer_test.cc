@@ -36,7 +36,7 @@ std::string train(const std::string& text, int64_t vocab_size) {
   return *json;
 }
 
-// Counts all pairs anew before every merge.
+// Counts all pairs again before every merge.
 std::vector<std::string> naive_merges(const std::string& text, size_t count) {
   using Word = std::vector<int>;
   std::map<Word, int64_t> words;
