@@ -88,8 +88,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   pb::EventRecord e = event(restart ? events::kCoordinatorRestarted
                                     : events::kCoordinatorStarted);
   if (restart && !roster_.members().empty())
-    e.set_detail(fmt::format("waiting for the {} workers of generation {}",
-                             roster_.members().size(), durable_.generation()));
+    e.set_detail(fmt::format(
+        "waiting for the {} of generation {}",
+        plural(static_cast<int64_t>(roster_.members().size()), "worker"),
+        durable_.generation()));
   emit(std::move(e));
   if (restart && journaled < durable_.generation()) emit_journal_behind("");
   if (options_.damaged_lines > 0) {

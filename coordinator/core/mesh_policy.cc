@@ -364,16 +364,17 @@ Status MeshPolicy::check_layout(const ClusterView& view,
   const int scale = view.durable.mesh_request().scale();
   if (scale > 0 && layout.world() > scale)
     return invalid_argument(
-        fmt::format("{} has {} ranks, but the job is scaled to {} slots; run "
+        fmt::format("{} has {}, but the job is scaled to {}; run "
                     "`remesh scale all` first",
-                    layout.to_string(), layout.world(), scale));
+                    layout.to_string(), plural(layout.world(), "rank"),
+                    plural(scale, "slot")));
   if (layout.world() < elastic.min_slots() ||
       (elastic.max_slots() != -1 && layout.world() > elastic.max_slots()))
     return invalid_argument(
-        fmt::format("{} has {} ranks; must be from elastic.min_slots = {} to "
+        fmt::format("{} has {}; must be from elastic.min_slots = {} to "
                     "elastic.max_slots = {}",
-                    layout.to_string(), layout.world(), elastic.min_slots(),
-                    elastic.max_slots()));
+                    layout.to_string(), plural(layout.world(), "rank"),
+                    elastic.min_slots(), elastic.max_slots()));
   return place(view, layout).status();
 }
 
@@ -381,19 +382,20 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   const auto& elastic = job_.elastic();
   const int64_t most = elastic.max_slots();
   if (slots == 0) return ok_status();
+  const std::string refused = "cannot scale to " + plural(slots, "slot");
   if (slots < elastic.min_slots() || (most != -1 && slots > most))
-    return invalid_argument(fmt::format(
-        "cannot scale to {} slots: expected elastic.min_slots = {} to {}, or "
-        "all",
-        slots, elastic.min_slots(),
-        most == -1 ? "any number"
-                   : fmt::format("elastic.max_slots = {}", most)));
+    return invalid_argument(
+        fmt::format("{}: expected elastic.min_slots = {} to {}, or all",
+                    refused, elastic.min_slots(),
+                    most == -1 ? "any number"
+                               : fmt::format("elastic.max_slots = {}", most)));
   if (const auto pin = pinned_layout(view.durable.mesh_request())) {
     if (pin->world() <= slots) return ok_status();
     return invalid_argument(fmt::format(
-        "cannot scale to {} slots: the pinned layout {} has {} ranks; use {} "
-        "slots or more, or run `remesh mesh auto` first",
-        slots, pin->to_string(), pin->world(), pin->world()));
+        "{}: the pinned layout {} has {}; use {} or more, or run `remesh mesh "
+        "auto` first",
+        refused, pin->to_string(), plural(pin->world(), "rank"),
+        plural(pin->world(), "slot")));
   }
   // On one host with that many slots and unlimited memory.
   planner::PlacementRequest r = request(view);
@@ -413,11 +415,10 @@ Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   for (int64_t n = slots + 1; n <= last; ++n)
     if (placed_on(n).ok())
       return invalid_argument(
-          fmt::format("cannot scale to {} slots: no mesh of the job is that "
-                      "small; the smallest uses {}",
-                      slots, n));
-  return placed.status().with_context(
-      fmt::format("cannot scale to {} slots", slots));
+          fmt::format("{}: no mesh of the job is that small; the smallest uses "
+                      "{}",
+                      refused, n));
+  return placed.status().with_context(refused);
 }
 
 }  // namespace remesh::core

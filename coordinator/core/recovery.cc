@@ -257,9 +257,9 @@ std::string Recovery::no_checkpoint(const Inputs& in) const {
         "make the folder available again, or start over in a new run directory",
         in.view.durable.saved_step());
   return fmt::format(
-      "{} exist but none can be loaded ({}); `remesh checkpoint verify` says "
+      "{} found, but none can be loaded ({}); `remesh checkpoint verify` says "
       "what is wrong with each. To start over, give another --run-dir",
-      bad == 1 ? "1 checkpoint" : fmt::format("{} checkpoints", bad), first);
+      plural(static_cast<int64_t>(bad), "checkpoint"), first);
 }
 
 // Names the checkpoint that was committed, is newer than the step chosen, and

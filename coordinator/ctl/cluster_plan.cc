@@ -342,13 +342,14 @@ std::string plan_heading(const SearchRequest& q, const ModelChoice& model,
       (q.devices + q.machine.node_devices - 1) / q.machine.node_devices;
   const double p = parameters_of(q);
   return fmt::format(
-      "{}: {} parameters, on {} x {} ({} of {}); {} sequences of {} tokens a "
+      "{}: {} parameters, on {} x {} ({} of {}); {} of {} a "
       "step, {}\n",
       model.name,
       p < 1e12 ? fmt::format("{:.1f}B", p / 1e9)
                : fmt::format("{:.2f}T", p / 1e12),
       q.devices, cluster.cluster.device().name(), plural(nodes, "node"),
-      q.machine.node_devices, q.global_batch, q.T,
+      q.machine.node_devices, plural(q.global_batch, "sequence"),
+      plural(q.T, "token"),
       q.run.precision == planner::Precision::kFp8 ? "fp8" : "bf16");
 }
 
@@ -365,8 +366,9 @@ Result<std::string> cluster_plan(const ClusterPlanOptions& o,
     q.limits.degrees = {.dp = l.dp, .tp = l.tp, .pp = l.pp, .cp = l.cp};
     q.most = 1;
     if (l.world() != q.devices)
-      return invalid_argument(fmt::format("{}: has {} devices instead of {}",
-                                          text, l.world(), q.devices));
+      return invalid_argument(fmt::format("{}: has {} instead of {}", text,
+                                          plural(l.world(), "device"),
+                                          q.devices));
     ASSIGN_OR_RETURN(const planner::SearchResult one, search_layouts(q));
     plans.push_back(one.plans[0]);
   }

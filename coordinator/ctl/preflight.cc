@@ -170,7 +170,8 @@ Need disk_need(const PreflightOptions& o) {
   const std::string folder = rundir::checkpoints_path(o.run_dir, c.folder());
   const uint64_t room = room_at(folder);
   Need n{.what = "disk",
-         .needed = fmt::format("{} checkpoints of {}", kept, bytes_text(each)),
+         .needed = plural(static_cast<int64_t>(kept), "checkpoint") + " of " +
+                   bytes_text(each),
          .here = bytes_text(room) + " free"};
   if (room < each + kRunFilesBytes) {
     n.problem = fmt::format(

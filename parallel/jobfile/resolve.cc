@@ -299,10 +299,10 @@ void check_slots(const pb::Job& job, Problems& out) {
   for (const std::string& text : e.layouts()) {
     const int64_t world = geometry::Layout::parse(text)->world();
     if (world < e.min_slots() || (e.max_slots() != -1 && world > e.max_slots()))
-      out.push_back(
-          fmt::format("elastic.layouts: '{}': has {} ranks; must be from "
-                      "elastic.min_slots = {} to elastic.max_slots = {}",
-                      text, world, e.min_slots(), e.max_slots()));
+      out.push_back(fmt::format(
+          "elastic.layouts: '{}': has {}; must be from "
+          "elastic.min_slots = {} to elastic.max_slots = {}",
+          text, plural(world, "rank"), e.min_slots(), e.max_slots()));
   }
   if (e.dead_after_ms() <= e.report_every_ms())
     out.push_back(fmt::format(

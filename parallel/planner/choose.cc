@@ -300,15 +300,14 @@ Status check_degrees(const PlacementRequest& q, int64_t unit) {
   const int64_t least = (q.degrees.dp == -1 ? 1 : q.degrees.dp) * unit;
   if (!grows && largest < q.min_slots)
     return invalid_argument(fmt::format(
-        "elastic.min_slots = {}: the mesh has at most {} ranks ({})",
-        q.min_slots, largest,
+        "elastic.min_slots = {}: the mesh has at most {} ({})", q.min_slots,
+        plural(largest, "rank"),
         q.degrees.dp == -1 ? one_each
                            : std::string("by the degrees in [parallel]")));
   if (q.max_slots != -1 && least > q.max_slots)
     return invalid_argument(
-        fmt::format("elastic.max_slots = {}: the degrees in [parallel] need "
-                    "{} slots",
-                    q.max_slots, least));
+        fmt::format("elastic.max_slots = {}: the degrees in [parallel] need {}",
+                    q.max_slots, plural(least, "slot")));
   const int64_t needed = (q.min_slots + unit - 1) / unit * unit;
   if (q.max_slots != -1 && needed > q.max_slots)
     return invalid_argument(

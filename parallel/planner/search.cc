@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "parallel/geometry/mesh_check.h"
+#include "proto/base/text.h"
 
 namespace remesh::planner {
 namespace {
@@ -42,8 +43,8 @@ Plan predicted(const SearchRequest& q, JobShape s, const Layout& l) {
 Status check_request(const SearchRequest& q) {
   constexpr int64_t kMost = 1 << 20;
   if (q.devices < 1 || q.devices > kMost)
-    return invalid_argument(
-        fmt::format("{} devices: must be from 1 to {}", q.devices, kMost));
+    return invalid_argument(fmt::format("{}: must be from 1 to {}",
+                                        plural(q.devices, "device"), kMost));
   if (q.T < 1 || q.global_batch < 1)
     return invalid_argument(
         fmt::format("{} sequences of {} tokens a step: both must be at least 1",
@@ -78,16 +79,16 @@ class Search {
  private:
   Status none_admissible() const {
     return invalid_argument(fmt::format(
-        "no mesh of {} devices can train the model: {}", q_.devices,
+        "no mesh of {} can train the model: {}", plural(q_.devices, "device"),
         refused_.ok() ? "no product of the given degrees is that number"
                       : refused_.message()));
   }
   Status none_fits() const {
     return exhausted(fmt::format(
-        "the model fits into no mesh of {} devices: {} needs {:.1f} GB of each "
+        "the model fits into no mesh of {}: {} needs {:.1f} GB of each "
         "and may use {:.1f} of its {:.1f} GB; use more devices",
-        q_.devices, least_text_, least_bytes_ / kGB, usable() / kGB,
-        q_.machine.memory_bytes / kGB));
+        plural(q_.devices, "device"), least_text_, least_bytes_ / kGB,
+        usable() / kGB, q_.machine.memory_bytes / kGB));
   }
   double usable() const { return kUsable * q_.machine.memory_bytes; }
 
