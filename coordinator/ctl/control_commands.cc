@@ -203,7 +203,7 @@ Result<int> perform(const ControlOptions& o,
                     Result<ControlDone> (*run)(const ControlOptions&)) {
   ASSIGN_OR_RETURN(const ControlDone done, run(o));
   if (o.json)
-    fmt::print("{}", status_json(done.status));
+    fmt::print("{}", status_json(done.status, facts_of_run(done.status)));
   else
     fmt::print("{}\n", done.text);
   return done.code;

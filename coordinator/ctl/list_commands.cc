@@ -127,7 +127,7 @@ Result<int> wait_for_run(const WaitOptions& o) {
   }
   const int code = code_of(status, o.step);
   if (o.json)
-    fmt::print("{}", status_json(status));
+    fmt::print("{}", status_json(status, facts_of_run(status)));
   else
     fmt::print("{}: {} at step {}\n", rundir::short_path(run),
                rundir::state_text(status.state()), status.step());

@@ -86,14 +86,9 @@ Result<int> show(const StatusOptions& o, bool clear) {
       answer.ok() ? *answer : status_of_files(target.run_dir);
   std::string text;
   if (o.json) {
-    text = status_json(status);
+    text = status_json(status, facts_of_run(status));
   } else {
-    // The folder of a job on another machine may not be visible here.
-    RunFacts facts =
-        facts_of(last_metrics(status.run_dir()), all_events(status.run_dir()),
-                 status.steps(), unix_seconds());
-    facts.members = rundir::validated_members(status.run_dir());
-    text = fold(status_text(status, facts, style), style.width);
+    text = fold(status_text(status, facts_of_run(status), style), style.width);
   }
   if (clear) {
     const TerminalSize size = terminal_size();
@@ -125,6 +120,13 @@ int status(StatusOptions o) {
 }
 
 }  // namespace
+
+RunFacts facts_of_run(const pb::JobStatus& s) {
+  RunFacts facts = facts_of(last_metrics(s.run_dir()), all_events(s.run_dir()),
+                            s.steps(), unix_seconds());
+  facts.members = rundir::validated_members(s.run_dir());
+  return facts;
+}
 
 void add_status_verb(CLI::App* app, int* code) {
   auto o = std::make_shared<StatusOptions>();

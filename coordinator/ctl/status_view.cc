@@ -3,23 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <vector>
 
-#include "coordinator/core/cause.h"
 #include "coordinator/ctl/follower.h"
 #include "coordinator/ctl/render.h"
 #include "coordinator/rundir/lines.h"
 #include "coordinator/rundir/run_dir.h"
-#include "proto/base/json_output.h"
-#include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::ctl {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 constexpr int kShownEvents = 8;
 constexpr size_t kShownRanks = 16;
@@ -75,11 +69,6 @@ std::string cordon_lines(const pb::JobStatus& s) {
     out += fmt::format("  host {} is cordoned for {}: {}\n", c.host(),
                        format_duration(c.remaining_s()), c.reason());
   return out;
-}
-
-uint64_t total(const pb::MemoryUse& m) {
-  return m.weights() + m.gradients() + m.optimizer() + m.activations() +
-         m.buffers();
 }
 
 std::string share_text(bool known, double share) {
@@ -147,79 +136,6 @@ std::string waiting_text(const pb::JobStatus& s) {
   return join(parts);
 }
 
-Json memory_json(const pb::MemoryUse& m) {
-  return Json{{"weights", m.weights()},     {"gradients", m.gradients()},
-              {"optimizer", m.optimizer()}, {"activations", m.activations()},
-              {"buffers", m.buffers()},     {"total", total(m)}};
-}
-
-Json settings_json(const pb::JobStatus& s) {
-  const pb::Parallel& p = s.parallel();
-  Json j{{"zero_stage", p.zero_stage()},
-         {"zero_shard_group", p.zero_shard_group()},
-         {"pipeline_schedule", p.pipeline_schedule()},
-         {"pipeline_chunks", p.pipeline_chunks()},
-         {"recompute", s.recompute()},
-         {"recompute_every", s.recompute_every()}};
-  j["pinned_mesh"] = nullptr;
-  if (!s.pinned().empty()) j["pinned_mesh"] = s.pinned();
-  j["predicted_bubble"] = nullptr;
-  if (s.has_predicted_bubble()) j["predicted_bubble"] = s.predicted_bubble();
-  return j;
-}
-
-Json rank_json(const pb::RankStatus& r, const std::string& host) {
-  Json j{{"rank", r.rank()},
-         {"host", host},
-         {"pid", r.pid()},
-         {"phase", rank_phase_name(static_cast<RankPhase>(r.phase()))},
-         {"step", r.step()},
-         {"microbatch", r.microbatch()},
-         {"committed_step", r.committed_step()},
-         {"progress", r.progress()},
-         {"rss_bytes", r.rss_bytes()},
-         {"exited", r.exited()}};
-  if (r.has_os_state()) j["os_state"] = r.os_state();
-  if (r.has_doing()) {
-    j["doing"] = core::doing_text(r);
-    j["waits"] = r.waits();
-    j["operations"] = r.operations();
-  }
-  if (r.exited()) {
-    j["exit_code"] = r.exit_code();
-    j["signal"] = r.signal();
-  }
-  if (r.has_exposed_comm()) j["exposed_comm"] = r.exposed_comm();
-  if (r.has_bubble()) j["bubble"] = r.bubble();
-  if (r.has_memory()) j["memory"] = memory_json(r.memory());
-  if (r.has_predicted()) j["predicted_memory"] = memory_json(r.predicted());
-  if (!r.error().empty()) j["error"] = r.error();
-  if (!r.checkpoint_error().empty()) {
-    j["checkpoint_error"] = r.checkpoint_error();
-  }
-  return j;
-}
-
-Json worker_json(const pb::WorkerStatus& w) {
-  Json ranks = Json::array();
-  for (const pb::RankStatus& r : w.ranks()) {
-    ranks.push_back(rank_json(r, w.host()));
-  }
-  return Json{{"name", w.name()},
-              {"host", w.host()},
-              {"pid", w.pid()},
-              {"slots", w.slots()},
-              {"cores", w.cores()},
-              {"build", w.build()},
-              {"age_s", w.age_s()},
-              {"state", rundir::state_text(w.state())},
-              {"draining", w.draining()},
-              {"cordoned", w.cordoned()},
-              // Beyond 2^53, which is all that JSON readers must keep.
-              {"incarnation", fmt::format("{}", w.incarnation())},
-              {"ranks", ranks}};
-}
-
 }  // namespace
 
 std::string settings_text(const pb::Parallel& parallel,
@@ -239,6 +155,11 @@ std::string settings_text(const pb::Parallel& parallel,
   if (recompute != "none" && recompute_every > 1)
     parts.back() += fmt::format(" every {} layers", recompute_every);
   return join(parts);
+}
+
+uint64_t total(const pb::MemoryUse& m) {
+  return m.weights() + m.gradients() + m.optimizer() + m.activations() +
+         m.buffers();
 }
 
 std::string problem_text(const pb::JobStatus::Problem& p) {
@@ -427,73 +348,6 @@ std::string status_text(const pb::JobStatus& s, const RunFacts& f,
     out += "\n" + memory;
   if (s.events_size() > 0) out += "\n" + events_text(s, style);
   return out;
-}
-
-std::string status_json(const pb::JobStatus& s) {
-  Json j{{"job", s.job()},       {"state", rundir::state_text(s.state())},
-         {"detail", s.detail()}, {"generation", s.generation()},
-         {"step", s.step()},     {"steps", s.steps()}};
-  j["mesh"] = nullptr;
-  if (s.has_mesh()) {
-    j["mesh"] = Json{{"dp", s.mesh().dp()},
-                     {"pp", s.mesh().pp()},
-                     {"tp", s.mesh().tp()},
-                     {"cp", std::max(1, s.mesh().cp())}};
-  }
-  j["prediction"] = nullptr;
-  if (s.has_prediction()) j["prediction"] = s.prediction();
-  j["loss"] = nullptr;
-  j["tokens_per_s"] = nullptr;
-  j["last"] = nullptr;
-  if (s.has_last()) {
-    j["last"] = Json::parse(rundir::metrics_line(s.last()));
-    j["loss"] = j["last"]["loss"];
-    j["tokens_per_s"] = j["last"]["tokens_per_s"];
-  }
-  j["settings"] = settings_json(s);
-  j["checkpoint_step"] = s.checkpoint_step();
-  j["kept_state"] = nullptr;
-  if (s.has_kept_state()) {
-    const pb::JobStatus::KeptState& k = s.kept_state();
-    Json hosts = Json::array();
-    for (const std::string& host : k.needed_hosts()) hosts.push_back(host);
-    j["kept_state"] = Json{{"step", k.step()},
-                           {"needed_hosts", hosts},
-                           {"replicate_every", k.replicate_every()},
-                           {"safe_step", nullptr}};
-    if (k.has_safe_step()) j["kept_state"]["safe_step"] = k.safe_step();
-    if (k.has_kept_until()) j["kept_state"]["kept_until"] = k.kept_until();
-  }
-  j["run_dir"] = s.run_dir();
-  j["address"] = s.address();
-  j["coordinator"] = Json{{"host", s.coordinator_host()},
-                          {"pid", s.coordinator_pid()},
-                          {"epoch", s.epoch()}};
-  j["no_auth"] = s.no_auth();
-  j["spares"] = s.spares();
-  j["scale"] = nullptr;
-  if (s.scale() > 0) j["scale"] = s.scale();
-  j["cordons"] = Json::array();
-  for (const pb::Cordon& c : s.cordons()) {
-    j["cordons"].push_back(Json{{"host", c.host()},
-                                {"reason", c.reason()},
-                                {"failures", c.failures()},
-                                {"remaining_s", c.remaining_s()}});
-    if (!c.peer().empty()) j["cordons"].back()["peer"] = c.peer();
-  }
-  j["dropped"] = s.dropped();
-  j["problems"] = Json::array();
-  for (const pb::JobStatus::Problem& p : s.problems())
-    j["problems"].push_back(problem_text(p));
-  j["workers"] = Json::array();
-  for (const pb::WorkerStatus& w : s.workers()) {
-    j["workers"].push_back(worker_json(w));
-  }
-  j["events"] = Json::array();
-  for (const pb::EventRecord& e : s.events()) {
-    j["events"].push_back(Json::parse(rundir::event_line(e)));
-  }
-  return json_output(j);
 }
 
 }  // namespace remesh::ctl

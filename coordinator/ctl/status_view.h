@@ -1,5 +1,5 @@
 // `remesh status` as text and as JSON: pure functions of the coordinator's
-// reply.
+// reply and of what facts_of_run() reads.
 #pragma once
 
 #include <optional>
@@ -17,6 +17,8 @@ std::string settings_text(const pb::Parallel& parallel,
                           const pb::Mesh& mesh);
 // "journal: the disk is full, for 12.0s".
 std::string problem_text(const pb::JobStatus::Problem& problem);
+// Bytes of all purposes.
+uint64_t total(const pb::MemoryUse& memory);
 // "12M", "1.5G" in units of 2^20 and 2^30 bytes.
 std::string bytes_text(uint64_t bytes);
 
@@ -43,7 +45,10 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
 std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
                         const Style& style);
 
+// Those of the run, as far as its folder is visible here.
+RunFacts facts_of_run(const pb::JobStatus& s);
+
 // One JSON object, with the keys that proto/PROTOCOL.md lists.
-std::string status_json(const pb::JobStatus& s);
+std::string status_json(const pb::JobStatus& s, const RunFacts& facts);
 
 }  // namespace remesh::ctl

@@ -403,6 +403,23 @@ TEST_F(RenderTest, StatusText) {
 )");
 }
 
+TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
+  const double now = 10'000;
+  pb::StepMetrics validated = metrics(337, 2.5, now - 6);
+  validated.set_val_loss(2.75);
+  pb::EventRecord saved = event("checkpoint", now - 40);
+  saved.set_step(300);
+  const RunFacts facts =
+      facts_of({validated, metrics(340, 2.5, now)},
+               {event("coordinator_started", 6000), saved}, 1500, now);
+  const auto j = nlohmann::json::parse(status_json(status(), facts));
+  EXPECT_EQ(j["began"], 6000);
+  EXPECT_EQ(j["left_s"], 2320);
+  EXPECT_EQ(j["validation"]["step"], 337);
+  EXPECT_EQ(j["validation"]["val_loss"], 2.75);
+  EXPECT_EQ(j["checkpoint_time"], now - 40);
+}
+
 TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
   pb::JobStatus s = status();
   const auto row = [&] { return status_text(s, {}, {}); };
@@ -416,7 +433,7 @@ TEST_F(RenderTest, StatusSaysWhatTheLossOfAHostWouldCost) {
   s.mutable_kept_state()->set_safe_step(336);
   EXPECT_NE(row().find("step 340, step 336 if any one host is lost\n"),
             std::string::npos);
-  const auto j = nlohmann::json::parse(status_json(s));
+  const auto j = nlohmann::json::parse(status_json(s, {}));
   EXPECT_EQ(j["kept_state"]["safe_step"], 336);
   s.clear_kept_state();
   EXPECT_EQ(row().find("in memory"), std::string::npos);
@@ -449,7 +466,7 @@ TEST_F(RenderTest, StatusOfARunThatHasEndedSaysHow) {
 }
 
 TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
-  const auto j = nlohmann::json::parse(status_json(status()));
+  const auto j = nlohmann::json::parse(status_json(status(), {}));
   EXPECT_EQ(j["coordinator"]["host"], "h");
   EXPECT_EQ(j["coordinator"]["pid"], 7);
   EXPECT_EQ(j["workers"][0]["pid"], 8);
@@ -462,7 +479,8 @@ TEST_F(RenderTest, StatusJsonHasHostAndPidOfEveryDaemonAndRank) {
   EXPECT_EQ(j["loss"], 2.1345);
   EXPECT_EQ(j["events"][0]["event"], "coordinator_started");
   // Nothing there yet: nulls, not missing keys.
-  const auto none = nlohmann::json::parse(status_json({}));
+  EXPECT_TRUE(j["validation"].is_null());
+  const auto none = nlohmann::json::parse(status_json({}, {}));
   EXPECT_TRUE(none["mesh"].is_null());
   EXPECT_TRUE(none["loss"].is_null());
   EXPECT_TRUE(none["workers"].empty());

@@ -116,8 +116,8 @@ TEST_F(SupervisorTest, ExitsWithTheCoordinatorsCodeWhenTheWorkersHaveLeft) {
   }
 }
 
-// Its coordinator may be killed while the disk is stalled: the journal still says
-// that the job has stopped.
+// Its coordinator may be killed while the disk is stalled: the journal still
+// says that the job has stopped.
 TEST_F(SupervisorTest, ResumesUntilTheJournalShowsThatTheJobContinues) {
   start(0);
   for (const bool goes_on : {false, true}) {

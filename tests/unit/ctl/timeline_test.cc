@@ -320,7 +320,7 @@ TEST(Status, ShowsSpeedSharesSettingsAndMemory) {
 }
 
 TEST(Status, JsonHasAllOfIt) {
-  const Json j = Json::parse(status_json(measured()));
+  const Json j = Json::parse(status_json(measured(), {}));
   EXPECT_EQ(j.at("settings").at("zero_stage"), 2);
   EXPECT_EQ(j.at("settings").at("pipeline_schedule"), "1f1b");
   EXPECT_EQ(j.at("settings").at("pinned_mesh"), "dp1,pp2");
