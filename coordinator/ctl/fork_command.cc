@@ -58,7 +58,7 @@ Result<std::string> data_id_of(const pb::Job& job) {
 Status adapt(const pb::Job& before, int64_t step, pb::Job* job,
              pb::Manifest* m) {
   for (const jobfile::Difference& d : jobfile::differences(before, *job))
-    if (d.key.starts_with("model."))
+    if (d.key.starts_with("model.") || d.key.starts_with("lora."))
       return invalid_argument(fmt::format(
           "{} = {}: the checkpoint's model has {}; a fork keeps the model",
           d.key, d.second, d.first));

@@ -386,6 +386,13 @@ TEST_F(StartTest, AdaptersResumeOnTheirOwnModelAlone) {
   EXPECT_EQ(c().remesh({"stop"}).exit.code, 0);
   expect_exit(c().run(), 4);
 
+  for (const char* change : {"lora.rank=4", "lora.alpha=8"}) {
+    const Finished f = c().remesh({"fork", c().run_dir(), "--out",
+                                   c().folder() + "/fork", "--set", change});
+    EXPECT_EQ(f.exit.code, 2) << f.output;
+    expect_text(f.output, "a fork keeps the model");
+  }
+
   fs::rename(models.path() + "/1/step-00000004", base + "/step-00000004");
   const int64_t last = c().last_step();
   c().start_run(1, {"--resume"});
