@@ -124,6 +124,9 @@ def check_copies():
 MENTIONED = re.compile(
     r"(?<![\w./-])(?:" + "|".join(CHECKED + ("deploy",)) +
     r")/[\w./@-]*[\w/]")
+# "state_choice.h", "core/cause.h": the end of a path.
+NAMED = re.compile(r"(?<![\w./-])(?:[\w-]+/)*\w{3,}\.(?:h|cc|py|proto)\b")
+FOREIGN = {"hdf5.h", "ioprio.h", "mpi.h", "zmq.h"}
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 PROTOCOL = pathlib.Path("proto/PROTOCOL.md")
 STRINGS = r'((?:"[^"]*"\s*)+)'
@@ -187,12 +190,17 @@ def check_docs():
         names += [(name, page.parent / name) for name in LINK.findall(text)]
         offences += [f"{page}: {name} does not exist"
                      for name, path in names if not path.exists()]
+    ends = {"/".join(path.parts[i:]) for folder in CHECKED
+            for path in pathlib.Path(folder).rglob("*.*")
+            for i in range(len(path.parts))} | FOREIGN
     for path in sources(*CHECKED):
         for line in path.read_text().splitlines():
             comment = line.partition("//")[2]
             offences += [f"{path}: {name} does not exist"
                          for name in MENTIONED.findall(comment)
                          if not mentions_file(name)]
+            offences += [f"{path}: there is no {name}"
+                         for name in NAMED.findall(comment) if name not in ends]
     page = PROTOCOL.read_text()
     if page != with_tables(page):
         offences.append(f"{PROTOCOL}: a table differs from its header; run "

@@ -1,5 +1,5 @@
 // The generation that made each step of a run, from its metrics.jsonl. The core
-// uses it to recognise states of abandoned branches (core/inventory.h).
+// uses it to recognise states of abandoned branches (core/state_choice.h).
 #pragma once
 
 #include <string>
