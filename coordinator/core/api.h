@@ -138,10 +138,10 @@ struct Options {
   std::string host;     // for status
   int pid = 0;
   std::string address;  // where workers connect
-  // From metrics.jsonl: the last finished step, 0 if there is none, and the
-  // first step of each generation.
+  // From metrics.jsonl: the last finished step, 0 if there is none, the newest
+  // lines, and the first step of each generation.
   int64_t last_finished_step = 0;
-  std::optional<pb::StepMetrics> last_metrics;
+  std::vector<pb::StepMetrics> recent_metrics;
   std::vector<FirstStep> first_steps;
   int64_t damaged_lines = 0;  // that are no metrics
   // From the journal, unless this is the first coordinator of the run

@@ -47,7 +47,7 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   now_ms_ = started_ms_ = phase_since_ms_ = now_ms;
   times_ = StepTimes(now_ms);
   roster_ = Roster(now_ms);
-  ledger_ = StepLedger(options_.last_finished_step, options_.last_metrics,
+  ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
                        options_.first_steps);
   const bool restart = options_.restored.has_value();
   if (restart) durable_ = *options_.restored;
@@ -56,9 +56,8 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   // The metrics log may know a generation that the journal does not, if that
   // was lost or put back from a backup.
   const int64_t journaled = durable_.generation();
-  if (options_.last_metrics)
-    durable_.set_generation(
-        std::max(journaled, options_.last_metrics->generation()));
+  if (const auto* last = ledger_.last_metrics())
+    durable_.set_generation(std::max(journaled, last->generation()));
   durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
   if (options_.resume) {
     durable_.set_stop_requested(false);

@@ -210,6 +210,7 @@ class Coordinator {
   void finish_steps(int64_t committed);
   void record(const StepLedger::Entry& entry);
   void emit_training(int64_t step);
+  void add_past_steps(pb::Assignment* assignment) const;
   void watch_checkpoints(int64_t committed);
 
   // Directives (directives.cc).

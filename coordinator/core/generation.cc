@@ -147,8 +147,8 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
                                 int64_t next) {
   const int64_t first = ledger_.last_finished() + 1;
   if (first <= step && 0 < generation && generation + 1 < next) {
-    // Those between the two began before these steps were finished, so what
-    // they have of them they made themselves.
+    // Generations between the two began before these steps were finished: their
+    // versions of them are their own.
     ledger_.abandon({.generation = next, .step = first, .after = generation});
     pb::Durable::Abandoned* a = durable_.add_abandoned();
     a->set_generation(next);
@@ -159,8 +159,7 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 
-// The newest generation that the journal or, if it was lost, the checkpoints
-// know.
+// That the journal or, if it was lost, the checkpoints know.
 int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
   int64_t newest = durable_.generation();
   const auto take = [&](int64_t other) {
@@ -247,6 +246,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   e.set_source_kind(a.source().kind());
   e.set_lost_steps(lost_steps_);
   e.set_detail(decision.placement.reason + "; " + a.source().reason());
+  add_past_steps(&a);
   *durable_.mutable_assignment() = std::move(a);
   *durable_.mutable_assignment_job() = options_.job;
   times_.begin(decision.placement.layout, hosts_of(durable_.assignment()));
@@ -269,7 +269,7 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
 std::optional<pb::Mesh> Coordinator::mesh_before() const {
   if (durable_.assignment().ranks_size() > 0)
     return durable_.assignment().mesh();
-  const auto& last = ledger_.last_metrics();
+  const auto* last = ledger_.last_metrics();
   if (last && last->has_mesh()) return last->mesh();
   return std::nullopt;
 }

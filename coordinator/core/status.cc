@@ -149,7 +149,7 @@ pb::JobStatus Coordinator::status() const {
   s.set_no_auth(options_.no_auth);
   s.set_step(ledger_.last_finished());
   s.set_steps(total_steps());
-  if (ledger_.last_metrics()) *s.mutable_last() = *ledger_.last_metrics();
+  if (const auto* last = ledger_.last_metrics()) *s.mutable_last() = *last;
   s.set_checkpoint_step(checkpoints_.newest_step());
   int slots = 0;
   for (const auto& [name, m] : roster_.members()) {

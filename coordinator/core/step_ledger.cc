@@ -21,10 +21,12 @@ int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
 }
 
 StepLedger::StepLedger(int64_t last_finished,
-                       std::optional<pb::StepMetrics> last_metrics,
+                       std::vector<pb::StepMetrics> recent,
                        std::vector<FirstStep> first_steps)
     : last_finished_(last_finished),
-      last_metrics_(std::move(last_metrics)),
+      recent_(recent.end() -
+                  static_cast<std::ptrdiff_t>(std::min(recent.size(), kRecent)),
+              recent.end()),
       first_steps_(std::move(first_steps)) {}
 
 void StepLedger::report(const pb::StepMetrics& m) {
@@ -80,7 +82,8 @@ StepLedger::Entry StepLedger::finish(const pb::StepMetrics& m) {
       }))
     first_steps_.push_back({m.generation(), m.step()});
   last_finished_ = m.step();
-  last_metrics_ = m;
+  recent_.push_back(m);
+  if (recent_.size() > kRecent) recent_.pop_front();
   return e;
 }
 

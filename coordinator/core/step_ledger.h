@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <vector>
@@ -35,8 +36,12 @@ class StepLedger {
   };
   using Entries = std::vector<Entry>;
 
+  // Twice the losses that a rank looks back at (worker/train/step_policy.h).
+  static constexpr size_t kRecent = 128;
+
   StepLedger() = default;
-  StepLedger(int64_t last_finished, std::optional<pb::StepMetrics> last_metrics,
+  // recent: the newest of the metrics log, in order.
+  StepLedger(int64_t last_finished, std::vector<pb::StepMetrics> recent,
              std::vector<FirstStep> first_steps);
 
   void report(const pb::StepMetrics& metrics);
@@ -55,9 +60,13 @@ class StepLedger {
   // history are known.
   int64_t last_known(int64_t generation) const;
   int64_t last_finished() const { return last_finished_; }
-  const std::optional<pb::StepMetrics>& last_metrics() const {
-    return last_metrics_;
+  // Of the last finished step; null if they are not known.
+  const pb::StepMetrics* last_metrics() const {
+    return recent_.empty() ? nullptr : &recent_.back();
   }
+  // The newest kRecent finished steps, in order, without those whose metrics
+  // are lost.
+  const std::deque<pb::StepMetrics>& recent() const { return recent_; }
   const std::vector<FirstStep>& first_steps() const { return first_steps_; }
 
  private:
@@ -67,7 +76,7 @@ class StepLedger {
   Entry finish(const pb::StepMetrics& metrics);
 
   int64_t last_finished_ = 0;
-  std::optional<pb::StepMetrics> last_metrics_;
+  std::deque<pb::StepMetrics> recent_;
   std::vector<FirstStep> first_steps_;
   // By generation, then by step; only steps that are not finished. Reports may
   // also concern earlier generations: a worker that was silent may return with

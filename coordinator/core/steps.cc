@@ -58,6 +58,18 @@ void Coordinator::emit_training(int64_t step) {
   lost_steps_ = 0;
 }
 
+// Of the history that the generation continues, unless its branch of the
+// newest ones is another.
+void Coordinator::add_past_steps(pb::Assignment* a) const {
+  if (options_.job.train().max_skipped_steps() == 0) return;
+  for (const pb::StepMetrics& m : ledger_.recent()) {
+    if (m.step() > a->source().step()) break;
+    pb::Assignment::PastStep* step = a->add_past_steps();
+    step->set_loss(m.loss());
+    if (m.skipped()) step->set_skipped(true);
+  }
+}
+
 void Coordinator::watch_checkpoints(int64_t committed) {
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation(),

@@ -26,15 +26,6 @@ struct StatusOptions {
   bool json = false;
 };
 
-std::vector<pb::StepMetrics> last_metrics(const std::string& run) {
-  std::vector<pb::StepMetrics> out;
-  for (const std::string& line :
-       rundir::read_last_lines(rundir::metrics_path(run)))
-    if (auto m = rundir::parse_metrics_line(line); m.ok())
-      out.push_back(std::move(*m));
-  return out;
-}
-
 std::vector<pb::EventRecord> all_events(const std::string& run) {
   std::vector<pb::EventRecord> out;
   for (const std::string& line : rundir::read_lines(rundir::events_path(run)))
@@ -66,7 +57,7 @@ pb::JobStatus status_of_files(const std::string& run) {
           ? fmt::format("the coordinator (pid {}) is alive but does not answer",
                         holder)
           : why_not_running(run));
-  if (const auto metrics = last_metrics(run); !metrics.empty()) {
+  if (const auto metrics = rundir::recent_metrics(run); !metrics.empty()) {
     s.set_step(metrics.back().step());
     *s.mutable_last() = metrics.back();
     s.set_generation(metrics.back().generation());
@@ -122,8 +113,8 @@ int status(StatusOptions o) {
 }  // namespace
 
 RunFacts facts_of_run(const pb::JobStatus& s) {
-  RunFacts facts = facts_of(last_metrics(s.run_dir()), all_events(s.run_dir()),
-                            s.steps(), unix_seconds());
+  RunFacts facts = facts_of(rundir::recent_metrics(s.run_dir()),
+                            all_events(s.run_dir()), s.steps(), unix_seconds());
   facts.members = rundir::validated_members(s.run_dir());
   return facts;
 }

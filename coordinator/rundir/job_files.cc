@@ -295,10 +295,15 @@ Status check_steps(const pb::Job& job, const std::string& run,
 }  // namespace
 
 int64_t last_finished_step(const std::string& run) {
-  const std::vector<std::string> lines = read_last_lines(metrics_path(run));
-  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
-    if (const auto m = parse_metrics_line(*line); m.ok()) return m->step();
-  return 0;
+  const std::vector<pb::StepMetrics> recent = recent_metrics(run);
+  return recent.empty() ? 0 : recent.back().step();
+}
+
+std::vector<pb::StepMetrics> recent_metrics(const std::string& run) {
+  std::vector<pb::StepMetrics> out;
+  for (const std::string& line : read_last_lines(metrics_path(run)))
+    if (auto m = parse_metrics_line(line); m.ok()) out.push_back(*std::move(m));
+  return out;
 }
 
 Result<OpenedJob> open_job(const JobSource& source, const std::string& run_dir,

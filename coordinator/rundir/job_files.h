@@ -99,5 +99,7 @@ std::vector<std::string> validated_members(const std::string& run);
 
 // The last finished step in the metrics of a run; 0 if there is none.
 int64_t last_finished_step(const std::string& run);
+// The newest lines of metrics.jsonl that are metrics, in order: some 200.
+std::vector<pb::StepMetrics> recent_metrics(const std::string& run);
 
 }  // namespace remesh::rundir

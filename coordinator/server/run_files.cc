@@ -49,11 +49,9 @@ Status RunFiles::check_not_ended(const std::string& run) const {
 
 void RunFiles::tell(const std::string& run, core::Options* o) const {
   o->restored = journal->restored();
-  if (const auto last = rundir::parse_metrics_line(metrics->last_line());
-      last.ok()) {
-    o->last_finished_step = last->step();
-    o->last_metrics = *last;
-  }
+  o->recent_metrics = rundir::recent_metrics(run);
+  if (!o->recent_metrics.empty())
+    o->last_finished_step = o->recent_metrics.back().step();
   o->first_steps =
       rundir::first_steps(rundir::metrics_path(run), &o->damaged_lines);
 }

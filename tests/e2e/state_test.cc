@@ -98,6 +98,10 @@ TEST_P(MeshStateTest, KilledRanksLoseNoStepAndNoBit) {
 INSTANTIATE_TEST_SUITE_P(
     Meshes, MeshStateTest,
     ::testing::Values(Mesh{"DataParallel", {}},
+                      // Which losses are spikes depends on those before.
+                      Mesh{"SkippedSpikes",
+                           {{"train.max_skipped_steps", "2"},
+                            {"train.spike_factor", "0.5"}}},
                       Mesh{"Zero3AndContextParallelInBf16",
                            {{"train.dtype", "\"bf16\""},
                             {"parallel.context_parallel_degree", "2"},

@@ -175,7 +175,7 @@ void ScriptedCluster::start_coordinator(bool resume) {
   o.host = "host-c";
   if (!metrics_.empty()) {
     o.last_finished_step = metrics_.back().step();
-    o.last_metrics = metrics_.back();
+    o.recent_metrics = metrics_;
   }
   o.restored = journal_;
   o.resume = resume;

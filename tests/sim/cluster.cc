@@ -210,7 +210,7 @@ void Cluster::start_coordinator(bool resume) {
   o.host = "c";
   if (!metrics_.empty()) {
     o.last_finished_step = metrics_.back().step();
-    o.last_metrics = metrics_.back();
+    o.recent_metrics = metrics_;
   }
   for (const pb::StepMetrics& m : metrics_)
     if (std::none_of(o.first_steps.begin(), o.first_steps.end(),

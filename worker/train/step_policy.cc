@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 namespace remesh::train {
 namespace {
@@ -19,6 +18,12 @@ double median(std::vector<double> v) {
 
 }  // namespace
 
+StepPolicy::StepPolicy(const StepPolicyOptions& options,
+                       const std::vector<PastStep>& past)
+    : options_(options) {
+  for (const PastStep& step : past) add(step);
+}
+
 double StepPolicy::limit() const {
   if (options_.spike_factor <= 0 || losses_.size() < kLeast)
     return std::numeric_limits<double>::infinity();
@@ -33,14 +38,17 @@ double StepPolicy::limit() const {
 bool StepPolicy::accepts(double loss, double grad_norm) {
   const bool finite = std::isfinite(loss) && std::isfinite(grad_norm);
   const bool good = finite && loss <= limit();
-  if (!good && skipped_ < options_.most_skipped) {
-    ++skipped_;
-    return false;
-  }
-  skipped_ = 0;
-  if (finite) losses_.push_back(loss);
+  const bool skipped = !good && skipped_ < options_.most_skipped;
+  // One that is not finite and not skipped is the last step of the job.
+  add({.loss = loss, .skipped = skipped});
+  return !skipped;
+}
+
+void StepPolicy::add(const PastStep& step) {
+  skipped_ = step.skipped ? skipped_ + 1 : 0;
+  if (step.skipped) return;
+  losses_.push_back(step.loss);
   if (losses_.size() > kWindow) losses_.pop_front();
-  return true;
 }
 
 }  // namespace remesh::train

@@ -1,13 +1,15 @@
 // StepPolicy: which steps make no update, because their loss or gradient would
 // spoil the weights. Their data count as used.
 //
-// A pure function of the agreed losses and norms of a generation, so that every
-// rank decides alike. A new generation knows no loss at first.
+// A pure function of the agreed losses and norms, so that every rank decides
+// alike, and of the steps before the generation, so that it decides as if the
+// generation before had gone on.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <vector>
 
 namespace remesh::train {
 
@@ -27,8 +29,14 @@ class StepPolicy {
   static constexpr size_t kWindow = 64;  // losses
   static constexpr size_t kLeast = 16;   // below which no loss is a spike
 
-  explicit StepPolicy(const StepPolicyOptions& options = {})
-      : options_(options) {}
+  struct PastStep {
+    double loss = 0;
+    bool skipped = false;
+  };
+
+  // past: the steps before, in order.
+  explicit StepPolicy(const StepPolicyOptions& options = {},
+                      const std::vector<PastStep>& past = {});
   // Whether the step makes its update. True for one that is not finite: the
   // job must end.
   bool accepts(double loss, double grad_norm);
@@ -36,6 +44,8 @@ class StepPolicy {
   double limit() const;
 
  private:
+  void add(const PastStep& step);
+
   const StepPolicyOptions options_;
   std::deque<double> losses_;  // of the last steps that made their update
   int64_t skipped_ = 0;        // in a row

@@ -32,6 +32,7 @@ class OneWorker {
     o.job.mutable_train()->set_steps(1000);
     o.job.mutable_train()->set_global_batch_size(4);
     o.job.mutable_train()->set_local_batch_size(1);
+    o.job.mutable_train()->set_max_skipped_steps(2);
     o.job.mutable_elastic()->set_join_window_ms(0);
     o.job.mutable_elastic()->set_dead_after_ms(1'000'000);
     o.job.mutable_elastic()->set_max_same_failures(max_same);
@@ -280,6 +281,37 @@ TEST(Branches, BetweenARestoredStepAndItsGenerationAreAbandoned) {
   w.run(both);
   ASSERT_EQ(w.durable().generation(), 5);
   EXPECT_EQ(w.durable().assignment().source().path(), "step-3");
+}
+
+// By them a rank judges whether the next losses are spikes.
+TEST(PastSteps, OfAGenerationAreThoseOfItsSource) {
+  CheckpointsScanned scan;
+  for (const int64_t step : {2, 3}) {
+    scan.valid.push_back({.step = step,
+                          .generation = 1,
+                          .path = fmt::format("step-{}", step),
+                          .recent = {}});
+    for (int64_t i = 1; i <= step; ++i) {
+      pb::StepMetrics& m = scan.valid.back().recent.emplace_back();
+      m.set_generation(1);
+      m.set_step(i);
+      m.set_loss(static_cast<double>(10 + i));
+      if (i == 2) m.set_skipped(true);
+    }
+  }
+  OneWorker w;
+  for (const int64_t source : {3, 2}) {
+    w.run(scan);
+    const pb::Assignment& a = w.durable().assignment();
+    ASSERT_EQ(a.source().step(), source);
+    ASSERT_EQ(a.past_steps_size(), source);
+    for (int i = 0; i < source; ++i) {
+      EXPECT_EQ(a.past_steps(i).loss(), 11 + i);
+      EXPECT_EQ(a.past_steps(i).skipped(), i == 1);
+    }
+    w.fail(65);  // the source does not load
+    w.pass(40'000);
+  }
 }
 
 // A coordinator that did not run for a while has not heard of every worker.

@@ -96,7 +96,7 @@ TEST(OlderJournal, ItsPlanIsNotThatOfANewerGeneration) {
   d.set_generation(1);
   d.mutable_assignment()->set_generation(1);
   d.add_participants()->set_name("a");
-  pb::StepMetrics& last = o.last_metrics.emplace();
+  pb::StepMetrics& last = o.recent_metrics.emplace_back();
   last.set_generation(2);
   last.set_step(o.last_finished_step = 5);
   Coordinator core(std::move(o));

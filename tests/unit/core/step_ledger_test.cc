@@ -33,6 +33,17 @@ TEST(StepLedger, FinishesReportedStepsUpToTheCommittedOneOnce) {
   EXPECT_EQ(ledger.last_metrics()->step(), 3);
 }
 
+TEST(StepLedger, KnowsTheNewestStepsOfTheLogAndSince) {
+  std::vector<pb::StepMetrics> log;
+  for (int64_t n = 1; n <= 200; ++n) log.push_back(step(1, n));
+  StepLedger ledger(200, log, {{1, 1}});
+  ledger.report(step(1, 201));
+  ASSERT_EQ(ledger.advance(1, 201).size(), 1U);
+  ASSERT_EQ(ledger.recent().size(), StepLedger::kRecent);
+  EXPECT_EQ(ledger.recent().front().step(), 202 - int64_t{StepLedger::kRecent});
+  EXPECT_EQ(ledger.recent().back().step(), 201);
+}
+
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
   StepLedger ledger;
   ledger.report(step(1, 1));
@@ -41,7 +52,7 @@ TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {
 }
 
 TEST(StepLedger, AMissingReportIsAGapBeforeTheNextStep) {
-  StepLedger ledger(4, std::nullopt, {});
+  StepLedger ledger(4, {}, {});
   ledger.report(step(1, 7));
   const auto entries = ledger.advance(1, 7);
   ASSERT_EQ(entries.size(), 1u);
@@ -51,7 +62,7 @@ TEST(StepLedger, AMissingReportIsAGapBeforeTheNextStep) {
 }
 
 TEST(StepLedger, ARestoredStateFinishesItsStepsFromReportsAndCheckpoints) {
-  StepLedger ledger(2, std::nullopt, {{1, 1}});
+  StepLedger ledger(2, {}, {{1, 1}});
   ledger.report(step(1, 3));
   ledger.prove({{.step = 5,
                  .generation = 1,
@@ -63,7 +74,7 @@ TEST(StepLedger, ARestoredStateFinishesItsStepsFromReportsAndCheckpoints) {
 }
 
 TEST(StepLedger, ARestoredStepWithoutMetricsIsAGap) {
-  StepLedger ledger(2, std::nullopt, {});
+  StepLedger ledger(2, {}, {});
   ledger.report(step(3, 3));
   const auto entries = ledger.restore(3, 6);
   ASSERT_EQ(entries.size(), 2u);
@@ -75,7 +86,7 @@ TEST(StepLedger, ARestoredStepWithoutMetricsIsAGap) {
 
 TEST(StepLedger, AnAbandonedBranchProvesNothing) {
   // Generation 1 made steps to 5; generation 2 continued from step 2.
-  StepLedger ledger(3, std::nullopt, {{1, 1}, {2, 3}});
+  StepLedger ledger(3, {}, {{1, 1}, {2, 3}});
   ledger.prove({{.step = 5,
                  .generation = 1,
                  .path = "step-5",
@@ -89,7 +100,7 @@ TEST(StepLedger, AnAbandonedBranchProvesNothing) {
 TEST(StepLedger, ABranchBetweenARestoredStepAndItsGenerationIsAbandoned) {
   // Generations 2 and 3 continued from step 2 of generation 1 and recorded
   // nothing. Then step 3 of generation 1 was restored for generation 4.
-  StepLedger ledger(2, std::nullopt, {{1, 1}});
+  StepLedger ledger(2, {}, {{1, 1}});
   ledger.report(step(1, 3));
   ledger.abandon({.generation = 4, .step = 3, .after = 1});
   EXPECT_EQ(numbers(ledger.restore(1, 3)), (Numbers{3}));

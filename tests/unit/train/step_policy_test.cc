@@ -51,5 +51,24 @@ TEST(StepPolicy, ASpikeIsFarAboveTheLastLosses) {
   EXPECT_DOUBLE_EQ(p.limit(), 2 + 5 * 0.01 * 2);
 }
 
+// A generation decides as the one before would have.
+TEST(StepPolicy, ContinuesAfterPastSteps) {
+  const StepPolicyOptions options{.most_skipped = 2, .spike_factor = 0.5};
+  StepPolicy all(options);
+  std::vector<StepPolicy::PastStep> past;
+  int skipped = 0;
+  for (int i = 0; i < 300; ++i) {
+    const double loss = i % 29 == 7 ? kNan : 3 + 0.1 * (i * i % 17);
+    StepPolicy here(options, past);
+    ASSERT_EQ(here.limit(), all.limit()) << i;
+    const bool accepted = all.accepts(loss, 1);
+    ASSERT_EQ(here.accepts(loss, 1), accepted) << i;
+    past.push_back({.loss = loss, .skipped = !accepted});
+    if (past.size() > 2 * StepPolicy::kWindow) past.erase(past.begin());
+    if (!accepted) ++skipped;
+  }
+  EXPECT_GT(skipped, 50);
+}
+
 }  // namespace
 }  // namespace remesh::train
