@@ -84,8 +84,9 @@ def skipped(folder):
     for file in sorted(folder.glob("*.xml")):  # of GoogleTest
         for case in ElementTree.parse(file).iter("testcase"):
             for skip in case.iter("skipped"):
-                # The first line is the place in the source.
-                message = skip.get("message", "").split("\n", 1)[-1].strip()
+                # The first line is the place in the source; a trace may follow.
+                message = skip.get("message", "").split("\n", 1)[-1]
+                message = message.partition("Google Test trace:")[0].strip()
                 yield f"{case.get('classname')}.{case.get('name')}", message
     for case in ElementTree.parse(folder / "ctest.junit").iter("testcase"):
         if case.get("status") in ("notrun", "disabled"):

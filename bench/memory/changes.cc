@@ -69,7 +69,7 @@ class Job {
 
  private:
   void start();
-  Status await(bool done, const char* what) const;
+  Status await(bool done, const std::string& what) const;
   Status await_mesh(int64_t generation);
   int64_t generation() const;
   // Of the generations so far, by where their state came from.
@@ -91,7 +91,7 @@ void Job::start() {
   for (const char* name : {"w1", "w2"}) cluster_.start_worker({name});
 }
 
-Status Job::await(bool done, const char* what) const {
+Status Job::await(bool done, const std::string& what) const {
   return done ? ok_status()
               : unavailable(fmt::format("{}\n{}", what, cluster_.describe()));
 }
@@ -162,7 +162,8 @@ Status Job::save() {
   host_.take();
   const auto f =
       cluster_.remesh({"checkpoint", "save", cluster_.run_dir()}, kPatienceMs);
-  RETURN_IF_ERROR(await(f.exit.code == 0, "no checkpoint was saved"));
+  RETURN_IF_ERROR(
+      await(f.exit.code == 0, "no checkpoint was saved: " + f.output));
   report(mesh_ + " save", Phase::kSave,
          sum_of(planner::predict_save, shape_, layout_));
   return ok_status();
@@ -177,7 +178,7 @@ Status Job::change(const std::string& to) {
   const size_t meshes = cluster_.events_named("mesh").size();
   host_.take();
   const auto f = cluster_.remesh({"mesh", to, cluster_.run_dir()}, kPatienceMs);
-  RETURN_IF_ERROR(await(f.exit.code == 0, "the mesh was refused"));
+  RETURN_IF_ERROR(await(f.exit.code == 0, "the mesh was refused: " + f.output));
   if (!options_.keep_state) {
     // The old ranks end first.
     RETURN_IF_ERROR(
