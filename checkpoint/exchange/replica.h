@@ -67,7 +67,7 @@ class Replicator {
   // Makes progress; true when nothing is in flight.
   bool poll();
   bool done() const;
-  // Of the last replica, as finish() returns it.
+  // The status of the last replica, as finish() returns it.
   Status status() const;
   // Messages started so far, to monitor progress.
   uint64_t messages() const;

@@ -19,7 +19,7 @@ struct FileTensor {
   size_t first = 0, last = 0;  // parameters, whose rows follow each other
 };
 
-// Of all parameters, in the order of the table.
+// The tensors of all parameters, in the order of the table.
 std::vector<FileTensor> file_tensors(const geometry::ParamTable& table);
 
 }  // namespace remesh::huggingface

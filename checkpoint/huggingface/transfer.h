@@ -25,7 +25,7 @@ Result<store::Committed> import_model(FileSystem& fs, const ModelFolder& model,
 
 struct ExportOptions {
   Dtype dtype = Dtype::kBf16;
-  // Of a file, as far as single tensors admit it.
+  // Largest size of a file, unless a single tensor is larger.
   uint64_t shard_bytes = 5'000'000'000;
   // A Hugging Face folder whose tokenizer, settings for generation, special
   // tokens and context length are taken over. "": none.

@@ -27,10 +27,10 @@ Result<geometry::ModelConfig> model_of(FileSystem& fs, const std::string& path);
 
 class WeightSource {
  public:
-  // Of the model that find_weights() finds at `path`. Fails like that function,
-  // ModelFolder::open() or manifest::read_checkpoint(). Of adapters the base is
-  // where their checkpoint says, or at `base` if that is given, and must have
-  // the fingerprint that the checkpoint names (check_base()).
+  // Opens the model that find_weights() finds at `path`. Fails like that
+  // function, ModelFolder::open() or manifest::read_checkpoint(). The base of
+  // adapters is where their checkpoint says, or at `base` if that is given, and
+  // must have the fingerprint that the checkpoint names (check_base()).
   // `fs` must outlive the source.
   static Result<WeightSource> open(FileSystem& fs, const std::string& path,
                                    const std::string& base = "");

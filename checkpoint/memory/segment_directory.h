@@ -56,7 +56,7 @@ int remove_unfinished(const std::string& folder, uint64_t job);
 // Exhausted if the file system of `path` has less than `bytes` left; the
 // message says what is needed, what is available, and what to do.
 Status check_room(const std::string& path, uint64_t bytes);
-// That error.
+// The error that check_room() returns.
 Status short_of_room(const std::string& path, uint64_t bytes);
 
 }  // namespace remesh::memory

@@ -60,8 +60,8 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
   return out;
 }
 
-// That a worker can have made: the ranks may have been started for a longer
-// job, and it may have made more before.
+// The most steps that a worker can have made: its ranks may have been started
+// for a longer job, and it may have made more before.
 int64_t Coordinator::most_steps() const {
   const pb::Assignment& a = durable_.assignment();
   return std::max({total_steps(), ledger_.last_finished(),

@@ -160,8 +160,8 @@ struct Options {
   uint64_t run_id = 0;  // of a run that has none in its journal
   // A core of the workers' hosts, for the choice of a mesh.
   planner::Machine core = planner::reference_core();
-  // Of the run, for Directive.proof: the same in every life of the coordinator,
-  // also when the journal is lost.
+  // The run's secret, for Directive.proof: the same in every life of the
+  // coordinator, also when the journal is lost.
   std::string secret;
 };
 

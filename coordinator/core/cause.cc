@@ -93,7 +93,7 @@ std::vector<size_t> smallest_cycle(const std::vector<RankView>& ranks) {
   return cycle;
 }
 
-// Of these, the one in the earliest operation.
+// The rank of that cycle that waits in the earliest operation.
 size_t earliest_waiter(const std::vector<RankView>& ranks) {
   const std::vector<size_t> cycle = smallest_cycle(ranks);
   const auto key = [&](size_t i) {

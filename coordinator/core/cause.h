@@ -74,8 +74,8 @@ bool tells_why(int exit_code);
 // connected to any other rank.
 bool died_like(const pb::RankStatus& status, const pb::RankStatus& first);
 
-// Of the ranks that failed and were not killed in an abort, the one that failed
-// first. A signal outweighs an error message, which outweighs an exit without
+// The index of the rank that failed first, of those that were not killed in an
+// abort. A signal outweighs an error message, which outweighs an exit without
 // one; an abort or such an exit while waiting for others comes last, because
 // that is how MPI ends the peers of a dead rank. Among equals the earliest: on
 // one host by its clock, between hosts by when the coordinator heard of it.
@@ -95,7 +95,8 @@ struct Stuck {
   // witness: the one that waits in the earliest operation.
   bool lost_message = false;
 };
-// Of ranks that are alive and stalled. REQUIRES: at least one.
+// Finds the rank to blame among ranks that are alive and stalled. REQUIRES: at
+// least one.
 Stuck find_stuck(const std::vector<RankView>& ranks);
 // The rank to blame: "no progress for 5.0 s at step 12, ...", or that a message
 // was lost.

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
 constexpr size_t kKeptEvents = 50;
-// Of one key, which all workers of a job may share.
+// How many workers of one key, which all may share, may start.
 constexpr double kLivesPerS = 64;
 constexpr double kLivesAtOnce = 4096;
 

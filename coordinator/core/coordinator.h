@@ -325,8 +325,8 @@ class Coordinator {
   bool unsettled_ = false;  // inputs were taken since the last reconcile()
   bool exited_ = false;
   bool refused_job_ = false;
-  // Whose ranks of the last generation may still run: they were lost with it
-  // and not heard of since.
+  // Workers whose ranks of the last generation may still run: they were lost
+  // with it and not heard of since.
   std::set<std::string> unreached_;
   // Memory of the ranks of a generation, predicted when a status asks for it.
   mutable int64_t predicted_generation_ = -1;

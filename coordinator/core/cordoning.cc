@@ -134,7 +134,7 @@ Consequence Coordinator::cordon_for_link(const Failure& fault,
     best = key;
   }
   if (!chosen) return Consequence::kSuspected;
-  // Those that were cordoned for another link did not mend it.
+  // Cordons for other links did not mend it.
   for (const pb::Cordon& c : std::vector<pb::Cordon>(faults->cordons().begin(),
                                                      faults->cordons().end()))
     if (!c.peer().empty() && failures_of(*faults, c.host(), c.peer()) < most)

@@ -159,7 +159,7 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 
-// That the journal or, if it was lost, the checkpoints know.
+// As the journal or, if it was lost, the checkpoints know it.
 int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
   int64_t newest = durable_.generation();
   const auto take = [&](int64_t other) {
@@ -264,8 +264,8 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   emit(std::move(e));
 }
 
-// Of the newest generation, or, when the journal was lost or the job resumed,
-// of the last finished step.
+// The mesh of the newest generation or, if the journal was lost or the job
+// resumed, of the last finished step.
 std::optional<pb::Mesh> Coordinator::mesh_before() const {
   if (durable_.assignment().ranks_size() > 0)
     return durable_.assignment().mesh();

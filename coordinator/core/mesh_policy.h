@@ -67,9 +67,9 @@ class MeshPolicy {
                                              const std::string& build,
                                              const std::set<std::string>& hosts,
                                              int fewer) const;
-  // Of the workers that can be used. Ranks of two builds are never mixed in a
-  // mesh: the first build, which offers the most slots, is used, and of equals
-  // the one that runs. everyone: also of workers that are leaving.
+  // The builds of the workers that can be used. Ranks of two builds are never
+  // mixed in a mesh: the first build is used, which offers the most slots or,
+  // among equals, runs now. everyone: with those of workers that are leaving.
   std::vector<std::string> builds(const ClusterView& view, bool everyone) const;
 
   // Whether the running generation should stop, and why. No optional change is

@@ -379,7 +379,7 @@ bool Recovery::waiting(const ClusterView& view,
 
 namespace {
 
-// Of the workers of that build; those that are cordoned first or last.
+// The hosts with workers of that build; cordoned ones are first or last.
 std::vector<std::string> hosts_of_build(const ClusterView& view,
                                         const std::string& build,
                                         bool cordoned_first) {

@@ -66,8 +66,8 @@ class Roster {
     int64_t directive_ms = -1;         // when the last directive was sent
     Said said;                         // in it
     std::map<int, Progress> progress;  // by rank
-    // Of its host, if it has reported what can be used; and whether it has
-    // reported at all.
+    // A core of its host, if it has reported measurements that can be used; and
+    // whether it has reported any.
     std::optional<planner::Machine> core;
     bool hardware_known = false;
 
@@ -215,7 +215,7 @@ class Roster {
                   int64_t now_ms, Member* m) const;
 
   Members members_;
-  // Of every name, also of workers that are dead, for some time.
+  // The newest report of every name, for some time also of dead workers.
   std::map<std::string, Newest> newest_;
   bool cut_off_ = false;  // as of the last expire()
   bool alone_ = false;    // for so long that it was said

@@ -24,7 +24,7 @@ class StepTimes {
   // Steps that follow are made on that mesh, on these hosts.
   void begin(const geometry::Layout& layout, std::set<std::string> hosts);
   void add_step(double seconds);
-  // Of its hosts: bytes per second to each other; 0 is ignored.
+  // Bandwidth between its hosts, as its ranks measured it; 0 is ignored.
   void set_link(double bytes_per_s);
   void add_pause(double seconds) { keep(seconds, &pauses_); }
   void add_failure() { ++failures_; }
@@ -37,7 +37,7 @@ class StepTimes {
   double link_bytes_per_s(const std::set<std::string>& hosts) const;
   // Also if there is no other host.
   bool knows_link(const std::set<std::string>& hosts) const;
-  // Of the job without training when its mesh changes.
+  // Expected time without training when the mesh changes.
   double pause_s() const;
   // Expected time until a failure: as if there had been one more, and a day
   // more without one.

@@ -58,8 +58,8 @@ void Coordinator::emit_training(int64_t step) {
   lost_steps_ = 0;
 }
 
-// Of the history that the generation continues, unless its branch of the
-// newest ones is another.
+// Gives the generation the recorded steps up to its source. If it continues
+// from another branch, the last of them are not those of its own history.
 void Coordinator::add_past_steps(pb::Assignment* a) const {
   if (options_.job.train().max_skipped_steps() == 0) return;
   for (const pb::StepMetrics& m : ledger_.recent()) {

@@ -48,7 +48,7 @@ uint64_t bytes_of(const pb::Manifest& m) {
   return bytes;
 }
 
-// That `keep --name` gave it.
+// The name that `keep --name` gave it; "": none.
 std::string name_of(FileSystem& files, const manifest::Found& f) {
   if (!f.kept) return "";
   const auto text =

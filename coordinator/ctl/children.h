@@ -61,7 +61,7 @@ class Children {
   Result<int> start(int child, const std::vector<std::string>& argv,
                     const std::string& log,
                     const std::string& input = "/dev/null");
-  // Those that ended since the last call.
+  // The children that ended since the last call.
   std::vector<Ended> reap();
   void signal(int child, int signal);
   // SIGKILL to all children and orphans; returns when all are reaped.

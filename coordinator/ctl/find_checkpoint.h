@@ -10,9 +10,9 @@
 namespace remesh::ctl {
 
 bool is_checkpoint(const std::string& path);
-// Of a run.
+// The folder of a run's checkpoints.
 Result<std::string> checkpoint_folder(const std::string& run);
-// Of a run, or the path itself if it has checkpoints.
+// The same, or the path itself if it has checkpoints.
 Result<std::string> checkpoint_folder_of(const std::string& target);
 // The checkpoint `target`, or that of this step (-1: the newest valid one) of a
 // run or a folder.

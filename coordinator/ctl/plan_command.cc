@@ -62,7 +62,7 @@ Result<int> plan(Options o) {
   return kExitOk;
 }
 
-// Those of CPU hosts exclude --cluster, those of a cluster need it.
+// Options for CPU hosts exclude --cluster, options for a cluster need it.
 void add_options(CLI::App* c, Options* options) {
   PlanOptions* hosts = &options->hosts;
   ClusterPlanOptions* o = &options->cluster;

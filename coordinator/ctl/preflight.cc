@@ -54,7 +54,7 @@ std::string bytes_or_any(uint64_t bytes) {
   return bytes == UINT64_MAX ? "no limit" : bytes_text(bytes);
 }
 
-// Of the file system of the nearest folder that exists.
+// Free bytes of the file system of the nearest folder that exists.
 uint64_t room_at(fs::path path) {
   struct statvfs st {};
   while (statvfs(path.c_str(), &st) != 0) {
@@ -145,7 +145,7 @@ Need data_need(const pb::Job& job) {
   return n;
 }
 
-// That adapters are added to, read at every start.
+// The model that adapters are added to. It is read at every start.
 Need base_need(const pb::Job& job) {
   Need n{.what = "frozen model",
          .needed = jobfile::init_path(job.model()),

@@ -11,8 +11,9 @@ namespace remesh::ctl {
 struct ProjectOptions {
   ClusterPlanOptions plan;
   double tokens = 0;
-  // Of a device. The default is from Llama 3's training: 419 interruptions of
-  // 16,384 H100 in 54 days (arXiv 2407.21783, section 3.3.4).
+  // Mean time between failures of a device. The default is from Llama 3's
+  // training: 419 interruptions of 16,384 H100 in 54 days (arXiv 2407.21783,
+  // section 3.3.4).
   double mtbf_hours = 50000;
   // Checkpoints: storage that all devices share, and the time from a failure to
   // the first step with the job's scheduler, libraries and data.

@@ -45,7 +45,7 @@ RunFacts facts_of(const std::vector<pb::StepMetrics>& metrics,
 std::string status_text(const pb::JobStatus& s, const RunFacts& facts,
                         const Style& style);
 
-// Those of the run, as far as its folder is visible here.
+// The facts of the run, as far as its folder is visible here.
 RunFacts facts_of_run(const pb::JobStatus& s);
 
 // One JSON object, with the keys that proto/PROTOCOL.md lists.

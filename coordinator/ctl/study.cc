@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// Of a file that someone wrote: they throw json::exception where a key is
-// missing or has another type; evaluate_study() catches it.
+// Reads a value of a file that someone wrote. Throws json::exception if the key
+// is missing or has another type; evaluate_study() catches it.
 std::string text_at(const json& object, const char* key) {
   return object.at(key).get<std::string>();
 }

@@ -152,7 +152,8 @@ std::vector<std::string> longer_advice(const pb::Job& job,
   const auto before = jobfile::lr_schedule(job);
   const auto after = jobfile::lr_schedule(follows);
   if (!before.ok() || !after.ok()) return {longer};
-  // Of the last step that was made, and of the next one with either command.
+  // The rate of the last step that was made, and of the next one with either
+  // command.
   const auto rate = [](double r) { return fmt::format("{:.2e}", r); };
   const std::string last = rate(jobfile::learning_rate(*before, steps - 1));
   const std::string next = rate(jobfile::learning_rate(*before, steps));

@@ -214,7 +214,7 @@ class Supervisor {
   int64_t stop_sent_ms_ = 0;
   int code_ = 0;
   std::string reason_;
-  // Of the job, as far as known.
+  // State of the job, as far as known.
   pb::JobStatus::State outcome_ = pb::JobStatus::UNKNOWN;
   int64_t lacking_since_ms_ = -1;  // slots; -1: does not lack any
   bool failed_to_start_ = false;

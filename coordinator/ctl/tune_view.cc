@@ -20,7 +20,7 @@ struct Effect {
   double percent = 0;  // of throughput, on average up or down
 };
 
-// Of the knobs that vary, the largest first.
+// The effects of the knobs that vary, the largest first.
 std::vector<Effect> effects_of(const TuneReport& r) {
   std::vector<double> throughput;
   for (const double s : r.tuner.estimates()) throughput.push_back(-std::log(s));

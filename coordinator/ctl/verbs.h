@@ -53,7 +53,7 @@ inline void add_run_option(CLI::App* verb, std::string* run) {
                    "Run directory or address. Default: the one that is "
                    "training; if none is, the newest in ./runs");
 }
-// Of verbs that talk to the coordinator (client.cc).
+// Options of verbs that talk to the coordinator (client.cc).
 void add_client_options(CLI::App* verb, std::string* run);
 inline void add_set_option(CLI::App* verb, std::vector<std::string>* set) {
   verb->add_option("--set", *set,

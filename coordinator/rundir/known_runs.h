@@ -12,10 +12,11 @@ namespace remesh::rundir {
 
 // Puts the run at the end of the list, as the one used last. Best effort.
 void note_run(const std::string& run);
-// Those that still exist, in the order of their last use, then those in the
-// folder `runs` here that are not in the list. Absolute paths, without links.
+// The recorded runs that still exist, in the order of their last use, then
+// those in the folder `runs` here that are not in the list. Absolute paths,
+// without links.
 std::vector<std::string> known_runs();
-// Of these, those with a live coordinator.
+// The known runs with a live coordinator.
 std::vector<std::string> live_runs();
 
 }  // namespace remesh::rundir

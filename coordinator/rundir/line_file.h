@@ -87,7 +87,7 @@ class LineTail {
 
 // All complete lines of a file; none if it does not exist.
 std::vector<std::string> read_lines(const std::string& path);
-// Those within its last kTailBytes bytes.
+// The complete lines within its last kTailBytes bytes.
 std::vector<std::string> read_last_lines(const std::string& path);
 inline constexpr int64_t kTailBytes = 1 << 18;
 

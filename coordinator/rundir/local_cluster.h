@@ -6,7 +6,7 @@
 
 namespace remesh::rundir {
 
-// Of the description at jobfile::local_cluster_path();
+// A core by the description at jobfile::local_cluster_path();
 // planner::reference_core() if nothing has been measured. Fails if the
 // description is invalid.
 Result<planner::Machine> local_core();

@@ -78,7 +78,8 @@ class Journal {
   int slot_ = 0;
   uint64_t sequence_ = 0;
   uint64_t epoch_ = 0;
-  // Of the state after it that a failed persist() may have left in the file.
+  // Checksum of the next state, which a failed persist() may have left in the
+  // file.
   uint64_t tried_checksum_ = 0;
   bool renamed_ = false;  // and the folder was not synced since
   std::optional<pb::Durable> restored_;

@@ -32,7 +32,7 @@ struct RunFiles {
   Status check_not_ended(const std::string& run) const;
   // What a coordinator of `run` has to know from them.
   void tell(const std::string& run, core::Options* options) const;
-  // Of journal or job.toml; a new one if neither has one.
+  // The number in the journal or job.toml; a new one if neither has one.
   uint64_t run_id(const std::string& run) const;
   // Not before the metrics that the state is based on are durable: workers
   // forget those of an older generation. Cancelled if another coordinator has

@@ -42,7 +42,7 @@ class Scanner {
   std::optional<core::CheckpointsScanned> take();
   // An event that says why the scan in progress cannot finish; each cause once.
   std::optional<pb::EventRecord> take_error();
-  // That it takes long.
+  // Says that the scan takes long.
   std::optional<pb::JobStatus::Problem> problem() const;
 
  private:

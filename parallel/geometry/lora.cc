@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kMaxRank = 65536;
 
-// Of "model.layers.0.self_attn.q_proj.weight": all but ".weight", and "q_proj".
+// The parts of "model.layers.0.self_attn.q_proj.weight": all but ".weight", and
+// "q_proj".
 struct MatrixName {
   std::string path, last;
 };

@@ -69,7 +69,7 @@ struct Schedule {
 
   int num_stages() const { return pp * chunks; }  // virtual stages
   int stage(int rank, int chunk) const { return chunk * pp + rank; }
-  // Of a microbatch in a chunk.
+  // The last pass of a microbatch in a chunk.
   Pass last_pass() const {
     return split_backward ? Pass::kWeight : Pass::kBackward;
   }

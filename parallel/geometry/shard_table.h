@@ -49,7 +49,7 @@ struct ShardParam {
   int tp_group = 1;
   // The other end of the pipeline holds it as well (tied embedding, pp > 1).
   bool tied_copy = false;
-  // Of all ranks with one data-parallel coordinate that hold this rectangle,
+  // Among all ranks with one data-parallel coordinate that hold this rectangle,
   // this one counts it (gradient norm) and saves it.
   bool owner = true;
   int64_t numel() const { return rect.numel(); }

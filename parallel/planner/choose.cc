@@ -52,7 +52,8 @@ int64_t unit_of(const PlacementRequest& q) {
   return given(q.degrees.tp) * given(q.degrees.pp) * given(q.degrees.cp);
 }
 
-// Of the smallest mesh by its degrees and elastic.min_slots, and why so many.
+// The slots of the smallest mesh by its degrees and elastic.min_slots, and why
+// so many.
 std::pair<int64_t, std::string> needed_slots(const PlacementRequest& q) {
   if (!q.layouts.empty()) {
     int64_t least = std::numeric_limits<int64_t>::max();
@@ -115,8 +116,8 @@ struct Axes {
   std::vector<int> tp, pp, cp;
 };
 
-// Those that are given, or those up to `most`; `admitted`: that the job admits,
-// which for an axis does not depend on the others.
+// The degrees that are given, or those up to `most`. admitted: only those that
+// the job admits, which for an axis does not depend on the others.
 Axes axes_of(const PlacementRequest& q, int64_t most, bool admitted) {
   constexpr int64_t kMostDegree = 1024;
   const auto degrees = [&](int given, int Layout::*axis) {

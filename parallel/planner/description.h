@@ -12,7 +12,7 @@ namespace remesh::planner {
 
 // A cluster by the rates that programs reach: peaks times [efficiency].
 struct Machine {
-  // Of a device.
+  // Rates and sizes of a device.
   double flops = 1;                  // large GEMMs, 16-bit, FLOP/s
   double fp32_flops = 0.5;           // likewise in fp32
   double fp8_flops = 0;              // likewise in fp8; 0: none

@@ -23,7 +23,7 @@ constexpr int64_t kFp32 = 4;
 constexpr int64_t k16Bit = 2;
 constexpr int64_t kStreamedBlocks = 2;  // blocks whose weights ZeRO-3 holds
 constexpr int64_t kStateVectors = 3;    // weights and both moments
-// Those of a streamed file, which keep the disk busy (proto/base).
+// Buffers of a streamed file, which keep the disk busy (proto/base).
 constexpr uint64_t kFileBuffers = uint64_t{32} << 20;
 
 double as_double(int64_t n) { return static_cast<double>(n); }
@@ -332,7 +332,7 @@ uint64_t predict_segments(const JobShape& s, const Layout& l, int rank) {
 
 MemoryUse predict_worst_memory(const JobShape& s, const Layout& l) {
   MemoryUse worst;
-  // Of data- and context-parallel ranks the first needs most, and of
+  // Among data- and context-parallel ranks the first needs most, and among
   // tensor-parallel ranks the first has most rows.
   const Common mesh = common(s, l);
   for (int pp = 0; pp < l.pp; ++pp) {

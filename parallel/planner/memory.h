@@ -56,9 +56,9 @@ MemoryUse predict_memory(const JobShape& shape, const geometry::Layout& layout,
 // which is copied before, buffers of the file as well.
 uint64_t predict_save(const JobShape& shape, const geometry::Layout& layout,
                       int rank);
-// Of predict_memory(), the segments in shared memory: its state and the
-// replicas. In a mesh change those of the old mesh come on top of what the new
-// mesh needs.
+// The part of predict_memory() that is in shared memory: the rank's state and
+// the replicas. In a mesh change those of the old mesh come on top of what the
+// new mesh needs.
 uint64_t predict_segments(const JobShape& shape, const geometry::Layout& layout,
                           int rank);
 

@@ -19,7 +19,7 @@ struct JobShape {
   int64_t T = 1;             // tokens per sequence
   int64_t B = 1;             // sequences per microbatch
   int64_t microbatches = 1;  // of a global batch
-  // Of meshes with so many data-parallel ranks; otherwise even.
+  // The shares in meshes with so many data-parallel ranks; otherwise even.
   geometry::Shares shares;
   bool bf16 = false;  // GEMMs in bf16, else in fp32
   // bf16 weights are packed twice, as for AMX: for forward and for backward.

@@ -225,9 +225,9 @@ class Step {
             sum(weight)};
   }
 
-  // Of each rank: forward passes of the ranks before it, its own passes,
-  // backward passes of the ranks before it. A split backward may compute weight
-  // gradients while these run.
+  // A bound for each rank: forward passes of the ranks before it, its own
+  // passes, backward passes of the ranks before it. A split backward may
+  // compute weight gradients while these run.
   double pipeline_bound() const {
     const bool split =
         geometry::traits_of(schedule_kind_on(s_, l_)).split_backward;

@@ -16,7 +16,7 @@ double normal_below(double z) {
   return 0.5 * std::erfc(-z / std::numbers::sqrt2);
 }
 
-// Of a value that is normally distributed, by how much it is below `best`.
+// By how much a normally distributed value is expected to be below `best`.
 double expected_improvement(double best, double mean, double deviation) {
   if (deviation <= 0) return std::max(0.0, best - mean);
   const double z = (best - mean) / deviation;
@@ -63,7 +63,7 @@ std::optional<Trial> Tuner::best() const {
   return best;
 }
 
-// Of the logarithm of the seconds.
+// Predictions of the logarithm of the seconds.
 std::vector<GaussianProcess::Prediction> Tuner::predictions() const {
   std::vector<Features> x;
   std::vector<double> y;

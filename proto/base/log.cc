@@ -177,7 +177,7 @@ namespace {
 struct Loggers {
   std::mutex mutex;
   std::vector<Logger*> all;
-  // Whose threads may wait for a disk for ever: nobody waits for them.
+  // Their threads may wait for a disk for ever: nobody waits for them.
   std::vector<std::shared_ptr<spdlog::details::thread_pool>> stuck;
 };
 

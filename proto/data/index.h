@@ -65,7 +65,7 @@ struct Index {
 // vocabulary of up to 65,536 entries, else 4.
 inline constexpr uint64_t kShardHeaderBytes = 128;
 uint32_t token_width(int64_t vocab_size);
-// Of the marks that may follow the tokens: two bits each.
+// Bytes of the marks that may follow the tokens: two bits each.
 constexpr uint64_t mark_bytes(int64_t tokens) {
   return 2 * ((static_cast<uint64_t>(tokens) + 7) / 8);
 }

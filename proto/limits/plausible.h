@@ -16,7 +16,7 @@
 
 namespace remesh::limits {
 
-// Of workers, and of what they and their ranks are.
+// Limits of workers, and of what they and their ranks are.
 inline constexpr size_t kMaxWorkers = 16'384;
 inline constexpr int kMaxSlots = 4096;  // of a worker
 inline constexpr int kMaxCores = 65'536;
@@ -64,8 +64,8 @@ bool has_unknown_value(const google::protobuf::Message& message, int field);
 // control characters instead of being refused.
 void clean(pb::Report* report);
 
-// Of a worker: letters, digits, '.', '_' and '-', a letter or digit first, at
-// most 64.
+// Whether a worker may have this name: letters, digits, '.', '_' and '-', a
+// letter or digit first, at most 64.
 bool valid_name(std::string_view name);
 
 // Whether the text is UTF-8 without control characters, which a terminal would

@@ -39,7 +39,8 @@
 
 namespace remesh::wire {
 
-// Of the messages. Raise it when older programs would misunderstand newer ones.
+// Version of the wire format. Increment it when an older program would misread
+// a newer message.
 inline constexpr int kVersion = 1;
 // Limits of a message. A server answers with much: a status, an assignment.
 inline constexpr int64_t kMaxRequestBytes = int64_t{4} << 20;

@@ -38,7 +38,7 @@ void set_protocol(const ProtocolRange& range, Message* m) {
   m->set_oldest_protocol(range.oldest);
 }
 
-// Of this program, and its build (version.h).
+// The versions that this program speaks, and its build (version.h).
 ProtocolRange own_protocol();
 std::string own_build();
 

@@ -43,16 +43,16 @@ struct StepRecord {
   int32_t validated = 0;  // members of a mixture: the number of val_losses
   std::array<double, kMostValidated> val_losses{};
   int64_t tokens = 0;
-  // Of all ranks together; 0: not measured. The model's floating-point
-  // operations (recomputation does not count), and the rate of the ranks'
-  // GEMMs alone: their quotient is the GEMM efficiency.
+  // Rates of all ranks together; 0: not measured. The model's floating-point
+  // operations (recomputation does not count), and those of the ranks' GEMMs
+  // alone: their quotient is the GEMM efficiency.
   double flops_per_s = 0;
   double gemm_flops_per_s = 0;
   double mfu = 0;  // flops_per_s over the theoretical peak; 0: peak unknown
   // Shares of the step's time, mean over the ranks; negative: not measured.
   double exposed_comm = -1;  // waiting for collectives and messages
   double bubble = -1;        // waiting for a neighbouring pipeline stage
-  // Of the state after this step, if train.digest is set.
+  // Digest of the state after this step, if train.digest is set.
   bool has_digest = false;
   uint64_t digest = 0;
 };

@@ -86,7 +86,7 @@ class Dataset {
   // At least one; those of a mixture, or the data set itself.
   const std::vector<Member>& members() const { return members_; }
   bool is_mixture() const { return is_mixture_; }
-  // Of the first member.
+  // The splits of the first member.
   const Split& train() const { return members_.front().train; }
   const Split& val() const { return members_.front().val; }
   int64_t vocab_size() const { return vocab_size_; }

@@ -65,7 +65,7 @@ Result<ShardInfo> parse_shard_header(std::span<const std::byte> header,
                                      uint64_t file_bytes,
                                      const std::string& name);
 
-// Of tokens that are appended together.
+// Marks of tokens that are appended together.
 struct Marks {
   bool targets = true;           // the loss counts how well they are predicted
   bool begins_document = false;  // with the first one

@@ -248,7 +248,7 @@ class Engine {
   std::vector<std::unique_ptr<model::Stage>> stages_;  // by chunk
   std::unique_ptr<Hooks> hooks_;
 
-  // Of the passes in progress.
+  // State of the passes in progress.
   std::vector<model::MicroBatch> microbatches_;  // this rank's part of each
   std::vector<int32_t> part_tokens_;
   std::vector<std::vector<int>> free_slots_;  // by chunk

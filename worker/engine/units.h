@@ -18,7 +18,7 @@ class UnitLayout {
       offset_.push_back(offset_.back() + share_.back() * shares);
     }
   }
-  // Of unit u: first element, elements with padding, elements of a share.
+  // Unit u: its first element, elements with padding, elements of a share.
   int64_t offset(size_t u) const { return offset_[u]; }
   int64_t length(size_t u) const { return share_[u] * shares_; }
   int64_t share(size_t u) const { return share_[u]; }

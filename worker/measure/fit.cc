@@ -10,7 +10,8 @@
 namespace remesh::measure {
 namespace {
 
-// Of seconds: a constant, of 2 rows columns, and of 2 rows columns inner.
+// Coefficients of the seconds: a constant, of 2 rows columns, and of 2 rows
+// columns inner.
 using Vector = std::array<double, 3>;
 
 Vector terms_of(const GemmTime& t) {

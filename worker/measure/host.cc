@@ -27,7 +27,8 @@ double seconds_of(const std::function<void()>& work) {
   return static_cast<double>(monotonic_ns() - began) * 1e-9;
 }
 
-// Of rounds of the same work: in the others something else had the processor.
+// The fastest of rounds of the same work: in the others something else had the
+// processor.
 double fastest(const std::vector<double>& rounds) {
   return *std::min_element(rounds.begin(), rounds.end());
 }
@@ -167,7 +168,7 @@ class Host {
         if (rank == 1) world_->send(data, 0, 0);
       }
     }));
-    // Of rank 0, in both directions.
+    // Seconds of a message of rank 0, in both directions.
     double message_s = rank == 0 ? trips / kTrips / 2 : 0;
     world_->all_reduce(std::span<double>(&message_s, 1), Op::kSum);
     m->message_s = message_s;

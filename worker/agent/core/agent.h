@@ -35,8 +35,8 @@ struct RankSample {
   pb::RankStatus status;  // rank set; exit fields unset
   std::vector<pb::StepMetrics> steps;
 };
-// Of the file system that holds the states: its bytes, and those that are free
-// or taken by states of the job. total 0: unknown, or without a limit.
+// The file system that holds the states: its bytes, and those that are free or
+// taken by states of the job. total 0: unknown, or without a limit.
 struct StateRoom {
   uint64_t total = 0;
   uint64_t room = 0;
@@ -256,7 +256,7 @@ class Agent {
   int64_t report_every_ms_ = 100;
   int64_t dead_after_ms_ = 2000;
 
-  // Of this host; "" until it is measured.
+  // Measurements of this host; "" until there are some.
   std::string hardware_;
   bool measuring_ = false;
 

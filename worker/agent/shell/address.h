@@ -24,7 +24,7 @@ class CoordinatorAddress {
   bool fixed() const { return !address_.empty(); }
   // The run directory; "" while it is unknown.
   const std::string& run() const { return run_; }
-  // Of the job that the worker belongs to, when an address was given.
+  // Sets the run that the worker belongs to, when an address was given.
   void set_run(const std::string& run_dir);
 
  private:

@@ -25,7 +25,7 @@ struct MpiNetwork {
   // among all but loopback and container bridges.
   std::string interfaces;
   std::string listen;  // addresses to listen on, comma-separated; "": all
-  // Of this host in them, as CIDRs; empty if Open MPI chooses.
+  // Addresses of this host in them, as CIDRs; empty if Open MPI chooses.
   std::vector<std::string> addresses;
   int unused_family = 0;  // 4 or 6: IPv4 or IPv6; 0: both are used
   // With a WireGuard interface (wireguard.h): this end of the tunnels, and the

@@ -67,7 +67,7 @@ bool greets_in_zmtp(int fd) {
 
 std::string why_refused(const std::string& address, const pb::Envelope& refusal,
                         const std::string& job) {
-  // That of another job's coordinator names no job.
+  // A refusal by another job's coordinator names no job.
   const std::string advice = fmt::format(
       "; connect to the coordinator of \"{}\", or leave --job out", job);
   return fmt::format("the coordinator at {} refuses this worker: {}{}", address,

@@ -208,7 +208,7 @@ void remove_empty(const std::string& state_folder) {
   rmdir(root.c_str());
 }
 
-// Of all workers of this user but `own`, under any root.
+// Removes what no worker of this user but `own` claims, under any root.
 int remove_unclaimed(const std::string& own, const std::string& shared) {
   int removed = 0;
   for (const std::string& folder : memory::state_folders(shared)) {

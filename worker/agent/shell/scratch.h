@@ -74,7 +74,7 @@ class Scratch {
   // fails if there is not enough memory.
   std::string state_folder() const;
   Status make_state_folder();
-  // Of SHARED.
+  // Room in SHARED.
   StateRoom state_room(uint64_t job) const;
   // To be called every minute: touches the job's states and removes old states
   // of other jobs here and of all jobs of dead workers, and unclaimed ones.

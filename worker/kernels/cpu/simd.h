@@ -114,8 +114,8 @@ const SimdOps& simd_v3();       // AVX2, FMA
 const SimdOps& simd_v4();       // AVX-512
 const SimdOps& simd_v4_bf16();  // and AVX512-BF16
 
-// Those of the above that this host can run, the best one last. Each level
-// includes the ones before it.
+// The levels that this host can run, the best one last. Each includes the ones
+// before it.
 std::vector<const SimdOps*> runnable_simd();
 
 // The best of them.

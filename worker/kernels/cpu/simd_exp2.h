@@ -12,7 +12,7 @@ namespace {
 // To about 2e-6 relative. Large arguments overflow; below -126, 2^-126; NaN
 // stays.
 REMESH_INLINE __m512 exp2_512(__m512 x) {
-  // Of NaN and a number, the second operand is taken.
+  // max takes the second operand if one is NaN.
   x = _mm512_max_ps(_mm512_set1_ps(-126.0F), x);
   const __m512 n = _mm512_roundscale_ps(x, 0x08);
   const __m512 f = _mm512_sub_ps(x, n);
