@@ -150,7 +150,7 @@ pb::JobStatus Coordinator::status() const {
   s.set_step(ledger_.last_finished());
   s.set_steps(total_steps());
   if (const auto* last = ledger_.last_metrics()) *s.mutable_last() = *last;
-  s.set_checkpoint_step(checkpoints_.newest_step());
+  s.set_checkpoint_step(std::max<int64_t>(0, checkpoints_.newest_step()));
   int slots = 0;
   for (const auto& [name, m] : roster_.members()) {
     fill_worker_status(name, m, s.add_workers());
