@@ -70,6 +70,7 @@ class Job {
  private:
   void start();
   Status await(bool done, const std::string& what) const;
+  Status await_command(const testing::Finished& f, const char* what) const;
   Status await_mesh(int64_t generation);
   int64_t generation() const;
   // Of the generations so far, by where their state came from.
@@ -94,6 +95,12 @@ void Job::start() {
 Status Job::await(bool done, const std::string& what) const {
   return done ? ok_status()
               : unavailable(fmt::format("{}\n{}", what, cluster_.describe()));
+}
+
+Status Job::await_command(const testing::Finished& f, const char* what) const {
+  return await(f.exit.code == 0,
+               fmt::format("{}: exit code {}, signal {}: {}", what, f.exit.code,
+                           f.exit.signal, f.output));
 }
 
 int64_t Job::generation() const {
@@ -162,8 +169,7 @@ Status Job::save() {
   host_.take();
   const auto f =
       cluster_.remesh({"checkpoint", "save", cluster_.run_dir()}, kPatienceMs);
-  RETURN_IF_ERROR(
-      await(f.exit.code == 0, "no checkpoint was saved: " + f.output));
+  RETURN_IF_ERROR(await_command(f, "no checkpoint was saved"));
   report(mesh_ + " save", Phase::kSave,
          sum_of(planner::predict_save, shape_, layout_));
   return ok_status();
@@ -178,7 +184,7 @@ Status Job::change(const std::string& to) {
   const size_t meshes = cluster_.events_named("mesh").size();
   host_.take();
   const auto f = cluster_.remesh({"mesh", to, cluster_.run_dir()}, kPatienceMs);
-  RETURN_IF_ERROR(await(f.exit.code == 0, "the mesh was refused: " + f.output));
+  RETURN_IF_ERROR(await_command(f, "the mesh was refused"));
   if (!options_.keep_state) {
     // The old ranks end first.
     RETURN_IF_ERROR(
