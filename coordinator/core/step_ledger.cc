@@ -21,13 +21,21 @@ int64_t abandoned_by(const std::vector<FirstStep>& first_steps,
 }
 
 StepLedger::StepLedger(int64_t last_finished,
-                       std::vector<pb::StepMetrics> recent,
+                       const std::vector<pb::StepMetrics>& recent,
                        std::vector<FirstStep> first_steps)
-    : last_finished_(last_finished),
-      recent_(recent.end() -
-                  static_cast<std::ptrdiff_t>(std::min(recent.size(), kRecent)),
-              recent.end()),
-      first_steps_(std::move(first_steps)) {}
+    : last_finished_(last_finished), first_steps_(std::move(first_steps)) {
+  for (const pb::StepMetrics& m : recent) remember(m);
+}
+
+void StepLedger::remember(const pb::StepMetrics& m) {
+  constexpr size_t kMost = 4096;
+  recent_.push_back(m);
+  if (!m.skipped()) ++recent_updates_;
+  while (recent_updates_ > kRecentUpdates || recent_.size() > kMost) {
+    if (!recent_.front().skipped()) --recent_updates_;
+    recent_.pop_front();
+  }
+}
 
 void StepLedger::report(const pb::StepMetrics& m) {
   constexpr int64_t kMaxAhead = 1 << 17;  // of what all ranks have finished
@@ -82,8 +90,7 @@ StepLedger::Entry StepLedger::finish(const pb::StepMetrics& m) {
       }))
     first_steps_.push_back({m.generation(), m.step()});
   last_finished_ = m.step();
-  recent_.push_back(m);
-  if (recent_.size() > kRecent) recent_.pop_front();
+  remember(m);
   return e;
 }
 

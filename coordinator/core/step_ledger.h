@@ -37,11 +37,11 @@ class StepLedger {
   using Entries = std::vector<Entry>;
 
   // Twice the losses that a rank looks back at (worker/train/step_policy.h).
-  static constexpr size_t kRecent = 128;
+  static constexpr int64_t kRecentUpdates = 128;
 
   StepLedger() = default;
   // recent: the newest of the metrics log, in order.
-  StepLedger(int64_t last_finished, std::vector<pb::StepMetrics> recent,
+  StepLedger(int64_t last_finished, const std::vector<pb::StepMetrics>& recent,
              std::vector<FirstStep> first_steps);
 
   void report(const pb::StepMetrics& metrics);
@@ -64,8 +64,8 @@ class StepLedger {
   const pb::StepMetrics* last_metrics() const {
     return recent_.empty() ? nullptr : &recent_.back();
   }
-  // The newest kRecent finished steps, in order, without those whose metrics
-  // are lost.
+  // The newest finished steps of which kRecentUpdates made their update, in
+  // order, without those whose metrics are lost.
   const std::deque<pb::StepMetrics>& recent() const { return recent_; }
   const std::vector<FirstStep>& first_steps() const { return first_steps_; }
 
@@ -74,9 +74,11 @@ class StepLedger {
 
   const pb::StepMetrics* find(int64_t generation, int64_t step) const;
   Entry finish(const pb::StepMetrics& metrics);
+  void remember(const pb::StepMetrics& metrics);
 
   int64_t last_finished_ = 0;
   std::deque<pb::StepMetrics> recent_;
+  int64_t recent_updates_ = 0;
   std::vector<FirstStep> first_steps_;
   // By generation, then by step; only steps that are not finished. Reports may
   // also concern earlier generations: a worker that was silent may return with

@@ -39,14 +39,13 @@ bool StepPolicy::accepts(double loss, double grad_norm) {
   const bool finite = std::isfinite(loss) && std::isfinite(grad_norm);
   const bool good = finite && loss <= limit();
   const bool skipped = !good && skipped_ < options_.most_skipped;
-  // One that is not finite and not skipped is the last step of the job.
   add({.loss = loss, .skipped = skipped});
   return !skipped;
 }
 
 void StepPolicy::add(const PastStep& step) {
   skipped_ = step.skipped ? skipped_ + 1 : 0;
-  if (step.skipped) return;
+  if (step.skipped || !std::isfinite(step.loss)) return;
   losses_.push_back(step.loss);
   if (losses_.size() > kWindow) losses_.pop_front();
 }

@@ -336,7 +336,7 @@ TEST(Recovery, RestoresTheNewestCheckpointOfTheJobsOwnBranch) {
   Fixture f;
   f.hear_all({"a"});
   // Generation 2 continued from step 4 without what generation 1 saved later.
-  const StepLedger ledger(6, std::nullopt, {{1, 1}, {2, 5}});
+  const StepLedger ledger(6, {}, {{1, 1}, {2, 5}});
   const auto d =
       decide(f, ledger, {.valid = {saved(4), saved(8), saved(6, 2)}});
   ASSERT_EQ(d.kind, Recovery::Decision::Kind::kRestore);

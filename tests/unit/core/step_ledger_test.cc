@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace remesh::core {
 namespace {
 
@@ -34,14 +36,22 @@ TEST(StepLedger, FinishesReportedStepsUpToTheCommittedOneOnce) {
 }
 
 TEST(StepLedger, KnowsTheNewestStepsOfTheLogAndSince) {
+  // Every third step makes its update.
   std::vector<pb::StepMetrics> log;
-  for (int64_t n = 1; n <= 200; ++n) log.push_back(step(1, n));
-  StepLedger ledger(200, log, {{1, 1}});
-  ledger.report(step(1, 201));
-  ASSERT_EQ(ledger.advance(1, 201).size(), 1U);
-  ASSERT_EQ(ledger.recent().size(), StepLedger::kRecent);
-  EXPECT_EQ(ledger.recent().front().step(), 202 - int64_t{StepLedger::kRecent});
-  EXPECT_EQ(ledger.recent().back().step(), 201);
+  for (int64_t n = 1; n <= 600; ++n) {
+    log.push_back(step(1, n));
+    if (n % 3 != 0) log.back().set_skipped(true);
+  }
+  StepLedger ledger(600, log, {{1, 1}});
+  ledger.report(step(1, 601));
+  ASSERT_EQ(ledger.advance(1, 601).size(), 1U);
+  const auto& recent = ledger.recent();
+  EXPECT_EQ(recent.back().step(), 601);
+  for (size_t i = 1; i < recent.size(); ++i)
+    ASSERT_EQ(recent[i].step(), recent[i - 1].step() + 1);
+  EXPECT_EQ(std::count_if(recent.begin(), recent.end(),
+                          [](const auto& m) { return !m.skipped(); }),
+            StepLedger::kRecentUpdates);
 }
 
 TEST(StepLedger, StepsOfAnotherGenerationAreNotFinishedByThisOne) {

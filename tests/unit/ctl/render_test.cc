@@ -405,13 +405,14 @@ TEST_F(RenderTest, StatusText) {
 
 TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
   const double now = 10'000;
-  pb::StepMetrics validated = metrics(337, 2.5, now - 6);
-  validated.set_val_loss(2.75);
+  std::vector<pb::StepMetrics> steps;
+  for (int i = 0; i < 5; ++i)
+    steps.push_back(metrics(336 + i, 2.5, now - 8 + 2 * i));
+  steps[1].set_val_loss(2.75);
   pb::EventRecord saved = event("checkpoint", now - 40);
   saved.set_step(300);
   const RunFacts facts =
-      facts_of({validated, metrics(340, 2.5, now)},
-               {event("coordinator_started", 6000), saved}, 1500, now);
+      facts_of(steps, {event("coordinator_started", 6000), saved}, 1500, now);
   const auto j = nlohmann::json::parse(status_json(status(), facts));
   EXPECT_EQ(j["began"], 6000);
   EXPECT_EQ(j["left_s"], 2320);
