@@ -31,7 +31,8 @@ const std::map<std::string, ScriptedCluster::Verb>& ScriptedCluster::verbs() {
         "SIGSTOP, and its lock is lost: `coordinator` starts a second one"}},
       {"thaw-coordinator",
        {&S::thaw_coordinator,
-        "thaw-coordinator NAME...: the older one continues with what it was sent "
+        "thaw-coordinator NAME...: the older one continues with what it was "
+        "sent "
         "before there was a second one, and hears these workers"}},
       {"worker",
        {&S::worker,

@@ -1,4 +1,5 @@
-// The outbox: order, what depends on a write, and disks that are full or stalled.
+// The outbox: order, what depends on a write, and disks that are full or
+// stalled.
 #include "coordinator/server/outbox.h"
 
 #include <gtest/gtest.h>
