@@ -21,17 +21,6 @@ using Torn = MemoryFileSystem::Torn;
 constexpr uint64_t kSeed = 4711;
 constexpr char kFolder[] = "run/checkpoints";
 
-// A tiny model is enough: the calls are the same.
-geometry::ModelConfig smallest() {
-  return {.dim = 2,
-          .n_layers = 1,
-          .n_heads = 1,
-          .n_kv_heads = 1,
-          .hidden_dim = 1,
-          .vocab_size = 2,
-          .tie_embeddings = true};
-}
-
 struct Case {
   const char* name;
   int ranks;
@@ -110,7 +99,8 @@ class CrashTest : public testing::TestWithParam<Case> {
     return reached;
   }
 
-  const geometry::ParamTable table_ = geometry::ParamTable::make(smallest());
+  const geometry::ParamTable table_ =
+      geometry::ParamTable::make(smallest_model());
   const State one_ = random_state(table_.num_elements(), 1);
   const State two_ = random_state(table_.num_elements(), 2);
   std::mt19937_64 rng_{kSeed};

@@ -33,16 +33,6 @@ size_t sample() {
 }
 constexpr char kFolder[] = "c";
 
-geometry::ModelConfig smallest() {
-  return {.dim = 2,
-          .n_layers = 1,
-          .n_heads = 1,
-          .n_kv_heads = 1,
-          .hidden_dim = 1,
-          .vocab_size = 2,
-          .tie_embeddings = true};
-}
-
 class DamageTest : public testing::TestWithParam<Compression> {
  protected:
   void SetUp() override {
@@ -126,7 +116,7 @@ class DamageTest : public testing::TestWithParam<Compression> {
   }
 
   const size_t sample_ = sample();
-  const ParamTable table_ = ParamTable::make(smallest());
+  const ParamTable table_ = ParamTable::make(smallest_model());
   const State one_ = random_state(table_.num_elements(), 1);
   const State two_ = random_state(table_.num_elements(), 2);
   MemoryFileSystem fs_;

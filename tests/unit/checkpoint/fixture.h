@@ -24,6 +24,16 @@ inline geometry::ModelConfig tiny_model() {
           .vocab_size = 11};
 }
 
+inline geometry::ModelConfig smallest_model() {
+  return {.dim = 2,
+          .n_layers = 1,
+          .n_heads = 1,
+          .n_kv_heads = 1,
+          .hidden_dim = 1,
+          .vocab_size = 2,
+          .tie_embeddings = true};
+}
+
 struct State {
   std::vector<float> weights, exp_avg, exp_avg_sq;
   explicit State(int64_t n = 0, float fill = 0)

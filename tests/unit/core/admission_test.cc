@@ -9,14 +9,6 @@
 namespace remesh::core {
 namespace {
 
-template <typename A>
-std::vector<A> all_of(const std::vector<Action>& actions) {
-  std::vector<A> out;
-  for (const Action& a : actions)
-    if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
-  return out;
-}
-
 std::vector<std::string> events_of(const std::vector<Action>& actions) {
   std::vector<std::string> out;
   for (const EmitEvent& e : all_of<EmitEvent>(actions))

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/roster.h"
 #include "parallel/geometry/param_table.h"
@@ -12,6 +14,15 @@
 namespace remesh::core {
 
 inline constexpr int64_t kSilentMs = 500;
+
+// The actions of one kind.
+template <typename A>
+std::vector<A> all_of(const std::vector<Action>& actions) {
+  std::vector<A> out;
+  for (const Action& a : actions)
+    if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
+  return out;
+}
 
 inline geometry::ParamTable small_model() {
   return geometry::ParamTable::make({.dim = 8,

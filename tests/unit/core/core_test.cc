@@ -10,19 +10,12 @@
 
 #include "coordinator/core/coordinator.h"
 #include "tests/testing/seed.h"
+#include "tests/unit/core/builders.h"
 
 namespace remesh::core {
 namespace {
 
 uint64_t fresh_seed() { return test_seed(); }
-
-template <typename A>
-std::vector<A> all_of(const std::vector<Action>& actions) {
-  std::vector<A> out;
-  for (const Action& a : actions)
-    if (const auto* x = std::get_if<A>(&a)) out.push_back(*x);
-  return out;
-}
 
 // One worker "a" with one slot, told and heard by hand.
 class OneWorker {

@@ -8,17 +8,10 @@
 #include <vector>
 
 #include "coordinator/core/coordinator.h"
+#include "tests/unit/core/builders.h"
 
 namespace remesh::core {
 namespace {
-
-template <typename A>
-std::vector<A> all_of(const std::vector<Action>& actions) {
-  std::vector<A> out;
-  for (const Action& a : actions)
-    if (const A* found = std::get_if<A>(&a)) out.push_back(*found);
-  return out;
-}
 
 Options options() {
   Options o;

@@ -31,8 +31,8 @@ struct Change {
 
 Change random_change(std::mt19937& random, const ParamTable& table) {
   Change c;
-  c.from = random_sharding(random, table.config(), 8);
-  c.to = random_sharding(random, table.config(), 8);
+  c.from = geometry::random_sharding(random, table.config(), 8);
+  c.to = geometry::random_sharding(random, table.config(), 8);
   const int workers = 1 + static_cast<int>(random() % 5);
   const int hosts = 1 + static_cast<int>(random() % 4);
   const int lost_of = 1 + static_cast<int>(random() % 12);
@@ -110,7 +110,7 @@ void check_plan(const ParamTable& table, const Change& c, int me,
 
 void exchange_once(std::mt19937& random, int* unreachable, int* reused,
                    int64_t* received) {
-  const ParamTable table = ParamTable::make(random_config(random));
+  const ParamTable table = ParamTable::make(geometry::random_config(random));
   const Change c = random_change(random, table);
   SCOPED_TRACE(c.from.layout.to_string() + " to " + c.to.layout.to_string());
   const size_t n = c.processes.size();

@@ -315,7 +315,7 @@ Orders plan_generation(std::mt19937& random, const ParamTable& table,
                        const std::vector<Holding>& holdings) {
   Orders o;
   o.generation = generation;
-  o.to = random_sharding(random, table.config(), 5);
+  o.to = geometry::random_sharding(random, table.config(), 5);
   std::set<int> used;
   // At least two hosts, so that the loss of one can be survived.
   for (int r = 0; r < o.to.layout.world(); ++r) {
@@ -355,7 +355,7 @@ TEST(Recovery, NoFinishedStepIsLostWhateverIsKilled) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   const memory::ShmDir dir;
-  const ParamTable table = ParamTable::make(random_config(random));
+  const ParamTable table = ParamTable::make(geometry::random_config(random));
   void* page = mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE,
                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);

@@ -39,10 +39,10 @@ TEST(Digest, IsTheSameOnAnyMesh) {
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
   for (int k = 0; k < 300; ++k) {
-    const ParamTable table = ParamTable::make(exchange::random_config(random));
+    const ParamTable table = ParamTable::make(geometry::random_config(random));
     const uint64_t salt = random();
-    const Sharding a = exchange::random_sharding(random, table.config(), 8);
-    const Sharding b = exchange::random_sharding(random, table.config(), 8);
+    const Sharding a = geometry::random_sharding(random, table.config(), 8);
+    const Sharding b = geometry::random_sharding(random, table.config(), 8);
     const uint64_t digest = digest_on(table, a, salt);
     ASSERT_EQ(digest, digest_on(table, b, salt))
         << k << ": " << a.layout.to_string() << " and " << b.layout.to_string();
@@ -54,7 +54,7 @@ TEST(Digest, AnyBitOfACountedElementCounts) {
   const uint32_t seed = test_seed();
   SCOPED_TRACE(fmt::format("seed {}", seed));
   std::mt19937 random(seed);
-  const ParamTable table = ParamTable::make(exchange::random_config(random));
+  const ParamTable table = ParamTable::make(geometry::random_config(random));
   const Sharding one{.layout = {}, .bounds = {0, table.config().n_layers}};
   const auto r = make_rank_shard(table, one, 0);
   ASSERT_TRUE(r.ok());

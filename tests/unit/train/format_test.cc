@@ -221,8 +221,8 @@ TEST(Format, AnIndependentReaderReadsStatesOfRandomMeshes) {
   const uint32_t seed = test_seed();
   std::mt19937 random(seed);
   for (int k = 0; k < test_cases(4); ++k) {
-    const geometry::ModelConfig config = exchange::random_config(random);
-    const Sharding sharding = exchange::random_sharding(random, config, 16);
+    const geometry::ModelConfig config = geometry::random_config(random);
+    const Sharding sharding = geometry::random_sharding(random, config, 16);
     SCOPED_TRACE(fmt::format("seed {}, case {}, {}", seed, k,
                              sharding.layout.to_string()));
     expect_read({ParamTable::make(config), sharding, random()});

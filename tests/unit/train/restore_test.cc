@@ -17,6 +17,7 @@
 #include "tests/testing/files.h"
 #include "tests/testing/local_comm.h"
 #include "tests/testing/pieces.h"
+#include "tests/testing/random_mesh.h"
 #include "tests/testing/seed.h"
 #include "tests/unit/huggingface/small_folder.h"
 
@@ -31,40 +32,6 @@ using geometry::Sharding;
 using geometry::ShardTable;
 using geometry::ZeroOptions;
 using geometry::ZeroPlan;
-
-ModelConfig random_config(std::mt19937& random) {
-  const auto pick = [&](std::initializer_list<int64_t> v) {
-    return *(v.begin() + static_cast<int64_t>(random() % v.size()));
-  };
-  ModelConfig c;
-  c.n_kv_heads = pick({1, 2, 4});
-  c.n_heads = c.n_kv_heads * pick({1, 2});
-  c.dim = c.n_heads * pick({2, 4});
-  c.n_layers = pick({2, 3, 5});
-  c.hidden_dim = pick({9, 16});
-  c.vocab_size = pick({17, 31});
-  c.tie_embeddings = random() % 2 == 0;
-  return c;
-}
-
-Sharding random_sharding(std::mt19937& random, const ModelConfig& c) {
-  while (true) {
-    Sharding sharding;
-    sharding.layout = {.dp = 1 + static_cast<int>(random() % 3),
-                       .pp = 1 + static_cast<int>(random() % 3),
-                       .tp = 1 << random() % 3,
-                       .cp = 1 + static_cast<int>(random() % 2)};
-    if (sharding.layout.world() > 12) continue;
-    sharding.chunks = sharding.layout.pp > 1 && random() % 3 == 0 ? 2 : 1;
-    const int n = sharding.layout.dp * sharding.layout.cp;
-    sharding.zero = {.stage = static_cast<int>(random() % 4),
-                     .shard_group = n % 2 == 0 && random() % 2 == 0 ? 2 : 0};
-    auto b = stage_bounds(c, sharding.layout.pp * sharding.chunks, 16);
-    if (!b.ok() || !validate_layout(c, sharding.layout).ok()) continue;
-    sharding.bounds = *b;
-    return sharding;
-  }
-}
 
 struct Vectors {
   std::vector<float> weights, exp_avg, exp_avg_sq;
@@ -126,10 +93,10 @@ TEST(Restore, WhatOneMeshSavesAnyOtherLoads) {
   const testing::TempDir root;
   for (int trial = 0; trial < cases; ++trial) {
     const std::string dir = root.path() + "/" + std::to_string(trial);
-    const ModelConfig config = random_config(random);
+    const ModelConfig config = geometry::random_config(random);
     const ParamTable table = ParamTable::make(config);
-    const Sharding from = random_sharding(random, config);
-    const Sharding to = random_sharding(random, config);
+    const Sharding from = geometry::random_sharding(random, config, 12);
+    const Sharding to = geometry::random_sharding(random, config, 12);
     SCOPED_TRACE(from.layout.to_string() + " to " + to.layout.to_string());
     for (int r = 0; r < from.layout.world(); ++r) {
       Rank rank = make_rank(table, from, r);
@@ -178,9 +145,9 @@ void check_fresh_weights(uint32_t seed) {
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
   for (int trial = 0; trial < 20; ++trial) {
-    const ModelConfig config = random_config(random);
+    const ModelConfig config = geometry::random_config(random);
     const ParamTable table = ParamTable::make(config);
-    const Sharding sharding = random_sharding(random, config);
+    const Sharding sharding = geometry::random_sharding(random, config, 12);
     std::atomic<int> wrong{0};
     on_all_ranks(sharding, [&](int r, comm::Mesh& mesh) {
       Rank rank = make_rank(table, sharding, r);
@@ -205,7 +172,7 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
   std::mt19937 random(test_seed());
   const auto fs = posix_file_system();
   for (int trial = 0; trial < 10; ++trial) {
-    const ModelConfig config = random_config(random);
+    const ModelConfig config = geometry::random_config(random);
     const huggingface::SmallFolder f(huggingface::Dtype::kBf16, config, trial);
     const auto model = huggingface::ModelFolder::open(*fs, f.path());
     ASSERT_TRUE(model.ok()) << model.status().to_string();
@@ -221,7 +188,7 @@ TEST(Restore, GivenWeightsAreTheSameOnAnyMesh) {
                   whole.emplace_back(static_cast<size_t>(all.numel())).data(),
                   all.cols);
     }
-    const Sharding sharding = random_sharding(random, config);
+    const Sharding sharding = geometry::random_sharding(random, config, 12);
     SCOPED_TRACE(sharding.layout.to_string());
     for (const std::string& from : {f.path(), checkpoints}) {
       std::atomic<int> wrong{0};
