@@ -28,6 +28,7 @@
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/memory/changes.h"
+#include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
@@ -358,30 +359,15 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Memory that ranks need, compared with the planner's prediction.\n"
       "Example: bench_memory --size 42m"};
-  app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
+  bench::add_model_options(app, o);
+  bench::add_schedule_options(app, o);
   app.add_option("--row", o.row, "Only rows whose name contains this");
   app.add_option("--layout", o.layout,
                  "Layout of the ranks that mpirun started");
-  app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
-  app.add_option("--schedule", o.schedule, "gpipe, 1f1b, interleaved, zb-h1");
-  app.add_option("--chunks", o.chunks, "Model chunks per pipeline rank")
-      ->check(CLI::Range(1, 64));
   app.add_option("--recompute", o.recompute, "none, selective or full")
       ->check(CLI::IsMember({"none", "selective", "full"}));
-  app.add_option("--microbatches", o.microbatches, "Microbatches per step")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences per microbatch")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens per sequence")
-      ->check(CLI::Range(1, 1 << 20));
   app.add_flag("--keep-state", o.keep_state,
                "State and replicas in shared memory");
-  app.add_option("--dtype", o.dtype, "bf16 or fp32")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_flag("--smoke", o.smoke, "A few rows, tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";

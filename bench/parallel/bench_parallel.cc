@@ -28,6 +28,7 @@
 
 #include "bench/dtype.h"
 #include "bench/median.h"
+#include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
@@ -450,31 +451,12 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Steps of N single-threaded ranks compared with the best without "
       "communication.\nExample: bench_parallel --size 15m --ranks 2"};
-  app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
+  bench::add_model_options(app, o);
+  bench::add_schedule_options(app, o);
   app.add_option("--only", o.only,
                  "Only configurations whose name contains this");
   app.add_option("--layout", o.layout,
                  "Only this layout of all ranks, like dp2,pp2");
-  app.add_option("--zero", o.zero, "ZeRO stage of --layout")
-      ->check(CLI::Range(0, 3));
-  app.add_option("--schedule", o.schedule,
-                 "Schedule of --layout: gpipe, 1f1b, interleaved or zb-h1");
-  app.add_option("--chunks", o.chunks, "Chunks of --layout")
-      ->check(CLI::Range(1, 64));
-  app.add_option("--microbatches", o.microbatches, "Microbatches per step")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences per microbatch")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens per sequence")
-      ->capture_default_str()
-      ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--dtype", o.dtype, "bf16 or fp32")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"bf16", "fp32"}));
   app.add_option("--rounds", o.rounds, "Steps measured per configuration")
       ->capture_default_str()
       ->check(CLI::Range(1, 1000));
@@ -483,7 +465,6 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(2, 256));
-  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";

@@ -24,6 +24,7 @@
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/median.h"
+#include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
 #include "bench/ranks.h"
@@ -286,24 +287,14 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Cost per step of keeping the state in shared memory and of replicas.\n"
       "Example: bench_state --size 15m --rounds 20"};
-  app.add_option("--size", o.size, "Model: tiny, 15m, 42m or 110m")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"tiny", "15m", "42m", "110m"}));
+  bench::add_model_options(app, o);
   app.add_option("--layout", o.layout,
                  "Layout of the ranks that mpirun started");
   app.add_option("--zero", o.zero, "ZeRO stage")->check(CLI::Range(0, 3));
   app.add_option("--global-batch", o.global_batch, "Sequences per step")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--batch", o.batch, "Sequences per microbatch")
-      ->check(CLI::Range(1, 4096));
-  app.add_option("--seq", o.seq, "Tokens per sequence")
-      ->check(CLI::Range(1, 1 << 20));
   app.add_option("--rounds", o.rounds, "Rounds measured")
       ->check(CLI::Range(1, 1000));
-  app.add_option("--dtype", o.dtype, "bf16 or fp32")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"bf16", "fp32"}));
-  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";

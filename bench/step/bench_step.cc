@@ -18,6 +18,7 @@
 #include "bench/dtype.h"
 #include "bench/kept_state.h"
 #include "bench/median.h"
+#include "bench/model_options.h"
 #include "bench/models.h"
 #include "bench/random_batch.h"
 #include "bench/step/peer.h"
@@ -297,23 +298,9 @@ int main(int argc, char** argv) {
   CLI::App app{
       "Speed of one training step of one rank.\n\nExample:\n  bench_step "
       "--size 42m --batch 8 --seq 256 --threads 2 --dtype bf16\n"};
-  std::vector<std::string> names;
-  for (const auto& [name, config] : remesh::bench::models())
-    names.push_back(name);
-  app.add_option("--size", o.size, "Model")
-      ->check(CLI::IsMember(names))
-      ->capture_default_str();
-  app.add_option("--batch", o.batch, "Sequences per step")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
-  app.add_option("--seq", o.seq, "Tokens per sequence")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  remesh::bench::add_model_options(app, o);
   app.add_option("--threads", o.threads, "CPU threads")
       ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  app.add_option("--dtype", o.dtype, "Type of the GEMMs")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   app.add_option("--steps", o.steps, "Steps per round; the first is warm-up")
       ->check(CLI::Range(2, 1 << 20))
@@ -331,7 +318,6 @@ int main(int argc, char** argv) {
                  "Steps of the peer per round; the first is warm-up")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
-  app.add_flag("--smoke", o.smoke, "Everything tiny; no target is judged");
   CLI11_PARSE(app, argc, argv);
   if (o.smoke) {
     o.size = "tiny";
