@@ -371,19 +371,25 @@ pb::JobStatus status() {
   return s;
 }
 
+// One every two seconds; the second one was validated.
+std::vector<pb::StepMetrics> last_steps(double now) {
+  std::vector<pb::StepMetrics> steps;
+  for (int i = 0; i < 5; ++i)
+    steps.push_back(metrics(336 + i, 2.5, now - 8 + 2 * i));
+  steps[1].set_val_loss(2.75);
+  return steps;
+}
+
 TEST_F(RenderTest, StatusText) {
   RunFacts facts;
   EXPECT_NE(status_text(status(), facts, {}).find("checkpoint   step 300\n"),
             std::string::npos);
   const double now = 10'000;
-  std::vector<pb::StepMetrics> steps;
-  for (int i = 0; i < 5; ++i)
-    steps.push_back(metrics(336 + i, 2.5, now - 8 + 2 * i));
-  steps[1].set_val_loss(2.75);
   pb::EventRecord saved = event("checkpoint", now - 40);
   saved.set_step(320);
-  facts = facts_of(steps, {event("coordinator_started", now - 4000), saved},
-                   1500, now);
+  facts =
+      facts_of(last_steps(now),
+               {event("coordinator_started", now - 4000), saved}, 1500, now);
   EXPECT_EQ(status_text(status(), facts, {}),
             R"(job books: running, step 340 of 1500 (23%)
 
@@ -405,14 +411,10 @@ TEST_F(RenderTest, StatusText) {
 
 TEST_F(RenderTest, StatusJsonHasWhatTheFilesOfTheRunSay) {
   const double now = 10'000;
-  std::vector<pb::StepMetrics> steps;
-  for (int i = 0; i < 5; ++i)
-    steps.push_back(metrics(336 + i, 2.5, now - 8 + 2 * i));
-  steps[1].set_val_loss(2.75);
   pb::EventRecord saved = event("checkpoint", now - 40);
   saved.set_step(300);
-  const RunFacts facts =
-      facts_of(steps, {event("coordinator_started", 6000), saved}, 1500, now);
+  const RunFacts facts = facts_of(
+      last_steps(now), {event("coordinator_started", 6000), saved}, 1500, now);
   const auto j = nlohmann::json::parse(status_json(status(), facts));
   EXPECT_EQ(j["began"], 6000);
   EXPECT_EQ(j["left_s"], 2320);
