@@ -108,6 +108,7 @@ std::optional<Roster::Changes> Roster::on_report(const pb::Report& r,
   ++m.reports_in_phase;
   m.heard_ms = now_ms;
   m.disconnected_ms = -1;
+  m.cut_off = false;
   m.barred.clear();
   return changes;
 }

@@ -53,6 +53,10 @@ class Roster {
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
     int64_t closed_at_ms = -1;     // the same, whatever is not counted since
+    // The coordinator was cut off and has not heard this member since: how its
+    // connection ends says nothing, and to connect again takes a transport as
+    // long as the last back-off of TCP. Only silence counts.
+    bool cut_off = false;
     bool alive = true;
     bool draining = false;     // a command asked it to leave
     bool sent_away = false;    // a LEAVE directive was sent

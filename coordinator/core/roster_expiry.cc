@@ -54,6 +54,7 @@ void Roster::note_heard(int64_t now_ms) {
   for (auto& [name, m] : members_) {
     m.heard_ms = std::max(m.heard_ms, now_ms);
     m.disconnected_ms = -1;
+    m.cut_off = true;
   }
   cut_off_ = alone_ = false;
 }
@@ -105,7 +106,8 @@ std::string Roster::death_of(const Member& m, int64_t dead_after_ms,
   if (now_ms - m.heard_ms > dead_after_ms)
     return fmt::format("silent for {:.1f} s",
                        static_cast<double>(dead_after_ms) / 1000);
-  if (m.disconnected_ms >= 0 && now_ms - m.disconnected_ms > closed_ms)
+  if (!m.cut_off && m.disconnected_ms >= 0 &&
+      now_ms - m.disconnected_ms > closed_ms)
     return "connection closed and not restored";
   return "";
 }

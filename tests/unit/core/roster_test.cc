@@ -340,6 +340,25 @@ TEST(Roster, ConnectionsThatAreClosedAtOnceKillNobody) {
   }
 }
 
+// TCP connects again a while after the network is back, and the connections
+// from before may end later still.
+TEST(Roster, ConnectionsThatEndAfterACutOffKillNobody) {
+  Roster roster;
+  const pb::Durable d = running({"a", "b"});
+  for (const char* name : {"a", "b"})
+    roster.on_report(report(name, 1), d, kSilentMs, 0);
+  const int64_t back = 2 * kDeadMs;
+  EXPECT_EQ(roster.expire(d, kDeadMs, back).at(0).kind, Kind::kAlone);
+  roster.on_report(report("b", 2), d, kSilentMs, back);
+  roster.on_disconnect("a", back + 10);
+  EXPECT_TRUE(roster.expire(d, kDeadMs, back + kDeadMs / 2).empty());
+  roster.on_report(report("a", 2), d, kSilentMs, back + kDeadMs / 2);
+  roster.on_report(report("b", 3), d, kSilentMs, back + kDeadMs / 2);
+  // Once it is heard, the end of its connection counts.
+  roster.on_disconnect("a", back + kDeadMs / 2);
+  EXPECT_EQ(roster.expire(d, kDeadMs, back + kDeadMs).size(), 1u);
+}
+
 TEST(Roster, AStoppingJobWaitsForTheCutOffForALimitedTime) {
   Roster roster;
   pb::Durable d;
