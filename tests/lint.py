@@ -333,8 +333,8 @@ def pairs_of(words):
 
 
 def changed_files():
-    """Files that are not as on main or, on main, as in the commit before.
-    Everything if that is unknown."""
+    """Files that are not as on main or, on main, as in the commit before; None
+    where git knows no history."""
     def git(*words):
         run = subprocess.run(["git", *words], capture_output=True, text=True)
         return run.stdout.split() if run.returncode == 0 else []
@@ -344,7 +344,7 @@ def changed_files():
     if base == head:
         base = git("rev-parse", "-q", "--verify", "HEAD~1") or head
     if not base:
-        return [str(p) for p in sources(*CHECKED)]
+        return None
     return (git("diff", "--name-only", *base) +
             git("ls-files", "--others", "--exclude-standard"))
 
@@ -361,7 +361,10 @@ def check_tidy(build, everything=False):
     if passed.exists():
         clean = {line.split()[0] for line in passed.read_text().splitlines()}
     accepted = {p for p in prints if prints[p] in clean}
-    wanted = prints.keys() if everything else prints.keys() & changed_files()
+    changed = prints.keys() if everything else changed_files()
+    if changed is None:
+        print("tidy: no history to compare with; --all checks every file")
+    wanted = prints.keys() & (changed or ())
     findings, covered = set(), {}
     cores = int(subprocess.check_output("deploy/cores.sh"))
     for p in wanted - accepted:
