@@ -62,8 +62,8 @@ struct RankView {
 // Killed by a signal that no peer's death explains.
 bool died_of_itself(const pb::RankStatus& status);
 
-// Whether the ranks could not load what the generation of that assignment
-// starts from, for whatever reason.
+// Whether the ranks could not load what their generation starts from, for
+// whatever reason.
 bool source_is_bad(const Failure& failure, const pb::Source& source);
 
 // Codes that say what is wrong, as opposed to how a process ended: 3, 65, 66.

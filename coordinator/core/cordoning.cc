@@ -204,7 +204,7 @@ void Coordinator::note_link_test() {
   std::set<std::string> hosts;
   for (const pb::Durable::Member& p : durable_.participants())
     if (has_ranks(durable_, p.name())) hosts.insert(p.host());
-  pb::LinkSearch* s = durable_.mutable_host_faults()->mutable_link_search();
+  pb::LinkSearch* s = faults->mutable_link_search();
   const size_t before = num_links(*s);
   narrow(hosts, /*passed=*/true, s);
   const size_t left = num_links(*s);

@@ -1,8 +1,8 @@
 // MeshPolicy: which mesh the job should have. It follows the keys of the job
 // file and the slots of the live workers on hosts that are not cordoned
 // (cordons.h), or a layout or number of slots that a command asked for
-// (pb::MeshRequest). A pinned layout stays until another is
-// pinned or until a generation is planned for which the slots do not suffice.
+// (pb::MeshRequest). A pinned layout stays until another is pinned or until a
+// generation is planned for which the slots do not suffice.
 //
 // Where the planner chooses the degrees of the model axes, it corrects the cost
 // model by the steps that were measured, and a change of a running mesh has to

@@ -53,9 +53,9 @@ class Roster {
     int64_t heard_ms = 0;
     int64_t disconnected_ms = -1;  // connection broke and nothing came since
     int64_t closed_at_ms = -1;     // the same, whatever is not counted since
-    // The coordinator was cut off and has not heard this member since: how its
-    // connection ends says nothing, and to connect again takes a transport as
-    // long as the last back-off of TCP. Only silence counts.
+    // The coordinator was cut off and has not heard this member since. Its old
+    // connection may end late, and the next one takes as long as TCP has backed
+    // off, so only silence counts.
     bool cut_off = false;
     bool alive = true;
     bool draining = false;     // a command asked it to leave
@@ -219,7 +219,8 @@ class Roster {
                   int64_t now_ms, Member* m) const;
 
   Members members_;
-  // The newest report of every name, for some time also of dead workers.
+  // The newest report of every name (its life and number), for some time also
+  // of dead workers.
   std::map<std::string, Newest> newest_;
   bool cut_off_ = false;  // as of the last expire()
   bool alone_ = false;    // for so long that it was said

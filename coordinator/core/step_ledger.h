@@ -60,7 +60,7 @@ class StepLedger {
   // history are known.
   int64_t last_known(int64_t generation) const;
   int64_t last_finished() const { return last_finished_; }
-  // The metrics of the last finished step; null if they are not known.
+  // The metrics of the newest finished step that has any; null: none has.
   const pb::StepMetrics* last_metrics() const {
     return recent_.empty() ? nullptr : &recent_.back();
   }

@@ -3,7 +3,7 @@
 //
 // A pure function of the agreed losses and norms, so that every rank decides
 // alike, and of the steps before the generation, so that it decides as if the
-// generation before had gone on.
+// generation before had continued.
 #pragma once
 
 #include <cstddef>

@@ -208,7 +208,8 @@ void remove_empty(const std::string& state_folder) {
   rmdir(root.c_str());
 }
 
-// Removes what no worker of this user but `own` claims, under any root.
+// Removes the old states of all workers of this user, under any root; those of
+// dead workers sooner. `own` is alive. Returns the number of segments removed.
 int remove_unclaimed(const std::string& own, const std::string& shared) {
   int removed = 0;
   for (const std::string& folder : memory::state_folders(shared)) {
