@@ -121,10 +121,16 @@ bool Bench::measure(double fault_time, int64_t generation, Trial* out) {
   const double next = time_of(metrics[at]);
   out->recovery_s = next - fault_time;
   out->pause_s = next - time_of(metrics[at - 1]);
-  const int64_t first =
-      first_step_of(metrics[at].value("generation", int64_t{0}));
-  if (first < 0) {
-    fmt::print(stderr, "rank 0 has not logged its first step\n");
+  // Logs are written behind the steps, so that no step waits for them.
+  int64_t first = -1;
+  if (!testing::wait_until(
+          [&] {
+            first = first_step_of(metrics[at].value("generation", int64_t{0}));
+            return first >= 0;
+          },
+          kPatienceMs)) {
+    fmt::print(stderr, "rank 0 has not logged its first step\n{}\n",
+               cluster_.describe());
     return false;
   }
   out->lost_steps = std::max<int64_t>(

@@ -143,9 +143,13 @@ TEST_F(StateTest, AWorkerWhosePmixServerIsStuckRestartsAndKeepsItsState) {
   ASSERT_TRUE(c().wait_for_dp(2, at, 60'000));
   EXPECT_FALSE(fs::exists(trigger));
   EXPECT_TRUE(c().worker("w1").running());  // still the same process
-  const std::string log =
-      testing::read_whole(c().run_dir() + "/logs/worker-w1.log");
-  EXPECT_NE(log.find("the PMIx server does not answer"), std::string::npos)
+  std::string log;
+  EXPECT_TRUE(testing::wait_until(
+      [&] {
+        log = testing::read_whole(c().run_dir() + "/logs/worker-w1.log");
+        return log.find("the PMIx server does not answer") != std::string::npos;
+      },
+      kEndMs))
       << log;
   std::vector<std::string> joined;
   for (const Json& e : c().events_named("worker_joined"))
