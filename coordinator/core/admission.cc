@@ -1,55 +1,80 @@
-// What of a worker's message counts. Whoever reaches the port can send one, so
-// each is checked before it changes anything, and a worker speaks only for the
-// ranks and steps that it has a part in.
+#include "coordinator/core/admission.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
+#include "proto/base/keyed_hash.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
+namespace {
 
 constexpr int64_t kRefusalToldMs = 60'000;
 
-// The report without what others' ranks do; nothing if it is refused.
-std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
+// The most steps that a worker can have made: its ranks may have been started
+// for a longer job, and it may have made more before.
+int64_t most_steps(const ClusterView& view, const Options& options) {
+  const pb::Assignment& a = view.durable.assignment();
+  return std::max({options.job.train().steps(), view.last_finished,
+                   a.has_job() ? a.job().train().steps() : 0});
+}
+
+// False if the report has a later epoch or generation than the journal and
+// nothing shows that a coordinator of this run used these numbers. A worker of
+// a release without proofs is believed while all workers find this coordinator,
+// if it takes part in the journal's generation, which it could end anyway.
+bool believes_numbers(const pb::Report& r, const ClusterView& view,
+                      const Options& options, int64_t started_ms) {
+  return (r.generation() <= view.durable.generation() &&
+          r.coordinator_epoch() <= view.durable.epoch()) ||
+         r.proof() ==
+             proof_of(options.secret, r.coordinator_epoch(), r.generation()) ||
+         (options.restored && view.now_ms - started_ms < kReconnectSlackMs &&
+          participates(*options.restored, r.worker(), r.incarnation()));
+}
+
+}  // namespace
+
+uint64_t proof_of(const std::string& secret, uint64_t epoch,
+                  int64_t generation) {
+  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
+}
+
+Status check_protocol(const pb::Report& r,
+                      const wire::ProtocolRange& protocol) {
   const wire::ProtocolRange theirs = wire::protocol_of(r);
-  if (!options_.protocol.meets(theirs)) {
-    refuse(r.worker(),
-           fmt::format("the worker speaks {} of the protocol and this "
-                       "coordinator {}; install releases of remesh on both "
-                       "that have a version in common",
-                       theirs.to_string(), options_.protocol.to_string()),
-           /*permanent=*/true);
-    return std::nullopt;
-  }
-  Status s = limits::check(r, {.generation = durable_.generation(),
-                               .epoch = durable_.epoch(),
-                               .steps = most_steps()});
-  if (s.ok() && roster_.members().size() >= limits::kMaxWorkers &&
-      roster_.find(r.worker()) == nullptr)
-    s = exhausted(fmt::format("the job has {} workers; no more are allowed",
-                              limits::kMaxWorkers));
-  if (s.ok() && !believes_numbers(r))
-    s = invalid_argument(fmt::format(
+  if (protocol.meets(theirs)) return ok_status();
+  return invalid_argument(fmt::format(
+      "the worker speaks {} of the protocol and this coordinator {}; install "
+      "releases of remesh on both that have a version in common",
+      theirs.to_string(), protocol.to_string()));
+}
+
+Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
+                         const Options& options, int64_t started_ms) {
+  const pb::Durable& d = view.durable;
+  RETURN_IF_ERROR(limits::check(r, {.generation = d.generation(),
+                                    .epoch = d.epoch(),
+                                    .steps = most_steps(view, options)}));
+  if (view.roster.members().size() >= limits::kMaxWorkers &&
+      view.roster.find(r.worker()) == nullptr)
+    return exhausted(fmt::format("the job has {} workers; no more are allowed",
+                                 limits::kMaxWorkers));
+  if (!believes_numbers(r, view, options, started_ms))
+    return invalid_argument(fmt::format(
         "generation = {}, coordinator_epoch = {}: later than {} and {} here, "
         "and the worker does not prove that this run used them; restart it",
-        r.generation(), r.coordinator_epoch(), durable_.generation(),
-        durable_.epoch()));
-  if (!s.ok()) {
-    refuse(r.worker(), s.message(), /*permanent=*/false);
-    return std::nullopt;
-  }
+        r.generation(), r.coordinator_epoch(), d.generation(), d.epoch()));
   pb::Report out = r;
   limits::clean(&out);
-  out.set_host(roster_.host_of(r));
-  const pb::Assignment& a = durable_.assignment();
-  const bool part =
-      r.generation() == a.generation() &&
-      (durable_.phase() == pb::Durable::WAITING || terminal(durable_.phase()) ||
-       participates(durable_, r.worker(), r.incarnation()));
+  out.set_host(view.roster.host_of(r));
+  const pb::Assignment& a = d.assignment();
+  const bool part = r.generation() == a.generation() &&
+                    (d.phase() == pb::Durable::WAITING || terminal(d.phase()) ||
+                     participates(d, r.worker(), r.incarnation()));
   auto& ranks = *out.mutable_ranks();
   const auto foreign =
       std::remove_if(ranks.begin(), ranks.end(), [&](const auto& rank) {
@@ -60,65 +85,37 @@ std::optional<pb::Report> Coordinator::admit(const pb::Report& r) {
   return out;
 }
 
-// The most steps that a worker can have made: its ranks may have been started
-// for a longer job, and it may have made more before.
-int64_t Coordinator::most_steps() const {
-  const pb::Assignment& a = durable_.assignment();
-  return std::max({total_steps(), ledger_.last_finished(),
-                   a.has_job() ? a.job().train().steps() : 0});
-}
-
-Status Coordinator::check_fence(const pb::FenceIn& f) const {
+Status check_fence(const pb::FenceIn& f, const pb::Durable& d) {
   RETURN_IF_ERROR(limits::check(f));
-  const auto& places = durable_.assignment().ranks();
+  const auto& places = d.assignment().ranks();
   const auto ranks = static_cast<size_t>(
       std::count_if(places.begin(), places.end(),
                     [&](const auto& p) { return p.worker() == f.worker(); }));
   // Above the numbers of an older journal it is not known who takes part.
-  const bool known =
-      durable_.assignment().generation() == durable_.generation();
-  if (f.generation() == durable_.generation() && ranks > 0 &&
+  const bool known = d.assignment().generation() == d.generation();
+  if (f.generation() == d.generation() && ranks > 0 &&
       f.blob().size() <= ranks * limits::kMaxFenceBytes && known &&
-      participates(durable_, f.worker(), f.incarnation()))
+      participates(d, f.worker(), f.incarnation()))
     return ok_status();
   return invalid_argument("the worker has no part in this fence");
 }
 
-// Metrics of a step are taken from workers that had a part in it. For older
-// generations, and if the journal was lost, the only evidence of that is the
-// state that the worker holds.
-bool Coordinator::may_know_steps(const pb::Report& r,
-                                 int64_t generation) const {
-  if (!keeps_state() || durable_.assignment().workers().empty()) return true;
-  return is_assigned(durable_.assignment(), r.worker()) ||
+// For older generations, and if the journal was lost, the only evidence of a
+// part in it is the state that the worker holds.
+bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
+                    const pb::Durable& d) {
+  if (!keeps_state || d.assignment().workers().empty()) return true;
+  return is_assigned(d.assignment(), r.worker()) ||
          std::any_of(
              r.holdings().begin(), r.holdings().end(),
              [&](const auto& h) { return h.generation() == generation; });
 }
 
-void Coordinator::refuse(const std::string& worker, const std::string& why,
-                         bool permanent) {
-  ++dropped_;
-  pb::Refusal refusal;
-  refusal.set_reason(why);
-  refusal.set_permanent(permanent);
-  wire::set_protocol(options_.protocol, &refusal);
-  act(Refuse{std::move(refusal)});
-  tell_refused(worker, why);
-}
-
-void Coordinator::tell_refused(const std::string& worker,
-                               const std::string& why) {
-  ++refused_;
-  if (refusal_told_ms_ && now_ms_ - *refusal_told_ms_ < kRefusalToldMs) return;
-  pb::EventRecord e = event(events::kReportRefused);
-  e.set_worker(limits::printable(worker, 64));
-  e.set_cause(why);
-  if (refusal_told_ms_)
-    e.set_detail(fmt::format("{} reports since the last event", refused_));
-  refusal_told_ms_ = now_ms_;
-  refused_ = 0;
-  emit(std::move(e));
+std::optional<int64_t> RefusalCount::add(int64_t now_ms) {
+  ++since_;
+  if (told_ms_ && now_ms - *told_ms_ < kRefusalToldMs) return std::nullopt;
+  told_ms_ = now_ms;
+  return std::exchange(since_, 0);
 }
 
 }  // namespace remesh::core

@@ -17,6 +17,8 @@ struct ClusterView {
   int64_t now_ms = 0;
   int64_t phase_since_ms = 0;        // when the current phase began
   const StepTimes* times = nullptr;  // null: nothing is known of them
+  int64_t last_finished = 0;         // step in the metrics log
+  int64_t saved_step = -1;  // of the newest checkpoint; -1: none is known
 };
 
 }  // namespace remesh::core

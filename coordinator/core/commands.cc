@@ -9,8 +9,6 @@
 
 namespace remesh::core {
 
-using geometry::Layout;
-
 pb::Reply Coordinator::answer(const pb::Command& command) {
   pb::Reply reply;
   reply.set_id(command.id());
@@ -22,6 +20,19 @@ pb::Reply Coordinator::answer(const pb::Command& command) {
   }
   *reply.mutable_status() = status();
   return reply;
+}
+
+pb::JobStatus Coordinator::status() const {
+  return reporter_.status({.view = view(),
+                           .options = options_,
+                           .shape = shape_,
+                           .policy = policy_,
+                           .ledger = ledger_,
+                           .keeps_state = keeps_state_,
+                           .waiting_for = waiting_for_,
+                           .put_off = put_off_,
+                           .events = events_,
+                           .dropped = dropped_});
 }
 
 Status Coordinator::run_command(const pb::Command& command) {
@@ -67,9 +78,7 @@ Status Coordinator::drain(const std::string& worker) {
   d->set_incarnation(m->report.incarnation());
   roster_.drain(worker);
   persist();
-  pb::EventRecord e = event(events::kDrain);
-  e.set_worker(worker);
-  emit(std::move(e));
+  emit(events::kDrain, {.worker = worker});
   return ok_status();
 }
 
@@ -77,7 +86,7 @@ Status Coordinator::save_checkpoint() {
   if (durable_.phase() != pb::Durable::RUNNING)
     return unavailable(fmt::format("cannot save now: the job is {}",
                                    phase_text(durable_.phase())));
-  ++checkpoint_request_;
+  directives_.request_checkpoint();
   return ok_status();
 }
 
@@ -87,18 +96,16 @@ Status Coordinator::request_stop(bool discard) {
   durable_.set_stop_requested(true);
   durable_.set_stop_discards(discard);
   persist();
-  pb::EventRecord e = event(events::kStopRequested);
-  if (discard) e.set_detail("without saving");
-  emit(std::move(e));
+  EventFields e;
+  if (discard) e.detail = "without saving";
+  emit(events::kStopRequested, e);
   return ok_status();
 }
 
 // The job continues. Whoever asked can make room and ask again.
 void Coordinator::decline_stop(const std::string& why) {
   durable_.set_stop_requested(false);
-  pb::EventRecord e = event(events::kStopDeclined);
-  e.set_cause(why);
-  emit(std::move(e));
+  emit(events::kStopDeclined, {.cause = why});
 }
 
 Status Coordinator::check_another_mesh_follows() const {
@@ -109,24 +116,17 @@ Status Coordinator::check_another_mesh_follows() const {
       durable_.stop_requested() ? "stopping" : phase_text(durable_.phase())));
 }
 
-Status Coordinator::pin_mesh(const std::string& text) {
+Status Coordinator::pin_mesh(const std::string& layout) {
   RETURN_IF_ERROR(check_another_mesh_follows());
-  std::string pin;
-  pb::EventRecord e = event(events::kMeshAsked);
-  if (text != "auto") {
-    ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
-    RETURN_IF_ERROR(policy_.check_layout(view(), layout));
-    pin = layout.to_string();
-    *e.mutable_mesh() = mesh_of(layout);
-  }
-  const bool here = layout_of(durable_.assignment().mesh()).to_string() == pin;
   pb::MeshRequest* request = durable_.mutable_mesh_request();
-  if (request->pinned() == pin && (pin.empty() || here || request->changed()))
-    return ok_status();  // it is so already, or will be
-  request->set_pinned(pin);
-  request->set_changed(true);
+  ASSIGN_OR_RETURN(const bool changed, policy_.pin(view(), layout, request));
+  if (!changed) return ok_status();
   persist();
-  e.set_detail(pin.empty() ? "automatic mesh selection" : "pinned to " + pin);
+  const auto pin = pinned_layout(*request);
+  pb::EventRecord e =
+      event(events::kMeshAsked, {.detail = pin ? "pinned to " + pin->to_string()
+                                               : "automatic mesh selection"});
+  if (pin) *e.mutable_mesh() = mesh_of(*pin);
   if (const auto before = mesh_before()) *e.mutable_from() = *before;
   emit(std::move(e));
   return ok_status();
@@ -134,20 +134,24 @@ Status Coordinator::pin_mesh(const std::string& text) {
 
 Status Coordinator::set_scale(int64_t slots) {
   RETURN_IF_ERROR(check_another_mesh_follows());
-  RETURN_IF_ERROR(policy_.check_scale(view(), slots));
-  pb::MeshRequest* request = durable_.mutable_mesh_request();
-  if (request->scale() == slots) return ok_status();
-  request->set_scale(static_cast<int>(slots));
-  const auto placed = policy_.place(view());
-  if (durable_.assignment().ranks_size() > 0 && placed.ok() &&
-      placed->layout != layout_of(durable_.assignment().mesh()))
-    request->set_changed(true);
+  ASSIGN_OR_RETURN(
+      const bool changed,
+      policy_.scale(view(), slots, durable_.mutable_mesh_request()));
+  if (!changed) return ok_status();
   persist();
-  pb::EventRecord e = event(events::kScaleAsked);
-  e.set_detail(slots == 0 ? "using all slots"
-                          : fmt::format("using {}; others are spares",
-                                        plural(slots, "slot")));
-  emit(std::move(e));
+  emit(events::kScaleAsked,
+       {.detail = slots == 0 ? "using all slots"
+                             : fmt::format("using {}; others are spares",
+                                           plural(slots, "slot"))});
+  return ok_status();
+}
+
+// `name`: of a host, or of a worker on it.
+Status Coordinator::lift_cordon(const std::string& name) {
+  Cordoning cordons = cordoning();
+  ASSIGN_OR_RETURN(const std::string host, cordons.lift(name));
+  persist();
+  emit(events::kHostUncordoned, {.host = host, .detail = "`remesh uncordon`"});
   return ok_status();
 }
 

@@ -6,11 +6,10 @@
 #include <utility>
 
 #include "coordinator/core/durable.h"
-#include "coordinator/core/failure_budget.h"
 #include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
-#include "proto/base/rng.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
@@ -50,66 +49,46 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
                        options_.first_steps);
   const bool restart = options_.restored.has_value();
-  if (restart) durable_ = *options_.restored;
+  const auto* last = ledger_.last_metrics();
+  durable_ =
+      restore(options_, last == nullptr ? 0 : last->generation(), keeps_state_);
   for (const pb::Durable::Abandoned& a : durable_.abandoned())
     ledger_.abandon({a.generation(), a.step(), a.after()});
-  // The metrics log may know a generation that the journal does not, if that
-  // was lost or put back from a backup.
-  const int64_t journaled = durable_.generation();
-  if (const auto* last = ledger_.last_metrics())
-    durable_.set_generation(std::max(journaled, last->generation()));
-  durable_.set_epoch(std::max(durable_.epoch() + 1, options_.epoch_floor));
-  if (options_.resume) {
-    durable_.set_stop_requested(false);
-    durable_.set_stop_discards(false);
-    if (terminal(durable_.phase())) resume_ended_job();
-  }
-  if (durable_.run_id() == 0) durable_.set_run_id(options_.run_id);
-  // The run's number, which outlives its journal, so that without the journal
-  // the workers' states still count as those of this run.
-  if (keeps_state() && durable_.state_job() == 0)
-    durable_.set_state_job(std::max<uint64_t>(1, durable_.run_id()));
-  *durable_.mutable_job() = options_.job;
+  owners_ = NameOwners(durable_);
   if (!policy_.check_scale(view(), durable_.mesh_request().scale()).ok())
     durable_.mutable_mesh_request()->clear_scale();
-  for (const pb::Durable::NameOwner& o : durable_.owners())
-    owners_[o.worker()] = o.key();
-  if (terminal(durable_.phase()))
+  if (terminal(durable_.phase())) {
     terminal_since_ms_ = now_ms_ - kGoodbyeMs;  // nobody is waiting
-  else if (durable_.phase() != pb::Durable::WAITING &&
-           durable_.assignment().generation() == durable_.generation())
-    adopt_generation();
-  else
-    leave_unknown_generation();
+  } else if (durable_.phase() != pb::Durable::WAITING) {
+    if (durable_.assignment().generation() == durable_.generation()) {
+      adopt_generation();
+    } else {
+      leave_unknown_generation(&durable_);
+      // Who must be waited for is not known, either: all have time to find this
+      // coordinator.
+      not_before_ms_ = now_ms_ + kReconnectSlackMs;
+    }
+  }
   if (restart && !terminal(options_.restored->phase()))
     unheard_until_ms_ = now_ms_ + kReconnectSlackMs;
   persist();
-  pb::EventRecord e = event(restart ? events::kCoordinatorRestarted
-                                    : events::kCoordinatorStarted);
+  EventFields e;
   if (restart && !roster_.members().empty())
-    e.set_detail(fmt::format(
+    e.detail = fmt::format(
         "waiting for the {} of generation {}",
         plural(static_cast<int64_t>(roster_.members().size()), "worker"),
-        durable_.generation()));
-  emit(std::move(e));
-  if (restart && journaled < durable_.generation()) emit_journal_behind("");
-  if (options_.damaged_lines > 0) {
-    pb::EventRecord damaged = event(events::kMetricsDamaged);
-    damaged.set_detail(fmt::format(
-        "metrics.jsonl has {} that are not metrics; they stay where they are",
-        plural(options_.damaged_lines, "line")));
-    emit(std::move(damaged));
-  }
+        durable_.generation());
+  emit(restart ? events::kCoordinatorRestarted : events::kCoordinatorStarted,
+       e);
+  if (restart && options_.restored->generation() < durable_.generation())
+    emit(journal_behind_event(durable_.generation(), std::nullopt));
+  if (options_.damaged_lines > 0)
+    emit(events::kMetricsDamaged,
+         {.detail = fmt::format("metrics.jsonl has {} that are not metrics; "
+                                "they stay where they are",
+                                plural(options_.damaged_lines, "line"))});
   reconcile();
   return std::move(actions_);
-}
-
-void Coordinator::resume_ended_job() {
-  durable_.set_phase(pb::Durable::WAITING);
-  reset_failures(durable_.mutable_budget());
-  durable_.clear_cause();
-  durable_.clear_refusals();
-  durable_.clear_host_faults();
 }
 
 // The participants are taken for alive until they had time to find this
@@ -177,10 +156,9 @@ void Coordinator::handle(const Tick& e) {
 }
 
 void Coordinator::handle(const ReportReceived& e) {
-  const auto admitted = admit(e.report);
+  const auto admitted = admit(e);
   if (!admitted) return;
   const pb::Report& r = *admitted;
-  if (too_many_lives(r, e.key)) return;
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   if (!changes) {
@@ -190,7 +168,9 @@ void Coordinator::handle(const ReportReceived& e) {
     return;
   }
   unreached_.erase(r.worker());
-  if (!e.key.empty()) register_name(r.worker(), e.key);
+  // The shell has asked whether the key may use the name.
+  if (!e.key.empty() && owners_.add(r.worker(), e.key, roster_, &durable_))
+    persist();
   announce(*changes);
   if (r.coordinator_epoch() > durable_.epoch()) {
     // The worker ignores directives of an older epoch. If it follows a younger
@@ -203,19 +183,82 @@ void Coordinator::handle(const ReportReceived& e) {
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
   // While no generation runs, also accept metrics from workers that were
   // declared dead.
-  const bool accepted = (durable_.phase() == pb::Durable::WAITING &&
-                         may_know_steps(r, r.generation())) ||
-                        participates(durable_, r.worker(), r.incarnation());
+  const auto may_know = [&](int64_t generation) {
+    return may_know_steps(r, generation, keeps_state_, durable_);
+  };
+  const bool accepted =
+      (durable_.phase() == pb::Durable::WAITING && may_know(r.generation())) ||
+      participates(durable_, r.worker(), r.incarnation());
   for (const pb::StepMetrics& s : r.metrics())
-    if ((s.generation() < durable_.generation() &&
-         may_know_steps(r, s.generation())) ||
+    if ((s.generation() < durable_.generation() && may_know(s.generation())) ||
         (s.generation() == r.generation() && accepted))
       ledger_.report(s);
 }
 
+// What of the report counts; nothing if it is refused.
+std::optional<pb::Report> Coordinator::admit(const ReportReceived& e) {
+  const pb::Report& r = e.report;
+  if (const Status s = check_protocol(r, options_.protocol); !s.ok()) {
+    refuse(r.worker(), s.message(), /*permanent=*/true);
+    return std::nullopt;
+  }
+  auto admitted = core::admit(r, view(), options_, started_ms_);
+  if (!admitted.ok()) {
+    refuse(r.worker(), admitted.status().message(), /*permanent=*/false);
+    return std::nullopt;
+  }
+  // Each life of a worker makes events, and each name a write of the journal.
+  // One that comes too early is taken later: its worker repeats what it says.
+  const Roster::Member* m = roster_.find(r.worker());
+  const bool known = m != nullptr && m->report.incarnation() == r.incarnation();
+  if (!e.key.empty() && !known &&
+      roster_.judge(*admitted, now_ms_) == Roster::Verdict::kTaken &&
+      !lives_.admits(e.key, now_ms_)) {
+    ++dropped_;
+    tell_refused(r.worker(), "too many new workers of one key at once");
+    return std::nullopt;
+  }
+  return std::move(admitted).value();
+}
+
+void Coordinator::refuse(const std::string& worker, const std::string& why,
+                         bool permanent) {
+  ++dropped_;
+  pb::Refusal refusal;
+  refusal.set_reason(why);
+  refusal.set_permanent(permanent);
+  wire::set_protocol(options_.protocol, &refusal);
+  act(Refuse{std::move(refusal)});
+  tell_refused(worker, why);
+}
+
+void Coordinator::tell_refused(const std::string& worker,
+                               const std::string& why) {
+  const bool first = !refusals_.told();
+  const auto since = refusals_.add(now_ms_);
+  if (!since) return;
+  EventFields e{.worker = limits::printable(worker, 64), .cause = why};
+  if (!first) e.detail = fmt::format("{} reports since the last event", *since);
+  emit(events::kReportRefused, e);
+}
+
+// The journal was lost or rolled back. Generation numbers are never reused: a
+// generation that was planned since has a number that its workers may know from
+// before, so it ends.
+void Coordinator::skip_to_generation_of(const pb::Report& r) {
+  durable_.set_generation(r.generation());
+  emit(journal_behind_event(durable_.generation(), r.worker()));
+  if (durable_.phase() == pb::Durable::WAITING || terminal(durable_.phase()))
+    return persist();
+  abort({.what = fmt::format("worker {} knows generation {}, which the journal "
+                             "does not",
+                             r.worker(), r.generation()),
+         .is_fault = false});
+}
+
 void Coordinator::handle(const FenceReceived& e) {
   const pb::FenceIn& f = e.fence;
-  if (!check_fence(f).ok()) {
+  if (!check_fence(f, durable_).ok()) {
     ++dropped_;
     return;
   }
@@ -246,44 +289,6 @@ void Coordinator::handle(const CheckpointsScanned& e) {
   if (durable_.phase() == pb::Durable::WAITING) plan(e);
 }
 
-void Coordinator::announce(const Roster::Changes& changes) {
-  using Kind = Roster::MembershipChange::Kind;
-  for (const Roster::MembershipChange& c : changes) {
-    if (c.kind == Kind::kLost) {
-      announce_loss(c);
-      continue;
-    }
-    pb::EventRecord e =
-        event(c.kind == Kind::kJoined     ? events::kWorkerJoined
-              : c.kind == Kind::kReturned ? events::kWorkerBack
-              : c.kind == Kind::kAlone    ? events::kCutOff
-              : c.kind == Kind::kHeard    ? events::kCutOffEnded
-                                          : events::kWorkerLeaving);
-    if (!c.worker.empty()) e.set_worker(c.worker);
-    if (c.kind != Kind::kLeaving) {
-      if (terminal(durable_.phase())) continue;
-      e.set_detail(c.detail);
-    }
-    emit(std::move(e));
-  }
-}
-
-void Coordinator::announce_loss(const Roster::MembershipChange& lost) {
-  if (terminal(durable_.phase())) return;
-  const bool has_part = participates(durable_, lost.worker, lost.incarnation) &&
-                        has_ranks(durable_, lost.worker) &&
-                        durable_.phase() != pb::Durable::WAITING;
-  const bool expected = lost.leaving && !has_part;
-  pb::EventRecord e =
-      event(expected ? events::kWorkerLeft : events::kWorkerLost);
-  e.set_worker(lost.worker);
-  if (!expected) e.set_cause(lost.detail);
-  emit(std::move(e));
-  if (forgive_source(durable_.assignment().source(), lost.worker,
-                     durable_.mutable_refusals()))
-    persist();
-}
-
 // --------------------------------------------------------------- reconcile
 
 void Coordinator::reconcile() {
@@ -295,7 +300,11 @@ void Coordinator::reconcile() {
   watch_checkpoints(committed);
   finish_steps(committed);
   retention_.observe(view());
-  if (!terminal(durable_.phase())) end_cordons_in_time();
+  if (!terminal(durable_.phase())) {
+    Cordoning cordons = cordoning();
+    cordons.end_in_time();
+    apply(cordons.changes());
+  }
   switch (durable_.phase()) {
     case pb::Durable::WAITING:
       reconcile_waiting();
@@ -316,6 +325,18 @@ void Coordinator::reconcile() {
   }
   send_directives();
   if (terminal(durable_.phase())) reconcile_ended();
+}
+
+void Coordinator::send_directives() {
+  for (pb::Directive& d : directives_.due({.view = view(),
+                          .options = options_,
+                          .policy = policy_,
+                          .retention = retention_,
+                          .fences = fences_,
+                          .adopted = adopted(),
+                          .synced_step = synced_step_},
+                                          &roster_))
+    act(SendDirective{std::move(d)});
 }
 
 void Coordinator::reconcile_waiting() {
@@ -359,7 +380,7 @@ bool Coordinator::ready_to_scan() {
   if (now_ms_ < not_before_ms_) return false;
   // After a fault those who were there continue at once; who comes later makes
   // a planned change.
-  const bool all_back = keeps_state() &&
+  const bool all_back = keeps_state_ &&
                         durable_.assignment().ranks_size() > 0 &&
                         retention_.missing_holders(view()).empty();
   const bool in_join_window = now_ms_ - roster_.last_join_ms() <
@@ -367,29 +388,16 @@ bool Coordinator::ready_to_scan() {
   if (gathering_ && !all_back &&
       (in_join_window || policy_.awaits_hardware(view())))
     return false;
-  return !keeps_state() ||
+  return !keeps_state_ ||
          (roster_.inventories_known(durable_.generation()) &&
           !recovery_.waiting(view(), retention_.missing_holders(view())));
 }
 
 void Coordinator::reconcile_preparing() {
   if (abort_to_discard()) return;
-  if (const auto lost = detector_.find_lost_worker(view())) return abort(*lost);
-  const bool adopted = durable_.generation() == adopted_generation_;
-  const bool forgiving = adopted && now_ms_ - started_ms_ < kReconnectSlackMs;
-  if (const auto ahead = roster_.started_early(durable_, adopted && !forgiving);
-      !ahead.empty())
-    return abort({.what = fmt::format("worker {} has started generation {}, "
-                                      "which the journal only prepares",
-                                      ahead, durable_.generation()),
-                  .is_fault = false});
-  if (const std::string lost = lost_source(view(), forgiving); !lost.empty())
-    return abort(
-        {.what = fmt::format("worker {} has lost a state that the generation "
-                             "starts from",
-                             lost),
-         .worker = lost,
-         .is_fault = false});
+  if (const auto failure = detector_.find_unprepared(
+          view(), adopted(), adopted() && just_started()))
+    return abort(*failure);
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (change &&
       (durable_.stop_requested() ? !must_save_before_stop()
@@ -410,7 +418,10 @@ bool Coordinator::source_fate_known() const {
 void Coordinator::reconcile_live() {
   if (const auto failure = detector_.find(view())) return abort(*failure);
   if (roster_.all_quiesced(durable_)) return end_generation();
-  if (abort_to_discard() || abort_ended_before()) return;
+  if (abort_to_discard()) return;
+  if (adopted() && !just_started())
+    if (const auto ended = detector_.find_ended_before(view()))
+      return abort(*ended);
   release_unfit_pin();
   const auto change = policy_.wanted_change(view(), no_change_before_ms_);
   if (durable_.phase() == pb::Durable::RUNNING) {
@@ -437,14 +448,12 @@ void Coordinator::note_declined_stops() {
   if (!checkpoints_.stop_declined(view()) || durable_.finish().must_stop())
     return;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
-  if (durable_.stop_requested()) {
+  if (durable_.stop_requested())
     decline_stop(checkpoints_.last_error());
-  } else {
-    pb::EventRecord e = event(events::kChangePutOff);
-    e.set_cause("saving failed: " + checkpoints_.last_error());
-    e.set_detail(durable_.finish().reason());
-    emit(std::move(e));
-  }
+  else
+    emit(events::kChangePutOff,
+         {.cause = "saving failed: " + checkpoints_.last_error(),
+          .detail = durable_.finish().reason()});
   change_began_ms_ = -1;
   set_phase(pb::Durable::RUNNING);
 }
@@ -470,19 +479,13 @@ void Coordinator::set_phase(pb::Durable::Phase phase) {
   persist();
 }
 
-pb::EventRecord Coordinator::event(const events::EventKind& kind) const {
-  pb::EventRecord e;
-  e.set_time(options_.unix_offset_s + static_cast<double>(now_ms_) / 1000);
+void Coordinator::emit(pb::EventRecord e) {
+  e.set_time(unix_now());
   e.set_generation(durable_.generation());
-  e.set_event(kind.name);
-  e.set_step(ledger_.last_finished());
-  return e;
-}
-
-void Coordinator::emit(pb::EventRecord record) {
-  events_.push_back(record);
+  if (!e.has_step()) e.set_step(ledger_.last_finished());
+  events_.push_back(e);
   if (events_.size() > kKeptEvents) events_.pop_front();
-  act(EmitEvent{std::move(record)});
+  act(EmitEvent{std::move(e)});
 }
 
 }  // namespace remesh::core

@@ -7,19 +7,25 @@
 // what the workers report and moves the generation through its phases. What it
 // knows and how it judges is in values with headers and tests of their own:
 //
+//   admission.h         what of a worker's message counts
+//   name_owners.h       which key may use which worker name
 //   roster.h            who is a member; where a worker is declared dead
 //   step_ledger.h       which steps are finished, and their metrics
 //   step_times.h        how long steps and changes of mesh take
 //   checkpoint_watch.h  which checkpoints were saved or failed
 //   failure_detector.h  whether the generation failed (cause.h: the culprit)
 //   failure_budget.h    whether to try again, and when
-//   cordons.h           which hosts get no ranks for a while
-//   link_search.h       which of many links is bad
+//   cordoning.h         which hosts get no ranks for a while (cordons.h), and
+//                       which of many links is bad (link_search.h)
 //   mesh_policy.h       which mesh the job should have
 //   room.h              whether the states fit into shared memory
 //   recovery.h          which state a generation starts from (state_choice.h)
+//   assignment.h        the plan of a generation
+//   directives.h        what each worker is asked to do
 //   state_retention.h   whose memory is still needed (survival.h)
 //   fence_relay.h       PMIx fences
+//   announcements.h     what people are told when something happens
+//   job_status.h        what people are told when they ask
 //
 // The values return what changed or what they decided; only this class
 // persists, sends and emits.
@@ -42,20 +48,26 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "coordinator/core/admission.h"
+#include "coordinator/core/announcements.h"
 #include "coordinator/core/api.h"
+#include "coordinator/core/assignment.h"
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/cordoning.h"
+#include "coordinator/core/directives.h"
 #include "coordinator/core/failure_budget.h"
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/fence_relay.h"
+#include "coordinator/core/job_status.h"
 #include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/name_owners.h"
 #include "coordinator/core/rate_limit.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/room.h"
@@ -68,8 +80,6 @@
 
 namespace remesh::core {
 
-// Time that workers have to find a restarted coordinator.
-inline constexpr int64_t kReconnectSlackMs = 3000;
 // After a stop was declined or put off, until the next optional one.
 inline constexpr int64_t kDeclinedStopMs = 30'000;
 
@@ -100,11 +110,11 @@ class Coordinator {
   bool follows(const pb::Report& report) const {
     return roster_.newest_is(report);
   }
-  // The key that registered a worker name; "" if none has (owners.cc).
-  std::string owner_of(const std::string& worker) const;
-  std::vector<std::string> workers_of(const std::string& key) const;
+  const NameOwners& owners() const { return owners_; }
   bool may_use_name(const std::string& worker, const std::string& key,
-                    Claim claim) const;
+                    Claim claim) const {
+    return owners_.may_use(worker, key, claim, roster_);
+  }
 
  private:
   void hear(const Input& input, int64_t now_ms);
@@ -114,28 +124,13 @@ class Coordinator {
   void handle(const PeerLost& e);
   void handle(const CommandReceived& e);
   void handle(const CheckpointsScanned& e);
-  void resume_ended_job();
   void adopt_generation();
-  void leave_unknown_generation();
   void note_own_absence(int64_t now_ms);
-  void announce(const Roster::Changes& changes);
-  void announce_loss(const Roster::MembershipChange& lost);
-  bool too_many_lives(const pb::Report& report, const std::string& key);
-  void register_name(const std::string& worker, const std::string& key);
-
-  // When others know more than the journal (older_journal.cc).
-  bool believes_numbers(const pb::Report& report) const;
-  void skip_to_generation_of(const pb::Report& report);
-  void emit_journal_behind(const std::string& worker);
-
-  // What of a worker's message counts (admission.cc).
-  std::optional<pb::Report> admit(const pb::Report& report);
-  int64_t most_steps() const;
-  Status check_fence(const pb::FenceIn& fence) const;
-  bool may_know_steps(const pb::Report& report, int64_t generation) const;
+  std::optional<pb::Report> admit(const ReportReceived& e);
   void refuse(const std::string& worker, const std::string& why,
               bool permanent);
   void tell_refused(const std::string& worker, const std::string& why);
+  void skip_to_generation_of(const pb::Report& report);
 
   // One method for each phase, run after every input, or after those taken.
   void reconcile();
@@ -145,29 +140,26 @@ class Coordinator {
   void reconcile_ended();
   bool ready_to_scan();
   bool abort_to_discard();
-  bool abort_ended_before();
   // Whether it is known why the ranks of an abort could not load their source.
   bool source_fate_known() const;
   void note_declined_stops();
+  void send_directives();
 
   // Starting a generation (generation.cc).
   void plan(const CheckpointsScanned& scan);
   void restore_steps(int64_t generation, int64_t step, int64_t next);
   void abandon_checkpoints(const CheckpointsScanned& scan, int64_t step);
-  int64_t newest_generation(const CheckpointsScanned& scan) const;
-  pb::Assignment assignment_of(const Recovery::Decision& decision) const;
-  std::set<std::string> hosts_of(const pb::Assignment& assignment) const;
-  std::vector<pb::Durable::Member> add_workers(
-      pb::Assignment* assignment) const;
-  Shortages fit_room(pb::Assignment* assignment, std::string* given_up) const;
-  Shortages shortages_after(const pb::Assignment& running,
-                            pb::Assignment* next) const;
+  // A number that neither the journal nor, if that was lost, the checkpoints
+  // know.
+  int64_t next_generation(const CheckpointsScanned& scan) const {
+    return newest_generation(scan, durable_.generation()) + 1;
+  }
+  Plan plan_of(const Recovery::Decision& decision) const;
+  Shortages shortages_after(Plan* next) const;
   bool put_off_for_room(const MeshPolicy::MeshChange& change);
-  void begin_generation(const Recovery::Decision& decision, pb::Assignment a);
+  void begin_generation(const Recovery::Decision& decision, Plan plan);
   std::optional<pb::Mesh> mesh_before() const;
   void wait_for(const events::EventKind& kind, const std::string& what);
-  std::string release_pin(const geometry::Layout& chosen);
-  void emit_pin_released(const std::string& layout);
   void release_unfit_pin();
   void release_scale(const std::string& why);
 
@@ -175,52 +167,24 @@ class Coordinator {
   void finish(const MeshPolicy::MeshChange& change);
   void abort(const Failure& failure);
   void end_generation();
-  void emit_failure(const Failure& fault);
   bool try_again_after(const Failure& fault, Consequence consequence);
-  bool holds_unsaved_step(const Roster::Member& m) const;
-  std::string only_in_memory() const;
   std::string who_was_not_reached() const;
   void refuse_job(const std::string& where);
   void terminate(pb::Durable::Phase phase, const std::string& why);
 
-  // Cordons (cordoning.cc).
-  double unix_now() const;
-  bool others_remain(const std::vector<std::string>& failed,
-                     const Failure& fault) const;
-  bool could_go_on_without(const std::vector<std::string>& hosts) const;
-  Consequence cordon_for(const Failure& fault,
-                         std::vector<pb::Cordon>* cordoned);
-  Consequence cordon_for_link(const Failure& fault,
-                              std::vector<pb::Cordon>* cordoned);
-  Consequence search_link(const Failure& fault,
-                          std::vector<pb::Cordon>* cordoned);
-  bool next_link_test(std::vector<pb::Cordon>* cordoned);
-  void note_link_test();
-  bool needs_state_of(const std::set<std::string>& hosts) const;
+  Cordoning cordoning();
+  bool cordon_short(const Shortages& shortages, const pb::Assignment& a);
   bool others_may_load();
-  bool cordon_short(const Shortages& shortages,
-                    const pb::Assignment& assignment);
-  void emit_cordon(const pb::Cordon& cordon);
-  void emit_uncordoned(const std::string& host, const std::string& detail);
-  void end_cordons_in_time();
-  void clear_suspicion();
-  Status lift_cordon(const std::string& name);
+  // Persists and announces.
+  void apply(const Cordoning::Changes& changes);
 
-  // Steps and checkpoints (steps.cc).
+  // Members, steps and checkpoints (records.cc).
+  void announce(const Roster::Changes& changes);
   void finish_steps(int64_t committed);
+  void clear_suspicion();
   void record(const StepLedger::Entry& entry);
   void emit_training(int64_t step);
-  void add_past_steps(pb::Assignment* assignment) const;
   void watch_checkpoints(int64_t committed);
-
-  // Directives (directives.cc).
-  void send_directives();
-  Roster::Said what_to_say(const std::string& name,
-                           const Roster::Member& m) const;
-  pb::Directive directive_of(const Roster::Said& said, const std::string& name,
-                             const Roster::Member& m);
-  pb::Directive::Goal goal_for(const std::string& name,
-                               const Roster::Member& m) const;
 
   // Commands (commands.cc).
   pb::Reply answer(const pb::Command& command);
@@ -230,43 +194,41 @@ class Coordinator {
   Status pin_mesh(const std::string& layout);
   Status set_scale(int64_t slots);
   Status request_stop(bool discard);
+  Status lift_cordon(const std::string& name);
   void decline_stop(const std::string& why);
   Status check_another_mesh_follows() const;
-
-  // Status (status.cc).
-  void fill_worker_status(const std::string& name, const Roster::Member& m,
-                          pb::WorkerStatus* out) const;
-  void fill_prediction(pb::RankStatus* rank) const;
-  void fill_settings(pb::JobStatus* out) const;
-  void fill_kept_state(pb::JobStatus* out) const;
 
   ClusterView view() const {
     return {.roster = roster_,
             .durable = durable_,
             .now_ms = now_ms_,
             .phase_since_ms = phase_since_ms_,
-            .times = &times_};
+            .times = &times_,
+            .last_finished = ledger_.last_finished(),
+            .saved_step = checkpoints_.newest_step()};
   }
-  bool keeps_state() const { return keeps_state_; }
+  double unix_now() const {
+    return options_.unix_offset_s + static_cast<double>(now_ms_) / 1000;
+  }
   int64_t total_steps() const { return options_.job.train().steps(); }
   bool job_finished() const { return ledger_.last_finished() >= total_steps(); }
   // The job was resumed with fewer steps than it has made.
   bool overtaken() const { return ledger_.last_finished() > total_steps(); }
-  bool must_save_before_stop() const {
-    return !durable_.stop_discards() &&
-           retention_.must_save_before_stop(view(), policy_,
-                                            checkpoints_.newest_step(),
-                                            ledger_.last_finished());
+  bool adopted() const { return durable_.generation() == adopted_generation_; }
+  // Workers have had no time yet to find this life of the coordinator.
+  bool just_started() const {
+    return now_ms_ - started_ms_ < kReconnectSlackMs;
   }
-  // Whether states in memory are newer than every checkpoint known.
-  bool has_unsaved_steps() const {
-    return keeps_state_ && checkpoints_.newest_step() < ledger_.last_finished();
+  bool must_save_before_stop() const {
+    return retention_.must_save_before_stop(view(), policy_);
   }
 
   void set_phase(pb::Durable::Phase phase);  // persists
   void persist() { act(Persist{durable_}); }
-  pb::EventRecord event(const events::EventKind& kind) const;
   void emit(pb::EventRecord record);
+  void emit(const events::EventKind& kind, const EventFields& fields = {}) {
+    emit(event(kind, fields));
+  }
   template <typename A>
   void act(A action) {
     actions_.push_back(std::move(action));
@@ -279,8 +241,8 @@ class Coordinator {
   std::vector<Action> actions_;
   pb::Durable durable_;
 
-  std::map<std::string, std::string> owners_;  // as in durable_, by worker
-  RateLimit lives_;                            // of workers, by key
+  NameOwners owners_;
+  RateLimit lives_;  // of workers, by key
   Roster roster_;
   StepLedger ledger_;
   StepTimes times_;
@@ -290,10 +252,9 @@ class Coordinator {
   Recovery recovery_;
   StateRetention retention_;
   FenceRelay fences_;
+  Directives directives_;
+  mutable StatusReporter reporter_;  // keeps predictions
 
-  // One sequence for all workers, so that a worker that returns after it was
-  // declared dead never sees the numbers go backwards.
-  uint64_t directive_seq_ = 0;
   int64_t adopted_generation_ = -1;  // started in an earlier life
   int64_t synced_step_ = 0;          // whose metrics are durable
   bool backlog_full_ = false;        // no further metrics are recorded
@@ -313,11 +274,9 @@ class Coordinator {
   // Why a change of mesh was put off; "": none is.
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
-  int64_t checkpoint_request_ = 0;      // number of the last one
   std::deque<pb::EventRecord> events_;  // the newest, for status
   uint64_t dropped_ = 0;                // messages that were not taken
-  int64_t refused_ = 0;                 // reports since the last event of it
-  std::optional<int64_t> refusal_told_ms_;
+  RefusalCount refusals_;
   int64_t terminal_since_ms_ = -1;
   // After a start or an absence, workers may exist that were not heard yet and
   // have to be told if the job ends.
@@ -328,9 +287,6 @@ class Coordinator {
   // Workers whose ranks of the last generation may still run: they were lost
   // with it and not heard of since.
   std::set<std::string> unreached_;
-  // Memory of the ranks of a generation, predicted when a status asks for it.
-  mutable int64_t predicted_generation_ = -1;
-  mutable std::map<int, pb::MemoryUse> predicted_;
 };
 
 }  // namespace remesh::core

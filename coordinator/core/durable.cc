@@ -4,9 +4,42 @@
 #include <map>
 #include <string_view>
 
+#include "coordinator/core/failure_budget.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
+
+pb::Durable restore(const Options& options, int64_t known_generation,
+                    bool keeps_state) {
+  pb::Durable d = options.restored.value_or(pb::Durable());
+  d.set_generation(std::max(d.generation(), known_generation));
+  d.set_epoch(std::max(d.epoch() + 1, options.epoch_floor));
+  if (options.resume) {
+    d.set_stop_requested(false);
+    d.set_stop_discards(false);
+  }
+  if (options.resume && terminal(d.phase())) {
+    d.set_phase(pb::Durable::WAITING);
+    reset_failures(d.mutable_budget());
+    d.clear_cause();
+    d.clear_refusals();
+    d.clear_host_faults();
+  }
+  if (d.run_id() == 0) d.set_run_id(options.run_id);
+  // The run's number, which outlives its journal, so that without the journal
+  // the workers' states still count as those of this run.
+  if (keeps_state && d.state_job() == 0)
+    d.set_state_job(std::max<uint64_t>(1, d.run_id()));
+  *d.mutable_job() = options.job;
+  return d;
+}
+
+void leave_unknown_generation(pb::Durable* d) {
+  d->set_phase(pb::Durable::WAITING);
+  d->clear_assignment();
+  d->clear_participants();
+  d->clear_finish();
+}
 
 bool terminal(pb::Durable::Phase phase) {
   return phase == pb::Durable::DONE || phase == pb::Durable::FAILED ||

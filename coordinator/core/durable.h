@@ -1,12 +1,25 @@
-// Queries of the coordinator's durable state. Pure.
+// The coordinator's durable state: what a life of it begins with, and queries.
+// Pure.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
+#include "coordinator/core/api.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
+
+// What this life of the coordinator begins with: what the journal says, under a
+// new epoch, and for a resumed job without its end and its failures.
+// known_generation: the newest one in the metrics log, which the journal may
+// not know if it was lost or put back from a backup.
+pb::Durable restore(const Options& options, int64_t known_generation,
+                    bool keeps_state);
+// The newest generation is not the one that the journal has the plan of, so it
+// is not known who takes part in it, nor which ranks must commit a step. It
+// ends, and the next one starts from what the workers and checkpoints have.
+void leave_unknown_generation(pb::Durable* durable);
 
 // The job has ended.
 bool terminal(pb::Durable::Phase phase);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "coordinator/core/durable.h"
+#include "coordinator/core/recovery.h"
 #include "proto/base/rank_phase.h"
 #include "proto/base/text.h"
 
@@ -228,6 +229,42 @@ std::optional<Failure> FailureDetector::find_hang(
         other.status->os_state() == r.status->os_state())
       add_host(other.host, &failure);
   return failure;
+}
+
+std::optional<Failure> FailureDetector::find_unprepared(const ClusterView& view,
+                                                        bool adopted,
+                                                        bool forgiving) const {
+  if (auto lost = find_lost_worker(view)) return lost;
+  const pb::Durable& d = view.durable;
+  if (const auto ahead = view.roster.started_early(d, adopted && !forgiving);
+      !ahead.empty())
+    return Failure{.what = fmt::format("worker {} has started generation {}, "
+                                       "which the journal only prepares",
+                                       ahead, d.generation()),
+                   .is_fault = false};
+  const std::string loser = lost_source(view, forgiving);
+  if (loser.empty()) return std::nullopt;
+  return Failure{.what = fmt::format("worker {} has lost a state that the "
+                                     "generation starts from",
+                                     loser),
+                 .worker = loser,
+                 .is_fault = false};
+}
+
+std::optional<Failure> FailureDetector::find_ended_before(
+    const ClusterView& view) const {
+  const pb::Durable& d = view.durable;
+  for (const auto& [name, m] : view.roster.members()) {
+    const pb::Report& r = m.report;
+    if (view.roster.live_participant(d, name) != nullptr && m.reported &&
+        has_ranks(d, name) && r.generation() == d.generation() && !r.busy() &&
+        r.state() == pb::Report::IDLE)
+      return Failure{.what = fmt::format("worker {} has ended generation {}, "
+                                         "which the journal says runs",
+                                         name, d.generation()),
+                     .is_fault = false};
+  }
+  return std::nullopt;
 }
 
 Failure FailureDetector::settle(const Failure& noticed,

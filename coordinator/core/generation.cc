@@ -1,20 +1,17 @@
-// How the coordinator starts and ends generations, and the job.
+// How the coordinator starts and ends generations, and the job; and what it
+// does when hosts are cordoned.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
-#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/coordinator.h"
 #include "coordinator/core/durable.h"
-#include "coordinator/core/failure_budget.h"
-#include "coordinator/core/job_shape.h"
 #include "proto/base/exit_code.h"
 #include "proto/base/text.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
-
-using geometry::Layout;
 
 // How often it is checked whether the states fit when they did not.
 constexpr int64_t kLookForRoomMs = 1000;
@@ -23,12 +20,9 @@ constexpr int64_t kLookForRoomMs = 1000;
 
 void Coordinator::plan(const CheckpointsScanned& scan) {
   ledger_.prove(scan.valid);
-  for (const std::string& damaged : scan.invalid) {
-    if (!reported_damaged_.insert(damaged).second) continue;
-    pb::EventRecord e = event(events::kCheckpointDamaged);
-    e.set_cause(damaged);
-    emit(std::move(e));
-  }
+  for (const std::string& damaged : scan.invalid)
+    if (reported_damaged_.insert(damaged).second)
+      emit(events::kCheckpointDamaged, {.cause = damaged});
   const ClusterView now = view();
   const Recovery::Inputs in{.view = now,
                             .ledger = ledger_,
@@ -37,17 +31,15 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
                             .missing_holders = retention_.missing_holders(now)};
   const StateChoice newest = recovery_.newest(in);
   if (newest.step > total_steps())
-    restore_steps(newest.generation, newest.step, newest_generation(scan) + 1);
+    restore_steps(newest.generation, newest.step, next_generation(scan));
   if (overtaken()) return refuse_job(newest.why);
   if (const auto* last = recovery_.final_checkpoint(in)) {
-    restore_steps(generation_of(*last), last->step,
-                  newest_generation(scan) + 1);
+    restore_steps(generation_of(*last), last->step, next_generation(scan));
     return terminate(pb::Durable::DONE, "");
   }
   const auto wanted = policy_.place(now);
   if (!wanted.ok()) return;  // workers were lost during the scan
-  if (keeps_state() && !roster_.inventories_known(durable_.generation()))
-    return;
+  if (keeps_state_ && !roster_.inventories_known(durable_.generation())) return;
   const Recovery::Decision decision = recovery_.decide(in, *wanted);
   if (decision.kind == Recovery::Decision::Kind::kWait) {
     if (decision.rescan_ms > 0) not_before_ms_ = now_ms_ + decision.rescan_ms;
@@ -57,7 +49,7 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
   if ((gives_up || decision.source.step() < ledger_.last_finished()) &&
       others_may_load())
     return plan(scan);
-  if (keeps_state()) durable_.set_rescue(decision.rescue);
+  if (keeps_state_) durable_.set_rescue(decision.rescue);
   if (gives_up) {
     // A checkpoint that did not load may be sound, and the host bad.
     if (durable_.refusals().checkpoints().empty() ||
@@ -66,66 +58,58 @@ void Coordinator::plan(const CheckpointsScanned& scan) {
     durable_.mutable_refusals()->clear_checkpoints();
     return plan(scan);
   }
-  pb::Assignment assignment = assignment_of(decision);
-  const std::vector<pb::Durable::Member> participants =
-      add_workers(&assignment);
+  Plan next = plan_of(decision);
   std::string given_up;
-  if (const Shortages s = fit_room(&assignment, &given_up); !s.empty()) {
-    if (cordon_short(s, assignment)) return;
+  const Shortages s = keeps_state_
+                          ? fit_room(recovery_.table(), roster_, replicas_fit_,
+                                     &next.assignment, &given_up)
+                          : Shortages();
+  if (!s.empty()) {
+    if (cordon_short(s, next.assignment)) return;
     not_before_ms_ = now_ms_ + kLookForRoomMs;
     if (const std::string text = to_text(s); text != waiting_for_)
       wait_for(events::kWaitingForRoom, text);
     return;
   }
-  const int64_t next = newest_generation(scan) + 1;
-  assignment.set_generation(next);
+  const int64_t number = next_generation(scan);
+  next.assignment.set_generation(number);
   if (!given_up.empty())
-    assignment.mutable_source()->mutable_reason()->append("; " + given_up);
-  restore_steps(decision.generation, decision.source.step(), next);
+    next.assignment.mutable_source()->mutable_reason()->append("; " + given_up);
+  restore_steps(decision.generation, decision.source.step(), number);
   abandon_checkpoints(scan, decision.source.step());
-  durable_.mutable_participants()->Assign(participants.begin(),
-                                          participants.end());
-  begin_generation(decision, std::move(assignment));
+  begin_generation(decision, std::move(next));
 }
 
-Shortages Coordinator::fit_room(pb::Assignment* assignment,
-                                std::string* given_up) const {
-  if (!keeps_state()) return {};
-  return core::fit_room(recovery_.table(), roster_, replicas_fit_, assignment,
-                        given_up);
+Plan Coordinator::plan_of(const Recovery::Decision& decision) const {
+  return make_plan(decision, view(), options_, shape_,
+                   policy_.wants_hardware());
 }
 
-// What would not fit if the mesh changed now. *next: the assignment that was
-// tried.
-Shortages Coordinator::shortages_after(const pb::Assignment& running,
-                                       pb::Assignment* next) const {
-  if (!keeps_state() || durable_.rescue()) return {};
+// What would not fit if the mesh changed now. *next: the plan that was tried.
+Shortages Coordinator::shortages_after(Plan* next) const {
+  if (!keeps_state_ || durable_.rescue()) return {};
   auto placed = policy_.place(view());
   if (!placed.ok()) return {};
-  *next = assignment_of({.placement = std::move(placed).value()});
-  add_workers(next);
-  start_from(running, recovery_.table(), next);
+  *next = plan_of({.placement = std::move(placed).value()});
+  const pb::Assignment& running = durable_.assignment();
+  start_from(running, recovery_.table(), &next->assignment);
   std::string given_up;
-  return core::fit_room(recovery_.table(), roster_, true, next, &given_up,
-                        &running);
+  return fit_room(recovery_.table(), roster_, true, &next->assignment,
+                  &given_up, &running);
 }
 
 // Training continues rather than stop for a mesh whose states do not fit. Hosts
 // that are short, and that the running mesh does without, are cordoned.
 bool Coordinator::put_off_for_room(const MeshPolicy::MeshChange& change) {
   if (change.must || durable_.stop_requested()) return false;
-  pb::Assignment next;
-  const Shortages s = shortages_after(durable_.assignment(), &next);
+  Plan next;
+  const Shortages s = shortages_after(&next);
   if (s.empty()) return false;
-  if (cordon_short(s, next)) return true;
+  if (cordon_short(s, next.assignment)) return true;
   no_change_before_ms_ = now_ms_ + kDeclinedStopMs;
   const std::string text = to_text(s);
-  if (text == put_off_) return true;
-  put_off_ = text;
-  pb::EventRecord e = event(events::kChangePutOff);
-  e.set_cause(text);
-  e.set_detail(change.why);
-  emit(std::move(e));
+  if (std::exchange(put_off_, text) != text)
+    emit(events::kChangePutOff, {.cause = text, .detail = change.why});
   return true;
 }
 
@@ -159,81 +143,9 @@ void Coordinator::restore_steps(int64_t generation, int64_t step,
   for (const auto& entry : ledger_.restore(generation, step)) record(entry);
 }
 
-// As the journal or, if it was lost, the checkpoints know it.
-int64_t Coordinator::newest_generation(const CheckpointsScanned& scan) const {
-  int64_t newest = durable_.generation();
-  const auto take = [&](int64_t other) {
-    if (other <= limits::kMaxNumber) newest = std::max(newest, other);
-  };
-  take(scan.claimed);
-  for (const CheckpointInfo& c : scan.valid)
-    for (const pb::StepMetrics& m : c.recent) take(m.generation());
-  return newest;
-}
-
-pb::Assignment Coordinator::assignment_of(
-    const Recovery::Decision& decision) const {
-  pb::Assignment a;
-  const planner::Placement& placement = decision.placement;
-  *a.mutable_source() = decision.source;
-  *a.mutable_mesh() = mesh_of(placement.layout);
-  if (!placement.prediction.empty()) a.set_prediction(placement.prediction);
-  a.mutable_microbatches()->Assign(placement.shares.begin(),
-                                   placement.shares.end());
-  const auto threads = static_cast<int>(options_.job.train().threads());
-  for (const planner::RankPlace& p : placement.ranks) {
-    pb::RankPlace* out = a.add_ranks();
-    out->set_rank(p.rank);
-    out->set_worker(p.worker);
-    out->set_local_slot(p.local_slot);
-    out->set_threads(threads > 0 ? threads : p.threads);
-  }
-  *a.mutable_job() =
-      shape_ ? job_on(options_.job, *shape_, placement.layout) : options_.job;
-  a.set_run_dir(options_.run_dir);
-  a.set_run_id(durable_.run_id());
-  if (!placement.ranks.empty())
-    a.set_build(roster_.members().at(placement.ranks[0].worker).report.build());
-  if (policy_.wants_hardware() && !times_.knows_link(hosts_of(a)))
-    a.set_measure_link(true);
-  return a;
-}
-
-std::set<std::string> Coordinator::hosts_of(const pb::Assignment& a) const {
-  std::set<std::string> hosts;
-  for (const pb::RankPlace& p : a.ranks())
-    hosts.insert(roster_.members().at(p.worker()).report.host());
-  return hosts;
-}
-
-// Every live worker participates, with ranks or as a spare, unless it is
-// leaving and has no ranks.
-std::vector<pb::Durable::Member> Coordinator::add_workers(
-    pb::Assignment* a) const {
-  std::vector<pb::Durable::Member> participants;
-  std::set<std::string_view> placed;
-  for (const pb::RankPlace& p : a->ranks()) placed.insert(p.worker());
-  for (const auto& [name, m] : roster_.members()) {
-    if (!m.alive || !m.reported || m.report.slots() < 1 ||
-        (m.leaving() && !placed.contains(name)))
-      continue;
-    a->add_workers(name);
-    a->add_hosts(m.report.host());
-    pb::Durable::Member& p = participants.emplace_back();
-    p.set_name(name);
-    p.set_incarnation(m.report.incarnation());
-    p.set_host(m.report.host());
-    p.set_host_id(m.report.host_id());
-    p.set_slots(m.report.slots());
-    p.set_cores(m.report.cores());
-    p.set_memory_bytes(m.report.memory_bytes());
-  }
-  count_ranks(a);
-  return participants;
-}
-
 void Coordinator::begin_generation(const Recovery::Decision& decision,
-                                   pb::Assignment a) {
+                                   Plan plan) {
+  pb::Assignment& a = plan.assignment;
   ledger_.forget_finished();
   durable_.set_generation(a.generation());
   replicas_fit_ = true;
@@ -246,21 +158,25 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   e.set_source_kind(a.source().kind());
   e.set_lost_steps(lost_steps_);
   e.set_detail(decision.placement.reason + "; " + a.source().reason());
-  add_past_steps(&a);
+  if (options_.job.train().max_skipped_steps() > 0)
+    add_past_steps(ledger_.recent(), &a);
+  durable_.mutable_participants()->Assign(plan.participants.begin(),
+                                          plan.participants.end());
   *durable_.mutable_assignment() = std::move(a);
   *durable_.mutable_assignment_job() = options_.job;
-  times_.begin(decision.placement.layout, hosts_of(durable_.assignment()));
+  times_.begin(decision.placement.layout,
+               hosts_of(durable_.assignment(), roster_));
   waiting_for_.clear();
   recovery_.begin_generation();
   retention_.begin_generation();
   roster_.begin_generation();
-  std::string released;
-  if (!durable_.rescue()) {
-    released = release_pin(decision.placement.layout);
-    durable_.mutable_mesh_request()->clear_changed();
-  }
+  const auto pin = pinned_layout(durable_.mesh_request());
+  const bool unpins =
+      !durable_.rescue() && pin && *pin != decision.placement.layout;
+  if (!durable_.rescue()) durable_.mutable_mesh_request()->clear_changed();
+  if (unpins) durable_.mutable_mesh_request()->clear_pinned();
   set_phase(pb::Durable::PREPARING);
-  if (!released.empty()) emit_pin_released(released);
+  if (unpins) emit(pin_released_event(*pin));
   emit(std::move(e));
 }
 
@@ -278,49 +194,72 @@ void Coordinator::wait_for(const events::EventKind& kind,
                            const std::string& what) {
   if (what.empty()) return;
   waiting_for_ = what;
-  pb::EventRecord e = event(kind);
-  e.set_detail(what);
-  emit(std::move(e));
+  emit(kind, {.detail = what});
 }
 
 // ------------------------------------------------------- released requests
-
-// Unpins the layout if `chosen` is another one; returns the layout.
-std::string Coordinator::release_pin(const Layout& chosen) {
-  const auto pin = pinned_layout(durable_.mesh_request());
-  if (!pin || *pin == chosen) return "";
-  durable_.mutable_mesh_request()->clear_pinned();
-  return pin->to_string();
-}
-
-void Coordinator::emit_pin_released(const std::string& layout) {
-  pb::EventRecord e = event(events::kMeshReleased);
-  e.set_detail(fmt::format(
-      "not enough slots for {}; falling back to automatic mesh selection",
-      layout));
-  emit(std::move(e));
-}
 
 // Slots were lost before the change to the pinned layout began.
 void Coordinator::release_unfit_pin() {
   if (durable_.phase() != pb::Durable::RUNNING || !policy_.pin_is_unfit(view()))
     return;
-  const std::string layout =
-      pinned_layout(durable_.mesh_request())->to_string();
+  const auto pin = pinned_layout(durable_.mesh_request());
   durable_.mutable_mesh_request()->clear_pinned();
   durable_.mutable_mesh_request()->clear_changed();
   persist();
-  emit_pin_released(layout);
+  emit(pin_released_event(*pin));
 }
 
 // The scale admitted the layout that was pinned, and admits none of the job's
 // own.
 void Coordinator::release_scale(const std::string& why) {
-  pb::EventRecord e = event(events::kScaleReleased);
-  e.set_detail(fmt::format("using all slots again: {}", why));
   durable_.mutable_mesh_request()->clear_scale();
   persist();
-  emit(std::move(e));
+  emit(events::kScaleReleased,
+       {.detail = fmt::format("using all slots again: {}", why)});
+}
+
+// ----------------------------------------------------------------- cordons
+
+Cordoning Coordinator::cordoning() {
+  // After a loss, or when this coordinator was restarted.
+  const bool may_return = now_ms_ < unheard_until_ms_ ||
+                          (roster_.last_loss_ms() > started_ms_ &&
+                           now_ms_ - roster_.last_loss_ms() <
+                               options_.job.elastic().rejoin_wait_ms());
+  return Cordoning({.view = view(),
+                    .policy = policy_,
+                    .elastic = options_.job.elastic(),
+                    .unix_s = unix_now(),
+                    .stepped = detector_.has_stepped(),
+                    .others_may_return = may_return,
+                    .faults = durable_.mutable_host_faults()});
+}
+
+bool Coordinator::cordon_short(const Shortages& shortages,
+                               const pb::Assignment& a) {
+  Cordoning cordons = cordoning();
+  const bool done = cordons.for_room(shortages, a);
+  apply(cordons.changes());
+  return done;
+}
+
+// Before finished steps are lost because a state does not load, hosts that have
+// not tried it do.
+bool Coordinator::others_may_load() {
+  const pb::Refusals& refusals = durable_.refusals();
+  if (refusals.checkpoints().empty() && refusals.states().empty()) return false;
+  Cordoning cordons = cordoning();
+  if (!cordons.for_loading()) return false;
+  durable_.clear_refusals();
+  apply(cordons.changes());
+  return true;
+}
+
+void Coordinator::apply(const Cordoning::Changes& changes) {
+  if (!changes.any) return;
+  persist();
+  for (pb::EventRecord& e : events_of(changes, unix_now())) emit(std::move(e));
 }
 
 // --------------------------------------------------------------------- end
@@ -330,10 +269,10 @@ void Coordinator::finish(const MeshPolicy::MeshChange& change) {
   pb::Finish* f = durable_.mutable_finish();
   f->set_reason(change.why);
   f->set_must_stop(change.must);
-  pb::Assignment next;
+  Plan next;
   f->set_save(roster_.committed_step(durable_) > total_steps() ||
               retention_.must_save_to_finish(view(), policy_) ||
-              !shortages_after(durable_.assignment(), &next).empty());
+              !shortages_after(&next).empty());
   checkpoints_.expect_stop(roster_);
   set_phase(pb::Durable::FINISHING);
 }
@@ -352,19 +291,22 @@ void Coordinator::end_generation() {
     fault = detector_.settle(*failure_, view());
     *durable_.mutable_cause() = cause_of(*fault);
     times_.add_failure();
-    if (fault->exit_code != kExitSaveFailed) emit_failure(*fault);
+    if (fault->exit_code != kExitSaveFailed)
+      emit(event_of(*fault, view(),
+                    static_cast<double>(now_ms_ - change_began_ms_) / 1000));
   } else if (!aborted) {
-    pb::EventRecord e = event(events::kGenerationEnded);
     const std::string& reason = durable_.finish().reason();
-    e.set_detail(reason.empty() ? "all ranks finished" : reason);
-    emit(std::move(e));
+    emit(events::kGenerationEnded,
+         {.detail = reason.empty() ? "all ranks finished" : reason});
     if (change_began_ms_ < 0) change_began_ms_ = now_ms_;
   }
-  std::vector<pb::Cordon> cordoned;
+  Cordoning cordons = cordoning();
   Consequence consequence = Consequence::kNone;
   if (fault && fault->exit_code != kExitSaveFailed) {
     count_failure(*fault, ledger_.last_finished(), durable_.mutable_budget());
-    consequence = cordon_for(*fault, &cordoned);
+    consequence = cordons.after(*fault);
+    for (const pb::LinkSearch& test : cordons.changes().tests)
+      emit(event_of(test));
   }
   failure_.reset();
   fences_.clear();
@@ -384,22 +326,9 @@ void Coordinator::end_generation() {
     return overtaken() ? refuse_job("") : terminate(pb::Durable::DONE, "");
   finish_checked_ = false;
   set_phase(pb::Durable::WAITING);
-  for (const pb::Cordon& c : cordoned) emit_cordon(c);
+  for (const pb::Cordon& c : cordons.changes().begun)
+    emit(event_of(c, unix_now()));
   reconcile_waiting();
-}
-
-void Coordinator::emit_failure(const Failure& fault) {
-  pb::EventRecord e = event(events::kFailure);
-  e.set_cause(fault.what);
-  e.set_worker(fault.worker);
-  if (fault.rank >= 0) e.set_rank(fault.rank);
-  for (const RankView& r : rank_views(view()))
-    if (r.status->rank() == fault.rank && r.worker == fault.worker)
-      fill_failure(r, &e);
-  for (const pb::Durable::Member& p : durable_.participants())
-    if (p.name() == fault.worker && !e.has_host()) e.set_host(p.host());
-  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
-  emit(std::move(e));
 }
 
 // False if the job has failed.
@@ -434,26 +363,6 @@ bool Coordinator::try_again_after(const Failure& fault,
   return true;
 }
 
-bool Coordinator::holds_unsaved_step(const Roster::Member& m) const {
-  const auto& held = m.report.holdings();
-  return has_unsaved_steps() &&
-         std::any_of(held.begin(), held.end(), [&](const auto& h) {
-           return h.step() >= ledger_.last_finished();
-         });
-}
-
-// Says where the last finished step is if no checkpoint has it.
-std::string Coordinator::only_in_memory() const {
-  std::vector<std::string> holders;
-  for (const auto& [name, m] : roster_.members())
-    if (m.alive && holds_unsaved_step(m)) holders.push_back(name);
-  if (holders.empty()) return "";
-  return fmt::format(
-      "step {} is in no checkpoint, but in the memory of {} for at least {} "
-      "minutes; resume the job to continue from it",
-      ledger_.last_finished(), join(holders), memory::kStateKeptS / 60);
-}
-
 std::string Coordinator::who_was_not_reached() const {
   if (unreached_.empty()) return "";
   return fmt::format(
@@ -479,7 +388,7 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   *durable_.mutable_cause() = cause_of({.what = why});
   durable_.clear_participants();
   // A resumed job waits for those who hold the state.
-  if (phase == pb::Durable::DONE || !has_unsaved_steps())
+  if (phase == pb::Durable::DONE || !retention_.has_unsaved_steps(view()))
     durable_.clear_assignment();
   set_phase(phase);
   pb::EventRecord e =
@@ -489,7 +398,8 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   if (phase == pb::Durable::FAILED || refused_job_) e.set_cause(why);
   if (phase != pb::Durable::DONE) {
     std::vector<std::string> details;
-    for (const std::string& d : {who_was_not_reached(), only_in_memory()})
+    for (const std::string& d :
+         {who_was_not_reached(), retention_.only_in_memory(view())})
       if (!d.empty()) details.push_back(d);
     if (!details.empty()) e.set_detail(join(details, "; "));
   }

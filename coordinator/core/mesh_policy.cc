@@ -378,6 +378,37 @@ Status MeshPolicy::check_layout(const ClusterView& view,
   return place(view, layout).status();
 }
 
+Result<bool> MeshPolicy::pin(const ClusterView& view, const std::string& text,
+                             pb::MeshRequest* request) const {
+  std::string pinned;
+  if (text != "auto") {
+    ASSIGN_OR_RETURN(const Layout layout, Layout::parse(text));
+    RETURN_IF_ERROR(check_layout(view, layout));
+    pinned = layout.to_string();
+  }
+  const bool here =
+      layout_of(view.durable.assignment().mesh()).to_string() == pinned;
+  if (request->pinned() == pinned &&
+      (pinned.empty() || here || request->changed()))
+    return false;  // it is so already, or will be
+  request->set_pinned(pinned);
+  request->set_changed(true);
+  return true;
+}
+
+Result<bool> MeshPolicy::scale(const ClusterView& view, int64_t slots,
+                               pb::MeshRequest* request) const {
+  RETURN_IF_ERROR(check_scale(view, slots));
+  if (request->scale() == slots) return false;
+  request->set_scale(static_cast<int>(slots));
+  const pb::Assignment& a = view.durable.assignment();
+  const auto placed = place(view);
+  if (a.ranks_size() > 0 && placed.ok() &&
+      placed->layout != layout_of(a.mesh()))
+    request->set_changed(true);
+  return true;
+}
+
 Status MeshPolicy::check_scale(const ClusterView& view, int64_t slots) const {
   const auto& elastic = job_.elastic();
   const int64_t most = elastic.max_slots();

@@ -86,6 +86,12 @@ class MeshPolicy {
   // Whether the pinned layout is not running and does not fit any more.
   bool pin_is_unfit(const ClusterView& view) const;
 
+  // Commands: pin this layout ("auto": none) or use this number of slots (0:
+  // all). Return whether that changes the request, which is the view's.
+  Result<bool> pin(const ClusterView& view, const std::string& layout,
+                   pb::MeshRequest* request) const;
+  Result<bool> scale(const ClusterView& view, int64_t slots,
+                     pb::MeshRequest* request) const;
   // Whether a command may ask for this layout now.
   Status check_layout(const ClusterView& view,
                       const geometry::Layout& layout) const;

@@ -10,6 +10,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/state_retention.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::core {
 namespace {
@@ -64,6 +65,17 @@ std::string damage_text(const Recovery::Inputs& in) {
 }
 
 }  // namespace
+
+int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled) {
+  int64_t newest = journaled;
+  const auto take = [&](int64_t other) {
+    if (other <= limits::kMaxNumber) newest = std::max(newest, other);
+  };
+  take(scan.claimed);
+  for (const CheckpointInfo& c : scan.valid)
+    for (const pb::StepMetrics& m : c.recent) take(m.generation());
+  return newest;
+}
 
 std::string source_text(const pb::Source& s) {
   switch (s.kind()) {

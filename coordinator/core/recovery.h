@@ -27,6 +27,9 @@
 
 namespace remesh::core {
 
+// The newest generation that the journal or a checkpoint knows.
+int64_t newest_generation(const CheckpointsScanned& scan, int64_t journaled);
+
 // One line for people: where a generation's state comes from.
 std::string source_text(const pb::Source& source);
 

@@ -1,9 +1,14 @@
 #include "coordinator/core/state_retention.h"
 
-#include <algorithm>
+#include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
+#include "checkpoint/memory/state_info.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/survival.h"
+#include "proto/base/text.h"
 
 namespace remesh::core {
 
@@ -47,19 +52,18 @@ bool StateRetention::expects_generation(const ClusterView& view,
 
 bool StateRetention::needs_memory_of(const ClusterView& view,
                                      const MeshPolicy& policy,
-                                     const std::string& worker,
-                                     int64_t saved_step,
-                                     int64_t last_finished) const {
+                                     const std::string& worker) const {
   const Roster::Member& m = view.roster.members().at(worker);
   if (!keeps_state_ || m.sent_away) return false;
   const pb::Durable& d = view.durable;
   const auto& held = m.report.holdings();
   if (d.phase() == pb::Durable::WAITING || d.phase() == pb::Durable::ABORTING) {
     // Its state may prove steps whose metrics were not heard.
+    int64_t last_finished = view.last_finished;
     for (const pb::StateHolding& h : held)
       last_finished = std::max(last_finished, h.step());
     if (m.report.has_inventory() &&
-        (held.empty() || saved_step >= last_finished))
+        (held.empty() || view.saved_step >= last_finished))
       return false;
     return expects_generation(view, policy);
   }
@@ -88,15 +92,33 @@ bool StateRetention::must_save_to_finish(const ClusterView& view,
 }
 
 bool StateRetention::must_save_before_stop(const ClusterView& view,
-                                           const MeshPolicy& policy,
-                                           int64_t saved_step,
-                                           int64_t last_finished) const {
-  if (!keeps_state_ || saved_step >= last_finished) return false;
+                                           const MeshPolicy& policy) const {
+  if (view.durable.stop_discards() || !has_unsaved_steps(view)) return false;
   const auto& members = view.roster.members();
   const bool held = std::any_of(members.begin(), members.end(), [](auto& m) {
     return m.second.alive && m.second.report.holdings_size() > 0;
   });
   return held && expects_generation(view, policy);
+}
+
+bool StateRetention::holds_unsaved_step(const ClusterView& view,
+                                        const Roster::Member& m) const {
+  const auto& held = m.report.holdings();
+  return has_unsaved_steps(view) &&
+         std::any_of(held.begin(), held.end(), [&](const auto& h) {
+           return h.step() >= view.last_finished;
+         });
+}
+
+std::string StateRetention::only_in_memory(const ClusterView& view) const {
+  std::vector<std::string> holders;
+  for (const auto& [name, m] : view.roster.members())
+    if (m.alive && holds_unsaved_step(view, m)) holders.push_back(name);
+  if (holders.empty()) return "";
+  return fmt::format(
+      "step {} is in no checkpoint, but in the memory of {} for at least {} "
+      "minutes; resume the job to continue from it",
+      view.last_finished, join(holders), memory::kStateKeptS / 60);
 }
 
 }  // namespace remesh::core

@@ -22,9 +22,9 @@ std::set<std::string> hosts_of(const planner::Placement& placement,
 class StateRetention {
  public:
   // keeps_state: whether the job keeps states in memory at all.
-  // saved_step: of the newest checkpoint; last_finished: of the metrics log.
   StateRetention(const pb::Elastic& elastic, bool keeps_state)
       : elastic_(elastic), keeps_state_(keeps_state) {}
+  bool keeps_state() const { return keeps_state_; }
 
   void begin_generation() { handed_off_ = false; }
   // Notes from when on the states that the generation started from are not
@@ -41,16 +41,24 @@ class StateRetention {
                           const MeshPolicy& policy) const;
   // Whether this worker must not leave yet.
   bool needs_memory_of(const ClusterView& view, const MeshPolicy& policy,
-                       const std::string& worker, int64_t saved_step,
-                       int64_t last_finished) const;
+                       const std::string& worker) const;
   // Whether the ranks must save a checkpoint when they stop, because the state
   // does not survive in memory where the next generation runs.
   bool must_save_to_finish(const ClusterView& view,
                            const MeshPolicy& policy) const;
   // Whether finished steps are in memory alone, which ends with the job: then a
   // generation must restore and save them before the job stops.
-  bool must_save_before_stop(const ClusterView& view, const MeshPolicy& policy,
-                             int64_t saved_step, int64_t last_finished) const;
+  bool must_save_before_stop(const ClusterView& view,
+                             const MeshPolicy& policy) const;
+  // Whether states in memory are newer than every checkpoint known.
+  bool has_unsaved_steps(const ClusterView& view) const {
+    return keeps_state_ && view.saved_step < view.last_finished;
+  }
+  // Whether the member holds the last finished step, which no checkpoint has.
+  bool holds_unsaved_step(const ClusterView& view,
+                          const Roster::Member& member) const;
+  // Where that step is, for people; "" if a checkpoint has it, or nobody.
+  std::string only_in_memory(const ClusterView& view) const;
 
  private:
   pb::Elastic elastic_;

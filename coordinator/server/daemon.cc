@@ -215,7 +215,7 @@ class DaemonImpl : public Daemon {
     tell_dropped(now);
     // Workers whose key has lost its right are given up at once.
     for (const std::string& key : door_->refresh(unix_seconds()))
-      for (std::string& worker : core_->workers_of(key))
+      for (std::string& worker : core_->owners().workers_of(key))
         dispatch(core::PeerLost{std::move(worker), "its key is not allowed"});
     probe_storage(now);
     const Outbox::Waited waited = outbox_->take_waited();

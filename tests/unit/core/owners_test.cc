@@ -59,7 +59,7 @@ TEST_F(OwnersTest, TheFirstKeyOwnsANameAndTheJournalKnows) {
   hear("w", "first");
   EXPECT_EQ(core_->durable().owners_size(), 1);
   restart();
-  EXPECT_EQ(core_->owner_of("w"), "first");
+  EXPECT_EQ(core_->owners().owner_of("w"), "first");
   EXPECT_FALSE(may("other", Claim::kNone));
 }
 
@@ -72,11 +72,11 @@ TEST_F(OwnersTest, ANameIsTakenOverByItsOwnerOrAfterADeath) {
   EXPECT_TRUE(may("next", Claim::kWhenDead));
   EXPECT_FALSE(may("next", Claim::kNone));
   hear("w", "next");
-  EXPECT_EQ(core_->owner_of("w"), "next");
+  EXPECT_EQ(core_->owners().owner_of("w"), "next");
   EXPECT_EQ(core_->durable().owners_size(), 1);
   EXPECT_FALSE(may("first", Claim::kWhenDead));
-  EXPECT_EQ(core_->workers_of("next"), std::vector<std::string>{"w"});
-  EXPECT_TRUE(core_->workers_of("first").empty());
+  EXPECT_EQ(core_->owners().workers_of("next"), std::vector<std::string>{"w"});
+  EXPECT_TRUE(core_->owners().workers_of("first").empty());
 }
 
 TEST_F(OwnersTest, AWorkerWhoseKeyIsRevokedIsLostAtOnce) {
@@ -130,11 +130,11 @@ TEST_F(OwnersTest, AKeyWithTooManyNamesLosesTheOldest) {
   actions_ = core_->start(now_);
   hear("w0", "flood");
   hear("new", "flood");
-  EXPECT_EQ(core_->owner_of("honest"), "another");
-  EXPECT_EQ(core_->owner_of("w0"), "flood") << "a member";
-  EXPECT_EQ(core_->owner_of("w1"), "");
-  EXPECT_EQ(core_->owner_of("w2"), "flood");
-  EXPECT_EQ(core_->owner_of("new"), "flood");
+  EXPECT_EQ(core_->owners().owner_of("honest"), "another");
+  EXPECT_EQ(core_->owners().owner_of("w0"), "flood") << "a member";
+  EXPECT_EQ(core_->owners().owner_of("w1"), "");
+  EXPECT_EQ(core_->owners().owner_of("w2"), "flood");
+  EXPECT_EQ(core_->owners().owner_of("new"), "flood");
   EXPECT_EQ(core_->durable().owners_size(), 16'385);
 }
 

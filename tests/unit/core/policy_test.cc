@@ -41,6 +41,12 @@ struct Fixture {
   ClusterView view(int64_t now_ms = 0) const {
     return {.roster = roster, .durable = durable, .now_ms = now_ms};
   }
+  ClusterView view_at(int64_t last_finished, int64_t saved_step) const {
+    return {.roster = roster,
+            .durable = durable,
+            .last_finished = last_finished,
+            .saved_step = saved_step};
+  }
 };
 
 int world(const Result<planner::Placement>& placed) {
@@ -432,7 +438,7 @@ TEST(StateRetention, TheSourceIsNeededUntilALaterStepIsCommitted) {
   StateRetention retention(job().elastic(), /*keeps_state=*/true);
   const auto needs_b = [&] {
     retention.observe(f.view());
-    return retention.needs_memory_of(f.view(), f.policy, "b", -1, 3);
+    return retention.needs_memory_of(f.view_at(3, -1), f.policy, "b");
   };
   EXPECT_TRUE(needs_b());
   EXPECT_EQ(retention.missing_holders(f.view()), std::set<std::string>{});
@@ -440,7 +446,7 @@ TEST(StateRetention, TheSourceIsNeededUntilALaterStepIsCommitted) {
   EXPECT_FALSE(needs_b());
   retention.begin_generation();
   EXPECT_FALSE(StateRetention(job().elastic(), false)
-                   .needs_memory_of(f.view(), f.policy, "b", -1, 3));
+                   .needs_memory_of(f.view_at(3, -1), f.policy, "b"));
 }
 
 // Another worker's copy of the state is what protects it until then, and a
@@ -457,10 +463,10 @@ TEST(StateRetention, AWorkerWithoutAnInventoryIsNeeded) {
   r.clear_has_inventory();
   f.hear(r);
   const StateRetention retention(job().elastic(), true);
-  EXPECT_TRUE(retention.needs_memory_of(f.view(), f.policy, "b", -1, 3));
+  EXPECT_TRUE(retention.needs_memory_of(f.view_at(3, -1), f.policy, "b"));
   r.set_has_inventory(true);
   f.hear(r);
-  EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "b", -1, 3));
+  EXPECT_FALSE(retention.needs_memory_of(f.view_at(3, -1), f.policy, "b"));
 }
 
 // Step 9 may become complete when a missing worker returns.
@@ -478,7 +484,7 @@ TEST(StateRetention, AStateNewerThanTheSourceIsNeededUntilAStepIsFinished) {
   StateRetention retention(job().elastic(), true);
   const auto needs_b = [&] {
     retention.observe(f.view());
-    return retention.needs_memory_of(f.view(), f.policy, "b", 3, 3);
+    return retention.needs_memory_of(f.view_at(3, 3), f.policy, "b");
   };
   EXPECT_FALSE(needs_b());
   r.add_holdings()->set_step(9);
@@ -497,8 +503,8 @@ TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
   r.add_holdings()->set_step(9);
   f.hear(r);
   const StateRetention retention(job().elastic(), true);
-  EXPECT_TRUE(retention.needs_memory_of(f.view(), f.policy, "a", 5, 3));
-  EXPECT_FALSE(retention.needs_memory_of(f.view(), f.policy, "a", 9, 3));
+  EXPECT_TRUE(retention.needs_memory_of(f.view_at(3, 5), f.policy, "a"));
+  EXPECT_FALSE(retention.needs_memory_of(f.view_at(3, 9), f.policy, "a"));
 }
 
 TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
@@ -507,8 +513,8 @@ TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   r.add_holdings()->set_step(9);
   f.hear(r);
   const StateRetention retention(job().elastic(), true);
-  EXPECT_TRUE(retention.must_save_before_stop(f.view(), f.policy, 5, 9));
-  EXPECT_FALSE(retention.must_save_before_stop(f.view(), f.policy, 9, 9));
+  EXPECT_TRUE(retention.must_save_before_stop(f.view_at(9, 5), f.policy));
+  EXPECT_FALSE(retention.must_save_before_stop(f.view_at(9, 9), f.policy));
 }
 
 }  // namespace

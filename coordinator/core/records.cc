@@ -1,9 +1,20 @@
-// Which steps and checkpoints the coordinator records.
-#include <fmt/format.h>
-
+// What the coordinator records: members, steps and checkpoints.
 #include "coordinator/core/coordinator.h"
+#include "coordinator/core/durable.h"
 
 namespace remesh::core {
+
+void Coordinator::announce(const Roster::Changes& changes) {
+  using Kind = Roster::MembershipChange::Kind;
+  for (const Roster::MembershipChange& c : changes) {
+    const bool over = terminal(durable_.phase());
+    if (!over || c.kind == Kind::kLeaving) emit(event_of(c, durable_));
+    if (!over && c.kind == Kind::kLost &&
+        forgive_source(durable_.assignment().source(), c.worker,
+                       durable_.mutable_refusals()))
+      persist();
+  }
+}
 
 void Coordinator::finish_steps(int64_t committed) {
   // Steps that are computed again, or that an earlier life recorded, also show
@@ -25,23 +36,23 @@ void Coordinator::finish_steps(int64_t committed) {
   }
 }
 
+// The mesh works: what failed on its hosts before is over.
+void Coordinator::clear_suspicion() {
+  const pb::HostFaults& faults = durable_.host_faults();
+  if (faults.suspects().empty() && !faults.has_link_search()) return;
+  std::set<std::string> hosts;
+  for (const pb::Durable::Member& p : durable_.participants())
+    if (has_ranks(durable_, p.name())) hosts.insert(p.host());
+  Cordoning cordons = cordoning();
+  cordons.after_step(hosts);
+  apply(cordons.changes());
+}
+
 void Coordinator::record(const StepLedger::Entry& entry) {
-  if (entry.gap_first > 0) {
-    pb::EventRecord e = event(events::kMetricsGap);
-    e.set_step(entry.gap_first - 1);
-    e.set_detail(
-        fmt::format("the metrics of the finished steps {} to {} are lost",
-                    entry.gap_first, entry.gap_last));
-    emit(std::move(e));
-  }
+  if (entry.gap_first > 0) emit(gap_event(entry));
   if (!entry.metrics) return;
   act(AppendMetrics{*entry.metrics});
-  if (!entry.metrics->skipped()) return;
-  pb::EventRecord e = event(events::kStepSkipped);
-  e.set_step(entry.metrics->step());
-  e.set_cause(fmt::format("the loss is {:.4g} and the gradient norm {:.4g}",
-                          entry.metrics->loss(), entry.metrics->grad_norm()));
-  emit(std::move(e));
+  if (entry.metrics->skipped()) emit(skipped_event(*entry.metrics));
 }
 
 void Coordinator::emit_training(int64_t step) {
@@ -58,34 +69,15 @@ void Coordinator::emit_training(int64_t step) {
   lost_steps_ = 0;
 }
 
-// Gives the generation the recorded steps up to its source. If it continues
-// from another branch, the last of them are not those of its own history.
-void Coordinator::add_past_steps(pb::Assignment* a) const {
-  if (options_.job.train().max_skipped_steps() == 0) return;
-  for (const pb::StepMetrics& m : ledger_.recent()) {
-    if (m.step() > a->source().step()) break;
-    pb::Assignment::PastStep* step = a->add_past_steps();
-    step->set_loss(m.loss());
-    if (m.skipped()) step->set_skipped(true);
-  }
-}
-
 void Coordinator::watch_checkpoints(int64_t committed) {
   for (const CheckpointWatch::Result& r :
        checkpoints_.observe(roster_, durable_.generation(),
                             std::max(ledger_.last_finished(), committed))) {
-    pb::EventRecord e = event(r.error.empty() ? events::kCheckpoint
-                                              : events::kCheckpointFailed);
     if (r.error.empty()) {
       failed_saves_ = 0;
       durable_.set_saved_step(std::max(durable_.saved_step(), r.step));
-      e.set_step(r.step);
-    } else {
-      e.set_rank(r.rank);
-      e.set_worker(r.worker);
-      e.set_cause(r.error);
     }
-    emit(std::move(e));
+    emit(event_of(r));
   }
 }
 

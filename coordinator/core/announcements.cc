@@ -1,0 +1,155 @@
+#include "coordinator/core/announcements.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "coordinator/core/durable.h"
+#include "coordinator/core/failure_detector.h"
+#include "coordinator/core/link_search.h"
+#include "proto/base/text.h"
+
+namespace remesh::core {
+
+pb::EventRecord event(const events::EventKind& kind,
+                      const EventFields& fields) {
+  pb::EventRecord e;
+  e.set_event(kind.name);
+  if (fields.worker) e.set_worker(*fields.worker);
+  if (fields.host) e.set_host(*fields.host);
+  if (fields.cause) e.set_cause(*fields.cause);
+  if (fields.detail) e.set_detail(*fields.detail);
+  return e;
+}
+
+pb::EventRecord event_of(const Roster::MembershipChange& c,
+                         const pb::Durable& d) {
+  using Kind = Roster::MembershipChange::Kind;
+  switch (c.kind) {
+    case Kind::kLost: {
+      const bool has_part = participates(d, c.worker, c.incarnation) &&
+                            has_ranks(d, c.worker) &&
+                            d.phase() != pb::Durable::WAITING;
+      if (c.leaving && !has_part)
+        return event(events::kWorkerLeft, {.worker = c.worker});
+      return event(events::kWorkerLost,
+                   {.worker = c.worker, .cause = c.detail});
+    }
+    case Kind::kJoined:
+      return event(events::kWorkerJoined,
+                   {.worker = c.worker, .detail = c.detail});
+    case Kind::kReturned:
+      return event(events::kWorkerBack,
+                   {.worker = c.worker, .detail = c.detail});
+    case Kind::kLeaving:
+      return event(events::kWorkerLeaving, {.worker = c.worker});
+    case Kind::kAlone:
+      return event(events::kCutOff, {.detail = c.detail});
+    case Kind::kHeard:
+      return event(events::kCutOffEnded, {.detail = c.detail});
+  }
+  return {};
+}
+
+pb::EventRecord event_of(const Failure& failure, const ClusterView& view,
+                         double seconds) {
+  pb::EventRecord e = event(events::kFailure,
+                            {.worker = failure.worker, .cause = failure.what});
+  if (failure.rank >= 0) e.set_rank(failure.rank);
+  for (const RankView& r : rank_views(view))
+    if (r.status->rank() == failure.rank && r.worker == failure.worker)
+      fill_failure(r, &e);
+  for (const pb::Durable::Member& p : view.durable.participants())
+    if (p.name() == failure.worker && !e.has_host()) e.set_host(p.host());
+  e.set_seconds(seconds);
+  return e;
+}
+
+pb::EventRecord event_of(const CheckpointWatch::Result& r) {
+  if (r.error.empty()) {
+    pb::EventRecord e = event(events::kCheckpoint);
+    e.set_step(r.step);
+    return e;
+  }
+  pb::EventRecord e =
+      event(events::kCheckpointFailed, {.worker = r.worker, .cause = r.error});
+  e.set_rank(r.rank);
+  return e;
+}
+
+pb::EventRecord event_of(const pb::Cordon& c, double unix_s) {
+  const double seconds = remaining_s(c, unix_s);
+  pb::EventRecord e = event(
+      events::kHostCordoned,
+      {.host = c.host(),
+       .cause = c.reason(),
+       .detail = fmt::format(
+           "{}no ranks are placed on it for {}; `remesh uncordon {}` ends this",
+           c.peer().empty()
+               ? ""
+               : fmt::format("its link to {} seems to be bad; ", c.peer()),
+           format_duration(seconds), c.host())});
+  e.set_seconds(seconds);
+  return e;
+}
+
+pb::EventRecord event_of(const pb::LinkSearch& test) {
+  return event(
+      events::kLinkSearch,
+      {.cause = test.reason(),
+       .detail = fmt::format(
+           "messages are lost {}; the next mesh is without {}", link_text(test),
+           join({test.apart().begin(), test.apart().end()}))});
+}
+
+std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,
+                                       double unix_s) {
+  std::vector<pb::EventRecord> out;
+  for (const pb::LinkSearch& test : changes.tests)
+    out.push_back(event_of(test));
+  if (changes.search_ended)
+    out.push_back(event(events::kLinkSearch,
+                        {.detail = "given up; all hosts are used again"}));
+  for (const pb::Cordon& c : changes.begun) out.push_back(event_of(c, unix_s));
+  for (const pb::Cordon& c : changes.ended)
+    out.push_back(event(events::kHostUncordoned,
+                        {.host = c.host(), .detail = "it is tried again"}));
+  return out;
+}
+
+pb::EventRecord gap_event(const StepLedger::Entry& gap) {
+  pb::EventRecord e = event(
+      events::kMetricsGap,
+      {.detail = fmt::format("the metrics of the finished steps {} to {} are "
+                             "lost",
+                             gap.gap_first, gap.gap_last)});
+  e.set_step(gap.gap_first - 1);
+  return e;
+}
+
+pb::EventRecord skipped_event(const pb::StepMetrics& step) {
+  pb::EventRecord e = event(
+      events::kStepSkipped,
+      {.cause = fmt::format("the loss is {:.4g} and the gradient norm {:.4g}",
+                            step.loss(), step.grad_norm())});
+  e.set_step(step.step());
+  return e;
+}
+
+pb::EventRecord journal_behind_event(int64_t generation,
+                                     std::optional<std::string> worker) {
+  return event(events::kJournalBehind,
+               {.worker = std::move(worker),
+                .detail = fmt::format("generation {} was used before; "
+                                      "numbering continues above it",
+                                      generation)});
+}
+
+pb::EventRecord pin_released_event(const geometry::Layout& layout) {
+  return event(events::kMeshReleased,
+               {.detail = fmt::format("not enough slots for {}; falling back "
+                                      "to automatic mesh selection",
+                                      layout.to_string())});
+}
+
+}  // namespace remesh::core

@@ -1,0 +1,83 @@
+// Cordoning: which hosts are cordoned because of what has failed, and when they
+// are used again. It counts failures on hosts and links (cordons.h), looks for
+// a bad link (link_search.h), and never cordons hosts that the job cannot do
+// without.
+//
+// Made for one decision: it changes the HostFaults that it is given and says
+// what changed. No I/O.
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/cordons.h"
+#include "coordinator/core/failure_budget.h"
+#include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/room.h"
+#include "proto/base/status.h"
+
+namespace remesh::core {
+
+class Cordoning {
+ public:
+  // What the coordinator has to write down and announce.
+  struct Changes {
+    bool any = false;                   // of HostFaults
+    std::vector<pb::LinkSearch> tests;  // hosts were set apart for a test
+    bool search_ended = false;          // in vain
+    std::vector<pb::Cordon> begun;
+    std::vector<pb::Cordon> ended;  // their time is over
+  };
+  // Borrows its members. `faults` are those of view.durable.
+  struct Inputs {
+    ClusterView view;
+    const MeshPolicy& policy;
+    const pb::Elastic& elastic;
+    double unix_s = 0;
+    bool stepped = false;            // the generation has committed a step
+    bool others_may_return = false;  // hosts that were lost, soon
+    pb::HostFaults* faults;
+  };
+  explicit Cordoning(const Inputs& in) : in_(in) {}
+
+  // Counts the failure on the hosts or links that it is put down to, and
+  // cordons those where it is one too many, unless nobody else could continue
+  // the job. REQUIRES: the failure is counted (failure_budget.h).
+  Consequence after(const Failure& fault);
+  // A mesh with ranks on these hosts made a step: what failed on them before is
+  // over, and none of their links is bad.
+  void after_step(const std::set<std::string>& hosts);
+  // Cordons hosts that have too little room for the states of the assignment,
+  // unless they are needed: without the others, or because of the states that
+  // they hold. Returns whether it did.
+  bool for_room(const Shortages& shortages, const pb::Assignment& assignment);
+  // What some hosts cannot load may be sound, and the hosts bad. Cordons them
+  // if there are hosts that have not tried it; returns whether it did.
+  bool for_loading();
+  void end_in_time();
+  // `name`: of a host, or of a worker on it. Returns the host.
+  Result<std::string> lift(const std::string& name);
+
+  const Changes& changes() const { return changes_; }
+
+ private:
+  bool others_remain(const std::vector<std::string>& failed,
+                     const Failure& fault) const;
+  bool possible_without(const std::vector<std::string>& hosts) const;
+  bool needs_state_of(const std::set<std::string>& hosts) const;
+  void begin(const std::string& host, const std::string& peer,
+             const Failure& fault);
+  int64_t count(const std::string& host, const std::string& peer,
+                const Failure& fault, double remembered_s = 0);
+  Consequence after_broken(const Failure& fault);
+  Consequence after_lost_message(const Failure& fault);
+  bool next_link_test();
+  void note_link_test(const std::set<std::string>& hosts);
+
+  const Inputs in_;
+  Changes changes_;
+};
+
+}  // namespace remesh::core

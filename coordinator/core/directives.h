@@ -1,0 +1,48 @@
+// Directives: what the coordinator asks of each worker, and when it says so
+// again. No I/O.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/api.h"
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/fence_relay.h"
+#include "coordinator/core/mesh_policy.h"
+#include "coordinator/core/state_retention.h"
+
+namespace remesh::core {
+
+class Directives {
+ public:
+  // Borrows its members.
+  struct Inputs {
+    ClusterView view;
+    const Options& options;
+    const MeshPolicy& policy;
+    const StateRetention& retention;
+    const FenceRelay& fences;
+    // Fences may have been contributed to an earlier life of the coordinator.
+    bool adopted = false;
+    int64_t synced_step = 0;  // whose metrics survive a crash of the host
+  };
+
+  void request_checkpoint() { ++checkpoint_request_; }
+  // Those to send now, of which the roster takes a note. A directive is sent
+  // when it says something new, and repeated in case it was lost.
+  std::vector<pb::Directive> due(const Inputs& in, Roster* roster);
+
+ private:
+  Roster::Said what_to_say(const Inputs& in, const std::string& name,
+                           const Roster::Member& m) const;
+  pb::Directive directive_of(const Inputs& in, const Roster::Said& said,
+                             const std::string& name, const Roster::Member& m);
+
+  // One sequence for all workers, so that a worker that returns after it was
+  // declared dead never sees the numbers go backwards.
+  uint64_t seq_ = 0;
+  int64_t checkpoint_request_ = 0;  // number of the last one
+};
+
+}  // namespace remesh::core

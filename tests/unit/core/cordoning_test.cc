@@ -1,0 +1,144 @@
+// Which hosts are cordoned after failures, and which are not because the job
+// cannot do without them.
+#include "coordinator/core/cordoning.h"
+
+#include <gtest/gtest.h>
+
+#include "proto/base/exit_code.h"
+#include "tests/unit/core/builders.h"
+
+namespace remesh::core {
+namespace {
+
+pb::Job job() {
+  pb::Job j;
+  j.mutable_train()->set_steps(100);
+  j.mutable_train()->set_global_batch_size(8);
+  j.mutable_train()->set_local_batch_size(1);
+  j.mutable_elastic()->set_max_same_failures(3);
+  return j;
+}
+
+class CordoningTest : public ::testing::Test {
+ protected:
+  void hear_all(const std::vector<std::string>& workers) {
+    durable_ = running(workers);
+    for (const std::string& w : workers)
+      roster_.on_report(report(w, ++seq_), durable_, kSilentMs, 0);
+  }
+  Cordoning cordoning() {
+    return Cordoning({.view = {.roster = roster_, .durable = durable_},
+                      .policy = policy_,
+                      .elastic = job_.elastic(),
+                      .others_may_return = may_return_,
+                      .faults = durable_.mutable_host_faults()});
+  }
+  Consequence after(const Failure& f) {
+    Cordoning c = cordoning();
+    const Consequence out = c.after(f);
+    changes_ = c.changes();
+    return out;
+  }
+  std::vector<std::string> begun() const {
+    std::vector<std::string> hosts;
+    for (const pb::Cordon& c : changes_.begun) hosts.push_back(c.host());
+    return hosts;
+  }
+
+  const pb::Job job_ = job();
+  const MeshPolicy policy_{job_, std::nullopt};
+  Roster roster_;
+  pb::Durable durable_;
+  bool may_return_ = false;
+  Cordoning::Changes changes_;
+  uint64_t seq_ = 0;
+};
+
+using Hosts = std::vector<std::string>;
+
+const Failure kNoStart{.what = "x",
+                       .rank = 0,
+                       .worker = "a",
+                       .hosts = {"host-a"},
+                       .at_start = true};
+
+TEST_F(CordoningTest, AHostWhoseRanksDoNotStartIsCordonedIfOthersCanRun) {
+  hear_all({"a", "b"});
+  EXPECT_EQ(after(kNoStart), Consequence::kHostsAlone);
+  EXPECT_TRUE(changes_.any);
+  EXPECT_EQ(begun(), Hosts{});
+  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+  EXPECT_EQ(begun(), Hosts{"host-a"});
+  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
+}
+
+TEST_F(CordoningTest, TheLastHostIsCordonedOnlyIfOthersMayReturn) {
+  hear_all({"a"});
+  for (int i = 0; i < 5; ++i)
+    EXPECT_NE(after(kNoStart), Consequence::kCordoned);
+  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
+  may_return_ = true;
+  EXPECT_EQ(after(kNoStart), Consequence::kCordoned);
+}
+
+TEST_F(CordoningTest, AHostWithoutRoomIsCordonedUnlessItHoldsAState) {
+  hear_all({"a", "b"});
+  const Shortages shortages = {{"host-b", {.needed = 2, .available = 1}}};
+  pb::StateHolding* held =
+      durable_.mutable_assignment()->mutable_source()->add_states();
+  held->set_host("host-b");
+  Cordoning needed = cordoning();
+  EXPECT_FALSE(needed.for_room(shortages, durable_.assignment()));
+  EXPECT_FALSE(needed.changes().any);
+  held->set_host("host-a");
+  Cordoning spare = cordoning();
+  EXPECT_TRUE(spare.for_room(shortages, durable_.assignment()));
+  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-b"));
+  Cordoning rest = cordoning();
+  EXPECT_FALSE(rest.for_room({{"host-a", {}}}, pb::Assignment()))
+      << "no mesh would be left";
+}
+
+TEST_F(CordoningTest, HostsThatCannotLoadAStateMakeWayForOthers) {
+  hear_all({"a", "b"});
+  EXPECT_FALSE(cordoning().for_loading()) << "none has failed";
+  const Failure unloaded{
+      .what = "x", .exit_code = kExitBadSource, .hosts = {"host-a"}};
+  suspect("host-a", "", unloaded, 0, 0, durable_.mutable_host_faults());
+  Cordoning c = cordoning();
+  EXPECT_TRUE(c.for_loading());
+  EXPECT_TRUE(is_cordoned(durable_.host_faults(), "host-a"));
+  suspect("host-b", "", unloaded, 0, 0, durable_.mutable_host_faults());
+  EXPECT_FALSE(cordoning().for_loading()) << "all have tried";
+}
+
+TEST_F(CordoningTest, ASearchForALinkEndsWithTheStepOfAllItsHosts) {
+  hear_all({"a", "b", "c", "d"});
+  const Failure hang{.what = "x",
+                     .between = {"host-a", "host-b", "host-c", "host-d"}};
+  EXPECT_EQ(after(hang), Consequence::kSuspected) << "one message, perhaps";
+  EXPECT_TRUE(changes_.tests.empty());
+  EXPECT_EQ(after(hang), Consequence::kCordoned);
+  ASSERT_EQ(changes_.tests.size(), 1U);
+  EXPECT_GT(changes_.tests[0].apart_size(), 0);
+  Cordoning c = cordoning();
+  c.after_step(hang.between);
+  EXPECT_TRUE(c.changes().any);
+  EXPECT_FALSE(durable_.host_faults().has_link_search());
+}
+
+TEST_F(CordoningTest, IsLiftedByTheNameOfAHostOrOfAWorkerOnIt) {
+  hear_all({"a", "b"});
+  cordon("host-a", "", kNoStart, 0, durable_.mutable_host_faults());
+  const auto unknown = cordoning().lift("b");
+  ASSERT_FALSE(unknown.ok());
+  EXPECT_EQ(unknown.status().message(),
+            "'b' is not cordoned; cordoned hosts: host-a");
+  const auto host = cordoning().lift("a");
+  ASSERT_TRUE(host.ok());
+  EXPECT_EQ(*host, "host-a");
+  EXPECT_FALSE(is_cordoned(durable_.host_faults(), "host-a"));
+}
+
+}  // namespace
+}  // namespace remesh::core
