@@ -8,8 +8,8 @@
 #                                  exist; tables agree with headers, or are
 #                                  written
 #   tests/lint.sh tidy BUILD [--all]   clang-tidy accepts the files that are
-#                                  not as on main or, on main, as in the commit
-#                                  before; or all files
+#                                  not as on main or, on main or far ahead of
+#                                  it, as in the commit before; or all files
 #
 # BUILD is a build tree: clang-tidy reads its compile_commands.json and the
 # headers generated from proto/.
