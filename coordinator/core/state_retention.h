@@ -47,7 +47,8 @@ class StateRetention {
   bool must_save_to_finish(const ClusterView& view,
                            const MeshPolicy& policy) const;
   // Whether finished steps are in memory alone, which ends with the job: then a
-  // generation must restore and save them before the job stops.
+  // generation must restore and save them before the job stops, unless it is to
+  // stop without saving.
   bool must_save_before_stop(const ClusterView& view,
                              const MeshPolicy& policy) const;
   // Whether states in memory are newer than every checkpoint known.

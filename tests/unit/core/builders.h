@@ -34,6 +34,17 @@ inline geometry::ParamTable small_model() {
                                      .tie_embeddings = true});
 }
 
+inline pb::Job small_job() {
+  pb::Job j;
+  j.mutable_train()->set_steps(100);
+  j.mutable_train()->set_global_batch_size(8);
+  j.mutable_train()->set_local_batch_size(1);
+  j.mutable_elastic()->set_join_window_ms(1000);
+  j.mutable_elastic()->set_rejoin_wait_ms(5000);
+  j.mutable_elastic()->set_max_same_failures(3);
+  return j;
+}
+
 inline pb::Report report(const std::string& worker, uint64_t seq,
                          uint64_t incarnation = 1) {
   pb::Report r;

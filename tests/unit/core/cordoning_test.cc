@@ -10,15 +10,6 @@
 namespace remesh::core {
 namespace {
 
-pb::Job job() {
-  pb::Job j;
-  j.mutable_train()->set_steps(100);
-  j.mutable_train()->set_global_batch_size(8);
-  j.mutable_train()->set_local_batch_size(1);
-  j.mutable_elastic()->set_max_same_failures(3);
-  return j;
-}
-
 class CordoningTest : public ::testing::Test {
  protected:
   void hear_all(const std::vector<std::string>& workers) {
@@ -45,7 +36,7 @@ class CordoningTest : public ::testing::Test {
     return hosts;
   }
 
-  const pb::Job job_ = job();
+  const pb::Job job_ = small_job();
   const MeshPolicy policy_{job_, std::nullopt};
   Roster roster_;
   pb::Durable durable_;

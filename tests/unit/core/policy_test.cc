@@ -14,21 +14,10 @@
 namespace remesh::core {
 namespace {
 
-pb::Job job() {
-  pb::Job j;
-  j.mutable_train()->set_steps(100);
-  j.mutable_train()->set_global_batch_size(8);
-  j.mutable_train()->set_local_batch_size(1);
-  j.mutable_elastic()->set_join_window_ms(1000);
-  j.mutable_elastic()->set_rejoin_wait_ms(5000);
-  j.mutable_elastic()->set_max_same_failures(3);
-  return j;
-}
-
 struct Fixture {
   Roster roster;
   pb::Durable durable;
-  MeshPolicy policy{job(), std::nullopt};
+  MeshPolicy policy{small_job(), std::nullopt};
   uint64_t seq = 0;
 
   void hear(pb::Report r, int64_t now_ms = 0) {
@@ -133,7 +122,7 @@ planner::JobShape shape_of_eight_microbatches() {
 }
 
 TEST(MeshPolicy, ChoosesByTheHardwareThatWorkersReport) {
-  pb::Job j = job();
+  pb::Job j = small_job();
   j.mutable_parallel()->set_tensor_parallel_degree(-1);
   j.mutable_parallel()->set_pipeline_parallel_degree(-1);
   // Slow cores hide the gradients' way over the network, fast ones do not.
@@ -152,7 +141,7 @@ TEST(MeshPolicy, ChoosesByTheHardwareThatWorkersReport) {
 }
 
 TEST(MeshPolicy, WaitsBrieflyForTheHardwareOfNewWorkers) {
-  pb::Job j = job();
+  pb::Job j = small_job();
   j.mutable_parallel()->set_tensor_parallel_degree(-1);
   Fixture f;
   f.policy = MeshPolicy(j, shape_of_eight_microbatches());
@@ -171,7 +160,7 @@ TEST(MeshPolicy, WaitsBrieflyForTheHardwareOfNewWorkers) {
 // A job of one-rank workers that runs on dp4 and would prefer another mesh.
 struct Weighing : Fixture {
   explicit Weighing(int64_t steps_left) {
-    pb::Job j = job();
+    pb::Job j = small_job();
     j.mutable_train()->set_steps(steps_left);
     j.mutable_parallel()->set_tensor_parallel_degree(-1);
     j.mutable_parallel()->set_pipeline_parallel_degree(-1);
@@ -207,8 +196,8 @@ TEST(MeshPolicy, AFasterMeshOfTheSameSizeMustBeWorthThePause) {
   Weighing fails(1000);
   EXPECT_NE(fails.change(), "");
   for (int i = 0; i < 100'000; ++i) fails.times.add_failure();
-  fails.policy =
-      MeshPolicy(fails.durable.assignment_job(), shape_of_eight_microbatches());
+  fails.policy = MeshPolicy(fails.durable.assignment_job(),
+                            shape_of_eight_microbatches());
   EXPECT_EQ(fails.change(), "") << "the next failure comes first";
 }
 
@@ -259,7 +248,7 @@ TEST(MeshPolicy, ARescueMayUseACordonedHostAFewTimes) {
   suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
   cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_TRUE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
-  for (int i = 1; i < job().elastic().max_same_failures(); ++i)
+  for (int i = 1; i < small_job().elastic().max_same_failures(); ++i)
     suspect("host-a", "", {}, 0, 0, f.durable.mutable_host_faults());
   cordon("host-a", "", {.what = "x"}, 0, f.durable.mutable_host_faults());
   EXPECT_FALSE(f.policy.place_on(f.view(), "", {"host-a"}, 0));
@@ -328,7 +317,7 @@ CheckpointInfo saved(int64_t step, int64_t generation = 1) {
 
 Recovery::Decision decide(const Fixture& f, const StepLedger& ledger,
                           const CheckpointsScanned& scan) {
-  Recovery recovery(job(), std::nullopt);
+  Recovery recovery(small_job(), std::nullopt);
   const ClusterView view = f.view();
   return recovery.decide({.view = view,
                           .ledger = ledger,
@@ -435,7 +424,7 @@ TEST(StateRetention, TheSourceIsNeededUntilALaterStepIsCommitted) {
   f.hear(running_report("a", 0, 0, 2));
   f.hear(report("b", 0));
   f.roster.drain("b");
-  StateRetention retention(job().elastic(), /*keeps_state=*/true);
+  StateRetention retention(small_job().elastic(), /*keeps_state=*/true);
   const auto needs_b = [&] {
     retention.observe(f.view());
     return retention.needs_memory_of(f.view_at(3, -1), f.policy, "b");
@@ -445,7 +434,7 @@ TEST(StateRetention, TheSourceIsNeededUntilALaterStepIsCommitted) {
   f.hear(running_report("a", 0, 0, 4));
   EXPECT_FALSE(needs_b());
   retention.begin_generation();
-  EXPECT_FALSE(StateRetention(job().elastic(), false)
+  EXPECT_FALSE(StateRetention(small_job().elastic(), false)
                    .needs_memory_of(f.view_at(3, -1), f.policy, "b"));
 }
 
@@ -462,7 +451,7 @@ TEST(StateRetention, AWorkerWithoutAnInventoryIsNeeded) {
   pb::Report r = report("b", 0);
   r.clear_has_inventory();
   f.hear(r);
-  const StateRetention retention(job().elastic(), true);
+  const StateRetention retention(small_job().elastic(), true);
   EXPECT_TRUE(retention.needs_memory_of(f.view_at(3, -1), f.policy, "b"));
   r.set_has_inventory(true);
   f.hear(r);
@@ -481,7 +470,7 @@ TEST(StateRetention, AStateNewerThanTheSourceIsNeededUntilAStepIsFinished) {
   r.set_has_inventory(true);
   r.add_holdings()->set_step(3);
   f.hear(r);
-  StateRetention retention(job().elastic(), true);
+  StateRetention retention(small_job().elastic(), true);
   const auto needs_b = [&] {
     retention.observe(f.view());
     return retention.needs_memory_of(f.view_at(3, 3), f.policy, "b");
@@ -502,7 +491,7 @@ TEST(StateRetention, AStateBeyondTheKnownStepsIsNeeded) {
   r.set_has_inventory(true);
   r.add_holdings()->set_step(9);
   f.hear(r);
-  const StateRetention retention(job().elastic(), true);
+  const StateRetention retention(small_job().elastic(), true);
   EXPECT_TRUE(retention.needs_memory_of(f.view_at(3, 5), f.policy, "a"));
   EXPECT_FALSE(retention.needs_memory_of(f.view_at(3, 9), f.policy, "a"));
 }
@@ -512,7 +501,7 @@ TEST(StateRetention, AStopSavesStepsThatAreInMemoryOnly) {
   pb::Report r = report("a", 0);
   r.add_holdings()->set_step(9);
   f.hear(r);
-  const StateRetention retention(job().elastic(), true);
+  const StateRetention retention(small_job().elastic(), true);
   EXPECT_TRUE(retention.must_save_before_stop(f.view_at(9, 5), f.policy));
   EXPECT_FALSE(retention.must_save_before_stop(f.view_at(9, 9), f.policy));
 }
