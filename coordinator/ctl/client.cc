@@ -24,6 +24,12 @@ namespace {
 constexpr int64_t kResendMs = 500;
 constexpr int64_t kPollMs = 50;
 constexpr int kStatusIntervalMs = 200;
+// The reply to a request for a change is sent when that is on disk, or after
+// Outbox::Options::stalled_ms, which is less.
+constexpr int kChangeReplyMs = 10'000;
+// `remesh run` starts a coordinator again that was killed, and so may a service
+// manager: how long a request for a change waits for it.
+constexpr int kRestartMs = 1500;
 
 // From the options of the verb, of which there is one in a process.
 wire::KeyChoice& key_options() {
@@ -40,7 +46,7 @@ Result<std::unique_ptr<wire::Client>> connect(const Target& target) {
   return wire::Client::connect(target.address, keys);
 }
 
-// One command and its reply. Unavailable after kReplyMs.
+// One command and its reply. Unavailable after kReplyMs or kChangeReplyMs.
 Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
   const std::string& address = target.address;
   ASSIGN_OR_RETURN(const auto client, connect(target));
@@ -48,7 +54,9 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
   *envelope.mutable_command() = command;
   // All copies have one id: the reply to any of them will do.
   envelope.mutable_command()->set_id(1);
-  const int64_t deadline = monotonic_ms() + kReplyMs;
+  const int64_t patience_ms =
+      command.kind() == pb::Command::STATUS ? kReplyMs : kChangeReplyMs;
+  const int64_t deadline = monotonic_ms() + patience_ms;
   int64_t send_at = 0;
   for (int64_t now = monotonic_ms(); now < deadline; now = monotonic_ms()) {
     if (now >= send_at) {
@@ -70,8 +78,9 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
   }
   if (!client->trouble().empty())
     return invalid_argument(fmt::format("{}: {}", address, client->trouble()));
-  return unavailable(fmt::format("no answer from {} within {}", address,
-                                 format_duration(kReplyMs / 1000.0)));
+  return unavailable(
+      fmt::format("no answer from {} within {}", address,
+                  format_duration(static_cast<double>(patience_ms) / 1000)));
 }
 
 }  // namespace
@@ -150,6 +159,19 @@ bool coordinator_may_answer(const Target& target) {
          (!rundir::is_here(*e) || rundir::RunLock::holder(target.run_dir) > 0);
 }
 
+// Returns when a run that has not ended has a coordinator, or after kRestartMs.
+// The new one may have another address.
+Status await_restart(Target* target) {
+  const std::string run = target->run_dir;
+  for (const int64_t since_ms = monotonic_ms();
+       !run.empty() && !coordinator_may_answer(*target) &&
+       !rundir::end_of_run(run) && monotonic_ms() - since_ms < kRestartMs;) {
+    wait_for_next_poll();
+    ASSIGN_OR_RETURN(*target, find_target(run));
+  }
+  return ok_status();
+}
+
 }  // namespace
 
 rundir::NewestState newest_state_of(const std::string& run) {
@@ -207,7 +229,9 @@ Result<pb::JobStatus> send_command(const Target& target,
 
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command) {
-  ASSIGN_OR_RETURN(const Target target, find_target(run));
+  ASSIGN_OR_RETURN(Target target, find_target(run));
+  if (command.kind() != pb::Command::STATUS)
+    RETURN_IF_ERROR(await_restart(&target));
   return send_command(target, command);
 }
 

@@ -26,7 +26,8 @@ Result<Target> find_target(const std::string& named);
 // if it does not reply in time, or the error of a refused command.
 Result<pb::JobStatus> send_command(const Target& target,
                                    const pb::Command& command);
-// The same with the address read again: a coordinator may have restarted.
+// The same with the address read again: a coordinator may have restarted, and a
+// request for a change gives it a moment for that.
 Result<pb::JobStatus> send_command(const std::string& run,
                                    const pb::Command& command);
 
@@ -40,7 +41,7 @@ std::string kept_in_memory(const std::string& run);
 // Why a run has no coordinator, and how to continue it.
 std::string why_not_running(const std::string& run);
 
-// How long send_command() waits for a reply.
+// How long send_command() waits for the status; longer for changes.
 inline constexpr int kReplyMs = 3000;
 // Sleeps between two commands that poll the state of a job.
 void wait_for_next_poll();

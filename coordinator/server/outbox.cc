@@ -17,7 +17,9 @@
 namespace remesh::server {
 namespace {
 
-constexpr int64_t kProblemMs = 1000;
+// A failing write is tried again many times in this time; one that takes longer
+// than usual may be a disk that others use (Options::stalled_ms).
+constexpr int64_t kFailingMs = 1000;
 
 }  // namespace
 
@@ -205,7 +207,8 @@ std::optional<pb::JobStatus::Problem> Outbox::problem() const {
   const int64_t now = monotonic_ms();
   const std::lock_guard lock(shared_->mutex);
   const int64_t ms = shared_->unwritten.lasts_ms(now);
-  if (ms < kProblemMs) return std::nullopt;
+  if (ms < (shared_->failure.ok() ? shared_->options.stalled_ms : kFailingMs))
+    return std::nullopt;
   pb::JobStatus::Problem out;
   out.set_text(shared_->failure.ok() ? shared_->jobs.front().file +
                                            ": the storage does not answer"

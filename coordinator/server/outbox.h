@@ -38,6 +38,8 @@ class Outbox {
   using Write = std::function<Status()>;
   struct Options {
     int64_t retry_ms = 100;  // after a failed write
+    // A write without an answer for so long is a problem().
+    int64_t stalled_ms = 5000;
     size_t full_bytes = size_t{64} << 20;
     // How long the destructor waits for the write in progress.
     int64_t patience_ms = 2000;
