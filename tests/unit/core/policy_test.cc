@@ -196,8 +196,8 @@ TEST(MeshPolicy, AFasterMeshOfTheSameSizeMustBeWorthThePause) {
   Weighing fails(1000);
   EXPECT_NE(fails.change(), "");
   for (int i = 0; i < 100'000; ++i) fails.times.add_failure();
-  fails.policy = MeshPolicy(fails.durable.assignment_job(),
-                            shape_of_eight_microbatches());
+  fails.policy =
+      MeshPolicy(fails.durable.assignment_job(), shape_of_eight_microbatches());
   EXPECT_EQ(fails.change(), "") << "the next failure comes first";
 }
 
