@@ -146,13 +146,8 @@ int main(int argc, char** argv) {
     return kExitFailed;
   }
   // `remesh run` says so by itself, and its exit code tells how the job ended.
-  if (!app.got_subcommand("run") && !app.got_subcommand("resume") &&
-      (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) &&
-      code == kExitOk) {
-    std::fprintf(stderr, "remesh: the standard output cannot be written\n");
-    return kExitFailed;
-  }
-  return code;
+  if (app.got_subcommand("run") || app.got_subcommand("resume")) return code;
+  return check_output("remesh", code);
 }
 
 }  // namespace remesh::ctl

@@ -7,12 +7,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
 
+#include "proto/base/exit_code.h"
 #include "proto/base/rng.h"
 
 namespace remesh {
@@ -21,6 +23,13 @@ void open_standard_descriptors() {
   int fd = 0;
   while (fd >= 0 && fd <= STDERR_FILENO) fd = open("/dev/null", O_RDWR);
   if (fd > STDERR_FILENO) close(fd);
+}
+
+int check_output(const char* program, int code) {
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  if (!lost || code != kExitOk) return code;
+  std::fprintf(stderr, "%s: the standard output cannot be written\n", program);
+  return kExitFailed;
 }
 
 std::string host_name() {

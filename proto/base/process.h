@@ -28,6 +28,11 @@ void raise_file_limit();
 // and cron wrappers leave them, so that no file or socket has such a number.
 void open_standard_descriptors();
 
+// The exit code of a program that has printed its result: `code`, or
+// kExitFailed, with a message, if that is kExitOk and the standard output
+// cannot be written.
+int check_output(const char* program, int code);
+
 // Where this user's programs keep what outlives a run:
 // $XDG_STATE_HOME/remesh, else ~/.local/state/remesh; "" if there is no home.
 std::string user_state_folder();

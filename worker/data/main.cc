@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -283,8 +284,12 @@ int data_main(int argc, char** argv) {
     app.parse(argc - skip, argv + skip);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kExitUsage;
+  } catch (const std::exception& e) {
+    // Such as a standard output that cannot be written.
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), e.what());
+    return kExitFailed;
   }
-  return code;
+  return check_output(app.get_name().c_str(), code);
 }
 
 }  // namespace

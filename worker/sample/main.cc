@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string_view>
 
 #include "proto/base/exit_code.h"
@@ -32,8 +34,12 @@ int sample_main(int argc, char** argv) {
     app.parse(argc - skip, argv + skip);
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kExitOk : kExitUsage;
+  } catch (const std::exception& e) {
+    // Such as a standard output that cannot be written.
+    std::fprintf(stderr, "%s: %s\n", app.get_name().c_str(), e.what());
+    return kExitFailed;
   }
-  return code;
+  return check_output(app.get_name().c_str(), code);
 }
 
 }  // namespace

@@ -118,6 +118,8 @@ expect 2 "allowed: 1, 2, 4" "$bin/remesh" plan job.toml --layout tp3
 expect 3 "too few slots: 1 offered" "$bin/remesh" plan job.toml --layout dp2
 expect 3 "the standard output cannot be written" sh -c \
   "'$bin/remesh' plan job.toml --slots 3 >/dev/full"
+expect 3 "the standard output cannot be written" sh -c \
+  "'$bin/remesh' data inspect data --json >/dev/full"
 expect 2 "either a job file or --model" "$bin/remesh" plan
 expect 0 "best: " "$bin/remesh" plan job.toml --cluster h100 --gpus 2
 on="--cluster h100 --gpus"
