@@ -113,12 +113,15 @@ int note_number(const std::string& note, const std::string& name) {
   const std::regex pattern(name + "=([0-9]{1,4})");
   return std::regex_search(note, m, pattern) ? std::stoi(m[1]) : 0;
 }
-// Whether the note has the word and does not deny it: "no compile".
+bool note_has(const std::string& note, const std::string& pattern) {
+  return std::regex_search(note, std::regex(pattern, std::regex::icase));
+}
+// "no compile"
+bool note_denies(const std::string& note, const std::string& word) {
+  return note_has(note, "(no|non|not|without|w/o)[- ](" + word + ")");
+}
 bool note_says(const std::string& note, const std::string& word) {
-  const auto has = [&](const std::string& pattern) {
-    return std::regex_search(note, std::regex(pattern, std::regex::icase));
-  };
-  return has(word) && !has("(no|non|not|without|w/o)[- ](" + word + ")");
+  return note_has(note, word) && !note_denies(note, word);
 }
 
 // The architecture whose number of parameters comes nearer: a feed-forward of
@@ -138,8 +141,9 @@ std::string architecture_of(const geometry::ModelConfig& c, double params_b) {
 // What the columns do not say:
 //   fused attention  unless dtype is fp16 and the note does not say "flash":
 //                    runs before FlashAttention (2022)
-//   fused kernels    of Megatron (zero_stage 0 and 1), and where the note says
-//                    "compile"
+//   tuned attention  with zero_stage 1, and where the note says "cuDNN"
+//   fused kernels    of Megatron (zero_stage 0 and 1) unless the note says "no
+//                    compile", and where it says "compile"
 //   overlap of data  unless zero_stage is 0 (Megatron before the distributed
 //                    optimizer)
 //   overlap of tensor-parallel communication
@@ -155,15 +159,19 @@ planner::Execution execution_of(const std::string& note, const Row& row,
                 : dtype.starts_with("fp32") ? Precision::k32
                                             : Precision::k16;
   x.fused_attention = dtype != "fp16" || note_says(note, "flash|FA2");
-  x.tuned_attention = zero == 1;
+  x.tuned_attention = zero == 1 || note_says(note, "cuDNN");
   x.row_scaled = dtype == "fp8-rowwise";
-  x.fused_kernels = zero <= 1 || note_says(note, "compile");
+  x.fused_kernels =
+      zero <= 1 ? !note_denies(note, "compile") : note_says(note, "compile");
   x.overlap_data = zero >= 1 && dtype != "fp16";
   x.overlap_tensor = (zero == 1 && !note_says(note, "vanilla")) ||
                      note_says(note, "async ?TP");
   x.overlap_pipeline = zero >= 1;
   x.sequence_parallel = zero >= 1 || note_says(note, "sequence-parallel=yes");
   x.gradient_bytes = dtype == "fp16" ? 2 : 4;
+  // Weights are read in fp32 and written in 16 bits (6), gradients converted
+  // (6) and added (12). Megatron's products add to sums in fp32.
+  if (note_says(note, "autocast")) x.accumulation_bytes = 24;
   return x;
 }
 

@@ -57,6 +57,21 @@ TEST(Rows, NotesSayWhatTheColumnsDoNot) {
   EXPECT_EQ(run("VP=n/a").shape.chunks, 1);
 }
 
+TEST(Rows, NotesOfOneDeviceSayHowItComputes) {
+  const auto run = [](const std::string& note) {
+    std::string text = std::string(kHeader) + kRow;
+    const std::string from = "Table 1, VP=3";
+    text.replace(text.find(from), from.size(), note);
+    return parse_rows(text, "x.csv").value().front().run;
+  };
+  EXPECT_TRUE(run("").fused_kernels);
+  EXPECT_FALSE(run("no compile").fused_kernels);
+  EXPECT_FALSE(run("").tuned_attention);
+  EXPECT_TRUE(run("cuDNN attention").tuned_attention);
+  EXPECT_EQ(run("").accumulation_bytes, 0);
+  EXPECT_EQ(run("autocast").accumulation_bytes, 24);
+}
+
 TEST(Rows, TheNumberOfDevicesFollowsFromTheLayout) {
   EXPECT_EQ(problem(",64,8,2,4,", ",,8,2,4,"), "");
   EXPECT_EQ(problem(",64,8,2,4,", ",64,8,2,,"), "");

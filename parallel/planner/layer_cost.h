@@ -28,7 +28,11 @@ struct Execution {
   bool overlap_pipeline = false;  // messages between stages
   double gradient_bytes = 4;      // of an element that is reduced
   double weight_bytes = 2;        // of an element that is gathered
-  double message_bytes = 2;       // of an element sent to the next stage
+  // Moved for each trained element and microbatch besides the operands of the
+  // products, to convert weights and to add up gradients, where the products do
+  // not do so themselves and gradients are not sharded.
+  double accumulation_bytes = 0;
+  double message_bytes = 2;  // of an element sent to the next stage
   // All ZeRO stages sum gradients over the microbatches before they are reduced
   // and keep embedding and head gathered; stage 3 gathers the weights of layers
   // for every pass, in a pipeline as well.

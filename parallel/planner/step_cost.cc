@@ -34,7 +34,10 @@ class Step {
     sharded_ =
         l.dp * l.cp > 1 &&
         (run.accumulates ? s.zero_stage == 3 : s.zero_stage >= 2 && l.pp == 1);
-    if (sharded_) add_sharded_traffic();
+    if (sharded_)
+      add_sharded_traffic();
+    else
+      add_accumulation();
     if (run.balanced_stages && l.pp > 1) {
       auto bounds = geometry::split_layers(s.model.n_layers, num_stages_,
                                            {.head = parts.head_layers});
@@ -107,6 +110,12 @@ class Step {
     };
     add(parts_.layer_elements, &layer_);
     if (!run_.accumulates) add(parts_.vocabulary_elements, &head_);
+  }
+
+  void add_accumulation() {
+    const double per_element = run_.accumulation_bytes / m_.memory_bytes_per_s;
+    layer_.weight.elementwise += per_element * parts_.layer_elements;
+    head_.weight.elementwise += per_element * parts_.vocabulary_elements;
   }
 
   double layers_of(int stage) const {

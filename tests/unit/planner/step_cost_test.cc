@@ -228,6 +228,27 @@ TEST(Step, TermsAddUpAndTokensFollow) {
   EXPECT_LT(c.mfu, 0.5);  // the machine reaches half its peak at best
 }
 
+TEST(Step, GradientsAreAddedForEveryMicrobatch) {
+  Machine m = round_machine();
+  m.straggle = 0;
+  const Layout one;
+  for (const int64_t microbatches : {1, 3}) {
+    JobShape s = gpt(microbatches);
+    const double elements =
+        32 * layer_elements(s, one) + vocabulary_elements(s, one);
+    const auto step = [&](double bytes) {
+      return seconds(m, s, one, {.accumulation_bytes = bytes});
+    };
+    EXPECT_NEAR(step(8) - step(0),
+                static_cast<double>(microbatches) * 8 * elements / 1e12, 1e-6);
+    s.zero_stage = 3;
+    const auto sharded = [&](double bytes) {
+      return seconds(m, s, {.dp = 2}, {.accumulation_bytes = bytes});
+    };
+    EXPECT_EQ(sharded(8), sharded(0));
+  }
+}
+
 TEST(Step, MoreOfAnythingIsNeverSlower) {
   JobShape s = gpt(32);
   const Layout layouts[] = {
