@@ -51,11 +51,14 @@ struct Terms {
   double context = 0;   // context-parallel
   double data = 0;      // data-parallel
   double transfer = 0;  // between pipeline stages
+  double replicas = 0;  // of the state, to other hosts or workers
   double bubble = 0;    // pipeline ranks wait for each other
   double optimizer = 0;
   double straggle = 0;  // all wait for the slowest device
   double compute() const { return gemm + attention + elementwise + launch; }
-  double exposed() const { return tensor + context + data + transfer; }
+  double exposed() const {
+    return tensor + context + data + transfer + replicas;
+  }
   double total() const {
     return compute() + exposed() + bubble + optimizer + straggle;
   }
@@ -78,6 +81,7 @@ inline constexpr TermName kTerms[] = {
     {"context", "context-parallel communication", &Terms::context},
     {"data", "data-parallel communication", &Terms::data},
     {"transfer", "messages between stages", &Terms::transfer},
+    {"replicas", "replicas of the state", &Terms::replicas},
     {"bubble", "stages wait for each other", &Terms::bubble},
     {"optimizer", "update of the weights", &Terms::optimizer},
     {"straggle", "all wait for the slowest device", &Terms::straggle}};

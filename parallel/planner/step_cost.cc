@@ -8,6 +8,7 @@
 #include "parallel/geometry/schedule.h"
 #include "parallel/geometry/slice.h"
 #include "parallel/planner/collective.h"
+#include "parallel/planner/memory.h"
 
 namespace remesh::planner {
 namespace {
@@ -55,6 +56,7 @@ class Step {
       t = pipeline();
     }
     t += after_backward();
+    t.replicas = replicas_s(t);
     t.straggle = straggle() * t.total();
     return t;
   }
@@ -286,6 +288,30 @@ class Step {
                                      exposed_s(m_, weights, forward)
                                : gradients + weights;
     return t;
+  }
+
+  // Replicas move while the next step computes and arrive before it ends. Each
+  // end reads, hashes and copies what it sends or receives. Copies that other
+  // hosts hold anyway are those of data-parallel ranks.
+  double replicas_s(const Terms& step) const {
+    constexpr double kBytes = 12, kPasses = 8;
+    const int z = shard_group_on(s_, l_), hosts = hosts_of(l_.world());
+    int64_t kept = replicas_kept(s_, l_);
+    if (hosts > 1 && s_.keep_state && s_.replicate_every > 0) {
+      const int have =
+          std::min(l_.dp * l_.cp / z, hosts_of(l_.dp * l_.cp * l_.tp));
+      kept = std::clamp<int64_t>(s_.replicas + 1 - have, 0, hosts - have);
+    }
+    if (kept == 0) return 0;
+    const double bytes = as_double(kept) * kBytes * rank_elements() / z;
+    const double move = hosts > 1 ? bytes / m_.network_bytes_per_s : 0;
+    const double behind = step.total() - step.exposed();
+    return (kPasses * bytes / m_.memory_bytes_per_s +
+            std::max(0.0, move - behind)) /
+           as_double(s_.replicate_every);
+  }
+  int hosts_of(int ranks) const {
+    return (ranks + m_.node_devices - 1) / m_.node_devices;
   }
 
   const Machine& m_;

@@ -141,6 +141,33 @@ TEST_F(NetworkTest, ALinkSaturatedByMpiSilencesNoWorker) {
   stop();
 }
 
+// What the hosts do is measured when they join, and their link when the first
+// mesh starts. Over a slow one a pipeline sends the least, unless its stages
+// have to be replicated.
+TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
+  make(endless({{"parallel.tensor_parallel_degree", "-1"},
+                {"parallel.pipeline_parallel_degree", "-1"},
+                {"elastic.min_slots", "2"},
+                {"elastic.replicate_every", "0"},
+                {"checkpoint.interval", "0"},
+                {"model.dim", "128"},
+                {"model.hidden_dim", "1024"},
+                {"train.global_batch_size", "8"}}));
+  start_coordinator();
+  for (const int host : {1, 2}) {
+    ASSERT_TRUE(network_->set_rate(host, 40'000'000).ok());
+    start_worker(host);
+  }
+  ASSERT_TRUE(c().wait_for_event("training", 2)) << c().describe();
+  const Json last = c().events_named("mesh").back();
+  EXPECT_EQ(last["mesh"]["pp"], 2) << last;
+  const Json end = c().events_named("generation_ended")[0];
+  EXPECT_EQ(end.value("detail", "").find("faster: "), 0U) << end;
+  network_->heal();
+  stop();
+  expect_sequence(c().last_step());
+}
+
 // Two of three hosts cannot reach each other, and both reach the coordinator.
 // The first hang may be a message that was lost. After more of them a mesh is
 // found that does without one of the two, and no step is lost.

@@ -249,6 +249,41 @@ TEST(Step, GradientsAreAddedForEveryMicrobatch) {
   }
 }
 
+// A state of one host alone goes to another one within the next step, 12 bytes
+// for each element.
+TEST(Step, ReplicasMoveBehindTheStep) {
+  Machine m = round_machine();
+  m.straggle = 0;
+  m.node_devices = 1;
+  JobShape s = gpt(4);
+  s.keep_state = true;
+  const auto replicas = [&](const Layout& l) {
+    return predict_step(m, s, l, {}).terms.replicas;
+  };
+  const Layout pipeline{.pp = 2}, replicated{.dp = 2};
+  EXPECT_EQ(replicas(pipeline), 0) << "none are asked for";
+  s.replicas = 1;
+  EXPECT_EQ(replicas(replicated), 0) << "each host has the state";
+  EXPECT_EQ(replicas({}), 0) << "there is no other host";
+  const double bytes = 12 * (16 * layer_elements(s, pipeline) +
+                             vocabulary_elements(s, pipeline));
+  const double copies = 8 * bytes / m.memory_bytes_per_s;
+  m.network_bytes_per_s = 1e12;
+  EXPECT_NEAR(replicas(pipeline), copies, 1e-6) << "the move is hidden";
+  m.network_bytes_per_s = 1e8;
+  EXPECT_GT(replicas(pipeline), 0.9 * bytes / 1e8);
+  const double always = replicas(pipeline);
+  s.replicate_every = 4;
+  EXPECT_NEAR(replicas(pipeline), always / 4, 1e-9);
+  s.replicate_every = 1;
+  s.replicas = 2;
+  EXPECT_EQ(replicas(pipeline), always) << "there are two hosts";
+  // The two ranks of a stage are on one host.
+  m.node_devices = 2;
+  EXPECT_GT(replicas({.dp = 2, .pp = 2}), 0);
+  EXPECT_EQ(replicas({.dp = 4}), 0);
+}
+
 TEST(Step, MoreOfAnythingIsNeverSlower) {
   JobShape s = gpt(32);
   const Layout layouts[] = {
