@@ -1,8 +1,10 @@
 // RUN/coordinator.addr: where the coordinator of the run listens.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <span>
 #include <sstream>
 
 #include "coordinator/rundir/run_dir.h"
@@ -11,6 +13,9 @@
 
 namespace remesh::rundir {
 namespace {
+
+// A sector, so that overwriting it replaces all of it.
+constexpr size_t kFileBytes = 512;
 
 int parse_pid(std::string_view text) {
   int pid = 0;
@@ -51,7 +56,18 @@ Result<Endpoint> parse_endpoint(const std::string& text) {
 
 Status write_endpoint(FileSystem& fs, const std::string& run,
                       const Endpoint& endpoint) {
-  return write_file_atomically(fs, endpoint_path(run), endpoint_text(endpoint));
+  const std::string path = endpoint_path(run);
+  std::string text = endpoint_text(endpoint);
+  text.resize(std::max(text.size(), kFileBytes), '\n');
+  Status status = write_file_atomically(fs, path, text);
+  const auto size = fs.size(path);
+  if (status.code() != Code::kExhausted || !size.ok() || *size != text.size())
+    return status;
+  // A full disk has no room for another file.
+  ASSIGN_OR_RETURN(const auto file, fs.open_to_write(path));
+  RETURN_IF_ERROR(file->write_at(0, std::as_bytes(std::span(text))));
+  RETURN_IF_ERROR(file->sync());
+  return file->close();
 }
 
 Result<Endpoint> read_endpoint(const std::string& run) {

@@ -39,6 +39,7 @@ struct Endpoint {
 bool is_here(const Endpoint& endpoint);
 std::string endpoint_text(const Endpoint& endpoint);
 Result<Endpoint> parse_endpoint(const std::string& text);
+// Needs no free space if there is an endpoint already.
 Status write_endpoint(FileSystem& fs, const std::string& run,
                       const Endpoint& endpoint);
 Result<Endpoint> read_endpoint(const std::string& run);

@@ -4,9 +4,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -30,8 +32,10 @@ struct Outbox::Job {
   Write write;
   size_t bytes = 0;
   uint64_t state = 0;
-  bool line = false;    // nothing depends on it
-  uint64_t writes = 1;  // with those before it that are made in other jobs
+  bool line = false;   // may be passed by what is no line
+  bool gates = false;  // actions given later wait for it
+  uint64_t number = 0;
+  bool begun = false;
 };
 
 struct Outbox::Shared {
@@ -44,7 +48,9 @@ struct Outbox::Shared {
 
   void run();
   // With the lock.
-  void note_result(const Status& status);
+  std::optional<size_t> first_but_lines() const;
+  Status attempt(size_t i, std::unique_lock<std::mutex>* lock);
+  void note_result(size_t i, const Status& status);
   Job* replaced_by(const Job& next);
 
   const Options options;
@@ -52,11 +58,12 @@ struct Outbox::Shared {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Job> jobs;
-  size_t bytes = 0;  // of the jobs
-  uint64_t done = 0;
-  Status failure;  // of the first job
-  Wait unwritten;  // the first job
-  Wait stalled;    // the call in progress
+  std::set<uint64_t> gates;  // numbers of those for which actions wait
+  size_t bytes = 0;          // of the jobs
+  Status failure;            // of the first job
+  Wait first;                // the first job
+  Wait unwritten;            // some of the gates
+  Wait stalled;              // the call in progress
   bool stop = false;
   bool ended = false;
 };
@@ -66,50 +73,75 @@ void Outbox::Shared::run() {
   while (true) {
     changed.wait(lock, [this] { return stop || !jobs.empty(); });
     if (stop) break;
-    const Write& write = jobs.front().write;  // stays where it is
-    stalled.begin(monotonic_ms());
-    lock.unlock();
-    const Status status = write();
-    lock.lock();
-    note_result(status);
+    Status status = attempt(0, &lock);
+    const bool line_failed =
+        !status.ok() && status.code() != Code::kCancelled && jobs.front().line;
+    bool others_failed = false;
+    while (line_failed && !others_failed && !stop) {
+      const auto next = first_but_lines();
+      if (!next) break;
+      status = attempt(*next, &lock);
+      others_failed = !status.ok();
+    }
     if (status.code() == Code::kCancelled) break;
-    if (!status.ok())
-      changed.wait_for(lock, std::chrono::milliseconds(options.retry_ms),
-                       [this] { return stop; });
+    if (line_failed || !status.ok())
+      changed.wait_for(lock, std::chrono::milliseconds(options.retry_ms), [&] {
+        return stop || (line_failed && !others_failed && first_but_lines());
+      });
   }
   jobs.clear();
   ended = true;
   changed.notify_all();
 }
 
-void Outbox::Shared::note_result(const Status& status) {
+std::optional<size_t> Outbox::Shared::first_but_lines() const {
+  const auto it = std::find_if(jobs.begin(), jobs.end(),
+                               [](const Job& j) { return !j.line; });
+  if (it == jobs.end()) return std::nullopt;
+  return static_cast<size_t>(it - jobs.begin());
+}
+
+// Only this thread removes jobs.
+Status Outbox::Shared::attempt(size_t i, std::unique_lock<std::mutex>* lock) {
+  jobs[i].begun = true;
+  const Write& write = jobs[i].write;  // stays where it is
+  stalled.begin(monotonic_ms());
+  lock->unlock();
+  Status status = write();
+  lock->lock();
+  note_result(i, status);
+  return status;
+}
+
+void Outbox::Shared::note_result(size_t i, const Status& status) {
   const int64_t now = monotonic_ms();
   stalled.end(now);
-  if (failure.ok() != status.ok() && options.note) options.note(status);
-  failure = status;
+  if (i == 0 || status.code() == Code::kCancelled) {
+    if (failure.ok() != status.ok() && options.note) options.note(status);
+    failure = status;
+  }
   if (!status.ok() && status.code() != Code::kCancelled) return;
   if (status.ok()) {
-    bytes -= jobs.front().bytes;
-    done += jobs.front().writes;
-    jobs.pop_front();
-    unwritten.end(now);
-    if (!jobs.empty()) unwritten.begin(now);
+    const bool gate = gates.erase(jobs[i].number) > 0;
+    bytes -= jobs[i].bytes;
+    jobs.erase(jobs.begin() + static_cast<std::ptrdiff_t>(i));
+    if (i == 0) first.restart(now, !jobs.empty());
+    if (gate) unwritten.restart(now, !gates.empty());
     changed.notify_all();
   }
   const uint64_t one = 1;
   CHECK(::write(event_fd, &one, sizeof(one)) == sizeof(one));
 }
 
-// The state that a later one takes the place of; null if there is none. The
-// first job may have begun.
+// The state that a later one takes the place of; null if there is none.
 Outbox::Job* Outbox::Shared::replaced_by(const Job& next) {
   if (next.state == 0) return nullptr;
-  for (size_t i = jobs.size(); i-- > 1;) {
-    Job& job = jobs[i];
-    if (job.line) continue;
-    return job.file == next.file && job.state == next.state ? &job : nullptr;
-  }
-  return nullptr;
+  const auto last = std::find_if(jobs.rbegin(), jobs.rend(),
+                                 [](const Job& j) { return !j.line; });
+  return last != jobs.rend() && !last->begun && last->file == next.file &&
+                 last->state == next.state
+             ? &*last
+             : nullptr;
 }
 
 // ------------------------------------------------------------------- owner
@@ -130,7 +162,8 @@ Outbox::~Outbox() {
 
 void Outbox::write(std::string file, Write write, size_t bytes,
                    uint64_t state) {
-  add({std::move(file), std::move(write), bytes, state});
+  add({std::move(file), std::move(write), bytes, state, /*line=*/false,
+       /*gates=*/true});
 }
 
 void Outbox::write_line(std::string file, Write write, size_t bytes,
@@ -138,15 +171,17 @@ void Outbox::write_line(std::string file, Write write, size_t bytes,
   if (full() && !keep)
     ++dropped_;
   else
-    add({std::move(file), std::move(write), bytes, /*state=*/0, /*line=*/true});
+    add({std::move(file), std::move(write), bytes, /*state=*/0, /*line=*/true,
+         /*gates=*/keep});
 }
 
 int64_t Outbox::take_dropped() {
-  return written(newest_) ? std::exchange(dropped_, 0) : 0;
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->jobs.empty() ? std::exchange(dropped_, 0) : 0;
 }
 
 void Outbox::add(Job job) {
-  ++newest_;
+  job.number = ++newest_;
   const std::lock_guard lock(shared_->mutex);
   if (shared_->ended) return;
   auto& jobs = shared_->jobs;
@@ -155,10 +190,13 @@ void Outbox::add(Job job) {
     shared_->bytes -= before->bytes;
     before->write = std::move(job.write);
     before->bytes = job.bytes;
-    ++jobs.back().writes;  // it is done when all before it are
     return;
   }
-  if (jobs.empty()) shared_->unwritten.begin(monotonic_ms());
+  if (jobs.empty()) shared_->first.begin(monotonic_ms());
+  if (job.gates) {
+    if (shared_->gates.empty()) shared_->unwritten.begin(monotonic_ms());
+    shared_->gates.insert(job.number);
+  }
   jobs.push_back(std::move(job));
   shared_->changed.notify_all();
 }
@@ -175,7 +213,7 @@ void Outbox::then(std::function<void()> act) {
 
 bool Outbox::written(uint64_t number) const {
   const std::lock_guard lock(shared_->mutex);
-  return shared_->done >= number;
+  return shared_->gates.empty() || *shared_->gates.begin() > number;
 }
 
 int Outbox::fd() const { return shared_->event_fd; }
@@ -206,7 +244,7 @@ std::optional<Status> Outbox::refused() const {
 std::optional<pb::JobStatus::Problem> Outbox::problem() const {
   const int64_t now = monotonic_ms();
   const std::lock_guard lock(shared_->mutex);
-  const int64_t ms = shared_->unwritten.lasts_ms(now);
+  const int64_t ms = shared_->first.lasts_ms(now);
   if (ms < (shared_->failure.ok() ? shared_->options.stalled_ms : kFailingMs))
     return std::nullopt;
   pb::JobStatus::Problem out;

@@ -20,6 +20,11 @@ class Wait {
     since_ms_ = -1;
     taken_ms_ = 0;
   }
+  // Ends; `again`: and begins.
+  void restart(int64_t now_ms, bool again) {
+    end(now_ms);
+    if (again) begin(now_ms);
+  }
   int64_t lasts_ms(int64_t now_ms) const {
     return since_ms_ < 0 ? 0 : std::max<int64_t>(0, now_ms - since_ms_);
   }

@@ -27,6 +27,11 @@ class HookedFileSystem final : public FileSystem {
     RETURN_IF_ERROR(hook_("open", path));
     return fs_->open(path);
   }
+  Result<std::unique_ptr<File>> open_to_write(
+      const std::string& path) override {
+    RETURN_IF_ERROR(hook_("open_to_write", path));
+    return fs_->open_to_write(path);
+  }
   Result<std::unique_ptr<File>> create(const std::string& path) override {
     RETURN_IF_ERROR(hook_("create", path));
     return fs_->create(path);

@@ -184,6 +184,7 @@ TEST_F(OutboxTest, ActionsOfAReplacedStateWaitForItsReplacement) {
   EXPECT_FALSE(outbox_->written(old));
   disk_->set(false, false);
   wait_for_done(2);
+  outbox_->finish(/*patience_ms=*/60'000);
   EXPECT_EQ(disk_->written(), (Texts{"first", "new", "event"}));
   EXPECT_EQ(done_, (Texts{"old", "new"}));
 }
@@ -223,6 +224,45 @@ TEST_F(OutboxTest, AFullDiskIsTriedAgainUntilThereIsRoom) {
   wait_for_done(1);
   EXPECT_EQ(disk_->written(), (Texts{"1", "2"}));
   EXPECT_FALSE(outbox_->problem());
+  EXPECT_EQ(notes_, (Texts{"FILE: full", ""}));
+}
+
+// The journal is overwritten in place, and the log of events has to grow.
+TEST_F(OutboxTest, LinesThatDoNotFitHoldNothingBack) {
+  disk_->set(false, /*full=*/true);
+  const auto line = [&](const std::string& text, bool keep = false) {
+    outbox_->write_line(
+        "EVENTS", [disk = disk_, w = disk_->write(text)] { return w(); }, 1,
+        keep);
+  };
+  const auto state = std::make_shared<Texts>();  // that has room
+  const auto write_state = [&](const std::string& text) {
+    outbox_->write("STATE", [state, text] {
+      state->push_back(text);
+      return ok_status();
+    });
+  };
+  line("1");
+  disk_->wait_for_tries(1);
+  then("at once");
+  EXPECT_EQ(done_, Texts{"at once"});
+  write_state("a");
+  line("2");
+  write_state("b");
+  then("after b");
+  wait_for_done(2);
+  EXPECT_EQ(*state, (Texts{"a", "b"}));
+  while (!outbox_->problem()) continue;
+  EXPECT_EQ(outbox_->problem()->text(), "FILE: full");
+  // The last line of a job is waited for.
+  line("the end", /*keep=*/true);
+  then("after the end");
+  disk_->wait_for_tries(50);
+  outbox_->deliver();
+  EXPECT_EQ(done_.size(), 2U);
+  disk_->set(false, false);
+  wait_for_done(3);
+  EXPECT_EQ(disk_->written(), (Texts{"1", "2", "the end"}));
   EXPECT_EQ(notes_, (Texts{"FILE: full", ""}));
 }
 

@@ -413,6 +413,19 @@ TEST_F(RunDirTest, EndpointsSurviveTheFile) {
   EXPECT_EQ(read_endpoint(dir_).status().code(), Code::kNotFound);
 }
 
+TEST_F(RunDirTest, AnEndpointIsReplacedOnAFullDisk) {
+  Endpoint e{.address = "tcp://10.0.0.1:5710", .host = "head", .pid = 42};
+  HookedFileSystem full([](const std::string& call, const auto&) {
+    return call == "create" ? errno_error("x", ENOSPC) : ok_status();
+  });
+  EXPECT_EQ(write_endpoint(full, dir_, e).code(), Code::kExhausted);
+  ASSERT_TRUE(write_endpoint(*posix_file_system(), dir_, e).ok());
+  e.pid = 7;
+  e.address = "tcp://10.0.0.200:5710";
+  ASSERT_TRUE(write_endpoint(full, dir_, e).ok());
+  EXPECT_EQ(read_endpoint(dir_).value(), e);
+}
+
 TEST_F(RunDirTest, AnEndpointOfAMachineOfTheSameNameIsNotHere) {
   Endpoint e{.host = host_identity(), .host_id = host_id()};
   EXPECT_TRUE(is_here(e));
