@@ -158,7 +158,7 @@ TEST_F(NetworkTest, TheMeshFollowsTheLinkBetweenHosts) {
     ASSERT_TRUE(network_->set_rate(host, 40'000'000).ok());
     start_worker(host);
   }
-  ASSERT_TRUE(c().wait_for_event("training", 2)) << c().describe();
+  ASSERT_TRUE(c().wait_for_event("training")) << c().describe();
   const Json last = c().events_named("mesh").back();
   EXPECT_EQ(last["mesh"]["pp"], 2) << last;
   const Json end = c().events_named("generation_ended")[0];
