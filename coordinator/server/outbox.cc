@@ -136,8 +136,8 @@ void Outbox::Shared::note_result(size_t i, const Status& status) {
 // The state that a later one takes the place of; null if there is none.
 Outbox::Job* Outbox::Shared::replaced_by(const Job& next) {
   if (next.state == 0) return nullptr;
-  const auto last = std::find_if(jobs.rbegin(), jobs.rend(),
-                                 [](const Job& j) { return !j.line; });
+  const auto last = std::find_if_not(jobs.rbegin(), jobs.rend(),
+                                     [](const Job& j) { return j.line; });
   return last != jobs.rend() && !last->begun && last->file == next.file &&
                  last->state == next.state
              ? &*last
