@@ -14,6 +14,7 @@
 
 #include "proto/base/file_system.h"
 #include "proto/base/status.h"
+#include "proto/control.pb.h"
 #include "proto/rundir/paths.h"
 
 namespace remesh::rundir {

@@ -291,8 +291,8 @@ class Step {
   }
 
   // Replicas move while the next step computes and arrive before it ends. Each
-  // end reads, hashes and copies what it sends or receives. Copies that other
-  // hosts hold anyway are those of data-parallel ranks.
+  // end reads, hashes, copies and writes what it sends or receives. Hosts of
+  // other data-parallel ranks have the same state anyway.
   double replicas_s(const Terms& step) const {
     constexpr double kBytes = 12, kPasses = 8;
     const int z = shard_group_on(s_, l_), hosts = hosts_of(l_.world());
