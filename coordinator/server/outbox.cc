@@ -32,8 +32,8 @@ struct Outbox::Job {
   Write write;
   size_t bytes = 0;
   uint64_t state = 0;
-  bool line = false;   // may be passed by what is no line
-  bool gates = false;  // actions given later wait for it
+  bool line = false;  // may be passed by what is no line
+  bool keep = false;  // actions wait for the line even while lines fail
   uint64_t number = 0;
   bool begun = false;
 };
@@ -51,6 +51,9 @@ struct Outbox::Shared {
   std::optional<size_t> first_but_lines() const;
   Status attempt(size_t i, std::unique_lock<std::mutex>* lock);
   void note_result(size_t i, const Status& status);
+  bool lines_fail() const;
+  void release_lines();
+  void notify_owner() const;
   Job* replaced_by(const Job& next);
 
   const Options options;
@@ -120,7 +123,10 @@ void Outbox::Shared::note_result(size_t i, const Status& status) {
     if (failure.ok() != status.ok() && options.note) options.note(status);
     failure = status;
   }
-  if (!status.ok() && status.code() != Code::kCancelled) return;
+  if (!status.ok() && status.code() != Code::kCancelled) {
+    if (lines_fail()) release_lines();
+    return;
+  }
   if (status.ok()) {
     const bool gate = gates.erase(jobs[i].number) > 0;
     bytes -= jobs[i].bytes;
@@ -129,6 +135,25 @@ void Outbox::Shared::note_result(size_t i, const Status& status) {
     if (gate) unwritten.restart(now, !gates.empty());
     changed.notify_all();
   }
+  notify_owner();
+}
+
+bool Outbox::Shared::lines_fail() const {
+  return !jobs.empty() && jobs.front().line && !failure.ok();
+}
+
+// Actions wait for lines that fail no longer, except for those to be kept.
+void Outbox::Shared::release_lines() {
+  const size_t before = gates.size();
+  for (const Job& job : jobs) {
+    if (job.line && !job.keep) gates.erase(job.number);
+  }
+  if (gates.size() == before) return;
+  unwritten.restart(monotonic_ms(), !gates.empty());
+  notify_owner();
+}
+
+void Outbox::Shared::notify_owner() const {
   const uint64_t one = 1;
   CHECK(::write(event_fd, &one, sizeof(one)) == sizeof(one));
 }
@@ -162,8 +187,7 @@ Outbox::~Outbox() {
 
 void Outbox::write(std::string file, Write write, size_t bytes,
                    uint64_t state) {
-  add({std::move(file), std::move(write), bytes, state, /*line=*/false,
-       /*gates=*/true});
+  add({std::move(file), std::move(write), bytes, state});
 }
 
 void Outbox::write_line(std::string file, Write write, size_t bytes,
@@ -172,7 +196,7 @@ void Outbox::write_line(std::string file, Write write, size_t bytes,
     ++dropped_;
   else
     add({std::move(file), std::move(write), bytes, /*state=*/0, /*line=*/true,
-         /*gates=*/keep});
+         keep});
 }
 
 int64_t Outbox::take_dropped() {
@@ -193,7 +217,7 @@ void Outbox::add(Job job) {
     return;
   }
   if (jobs.empty()) shared_->first.begin(monotonic_ms());
-  if (job.gates) {
+  if (!job.line || job.keep || !shared_->lines_fail()) {
     if (shared_->gates.empty()) shared_->unwritten.begin(monotonic_ms());
     shared_->gates.insert(job.number);
   }

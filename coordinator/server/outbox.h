@@ -10,12 +10,12 @@
 //
 // What is on disk is at any time the result of a prefix of what was given, and
 // perhaps of a state beyond it. A process that ends loses the rest, and nothing
-// that depends on the rest has happened. Only lines on which nothing depends
-// may be missing in the prefix: where they do not fit on the disk, the others
+// that depends on the rest has happened. Only lines may be missing in the
+// prefix: where they do not fit on the disk, nothing waits for them, the others
 // are written without them, and they follow when there is room.
 //
 // However long nothing can be written, little memory is taken: states replace
-// each other, and lines on which nothing depends are dropped once full().
+// each other, and lines are dropped once full().
 //
 // Threads: the functions are for the owner's thread. A write runs in the
 // Outbox's thread, and must own what it uses: the destructor does not wait for
@@ -60,8 +60,8 @@ class Outbox {
   // begun, and only lines of write_line() were given in between.
   void write(std::string file, Write write, size_t bytes = 0,
              uint64_t state = 0);
-  // A write on which nothing depends; it is dropped while full(). One that is
-  // to be kept is not, and is waited for.
+  // A write that nothing waits for while lines fail, and that is dropped while
+  // full(). One that is to be kept is not dropped, and is always waited for.
   void write_line(std::string file, Write write, size_t bytes,
                   bool keep = false);
   // How many were dropped since the last call; 0 until the others are written.
@@ -69,8 +69,8 @@ class Outbox {
   // What waits takes Options::full_bytes or more: nothing should be added that
   // somebody else can keep.
   bool full() const;
-  // Calls `act` when everything given so far is written, except for lines on
-  // which nothing depends: in deliver(), or now.
+  // Calls `act` when everything given so far is written, except for lines that
+  // fail: in deliver(), or now.
   void then(std::function<void()> act);
 
   // The number of the newest write, and whether it and all before are done,
