@@ -22,7 +22,7 @@ namespace remesh::ctl {
 namespace {
 
 constexpr int64_t kResendMs = 500;
-constexpr int64_t kPollMs = 50;
+constexpr int kPollMs = 50;
 constexpr int kStatusIntervalMs = 200;
 // The reply to a request for a change is sent when that is on disk, or after
 // Outbox::Options::stalled_ms, which is less.
@@ -46,7 +46,8 @@ Result<std::unique_ptr<wire::Client>> connect(const Target& target) {
   return wire::Client::connect(target.address, keys);
 }
 
-// One command and its reply. Unavailable after kReplyMs or kChangeReplyMs.
+// One command and its reply. Unavailable after kReplyMs or kChangeReplyMs;
+// InvalidArgument after kReplyMs if the coordinator refuses this program.
 Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
   const std::string& address = target.address;
   ASSIGN_OR_RETURN(const auto client, connect(target));
@@ -56,9 +57,12 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
   envelope.mutable_command()->set_id(1);
   const int64_t patience_ms =
       command.kind() == pb::Command::STATUS ? kReplyMs : kChangeReplyMs;
-  const int64_t deadline = monotonic_ms() + patience_ms;
+  const int64_t begin = monotonic_ms();
+  const auto deadline = [&] {
+    return begin + (client->trouble().empty() ? patience_ms : kReplyMs);
+  };
   int64_t send_at = 0;
-  for (int64_t now = monotonic_ms(); now < deadline; now = monotonic_ms()) {
+  for (int64_t now = begin; now < deadline(); now = monotonic_ms()) {
     if (now >= send_at) {
       client->send(envelope);
       send_at = now + kResendMs;
@@ -74,7 +78,7 @@ Result<pb::Reply> exchange(const Target& target, const pb::Command& command) {
           "program version {}; install the same release of remesh on both",
           address, *theirs, wire::kVersion));
     pollfd fd{client->fd(), POLLIN, 0};
-    ::poll(&fd, 1, static_cast<int>(std::min(kPollMs, deadline - now)));
+    ::poll(&fd, 1, kPollMs);
   }
   if (!client->trouble().empty())
     return invalid_argument(fmt::format("{}: {}", address, client->trouble()));

@@ -37,17 +37,24 @@ pb::Command command_of(pb::Command::Kind kind) {
   return c;
 }
 
+// Of the run that the command went to, whatever happens to links; and from its
+// address where its directory cannot be seen.
+Result<pb::JobStatus> next_status(const ControlOptions& o,
+                                  const std::string& run_dir) {
+  return send_command(rundir::is_run(run_dir) ? run_dir : o.run,
+                      status_request());
+}
+
 // The status once `holds` is true of it; with --wait only.
 Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
                                bool (*holds)(const ControlOptions&,
                                              const pb::JobStatus&)) {
-  // The run that the command went to, whatever happens to links.
-  const std::string run = status.run_dir();
+  const std::string run_dir = status.run_dir();
   for (int silent = 0; o.wait && !holds(o, status);) {
     if (has_ended(status.state()))
       return ended("the job is " + rundir::state_text(status.state()));
     wait_for_next_poll();
-    auto now = send_command(run, status_request());
+    auto now = next_status(o, run_dir);
     // A coordinator that restarts answers again soon.
     constexpr int kPatience = 10;
     if (!now.ok() && ++silent > kPatience) return now.status();
@@ -182,7 +189,7 @@ Result<ControlDone> stop(const ControlOptions& o) {
           "it without saving",
           why_declined(status)));
     wait_for_next_poll();
-    auto now = send_command(o.run, status_request());
+    auto now = next_status(o, run_dir);
     if (now.ok()) {
       status = std::move(*now);
     } else if (rundir::RunLock::holder(run_dir) == 0) {
