@@ -120,18 +120,18 @@ pb::Command status_request() {
 }
 
 void CommandClient::send(pb::Command command) {
-  const auto endpoint = rundir::read_endpoint(run_dir_);
+  const auto target = find_target(run_);
   // The run directory may be gone, and the coordinator be there.
-  if (!endpoint.ok() && !client_) return;
-  if (endpoint.ok() && (!client_ || endpoint.value().address != address_)) {
-    auto client = connect({.run_dir = run_dir_,
-                           .address = endpoint.value().address,
-                           .no_auth = endpoint.value().no_auth});
+  const bool found = target.ok() && !target->address.empty();
+  if (!found && !client_) return;
+  if (found && (!client_ || target->address != address_)) {
+    auto client = connect(*target);
     if (!client.ok()) return;
     client_ = std::move(*client);
-    address_ = endpoint.value().address;
+    address_ = target->address;
   }
-  command.set_id(++id_);
+  id_ = command.has_id() ? command.id() : id_ + 1;
+  command.set_id(id_);
   pb::Envelope envelope;
   *envelope.mutable_command() = std::move(command);
   waiting_ = client_->send(envelope);

@@ -52,8 +52,10 @@ bool has_ended(pb::JobStatus::State state);
 // Threads: one.
 class CommandClient {
  public:
-  explicit CommandClient(std::string run_dir) : run_dir_(std::move(run_dir)) {}
-  // Abandons the previous command. Connects first if need be, also to another
+  // `run`: a run directory or an address.
+  explicit CommandClient(std::string run) : run_(std::move(run)) {}
+  // Abandons the previous command, unless that has the same id; without an id
+  // the command gets a new one. Connects first if need be, also to another
   // coordinator than before; does nothing if the run has none.
   void send(pb::Command command);
   std::optional<pb::Reply> poll();  // the reply to it, once
@@ -62,7 +64,7 @@ class CommandClient {
   void disconnect();
 
  private:
-  std::string run_dir_;
+  std::string run_;
   std::string address_;  // that client_ is connected to
   std::unique_ptr<wire::Client> client_;
   uint64_t id_ = 0;

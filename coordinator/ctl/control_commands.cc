@@ -176,11 +176,25 @@ std::string why_declined(const pb::JobStatus& status) {
   return why;
 }
 
+// The status at the end of the job, if that comes soon. From another host than
+// the coordinator's nothing else tells of the end.
+std::optional<pb::JobStatus> await_end(CommandClient* client) {
+  pb::Command command = status_request();
+  command.set_id(1);  // a reply to any of them is good
+  command.set_at_end(true);
+  client->send(command);
+  wait_for_next_poll();
+  auto reply = client->poll();
+  if (!reply || !has_ended(reply->status().state())) return std::nullopt;
+  return std::move(*reply->mutable_status());
+}
+
 Result<ControlDone> stop(const ControlOptions& o) {
   pb::Command command = command_of(pb::Command::STOP);
   command.set_discard(o.discard);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   const std::string run_dir = status.run_dir();
+  CommandClient ending(o.run);
   while (!has_ended(status.state())) {
     if (!status.stop_requested())
       return exhausted(fmt::format(
@@ -188,7 +202,10 @@ Result<ControlDone> stop(const ControlOptions& o) {
           "Make room and stop it again, or run `remesh stop --discard` to end "
           "it without saving",
           why_declined(status)));
-    wait_for_next_poll();
+    if (auto last = await_end(&ending)) {
+      status = std::move(*last);
+      break;
+    }
     auto now = next_status(o, run_dir);
     if (now.ok()) {
       status = std::move(*now);

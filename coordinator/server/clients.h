@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/control.pb.h"
@@ -14,11 +14,7 @@ namespace remesh::server {
 
 class Clients {
  public:
-  struct Client {
-    wire::PeerId peer;
-    uint64_t id = 0;  // of the command
-    bool asks_for_change = false;
-  };
+  explicit Clients(std::string job) : job_(std::move(job)) {}
 
   // Returns the number by which the answer finds the client.
   uint64_t add(wire::PeerId peer, const pb::Command& command) {
@@ -31,13 +27,16 @@ class Clients {
     const auto it = clients_.find(token);
     return it != clients_.end() && it->second.asks_for_change;
   }
-  // Nothing: it has disconnected, or is answered.
-  std::optional<Client> take(uint64_t token) {
-    const auto node = clients_.extract(token);
-    if (node.empty()) return std::nullopt;
-    return node.mapped();
+  // Unless it has disconnected, or is answered.
+  void answer(uint64_t token, pb::Reply reply, wire::Server* server);
+  // `peer` is to know the status at the end of the job, in reply to its newest
+  // such command. On another host it may have no other way to learn it.
+  void await_end(wire::PeerId peer, const pb::Command& command) {
+    await_end_[std::move(peer)] = command.id();
   }
+  void answer_at_end(pb::JobStatus status, wire::Server* server) const;
   void forget(const wire::PeerId& peer) {
+    await_end_.erase(peer);
     std::erase_if(clients_,
                   [&](const auto& c) { return c.second.peer == peer; });
   }
@@ -49,7 +48,17 @@ class Clients {
   }
 
  private:
+  struct Client {
+    wire::PeerId peer;
+    uint64_t id = 0;  // of the command
+    bool asks_for_change = false;
+  };
+  void send(const wire::PeerId& peer, uint64_t id, pb::Reply reply,
+            wire::Server* server) const;
+
+  std::string job_;
   std::map<uint64_t, Client> clients_;
+  std::map<wire::PeerId, uint64_t> await_end_;
   uint64_t newest_ = 0;
 };
 

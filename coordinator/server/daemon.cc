@@ -272,6 +272,8 @@ class DaemonImpl : public Daemon {
         take(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
+        if (envelope.command().at_end())
+          return clients_.await_end(peer, envelope.command());
         const uint64_t token = clients_.add(peer, envelope.command());
         if (clients_.asks_for_change(token) && outbox_->problem())
           decline(token, "nothing is changed");
@@ -382,15 +384,9 @@ class DaemonImpl : public Daemon {
     respond(token, reply);
   }
 
-  void respond(uint64_t token, const pb::Reply& reply) {
-    const auto client = clients_.take(token);
-    if (!client) return;
-    pb::Envelope out;
-    *out.mutable_reply() = reply;
-    out.mutable_reply()->set_id(client->id);
-    add_problems(out.mutable_reply()->mutable_status());
-    out.set_job(options_.job.job().name());
-    server_->send(client->peer, out);
+  void respond(uint64_t token, pb::Reply reply) {
+    add_problems(reply.mutable_status());
+    clients_.answer(token, std::move(reply), server_.get());
   }
 
   void add_problems(pb::JobStatus* status) const {
@@ -444,6 +440,9 @@ class DaemonImpl : public Daemon {
   void act(const core::Exit& a) {
     outbox_->then([this, a] {
       message_ = a.message;
+      pb::JobStatus last = core_->status();
+      add_problems(&last);
+      clients_.answer_at_end(std::move(last), server_.get());
       end(a.code);
     });
   }
@@ -478,7 +477,7 @@ class DaemonImpl : public Daemon {
   std::unique_ptr<core::Coordinator> core_;
   std::string address_;
   wire::PeerId reporter_;  // of the last report
-  Clients clients_;
+  Clients clients_{options_.job.job().name()};
   std::set<wire::PeerId> refused_;
   Looks looks_;
   int64_t ticked_ms_ = 0;

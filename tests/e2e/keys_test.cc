@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "tests/e2e/e2e.h"
@@ -83,6 +84,35 @@ TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
   expect_exit(c().worker("stranger"), 3);
   EXPECT_TRUE(c().events_named("stop_requested").empty());
   expect_done({"stop", at, "--key", key("operator")});
+  expect_exit(c().run(), 4);
+}
+
+// As from another host, which does not see the run directory.
+TEST_F(KeysTest, AnAddressAndAKeyAreEnoughToChangeAndStopARun) {
+  make(endless());
+  c().start_run(2);
+  ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
+  const std::string keys = c().folder() + "/keys";
+  std::filesystem::copy(c().run_dir() + "/keys", keys);
+  const std::string run = c().run_dir();
+  const std::string at = address();
+  const std::vector<std::string> elsewhere = {
+      "unshare", "-m", "sh", "-c", "mount -t tmpfs tmpfs \"$0\" && exec \"$@\"",
+      run};
+  auto probe = elsewhere;
+  probe.emplace_back("true");
+  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
+  c().run_commands_with(elsewhere);
+  const auto remesh = [&](std::vector<std::string> args) {
+    args.insert(args.end(), {at, "--key", keys + "/operator.key",
+                             "--server-key", keys + "/coordinator.pub"});
+    const Finished f = c().remesh(args);
+    EXPECT_EQ(f.exit.code, 0) << f.output;
+    return f.output;
+  };
+  EXPECT_EQ(remesh({"scale", "1", "--wait"}), "training on dp1\n");
+  const std::string end = remesh({"stop"});
+  EXPECT_TRUE(end.starts_with("the job is stopped at step ")) << end;
   expect_exit(c().run(), 4);
 }
 
