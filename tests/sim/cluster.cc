@@ -313,6 +313,12 @@ void Cluster::drive_coordinator(const core::Input& event) {
   const bool waits = waits_to_settle(event);
   const auto actions =
       waits ? coordinator_->take(event, now_) : coordinator_->on(event, now_);
+  // As if it had just been restored. What it waits for is announced again if
+  // its sentence changes.
+  if (options_.reword &&
+      coordinator_->durable().phase() != pb::Durable::WAITING)
+    for_each_sentence(const_cast<pb::Durable*>(&coordinator_->durable()),
+                      reworded);
   if (waits) settle_later();
   if (const auto* r = std::get_if<core::ReportReceived>(&event);
       r != nullptr && coordinator_->follows(r->report))

@@ -42,7 +42,8 @@ void for_each_sentence(
 }
 
 std::string reworded(const std::string& sentence) {
-  return {sentence.rbegin(), sentence.rend()};
+  if (sentence.empty() || sentence[0] == '~') return sentence;
+  return "~" + std::string(sentence.rbegin(), sentence.rend());
 }
 
 }  // namespace remesh::sim
