@@ -101,16 +101,29 @@ void add_client_options(CLI::App* verb, std::string* run) {
   verb->add_flag("--no-auth", o.no_auth, "The coordinator runs with --no-auth");
 }
 
-Result<Target> find_target(const std::string& named) {
-  if (named.starts_with("tcp://") || wire::is_ipc(named))
-    return Target{.address = named};
-  ASSIGN_OR_RETURN(std::string run, rundir::find_run(named));
-  Target target{.run_dir = std::move(run)};
-  auto endpoint = rundir::read_endpoint(target.run_dir);
+namespace {
+
+bool is_address(const std::string& named) {
+  return named.starts_with("tcp://") || wire::is_ipc(named);
+}
+
+// `run`: an address or a run directory, of which only the endpoint is read.
+Target target_at(const std::string& run) {
+  if (is_address(run)) return {.address = run};
+  Target target{.run_dir = run};
+  auto endpoint = rundir::read_endpoint(run);
   if (!endpoint.ok()) return target;
   target.address = endpoint->address;
   target.no_auth = endpoint->no_auth;
   return target;
+}
+
+}  // namespace
+
+Result<Target> find_target(const std::string& named) {
+  if (is_address(named)) return target_at(named);
+  ASSIGN_OR_RETURN(const std::string run, rundir::find_run(named));
+  return target_at(run);
 }
 
 pb::Command status_request() {
@@ -120,15 +133,15 @@ pb::Command status_request() {
 }
 
 void CommandClient::send(pb::Command command) {
-  const auto target = find_target(run_);
+  const Target target = target_at(run_);
   // The run directory may be gone, and the coordinator be there.
-  const bool found = target.ok() && !target->address.empty();
+  const bool found = !target.address.empty();
   if (!found && !client_) return;
-  if (found && (!client_ || target->address != address_)) {
-    auto client = connect(*target);
+  if (found && (!client_ || target.address != address_)) {
+    auto client = connect(target);
     if (!client.ok()) return;
     client_ = std::move(*client);
-    address_ = target->address;
+    address_ = target.address;
   }
   id_ = command.has_id() ? command.id() : id_ + 1;
   command.set_id(id_);

@@ -37,24 +37,23 @@ pb::Command command_of(pb::Command::Kind kind) {
   return c;
 }
 
-// Of the run that the command went to, whatever happens to links; and from its
-// address where its directory cannot be seen.
-Result<pb::JobStatus> next_status(const ControlOptions& o,
-                                  const std::string& run_dir) {
-  return send_command(rundir::is_run(run_dir) ? run_dir : o.run,
-                      status_request());
+// The run that a command went to, according to the reply: its directory,
+// because a link may name another run by now, or the address that was given if
+// the directory cannot be seen from this host.
+std::string run_of(const pb::JobStatus& status, const ControlOptions& o) {
+  return rundir::is_run(status.run_dir()) ? status.run_dir() : o.run;
 }
 
 // The status once `holds` is true of it; with --wait only.
 Result<pb::JobStatus> wait_for(const ControlOptions& o, pb::JobStatus status,
                                bool (*holds)(const ControlOptions&,
                                              const pb::JobStatus&)) {
-  const std::string run_dir = status.run_dir();
+  const std::string run = run_of(status, o);
   for (int silent = 0; o.wait && !holds(o, status);) {
     if (has_ended(status.state()))
       return ended("the job is " + rundir::state_text(status.state()));
     wait_for_next_poll();
-    auto now = next_status(o, run_dir);
+    auto now = send_command(run, status_request());
     // A coordinator that restarts answers again soon.
     constexpr int kPatience = 10;
     if (!now.ok() && ++silent > kPatience) return now.status();
@@ -176,8 +175,8 @@ std::string why_declined(const pb::JobStatus& status) {
   return why;
 }
 
-// The status at the end of the job, if that comes soon. From another host than
-// the coordinator's nothing else tells of the end.
+// The status at the end of the job, if that comes before the next poll. A host
+// that cannot see the run directory has no other way to learn of the end.
 std::optional<pb::JobStatus> await_end(CommandClient* client) {
   pb::Command command = status_request();
   command.set_id(1);  // a reply to any of them is good
@@ -194,7 +193,8 @@ Result<ControlDone> stop(const ControlOptions& o) {
   command.set_discard(o.discard);
   ASSIGN_OR_RETURN(pb::JobStatus status, send_command(o.run, command));
   const std::string run_dir = status.run_dir();
-  CommandClient ending(o.run);
+  const std::string run = run_of(status, o);
+  CommandClient ending(run);
   while (!has_ended(status.state())) {
     if (!status.stop_requested())
       return exhausted(fmt::format(
@@ -206,7 +206,7 @@ Result<ControlDone> stop(const ControlOptions& o) {
       status = std::move(*last);
       break;
     }
-    auto now = next_status(o, run_dir);
+    auto now = send_command(run, status_request());
     if (now.ok()) {
       status = std::move(*now);
     } else if (rundir::RunLock::holder(run_dir) == 0) {

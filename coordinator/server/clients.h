@@ -27,10 +27,14 @@ class Clients {
     const auto it = clients_.find(token);
     return it != clients_.end() && it->second.asks_for_change;
   }
-  // Unless it has disconnected, or is answered.
+  // Sends the answer, unless the client has disconnected or is answered.
   void answer(uint64_t token, pb::Reply reply, wire::Server* server);
-  // `peer` is to know the status at the end of the job, in reply to its newest
-  // such command. On another host it may have no other way to learn it.
+  // Whether a command is to be answered at the end of the job.
+  static bool waits_for_end(const pb::Command& command) {
+    return command.kind() == pb::Command::STATUS && command.at_end();
+  }
+  // Notes that `peer` gets the status at the end of the job, in reply to the
+  // newest command that it gave here.
   void await_end(wire::PeerId peer, const pb::Command& command) {
     await_end_[std::move(peer)] = command.id();
   }

@@ -272,7 +272,7 @@ class DaemonImpl : public Daemon {
         take(core::FenceReceived{envelope.fence_in()});
         break;
       case pb::Envelope::kCommand: {
-        if (envelope.command().at_end())
+        if (Clients::waits_for_end(envelope.command()))
           return clients_.await_end(peer, envelope.command());
         const uint64_t token = clients_.add(peer, envelope.command());
         if (clients_.asks_for_change(token) && outbox_->problem())
