@@ -313,8 +313,8 @@ void Cluster::drive_coordinator(const core::Input& event) {
   const bool waits = waits_to_settle(event);
   const auto actions =
       waits ? coordinator_->take(event, now_) : coordinator_->on(event, now_);
-  // As if it had just been restored. What it waits for is announced again if
-  // its sentence changes.
+  // As if the coordinator had just been restored. Not while it waits: an event
+  // announces what it waits for again whenever that sentence changes.
   if (options_.reword &&
       coordinator_->durable().phase() != pb::Durable::WAITING)
     for_each_sentence(const_cast<pb::Durable*>(&coordinator_->durable()),
