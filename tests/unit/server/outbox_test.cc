@@ -40,6 +40,10 @@ class Disk {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return begun_ >= n; });
   }
+  int tries() {
+    const std::lock_guard lock(mutex_);
+    return begun_;
+  }
   std::vector<std::string> written() {
     const std::lock_guard lock(mutex_);
     return written_;
@@ -269,7 +273,7 @@ TEST_F(OutboxTest, LinesThatDoNotFitHoldNothingBack) {
   // The last line of a job is waited for.
   line("the end", /*keep=*/true);
   then("after the end");
-  disk_->wait_for_tries(50);
+  disk_->wait_for_tries(disk_->tries() + 3);
   outbox_->deliver();
   EXPECT_EQ(done_.size(), 2U);
   disk_->set(false, false);
