@@ -43,7 +43,7 @@ proto/wire proto/base|proto/rundir/paths|proto/[a-z]*\.pb\.h
 proto/data proto/base
 parallel/geometry proto/base
 parallel/comm proto/base|parallel/geometry
-parallel/jobfile proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
+parallel/jobfile proto/(base|limits)|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/planner proto/base|proto/[a-z]*\.pb\.h|parallel/geometry
 parallel/tune proto/base|parallel/(geometry|planner)
 checkpoint/manifest proto/base|proto/[a-z]*\.pb\.h|parallel/geometry

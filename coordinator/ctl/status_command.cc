@@ -84,7 +84,7 @@ Result<int> show(const StatusOptions& o, bool clear) {
   if (clear) {
     const TerminalSize size = terminal_size();
     text = "\x1b[H\x1b[J" + fit(text, size.columns, size.rows,
-                                "  q or Ctrl-C: quit; refreshed every second");
+                                "  q or Ctrl-C: quit; updates every 1 s");
   }
   fmt::print("{}", text);
   std::fflush(stdout);

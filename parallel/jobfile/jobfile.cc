@@ -30,6 +30,7 @@
 #include "parallel/jobfile/schema.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -136,7 +137,8 @@ class Reader {
   }
 
   void read_override(const std::string& text, const std::string& base) {
-    const Where where{kNoLine, fmt::format("--set {}: ", text)};
+    const Where where{kNoLine,
+                      fmt::format("--set {}: ", limits::printable(text))};
     const size_t equals = text.find('=');
     const size_t dot = text.find('.');
     if (equals == std::string::npos || dot >= equals)
@@ -270,9 +272,12 @@ Result<pb::Job> parse_job(std::string_view toml, const Source& source,
       // known.
       if (path && key->has_default_value() &&
           !key->default_value_string().empty()) {
-        CHECK(set_key(job, *key,
-                      absolute(key->default_value_string(), override_dir))
-                  .empty());
+        const std::string folder =
+            absolute(key->default_value_string(), override_dir);
+        if (const std::string what = set_key(job, *key, folder); !what.empty())
+          problems.push_back(
+              {kNoLine, fmt::format("{} = {}: {}", full_name(*key),
+                                    limits::printable(folder), what)});
       } else if (required) {
         problems.push_back(
             {kNoLine, fmt::format("{}: {}: {}", source.name, full_name(*key),

@@ -11,6 +11,7 @@
 #include "parallel/jobfile/param_groups.h"
 #include "proto/base/check.h"
 #include "proto/base/text.h"
+#include "proto/limits/plausible.h"
 
 namespace remesh::jobfile {
 namespace {
@@ -88,6 +89,14 @@ bool is_name(const std::string& text) {
          std::all_of(text.begin(), text.end(), good);
 }
 
+// What job.toml can hold, and whoever shows it can print.
+bool is_text(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c == '\n' || c == '\t'; },
+      ' ');
+  return limits::is_printable(text, text.size());
+}
+
 std::string check_text(const Field& key, const std::string& text) {
   const std::vector<std::string> allowed = allowed_values(key);
   if (!allowed.empty()) {
@@ -102,7 +111,7 @@ std::string check_text(const Field& key, const std::string& text) {
     if (known) problem += fmt::format("; did you mean \"{}\"?", near);
     return problem;
   }
-  if (text.find('\0') != std::string::npos) return "must not contain a NUL";
+  if (!is_text(text)) return "must be UTF-8 without control characters";
   if (full_name(key) == "job.name" && !is_name(text))
     return "must be 1 to 64 letters, digits, '-', '_' or '.', not starting "
            "with '.'";

@@ -1,6 +1,8 @@
 // cluster_sim: many simulated clusters, one per seed. Prints a summary, and for
 // a failing seed the violated invariant and how to reproduce it. The top of
 // cluster.h says what a clean seed does not prove.
+#include <google/protobuf/stubs/logging.h>
+
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
@@ -45,6 +47,8 @@ int main(int argc, char** argv) {
   app.add_option("--known", known,
                  "file with seeds to run as well, one a line");
   CLI11_PARSE(app, argc, argv);
+  // Hostile messages have strings that are not UTF-8, each of them a line.
+  google::protobuf::SetLogHandler(nullptr);
   if (trace) jobs = 1;
 
   // The known seeds, then consecutive ones.

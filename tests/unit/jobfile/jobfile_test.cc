@@ -143,6 +143,18 @@ TEST(Job, LettersBeyondAsciiAreTextInStringsAndErrorsElsewhere) {
   EXPECT_EQ(job.job().description(), "a \u00e9");
 }
 
+// A job.toml with such text could not be read again.
+TEST(Job, TextThatAFileCannotHoldIsRefused) {
+  const std::string refused = ": must be UTF-8 without control characters";
+  EXPECT_EQ(problem(kLeast, {"data.path=caf\xe9"}),
+            "--set data.path=caf?" + refused);
+  EXPECT_EQ(problem(kLeast, {"job.description=a\x1b[2J"}),
+            "--set job.description=a?[2J" + refused);
+  EXPECT_EQ(problem(kLeast, {"job.description=a\n\tb"}), "");
+  const auto job = parse_job(kLeast, kSource, {}, "/caf\xe9");
+  EXPECT_EQ(job.status().message(), "job.dump_folder = /caf?/runs" + refused);
+}
+
 TEST(Job, AllProblemsAreToldInTheOrderOfTheFile) {
   EXPECT_EQ(
       problem(std::string(kLeast) + "[train]\nsteps = 0\n[model]\ndim = 1\n",
