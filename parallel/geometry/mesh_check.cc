@@ -15,16 +15,6 @@ Status check_context(int64_t T, int cp) {
       T, cp, parts));
 }
 
-Status check_window(const ModelConfig& model, int64_t T) {
-  if (model.sliding_window == 0 || T <= model.sliding_window)
-    return ok_status();
-  return invalid_argument(fmt::format(
-      "sequences of {} tokens, but a token attends to model.sliding_window = "
-      "{}; allowed: at most that many, since a window within a sequence is not "
-      "implemented",
-      T, model.sliding_window));
-}
-
 Status check_mesh(const ModelConfig& model, int64_t T, int64_t microbatches,
                   int chunks, const Layout& layout) {
   RETURN_IF_ERROR(validate_layout(model, layout));
@@ -34,7 +24,6 @@ Status check_mesh(const ModelConfig& model, int64_t T, int64_t microbatches,
         "1 to {}",
         microbatches, microbatches));
   RETURN_IF_ERROR(check_context(T, layout.cp));
-  RETURN_IF_ERROR(check_window(model, T));
   const int64_t stages = int64_t{1} * layout.pp * chunks;
   if (stages > model.n_layers)
     return invalid_argument(fmt::format(

@@ -10,10 +10,6 @@ namespace remesh::geometry {
 // Each context-parallel rank has two equal parts of a sequence of T tokens.
 Status check_context(int64_t T, int cp);
 
-// Attention over less than a sequence of T tokens is not implemented, so the
-// model's window has room for all of it.
-Status check_window(const ModelConfig& model, int64_t T);
-
 // The model can be sharded that way, every data-parallel rank has one of the
 // step's microbatches, a sequence can be split, and each of the pp * chunks
 // stages has a layer. The message says what is allowed.

@@ -20,6 +20,10 @@ struct ModelWork {
   double head = 0;       // projection onto the vocabulary
 };
 
+// Keys that the mean token of a sequence of T attends to: half of the tokens,
+// or fewer where the model has a window.
+double mean_keys(const ModelConfig& config, int64_t T);
+
 // In sequences of T tokens. All layers have the same sizes.
 ModelWork work_per_token(const ModelConfig& config, int64_t T);
 

@@ -196,11 +196,6 @@ void check_train(const pb::Job& job, const DataInfo& data, Problems& out) {
         "train.eval_every = {}: must be 0 where train.eval_sequences is 0 or "
         "the data set has no validation split",
         t.eval_every()));
-  if (const Status fits =
-          geometry::check_window(model_config(job), t.seq_len());
-      !fits.ok())
-    out.push_back(
-        fmt::format("train.seq_len = {}: {}", t.seq_len(), fits.message()));
   if (s.warmup_steps() > s.total_steps())
     out.push_back(fmt::format(
         "schedule.warmup_steps = {}: must be at most the {} steps of the "

@@ -113,8 +113,8 @@ void add_linear(const Machine& m, const Sizes& z, const Matrix& w, Precision p,
   if (w.trained) out->weight.gemm += gemm_s(m, {w.out, w.in, z.N}, p);
 }
 
-// Causal attention: QK' and PV take 2 N T q each, half of it below the
-// diagonal; backward has five products instead of two, at 0.86 of forward's
+// Causal attention: QK' and PV take 2 N q each for every key that a query sees;
+// backward has five products instead of two, at 0.86 of forward's
 // rate (Dao 2023: 63 % of an A100's peak instead of 73 %). Blocks of 128 on the
 // diagonal are computed in full.
 constexpr double kAttentionBlock = 128;
@@ -131,7 +131,8 @@ Passes attention(const Machine& m, const JobShape& s, const geometry::Layout& l,
     const double rate =
         (run.tuned_attention ? m.tuned_attention_flops : m.attention_flops) *
         (run.precision == Precision::k32 ? m.fp32_flops / m.flops : 1);
-    const double forward = 2 * z.N * (z.T + kAttentionBlock) * z.q / rate;
+    const double keys = geometry::mean_keys(s.model, s.T);
+    const double forward = 2 * z.N * (2 * keys + kAttentionBlock) * z.q / rate;
     p.forward.attention = forward;
     p.backward.attention = kAttentionBackward * forward;
     return p;

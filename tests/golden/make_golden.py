@@ -16,7 +16,7 @@ import numpy as np
 FAMILIES = {
     # Sizes that tensor parallelism of 2 and pipelines of 2 and 3 divide.
     "llama": {},
-    "mistral": {"sliding_window": 32, "head_dim": 6},
+    "mistral": {"sliding_window": 7, "head_dim": 6},
     "qwen2": {},
     "qwen3": {"head_dim": 10},
 }

@@ -60,6 +60,8 @@ struct AttentionShape {
   int64_t B = 0, T = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   int64_t stride = 0;
+  // Tokens that a token attends to, itself included; 0: all before it.
+  int64_t window = 0;
   // A token attends to those of its own document only. They divide the batch,
   // in order; empty: each sequence is one.
   std::span<const Document> documents;
@@ -74,10 +76,11 @@ struct HeadRows {
 
 // One block of attention between Tq queries and Tk keys of sequences that are
 // split over ranks (ring attention, Liu et al. 2023): query i, at position
-// q0 + i, sees key j, at position k0 + j, when q0 + i >= k0 + j. Token n = b *
-// q_batch + i of q starts n * q_stride elements in, token n = b * kv_batch + j
-// of k and v n * kv_stride; inside a token, heads are contiguous. lse of
-// (b, h, i) is lse[(b * num_heads + h) * lse_T + i].
+// q0 + i, sees key j, at position k0 + j, when 0 <= q0 + i - (k0 + j) < window,
+// a window of 0 being infinite. Token n = b * q_batch + i of q starts
+// n * q_stride elements in, token n = b * kv_batch + j of k and v
+// n * kv_stride; inside a token, heads are contiguous. lse of (b, h, i) is
+// lse[(b * num_heads + h) * lse_T + i].
 struct AttentionSegment {
   int64_t B = 0, Tq = 0, Tk = 0;
   int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -85,6 +88,7 @@ struct AttentionSegment {
   int64_t q_batch = 0, kv_batch = 0;    // tokens between sequences
   int64_t lse_T = 0;
   int64_t q0 = 0, k0 = 0;
+  int64_t window = 0;
   // Complete sequences: one block of each with itself.
   static AttentionSegment whole(const AttentionShape& s) {
     return {.B = s.B,
@@ -97,7 +101,8 @@ struct AttentionSegment {
             .kv_stride = s.stride,
             .q_batch = s.T,
             .kv_batch = s.T,
-            .lse_T = s.T};
+            .lse_T = s.T,
+            .window = s.window};
   }
 };
 

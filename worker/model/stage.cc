@@ -71,9 +71,6 @@ Status check_options(const ShardTable& shard, const StageOptions& o,
         shard.layout().to_string() +
         "; allowed: 0, or any number where one stage has the whole model");
   RETURN_IF_ERROR(geometry::check_context(o.max_seq, shard.layout().cp));
-  // extend() attends over a window, whatever its length.
-  if (o.cache == 0)
-    RETURN_IF_ERROR(geometry::check_window(shard.table().config(), o.max_seq));
   return check_groups(shard, o);
 }
 

@@ -27,8 +27,7 @@ Result<std::unique_ptr<Generator>> Generator::load(const Weights& from,
                                                    int64_t window) {
   std::unique_ptr<Generator> g(new Generator);
   g->context_ = context;
-  const int64_t sliding = from.model.sliding_window;
-  g->window_ = sliding > 0 ? std::min(window, sliding) : window;
+  g->window_ = window;
   g->table_ = ParamTable::make(from.model);
   ASSIGN_OR_RETURN(const geometry::StageBounds bounds,
                    geometry::stage_bounds(from.model, /*stages=*/1, context));

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "parallel/geometry/layout.h"
+#include "parallel/geometry/model_work.h"
 #include "parallel/geometry/param_table.h"
 
 namespace remesh::geometry {
@@ -64,6 +65,21 @@ TEST(ModelConfig, RefusesHeadsThatDoNotDivide) {
                 .vocab_size = 5};
   EXPECT_NE(c.validate().message().find("must divide model.dim = 10"),
             std::string::npos);
+}
+
+// The exact mean counts the token itself, half a key more than half of the
+// tokens.
+TEST(ModelWork, CountsTheKeysInsideAWindow) {
+  ModelConfig c;
+  for (const int64_t T : {1, 6, 100})
+    for (c.sliding_window = 0; c.sliding_window < 110; ++c.sliding_window) {
+      double sum = 0;
+      for (int64_t i = 0; i < T; ++i)
+        sum += static_cast<double>(
+            c.sliding_window == 0 ? i + 1 : std::min(i + 1, c.sliding_window));
+      EXPECT_NEAR(mean_keys(c, T), sum / static_cast<double>(T), 0.5)
+          << c.sliding_window << " of " << T;
+    }
 }
 
 }  // namespace

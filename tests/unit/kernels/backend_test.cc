@@ -233,10 +233,12 @@ std::vector<Document> some_documents(int64_t B, int64_t T) {
 
 TEST_P(BackendTest, AttentionForwardAndBackward) {
   for (const AttentionSize& z : kAttentionSizes)
-    for (const bool divided : {false, true}) {
+    for (const auto& [divided, window] :
+         {std::pair{false, 0}, {true, 0}, {false, 40}, {true, 5}}) {
       SCOPED_TRACE(testing::Message()
                    << "T " << z.T << " heads " << z.heads << "/" << z.kv_heads
-                   << " of " << z.head_dim << (divided ? ", documents" : ""));
+                   << " of " << z.head_dim << (divided ? ", documents" : "")
+                   << ", window " << window);
       const int64_t q = z.heads * z.head_dim;
       const int64_t kv = z.kv_heads * z.head_dim;
       std::vector<Document> documents;
@@ -247,6 +249,7 @@ TEST_P(BackendTest, AttentionForwardAndBackward) {
                              .num_kv_heads = z.kv_heads,
                              .head_dim = z.head_dim,
                              .stride = q + 2 * kv,
+                             .window = window,
                              .documents = documents};
       const int64_t N = z.B * z.T;
       const Tensor qkv = random(N * s.stride, 1, 1.5F);

@@ -102,7 +102,8 @@ TEST_F(Gradient, Attention) {
                          .num_heads = 4,
                          .num_kv_heads = 2,
                          .head_dim = 2,
-                         .stride = 16};
+                         .stride = 16,
+                         .window = 3};
   Tensor qkv(kF, s.B * s.T * s.stride, 1);
   Tensor dout(kF, s.B * s.T * 8, 2);
   Tensor lse(kF, s.B * s.T * 4, 0);

@@ -20,6 +20,7 @@ struct Heads {
 
 class SegmentTest : public testing::TestWithParam<Dtype> {
  protected:
+  void expect_blocks_make_the_whole(int64_t window);
   void SetUp() override {
     if (d_ == Dtype::kBf16 && !cpu_->supports_bf16())
       GTEST_SKIP() << "needs bf16";
@@ -46,7 +47,7 @@ struct Gradients {
 
 TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
   struct Block {
-    int64_t Tq, Tk, q0, k0;
+    int64_t Tq, Tk, q0, k0, window = 0;
   };
   constexpr int64_t kB = 2, kPad = 3;
   for (const Block& z : {Block{1, 1, 0, 0},
@@ -58,11 +59,19 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
                          {65, 64, 0, 64},
                          {40, 33, 7, 23},
                          {40, 600, 570, 0},
-                         {270, 40, 30, 20}})
+                         {270, 40, 30, 20},
+                         {1, 200, 199, 0, 7},
+                         {1, 40, 90, 20, 30},
+                         {70, 130, 60, 0, 1},
+                         {70, 70, 64, 64, 20},
+                         {65, 200, 200, 0, 90},
+                         {300, 300, 0, 0, 33},
+                         {40, 600, 570, 0, 290}})
     for (const Heads& n : {Heads{1, 1, 6}, {4, 2, 32}, {2, 1, 64}}) {
       SCOPED_TRACE(testing::Message()
                    << z.Tq << " x " << z.Tk << " at " << z.q0 << ", " << z.k0
-                   << ", heads " << n.heads << " of " << n.head_dim);
+                   << ", window " << z.window << ", heads " << n.heads << " of "
+                   << n.head_dim);
       const int64_t q_dim = n.heads * n.head_dim;
       const int64_t kv_dim = n.kv_heads * n.head_dim;
       const AttentionSegment s{.B = kB,
@@ -77,7 +86,8 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
                                .kv_batch = z.Tk + 1,
                                .lse_T = z.Tq + 2,
                                .q0 = z.q0,
-                               .k0 = z.k0};
+                               .k0 = z.k0,
+                               .window = z.window};
       const int64_t out_size = kB * s.q_batch * q_dim;
       const Tensor q(d_, kB * s.q_batch * s.q_stride, 1);
       const Tensor k(d_, kB * s.kv_batch * s.kv_stride, 2);
@@ -125,7 +135,8 @@ TEST_P(SegmentTest, BlocksAgreeWithTheReference) {
 
 // Sequences split into unequal parts; every part of queries attends to every
 // part of keys, in ring order. Together: full attention and its gradients.
-TEST_P(SegmentTest, BlocksMakeTheWhole) {
+void SegmentTest::expect_blocks_make_the_whole(int64_t window) {
+  SCOPED_TRACE(window);
   constexpr int64_t kB = 2, kT = 150;
   constexpr Heads n{4, 2, 32};
   const std::vector<int64_t> cuts = {0, 64, 70, kT};
@@ -137,7 +148,8 @@ TEST_P(SegmentTest, BlocksMakeTheWhole) {
                              .num_heads = n.heads,
                              .num_kv_heads = n.kv_heads,
                              .head_dim = n.head_dim,
-                             .stride = stride};
+                             .stride = stride,
+                             .window = window};
   const Tensor qkv(d_, kB * kT * stride, 1, 1.5F);
   const Tensor dout(d_, kB * kT * q_dim, 2);
   const int64_t k0 = q_dim, v0 = q_dim + kv_dim;
@@ -174,7 +186,8 @@ TEST_P(SegmentTest, BlocksMakeTheWhole) {
                                  .kv_batch = kT,
                                  .lse_T = kT,
                                  .q0 = cuts[i],
-                                 .k0 = cuts[j]};
+                                 .k0 = cuts[j],
+                                 .window = window};
         const void* q = at(qkv, cuts[i] * stride);
         const void* k = at(qkv, cuts[j] * stride + k0);
         const void* v = at(qkv, cuts[j] * stride + v0);
@@ -199,6 +212,10 @@ TEST_P(SegmentTest, BlocksMakeTheWhole) {
     }
     EXPECT_LT(difference(joined, grad), tolerance());
   }
+}
+
+TEST_P(SegmentTest, BlocksMakeTheWhole) {
+  for (const int64_t window : {0, 8, 75}) expect_blocks_make_the_whole(window);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, SegmentTest,

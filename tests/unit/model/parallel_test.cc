@@ -28,15 +28,17 @@ struct Case {
     for (const Recompute r : options.recompute)
       recompute += "nsf"[static_cast<int>(r)];
     return fmt::format(
-        "{} chunks {}: {} dim {} layers {} heads {}/{} hidden {} vocab {}{}; "
+        "{} chunks {}: {} window {} dim {} layers {} heads {}/{} hidden {} "
+        "vocab {}{}; "
         "{} "
         "microbatches of {} x {}{} after {} x {}, recompute {}, {}",
-        layout.to_string(), pipeline.chunks, config.arch, config.dim,
-        config.n_layers, config.n_heads, config.n_kv_heads, config.hidden_dim,
-        config.vocab_size, config.tie_embeddings ? " tied" : "",
-        pipeline.microbatches, pipeline.B, pipeline.T,
-        pipeline.documents ? " of documents" : "", options.max_batch,
-        options.max_seq, recompute, options.split_backward ? "split" : "whole");
+        layout.to_string(), pipeline.chunks, config.arch, config.sliding_window,
+        config.dim, config.n_layers, config.n_heads, config.n_kv_heads,
+        config.hidden_dim, config.vocab_size,
+        config.tie_embeddings ? " tied" : "", pipeline.microbatches, pipeline.B,
+        pipeline.T, pipeline.documents ? " of documents" : "",
+        options.max_batch, options.max_seq, recompute,
+        options.split_backward ? "split" : "whole");
   }
 };
 
@@ -64,6 +66,10 @@ Case random_case(uint64_t seed) {
     c.config.dim *= 2;
   }
   c.config.arch = std::array{"llama", "qwen2", "qwen3"}[seed % 3];
+  if (seed % 6 == 0) {
+    c.config.arch = "mistral";
+    c.config.sliding_window = 1 + static_cast<int64_t>(seed / 6 % 12);
+  }
   if (seed % 5 == 0) c.config.head_size = c.config.head_dim() + 2;
   c.pipeline.documents = seed % 2 == 0;
   c.pipeline.microbatches = pick({1, 2});

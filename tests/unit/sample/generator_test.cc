@@ -34,10 +34,23 @@ TEST(Generator, ReadsAPromptInOneGoOrTokenByToken) {
   EXPECT_NE(copy(one_by_one->extend({&tokens.back(), 1})), got);
 }
 
-TEST(Generator, ComputesNoLossBeyondASlidingWindow) {
+TEST(Generator, ALossBeyondASlidingWindowIsThatOfTheTokensOneByOne) {
+  constexpr int64_t kTokens = 41;
   const SmallGenerator small(/*sliding_window=*/9);
-  EXPECT_EQ(small.open(20)->window(), 9);
-  EXPECT_EQ(SmallGenerator().open(20)->window(), Generator::kWindow);
+  const auto g = small.open(kTokens);
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < kTokens; ++i)
+    tokens.push_back(static_cast<int32_t>(i * i % 257));
+  double want = 0;
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    const std::span<const float> logits = g->extend({&tokens[i], 1});
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(x);
+    want += std::log(sum) - logits[static_cast<size_t>(tokens[i + 1])];
+  }
+  EXPECT_NEAR(g->loss(tokens), want, 1e-5 * want);
+  EXPECT_GT(std::abs(SmallGenerator().open(kTokens)->loss(tokens) - want),
+            1e-4 * want);
 }
 
 }  // namespace

@@ -24,8 +24,23 @@ REMESH_INLINE float exp2_one(float x) {
   return _mm512_cvtss_f32(exp2_512(_mm512_set1_ps(x)));
 }
 
-REMESH_INLINE __mmask16 half_mask(int64_t valid) {
-  return static_cast<__mmask16>(first_mask(valid < 16 ? valid : 16));
+// The columns [from, to) of a row of scores, which count.
+struct Columns {
+  int64_t from = 0, to = 0;
+  // Of the 16 from `at` on.
+  REMESH_INLINE_MEMBER __mmask16 mask(int64_t at) const {
+    return static_cast<__mmask16>(first_mask(to - at) & ~first_mask(from - at));
+  }
+};
+
+// Of the keys from k0 on, those that query i sees.
+REMESH_INLINE Columns columns_of(const AttentionSegment& s, int64_t i,
+                                 int64_t k0) {
+  return {first_key(s, i) - k0, visible_keys(s, i) - k0};
+}
+// The first chunk with a key that query i sees.
+REMESH_INLINE int64_t first_chunk(const AttentionSegment& s, int64_t i) {
+  return first_key(s, i) / kChunk * kChunk;
 }
 
 constexpr float kLog2e = 1.44269504088896341F;
@@ -166,23 +181,22 @@ REMESH_INLINE Forward place_forward(const AttentionSegment& s, Bump& bump) {
   return f;
 }
 
-// One row of a chunk of scores, `panels` blocks of which the first `valid`
-// columns count: updates the running maximum and sum (in powers of two), leaves
-// probabilities relative to the new maximum in p, and returns the factor for
-// what was accumulated before. `first`: nothing was. The sum is that of the
-// rounded probabilities, so the errors of their rounding partly cancel.
-REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
+// One row of a chunk of scores, in `panels` blocks: updates the running maximum
+// and sum (in powers of two), leaves probabilities relative to the new maximum
+// in p, and returns the factor for what was accumulated before. `first`:
+// nothing was. The sum is that of the rounded probabilities, so the errors of
+// their rounding partly cancel.
+REMESH_INLINE float softmax_row(const float* s, int64_t panels, Columns seen,
                                 float factor, bool first, float* top,
                                 float* sum, Bf16* p) {
   const __m512 none = _mm512_set1_ps(-3e38F);
   __m512 most = none;
   for (int64_t n = 0; n < panels; ++n) {
     const float* at = s + n * kBlock;
+    most =
+        _mm512_max_ps(most, _mm512_mask_loadu_ps(none, seen.mask(n * 32), at));
     most = _mm512_max_ps(
-        most, _mm512_mask_loadu_ps(none, half_mask(valid - n * 32), at));
-    most = _mm512_max_ps(
-        most,
-        _mm512_mask_loadu_ps(none, half_mask(valid - n * 32 - 16), at + 16));
+        most, _mm512_mask_loadu_ps(none, seen.mask(n * 32 + 16), at + 16));
   }
   const float here = _mm512_reduce_max_ps(most) * factor;
   const float now = first || here > *top ? here : *top;
@@ -192,10 +206,10 @@ REMESH_INLINE float softmax_row(const float* s, int64_t panels, int64_t valid,
   for (int64_t n = 0; n < panels; ++n) {
     const float* at = s + n * kBlock;
     const __m512 lo = _mm512_maskz_mov_ps(
-        half_mask(valid - n * 32),
+        seen.mask(n * 32),
         exp2_512(_mm512_fmadd_ps(_mm512_load_ps(at), scale, minus)));
     const __m512 hi = _mm512_maskz_mov_ps(
-        half_mask(valid - n * 32 - 16),
+        seen.mask(n * 32 + 16),
         exp2_512(_mm512_fmadd_ps(_mm512_load_ps(at + 16), scale, minus)));
     const __m512i rounded = round_pair(lo, hi);
     total = _mm512_add_ps(
@@ -227,24 +241,24 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
     f.top[i] = -1e30F;
     f.sum[i] = 0;
   }
-  const int64_t seen = visible_keys(s, i0 + n - 1);
-  for (int64_t k0 = 0; k0 < seen; k0 += kChunk) {
-    const int64_t panels = amx_panels(least(seen - k0, kChunk));
+  const int64_t end = visible_keys(s, i0 + n - 1);
+  const int64_t begin = first_chunk(s, i0);
+  for (int64_t k0 = begin; k0 < end; k0 += kChunk) {
+    const int64_t panels = amx_panels(least(end - k0, kChunk));
     for (int64_t p = 0; p < panels; ++p) {
       upcoming.fetch(kFetchRows);
       gemm(f.q, f.kt + (k0 / 32 + p) * z.depth * kBlock, z.depth, false,
            f.s + p * kBlock);
     }
     for (int64_t i = 0; i < 32; ++i) {
-      const int64_t valid =
-          i < n ? least(visible_keys(s, i0 + i) - k0, kChunk) : 0;
-      if (valid <= 0) {
+      const Columns seen = i < n ? columns_of(s, i0 + i, k0) : Columns();
+      if (seen.from >= least(seen.to, kChunk)) {
         zero_row(panels, f.p + i * 32);
         continue;
       }
       const float keep =
-          softmax_row(f.s + i * 32, panels, valid, z.factor * kLog2e, k0 == 0,
-                      f.top + i, f.sum + i, f.p + i * 32);
+          softmax_row(f.s + i * 32, panels, seen, z.factor * kLog2e,
+                      f.sum[i] == 0.0F, f.top + i, f.sum + i, f.p + i * 32);
       if (keep == 1.0F) continue;
       for (int64_t j = 0; j < z.depth * 2; ++j) {
         float* o = f.o + (j / 2) * kBlock + i * 32 + (j % 2) * 16;
@@ -253,7 +267,7 @@ REMESH_INLINE void forward_rows(const AttentionTask& t, const Sizes& z,
       }
     }
     for (int64_t h = 0; h < z.depth; ++h)
-      gemm(f.p, f.v + (h * z.keys + k0 / 32) * kBlock, panels, k0 > 0,
+      gemm(f.p, f.v + (h * z.keys + k0 / 32) * kBlock, panels, k0 > begin,
            f.o + h * kBlock);
   }
 }
@@ -347,22 +361,22 @@ REMESH_INLINE Backward place_backward(const AttentionSegment& s, Bump& bump) {
   return b;
 }
 
-// A block of scores and of their gradients, `valid(i)` columns of row i of
+// A block of scores and of their gradients, the columns seen(i) of row i of
 // which count, to probabilities and score gradients in bf16.
 template <typename F>
 REMESH_INLINE void score_gradients(const float* scores, const float* dp,
                                    const float* lse, const float* delta,
-                                   float factor, const F& valid, Bf16* p,
+                                   float factor, const F& seen, Bf16* p,
                                    Bf16* ds) {
   const __m512 log_scale = _mm512_set1_ps(factor * kLog2e);
   const __m512 scale = _mm512_set1_ps(factor);
   for (int64_t i = 0; i < 32; ++i) {
-    const int64_t count = valid(i);
+    const Columns columns = seen(i);
     const __m512 minus = _mm512_set1_ps(-lse[i] * kLog2e);
     const __m512 d = _mm512_set1_ps(delta[i]);
     __m512 pj[2], g[2];
     for (int64_t j = 0; j < 2; ++j) {
-      const __mmask16 mask = half_mask(count - j * 16);
+      const __mmask16 mask = columns.mask(j * 16);
       const int64_t at = i * 32 + j * 16;
       pj[j] = _mm512_maskz_mov_ps(
           mask, exp2_512(_mm512_fmadd_ps(_mm512_load_ps(scores + at), log_scale,
@@ -395,14 +409,14 @@ REMESH_INLINE void backward_chunk(const AttentionTask& t, const Sizes& z,
   const auto finish = [&] {
     if (before_c < 0) return;
     Bf16* ds = b.ds + (before_r * kChunkPanels + before_c) * kBlock;
-    const auto valid = [&](int64_t i) {
+    const auto seen = [&](int64_t i) {
       const int64_t q = before_r * 32 + i;
-      return q < n ? visible_keys(s, i0 + q) - k0 - before_c * 32 : 0;
+      return q < n ? columns_of(s, i0 + q, k0 + before_c * 32) : Columns();
     };
     const int64_t other = (slot ^ 1) * kBlock;
     score_gradients(b.s_block + other, b.dp_block + other,
                     b.lse + before_r * 32, b.delta + before_r * 32, z.factor,
-                    valid, b.p_block, ds);
+                    seen, b.p_block, ds);
     const int64_t turned = (before_c * kChunkPanels + before_r) * kBlock;
     turn_full_step(b.p_block, 32, b.p_turned + turned);
     turn_full_step(ds, 32, b.ds_turned + turned);
@@ -521,8 +535,8 @@ REMESH_INLINE void backward(const AttentionTask& t) {
       const int64_t n = least(s.Tq - i0, kChunk);
       pack_queries(t, z, b, h, i0, n);
       fill_zero(b.dq, kChunkPanels * z.depth * kBlock);
-      const int64_t seen = visible_keys(s, i0 + n - 1);
-      for (int64_t k0 = 0; k0 < seen; k0 += kChunk)
+      const int64_t end = visible_keys(s, i0 + n - 1);
+      for (int64_t k0 = first_chunk(s, i0); k0 < end; k0 += kChunk)
         backward_chunk(t, z, b, upcoming, i0, n, k0);
       put_gradient<kAdd>(b.dq, n, s.head_dim, t.dq,
                          (t.b * s.q_batch + i0) * t.dq_stride + h * s.head_dim,

@@ -115,15 +115,25 @@ void transpose_tiles(const float* rows, int64_t seq, int64_t width,
   }
 }
 
-// One row of scores of which the first `valid` count: updates the running
+// The columns [from, to) of a row of a tile, which count; from <= to.
+struct Columns {
+  int64_t from, to;
+  REMESH_INLINE_MEMBER bool none() const { return from == to; }
+  REMESH_INLINE_MEMBER bool has(int64_t j) const {
+    return static_cast<uint64_t>(j - from) < static_cast<uint64_t>(to - from);
+  }
+};
+
+// One row of scores: updates the running
 // maximum and sum, turns scores into probabilities relative to the new
 // maximum, and returns the factor for what was accumulated before.
-REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
+REMESH_INLINE float softmax_row(float* s, Columns seen, float* row_max,
                                 float* row_sum) {
-  float top = s[0];
+  const float any = s[seen.from];
+  float top = any;
 #pragma omp simd reduction(max : top)
   for (int64_t j = 0; j < kTile; ++j) {
-    const float v = j < valid ? s[j] : s[0];
+    const float v = seen.has(j) ? s[j] : any;
     top = v > top ? v : top;
   }
   if (*row_max > top) top = *row_max;
@@ -131,7 +141,7 @@ REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < kTile; ++j) {
     const float e = fast_exp(s[j] - top);
-    const float p = j < valid ? e : 0.0F;
+    const float p = seen.has(j) ? e : 0.0F;
     s[j] = p;
     sum += p;
   }
@@ -141,11 +151,18 @@ REMESH_INLINE float softmax_row(float* s, int64_t valid, float* row_max,
   return keep;
 }
 
-// How many keys of a tile from k0 on query i sees; may be none.
-REMESH_INLINE int64_t valid_columns(const AttentionSegment& s, int64_t i,
-                                    int64_t k0) {
-  const int64_t n = visible_keys(s, i) - k0;
-  return n < 0 ? 0 : (n < kTile ? n : kTile);
+// The keys of a tile from k0 on that query i sees.
+REMESH_INLINE Columns columns_of(const AttentionSegment& s, int64_t i,
+                                 int64_t k0) {
+  const int64_t first = first_key(s, i) - k0;
+  const int64_t end = visible_keys(s, i) - k0;
+  const int64_t from = first < 0 ? 0 : first;
+  const int64_t to = end < kTile ? end : kTile;
+  return {from, to < from ? from : to};
+}
+// The first tile with a key that query i sees.
+REMESH_INLINE int64_t first_tile(const AttentionSegment& s, int64_t i) {
+  return first_key(s, i) / kTile * kTile;
 }
 
 // For backward, which needs more: k, v, both transposed, dk, dv; tiles of q, of
@@ -211,17 +228,17 @@ void attention(const AttentionTask& t) {
         top[i] = -1e30F;
         sum[i] = 0;
       }
-      for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
+      for (int64_t k0 = first_tile(s, i0); k0 < visible_keys(s, i0 + n - 1);
+           k0 += kTile) {
         fill_zero(p, n * kTile);
         gemm_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
         for (int64_t i = 0; i < n; ++i) {
-          const int64_t valid = valid_columns(s, i0 + i, k0);
-          if (valid == 0) {
+          const Columns seen = columns_of(s, i0 + i, k0);
+          if (seen.none()) {
             fill_zero(p + i * kTile, kTile);
             continue;
           }
-          const float keep =
-              softmax_row(p + i * kTile, valid, top + i, sum + i);
+          const float keep = softmax_row(p + i * kTile, seen, top + i, sum + i);
           if (keep == 1.0F) continue;
 #pragma omp simd
           for (int64_t j = 0; j < w; ++j) o[i * w + j] *= keep;
@@ -261,11 +278,11 @@ void attention_row(const AttentionTask& t) {
               s.head_dim, geo.width, geo.factor, q);
     fill_zero(o, geo.width);
     float top = -1e30F, sum = 0;
-    for (int64_t k0 = 0; k0 < n; k0 += kTile) {
+    for (int64_t k0 = first_key(s, 0); k0 < n; k0 += kTile) {
       const int64_t valid = n - k0 < kTile ? n - k0 : kTile;
       fill_zero(p + valid, kTile - valid);
       dot_rows(valid, s.head_dim, k + k0 * s.kv_stride, s.kv_stride, q, p);
-      const float keep = softmax_row(p, valid, &top, &sum);
+      const float keep = softmax_row(p, {0, valid}, &top, &sum);
 #pragma omp simd
       for (int64_t j = 0; j < geo.width; ++j) o[j] *= keep;
       add_scaled_rows(valid, s.head_dim, v + k0 * s.kv_stride, s.kv_stride, p,
@@ -286,14 +303,14 @@ void attention_segment(const AttentionTask& t) {
 }
 
 // p := probabilities from scores and lse; ds := p * (dp - delta).
-REMESH_INLINE void score_gradient_row(int64_t valid, float lse, float delta,
+REMESH_INLINE void score_gradient_row(Columns seen, float lse, float delta,
                                       float* p, float* dp) {
 #pragma omp simd
   for (int64_t j = 0; j < kTile; ++j) {
     const float e = fast_exp(p[j] - lse);
-    const float pj = j < valid ? e : 0.0F;
+    const float pj = seen.has(j) ? e : 0.0F;
     p[j] = pj;
-    dp[j] = j < valid ? pj * (dp[j] - delta) : 0.0F;
+    dp[j] = seen.has(j) ? pj * (dp[j] - delta) : 0.0F;
   }
 }
 
@@ -355,21 +372,21 @@ void attention_backward(const AttentionTask& t) {
       for (int64_t i = 0; i < n; ++i) {
         // Where a query sees one key almost alone, dP - delta cancels.
         double dot = 0;
-        const T* orow = out + (i0 + i) * geo.out_row;
 #pragma omp simd reduction(+ : dot)
         for (int64_t j = 0; j < s.head_dim; ++j)
-          dot += static_cast<double>(get(orow, j)) *
+          dot += static_cast<double>(get(out + (i0 + i) * geo.out_row, j)) *
                  static_cast<double>(go[i * w + j]);
         delta[i] = static_cast<float>(dot);
       }
-      for (int64_t k0 = 0; valid_columns(s, i0 + n - 1, k0) > 0; k0 += kTile) {
+      for (int64_t k0 = first_tile(s, i0); k0 < visible_keys(s, i0 + n - 1);
+           k0 += kTile) {
         fill_zero(p, n * kTile);
         fill_zero(ds, n * kTile);
         gemm_add(n, kTile, w, q, w, 1, kt + k0 * w, kTile, p, kTile);
         gemm_add(n, kTile, w, go, w, 1, vt + k0 * w, kTile, ds, kTile);
         for (int64_t i = 0; i < n; ++i)
-          score_gradient_row(valid_columns(s, i0 + i, k0), lse[i0 + i],
-                             delta[i], p + i * kTile, ds + i * kTile);
+          score_gradient_row(columns_of(s, i0 + i, k0), lse[i0 + i], delta[i],
+                             p + i * kTile, ds + i * kTile);
         gemm_add(kTile, w, n, p, 1, kTile, go, w, dv + k0 * w, w);
         gemm_add(kTile, w, n, ds, 1, kTile, q, w, dk + k0 * w, w);
         gemm_add(n, w, kTile, ds, kTile, 1, k + k0 * w, w, dq, w);

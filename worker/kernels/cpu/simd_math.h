@@ -114,6 +114,11 @@ REMESH_INLINE int64_t visible_keys(const AttentionSegment& s, int64_t i) {
   const int64_t n = s.q0 + i - s.k0 + 1;
   return n < 0 ? 0 : (n < s.Tk ? n : s.Tk);
 }
+// The first key of a block that query i sees, if it sees one.
+REMESH_INLINE int64_t first_key(const AttentionSegment& s, int64_t i) {
+  const int64_t n = s.window == 0 ? 0 : s.q0 + i - s.k0 + 1 - s.window;
+  return n < 0 ? 0 : n;
+}
 
 // One finished row of a block (o / sum, whose log-sum-exp is lse) added to the
 // running result.

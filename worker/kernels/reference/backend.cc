@@ -487,7 +487,9 @@ class ReferenceBackend final : public Backend {
               .query = token * s.q_stride + h * s.head_dim,
               .out = (token * s.num_heads + h) * s.head_dim,
               .lse = (b * s.num_heads + h) * s.lse_T + i,
-              .from = starts.empty() ? 0 : starts[static_cast<size_t>(token)],
+              .from = std::max(
+                  starts.empty() ? 0 : starts[static_cast<size_t>(token)],
+                  s.window == 0 ? 0 : s.q0 + i - s.k0 + 1 - s.window),
               .visible = std::clamp<int64_t>(s.q0 + i - s.k0 + 1, 0, s.Tk)});
         }
   }

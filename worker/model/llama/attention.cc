@@ -23,6 +23,7 @@ kernels::AttentionShape Attention::shape(const Rows& rows) const {
           .num_kv_heads = sizes_.kv_heads,
           .head_dim = sizes_.head_dim,
           .stride = sizes_.qkv_dim(),
+          .window = window_,
           .documents = rows.documents};
 }
 
@@ -56,41 +57,36 @@ void Attention::backward(const Rows& rows, const BlockParts& a,
       offset(a[kDqkv], d_, k0), offset(a[kDqkv], d_, v0));
 }
 
-// Queries that see all tokens before them are one block; those that see a
-// window are one each.
 void Attention::extend(const Rows& rows, const BlockParts& a,
                        const Scratch& scratch) {
   const int64_t q = sizes_.q_dim();
   const int64_t columns = 2 * sizes_.kv_dim();
   const int64_t end = cache_.length + rows.T;
+  // The first key that any of the queries sees.
+  const int64_t first =
+      window_ == 0 ? 0 : std::max<int64_t>(0, cache_.length + 1 - window_);
   float* const out = d_ == Dtype::kFp32 ? a.f(kO) : scratch.attention;
   backend_.convert_rows(
       rows.T, columns, d_, offset(a[kQkv], d_, q), sizes_.qkv_dim(), d_,
       offset(cache_.kv, d_, cache_.length * columns), columns);
-  const bool whole = window_ == 0 || end <= window_;
-  const int64_t block = whole ? rows.T : 1;
-  for (int64_t i = 0; i < rows.T; i += block) {
-    const int64_t last = cache_.length + i + block;  // the keys' end
-    const int64_t first = whole ? 0 : std::max<int64_t>(0, last - window_);
-    void* const k = offset(cache_.kv, d_, first * columns);
-    backend_.attention_segment(d_,
-                               {.B = 1,
-                                .Tq = block,
-                                .Tk = last - first,
-                                .num_heads = sizes_.heads,
-                                .num_kv_heads = sizes_.kv_heads,
-                                .head_dim = sizes_.head_dim,
-                                .q_stride = sizes_.qkv_dim(),
-                                .kv_stride = columns,
-                                .q_batch = block,
-                                .kv_batch = last - first,
-                                .lse_T = rows.T,
-                                .q0 = cache_.length + i,
-                                .k0 = first},
-                               offset(a[kQkv], d_, i * sizes_.qkv_dim()), k,
-                               offset(k, d_, sizes_.kv_dim()), /*first=*/true,
-                               out + i * q, a.f(kLse) + i);
-  }
+  void* const k = offset(cache_.kv, d_, first * columns);
+  backend_.attention_segment(d_,
+                             {.B = 1,
+                              .Tq = rows.T,
+                              .Tk = end - first,
+                              .num_heads = sizes_.heads,
+                              .num_kv_heads = sizes_.kv_heads,
+                              .head_dim = sizes_.head_dim,
+                              .q_stride = sizes_.qkv_dim(),
+                              .kv_stride = columns,
+                              .q_batch = rows.T,
+                              .kv_batch = end - first,
+                              .lse_T = rows.T,
+                              .q0 = cache_.length,
+                              .k0 = first,
+                              .window = window_},
+                             a[kQkv], k, offset(k, d_, sizes_.kv_dim()),
+                             /*first=*/true, out, a.f(kLse));
   if (d_ != Dtype::kFp32)
     backend_.convert(rows.T * q, Dtype::kFp32, out, d_, a[kO]);
 }
@@ -106,7 +102,10 @@ std::vector<Attention::Pair> Attention::pairs(const Rows& rows,
   std::vector<Pair> out;
   for (const int i : {0, 1})
     for (const int j : {i, 1 - i}) {
-      if (theirs[j] > mine[i]) continue;  // all of it in the future
+      const int64_t q0 = mine[i] * piece;
+      const int64_t k0 = theirs[j] * piece;
+      if (k0 > q0) continue;  // all of it in the future
+      if (window_ > 0 && q0 - (k0 + piece - 1) >= window_) continue;
       const Pair pair = {.segment = {.B = rows.B,
                                      .Tq = piece,
                                      .Tk = piece,
@@ -118,8 +117,9 @@ std::vector<Attention::Pair> Attention::pairs(const Rows& rows,
                                      .q_batch = rows.T,
                                      .kv_batch = rows.T,
                                      .lse_T = rows.T,
-                                     .q0 = mine[i] * piece,
-                                     .k0 = theirs[j] * piece},
+                                     .q0 = q0,
+                                     .k0 = k0,
+                                     .window = window_},
                          .q_token = i * piece,
                          .k_token = j * piece,
                          .lse = i * piece,

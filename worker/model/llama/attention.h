@@ -9,6 +9,9 @@
 // a causal mask all ranks have the same work in every step: two full blocks of
 // piece by piece, or one full and two half ones in the first step.
 //
+// With a window (Beltagy et al. 2020) a rank skips the blocks that none of its
+// queries sees.
+//
 // Documents of a sequence do not see each other. Their positions are those of
 // the sequence: the rotary embedding depends on differences alone.
 //

@@ -240,8 +240,6 @@ StreamGradient LlamaStage::gradient(const Rows& rows, void* all) const {
 void LlamaStage::enter(Slot& s, const MicroBatch& mb, const float* x_in,
                        UnitHooks& hooks) {
   CHECK(mb.B >= 1 && mb.B <= o_.max_batch && mb.T >= 1 && mb.T <= o_.max_seq);
-  const int64_t window = shard_.table().config().sliding_window;
-  CHECK(window == 0 || mb.T <= window);
   s.documents = documents_of(mb);
   s.rows = rows_of(sizes_, mb.B, mb.T);
   s.rows.documents = s.documents;
