@@ -90,18 +90,22 @@ TEST_F(KeysTest, ARunRefusesUsersWhoCannotReadItsKeys) {
 // As from another host, which does not see the run directory.
 TEST_F(KeysTest, AnAddressAndAKeyAreEnoughToChangeAndStopARun) {
   make(endless());
+  const std::vector<std::string> elsewhere = {
+      "unshare",
+      "-m",
+      "sh",
+      "-c",
+      "mount -t tmpfs tmpfs \"$0\" && exec \"$@\"",
+      c().run_dir()};
+  std::filesystem::create_directory(c().run_dir());
+  auto probe = elsewhere;
+  probe.emplace_back("true");
+  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
   c().start_run(2);
   ASSERT_TRUE(c().wait_for_step(3)) << c().describe();
   const std::string keys = c().folder() + "/keys";
   std::filesystem::copy(c().run_dir() + "/keys", keys);
-  const std::string run = c().run_dir();
   const std::string at = address();
-  const std::vector<std::string> elsewhere = {
-      "unshare", "-m", "sh", "-c", "mount -t tmpfs tmpfs \"$0\" && exec \"$@\"",
-      run};
-  auto probe = elsewhere;
-  probe.emplace_back("true");
-  if (testing::run_program(probe).exit.code != 0) GTEST_SKIP() << "needs mount";
   c().run_commands_with(elsewhere);
   const auto remesh = [&](std::vector<std::string> args) {
     args.insert(args.end(), {at, "--key", keys + "/operator.key",
