@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/core/announcements.h"
 #include "coordinator/core/durable.h"
 #include "proto/base/keyed_hash.h"
 #include "proto/limits/plausible.h"
@@ -13,6 +14,9 @@ namespace remesh::core {
 namespace {
 
 constexpr int64_t kRefusalToldMs = 60'000;
+// How many workers of one key, which all may share, may start.
+constexpr double kLivesPerS = 64;
+constexpr double kLivesAtOnce = 4096;
 
 // The most steps that a worker can have made: its ranks may have been started
 // for a longer job, and it may have made more before.
@@ -36,13 +40,6 @@ bool believes_numbers(const pb::Report& r, const ClusterView& view,
           participates(*options.restored, r.worker(), r.incarnation()));
 }
 
-}  // namespace
-
-uint64_t proof_of(const std::string& secret, uint64_t epoch,
-                  int64_t generation) {
-  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
-}
-
 Status check_protocol(const pb::Report& r,
                       const wire::ProtocolRange& protocol) {
   const wire::ProtocolRange theirs = wire::protocol_of(r);
@@ -51,6 +48,24 @@ Status check_protocol(const pb::Report& r,
       "the worker speaks {} of the protocol and this coordinator {}; install "
       "releases of remesh on both that have a version in common",
       theirs.to_string(), protocol.to_string()));
+}
+
+// For older generations, and if the journal was lost, the only evidence of a
+// part in it is the state that the worker holds.
+bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
+                    const pb::Durable& d) {
+  if (!keeps_state || d.assignment().workers().empty()) return true;
+  return is_assigned(d.assignment(), r.worker()) ||
+         std::any_of(
+             r.holdings().begin(), r.holdings().end(),
+             [&](const auto& h) { return h.generation() == generation; });
+}
+
+}  // namespace
+
+uint64_t proof_of(const std::string& secret, uint64_t epoch,
+                  int64_t generation) {
+  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
 }
 
 Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
@@ -85,37 +100,87 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
   return out;
 }
 
-Status check_fence(const pb::FenceIn& f, const pb::Durable& d) {
-  RETURN_IF_ERROR(limits::check(f));
+bool takes_part(const pb::FenceIn& f, const pb::Durable& d) {
+  if (!limits::check(f).ok()) return false;
   const auto& places = d.assignment().ranks();
   const auto ranks = static_cast<size_t>(
       std::count_if(places.begin(), places.end(),
                     [&](const auto& p) { return p.worker() == f.worker(); }));
   // Above the numbers of an older journal it is not known who takes part.
   const bool known = d.assignment().generation() == d.generation();
-  if (f.generation() == d.generation() && ranks > 0 &&
-      f.blob().size() <= ranks * limits::kMaxFenceBytes && known &&
-      participates(d, f.worker(), f.incarnation()))
-    return ok_status();
-  return invalid_argument("the worker has no part in this fence");
+  return f.generation() == d.generation() && ranks > 0 &&
+         f.blob().size() <= ranks * limits::kMaxFenceBytes && known &&
+         participates(d, f.worker(), f.incarnation());
 }
 
-// For older generations, and if the journal was lost, the only evidence of a
-// part in it is the state that the worker holds.
-bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
-                    const pb::Durable& d) {
-  if (!keeps_state || d.assignment().workers().empty()) return true;
-  return is_assigned(d.assignment(), r.worker()) ||
-         std::any_of(
-             r.holdings().begin(), r.holdings().end(),
-             [&](const auto& h) { return h.generation() == generation; });
+std::vector<const pb::StepMetrics*> metrics_that_count(const pb::Report& r,
+                                                       bool keeps_state,
+                                                       const pb::Durable& d) {
+  const auto may_know = [&](int64_t generation) {
+    return may_know_steps(r, generation, keeps_state, d);
+  };
+  const bool accepted =
+      (d.phase() == pb::Durable::WAITING && may_know(r.generation())) ||
+      participates(d, r.worker(), r.incarnation());
+  std::vector<const pb::StepMetrics*> out;
+  for (const pb::StepMetrics& s : r.metrics())
+    if ((s.generation() < d.generation() && may_know(s.generation())) ||
+        (s.generation() == r.generation() && accepted))
+      out.push_back(&s);
+  return out;
 }
 
-std::optional<int64_t> RefusalCount::add(int64_t now_ms) {
-  ++since_;
+Admission::Admission(const wire::ProtocolRange& protocol)
+    : protocol_(protocol), lives_(kLivesPerS, kLivesAtOnce) {}
+
+Admission::Verdict Admission::judge(const ReportReceived& e,
+                                    const ClusterView& view,
+                                    const Options& options,
+                                    int64_t started_ms) {
+  const pb::Report& r = e.report;
+  if (const Status s = check_protocol(r, protocol_); !s.ok())
+    return refuse(r.worker(), s.message(), /*permanent=*/true, view.now_ms);
+  auto admitted = admit(r, view, options, started_ms);
+  if (!admitted.ok())
+    return refuse(r.worker(), admitted.status().message(), /*permanent=*/false,
+                  view.now_ms);
+  // Each life of a worker makes events, and each name a write of the journal.
+  // One that comes too early is taken later: its worker repeats what it says.
+  const Roster::Member* m = view.roster.find(r.worker());
+  const bool known = m != nullptr && m->report.incarnation() == r.incarnation();
+  if (!e.key.empty() && !known &&
+      view.roster.judge(*admitted, view.now_ms) == Roster::Verdict::kTaken &&
+      !lives_.admits(e.key, view.now_ms)) {
+    drop();
+    return {.event =
+                event(r.worker(), "too many new workers of one key at once",
+                      view.now_ms)};
+  }
+  return {.report = std::move(admitted).value()};
+}
+
+Admission::Verdict Admission::refuse(const std::string& worker,
+                                     const std::string& why, bool permanent,
+                                     int64_t now_ms) {
+  drop();
+  pb::Refusal refusal;
+  refusal.set_reason(why);
+  refusal.set_permanent(permanent);
+  wire::set_protocol(protocol_, &refusal);
+  return {.refusal = std::move(refusal), .event = event(worker, why, now_ms)};
+}
+
+std::optional<pb::EventRecord> Admission::event(const std::string& worker,
+                                                const std::string& why,
+                                                int64_t now_ms) {
+  ++untold_;
   if (told_ms_ && now_ms - *told_ms_ < kRefusalToldMs) return std::nullopt;
+  EventFields e{.worker = limits::printable(worker, 64), .cause = why};
+  if (told_ms_)
+    e.detail = fmt::format("{} reports since the last event", untold_);
   told_ms_ = now_ms;
-  return std::exchange(since_, 0);
+  untold_ = 0;
+  return core::event(events::kReportRefused, e);
 }
 
 }  // namespace remesh::core

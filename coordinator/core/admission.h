@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/rate_limit.h"
 #include "proto/base/status.h"
 #include "proto/control.pb.h"
 
@@ -16,28 +19,46 @@ namespace remesh::core {
 // Time that workers have to find a restarted coordinator.
 inline constexpr int64_t kReconnectSlackMs = 3000;
 
-// Fails if the worker speaks no version of the protocol that is known here.
-Status check_protocol(const pb::Report& report,
-                      const wire::ProtocolRange& protocol);
 // The report without what others' ranks do. Fails if it does not count.
 // started_ms: when this life of the coordinator began.
 Result<pb::Report> admit(const pb::Report& report, const ClusterView& view,
                          const Options& options, int64_t started_ms);
-// Fails if the worker has no part in the fence.
-Status check_fence(const pb::FenceIn& fence, const pb::Durable& durable);
-// Whether the worker had a part in the generation, so that its metrics count.
-bool may_know_steps(const pb::Report& report, int64_t generation,
-                    bool keeps_state, const pb::Durable& durable);
+// Whether the worker has a part in the fence.
+bool takes_part(const pb::FenceIn& fence, const pb::Durable& durable);
+// The report's metrics of generations in which the worker had a part. While no
+// generation runs, also those of a worker that was declared dead.
+std::vector<const pb::StepMetrics*> metrics_that_count(
+    const pb::Report& report, bool keeps_state, const pb::Durable& durable);
 
-// Says when an event tells of refused reports: once a minute at most.
-class RefusalCount {
+// What reports and fences are taken, and who is told when one is not.
+class Admission {
  public:
-  // Counts one. If an event is due, the number since the last one.
-  std::optional<int64_t> add(int64_t now_ms);
-  bool told() const { return told_ms_.has_value(); }
+  // What of the report counts; or, if it is refused, what to answer and the
+  // event that tells of it, which is due once a minute at most.
+  struct Verdict {
+    std::optional<pb::Report> report;
+    std::optional<pb::Refusal> refusal;
+    std::optional<pb::EventRecord> event;
+  };
+  // protocol: what this coordinator speaks.
+  explicit Admission(const wire::ProtocolRange& protocol);
+
+  Verdict judge(const ReportReceived& e, const ClusterView& view,
+                const Options& options, int64_t started_ms);
+  Verdict refuse(const std::string& worker, const std::string& why,
+                 bool permanent, int64_t now_ms);
+  // A message is not taken, which nobody is told.
+  void drop() { ++dropped_; }
+  uint64_t dropped() const { return dropped_; }
 
  private:
-  int64_t since_ = 0;
+  std::optional<pb::EventRecord> event(const std::string& worker,
+                                       const std::string& why, int64_t now_ms);
+
+  const wire::ProtocolRange protocol_;
+  RateLimit lives_;  // of workers, by key
+  uint64_t dropped_ = 0;
+  int64_t untold_ = 0;  // refused since the last event
   std::optional<int64_t> told_ms_;
 };
 

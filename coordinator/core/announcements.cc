@@ -7,6 +7,7 @@
 #include "coordinator/core/durable.h"
 #include "coordinator/core/failure_detector.h"
 #include "coordinator/core/link_search.h"
+#include "coordinator/core/recovery.h"
 #include "proto/base/text.h"
 
 namespace remesh::core {
@@ -63,6 +64,66 @@ pb::EventRecord event_of(const Failure& failure, const ClusterView& view,
     if (p.name() == failure.worker && !e.has_host()) e.set_host(p.host());
   e.set_seconds(seconds);
   return e;
+}
+
+std::vector<pb::EventRecord> start_events(const Options& options,
+                                          const pb::Durable& durable,
+                                          size_t members) {
+  const auto& before = options.restored;
+  EventFields e;
+  if (before && members > 0)
+    e.detail = fmt::format("waiting for the {} of generation {}",
+                           plural(static_cast<int64_t>(members), "worker"),
+                           durable.generation());
+  std::vector<pb::EventRecord> out = {event(
+      before ? events::kCoordinatorRestarted : events::kCoordinatorStarted, e)};
+  if (before && before->generation() < durable.generation())
+    out.push_back(journal_behind_event(durable.generation()));
+  if (options.damaged_lines > 0)
+    out.push_back(event(
+        events::kMetricsDamaged,
+        {.detail = fmt::format("metrics.jsonl has {} that are not metrics; "
+                               "they stay where they are",
+                               plural(options.damaged_lines, "line"))}));
+  return out;
+}
+
+pb::EventRecord mesh_event(const pb::Assignment& next,
+                           const std::optional<pb::Mesh>& before,
+                           int64_t lost_steps, const std::string& why) {
+  pb::EventRecord e =
+      event(events::kMesh, {.detail = why + "; " + next.source().reason()});
+  *e.mutable_mesh() = next.mesh();
+  if (before) *e.mutable_from() = *before;
+  e.set_source(source_text(next.source()));
+  e.set_source_kind(next.source().kind());
+  e.set_lost_steps(lost_steps);
+  return e;
+}
+
+pb::EventRecord training_event(const pb::Assignment& assignment, int64_t step,
+                               int64_t lost_steps, double seconds) {
+  pb::EventRecord e = event(events::kTraining);
+  e.set_step(step);
+  *e.mutable_mesh() = assignment.mesh();
+  e.set_seconds(seconds);
+  e.set_lost_steps(lost_steps);
+  return e;
+}
+
+pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
+                          const std::string& unreached,
+                          const std::string& only_in_memory) {
+  EventFields e;
+  if (!why.empty()) e.cause = why;
+  if (phase == pb::Durable::DONE) return event(events::kJobDone, e);
+  std::vector<std::string> details;
+  for (const std::string& d : {unreached, only_in_memory})
+    if (!d.empty()) details.push_back(d);
+  if (!details.empty()) e.detail = join(details, "; ");
+  return event(
+      phase == pb::Durable::FAILED ? events::kJobFailed : events::kJobStopped,
+      e);
 }
 
 pb::EventRecord event_of(const CheckpointWatch::Result& r) {

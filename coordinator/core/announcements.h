@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/core/api.h"
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/cordoning.h"
@@ -24,6 +25,22 @@ struct EventFields {
 pb::EventRecord event(const events::EventKind& kind,
                       const EventFields& fields = {});
 
+// A life of the coordinator begins with this state; `members`: that it waits
+// for.
+std::vector<pb::EventRecord> start_events(const Options& options,
+                                          const pb::Durable& durable,
+                                          size_t members);
+// before: the mesh that this one replaces. why: of its placement.
+pb::EventRecord mesh_event(const pb::Assignment& next,
+                           const std::optional<pb::Mesh>& before,
+                           int64_t lost_steps, const std::string& why);
+// The first step of an assignment. seconds: since training was interrupted.
+pb::EventRecord training_event(const pb::Assignment& assignment, int64_t step,
+                               int64_t lost_steps, double seconds);
+// The job has ended in that phase. `why` is the cause, unless it is empty.
+pb::EventRecord end_event(pb::Durable::Phase phase, const std::string& why,
+                          const std::string& unreached,
+                          const std::string& only_in_memory);
 // durable: at the time of the change.
 pb::EventRecord event_of(const Roster::MembershipChange& change,
                          const pb::Durable& durable);
@@ -39,8 +56,8 @@ std::vector<pb::EventRecord> events_of(const Cordoning::Changes& changes,
 pb::EventRecord gap_event(const StepLedger::Entry& gap);
 pb::EventRecord skipped_event(const pb::StepMetrics& step);
 // worker: who knows the generation; nothing: the metrics log does.
-pb::EventRecord journal_behind_event(int64_t generation,
-                                     std::optional<std::string> worker);
+pb::EventRecord journal_behind_event(
+    int64_t generation, std::optional<std::string> worker = std::nullopt);
 pb::EventRecord pin_released_event(const geometry::Layout& layout);
 
 }  // namespace remesh::core

@@ -17,9 +17,6 @@ namespace {
 constexpr int64_t kGoodbyeMs = 3000;    // for workers to receive SHUTDOWN
 constexpr int64_t kOwnAbsenceMs = 300;  // several missed ticks
 constexpr size_t kKeptEvents = 50;
-// How many workers of one key, which all may share, may start.
-constexpr double kLivesPerS = 64;
-constexpr double kLivesAtOnce = 4096;
 
 std::optional<geometry::ParamTable> table_of(
     const std::optional<planner::JobShape>& shape, const pb::Job& job) {
@@ -33,7 +30,7 @@ Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
       shape_(shape_of(options_.job)),
       keeps_state_(shape_ && options_.job.elastic().keep_state()),
-      lives_(kLivesPerS, kLivesAtOnce),
+      admission_(options_.protocol),
       detector_(options_.job.elastic()),
       policy_(options_.job, shape_, options_.core),
       recovery_(options_.job, table_of(shape_, options_.job)),
@@ -48,7 +45,6 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
   roster_ = Roster(now_ms);
   ledger_ = StepLedger(options_.last_finished_step, options_.recent_metrics,
                        options_.first_steps);
-  const bool restart = options_.restored.has_value();
   const auto* last = ledger_.last_metrics();
   durable_ =
       restore(options_, last == nullptr ? 0 : last->generation(), keeps_state_);
@@ -69,24 +65,12 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
       not_before_ms_ = now_ms_ + kReconnectSlackMs;
     }
   }
-  if (restart && !terminal(options_.restored->phase()))
+  if (options_.restored && !terminal(options_.restored->phase()))
     unheard_until_ms_ = now_ms_ + kReconnectSlackMs;
   persist();
-  EventFields e;
-  if (restart && !roster_.members().empty())
-    e.detail = fmt::format(
-        "waiting for the {} of generation {}",
-        plural(static_cast<int64_t>(roster_.members().size()), "worker"),
-        durable_.generation());
-  emit(restart ? events::kCoordinatorRestarted : events::kCoordinatorStarted,
-       e);
-  if (restart && options_.restored->generation() < durable_.generation())
-    emit(journal_behind_event(durable_.generation(), std::nullopt));
-  if (options_.damaged_lines > 0)
-    emit(events::kMetricsDamaged,
-         {.detail = fmt::format("metrics.jsonl has {} that are not metrics; "
-                                "they stay where they are",
-                                plural(options_.damaged_lines, "line"))});
+  for (pb::EventRecord& e :
+       start_events(options_, durable_, roster_.members().size()))
+    emit(std::move(e));
   reconcile();
   return std::move(actions_);
 }
@@ -156,16 +140,17 @@ void Coordinator::handle(const Tick& e) {
 }
 
 void Coordinator::handle(const ReportReceived& e) {
-  const auto admitted = admit(e);
-  if (!admitted) return;
-  const pb::Report& r = *admitted;
+  Admission::Verdict verdict =
+      admission_.judge(e, view(), options_, started_ms_);
+  if (!verdict.report) return refuse(std::move(verdict));
+  const pb::Report& r = *verdict.report;
   const auto changes =
       roster_.on_report(r, durable_, detector_.silent_ms(), now_ms_);
   if (!changes) {
     const std::string why = roster_.refusal(r, now_ms_);
-    if (!why.empty()) refuse(r.worker(), why, /*permanent=*/false);
-    if (why.empty()) ++dropped_;
-    return;
+    if (why.empty()) return admission_.drop();
+    return refuse(
+        admission_.refuse(r.worker(), why, /*permanent=*/false, now_ms_));
   }
   unreached_.erase(r.worker());
   // The shell has asked whether the key may use the name.
@@ -181,65 +166,13 @@ void Coordinator::handle(const ReportReceived& e) {
     persist();
   }
   if (r.generation() > durable_.generation()) skip_to_generation_of(r);
-  // While no generation runs, also accept metrics from workers that were
-  // declared dead.
-  const auto may_know = [&](int64_t generation) {
-    return may_know_steps(r, generation, keeps_state_, durable_);
-  };
-  const bool accepted =
-      (durable_.phase() == pb::Durable::WAITING && may_know(r.generation())) ||
-      participates(durable_, r.worker(), r.incarnation());
-  for (const pb::StepMetrics& s : r.metrics())
-    if ((s.generation() < durable_.generation() && may_know(s.generation())) ||
-        (s.generation() == r.generation() && accepted))
-      ledger_.report(s);
+  for (const pb::StepMetrics* s : metrics_that_count(r, keeps_state_, durable_))
+    ledger_.report(*s);
 }
 
-// What of the report counts; nothing if it is refused.
-std::optional<pb::Report> Coordinator::admit(const ReportReceived& e) {
-  const pb::Report& r = e.report;
-  if (const Status s = check_protocol(r, options_.protocol); !s.ok()) {
-    refuse(r.worker(), s.message(), /*permanent=*/true);
-    return std::nullopt;
-  }
-  auto admitted = core::admit(r, view(), options_, started_ms_);
-  if (!admitted.ok()) {
-    refuse(r.worker(), admitted.status().message(), /*permanent=*/false);
-    return std::nullopt;
-  }
-  // Each life of a worker makes events, and each name a write of the journal.
-  // One that comes too early is taken later: its worker repeats what it says.
-  const Roster::Member* m = roster_.find(r.worker());
-  const bool known = m != nullptr && m->report.incarnation() == r.incarnation();
-  if (!e.key.empty() && !known &&
-      roster_.judge(*admitted, now_ms_) == Roster::Verdict::kTaken &&
-      !lives_.admits(e.key, now_ms_)) {
-    ++dropped_;
-    tell_refused(r.worker(), "too many new workers of one key at once");
-    return std::nullopt;
-  }
-  return std::move(admitted).value();
-}
-
-void Coordinator::refuse(const std::string& worker, const std::string& why,
-                         bool permanent) {
-  ++dropped_;
-  pb::Refusal refusal;
-  refusal.set_reason(why);
-  refusal.set_permanent(permanent);
-  wire::set_protocol(options_.protocol, &refusal);
-  act(Refuse{std::move(refusal)});
-  tell_refused(worker, why);
-}
-
-void Coordinator::tell_refused(const std::string& worker,
-                               const std::string& why) {
-  const bool first = !refusals_.told();
-  const auto since = refusals_.add(now_ms_);
-  if (!since) return;
-  EventFields e{.worker = limits::printable(worker, 64), .cause = why};
-  if (!first) e.detail = fmt::format("{} reports since the last event", *since);
-  emit(events::kReportRefused, e);
+void Coordinator::refuse(Admission::Verdict verdict) {
+  if (verdict.refusal) act(Refuse{std::move(*verdict.refusal)});
+  if (verdict.event) emit(std::move(*verdict.event));
 }
 
 // The journal was lost or rolled back. Generation numbers are never reused: a
@@ -258,10 +191,7 @@ void Coordinator::skip_to_generation_of(const pb::Report& r) {
 
 void Coordinator::handle(const FenceReceived& e) {
   const pb::FenceIn& f = e.fence;
-  if (!check_fence(f, durable_).ok()) {
-    ++dropped_;
-    return;
-  }
+  if (!takes_part(f, durable_)) return admission_.drop();
   FenceRelay::Delivery delivery = fences_.add(f, durable_);
   pb::FenceOut out;
   out.set_epoch(durable_.epoch());
@@ -280,7 +210,27 @@ void Coordinator::handle(const PeerLost& e) {
 }
 
 void Coordinator::handle(const CommandReceived& e) {
-  act(Respond{e.client, answer(e.command)});
+  Cordoning cordons = cordoning();
+  auto done = carry_out(e.command, {.view = view(),
+                                    .policy = policy_,
+                                    .mesh = mesh_before(),
+                                    .cordons = &cordons,
+                                    .directives = &directives_,
+                                    .roster = &roster_,
+                                    .durable = &durable_});
+  if (done.ok() && *done) {
+    persist();
+    emit(std::move(**done));
+  }
+  pb::Reply reply;
+  reply.set_id(e.command.id());
+  reply.set_ok(done.ok());
+  if (!done.ok()) {
+    reply.set_error(done.status().message());
+    reply.set_code(code_name(done.status().code()));
+  }
+  *reply.mutable_status() = status();
+  act(Respond{e.client, std::move(reply)});
 }
 
 void Coordinator::handle(const CheckpointsScanned& e) {
@@ -458,6 +408,12 @@ void Coordinator::note_declined_stops() {
   set_phase(pb::Durable::RUNNING);
 }
 
+// The job continues. Whoever asked can make room and ask again.
+void Coordinator::decline_stop(const std::string& why) {
+  durable_.set_stop_requested(false);
+  emit(events::kStopDeclined, {.cause = why});
+}
+
 void Coordinator::reconcile_ended() {
   if (terminal_since_ms_ < 0) terminal_since_ms_ = now_ms_;
   if (now_ms_ - terminal_since_ms_ < kGoodbyeMs &&
@@ -471,6 +427,19 @@ void Coordinator::reconcile_ended() {
 }
 
 // ------------------------------------------------------------------ common
+
+pb::JobStatus Coordinator::status() const {
+  return reporter_.status({.view = view(),
+                           .options = options_,
+                           .shape = shape_,
+                           .policy = policy_,
+                           .ledger = ledger_,
+                           .keeps_state = keeps_state_,
+                           .waiting_for = waiting_for_,
+                           .put_off = put_off_,
+                           .events = events_,
+                           .dropped = admission_.dropped()});
+}
 
 void Coordinator::set_phase(pb::Durable::Phase phase) {
   durable_.set_phase(phase);

@@ -26,6 +26,7 @@
 //   fence_relay.h       PMIx fences
 //   announcements.h     what people are told when something happens
 //   job_status.h        what people are told when they ask
+//   commands.h          what operators ask for
 //
 // The values return what changed or what they decided; only this class
 // persists, sends and emits.
@@ -60,6 +61,7 @@
 #include "coordinator/core/assignment.h"
 #include "coordinator/core/checkpoint_watch.h"
 #include "coordinator/core/cluster_view.h"
+#include "coordinator/core/commands.h"
 #include "coordinator/core/cordoning.h"
 #include "coordinator/core/directives.h"
 #include "coordinator/core/failure_budget.h"
@@ -68,7 +70,6 @@
 #include "coordinator/core/job_status.h"
 #include "coordinator/core/mesh_policy.h"
 #include "coordinator/core/name_owners.h"
-#include "coordinator/core/rate_limit.h"
 #include "coordinator/core/recovery.h"
 #include "coordinator/core/room.h"
 #include "coordinator/core/roster.h"
@@ -126,10 +127,7 @@ class Coordinator {
   void handle(const CheckpointsScanned& e);
   void adopt_generation();
   void note_own_absence(int64_t now_ms);
-  std::optional<pb::Report> admit(const ReportReceived& e);
-  void refuse(const std::string& worker, const std::string& why,
-              bool permanent);
-  void tell_refused(const std::string& worker, const std::string& why);
+  void refuse(Admission::Verdict verdict);
   void skip_to_generation_of(const pb::Report& report);
 
   // One method for each phase, run after every input, or after those taken.
@@ -143,6 +141,7 @@ class Coordinator {
   // Whether it is known why the ranks of an abort could not load their source.
   bool source_fate_known() const;
   void note_declined_stops();
+  void decline_stop(const std::string& why);
   void send_directives();
 
   // Starting a generation (generation.cc).
@@ -185,18 +184,6 @@ class Coordinator {
   void record(const StepLedger::Entry& entry);
   void emit_training(int64_t step);
   void watch_checkpoints(int64_t committed);
-
-  // Commands (commands.cc).
-  pb::Reply answer(const pb::Command& command);
-  Status run_command(const pb::Command& command);
-  Status drain(const std::string& worker);
-  Status save_checkpoint();
-  Status pin_mesh(const std::string& layout);
-  Status set_scale(int64_t slots);
-  Status request_stop(bool discard);
-  Status lift_cordon(const std::string& name);
-  void decline_stop(const std::string& why);
-  Status check_another_mesh_follows() const;
 
   ClusterView view() const {
     return {.roster = roster_,
@@ -241,8 +228,8 @@ class Coordinator {
   std::vector<Action> actions_;
   pb::Durable durable_;
 
+  Admission admission_;
   NameOwners owners_;
-  RateLimit lives_;  // of workers, by key
   Roster roster_;
   StepLedger ledger_;
   StepTimes times_;
@@ -275,8 +262,6 @@ class Coordinator {
   std::string put_off_;
   int64_t no_change_before_ms_ = 0;     // optional stops are off: saving fails
   std::deque<pb::EventRecord> events_;  // the newest, for status
-  uint64_t dropped_ = 0;                // messages that were not taken
-  RefusalCount refusals_;
   int64_t terminal_since_ms_ = -1;
   // After a start or an absence, workers may exist that were not heard yet and
   // have to be told if the job ends.

@@ -151,13 +151,8 @@ void Coordinator::begin_generation(const Recovery::Decision& decision,
   replicas_fit_ = true;
   lost_steps_ =
       std::max<int64_t>(0, ledger_.last_finished() - a.source().step());
-  pb::EventRecord e = event(events::kMesh);
-  *e.mutable_mesh() = a.mesh();
-  if (const auto before = mesh_before()) *e.mutable_from() = *before;
-  e.set_source(source_text(a.source()));
-  e.set_source_kind(a.source().kind());
-  e.set_lost_steps(lost_steps_);
-  e.set_detail(decision.placement.reason + "; " + a.source().reason());
+  pb::EventRecord e =
+      mesh_event(a, mesh_before(), lost_steps_, decision.placement.reason);
   if (options_.job.train().max_skipped_steps() > 0)
     add_past_steps(ledger_.recent(), &a);
   durable_.mutable_participants()->Assign(plan.participants.begin(),
@@ -391,19 +386,9 @@ void Coordinator::terminate(pb::Durable::Phase phase, const std::string& why) {
   if (phase == pb::Durable::DONE || !retention_.has_unsaved_steps(view()))
     durable_.clear_assignment();
   set_phase(phase);
-  pb::EventRecord e =
-      event(phase == pb::Durable::DONE     ? events::kJobDone
-            : phase == pb::Durable::FAILED ? events::kJobFailed
-                                           : events::kJobStopped);
-  if (phase == pb::Durable::FAILED || refused_job_) e.set_cause(why);
-  if (phase != pb::Durable::DONE) {
-    std::vector<std::string> details;
-    for (const std::string& d :
-         {who_was_not_reached(), retention_.only_in_memory(view())})
-      if (!d.empty()) details.push_back(d);
-    if (!details.empty()) e.set_detail(join(details, "; "));
-  }
-  emit(std::move(e));
+  const bool explained = phase == pb::Durable::FAILED || refused_job_;
+  emit(end_event(phase, explained ? why : "", who_was_not_reached(),
+                 retention_.only_in_memory(view())));
   terminal_since_ms_ = now_ms_;
 }
 

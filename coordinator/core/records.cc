@@ -56,12 +56,10 @@ void Coordinator::record(const StepLedger::Entry& entry) {
 }
 
 void Coordinator::emit_training(int64_t step) {
-  pb::EventRecord e = event(events::kTraining);
-  e.set_step(step);
-  *e.mutable_mesh() = durable_.assignment().mesh();
-  e.set_seconds(static_cast<double>(now_ms_ - change_began_ms_) / 1000);
+  pb::EventRecord e =
+      training_event(durable_.assignment(), step, lost_steps_,
+                     static_cast<double>(now_ms_ - change_began_ms_) / 1000);
   times_.add_pause(e.seconds());
-  e.set_lost_steps(lost_steps_);
   if (const auto digest = roster_.restored_digest(durable_.generation()))
     e.set_digest(*digest);
   emit(std::move(e));

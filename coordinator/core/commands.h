@@ -1,0 +1,32 @@
+// Commands: what operators ask of the job. Each is checked, then changes the
+// durable state or asks the ranks for something. No I/O.
+#pragma once
+
+#include <optional>
+
+#include "coordinator/core/cluster_view.h"
+#include "coordinator/core/cordoning.h"
+#include "coordinator/core/directives.h"
+#include "coordinator/core/mesh_policy.h"
+#include "proto/base/status.h"
+#include "proto/control.pb.h"
+
+namespace remesh::core {
+
+// Borrows its members. roster and durable are those of view.
+struct CommandInputs {
+  ClusterView view;
+  const MeshPolicy& policy;
+  std::optional<pb::Mesh> mesh;  // the present one or, before a mesh, the last
+  Cordoning* cordons;
+  Directives* directives;
+  Roster* roster;
+  pb::Durable* durable;
+};
+
+// Carries out a command. Returns the event that announces it if *durable
+// changed. Fails, and changes nothing, with the reason.
+Result<std::optional<pb::EventRecord>> carry_out(const pb::Command& command,
+                                                 const CommandInputs& in);
+
+}  // namespace remesh::core
