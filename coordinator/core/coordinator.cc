@@ -80,6 +80,10 @@ std::vector<Action> Coordinator::start(int64_t now_ms) {
 void Coordinator::adopt_generation() {
   adopted_generation_ = durable_.generation();
   roster_.adopt(durable_, now_ms_ + kReconnectSlackMs);
+  times_.begin(layout_of(durable_.assignment().mesh()),
+               hosts_with_ranks(durable_));
+  for (const pb::StepMetrics& m : options_.recent_metrics)
+    if (m.generation() == durable_.generation()) times_.add_step(m.step_s());
   if (durable_.phase() != pb::Durable::ABORTING) return;
   failure_ = failure_of(durable_.cause());
   change_began_ms_ = now_ms_;

@@ -77,6 +77,13 @@ bool has_ranks(const pb::Durable& durable, const std::string& worker) {
          a.num_ranks(static_cast<int>(w - a.workers().begin())) > 0;
 }
 
+std::set<std::string> hosts_with_ranks(const pb::Durable& durable) {
+  std::set<std::string> hosts;
+  for (const pb::Durable::Member& p : durable.participants())
+    if (has_ranks(durable, p.name())) hosts.insert(p.host());
+  return hosts;
+}
+
 void count_ranks(pb::Assignment* a) {
   std::map<std::string_view, int> counts;
   for (const pb::RankPlace& p : a->ranks()) ++counts[p.worker()];

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "coordinator/core/api.h"
@@ -40,6 +41,9 @@ bool is_assigned(const pb::Assignment& assignment, const std::string& worker);
 
 // Whether the newest generation places ranks on the worker.
 bool has_ranks(const pb::Durable& durable, const std::string& worker);
+
+// The hosts of these workers.
+std::set<std::string> hosts_with_ranks(const pb::Durable& durable);
 
 // Sets Assignment.num_ranks.
 void count_ranks(pb::Assignment* assignment);

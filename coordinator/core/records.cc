@@ -40,11 +40,8 @@ void Coordinator::finish_steps(int64_t committed) {
 void Coordinator::clear_suspicion() {
   const pb::HostFaults& faults = durable_.host_faults();
   if (faults.suspects().empty() && !faults.has_link_search()) return;
-  std::set<std::string> hosts;
-  for (const pb::Durable::Member& p : durable_.participants())
-    if (has_ranks(durable_, p.name())) hosts.insert(p.host());
   Cordoning cordons = cordoning();
-  cordons.after_step(hosts);
+  cordons.after_step(hosts_with_ranks(durable_));
   apply(cordons.changes());
 }
 

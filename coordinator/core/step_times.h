@@ -1,7 +1,8 @@
 // StepTimes: how long steps, changes of mesh and the time between failures were
 // in this run: what a better mesh is weighed by (mesh_policy.h).
 //
-// A value without I/O, in memory: a restarted coordinator begins again.
+// A value without I/O, in memory: a restarted coordinator begins with the last
+// steps of the generation that it adopts.
 #pragma once
 
 #include <cstddef>

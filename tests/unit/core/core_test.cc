@@ -327,6 +327,42 @@ TEST(End, IsSentToWorkersThatWereSilentDuringAnAbsence) {
   EXPECT_TRUE(absent.ended());
 }
 
+TEST(Restart, TheMeshThatIsAdoptedWasMeasuredBefore) {
+  Options o;
+  o.job = small_job();
+  o.job.mutable_parallel()->set_tensor_parallel_degree(-1);
+  o.job.mutable_elastic()->set_keep_state(false);
+  pb::Model* m = o.job.mutable_model();
+  m->set_dim(64);
+  m->set_n_layers(2);
+  m->set_n_heads(4);
+  m->set_n_kv_heads(4);
+  m->set_hidden_dim(128);
+  m->set_vocab_size(257);
+  o.restored = running({"a"});
+  for (int step = 1; step <= 9; ++step) {
+    pb::StepMetrics& s = o.recent_metrics.emplace_back();
+    s.set_generation(step < 3 ? 0 : 1);  // the first two are not counted
+    s.set_step(step);
+    s.set_step_s(2.5);
+  }
+  o.last_finished_step = 9;
+  Coordinator core(std::move(o));
+  (void)core.start(0);
+  pb::Report r = running_report("a", 1, 0, 9);
+  r.mutable_ranks(0)->set_exited(true);
+  r.mutable_ranks(0)->set_exit_code(1);
+  (void)core.on(ReportReceived{r}, 50);
+  r.set_seq(2);
+  r.set_state(pb::Report::QUIESCED);
+  (void)core.on(ReportReceived{r}, 100);
+  (void)core.on(CheckpointsScanned{}, 150);
+  EXPECT_EQ(core.durable().generation(), 2);
+  EXPECT_TRUE(core.durable().assignment().prediction().starts_with(
+      "2.5 s a step measured before"))
+      << core.durable().assignment().prediction();
+}
+
 // Whatever is restored, what comes first is in the journal with a younger
 // epoch, so that nothing of the older life can be mistaken for it.
 TEST(Restart, JournalsANewerEpochFirst) {
