@@ -55,7 +55,7 @@ worker/kernels proto/base
 worker/model proto/base|parallel/geometry|parallel/comm|worker/kernels
 worker/engine proto/base|parallel/geometry|parallel/comm|worker/(kernels|model|board|trace)
 worker/measure proto/base|proto/[a-z]*\.pb\.h|parallel/(comm|jobfile)|worker/kernels
-worker/tokenizer proto/base
+worker/tokenizer proto/base|proto/[a-z]*\.pb\.h
 worker/data proto/(base|data)|worker/tokenizer
 worker/sample proto/(base|data|rundir)|proto/[a-z]*\.pb\.h|parallel/(geometry|jobfile)|checkpoint/(huggingface|manifest|memory)|worker/(data|kernels|model|tokenizer)
 worker/board proto/base|proto/[a-z]*\.pb\.h

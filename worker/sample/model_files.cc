@@ -17,7 +17,7 @@ namespace {
 
 namespace files = std::filesystem;
 
-constexpr char kTokenizerJson[] = "tokenizer.json";
+constexpr const char* kTokenizerFiles[] = {"tokenizer.json", "tokenizer.model"};
 
 bool is_file(const std::string& path) {
   std::error_code error;
@@ -111,14 +111,15 @@ Result<std::unique_ptr<tokenizer::Tokenizer>> find_tokenizer(
     return given;
   }
   if (trained_with == "bytes") return tokenizer::open_tokenizer("bytes");
-  for (const std::string& folder : folders) {
-    const std::string file = folder + "/" + kTokenizerJson;
-    if (folder.empty() || !is_file(file)) continue;
-    ASSIGN_OR_RETURN(auto found, tokenizer::open_tokenizer(file));
-    if (!trained_with.empty() && found->id() != trained_with) continue;
-    *folder_found = folder;
-    return found;
-  }
+  for (const std::string& folder : folders)
+    for (const char* name : kTokenizerFiles) {
+      const std::string file = fmt::format("{}/{}", folder, name);
+      if (folder.empty() || !is_file(file)) continue;
+      ASSIGN_OR_RETURN(auto found, tokenizer::open_tokenizer(file));
+      if (!trained_with.empty() && found->id() != trained_with) continue;
+      *folder_found = folder;
+      return found;
+    }
   return not_found(fmt::format(
       "{}: no tokenizer is beside it{}; give one with --tokenizer: {}",
       choice.path,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bitset>
+#include <charconv>
 #include <utility>
 
 #include "worker/tokenizer/unicode.h"
@@ -21,6 +22,8 @@ namespace {
 
 // Keeps positions within 31 bits, whatever a step adds to a text.
 constexpr size_t kMaxText = size_t{1} << 29;
+// A piece never continues before a space, if no token does.
+constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
 
 class PipelineTokenizer final : public Tokenizer {
  public:
@@ -51,6 +54,9 @@ class PipelineTokenizer final : public Tokenizer {
     if (text.size() > kMaxText)
       return invalid_argument(fmt::format(
           "text of {} bytes: at most {} at once", text.size(), kMaxText));
+    std::string marked;
+    if (p_.added_have_marks)
+      text = marked = mark_spaces(text, options.continues, !options.continues);
     Scratch scratch{.bpe = Bpe::Scratch(text.size())};
     bool first = true;
     size_t begin = 0;  // of the text after the last token
@@ -108,20 +114,34 @@ class PipelineTokenizer final : public Tokenizer {
     std::string normal;
     if (p_.nfc) text = normal = to_nfc(text);
     std::string marked;
-    if (p_.marks_spaces) {
-      marked.reserve(text.size() + text.size() / 2);
-      if (p_.prefix != Pipeline::Prefix::kNone &&
-          (first ? !options.continues : p_.prefix == Pipeline::Prefix::kText))
-        marked = kSpaceMark;
-      for (const char c : text) {
-        if (c == ' ')
-          marked += kSpaceMark;
-        else
-          marked += c;
-      }
-      text = marked;
-    }
+    if (p_.marks_spaces && !p_.added_have_marks)
+      text = marked = mark_spaces(
+          text, /*continues=*/true,
+          first ? !options.continues : p_.prefix == Pipeline::Prefix::kText);
     return encode_pieces(text, 0, scratch, out);
+  }
+
+  // The text with marks for spaces, and one before it if `begins`. continues:
+  // the text is not the beginning of a document.
+  std::string mark_spaces(std::string_view text, bool continues,
+                          bool begins) const {
+    const std::string_view mark = kSpaceMark;
+    std::string out;
+    out.reserve(text.size() + text.size() / 2);
+    bool after_space = !continues;
+    for (const char c : text) {
+      if (p_.removes_spaces && after_space && c == ' ') continue;
+      after_space = c == ' ';
+      if (c == ' ')
+        out += mark;
+      else
+        out += c;
+    }
+    while (p_.removes_spaces && out.ends_with(mark))
+      out.resize(out.size() - mark.size());
+    if (begins && p_.prefix != Pipeline::Prefix::kNone && !out.empty())
+      out.insert(0, mark);
+    return out;
   }
 
   Status encode_pieces(std::string_view text, size_t split, Scratch& scratch,
@@ -147,6 +167,36 @@ class PipelineTokenizer final : public Tokenizer {
 };
 
 }  // namespace
+
+Status divide_before_marks(const BpeModel& bpe, Pipeline* pipeline) {
+  if (bpe.ignore_merges) return ok_status();
+  for (const BpeModel::Merge& m : bpe.merges) {
+    std::string_view token = bpe.tokens[static_cast<size_t>(m.result)];
+    while (token.starts_with(kSpaceMark))
+      token.remove_prefix(std::string_view(kSpaceMark).size());
+    if (token.find(kSpaceMark) != std::string_view::npos) return ok_status();
+  }
+  ASSIGN_OR_RETURN(Regex regex, Regex::compile(kBeforeMarks));
+  pipeline->splits.push_back(std::move(regex));
+  return ok_status();
+}
+
+std::optional<char> byte_of(const std::string& token) {
+  unsigned byte = 0;
+  const char* end = token.data() + 5;
+  if (token.size() == 6 && token.starts_with("<0x") &&
+      std::from_chars(token.data() + 3, end, byte, 16).ptr == end)
+    return static_cast<char>(byte);
+  return std::nullopt;
+}
+
+std::string unmark_spaces(std::string text) {
+  const size_t size = std::string_view(kSpaceMark).size();
+  for (size_t at = text.find(kSpaceMark); at != std::string::npos;
+       at = text.find(kSpaceMark, at + 1))
+    text.replace(at, size, " ");
+  return text;
+}
 
 std::unique_ptr<Tokenizer> make_tokenizer(Pipeline pipeline) {
   CHECK(pipeline.end_of_text >= 0 &&

@@ -1,4 +1,4 @@
-// The tokenizer that a tokenizer.json or tiktoken file describes: added tokens
+// The tokenizer that a file describes: added tokens
 // are found, the text between them is normalized, divided into pieces, and each
 // piece is encoded (huggingface/tokenizers, documentation of the components).
 #pragma once
@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "proto/base/status.h"
 #include "worker/tokenizer/bpe.h"
 #include "worker/tokenizer/regex.h"
 #include "worker/tokenizer/tokenizer.h"
@@ -41,6 +43,11 @@ struct Pipeline {
   AddedTokens added;
   bool nfc = false;
   bool marks_spaces = false;  // each space becomes a mark
+  // Of several spaces one is left, and none at the ends of a document.
+  bool removes_spaces = false;
+  // The texts of added tokens have marks; they are found where spaces are
+  // marked. Otherwise they are found first. REQUIRES: not with Prefix::kText.
+  bool added_have_marks = false;
   Prefix prefix = Prefix::kNone;
   // Each divides the pieces of the one before: a match is a piece, and so is
   // what is between two matches.
@@ -48,6 +55,15 @@ struct Pipeline {
   Bpe bpe;
   std::vector<std::string> decoded;  // the bytes of each token
 };
+
+// Where no merge has a mark but at its start, divides text before marks, so
+// that the pieces are short.
+Status divide_before_marks(const BpeModel& bpe, Pipeline* pipeline);
+
+// The byte that a token named like "<0x0A>" stands for.
+std::optional<char> byte_of(const std::string& token);
+// The text with spaces for marks.
+std::string unmark_spaces(std::string text);
 
 // REQUIRES: end_of_text and all ids are less than decoded.size(), and no added
 // token is empty.

@@ -4,6 +4,7 @@
 
 #include "proto/base/file_system.h"
 #include "worker/tokenizer/pipeline.h"
+#include "worker/tokenizer/sentencepiece.h"
 #include "worker/tokenizer/tiktoken.h"
 #include "worker/tokenizer/tokenizer_json.h"
 #include "worker/tokenizer/unicode.h"
@@ -66,8 +67,10 @@ Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec) {
     return not_found(fmt::format("tokenizer '{}': no such file: expected {}",
                                  spec, kTokenizerHelp));
   if (!text.ok()) return text.status();
-  return text->starts_with('{') ? parse_tokenizer_json(*text, spec)
-                                : parse_tiktoken(*text, spec);
+  if (text->starts_with('{')) return parse_tokenizer_json(*text, spec);
+  // The tag of the first piece, of which no line of text consists.
+  if (text->starts_with('\n')) return parse_sentencepiece(*text, spec);
+  return parse_tiktoken(*text, spec);
 }
 
 }  // namespace remesh::tokenizer

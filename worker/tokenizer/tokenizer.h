@@ -75,10 +75,11 @@ inline constexpr int32_t kByteEndOfText = 256;
 
 // What open_tokenizer() accepts, for people.
 inline constexpr char kTokenizerHelp[] =
-    "bytes, a tokenizer.json (BPE), or a tiktoken file";
+    "bytes, a tokenizer.json or tokenizer.model (BPE), or a tiktoken file";
 
-// Opens "bytes" or the file of a tokenizer: tokenizer_json.h and tiktoken.h say
-// what is supported. Fails on anything else, naming it and what is allowed.
+// Opens "bytes" or the file of a tokenizer: tokenizer_json.h, sentencepiece.h
+// and tiktoken.h say what is supported. Fails on anything else, naming it and
+// what is allowed.
 Result<std::unique_ptr<Tokenizer>> open_tokenizer(const std::string& spec);
 
 }  // namespace remesh::tokenizer

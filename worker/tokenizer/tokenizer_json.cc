@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <unordered_map>
@@ -185,8 +184,6 @@ Status parse_components(const Json& file, Pipeline& p, bool& byte_level) {
 
 // The largest vocabularies have some 260,000 tokens.
 constexpr int64_t kMaxId = (int64_t{1} << 22) - 1;
-// A piece never continues before a space, if no token does.
-constexpr char kBeforeMarks[] = "\u2581*[^\u2581]+|\u2581+";
 
 // The tokens as the file writes them.
 struct Vocabulary {
@@ -282,18 +279,6 @@ Result<BpeModel> parse_model(const Json& model, const Vocabulary& vocabulary,
   return bpe;
 }
 
-// Whether a space mark is only at the start of what merges make.
-bool no_merge_crosses_spaces(const BpeModel& bpe) {
-  if (bpe.ignore_merges) return false;
-  for (const BpeModel::Merge& m : bpe.merges) {
-    std::string_view token = bpe.tokens[static_cast<size_t>(m.result)];
-    while (token.starts_with(kSpaceMark))
-      token.remove_prefix(std::string_view(kSpaceMark).size());
-    if (token.find(kSpaceMark) != std::string_view::npos) return false;
-  }
-  return true;
-}
-
 Status parse_added(const Json& list, Vocabulary& vocabulary, Pipeline& p) {
   for (const Json& item : list) {
     const auto text = item.at("content").get<std::string>();
@@ -313,18 +298,8 @@ Status parse_added(const Json& list, Vocabulary& vocabulary, Pipeline& p) {
 std::string decode_token(const std::string& name, const BpeModel& model,
                          bool marks_spaces) {
   if (model.byte_level) return from_alphabet(name);
-  unsigned byte = 0;
-  const char* end = name.data() + 5;
-  if (name.size() == 6 && name.starts_with("<0x") &&
-      std::from_chars(name.data() + 3, end, byte, 16).ptr == end)
-    return std::string(1, static_cast<char>(byte));
-  std::string text = name;
-  if (!marks_spaces) return text;
-  const size_t size = std::string_view(kSpaceMark).size();
-  for (size_t at = text.find(kSpaceMark); at != std::string::npos;
-       at = text.find(kSpaceMark, at + 1))
-    text.replace(at, size, " ");
-  return text;
+  if (const auto byte = byte_of(name)) return std::string(1, *byte);
+  return marks_spaces ? unmark_spaces(name) : name;
 }
 
 Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
@@ -338,10 +313,7 @@ Result<std::unique_ptr<Tokenizer>> build(const Json& json, std::string id) {
   for (const auto& [name, number] : model.at("vocab").items())
     RETURN_IF_ERROR(vocabulary.add(name, number));
   ASSIGN_OR_RETURN(BpeModel bpe, parse_model(model, vocabulary, byte_level));
-  if (p.marks_spaces && no_merge_crosses_spaces(bpe)) {
-    ASSIGN_OR_RETURN(Regex regex, Regex::compile(kBeforeMarks));
-    p.splits.push_back(std::move(regex));
-  }
+  if (p.marks_spaces) RETURN_IF_ERROR(divide_before_marks(bpe, &p));
   if (json.contains("added_tokens"))
     RETURN_IF_ERROR(parse_added(json["added_tokens"], vocabulary, p));
   for (const std::string& name : vocabulary.names)

@@ -8,6 +8,7 @@
 
 #include "tests/testing/fuzz.h"
 #include "tests/unit/tokenizer/small_models.h"
+#include "worker/tokenizer/sentencepiece.h"
 #include "worker/tokenizer/tiktoken.h"
 #include "worker/tokenizer/tokenizer_json.h"
 
@@ -68,6 +69,14 @@ TEST(TokenizerFuzz, Components) {
       return use(*t);
     });
   }
+}
+
+TEST(TokenizerFuzz, SentencePiece) {
+  fuzz({small_sentencepiece().SerializeAsString()}, 6000,
+       [](const std::string& file) -> Status {
+         ASSIGN_OR_RETURN(const auto t, parse_sentencepiece(file, "t.model"));
+         return use(*t);
+       });
 }
 
 // Mutants of the first lines, so that they are often changed.

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "proto/sentencepiece.pb.h"
+#include "worker/tokenizer/pipeline.h"
 #include "worker/tokenizer/unicode.h"
 
 namespace remesh::tokenizer {
@@ -53,6 +55,32 @@ inline Json sentencepiece_like() {
         {"vocab", vocab},
         {"merges",
          {"\u2581 \u2581", "h e", "l l", "he ll", "hell o", "\u2581 hello"}}}}};
+}
+
+// The same as a SentencePiece model.
+inline pb::SentencePieceModel small_sentencepiece() {
+  using Piece = pb::SentencePieceModel::Piece;
+  pb::SentencePieceModel m;
+  float score = 0;
+  const auto add = [&](const std::string& text, Piece::Type type) {
+    Piece* p = m.add_pieces();
+    p->set_piece(text);
+    p->set_type(type);
+    p->set_score(score);
+    if (type == Piece::NORMAL) score -= 1;
+  };
+  add("<unk>", Piece::UNKNOWN);
+  for (const char* token : {"<s>", "</s>"}) add(token, Piece::CONTROL);
+  for (int b = 0; b < 256; ++b) add(fmt::format("<0x{:02X}>", b), Piece::BYTE);
+  add("<tool>", Piece::USER_DEFINED);
+  for (const char* token : {"\u2581\u2581", "he", "ll", "hell", "hello",
+                            "\u2581hello", "\u2581", "h", "e", "l", "o"})
+    add(token, Piece::NORMAL);
+  m.mutable_trainer_spec()->set_model_type(
+      pb::SentencePieceModel::Trainer::BPE);
+  m.mutable_trainer_spec()->set_byte_fallback(true);
+  m.mutable_normalizer_spec()->set_name("identity");
+  return m;
 }
 
 // As GPT-2: bytes (ids 0 to 255 in byte order), "he" 256, "Ġhe" 257, and

@@ -8,25 +8,16 @@
 #include <vector>
 
 #include "tests/testing/seed.h"
+#include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
 
 namespace remesh::tokenizer {
 namespace {
 
-using Tokens = std::vector<int32_t>;
-
 std::unique_ptr<Tokenizer> parse(const Json& json) {
   auto t = parse_tokenizer_json(json.dump(), "t.json");
   EXPECT_TRUE(t.ok()) << t.status().to_string();
   return t.ok() ? std::move(*t) : nullptr;
-}
-
-Tokens encode(const Tokenizer& t, const std::string& text,
-              const EncodeOptions& options = {}) {
-  Tokens tokens;
-  const Status status = t.encode(text, options, tokens);
-  EXPECT_TRUE(status.ok()) << status.to_string();
-  return tokens;
 }
 
 // The error after a change of a valid file.

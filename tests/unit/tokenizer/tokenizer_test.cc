@@ -10,22 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "tests/unit/tokenizer/encode.h"
 #include "tests/unit/tokenizer/small_models.h"
 #include "worker/tokenizer/tiktoken.h"
 #include "worker/tokenizer/tokenizer_json.h"
 
 namespace remesh::tokenizer {
 namespace {
-
-using Tokens = std::vector<int32_t>;
-
-Tokens encode(const Tokenizer& t, const std::string& text,
-              const EncodeOptions& options = {}) {
-  Tokens tokens;
-  const Status status = t.encode(text, options, tokens);
-  EXPECT_TRUE(status.ok()) << status.to_string();
-  return tokens;
-}
 
 class Folder {
  public:
