@@ -58,11 +58,12 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
   const bool follows_rank = b->last_hosts() >= most;
   if (hosts_alone) b->set_same_failures(0);
   if (!counts) b->set_failures(b->failures() - 1);
-  // The same mesh is tried once more, without replicas.
-  const bool no_room =
-      f.exit_code == kExitNoRoom && consequence == Consequence::kNone;
-  const bool from_memory = source.kind() == pb::Source::MEMORY;
-  if (!hosts_alone && (source_is_bad(f, source) || (no_room && from_memory))) {
+  // Others take room, too, and return it: the next mesh waits until there is
+  // enough. An older source makes room if this one is in memory.
+  const bool no_room = f.exit_code == kExitNoRoom &&
+                       consequence == Consequence::kNone &&
+                       source.kind() == pb::Source::MEMORY;
+  if (!hosts_alone && (source_is_bad(f, source) || no_room)) {
     v.bad_source = true;
     b->set_same_failures(0);  // the next source is a different one
   }
@@ -77,8 +78,7 @@ FailureVerdict judge_failure(const Failure& f, const pb::Elastic& elastic,
       v.backoff_ms = std::min(kMaxHostsBackoffMs, backoff_ms(hosts));
     return v;
   }
-  if (!hosts_alone &&
-      (f.exit_code == kExitFailed || (no_room && !from_memory))) {
+  if (!hosts_alone && f.exit_code == kExitFailed) {
     v.reason = f.text();
   } else if (f.rank >= 0 && b->same_failures() >= elastic.max_same_failures()) {
     v.reason = fmt::format("{} (the same failure {} times at step {})",

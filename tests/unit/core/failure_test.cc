@@ -226,6 +226,9 @@ TEST(FailureBudget, TooLittleRoomRefusesOnlyASourceInMemory) {
   EXPECT_FALSE(
       account_failure(f, elastic(), 0, &d, Consequence::kSuspected).give_up)
       << "tried again without replicas";
+  const auto again = account_failure(f, elastic(), 0, &d);
+  EXPECT_FALSE(again.give_up) << "there may be room later";
+  EXPECT_FALSE(again.bad_source);
   EXPECT_TRUE(account_failure(f, elastic(), 0, &d).give_up);
   d.mutable_assignment()->mutable_source()->set_kind(pb::Source::MEMORY);
   reset_failures(d.mutable_budget());
