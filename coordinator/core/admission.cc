@@ -8,6 +8,7 @@
 #include "coordinator/core/announcements.h"
 #include "coordinator/core/durable.h"
 #include "proto/base/keyed_hash.h"
+#include "proto/base/status.h"
 #include "proto/limits/plausible.h"
 
 namespace remesh::core {
@@ -61,13 +62,7 @@ bool may_know_steps(const pb::Report& r, int64_t generation, bool keeps_state,
              [&](const auto& h) { return h.generation() == generation; });
 }
 
-}  // namespace
-
-uint64_t proof_of(const std::string& secret, uint64_t epoch,
-                  int64_t generation) {
-  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
-}
-
+// The report without what others' ranks do. Fails if it does not count.
 Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
                          const Options& options, int64_t started_ms) {
   const pb::Durable& d = view.durable;
@@ -98,6 +93,13 @@ Result<pb::Report> admit(const pb::Report& r, const ClusterView& view,
       });
   ranks.erase(foreign, ranks.end());
   return out;
+}
+
+}  // namespace
+
+uint64_t proof_of(const std::string& secret, uint64_t epoch,
+                  int64_t generation) {
+  return keyed_hash(secret, fmt::format("{} {}", epoch, generation));
 }
 
 bool takes_part(const pb::FenceIn& f, const pb::Durable& d) {

@@ -11,7 +11,6 @@
 #include "coordinator/core/api.h"
 #include "coordinator/core/cluster_view.h"
 #include "coordinator/core/rate_limit.h"
-#include "proto/base/status.h"
 #include "proto/control.pb.h"
 
 namespace remesh::core {
@@ -19,10 +18,6 @@ namespace remesh::core {
 // Time that workers have to find a restarted coordinator.
 inline constexpr int64_t kReconnectSlackMs = 3000;
 
-// The report without what others' ranks do. Fails if it does not count.
-// started_ms: when this life of the coordinator began.
-Result<pb::Report> admit(const pb::Report& report, const ClusterView& view,
-                         const Options& options, int64_t started_ms);
 // Whether the worker has a part in the fence.
 bool takes_part(const pb::FenceIn& fence, const pb::Durable& durable);
 // The report's metrics of generations in which the worker had a part. While no
@@ -33,8 +28,9 @@ std::vector<const pb::StepMetrics*> metrics_that_count(
 // What reports and fences are taken, and who is told when one is not.
 class Admission {
  public:
-  // What of the report counts; or, if it is refused, what to answer and the
-  // event that tells of it, which is due once a minute at most.
+  // What of the report counts, which is without what others' ranks do. If it
+  // is not taken: what to answer, and the event that tells of it, which is due
+  // once a minute at most.
   struct Verdict {
     std::optional<pb::Report> report;
     std::optional<pb::Refusal> refusal;
@@ -43,11 +39,13 @@ class Admission {
   // protocol: what this coordinator speaks.
   explicit Admission(const wire::ProtocolRange& protocol);
 
+  // started_ms: when this life of the coordinator began.
   Verdict judge(const ReportReceived& e, const ClusterView& view,
                 const Options& options, int64_t started_ms);
+  // Of a report that others have judged.
   Verdict refuse(const std::string& worker, const std::string& why,
                  bool permanent, int64_t now_ms);
-  // A message is not taken, which nobody is told.
+  // Counts a message that is not taken, of which nobody is told.
   void drop() { ++dropped_; }
   uint64_t dropped() const { return dropped_; }
 
