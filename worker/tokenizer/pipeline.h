@@ -1,6 +1,6 @@
-// The tokenizer that a file describes: added tokens
-// are found, the text between them is normalized, divided into pieces, and each
-// piece is encoded (huggingface/tokenizers, documentation of the components).
+// The tokenizer that a file describes: added tokens are found, the text between
+// them is normalized and divided into pieces, and each piece is encoded
+// (huggingface/tokenizers, documentation of the components).
 #pragma once
 
 #include <cstdint>

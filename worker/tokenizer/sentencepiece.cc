@@ -26,8 +26,8 @@ using Piece = pb::SentencePieceModel::Piece;
 constexpr size_t kMaxPieceBytes = 1024;
 constexpr int kMaxPieces = 1 << 20;
 
-// Of a file that may not be a model. Counted first, because a piece of two
-// bytes takes far more of memory.
+// The pieces of a file that may not be a model; 0 if it is none. They are
+// counted before it is parsed, because one of two bytes takes far more memory.
 int count_pieces(std::string_view file) {
   google::protobuf::io::CodedInputStream in(
       reinterpret_cast<const uint8_t*>(file.data()),
@@ -128,8 +128,11 @@ Result<std::vector<BpeModel::Merge>> merges_of(const Model& m, const Ids& ids,
     for (size_t at = 0, cut; at < text.size(); at = cut) {
       cut = at + first_char(text.substr(at)).length;
       const std::string_view character = text.substr(at, cut - at);
-      // Without a piece of its own a character is bytes, which do not merge.
-      if (!ids.contains(character) && !added.contains(character))
+      // Without a piece of its own a character is bytes, which do not merge;
+      // a user's symbol does not merge either.
+      const auto symbol = added.find(character);
+      if (!ids.contains(character) &&
+          (symbol == added.end() || symbol->second.special))
         return unsupported(
             fmt::format("piece {}, with a character that is no piece,", i));
       const auto left = ids.find(text.substr(0, cut));

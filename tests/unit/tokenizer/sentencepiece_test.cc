@@ -123,6 +123,14 @@ TEST(SentencePiece, OtherModelsAreRefusedByName) {
       {piece("", Piece::NORMAL), "1 to 1024 bytes"},
       {piece("\xFF", Piece::NORMAL), "UTF-8"},
       {piece("hx", Piece::NORMAL), "a character that is no piece"},
+      {[](auto* m) {
+         for (const auto& [text, type] :
+              {std::pair{"x", Piece::CONTROL}, {"hx", Piece::NORMAL}}) {
+           m->add_pieces()->set_piece(text);
+           m->mutable_pieces(m->pieces_size() - 1)->set_type(type);
+         }
+       },
+       "a character that is no piece"},
       {piece("<0x41>", Piece::NORMAL), "named like a byte"},
       {piece("byte", Piece::BYTE), "not named like a byte"},
       {piece("<0x41>", Piece::BYTE), "257 pieces for bytes"},
