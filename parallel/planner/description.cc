@@ -48,4 +48,9 @@ Result<geometry::ModelConfig> model_of(const pb::ModelFile& file) {
   return c;
 }
 
+geometry::ModelConfig model_of_engine(geometry::ModelConfig model) {
+  if (model.arch == "gpt") model.arch = "llama";
+  return model;
+}
+
 }  // namespace remesh::planner

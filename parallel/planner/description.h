@@ -47,4 +47,8 @@ Machine machine_of(const pb::Cluster& cluster);
 // ModelConfig::validate().
 Result<geometry::ModelConfig> model_of(const pb::ModelFile& file);
 
+// The model as one of the engine's, which have a parameter table: a "gpt" as a
+// "llama", with the same attention, embedding and head.
+geometry::ModelConfig model_of_engine(geometry::ModelConfig model);
+
 }  // namespace remesh::planner

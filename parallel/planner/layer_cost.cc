@@ -55,9 +55,8 @@ struct Matrix {
   bool trained = false;
 };
 std::vector<Matrix> matrices(const JobShape& s, const geometry::Layout& l) {
-  geometry::ModelConfig one = s.model.base();
+  geometry::ModelConfig one = model_of_engine(s.model.base());
   one.n_layers = 1;
-  one.arch = "llama";
   Matrix qkv, output, up, down;
   const geometry::ParamTable table = geometry::ParamTable::make(one);
   for (const geometry::ParamSpec& p : table.specs()) {
@@ -351,9 +350,8 @@ double vocabulary_elements(const JobShape& s, const geometry::Layout& l) {
 
 Parts parts_of(const Machine& m, const JobShape& s, const geometry::Layout& l,
                const Execution& run) {
-  geometry::ModelConfig model = s.model;
-  model.arch = "llama";  // the head is the same
-  const geometry::ModelWork work = geometry::work_per_token(model, s.T);
+  const geometry::ModelWork work =
+      geometry::work_per_token(model_of_engine(s.model), s.T);
   return {.layer = layer_passes(m, s, l, run),
           .embedding = embedding_passes(m, s, l, run),
           .head = head_passes(m, s, l, run),

@@ -27,9 +27,8 @@ Status admit(const SearchRequest& q, const Layout& l, int64_t microbatches,
         "tensor-parallel degree {}: must divide the {} devices of a node, or "
         "be a multiple of them",
         l.tp, node));
-  geometry::ModelConfig model = q.model;
-  model.arch = "llama";  // the sizes are checked alike
-  return geometry::check_mesh(model, q.T, microbatches, chunks, l);
+  return geometry::check_mesh(model_of_engine(q.model), q.T, microbatches,
+                              chunks, l);
 }
 
 Plan predicted(const SearchRequest& q, JobShape s, const Layout& l) {

@@ -101,6 +101,16 @@ TEST(Layer, FusedAttentionTakesHalfOfTheSquare) {
   EXPECT_NEAR(forward(), 2.0 * 2048 * (2048 + 128) * 32 * 64 / 5e13, 1e-9);
 }
 
+// Over its first tokens a window is not full.
+TEST(Layer, AttentionOverAWindowTakesItsShare) {
+  JobShape s = gpt(1);
+  s.model.arch = "mistral";
+  const double whole = predict_step(round_machine(), s, {}, {}).terms.attention;
+  s.model.sliding_window = 512;
+  EXPECT_NEAR(predict_step(round_machine(), s, {}, {}).terms.attention / whole,
+              (512 * (2 - 512.0 / 2048) + 128) / (2048 + 128), 1e-6);
+}
+
 TEST(Layer, RecomputationRepeatsWhatItSays) {
   const Machine m = round_machine();
   JobShape s = gpt(1);
