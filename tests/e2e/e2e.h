@@ -20,7 +20,7 @@ using testing::Json;
 using testing::Process;
 using testing::Settings;
 
-constexpr int64_t kEndMs = 30'000;  // time for a run to exit
+constexpr int64_t kEndMs = 60'000;  // time for a run to exit
 
 class E2e : public ::testing::Test {
  protected:

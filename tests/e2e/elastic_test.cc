@@ -61,7 +61,7 @@ TEST_F(ElasticTest, SigtermWithoutACoordinatorSavesAndLosesNothing) {
       {{"checkpoint.interval", "0"}, {"elastic.dead_after_ms", "3000"}}));
   start_services(2);
   c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
   c().worker("w2").kill(SIGTERM);
   ASSERT_TRUE(testing::wait_until(
       [&] {

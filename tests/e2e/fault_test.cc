@@ -201,7 +201,7 @@ TEST_F(FaultTest, TheLastLogLineOfAFailedRankIsQuoted) {
   EXPECT_NE(e.value("cause", "").find("diverged"), std::string::npos) << e;
   EXPECT_NE(e.value("doing", "").find("step "), std::string::npos) << e;
   EXPECT_NE(e["last_log"].dump().find("diverged"), std::string::npos) << e;
-  ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
+  ASSERT_TRUE(c().worker("w1").wait_ms(kEndMs));
   // What it had finished is in memory for a while, and the job says so.
   EXPECT_NE(c().events_named("job_failed")[0].value("detail", "").find("w1"),
             std::string::npos);
@@ -252,7 +252,7 @@ TEST_F(FaultTest, ARestartedCoordinatorServiceAdoptsItsRanks) {
   const auto before = c().rank_pids(2);
   ASSERT_EQ(before.size(), 2U);
   c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
   EXPECT_TRUE(c().status().is_null());
   testing::sleep_ms(4500);  // longer than dead_after_ms: no effect
   const int64_t at = c().last_step();
@@ -277,7 +277,7 @@ TEST_F(FaultTest, KillingARankAndTheCoordinatorTogetherLosesNoStep) {
   const int64_t at = c().last_step();
   testing::send_signal(pids.at(1), SIGKILL);
   c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_dp(2, at + 3));
   stop_in_order();
@@ -339,7 +339,7 @@ TEST_F(FaultTest, ARankThatAlwaysDiesFailsTheJobWithTheCause) {
   const std::string last = testing::tail(c().coordinator().output(), 1);
   EXPECT_NE(last.find("rank 0 on worker w1"), std::string::npos) << last;
   EXPECT_EQ(c().events_named("job_failed").size(), 1U);
-  ASSERT_TRUE(c().worker("w1").wait_ms(10'000));
+  ASSERT_TRUE(c().worker("w1").wait_ms(kEndMs));
 }
 
 }  // namespace

@@ -94,7 +94,7 @@ TEST_F(NetworkTest, MachinesWithOneHostNameAreSeparateHosts) {
   EXPECT_EQ(hosts.size(), 2U);
   expect_exit(c().coordinator(), 0, 60'000);
   expect_sequence(20);
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // Both hosts reach the coordinator, but their data networks do not meet.
@@ -124,7 +124,7 @@ TEST_F(NetworkTest, DisjointMpiNetworksAreNamed) {
   EXPECT_NE(cause.find("10.78.1.1/24"), std::string::npos) << cause;
   EXPECT_NE(cause.find("10.78.2.1/24"), std::string::npos) << cause;
   stop({"--discard"});
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // A step takes seconds of a link that is full of gradients meanwhile.
@@ -196,7 +196,7 @@ TEST_F(NetworkTest, ABrokenLinkBetweenTwoHostsIsFoundAndAvoided) {
   stop();
   expect_sequence(c().last_step());
   for (const char* w : {"w0", "w1", "w2"})
-    EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+    EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 // Nobody reaches the coordinator, for longer than a worker may be silent. The
@@ -222,7 +222,7 @@ TEST_F(NetworkTest, ACoordinatorThatWasCutOffKeepsTheGeneration) {
   EXPECT_TRUE(c().events_named("failure").empty());
   stop();
   expect_sequence(c().last_step());
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
@@ -233,7 +233,7 @@ TEST_F(NetworkTest, TrainsToTheEndOverTwoHosts) {
   expect_exit(c().coordinator(), 0, 60'000);
   expect_sequence(40);
   for (const Json& m : c().metrics()) EXPECT_EQ(m["mesh"]["dp"], 4);
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
 }
 
 TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
@@ -275,7 +275,7 @@ TEST_F(NetworkTest, SurvivesAKilledRankAndAHostThatIsCutOff) {
   ASSERT_TRUE(c().wait_for_dp(2, at));
   // Stop from a remote host.
   stop();
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
   expect_sequence(c().last_step());
 }
 
@@ -301,7 +301,7 @@ class WireGuardTest : public NetworkTest {
     EXPECT_EQ(f.exit.code, 0) << f.output;
     expect_exit(c().coordinator(), 0);
     for (const char* w : {"w1", "w2"})
-      EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+      EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
     for (const int host : {1, 2})
       EXPECT_EQ(on(host, {"wg", "show", "interfaces"}).output, "");
   }
@@ -431,7 +431,7 @@ TEST_F(Ipv6Test, HostsWithoutIpv4TrainTogether) {
   const Finished stop = testing::run_program(argv);
   EXPECT_EQ(stop.exit.code, 0) << stop.output;
   expect_exit(c().coordinator(), 0);
-  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(10'000));
+  for (const char* w : {"w1", "w2"}) EXPECT_TRUE(c().worker(w).wait_ms(kEndMs));
   expect_sequence(c().last_step());
   E2e::TearDown();  // before the network ends
 }

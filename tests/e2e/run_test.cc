@@ -153,23 +153,23 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
   EXPECT_NE(refused.exit.code, 0);
   EXPECT_NE(refused.output.find("is not an address"), std::string::npos)
       << refused.output;
-  const Finished f = c().remesh(command, 10'000);
+  const Finished f = c().remesh(command, 60'000);
   EXPECT_EQ(f.exit.code, 0) << f.output;
   const size_t at = f.output.find("pid ");
   ASSERT_NE(at, std::string::npos) << f.output;
   const pid_t pid = std::stoi(f.output.substr(at + 4));
   EXPECT_EQ(getsid(pid), pid);
   ASSERT_TRUE(c().wait_for_step(3));
-  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 20'000).exit.code, 0);
+  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 60'000).exit.code, 0);
   EXPECT_TRUE(testing::wait_until(
       [&] {
         return testing::read_whole(c().run_dir() + "/logs/run.out")
                    .find("What to try next") != std::string::npos;
       },
-      10'000));
+      60'000));
   const int64_t stopped_at = c().last_step();
   const Finished again = c().remesh(
-      {"resume", c().run_dir(), "--local", "1", "--detach", "--json"}, 10'000);
+      {"resume", c().run_dir(), "--local", "1", "--detach", "--json"}, 60'000);
   ASSERT_EQ(again.exit.code, 0) << again.output;
   const Json j = Json::parse(again.output);
   const auto status = c().status();
@@ -183,7 +183,7 @@ TEST_F(RunTest, ADetachedRunHasASessionOfItsOwn) {
     EXPECT_NE(f.output.find(need["what"].get<std::string>()), std::string::npos)
         << need << " is in the text: " << f.output;
   ASSERT_TRUE(c().wait_for_step(stopped_at + 1));
-  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 20'000).exit.code, 0);
+  EXPECT_EQ(c().remesh({"stop", c().run_dir()}, 60'000).exit.code, 0);
   expect_sequence(c().last_step());
 }
 
@@ -315,7 +315,7 @@ TEST_F(RunTest, SecondCtrlCKillsAtOnce) {
   testing::sleep_ms(ctl::Supervisor::kInterruptGapMs + 100);
   EXPECT_TRUE(c().run().running());
   c().run().kill(SIGINT);
-  expect_exit(c().run(), 130, 10'000);
+  expect_exit(c().run(), 130, 60'000);
   // The states are still in memory.
   const int64_t last = c().last_step();
   c().start_run(2, {"--resume"});

@@ -467,7 +467,7 @@ TEST_F(StartTest, ARemovedRunDirectoryEndsTheRun) {
         return c().run().output().find("is gone; the ranks train on") !=
                std::string::npos;
       },
-      10'000))
+      60'000))
       << c().run().output();
   c().run().kill(SIGINT);
   expect_exit(c().run(), 3);

@@ -170,7 +170,7 @@ TEST_F(StateTest, AReturningWorkerRestoresItsState) {
                           {"elastic.rejoin_wait_ms", "10000"}})));
   start_services(2, 5);
   c().worker("w2").kill(SIGKILL);
-  ASSERT_TRUE(c().worker("w2").wait_ms(5000));
+  ASSERT_TRUE(c().worker("w2").wait_ms(kEndMs));
   EXPECT_GE(segments("w2"), 1U);
   ASSERT_TRUE(c().wait_for_event("failure"));
   const int64_t at = c().last_step();
@@ -187,7 +187,7 @@ TEST_F(StateTest, ALostJournalCostsNoFinishedStep) {
   start_services(2, 5);
   fs::remove(c().run_dir() + "/journal");
   c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
   const int64_t at = c().last_step();
   c().start_coordinator();
   ASSERT_TRUE(c().wait_for_event("mesh", 2));
@@ -211,7 +211,7 @@ TEST_F(StateTest, AJournalFromABackupCostsNoFinishedStep) {
   const int64_t joined_at = c().last_step();
   ASSERT_TRUE(c().wait_for_step(joined_at + 3));
   c().coordinator().kill(SIGKILL);
-  ASSERT_TRUE(c().coordinator().wait_ms(5000));
+  ASSERT_TRUE(c().coordinator().wait_ms(kEndMs));
   fs::copy_file(backup, journal, fs::copy_options::overwrite_existing);
   const int64_t at = c().last_step();
   c().start_coordinator();
@@ -261,7 +261,7 @@ TEST_F(StateTest, PlannedChangesGoThroughMemory) {
   f = c().remesh({"mesh", "dp1,tp2", c().run_dir()});
   EXPECT_EQ(f.exit.code, 0) << f.output;
   ASSERT_TRUE(testing::wait_until(
-      [&] { return c().metrics().back()["mesh"]["tp"] == 2; }, 20'000));
+      [&] { return c().metrics().back()["mesh"]["tp"] == 2; }, 60'000));
   c().worker("w2").kill(SIGTERM);
   expect_exit(c().worker("w2"), 0);
   ASSERT_TRUE(c().wait_for_dp(1, c().last_step()));

@@ -97,7 +97,7 @@ class Cluster {
   }
   // `remesh ARGS...`, with this job's environment.
   Finished remesh(const std::vector<std::string>& args,
-                  int64_t timeout_ms = 30'000);
+                  int64_t timeout_ms = 60'000);
 
   // ---- the run's files
   // A reference is valid until the next call for the same file.
@@ -111,16 +111,16 @@ class Cluster {
   Json status();
 
   // ---- waiting; false on timeout
-  bool wait_for_step(int64_t step, int64_t timeout_ms = 30'000);
+  bool wait_for_step(int64_t step, int64_t timeout_ms = 60'000);
   bool wait_for_event(const std::string& name, size_t count = 1,
-                      int64_t timeout_ms = 30'000);
+                      int64_t timeout_ms = 60'000);
   // A finished step with that data-parallel degree, after `after`.
-  bool wait_for_dp(int64_t dp, int64_t after = 0, int64_t timeout_ms = 30'000);
+  bool wait_for_dp(int64_t dp, int64_t after = 0, int64_t timeout_ms = 60'000);
   // Waits until `holds` is true of the status; returns that status, or null.
   Json wait_for_status(const std::function<bool(const Json&)>& holds,
-                       int64_t timeout_ms = 20'000);
+                       int64_t timeout_ms = 60'000);
   // rank -> pid of the running generation, once all `ranks` are alive.
-  std::map<int, pid_t> rank_pids(size_t ranks, int64_t timeout_ms = 20'000);
+  std::map<int, pid_t> rank_pids(size_t ranks, int64_t timeout_ms = 60'000);
 
   // The ranks alive now, according to /proc.
   struct Rank {

@@ -61,7 +61,7 @@ struct Finished {
 };
 // Runs a program until it exits; SIGKILL on timeout.
 Finished run_program(
-    const std::vector<std::string>& argv, int64_t timeout_ms = 20'000,
+    const std::vector<std::string>& argv, int64_t timeout_ms = 60'000,
     const std::vector<std::pair<std::string, std::string>>& env = {});
 
 // kill(2) of one process. Aborts the test program unless pid > 1: a pid that is

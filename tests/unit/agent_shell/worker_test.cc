@@ -267,7 +267,7 @@ TEST_F(WorkerTest, NamesAreUniqueOnAHost) {
 }
 
 template <typename F>
-bool eventually(F&& done, int ms = 20'000) {
+bool eventually(F&& done, int ms = 60'000) {
   for (const int64_t end = monotonic_ms() + ms; monotonic_ms() < end;
        usleep(10'000))
     if (done()) return true;

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -174,6 +176,7 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
   std::vector<std::unique_ptr<Tracer>> tracers;
   for (int r = 0; r < kRanks; ++r)
     tracers.push_back(std::make_unique<Tracer>(rank_options(r)));
+  std::array<std::atomic<int64_t>, 2> sent_ns{};
   std::vector<std::jthread> threads;
   for (int r = 0; r < kRanks; ++r)
     threads.emplace_back([&, r] {
@@ -191,10 +194,12 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
       std::vector<std::byte> bytes(16);
       comm::Comm& pp = (*mesh)->pp();
       if (pp.rank() == 0) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        sent_ns.at(static_cast<size_t>(r)) = t.now();
         pp.start_send(bytes, 1, 7)->wait();
       } else {
         pp.recv(bytes, 0, 7);
+        const int64_t sent = sent_ns.at(static_cast<size_t>(r - 2));
+        t.add(Lane::kCommunication, Category::kData, "sent", sent, sent);
       }
       reduce->wait();
       world.barrier();
@@ -221,7 +226,9 @@ TEST(TracedComm, RecordsEveryOperationWithBytesAndGroup) {
       const Json waited = find("recv", 0);
       EXPECT_EQ(waited.at("cat"), "bubble");
       EXPECT_EQ(waited.at("args").at("bytes"), 16);
-      EXPECT_GE(waited.at("dur"), 10'000);
+      EXPECT_GE(
+          waited.at("ts").get<int64_t>() + waited.at("dur").get<int64_t>(),
+          find("sent", 1).at("ts").get<int64_t>());
     } else {
       EXPECT_EQ(find("send", 1).at("args").at("group"), "pp");
       EXPECT_EQ(find("wait send", 0).at("cat"), "bubble");
