@@ -101,7 +101,9 @@ Result<int> measure(const MeasureOptions& o) {
   if (ec) return io_error(path + ": " + ec.message());
   ASSIGN_OR_RETURN(const std::string mpirun, in_path("mpirun"));
   ASSIGN_OR_RETURN(const std::string program, program_beside("remesh-measure"));
-  const int ranks = o.ranks > 0 ? o.ranks : std::max(2, usable_cores());
+  constexpr int kMost = 1024;  // devices of a node in a description
+  const int ranks =
+      o.ranks > 0 ? o.ranks : std::clamp(usable_cores(), 2, kMost);
   std::vector<std::string> argv = {mpirun,
                                    "--allow-run-as-root",
                                    "--oversubscribe",

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -46,29 +47,47 @@ std::string own_cgroups() {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Processors allowed by cpu.max ("150000 100000" or "max 100000"); 0: no limit.
-double cgroup_quota() {
+}  // namespace
+
+// Version 2 has cpu.max ("150000 100000" or "max 100000"), version 1 a file for
+// each of the two numbers; a quota of -1 there is no limit.
+double cgroup_cpu_limit(const std::string& own, const std::string& root) {
   double least = 0;
-  for (const std::string& folder :
-       cgroup_folders(own_cgroups(), "cpu", kCgroups)) {
-    std::ifstream in(folder + "/cpu.max");
+  for (const std::string& folder : cgroup_folders(own, "cpu", root)) {
     double quota = 0, period = 0;
-    if (in >> quota >> period && quota > 0 && period > 0)
+    if (!(std::ifstream(folder + "/cpu.max") >> quota >> period)) {
+      std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
+      std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+    }
+    if (quota > 0 && period > 0)
       least = least == 0 ? quota / period : std::min(least, quota / period);
   }
   return least;
 }
 
-}  // namespace
+// The kernel refuses a set that is smaller than its own.
+std::vector<int> allowed_cpus() {
+  std::vector<int> cpus;
+  for (size_t most = CPU_SETSIZE; most <= size_t{1} << 20; most *= 2) {
+    std::vector<cpu_set_t> sets(most / CPU_SETSIZE);
+    const size_t bytes = sets.size() * sizeof(cpu_set_t);
+    if (sched_getaffinity(0, bytes, sets.data()) != 0) {
+      if (errno == EINVAL) continue;
+      break;
+    }
+    for (size_t cpu = 0; cpu < most; ++cpu)
+      if (CPU_ISSET_S(cpu, bytes, sets.data()))
+        cpus.push_back(static_cast<int>(cpu));
+    break;
+  }
+  return cpus;
+}
 
 int usable_cores() {
-  cpu_set_t set;
-  int cores = 1;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0)
-    cores = std::max(1, CPU_COUNT(&set));
-  if (const double quota = cgroup_quota(); quota > 0)
-    cores = std::clamp(static_cast<int>(std::ceil(quota)), 1, cores);
-  return cores;
+  const int cores = std::max(1, static_cast<int>(allowed_cpus().size()));
+  const double limit = cgroup_cpu_limit(own_cgroups(), kCgroups);
+  if (limit <= 0) return cores;
+  return std::clamp(static_cast<int>(std::ceil(limit)), 1, cores);
 }
 
 uint64_t cgroup_memory_limit(const std::string& own, const std::string& root) {

@@ -3,11 +3,18 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace remesh {
 
+// The affinity of the calling thread, which threads created later inherit, in
+// ascending order; empty: unknown.
+std::vector<int> allowed_cpus();
 // Number of processors that affinity and cgroup quota allow this process.
 int usable_cores();
+// The lowest CPU limit of a process's cgroups and their parents, in processors,
+// of either version, mounted at `root`; 0: none. `own`: its /proc/PID/cgroup.
+double cgroup_cpu_limit(const std::string& own, const std::string& root);
 // Memory of the host in bytes, or the cgroup limit if that is lower; 0:
 // unknown.
 uint64_t usable_memory();

@@ -21,6 +21,13 @@ using kernels::Dtype;
 
 constexpr int kRounds = 7;
 
+// Bytes that each of `ranks` contributes to a large collective, whose result
+// every rank has.
+size_t large_bytes(int ranks) {
+  constexpr size_t kMost = size_t{4} << 20, kResult = size_t{32} << 20;
+  return std::min(kMost, kResult / static_cast<size_t>(ranks) / 64 * 64);
+}
+
 double seconds_of(const std::function<void()>& work) {
   const int64_t began = monotonic_ns();
   work();
@@ -155,7 +162,7 @@ class Host {
   }
 
   void messages(Measured* m) {
-    constexpr size_t kLarge = size_t{4} << 20;
+    const size_t large = large_bytes(world_->size());
     constexpr int kTrips = 200;
     const double n = world_->size();
     std::byte small{};
@@ -173,30 +180,30 @@ class Host {
     world_->all_reduce(std::span<double>(&message_s, 1), Op::kSum);
     m->message_s = message_s;
     m->small_gather_s = mean_over_ranks(gather_s(8));
-    const double gathered = gather_s(kLarge);
-    std::vector<float> all(kLarge / sizeof(float) *
+    const double gathered = gather_s(large);
+    std::vector<float> all(large / sizeof(float) *
                            static_cast<size_t>(world_->size()));
-    std::vector<float> mine(kLarge / sizeof(float));
+    std::vector<float> mine(large / sizeof(float));
     const double scattered =
         fastest(rounds([&] { world_->reduce_scatter(all, mine); }));
     const double seconds =
         mean_over_ranks((gathered + scattered) / 2) - m->small_gather_s;
     m->gather_bytes_per_s =
-        static_cast<double>(kLarge) * (n - 1) / std::max(seconds, 1e-9);
+        static_cast<double>(large) * (n - 1) / std::max(seconds, 1e-9);
   }
 
   // GEMMs beside a gather that they drive, against each of the two alone.
   double contention() {
     constexpr int64_t kRows = 256, kWidth = 512;
     constexpr int kGemms = 60;
-    constexpr size_t kEach = size_t{4} << 20;
+    const size_t each = large_bytes(world_->size());
     const auto w = backend_.make_weight(Dtype::kFp32, kWidth, kWidth);
     const Buffer master = buffer(kWidth * kWidth), x = buffer(kRows * kWidth),
                  y = buffer(kRows * kWidth);
     if (short_ || !w) return 1;
     backend_.load_weight(*w, master.get());
-    std::vector<std::byte> mine(kEach);
-    std::vector<std::byte> all(kEach * static_cast<size_t>(world_->size()));
+    std::vector<std::byte> mine(each);
+    std::vector<std::byte> all(each * static_cast<size_t>(world_->size()));
     const auto gemms = [&](const std::function<void()>& between) {
       for (int i = 0; i < kGemms; ++i) {
         backend_.linear(*w, x.get(), kRows, y.get());
@@ -261,6 +268,8 @@ double network_speed() {
   double best = 0;
   std::error_code ec;
   for (const auto& entry : fs::directory_iterator("/sys/class/net", ec)) {
+    // Virtual ones report any speed, and lead to no other host.
+    if (!fs::exists(entry.path() / "device", ec)) continue;
     double megabits = 0;  // -1 or unreadable: the interface does not say
     std::ifstream(entry.path() / "speed") >> megabits;
     std::string state;

@@ -13,11 +13,13 @@
 #include <exception>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <optional>
 #include <sstream>
 
 #include "proto/base/clock.h"
 #include "proto/base/exit_code.h"
+#include "proto/base/machine.h"
 #include "proto/base/socket_guard.h"
 #include "proto/base/usage.h"
 #include "proto/base/version.h"
@@ -106,13 +108,17 @@ int run(const Arguments& args, int64_t exec_ms) {
       end(kExitOrphan,
           "no heartbeat of the daemon and no progress for a minute");
     });
+  // Peers would wait for a failed rank, even in MPI_Finalize, and its threads
+  // for them. So a failure ends the process before anything is destroyed, and
+  // the worker kills the other ranks.
+  std::unique_ptr<Trainer> trainer;
   try {
-    // Peers would wait for a failed rank, even in MPI_Finalize. So a failure
-    // ends the process immediately, and the worker kills the other ranks.
-    Trainer trainer(std::move(spec).value(), page, log, exec_ms);
-    if (const Status s = trainer.run(); !s.ok())
-      end(trainer.exit_code(),
-          trainer.exit_code() == kExitInternal ? s.to_string() : s.message());
+    trainer =
+        std::make_unique<Trainer>(std::move(spec).value(), page, log, exec_ms);
+    if (const Status s = trainer->run(); !s.ok())
+      end(trainer->exit_code(),
+          trainer->exit_code() == kExitInternal ? s.to_string() : s.message());
+    trainer.reset();
   } catch (const std::exception& e) {
     end(kExitInternal, e.what());
   }

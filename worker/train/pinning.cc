@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <string>
@@ -37,21 +38,13 @@ std::vector<int> cpus_of_rank(const pb::Assignment& assignment, int rank,
   return cpus;
 }
 
-std::vector<int> allowed_cpus() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu)
-    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
-  return cpus;
-}
-
 Status pin_to(std::span<const int> cpus) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  for (const int cpu : cpus) CPU_SET(cpu, &set);
-  if (sched_setaffinity(0, sizeof(set), &set) != 0)
+  const int last = *std::max_element(cpus.begin(), cpus.end());
+  std::vector<cpu_set_t> sets(static_cast<size_t>(last) / CPU_SETSIZE + 1);
+  const size_t bytes = sets.size() * sizeof(cpu_set_t);
+  for (const int cpu : cpus)
+    CPU_SET_S(static_cast<size_t>(cpu), bytes, sets.data());
+  if (sched_setaffinity(0, bytes, sets.data()) != 0)
     return errno_error("bind to CPUs", errno);
   return ok_status();
 }

@@ -24,8 +24,8 @@ namespace remesh::train {
 std::vector<int> cpus_of_rank(const pb::Assignment& assignment, int rank,
                               std::span<const int> allowed);
 
-// The affinity of the calling thread, which threads created later inherit.
-std::vector<int> allowed_cpus();
+// Binds the calling thread, and threads created later, to CPUs.
+// REQUIRES: `cpus` is not empty.
 Status pin_to(std::span<const int> cpus);
 
 }  // namespace remesh::train

@@ -259,6 +259,29 @@ TEST(Process, MemoryIsLimitedByTheCgroupAndItsParents) {
   EXPECT_EQ(cgroup_memory_limit("4:cpu:/batch/job\n", dir.path()), 0u);
 }
 
+TEST(Process, ProcessorsAreLimitedByTheCgroupAndItsParents) {
+  TempDir dir;
+  const auto put = [&](const std::string& file, const std::string& value) {
+    const auto path = std::filesystem::path(dir / file);
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << value << "\n";
+  };
+  const std::string v2 = "0::/user.slice/me.scope\n";
+  EXPECT_EQ(cgroup_cpu_limit(v2, dir.path()), 0);
+  put("user.slice/me.scope/cpu.max", "max 100000");
+  EXPECT_EQ(cgroup_cpu_limit(v2, dir.path()), 0);
+  put("user.slice/cpu.max", "150000 100000");
+  EXPECT_EQ(cgroup_cpu_limit(v2, dir.path()), 1.5);
+  const std::string v1 = "9:blkio,memory:/x\n4:cpu,cpuacct:/batch/job\n";
+  EXPECT_EQ(cgroup_cpu_limit(v1, dir.path()), 0);
+  put("cpu/cpu.cfs_quota_us", "-1");
+  put("cpu/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(cgroup_cpu_limit(v1, dir.path()), 0);
+  put("cpu/batch/cpu.cfs_quota_us", "50000");
+  put("cpu/batch/cpu.cfs_period_us", "25000");
+  EXPECT_EQ(cgroup_cpu_limit(v1, dir.path()), 2);
+}
+
 TEST(Process, LeftoversAreKilledButNeverAStranger) {
   TempDir dir;
   auto child = start_child(shell(dir, "sleep 100"));

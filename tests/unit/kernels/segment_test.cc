@@ -218,6 +218,38 @@ TEST_P(SegmentTest, BlocksMakeTheWhole) {
   for (const int64_t window : {0, 8, 75}) expect_blocks_make_the_whole(window);
 }
 
+// Whatever the scratch memory holds.
+TEST_P(SegmentTest, ABlockWithoutVisibleKeysChangesNothing) {
+  constexpr int64_t kRows = 64, kHd = 32;
+  AttentionSegment s{.B = 1,
+                     .Tq = kRows,
+                     .Tk = kRows,
+                     .num_heads = 1,
+                     .num_kv_heads = 1,
+                     .head_dim = kHd,
+                     .q_stride = kHd,
+                     .kv_stride = kHd,
+                     .q_batch = kRows,
+                     .kv_batch = kRows,
+                     .lse_T = kRows,
+                     .q0 = kRows};
+  const Tensor q(d_, kRows * kHd, 1);
+  Tensor v(d_, kRows * kHd, 2);
+  for (int64_t i = 0; i < v.size(); ++i) v.set(i, NAN);
+  Tensor spoilt(Dtype::kFp32, kRows * kHd, 3), lse(Dtype::kFp32, kRows, 0);
+  cpu_->attention_segment(d_, s, q.data(), q.data(), v.data(), true,
+                          spoilt.floats(), lse.floats());
+  s.q0 = 4 * kRows;
+  s.window = 8;
+  Tensor out(Dtype::kFp32, kRows * kHd, 4);
+  const Tensor before = out;
+  for (int64_t i = 0; i < lse.size(); ++i) lse.set(i, 1);
+  cpu_->attention_segment(d_, s, q.data(), q.data(), q.data(), false,
+                          out.floats(), lse.floats());
+  for (int64_t i = 0; i < out.size(); ++i) ASSERT_EQ(out[i], before[i]) << i;
+  for (int64_t i = 0; i < lse.size(); ++i) ASSERT_EQ(lse[i], 1) << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(Types, SegmentTest,
                          testing::Values(Dtype::kFp32, Dtype::kBf16),
                          [](const auto& info) {

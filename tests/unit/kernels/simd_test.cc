@@ -112,7 +112,8 @@ TEST(Simd, LevelsAgreeOnAttention) {
     std::vector<Tensor> o = {Tensor(Dtype::kFp32, 100 * 40, 0).by(20),
                              Tensor(Dtype::kFp32, 100 * 2, 0),
                              Tensor(Dtype::kFp32, qkv.size(), 0).by(20)};
-    Tensor scratch(Dtype::kFp32, s->attention_scratch(shape), 0);
+    Tensor scratch(Dtype::kFp32,
+                   s->attention_scratch(shape, AttentionUse::kBackward), 0);
     AttentionTask t{.segment = shape,
                     .i1 = 100,
                     .dq_stride = 80,
@@ -135,6 +136,56 @@ TEST(Simd, LevelsAgreeOnAttention) {
     EXPECT_LT(difference(o[1], first[1]), 1e-6);
     EXPECT_LT(difference(o[2], first[2]), 1e-5);
   }
+}
+
+TEST(Simd, AttentionStaysInItsScratch) {
+  constexpr int64_t kKeys = 130, kHd = 20, kGuard = 256;
+  constexpr float kMark = 12345.0F;
+  Tensor qkv(Dtype::kFp32, kKeys * 3 * kHd, 1);
+  Tensor o(Dtype::kFp32, kKeys * kHd, 2), lse(Dtype::kFp32, kKeys, 0);
+  Tensor grad(Dtype::kFp32, kKeys * 3 * kHd, 0);
+  for (const SimdOps* s : runnable_simd())
+    for (const int64_t queries : {int64_t{1}, kKeys}) {
+      SCOPED_TRACE(s->name);
+      AttentionTask t{.segment = {.B = 1,
+                                  .Tq = queries,
+                                  .Tk = kKeys,
+                                  .num_heads = 1,
+                                  .num_kv_heads = 1,
+                                  .head_dim = kHd,
+                                  .q_stride = 3 * kHd,
+                                  .kv_stride = 3 * kHd,
+                                  .q_batch = queries,
+                                  .kv_batch = kKeys,
+                                  .lse_T = queries,
+                                  .q0 = kKeys - queries},
+                      .first = true,
+                      .i1 = queries,
+                      .dq_stride = 3 * kHd,
+                      .dkv_stride = 3 * kHd,
+                      .q = qkv.floats(),
+                      .k = qkv.floats() + kHd,
+                      .v = qkv.floats() + 2 * kHd,
+                      .out = o.floats(),
+                      .dout = o.floats(),
+                      .o = o.floats(),
+                      .dq = grad.floats(),
+                      .dk = grad.floats() + kHd,
+                      .dv = grad.floats() + 2 * kHd,
+                      .lse = lse.floats()};
+      const auto check = [&](AttentionUse use,
+                             void (*run)(const AttentionTask&)) {
+        const int64_t n = s->attention_scratch(t.segment, use);
+        std::vector<float> scratch(static_cast<size_t>(n + kGuard), kMark);
+        t.scratch = scratch.data();
+        run(t);
+        for (int64_t i = n; i < n + kGuard; ++i)
+          ASSERT_EQ(scratch[static_cast<size_t>(i)], kMark) << n << " " << i;
+      };
+      check(AttentionUse::kSegment, s->fp32.attention_segment);
+      check(AttentionUse::kBackward, s->fp32.attention_segment_backward);
+      if (queries == kKeys) check(AttentionUse::kWhole, s->fp32.attention);
+    }
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <numeric>
 
+#include "proto/base/machine.h"
+
 namespace remesh::train {
 namespace {
 

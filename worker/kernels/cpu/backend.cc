@@ -197,7 +197,7 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    run_attention(d, task, s.documents, amx_attention,
+    run_attention(d, task, AttentionUse::kWhole, s.documents, amx_attention,
                   [](auto& ops) { return ops.attention; });
   }
   void attention_backward(Dtype d, const AttentionShape& s, const void* q,
@@ -209,7 +209,8 @@ class CpuBackend final : public Backend {
                        .dq_stride = s.stride,
                        .dkv_stride = s.stride},
                       q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, s.documents, amx_attention_backward,
+    run_attention(d, task, AttentionUse::kBackward, s.documents,
+                  amx_attention_backward,
                   [](auto& ops) { return ops.attention_backward; });
   }
   void attention_segment(Dtype d, const AttentionSegment& s, const void* q,
@@ -222,7 +223,7 @@ class CpuBackend final : public Backend {
                              .v = v,
                              .o = out,
                              .lse = lse};
-    run_attention(d, task, {}, amx_attention_segment,
+    run_attention(d, task, AttentionUse::kSegment, {}, amx_attention_segment,
                   [](auto& ops) { return ops.attention_segment; });
   }
   void attention_segment_backward(Dtype d, const AttentionSegment& s,
@@ -235,7 +236,8 @@ class CpuBackend final : public Backend {
                        .dq_stride = s.num_heads * s.head_dim,
                        .dkv_stride = s.num_kv_heads * s.head_dim},
                       q, k, v, out, lse, dout, dq, dk, dv);
-    run_attention(d, task, {}, amx_attention_segment_backward,
+    run_attention(d, task, AttentionUse::kBackward, {},
+                  amx_attention_segment_backward,
                   [](auto& ops) { return ops.attention_segment_backward; });
   }
 
@@ -492,7 +494,7 @@ class CpuBackend final : public Backend {
   // `on_tiles` for bf16 where the host has them, else the loop that `choose`
   // takes from the type's table. One query would leave tiles almost empty.
   template <typename F>
-  void run_attention(Dtype d, const AttentionTask& task,
+  void run_attention(Dtype d, const AttentionTask& task, AttentionUse use,
                      std::span<const Document> documents,
                      void (*on_tiles)(const AttentionTask&), const F& choose) {
     const AttentionSegment& s = task.segment;
@@ -502,7 +504,7 @@ class CpuBackend final : public Backend {
       floats = amx_attention_scratch(s);
     } else {
       run = d == Dtype::kFp32 ? choose(simd_.fp32) : choose(simd_.bf16);
-      floats = simd_.attention_scratch(s);
+      floats = simd_.attention_scratch(s, use);
     }
     if (documents.empty())
       attention_tasks(task, run, floats);
@@ -585,7 +587,8 @@ class CpuBackend final : public Backend {
         ceil_div(ceil_div(s.Tq, parts), kQueries) * kQueries;
     // A multiple of a cache line, so that threads' scratch stays aligned.
     const int64_t each = ceil_div(floats, 16) * 16;
-    float* scratch = workspace_.reserve(each * threads_);
+    float* scratch =
+        workspace_.reserve(each * std::min<int64_t>(threads_, heads * parts));
     parallel(heads * parts, 1, [&](int64_t i0, int64_t i1, int thread) {
       AttentionTask task = shared;
       task.scratch = scratch + thread * each;

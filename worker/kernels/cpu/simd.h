@@ -46,6 +46,10 @@ struct AttentionTask {
   float* scratch = nullptr;  // attention_scratch() floats
 };
 
+// What the scratch of a task is for: the *_segment forward, the other one, or
+// either backward.
+enum class AttentionUse { kWhole, kSegment, kBackward };
+
 // Same signature with T = float or Bf16.
 template <typename T>
 struct SimdTyped {
@@ -104,7 +108,7 @@ struct SimdOps {
                 const float* m, const float* v, float* new_p, float* new_m,
                 float* new_v);
   // Floats of scratch for one attention task (the larger of both directions).
-  int64_t (*attention_scratch)(const AttentionSegment& s);
+  int64_t (*attention_scratch)(const AttentionSegment& s, AttentionUse use);
 };
 
 // Defined in simd_<level>.cc, compiled for that level: call one only on a host

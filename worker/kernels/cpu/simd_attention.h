@@ -165,12 +165,16 @@ REMESH_INLINE int64_t first_tile(const AttentionSegment& s, int64_t i) {
   return first_key(s, i) / kTile * kTile;
 }
 
-// For backward, which needs more: k, v, both transposed, dk, dv; tiles of q, of
-// the output's gradient and dq; two score tiles; delta.
-int64_t attention_scratch(const AttentionSegment& s) {
+// Backward: k, v, both transposed, dk, dv; tiles of q, of the output's gradient
+// and dq; two score tiles; delta. Forward: k, both ways, and v; tiles of q and
+// o; a score tile; maximum and sum. One query: q, o and a row of scores.
+int64_t attention_scratch(const AttentionSegment& s, AttentionUse use) {
   const int64_t width = round_up(s.head_dim, kLanes);
   const int64_t keys = round_up(s.Tk, kTile);
-  return 6 * keys * width + 3 * kTile * width + 2 * kTile * kTile + 2 * kTile;
+  if (use == AttentionUse::kSegment && s.Tq == 1) return 2 * width + kTile;
+  if (use != AttentionUse::kBackward)
+    return 3 * keys * width + 2 * kTile * width + kTile * kTile + 2 * kTile;
+  return 6 * keys * width + 3 * kTile * width + 2 * kTile * kTile + kTile;
 }
 
 // The parts of a task for its sequence and key/value head.

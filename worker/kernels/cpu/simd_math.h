@@ -121,11 +121,12 @@ REMESH_INLINE int64_t first_key(const AttentionSegment& s, int64_t i) {
 }
 
 // One finished row of a block (o / sum, whose log-sum-exp is lse) added to the
-// running result.
+// running result. sum is 0 if no key was seen: then o is undefined.
 REMESH_INLINE void merge_row(int64_t hd, bool first, const float* o, float sum,
                              float lse, float* out, float* out_lse) {
   const float before = first ? -__builtin_inff() : *out_lse;
   const bool none = sum == 0.0F;
+  if (none && !first) return;
   const float most = none || before > lse ? before : lse;
   // exp(-inf) is 0: a part in which no key was seen has no weight.
   const float old_weight =
