@@ -128,6 +128,21 @@ void clear_open_sizes(pb::Model& m) {
   if (m.vocab_size() == -1) m.clear_vocab_size();
 }
 
+// Keys that have no effect because another one was forgotten.
+void check_forgotten(const pb::Job& given, Problems& out) {
+  const pb::Lora& lora = given.lora();
+  if (!lora.has_rank() && (!lora.targets().empty() || lora.has_alpha()))
+    out.push_back(
+        "lora.rank: must be given with lora.targets or lora.alpha; 0 trains "
+        "all weights");
+  const pb::Train& t = given.train();
+  if (t.spike_factor() > 0 && !t.has_max_skipped_steps())
+    out.push_back(fmt::format(
+        "train.max_skipped_steps: must be given with train.spike_factor = {}; "
+        "0 skips no step",
+        t.spike_factor()));
+}
+
 // Keys that contradict the model of init_from.
 void check_init(const pb::Job& given, const DataInfo& data, Problems& out) {
   if (!data.init_model) return;
@@ -382,6 +397,7 @@ Result<pb::Job> resolve(const pb::Job& job, const DataInfo& data) {
   if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   pb::Job resolved = job;
   if (data.init_model) clear_open_sizes(*resolved.mutable_model());
+  check_forgotten(job, problems);
   check_init(resolved, data, problems);
   if (!problems.empty()) return invalid_argument(join(problems, "\n"));
   fill_in(resolved, data);

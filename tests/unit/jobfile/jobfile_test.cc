@@ -323,6 +323,9 @@ TEST(Resolve, KeysThatContradictEachOtherAreRefused) {
   says("[train]\nglobal_batch_size = 6\n", "must divide train.global_batch");
   says("[model]\nn_heads = 3\n", "model.n_heads = 3: must divide");
   says("[lora]\nrank = 4\n", "lora.rank = 4: needs model.init_from");
+  says("[lora]\ntargets = [\"q_proj\"]\n", "lora.rank: must be given");
+  says("[train]\nspike_factor = 10\n",
+       "train.max_skipped_steps: must be given");
   says("[model]\nn_kv_heads = 3\n", "model.n_kv_heads = 3: must divide");
   says("[model]\nvocab_size = 100\n", "has a vocabulary of 257");
   says("[model]\nrope_low_freq_factor = 9\n", "rope_high_freq_factor = 4");
